@@ -1,0 +1,57 @@
+# What every target of the tree shares: the language, the warnings, the sanitizers, where binaries land, and the one
+# spelling of includes ("ebb/sharding/layout.h"), made of links so that it is the same here and installed.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
+
+set(EBB_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
+file(MAKE_DIRECTORY ${EBB_INCLUDE_DIR}/ebb)
+foreach(folder runtime sharding optim)
+  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${folder} ${EBB_INCLUDE_DIR}/ebb/${folder} SYMBOLIC)
+endforeach()
+file(CREATE_LINK ${PROJECT_SOURCE_DIR}/runtime/ebb.h ${EBB_INCLUDE_DIR}/ebb/ebb.h SYMBOLIC)
+
+find_program(EBB_CCACHE ccache)
+if(EBB_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${EBB_CCACHE})
+endif()
+
+add_library(ebb_build INTERFACE)
+target_include_directories(ebb_build INTERFACE ${EBB_INCLUDE_DIR})
+# Contraction would let the compiler turn a * b + c into one rounding where another target keeps two.
+target_compile_options(ebb_build INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror -ffp-contract=off
+                                           -fno-math-errno)
+if(EBB_SANITIZE)
+  target_compile_options(ebb_build INTERFACE -fsanitize=${EBB_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(ebb_build INTERFACE -fsanitize=${EBB_SANITIZE})
+endif()
+
+# ebb_library(NAME SOURCES... LIBRARIES...): the target ebb_NAME, known to others as ebb::NAME.
+function(ebb_library name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
+  add_library(ebb_${name} STATIC ${arg_SOURCES})
+  add_library(ebb::${name} ALIAS ebb_${name})
+  target_link_libraries(ebb_${name} PUBLIC ebb_build ${arg_LIBRARIES} PRIVATE ${arg_PRIVATE_LIBRARIES})
+endfunction()
+
+# ebb_test(FOLDER_FILE LIBRARIES...): one test program from FILE_test.cc of this folder, its cases known to ctest.
+function(ebb_test name)
+  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
+  if(NOT arg_SOURCES)
+    set(arg_SOURCES ${name}.cc)
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} DISCOVERY_TIMEOUT 60)
+endfunction()
+
+function(ebb_print_summary)
+  message(STATUS "Ebb ${PROJECT_VERSION}: build type ${CMAKE_BUILD_TYPE}, sanitizers '${EBB_SANITIZE}', "
+                 "tests ${EBB_TESTS}, bench ${EBB_BENCH}, examples ${EBB_EXAMPLES}")
+endfunction()

@@ -1,0 +1,1 @@
+#include "ebb/optim/cast.h"

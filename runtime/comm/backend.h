@@ -1,0 +1,68 @@
+// What a way of connecting ranks implements. Small, so that processes, GPUs and a simulated network fit behind it; one
+// conformance suite (tests/comm/conformance_test.cc) says what all of them must do.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/stream.h"
+
+namespace ebb {
+
+enum class CollectiveKind : uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kAllToAll,
+  kSend,
+  kReceive,
+  kBarrier,
+};
+
+// One call, checked for what a rank can see alone.
+struct Collective {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  DType dtype = DType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  float scale = 1;
+  int peer = -1;  // root or peer
+  std::span<const CollectiveSpan> spans = {};
+};
+
+class CommunicatorBackend {
+ public:
+  virtual ~CommunicatorBackend() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual absl::Status Enqueue(Stream& stream, const Collective& collective) = 0;
+  virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) = 0;
+  virtual absl::Status status() const = 0;
+  virtual void Abort(absl::Status why) = 0;
+  virtual int64_t bytes_moved() const = 0;
+};
+
+struct CommunicatorOptions {
+  std::string name = "communicator";  // in messages
+  int reduction_group = 0;            // consecutive ranks summed first; 0: all. Must divide the size
+  double timeout_seconds = 600;       // a rank that has not come by then fails the communicator
+};
+
+class WorldBackend {
+ public:
+  virtual ~WorldBackend() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int local_rank() const = 0;
+  virtual int local_size() const = 0;
+  virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(const CommunicatorOptions& options) = 0;
+  virtual void Fail(absl::Status why) = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,1 @@
+#include "ebb/runtime/config/config.h"

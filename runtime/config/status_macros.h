@@ -1,0 +1,23 @@
+// The one way to pass a Status on, inside the tree; no public header includes it.
+#pragma once
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+#define EBB_STATUS_CONCAT_INNER(a, b) a##b
+#define EBB_STATUS_CONCAT(a, b) EBB_STATUS_CONCAT_INNER(a, b)
+
+#define EBB_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                       \
+    if (::absl::Status ebb_status = (expression); !ebb_status.ok()) return ebb_status; \
+  } while (false)
+
+#define EBB_ASSIGN_OR_RETURN_INNER(result, lhs, expression) \
+  auto result = (expression);                               \
+  if (!result.ok()) return std::move(result).status();      \
+  lhs = *std::move(result)
+
+#define EBB_ASSIGN_OR_RETURN(lhs, expression) \
+  EBB_ASSIGN_OR_RETURN_INNER(EBB_STATUS_CONCAT(ebb_result_, __LINE__), lhs, expression)

@@ -1,0 +1,48 @@
+// What a kind of device implements. Three small classes; one conformance suite (tests/device/conformance_test.cc) says what
+// they must do, for every backend.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/device/buffer.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/stream.h"
+
+namespace ebb {
+
+class EventBackend {
+ public:
+  virtual ~EventBackend() = default;
+  virtual void HostWait() const = 0;
+  virtual bool Passed() const = 0;
+};
+
+class StreamBackend {
+ public:
+  virtual ~StreamBackend() = default;
+  virtual void Enqueue(const Task& task) = 0;
+  virtual void Copy(void* destination, const void* source, int64_t bytes) = 0;
+  virtual void Zero(void* destination, int64_t bytes) = 0;
+  virtual void Wait(const EventBackend& event) = 0;  // events of the same device
+  virtual void Record(EventBackend& event) = 0;
+  virtual void WaitIdle() = 0;
+  virtual ThreadTeam& team() = 0;
+  virtual StreamView view() const = 0;
+};
+
+class DeviceBackend {
+ public:
+  virtual ~DeviceBackend() = default;
+  virtual DeviceKind kind() const = 0;
+  virtual std::string description() const = 0;
+  virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) = 0;
+  virtual std::unique_ptr<StreamBackend> CallerStream() = 0;
+  virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() = 0;
+  virtual absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,47 @@
+// Owned device memory. Move-only; given back by the destructor, which the owner orders after the work that uses it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+namespace ebb {
+
+class Buffer {
+ public:
+  using Release = void (*)(void* data, int64_t bytes);
+
+  Buffer() = default;
+  Buffer(void* data, int64_t bytes, Release release) : data_(data), bytes_(bytes), release_(release) {}
+  Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(release_, other.release_);
+    return *this;
+  }
+  ~Buffer() {
+    if (data_ != nullptr) release_(data_, bytes_);
+  }
+
+  std::byte* data() const { return static_cast<std::byte*>(data_); }
+  int64_t bytes() const { return bytes_; }
+  std::span<std::byte> span() const { return {data(), static_cast<size_t>(bytes_)}; }
+
+ private:
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+  Release release_ = nullptr;
+};
+
+// What released memory is filled with in debug builds: read as fp32, bf16 or fp16, every bit pattern of it is a NaN, so a use
+// after release shows in the numbers.
+inline constexpr unsigned char kPoison = 0xff;
+#ifdef NDEBUG
+inline constexpr bool kPoisonReleased = false;
+#else
+inline constexpr bool kPoisonReleased = true;
+#endif
+
+}  // namespace ebb

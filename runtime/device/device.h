@@ -1,0 +1,48 @@
+// A device: where buffers live and streams run. A cheap, copyable handle; all copies are the same device.
+//
+// The CPU is a real device: its streams are threads that run what was enqueued in order, beside the calling thread, so what
+// overlaps, races and must be ordered by events on a GPU does so here too.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/device/buffer.h"
+#include "ebb/runtime/device/event.h"
+#include "ebb/runtime/device/stream.h"
+
+namespace ebb {
+
+enum class DeviceKind : uint8_t { kCpu };
+
+class DeviceBackend;
+
+class Device {
+ public:
+  // threads: how many one kernel may use (update, cast, reduction), the enqueuing stream's own included. 0: the cores of this
+  // machine, 1 within RunThreads of more ranks than cores. All streams of the device share them.
+  static Device Cpu(int threads = 0);
+  explicit Device(std::shared_ptr<DeviceBackend> backend) : backend_(std::move(backend)) {}
+
+  DeviceKind kind() const;
+  std::string description() const;  // for people: "CPU, 2 threads"
+
+  // A stream that runs beside the caller. `name` is what debuggers and timelines show, at most 15 characters on Linux.
+  absl::StatusOr<Stream> NewStream(std::string_view name) const;
+  // The stream that is the calling thread: Enqueue runs at once, Wait blocks. The compute stream of CPU trainers.
+  Stream CallerStream() const;
+  absl::StatusOr<Event> NewEvent() const;
+  // Zero-filled pages, aligned to 2 MiB from 2 MiB on (huge pages where the system grants them), else to a page. Touched
+  // lazily: what is never written costs nothing. kResourceExhausted names `what` and the size.
+  absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) const;
+
+  DeviceBackend& backend() const { return *backend_; }
+
+ private:
+  std::shared_ptr<DeviceBackend> backend_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,9 @@
+// All of Ebb's public face.
+#pragma once
+
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/engine.h"
+#include "ebb/sharding/model.h"

@@ -1,0 +1,1 @@
+#include "ebb/runtime/engine/engine.h"

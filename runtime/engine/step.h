@@ -1,0 +1,79 @@
+// One optimizer step, and one evaluation: the objects scopes come from. Move-only; one of either alive per engine.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/engine/scope.h"
+#include "ebb/runtime/engine/tensor_view.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb {
+
+struct StepOptions {
+  int micro_batches = 0;                     // 0: gradient_accumulation_steps of the config
+  double gradient_divisor = 0;               // global. 0: world * micro_batches; else, for example, the tokens of all ranks
+  std::optional<double> learning_rate = {};  // instead of the schedule's
+  bool hold_updates = false;                 // no update before Finish(): gradients readable, step droppable
+};
+
+// BeginStep ... rounds of Forward and Backward ... Finish. Destroyed unfinished, it is dropped with its gradients: nothing of it
+// remains, unless updates had started (asynchronous_step early, without hold_updates), which fails the engine.
+class Step {
+ public:
+  Step() = default;
+  Step(Step&& other) noexcept { *this = static_cast<Step&&>(other); }
+  Step& operator=(Step&& other) noexcept;
+  ~Step();
+
+  // Walks through the model: micro_batches over ebb.micro_batches_per_round.
+  int rounds() const;
+  // The next visit of `unit` in this round. Off the declared order it is gathered on demand, with one warning; where boundaries
+  // belong to the engine that is an error. The last visit's Forward may be left out (head and loss fused into its backward).
+  ForwardScope Forward(UnitId unit);
+  BackwardScope Backward(UnitId unit);
+  // What the loss is to be multiplied with before backward; 1 unless fp16, where it waits for the last step's overflow flag.
+  float loss_scale() const;
+  // The same as an fp32 scalar on the device, in stream order: no host wait on a GPU.
+  TensorView device_loss_scale() const;
+  // Adds one fp32 scalar on the device, unscaled. StepReport::loss is the sum over calls and ranks over the gradient divisor: by
+  // default the mean over micro-batches and ranks.
+  void AddLoss(TensorView scalar);
+  // Optional, with hold_updates: makes the gradients final, so that Engine::Read may see them.
+  absl::Status Reduce();
+  // Closes what is open; issues norm, clip and update. The first error of the step, if any: then nothing was updated, or the
+  // engine says that it has failed. On a GPU it does not wait; on the CPU it waits for this step's norm only if it must.
+  absl::Status Finish();
+
+ private:
+  friend class Engine;
+  explicit Step(Executor* executor, int64_t number) : executor_(executor), number_(number) {}
+
+  Executor* executor_ = nullptr;
+  int64_t number_ = 0;
+};
+
+// Forward only, any number of walks through the model; sees the finished updates, unit by unit.
+class Evaluation {
+ public:
+  Evaluation() = default;
+  Evaluation(Evaluation&& other) noexcept { *this = static_cast<Evaluation&&>(other); }
+  Evaluation& operator=(Evaluation&& other) noexcept;
+  ~Evaluation();
+
+  ForwardScope Forward(UnitId unit);
+  void AddLoss(TensorView scalar);
+  // The mean of what was added, over calls and all ranks. Waits. Collective.
+  absl::StatusOr<double> Finish();
+
+ private:
+  friend class Engine;
+  explicit Evaluation(Executor* executor, int64_t number) : executor_(executor), number_(number) {}
+
+  Executor* executor_ = nullptr;
+  int64_t number_ = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,42 @@
+// The memory ledger: every byte the runtime holds, by class of state and tier. Predicted by the plan, counted here.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ebb/sharding/state.h"
+
+namespace ebb {
+
+class MemoryLedger {
+ public:
+  // Bytes held as long as this lives. Move-only.
+  class Charge {
+   public:
+    Charge() = default;
+    Charge(MemoryLedger& ledger, StateClass state, Tier tier, int64_t bytes);
+    Charge(Charge&& other) noexcept { *this = static_cast<Charge&&>(other); }
+    Charge& operator=(Charge&& other) noexcept;
+    ~Charge();
+
+   private:
+    MemoryLedger* ledger_ = nullptr;
+    StateClass state_{};
+    Tier tier_{};
+    int64_t bytes_ = 0;
+  };
+
+  MemoryLedger();
+  ~MemoryLedger();
+  // Rows with a prediction or a peak, by class, then tier. Any thread.
+  std::vector<MemoryRow> Rows() const;
+  void Predict(StateClass state, Tier tier, int64_t bytes);  // adds to the prediction
+
+ private:
+  friend class Charge;
+  struct Cells;
+  std::unique_ptr<Cells> cells_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,1 @@
+#include "ebb/sharding/model.h"

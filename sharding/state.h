@@ -1,0 +1,56 @@
+// Classes of state, the tiers they live in, and the rows of the tables that count them.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace ebb {
+
+enum class StateClass : uint8_t {
+  kParameter,   // what is kept of the parameters, in the compute dtype
+  kMaster,      // fp32 masters; none where the compute dtype is fp32, as the parameter is the master
+  kGradient,    // whole gradients of units in use and the reduced shards
+  kOptimizer,   // optimizer states
+  kActivation,  // boundary activations and their gradients
+  kGather,      // whole units, gathered for use
+  kStaging,     // casts before a reduction, norms, what ranks exchange
+  kWorkspace,   // the trainer's scratch
+};
+inline constexpr int kStateClasses = 8;
+enum class Tier : uint8_t { kDevice, kCpu, kNvme };
+inline constexpr int kTiers = 3;
+enum class Direction : uint8_t { kRead, kWrite };
+
+// The spelling of every report: "parameter", "master", ...; "device", "cpu", "nvme".
+constexpr std::string_view Name(StateClass state) {
+  constexpr std::string_view kNames[kStateClasses] = {"parameter",  "master", "gradient", "optimizer",
+                                                      "activation", "gather", "staging",  "workspace"};
+  return kNames[static_cast<int>(state)];
+}
+constexpr std::string_view Name(Tier tier) {
+  constexpr std::string_view kNames[kTiers] = {"device", "cpu", "nvme"};
+  return kNames[static_cast<int>(tier)];
+}
+
+// Bytes of one class in one tier on one rank.
+struct MemoryRow {
+  StateClass state{};
+  Tier tier{};
+  uint64_t predicted_bytes = 0, current_bytes = 0, peak_bytes = 0;
+};
+
+// Bytes of one class that a step moves between a tier and the one above it.
+struct TrafficRow {
+  StateClass state{};
+  Tier tier{};
+  Direction direction{};
+  uint64_t predicted_bytes = 0, bytes = 0;
+};
+
+// Bytes that a step's collectives move from or to other ranks.
+struct CommunicationRow {
+  std::string_view operation;  // "gather", "reduce", "gather_gradient", "exchange"
+  uint64_t predicted_bytes = 0, bytes = 0;
+};
+
+}  // namespace ebb
