@@ -1,5 +1,6 @@
-// The loss scale and how it moves: DeepSpeed's rules (DynamicLossScaler), the same at every stage. A plain value: the engine asks
-// it for the scale of a step before its backward, and tells it after the step whether anything overflowed.
+// The loss scale and how it moves: DeepSpeed's rules (DynamicLossScaler), the same at every stage.
+// A plain value: the engine asks it for the scale of a step before its backward, and tells it after
+// the step whether anything overflowed.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,8 @@ class LossScaler {
 
   float scale() const { return static_cast<float>(scale_); }
   bool at_minimum() const;
-  // The outcome of one step. Dynamic: an overflow first uses up the hysteresis, then halves the scale, down to the minimum; after
-  // `window` clean steps in a row it doubles.
+  // The outcome of one step. Dynamic: an overflow first uses up the hysteresis, then halves the
+  // scale, down to the minimum; after `window` clean steps in a row it doubles.
   void Update(bool overflow);
 
  private:

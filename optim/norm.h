@@ -1,8 +1,9 @@
 // Accumulation of reduced gradients and the squares for the global norm, in one pass.
 //
-// The sum of squares is the same bits on every device, SIMD width and thread count: fp64 over fixed blocks of 1,024 elements from
-// the start of the shard. In a block, element i adds to lane i mod 16 in ascending order (fma), and the lanes are added as a
-// binary tree: lane j with j + 8, then + 4, + 2, + 1. Blocks are added in order.
+// The sum of squares is the same bits on every device, SIMD width and thread count: fp64 over fixed
+// blocks of 1,024 elements from the start of the shard. In a block, element i adds to lane i mod 16
+// in ascending order (fma), and the lanes are added as a binary tree: lane j with j + 8, then + 4,
+// + 2, + 1. Blocks are added in order.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +15,13 @@
 namespace ebb::optim {
 
 inline constexpr int64_t kNormBlock = 1024;
-constexpr int64_t NormBlocks(int64_t count) { return (count + kNormBlock - 1) / kNormBlock; }
+constexpr int64_t NormBlocks(int64_t count) {
+  return (count + kNormBlock - 1) / kNormBlock;
+}
 
 // Sum of squares of `count` elements. `blocks`: scratch of NormBlocks(count).
-double SumOfSquares(ThreadTeam& team, const void* gradient, DType dtype, int64_t count, std::span<double> blocks);
+double SumOfSquares(ThreadTeam& team, const void* gradient, DType dtype, int64_t count,
+                    std::span<double> blocks);
 
 struct AccumulateArrays {
   const void* source = nullptr;
@@ -31,6 +35,7 @@ struct AccumulateArrays {
 // destination = (add ? destination : 0) + source in fp32, rounded to nearest even.
 void Accumulate(ThreadTeam& team, const AccumulateArrays& arrays);
 // The same, and the sum of squares of what was written.
-double AccumulateAndSumSquares(ThreadTeam& team, const AccumulateArrays& arrays, std::span<double> blocks);
+double AccumulateAndSumSquares(ThreadTeam& team, const AccumulateArrays& arrays,
+                               std::span<double> blocks);
 
 }  // namespace ebb::optim

@@ -1,11 +1,14 @@
-// The optimizer step over one contiguous run of a shard: one pass over memory that reads the gradient, updates the fp32 master
-// and the states, and writes the parameter in the compute dtype.
+// The optimizer step over one contiguous run of a shard: one pass over memory that reads the
+// gradient, updates the fp32 master and the states, and writes the parameter in the compute dtype.
 //
-// Arithmetic is fp32 with explicit fused multiply-adds and IEEE division and square root, so every SIMD width, thread count and
-// device gives the same bits. Per element, with g = gradient_factor * gradient:
-//   Adam, AdamW (Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2): two states, momentum and variance
-//   SGD (torch.optim.SGD's rule for momentum, dampening and nesterov): one state where momentum is not 0
-// Bytes per element: 4 master, 4 each state, read and written; the gradient read; the parameter written.
+// Arithmetic is fp32 with explicit fused multiply-adds and IEEE division and square root, so every
+// SIMD width, thread count and device gives the same bits. Per element, with g = gradient_factor *
+// gradient:
+//   Adam, AdamW (Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2): two states,
+//   momentum and variance SGD (torch.optim.SGD's rule for momentum, dampening and nesterov): one
+//   state where momentum is not 0
+// Bytes per element: 4 master, 4 each state, read and written; the gradient read; the parameter
+// written.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +22,8 @@
 
 namespace ebb::optim {
 
-// Names of the fp32 states that an optimizer keeps per element, in order: {"exp_avg", "exp_avg_sq"}, {"momentum_buffer"} or {}.
+// Names of the fp32 states that an optimizer keeps per element, in order: {"exp_avg",
+// "exp_avg_sq"}, {"momentum_buffer"} or {}.
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer);
 
 inline constexpr int kStatesMax = 2;
@@ -36,13 +40,16 @@ struct UpdateArrays {
 
 // What changes from step to step.
 struct UpdateScalars {
-  int64_t step = 1;            // of applied updates, from 1: bias correction; SGD's first step copies the gradient
+  int64_t step =
+      1;  // of applied updates, from 1: bias correction; SGD's first step copies the gradient
   double learning_rate = 0;
-  double beta1 = -1;           // instead of the config's, where a schedule cycles them; negative: the config's
+  double beta1 =
+      -1;  // instead of the config's, where a schedule cycles them; negative: the config's
   double beta2 = -1;
-  float gradient_factor = 1;   // unscaling and clipping in one
+  float gradient_factor = 1;  // unscaling and clipping in one
 };
 
-void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays, const UpdateScalars& scalars);
+void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
+            const UpdateScalars& scalars);
 
 }  // namespace ebb::optim

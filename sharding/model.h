@@ -1,5 +1,6 @@
-// The model as data: parameters, the units they are gathered in, and the order in which forward visits the units.
-// Nothing here allocates device memory or talks to another rank; a ModelSpec can be printed, tested and planned anywhere.
+// The model as data: parameters, the units they are gathered in, and the order in which forward
+// visits the units. Nothing here allocates device memory or talks to another rank; a ModelSpec can
+// be printed, tested and planned anywhere.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@
 
 namespace ebb {
 
-// Strong ids: a unit cannot be passed where a parameter is meant. Both index the vectors of ModelSpec.
+// Strong ids: a unit cannot be passed where a parameter is meant. Both index the vectors of
+// ModelSpec.
 enum class UnitId : int32_t {};
 enum class ParameterId : int32_t {};
 
@@ -25,24 +27,28 @@ struct Slice {
   int64_t begin = 0, end = 0;
 };
 
-// Fills one slice with fp32 values. Called at Create, concurrently, only for slices that this rank owns, in pieces of at
-// most 4 MiB. It must be a pure function of (name, index), so that any world size gives the same model; debug builds call
-// some pieces a second time, cut differently, and refuse a source whose values differ.
+// Fills one slice with fp32 values. Called at Create, concurrently, only for slices that this rank
+// owns, in pieces of at most 4 MiB. It must be a pure function of (name, index), so that any world
+// size gives the same model; debug builds call some pieces a second time, cut differently, and
+// refuse a source whose values differ.
 using Initialiser = std::function<absl::Status(const Slice&, std::span<float>)>;
 
 Initialiser Constant(float value);
 
-// Normal(0, stddev) by a counter: value i of a parameter depends on (seed, name, i) and nothing else. Philox 4x32-10
-// (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4) and Box-Muller in fp64.
+// Normal(0, stddev) by a counter: value i of a parameter depends on (seed, name, i) and nothing
+// else. Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
+// section 4) and Box-Muller in fp64.
 Initialiser Normal(float stddev, uint64_t seed);
 
 struct ParameterSpec {
   std::string name;            // unique in the model; the key in checkpoints
   std::vector<int64_t> shape;  // {}: a scalar
   Initialiser init = {};       // required; Create names the parameter that lacks one
-  bool trainable = true;       // false: stored once, in the compute dtype; no master, gradient or optimizer state
-  std::string group = "";      // key of "ebb.parameter_groups" in the JSON
-  int64_t cut_rows = 0;        // 0: shards may be cut anywhere; n: only at multiples of n rows (first dimension)
+  bool trainable =
+      true;  // false: stored once, in the compute dtype; no master, gradient or optimizer state
+  std::string group = "";  // key of "ebb.parameter_groups" in the JSON
+  int64_t cut_rows =
+      0;  // 0: shards may be cut anywhere; n: only at multiples of n rows (first dimension)
 };
 
 struct UnitSpec {
@@ -52,29 +58,35 @@ struct UnitSpec {
 
 struct Visit {
   UnitId unit{};
-  int64_t output_bytes = 0;  // most bytes of the boundary activation per micro-batch; 0: the trainer keeps its own
+  int64_t output_bytes =
+      0;  // most bytes of the boundary activation per micro-batch; 0: the trainer keeps its own
 };
 
 struct ModelSpec {
   std::vector<ParameterSpec> parameters;
   std::vector<UnitSpec> units;
-  std::vector<Visit> forward;   // the order of forward; backward is its reverse, down to the first trainable visit
-  int64_t workspace_bytes = 0;  // the trainer's scratch on the device: planned, counted, served by Engine::workspace()
+  std::vector<Visit>
+      forward;  // the order of forward; backward is its reverse, down to the first trainable visit
+  int64_t workspace_bytes =
+      0;  // the trainer's scratch on the device: planned, counted, served by Engine::workspace()
 
   UnitId AddUnit(std::string name);
   ParameterId Add(UnitId unit, ParameterSpec parameter);
 
-  const ParameterSpec& operator[](ParameterId id) const { return parameters[static_cast<size_t>(id)]; }
+  const ParameterSpec& operator[](ParameterId id) const {
+    return parameters[static_cast<size_t>(id)];
+  }
   const UnitSpec& operator[](UnitId id) const { return units[static_cast<size_t>(id)]; }
 };
 
 // Elements of a shape: the product of its dimensions, 1 for a scalar.
 int64_t Elements(std::span<const int64_t> shape);
 
-// What Create refuses, with the name of the unit or parameter at fault: duplicate or empty names, a dimension below 1, a
-// missing initialiser, ids out of range, a parameter in two units or in none, an empty unit, a unit that forward never
-// visits, sizes whose sum overflows 2^53, a boundary missing in the middle of a chain. A model without anything trainable is
-// legal: it can be evaluated.
+// What Create refuses, with the name of the unit or parameter at fault: duplicate or empty names, a
+// dimension below 1, a missing initialiser, ids out of range, a parameter in two units or in none,
+// an empty unit, a unit that forward never visits, sizes whose sum overflows 2^53, a boundary
+// missing in the middle of a chain. A model without anything trainable is legal: it can be
+// evaluated.
 absl::Status Validate(const ModelSpec& model);
 
 }  // namespace ebb

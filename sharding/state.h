@@ -7,10 +7,10 @@
 namespace ebb {
 
 enum class StateClass : uint8_t {
-  kParameter,   // what is kept of the parameters, in the compute dtype
-  kMaster,      // fp32 masters; none where the compute dtype is fp32, as the parameter is the master
-  kGradient,    // whole gradients of units in use and the reduced shards
-  kOptimizer,   // optimizer states
+  kParameter,  // what is kept of the parameters, in the compute dtype
+  kMaster,     // fp32 masters; none where the compute dtype is fp32, as the parameter is the master
+  kGradient,   // whole gradients of units in use and the reduced shards
+  kOptimizer,  // optimizer states
   kActivation,  // boundary activations and their gradients
   kGather,      // whole units, gathered for use
   kStaging,     // casts before a reduction, norms, what ranks exchange
@@ -23,8 +23,9 @@ enum class Direction : uint8_t { kRead, kWrite };
 
 // The spelling of every report: "parameter", "master", ...; "device", "cpu", "nvme".
 constexpr std::string_view Name(StateClass state) {
-  constexpr std::string_view kNames[kStateClasses] = {"parameter",  "master", "gradient", "optimizer",
-                                                      "activation", "gather", "staging",  "workspace"};
+  constexpr std::string_view kNames[kStateClasses] = {"parameter", "master",     "gradient",
+                                                      "optimizer", "activation", "gather",
+                                                      "staging",   "workspace"};
   return kNames[static_cast<int>(state)];
 }
 constexpr std::string_view Name(Tier tier) {

@@ -1,5 +1,6 @@
-// What a way of connecting ranks implements. Small, so that processes, GPUs and a simulated network fit behind it; one
-// conformance suite (tests/comm/conformance_test.cc) says what all of them must do.
+// What a way of connecting ranks implements. Small, so that processes, GPUs and a simulated network
+// fit behind it; one conformance suite (tests/comm/conformance_test.cc) says what all of them must
+// do.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +51,8 @@ class CommunicatorBackend {
 
 struct CommunicatorOptions {
   std::string name = "communicator";  // in messages
-  int reduction_group = 0;            // consecutive ranks summed first; 0: all. Must divide the size
-  double timeout_seconds = 600;       // a rank that has not come by then fails the communicator
+  int reduction_group = 0;       // consecutive ranks summed first; 0: all. Must divide the size
+  double timeout_seconds = 600;  // a rank that has not come by then fails the communicator
 };
 
 class WorldBackend {
@@ -61,7 +62,8 @@ class WorldBackend {
   virtual int size() const = 0;
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
-  virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(const CommunicatorOptions& options) = 0;
+  virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) = 0;
   virtual void Fail(absl::Status why) = 0;
 };
 

@@ -1,22 +1,25 @@
 // Collectives between the ranks of a group, enqueued on a stream. Move-only.
 //
-//   all-gather       count elements sent by each rank; receive holds size * count, rank r's at r * count
-//   reduce-scatter   send holds size * count; rank r receives the sum over ranks of the r-th count elements
-//   all-reduce       count in, count out
-//   broadcast        count elements from root's `send` to every `receive`
-//   all-to-all       size * count in, size * count out: block p of `send` goes to rank p, block p of `receive` came from p
+//   all-gather       count elements sent by each rank; receive holds size * count, rank r's at r *
+//   count reduce-scatter   send holds size * count; rank r receives the sum over ranks of the r-th
+//   count elements all-reduce       count in, count out broadcast        count elements from root's
+//   `send` to every `receive` all-to-all       size * count in, size * count out: block p of `send`
+//   goes to rank p, block p of `receive` came from p
 //
-// Every call takes several spans and runs them as one group. In place is allowed where NCCL allows it: all-gather with
-// send == receive + rank * count, reduce-scatter with receive == send + rank * count, all-reduce and broadcast with
-// send == receive. The span array and the memory are borrowed until the operation has run on `stream`.
+// Every call takes several spans and runs them as one group. In place is allowed where NCCL allows
+// it: all-gather with send == receive + rank * count, reduce-scatter with receive == send + rank *
+// count, all-reduce and broadcast with send == receive. The span array and the memory are borrowed
+// until the operation has run on `stream`.
 //
-// Order of sums: rank order inside a reduction group, then group order, partials in fp32, multiplied by `scale` before the one
-// rounding to the dtype (nearest, ties to even). int8 sums saturate. All backends give the same bits for the same group size.
+// Order of sums: rank order inside a reduction group, then group order, partials in fp32,
+// multiplied by `scale` before the one rounding to the dtype (nearest, ties to even). int8 sums
+// saturate. All backends give the same bits for the same group size.
 //
-// Ranks call the same operations in the same order with the same counts. A call returns at once with an error only for
-// arguments that are wrong on this rank alone to see; what goes wrong later (a rank failed, left, called something else, or did
-// not come within the time-out) fails the communicator for good: status() says what, every later operation does nothing, and
-// `receive` is undefined. Nothing hangs. Threads: one enqueuing thread at a time.
+// Ranks call the same operations in the same order with the same counts. A call returns at once
+// with an error only for arguments that are wrong on this rank alone to see; what goes wrong later
+// (a rank failed, left, called something else, or did not come within the time-out) fails the
+// communicator for good: status() says what, every later operation does nothing, and `receive` is
+// undefined. Nothing hangs. Threads: one enqueuing thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -51,25 +54,30 @@ class Communicator {
   int size() const;
 
   absl::Status AllGather(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype);
-  absl::Status ReduceScatter(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype, float scale = 1);
-  absl::Status AllReduce(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype, ReduceOp op = ReduceOp::kSum,
-                         float scale = 1);
-  absl::Status Broadcast(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype, int root);
+  absl::Status ReduceScatter(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
+                             float scale = 1);
+  absl::Status AllReduce(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
+                         ReduceOp op = ReduceOp::kSum, float scale = 1);
+  absl::Status Broadcast(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
+                         int root);
   absl::Status AllToAll(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype);
-  // Point to point; the peer calls the other one with the same counts. Only the named side of each span is used.
+  // Point to point; the peer calls the other one with the same counts. Only the named side of each
+  // span is used.
   absl::Status Send(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype, int peer);
-  absl::Status Receive(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype, int peer);
+  absl::Status Receive(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
+                       int peer);
   absl::Status Barrier(Stream& stream);
 
-  // Collective over this communicator: ranks with the same colour form a new one, ordered by (key, rank).
+  // Collective over this communicator: ranks with the same colour form a new one, ordered by (key,
+  // rank).
   absl::StatusOr<Communicator> Split(int colour, int key) const;
 
   // The first failure, sticky. Any thread.
   absl::Status status() const;
   // Makes every rank's pending and later operations fail with `why`. Any thread.
   void Abort(absl::Status why);
-  // Bytes of operations that have run: what this rank received from others (all-gather, broadcast, ...) or sent to others
-  // (reduce-scatter), that is (N-1)/N of the whole buffer. Any thread.
+  // Bytes of operations that have run: what this rank received from others (all-gather, broadcast,
+  // ...) or sent to others (reduce-scatter), that is (N-1)/N of the whole buffer. Any thread.
   int64_t bytes_moved() const;
 
  private:

@@ -1,4 +1,5 @@
-// Who am I, who else is there. A cheap, copyable handle; engines and their communicators are made from it.
+// Who am I, who else is there. A cheap, copyable handle; engines and their communicators are made
+// from it.
 #pragma once
 
 #include <functional>
@@ -13,8 +14,9 @@ namespace ebb {
 
 class World {
  public:
-  // The world that the launcher of this process describes. No launcher, or one of a single process: a world of one rank. A
-  // launcher of several is refused with the reason: ranks of one world are threads of one process here (RunThreads).
+  // The world that the launcher of this process describes. No launcher, or one of a single process:
+  // a world of one rank. A launcher of several is refused with the reason: ranks of one world are
+  // threads of one process here (RunThreads).
   static absl::StatusOr<World> FromEnvironment();
   // A world of one rank.
   static World Single();
@@ -35,9 +37,9 @@ class World {
   std::shared_ptr<WorldBackend> backend_;
 };
 
-// Runs `body` as `ranks` threads of this process, each with its own World, and returns when all have ended: OK, or the error of
-// the rank that failed first, prefixed with its number. A rank whose body has returned has left: others that still wait for it
-// fail with a Status that names it.
+// Runs `body` as `ranks` threads of this process, each with its own World, and returns when all
+// have ended: OK, or the error of the rank that failed first, prefixed with its number. A rank
+// whose body has returned has left: others that still wait for it fail with a Status that names it.
 absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body);
 
 }  // namespace ebb

@@ -1,1 +1,75 @@
 #include "ebb/runtime/config/config.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+
+#include "ebb/runtime/config/convert.h"
+#include "ebb/runtime/config/document.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+absl::Status Unreadable(const std::string& path, int error) {
+  return absl::ErrnoToStatus(error, config::Join({"cannot read the configuration ", path}));
+}
+
+// Whatever can be read to its end, a pipe too, but never much more than a configuration can have.
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
+                                                             &std::fclose);
+  if (file == nullptr) return Unreadable(path, errno);
+  std::string text(config::kDocumentBytesMax + 1, '\0');
+  errno = 0;
+  text.resize(std::fread(text.data(), 1, text.size(), file.get()));
+  if (std::ferror(file.get()) != 0) return Unreadable(path, errno);
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<Config> Config::FromFile(const std::string& path) {
+  EBB_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  absl::StatusOr<Config> config = FromJson(text);
+  if (!config.ok()) {
+    return config::Invalid(
+        {path, ": ", {config.status().message().data(), config.status().message().size()}});
+  }
+  return config;
+}
+
+absl::StatusOr<Config> Config::FromJson(std::string_view json) {
+  EBB_ASSIGN_OR_RETURN(config::Json document, config::ParseDocument(json));
+  return config::FromDocument(std::move(document));
+}
+
+// Every key's own range is the table's, and a Config that is not one of a file has no other way to
+// be wrong than a file has.
+absl::Status Config::Validate() const {
+  EBB_RETURN_IF_ERROR(config::CheckTogether(*this));
+  return config::FromDocument(config::ToDocument(*this)).status();
+}
+
+std::string Config::ToJson() const {
+  return config::ToDocument(*this).dump(2, ' ', false, config::Json::error_handler_t::replace);
+}
+
+bool Config::checks_overflow() const {
+  switch (compute) {
+    case DType::kFloat16:
+      return true;
+    case DType::kBFloat16:
+      return bf16_check_grad_overflow && ebb.check_overflow;
+    default:
+      return ebb.check_overflow;
+  }
+}
+
+bool Config::reduces_at_round() const {
+  if (ebb.reduce_at == ReduceAt::kDefault) return zero.stage >= 2;
+  return ebb.reduce_at == ReduceAt::kRound;
+}
+
+}  // namespace ebb

@@ -1,8 +1,9 @@
 // One JSON file in DeepSpeed's vocabulary, as one validated struct.
 //
-// FromFile and FromJson read, check and complete a configuration; the world size is not known there, so the batch triple is
-// completed by ForWorld (Engine::Create calls it). Fields are public: a program may set them after reading (as `gpt --stage`
-// does) and Validate() then says what no longer fits. Keys, ranges and meanings: keys.h, the one table of them.
+// FromFile and FromJson read, check and complete a configuration; the world size is not known
+// there, so the batch triple is completed by ForWorld (Engine::Create calls it). Fields are public:
+// a program may set them after reading (as `gpt --stage` does) and Validate() then says what no
+// longer fits. Keys, ranges and meanings: keys.h, the one table of them.
 #pragma once
 
 #include <cstdint>
@@ -26,10 +27,13 @@ struct OptimizerConfig {
   double epsilon = 1e-8;
   double weight_decay = 0;
   bool bias_correction = true;
-  bool decoupled_weight_decay = true;  // adam_w_mode; "Adam" has it too unless adam_w_mode is false, as in DeepSpeed
-  double momentum = 0;                 // SGD
-  double dampening = 0;                // SGD
-  bool nesterov = false;               // SGD
+  // adam_w_mode. "Adam" has it too unless adam_w_mode is false, as in DeepSpeed.
+  bool decoupled_weight_decay = true;
+  double momentum = 0;    // SGD
+  double dampening = 0;   // SGD
+  bool nesterov = false;  // SGD
+
+  friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };
 
 enum class SchedulerType { kNone, kWarmup, kWarmupDecay, kWarmupCosine, kOneCycle, kLrRangeTest };
@@ -37,7 +41,8 @@ struct SchedulerConfig {
   SchedulerType type = SchedulerType::kNone;
   // WarmupLR, WarmupDecayLR, WarmupCosineLR
   double warmup_min_lr = 0;
-  std::optional<double> warmup_max_lr = {};  // default: the optimizer's rate for WarmupLR, 0.001 for WarmupDecayLR
+  // Unset: the optimizer's rate for WarmupLR, 0.001 for WarmupDecayLR.
+  std::optional<double> warmup_max_lr = {};
   int64_t warmup_num_steps = 1000;
   bool warmup_log = true;  // warmup_type: log or linear
   int64_t total_num_steps = 0;
@@ -55,6 +60,8 @@ struct SchedulerConfig {
   double lr_range_test_min_lr = 1e-3, lr_range_test_step_rate = 1.0;
   int64_t lr_range_test_step_size = 2000;
   bool lr_range_test_staircase = false;
+
+  friend bool operator==(const SchedulerConfig&, const SchedulerConfig&) = default;
 };
 
 struct LossScaleConfig {
@@ -62,6 +69,8 @@ struct LossScaleConfig {
   int64_t initial_scale_power = 16, window = 1000, hysteresis = 2;
   bool consecutive_hysteresis = false;
   double min_scale = 1;
+
+  friend bool operator==(const LossScaleConfig&, const LossScaleConfig&) = default;
 };
 
 struct ZeroConfig {
@@ -69,71 +78,87 @@ struct ZeroConfig {
   bool overlap_comm = true;
   // Upper limits, in elements. Unset: what the plan chooses.
   std::optional<int64_t> reduce_bucket_size = {}, allgather_bucket_size = {};
-  int64_t prefetch_bucket_size = 50'000'000;           // stage3_prefetch_bucket_size
-  int64_t param_persistence_threshold = 100'000;       // of a whole unit
-  int64_t model_persistence_threshold = INT64_MAX;     // of all persistent units together
+  int64_t prefetch_bucket_size = 50'000'000;        // stage3_prefetch_bucket_size
+  int64_t param_persistence_threshold = 100'000;    // of a whole unit
+  int64_t model_persistence_threshold = INT64_MAX;  // of all persistent units together
   int64_t max_live_parameters = 1'000'000'000;
   int64_t max_reuse_distance = 1'000'000'000;
+
+  friend bool operator==(const ZeroConfig&, const ZeroConfig&) = default;
 };
 
 // "ebb.parameter_groups": {"NAME": {...}}, for parameters whose ParameterSpec::group is NAME.
 struct ParameterGroupConfig {
   double lr_factor = 1;
   std::optional<double> weight_decay = {};
-  std::optional<OptimizerConfig> optimizer = {};  // instead of the top-level one, with its own learning rate
+  // Instead of the top-level one, with its own learning rate.
+  std::optional<OptimizerConfig> optimizer = {};
+
+  friend bool operator==(const ParameterGroupConfig&, const ParameterGroupConfig&) = default;
 };
 
-enum class ReduceAt { kDefault, kRound, kStep };       // default: step at stages 0 and 1, round at 2 and 3
-enum class AsynchronousStep { kAuto, kLate, kOff };    // auto: early where it is allowed, else late
+// Default: step at stages 0 and 1, round at 2 and 3.
+enum class ReduceAt { kDefault, kRound, kStep };
+// Auto: early where it is allowed, else late.
+enum class AsynchronousStep { kAuto, kLate, kOff };
 
 struct EbbConfig {
   ReduceAt reduce_at = ReduceAt::kDefault;
-  int64_t micro_batches_per_round = 1;                 // 0: "all"
+  int64_t micro_batches_per_round = 1;  // 0: "all"
   AsynchronousStep asynchronous_step = AsynchronousStep::kAuto;
   bool check_overflow = true;
-  int64_t prefetch_depth = 1;                          // units gathered ahead of the one in use; "all": INT64_MAX
-  std::optional<int64_t> coalesce_bytes = {};          // "coalesce"; unset: the smaller of DeepSpeed's bucket and 1 MiB
+  int64_t prefetch_depth = 1;  // units gathered ahead of the one in use; "all": INT64_MAX
+  // "coalesce". Unset: the smaller of DeepSpeed's bucket and 1 MiB.
+  std::optional<int64_t> coalesce_bytes = {};
   bool reshard_after_forward = true;
-  int64_t reduction_group = 0;                         // ranks; 0: the world (one host)
+  int64_t reduction_group = 0;  // ranks; 0: the world (one host)
   double timeout_seconds = 600;
-  std::string trace = "";                              // file of the timeline; "": none
+  std::string trace = "";  // file of the timeline; "": none
   std::map<std::string, ParameterGroupConfig> parameter_groups = {};
+
+  friend bool operator==(const EbbConfig&, const EbbConfig&) = default;
 };
 
 struct Config {
   // The batch triple; 0: not given. ForWorld completes it.
   int64_t train_batch_size = 0, micro_batch_size = 0, gradient_accumulation_steps = 0;
   DType compute = DType::kFloat32;
-  std::optional<DType> communication = {};             // communication_data_type; unset: compute
-  DType accumulation = DType::kFloat32;                // data_types.grad_accum_dtype
-  double gradient_clipping = 1.0;                      // global L2 norm; 0: off
+  std::optional<DType> communication = {};  // communication_data_type; unset: compute
+  DType accumulation = DType::kFloat32;     // data_types.grad_accum_dtype
+  double gradient_clipping = 1.0;           // global L2 norm; 0: off
   bool bf16_check_grad_overflow = true;
   OptimizerConfig optimizer = {};
   SchedulerConfig scheduler = {};
   LossScaleConfig loss_scale = {};
   ZeroConfig zero = {};
   EbbConfig ebb = {};
-  // What was not taken literally, a sentence each: keys without meaning here, upper limits, approximations, defaults that
-  // users of other runtimes may not expect. Logged once at Create, on rank 0.
+  // What was not taken literally, a sentence each: keys without meaning here, upper limits,
+  // approximations, defaults that users of other runtimes may not expect. Logged once at Create, on
+  // rank 0.
   std::vector<std::string> remarks = {};
 
   static absl::StatusOr<Config> FromFile(const std::string& path);
   static absl::StatusOr<Config> FromJson(std::string_view json);
 
-  // The configuration with the batch triple completed for `world` ranks: train = micro * accumulation * world. An error names
-  // all four numbers, where they came from and the nearest choices that work.
+  // The configuration with the batch triple completed for `world` ranks: train = micro *
+  // accumulation * world. An error names all four numbers, where they came from and the nearest
+  // choices that work.
   absl::StatusOr<Config> ForWorld(int world) const;
 
   // What the fields say together, after a program changed them.
   absl::Status Validate() const;
 
-  // All of it, resolved, as JSON in the vocabulary it was read in; FromJson reads it back to the same Config.
+  // All of it, resolved, as JSON in the vocabulary it was read in; FromJson reads it back to the
+  // same Config, remarks apart. Parameters of an optimizer or scheduler type that is not the chosen
+  // one are left out.
   std::string ToJson() const;
 
   // Derived once here, so that the plan, the engine and the reader of a table agree.
   DType communication_dtype() const { return communication.value_or(compute); }
-  bool checks_overflow() const;                        // fp16 always; bf16 unless either switch is off; fp32 by ebb's
-  bool reduces_at_round() const;                       // resolved reduce_at
+  bool checks_overflow() const;   // fp16 always; bf16 unless either switch is off; fp32 by ebb's
+  bool reduces_at_round() const;  // resolved reduce_at
+
+  friend bool operator==(const Config&, const Config&) = default;
 };
 
 }  // namespace ebb

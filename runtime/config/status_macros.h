@@ -9,10 +9,14 @@
 #define EBB_STATUS_CONCAT_INNER(a, b) a##b
 #define EBB_STATUS_CONCAT(a, b) EBB_STATUS_CONCAT_INNER(a, b)
 
-#define EBB_RETURN_IF_ERROR(expression)                                      \
-  do {                                                                       \
-    if (::absl::Status ebb_status = (expression); !ebb_status.ok()) return ebb_status; \
+#define EBB_RETURN_IF_ERROR_INNER(status, expression) \
+  do {                                                \
+    ::absl::Status status = (expression);             \
+    if (!status.ok()) return status;                  \
   } while (false)
+
+#define EBB_RETURN_IF_ERROR(expression) \
+  EBB_RETURN_IF_ERROR_INNER(EBB_STATUS_CONCAT(ebb_status_, __LINE__), expression)
 
 #define EBB_ASSIGN_OR_RETURN_INNER(result, lhs, expression) \
   auto result = (expression);                               \

@@ -1,5 +1,5 @@
-// What a kind of device implements. Three small classes; one conformance suite (tests/device/conformance_test.cc) says what
-// they must do, for every backend.
+// What a kind of device implements. Three small classes; one conformance suite
+// (tests/device/conformance_test.cc) says what they must do, for every backend.
 #pragma once
 
 #include <cstdint>

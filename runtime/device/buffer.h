@@ -1,4 +1,5 @@
-// Owned device memory. Move-only; given back by the destructor, which the owner orders after the work that uses it.
+// Owned device memory. Move-only; given back by the destructor, which the owner orders after the
+// work that uses it.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,8 @@ class Buffer {
   using Release = void (*)(void* data, int64_t bytes);
 
   Buffer() = default;
-  Buffer(void* data, int64_t bytes, Release release) : data_(data), bytes_(bytes), release_(release) {}
+  Buffer(void* data, int64_t bytes, Release release)
+      : data_(data), bytes_(bytes), release_(release) {}
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
@@ -35,8 +37,8 @@ class Buffer {
   Release release_ = nullptr;
 };
 
-// What released memory is filled with in debug builds: read as fp32, bf16 or fp16, every bit pattern of it is a NaN, so a use
-// after release shows in the numbers.
+// What released memory is filled with in debug builds: read as fp32, bf16 or fp16, every bit
+// pattern of it is a NaN, so a use after release shows in the numbers.
 inline constexpr unsigned char kPoison = 0xff;
 #ifdef NDEBUG
 inline constexpr bool kPoisonReleased = false;

@@ -1,1 +1,91 @@
 #include "ebb/runtime/device/device.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/backend.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cpu/cpu_device.h"
+
+namespace ebb {
+namespace {
+
+constexpr int kThreadsMax = 1024;
+
+}  // namespace
+
+Device Device::Cpu(int threads) {
+  const int used = threads > 0 ? threads : CoreShare::CoresPerRank();
+  return Device(std::make_shared<CpuDevice>(std::min(used, kThreadsMax)));
+}
+
+DeviceKind Device::kind() const {
+  return backend_->kind();
+}
+
+std::string Device::description() const {
+  return backend_->description();
+}
+
+absl::StatusOr<Stream> Device::NewStream(std::string_view name) const {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<StreamBackend> stream, backend_->NewStream(name));
+  return Stream(std::move(stream));
+}
+
+Stream Device::CallerStream() const {
+  return Stream(backend_->CallerStream());
+}
+
+absl::StatusOr<Event> Device::NewEvent() const {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<EventBackend> event, backend_->NewEvent());
+  return Event(std::move(event));
+}
+
+absl::StatusOr<Buffer> Device::Allocate(int64_t bytes, std::string_view what) const {
+  return backend_->Allocate(bytes, what);
+}
+
+Stream::Stream(std::unique_ptr<StreamBackend> backend) : backend_(std::move(backend)) {}
+Stream::Stream(Stream&&) noexcept = default;
+Stream& Stream::operator=(Stream&&) noexcept = default;
+Stream::~Stream() = default;
+
+void Stream::Enqueue(Task task) {
+  backend_->Enqueue(task);
+}
+void Stream::Copy(void* destination, const void* source, int64_t bytes) {
+  backend_->Copy(destination, source, bytes);
+}
+void Stream::Zero(void* destination, int64_t bytes) {
+  backend_->Zero(destination, bytes);
+}
+void Stream::Wait(const Event& event) {
+  backend_->Wait(event.backend());
+}
+void Stream::Record(Event& event) {
+  backend_->Record(event.backend());
+}
+void Stream::WaitIdle() {
+  backend_->WaitIdle();
+}
+ThreadTeam& Stream::team() const {
+  return backend_->team();
+}
+StreamView Stream::view() const {
+  return backend_->view();
+}
+
+Event::Event(std::unique_ptr<EventBackend> backend) : backend_(std::move(backend)) {}
+Event::Event(Event&&) noexcept = default;
+Event& Event::operator=(Event&&) noexcept = default;
+Event::~Event() = default;
+
+void Event::Wait() const {
+  backend_->HostWait();
+}
+bool Event::Passed() const {
+  return backend_->Passed();
+}
+
+}  // namespace ebb

@@ -1,7 +1,8 @@
-// A device: where buffers live and streams run. A cheap, copyable handle; all copies are the same device.
+// A device: where buffers live and streams run. A cheap, copyable handle; all copies are the same
+// device.
 //
-// The CPU is a real device: its streams are threads that run what was enqueued in order, beside the calling thread, so what
-// overlaps, races and must be ordered by events on a GPU does so here too.
+// The CPU is a real device: its streams are threads that run what was enqueued in order, beside the
+// calling thread, so what overlaps, races and must be ordered by events on a GPU does so here too.
 #pragma once
 
 #include <cstdint>
@@ -22,21 +23,25 @@ class DeviceBackend;
 
 class Device {
  public:
-  // threads: how many one kernel may use (update, cast, reduction), the enqueuing stream's own included. 0: the cores of this
-  // machine, 1 within RunThreads of more ranks than cores. All streams of the device share them.
+  // threads: how many one kernel may use (update, cast, reduction), the enqueuing stream's own
+  // included; all streams of the device share them. 0: the cores that this process may use, divided
+  // by the ranks of RunThreads when called inside one; at least 1.
   static Device Cpu(int threads = 0);
   explicit Device(std::shared_ptr<DeviceBackend> backend) : backend_(std::move(backend)) {}
 
   DeviceKind kind() const;
   std::string description() const;  // for people: "CPU, 2 threads"
 
-  // A stream that runs beside the caller. `name` is what debuggers and timelines show, at most 15 characters on Linux.
+  // A stream that runs beside the caller. `name` is what debuggers and timelines show, at most 15
+  // characters on Linux.
   absl::StatusOr<Stream> NewStream(std::string_view name) const;
-  // The stream that is the calling thread: Enqueue runs at once, Wait blocks. The compute stream of CPU trainers.
+  // The stream that is the calling thread: Enqueue runs at once, Wait blocks. The compute stream of
+  // CPU trainers.
   Stream CallerStream() const;
   absl::StatusOr<Event> NewEvent() const;
-  // Zero-filled pages, aligned to 2 MiB from 2 MiB on (huge pages where the system grants them), else to a page. Touched
-  // lazily: what is never written costs nothing. kResourceExhausted names `what` and the size.
+  // Zero-filled pages, aligned to 2 MiB from 2 MiB on (huge pages where the system grants them),
+  // else to a page. Touched lazily: what is never written costs nothing. kResourceExhausted names
+  // `what` and the size.
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) const;
 
   DeviceBackend& backend() const { return *backend_; }

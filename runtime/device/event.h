@@ -1,4 +1,5 @@
-// A point in a stream that others can wait for. Move-only, recorded any number of times; never recorded counts as passed.
+// A point in a stream that others can wait for. Move-only, recorded any number of times; never
+// recorded counts as passed.
 #pragma once
 
 #include <memory>

@@ -1,8 +1,9 @@
 // An in-order queue of work on a device. Move-only; the destructor waits for what was enqueued.
 //
-// Enqueue, Copy, Fill, Wait and Record return at once, allocate nothing and may be called by one thread at a time. A stream
-// holds at most kStreamTasksMax tasks; an enqueuing thread waits while it is full. Tasks do not fail: work that can fail
-// keeps its own sticky Status (Communicator, Engine).
+// Enqueue, Copy, Fill, Wait and Record return at once, allocate nothing and may be called by one
+// thread at a time. A stream holds at most kStreamTasksMax tasks; an enqueuing thread waits while
+// it is full. Tasks do not fail: work that can fail keeps its own sticky Status (Communicator,
+// Engine).
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,8 @@ namespace ebb {
 class ThreadTeam;
 class StreamBackend;
 
-// Names a stream to foreign code: a cudaStream_t on CUDA; null on the CPU, where the calling thread is the stream.
+// Names a stream to foreign code: a cudaStream_t on CUDA; null on the CPU, where the calling thread
+// is the stream.
 struct StreamView {
   void* native = nullptr;
 };
@@ -26,12 +28,14 @@ struct StreamView {
 inline constexpr size_t kTaskBytesMax = 112;
 inline constexpr int kStreamTasksMax = 1024;
 
-// A trivially copyable callable of at most kTaskBytesMax bytes, stored in place: enqueuing never allocates.
+// A trivially copyable callable of at most kTaskBytesMax bytes, stored in place: enqueuing never
+// allocates.
 class Task {
  public:
   Task() = default;
   template <class F>
-  explicit Task(F function) : run_([](const void* storage) { (*static_cast<const F*>(storage))(); }) {
+  explicit Task(F function)
+      : run_([](const void* storage) { (*static_cast<const F*>(storage))(); }) {
     static_assert(sizeof(F) <= kTaskBytesMax && std::is_trivially_copyable_v<F> && alignof(F) <= 16,
                   "a task captures pointers and numbers; what they point to outlives it");
     ::new (static_cast<void*>(storage_)) F(function);
@@ -50,7 +54,8 @@ class Stream {
   Stream& operator=(Stream&&) noexcept;
   ~Stream();
 
-  // Runs `function` after everything enqueued before. On CUDA: a host function in stream order, which may not call CUDA.
+  // Runs `function` after everything enqueued before. On CUDA: a host function in stream order,
+  // which may not call CUDA.
   template <class F>
   void Enqueue(F function) {
     Enqueue(Task(function));
@@ -58,7 +63,8 @@ class Stream {
   void Enqueue(Task task);
   void Copy(void* destination, const void* source, int64_t bytes);
   void Zero(void* destination, int64_t bytes);
-  // What is enqueued after this runs after the most recent Record of `event` at the time of this call; at once if there is none.
+  // What is enqueued after this runs after the most recent Record of `event` at the time of this
+  // call; at once if there is none.
   void Wait(const Event& event);
   void Record(Event& event);
   // Blocks the caller until everything enqueued before has run.

@@ -1,5 +1,5 @@
-// The threads one kernel is spread over. A kernel cuts its elements into contiguous parts and every element's arithmetic is its
-// own, so the number of threads never shows in the bits.
+// The threads one kernel is spread over. A kernel cuts its elements into contiguous parts and every
+// element's arithmetic is its own, so the number of threads never shows in the bits.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ class ThreadTeam {
 
   int threads() const;
 
-  // Calls body(begin, end) for contiguous parts of [0, count), each a multiple of `grain` but the last, at most one a thread,
-  // and returns when all have. Allocates nothing. Callers of different streams take turns: while one runs on the workers,
-  // another runs its whole body itself.
+  // Calls body(begin, end) for contiguous parts of [0, count), each a multiple of `grain` but the
+  // last, at most one a thread, and returns when all have. Allocates nothing. Callers of different
+  // streams take turns: while one runs on the workers, another runs its whole body itself.
   void Run(int64_t count, int64_t grain, absl::FunctionRef<void(int64_t begin, int64_t end)> body);
 
  private:

@@ -1,1 +1,72 @@
 #include "ebb/runtime/engine/engine.h"
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/memory_model.h"
+
+namespace ebb {
+
+Engine::Engine(std::unique_ptr<Executor> executor) : executor_(std::move(executor)) {}
+Engine::Engine(Engine&&) noexcept = default;
+Engine& Engine::operator=(Engine&&) noexcept = default;
+Engine::~Engine() = default;
+
+absl::StatusOr<Engine> Engine::Create(World world, Device device, ModelSpec model,
+                                      const Config& config, EngineOptions options) {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
+                       Executor::Create(std::move(world), std::move(device), std::move(model),
+                                        config, std::move(options)));
+  return Engine(std::move(executor));
+}
+
+StreamView Engine::compute_stream() const {
+  return executor_->compute_stream();
+}
+MutableTensorView Engine::workspace() const {
+  return executor_->workspace();
+}
+Step Engine::BeginStep(StepOptions options) {
+  return Step(executor_.get(), executor_->BeginStep(options));
+}
+Evaluation Engine::BeginEvaluation(int micro_batches) {
+  return Evaluation(executor_.get(), executor_->BeginEvaluation(micro_batches));
+}
+absl::StatusOr<StepReport> Engine::Report() {
+  return executor_->Report();
+}
+absl::Status Engine::Read(StateClass what, Sink sink, std::string_view optimizer_state) {
+  return executor_->Read(what, sink, optimizer_state);
+}
+absl::Status Engine::Write(StateClass what, const Initialiser& source,
+                           std::string_view optimizer_state) {
+  return executor_->Write(what, source, optimizer_state);
+}
+absl::Status Engine::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
+  return executor_->Gather(p, what, whole, root);
+}
+std::vector<MemoryRow> Engine::memory() const {
+  return executor_->memory();
+}
+std::vector<TrafficRow> Engine::traffic() const {
+  return {};
+}
+std::vector<CommunicationRow> Engine::communication() const {
+  return executor_->communication();
+}
+const sharding::Plan& Engine::plan() const {
+  return executor_->plan();
+}
+const Config& Engine::config() const {
+  return executor_->config();
+}
+
+absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
+                                                     const Config& config) {
+  EBB_RETURN_IF_ERROR(config.Validate());
+  EBB_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(world));
+  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan, sharding::PlanStep(Executor::InputsFor(
+                                                      model, resolved, world, /*own=*/nullptr)));
+  return sharding::PredictMemory(plan);
+}
+
+}  // namespace ebb

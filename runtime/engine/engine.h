@@ -1,5 +1,6 @@
-// The engine keeps a model's parameters, gradients and optimizer states in shards over the ranks and moves them so that each
-// scope finds what it needs. It executes a plan (ebb/sharding/plan.h) computed at Create and decides nothing itself.
+// The engine keeps a model's parameters, gradients and optimizer states in shards over the ranks
+// and moves them so that each scope finds what it needs. It executes a plan (ebb/sharding/plan.h)
+// computed at Create and decides nothing itself.
 //
 //   auto engine = Engine::Create(world, device, model, config);
 //   Step step = engine->BeginStep();
@@ -7,9 +8,10 @@
 //   { BackwardScope unit = step.Backward(id); ... unit.gradient(p) += ... }
 //   step.Finish();
 //
-// Not bound to a thread: calls must be ordered, from whichever thread. SPMD: every rank opens the same scopes in the same order,
-// which a hash checks at Finish. On a GPU, work on a scope's views goes on compute_stream() or is joined to it before the scope
-// closes; on the CPU the calling thread is the compute stream. The engine outlives its scopes, Steps and Evaluations.
+// Not bound to a thread: calls must be ordered, from whichever thread. SPMD: every rank opens the
+// same scopes in the same order, which a hash checks at Finish. On a GPU, work on a scope's views
+// goes on compute_stream() or is joined to it before the scope closes; on the CPU the calling
+// thread is the compute stream. The engine outlives its scopes, Steps and Evaluations.
 #pragma once
 
 #include <cstdint>
@@ -40,27 +42,27 @@ struct Plan;
 }
 
 struct StepReport {
-  int64_t step = 0;            // finished steps, this one included
-  bool applied = false;        // false: skipped because of an overflow
-  int64_t skipped_steps = 0;   // so far
-  double loss = 0;             // over all ranks, see Step::AddLoss
-  double gradient_norm = 0;    // global L2, unscaled, before clipping
-  double loss_scale = 1;       // this step's
-  double learning_rate = 0;    // this step's, of the ungrouped parameters
+  int64_t step = 0;           // finished steps, this one included
+  bool applied = false;       // false: skipped because of an overflow
+  int64_t skipped_steps = 0;  // so far
+  double loss = 0;            // over all ranks, see Step::AddLoss
+  double gradient_norm = 0;   // global L2, unscaled, before clipping
+  double loss_scale = 1;      // this step's
+  double learning_rate = 0;   // this step's, of the ungrouped parameters
 };
 
 struct EngineOptions {
-  StreamView compute = {};                      // the trainer's stream; null on CUDA: the engine makes one
+  StreamView compute = {};  // the trainer's stream; null on CUDA: the engine makes one
   std::optional<OptimizerSpec> optimizer = {};  // instead of the config's
   std::string name = "engine";                  // in logs, timelines and reports
 };
 
 class Engine {
  public:
-  // Collective. Checks that model, config and plan agree over the ranks, lays out every pool, and fills this rank's slices. An
-  // error names the rank and the first thing at fault.
-  static absl::StatusOr<Engine> Create(World world, Device device, ModelSpec model, const Config& config,
-                                       EngineOptions options = {});
+  // Collective. Checks that model, config and plan agree over the ranks, lays out every pool, and
+  // fills this rank's slices. An error names the rank and the first thing at fault.
+  static absl::StatusOr<Engine> Create(World world, Device device, ModelSpec model,
+                                       const Config& config, EngineOptions options = {});
   Engine(Engine&&) noexcept;
   Engine& operator=(Engine&&) noexcept;
   ~Engine();
@@ -76,20 +78,25 @@ class Engine {
   // Of the last finished step; waits for its norm. The error of that step, if it had one.
   absl::StatusOr<StepReport> Report();
 
-  // This rank's slices as fp32 on the host, at most 4 MiB a call, on the calling thread, in declared order. Waits for each unit's
-  // pending update only. kParameter, kMaster (of frozen parameters: their value), kGradient (between Step::Reduce and Finish;
-  // unscaled, not clipped), kOptimizer by the state's name. Local, not collective.
+  // This rank's slices as fp32 on the host, at most 4 MiB a call, on the calling thread, in
+  // declared order. Waits for each unit's pending update only. kParameter, kMaster (of frozen
+  // parameters: their value), kGradient (between Step::Reduce and Finish; unscaled, not clipped),
+  // kOptimizer by the state's name. Local, not collective.
   using Sink = absl::FunctionRef<absl::Status(const Slice&, std::span<const float>)>;
   absl::Status Read(StateClass what, Sink sink, std::string_view optimizer_state = "");
-  // The reverse: `source` is asked for this rank's slices. Between steps (of gradients: between Step::Reduce and Finish). Every
-  // rank writes the same things before the next BeginStep or BeginEvaluation, whose scopes see them.
-  absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state = "");
-  // Collective: one parameter's kMaster or kParameter whole, as fp32. root -1: on every rank; else `whole` may be empty elsewhere.
+  // The reverse: `source` is asked for this rank's slices. Between steps (of gradients: between
+  // Step::Reduce and Finish). Every rank writes the same things before the next BeginStep or
+  // BeginEvaluation, whose scopes see them.
+  absl::Status Write(StateClass what, const Initialiser& source,
+                     std::string_view optimizer_state = "");
+  // Collective: one parameter's kMaster or kParameter whole, as fp32. root -1: on every rank; else
+  // `whole` may be empty elsewhere.
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1);
 
   // Any thread.
   std::vector<MemoryRow> memory() const;
-  std::vector<TrafficRow> traffic() const;              // of the last finished step: nothing while all state is on the device
+  std::vector<TrafficRow> traffic()
+      const;  // of the last finished step: nothing while all state is on the device
   std::vector<CommunicationRow> communication() const;  // of the last finished step
   const sharding::Plan& plan() const;                   // of a step with the config's micro-batches
   const Config& config() const;                         // resolved for this world
@@ -100,6 +107,7 @@ class Engine {
 };
 
 // The memory table of the fullest rank from the model and the config alone: no engine, no device.
-absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world, const Config& config);
+absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
+                                                     const Config& config);
 
 }  // namespace ebb

@@ -1,4 +1,5 @@
-// One's own optimizer: a function and the names of its states. Tiers, partition, overlap and checkpoints stay the engine's.
+// One's own optimizer: a function and the names of its states. Tiers, partition, overlap and
+// checkpoints stay the engine's.
 #pragma once
 
 #include <functional>
@@ -21,11 +22,13 @@ struct UpdateSlice {
   double learning_rate = 0;
   std::span<float> master;
   std::span<const float> gradient;
-  std::span<const std::span<float>> states;  // in the order of OptimizerSpec::states; zero before the first update
-  StreamView stream;                         // null: compute before returning; else enqueue there
+  std::span<const std::span<float>>
+      states;         // in the order of OptimizerSpec::states; zero before the first update
+  StreamView stream;  // null: compute before returning; else enqueue there
 };
 
-// Element-wise, or by whole `cut_rows`. Runs on the engine's threads, one call per slice at a time. An error fails the engine.
+// Element-wise, or by whole `cut_rows`. Runs on the engine's threads, one call per slice at a time.
+// An error fails the engine.
 struct OptimizerSpec {
   std::vector<std::string> states;
   std::function<absl::Status(const UpdateSlice&)> update;

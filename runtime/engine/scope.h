@@ -1,9 +1,12 @@
-// A scope is the only way to touch a parameter: it is open from just before a unit's forward or backward until just after.
+// A scope is the only way to touch a parameter: it is open from just before a unit's forward or
+// backward until just after.
 //
-// Move-only, default-constructible, any number open at once that the plan's pools hold. Opening never fails: views lead into pools
-// laid out at Create. On the CPU, opening waits for the data; on a GPU it only orders the compute stream. After a failure contents
-// are undefined, the first Status sticks, no update passes it, and Step::Finish and Engine::Report return it. Close() is
-// idempotent; the destructor calls it. After the step has finished its scopes are dead: every view is empty.
+// Move-only, default-constructible, any number open at once that the plan's pools hold. Opening
+// never fails: views lead into pools laid out at Create. On the CPU, opening waits for the data; on
+// a GPU it only orders the compute stream. After a failure contents are undefined, the first Status
+// sticks, no update passes it, and Step::Finish and Engine::Report return it. Close() is
+// idempotent; the destructor calls it. After the step has finished its scopes are dead: every view
+// is empty.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +26,18 @@ class Scope {
   Scope& operator=(Scope&& other) noexcept;
   ~Scope() { Close(); }
 
-  // The whole parameter in the compute dtype; the same address at every visit, in forward and backward, in every step.
+  // The whole parameter in the compute dtype; the same address at every visit, in forward and
+  // backward, in every step.
   TensorView parameter(ParameterId p) const;
-  // The micro-batches this scope serves: loop over them, always. Numbers within the step, 0 ... StepOptions::micro_batches - 1.
+  // The micro-batches this scope serves: loop over them, always. Numbers within the step, 0 ...
+  // StepOptions::micro_batches - 1.
   std::span<const int> micro_batches() const;
-  // What the previous visit wrote as output(); also in backward. One dimension, in the compute dtype, of the previous visit's
-  // output_bytes; empty in the first visit and where the trainer keeps its own activations.
+  // What the previous visit wrote as output(); also in backward. One dimension, in the compute
+  // dtype, of the previous visit's output_bytes; empty in the first visit and where the trainer
+  // keeps its own activations.
   TensorView input(int micro_batch) const;
-  // Releases the parameters. Backward: what was not asked for counts as zero, and the reduction starts.
+  // Releases the parameters. Backward: what was not asked for counts as zero, and the reduction
+  // starts.
   void Close();
 
  protected:
@@ -56,15 +63,15 @@ class ForwardScope : public Scope {
 class BackwardScope : public Scope {
  public:
   BackwardScope() = default;
-  // ADD into it; zero-filled at the first request of a reduction. Of the communication dtype where one micro-batch makes a
-  // reduction; of the accumulation dtype where several are summed first.
+  // ADD into it; zero-filled at the first request of a reduction. Of the communication dtype where
+  // one micro-batch makes a reduction; of the accumulation dtype where several are summed first.
   MutableTensorView gradient(ParameterId p);
   struct Fused {
     MutableTensorView tensor;
     float beta = 1;
   };
-  // Write beta * tensor + g. beta is 0 at the first request, and the contents then are undefined: for GEMM, which saves the
-  // zero-fill and a read.
+  // Write beta * tensor + g. beta is 0 at the first request, and the contents then are undefined:
+  // for GEMM, which saves the zero-fill and a read.
   Fused fused_gradient(ParameterId p);
   // The gradient of what this visit's forward wrote; empty in the last visit.
   TensorView output_gradient(int micro_batch) const;

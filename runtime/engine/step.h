@@ -1,4 +1,5 @@
-// One optimizer step, and one evaluation: the objects scopes come from. Move-only; one of either alive per engine.
+// One optimizer step, and one evaluation: the objects scopes come from. Move-only; one of either
+// alive per engine.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +14,16 @@
 namespace ebb {
 
 struct StepOptions {
-  int micro_batches = 0;                     // 0: gradient_accumulation_steps of the config
-  double gradient_divisor = 0;               // global. 0: world * micro_batches; else, for example, the tokens of all ranks
+  int micro_batches = 0;  // 0: gradient_accumulation_steps of the config
+  double gradient_divisor =
+      0;  // global. 0: world * micro_batches; else, for example, the tokens of all ranks
   std::optional<double> learning_rate = {};  // instead of the schedule's
-  bool hold_updates = false;                 // no update before Finish(): gradients readable, step droppable
+  bool hold_updates = false;  // no update before Finish(): gradients readable, step droppable
 };
 
-// BeginStep ... rounds of Forward and Backward ... Finish. Destroyed unfinished, it is dropped with its gradients: nothing of it
-// remains, unless updates had started (asynchronous_step early, without hold_updates), which fails the engine.
+// BeginStep ... rounds of Forward and Backward ... Finish. Destroyed unfinished, it is dropped with
+// its gradients: nothing of it remains, unless updates had started (asynchronous_step early,
+// without hold_updates), which fails the engine.
 class Step {
  public:
   Step() = default;
@@ -30,21 +33,24 @@ class Step {
 
   // Walks through the model: micro_batches over ebb.micro_batches_per_round.
   int rounds() const;
-  // The next visit of `unit` in this round. Off the declared order it is gathered on demand, with one warning; where boundaries
-  // belong to the engine that is an error. The last visit's Forward may be left out (head and loss fused into its backward).
+  // The next visit of `unit` in this round. Off the declared order it is gathered on demand, with
+  // one warning; where boundaries belong to the engine that is an error. The last visit's Forward
+  // may be left out (head and loss fused into its backward).
   ForwardScope Forward(UnitId unit);
   BackwardScope Backward(UnitId unit);
-  // What the loss is to be multiplied with before backward; 1 unless fp16, where it waits for the last step's overflow flag.
+  // What the loss is to be multiplied with before backward; 1 unless fp16, where it waits for the
+  // last step's overflow flag.
   float loss_scale() const;
   // The same as an fp32 scalar on the device, in stream order: no host wait on a GPU.
   TensorView device_loss_scale() const;
-  // Adds one fp32 scalar on the device, unscaled. StepReport::loss is the sum over calls and ranks over the gradient divisor: by
-  // default the mean over micro-batches and ranks.
+  // Adds one fp32 scalar on the device, unscaled. StepReport::loss is the sum over calls and ranks
+  // over the gradient divisor: by default the mean over micro-batches and ranks.
   void AddLoss(TensorView scalar);
   // Optional, with hold_updates: makes the gradients final, so that Engine::Read may see them.
   absl::Status Reduce();
-  // Closes what is open; issues norm, clip and update. The first error of the step, if any: then nothing was updated, or the
-  // engine says that it has failed. On a GPU it does not wait; on the CPU it waits for this step's norm only if it must.
+  // Closes what is open; issues norm, clip and update. The first error of the step, if any: then
+  // nothing was updated, or the engine says that it has failed. On a GPU it does not wait; on the
+  // CPU it waits for this step's norm only if it must.
   absl::Status Finish();
 
  private:

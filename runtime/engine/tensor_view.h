@@ -1,5 +1,6 @@
-// Views of what the engine holds. They own nothing and are valid until their scope closes; `shape` until the engine dies.
-// Contiguous, row-major. A wrong request (a frozen gradient, a foreign parameter) gives an empty view: data null, size() 0.
+// Views of what the engine holds. They own nothing and are valid until their scope closes; `shape`
+// until the engine dies. Contiguous, row-major. A wrong request (a frozen gradient, a foreign
+// parameter) gives an empty view: data null, size() 0.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The memory ledger: every byte the runtime holds, by class of state and tier. Predicted by the plan, counted here.
+// The memory ledger: every byte the runtime holds, by class of state and tier. Predicted by the
+// plan, counted here.
 #pragma once
 
 #include <cstdint>
@@ -18,9 +19,11 @@ class MemoryLedger {
     Charge(MemoryLedger& ledger, StateClass state, Tier tier, int64_t bytes);
     Charge(Charge&& other) noexcept { *this = static_cast<Charge&&>(other); }
     Charge& operator=(Charge&& other) noexcept;
-    ~Charge();
+    ~Charge() { GiveBack(); }
 
    private:
+    void GiveBack();
+
     MemoryLedger* ledger_ = nullptr;
     StateClass state_{};
     Tier tier_{};

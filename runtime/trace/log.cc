@@ -1,1 +1,51 @@
 #include "ebb/runtime/trace/log.h"
+
+#include <spdlog/logger.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+namespace ebb {
+namespace {
+
+void Log(spdlog::logger& logger, spdlog::level::level_enum level, std::string_view message) {
+  logger.log(level, spdlog::string_view_t(message.data(), message.size()));
+}
+
+spdlog::logger* MakeLogger() {
+  auto* logger = new spdlog::logger("ebb", std::make_shared<spdlog::sinks::stderr_color_sink_mt>());
+  logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %n %^%l%$: %v");
+  logger->set_level(spdlog::level::info);
+  const char* name = std::getenv("EBB_LOG_LEVEL");
+  if (name == nullptr || *name == '\0') return logger;
+  // spdlog reads every name it does not know as "off", which would silence a misspelt "debug".
+  const spdlog::level::level_enum level = spdlog::level::from_str(name);
+  if (level == spdlog::level::off && std::string_view(name) != "off") {
+    Log(*logger, spdlog::level::warn,
+        "EBB_LOG_LEVEL=" + std::string(name) +
+            " is not a level; using info (levels: trace, debug, info, warning, error, critical, "
+            "off)");
+  } else {
+    logger->set_level(level);
+  }
+  return logger;
+}
+
+// Never destroyed: threads may log while the process exits.
+spdlog::logger& Logger() {
+  static spdlog::logger& logger = *MakeLogger();
+  return logger;
+}
+
+}  // namespace
+
+void LogInfo(std::string_view message) {
+  Log(Logger(), spdlog::level::info, message);
+}
+void LogWarning(std::string_view message) {
+  Log(Logger(), spdlog::level::warn, message);
+}
+
+}  // namespace ebb

@@ -1,4 +1,5 @@
-// The runtime's log: one spdlog logger named "ebb", to standard error. EBB_LOG_LEVEL (trace ... off) sets its level; default info.
+// The runtime's log: one spdlog logger named "ebb", to standard error. EBB_LOG_LEVEL (trace ...
+// off) sets its level; default info.
 #pragma once
 
 #include <string_view>

@@ -1,8 +1,10 @@
-// What ran when, on which stream of which rank: a file that Perfetto (ui.perfetto.dev) opens, in the Chrome trace event format.
+// What ran when, on which stream of which rank: a file that Perfetto (ui.perfetto.dev) opens, in
+// the Chrome trace event format.
 //
-// Spans go into memory reserved at construction; when it is full, later spans are dropped and counted, so tracing allocates
-// nothing in a step. Ranks of one host append to one file, whether threads or processes: each takes a lock on the file for the
-// time of its write, and the file is one valid JSON array after every write.
+// Spans go into memory reserved at construction; when it is full, later spans are dropped and
+// counted, so tracing allocates nothing in a step. Ranks of one host append to one file, whether
+// threads or processes: each takes a lock on the file for the time of its write, and the file is
+// one valid JSON array after every write.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +20,13 @@ class Timeline {
  public:
   struct Options {
     int rank = 0;
-    std::string name = "engine";   // the process name that Perfetto shows, with the rank
+    std::string name = "engine";  // the process name that Perfetto shows, with the rank
     int64_t spans_max = 1 << 16;
   };
   // One recorded interval. Nanoseconds of a steady clock that all ranks of a host share.
   struct Span {
-    const char* operation = "";    // borrowed: string literals or names that outlive the timeline
-    std::string_view subject;      // unit or bucket; borrowed alike
+    const char* operation = "";     // borrowed: string literals or names that outlive the timeline
+    std::string_view subject = {};  // unit or bucket; borrowed alike
     int track = 0;
     int64_t begin_ns = 0, end_ns = 0;
     int64_t step = 0, bytes = 0;

@@ -1,0 +1,178 @@
+// AdamW against a streaming kernel: the same reads and writes, one vector operation an array, on
+// the same memory and threads, in turns. `of_stream` is the fraction of that kernel's bandwidth
+// that AdamW reaches.
+//
+//   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
+//
+// The arrays lie in huge pages and start at different offsets modulo 2 MiB: with equal offsets both
+// kernels lose half of their speed, and the comparison would say nothing.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "ebb/optim/simd_targets.h"
+#include "ebb/optim/update.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "optimizer_bench.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h, which includes this file again for every target.
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ebb::optim::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Elements [begin, end), of which a vector's rest is left out. Max keeps all values where they are
+// from the second pass on.
+void Stream(const UpdateArrays& shared, int64_t begin, int64_t end) {
+  const UpdateArrays arrays = shared;
+  const hn::ScalableTag<float> d;
+  const hn::Rebind<uint16_t, decltype(d)> halves;
+  const hn::Rebind<uint32_t, decltype(d)> bits;
+  const hn::Rebind<int32_t, decltype(d)> integers;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t i = begin; i + lanes <= end; i += lanes) {
+    auto gradient = hn::Zero(d);
+    if (arrays.gradient_dtype == DType::kBFloat16) {
+      const auto half = hn::LoadU(halves, static_cast<const uint16_t*>(arrays.gradient) + i);
+      gradient = hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(bits, half)));
+    } else {
+      gradient = hn::LoadU(d, static_cast<const float*>(arrays.gradient) + i);
+    }
+    const auto master = hn::Max(hn::LoadU(d, arrays.master + i), gradient);
+    hn::StoreU(master, d, arrays.master + i);
+    for (float* const state : arrays.states) {
+      hn::StoreU(hn::Max(hn::LoadU(d, state + i), gradient), d, state + i);
+    }
+    if (arrays.parameter != nullptr) {
+      const auto half = hn::BitCast(integers, hn::ShiftRight<16>(hn::BitCast(bits, master)));
+      hn::StoreU(hn::DemoteTo(halves, half), halves, static_cast<uint16_t*>(arrays.parameter) + i);
+    }
+  }
+}
+
+}  // namespace ebb::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ebb::optim {
+namespace {
+
+HWY_EXPORT(Stream);
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+constexpr int64_t kSkew = 69'952;
+
+class HugePages {
+ public:
+  explicit HugePages(int64_t bytes) : bytes_(bytes + kHugePage) {
+    void* const memory = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
+                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return;
+    memory_ = static_cast<char*>(memory);
+    madvise(memory_, static_cast<size_t>(bytes_), MADV_HUGEPAGE);
+    next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory_) + kHugePage - 1) /
+                                    kHugePage * kHugePage);
+  }
+  ~HugePages() {
+    if (memory_ != nullptr) munmap(memory_, static_cast<size_t>(bytes_));
+  }
+  HugePages(const HugePages&) = delete;
+  HugePages& operator=(const HugePages&) = delete;
+
+  bool ok() const { return memory_ != nullptr; }
+
+  // The next array: a huge page's start, further on by one skew for each array before it.
+  template <class T>
+  T* Take(int64_t count, T value) {
+    T* const array = reinterpret_cast<T*>(next_ + taken_ * kSkew);
+    std::fill_n(array, count, value);
+    next_ += (count * static_cast<int64_t>(sizeof(T)) + ++taken_ * kSkew + kHugePage - 1) /
+             kHugePage * kHugePage;
+    return array;
+  }
+  static int64_t BytesFor(int64_t arrays, int64_t count) {
+    return arrays * (count * 4 + arrays * kSkew + kHugePage);
+  }
+
+ private:
+  int64_t bytes_;
+  char* memory_ = nullptr;
+  char* next_ = nullptr;
+  int64_t taken_ = 0;
+};
+
+template <class Body>
+double Seconds(Body body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double Median(std::vector<double>& values) {
+  const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// half: bf16 gradients and a bf16 copy of the parameters, 30 bytes an element. Else fp32 gradients
+// and no copy, 28 bytes.
+void AdamW(benchmark::State& state, bool half) {
+  const int64_t count = state.range(0);
+  ThreadTeam team(static_cast<int>(state.range(1)));
+  HugePages memory(HugePages::BytesFor(5, count));
+  if (!memory.ok()) return state.SkipWithError("no memory");
+  UpdateArrays arrays = {.master = memory.Take(count, 1.0f), .count = count};
+  for (float*& array : arrays.states) array = memory.Take(count, 0.5f);
+  if (half) {
+    arrays.gradient = memory.Take(count, BFloat16(0.25f));
+    arrays.gradient_dtype = DType::kBFloat16;
+    arrays.parameter = memory.Take(count, BFloat16(0.0f));
+    arrays.parameter_dtype = DType::kBFloat16;
+  } else {
+    arrays.gradient = memory.Take(count, 0.25f);
+  }
+  const OptimizerConfig optimizer = {.weight_decay = 0.1};
+  UpdateScalars scalars = {.learning_rate = 1e-5, .gradient_factor = 0.5f};
+
+  std::vector<double> adamw_seconds, stream_seconds, ratios;
+  for (auto _ : state) {
+    stream_seconds.push_back(Seconds([&] {
+      team.Run(count, 16 * 1024, [&](int64_t begin, int64_t end) {
+        HWY_DYNAMIC_DISPATCH(Stream)(arrays, begin, end);
+      });
+    }));
+    adamw_seconds.push_back(Seconds([&] { Update(team, optimizer, arrays, scalars); }));
+    ratios.push_back(stream_seconds.back() / adamw_seconds.back());
+    state.SetIterationTime(adamw_seconds.back());
+    ++scalars.step;
+  }
+  const double gigabytes = static_cast<double>(count) * (half ? 30 : 28) * 1e-9;
+  state.counters["adamw_GB/s"] = gigabytes / Median(adamw_seconds);
+  state.counters["stream_GB/s"] = gigabytes / Median(stream_seconds);
+  state.counters["of_stream"] =
+      Median(ratios);  // of neighbours in time, as other load comes and goes
+}
+
+void Sizes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"elements", "threads"})
+      ->ArgsProduct({{10'000'000, 100'000'000}, {1, 2}})
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond)
+      ->MinTime(2);
+}
+
+BENCHMARK_CAPTURE(AdamW, bf16_gradient_bf16_copy, true)->Apply(Sizes);
+BENCHMARK_CAPTURE(AdamW, fp32_gradient, false)->Apply(Sizes);
+
+}  // namespace
+}  // namespace ebb::optim
+
+BENCHMARK_MAIN();
+#endif  // HWY_ONCE

@@ -1,0 +1,38 @@
+// SHA-256 over a model's parameters: the same for every stage, world and tier that trained to the same bits.
+//
+// The bytes, for every parameter in declared order:
+//   the name, then one zero byte
+//   each dimension as a 64-bit integer
+//   each fp32 master value, row-major
+// Numbers are little-endian.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/engine/engine.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb::gpt {
+
+class ParameterDigest {
+ public:
+  ParameterDigest();
+  ~ParameterDigest();
+
+  void Add(std::string_view name, std::span<const int64_t> shape, std::span<const float> values);
+  std::string Finish();  // hexadecimal; once
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+// Collective. Gathers one parameter at a time to rank 0, which gets the digest; other ranks get "".
+absl::StatusOr<std::string> DigestOf(Engine& engine, const ModelSpec& model, int rank);
+
+}  // namespace ebb::gpt

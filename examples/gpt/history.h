@@ -1,0 +1,37 @@
+// What every step reported, and the two pictures of it: a CSV file and a curve as SVG.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/engine/engine.h"
+
+namespace ebb::gpt {
+
+struct StepRecord {
+  StepReport report;
+  double seconds = 0;  // of the step alone
+};
+
+struct Evaluated {
+  int64_t step = 0;  // steps finished before
+  double loss = 0;
+};
+
+struct History {
+  int64_t tokens_per_step = 0;  // of all ranks
+  std::vector<StepRecord> steps;
+  std::vector<Evaluated> held_out;
+
+  // Over the steps after the first two, which still meet cold caches and untouched pages; over all if there are no more.
+  double TokensPerSecond() const;
+};
+
+// A header and a line for each step.
+std::string LossesCsv(const History& history);
+
+// The loss over the steps, its moving average, and the held-out losses; losses that are not numbers are left out.
+std::string CurveSvg(const History& history);
+
+}  // namespace ebb::gpt

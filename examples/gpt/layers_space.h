@@ -1,0 +1,69 @@
+// How the workspace of the layers is laid out; see layers.h.
+#pragma once
+
+#include <algorithm>
+
+#include "arena.h"
+#include "layers.h"
+
+namespace ebb::gpt {
+
+// What one block keeps of one micro-batch's forward: 9 activations of the model's width a token, and a few numbers a row. Outputs
+// of norms and GELU are not kept: they cost a pass over memory to make again, not a product.
+struct Layers::Slot {
+  void *qkv = nullptr, *attention = nullptr, *middle = nullptr, *up = nullptr;
+  float *log_sum_exp = nullptr, *mean1 = nullptr, *deviation1 = nullptr, *mean2 = nullptr, *deviation2 = nullptr;
+
+  Slot(Arena& arena, const GptShape& shape, int64_t rows, int64_t element) {
+    qkv = arena.Take(rows * 3 * shape.width * element);
+    attention = arena.Take(rows * shape.width * element);
+    middle = arena.Take(rows * shape.width * element);
+    up = arena.Take(rows * 4 * shape.width * element);
+    log_sum_exp = arena.Take<float>(rows * shape.heads);
+    for (float** numbers : {&mean1, &deviation1, &mean2, &deviation2}) *numbers = arena.Take<float>(rows);
+  }
+};
+
+struct Layers::Space {
+  int64_t chunk_rows = 0;  // of the head
+  std::byte* ops_scratch = nullptr;
+  int64_t ops_scratch_bytes = 0;
+  // In blocks.
+  void *hidden = nullptr, *hidden_gradient = nullptr, *narrow = nullptr, *narrow_gradient = nullptr;
+  // In the head, which no block's pass overlaps: the same memory.
+  float *logits = nullptr, *mean = nullptr, *deviation = nullptr, *losses = nullptr;
+  void *normal = nullptr, *normal_gradient = nullptr, *logit_gradient = nullptr;
+  std::vector<Slot> slots;
+  int64_t bytes = 0;
+
+  Space(const GptShape& shape, const Options& options, std::byte* base) {
+    const int64_t rows = options.sequences * shape.context, element = SizeOf(options.compute);
+    Arena arena(base);
+    ops_scratch_bytes = CpuScratchBytes(options.compute, options.threads,
+                                        {.rows = rows,
+                                         .tokens = shape.context,
+                                         .width = shape.width,
+                                         .heads = shape.heads,
+                                         .vocabulary = shape.vocabulary});
+    ops_scratch = arena.Take<std::byte>(ops_scratch_bytes);
+    for (int64_t i = 0; i < options.slots; ++i) slots.emplace_back(arena, shape, rows, element);
+
+    std::byte* shared = base == nullptr ? nullptr : base + arena.used();
+    Arena block(shared), head(shared);
+    hidden = block.Take(rows * 4 * shape.width * element);
+    hidden_gradient = block.Take(rows * 4 * shape.width * element);
+    narrow = block.Take(rows * shape.width * element);
+    narrow_gradient = block.Take(rows * shape.width * element);
+
+    // Chunks of about 16 MiB of logits, or fewer rows for all there are; not under 64, or the products become slow.
+    chunk_rows = std::min(rows, std::max<int64_t>(64, (int64_t{4} << 20) / shape.vocabulary));
+    logits = head.Take<float>(chunk_rows * shape.vocabulary);
+    logit_gradient = options.compute == DType::kFloat32 ? logits : head.Take(chunk_rows * shape.vocabulary * element);
+    normal = head.Take(chunk_rows * shape.width * element);
+    normal_gradient = head.Take(chunk_rows * shape.width * element);
+    for (float** numbers : {&mean, &deviation, &losses}) *numbers = head.Take<float>(chunk_rows);
+    bytes = arena.used() + std::max(block.used(), head.used());
+  }
+};
+
+}  // namespace ebb::gpt

@@ -1,0 +1,46 @@
+// The GPT as Ebb sees it: units, parameters and the order of visits. GPT-2's shape (Radford et al. 2019): learned positions, norms
+// before attention and feed-forward, tanh GELU, the embedding's table used again as the head.
+//
+//   embedding -> block 0 -> ... -> block n - 1 -> embedding (final norm, head, loss)
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb::gpt {
+
+struct GptShape {
+  int64_t layers = 6, heads = 6, width = 384, context = 256, vocabulary = 256;
+};
+
+// Names the field at fault.
+absl::Status Validate(const GptShape& shape);
+
+struct BlockIds {
+  UnitId unit{};
+  ParameterId norm1_weight{}, norm1_bias{}, qkv_weight{}, qkv_bias{}, projection_weight{}, projection_bias{};
+  ParameterId norm2_weight{}, norm2_bias{}, up_weight{}, up_bias{}, down_weight{}, down_bias{};
+};
+
+struct Gpt {
+  GptShape shape;
+  UnitId embedding{};  // visited first, and last as the head
+  ParameterId tokens{}, positions{}, norm_weight{}, norm_bias{};
+  std::vector<BlockIds> blocks;
+};
+
+struct GptOptions {
+  GptShape shape;
+  uint64_t seed = 1;             // of the initial values
+  int64_t boundary_bytes = 0;    // of a micro-batch's activations between two visits
+  std::string vector_group = ""; // parameter group of norms and biases
+};
+
+// Adds the model to `spec`.
+Gpt Declare(const GptOptions& options, ModelSpec& spec);
+
+}  // namespace ebb::gpt

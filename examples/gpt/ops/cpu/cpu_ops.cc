@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <cassert>
+#include <vector>
+
+#include "ebb/runtime/device/thread_team.h"
+#include "ops/cpu/attention.h"
+#include "ops/cpu/gemm.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/matmul.h"
+#include "ops/ops.h"
+
+namespace ebb::gpt {
+namespace {
+
+constexpr int64_t kElementGrain = 1024, kColumnGrain = 64, kRowGrain = 4;
+
+int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// A scatter sorts the rows of a micro-batch by their row of the table: starts and positions, each of 4 bytes.
+int64_t ScatterInts(int64_t table_rows, int64_t rows) { return table_rows + 1 + rows; }
+
+// fp32 elements of each part of the scratch; parts begin at multiples of 16, that is 64 bytes.
+struct ScratchPlan {
+  int64_t matmul = 0, head = 0;
+};
+ScratchPlan PlanFor(DType compute, const OpsLimits& limits) {
+  const int64_t depth = limits.heads > 0 ? limits.width / limits.heads : 0;
+  return {.matmul = RoundUp(cpu::Matmul::ScratchFloats(compute), 16),
+          .head = RoundUp(cpu::Attention::ScratchFloats(limits.tokens, depth), 16)};
+}
+
+class CpuOps final : public Ops {
+ public:
+  CpuOps(DType compute, int threads, std::span<std::byte> scratch)
+      : compute_(compute),
+        team_(threads),
+        scratch_(reinterpret_cast<float*>(scratch.data()), scratch.size() / sizeof(float)),
+        matmul_(compute, gemm_, team_, scratch_.first(static_cast<size_t>(cpu::Matmul::ScratchFloats(compute)))),
+        attention_(compute, gemm_) {}
+
+  void Matmul(const MatmulArrays& arrays) override { matmul_.Run(arrays); }
+
+  void Norm(const NormArrays& arrays) override {
+    team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) { cpu::NormRows(compute_, arrays, begin, end); });
+  }
+  void NormBackward(const NormBackwardArrays& arrays) override {
+    // Columns first: the input's gradient may replace the residual's, never the output's, which both read.
+    team_.Run(arrays.width, kColumnGrain,
+              [&](int64_t begin, int64_t end) { cpu::NormBackwardColumns(compute_, arrays, begin, end); });
+    team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) { cpu::NormBackwardRows(compute_, arrays, begin, end); });
+  }
+  void Gelu(const void* input, void* output, int64_t count) override {
+    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) { cpu::GeluRange(compute_, input, output, begin, end); });
+  }
+  void GeluBackward(const void* input, void* output, void* gradient, int64_t count) override {
+    team_.Run(count, kElementGrain,
+              [&](int64_t begin, int64_t end) { cpu::GeluBackwardRange(compute_, input, output, gradient, begin, end); });
+  }
+  void Attention(const AttentionArrays& arrays) override {
+    ForEachHead(arrays.sequences, arrays.heads, cpu::Attention::ScratchFloats(arrays.tokens, arrays.width / arrays.heads),
+                [&](int64_t sequence, int64_t head, float* scratch) {
+                  attention_.ForwardHead(arrays, sequence, head, scratch);
+                });
+  }
+  void AttentionBackward(const AttentionBackwardArrays& arrays) override {
+    ForEachHead(arrays.sequences, arrays.heads, cpu::Attention::ScratchFloats(arrays.tokens, arrays.width / arrays.heads),
+                [&](int64_t sequence, int64_t head, float* scratch) {
+                  attention_.BackwardHead(arrays, sequence, head, scratch);
+                });
+  }
+  void Add(const void* a, const void* b, void* sum, int64_t count) override {
+    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) { cpu::AddRange(compute_, a, b, sum, begin, end); });
+  }
+  void ColumnSums(const void* matrix, int64_t rows, int64_t columns, Target sums) override {
+    team_.Run(columns, kColumnGrain, [&](int64_t begin, int64_t end) {
+      cpu::ColumnSumsRange(compute_, matrix, rows, columns, sums, begin, end);
+    });
+  }
+  void CrossEntropy(const CrossEntropyArrays& arrays) override {
+    team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) { cpu::CrossEntropyRows(compute_, arrays, begin, end); });
+  }
+  void Embed(const EmbedArrays& arrays) override {
+    team_.Run(arrays.sequences * arrays.tokens, kRowGrain,
+              [&](int64_t begin, int64_t end) { cpu::EmbedRows(compute_, arrays, begin, end); });
+  }
+  void EmbedBackward(const EmbedBackwardArrays& x) override {
+    const int64_t rows = x.sequences * x.tokens;
+    Scatter(x.output_gradient, rows, x.width, x.vocabulary, x.token_gradient, [&](int64_t row) { return x.ids[row]; });
+    Scatter(x.output_gradient, rows, x.width, x.context, x.position_gradient, [&](int64_t row) { return row % x.tokens; });
+  }
+
+ private:
+  // Heads are dealt out to as many slots as there are threads, each with its own scratch.
+  template <class Body>
+  void ForEachHead(int64_t sequences, int64_t heads, int64_t scratch_floats, const Body& body) {
+    const int64_t slots = team_.threads(), count = sequences * heads, stride = RoundUp(scratch_floats, 16);
+    assert(slots * stride <= static_cast<int64_t>(scratch_.size()));
+    team_.Run(slots, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t slot = begin; slot < end; ++slot) {
+        for (int64_t i = count * slot / slots; i < count * (slot + 1) / slots; ++i) {
+          body(i / heads, i % heads, scratch_.data() + slot * stride);
+        }
+      }
+    });
+  }
+
+  // Row r of the target gets the sum of the gradient's rows whose table row is r, in ascending order: no two threads add to
+  // one row, so the sum's order is fixed.
+  template <class TableRow>
+  void Scatter(const void* gradient, int64_t rows, int64_t width, int64_t table_rows, const Target& target,
+               const TableRow& table_row) {
+    int32_t* starts = reinterpret_cast<int32_t*>(scratch_.data());
+    int32_t* positions = starts + table_rows + 1;
+    assert(ScatterInts(table_rows, rows) <= static_cast<int64_t>(scratch_.size()));
+    std::fill_n(starts, table_rows + 1, 0);
+    for (int64_t row = 0; row < rows; ++row) ++starts[table_row(row)];
+    for (int64_t t = 1; t <= table_rows; ++t) starts[t] += starts[t - 1];  // now the ends
+    for (int64_t row = rows; row-- > 0;) positions[--starts[table_row(row)]] = static_cast<int32_t>(row);
+    team_.Run(table_rows, kRowGrain, [&](int64_t begin, int64_t end) {
+      cpu::ScatterRows(compute_,
+                       {.output_gradient = gradient, .starts = starts, .positions = positions, .target = target, .width = width},
+                       begin, end);
+    });
+  }
+
+  const DType compute_;
+  ThreadTeam team_;
+  cpu::Gemm gemm_;
+  const std::span<float> scratch_;
+  cpu::Matmul matmul_;
+  cpu::Attention attention_;
+};
+
+}  // namespace
+
+int64_t CpuScratchBytes(DType compute, int threads, const OpsLimits& limits) {
+  const ScratchPlan plan = PlanFor(compute, limits);
+  const int64_t scatter = RoundUp(ScatterInts(std::max(limits.vocabulary, limits.tokens), limits.rows), 16);
+  return std::max({plan.matmul, threads * plan.head, scatter}) * static_cast<int64_t>(sizeof(float));
+}
+
+std::unique_ptr<Ops> NewCpuOps(DType compute, int threads, std::span<std::byte> scratch) {
+  return std::make_unique<CpuOps>(compute, threads, scratch);
+}
+
+}  // namespace ebb::gpt

@@ -1,0 +1,65 @@
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/embedding.cc"
+#include <type_traits>
+
+#include "ebb/optim/simd_targets.h"
+#include "hwy/foreach_target.h"  // after simd_targets.h, before highway.h
+#include "hwy/highway.h"
+#include "ops/cpu/kernels.h"
+#include "ops/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ebb::gpt::cpu::HWY_NAMESPACE {
+
+void EmbedRows(DType dtype, const EmbedArrays& a, int64_t begin, int64_t end) {
+  WithType(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    for (int64_t r = begin; r < end; ++r) {
+      const T* token = static_cast<const T*>(a.token_table) + a.ids[r] * a.width;
+      const T* position = static_cast<const T*>(a.position_table) + (r % a.tokens) * a.width;
+      T* to = static_cast<T*>(a.output) + r * a.width;
+      ForEach(a.width, [&](auto d, int64_t i) HWY_ATTR {
+        StoreAs(d, hn::Add(LoadAs(d, token + i), LoadAs(d, position + i)), to + i);
+      });
+    }
+  });
+}
+
+template <class T, class G>
+void ScatterRowsOf(const ScatterArrays& a, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; ++row) {
+    G* to = static_cast<G*>(a.target.data) + row * a.width;
+    ForEach(a.width, [&](auto d, int64_t i) HWY_ATTR {
+      auto sum = hn::Zero(d);
+      for (int32_t p = a.starts[row]; p < a.starts[row + 1]; ++p) {
+        sum = hn::Add(sum, LoadAs(d, static_cast<const T*>(a.output_gradient) + a.positions[p] * a.width + i));
+      }
+      StoreTo(d, sum, to + i, a.target.beta);
+    });
+  }
+}
+
+void ScatterRows(DType dtype, const ScatterArrays& arrays, int64_t begin, int64_t end) {
+  WithType(dtype, [&](auto* type) {
+    using T = std::remove_pointer_t<decltype(type)>;
+    WithType(arrays.target.dtype, [&](auto* gradient_type) {
+      ScatterRowsOf<T, std::remove_pointer_t<decltype(gradient_type)>>(arrays, begin, end);
+    });
+  });
+}
+
+}  // namespace ebb::gpt::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ebb::gpt::cpu {
+HWY_EXPORT(EmbedRows);
+HWY_EXPORT(ScatterRows);
+void EmbedRows(DType dtype, const EmbedArrays& arrays, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(EmbedRows)(dtype, arrays, begin, end);
+}
+void ScatterRows(DType dtype, const ScatterArrays& arrays, int64_t begin, int64_t end) {
+  HWY_DYNAMIC_DISPATCH(ScatterRows)(dtype, arrays, begin, end);
+}
+}  // namespace ebb::gpt::cpu
+#endif

@@ -1,0 +1,40 @@
+// Matrix products of one thread, from oneDNN: primitives made once a shape and kept, safe to run from many threads at once.
+//
+// oneDNN's own threads stay off (one OpenMP thread for each caller), so ranks that are threads of one process do not share a pool
+// and the number of threads a rank uses is its team's. The bits of a product depend on its shape and strides, not on addresses.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <memory>
+
+#include "ebb/runtime/config/dtype.h"
+
+namespace ebb::gpt::cpu {
+
+// c[m, n] = accumulate * c + a[m, k] b[k, n] + bias[n]. Strides in elements; a transposed operand is stored [k, m] or [n, k], its
+// stride between those rows.
+struct GemmShape {
+  int64_t m = 0, n = 0, k = 0;
+  int64_t a_stride = 0, b_stride = 0, c_stride = 0;
+  bool a_transposed = false, b_transposed = false, bias = false, accumulate = false;
+  DType inputs = DType::kFloat32;  // of a, b and bias: fp32 or, where HasNative, bf16
+  DType output = DType::kFloat32;  // fp32 or the dtype of the inputs
+  auto operator<=>(const GemmShape&) const = default;
+};
+
+class Gemm {
+ public:
+  Gemm();
+  ~Gemm();
+  void Run(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c);
+
+  // Whether this CPU multiplies numbers of `dtype` at their own speed (bf16: AVX-512 BF16 or AMX).
+  static bool HasNative(DType dtype);
+
+ private:
+  struct Cache;
+  std::unique_ptr<Cache> cache_;
+};
+
+}  // namespace ebb::gpt::cpu

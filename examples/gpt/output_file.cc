@@ -1,0 +1,61 @@
+#include "output_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb::gpt {
+absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::string& path) {
+  OutputFile file(std::string(flag), path, "", -1);
+  struct stat status = {};
+  if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    if (S_ISDIR(status.st_mode)) errno = EISDIR;
+    if (!S_ISDIR(status.st_mode)) file.descriptor_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  } else {
+    file.temporary_ = absl::StrCat(path, ".", getpid(), ".partial");
+    file.descriptor_ = open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (file.descriptor_ < 0) file.temporary_.clear();
+  }
+  if (file.descriptor_ < 0) return file.Failed("cannot be written");
+  return file;
+}
+
+OutputFile::OutputFile(std::string flag, std::string path, std::string temporary, int descriptor)
+    : flag_(std::move(flag)), path_(std::move(path)), temporary_(std::move(temporary)), descriptor_(descriptor) {}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : flag_(std::move(other.flag_)),
+      path_(std::move(other.path_)),
+      temporary_(std::exchange(other.temporary_, "")),
+      descriptor_(std::exchange(other.descriptor_, -1)) {}
+
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) close(descriptor_);
+  if (!temporary_.empty()) unlink(temporary_.c_str());
+}
+
+absl::Status OutputFile::Failed(std::string_view action) const {
+  return absl::UnavailableError(absl::StrCat(flag_, " ", path_, ": ", std::string(action), ": ", std::strerror(errno)));
+}
+
+absl::Status OutputFile::Write(std::string_view contents) {
+  while (!contents.empty()) {
+    const ssize_t written = write(descriptor_, contents.data(), contents.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return Failed("writing failed");
+    contents.remove_prefix(static_cast<size_t>(written));
+  }
+  if (temporary_.empty()) return absl::OkStatus();
+  if (fsync(descriptor_) != 0) return Failed("writing failed");
+  if (rename(temporary_.c_str(), path_.c_str()) != 0) return Failed("cannot be put in place");
+  temporary_.clear();
+  return absl::OkStatus();
+}
+
+}  // namespace ebb::gpt

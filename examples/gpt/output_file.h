@@ -1,0 +1,32 @@
+// A file that is there whole or not at all. Open proves, before hours of training, that it can be written; Write puts the contents
+// beside it and renames them into place. What is not a regular file (/dev/stdout, a pipe) is written directly.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ebb::gpt {
+
+class OutputFile {
+ public:
+  // `flag` names the option in messages.
+  static absl::StatusOr<OutputFile> Open(std::string_view flag, const std::string& path);
+  OutputFile(OutputFile&& other) noexcept;
+  OutputFile& operator=(OutputFile&&) = delete;
+  ~OutputFile();  // removes what was not written to the end
+
+  absl::Status Write(std::string_view contents);
+  const std::string& path() const { return path_; }
+
+ private:
+  OutputFile(std::string flag, std::string path, std::string temporary, int descriptor);
+  absl::Status Failed(std::string_view action) const;  // with errno's text
+
+  std::string flag_, path_, temporary_;  // temporary: empty if written directly
+  int descriptor_ = -1;
+};
+
+}  // namespace ebb::gpt

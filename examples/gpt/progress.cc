@@ -1,0 +1,72 @@
+#include "progress.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "absl/strings/str_format.h"
+
+namespace ebb::gpt {
+namespace {
+
+constexpr int64_t kPlainLines = 20;  // about as many, where the line is not rewritten
+
+std::string Duration(double seconds) {
+  const int64_t whole = static_cast<int64_t>(seconds + 0.5);
+  if (whole < 60) return absl::StrFormat("%ds", whole);
+  if (whole < 3600) return absl::StrFormat("%dm%02ds", whole / 60, whole % 60);
+  return absl::StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
+}
+
+}  // namespace
+
+Progress::Progress(int64_t steps)
+    : steps_(steps), every_(std::max<int64_t>(1, steps / kPlainLines)), terminal_(isatty(STDOUT_FILENO) == 1) {}
+
+Progress::~Progress() {
+  if (open_) std::printf("\n");
+  std::fflush(stdout);
+}
+
+void Progress::Show(const History& history, uint64_t memory_bytes) {
+  const int64_t done = static_cast<int64_t>(history.steps.size());
+  if (!terminal_ && done != 1 && done != steps_ && done % every_ != 0) return;
+  const std::string line = ProgressLine(history, steps_, memory_bytes);
+  std::printf(terminal_ ? "\r%s\x1b[K" : "%s\n", line.c_str());
+  std::fflush(stdout);
+  open_ = terminal_;
+}
+
+void Progress::Say(const std::string& line) {
+  std::printf(open_ ? "\r%s\x1b[K\n" : "%s\n", line.c_str());
+  std::fflush(stdout);
+  open_ = false;
+}
+
+std::string ProgressLine(const History& history, int64_t steps, uint64_t memory_bytes) {
+  const StepReport& report = history.steps.back().report;
+  const int64_t done = static_cast<int64_t>(history.steps.size());
+  const double rate = history.TokensPerSecond();
+  const double left = rate > 0 ? static_cast<double>((steps - done) * history.tokens_per_step) / rate : 0;
+  std::string line = absl::StrFormat("step %d/%d  loss %.4f  %.0f tokens/s  %.1f MiB a rank", done, steps, report.loss, rate,
+                                     static_cast<double>(memory_bytes) / (1 << 20));
+  absl::StrAppendFormat(&line, "  loss scale %g", report.loss_scale);
+  if (report.skipped_steps > 0) absl::StrAppendFormat(&line, "  skipped %d", report.skipped_steps);
+  return line + "  " + Duration(left) + " left";
+}
+
+std::string Printable(const std::string& text) {
+  std::string printable;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte == '\n' || (byte >= 0x20 && byte < 0x7f)) {
+      printable += c;
+    } else {
+      absl::StrAppendFormat(&printable, "\\x%02x", byte);
+    }
+  }
+  return printable;
+}
+
+}  // namespace ebb::gpt

@@ -1,0 +1,34 @@
+// What people see while it trains: on a terminal one line that is rewritten, else a plain line now and then.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ebb/runtime/engine/engine.h"
+#include "history.h"
+
+namespace ebb::gpt {
+
+class Progress {
+ public:
+  // `steps` in all. Writes to standard output.
+  explicit Progress(int64_t steps);
+  ~Progress();  // ends the rewritten line
+
+  void Show(const History& history, uint64_t memory_bytes);
+  // A line of its own, that the rewritten one does not overwrite.
+  void Say(const std::string& line);
+
+ private:
+  const int64_t steps_, every_;
+  const bool terminal_;
+  bool open_ = false;  // a rewritten line stands
+};
+
+// One line: step, loss, tokens per second, memory, loss scale, time left.
+std::string ProgressLine(const History& history, int64_t steps, uint64_t memory_bytes);
+
+// Text with everything but printable ASCII and line ends as \xNN: a terminal obeys other bytes.
+std::string Printable(const std::string& text);
+
+}  // namespace ebb::gpt

@@ -1,0 +1,32 @@
+// A whole run of the trainer: what every rank does from its model to its reports.
+#pragma once
+
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/ebb.h"
+#include "options.h"
+#include "output_file.h"
+#include "text.h"
+
+namespace ebb::gpt {
+
+// The files that rank 0 writes at the end, opened before anything else.
+struct Reports {
+  std::optional<OutputFile> losses, curve, summary;
+
+  static absl::StatusOr<Reports> Open(const Options& options);
+};
+
+struct Run {
+  const Options& options;
+  const Config& config;
+  const Text& text;
+  Reports& reports;  // rank 0's
+};
+
+// True if a signal ended it early; the reports are written then as well.
+absl::StatusOr<bool> RunRank(const World& world, const Run& run);
+
+}  // namespace ebb::gpt

@@ -1,0 +1,55 @@
+#include "stop.h"
+
+#include <csignal>
+
+#include <atomic>
+#include <utility>
+
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb::gpt {
+namespace {
+
+std::atomic<bool> signal_seen{false};
+
+void Remember(int signal) {
+  signal_seen.store(true, std::memory_order_relaxed);
+  std::signal(signal, SIG_DFL);
+}
+
+}  // namespace
+
+void CatchStopSignals() {
+  std::signal(SIGINT, Remember);
+  std::signal(SIGTERM, Remember);
+}
+
+// In this order: the stream is destroyed, and so emptied, before what its work uses.
+struct StopVote::State {
+  State(Communicator c, Stream s) : communicator(std::move(c)), stream(std::move(s)) {}
+  float vote = 0;
+  const CollectiveSpan span = {.send = &vote, .receive = &vote, .count = 1};
+  Communicator communicator;
+  Stream stream;
+};
+
+StopVote::StopVote(std::unique_ptr<State> state) : state_(std::move(state)) {}
+StopVote::StopVote(StopVote&&) noexcept = default;
+StopVote::~StopVote() = default;
+
+absl::StatusOr<StopVote> StopVote::Create(const World& world, const Device& device) {
+  EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+  EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("gpt-stop"));
+  return StopVote(std::make_unique<State>(std::move(communicator), std::move(stream)));
+}
+
+absl::StatusOr<bool> StopVote::Decide() {
+  state_->stream.WaitIdle();
+  EBB_RETURN_IF_ERROR(state_->communicator.status());
+  if (state_->vote != 0) return true;
+  state_->vote = signal_seen.load(std::memory_order_relaxed) ? 1 : 0;
+  EBB_RETURN_IF_ERROR(state_->communicator.AllReduce(state_->stream, {&state_->span, 1}, DType::kFloat32, ReduceOp::kMax));
+  return false;
+}
+
+}  // namespace ebb::gpt

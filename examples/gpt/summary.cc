@@ -1,0 +1,115 @@
+#include "summary.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace ebb::gpt {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr size_t kRowsMax = 32;
+
+// A rank's usage as plain bytes, to travel. Names of operations are literals of the engine: the receiver has the same ones in the
+// same order.
+struct UsageBytes {
+  std::array<MemoryRow, kRowsMax> memory;
+  std::array<uint64_t, kRowsMax> predicted, moved;
+  size_t memory_rows = 0, communication_rows = 0;
+};
+
+uint64_t PeakOf(const UsageBytes& usage) {
+  uint64_t peak = 0;
+  for (size_t i = 0; i < usage.memory_rows; ++i) peak += usage.memory[i].peak_bytes;
+  return peak;
+}
+
+}  // namespace
+
+absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine) {
+  const std::vector<MemoryRow> memory = engine.memory();
+  std::vector<CommunicationRow> communication = engine.communication();
+  UsageBytes mine = {};
+  mine.memory_rows = std::min(memory.size(), kRowsMax);
+  mine.communication_rows = std::min(communication.size(), kRowsMax);
+  std::copy_n(memory.begin(), mine.memory_rows, mine.memory.begin());
+  for (size_t i = 0; i < mine.communication_rows; ++i) {
+    mine.predicted[i] = communication[i].predicted_bytes;
+    mine.moved[i] = communication[i].bytes;
+  }
+
+  std::vector<UsageBytes> all(static_cast<size_t>(world.size()));
+  EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "summary"}));
+  Stream stream = Device::Cpu().CallerStream();
+  const CollectiveSpan span = {.send = &mine, .receive = all.data(), .count = sizeof(UsageBytes)};
+  EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+  stream.WaitIdle();
+  EBB_RETURN_IF_ERROR(communicator.status());
+
+  const auto less = [](const UsageBytes& a, const UsageBytes& b) { return PeakOf(a) < PeakOf(b); };
+  const UsageBytes& fullest = *std::max_element(all.begin(), all.end(), less);
+  communication.resize(fullest.communication_rows);
+  for (size_t i = 0; i < fullest.communication_rows; ++i) {
+    communication[i].predicted_bytes = fullest.predicted[i];
+    communication[i].bytes = fullest.moved[i];
+  }
+  return RankUsage{.memory = {fullest.memory.begin(), fullest.memory.begin() + static_cast<int64_t>(fullest.memory_rows)},
+                   .communication = std::move(communication)};
+}
+
+std::string SummaryJson(const Summary& summary, const History& history) {
+  Json json;
+  json["version"] = summary.version;
+  json["config"] = Json::parse(summary.config_json);
+  json["ranks"] = summary.ranks;
+  json["parameters"] = summary.parameters;
+  json["steps"] = history.steps.size();
+  json["tokens_per_step"] = history.tokens_per_step;
+  json["tokens_per_second"] = history.TokensPerSecond();
+  json["skipped_steps"] = history.steps.empty() ? 0 : history.steps.back().report.skipped_steps;
+  json["parameter_digest"] = summary.parameter_digest;
+  Json& memory = json["memory"] = Json::array();
+  for (const MemoryRow& row : summary.usage.memory) {
+    memory.push_back({{"class", std::string(Name(row.state))},
+                      {"tier", std::string(Name(row.tier))},
+                      {"predicted_bytes", row.predicted_bytes},
+                      {"peak_bytes", row.peak_bytes}});
+  }
+  Json& communication = json["communication"] = Json::array();
+  for (const CommunicationRow& row : summary.usage.communication) {
+    communication.push_back({{"operation", std::string(row.operation)},
+                             {"predicted_bytes", row.predicted_bytes},
+                             {"bytes", row.bytes}});
+  }
+  Json& held_out = json["held_out"] = Json::array();
+  for (const Evaluated& e : history.held_out) held_out.push_back({{"step", e.step}, {"loss", e.loss}});
+  for (const char* key : {"losses", "gradient_norms", "learning_rates"}) json[key] = Json::array();
+  for (const StepRecord& record : history.steps) {
+    json["losses"].push_back(record.report.loss);  // not a number: null
+    json["gradient_norms"].push_back(record.report.gradient_norm);
+    json["learning_rates"].push_back(record.report.learning_rate);
+  }
+  return json.dump(2) + "\n";
+}
+
+std::string MemoryTable(const std::vector<MemoryRow>& rows) {
+  constexpr double kMebi = 1024.0 * 1024.0;
+  std::string table = absl::StrFormat("%-12s %-8s %14s %14s\n", "class", "tier", "predicted MiB", "peak MiB");
+  uint64_t predicted = 0, peak = 0;
+  for (const MemoryRow& row : rows) {
+    absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", std::string(Name(row.state)), std::string(Name(row.tier)),
+                          static_cast<double>(row.predicted_bytes) / kMebi, static_cast<double>(row.peak_bytes) / kMebi);
+    predicted += row.predicted_bytes, peak += row.peak_bytes;
+  }
+  absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", "all", "", static_cast<double>(predicted) / kMebi,
+                        static_cast<double>(peak) / kMebi);
+  return table;
+}
+
+}  // namespace ebb::gpt

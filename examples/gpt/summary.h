@@ -1,0 +1,38 @@
+// The run as JSON, for programs: what `gpt --summary` writes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/engine.h"
+#include "history.h"
+
+namespace ebb::gpt {
+
+// What one rank holds and moves.
+struct RankUsage {
+  std::vector<MemoryRow> memory;
+  std::vector<CommunicationRow> communication;  // of a step
+};
+
+// Collective: of the rank whose memory peaked highest, on every rank.
+absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine);
+
+struct Summary {
+  std::string config_json;
+  std::string version;
+  int64_t parameters = 0;
+  int ranks = 1;
+  RankUsage usage;
+  std::string parameter_digest;
+};
+std::string SummaryJson(const Summary& summary, const History& history);
+
+// The memory table for people: class, tier, predicted and peak, and their sums.
+std::string MemoryTable(const std::vector<MemoryRow>& rows);
+
+}  // namespace ebb::gpt

@@ -1,0 +1,65 @@
+// One rank's training: the model in an engine, and the steps, evaluations and samples that walk through it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/ebb.h"
+#include "layers.h"
+#include "options.h"
+#include "text.h"
+
+namespace ebb::gpt {
+
+class Trainer {
+ public:
+  // Collective. `text` outlives the trainer.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(World world, const Options& options, const Config& config,
+                                                         const Text& text);
+
+  // Step number `step`, from 0: forward, backward and update.
+  absl::StatusOr<StepReport> Step(int64_t step);
+  // The mean loss over held-out text. Collective.
+  absl::StatusOr<double> Evaluate();
+  // `prompt` continued by `bytes` bytes. Collective, and the same on every rank.
+  absl::StatusOr<std::string> Sample(const std::string& prompt, int64_t bytes);
+
+  int64_t tokens_per_step() const;  // of all ranks
+  const ModelSpec& model() const { return model_; }
+  const World& world() const { return world_; }
+  Engine& engine() { return *engine_; }
+
+ private:
+  Trainer(World world, const Options& options, const Text& text) : world_(std::move(world)), options_(options), text_(text) {}
+  absl::Status MakeEngine(const Config& config);
+
+  // Fills batches_[micro_batch] for a step.
+  void LoadBatch(int64_t step, int micro_batch);
+  void RunRound(ebb::Step& step, int64_t step_number);
+  int64_t SlotOf(const Scope& scope, int micro_batch, int64_t block) const;
+  // A walk through the blocks without anything kept: what the head then reads, and its scope.
+  ForwardScope WalkToHead(Evaluation& evaluation, const Batch& batch);
+
+  struct Buffers {
+    std::vector<int32_t> tokens, targets;
+    Batch batch;
+  };
+
+  const World world_;
+  const Options& options_;
+  const Text& text_;
+  ModelSpec model_;  // as declared: names and shapes for reports
+  Gpt gpt_;
+  int64_t sequences_ = 0;        // of a micro-batch
+  int64_t micro_batches_ = 0;    // of a step
+  std::optional<Engine> engine_;
+  std::optional<Layers> layers_;
+  std::vector<Buffers> batches_;  // one a micro-batch of a step
+};
+
+}  // namespace ebb::gpt

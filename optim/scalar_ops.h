@@ -1,0 +1,36 @@
+// One number at a time: what a kernel does with the elements that fill no vector, and with all of
+// them where the machine has no fused multiply-add. Each operation rounds once, as the vector form
+// of it does.
+#pragma once
+
+#include <cmath>
+
+#include "ebb/optim/cast.h"
+#include "ebb/runtime/config/dtype.h"
+
+namespace ebb::optim {
+
+struct ScalarOps {
+  using Number = float;
+  static Number Set(float value) { return value; }
+  static Number Add(Number a, Number b) { return a + b; }
+  static Number Mul(Number a, Number b) { return a * b; }
+  static Number Fma(Number a, Number b, Number c) { return std::fma(a, b, c); }
+  static Number Div(Number a, Number b) { return a / b; }
+  static Number Sqrt(Number a) { return std::sqrt(a); }
+
+  template <class T>
+  static Number Load(const T* from) {
+    return static_cast<float>(*from);
+  }
+  template <Rounding kRounding, class T>
+  static void Store(Number value, T* to) {
+    *to = T(value);
+  }
+  template <Rounding kRounding>
+  static void Store(Number value, BFloat16* to) {
+    *to = kRounding == Rounding::kParameter ? RoundHalfAway(value) : BFloat16(value);
+  }
+};
+
+}  // namespace ebb::optim

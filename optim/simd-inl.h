@@ -1,0 +1,101 @@
+// ScalarOps for a vector, once for every SIMD target: the same operations and the same conversions,
+// bit for bit. Included after hwy/foreach_target.h; EBB_VECTOR_OPS says whether this target has
+// them.
+
+// clang-format off
+#if defined(EBB_OPTIM_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef EBB_OPTIM_SIMD_INL_H_
+#undef EBB_OPTIM_SIMD_INL_H_
+#else
+#define EBB_OPTIM_SIMD_INL_H_
+#endif
+// clang-format on
+
+#include <cstdint>
+
+#include "ebb/optim/cast.h"
+#include "ebb/optim/scalar_ops.h"
+#include "ebb/runtime/config/dtype.h"
+#include "hwy/highway.h"
+
+#undef EBB_VECTOR_OPS
+#if HWY_NATIVE_FMA && !HWY_HAVE_SCALABLE
+#define EBB_VECTOR_OPS 1
+#else
+#define EBB_VECTOR_OPS 0
+#endif
+
+#if EBB_VECTOR_OPS
+
+HWY_BEFORE_NAMESPACE();
+namespace ebb::optim::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// D: the tag of an fp32 vector.
+template <class D>
+struct VectorOps {
+  using Number = hn::Vec<D>;
+  using Bits = hn::Rebind<uint32_t, D>;
+  using Halves = hn::Rebind<uint16_t, D>;
+  static constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(D()));
+
+  static HWY_INLINE Number Set(float value) { return hn::Set(D(), value); }
+  static HWY_INLINE Number Add(Number a, Number b) { return hn::Add(a, b); }
+  static HWY_INLINE Number Mul(Number a, Number b) { return hn::Mul(a, b); }
+  static HWY_INLINE Number Fma(Number a, Number b, Number c) { return hn::MulAdd(a, b, c); }
+  static HWY_INLINE Number Div(Number a, Number b) { return hn::Div(a, b); }
+  static HWY_INLINE Number Sqrt(Number a) { return hn::Sqrt(a); }
+
+  static HWY_INLINE Number Load(const float* from) { return hn::LoadU(D(), from); }
+  static HWY_INLINE Number Load(const BFloat16* from) {
+    const auto half = hn::PromoteTo(Bits(), hn::LoadU(Halves(), &from->bits));
+    return hn::BitCast(D(), hn::ShiftLeft<16>(half));
+  }
+  static HWY_INLINE Number Load(const Float16* from) {
+    const auto half = hn::LoadU(Halves(), &from->bits);
+    const hn::Rebind<hwy::float16_t, D> float16;
+    const auto wide = hn::BitCast(Bits(), hn::PromoteTo(D(), hn::BitCast(float16, half)));
+    // The instruction makes a signaling NaN quiet, Float16's conversion keeps it: take the bit out
+    // again.
+    const auto kind = hn::And(hn::PromoteTo(Bits(), half), hn::Set(Bits(), 0x7e00u));
+    const auto unquiet = hn::VecFromMask(Bits(), hn::Eq(kind, hn::Set(Bits(), 0x7c00u)));
+    const auto quiet_bit = hn::And(unquiet, hn::Set(Bits(), 0x400000u));
+    return hn::BitCast(D(), hn::AndNot(quiet_bit, wide));
+  }
+
+  template <Rounding kRounding>
+  static HWY_INLINE void Store(Number value, float* to) {
+    hn::StoreU(value, D(), to);
+  }
+  template <Rounding kRounding>
+  static HWY_INLINE void Store(Number value, BFloat16* to) {
+    const Bits bits;
+    const auto u = hn::BitCast(bits, value);
+    auto bias = hn::Set(bits, 0x8000u);
+    if constexpr (kRounding == Rounding::kNearest) {
+      bias = hn::Add(hn::And(hn::ShiftRight<16>(u), hn::Set(bits, 1u)), hn::Set(bits, 0x7fffu));
+    }
+    const auto rounded = hn::ShiftRight<16>(hn::Add(u, bias));
+    const auto quiet = hn::Or(hn::ShiftRight<16>(u), hn::Set(bits, 0x40u));
+    const auto is_nan = hn::RebindMask(bits, hn::IsNaN(value));
+    StoreHalves(hn::IfThenElse(is_nan, quiet, rounded), to);
+  }
+  template <Rounding kRounding>
+  static HWY_INLINE void Store(Number value, Float16* to) {
+    const hn::Rebind<hwy::float16_t, D> float16;
+    hn::StoreU(hn::BitCast(Halves(), hn::DemoteTo(float16, value)), Halves(), &to->bits);
+  }
+
+ private:
+  // Values below 2^16, so that the saturation of this narrowing never acts.
+  static HWY_INLINE void StoreHalves(hn::Vec<Bits> value, BFloat16* to) {
+    const hn::Rebind<int32_t, D> integers;
+    hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(integers, value)), Halves(), &to->bits);
+  }
+};
+
+}  // namespace ebb::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // EBB_VECTOR_OPS
+#endif  // EBB_OPTIM_SIMD_INL_H_

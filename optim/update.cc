@@ -1,0 +1,152 @@
+#include "ebb/optim/update.h"
+
+#include <array>
+#include <cassert>
+#include <type_traits>
+
+#include "ebb/optim/cast.h"
+#include "ebb/optim/scalar_ops.h"
+#include "ebb/optim/simd_targets.h"
+#include "ebb/optim/update_constants.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ebb/optim/update.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h, which includes this file again for every target.
+#include "ebb/optim/simd-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ebb::optim::HWY_NAMESPACE {
+
+#define EBB_ELEMENT HWY_INLINE
+#include "ebb/optim/update_element.inc"
+#undef EBB_ELEMENT
+
+struct NoParameter {};
+
+// Elements [i, i + the width of Ops).
+template <class Ops, int kStates, class Constants, class Gradient, class Parameter>
+HWY_INLINE void UpdateAt(const Constants& constants, const UpdateArrays& arrays, int64_t i) {
+  typename Ops::Number states[kStatesMax] = {};
+  for (int s = 0; s < kStates; ++s) states[s] = Ops::Load(arrays.states[s] + i);
+  typename Ops::Number master = Ops::Load(arrays.master + i);
+  UpdateElement<Ops>(constants, Ops::Load(static_cast<const Gradient*>(arrays.gradient) + i),
+                     master, states);
+  Ops::template Store<Rounding::kNearest>(master, arrays.master + i);
+  for (int s = 0; s < kStates; ++s)
+    Ops::template Store<Rounding::kNearest>(states[s], arrays.states[s] + i);
+  if constexpr (!std::is_same_v<Parameter, NoParameter>) {
+    Ops::template Store<Rounding::kParameter>(master,
+                                              static_cast<Parameter*>(arrays.parameter) + i);
+  }
+}
+
+template <int kStates, class Constants, class Gradient, class Parameter>
+void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_arrays, int64_t begin,
+                int64_t end) {
+  // Copies that no store below can alias, so that they stay in registers.
+  const Constants constants = shared_constants;
+  const UpdateArrays arrays = shared_arrays;
+  int64_t i = begin;
+#if EBB_VECTOR_OPS
+  using Vector = VectorOps<hn::ScalableTag<float>>;
+  for (; i + Vector::kLanes <= end; i += Vector::kLanes) {
+    UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+  }
+#endif
+  for (; i < end; ++i)
+    UpdateAt<ScalarOps, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+}
+
+template <int kStates, class Constants, class Gradient>
+void UpdateForParameter(const Constants& constants, const UpdateArrays& arrays, int64_t begin,
+                        int64_t end) {
+  if (arrays.parameter == nullptr) {
+    return UpdateLoop<kStates, Constants, Gradient, NoParameter>(constants, arrays, begin, end);
+  }
+  switch (arrays.parameter_dtype) {
+    case DType::kFloat32:
+      return UpdateLoop<kStates, Constants, Gradient, float>(constants, arrays, begin, end);
+    case DType::kBFloat16:
+      return UpdateLoop<kStates, Constants, Gradient, BFloat16>(constants, arrays, begin, end);
+    case DType::kFloat16:
+      return UpdateLoop<kStates, Constants, Gradient, Float16>(constants, arrays, begin, end);
+    case DType::kInt8:
+      assert(!"parameters are fp32, bf16 or fp16");
+  }
+}
+
+template <int kStates, class Constants>
+void UpdateRange(const Constants& constants, const UpdateArrays& arrays, int64_t begin,
+                 int64_t end) {
+  switch (arrays.gradient_dtype) {
+    case DType::kFloat32:
+      return UpdateForParameter<kStates, Constants, float>(constants, arrays, begin, end);
+    case DType::kBFloat16:
+      return UpdateForParameter<kStates, Constants, BFloat16>(constants, arrays, begin, end);
+    case DType::kFloat16:
+      return UpdateForParameter<kStates, Constants, Float16>(constants, arrays, begin, end);
+    case DType::kInt8:
+      assert(!"gradients are fp32, bf16 or fp16");
+  }
+}
+
+void Adam(const AdamConstants& constants, const UpdateArrays& arrays, int64_t begin, int64_t end) {
+  UpdateRange<2>(constants, arrays, begin, end);
+}
+void Sgd(const SgdConstants& constants, const UpdateArrays& arrays, int64_t begin, int64_t end) {
+  UpdateRange<0>(constants, arrays, begin, end);
+}
+void SgdWithMomentum(const SgdConstants& constants, const UpdateArrays& arrays, int64_t begin,
+                     int64_t end) {
+  UpdateRange<1>(constants, arrays, begin, end);
+}
+
+}  // namespace ebb::optim::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ebb::optim {
+namespace {
+
+HWY_EXPORT(Adam);
+HWY_EXPORT(Sgd);
+HWY_EXPORT(SgdWithMomentum);
+
+// Elements that are worth waking a thread for: half a megabyte of Adam's traffic. Also a multiple
+// of every vector, which keeps aligned arrays aligned in every part.
+constexpr int64_t kGrain = 16 * 1024;
+
+constexpr std::array<std::string_view, 2> kAdamStates = {"exp_avg", "exp_avg_sq"};
+constexpr std::array<std::string_view, 1> kMomentumState = {"momentum_buffer"};
+
+}  // namespace
+
+std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
+  if (optimizer.type != OptimizerType::kSgd) return kAdamStates;
+  if (optimizer.momentum != 0) return kMomentumState;
+  return {};
+}
+
+void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
+            const UpdateScalars& scalars) {
+  if (optimizer.type != OptimizerType::kSgd) {
+    const AdamConstants constants = AdamConstantsOf(optimizer, scalars);
+    team.Run(arrays.count, kGrain, [&](int64_t begin, int64_t end) {
+      HWY_DYNAMIC_DISPATCH(Adam)(constants, arrays, begin, end);
+    });
+    return;
+  }
+  const SgdConstants constants = SgdConstantsOf(optimizer, scalars);
+  team.Run(arrays.count, kGrain, [&](int64_t begin, int64_t end) {
+    if (constants.momentum != 0) {
+      HWY_DYNAMIC_DISPATCH(SgdWithMomentum)(constants, arrays, begin, end);
+    } else {
+      HWY_DYNAMIC_DISPATCH(Sgd)(constants, arrays, begin, end);
+    }
+  });
+}
+
+}  // namespace ebb::optim
+#endif  // HWY_ONCE

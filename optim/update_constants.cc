@@ -1,0 +1,45 @@
+#include "ebb/optim/update_constants.h"
+
+#include <cassert>
+#include <cmath>
+
+namespace ebb::optim {
+
+AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
+  assert(scalars.step >= 1);
+  const double beta1 = scalars.beta1 < 0 ? optimizer.beta1 : scalars.beta1;
+  const double beta2 = scalars.beta2 < 0 ? optimizer.beta2 : scalars.beta2;
+  const double rate = scalars.learning_rate;
+  // AdamW is decoupled by name; Adam by adam_w_mode.
+  const bool decoupled =
+      optimizer.type == OptimizerType::kAdamW || optimizer.decoupled_weight_decay;
+  double step_size = rate, root_correction = 1;
+  if (optimizer.bias_correction) {
+    const double step = static_cast<double>(scalars.step);
+    step_size = rate / (1 - std::pow(beta1, step));
+    root_correction = 1 / std::sqrt(1 - std::pow(beta2, step));
+  }
+  return {.gradient_factor = scalars.gradient_factor,
+          .l2 = decoupled ? 0.0f : static_cast<float>(optimizer.weight_decay),
+          .decay = decoupled ? static_cast<float>(1 - rate * optimizer.weight_decay) : 1.0f,
+          .beta1 = static_cast<float>(beta1),
+          .one_minus_beta1 = static_cast<float>(1 - beta1),
+          .beta2 = static_cast<float>(beta2),
+          .one_minus_beta2 = static_cast<float>(1 - beta2),
+          .root_correction = static_cast<float>(root_correction),
+          .epsilon = static_cast<float>(optimizer.epsilon),
+          .minus_step_size = static_cast<float>(-step_size)};
+}
+
+SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
+  assert(scalars.step >= 1);
+  return {.gradient_factor = scalars.gradient_factor,
+          .l2 = static_cast<float>(optimizer.weight_decay),
+          .momentum = static_cast<float>(optimizer.momentum),
+          .one_minus_dampening = static_cast<float>(1 - optimizer.dampening),
+          .minus_learning_rate = static_cast<float>(-scalars.learning_rate),
+          .first = scalars.step == 1,
+          .nesterov = optimizer.nesterov};
+}
+
+}  // namespace ebb::optim

@@ -1,0 +1,32 @@
+// The scalars of one update as its elements see them. Each is computed in double from the
+// configuration's doubles and rounded to fp32 once, on the host, so that every kernel of every
+// device starts from the same bits.
+#pragma once
+
+#include "ebb/optim/update.h"
+
+namespace ebb::optim {
+
+struct AdamConstants {
+  float gradient_factor;
+  float l2;     // weight decay that is added to the gradient; 0: none
+  float decay;  // 1 - learning_rate * weight_decay where it is decoupled, else 1
+  float beta1, one_minus_beta1;
+  float beta2, one_minus_beta2;
+  float root_correction;  // 1 / sqrt(1 - beta2^step), or 1 without bias correction
+  float epsilon;
+  float minus_step_size;  // -learning_rate / (1 - beta1^step), or -learning_rate
+};
+
+struct SgdConstants {
+  float gradient_factor;
+  float l2;
+  float momentum, one_minus_dampening;
+  float minus_learning_rate;
+  bool first, nesterov;
+};
+
+AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+
+}  // namespace ebb::optim

@@ -1,0 +1,207 @@
+#include "ebb/runtime/comm/collective.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb {
+namespace {
+
+absl::string_view Absl(std::string_view text) {
+  return {text.data(), text.size()};
+}
+
+// What a call uses of its spans, in units of a span's count; 0: not at all.
+struct Sides {
+  int64_t send = 0;
+  int64_t receive = 0;
+};
+
+Sides SidesOf(const Collective& call, int rank, int size) {
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+      return {.send = 1, .receive = size};
+    case CollectiveKind::kReduceScatter:
+      return {.send = size, .receive = 1};
+    case CollectiveKind::kAllReduce:
+      return {.send = 1, .receive = 1};
+    case CollectiveKind::kBroadcast:
+      return {.send = rank == call.peer ? 1 : 0, .receive = 1};
+    case CollectiveKind::kAllToAll:
+      return {.send = size, .receive = size};
+    case CollectiveKind::kSend:
+      return {.send = 1, .receive = 0};
+    case CollectiveKind::kReceive:
+      return {.send = 0, .receive = 1};
+    case CollectiveKind::kBarrier:
+      return {};
+  }
+  return {};
+}
+
+bool IsInPlace(const Collective& call, int rank, const CollectiveSpan& span) {
+  const auto* send = static_cast<const std::byte*>(span.send);
+  const auto* receive = static_cast<const std::byte*>(span.receive);
+  const int64_t mine = rank * span.count * SizeOf(call.dtype);
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+      return send == receive + mine;
+    case CollectiveKind::kReduceScatter:
+      return receive == send + mine;
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kBroadcast:
+      return send == receive;
+    default:
+      return false;
+  }
+}
+
+bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  const auto a_begin = reinterpret_cast<uintptr_t>(a), b_begin = reinterpret_cast<uintptr_t>(b);
+  return a_begin < b_begin + static_cast<uintptr_t>(b_bytes) &&
+         b_begin < a_begin + static_cast<uintptr_t>(a_bytes);
+}
+
+}  // namespace
+
+std::string_view Name(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "all-gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce-scatter";
+    case CollectiveKind::kAllReduce:
+      return "all-reduce";
+    case CollectiveKind::kBroadcast:
+      return "broadcast";
+    case CollectiveKind::kAllToAll:
+      return "all-to-all";
+    case CollectiveKind::kSend:
+      return "send";
+    case CollectiveKind::kReceive:
+      return "receive";
+    case CollectiveKind::kBarrier:
+      return "barrier";
+  }
+  return "";
+}
+
+absl::Status CheckArguments(const Collective& call, int rank, int size) {
+  const absl::string_view name = Absl(Name(call.kind));
+  const bool has_peer = IsPointToPoint(call.kind) || call.kind == CollectiveKind::kBroadcast;
+  if (has_peer && (call.peer < 0 || call.peer >= size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": there is no rank ", call.peer, " among ", size, " ranks"));
+  }
+  if (IsPointToPoint(call.kind) && call.peer == rank) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": rank ", rank, " cannot be its own peer"));
+  }
+  if (!std::isfinite(call.scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": the scale ", call.scale, " is not finite"));
+  }
+  const Sides sides = SidesOf(call, rank, size);
+  const int64_t count_max = std::numeric_limits<int64_t>::max() / SizeOf(call.dtype) / size;
+  for (size_t i = 0; i < call.spans.size(); ++i) {
+    const CollectiveSpan& span = call.spans[i];
+    if (span.count < 0 || span.count > count_max) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": span ", i, " has ", span.count, " elements"));
+    }
+    if (span.count == 0) continue;
+    if ((sides.send > 0 && span.send == nullptr) ||
+        (sides.receive > 0 && span.receive == nullptr)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": span ", i, " has no memory to ",
+                       sides.send > 0 && span.send == nullptr ? "send" : "receive into"));
+    }
+    const int64_t bytes = span.count * SizeOf(call.dtype);
+    if (sides.send > 0 && sides.receive > 0 && !IsInPlace(call, rank, span) &&
+        Overlap(span.send, sides.send * bytes, span.receive, sides.receive * bytes)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ": span ", i,
+                       " sends from and receives into memory that overlaps, and not in the way "
+                       "that is allowed"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::string Describe(const Collective& call) {
+  std::string text(Name(call.kind));
+  if (call.kind == CollectiveKind::kBarrier) return text;
+  int64_t count = 0;
+  for (const CollectiveSpan& span : call.spans) count += span.count;
+  absl::StrAppend(&text, " of ", call.spans.size(), call.spans.size() == 1 ? " span, " : " spans, ",
+                  count, " ", Absl(Name(call.dtype)), count == 1 ? " element" : " elements");
+  if (call.op != ReduceOp::kSum)
+    absl::StrAppend(&text, call.op == ReduceOp::kMax ? ", maximum" : ", minimum");
+  if (call.scale != 1) absl::StrAppend(&text, ", scale ", call.scale);
+  if (call.kind == CollectiveKind::kBroadcast) absl::StrAppend(&text, ", root ", call.peer);
+  if (call.kind == CollectiveKind::kSend) absl::StrAppend(&text, ", to ", call.peer);
+  if (call.kind == CollectiveKind::kReceive) absl::StrAppend(&text, ", from ", call.peer);
+  return text;
+}
+
+uint64_t Fingerprint(const Collective& call) {
+  uint64_t state = 0;
+  const auto mix =
+      [&state](uint64_t value) {  // the finaliser of splitmix64 (Steele et al. 2014), chained
+        state += value + 0x9e3779b97f4a7c15;
+        state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
+        state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
+        state ^= state >> 31;
+      };
+  mix(static_cast<uint64_t>(call.kind));
+  mix(static_cast<uint64_t>(call.dtype));
+  mix(static_cast<uint64_t>(call.op));
+  mix(std::bit_cast<uint32_t>(call.scale));
+  // Of two ranks that send to each other each has its own peer; the backend has paired them.
+  mix(call.kind == CollectiveKind::kBroadcast ? static_cast<uint64_t>(call.peer) : 0);
+  mix(call.spans.size());
+  for (const CollectiveSpan& span : call.spans) mix(static_cast<uint64_t>(span.count));
+  return state;
+}
+
+std::string DescribeMismatch(std::string_view first_rank, const Collective& first,
+                             std::string_view second_rank, const Collective& second) {
+  std::string text = absl::StrCat(Absl(first_rank), " called ", Describe(first), ", ",
+                                  Absl(second_rank), " called ", Describe(second));
+  const size_t spans = std::min(first.spans.size(), second.spans.size());
+  for (size_t i = 0; i < spans; ++i) {
+    if (first.spans[i].count == second.spans[i].count) continue;
+    absl::StrAppend(&text, "; span ", i, " has ", first.spans[i].count, " elements on ",
+                    Absl(first_rank), " and ", second.spans[i].count, " on ", Absl(second_rank));
+    break;
+  }
+  return text;
+}
+
+int64_t BytesMoved(const Collective& call, int rank, int size) {
+  int64_t count = 0;
+  for (const CollectiveSpan& span : call.spans) count += span.count;
+  const int64_t bytes = count * SizeOf(call.dtype);
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kAllToAll:
+      return (size - 1) * bytes;
+    case CollectiveKind::kAllReduce:
+      return 2 * (size - 1) * bytes / size;
+    case CollectiveKind::kBroadcast:
+      return rank == call.peer ? 0 : bytes;
+    case CollectiveKind::kReceive:
+      return bytes;
+    case CollectiveKind::kSend:
+    case CollectiveKind::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace ebb

@@ -1,0 +1,39 @@
+// What all backends need to know about a call: whether its arguments can be right, how to say what
+// it was, and whether two ranks called the same.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/backend.h"
+
+namespace ebb {
+
+// "all-gather", "reduce-scatter", ...: the spelling of every message.
+std::string_view Name(CollectiveKind kind);
+inline bool IsPointToPoint(CollectiveKind kind) {
+  return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive;
+}
+
+// What one rank can see alone: counts, pointers, peers, buffers that overlap in a way that is not
+// the documented in place.
+absl::Status CheckArguments(const Collective& call, int rank, int size);
+
+// "reduce-scatter of 2 spans, 1024 fp32 elements, scale 0.5".
+std::string Describe(const Collective& call);
+
+// Equal for calls that may meet, different (but for a chance of 2^-64) for others: kind, dtype,
+// operation, scale, root and the counts of all spans.
+uint64_t Fingerprint(const Collective& call);
+
+// Two calls that do not fit, in words: "rank 0 called ..., rank 2 called ...; span 1 has 64
+// elements there and 32 here".
+std::string DescribeMismatch(std::string_view first_rank, const Collective& first,
+                             std::string_view second_rank, const Collective& second);
+
+// Bytes as Communicator::bytes_moved counts them.
+int64_t BytesMoved(const Collective& call, int rank, int size);
+
+}  // namespace ebb

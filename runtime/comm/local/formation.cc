@@ -1,0 +1,88 @@
+#include "ebb/runtime/comm/local/formation.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/local/world.h"
+
+namespace ebb {
+namespace {
+
+// What an ill-formed proposal waits for the others to hear about it.
+constexpr double kSecondsForNonsense = 600;
+
+}  // namespace
+
+WaitPoint::Deadline DeadlineAfter(double seconds) {
+  constexpr double kSecondsMax = 1e8;  // three years
+  if (!(seconds < kSecondsMax)) return WaitPoint::kNever;
+  return WaitPoint::Clock::now() + std::chrono::duration_cast<WaitPoint::Clock::duration>(
+                                       std::chrono::duration<double>(seconds));
+}
+
+Formation::Formation(LocalWorld& world, std::vector<int> world_ranks)
+    : world_(world),
+      world_ranks_(std::move(world_ranks)),
+      proposals_(world_ranks_.size()),
+      joined_(world_ranks_.size(), 0),
+      places_(std::vector<Place>()) {}
+
+absl::StatusOr<Formation::Place> Formation::Join(int rank, Proposal proposal) {
+  const auto me = static_cast<size_t>(rank);
+  const std::string name = proposal.options.name;
+  const double seconds =
+      proposal.options.timeout_seconds > 0 ? proposal.options.timeout_seconds : kSecondsForNonsense;
+  const WaitPoint::Deadline deadline = DeadlineAfter(seconds);
+  int64_t round;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (broken_.load()) return why_broken_;
+    proposals_[me] = std::move(proposal);
+    round = ++joined_[me];
+    if (++here_ == world_ranks_.size()) {
+      here_ = 0;
+      places_ = world_.FormGroups(world_ranks_, proposals_);
+      complete_.store(round);
+      changed_.Notify();
+    }
+  }
+  changed_.Await([&] { return complete_.load() >= round || broken_.load(); }, deadline);
+  const std::scoped_lock lock(mutex_);
+  if (complete_.load() >= round) {
+    if (!places_.ok()) return places_.status();
+    return (*places_)[me];
+  }
+  if (broken_.load()) return why_broken_;
+  return BreakLocked(absl::DeadlineExceededError(absl::StrCat(
+      "creating communicator '", name, "' has waited ", seconds, " s for ", Absent(round))));
+}
+
+std::string Formation::Absent(int64_t round) const {
+  std::string names;
+  for (size_t i = 0; i < joined_.size(); ++i) {
+    if (joined_[i] < round)
+      absl::StrAppend(&names, names.empty() ? "" : ", ", "rank ", world_ranks_[i]);
+  }
+  return names;
+}
+
+absl::Status Formation::BreakLocked(absl::Status why) {
+  if (!broken_.load()) {
+    why_broken_ = std::move(why);
+    broken_.store(true);
+    changed_.Notify();
+  }
+  return why_broken_;
+}
+
+void Formation::Break(const absl::Status& why) {
+  const std::scoped_lock lock(mutex_);
+  BreakLocked(why).IgnoreError();
+}
+
+void Formation::Leave(int rank, const std::string& how) {
+  Break(absl::UnavailableError(
+      absl::StrCat("rank ", world_ranks_[static_cast<size_t>(rank)], " has left: ", how)));
+}
+
+}  // namespace ebb

@@ -1,0 +1,138 @@
+#include "ebb/runtime/comm/local/world.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/local/communicator.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+std::vector<int> AllRanks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::string Describe(const CommunicatorOptions& options) {
+  return absl::StrCat("'", options.name, "' with reduction group ", options.reduction_group,
+                      " and time-out ", options.timeout_seconds, " s");
+}
+
+absl::Status CheckOptions(const CommunicatorOptions& options, size_t size) {
+  const int group = options.reduction_group;
+  if (group < 0 || (group > 0 && size % static_cast<size_t>(group) != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name,
+                                                   "': a reduction group of ", group,
+                                                   " ranks does not divide its ", size, " ranks"));
+  }
+  if (!(options.timeout_seconds > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name,
+                                                   "': the time-out of ", options.timeout_seconds,
+                                                   " s is not positive"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+LocalWorld::LocalWorld(int size)
+    : size_(size), communicators_(*this, AllRanks(size)), how_left_(static_cast<size_t>(size)) {}
+
+absl::StatusOr<std::vector<Formation::Place>> LocalWorld::FormGroups(
+    std::span<const int> world_ranks, std::span<const Formation::Proposal> proposals) {
+  std::map<int, std::vector<size_t>> members;  // by colour; places in world_ranks
+  for (size_t i = 0; i < proposals.size(); ++i) {
+    const std::string mine = Describe(proposals[i].options), first = Describe(proposals[0].options);
+    if (mine != first) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("ranks create different communicators: rank ", world_ranks[0], " ", first,
+                       ", rank ", world_ranks[i], " ", mine));
+    }
+    members[proposals[i].colour].push_back(i);
+  }
+  std::vector<Formation::Place> places(world_ranks.size());
+  for (auto& [colour, indices] : members) {
+    EBB_RETURN_IF_ERROR(CheckOptions(proposals[0].options, indices.size()));
+    std::stable_sort(indices.begin(), indices.end(),
+                     [&](size_t a, size_t b) { return proposals[a].key < proposals[b].key; });
+    std::vector<int> ranks;
+    for (const size_t i : indices) ranks.push_back(world_ranks[i]);
+    auto group = std::make_shared<LocalGroup>(*this, proposals[0].options, std::move(ranks));
+    for (size_t i = 0; i < indices.size(); ++i)
+      places[indices[i]] = {.group = group, .rank = static_cast<int>(i)};
+
+    const std::scoped_lock lock(mutex_);
+    EBB_RETURN_IF_ERROR(status_);
+    for (int rank = 0; rank < group->size(); ++rank) {
+      const std::string& how =
+          how_left_[static_cast<size_t>(group->world_ranks()[static_cast<size_t>(rank)])];
+      if (!how.empty()) group->Leave(rank, how);
+    }
+    std::erase_if(groups_, [](const std::weak_ptr<LocalGroup>& old) { return old.expired(); });
+    groups_.push_back(group);
+  }
+  return places;
+}
+
+std::vector<std::shared_ptr<LocalGroup>> LocalWorld::Groups() {
+  std::vector<std::shared_ptr<LocalGroup>> alive;
+  for (const std::weak_ptr<LocalGroup>& group : groups_) {
+    if (auto locked = group.lock()) alive.push_back(std::move(locked));
+  }
+  return alive;
+}
+
+void LocalWorld::Fail(int rank, const absl::Status& why) {
+  NoteFailure(rank);
+  const absl::Status status(
+      why.ok() ? absl::StatusCode::kAborted : why.code(),
+      absl::StrCat("rank ", rank, " failed: ", why.ok() ? "for no stated reason" : why.message()));
+  std::vector<std::shared_ptr<LocalGroup>> groups;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (status_.ok()) status_ = status;
+    groups = Groups();
+  }
+  for (const auto& group : groups) group->Fail(status);
+  communicators_.Break(status);
+}
+
+void LocalWorld::Leave(int rank, const std::string& how) {
+  std::vector<std::shared_ptr<LocalGroup>> groups;
+  {
+    const std::scoped_lock lock(mutex_);
+    how_left_[static_cast<size_t>(rank)] = how;
+    groups = Groups();
+  }
+  for (const auto& group : groups) {
+    const auto& members = group->world_ranks();
+    const auto found = std::find(members.begin(), members.end(), rank);
+    if (found != members.end()) group->Leave(static_cast<int>(found - members.begin()), how);
+  }
+  communicators_.Leave(rank, how);
+}
+
+void LocalWorld::NoteFailure(int rank) {
+  const std::scoped_lock lock(mutex_);
+  if (std::find(failures_.begin(), failures_.end(), rank) == failures_.end())
+    failures_.push_back(rank);
+}
+
+std::vector<int> LocalWorld::failures() const {
+  const std::scoped_lock lock(mutex_);
+  return failures_;
+}
+
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> LocalRank::NewCommunicator(
+    const CommunicatorOptions& options) {
+  EBB_ASSIGN_OR_RETURN(Formation::Place place,
+                       world_->communicators().Join(rank_, {.options = options}));
+  return std::make_unique<LocalCommunicator>(world_, std::move(place.group), place.rank);
+}
+
+}  // namespace ebb

@@ -1,0 +1,70 @@
+// A world whose ranks are threads of this process: its members, its communicators, and who failed
+// first.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/local/formation.h"
+#include "ebb/runtime/comm/local/group.h"
+
+namespace ebb {
+
+class LocalWorld {
+ public:
+  explicit LocalWorld(int size);
+
+  int size() const { return size_; }
+  Formation& communicators() { return communicators_; }
+
+  // One group for each colour, as places of `world_ranks` in their order.
+  absl::StatusOr<std::vector<Formation::Place>> FormGroups(
+      std::span<const int> world_ranks, std::span<const Formation::Proposal> proposals);
+
+  // `rank` gives up: all communicators fail, and no new ones are formed.
+  void Fail(int rank, const absl::Status& why);
+  // `rank` calls nothing any more. Those that do not wait for it go on.
+  void Leave(int rank, const std::string& how);
+  // Ranks in the order in which they first failed, aborted or returned an error.
+  void NoteFailure(int rank);
+  std::vector<int> failures() const;
+
+ private:
+  std::vector<std::shared_ptr<LocalGroup>> Groups();
+
+  const int size_;
+  Formation communicators_;
+  mutable std::mutex mutex_;
+  std::vector<std::weak_ptr<LocalGroup>> groups_;
+  std::vector<std::string> how_left_;  // by rank; empty: has not
+  absl::Status status_;
+  std::vector<int> failures_;
+};
+
+// One rank's handle.
+class LocalRank : public WorldBackend {
+ public:
+  LocalRank(std::shared_ptr<LocalWorld> world, int rank) : world_(std::move(world)), rank_(rank) {}
+  // Communicators go on; new ones are not waited for.
+  ~LocalRank() override { world_->communicators().Leave(rank_, "its World was destroyed"); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return world_->size(); }
+  int local_rank() const override { return rank_; }
+  int local_size() const override { return world_->size(); }
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) override;
+  void Fail(absl::Status why) override { world_->Fail(rank_, why); }
+
+ private:
+  std::shared_ptr<LocalWorld> world_;
+  int rank_;
+};
+
+}  // namespace ebb

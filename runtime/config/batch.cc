@@ -1,0 +1,141 @@
+// Config::ForWorld: train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps
+// * world, completed and checked as DeepSpeed does, except that nothing is ever rounded away.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+using config::Invalid;
+using config::Join;
+
+// How far the search for a divisor goes; no message is worth more.
+constexpr int64_t kSearch = 100'000;
+
+// The divisors of `whole` next to `near`, below and above: "4 or 8". "" if none is close.
+std::string DivisorsNear(int64_t whole, int64_t near) {
+  std::string text;
+  int64_t below = std::min(near, whole);
+  const int64_t lowest = std::max<int64_t>(1, below - kSearch);
+  while (below >= lowest && whole % below != 0) --below;
+  if (below >= lowest) text = std::to_string(below);
+  int64_t above = near + 1;
+  const int64_t highest = std::min(whole, near + kSearch);
+  while (above <= highest && whole % above != 0) ++above;
+  if (above <= highest) text += Join({text.empty() ? "" : " or ", std::to_string(above)});
+  return text;
+}
+
+// The positive multiples of `unit` next to `near`, which is none.
+std::string MultiplesNear(int64_t unit, int64_t near) {
+  const int64_t below = near / unit * unit;
+  std::string text = below > 0 ? std::to_string(below) : "";
+  if (int64_t above = 0; !__builtin_add_overflow(below, unit, &above)) {
+    text += Join({text.empty() ? "" : " or ", std::to_string(above)});
+  }
+  return text;
+}
+
+struct Triple {
+  int64_t train = 0, micro = 0, accumulation = 0;  // 0: not given
+  int64_t world = 1;
+
+  std::string Number(int64_t value) const {
+    return value == 0 ? "(not given)" : std::to_string(value);
+  }
+  std::string Numbers() const {
+    return Join({"\"train_batch_size\" ", Number(train), ", \"train_micro_batch_size_per_gpu\" ",
+                 Number(micro), ", \"gradient_accumulation_steps\" ", Number(accumulation), ", ",
+                 std::to_string(world), world == 1 ? " rank" : " ranks"});
+  }
+
+  // Choices of one number that would fit the others.
+  std::string Choices(int64_t unit) const {
+    const bool has_all = micro > 0 && accumulation > 0;
+    std::string text = Join(
+        {"\"train_batch_size\" ", has_all ? std::to_string(unit) : MultiplesNear(unit, train)});
+    if (train % world != 0) return text;
+    const int64_t of_rank = train / world;
+    const auto add = [&](std::string_view key, int64_t given, int64_t other) {
+      if (given == 0) return;
+      std::string fitting;
+      if (!has_all) {
+        fitting = DivisorsNear(of_rank, given);
+      } else if (of_rank % other == 0) {
+        fitting = std::to_string(of_rank / other);
+      }
+      if (!fitting.empty()) text += Join({", or \"", key, "\" ", fitting});
+    };
+    add("train_micro_batch_size_per_gpu", micro, accumulation);
+    add("gradient_accumulation_steps", accumulation, micro);
+    return text;
+  }
+
+  absl::Status Complete() {
+    if (train == 0 && micro == 0) {
+      return Invalid({"nothing says how large a batch is (", Numbers(),
+                      "): give \"train_batch_size\" or \"train_micro_batch_size_per_gpu\" as a "
+                      "number; \"auto\" counts as not given, as only Hugging Face's Trainer could "
+                      "fill it in"});
+    }
+    int64_t unit = 0;  // what the train batch must be a multiple of; if both are given, be
+    if (__builtin_mul_overflow(std::max<int64_t>(micro, 1) * std::max<int64_t>(accumulation, 1),
+                               world, &unit)) {
+      return Invalid({"the batch has more than 2^63 samples: ", Numbers()});
+    }
+    const bool has_all = micro > 0 && accumulation > 0;
+    if (train > 0 && (has_all ? train != unit : train % unit != 0)) {
+      return Invalid(
+          {"the batch sizes do not fit: \"train_batch_size\" must be "
+           "\"train_micro_batch_size_per_gpu\" * \"gradient_accumulation_steps\" * "
+           "ranks, but the numbers are ",
+           Numbers(), "; nearest that fit: ", Choices(unit)});
+    }
+    if (micro > 0) {
+      if (accumulation == 0) accumulation = train > 0 ? train / unit : 1;
+    } else {
+      if (accumulation == 0) accumulation = 1;
+      micro = train / accumulation / world;
+    }
+    train = micro * accumulation * world;
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace
+
+absl::StatusOr<Config> Config::ForWorld(int world) const {
+  if (world < 1) return Invalid({"a world has at least one rank, not ", std::to_string(world)});
+  EBB_RETURN_IF_ERROR(Validate());
+  Triple batch{train_batch_size, micro_batch_size, gradient_accumulation_steps, world};
+  EBB_RETURN_IF_ERROR(batch.Complete());
+
+  Config resolved = *this;
+  resolved.train_batch_size = batch.train;
+  resolved.micro_batch_size = batch.micro;
+  resolved.gradient_accumulation_steps = batch.accumulation;
+  resolved.communication = communication_dtype();
+  resolved.ebb.reduce_at = reduces_at_round() ? ReduceAt::kRound : ReduceAt::kStep;
+  if (ebb.micro_batches_per_round == 0) {
+    resolved.ebb.micro_batches_per_round = batch.accumulation;
+  } else if (batch.accumulation % ebb.micro_batches_per_round != 0) {
+    return Invalid(
+        {"\"ebb.micro_batches_per_round\" ", std::to_string(ebb.micro_batches_per_round),
+         " does not divide \"gradient_accumulation_steps\" ", std::to_string(batch.accumulation),
+         "; nearest that do: ", DivisorsNear(batch.accumulation, ebb.micro_batches_per_round)});
+  }
+  if (ebb.reduction_group != 0 && world % ebb.reduction_group != 0) {
+    return Invalid({"\"ebb.reduction_group\" ", std::to_string(ebb.reduction_group),
+                    " does not divide ", std::to_string(world),
+                    " ranks; nearest that do: ", DivisorsNear(world, ebb.reduction_group)});
+  }
+  EBB_RETURN_IF_ERROR(resolved.Validate());  // what was derived may be too large a number
+  return resolved;
+}
+
+}  // namespace ebb

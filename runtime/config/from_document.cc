@@ -1,0 +1,221 @@
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "ebb/runtime/config/convert.h"
+#include "ebb/runtime/config/fields.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/reader.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb::config {
+namespace {
+
+// Sets the fields whose keys are given. The values have passed the table.
+class FieldReader {
+ public:
+  explicit FieldReader(const Values& values) : values_(values) {}
+
+  template <class Field>
+  void operator()(std::string_view path, Field&& field) const {
+    if (const Json* value = values_.Value(path)) Take(*value, field);
+  }
+
+ private:
+  static void Take(const Json& value, bool& field) { field = value.get<bool>(); }
+  static void Take(const Json& value, int& field) { field = static_cast<int>(*ToInteger(value)); }
+  static void Take(const Json& value, int64_t& field) { field = *ToInteger(value); }
+  static void Take(const Json& value, double& field) { field = value.get<double>(); }
+  static void Take(const Json& value, std::string& field) { field = value.get<std::string>(); }
+  static void Take(const Json& value, DType& field) { field = *ToDType(value.get<std::string>()); }
+  static void Take(const Json& value, std::optional<DType>& field) {
+    field = ToDType(value.get<std::string>());
+  }
+  // "auto" is left to what completes the block.
+  static void Take(const Json& value, std::optional<double>& field) {
+    if (value.is_number()) field = value.get<double>();
+  }
+  // Also bytes, where "auto" leaves it unset.
+  static void Take(const Json& value, std::optional<int64_t>& field) { field = ToBytes(value); }
+  static void Take(const Json& value, NotZero field) { field.value = *ToInteger(value); }
+  static void Take(const Json& value, OrAll field) {
+    field.value = value.is_string() ? field.all : *ToInteger(value);
+  }
+  static void Take(const Json& value, Pair field) {
+    field.first = value[0].get<double>();
+    field.second = value[1].get<double>();
+  }
+  static void Take(const Json& value, IsType field) {
+    if (value.get<bool>()) field.value = field.type;
+  }
+  static void Take(const Json& value, Switch field) {
+    field.value = !FindWord(field.word_if_true, value.get<std::string>()).empty();
+  }
+  template <class Enum>
+  static void Take(const Json& value, Choice<Enum> field) {
+    for (const Spelling<Enum>& spelling : field.spellings) {
+      if (!FindWord(spelling.word, value.get<std::string>()).empty()) field.value = spelling.value;
+    }
+  }
+
+  const Values& values_;
+};
+
+// Early files have true or false for the whole block.
+void ReplaceOldForm(Json& document, std::vector<std::string>& remarks) {
+  const auto zero = document.find("zero_optimization");
+  if (zero == document.end() || !zero->is_boolean()) return;
+  const int stage = zero->get<bool>() ? 1 : 0;
+  *zero = Json{{"stage", stage}};
+  Remark(remarks, Join({"\"zero_optimization\" is an old form: taken as {\"stage\": ",
+                        std::to_string(stage), "}"}));
+}
+
+// "a", "b" or "c": the parameters that an optimizer or scheduler of this type has.
+std::string ParametersOf(std::string_view prefix, std::string_view type) {
+  std::string names;
+  for (const Key& key : Keys()) {
+    if (!key.path.starts_with(prefix) || key.taken == Taken::kRefused) continue;
+    if (!key.only_for.empty() && !HasWord(key.only_for, type)) continue;
+    names += Join({names.empty() ? "" : "|", key.path.substr(prefix.size())});
+  }
+  return Alternatives(names);
+}
+
+// `block` is "optimizer" or "scheduler": its type decides which parameters it has and must have.
+absl::Status CheckType(const Values& values, std::string_view block) {
+  const Given* given = values.Find(block);
+  if (given == nullptr || given->value->empty()) return absl::OkStatus();
+  const Key& type_key = *FindKey(Join({block, ".type"}));
+  const Given* type_given = values.Find(type_key.path);
+  std::string_view type = "";
+  if (type_given != nullptr) {
+    type = type_given->value == nullptr
+               ? type_key.default_value
+               : FindWord(type_key.words, type_given->value->get<std::string>());
+  }
+  if (type.empty()) {
+    return Invalid({Quoted(given->shown), " has no \"type\"; allowed: ", Allowed(type_key)});
+  }
+  const std::string prefix = Join({block, ".params."});
+  for (const Key& key : Keys()) {
+    if (!key.path.starts_with(prefix)) continue;
+    const Given* parameter = values.Find(key.path);
+    if (parameter != nullptr && !key.only_for.empty() && !HasWord(key.only_for, type)) {
+      return Invalid({Quoted(parameter->shown), " is not a parameter of ", type,
+                      ", which has: ", ParametersOf(prefix, type)});
+    }
+    if (parameter == nullptr && HasWord(key.required_for, type)) {
+      return Invalid({type, " needs ",
+                      Quoted(Join({given->shown, ".params.", key.path.substr(prefix.size())})),
+                      ": ", key.meaning});
+    }
+  }
+  return absl::OkStatus();
+}
+
+void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
+                       std::vector<std::string>& remarks) {
+  const Given* mode = values.Find("optimizer.params.adam_w_mode");
+  if (optimizer.type == OptimizerType::kAdam && mode == nullptr) {
+    Remark(remarks,
+           "\"Adam\" decouples weight decay, as \"AdamW\" does and as in DeepSpeed; "
+           "\"adam_w_mode\": false makes it part of the gradient");
+  }
+  if (optimizer.type == OptimizerType::kAdamW && !optimizer.decoupled_weight_decay) {
+    optimizer.decoupled_weight_decay = true;
+    Remark(remarks, Join({Quoted(mode->shown),
+                          " is false, but AdamW always decouples weight decay, as in DeepSpeed; "
+                          "choose \"Adam\""}));
+  }
+}
+
+void CompleteScheduler(const Values& values, Config& config) {
+  SchedulerConfig& scheduler = config.scheduler;
+  // What Hugging Face's Trainer fills in. Left to itself, WarmupDecayLR would rise to its own
+  // 0.001.
+  const Given* most = values.Find("scheduler.params.warmup_max_lr");
+  if (most != nullptr && most->value->is_string()) {
+    scheduler.warmup_max_lr = config.optimizer.learning_rate;
+    Remark(config.remarks,
+           Join({Quoted(most->shown), " is \"auto\": taken as the optimizer's rate"}));
+  }
+  if (scheduler.total_num_steps > 0 && scheduler.total_num_steps < scheduler.warmup_num_steps) {
+    Remark(config.remarks,
+           "the schedule's total_num_steps is less than its warmup_num_steps: the rate never "
+           "reaches its height");
+  }
+  if (scheduler.type == SchedulerType::kOneCycle && scheduler.cycle_momentum &&
+      config.optimizer.type == OptimizerType::kSgd) {
+    Remark(config.remarks, "\"scheduler.params.cycle_momentum\" cycles betas, which SGD has not");
+  }
+}
+
+absl::Status CheckPrecision(const Values& values, const Config& config) {
+  const Json* fp16 = values.Value("fp16.enabled");
+  const Json* bf16 = values.Value("bf16.enabled");
+  if (fp16 != nullptr && bf16 != nullptr && fp16->get<bool>() && bf16->get<bool>()) {
+    return Invalid({"\"fp16.enabled\" and \"bf16.enabled\" are both true; enable one"});
+  }
+  const Json* parameters = values.Value("data_types.param_dtype");
+  if (parameters != nullptr && ToDType(parameters->get<std::string>()) != config.compute) {
+    return Invalid({"\"data_types.param_dtype\" is ", Shown(*parameters),
+                    ", but \"fp16\" and \"bf16\" say ", Name(config.compute)});
+  }
+  return absl::OkStatus();
+}
+
+// Defaults that somebody who comes from another runtime may not expect.
+void RemarkOnDefaults(const Values& values, Config& config) {
+  if (values.Find("gradient_clipping") == nullptr) {
+    Remark(config.remarks,
+           "gradients are clipped to a global norm of 1.0, DeepSpeed's default; "
+           "\"gradient_clipping\": 0 turns it off");
+  }
+  if (values.Find("optimizer.type") == nullptr) {
+    Remark(config.remarks, "no \"optimizer\": AdamW with its defaults, a learning rate of 0.001");
+  }
+  if (values.Value("data_types.grad_accum_dtype") == nullptr && config.compute != DType::kFloat32) {
+    Remark(config.remarks,
+           Join({"gradients are accumulated in fp32, where DeepSpeed's default is the compute "
+                 "dtype; \"data_types\": {\"grad_accum_dtype\": \"",
+                 Name(config.compute), "\"} does the same"}));
+  }
+}
+
+absl::Status ReadGroups(const Values& values, Config& config) {
+  for (const auto& [name, group_values] : values.groups) {
+    EBB_RETURN_IF_ERROR(CheckType(group_values, "optimizer"));
+    ParameterGroupConfig& group = config.ebb.parameter_groups[name];
+    FieldReader read(group_values);
+    VisitGroup(group, read);
+    if (group_values.Find("optimizer.type") != nullptr) {
+      VisitOptimizer(group.optimizer.emplace(), read);
+      CompleteOptimizer(group_values, *group.optimizer, config.remarks);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Config> FromDocument(Json document) {
+  Config config;
+  ReplaceOldForm(document, config.remarks);
+  EBB_ASSIGN_OR_RETURN(const Values values, ReadValues(document, config.remarks));
+  EBB_RETURN_IF_ERROR(CheckType(values, "optimizer"));
+  EBB_RETURN_IF_ERROR(CheckType(values, "scheduler"));
+  const FieldReader read(values);
+  VisitFields(config, read);
+  EBB_RETURN_IF_ERROR(ReadGroups(values, config));
+  CompleteOptimizer(values, config.optimizer, config.remarks);
+  CompleteScheduler(values, config);
+  EBB_RETURN_IF_ERROR(CheckPrecision(values, config));
+  EBB_RETURN_IF_ERROR(CheckTogether(config));
+  RemarkOnDefaults(values, config);
+  return config;
+}
+
+}  // namespace ebb::config

@@ -1,0 +1,113 @@
+#include "ebb/runtime/config/keys.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/key_rows.h"
+#include "ebb/runtime/config/message.h"
+
+namespace ebb::config {
+namespace {
+
+std::string ShownBound(double bound) {
+  if (bound == std::trunc(bound) && std::abs(bound) < 1e15) {
+    return std::to_string(static_cast<int64_t>(bound));
+  }
+  return absl::StrCat(bound);
+}
+
+std::string Range(const Key& key) {
+  const bool has_least = std::isfinite(key.least), has_most = std::isfinite(key.most);
+  std::string text;
+  if (has_least && has_most && !key.least_is_open && !key.most_is_open) {
+    return Join({" from ", ShownBound(key.least), " to ", ShownBound(key.most)});
+  }
+  if (has_least) {
+    text += Join({key.least_is_open ? " above " : " of at least ", ShownBound(key.least)});
+  }
+  if (has_most) {
+    text += Join({has_least ? " and" : "", key.most_is_open ? " below " : " at most ",
+                  ShownBound(key.most)});
+  }
+  return text;
+}
+
+std::string AllowedKind(const Key& key) {
+  switch (key.kind) {
+    case Kind::kBlock:
+    case Kind::kOpenBlock:
+      return "an object";
+    case Kind::kFlag:
+      return "true or false";
+    case Kind::kInteger:
+      return "an integer" + Range(key);
+    case Kind::kNumber:
+      return "a number" + Range(key);
+    case Kind::kNumberPair:
+      return "two numbers in brackets, each" + Range(key);
+    case Kind::kBytes:
+      return "bytes, as an integer" + Range(key) + " or text such as \"4MiB\"";
+    case Kind::kText:
+      return "text";
+    case Kind::kTexts:
+      return "texts in brackets";
+    case Kind::kWord:
+      return "";
+    case Kind::kDType:
+      return Alternatives("fp32|bf16|fp16");
+    case Kind::kAnything:
+      return "anything";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::span<const Key> Keys() {
+  static const std::vector<Key>* const all = [] {
+    auto* keys = new std::vector<Key>;
+    for (std::span<const Key> part : {TrainingKeys(), ZeroKeys(), EbbKeys(), SurroundingsKeys()}) {
+      keys->insert(keys->end(), part.begin(), part.end());
+    }
+    return keys;
+  }();
+  return *all;
+}
+
+const Key* FindKey(std::string_view path) {
+  static const std::map<std::string_view, const Key*>* const by_path = [] {
+    auto* map = new std::map<std::string_view, const Key*>;
+    for (const Key& key : Keys()) map->emplace(key.path, &key);
+    return map;
+  }();
+  const auto found = by_path->find(path);
+  return found == by_path->end() ? nullptr : found->second;
+}
+
+bool HasWord(std::string_view list, std::string_view word) {
+  while (!list.empty()) {
+    const size_t bar = std::min(list.find('|'), list.size());
+    if (list.substr(0, bar) == word) return true;
+    list.remove_prefix(std::min(bar + 1, list.size()));
+  }
+  return false;
+}
+
+std::string Allowed(const Key& key) {
+  if (key.taken == Taken::kRefused && !key.harmless.empty()) {
+    if (key.kind == Kind::kWord) return Alternatives(key.harmless);
+    if (key.harmless.starts_with("<=")) return Join({"at most ", key.harmless.substr(2)});
+    return std::string(key.harmless);
+  }
+  std::string text = AllowedKind(key);
+  if (!key.words.empty()) {
+    if (!text.empty()) text += " or ";
+    text += Alternatives(key.words);
+  }
+  return text;
+}
+
+}  // namespace ebb::config

@@ -1,0 +1,72 @@
+// The one table of the configuration's keys: DeepSpeed's documented vocabulary and the "ebb" keys.
+//
+// A row says where a key stands ("zero_optimization.stage"), what values it allows, its default,
+// and how it is taken. Reading, checking, messages and writing are all driven by these rows; only
+// relations between keys are code (together.cc, batch.cc). Old and second names are rows of their
+// own that point at the key they stand for.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace ebb::config {
+
+enum class Kind : uint8_t {
+  kBlock,       // an object whose keys are all in the table
+  kOpenBlock,   // an object that may hold keys which DeepSpeed does not document
+  kFlag,        // true or false
+  kInteger,     // 5e8 is one
+  kNumber,      //
+  kNumberPair,  // [0.9, 0.999]
+  kBytes,       // an integer, or text such as "4MiB"
+  kText,        //
+  kTexts,       // a list of texts
+  kWord,        // one of `words`, in any case
+  kDType,       // "fp32", "bf16", "fp16" and PyTorch's spellings of them, in any case
+  kAnything,    //
+};
+
+enum class Taken : uint8_t {
+  kLiterally,
+  kUpperLimit,    // what the plan needs, at most this
+  kApproximated,  // nearly what the key says
+  kNoMeaning,     // accepted, with a remark
+  kRefused,       // would change results or where state lives and is not built
+};
+
+struct Key {
+  std::string_view path;     // names joined by '.'; "*" stands for a name of the user's choice
+  Kind kind = Kind::kBlock;  //
+  std::string_view default_value;  // what holds when it is not given, as in the JSON; "": nothing
+  Taken taken = Taken::kLiterally;
+  // What it is, in one line. kNoMeaning, kRefused: why; the end of the remark or error.
+  std::string_view meaning;
+
+  // kInteger, kNumber, kNumberPair: what is allowed; an open end does not include its bound.
+  double least = -std::numeric_limits<double>::infinity();
+  double most = std::numeric_limits<double>::infinity();
+  bool least_is_open = false, most_is_open = false;
+  std::string_view words = "";  // kWord: all of them, "a|b|c"; other kinds: texts allowed besides
+  std::string_view harmless = "";  // kRefused: the values that change nothing, "a|b", or "<=1"
+  std::string_view only_for =
+      "";  // parameters of an optimizer or scheduler: the types that have it
+  std::string_view required_for = "";  // the types that cannot do without it
+  std::string_view same_as = "";       // the key it stands for, which has its own row
+  bool is_deprecated = false;          // of rows with same_as: worth a remark
+};
+
+std::span<const Key> Keys();
+
+// The row of exactly this path, or null.
+const Key* FindKey(std::string_view path);
+
+// Whether `list`, "a|b|c", has the word. Case counts.
+bool HasWord(std::string_view list, std::string_view word);
+
+// What the row allows, to follow "allowed: ".
+std::string Allowed(const Key& key);
+
+}  // namespace ebb::config

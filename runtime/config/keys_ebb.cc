@@ -1,0 +1,65 @@
+// Rows of our own keys, under "ebb".
+#include "ebb/runtime/config/key_rows.h"
+
+namespace ebb::config {
+namespace {
+
+using enum Taken;
+
+constexpr std::string_view kNoTiers = "not built: all state is kept on the device, without a limit";
+
+constexpr Key kRows[] = {
+    Block("ebb", kLiterally, "what DeepSpeed has no key for"),
+    Word("ebb.reduce_at", "round|step", "", kLiterally,
+         "gradients are reduced each round (stages 2 and 3 by default) or once a step (0 and 1)"),
+    Integer("ebb.micro_batches_per_round", "1", kLiterally,
+            "micro-batches that one walk through the model serves")
+        .From(1, 2147483647)
+        .Or("all"),
+    Word("ebb.asynchronous_step", "auto|late|off", "auto", kLiterally,
+         "how the update overlaps: under backward where allowed, under the next forward, not"),
+    Flag("ebb.check_overflow", "true", kLiterally,
+         "whether a step with inf or nan in a gradient is skipped; fp16 always checks"),
+    Integer("ebb.prefetch_depth", "1", kLiterally, "units gathered ahead of the one in use")
+        .From(0)
+        .Or("all"),
+    Bytes("ebb.coalesce", "auto", kLiterally, "bytes grouped in one call of a collective")
+        .Or("auto"),
+    Flag("ebb.reshard_after_forward", "true", kLiterally,
+         "whether a unit is released after its forward and gathered again in backward"),
+    Integer("ebb.reduction_group", "", kLiterally,
+            "ranks whose gradients are summed first; the world when not given")
+        .From(1, 2147483647),
+    Number("ebb.timeout_seconds", "600", kLiterally, "longest wait for another rank").Above(0, 1e9),
+    Text("ebb.trace", "", kLiterally, "file of the timeline"),
+    Flag("ebb.deterministic_reduce", "false", kNoMeaning,
+         "the CPU's collectives sum in one order anyway"),
+
+    Block("ebb.parameter_groups", kLiterally, "by ParameterSpec::group"),
+    Block("ebb.parameter_groups.*", kLiterally, "one group"),
+    Number("ebb.parameter_groups.*.lr_factor", "1", kLiterally, "times the learning rate").From(0),
+    Number("ebb.parameter_groups.*.weight_decay", "", kLiterally, "instead of the optimizer's")
+        .From(0),
+    OtherName("ebb.parameter_groups.*.optimizer", "optimizer"),
+
+    Integer("ebb.shard_group", "0", kRefused, "not built: shards are spread over the world")
+        .From(0)
+        .Unless("0"),
+    Bytes("ebb.device_memory", "", kRefused, kNoTiers),
+    Bytes("ebb.host_memory", "", kRefused, kNoTiers),
+    Word("ebb.offload_gradients", "none|device|cpu|nvme", "none", kRefused, kNoTiers)
+        .Unless("none|device"),
+    Word("ebb.offload_activations", "none|device|cpu|nvme", "none", kRefused, kNoTiers)
+        .Unless("none|device"),
+    Flag("ebb.split_master", "false", kRefused, "not built: masters are whole fp32 numbers"),
+    Word("ebb.verify_swap", "off|states|all", "off", kRefused, "not built: nothing is swapped")
+        .Unless("off"),
+};
+
+}  // namespace
+
+std::span<const Key> EbbKeys() {
+  return kRows;
+}
+
+}  // namespace ebb::config

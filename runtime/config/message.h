@@ -1,0 +1,33 @@
+// Messages about a configuration: a key is quoted, a value is shown as JSON, neither is ever long.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace ebb::config {
+
+// std::string_view and absl::string_view differ in some builds of Abseil; here they meet.
+inline std::string Join(std::initializer_list<std::string_view> pieces) {
+  std::string text;
+  for (std::string_view piece : pieces) text += piece;
+  return text;
+}
+
+inline absl::Status Invalid(std::initializer_list<std::string_view> pieces) {
+  return absl::InvalidArgumentError(Join(pieces));
+}
+
+// At most about `bytes_max` bytes of it, cut between characters, control characters escaped.
+std::string Shortened(std::string_view text, size_t bytes_max = 80);
+
+inline std::string Quoted(std::string_view text) {
+  return Join({"\"", Shortened(text), "\""});
+}
+
+// "a", "b" or "c".
+std::string Alternatives(std::string_view list_with_bars);
+
+}  // namespace ebb::config

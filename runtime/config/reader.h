@@ -1,0 +1,38 @@
+// A document against the table: every key known, every value allowed, every key that is not taken
+// literally remarked upon.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/config/value.h"
+
+namespace ebb::config {
+
+struct Given {
+  const Json* value = nullptr;  // in the document; null: "auto"
+  std::string shown;            // the path as the file has it
+};
+
+// What a document gives, by the path of the key's row; null counts as not given. An optimizer of a
+// parameter group is found under "optimizer...", as at the top level, in the group's own Values.
+struct Values {
+  std::map<std::string_view, Given> given;
+  std::map<std::string, Values> groups;  // of ebb.parameter_groups, by name
+
+  const Given* Find(std::string_view path) const;
+  // The value, unless it is not given or "auto".
+  const Json* Value(std::string_view path) const;
+};
+
+// The document outlives the result.
+absl::StatusOr<Values> ReadValues(const Json& document, std::vector<std::string>& remarks);
+
+// Appends a remark, once.
+void Remark(std::vector<std::string>& remarks, std::string sentence);
+
+}  // namespace ebb::config

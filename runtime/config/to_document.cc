@@ -1,0 +1,77 @@
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "ebb/runtime/config/convert.h"
+#include "ebb/runtime/config/fields.h"
+#include "ebb/runtime/config/message.h"
+
+namespace ebb::config {
+namespace {
+
+constexpr std::string_view kGroup = "ebb.parameter_groups.*.";
+
+// Puts each field that is given at its path below an object.
+class FieldWriter {
+ public:
+  explicit FieldWriter(Json& object) : object_(object) {}
+
+  template <class Field>
+  void operator()(std::string_view path, Field&& field) {
+    if (path.starts_with(kGroup)) path.remove_prefix(kGroup.size());
+    Json value = ToJson(field);
+    if (value.is_null()) return;
+    Json* block = &object_;
+    for (size_t dot; (dot = path.find('.')) != std::string_view::npos;
+         path.remove_prefix(dot + 1)) {
+      block = &(*block)[std::string(path.substr(0, dot))];
+    }
+    (*block)[std::string(path)] = std::move(value);
+  }
+
+ private:
+  static Json ToJson(bool value) { return value; }
+  static Json ToJson(int value) { return value; }
+  static Json ToJson(int64_t value) { return value; }
+  static Json ToJson(double value) { return value; }
+  static Json ToJson(DType value) { return std::string(Name(value)); }
+  static Json ToJson(const std::string& value) { return value.empty() ? Json() : Json(value); }
+  static Json ToJson(NotZero field) { return field.value == 0 ? Json() : Json(field.value); }
+  static Json ToJson(OrAll field) {
+    return field.value == field.all ? Json("all") : Json(field.value);
+  }
+  static Json ToJson(Pair field) { return Json::array({field.first, field.second}); }
+  static Json ToJson(IsType field) { return field.value == field.type; }
+  static Json ToJson(Switch field) {
+    return std::string(field.value ? field.word_if_true : field.word_if_false);
+  }
+  template <class Enum>
+  static Json ToJson(Choice<Enum> field) {
+    const std::string_view word = Word(field.spellings, field.value);
+    return word.empty() ? Json() : Json(std::string(word));
+  }
+  template <class T>
+  static Json ToJson(const std::optional<T>& value) {
+    return value.has_value() ? ToJson(*value) : Json();
+  }
+
+  Json& object_;
+};
+
+}  // namespace
+
+Json ToDocument(Config config) {
+  Json document = Json::object();
+  FieldWriter write(document);
+  VisitFields(config, write);
+  for (auto& [name, group] : config.ebb.parameter_groups) {
+    Json& object = document["ebb"]["parameter_groups"][name] = Json::object();
+    FieldWriter write_group(object);
+    VisitGroup(group, write_group);
+    if (group.optimizer.has_value()) VisitOptimizer(*group.optimizer, write_group);
+  }
+  return document;
+}
+
+}  // namespace ebb::config

@@ -1,0 +1,162 @@
+#include "ebb/runtime/config/value.h"
+
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "ebb/runtime/config/message.h"
+
+namespace ebb::config {
+namespace {
+
+absl::string_view View(std::string_view text) {
+  return {text.data(), text.size()};
+}
+
+bool IsInRange(const Key& key, double value) {
+  if (!std::isfinite(value)) return false;
+  if (key.least_is_open ? value <= key.least : value < key.least) return false;
+  return !(key.most_is_open ? value >= key.most : value > key.most);
+}
+
+bool IsNumberInRange(const Key& key, const Json& value) {
+  return value.is_number() && IsInRange(key, value.get<double>());
+}
+
+bool IsAllowed(const Key& key, const Json& value) {
+  if (const std::string* text = value.get_ptr<const std::string*>()) {
+    switch (key.kind) {
+      case Kind::kText:
+      case Kind::kAnything:
+        return true;
+      case Kind::kDType:
+        return ToDType(*text).has_value();
+      case Kind::kBytes:
+        if (ToBytes(value).has_value()) return true;
+        [[fallthrough]];
+      default:
+        return !FindWord(key.words, *text).empty();
+    }
+  }
+  switch (key.kind) {
+    case Kind::kBlock:
+    case Kind::kOpenBlock:
+      return value.is_object();
+    case Kind::kFlag:
+      return value.is_boolean();
+    case Kind::kInteger:
+    case Kind::kBytes:
+      return ToInteger(value).has_value() && IsInRange(key, value.get<double>());
+    case Kind::kNumber:
+      return IsNumberInRange(key, value);
+    case Kind::kNumberPair:
+      return value.is_array() && value.size() == 2 && IsNumberInRange(key, value[0]) &&
+             IsNumberInRange(key, value[1]);
+    case Kind::kTexts:
+      if (!value.is_array()) return false;
+      for (const Json& element : value) {
+        if (!element.is_string()) return false;
+      }
+      return true;
+    case Kind::kAnything:
+      return true;
+    case Kind::kText:
+    case Kind::kWord:
+    case Kind::kDType:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace
+
+absl::Status Check(const Key& key, const Json& value, std::string_view shown) {
+  if (IsAllowed(key, value)) return absl::OkStatus();
+  return Invalid({Quoted(shown), " is ", Shown(value), "; allowed: ", Allowed(key)});
+}
+
+bool IsHarmless(const Key& key, const Json& value) {
+  if (absl::StartsWith(View(key.harmless), "<=")) {
+    double bound = 0;
+    return absl::SimpleAtod(View(key.harmless.substr(2)), &bound) && value.is_number() &&
+           value.get<double>() <= bound;
+  }
+  if (const std::string* text = value.get_ptr<const std::string*>()) {
+    return !FindWord(key.harmless, *text).empty();
+  }
+  if (value.is_boolean()) return key.harmless == (value.get<bool>() ? "true" : "false");
+  double only = 0;
+  return value.is_number() && absl::SimpleAtod(View(key.harmless), &only) &&
+         value.get<double>() == only;
+}
+
+std::string Shown(const Json& value) {
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) {
+    return std::isnan(value.get<double>()) ? "nan" : value.get<double>() > 0 ? "inf" : "-inf";
+  }
+  // 5e8 as 500000000: whole numbers are shown like integers.
+  if (value.is_number_float() && std::abs(value.get<double>()) < 1e15) {
+    if (const std::optional<int64_t> whole = ToInteger(value)) return std::to_string(*whole);
+  }
+  return Shortened(value.dump(-1, ' ', false, Json::error_handler_t::replace), 60);
+}
+
+std::optional<int64_t> ToInteger(const Json& value) {
+  if (value.is_number_unsigned()) {
+    const uint64_t number = value.get<uint64_t>();
+    if (number > static_cast<uint64_t>(INT64_MAX)) return std::nullopt;
+    return static_cast<int64_t>(number);
+  }
+  if (value.is_number_integer()) return value.get<int64_t>();
+  if (!value.is_number_float()) return std::nullopt;
+  const double number = value.get<double>();
+  // -2^63 is an int64_t, 2^63 is not; the comparisons are false for nan.
+  if (!(number >= -0x1p63 && number < 0x1p63) || number != std::trunc(number)) return std::nullopt;
+  return static_cast<int64_t>(number);
+}
+
+std::optional<int64_t> ToBytes(const Json& value) {
+  const std::string* text = value.get_ptr<const std::string*>();
+  if (text == nullptr) return ToInteger(value);
+  size_t digits = 0;
+  while (digits < text->size() && absl::ascii_isdigit((*text)[digits])) ++digits;
+  int64_t bytes = 0;
+  if (!absl::SimpleAtoi(text->substr(0, digits), &bytes)) return std::nullopt;
+  const std::string unit(absl::StripAsciiWhitespace(absl::AsciiStrToLower(text->substr(digits))));
+  constexpr std::string_view kPrefixes = "kmgt";
+  int64_t base = 1000;
+  size_t power = 0;
+  if (!unit.empty() && unit != "b") {
+    power = kPrefixes.find(unit[0]) + 1;  // npos + 1 is 0
+    const std::string rest = unit.substr(1);
+    if (power == 0 || (rest != "b" && rest != "ib")) return std::nullopt;
+    if (rest == "ib") base = 1024;
+  }
+  for (; power > 0; --power) {
+    if (__builtin_mul_overflow(bytes, base, &bytes)) return std::nullopt;
+  }
+  return bytes;
+}
+
+std::optional<DType> ToDType(std::string_view text) {
+  std::string name = absl::AsciiStrToLower(View(text));
+  if (absl::StartsWith(name, "torch.")) name.erase(0, 6);
+  if (HasWord("fp32|float32|float", name)) return DType::kFloat32;
+  if (HasWord("bf16|bfloat16", name)) return DType::kBFloat16;
+  if (HasWord("fp16|float16|half", name)) return DType::kFloat16;
+  return std::nullopt;
+}
+
+std::string_view FindWord(std::string_view list_with_bars, std::string_view text) {
+  if (text.empty()) return "";
+  for (absl::string_view word : absl::StrSplit(View(list_with_bars), '|')) {
+    if (absl::EqualsIgnoreCase(word, View(text))) return {word.data(), word.size()};
+  }
+  return "";
+}
+
+}  // namespace ebb::config

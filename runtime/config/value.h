@@ -1,0 +1,37 @@
+// One JSON value against one row of the table.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/config/keys.h"
+#include "nlohmann/json.hpp"
+
+namespace ebb::config {
+
+// Keeps the file's order, so that remarks and errors come in it.
+using Json = nlohmann::ordered_json;
+
+// Refuses what the row does not allow. `shown` is the key's path as the file has it.
+absl::Status Check(const Key& key, const Json& value, std::string_view shown);
+
+// Whether a value of a refused row is one that changes nothing.
+bool IsHarmless(const Key& key, const Json& value);
+
+// The value as JSON, shortened, for messages.
+std::string Shown(const Json& value);
+
+// An integer, also one written as 5e8; nothing if it has a fraction or does not fit 64 bits.
+std::optional<int64_t> ToInteger(const Json& value);
+// Bytes: an integer, or text such as "4MiB" (powers of 1024) or "4MB" (powers of 1000).
+std::optional<int64_t> ToBytes(const Json& value);
+// "bf16", "bfloat16", "torch.bfloat16", ... in any case; never int8.
+std::optional<DType> ToDType(std::string_view text);
+// The word of the list that `text` is, whatever the case; "" if none.
+std::string_view FindWord(std::string_view list_with_bars, std::string_view text);
+
+}  // namespace ebb::config

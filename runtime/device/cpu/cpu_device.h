@@ -1,0 +1,32 @@
+// The CPU behind the Device interface: memory straight from the system, streams as threads, one
+// team of threads for all kernels.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ebb/runtime/device/backend.h"
+#include "ebb/runtime/device/cpu/cpu_event.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb {
+
+class CpuDevice : public DeviceBackend {
+ public:
+  explicit CpuDevice(int threads);
+
+  DeviceKind kind() const override { return DeviceKind::kCpu; }
+  std::string description() const override;
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) override;
+  std::unique_ptr<StreamBackend> CallerStream() override;
+  absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
+  absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;
+
+ private:
+  // Streams and events hold these too, and so outlive the device's last handle safely.
+  std::shared_ptr<ThreadTeam> team_;
+  std::shared_ptr<ProgressPool> pool_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,37 @@
+#include "ebb/runtime/device/cpu/cpu_event.h"
+
+namespace ebb {
+
+void Progress::Pass(int64_t ticket) {
+  passed_.store(ticket, std::memory_order_release);
+  changed_.Notify();
+}
+
+void Progress::Await(int64_t ticket) {
+  changed_.Await([&] { return Passed(ticket); });
+}
+
+Progress* ProgressPool::Take() {
+  const std::scoped_lock lock(mutex_);
+  if (free_.empty()) return &all_.emplace_back();
+  Progress* progress = free_.back();
+  free_.pop_back();
+  return progress;
+}
+
+void ProgressPool::GiveBack(Progress* progress) {
+  const std::scoped_lock lock(mutex_);
+  free_.push_back(progress);
+}
+
+CpuEvent::Place CpuEvent::place() const {
+  const std::scoped_lock lock(mutex_);
+  return place_;
+}
+
+void CpuEvent::SetPlace(Place place) {
+  const std::scoped_lock lock(mutex_);
+  place_ = place;
+}
+
+}  // namespace ebb

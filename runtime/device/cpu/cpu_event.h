@@ -1,0 +1,75 @@
+// How far a CPU stream has come, and events as places in it.
+//
+// Record takes the next ticket of its stream and enqueues the passing of it; Wait compares the
+// stream's progress with the ticket that the event holds at that moment. So an event is
+// re-recorded, on any stream, without disturbing those who wait for its earlier place, and nothing
+// that is enqueued refers to the event itself: it may be destroyed at any time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ebb/runtime/device/backend.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+// Tickets of one stream pass in order.
+class Progress {
+ public:
+  int64_t TakeTicket() { return ++taken_; }  // by the stream's enqueuing thread
+  void Pass(int64_t ticket);
+  bool Passed(int64_t ticket) const { return passed_.load(std::memory_order_acquire) >= ticket; }
+  void Await(int64_t ticket);
+
+ private:
+  int64_t taken_ = 0;
+  std::atomic<int64_t> passed_{0};
+  WaitPoint changed_;
+};
+
+// Owns the Progress of all streams that a device ever had, because tasks and events name them by
+// address. One that its stream has left behind goes on under the next stream: its tickets only
+// grow, so old events stay passed.
+class ProgressPool {
+ public:
+  Progress* Take();
+  void GiveBack(Progress* progress);
+
+ private:
+  std::mutex mutex_;
+  std::deque<Progress> all_;
+  std::vector<Progress*> free_;
+};
+
+class CpuEvent : public EventBackend {
+ public:
+  struct Place {
+    Progress* progress =
+        nullptr;  // null: never recorded, or on the calling thread's stream: passed
+    int64_t ticket = 0;
+    bool Passed() const { return progress == nullptr || progress->Passed(ticket); }
+    void Await() const {
+      if (progress != nullptr) progress->Await(ticket);
+    }
+  };
+
+  explicit CpuEvent(std::shared_ptr<ProgressPool> pool) : pool_(std::move(pool)) {}
+
+  void HostWait() const override { place().Await(); }
+  bool Passed() const override { return place().Passed(); }
+
+  Place place() const;
+  void SetPlace(Place place);
+
+ private:
+  std::shared_ptr<ProgressPool> pool_;  // keeps the places' progress alive
+  mutable std::mutex mutex_;            // one thread may wait while another records
+  Place place_;
+};
+
+}  // namespace ebb

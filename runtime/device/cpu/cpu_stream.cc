@@ -1,0 +1,108 @@
+#include "ebb/runtime/device/cpu/cpu_stream.h"
+
+#include <pthread.h>
+
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/device/cpu/copy.h"
+
+namespace ebb {
+namespace {
+
+constexpr size_t kThreadNameCharacters = 15;  // what Linux keeps
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CpuStream>> CpuStream::Create(std::string_view name,
+                                                             std::shared_ptr<ThreadTeam> team,
+                                                             std::shared_ptr<ProgressPool> pool) {
+  std::unique_ptr<CpuStream> stream(new CpuStream(std::move(team), std::move(pool)));
+  try {
+    stream->thread_ = std::thread([raw = stream.get()] { raw->Run(); });
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot start a thread for stream '",
+                                                     absl::string_view(name.data(), name.size()),
+                                                     "': ", error.what()));
+  }
+  pthread_setname_np(stream->thread_.native_handle(),
+                     std::string(name.substr(0, kThreadNameCharacters)).c_str());
+  return stream;
+}
+
+CpuStream::CpuStream(std::shared_ptr<ThreadTeam> team, std::shared_ptr<ProgressPool> pool)
+    : team_(std::move(team)),
+      pool_(std::move(pool)),
+      progress_(pool_->Take()),
+      ring_(new Task[kStreamTasksMax]) {}
+
+CpuStream::~CpuStream() {
+  stop_.store(true, std::memory_order_release);
+  not_empty_.Notify();
+  if (thread_.joinable()) thread_.join();
+  pool_->GiveBack(progress_);
+}
+
+void CpuStream::Run() {
+  uint64_t next = 0;
+  for (;;) {
+    not_empty_.Await([&] {
+      return tail_.load(std::memory_order_acquire) != next || stop_.load(std::memory_order_acquire);
+    });
+    if (tail_.load(std::memory_order_acquire) == next) return;  // stopped, and everything has run
+    ring_[next % kStreamTasksMax]();
+    head_.store(++next, std::memory_order_release);
+    not_full_.Notify();
+  }
+}
+
+void CpuStream::Enqueue(const Task& task) {
+  const uint64_t tail = tail_.load(std::memory_order_relaxed);
+  not_full_.Await([&] { return tail - head_.load(std::memory_order_acquire) < kStreamTasksMax; });
+  ring_[tail % kStreamTasksMax] = task;
+  tail_.store(tail + 1, std::memory_order_release);
+  not_empty_.Notify();
+}
+
+void CpuStream::Copy(void* destination, const void* source, int64_t bytes) {
+  Enqueue(Task([team = team_.get(), destination, source, bytes] {
+    CopyBytes(*team, destination, source, bytes);
+  }));
+}
+
+void CpuStream::Zero(void* destination, int64_t bytes) {
+  Enqueue(Task([team = team_.get(), destination, bytes] { ZeroBytes(*team, destination, bytes); }));
+}
+
+void CpuStream::Wait(const EventBackend& event) {
+  const CpuEvent::Place place = static_cast<const CpuEvent&>(event).place();
+  if (place.progress == progress_ || place.Passed())
+    return;  // own places have passed by the order of the queue
+  Enqueue(Task([place] { place.Await(); }));
+}
+
+int64_t CpuStream::EnqueueTicket() {
+  const int64_t ticket = progress_->TakeTicket();
+  Enqueue(Task([progress = progress_, ticket] { progress->Pass(ticket); }));
+  return ticket;
+}
+
+void CpuStream::Record(EventBackend& event) {
+  static_cast<CpuEvent&>(event).SetPlace({.progress = progress_, .ticket = EnqueueTicket()});
+}
+
+void CpuStream::WaitIdle() {
+  progress_->Await(EnqueueTicket());
+}
+
+void CpuCallerStream::Copy(void* destination, const void* source, int64_t bytes) {
+  CopyBytes(*team_, destination, source, bytes);
+}
+
+void CpuCallerStream::Zero(void* destination, int64_t bytes) {
+  ZeroBytes(*team_, destination, bytes);
+}
+
+}  // namespace ebb

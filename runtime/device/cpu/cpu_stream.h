@@ -1,0 +1,73 @@
+// The two streams of a CPU device: a thread with a bounded queue of tasks, and the calling thread
+// itself.
+//
+//   enqueuer --> [ task | task | task | ... ] --> thread          tail_ - head_ tasks wait, at most
+//   kStreamTasksMax
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "ebb/runtime/device/backend.h"
+#include "ebb/runtime/device/cpu/cpu_event.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+class CpuStream : public StreamBackend {
+ public:
+  static absl::StatusOr<std::unique_ptr<CpuStream>> Create(std::string_view name,
+                                                           std::shared_ptr<ThreadTeam> team,
+                                                           std::shared_ptr<ProgressPool> pool);
+  ~CpuStream() override;
+
+  void Enqueue(const Task& task) override;
+  void Copy(void* destination, const void* source, int64_t bytes) override;
+  void Zero(void* destination, int64_t bytes) override;
+  void Wait(const EventBackend& event) override;
+  void Record(EventBackend& event) override;
+  void WaitIdle() override;
+  ThreadTeam& team() override { return *team_; }
+  StreamView view() const override { return {}; }
+
+ private:
+  CpuStream(std::shared_ptr<ThreadTeam> team, std::shared_ptr<ProgressPool> pool);
+  void Run();
+  int64_t EnqueueTicket();
+
+  std::shared_ptr<ThreadTeam> team_;
+  std::shared_ptr<ProgressPool> pool_;
+  Progress* progress_;
+  std::unique_ptr<Task[]> ring_;
+  // Counts of tasks, ever growing; a task's place is its number modulo kStreamTasksMax. The two
+  // ends on lines of their own.
+  alignas(64) std::atomic<uint64_t> tail_{0};
+  std::atomic<bool> stop_{false};
+  WaitPoint not_empty_;
+  alignas(64) std::atomic<uint64_t> head_{0};
+  WaitPoint not_full_;
+  std::thread thread_;
+};
+
+class CpuCallerStream : public StreamBackend {
+ public:
+  explicit CpuCallerStream(std::shared_ptr<ThreadTeam> team) : team_(std::move(team)) {}
+
+  void Enqueue(const Task& task) override { task(); }
+  void Copy(void* destination, const void* source, int64_t bytes) override;
+  void Zero(void* destination, int64_t bytes) override;
+  void Wait(const EventBackend& event) override { event.HostWait(); }
+  void Record(EventBackend& event) override { static_cast<CpuEvent&>(event).SetPlace({}); }
+  void WaitIdle() override {}
+  ThreadTeam& team() override { return *team_; }
+  StreamView view() const override { return {}; }
+
+ private:
+  std::shared_ptr<ThreadTeam> team_;
+};
+
+}  // namespace ebb

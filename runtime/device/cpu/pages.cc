@@ -1,0 +1,106 @@
+#include "ebb/runtime/device/cpu/pages.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace ebb {
+namespace {
+
+// Above this no address space has room (47 bits of user addresses on x86-64), and no sum below can
+// overflow.
+constexpr int64_t kBytesMax = int64_t{1} << 47;
+
+int64_t Alignment(int64_t bytes) {
+  return bytes >= kHugePageBytes ? kHugePageBytes : static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+}
+
+int64_t MappedBytes(int64_t bytes) {
+  const int64_t alignment = Alignment(bytes);
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+// Released memory of debug builds: poisoned and kept mapped for a while, oldest out first. Without
+// it the next allocation would often get the same addresses, and a use after release would read its
+// new owner's numbers.
+class Quarantine {
+ public:
+  static constexpr int64_t kBufferBytesMax = int64_t{8} << 20;
+
+  void Add(void* data, int64_t bytes) {
+    std::memset(data, kPoison, static_cast<size_t>(bytes));
+    const std::scoped_lock lock(mutex_);
+    auto& [old_data, old_bytes] = kept_[next_];
+    if (old_data != nullptr) munmap(old_data, static_cast<size_t>(old_bytes));
+    old_data = data;
+    old_bytes = bytes;
+    next_ = (next_ + 1) % kept_.size();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::array<std::pair<void*, int64_t>, 16> kept_ = {};
+  size_t next_ = 0;
+};
+
+void ReleasePages(void* data, int64_t bytes) {
+  const int64_t mapped = MappedBytes(bytes);
+  if constexpr (kPoisonReleased) {
+    static auto* quarantine =
+        new Quarantine;  // never destroyed: static buffers may be released after it would be
+    // Larger ones fault at the next touch instead: poisoning would make pages that were never
+    // written resident.
+    if (mapped <= Quarantine::kBufferBytesMax) {
+      quarantine->Add(data, mapped);
+      return;
+    }
+  }
+  munmap(data, static_cast<size_t>(mapped));
+}
+
+absl::Status Exhausted(int64_t bytes, std::string_view what, std::string_view why) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cannot allocate ", bytes, " bytes of CPU memory for ",
+                   absl::string_view(what.data(), what.size()), ": ",
+                   absl::string_view(why.data(), why.size())));
+}
+
+}  // namespace
+
+absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what) {
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes,
+                                                   " bytes of CPU memory for ",
+                                                   absl::string_view(what.data(), what.size())));
+  }
+  if (bytes == 0) return Buffer();
+  if (bytes > kBytesMax) return Exhausted(bytes, what, "more than the address space holds");
+  const int64_t size = MappedBytes(bytes);
+  const int64_t alignment = Alignment(bytes);
+  const int64_t spare =
+      alignment == kHugePageBytes ? alignment : 0;  // cut off below to align the rest
+  void* mapped = mmap(nullptr, static_cast<size_t>(size + spare), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return Exhausted(bytes, what, std::strerror(errno));
+  auto* start = static_cast<std::byte*>(mapped);
+  if (spare > 0) {
+    const auto address = reinterpret_cast<uintptr_t>(start);
+    const auto before = static_cast<int64_t>((~address + 1) % static_cast<uintptr_t>(alignment));
+    if (before > 0) munmap(start, static_cast<size_t>(before));
+    if (spare > before) munmap(start + before + size, static_cast<size_t>(spare - before));
+    start += before;
+    // Fails where huge pages are switched off: then there are small ones.
+    madvise(start, static_cast<size_t>(size), MADV_HUGEPAGE);
+  }
+  return Buffer(start, bytes, ReleasePages);
+}
+
+}  // namespace ebb

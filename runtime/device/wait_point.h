@@ -1,0 +1,68 @@
+// Where threads sleep until something has become true: an event count over a futex. Notifying costs
+// two atomic operations and no system call while nobody sleeps, and a waiter spins for at most a
+// few microseconds before it sleeps, so hundreds of waiting threads on a few cores cost nothing.
+// The condition itself lives in the caller's atomics.
+//
+//   waiter:    point.Await([&] { return ready.load(std::memory_order_acquire); });
+//   notifier:  ready.store(true, std::memory_order_release);  point.Notify();
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace ebb {
+
+class WaitPoint {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Deadline = Clock::time_point;
+  static constexpr Deadline kNever = Deadline::max();
+  // A wake-up through the kernel costs up to 20 us on a virtual machine; what is about to happen
+  // anyway is cheaper to spin for.
+  static constexpr std::chrono::nanoseconds kSpin{1500};
+
+  // Returns true once `condition()` holds, false when the deadline has passed before. `condition`
+  // may run any number of times.
+  template <class Condition>
+  bool Await(Condition condition, Deadline deadline = kNever,
+             std::chrono::nanoseconds spin = kSpin) {
+    if (condition()) return true;
+    if (spin.count() > 0) {
+      const Deadline spin_end = Clock::now() + spin;
+      do {
+        Pause();
+        if (condition()) return true;
+      } while (Clock::now() < spin_end);
+    }
+    for (;;) {
+      // Read before the condition is: whatever is notified after this wakes the sleep below.
+      const uint32_t seen = epoch_.load(std::memory_order_seq_cst);
+      if (condition()) return true;
+      if (!Sleep(seen, deadline)) return condition();
+    }
+  }
+
+  // Wakes every waiter to look again. What makes their conditions true is stored before this call.
+  void Notify() {
+    epoch_.fetch_add(1, std::memory_order_seq_cst);
+    if (sleepers_.load(std::memory_order_seq_cst) != 0) Wake();
+  }
+
+ private:
+  static void Pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+  // Sleeps while the epoch is `seen`. False: the deadline has passed.
+  bool Sleep(uint32_t seen, Deadline deadline);
+  void Wake();
+
+  std::atomic<uint32_t> epoch_{0};
+  std::atomic<uint32_t> sleepers_{0};
+};
+
+}  // namespace ebb

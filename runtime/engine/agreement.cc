@@ -1,0 +1,111 @@
+#include "ebb/runtime/engine/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/exchange.h"
+#include "ebb/sharding/fingerprint.h"
+
+namespace ebb {
+namespace {
+
+// All-gather of `own.size()` bytes from each rank; the sizes are the same.
+absl::Status GatherBytes(Communicator& communicator, Stream& stream, std::span<const std::byte> own,
+                         std::span<std::byte> all) {
+  const CollectiveSpan span{
+      .send = own.data(), .receive = all.data(), .count = static_cast<int64_t>(own.size())};
+  EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+  stream.WaitIdle();
+  return communicator.status();
+}
+
+absl::Status Differs(int rank, absl::string_view what, absl::string_view detail) {
+  return absl::FailedPreconditionError(absl::StrCat("the ", what, " of rank ", rank,
+                                                    " differs from rank 0's", detail,
+                                                    "; every rank must create the same engine"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int64_t>> AllValues(Communicator& communicator, Stream& stream,
+                                               int64_t value) {
+  std::vector<int64_t> all(static_cast<size_t>(communicator.size()));
+  EBB_RETURN_IF_ERROR(GatherBytes(communicator, stream, std::as_bytes(std::span(&value, 1)),
+                                  std::as_writable_bytes(std::span(all))));
+  return all;
+}
+
+absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(Communicator& communicator,
+                                                           Stream& stream,
+                                                           std::span<const int64_t> values) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> counts,
+                       AllValues(communicator, stream, static_cast<int64_t>(values.size())));
+  const size_t longest = static_cast<size_t>(*std::max_element(counts.begin(), counts.end()));
+  std::vector<std::vector<int64_t>> lists(counts.size());
+  if (longest == 0) return lists;
+  std::vector<int64_t> own(values.begin(), values.end()), all(longest * counts.size());
+  own.resize(longest);
+  EBB_RETURN_IF_ERROR(GatherBytes(communicator, stream, std::as_bytes(std::span(own)),
+                                  std::as_writable_bytes(std::span(all))));
+  for (size_t r = 0; r < counts.size(); ++r) {
+    const auto begin = all.begin() + static_cast<int64_t>(r * longest);
+    lists[r].assign(begin, begin + counts[r]);
+  }
+  return lists;
+}
+
+absl::Status AgreeOnStatus(Communicator& communicator, Stream& stream, const absl::Status& own) {
+  ExchangeRecord record;
+  if (!own.ok()) record.SetError(own);
+  std::vector<ExchangeRecord> all(static_cast<size_t>(communicator.size()));
+  const absl::Status gathered =
+      GatherBytes(communicator, stream, std::as_bytes(std::span(&record, 1)),
+                  std::as_writable_bytes(std::span(all)));
+  if (!own.ok()) return own;
+  EBB_RETURN_IF_ERROR(gathered);
+  return Conclude(all).error;
+}
+
+absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const ModelSpec& model,
+                         const Config& config, const sharding::Plan& plan) {
+  std::vector<int64_t> parameters;
+  for (const ParameterSpec& parameter : model.parameters) {
+    parameters.push_back(static_cast<int64_t>(sharding::Fingerprint(parameter)));
+  }
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
+                       AllLists(communicator, stream, parameters));
+  for (size_t r = 1; r < all.size(); ++r) {
+    const auto [mine, theirs] =
+        std::mismatch(all[0].begin(), all[0].end(), all[r].begin(), all[r].end());
+    if (mine == all[0].end() && theirs == all[r].end()) continue;
+    const size_t index = static_cast<size_t>(mine - all[0].begin());
+    const std::string name = index < model.parameters.size()
+                                 ? absl::StrCat(" ('", model.parameters[index].name, "' here)")
+                                 : "";
+    return Differs(static_cast<int>(r), "model",
+                   absl::StrCat(": first at parameter ", index, name, ", of ", all[0].size(),
+                                " on rank 0 and ", all[r].size(), " on rank ", r));
+  }
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> models,
+      AllValues(communicator, stream, static_cast<int64_t>(sharding::Fingerprint(model))));
+  const std::string json = config.ToJson();
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> configs,
+      AllValues(communicator, stream, static_cast<int64_t>(sharding::Hasher().Add(json).hash())));
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> plans,
+                       AllValues(communicator, stream, static_cast<int64_t>(plan.hash)));
+  for (size_t r = 1; r < models.size(); ++r) {
+    const int rank = static_cast<int>(r);
+    if (models[r] != models[0])
+      return Differs(rank, "model", ": the same parameters in other units, visits or workspace");
+    if (configs[r] != configs[0]) return Differs(rank, "config", "");
+    if (plans[r] != plans[0])
+      return Differs(rank, "plan", " for the same model and config: another version of Ebb");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ebb

@@ -1,0 +1,35 @@
+// Agreement between ranks outside a step: before they train together, and after something went
+// apart.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/device/stream.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+// Every rank's `value`, by rank. Blocks.
+absl::StatusOr<std::vector<int64_t>> AllValues(Communicator& communicator, Stream& stream,
+                                               int64_t value);
+// Every rank's values, rank after rank; each rank may have another number of them. Blocks.
+absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(Communicator& communicator,
+                                                           Stream& stream,
+                                                           std::span<const int64_t> values);
+
+// OK if every rank passed OK; else this rank's own error, or one that names the first rank that has
+// one. Blocks.
+absl::Status AgreeOnStatus(Communicator& communicator, Stream& stream, const absl::Status& own);
+
+// Refuses ranks whose model, config or plan differ, and names the first difference.
+absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const ModelSpec& model,
+                         const Config& config, const sharding::Plan& plan);
+
+}  // namespace ebb

@@ -1,0 +1,282 @@
+// What the engine does when the trainer leaves the declared order. Legal, the same on every rank,
+// with one warning:
+//   left out      a scope ahead is asked for: those between count as opened and closed at once,
+//   with zero gradients out of order  something behind is asked for: for the rest of the step units
+//   are gathered when opened and reduced when closed
+// Where boundary activations belong to the engine both are errors, since a chain with a hole has no
+// meaning.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/reduction.h"
+
+namespace ebb {
+
+using sharding::OperationKind;
+using sharding::PlannedScope;
+
+int Executor::MatchScope(bool backward, int unit) {
+  const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
+  const int next = progress_.next_scope, count = static_cast<int>(scopes.size());
+  const auto matches = [&](int s) {
+    return scopes[s].backward == backward && scopes[s].unit == unit;
+  };
+  if (!progress_.departed) {
+    if (next < count && matches(next)) return next;
+    // Head and loss fused into the last visit's backward.
+    if (next + 1 < count && !scopes[next].backward && scopes[next + 1].backward &&
+        matches(next + 1)) {
+      SkipTo(next + 1);
+      return next + 1;
+    }
+    const int ahead = FindAhead(backward, unit);
+    const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
+    // An early update would follow the zeros of a skipped backward, which may yet come.
+    if (ahead >= 0 && !(early && backward)) {
+      WarnOfDeparture(backward, unit, "what the order has before it is left out of this step");
+      SkipTo(ahead);
+      return ahead;
+    }
+    Depart(backward, unit);
+  }
+  const bool next_round = !backward && progress_.any_backward &&
+                          progress_.round + 1 < progress_.run->plan.decisions.rounds &&
+                          unit == scopes.front().unit;
+  const int round = progress_.round + (next_round ? 1 : 0);
+  for (int s = 0; s < count; ++s) {
+    if (scopes[s].round == round && matches(s) && !progress_.opened[s]) return s;
+  }
+  return -1;
+}
+
+// The scope that is meant if those before it are left out: in this round's remaining walk, or the
+// next round's start.
+int Executor::FindAhead(bool backward, int unit) const {
+  const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
+  const int next = progress_.next_scope, count = static_cast<int>(scopes.size());
+  for (int s = next; s < count; ++s) {
+    const bool round_starts = s > 0 && scopes[s].round != scopes[s - 1].round;
+    if (scopes[s].round != scopes[next].round &&
+        !(round_starts && scopes[next].backward && scopes[s].round == scopes[next].round + 1)) {
+      break;
+    }
+    if (scopes[s].backward == backward && scopes[s].unit == unit) return s;
+  }
+  return -1;
+}
+
+void Executor::SkipTo(int planned) {
+  for (int s = progress_.next_scope; s < planned; ++s) {
+    progress_.opened[s] = progress_.closed[s] = progress_.skipped[s] = 1;
+  }
+  progress_.next_scope = std::max(progress_.next_scope, planned);
+  Advance();
+}
+
+void Executor::WarnOfDeparture(bool backward, int unit, std::string_view how) {
+  const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
+  const int next = progress_.next_scope;
+  const std::string expected = next < static_cast<int>(scopes.size())
+                                   ? ScopeName(scopes[next].backward, scopes[next].unit)
+                                   : "the end of the step";
+  const std::string what =
+      absl::StrCat(ScopeName(backward, unit), " where the declared order has ", expected);
+  const bool boundaries =
+      progress_.run->plan.pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
+  if (boundaries) {
+    Stick(absl::FailedPreconditionError(
+        absl::StrCat(what,
+                     ": boundary activations belong to the engine (Visit::output_bytes), so every "
+                     "visit must come in its order")));
+  } else if (!warned_of_departure_ && rank_ == 0) {
+    LogWarning(absl::StrCat(options_.name, ": ", what, ": ", std::string(how),
+                            "; ModelSpec::forward declares the order (said once)"));
+  }
+  warned_of_departure_ = true;
+}
+
+// Leaves the plan for the rest of the step. Gradients that wait for their bucket are reduced on
+// their own.
+void Executor::Depart(bool backward, int unit) {
+  WarnOfDeparture(backward, unit,
+                  "units are gathered on demand, without prefetch, until the step ends");
+  progress_.departed = true;
+  const sharding::Plan& plan = progress_.run->plan;
+  for (size_t s = 0; s < plan.scopes.size(); ++s) {
+    const int reduce = plan.reduce_of_scope[s];
+    if (reduce < 0 || !progress_.closed[s] || reduced_scopes_[s]) continue;
+    ReduceNow(plan.scopes[s].unit, plan.scopes[s].visit);
+    reduced_scopes_[s] = 1;
+  }
+}
+
+void Executor::OpenDeparted(const OpenScope& scope) {
+  const sharding::Plan& plan = progress_.run->plan;
+  if (scope.planned >= 0) progress_.awaited[scope.planned] = 1;
+  if (plan.decisions.kept_whole[scope.unit]) {
+    WaitCompute({{sharding::Dependency::kUpdated, scope.unit}});
+  } else {
+    const bool gathered = std::any_of(open_.begin(), open_.end(), [&](const OpenScope& other) {
+      return other.unit == scope.unit;
+    });
+    if (!gathered && SlotIsFree(scope, scope.unit)) GatherOnDemand(scope.unit);
+  }
+  if (!scope.backward || !plan.decisions.trainable[scope.unit]) return;
+  for (size_t index = 0; index < plan.operations.size(); ++index) {
+    const sharding::Operation& operation = plan.operations[index];
+    if (operation.kind == OperationKind::kUpdate && operation.parts.front().unit == scope.unit &&
+        progress_.run->issued[index]) {
+      Stick(absl::FailedPreconditionError(
+          absl::StrCat(ScopeName(true, scope.unit),
+                       " after its update of this step had started; declare every visit, or set "
+                       "ebb.asynchronous_step to late")));
+    }
+  }
+  if (!GradientIsFree(scope)) return;
+  reduce_->Record(*fence_);
+  compute_.Wait(*fence_);
+}
+
+// The plan's next moments wait for a scope that is still open, but the trainer opens the one after
+// it.
+void Executor::OpenBlocked(const OpenScope& scope) {
+  const sharding::Plan& plan = progress_.run->plan;
+  progress_.awaited[scope.planned] = 1;
+  const int gather = plan.gather_of_scope[scope.planned];
+  if (gather >= 0 && !progress_.run->issued[gather]) {
+    for (const sharding::Part& part : plan.operations[gather].parts) {
+      if (!SlotIsFree(scope, part.unit)) return;
+    }
+    compute_.Record(*fence_);
+    gather_->Wait(*fence_);
+    Issue(gather);
+  }
+  if (scope.backward && plan.decisions.trainable[scope.unit] && !GradientIsFree(scope)) return;
+  WaitCompute(plan.moments[static_cast<size_t>(sharding::OpenTick(scope.planned))].compute);
+}
+
+bool Executor::SlotIsFree(const OpenScope& scope, int unit) {
+  const sharding::Plan& plan = progress_.run->plan;
+  const auto begin = [&](int u) { return plan.pools.units[u].gather_trainable; };
+  const auto end = [&](int u) {
+    return plan.pools.units[u].gather_frozen +
+           plan.layout.units[u].frozen.elements * SizeOf(plan.decisions.compute);
+  };
+  for (const OpenScope& other : open_) {
+    if (other.unit == unit || plan.decisions.kept_whole[other.unit]) continue;
+    if (begin(unit) >= end(other.unit) || begin(other.unit) >= end(unit)) continue;
+    Stick(absl::FailedPreconditionError(absl::StrCat(
+        ScopeName(scope.backward, scope.unit), " while ", ScopeName(other.backward, other.unit),
+        " is open: the gather pool has room for both only one after the other; close the first, or "
+        "raise ebb.prefetch_depth")));
+    return false;
+  }
+  return true;
+}
+
+bool Executor::GradientIsFree(const OpenScope& scope) {
+  const sharding::Plan& plan = progress_.run->plan;
+  const int64_t size = SizeOf(plan.decisions.gradient);
+  const auto begin = [&](int visit) { return plan.pools.visits[visit].gradient; };
+  const auto end = [&](int visit) {
+    return begin(visit) +
+           plan.layout.units[static_cast<int>(model_.forward[visit].unit)].trainable.elements *
+               size;
+  };
+  const auto conflicts = [&](int visit, int unit) {
+    if (!plan.decisions.trainable[unit] || begin(scope.visit) >= end(visit) ||
+        begin(visit) >= end(scope.visit))
+      return false;
+    Stick(absl::FailedPreconditionError(absl::StrCat(
+        ScopeName(true, scope.unit), " before the gradient of ", ScopeName(true, unit),
+        " has left the memory they share: close that scope, and those before it, first")));
+    return true;
+  };
+  for (const OpenScope& other : open_) {
+    if (other.backward && !(plan.decisions.keeps_step_gradients && other.visit == scope.visit) &&
+        conflicts(other.visit, other.unit))
+      return false;
+  }
+  if (progress_.departed) return true;
+  for (int s = 0; s < scope.planned; ++s) {
+    const int reduce = plan.reduce_of_scope[s];
+    if (reduce >= 0 && !progress_.run->issued[reduce] &&
+        conflicts(plan.scopes[s].visit, plan.scopes[s].unit))
+      return false;
+  }
+  return true;
+}
+
+void Executor::GatherOnDemand(int unit) {
+  compute_.Record(*demand_);
+  gather_->Wait(*demand_);
+  gather_->Wait(updated_[unit]);
+  if (absl::Status status =
+          gather_communicator_->AllGather(*gather_, single_gather_[unit], config_.compute);
+      !status.ok())
+    Stick(status);
+  gather_->Record(*demand_);
+  compute_.Wait(*demand_);
+}
+
+void Executor::ReduceNow(int unit, int visit) {
+  const sharding::Decisions& decisions = progress_.run->plan.decisions;
+  compute_.Record(*demand_);
+  reduce_->Wait(*demand_);
+  reduce_->Wait(updated_[unit]);
+  std::byte* source = storage_->Gradient(visit);
+  if (decisions.gradient != decisions.communication) {
+    source = storage_->CastStaging();
+    reduce_->Enqueue([this, unit, visit, source] { Cast(unit, visit, source); });
+  }
+  const float scale = static_cast<float>(1.0 / progress_.divisor);
+  if (absl::Status status = reduce_communicator_->ReduceScatter(*reduce_, single_reduce_[visit],
+                                                                decisions.communication, scale);
+      !status.ok())
+    Stick(status);
+  const std::byte* reduced = source + SliceOffset(unit, decisions.communication);
+  const bool first = contributions_[unit]++ == 0;
+  reduce_->Enqueue(
+      [this, unit, reduced, first] { Accumulate(unit, reduced, first, /*last=*/false); });
+  squares_stale_[unit] = 1;
+}
+
+// Reductions of what was left out, with zeros, in the plan's order; then what the plan has after
+// complete gradients.
+void Executor::FlushDeparted() {
+  const sharding::Plan& plan = progress_.run->plan;
+  for (size_t s = 0; s < plan.scopes.size(); ++s) {
+    if (plan.reduce_of_scope[s] < 0 || reduced_scopes_[s]) continue;
+    const PlannedScope& planned = plan.scopes[s];
+    reduce_->Record(*fence_);
+    compute_.Wait(*fence_);
+    CompleteGradient({.planned = static_cast<int>(s),
+                      .unit = planned.unit,
+                      .visit = planned.visit,
+                      .round = planned.round,
+                      .backward = true});
+    ReduceNow(planned.unit, planned.visit);
+    reduced_scopes_[s] = 1;
+  }
+  for (size_t index = 0; index < plan.operations.size(); ++index) {
+    if (plan.operations[index].kind == OperationKind::kGatherGradient)
+      Issue(static_cast<int>(index));
+  }
+}
+
+// Early updates whose moment the departure passed over.
+void Executor::IssueUpdatesLeft() {
+  const sharding::Plan& plan = progress_.run->plan;
+  if (plan.decisions.timing != sharding::UpdateTiming::kEarly) return;
+  reduce_->Record(*fence_);
+  update_->Wait(*fence_);
+  gather_->Record(*demand_);
+  update_->Wait(*demand_);
+  for (size_t index = 0; index < plan.operations.size(); ++index) {
+    if (plan.operations[index].kind == OperationKind::kUpdate) Issue(static_cast<int>(index));
+  }
+}
+
+}  // namespace ebb

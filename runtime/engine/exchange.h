@@ -1,0 +1,42 @@
+// What ranks tell each other once a step: the parts of the norm and the loss, whether anything went
+// wrong, and a hash of the scopes they opened. One small all-gather, so every rank reaches the same
+// verdict.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+struct ExchangeRecord {
+  double squares = 0;  // of this rank's slices, unscaled by nothing
+  double loss = 0;     // sum of what was added
+  int64_t loss_count = 0;
+  uint64_t scopes_hash = 0;
+  int32_t non_finite_unit = -1;  // the first unit with a non-finite gradient here
+  int32_t failed = 0;            // this rank has an error; `message` says which
+  int32_t status_code = 0;
+  int32_t message_bytes = 0;
+  char message[208] = {};
+
+  void SetError(const absl::Status& status);
+  absl::Status Error(int rank) const;
+};
+static_assert(sizeof(ExchangeRecord) == sharding::kExchangeBytes);
+
+// What all ranks conclude from all records, in rank order.
+struct Verdict {
+  double squares = 0, loss = 0;
+  int64_t loss_count = 0;
+  int non_finite_rank = -1, non_finite_unit = -1;
+  bool scopes_differ = false;
+  absl::Status error;  // of the first rank that has one
+};
+Verdict Conclude(std::span<const ExchangeRecord> records);
+
+}  // namespace ebb

@@ -1,0 +1,368 @@
+#include "ebb/runtime/engine/executor.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+
+Executor::Executor(World world, Device device, ModelSpec model, Config config,
+                   EngineOptions options)
+    : world_(std::move(world)),
+      device_(std::move(device)),
+      model_(std::move(model)),
+      config_(std::move(config)),
+      options_(std::move(options)),
+      rank_(world_.rank()),
+      size_(world_.size()),
+      scaler_(config_.loss_scale, config_.compute),
+      compute_(device_.CallerStream()) {}
+
+Executor::~Executor() {
+  if (progress_.alive) Drop(progress_.number);
+  for (std::optional<Stream>* stream : {&gather_, &reduce_, &update_}) {
+    if (stream->has_value()) (*stream)->WaitIdle();
+  }
+  if (timeline_ == nullptr) return;
+  if (absl::Status written = timeline_->AppendTo(config_.ebb.trace); !written.ok()) {
+    LogWarning(absl::StrCat("the timeline was not written: ", written.message()));
+  } else if (timeline_->dropped() > 0) {
+    LogWarning(absl::StrCat("the timeline was full: ", timeline_->dropped(),
+                            " later spans are not in '", config_.ebb.trace, "'"));
+  }
+}
+
+sharding::PlanInputs Executor::InputsFor(const ModelSpec& model, const Config& config, int world,
+                                         const OptimizerSpec* own) {
+  size_t states = 0;
+  if (own != nullptr) {
+    states = own->states.size();
+  } else {
+    states = optim::StateNames(config.optimizer).size();
+    for (const auto& [name, group] : config.ebb.parameter_groups) {
+      if (group.optimizer) states = std::max(states, optim::StateNames(*group.optimizer).size());
+    }
+  }
+  return {.model = &model,
+          .config = &config,
+          .world = world,
+          .optimizer_states = static_cast<int>(states),
+          .own_optimizer = own != nullptr};
+}
+
+absl::StatusOr<Executor::Runnable*> Executor::PlanFor(int rounds, bool hold_updates) {
+  if (rounds == own_->plan.decisions.rounds && !hold_updates) return own_.get();
+  for (const std::unique_ptr<Runnable>& run : plans_) {
+    if (run->plan.decisions.rounds == rounds && run->hold_updates == hold_updates) return run.get();
+  }
+  auto run = std::make_unique<Runnable>();
+  run->hold_updates = hold_updates;
+  EBB_ASSIGN_OR_RETURN(run->plan, sharding::PlanStep(Inputs(), rounds, hold_updates));
+  EBB_RETURN_IF_ERROR(Prepare(*run));
+  plans_.push_back(std::move(run));
+  return plans_.back().get();
+}
+
+// ---- begin
+// -----------------------------------------------------------------------------------------------------------------
+
+int64_t Executor::BeginStep(const StepOptions& options) {
+  const int64_t number = ++last_number_;
+  if (progress_.alive) {
+    Stick(
+        absl::FailedPreconditionError("BeginStep while a Step or Evaluation of the same engine is "
+                                      "alive: finish or drop that one first"));
+    return number;
+  }
+  updates_done_[number % 2].Wait();
+  Reset(number, /*evaluation=*/false);
+  progress_.options = options;
+  progress_.run = own_.get();
+  progress_.micro_batches = options.micro_batches > 0
+                                ? options.micro_batches
+                                : static_cast<int>(config_.gradient_accumulation_steps);
+  const int per_round = static_cast<int>(config_.ebb.micro_batches_per_round);
+  if (options.micro_batches < 0 || progress_.micro_batches % per_round != 0) {
+    Stick(absl::InvalidArgumentError(absl::StrCat(
+        "a step of ", options.micro_batches,
+        " micro-batches: it must be a positive multiple of ebb.micro_batches_per_round, ",
+        per_round)));
+    progress_.micro_batches = static_cast<int>(config_.gradient_accumulation_steps);
+  }
+  absl::StatusOr<Runnable*> run =
+      PlanFor(progress_.micro_batches / per_round, options.hold_updates);
+  if (run.ok()) {
+    progress_.run = *run;
+  } else {
+    Stick(run.status());
+    progress_.micro_batches = progress_.run->plan.decisions.rounds * per_round;
+  }
+  progress_.divisor = options.gradient_divisor;
+  if (options.gradient_divisor == 0)
+    progress_.divisor = static_cast<double>(size_) * progress_.micro_batches;
+  if (!std::isfinite(progress_.divisor) || progress_.divisor <= 0) {
+    Stick(absl::InvalidArgumentError(
+        absl::StrCat("gradient_divisor ", options.gradient_divisor,
+                     ": it must be positive; 0 means ranks times micro-batches")));
+    progress_.divisor = 1;
+  }
+  if (sharding::FirstTrainableVisit(model_) == static_cast<int>(model_.forward.size())) {
+    Stick(absl::FailedPreconditionError(
+        "BeginStep on a model without anything trainable: use BeginEvaluation"));
+  }
+  blocked_ = !progress_.error.ok();
+  loss_scale_ = scaler_.scale();
+  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly)
+    scalars_[number % 2] = ScalarsFor(/*norm=*/0);
+  for (std::atomic<int64_t>& bytes : moved_bytes_) bytes = 0;
+  traced_step_ = number;
+  Start();
+  return number;
+}
+
+int64_t Executor::BeginEvaluation(int micro_batches) {
+  const int64_t number = ++last_number_;
+  if (progress_.alive) {
+    Stick(
+        absl::FailedPreconditionError("BeginEvaluation while a Step or Evaluation of the same "
+                                      "engine is alive: finish or drop that one first"));
+    return number;
+  }
+  Reset(number, /*evaluation=*/true);
+  progress_.micro_batches = micro_batches;
+  progress_.run = walk_.get();
+  const sharding::Pools& pools = walk_->plan.pools;
+  const bool has_boundaries = pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
+  if (micro_batches < 1 || (has_boundaries && micro_batches > pools.evaluation_micro_batches)) {
+    Stick(absl::InvalidArgumentError(absl::StrCat(
+        "an evaluation of ", micro_batches,
+        " micro-batches in one walk: the activation pool holds the boundaries of 1 to ",
+        pools.evaluation_micro_batches, "; evaluate the rest in further walks")));
+    progress_.micro_batches = 1;
+  }
+  Start();
+  return number;
+}
+
+void Executor::Reset(int64_t number, bool evaluation) {
+  progress_.alive = true;
+  progress_.evaluation = evaluation;
+  progress_.number = number;
+  progress_.options = {};
+  progress_.round = 0;
+  progress_.departed = progress_.any_backward = progress_.reduced = progress_.gradients_written =
+      false;
+  progress_.updates_started = false;
+  progress_.loss = 0;
+  progress_.loss_count = 0;
+  progress_.hash = 0;
+  progress_.log.clear();
+  progress_.error = absl::OkStatus();
+  progress_.error = StuckError();
+}
+
+// From the first moment of the plan: a step, an evaluation, and each of its walks.
+void Executor::Start() {
+  Runnable& run = *progress_.run;
+  if (masters_written_ || parameters_written_ || states_written_) {
+    if (absl::Status spread = SpreadSlices(masters_written_, parameters_written_, states_written_);
+        !spread.ok())
+      Stick(spread);
+    masters_written_ = parameters_written_ = states_written_ = false;
+  }
+  std::fill(run.issued.begin(), run.issued.end(), uint8_t{0});
+  progress_.opened.assign(run.plan.scopes.size(), 0);
+  progress_.closed.assign(run.plan.scopes.size(), 0);
+  progress_.awaited.assign(run.plan.scopes.size(), 0);
+  progress_.skipped.assign(run.plan.scopes.size(), 0);
+  progress_.moment = 0;
+  progress_.next_scope = 0;
+  reduced_scopes_.assign(run.plan.scopes.size(), 0);
+  std::fill(contributions_.begin(), contributions_.end(), 0);
+  for (std::vector<uint8_t>& requested : requested_)
+    std::fill(requested.begin(), requested.end(), uint8_t{0});
+  while (static_cast<int>(micro_batch_numbers_.size()) < progress_.micro_batches) {
+    micro_batch_numbers_.push_back(static_cast<int>(micro_batch_numbers_.size()));
+  }
+  Advance();
+}
+
+int Executor::rounds(int64_t number) const {
+  return progress_.alive && progress_.number == number ? progress_.run->plan.decisions.rounds : 0;
+}
+
+const float* Executor::LossScale(int64_t number) {
+  static constexpr float kOne = 1;
+  // On the CPU Finish has waited for the verdict on the step before, which decided this one's
+  // scale.
+  return progress_.alive && progress_.number == number ? &loss_scale_ : &kOne;
+}
+
+void Executor::AddLoss(int64_t number, const TensorView& scalar) {
+  if (!progress_.alive || progress_.number != number) return;
+  const std::span<const float> value = scalar.as<float>();
+  if (value.size() != 1) {
+    Stick(absl::InvalidArgumentError("AddLoss takes one fp32 scalar"));
+    return;
+  }
+  progress_.loss += value[0];
+  ++progress_.loss_count;
+}
+
+// ---- end
+// -------------------------------------------------------------------------------------------------------------------
+
+// Closes every scope and brings the reductions of what was left out on their way.
+void Executor::CompleteScopes() {
+  while (!open_.empty()) CloseScope(open_.back());
+  if (progress_.evaluation || !progress_.any_backward) return;
+  if (progress_.departed) {
+    FlushDeparted();
+  } else {
+    SkipTo(static_cast<int>(progress_.run->plan.scopes.size()));
+  }
+}
+
+absl::Status Executor::Reduce(int64_t number) {
+  if (!progress_.alive || progress_.number != number)
+    return absl::FailedPreconditionError("Reduce on a Step that is over");
+  if (!progress_.options.hold_updates) {
+    Stick(
+        absl::FailedPreconditionError("Reduce needs StepOptions::hold_updates: without it updates "
+                                      "may already have consumed the gradients"));
+  } else if (!progress_.any_backward) {
+    Stick(absl::FailedPreconditionError("Reduce before any Backward: there is no gradient"));
+  }
+  CompleteScopes();
+  reduce_->WaitIdle();
+  progress_.reduced = true;
+  if (absl::Status status = CommunicationError(); !status.ok()) Stick(status);
+  return StuckError();
+}
+
+absl::Status Executor::Finish(int64_t number) {
+  if (!progress_.alive || progress_.number != number || progress_.evaluation) {
+    return absl::FailedPreconditionError(
+        "Finish on a Step that is over, or that was begun while another was alive");
+  }
+  if (!progress_.any_backward) {
+    Stick(
+        absl::FailedPreconditionError("Finish without any Backward: there is no gradient to update "
+                                      "with; to run forward only, use BeginEvaluation"));
+  }
+  CompleteScopes();
+  if (progress_.gradients_written) RefreshWrittenGradients();
+  if (progress_.departed) IssueUpdatesLeft();
+  const sharding::Moment& finish = progress_.run->plan.moments.back();
+  for (int operation : finish.operations) Issue(operation);
+  update_->Record(updates_done_[progress_.number % 2]);
+  exchanged_->Wait();
+  absl::Status status = ReachVerdict();
+  if (!status.ok()) {
+    // Blocked updates still in the queue must see that they are.
+    update_->WaitIdle();
+    if (progress_.updates_started) {
+      Fail(
+          absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
+                                           "before it went wrong; reload the model. ",
+                                           status.message())));
+      status = StuckError();
+    }
+    report_ = status;
+  }
+  WaitCompute(finish.compute);
+  EndProgress();
+  return status;
+}
+
+absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
+  if (!progress_.alive || progress_.number != number || !progress_.evaluation) {
+    return absl::FailedPreconditionError(
+        "Finish on an Evaluation that is over, or that was begun while another was alive");
+  }
+  CompleteScopes();
+  EnqueueExchange();
+  reduce_->WaitIdle();
+  absl::Status status = StuckError();
+  if (status.ok()) status = CommunicationError();
+  if (status.ok()) status = verdict_.error;
+  if (status.ok() && verdict_.scopes_differ) status = ExplainDifference();
+  EndProgress();
+  if (!status.ok()) return status;
+  return verdict_.loss_count == 0 ? 0 : verdict_.loss / static_cast<double>(verdict_.loss_count);
+}
+
+void Executor::Drop(int64_t number) {
+  if (!progress_.alive || progress_.number != number) return;
+  while (!open_.empty()) CloseScope(open_.back());
+  for (std::optional<Stream>* stream : {&gather_, &reduce_, &update_}) (*stream)->WaitIdle();
+  if (progress_.updates_started) {
+    Fail(
+        absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
+                           "started; reload the model, or begin such steps with hold_updates"));
+  }
+  EndProgress();
+}
+
+void Executor::EndProgress() {
+  open_.clear();
+  progress_.alive = false;
+}
+
+absl::StatusOr<StepReport> Executor::Report() {
+  if (absl::Status status = StuckError(); !status.ok()) return status;
+  return report_;
+}
+
+// ---- errors
+// ----------------------------------------------------------------------------------------------------------------
+
+void Executor::Stick(absl::Status status) {
+  if (progress_.error.ok()) progress_.error = std::move(status);
+  blocked_ = true;
+}
+
+absl::Status Executor::StuckError() const {
+  const std::lock_guard lock(errors_mutex_);
+  if (!failed_.ok()) return failed_;
+  if (!asynchronous_error_.ok()) return asynchronous_error_;
+  return progress_.alive ? progress_.error : absl::OkStatus();
+}
+
+void Executor::Fail(absl::Status status) {
+  blocked_ = true;
+  const std::lock_guard lock(errors_mutex_);
+  if (failed_.ok()) failed_ = std::move(status);
+}
+
+std::string Executor::ScopeName(bool backward, int unit) const {
+  return absl::StrCat(backward ? "Backward" : "Forward", "('", model_.units[unit].name, "')");
+}
+
+MutableTensorView Executor::workspace() const {
+  if (model_.workspace_bytes == 0) return {};
+  return {
+      .data = storage_->Workspace(), .dtype = DType::kInt8, .shape = {&model_.workspace_bytes, 1}};
+}
+
+std::vector<CommunicationRow> Executor::communication() const {
+  using sharding::OperationKind;
+  const auto row = [&](std::string_view name, std::initializer_list<OperationKind> kinds) {
+    CommunicationRow result{.operation = name};
+    for (OperationKind kind : kinds) {
+      result.predicted_bytes += static_cast<uint64_t>(plan().BytesOf(kind));
+      result.bytes += static_cast<uint64_t>(moved_bytes_[static_cast<int>(kind)].load());
+    }
+    return result;
+  };
+  for (const Event& event : updated_) event.Wait();
+  return {row("gather", {OperationKind::kGather, OperationKind::kRefresh}),
+          row("reduce", {OperationKind::kReduce}),
+          row("gather_gradient", {OperationKind::kGatherGradient}),
+          row("exchange", {OperationKind::kExchange})};
+}
+
+}  // namespace ebb

@@ -1,0 +1,299 @@
+// Executes plans: turns the scopes that a trainer opens and closes into the moments of the plan,
+// and the plan's operations into work on streams. What it decides itself is only what a plan cannot
+// know: what to do when the trainer leaves the declared order (departures.cc).
+//
+// Implemented in files of one concern each: executor.cc (steps), scopes.cc (opening and closing),
+// departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow, errors),
+// initialise.cc, access.cc (Read, Write, Gather).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/optim/loss_scaler.h"
+#include "ebb/optim/schedule.h"
+#include "ebb/optim/update.h"
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/trace/ledger.h"
+#include "ebb/runtime/trace/timeline.h"
+#include "ebb/sharding/interval.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+class Executor {
+ public:
+  static absl::StatusOr<std::unique_ptr<Executor>> Create(World world, Device device,
+                                                          ModelSpec model, const Config& config,
+                                                          EngineOptions options);
+  ~Executor();
+
+  static sharding::PlanInputs InputsFor(const ModelSpec& model, const Config& config, int world,
+                                        const OptimizerSpec* own);
+
+  // ---- steps (executor.cc)
+  // --------------------------------------------------------------------------------------------
+  int64_t BeginStep(const StepOptions& options);  // the number that its Step carries
+  int64_t BeginEvaluation(int micro_batches);
+  int rounds(int64_t number) const;
+  ForwardScope OpenForward(int64_t number, UnitId unit);
+  BackwardScope OpenBackward(int64_t number, UnitId unit);
+  const float* LossScale(int64_t number);
+  void AddLoss(int64_t number, const TensorView& scalar);
+  absl::Status Reduce(int64_t number);
+  absl::Status Finish(int64_t number);
+  absl::StatusOr<double> FinishEvaluation(int64_t number);
+  void Drop(int64_t number);
+  absl::StatusOr<StepReport> Report();
+
+  // ---- scopes (scopes.cc)
+  // ---------------------------------------------------------------------------------------------
+  TensorView Parameter(int64_t scope, ParameterId parameter);
+  std::span<const int> MicroBatches(int64_t scope) const;
+  MutableTensorView Input(int64_t scope, int micro_batch);
+  MutableTensorView Output(int64_t scope, int micro_batch);
+  MutableTensorView OutputGradient(int64_t scope, int micro_batch);
+  MutableTensorView InputGradient(int64_t scope, int micro_batch);
+  BackwardScope::Fused Gradient(int64_t scope, ParameterId parameter, bool zero_fill);
+  void Close(int64_t scope);
+
+  // ---- state (access.cc)
+  // ----------------------------------------------------------------------------------------------
+  absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
+  absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
+  absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
+
+  std::vector<MemoryRow> memory() const { return ledger_.Rows(); }
+  std::vector<CommunicationRow> communication() const;
+  const sharding::Plan& plan() const { return own_->plan; }
+  const Config& config() const { return config_; }
+  MutableTensorView workspace() const;
+  StreamView compute_stream() const { return compute_.view(); }
+
+ private:
+  // A plan with what running it needs, made once.
+  struct Runnable {
+    sharding::Plan plan;
+    bool hold_updates = false;
+    std::vector<std::vector<CollectiveSpan>>
+        spans;                      // by operation; empty where it is no collective
+    std::vector<Event> events;      // by operation
+    std::vector<int64_t> begin_ns;  // by operation, while tracing
+    std::vector<uint8_t> issued;    // by operation, of the step that runs it
+  };
+  struct OpenScope {
+    int64_t id = 0;
+    int planned = -1;  // scope of the plan; -1: an undeclared visit
+    int unit = 0, visit = 0, round = 0;
+    bool backward = false;
+    int64_t opened_ns = 0;
+  };
+  // Of the step or evaluation that is alive. Reset in place, so that a step allocates nothing.
+  struct Progress {
+    bool alive = false, evaluation = false;
+    int64_t number = 0;
+    StepOptions options;
+    int micro_batches = 0;
+    double divisor = 1;
+    Runnable* run = nullptr;
+    size_t moment = 0;  // the next of the plan
+    int next_scope = 0, round = 0;
+    std::vector<uint8_t> opened, closed, awaited, skipped;  // by planned scope
+    bool departed = false, any_backward = false, reduced = false, gradients_written = false;
+    bool updates_started = false;  // early ones; late ones start after the verdict
+    double loss = 0;
+    int64_t loss_count = 0;
+    uint64_t hash = 0;
+    std::vector<int64_t> log;  // scopes opened, as codes
+    absl::Status error;
+  };
+  struct UpdateRun {  // neighbours of a shard with the same options
+    int64_t offset = 0, count = 0;
+    const OptimizerConfig* optimizer = nullptr;
+    double lr_factor = 1;
+    bool own_rate = false;  // the group's optimizer brings its own learning rate
+  };
+  struct StepScalars {
+    bool apply = false;
+    float gradient_factor = 1;
+    int64_t step = 1;
+    optim::ScheduledRates rates = {};
+    bool scheduled =
+        false;  // by the schedule or the step, also for groups with an optimizer of their own
+  };
+
+  Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
+  absl::Status Initialise();  // initialise.cc
+  absl::Status CheckGroups() const;
+  absl::Status MakeState();
+  absl::Status FillSlices();
+  absl::Status FillPiece(int unit, bool trainable, const sharding::Interval& interval);
+  std::vector<CollectiveSpan> GatherSpans(int unit) const;
+  absl::Status SpreadSlices(bool masters, bool parameters, bool states);
+  absl::Status MakeStreams();
+  void MakeUpdateRuns();
+  absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
+  absl::Status Prepare(Runnable& run);
+  sharding::PlanInputs Inputs() const {
+    return InputsFor(model_, config_, size_, options_.optimizer ? &*options_.optimizer : nullptr);
+  }
+
+  // access.cc
+  struct StateSlice {
+    int64_t begin = 0, end = 0;  // elements of the parameter
+    std::byte* data = nullptr;
+    DType dtype = DType::kFloat32;
+    float scale = 1;  // of the values read
+  };
+  absl::StatusOr<StateSlice> FindSlice(ParameterId p, StateClass what,
+                                       std::string_view optimizer_state);
+  absl::Status ForEachPiece(
+      StateClass what, std::string_view optimizer_state,
+      absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, std::byte*)> visit);
+
+  // operations.cc
+  void Issue(int operation);
+  void EnqueueWork(int operation);
+  void EnqueueCollective(int operation);
+  Event& EventOf(const sharding::Dependency& dependency);
+  Stream& StreamOf(sharding::StreamId id);
+  Communicator& CommunicatorOf(sharding::StreamId id);
+  void WaitCompute(const std::vector<sharding::Dependency>& waits);
+  void Began(Runnable& run, int operation);
+  void Ended(Runnable& run, int operation);
+  void Trace(const Runnable& run, int operation);
+  void RunOperation(Runnable& run, int operation, int parity);  // a task of its stream
+  void Cast(int unit, int visit, std::byte* destination);
+  void Accumulate(int unit, const std::byte* reduced, bool first, bool last);
+  void Norm(int unit);
+  std::byte* ReduceSource(const sharding::Plan& plan, const std::vector<sharding::Part>& parts,
+                          size_t part) const;
+  int64_t SliceOffset(int unit,
+                      DType dtype) const;  // of this rank's slice in the trainable section, bytes
+
+  // scopes.cc
+  OpenScope* Find(int64_t scope);
+  const OpenScope* Find(int64_t scope) const;
+  int64_t Open(int64_t number, bool backward, UnitId unit);
+  void CloseScope(OpenScope& scope);
+  void Advance();
+  bool WalkIsOver(int unit) const;
+  void CompleteGradient(const OpenScope& scope);
+  bool ReducesAfter(const OpenScope& scope) const;
+  MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient);
+  void PoisonSlot(const OpenScope& scope);
+
+  // departures.cc
+  int MatchScope(bool backward, int unit);  // the planned scope; -1: undeclared
+  int FindAhead(bool backward, int unit) const;
+  void SkipTo(int planned);
+  void Depart(bool backward, int unit);
+  void OpenDeparted(const OpenScope& scope);
+  void OpenBlocked(const OpenScope& scope);
+  bool SlotIsFree(const OpenScope& scope, int unit);
+  bool GradientIsFree(const OpenScope& scope);
+  void GatherOnDemand(int unit);
+  void ReduceNow(int unit, int visit);
+  void FlushDeparted();
+  void IssueUpdatesLeft();
+  void WarnOfDeparture(bool backward, int unit, std::string_view how);
+
+  // updates.cc
+  void RunUpdate(int unit, const StepScalars& scalars);
+  absl::Status RunOwnOptimizer(int unit, const StepScalars& scalars);
+  StepScalars ScalarsFor(double norm) const;
+
+  // verdict.cc
+  void EnqueueExchange();
+  void RefreshWrittenGradients();
+  void FillRecord();                  // this rank's, before the all-gather
+  void ConcludeExchange(int parity);  // after it, still on the stream
+  absl::Status ReachVerdict();        // on the host
+  absl::Status ExplainDifference();
+  absl::Status CommunicationError();
+
+  void Stick(absl::Status status);  // the step's first error
+  absl::Status StuckError() const;
+  void Fail(absl::Status status);  // the engine's, for good
+  bool Blocked() const { return blocked_.load(std::memory_order_acquire); }
+  std::string ScopeName(bool backward, int unit) const;
+  void Reset(int64_t number, bool evaluation);
+  void Start();
+  void CompleteScopes();
+  void EndProgress();
+
+  World world_;
+  Device device_;
+  ModelSpec model_;
+  Config config_;
+  EngineOptions options_;
+  int rank_ = 0, size_ = 1;
+
+  MemoryLedger ledger_;
+  std::unique_ptr<Timeline> timeline_;
+  std::optional<Communicator> control_, gather_communicator_, reduce_communicator_;
+  std::vector<std::unique_ptr<Runnable>>
+      plans_;                             // of steps of other rounds, or that hold their updates
+  std::unique_ptr<Runnable> own_, walk_;  // the config's own step; a walk of an evaluation
+  std::optional<Storage> storage_;
+
+  std::vector<std::vector<UpdateRun>> update_runs_;  // by unit
+  std::map<std::string, OptimizerConfig> group_optimizers_;
+  std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
+  std::vector<double> squares_;                  // by unit: of the reduced shard
+  std::vector<uint8_t> squares_stale_;           // by unit: to be taken again before the exchange
+  std::vector<int> contributions_;               // by unit: reductions issued this step
+  std::vector<uint8_t> reduced_scopes_;          // by planned scope
+  std::vector<std::vector<CollectiveSpan>>
+      single_reduce_;  // by visit: its reduction alone, into its own slice
+  std::vector<std::vector<CollectiveSpan>> single_gather_;  // by unit
+  std::vector<int> micro_batch_numbers_;
+  std::vector<DType> boundary_dtypes_;  // by visit
+  std::vector<int64_t> boundary_elements_;
+  bool masters_written_ = false, parameters_written_ = false, states_written_ = false;
+
+  Progress progress_;
+  std::vector<OpenScope> open_;
+  int64_t last_scope_id_ = 0, last_number_ = 0, finished_steps_ = 0, skipped_steps_ = 0,
+          applied_steps_ = 0;
+  bool warned_of_departure_ = false;
+  optim::LossScaler scaler_;
+  float loss_scale_ = 1;
+  StepScalars scalars_[2];  // by the parity of the step's number
+  Verdict verdict_;
+  std::vector<ExchangeRecord> records_;
+  CollectiveSpan exchange_span_;
+  int64_t exchange_moved_before_ = 0;
+  absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
+  std::atomic<bool> blocked_{false};  // no update may start
+  mutable std::mutex errors_mutex_;
+  absl::Status asynchronous_error_;  // of work on streams
+  absl::Status failed_;
+  static constexpr int kKinds = 10;
+  std::atomic<int64_t> moved_bytes_[kKinds] = {};  // of the step so far, by operation kind
+  std::atomic<int64_t> traced_step_{0};
+  int64_t moved_before_[sharding::kStreams] =
+      {};  // of a stream's communicator, at the operation's start
+
+  // Streams end before what their tasks use.
+  std::vector<Event> updated_;  // by unit
+  std::optional<Event> exchanged_, fence_, demand_;
+  std::vector<Event> updates_done_;  // by parity
+  Stream compute_;
+  std::optional<Stream> gather_, reduce_, update_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,248 @@
+// The plan's operations as work on streams.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/optim/cast.h"
+#include "ebb/optim/norm.h"
+#include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/pool.h"
+
+namespace ebb {
+
+using sharding::Dependency;
+using sharding::Operation;
+using sharding::OperationKind;
+using sharding::StreamId;
+
+Stream& Executor::StreamOf(StreamId id) {
+  switch (id) {
+    case StreamId::kCompute:
+      return compute_;
+    case StreamId::kGather:
+      return *gather_;
+    case StreamId::kReduce:
+      return *reduce_;
+    case StreamId::kUpdate:
+      return *update_;
+  }
+  return compute_;
+}
+
+Communicator& Executor::CommunicatorOf(StreamId id) {
+  return id == StreamId::kGather ? *gather_communicator_ : *reduce_communicator_;
+}
+
+Event& Executor::EventOf(const Dependency& dependency) {
+  switch (dependency.kind) {
+    case Dependency::kOperation:
+      return progress_.run->events[dependency.index];
+    case Dependency::kUpdated:
+      return updated_[dependency.index];
+    case Dependency::kExchanged:
+      return *exchanged_;
+  }
+  return *exchanged_;
+}
+
+void Executor::WaitCompute(const std::vector<Dependency>& waits) {
+  for (const Dependency& dependency : waits) compute_.Wait(EventOf(dependency));
+}
+
+void Executor::Issue(int index) {
+  Runnable& run = *progress_.run;
+  if (run.issued[index]) return;
+  run.issued[index] = 1;
+  const Operation& operation = run.plan.operations[index];
+  Stream& stream = StreamOf(operation.stream);
+  for (const Dependency& dependency : operation.after) stream.Wait(EventOf(dependency));
+  EnqueueWork(index);
+  stream.Record(run.events[index]);
+  switch (operation.kind) {
+    case OperationKind::kUpdate:
+    case OperationKind::kRefresh:
+      for (const sharding::Part& part : operation.parts) stream.Record(updated_[part.unit]);
+      break;
+    case OperationKind::kExchange:
+      stream.Record(*exchanged_);
+      break;
+    case OperationKind::kReduce:
+      for (const sharding::Part& part : operation.parts) {
+        ++contributions_[part.unit];
+        reduced_scopes_[part.scope] = 1;
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+void Executor::EnqueueWork(int index) {
+  Runnable* const run = progress_.run;
+  const Operation& operation = run->plan.operations[index];
+  switch (operation.kind) {
+    case OperationKind::kMark:
+      return;
+    case OperationKind::kGather:
+    case OperationKind::kReduce:
+    case OperationKind::kGatherGradient:
+    case OperationKind::kRefresh:
+      EnqueueCollective(index);
+      return;
+    case OperationKind::kExchange:
+      EnqueueExchange();
+      return;
+    case OperationKind::kUpdate:
+      if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly && !Blocked())
+        progress_.updates_started = true;
+      break;
+    default:
+      break;
+  }
+  const int parity = static_cast<int>(progress_.number % 2);
+  StreamOf(operation.stream).Enqueue([this, run, index, parity] {
+    RunOperation(*run, index, parity);
+  });
+}
+
+void Executor::EnqueueCollective(int index) {
+  Runnable* const run = progress_.run;
+  const Operation& operation = run->plan.operations[index];
+  const sharding::Decisions& decisions = run->plan.decisions;
+  Stream& stream = StreamOf(operation.stream);
+  Communicator& communicator = CommunicatorOf(operation.stream);
+  stream.Enqueue([this, run, index] { Began(*run, index); });
+  absl::Status status;
+  if (operation.kind == OperationKind::kReduce) {
+    status = communicator.ReduceScatter(stream, run->spans[index], decisions.communication,
+                                        static_cast<float>(1.0 / progress_.divisor));
+  } else {
+    const DType dtype = operation.kind == OperationKind::kGatherGradient ? decisions.accumulation
+                                                                         : decisions.compute;
+    status = communicator.AllGather(stream, run->spans[index], dtype);
+  }
+  if (!status.ok()) Stick(std::move(status));
+  stream.Enqueue([this, run, index] { Ended(*run, index); });
+}
+
+void Executor::Began(Runnable& run, int index) {
+  const StreamId stream = run.plan.operations[index].stream;
+  moved_before_[static_cast<int>(stream)] = CommunicatorOf(stream).bytes_moved();
+  if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
+}
+
+void Executor::Ended(Runnable& run, int index) {
+  const Operation& operation = run.plan.operations[index];
+  const int64_t moved = CommunicatorOf(operation.stream).bytes_moved() -
+                        moved_before_[static_cast<int>(operation.stream)];
+  moved_bytes_[static_cast<int>(operation.kind)] += moved;
+  Trace(run, index);
+}
+
+void Executor::Trace(const Runnable& run, int index) {
+  if (timeline_ == nullptr) return;
+  const Operation& operation = run.plan.operations[index];
+  timeline_->Add(
+      {.operation = sharding::Name(operation.kind).data(),
+       .subject = operation.parts.empty()
+                      ? std::string_view()
+                      : std::string_view(run.plan.unit_names[operation.parts.front().unit]),
+       .track = static_cast<int>(operation.stream),
+       .begin_ns = run.begin_ns[index],
+       .end_ns = Timeline::NowNs(),
+       .step = traced_step_.load(std::memory_order_relaxed),
+       .bytes = operation.bytes});
+}
+
+void Executor::RunOperation(Runnable& run, int index, int parity) {
+  const Operation& operation = run.plan.operations[index];
+  if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
+  for (size_t p = 0; p < operation.parts.size(); ++p) {
+    const sharding::Part& part = operation.parts[p];
+    switch (operation.kind) {
+      case OperationKind::kCast:
+        Cast(part.unit, run.plan.scopes[part.scope].visit,
+             ReduceSource(run.plan, operation.parts, p));
+        break;
+      case OperationKind::kAccumulate: {
+        // Of the whole bucket, only some units may accumulate; the reduction's parts say where each
+        // one lies.
+        const Operation& reduce = run.plan.operations[run.plan.reduce_of_scope[part.scope]];
+        const auto at =
+            std::find_if(reduce.parts.begin(), reduce.parts.end(),
+                         [&](const sharding::Part& other) { return other.scope == part.scope; });
+        const std::byte* whole =
+            ReduceSource(run.plan, reduce.parts, static_cast<size_t>(at - reduce.parts.begin()));
+        Accumulate(part.unit, whole + SliceOffset(part.unit, run.plan.decisions.communication),
+                   part.first, part.last);
+        break;
+      }
+      case OperationKind::kNorm:
+        Norm(part.unit);
+        break;
+      case OperationKind::kUpdate:
+        RunUpdate(part.unit, scalars_[parity]);
+        break;
+      default:
+        break;
+    }
+  }
+  Trace(run, index);
+}
+
+// ---- the arithmetic of the reduce stream
+// -----------------------------------------------------------------------------------
+
+// What a reduction reads: the whole gradient as backward wrote it, or its cast in staging, the
+// units of a bucket end to end.
+std::byte* Executor::ReduceSource(const sharding::Plan& plan,
+                                  const std::vector<sharding::Part>& parts, size_t part) const {
+  const sharding::Decisions& decisions = plan.decisions;
+  if (decisions.gradient == decisions.communication)
+    return storage_->Gradient(plan.scopes[parts[part].scope].visit);
+  int64_t offset = 0;
+  for (size_t p = 0; p < part; ++p) {
+    const int64_t bytes =
+        plan.layout.units[parts[p].unit].trainable.elements * SizeOf(decisions.communication);
+    offset += (bytes + sharding::kPoolAlignment - 1) / sharding::kPoolAlignment *
+              sharding::kPoolAlignment;
+  }
+  return storage_->CastStaging() + offset;
+}
+
+int64_t Executor::SliceOffset(int unit, DType dtype) const {
+  return rank_ * plan().layout.units[unit].trainable.shard * SizeOf(dtype);
+}
+
+void Executor::Cast(int unit, int visit, std::byte* destination) {
+  const sharding::Decisions& decisions = plan().decisions;
+  optim::Cast(reduce_->team(), storage_->Gradient(visit), decisions.gradient, destination,
+              decisions.communication, plan().layout.units[unit].trainable.elements,
+              optim::Rounding::kNearest);
+}
+
+void Executor::Accumulate(int unit, const std::byte* reduced, bool first, bool last) {
+  const sharding::Decisions& decisions = plan().decisions;
+  const int64_t shard = plan().layout.units[unit].trainable.shard;
+  const optim::AccumulateArrays arrays{.source = reduced,
+                                       .source_dtype = decisions.communication,
+                                       .destination = storage_->GradientSlice(unit),
+                                       .destination_dtype = decisions.shard_dtype(unit),
+                                       .count = shard,
+                                       .add = !first};
+  if (last) {
+    squares_[unit] = optim::AccumulateAndSumSquares(
+        reduce_->team(), arrays,
+        {storage_->NormScratch(), static_cast<size_t>(optim::NormBlocks(shard))});
+  } else {
+    optim::Accumulate(reduce_->team(), arrays);
+  }
+}
+
+void Executor::Norm(int unit) {
+  const int64_t shard = plan().layout.units[unit].trainable.shard;
+  squares_[unit] = optim::SumOfSquares(
+      reduce_->team(), storage_->GradientSlice(unit), plan().decisions.shard_dtype(unit), shard,
+      {storage_->NormScratch(), static_cast<size_t>(optim::NormBlocks(shard))});
+}
+
+}  // namespace ebb

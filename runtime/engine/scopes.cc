@@ -1,0 +1,297 @@
+// Opening and closing scopes: the trainer's side of the plan's moments.
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/reduction.h"
+
+namespace ebb {
+
+using sharding::Moment;
+using sharding::PlannedScope;
+using sharding::Section;
+
+ForwardScope Executor::OpenForward(int64_t number, UnitId unit) {
+  return ForwardScope(this, Open(number, /*backward=*/false, unit));
+}
+BackwardScope Executor::OpenBackward(int64_t number, UnitId unit) {
+  return BackwardScope(this, Open(number, /*backward=*/true, unit));
+}
+
+int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
+  if (!progress_.alive || progress_.number != number) return 0;
+  const int unit = static_cast<int>(id);
+  if (unit < 0 || unit >= static_cast<int>(model_.units.size())) {
+    Stick(absl::InvalidArgumentError(absl::StrCat("unit ", unit,
+                                                  " is not of this engine's model, which has ",
+                                                  model_.units.size(), " units")));
+    return 0;
+  }
+  progress_.log.push_back(int64_t{unit} * 2 + backward);
+  progress_.hash =
+      (progress_.hash ^ static_cast<uint64_t>(progress_.log.back() + 1)) * 0x100000001b3ull;
+  if (progress_.evaluation && WalkIsOver(unit)) Start();
+
+  OpenScope scope{
+      .id = ++last_scope_id_, .unit = unit, .backward = backward, .opened_ns = Timeline::NowNs()};
+  scope.planned = MatchScope(backward, unit);
+  if (scope.planned >= 0) {
+    const PlannedScope& planned = progress_.run->plan.scopes[scope.planned];
+    scope.visit = planned.visit;
+    scope.round = progress_.round = planned.round;
+    progress_.opened[scope.planned] = 1;
+    progress_.next_scope = std::max(progress_.next_scope, scope.planned + 1);
+  } else {
+    scope.round = progress_.round;
+    for (size_t v = 0; v < model_.forward.size(); ++v) {
+      if (static_cast<int>(model_.forward[v].unit) == unit) scope.visit = static_cast<int>(v);
+    }
+  }
+  progress_.any_backward |= backward;
+  if (progress_.departed) {
+    OpenDeparted(scope);
+  } else {
+    Advance();
+    if (!progress_.awaited[scope.planned]) OpenBlocked(scope);
+  }
+  if (timeline_ != nullptr) {
+    const int64_t now = Timeline::NowNs();
+    timeline_->Add({.operation = "wait",
+                    .subject = model_.units[unit].name,
+                    .track = 0,
+                    .begin_ns = scope.opened_ns,
+                    .end_ns = now,
+                    .step = progress_.number});
+    scope.opened_ns = now;
+  }
+  open_.push_back(scope);
+  return scope.id;
+}
+
+// An evaluation starts over once every scope of the walk was opened, or when what is asked for lies
+// behind.
+bool Executor::WalkIsOver(int unit) const {
+  const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
+  for (size_t s = static_cast<size_t>(progress_.next_scope); s < scopes.size(); ++s) {
+    if (scopes[s].unit == unit) return false;
+  }
+  return progress_.next_scope > 0 && open_.empty();
+}
+
+// Runs the plan's moments in order as far as the trainer has come. A scope left open holds back
+// what comes after its close.
+void Executor::Advance() {
+  Runnable& run = *progress_.run;
+  while (progress_.moment < run.plan.moments.size()) {
+    const Moment& moment = run.plan.moments[progress_.moment];
+    if (moment.kind == Moment::kFinish) return;  // Finish's own
+    if (moment.kind == Moment::kOpen && !progress_.opened[moment.scope]) return;
+    if (moment.kind == Moment::kClose && !progress_.closed[moment.scope]) return;
+    ++progress_.moment;
+    if (moment.kind == Moment::kClose && progress_.skipped[moment.scope]) {
+      const PlannedScope& planned = run.plan.scopes[moment.scope];
+      const OpenScope left_out{.planned = moment.scope,
+                               .unit = planned.unit,
+                               .visit = planned.visit,
+                               .round = planned.round,
+                               .backward = planned.backward};
+      if (ReducesAfter(left_out)) CompleteGradient(left_out);
+    }
+    for (int operation : moment.operations) Issue(operation);
+    if (moment.kind == Moment::kOpen && !progress_.awaited[moment.scope]) {
+      progress_.awaited[moment.scope] = 1;
+      WaitCompute(moment.compute);
+    }
+  }
+}
+
+void Executor::Close(int64_t id) {
+  if (OpenScope* scope = Find(id)) CloseScope(*scope);
+}
+
+void Executor::CloseScope(OpenScope& scope) {
+  const OpenScope closing = scope;
+  open_.erase(open_.begin() + (&scope - open_.data()));
+  if (timeline_ != nullptr) {
+    timeline_->Add({.operation = closing.backward ? "backward" : "forward",
+                    .subject = model_.units[closing.unit].name,
+                    .track = 0,
+                    .begin_ns = closing.opened_ns,
+                    .end_ns = Timeline::NowNs(),
+                    .step = progress_.number});
+  }
+  if (ReducesAfter(closing)) CompleteGradient(closing);
+  if (kPoisonReleased) PoisonSlot(closing);
+  if (closing.planned >= 0) progress_.closed[closing.planned] = 1;
+  if (!progress_.departed) {
+    Advance();
+  } else if (ReducesAfter(closing)) {
+    ReduceNow(closing.unit, closing.visit);
+    if (closing.planned >= 0) reduced_scopes_[closing.planned] = 1;
+  }
+}
+
+bool Executor::ReducesAfter(const OpenScope& scope) const {
+  const sharding::Decisions& decisions = progress_.run->plan.decisions;
+  return scope.backward && decisions.trainable[scope.unit] &&
+         (!decisions.keeps_step_gradients || scope.round == decisions.rounds - 1);
+}
+
+// What backward did not ask for is zero, and so is the padding between parameters.
+void Executor::CompleteGradient(const OpenScope& scope) {
+  const sharding::Plan& plan = progress_.run->plan;
+  const Section& section = plan.layout.units[scope.unit].trainable;
+  const int64_t size = SizeOf(plan.decisions.gradient);
+  std::byte* const whole = storage_->Gradient(scope.visit);
+  std::vector<uint8_t>& requested =
+      requested_[GradientKey(plan.decisions, {.visit = scope.visit, .unit = scope.unit})];
+  int64_t end = 0;
+  for (size_t p = 0; p < section.placements.size(); ++p) {
+    const sharding::Placement& placement = section.placements[p];
+    if (!requested[p]) continue;
+    if (placement.offset > end) compute_.Zero(whole + end * size, (placement.offset - end) * size);
+    end = placement.offset + placement.elements;
+    requested[p] = 0;
+  }
+  if (section.elements > end) compute_.Zero(whole + end * size, (section.elements - end) * size);
+}
+
+void Executor::PoisonSlot(const OpenScope& scope) {
+  const sharding::Plan& plan = progress_.run->plan;
+  if (plan.decisions.kept_whole[scope.unit] || progress_.departed || scope.planned < 0) return;
+  for (const OpenScope& other : open_) {
+    if (other.unit == scope.unit) return;
+  }
+  for (size_t s = static_cast<size_t>(scope.planned) + 1; s < plan.scopes.size(); ++s) {
+    if (plan.scopes[s].unit != scope.unit) continue;
+    if (plan.gather_of_scope[s] == plan.gather_of_scope[scope.planned]) return;  // stays gathered
+    break;
+  }
+  const sharding::UnitLayout& unit = plan.layout.units[scope.unit];
+  const int64_t size = SizeOf(plan.decisions.compute);
+  std::memset(storage_->Whole(scope.unit, true), kPoison,
+              static_cast<size_t>(unit.trainable.elements * size));
+  std::memset(storage_->Whole(scope.unit, false), kPoison,
+              static_cast<size_t>(unit.frozen.elements * size));
+}
+
+// ---- views
+// -----------------------------------------------------------------------------------------------------------------
+
+Executor::OpenScope* Executor::Find(int64_t id) {
+  const auto found = std::find_if(open_.begin(), open_.end(),
+                                  [&](const OpenScope& scope) { return scope.id == id; });
+  return found == open_.end() ? nullptr : &*found;
+}
+const Executor::OpenScope* Executor::Find(int64_t id) const {
+  return const_cast<Executor*>(this)->Find(id);
+}
+
+TensorView Executor::Parameter(int64_t id, ParameterId p) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  const size_t index = static_cast<size_t>(p);
+  const sharding::Plan& plan = progress_.run->plan;
+  if (index >= plan.layout.parameters.size() || plan.layout.parameters[index].unit != scope->unit) {
+    Stick(absl::InvalidArgumentError(absl::StrCat("parameter ", index, " asked of ",
+                                                  ScopeName(scope->backward, scope->unit),
+                                                  ", which does not hold it")));
+    return {};
+  }
+  const sharding::ParameterLocation& location = plan.layout.parameters[index];
+  return {.data = storage_->Whole(scope->unit, location.trainable) +
+                  location.offset * SizeOf(plan.decisions.compute),
+          .dtype = plan.decisions.compute,
+          .shape = model_.parameters[index].shape};
+}
+
+BackwardScope::Fused Executor::Gradient(int64_t id, ParameterId p, bool zero_fill) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  const size_t index = static_cast<size_t>(p);
+  const sharding::Plan& plan = progress_.run->plan;
+  if (index >= plan.layout.parameters.size() || plan.layout.parameters[index].unit != scope->unit) {
+    Stick(absl::InvalidArgumentError(absl::StrCat("the gradient of parameter ", index, " asked of ",
+                                                  ScopeName(true, scope->unit),
+                                                  ", which does not hold it")));
+    return {};
+  }
+  const sharding::ParameterLocation& location = plan.layout.parameters[index];
+  if (!location.trainable) {
+    Stick(absl::InvalidArgumentError(absl::StrCat("the gradient of parameter '",
+                                                  model_.parameters[index].name,
+                                                  "', which is frozen (trainable = false)")));
+    return {};
+  }
+  const Section& section = plan.layout.units[scope->unit].trainable;
+  const auto placement =
+      std::find_if(section.placements.begin(), section.placements.end(),
+                   [&](const sharding::Placement& candidate) { return candidate.parameter == p; });
+  uint8_t& requested =
+      requested_[GradientKey(plan.decisions, {.visit = scope->visit, .unit = scope->unit})]
+                [static_cast<size_t>(placement - section.placements.begin())];
+  const int64_t size = SizeOf(plan.decisions.gradient);
+  std::byte* const data = storage_->Gradient(scope->visit) + location.offset * size;
+  const bool first = requested == 0;
+  requested = 1;
+  if (first && zero_fill) compute_.Zero(data, location.elements * size);
+  return {.tensor = {.data = data,
+                     .dtype = plan.decisions.gradient,
+                     .shape = model_.parameters[index].shape},
+          .beta = first ? 0.0f : 1.0f};
+}
+
+std::span<const int> Executor::MicroBatches(int64_t id) const {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  if (progress_.evaluation)
+    return std::span(micro_batch_numbers_).first(static_cast<size_t>(progress_.micro_batches));
+  const size_t per_round =
+      static_cast<size_t>(progress_.run->plan.decisions.micro_batches_per_round);
+  return std::span(micro_batch_numbers_)
+      .subspan(static_cast<size_t>(scope->round) * per_round, per_round);
+}
+
+// What visit `visit` wrote as its output, or the gradient of that.
+MutableTensorView Executor::Boundary(int64_t id, int micro_batch, int visit, bool gradient) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr || visit < 0 || visit + 1 >= static_cast<int>(model_.forward.size()) ||
+      model_.forward[visit].output_bytes == 0)
+    return {};
+  const std::span<const int> served = MicroBatches(id);
+  if (std::find(served.begin(), served.end(), micro_batch) == served.end()) {
+    Stick(absl::InvalidArgumentError(absl::StrCat(
+        "micro-batch ", micro_batch, " asked of ", ScopeName(scope->backward, scope->unit),
+        ", which serves ", served.front(), " to ", served.back())));
+    return {};
+  }
+  const int index = micro_batch - served.front();
+  std::byte* data = progress_.evaluation ? storage_->EvaluationOutput(visit, index)
+                    : gradient           ? storage_->OutputGradient(visit, index)
+                                         : storage_->Output(visit, index);
+  return {.data = data, .dtype = boundary_dtypes_[visit], .shape = {&boundary_elements_[visit], 1}};
+}
+
+MutableTensorView Executor::Input(int64_t id, int micro_batch) {
+  const OpenScope* scope = Find(id);
+  return scope == nullptr ? MutableTensorView{}
+                          : Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/false);
+}
+MutableTensorView Executor::Output(int64_t id, int micro_batch) {
+  const OpenScope* scope = Find(id);
+  return scope == nullptr ? MutableTensorView{}
+                          : Boundary(id, micro_batch, scope->visit, /*gradient=*/false);
+}
+MutableTensorView Executor::OutputGradient(int64_t id, int micro_batch) {
+  const OpenScope* scope = Find(id);
+  return scope == nullptr ? MutableTensorView{}
+                          : Boundary(id, micro_batch, scope->visit, /*gradient=*/true);
+}
+MutableTensorView Executor::InputGradient(int64_t id, int micro_batch) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr || scope->visit <= sharding::FirstTrainableVisit(model_)) return {};
+  return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/true);
+}
+
+}  // namespace ebb

@@ -1,0 +1,76 @@
+#include "ebb/runtime/engine/step.h"
+
+#include <utility>
+
+#include "ebb/runtime/engine/executor.h"
+
+namespace ebb {
+namespace {
+
+absl::Status Moved() {
+  return absl::FailedPreconditionError("this Step or Evaluation was moved from, or has finished");
+}
+
+}  // namespace
+
+Step& Step::operator=(Step&& other) noexcept {
+  if (this == &other) return *this;
+  if (executor_ != nullptr) executor_->Drop(number_);
+  executor_ = std::exchange(other.executor_, nullptr);
+  number_ = other.number_;
+  return *this;
+}
+
+Step::~Step() {
+  if (executor_ != nullptr) executor_->Drop(number_);
+}
+
+int Step::rounds() const {
+  return executor_ == nullptr ? 0 : executor_->rounds(number_);
+}
+ForwardScope Step::Forward(UnitId unit) {
+  return executor_ == nullptr ? ForwardScope() : executor_->OpenForward(number_, unit);
+}
+BackwardScope Step::Backward(UnitId unit) {
+  return executor_ == nullptr ? BackwardScope() : executor_->OpenBackward(number_, unit);
+}
+float Step::loss_scale() const {
+  return executor_ == nullptr ? 1 : *executor_->LossScale(number_);
+}
+TensorView Step::device_loss_scale() const {
+  return executor_ == nullptr ? TensorView{} : TensorView{.data = executor_->LossScale(number_)};
+}
+void Step::AddLoss(TensorView scalar) {
+  if (executor_ != nullptr) executor_->AddLoss(number_, scalar);
+}
+absl::Status Step::Reduce() {
+  return executor_ == nullptr ? Moved() : executor_->Reduce(number_);
+}
+absl::Status Step::Finish() {
+  return executor_ == nullptr ? Moved() : std::exchange(executor_, nullptr)->Finish(number_);
+}
+
+Evaluation& Evaluation::operator=(Evaluation&& other) noexcept {
+  if (this == &other) return *this;
+  if (executor_ != nullptr) executor_->Drop(number_);
+  executor_ = std::exchange(other.executor_, nullptr);
+  number_ = other.number_;
+  return *this;
+}
+
+Evaluation::~Evaluation() {
+  if (executor_ != nullptr) executor_->Drop(number_);
+}
+
+ForwardScope Evaluation::Forward(UnitId unit) {
+  return executor_ == nullptr ? ForwardScope() : executor_->OpenForward(number_, unit);
+}
+void Evaluation::AddLoss(TensorView scalar) {
+  if (executor_ != nullptr) executor_->AddLoss(number_, scalar);
+}
+absl::StatusOr<double> Evaluation::Finish() {
+  return executor_ == nullptr ? Moved()
+                              : std::exchange(executor_, nullptr)->FinishEvaluation(number_);
+}
+
+}  // namespace ebb

@@ -1,0 +1,162 @@
+// What all ranks conclude at the end of a step: the norm, whether anything overflowed, and whether
+// anyone has an error.
+#include <cmath>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+
+void Executor::EnqueueExchange() {
+  const int parity = static_cast<int>(progress_.number % 2);
+  reduce_->Enqueue([this] { FillRecord(); });
+  std::byte* const records = storage_->ExchangeRecords();
+  exchange_span_ = {.send = records + size_ * sharding::kExchangeBytes,
+                    .receive = records,
+                    .count = sharding::kExchangeBytes};
+  if (absl::Status status =
+          reduce_communicator_->AllGather(*reduce_, {&exchange_span_, 1}, DType::kInt8);
+      !status.ok())
+    Stick(status);
+  reduce_->Enqueue([this, parity] { ConcludeExchange(parity); });
+}
+
+void Executor::FillRecord() {
+  ExchangeRecord record;
+  if (!progress_.evaluation) {
+    for (size_t u = 0; u < squares_.size(); ++u) {
+      if (!plan().decisions.trainable[u]) continue;
+      if (squares_stale_[u]) Norm(static_cast<int>(u));
+      squares_stale_[u] = 0;
+      if (!std::isfinite(squares_[u]) && record.non_finite_unit < 0)
+        record.non_finite_unit = static_cast<int32_t>(u);
+      record.squares += squares_[u];
+    }
+  }
+  record.loss = progress_.loss;
+  record.loss_count = progress_.loss_count;
+  record.scopes_hash = progress_.hash;
+  absl::Status error = StuckError();
+  if (error.ok()) error = CommunicationError();
+  if (!error.ok()) record.SetError(error);
+  std::memcpy(storage_->ExchangeRecords() + size_ * sharding::kExchangeBytes, &record,
+              sizeof(record));
+  exchange_moved_before_ = reduce_communicator_->bytes_moved();
+}
+
+void Executor::ConcludeExchange(int parity) {
+  moved_bytes_[static_cast<int>(sharding::OperationKind::kExchange)] +=
+      reduce_communicator_->bytes_moved() - exchange_moved_before_;
+  verdict_ = {};
+  const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
+  StepScalars refused;
+  if (reduce_communicator_->status().ok()) {
+    std::vector<ExchangeRecord>& records = records_;
+    std::memcpy(records.data(), storage_->ExchangeRecords(),
+                records.size() * sizeof(ExchangeRecord));
+    verdict_ = Conclude(records);
+  } else {
+    verdict_.error = reduce_communicator_->status();
+  }
+  if (progress_.evaluation) return;
+  const bool agreed = verdict_.error.ok() && !verdict_.scopes_differ;
+  const bool finite = std::isfinite(verdict_.squares);
+  if (!agreed || !finite) blocked_ = true;
+  if (early) return;
+  scalars_[parity] =
+      agreed && finite ? ScalarsFor(std::sqrt(verdict_.squares) / loss_scale_) : refused;
+}
+
+absl::Status Executor::CommunicationError() {
+  if (absl::Status status = reduce_communicator_->status(); !status.ok()) return status;
+  return gather_communicator_->status();
+}
+
+absl::Status Executor::ReachVerdict() {
+  const sharding::Decisions& decisions = progress_.run->plan.decisions;
+  absl::Status status = progress_.error;
+  if (status.ok()) status = StuckError();
+  if (absl::Status broken = CommunicationError(); !broken.ok()) {
+    // The ranks may have gone apart before the collectives noticed; what they opened explains it
+    // better.
+    absl::Status difference = ExplainDifference();
+    if (status.ok()) status = difference.ok() ? broken : difference;
+    Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
+    return StuckError();
+  }
+  if (status.ok()) status = verdict_.error;
+  if (status.ok() && verdict_.scopes_differ) status = ExplainDifference();
+  if (!status.ok()) return status;
+
+  const bool finite = std::isfinite(verdict_.squares);
+  const std::string where = finite ? ""
+                                   : absl::StrCat("a non-finite gradient in unit '",
+                                                  model_.units[verdict_.non_finite_unit].name,
+                                                  "' of rank ", verdict_.non_finite_rank);
+  if (!finite && !config_.checks_overflow()) {
+    return absl::OutOfRangeError(
+        absl::StrCat(where,
+                     ", and overflow checks are off (ebb.check_overflow): nothing may be updated "
+                     "with it; lower the learning rate, or turn the checks on to skip such steps"));
+  }
+  const StepScalars& scalars = scalars_[progress_.number % 2];
+  StepReport report;
+  report.step = ++finished_steps_;
+  report.applied = finite;
+  report.skipped_steps = skipped_steps_ += finite ? 0 : 1;
+  report.loss = verdict_.loss / progress_.divisor;
+  report.gradient_norm = std::sqrt(verdict_.squares) / loss_scale_;
+  report.loss_scale = loss_scale_;
+  report.learning_rate = finite ? scalars.rates.learning_rate : ScalarsFor(0).rates.learning_rate;
+  if (finite) ++applied_steps_;
+  scaler_.Update(!finite);
+  report_ = report;
+  if (!finite && rank_ == 0) {
+    const std::string message =
+        absl::StrCat(options_.name, ": step ", report.step, " skipped: ", where, "; ",
+                     report.skipped_steps, " skipped so far, loss scale now ", scaler_.scale());
+    // fp16 finds its scale by overflowing now and then; anything else deserves attention.
+    decisions.compute == DType::kFloat16 && !scaler_.at_minimum() ? LogInfo(message)
+                                                                  : LogWarning(message);
+  }
+  return absl::OkStatus();
+}
+
+// Names the first scope that ranks opened differently. OK if they opened the same, or can no longer
+// tell each other.
+absl::Status Executor::ExplainDifference() {
+  const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
+      AllLists(*control_, *reduce_, progress_.log);
+  if (!logs.ok()) return absl::OkStatus();
+  const auto name = [&](const std::vector<int64_t>& log, size_t index) {
+    return index < log.size() ? ScopeName(log[index] % 2 == 1, static_cast<int>(log[index] / 2))
+                              : std::string("nothing more");
+  };
+  for (size_t r = 1; r < logs->size(); ++r) {
+    const std::vector<int64_t>&first = logs->front(), &other = (*logs)[r];
+    if (first == other) continue;
+    size_t index = 0;
+    while (index < first.size() && index < other.size() && first[index] == other[index]) ++index;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "ranks opened different scopes: as number ", index + 1, " of the step rank 0 opened ",
+        name(first, index), ", rank ", r, " ", name(other, index),
+        "; every rank must open the same scopes in the same order"));
+  }
+  return absl::OkStatus();
+}
+
+// Gradients written between Reduce and Finish: norms anew, and at stage 0 whole again.
+void Executor::RefreshWrittenGradients() {
+  std::fill(squares_stale_.begin(), squares_stale_.end(), uint8_t{1});
+  Runnable& run = *progress_.run;
+  for (size_t index = 0; index < run.plan.operations.size(); ++index) {
+    if (run.plan.operations[index].kind != sharding::OperationKind::kGatherGradient) continue;
+    run.issued[index] = 0;
+    Issue(static_cast<int>(index));
+  }
+}
+
+}  // namespace ebb

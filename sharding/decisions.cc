@@ -1,0 +1,123 @@
+#include "ebb/sharding/decisions.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb::sharding {
+namespace {
+
+// Without a grant in the config, small neighbours are grouped up to this: below it a collective's
+// latency outweighs its bytes.
+constexpr int64_t kGroupBytesDefault = int64_t{1} << 20;
+
+void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisions) {
+  const Config& config = *inputs.config;
+  if (config.ebb.asynchronous_step == AsynchronousStep::kOff) {
+    decisions.timing = UpdateTiming::kOff;
+    decisions.timing_reason = "ebb.asynchronous_step is off";
+    return;
+  }
+  decisions.timing = UpdateTiming::kLate;
+  if (hold_updates) {
+    decisions.timing_reason = "the step holds its updates";
+  } else if (config.ebb.asynchronous_step == AsynchronousStep::kLate) {
+    decisions.timing_reason = "ebb.asynchronous_step is late";
+  } else if (config.gradient_clipping > 0) {
+    decisions.timing_reason = "gradient_clipping needs the norm of all gradients first";
+  } else if (config.checks_overflow()) {
+    decisions.timing_reason = "an overflow anywhere must skip the whole step (ebb.check_overflow)";
+  } else {
+    decisions.timing = UpdateTiming::kEarly;
+    decisions.timing_reason = "neither clipping nor overflow checks need all gradients first";
+  }
+}
+
+void DecideKeptWhole(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
+  const ZeroConfig& zero = inputs.config->zero;
+  const size_t units = layout.units.size();
+  decisions.kept_whole.assign(units, decisions.stage < 3 || decisions.world == 1);
+  if (decisions.stage < 3 || decisions.world == 1) return;
+  int64_t persistent = 0;
+  for (size_t u = 0; u < units; ++u) {
+    int64_t elements = 0;
+    for (ParameterId id : inputs.model->units[u].parameters)
+      elements += Elements((*inputs.model)[id].shape);
+    if (elements > zero.param_persistence_threshold ||
+        persistent + elements > zero.model_persistence_threshold)
+      continue;
+    decisions.kept_whole[u] = true;
+    persistent += elements;
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& layout, int rounds,
+                                 bool hold_updates) {
+  const Config& config = *inputs.config;
+  const ModelSpec& model = *inputs.model;
+  Decisions decisions;
+  decisions.world = inputs.world;
+  decisions.stage = config.zero.stage;
+  decisions.micro_batches_per_round = config.ebb.micro_batches_per_round;
+  const int configured =
+      static_cast<int>(config.gradient_accumulation_steps / config.ebb.micro_batches_per_round);
+  decisions.rounds = rounds == 0 ? configured : rounds;
+  if (decisions.rounds > 1 && configured == 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a step of ", decisions.rounds,
+        " rounds, but the pools were laid out for one: gradient_accumulation_steps is ",
+        config.gradient_accumulation_steps, " and ebb.micro_batches_per_round ",
+        config.ebb.micro_batches_per_round,
+        "; raise gradient_accumulation_steps to the most that a step will have"));
+  }
+  decisions.compute = config.compute;
+  decisions.communication = config.communication_dtype();
+  decisions.accumulation = config.accumulation;
+  decisions.reduce_at_round = config.reduces_at_round();
+  decisions.keeps_step_gradients = !decisions.reduce_at_round && configured > 1;
+  const bool sums_before_reducing =
+      decisions.keeps_step_gradients || decisions.micro_batches_per_round > 1;
+  decisions.gradient = sums_before_reducing ? decisions.accumulation : decisions.communication;
+  decisions.optimizer_states = inputs.optimizer_states;
+  decisions.own_optimizer = inputs.own_optimizer;
+  DecideTiming(inputs, hold_updates, decisions);
+  DecideKeptWhole(inputs, layout, decisions);
+
+  const size_t units = layout.units.size();
+  std::vector<int> visits(units, 0);
+  for (const Visit& visit : model.forward) ++visits[static_cast<size_t>(visit.unit)];
+  decisions.trainable.resize(units);
+  decisions.accumulates.resize(units);
+  // A shard in the communication dtype is exact only if the accumulation dtype would hold the same
+  // values.
+  const bool exact = decisions.accumulation == DType::kFloat32 ||
+                     decisions.accumulation == decisions.communication;
+  for (size_t u = 0; u < units; ++u) {
+    decisions.trainable[u] = layout.units[u].trainable.shard > 0;
+    const int contributions = visits[u] * (decisions.keeps_step_gradients ? 1 : configured);
+    decisions.accumulates[u] =
+        decisions.trainable[u] && (contributions > 1 || decisions.stage == 0 || !exact);
+  }
+  return decisions;
+}
+
+int64_t GatherGroupElements(const Config& config, DType compute) {
+  int64_t elements = config.ebb.coalesce_bytes.value_or(kGroupBytesDefault) / SizeOf(compute);
+  if (!config.ebb.coalesce_bytes && config.zero.allgather_bucket_size) {
+    elements = std::min(elements, *config.zero.allgather_bucket_size);
+  }
+  return elements;
+}
+
+int64_t ReduceGroupBytes(const Config& config) {
+  int64_t bytes = config.ebb.coalesce_bytes.value_or(kGroupBytesDefault);
+  if (!config.ebb.coalesce_bytes && config.zero.reduce_bucket_size) {
+    const int64_t size = SizeOf(config.communication_dtype());
+    bytes = std::min(bytes / size, *config.zero.reduce_bucket_size) * size;
+  }
+  return bytes;
+}
+
+}  // namespace ebb::sharding

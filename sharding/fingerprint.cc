@@ -1,0 +1,51 @@
+#include "ebb/sharding/fingerprint.h"
+
+namespace ebb::sharding {
+
+uint64_t Fingerprint(const ParameterSpec& parameter) {
+  Hasher hasher;
+  hasher.Add(parameter.name).Add(parameter.group).Add(parameter.trainable).Add(parameter.cut_rows);
+  for (int64_t dimension : parameter.shape) hasher.Add(dimension);
+  return hasher.hash();
+}
+
+uint64_t Fingerprint(const ModelSpec& model) {
+  Hasher hasher;
+  for (const ParameterSpec& parameter : model.parameters)
+    hasher.Add(static_cast<int64_t>(Fingerprint(parameter)));
+  for (const UnitSpec& unit : model.units) {
+    hasher.Add(unit.name);
+    for (ParameterId id : unit.parameters) hasher.Add(static_cast<int64_t>(id));
+  }
+  for (const Visit& visit : model.forward)
+    hasher.Add(static_cast<int64_t>(visit.unit)).Add(visit.output_bytes);
+  return hasher.Add(model.workspace_bytes).hash();
+}
+
+uint64_t Fingerprint(const Plan& plan) {
+  Hasher hasher;
+  for (const Operation& operation : plan.operations) {
+    hasher.Add(static_cast<int64_t>(operation.kind)).Add(operation.bytes);
+    for (const Part& part : operation.parts)
+      hasher.Add(part.unit).Add(part.scope).Add(part.first).Add(part.last);
+    for (const Dependency& dependency : operation.after)
+      hasher.Add(dependency.kind).Add(dependency.index);
+  }
+  for (const Moment& moment : plan.moments) {
+    hasher.Add(moment.kind).Add(moment.scope);
+    for (int operation : moment.operations) hasher.Add(operation);
+  }
+  for (int64_t bytes : plan.pools.bytes) hasher.Add(bytes);
+  for (const UnitAddresses& unit : plan.pools.units) {
+    hasher.Add(unit.parameter_trainable)
+        .Add(unit.master)
+        .Add(unit.state)
+        .Add(unit.gradient_shard)
+        .Add(unit.gather_trainable);
+  }
+  for (const VisitAddresses& visit : plan.pools.visits)
+    hasher.Add(visit.gradient).Add(visit.output).Add(visit.output_gradient);
+  return hasher.hash();
+}
+
+}  // namespace ebb::sharding

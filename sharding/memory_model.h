@@ -1,0 +1,18 @@
+// What a rank will hold, from the plan alone: the table that the ledger's count must equal.
+#pragma once
+
+#include <vector>
+
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/state.h"
+
+namespace ebb::sharding {
+
+// Bytes of the buffer that holds a class's pool: whole pages.
+int64_t BufferBytes(int64_t pool_bytes);
+
+// One row for each class that the plan uses, predicted_bytes filled in. Every rank's is the same:
+// shards are equal slices.
+std::vector<MemoryRow> PredictMemory(const Plan& plan);
+
+}  // namespace ebb::sharding

@@ -1,0 +1,101 @@
+#include "ebb/sharding/partition.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb::sharding {
+namespace {
+
+int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Elements of the groups of rows that a cut may not split; 0 where cuts may fall anywhere.
+int64_t RowBlock(const ParameterSpec& parameter) {
+  if (parameter.cut_rows == 0) return 0;
+  return parameter.cut_rows * Elements(std::span<const int64_t>(parameter.shape).subspan(1));
+}
+
+// The first aligned offset from `offset` at which every cut at a multiple of `shard` falls between
+// blocks of the parameter. Moving the start can serve one cut; a parameter that spans several needs
+// slices of whole blocks as well.
+std::optional<int64_t> PlaceRows(int64_t offset, int64_t elements, int64_t block, int64_t shard) {
+  for (int64_t start = offset;; start += kAlignment) {
+    const int64_t first_cut = RoundUp(start + 1, shard);
+    if (first_cut >= start + elements) return start;
+    const bool crosses_more = first_cut + shard < start + elements;
+    if ((first_cut - start) % block == 0 && (!crosses_more || shard % block == 0)) return start;
+    if (crosses_more && shard % block != 0) return std::nullopt;
+    if (start - offset > shard) return std::nullopt;
+  }
+}
+
+// The placement for slices of `shard` elements, or the parameter that does not fit one.
+std::optional<Section> Place(const ModelSpec& model, std::span<const ParameterId> parameters,
+                             int world, int64_t shard, ParameterId& obstacle) {
+  Section section{.placements = {}, .shard = shard, .elements = shard * world};
+  int64_t end = 0;
+  for (ParameterId id : parameters) {
+    const int64_t elements = Elements(model[id].shape);
+    int64_t offset = RoundUp(end, kAlignment);
+    if (const int64_t block = RowBlock(model[id]); block > 0) {
+      const std::optional<int64_t> start = PlaceRows(offset, elements, block, shard);
+      if (!start) {
+        obstacle = id;
+        return std::nullopt;
+      }
+      if (*start > offset) obstacle = id;
+      offset = *start;
+    }
+    section.placements.push_back({id, offset, elements});
+    end = offset + elements;
+  }
+  if (end > section.elements) return std::nullopt;
+  return section;
+}
+
+}  // namespace
+
+absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const ParameterId> parameters,
+                                  int world) {
+  if (parameters.empty()) return Section{};
+  int64_t total = 0;
+  bool has_row_cuts = false;
+  for (ParameterId id : parameters) {
+    total = RoundUp(total, kAlignment) + Elements(model[id].shape);
+    has_row_cuts |= RowBlock(model[id]) > 0;
+  }
+  const int64_t shortest = RoundUp((total + world - 1) / world, kAlignment);
+  ParameterId obstacle = parameters.front();
+  if (!has_row_cuts) return *Place(model, parameters, world, shortest, obstacle);
+
+  const int64_t longest = shortest + shortest / 20;
+  // Slices of whole blocks of a parameter are the ones that a parameter over several cuts needs;
+  // then any aligned length.
+  std::vector<int64_t> lengths;
+  for (ParameterId id : parameters) {
+    if (const int64_t block = RowBlock(model[id]); block > 0) {
+      const int64_t step = std::lcm(block, kAlignment);
+      for (int64_t n = 0; n < 64; ++n) lengths.push_back(RoundUp(shortest, step) + n * step);
+    }
+  }
+  for (int64_t n = 0; n < 4096; ++n) lengths.push_back(shortest + n * kAlignment);
+  std::sort(lengths.begin(), lengths.end());
+  lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
+  for (int64_t shard : lengths) {
+    if (shard > longest) break;
+    if (std::optional<Section> section = Place(model, parameters, world, shard, obstacle))
+      return *std::move(section);
+  }
+  const ParameterSpec& parameter = model[obstacle];
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter '", parameter.name, "': cutting it only at multiples of ",
+                   parameter.cut_rows, " rows would pad its unit by more than 5% over ", world,
+                   " ranks; use fewer cut_rows, or give it a unit of its own with a number of row "
+                   "groups that the ranks divide"));
+}
+
+}  // namespace ebb::sharding

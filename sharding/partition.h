@@ -1,0 +1,41 @@
+// How one section of a unit (its trainable or its frozen parameters) is laid flat and cut over the
+// ranks.
+//
+//   | w1 ........ | b1 . | w2 .................. | b2 | 0 |     parameters in declared order, each
+//   aligned, zero-padded | rank 0          | rank 1          | rank 2          |     equal slices;
+//   a cut may fall inside a parameter
+//
+// An all-gather of the slices is the flat buffer that kernels read, and the flat buffer they write
+// is what a reduce-scatter reads: nothing is copied on the way.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb::sharding {
+
+// Parameters and slices start at multiples of this many elements: 128 bytes in 16-bit dtypes.
+inline constexpr int64_t kAlignment = 64;
+
+struct Placement {
+  ParameterId parameter{};
+  int64_t offset = 0, elements = 0;  // in the flat buffer
+};
+
+struct Section {
+  std::vector<Placement> placements;
+  int64_t shard = 0;     // elements of one rank's slice, a multiple of kAlignment
+  int64_t elements = 0;  // world * shard
+};
+
+// Lays out `parameters` for `world` ranks. Parameters with cut_rows may start later, and slices may
+// be longer, so that cuts fall between their groups of rows; what that adds is refused beyond 5% of
+// the layout without such cuts, naming the parameter.
+absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const ParameterId> parameters,
+                                  int world);
+
+}  // namespace ebb::sharding

@@ -1,0 +1,169 @@
+// The plan of a step, as data: for each scope that the trainer opens or closes, which operations
+// are issued, on which stream, after which others, how many bytes they move, and where everything
+// lies. The engine executes it, the memory model adds it up, tests check its laws without running
+// anything:
+//   - nothing is used before it is there, and no two live things overlap in a pool;
+//   - a unit has one gathered address, in forward, backward and every step; so has the gradient of
+//   a unit (reduce_at round) or of
+//     a visit (reduce_at step);
+//   - every visit's gradient is reduced exactly once;
+//   - the bytes of all ranks' operations are what ring collectives move.
+//
+// A plan is the same on every rank. One step's operations order themselves by `after`; what the
+// next step must wait for is named by unit (Dependency::kUpdated), since the next thing to run may
+// be another step, an evaluation or a plan of more rounds.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/sharding/layout.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/scopes.h"
+#include "ebb/sharding/state.h"
+
+namespace ebb::sharding {
+
+enum class OperationKind : uint8_t {
+  kMark,    // compute: what was enqueued before has run: a scope's kernels, or all before a step
+  kGather,  // all-gather of units from their slices into their slots
+  kCast,    // whole gradients from the accumulation to the communication dtype, into staging
+  kReduce,  // reduce-scatter of whole gradients, divided
+  kAccumulate,      // adds the reduced slice to the shard; the last one takes the norm's squares
+  kNorm,            // the squares of a shard that kReduce wrote itself
+  kGatherGradient,  // stage 0: the reduced gradient whole on every rank
+  kExchange,        // norm, overflow, loss, scope hash and errors of all ranks
+  kUpdate,          // the optimizer, one unit
+  kRefresh,         // all-gather of updated parameters of units that are kept whole
+};
+std::string_view Name(OperationKind kind);
+
+enum class StreamId : uint8_t { kCompute, kGather, kReduce, kUpdate };
+inline constexpr int kStreams = 4;
+std::string_view Name(StreamId stream);
+
+struct Dependency {
+  enum Kind : uint8_t {
+    kOperation,  // operation `index` of this step
+    kUpdated,    // the last update of unit `index`, and its refresh, of whichever step
+    kExchanged,  // the last step's exchange
+  };
+  Kind kind = kOperation;
+  int index = 0;
+  friend bool operator==(const Dependency&, const Dependency&) = default;
+};
+
+struct Part {
+  int unit = 0;
+  int scope = -1;      // of the step; -1 where the operation is not a scope's
+  bool first = false;  // kAccumulate: the shard's first contribution of the step, which overwrites
+  bool last = false;   // kAccumulate, kNorm: the gradient is final
+};
+
+struct Operation {
+  OperationKind kind{};
+  StreamId stream{};
+  std::vector<Part> parts;        // units of a bucket
+  std::vector<Dependency> after;  // beside everything before it on its stream
+  int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
+};
+
+struct Moment {
+  enum Kind : uint8_t { kBegin, kOpen, kClose, kFinish };
+  Kind kind = kBegin;
+  int scope = -1;
+  std::vector<int> operations;      // issued now, in this order
+  std::vector<Dependency> compute;  // what the compute stream then waits for
+};
+
+// Bytes from the start of the class's pool.
+struct UnitAddresses {
+  int64_t parameter_trainable = 0,
+          parameter_frozen = 0;                     // parameter pool: whole, or this rank's slice
+  int64_t master = 0;                               // master pool; in the parameter pool for fp32
+  int64_t state = 0;                                // in each state array of the optimizer pool
+  int64_t gradient_shard = 0;                       // gradient pool
+  int64_t gather_trainable = 0, gather_frozen = 0;  // gather pool; unused for a unit kept whole
+};
+struct VisitAddresses {
+  int64_t gradient = 0;  // gradient pool: the whole gradient that backward writes
+  int64_t output = 0;    // activation pool: micro-batch i of a round at + i * boundary_stride
+  int64_t output_gradient = 0;  // likewise
+  int64_t boundary_stride = 0;
+};
+
+struct Pools {
+  std::vector<UnitAddresses> units;
+  std::vector<VisitAddresses> visits;
+  int64_t bytes[kStateClasses] = {};  // of each class
+  int64_t state_stride = 0;           // between the state arrays of the optimizer pool
+  int64_t state_base = 0;
+  int64_t staging_cast = 0;      // staging pool: casts of one bucket
+  int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
+  int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
+  int64_t staging_gradient = 0;  // fp32 gradient of one slice, for an optimizer of the trainer's
+  int64_t evaluation_micro_batches = 0;  // the most that one walk's boundaries hold
+};
+inline constexpr int64_t kExchangeBytes = 256;
+
+enum class UpdateTiming : uint8_t { kEarly, kLate, kOff };
+std::string_view Name(UpdateTiming timing);
+
+// What follows from model, world and config and holds for every step.
+struct Decisions {
+  int world = 1;
+  int stage = 0;
+  int rounds = 1;
+  int64_t micro_batches_per_round = 1;
+  DType compute{}, communication{}, accumulation{};
+  bool reduce_at_round = true;  // as resolved; with one round the two are the same
+  bool keeps_step_gradients =
+      false;         // reduce_at step over several rounds: each visit has an accumulator
+  DType gradient{};  // of the whole gradients: communication, or accumulation where several are
+                     // summed
+  int optimizer_states = 0;
+  bool own_optimizer = false;
+  UpdateTiming timing = UpdateTiming::kLate;
+  std::string timing_reason;
+  std::vector<bool> kept_whole;  // by unit: every rank keeps all parameters
+  std::vector<bool>
+      accumulates;  // by unit: reduced slices are summed in a shard of the accumulation dtype
+  std::vector<bool> trainable;  // by unit
+  DType shard_dtype(int unit) const { return accumulates[unit] ? accumulation : communication; }
+};
+
+struct Plan {
+  Decisions decisions;
+  ModelLayout layout;
+  Pools pools;
+  std::vector<PlannedScope> scopes;
+  std::vector<Operation> operations;
+  std::vector<Moment> moments;       // kBegin; kOpen and kClose of each scope in turn; kFinish
+  std::vector<int> reduce_of_scope;  // the kReduce that takes scope s's gradient; -1: none
+  std::vector<int> gather_of_scope;  // the kGather whose stay serves scope s; -1: kept whole
+  std::vector<std::string> unit_names;
+  uint64_t hash = 0;  // of all of the above that ranks must agree on
+
+  int64_t BytesOf(OperationKind kind) const;
+};
+
+struct PlanInputs {
+  const ModelSpec* model = nullptr;
+  const Config* config = nullptr;  // resolved for the world (Config::ForWorld)
+  int world = 1;
+  int optimizer_states = 0;
+  bool own_optimizer = false;
+};
+
+// The plan of a step of `rounds` rounds (0: the config's). hold_updates: nothing is updated before
+// Finish. Every variant has the same pools. Errors: the model's or the config's, and rounds that
+// the config's pools do not hold.
+absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hold_updates = false);
+// One walk of an evaluation: its moments are of forward scopes only, and it has no kExchange.
+absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
+
+}  // namespace ebb::sharding

@@ -1,0 +1,30 @@
+// Packs blocks that live at different times into one pool: two blocks share memory only if they
+// never live at once. A block has one address for all its lives, so that pointers into it stay the
+// same in every step.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace ebb::sharding {
+
+// Ticks of the plan, both ends included.
+struct Lifetime {
+  int begin = 0, end = 0;
+};
+
+struct PoolBlock {
+  int64_t bytes = 0;
+  std::vector<Lifetime> lifetimes;
+  int64_t offset = 0;  // set by Pack
+};
+
+inline constexpr int64_t kPoolAlignment = 256;  // bytes
+
+// Sets the offsets and returns the bytes of the pool. Largest blocks first, each at the lowest
+// offset that is free during all its lives: a large embedding at the ends of the step costs no more
+// than the blocks that use its memory in between.
+int64_t Pack(std::span<PoolBlock> blocks);
+
+}  // namespace ebb::sharding

@@ -1,0 +1,34 @@
+// Which scopes' gradients one reduce-scatter takes, and how long each whole gradient keeps its
+// memory.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/pool.h"
+#include "ebb/sharding/residency.h"
+
+namespace ebb::sharding {
+
+struct Reduction {
+  std::vector<std::vector<int>>
+      groups;  // scopes in the order they close; issued when the last one closes
+  std::vector<int> group_of_scope;  // -1: nothing is reduced after this scope
+  // Whole gradients by key: the unit (reduce_at round) or the visit (reduce_at step). See
+  // GradientKey.
+  std::vector<std::vector<Lifetime>> lifetimes;
+};
+
+// What shares one gradient address.
+inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
+  return decisions.keeps_step_gradients ? scope.visit : scope.unit;
+}
+
+// Neighbouring backward scopes whose slices fit `group_bytes` together; a unit at most once in a
+// group. A gradient keeps its memory until the scope after its group's last has closed, so that its
+// reduction runs beside that scope's backward.
+Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayout& layout,
+                        const Decisions& decisions, int visits, int64_t group_bytes);
+
+}  // namespace ebb::sharding

@@ -1,0 +1,143 @@
+#include "ebb/sharding/residency.h"
+
+#include <algorithm>
+#include <map>
+
+namespace ebb::sharding {
+namespace {
+
+// Whether a unit used by scope `from` stays gathered until its next use at scope `to`.
+bool StaysUntil(std::span<const PlannedScope> scopes, std::span<const int64_t> elements, int from,
+                int to, const ResidencyLimits& limits) {
+  int64_t distance = 0;
+  for (int s = from + 1; s <= to; ++s) distance += elements[scopes[s].unit];
+  if (distance > limits.reuse_elements) return false;
+  if (to == from + 1) return true;
+  return !limits.reshard_after_forward && scopes[from].round == scopes[to].round &&
+         !scopes[from].backward;
+}
+
+std::vector<Stay> FindStays(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
+                            const std::vector<bool>& kept_whole, const ResidencyLimits& limits) {
+  std::vector<Stay> stays;
+  std::map<int, size_t> current;  // unit -> its stay
+  for (int s = 0; s < static_cast<int>(scopes.size()); ++s) {
+    const int unit = scopes[s].unit;
+    if (kept_whole[unit]) continue;
+    const auto found = current.find(unit);
+    if (found != current.end() &&
+        StaysUntil(scopes, elements, stays[found->second].last, s, limits)) {
+      stays[found->second].last = s;
+      continue;
+    }
+    current[unit] = stays.size();
+    stays.push_back({.unit = unit, .first = s, .last = s});
+  }
+  return stays;
+}
+
+// Neighbouring stays of one direction of one round, while they fit the limits. A unit joins only if
+// its last stay is over when the group is gathered: both have the same slot.
+std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
+                                    std::span<const int64_t> elements,
+                                    const std::vector<Stay>& stays, const ResidencyLimits& limits) {
+  const int64_t group_elements = std::min(limits.group_elements, limits.live_elements);
+  std::vector<GatherGroup> groups;
+  std::vector<int> last_use(elements.size(), -1);  // of the unit's stay before this one
+  int64_t grouped = 0;
+  for (int i = 0; i < static_cast<int>(stays.size()); ++i) {
+    const Stay& stay = stays[i];
+    const int64_t size = elements[stay.unit];
+    bool joins = !groups.empty() && grouped + size <= group_elements;
+    if (joins) {
+      const int first = stays[groups.back().stays.front()].first;
+      joins = scopes[first].round == scopes[stay.first].round &&
+              scopes[first].backward == scopes[stay.first].backward && last_use[stay.unit] < first;
+    }
+    if (!joins) {
+      groups.emplace_back();
+      grouped = 0;
+    }
+    groups.back().stays.push_back(i);
+    grouped += size;
+    last_use[stay.unit] = stay.last;
+  }
+  return groups;
+}
+
+class Issuer {
+ public:
+  Issuer(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
+         Residency& residency, const ResidencyLimits& limits)
+      : scopes_(scopes), elements_(elements), residency_(residency), limits_(limits) {}
+
+  void Run() {
+    if (limits_.prefetch_depth > 0) IssueAt(/*tick=*/0, /*current=*/0);
+    for (int s = 0; s < static_cast<int>(scopes_.size()); ++s) IssueAt(OpenTick(s), s);
+  }
+
+ private:
+  // What scope `current` needs, then what may be ahead of it.
+  void IssueAt(int tick, int current) {
+    std::vector<GatherGroup>& groups = residency_.groups;
+    while (next_ < groups.size() && FirstUse(groups[next_]) <= current)
+      groups[next_++].issue = tick;
+    while (next_ < groups.size() && MayPrefetch(groups[next_], current))
+      groups[next_++].issue = tick;
+  }
+
+  int FirstUse(const GatherGroup& group) const {
+    return residency_.stays[group.stays.front()].first;
+  }
+
+  bool MayPrefetch(const GatherGroup& group, int current) const {
+    int64_t units_ahead = 0, elements_ahead = 0, live = 0;
+    for (size_t g = 0; g < next_; ++g) {
+      for (int i : residency_.groups[g].stays) {
+        const Stay& stay = residency_.stays[i];
+        if (stay.last >= current) live += elements_[stay.unit];
+        if (stay.first <= current) continue;
+        ++units_ahead;
+        elements_ahead += elements_[stay.unit];
+      }
+    }
+    int64_t size = 0;
+    for (int i : group.stays) {
+      const Stay& stay = residency_.stays[i];
+      size += elements_[stay.unit];
+      // A unit's next stay may not begin while the last one lasts: they share one slot.
+      for (const Stay& other : residency_.stays) {
+        if (other.unit == stay.unit && other.last < stay.first && other.last >= current)
+          return false;
+      }
+    }
+    return units_ahead < limits_.prefetch_depth && elements_ahead < limits_.prefetch_elements &&
+           live + size <= limits_.live_elements;
+  }
+
+  std::span<const PlannedScope> scopes_;
+  std::span<const int64_t> elements_;
+  Residency& residency_;
+  const ResidencyLimits& limits_;
+  size_t next_ = 0;  // the first group not issued yet
+};
+
+}  // namespace
+
+Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
+                        const std::vector<bool>& kept_whole, const ResidencyLimits& limits) {
+  Residency residency;
+  residency.stays = FindStays(scopes, elements, kept_whole, limits);
+  residency.groups = FindGroups(scopes, elements, residency.stays, limits);
+  Issuer(scopes, elements, residency, limits).Run();
+  residency.lifetimes.resize(elements.size());
+  for (const GatherGroup& group : residency.groups) {
+    for (int i : group.stays) {
+      const Stay& stay = residency.stays[i];
+      residency.lifetimes[stay.unit].push_back({group.issue, CloseTick(stay.last)});
+    }
+  }
+  return residency;
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,58 @@
+// When units that are kept in slices are gathered and released: which scopes one gather serves, how
+// far ahead it is issued, and which gathers are submitted as one group.
+//
+//   depth 1      open F0   open F1        open F2
+//   gather       F0, F1    F2             F3 ...           slots of F0 and F2 may be the same
+//   memory
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ebb/sharding/pool.h"
+#include "ebb/sharding/scopes.h"
+
+namespace ebb::sharding {
+
+// Ticks of a step: 0 is its begin; scope s opens at 2s + 1 and closes at 2s + 2.
+constexpr int OpenTick(int scope) {
+  return 2 * scope + 1;
+}
+constexpr int CloseTick(int scope) {
+  return 2 * scope + 2;
+}
+
+// One stay of a unit in its slot, from the gather to the close of the last scope that uses it.
+struct Stay {
+  int unit = 0;
+  int first = 0, last = 0;  // scopes
+};
+
+struct GatherGroup {
+  std::vector<int> stays;  // indices into Residency::stays, in order of first use
+  int issue = 0;           // tick
+};
+
+struct Residency {
+  std::vector<Stay> stays;
+  std::vector<GatherGroup> groups;
+  // Lifetimes of each unit's slot; none for a unit that is kept whole.
+  std::vector<std::vector<Lifetime>> lifetimes;
+};
+
+struct ResidencyLimits {
+  int64_t prefetch_depth = 1;             // units gathered ahead of the one in use
+  int64_t prefetch_elements = INT64_MAX;  // no further prefetch once this much is ahead
+  int64_t live_elements = INT64_MAX;      // no prefetch that would have more than this gathered
+  int64_t reuse_elements = INT64_MAX;     // a unit whose next use is farther is released
+  int64_t group_elements = 0;  // neighbours are gathered together up to this; a larger unit alone
+  bool reshard_after_forward = true;
+};
+
+// `elements[u]` of unit u's flat buffers; units with kept_whole[u] are never gathered.
+// Deterministic, the same on every rank.
+Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const int64_t> elements,
+                        const std::vector<bool>& kept_whole, const ResidencyLimits& limits);
+
+}  // namespace ebb::sharding

@@ -1,0 +1,173 @@
+// The batch triple for a world: the six rows that can be completed, and what to say of the others.
+#include <cstdint>
+#include <string>
+
+#include "ebb/runtime/config/config.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Row {
+  const char* name;
+  int64_t train, micro, accumulation;  // 0: not given
+  int world;
+  int64_t expected_train, expected_micro, expected_accumulation;
+};
+void PrintTo(const Row& row, std::ostream* out) {
+  *out << row.name;
+}
+
+Config Given(int64_t train, int64_t micro, int64_t accumulation) {
+  Config config;
+  config.train_batch_size = train;
+  config.micro_batch_size = micro;
+  config.gradient_accumulation_steps = accumulation;
+  return config;
+}
+
+class Completed : public ::testing::TestWithParam<Row> {};
+TEST_P(Completed, ForTheWorld) {
+  const Row& row = GetParam();
+  const absl::StatusOr<Config> config =
+      Given(row.train, row.micro, row.accumulation).ForWorld(row.world);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->train_batch_size, row.expected_train);
+  EXPECT_EQ(config->micro_batch_size, row.expected_micro);
+  EXPECT_EQ(config->gradient_accumulation_steps, row.expected_accumulation);
+  // Completing what is complete changes nothing.
+  EXPECT_EQ(*config->ForWorld(row.world), *config);
+}
+INSTANTIATE_TEST_SUITE_P(Rows, Completed,
+                         ::testing::Values(Row{"all", 24, 4, 2, 3, 24, 4, 2},
+                                           Row{"train and micro", 24, 4, 0, 3, 24, 4, 2},
+                                           Row{"train and accumulation", 24, 0, 2, 3, 24, 4, 2},
+                                           Row{"micro and accumulation", 0, 4, 2, 3, 24, 4, 2},
+                                           Row{"train", 24, 0, 0, 3, 24, 8, 1},
+                                           Row{"micro", 0, 4, 0, 3, 12, 4, 1},
+                                           Row{"one rank", 32, 16, 2, 1, 32, 16, 2}));
+
+std::string ErrorOf(const Config& config, int world) {
+  const absl::StatusOr<Config> resolved = config.ForWorld(world);
+  EXPECT_FALSE(resolved.ok());
+  EXPECT_EQ(resolved.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(resolved.status().message());
+}
+
+TEST(Batch, MismatchNamesAllNumbersAndChoices) {
+  EXPECT_EQ(
+      ErrorOf(Given(33, 17, 2), 2),
+      "the batch sizes do not fit: \"train_batch_size\" must be "
+      "\"train_micro_batch_size_per_gpu\" * \"gradient_accumulation_steps\" * ranks, but the "
+      "numbers are \"train_batch_size\" 33, \"train_micro_batch_size_per_gpu\" 17, "
+      "\"gradient_accumulation_steps\" 2, 2 ranks; nearest that fit: \"train_batch_size\" 68");
+  EXPECT_THAT(ErrorOf(Given(48, 4, 2), 3),
+              HasSubstr("nearest that fit: \"train_batch_size\" 24, or "
+                        "\"train_micro_batch_size_per_gpu\" 8, or "
+                        "\"gradient_accumulation_steps\" 4"));
+}
+
+TEST(Batch, TrainAndMicroThatDoNotDivide) {
+  EXPECT_THAT(ErrorOf(Given(32, 4, 0), 3),
+              HasSubstr("\"gradient_accumulation_steps\" (not given), 3 ranks; nearest that fit: "
+                        "\"train_batch_size\" 24 or 36"));
+  EXPECT_THAT(
+      ErrorOf(Given(24, 5, 0), 2),
+      HasSubstr("\"train_batch_size\" 20 or 30, or \"train_micro_batch_size_per_gpu\" 4 or 6"));
+}
+
+TEST(Batch, TrainAndAccumulationThatDoNotDivide) {
+  EXPECT_THAT(
+      ErrorOf(Given(24, 0, 5), 2),
+      HasSubstr("\"train_batch_size\" 20 or 30, or \"gradient_accumulation_steps\" 4 or 6"));
+}
+
+TEST(Batch, TrainThatTheWorldDoesNotDivide) {
+  EXPECT_THAT(ErrorOf(Given(10, 0, 0), 4),
+              HasSubstr("nearest that fit: \"train_batch_size\" 8 or 12"));
+  const std::string smaller = ErrorOf(Given(2, 0, 0), 4);
+  EXPECT_THAT(smaller, HasSubstr("nearest that fit: \"train_batch_size\" 4"));
+  EXPECT_THAT(smaller, Not(HasSubstr("0 or 4")));
+}
+
+TEST(Batch, NothingToDeriveFrom) {
+  EXPECT_THAT(ErrorOf(Given(0, 0, 0), 2), HasSubstr("nothing says how large a batch is"));
+  EXPECT_THAT(
+      ErrorOf(Given(0, 0, 8), 2),
+      HasSubstr("\"gradient_accumulation_steps\" 8, 2 ranks): give \"train_batch_size\" or"));
+}
+
+TEST(Batch, ResultsThatAreTooLarge) {
+  EXPECT_THAT(ErrorOf(Given(0, 2147483647, 2147483647), 1024), HasSubstr("more than 2^63"));
+  EXPECT_THAT(ErrorOf(Given(int64_t{1} << 40, 0, 0), 2),
+              HasSubstr("\"train_micro_batch_size_per_gpu\" is 549755813888"));
+  // A prime near the top: the search for choices ends.
+  EXPECT_THAT(ErrorOf(Given(INT64_MAX - 24, 2147483647, 0), 1), HasSubstr("nearest that fit"));
+}
+
+TEST(Batch, AWorldHasARank) {
+  EXPECT_EQ(ErrorOf(Given(8, 0, 0), 0), "a world has at least one rank, not 0");
+  EXPECT_EQ(ErrorOf(Given(8, 0, 0), -1), "a world has at least one rank, not -1");
+}
+
+TEST(Batch, AutoCountsAsNotGiven) {
+  const absl::StatusOr<Config> config = Config::FromJson(
+      R"({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2,
+          "gradient_accumulation_steps": "auto"})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->ForWorld(3)->train_batch_size, 6);
+}
+
+TEST(ForWorld, ResolvesRounds) {
+  Config config = Given(0, 2, 8);
+  config.ebb.micro_batches_per_round = 0;
+  EXPECT_EQ(config.ForWorld(2)->ebb.micro_batches_per_round, 8);
+  config.ebb.micro_batches_per_round = 4;
+  EXPECT_EQ(config.ForWorld(2)->ebb.micro_batches_per_round, 4);
+  config.ebb.micro_batches_per_round = 3;
+  EXPECT_EQ(ErrorOf(config, 2),
+            "\"ebb.micro_batches_per_round\" 3 does not divide \"gradient_accumulation_steps\" 8; "
+            "nearest that do: 2 or 4");
+  config.ebb.micro_batches_per_round = 16;
+  EXPECT_THAT(ErrorOf(config, 2), HasSubstr("nearest that do: 8"));
+}
+
+TEST(ForWorld, ChecksTheReductionGroup) {
+  Config config = Given(0, 2, 1);
+  config.ebb.reduction_group = 2;
+  EXPECT_TRUE(config.ForWorld(4).ok());
+  EXPECT_EQ(ErrorOf(config, 3),
+            "\"ebb.reduction_group\" 2 does not divide 3 ranks; nearest that do: 1 or 3");
+  config.ebb.reduction_group = 8;
+  EXPECT_THAT(ErrorOf(config, 4), HasSubstr("nearest that do: 4"));
+}
+
+TEST(ForWorld, ResolvesWhereToReduceAndInWhatDType) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    Config config = Given(4, 0, 0);
+    config.zero.stage = stage;
+    config.compute = DType::kBFloat16;
+    const absl::StatusOr<Config> resolved = config.ForWorld(2);
+    ASSERT_TRUE(resolved.ok()) << resolved.status();
+    EXPECT_EQ(resolved->ebb.reduce_at, stage >= 2 ? ReduceAt::kRound : ReduceAt::kStep);
+    EXPECT_EQ(resolved->communication, DType::kBFloat16);
+    EXPECT_EQ(resolved->reduces_at_round(), config.reduces_at_round());
+    config.ebb.reduce_at = ReduceAt::kRound;
+    config.communication = DType::kFloat32;
+    EXPECT_EQ(config.ForWorld(2)->ebb.reduce_at, ReduceAt::kRound);
+    EXPECT_EQ(config.ForWorld(2)->communication, DType::kFloat32);
+  }
+}
+
+TEST(ForWorld, RefusesWhatValidateRefuses) {
+  Config config = Given(8, 0, 0);
+  config.zero.stage = -1;
+  EXPECT_THAT(ErrorOf(config, 2), HasSubstr("zero_optimization.stage"));
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,294 @@
+// What a configuration says becomes the field it means.
+#include "ebb/runtime/config/config.h"
+
+#include <cmath>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+
+Config Read(const std::string& json) {
+  absl::StatusOr<Config> config = Config::FromJson(json);
+  EXPECT_TRUE(config.ok()) << config.status() << "\n" << json;
+  return config.ok() ? *config : Config();
+}
+
+TEST(Config, EmptyObjectIsTheDefaults) {
+  Config config = Read("{}");
+  config.remarks.clear();
+  EXPECT_EQ(config, Config());
+}
+
+TEST(Config, ReadsTheBatchTriple) {
+  const Config config = Read(R"({"train_batch_size": 5e8, "train_micro_batch_size_per_gpu": 4,
+                                 "gradient_accumulation_steps": 2.0})");
+  EXPECT_EQ(config.train_batch_size, 500'000'000);
+  EXPECT_EQ(config.micro_batch_size, 4);
+  EXPECT_EQ(config.gradient_accumulation_steps, 2);
+}
+
+TEST(Config, ReadsPrecision) {
+  Config config = Read(R"({"bf16": {"enabled": true, "check_grad_overflow": false},
+      "communication_data_type": "FP32", "data_types": {"grad_accum_dtype": "torch.bfloat16"}})");
+  EXPECT_EQ(config.compute, DType::kBFloat16);
+  EXPECT_EQ(config.communication_dtype(), DType::kFloat32);
+  EXPECT_EQ(config.accumulation, DType::kBFloat16);
+  EXPECT_FALSE(config.bf16_check_grad_overflow);
+
+  config = Read(R"({"fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12,
+      "loss_scale_window": 100, "hysteresis": 3, "consecutive_hysteresis": true,
+      "min_loss_scale": 0.5}, "bf16": {"enabled": false}})");
+  EXPECT_EQ(config.compute, DType::kFloat16);
+  EXPECT_EQ(config.communication_dtype(), DType::kFloat16);
+  EXPECT_EQ(config.accumulation, DType::kFloat32);
+  const LossScaleConfig expected = {.static_scale = 0,
+                                    .initial_scale_power = 12,
+                                    .window = 100,
+                                    .hysteresis = 3,
+                                    .consecutive_hysteresis = true,
+                                    .min_scale = 0.5};
+  EXPECT_EQ(config.loss_scale, expected);
+  EXPECT_EQ(Read(R"({"fp16": {"enabled": true, "loss_scale": 128}})").loss_scale.static_scale, 128);
+  EXPECT_EQ(Read(R"({"bfloat16": {"enabled": true}})").compute, DType::kBFloat16);
+  EXPECT_EQ(Read(R"({"data_types": {"param_dtype": "half"}, "fp16": {"enabled": true}})").compute,
+            DType::kFloat16);
+}
+
+TEST(Config, KnowsWhenOverflowIsChecked) {
+  const auto checks = [](const std::string& json) { return Read(json).checks_overflow(); };
+  EXPECT_TRUE(checks("{}"));
+  EXPECT_FALSE(checks(R"({"ebb": {"check_overflow": false}})"));
+  EXPECT_TRUE(checks(R"({"bf16": {"enabled": true}})"));
+  EXPECT_FALSE(checks(R"({"bf16": {"enabled": true, "check_grad_overflow": false}})"));
+  EXPECT_FALSE(checks(R"({"bf16": {"enabled": true}, "ebb": {"check_overflow": false}})"));
+  EXPECT_TRUE(checks(R"({"fp16": {"enabled": true}, "ebb": {"check_overflow": false}})"));
+  EXPECT_TRUE(checks(R"({"bf16": {"check_grad_overflow": false}})")) << "bf16's switch is bf16's";
+}
+
+TEST(Config, ReadsOptimizers) {
+  const auto optimizer = [](const std::string& json) {
+    return Read("{\"optimizer\": " + json + "}").optimizer;
+  };
+  OptimizerConfig expected = {.type = OptimizerType::kAdamW,
+                              .learning_rate = 3e-4,
+                              .beta1 = 0.8,
+                              .beta2 = 0.95,
+                              .epsilon = 1e-6,
+                              .weight_decay = 0.1,
+                              .bias_correction = false};
+  EXPECT_EQ(optimizer(R"({"type": "adamw", "params": {"lr": 3e-4, "betas": [0.8, 0.95],
+                          "eps": 1e-6, "weight_decay": 0.1, "bias_correction": false}})"),
+            expected);
+  expected = {.type = OptimizerType::kAdam, .decoupled_weight_decay = false};
+  EXPECT_EQ(optimizer(R"({"type": "Adam", "params": {"adam_w_mode": false}})"), expected);
+  EXPECT_TRUE(optimizer(R"({"type": "ADAM"})").decoupled_weight_decay);
+  EXPECT_TRUE(
+      optimizer(R"({"type": "AdamW", "params": {"adam_w_mode": false}})").decoupled_weight_decay);
+  expected = {.type = OptimizerType::kSgd,
+              .learning_rate = 0.1,
+              .weight_decay = 1e-4,
+              .momentum = 0.9,
+              .nesterov = true};
+  EXPECT_EQ(optimizer(R"({"params": {"lr": 0.1, "momentum": 0.9, "nesterov": true,
+                          "weight_decay": 1e-4, "dampening": 0}, "type": "SGD"})"),
+            expected);
+  EXPECT_EQ(optimizer("{}"), OptimizerConfig());
+  EXPECT_EQ(optimizer("null"), OptimizerConfig());
+}
+
+TEST(Config, ReadsSchedulers) {
+  const auto scheduler = [](const std::string& type, const std::string& params) {
+    return Read(R"({"scheduler": {"type": ")" + type + R"(", "params": )" + params + "}}")
+        .scheduler;
+  };
+  SchedulerConfig expected = {.type = SchedulerType::kWarmup,
+                              .warmup_min_lr = 1e-5,
+                              .warmup_max_lr = 1e-3,
+                              .warmup_num_steps = 10,
+                              .warmup_log = false};
+  EXPECT_EQ(scheduler("WarmupLR", R"({"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3,
+                                      "warmup_num_steps": 10, "warmup_type": "linear"})"),
+            expected);
+  expected = {.type = SchedulerType::kWarmupDecay, .total_num_steps = 5000};
+  EXPECT_EQ(scheduler("WarmupDecayLR", R"({"total_num_steps": 5e3, "warmup_max_lr": null})"),
+            expected);
+  expected = {.type = SchedulerType::kWarmupCosine,
+              .warmup_num_steps = 20,
+              .total_num_steps = 200,
+              .warmup_min_ratio = 0.1,
+              .cos_min_ratio = 0.2};
+  EXPECT_EQ(scheduler("WarmupCosineLR", R"({"total_num_steps": 200, "warmup_num_steps": 20,
+                                            "warmup_min_ratio": 0.1, "cos_min_ratio": 0.2})"),
+            expected);
+  expected = {.type = SchedulerType::kOneCycle,
+              .cycle_min_lr = 1e-4,
+              .cycle_max_lr = 1e-2,
+              .decay_lr_rate = 0.1,
+              .cycle_first_step_size = 100,
+              .cycle_second_step_size = 50,
+              .cycle_first_stair_count = 4,
+              .cycle_second_stair_count = 2,
+              .decay_step_size = 10,
+              .cycle_momentum = false,
+              .cycle_min_mom = 0.7,
+              .cycle_max_mom = 0.95,
+              .decay_mom_rate = 0.2};
+  EXPECT_EQ(scheduler("OneCycle", R"({"cycle_min_lr": 1e-4, "cycle_max_lr": 1e-2,
+                "decay_lr_rate": 0.1, "cycle_first_step_size": 100, "cycle_second_step_size": 50,
+                "cycle_first_stair_count": 4, "cycle_second_stair_count": 2, "decay_step_size": 10,
+                "cycle_momentum": false, "cycle_min_mom": 0.7, "cycle_max_mom": 0.95,
+                "decay_mom_rate": 0.2})"),
+            expected);
+  expected = {.type = SchedulerType::kLrRangeTest,
+              .lr_range_test_min_lr = 1e-6,
+              .lr_range_test_step_rate = 5,
+              .lr_range_test_step_size = 10,
+              .lr_range_test_staircase = true};
+  EXPECT_EQ(
+      scheduler("LRRangeTest", R"({"lr_range_test_min_lr": 1e-6, "lr_range_test_step_size": 10,
+                "lr_range_test_step_rate": 5, "lr_range_test_staircase": true,
+                "last_batch_iteration": -1})"),
+      expected);
+}
+
+TEST(Config, ReadsZeroOptimization) {
+  const auto zero = [](const std::string& json) {
+    return Read("{\"zero_optimization\": " + json + "}").zero;
+  };
+  ZeroConfig expected = {.stage = 3,
+                         .overlap_comm = false,
+                         .reduce_bucket_size = 500'000'000,
+                         .allgather_bucket_size = 7,
+                         .prefetch_bucket_size = 1,
+                         .param_persistence_threshold = 2,
+                         .model_persistence_threshold = 3,
+                         .max_live_parameters = 4,
+                         .max_reuse_distance = 5};
+  EXPECT_EQ(zero(R"({"stage": 3, "overlap_comm": false, "reduce_bucket_size": 5e8,
+                     "allgather_bucket_size": 7, "stage3_prefetch_bucket_size": 1,
+                     "stage3_param_persistence_threshold": 2,
+                     "stage3_model_persistence_threshold": 3, "stage3_max_live_parameters": 4,
+                     "stage3_max_reuse_distance": 5})"),
+            expected);
+  // DeepSpeed takes its fields' own names, too.
+  EXPECT_EQ(zero(R"({"stage": 3, "overlap_comm": false, "reduce_bucket_size": 5e8,
+                     "allgather_bucket_size": 7, "prefetch_bucket_size": 1,
+                     "param_persistence_threshold": 2, "model_persistence_threshold": 3,
+                     "max_live_parameters": 4, "max_reuse_distance": 5})"),
+            expected);
+  EXPECT_EQ(zero("true").stage, 1);
+  EXPECT_EQ(zero("false").stage, 0);
+  EXPECT_EQ(zero(R"({"stage3_model_persistence_threshold": 9223372036854775807})")
+                .model_persistence_threshold,
+            INT64_MAX);
+}
+
+TEST(Config, ReadsOwnKeys) {
+  const EbbConfig ebb = Read(R"({"ebb": {"reduce_at": "step", "micro_batches_per_round": "all",
+      "asynchronous_step": "late", "check_overflow": false, "prefetch_depth": "all",
+      "coalesce": "4MiB", "reshard_after_forward": false, "reduction_group": 2,
+      "timeout_seconds": 0.5, "trace": "run.json",
+      "parameter_groups": {"head": {"lr_factor": 0.5, "weight_decay": 0},
+                           "a.b": {"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}},
+                           "rest": {}}}})")
+                            .ebb;
+  EXPECT_EQ(ebb.reduce_at, ReduceAt::kStep);
+  EXPECT_EQ(ebb.micro_batches_per_round, 0);
+  EXPECT_EQ(ebb.asynchronous_step, AsynchronousStep::kLate);
+  EXPECT_FALSE(ebb.check_overflow);
+  EXPECT_EQ(ebb.prefetch_depth, INT64_MAX);
+  EXPECT_EQ(ebb.coalesce_bytes, 4 << 20);
+  EXPECT_FALSE(ebb.reshard_after_forward);
+  EXPECT_EQ(ebb.reduction_group, 2);
+  EXPECT_EQ(ebb.timeout_seconds, 0.5);
+  EXPECT_EQ(ebb.trace, "run.json");
+  ASSERT_EQ(ebb.parameter_groups.size(), 3u);
+  EXPECT_EQ(ebb.parameter_groups.at("head"),
+            (ParameterGroupConfig{.lr_factor = 0.5, .weight_decay = 0}));
+  EXPECT_EQ(ebb.parameter_groups.at("a.b").optimizer,
+            (OptimizerConfig{.type = OptimizerType::kSgd, .momentum = 0.5}));
+  EXPECT_EQ(ebb.parameter_groups.at("rest"), ParameterGroupConfig());
+}
+
+TEST(Config, GroupsWhoseNamesLookLikePathsStayApart) {
+  const EbbConfig ebb = Read(R"({"ebb": {"parameter_groups": {
+      "x": {"optimizer": {"type": "SGD", "params": {"weight_decay": 0.5}}},
+      "x.optimizer.params": {"weight_decay": 0.25}, "*": {"weight_decay": 0.125}}}})")
+                            .ebb;
+  EXPECT_EQ(ebb.parameter_groups.at("x").optimizer->weight_decay, 0.5);
+  EXPECT_EQ(ebb.parameter_groups.at("x.optimizer.params").weight_decay, 0.25);
+  EXPECT_EQ(ebb.parameter_groups.at("*").weight_decay, 0.125);
+}
+
+TEST(Config, ReadsBytesWithUnits) {
+  const auto coalesce = [](const std::string& json) {
+    return Read("{\"ebb\": {\"coalesce\": " + json + "}}").ebb.coalesce_bytes;
+  };
+  EXPECT_EQ(coalesce("1048576"), 1 << 20);
+  EXPECT_EQ(coalesce("1e6"), 1'000'000);
+  EXPECT_EQ(coalesce("0"), 0);
+  EXPECT_EQ(coalesce(R"("64 KiB")"), 65536);
+  EXPECT_EQ(coalesce(R"("2gib")"), int64_t{2} << 30);
+  EXPECT_EQ(coalesce(R"("3MB")"), 3'000'000);
+  EXPECT_EQ(coalesce(R"("512")"), 512);
+  EXPECT_EQ(coalesce(R"("512 B")"), 512);
+  EXPECT_EQ(coalesce(R"("auto")"), std::nullopt);
+}
+
+TEST(Config, NullCountsAsNotGiven) {
+  Config config = Read(R"({"train_batch_size": null, "zero_optimization": {"stage": null,
+      "offload_param": null, "overlap_comm": null}, "scheduler": null, "communication_data_type": null,
+      "ebb": {"parameter_groups": {"g": null}}})");
+  config.remarks.clear();
+  EXPECT_EQ(config, Config());
+}
+
+TEST(Validate, AcceptsWhatItRead) {
+  EXPECT_TRUE(Config().Validate().ok());
+  EXPECT_TRUE(
+      Read(R"({"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}})").Validate().ok());
+}
+
+TEST(Validate, NamesTheKeyOfAFieldThatAProgramChanged) {
+  const auto error = [](auto change) {
+    Config config;
+    change(config);
+    const absl::Status status = config.Validate();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_EQ(error([](Config& c) { c.zero.stage = 4; }),
+            "\"zero_optimization.stage\" is 4; allowed: an integer from 0 to 3");
+  EXPECT_EQ(error([](Config& c) { c.optimizer.learning_rate = -1; }),
+            "\"optimizer.params.lr\" is -1; allowed: a number of at least 0");
+  EXPECT_EQ(error([](Config& c) { c.optimizer.learning_rate = std::nan(""); }),
+            "\"optimizer.params.lr\" is nan; allowed: a number of at least 0");
+  EXPECT_EQ(error([](Config& c) { c.gradient_clipping = INFINITY; }),
+            "\"gradient_clipping\" is inf; allowed: a number of at least 0");
+  EXPECT_THAT(error([](Config& c) { c.train_batch_size = -8; }),
+              HasSubstr("\"train_batch_size\" is -8"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.micro_batches_per_round = -1; }),
+              HasSubstr("ebb.micro_batches_per_round"));
+  EXPECT_THAT(error([](Config& c) { c.scheduler.type = SchedulerType::kWarmupDecay; }),
+              HasSubstr("\"scheduler.params.total_num_steps\" is 0"));
+  EXPECT_THAT(error([](Config& c) { c.communication = DType::kInt8; }),
+              HasSubstr("\"communication_data_type\" is \"int8\""));
+  EXPECT_THAT(error([](Config& c) { c.compute = DType::kInt8; }),
+              HasSubstr("compute dtype is int8"));
+  EXPECT_THAT(error([](Config& c) { c.optimizer.decoupled_weight_decay = false; }),
+              HasSubstr("choose Adam"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.timeout_seconds = 0; }),
+              HasSubstr("ebb.timeout_seconds"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.parameter_groups["g"].lr_factor = -1; }),
+              HasSubstr("\"ebb.parameter_groups.g.lr_factor\" is -1"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.parameter_groups["g"].optimizer.emplace().beta2 = 1; }),
+              HasSubstr("\"ebb.parameter_groups.g.optimizer.params.betas\""));
+}
+
+}  // namespace
+}  // namespace ebb

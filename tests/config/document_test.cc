@@ -1,0 +1,136 @@
+#include "ebb/runtime/config/document.h"
+
+#include <string>
+
+#include "ebb/runtime/config/message.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ebb::config {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string ErrorOf(const std::string& text) {
+  const absl::StatusOr<Json> document = ParseDocument(text);
+  EXPECT_FALSE(document.ok()) << text;
+  return std::string(document.status().message());
+}
+
+TEST(ParseDocument, KeepsOrderAndTypes) {
+  const absl::StatusOr<Json> document = ParseDocument(
+      R"({"z": [1, -2, 3.5, {"n": null}], "a": {"t": true, "s": "\u00e4\n"}, "e": {}})");
+  ASSERT_TRUE(document.ok()) << document.status();
+  EXPECT_EQ(document->dump(),
+            "{\"z\":[1,-2,3.5,{\"n\":null}],\"a\":{\"t\":true,\"s\":\"\xc3\xa4\\n\"},"
+            "\"e\":{}}");
+}
+
+TEST(ParseDocument, AllowsCommentsAndTrailingCommas) {
+  const absl::StatusOr<Json> document = ParseDocument(R"(// first
+{ # as hjson has them
+  "a": [1, 2, /* between */ ], // after
+  "b": "// no # comment, /* at all */ \" ,}", /* over
+  two lines */
+  "c": {"d": 1,},
+}  // last)");
+  ASSERT_TRUE(document.ok()) << document.status();
+  EXPECT_EQ(document->dump(),
+            R"({"a":[1,2],"b":"// no # comment, /* at all */ \" ,}","c":{"d":1}})");
+}
+
+TEST(ParseDocument, NamesLineAndColumn) {
+  EXPECT_THAT(ErrorOf("{\n  \"a\": 1,\n  \"b\": nul\n}"), HasSubstr("line 3, column 11"));
+  EXPECT_THAT(ErrorOf("{\"a\" 1}"), HasSubstr("line 1, column 6"));
+  EXPECT_THAT(ErrorOf("{\"a\": 1} x"), HasSubstr("line 1, column 10"));
+  // Comments and commas that were taken out move nothing.
+  EXPECT_THAT(ErrorOf("/* 1\n2 */ {\"a\": [1,], !}"), HasSubstr("line 2, column 18"));
+  EXPECT_THAT(ErrorOf("{\"a\": 1, /* never"),
+              HasSubstr("line 1, column 10: the comment does not end"));
+}
+
+TEST(ParseDocument, RefusesWhatIsNoJson) {
+  for (const char* text : {"{",
+                           "}",
+                           "{\"a\"}",
+                           "{\"a\":}",
+                           "{a: 1}",
+                           "{'a': 1}",
+                           "{\"a\": 01}",
+                           "{\"a\": +1}",
+                           "{\"a\": .5}",
+                           "{\"a\": 1.}",
+                           "{\"a\": NaN}",
+                           "{\"a\": Infinity}",
+                           "{\"a\": [,]}",
+                           "{\"a\": [1,,]}",
+                           "{,}",
+                           "{\"a\": 1,,}",
+                           "{\"a\": tru}",
+                           "{\"a\": \"}",
+                           "{\"a\": \"\\x\"}",
+                           "{\"a\": \"\n\"}",
+                           "{\"a\": \"\\ud800\"}",
+                           "{\"a\": 1 \"b\": 2}",
+                           "{} {}",
+                           "{}]",
+                           "{\"a\": 1/}"}) {
+    EXPECT_THAT(ErrorOf(text), HasSubstr("line 1, column ")) << text;
+  }
+}
+
+TEST(ParseDocument, RefusesInvalidUtf8) {
+  EXPECT_THAT(ErrorOf("{\"a\": \"\xff\"}"), HasSubstr("line 1, column 8"));
+  EXPECT_THAT(ErrorOf("{\"a\": \"\xc0\x80\"}"), HasSubstr("UTF-8"));
+  ErrorOf("\xef\xbb{}");
+  EXPECT_TRUE(ParseDocument("\xef\xbb\xbf{}").ok()) << "a byte order mark is legal";
+}
+
+TEST(ParseDocument, RefusesNumbersBeyondFp64) {
+  EXPECT_THAT(ErrorOf("{\"a\": 1e400}"), HasSubstr("line 1, column"));
+  EXPECT_TRUE(ParseDocument("{\"a\": 1e-400}").ok());
+}
+
+TEST(ParseDocument, RefusesDuplicateKeysByPath) {
+  EXPECT_EQ(ErrorOf(R"({"a": 1, "b": 2, "a": 3})"), "the key \"a\" is there twice");
+  EXPECT_EQ(ErrorOf(R"({"x": {"y": [1, {"z": 1, "z": 1}]}})"), "the key \"x.y.z\" is there twice");
+  EXPECT_TRUE(ParseDocument(R"({"x": {"a": 1}, "y": {"a": 1}, "z": [{"a": 1}, {"a": 2}]})").ok());
+}
+
+TEST(ParseDocument, RefusesWhatIsNoObject) {
+  EXPECT_EQ(ErrorOf("[1]"), "it must be an object, {...}, and is [1]");
+  EXPECT_EQ(ErrorOf("true"), "it must be an object, {...}, and is true");
+}
+
+TEST(ParseDocument, RefusesEmptyText) {
+  EXPECT_THAT(ErrorOf(""), HasSubstr("it is empty"));
+  EXPECT_THAT(ErrorOf(" \n\t"), HasSubstr("it is empty"));
+  EXPECT_THAT(ErrorOf("// only this"), HasSubstr("line 1"));
+}
+
+TEST(ParseDocument, BoundsDepthSizeAndKeys) {
+  const auto nested = [](size_t depth) {
+    std::string text;
+    for (size_t i = 0; i < depth; ++i) text += "{\"a\":";
+    return Join({text, "1", std::string(depth, '}')});
+  };
+  EXPECT_TRUE(ParseDocument(nested(kDocumentDepthMax)).ok());
+  EXPECT_THAT(ErrorOf(nested(kDocumentDepthMax + 1)), HasSubstr("nests deeper than 32"));
+  EXPECT_THAT(ErrorOf(nested(100'000)), HasSubstr("nests deeper than 32"));
+  EXPECT_THAT(ErrorOf(Join({"{\"a\":", std::string(1'000'000, '[')})),
+              HasSubstr("nests deeper than 32"));
+  EXPECT_THAT(ErrorOf(std::string(kDocumentBytesMax + 1, ' ')),
+              HasSubstr("more than 1048576 bytes"));
+  std::string many = "{\"a\": {";
+  for (int i = 0; i <= 1000; ++i) many += Join({Quoted(std::to_string(i)), ": 1,"});
+  EXPECT_EQ(ErrorOf(many + "}}"), "\"a\" has more than 1000 keys");
+}
+
+TEST(ParseDocument, MessagesAreShort) {
+  const std::string many(100'000, 'x');
+  EXPECT_LT(ErrorOf(Join({"{\"a\": \"", many})).size(), 400u);
+  EXPECT_LT(ErrorOf(Join({"{\"", many, "\":1,\"", many, "\":1}"})).size(), 400u);
+}
+
+}  // namespace
+}  // namespace ebb::config

@@ -1,0 +1,105 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "ebb/runtime/config/config.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+class FromFile : public ::testing::Test {
+ protected:
+  FromFile() {
+    std::string pattern = ::testing::TempDir() + "ebb_config_XXXXXX";
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~FromFile() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(const std::string& text) const {
+    const std::string path = folder_ + "/ds_config.json";
+    std::ofstream(path, std::ios::binary) << text;
+    return path;
+  }
+  static absl::Status ErrorOf(const std::string& path) {
+    const absl::StatusOr<Config> config = Config::FromFile(path);
+    EXPECT_FALSE(config.ok());
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(path));
+    return config.status();
+  }
+
+  std::string folder_;
+};
+
+TEST_F(FromFile, ReadsAFile) {
+  const absl::StatusOr<Config> config =
+      Config::FromFile(Write("{\"train_batch_size\": 8}  // eight\n"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->train_batch_size, 8);
+}
+
+TEST_F(FromFile, ReadsAPipe) {
+  const std::string path = folder_ + "/pipe";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  std::thread writer([&] { std::ofstream(path) << "{\"train_batch_size\": 8}"; });
+  const absl::StatusOr<Config> config = Config::FromFile(path);
+  writer.join();
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->train_batch_size, 8);
+}
+
+TEST_F(FromFile, Missing) {
+  EXPECT_EQ(ErrorOf(folder_ + "/nowhere.json").code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(ErrorOf("").message()), HasSubstr("cannot read the configuration"));
+}
+
+TEST_F(FromFile, Directory) {
+  EXPECT_THAT(std::string(ErrorOf(folder_).message()), HasSubstr("directory"));
+}
+
+TEST_F(FromFile, BelowAFile) {
+  EXPECT_THAT(std::string(ErrorOf(Write("{}") + "/ds_config.json").message()),
+              HasSubstr("Not a directory"));
+}
+
+TEST_F(FromFile, Unreadable) {
+  const std::string path = Write("{}");
+  ASSERT_EQ(::chmod(path.c_str(), 0), 0);
+  if (::access(path.c_str(), R_OK) == 0) GTEST_SKIP() << "this user may read every file";
+  EXPECT_EQ(ErrorOf(path).code(), absl::StatusCode::kPermissionDenied);
+}
+
+TEST_F(FromFile, ReadErrorAfterOpening) {
+  // Address 0 of one's own memory opens, and does not read.
+  EXPECT_THAT(std::string(ErrorOf("/proc/self/mem").message()), HasSubstr("cannot read"));
+}
+
+TEST_F(FromFile, Empty) {
+  EXPECT_THAT(std::string(ErrorOf(Write("")).message()), HasSubstr("it is empty"));
+}
+
+TEST_F(FromFile, Endless) {
+  EXPECT_THAT(std::string(ErrorOf("/dev/zero").message()), HasSubstr("more than 1048576 bytes"));
+}
+
+TEST_F(FromFile, SyntaxErrorHasPathLineAndColumn) {
+  const std::string path = Write("{\n  \"train_batch_size\": 8\n  \"fp16\": {}\n}\n");
+  EXPECT_THAT(std::string(ErrorOf(path).message()), StartsWith(path + ": line 3, column "));
+}
+
+TEST_F(FromFile, WrongKeyHasThePath) {
+  const std::string path = Write("{\"batch\": 8}");
+  EXPECT_THAT(std::string(ErrorOf(path).message()), StartsWith(path + ": \"batch\" is not a key"));
+}
+
+}  // namespace
+}  // namespace ebb

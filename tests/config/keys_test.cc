@@ -1,0 +1,180 @@
+// Laws of the table of keys, and the table against the struct.
+#include "ebb/runtime/config/keys.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/convert.h"
+#include "ebb/runtime/config/fields.h"
+#include "ebb/runtime/config/value.h"
+#include "gtest/gtest.h"
+
+namespace ebb::config {
+namespace {
+
+// A value as a row writes it: bare words for text, JSON for the rest.
+Json Parsed(const Key& key, std::string_view text) {
+  switch (key.kind) {
+    case Kind::kText:
+    case Kind::kWord:
+    case Kind::kDType:
+      return std::string(text);
+    default:
+      break;
+  }
+  if (HasWord(key.words, text)) return std::string(text);
+  return Json::parse(text);
+}
+
+TEST(Keys, EveryPathIsThereOnceWithAMeaning) {
+  std::set<std::string_view> paths;
+  for (const Key& key : Keys()) {
+    EXPECT_TRUE(paths.insert(key.path).second) << key.path;
+    EXPECT_FALSE(key.meaning.empty()) << key.path;
+    EXPECT_EQ(key.meaning.find('\n'), std::string_view::npos) << key.path;
+    EXPECT_FALSE(key.meaning.ends_with('.')) << key.path;
+  }
+}
+
+TEST(Keys, EveryKeyStandsInABlockOfTheTable) {
+  for (const Key& key : Keys()) {
+    const size_t dot = key.path.rfind('.');
+    if (dot == std::string_view::npos) continue;
+    const Key* block = FindKey(key.path.substr(0, dot));
+    ASSERT_NE(block, nullptr) << key.path;
+    EXPECT_TRUE(block->kind == Kind::kBlock || block->kind == Kind::kOpenBlock) << key.path;
+  }
+}
+
+TEST(Keys, OtherNamesPointAtARowOfTheirOwn) {
+  for (const Key& key : Keys()) {
+    if (key.same_as.empty()) continue;
+    const Key* target = FindKey(key.same_as);
+    ASSERT_NE(target, nullptr) << key.path;
+    EXPECT_TRUE(target->same_as.empty()) << key.path;
+  }
+}
+
+TEST(Keys, DefaultsAreAllowed) {
+  for (const Key& key : Keys()) {
+    if (key.default_value.empty()) continue;
+    const Json value = Parsed(key, key.default_value);
+    EXPECT_TRUE(Check(key, value, key.path).ok()) << Check(key, value, key.path);
+    EXPECT_TRUE(key.taken != Taken::kRefused || IsHarmless(key, value)) << key.path;
+  }
+}
+
+TEST(Keys, TypesOfParametersAreWordsOfTheType) {
+  for (const Key& key : Keys()) {
+    for (std::string_view types : {key.only_for, key.required_for}) {
+      if (types.empty()) continue;
+      const std::string block(key.path.substr(0, key.path.find('.')));
+      std::string_view rest = types;
+      while (!rest.empty()) {
+        const size_t bar = std::min(rest.find('|'), rest.size());
+        EXPECT_TRUE(HasWord(FindKey(block + ".type")->words, rest.substr(0, bar))) << key.path;
+        rest.remove_prefix(std::min(bar + 1, rest.size()));
+      }
+    }
+  }
+}
+
+TEST(Keys, SaysWhatIsAllowed) {
+  const auto allowed = [](std::string_view path) { return Allowed(*FindKey(path)); };
+  EXPECT_EQ(allowed("zero_optimization.stage"), "an integer from 0 to 3");
+  EXPECT_EQ(allowed("train_batch_size"), "an integer of at least 1");
+  EXPECT_EQ(allowed("ebb.prefetch_depth"), "an integer of at least 0 or \"all\"");
+  EXPECT_EQ(allowed("ebb.timeout_seconds"), "a number above 0 and at most 1000000000");
+  EXPECT_EQ(allowed("optimizer.params.betas"),
+            "two numbers in brackets, each of at least 0 and below 1");
+  EXPECT_EQ(allowed("fp16.enabled"), "true or false");
+  EXPECT_EQ(allowed("communication_data_type"), "\"fp32\", \"bf16\" or \"fp16\"");
+  EXPECT_EQ(allowed("optimizer.type"), "\"Adam\", \"AdamW\" or \"SGD\"");
+  EXPECT_EQ(allowed("zero_optimization.mics_shard_size"), "at most 0");
+  EXPECT_EQ(allowed("ebb.coalesce"),
+            "bytes, as an integer of at least 0 or text such as \"4MiB\" or \"auto\"");
+}
+
+// Collects (path, value) of the leaves of a document.
+void Leaves(const Json& object, const std::string& prefix,
+            std::vector<std::pair<std::string, Json>>& leaves) {
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_object()) {
+      Leaves(value, prefix + name + ".", leaves);
+    } else {
+      leaves.emplace_back(prefix + name, value);
+    }
+  }
+}
+
+TEST(Keys, DefaultsOfTheTableAreThoseOfTheStruct) {
+  std::set<std::string> seen;
+  for (const Spelling<OptimizerType>& optimizer : kOptimizerTypes) {
+    for (const Spelling<SchedulerType>& scheduler : kSchedulerTypes) {
+      Config config;
+      config.optimizer.type = optimizer.value;
+      config.scheduler.type = scheduler.value;
+      std::vector<std::pair<std::string, Json>> leaves;
+      Leaves(ToDocument(config), "", leaves);
+      for (const auto& [path, value] : leaves) {
+        const Key* key = FindKey(path);
+        ASSERT_NE(key, nullptr) << path;
+        seen.insert(path);
+        // Chosen above, or required and so without a default.
+        if (path.ends_with(".type") || !key->required_for.empty()) continue;
+        ASSERT_FALSE(key->default_value.empty()) << path;
+        EXPECT_EQ(value, Parsed(*key, key->default_value)) << path;
+      }
+    }
+  }
+  // Every literal key with a default is a field: nothing is read and then forgotten.
+  for (const Key& key : Keys()) {
+    if (key.kind == Kind::kBlock || key.default_value.empty()) continue;
+    if (key.path.starts_with("ebb.parameter_groups")) continue;
+    if (key.path == "ebb.coalesce") continue;  // "auto" is no value
+    if (key.taken == Taken::kNoMeaning || key.taken == Taken::kRefused) continue;
+    EXPECT_TRUE(seen.count(std::string(key.path))) << key.path;
+  }
+}
+
+// The vocabulary of DeepSpeed 0.19 that is easiest to forget: what its code reads but no example
+// has.
+TEST(Keys, KnowsDeepSpeedsVocabulary) {
+  for (const char* path : {"managed_gradient_accumulation",
+                           "seq_parallel_communication_data_type",
+                           "bfloat16",
+                           "data_types.buffer_dtype",
+                           "torch_autocast.lower_precision_safe_modules",
+                           "fp16.consecutive_hysteresis",
+                           "bf16.immediate_grad_update",
+                           "timers.throughput.synchronized",
+                           "zero_optimization.cpu_offload_use_pin_memory",
+                           "zero_optimization.leaf_module.name_suffixes",
+                           "zero_optimization.stage3_gather_fp16_weights_on_model_save",
+                           "zero_optimization.zero_quantized_nontrainable_weights",
+                           "zero_optimization.max_live_parameters",
+                           "zero_optimization.zeropp_loco_param",
+                           "zero_optimization.offload_optimizer.cpuadam_cores_perc",
+                           "zero_optimization.zenflow.pt_reserved_cores_perc",
+                           "aio.thread_count",
+                           "aio.use_gds",
+                           "activation_checkpointing.synchronize_checkpoint_boundary",
+                           "checkpoint.parallel_write.pipeline_stage",
+                           "checkpoint.writer.io_multiplier",
+                           "flops_profiler.recompute_fwd_factor",
+                           "comms_logger.prof_ops",
+                           "csv_monitor.job_name",
+                           "compile.free_activation_threshold",
+                           "pipeline.activation_checkpoint_interval",
+                           "elasticity.ignore_non_elastic_batch_info",
+                           "use_data_before_expert_parallelism"}) {
+    EXPECT_NE(FindKey(path), nullptr) << path;
+  }
+}
+
+}  // namespace
+}  // namespace ebb::config

@@ -1,0 +1,243 @@
+// Every way a configuration can be wrong, and the sentence that says so.
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/config/config.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Case {
+  std::string json;
+  std::vector<std::string> says;  // parts of the message
+};
+
+void PrintTo(const Case& test, std::ostream* out) {
+  *out << test.json;
+}
+
+class Refusal : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Refusal, SaysWhatIsWrongAndWhatIsRight) {
+  const absl::StatusOr<Config> config = Config::FromJson(GetParam().json);
+  ASSERT_FALSE(config.ok());
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument);
+  for (const std::string& part : GetParam().says) {
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(part));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    UnknownKeys, Refusal,
+    ::testing::Values(
+        Case{R"({"train_batchsize": 1})",
+             {"\"train_batchsize\" is not a key; the nearest is \"train_batch_size\""}},
+        Case{R"({"zero_optimization": {"stag": 1}})",
+             {"\"zero_optimization.stag\" is not a key", "\"zero_optimization.stage\""}},
+        Case{R"({"stage": 3})", {"\"stage\" is not a key", "\"zero_optimization.stage\""}},
+        Case{R"({"bfloat16": {"enable": true}})",
+             {"\"bfloat16.enable\" is not a key; the nearest is \"bfloat16.enabled\""}},
+        Case{R"({"ebb": {"parameter_groups": {"g": {"lr_facto": 1}}}})",
+             {"\"ebb.parameter_groups.g.lr_facto\"", "\"ebb.parameter_groups.g.lr_factor\""}},
+        Case{R"({"ebb": {"parameter_groups": {"g": {"optimizer": {"type": "SGD",
+                 "params": {"moment": 1}}}}}})",
+             {"\"ebb.parameter_groups.g.optimizer.params.moment\"",
+              "\"ebb.parameter_groups.g.optimizer.params.momentum\""}},
+        Case{R"({"tensorboard": {"path": "x"}})", {"\"tensorboard.path\" is not a key"}},
+        Case{R"({"fp16.enabled": true})",
+             {"\"fp16.enabled\" is one name with a dot in it; write nested objects instead"}},
+        Case{R"({"*": 1})", {"\"*\" is not a key"}}, Case{R"({"": 1})", {"\"\" is not a key"}},
+        Case{"{\"" + std::string(5000, 'k') + "\": 1}", {"kkkk...\" is not a key"}},
+        Case{R"({"a\u0007b": 1})", {R"("a\x07b" is not a key)"}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    WrongValues, Refusal,
+    ::testing::Values(
+        Case{R"({"zero_optimization": {"stage": 4}})",
+             {"\"zero_optimization.stage\" is 4; allowed: an integer from 0 to 3"}},
+        Case{R"({"zero_optimization": {"stage": "3"}})", {"\"zero_optimization.stage\" is \"3\""}},
+        Case{R"({"zero_optimization": {"stage": true}})", {"is true; allowed: an integer"}},
+        Case{R"({"zero_optimization": 3})", {"\"zero_optimization\" is 3; allowed: an object"}},
+        Case{R"({"zero_optimization": "auto"})", {"is \"auto\"; allowed: an object"}},
+        Case{R"({"zero_optimization": {"reduce_bucket_size": 15099494.4}})",
+             {"is 15099494.4; allowed: an integer of at least 0"}},
+        Case{R"({"zero_optimization": {"reduce_bucket_size": -1}})", {"is -1"}},
+        Case{R"({"zero_optimization": {"stage3_max_live_parameters": 1e19}})", {"is 1e+19"}},
+        Case{R"({"zero_optimization": {"stage3_max_live_parameters": 9223372036854775808}})",
+             {"is 9223372036854775808"}},
+        Case{R"({"train_batch_size": 0})", {"allowed: an integer of at least 1"}},
+        Case{R"({"train_batch_size": "8"})", {"is \"8\""}},
+        Case{R"({"train_batch_size": [8]})", {"is [8]"}},
+        Case{R"({"gradient_accumulation_steps": 2147483648})", {"from 1 to 2147483647"}},
+        Case{R"({"gradient_clipping": -0.5})", {"\"gradient_clipping\" is -0.5"}},
+        Case{R"({"communication_data_type": "fp8"})",
+             {"is \"fp8\"; allowed: \"fp32\", \"bf16\" or \"fp16\""}},
+        Case{R"({"communication_data_type": "int8"})", {"is \"int8\""}},
+        Case{R"({"data_types": {"grad_accum_dtype": 32}})", {"is 32"}},
+        Case{R"({"fp16": true})", {"\"fp16\" is true; allowed: an object"}},
+        Case{R"({"fp16": {"enabled": 1}})", {"is 1; allowed: true or false"}},
+        Case{R"({"fp16": {"loss_scale": -1}})", {"\"fp16.loss_scale\" is -1"}},
+        Case{R"({"fp16": {"loss_scale": true}})", {"\"fp16.loss_scale\" is true"}},
+        Case{R"({"fp16": {"initial_scale_power": 128}})", {"from 0 to 127"}},
+        Case{R"({"fp16": {"loss_scale_window": 0}})", {"\"fp16.loss_scale_window\" is 0"}},
+        Case{R"({"fp16": {"hysteresis": 0}})", {"\"fp16.hysteresis\" is 0"}},
+        Case{R"({"fp16": {"min_loss_scale": 0}})", {"allowed: a number above 0"}},
+        Case{R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}})",
+             {"\"optimizer.params.betas\" is [0.9,1]", "each of at least 0 and below 1"}},
+        Case{R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}})", {"two numbers"}},
+        Case{R"({"optimizer": {"type": "AdamW", "params": {"betas": 0.9}}})", {"two numbers"}},
+        Case{R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto "}}})", {"is \"auto \""}},
+        Case{R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})",
+             {"\"scheduler.params.warmup_num_steps\" is 0; allowed: an integer of at least 1"}},
+        Case{R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "square"}}})",
+             {"allowed: \"log\" or \"linear\""}},
+        Case{R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}}})",
+             {"is [1,2]; allowed: a number"}},
+        Case{R"({"scheduler": {"type": "CosineAnnealingLR"}})",
+             {"\"scheduler.type\" is \"CosineAnnealingLR\"; allowed: \"WarmupLR\", "}},
+        Case{R"({"ebb": {"reduce_at": "epoch"}})", {"allowed: \"round\" or \"step\""}},
+        Case{R"({"ebb": {"micro_batches_per_round": 0}})", {"or \"all\""}},
+        Case{R"({"ebb": {"prefetch_depth": "some"}})", {"an integer of at least 0 or \"all\""}},
+        Case{R"({"ebb": {"asynchronous_step": "early"}})", {"\"auto\", \"late\" or \"off\""}},
+        Case{R"({"ebb": {"coalesce": "4XiB"}})", {"text such as \"4MiB\""}},
+        Case{R"({"ebb": {"coalesce": "9000000TiB"}})", {"is \"9000000TiB\""}},
+        Case{R"({"ebb": {"coalesce": "-1MiB"}})", {"is \"-1MiB\""}},
+        Case{R"({"ebb": {"coalesce": "MiB"}})", {"is \"MiB\""}},
+        Case{R"({"ebb": {"coalesce": -1}})", {"is -1"}},
+        Case{R"({"ebb": {"timeout_seconds": 0}})", {"a number above 0"}},
+        Case{R"({"ebb": {"trace": 1}})", {"is 1; allowed: text"}},
+        Case{R"({"ebb": {"reduction_group": 0}})", {"an integer from 1"}},
+        Case{R"({"ebb": {"parameter_groups": []}})", {"is []; allowed: an object"}},
+        Case{R"({"ebb": {"parameter_groups": {"g": 1}}})", {"\"ebb.parameter_groups.g\" is 1"}},
+        Case{R"({"ebb": {"parameter_groups": {"g": {"lr_factor": -1}}}})", {"is -1"}},
+        Case{R"({"wall_clock_breakdown": "yes"})", {"allowed: true or false"}},
+        Case{R"({"checkpoint": {"tag_validation": "maybe"}})",
+             {"\"Ignore\", \"Warn\" or \"Fail\""}},
+        Case{R"({"comms_logger": {"prof_ops": [1]}})", {"texts in brackets"}},
+        Case{"{\"zero_optimization\": {\"stage\": \"" + std::string(5000, 's') + "\"}}",
+             {"sss...; allowed: an integer from 0 to 3"}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    Contradictions, Refusal,
+    ::testing::Values(
+        Case{R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+             {"\"fp16.enabled\" and \"bf16.enabled\" are both true"}},
+        Case{R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": true}})",
+             {"\"bf16\" and \"bfloat16\" are two names of one key"}},
+        Case{
+            R"({"zero_optimization": {"max_live_parameters": 1, "stage3_max_live_parameters": 1}})",
+            {"\"zero_optimization.max_live_parameters\" and "
+             "\"zero_optimization.stage3_max_live_parameters\" are two names"}},
+        Case{R"({"data_types": {"param_dtype": "bf16"}})",
+             {"\"data_types.param_dtype\" is \"bf16\"", "say fp32"}},
+        Case{R"({"fp16": {"enabled": true, "initial_scale_power": 2, "min_loss_scale": 8}})",
+             {"\"fp16.min_loss_scale\" 8 is above", "= 4"}},
+        Case{R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})",
+             {"\"optimizer.params.nesterov\" needs \"momentum\" above 0 and \"dampening\" 0"}},
+        Case{R"({"optimizer": {"type": "SGD",
+                 "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})",
+             {"nesterov"}},
+        Case{R"({"optimizer": {"params": {"lr": 1}}})",
+             {"\"optimizer\" has no \"type\"; allowed: \"Adam\", \"AdamW\" or \"SGD\""}},
+        Case{R"({"scheduler": {"params": {}}})", {"\"scheduler\" has no \"type\""}},
+        Case{R"({"scheduler": {"type": "auto"}})", {"\"scheduler\" has no \"type\""}},
+        Case{R"({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}})",
+             {"\"optimizer.params.momentum\" is not a parameter of AdamW, which has: \"lr\", "}},
+        Case{R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.99]}}})",
+             {"\"optimizer.params.betas\" is not a parameter of SGD"}},
+        Case{R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 10}}})",
+             {"\"scheduler.params.total_num_steps\" is not a parameter of WarmupLR, which has: "
+              "\"warmup_min_lr\", \"warmup_max_lr\", \"warmup_num_steps\" or \"warmup_type\""}},
+        Case{R"({"scheduler": {"type": "WarmupDecayLR"}})",
+             {"WarmupDecayLR needs \"scheduler.params.total_num_steps\""}},
+        Case{R"({"scheduler": {"type": "WarmupCosineLR", "params": {}}})",
+             {"WarmupCosineLR needs \"scheduler.params.total_num_steps\""}},
+        Case{R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1}}})",
+             {"OneCycle needs \"scheduler.params.cycle_max_lr\""}},
+        Case{R"({"scheduler": {"type": "OneCycle", "params": {"cycle_max_lr": 1}}})",
+             {"OneCycle needs \"scheduler.params.cycle_min_lr\""}},
+        Case{R"({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}})",
+             {"\"scheduler.params.total_num_steps\" is \"auto\"", "give an integer of at least 1"}},
+        Case{R"({"ebb": {"parameter_groups": {"": {}}}})", {"a group without a name"}},
+        Case{R"({"ebb": {"parameter_groups": {"g": {"optimizer": {"type": "SGD",
+                 "params": {"eps": 1}}}}}})",
+             {"\"ebb.parameter_groups.g.optimizer.params.eps\" is not a parameter of SGD"}},
+        Case{R"({"ebb": {"parameter_groups": {"g": {"optimizer": {"params": {"lr": 1}}}}}})",
+             {"\"ebb.parameter_groups.g.optimizer\" has no \"type\""}},
+        Case{
+            R"({"ebb": {"parameter_groups": {"g": {"weight_decay": 1, "optimizer": {"type": "SGD"}}}}})",
+            {"\"ebb.parameter_groups.g\" has \"weight_decay\" and an \"optimizer\" of its own"}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    NotBuilt, Refusal,
+    ::testing::Values(
+        Case{R"({"optimizer": {"type": "Lion"}})",
+             {"\"optimizer.type\" is \"Lion\": not built; built are Adam, AdamW and SGD",
+              "OptimizerSpec"}},
+        Case{R"({"optimizer": {"type": "OneBitAdam"}})", {"not built"}},
+        Case{R"({"optimizer": {"type": "Foo"}})",
+             {"is \"Foo\"; allowed: \"Adam\", \"AdamW\" or \"SGD\""}},
+        Case{R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
+             {"amsgrad\" is true: not built"}},
+        Case{R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})",
+             {"\"optimizer.params.max_grad_norm\" is 1", "set \"gradient_clipping\""}},
+        Case{R"({"zero_optimization": {"offload_param": {"device": "cpu"}}})",
+             {"\"zero_optimization.offload_param.device\" is \"cpu\": not built",
+              "allowed: \"none\""}},
+        Case{
+            R"({"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}})",
+            {"\"zero_optimization.offload_optimizer.device\" is \"nvme\": not built"}},
+        Case{R"({"zero_optimization": {"cpu_offload": true}})",
+             {"\"zero_optimization.cpu_offload\" is true"}},
+        Case{R"({"zero_optimization": {"mics_shard_size": 2}})",
+             {"not built", "allowed: at most 0"}},
+        Case{R"({"zero_optimization": {"zero_hpz_partition_size": 8}})", {"allowed: at most 1"}},
+        Case{R"({"zero_optimization": {"zero_quantized_weights": true}})",
+             {"not built; allowed: false"}},
+        Case{R"({"zero_optimization": {"zero_quantized_gradients": true}})", {"not built"}},
+        Case{R"({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}})",
+             {"\"zero_optimization.zeropp_loco_param\" is given: not built"}},
+        Case{R"({"zero_optimization": {"zenflow": {}}})",
+             {"\"zero_optimization.zenflow\" is given: not built"}},
+        Case{R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}})", {"not built"}},
+        Case{R"({"zero_optimization": {"legacy_stage1": true}})", {"DeepSpeed has removed it"}},
+        Case{R"({"fp16": {"fp16_master_weights_and_grads": true}})", {"masters are fp32"}},
+        Case{R"({"bf16": {"bf16_master_weights_and_grads": true}})", {"masters are fp32"}},
+        Case{R"({"bf16": {"bf16_optimizer_states": true}})", {"states are fp32"}},
+        Case{R"({"amp": {"enabled": true, "opt_level": "O1"}})",
+             {"\"amp.enabled\" is true", "\"bf16\""}},
+        Case{R"({"torch_autocast": {"enabled": true}})", {"\"torch_autocast.enabled\" is true"}},
+        Case{R"({"sparse_gradients": true})", {"gradients are dense"}},
+        Case{R"({"prescale_gradients": true})", {"allowed: false"}},
+        Case{R"({"gradient_predivide_factor": 2})", {"allowed: 1"}},
+        Case{R"({"gradient_allreduce_op": "sum"})", {"gradient_divisor", "allowed: \"mean\""}},
+        Case{R"({"managed_gradient_accumulation": false})", {"BeginStep", "allowed: true"}},
+        Case{R"({"sequence_parallel_size": 2})", {"every rank is data-parallel"}},
+        Case{R"({"elasticity": {"enabled": true}})", {"\"elasticity.enabled\" is true"}},
+        Case{R"({"activation_checkpointing": {"cpu_checkpointing": true}})",
+             {"kept on the device"}},
+        Case{
+            R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})",
+            {"\"compression_training\" is given: not built"}},
+        Case{R"({"compression_training": {"x": 1}})", {"is given"}},
+        Case{R"({"sparse_attention": {"mode": "fixed"}})", {"\"sparse_attention\" is given"}},
+        Case{R"({"tensor_parallel": {"autotp_size": 2}})", {"data-parallel; allowed: at most 1"}},
+        Case{R"({"compile": {"offload_parameters": true}})", {"kept on the device"}},
+        Case{R"({"scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": 5}}})",
+             {"allowed: -1"}},
+        Case{R"({"ebb": {"shard_group": 2}})",
+             {"\"ebb.shard_group\" is 2: not built", "allowed: 0"}},
+        Case{R"({"ebb": {"device_memory": "64MiB"}})",
+             {"\"ebb.device_memory\" is \"64MiB\": not built"}},
+        Case{R"({"ebb": {"host_memory": 1}})", {"not built"}},
+        Case{R"({"ebb": {"offload_gradients": "cpu"}})", {"allowed: \"none\" or \"device\""}},
+        Case{R"({"ebb": {"offload_activations": "nvme"}})", {"not built"}},
+        Case{R"({"ebb": {"split_master": true}})", {"not built"}},
+        Case{R"({"ebb": {"verify_swap": "states"}})", {"allowed: \"off\""}}));
+
+}  // namespace
+}  // namespace ebb

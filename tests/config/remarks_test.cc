@@ -1,0 +1,221 @@
+// What was not taken literally is said, once, and what is harmless is not refused.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/config.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Says what the defaults would only be remarked upon for.
+constexpr char kQuiet[] = R"("gradient_clipping": 1, "optimizer": {"type": "AdamW"})";
+
+std::vector<std::string> RemarksOn(const std::string& keys) {
+  const absl::StatusOr<Config> config = Config::FromJson(absl::StrCat("{", kQuiet, keys, "}"));
+  EXPECT_TRUE(config.ok()) << config.status() << "\n" << keys;
+  return config.ok() ? config->remarks : std::vector<std::string>();
+}
+
+TEST(Remarks, AreSilentOnWhatIsTakenLiterally) {
+  EXPECT_THAT(RemarksOn(R"(, "train_batch_size": 8, "zero_optimization": {"stage": 3,
+      "overlap_comm": true}, "ebb": {"prefetch_depth": 2}, "communication_data_type": "fp32")"),
+              ElementsAre());
+}
+
+TEST(Remarks, NameUnexpectedDefaults) {
+  const absl::StatusOr<Config> config = Config::FromJson(R"({"bf16": {"enabled": true}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->remarks,
+              ElementsAre("gradients are clipped to a global norm of 1.0, DeepSpeed's default; "
+                          "\"gradient_clipping\": 0 turns it off",
+                          HasSubstr("no \"optimizer\": AdamW with its defaults"),
+                          HasSubstr("gradients are accumulated in fp32")));
+}
+
+TEST(Remarks, NameUpperLimitsAndApproximations) {
+  EXPECT_THAT(
+      RemarksOn(R"(, "zero_optimization": {"reduce_bucket_size": 5e8,
+                             "stage3_param_persistence_threshold": 10})"),
+      ElementsAre("\"zero_optimization.reduce_bucket_size\" 500000000 is an upper limit: "
+                  "elements reduced as one group of collectives",
+                  HasSubstr("\"zero_optimization.stage3_param_persistence_threshold\" 10 is "
+                            "approximated: ")));
+}
+
+TEST(Remarks, OneLineForAKeyWithoutMeaning) {
+  EXPECT_THAT(RemarksOn(R"(, "wall_clock_breakdown": false)"),
+              ElementsAre("\"wall_clock_breakdown\" has no meaning here: the timeline (ebb.trace) "
+                          "shows it"));
+}
+
+TEST(Remarks, OneLineForABlockWithoutMeaning) {
+  EXPECT_THAT(
+      RemarksOn(R"(, "tensorboard": {"enabled": true, "output_path": "x", "job_name": "y"})"),
+      ElementsAre(HasSubstr("\"tensorboard\" has no meaning here")));
+  EXPECT_THAT(RemarksOn(R"(, "autotuning": {"anything": {"goes": 1}, "enabled": false})"),
+              ElementsAre(HasSubstr("\"autotuning\" has no meaning here")));
+  EXPECT_THAT(RemarksOn(R"(, "timers": {"throughput": {"enabled": true}})"),
+              ElementsAre(HasSubstr("\"timers\" has no meaning here")));
+}
+
+TEST(Remarks, OldFormsAndNames) {
+  EXPECT_THAT(RemarksOn(R"(, "zero_optimization": true)"),
+              ElementsAre("\"zero_optimization\" is an old form: taken as {\"stage\": 1}"));
+  EXPECT_THAT(RemarksOn(R"(, "bfloat16": {"enabled": false})"),
+              ElementsAre("\"bfloat16\" is an old name of \"bf16\""));
+  EXPECT_THAT(
+      RemarksOn(R"(, "zero_optimization": {"prefetch_bucket_size": 1})"),
+      ElementsAre(HasSubstr("\"zero_optimization.prefetch_bucket_size\" 1 is an upper limit")));
+}
+
+TEST(Remarks, AdamIsAdamW) {
+  const auto remarks = [](const std::string& json) { return Config::FromJson(json)->remarks; };
+  const auto about_adam = Contains(HasSubstr("\"Adam\" decouples weight decay"));
+  EXPECT_THAT(remarks(R"({"optimizer": {"type": "Adam"}})"), about_adam);
+  EXPECT_THAT(remarks(R"({"optimizer": {"type": "AdamW"}})"), Not(about_adam));
+  EXPECT_THAT(remarks(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}})"),
+              Not(about_adam));
+  const std::vector<std::string> twice = remarks(R"({"optimizer": {"type": "Adam"},
+      "ebb": {"parameter_groups": {"g": {"optimizer": {"type": "Adam"}}}}})");
+  EXPECT_EQ(std::count_if(twice.begin(), twice.end(),
+                          [](const std::string& remark) {
+                            return remark.find("\"Adam\" decouples") != std::string::npos;
+                          }),
+            1);
+  EXPECT_THAT(remarks(R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})"),
+              Contains(HasSubstr("AdamW always decouples weight decay")));
+}
+
+TEST(Remarks, SchedulesThatCannotDoWhatTheySay) {
+  EXPECT_THAT(RemarksOn(R"(, "scheduler": {"type": "WarmupDecayLR",
+                             "params": {"total_num_steps": 10, "warmup_num_steps": 20}})"),
+              ElementsAre(HasSubstr("total_num_steps is less than its warmup_num_steps")));
+  const absl::StatusOr<Config> config = Config::FromJson(R"({"optimizer": {"type": "SGD"},
+      "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1}}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->remarks, Contains(HasSubstr("betas, which SGD has not")));
+}
+
+// Refused keys whose value changes nothing are silent; blocks around them, too, if nothing else is
+// in them.
+class Harmless : public ::testing::TestWithParam<const char*> {};
+TEST_P(Harmless, IsAcceptedInSilence) {
+  EXPECT_THAT(RemarksOn(GetParam()), ElementsAre());
+}
+INSTANTIATE_TEST_SUITE_P(
+    Keys, Harmless,
+    ::testing::Values(
+        R"(, "zero_optimization": {"offload_param": {"device": "none"}})",
+        R"(, "zero_optimization": {"offload_optimizer": {"device": "NONE"}})",
+        R"(, "zero_optimization": {"cpu_offload": false, "cpu_offload_param": false})",
+        R"(, "zero_optimization": {"mics_shard_size": -1, "zero_hpz_partition_size": 1})",
+        R"(, "zero_optimization": {"zero_quantized_weights": false, "zenflow": null})",
+        R"(, "fp16": {"enabled": false, "fp16_master_weights_and_grads": false})",
+        R"(, "amp": {"enabled": false}, "elasticity": {"enabled": false})",
+        R"(, "prescale_gradients": false, "gradient_predivide_factor": 1.0)",
+        R"(, "gradient_allreduce_op": "mean", "sparse_gradients": false)",
+        R"(, "managed_gradient_accumulation": true)",
+        R"(, "activation_checkpointing": {"cpu_checkpointing": false})",
+        R"(, "compression_training": {}, "sparse_attention": {})",
+        R"(, "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}})",
+        R"(, "ebb": {"shard_group": 0, "offload_gradients": "none", "offload_activations": "device",
+             "split_master": false, "verify_swap": "off", "device_memory": null})"));
+
+TEST(Remarks, DeterministicReduceIsAcceptedWithARemark) {
+  EXPECT_THAT(RemarksOn(R"(, "ebb": {"deterministic_reduce": true})"),
+              ElementsAre(HasSubstr("\"ebb.deterministic_reduce\" has no meaning here")));
+}
+
+TEST(Auto, TakesTheDefaultAndSaysSo) {
+  EXPECT_THAT(
+      RemarksOn(R"(, "zero_optimization": {"stage3_prefetch_bucket_size": "auto",
+                             "reduce_bucket_size": "auto"}, "fp16": {"enabled": "auto"})"),
+      ElementsAre("\"zero_optimization.stage3_prefetch_bucket_size\" is \"auto\": taken as "
+                  "50000000",
+                  "\"zero_optimization.reduce_bucket_size\" is \"auto\": taken as not given",
+                  "\"fp16.enabled\" is \"auto\": taken as false"));
+}
+
+TEST(Auto, TheWarmUpRisesToTheOptimizersRate) {
+  const absl::StatusOr<Config> config = Config::FromJson(R"({
+      "optimizer": {"type": "AdamW", "params": {"lr": 0.02}},
+      "scheduler": {"type": "WarmupDecayLR",
+                    "params": {"warmup_max_lr": "auto", "total_num_steps": 2000}}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->scheduler.warmup_max_lr, 0.02);
+  EXPECT_THAT(config->remarks, Contains(HasSubstr("taken as the optimizer's rate")));
+}
+
+// The file that Hugging Face's users have: every number left to the Trainer.
+TEST(Auto, HuggingFaceZero3) {
+  const absl::StatusOr<Config> config = Config::FromJson(R"({
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000,
+             "initial_scale_power": 16, "hysteresis": 2, "min_loss_scale": 1},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto",
+                                              "weight_decay": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
+                                                 "warmup_num_steps": "auto"}},
+    "zero_optimization": {
+      "stage": 3,
+      "offload_optimizer": {"device": "none", "pin_memory": true},
+      "offload_param": {"device": "none", "pin_memory": true},
+      "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e9,
+      "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto",
+      "stage3_param_persistence_threshold": "auto", "stage3_max_live_parameters": 1e9,
+      "stage3_max_reuse_distance": 1e9, "stage3_gather_16bit_weights_on_model_save": true},
+    "gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "steps_per_print": 2000,
+    "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto",
+    "wall_clock_breakdown": false})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->zero.stage, 3);
+  EXPECT_EQ(config->optimizer, OptimizerConfig());
+  EXPECT_EQ(config->scheduler.type, SchedulerType::kWarmup);
+  EXPECT_EQ(config->scheduler.warmup_max_lr, 0.001);
+  EXPECT_EQ(config->gradient_clipping, 1.0);
+  EXPECT_THAT(
+      config->remarks,
+      ElementsAre(
+          "\"bf16.enabled\" is \"auto\": taken as false",
+          "\"fp16.enabled\" is \"auto\": taken as false",
+          "\"optimizer.params.lr\" is \"auto\": taken as 0.001",
+          "\"optimizer.params.betas\" is \"auto\": taken as [0.9, 0.999]",
+          "\"optimizer.params.eps\" is \"auto\": taken as 1e-8",
+          "\"optimizer.params.weight_decay\" is \"auto\": taken as 0",
+          "\"scheduler.params.warmup_min_lr\" is \"auto\": taken as 0",
+          "\"scheduler.params.warmup_num_steps\" is \"auto\": taken as 1000",
+          "\"zero_optimization.offload_optimizer\" has no meaning here: nothing is offloaded",
+          "\"zero_optimization.offload_param\" has no meaning here: nothing is offloaded",
+          HasSubstr("\"zero_optimization.contiguous_gradients\" has no meaning here"),
+          HasSubstr("\"zero_optimization.sub_group_size\" has no meaning here"),
+          "\"zero_optimization.reduce_bucket_size\" is \"auto\": taken as not given",
+          "\"zero_optimization.stage3_prefetch_bucket_size\" is \"auto\": taken as 50000000",
+          "\"zero_optimization.stage3_param_persistence_threshold\" is \"auto\": taken as 100000",
+          HasSubstr("\"zero_optimization.stage3_max_live_parameters\" 1000000000 is an upper"),
+          HasSubstr("\"zero_optimization.stage3_max_reuse_distance\" 1000000000 is approximated"),
+          HasSubstr("\"zero_optimization.stage3_gather_16bit_weights_on_model_save\" has no"),
+          "\"gradient_accumulation_steps\" is \"auto\": taken as not given",
+          "\"gradient_clipping\" is \"auto\": taken as 1.0",
+          HasSubstr("\"steps_per_print\" has no meaning here"),
+          "\"train_batch_size\" is \"auto\": taken as not given",
+          "\"train_micro_batch_size_per_gpu\" is \"auto\": taken as not given",
+          HasSubstr("\"wall_clock_breakdown\" has no meaning here"),
+          "\"scheduler.params.warmup_max_lr\" is \"auto\": taken as the optimizer's rate"));
+  // Nothing says how large a batch is, until the program does.
+  EXPECT_THAT(std::string(config->ForWorld(2).status().message()), HasSubstr("Hugging Face"));
+  Config completed = *config;
+  completed.micro_batch_size = 4;
+  EXPECT_EQ(completed.ForWorld(2)->train_batch_size, 8);
+}
+
+}  // namespace
+}  // namespace ebb

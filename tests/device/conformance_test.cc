@@ -1,0 +1,408 @@
+// What every kind of device must do: streams, events, buffers. A backend joins by a line in
+// Backends().
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "allocation_counter.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Backend {
+  std::string name;
+  std::function<Device()> make;
+};
+
+std::vector<Backend> Backends() {
+  return {{"cpu_1_thread", [] { return Device::Cpu(1); }},
+          {"cpu_3_threads", [] { return Device::Cpu(3); }}};
+}
+
+// Opened once; tasks wait for it.
+class Gate {
+ public:
+  void Open() {
+    open_.store(true);
+    open_.notify_all();
+  }
+  void Wait() const { open_.wait(false); }
+  bool open() const { return open_.load(); }
+
+ private:
+  std::atomic<bool> open_{false};
+};
+
+class DeviceConformance : public ::testing::TestWithParam<Backend> {
+ protected:
+  Stream NewStream(std::string_view name = "test") { return *device_.NewStream(name); }
+  Event NewEvent() { return *device_.NewEvent(); }
+
+  Device device_ = GetParam().make();
+};
+
+TEST_P(DeviceConformance, StreamRunsTasksInOrder) {
+  constexpr int kTasks = 3 * kStreamTasksMax;
+  std::vector<int> order;
+  order.reserve(kTasks);
+  Stream stream = NewStream();
+  for (int i = 0; i < kTasks; ++i) stream.Enqueue([&order, i] { order.push_back(i); });
+  stream.WaitIdle();
+  ASSERT_EQ(order.size(), static_cast<size_t>(kTasks));
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST_P(DeviceConformance, StreamRunsBesideTheCaller) {
+  Gate gate;
+  std::atomic<bool> ran{false};
+  Stream stream = NewStream();
+  stream.Enqueue([&] {
+    gate.Wait();
+    ran.store(true);
+  });
+  EXPECT_FALSE(ran.load());
+  gate.Open();
+  stream.WaitIdle();
+  EXPECT_TRUE(ran.load());
+}
+
+TEST_P(DeviceConformance, StreamsRunBesideEachOther) {
+  Gate first_started, second_started;
+  Stream first = NewStream(), second = NewStream();
+  first.Enqueue([&] {
+    first_started.Open();
+    second_started.Wait();
+  });
+  second.Enqueue([&] {
+    second_started.Open();
+    first_started.Wait();
+  });
+  first.WaitIdle();
+  second.WaitIdle();
+}
+
+TEST_P(DeviceConformance, WaitOrdersTwoStreams) {
+  Gate gate;
+  std::atomic<int> value{0};
+  int seen = -1;
+  Event event = NewEvent();
+  Stream producer = NewStream(), consumer = NewStream();
+  producer.Enqueue([&] {
+    gate.Wait();
+    value.store(7);
+  });
+  producer.Record(event);
+  consumer.Wait(event);
+  consumer.Enqueue([&] { seen = value.load(); });
+  EXPECT_FALSE(event.Passed());
+  gate.Open();
+  consumer.WaitIdle();
+  EXPECT_TRUE(event.Passed());
+  EXPECT_EQ(seen, 7);
+}
+
+TEST_P(DeviceConformance, HostWaitsForAnEvent) {
+  std::atomic<int> value{0};
+  Event event = NewEvent();
+  Stream stream = NewStream();
+  stream.Enqueue([&] { value.store(1); });
+  stream.Record(event);
+  event.Wait();
+  EXPECT_EQ(value.load(), 1);
+}
+
+TEST_P(DeviceConformance, EventThatWasNeverRecordedHasPassed) {
+  Event event = NewEvent();
+  EXPECT_TRUE(event.Passed());
+  event.Wait();
+  Stream stream = NewStream();
+  stream.Wait(event);
+  stream.WaitIdle();
+}
+
+TEST_P(DeviceConformance, WaitIsForTheRecordBeforeItNotForALaterOne) {
+  Gate later;
+  Event event = NewEvent();
+  Stream recorder = NewStream(), waiter = NewStream();
+  std::atomic<int> ran{0};
+  recorder.Record(event);
+  waiter.Wait(event);
+  waiter.Enqueue([&] { ran.store(1); });
+  recorder.Enqueue([&] { later.Wait(); });
+  recorder.Record(event);
+  waiter.WaitIdle();  // would hang if it waited for the second record
+  EXPECT_EQ(ran.load(), 1);
+  EXPECT_FALSE(event.Passed());
+  later.Open();
+  event.Wait();
+}
+
+TEST_P(DeviceConformance, RecordOnAnotherStreamDoesNotReleaseEarlierWaiters) {
+  Gate gate;
+  std::atomic<bool> first_done{false};
+  bool waited = false;
+  Event event = NewEvent();
+  Stream first = NewStream(), second = NewStream(), waiter = NewStream();
+  first.Enqueue([&] {
+    gate.Wait();
+    first_done.store(true);
+  });
+  first.Record(event);
+  waiter.Wait(event);
+  waiter.Enqueue([&] { waited = first_done.load(); });
+  second.Record(event);
+  event.Wait();  // for the second stream only
+  EXPECT_FALSE(first_done.load());
+  gate.Open();
+  waiter.WaitIdle();
+  EXPECT_TRUE(waited);
+}
+
+TEST_P(DeviceConformance, EventMayBeDestroyedOnceWaitsAreEnqueued) {
+  Gate gate;
+  std::atomic<bool> done{false};
+  bool waited = false;
+  Stream recorder = NewStream(), waiter = NewStream();
+  {
+    Event event = NewEvent();
+    recorder.Enqueue([&] {
+      gate.Wait();
+      done.store(true);
+    });
+    recorder.Record(event);
+    waiter.Wait(event);
+  }
+  waiter.Enqueue([&] { waited = done.load(); });
+  gate.Open();
+  waiter.WaitIdle();
+  EXPECT_TRUE(waited);
+}
+
+TEST_P(DeviceConformance, EventOutlivesItsStreamAndItsDevice) {
+  std::optional<Device> device = GetParam().make();
+  Event event = *device->NewEvent();
+  {
+    Stream stream = *device->NewStream("short");
+    stream.Record(event);
+  }
+  {
+    Stream stream = *device->NewStream("next");  // may inherit what the first one left
+    EXPECT_TRUE(event.Passed());
+    stream.Wait(event);
+  }
+  device.reset();
+  event.Wait();
+  EXPECT_TRUE(event.Passed());
+}
+
+TEST_P(DeviceConformance, EventsAreRecordedAgainAndAgain) {
+  int64_t ping = 0,
+          pong = 0;  // each written by one stream, read by the other, ordered by the events alone
+  bool ordered = true;
+  Event pinged = NewEvent(), ponged = NewEvent();
+  Stream first = NewStream(), second = NewStream();
+  for (int i = 1; i <= 2000; ++i) {
+    first.Wait(ponged);
+    first.Enqueue([&, i] {
+      ordered = ordered && pong == i - 1;
+      ping = i;
+    });
+    first.Record(pinged);
+    second.Wait(pinged);
+    second.Enqueue([&, i] {
+      ordered = ordered && ping == i;
+      pong = i;
+    });
+    second.Record(ponged);
+  }
+  second.WaitIdle();
+  first.WaitIdle();
+  EXPECT_TRUE(ordered);
+  EXPECT_EQ(pong, 2000);
+}
+
+TEST_P(DeviceConformance, FullStreamBlocksTheEnqueuer) {
+  Gate gate;
+  std::atomic<int> enqueued{0};
+  int ran = 0, most_waiting = 0;
+  Stream stream = NewStream();
+  stream.Enqueue([&] { gate.Wait(); });
+  std::thread enqueuer([&] {
+    for (int i = 0; i < 3 * kStreamTasksMax; ++i) {
+      stream.Enqueue([&] { most_waiting = std::max(most_waiting, enqueued.load() - ran++); });
+      // Once the stream could be full, the gate opens: from here on it drains while it is filled.
+      if (enqueued.fetch_add(1) + 2 == kStreamTasksMax) gate.Open();
+    }
+  });
+  enqueuer.join();
+  stream.WaitIdle();
+  EXPECT_EQ(ran, 3 * kStreamTasksMax);
+  EXPECT_LE(most_waiting, kStreamTasksMax);
+}
+
+TEST_P(DeviceConformance, DestructorRunsWhatWasEnqueued) {
+  Gate gate;
+  std::atomic<int> ran{0};
+  std::thread opener;
+  {
+    Stream stream = NewStream();
+    stream.Enqueue([&] { gate.Wait(); });
+    for (int i = 0; i < 100; ++i) stream.Enqueue([&] { ran.fetch_add(1); });
+    opener = std::thread([&] { gate.Open(); });
+  }
+  EXPECT_EQ(ran.load(), 100);
+  opener.join();
+}
+
+TEST_P(DeviceConformance, CallerStreamIsTheCallingThread) {
+  Stream caller = device_.CallerStream();
+  Event event = NewEvent();
+  std::thread::id thread;
+  caller.Enqueue([&] { thread = std::this_thread::get_id(); });
+  EXPECT_EQ(thread, std::this_thread::get_id());
+  caller.Record(event);
+  EXPECT_TRUE(event.Passed());
+
+  std::atomic<int> value{0};
+  Stream stream = NewStream();
+  stream.Enqueue([&] { value.store(3); });
+  stream.Record(event);
+  caller.Wait(event);
+  EXPECT_EQ(value.load(), 3);
+  caller.WaitIdle();
+}
+
+TEST_P(DeviceConformance, CopiesAndZeroes) {
+  constexpr int64_t kLarge = (int64_t{17} << 20) + 13;  // takes the path past the caches
+  Buffer source = *device_.Allocate(kLarge + 64, "source"),
+         destination = *device_.Allocate(kLarge + 64, "destination");
+  for (int64_t i = 0; i < source.bytes(); ++i)
+    source.data()[i] = static_cast<std::byte>((i * 7 + i / 251) & 0xff);
+  Stream caller = device_.CallerStream(), beside = NewStream();
+  for (Stream* stream : {&caller, &beside}) {
+    for (const int64_t bytes :
+         {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{4097}, int64_t{3} << 20, kLarge}) {
+      for (const int64_t shift : {0, 5, 33}) {
+        stream->Zero(destination.data(), destination.bytes());
+        stream->Copy(destination.data() + shift, source.data() + 3, bytes);
+        stream->WaitIdle();
+        EXPECT_EQ(
+            std::memcmp(destination.data() + shift, source.data() + 3, static_cast<size_t>(bytes)),
+            0);
+        EXPECT_EQ(destination.data()[shift + bytes], std::byte{0}) << bytes;
+        if (shift > 0) {
+          EXPECT_EQ(destination.data()[shift - 1], std::byte{0}) << bytes;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DeviceConformance, BuffersAreZeroFilledAndAligned) {
+  for (const int64_t bytes : {int64_t{1}, int64_t{4096}, int64_t{100'000}, (int64_t{2} << 20) - 1,
+                              int64_t{2} << 20, (int64_t{5} << 20) + 12345}) {
+    const Buffer buffer = *device_.Allocate(bytes, "test");
+    EXPECT_EQ(buffer.bytes(), bytes);
+    const uintptr_t alignment = bytes >= int64_t{2} << 20 ? uintptr_t{2} << 20 : 4096;
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(buffer.data()) % alignment, 0u) << bytes;
+    EXPECT_TRUE(std::all_of(buffer.span().begin(), buffer.span().end(),
+                            [](std::byte b) { return b == std::byte{0}; }));
+    std::memset(buffer.data(), 1, static_cast<size_t>(bytes));
+  }
+  EXPECT_EQ(device_.Allocate(0, "nothing")->bytes(), 0);
+}
+
+TEST_P(DeviceConformance, ImpossibleAllocationsSayWhatAndHowMuch) {
+  for (const int64_t bytes :
+       {int64_t{1} << 46, int64_t{1} << 50, std::numeric_limits<int64_t>::max()}) {
+    const absl::Status status = device_.Allocate(bytes, "optimizer states").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("optimizer states"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(bytes)));
+  }
+  EXPECT_EQ(device_.Allocate(-1, "x").status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_P(DeviceConformance, ReleasedBufferIsPoisonedInDebugBuilds) {
+  if (!kPoisonReleased) GTEST_SKIP() << "release build";
+  for (const int64_t bytes : {int64_t{1000}, int64_t{3} << 20}) {
+    Buffer buffer = *device_.Allocate(bytes, "test");
+    // Through a volatile copy of the address: the compiler may assume that nobody looks at released
+    // memory.
+    std::byte* volatile address = buffer.data();
+    std::memset(buffer.data(), 1, static_cast<size_t>(bytes));
+    { const Buffer released = std::move(buffer); }
+    const std::byte* stale = address;
+    EXPECT_TRUE(
+        std::all_of(stale, stale + bytes, [](std::byte b) { return b == std::byte{kPoison}; }));
+  }
+}
+
+TEST_P(DeviceConformance, EnqueuingAllocatesNothing) {
+  std::array<std::byte, 1000> source = {}, destination = {};
+  Event event = NewEvent();
+  Stream first = NewStream(), second = NewStream();
+  const int64_t before = ebb::testing::Allocations();
+  for (int i = 0; i < 2 * kStreamTasksMax; ++i) {
+    first.Copy(destination.data(), source.data(), 1000);
+    first.Zero(destination.data(), 1000);
+    first.Enqueue([&destination, i] { destination[0] = static_cast<std::byte>(i); });
+    first.Record(event);
+    second.Wait(event);
+  }
+  second.WaitIdle();
+  first.WaitIdle();
+  EXPECT_EQ(ebb::testing::Allocations() - before, 0);
+}
+
+TEST_P(DeviceConformance, SixtyFourStreamsAtOnce) {
+  constexpr int kStreams = 64, kLaps = 20;
+  int64_t passes = 0;  // handed from stream to stream by the events
+  std::vector<Stream> streams;
+  std::vector<Event> events;
+  for (int i = 0; i < kStreams; ++i) {
+    streams.push_back(NewStream("a name longer than the system keeps"));
+    events.push_back(NewEvent());
+  }
+  for (int turn = 0; turn < kLaps * kStreams; ++turn) {
+    const auto here = static_cast<size_t>(turn % kStreams),
+               before = static_cast<size_t>((turn + kStreams - 1) % kStreams);
+    streams[here].Wait(events[before]);
+    streams[here].Enqueue([&passes] { ++passes; });
+    streams[here].Record(events[here]);
+  }
+  for (Stream& stream : streams) stream.WaitIdle();
+  EXPECT_EQ(passes, kLaps * kStreams);
+}
+
+TEST(CpuDevice, RanksOfOneMachineShareItsCores) {
+  EXPECT_EQ(CoreShare::CoresPerRank(), CoreShare::Cores());
+  {
+    const CoreShare share(CoreShare::Cores() + 1);
+    EXPECT_EQ(Device::Cpu().description(), "CPU, 1 thread");
+    EXPECT_EQ(Device::Cpu(2).description(), "CPU, 2 threads");
+  }
+  EXPECT_EQ(CoreShare::CoresPerRank(), CoreShare::Cores());
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, DeviceConformance, ::testing::ValuesIn(Backends()),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace ebb

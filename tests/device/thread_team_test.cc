@@ -1,0 +1,87 @@
+#include "ebb/runtime/device/thread_team.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace ebb {
+namespace {
+
+TEST(ThreadTeam, CutsIntoPartsOfWholeGrainsThatCoverEverythingOnce) {
+  for (const int threads : {1, 2, 3, 5}) {
+    ThreadTeam team(threads);
+    EXPECT_EQ(team.threads(), threads);
+    for (const int64_t grain : {1, 7, 64}) {
+      for (const int64_t count : {1, 6, 7, 8, 63, 64, 65, 1000, 4096}) {
+        std::vector<int> touched(static_cast<size_t>(count), 0);
+        std::atomic<int> parts{0};
+        std::atomic<bool> whole_grains{true};
+        team.Run(count, grain, [&](int64_t begin, int64_t end) {
+          parts.fetch_add(1);
+          if (begin % grain != 0 || (end != count && end % grain != 0) || begin >= end)
+            whole_grains.store(false);
+          for (int64_t i = begin; i < end; ++i) ++touched[static_cast<size_t>(i)];
+        });
+        EXPECT_EQ(touched, std::vector<int>(static_cast<size_t>(count), 1));
+        EXPECT_LE(parts.load(), threads);
+        EXPECT_TRUE(whole_grains.load()) << threads << " " << grain << " " << count;
+      }
+    }
+  }
+}
+
+TEST(ThreadTeam, NothingToDoCallsNothing) {
+  ThreadTeam team(2);
+  team.Run(0, 1, [](int64_t, int64_t) { FAIL(); });
+}
+
+TEST(ThreadTeam, PartsRunBesideEachOther) {
+  ThreadTeam team(3);
+  for (int round = 0; round < 100; ++round) {
+    std::atomic<int> here{0};
+    team.Run(3, 1, [&](int64_t, int64_t) {
+      here.fetch_add(1);
+      here.notify_all();
+      for (int seen = here.load(); seen < 3; seen = here.load()) here.wait(seen);
+    });
+    EXPECT_EQ(here.load(), 3);
+  }
+}
+
+TEST(ThreadTeam, NestedRunIsDoneByItsCallerWhole) {
+  ThreadTeam team(2);
+  std::atomic<int64_t> sum{0}, inner_calls{0};
+  team.Run(2, 1, [&](int64_t, int64_t) {
+    team.Run(100, 1, [&](int64_t begin, int64_t end) {
+      inner_calls.fetch_add(1);
+      for (int64_t i = begin; i < end; ++i) sum.fetch_add(i);
+    });
+  });
+  EXPECT_EQ(inner_calls.load(), 2);
+  EXPECT_EQ(sum.load(), 2 * 4950);
+}
+
+TEST(ThreadTeam, CallersOfSeveralThreadsEachGetTheirWholeResult) {
+  ThreadTeam team(3);
+  std::vector<std::thread> callers;
+  std::atomic<int> wrong{0};
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&, caller] {
+      std::vector<int64_t> values(1000);
+      for (int round = 0; round < 200; ++round) {
+        team.Run(1000, 10, [&](int64_t begin, int64_t end) {
+          for (int64_t i = begin; i < end; ++i) values[static_cast<size_t>(i)] = caller * round + i;
+        });
+        for (int64_t i = 0; i < 1000; ++i)
+          wrong.fetch_add(values[static_cast<size_t>(i)] != caller * round + i ? 1 : 0);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+}  // namespace
+}  // namespace ebb

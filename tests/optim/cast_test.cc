@@ -1,0 +1,162 @@
+#include "ebb/optim/cast.h"
+
+#include <cstring>
+#include <tuple>
+#include <vector>
+
+#include "every_target.h"
+
+namespace ebb::optim {
+namespace {
+
+template <class To, class From>
+std::vector<To> CastAll(ThreadTeam& team, const std::vector<From>& from, Rounding rounding) {
+  std::vector<To> to(from.size());
+  Cast(team, from.data(), kDTypeOf<From>, to.data(), kDTypeOf<To>,
+       static_cast<int64_t>(from.size()), rounding);
+  return to;
+}
+
+template <class T>
+auto RawBits(T value) {
+  if constexpr (sizeof(T) == 4) {
+    return std::bit_cast<uint32_t>(value);
+  } else {
+    return value.bits;
+  }
+}
+
+// Bit for bit, NaNs and their payloads included.
+template <class From, class To, class Scalar>
+void ExpectScalarBits(const std::vector<From>& from, const std::vector<To>& to, Scalar scalar) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    ASSERT_EQ(RawBits(to[i]), RawBits(scalar(from[i])))
+        << "source bits " << std::hex << RawBits(from[i]);
+  }
+}
+
+template <class T>
+std::vector<T> EveryPattern() {
+  std::vector<T> all(65536);
+  for (uint32_t i = 0; i < 65536; ++i) all[i].bits = static_cast<uint16_t>(i);
+  return all;
+}
+
+// Every sign, exponent and leading mantissa with the low bits where a rounding turns: to bf16 at
+// bit 15, to fp16 at bit 12 (and, for its subnormals, further up).
+std::vector<float> TurningPoints() {
+  const uint32_t low_bits[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x1fff,
+                               0x2000, 0x2fff, 0x3000, 0x3001, 0x4000, 0x7000,
+                               0x7fff, 0x8000, 0x8001, 0xc000, 0xffff};
+  std::vector<float> points;
+  for (uint32_t high = 0; high < 65536; ++high) {
+    for (const uint32_t low : low_bits) points.push_back(std::bit_cast<float>(high << 16 | low));
+  }
+  return points;
+}
+
+TEST(CastTest, EverySixteenBitPatternWidensAsTheScalarConversion) {
+  ThreadTeam team(1);
+  ForEveryTarget([&] {
+    const auto bf16 = EveryPattern<BFloat16>();
+    ExpectScalarBits(bf16, CastAll<float>(team, bf16, Rounding::kNearest),
+                     [](BFloat16 x) { return float(x); });
+    const auto fp16 = EveryPattern<Float16>();
+    ExpectScalarBits(fp16, CastAll<float>(team, fp16, Rounding::kNearest),
+                     [](Float16 x) { return float(x); });
+  });
+}
+
+TEST(CastTest, NarrowingRoundsAsTheScalarConversionAtEveryTurningPoint) {
+  ThreadTeam team(2);
+  const std::vector<float> points = TurningPoints();
+  ForEveryTarget([&] {
+    ExpectScalarBits(points, CastAll<BFloat16>(team, points, Rounding::kNearest),
+                     [](float x) { return BFloat16(x); });
+    ExpectScalarBits(points, CastAll<BFloat16>(team, points, Rounding::kParameter), RoundHalfAway);
+    ExpectScalarBits(points, CastAll<Float16>(team, points, Rounding::kNearest),
+                     [](float x) { return Float16(x); });
+    ExpectScalarBits(points, CastAll<Float16>(team, points, Rounding::kParameter),
+                     [](float x) { return Float16(x); });
+  });
+}
+
+TEST(CastTest, SixteenBitTypesConvertThroughFp32) {
+  ThreadTeam team(1);
+  ForEveryTarget([&] {
+    const auto bf16 = EveryPattern<BFloat16>();
+    ExpectScalarBits(bf16, CastAll<Float16>(team, bf16, Rounding::kNearest),
+                     [](BFloat16 x) { return Float16(float(x)); });
+    const auto fp16 = EveryPattern<Float16>();
+    ExpectScalarBits(fp16, CastAll<BFloat16>(team, fp16, Rounding::kNearest),
+                     [](Float16 x) { return BFloat16(float(x)); });
+    ExpectScalarBits(fp16, CastAll<BFloat16>(team, fp16, Rounding::kParameter),
+                     [](Float16 x) { return RoundHalfAway(float(x)); });
+  });
+}
+
+TEST(CastTest, InPlaceBetweenTypesOfOneSize) {
+  ThreadTeam team(2);
+  ForEveryTarget([&] {
+    const auto from = EveryPattern<BFloat16>();
+    auto memory = from;
+    Cast(team, memory.data(), DType::kBFloat16, memory.data(), DType::kFloat16, 65536,
+         Rounding::kNearest);
+    for (size_t i = 0; i < from.size(); ++i)
+      ASSERT_EQ(memory[i].bits, Float16(float(from[i])).bits);
+  });
+}
+
+TEST(CastTest, TheSameTypeIsCopiedWithItsNaNs) {
+  ThreadTeam team(3);
+  auto from = EveryPattern<Float16>();
+  from.resize(3 * from.size(), Float16(1.5f));
+  const auto to = CastAll<Float16>(team, from, Rounding::kParameter);
+  EXPECT_EQ(std::memcmp(from.data(), to.data(), 2 * from.size()), 0);
+}
+
+// What the split master stands on: the bf16 parameter, half away from zero, and the 16 bits cut off
+// rebuild every finite fp32. 257 is odd, so the walk meets every low half, and every exponent of
+// both signs.
+TEST(CastTest, ParameterAndCutBitsRebuildTheMaster) {
+  ThreadTeam team(2);
+  std::vector<float> masters;
+  constexpr uint64_t kChunk = 1 << 16;
+  for (uint64_t start = 0; start < uint64_t{1} << 32; start += kChunk * 257) {
+    masters.clear();
+    for (uint64_t u = start; u < std::min(start + kChunk * 257, uint64_t{1} << 32); u += 257) {
+      masters.push_back(std::bit_cast<float>(static_cast<uint32_t>(u)));
+    }
+    const auto parameters = CastAll<BFloat16>(team, masters, Rounding::kParameter);
+    for (size_t i = 0; i < masters.size(); ++i) {
+      if (!std::isfinite(masters[i])) continue;
+      const uint32_t master = std::bit_cast<uint32_t>(masters[i]), cut = master & 0xffffu;
+      // Where the cut half is 0x8000 or more, the parameter was rounded up by one.
+      const uint32_t rebuilt = (uint32_t{parameters[i].bits} - (cut >> 15)) << 16 | cut;
+      ASSERT_EQ(rebuilt, master);
+    }
+  }
+}
+
+TEST(CastTest, ThreadsAndTailsDoNotShow) {
+  const auto from = Numbers<float>(200'003, 1);
+  ThreadTeam one(1);
+  const auto expected = CastAll<BFloat16>(one, from, Rounding::kNearest);
+  for (const int threads : {2, 3}) {
+    ThreadTeam team(threads);
+    ForEveryTarget(
+        [&] { EXPECT_EQ(CastAll<BFloat16>(team, from, Rounding::kNearest), expected) << threads; });
+  }
+  for (int64_t count = 0; count < 40; ++count) {
+    ForEveryTarget([&] {
+      std::vector<BFloat16> to(64, BFloat16(7.0f));
+      Cast(one, from.data() + 1, DType::kFloat32, to.data(), DType::kBFloat16, count,
+           Rounding::kNearest);
+      for (int64_t i = 0; i < 64; ++i)
+        ASSERT_EQ(to[i], i < count ? BFloat16(from[i + 1]) : BFloat16(7.0f));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ebb::optim

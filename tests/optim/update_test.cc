@@ -1,0 +1,232 @@
+#include "ebb/optim/update.h"
+
+#include <limits>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "every_target.h"
+
+namespace ebb::optim {
+namespace {
+
+struct Rule {
+  std::string name;
+  OptimizerConfig optimizer;
+  UpdateScalars scalars;
+  friend std::ostream& operator<<(std::ostream& out, const Rule& rule) { return out << rule.name; }
+};
+
+const Rule kRules[] = {
+    {"AdamW", {.weight_decay = 0.1}, {.step = 3, .learning_rate = 0.01, .gradient_factor = 0.37f}},
+    {"AdamWithL2",
+     {.type = OptimizerType::kAdam, .weight_decay = 0.1, .decoupled_weight_decay = false},
+     {.step = 1, .learning_rate = 0.01}},
+    {"AdamWithoutBiasCorrection",
+     {.type = OptimizerType::kAdam, .epsilon = 1e-6, .bias_correction = false},
+     {.step = 7, .learning_rate = 0.1, .gradient_factor = 0.5f}},
+    {"AdamWWithCycledBetas",
+     {.weight_decay = 0.01},
+     {.step = 1000, .learning_rate = 1e-4, .beta1 = 0.83, .beta2 = 0.99}},
+    {"Sgd", {.type = OptimizerType::kSgd, .weight_decay = 0.1}, {.step = 2, .learning_rate = 0.3}},
+    {"SgdWithMomentum",
+     {.type = OptimizerType::kSgd, .weight_decay = 0.1, .momentum = 0.9, .dampening = 0.3},
+     {.step = 2, .learning_rate = 0.3, .gradient_factor = 0.7f}},
+    {"SgdWithNesterovMomentum",
+     {.type = OptimizerType::kSgd, .momentum = 0.9, .nesterov = true},
+     {.step = 2, .learning_rate = 0.3}},
+    {"SgdsFirstStep",
+     {.type = OptimizerType::kSgd, .momentum = 0.9, .dampening = 0.3},
+     {.step = 1, .learning_rate = 0.3}},
+};
+
+// The reference: update.h's rules, element by element, each line one rounding.
+void ReferenceAdam(const OptimizerConfig& o, const UpdateScalars& s, float gradient, float& p,
+                   float& m, float& v) {
+  const double beta1 = s.beta1 < 0 ? o.beta1 : s.beta1, beta2 = s.beta2 < 0 ? o.beta2 : s.beta2;
+  const double correction1 = o.bias_correction ? 1 - std::pow(beta1, s.step) : 1;
+  const double correction2 = o.bias_correction ? 1 - std::pow(beta2, s.step) : 1;
+  float g = s.gradient_factor * gradient;
+  if (!o.decoupled_weight_decay && o.weight_decay != 0) g = std::fma(float(o.weight_decay), p, g);
+  const float fresh = float(1 - beta1) * g;
+  m = std::fma(float(beta1), m, fresh);
+  const float weighted = float(1 - beta2) * g;
+  const float kept = float(beta2) * v;
+  v = std::fma(weighted, g, kept);
+  const float root = std::sqrt(v);
+  const float denominator = std::fma(root, float(1 / std::sqrt(correction2)), float(o.epsilon));
+  const float ratio = m / denominator;
+  if (o.decoupled_weight_decay) p = p * float(1 - s.learning_rate * o.weight_decay);
+  p = std::fma(float(-s.learning_rate / correction1), ratio, p);
+}
+
+void ReferenceSgd(const OptimizerConfig& o, const UpdateScalars& s, float gradient, float& p,
+                  float& m) {
+  float g = s.gradient_factor * gradient;
+  if (o.weight_decay != 0) g = std::fma(float(o.weight_decay), p, g);
+  if (o.momentum != 0) {
+    const float fresh = float(1 - o.dampening) * g;
+    m = s.step == 1 ? g : std::fma(float(o.momentum), m, fresh);
+    g = o.nesterov ? std::fma(float(o.momentum), m, g) : m;
+  }
+  p = std::fma(float(-s.learning_rate), g, p);
+}
+
+// The arrays of one shard. The gradient's and the parameter's bytes are kept as what they are.
+template <class Gradient, class Parameter>
+struct Shard {
+  explicit Shard(int64_t count)
+      : master(Numbers<float>(count, 1)),
+        first(Numbers<float>(count, 2)),
+        second(Numbers<float>(count, 3, Range::kPositive)),
+        gradient(Numbers<Gradient>(count, 4)),
+        parameter(static_cast<size_t>(count)) {}
+
+  UpdateArrays Part(int64_t begin, int64_t end, bool with_parameter) {
+    return {.master = master.data() + begin,
+            .gradient = gradient.data() + begin,
+            .gradient_dtype = kDTypeOf<Gradient>,
+            .states = {first.data() + begin, second.data() + begin},
+            .parameter = with_parameter ? parameter.data() + begin : nullptr,
+            .parameter_dtype = kDTypeOf<Parameter>,
+            .count = end - begin};
+  }
+
+  void Reference(const Rule& rule) {
+    for (size_t i = 0; i < master.size(); ++i) {
+      const float g = static_cast<float>(gradient[i]);
+      if (rule.optimizer.type == OptimizerType::kSgd) {
+        ReferenceSgd(rule.optimizer, rule.scalars, g, master[i], first[i]);
+      } else {
+        ReferenceAdam(rule.optimizer, rule.scalars, g, master[i], first[i], second[i]);
+      }
+      if constexpr (std::is_same_v<Parameter, BFloat16>) {
+        parameter[i] = RoundHalfAway(master[i]);
+      } else {
+        parameter[i] = Parameter(master[i]);
+      }
+    }
+  }
+
+  void ExpectEqual(const Shard& other, bool with_parameter) const {
+    for (size_t i = 0; i < master.size(); ++i) {
+      ASSERT_EQ(Bits(master[i]), Bits(other.master[i]))
+          << "master " << i << " of " << master.size();
+      ASSERT_EQ(Bits(first[i]), Bits(other.first[i]))
+          << "state 0, " << i << " of " << master.size();
+      ASSERT_EQ(Bits(second[i]), Bits(other.second[i]))
+          << "state 1, " << i << " of " << master.size();
+      if (with_parameter) {
+        ASSERT_EQ(Bits(parameter[i]), Bits(other.parameter[i])) << "parameter " << i;
+      }
+    }
+  }
+
+  std::vector<float> master, first, second;
+  std::vector<Gradient> gradient;
+  std::vector<Parameter> parameter;
+};
+
+template <class Gradient, class Parameter>
+void ExpectReferenceBits(const Rule& rule, bool with_parameter) {
+  ThreadTeam team(1);
+  for (const int64_t count : {0, 1, 3, 7, 8, 15, 16, 17, 31, 33, 1000}) {
+    const Shard<Gradient, Parameter> before(count);
+    auto expected = before;
+    expected.Reference(rule);
+    ForEveryTarget([&] {
+      auto shard = before;
+      Update(team, rule.optimizer, shard.Part(0, count, with_parameter), rule.scalars);
+      shard.ExpectEqual(expected, with_parameter);
+    });
+  }
+}
+
+class UpdateBitsTest : public testing::TestWithParam<Rule> {};
+
+TEST_P(UpdateBitsTest, EveryTargetGivesTheReferenceBits) {
+  ExpectReferenceBits<float, float>(GetParam(), false);
+  ExpectReferenceBits<float, float>(GetParam(), true);
+  ExpectReferenceBits<float, BFloat16>(GetParam(), true);
+  ExpectReferenceBits<BFloat16, BFloat16>(GetParam(), true);
+  ExpectReferenceBits<Float16, Float16>(GetParam(), true);
+}
+
+TEST_P(UpdateBitsTest, ThreadsAndCutsDoNotShow) {
+  constexpr int64_t kCount = 70'003;
+  const Shard<BFloat16, BFloat16> before(kCount);
+  auto expected = before;
+  expected.Reference(GetParam());
+  std::mt19937_64 random(5);
+  for (const int threads : {1, 2, 3}) {
+    ThreadTeam team(threads);
+    auto shard = before;
+    Update(team, GetParam().optimizer, shard.Part(0, kCount, true), GetParam().scalars);
+    shard.ExpectEqual(expected, true);
+
+    auto cut = before;
+    for (int64_t begin = 0; begin < kCount;) {
+      const int64_t end = std::min(kCount, begin + 1 + static_cast<int64_t>(random() % 20'000));
+      Update(team, GetParam().optimizer, cut.Part(begin, end, true), GetParam().scalars);
+      begin = end;
+    }
+    cut.ExpectEqual(expected, true);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, UpdateBitsTest, testing::ValuesIn(kRules),
+                         [](const testing::TestParamInfo<Rule>& test) { return test.param.name; });
+
+TEST(UpdateTest, ANonFiniteGradientReachesItsElementAndNoOther) {
+  ThreadTeam team(1);
+  constexpr int64_t kCount = 40;
+  for (const float bad :
+       {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+    ForEveryTarget([&] {
+      Shard<float, BFloat16> shard(kCount);
+      shard.gradient[3] = shard.gradient[39] = bad;
+      auto expected = shard;
+      expected.Reference(kRules[0]);
+      Update(team, kRules[0].optimizer, shard.Part(0, kCount, true), kRules[0].scalars);
+      shard.ExpectEqual(expected, true);
+      for (size_t i = 0; i < kCount; ++i) {
+        EXPECT_EQ(std::isnan(static_cast<float>(shard.parameter[i])), i == 3 || i == 39) << i;
+      }
+    });
+  }
+}
+
+// torch copies the gradient, so whatever memory held before must not show.
+TEST(UpdateTest, SgdsFirstStepDoesNotReadTheMomentum) {
+  ThreadTeam team(1);
+  ForEveryTarget([&] {
+    std::vector<float> master(20, 1.0f), gradient(20, 0.5f),
+        momentum(20, std::numeric_limits<float>::quiet_NaN());
+    Update(team, {.type = OptimizerType::kSgd, .momentum = 0.9},
+           {.master = master.data(),
+            .gradient = gradient.data(),
+            .states = {momentum.data()},
+            .count = 20},
+           {.step = 1, .learning_rate = 0.5});
+    for (const float value : momentum) EXPECT_EQ(value, 0.5f);
+    for (const float value : master) EXPECT_EQ(value, 0.75f);
+  });
+}
+
+TEST(UpdateTest, StatesAreNamedAsInTorch) {
+  const auto names = [](const OptimizerConfig& optimizer) {
+    const auto states = StateNames(optimizer);
+    return std::vector<std::string>(states.begin(), states.end());
+  };
+  EXPECT_EQ(names({.type = OptimizerType::kAdamW}),
+            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+  EXPECT_EQ(names({.type = OptimizerType::kAdam}),
+            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+  EXPECT_EQ(names({.type = OptimizerType::kSgd, .momentum = 0.9}),
+            (std::vector<std::string>{"momentum_buffer"}));
+  EXPECT_TRUE(names({.type = OptimizerType::kSgd}).empty());
+}
+
+}  // namespace
+}  // namespace ebb::optim

@@ -1,0 +1,153 @@
+#include "random_model.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <iterator>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ebb/sharding/layout.h"
+
+namespace ebb::sharding {
+namespace {
+
+// Mostly declared order; units visited again here and there; now and then no order at all.
+std::vector<Visit> RandomForward(Random& random, int units) {
+  std::vector<Visit> forward;
+  for (int u = 0; u < units; ++u) forward.push_back({.unit = static_cast<UnitId>(u)});
+  const int64_t again = random.OneIn(2) ? 0 : random.Between(1, units + 1);
+  for (int64_t i = 0; i < again; ++i) {
+    const int64_t from = random.Between(0, std::ssize(forward) - 1);
+    const int64_t to = random.OneIn(3) ? from : random.Between(0, std::ssize(forward));
+    forward.insert(forward.begin() + to, forward[from]);
+  }
+  if (random.OneIn(3)) {
+    for (int64_t v = std::ssize(forward) - 1; v > 0; --v)
+      std::swap(forward[v], forward[random.Between(0, v)]);
+  }
+  return forward;
+}
+
+}  // namespace
+
+ParameterSpec RandomParameter(Random& random, int64_t elements_max) {
+  ParameterSpec parameter{.name = "", .shape = {}, .init = Constant(0)};
+  switch (random.Between(0, 5)) {
+    case 0:
+      return parameter;
+    case 1:
+      parameter.shape = {random.Between(1, elements_max)};
+      break;
+    case 2: {
+      const int64_t rows = random.Between(1, 7);
+      parameter.shape = {rows, random.Between(1, 9), random.Between(1, elements_max / 50 + 1)};
+      break;
+    }
+    default: {
+      const int64_t columns = random.OneOf<int64_t>({1, 3, 48, 64, 100, 128});
+      parameter.shape = {random.Between(1, std::max<int64_t>(1, elements_max / columns)), columns};
+    }
+  }
+  if (random.OneIn(4)) parameter.cut_rows = random.Between(1, 4);
+  return parameter;
+}
+
+ModelSpec RandomModel(Random& random) {
+  ModelSpec model;
+  const int units = static_cast<int>(random.Between(1, 12));
+  const int64_t elements_max = random.OneOf<int64_t>({60, 300, 5'000, 5'000, 300'000});
+  const int64_t frozen_in = random.OneOf<int64_t>({1, 2, 4, 1'000});
+  for (int u = 0; u < units; ++u) {
+    const UnitId unit = model.AddUnit(absl::StrCat("unit", u));
+    const int64_t parameters = random.Between(1, 5);
+    const bool mixed = random.OneIn(3), trainable = !random.OneIn(frozen_in);
+    for (int64_t p = 0; p < parameters; ++p) {
+      ParameterSpec parameter = RandomParameter(random, elements_max);
+      parameter.name = absl::StrCat("unit", u, ".p", p);
+      parameter.trainable = mixed ? random.OneIn(2) : trainable;
+      model.Add(unit, std::move(parameter));
+    }
+  }
+  model.forward = RandomForward(random, units);
+  if (random.OneIn(2)) {
+    const bool equal = random.OneIn(2);
+    for (Visit& visit : model.forward)
+      visit.output_bytes = equal ? 1'000 : random.Between(1, 5'000);
+    if (random.OneIn(2)) model.forward.back().output_bytes = 0;
+  }
+  if (random.OneIn(3)) model.workspace_bytes = random.Between(1, 100'000);
+  return model;
+}
+
+Config RandomConfig(Random& random) {
+  using enum DType;
+  Config config;
+  config.ebb.micro_batches_per_round = random.OneOf<int64_t>({1, 1, 2, 4});
+  config.gradient_accumulation_steps =
+      config.ebb.micro_batches_per_round * random.OneOf<int64_t>({1, 1, 2, 3, 5});
+  config.compute = random.OneOf({kFloat32, kBFloat16, kFloat16});
+  if (random.OneIn(2)) config.communication = random.OneOf({kFloat32, kBFloat16, kFloat16});
+  config.accumulation = random.OneOf({kFloat32, kFloat32, kBFloat16, kFloat16});
+  config.gradient_clipping = random.OneOf({0.0, 0.0, 1.0});
+  config.zero.stage = static_cast<int>(random.OneOf<int64_t>({0, 1, 2, 3, 3, 3}));
+  config.zero.overlap_comm = !random.OneIn(8);
+  if (random.OneIn(2)) config.zero.reduce_bucket_size = random.OneOf<int64_t>({1, 2'000, 1 << 29});
+  if (random.OneIn(2)) config.zero.allgather_bucket_size = random.OneOf<int64_t>({1, 2'000, 1 << 29});
+  config.zero.prefetch_bucket_size = random.OneOf<int64_t>({0, 1'000, 50'000'000, 50'000'000});
+  config.zero.param_persistence_threshold = random.OneOf<int64_t>({0, 0, 100, 100'000});
+  if (random.OneIn(4)) config.zero.model_persistence_threshold = random.Between(0, 10'000);
+  config.zero.max_live_parameters = random.OneOf<int64_t>({1, 3'000, 1 << 30, 1 << 30});
+  config.zero.max_reuse_distance = random.OneOf<int64_t>({0, 5'000, 1 << 30, 1 << 30});
+  config.ebb.reduce_at = random.OneOf({ReduceAt::kDefault, ReduceAt::kRound, ReduceAt::kStep});
+  config.ebb.asynchronous_step =
+      random.OneOf({AsynchronousStep::kAuto, AsynchronousStep::kAuto, AsynchronousStep::kLate,
+                    AsynchronousStep::kOff});
+  config.ebb.check_overflow = random.OneIn(2);
+  config.ebb.prefetch_depth = random.OneOf<int64_t>({0, 1, 1, 2, 5, INT64_MAX});
+  if (random.OneIn(2)) {
+    config.ebb.coalesce_bytes = random.OneOf<int64_t>({0, 1'000, 50'000, int64_t{1} << 40});
+  }
+  config.ebb.reshard_after_forward = !random.OneIn(3);
+  return config;
+}
+
+RandomCase::RandomCase(uint64_t seed_value) : seed(seed_value) {
+  Random random(seed);
+  world = static_cast<int>(random.Between(1, 8));
+  model = RandomModel(random);
+  config = RandomConfig(random);
+  optimizer_states = static_cast<int>(random.Between(0, 2));
+  own_optimizer = random.OneIn(4);
+  if (LayOut(model, world).ok()) return;
+  for (ParameterSpec& parameter : model.parameters) parameter.cut_rows = 0;
+}
+
+std::string RandomCase::description() const {
+  const auto forward = absl::StrJoin(model.forward, " ", [](std::string* out, const Visit& visit) {
+    absl::StrAppend(out, static_cast<int>(visit.unit));
+  });
+  const auto name = [](DType dtype) {
+    const std::string_view text = Name(dtype);
+    return std::string(text);
+  };
+  return absl::StrCat(
+      "seed ", seed, ": world ", world, ", stage ", config.zero.stage, ", ", model.units.size(),
+      " units visited ", forward, ", accumulation steps ", config.gradient_accumulation_steps,
+      ", micro-batches per round ", config.ebb.micro_batches_per_round, ", reduces at ",
+      config.reduces_at_round() ? "round" : "step", ", dtypes ", name(config.compute), " ",
+      name(config.communication_dtype()), " ", name(config.accumulation), ", prefetch depth ",
+      config.ebb.prefetch_depth, " elements ", config.zero.prefetch_bucket_size, ", live ",
+      config.zero.max_live_parameters, ", reuse ", config.zero.max_reuse_distance, ", persistence ",
+      config.zero.param_persistence_threshold, ", coalesce ",
+      config.ebb.coalesce_bytes.value_or(-1), ", reshard after forward ",
+      config.ebb.reshard_after_forward);
+}
+
+int Cases(int count) {
+  const char* full = std::getenv("EBB_FULL");
+  return full != nullptr && std::string_view(full) == "1" ? 20 * count : count;
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,80 @@
+// The pools as a model of memory that knows what each byte holds, who wrote it and who read it
+// since. It complains about an access that is outside of its pool, that finds something other than
+// what it expects, or that is not ordered with an earlier one which it conflicts with. Where nobody
+// complains, every order that the streams allow gives what the order of issue gives.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "ebb/sharding/state.h"
+#include "happens_before.h"
+
+namespace ebb::sharding {
+
+// What some bytes hold; the numbers say which one of its kind.
+struct Content {
+  enum Kind : uint8_t {
+    kNothing,
+    kParameter,         // unit, version
+    kFrozen,            // unit
+    kMaster,            // unit, version
+    kOptimizerState,    // unit, version, which state
+    kWholeGradient,     // visit, step, round; or rounds so far where a step's are summed
+    kCastGradient,      // as above
+    kReducedSlice,      // as above
+    kGradientShard,     // unit, step, contributions so far
+    kGatheredGradient,  // unit, step
+    kOutput,            // visit, walk
+    kOutputGradient,    // visit, walk
+    kNorm,
+    kExchanged,  // step
+    kOptimizerGradient,
+  };
+  Kind kind = kNothing;
+  int a = 0, b = 0, c = 0;
+  friend bool operator==(const Content&, const Content&) = default;
+};
+std::string ToString(const Content& content);
+
+struct Range {
+  StateClass pool{};
+  int64_t begin = 0, bytes = 0;
+};
+
+class ShadowMemory {
+ public:
+  ShadowMemory(const HappensBefore& order, const int64_t (&pool_bytes)[kStateClasses]);
+
+  void Read(int thing, const Range& range, const Content& expected);
+  void Write(int thing, const Range& range, const Content& content);
+
+  // The first complaint; empty while there is none. `thing` of it: who made the access.
+  const std::string& complaint() const { return complaint_; }
+  int thing() const { return thing_; }
+
+ private:
+  struct Segment {
+    int64_t end = 0;
+    Content content;
+    int writer = HappensBefore::kStart;
+    std::array<int, kStreams> readers;  // the last one on each stream since it was written
+  };
+  using Segments = std::map<int64_t, Segment>;  // by first byte; they tile the pool
+
+  // The segments of exactly this range, first and past the last.
+  std::pair<Segments::iterator, Segments::iterator> Cut(const Range& range);
+  bool Check(int thing, const Range& range);
+  void Complain(int thing, const Range& range, const std::string& what);
+
+  const HappensBefore& order_;
+  std::array<Segments, kStateClasses> pools_;
+  std::array<int64_t, kStateClasses> bytes_;
+  std::string complaint_;
+  int thing_ = HappensBefore::kStart;
+};
+
+}  // namespace ebb::sharding

@@ -1,0 +1,141 @@
+// The file that ranks share: locked while one writes, unchanged after each kind of failure.
+#include "ebb/runtime/trace/event_file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class EventFileTest : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_TRUE(EventFile::Create(path_).ok()); }
+  void TearDown() override { unlink(path_.c_str()); }
+
+  static absl::Status Append(const std::string& path, const std::string& event) {
+    absl::StatusOr<EventFile> file = EventFile::WaitOpen(path);
+    if (!file.ok()) return file.status();
+    const absl::Status added = file->Add(event);
+    return added.ok() ? file->Commit() : added;
+  }
+  std::string Text() const {
+    std::ifstream file(path_);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+
+  const std::string path_ = testing::TempDir() + "event_file_test." + std::to_string(getpid()) +
+                            "." + testing::UnitTest::GetInstance()->current_test_info()->name();
+};
+
+TEST_F(EventFileTest, IsAnArrayAfterEveryCommit) {
+  EXPECT_EQ(Text(), "[\n]\n");
+  ASSERT_TRUE(Append(path_, "{}").ok());
+  EXPECT_EQ(Text(), "[\n\n\n{}\n]\n");
+  ASSERT_TRUE(Append(path_, "{}").ok());
+  EXPECT_EQ(Text(), "[\n\n\n{},\n\n{}\n]\n");
+  absl::StatusOr<EventFile> nothing = EventFile::WaitOpen(path_);
+  ASSERT_TRUE(nothing.ok() && nothing->Commit().ok());
+  EXPECT_EQ(Text(), "[\n\n\n{},\n\n{}\n]\n");
+}
+
+TEST_F(EventFileTest, KeepsOthersOutUntilItIsCommitted) {
+  const int other = open(path_.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_GE(other, 0);
+  absl::StatusOr<EventFile> file = EventFile::WaitOpen(path_);
+  ASSERT_TRUE(file.ok() && file->Add("{}").ok());
+  EXPECT_NE(flock(other, LOCK_EX | LOCK_NB), 0);
+  EXPECT_EQ(errno, EWOULDBLOCK);
+  ASSERT_TRUE(file->Commit().ok());
+  EXPECT_EQ(flock(other, LOCK_EX | LOCK_NB), 0);
+  close(other);
+}
+
+TEST_F(EventFileTest, LeavesOutWhatWasNotCommitted) {
+  ASSERT_TRUE(Append(path_, "{}").ok());
+  const std::string before = Text();
+  {
+    absl::StatusOr<EventFile> file = EventFile::WaitOpen(path_);
+    ASSERT_TRUE(file.ok() && file->Add("{}").ok());
+    ASSERT_TRUE(file->Add(std::string(100'000, '1')).ok());  // beyond the buffer
+    EXPECT_NE(Text(), before);
+  }
+  EXPECT_EQ(Text(), before);
+}
+
+// A limit on the size of files fails a write in its middle, as a full disk does.
+TEST_F(EventFileTest, KeepsWhatItHeldWhenTheDiskIsFull) {
+  ASSERT_TRUE(Append(path_, "{}").ok());
+  const std::string before = Text(), event(200'000, '1');
+  rlimit old;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &old), 0);
+  const sighandler_t old_handler = signal(SIGXFSZ, SIG_IGN);
+  for (const size_t room : {size_t{0}, size_t{1}, size_t{1000}, event.size() + 2}) {
+    rlimit limit = old;
+    limit.rlim_cur = before.size() + room;
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    const absl::Status status = Append(path_, event);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &old), 0);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(path_), HasSubstr("File too large")));
+    EXPECT_EQ(Text(), before) << room;
+  }
+  signal(SIGXFSZ, old_handler);
+  EXPECT_TRUE(Append(path_, event).ok());
+}
+
+TEST_F(EventFileTest, RefusesWhatCreateDidNotMake) {
+  for (const std::string text : {"", "[", "[]", "{}\n]\n", "[\n{\"name\":", "\n]\n"}) {
+    std::ofstream(path_) << text;
+    const absl::Status status = Append(path_, "{}");
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << text;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("start it anew"));
+    EXPECT_EQ(Text(), text);
+  }
+}
+
+TEST_F(EventFileTest, ReplacesWhatAnOlderFileHeld) {
+  std::ofstream(path_) << "something else, and longer";
+  ASSERT_TRUE(EventFile::Create(path_).ok());
+  EXPECT_EQ(Text(), "[\n]\n");
+}
+
+TEST_F(EventFileTest, FollowsNoLinks) {
+  const std::string link = path_ + ".link";
+  ASSERT_EQ(symlink(path_.c_str(), link.c_str()), 0);
+  ASSERT_TRUE(Append(path_, "{}").ok());
+  const std::string before = Text();
+  for (const absl::Status& status : {EventFile::Create(link), Append(link, "{}")}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("symbolic link"));
+  }
+  EXPECT_EQ(Text(), before);
+  unlink(link.c_str());
+}
+
+TEST_F(EventFileTest, RefusesPipesDevicesAndFolders) {
+  const std::string pipe = path_ + ".pipe";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(std::string(EventFile::Create(pipe).message()), HasSubstr("not a regular file"));
+  EXPECT_THAT(std::string(EventFile::Create("/dev/null").message()),
+              HasSubstr("not a regular file"));
+  EXPECT_THAT(std::string(EventFile::Create(testing::TempDir()).message()),
+              HasSubstr("Is a directory"));
+  unlink(pipe.c_str());
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,51 @@
+// The log: what reaches standard error at which level. Each case is a child process, as the level
+// is read once.
+#include "ebb/runtime/trace/log.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::ExitedWithCode;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+void LogBothAndExit(const char* level) {
+  if (level == nullptr) {
+    unsetenv("EBB_LOG_LEVEL");
+  } else {
+    setenv("EBB_LOG_LEVEL", level, 1);
+  }
+  LogInfo("100% of {} read");
+  LogWarning("nearly full");
+  std::exit(0);
+}
+
+TEST(LogDeathTest, WritesTimeNameAndLevelToStandardError) {
+  EXPECT_EXIT(LogBothAndExit(nullptr), ExitedWithCode(0),
+              AllOf(ContainsRegex("[0-9]+-[0-9]+-[0-9]+ [0-9]+:[0-9]+:[0-9]+[.][0-9]+ ebb info: "
+                                  "100% of \\{\\} read\n"),
+                    ContainsRegex("ebb warning: nearly full\n")));
+}
+
+TEST(LogDeathTest, LeavesOutWhatIsBelowTheLevel) {
+  EXPECT_EXIT(LogBothAndExit("warning"), ExitedWithCode(0),
+              AllOf(Not(HasSubstr("read")), HasSubstr("nearly full")));
+  EXPECT_EXIT(LogBothAndExit("off"), ExitedWithCode(0), IsEmpty());
+}
+
+TEST(LogDeathTest, SaysThatALevelIsUnknownAndUsesInfo) {
+  EXPECT_EXIT(LogBothAndExit("debugg"), ExitedWithCode(0),
+              AllOf(HasSubstr("EBB_LOG_LEVEL=debugg"), HasSubstr("debug, info"),
+                    HasSubstr("100% of {} read")));
+}
+
+}  // namespace
+}  // namespace ebb

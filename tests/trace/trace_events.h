@@ -1,0 +1,34 @@
+// Reads a timeline as strictly as Perfetto's importer does, and stricter where that only drops
+// events: for tests of whatever writes one.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ebb {
+
+struct TraceSpan {
+  std::string name, category;
+  int64_t begin_ns = 0, end_ns = 0;
+  int64_t step = 0, bytes = 0;
+};
+
+struct TraceTrack {
+  std::string process, name;
+  std::vector<TraceSpan> spans;  // in the order of the file
+};
+
+// By pid (the rank) and tid (the track).
+using TraceTracks = std::map<std::pair<int64_t, int64_t>, TraceTrack>;
+
+// An error says what Perfetto would not show: text that is not one JSON array of objects; events
+// without the fields that their phase needs; spans on a track or of a process without a name; spans
+// of one track that overlap without nesting.
+absl::StatusOr<TraceTracks> ReadTraceEvents(const std::string& path);
+
+}  // namespace ebb
