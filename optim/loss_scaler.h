@@ -15,6 +15,7 @@ class LossScaler {
   LossScaler(const LossScaleConfig& config, DType compute);
 
   float scale() const { return static_cast<float>(scale_); }
+  // A dynamic scale that no further overflow can lower: where DeepSpeed ends the run, it stays.
   bool at_minimum() const;
   // The outcome of one step. Dynamic: an overflow first uses up the hysteresis, then halves the
   // scale, down to the minimum; after `window` clean steps in a row it doubles.

@@ -11,8 +11,8 @@ namespace ebb::optim {
 
 struct ScheduledRates {
   double learning_rate = 0;
-  double beta1 = -1,
-         beta2 = -1;  // negative: the optimizer's own; OneCycle with cycle_momentum sets them
+  // Negative: the optimizer's own. OneCycle with cycle_momentum sets them.
+  double beta1 = -1, beta2 = -1;
 };
 
 // The rates of the update that follows `applied` applied ones (0: the first). `base` is the

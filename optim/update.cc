@@ -34,8 +34,9 @@ HWY_INLINE void UpdateAt(const Constants& constants, const UpdateArrays& arrays,
   UpdateElement<Ops>(constants, Ops::Load(static_cast<const Gradient*>(arrays.gradient) + i),
                      master, states);
   Ops::template Store<Rounding::kNearest>(master, arrays.master + i);
-  for (int s = 0; s < kStates; ++s)
+  for (int s = 0; s < kStates; ++s) {
     Ops::template Store<Rounding::kNearest>(states[s], arrays.states[s] + i);
+  }
   if constexpr (!std::is_same_v<Parameter, NoParameter>) {
     Ops::template Store<Rounding::kParameter>(master,
                                               static_cast<Parameter*>(arrays.parameter) + i);
@@ -55,8 +56,9 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
     UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
   }
 #endif
-  for (; i < end; ++i)
+  for (; i < end; ++i) {
     UpdateAt<ScalarOps, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+  }
 }
 
 template <int kStates, class Constants, class Gradient>

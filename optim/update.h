@@ -2,19 +2,21 @@
 // gradient, updates the fp32 master and the states, and writes the parameter in the compute dtype.
 //
 // Arithmetic is fp32 with explicit fused multiply-adds and IEEE division and square root, so every
-// SIMD width, thread count and device gives the same bits. Per element, with g = gradient_factor *
-// gradient:
-//   Adam, AdamW (Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2): two states,
-//   momentum and variance SGD (torch.optim.SGD's rule for momentum, dampening and nesterov): one
-//   state where momentum is not 0
-// Bytes per element: 4 master, 4 each state, read and written; the gradient read; the parameter
+// SIMD width, thread count and device gives the same bits (of a NaN only that it is one). Per
+// element, on gradient_factor * gradient; update_element.inc is the definition:
+//
+//   Adam, AdamW  Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2:
+//                two states, momentum and variance
+//   SGD          torch.optim.SGD's rule for momentum, dampening, nesterov and weight decay:
+//                one state where momentum is not 0
+//
+// Bytes per element: 4 master and 4 each state, read and written; the gradient read; the parameter
 // written.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/dtype.h"
@@ -40,12 +42,11 @@ struct UpdateArrays {
 
 // What changes from step to step.
 struct UpdateScalars {
-  int64_t step =
-      1;  // of applied updates, from 1: bias correction; SGD's first step copies the gradient
+  // Of applied updates, from 1: bias correction; SGD's first step copies the gradient.
+  int64_t step = 1;
   double learning_rate = 0;
-  double beta1 =
-      -1;  // instead of the config's, where a schedule cycles them; negative: the config's
-  double beta2 = -1;
+  // Adam's, instead of the config's, where a schedule cycles them; negative: the config's.
+  double beta1 = -1, beta2 = -1;
   float gradient_factor = 1;  // unscaling and clipping in one
 };
 

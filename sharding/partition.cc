@@ -16,21 +16,26 @@ int64_t RoundUp(int64_t value, int64_t multiple) {
 // Elements of the groups of rows that a cut may not split; 0 where cuts may fall anywhere.
 int64_t RowBlock(const ParameterSpec& parameter) {
   if (parameter.cut_rows == 0) return 0;
-  return parameter.cut_rows * Elements(std::span<const int64_t>(parameter.shape).subspan(1));
+  const int64_t rows = parameter.shape.front();
+  return std::min(parameter.cut_rows, rows) * (Elements(parameter.shape) / rows);
 }
 
 // The first aligned offset from `offset` at which every cut at a multiple of `shard` falls between
 // blocks of the parameter. Moving the start can serve one cut; a parameter that spans several needs
 // slices of whole blocks as well.
 std::optional<int64_t> PlaceRows(int64_t offset, int64_t elements, int64_t block, int64_t shard) {
-  for (int64_t start = offset;; start += kAlignment) {
-    const int64_t first_cut = RoundUp(start + 1, shard);
-    if (first_cut >= start + elements) return start;
-    const bool crosses_more = first_cut + shard < start + elements;
-    if ((first_cut - start) % block == 0 && (!crosses_more || shard % block == 0)) return start;
-    if (crosses_more && shard % block != 0) return std::nullopt;
-    if (start - offset > shard) return std::nullopt;
+  const int64_t step = std::lcm(block, kAlignment);
+  int64_t start = offset;
+  // Before the next cut, or after it; after later cuts it is as after this one.
+  for (int tries = 0; tries < 2; ++tries) {
+    const int64_t cut = RoundUp(start + 1, shard);
+    if (start + elements <= cut) return start;
+    const int64_t moved = cut - (cut - start) / step * step;  // whole blocks before the cut
+    const bool spans_more = moved + elements > cut + shard;
+    if (moved < cut && (!spans_more || shard % block == 0)) return moved;
+    start = cut;
   }
+  return std::nullopt;
 }
 
 // The placement for slices of `shard` elements, or the parameter that does not fit one.
@@ -79,7 +84,8 @@ absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const Parame
   for (ParameterId id : parameters) {
     if (const int64_t block = RowBlock(model[id]); block > 0) {
       const int64_t step = std::lcm(block, kAlignment);
-      for (int64_t n = 0; n < 64; ++n) lengths.push_back(RoundUp(shortest, step) + n * step);
+      int64_t length = RoundUp(shortest, step);
+      for (int n = 0; n < 64 && length <= longest; ++n, length += step) lengths.push_back(length);
     }
   }
   for (int64_t n = 0; n < 4096; ++n) lengths.push_back(shortest + n * kAlignment);

@@ -48,8 +48,8 @@ absl::StatusOr<Config> Config::FromJson(std::string_view json) {
 // Every key's own range is the table's, and a Config that is not one of a file has no other way to
 // be wrong than a file has.
 absl::Status Config::Validate() const {
-  EBB_RETURN_IF_ERROR(config::CheckTogether(*this));
-  return config::FromDocument(config::ToDocument(*this)).status();
+  EBB_RETURN_IF_ERROR(config::FromDocument(config::ToDocument(*this)).status());
+  return config::CheckTogether(*this);
 }
 
 std::string Config::ToJson() const {

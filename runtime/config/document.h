@@ -1,8 +1,8 @@
 // Text to JSON, for text that nobody vouches for.
 //
 // As people write it: comments (//, /* */, #) and trailing commas pass. As a machine must have it:
-// a duplicate key, a number beyond fp64, invalid UTF-8 or anything after the end is an error with
-// line and column; size, depth and keys per object are bounded.
+// a duplicate key, a number beyond fp64, invalid UTF-8 or anything after the end is an error; size,
+// depth and keys per object are bounded. A syntax error says its line and column.
 #pragma once
 
 #include <string_view>

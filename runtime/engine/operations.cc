@@ -134,7 +134,7 @@ void Executor::Ended(Runnable& run, int index) {
   const Operation& operation = run.plan.operations[index];
   const int64_t moved = CommunicatorOf(operation.stream).bytes_moved() -
                         moved_before_[static_cast<int>(operation.stream)];
-  moved_bytes_[static_cast<int>(operation.kind)] += moved;
+  if (&run != walk_.get()) moved_bytes_[static_cast<int>(operation.kind)] += moved;  // a step's only
   Trace(run, index);
 }
 

@@ -48,8 +48,10 @@ void Executor::FillRecord() {
 }
 
 void Executor::ConcludeExchange(int parity) {
-  moved_bytes_[static_cast<int>(sharding::OperationKind::kExchange)] +=
-      reduce_communicator_->bytes_moved() - exchange_moved_before_;
+  if (!progress_.evaluation) {
+    moved_bytes_[static_cast<int>(sharding::OperationKind::kExchange)] +=
+        reduce_communicator_->bytes_moved() - exchange_moved_before_;
+  }
   verdict_ = {};
   const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
   StepScalars refused;

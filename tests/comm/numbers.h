@@ -91,6 +91,7 @@ class Numbers {
   static float Wild(uint64_t bits) {
     const uint64_t kind = bits >> 56;
     if (kind == 0) return std::bit_cast<float>(static_cast<uint32_t>(bits));  // any pattern at all
+    if (kind < 8) return bits % 2 == 0 ? 0.0f : -0.0f;
     return std::ldexp(static_cast<float>(static_cast<int32_t>(bits)),
                       static_cast<int>(kind % 24) - 44);
   }

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <string>
+#include <string_view>
 #include <tuple>
 
 #include "hwy/targets.h"
@@ -105,16 +107,17 @@ TEST_P(ReduceTest, ThreadsDoNotShowInTheBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, ReduceTest,
-                         ::testing::Combine(::testing::Values(DType::kFloat32, DType::kBFloat16,
-                                                              DType::kFloat16, DType::kInt8),
-                                            ::testing::Values(ReduceOp::kSum, ReduceOp::kMax,
-                                                              ReduceOp::kMin)),
-                         [](const auto& test) {
-                           const char* ops[] = {"sum", "max", "min"};
-                           return std::string(Name(std::get<0>(test.param))) + "_" +
-                                  ops[static_cast<size_t>(std::get<1>(test.param))];
-                         });
+constexpr std::string_view kOpNames[] = {"sum", "max", "min"};
+
+INSTANTIATE_TEST_SUITE_P(
+    Types, ReduceTest,
+    ::testing::Combine(::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16,
+                                         DType::kInt8),
+                       ::testing::Values(ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin)),
+    [](const auto& test) {
+      const std::string_view op = kOpNames[static_cast<size_t>(std::get<1>(test.param))];
+      return std::string(Name(std::get<0>(test.param))) + "_" + std::string(op);
+    });
 
 class ConversionTest : public ::testing::TestWithParam<DType> {};
 

@@ -1,1 +1,157 @@
+#include "ebb/runtime/comm/world.h"
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/device.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(RunThreads, GivesEveryRankItsPlace) {
+  std::vector<std::atomic<int>> runs(5);
+  const absl::Status status = RunThreads(5, [&](World world) {
+    runs[static_cast<size_t>(world.rank())].fetch_add(1);
+    EXPECT_EQ(world.size(), 5);
+    EXPECT_EQ(world.local_rank(), world.rank());
+    EXPECT_EQ(world.local_size(), 5);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const auto& count : runs) EXPECT_EQ(count.load(), 1);
+}
+
+TEST(RunThreads, NeedsARank) {
+  for (const int ranks : {0, -3}) {
+    EXPECT_EQ(RunThreads(ranks, [](World) { return absl::OkStatus(); }).code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(RunThreads, ReturnsTheErrorOfTheRankThatFailedFirst) {
+  // Rank 2 fails; the others fail because it has left, and may well return before it does.
+  const absl::Status returned = RunThreads(4, [](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    if (world.rank() == 2) return absl::DataLossError("a page is missing");
+    Stream stream = Device::Cpu(1).CallerStream();
+    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    return communicator.status();
+  });
+  EXPECT_EQ(returned, absl::DataLossError("rank 2: a page is missing"));
+
+  std::atomic<bool> others_ended{false};
+  const absl::Status failed = RunThreads(2, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    if (world.rank() == 1) {
+      world.Fail(absl::DataLossError("a page is missing"));
+      others_ended.wait(false);
+      return absl::DataLossError("a page is missing");
+    }
+    Stream stream = Device::Cpu(1).CallerStream();
+    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    others_ended.store(true);
+    others_ended.notify_all();
+    return communicator.status();
+  });
+  EXPECT_EQ(failed, absl::DataLossError("rank 1: a page is missing"));
+}
+
+TEST(RunThreads, ARankThatEndsWithAnErrorPassesItOn) {
+  std::string seen;
+  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    if (world.rank() == 1) return absl::NotFoundError("no such file");
+    Stream stream = Device::Cpu(1).CallerStream();
+    while (communicator.status().ok()) EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    seen = std::string(communicator.status().message());
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(status, absl::NotFoundError("rank 1: no such file"));
+  EXPECT_THAT(seen, HasSubstr("rank 1 has left"));
+}
+
+TEST(RunThreads, RanksShareTheCores) {
+  const int ranks = CoreShare::Cores() + 1;
+  const absl::Status status = RunThreads(ranks, [](World) {
+    EXPECT_EQ(Device::Cpu().description(), "CPU, 1 thread");
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(World, SingleHasOneRankWhoseCollectivesAreCopies) {
+  const World world = World::Single();
+  EXPECT_EQ(world.size(), 1);
+  EXPECT_EQ(world.rank(), 0);
+  absl::StatusOr<Communicator> communicator = world.NewCommunicator();
+  ASSERT_TRUE(communicator.ok()) << communicator.status();
+  Stream stream = Device::Cpu(1).CallerStream();
+  const float send = 3;
+  float receive = 0;
+  const CollectiveSpan span = {.send = &send, .receive = &receive, .count = 1};
+  EXPECT_TRUE(communicator->ReduceScatter(stream, {&span, 1}, DType::kFloat32, 0.5f).ok());
+  EXPECT_EQ(receive, 1.5f);
+  EXPECT_TRUE(communicator->AllGather(stream, {&span, 1}, DType::kFloat32).ok());
+  EXPECT_EQ(receive, 3);
+  EXPECT_EQ(communicator->bytes_moved(), 0);
+  EXPECT_TRUE(communicator->status().ok());
+}
+
+class FromEnvironment : public ::testing::Test {
+ protected:
+  static constexpr const char* kVariables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE",
+                                               "SLURM_NTASKS", "SLURM_PROCID"};
+  void SetUp() override {
+    for (const char* variable : kVariables) unsetenv(variable);
+  }
+  void TearDown() override { SetUp(); }
+};
+
+TEST_F(FromEnvironment, WithoutALauncherTheWorldHasOneRank) {
+  const absl::StatusOr<World> world = World::FromEnvironment();
+  ASSERT_TRUE(world.ok()) << world.status();
+  EXPECT_EQ(world->size(), 1);
+}
+
+TEST_F(FromEnvironment, LauncherOfOneProcessIsFine) {
+  setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+  EXPECT_TRUE(World::FromEnvironment().ok());
+}
+
+TEST_F(FromEnvironment, LauncherOfSeveralIsRefusedWithTheReason) {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"}) {
+    SetUp();
+    setenv(variable, "4", 1);
+    const absl::Status status = World::FromEnvironment().status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(variable), HasSubstr("RunThreads")));
+  }
+}
+
+TEST_F(FromEnvironment, SlurmCountsOnlyWhereItHasLaunchedThisProcess) {
+  setenv("SLURM_NTASKS", "4", 1);
+  EXPECT_TRUE(World::FromEnvironment().ok());  // a shell in an interactive allocation
+  setenv("SLURM_PROCID", "2", 1);
+  EXPECT_THAT(std::string(World::FromEnvironment().status().message()), HasSubstr("srun"));
+}
+
+TEST_F(FromEnvironment, NonsenseIsRefused) {
+  for (const char* value : {"", "many", "0", "-2", "3.5"}) {
+    setenv("WORLD_SIZE", value, 1);
+    EXPECT_EQ(World::FromEnvironment().status().code(), absl::StatusCode::kInvalidArgument)
+        << value;
+  }
+}
+
+}  // namespace
+}  // namespace ebb

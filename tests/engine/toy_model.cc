@@ -1,31 +1,73 @@
 #include "tests/engine/toy_model.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 
 namespace ebb::testing {
+namespace {
+
+void Round(DType dtype, std::span<float> values) {
+  for (float& value : values) {
+    if (dtype == DType::kBFloat16) value = static_cast<float>(BFloat16(value));
+    if (dtype == DType::kFloat16) value = static_cast<float>(Float16(value));
+  }
+}
+
+// A boundary may hold more elements than were asked for: its size is in bytes of the widest dtype.
+void Write(const MutableTensorView& view, std::span<const float> values) {
+  const auto copy = [&](auto elements) {
+    using T = typename decltype(elements)::value_type;
+    for (size_t i = 0; i < std::min(elements.size(), values.size()); ++i)
+      elements[i] = T(values[i]);
+  };
+  copy(view.as<float>());
+  copy(view.as<BFloat16>());
+  copy(view.as<Float16>());
+}
+
+std::vector<float> FirstValues(const TensorView& view, size_t count) {
+  std::vector<float> values = Values(view);
+  values.resize(count);
+  return values;
+}
+
+}  // namespace
+
+float ToyInput(int rank, int64_t step, int micro_batch, size_t i) {
+  return std::sin(0.37f * static_cast<float>(i + 1) + 1.3f * static_cast<float>(rank) +
+                  0.11f * static_cast<float>(step) + 2.1f * static_cast<float>(micro_batch));
+}
+
+float ToyTarget(int rank, int64_t step, size_t i) {
+  return std::cos(0.2f * static_cast<float>(i) + static_cast<float>(rank + step));
+}
 
 ToyModel::ToyModel(ToyOptions options) : options_(options) {
   const int64_t n = options.width;
   for (int l = 0; l < options.layers; ++l) {
     const UnitId unit = spec_.AddUnit(absl::StrCat("layer", l));
+    const bool trainable = l > 0 || !options.frozen_first;
     Layer layer;
     // Another height for each layer would break the chain; another number of parameters per unit
     // keeps sizes odd.
-    layer.weight = spec_.Add(
-        unit, {.name = absl::StrCat("w", l), .shape = {n, n}, .init = Normal(0.3f, options.seed)});
+    layer.weight = spec_.Add(unit, {.name = absl::StrCat("w", l),
+                                    .shape = {n, n},
+                                    .init = Normal(0.3f, options.seed),
+                                    .trainable = trainable});
     if (l % 2 == 0)
-      layer.bias =
-          spec_.Add(unit, {.name = absl::StrCat("b", l), .shape = {n}, .init = Constant(0.01f)});
-    if (l % 2 == 1) layer.bias = ParameterId{-1};
-    if (options.frozen && l % 3 != 2) {
-      layer.has_scale = true;
+      layer.bias = spec_.Add(unit, {.name = absl::StrCat("b", l),
+                                    .shape = {n},
+                                    .init = Constant(0.01f),
+                                    .trainable = trainable,
+                                    .group = options.groups ? "bias" : ""});
+    if (options.frozen && l % 3 != 2)
       layer.scale = spec_.Add(
           unit,
           {.name = absl::StrCat("s", l), .shape = {n}, .init = Constant(1.5f), .trainable = false});
-    }
     layers_.push_back(layer);
   }
   for (int l = 0; l < options.layers; ++l) spec_.forward.push_back({.unit = UnitId{l}});
@@ -54,93 +96,109 @@ void AddTo(const MutableTensorView& view, std::span<const float> values) {
   add(view.as<Float16>());
 }
 
-std::vector<float>& ToyModel::Activation(int micro_batch, int visit) {
-  if (kept_.size() <= static_cast<size_t>(micro_batch))
+std::vector<float>& ToyModel::Kept(int micro_batch, int visit) {
+  if (kept_.size() <= static_cast<size_t>(micro_batch)) {
     kept_.resize(static_cast<size_t>(micro_batch) + 1);
-  if (flow_.size() < kept_.size()) flow_.resize(kept_.size());
-  auto& boundaries = kept_[static_cast<size_t>(micro_batch)];
-  boundaries.resize(spec_.forward.size() + 1);
-  auto& values = boundaries[static_cast<size_t>(visit)];
-  values.resize(static_cast<size_t>(options_.width));
-  return values;
-}
-
-void ToyModel::Input(int rank, int64_t step, int micro_batch, std::span<float> x) const {
-  for (size_t i = 0; i < x.size(); ++i) {
-    x[i] = std::sin(0.37f * static_cast<float>(i + 1) + 1.3f * static_cast<float>(rank) +
-                    0.11f * static_cast<float>(step) + 2.1f * static_cast<float>(micro_batch));
+    flow_.resize(kept_.size());
   }
+  auto& outputs = kept_[static_cast<size_t>(micro_batch)];
+  outputs.resize(spec_.forward.size());
+  return outputs[static_cast<size_t>(visit)];
 }
 
-void ToyModel::Compute(const Scope& scope, int visit, std::span<const float> x,
-                       std::span<float> y) const {
-  const Layer& layer = layers_[static_cast<size_t>(spec_.forward[static_cast<size_t>(visit)].unit)];
+// What the visit before wrote; of the first visit, the sample.
+std::vector<float> ToyModel::InputOf(const Scope& scope, int visit, int rank, int64_t step,
+                                     int micro_batch) {
+  std::vector<float> x(static_cast<size_t>(options_.width));
+  if (visit == 0) {
+    for (size_t i = 0; i < x.size(); ++i) x[i] = ToyInput(rank, step, micro_batch, i);
+    return x;
+  }
+  if (options_.boundaries) return FirstValues(scope.input(micro_batch), x.size());
+  x = Kept(micro_batch, visit - 1);
+  x.resize(static_cast<size_t>(options_.width));
+  return x;
+}
+
+ToyModel::Weights ToyModel::WeightsOf(const Scope& scope, int visit) const {
+  const size_t n = static_cast<size_t>(options_.width);
+  const Layer& parameters = layer(visit);
+  const TensorView weight = scope.parameter(parameters.weight);
+  Weights weights{.w = Values(weight),
+                  .b = std::vector<float>(n),
+                  .s = std::vector<float>(n, 1.0f),
+                  .dtype = weight.dtype};
+  if (parameters.bias) weights.b = Values(scope.parameter(*parameters.bias));
+  if (parameters.scale) weights.s = Values(scope.parameter(*parameters.scale));
+  weights.complete = weights.w.size() == n * n && weights.b.size() == n && weights.s.size() == n;
+  return weights;
+}
+
+void ToyModel::Compute(const Weights& weights, std::span<const float> x, std::span<float> y) const {
   const size_t n = x.size();
-  const std::vector<float> w = Values(scope.parameter(layer.weight));
-  const std::vector<float> b =
-      layer.bias == ParameterId{-1} ? std::vector<float>(n) : Values(scope.parameter(layer.bias));
-  const std::vector<float> s =
-      layer.has_scale ? Values(scope.parameter(layer.scale)) : std::vector<float>(n, 1.0f);
-  if (w.size() != n * n || b.size() != n || s.size() != n) return;
   for (size_t o = 0; o < n; ++o) {
-    float sum = b[o];
-    for (size_t k = 0; k < n; ++k) sum += w[o * n + k] * x[k];
-    y[o] = s[o] * std::tanh(sum);
+    float sum = weights.b[o];
+    for (size_t k = 0; k < n; ++k) sum += weights.w[o * n + k] * x[k];
+    y[o] = weights.s[o] * std::tanh(sum);
   }
 }
 
 void ToyModel::Forward(Step& step, int visit, int rank, int64_t number) {
   ForwardScope scope = step.Forward(unit(visit));
+  const Weights weights = WeightsOf(scope, visit);
+  if (!weights.complete) return;
   for (int m : scope.micro_batches()) {
-    std::vector<float>& x = Activation(m, visit);
-    if (visit == 0) Input(rank, number, m, x);
-    if (options_.boundaries && visit > 0) x = Values(scope.input(m));
-    std::vector<float>& y = Activation(m, visit + 1);
-    Compute(scope, visit, Activation(m, visit), y);
-    const MutableTensorView out = scope.output(m);
-    for (size_t i = 0; i < out.as<float>().size(); ++i) out.as<float>()[i] = y[i];
+    const std::vector<float> x = InputOf(scope, visit, rank, number, m);
+    std::vector<float>& y = Kept(m, visit);
+    y.resize(x.size());
+    Compute(weights, x, y);
+    Round(weights.dtype, y);
+    Write(scope.output(m), y);
   }
 }
 
 void ToyModel::Backward(Step& step, int visit, int rank, int64_t number, bool blow_up) {
   BackwardScope scope = step.Backward(unit(visit));
-  const Layer& layer = layers_[static_cast<size_t>(unit(visit))];
+  const Weights weights = WeightsOf(scope, visit);
+  if (!weights.complete) return;
   const size_t n = static_cast<size_t>(options_.width);
-  const std::vector<float> w = Values(scope.parameter(layer.weight));
-  const std::vector<float> s =
-      layer.has_scale ? Values(scope.parameter(layer.scale)) : std::vector<float>(n, 1.0f);
-  if (w.size() != n * n || s.size() != n) return;
   for (int m : scope.micro_batches()) {
-    std::vector<float> x = Activation(m, visit), y(n);
-    Compute(scope, visit, x, y);
+    const std::vector<float> x = InputOf(scope, visit, rank, number, m);
+    std::vector<float> y(n);
+    Compute(weights, x, y);
+    Kept(m, visit);
     std::vector<float>& dy = flow_[static_cast<size_t>(m)];
     if (visit + 1 == visits()) {
       float loss = 0;
       dy.assign(n, 0);
       for (size_t o = 0; o < n; ++o) {
-        const float target =
-            std::cos(0.2f * static_cast<float>(o) + static_cast<float>(rank + number));
-        loss += (y[o] - target) * (y[o] - target) / static_cast<float>(n);
-        dy[o] = 2 * (y[o] - target) / static_cast<float>(n) * step.loss_scale();
-        if (blow_up) dy[o] *= 1e38f;
+        const float error = y[o] - ToyTarget(rank, number, o);
+        loss += error * error / static_cast<float>(n);
+        dy[o] = 2 * error / static_cast<float>(n) * step.loss_scale();
+        if (blow_up) dy[o] *= std::numeric_limits<float>::infinity();
       }
       step.AddLoss({.data = &loss});
+    } else if (options_.boundaries) {
+      dy = FirstValues(scope.output_gradient(m), n);
     }
-    if (options_.boundaries && visit + 1 < visits()) dy = Values(scope.output_gradient(m));
+    dy.resize(n);
     std::vector<float> dx(n), dw(n * n), db(n);
     for (size_t o = 0; o < n; ++o) {
-      const float t = y[o] / s[o];
-      const float d = dy[o] * s[o] * (1 - t * t);
+      const float t = y[o] / weights.s[o];
+      const float d = dy[o] * weights.s[o] * (1 - t * t);
       db[o] = d;
       for (size_t k = 0; k < n; ++k) {
         dw[o * n + k] = d * x[k];
-        dx[k] += d * w[o * n + k];
+        dx[k] += d * weights.w[o * n + k];
       }
     }
-    AddTo(scope.gradient(layer.weight), dw);
-    if (layer.bias != ParameterId{-1}) AddTo(scope.gradient(layer.bias), db);
-    const MutableTensorView in = scope.input_gradient(m);
-    for (size_t i = 0; i < in.as<float>().size(); ++i) in.as<float>()[i] = dx[i];
+    const auto add = [&](ParameterId p, std::span<const float> gradient) {
+      if (spec_[p].trainable) AddTo(scope.gradient(p), gradient);
+    };
+    add(layer(visit).weight, dw);
+    if (layer(visit).bias) add(*layer(visit).bias, db);
+    Round(weights.dtype, dx);
+    Write(scope.input_gradient(m), dx);
     dy = dx;
   }
 }
@@ -148,28 +206,27 @@ void ToyModel::Backward(Step& step, int visit, int rank, int64_t number, bool bl
 absl::Status ToyModel::Train(Engine& engine, int rank, int64_t number, StepOptions options,
                              bool blow_up) {
   Step step = engine.BeginStep(options);
+  const int first = options_.frozen_first ? 1 : 0;  // backward ends at the first trainable visit
   for (int round = 0; round < step.rounds(); ++round) {
     for (int v = 0; v < visits(); ++v) Forward(step, v, rank, number);
-    for (int v = visits() - 1; v >= 0; --v) Backward(step, v, rank, number, blow_up);
+    for (int v = visits() - 1; v >= first; --v) Backward(step, v, rank, number, blow_up);
   }
   return step.Finish();
 }
 
 absl::StatusOr<double> ToyModel::Evaluate(Engine& engine, int rank, int micro_batches) {
   Evaluation evaluation = engine.BeginEvaluation(micro_batches);
-  std::vector<std::vector<float>> flow(static_cast<size_t>(micro_batches),
-                                       std::vector<float>(static_cast<size_t>(options_.width)));
   for (int v = 0; v < visits(); ++v) {
     ForwardScope scope = evaluation.Forward(unit(v));
+    const Weights weights = WeightsOf(scope, v);
+    if (!weights.complete) continue;
     for (int m : scope.micro_batches()) {
-      std::vector<float>& x = flow[static_cast<size_t>(m)];
-      if (v == 0) Input(rank, /*step=*/-1, m, x);
-      if (options_.boundaries && v > 0) x = Values(scope.input(m));
-      std::vector<float> y(x.size());
-      Compute(scope, v, x, y);
-      const MutableTensorView out = scope.output(m);
-      for (size_t i = 0; i < out.as<float>().size(); ++i) out.as<float>()[i] = y[i];
-      x = y;
+      const std::vector<float> x = InputOf(scope, v, rank, /*step=*/-1, m);
+      std::vector<float>& y = Kept(m, v);
+      y.resize(x.size());
+      Compute(weights, x, y);
+      Round(weights.dtype, y);
+      Write(scope.output(m), y);
       if (v + 1 < visits()) continue;
       float loss = 0;
       for (float value : y) loss += value * value;

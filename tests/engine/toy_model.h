@@ -1,11 +1,15 @@
 // A small model with everything that matters to the engine, and kernels that are plain loops: mixed
 // and frozen sections, odd sizes, a unit visited twice, losses that depend on rank, step and
-// micro-batch. Gradients are those of a chain y = tanh(w . x + b), so every parameter matters to
+// micro-batch. Gradients are those of a chain y = s * tanh(w x + b), so every parameter matters to
 // every later one.
+//
+// Kernels compute in fp32. What goes from one visit to the next, activations and their gradients,
+// is rounded to the compute dtype, so that it is the same whoever keeps it.
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,17 +20,30 @@ namespace ebb::testing {
 struct ToyOptions {
   int layers = 4;
   int width = 13;
-  bool tied = true;         // the first unit is visited again at the end
-  bool frozen = true;       // each layer carries a frozen parameter
-  bool boundaries = false;  // activations between visits belong to the engine
+  bool tied = true;           // the first unit is visited again at the end
+  bool frozen = true;         // each layer carries a frozen parameter
+  bool frozen_first = false;  // nothing of the first unit is trainable
+  bool groups = false;        // biases are in the parameter group "bias"
+  bool boundaries = false;    // activations between visits belong to the engine
   uint64_t seed = 1;
 };
 
+// The data: element i of a sample, the same for every rounding of the arithmetic.
+float ToyInput(int rank, int64_t step, int micro_batch, size_t i);
+float ToyTarget(int rank, int64_t step, size_t i);
+
 class ToyModel {
  public:
+  struct Layer {  // s * tanh(w x + b); without a bias b is 0, without a scale s is 1
+    ParameterId weight{};
+    std::optional<ParameterId> bias, scale;
+  };
+
   explicit ToyModel(ToyOptions options);
 
   const ModelSpec& spec() const { return spec_; }
+  const Layer& layer(int visit) const { return layers_[static_cast<size_t>(unit(visit))]; }
+  int width() const { return options_.width; }
   int visits() const { return static_cast<int>(spec_.forward.size()); }
 
   // One whole step. `blow_up`: this rank's gradients overflow.
@@ -40,18 +57,22 @@ class ToyModel {
   UnitId unit(int visit) const { return spec_.forward[static_cast<size_t>(visit)].unit; }
 
  private:
-  struct Layer {
-    ParameterId weight{}, bias{}, scale{};
-    bool has_scale = false;
+  // What a layer's arithmetic reads; empty vectors where the engine gave no view.
+  struct Weights {
+    std::vector<float> w, b, s;
+    DType dtype{};
+    bool complete = false;
   };
-  std::vector<float>& Activation(int micro_batch, int visit);
-  void Compute(const Scope& scope, int visit, std::span<const float> x, std::span<float> y) const;
-  void Input(int rank, int64_t step, int micro_batch, std::span<float> x) const;
+  Weights WeightsOf(const Scope& scope, int visit) const;
+  void Compute(const Weights& weights, std::span<const float> x, std::span<float> y) const;
+  std::vector<float>& Kept(int micro_batch, int visit);
+  std::vector<float> InputOf(const Scope& scope, int visit, int rank, int64_t step,
+                             int micro_batch);
 
   ToyOptions options_;
   ModelSpec spec_;
   std::vector<Layer> layers_;                          // by unit
-  std::vector<std::vector<std::vector<float>>> kept_;  // [micro-batch][boundary]
+  std::vector<std::vector<std::vector<float>>> kept_;  // outputs: [micro-batch][visit]
   std::vector<std::vector<float>> flow_;               // gradient, by micro-batch
 };
 

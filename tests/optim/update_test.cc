@@ -158,7 +158,9 @@ TEST_P(UpdateBitsTest, ThreadsAndCutsDoNotShow) {
   const Shard<BFloat16, BFloat16> before(kCount);
   auto expected = before;
   expected.Reference(GetParam());
-  std::mt19937_64 random(5);
+  constexpr uint64_t kSeed = 5;
+  SCOPED_TRACE(testing::Message() << "seed " << kSeed);
+  std::mt19937_64 random(kSeed);
   for (const int threads : {1, 2, 3}) {
     ThreadTeam team(threads);
     auto shard = before;

@@ -111,6 +111,7 @@ void Replay::Issue(int index) {
       GatherGradient(thing, operation);
       break;
     case OperationKind::kExchange:
+      if (!order_.Before(last_kernels_, thing)) Fail("the exchange may leave out kernels' losses");
       memory_.Write(thing, Exchange(), {Content::kExchanged, steps_});
       exchanged_ = thing;
       break;
@@ -126,6 +127,7 @@ void Replay::Issue(int index) {
 
 void Replay::RunKernels(int scope, const std::vector<Dependency>& waits) {
   const int thing = order_.Add(StreamId::kCompute, Resolve(waits));
+  last_kernels_ = thing;
   const PlannedScope& s = plan_->scopes[scope];
   names_.push_back(absl::StrCat(walks_ ? "walk" : "step ", walks_ ? "" : absl::StrCat(steps_), " ",
                                 s.round, ":", s.backward ? "B" : "F", s.visit));

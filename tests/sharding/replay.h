@@ -75,7 +75,7 @@ class Replay {
   std::vector<int> things_;         // by operation of the plan that runs
   std::vector<int> updated_, refreshed_;  // by unit: the last ones, of whichever step
   std::vector<int> contributions_;        // by unit: added to the shard in this step
-  int exchanged_ = HappensBefore::kStart;
+  int exchanged_ = HappensBefore::kStart, last_kernels_ = HappensBefore::kStart;
   int steps_ = 0, walked_ = 0;
   std::string violation_;
 };

@@ -1,23 +1,266 @@
 #include "ebb/sharding/residency.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "random_model.h"
 
 namespace ebb::sharding {
 namespace {
-TEST(X, Y) {
-  std::vector<int> visits = {0, 1, 0, 2, 3, 2};
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+std::vector<PlannedScope> Scopes(const std::vector<int>& visits, int rounds) {
   std::vector<PlannedScope> scopes;
-  for (int v = 0; v < 6; ++v) scopes.push_back({false, 0, v, visits[v]});
-  for (int v = 5; v >= 0; --v) scopes.push_back({true, 0, v, visits[v]});
-  std::vector<int64_t> elements = {1, 1, 1, 1};
-  std::vector<bool> whole(4, false);
-  Residency r = PlanResidency(scopes, elements, whole,
-                              {.prefetch_depth = 0, .group_elements = 100, .reshard_after_forward = false});
-  for (auto& g : r.groups) {
-    printf("tick %d:", g.issue);
-    for (int i : g.stays) printf(" u%d[%d..%d]", r.stays[i].unit, r.stays[i].first, r.stays[i].last);
-    printf("\n");
+  const int count = static_cast<int>(visits.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (int v = 0; v < count; ++v)
+      scopes.push_back({.backward = false, .round = round, .visit = v, .unit = visits[v]});
+    for (int v = count - 1; v >= 0; --v)
+      scopes.push_back({.backward = true, .round = round, .visit = v, .unit = visits[v]});
+  }
+  return scopes;
+}
+
+struct Case {
+  explicit Case(uint64_t seed) {
+    Random random(seed);
+    const int units = static_cast<int>(random.Between(1, 6));
+    std::vector<int> visits(random.Between(1, 10));
+    for (int& unit : visits) unit = static_cast<int>(random.Between(0, units - 1));
+    scopes = Scopes(visits, static_cast<int>(random.Between(1, 3)));
+    for (int u = 0; u < units; ++u) {
+      elements.push_back(random.OneOf<int64_t>({10, 10, 50, random.Between(1, 100)}));
+      kept_whole.push_back(random.OneIn(6));
+    }
+    limits = {.prefetch_depth = random.OneOf<int64_t>({0, 1, 2, 4, INT64_MAX}),
+              .prefetch_elements = random.OneOf<int64_t>({0, 30, INT64_MAX, INT64_MAX}),
+              .live_elements = random.OneOf<int64_t>({1, 60, 200, INT64_MAX, INT64_MAX}),
+              .reuse_elements = random.OneOf<int64_t>({0, 50, INT64_MAX, INT64_MAX}),
+              .group_elements = random.OneOf<int64_t>({0, 25, 80, INT64_MAX}),
+              .reshard_after_forward = random.OneIn(2)};
+    residency = PlanResidency(scopes, elements, kept_whole, limits);
+  }
+
+  const Stay& FirstOf(const GatherGroup& group) const {
+    return residency.stays[group.stays.front()];
+  }
+  int64_t ElementsOf(const GatherGroup& group) const {
+    int64_t sum = 0;
+    for (int i : group.stays) sum += elements[residency.stays[i].unit];
+    return sum;
+  }
+  // Whether the limits let group `g` be gathered ahead of its use while scope `current` is the one
+  // in use and all groups before `g` have been gathered.
+  bool MayBeAhead(size_t g, int current) const {
+    int64_t units_ahead = 0, elements_ahead = 0, live = 0;
+    for (size_t other = 0; other < g; ++other) {
+      for (int i : residency.groups[other].stays) {
+        const Stay& stay = residency.stays[i];
+        if (stay.first > current) ++units_ahead, elements_ahead += elements[stay.unit];
+        if (stay.last >= current) live += elements[stay.unit];
+      }
+    }
+    return units_ahead < limits.prefetch_depth && elements_ahead < limits.prefetch_elements &&
+           live + ElementsOf(residency.groups[g]) <= limits.live_elements && SlotsAreFree(g, current);
+  }
+  // Whether the stays before have ended, for every unit of group `g`.
+  bool SlotsAreFree(size_t g, int current) const {
+    for (int i : residency.groups[g].stays) {
+      const Stay& stay = residency.stays[i];
+      for (const Stay& other : residency.stays) {
+        if (other.unit == stay.unit && other.first < stay.first && other.last >= current)
+          return false;
+      }
+    }
+    return true;
+  }
+
+  std::vector<PlannedScope> scopes;
+  std::vector<int64_t> elements;
+  std::vector<bool> kept_whole;
+  ResidencyLimits limits;
+  Residency residency;
+};
+
+TEST(Residency, EveryScopeOfAUnitInSlicesIsInOneStay) {
+  for (int seed = 1; seed <= Cases(2'000); ++seed) {
+    SCOPED_TRACE(seed);
+    const Case c(seed);
+    for (int s = 0; s < std::ssize(c.scopes); ++s) {
+      const int64_t stays = std::count_if(
+          c.residency.stays.begin(), c.residency.stays.end(), [&](const Stay& stay) {
+            return stay.unit == c.scopes[s].unit && stay.first <= s && s <= stay.last;
+          });
+      ASSERT_EQ(stays, c.kept_whole[c.scopes[s].unit] ? 0 : 1) << "scope " << s;
+    }
+    for (const Stay& stay : c.residency.stays) {
+      ASSERT_EQ(c.scopes[stay.first].unit, stay.unit);
+      ASSERT_EQ(c.scopes[stay.last].unit, stay.unit);
+    }
   }
 }
+
+// From one use of a unit to its next.
+TEST(Residency, AUnitStaysForAnAdjacentUseOrForBackwardIfAskedAndNeverForAFarOne) {
+  for (int seed = 1; seed <= Cases(2'000); ++seed) {
+    SCOPED_TRACE(seed);
+    const Case c(seed);
+    for (int from = 0; from < std::ssize(c.scopes); ++from) {
+      if (c.kept_whole[c.scopes[from].unit]) continue;
+      int to = from + 1;
+      int64_t distance = 0;
+      for (; to < std::ssize(c.scopes); ++to) {
+        distance += c.elements[c.scopes[to].unit];
+        if (c.scopes[to].unit == c.scopes[from].unit) break;
+      }
+      if (to == std::ssize(c.scopes)) continue;
+      const bool may_wait = !c.limits.reshard_after_forward && !c.scopes[from].backward &&
+                            c.scopes[from].round == c.scopes[to].round;
+      const bool stays = std::any_of(
+          c.residency.stays.begin(), c.residency.stays.end(), [&](const Stay& stay) {
+            return stay.unit == c.scopes[from].unit && stay.first <= from && to <= stay.last;
+          });
+      ASSERT_EQ(stays, (to == from + 1 || may_wait) && distance <= c.limits.reuse_elements)
+          << from << " to " << to;
+    }
+  }
+}
+
+TEST(Residency, AUnitIsGatheredOnceAStayWhenItsLastStayIsOver) {
+  for (int seed = 1; seed <= Cases(2'000); ++seed) {
+    SCOPED_TRACE(seed);
+    const Case c(seed);
+    std::vector<int> released(c.elements.size(), -1);  // tick
+    int next = 0, tick = 0;
+    for (const GatherGroup& group : c.residency.groups) {
+      ASSERT_GE(group.issue, tick);
+      tick = group.issue;
+      for (int i : group.stays) {
+        ASSERT_EQ(i, next++);
+        const Stay& stay = c.residency.stays[i];
+        ASSERT_LE(group.issue, OpenTick(stay.first));
+        ASSERT_GT(group.issue, released[stay.unit]) << "unit " << stay.unit;
+        released[stay.unit] = CloseTick(stay.last);
+      }
+    }
+    ASSERT_EQ(next, std::ssize(c.residency.stays));
+  }
+}
+
+TEST(Residency, AGroupIsOfOneDirectionAndWithinTheLimits) {
+  for (int seed = 1; seed <= Cases(2'000); ++seed) {
+    SCOPED_TRACE(seed);
+    const Case c(seed);
+    for (const GatherGroup& group : c.residency.groups) {
+      for (int i : group.stays) {
+        const PlannedScope& scope = c.scopes[c.residency.stays[i].first];
+        ASSERT_EQ(scope.round, c.scopes[c.FirstOf(group).first].round);
+        ASSERT_EQ(scope.backward, c.scopes[c.FirstOf(group).first].backward);
+      }
+      if (group.stays.size() == 1) continue;
+      ASSERT_LE(c.ElementsOf(group), c.limits.group_elements);
+      ASSERT_LE(c.ElementsOf(group), c.limits.live_elements);
+    }
+  }
+}
+
+// A group is gathered at the opening of the scope that needs it, or as many openings before it as
+// the limits allow: no later, no earlier.
+TEST(Residency, PrefetchGoesExactlyAsFarAsTheBudgets) {
+  for (int seed = 1; seed <= Cases(2'000); ++seed) {
+    SCOPED_TRACE(seed);
+    const Case c(seed);
+    for (size_t g = 0; g < c.residency.groups.size(); ++g) {
+      const GatherGroup& group = c.residency.groups[g];
+      const int needed = c.FirstOf(group).first;
+      ASSERT_TRUE(group.issue == 0 || group.issue % 2 == 1) << "only begin and opening issue";
+      const int current = std::max(0, (group.issue - 1) / 2);
+      ASSERT_TRUE(current == needed || c.MayBeAhead(g, current)) << "group " << g << " is early";
+      if (c.limits.prefetch_depth == 0) {
+        ASSERT_EQ(group.issue, OpenTick(needed));
+        continue;
+      }
+      if (group.issue == 0) continue;
+      // One opening earlier, or at the begin, something was in the way: groups go in order.
+      const int before = current == 0 ? 0 : current - 1;
+      const int ticks_before = current == 0 ? 0 : OpenTick(before);
+      const bool follows = g == 0 || c.residency.groups[g - 1].issue <= ticks_before;
+      ASSERT_FALSE(follows && before >= needed) << "group " << g << " is late";
+      ASSERT_FALSE(follows && c.MayBeAhead(g, before)) << "group " << g << " is late";
+    }
+  }
+}
+
+TEST(Residency, ASlotLivesFromTheGatherToTheCloseOfTheLastScope) {
+  for (int seed = 1; seed <= Cases(500); ++seed) {
+    SCOPED_TRACE(seed);
+    const Case c(seed);
+    std::vector<size_t> seen(c.elements.size(), 0);
+    for (const GatherGroup& group : c.residency.groups) {
+      for (int i : group.stays) {
+        const Stay& stay = c.residency.stays[i];
+        const Lifetime& life = c.residency.lifetimes[stay.unit].at(seen[stay.unit]++);
+        ASSERT_EQ(life.begin, group.issue);
+        ASSERT_EQ(life.end, CloseTick(stay.last));
+      }
+    }
+    for (size_t u = 0; u < seen.size(); ++u) ASSERT_EQ(c.residency.lifetimes[u].size(), seen[u]);
+  }
+}
+
+// "unit first-last@tick" of each stay.
+std::vector<std::string> Told(const Residency& residency) {
+  std::vector<std::string> told;
+  for (const GatherGroup& group : residency.groups) {
+    for (int i : group.stays) {
+      const Stay& stay = residency.stays[i];
+      told.push_back(absl::StrCat(stay.unit, " ", stay.first, "-", stay.last, "@", group.issue));
+    }
+  }
+  return told;
+}
+
+TEST(Residency, GathersOneAheadAndKeepsTheUnitWhoseBackwardComesNext) {
+  const std::vector<int64_t> elements(3, 10);
+  const Residency residency = PlanResidency(Scopes({0, 1, 2}, 1), elements,
+                                            std::vector<bool>(3, false), {.prefetch_depth = 1});
+  EXPECT_THAT(Told(residency), ElementsAre("0 0-0@0", "1 1-1@0", "2 2-3@3", "1 4-4@5", "0 5-5@9"));
+}
+
+TEST(Residency, WithoutReshardingAUnitStaysFromForwardToBackward) {
+  const std::vector<int64_t> elements(3, 10);
+  const Residency residency =
+      PlanResidency(Scopes({0, 1, 2}, 1), elements, std::vector<bool>(3, false),
+                    {.prefetch_depth = 0, .reshard_after_forward = false});
+  EXPECT_THAT(Told(residency), ElementsAre("0 0-5@1", "1 1-4@3", "2 2-3@5"));
+}
+
+// Unit 2's second use in backward comes before the first use of unit 0 there is over.
+TEST(Residency, DoesNotGatherAUnitWithAGroupThatComesBeforeItsRelease) {
+  const std::vector<int64_t> elements(4, 10);
+  const Residency residency =
+      PlanResidency(Scopes({0, 1, 0, 2, 3, 2}, 1), elements, std::vector<bool>(4, false),
+                    {.prefetch_depth = 0, .group_elements = 1'000, .reshard_after_forward = false});
+  EXPECT_THAT(Told(residency),
+              ElementsAre("0 0-9@1", "1 1-10@1", "2 3-6@1", "3 4-7@1", "2 8-8@17", "0 11-11@23"));
+}
+
+TEST(Residency, UnitsKeptWholeAreNeverGathered) {
+  const std::vector<int64_t> elements(2, 10);
+  const Residency residency =
+      PlanResidency(Scopes({0, 1}, 2), elements, std::vector<bool>(2, true), {});
+  EXPECT_THAT(residency.groups, IsEmpty());
+  EXPECT_THAT(residency.lifetimes, ElementsAre(IsEmpty(), IsEmpty()));
+}
+
 }  // namespace
 }  // namespace ebb::sharding

@@ -54,8 +54,14 @@ HWY_INLINE void StoreAs([[maybe_unused]] D d, hn::Vec<D> v, BFloat16* p) {
 }
 template <class D>
 HWY_INLINE void StoreAs([[maybe_unused]] D d, hn::Vec<D> v, Float16* p) {
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128  // Highway's own conversion there cuts
+  float values[hn::MaxLanes(D())];
+  hn::StoreU(v, d, values);
+  for (size_t i = 0; i < hn::Lanes(d); ++i) p[i] = Float16(values[i]);
+#else
   const hn::Rebind<hwy::float16_t, D> d16;
   hn::StoreU(hn::DemoteTo(d16, v), d16, reinterpret_cast<hwy::float16_t*>(p));
+#endif
 }
 
 // body(tag, i) for whole vectors from 0, then for single elements up to n.

@@ -1,0 +1,102 @@
+// What the engine costs over a bare trainer: world 1, stage 3, the 10 M parameter GPT. Both take
+// their steps in turns within one run, so the ratio holds on a noisy machine; both must end with
+// the same masters, bit for bit.
+//
+//   build/release/bin/engine_bench
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+
+#include "bare_trainer.h"
+#include "options.h"
+#include "trainer.h"
+
+namespace ebb::bench {
+namespace {
+
+constexpr char kConfig[] = R"({
+  "train_micro_batch_size_per_gpu": 4,
+  "gradient_clipping": 1.0,
+  "zero_optimization": {"stage": 3},
+  "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "weight_decay": 0.01}}
+})";
+
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+template <class F>
+double Seconds(F&& run) {
+  const auto begin = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void EngineOverBareTrainer(benchmark::State& state) {
+  Config config = *Config::FromJson(kConfig);
+  config.compute = state.range(0) == 32 ? DType::kFloat32 : DType::kBFloat16;
+  gpt::Options options;
+  options.ranks = 1;
+  options.threads = static_cast<int>(state.range(1));
+  const auto files = gpt::DefaultTextFiles();
+  if (!files.ok()) return state.SkipWithError(files.status().ToString().c_str());
+  const auto text = gpt::Text::Load(*files, options.shape.context);
+  if (!text.ok()) return state.SkipWithError(text.status().ToString().c_str());
+
+  absl::StatusOr<std::unique_ptr<gpt::Trainer>> trainer =
+      gpt::Trainer::Create(World::Single(), options, *config.ForWorld(1), *text);
+  if (!trainer.ok()) return state.SkipWithError(trainer.status().ToString().c_str());
+  BareTrainer bare({.shape = options.shape,
+                    .compute = config.compute,
+                    .threads = options.threads,
+                    .sequences = config.micro_batch_size,
+                    .seed = options.seed,
+                    .optimizer = config.optimizer,
+                    .gradient_clipping = config.gradient_clipping},
+                   *text);
+  std::vector<double> engine_seconds, bare_seconds, ratios;
+  int64_t step = 0;
+  for (auto _ : state) {
+    double engine = 0, other = 0;
+    const auto run_engine = [&] { engine = Seconds([&] { (void)(*trainer)->Step(step); }); };
+    const auto run_bare = [&] { other = Seconds([&] { bare.Step(step); }); };
+    // Who goes first changes from step to step.
+    step % 2 == 0 ? (run_engine(), run_bare()) : (run_bare(), run_engine());
+    if (step++ < 2) continue;
+    engine_seconds.push_back(engine);
+    bare_seconds.push_back(other);
+    ratios.push_back(engine / other);
+  }
+  std::vector<float> masters;
+  const absl::Status read = (*trainer)->engine().Read(
+      StateClass::kMaster, [&](const Slice&, std::span<const float> values) {
+        masters.insert(masters.end(), values.begin(), values.end());
+        return absl::OkStatus();
+      });
+  const std::vector<float> expected = bare.Masters();
+  if (!read.ok() || masters.size() != expected.size() ||
+      std::memcmp(masters.data(), expected.data(), masters.size() * 4) != 0) {
+    return state.SkipWithError("the engine and the bare trainer ended with different masters");
+  }
+  if (ratios.empty()) return state.SkipWithError("too few iterations: at least 3 are needed");
+  state.counters["engine_ms"] = Median(engine_seconds) * 1e3;
+  state.counters["bare_ms"] = Median(bare_seconds) * 1e3;
+  state.counters["ratio"] = Median(ratios);
+}
+BENCHMARK(EngineOverBareTrainer)
+    ->ArgNames({"bits", "threads"})
+    ->ArgsProduct({{32, 16}, {1, 2}})
+    ->Iterations(32)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+
+}  // namespace
+}  // namespace ebb::bench
+
+BENCHMARK_MAIN();

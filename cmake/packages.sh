@@ -1,0 +1,34 @@
+# The packages that Ebb is built from, on Debian 12 and Ubuntu 24.04; sourced by the scripts that set up a machine.
+#
+# install_packages asks apt only for what is missing, so a machine that has them needs neither the network nor root.
+
+ebb_packages=(
+  g++ cmake ninja-build pkg-config
+  libabsl-dev nlohmann-json3-dev libspdlog-dev libhwy-dev
+  libdnnl-dev libcli11-dev libssl-dev
+  libgtest-dev libgmock-dev libbenchmark-dev
+)
+
+install_packages() {
+  local missing=()
+  local package
+  for package in "${ebb_packages[@]}"; do
+    if ! dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed; then
+      missing+=("$package")
+    fi
+  done
+  if [ ${#missing[@]} -eq 0 ]; then
+    return 0
+  fi
+  echo "Installing: ${missing[*]}"
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null; then
+      echo "These packages are missing and can only be installed by root; sudo is not here: ${missing[*]}" >&2
+      return 1
+    fi
+    as_root=(sudo)
+  fi
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# From a fresh Debian or Ubuntu machine to a trained model: installs what is missing, builds, and trains a byte-level GPT of about 10 M
+# parameters on two ranks with ZeRO-3, in bf16 with fp32 masters, on the licence texts that every Debian has.
+#
+#   examples/quickstart.sh [option of gpt...]       for example: --data my.txt --steps 500
+#
+# Results are written to build/quickstart: losses.csv, losses.svg, timeline.json (open it at ui.perfetto.dev), summary.json.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source cmake/packages.sh
+
+install_packages
+cmake --preset release -DEBB_TESTS=ON >build-release.log 2>&1 || { cat build-release.log >&2; rm -f build-release.log; exit 1; }
+rm -f build-release.log
+cmake --build --preset release --target gpt
+
+results=build/quickstart
+mkdir -p "$results"
+build/release/bin/gpt --ranks 2 --stage 3 --dtype bf16 \
+  --losses "$results/losses.csv" --curve "$results/losses.svg" \
+  --trace "$results/timeline.json" --summary "$results/summary.json" "$@"
+echo
+echo "Loss curve: $results/losses.svg and $results/losses.csv"
+echo "Timeline:   $results/timeline.json (open it at https://ui.perfetto.dev)"
+echo "Summary:    $results/summary.json"

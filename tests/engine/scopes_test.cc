@@ -1,0 +1,276 @@
+// Scopes off the declared order, left open, overlapping, or asked for what they do not have: right
+// numbers and a warning, or an error that says what to do; never wrong numbers.
+#include "ebb/runtime/engine/scope.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <optional>
+
+#include "tests/engine/scripted.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const char kWarning[] = "where the declared order has";
+
+struct Departure {
+  const char* name;
+  Script script;                 // of one round
+  std::vector<int> without = {};  // visits whose backward it leaves out
+};
+
+// Backward visits in another order, all of them.
+void BackwardOf(const ScriptedTrainer& trainer, Step& step, std::vector<int> visits) {
+  for (int visit : visits) trainer.Backward(step, visit);
+}
+void ForwardOf(const ScriptedTrainer& trainer, Step& step, std::vector<int> units) {
+  for (int unit : units) trainer.Forward(step, unit);
+}
+
+std::vector<Departure> Departures() {
+  return {
+      {"ForwardLeftOut",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         ForwardOf(trainer, step, {0, 1, 2, 4, 0});
+         trainer.BackwardAll(step);
+       }},
+      {"FirstForwardLeftOut",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         ForwardOf(trainer, step, {1, 2, 3, 4, 0});
+         trainer.BackwardAll(step);
+       }},
+      {"UnitLeftOutOfForwardAndBackward",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         ForwardOf(trainer, step, {0, 1, 2, 4, 0});
+         BackwardOf(trainer, step, {5, 4, 2, 1, 0});
+       },
+       {3}},
+      {"BackwardLeftOut",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         trainer.ForwardAll(step);
+         BackwardOf(trainer, step, {5, 3, 2, 1, 0});
+       },
+       {4}},
+      {"NeighboursLeftOutOfBackward",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         trainer.ForwardAll(step);
+         BackwardOf(trainer, step, {5, 4, 0});
+       },
+       {1, 3}},
+      {"LastBackwardLeftOut",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         trainer.ForwardAll(step);
+         BackwardOf(trainer, step, {5, 4, 3, 2, 1});
+       },
+       {0}},
+      {"ForwardSwapped",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         ForwardOf(trainer, step, {0, 3, 2, 1, 4, 0});
+         trainer.BackwardAll(step);
+       }},
+      {"BackwardSwapped",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         trainer.ForwardAll(step);
+         BackwardOf(trainer, step, {5, 4, 1, 2, 3, 0});
+       }},
+      {"ForwardAgainAtOnce",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         ForwardOf(trainer, step, {0, 1, 1, 2, 3, 4, 0});
+         trainer.BackwardAll(step);
+       }},
+      {"ForwardAgainLater",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         ForwardOf(trainer, step, {0, 1, 2, 3, 1, 4, 0});
+         trainer.BackwardAll(step);
+       }},
+      {"RecomputedByForwardScopes",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         trainer.ForwardAll(step);
+         for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
+           trainer.Forward(step, kScriptedUnits[visit]);
+           trainer.Backward(step, visit);
+         }
+       }},
+      {"WalkRepeated",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         trainer.ForwardAll(step);
+         trainer.ForwardAll(step);
+         trainer.BackwardAll(step);
+       }},
+  };
+}
+
+class DepartureTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  // Runs the declared order and the departure, `rounds` rounds a step of which those in `departing`
+  // depart, and compares every view and the masters.
+  static void Compare(const Setting& setting, const Departure& departure, Config config,
+                      int rounds = 1, std::vector<int> departing = {0}) {
+    SCOPED_TRACE(::testing::Message() << departure.name << ", " << setting << ", " << rounds
+                                      << " rounds, prefetch " << config.ebb.prefetch_depth);
+    config.gradient_accumulation_steps = rounds;
+    const ModelSpec model = ScriptedModel();
+    const auto departs = [&](int round) {
+      return std::find(departing.begin(), departing.end(), round) != departing.end();
+    };
+    const ScriptRun declared =
+        RunScript(setting, model, config, [&](const ScriptedTrainer& trainer, Step& step) {
+          for (int r = 0; r < step.rounds(); ++r)
+            trainer.Round(step, departs(r) ? departure.without : std::vector<int>());
+        });
+    ASSERT_TRUE(declared.status.ok()) << declared.status;
+    EXPECT_EQ(Occurrences(declared.log, kWarning), 0) << declared.log;
+    const ScriptRun departed = RunScript(
+        setting, model, config,
+        [&](const ScriptedTrainer& trainer, Step& step) {
+          for (int r = 0; r < step.rounds(); ++r) {
+            if (departs(r)) {
+              departure.script(trainer, step);
+            } else {
+              trainer.Round(step);
+            }
+          }
+        },
+        {.shown = &declared.shown});
+    ASSERT_TRUE(departed.status.ok()) << departed.status;
+    EXPECT_EQ(departed.masters, declared.masters);
+    EXPECT_EQ(Occurrences(departed.log, kWarning), 1) << departed.log;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Cells, DepartureTest, ::testing::ValuesIn(WorldsAndStages()),
+                         [](const auto& info) { return NameOf(info.param); });
+
+TEST_P(DepartureTest, GivesTheNumbersOfTheDeclaredOrderAndOneWarning) {
+  Setting setting = GetParam();
+  for (setting.timing : kTimings) {
+    for (const Departure& departure : Departures()) Compare(setting, departure, ConfigFor(setting));
+  }
+}
+
+TEST_P(DepartureTest, GivesThemAtAnyPrefetchDepthAndInBuckets) {
+  Setting setting = GetParam();
+  for (const Departure& departure : Departures()) {
+    for (const int64_t depth : {0, 2}) {
+      setting.timing = depth == 0 ? Timing::kLate : Timing::kEarly;
+      Config config = ConfigFor(setting);
+      config.ebb.prefetch_depth = depth;
+      if (depth == 2) config.ebb.coalesce_bytes = 1200;  // two units or so
+      Compare(setting, departure, config);
+    }
+  }
+}
+
+// Departures whose round is beyond doubt: a walk repeated, or a first unit that is left out or
+// recomputed, could as well be the next round.
+TEST_P(DepartureTest, GivesThemInAnyRound) {
+  Setting setting = GetParam();
+  for (const Departure& departure : Departures()) {
+    const std::string name = departure.name;
+    if (name == "WalkRepeated" || name == "RecomputedByForwardScopes") continue;
+    for (const ReduceAt at : {ReduceAt::kRound, ReduceAt::kStep}) {
+      for (const int round : {0, 1, 2}) {
+        setting.timing = round == 1 ? Timing::kEarly : Timing::kLate;
+        Config config = ConfigFor(setting);
+        config.ebb.reduce_at = at;
+        Compare(setting, departure, config, /*rounds=*/3, {round});
+      }
+    }
+  }
+}
+
+TEST_P(DepartureTest, GivesThemInAllRounds) {
+  Setting setting = GetParam();
+  for (const Departure& departure : Departures()) {
+    const std::string name = departure.name;
+    if (name == "WalkRepeated" || name == "RecomputedByForwardScopes") continue;
+    Compare(setting, departure, ConfigFor(setting), /*rounds=*/3, {0, 1, 2});
+  }
+}
+
+TEST_P(DepartureTest, AddsTheGradientsOfAnUndeclaredVisit) {
+  Setting setting = GetParam();
+  for (setting.timing : {Timing::kLate, Timing::kOff}) {
+    SCOPED_TRACE(::testing::Message() << setting);
+    const ModelSpec model = ScriptedModel();
+    // Declared, with the contribution of what comes again below added in the same scope.
+    const ScriptRun declared = RunScript(
+        setting, model, ConfigFor(setting), [](const ScriptedTrainer& trainer, Step& step) {
+          trainer.ForwardAll(step);
+          for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
+            BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
+            trainer.Add(scope, visit);
+            if (visit == 4 || visit == 1) trainer.Add(scope, visit);
+          }
+        });
+    const ScriptRun departed = RunScript(
+        setting, model, ConfigFor(setting),
+        [](const ScriptedTrainer& trainer, Step& step) {
+          trainer.ForwardAll(step);
+          BackwardOf(trainer, step, {5, 4, 4, 3, 2, 1, 0, 1});
+        },
+        {.shown = &declared.shown});
+    ASSERT_TRUE(departed.status.ok()) << departed.status;
+    EXPECT_EQ(departed.masters, declared.masters);
+    EXPECT_EQ(Occurrences(departed.log, kWarning), 1) << departed.log;
+  }
+}
+
+// The update of a unit is over when its gradient comes again: nothing can be right any more.
+TEST_P(DepartureTest, AnUndeclaredGradientAfterAnEarlyUpdateFailsTheEngine) {
+  Setting setting = GetParam();
+  setting.timing = Timing::kEarly;
+  const ScriptRun run =
+      RunScript(setting, ScriptedModel(), ConfigFor(setting),
+                [](const ScriptedTrainer& trainer, Step& step) {
+                  trainer.ForwardAll(step);
+                  BackwardOf(trainer, step, {5, 4, 4, 3, 2, 1, 0});
+                });
+  EXPECT_THAT(std::string(run.status.message()),
+              AllOf(HasSubstr("the engine has failed"), HasSubstr("Backward('u4')"),
+                    HasSubstr("ebb.asynchronous_step")));
+}
+
+// The error drops the step on every rank, and the engine goes on as if it had never been.
+TEST_P(DepartureTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
+  Setting setting = GetParam();
+  const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
+  for (setting.timing : {Timing::kLate, Timing::kOff}) {
+    const Config config = ConfigFor(setting);
+    const ScriptRun right =
+        RunScript(setting, model, config,
+                  [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); });
+    ASSERT_TRUE(right.status.ok()) << right.status;
+    for (const Departure& departure : Departures()) {
+      SCOPED_TRACE(::testing::Message() << departure.name << ", " << setting);
+      const absl::Status status = RunEngines(
+          setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+            for (int number = 0; number < 3; ++number) {
+              trainer.BeginStep(number, &right.shown[static_cast<size_t>(number)]);
+              if (number == 1) {
+                Step step = engine.BeginStep({.gradient_divisor = 4});
+                departure.script(trainer, step);
+                const absl::Status wrong = step.Finish();
+                EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition) << wrong;
+                EXPECT_THAT(std::string(wrong.message()),
+                            AllOf(HasSubstr(kWarning), HasSubstr("Visit::output_bytes")));
+                EXPECT_EQ(engine.Report().status(), wrong);
+              }
+              Step step = engine.BeginStep({.gradient_divisor = 4});
+              trainer.Round(step);
+              if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
+            }
+            EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), right.masters);
+            return absl::OkStatus();
+          });
+      EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,184 @@
+#include "tests/engine/scripted.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tests/engine/toy_model.h"
+
+namespace ebb::testing {
+
+std::string NameOf(const Setting& setting) {
+  return absl::StrCat("World", setting.world, "Stage", setting.stage);
+}
+
+std::ostream& operator<<(std::ostream& out, const Setting& setting) {
+  constexpr const char* kNames[] = {"early", "late", "off"};
+  return out << "world " << setting.world << ", stage " << setting.stage << ", updates "
+             << kNames[static_cast<int>(setting.timing)];
+}
+
+Config ConfigFor(const Setting& setting) {
+  Config config;
+  config.micro_batch_size = 1;
+  config.gradient_accumulation_steps = 1;
+  config.optimizer.learning_rate = 0.01;
+  config.zero.stage = setting.stage;
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  config.ebb.timeout_seconds = 120;
+  if (setting.timing == Timing::kEarly) {
+    config.gradient_clipping = 0;
+    config.ebb.check_overflow = false;
+  } else {
+    config.ebb.asynchronous_step =
+        setting.timing == Timing::kLate ? AsynchronousStep::kLate : AsynchronousStep::kOff;
+  }
+  return config;
+}
+
+std::vector<Setting> WorldsAndStages() {
+  std::vector<Setting> settings;
+  for (int world = 1; world <= 3; ++world) {
+    for (int stage = 0; stage <= 3; ++stage) settings.push_back({.world = world, .stage = stage});
+  }
+  return settings;
+}
+
+ModelSpec ScriptedModel(int64_t boundary_bytes) {
+  ModelSpec model;
+  const auto unit = [&](int number, std::vector<ParameterSpec> parameters) {
+    const UnitId id = model.AddUnit(absl::StrCat("u", number));
+    for (ParameterSpec& parameter : parameters) {
+      parameter.init = Normal(0.5f, 7);
+      model.Add(id, std::move(parameter));
+    }
+  };
+  unit(0, {{.name = "embedding", .shape = {11, 9}}, {.name = "norm", .shape = {7}}});
+  unit(1, {{.name = "w1", .shape = {13, 10}}, {.name = "base1", .shape = {65}, .trainable = false}});
+  unit(2, {{.name = "base2", .shape = {10, 10}, .trainable = false}});
+  unit(3, {{.name = "w3", .shape = {13, 10}}, {.name = "base3", .shape = {65}, .trainable = false}});
+  unit(4, {{.name = "w4", .shape = {300}}, {.name = "b4", .shape = {}}});
+  for (int visited : kScriptedUnits) model.forward.push_back({.unit = UnitId{visited}});
+  for (int v = 0; v + 1 < kScriptedVisits; ++v) {
+    model.forward[static_cast<size_t>(v)].output_bytes = boundary_bytes;
+  }
+  return model;
+}
+
+void ScriptedTrainer::BeginStep(int64_t step, const Values* shown) {
+  step_ = step;
+  shown_ = shown;
+}
+
+void ScriptedTrainer::Look(const Scope& scope, int unit) const {
+  for (ParameterId id : model_[UnitId{unit}].parameters) {
+    const std::vector<float> values = testing::Values(scope.parameter(id));
+    if (shown_ != nullptr) {
+      EXPECT_EQ(values, (*shown_)[static_cast<size_t>(id)])
+          << "parameter '" << model_[id].name << "', rank " << rank_ << ", step " << step_;
+    }
+  }
+}
+
+void ScriptedTrainer::Add(BackwardScope& scope, int visit) const {
+  for (ParameterId id : model_[UnitId{kScriptedUnits[visit]}].parameters) {
+    if (!model_[id].trainable) continue;
+    std::vector<float> values(static_cast<size_t>(Elements(model_[id].shape)));
+    for (int m : scope.micro_batches()) {
+      for (size_t i = 0; i < values.size(); ++i) {
+        const int64_t mixed = 7 * rank_ + 5 * step_ + 3 * visit + 11 * m +
+                              13 * static_cast<int64_t>(id) + static_cast<int64_t>(i);
+        values[i] = static_cast<float>(mixed % 31 - 15) / 16;
+      }
+      AddTo(scope.gradient(id), values);
+    }
+  }
+}
+
+void ScriptedTrainer::Backward(Step& step, int visit) const {
+  BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
+  Look(scope, kScriptedUnits[visit]);
+  Add(scope, visit);
+}
+
+void ScriptedTrainer::ForwardAll(Step& step) const {
+  for (int unit : kScriptedUnits) Forward(step, unit);
+}
+
+void ScriptedTrainer::BackwardAll(Step& step, std::vector<int> without) const {
+  for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
+    if (std::find(without.begin(), without.end(), visit) == without.end()) {
+      Backward(step, visit);
+    } else {
+      Look(step.Backward(UnitId{kScriptedUnits[visit]}), kScriptedUnits[visit]);
+    }
+  }
+}
+
+void ScriptedTrainer::Round(Step& step, std::vector<int> without) const {
+  ForwardAll(step);
+  BackwardAll(step, std::move(without));
+}
+
+absl::StatusOr<Values> GatherAll(Engine& engine, const ModelSpec& model, StateClass what) {
+  Values values;
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    values.emplace_back(static_cast<size_t>(Elements(model.parameters[p].shape)));
+    if (absl::Status status =
+            engine.Gather(ParameterId{static_cast<int32_t>(p)}, what, values.back());
+        !status.ok()) {
+      return status;
+    }
+  }
+  return values;
+}
+
+absl::Status RunEngines(
+    const Setting& setting, const ModelSpec& model, const Config& config,
+    const std::function<absl::Status(Engine& engine, ScriptedTrainer& trainer)>& body,
+    const EngineOptions& options) {
+  return RunThreads(setting.world, [&](World world) -> absl::Status {
+    absl::StatusOr<Engine> engine = Engine::Create(world, Device::Cpu(), model, config, options);
+    if (!engine.ok()) return engine.status();
+    ScriptedTrainer trainer(model, world.rank());
+    return body(*engine, trainer);
+  });
+}
+
+ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config& config,
+                    const Script& script, ScriptOptions options) {
+  ScriptRun run;
+  ::testing::internal::CaptureStderr();
+  run.status = RunEngines(
+      setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        for (int number = 0; number < options.steps; ++number) {
+          if (options.shown == nullptr) {
+            absl::StatusOr<Values> shown = GatherAll(engine, model, StateClass::kParameter);
+            if (!shown.ok()) return shown.status();
+            if (trainer.rank() == 0) run.shown.push_back(*std::move(shown));
+            trainer.BeginStep(number, nullptr);
+          } else {
+            trainer.BeginStep(number, &(*options.shown)[static_cast<size_t>(number)]);
+          }
+          Step step = engine.BeginStep(options.step);
+          script(trainer, step);
+          if (absl::Status status = step.Finish(); !status.ok()) return status;
+        }
+        absl::StatusOr<Values> masters = GatherAll(engine, model, StateClass::kMaster);
+        if (!masters.ok()) return masters.status();
+        if (trainer.rank() == 0) run.masters = *std::move(masters);
+        return absl::OkStatus();
+      });
+  run.log = ::testing::internal::GetCapturedStderr();
+  return run;
+}
+
+int Occurrences(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+}  // namespace ebb::testing

@@ -1,0 +1,101 @@
+// A trainer whose numbers do not depend on the order of its scopes. Every contribution to a gradient
+// is a few exact bits, so a step off the declared order must end with the masters of the declared
+// one bit for bit, and every parameter that a scope shows is compared with what it must be.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/ebb.h"
+
+namespace ebb::testing {
+
+enum class Timing { kEarly, kLate, kOff };
+inline constexpr Timing kTimings[] = {Timing::kEarly, Timing::kLate, Timing::kOff};
+
+struct Setting {
+  int world = 1;
+  int stage = 0;
+  Timing timing = Timing::kLate;
+};
+std::ostream& operator<<(std::ostream& out, const Setting& setting);
+
+// fp32, AdamW; every unit is released at stage 3, and every collective is of one unit.
+Config ConfigFor(const Setting& setting);
+// Worlds 1 to 3 by stages 0 to 3; the timings are the tests' own loop.
+std::vector<Setting> WorldsAndStages();
+std::string NameOf(const Setting& setting);
+
+// forward: u0 u1 u2 u3 u4 u0. u0 is tied, u2 frozen, u1 and u3 are of one size (collectives that
+// take one for the other do not notice).
+ModelSpec ScriptedModel(int64_t boundary_bytes = 0);
+inline constexpr int kScriptedVisits = 6;
+inline constexpr int kScriptedUnits[kScriptedVisits] = {0, 1, 2, 3, 4, 0};
+
+using Values = std::vector<std::vector<float>>;  // by parameter
+
+class ScriptedTrainer {
+ public:
+  ScriptedTrainer(const ModelSpec& model, int rank) : model_(model), rank_(rank) {}
+
+  // What scopes must show from now on; null: not compared.
+  void BeginStep(int64_t step, const Values* shown);
+  void Look(const Scope& scope, int unit) const;
+  // `visit`: whose gradient it is, wherever it comes in the step.
+  void Add(BackwardScope& scope, int visit) const;
+
+  void Forward(Step& step, int unit) const { Look(step.Forward(UnitId{unit}), unit); }
+  void Backward(Step& step, int visit) const;
+  // A round in the declared order, and its halves. `without`: visits whose backward adds nothing.
+  void ForwardAll(Step& step) const;
+  void BackwardAll(Step& step, std::vector<int> without = {}) const;
+  void Round(Step& step, std::vector<int> without = {}) const;
+
+  int rank() const { return rank_; }
+  int64_t step() const { return step_; }
+
+ private:
+  const ModelSpec& model_;
+  int rank_ = 0;
+  int64_t step_ = 0;
+  const Values* shown_ = nullptr;
+};
+
+// Creates an engine on every rank and runs `body` on each.
+absl::Status RunEngines(
+    const Setting& setting, const ModelSpec& model, const Config& config,
+    const std::function<absl::Status(Engine& engine, ScriptedTrainer& trainer)>& body,
+    const EngineOptions& options = {});
+
+using Script = std::function<void(const ScriptedTrainer& trainer, Step& step)>;
+
+struct ScriptRun {
+  absl::Status status;          // the first error of any rank
+  std::vector<Values> shown;    // before each step, as scopes show it (only where gathered)
+  Values masters;               // after the last
+  std::string log;              // what was written to standard error
+};
+
+struct ScriptOptions {
+  int steps = 3;
+  StepOptions step = {.gradient_divisor = 4};  // a power of two keeps the bits exact
+  const std::vector<Values>* shown = nullptr;  // compare with this; null: gather and return it
+};
+
+// Runs `script` as every step. Gathers between steps only where asked to, so that late updates of
+// one step are still on their way in the next.
+ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config& config,
+                    const Script& script, ScriptOptions options = {});
+
+// The whole of one class, by parameter, on every rank.
+absl::StatusOr<Values> GatherAll(Engine& engine, const ModelSpec& model, StateClass what);
+
+// How often `part` occurs in `text`.
+int Occurrences(const std::string& text, const std::string& part);
+
+}  // namespace ebb::testing

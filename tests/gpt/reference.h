@@ -1,0 +1,92 @@
+// The GPT's arithmetic again, in fp64 and as plain as it goes: what the kernels are compared with.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+namespace ebb::gpt::reference {
+
+using Values = std::vector<double>;
+
+// c[m, n] = a[m, k] b[k, n], each operand stored transposed or not.
+inline Values Matmul(const Values& a, bool a_transposed, const Values& b, bool b_transposed, int64_t m, int64_t n, int64_t k) {
+  Values c(static_cast<size_t>(m * n));
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = 0;
+      for (int64_t l = 0; l < k; ++l) {
+        sum += a[static_cast<size_t>(a_transposed ? l * m + i : i * k + l)] *
+               b[static_cast<size_t>(b_transposed ? j * k + l : l * n + j)];
+      }
+      c[static_cast<size_t>(i * n + j)] = sum;
+    }
+  }
+  return c;
+}
+
+// input [rows, inputs], weight [outputs, inputs]
+inline Values Linear(const Values& input, const Values& weight, const Values& bias, int64_t rows) {
+  const int64_t outputs = static_cast<int64_t>(bias.size()), inputs = static_cast<int64_t>(weight.size()) / outputs;
+  Values output = Matmul(input, false, weight, true, rows, outputs, inputs);
+  for (size_t i = 0; i < output.size(); ++i) output[i] += bias[i % bias.size()];
+  return output;
+}
+
+inline Values Norm(const Values& input, const Values& weight, const Values& bias) {
+  const size_t width = weight.size();
+  Values output(input.size());
+  for (size_t row = 0; row < input.size(); row += width) {
+    double mean = 0, variance = 0;
+    for (size_t i = 0; i < width; ++i) mean += input[row + i] / static_cast<double>(width);
+    for (size_t i = 0; i < width; ++i) variance += std::pow(input[row + i] - mean, 2) / static_cast<double>(width);
+    for (size_t i = 0; i < width; ++i) {
+      output[row + i] = (input[row + i] - mean) / std::sqrt(variance + 1e-5) * weight[i] + bias[i];
+    }
+  }
+  return output;
+}
+
+inline double Gelu(double x) {
+  return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+}
+
+// Causal, over one sequence: qkv [tokens, 3 * width].
+inline Values Attention(const Values& qkv, int64_t tokens, int64_t heads) {
+  const int64_t width = static_cast<int64_t>(qkv.size()) / tokens / 3, depth = width / heads;
+  Values output(static_cast<size_t>(tokens * width));
+  const auto at = [&](int64_t t, int64_t third, int64_t h, int64_t d) {
+    return qkv[static_cast<size_t>((t * 3 + third) * width + h * depth + d)];
+  };
+  for (int64_t h = 0; h < heads; ++h) {
+    for (int64_t t = 0; t < tokens; ++t) {
+      Values p(static_cast<size_t>(t + 1));
+      double sum = 0;
+      for (int64_t s = 0; s <= t; ++s) {
+        double score = 0;
+        for (int64_t d = 0; d < depth; ++d) score += at(t, 0, h, d) * at(s, 1, h, d);
+        sum += p[static_cast<size_t>(s)] = std::exp(score / std::sqrt(static_cast<double>(depth)));
+      }
+      for (int64_t s = 0; s <= t; ++s) {
+        for (int64_t d = 0; d < depth; ++d) {
+          output[static_cast<size_t>(t * width + h * depth + d)] += p[static_cast<size_t>(s)] / sum * at(s, 2, h, d);
+        }
+      }
+    }
+  }
+  return output;
+}
+
+// The mean over rows.
+inline double CrossEntropy(const Values& logits, const std::vector<int32_t>& targets) {
+  const size_t rows = targets.size(), vocabulary = logits.size() / rows;
+  double loss = 0;
+  for (size_t r = 0; r < rows; ++r) {
+    double sum = 0;
+    for (size_t v = 0; v < vocabulary; ++v) sum += std::exp(logits[r * vocabulary + v]);
+    loss += std::log(sum) - logits[r * vocabulary + static_cast<size_t>(targets[r])];
+  }
+  return loss / static_cast<double>(rows);
+}
+
+}  // namespace ebb::gpt::reference

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, and runs the tests.
+#
+#   tests/run.sh [release|asan|tsan] [--full] [-- argument of ctest...]
+#
+# release: optimised. asan, tsan: debug builds with the address and undefined-behaviour, or the thread sanitizer. --full: the whole
+# product of the bitwise matrix and many more random cases, instead of a covering selection.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source cmake/packages.sh
+
+preset=release
+ctest_arguments=()
+while [ $# -gt 0 ]; do
+  case "$1" in
+    release | asan | tsan) preset=$1 ;;
+    --full) export EBB_FULL=1 ;;
+    --)
+      shift
+      ctest_arguments=("$@")
+      break
+      ;;
+    *)
+      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|asan|tsan] [--full] [-- argument of ctest...]" >&2
+      exit 2
+      ;;
+  esac
+  shift
+done
+
+install_packages
+cmake --preset "$preset"
+cmake --build --preset "$preset"
+export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS:-}
+ctest --preset "$preset" -j "$(nproc)" --no-tests=error "${ctest_arguments[@]}"

@@ -1,0 +1,143 @@
+#include "ebb/sharding/decisions.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "random_model.h"
+
+namespace ebb::sharding {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Units of these many elements, visited once each in order.
+ModelSpec ModelOf(const std::vector<int64_t>& sizes) {
+  ModelSpec model;
+  for (int64_t size : sizes) {
+    const UnitId unit = model.AddUnit(absl::StrCat("unit", model.units.size()));
+    model.Add(unit, {.name = absl::StrCat("p", model.parameters.size()),
+                     .shape = {size},
+                     .init = Constant(0)});
+    model.forward.push_back({.unit = unit});
+  }
+  return model;
+}
+
+Config ConfigOf(int stage) {
+  Config config;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = stage;
+  return config;
+}
+
+Decisions DecideFor(const ModelSpec& model, const Config& config, int world, bool hold = false) {
+  const PlanInputs inputs{.model = &model, .config = &config, .world = world};
+  const absl::StatusOr<ModelLayout> layout = LayOut(model, world);
+  EXPECT_TRUE(layout.ok()) << layout.status();
+  const absl::StatusOr<Decisions> decisions = Decide(inputs, *layout, 0, hold);
+  EXPECT_TRUE(decisions.ok()) << decisions.status();
+  return *decisions;
+}
+
+TEST(Decisions, StageThreeKeepsSmallUnitsWholeWhileTheyFitTogether) {
+  const ModelSpec model = ModelOf({100, 101, 60, 100, 40});
+  Config config = ConfigOf(3);
+  config.zero.param_persistence_threshold = 100;
+  EXPECT_THAT(DecideFor(model, config, 2).kept_whole, ElementsAre(true, false, true, true, true));
+  config.zero.model_persistence_threshold = 200;
+  EXPECT_THAT(DecideFor(model, config, 2).kept_whole, ElementsAre(true, false, true, false, true));
+}
+
+TEST(Decisions, LowerStagesAndASingleRankKeepEverythingWhole) {
+  const ModelSpec model = ModelOf({1'000'000});
+  for (int stage : {0, 1, 2}) EXPECT_THAT(DecideFor(model, ConfigOf(stage), 4).kept_whole[0], true);
+  EXPECT_THAT(DecideFor(model, ConfigOf(3), 1).kept_whole[0], true);
+  EXPECT_THAT(DecideFor(model, ConfigOf(3), 2).kept_whole[0], false);
+}
+
+// A gradient that one reduction completes needs no shard of another dtype, where the values are the
+// same in both.
+TEST(Decisions, ReducedSlicesAreSummedOnlyWhereThatChangesSomething) {
+  ModelSpec model = ModelOf({100, 100});
+  model.forward.push_back({.unit = static_cast<UnitId>(1)});  // visited twice
+  Config config = ConfigOf(2);
+  config.compute = DType::kBFloat16;
+  EXPECT_THAT(DecideFor(model, config, 2).accumulates, ElementsAre(false, true));
+  EXPECT_EQ(DecideFor(model, config, 2).shard_dtype(0), DType::kBFloat16);
+  EXPECT_EQ(DecideFor(model, config, 2).shard_dtype(1), DType::kFloat32);
+  config.accumulation = DType::kFloat16;  // rounds bf16
+  EXPECT_THAT(DecideFor(model, config, 2).accumulates, ElementsAre(true, true));
+  config.accumulation = DType::kBFloat16;
+  EXPECT_THAT(DecideFor(model, config, 2).accumulates, ElementsAre(false, true));
+  config.zero.stage = 0;  // gathered again in the accumulation dtype
+  EXPECT_THAT(DecideFor(model, config, 2).accumulates, ElementsAre(true, true));
+}
+
+TEST(Decisions, WholeGradientsAreOfTheAccumulationDtypeWhereSeveralAreSummed) {
+  const ModelSpec model = ModelOf({100});
+  Config config = ConfigOf(2);
+  config.compute = DType::kBFloat16;
+  EXPECT_EQ(DecideFor(model, config, 2).gradient, DType::kBFloat16);
+  config.gradient_accumulation_steps = 4;
+  EXPECT_EQ(DecideFor(model, config, 2).gradient, DType::kBFloat16);
+  config.ebb.reduce_at = ReduceAt::kStep;
+  EXPECT_EQ(DecideFor(model, config, 2).gradient, DType::kFloat32);
+  EXPECT_TRUE(DecideFor(model, config, 2).keeps_step_gradients);
+  config.ebb.reduce_at = ReduceAt::kRound;
+  config.ebb.micro_batches_per_round = 2;
+  EXPECT_EQ(DecideFor(model, config, 2).gradient, DType::kFloat32);
+  EXPECT_FALSE(DecideFor(model, config, 2).keeps_step_gradients);
+}
+
+TEST(Decisions, OneRoundAStepReducesTheSameWayWhateverReduceAtSays) {
+  const ModelSpec model = ModelOf({100});
+  Config config = ConfigOf(2);
+  config.gradient_accumulation_steps = config.ebb.micro_batches_per_round = 4;
+  config.ebb.reduce_at = ReduceAt::kStep;
+  EXPECT_FALSE(DecideFor(model, config, 2).keeps_step_gradients);
+}
+
+TEST(Decisions, SayWhyUpdatesStartWhenTheyDo) {
+  const ModelSpec model = ModelOf({100});
+  Config config = ConfigOf(2);
+  const auto reason = [&](bool hold = false) {
+    return DecideFor(model, config, 2, hold).timing_reason;
+  };
+  config.gradient_clipping = 1;
+  EXPECT_THAT(reason(), HasSubstr("gradient_clipping"));
+  config.gradient_clipping = 0;
+  EXPECT_THAT(reason(), HasSubstr("overflow"));
+  config.ebb.check_overflow = false;
+  EXPECT_EQ(DecideFor(model, config, 2).timing, UpdateTiming::kEarly);
+  EXPECT_THAT(reason(/*hold=*/true), HasSubstr("holds"));
+  config.ebb.asynchronous_step = AsynchronousStep::kLate;
+  EXPECT_THAT(reason(), HasSubstr("asynchronous_step is late"));
+  config.ebb.asynchronous_step = AsynchronousStep::kOff;
+  EXPECT_EQ(DecideFor(model, config, 2).timing, UpdateTiming::kOff);
+}
+
+TEST(Decisions, GroupsAreOfCoalesceBytesElseOfTheBucketsUpToOneMebibyte) {
+  Config config;
+  constexpr int64_t kMebibyte = int64_t{1} << 20;
+  EXPECT_EQ(GatherGroupElements(config, DType::kBFloat16), kMebibyte / 2);
+  EXPECT_EQ(ReduceGroupBytes(config), kMebibyte);
+  config.zero.allgather_bucket_size = 1'000;
+  config.zero.reduce_bucket_size = 500;
+  EXPECT_EQ(GatherGroupElements(config, DType::kBFloat16), 1'000);
+  EXPECT_EQ(ReduceGroupBytes(config), 500 * 4);
+  config.zero.allgather_bucket_size = config.zero.reduce_bucket_size = int64_t{1} << 40;
+  EXPECT_EQ(GatherGroupElements(config, DType::kBFloat16), kMebibyte / 2);
+  EXPECT_EQ(ReduceGroupBytes(config), kMebibyte);
+  config.ebb.coalesce_bytes = 0;
+  EXPECT_EQ(GatherGroupElements(config, DType::kBFloat16), 0);
+  EXPECT_EQ(ReduceGroupBytes(config), 0);
+}
+
+}  // namespace
+}  // namespace ebb::sharding
