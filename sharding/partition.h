@@ -1,9 +1,8 @@
 // How one section of a unit (its trainable or its frozen parameters) is laid flat and cut over the
 // ranks.
 //
-//   | w1 ........ | b1 . | w2 .................. | b2 | 0 |     parameters in declared order, each
-//   aligned, zero-padded | rank 0          | rank 1          | rank 2          |     equal slices;
-//   a cut may fall inside a parameter
+//   | w1 ........ | b1 . | w2 .................. | b2 | 0 |   parameters, aligned; zero padding
+//   | rank 0          | rank 1          | rank 2          |   equal slices; cuts may split one
 //
 // An all-gather of the slices is the flat buffer that kernels read, and the flat buffer they write
 // is what a reduce-scatter reads: nothing is copied on the way.

@@ -68,6 +68,7 @@ class Builder {
     plan_.reduce_of_scope.assign(scopes, -1);
     plan_.gather_of_scope.assign(scopes, -1);
     mark_of_scope_.assign(scopes, -1);
+    gradient_reader_.assign(scopes, -1);
     last_gather_.assign(units, -1);
     gradient_final_.assign(units, -1);
     updated_.assign(units, false);
@@ -137,11 +138,11 @@ class Builder {
     }
   }
 
-  // ---- parameters
-  // ------------------------------------------------------------------------------------------------------
+  // parameters
   void IssueGathers(int tick) {
-    for (const GatherGroup& group : residency_.groups) {
-      if (group.issue != tick) continue;
+    for (; next_group_ < residency_.groups.size(); ++next_group_) {
+      const GatherGroup& group = residency_.groups[next_group_];
+      if (group.issue != tick) return;
       Operation gather{
           .kind = OperationKind::kGather, .stream = StreamId::kGather, .parts = {}, .after = {}};
       int previous_user =
@@ -172,13 +173,11 @@ class Builder {
   // The mark of the last scope closed before `tick` whose unit's slot overlaps this unit's. Marks
   // are in compute order, so waiting for the last one covers those before it.
   int LastUserOfSlot(int unit, int tick) const {
-    int mark = -1;
-    for (size_t s = 0; s < mark_of_scope_.size() && CloseTick(static_cast<int>(s)) < tick; ++s) {
+    for (int s = (tick - 1) / 2 - 1; s >= 0; --s) {
       const int other = plan_.scopes[s].unit;
-      if (mark_of_scope_[s] >= 0 && !d_.kept_whole[other] && SlotsOverlap(unit, other))
-        mark = std::max(mark, mark_of_scope_[s]);
+      if (!d_.kept_whole[other] && SlotsOverlap(unit, other)) return mark_of_scope_[s];
     }
-    return mark;
+    return -1;
   }
 
   bool SlotsOverlap(int a, int b) const {
@@ -190,8 +189,7 @@ class Builder {
     return begin(a) < end(b) && begin(b) < end(a);
   }
 
-  // ---- gradients
-  // -------------------------------------------------------------------------------------------------------
+  // gradients
   int64_t GradientBytes(int scope) const {
     return plan_.layout.units[plan_.scopes[scope].unit].trainable.elements * SizeOf(d_.gradient);
   }
@@ -201,12 +199,11 @@ class Builder {
     const int64_t begin = plan_.pools.visits[plan_.scopes[s].visit].gradient,
                   end = begin + GradientBytes(s);
     int reader = -1;
-    for (int other = 0; other < s; ++other) {
-      if (gradient_reader_.size() <= static_cast<size_t>(other) || gradient_reader_[other] < 0)
-        continue;
+    for (int other = s - 1; other >= 0 && reader < 0; --other) {
+      if (gradient_reader_[other] < 0) continue;
       const int64_t other_begin = plan_.pools.visits[plan_.scopes[other].visit].gradient;
       if (begin < other_begin + GradientBytes(other) && other_begin < end)
-        reader = std::max(reader, gradient_reader_[other]);
+        reader = gradient_reader_[other];
     }
     waits.push_back(reader < 0 ? Dependency{Dependency::kExchanged, 0}
                                : Dependency{Dependency::kOperation, reader});
@@ -214,7 +211,7 @@ class Builder {
 
   void IssueReduction(const std::vector<int>& group) {
     std::vector<Part> parts;
-    int64_t ring_bytes = 0, cast_bytes = 0, fold_bytes = 0;
+    int64_t ring_bytes = 0, cast_bytes = 0, accumulate_bytes = 0, norm_bytes = 0;
     bool accumulates = false, writes_shard = false;
     std::vector<Dependency> previous_updates;
     for (int s : group) {
@@ -229,8 +226,12 @@ class Builder {
       writes_shard |= !d_.accumulates[unit];
       ring_bytes += RingBytes(d_.world, section.shard, d_.communication);
       cast_bytes += section.elements * (SizeOf(d_.gradient) + SizeOf(d_.communication));
-      fold_bytes += section.shard * SizeOf(d_.shard_dtype(unit)) * (part.first ? 1 : 2) +
-                    (d_.accumulates[unit] ? section.shard * SizeOf(d_.communication) : 0);
+      if (d_.accumulates[unit]) {
+        accumulate_bytes += section.shard * (SizeOf(d_.accumulation) * (part.first ? 1 : 2) +
+                                             SizeOf(d_.communication));
+      } else {
+        norm_bytes += section.shard * SizeOf(d_.communication);
+      }
       parts.push_back(part);
     }
     std::vector<Dependency> after = {{Dependency::kOperation, mark_of_scope_[group.back()]}};
@@ -262,7 +263,7 @@ class Builder {
                                .stream = StreamId::kReduce,
                                .parts = folded,
                                .after = {},
-                               .bytes = fold_bytes});
+                               .bytes = accumulate_bytes});
       if (!casts) reader = final_operation;
     }
     if (writes_shard) {
@@ -274,9 +275,8 @@ class Builder {
                                .stream = StreamId::kReduce,
                                .parts = direct,
                                .after = {},
-                               .bytes = fold_bytes});
+                               .bytes = norm_bytes});
     }
-    gradient_reader_.resize(plan_.scopes.size(), -1);
     for (int s : group) {
       gradient_reader_[s] = reader;
       plan_.reduce_of_scope[s] = reduce;
@@ -303,8 +303,7 @@ class Builder {
     }
   }
 
-  // ---- updates
-  // ---------------------------------------------------------------------------------------------------------
+  // updates
   int64_t UpdateBytes(int unit) const {
     const Section& section = plan_.layout.units[unit].trainable;
     const int64_t elements = d_.stage == 0 ? section.elements : section.shard;
@@ -366,6 +365,7 @@ class Builder {
   const Decisions& d_;
   const Residency& residency_;
   const Reduction& reduction_;
+  size_t next_group_ = 0;  // of gathers, not issued yet
   int last_mark_ = -1, exchange_ = -1, last_update_ = -1;
   std::vector<int> mark_of_scope_, gradient_reader_;
   std::vector<int> last_gather_, gradient_final_, update_of_unit_;  // by unit

@@ -79,11 +79,16 @@ class Issuer {
  private:
   // What scope `current` needs, then what may be ahead of it.
   void IssueAt(int tick, int current) {
+    std::erase_if(live_, [&](int i) { return residency_.stays[i].last < current; });
     std::vector<GatherGroup>& groups = residency_.groups;
-    while (next_ < groups.size() && FirstUse(groups[next_]) <= current)
-      groups[next_++].issue = tick;
-    while (next_ < groups.size() && MayPrefetch(groups[next_], current))
-      groups[next_++].issue = tick;
+    while (next_ < groups.size() && FirstUse(groups[next_]) <= current) IssueNext(tick);
+    while (next_ < groups.size() && MayPrefetch(groups[next_], current)) IssueNext(tick);
+  }
+
+  void IssueNext(int tick) {
+    GatherGroup& group = residency_.groups[next_++];
+    group.issue = tick;
+    live_.insert(live_.end(), group.stays.begin(), group.stays.end());
   }
 
   int FirstUse(const GatherGroup& group) const {
@@ -92,34 +97,32 @@ class Issuer {
 
   bool MayPrefetch(const GatherGroup& group, int current) const {
     int64_t units_ahead = 0, elements_ahead = 0, live = 0;
-    for (size_t g = 0; g < next_; ++g) {
-      for (int i : residency_.groups[g].stays) {
-        const Stay& stay = residency_.stays[i];
-        if (stay.last >= current) live += elements_[stay.unit];
-        if (stay.first <= current) continue;
-        ++units_ahead;
-        elements_ahead += elements_[stay.unit];
-      }
-    }
-    int64_t size = 0;
-    for (int i : group.stays) {
+    for (int i : live_) {
       const Stay& stay = residency_.stays[i];
-      size += elements_[stay.unit];
+      live += elements_[stay.unit];
+      if (stay.first <= current) continue;
+      ++units_ahead;
+      elements_ahead += elements_[stay.unit];
+    }
+    if (units_ahead >= limits_.prefetch_depth || elements_ahead >= limits_.prefetch_elements)
+      return false;
+    for (int i : group.stays) {
+      const int unit = residency_.stays[i].unit;
+      live += elements_[unit];
       // A unit's next stay may not begin while the last one lasts: they share one slot.
-      for (const Stay& other : residency_.stays) {
-        if (other.unit == stay.unit && other.last < stay.first && other.last >= current)
-          return false;
+      for (int other : live_) {
+        if (residency_.stays[other].unit == unit) return false;
       }
     }
-    return units_ahead < limits_.prefetch_depth && elements_ahead < limits_.prefetch_elements &&
-           live + size <= limits_.live_elements;
+    return live <= limits_.live_elements;
   }
 
   std::span<const PlannedScope> scopes_;
   std::span<const int64_t> elements_;
   Residency& residency_;
   const ResidencyLimits& limits_;
-  size_t next_ = 0;  // the first group not issued yet
+  size_t next_ = 0;        // the first group not issued yet
+  std::vector<int> live_;  // stays issued and not over
 };
 
 }  // namespace

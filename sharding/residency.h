@@ -2,8 +2,9 @@
 // far ahead it is issued, and which gathers are submitted as one group.
 //
 //   depth 1      open F0   open F1        open F2
-//   gather       F0, F1    F2             F3 ...           slots of F0 and F2 may be the same
-//   memory
+//   gather       F0, F1    F2             F3 ...
+//
+// Here the slots of F0 and F2 may be the same memory.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,8 @@
 // The order in which a trainer opens scopes in a step, from the model's declared forward order.
 //
-//   round 0: F0 F1 F2 F3  B3 B2 B1 B0 | round 1: F0 ... B0 | ...       (visits; backward ends at
-//   the first trainable one)
+//   round 0: F0 F1 F2 F3  B3 B2 B1 B0 | round 1: F0 ... B0 | ...     by visit
+//
+// Backward ends at the first trainable visit.
 #pragma once
 
 #include <vector>

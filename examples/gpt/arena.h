@@ -1,4 +1,5 @@
-// Memory handed out piece by piece from one block. Over null it only counts, so one function both measures a layout and makes it.
+// Memory handed out piece by piece from one block. Over null it only counts, so one function both
+// measures a layout and makes it.
 #pragma once
 
 #include <cstddef>

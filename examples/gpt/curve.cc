@@ -28,14 +28,19 @@ double TickDistance(double range) {
 // From numbers to the picture's coordinates.
 struct Frame {
   double x_min = 0, x_max = 1, y_min = 0, y_max = 1;
-  double X(double x) const { return kLeft + (x - x_min) / (x_max - x_min) * (kWidth - kLeft - kRight); }
-  double Y(double y) const { return kHeight - kBottom - (y - y_min) / (y_max - y_min) * (kHeight - kTop - kBottom); }
+  double X(double x) const {
+    return kLeft + (x - x_min) / (x_max - x_min) * (kWidth - kLeft - kRight);
+  }
+  double Y(double y) const {
+    return kHeight - kBottom - (y - y_min) / (y_max - y_min) * (kHeight - kTop - kBottom);
+  }
 };
 
 Frame FrameOf(const Points& points) {
   Frame frame;
   if (points.empty()) return frame;
-  frame = {points.front().first, points.front().first, points.front().second, points.front().second};
+  frame = {points.front().first, points.front().first, points.front().second,
+           points.front().second};
   for (const auto& [x, y] : points) {
     frame.x_min = std::min(frame.x_min, x), frame.x_max = std::max(frame.x_max, x);
     frame.y_min = std::min(frame.y_min, y), frame.y_max = std::max(frame.y_max, y);
@@ -49,7 +54,8 @@ Frame FrameOf(const Points& points) {
 Points LossesOf(const History& history) {
   Points points;
   for (const StepRecord& record : history.steps) {
-    if (std::isfinite(record.report.loss)) points.emplace_back(static_cast<double>(record.report.step), record.report.loss);
+    if (std::isfinite(record.report.loss))
+      points.emplace_back(static_cast<double>(record.report.step), record.report.loss);
   }
   return points;
 }
@@ -58,24 +64,26 @@ Points LossesOf(const History& history) {
 Points Smooth(const Points& points) {
   Points smooth = points;
   const double keep = 1 - 1 / std::max(1.0, static_cast<double>(points.size()) / 20);
-  for (size_t i = 1; i < smooth.size(); ++i) smooth[i].second = keep * smooth[i - 1].second + (1 - keep) * points[i].second;
+  for (size_t i = 1; i < smooth.size(); ++i)
+    smooth[i].second = keep * smooth[i - 1].second + (1 - keep) * points[i].second;
   return smooth;
 }
 
 void AddAxes(const Frame& f, std::string& svg) {
   const double dx = TickDistance(f.x_max - f.x_min), dy = TickDistance(f.y_max - f.y_min);
   for (double y = std::ceil(f.y_min / dy) * dy; y <= f.y_max; y += dy) {
-    absl::StrAppendFormat(&svg,
-                          "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#e4e4e4\"/>"
-                          "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n",
-                          kLeft, f.Y(y), kWidth - kRight, f.Y(y), kLeft - 8, f.Y(y) + 4, y);
+    absl::StrAppendFormat(
+        &svg,
+        "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"#e4e4e4\"/>"
+        "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n",
+        kLeft, f.Y(y), kWidth - kRight, f.Y(y), kLeft - 8, f.Y(y) + 4, y);
   }
   for (double x = std::ceil(f.x_min / dx) * dx; x <= f.x_max; x += dx) {
-    absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.6g</text>\n", f.X(x),
-                          kHeight - kBottom + 18, x);
+    absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%.6g</text>\n",
+                          f.X(x), kHeight - kBottom + 18, x);
   }
-  absl::StrAppendFormat(&svg, "<path d=\"M%.1f %.1fV%.1fH%.1f\" fill=\"none\" stroke=\"#444\"/>\n", kLeft, kTop,
-                        kHeight - kBottom, kWidth - kRight);
+  absl::StrAppendFormat(&svg, "<path d=\"M%.1f %.1fV%.1fH%.1f\" fill=\"none\" stroke=\"#444\"/>\n",
+                        kLeft, kTop, kHeight - kBottom, kWidth - kRight);
   absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">step</text>\n",
                         (kLeft + kWidth - kRight) / 2, kHeight - 8);
 }
@@ -85,7 +93,8 @@ void AddLine(const Frame& frame, const Points& points, std::string_view style, s
   svg += "<polyline fill=\"none\" stroke-linejoin=\"round\" ";
   svg += style;
   svg += " points=\"";
-  for (const auto& [x, y] : points) absl::StrAppendFormat(&svg, "%.1f,%.1f ", frame.X(x), frame.Y(y));
+  for (const auto& [x, y] : points)
+    absl::StrAppendFormat(&svg, "%.1f,%.1f ", frame.X(x), frame.Y(y));
   svg += "\"/>\n";
 }
 
@@ -102,8 +111,10 @@ std::string CurveSvg(const History& history) {
   const Frame frame = FrameOf(all);
 
   std::string svg = absl::StrFormat(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f %.0f\" "
-      "font-family=\"sans-serif\" font-size=\"12\" fill=\"#444\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n",
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" viewBox=\"0 0 %.0f "
+      "%.0f\" "
+      "font-family=\"sans-serif\" font-size=\"12\" fill=\"#444\">\n<rect width=\"100%%\" "
+      "height=\"100%%\" fill=\"white\"/>\n",
       kWidth, kHeight, kWidth, kHeight);
   absl::StrAppendFormat(&svg,
                         "<text x=\"%.1f\" y=\"20\"><tspan fill=\"#1f5fa8\">loss</tspan>"
@@ -113,7 +124,8 @@ std::string CurveSvg(const History& history) {
   AddLine(frame, losses, "stroke=\"#a9c8e8\"", svg);
   AddLine(frame, Smooth(losses), "stroke=\"#1f5fa8\" stroke-width=\"2\"", svg);
   for (const auto& [x, y] : held_out) {
-    absl::StrAppendFormat(&svg, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\" fill=\"#c0392b\"/>\n", frame.X(x), frame.Y(y));
+    absl::StrAppendFormat(&svg, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\" fill=\"#c0392b\"/>\n",
+                          frame.X(x), frame.Y(y));
   }
   return svg + "</svg>\n";
 }

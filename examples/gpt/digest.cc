@@ -11,7 +11,8 @@
 
 namespace ebb::gpt {
 
-static_assert(std::endian::native == std::endian::little, "numbers are hashed as they lie in memory");
+static_assert(std::endian::native == std::endian::little,
+              "numbers are hashed as they lie in memory");
 
 struct ParameterDigest::State {
   EVP_MD_CTX* context = EVP_MD_CTX_new();
@@ -23,7 +24,8 @@ ParameterDigest::ParameterDigest() : state_(std::make_unique<State>()) {
 }
 ParameterDigest::~ParameterDigest() = default;
 
-void ParameterDigest::Add(std::string_view name, std::span<const int64_t> shape, std::span<const float> values) {
+void ParameterDigest::Add(std::string_view name, std::span<const int64_t> shape,
+                          std::span<const float> values) {
   constexpr char kZero = 0;
   EVP_DigestUpdate(state_->context, name.data(), name.size());
   EVP_DigestUpdate(state_->context, &kZero, 1);
@@ -44,7 +46,8 @@ absl::StatusOr<std::string> DigestOf(Engine& engine, const ModelSpec& model, int
   for (size_t i = 0; i < model.parameters.size(); ++i) {
     const ParameterSpec& parameter = model.parameters[i];
     if (rank == 0) whole.resize(static_cast<size_t>(Elements(parameter.shape)));
-    EBB_RETURN_IF_ERROR(engine.Gather(static_cast<ParameterId>(i), StateClass::kMaster, whole, /*root=*/0));
+    EBB_RETURN_IF_ERROR(
+        engine.Gather(static_cast<ParameterId>(i), StateClass::kMaster, whole, /*root=*/0));
     if (rank == 0) digest.Add(parameter.name, parameter.shape, whole);
   }
   return rank == 0 ? digest.Finish() : std::string();

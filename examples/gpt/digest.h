@@ -1,4 +1,5 @@
-// SHA-256 over a model's parameters: the same for every stage, world and tier that trained to the same bits.
+// SHA-256 over a model's parameters: the same for every stage, world and tier that trained to the
+// same bits.
 //
 // The bytes, for every parameter in declared order:
 //   the name, then one zero byte

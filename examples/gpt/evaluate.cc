@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <functional>
+#include <limits>
 #include <random>
 #include <utility>
 
@@ -23,12 +23,14 @@ char Draw(std::span<const float> logits, std::mt19937_64& random) {
   std::array<std::pair<float, int>, 256> bytes;
   for (int i = 0; i < 256; ++i) {
     const float logit = logits[static_cast<size_t>(i)];
-    bytes[static_cast<size_t>(i)] = {std::isnan(logit) ? std::numeric_limits<float>::lowest() : logit, i};
+    bytes[static_cast<size_t>(i)] = {
+        std::isnan(logit) ? std::numeric_limits<float>::lowest() : logit, i};
   }
   std::partial_sort(bytes.begin(), bytes.begin() + kChoices, bytes.end(), std::greater<>());
   std::array<double, kChoices> weights;
   double total = 0;
-  for (size_t i = 0; i < kChoices; ++i) total += weights[i] = std::exp((bytes[i].first - bytes[0].first) / kTemperature);
+  for (size_t i = 0; i < kChoices; ++i)
+    total += weights[i] = std::exp((bytes[i].first - bytes[0].first) / kTemperature);
   double left = total * static_cast<double>(random() >> 11) * 0x1p-53;
   size_t choice = 0;
   while (choice + 1 < kChoices && left >= weights[choice]) left -= weights[choice++];
@@ -44,7 +46,8 @@ ForwardScope Trainer::WalkToHead(Evaluation& evaluation, const Batch& batch) {
   }
   for (int64_t b = 0; b < options_.shape.layers; ++b) {
     ForwardScope unit = evaluation.Forward(gpt_.blocks[static_cast<size_t>(b)].unit);
-    layers_->BlockForward(ScopeParameters{unit}, b, batch, unit.input(0).data, /*slot=*/0, unit.output(0).data);
+    layers_->BlockForward(ScopeParameters{unit}, b, batch, unit.input(0).data, /*slot=*/0,
+                          unit.output(0).data);
   }
   return evaluation.Forward(gpt_.embedding);
 }
@@ -53,13 +56,15 @@ absl::StatusOr<double> Trainer::Evaluate() {
   Buffers& buffers = batches_.front();
   const size_t length = static_cast<size_t>(options_.shape.context);
   const int64_t per_walk = world_.size() * sequences_;
-  const int64_t walks = std::clamp<int64_t>(text_.held_out_bytes() / options_.shape.context / per_walk, 1, kHeldOutBatches);
+  const int64_t walks = std::clamp<int64_t>(
+      text_.held_out_bytes() / options_.shape.context / per_walk, 1, kHeldOutBatches);
   Evaluation evaluation = engine_->BeginEvaluation();
   for (int64_t walk = 0; walk < walks; ++walk) {
     for (int64_t s = 0; s < sequences_; ++s) {
       const size_t at = static_cast<size_t>(s) * length;
       text_.HeldOut((walk * world_.size() + world_.rank()) * sequences_ + s, walks * per_walk,
-                    std::span(buffers.tokens).subspan(at, length), std::span(buffers.targets).subspan(at, length));
+                    std::span(buffers.tokens).subspan(at, length),
+                    std::span(buffers.targets).subspan(at, length));
     }
     ForwardScope head = WalkToHead(evaluation, buffers.batch);
     const float loss = layers_->HeadLoss(ScopeParameters{head}, buffers.batch, head.input(0).data);
@@ -77,10 +82,12 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
   for (int64_t i = 0; i < bytes; ++i) {
     const size_t seen = std::min(text.size(), static_cast<size_t>(context));
     tokens.resize(seen);
-    for (size_t t = 0; t < seen; ++t) tokens[t] = static_cast<uint8_t>(text[text.size() - seen + t]);
+    for (size_t t = 0; t < seen; ++t)
+      tokens[t] = static_cast<uint8_t>(text[text.size() - seen + t]);
     const Batch batch = {.tokens = tokens, .targets = {}, .sequences = 1};
     ForwardScope head = WalkToHead(evaluation, batch);
-    text.push_back(Draw(layers_->LastLogits(ScopeParameters{head}, batch, head.input(0).data), random));
+    text.push_back(
+        Draw(layers_->LastLogits(ScopeParameters{head}, batch, head.input(0).data), random));
   }
   EBB_RETURN_IF_ERROR(evaluation.Finish().status());
   return text;

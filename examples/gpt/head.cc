@@ -1,4 +1,5 @@
-// The head of layers.h: final norm, logits against the embedding's table, loss, and their backward, in chunks of rows.
+// The head of layers.h: final norm, logits against the embedding's table, loss, and their backward,
+// in chunks of rows.
 #include <algorithm>
 #include <optional>
 
@@ -33,8 +34,8 @@ void Layers::ChunkLogits(Parameters parameters, const void* input, int64_t first
                 .k = width});
 }
 
-float Layers::HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch, const void* input,
-                         float loss_scale, void* input_gradient) {
+float Layers::HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
+                         const void* input, float loss_scale, void* input_gradient) {
   const int64_t tokens = static_cast<int64_t>(batch.tokens.size()), width = gpt_.shape.width;
   Target table, norm_weight, norm_bias;
   if (gradients != nullptr) {
@@ -69,16 +70,17 @@ float Layers::HeadChunks(Parameters parameters, Gradients* gradients, const Batc
                   .m = rows,
                   .n = width,
                   .k = gpt_.shape.vocabulary});
-    ops_->NormBackward({.input = Row(input, first, width, options_.compute),
-                        .weight = parameters(gpt_.norm_weight),
-                        .mean = space_->mean,
-                        .reciprocal_deviation = space_->deviation,
-                        .output_gradient = space_->normal_gradient,
-                        .input_gradient = const_cast<void*>(Row(input_gradient, first, width, options_.compute)),
-                        .weight_gradient = norm_weight,
-                        .bias_gradient = norm_bias,
-                        .rows = rows,
-                        .width = width});
+    ops_->NormBackward(
+        {.input = Row(input, first, width, options_.compute),
+         .weight = parameters(gpt_.norm_weight),
+         .mean = space_->mean,
+         .reciprocal_deviation = space_->deviation,
+         .output_gradient = space_->normal_gradient,
+         .input_gradient = const_cast<void*>(Row(input_gradient, first, width, options_.compute)),
+         .weight_gradient = norm_weight,
+         .bias_gradient = norm_bias,
+         .rows = rows,
+         .width = width});
     table.beta = norm_weight.beta = norm_bias.beta = 1;
   }
   return static_cast<float>(loss / static_cast<double>(tokens));
@@ -88,12 +90,13 @@ float Layers::HeadLoss(Parameters parameters, const Batch& batch, const void* in
   return HeadChunks(parameters, nullptr, batch, input, 1, nullptr);
 }
 
-float Layers::HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch, const void* input,
-                           float loss_scale, void* input_gradient) {
+float Layers::HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
+                           const void* input, float loss_scale, void* input_gradient) {
   return HeadChunks(parameters, &gradients, batch, input, loss_scale, input_gradient);
 }
 
-std::span<const float> Layers::LastLogits(Parameters parameters, const Batch& batch, const void* input) {
+std::span<const float> Layers::LastLogits(Parameters parameters, const Batch& batch,
+                                          const void* input) {
   ChunkLogits(parameters, input, static_cast<int64_t>(batch.tokens.size()) - 1, 1);
   return {space_->logits, static_cast<size_t>(gpt_.shape.vocabulary)};
 }

@@ -11,15 +11,18 @@ double History::TokensPerSecond() const {
   const size_t warm = steps.size() > 2 ? 2 : 0;
   double seconds = 0;
   for (size_t i = warm; i < steps.size(); ++i) seconds += steps[i].seconds;
-  return seconds > 0 ? static_cast<double>(tokens_per_step) * static_cast<double>(steps.size() - warm) / seconds : 0;
+  return seconds > 0 ? static_cast<double>(tokens_per_step) *
+                           static_cast<double>(steps.size() - warm) / seconds
+                     : 0;
 }
 
 std::string LossesCsv(const History& history) {
   std::string csv = "step,loss,gradient_norm,learning_rate,loss_scale,applied,tokens_per_second\n";
   for (const StepRecord& record : history.steps) {
     const StepReport& r = record.report;
-    absl::StrAppendFormat(&csv, "%d,%.9g,%.9g,%.9g,%.9g,%d,%.1f\n", r.step, r.loss, r.gradient_norm, r.learning_rate,
-                          r.loss_scale, r.applied, static_cast<double>(history.tokens_per_step) / record.seconds);
+    absl::StrAppendFormat(&csv, "%d,%.9g,%.9g,%.9g,%.9g,%d,%.1f\n", r.step, r.loss, r.gradient_norm,
+                          r.learning_rate, r.loss_scale, r.applied,
+                          static_cast<double>(history.tokens_per_step) / record.seconds);
   }
   return csv;
 }

@@ -24,14 +24,16 @@ struct History {
   std::vector<StepRecord> steps;
   std::vector<Evaluated> held_out;
 
-  // Over the steps after the first two, which still meet cold caches and untouched pages; over all if there are no more.
+  // Over the steps after the first two, which still meet cold caches and untouched pages; over all
+  // if there are no more.
   double TokensPerSecond() const;
 };
 
 // A header and a line for each step.
 std::string LossesCsv(const History& history);
 
-// The loss over the steps, its moving average, and the held-out losses; losses that are not numbers are left out.
+// The loss over the steps, its moving average, and the held-out losses; losses that are not numbers
+// are left out.
 std::string CurveSvg(const History& history);
 
 }  // namespace ebb::gpt

@@ -4,7 +4,9 @@
 
 namespace ebb::gpt {
 
-int64_t Layers::WorkspaceBytes(const GptShape& shape, const Options& options) { return Space(shape, options, nullptr).bytes; }
+int64_t Layers::WorkspaceBytes(const GptShape& shape, const Options& options) {
+  return Space(shape, options, nullptr).bytes;
+}
 
 Layers::Layers(const Gpt& gpt, const Options& options, std::span<std::byte> workspace)
     : gpt_(gpt),
@@ -15,8 +17,8 @@ Layers::Layers(const Gpt& gpt, const Options& options, std::span<std::byte> work
 
 Layers::~Layers() = default;
 
-void Layers::Linear(Parameters parameters, const void* input, ParameterId weight, ParameterId bias, int64_t rows,
-                    int64_t inputs, int64_t outputs, void* output) {
+void Layers::Linear(Parameters parameters, const void* input, ParameterId weight, ParameterId bias,
+                    int64_t rows, int64_t inputs, int64_t outputs, void* output) {
   ops_->Matmul({.a = input,
                 .b = parameters(weight),
                 .b_transposed = true,
@@ -27,9 +29,9 @@ void Layers::Linear(Parameters parameters, const void* input, ParameterId weight
                 .k = inputs});
 }
 
-void Layers::LinearBackward(Parameters parameters, Gradients gradients, const void* input, ParameterId weight,
-                            ParameterId bias, int64_t rows, int64_t inputs, int64_t outputs, const void* output_gradient,
-                            void* input_gradient) {
+void Layers::LinearBackward(Parameters parameters, Gradients gradients, const void* input,
+                            ParameterId weight, ParameterId bias, int64_t rows, int64_t inputs,
+                            int64_t outputs, const void* output_gradient, void* input_gradient) {
   ops_->Matmul({.a = output_gradient,
                 .a_transposed = true,
                 .b = input,
@@ -69,8 +71,8 @@ void Layers::EmbedBackward(Gradients gradients, const Batch& batch, const void* 
                        .context = gpt_.shape.context});
 }
 
-void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& batch, const void* input, int64_t slot,
-                          void* output) {
+void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& batch,
+                          const void* input, int64_t slot, void* output) {
   const BlockIds& ids = gpt_.blocks[static_cast<size_t>(block)];
   const Slot& kept = space_->slots[static_cast<size_t>(slot)];
   const int64_t rows = static_cast<int64_t>(batch.tokens.size()), width = gpt_.shape.width;
@@ -82,7 +84,8 @@ void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& bat
               .reciprocal_deviation = kept.deviation1,
               .rows = rows,
               .width = width});
-  Linear(parameters, space_->narrow, ids.qkv_weight, ids.qkv_bias, rows, width, 3 * width, kept.qkv);
+  Linear(parameters, space_->narrow, ids.qkv_weight, ids.qkv_bias, rows, width, 3 * width,
+         kept.qkv);
   ops_->Attention({.qkv = kept.qkv,
                    .output = kept.attention,
                    .log_sum_exp = kept.log_sum_exp,
@@ -90,7 +93,8 @@ void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& bat
                    .tokens = rows / batch.sequences,
                    .heads = gpt_.shape.heads,
                    .width = width});
-  Linear(parameters, kept.attention, ids.projection_weight, ids.projection_bias, rows, width, width, space_->narrow);
+  Linear(parameters, kept.attention, ids.projection_weight, ids.projection_bias, rows, width, width,
+         space_->narrow);
   ops_->Norm({.input = input,
               .residual = space_->narrow,
               .sum = kept.middle,
@@ -101,20 +105,24 @@ void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& bat
               .reciprocal_deviation = kept.deviation2,
               .rows = rows,
               .width = width});
-  Linear(parameters, space_->narrow_gradient, ids.up_weight, ids.up_bias, rows, width, 4 * width, kept.up);
+  Linear(parameters, space_->narrow_gradient, ids.up_weight, ids.up_bias, rows, width, 4 * width,
+         kept.up);
   if (output == nullptr) return;
   ops_->Gelu(kept.up, space_->hidden, rows * 4 * width);
-  Linear(parameters, space_->hidden, ids.down_weight, ids.down_bias, rows, 4 * width, width, space_->narrow);
+  Linear(parameters, space_->hidden, ids.down_weight, ids.down_bias, rows, 4 * width, width,
+         space_->narrow);
   ops_->Add(kept.middle, space_->narrow, output, rows * width);
 }
 
-void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t block, const Batch& batch,
-                           const void* input, int64_t slot, const void* output_gradient, void* input_gradient) {
+void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t block,
+                           const Batch& batch, const void* input, int64_t slot,
+                           const void* output_gradient, void* input_gradient) {
   const BlockIds& ids = gpt_.blocks[static_cast<size_t>(block)];
   const Slot& kept = space_->slots[static_cast<size_t>(slot)];
   const int64_t rows = static_cast<int64_t>(batch.tokens.size()), width = gpt_.shape.width;
 
-  // The feed-forward half. GELU's output is needed by the weight's gradient, its gradient only after the product with the weight.
+  // The feed-forward half. GELU's output is needed by the weight's gradient, its gradient only
+  // after the product with the weight.
   ops_->Matmul({.a = output_gradient,
                 .b = parameters(ids.down_weight),
                 .c = {space_->hidden_gradient, options_.compute, 0},
@@ -122,8 +130,8 @@ void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t b
                 .n = 4 * width,
                 .k = width});
   ops_->GeluBackward(kept.up, space_->hidden, space_->hidden_gradient, rows * 4 * width);
-  LinearBackward(parameters, gradients, space_->hidden, ids.down_weight, ids.down_bias, rows, 4 * width, width,
-                 output_gradient, nullptr);
+  LinearBackward(parameters, gradients, space_->hidden, ids.down_weight, ids.down_bias, rows,
+                 4 * width, width, output_gradient, nullptr);
   const NormArrays norm2 = {.input = kept.middle,
                             .weight = parameters(ids.norm2_weight),
                             .bias = parameters(ids.norm2_bias),
@@ -133,23 +141,23 @@ void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t b
                             .rows = rows,
                             .width = width};
   ops_->Norm(norm2);
-  LinearBackward(parameters, gradients, space_->narrow, ids.up_weight, ids.up_bias, rows, width, 4 * width,
-                 space_->hidden_gradient, space_->narrow_gradient);
+  LinearBackward(parameters, gradients, space_->narrow, ids.up_weight, ids.up_bias, rows, width,
+                 4 * width, space_->hidden_gradient, space_->narrow_gradient);
   ops_->NormBackward({.input = kept.middle,
                       .weight = norm2.weight,
                       .mean = kept.mean2,
                       .reciprocal_deviation = kept.deviation2,
                       .output_gradient = space_->narrow_gradient,
                       .residual_gradient = output_gradient,
-                      .input_gradient = input_gradient,  // for now the gradient of `middle`
+                      .input_gradient = input_gradient,  // until the end, of `middle`
                       .weight_gradient = gradients(ids.norm2_weight),
                       .bias_gradient = gradients(ids.norm2_bias),
                       .rows = rows,
                       .width = width});
 
   // The attention half.
-  LinearBackward(parameters, gradients, kept.attention, ids.projection_weight, ids.projection_bias, rows, width, width,
-                 input_gradient, space_->narrow_gradient);
+  LinearBackward(parameters, gradients, kept.attention, ids.projection_weight, ids.projection_bias,
+                 rows, width, width, input_gradient, space_->narrow_gradient);
   void* qkv_gradient = space_->hidden;
   ops_->AttentionBackward({.qkv = kept.qkv,
                            .output = kept.attention,
@@ -169,8 +177,8 @@ void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t b
                             .rows = rows,
                             .width = width};
   ops_->Norm(norm1);
-  LinearBackward(parameters, gradients, space_->narrow, ids.qkv_weight, ids.qkv_bias, rows, width, 3 * width, qkv_gradient,
-                 space_->narrow_gradient);
+  LinearBackward(parameters, gradients, space_->narrow, ids.qkv_weight, ids.qkv_bias, rows, width,
+                 3 * width, qkv_gradient, space_->narrow_gradient);
   ops_->NormBackward({.input = input,
                       .weight = norm1.weight,
                       .mean = kept.mean1,

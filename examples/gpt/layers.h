@@ -1,8 +1,9 @@
-// Forward and backward of the GPT's layers for one micro-batch, on views: it knows parameters by id, not where they come from, so
-// it runs inside the engine's scopes and on plain buffers alike.
+// Forward and backward of the GPT's layers for one micro-batch, on views: it knows parameters by
+// id, not where they come from, so it runs inside the engine's scopes and on plain buffers alike.
 //
-// What a block keeps from its forward for its backward lies in slots of the workspace. Where every block and waiting micro-batch
-// has a slot of its own nothing is computed twice; with a single slot, run BlockForward again before BlockBackward.
+// What a block keeps from its forward for its backward lies in slots of the workspace. Where every
+// block and waiting micro-batch has a slot of its own nothing is computed twice; with a single
+// slot, run BlockForward again before BlockBackward.
 #pragma once
 
 #include <cstddef>
@@ -42,14 +43,17 @@ class Layers {
 
   void Embed(Parameters parameters, const Batch& batch, void* output);
   // Fills the slot, and `output` unless that is null.
-  void BlockForward(Parameters parameters, int64_t block, const Batch& batch, const void* input, int64_t slot, void* output);
-  void BlockBackward(Parameters parameters, Gradients gradients, int64_t block, const Batch& batch, const void* input,
-                     int64_t slot, const void* output_gradient, void* input_gradient);
+  void BlockForward(Parameters parameters, int64_t block, const Batch& batch, const void* input,
+                    int64_t slot, void* output);
+  void BlockBackward(Parameters parameters, Gradients gradients, int64_t block, const Batch& batch,
+                     const void* input, int64_t slot, const void* output_gradient,
+                     void* input_gradient);
   // The mean loss over the batch's tokens.
   float HeadLoss(Parameters parameters, const Batch& batch, const void* input);
-  // The same, and the gradients of loss_scale * loss. Logits are made again chunk by chunk and never held whole.
-  float HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch, const void* input, float loss_scale,
-                     void* input_gradient);
+  // The same, and the gradients of loss_scale * loss. Logits are made again chunk by chunk and
+  // never held whole.
+  float HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
+                     const void* input, float loss_scale, void* input_gradient);
   // Of the last position; valid until the next call.
   std::span<const float> LastLogits(Parameters parameters, const Batch& batch, const void* input);
   void EmbedBackward(Gradients gradients, const Batch& batch, const void* output_gradient);
@@ -59,13 +63,14 @@ class Layers {
   struct Space;
   // Final norm and logits of rows [first, first + rows).
   void ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows);
-  float HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch, const void* input, float loss_scale,
-                   void* input_gradient);
-  void Linear(Parameters parameters, const void* input, ParameterId weight, ParameterId bias, int64_t rows, int64_t inputs,
-              int64_t outputs, void* output);
+  float HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
+                   const void* input, float loss_scale, void* input_gradient);
+  void Linear(Parameters parameters, const void* input, ParameterId weight, ParameterId bias,
+              int64_t rows, int64_t inputs, int64_t outputs, void* output);
   // Gradients of a linear layer's weight and bias, and, unless null, of its input.
-  void LinearBackward(Parameters parameters, Gradients gradients, const void* input, ParameterId weight, ParameterId bias,
-                      int64_t rows, int64_t inputs, int64_t outputs, const void* output_gradient, void* input_gradient);
+  void LinearBackward(Parameters parameters, Gradients gradients, const void* input,
+                      ParameterId weight, ParameterId bias, int64_t rows, int64_t inputs,
+                      int64_t outputs, const void* output_gradient, void* input_gradient);
 
   const Gpt gpt_;
   const Options options_;

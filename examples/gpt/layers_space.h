@@ -8,11 +8,13 @@
 
 namespace ebb::gpt {
 
-// What one block keeps of one micro-batch's forward: 9 activations of the model's width a token, and a few numbers a row. Outputs
-// of norms and GELU are not kept: they cost a pass over memory to make again, not a product.
+// What one block keeps of one micro-batch's forward: 9 activations of the model's width a token,
+// and a few numbers a row. Outputs of norms and GELU are not kept: they cost a pass over memory to
+// make again, not a product.
 struct Layers::Slot {
   void *qkv = nullptr, *attention = nullptr, *middle = nullptr, *up = nullptr;
-  float *log_sum_exp = nullptr, *mean1 = nullptr, *deviation1 = nullptr, *mean2 = nullptr, *deviation2 = nullptr;
+  float *log_sum_exp = nullptr, *mean1 = nullptr, *deviation1 = nullptr, *mean2 = nullptr,
+        *deviation2 = nullptr;
 
   Slot(Arena& arena, const GptShape& shape, int64_t rows, int64_t element) {
     qkv = arena.Take(rows * 3 * shape.width * element);
@@ -20,7 +22,8 @@ struct Layers::Slot {
     middle = arena.Take(rows * shape.width * element);
     up = arena.Take(rows * 4 * shape.width * element);
     log_sum_exp = arena.Take<float>(rows * shape.heads);
-    for (float** numbers : {&mean1, &deviation1, &mean2, &deviation2}) *numbers = arena.Take<float>(rows);
+    for (float** numbers : {&mean1, &deviation1, &mean2, &deviation2})
+      *numbers = arena.Take<float>(rows);
   }
 };
 
@@ -55,10 +58,13 @@ struct Layers::Space {
     narrow = block.Take(rows * shape.width * element);
     narrow_gradient = block.Take(rows * shape.width * element);
 
-    // Chunks of about 16 MiB of logits, or fewer rows for all there are; not under 64, or the products become slow.
+    // Chunks of about 16 MiB of logits, or fewer rows for all there are; not under 64, or the
+    // products become slow.
     chunk_rows = std::min(rows, std::max<int64_t>(64, (int64_t{4} << 20) / shape.vocabulary));
     logits = head.Take<float>(chunk_rows * shape.vocabulary);
-    logit_gradient = options.compute == DType::kFloat32 ? logits : head.Take(chunk_rows * shape.vocabulary * element);
+    logit_gradient = options.compute == DType::kFloat32
+                         ? logits
+                         : head.Take(chunk_rows * shape.vocabulary * element);
     normal = head.Take(chunk_rows * shape.width * element);
     normal_gradient = head.Take(chunk_rows * shape.width * element);
     for (float** numbers : {&mean, &deviation, &losses}) *numbers = head.Take<float>(chunk_rows);

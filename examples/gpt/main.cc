@@ -1,5 +1,5 @@
-// gpt: trains a byte-level GPT on threads as ranks. Exit codes: 0; 1 if training failed; 2 for what the command line asked that
-// cannot be; 130 if a signal ended it.
+// gpt: trains a byte-level GPT on threads as ranks. Exit codes: 0; 1 if training failed; 2 for what
+// the command line asked that cannot be; 130 if a signal ended it.
 #include <atomic>
 #include <cstdio>
 
@@ -40,7 +40,8 @@ int main(int argc, char** argv) {
   CatchStopSignals();
   std::atomic<bool> stopped{false};
   const absl::Status status = ebb::RunThreads(options.ranks, [&](ebb::World world) {
-    const auto result = RunRank(world, {.options = options, .config = *config, .text = *text, .reports = *reports});
+    const auto result =
+        RunRank(world, {.options = options, .config = *config, .text = *text, .reports = *reports});
     if (result.ok() && *result) stopped = true;
     return result.status();
   });

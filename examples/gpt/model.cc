@@ -11,16 +11,19 @@ absl::Status Validate(const GptShape& shape) {
     const char* flag;
     int64_t value, least, most;
   };
-  for (const Field& field : {Field{"--layers", shape.layers, 1, 10'000}, Field{"--heads", shape.heads, 1, 10'000},
-                             Field{"--width", shape.width, 1, 1'000'000}, Field{"--context", shape.context, 1, 1'000'000},
-                             Field{"--vocabulary", shape.vocabulary, 256, 10'000'000}}) {
+  for (const Field& field :
+       {Field{"--layers", shape.layers, 1, 10'000}, Field{"--heads", shape.heads, 1, 10'000},
+        Field{"--width", shape.width, 1, 1'000'000},
+        Field{"--context", shape.context, 1, 1'000'000},
+        Field{"--vocabulary", shape.vocabulary, 256, 10'000'000}}) {
     if (field.value < field.least || field.value > field.most) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field.flag, " is ", field.value, "; it must be from ", field.least, " to ", field.most));
+      return absl::InvalidArgumentError(absl::StrCat(
+          field.flag, " is ", field.value, "; it must be from ", field.least, " to ", field.most));
     }
   }
   if (shape.width % shape.heads != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--heads ", shape.heads, " does not divide --width ", shape.width,
+    return absl::InvalidArgumentError(absl::StrCat("--heads ", shape.heads,
+                                                   " does not divide --width ", shape.width,
                                                    "; each head needs the same number of columns"));
   }
   return absl::OkStatus();
@@ -30,16 +33,21 @@ Gpt Declare(const GptOptions& options, ModelSpec& spec) {
   const GptShape& shape = options.shape;
   const int64_t width = shape.width;
   const Initialiser small = Normal(0.02f, options.seed);
-  // Each block adds two projections to the residual stream, so their variance is that of one (GPT-2, section 2.3).
-  const Initialiser residual = Normal(0.02f / std::sqrt(2.0f * static_cast<float>(shape.layers)), options.seed);
+  // Each block adds two projections to the residual stream, so their variance is that of one
+  // (GPT-2, section 2.3).
+  const Initialiser residual =
+      Normal(0.02f / std::sqrt(2.0f * static_cast<float>(shape.layers)), options.seed);
 
   Gpt gpt = {.shape = shape, .embedding = spec.AddUnit("embedding"), .blocks = {}};
-  const auto matrix = [&](UnitId unit, std::string name, int64_t rows, int64_t columns, const Initialiser& init) {
+  const auto matrix = [&](UnitId unit, std::string name, int64_t rows, int64_t columns,
+                          const Initialiser& init) {
     return spec.Add(unit, {.name = std::move(name), .shape = {rows, columns}, .init = init});
   };
   const auto vector = [&](UnitId unit, std::string name, int64_t size, float value) {
-    return spec.Add(unit,
-                    {.name = std::move(name), .shape = {size}, .init = Constant(value), .group = options.vector_group});
+    return spec.Add(unit, {.name = std::move(name),
+                           .shape = {size},
+                           .init = Constant(value),
+                           .group = options.vector_group});
   };
   gpt.tokens = matrix(gpt.embedding, "embedding.tokens", shape.vocabulary, width, small);
   gpt.positions = matrix(gpt.embedding, "embedding.positions", shape.context, width, small);

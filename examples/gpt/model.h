@@ -1,5 +1,6 @@
-// The GPT as Ebb sees it: units, parameters and the order of visits. GPT-2's shape (Radford et al. 2019): learned positions, norms
-// before attention and feed-forward, tanh GELU, the embedding's table used again as the head.
+// The GPT as Ebb sees it: units, parameters and the order of visits. GPT-2's shape (Radford et al.
+// 2019): learned positions, norms before attention and feed-forward, tanh GELU, the embedding's
+// table used again as the head.
 //
 //   embedding -> block 0 -> ... -> block n - 1 -> embedding (final norm, head, loss)
 #pragma once
@@ -22,7 +23,8 @@ absl::Status Validate(const GptShape& shape);
 
 struct BlockIds {
   UnitId unit{};
-  ParameterId norm1_weight{}, norm1_bias{}, qkv_weight{}, qkv_bias{}, projection_weight{}, projection_bias{};
+  ParameterId norm1_weight{}, norm1_bias{}, qkv_weight{}, qkv_bias{}, projection_weight{},
+      projection_bias{};
   ParameterId norm2_weight{}, norm2_bias{}, up_weight{}, up_bias{}, down_weight{}, down_bias{};
 };
 
@@ -35,9 +37,9 @@ struct Gpt {
 
 struct GptOptions {
   GptShape shape;
-  uint64_t seed = 1;             // of the initial values
-  int64_t boundary_bytes = 0;    // of a micro-batch's activations between two visits
-  std::string vector_group = ""; // parameter group of norms and biases
+  uint64_t seed = 1;              // of the initial values
+  int64_t boundary_bytes = 0;     // of a micro-batch's activations between two visits
+  std::string vector_group = "";  // parameter group of norms and biases
 };
 
 // Adds the model to `spec`.

@@ -11,7 +11,8 @@
 namespace ebb::gpt {
 namespace {
 
-// A model of this size on a laptop's cores: bf16 with fp32 masters, parameters in shards, a short warm-up and a cosine's way down.
+// A model of this size on a laptop's cores: bf16 with fp32 masters, parameters in shards, a short
+// warm-up and a cosine's way down.
 std::string DefaultConfig(int64_t steps) {
   const int64_t warmup = std::clamp<int64_t>(steps / 10, 1, 100);
   return absl::StrCat(R"({
@@ -20,9 +21,11 @@ std::string DefaultConfig(int64_t steps) {
     "gradient_clipping": 1.0,
     "bf16": {"enabled": true},
     "zero_optimization": {"stage": 3},
-    "optimizer": {"type": "AdamW", "params": {"lr": 0.001, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.01}},
+    "optimizer": {"type": "AdamW", "params":
+                  {"lr": 0.001, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.01}},
     "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": )",
-                      warmup, R"(, "cos_min_ratio": 0.1, "total_num_steps": )", std::max(steps, warmup + 1), "}}\n}");
+                      warmup, R"(, "cos_min_ratio": 0.1, "total_num_steps": )",
+                      std::max(steps, warmup + 1), "}}\n}");
 }
 
 void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::string& dtype) {
@@ -30,38 +33,77 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 40);
   const auto count = CLI::Range(int64_t{0}, int64_t{1} << 40);
 
-  app.add_option("--config", options.config_file, "configuration in DeepSpeed's JSON; flags override it")->group("Training");
-  app.add_option("--steps", options.steps, "optimizer steps")->check(count)->capture_default_str()->group("Training");
-  app.add_option("--seed", options.seed, "of initial values and batches")->capture_default_str()->group("Training");
+  app.add_option("--config", options.config_file,
+                 "configuration in DeepSpeed's JSON; flags override it")
+      ->group("Training");
+  app.add_option("--steps", options.steps, "optimizer steps")
+      ->check(count)
+      ->capture_default_str()
+      ->group("Training");
+  app.add_option("--seed", options.seed, "of initial values and batches")
+      ->capture_default_str()
+      ->group("Training");
   app.add_option("--stage", stage, "ZeRO stage")->check(CLI::Range(0, 3))->group("Training");
-  app.add_option("--dtype", dtype, "compute dtype")->check(CLI::IsMember({"fp32", "bf16", "fp16"}))->group("Training");
-  app.add_option("--batch", batch, "sequences of one micro-batch of one rank")->check(positive)->group("Training");
+  app.add_option("--dtype", dtype, "compute dtype")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->group("Training");
+  app.add_option("--batch", batch, "sequences of one micro-batch of one rank")
+      ->check(positive)
+      ->group("Training");
   app.add_option("--ranks", options.ranks, "ranks, as threads of this process")
-      ->check(CLI::Range(1, 1024))->capture_default_str()->group("Training");
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group("Training");
   app.add_option("--threads", options.threads, "threads of each rank; 0: the cores over the ranks")
-      ->check(CLI::Range(0, 1024))->capture_default_str()->group("Training");
-  app.add_flag("--recompute", options.recompute, "keep only the blocks' inputs and run their forward again in backward")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str()
+      ->group("Training");
+  app.add_flag("--recompute", options.recompute,
+               "keep only the blocks' inputs and run their forward again in backward")
       ->group("Training");
 
-  app.add_option("--data", options.data, "files to train on; default: the licence texts of this system")->group("Model and data");
-  app.add_option("--layers", shape.layers, "blocks")->capture_default_str()->group("Model and data");
-  app.add_option("--heads", shape.heads, "attention heads")->capture_default_str()->group("Model and data");
-  app.add_option("--width", shape.width, "of the residual stream")->capture_default_str()->group("Model and data");
-  app.add_option("--context", shape.context, "bytes of one sequence")->capture_default_str()->group("Model and data");
+  app.add_option("--data", options.data,
+                 "files to train on; default: the licence texts of this system")
+      ->group("Model and data");
+  app.add_option("--layers", shape.layers, "blocks")
+      ->capture_default_str()
+      ->group("Model and data");
+  app.add_option("--heads", shape.heads, "attention heads")
+      ->capture_default_str()
+      ->group("Model and data");
+  app.add_option("--width", shape.width, "of the residual stream")
+      ->capture_default_str()
+      ->group("Model and data");
+  app.add_option("--context", shape.context, "bytes of one sequence")
+      ->capture_default_str()
+      ->group("Model and data");
   app.add_option("--vocabulary", shape.vocabulary, "rows of the embedding, 256 or more")
-      ->capture_default_str()->group("Model and data");
+      ->capture_default_str()
+      ->group("Model and data");
 
-  app.add_option("--losses", options.losses_file, "write a line of CSV for every step")->group("Reports");
-  app.add_option("--curve", options.curve_file, "write the loss curve as SVG")->group("Reports");
-  app.add_option("--trace", options.trace_file, "write a timeline for ui.perfetto.dev")->group("Reports");
-  app.add_option("--summary", options.summary_file, "write losses, memory, communication and the parameters' digest as JSON")
+  app.add_option("--losses", options.losses_file, "write a line of CSV for every step")
       ->group("Reports");
-  app.add_flag("--show-plan", options.show_plan, "print the plan of a step; without --steps, stop there")->group("Reports");
-  app.add_option("--evaluate-every", options.evaluate_every, "steps between losses on held-out text; 0: at the end")
-      ->check(count)->capture_default_str()->group("Reports");
+  app.add_option("--curve", options.curve_file, "write the loss curve as SVG")->group("Reports");
+  app.add_option("--trace", options.trace_file, "write a timeline for ui.perfetto.dev")
+      ->group("Reports");
+  app.add_option("--summary", options.summary_file,
+                 "write losses, memory, communication and the parameters' digest as JSON")
+      ->group("Reports");
+  app.add_flag("--show-plan", options.show_plan,
+               "print the plan of a step; without --steps, stop there")
+      ->group("Reports");
+  app.add_option("--evaluate-every", options.evaluate_every,
+                 "steps between losses on held-out text; 0: at the end")
+      ->check(count)
+      ->capture_default_str()
+      ->group("Reports");
   app.add_option("--sample", options.sample_bytes, "bytes of text to generate at the end; 0: none")
-      ->check(count)->capture_default_str()->group("Reports");
-  app.add_option("--prompt", options.prompt, "what the generated text begins with")->capture_default_str()->group("Reports");
+      ->check(count)
+      ->capture_default_str()
+      ->group("Reports");
+  app.add_option("--prompt", options.prompt, "what the generated text begins with")
+      ->capture_default_str()
+      ->group("Reports");
 }
 
 }  // namespace
@@ -78,7 +120,9 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   } catch (const CLI::CallForHelp&) {
     return {.options = {}, .text = app.help(), .exit_code = 0};
   } catch (const CLI::ParseError& error) {
-    return {.options = {}, .text = absl::StrCat("gpt: ", error.what(), "\nTry gpt --help.\n"), .exit_code = 2};
+    return {.options = {},
+            .text = absl::StrCat("gpt: ", error.what(), "\nTry gpt --help.\n"),
+            .exit_code = 2};
   }
   options.steps_given = app.count("--steps") > 0;
   if (app.count("--batch") > 0) options.batch = batch;
@@ -87,14 +131,16 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
     if (dtype == Name(candidate)) options.dtype = candidate;
   }
   if (absl::Status status = Validate(options.shape); !status.ok()) {
-    return {.options = {}, .text = absl::StrCat("gpt: ", status.message(), "\nTry gpt --help.\n"), .exit_code = 2};
+    return {.options = {},
+            .text = absl::StrCat("gpt: ", status.message(), "\nTry gpt --help.\n"),
+            .exit_code = 2};
   }
   return {.options = std::move(options), .text = "", .exit_code = 0};
 }
 
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
-  auto config =
-      options.config_file.empty() ? Config::FromJson(DefaultConfig(options.steps)) : Config::FromFile(options.config_file);
+  auto config = options.config_file.empty() ? Config::FromJson(DefaultConfig(options.steps))
+                                            : Config::FromFile(options.config_file);
   if (!config.ok()) return config.status();
   if (options.stage) config->zero.stage = *options.stage;
   if (options.dtype) config->compute = *options.dtype;

@@ -19,7 +19,8 @@ absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::st
     if (!S_ISDIR(status.st_mode)) file.descriptor_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
   } else {
     file.temporary_ = absl::StrCat(path, ".", getpid(), ".partial");
-    file.descriptor_ = open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    file.descriptor_ =
+        open(file.temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (file.descriptor_ < 0) file.temporary_.clear();
   }
   if (file.descriptor_ < 0) return file.Failed("cannot be written");
@@ -27,7 +28,10 @@ absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::st
 }
 
 OutputFile::OutputFile(std::string flag, std::string path, std::string temporary, int descriptor)
-    : flag_(std::move(flag)), path_(std::move(path)), temporary_(std::move(temporary)), descriptor_(descriptor) {}
+    : flag_(std::move(flag)),
+      path_(std::move(path)),
+      temporary_(std::move(temporary)),
+      descriptor_(descriptor) {}
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
     : flag_(std::move(other.flag_)),
@@ -41,7 +45,8 @@ OutputFile::~OutputFile() {
 }
 
 absl::Status OutputFile::Failed(std::string_view action) const {
-  return absl::UnavailableError(absl::StrCat(flag_, " ", path_, ": ", std::string(action), ": ", std::strerror(errno)));
+  return absl::UnavailableError(
+      absl::StrCat(flag_, " ", path_, ": ", std::string(action), ": ", std::strerror(errno)));
 }
 
 absl::Status OutputFile::Write(std::string_view contents) {

@@ -1,5 +1,6 @@
-// A file that is there whole or not at all. Open proves, before hours of training, that it can be written; Write puts the contents
-// beside it and renames them into place. What is not a regular file (/dev/stdout, a pipe) is written directly.
+// A file that is there whole or not at all. Open proves, before hours of training, that it can be
+// written; Write puts the contents beside it and renames them into place. What is not a regular
+// file (/dev/stdout, a pipe) is written directly.
 #pragma once
 
 #include <string>

@@ -22,7 +22,9 @@ std::string Duration(double seconds) {
 }  // namespace
 
 Progress::Progress(int64_t steps)
-    : steps_(steps), every_(std::max<int64_t>(1, steps / kPlainLines)), terminal_(isatty(STDOUT_FILENO) == 1) {}
+    : steps_(steps),
+      every_(std::max<int64_t>(1, steps / kPlainLines)),
+      terminal_(isatty(STDOUT_FILENO) == 1) {}
 
 Progress::~Progress() {
   if (open_) std::printf("\n");
@@ -48,9 +50,11 @@ std::string ProgressLine(const History& history, int64_t steps, uint64_t memory_
   const StepReport& report = history.steps.back().report;
   const int64_t done = static_cast<int64_t>(history.steps.size());
   const double rate = history.TokensPerSecond();
-  const double left = rate > 0 ? static_cast<double>((steps - done) * history.tokens_per_step) / rate : 0;
-  std::string line = absl::StrFormat("step %d/%d  loss %.4f  %.0f tokens/s  %.1f MiB a rank", done, steps, report.loss, rate,
-                                     static_cast<double>(memory_bytes) / (1 << 20));
+  const double left =
+      rate > 0 ? static_cast<double>((steps - done) * history.tokens_per_step) / rate : 0;
+  std::string line =
+      absl::StrFormat("step %d/%d  loss %.4f  %.0f tokens/s  %.1f MiB a rank", done, steps,
+                      report.loss, rate, static_cast<double>(memory_bytes) / (1 << 20));
   absl::StrAppendFormat(&line, "  loss scale %g", report.loss_scale);
   if (report.skipped_steps > 0) absl::StrAppendFormat(&line, "  skipped %d", report.skipped_steps);
   return line + "  " + Duration(left) + " left";

@@ -1,4 +1,5 @@
-// What people see while it trains: on a terminal one line that is rewritten, else a plain line now and then.
+// What people see while it trains: on a terminal one line that is rewritten, else a plain line now
+// and then.
 #pragma once
 
 #include <cstdint>

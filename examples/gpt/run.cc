@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -19,7 +20,9 @@
 namespace ebb::gpt {
 namespace {
 
-double Now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 int64_t ParametersOf(const ModelSpec& model) {
   int64_t parameters = 0;
@@ -35,23 +38,26 @@ uint64_t BytesHeld(const Engine& engine) {
 
 std::string Headline(Trainer& trainer, const Run& run) {
   const Config& config = trainer.engine().config();
-  return absl::StrFormat("%.2f M parameters, %d ranks of %d threads, stage %d, %s, %d tokens a step, %d bytes of text",
-                         static_cast<double>(ParametersOf(trainer.model())) / 1e6, run.options.ranks,
-                         ThreadsPerRank(run.options), config.zero.stage, std::string(Name(config.compute)),
-                         trainer.tokens_per_step(), run.text.training_bytes());
+  return absl::StrFormat(
+      "%.2f M parameters, %d ranks of %d threads, stage %d, %s, %d tokens a step, %d bytes of text",
+      static_cast<double>(ParametersOf(trainer.model())) / 1e6, run.options.ranks,
+      ThreadsPerRank(run.options), config.zero.stage, std::string(Name(config.compute)),
+      trainer.tokens_per_step(), run.text.training_bytes());
 }
 
 absl::Status EvaluateInto(History& history, Trainer& trainer, Progress* progress) {
   EBB_ASSIGN_OR_RETURN(const double loss, trainer.Evaluate());
   history.held_out.push_back({.step = static_cast<int64_t>(history.steps.size()), .loss = loss});
   if (progress != nullptr) {
-    progress->Say(absl::StrFormat("held-out loss after %d steps: %.4f", history.held_out.back().step, loss));
+    progress->Say(
+        absl::StrFormat("held-out loss after %d steps: %.4f", history.held_out.back().step, loss));
   }
   return absl::OkStatus();
 }
 
-// `progress` is null on all ranks but 0. True if stopped early.
-absl::StatusOr<bool> TrainSteps(const Run& run, Trainer& trainer, History& history, Progress* progress) {
+// `progress` is null on all ranks but 0, which speaks for all. True if stopped early.
+absl::StatusOr<bool> TrainSteps(const Run& run, Trainer& trainer, History& history,
+                                Progress* progress) {
   EBB_ASSIGN_OR_RETURN(StopVote vote, StopVote::Create(trainer.world(), Device::Cpu()));
   bool warned = false;
   for (int64_t step = 0; step < run.options.steps; ++step) {
@@ -60,14 +66,10 @@ absl::StatusOr<bool> TrainSteps(const Run& run, Trainer& trainer, History& histo
     const double begin = Now();
     EBB_ASSIGN_OR_RETURN(const StepReport report, trainer.Step(step));
     history.steps.push_back({.report = report, .seconds = Now() - begin});
-    if (progress == nullptr) {
-      // Rank 0 speaks for all.
-    } else {
-      progress->Show(history, BytesHeld(trainer.engine()));
-      if (!std::isfinite(report.loss) && !std::exchange(warned, true)) {
-        LogWarning(absl::StrCat("the loss of step ", report.step, " is not a number",
-                                report.applied ? "" : "; its update was skipped"));
-      }
+    if (progress != nullptr) progress->Show(history, BytesHeld(trainer.engine()));
+    if (progress != nullptr && !std::isfinite(report.loss) && !std::exchange(warned, true)) {
+      LogWarning(absl::StrCat("the loss of step ", report.step, " is not a number",
+                              report.applied ? "" : "; its update was skipped"));
     }
     const int64_t every = run.options.evaluate_every;
     if (every > 0 && (step + 1) % every == 0 && step + 1 < run.options.steps) {
@@ -77,8 +79,8 @@ absl::StatusOr<bool> TrainSteps(const Run& run, Trainer& trainer, History& histo
   return false;
 }
 
-absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history, const RankUsage& usage,
-                          std::string digest) {
+absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
+                          const RankUsage& usage, std::string digest) {
   if (run.reports.losses) EBB_RETURN_IF_ERROR(run.reports.losses->Write(LossesCsv(history)));
   if (run.reports.curve) EBB_RETURN_IF_ERROR(run.reports.curve->Write(CurveSvg(history)));
   if (!run.reports.summary) return absl::OkStatus();
@@ -114,9 +116,11 @@ absl::StatusOr<Reports> Reports::Open(const Options& options) {
 }
 
 absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<Trainer> trainer, Trainer::Create(world, run.options, run.config, run.text));
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<Trainer> trainer,
+                       Trainer::Create(world, run.options, run.config, run.text));
   const bool speaks = world.rank() == 0;
-  if (speaks && run.options.show_plan) std::printf("%s\n", sharding::PlanTable(trainer->engine().plan()).c_str());
+  if (speaks && run.options.show_plan)
+    std::printf("%s\n", sharding::PlanTable(trainer->engine().plan()).c_str());
   if (run.options.show_plan && !run.options.steps_given) return false;
 
   std::optional<Progress> progress;

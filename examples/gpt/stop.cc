@@ -1,8 +1,7 @@
 #include "stop.h"
 
-#include <csignal>
-
 #include <atomic>
+#include <csignal>
 #include <utility>
 
 #include "ebb/runtime/config/status_macros.h"
@@ -48,7 +47,8 @@ absl::StatusOr<bool> StopVote::Decide() {
   EBB_RETURN_IF_ERROR(state_->communicator.status());
   if (state_->vote != 0) return true;
   state_->vote = signal_seen.load(std::memory_order_relaxed) ? 1 : 0;
-  EBB_RETURN_IF_ERROR(state_->communicator.AllReduce(state_->stream, {&state_->span, 1}, DType::kFloat32, ReduceOp::kMax));
+  EBB_RETURN_IF_ERROR(state_->communicator.AllReduce(state_->stream, {&state_->span, 1},
+                                                     DType::kFloat32, ReduceOp::kMax));
   return false;
 }
 

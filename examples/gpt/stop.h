@@ -1,4 +1,5 @@
-// Ctrl-C, agreed on: the ranks of a world stop after the same step, whichever of them saw the signal and when.
+// Ctrl-C, agreed on: the ranks of a world stop after the same step, whichever of them saw the
+// signal and when.
 #pragma once
 
 #include <memory>
@@ -12,7 +13,8 @@ namespace ebb::gpt {
 // From here on SIGINT and SIGTERM are remembered; a second one ends the process at once.
 void CatchStopSignals();
 
-// Before each step every rank casts a vote, which travels while the step runs, and reads that of the step before.
+// Before each step every rank casts a vote, which travels while the step runs, and reads that of
+// the step before.
 class StopVote {
  public:
   static absl::StatusOr<StopVote> Create(const World& world, const Device& device);

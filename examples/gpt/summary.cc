@@ -16,8 +16,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kRowsMax = 32;
 
-// A rank's usage as plain bytes, to travel. Names of operations are literals of the engine: the receiver has the same ones in the
-// same order.
+// A rank's usage as plain bytes, to travel. Names of operations are literals of the engine: the
+// receiver has the same ones in the same order.
 struct UsageBytes {
   std::array<MemoryRow, kRowsMax> memory;
   std::array<uint64_t, kRowsMax> predicted, moved;
@@ -59,7 +59,8 @@ absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine) {
     communication[i].predicted_bytes = fullest.predicted[i];
     communication[i].bytes = fullest.moved[i];
   }
-  return RankUsage{.memory = {fullest.memory.begin(), fullest.memory.begin() + static_cast<int64_t>(fullest.memory_rows)},
+  return RankUsage{.memory = {fullest.memory.begin(),
+                              fullest.memory.begin() + static_cast<int64_t>(fullest.memory_rows)},
                    .communication = std::move(communication)};
 }
 
@@ -88,7 +89,8 @@ std::string SummaryJson(const Summary& summary, const History& history) {
                              {"bytes", row.bytes}});
   }
   Json& held_out = json["held_out"] = Json::array();
-  for (const Evaluated& e : history.held_out) held_out.push_back({{"step", e.step}, {"loss", e.loss}});
+  for (const Evaluated& e : history.held_out)
+    held_out.push_back({{"step", e.step}, {"loss", e.loss}});
   for (const char* key : {"losses", "gradient_norms", "learning_rates"}) json[key] = Json::array();
   for (const StepRecord& record : history.steps) {
     json["losses"].push_back(record.report.loss);  // not a number: null
@@ -100,15 +102,18 @@ std::string SummaryJson(const Summary& summary, const History& history) {
 
 std::string MemoryTable(const std::vector<MemoryRow>& rows) {
   constexpr double kMebi = 1024.0 * 1024.0;
-  std::string table = absl::StrFormat("%-12s %-8s %14s %14s\n", "class", "tier", "predicted MiB", "peak MiB");
+  std::string table =
+      absl::StrFormat("%-12s %-8s %14s %14s\n", "class", "tier", "predicted MiB", "peak MiB");
   uint64_t predicted = 0, peak = 0;
   for (const MemoryRow& row : rows) {
-    absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", std::string(Name(row.state)), std::string(Name(row.tier)),
-                          static_cast<double>(row.predicted_bytes) / kMebi, static_cast<double>(row.peak_bytes) / kMebi);
+    absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", std::string(Name(row.state)),
+                          std::string(Name(row.tier)),
+                          static_cast<double>(row.predicted_bytes) / kMebi,
+                          static_cast<double>(row.peak_bytes) / kMebi);
     predicted += row.predicted_bytes, peak += row.peak_bytes;
   }
-  absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", "all", "", static_cast<double>(predicted) / kMebi,
-                        static_cast<double>(peak) / kMebi);
+  absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", "all", "",
+                        static_cast<double>(predicted) / kMebi, static_cast<double>(peak) / kMebi);
   return table;
 }
 

@@ -1,10 +1,14 @@
 #include "text.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <memory>
 #include <set>
 
 #include "absl/status/status.h"
@@ -23,19 +27,31 @@ absl::Status Append(const std::string& path, std::vector<uint8_t>& bytes) {
     return absl::NotFoundError(absl::StrCat("--data ", path, ": no such file"));
   }
   if (kind == std::filesystem::file_type::directory) {
-    return absl::InvalidArgumentError(absl::StrCat("--data ", path, ": is a directory; name the files in it"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data ", path, ": is a directory; name the files in it"));
   }
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::PermissionDeniedError(absl::StrCat("--data ", path, ": cannot be opened: ", std::strerror(errno)));
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
+                                                             std::fclose);
+  if (file == nullptr) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("--data ", path, ": cannot be opened: ", std::strerror(errno)));
+  }
   const size_t before = bytes.size();
-  bytes.insert(bytes.end(), std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
-  if (file.bad()) return absl::DataLossError(absl::StrCat("--data ", path, ": cannot be read: ", std::strerror(errno)));
-  if (bytes.size() == before) return absl::InvalidArgumentError(absl::StrCat("--data ", path, ": is empty"));
+  std::array<uint8_t, 1 << 16> piece;
+  while (const size_t got = std::fread(piece.data(), 1, piece.size(), file.get())) {
+    bytes.insert(bytes.end(), piece.begin(), piece.begin() + static_cast<int64_t>(got));
+  }
+  if (std::ferror(file.get())) {
+    return absl::DataLossError(
+        absl::StrCat("--data ", path, ": cannot be read: ", std::strerror(errno)));
+  }
+  if (bytes.size() == before)
+    return absl::InvalidArgumentError(absl::StrCat("--data ", path, ": is empty"));
   return absl::OkStatus();
 }
 
-// SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number generators"): bits of a counter.
+// SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number
+// generators"): bits of a counter.
 uint64_t Scramble(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -51,11 +67,15 @@ absl::StatusOr<std::vector<std::string>> DefaultTextFiles() {
   for (const auto& entry : std::filesystem::directory_iterator(kDefaultFolder, error)) {
     std::error_code unreadable;
     const auto path = std::filesystem::canonical(entry.path(), unreadable);
-    if (unreadable || !std::filesystem::is_regular_file(path, unreadable) || !std::ifstream(path)) continue;
+    if (unreadable || !std::filesystem::is_regular_file(path, unreadable) ||
+        access(path.c_str(), R_OK) != 0) {
+      continue;
+    }
     files.insert(path);
   }
   if (files.empty()) {
-    return absl::NotFoundError(absl::StrCat("no readable file in ", kDefaultFolder, " to train on; name some with --data"));
+    return absl::NotFoundError(absl::StrCat("no readable file in ", kDefaultFolder,
+                                            " to train on; name some with --data"));
   }
   return std::vector<std::string>(files.begin(), files.end());
 }
@@ -65,9 +85,10 @@ absl::StatusOr<Text> Text::Load(std::span<const std::string> paths, int64_t cont
   for (const std::string& path : paths) EBB_RETURN_IF_ERROR(Append(path, bytes));
   auto text = FromBytes(std::move(bytes), context);
   if (!text.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--data ", paths.front(),
-                                                   paths.size() > 1 ? absl::StrCat(" and ", paths.size() - 1, " more") : "",
-                                                   ": ", text.status().message()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data ", paths.front(),
+                     paths.size() > 1 ? absl::StrCat(" and ", paths.size() - 1, " more") : "", ": ",
+                     text.status().message()));
   }
   return text;
 }
@@ -76,8 +97,9 @@ absl::StatusOr<Text> Text::FromBytes(std::vector<uint8_t> bytes, int64_t context
   const int64_t size = static_cast<int64_t>(bytes.size());
   const int64_t held_out = std::max(size / 20, context + 1);
   if (size - held_out < context + 1) {
-    return absl::InvalidArgumentError(absl::StrCat(size, " bytes of text are too few for --context ", context,
-                                                   ": training and held-out text need ", context + 1, " each"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(size, " bytes of text are too few for --context ", context,
+                     ": training and held-out text need ", context + 1, " each"));
   }
   Text text;
   text.bytes_ = std::move(bytes);
@@ -85,12 +107,14 @@ absl::StatusOr<Text> Text::FromBytes(std::vector<uint8_t> bytes, int64_t context
   return text;
 }
 
-void Text::Training(uint64_t seed, uint64_t index, std::span<int32_t> tokens, std::span<int32_t> targets) const {
+void Text::Training(uint64_t seed, uint64_t index, std::span<int32_t> tokens,
+                    std::span<int32_t> targets) const {
   const uint64_t places = static_cast<uint64_t>(held_out_begin_) - tokens.size();
   Copy(static_cast<int64_t>(Scramble(Scramble(seed) ^ index) % places), tokens, targets);
 }
 
-void Text::HeldOut(int64_t index, int64_t count, std::span<int32_t> tokens, std::span<int32_t> targets) const {
+void Text::HeldOut(int64_t index, int64_t count, std::span<int32_t> tokens,
+                   std::span<int32_t> targets) const {
   const int64_t places = held_out_bytes() - static_cast<int64_t>(tokens.size());
   Copy(held_out_begin_ + index * places / count, tokens, targets);
 }

@@ -9,12 +9,13 @@
 namespace ebb::gpt {
 namespace {
 
-constexpr char kVectorGroup[] = "no_decay";  // of norms and biases, where the configuration has such a group
+constexpr char kVectorGroup[] =
+    "no_decay";  // of norms and biases, where the configuration has such a group
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, const Options& options, const Config& config,
-                                                         const Text& text) {
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, const Options& options,
+                                                         const Config& config, const Text& text) {
   std::unique_ptr<Trainer> trainer(new Trainer(std::move(world), options, text));
   EBB_RETURN_IF_ERROR(trainer->MakeEngine(config));
   return trainer;
@@ -27,20 +28,24 @@ absl::Status Trainer::MakeEngine(const Config& config) {
                                 ? std::min(config.ebb.micro_batches_per_round, micro_batches_)
                                 : micro_batches_;
   const int64_t rows = sequences_ * options_.shape.context;
-  gpt_ = Declare({.shape = options_.shape,
-                  .seed = options_.seed,
-                  .boundary_bytes = rows * options_.shape.width * SizeOf(config.compute),
-                  .vector_group = config.ebb.parameter_groups.contains(kVectorGroup) ? kVectorGroup : ""},
-                 model_);
-  const Layers::Options layers = {.compute = config.compute,
-                                  .threads = ThreadsPerRank(options_),
-                                  .sequences = sequences_,
-                                  .slots = options_.recompute ? 1 : per_round * options_.shape.layers};
+  gpt_ = Declare(
+      {.shape = options_.shape,
+       .seed = options_.seed,
+       .boundary_bytes = rows * options_.shape.width * SizeOf(config.compute),
+       .vector_group = config.ebb.parameter_groups.contains(kVectorGroup) ? kVectorGroup : ""},
+      model_);
+  const Layers::Options layers = {
+      .compute = config.compute,
+      .threads = ThreadsPerRank(options_),
+      .sequences = sequences_,
+      .slots = options_.recompute ? 1 : per_round * options_.shape.layers};
   model_.workspace_bytes = Layers::WorkspaceBytes(options_.shape, layers);
 
-  EBB_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, Device::Cpu(layers.threads), model_, config));
+  EBB_ASSIGN_OR_RETURN(engine_,
+                       Engine::Create(world_, Device::Cpu(layers.threads), model_, config));
   layers_.emplace(gpt_, layers,
-                  std::span(static_cast<std::byte*>(engine_->workspace().data), static_cast<size_t>(model_.workspace_bytes)));
+                  std::span(static_cast<std::byte*>(engine_->workspace().data),
+                            static_cast<size_t>(model_.workspace_bytes)));
   batches_.resize(static_cast<size_t>(micro_batches_));
   for (Buffers& buffers : batches_) {
     buffers.tokens.resize(static_cast<size_t>(rows));
@@ -57,10 +62,12 @@ int64_t Trainer::tokens_per_step() const {
 void Trainer::LoadBatch(int64_t step, int micro_batch) {
   Buffers& buffers = batches_[static_cast<size_t>(micro_batch)];
   const size_t length = static_cast<size_t>(options_.shape.context);
-  const int64_t first = ((step * micro_batches_ + micro_batch) * world_.size() + world_.rank()) * sequences_;
+  const int64_t first =
+      ((step * micro_batches_ + micro_batch) * world_.size() + world_.rank()) * sequences_;
   for (int64_t s = 0; s < sequences_; ++s) {
     const size_t at = static_cast<size_t>(s) * length;
-    text_.Training(options_.seed, static_cast<uint64_t>(first + s), std::span(buffers.tokens).subspan(at, length),
+    text_.Training(options_.seed, static_cast<uint64_t>(first + s),
+                   std::span(buffers.tokens).subspan(at, length),
                    std::span(buffers.targets).subspan(at, length));
   }
 }
@@ -75,22 +82,25 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
     ForwardScope unit = step.Forward(gpt_.embedding);
     for (int m : unit.micro_batches()) {
       LoadBatch(step_number, m);
-      layers_->Embed(ScopeParameters{unit}, batches_[static_cast<size_t>(m)].batch, unit.output(m).data);
+      layers_->Embed(ScopeParameters{unit}, batches_[static_cast<size_t>(m)].batch,
+                     unit.output(m).data);
     }
   }
   for (int64_t b = 0; b < options_.shape.layers; ++b) {
     ForwardScope unit = step.Forward(gpt_.blocks[static_cast<size_t>(b)].unit);
     for (int m : unit.micro_batches()) {
-      layers_->BlockForward(ScopeParameters{unit}, b, batches_[static_cast<size_t>(m)].batch, unit.input(m).data,
-                            SlotOf(unit, m, b), unit.output(m).data);
+      layers_->BlockForward(ScopeParameters{unit}, b, batches_[static_cast<size_t>(m)].batch,
+                            unit.input(m).data, SlotOf(unit, m, b), unit.output(m).data);
     }
   }
   {
-    BackwardScope unit = step.Backward(gpt_.embedding);  // head and loss, forward and backward at once
+    BackwardScope unit =
+        step.Backward(gpt_.embedding);  // head and loss, forward and backward at once
     ScopeGradients gradients{unit};
     for (int m : unit.micro_batches()) {
-      const float loss = layers_->HeadBackward(ScopeParameters{unit}, gradients, batches_[static_cast<size_t>(m)].batch,
-                                               unit.input(m).data, step.loss_scale(), unit.input_gradient(m).data);
+      const float loss = layers_->HeadBackward(
+          ScopeParameters{unit}, gradients, batches_[static_cast<size_t>(m)].batch,
+          unit.input(m).data, step.loss_scale(), unit.input_gradient(m).data);
       step.AddLoss(Scalar(loss));
     }
   }
@@ -110,7 +120,8 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
   BackwardScope unit = step.Backward(gpt_.embedding);
   ScopeGradients gradients{unit};
   for (int m : unit.micro_batches()) {
-    layers_->EmbedBackward(gradients, batches_[static_cast<size_t>(m)].batch, unit.output_gradient(m).data);
+    layers_->EmbedBackward(gradients, batches_[static_cast<size_t>(m)].batch,
+                           unit.output_gradient(m).data);
   }
 }
 

@@ -1,4 +1,5 @@
-// One rank's training: the model in an engine, and the steps, evaluations and samples that walk through it.
+// One rank's training: the model in an engine, and the steps, evaluations and samples that walk
+// through it.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ namespace ebb::gpt {
 class Trainer {
  public:
   // Collective. `text` outlives the trainer.
-  static absl::StatusOr<std::unique_ptr<Trainer>> Create(World world, const Options& options, const Config& config,
-                                                         const Text& text);
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(World world, const Options& options,
+                                                         const Config& config, const Text& text);
 
   // Step number `step`, from 0: forward, backward and update.
   absl::StatusOr<StepReport> Step(int64_t step);
@@ -35,7 +36,8 @@ class Trainer {
   Engine& engine() { return *engine_; }
 
  private:
-  Trainer(World world, const Options& options, const Text& text) : world_(std::move(world)), options_(options), text_(text) {}
+  Trainer(World world, const Options& options, const Text& text)
+      : world_(std::move(world)), options_(options), text_(text) {}
   absl::Status MakeEngine(const Config& config);
 
   // Fills batches_[micro_batch] for a step.
@@ -55,8 +57,8 @@ class Trainer {
   const Text& text_;
   ModelSpec model_;  // as declared: names and shapes for reports
   Gpt gpt_;
-  int64_t sequences_ = 0;        // of a micro-batch
-  int64_t micro_batches_ = 0;    // of a step
+  int64_t sequences_ = 0;      // of a micro-batch
+  int64_t micro_batches_ = 0;  // of a step
   std::optional<Engine> engine_;
   std::optional<Layers> layers_;
   std::vector<Buffers> batches_;  // one a micro-batch of a step

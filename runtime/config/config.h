@@ -140,9 +140,9 @@ struct Config {
   static absl::StatusOr<Config> FromFile(const std::string& path);
   static absl::StatusOr<Config> FromJson(std::string_view json);
 
-  // The configuration with the batch triple completed for `world` ranks: train = micro *
-  // accumulation * world. An error names all four numbers, where they came from and the nearest
-  // choices that work.
+  // The configuration for `world` ranks: the batch triple completed (train = micro * accumulation *
+  // world), micro_batches_per_round, reduce_at and communication resolved. An error names all
+  // numbers, which of them were not given, and the nearest choices that work.
   absl::StatusOr<Config> ForWorld(int world) const;
 
   // What the fields say together, after a program changed them.

@@ -1,8 +1,9 @@
 // The number types of parameters, gradients and collectives, and how they become one another.
 //
 //   fp32 -> bf16, fp16 for gradients and activations: nearest, ties to even.
-//   fp32 -> bf16 for parameters: half away from zero (add 0x8000, cut), so that the bf16 value and the cut 16 bits
-//   rebuild the fp32 master exactly. See optim/cast.h for the vectorised forms of both.
+//   fp32 -> bf16 for parameters: half away from zero (add 0x8000, cut), so that the bf16 value and
+//   the cut 16 bits rebuild the fp32 master exactly. See optim/cast.h for the vectorised forms of
+//   both.
 #pragma once
 
 #include <bit>
@@ -15,10 +16,13 @@ enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16, kInt8 };
 
 constexpr int64_t SizeOf(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return 4;
+    case DType::kFloat32:
+      return 4;
     case DType::kBFloat16:
-    case DType::kFloat16: return 2;
-    case DType::kInt8: return 1;
+    case DType::kFloat16:
+      return 2;
+    case DType::kInt8:
+      return 1;
   }
   return 0;
 }
@@ -26,10 +30,14 @@ constexpr int64_t SizeOf(DType dtype) {
 // "fp32", "bf16", "fp16", "int8": the spelling of the JSON and of every message.
 constexpr std::string_view Name(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return "fp32";
-    case DType::kBFloat16: return "bf16";
-    case DType::kFloat16: return "fp16";
-    case DType::kInt8: return "int8";
+    case DType::kFloat32:
+      return "fp32";
+    case DType::kBFloat16:
+      return "bf16";
+    case DType::kFloat16:
+      return "fp16";
+    case DType::kInt8:
+      return "int8";
   }
   return "";
 }
@@ -79,7 +87,8 @@ inline BFloat16::BFloat16(float value) {
   }
 }
 
-// The cast of parameters. NaN stays NaN; all else is add and cut, also across binades and into infinity.
+// The cast of parameters. NaN stays NaN; all else is add and cut, also across binades and into
+// infinity.
 inline BFloat16 RoundHalfAway(float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   BFloat16 result;
@@ -110,7 +119,8 @@ inline Float16::operator float() const {
   const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
   const uint32_t exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
+  if (exponent != 0)
+    return std::bit_cast<float>(sign | ((exponent + 112) << 23) | (mantissa << 13));
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
   return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
 }

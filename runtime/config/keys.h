@@ -15,18 +15,18 @@
 namespace ebb::config {
 
 enum class Kind : uint8_t {
-  kBlock,       // an object whose keys are all in the table
-  kOpenBlock,   // an object that may hold keys which DeepSpeed does not document
-  kFlag,        // true or false
-  kInteger,     // 5e8 is one
-  kNumber,      //
+  kBlock,      // an object whose keys are all in the table
+  kOpenBlock,  // an object that may hold keys which DeepSpeed does not document
+  kFlag,       // true or false
+  kInteger,    // 5e8 is one
+  kNumber,
   kNumberPair,  // [0.9, 0.999]
   kBytes,       // an integer, or text such as "4MiB"
-  kText,        //
-  kTexts,       // a list of texts
-  kWord,        // one of `words`, in any case
-  kDType,       // "fp32", "bf16", "fp16" and PyTorch's spellings of them, in any case
-  kAnything,    //
+  kText,
+  kTexts,  // a list of texts
+  kWord,   // one of `words`, in any case
+  kDType,  // "fp32", "bf16", "fp16" and PyTorch's spellings of them, in any case
+  kAnything,
 };
 
 enum class Taken : uint8_t {
@@ -38,8 +38,8 @@ enum class Taken : uint8_t {
 };
 
 struct Key {
-  std::string_view path;     // names joined by '.'; "*" stands for a name of the user's choice
-  Kind kind = Kind::kBlock;  //
+  std::string_view path;  // names joined by '.'; "*" stands for a name of the user's choice
+  Kind kind = Kind::kBlock;
   std::string_view default_value;  // what holds when it is not given, as in the JSON; "": nothing
   Taken taken = Taken::kLiterally;
   // What it is, in one line. kNoMeaning, kRefused: why; the end of the remark or error.
@@ -51,11 +51,10 @@ struct Key {
   bool least_is_open = false, most_is_open = false;
   std::string_view words = "";  // kWord: all of them, "a|b|c"; other kinds: texts allowed besides
   std::string_view harmless = "";  // kRefused: the values that change nothing, "a|b", or "<=1"
-  std::string_view only_for =
-      "";  // parameters of an optimizer or scheduler: the types that have it
-  std::string_view required_for = "";  // the types that cannot do without it
-  std::string_view same_as = "";       // the key it stands for, which has its own row
-  bool is_deprecated = false;          // of rows with same_as: worth a remark
+  // Parameters of an optimizer or scheduler: the types that have it, all if ""; those that need it.
+  std::string_view only_for = "", required_for = "";
+  std::string_view same_as = "";  // the key it stands for, which has its own row
+  bool is_deprecated = false;     // of rows with same_as: worth a remark
 };
 
 std::span<const Key> Keys();

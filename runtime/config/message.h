@@ -21,7 +21,7 @@ inline absl::Status Invalid(std::initializer_list<std::string_view> pieces) {
 }
 
 // At most about `bytes_max` bytes of it, cut between characters, control characters escaped.
-std::string Shortened(std::string_view text, size_t bytes_max = 80);
+std::string Shortened(std::string_view text, size_t bytes_max = 160);
 
 inline std::string Quoted(std::string_view text) {
   return Join({"\"", Shortened(text), "\""});

@@ -35,19 +35,21 @@ int Executor::MatchScope(bool backward, int unit) {
     const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
     // An early update would follow the zeros of a skipped backward, which may yet come.
     if (ahead >= 0 && !(early && backward)) {
-      WarnOfDeparture(backward, unit, "what the order has before it is left out of this step");
+      WarnOfDeparture(ScopeName(backward, unit),
+                      "what the order has before it is left out of this step");
       SkipTo(ahead);
       return ahead;
     }
     Depart(backward, unit);
   }
-  const bool next_round = !backward && progress_.any_backward &&
-                          progress_.round + 1 < progress_.run->plan.decisions.rounds &&
-                          unit == scopes.front().unit;
-  const int round = progress_.round + (next_round ? 1 : 0);
-  for (int s = 0; s < count; ++s) {
-    if (scopes[s].round == round && matches(s) && !progress_.opened[s]) return s;
+  if (!backward && StartsNextRound(unit)) {
+    ++progress_.round;
+    progress_.recomputed = false;
   }
+  for (int s = 0; s < count; ++s) {
+    if (scopes[s].round == progress_.round && matches(s) && !progress_.opened[s]) return s;
+  }
+  progress_.recomputed |= !backward && BackwardHasBegun(progress_.round);
   return -1;
 }
 
@@ -59,12 +61,59 @@ int Executor::FindAhead(bool backward, int unit) const {
   for (int s = next; s < count; ++s) {
     const bool round_starts = s > 0 && scopes[s].round != scopes[s - 1].round;
     if (scopes[s].round != scopes[next].round &&
-        !(round_starts && scopes[next].backward && scopes[s].round == scopes[next].round + 1)) {
+        !(round_starts && BackwardHasBegun(scopes[next].round) &&
+          scopes[s].round == scopes[next].round + 1)) {
       break;
     }
     if (scopes[s].backward == backward && scopes[s].unit == unit) return s;
   }
   return -1;
+}
+
+bool Executor::BackwardHasBegun(int round) const {
+  const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
+  for (size_t s = 0; s < scopes.size(); ++s) {
+    if (scopes[s].round == round && scopes[s].backward && progress_.opened[s] &&
+        !progress_.skipped[s])
+      return true;
+  }
+  return false;
+}
+
+// After the backward of a round has begun, a Forward is the next round's, unless the unit's own
+// backward is still to come: then it is recomputed in a scope of its own. For the first unit that
+// may be either; those before it tell.
+bool Executor::StartsNextRound(int unit) const {
+  const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
+  if (progress_.round + 1 >= progress_.run->plan.decisions.rounds ||
+      !BackwardHasBegun(progress_.round))
+    return false;
+  if (unit == scopes.front().unit && !progress_.recomputed) return true;
+  for (size_t s = 0; s < scopes.size(); ++s) {
+    if (scopes[s].round == progress_.round && scopes[s].backward && scopes[s].unit == unit &&
+        !progress_.opened[s])
+      return false;
+  }
+  return true;
+}
+
+// A backward whose round has seen one Forward only, while the round before still lacks it, shows
+// that the Forward was not meant to start a round.
+void Executor::CheckRound(int planned) {
+  const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
+  const PlannedScope& backward = scopes[planned];
+  int forwards = 0;
+  bool missing = false;
+  for (size_t s = 0; s < scopes.size(); ++s) {
+    const bool opened = progress_.opened[s] && !progress_.skipped[s];
+    if (scopes[s].round == backward.round && !scopes[s].backward && opened) ++forwards;
+    missing |= scopes[s].round + 1 == backward.round && scopes[s].backward &&
+               scopes[s].visit == backward.visit && !opened;
+  }
+  if (forwards != 1 || !missing) return;
+  Stick(absl::FailedPreconditionError(absl::StrCat(
+      "the Forward before ", ScopeName(true, backward.unit), " was taken for the start of round ",
+      backward.round, "; recompute inside the BackwardScope, which has the parameters too")));
 }
 
 void Executor::SkipTo(int planned) {
@@ -75,14 +124,14 @@ void Executor::SkipTo(int planned) {
   Advance();
 }
 
-void Executor::WarnOfDeparture(bool backward, int unit, std::string_view how) {
+void Executor::WarnOfDeparture(std::string_view what_came, std::string_view how) {
   const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
   const int next = progress_.next_scope;
   const std::string expected = next < static_cast<int>(scopes.size())
                                    ? ScopeName(scopes[next].backward, scopes[next].unit)
                                    : "the end of the step";
   const std::string what =
-      absl::StrCat(ScopeName(backward, unit), " where the declared order has ", expected);
+      absl::StrCat(std::string(what_came), " where the declared order has ", expected);
   const bool boundaries =
       progress_.run->plan.pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
   if (boundaries) {
@@ -100,7 +149,7 @@ void Executor::WarnOfDeparture(bool backward, int unit, std::string_view how) {
 // Leaves the plan for the rest of the step. Gradients that wait for their bucket are reduced on
 // their own.
 void Executor::Depart(bool backward, int unit) {
-  WarnOfDeparture(backward, unit,
+  WarnOfDeparture(ScopeName(backward, unit),
                   "units are gathered on demand, without prefetch, until the step ends");
   progress_.departed = true;
   const sharding::Plan& plan = progress_.run->plan;
@@ -213,10 +262,8 @@ void Executor::GatherOnDemand(int unit) {
   compute_.Record(*demand_);
   gather_->Wait(*demand_);
   gather_->Wait(updated_[unit]);
-  if (absl::Status status =
-          gather_communicator_->AllGather(*gather_, single_gather_[unit], config_.compute);
-      !status.ok())
-    Stick(status);
+  StickCollective(*gather_communicator_,
+                  gather_communicator_->AllGather(*gather_, single_gather_[unit], config_.compute));
   gather_->Record(*demand_);
   compute_.Wait(*demand_);
 }
@@ -232,10 +279,9 @@ void Executor::ReduceNow(int unit, int visit) {
     reduce_->Enqueue([this, unit, visit, source] { Cast(unit, visit, source); });
   }
   const float scale = static_cast<float>(1.0 / progress_.divisor);
-  if (absl::Status status = reduce_communicator_->ReduceScatter(*reduce_, single_reduce_[visit],
-                                                                decisions.communication, scale);
-      !status.ok())
-    Stick(status);
+  StickCollective(*reduce_communicator_,
+                  reduce_communicator_->ReduceScatter(*reduce_, single_reduce_[visit],
+                                                      decisions.communication, scale));
   const std::byte* reduced = source + SliceOffset(unit, decisions.communication);
   const bool first = contributions_[unit]++ == 0;
   reduce_->Enqueue(
@@ -261,8 +307,13 @@ void Executor::FlushDeparted() {
     reduced_scopes_[s] = 1;
   }
   for (size_t index = 0; index < plan.operations.size(); ++index) {
-    if (plan.operations[index].kind == OperationKind::kGatherGradient)
-      Issue(static_cast<int>(index));
+    const sharding::Operation& operation = plan.operations[index];
+    if (operation.kind != OperationKind::kGatherGradient) continue;
+    // What was made whole before the departure added to it is not whole any more.
+    if (std::any_of(operation.parts.begin(), operation.parts.end(),
+                    [&](const sharding::Part& part) { return squares_stale_[part.unit] != 0; }))
+      progress_.run->issued[index] = 0;
+    Issue(static_cast<int>(index));
   }
 }
 

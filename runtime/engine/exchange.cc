@@ -28,6 +28,8 @@ Verdict Conclude(std::span<const ExchangeRecord> records) {
     verdict.squares += record.squares;
     verdict.loss += record.loss;
     verdict.loss_count += record.loss_count;
+    verdict.engine_failed |= record.engine_failed;
+    verdict.updates_started |= record.updates_started;
     verdict.scopes_differ |= record.scopes_hash != records.front().scopes_hash;
     if (record.non_finite_unit >= 0 && verdict.non_finite_rank < 0) {
       verdict.non_finite_rank = static_cast<int>(rank);

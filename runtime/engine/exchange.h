@@ -22,7 +22,9 @@ struct ExchangeRecord {
   int32_t failed = 0;            // this rank has an error; `message` says which
   int32_t status_code = 0;
   int32_t message_bytes = 0;
-  char message[208] = {};
+  bool engine_failed = false;    // and it is the engine's, for good
+  bool updates_started = false;  // early ones, of this step
+  char message[206] = {};
 
   void SetError(const absl::Status& status);
   absl::Status Error(int rank) const;
@@ -35,7 +37,8 @@ struct Verdict {
   int64_t loss_count = 0;
   int non_finite_rank = -1, non_finite_unit = -1;
   bool scopes_differ = false;
-  absl::Status error;  // of the first rank that has one
+  bool engine_failed = false, updates_started = false;  // on any rank
+  absl::Status error;                                   // of the first rank that has one
 };
 Verdict Conclude(std::span<const ExchangeRecord> records);
 

@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/executor.h"
 
+#include <bit>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -66,8 +67,7 @@ absl::StatusOr<Executor::Runnable*> Executor::PlanFor(int rounds, bool hold_upda
   return plans_.back().get();
 }
 
-// ---- begin
-// -----------------------------------------------------------------------------------------------------------------
+// Begin.
 
 int64_t Executor::BeginStep(const StepOptions& options) {
   const int64_t number = ++last_number_;
@@ -117,8 +117,9 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   loss_scale_ = scaler_.scale();
   if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly)
     scalars_[number % 2] = ScalarsFor(/*norm=*/0);
-  for (std::atomic<int64_t>& bytes : moved_bytes_) bytes = 0;
+  for (std::atomic<int64_t>& bytes : moved_bytes_[number % 2]) bytes = 0;
   traced_step_ = number;
+  LogBegun();
   Start();
   return number;
 }
@@ -143,6 +144,7 @@ int64_t Executor::BeginEvaluation(int micro_batches) {
         pools.evaluation_micro_batches, "; evaluate the rest in further walks")));
     progress_.micro_batches = 1;
   }
+  LogBegun();
   Start();
   return number;
 }
@@ -153,15 +155,30 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.number = number;
   progress_.options = {};
   progress_.round = 0;
-  progress_.departed = progress_.any_backward = progress_.reduced = progress_.gradients_written =
-      false;
+  progress_.departed = progress_.recomputed = progress_.any_backward = progress_.reduced =
+      progress_.gradients_written = false;
   progress_.updates_started = false;
+  progress_.divisor = 1;
   progress_.loss = 0;
   progress_.loss_count = 0;
   progress_.hash = 0;
   progress_.log.clear();
   progress_.error = absl::OkStatus();
   progress_.error = StuckError();
+}
+
+// What must be the same on every rank; the hash of it goes with the exchange.
+void Executor::LogEntry(int64_t code) {
+  progress_.log.push_back(code);
+  progress_.hash = (progress_.hash ^ static_cast<uint64_t>(code + 1)) * 0x100000001b3ull;
+}
+
+void Executor::LogBegun() {
+  LogEntry(progress_.number);
+  LogEntry(progress_.evaluation ? -progress_.micro_batches : progress_.micro_batches);
+  LogEntry(std::bit_cast<int64_t>(progress_.divisor));
+  LogEntry(std::bit_cast<int64_t>(progress_.options.learning_rate.value_or(-1)));
+  LogEntry(progress_.options.hold_updates ? 1 : 0);
 }
 
 // From the first moment of the plan: a step, an evaluation, and each of its walks.
@@ -182,6 +199,7 @@ void Executor::Start() {
   progress_.next_scope = 0;
   reduced_scopes_.assign(run.plan.scopes.size(), 0);
   std::fill(contributions_.begin(), contributions_.end(), 0);
+  std::fill(squares_stale_.begin(), squares_stale_.end(), uint8_t{0});
   for (std::vector<uint8_t>& requested : requested_)
     std::fill(requested.begin(), requested.end(), uint8_t{0});
   while (static_cast<int>(micro_batch_numbers_.size()) < progress_.micro_batches) {
@@ -212,8 +230,7 @@ void Executor::AddLoss(int64_t number, const TensorView& scalar) {
   ++progress_.loss_count;
 }
 
-// ---- end
-// -------------------------------------------------------------------------------------------------------------------
+// End.
 
 // Closes every scope and brings the reductions of what was left out on their way.
 void Executor::CompleteScopes() {
@@ -221,9 +238,12 @@ void Executor::CompleteScopes() {
   if (progress_.evaluation || !progress_.any_backward) return;
   if (progress_.departed) {
     FlushDeparted();
-  } else {
-    SkipTo(static_cast<int>(progress_.run->plan.scopes.size()));
+    return;
   }
+  const int count = static_cast<int>(progress_.run->plan.scopes.size());
+  if (progress_.next_scope < count && progress_.error.ok())
+    WarnOfDeparture("the end of the step", "the rest is left out, with zero gradients");
+  SkipTo(count);
 }
 
 absl::Status Executor::Reduce(int64_t number) {
@@ -264,7 +284,7 @@ absl::Status Executor::Finish(int64_t number) {
   if (!status.ok()) {
     // Blocked updates still in the queue must see that they are.
     update_->WaitIdle();
-    if (progress_.updates_started) {
+    if (progress_.updates_started || verdict_.updates_started) {
       Fail(
           absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
                                            "before it went wrong; reload the model. ",
@@ -274,6 +294,11 @@ absl::Status Executor::Finish(int64_t number) {
     report_ = status;
   }
   WaitCompute(finish.compute);
+  if (status.ok() && progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff &&
+      HasFailed()) {
+    report_ = status = StuckError();  // an optimizer of the trainer's
+  }
+  finished_number_ = number;
   EndProgress();
   return status;
 }
@@ -286,10 +311,7 @@ absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
   CompleteScopes();
   EnqueueExchange();
   reduce_->WaitIdle();
-  absl::Status status = StuckError();
-  if (status.ok()) status = CommunicationError();
-  if (status.ok()) status = verdict_.error;
-  if (status.ok() && verdict_.scopes_differ) status = ExplainDifference();
+  const absl::Status status = AgreedError();
   EndProgress();
   if (!status.ok()) return status;
   return verdict_.loss_count == 0 ? 0 : verdict_.loss / static_cast<double>(verdict_.loss_count);
@@ -317,18 +339,22 @@ absl::StatusOr<StepReport> Executor::Report() {
   return report_;
 }
 
-// ---- errors
-// ----------------------------------------------------------------------------------------------------------------
+// Errors.
 
 void Executor::Stick(absl::Status status) {
   if (progress_.error.ok()) progress_.error = std::move(status);
   blocked_ = true;
 }
 
+void Executor::StickCollective(Communicator& communicator, absl::Status status) {
+  if (status.ok()) return;
+  communicator.Abort(status);
+  Stick(std::move(status));
+}
+
 absl::Status Executor::StuckError() const {
   const std::lock_guard lock(errors_mutex_);
   if (!failed_.ok()) return failed_;
-  if (!asynchronous_error_.ok()) return asynchronous_error_;
   return progress_.alive ? progress_.error : absl::OkStatus();
 }
 
@@ -336,6 +362,11 @@ void Executor::Fail(absl::Status status) {
   blocked_ = true;
   const std::lock_guard lock(errors_mutex_);
   if (failed_.ok()) failed_ = std::move(status);
+}
+
+bool Executor::HasFailed() const {
+  const std::lock_guard lock(errors_mutex_);
+  return !failed_.ok();
 }
 
 std::string Executor::ScopeName(bool backward, int unit) const {
@@ -354,7 +385,8 @@ std::vector<CommunicationRow> Executor::communication() const {
     CommunicationRow result{.operation = name};
     for (OperationKind kind : kinds) {
       result.predicted_bytes += static_cast<uint64_t>(plan().BytesOf(kind));
-      result.bytes += static_cast<uint64_t>(moved_bytes_[static_cast<int>(kind)].load());
+      result.bytes +=
+          static_cast<uint64_t>(moved_bytes_[finished_number_ % 2][static_cast<int>(kind)].load());
     }
     return result;
   };

@@ -44,8 +44,7 @@ class Executor {
   static sharding::PlanInputs InputsFor(const ModelSpec& model, const Config& config, int world,
                                         const OptimizerSpec* own);
 
-  // ---- steps (executor.cc)
-  // --------------------------------------------------------------------------------------------
+  // Steps (executor.cc).
   int64_t BeginStep(const StepOptions& options);  // the number that its Step carries
   int64_t BeginEvaluation(int micro_batches);
   int rounds(int64_t number) const;
@@ -59,8 +58,7 @@ class Executor {
   void Drop(int64_t number);
   absl::StatusOr<StepReport> Report();
 
-  // ---- scopes (scopes.cc)
-  // ---------------------------------------------------------------------------------------------
+  // Scopes (scopes.cc).
   TensorView Parameter(int64_t scope, ParameterId parameter);
   std::span<const int> MicroBatches(int64_t scope) const;
   MutableTensorView Input(int64_t scope, int micro_batch);
@@ -70,8 +68,7 @@ class Executor {
   BackwardScope::Fused Gradient(int64_t scope, ParameterId parameter, bool zero_fill);
   void Close(int64_t scope);
 
-  // ---- state (access.cc)
-  // ----------------------------------------------------------------------------------------------
+  // State (access.cc).
   absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
   absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
@@ -112,12 +109,13 @@ class Executor {
     size_t moment = 0;  // the next of the plan
     int next_scope = 0, round = 0;
     std::vector<uint8_t> opened, closed, awaited, skipped;  // by planned scope
-    bool departed = false, any_backward = false, reduced = false, gradients_written = false;
+    bool departed = false, recomputed = false, any_backward = false, reduced = false,
+         gradients_written = false;
     bool updates_started = false;  // early ones; late ones start after the verdict
     double loss = 0;
     int64_t loss_count = 0;
     uint64_t hash = 0;
-    std::vector<int64_t> log;  // scopes opened, as codes
+    std::vector<int64_t> log;  // how it was begun (kBegunEntries), then scopes opened, as codes
     absl::Status error;
   };
   struct UpdateRun {  // neighbours of a shard with the same options
@@ -134,6 +132,9 @@ class Executor {
     bool scheduled =
         false;  // by the schedule or the step, also for groups with an optimizer of their own
   };
+
+  // Entries of a log before its scopes: which step or evaluation it is, and its options.
+  static constexpr size_t kBegunEntries = 5;
 
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
   absl::Status Initialise();  // initialise.cc
@@ -173,7 +174,7 @@ class Executor {
   Communicator& CommunicatorOf(sharding::StreamId id);
   void WaitCompute(const std::vector<sharding::Dependency>& waits);
   void Began(Runnable& run, int operation);
-  void Ended(Runnable& run, int operation);
+  void Ended(Runnable& run, int operation, int parity);
   void Trace(const Runnable& run, int operation);
   void RunOperation(Runnable& run, int operation, int parity);  // a task of its stream
   void Cast(int unit, int visit, std::byte* destination);
@@ -209,28 +210,38 @@ class Executor {
   void ReduceNow(int unit, int visit);
   void FlushDeparted();
   void IssueUpdatesLeft();
-  void WarnOfDeparture(bool backward, int unit, std::string_view how);
+  bool BackwardHasBegun(int round) const;
+  bool StartsNextRound(int unit) const;
+  void CheckRound(int planned);
+  void WarnOfDeparture(std::string_view what_came, std::string_view how);
 
   // updates.cc
-  void RunUpdate(int unit, const StepScalars& scalars);
+  void RunUpdate(int unit, const StepScalars& scalars, bool early);
   absl::Status RunOwnOptimizer(int unit, const StepScalars& scalars);
   StepScalars ScalarsFor(double norm) const;
 
   // verdict.cc
   void EnqueueExchange();
   void RefreshWrittenGradients();
-  void FillRecord();                  // this rank's, before the all-gather
-  void ConcludeExchange(int parity);  // after it, still on the stream
-  absl::Status ReachVerdict();        // on the host
-  absl::Status ExplainDifference();
+  void CompleteRecord(bool evaluation);  // this rank's, before the all-gather
+  void ConcludeExchange(int parity);     // after it, still on the stream
+  absl::Status ReachVerdict();           // on the host
+  absl::Status AgreedError();
+  absl::Status FindDifference();
   absl::Status CommunicationError();
 
   void Stick(absl::Status status);  // the step's first error
+  // A collective that one rank alone does not enqueue would pair its later ones with the wrong ones
+  // of the others.
+  void StickCollective(Communicator& communicator, absl::Status status);
   absl::Status StuckError() const;
   void Fail(absl::Status status);  // the engine's, for good
+  bool HasFailed() const;
   bool Blocked() const { return blocked_.load(std::memory_order_acquire); }
   std::string ScopeName(bool backward, int unit) const;
   void Reset(int64_t number, bool evaluation);
+  void LogEntry(int64_t code);
+  void LogBegun();
   void Start();
   void CompleteScopes();
   void EndProgress();
@@ -272,18 +283,19 @@ class Executor {
   bool warned_of_departure_ = false;
   optim::LossScaler scaler_;
   float loss_scale_ = 1;
-  StepScalars scalars_[2];  // by the parity of the step's number
+  int64_t finished_number_ = 0;  // of the last step that finished
+  StepScalars scalars_[2];       // by the parity of the step's number
+  ExchangeRecord own_record_;
   Verdict verdict_;
   std::vector<ExchangeRecord> records_;
   CollectiveSpan exchange_span_;
   int64_t exchange_moved_before_ = 0;
   absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
-  std::atomic<bool> blocked_{false};  // no update may start
+  std::atomic<bool> blocked_{false};  // no early update of this step may start
   mutable std::mutex errors_mutex_;
-  absl::Status asynchronous_error_;  // of work on streams
   absl::Status failed_;
   static constexpr int kKinds = 10;
-  std::atomic<int64_t> moved_bytes_[kKinds] = {};  // of the step so far, by operation kind
+  std::atomic<int64_t> moved_bytes_[2][kKinds] = {};  // by the step's parity, by operation kind
   std::atomic<int64_t> traced_step_{0};
   int64_t moved_before_[sharding::kStreams] =
       {};  // of a stream's communicator, at the operation's start

@@ -208,8 +208,7 @@ absl::Status Executor::Prepare(Runnable& run) {
   return absl::OkStatus();
 }
 
-// ---- values
-// ----------------------------------------------------------------------------------------------------------------
+// Values.
 
 // Fills this rank's slices from the parameters' own initialisers, spread over the device's threads.
 absl::Status Executor::FillSlices() {

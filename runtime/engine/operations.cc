@@ -110,6 +110,7 @@ void Executor::EnqueueCollective(int index) {
   const sharding::Decisions& decisions = run->plan.decisions;
   Stream& stream = StreamOf(operation.stream);
   Communicator& communicator = CommunicatorOf(operation.stream);
+  const int parity = static_cast<int>(progress_.number % 2);
   stream.Enqueue([this, run, index] { Began(*run, index); });
   absl::Status status;
   if (operation.kind == OperationKind::kReduce) {
@@ -120,8 +121,8 @@ void Executor::EnqueueCollective(int index) {
                                                                          : decisions.compute;
     status = communicator.AllGather(stream, run->spans[index], dtype);
   }
-  if (!status.ok()) Stick(std::move(status));
-  stream.Enqueue([this, run, index] { Ended(*run, index); });
+  StickCollective(communicator, std::move(status));
+  stream.Enqueue([this, run, index, parity] { Ended(*run, index, parity); });
 }
 
 void Executor::Began(Runnable& run, int index) {
@@ -130,11 +131,12 @@ void Executor::Began(Runnable& run, int index) {
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
 }
 
-void Executor::Ended(Runnable& run, int index) {
+void Executor::Ended(Runnable& run, int index, int parity) {
   const Operation& operation = run.plan.operations[index];
   const int64_t moved = CommunicatorOf(operation.stream).bytes_moved() -
                         moved_before_[static_cast<int>(operation.stream)];
-  if (&run != walk_.get()) moved_bytes_[static_cast<int>(operation.kind)] += moved;  // a step's only
+  if (&run != walk_.get())
+    moved_bytes_[parity][static_cast<int>(operation.kind)] += moved;  // a step's only
   Trace(run, index);
 }
 
@@ -180,7 +182,8 @@ void Executor::RunOperation(Runnable& run, int index, int parity) {
         Norm(part.unit);
         break;
       case OperationKind::kUpdate:
-        RunUpdate(part.unit, scalars_[parity]);
+        RunUpdate(part.unit, scalars_[parity],
+                  run.plan.decisions.timing == sharding::UpdateTiming::kEarly);
         break;
       default:
         break;
@@ -189,8 +192,7 @@ void Executor::RunOperation(Runnable& run, int index, int parity) {
   Trace(run, index);
 }
 
-// ---- the arithmetic of the reduce stream
-// -----------------------------------------------------------------------------------
+// The arithmetic of the reduce stream.
 
 // What a reduction reads: the whole gradient as backward wrote it, or its cast in staging, the
 // units of a bucket end to end.

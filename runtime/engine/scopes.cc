@@ -28,9 +28,7 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
                                                   model_.units.size(), " units")));
     return 0;
   }
-  progress_.log.push_back(int64_t{unit} * 2 + backward);
-  progress_.hash =
-      (progress_.hash ^ static_cast<uint64_t>(progress_.log.back() + 1)) * 0x100000001b3ull;
+  LogEntry(int64_t{unit} * 2 + backward);
   if (progress_.evaluation && WalkIsOver(unit)) Start();
 
   OpenScope scope{
@@ -41,6 +39,7 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
     scope.visit = planned.visit;
     scope.round = progress_.round = planned.round;
     progress_.opened[scope.planned] = 1;
+    if (backward && planned.round > 0) CheckRound(scope.planned);
     progress_.next_scope = std::max(progress_.next_scope, scope.planned + 1);
   } else {
     scope.round = progress_.round;
@@ -176,8 +175,7 @@ void Executor::PoisonSlot(const OpenScope& scope) {
               static_cast<size_t>(unit.frozen.elements * size));
 }
 
-// ---- views
-// -----------------------------------------------------------------------------------------------------------------
+// Views.
 
 Executor::OpenScope* Executor::Find(int64_t id) {
   const auto found = std::find_if(open_.begin(), open_.end(),

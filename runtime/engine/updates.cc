@@ -57,8 +57,10 @@ Executor::StepScalars Executor::ScalarsFor(double norm) const {
   return scalars;
 }
 
-void Executor::RunUpdate(int unit, const StepScalars& scalars) {
-  if (Blocked() || !scalars.apply) return;
+// A late update belongs to a step that all ranks agreed on: what goes wrong in the next one, which
+// may already run, does not stop it.
+void Executor::RunUpdate(int unit, const StepScalars& scalars, bool early) {
+  if (!scalars.apply || (early && Blocked()) || HasFailed()) return;
   if (options_.optimizer) {
     if (absl::Status status = RunOwnOptimizer(unit, scalars); !status.ok()) {
       Fail(absl::Status(status.code(),

@@ -1,9 +1,11 @@
 // What all ranks conclude at the end of a step: the norm, whether anything overflowed, and whether
 // anyone has an error.
+#include <bit>
 #include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
@@ -12,36 +14,38 @@ namespace ebb {
 
 void Executor::EnqueueExchange() {
   const int parity = static_cast<int>(progress_.number % 2);
-  reduce_->Enqueue([this] { FillRecord(); });
+  own_record_ = {.loss = progress_.loss,
+                 .loss_count = progress_.loss_count,
+                 .scopes_hash = progress_.hash,
+                 .updates_started = progress_.updates_started};
+  if (absl::Status error = StuckError(); !error.ok()) own_record_.SetError(error);
+  reduce_->Enqueue([this, evaluation = progress_.evaluation] { CompleteRecord(evaluation); });
   std::byte* const records = storage_->ExchangeRecords();
   exchange_span_ = {.send = records + size_ * sharding::kExchangeBytes,
                     .receive = records,
                     .count = sharding::kExchangeBytes};
-  if (absl::Status status =
-          reduce_communicator_->AllGather(*reduce_, {&exchange_span_, 1}, DType::kInt8);
-      !status.ok())
-    Stick(status);
+  StickCollective(*reduce_communicator_,
+                  reduce_communicator_->AllGather(*reduce_, {&exchange_span_, 1}, DType::kInt8));
   reduce_->Enqueue([this, parity] { ConcludeExchange(parity); });
 }
 
-void Executor::FillRecord() {
-  ExchangeRecord record;
-  if (!progress_.evaluation) {
-    for (size_t u = 0; u < squares_.size(); ++u) {
-      if (!plan().decisions.trainable[u]) continue;
-      if (squares_stale_[u]) Norm(static_cast<int>(u));
-      squares_stale_[u] = 0;
-      if (!std::isfinite(squares_[u]) && record.non_finite_unit < 0)
-        record.non_finite_unit = static_cast<int32_t>(u);
-      record.squares += squares_[u];
-    }
+// What only the stream knows: norms, and what failed on it.
+void Executor::CompleteRecord(bool evaluation) {
+  ExchangeRecord& record = own_record_;
+  for (size_t u = 0; u < squares_.size() && !evaluation; ++u) {
+    if (!plan().decisions.trainable[u]) continue;
+    if (squares_stale_[u]) Norm(static_cast<int>(u));
+    squares_stale_[u] = 0;
+    if (!std::isfinite(squares_[u]) && record.non_finite_unit < 0)
+      record.non_finite_unit = static_cast<int32_t>(u);
+    record.squares += squares_[u];
   }
-  record.loss = progress_.loss;
-  record.loss_count = progress_.loss_count;
-  record.scopes_hash = progress_.hash;
-  absl::Status error = StuckError();
-  if (error.ok()) error = CommunicationError();
-  if (!error.ok()) record.SetError(error);
+  if (HasFailed()) {
+    record.engine_failed = true;
+    record.SetError(StuckError());
+  } else if (absl::Status broken = CommunicationError(); record.failed == 0 && !broken.ok()) {
+    record.SetError(broken);
+  }
   std::memcpy(storage_->ExchangeRecords() + size_ * sharding::kExchangeBytes, &record,
               sizeof(record));
   exchange_moved_before_ = reduce_communicator_->bytes_moved();
@@ -49,7 +53,7 @@ void Executor::FillRecord() {
 
 void Executor::ConcludeExchange(int parity) {
   if (!progress_.evaluation) {
-    moved_bytes_[static_cast<int>(sharding::OperationKind::kExchange)] +=
+    moved_bytes_[parity][static_cast<int>(sharding::OperationKind::kExchange)] +=
         reduce_communicator_->bytes_moved() - exchange_moved_before_;
   }
   verdict_ = {};
@@ -77,22 +81,29 @@ absl::Status Executor::CommunicationError() {
   return gather_communicator_->status();
 }
 
-absl::Status Executor::ReachVerdict() {
-  const sharding::Decisions& decisions = progress_.run->plan.decisions;
-  absl::Status status = progress_.error;
-  if (status.ok()) status = StuckError();
+// What went wrong on any rank, after the exchange; the same step fails on all of them.
+absl::Status Executor::AgreedError() {
+  absl::Status status = StuckError();
   if (absl::Status broken = CommunicationError(); !broken.ok()) {
     // The ranks may have gone apart before the collectives noticed; what they opened explains it
     // better.
-    absl::Status difference = ExplainDifference();
+    absl::Status difference = FindDifference();
     if (status.ok()) status = difference.ok() ? broken : difference;
     Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
     return StuckError();
   }
   if (status.ok()) status = verdict_.error;
-  if (status.ok() && verdict_.scopes_differ) status = ExplainDifference();
-  if (!status.ok()) return status;
+  if (status.ok() && verdict_.scopes_differ) {
+    status = FindDifference();
+    if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
+  }
+  if (verdict_.engine_failed) Fail(status);
+  return status;
+}
 
+absl::Status Executor::ReachVerdict() {
+  const sharding::Decisions& decisions = progress_.run->plan.decisions;
+  EBB_RETURN_IF_ERROR(AgreedError());
   const bool finite = std::isfinite(verdict_.squares);
   const std::string where = finite ? ""
                                    : absl::StrCat("a non-finite gradient in unit '",
@@ -127,9 +138,9 @@ absl::Status Executor::ReachVerdict() {
   return absl::OkStatus();
 }
 
-// Names the first scope that ranks opened differently. OK if they opened the same, or can no longer
-// tell each other.
-absl::Status Executor::ExplainDifference() {
+// Names the first thing that ranks did differently in this step. OK if there is none, or if they
+// can no longer tell each other.
+absl::Status Executor::FindDifference() {
   const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
       AllLists(*control_, *reduce_, progress_.log);
   if (!logs.ok()) return absl::OkStatus();
@@ -142,9 +153,23 @@ absl::Status Executor::ExplainDifference() {
     if (first == other) continue;
     size_t index = 0;
     while (index < first.size() && index < other.size() && first[index] == other[index]) ++index;
+    if (index < kBegunEntries) {
+      constexpr const char* kWhat[kBegunEntries] = {
+          "are in different steps or evaluations (counted from the first)",
+          "began one with different micro_batches (negative: an evaluation)",
+          "began a step with different gradient_divisor",
+          "began a step with different learning_rate", "began a step with different hold_updates"};
+      const bool is_double = index == 2 || index == 3;
+      const auto value = [&](int64_t code) {
+        return is_double ? absl::StrCat(std::bit_cast<double>(code)) : absl::StrCat(code);
+      };
+      return absl::FailedPreconditionError(absl::StrCat("ranks ", kWhat[index], ": ",
+                                                        value(first[index]), " on rank 0, ",
+                                                        value(other[index]), " on rank ", r));
+    }
     return absl::FailedPreconditionError(absl::StrCat(
-        "ranks opened different scopes: as number ", index + 1, " of the step rank 0 opened ",
-        name(first, index), ", rank ", r, " ", name(other, index),
+        "ranks opened different scopes: as number ", index - kBegunEntries + 1,
+        " of the step rank 0 opened ", name(first, index), ", rank ", r, " ", name(other, index),
         "; every rank must open the same scopes in the same order"));
   }
   return absl::OkStatus();

@@ -127,7 +127,7 @@ TEST_P(CommunicatorConformance, AllGather) {
 }
 
 TEST_P(CommunicatorConformance, ReduceScatterInEveryGrouping) {
-  for (int group = 0; group <= ranks(); ++group) {
+  for (const int group : {0, 1, 2, 4}) {
     if (group > 0 && ranks() % group != 0) continue;
     const float scale = 1.0f / static_cast<float>(3 * ranks());
     const std::vector<Numbers> reduced =

@@ -26,6 +26,10 @@ void* CountedAligned(size_t size, std::align_val_t alignment) {
 void* operator new(size_t size) {
   return Counted(std::malloc(size));
 }
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  return std::malloc(size);
+}
 void* operator new(size_t size, std::align_val_t alignment) {
   return CountedAligned(size, alignment);
 }

@@ -1,13 +1,12 @@
 // Scopes off the declared order, left open, overlapping, or asked for what they do not have: right
 // numbers and a warning, or an error that says what to do; never wrong numbers.
-#include "ebb/runtime/engine/scope.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <deque>
 #include <optional>
 
+#include "ebb/runtime/engine/scope.h"
 #include "tests/engine/scripted.h"
 
 namespace ebb::testing {
@@ -20,7 +19,7 @@ const char kWarning[] = "where the declared order has";
 
 struct Departure {
   const char* name;
-  Script script;                 // of one round
+  Script script;                  // of one round
   std::vector<int> without = {};  // visits whose backward it leaves out
 };
 
@@ -125,29 +124,26 @@ class DepartureTest : public ::testing::TestWithParam<Setting> {
         });
     ASSERT_TRUE(declared.status.ok()) << declared.status;
     EXPECT_EQ(Occurrences(declared.log, kWarning), 0) << declared.log;
-    const ScriptRun departed = RunScript(
-        setting, model, config,
-        [&](const ScriptedTrainer& trainer, Step& step) {
-          for (int r = 0; r < step.rounds(); ++r) {
-            if (departs(r)) {
-              departure.script(trainer, step);
-            } else {
-              trainer.Round(step);
-            }
-          }
-        },
-        {.shown = &declared.shown});
+    const ScriptRun departed = RunScript(setting, model, config,
+                                         [&](const ScriptedTrainer& trainer, Step& step) {
+                                           for (int r = 0; r < step.rounds(); ++r) {
+                                             if (departs(r)) {
+                                               departure.script(trainer, step);
+                                             } else {
+                                               trainer.Round(step);
+                                             }
+                                           }
+                                         },
+                                         {.shown = &declared.shown});
     ASSERT_TRUE(departed.status.ok()) << departed.status;
     EXPECT_EQ(departed.masters, declared.masters);
     EXPECT_EQ(Occurrences(departed.log, kWarning), 1) << departed.log;
   }
 };
-INSTANTIATE_TEST_SUITE_P(Cells, DepartureTest, ::testing::ValuesIn(WorldsAndStages()),
-                         [](const auto& info) { return NameOf(info.param); });
+INSTANTIATE_TEST_SUITE_P(Cells, DepartureTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
 
 TEST_P(DepartureTest, GivesTheNumbersOfTheDeclaredOrderAndOneWarning) {
-  Setting setting = GetParam();
-  for (setting.timing : kTimings) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
     for (const Departure& departure : Departures()) Compare(setting, departure, ConfigFor(setting));
   }
 }
@@ -193,8 +189,7 @@ TEST_P(DepartureTest, GivesThemInAllRounds) {
 }
 
 TEST_P(DepartureTest, AddsTheGradientsOfAnUndeclaredVisit) {
-  Setting setting = GetParam();
-  for (setting.timing : {Timing::kLate, Timing::kOff}) {
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
     SCOPED_TRACE(::testing::Message() << setting);
     const ModelSpec model = ScriptedModel();
     // Declared, with the contribution of what comes again below added in the same scope.
@@ -207,13 +202,12 @@ TEST_P(DepartureTest, AddsTheGradientsOfAnUndeclaredVisit) {
             if (visit == 4 || visit == 1) trainer.Add(scope, visit);
           }
         });
-    const ScriptRun departed = RunScript(
-        setting, model, ConfigFor(setting),
-        [](const ScriptedTrainer& trainer, Step& step) {
-          trainer.ForwardAll(step);
-          BackwardOf(trainer, step, {5, 4, 4, 3, 2, 1, 0, 1});
-        },
-        {.shown = &declared.shown});
+    const ScriptRun departed = RunScript(setting, model, ConfigFor(setting),
+                                         [](const ScriptedTrainer& trainer, Step& step) {
+                                           trainer.ForwardAll(step);
+                                           BackwardOf(trainer, step, {5, 4, 4, 3, 2, 1, 0, 1});
+                                         },
+                                         {.shown = &declared.shown});
     ASSERT_TRUE(departed.status.ok()) << departed.status;
     EXPECT_EQ(departed.masters, declared.masters);
     EXPECT_EQ(Occurrences(departed.log, kWarning), 1) << departed.log;
@@ -224,12 +218,11 @@ TEST_P(DepartureTest, AddsTheGradientsOfAnUndeclaredVisit) {
 TEST_P(DepartureTest, AnUndeclaredGradientAfterAnEarlyUpdateFailsTheEngine) {
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;
-  const ScriptRun run =
-      RunScript(setting, ScriptedModel(), ConfigFor(setting),
-                [](const ScriptedTrainer& trainer, Step& step) {
-                  trainer.ForwardAll(step);
-                  BackwardOf(trainer, step, {5, 4, 4, 3, 2, 1, 0});
-                });
+  const ScriptRun run = RunScript(setting, ScriptedModel(), ConfigFor(setting),
+                                  [](const ScriptedTrainer& trainer, Step& step) {
+                                    trainer.ForwardAll(step);
+                                    BackwardOf(trainer, step, {5, 4, 4, 3, 2, 1, 0});
+                                  });
   EXPECT_THAT(std::string(run.status.message()),
               AllOf(HasSubstr("the engine has failed"), HasSubstr("Backward('u4')"),
                     HasSubstr("ebb.asynchronous_step")));
@@ -237,9 +230,8 @@ TEST_P(DepartureTest, AnUndeclaredGradientAfterAnEarlyUpdateFailsTheEngine) {
 
 // The error drops the step on every rank, and the engine goes on as if it had never been.
 TEST_P(DepartureTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
-  Setting setting = GetParam();
   const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
-  for (setting.timing : {Timing::kLate, Timing::kOff}) {
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
     const Config config = ConfigFor(setting);
     const ScriptRun right =
         RunScript(setting, model, config,

@@ -1,7 +1,10 @@
-// A trainer whose numbers do not depend on the order of its scopes. Every contribution to a gradient
-// is a few exact bits, so a step off the declared order must end with the masters of the declared
-// one bit for bit, and every parameter that a scope shows is compared with what it must be.
+// A trainer whose numbers do not depend on the order of its scopes. Every contribution to a
+// gradient is a few exact bits, so a step off the declared order must end with the masters of the
+// declared one bit for bit, and every parameter that a scope shows is compared with what it must
+// be.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <cstdint>
 #include <functional>
@@ -17,6 +20,7 @@ namespace ebb::testing {
 
 enum class Timing { kEarly, kLate, kOff };
 inline constexpr Timing kTimings[] = {Timing::kEarly, Timing::kLate, Timing::kOff};
+inline constexpr Timing kNotEarly[] = {Timing::kLate, Timing::kOff};
 
 struct Setting {
   int world = 1;
@@ -27,9 +31,10 @@ std::ostream& operator<<(std::ostream& out, const Setting& setting);
 
 // fp32, AdamW; every unit is released at stage 3, and every collective is of one unit.
 Config ConfigFor(const Setting& setting);
-// Worlds 1 to 3 by stages 0 to 3; the timings are the tests' own loop.
+// Worlds 1 to 3 by stages 0 to 3, and one of them at several timings.
 std::vector<Setting> WorldsAndStages();
-std::string NameOf(const Setting& setting);
+std::vector<Setting> At(Setting setting, std::span<const Timing> timings);
+std::string NameOf(const ::testing::TestParamInfo<Setting>& info);
 
 // forward: u0 u1 u2 u3 u4 u0. u0 is tied, u2 frozen, u1 and u3 are of one size (collectives that
 // take one for the other do not notice).
@@ -37,14 +42,14 @@ ModelSpec ScriptedModel(int64_t boundary_bytes = 0);
 inline constexpr int kScriptedVisits = 6;
 inline constexpr int kScriptedUnits[kScriptedVisits] = {0, 1, 2, 3, 4, 0};
 
-using Values = std::vector<std::vector<float>>;  // by parameter
+using ParameterValues = std::vector<std::vector<float>>;  // by parameter
 
 class ScriptedTrainer {
  public:
   ScriptedTrainer(const ModelSpec& model, int rank) : model_(model), rank_(rank) {}
 
   // What scopes must show from now on; null: not compared.
-  void BeginStep(int64_t step, const Values* shown);
+  void BeginStep(int64_t step, const ParameterValues* shown);
   void Look(const Scope& scope, int unit) const;
   // `visit`: whose gradient it is, wherever it comes in the step.
   void Add(BackwardScope& scope, int visit) const;
@@ -63,7 +68,7 @@ class ScriptedTrainer {
   const ModelSpec& model_;
   int rank_ = 0;
   int64_t step_ = 0;
-  const Values* shown_ = nullptr;
+  const ParameterValues* shown_ = nullptr;
 };
 
 // Creates an engine on every rank and runs `body` on each.
@@ -75,16 +80,17 @@ absl::Status RunEngines(
 using Script = std::function<void(const ScriptedTrainer& trainer, Step& step)>;
 
 struct ScriptRun {
-  absl::Status status;          // the first error of any rank
-  std::vector<Values> shown;    // before each step, as scopes show it (only where gathered)
-  Values masters;               // after the last
-  std::string log;              // what was written to standard error
+  absl::Status status;                 // the first error of any rank
+  std::vector<ParameterValues> shown;  // before each step, as scopes show it (only where gathered)
+  ParameterValues masters;             // after the last
+  std::string log;                     // what was written to standard error
 };
 
 struct ScriptOptions {
   int steps = 3;
   StepOptions step = {.gradient_divisor = 4};  // a power of two keeps the bits exact
-  const std::vector<Values>* shown = nullptr;  // compare with this; null: gather and return it
+  const std::vector<ParameterValues>* shown =
+      nullptr;  // compare with this; null: gather and return it
 };
 
 // Runs `script` as every step. Gathers between steps only where asked to, so that late updates of
@@ -93,7 +99,7 @@ ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config
                     const Script& script, ScriptOptions options = {});
 
 // The whole of one class, by parameter, on every rank.
-absl::StatusOr<Values> GatherAll(Engine& engine, const ModelSpec& model, StateClass what);
+absl::StatusOr<ParameterValues> GatherAll(Engine& engine, const ModelSpec& model, StateClass what);
 
 // How often `part` occurs in `text`.
 int Occurrences(const std::string& text, const std::string& part);

@@ -97,10 +97,8 @@ void AddTo(const MutableTensorView& view, std::span<const float> values) {
 }
 
 std::vector<float>& ToyModel::Kept(int micro_batch, int visit) {
-  if (kept_.size() <= static_cast<size_t>(micro_batch)) {
+  if (kept_.size() <= static_cast<size_t>(micro_batch))
     kept_.resize(static_cast<size_t>(micro_batch) + 1);
-    flow_.resize(kept_.size());
-  }
   auto& outputs = kept_[static_cast<size_t>(micro_batch)];
   outputs.resize(spec_.forward.size());
   return outputs[static_cast<size_t>(visit)];
@@ -166,7 +164,7 @@ void ToyModel::Backward(Step& step, int visit, int rank, int64_t number, bool bl
     const std::vector<float> x = InputOf(scope, visit, rank, number, m);
     std::vector<float> y(n);
     Compute(weights, x, y);
-    Kept(m, visit);
+    if (flow_.size() <= static_cast<size_t>(m)) flow_.resize(static_cast<size_t>(m) + 1);
     std::vector<float>& dy = flow_[static_cast<size_t>(m)];
     if (visit + 1 == visits()) {
       float loss = 0;
@@ -210,6 +208,9 @@ absl::Status ToyModel::Train(Engine& engine, int rank, int64_t number, StepOptio
   for (int round = 0; round < step.rounds(); ++round) {
     for (int v = 0; v < visits(); ++v) Forward(step, v, rank, number);
     for (int v = visits() - 1; v >= first; --v) Backward(step, v, rank, number, blow_up);
+  }
+  if (options.hold_updates) {
+    if (absl::Status status = step.Reduce(); !status.ok()) return status;
   }
   return step.Finish();
 }

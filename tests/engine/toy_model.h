@@ -46,7 +46,7 @@ class ToyModel {
   int width() const { return options_.width; }
   int visits() const { return static_cast<int>(spec_.forward.size()); }
 
-  // One whole step. `blow_up`: this rank's gradients overflow.
+  // One whole step, with Reduce where updates are held. `blow_up`: this rank's gradients overflow.
   absl::Status Train(Engine& engine, int rank, int64_t step, StepOptions options = {},
                      bool blow_up = false);
   // Scopes of the step only, so that a test may leave the declared order.

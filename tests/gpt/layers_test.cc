@@ -36,13 +36,17 @@ class TinyGpt {
     }
   }
 
-  // Forward and backward; the loss. With recompute the block's slot is filled again before its backward.
+  // Forward and backward; the loss. With recompute the block's slot is filled again before its
+  // backward.
   float Train(float loss_scale, bool recompute) {
     const Batch batch = {tokens_, targets_, kSequences};
     const int64_t boundary = kSequences * shape_.context * shape_.width;
     std::vector<Array> x, dx;
-    for (int64_t i = 0; i <= shape_.layers; ++i) x.emplace_back(compute_, boundary), dx.emplace_back(compute_, boundary);
-    const auto parameters = [&](ParameterId id) -> const void* { return parameters_[static_cast<size_t>(id)].data(); };
+    for (int64_t i = 0; i <= shape_.layers; ++i)
+      x.emplace_back(compute_, boundary), dx.emplace_back(compute_, boundary);
+    const auto parameters = [&](ParameterId id) -> const void* {
+      return parameters_[static_cast<size_t>(id)].data();
+    };
     const auto gradients = [&](ParameterId id) {
       const size_t i = static_cast<size_t>(id);
       const float beta = written_[i] ? 1.0f : 0.0f;
@@ -54,12 +58,14 @@ class TinyGpt {
       const size_t i = static_cast<size_t>(b);
       layers_.BlockForward(parameters, b, batch, x[i].data(), recompute ? 0 : b, x[i + 1].data());
     }
-    const float loss = layers_.HeadBackward(parameters, gradients, batch, x.back().data(), loss_scale, dx.back().data());
+    const float loss = layers_.HeadBackward(parameters, gradients, batch, x.back().data(),
+                                            loss_scale, dx.back().data());
     EXPECT_EQ(loss, layers_.HeadLoss(parameters, batch, x.back().data()));
     for (int64_t b = shape_.layers; b-- > 0;) {
       const size_t i = static_cast<size_t>(b);
       if (recompute) layers_.BlockForward(parameters, b, batch, x[i].data(), 0, nullptr);
-      layers_.BlockBackward(parameters, gradients, b, batch, x[i].data(), recompute ? 0 : b, dx[i + 1].data(), dx[i].data());
+      layers_.BlockBackward(parameters, gradients, b, batch, x[i].data(), recompute ? 0 : b,
+                            dx[i + 1].data(), dx[i].data());
     }
     layers_.EmbedBackward(gradients, batch, dx[0].data());
     return loss;
@@ -84,19 +90,23 @@ class TinyGpt {
                       at(gpt_.positions)[static_cast<size_t>(t * shape_.width + c)]);
         }
       }
-      const auto add = [&x](const Values& y) { std::transform(x.begin(), x.end(), y.begin(), x.begin(), std::plus<>()); };
+      const auto add = [&x](const Values& y) {
+        std::transform(x.begin(), x.end(), y.begin(), x.begin(), std::plus<>());
+      };
       for (const BlockIds& b : gpt_.blocks) {
-        const Values qkv = reference::Linear(reference::Norm(x, at(b.norm1_weight), at(b.norm1_bias)), at(b.qkv_weight),
-                                             at(b.qkv_bias), context);
-        add(reference::Linear(reference::Attention(qkv, context, shape_.heads), at(b.projection_weight),
-                              at(b.projection_bias), context));
-        Values hidden = reference::Linear(reference::Norm(x, at(b.norm2_weight), at(b.norm2_bias)), at(b.up_weight),
-                                          at(b.up_bias), context);
+        const Values qkv =
+            reference::Linear(reference::Norm(x, at(b.norm1_weight), at(b.norm1_bias)),
+                              at(b.qkv_weight), at(b.qkv_bias), context);
+        add(reference::Linear(reference::Attention(qkv, context, shape_.heads),
+                              at(b.projection_weight), at(b.projection_bias), context));
+        Values hidden = reference::Linear(reference::Norm(x, at(b.norm2_weight), at(b.norm2_bias)),
+                                          at(b.up_weight), at(b.up_bias), context);
         std::transform(hidden.begin(), hidden.end(), hidden.begin(), reference::Gelu);
         add(reference::Linear(hidden, at(b.down_weight), at(b.down_bias), context));
       }
-      const Values row = reference::Matmul(reference::Norm(x, at(gpt_.norm_weight), at(gpt_.norm_bias)), false,
-                                           at(gpt_.tokens), true, context, shape_.vocabulary, shape_.width);
+      const Values row =
+          reference::Matmul(reference::Norm(x, at(gpt_.norm_weight), at(gpt_.norm_bias)), false,
+                            at(gpt_.tokens), true, context, shape_.vocabulary, shape_.width);
       logits.insert(logits.end(), row.begin(), row.end());
     }
     return reference::CrossEntropy(logits, targets_);
@@ -126,7 +136,8 @@ void ExpectSlope(const TinyGpt& gpt, double loss_scale, size_t i, const Values& 
   constexpr double kStep = 1e-5;
   for (int side : {0, 1}) {
     std::vector<Values> moved = values;
-    for (size_t j = 0; j < direction.size(); ++j) moved[i][j] += (side == 0 ? -kStep : kStep) * direction[j];
+    for (size_t j = 0; j < direction.size(); ++j)
+      moved[i][j] += (side == 0 ? -kStep : kStep) * direction[j];
     measured[side] = gpt.ReferenceLoss(moved);
   }
   double dot = 0, size = 0;
@@ -134,7 +145,8 @@ void ExpectSlope(const TinyGpt& gpt, double loss_scale, size_t i, const Values& 
     const double gradient = gpt.gradients()[i][static_cast<int64_t>(j)];
     dot += gradient * direction[j], size += gradient * gradient;
   }
-  // fp32 sums against fp64: some 2^-24 each of a few hundred terms; the difference quotient adds 1e-9.
+  // fp32 sums against fp64: some 2^-24 each of a few hundred terms; the difference quotient adds
+  // 1e-9.
   const double slope = loss_scale * (measured[1] - measured[0]) / (2 * kStep);
   EXPECT_NEAR(dot, slope, 2e-5 * std::sqrt(size) + 1e-6) << gpt.spec().parameters[i].name;
   EXPECT_GT(size, 0) << gpt.spec().parameters[i].name;
@@ -185,7 +197,8 @@ TEST(LayersTest, SixteenBitModelsFollowTheFp32One) {
   for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     TinyGpt gpt(dtype, 1, 2);
     // Activations rounded some twenty times on the way.
-    EXPECT_NEAR(gpt.Train(1, false), gpt.ReferenceLoss(gpt.ParameterValues()), 20 * Rounding(dtype));
+    EXPECT_NEAR(gpt.Train(1, false), gpt.ReferenceLoss(gpt.ParameterValues()),
+                20 * Rounding(dtype));
   }
 }
 

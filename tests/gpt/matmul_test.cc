@@ -13,8 +13,10 @@ struct Product {
 class MatmulTest : public testing::TestWithParam<DType> {
  protected:
   // 0, 1: stored as is; else transposed.
-  Array Run(Ops& ops, const Product& p, bool a_transposed, bool b_transposed, bool bias, Target target_like) {
-    const Array a = Array::Random(GetParam(), p.m * p.k, 1), b = Array::Random(GetParam(), p.k * p.n, 2);
+  Array Run(Ops& ops, const Product& p, bool a_transposed, bool b_transposed, bool bias,
+            Target target_like) {
+    const Array a = Array::Random(GetParam(), p.m * p.k, 1),
+                b = Array::Random(GetParam(), p.k * p.n, 2);
     const Array row = Array::Random(GetParam(), p.n, 3);
     Array c(target_like.dtype, p.m * p.n);
     if (target_like.beta != 0) c = Array::Random(target_like.dtype, p.m * p.n, 4);
@@ -28,7 +30,8 @@ class MatmulTest : public testing::TestWithParam<DType> {
                 .m = p.m,
                 .n = p.n,
                 .k = p.k});
-    expected_ = reference::Matmul(a.Values(), a_transposed, b.Values(), b_transposed, p.m, p.n, p.k);
+    expected_ =
+        reference::Matmul(a.Values(), a_transposed, b.Values(), b_transposed, p.m, p.n, p.k);
     for (size_t i = 0; i < expected_.size(); ++i) {
       if (bias) expected_[i] += row[static_cast<int64_t>(i) % p.n];
       if (target_like.beta != 0) expected_[i] += before[i];
@@ -50,7 +53,8 @@ TEST_P(MatmulTest, AgreesWithFp64InEveryForm) {
           for (float beta : {0.0f, 1.0f}) {
             const Array c = Run(*ops.ops, p, form & 1, form & 2, form & 4, {nullptr, dtype, beta});
             ExpectClose(c, expected_, kSumError,
-                        testing::PrintToString(form) + " to " + std::string(Name(dtype)) + " m " + std::to_string(p.m));
+                        testing::PrintToString(form) + " to " + std::string(Name(dtype)) + " m " +
+                            std::to_string(p.m));
           }
         }
       }
@@ -63,7 +67,8 @@ TEST_P(MatmulTest, CrossesItsBlocks) {
   for (const Product& p : {Product{520, 3, 5}, {3, 520, 5}, {4, 5, 1600}}) {
     for (int form = 0; form < 4; ++form) {
       const Array c = Run(*ops.ops, p, form & 1, form & 2, true, {nullptr, DType::kFloat16, 1});
-      ExpectClose(c, expected_, kSumError, "form " + std::to_string(form) + " m " + std::to_string(p.m));
+      ExpectClose(c, expected_, kSumError,
+                  "form " + std::to_string(form) + " m " + std::to_string(p.m));
     }
   }
 }
@@ -77,7 +82,8 @@ TEST_P(MatmulTest, GivesTheSameBitsToRanksThatMultiplyAtOnceAndAtOtherAddresses)
   for (size_t rank = 0; rank < results.size(); ++rank) {
     ranks.emplace_back([&, rank] {
       const TestOps ops(GetParam(), 2, {});
-      const Array a = Array::Random(GetParam(), p.m * p.k + 3, 1), b = Array::Random(GetParam(), p.k * p.n, 2);
+      const Array a = Array::Random(GetParam(), p.m * p.k + 3, 1),
+                  b = Array::Random(GetParam(), p.k * p.n, 2);
       const Array row = Array::Random(GetParam(), p.n, 3);
       // The same numbers, one element further in memory.
       Array moved(GetParam(), p.m * p.k + 1);

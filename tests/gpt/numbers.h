@@ -1,4 +1,5 @@
-// Arrays of any dtype with fp64 views of the very values they hold, and the comparison that every kernel test uses.
+// Arrays of any dtype with fp64 views of the very values they hold, and the comparison that every
+// kernel test uses.
 #pragma once
 
 #include <cmath>
@@ -20,7 +21,8 @@ inline double Rounding(DType dtype) {
 
 class Array {
  public:
-  Array(DType dtype, int64_t count) : dtype_(dtype), bytes_(static_cast<size_t>(count * SizeOf(dtype))) {
+  Array(DType dtype, int64_t count)
+      : dtype_(dtype), bytes_(static_cast<size_t>(count * SizeOf(dtype))) {
     // Not a number in every dtype: what a kernel should not read shows.
     std::memset(bytes_.data(), 0xff, bytes_.size());
   }
@@ -41,16 +43,24 @@ class Array {
 
   double operator[](int64_t i) const {
     switch (dtype_) {
-      case DType::kBFloat16: return static_cast<float>(At<BFloat16>(i));
-      case DType::kFloat16: return static_cast<float>(At<Float16>(i));
-      default: return At<float>(i);
+      case DType::kBFloat16:
+        return static_cast<float>(At<BFloat16>(i));
+      case DType::kFloat16:
+        return static_cast<float>(At<Float16>(i));
+      default:
+        return At<float>(i);
     }
   }
   void Set(int64_t i, double value) {
     switch (dtype_) {
-      case DType::kBFloat16: At<BFloat16>(i) = BFloat16(static_cast<float>(value)); break;
-      case DType::kFloat16: At<Float16>(i) = Float16(static_cast<float>(value)); break;
-      default: At<float>(i) = static_cast<float>(value);
+      case DType::kBFloat16:
+        At<BFloat16>(i) = BFloat16(static_cast<float>(value));
+        break;
+      case DType::kFloat16:
+        At<Float16>(i) = Float16(static_cast<float>(value));
+        break;
+      default:
+        At<float>(i) = static_cast<float>(value);
     }
   }
   std::vector<double> Values() const {
@@ -72,9 +82,10 @@ class Array {
   std::vector<std::byte> bytes_;
 };
 
-// got[i] within one rounding of its dtype plus `relative` times the largest magnitude in `expected`: what sums of that many
-// terms of that size may have lost.
-inline void ExpectClose(const Array& got, const std::vector<double>& expected, double relative, const std::string& what) {
+// got[i] within one rounding of its dtype plus `relative` times the largest magnitude in
+// `expected`: what sums of that many terms of that size may have lost.
+inline void ExpectClose(const Array& got, const std::vector<double>& expected, double relative,
+                        const std::string& what) {
   ASSERT_EQ(got.size(), static_cast<int64_t>(expected.size())) << what;
   double largest = 0;
   for (double e : expected) largest = std::max(largest, std::abs(e));
@@ -82,7 +93,8 @@ inline void ExpectClose(const Array& got, const std::vector<double>& expected, d
   const double grid = got.dtype() == DType::kFloat16 ? 0x1p-25 : 0;
   for (int64_t i = 0; i < got.size(); ++i) {
     const double e = expected[static_cast<size_t>(i)];
-    ASSERT_NEAR(got[i], e, Rounding(got.dtype()) * std::abs(e) + relative * largest + grid) << what << " at " << i;
+    ASSERT_NEAR(got[i], e, Rounding(got.dtype()) * std::abs(e) + relative * largest + grid)
+        << what << " at " << i;
   }
 }
 

@@ -16,7 +16,8 @@ constexpr DType kComputeTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFl
 // Memory at a multiple of 64 bytes, as the engine's workspace is.
 class AlignedBytes {
  public:
-  explicit AlignedBytes(int64_t bytes) : size_(static_cast<size_t>(bytes)), data_(new (kAlignment) std::byte[size_]) {}
+  explicit AlignedBytes(int64_t bytes)
+      : size_(static_cast<size_t>(bytes)), data_(new (kAlignment) std::byte[size_]) {}
   ~AlignedBytes() { ::operator delete[](data_, kAlignment); }
   AlignedBytes(const AlignedBytes&) = delete;
   AlignedBytes& operator=(const AlignedBytes&) = delete;
@@ -30,12 +31,15 @@ class AlignedBytes {
 
 struct TestOps {
   TestOps(DType compute, int threads, const OpsLimits& limits)
-      : scratch(CpuScratchBytes(compute, threads, limits)), ops(NewCpuOps(compute, threads, scratch.span())) {}
+      : scratch(CpuScratchBytes(compute, threads, limits)),
+        ops(NewCpuOps(compute, threads, scratch.span())) {}
   Ops* operator->() const { return ops.get(); }
   AlignedBytes scratch;
   std::unique_ptr<Ops> ops;
 };
 
-inline std::string DTypeName(const testing::TestParamInfo<DType>& info) { return std::string(Name(info.param)); }
+inline std::string DTypeName(const testing::TestParamInfo<DType>& info) {
+  return std::string(Name(info.param));
+}
 
 }  // namespace ebb::gpt

@@ -10,7 +10,8 @@ namespace ebb::gpt::reference {
 using Values = std::vector<double>;
 
 // c[m, n] = a[m, k] b[k, n], each operand stored transposed or not.
-inline Values Matmul(const Values& a, bool a_transposed, const Values& b, bool b_transposed, int64_t m, int64_t n, int64_t k) {
+inline Values Matmul(const Values& a, bool a_transposed, const Values& b, bool b_transposed,
+                     int64_t m, int64_t n, int64_t k) {
   Values c(static_cast<size_t>(m * n));
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {
@@ -27,7 +28,8 @@ inline Values Matmul(const Values& a, bool a_transposed, const Values& b, bool b
 
 // input [rows, inputs], weight [outputs, inputs]
 inline Values Linear(const Values& input, const Values& weight, const Values& bias, int64_t rows) {
-  const int64_t outputs = static_cast<int64_t>(bias.size()), inputs = static_cast<int64_t>(weight.size()) / outputs;
+  const int64_t outputs = static_cast<int64_t>(bias.size()),
+                inputs = static_cast<int64_t>(weight.size()) / outputs;
   Values output = Matmul(input, false, weight, true, rows, outputs, inputs);
   for (size_t i = 0; i < output.size(); ++i) output[i] += bias[i % bias.size()];
   return output;
@@ -39,7 +41,8 @@ inline Values Norm(const Values& input, const Values& weight, const Values& bias
   for (size_t row = 0; row < input.size(); row += width) {
     double mean = 0, variance = 0;
     for (size_t i = 0; i < width; ++i) mean += input[row + i] / static_cast<double>(width);
-    for (size_t i = 0; i < width; ++i) variance += std::pow(input[row + i] - mean, 2) / static_cast<double>(width);
+    for (size_t i = 0; i < width; ++i)
+      variance += std::pow(input[row + i] - mean, 2) / static_cast<double>(width);
     for (size_t i = 0; i < width; ++i) {
       output[row + i] = (input[row + i] - mean) / std::sqrt(variance + 1e-5) * weight[i] + bias[i];
     }
@@ -69,7 +72,8 @@ inline Values Attention(const Values& qkv, int64_t tokens, int64_t heads) {
       }
       for (int64_t s = 0; s <= t; ++s) {
         for (int64_t d = 0; d < depth; ++d) {
-          output[static_cast<size_t>(t * width + h * depth + d)] += p[static_cast<size_t>(s)] / sum * at(s, 2, h, d);
+          output[static_cast<size_t>(t * width + h * depth + d)] +=
+              p[static_cast<size_t>(s)] / sum * at(s, 2, h, d);
         }
       }
     }

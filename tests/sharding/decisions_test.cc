@@ -7,27 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
-#include "random_model.h"
+#include "unit_chain.h"
 
 namespace ebb::sharding {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-// Units of these many elements, visited once each in order.
-ModelSpec ModelOf(const std::vector<int64_t>& sizes) {
-  ModelSpec model;
-  for (int64_t size : sizes) {
-    const UnitId unit = model.AddUnit(absl::StrCat("unit", model.units.size()));
-    model.Add(unit, {.name = absl::StrCat("p", model.parameters.size()),
-                     .shape = {size},
-                     .init = Constant(0)});
-    model.forward.push_back({.unit = unit});
-  }
-  return model;
-}
 
 Config ConfigOf(int stage) {
   Config config;
@@ -46,7 +32,7 @@ Decisions DecideFor(const ModelSpec& model, const Config& config, int world, boo
 }
 
 TEST(Decisions, StageThreeKeepsSmallUnitsWholeWhileTheyFitTogether) {
-  const ModelSpec model = ModelOf({100, 101, 60, 100, 40});
+  const ModelSpec model = UnitChain({100, 101, 60, 100, 40});
   Config config = ConfigOf(3);
   config.zero.param_persistence_threshold = 100;
   EXPECT_THAT(DecideFor(model, config, 2).kept_whole, ElementsAre(true, false, true, true, true));
@@ -55,7 +41,7 @@ TEST(Decisions, StageThreeKeepsSmallUnitsWholeWhileTheyFitTogether) {
 }
 
 TEST(Decisions, LowerStagesAndASingleRankKeepEverythingWhole) {
-  const ModelSpec model = ModelOf({1'000'000});
+  const ModelSpec model = UnitChain({1'000'000});
   for (int stage : {0, 1, 2}) EXPECT_THAT(DecideFor(model, ConfigOf(stage), 4).kept_whole[0], true);
   EXPECT_THAT(DecideFor(model, ConfigOf(3), 1).kept_whole[0], true);
   EXPECT_THAT(DecideFor(model, ConfigOf(3), 2).kept_whole[0], false);
@@ -64,7 +50,7 @@ TEST(Decisions, LowerStagesAndASingleRankKeepEverythingWhole) {
 // A gradient that one reduction completes needs no shard of another dtype, where the values are the
 // same in both.
 TEST(Decisions, ReducedSlicesAreSummedOnlyWhereThatChangesSomething) {
-  ModelSpec model = ModelOf({100, 100});
+  ModelSpec model = UnitChain({100, 100});
   model.forward.push_back({.unit = static_cast<UnitId>(1)});  // visited twice
   Config config = ConfigOf(2);
   config.compute = DType::kBFloat16;
@@ -80,7 +66,7 @@ TEST(Decisions, ReducedSlicesAreSummedOnlyWhereThatChangesSomething) {
 }
 
 TEST(Decisions, WholeGradientsAreOfTheAccumulationDtypeWhereSeveralAreSummed) {
-  const ModelSpec model = ModelOf({100});
+  const ModelSpec model = UnitChain({100});
   Config config = ConfigOf(2);
   config.compute = DType::kBFloat16;
   EXPECT_EQ(DecideFor(model, config, 2).gradient, DType::kBFloat16);
@@ -96,7 +82,7 @@ TEST(Decisions, WholeGradientsAreOfTheAccumulationDtypeWhereSeveralAreSummed) {
 }
 
 TEST(Decisions, OneRoundAStepReducesTheSameWayWhateverReduceAtSays) {
-  const ModelSpec model = ModelOf({100});
+  const ModelSpec model = UnitChain({100});
   Config config = ConfigOf(2);
   config.gradient_accumulation_steps = config.ebb.micro_batches_per_round = 4;
   config.ebb.reduce_at = ReduceAt::kStep;
@@ -104,7 +90,7 @@ TEST(Decisions, OneRoundAStepReducesTheSameWayWhateverReduceAtSays) {
 }
 
 TEST(Decisions, SayWhyUpdatesStartWhenTheyDo) {
-  const ModelSpec model = ModelOf({100});
+  const ModelSpec model = UnitChain({100});
   Config config = ConfigOf(2);
   const auto reason = [&](bool hold = false) {
     return DecideFor(model, config, 2, hold).timing_reason;

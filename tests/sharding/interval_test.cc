@@ -63,7 +63,8 @@ TEST(Interval, SaysWhichElementIsAtEachOffsetOfARange) {
       int64_t expected = 0;  // all but the padding
       for (const Placement& placement : section.placements) {
         const int64_t from = std::max(begin, placement.offset);
-        expected += std::max<int64_t>(0, std::min(end, placement.offset + placement.elements) - from);
+        expected +=
+            std::max<int64_t>(0, std::min(end, placement.offset + placement.elements) - from);
       }
       ASSERT_EQ(elements, expected);
     }

@@ -55,7 +55,8 @@ TEST(Layout, IsAFunctionOfModelAndWorldAlone) {
     ASSERT_TRUE(a.ok() && b.ok());
     for (size_t p = 0; p < a->parameters.size(); ++p)
       ASSERT_EQ(a->parameters[p].offset, b->parameters[p].offset);
-    for (size_t u = 0; u < a->units.size(); ++u) ASSERT_EQ(a->units[u].shard(), b->units[u].shard());
+    for (size_t u = 0; u < a->units.size(); ++u)
+      ASSERT_EQ(a->units[u].shard(), b->units[u].shard());
   }
 }
 

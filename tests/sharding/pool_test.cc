@@ -33,9 +33,8 @@ std::vector<PoolBlock> RandomBlocks(Random& random) {
 }
 
 bool LivesAt(const PoolBlock& block, int tick) {
-  return std::any_of(block.lifetimes.begin(), block.lifetimes.end(), [&](const Lifetime& life) {
-    return life.begin <= tick && tick <= life.end;
-  });
+  return std::any_of(block.lifetimes.begin(), block.lifetimes.end(),
+                     [&](const Lifetime& life) { return life.begin <= tick && tick <= life.end; });
 }
 
 TEST(Pack, NoTwoBlocksOverlapInTimeAndSpace) {
@@ -94,7 +93,8 @@ TEST(Pack, BlocksThatTouchInOneTickDoNotShare) {
 }
 
 TEST(Pack, OfNothingIsEmpty) {
-  std::vector<PoolBlock> blocks = {{.bytes = 0, .lifetimes = {{0, 3}}}, {.bytes = 100, .lifetimes = {}}};
+  std::vector<PoolBlock> blocks = {{.bytes = 0, .lifetimes = {{0, 3}}},
+                                   {.bytes = 100, .lifetimes = {}}};
   EXPECT_EQ(Pack(blocks), 0);
   EXPECT_EQ(Pack({}), 0);
 }

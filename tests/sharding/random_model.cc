@@ -94,16 +94,16 @@ Config RandomConfig(Random& random) {
   config.zero.stage = static_cast<int>(random.OneOf<int64_t>({0, 1, 2, 3, 3, 3}));
   config.zero.overlap_comm = !random.OneIn(8);
   if (random.OneIn(2)) config.zero.reduce_bucket_size = random.OneOf<int64_t>({1, 2'000, 1 << 29});
-  if (random.OneIn(2)) config.zero.allgather_bucket_size = random.OneOf<int64_t>({1, 2'000, 1 << 29});
+  if (random.OneIn(2))
+    config.zero.allgather_bucket_size = random.OneOf<int64_t>({1, 2'000, 1 << 29});
   config.zero.prefetch_bucket_size = random.OneOf<int64_t>({0, 1'000, 50'000'000, 50'000'000});
   config.zero.param_persistence_threshold = random.OneOf<int64_t>({0, 0, 100, 100'000});
   if (random.OneIn(4)) config.zero.model_persistence_threshold = random.Between(0, 10'000);
   config.zero.max_live_parameters = random.OneOf<int64_t>({1, 3'000, 1 << 30, 1 << 30});
   config.zero.max_reuse_distance = random.OneOf<int64_t>({0, 5'000, 1 << 30, 1 << 30});
   config.ebb.reduce_at = random.OneOf({ReduceAt::kDefault, ReduceAt::kRound, ReduceAt::kStep});
-  config.ebb.asynchronous_step =
-      random.OneOf({AsynchronousStep::kAuto, AsynchronousStep::kAuto, AsynchronousStep::kLate,
-                    AsynchronousStep::kOff});
+  config.ebb.asynchronous_step = random.OneOf({AsynchronousStep::kAuto, AsynchronousStep::kAuto,
+                                               AsynchronousStep::kLate, AsynchronousStep::kOff});
   config.ebb.check_overflow = random.OneIn(2);
   config.ebb.prefetch_depth = random.OneOf<int64_t>({0, 1, 1, 2, 5, INT64_MAX});
   if (random.OneIn(2)) {

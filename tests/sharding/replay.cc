@@ -30,8 +30,10 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank)
   Fail(memory_.complaint());
 }
 
-void Replay::Step(const Plan& plan) {
+void Replay::Step(const Plan& plan, std::vector<bool> left_out) {
+  left_out_ = std::move(left_out);
   Run(plan, /*walk=*/false);
+  left_out_.clear();
   for (int u = 0; u < static_cast<int>(contributions_.size()); ++u) {
     if (plan.decisions.trainable[u] && contributions_[u] != expected_contributions(u)) {
       Fail(absl::StrCat("step ", steps_, ": unit ", u, " has ", contributions_[u],
@@ -126,6 +128,7 @@ void Replay::Issue(int index) {
 }
 
 void Replay::RunKernels(int scope, const std::vector<Dependency>& waits) {
+  if (IsLeftOut(plan_->scopes[scope].unit)) return;
   const int thing = order_.Add(StreamId::kCompute, Resolve(waits));
   last_kernels_ = thing;
   const PlannedScope& s = plan_->scopes[scope];
@@ -137,10 +140,11 @@ void Replay::RunKernels(int scope, const std::vector<Dependency>& waits) {
   Fail(memory_.complaint());
 }
 
-// Behind the kernels of the last scope that a gather serves, as debug builds poison what is released.
+// Behind the kernels of the last scope that a gather serves, as debug builds poison what is
+// released.
 void Replay::Release(int scope) {
   const int gather = plan_->gather_of_scope[scope], unit = plan_->scopes[scope].unit;
-  if (gather < 0) return;
+  if (gather < 0 || IsLeftOut(unit)) return;
   for (int later = scope + 1; later < static_cast<int>(plan_->scopes.size()); ++later) {
     if (plan_->scopes[later].unit == unit && plan_->gather_of_scope[later] == gather) return;
   }
@@ -190,10 +194,10 @@ void Replay::Gather(int thing, const Operation& operation) {
     const int u = part.unit;
     if (plan_->decisions.kept_whole[u]) Fail(absl::StrCat("unit ", u, " is whole, but gathered"));
     memory_.Read(thing, OwnParameters(u), {Content::kParameter, u, steps_});
-    memory_.Read(thing,
-                 {StateClass::kParameter, plan_->pools.units[u].parameter_frozen,
-                  frozen(u).shard * size},
-                 {Content::kFrozen, u});
+    memory_.Read(
+        thing,
+        {StateClass::kParameter, plan_->pools.units[u].parameter_frozen, frozen(u).shard * size},
+        {Content::kFrozen, u});
     memory_.Write(thing, Gathered(u), {Content::kParameter, u, steps_});
     memory_.Write(thing, GatheredFrozen(u), {Content::kFrozen, u});
   }
@@ -202,7 +206,8 @@ void Replay::Gather(int thing, const Operation& operation) {
 void Replay::Cast(int thing, const Operation& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int scope = operation.parts[i].scope;
-    memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
+    if (!IsLeftOut(operation.parts[i].unit))
+      memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
     memory_.Write(thing, Reduced(operation, i), GradientOf(Content::kCastGradient, scope));
   }
 }
@@ -211,8 +216,11 @@ void Replay::Reduce(int thing, const Operation& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const Part& part = operation.parts[i];
     const Range source = Reduced(operation, i);
-    memory_.Read(thing, source,
-                 GradientOf(casts() ? Content::kCastGradient : Content::kWholeGradient, part.scope));
+    if (casts()) {
+      memory_.Read(thing, source, GradientOf(Content::kCastGradient, part.scope));
+    } else if (!IsLeftOut(part.unit)) {
+      memory_.Read(thing, source, GradientOf(Content::kWholeGradient, part.scope));
+    }
     if (plan_->decisions.accumulates[part.unit]) {
       memory_.Write(thing, OwnSliceOf(source), GradientOf(Content::kReducedSlice, part.scope));
     } else {

@@ -1,6 +1,6 @@
 // Replays what an engine and a trainer do with a sequence of plans, in the order in which it is
-// issued, on a model of memory. Which bytes each operation and each scope's kernels touch is written
-// down here a second time, from the descriptions in plan.h, not taken from the builder.
+// issued, on a model of memory. Which bytes each operation and each scope's kernels touch is
+// written down here a second time, from the descriptions in plan.h, not taken from the builder.
 #pragma once
 
 #include <span>
@@ -17,7 +17,9 @@ class Replay {
   // As `rank` sees it. The pools are those of `plan`; parameters, masters and states are there.
   Replay(const PlanInputs& inputs, const Plan& plan, int rank);
 
-  void Step(const Plan& plan);
+  // Units with `left_out` are not used: their scopes are not opened, so nothing waits for their
+  // gathers, and what is reduced for them is zeros.
+  void Step(const Plan& plan, std::vector<bool> left_out = {});
   void Walk(const Plan& plan);
 
   // The first violation; empty while there is none.
@@ -43,6 +45,7 @@ class Replay {
   void Update(int thing, const Operation& operation);
   void Refresh(int thing, const Operation& operation);
 
+  bool IsLeftOut(int unit) const { return !left_out_.empty() && left_out_[unit]; }
   const Section& trainable(int unit) const { return plan_->layout.units[unit].trainable; }
   const Section& frozen(int unit) const { return plan_->layout.units[unit].frozen; }
   bool casts() const { return plan_->decisions.gradient != plan_->decisions.communication; }
@@ -69,10 +72,11 @@ class Replay {
   const int rank_;
   const Plan* plan_;  // the one that runs
   bool walks_ = false;
+  std::vector<bool> left_out_;  // by unit; empty: none
   HappensBefore order_;
   ShadowMemory memory_;
-  std::vector<std::string> names_;  // of the things in `order_`
-  std::vector<int> things_;         // by operation of the plan that runs
+  std::vector<std::string> names_;        // of the things in `order_`
+  std::vector<int> things_;               // by operation of the plan that runs
   std::vector<int> updated_, refreshed_;  // by unit: the last ones, of whichever step
   std::vector<int> contributions_;        // by unit: added to the shard in this step
   int exchanged_ = HappensBefore::kStart, last_kernels_ = HappensBefore::kStart;

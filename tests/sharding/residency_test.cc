@@ -70,7 +70,8 @@ struct Case {
       }
     }
     return units_ahead < limits.prefetch_depth && elements_ahead < limits.prefetch_elements &&
-           live + ElementsOf(residency.groups[g]) <= limits.live_elements && SlotsAreFree(g, current);
+           live + ElementsOf(residency.groups[g]) <= limits.live_elements &&
+           SlotsAreFree(g, current);
   }
   // Whether the stays before have ended, for every unit of group `g`.
   bool SlotsAreFree(size_t g, int current) const {
@@ -96,8 +97,8 @@ TEST(Residency, EveryScopeOfAUnitInSlicesIsInOneStay) {
     SCOPED_TRACE(seed);
     const Case c(seed);
     for (int s = 0; s < std::ssize(c.scopes); ++s) {
-      const int64_t stays = std::count_if(
-          c.residency.stays.begin(), c.residency.stays.end(), [&](const Stay& stay) {
+      const int64_t stays =
+          std::count_if(c.residency.stays.begin(), c.residency.stays.end(), [&](const Stay& stay) {
             return stay.unit == c.scopes[s].unit && stay.first <= s && s <= stay.last;
           });
       ASSERT_EQ(stays, c.kept_whole[c.scopes[s].unit] ? 0 : 1) << "scope " << s;
@@ -125,8 +126,8 @@ TEST(Residency, AUnitStaysForAnAdjacentUseOrForBackwardIfAskedAndNeverForAFarOne
       if (to == std::ssize(c.scopes)) continue;
       const bool may_wait = !c.limits.reshard_after_forward && !c.scopes[from].backward &&
                             c.scopes[from].round == c.scopes[to].round;
-      const bool stays = std::any_of(
-          c.residency.stays.begin(), c.residency.stays.end(), [&](const Stay& stay) {
+      const bool stays =
+          std::any_of(c.residency.stays.begin(), c.residency.stays.end(), [&](const Stay& stay) {
             return stay.unit == c.scopes[from].unit && stay.first <= from && to <= stay.last;
           });
       ASSERT_EQ(stays, (to == from + 1 || may_wait) && distance <= c.limits.reuse_elements)

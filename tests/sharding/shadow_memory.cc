@@ -8,11 +8,11 @@
 namespace ebb::sharding {
 
 std::string ToString(const Content& content) {
-  constexpr const char* kNames[] = {
-      "nothing",        "parameter",      "frozen",          "master",
-      "state",          "whole gradient", "cast gradient",   "reduced slice",
-      "gradient shard", "whole shard",    "output",          "output gradient",
-      "norm",           "exchanged",      "fp32 gradient slice"};
+  constexpr const char* kNames[] = {"nothing",       "parameter",     "frozen",
+                                    "master",        "state",         "whole gradient",
+                                    "cast gradient", "reduced slice", "gradient shard",
+                                    "whole shard",   "output",        "output gradient",
+                                    "norm",          "exchanged",     "fp32 gradient slice"};
   return absl::StrCat(kNames[content.kind], "(", content.a, ", ", content.b, ", ", content.c, ")");
 }
 
@@ -52,13 +52,15 @@ void ShadowMemory::Write(int thing, const Range& range, const Content& content) 
     const Segment& segment = it->second;
     const auto over = [&](int other) { return other == thing || order_.Before(other, thing); };
     if (!over(segment.writer)) {
-      Complain(thing, range, absl::StrCat("may write before ", segment.writer, " has written ",
-                                          ToString(segment.content)));
+      Complain(thing, range,
+               absl::StrCat("may write before ", segment.writer, " has written ",
+                            ToString(segment.content)));
     }
     for (int reader : segment.readers) {
       if (over(reader)) continue;
-      Complain(thing, range, absl::StrCat("may overwrite ", ToString(segment.content), " before ",
-                                          reader, " has read it"));
+      Complain(thing, range,
+               absl::StrCat("may overwrite ", ToString(segment.content), " before ", reader,
+                            " has read it"));
     }
   }
   Segments& segments = pools_[static_cast<int>(range.pool)];

@@ -1,8 +1,9 @@
-// The arithmetic of the GPT, on whatever device runs it: one small interface, kernels behind it (ops/cpu).
+// The arithmetic of the GPT, on whatever device runs it: one small interface, kernels behind it
+// (ops/cpu).
 //
-// Matrices are row-major and contiguous; a row is one token. Activations are stored in the compute dtype, arithmetic and
-// reductions are fp32. Gradients of parameters are written to a Target, whose dtype the engine chooses. The same call with the
-// same number of threads gives the same bits.
+// Matrices are row-major and contiguous; a row is one token. Activations are stored in the compute
+// dtype, arithmetic and reductions are fp32. Gradients of parameters are written to a Target, whose
+// dtype the engine chooses. The same call with the same number of threads gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +14,8 @@
 
 namespace ebb::gpt {
 
-// Where a parameter's gradient goes: data = beta * data + gradient; beta is 0 (the contents are undefined) or 1.
+// Where a parameter's gradient goes: data = beta * data + gradient; beta is 0 (the contents are
+// undefined) or 1.
 struct Target {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
@@ -25,8 +27,8 @@ struct MatmulArrays {
   const void* a = nullptr;
   bool a_transposed = false;  // stored [k, m]
   const void* b = nullptr;
-  bool b_transposed = false;    // stored [n, k], as a layer's weights are
-  const void* bias = nullptr;   // in the compute dtype; null: none
+  bool b_transposed = false;   // stored [n, k], as a layer's weights are
+  const void* bias = nullptr;  // in the compute dtype; null: none
   Target c = {};
   int64_t m = 0, n = 0, k = 0;
 };
@@ -52,11 +54,12 @@ struct NormBackwardArrays {
   int64_t rows = 0, width = 0;
 };
 
-// qkv: [sequences * tokens, 3 * width], queries, keys, values; head h owns columns [h, h + 1) * width / heads of each third.
+// qkv: [sequences * tokens, 3 * width], queries, keys, values; head h owns columns [h, h + 1) *
+// width / heads of each third.
 struct AttentionArrays {
   const void* qkv = nullptr;
-  void* output = nullptr;          // [sequences * tokens, width]
-  float* log_sum_exp = nullptr;    // [sequences, heads, tokens]: what backward needs of the softmax
+  void* output = nullptr;        // [sequences * tokens, width]
+  float* log_sum_exp = nullptr;  // [sequences, heads, tokens]: what backward needs of the softmax
   int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
 };
 
@@ -67,19 +70,22 @@ struct AttentionBackwardArrays {
   int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
 };
 
-// Losses of rows of logits (fp32), and their gradients: gradient = gradient_scale * (softmax - one-hot).
+// Losses of rows of logits (fp32), and their gradients: gradient = gradient_scale * (softmax -
+// one-hot).
 struct CrossEntropyArrays {
   const float* logits = nullptr;
   const int32_t* targets = nullptr;
-  float* losses = nullptr;    // one a row
-  void* gradient = nullptr;   // null: losses only. In the compute dtype; may be `logits` if that is fp32
+  float* losses = nullptr;  // one a row
+  void* gradient =
+      nullptr;  // null: losses only. In the compute dtype; may be `logits` if that is fp32
   float gradient_scale = 1;
   int64_t rows = 0, vocabulary = 0;
 };
 
 struct EmbedArrays {
-  const void *token_table = nullptr, *position_table = nullptr;  // [vocabulary, width], [context, width]
-  const int32_t* ids = nullptr;                                  // [sequences * tokens]
+  const void *token_table = nullptr,
+             *position_table = nullptr;  // [vocabulary, width], [context, width]
+  const int32_t* ids = nullptr;          // [sequences * tokens]
   void* output = nullptr;
   int64_t sequences = 0, tokens = 0, width = 0;
 };
@@ -118,7 +124,8 @@ struct OpsLimits {
   int64_t tokens = 0, width = 0, heads = 0, vocabulary = 0;
 };
 
-// Threads of one rank. Scratch is the caller's, of at least CpuScratchBytes, aligned to 64 bytes, and outlives the ops.
+// Threads of one rank. Scratch is the caller's, of at least CpuScratchBytes, aligned to 64 bytes,
+// and outlives the ops.
 int64_t CpuScratchBytes(DType compute, int threads, const OpsLimits& limits);
 std::unique_ptr<Ops> NewCpuOps(DType compute, int threads, std::span<std::byte> scratch);
 

@@ -4,9 +4,10 @@
 // An operation: each rank publishes its call, all meet, each reads what it needs straight from the
 // others' memory, all meet again. The second meeting is what lets a rank's buffers go.
 //
-//   rank 0   publish --+-- read others --+-- done        a meeting costs each rank one atomic
-//   increment, and one rank 1   publish --+-- read others --+-- done        system call to the last
-//   that comes
+//   rank 0   publish --+-- read others --+-- done
+//   rank 1   publish --+-- read others --+-- done
+//
+// A meeting costs each rank one atomic increment, and one system call to the last that comes.
 //
 // Failing and leaving break every meeting that is not complete. Whoever gives up waits until nobody
 // is reading, so memory is never read after its owner's operation has ended, however it has.

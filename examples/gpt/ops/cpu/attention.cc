@@ -4,7 +4,6 @@
 #include <cmath>
 #include <utility>
 
-
 namespace ebb::gpt::cpu {
 namespace {
 
@@ -36,17 +35,20 @@ int64_t Attention::ScratchFloats(int64_t tokens, int64_t depth) {
 }
 
 Attention::Attention(DType compute, Gemm& gemm)
-    : compute_(compute), multiplied_(Gemm::HasNative(compute) ? compute : DType::kFloat32), gemm_(gemm) {}
+    : compute_(compute),
+      multiplied_(Gemm::HasNative(compute) ? compute : DType::kFloat32),
+      gemm_(gemm) {}
 
-Block Attention::Prepare(const void* matrix, int64_t first, int64_t stride, int64_t tokens, int64_t depth,
-                                      float* scratch) const {
+Block Attention::Prepare(const void* matrix, int64_t first, int64_t stride, int64_t tokens,
+                         int64_t depth, float* scratch) const {
   const void* data = At(matrix, compute_, first);
   if (compute_ == multiplied_) return {data, stride};
   Widen(compute_, {data, stride}, tokens, depth, scratch);
   return {scratch, depth};
 }
 
-void Attention::ForwardHead(const AttentionArrays& x, int64_t sequence, int64_t head, float* memory) {
+void Attention::ForwardHead(const AttentionArrays& x, int64_t sequence, int64_t head,
+                            float* memory) {
   const int64_t depth = x.width / x.heads, tokens = x.tokens;
   const Scratch scratch(memory, tokens, depth);
   const int64_t first = sequence * tokens * 3 * x.width + head * depth;
@@ -57,8 +59,14 @@ void Attention::ForwardHead(const AttentionArrays& x, int64_t sequence, int64_t 
 
   for (int64_t row = 0; row < tokens; row += kQueryRows) {
     const int64_t rows = std::min(kQueryRows, tokens - row), columns = row + rows;
-    gemm_.Run({.m = rows, .n = columns, .k = depth, .a_stride = q.stride, .b_stride = k.stride, .c_stride = columns,
-               .b_transposed = true, .inputs = multiplied_},
+    gemm_.Run({.m = rows,
+               .n = columns,
+               .k = depth,
+               .a_stride = q.stride,
+               .b_stride = k.stride,
+               .c_stride = columns,
+               .b_transposed = true,
+               .inputs = multiplied_},
               At(q.data, multiplied_, row * q.stride), k.data, nullptr, scratch.scores);
     Softmax(multiplied_, {.scores = scratch.scores,
                           .probabilities = probabilities,
@@ -69,16 +77,26 @@ void Attention::ForwardHead(const AttentionArrays& x, int64_t sequence, int64_t 
                           .scale = 1 / std::sqrt(static_cast<float>(depth))});
     void* output = At(x.output, compute_, (sequence * tokens + row) * x.width + head * depth);
     const bool direct = compute_ == multiplied_;
-    gemm_.Run({.m = rows, .n = depth, .k = columns, .a_stride = columns, .b_stride = v.stride,
-               .c_stride = direct ? x.width : depth, .inputs = multiplied_, .output = multiplied_},
+    gemm_.Run({.m = rows,
+               .n = depth,
+               .k = columns,
+               .a_stride = columns,
+               .b_stride = v.stride,
+               .c_stride = direct ? x.width : depth,
+               .inputs = multiplied_,
+               .output = multiplied_},
               probabilities, v.data, nullptr, direct ? output : scratch.query_gradients);
     if (!direct) {
-      Store({.source = scratch.query_gradients, .target = {output, compute_, 0}, .target_stride = x.width}, rows, depth);
+      Store({.source = scratch.query_gradients,
+             .target = {output, compute_, 0},
+             .target_stride = x.width},
+            rows, depth);
     }
   }
 }
 
-void Attention::BackwardHead(const AttentionBackwardArrays& x, int64_t sequence, int64_t head, float* memory) {
+void Attention::BackwardHead(const AttentionBackwardArrays& x, int64_t sequence, int64_t head,
+                             float* memory) {
   const int64_t depth = x.width / x.heads, tokens = x.tokens;
   const Scratch scratch(memory, tokens, depth);
   const int64_t first = sequence * tokens * 3 * x.width + head * depth;
@@ -86,9 +104,11 @@ void Attention::BackwardHead(const AttentionBackwardArrays& x, int64_t sequence,
   const Block q = Prepare(x.qkv, first, 3 * x.width, tokens, depth, scratch.queries);
   const Block k = Prepare(x.qkv, first + x.width, 3 * x.width, tokens, depth, scratch.keys);
   const Block v = Prepare(x.qkv, first + 2 * x.width, 3 * x.width, tokens, depth, scratch.values);
-  const Block dy = Prepare(x.output_gradient, output_first, x.width, tokens, depth, scratch.output_gradients);
-  RowDots(compute_, {At(x.output, compute_, output_first), x.width}, {At(x.output_gradient, compute_, output_first), x.width},
-          tokens, depth, scratch.row_dots);
+  const Block dy =
+      Prepare(x.output_gradient, output_first, x.width, tokens, depth, scratch.output_gradients);
+  RowDots(compute_, {At(x.output, compute_, output_first), x.width},
+          {At(x.output_gradient, compute_, output_first), x.width}, tokens, depth,
+          scratch.row_dots);
   const bool is_float = multiplied_ == DType::kFloat32;
   void* probabilities = is_float ? scratch.scores : scratch.probabilities;
   void* score_gradients = is_float ? scratch.probability_gradients : scratch.score_gradients;
@@ -99,16 +119,29 @@ void Attention::BackwardHead(const AttentionBackwardArrays& x, int64_t sequence,
     const int64_t rows = std::min(kQueryRows, tokens - row), columns = row + rows;
     const void* query_rows = At(q.data, multiplied_, row * q.stride);
     const void* output_gradient_rows = At(dy.data, multiplied_, row * dy.stride);
-    gemm_.Run({.m = rows, .n = columns, .k = depth, .a_stride = q.stride, .b_stride = k.stride, .c_stride = columns,
-               .b_transposed = true, .inputs = multiplied_},
+    gemm_.Run({.m = rows,
+               .n = columns,
+               .k = depth,
+               .a_stride = q.stride,
+               .b_stride = k.stride,
+               .c_stride = columns,
+               .b_transposed = true,
+               .inputs = multiplied_},
               query_rows, k.data, nullptr, scratch.scores);
-    gemm_.Run({.m = rows, .n = columns, .k = depth, .a_stride = dy.stride, .b_stride = v.stride, .c_stride = columns,
-               .b_transposed = true, .inputs = multiplied_},
+    gemm_.Run({.m = rows,
+               .n = columns,
+               .k = depth,
+               .a_stride = dy.stride,
+               .b_stride = v.stride,
+               .c_stride = columns,
+               .b_transposed = true,
+               .inputs = multiplied_},
               output_gradient_rows, v.data, nullptr, scratch.probability_gradients);
     SoftmaxBackward(multiplied_,
                     {.forward = {.scores = scratch.scores,
                                  .probabilities = probabilities,
-                                 .log_sum_exp = const_cast<float*>(x.log_sum_exp) + (sequence * x.heads + head) * tokens + row,
+                                 .log_sum_exp = const_cast<float*>(x.log_sum_exp) +
+                                                (sequence * x.heads + head) * tokens + row,
                                  .rows = rows,
                                  .columns = columns,
                                  .visible = row + 1,
@@ -116,13 +149,32 @@ void Attention::BackwardHead(const AttentionBackwardArrays& x, int64_t sequence,
                      .probability_gradients = scratch.probability_gradients,
                      .row_dots = scratch.row_dots + row,
                      .score_gradients = score_gradients});
-    gemm_.Run({.m = columns, .n = depth, .k = rows, .a_stride = columns, .b_stride = dy.stride, .c_stride = depth,
-               .a_transposed = true, .accumulate = row != last, .inputs = multiplied_},
+    gemm_.Run({.m = columns,
+               .n = depth,
+               .k = rows,
+               .a_stride = columns,
+               .b_stride = dy.stride,
+               .c_stride = depth,
+               .a_transposed = true,
+               .accumulate = row != last,
+               .inputs = multiplied_},
               probabilities, output_gradient_rows, nullptr, scratch.value_gradients);
-    gemm_.Run({.m = columns, .n = depth, .k = rows, .a_stride = columns, .b_stride = q.stride, .c_stride = depth,
-               .a_transposed = true, .accumulate = row != last, .inputs = multiplied_},
+    gemm_.Run({.m = columns,
+               .n = depth,
+               .k = rows,
+               .a_stride = columns,
+               .b_stride = q.stride,
+               .c_stride = depth,
+               .a_transposed = true,
+               .accumulate = row != last,
+               .inputs = multiplied_},
               score_gradients, query_rows, nullptr, scratch.key_gradients);
-    gemm_.Run({.m = rows, .n = depth, .k = columns, .a_stride = columns, .b_stride = k.stride, .c_stride = depth,
+    gemm_.Run({.m = rows,
+               .n = depth,
+               .k = columns,
+               .a_stride = columns,
+               .b_stride = k.stride,
+               .c_stride = depth,
                .inputs = multiplied_},
               score_gradients, k.data, nullptr, scratch.query_gradients);
     Store({.source = scratch.query_gradients,

@@ -1,9 +1,12 @@
-// Causal attention of one head at a time, in blocks of query rows, so that scores never exist for more than one block.
+// Causal attention of one head at a time, in blocks of query rows, so that scores never exist for
+// more than one block.
 //
-//   block of queries [rows, depth]  x  keys it may see [columns, depth]^T  ->  scores [rows, columns]  ->  softmax  x  values
+//   block of queries [rows, depth]  x  keys it may see [columns, depth]^T  ->  scores [rows,
+//   columns]  ->  softmax  x  values
 //
-// Backward makes the probabilities again from the scores and the kept log-sum-exp (Dao et al. 2022, "FlashAttention", section 3.1
-// and appendix B). Each head runs on one thread, with that thread's scratch.
+// Backward makes the probabilities again from the scores and the kept log-sum-exp (Dao et al. 2022,
+// "FlashAttention", section 3.1 and appendix B). Each head runs on one thread, with that thread's
+// scratch.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +23,15 @@ class Attention {
   static int64_t ScratchFloats(int64_t tokens, int64_t depth);  // of one thread
 
   void ForwardHead(const AttentionArrays& arrays, int64_t sequence, int64_t head, float* scratch);
-  void BackwardHead(const AttentionBackwardArrays& arrays, int64_t sequence, int64_t head, float* scratch);
+  void BackwardHead(const AttentionBackwardArrays& arrays, int64_t sequence, int64_t head,
+                    float* scratch);
 
  private:
   struct Scratch;
-  // A head's columns of a matrix in the dtype of the products: themselves, or widened into `scratch`.
-  Block Prepare(const void* matrix, int64_t first, int64_t stride, int64_t tokens, int64_t depth, float* scratch) const;
+  // A head's columns of a matrix in the dtype of the products: themselves, or widened into
+  // `scratch`.
+  Block Prepare(const void* matrix, int64_t first, int64_t stride, int64_t tokens, int64_t depth,
+                float* scratch) const;
 
   const DType compute_, multiplied_;
   Gemm& gemm_;

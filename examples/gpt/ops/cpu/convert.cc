@@ -17,7 +17,8 @@ void Widen(DType dtype, Block source, int64_t rows, int64_t columns, float* dest
     for (int64_t r = 0; r < rows; ++r) {
       const T* from = static_cast<const T*>(source.data) + r * source.stride;
       float* to = destination + r * columns;
-      ForEach(columns, [&](auto d, int64_t i) HWY_ATTR { hn::StoreU(LoadAs(d, from + i), d, to + i); });
+      ForEach(columns,
+              [&](auto d, int64_t i) HWY_ATTR { hn::StoreU(LoadAs(d, from + i), d, to + i); });
     }
   });
 }
@@ -33,7 +34,8 @@ void StoreOf(const StoreArrays& a, int64_t rows, int64_t columns) {
         StoreTo(d, hn::Add(hn::LoadU(d, from + i), LoadAs(d, bias + i)), to + i, a.target.beta);
       });
     } else {
-      ForEach(columns, [&](auto d, int64_t i) HWY_ATTR { StoreTo(d, hn::LoadU(d, from + i), to + i, a.target.beta); });
+      ForEach(columns, [&](auto d, int64_t i)
+                           HWY_ATTR { StoreTo(d, hn::LoadU(d, from + i), to + i, a.target.beta); });
     }
   }
 }
@@ -57,6 +59,8 @@ HWY_EXPORT(Store);
 void Widen(DType dtype, Block source, int64_t rows, int64_t columns, float* destination) {
   HWY_DYNAMIC_DISPATCH(Widen)(dtype, source, rows, columns, destination);
 }
-void Store(const StoreArrays& arrays, int64_t rows, int64_t columns) { HWY_DYNAMIC_DISPATCH(Store)(arrays, rows, columns); }
+void Store(const StoreArrays& arrays, int64_t rows, int64_t columns) {
+  HWY_DYNAMIC_DISPATCH(Store)(arrays, rows, columns);
+}
 }  // namespace ebb::gpt::cpu
 #endif

@@ -14,19 +14,16 @@ namespace {
 
 constexpr int64_t kElementGrain = 1024, kColumnGrain = 64, kRowGrain = 4;
 
-int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+// Scratch is used by one operation at a time, so it is as large as the hungriest one's. In fp32
+// elements: that of one thread's heads, begun at a multiple of 64 bytes,
+int64_t HeadStride(int64_t tokens, int64_t depth) {
+  return (cpu::Attention::ScratchFloats(tokens, depth) + 15) / 16 * 16;
+}
 
-// A scatter sorts the rows of a micro-batch by their row of the table: starts and positions, each of 4 bytes.
-int64_t ScatterInts(int64_t table_rows, int64_t rows) { return table_rows + 1 + rows; }
-
-// fp32 elements of each part of the scratch; parts begin at multiples of 16, that is 64 bytes.
-struct ScratchPlan {
-  int64_t matmul = 0, head = 0;
-};
-ScratchPlan PlanFor(DType compute, const OpsLimits& limits) {
-  const int64_t depth = limits.heads > 0 ? limits.width / limits.heads : 0;
-  return {.matmul = RoundUp(cpu::Matmul::ScratchFloats(compute), 16),
-          .head = RoundUp(cpu::Attention::ScratchFloats(limits.tokens, depth), 16)};
+// and that of a scatter, which sorts the rows of a micro-batch by their row of the table: starts
+// and positions.
+int64_t ScatterInts(int64_t table_rows, int64_t rows) {
+  return table_rows + 1 + rows;
 }
 
 class CpuOps final : public Ops {
@@ -35,41 +32,49 @@ class CpuOps final : public Ops {
       : compute_(compute),
         team_(threads),
         scratch_(reinterpret_cast<float*>(scratch.data()), scratch.size() / sizeof(float)),
-        matmul_(compute, gemm_, team_, scratch_.first(static_cast<size_t>(cpu::Matmul::ScratchFloats(compute)))),
+        matmul_(compute, gemm_, team_,
+                scratch_.first(static_cast<size_t>(cpu::Matmul::ScratchFloats(compute)))),
         attention_(compute, gemm_) {}
 
   void Matmul(const MatmulArrays& arrays) override { matmul_.Run(arrays); }
 
   void Norm(const NormArrays& arrays) override {
-    team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) { cpu::NormRows(compute_, arrays, begin, end); });
+    team_.Run(arrays.rows, kRowGrain,
+              [&](int64_t begin, int64_t end) { cpu::NormRows(compute_, arrays, begin, end); });
   }
   void NormBackward(const NormBackwardArrays& arrays) override {
-    // Columns first: the input's gradient may replace the residual's, never the output's, which both read.
-    team_.Run(arrays.width, kColumnGrain,
-              [&](int64_t begin, int64_t end) { cpu::NormBackwardColumns(compute_, arrays, begin, end); });
-    team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) { cpu::NormBackwardRows(compute_, arrays, begin, end); });
+    // Columns first: the input's gradient may replace the residual's, never the output's, which
+    // both read.
+    team_.Run(arrays.width, kColumnGrain, [&](int64_t begin, int64_t end) {
+      cpu::NormBackwardColumns(compute_, arrays, begin, end);
+    });
+    team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) {
+      cpu::NormBackwardRows(compute_, arrays, begin, end);
+    });
   }
   void Gelu(const void* input, void* output, int64_t count) override {
-    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) { cpu::GeluRange(compute_, input, output, begin, end); });
+    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) {
+      cpu::GeluRange(compute_, input, output, begin, end);
+    });
   }
   void GeluBackward(const void* input, void* output, void* gradient, int64_t count) override {
-    team_.Run(count, kElementGrain,
-              [&](int64_t begin, int64_t end) { cpu::GeluBackwardRange(compute_, input, output, gradient, begin, end); });
+    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) {
+      cpu::GeluBackwardRange(compute_, input, output, gradient, begin, end);
+    });
   }
   void Attention(const AttentionArrays& arrays) override {
-    ForEachHead(arrays.sequences, arrays.heads, cpu::Attention::ScratchFloats(arrays.tokens, arrays.width / arrays.heads),
-                [&](int64_t sequence, int64_t head, float* scratch) {
-                  attention_.ForwardHead(arrays, sequence, head, scratch);
-                });
+    ForEachHead(arrays, [&](int64_t sequence, int64_t head, float* scratch) {
+      attention_.ForwardHead(arrays, sequence, head, scratch);
+    });
   }
   void AttentionBackward(const AttentionBackwardArrays& arrays) override {
-    ForEachHead(arrays.sequences, arrays.heads, cpu::Attention::ScratchFloats(arrays.tokens, arrays.width / arrays.heads),
-                [&](int64_t sequence, int64_t head, float* scratch) {
-                  attention_.BackwardHead(arrays, sequence, head, scratch);
-                });
+    ForEachHead(arrays, [&](int64_t sequence, int64_t head, float* scratch) {
+      attention_.BackwardHead(arrays, sequence, head, scratch);
+    });
   }
   void Add(const void* a, const void* b, void* sum, int64_t count) override {
-    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) { cpu::AddRange(compute_, a, b, sum, begin, end); });
+    team_.Run(count, kElementGrain,
+              [&](int64_t begin, int64_t end) { cpu::AddRange(compute_, a, b, sum, begin, end); });
   }
   void ColumnSums(const void* matrix, int64_t rows, int64_t columns, Target sums) override {
     team_.Run(columns, kColumnGrain, [&](int64_t begin, int64_t end) {
@@ -77,7 +82,9 @@ class CpuOps final : public Ops {
     });
   }
   void CrossEntropy(const CrossEntropyArrays& arrays) override {
-    team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) { cpu::CrossEntropyRows(compute_, arrays, begin, end); });
+    team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) {
+      cpu::CrossEntropyRows(compute_, arrays, begin, end);
+    });
   }
   void Embed(const EmbedArrays& arrays) override {
     team_.Run(arrays.sequences * arrays.tokens, kRowGrain,
@@ -85,15 +92,18 @@ class CpuOps final : public Ops {
   }
   void EmbedBackward(const EmbedBackwardArrays& x) override {
     const int64_t rows = x.sequences * x.tokens;
-    Scatter(x.output_gradient, rows, x.width, x.vocabulary, x.token_gradient, [&](int64_t row) { return x.ids[row]; });
-    Scatter(x.output_gradient, rows, x.width, x.context, x.position_gradient, [&](int64_t row) { return row % x.tokens; });
+    Scatter(x.output_gradient, rows, x.width, x.vocabulary, x.token_gradient,
+            [&](int64_t row) { return x.ids[row]; });
+    Scatter(x.output_gradient, rows, x.width, x.context, x.position_gradient,
+            [&](int64_t row) { return row % x.tokens; });
   }
 
  private:
   // Heads are dealt out to as many slots as there are threads, each with its own scratch.
-  template <class Body>
-  void ForEachHead(int64_t sequences, int64_t heads, int64_t scratch_floats, const Body& body) {
-    const int64_t slots = team_.threads(), count = sequences * heads, stride = RoundUp(scratch_floats, 16);
+  template <class Arrays, class Body>
+  void ForEachHead(const Arrays& arrays, const Body& body) {
+    const int64_t slots = team_.threads(), heads = arrays.heads, count = arrays.sequences * heads;
+    const int64_t stride = HeadStride(arrays.tokens, arrays.width / heads);
     assert(slots * stride <= static_cast<int64_t>(scratch_.size()));
     team_.Run(slots, 1, [&](int64_t begin, int64_t end) {
       for (int64_t slot = begin; slot < end; ++slot) {
@@ -104,21 +114,26 @@ class CpuOps final : public Ops {
     });
   }
 
-  // Row r of the target gets the sum of the gradient's rows whose table row is r, in ascending order: no two threads add to
-  // one row, so the sum's order is fixed.
+  // Row r of the target gets the sum of the gradient's rows whose table row is r, in ascending
+  // order: no two threads add to one row, so the sum's order is fixed.
   template <class TableRow>
-  void Scatter(const void* gradient, int64_t rows, int64_t width, int64_t table_rows, const Target& target,
-               const TableRow& table_row) {
+  void Scatter(const void* gradient, int64_t rows, int64_t width, int64_t table_rows,
+               const Target& target, const TableRow& table_row) {
     int32_t* starts = reinterpret_cast<int32_t*>(scratch_.data());
     int32_t* positions = starts + table_rows + 1;
     assert(ScatterInts(table_rows, rows) <= static_cast<int64_t>(scratch_.size()));
     std::fill_n(starts, table_rows + 1, 0);
     for (int64_t row = 0; row < rows; ++row) ++starts[table_row(row)];
     for (int64_t t = 1; t <= table_rows; ++t) starts[t] += starts[t - 1];  // now the ends
-    for (int64_t row = rows; row-- > 0;) positions[--starts[table_row(row)]] = static_cast<int32_t>(row);
+    for (int64_t row = rows; row-- > 0;)
+      positions[--starts[table_row(row)]] = static_cast<int32_t>(row);
     team_.Run(table_rows, kRowGrain, [&](int64_t begin, int64_t end) {
       cpu::ScatterRows(compute_,
-                       {.output_gradient = gradient, .starts = starts, .positions = positions, .target = target, .width = width},
+                       {.output_gradient = gradient,
+                        .starts = starts,
+                        .positions = positions,
+                        .target = target,
+                        .width = width},
                        begin, end);
     });
   }
@@ -134,9 +149,11 @@ class CpuOps final : public Ops {
 }  // namespace
 
 int64_t CpuScratchBytes(DType compute, int threads, const OpsLimits& limits) {
-  const ScratchPlan plan = PlanFor(compute, limits);
-  const int64_t scatter = RoundUp(ScatterInts(std::max(limits.vocabulary, limits.tokens), limits.rows), 16);
-  return std::max({plan.matmul, threads * plan.head, scatter}) * static_cast<int64_t>(sizeof(float));
+  const int64_t depth = limits.heads > 0 ? limits.width / limits.heads : 0;
+  const int64_t heads = threads * HeadStride(limits.tokens, depth);
+  const int64_t scatter = ScatterInts(std::max(limits.vocabulary, limits.tokens), limits.rows);
+  return std::max({cpu::Matmul::ScratchFloats(compute), heads, scatter}) *
+         static_cast<int64_t>(sizeof(float));
 }
 
 std::unique_ptr<Ops> NewCpuOps(DType compute, int threads, std::span<std::byte> scratch) {

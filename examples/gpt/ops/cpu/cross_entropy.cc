@@ -27,7 +27,8 @@ void CrossEntropyRowsOf(const CrossEntropyArrays& a, int64_t begin, int64_t end)
     if (a.gradient == nullptr) continue;
     T* gradient = static_cast<T*>(a.gradient) + r * a.vocabulary;
     ForEach(a.vocabulary, [&](auto d, int64_t i) HWY_ATTR {
-      const auto probability = ExpOrNan(d, hn::Sub(hn::LoadU(d, logits + i), hn::Set(d, log_sum_exp)));
+      const auto probability =
+          ExpOrNan(d, hn::Sub(hn::LoadU(d, logits + i), hn::Set(d, log_sum_exp)));
       StoreAs(d, hn::Mul(probability, hn::Set(d, a.gradient_scale)), gradient + i);
     });
     const float at_target = (std::exp(target - log_sum_exp) - 1) * a.gradient_scale;
@@ -36,7 +37,9 @@ void CrossEntropyRowsOf(const CrossEntropyArrays& a, int64_t begin, int64_t end)
 }
 
 void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) { CrossEntropyRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end); });
+  WithType(dtype, [&](auto* type) {
+    CrossEntropyRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
+  });
 }
 
 }  // namespace ebb::gpt::cpu::HWY_NAMESPACE

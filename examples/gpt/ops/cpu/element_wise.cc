@@ -1,18 +1,21 @@
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ops/cpu/element_wise.cc"
 #include <type_traits>
 
 #include "ebb/optim/simd_targets.h"
-#include "hwy/foreach_target.h"  // after simd_targets.h, before highway.h
-#include "hwy/highway.h"
-#include "hwy/contrib/math/math-inl.h"
 #include "ops/cpu/kernels.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "ops/cpu/element_wise.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h, which includes this file again for every target.
+#include "hwy/contrib/math/math-inl.h"
+#include "hwy/highway.h"
 #include "ops/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::gpt::cpu::HWY_NAMESPACE {
 
-// gelu(x) = x / 2 * (1 + tanh(z)) = x * sigmoid(2 z), z = sqrt(2 / pi) * (x + 0.044715 x^3): one exponential, one division.
+// gelu(x) = x / 2 * (1 + tanh(z)) = x * sigmoid(2 z), z = sqrt(2 / pi) * (x + 0.044715 x^3): one
+// exponential, one division.
 constexpr float kRootTwoOverPi = 0.7978845608028654f;
 constexpr float kCubic = 0.044715f;
 
@@ -20,8 +23,10 @@ template <class D>
 HWY_INLINE hn::Vec<D> SigmoidOfTwoZ(D d, hn::Vec<D> x) {
   const auto square = hn::Mul(x, x);
   const auto inner = hn::Mul(x, hn::MulAdd(square, hn::Set(d, kCubic), hn::Set(d, 1.0f)));
-  // Beyond +-80 the sigmoid is 0 or 1 in fp32; without the bound the exponential would overflow to infinity.
-  const auto exponent = hn::Clamp(hn::Mul(inner, hn::Set(d, -2 * kRootTwoOverPi)), hn::Set(d, -80.0f), hn::Set(d, 80.0f));
+  // Beyond +-80 the sigmoid is 0 or 1 in fp32; without the bound the exponential would overflow to
+  // infinity.
+  const auto exponent = hn::Clamp(hn::Mul(inner, hn::Set(d, -2 * kRootTwoOverPi)),
+                                  hn::Set(d, -80.0f), hn::Set(d, 80.0f));
   // The clamp and the exponential lose NaN; a broken number must reach the loss.
   const auto sigmoid = hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), hn::Exp(d, exponent)));
   return hn::IfThenElse(hn::IsNaN(x), x, sigmoid);
@@ -35,14 +40,16 @@ void GeluOf(const T* x, T* y, int64_t count) {
   });
 }
 
-// gelu'(x) = s + x s (1 - s) * 2 z'(x), s = sigmoid(2 z), z' = sqrt(2 / pi) * (1 + 3 * 0.044715 x^2)
+// gelu'(x) = s + x s (1 - s) * 2 z'(x), s = sigmoid(2 z), z' = sqrt(2 / pi) * (1 + 3 * 0.044715
+// x^2)
 template <class T>
 void GeluBackwardOf(const T* x, T* y, T* gradient, int64_t count) {
   ForEach(count, [&](auto d, int64_t i) HWY_ATTR {
     const auto v = LoadAs(d, x + i);
     const auto s = SigmoidOfTwoZ(d, v);
     const auto value = hn::Mul(v, s);
-    const auto slope = hn::MulAdd(hn::Mul(v, v), hn::Set(d, 6 * kRootTwoOverPi * kCubic), hn::Set(d, 2 * kRootTwoOverPi));
+    const auto slope = hn::MulAdd(hn::Mul(v, v), hn::Set(d, 6 * kRootTwoOverPi * kCubic),
+                                  hn::Set(d, 2 * kRootTwoOverPi));
     const auto derivative = hn::MulAdd(hn::Mul(value, hn::Sub(hn::Set(d, 1.0f), s)), slope, s);
     StoreAs(d, value, y + i);
     StoreAs(d, hn::Mul(derivative, LoadAs(d, gradient + i)), gradient + i);
@@ -51,7 +58,8 @@ void GeluBackwardOf(const T* x, T* y, T* gradient, int64_t count) {
 
 // Columns in strips of a few vectors, whose sums stay in registers while the rows stream by.
 template <class T, class G>
-void ColumnSumsOf(const T* matrix, int64_t rows, int64_t columns, G* sums, float beta, int64_t begin, int64_t end) {
+void ColumnSumsOf(const T* matrix, int64_t rows, int64_t columns, G* sums, float beta,
+                  int64_t begin, int64_t end) {
   const Full d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   int64_t c = begin;
@@ -71,7 +79,8 @@ void ColumnSumsOf(const T* matrix, int64_t rows, int64_t columns, G* sums, float
   }
   ForEach(end - c, [&](auto tag, int64_t i) HWY_ATTR {
     auto sum = hn::Zero(tag);
-    for (int64_t r = 0; r < rows; ++r) sum = hn::Add(sum, LoadAs(tag, matrix + r * columns + c + i));
+    for (int64_t r = 0; r < rows; ++r)
+      sum = hn::Add(sum, LoadAs(tag, matrix + r * columns + c + i));
     StoreTo(tag, sum, sums + c + i, beta);
   });
 }
@@ -82,11 +91,12 @@ void GeluRange(DType dtype, const void* input, void* output, int64_t begin, int6
     GeluOf(static_cast<const T*>(input) + begin, static_cast<T*>(output) + begin, end - begin);
   });
 }
-void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin, int64_t end) {
+void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin,
+                       int64_t end) {
   WithType(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    GeluBackwardOf(static_cast<const T*>(input) + begin, static_cast<T*>(output) + begin, static_cast<T*>(gradient) + begin,
-                   end - begin);
+    GeluBackwardOf(static_cast<const T*>(input) + begin, static_cast<T*>(output) + begin,
+                   static_cast<T*>(gradient) + begin, end - begin);
   });
 }
 void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begin, int64_t end) {
@@ -94,16 +104,19 @@ void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begi
     using T = std::remove_pointer_t<decltype(type)>;
     const T *x = static_cast<const T*>(a) + begin, *y = static_cast<const T*>(b) + begin;
     T* z = static_cast<T*>(sum) + begin;
-    ForEach(end - begin, [&](auto d, int64_t i) HWY_ATTR { StoreAs(d, hn::Add(LoadAs(d, x + i), LoadAs(d, y + i)), z + i); });
+    ForEach(end - begin, [&](auto d, int64_t i) HWY_ATTR {
+      StoreAs(d, hn::Add(LoadAs(d, x + i), LoadAs(d, y + i)), z + i);
+    });
   });
 }
-void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns, const Target& sums, int64_t begin,
-                     int64_t end) {
+void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
+                     const Target& sums, int64_t begin, int64_t end) {
   WithType(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     WithType(sums.dtype, [&](auto* sum_type) {
       using G = std::remove_pointer_t<decltype(sum_type)>;
-      ColumnSumsOf(static_cast<const T*>(matrix), rows, columns, static_cast<G*>(sums.data), sums.beta, begin, end);
+      ColumnSumsOf(static_cast<const T*>(matrix), rows, columns, static_cast<G*>(sums.data),
+                   sums.beta, begin, end);
     });
   });
 }
@@ -120,14 +133,15 @@ HWY_EXPORT(ColumnSumsRange);
 void GeluRange(DType dtype, const void* input, void* output, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(GeluRange)(dtype, input, output, begin, end);
 }
-void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin, int64_t end) {
+void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin,
+                       int64_t end) {
   HWY_DYNAMIC_DISPATCH(GeluBackwardRange)(dtype, input, output, gradient, begin, end);
 }
 void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(AddRange)(dtype, a, b, sum, begin, end);
 }
-void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns, const Target& sums, int64_t begin,
-                     int64_t end) {
+void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
+                     const Target& sums, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(ColumnSumsRange)(dtype, matrix, rows, columns, sums, begin, end);
 }
 }  // namespace ebb::gpt::cpu

@@ -32,7 +32,8 @@ void ScatterRowsOf(const ScatterArrays& a, int64_t begin, int64_t end) {
     ForEach(a.width, [&](auto d, int64_t i) HWY_ATTR {
       auto sum = hn::Zero(d);
       for (int32_t p = a.starts[row]; p < a.starts[row + 1]; ++p) {
-        sum = hn::Add(sum, LoadAs(d, static_cast<const T*>(a.output_gradient) + a.positions[p] * a.width + i));
+        sum = hn::Add(sum, LoadAs(d, static_cast<const T*>(a.output_gradient) +
+                                         a.positions[p] * a.width + i));
       }
       StoreTo(d, sum, to + i, a.target.beta);
     });

@@ -18,8 +18,9 @@ const dnnl::engine& CpuEngine() {
   return engine;
 }
 
-// What a thread that multiplies has for itself. oneDNN's own scratchpad belongs to the thread that made a primitive, so a primitive
-// run by several threads needs scratch handed in; it packs one block of an operand, and grows to the largest shape's.
+// What a thread that multiplies has for itself. oneDNN's own scratchpad belongs to the thread that
+// made a primitive, so a primitive run by several threads needs scratch handed in; it packs one
+// block of an operand, and grows to the largest shape's.
 struct ThreadState {
   ThreadState() { omp_set_num_threads(1); }
   void* Scratch(size_t bytes) {
@@ -102,8 +103,9 @@ void Gemm::Run(const GemmShape& shape, const void* a, const void* b, const void*
   const auto memory = [](const dnnl::memory::desc& desc, const void* data) {
     return dnnl::memory(desc, CpuEngine(), const_cast<void*>(data));
   };
-  std::unordered_map<int, dnnl::memory> arguments = {
-      {DNNL_ARG_SRC, memory(d.a, a)}, {DNNL_ARG_WEIGHTS, memory(d.b, b)}, {DNNL_ARG_DST, memory(d.c, c)}};
+  std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, memory(d.a, a)},
+                                                     {DNNL_ARG_WEIGHTS, memory(d.b, b)},
+                                                     {DNNL_ARG_DST, memory(d.c, c)}};
   if (shape.bias) arguments.emplace(DNNL_ARG_BIAS, memory(d.bias, bias));
   if (const size_t bytes = product.scratchpad.get_size(); bytes > 0) {
     arguments.emplace(DNNL_ARG_SCRATCHPAD, memory(product.scratchpad, thread.Scratch(bytes)));

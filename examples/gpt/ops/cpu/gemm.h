@@ -1,7 +1,9 @@
-// Matrix products of one thread, from oneDNN: primitives made once a shape and kept, safe to run from many threads at once.
+// Matrix products of one thread, from oneDNN: primitives made once a shape and kept, safe to run
+// from many threads at once.
 //
-// oneDNN's own threads stay off (one OpenMP thread for each caller), so ranks that are threads of one process do not share a pool
-// and the number of threads a rank uses is its team's. The bits of a product depend on its shape and strides, not on addresses.
+// oneDNN's own threads stay off (one OpenMP thread for each caller), so ranks that are threads of
+// one process do not share a pool and the number of threads a rank uses is its team's. The bits of
+// a product depend on its shape and strides, not on addresses.
 #pragma once
 
 #include <compare>
@@ -12,8 +14,8 @@
 
 namespace ebb::gpt::cpu {
 
-// c[m, n] = accumulate * c + a[m, k] b[k, n] + bias[n]. Strides in elements; a transposed operand is stored [k, m] or [n, k], its
-// stride between those rows.
+// c[m, n] = accumulate * c + a[m, k] b[k, n] + bias[n]. Strides in elements; a transposed operand
+// is stored [k, m] or [n, k], its stride between those rows.
 struct GemmShape {
   int64_t m = 0, n = 0, k = 0;
   int64_t a_stride = 0, b_stride = 0, c_stride = 0;

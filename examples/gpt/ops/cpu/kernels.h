@@ -1,5 +1,6 @@
-// The vectorised kernels of the CPU, each over a range of its rows, columns or elements, so that a range is one thread's part.
-// What an element or row becomes does not depend on the cut; `dtype` is that of the activations.
+// The vectorised kernels of the CPU, each over a range of its rows, columns or elements, so that a
+// range is one thread's part. What an element or row becomes does not depend on the cut; `dtype` is
+// that of the activations.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,9 @@ namespace ebb::gpt::cpu {
 inline const void* At(const void* data, DType dtype, int64_t index) {
   return static_cast<const char*>(data) + index * SizeOf(dtype);
 }
-inline void* At(void* data, DType dtype, int64_t index) { return static_cast<char*>(data) + index * SizeOf(dtype); }
+inline void* At(void* data, DType dtype, int64_t index) {
+  return static_cast<char*>(data) + index * SizeOf(dtype);
+}
 
 // A block of a matrix: `stride` is the distance of its rows in elements.
 struct Block {
@@ -27,15 +30,17 @@ void NormBackwardColumns(DType dtype, const NormBackwardArrays& arrays, int64_t 
 
 // element_wise.cc
 void GeluRange(DType dtype, const void* input, void* output, int64_t begin, int64_t end);
-void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin, int64_t end);
+void GeluBackwardRange(DType dtype, const void* input, void* output, void* gradient, int64_t begin,
+                       int64_t end);
 void AddRange(DType dtype, const void* a, const void* b, void* sum, int64_t begin, int64_t end);
-void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns, const Target& sums, int64_t begin,
-                     int64_t end);
+void ColumnSumsRange(DType dtype, const void* matrix, int64_t rows, int64_t columns,
+                     const Target& sums, int64_t begin, int64_t end);
 
 // convert.cc
 // To fp32, rows packed tightly.
 void Widen(DType dtype, Block source, int64_t rows, int64_t columns, float* destination);
-// target = beta * target + source + bias, from tightly packed fp32 rows; bias in `bias_dtype`, or null.
+// target = beta * target + source + bias, from tightly packed fp32 rows; bias in `bias_dtype`, or
+// null.
 struct StoreArrays {
   const float* source = nullptr;
   const void* bias = nullptr;
@@ -47,7 +52,8 @@ void Store(const StoreArrays& arrays, int64_t rows, int64_t columns);
 
 // embedding.cc
 void EmbedRows(DType dtype, const EmbedArrays& arrays, int64_t begin, int64_t end);
-// Rows of a table's gradient: row r gets the output gradients of positions[starts[r] ... starts[r + 1]), in that order.
+// Rows of a table's gradient: row r gets the output gradients of positions[starts[r] ... starts[r +
+// 1]), in that order.
 struct ScatterArrays {
   const void* output_gradient = nullptr;
   const int32_t *starts = nullptr, *positions = nullptr;
@@ -59,22 +65,24 @@ void ScatterRows(DType dtype, const ScatterArrays& arrays, int64_t begin, int64_
 // cross_entropy.cc
 void CrossEntropyRows(DType dtype, const CrossEntropyArrays& arrays, int64_t begin, int64_t end);
 
-// softmax.cc. Rows of a block of causal attention scores: row r may look at `visible + r` columns of `columns`, and the rest
-// become 0. probability = exp(scale * score - log_sum_exp).
+// softmax.cc. Rows of a block of causal attention scores: row r may look at `visible + r` columns
+// of `columns`, and the rest become 0. probability = exp(scale * score - log_sum_exp).
 struct SoftmaxArrays {
-  float* scores = nullptr;         // [rows, columns]; Softmax uses them up
-  void* probabilities = nullptr;   // in `dtype`, tightly packed; may be the scores where that is fp32
-  float* log_sum_exp = nullptr;    // a number each row: written by Softmax, read by SoftmaxBackward
+  float* scores = nullptr;  // [rows, columns]; Softmax uses them up
+  void* probabilities =
+      nullptr;                   // in `dtype`, tightly packed; may be the scores where that is fp32
+  float* log_sum_exp = nullptr;  // a number each row: written by Softmax, read by SoftmaxBackward
   int64_t rows = 0, columns = 0, visible = 0;
   float scale = 1;
 };
 void Softmax(DType dtype, const SoftmaxArrays& arrays);
-// The probabilities again, and score_gradients = scale * probability * (probability_gradient - row_dot).
+// The probabilities again, and score_gradients = scale * probability * (probability_gradient -
+// row_dot).
 struct SoftmaxBackwardArrays {
   SoftmaxArrays forward = {};
   const float* probability_gradients = nullptr;  // [rows, columns]
   const float* row_dots = nullptr;               // a number each row: output . output gradient
-  void* score_gradients = nullptr;               // in `dtype`; may be probability_gradients where that is fp32
+  void* score_gradients = nullptr;  // in `dtype`; may be probability_gradients where that is fp32
 };
 void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays);
 // dots[r] = a[r] . b[r]

@@ -28,11 +28,14 @@ void NormRowsOf(const NormArrays& a, int64_t begin, int64_t end) {
       });
       x = sum;  // statistics of what was stored, which is what backward will read
     }
-    const float mean = Sum(a.width, [&](auto d, int64_t i) HWY_ATTR { return LoadAs(d, x + i); }) / a.width;
-    const float variance = Sum(a.width, [&](auto d, int64_t i) HWY_ATTR {
-      const auto centred = hn::Sub(LoadAs(d, x + i), hn::Set(d, mean));
-      return hn::Mul(centred, centred);
-    }) / a.width;
+    const float mean =
+        Sum(a.width, [&](auto d, int64_t i) HWY_ATTR { return LoadAs(d, x + i); }) / a.width;
+    const float variance = Sum(a.width,
+                               [&](auto d, int64_t i) HWY_ATTR {
+                                 const auto centred = hn::Sub(LoadAs(d, x + i), hn::Set(d, mean));
+                                 return hn::Mul(centred, centred);
+                               }) /
+                           a.width;
     const float scale = 1.0f / std::sqrt(variance + kEpsilon);
     a.mean[r] = mean;
     a.reciprocal_deviation[r] = scale;
@@ -44,7 +47,8 @@ void NormRowsOf(const NormArrays& a, int64_t begin, int64_t end) {
   }
 }
 
-// With n the normalised input and g = weight * output gradient: input gradient = scale * (g - mean(g) - n * mean(g n)).
+// With n the normalised input and g = weight * output gradient: input gradient = scale * (g -
+// mean(g) - n * mean(g n)).
 template <class T>
 void NormBackwardRowsOf(const NormBackwardArrays& a, int64_t begin, int64_t end) {
   const T* weight = static_cast<const T*>(a.weight);
@@ -55,15 +59,22 @@ void NormBackwardRowsOf(const NormBackwardArrays& a, int64_t begin, int64_t end)
     const auto normal = [&](auto d, int64_t i) HWY_ATTR {
       return hn::Mul(hn::Sub(LoadAs(d, x + i), hn::Set(d, mean)), hn::Set(d, scale));
     };
-    const auto weighted = [&](auto d, int64_t i) HWY_ATTR { return hn::Mul(LoadAs(d, weight + i), LoadAs(d, dy + i)); };
+    const auto weighted = [&](auto d, int64_t i) HWY_ATTR {
+      return hn::Mul(LoadAs(d, weight + i), LoadAs(d, dy + i));
+    };
     const float mean_g = Sum(a.width, weighted) / a.width;
     const float mean_gn =
-        Sum(a.width, [&](auto d, int64_t i) HWY_ATTR { return hn::Mul(weighted(d, i), normal(d, i)); }) / a.width;
+        Sum(a.width,
+            [&](auto d, int64_t i) HWY_ATTR { return hn::Mul(weighted(d, i), normal(d, i)); }) /
+        a.width;
     T* dx = static_cast<T*>(a.input_gradient) + r * a.width;
-    const T* residual = a.residual_gradient == nullptr ? nullptr : static_cast<const T*>(a.residual_gradient) + r * a.width;
+    const T* residual = a.residual_gradient == nullptr
+                            ? nullptr
+                            : static_cast<const T*>(a.residual_gradient) + r * a.width;
     ForEach(a.width, [&](auto d, int64_t i) HWY_ATTR {
       const auto centred = hn::Sub(weighted(d, i), hn::Set(d, mean_g));
-      auto gradient = hn::Mul(hn::NegMulAdd(normal(d, i), hn::Set(d, mean_gn), centred), hn::Set(d, scale));
+      auto gradient =
+          hn::Mul(hn::NegMulAdd(normal(d, i), hn::Set(d, mean_gn), centred), hn::Set(d, scale));
       if (residual != nullptr) gradient = hn::Add(gradient, LoadAs(d, residual + i));
       StoreAs(d, gradient, dx + i);
     });
@@ -84,7 +95,8 @@ void NormBackwardColumnsOf(const NormBackwardArrays& a, int64_t begin, int64_t e
     }
     WithType(a.weight_gradient.dtype, [&](auto* type) HWY_ATTR {
       using G = std::remove_pointer_t<decltype(type)>;
-      StoreTo(d, weight, static_cast<G*>(a.weight_gradient.data) + begin + i, a.weight_gradient.beta);
+      StoreTo(d, weight, static_cast<G*>(a.weight_gradient.data) + begin + i,
+              a.weight_gradient.beta);
     });
     WithType(a.bias_gradient.dtype, [&](auto* type) HWY_ATTR {
       using G = std::remove_pointer_t<decltype(type)>;
@@ -94,13 +106,20 @@ void NormBackwardColumnsOf(const NormBackwardArrays& a, int64_t begin, int64_t e
 }
 
 void NormRows(DType dtype, const NormArrays& arrays, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) { NormRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end); });
+  WithType(dtype, [&](auto* type) {
+    NormRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
+  });
 }
 void NormBackwardRows(DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) { NormBackwardRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end); });
+  WithType(dtype, [&](auto* type) {
+    NormBackwardRowsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
+  });
 }
-void NormBackwardColumns(DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end) {
-  WithType(dtype, [&](auto* type) { NormBackwardColumnsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end); });
+void NormBackwardColumns(DType dtype, const NormBackwardArrays& arrays, int64_t begin,
+                         int64_t end) {
+  WithType(dtype, [&](auto* type) {
+    NormBackwardColumnsOf<std::remove_pointer_t<decltype(type)>>(arrays, begin, end);
+  });
 }
 
 }  // namespace ebb::gpt::cpu::HWY_NAMESPACE
@@ -117,7 +136,8 @@ void NormRows(DType dtype, const NormArrays& arrays, int64_t begin, int64_t end)
 void NormBackwardRows(DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end) {
   HWY_DYNAMIC_DISPATCH(NormBackwardRows)(dtype, arrays, begin, end);
 }
-void NormBackwardColumns(DType dtype, const NormBackwardArrays& arrays, int64_t begin, int64_t end) {
+void NormBackwardColumns(DType dtype, const NormBackwardArrays& arrays, int64_t begin,
+                         int64_t end) {
   HWY_DYNAMIC_DISPATCH(NormBackwardColumns)(dtype, arrays, begin, end);
 }
 }  // namespace ebb::gpt::cpu

@@ -5,7 +5,8 @@
 namespace ebb::gpt::cpu {
 namespace {
 
-// Blocks of a few MiB: large enough for GEMM speed, small enough to stay in the caches between widening and product.
+// Blocks of a few MiB: large enough for GEMM speed, small enough to stay in the caches between
+// widening and product.
 constexpr int64_t kRowsMax = 512, kColumnsMax = 512, kDepthMax = 1536;
 // A thread's rows are multiples of a kernel's tile.
 constexpr int64_t kRowGrain = 16;
@@ -50,7 +51,8 @@ void Matmul::RunDirect(const MatmulArrays& x) {
   RunGemm(shape, x.a, x.b, x.bias, x.c.data);
 }
 
-void Matmul::RunGemm(const GemmShape& whole, const void* a, const void* b, const void* bias, void* c) {
+void Matmul::RunGemm(const GemmShape& whole, const void* a, const void* b, const void* bias,
+                     void* c) {
   const int64_t per_thread = (whole.m + team_.threads() - 1) / team_.threads();
   const int64_t part = (per_thread + kRowGrain - 1) / kRowGrain * kRowGrain;
   team_.Run((whole.m + part - 1) / part, 1, [&](int64_t begin, int64_t end) {
@@ -58,18 +60,19 @@ void Matmul::RunGemm(const GemmShape& whole, const void* a, const void* b, const
       const int64_t row = p * part;
       GemmShape shape = whole;
       shape.m = std::min(part, whole.m - row);
-      gemm_.Run(shape, At(a, whole.inputs, whole.a_transposed ? row : row * whole.a_stride), b, bias,
-                At(c, whole.output, row * whole.c_stride));
+      gemm_.Run(shape, At(a, whole.inputs, whole.a_transposed ? row : row * whole.a_stride), b,
+                bias, At(c, whole.output, row * whole.c_stride));
     }
   });
 }
 
-Block Matmul::Prepare(const void* matrix, int64_t stride, int64_t row, int64_t column, int64_t rows, int64_t columns,
-                      float* scratch) {
+Block Matmul::Prepare(const void* matrix, int64_t stride, int64_t row, int64_t column, int64_t rows,
+                      int64_t columns, float* scratch) {
   const Block block = {At(matrix, compute_, row * stride + column), stride};
   if (compute_ == multiplied_) return block;
   team_.Run(rows, 8, [&](int64_t begin, int64_t end) {
-    Widen(compute_, {At(block.data, compute_, begin * stride), stride}, end - begin, columns, scratch + begin * columns);
+    Widen(compute_, {At(block.data, compute_, begin * stride), stride}, end - begin, columns,
+          scratch + begin * columns);
   });
   return {scratch, columns};
 }
@@ -79,7 +82,8 @@ void Matmul::RunBlocked(const MatmulArrays& x) {
   for (int64_t m = 0; m < x.m; m += kRowsMax) {
     const int64_t rows = std::min(kRowsMax, x.m - m);
     Block a;
-    int64_t a_depth = -1;  // where the block in `a` begins; it serves all columns if one block spans the depth
+    int64_t a_depth =
+        -1;  // where the block in `a` begins; it serves all columns if one block spans the depth
     for (int64_t n = 0; n < x.n; n += kColumnsMax) {
       const int64_t columns = std::min(kColumnsMax, x.n - n);
       for (int64_t k = 0; k < x.k; k += kDepthMax) {

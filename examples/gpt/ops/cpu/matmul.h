@@ -1,9 +1,11 @@
 // Matrix products spread over a rank's threads by rows, for any dtype of inputs and target.
 //
-// Where the CPU multiplies the compute dtype natively and can write the target's dtype, the product goes straight to the target.
-// Else blocks of the inputs are widened to fp32, multiplied at fp32 speed in scratch, and stored from there:
+// Where the CPU multiplies the compute dtype natively and can write the target's dtype, the product
+// goes straight to the target. Else blocks of the inputs are widened to fp32, multiplied at fp32
+// speed in scratch, and stored from there:
 //
-//      widen a [rows, depth]   widen b [depth, columns]   ->   c [rows, columns] += a b   ->   store (bias, beta, rounding)
+//      widen a [rows, depth]   widen b [depth, columns]   ->   c [rows, columns] += a b   -> store
+//      (bias, beta, rounding)
 #pragma once
 
 #include <cstdint>
@@ -29,7 +31,8 @@ class Matmul {
   // One product over the team; `shape` is that of all rows.
   void RunGemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c);
   // A block of an operand as the product wants it: itself, or widened into `scratch`.
-  Block Prepare(const void* matrix, int64_t stride, int64_t row, int64_t column, int64_t rows, int64_t columns, float* scratch);
+  Block Prepare(const void* matrix, int64_t stride, int64_t row, int64_t column, int64_t rows,
+                int64_t columns, float* scratch);
 
   const DType compute_, multiplied_;
   Gemm& gemm_;

@@ -15,7 +15,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace ebb::gpt::cpu::HWY_NAMESPACE {
 
-// Highway's Exp makes 0 of NaN, and a broken number must reach the loss. For x <= 0, as softmaxes have it.
+// Highway's Exp makes 0 of NaN, and a broken number must reach the loss. For x <= 0, as softmaxes
+// have it.
 template <class D>
 HWY_INLINE hn::Vec<D> ExpOrNan(D d, hn::Vec<D> x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Exp(d, x));

@@ -23,7 +23,8 @@ void SoftmaxOf(const SoftmaxArrays& a) {
     const int64_t seen = std::min(a.columns, a.visible + r);
     const float top = RowMax(scores, seen) * a.scale;
     const float sum = Sum(seen, [&](auto d, int64_t i) HWY_ATTR {
-      const auto e = ExpOrNan(d, hn::MulSub(hn::LoadU(d, scores + i), hn::Set(d, a.scale), hn::Set(d, top)));
+      const auto e =
+          ExpOrNan(d, hn::MulSub(hn::LoadU(d, scores + i), hn::Set(d, a.scale), hn::Set(d, top)));
       hn::StoreU(e, d, scores + i);
       return e;
     });
@@ -32,7 +33,8 @@ void SoftmaxOf(const SoftmaxArrays& a) {
     ForEach(seen, [&](auto d, int64_t i) HWY_ATTR {
       StoreAs(d, hn::Mul(hn::LoadU(d, scores + i), hn::Set(d, share)), row + i);
     });
-    ForEach(a.columns - seen, [&](auto d, int64_t i) HWY_ATTR { StoreAs(d, hn::Zero(d), row + seen + i); });
+    ForEach(a.columns - seen,
+            [&](auto d, int64_t i) HWY_ATTR { StoreAs(d, hn::Zero(d), row + seen + i); });
   }
 }
 
@@ -46,8 +48,10 @@ void SoftmaxBackwardOf(const SoftmaxBackwardArrays& b) {
     ForEach(seen, [&](auto d, int64_t c) HWY_ATTR {
       const int64_t i = first + c;
       const auto score = hn::LoadU(d, a.scores + i);
-      const auto p = ExpOrNan(d, hn::MulSub(score, hn::Set(d, a.scale), hn::Set(d, a.log_sum_exp[r])));
-      const auto centred = hn::Sub(hn::LoadU(d, b.probability_gradients + i), hn::Set(d, b.row_dots[r]));
+      const auto p =
+          ExpOrNan(d, hn::MulSub(score, hn::Set(d, a.scale), hn::Set(d, a.log_sum_exp[r])));
+      const auto centred =
+          hn::Sub(hn::LoadU(d, b.probability_gradients + i), hn::Set(d, b.row_dots[r]));
       StoreAs(d, p, probabilities + i);
       StoreAs(d, hn::Mul(hn::Mul(p, hn::Set(d, a.scale)), centred), gradients + i);
     });
@@ -62,14 +66,17 @@ void Softmax(DType dtype, const SoftmaxArrays& arrays) {
   WithType(dtype, [&](auto* type) { SoftmaxOf<std::remove_pointer_t<decltype(type)>>(arrays); });
 }
 void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays) {
-  WithType(dtype, [&](auto* type) { SoftmaxBackwardOf<std::remove_pointer_t<decltype(type)>>(arrays); });
+  WithType(dtype,
+           [&](auto* type) { SoftmaxBackwardOf<std::remove_pointer_t<decltype(type)>>(arrays); });
 }
 void RowDots(DType dtype, Block a, Block b, int64_t rows, int64_t columns, float* dots) {
   WithType(dtype, [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
     for (int64_t r = 0; r < rows; ++r) {
-      const T *x = static_cast<const T*>(a.data) + r * a.stride, *y = static_cast<const T*>(b.data) + r * b.stride;
-      dots[r] = Sum(columns, [&](auto d, int64_t i) HWY_ATTR { return hn::Mul(LoadAs(d, x + i), LoadAs(d, y + i)); });
+      const T *x = static_cast<const T*>(a.data) + r * a.stride,
+              *y = static_cast<const T*>(b.data) + r * b.stride;
+      dots[r] = Sum(columns, [&](auto d, int64_t i)
+                                 HWY_ATTR { return hn::Mul(LoadAs(d, x + i), LoadAs(d, y + i)); });
     }
   });
 }
@@ -82,7 +89,9 @@ namespace ebb::gpt::cpu {
 HWY_EXPORT(Softmax);
 HWY_EXPORT(SoftmaxBackward);
 HWY_EXPORT(RowDots);
-void Softmax(DType dtype, const SoftmaxArrays& arrays) { HWY_DYNAMIC_DISPATCH(Softmax)(dtype, arrays); }
+void Softmax(DType dtype, const SoftmaxArrays& arrays) {
+  HWY_DYNAMIC_DISPATCH(Softmax)(dtype, arrays);
+}
 void SoftmaxBackward(DType dtype, const SoftmaxBackwardArrays& arrays) {
   HWY_DYNAMIC_DISPATCH(SoftmaxBackward)(dtype, arrays);
 }

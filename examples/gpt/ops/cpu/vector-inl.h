@@ -1,4 +1,5 @@
-// Loads and stores of fp32, bf16 and fp16 as vectors of fp32, and loops over them; included once for every SIMD target.
+// Loads and stores of fp32, bf16 and fp16 as vectors of fp32, and loops over them; included once
+// for every SIMD target.
 #if defined(EBB_GPT_VECTOR_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef EBB_GPT_VECTOR_INL_H_
 #undef EBB_GPT_VECTOR_INL_H_
@@ -91,14 +92,19 @@ HWY_INLINE float Sum(int64_t n, const Value& value) {
   return sum;
 }
 
-// Calls body with a null pointer of the type that `dtype` names: a switch once a call instead of once an element.
+// Calls body with a null pointer of the type that `dtype` names: a switch once a call instead of
+// once an element.
 template <class Body>
 HWY_INLINE void WithType(DType dtype, const Body& body) {
   switch (dtype) {
-    case DType::kFloat32: return body(static_cast<float*>(nullptr));
-    case DType::kBFloat16: return body(static_cast<BFloat16*>(nullptr));
-    case DType::kFloat16: return body(static_cast<Float16*>(nullptr));
-    case DType::kInt8: return;
+    case DType::kFloat32:
+      return body(static_cast<float*>(nullptr));
+    case DType::kBFloat16:
+      return body(static_cast<BFloat16*>(nullptr));
+    case DType::kFloat16:
+      return body(static_cast<Float16*>(nullptr));
+    case DType::kInt8:
+      return;
   }
 }
 

@@ -1,0 +1,242 @@
+#include "tests/engine/matrix_cell.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb::testing {
+namespace {
+
+constexpr int kWidth = 13;
+// Elements of layers 1 to 3 of the toy model, which are smaller than the first.
+constexpr int64_t kSmallUnit = kWidth * kWidth + kWidth;
+
+struct Rounds {
+  int micro_batches = 1, per_round = 1;
+};
+constexpr Rounds kRoundLevels[] = {{1, 1}, {4, 1}, {4, 2}, {4, 4}};
+
+enum Update : int { kAuto, kLate, kOff, kHeld };
+
+struct StateRead {
+  StateClass what;
+  std::string_view name;
+};
+constexpr StateRead kStates[] = {{StateClass::kMaster, ""},
+                                 {StateClass::kParameter, ""},
+                                 {StateClass::kOptimizer, "exp_avg"},
+                                 {StateClass::kOptimizer, "exp_avg_sq"}};
+
+}  // namespace
+
+std::span<const AxisLevels> Axes() {
+  static const std::vector<AxisLevels> kLevels = {
+      {"world", {"1", "2", "3", "4"}},
+      {"stage", {"0", "1", "2", "3"}},
+      {"compute", {"fp32", "bf16", "fp16"}},
+      {"micro-batches", {"1 by 1", "4 by 1", "4 by 2", "4 by 4"}},
+      {"reduce_at", {"default", "round", "step"}},
+      {"prefetch", {"0", "1", "all"}},
+      {"coalesce", {"0", "3 KB", "1 GB", "default"}},
+      {"update", {"auto", "late", "off", "held"}},
+      {"checks", {"off", "on"}},
+      {"persistence", {"none", "mixed", "all"}},
+      {"reshard", {"yes", "no"}},
+      {"boundaries", {"trainer", "engine"}},
+      {"communication", {"compute", "fp32", "other"}},
+      {"accumulation", {"fp32", "bf16"}},
+      {"reduction_group", {"world", "1", "half"}},
+      {"model", {"tied", "frozen first"}},
+      {"evaluation", {"last", "between"}},
+  };
+  return kLevels;
+}
+
+std::vector<int> LevelCounts() {
+  std::vector<int> counts;
+  for (const AxisLevels& axis : Axes()) counts.push_back(static_cast<int>(axis.levels.size()));
+  return counts;
+}
+
+std::string Cell::Describe() const {
+  std::string text;
+  for (size_t axis = 0; axis < Axes().size(); ++axis) {
+    const AxisLevels& of = Axes()[axis];
+    absl::StrAppend(&text, axis == 0 ? "" : ", ", std::string(of.name), " ",
+                    std::string(of.levels[static_cast<size_t>(levels[axis])]));
+  }
+  return text;
+}
+
+ToyOptions Cell::MakeModel() const {
+  return {.width = kWidth,
+          .frozen_first = (*this)[kModel] == 1,
+          .boundaries = (*this)[kBoundaries] == 1};
+}
+
+Config Cell::MakeConfig() const {
+  const auto pick = [this](Axis axis, const auto& choices) {
+    return choices[static_cast<size_t>((*this)[axis])];
+  };
+  const Rounds rounds = pick(kRounds, kRoundLevels);
+  const bool checks = (*this)[kChecks] == 1;
+  Config config;
+  config.micro_batch_size = 1;
+  config.gradient_accumulation_steps = rounds.micro_batches;
+  config.ebb.micro_batches_per_round =
+      rounds.per_round == rounds.micro_batches ? 0 : rounds.per_round;
+  config.compute = pick(kDType, std::array{DType::kFloat32, DType::kBFloat16, DType::kFloat16});
+  if ((*this)[kCommunication] == 1) config.communication = DType::kFloat32;
+  if ((*this)[kCommunication] == 2)
+    config.communication = config.compute == DType::kFloat16 ? DType::kBFloat16 : DType::kFloat16;
+  config.accumulation = pick(kAccumulation, std::array{DType::kFloat32, DType::kBFloat16});
+  config.zero.stage = (*this)[kStage];
+  config.ebb.reduce_at =
+      pick(kReduceAt, std::array{ReduceAt::kDefault, ReduceAt::kRound, ReduceAt::kStep});
+  config.ebb.prefetch_depth =
+      pick(kPrefetch, std::array<int64_t, 3>{0, 1, std::numeric_limits<int64_t>::max()});
+  // A unit is 1 KB in 16-bit dtypes and 2 in fp32, on up to 3 ranks: of 3 KB, one to three.
+  if ((*this)[kCoalesce] < 3)
+    config.ebb.coalesce_bytes = pick(kCoalesce, std::array<int64_t, 3>{0, 3072, int64_t{1} << 30});
+  config.ebb.asynchronous_step =
+      pick(kUpdate, std::array{AsynchronousStep::kAuto, AsynchronousStep::kLate,
+                               AsynchronousStep::kOff, AsynchronousStep::kAuto});
+  config.ebb.check_overflow = checks;
+  config.gradient_clipping = checks ? 0.1 : 0;
+  // The first layer is over the threshold; of the three others the mixed limit keeps two.
+  config.zero.param_persistence_threshold =
+      pick(kPersistence, std::array<int64_t, 3>{0, kSmallUnit, 1'000'000});
+  if ((*this)[kPersistence] == 1) config.zero.model_persistence_threshold = 2 * kSmallUnit;
+  config.ebb.reshard_after_forward = (*this)[kReshard] == 0;
+  if ((*this)[kReductionGroup] == 1) config.ebb.reduction_group = 1;
+  if ((*this)[kReductionGroup] == 2 && world() % 2 == 0) config.ebb.reduction_group = world() / 2;
+  // The scale falls at the overflow and rises again after two clean steps.
+  config.loss_scale.initial_scale_power = 8;
+  config.loss_scale.hysteresis = 1;
+  config.loss_scale.window = 1;
+  config.optimizer.learning_rate = 1e-2;
+  config.optimizer.weight_decay = 0.1;
+  return config;
+}
+
+int Cell::reductions() const {
+  const Rounds rounds = kRoundLevels[(*this)[kRounds]];
+  return MakeConfig().reduces_at_round() ? rounds.micro_batches / rounds.per_round : 1;
+}
+
+Cell Cell::Reference() const {
+  Cell plain;
+  for (const Axis axis : {kWorld, kDType, kChecks, kCommunication, kAccumulation, kModel})
+    plain[axis] = (*this)[axis];
+  // With every group of one rank, and with one group of all, the sum is in rank order.
+  if (world() == 4 && (*this)[kReductionGroup] == 2) plain[kReductionGroup] = 2;
+  if (MakeConfig().communication_dtype() == MakeConfig().compute) plain[kCommunication] = 0;
+  plain[kRounds] = (*this)[kRounds];
+  if (reductions() > 1) {
+    plain[kReduceAt] = 1;
+  } else if (kRoundLevels[(*this)[kRounds]].micro_batches > 1) {
+    plain[kRounds] = 3;
+  }
+  plain[kUpdate] = kOff;
+  return plain;
+}
+
+bool Cell::IsRedundant() const {
+  const Rounds rounds = kRoundLevels[(*this)[kRounds]];
+  const bool several_rounds = rounds.micro_batches > rounds.per_round;
+  const bool slices = (*this)[kStage] == 3 && world() > 1;
+  const bool gathers = slices && (*this)[kPersistence] != 2;
+  const bool never_early = (*this)[kChecks] == 1 || (*this)[kDType] == 2;
+  if ((*this)[kReduceAt] == 0) return true;  // is one of the others
+  if (!several_rounds && (*this)[kReduceAt] != 1) return true;
+  if (!slices && (*this)[kPersistence] != 0) return true;
+  if (!gathers && ((*this)[kPrefetch] != 0 || (*this)[kReshard] != 0)) return true;
+  if (never_early && (*this)[kUpdate] == kAuto) return true;  // is late
+  if ((*this)[kDType] == 0 && (*this)[kCommunication] == 1) return true;
+  return world() < 4 && (*this)[kReductionGroup] != 0;
+}
+
+absl::StatusOr<Outcome> RunCell(const Cell& cell) {
+  const Config config = cell.MakeConfig();
+  const ModelSpec spec = ToyModel(cell.MakeModel()).spec();
+  std::vector<size_t> starts(1);  // of each parameter in a vector of all
+  for (const ParameterSpec& parameter : spec.parameters)
+    starts.push_back(starts.back() + static_cast<size_t>(Elements(parameter.shape)));
+
+  // Ranks write their own slices of the state, and their own reports.
+  std::vector<Outcome> outcomes(static_cast<size_t>(cell.world()));
+  Outcome& whole = outcomes[0];
+  whole.state.assign(std::size(kStates), std::vector<uint32_t>(starts.back(), ~uint32_t{0}));
+  const auto rank_body = [&](World world) -> absl::Status {
+    const int rank = world.rank();
+    ToyModel model(cell.MakeModel());
+    EBB_ASSIGN_OR_RETURN(Engine engine,
+                         Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config));
+    Outcome& own = outcomes[static_cast<size_t>(rank)];
+    for (int step = 0; step < kMatrixSteps; ++step) {
+      const bool overflows = cell[kChecks] == 1 && step == 1 && rank + 1 == cell.world();
+      const bool holds = cell[kUpdate] == kHeld && step % 2 == 1;
+      EBB_RETURN_IF_ERROR(
+          model.Train(engine, rank, step, StepOptions{.hold_updates = holds}, overflows));
+      EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+      own.steps.push_back({.applied = report.applied,
+                           .skipped_steps = report.skipped_steps,
+                           .loss = report.loss,
+                           .gradient_norm = report.gradient_norm,
+                           .loss_scale = report.loss_scale,
+                           .learning_rate = report.learning_rate});
+      // NaN equals nothing.
+      if (!std::isfinite(report.gradient_norm)) own.steps.back().gradient_norm = -1;
+      if (cell[kEvaluation] == 1) EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank).status());
+    }
+    for (size_t s = 0; s < std::size(kStates); ++s) {
+      const auto keep = [&](const Slice& slice, std::span<const float> values) {
+        uint32_t* const to = whole.state[s].data() + starts[static_cast<size_t>(slice.parameter)];
+        for (size_t i = 0; i < values.size(); ++i)
+          to[static_cast<size_t>(slice.begin) + i] = std::bit_cast<uint32_t>(values[i]);
+        return absl::OkStatus();
+      };
+      EBB_RETURN_IF_ERROR(engine.Read(kStates[s].what, keep, kStates[s].name));
+    }
+    EBB_ASSIGN_OR_RETURN(own.evaluation, model.Evaluate(engine, rank));
+    return absl::OkStatus();
+  };
+  EBB_RETURN_IF_ERROR(RunThreads(cell.world(), rank_body));
+  for (const Outcome& other : outcomes) {
+    if (other.steps != whole.steps || other.evaluation != whole.evaluation)
+      return absl::InternalError("ranks report different numbers of the same steps");
+  }
+  return whole;
+}
+
+std::string FirstDifference(const Outcome& outcome, const Outcome& reference) {
+  for (size_t s = 0; s < reference.steps.size(); ++s) {
+    const Outcome::Step &step = outcome.steps[s], &other = reference.steps[s];
+    if (step == other) continue;
+    const auto text = [](const Outcome::Step& of) {
+      return absl::StrCat("applied ", of.applied, ", skipped ", of.skipped_steps, ", loss ",
+                          absl::SixDigits(of.loss), " (", std::bit_cast<uint64_t>(of.loss),
+                          "), norm ", absl::SixDigits(of.gradient_norm), " (",
+                          std::bit_cast<uint64_t>(of.gradient_norm), "), scale ", of.loss_scale,
+                          ", rate ", of.learning_rate);
+    };
+    return absl::StrCat("step ", s, ": ", text(step), "; not ", text(other));
+  }
+  for (size_t s = 0; s < reference.state.size(); ++s) {
+    const auto [mine, theirs] =
+        std::mismatch(outcome.state[s].begin(), outcome.state[s].end(), reference.state[s].begin());
+    if (mine == outcome.state[s].end()) continue;
+    return absl::StrCat(std::string(Name(kStates[s].what)), " ", std::string(kStates[s].name),
+                        " element ", mine - outcome.state[s].begin(), ": ",
+                        std::bit_cast<float>(*mine), ", not ", std::bit_cast<float>(*theirs));
+  }
+  if (outcome.evaluation != reference.evaluation)
+    return absl::StrCat("evaluation ", outcome.evaluation, ", not ", reference.evaluation);
+  return "";
+}
+
+}  // namespace ebb::testing

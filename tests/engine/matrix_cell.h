@@ -1,0 +1,85 @@
+// One cell of the bitwise matrix: a world and a configuration that trains the toy model for a few
+// steps, one of them with an overflow on one rank, and everything that must not change a bit.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/ebb.h"
+#include "tests/engine/toy_model.h"
+
+namespace ebb::testing {
+
+enum Axis : int {
+  kWorld,
+  kStage,
+  kDType,
+  kRounds,  // micro-batches a step, and of them a round
+  kReduceAt,
+  kPrefetch,
+  kCoalesce,
+  kUpdate,       // auto: early where checks are off. held: every other step holds its updates
+  kChecks,       // on: gradients are clipped, and one step overflows
+  kPersistence,  // mixed: at stage 3 some units stay gathered
+  kReshard,
+  kBoundaries,      // who keeps the activations between visits
+  kCommunication,   // dtype; other: fp16, or bf16 where fp16 is the compute dtype
+  kAccumulation,    // dtype
+  kReductionGroup,  // ranks; half: of the world, where that is even
+  kModel,           // frozen first: backward ends before the first visit
+  kEvaluation,      // between: there is one after each step
+  kAxes
+};
+struct AxisLevels {
+  std::string_view name;
+  std::vector<std::string_view> levels;
+};
+std::span<const AxisLevels> Axes();
+std::vector<int> LevelCounts();
+
+struct Cell {
+  std::array<int, kAxes> levels = {};
+
+  int& operator[](Axis axis) { return levels[static_cast<size_t>(axis)]; }
+  int operator[](Axis axis) const { return levels[static_cast<size_t>(axis)]; }
+  friend auto operator<=>(const Cell&, const Cell&) = default;
+
+  int world() const { return (*this)[kWorld] + 1; }
+  // Rounds whose gradients are reduced one by one and then summed: what legitimately changes sums.
+  int reductions() const;
+  Config MakeConfig() const;
+  ToyOptions MakeModel() const;
+  std::string Describe() const;
+
+  // The plainest cell that DESIGN.md's "Same bits" says must agree with this one bit for bit: the
+  // same world, micro-batches, dtypes, reduction group, checks and reductions; stage 0, nothing
+  // ahead, grouped, overlapped or kept, and one round where that makes no other sums.
+  Cell Reference() const;
+  // Whether another cell runs the very same thing: the settings that differ have no meaning here.
+  bool IsRedundant() const;
+};
+
+// What training left behind, as bits, and what it reported.
+struct Outcome {
+  struct Step {
+    bool applied = false;
+    int64_t skipped_steps = 0;
+    double loss = 0, gradient_norm = 0, loss_scale = 0, learning_rate = 0;
+    friend bool operator==(const Step&, const Step&) = default;
+  };
+  std::vector<std::vector<uint32_t>> state;  // masters, parameters, both moments, by element
+  std::vector<Step> steps;
+  double evaluation = 0;  // loss after the last step
+};
+inline constexpr int kMatrixSteps = 4;
+
+absl::StatusOr<Outcome> RunCell(const Cell& cell);
+// The first thing that differs, for people; "" if nothing does.
+std::string FirstDifference(const Outcome& outcome, const Outcome& reference);
+
+}  // namespace ebb::testing

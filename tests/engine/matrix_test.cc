@@ -1,0 +1,170 @@
+// The project's main correctness test: whatever decides where state lives, when it moves and what
+// runs beside what, the masters, moments, losses and norms are the same bits (DESIGN.md, "Same
+// bits").
+//
+// Always: a pairwise covering array of all settings, and 50 random cells (EBB_SEED=n for others).
+// With EBB_FULL=1: the product of all settings, as IsRedundant and ProductCells thin it out.
+#include <algorithm>
+#include <cstdlib>
+#include <iostream>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "tests/engine/covering_array.h"
+#include "tests/engine/matrix_cell.h"
+#include "tests/sharding/random_model.h"
+
+namespace ebb::testing {
+namespace {
+
+constexpr int kRandomCells = 50;
+
+enum class Part { kPairwise, kRandom, kProduct };
+struct Batch {
+  Part part{};
+  int index = 0;
+  friend std::ostream& operator<<(std::ostream& out, const Batch& batch) {
+    return out << batch.index;
+  }
+};
+
+uint64_t Seed() {
+  const char* given = std::getenv("EBB_SEED");
+  return given == nullptr ? 1 : std::strtoull(given, nullptr, 10);
+}
+
+bool Full() {
+  const char* full = std::getenv("EBB_FULL");
+  return full != nullptr && std::string_view(full) == "1";
+}
+
+bool Contains(std::span<const Axis> axes, Axis axis) {
+  return std::find(axes.begin(), axes.end(), axis) != axes.end();
+}
+
+const std::vector<std::vector<int>>& PairwiseRows() {
+  static const std::vector<std::vector<int>> rows = PairwiseCoveringArray(LevelCounts());
+  return rows;
+}
+
+Cell RandomCell(int index) {
+  sharding::Random random(Seed() * 1000 + static_cast<uint64_t>(index));
+  Cell cell;
+  for (size_t axis = 0; axis < cell.levels.size(); ++axis)
+    cell.levels[axis] = static_cast<int>(random.Between(0, LevelCounts()[axis] - 1));
+  return cell;
+}
+
+// Settings that a cell of the product takes by turns instead of with every combination of the
+// others: who keeps activations, what is frozen, evaluations in between, and the reduction's
+// dtypes.
+constexpr Axis kTakenByTurns[] = {kBoundaries, kModel, kEvaluation, kCommunication, kAccumulation};
+
+// One world and compute dtype; one cell of each set of settings that mean the same.
+std::vector<Cell> ProductCells(int index) {
+  const std::vector<int> counts = LevelCounts();
+  Cell cell;
+  cell[kWorld] = index % counts[kWorld];
+  cell[kDType] = index / counts[kWorld];
+  std::vector<Axis> multiplied;
+  for (int axis = 0; axis < kAxes; ++axis) {
+    if (axis != kWorld && axis != kDType && !Contains(kTakenByTurns, static_cast<Axis>(axis)))
+      multiplied.push_back(static_cast<Axis>(axis));
+  }
+  std::vector<Cell> cells;
+  sharding::Random turns(static_cast<uint64_t>(index));
+  for (bool more = true; more;) {
+    if (!cell.IsRedundant()) {
+      cells.push_back(cell);
+      for (const Axis axis : kTakenByTurns)
+        cells.back()[axis] = static_cast<int>(turns.Between(0, counts[axis] - 1));
+    }
+    more = false;
+    for (size_t a = 0; a < multiplied.size() && !more; ++a) {
+      int& level = cell[multiplied[a]];
+      level = (level + 1) % counts[multiplied[a]];
+      more = level > 0;
+    }
+  }
+  return cells;
+}
+
+std::vector<Cell> CellsOf(const Batch& batch) {
+  switch (batch.part) {
+    case Part::kPairwise: {
+      Cell cell;
+      const std::vector<int>& row = PairwiseRows()[static_cast<size_t>(batch.index)];
+      std::copy(row.begin(), row.end(), cell.levels.begin());
+      return {cell};
+    }
+    case Part::kRandom:
+      return {RandomCell(batch.index)};
+    case Part::kProduct:
+      return ProductCells(batch.index);
+  }
+  return {};
+}
+
+const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell) {
+  static std::map<Cell, absl::StatusOr<Outcome>> outcomes;
+  const Cell reference = cell.Reference();
+  const auto known = outcomes.find(reference);
+  return known != outcomes.end() ? known->second
+                                 : outcomes.emplace(reference, RunCell(reference)).first->second;
+}
+
+class MatrixTest : public ::testing::TestWithParam<Batch> {
+ protected:
+  // Every engine logs its plan, and that a step was skipped.
+  static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
+};
+
+TEST_P(MatrixTest, CellHasTheBitsOfItsReference) {
+  if (GetParam().part == Part::kProduct && !Full()) GTEST_SKIP() << "set EBB_FULL=1";
+  const std::vector<Cell> cells = CellsOf(GetParam());
+  if (GetParam().part == Part::kRandom) std::cout << "EBB_SEED=" << Seed() << ": ";
+  std::cout << (cells.size() == 1 ? cells[0].Describe() : absl::StrCat(cells.size(), " cells"))
+            << "\n";
+  for (const Cell& cell : cells) {
+    SCOPED_TRACE(cell.Describe());
+    const absl::StatusOr<Outcome>& reference = ReferenceOutcome(cell);
+    ASSERT_TRUE(reference.ok()) << cell.Reference().Describe() << ": " << reference.status();
+    const absl::StatusOr<Outcome> outcome = RunCell(cell);
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    ASSERT_EQ(FirstDifference(*outcome, *reference), "");
+  }
+}
+
+std::vector<Batch> Batches(Part part, int count) {
+  std::vector<Batch> batches;
+  for (int i = 0; i < count; ++i) batches.push_back({part, i});
+  return batches;
+}
+const auto kIndexAsName = [](const ::testing::TestParamInfo<Batch>& info) {
+  return std::to_string(info.param.index);
+};
+INSTANTIATE_TEST_SUITE_P(Pairwise, MatrixTest,
+                         ::testing::ValuesIn(Batches(Part::kPairwise,
+                                                     static_cast<int>(PairwiseRows().size()))),
+                         kIndexAsName);
+INSTANTIATE_TEST_SUITE_P(Random, MatrixTest,
+                         ::testing::ValuesIn(Batches(Part::kRandom, kRandomCells)), kIndexAsName);
+INSTANTIATE_TEST_SUITE_P(Product, MatrixTest, ::testing::ValuesIn(Batches(Part::kProduct, 12)),
+                         kIndexAsName);
+
+TEST(CoveringArrayTest, HasEveryPairOfSettings) {
+  EXPECT_TRUE(MissingPairs(LevelCounts(), PairwiseRows()).empty());
+}
+
+TEST(CoveringArrayTest, MissingPairsAreFound) {
+  const std::vector<int> levels = {2, 2};
+  const std::vector<LevelPair> expected = {{0, 0, 1, 1}, {0, 1, 1, 0}};
+  EXPECT_EQ(MissingPairs(levels, {{0, 0}, {1, 1}}), expected);
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,144 @@
+// The program itself: exit codes, messages, and a signal in the middle of training.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "nlohmann/json.hpp"
+#include "scratch_files.h"
+
+namespace ebb::gpt {
+namespace {
+
+using testing::HasSubstr;
+
+// gpt with its standard output and error in one pipe.
+class Program {
+ public:
+  explicit Program(std::vector<std::string> arguments) {
+    int ends[2];
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+    arguments.insert(arguments.begin(), EBB_GPT_PROGRAM);
+    std::vector<char*> pointers;
+    for (std::string& argument : arguments) pointers.push_back(argument.data());
+    pointers.push_back(nullptr);
+    child_ = fork();
+    if (child_ == 0) {
+      dup2(ends[1], STDOUT_FILENO);
+      dup2(ends[1], STDERR_FILENO);
+      execv(pointers[0], pointers.data());
+      _exit(127);
+    }
+    close(ends[1]);
+    output_ = ends[0];
+  }
+  ~Program() { close(output_); }
+
+  // Reads on until `text` has been printed, or everything has.
+  bool WaitFor(const std::string& text) {
+    char piece[4096];
+    while (printed_.find(text) == std::string::npos) {
+      const ssize_t got = read(output_, piece, sizeof(piece));
+      if (got <= 0) return false;
+      printed_.append(piece, static_cast<size_t>(got));
+    }
+    return true;
+  }
+  void Signal(int signal) const { kill(child_, signal); }
+  // Reads the rest; the exit code.
+  int Finish() {
+    WaitFor(std::string(1, '\0'));
+    int status = 0;
+    waitpid(child_, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  const std::string& printed() const { return printed_; }
+
+ private:
+  pid_t child_ = -1;
+  int output_ = -1;
+  std::string printed_;
+};
+
+std::vector<std::string> Tiny(std::vector<std::string> more) {
+  std::vector<std::string> arguments = {"--layers", "1",         "--heads", "1",       "--width",
+                                        "16",       "--context", "8",       "--batch", "1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+class ProgramTest : public testing::Test {
+ protected:
+  ScratchFiles files_;
+  const std::string data_ = files_.Write("text", std::string(400, 'a'));
+};
+
+TEST_F(ProgramTest, WhatCannotBeDoneExitsWithTwoAndSaysWhy) {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string said;
+  };
+  for (const Case& c :
+       {Case{{"--no-such-flag"}, "--no-such-flag"},
+        {Tiny({"--data", files_.Path("absent")}), files_.Path("absent")},
+        {Tiny({"--data", data_, "--context", "300"}), "--context 300"},
+        {Tiny({"--data", data_, "--config", files_.Path("absent")}), files_.Path("absent")},
+        {Tiny({"--data", data_, "--losses", files_.Path("no/losses.csv")}), "--losses"},
+        {Tiny({"--data", data_, "--trace", files_.Path("no/trace.json")}), "--trace"}}) {
+    Program program(c.arguments);
+    EXPECT_EQ(program.Finish(), 2) << program.printed();
+    EXPECT_THAT(program.printed(), HasSubstr(c.said));
+  }
+}
+
+TEST_F(ProgramTest, ShowPlanAloneDoesNotTrain) {
+  Program program(Tiny({"--data", data_, "--show-plan"}));
+  EXPECT_EQ(program.Finish(), 0) << program.printed();
+  for (const char* said : {"gather", "reduce", "block0"})
+    EXPECT_THAT(program.printed(), HasSubstr(said));
+  EXPECT_THAT(program.printed(), testing::Not(HasSubstr("tokens/s")));
+}
+
+TEST_F(ProgramTest, LeavesItsReports) {
+  Program program(Tiny({"--data", data_, "--steps", "3", "--losses", files_.Path("l.csv"),
+                        "--curve", files_.Path("c.svg"), "--trace", files_.Path("t.json"),
+                        "--summary", files_.Path("s.json"), "--sample", "4"}));
+  EXPECT_EQ(program.Finish(), 0) << program.printed();
+  EXPECT_THAT(program.printed(), testing::AllOf(HasSubstr("step 3/3"), HasSubstr("predicted MiB"),
+                                                HasSubstr("Sample")));
+  EXPECT_THAT(files_.Read("l.csv"), HasSubstr("\n3,"));
+  EXPECT_THAT(files_.Read("c.svg"), testing::EndsWith("</svg>\n"));
+  EXPECT_FALSE(nlohmann::json::parse(files_.Read("t.json")).empty());
+  EXPECT_EQ(nlohmann::json::parse(files_.Read("s.json"))["losses"].size(), 3u);
+  EXPECT_EQ(files_.Count(), 5u);
+}
+
+TEST_F(ProgramTest, ASignalEndsTrainingAndTheReportsAreWritten) {
+  for (int signal : {SIGINT, SIGTERM}) {
+    Program program(Tiny({"--data", data_, "--steps", "100000000", "--ranks", "3", "--summary",
+                          files_.Path("s.json")}));
+    ASSERT_TRUE(program.WaitFor("step 1/"));
+    program.Signal(signal);
+    EXPECT_EQ(program.Finish(), 130) << program.printed();
+    const auto summary = nlohmann::json::parse(files_.Read("s.json"));
+    EXPECT_EQ(summary["steps"], summary["losses"].size());
+    EXPECT_GE(summary["steps"], 1);
+  }
+}
+
+TEST_F(ProgramTest, AModelThatDivergesIsNoHang) {
+  // A learning rate beyond all bounds: infinite parameters after the first update, no number as
+  // loss after that.
+  const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
+      "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
+  Program program(Tiny({"--data", data_, "--config", config, "--steps", "5", "--sample", "3"}));
+  EXPECT_EQ(program.Finish(), @DIVERGED @) << program.printed();
+  EXPECT_THAT(program.printed(), HasSubstr("not a number"));
+}
+
+}  // namespace
+}  // namespace ebb::gpt

@@ -1,0 +1,174 @@
+// What a run leaves behind: files that are whole or absent, CSV, SVG, digest, summary, lines for
+// people.
+#include <limits>
+
+#include "digest.h"
+#include "gmock/gmock.h"
+#include "history.h"
+#include "nlohmann/json.hpp"
+#include "output_file.h"
+#include "progress.h"
+#include "scratch_files.h"
+#include "summary.h"
+
+namespace ebb::gpt {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(OutputFileTest, IsThereWholeOrNotAtAll) {
+  ScratchFiles files;
+  files.Write("old", "before");
+  {
+    auto file = OutputFile::Open("--losses", files.Path("old"));
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_EQ(files.Read("old"), "before");
+  }
+  EXPECT_EQ(files.Read("old"), "before");
+  EXPECT_EQ(files.Count(), 1u);  // nothing is left beside it
+  {
+    auto file = OutputFile::Open("--losses", files.Path("old"));
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE(file->Write("after").ok());
+  }
+  EXPECT_EQ(files.Read("old"), "after");
+  EXPECT_EQ(files.Count(), 1u);
+}
+
+TEST(OutputFileTest, WhatCannotBeWrittenIsNamedAtOpen) {
+  ScratchFiles files;
+  for (const std::string& path : {files.Path("absent/file"), files.Path("")}) {
+    const auto file = OutputFile::Open("--summary", path);
+    ASSERT_FALSE(file.ok());
+    EXPECT_THAT(std::string(file.status().message()),
+                testing::AllOf(HasSubstr("--summary"), HasSubstr(path)));
+  }
+}
+
+TEST(OutputFileTest, DevicesAreWrittenDirectly) {
+  auto file = OutputFile::Open("--losses", "/dev/null");
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE(file->Write("text").ok());
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
+}
+
+History ThreeSteps() {
+  History history = {.tokens_per_step = 100, .steps = {}, .held_out = {}};
+  for (int i = 1; i <= 3; ++i) {
+    history.steps.push_back({.report = {.step = i,
+                                        .applied = i != 2,
+                                        .skipped_steps = i > 1,
+                                        .loss = 6.0 - i,
+                                        .gradient_norm = 0.5,
+                                        .loss_scale = 2,
+                                        .learning_rate = 0.001},
+                             .seconds = i < 3 ? 100.0 : 0.5});
+  }
+  history.held_out.push_back({.step = 3, .loss = 3.5});
+  return history;
+}
+
+TEST(HistoryTest, SpeedLeavesOutTheFirstTwoSteps) {
+  History history = ThreeSteps();
+  EXPECT_DOUBLE_EQ(history.TokensPerSecond(), 200);
+  history.steps.resize(2);
+  EXPECT_DOUBLE_EQ(history.TokensPerSecond(), 1);
+  history.steps.clear();
+  EXPECT_EQ(history.TokensPerSecond(), 0);
+}
+
+TEST(HistoryTest, CsvHasAHeaderAndALineForEveryStep) {
+  EXPECT_EQ(LossesCsv(ThreeSteps()),
+            "step,loss,gradient_norm,learning_rate,loss_scale,applied,tokens_per_second\n"
+            "1,5,0.5,0.001,2,1,1.0\n"
+            "2,4,0.5,0.001,2,0,1.0\n"
+            "3,3,0.5,0.001,2,1,200.0\n");
+}
+
+TEST(CurveTest, DrawsLossesAndLeavesOutWhatIsNotANumber) {
+  History history = ThreeSteps();
+  history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
+  const std::string svg = CurveSvg(history);
+  EXPECT_THAT(svg, testing::StartsWith("<svg "));
+  EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
+  EXPECT_THAT(svg, HasSubstr("<polyline"));
+  EXPECT_THAT(svg, HasSubstr("<circle"));
+  EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
+}
+
+TEST(CurveTest, IsAPictureWithoutAnySteps) {
+  const std::string svg = CurveSvg({});
+  EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
+  EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
+}
+
+TEST(DigestTest, HashesNameShapeAndValuesInOrder) {
+  ParameterDigest digest;
+  const int64_t shape[] = {2, 1};
+  const float values[] = {1.0f, -2.5f};
+  digest.Add("w", shape, values);
+  // printf 'w\0\2\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\0\0\200\77\0\0\40\300' | sha256sum
+  EXPECT_EQ(digest.Finish(), "010bb1760b0630c0d2a952c7b248d24596c18014bb52ff829c88fe137ca64d4a");
+  EXPECT_EQ(ParameterDigest().Finish(),
+            "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+}
+
+TEST(SummaryTest, HasEveryField) {
+  const Summary summary = {
+      .config_json = R"({"zero_optimization": {"stage": 3}})",
+      .version = "1.2.3",
+      .parameters = 42,
+      .ranks = 2,
+      .usage = {.memory = {{.state = StateClass::kMaster,
+                            .tier = Tier::kDevice,
+                            .predicted_bytes = 8,
+                            .peak_bytes = 9}},
+                .communication = {{.operation = "gather", .predicted_bytes = 5, .bytes = 6}}},
+      .parameter_digest = "abc"};
+  History history = ThreeSteps();
+  history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
+  const auto json = nlohmann::json::parse(SummaryJson(summary, history));
+  EXPECT_EQ(json["config"]["zero_optimization"]["stage"], 3);
+  EXPECT_EQ(json["losses"], nlohmann::json::parse("[5.0, null, 3.0]"));
+  EXPECT_EQ(json["gradient_norms"].size(), 3u);
+  EXPECT_EQ(json["learning_rates"].size(), 3u);
+  EXPECT_EQ(json["tokens_per_second"], 200);
+  EXPECT_EQ(json["skipped_steps"], 1);
+  EXPECT_EQ(json["steps"], 3);
+  EXPECT_EQ(json["parameters"], 42);
+  EXPECT_EQ(json["version"], "1.2.3");
+  EXPECT_EQ(json["parameter_digest"], "abc");
+  EXPECT_EQ(
+      json["memory"],
+      nlohmann::json::parse(
+          R"([{"class": "master", "tier": "device", "predicted_bytes": 8, "peak_bytes": 9}])"));
+  EXPECT_EQ(
+      json["communication"],
+      nlohmann::json::parse(R"([{"operation": "gather", "predicted_bytes": 5, "bytes": 6}])"));
+}
+
+TEST(ProgressTest, TheLineSaysHowItGoes) {
+  EXPECT_EQ(
+      ProgressLine(ThreeSteps(), 403, 3 << 20),
+      "step 3/403  loss 3.0000  200 tokens/s  3.0 MiB a rank  loss scale 2  skipped 1  3m20s left");
+}
+
+TEST(ProgressTest, GeneratedTextCannotSteerATerminal) {
+  EXPECT_EQ(Printable("a\n\x1b[2J\xff~"), "a\n\\x1b[2J\\xff~");
+}
+
+TEST(MemoryTableTest, SumsItsRows) {
+  const std::string table = MemoryTable({{.state = StateClass::kMaster,
+                                          .tier = Tier::kDevice,
+                                          .predicted_bytes = 1 << 20,
+                                          .peak_bytes = 2 << 20},
+                                         {.state = StateClass::kGather,
+                                          .tier = Tier::kDevice,
+                                          .predicted_bytes = 1 << 20,
+                                          .peak_bytes = 1 << 20}});
+  EXPECT_THAT(table, HasSubstr("master"));
+  EXPECT_THAT(table, testing::ContainsRegex("all +2.00 +3.00"));
+}
+
+}  // namespace
+}  // namespace ebb::gpt

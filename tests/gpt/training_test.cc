@@ -1,0 +1,142 @@
+// The trainer through the engine: the same bits whatever the stage, the order of micro-batches and
+// what is kept.
+#include <string>
+
+#include "gmock/gmock.h"
+#include "nlohmann/json.hpp"
+#include "run.h"
+#include "scratch_files.h"
+
+namespace ebb::gpt {
+namespace {
+
+struct Recipe {
+  int ranks = 2, stage = 3, threads = 1;
+  DType dtype = DType::kFloat32;
+  int64_t steps = 3, micro_batch = 1, accumulation = 1;
+  uint64_t seed = 1;
+  bool recompute = false;
+  double learning_rate = 0.01;
+  std::string ebb = "{}";
+};
+
+nlohmann::json Train(const Recipe& recipe) {
+  ScratchFiles files;
+  Options options;
+  options.shape = {.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 256};
+  options.ranks = recipe.ranks;
+  options.threads = recipe.threads;
+  options.stage = recipe.stage;
+  options.dtype = recipe.dtype;
+  options.steps = recipe.steps;
+  options.seed = recipe.seed;
+  options.recompute = recipe.recompute;
+  options.sample_bytes = 5;
+  options.summary_file = files.Path("summary.json");
+  options.config_file = files.Write(
+      "config.json",
+      nlohmann::json{
+          {"train_micro_batch_size_per_gpu", recipe.micro_batch},
+          {"gradient_accumulation_steps", recipe.accumulation},
+          {"zero_optimization", {{"stage", 0}, {"stage3_param_persistence_threshold", 0}}},
+          {"fp16", {{"enabled", false}, {"initial_scale_power", 8}}},
+          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", recipe.learning_rate}}}}},
+          {"ebb", nlohmann::json::parse(recipe.ebb)}}
+          .dump());
+  std::vector<uint8_t> bytes;
+  for (int i = 0; i < 600; ++i)
+    bytes.push_back(static_cast<uint8_t>("the quick brown fox "[i * i % 20]));
+  const auto text = Text::FromBytes(bytes, options.shape.context);
+  const auto config = ResolveConfig(options);
+  auto reports = Reports::Open(options);
+  EXPECT_TRUE(text.ok() && config.ok() && reports.ok())
+      << text.status() << config.status() << reports.status();
+  const absl::Status status = RunThreads(recipe.ranks, [&](World world) {
+    return RunRank(world,
+                   {.options = options, .config = *config, .text = *text, .reports = *reports})
+        .status();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return status.ok() ? nlohmann::json::parse(files.Read("summary.json")) : nlohmann::json();
+}
+
+std::string Digest(const Recipe& recipe) {
+  return Train(recipe)["parameter_digest"];
+}
+
+class TrainingTest : public testing::TestWithParam<DType> {};
+
+TEST_P(TrainingTest, EveryStageTrainsToTheSameBits) {
+  const nlohmann::json expected = Train({.stage = 0, .dtype = GetParam()});
+  for (int stage : {1, 2, 3}) {
+    const nlohmann::json summary = Train({.stage = stage, .dtype = GetParam()});
+    EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]) << "stage " << stage;
+    EXPECT_EQ(summary["losses"], expected["losses"]) << "stage " << stage;
+  }
+}
+
+TEST_P(TrainingTest, RecomputingTrainsToTheSameBits) {
+  EXPECT_EQ(Digest({.dtype = GetParam(), .recompute = true}), Digest({.dtype = GetParam()}));
+}
+
+TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
+  Recipe recipe = {
+      .dtype = GetParam(), .steps = 2, .accumulation = 4, .ebb = R"({"reduce_at": "step"})"};
+  const std::string expected = Digest(recipe);
+  for (const char* ebb : {R"({"reduce_at": "step", "micro_batches_per_round": 2})",
+                          R"({"reduce_at": "step", "micro_batches_per_round": "all"})"}) {
+    for (bool recompute : {false, true}) {
+      recipe.ebb = ebb, recipe.recompute = recompute;
+      EXPECT_EQ(Digest(recipe), expected) << ebb << " recompute " << recompute;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, TrainingTest,
+                         testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16),
+                         [](const auto& type) { return std::string(Name(type.param)); });
+
+TEST(DigestOfTraining, TellsApartWhatDiffers) {
+  const std::string digest = Digest({});
+  EXPECT_EQ(digest.size(), 64u);
+  EXPECT_NE(digest, Digest({.steps = 4}));
+  EXPECT_NE(digest, Digest({.seed = 2}));
+  EXPECT_NE(digest, Digest({.learning_rate = 0.02}));
+}
+
+TEST(DigestOfTraining, OfInitialValuesIsTheSameForEveryWorldStageAndNumberOfThreads) {
+  const std::string expected = Digest({.ranks = 1, .stage = 0, .steps = 0});
+  EXPECT_EQ(expected, Digest({.ranks = 2, .stage = 3, .steps = 0}));
+  EXPECT_EQ(expected, Digest({.ranks = 3, .stage = 1, .threads = 2, .steps = 0}));
+  EXPECT_EQ(expected, Digest({.ranks = 4, .stage = 2, .dtype = DType::kBFloat16, .steps = 0}));
+}
+
+TEST(TrainerTest, AnyWorldDrawsTheSameGlobalBatch) {
+  const nlohmann::json one = Train({.ranks = 1, .micro_batch = 4})["losses"];
+  for (const Recipe& recipe : {Recipe{.ranks = 4},
+                               {.ranks = 2, .accumulation = 2},
+                               {.ranks = 1, .micro_batch = 2, .accumulation = 2}}) {
+    const nlohmann::json losses = Train(recipe)["losses"];
+    ASSERT_EQ(losses.size(), one.size());
+    // Sums in another order: a few roundings, grown over three steps.
+    for (size_t i = 0; i < one.size(); ++i)
+      EXPECT_NEAR(losses[i].get<double>(), one[i].get<double>(), 1e-4) << i;
+  }
+}
+
+TEST(TrainerTest, LossFallsAndTheSummaryHoldsTheRun) {
+  const nlohmann::json summary =
+      Train({.stage = 3, .dtype = DType::kBFloat16, .steps = 30, .micro_batch = 4});
+  EXPECT_LT(summary["losses"].back(), summary["losses"].front().get<double>() - 1);
+  EXPECT_EQ(summary["losses"].size(), 30u);
+  EXPECT_EQ(summary["held_out"].size(), 1u);
+  EXPECT_EQ(summary["config"]["zero_optimization"]["stage"], 3);
+  EXPECT_GT(summary["tokens_per_second"], 0);
+  for (const auto& row : summary["memory"])
+    EXPECT_EQ(row["predicted_bytes"], row["peak_bytes"]) << row;
+  for (const auto& row : summary["communication"])
+    EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+}
+
+}  // namespace
+}  // namespace ebb::gpt

@@ -1,0 +1,196 @@
+// The memory table against formulas for models of equal layers, where nothing is padded.
+#include "ebb/sharding/memory_model.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "random_model.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+// Equal layers of 512 x world elements: whole slices of whole alignments.
+struct Layers {
+  int stage = 3, world = 4, layers = 6, depth = 1, rounds = 1, states = 2;
+  int64_t micro_batches_per_round = 1, output_bytes = 0;
+  DType compute = DType::kBFloat16;
+  ReduceAt reduce_at = ReduceAt::kDefault;
+
+  int64_t elements() const { return 512 * int64_t{world}; }
+  int64_t parameters() const { return layers * elements(); }
+
+  std::map<StateClass, int64_t> Predict() const {
+    const ModelSpec model = UnitChain(std::vector<int64_t>(layers, elements()), output_bytes);
+    Config config;
+    config.compute = compute;
+    config.ebb.micro_batches_per_round = micro_batches_per_round;
+    config.gradient_accumulation_steps = rounds * micro_batches_per_round;
+    config.zero.stage = stage;
+    config.zero.param_persistence_threshold = 0;
+    config.ebb.prefetch_depth = depth;
+    config.ebb.coalesce_bytes = 0;
+    config.ebb.reduce_at = reduce_at;
+    const PlanInputs inputs{
+        .model = &model, .config = &config, .world = world, .optimizer_states = states};
+    const absl::StatusOr<Plan> plan = PlanStep(inputs);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    std::map<StateClass, int64_t> bytes;
+    for (const MemoryRow& row : PredictMemory(*plan)) {
+      EXPECT_EQ(row.tier, Tier::kDevice);
+      bytes[row.state] = static_cast<int64_t>(row.predicted_bytes);
+    }
+    return bytes;
+  }
+};
+
+int64_t Pages(int64_t bytes) {
+  return (bytes + 4095) / 4096 * 4096;
+}
+
+class MemoryOfLayers : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, MemoryOfLayers, testing::Values(1, 2, 4, 8));
+
+TEST_P(MemoryOfLayers, ParametersMastersAndStatesAreWholeOrOverTheRanksByStage) {
+  for (int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    const Layers layers{.stage = stage, .world = GetParam()};
+    const int64_t whole = layers.parameters(), slice = whole / layers.world;
+    std::map<StateClass, int64_t> bytes = layers.Predict();
+    EXPECT_EQ(bytes[StateClass::kParameter], Pages(2 * (stage == 3 ? slice : whole)));
+    EXPECT_EQ(bytes[StateClass::kMaster], Pages(4 * (stage == 0 ? whole : slice)));
+    EXPECT_EQ(bytes[StateClass::kOptimizer], Pages(2 * 4 * (stage == 0 ? whole : slice)));
+  }
+}
+
+TEST_P(MemoryOfLayers, Float32ParametersAreTheirOwnMasters) {
+  const Layers layers{.stage = 1, .world = GetParam(), .states = 0, .compute = DType::kFloat32};
+  std::map<StateClass, int64_t> bytes = layers.Predict();
+  EXPECT_EQ(bytes[StateClass::kParameter], Pages(4 * layers.parameters()));
+  EXPECT_EQ(bytes.count(StateClass::kMaster), 0u);
+  EXPECT_EQ(bytes.count(StateClass::kOptimizer), 0u);
+}
+
+TEST_P(MemoryOfLayers, GathersTakeTheUnitInUseAndThoseAhead) {
+  for (int depth : {0, 1, 2, 3}) {
+    SCOPED_TRACE(depth);
+    const Layers layers{.stage = 3, .world = GetParam(), .depth = depth, .rounds = 3};
+    EXPECT_EQ(layers.Predict()[StateClass::kGather],
+              layers.world == 1 ? 0 : Pages((1 + depth) * 2 * layers.elements()));
+  }
+}
+
+// Whole gradients: the one that backward writes and the one that is being reduced.
+TEST_P(MemoryOfLayers, GradientsAreTwoUnitsAndTheShards) {
+  for (int stage : {0, 1, 2, 3}) {
+    SCOPED_TRACE(stage);
+    const Layers once{.stage = stage, .world = GetParam()};
+    const int64_t whole = once.parameters(), slice = whole / once.world;
+    // One contribution needs no accumulator beside the reduced bf16 slice.
+    EXPECT_EQ(once.Predict()[StateClass::kGradient],
+              Pages(2 * 2 * once.elements() + (stage == 0 ? 4 * whole : 2 * slice)));
+    const Layers rounds{
+        .stage = stage, .world = GetParam(), .rounds = 2, .reduce_at = ReduceAt::kRound};
+    EXPECT_EQ(rounds.Predict()[StateClass::kGradient],
+              Pages(2 * 2 * rounds.elements() + 4 * (stage == 0 ? whole : slice)));
+    // Reduced once a step, every layer has a whole accumulator.
+    const Layers step{
+        .stage = stage, .world = GetParam(), .rounds = 2, .reduce_at = ReduceAt::kStep};
+    EXPECT_EQ(step.Predict()[StateClass::kGradient],
+              Pages(4 * whole + (stage == 0 ? 4 * whole : 2 * slice)));
+  }
+}
+
+// Outputs of all layers but the last, and two gradients; an evaluation needs no more.
+TEST_P(MemoryOfLayers, BoundariesAreThoseOfOneRound) {
+  const Layers layers{.world = GetParam(), .micro_batches_per_round = 2, .output_bytes = 1'024};
+  const int64_t boundaries = layers.layers - 1;
+  const int64_t bytes = layers.Predict()[StateClass::kActivation];
+  EXPECT_GE(bytes, Pages((boundaries + 1) * 2 * 1'024));
+  EXPECT_LE(bytes, Pages((boundaries + 2) * 2 * 1'024));
+  EXPECT_EQ(Layers{.world = GetParam()}.Predict().count(StateClass::kActivation), 0u);
+}
+
+TEST_P(MemoryOfLayers, StagingIsForWhatIsCastMeasuredAndExchanged) {
+  const Layers layers{.stage = 2, .world = GetParam(), .micro_batches_per_round = 2};
+  EXPECT_EQ(layers.Predict()[StateClass::kStaging],
+            Pages(2 * layers.elements() + 256 + (layers.world + 1) * kExchangeBytes));
+  EXPECT_EQ(Layers{.world = GetParam()}.Predict()[StateClass::kStaging],
+            Pages(256 + (layers.world + 1) * kExchangeBytes));
+}
+
+TEST(MemoryModel, HasARowForEachClassThatThePlanUses) {
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    const RandomCase random_case(seed);
+    SCOPED_TRACE(random_case.description());
+    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    std::map<StateClass, uint64_t> rows;
+    for (const MemoryRow& row : PredictMemory(*plan)) {
+      ASSERT_TRUE(rows.emplace(row.state, row.predicted_bytes).second);
+      ASSERT_GT(row.predicted_bytes, 0u);
+    }
+    for (int c = 0; c < kStateClasses; ++c) {
+      const auto row = rows.find(static_cast<StateClass>(c));
+      const uint64_t predicted = row == rows.end() ? 0 : row->second;
+      ASSERT_EQ(predicted, static_cast<uint64_t>(Pages(plan->pools.bytes[c])));
+    }
+    const auto workspace = rows.find(StateClass::kWorkspace);
+    ASSERT_EQ(workspace != rows.end(), random_case.model.workspace_bytes > 0);
+  }
+}
+
+// Whatever the model, the permanent state is at least its elements, and at most the shards'
+// padding, the pool's alignment and the skew of large arrays more.
+TEST(MemoryModel, PermanentStateIsWhatThePaddedShardsNeed) {
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    const RandomCase random_case(seed);
+    SCOPED_TRACE(random_case.description());
+    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const Config& config = random_case.config;
+    int64_t parameters = 0, owned = 0;
+    for (size_t u = 0; u < plan->layout.units.size(); ++u) {
+      const UnitLayout& unit = plan->layout.units[u];
+      parameters += plan->decisions.kept_whole[u] ? unit.elements() : unit.shard();
+      owned += config.zero.stage == 0 ? unit.trainable.elements : unit.trainable.shard;
+    }
+    const int64_t alignment = 2 * 256 * std::ssize(plan->layout.units), skew = 70'000;
+    const auto bytes = [&](StateClass c) { return plan->pools.bytes[static_cast<int>(c)]; };
+    const auto expect = [&](StateClass c, int64_t least, int64_t most) {
+      EXPECT_GE(bytes(c), least);
+      EXPECT_LE(bytes(c), most);
+    };
+    const int64_t parameter_bytes = parameters * SizeOf(config.compute);
+    expect(StateClass::kParameter, parameter_bytes, parameter_bytes + alignment);
+    const int64_t masters = config.compute == DType::kFloat32 ? 0 : 4 * owned;
+    expect(StateClass::kMaster, masters, masters == 0 ? 0 : masters + alignment + skew);
+    const int64_t states = random_case.optimizer_states;
+    expect(StateClass::kOptimizer, 4 * owned * states,
+           owned * states == 0 ? 0 : states * (4 * owned + alignment + skew) + 2 * skew);
+  }
+}
+
+TEST(MemoryModel, AnEvaluationOfAWholeStepsMicroBatchesFits) {
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    const RandomCase random_case(seed);
+    SCOPED_TRACE(random_case.description());
+    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    int64_t largest = 0;
+    for (const VisitAddresses& visit : plan->pools.visits)
+      largest = std::max(largest, visit.boundary_stride);
+    if (largest == 0) continue;
+    const int64_t micro_batches = plan->pools.evaluation_micro_batches;
+    ASSERT_GE(micro_batches, random_case.config.gradient_accumulation_steps);
+    ASSERT_LE(2 * largest * micro_batches,
+              plan->pools.bytes[static_cast<int>(StateClass::kActivation)]);
+  }
+}
+
+}  // namespace
+}  // namespace ebb::sharding

@@ -1,0 +1,160 @@
+// What a plan's operations move, against formulas that know nothing of operations.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "ebb/sharding/plan.h"
+#include "random_model.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+struct Case {
+  explicit Case(uint64_t seed) : random_case(seed), plan(*PlanStep(random_case.inputs())) {}
+
+  const Config& config() const { return random_case.config; }
+  // What one rank receives when the slices of all become whole, or sends when they are summed:
+  // (N-1)/N of the whole.
+  int64_t RingBytes(int64_t whole_bytes) const {
+    return whole_bytes / random_case.world * (random_case.world - 1);
+  }
+  int64_t TrainableBytes(int unit, DType dtype) const {
+    return plan.layout.units[unit].trainable.elements * SizeOf(dtype);
+  }
+  int Visits(int unit) const {
+    return static_cast<int>(
+        std::count_if(random_case.model.forward.begin(), random_case.model.forward.end(),
+                      [&](const Visit& visit) { return static_cast<int>(visit.unit) == unit; }));
+  }
+  // Reductions of the unit's gradient in a step.
+  int64_t Contributions(int unit) const {
+    const int64_t rounds =
+        config().gradient_accumulation_steps / config().ebb.micro_batches_per_round;
+    return Visits(unit) * (config().reduces_at_round() ? rounds : 1);
+  }
+  // How often a unit that is not kept whole is gathered: for each use but those that it stays for.
+  int Gathers(int unit) const {
+    int gathers = 0, last = -1;
+    int64_t since = 0;
+    for (int s = 0; s < std::ssize(plan.scopes); ++s) {
+      const PlannedScope& scope = plan.scopes[s];
+      since += plan.layout.units[scope.unit].elements();
+      if (scope.unit != unit) continue;
+      const bool waits = last >= 0 && !config().ebb.reshard_after_forward &&
+                         !plan.scopes[last].backward && plan.scopes[last].round == scope.round;
+      const bool stays =
+          last >= 0 && (last + 1 == s || waits) && since <= config().zero.max_reuse_distance;
+      gathers += !stays;
+      last = s, since = 0;
+    }
+    return gathers;
+  }
+
+  RandomCase random_case;
+  Plan plan;
+};
+
+TEST(PlanBytes, CollectivesMoveWhatRingsMove) {
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    const Case c(seed);
+    SCOPED_TRACE(c.random_case.description());
+    const Plan& plan = c.plan;
+    int64_t gather = 0, reduce = 0, gather_gradient = 0, refresh = 0;
+    for (int u = 0; u < std::ssize(plan.layout.units); ++u) {
+      const int64_t unit_bytes = plan.layout.units[u].elements() * SizeOf(c.config().compute);
+      if (!plan.decisions.kept_whole[u]) gather += c.Gathers(u) * c.RingBytes(unit_bytes);
+      reduce +=
+          c.Contributions(u) * c.RingBytes(c.TrainableBytes(u, c.config().communication_dtype()));
+      if (c.config().zero.stage == 0)
+        gather_gradient += c.RingBytes(c.TrainableBytes(u, c.config().accumulation));
+      if (c.config().zero.stage > 0 && plan.decisions.kept_whole[u])
+        refresh += c.RingBytes(c.TrainableBytes(u, c.config().compute));
+    }
+    ASSERT_EQ(plan.BytesOf(OperationKind::kGather), gather);
+    ASSERT_EQ(plan.BytesOf(OperationKind::kReduce), reduce);
+    ASSERT_EQ(plan.BytesOf(OperationKind::kGatherGradient), gather_gradient);
+    ASSERT_EQ(plan.BytesOf(OperationKind::kRefresh), refresh);
+    ASSERT_EQ(plan.BytesOf(OperationKind::kExchange), (c.random_case.world - 1) * kExchangeBytes);
+    ASSERT_EQ(plan.BytesOf(OperationKind::kMark), 0);
+  }
+}
+
+// A reduced byte is read once or twice: added and measured in one pass, read by the update.
+TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    const Case c(seed);
+    SCOPED_TRACE(c.random_case.description());
+    const Decisions& d = c.plan.decisions;
+    int64_t cast = 0, accumulate = 0, norm = 0, update = 0;
+    for (int u = 0; u < std::ssize(c.plan.layout.units); ++u) {
+      const Section& section = c.plan.layout.units[u].trainable;
+      const int64_t contributions = c.Contributions(u);
+      if (d.gradient != d.communication) {
+        cast += contributions * section.elements * (SizeOf(d.gradient) + SizeOf(d.communication));
+      }
+      if (d.accumulates[u]) {
+        // The slice is read; the shard is written, and read but for the first time.
+        accumulate += section.shard * (contributions * SizeOf(d.communication) +
+                                       (2 * contributions - 1) * SizeOf(d.accumulation));
+      } else {
+        norm += section.shard * SizeOf(d.communication);
+      }
+      const int64_t owned = d.stage == 0 ? section.elements : section.shard;
+      const int64_t copy = d.compute == DType::kFloat32 ? 0 : SizeOf(d.compute);
+      update += owned * (2 * 4 + 2 * 4 * c.random_case.optimizer_states +
+                         SizeOf(d.accumulates[u] ? d.accumulation : d.communication) + copy);
+    }
+    ASSERT_EQ(c.plan.BytesOf(OperationKind::kCast), cast);
+    ASSERT_EQ(c.plan.BytesOf(OperationKind::kAccumulate), accumulate);
+    ASSERT_EQ(c.plan.BytesOf(OperationKind::kNorm), norm);
+    ASSERT_EQ(c.plan.BytesOf(OperationKind::kUpdate), update);
+  }
+}
+
+// Equal layers of 4,096 elements on 4 ranks: no padding anywhere.
+constexpr int64_t kLayers = 5, kElements = 4'096, kWorld = 4;
+
+Plan LayersPlan(int stage, int rounds) {
+  const ModelSpec model = UnitChain(std::vector<int64_t>(kLayers, kElements));
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = rounds;
+  config.zero.stage = stage;
+  config.zero.param_persistence_threshold = 0;
+  const PlanInputs inputs{
+      .model = &model, .config = &config, .world = kWorld, .optimizer_states = 2};
+  const absl::StatusOr<Plan> plan = PlanStep(inputs);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *plan;
+}
+
+TEST(PlanBytes, OfEqualLayersAreThePublishedVolumes) {
+  constexpr int64_t kParameters = kLayers * kElements, kOthers = kWorld - 1;
+  constexpr int64_t kRing =
+      kOthers * kParameters / kWorld * 2;  // bytes of all of the model in bf16
+  for (int rounds : {1, 3}) {
+    SCOPED_TRACE(rounds);
+    // Stage 0 sums in fp32 and gathers that; the reduction of stages 0 and 1 is once a step.
+    EXPECT_EQ(LayersPlan(0, rounds).BytesOf(OperationKind::kReduce), kRing);
+    EXPECT_EQ(LayersPlan(0, rounds).BytesOf(OperationKind::kGatherGradient), 2 * kRing);
+    EXPECT_EQ(LayersPlan(1, rounds).BytesOf(OperationKind::kReduce), kRing);
+    EXPECT_EQ(LayersPlan(1, rounds).BytesOf(OperationKind::kRefresh), kRing);
+    EXPECT_EQ(LayersPlan(2, rounds).BytesOf(OperationKind::kReduce), rounds * kRing);
+    EXPECT_EQ(LayersPlan(2, rounds).BytesOf(OperationKind::kRefresh), kRing);
+    // Forward and backward, but the last layer stays for its backward, and the first one from a
+    // round's end to the next.
+    const int64_t layer = kRing / kLayers;
+    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(OperationKind::kGather),
+              rounds * (2 * kRing - layer) - (rounds - 1) * layer);
+    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(OperationKind::kReduce), rounds * kRing);
+    EXPECT_EQ(LayersPlan(3, rounds).BytesOf(OperationKind::kRefresh), 0);
+  }
+}
+
+}  // namespace
+}  // namespace ebb::sharding

@@ -1,0 +1,84 @@
+#include "ebb/sharding/plan_table.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "random_model.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+std::vector<std::string> Lines(const Plan& plan) {
+  std::vector<std::string> lines = absl::StrSplit(PlanTable(plan), '\n');
+  EXPECT_EQ(lines.back(), "");
+  lines.pop_back();
+  return lines;
+}
+
+// Two layers at stage 3 on 2 ranks in bf16, one step of one micro-batch.
+Plan TwoLayers() {
+  const ModelSpec model = UnitChain({1'024, 1'024});
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  const PlanInputs inputs{.model = &model, .config = &config, .world = 2, .optimizer_states = 2};
+  const absl::StatusOr<Plan> plan = PlanStep(inputs);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *plan;
+}
+
+TEST(PlanTable, StartsWithWhatTheStepIsAndTheColumns) {
+  const std::vector<std::string> lines = Lines(TwoLayers());
+  EXPECT_THAT(lines[0], HasSubstr("2 ranks, stage 3, 1 rounds of 1 micro-batches, updates late"));
+  const std::vector<std::string> columns = absl::StrSplit(lines[1], ' ', absl::SkipEmpty());
+  EXPECT_THAT(columns, testing::ElementsAre("#", "when", "operation", "unit", "stage", "stream",
+                                            "after", "bytes", "address"));
+}
+
+// The lines that hold all of these words.
+int Count(const std::vector<std::string>& lines, std::vector<std::string> words) {
+  return static_cast<int>(std::count_if(lines.begin(), lines.end(), [&](const std::string& line) {
+    return std::all_of(words.begin(), words.end(), [&](const std::string& word) {
+      return line.find(word) != std::string::npos;
+    });
+  }));
+}
+
+TEST(PlanTable, TellsWhenWhereAndAfterWhat) {
+  const std::vector<std::string> lines = Lines(TwoLayers());
+  EXPECT_EQ(Count(lines, {"begin", "gather", "unit0", "updated(unit0)", "1024", "gather+0x0"}), 1);
+  EXPECT_EQ(Count(lines, {"open F0", "use", "unit0", "compute"}), 1);
+  EXPECT_EQ(Count(lines, {"open B1", "use", "unit1", "exchanged"}), 1);
+  EXPECT_EQ(Count(lines, {"close B1", "reduce", "unit1", "updated(unit1)", "gradient+0x800"}), 1);
+  EXPECT_EQ(Count(lines, {"close B0", "norm", "unit0", "reduce", "gradient+0x1000"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "exchange"}), 1);
+  EXPECT_EQ(Count(lines, {"finish", "update", "unit1", "master+0x800"}), 1);
+}
+
+TEST(PlanTable, HasALineForEachOperationAndEachUse) {
+  for (int seed = 1; seed <= Cases(100); ++seed) {
+    const RandomCase random_case(seed);
+    SCOPED_TRACE(random_case.description());
+    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const std::vector<std::string> lines = Lines(*plan);
+    ASSERT_EQ(lines.size(), 2 + plan->operations.size() + plan->scopes.size());
+    for (const std::string& line : lines) ASSERT_NE(line.back(), ' ');
+    ASSERT_THAT(lines[0], StartsWith("Plan of a step: "));
+  }
+}
+
+}  // namespace
+}  // namespace ebb::sharding
