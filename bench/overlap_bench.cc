@@ -2,10 +2,10 @@
 // on two ranks, its timeline read back. "hidden" is the share of a stream's busy time during which
 // the same rank's compute stream was running a scope, not waiting.
 //
-//   build/release/bin/overlap_bench [DIRECTORY]     the timelines stay there (default: the working
-//   directory)
+//   build/release/bin/overlap_bench [DIRECTORY]     the timelines stay there; default: temporary
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -83,7 +83,8 @@ void Report(const std::string& trace, int stage, bool early) {
 }  // namespace ebb::bench
 
 int main(int argc, char** argv) {
-  const std::string directory = argc > 1 ? argv[1] : ".";
+  const std::string directory =
+      argc > 1 ? argv[1] : std::filesystem::temp_directory_path().string();
   std::printf(
       "| stage | updates | operation | ms a step and rank | hidden under compute "
       "|\n|---|---|---|---|---|\n");

@@ -1,0 +1,59 @@
+// Gathers: as early as their slot, the prefetch limits and their unit's last update allow.
+#include <algorithm>
+#include <utility>
+
+#include "ebb/sharding/plan_builder.h"
+
+namespace ebb::sharding {
+
+void PlanBuilder::IssueGathers(int tick) {
+  for (; next_group_ < residency_.groups.size(); ++next_group_) {
+    const GatherGroup& group = residency_.groups[next_group_];
+    if (group.issue != tick) return;
+    Operation gather{
+        .kind = OperationKind::kGather, .stream = StreamId::kGather, .parts = {}, .after = {}};
+    int previous_user =
+        plan_.moments.front().operations.front();  // the begin mark: all of earlier steps
+    std::vector<Dependency> updates;
+    for (int i : group.stays) {
+      const Stay& stay = residency_.stays[i];
+      const UnitLayout& unit = plan_.layout.units[stay.unit];
+      gather.parts.push_back({stay.unit, stay.first});
+      gather.bytes += RingBytes(unit.shard(), d_.compute);
+      previous_user = std::max(previous_user, LastUserOfSlot(stay.unit, tick));
+      if (last_gather_[stay.unit] < 0 && d_.trainable[stay.unit])
+        updates.push_back({Dependency::kUpdated, stay.unit});
+    }
+    gather.after.push_back({Dependency::kOperation, previous_user});
+    gather.after.insert(gather.after.end(), updates.begin(), updates.end());
+    const int index = Issue(std::move(gather));
+    for (int i : group.stays) {
+      const Stay& stay = residency_.stays[i];
+      last_gather_[stay.unit] = index;
+      for (int s = stay.first; s <= stay.last; ++s) {
+        if (plan_.scopes[s].unit == stay.unit) plan_.gather_of_scope[s] = index;
+      }
+    }
+  }
+}
+
+// The mark of the last scope closed before `tick` whose unit's slot overlaps this unit's. Marks
+// are in compute order, so waiting for the last one covers those before it.
+int PlanBuilder::LastUserOfSlot(int unit, int tick) const {
+  for (int s = (tick - 1) / 2 - 1; s >= 0; --s) {
+    const int other = plan_.scopes[s].unit;
+    if (!d_.kept_whole[other] && SlotsOverlap(unit, other)) return mark_of_scope_[s];
+  }
+  return -1;
+}
+
+bool PlanBuilder::SlotsOverlap(int a, int b) const {
+  const auto end = [&](int u) {
+    return plan_.pools.units[u].gather_frozen +
+           plan_.layout.units[u].frozen.elements * SizeOf(d_.compute);
+  };
+  const auto begin = [&](int u) { return plan_.pools.units[u].gather_trainable; };
+  return begin(a) < end(b) && begin(b) < end(a);
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,49 @@
+// What people and timelines call the plan's things.
+#include "ebb/sharding/plan.h"
+
+namespace ebb::sharding {
+
+std::string_view Name(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kMark:
+      return "mark";
+    case OperationKind::kGather:
+      return "gather";
+    case OperationKind::kCast:
+      return "cast";
+    case OperationKind::kReduce:
+      return "reduce";
+    case OperationKind::kAccumulate:
+      return "accumulate";
+    case OperationKind::kNorm:
+      return "norm";
+    case OperationKind::kGatherGradient:
+      return "gather gradient";
+    case OperationKind::kExchange:
+      return "exchange";
+    case OperationKind::kUpdate:
+      return "update";
+    case OperationKind::kRefresh:
+      return "refresh";
+  }
+  return "";
+}
+
+std::string_view Name(StreamId stream) {
+  constexpr std::string_view kNames[kStreams] = {"compute", "gather", "reduce", "update"};
+  return kNames[static_cast<int>(stream)];
+}
+
+std::string_view Name(UpdateTiming timing) {
+  switch (timing) {
+    case UpdateTiming::kEarly:
+      return "early";
+    case UpdateTiming::kLate:
+      return "late";
+    case UpdateTiming::kOff:
+      return "off";
+  }
+  return "";
+}
+
+}  // namespace ebb::sharding

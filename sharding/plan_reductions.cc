@@ -1,0 +1,144 @@
+// Reductions: a bucket of gradients leaves when its last scope closes. On the reduce stream, in
+// order: the cast to the communication dtype, the reduce-scatter, what is done with the slices
+// (summed into the shard, or their norm taken where they are the shard), and at stage 0 the gather
+// that makes complete gradients whole again.
+#include <algorithm>
+#include <utility>
+
+#include "ebb/sharding/plan_builder.h"
+
+namespace ebb::sharding {
+
+int64_t PlanBuilder::WholeGradientBytes(int unit) const {
+  return plan_.layout.units[unit].trainable.elements * SizeOf(d_.gradient);
+}
+
+// Before backward writes a whole gradient, whatever read that memory before has read it.
+void PlanBuilder::WaitForGradientMemory(int s, std::vector<Dependency>& waits) const {
+  const auto begin = [&](int scope) {
+    return plan_.pools.visits[plan_.scopes[scope].visit].gradient;
+  };
+  const auto end = [&](int scope) {
+    return begin(scope) + WholeGradientBytes(plan_.scopes[scope].unit);
+  };
+  int reader = -1;
+  for (int other = s - 1; other >= 0 && reader < 0; --other) {
+    if (gradient_reader_[other] < 0) continue;
+    if (begin(s) < end(other) && begin(other) < end(s)) reader = gradient_reader_[other];
+  }
+  waits.push_back(reader < 0 ? Dependency{Dependency::kExchanged, 0}
+                             : Dependency{Dependency::kOperation, reader});
+}
+
+std::vector<Part> PlanBuilder::PartsOf(const std::vector<int>& group) {
+  std::vector<Part> parts;
+  for (int s : group) {
+    const int unit = plan_.scopes[s].unit;
+    parts.push_back({.unit = unit,
+                     .scope = s,
+                     .first = contributions_[unit]++ == 0,
+                     .last = --contributions_left_[unit] == 0});
+  }
+  return parts;
+}
+
+std::vector<Part> PlanBuilder::PartsThat(bool accumulate, const std::vector<Part>& parts) const {
+  std::vector<Part> matching;
+  for (const Part& part : parts) {
+    if (d_.accumulates[part.unit] == accumulate) matching.push_back(part);
+  }
+  return matching;
+}
+
+int64_t PlanBuilder::CastBytes(const std::vector<Part>& parts) const {
+  int64_t elements = 0;
+  for (const Part& part : parts) elements += plan_.layout.units[part.unit].trainable.elements;
+  return elements * (SizeOf(d_.gradient) + SizeOf(d_.communication));
+}
+
+int64_t PlanBuilder::ReduceBytes(const std::vector<Part>& parts) const {
+  int64_t bytes = 0;
+  for (const Part& part : parts)
+    bytes += RingBytes(plan_.layout.units[part.unit].trainable.shard, d_.communication);
+  return bytes;
+}
+
+// The first contribution is written, later ones are read, added and written.
+int64_t PlanBuilder::AccumulateBytes(const std::vector<Part>& parts) const {
+  int64_t bytes = 0;
+  for (const Part& part : parts) {
+    bytes += plan_.layout.units[part.unit].trainable.shard *
+             (SizeOf(d_.accumulation) * (part.first ? 1 : 2) + SizeOf(d_.communication));
+  }
+  return bytes;
+}
+
+int64_t PlanBuilder::NormBytes(const std::vector<Part>& parts) const {
+  int64_t elements = 0;
+  for (const Part& part : parts) elements += plan_.layout.units[part.unit].trainable.shard;
+  return elements * SizeOf(d_.communication);
+}
+
+void PlanBuilder::IssueReduction(const std::vector<int>& group) {
+  const std::vector<Part> parts = PartsOf(group);
+  std::vector<Dependency> after = {{Dependency::kOperation, mark_of_scope_[group.back()]}};
+  for (const Part& part : parts) {
+    // The previous step's update has read the shard before this step writes it.
+    if (part.first) after.push_back({Dependency::kUpdated, part.unit});
+  }
+  int cast = -1;
+  if (d_.gradient != d_.communication) {
+    cast = Issue({.kind = OperationKind::kCast,
+                  .stream = StreamId::kReduce,
+                  .parts = parts,
+                  .after = std::exchange(after, {}),
+                  .bytes = CastBytes(parts)});
+  }
+  const int reduce = Issue({.kind = OperationKind::kReduce,
+                            .stream = StreamId::kReduce,
+                            .parts = parts,
+                            .after = std::move(after),
+                            .bytes = ReduceBytes(parts)});
+  int reader = cast >= 0 ? cast : reduce;
+  int last = reduce;
+  if (const std::vector<Part> summed = PartsThat(true, parts); !summed.empty()) {
+    last = Issue({.kind = OperationKind::kAccumulate,
+                  .stream = StreamId::kReduce,
+                  .parts = summed,
+                  .after = {},
+                  .bytes = AccumulateBytes(summed)});
+    if (cast < 0) reader = last;  // the reduced slice lies in the whole gradient
+  }
+  if (const std::vector<Part> direct = PartsThat(false, parts); !direct.empty()) {
+    last = Issue({.kind = OperationKind::kNorm,
+                  .stream = StreamId::kReduce,
+                  .parts = direct,
+                  .after = {},
+                  .bytes = NormBytes(direct)});
+  }
+  std::vector<int> complete;
+  for (const Part& part : parts) {
+    gradient_reader_[part.scope] = reader;
+    plan_.reduce_of_scope[part.scope] = reduce;
+    if (part.last) complete.push_back(part.unit);
+  }
+  if (d_.stage == 0 && d_.world > 1 && !complete.empty()) last = IssueGradientGather(complete);
+  for (int unit : complete) {
+    gradient_final_[unit] = last;
+    if (d_.timing == UpdateTiming::kEarly) IssueUpdate(unit);
+  }
+}
+
+int PlanBuilder::IssueGradientGather(const std::vector<int>& units) {
+  Operation gather{.kind = OperationKind::kGatherGradient,
+                   .stream = StreamId::kReduce,
+                   .parts = {},
+                   .after = {}};
+  for (int unit : units) {
+    gather.parts.push_back({.unit = unit});
+    gather.bytes += RingBytes(plan_.layout.units[unit].trainable.shard, d_.accumulation);
+  }
+  return Issue(std::move(gather));
+}
+
+}  // namespace ebb::sharding
