@@ -16,13 +16,13 @@ namespace {
 std::string DefaultConfig(int64_t steps) {
   const int64_t warmup = std::clamp<int64_t>(steps / 10, 1, 100);
   return absl::StrCat(R"({
-    "train_micro_batch_size_per_gpu": 4,
+    "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 1,
     "gradient_clipping": 1.0,
     "bf16": {"enabled": true},
     "zero_optimization": {"stage": 3},
     "optimizer": {"type": "AdamW", "params":
-                  {"lr": 0.001, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.01}},
+                  {"lr": 0.0006, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.01}},
     "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": )",
                       warmup, R"(, "cos_min_ratio": 0.1, "total_num_steps": )",
                       std::max(steps, warmup + 1), "}}\n}");

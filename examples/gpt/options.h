@@ -16,7 +16,7 @@ struct Options {
   std::string config_file;        // empty: DefaultConfig
   std::vector<std::string> data;  // empty: DefaultTextFiles
   GptShape shape;
-  int64_t steps = 300;
+  int64_t steps = 200;
   bool steps_given = false;
   uint64_t seed = 1;
   int ranks = 2;

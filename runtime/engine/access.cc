@@ -126,7 +126,7 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
         "Reduce and Finish");
   }
   std::vector<float> values;
-  EBB_RETURN_IF_ERROR(ForEachPiece(
+  absl::Status written = ForEachPiece(
       what, optimizer_state, [&](const Slice& piece, const StateSlice& found, std::byte* data) {
         values.resize(static_cast<size_t>(piece.end - piece.begin));
         EBB_RETURN_IF_ERROR(source(piece, values));
@@ -138,16 +138,18 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
                     piece.end - piece.begin,
                     parameter ? optim::Rounding::kParameter : optim::Rounding::kNearest);
         return absl::OkStatus();
-      }));
+      });
+  // Also after an error, which may be this rank's only: all ranks spread what they have.
   masters_written_ |= what == StateClass::kMaster ||
                       (what == StateClass::kParameter && config_.compute == DType::kFloat32);
   parameters_written_ |= what == StateClass::kParameter;
   states_written_ |= what == StateClass::kOptimizer;
   progress_.gradients_written |= what == StateClass::kGradient;
-  return absl::OkStatus();
+  return written;
 }
 
 absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
+  if (HasFailed()) return Withdraw();
   const auto check = [&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(StuckError());
     if (static_cast<size_t>(p) >= model_.parameters.size())

@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/sharding/fingerprint.h"
@@ -16,7 +19,11 @@ absl::Status GatherBytes(Communicator& communicator, Stream& stream, std::span<c
                          std::span<std::byte> all) {
   const CollectiveSpan span{
       .send = own.data(), .receive = all.data(), .count = static_cast<int64_t>(own.size())};
-  EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+  if (absl::Status called = communicator.AllGather(stream, {&span, 1}, DType::kInt8);
+      !called.ok()) {
+    communicator.Abort(called);  // the others are waiting in it
+    return called;
+  }
   stream.WaitIdle();
   return communicator.status();
 }
@@ -25,6 +32,41 @@ absl::Status Differs(int rank, absl::string_view what, absl::string_view detail)
   return absl::FailedPreconditionError(absl::StrCat("the ", what, " of rank ", rank,
                                                     " differs from rank 0's", detail,
                                                     "; every rank must create the same engine"));
+}
+
+struct Place {
+  int rank = 0;  // 0: there is no difference
+  size_t index = 0;
+};
+
+// The first rank whose list is not rank 0's, and where.
+Place FirstDifference(const std::vector<std::vector<int64_t>>& lists) {
+  const std::vector<int64_t>& first = lists.front();
+  for (size_t r = 1; r < lists.size(); ++r) {
+    const auto [mine, theirs] =
+        std::mismatch(first.begin(), first.end(), lists[r].begin(), lists[r].end());
+    if (mine == first.end() && theirs == lists[r].end()) continue;
+    return {.rank = static_cast<int>(r), .index = static_cast<size_t>(mine - first.begin())};
+  }
+  return {};
+}
+
+// A line of indented JSON with the keys of the objects that it is in: `bf16.enabled: true`.
+std::string DescribeLine(const std::vector<std::string>& lines, size_t index) {
+  if (index >= lines.size()) return "the end";
+  const auto indent = [&](size_t line) { return lines[line].find_first_not_of(' '); };
+  const auto text = [&](size_t line) {
+    return absl::StrReplaceAll(absl::StripAsciiWhitespace(lines[line]),
+                               {{"\"", ""}, {",", ""}, {": {", "."}});
+  };
+  std::string described = text(index);
+  size_t inside = indent(index);
+  for (size_t line = index; line-- > 1;) {
+    if (indent(line) >= inside) continue;
+    inside = indent(line);
+    described = text(line) + described;
+  }
+  return described;
 }
 
 }  // namespace
@@ -76,32 +118,34 @@ absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const Model
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
                        AllLists(communicator, stream, parameters));
-  for (size_t r = 1; r < all.size(); ++r) {
-    const auto [mine, theirs] =
-        std::mismatch(all[0].begin(), all[0].end(), all[r].begin(), all[r].end());
-    if (mine == all[0].end() && theirs == all[r].end()) continue;
-    const size_t index = static_cast<size_t>(mine - all[0].begin());
-    const std::string name = index < model.parameters.size()
-                                 ? absl::StrCat(" ('", model.parameters[index].name, "' here)")
+  if (const Place at = FirstDifference(all); at.rank > 0) {
+    const std::string name = at.index < model.parameters.size()
+                                 ? absl::StrCat(" ('", model.parameters[at.index].name, "' here)")
                                  : "";
-    return Differs(static_cast<int>(r), "model",
-                   absl::StrCat(": first at parameter ", index, name, ", of ", all[0].size(),
-                                " on rank 0 and ", all[r].size(), " on rank ", r));
+    return Differs(at.rank, "model",
+                   absl::StrCat(": first at parameter ", at.index, name, ", of ", all[0].size(),
+                                " on rank 0 and ", all[static_cast<size_t>(at.rank)].size(),
+                                " on rank ", at.rank));
+  }
+  const std::vector<std::string> config_lines = absl::StrSplit(config.ToJson(), '\n');
+  std::vector<int64_t> line_hashes;
+  for (const std::string& line : config_lines)
+    line_hashes.push_back(static_cast<int64_t>(sharding::Hasher().Add(line).hash()));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> configs,
+                       AllLists(communicator, stream, line_hashes));
+  if (const Place at = FirstDifference(configs); at.rank > 0) {
+    return Differs(at.rank, "config",
+                   absl::StrCat(": first at ", DescribeLine(config_lines, at.index), " here"));
   }
   EBB_ASSIGN_OR_RETURN(
       const std::vector<int64_t> models,
       AllValues(communicator, stream, static_cast<int64_t>(sharding::Fingerprint(model))));
-  const std::string json = config.ToJson();
-  EBB_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> configs,
-      AllValues(communicator, stream, static_cast<int64_t>(sharding::Hasher().Add(json).hash())));
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> plans,
                        AllValues(communicator, stream, static_cast<int64_t>(plan.hash)));
   for (size_t r = 1; r < models.size(); ++r) {
     const int rank = static_cast<int>(r);
     if (models[r] != models[0])
       return Differs(rank, "model", ": the same parameters in other units, visits or workspace");
-    if (configs[r] != configs[0]) return Differs(rank, "config", "");
     if (plans[r] != plans[0])
       return Differs(rank, "plan", " for the same model and config: another version of Ebb");
   }

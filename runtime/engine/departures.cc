@@ -1,8 +1,7 @@
 // What the engine does when the trainer leaves the declared order. Legal, the same on every rank,
-// with one warning:
-//   left out      a scope ahead is asked for: those between count as opened and closed at once,
-//   with zero gradients out of order  something behind is asked for: for the rest of the step units
-//   are gathered when opened and reduced when closed
+// with one warning. Left out: a scope ahead is asked for; those between count as opened and closed
+// at once, with zero gradients. Out of order: something behind is asked for; for the rest of the
+// step units are gathered when opened and reduced when closed.
 // Where boundary activations belong to the engine both are errors, since a chain with a hole has no
 // meaning.
 #include <algorithm>

@@ -77,8 +77,8 @@ int64_t Executor::BeginStep(const StepOptions& options) {
                                       "alive: finish or drop that one first"));
     return number;
   }
-  updates_done_[number % 2].Wait();
   Reset(number, /*evaluation=*/false);
+  updates_done_[progress_.parity].Wait();
   progress_.options = options;
   progress_.run = own_.get();
   progress_.micro_batches = options.micro_batches > 0
@@ -109,16 +109,21 @@ int64_t Executor::BeginStep(const StepOptions& options) {
                      ": it must be positive; 0 means ranks times micro-batches")));
     progress_.divisor = 1;
   }
+  if (options.learning_rate &&
+      !(std::isfinite(*options.learning_rate) && *options.learning_rate >= 0)) {
+    Stick(absl::InvalidArgumentError(
+        absl::StrCat("learning_rate ", *options.learning_rate,
+                     ": it must be 0 or more; leave it out for the schedule's")));
+  }
   if (sharding::FirstTrainableVisit(model_) == static_cast<int>(model_.forward.size())) {
     Stick(absl::FailedPreconditionError(
         "BeginStep on a model without anything trainable: use BeginEvaluation"));
   }
-  blocked_ = !progress_.error.ok();
+  blocked_[progress_.parity] = !progress_.error.ok();
   loss_scale_ = scaler_.scale();
   if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly)
-    scalars_[number % 2] = ScalarsFor(/*norm=*/0);
-  for (std::atomic<int64_t>& bytes : moved_bytes_[number % 2]) bytes = 0;
-  traced_step_ = number;
+    scalars_[progress_.parity] = ScalarsFor(/*norm=*/0);
+  for (std::atomic<int64_t>& bytes : moved_bytes_[progress_.parity]) bytes = 0;
   LogBegun();
   Start();
   return number;
@@ -153,6 +158,7 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.alive = true;
   progress_.evaluation = evaluation;
   progress_.number = number;
+  progress_.parity = 1 - finished_parity_;
   progress_.options = {};
   progress_.round = 0;
   progress_.departed = progress_.recomputed = progress_.any_backward = progress_.reduced =
@@ -278,7 +284,7 @@ absl::Status Executor::Finish(int64_t number) {
   if (progress_.departed) IssueUpdatesLeft();
   const sharding::Moment& finish = progress_.run->plan.moments.back();
   for (int operation : finish.operations) Issue(operation);
-  update_->Record(updates_done_[progress_.number % 2]);
+  update_->Record(updates_done_[progress_.parity]);
   exchanged_->Wait();
   absl::Status status = ReachVerdict();
   if (!status.ok()) {
@@ -298,7 +304,7 @@ absl::Status Executor::Finish(int64_t number) {
       HasFailed()) {
     report_ = status = StuckError();  // an optimizer of the trainer's
   }
-  finished_number_ = number;
+  finished_parity_ = progress_.parity;
   EndProgress();
   return status;
 }
@@ -343,7 +349,7 @@ absl::StatusOr<StepReport> Executor::Report() {
 
 void Executor::Stick(absl::Status status) {
   if (progress_.error.ok()) progress_.error = std::move(status);
-  blocked_ = true;
+  if (!progress_.evaluation) blocked_[progress_.parity] = true;
 }
 
 void Executor::StickCollective(Communicator& communicator, absl::Status status) {
@@ -359,7 +365,6 @@ absl::Status Executor::StuckError() const {
 }
 
 void Executor::Fail(absl::Status status) {
-  blocked_ = true;
   const std::lock_guard lock(errors_mutex_);
   if (failed_.ok()) failed_ = std::move(status);
 }
@@ -386,7 +391,7 @@ std::vector<CommunicationRow> Executor::communication() const {
     for (OperationKind kind : kinds) {
       result.predicted_bytes += static_cast<uint64_t>(plan().BytesOf(kind));
       result.bytes +=
-          static_cast<uint64_t>(moved_bytes_[finished_number_ % 2][static_cast<int>(kind)].load());
+          static_cast<uint64_t>(moved_bytes_[finished_parity_][static_cast<int>(kind)].load());
     }
     return result;
   };

@@ -102,6 +102,7 @@ class Executor {
   struct Progress {
     bool alive = false, evaluation = false;
     int64_t number = 0;
+    int parity = 0;  // not that of the step that finished last, whose updates may still run
     StepOptions options;
     int micro_batches = 0;
     double divisor = 1;
@@ -117,6 +118,10 @@ class Executor {
     uint64_t hash = 0;
     std::vector<int64_t> log;  // how it was begun (kBegunEntries), then scopes opened, as codes
     absl::Status error;
+  };
+  struct StepTag {  // whose operation it is
+    int64_t number = 0;
+    int parity = 0;
   };
   struct UpdateRun {  // neighbours of a shard with the same options
     int64_t offset = 0, count = 0;
@@ -139,6 +144,7 @@ class Executor {
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;
+  absl::Status CheckOptimizer() const;
   absl::Status MakeState();
   absl::Status FillSlices();
   absl::Status FillPiece(int unit, bool trainable, const sharding::Interval& interval);
@@ -174,9 +180,9 @@ class Executor {
   Communicator& CommunicatorOf(sharding::StreamId id);
   void WaitCompute(const std::vector<sharding::Dependency>& waits);
   void Began(Runnable& run, int operation);
-  void Ended(Runnable& run, int operation, int parity);
-  void Trace(const Runnable& run, int operation);
-  void RunOperation(Runnable& run, int operation, int parity);  // a task of its stream
+  void Ended(Runnable& run, int operation, StepTag step);
+  void Trace(const Runnable& run, int operation, StepTag step);
+  void RunOperation(Runnable& run, int operation, StepTag step);  // a task of its stream
   void Cast(int unit, int visit, std::byte* destination);
   void Accumulate(int unit, const std::byte* reduced, bool first, bool last);
   void Norm(int unit);
@@ -216,7 +222,7 @@ class Executor {
   void WarnOfDeparture(std::string_view what_came, std::string_view how);
 
   // updates.cc
-  void RunUpdate(int unit, const StepScalars& scalars, bool early);
+  void RunUpdate(int unit, int parity, bool early);
   absl::Status RunOwnOptimizer(int unit, const StepScalars& scalars);
   StepScalars ScalarsFor(double norm) const;
 
@@ -229,6 +235,7 @@ class Executor {
   absl::Status AgreedError();
   absl::Status FindDifference();
   absl::Status CommunicationError();
+  absl::Status Withdraw();
 
   void Stick(absl::Status status);  // the step's first error
   // A collective that one rank alone does not enqueue would pair its later ones with the wrong ones
@@ -237,7 +244,7 @@ class Executor {
   absl::Status StuckError() const;
   void Fail(absl::Status status);  // the engine's, for good
   bool HasFailed() const;
-  bool Blocked() const { return blocked_.load(std::memory_order_acquire); }
+  bool Blocked(int parity) const { return blocked_[parity].load(std::memory_order_acquire); }
   std::string ScopeName(bool backward, int unit) const;
   void Reset(int64_t number, bool evaluation);
   void LogEntry(int64_t code);
@@ -283,20 +290,19 @@ class Executor {
   bool warned_of_departure_ = false;
   optim::LossScaler scaler_;
   float loss_scale_ = 1;
-  int64_t finished_number_ = 0;  // of the last step that finished
-  StepScalars scalars_[2];       // by the parity of the step's number
+  std::atomic<int> finished_parity_ = 1;  // of the last step that finished
+  StepScalars scalars_[2];                // by parity
   ExchangeRecord own_record_;
   Verdict verdict_;
   std::vector<ExchangeRecord> records_;
   CollectiveSpan exchange_span_;
   int64_t exchange_moved_before_ = 0;
   absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
-  std::atomic<bool> blocked_{false};  // no early update of this step may start
+  std::atomic<bool> blocked_[2] = {};  // by parity: no early update of that step may start
   mutable std::mutex errors_mutex_;
   absl::Status failed_;
   static constexpr int kKinds = 10;
-  std::atomic<int64_t> moved_bytes_[2][kKinds] = {};  // by the step's parity, by operation kind
-  std::atomic<int64_t> traced_step_{0};
+  std::atomic<int64_t> moved_bytes_[2][kKinds] = {};  // by parity, by operation kind
   int64_t moved_before_[sharding::kStreams] =
       {};  // of a stream's communicator, at the operation's start
 

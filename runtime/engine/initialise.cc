@@ -33,6 +33,7 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(World world, Device d
 absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(MakeStreams());
   absl::Status own = CheckGroups();
+  if (own.ok()) own = CheckOptimizer();
   if (own.ok()) {
     absl::StatusOr<sharding::Plan> step = sharding::PlanStep(Inputs());
     absl::StatusOr<sharding::Plan> walk = sharding::PlanWalk(Inputs());
@@ -71,6 +72,24 @@ absl::Status Executor::CheckGroups() const {
       return absl::InvalidArgumentError(
           absl::StrCat("ebb.parameter_groups.", name,
                        ": no parameter of the model is in this group (ParameterSpec::group)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::CheckOptimizer() const {
+  if (!options_.optimizer) return absl::OkStatus();
+  const auto refuse = [](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("EngineOptions::optimizer: ", why));
+  };
+  if (options_.optimizer->update == nullptr)
+    return refuse("it has no update function; leave the optimizer out to use the config's");
+  const std::vector<std::string>& states = options_.optimizer->states;
+  for (size_t k = 0; k < states.size(); ++k) {
+    if (states[k].empty())
+      return refuse(absl::StrCat("state ", k, " has no name; Read and Write need one"));
+    if (std::find(states.begin(), states.begin() + static_cast<int64_t>(k), states[k]) !=
+        states.begin() + static_cast<int64_t>(k))
+      return refuse(absl::StrCat("two states named '", states[k], "'; give each its own name"));
   }
   return absl::OkStatus();
 }
@@ -297,6 +316,12 @@ absl::Status Executor::FillPiece(int unit, bool trainable, const sharding::Inter
 absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) {
   const sharding::Decisions& decisions = plan().decisions;
   const bool stage0 = decisions.stage == 0;
+  const auto gather = [&](const std::vector<CollectiveSpan>& spans, DType dtype) {
+    absl::Status called = gather_communicator_->AllGather(*gather_, spans, dtype);
+    if (!called.ok()) gather_communicator_->Abort(called);  // the others are waiting in it
+    gather_->WaitIdle();
+    return called;
+  };
   for (size_t i = 0; i < model_.units.size(); ++i) {
     const int unit = static_cast<int>(i);
     const sharding::UnitLayout& layout = plan().layout.units[i];
@@ -312,16 +337,14 @@ absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) 
                       .receive = storage_->State(unit, k),
                       .count = layout.trainable.shard});
     }
-    EBB_RETURN_IF_ERROR(gather_communicator_->AllGather(*gather_, fp32, DType::kFloat32));
-    gather_->WaitIdle();
+    EBB_RETURN_IF_ERROR(gather(fp32, DType::kFloat32));
     if (masters && layout.trainable.shard > 0 && storage_->UpdatedParameter(unit) != nullptr) {
       optim::Cast(gather_->team(), storage_->Master(unit), DType::kFloat32,
                   storage_->UpdatedParameter(unit), decisions.compute,
                   storage_->UpdatedElements(unit), optim::Rounding::kParameter);
     }
     if (decisions.kept_whole[i] && (parameters || masters)) compute = GatherSpans(unit);
-    EBB_RETURN_IF_ERROR(gather_communicator_->AllGather(*gather_, compute, decisions.compute));
-    gather_->WaitIdle();
+    EBB_RETURN_IF_ERROR(gather(compute, decisions.compute));
   }
   return gather_communicator_->status();
 }

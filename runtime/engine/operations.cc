@@ -79,6 +79,7 @@ void Executor::Issue(int index) {
 void Executor::EnqueueWork(int index) {
   Runnable* const run = progress_.run;
   const Operation& operation = run->plan.operations[index];
+  const StepTag step{.number = progress_.number, .parity = progress_.parity};
   switch (operation.kind) {
     case OperationKind::kMark:
       return;
@@ -89,19 +90,19 @@ void Executor::EnqueueWork(int index) {
       EnqueueCollective(index);
       return;
     case OperationKind::kExchange:
+      reduce_->Enqueue([run, index] { run->begin_ns[index] = Timeline::NowNs(); });
       EnqueueExchange();
+      reduce_->Enqueue([this, run, index, step] { Trace(*run, index, step); });
       return;
     case OperationKind::kUpdate:
-      if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly && !Blocked())
+      if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly &&
+          !Blocked(progress_.parity) && !HasFailed())
         progress_.updates_started = true;
       break;
     default:
       break;
   }
-  const int parity = static_cast<int>(progress_.number % 2);
-  StreamOf(operation.stream).Enqueue([this, run, index, parity] {
-    RunOperation(*run, index, parity);
-  });
+  StreamOf(operation.stream).Enqueue([this, run, index, step] { RunOperation(*run, index, step); });
 }
 
 void Executor::EnqueueCollective(int index) {
@@ -110,7 +111,7 @@ void Executor::EnqueueCollective(int index) {
   const sharding::Decisions& decisions = run->plan.decisions;
   Stream& stream = StreamOf(operation.stream);
   Communicator& communicator = CommunicatorOf(operation.stream);
-  const int parity = static_cast<int>(progress_.number % 2);
+  const StepTag step{.number = progress_.number, .parity = progress_.parity};
   stream.Enqueue([this, run, index] { Began(*run, index); });
   absl::Status status;
   if (operation.kind == OperationKind::kReduce) {
@@ -122,7 +123,7 @@ void Executor::EnqueueCollective(int index) {
     status = communicator.AllGather(stream, run->spans[index], dtype);
   }
   StickCollective(communicator, std::move(status));
-  stream.Enqueue([this, run, index, parity] { Ended(*run, index, parity); });
+  stream.Enqueue([this, run, index, step] { Ended(*run, index, step); });
 }
 
 void Executor::Began(Runnable& run, int index) {
@@ -131,16 +132,16 @@ void Executor::Began(Runnable& run, int index) {
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
 }
 
-void Executor::Ended(Runnable& run, int index, int parity) {
+void Executor::Ended(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
   const int64_t moved = CommunicatorOf(operation.stream).bytes_moved() -
                         moved_before_[static_cast<int>(operation.stream)];
   if (&run != walk_.get())
-    moved_bytes_[parity][static_cast<int>(operation.kind)] += moved;  // a step's only
-  Trace(run, index);
+    moved_bytes_[step.parity][static_cast<int>(operation.kind)] += moved;  // a step's only
+  Trace(run, index, step);
 }
 
-void Executor::Trace(const Runnable& run, int index) {
+void Executor::Trace(const Runnable& run, int index, StepTag step) {
   if (timeline_ == nullptr) return;
   const Operation& operation = run.plan.operations[index];
   timeline_->Add(
@@ -151,11 +152,11 @@ void Executor::Trace(const Runnable& run, int index) {
        .track = static_cast<int>(operation.stream),
        .begin_ns = run.begin_ns[index],
        .end_ns = Timeline::NowNs(),
-       .step = traced_step_.load(std::memory_order_relaxed),
+       .step = step.number,
        .bytes = operation.bytes});
 }
 
-void Executor::RunOperation(Runnable& run, int index, int parity) {
+void Executor::RunOperation(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
   for (size_t p = 0; p < operation.parts.size(); ++p) {
@@ -182,14 +183,14 @@ void Executor::RunOperation(Runnable& run, int index, int parity) {
         Norm(part.unit);
         break;
       case OperationKind::kUpdate:
-        RunUpdate(part.unit, scalars_[parity],
+        RunUpdate(part.unit, step.parity,
                   run.plan.decisions.timing == sharding::UpdateTiming::kEarly);
         break;
       default:
         break;
     }
   }
-  Trace(run, index);
+  Trace(run, index, step);
 }
 
 // The arithmetic of the reduce stream.

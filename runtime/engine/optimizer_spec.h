@@ -30,8 +30,8 @@ struct UpdateSlice {
 // Element-wise, or by whole `cut_rows`. Runs on the engine's threads, one call per slice at a time.
 // An error fails the engine.
 struct OptimizerSpec {
-  std::vector<std::string> states;
-  std::function<absl::Status(const UpdateSlice&)> update;
+  std::vector<std::string> states = {};
+  std::function<absl::Status(const UpdateSlice&)> update = {};  // required
 };
 
 }  // namespace ebb

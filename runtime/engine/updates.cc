@@ -58,9 +58,12 @@ Executor::StepScalars Executor::ScalarsFor(double norm) const {
 }
 
 // A late update belongs to a step that all ranks agreed on: what goes wrong in the next one, which
-// may already run, does not stop it.
-void Executor::RunUpdate(int unit, const StepScalars& scalars, bool early) {
-  if (!scalars.apply || (early && Blocked()) || HasFailed()) return;
+// may already run, does not stop it. An early one has only what is known by now, which includes
+// every collective that it comes after.
+void Executor::RunUpdate(int unit, int parity, bool early) {
+  const StepScalars& scalars = scalars_[parity];
+  if (!scalars.apply || HasFailed()) return;
+  if (early && (Blocked(parity) || !CommunicationError().ok())) return;
   if (options_.optimizer) {
     if (absl::Status status = RunOwnOptimizer(unit, scalars); !status.ok()) {
       Fail(absl::Status(status.code(),

@@ -13,7 +13,7 @@
 namespace ebb {
 
 void Executor::EnqueueExchange() {
-  const int parity = static_cast<int>(progress_.number % 2);
+  const int parity = progress_.parity;
   own_record_ = {.loss = progress_.loss,
                  .loss_count = progress_.loss_count,
                  .scopes_hash = progress_.hash,
@@ -70,7 +70,7 @@ void Executor::ConcludeExchange(int parity) {
   if (progress_.evaluation) return;
   const bool agreed = verdict_.error.ok() && !verdict_.scopes_differ;
   const bool finite = std::isfinite(verdict_.squares);
-  if (!agreed || !finite) blocked_ = true;
+  if (!agreed || !finite) blocked_[parity] = true;
   if (early) return;
   scalars_[parity] =
       agreed && finite ? ScalarsFor(std::sqrt(verdict_.squares) / loss_scale_) : refused;
@@ -81,13 +81,26 @@ absl::Status Executor::CommunicationError() {
   return gather_communicator_->status();
 }
 
+// The failure of the engine. Nobody is to wait any longer for what this rank has to say to it.
+absl::Status Executor::Withdraw() {
+  absl::Status failed = StuckError();
+  control_->Abort(failed);
+  return failed;
+}
+
 // What went wrong on any rank, after the exchange; the same step fails on all of them.
 absl::Status Executor::AgreedError() {
   absl::Status status = StuckError();
+  if (HasFailed()) return Withdraw();
   if (absl::Status broken = CommunicationError(); !broken.ok()) {
+    // A rank may be waiting in the other one for this rank.
+    for (std::optional<Communicator>* other : {&gather_communicator_, &reduce_communicator_})
+      (*other)->Abort(broken);
     // The ranks may have gone apart before the collectives noticed; what they opened explains it
-    // better.
-    absl::Status difference = FindDifference();
+    // better. Of any other failure some ranks may learn a step later than others.
+    const bool may_have_gone_apart = broken.code() == absl::StatusCode::kFailedPrecondition ||
+                                     broken.code() == absl::StatusCode::kDeadlineExceeded;
+    const absl::Status difference = may_have_gone_apart ? FindDifference() : absl::OkStatus();
     if (status.ok()) status = difference.ok() ? broken : difference;
     Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
     return StuckError();
@@ -115,7 +128,7 @@ absl::Status Executor::ReachVerdict() {
                      ", and overflow checks are off (ebb.check_overflow): nothing may be updated "
                      "with it; lower the learning rate, or turn the checks on to skip such steps"));
   }
-  const StepScalars& scalars = scalars_[progress_.number % 2];
+  const StepScalars& scalars = scalars_[progress_.parity];
   StepReport report;
   report.step = ++finished_steps_;
   report.applied = finite;
@@ -144,6 +157,9 @@ absl::Status Executor::FindDifference() {
   const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
       AllLists(*control_, *reduce_, progress_.log);
   if (!logs.ok()) return absl::OkStatus();
+  // No rank goes on, and perhaps withdraws, before all have the logs.
+  StickCollective(*control_, control_->Barrier(*reduce_));
+  reduce_->WaitIdle();
   const auto name = [&](const std::vector<int64_t>& log, size_t index) {
     return index < log.size() ? ScopeName(log[index] % 2 == 1, static_cast<int>(log[index] / 2))
                               : std::string("nothing more");

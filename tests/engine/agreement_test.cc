@@ -1,0 +1,281 @@
+// Ranks that do not agree, on what they create or on what they do in a step: a Status on every rank
+// that names the first difference.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "absl/strings/str_cat.h"
+#include "tests/engine/scripted.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Difference {
+  std::string name;
+  std::function<void(ModelSpec& model, Config& config)> change;  // on one rank
+  std::vector<std::string> says;
+};
+
+const Difference kDifferences[] = {
+    {"ParameterName",
+     [](ModelSpec& model, Config&) { model.parameters[2].name = "other"; },
+     {"model of rank", "parameter 2"}},
+    {"Shape",
+     [](ModelSpec& model, Config&) {
+       model.parameters[4].shape = {5, 20};
+     },
+     {"model of rank", "parameter 4"}},
+    {"Order",
+     [](ModelSpec& model, Config&) { std::swap(model.parameters[5], model.parameters[2]); },
+     {"model of rank", "parameter 2"}},
+    {"OneParameterMore",
+     [](ModelSpec& model, Config&) {
+       model.Add(UnitId{4}, {.name = "more", .shape = {3}, .init = Constant(0)});
+     },
+     {"model of rank", "parameter 9", "10 on rank", "9 on rank"}},
+    {"Trainable",
+     [](ModelSpec& model, Config&) { model.parameters[3].trainable = true; },
+     {"model of rank", "parameter 3"}},
+    {"Group",
+     [](ModelSpec& model, Config&) { model.parameters[1].group = "norms"; },
+     {"model of rank", "parameter 1"}},
+    {"CutRows",
+     [](ModelSpec& model, Config&) { model.parameters[7].cut_rows = 4; },
+     {"model of rank", "parameter 7"}},
+    {"UnitName",
+     [](ModelSpec& model, Config&) { model.units[1].name = "other"; },
+     {"model of rank", "units"}},
+    {"Visits",
+     [](ModelSpec& model, Config&) { model.forward.pop_back(); },
+     {"model of rank", "visits"}},
+    {"Workspace",
+     [](ModelSpec& model, Config&) { model.workspace_bytes = 64; },
+     {"model of rank", "workspace"}},
+    {"Stage",
+     [](ModelSpec&, Config& config) { config.zero.stage ^= 1; },
+     {"config of rank", "zero_optimization.stage: "}},
+    {"DType",
+     [](ModelSpec&, Config& config) { config.compute = DType::kBFloat16; },
+     {"config of rank", "bf16.enabled: "}},
+    {"LearningRate",
+     [](ModelSpec&, Config& config) { config.optimizer.learning_rate = 0.5; },
+     {"config of rank", "optimizer.params.lr: "}},
+    {"Accumulation",
+     [](ModelSpec&, Config& config) {
+       config.gradient_accumulation_steps = 2;
+     },
+     {"config of rank", "train_batch_size: "}},
+    {"ReductionGroup",
+     [](ModelSpec&, Config& config) { config.ebb.reduction_group = 1; },
+     {"reduction"}},
+    {"TimeOut", [](ModelSpec&, Config& config) { config.ebb.timeout_seconds = 30; }, {"time"}},
+};
+
+std::vector<Setting> SomeSettings() {
+  return {{.world = 2, .stage = 0}, {.world = 3, .stage = 1}, {.world = 2, .stage = 3}};
+}
+
+class CreateTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  // Creates an engine on every rank, one of them with what `change` has made of it.
+  static std::vector<absl::Status> Create(int odd,
+                                          const std::function<void(ModelSpec&, Config&)>& change) {
+    std::vector<absl::Status> statuses(static_cast<size_t>(GetParam().world));
+    const absl::Status run = RunThreads(GetParam().world, [&](World world) {
+      ModelSpec model = ScriptedModel();
+      Config config = ConfigFor(GetParam());
+      if (world.rank() == odd) change(model, config);
+      return statuses[static_cast<size_t>(world.rank())] =
+                 Engine::Create(world, Device::Cpu(), std::move(model), config).status();
+    });
+    EXPECT_FALSE(run.ok());
+    return statuses;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Cells, CreateTest, ::testing::ValuesIn(SomeSettings()), NameOf);
+
+TEST_P(CreateTest, NamesWhatDiffersOnEveryRank) {
+  for (const Difference& difference : kDifferences) {
+    for (int odd = 0; odd < GetParam().world; ++odd) {
+      SCOPED_TRACE(::testing::Message() << difference.name << " on rank " << odd);
+      for (const absl::Status& status : Create(odd, difference.change)) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+        for (const std::string& part : difference.says)
+          EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+      }
+    }
+  }
+}
+
+// What one rank alone can see to be wrong reaches the others with its reason.
+TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
+  const int odd = GetParam().world - 1;
+  const Difference kFaults[] = {
+      {"SizeZero",
+       [](ModelSpec& model, Config&) {
+         model.parameters[2].shape = {0, 3};
+       },
+       {"parameter 2 (\"w1\")", "dimension 0"}},
+      {"EmptyUnit", [](ModelSpec& model, Config&) { model.AddUnit("empty"); }, {"\"empty\""}},
+      {"Batch",
+       [](ModelSpec&, Config& config) { config.train_batch_size = 7; },
+       {"train_batch_size", "7"}},
+      {"Group",
+       [](ModelSpec&, Config& config) { config.ebb.parameter_groups["nobody"] = {}; },
+       {"parameter_groups.nobody"}},
+      {"Initialiser",
+       [](ModelSpec& model, Config&) {
+         model.parameters[7].init = [](const Slice&, std::span<float>) {
+           return absl::NotFoundError("no such file");
+         };
+       },
+       {"'w4'", "no such file"}},
+  };
+  for (const Difference& fault : kFaults) {
+    const std::vector<absl::Status> statuses = Create(odd, fault.change);
+    for (const absl::Status& status : statuses) {
+      SCOPED_TRACE(fault.name);
+      for (const std::string& part : fault.says)
+        EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+    }
+    EXPECT_THAT(std::string(statuses[0].message()), HasSubstr(absl::StrCat("rank ", odd)));
+  }
+}
+
+struct Deviation {
+  std::string name;
+  StepOptions options;  // of one rank, in one step
+  Script script;
+  std::vector<std::string> says;
+};
+
+std::vector<Deviation> Deviations() {
+  const auto round = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
+  const auto forward = [](std::vector<int> units) {
+    return [units](const ScriptedTrainer& trainer, Step& step) {
+      for (int unit : units) trainer.Forward(step, unit);
+      trainer.BackwardAll(step);
+    };
+  };
+  const auto backward = [](std::vector<int> visits) {
+    return [visits](const ScriptedTrainer& trainer, Step& step) {
+      trainer.ForwardAll(step);
+      for (int visit : visits) trainer.Backward(step, visit);
+    };
+  };
+  return {
+      {"ForwardLeftOut",
+       {.micro_batches = 1},
+       forward({0, 1, 2, 4, 0}),
+       {"number 4", "'u3'", "'u4'"}},
+      {"ForwardSwapped",
+       {.micro_batches = 1},
+       forward({0, 3, 2, 1, 4, 0}),
+       {"number 2", "'u1'", "'u3'"}},
+      {"BackwardLeftOut",
+       {.micro_batches = 1},
+       backward({5, 3, 2, 1, 0}),
+       {"number 8", "'u4'", "'u3'"}},
+      {"BackwardSwapped",
+       {.micro_batches = 1},
+       backward({5, 4, 1, 2, 3, 0}),
+       {"number 9", "'u3'", "'u1'"}},
+      {"LastLeftOut",
+       {.micro_batches = 1},
+       backward({5, 4, 3, 2, 1}),
+       {"number 12", "'u0'", "nothing more"}},
+      {"MicroBatches",
+       {.micro_batches = 2},
+       [](const ScriptedTrainer& trainer, Step& step) {
+         for (int r = 0; r < step.rounds(); ++r) trainer.Round(step);
+       },
+       {"micro_batches", "1 on rank", "2 on rank"}},
+      {"Divisor",
+       {.micro_batches = 1, .gradient_divisor = 8},
+       round,
+       {"gradient_divisor", "8 on rank"}},
+      {"LearningRate",
+       {.micro_batches = 1, .learning_rate = 0.5},
+       round,
+       {"learning_rate", "0.5 on rank"}},
+      {"HoldsUpdates", {.micro_batches = 1, .hold_updates = true}, round, {"hold_updates"}},
+  };
+}
+
+class StepAgreementTest : public ::testing::TestWithParam<Setting> {};
+std::vector<Setting> SeveralRanks() {
+  std::vector<Setting> settings;
+  for (const Setting& setting : WorldsAndStages()) {
+    if (setting.world > 1) settings.push_back(setting);
+  }
+  return settings;
+}
+INSTANTIATE_TEST_SUITE_P(Cells, StepAgreementTest, ::testing::ValuesIn(SeveralRanks()), NameOf);
+
+// Either nothing has been updated and the step is as if it had not been, or the engine has failed.
+TEST_P(StepAgreementTest, NamesTheFirstDifferenceOnEveryRank) {
+  const ModelSpec model = ScriptedModel();
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
+    Config config = ConfigFor(setting);
+    config.gradient_accumulation_steps = 2;
+    const StepOptions one_round = {.micro_batches = 1, .gradient_divisor = 4};
+    const ScriptRun agreed =
+        RunScript(setting, model, config,
+                  [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); },
+                  {.step = one_round});
+    ASSERT_TRUE(agreed.status.ok()) << agreed.status;
+    for (const Deviation& deviation : Deviations()) {
+      const int odd = setting.world - 1;
+      SCOPED_TRACE(::testing::Message() << deviation.name << ", " << setting);
+      // Of these, one rank waits in a gather for another that has gone on: until the time-out.
+      const bool deadlocks = setting.stage == 3 && deviation.name == "BackwardSwapped";
+      if (deadlocks && setting.timing == Timing::kOff) continue;
+      config.ebb.timeout_seconds = deadlocks ? 4 : 120;
+      std::vector<absl::Status> differs(static_cast<size_t>(setting.world));
+      const absl::Status run = RunEngines(
+          setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+            bool failed = false;
+            for (int number = 0; number < 3; ++number) {
+              trainer.BeginStep(number, nullptr);
+              if (number == 1) {
+                const bool is_odd = trainer.rank() == odd;
+                Step step =
+                    engine.BeginStep(is_odd ? deviation.options : StepOptions{.micro_batches = 1});
+                if (is_odd) {
+                  deviation.script(trainer, step);
+                } else {
+                  trainer.Round(step);
+                }
+                const absl::Status status = differs[static_cast<size_t>(trainer.rank())] =
+                    step.Finish();
+                failed = status.message().find("the engine has failed") != absl::string_view::npos;
+                EXPECT_EQ(engine.Report().status(), status);
+              }
+              Step step = engine.BeginStep(one_round);
+              trainer.Round(step);
+              const absl::Status finished = step.Finish();
+              EXPECT_EQ(finished.ok(), !failed || number == 0) << finished;
+            }
+            if (!failed) {
+              EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), agreed.masters);
+            }
+            return absl::OkStatus();
+          });
+      EXPECT_TRUE(run.ok()) << run;
+      for (const absl::Status& status : differs) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+        EXPECT_THAT(std::string(status.message()),
+                    AllOf(HasSubstr("rank 0"), HasSubstr(absl::StrCat("rank ", odd))));
+        for (const std::string& part : deviation.says)
+          EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing

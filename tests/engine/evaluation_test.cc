@@ -1,0 +1,290 @@
+// An evaluation shows the current parameters, gives the mean of its losses, and leaves no trace,
+// wherever between steps it comes and however it is left.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/plan.h"
+#include "tests/engine/snapshot.h"
+#include "tests/engine/toy_model.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// A run that gathers between steps, for one that does not: late updates of a step may still be on
+// their way when the evaluation begins.
+struct Trained {
+  std::vector<ParameterValues> shown;  // after so many steps
+  std::vector<StepReport> reports;     // of rank 0
+};
+
+class EvaluationTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  static constexpr int kSteps = 3;
+  // Every step but the first is held in runs of `hold`.
+  static StepOptions OptionsOf(int number, bool hold) {
+    StepOptions options = kExactStep;
+    options.hold_updates = hold && number > 0;
+    return options;
+  }
+  Trained TrainAlone(const Setting& setting, const Config& config, bool hold) {
+    Trained trained;
+    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      for (int number = 0; number <= kSteps; ++number) {
+        EBB_ASSIGN_OR_RETURN(const ParameterValues shown,
+                             GatherAll(engine, model_, StateClass::kParameter));
+        if (trainer.rank() == 0) trained.shown.push_back(shown);
+        if (number == kSteps) break;
+        EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, number, OptionsOf(number, hold)));
+        EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        if (trainer.rank() == 0) trained.reports.push_back(report);
+      }
+      return absl::OkStatus();
+    });
+    return trained;
+  }
+
+  // Trains with `evaluate` before each step and after the last: it must see the values of then, and
+  // nothing else may differ.
+  using Evaluate = std::function<void(Engine& engine, const ScriptedTrainer& trainer)>;
+  void ExpectNoTrace(Config config, const Evaluate& evaluate, bool hold = false) {
+    for (const Setting& setting : At(GetParam(), kTimings)) {
+      Config timed = ConfigFor(setting);
+      timed.compute = config.compute;
+      timed.ebb.prefetch_depth = config.ebb.prefetch_depth;
+      const Trained alone = TrainAlone(setting, timed, hold);
+      ASSERT_EQ(alone.reports.size(), static_cast<size_t>(kSteps));
+      RunOn(setting, model_, timed, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        for (int number = 0; number <= kSteps; ++number) {
+          trainer.BeginStep(number, &alone.shown[static_cast<size_t>(number)]);
+          evaluate(engine, trainer);
+          if (number == kSteps) break;
+          Step step = engine.BeginStep(OptionsOf(number, hold));
+          trainer.Round(step);
+          EBB_RETURN_IF_ERROR(step.Finish());
+        }
+        EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        EXPECT_EQ(report.step, kSteps) << setting;
+        EXPECT_EQ(report.loss, 0) << setting;
+        EXPECT_EQ(report.gradient_norm, alone.reports.back().gradient_norm) << setting;
+        EBB_ASSIGN_OR_RETURN(const ParameterValues after,
+                             GatherAll(engine, model_, StateClass::kParameter));
+        EXPECT_EQ(after, alone.shown.back()) << setting;
+        return absl::OkStatus();
+      });
+    }
+  }
+
+  // Opens a forward scope of each unit, looks, and adds `loss` once for each micro-batch.
+  static void Walk(Evaluation& evaluation, const ScriptedTrainer& trainer, std::vector<int> units,
+                   size_t micro_batches, float loss = 1) {
+    for (int unit : units) {
+      ForwardScope scope = evaluation.Forward(UnitId{unit});
+      trainer.Look(scope, unit);
+      EXPECT_EQ(scope.micro_batches().size(), micro_batches);
+    }
+    for (size_t m = 0; m < micro_batches; ++m) {
+      evaluation.AddLoss({.data = &loss});
+      loss += 1;
+    }
+  }
+  static void ExpectLoss(Evaluation& evaluation, double loss) {
+    const absl::StatusOr<double> mean = evaluation.Finish();
+    ASSERT_TRUE(mean.ok()) << mean.status();
+    EXPECT_EQ(*mean, loss);
+  }
+
+  ModelSpec model_ = ScriptedModel();
+  const std::vector<int> declared_{std::begin(kScriptedUnits), std::end(kScriptedUnits)};
+};
+INSTANTIATE_TEST_SUITE_P(Cells, EvaluationTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
+
+TEST_P(EvaluationTest, OfAnyMicroBatchesAndWalksLeavesNoTrace) {
+  for (const DType compute : {DType::kFloat32, DType::kBFloat16}) {
+    Config config;
+    config.compute = compute;
+    config.ebb.prefetch_depth = compute == DType::kFloat32 ? 1 : 3;
+    ExpectNoTrace(config, [&](Engine& engine, const ScriptedTrainer& trainer) {
+      for (const int micro_batches : {1, 3}) {
+        for (const int walks : {1, 2}) {
+          Evaluation evaluation = engine.BeginEvaluation(micro_batches);
+          for (int walk = 0; walk < walks; ++walk) {
+            Walk(evaluation, trainer, declared_, static_cast<size_t>(micro_batches),
+                 static_cast<float>(trainer.rank() + walk));
+          }
+          // The means of ranks 0 ... world - 1, of the walks and of the micro-batches.
+          ExpectLoss(evaluation,
+                     (GetParam().world - 1) / 2.0 + (walks - 1) / 2.0 + (micro_batches - 1) / 2.0);
+        }
+      }
+    });
+  }
+}
+
+TEST_P(EvaluationTest, BetweenStepsThatHoldTheirUpdatesLeavesNoTrace) {
+  ExpectNoTrace(
+      Config(),
+      [&](Engine& engine, const ScriptedTrainer& trainer) {
+        Evaluation evaluation = engine.BeginEvaluation();
+        Walk(evaluation, trainer, declared_, 1, 5);
+        ExpectLoss(evaluation, 5);
+      },
+      /*hold=*/true);
+}
+
+TEST_P(EvaluationTest, OffTheDeclaredOrderLeavesNoTrace) {
+  for (const std::vector<int>& units : std::vector<std::vector<int>>{
+           {4, 3, 2, 1, 0}, {0, 2, 4}, {3}, {}, {0, 0, 0, 1, 0}, {1, 1, 3, 2, 4, 4, 0, 3}}) {
+    ExpectNoTrace(Config(), [&](Engine& engine, const ScriptedTrainer& trainer) {
+      Evaluation evaluation = engine.BeginEvaluation(2);
+      for (int unit : units) Walk(evaluation, trainer, {unit}, 2, 2);
+      ExpectLoss(evaluation, units.empty() ? 0 : 2.5);
+    });
+  }
+}
+
+TEST_P(EvaluationTest, DroppedAnywhereLeavesNoTrace) {
+  ExpectNoTrace(Config(), [&](Engine& engine, const ScriptedTrainer& trainer) {
+    for (size_t visits = 0; visits <= declared_.size(); ++visits) {
+      const auto end = declared_.begin() + static_cast<int64_t>(visits);
+      ForwardScope open;
+      Evaluation evaluation = engine.BeginEvaluation();
+      Walk(evaluation, trainer, {declared_.begin(), end}, 1, 100);
+      if (visits < declared_.size()) open = evaluation.Forward(UnitId{*end});
+      evaluation = Evaluation();
+      EXPECT_TRUE(open.micro_batches().empty());
+      EXPECT_EQ(open.parameter(ParameterId{0}).data, nullptr);
+      EXPECT_EQ(evaluation.Finish().status().code(), absl::StatusCode::kFailedPrecondition);
+    }
+  });
+}
+
+TEST_P(EvaluationTest, RefusedLeavesNoTrace) {
+  struct Refusal {
+    const char* what;
+    std::function<absl::Status(Engine& engine)> run;
+  };
+  const Refusal refusals[] = {
+      {"an evaluation of 0 micro-batches",
+       [](Engine& engine) { return engine.BeginEvaluation(0).Finish().status(); }},
+      {"an evaluation of -1 micro-batches",
+       [](Engine& engine) { return engine.BeginEvaluation(-1).Finish().status(); }},
+      {"unit 17 is not of this engine's model",
+       [](Engine& engine) {
+         Evaluation evaluation = engine.BeginEvaluation();
+         EXPECT_TRUE(evaluation.Forward(UnitId{17}).micro_batches().empty());
+         return evaluation.Finish().status();
+       }},
+      {"AddLoss takes one fp32 scalar",
+       [](Engine& engine) {
+         Evaluation evaluation = engine.BeginEvaluation();
+         evaluation.AddLoss({});
+         return evaluation.Finish().status();
+       }},
+      {"BeginStep while a Step or Evaluation",
+       [](Engine& engine) {
+         Evaluation evaluation = engine.BeginEvaluation();
+         Step step = engine.BeginStep();
+         EXPECT_EQ(step.rounds(), 0);
+         return evaluation.Finish().status();
+       }},
+  };
+  ExpectNoTrace(Config(), [&](Engine& engine, const ScriptedTrainer&) {
+    for (const Refusal& refusal : refusals)
+      EXPECT_THAT(std::string(refusal.run(engine).message()), HasSubstr(refusal.what));
+  });
+}
+
+// With unequal numbers of calls the mean is over calls, not over ranks.
+TEST_P(EvaluationTest, LossIsTheMeanOverTheCallsOfAllRanks) {
+  RunOn(GetParam(), model_, ConfigFor(GetParam()), [&](Engine& engine, ScriptedTrainer& trainer) {
+    Evaluation evaluation = engine.BeginEvaluation();
+    double sum = 0, calls = 0;
+    for (int rank = 0; rank < GetParam().world; ++rank) {
+      for (int call = 0; call <= rank; ++call) {
+        const float loss = static_cast<float>(8 * rank + call) / 4;
+        sum += loss;
+        ++calls;
+        if (rank == trainer.rank()) evaluation.AddLoss({.data = &loss});
+      }
+    }
+    ExpectLoss(evaluation, sum / calls);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(EvaluationTest, WithEngineOwnedBoundariesKeepsToOrderAndMicroBatches) {
+  const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
+  Config config = ConfigFor(GetParam());
+  RunOn(GetParam(), model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+    const int most = static_cast<int>(engine.plan().pools.evaluation_micro_batches);
+    EXPECT_GE(most, 1);
+    const absl::Status many = engine.BeginEvaluation(most + 1).Finish().status();
+    EXPECT_EQ(many.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(many.message()),
+                AllOf(HasSubstr("activation pool"), HasSubstr("further walks")));
+    Evaluation off = engine.BeginEvaluation();
+    off.Forward(UnitId{0});
+    off.Forward(UnitId{3});
+    EXPECT_EQ(off.Finish().status().code(), absl::StatusCode::kFailedPrecondition);
+    // What a visit wrote is what the next one reads, in every walk.
+    Evaluation evaluation = engine.BeginEvaluation(most);
+    for (int walk = 0; walk < 2; ++walk) {
+      for (int visit = 0; visit < kScriptedVisits; ++visit) {
+        ForwardScope scope = evaluation.Forward(UnitId{kScriptedUnits[visit]});
+        for (int m : scope.micro_batches()) {
+          const float value = static_cast<float>(100 * walk + 10 * visit + m);
+          EXPECT_EQ(scope.input(m).size(), visit == 0 ? 0 : 10);
+          for (float seen : scope.input(m).as<float>()) EXPECT_EQ(seen, value - 10);
+          EXPECT_EQ(scope.output(m).size(), visit + 1 == kScriptedVisits ? 0 : 10);
+          for (float& element : scope.output(m).as<float>()) element = value;
+        }
+      }
+    }
+    const absl::Status finished = evaluation.Finish().status();
+    EXPECT_TRUE(finished.ok()) << finished;
+    return TrainStep(engine, trainer, 0);
+  });
+}
+
+TEST_P(EvaluationTest, RanksThatOpenDifferentScopesAreTold) {
+  if (GetParam().world == 1) GTEST_SKIP() << "one rank agrees with itself";
+  Config config = ConfigFor(GetParam());
+  config.zero.param_persistence_threshold = 1'000'000;  // nothing is gathered: ranks do not wait
+  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+    Evaluation evaluation = engine.BeginEvaluation();
+    evaluation.Forward(UnitId{0});
+    evaluation.Forward(UnitId{trainer.rank() == 1 ? 3 : 1});
+    const absl::Status status = evaluation.Finish().status();
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("as number 2"), HasSubstr("rank 0 opened Forward('u1')"),
+                      HasSubstr("rank 1 Forward('u3')")));
+    return TrainStep(engine, trainer, 0);
+  });
+}
+
+TEST(EvaluationOfAFrozenModelTest, WorksWhereAStepDoesNot) {
+  ModelSpec model = ScriptedModel();
+  for (ParameterSpec& parameter : model.parameters) parameter.trainable = false;
+  for (const Setting& setting : WorldsAndStages()) {
+    RunOn(setting, model, ConfigFor(setting), [&](Engine& engine, ScriptedTrainer& trainer) {
+      const auto values = GatherAll(engine, model, StateClass::kMaster);
+      trainer.BeginStep(0, &*values);
+      Evaluation evaluation = engine.BeginEvaluation();
+      for (int unit : kScriptedUnits) trainer.Look(evaluation.Forward(UnitId{unit}), unit);
+      EXPECT_TRUE(evaluation.Finish().ok());
+      const absl::Status step = engine.BeginStep().Finish();
+      EXPECT_EQ(step.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(step.message()), HasSubstr("without anything trainable"));
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing

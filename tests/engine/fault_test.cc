@@ -1,0 +1,286 @@
+// An error at every injection point: every rank ends with a Status that says what failed, none
+// waits for ever, and no update runs that the plan puts after what failed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/sharding/plan.h"
+#include "tests/engine/scripted.h"
+#include "tests/engine/watched_world.h"
+
+namespace ebb::testing {
+namespace {
+
+using sharding::Dependency;
+using sharding::Operation;
+using sharding::OperationKind;
+using ::testing::HasSubstr;
+
+constexpr int64_t kFaultyStep =
+    1;  // the second: the updates of the first may still be on their way
+
+bool IsCollective(OperationKind kind) {
+  return kind == OperationKind::kGather || kind == OperationKind::kReduce ||
+         kind == OperationKind::kGatherGradient || kind == OperationKind::kExchange ||
+         kind == OperationKind::kRefresh;
+}
+
+// The collectives of a step, in the order in which a rank enqueues them.
+std::vector<int> Collectives(const sharding::Plan& plan) {
+  std::vector<int> collectives;
+  for (const sharding::Moment& moment : plan.moments) {
+    for (int index : moment.operations) {
+      if (IsCollective(plan.operations[static_cast<size_t>(index)].kind))
+        collectives.push_back(index);
+    }
+  }
+  return collectives;
+}
+
+// The units whose update comes after operation `failed` by streams and dependencies.
+std::set<int> UnitsUpdatedAfter(const sharding::Plan& plan, int failed) {
+  std::vector<bool> after(plan.operations.size());
+  std::array<bool, sharding::kStreams> stream_after = {};
+  const auto any = [&](const std::vector<Dependency>& dependencies) {
+    return std::any_of(dependencies.begin(), dependencies.end(), [&](const Dependency& d) {
+      return d.kind == Dependency::kOperation && after[static_cast<size_t>(d.index)];
+    });
+  };
+  std::set<int> units;
+  for (const sharding::Moment& moment : plan.moments) {
+    for (int index : moment.operations) {
+      const Operation& operation = plan.operations[static_cast<size_t>(index)];
+      bool& stream = stream_after[static_cast<size_t>(operation.stream)];
+      stream |= index == failed || any(operation.after);
+      after[static_cast<size_t>(index)] = stream;
+      if (!stream || operation.kind != OperationKind::kUpdate) continue;
+      for (const sharding::Part& part : operation.parts) units.insert(part.unit);
+    }
+    stream_after[static_cast<size_t>(sharding::StreamId::kCompute)] |= any(moment.compute);
+  }
+  return units;
+}
+
+// An optimizer that notes what it was asked to update.
+struct Updates {
+  std::mutex mutex;
+  std::set<std::pair<int64_t, int>> seen;  // step from 0, parameter; of all ranks
+
+  OptimizerSpec Spec() {
+    return {.states = {}, .update = [this](const UpdateSlice& update) {
+              const std::lock_guard lock(mutex);
+              seen.insert({update.step - 1, static_cast<int>(update.slice.parameter)});
+              return absl::OkStatus();
+            }};
+  }
+};
+
+struct Outcome {
+  std::vector<absl::Status> statuses;  // by rank
+  std::vector<int> collectives;        // of the plan
+  int64_t calls = 0;                   // of the culprit, in the faulty step or in Create
+  sharding::Plan plan;
+};
+
+constexpr int64_t kInCreate = -1;
+
+// Every later call must say the same, at once, whatever the other ranks do.
+void ExpectSticky(Engine& engine, ScriptedTrainer& trainer, const absl::Status& first) {
+  std::vector<float> whole(99);
+  EXPECT_EQ(engine.Gather(ParameterId{0}, StateClass::kMaster, whole), first);
+  EXPECT_EQ(engine.Report().status(), first);
+  for (int again = 0; again < 2; ++again) {
+    Step step = engine.BeginStep();
+    trainer.Round(step);
+    EXPECT_EQ(step.Finish(), first);
+  }
+  const auto sink = [](const Slice&, std::span<const float>) { return absl::OkStatus(); };
+  EXPECT_EQ(engine.Read(StateClass::kMaster, sink), first);
+  Evaluation evaluation = engine.BeginEvaluation();
+  for (int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
+  EXPECT_EQ(evaluation.Finish().status(), first);
+}
+
+// Fails call `number` of rank `culprit` in `step`; a number beyond its calls fails none.
+Outcome RunWithFault(const Setting& setting, int64_t step_of_fault, int64_t number,
+                     WatchedCalls::Fault fault, Updates& updates) {
+  Outcome outcome;
+  outcome.statuses.resize(static_cast<size_t>(setting.world));
+  const int culprit = setting.world - 1;
+  const ModelSpec model = ScriptedModel();
+  const absl::Status status = RunThreads(setting.world, [&](World world) -> absl::Status {
+    const auto calls = std::make_shared<WatchedCalls>();
+    const bool is_culprit = world.rank() == culprit;
+    calls->fault = fault;
+    const auto arm = [&] {
+      if (is_culprit) calls->fail_at = calls->calls + number;
+    };
+    absl::Status& result = outcome.statuses[static_cast<size_t>(world.rank())];
+    if (step_of_fault == kInCreate) arm();
+    absl::StatusOr<Engine> engine =
+        Engine::Create(Watch(world, calls), Device::Cpu(), model, ConfigFor(setting),
+                       {.optimizer = updates.Spec()});
+    if (is_culprit && step_of_fault == kInCreate) outcome.calls = calls->calls;
+    if (!engine.ok()) return result = engine.status();
+    ScriptedTrainer trainer(model, world.rank());
+    if (is_culprit) outcome.plan = engine->plan();
+    for (int64_t s = 0; s < kFaultyStep + 3 && result.ok(); ++s) {
+      if (s == step_of_fault) arm();
+      const int64_t before = calls->calls;
+      trainer.BeginStep(s, nullptr);
+      Step step = engine->BeginStep();
+      trainer.Round(step);
+      result = step.Finish();
+      if (is_culprit && s == step_of_fault) outcome.calls = calls->calls - before;
+    }
+    if (!result.ok()) ExpectSticky(*engine, trainer, result);
+    return result;
+  });
+  const bool all_ok = std::all_of(outcome.statuses.begin(), outcome.statuses.end(),
+                                  [](const absl::Status& rank) { return rank.ok(); });
+  EXPECT_EQ(status.ok(), all_ok) << status;
+  outcome.collectives = Collectives(outcome.plan);
+  return outcome;
+}
+
+class FaultTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  static void FailEveryCollective(const Setting& setting, WatchedCalls::Fault fault) {
+    Updates clean_updates;
+    const Outcome clean =
+        RunWithFault(setting, kFaultyStep, /*number=*/int64_t{1} << 40, fault, clean_updates);
+    const std::vector<int>& collectives = clean.collectives;
+    ASSERT_EQ(clean.calls, static_cast<int64_t>(collectives.size()));
+    for (size_t n = 0; n < collectives.size(); ++n) {
+      const Operation& failed = clean.plan.operations[static_cast<size_t>(collectives[n])];
+      SCOPED_TRACE(::testing::Message() << setting << ", call " << n << " of " << collectives.size()
+                                        << ", a " << std::string(sharding::Name(failed.kind))
+                                        << ", fault " << static_cast<int>(fault));
+      Updates updates;
+      const Outcome outcome =
+          RunWithFault(setting, kFaultyStep, static_cast<int64_t>(n), fault, updates);
+      for (const absl::Status& status : outcome.statuses)
+        EXPECT_THAT(std::string(status.message()), HasSubstr(kInjected));
+      const std::set<int> forbidden = UnitsUpdatedAfter(clean.plan, collectives[n]);
+      for (const auto& [step, parameter] : updates.seen) {
+        const int unit = clean.plan.layout.parameters[static_cast<size_t>(parameter)].unit;
+        EXPECT_LE(step, kFaultyStep);
+        if (step == kFaultyStep) {
+          EXPECT_EQ(forbidden.count(unit), 0u) << "unit u" << unit << " was updated";
+        }
+      }
+    }
+  }
+};
+
+TEST_P(FaultTest, NoUpdatePassesACollectiveThatWasRefused) {
+  for (const Setting& setting : At(GetParam(), kTimings))
+    FailEveryCollective(setting, WatchedCalls::kRefuse);
+}
+
+TEST_P(FaultTest, NoUpdatePassesACollectiveThatFailedOnItsStream) {
+  for (const Setting& setting : At(GetParam(), kTimings))
+    FailEveryCollective(setting, WatchedCalls::kAbort);
+}
+
+TEST_P(FaultTest, EveryCollectiveOfCreateFailsItOnEveryRank) {
+  for (const WatchedCalls::Fault fault : {WatchedCalls::kRefuse, WatchedCalls::kAbort}) {
+    Updates none;
+    const int64_t calls = RunWithFault(GetParam(), kInCreate, int64_t{1} << 40, fault, none).calls;
+    ASSERT_GT(calls, 0);
+    for (int64_t n = 0; n < calls; ++n) {
+      SCOPED_TRACE(::testing::Message()
+                   << "call " << n << " of " << calls << ", fault " << static_cast<int>(fault));
+      Updates updates;
+      const Outcome outcome = RunWithFault(GetParam(), kInCreate, n, fault, updates);
+      for (const absl::Status& status : outcome.statuses)
+        EXPECT_THAT(std::string(status.message()), HasSubstr(kInjected));
+      EXPECT_TRUE(updates.seen.empty());
+    }
+  }
+}
+
+// A rank that is gone, whatever it has left open.
+TEST_P(FaultTest, ARankThatLeavesInMidStepIsNamed) {
+  const int scopes = 2 * kScriptedVisits;
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    for (int opened = 0; opened <= scopes; ++opened) {
+      SCOPED_TRACE(::testing::Message() << setting << ", after " << opened << " scopes");
+      std::vector<absl::Status> statuses(static_cast<size_t>(setting.world));
+      const int culprit = setting.world - 1;
+      const absl::Status status =
+          RunEngines(setting, ScriptedModel(), ConfigFor(setting),
+                     [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                       absl::Status& result = statuses[static_cast<size_t>(trainer.rank())];
+                       for (int s = 0; s < 4 && result.ok(); ++s) {
+                         trainer.BeginStep(s, nullptr);
+                         Step step = engine.BeginStep();
+                         const bool leaves = trainer.rank() == culprit && s == 1;
+                         for (int scope = 0; scope < (leaves ? opened : scopes); ++scope) {
+                           if (scope < kScriptedVisits) {
+                             trainer.Forward(step, kScriptedUnits[scope]);
+                           } else {
+                             trainer.Backward(step, scopes - 1 - scope);
+                           }
+                         }
+                         if (leaves) return absl::OkStatus();
+                         result = step.Finish();
+                       }
+                       if (!result.ok()) ExpectSticky(engine, trainer, result);
+                       return absl::OkStatus();
+                     });
+      EXPECT_TRUE(status.ok()) << status;
+      for (int rank = 0; rank < culprit; ++rank) {
+        EXPECT_THAT(std::string(statuses[static_cast<size_t>(rank)].message()),
+                    HasSubstr(absl::StrCat("rank ", culprit, " has left")));
+      }
+    }
+  }
+}
+
+TEST_P(FaultTest, AnErrorOfOnesOwnOptimizerFailsEveryRank) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    SCOPED_TRACE(::testing::Message() << setting);
+    const auto update = [](const UpdateSlice& slice) {
+      return slice.step == 2 && slice.slice.name == "w3" ? absl::DataLossError(kInjected)
+                                                         : absl::OkStatus();
+    };
+    std::vector<absl::Status> statuses(static_cast<size_t>(setting.world));
+    const absl::Status status =
+        RunEngines(setting, ScriptedModel(), ConfigFor(setting),
+                   [&](Engine& engine, ScriptedTrainer& trainer) {
+                     absl::Status& result = statuses[static_cast<size_t>(trainer.rank())];
+                     for (int s = 0; s < 4 && result.ok(); ++s) {
+                       trainer.BeginStep(s, nullptr);
+                       Step step = engine.BeginStep();
+                       trainer.Round(step);
+                       result = step.Finish();
+                     }
+                     if (!result.ok()) ExpectSticky(engine, trainer, result);
+                     return absl::OkStatus();
+                   },
+                   {.optimizer = OptimizerSpec{.states = {}, .update = update}});
+    EXPECT_TRUE(status.ok()) << status;
+    for (const absl::Status& rank : statuses) {
+      EXPECT_THAT(std::string(rank.message()), HasSubstr("its optimizer, in unit 'u3'"));
+      EXPECT_THAT(std::string(rank.message()), HasSubstr(kInjected));
+    }
+  }
+}
+
+std::vector<Setting> SeveralRanks() {
+  std::vector<Setting> settings;
+  for (const Setting& setting : WorldsAndStages()) {
+    if (setting.world > 1) settings.push_back(setting);
+  }
+  return settings;
+}
+INSTANTIATE_TEST_SUITE_P(Cells, FaultTest, ::testing::ValuesIn(SeveralRanks()), NameOf);
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,289 @@
+// What a step is told (StepOptions, hold_updates) and what it tells (StepReport, Read of gradients,
+// the communication it took): exact numbers, since the scripted gradients are.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/snapshot.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class StepReportTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  // This rank's gradients between Reduce and Finish are the sums over `divisor`.
+  void ExpectGradients(Engine& engine, int64_t step, int micro_batches, double divisor) const {
+    const auto slices = ReadSlices(engine, model_, StateClass::kGradient);
+    ASSERT_TRUE(slices.ok()) << slices.status();
+    ParameterValues expected = GradientSums(model_, GetParam().world, step, micro_batches);
+    for (size_t p = 0; p < expected.size(); ++p) {
+      for (size_t i = 0; i < expected[p].size(); ++i) {
+        const float value = (*slices)[p][i];
+        if (std::isnan(value)) continue;  // another rank's
+        ASSERT_TRUE(model_.parameters[p].trainable);
+        ASSERT_EQ(value, expected[p][i] / static_cast<float>(divisor))
+            << model_.parameters[p].name << " " << i;
+        ++compared_;
+      }
+    }
+  }
+  ModelSpec model_ = ScriptedModel();
+  mutable std::atomic<int64_t> compared_{0};
+};
+INSTANTIATE_TEST_SUITE_P(Cells, StepReportTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
+
+constexpr int64_t kTrainableElements = 99 + 7 + 130 + 130 + 300 + 1;
+
+TEST_P(StepReportTest, HeldGradientsAreTheSumsOverTheDivisor) {
+  Config config = ConfigFor(GetParam());
+  config.gradient_accumulation_steps = 2;
+  // Of other numbers of micro-batches than the config's, too.
+  constexpr int kMicroBatches[] = {0, 1, 2, 4};
+  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    for (int number = 0; number < 4; ++number) {
+      const int asked = kMicroBatches[number], actual = asked == 0 ? 2 : asked;
+      trainer.BeginStep(number, nullptr);
+      const auto refused = ReadSlices(engine, model_, StateClass::kGradient).status();
+      EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+      Step step =
+          engine.BeginStep({.micro_batches = asked, .gradient_divisor = 8, .hold_updates = true});
+      EXPECT_EQ(step.rounds(), actual);
+      EXPECT_FALSE(ReadSlices(engine, model_, StateClass::kGradient).ok());
+      for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
+      EXPECT_FALSE(ReadSlices(engine, model_, StateClass::kGradient).ok());
+      EBB_RETURN_IF_ERROR(step.Reduce());
+      ExpectGradients(engine, number, actual, /*divisor=*/8);
+      EBB_RETURN_IF_ERROR(step.Finish());
+      EXPECT_FALSE(ReadSlices(engine, model_, StateClass::kGradient).ok());
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(compared_, 4 * kTrainableElements);
+}
+
+TEST_P(StepReportTest, ReduceNeedsHeldUpdatesAndABackward) {
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
+    RunOn(setting, model_, ConfigFor(setting), [&](Engine& engine, ScriptedTrainer& trainer) {
+      const auto before = GatherAll(engine, model_, StateClass::kMaster);
+      {
+        Step step = engine.BeginStep();
+        trainer.Round(step);
+        const absl::Status reduced = step.Reduce();
+        EXPECT_EQ(reduced.code(), absl::StatusCode::kFailedPrecondition);
+        EXPECT_THAT(std::string(reduced.message()), HasSubstr("StepOptions::hold_updates"));
+        EXPECT_EQ(step.Finish().code(), reduced.code());
+      }
+      Step step = engine.BeginStep({.hold_updates = true});
+      trainer.ForwardAll(step);
+      const absl::Status reduced = step.Reduce();
+      EXPECT_EQ(reduced.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(reduced.message()), HasSubstr("before any Backward"));
+      EXPECT_EQ(step.Finish().code(), reduced.code());
+      EXPECT_EQ(*GatherAll(engine, model_, StateClass::kMaster), *before);
+      return TrainStep(engine, trainer, 1);
+    });
+  }
+}
+
+struct WrongOptions {
+  StepOptions options;
+  const char* message;
+};
+TEST_P(StepReportTest, WrongOptionsAreRefusedAndLeaveNothing) {
+  const WrongOptions wrongs[] = {
+      {{.micro_batches = -2}, "multiple of ebb.micro_batches_per_round, 2"},
+      {{.micro_batches = 3}, "a step of 3 micro-batches"},
+      {{.gradient_divisor = -1}, "gradient_divisor -1"},
+      {{.gradient_divisor = kNaN}, "gradient_divisor nan"},
+      {{.gradient_divisor = kInfinity}, "gradient_divisor inf"},
+      {{.learning_rate = -0.1}, "learning_rate -0.1"},
+      {{.learning_rate = kNaN}, "learning_rate nan"},
+      {{.learning_rate = kInfinity}, "learning_rate inf"},
+  };
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    Config config = ConfigFor(setting);
+    config.gradient_accumulation_steps = 4;
+    config.ebb.micro_batches_per_round = 2;
+    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+      EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model_));
+      for (const WrongOptions& wrong : wrongs) {
+        const absl::Status status = TrainStep(engine, trainer, 1, wrong.options);
+        EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+        EXPECT_THAT(std::string(status.message()), HasSubstr(wrong.message));
+        EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model_));
+        EXPECT_EQ(after, before) << wrong.message;
+      }
+      return TrainStep(engine, trainer, 1);
+    });
+  }
+}
+
+// Plain SGD: by powers of two the new master is exact.
+TEST_P(StepReportTest, RateAndDivisorOfAStepReplaceTheDefaults) {
+  struct Case {
+    StepOptions options;
+    float rate, divisor;
+  };
+  const float world = static_cast<float>(GetParam().world);
+  const Case cases[] = {
+      {{}, 0.25f, world},
+      {{.gradient_divisor = 16}, 0.25f, 16},
+      {{.learning_rate = 2}, 2, world},
+      {{.gradient_divisor = 2, .learning_rate = 0.125}, 0.125f, 2},
+      {{.learning_rate = 0}, 0, world},
+  };
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    Config config = ConfigFor(setting);
+    config.gradient_clipping = 0;
+    config.optimizer = {.type = OptimizerType::kSgd, .learning_rate = 0.25};
+    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      int64_t number = 0;
+      for (const Case& one : cases) {
+        EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                             GatherAll(engine, model_, StateClass::kMaster));
+        EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, number, one.options));
+        const ParameterValues sums = GradientSums(model_, setting.world, number++);
+        EBB_ASSIGN_OR_RETURN(const ParameterValues updated,
+                             GatherAll(engine, model_, StateClass::kMaster));
+        float apart = 0;
+        for (size_t p = 0; p < masters.size(); ++p) {
+          for (size_t i = 0; i < masters[p].size(); ++i) {
+            const float gradient = sums[p][i] / one.divisor;
+            const float expected = std::fma(-one.rate, gradient, masters[p][i]);
+            apart = std::max(apart, std::abs(updated[p][i] - expected));
+          }
+        }
+        // Thirds are rounded, once for each visit and again in the sum: of values below 8, in fp32.
+        EXPECT_LE(apart, one.divisor == 3 ? 4 * 0x1p-21f : 0) << setting;
+        EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        EXPECT_EQ(report.learning_rate, one.rate);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+// Left out everywhere: its gradient is zero, and plain SGD leaves it as it is.
+TEST_P(StepReportTest, AUnitLeftOutHasZeroGradients) {
+  Config config = ConfigFor(GetParam());
+  config.optimizer = {.type = OptimizerType::kSgd, .learning_rate = 0.25};
+  RunOn(GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const ParameterValues before,
+                         GatherAll(engine, model_, StateClass::kMaster));
+    Step step = engine.BeginStep();
+    for (int unit : {0, 1, 2, 4, 0}) trainer.Forward(step, unit);
+    for (int visit : {5, 4, 2, 1, 0}) trainer.Backward(step, visit);
+    EBB_RETURN_IF_ERROR(step.Finish());
+    EBB_ASSIGN_OR_RETURN(const ParameterValues after,
+                         GatherAll(engine, model_, StateClass::kMaster));
+    for (size_t p = 0; p < before.size(); ++p) {
+      const ParameterSpec& parameter = model_.parameters[p];
+      EXPECT_EQ(after[p] == before[p], parameter.name == "w3" || !parameter.trainable)
+          << parameter.name;
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(StepReportTest, ReportsTheStepThatFinishedLast) {
+  const int world = GetParam().world;
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
+    Config config = ConfigFor(setting);
+    config.compute = DType::kFloat16;
+    config.communication = DType::kFloat32;  // the sums stay exact
+    config.loss_scale = {.initial_scale_power = 3, .window = 1, .hysteresis = 1};
+    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      EXPECT_EQ(engine.Report().status().code(), absl::StatusCode::kFailedPrecondition);
+      // DeepSpeed's rule with a window of 1: the second clean step in a row doubles it.
+      const double scales[] = {8, 8, 16, 8};
+      for (int number = 0; number < 4; ++number) {
+        const bool overflows = number == 2;
+        EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model_));
+        trainer.BeginStep(number, nullptr);
+        Step step = engine.BeginStep(kExactStep);
+        EXPECT_EQ(step.loss_scale(), scales[number]);
+        EXPECT_EQ(step.device_loss_scale().as<float>()[0], step.loss_scale());
+        for (int call = 0; call < 2; ++call) {
+          const float loss = static_cast<float>(trainer.rank() + number + call);
+          step.AddLoss({.data = &loss});
+        }
+        trainer.ForwardAll(step);
+        for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
+          BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
+          trainer.Add(scope, visit);
+          if (overflows && visit == 3 && trainer.rank() == world - 1)
+            scope.gradient(ParameterId{5}).as<float>()[3] = static_cast<float>(kInfinity);
+        }
+        EBB_RETURN_IF_ERROR(step.Finish());
+        EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        EXPECT_EQ(report.step, number + 1);
+        EXPECT_EQ(report.applied, !overflows);
+        EXPECT_EQ(report.skipped_steps, number < 2 ? 0 : 1);
+        EXPECT_EQ(report.loss, (world * (2 * number + 1) + world * (world - 1)) / 4.0);
+        EXPECT_EQ(report.loss_scale, scales[number]);
+        EXPECT_EQ(report.learning_rate, 0.01);
+        double squares = 0;
+        for (const std::vector<float>& sums : GradientSums(model_, world, number)) {
+          for (const double sum : sums) squares += sum * sum;
+        }
+        const double norm = std::sqrt(squares) / 4 / scales[number];
+        if (overflows) {
+          EXPECT_FALSE(std::isfinite(report.gradient_norm));
+        } else {  // fp64 sums of exact fp32 values
+          EXPECT_NEAR(report.gradient_norm, norm, 1e-12 * norm);
+        }
+        EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model_));
+        EXPECT_EQ(after == before, overflows);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST_P(StepReportTest, CommunicationIsWhatThePlanPredicts) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    Config config = ConfigFor(setting);
+    config.gradient_accumulation_steps = 2;
+    RunOn(setting, model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      const auto expect = [&](const char* when) {
+        uint64_t total = 0;
+        for (const CommunicationRow& row : engine.communication()) {
+          EXPECT_EQ(row.bytes, row.predicted_bytes) << row.operation << ", " << setting << when;
+          if (row.operation == "gather_gradient") {
+            EXPECT_EQ(row.bytes > 0, setting.stage == 0 && setting.world > 1);
+          }
+          total += row.bytes;
+        }
+        EXPECT_EQ(total > 0, setting.world > 1);
+      };
+      for (int number = 0; number < 3; ++number) {
+        EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, number));
+        expect(" after it");
+        // Neither what runs in between nor the step under way is in it.
+        Evaluation evaluation = engine.BeginEvaluation();
+        for (int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
+        EBB_RETURN_IF_ERROR(evaluation.Finish().status());
+        expect(" after an evaluation");
+        StepOptions options = kExactStep;
+        options.hold_updates = true;
+        Step dropped = engine.BeginStep(options);
+        trainer.Round(dropped);
+        expect(" in the next");
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,293 @@
+// A step from BeginStep to Finish: what Finish closes, what is dead after it, what is refused, and
+// that a step dropped or refused leaves nothing behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/snapshot.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::StatusCode kPrecondition = absl::StatusCode::kFailedPrecondition;
+constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
+const ParameterId kEmbedding{0}, kFrozen{3};  // of units 0 and 1
+
+void ExpectDead(ForwardScope& scope) {
+  EXPECT_EQ(scope.parameter(kEmbedding).data, nullptr);
+  EXPECT_EQ(scope.parameter(kEmbedding).size(), 0);
+  EXPECT_TRUE(scope.micro_batches().empty());
+  EXPECT_EQ(scope.input(0).data, nullptr);
+  EXPECT_EQ(scope.output(0).data, nullptr);
+  scope.Close();
+  scope.Close();
+}
+void ExpectDead(BackwardScope& scope) {
+  EXPECT_EQ(scope.parameter(kEmbedding).data, nullptr);
+  EXPECT_TRUE(scope.micro_batches().empty());
+  EXPECT_EQ(scope.input(0).data, nullptr);
+  EXPECT_EQ(scope.gradient(kEmbedding).data, nullptr);
+  EXPECT_EQ(scope.fused_gradient(kEmbedding).tensor.data, nullptr);
+  EXPECT_EQ(scope.output_gradient(0).data, nullptr);
+  EXPECT_EQ(scope.input_gradient(0).data, nullptr);
+  scope.Close();
+  scope.Close();
+}
+void ExpectDead(Step& step) {
+  EXPECT_EQ(step.rounds(), 0);
+  ForwardScope forward = step.Forward(UnitId{0});
+  ExpectDead(forward);
+  BackwardScope backward = step.Backward(UnitId{0});
+  ExpectDead(backward);
+  EXPECT_EQ(step.loss_scale(), 1);
+  const float loss = 1e6;
+  step.AddLoss({.data = &loss});
+  EXPECT_EQ(step.Reduce().code(), kPrecondition);
+  const absl::Status finished = step.Finish();
+  EXPECT_EQ(finished.code(), kPrecondition);
+  EXPECT_FALSE(finished.message().empty());
+}
+
+class StepTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  using Body = std::function<absl::Status(Engine& engine, ScriptedTrainer& trainer)>;
+  void Run(const Setting& setting, const Body& body) {
+    RunOn(setting, model_, ConfigFor(setting), body);
+  }
+  // Trains two steps with `between` after the first, which must leave no trace in state or report.
+  void ExpectNoTrace(const Setting& setting, const Body& between) {
+    std::vector<Snapshot> plain(static_cast<size_t>(setting.world));
+    for (const bool with : {false, true}) {
+      Run(setting, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+        if (with) EBB_RETURN_IF_ERROR(between(engine, trainer));
+        EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 1));
+        EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model_));
+        EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        EXPECT_EQ(report.step, 2) << setting;
+        EXPECT_EQ(report.loss, 0) << setting;
+        Snapshot& expected = plain[static_cast<size_t>(trainer.rank())];
+        if (!with) expected = after;
+        EXPECT_EQ(after, expected) << setting;
+        return absl::OkStatus();
+      });
+    }
+  }
+  ModelSpec model_ = ScriptedModel();
+};
+INSTANTIATE_TEST_SUITE_P(Cells, StepTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
+
+// The first `scopes` of a declared round.
+void Begin(const ScriptedTrainer& trainer, Step& step, int scopes) {
+  for (int s = 0; s < scopes; ++s) {
+    if (s < kScriptedVisits) {
+      trainer.Forward(step, kScriptedUnits[s]);
+    } else {
+      trainer.Backward(step, 2 * kScriptedVisits - 1 - s);
+    }
+  }
+}
+constexpr int kScopes = 2 * kScriptedVisits;
+
+TEST_P(StepTest, FinishClosesScopesLeftOpenAndEverythingIsDeadAfterIt) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    std::vector<Snapshot> closed(static_cast<size_t>(setting.world));
+    for (const bool leave_open : {false, true}) {
+      Run(setting, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        Step step = engine.BeginStep(kExactStep);
+        trainer.ForwardAll(step);
+        for (int v = kScriptedVisits - 1; v > 0; --v) trainer.Backward(step, v);
+        BackwardScope backward = step.Backward(UnitId{0});
+        trainer.Add(backward, 0);
+        if (!leave_open) backward.Close();
+        EBB_RETURN_IF_ERROR(step.Finish());
+        ExpectDead(step);
+        ExpectDead(backward);
+        // Nor do they come to life, or do harm, in the next step.
+        Step next = engine.BeginStep(kExactStep);
+        trainer.Forward(next, 0);
+        ExpectDead(backward);
+        for (int s = 1; s < kScriptedVisits; ++s) trainer.Forward(next, kScriptedUnits[s]);
+        trainer.BackwardAll(next);
+        EBB_RETURN_IF_ERROR(next.Finish());
+        EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        EXPECT_EQ(report.loss, 0);
+        EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model_));
+        Snapshot& expected = closed[static_cast<size_t>(trainer.rank())];
+        if (!leave_open) expected = after;
+        EXPECT_EQ(after, expected) << setting;
+        return absl::OkStatus();
+      });
+    }
+  }
+}
+
+TEST_P(StepTest, WhatWasMovedFromNeverBegunOrDroppedIsDead) {
+  Run(GetParam(), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    Step never;
+    ForwardScope no_forward;
+    BackwardScope no_backward;
+    ExpectDead(never);
+    ExpectDead(no_forward);
+    ExpectDead(no_backward);
+    ForwardScope of_dropped;
+    {
+      Step dropped = engine.BeginStep(kExactStep);
+      of_dropped = dropped.Forward(UnitId{0});
+      EXPECT_EQ(of_dropped.parameter(kEmbedding).size(), 11 * 9);
+    }
+    ExpectDead(of_dropped);
+    Step from = engine.BeginStep(kExactStep);
+    Step step = std::move(from);
+    ExpectDead(from);
+    trainer.Round(step);
+    return step.Finish();
+  });
+}
+
+TEST_P(StepTest, FinishWithoutAnyBackwardIsAnErrorThatLeavesNothing) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    for (const int forwards : {0, 1, kScriptedVisits}) {
+      ExpectNoTrace(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
+        Step step = engine.BeginStep(kExactStep);
+        Begin(trainer, step, forwards);
+        ForwardScope open;
+        if (forwards < kScriptedVisits) open = step.Forward(UnitId{kScriptedUnits[forwards]});
+        const absl::Status finished = step.Finish();
+        ExpectDead(open);
+        ExpectDead(step);
+        EXPECT_EQ(finished.code(), kPrecondition) << finished;
+        EXPECT_THAT(std::string(finished.message()),
+                    AllOf(HasSubstr("Finish without any Backward"), HasSubstr("BeginEvaluation")));
+        EXPECT_EQ(engine.Report().status(), finished);
+        return absl::OkStatus();
+      });
+    }
+  }
+}
+
+// At every point of a step, with its last scope open and closed.
+TEST_P(StepTest, ADroppedStepLeavesNothing) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    ExpectNoTrace(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
+      const float loss = 100;
+      for (int scopes = 0; scopes <= kScopes + 1; ++scopes) {
+        StepOptions options = kExactStep;
+        options.hold_updates = setting.timing == Timing::kEarly || scopes > kScopes;
+        trainer.BeginStep(/*step=*/7 + scopes, nullptr);
+        Step step = engine.BeginStep(options);
+        step.AddLoss({.data = &loss});
+        Begin(trainer, step, std::min(scopes, kScopes));
+        ForwardScope forward;
+        BackwardScope backward;
+        if (scopes < kScriptedVisits) forward = step.Forward(UnitId{kScriptedUnits[scopes]});
+        if (scopes >= kScriptedVisits && scopes < kScopes)
+          backward = step.Backward(UnitId{kScriptedUnits[kScopes - 1 - scopes]});
+        EXPECT_TRUE(scopes <= kScopes || step.Reduce().ok());
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST_P(StepTest, DroppedAfterItsFirstEarlyUpdateItFailsTheEngine) {
+  Setting setting = GetParam();
+  setting.timing = Timing::kEarly;
+  Run(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
+    {
+      Step step = engine.BeginStep(kExactStep);
+      Begin(trainer, step, kScopes);
+    }
+    const absl::Status failed = engine.Report().status();
+    EXPECT_EQ(failed.code(), absl::StatusCode::kAborted) << failed;
+    EXPECT_THAT(std::string(failed.message()),
+                AllOf(HasSubstr("the engine has failed"), HasSubstr("hold_updates")));
+    EXPECT_EQ(TrainStep(engine, trainer, 1).code(), absl::StatusCode::kAborted);
+    EXPECT_EQ(GatherAll(engine, model_, StateClass::kMaster).status(), failed);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(StepTest, OnlyOneStepOrEvaluationIsAlive) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    for (const bool evaluation : {false, true}) {
+      ExpectNoTrace(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
+        Step first = engine.BeginStep(kExactStep);
+        if (evaluation) {
+          Evaluation second = engine.BeginEvaluation();
+          ForwardScope scope = second.Forward(UnitId{0});
+          ExpectDead(scope);
+          EXPECT_EQ(second.Finish().status().code(), kPrecondition);
+        } else {
+          Step second = engine.BeginStep(kExactStep);
+          ExpectDead(second);
+        }
+        trainer.Round(first);
+        const absl::Status finished = first.Finish();
+        EXPECT_EQ(finished.code(), kPrecondition);
+        EXPECT_THAT(std::string(finished.message()),
+                    AllOf(HasSubstr(evaluation ? "BeginEvaluation while" : "BeginStep while"),
+                          HasSubstr("finish or drop that one first")));
+        return absl::OkStatus();
+      });
+    }
+  }
+}
+
+// On one rank only: the step fails on all, and names that rank to the others.
+TEST_P(StepTest, AWrongRequestOfOneRankFailsTheStepOfAll) {
+  struct Request {
+    const char* what;
+    std::function<void(Step&, BackwardScope&)> make;
+  };
+  const float three[3] = {};
+  const Request requests[] = {
+      {"'base1', which is frozen",
+       [](Step&, BackwardScope& scope) {
+         const MutableTensorView view = scope.gradient(kFrozen);
+         EXPECT_EQ(view.data, nullptr);
+         EXPECT_EQ(view.size(), 0);
+       }},
+      {"'base1', which is frozen",
+       [](Step&, BackwardScope& s) { EXPECT_EQ(s.fused_gradient(kFrozen).tensor.size(), 0); }},
+      {"parameter 0 asked of Backward('u1')",
+       [](Step&, BackwardScope& s) { EXPECT_EQ(s.parameter(kEmbedding).data, nullptr); }},
+      {"gradient of parameter 99",
+       [](Step&, BackwardScope& s) { EXPECT_EQ(s.gradient(ParameterId{99}).data, nullptr); }},
+      {"AddLoss takes one fp32 scalar",
+       [&](Step& step, BackwardScope&) {
+         step.AddLoss({.data = &three, .shape = model_.parameters[0].shape});
+       }},
+      {"AddLoss takes one fp32 scalar", [](Step& step, BackwardScope&) { step.AddLoss({}); }},
+  };
+  const int culprit = GetParam().world - 1;
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
+    ExpectNoTrace(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
+      for (const Request& request : requests) {
+        Step step = engine.BeginStep(kExactStep);
+        trainer.ForwardAll(step);
+        for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
+          BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
+          trainer.Add(scope, visit);
+          if (visit == 1 && trainer.rank() == culprit) request.make(step, scope);
+        }
+        const absl::Status finished = step.Finish();
+        EXPECT_EQ(finished.code(), kInvalid) << finished;
+        EXPECT_THAT(std::string(finished.message()), HasSubstr(request.what));
+        const std::string who = trainer.rank() == culprit ? "" : absl::StrCat("rank ", culprit);
+        EXPECT_THAT(std::string(finished.message()), HasSubstr(who));
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,263 @@
+// What a traced run shows: every operation of the plan on its stream, none before what it waits
+// for; and, without a clock, that backward overlaps reductions and the next forward updates.
+#include "ebb/runtime/trace/timeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/sharding/plan.h"
+#include "tests/engine/scripted.h"
+#include "tests/engine/watched_world.h"
+#include "tests/trace/trace_events.h"
+
+namespace ebb::testing {
+namespace {
+
+using sharding::Dependency;
+using sharding::Operation;
+using sharding::OperationKind;
+
+constexpr int kSteps = 3;
+
+class TimelineTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  void TearDown() override { unlink(path_.c_str()); }
+
+  const std::string path_ = absl::StrCat(::testing::TempDir(), "engine_timeline_test.", getpid(),
+                                         ".", GetParam().world, ".", GetParam().stage, ".json");
+};
+INSTANTIATE_TEST_SUITE_P(Cells, TimelineTest, ::testing::ValuesIn(WorldsAndStages()), NameOf);
+
+std::string SpanName(const sharding::Plan& plan, const Operation& operation) {
+  std::string name(sharding::Name(operation.kind));
+  if (!operation.parts.empty())
+    absl::StrAppend(&name, " ", plan.unit_names[static_cast<size_t>(operation.parts[0].unit)]);
+  return name;
+}
+
+// The spans of one rank and step, by operation of the plan; of marks, which do nothing, none.
+using StepSpans = std::vector<const TraceSpan*>;
+StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank, int64_t step) {
+  StepSpans spans(plan.operations.size());
+  std::map<int, std::vector<const TraceSpan*>> left;  // by stream, in order
+  for (int stream = 1; stream < sharding::kStreams; ++stream) {
+    const auto track = tracks.find({rank, stream});
+    if (track == tracks.end()) continue;
+    EXPECT_EQ(track->second.name, std::string(sharding::Name(sharding::StreamId(stream))));
+    for (const TraceSpan& span : track->second.spans) {
+      if (span.step == step) left[stream].push_back(&span);
+    }
+    std::reverse(left[stream].begin(), left[stream].end());
+  }
+  for (const sharding::Moment& moment : plan.moments) {
+    for (int index : moment.operations) {
+      const Operation& operation = plan.operations[static_cast<size_t>(index)];
+      if (operation.kind == OperationKind::kMark) continue;
+      std::vector<const TraceSpan*>& stream = left[static_cast<int>(operation.stream)];
+      const std::string name = SpanName(plan, operation);
+      if (stream.empty() || stream.back()->name != name) {
+        ADD_FAILURE() << "where " << name << " belongs there is "
+                      << (stream.empty() ? "nothing" : stream.back()->name);
+        return spans;
+      }
+      EXPECT_EQ(stream.back()->bytes, operation.bytes) << name;
+      spans[static_cast<size_t>(index)] = stream.back();
+      stream.pop_back();
+    }
+  }
+  for (const auto& [stream, rest] : left) EXPECT_TRUE(rest.empty()) << rest.back()->name;
+  return spans;
+}
+
+// Of kUpdated only what an earlier step has left is looked at.
+void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before) {
+  for (size_t index = 0; index < spans.size(); ++index) {
+    if (spans[index] == nullptr) continue;
+    const auto follows = [&](const TraceSpan* earlier) {
+      if (earlier == nullptr) return;
+      EXPECT_GE(spans[index]->begin_ns, earlier->end_ns)
+          << spans[index]->name << " begins before the end of " << earlier->name;
+    };
+    for (const Dependency& dependency : plan.operations[index].after) {
+      if (dependency.kind == Dependency::kOperation)
+        follows(spans[static_cast<size_t>(dependency.index)]);
+      if (dependency.kind != Dependency::kUpdated || before == nullptr) continue;
+      for (size_t other = 0; other < before->size(); ++other) {
+        const Operation& operation = plan.operations[other];
+        const bool updates =
+            operation.kind == OperationKind::kUpdate || operation.kind == OperationKind::kRefresh;
+        for (const sharding::Part& part : operation.parts) {
+          if (updates && part.unit == dependency.index) follows((*before)[other]);
+        }
+      }
+    }
+  }
+}
+
+// A reduction begins after its backward scope has been closed, a scope after its gather has ended.
+void ExpectScopes(const sharding::Plan& plan, const StepSpans& spans, const TraceTrack& compute,
+                  int64_t step) {
+  std::vector<const TraceSpan*> scopes;
+  for (const TraceSpan& span : compute.spans) {
+    if (span.step == step && span.category != "wait") scopes.push_back(&span);
+  }
+  ASSERT_EQ(scopes.size(), plan.scopes.size());
+  for (size_t s = 0; s < scopes.size(); ++s) {
+    const std::string unit = plan.unit_names[static_cast<size_t>(plan.scopes[s].unit)];
+    EXPECT_EQ(scopes[s]->name,
+              absl::StrCat(plan.scopes[s].backward ? "backward " : "forward ", unit));
+    if (const int reduce = plan.reduce_of_scope[s]; reduce >= 0) {
+      EXPECT_GE(spans[static_cast<size_t>(reduce)]->begin_ns, scopes[s]->end_ns);
+    }
+    if (const int gather = plan.gather_of_scope[s]; gather >= 0) {
+      EXPECT_GE(scopes[s]->begin_ns, spans[static_cast<size_t>(gather)]->end_ns);
+    }
+  }
+}
+
+TEST_P(TimelineTest, ShowsEveryOperationOnItsStreamInOrder) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    for (const int64_t coalesce : {0, 1200}) {
+      SCOPED_TRACE(::testing::Message() << setting << ", coalesce_bytes " << coalesce);
+      Config config = ConfigFor(setting);
+      config.ebb.coalesce_bytes = coalesce;
+      config.ebb.trace = path_;
+      sharding::Plan plan;
+      const absl::Status status =
+          RunEngines(setting, ScriptedModel(), config,
+                     [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                       if (trainer.rank() == 0) plan = engine.plan();
+                       for (int s = 0; s < kSteps; ++s) {
+                         trainer.BeginStep(s, nullptr);
+                         Step step = engine.BeginStep();
+                         trainer.Round(step);
+                         if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
+                       }
+                       return absl::OkStatus();
+                     });
+      ASSERT_TRUE(status.ok()) << status;
+      const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path_);
+      ASSERT_TRUE(tracks.ok()) << tracks.status();
+      for (int rank = 0; rank < setting.world; ++rank) {
+        StepSpans before;
+        for (int64_t step = 1; step <= kSteps; ++step) {
+          SCOPED_TRACE(::testing::Message() << "rank " << rank << ", step " << step);
+          const StepSpans spans = Match(plan, *tracks, rank, step);
+          ExpectOrder(plan, spans, before.empty() ? nullptr : &before);
+          ExpectScopes(plan, spans, tracks->at({rank, 0}), step);
+          before = spans;
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+// Waits for what another thread does meanwhile; a run in which it never does ends all the same.
+bool Comes(const std::function<bool()>& condition) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > end) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
+TEST_P(TimelineTest, ReductionsRunWhileALaterBackwardIsOpen) {
+  const ModelSpec model = ScriptedModel();
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    SCOPED_TRACE(::testing::Message() << setting);
+    const absl::Status status = RunThreads(setting.world, [&](World world) -> absl::Status {
+      const auto calls = std::make_shared<WatchedCalls>();
+      absl::StatusOr<Engine> engine =
+          Engine::Create(Watch(world, calls), Device::Cpu(), model, ConfigFor(setting));
+      if (!engine.ok()) return engine.status();
+      ScriptedTrainer trainer(model, world.rank());
+      Step step = engine->BeginStep();
+      trainer.ForwardAll(step);
+      int closed = 0;  // trainable
+      for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
+        BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
+        trainer.Add(scope, visit);
+        EXPECT_TRUE(Comes([&] { return calls->reductions_run.load() >= closed; }))
+            << "in the backward of visit " << visit;
+        closed += visit == 2 ? 0 : 1;
+      }
+      return step.Finish();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// An update that waits for the next forward to begin: if Finish or that forward waited for it, it
+// would wait for ever.
+TEST_P(TimelineTest, TheNextForwardRunsWhileUpdatesDo) {
+  const ModelSpec model = ScriptedModel();
+  Setting setting = GetParam();
+  setting.timing = Timing::kLate;
+  std::vector<std::atomic<bool>> begun(static_cast<size_t>(setting.world));
+  std::vector<int> overlapped(begun.size());
+  const absl::Status status = RunThreads(setting.world, [&](World world) -> absl::Status {
+    const size_t rank = static_cast<size_t>(world.rank());
+    const auto update = [&, rank](const UpdateSlice& slice) {
+      if (slice.step == 1 && slice.slice.name == "w4")  // of the last unit
+        overlapped[rank] = Comes([&] { return begun[rank].load(); }) ? 1 : -1;
+      return absl::OkStatus();
+    };
+    absl::StatusOr<Engine> engine =
+        Engine::Create(world, Device::Cpu(), model, ConfigFor(setting),
+                       {.optimizer = OptimizerSpec{.states = {}, .update = update}});
+    if (!engine.ok()) return engine.status();
+    ScriptedTrainer trainer(model, world.rank());
+    for (int s = 0; s < 2; ++s) {
+      Step step = engine->BeginStep();
+      ForwardScope first = step.Forward(UnitId{0});
+      if (s == 1) begun[rank] = true;
+      first.Close();
+      for (int visit = 1; visit < kScriptedVisits; ++visit)
+        trainer.Forward(step, kScriptedUnits[visit]);
+      trainer.BackwardAll(step);
+      if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const int rank : overlapped) EXPECT_EQ(rank, 1);
+}
+
+TEST_P(TimelineTest, TheLedgerPeaksAtThePrediction) {
+  const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    const Config config = ConfigFor(setting);
+    const absl::StatusOr<std::vector<MemoryRow>> predicted =
+        PredictMemory(model, setting.world, config);
+    ASSERT_TRUE(predicted.ok()) << predicted.status();
+    const absl::Status status =
+        RunEngines(setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
+          Step step = engine.BeginStep();
+          trainer.Round(step);
+          const absl::Status finished = step.Finish();
+          const std::vector<MemoryRow> rows = engine.memory();
+          EXPECT_EQ(rows.size(), predicted->size());
+          for (size_t i = 0; i < std::min(rows.size(), predicted->size()); ++i) {
+            SCOPED_TRACE(::testing::Message()
+                         << setting << ", " << std::string(Name(rows[i].state)));
+            EXPECT_EQ(rows[i].state, (*predicted)[i].state);
+            EXPECT_EQ(rows[i].predicted_bytes, (*predicted)[i].predicted_bytes);
+            EXPECT_EQ(rows[i].peak_bytes, rows[i].predicted_bytes);
+            EXPECT_EQ(rows[i].current_bytes, rows[i].predicted_bytes);
+          }
+          return finished;
+        });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
