@@ -65,9 +65,7 @@ const Difference kDifferences[] = {
      [](ModelSpec&, Config& config) { config.optimizer.learning_rate = 0.5; },
      {"config of rank", "optimizer.params.lr: "}},
     {"Accumulation",
-     [](ModelSpec&, Config& config) {
-       config.gradient_accumulation_steps = 2;
-     },
+     [](ModelSpec&, Config& config) { config.gradient_accumulation_steps = 2; },
      {"config of rank", "train_batch_size: "}},
     {"ReductionGroup",
      [](ModelSpec&, Config& config) { config.ebb.reduction_group = 1; },
