@@ -1,6 +1,7 @@
 #include "ebb/runtime/engine/agreement.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "absl/strings/ascii.h"
@@ -148,6 +149,41 @@ absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const Model
       return Differs(rank, "model", ": the same parameters in other units, visits or workspace");
     if (plans[r] != plans[0])
       return Differs(rank, "plan", " for the same model and config: another version of Ebb");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AgreeOnInitialValues(Communicator& communicator, Stream& stream,
+                                  const ModelSpec& model) {
+  std::vector<int64_t> hashes;
+  absl::Status own;
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    const ParameterSpec& parameter = model.parameters[p];
+    float first[4] = {};
+    const int64_t count = std::min<int64_t>(std::ssize(first), Elements(parameter.shape));
+    const Slice slice{.parameter = static_cast<ParameterId>(p),
+                      .name = parameter.name,
+                      .shape = parameter.shape,
+                      .begin = 0,
+                      .end = count};
+    const absl::Status filled =
+        parameter.init(slice, std::span(first).first(static_cast<size_t>(count)));
+    if (own.ok() && !filled.ok()) {
+      own = absl::Status(filled.code(), absl::StrCat("initial values of parameter '",
+                                                     parameter.name, "': ", filled.message()));
+    }
+    sharding::Hasher hasher;
+    for (float value : first) hasher.Add(int64_t{std::bit_cast<uint32_t>(value)});
+    hashes.push_back(static_cast<int64_t>(hasher.hash()));
+  }
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(communicator, stream, own));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
+                       AllLists(communicator, stream, hashes));
+  if (const Place at = FirstDifference(all); at.rank > 0) {
+    return Differs(at.rank, "initial value",
+                   absl::StrCat(" of parameter '", model.parameters[at.index].name,
+                                "': an initialiser must be the same function on every rank, also "
+                                "its seed"));
   }
   return absl::OkStatus();
 }

@@ -32,4 +32,9 @@ absl::Status AgreeOnStatus(Communicator& communicator, Stream& stream, const abs
 absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const ModelSpec& model,
                          const Config& config, const sharding::Plan& plan);
 
+// Refuses ranks whose initialisers differ, by the first values of every parameter: a seed made from
+// the rank is the usual mistake.
+absl::Status AgreeOnInitialValues(Communicator& communicator, Stream& stream,
+                                  const ModelSpec& model);
+
 }  // namespace ebb

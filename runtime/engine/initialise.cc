@@ -47,6 +47,7 @@ absl::Status Executor::Initialise() {
   }
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(*control_, *reduce_, model_, config_, own_->plan));
+  if (kPoisonReleased) EBB_RETURN_IF_ERROR(AgreeOnInitialValues(*control_, *reduce_, model_));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, MakeState()));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, FillSlices()));
   EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, /*states=*/false));
@@ -90,6 +91,13 @@ absl::Status Executor::CheckOptimizer() const {
     if (std::find(states.begin(), states.begin() + static_cast<int64_t>(k), states[k]) !=
         states.begin() + static_cast<int64_t>(k))
       return refuse(absl::StrCat("two states named '", states[k], "'; give each its own name"));
+  }
+  for (const auto& [name, group] : config_.ebb.parameter_groups) {
+    if (!group.weight_decay && !group.optimizer) continue;
+    return refuse(absl::StrCat("ebb.parameter_groups.", name, ".",
+                               group.weight_decay ? "weight_decay" : "optimizer",
+                               " is the config's optimizer's, which it replaces; act on "
+                               "UpdateSlice::group instead (lr_factor is in its learning_rate)"));
   }
   return absl::OkStatus();
 }

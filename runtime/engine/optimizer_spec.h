@@ -18,8 +18,8 @@ namespace ebb {
 struct UpdateSlice {
   Slice slice;
   std::string_view group;
-  int64_t step = 0;  // of applied updates, from 1
-  double learning_rate = 0;
+  int64_t step = 0;          // of applied updates, from 1
+  double learning_rate = 0;  // the schedule's or the step's, times the group's lr_factor
   std::span<float> master;
   std::span<const float> gradient;
   std::span<const std::span<float>>

@@ -28,6 +28,11 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
                                                   model_.units.size(), " units")));
     return 0;
   }
+  if (backward && progress_.reduced) {
+    Stick(absl::FailedPreconditionError(absl::StrCat(
+        ScopeName(true, unit), " after Step::Reduce, which has made the gradients final")));
+    return 0;
+  }
   LogEntry(int64_t{unit} * 2 + backward);
   if (progress_.evaluation && WalkIsOver(unit)) Start();
 

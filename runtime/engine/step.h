@@ -46,7 +46,8 @@ class Step {
   // Adds one fp32 scalar on the device, unscaled. StepReport::loss is the sum over calls and ranks
   // over the gradient divisor: by default the mean over micro-batches and ranks.
   void AddLoss(TensorView scalar);
-  // Optional, with hold_updates: makes the gradients final, so that Engine::Read may see them.
+  // Optional, with hold_updates: makes the gradients final, so that Engine::Read may see them
+  // and no Backward may follow.
   absl::Status Reduce();
   // Closes what is open; issues norm, clip and update. The first error of the step, if any: then
   // nothing was updated, or the engine says that it has failed. On a GPU it does not wait; on the

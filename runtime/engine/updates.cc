@@ -116,6 +116,9 @@ absl::Status Executor::RunOwnOptimizer(int unit, const StepScalars& scalars) {
     for (size_t i = 0; i < count; ++i) staging[i] *= scalars.gradient_factor;
     for (int k = 0; k < decisions.optimizer_states; ++k)
       states[k] = {storage_->State(unit, k) + interval.offset, count};
+    const auto group = config_.ebb.parameter_groups.find(parameter.group);
+    const double lr_factor =
+        group == config_.ebb.parameter_groups.end() ? 1 : group->second.lr_factor;
     const UpdateSlice slice{.slice = {.parameter = interval.parameter,
                                       .name = parameter.name,
                                       .shape = parameter.shape,
@@ -123,7 +126,7 @@ absl::Status Executor::RunOwnOptimizer(int unit, const StepScalars& scalars) {
                                       .end = interval.end},
                             .group = parameter.group,
                             .step = scalars.step,
-                            .learning_rate = scalars.rates.learning_rate,
+                            .learning_rate = scalars.rates.learning_rate * lr_factor,
                             .master = {storage_->Master(unit) + interval.offset, count},
                             .gradient = {staging, count},
                             .states = states,

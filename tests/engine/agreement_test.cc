@@ -109,6 +109,19 @@ TEST_P(CreateTest, NamesWhatDiffersOnEveryRank) {
   }
 }
 
+TEST_P(CreateTest, NamesAnInitialValueThatDiffersInDebugBuilds) {
+  if (!kPoisonReleased) GTEST_SKIP() << "release builds do not ask for what no shard needs";
+  const int odd = GetParam().world - 1;
+  const auto seed_by_rank = [](ModelSpec& model, Config&) {
+    model.parameters[4].init = Normal(0.5f, /*seed=*/1'000);
+  };
+  for (const absl::Status& status : Create(odd, seed_by_rank)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("initial value of rank"), HasSubstr("parameter 'w2'")));
+  }
+}
+
 // What one rank alone can see to be wrong reaches the others with its reason.
 TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
   const int odd = GetParam().world - 1;

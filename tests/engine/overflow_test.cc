@@ -45,7 +45,8 @@ TEST_P(OverflowTest, SkipsTheStepOnEveryRankInEveryDType) {
     for (const Setting& setting : At(GetParam(), kNotEarly)) {
       Config config = ConfigFor(setting);
       config.compute = dtype;
-      config.loss_scale.static_scale = dtype == DType::kFloat16 ? 8 : 0;  // where it is dynamic it moves
+      config.loss_scale.static_scale =
+          dtype == DType::kFloat16 ? 8 : 0;  // where it is dynamic it moves
       const auto train = [&](int64_t skipped_step, float value, ParameterValues& masters) {
         const absl::Status status = RunEngines(
             setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {

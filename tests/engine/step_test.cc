@@ -197,6 +197,23 @@ TEST_P(StepTest, ADroppedStepLeavesNothing) {
   }
 }
 
+TEST_P(StepTest, ABackwardAfterReduceIsAnError) {
+  Run(GetParam(), [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    StepOptions options = kExactStep;
+    options.hold_updates = true;
+    trainer.BeginStep(/*step=*/1, nullptr);
+    Step step = engine.BeginStep(options);
+    trainer.Round(step);
+    EXPECT_TRUE(step.Reduce().ok());
+    BackwardScope late = step.Backward(UnitId{1});
+    ExpectDead(late);
+    const absl::Status finished = step.Finish();
+    EXPECT_EQ(finished.code(), kPrecondition);
+    EXPECT_THAT(std::string(finished.message()), HasSubstr("after Step::Reduce"));
+    return absl::OkStatus();
+  });
+}
+
 TEST_P(StepTest, DroppedAfterItsFirstEarlyUpdateItFailsTheEngine) {
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;
