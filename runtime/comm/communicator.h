@@ -1,10 +1,10 @@
 // Collectives between the ranks of a group, enqueued on a stream. Move-only.
 //
-//   all-gather       count elements sent by each rank; receive holds size * count, rank r's at r *
-//   count reduce-scatter   send holds size * count; rank r receives the sum over ranks of the r-th
-//   count elements all-reduce       count in, count out broadcast        count elements from root's
-//   `send` to every `receive` all-to-all       size * count in, size * count out: block p of `send`
-//   goes to rank p, block p of `receive` came from p
+//   all-gather       each rank sends `count` elements; `receive` holds size * count, by rank
+//   reduce-scatter   `send` holds size * count; rank r receives the sum of the r-th count elements
+//   all-reduce       count in, count out
+//   broadcast        count elements from the root's `send` to every `receive`
+//   all-to-all       size * count in and out; block p of `send` goes to rank p, of `receive` is p's
 //
 // Every call takes several spans and runs them as one group. In place is allowed where NCCL allows
 // it: all-gather with send == receive + rank * count, reduce-scatter with receive == send + rank *
