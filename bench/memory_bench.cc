@@ -2,10 +2,15 @@
 // GiB of states a rank, each stage in a process of its own so that its peak resident set is its
 // own.
 //
-//   build/release/bin/memory_bench            all stages, bf16 and fp32
+//   build/release/bin/memory_bench
+//
+// predicted_MiB: of the engine's table, a rank. measured_MiB: growth of the peak resident set, a
+// rank. The time is that of making the engine and of three steps.
+#include <benchmark/benchmark.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -58,45 +63,62 @@ absl::Status Train(World world, const Config& config, int64_t& predicted) {
   return absl::OkStatus();
 }
 
-int RunStage(int stage, DType dtype) {
+// Bytes of a rank: predicted, then measured.
+using Bytes = std::array<int64_t, 2>;
+
+absl::StatusOr<Bytes> RunStage(int stage, DType dtype) {
   Config config;
   config.micro_batch_size = 1;
   config.zero.stage = stage;
   config.compute = dtype;
   const int64_t before = StatusBytes("VmHWM");
   int64_t predicted = 0;
-  if (absl::Status status =
-          RunThreads(kRanks, [&](World world) { return Train(world, config, predicted); });
-      !status.ok()) {
-    std::fprintf(stderr, "%s\n", status.ToString().c_str());
-    return 1;
-  }
-  const int64_t measured = StatusBytes("VmHWM") - before;
-  std::printf(
-      "| %d | %.*s | %8.1f | %8.1f | %+6.2f%% |\n", stage, static_cast<int>(Name(dtype).size()),
-      Name(dtype).data(), static_cast<double>(predicted) / (1 << 20),
-      static_cast<double>(measured) / kRanks / (1 << 20),
-      100.0 * (static_cast<double>(measured) / static_cast<double>(predicted * kRanks) - 1));
-  std::fflush(stdout);
-  return 0;
+  const absl::Status status =
+      RunThreads(kRanks, [&](World world) { return Train(world, config, predicted); });
+  if (!status.ok()) return status;
+  return Bytes{predicted, (StatusBytes("VmHWM") - before) / kRanks};
 }
+
+// RunStage in a process of its own, which this one, without threads, is forked to.
+bool RunStageForked(int stage, DType dtype, Bytes& bytes) {
+  int ends[2];
+  if (pipe(ends) != 0) return false;
+  const pid_t child = fork();
+  if (child == 0) {
+    const absl::StatusOr<Bytes> result = RunStage(stage, dtype);
+    if (!result.ok()) std::fprintf(stderr, "%s\n", result.status().ToString().c_str());
+    _exit(result.ok() && write(ends[1], &*result, sizeof(Bytes)) == sizeof(Bytes) ? 0 : 1);
+  }
+  close(ends[1]);
+  const bool came = read(ends[0], &bytes, sizeof(bytes)) == sizeof(bytes);
+  close(ends[0]);
+  if (child > 0) waitpid(child, nullptr, 0);
+  return came;
+}
+
+void PeakResidentSet(benchmark::State& state) {
+  const int stage = static_cast<int>(state.range(0));
+  const DType dtype = state.range(1) == 32 ? DType::kFloat32 : DType::kBFloat16;
+  Bytes bytes = {};
+  for (auto _ : state) {
+    if (!RunStageForked(stage, dtype, bytes)) {
+      state.SkipWithError("the stage's process failed");
+      return;
+    }
+  }
+  const double predicted = static_cast<double>(bytes[0]), measured = static_cast<double>(bytes[1]);
+  state.counters["predicted_MiB"] = predicted / (1 << 20);
+  state.counters["measured_MiB"] = measured / (1 << 20);
+  state.counters["difference_percent"] = 100 * (measured / predicted - 1);
+}
+BENCHMARK(PeakResidentSet)
+    ->ArgNames({"stage", "bits"})
+    ->ArgsProduct({{0, 1, 2, 3}, {16, 32}})
+    ->Iterations(1)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 
 }  // namespace
 }  // namespace ebb::bench
 
-int main() {
-  std::printf(
-      "| stage | compute | predicted MiB a rank | measured MiB a rank | difference "
-      "|\n|---|---|---|---|---|\n");
-  std::fflush(stdout);
-  int failures = 0;
-  for (const ebb::DType dtype : {ebb::DType::kBFloat16, ebb::DType::kFloat32}) {
-    for (int stage = 0; stage <= 3; ++stage) {
-      const pid_t child = fork();
-      if (child == 0) _exit(ebb::bench::RunStage(stage, dtype));
-      int status = 0;
-      failures += child < 0 || waitpid(child, &status, 0) < 0 || status != 0;
-    }
-  }
-  return failures == 0 ? 0 : 1;
-}
+BENCHMARK_MAIN();

@@ -1,10 +1,15 @@
 // How much of a step's communication and of its updates runs under compute: the 10 M parameter GPT
-// on two ranks, its timeline read back. "hidden" is the share of a stream's busy time during which
-// the same rank's compute stream was running a scope, not waiting.
+// on two ranks, its timeline read back.
 //
-//   build/release/bin/overlap_bench [DIRECTORY]     the timelines stay there; default: temporary
+//   build/release/bin/overlap_bench       the timelines stay in TMPDIR, or /tmp, as overlap_*.json
+//
+// For each operation, OPERATION_ms: its time a step and rank; OPERATION_hidden_percent: the share of
+// it during which the same rank's compute stream was running a scope, not waiting. early: updates
+// begin in backward; else after it. The time of the benchmark itself is that of a training of 12
+// steps.
+#include <benchmark/benchmark.h>
+
 #include <algorithm>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -19,13 +24,16 @@
 namespace ebb::bench {
 namespace {
 
+constexpr int kRanks = 2;
+constexpr int kSteps = 12, kWarmSteps = 2;
+
 struct Interval {
   double begin = 0, end = 0;
 };
 
 absl::Status Train(const std::string& trace, int stage, bool early) {
   gpt::Options options;
-  options.ranks = 2;
+  options.ranks = kRanks;
   options.threads = 1;
   Config config;
   config.micro_batch_size = 2;
@@ -41,21 +49,21 @@ absl::Status Train(const std::string& trace, int stage, bool early) {
   return RunThreads(options.ranks, [&](World world) -> absl::Status {
     auto trainer = gpt::Trainer::Create(world, options, *config.ForWorld(options.ranks), *text);
     if (!trainer.ok()) return trainer.status();
-    for (int step = 0; step < 12; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       if (auto report = (*trainer)->Step(step); !report.ok()) return report.status();
     }
     return absl::OkStatus();
   });
 }
 
-void Report(const std::string& trace, int stage, bool early) {
+void Count(const std::string& trace, benchmark::State& state) {
   std::ifstream file(trace);
   const nlohmann::json events = nlohmann::json::parse(file);
   std::map<int, std::vector<Interval>> compute;  // by rank: scopes, without their waits
   std::map<std::string, std::vector<std::pair<int, Interval>>> others;  // by operation
   for (const nlohmann::json& event : events) {
     if (event["ph"] != "X") continue;
-    if (event["args"].value("step", 0) <= 2) continue;  // warming up
+    if (event["args"].value("step", 0) <= kWarmSteps) continue;
     const Interval interval{event["ts"].get<double>(),
                             event["ts"].get<double>() + event["dur"].get<double>()};
     const std::string name = event["name"];
@@ -74,30 +82,34 @@ void Report(const std::string& trace, int stage, bool early) {
         hidden += std::max(0.0, std::min(span.end, scope.end) - std::max(span.begin, scope.begin));
       }
     }
-    std::printf("| %d | %s | %s | %.2f | %.0f%% |\n", stage, early ? "early" : "late",
-                operation.c_str(), busy / 1e3 / 10 / 2, 100 * hidden / busy);
+    constexpr double kMicrosecondsToMs = 1e-3;
+    state.counters[operation + "_ms"] = busy * kMicrosecondsToMs / (kSteps - kWarmSteps) / kRanks;
+    state.counters[operation + "_hidden_percent"] = 100 * hidden / busy;
   }
 }
+
+void Overlap(benchmark::State& state) {
+  const int stage = static_cast<int>(state.range(0));
+  const bool early = state.range(1) != 0;
+  const std::string trace =
+      std::filesystem::temp_directory_path() /
+      absl::StrCat("overlap_stage", stage, early ? "_early" : "_late", ".json");
+  for (auto _ : state) {
+    if (const absl::Status status = Train(trace, stage, early); !status.ok()) {
+      state.SkipWithError(status.ToString().c_str());
+      return;
+    }
+  }
+  Count(trace, state);
+}
+BENCHMARK(Overlap)
+    ->ArgNames({"stage", "early"})
+    ->ArgsProduct({{1, 3}, {0, 1}})
+    ->Iterations(1)
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
 
 }  // namespace
 }  // namespace ebb::bench
 
-int main(int argc, char** argv) {
-  const std::string directory =
-      argc > 1 ? argv[1] : std::filesystem::temp_directory_path().string();
-  std::printf(
-      "| stage | updates | operation | ms a step and rank | hidden under compute "
-      "|\n|---|---|---|---|---|\n");
-  for (const int stage : {1, 3}) {
-    for (const bool early : {false, true}) {
-      const std::string trace =
-          absl::StrCat(directory, "/overlap_stage", stage, early ? "_early" : "_late", ".json");
-      if (absl::Status status = ebb::bench::Train(trace, stage, early); !status.ok()) {
-        std::fprintf(stderr, "%s\n", status.ToString().c_str());
-        return 1;
-      }
-      ebb::bench::Report(trace, stage, early);
-    }
-  }
-  return 0;
-}
+BENCHMARK_MAIN();

@@ -2,7 +2,7 @@
 # From a fresh Debian or Ubuntu machine to a trained model: installs what is missing, builds, and trains a byte-level GPT of about 10 M
 # parameters on two ranks with ZeRO-3, in bf16 with fp32 masters, on the licence texts that every Debian has.
 #
-#   examples/quickstart.sh [option of gpt...]       for example: --data my.txt --steps 500
+#   examples/quickstart.sh [option of gpt...]       for example: --data my.txt --steps 500 --ranks 4
 #
 # Results are written to build/quickstart: losses.csv, losses.svg, timeline.json (open it at ui.perfetto.dev), summary.json.
 set -euo pipefail
@@ -10,14 +10,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source cmake/packages.sh
 
 install_packages
-cmake --preset release -DEBB_TESTS=ON >build-release.log 2>&1 || { cat build-release.log >&2; rm -f build-release.log; exit 1; }
-rm -f build-release.log
+mkdir -p build
+cmake --preset release -DEBB_TESTS=ON >build/quickstart.log 2>&1 || { cat build/quickstart.log >&2; exit 1; }
 cmake --build --preset release --target gpt
 
 results=build/quickstart
 mkdir -p "$results"
-build/release/bin/gpt --ranks 2 --stage 3 --dtype bf16 \
-  --losses "$results/losses.csv" --curve "$results/losses.svg" \
+build/release/bin/gpt --losses "$results/losses.csv" --curve "$results/losses.svg" \
   --trace "$results/timeline.json" --summary "$results/summary.json" "$@"
 echo
 echo "Loss curve: $results/losses.svg and $results/losses.csv"

@@ -36,8 +36,8 @@ void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisi
 void DecideKeptWhole(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
   const ZeroConfig& zero = inputs.config->zero;
   const size_t units = layout.units.size();
-  decisions.kept_whole.assign(units, decisions.stage < 3 || decisions.world == 1);
-  if (decisions.stage < 3 || decisions.world == 1) return;
+  decisions.kept_whole.assign(units, decisions.stage < 3 || decisions.shards == 1);
+  if (decisions.stage < 3 || decisions.shards == 1) return;
   int64_t persistent = 0;
   for (size_t u = 0; u < units; ++u) {
     int64_t elements = 0;
@@ -53,17 +53,26 @@ void DecideKeptWhole(const PlanInputs& inputs, const ModelLayout& layout, Decisi
 
 }  // namespace
 
+// The plan lists every operation of a step.
+constexpr int kRoundsMax = 4096;
+
 absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& layout, int rounds,
                                  bool hold_updates) {
   const Config& config = *inputs.config;
   const ModelSpec& model = *inputs.model;
   Decisions decisions;
   decisions.world = inputs.world;
+  decisions.shards = layout.shards;
   decisions.stage = config.zero.stage;
   decisions.micro_batches_per_round = config.ebb.micro_batches_per_round;
   const int configured =
       static_cast<int>(config.gradient_accumulation_steps / config.ebb.micro_batches_per_round);
   decisions.rounds = rounds == 0 ? configured : rounds;
+  if (std::max(decisions.rounds, configured) > kRoundsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a step of ", std::max(decisions.rounds, configured), " rounds; at most ", kRoundsMax,
+        " are planned: raise ebb.micro_batches_per_round, or train_micro_batch_size_per_gpu"));
+  }
   if (decisions.rounds > 1 && configured == 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "a step of ", decisions.rounds,

@@ -5,12 +5,12 @@
 
 namespace ebb::sharding {
 
-absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, int world) {
-  if (world < 1)
+absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, int shards) {
+  if (shards < 1)
     return absl::InvalidArgumentError(
-        absl::StrCat("a world of ", world, " ranks: at least 1 is needed"));
+        absl::StrCat("a world of ", shards, " ranks: at least 1 is needed"));
   EBB_RETURN_IF_ERROR(Validate(model));
-  ModelLayout layout{.world = world,
+  ModelLayout layout{.shards = shards,
                      .units = {},
                      .parameters = std::vector<ParameterLocation>(model.parameters.size())};
   for (size_t u = 0; u < model.units.size(); ++u) {
@@ -18,8 +18,8 @@ absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, int world) {
     for (ParameterId id : model.units[u].parameters)
       (model[id].trainable ? trainable : frozen).push_back(id);
     UnitLayout unit;
-    EBB_ASSIGN_OR_RETURN(unit.trainable, Partition(model, trainable, world));
-    EBB_ASSIGN_OR_RETURN(unit.frozen, Partition(model, frozen, world));
+    EBB_ASSIGN_OR_RETURN(unit.trainable, Partition(model, trainable, shards));
+    EBB_ASSIGN_OR_RETURN(unit.frozen, Partition(model, frozen, shards));
     for (const Section* section : {&unit.trainable, &unit.frozen}) {
       for (const Placement& placement : section->placements) {
         layout.parameters[static_cast<size_t>(placement.parameter)] = {

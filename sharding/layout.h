@@ -26,13 +26,13 @@ struct ParameterLocation {
 };
 
 struct ModelLayout {
-  int world = 1;
+  int shards = 1;                             // ranks that each unit is cut over
   std::vector<UnitLayout> units;              // by UnitId
   std::vector<ParameterLocation> parameters;  // by ParameterId
 };
 
 // A pure function of the model and the number of ranks: what each stage keeps of the slices
 // differs, the slices do not.
-absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, int world);
+absl::StatusOr<ModelLayout> LayOut(const ModelSpec& model, int shards);
 
 }  // namespace ebb::sharding

@@ -40,8 +40,8 @@ std::optional<int64_t> PlaceRows(int64_t offset, int64_t elements, int64_t block
 
 // The placement for slices of `shard` elements, or the parameter that does not fit one.
 std::optional<Section> Place(const ModelSpec& model, std::span<const ParameterId> parameters,
-                             int world, int64_t shard, ParameterId& obstacle) {
-  Section section{.placements = {}, .shard = shard, .elements = shard * world};
+                             int shards, int64_t shard, ParameterId& obstacle) {
+  Section section{.placements = {}, .shard = shard, .elements = shard * shards};
   int64_t end = 0;
   for (ParameterId id : parameters) {
     const int64_t elements = Elements(model[id].shape);
@@ -65,7 +65,7 @@ std::optional<Section> Place(const ModelSpec& model, std::span<const ParameterId
 }  // namespace
 
 absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const ParameterId> parameters,
-                                  int world) {
+                                  int shards) {
   if (parameters.empty()) return Section{};
   int64_t total = 0;
   bool has_row_cuts = false;
@@ -73,9 +73,9 @@ absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const Parame
     total = RoundUp(total, kAlignment) + Elements(model[id].shape);
     has_row_cuts |= RowBlock(model[id]) > 0;
   }
-  const int64_t shortest = RoundUp((total + world - 1) / world, kAlignment);
+  const int64_t shortest = RoundUp((total + shards - 1) / shards, kAlignment);
   ParameterId obstacle = parameters.front();
-  if (!has_row_cuts) return *Place(model, parameters, world, shortest, obstacle);
+  if (!has_row_cuts) return *Place(model, parameters, shards, shortest, obstacle);
 
   const int64_t longest = shortest + shortest / 20;
   // Slices of whole blocks of a parameter are the ones that a parameter over several cuts needs;
@@ -93,13 +93,13 @@ absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const Parame
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   for (int64_t shard : lengths) {
     if (shard > longest) break;
-    if (std::optional<Section> section = Place(model, parameters, world, shard, obstacle))
+    if (std::optional<Section> section = Place(model, parameters, shards, shard, obstacle))
       return *std::move(section);
   }
   const ParameterSpec& parameter = model[obstacle];
   return absl::InvalidArgumentError(
       absl::StrCat("parameter '", parameter.name, "': cutting it only at multiples of ",
-                   parameter.cut_rows, " rows would pad its unit by more than 5% over ", world,
+                   parameter.cut_rows, " rows would pad its unit by more than 5% over ", shards,
                    " ranks; use fewer cut_rows, or give it a unit of its own with a number of row "
                    "groups that the ranks divide"));
 }

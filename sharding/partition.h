@@ -28,13 +28,13 @@ struct Placement {
 struct Section {
   std::vector<Placement> placements;
   int64_t shard = 0;     // elements of one rank's slice, a multiple of kAlignment
-  int64_t elements = 0;  // world * shard
+  int64_t elements = 0;  // shards * shard
 };
 
-// Lays out `parameters` for `world` ranks. Parameters with cut_rows may start later, and slices may
+// Lays out `parameters` for `shards` ranks. Parameters with cut_rows may start later, and slices may
 // be longer, so that cuts fall between their groups of rows; what that adds is refused beyond 5% of
 // the layout without such cuts, naming the parameter.
 absl::StatusOr<Section> Partition(const ModelSpec& model, std::span<const ParameterId> parameters,
-                                  int world);
+                                  int shards);
 
 }  // namespace ebb::sharding

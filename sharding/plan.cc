@@ -34,7 +34,8 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
   Plan plan;
-  EBB_ASSIGN_OR_RETURN(plan.layout, LayOut(model, inputs.world));
+  const int group = static_cast<int>(config.ebb.shard_group);
+  EBB_ASSIGN_OR_RETURN(plan.layout, LayOut(model, group > 0 ? group : inputs.world));
   EBB_ASSIGN_OR_RETURN(plan.decisions, Decide(inputs, plan.layout, rounds, hold_updates));
   for (const UnitSpec& unit : model.units) plan.unit_names.push_back(unit.name);
   const Decisions& d = plan.decisions;
@@ -56,7 +57,7 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
                             .scopes = &pool_scopes,
                             .residency = &pool_residency,
                             .reduction = &pool_reduction,
-                            .micro_batches = config.gradient_accumulation_steps});
+                            .micro_batches = config.ebb.micro_batches_per_round});
 
   plan.scopes = walk ? ScopesOfWalk(model) : ScopesOfStep(model, d.rounds);
   const Residency residency = PlanResidency(plan.scopes, elements, d.kept_whole, limits);

@@ -29,10 +29,12 @@
 namespace ebb::sharding {
 
 enum class OperationKind : uint8_t {
-  kMark,    // compute: what was enqueued before has run: a scope's kernels, or all before a step
-  kGather,  // all-gather of units from their slices into their slots
-  kCast,    // whole gradients from the accumulation to the communication dtype, into staging
-  kReduce,  // reduce-scatter of whole gradients, divided
+  kMark,       // compute: what was enqueued before has run: a scope's kernels, or all before a step
+  kGather,     // all-gather of units from their slices into their slots
+  kCast,       // whole gradients from the accumulation to the communication dtype, into staging
+  kReduce,     // reduce-scatter of whole gradients, divided (with replicas: only summed)
+  kAllReduce,  // replicas: sums the reduced slices over the shard groups, divided
+  kRound,      // replicas: the slices from fp32 to the communication dtype
   kAccumulate,      // adds the reduced slice to the shard; the last one takes the norm's squares
   kNorm,            // the squares of a shard that kReduce wrote itself
   kGatherGradient,  // stage 0: the reduced gradient whole on every rank
@@ -59,9 +61,11 @@ struct Dependency {
 
 struct Part {
   int unit = 0;
-  int scope = -1;      // of the step; -1 where the operation is not a scope's
-  bool first = false;  // kAccumulate: the shard's first contribution of the step, which overwrites
-  bool last = false;   // kAccumulate, kNorm: the gradient is final
+  int scope = -1;       // of the step; -1 where the operation is not a scope's
+  bool first = false;   // kAccumulate: the shard's first contribution of the step, which overwrites
+  bool last = false;    // kAccumulate, kNorm: the gradient is final
+  int64_t staged = 0;   // where in the staging pool a bucket's cast of this unit lies
+  int64_t rounded = 0;  // likewise, kRound's slice
 };
 
 struct Operation {
@@ -103,10 +107,16 @@ struct Pools {
   int64_t state_stride = 0;           // between the state arrays of the optimizer pool
   int64_t state_base = 0;
   int64_t staging_cast = 0;      // staging pool: casts of one bucket
+  int64_t staging_rounded = 0;   // kRound's slices of one bucket
   int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
   int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
   int64_t staging_gradient = 0;  // fp32 gradient of one slice, for an optimizer of the trainer's
-  int64_t evaluation_micro_batches = 0;  // the most that one walk's boundaries hold
+  // Activation pool in an evaluation, which keeps nothing for backward: two boundaries a micro-batch,
+  // taken by visits in turns, and the most micro-batches that one walk holds.
+  int64_t evaluation_stride = 0, evaluation_micro_batches = 0;
+  int64_t EvaluationOutput(int visit, int micro_batch) const {
+    return (2 * micro_batch + visit % 2) * evaluation_stride;
+  }
 };
 inline constexpr int64_t kExchangeBytes = 256;
 
@@ -116,6 +126,8 @@ std::string_view Name(UpdateTiming timing);
 // What follows from model, world and config and holds for every step.
 struct Decisions {
   int world = 1;
+  int shards = 1;  // ranks that each unit is cut over: the world, or a shard group of it
+  int replicas() const { return world / shards; }
   int stage = 0;
   int rounds = 1;
   int64_t micro_batches_per_round = 1;
@@ -125,6 +137,11 @@ struct Decisions {
       false;         // reduce_at step over several rounds: each visit has an accumulator
   DType gradient{};  // of the whole gradients: communication, or accumulation where several are
                      // summed
+  // What reductions send and sum. With replicas fp32, so that the one rounding to the communication
+  // dtype comes after the last addition, as without them.
+  DType reduced() const { return replicas() > 1 ? DType::kFloat32 : communication; }
+  bool casts() const { return gradient != communication || reduced() != communication; }
+  bool rounds_slices() const { return reduced() != communication; }
   int optimizer_states = 0;
   bool own_optimizer = false;
   UpdateTiming timing = UpdateTiming::kLate;

@@ -36,10 +36,10 @@ class PlanBuilder {
   void Close(int s);
   void Finish();
 
-  // Bytes that one rank receives when `shard` elements of every rank become whole, or sends when
-  // they are summed.
+  // Bytes that one rank receives when `shard` elements of every rank of a shard group become whole,
+  // or sends when they are summed.
   int64_t RingBytes(int64_t shard, DType dtype) const {
-    return (d_.world - 1) * shard * SizeOf(dtype);
+    return (d_.shards - 1) * shard * SizeOf(dtype);
   }
 
   // plan_gathers.cc
@@ -55,6 +55,8 @@ class PlanBuilder {
   int IssueGradientGather(const std::vector<int>& units);
   int64_t WholeGradientBytes(int unit) const;
   int64_t ReduceBytes(const std::vector<Part>& parts) const;
+  int64_t AllReduceBytes(const std::vector<Part>& parts) const;
+  int64_t RoundBytes(const std::vector<Part>& parts) const;
   int64_t CastBytes(const std::vector<Part>& parts) const;
   int64_t AccumulateBytes(const std::vector<Part>& parts) const;
   int64_t NormBytes(const std::vector<Part>& parts) const;

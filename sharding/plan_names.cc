@@ -13,6 +13,10 @@ std::string_view Name(OperationKind kind) {
       return "cast";
     case OperationKind::kReduce:
       return "reduce";
+    case OperationKind::kAllReduce:
+      return "all-reduce";
+    case OperationKind::kRound:
+      return "round";
     case OperationKind::kAccumulate:
       return "accumulate";
     case OperationKind::kNorm:

@@ -1,11 +1,13 @@
 // Reductions: a bucket of gradients leaves when its last scope closes. On the reduce stream, in
-// order: the cast to the communication dtype, the reduce-scatter, what is done with the slices
-// (summed into the shard, or their norm taken where they are the shard), and at stage 0 the gather
-// that makes complete gradients whole again.
+// order: the cast to the dtype that is sent, the reduce-scatter, with replicas the all-reduce between
+// shard groups and the rounding of its sums, what is done with the slices (summed into the shard, or
+// their norm taken where they are the shard), and at stage 0 the gather that makes complete gradients
+// whole again.
 #include <algorithm>
 #include <utility>
 
 #include "ebb/sharding/plan_builder.h"
+#include "ebb/sharding/pool.h"
 
 namespace ebb::sharding {
 
@@ -32,12 +34,18 @@ void PlanBuilder::WaitForGradientMemory(int s, std::vector<Dependency>& waits) c
 
 std::vector<Part> PlanBuilder::PartsOf(const std::vector<int>& group) {
   std::vector<Part> parts;
+  int64_t staged = plan_.pools.staging_cast, rounded = plan_.pools.staging_rounded;
   for (int s : group) {
     const int unit = plan_.scopes[s].unit;
+    const Section& section = plan_.layout.units[unit].trainable;
     parts.push_back({.unit = unit,
                      .scope = s,
                      .first = contributions_[unit]++ == 0,
-                     .last = --contributions_left_[unit] == 0});
+                     .last = --contributions_left_[unit] == 0,
+                     .staged = staged,
+                     .rounded = rounded});
+    staged += PoolAligned(section.elements * SizeOf(d_.reduced()));
+    rounded += PoolAligned(section.shard * SizeOf(d_.communication));
   }
   return parts;
 }
@@ -53,14 +61,28 @@ std::vector<Part> PlanBuilder::PartsThat(bool accumulate, const std::vector<Part
 int64_t PlanBuilder::CastBytes(const std::vector<Part>& parts) const {
   int64_t elements = 0;
   for (const Part& part : parts) elements += plan_.layout.units[part.unit].trainable.elements;
-  return elements * (SizeOf(d_.gradient) + SizeOf(d_.communication));
+  return elements * (SizeOf(d_.gradient) + SizeOf(d_.reduced()));
 }
 
 int64_t PlanBuilder::ReduceBytes(const std::vector<Part>& parts) const {
   int64_t bytes = 0;
   for (const Part& part : parts)
-    bytes += RingBytes(plan_.layout.units[part.unit].trainable.shard, d_.communication);
+    bytes += RingBytes(plan_.layout.units[part.unit].trainable.shard, d_.reduced());
   return bytes;
+}
+
+// A ring's: a reduce-scatter and an all-gather.
+int64_t PlanBuilder::AllReduceBytes(const std::vector<Part>& parts) const {
+  int64_t bytes = 0;
+  for (const Part& part : parts)
+    bytes += plan_.layout.units[part.unit].trainable.shard * SizeOf(d_.reduced());
+  return 2 * (d_.replicas() - 1) * bytes / d_.replicas();
+}
+
+int64_t PlanBuilder::RoundBytes(const std::vector<Part>& parts) const {
+  int64_t elements = 0;
+  for (const Part& part : parts) elements += plan_.layout.units[part.unit].trainable.shard;
+  return elements * (SizeOf(d_.reduced()) + SizeOf(d_.communication));
 }
 
 // The first contribution is written, later ones are read, added and written.
@@ -87,7 +109,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
     if (part.first) after.push_back({Dependency::kUpdated, part.unit});
   }
   int cast = -1;
-  if (d_.gradient != d_.communication) {
+  if (d_.casts()) {
     cast = Issue({.kind = OperationKind::kCast,
                   .stream = StreamId::kReduce,
                   .parts = parts,
@@ -101,6 +123,21 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
                             .bytes = ReduceBytes(parts)});
   int reader = cast >= 0 ? cast : reduce;
   int last = reduce;
+  if (d_.replicas() > 1) {
+    last = Issue({.kind = OperationKind::kAllReduce,
+                  .stream = StreamId::kReduce,
+                  .parts = parts,
+                  .after = {},
+                  .bytes = AllReduceBytes(parts)});
+    if (cast < 0) reader = last;
+  }
+  if (d_.rounds_slices()) {
+    last = Issue({.kind = OperationKind::kRound,
+                  .stream = StreamId::kReduce,
+                  .parts = parts,
+                  .after = {},
+                  .bytes = RoundBytes(parts)});
+  }
   if (const std::vector<Part> summed = PartsThat(true, parts); !summed.empty()) {
     last = Issue({.kind = OperationKind::kAccumulate,
                   .stream = StreamId::kReduce,

@@ -2,16 +2,18 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
+#include "ebb/sharding/pool.h"
 
 namespace ebb::sharding {
 namespace {
 
 using Row = std::array<std::string, 9>;
+constexpr size_t kUnit = 3, kAfter = 6, kAddress = 8;
 
 std::string ScopeName(const Plan& plan, int scope) {
   const PlannedScope& s = plan.scopes[scope];
@@ -33,28 +35,56 @@ std::string When(const Plan& plan, const Moment& moment) {
   return "";
 }
 
-std::string After(const Plan& plan, const std::vector<Dependency>& after) {
-  return absl::StrJoin(after, " ", [&](std::string* out, const Dependency& dependency) {
-    switch (dependency.kind) {
-      case Dependency::kOperation:
-        absl::StrAppend(out, "#", dependency.index);
-        break;
-      case Dependency::kUpdated:
-        absl::StrAppend(out, "updated(", plan.unit_names[dependency.index], ")");
-        break;
-      case Dependency::kExchanged:
-        absl::StrAppend(out, "exchanged");
-        break;
-    }
-  });
+std::string Describe(const Plan& plan, const Dependency& dependency) {
+  switch (dependency.kind) {
+    case Dependency::kOperation:
+      return absl::StrCat("#", dependency.index);
+    case Dependency::kUpdated:
+      return absl::StrCat("updated(", plan.unit_names[dependency.index], ")");
+    case Dependency::kExchanged:
+      return "exchanged";
+  }
+  return "";
 }
 
-std::string Address(const Plan& plan, const Operation& operation) {
-  if (operation.parts.empty()) return "-";
-  const Part& part = operation.parts.front();
+// As many on a line as fit.
+std::vector<std::string> After(const Plan& plan, const std::vector<Dependency>& after) {
+  constexpr size_t kWidth = 28;
+  std::vector<std::string> lines;
+  for (const Dependency& dependency : after) {
+    const std::string text = Describe(plan, dependency);
+    if (lines.empty() || lines.back().size() + 1 + text.size() > kWidth) {
+      lines.push_back(text);
+    } else {
+      absl::StrAppend(&lines.back(), " ", text);
+    }
+  }
+  return lines;
+}
+
+// Part `p` of a bucket, whose parts lie end to end in the staging pool.
+int64_t Staged(const Plan& plan, const Operation& operation, size_t p, bool slices, DType dtype) {
+  int64_t offset = 0;
+  for (size_t before = 0; before < p; ++before) {
+    const Section& section = plan.layout.units[operation.parts[before].unit].trainable;
+    offset += PoolAligned((slices ? section.shard : section.elements) * SizeOf(dtype));
+  }
+  return offset;
+}
+
+std::string Address(const Plan& plan, const Operation& operation, size_t p) {
+  const Decisions& decisions = plan.decisions;
+  const Part& part = operation.parts[p];
   const UnitAddresses& unit = plan.pools.units[part.unit];
   const auto at = [](std::string_view pool, int64_t offset) {
     return absl::StrFormat("%s+0x%x", absl::string_view(pool.data(), pool.size()), offset);
+  };
+  const auto cast = [&] {
+    return at("staging", plan.pools.staging_cast +
+                             Staged(plan, operation, p, /*slices=*/false, decisions.reduced()));
+  };
+  const auto whole_gradient = [&] {
+    return at("gradient", plan.pools.visits[plan.scopes[part.scope].visit].gradient);
   };
   switch (operation.kind) {
     case OperationKind::kMark:
@@ -63,16 +93,22 @@ std::string Address(const Plan& plan, const Operation& operation) {
     case OperationKind::kGather:
       return at("gather", unit.gather_trainable);
     case OperationKind::kCast:
-      return at("staging", plan.pools.staging_cast);
+      return cast();
     case OperationKind::kReduce:
-      return at("gradient", plan.pools.visits[plan.scopes[part.scope].visit].gradient);
+      return whole_gradient();
+    case OperationKind::kAllReduce:
+      return decisions.casts() ? cast() : whole_gradient();
+    case OperationKind::kRound:
+      if (!decisions.accumulates[part.unit]) return at("gradient", unit.gradient_shard);
+      return at("staging", plan.pools.staging_rounded + Staged(plan, operation, p, /*slices=*/true,
+                                                               decisions.communication));
     case OperationKind::kAccumulate:
     case OperationKind::kNorm:
     case OperationKind::kGatherGradient:
       return at("gradient", unit.gradient_shard);
     case OperationKind::kUpdate:
-      return plan.decisions.compute == DType::kFloat32 ? at("parameter", unit.parameter_trainable)
-                                                       : at("master", unit.master);
+      return decisions.compute == DType::kFloat32 ? at("parameter", unit.parameter_trainable)
+                                                  : at("master", unit.master);
     case OperationKind::kRefresh:
       return at("parameter", unit.parameter_trainable);
   }
@@ -84,21 +120,36 @@ std::string Address(const Plan& plan, const Operation& operation) {
 std::string PlanTable(const Plan& plan) {
   std::vector<Row> rows = {
       {"#", "when", "operation", "unit", "stage", "stream", "after", "bytes", "address"}};
+  // The first line says all; those below it name the further units of a bucket, with their
+  // addresses, and what else it comes after.
+  const auto add = [&](Row row, const std::vector<std::string>& units,
+                       const std::vector<std::string>& addresses,
+                       const std::vector<std::string>& after) {
+    const size_t lines = std::max({size_t{1}, units.size(), after.size()});
+    for (size_t line = 0; line < lines; ++line) {
+      if (line < units.size()) row[kUnit] = units[line];
+      if (line < addresses.size()) row[kAddress] = addresses[line];
+      if (line < after.size()) row[kAfter] = after[line];
+      rows.push_back(std::exchange(row, Row()));
+    }
+  };
+  const std::string stage = absl::StrCat(plan.decisions.stage);
   for (const Moment& moment : plan.moments) {
     for (int index : moment.operations) {
       const Operation& operation = plan.operations[index];
-      std::vector<std::string> units;
-      for (const Part& part : operation.parts) units.push_back(plan.unit_names[part.unit]);
+      std::vector<std::string> units, addresses;
+      for (size_t p = 0; p < operation.parts.size(); ++p) {
+        units.push_back(plan.unit_names[operation.parts[p].unit]);
+        addresses.push_back(Address(plan, operation, p));
+      }
       const std::string_view name = Name(operation.kind), stream = Name(operation.stream);
-      rows.push_back({absl::StrCat(index), When(plan, moment), std::string(name),
-                      absl::StrJoin(units, "+"), absl::StrCat(plan.decisions.stage),
-                      std::string(stream), After(plan, operation.after),
-                      absl::StrCat(operation.bytes), Address(plan, operation)});
+      add({absl::StrCat(index), When(plan, moment), std::string(name), "", stage,
+           std::string(stream), "", absl::StrCat(operation.bytes), "-"},
+          units, addresses, After(plan, operation.after));
     }
     if (moment.kind == Moment::kOpen) {
-      const std::string unit = plan.unit_names[plan.scopes[moment.scope].unit];
-      rows.push_back({"", When(plan, moment), "use", unit, absl::StrCat(plan.decisions.stage),
-                      "compute", After(plan, moment.compute), "", ""});
+      add({"", When(plan, moment), "use", "", stage, "compute", "", "", ""},
+          {plan.unit_names[plan.scopes[moment.scope].unit]}, {}, After(plan, moment.compute));
     }
   }
   std::array<size_t, 9> widths{};

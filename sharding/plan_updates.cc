@@ -46,7 +46,7 @@ void PlanBuilder::IssueUpdates() {
     if (seen[unit] || !d_.trainable[unit]) continue;
     seen[unit] = true;
     const Section& section = plan_.layout.units[unit].trainable;
-    const bool refreshes = d_.kept_whole[unit] && d_.stage > 0 && d_.world > 1;
+    const bool refreshes = d_.kept_whole[unit] && d_.stage > 0 && d_.shards > 1;
     if (refreshes && grouped > 0 && grouped + section.elements > limit) flush();
     if (update_of_unit_[unit] < 0) IssueUpdate(unit);
     if (!refreshes) continue;

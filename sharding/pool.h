@@ -21,6 +21,9 @@ struct PoolBlock {
 };
 
 inline constexpr int64_t kPoolAlignment = 256;  // bytes
+constexpr int64_t PoolAligned(int64_t bytes) {
+  return (bytes + kPoolAlignment - 1) / kPoolAlignment * kPoolAlignment;
+}
 
 // Sets the offsets and returns the bytes of the pool. Largest blocks first, each at the lowest
 // offset that is free during all its lives: a large embedding at the ends of the step costs no more

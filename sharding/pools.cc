@@ -13,17 +13,13 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 // or their lines compete for the same cache sets and memory banks. A multiple of kPoolAlignment.
 constexpr int64_t kSkew = 69'888;
 
-int64_t Aligned(int64_t bytes) {
-  return (bytes + kPoolAlignment - 1) / kPoolAlignment * kPoolAlignment;
-}
-
 // Gives out addresses end to end.
 class Bump {
  public:
   explicit Bump(int64_t start = 0) : end_(start) {}
   int64_t Take(int64_t bytes) {
     const int64_t at = end_;
-    end_ += Aligned(bytes);
+    end_ += PoolAligned(bytes);
     return at;
   }
   int64_t end() const { return end_; }
@@ -76,14 +72,14 @@ void LayOutGather(const PoolInputs& in, Pools& pools) {
     if (in.decisions->kept_whole[u]) continue;
     const UnitLayout& unit = in.layout->units[u];
     blocks[u].bytes =
-        Aligned(unit.trainable.elements * size) + Aligned(unit.frozen.elements * size);
+        PoolAligned(unit.trainable.elements * size) + PoolAligned(unit.frozen.elements * size);
     blocks[u].lifetimes = in.residency->lifetimes[u];
   }
   Bytes(pools, StateClass::kGather) = Pack(blocks);
   for (size_t u = 0; u < blocks.size(); ++u) {
     pools.units[u].gather_trainable = blocks[u].offset;
     pools.units[u].gather_frozen =
-        blocks[u].offset + Aligned(in.layout->units[u].trainable.elements * size);
+        blocks[u].offset + PoolAligned(in.layout->units[u].trainable.elements * size);
   }
 }
 
@@ -120,7 +116,7 @@ void LayOutBoundaries(const PoolInputs& in, Pools& pools) {
   std::vector<PoolBlock> outputs(visits), gradients(visits);
   int64_t largest = 0;
   for (int v = 0; v + 1 < visits; ++v) {
-    pools.visits[v].boundary_stride = Aligned(forward[v].output_bytes);
+    pools.visits[v].boundary_stride = PoolAligned(forward[v].output_bytes);
     largest = std::max(largest, pools.visits[v].boundary_stride);
     outputs[v].bytes = gradients[v].bytes = pools.visits[v].boundary_stride * per_round;
   }
@@ -148,25 +144,29 @@ void LayOutBoundaries(const PoolInputs& in, Pools& pools) {
   std::vector<PoolBlock> all = outputs;
   all.insert(all.end(), gradients.begin(), gradients.end());
   int64_t bytes = Pack(all);
-  // One walk of an evaluation over a whole step's micro-batches always fits: two boundaries each.
+  // One walk of an evaluation over a round's micro-batches always fits: two boundaries each.
   bytes = std::max(bytes, 2 * largest * in.micro_batches);
   for (int v = 0; v < visits; ++v) {
     pools.visits[v].output = all[v].offset;
     pools.visits[v].output_gradient = all[visits + v].offset;
   }
   Bytes(pools, StateClass::kActivation) = bytes;
+  pools.evaluation_stride = largest;
   pools.evaluation_micro_batches = bytes / (2 * largest);
 }
 
 void LayOutStaging(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
-  int64_t cast = 0, norm_blocks = 0, slice = 0;
+  int64_t cast = 0, rounded = 0, norm_blocks = 0, slice = 0;
   for (const std::vector<int>& group : in.reduction->groups) {
-    int64_t bytes = 0;
-    for (int s : group)
-      bytes += Aligned(in.layout->units[(*in.scopes)[s].unit].trainable.elements *
-                       SizeOf(d.communication));
-    cast = std::max(cast, bytes);
+    int64_t whole = 0, slices = 0;
+    for (int s : group) {
+      const Section& section = in.layout->units[(*in.scopes)[s].unit].trainable;
+      whole += PoolAligned(section.elements * SizeOf(d.reduced()));
+      slices += PoolAligned(section.shard * SizeOf(d.communication));
+    }
+    cast = std::max(cast, whole);
+    rounded = std::max(rounded, slices);
   }
   for (const UnitLayout& unit : in.layout->units) {
     norm_blocks = std::max(norm_blocks, (unit.trainable.shard + 1023) / 1024);
@@ -175,7 +175,8 @@ void LayOutStaging(const PoolInputs& in, Pools& pools) {
       slice = std::max(slice, std::min(p.elements, owned));
   }
   Bump staging;
-  if (d.gradient != d.communication) pools.staging_cast = staging.Take(cast);
+  if (d.casts()) pools.staging_cast = staging.Take(cast);
+  if (d.rounds_slices()) pools.staging_rounded = staging.Take(rounded);
   pools.staging_norm = staging.Take(norm_blocks * 8);
   pools.staging_exchange = staging.Take((d.world + 1) * kExchangeBytes);
   if (d.own_optimizer) pools.staging_gradient = staging.Take(slice * 4);

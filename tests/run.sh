@@ -3,8 +3,8 @@
 #
 #   tests/run.sh [release|asan|tsan] [--full] [-- argument of ctest...]
 #
-# release: optimised. asan, tsan: debug builds with the address and undefined-behaviour, or the thread sanitizer. --full: the whole
-# product of the bitwise matrix and many more random cases, instead of a covering selection.
+# release: optimised. asan, tsan: debug builds with the address and undefined-behaviour, or the thread sanitizer. --full: the product of
+# the bitwise matrix' main axes (the others are drawn) and many more random cases, instead of a covering selection.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source cmake/packages.sh

@@ -52,7 +52,7 @@ ForwardScope Trainer::WalkToHead(Evaluation& evaluation, const Batch& batch) {
   return evaluation.Forward(gpt_.embedding);
 }
 
-absl::StatusOr<double> Trainer::Evaluate() {
+absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
   Buffers& buffers = batches_.front();
   const size_t length = static_cast<size_t>(options_.shape.context);
   const int64_t per_walk = world_.size() * sequences_;
@@ -60,6 +60,8 @@ absl::StatusOr<double> Trainer::Evaluate() {
       text_.held_out_bytes() / options_.shape.context / per_walk, 1, kHeldOutBatches);
   Evaluation evaluation = engine_->BeginEvaluation();
   for (int64_t walk = 0; walk < walks; ++walk) {
+    EBB_RETURN_IF_ERROR(vote.Decide());
+    if (vote.stopped()) return std::nullopt;
     for (int64_t s = 0; s < sequences_; ++s) {
       const size_t at = static_cast<size_t>(s) * length;
       text_.HeldOut((walk * world_.size() + world_.rank()) * sequences_ + s, walks * per_walk,
@@ -73,13 +75,16 @@ absl::StatusOr<double> Trainer::Evaluate() {
   return evaluation.Finish();
 }
 
-absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t bytes) {
+absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t bytes,
+                                            StopVote& vote) {
   const int64_t context = options_.shape.context;
   std::string text = prompt.empty() ? "\n" : prompt;
   std::mt19937_64 random(options_.seed);
   std::vector<int32_t> tokens;
   Evaluation evaluation = engine_->BeginEvaluation();
   for (int64_t i = 0; i < bytes; ++i) {
+    EBB_RETURN_IF_ERROR(vote.Decide());
+    if (vote.stopped()) break;
     const size_t seen = std::min(text.size(), static_cast<size_t>(context));
     tokens.resize(seen);
     for (size_t t = 0; t < seen; ++t)

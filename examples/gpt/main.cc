@@ -1,7 +1,9 @@
 // gpt: trains a byte-level GPT on threads as ranks. Exit codes: 0; 1 if training failed; 2 for what
 // the command line asked that cannot be; 130 if a signal ended it.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <vector>
 
 #include "options.h"
 #include "run.h"
@@ -34,17 +36,23 @@ int main(int argc, char** argv) {
   }
   const auto text = Text::Load(options.data, options.shape.context);
   if (!text.ok()) return Fail(text.status(), 2);
-  auto reports = Reports::Open(options);
+  auto reports = Reports::Open(options, *config);
   if (!reports.ok()) return Fail(reports.status(), 2);
 
   CatchStopSignals();
   std::atomic<bool> stopped{false};
+  std::vector<absl::Status> ended(static_cast<size_t>(options.ranks));
   const absl::Status status = ebb::RunThreads(options.ranks, [&](ebb::World world) {
     const auto result =
         RunRank(world, {.options = options, .config = *config, .text = *text, .reports = *reports});
     if (result.ok() && *result) stopped = true;
-    return result.status();
+    return ended[static_cast<size_t>(world.rank())] = result.status();
   });
-  if (!status.ok()) return Fail(status, 1);
+  if (!status.ok()) {
+    // Where all ranks have the same to say, `status` would put it down to one.
+    const bool alike =
+        !ended[0].ok() && std::count(ended.begin(), ended.end(), ended[0]) == options.ranks;
+    return Fail(alike ? ended[0] : status, 1);
+  }
   return stopped ? 130 : 0;
 }

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -32,6 +33,15 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
   GptShape& shape = options.shape;
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 40);
   const auto count = CLI::Range(int64_t{0}, int64_t{1} << 40);
+  // CLI11 takes -1 and what is too large for the largest number.
+  const CLI::Validator seed(
+      [](std::string& text) -> std::string {
+        uint64_t value = 0;
+        if (!absl::SimpleAtoi(text, &value)) return "is not a number from 0 to 2^64 - 1: " + text;
+        text = absl::StrCat(value);
+        return "";
+      },
+      "");
 
   app.add_option("--config", options.config_file,
                  "configuration in DeepSpeed's JSON; flags override it")
@@ -41,6 +51,7 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
       ->capture_default_str()
       ->group("Training");
   app.add_option("--seed", options.seed, "of initial values and batches")
+      ->transform(seed)
       ->capture_default_str()
       ->group("Training");
   app.add_option("--stage", stage, "ZeRO stage")->check(CLI::Range(0, 3))->group("Training");
@@ -64,6 +75,7 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
 
   app.add_option("--data", options.data,
                  "files to train on; default: the licence texts of this system")
+      ->take_all()
       ->group("Model and data");
   app.add_option("--layers", shape.layers, "blocks")
       ->capture_default_str()
@@ -114,6 +126,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   int stage = 0;
   std::string dtype;
   CLI::App app("Trains a byte-level GPT with sharded state (ZeRO stages 0 to 3).", "gpt");
+  app.option_defaults()->take_last();  // a later option overrides: scripts give some of their own
   AddFlags(app, options, batch, stage, dtype);
   try {
     app.parse(argc, argv);

@@ -1,11 +1,13 @@
 #include "progress.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 
 #include "absl/strings/str_format.h"
+#include "ebb/runtime/trace/log.h"
 
 namespace ebb::gpt {
 namespace {
@@ -19,14 +21,30 @@ std::string Duration(double seconds) {
   return absl::StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
 }
 
+// One column less than the terminal has: a full line would wrap, and \r return to its last row.
+size_t LineMax() {
+  winsize size = {};
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col < 2) return std::string::npos;
+  return size.ws_col - 1u;
+}
+
 }  // namespace
 
 Progress::Progress(int64_t steps)
     : steps_(steps),
       every_(std::max<int64_t>(1, steps / kPlainLines)),
-      terminal_(isatty(STDOUT_FILENO) == 1) {}
+      terminal_(isatty(STDOUT_FILENO) == 1) {
+  SurroundLogLines([this](const std::function<void()>& write) {
+    const std::lock_guard lock(mutex_);
+    if (open_) std::printf("\r\x1b[K");
+    std::fflush(stdout);
+    open_ = false;
+    write();
+  });
+}
 
 Progress::~Progress() {
+  SurroundLogLines({});
   if (open_) std::printf("\n");
   std::fflush(stdout);
 }
@@ -34,13 +52,16 @@ Progress::~Progress() {
 void Progress::Show(const History& history, uint64_t memory_bytes) {
   const int64_t done = static_cast<int64_t>(history.steps.size());
   if (!terminal_ && done != 1 && done != steps_ && done % every_ != 0) return;
-  const std::string line = ProgressLine(history, steps_, memory_bytes);
+  std::string line = ProgressLine(history, steps_, memory_bytes);
+  if (terminal_) line.resize(std::min(line.size(), LineMax()));
+  const std::lock_guard lock(mutex_);
   std::printf(terminal_ ? "\r%s\x1b[K" : "%s\n", line.c_str());
   std::fflush(stdout);
   open_ = terminal_;
 }
 
 void Progress::Say(const std::string& line) {
+  const std::lock_guard lock(mutex_);
   std::printf(open_ ? "\r%s\x1b[K\n" : "%s\n", line.c_str());
   std::fflush(stdout);
   open_ = false;

@@ -1,8 +1,9 @@
-// What people see while it trains: on a terminal one line that is rewritten, else a plain line now
-// and then.
+// What people see while it trains: on a terminal one line that is rewritten, and cleared before the
+// log writes one, else a plain line now and then.
 #pragma once
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 #include "ebb/runtime/engine/engine.h"
@@ -12,8 +13,10 @@ namespace ebb::gpt {
 
 class Progress {
  public:
-  // `steps` in all. Writes to standard output.
+  // `steps` in all. Writes to standard output. One at a time in a process.
   explicit Progress(int64_t steps);
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
   ~Progress();  // ends the rewritten line
 
   void Show(const History& history, uint64_t memory_bytes);
@@ -23,6 +26,7 @@ class Progress {
  private:
   const int64_t steps_, every_;
   const bool terminal_;
+  std::mutex mutex_;   // any rank's thread may log
   bool open_ = false;  // a rewritten line stands
 };
 

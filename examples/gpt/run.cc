@@ -1,8 +1,10 @@
 #include "run.h"
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +12,7 @@
 #include "digest.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/plan_table.h"
 #include "history.h"
 #include "progress.h"
@@ -45,24 +48,24 @@ std::string Headline(Trainer& trainer, const Run& run) {
       trainer.tokens_per_step(), run.text.training_bytes());
 }
 
-absl::Status EvaluateInto(History& history, Trainer& trainer, Progress* progress) {
-  EBB_ASSIGN_OR_RETURN(const double loss, trainer.Evaluate());
-  history.held_out.push_back({.step = static_cast<int64_t>(history.steps.size()), .loss = loss});
+absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress) {
+  EBB_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate(vote));
+  if (!loss) return absl::OkStatus();
+  history.held_out.push_back({.step = static_cast<int64_t>(history.steps.size()), .loss = *loss});
   if (progress != nullptr) {
     progress->Say(
-        absl::StrFormat("held-out loss after %d steps: %.4f", history.held_out.back().step, loss));
+        absl::StrFormat("held-out loss after %d steps: %.4f", history.held_out.back().step, *loss));
   }
   return absl::OkStatus();
 }
 
-// `progress` is null on all ranks but 0, which speaks for all. True if stopped early.
-absl::StatusOr<bool> TrainSteps(const Run& run, Trainer& trainer, History& history,
-                                Progress* progress) {
-  EBB_ASSIGN_OR_RETURN(StopVote vote, StopVote::Create(trainer.world(), Device::Cpu()));
+// `progress` is null on all ranks but 0, which speaks for all.
+absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, History& history,
+                        Progress* progress) {
   bool warned = false;
   for (int64_t step = 0; step < run.options.steps; ++step) {
-    EBB_ASSIGN_OR_RETURN(const bool stop, vote.Decide());
-    if (stop) return true;
+    EBB_RETURN_IF_ERROR(vote.Decide());
+    if (vote.stopped()) return absl::OkStatus();
     const double begin = Now();
     EBB_ASSIGN_OR_RETURN(const StepReport report, trainer.Step(step));
     history.steps.push_back({.report = report, .seconds = Now() - begin});
@@ -72,11 +75,11 @@ absl::StatusOr<bool> TrainSteps(const Run& run, Trainer& trainer, History& histo
                               report.applied ? "" : "; its update was skipped"));
     }
     const int64_t every = run.options.evaluate_every;
-    if (every > 0 && (step + 1) % every == 0 && step + 1 < run.options.steps) {
-      EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, progress));
-    }
+    const bool last = step + 1 == run.options.steps;
+    if (last || (every > 0 && (step + 1) % every == 0))
+      EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
   }
-  return false;
+  return absl::OkStatus();
 }
 
 absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
@@ -93,24 +96,49 @@ absl::Status WriteReports(const Run& run, Trainer& trainer, const History& histo
                                                 history));
 }
 
+// What is not a regular file (/dev/stdout, a pipe) may take several.
+bool SameFile(const std::string& a, const std::string& b) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::exists(a, error) && !fs::is_regular_file(a, error)) return false;
+  const auto place = [&](const std::string& path) {
+    fs::path found = fs::weakly_canonical(fs::absolute(path, error), error);
+    return error ? fs::path(path) : found;
+  };
+  return place(a) == place(b);
+}
+
 }  // namespace
 
-absl::StatusOr<Reports> Reports::Open(const Options& options) {
+absl::StatusOr<Reports> Reports::Open(const Options& options, const Config& config) {
   Reports reports;
   struct Wanted {
     const char* flag;
     const std::string& path;
-    std::optional<OutputFile>* file;
+    std::optional<OutputFile>* file;  // null: the timeline
   };
-  std::optional<OutputFile> trace;  // the engine writes it; here it is only tried
-  for (const Wanted& wanted : {Wanted{"--losses", options.losses_file, &reports.losses},
-                               Wanted{"--curve", options.curve_file, &reports.curve},
-                               Wanted{"--summary", options.summary_file, &reports.summary},
-                               Wanted{"--trace", options.trace_file, &trace}}) {
-    if (wanted.path.empty()) continue;
-    auto file = OutputFile::Open(wanted.flag, wanted.path);
+  const std::array all = {
+      Wanted{"--losses", options.losses_file, &reports.losses},
+      Wanted{"--curve", options.curve_file, &reports.curve},
+      Wanted{"--summary", options.summary_file, &reports.summary},
+      // Last: it leaves an empty timeline in place of an older one.
+      Wanted{options.trace_file.empty() ? "ebb.trace" : "--trace", config.ebb.trace, nullptr}};
+  for (auto wanted = all.begin(); wanted != all.end(); ++wanted) {
+    if (wanted->path.empty()) continue;
+    for (auto other = all.begin(); other != wanted; ++other) {
+      if (!SameFile(wanted->path, other->path)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(other->flag, " and ", wanted->flag, " name the same file, ", wanted->path));
+    }
+    if (wanted->file == nullptr) {
+      const absl::Status made = Timeline::Create(wanted->path);
+      if (!made.ok())
+        return absl::Status(made.code(), absl::StrCat(wanted->flag, ": ", made.message()));
+      continue;
+    }
+    auto file = OutputFile::Open(wanted->flag, wanted->path);
     if (!file.ok()) return file.status();
-    wanted.file->emplace(*std::move(file));
+    wanted->file->emplace(*std::move(file));
   }
   return reports;
 }
@@ -128,25 +156,25 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
   Progress* shown = progress ? &*progress : nullptr;
   History history = {.tokens_per_step = trainer->tokens_per_step(), .steps = {}, .held_out = {}};
   history.steps.reserve(static_cast<size_t>(run.options.steps));
-  EBB_ASSIGN_OR_RETURN(const bool stopped, TrainSteps(run, *trainer, history, shown));
-  const bool finished = !stopped && run.options.steps > 0;
-  if (finished) EBB_RETURN_IF_ERROR(EvaluateInto(history, *trainer, shown));
-  std::string sample;
-  if (finished && run.options.sample_bytes > 0) {
-    EBB_ASSIGN_OR_RETURN(sample, trainer->Sample(run.options.prompt, run.options.sample_bytes));
-  }
+  EBB_ASSIGN_OR_RETURN(StopVote vote, StopVote::Create(world, Device::Cpu()));
+  EBB_RETURN_IF_ERROR(TrainSteps(run, *trainer, vote, history, shown));
   EBB_ASSIGN_OR_RETURN(const RankUsage usage, FullestRank(world, trainer->engine()));
   std::string digest;
   if (!run.options.summary_file.empty()) {
     EBB_ASSIGN_OR_RETURN(digest, DigestOf(trainer->engine(), trainer->model(), world.rank()));
   }
-  if (!speaks) return stopped;
-
-  progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
-  progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
-  if (!sample.empty()) progress->Say("\nSample\n" + Printable(sample));
-  EBB_RETURN_IF_ERROR(WriteReports(run, *trainer, history, usage, std::move(digest)));
-  return stopped;
+  if (speaks) {
+    EBB_RETURN_IF_ERROR(WriteReports(run, *trainer, history, usage, std::move(digest)));
+    progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
+    progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
+  }
+  // After the reports: they are there whatever ends it now.
+  if (vote.stopped() || run.options.steps == 0 || run.options.sample_bytes == 0)
+    return vote.stopped();
+  EBB_ASSIGN_OR_RETURN(const std::string sample,
+                       trainer->Sample(run.options.prompt, run.options.sample_bytes, vote));
+  if (speaks) progress->Say("\nSample\n" + Printable(sample));
+  return vote.stopped();
 }
 
 }  // namespace ebb::gpt

@@ -16,7 +16,8 @@ namespace ebb::gpt {
 struct Reports {
   std::optional<OutputFile> losses, curve, summary;
 
-  static absl::StatusOr<Reports> Open(const Options& options);
+  // Refuses two of the same place. Also tries the timeline, which the engines write.
+  static absl::StatusOr<Reports> Open(const Options& options, const Config& config);
 };
 
 struct Run {

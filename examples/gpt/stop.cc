@@ -27,6 +27,7 @@ void CatchStopSignals() {
 struct StopVote::State {
   State(Communicator c, Stream s) : communicator(std::move(c)), stream(std::move(s)) {}
   float vote = 0;
+  bool stopped = false;
   const CollectiveSpan span = {.send = &vote, .receive = &vote, .count = 1};
   Communicator communicator;
   Stream stream;
@@ -42,14 +43,19 @@ absl::StatusOr<StopVote> StopVote::Create(const World& world, const Device& devi
   return StopVote(std::make_unique<State>(std::move(communicator), std::move(stream)));
 }
 
-absl::StatusOr<bool> StopVote::Decide() {
+bool StopVote::stopped() const {
+  return state_->stopped;
+}
+
+absl::Status StopVote::Decide() {
+  if (state_->stopped) return absl::OkStatus();
   state_->stream.WaitIdle();
   EBB_RETURN_IF_ERROR(state_->communicator.status());
-  if (state_->vote != 0) return true;
+  state_->stopped = state_->vote != 0;
+  if (state_->stopped) return absl::OkStatus();
   state_->vote = signal_seen.load(std::memory_order_relaxed) ? 1 : 0;
-  EBB_RETURN_IF_ERROR(state_->communicator.AllReduce(state_->stream, {&state_->span, 1},
-                                                     DType::kFloat32, ReduceOp::kMax));
-  return false;
+  return state_->communicator.AllReduce(state_->stream, {&state_->span, 1}, DType::kFloat32,
+                                        ReduceOp::kMax);
 }
 
 }  // namespace ebb::gpt

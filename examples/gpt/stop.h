@@ -13,16 +13,17 @@ namespace ebb::gpt {
 // From here on SIGINT and SIGTERM are remembered; a second one ends the process at once.
 void CatchStopSignals();
 
-// Before each step every rank casts a vote, which travels while the step runs, and reads that of
-// the step before.
+// Before each step, and each walk of an evaluation or sample, every rank casts a vote, which travels
+// meanwhile, and reads the one before.
 class StopVote {
  public:
   static absl::StatusOr<StopVote> Create(const World& world, const Device& device);
   StopVote(StopVote&&) noexcept;
   ~StopVote();
 
-  // Collective, once a step. True on every rank, or on none: stop before this step.
-  absl::StatusOr<bool> Decide();
+  // Collective. Then stopped() is true on every rank, and stays so, or on none.
+  absl::Status Decide();
+  bool stopped() const;
 
  private:
   struct State;

@@ -13,6 +13,7 @@
 #include "ebb/ebb.h"
 #include "layers.h"
 #include "options.h"
+#include "stop.h"
 #include "text.h"
 
 namespace ebb::gpt {
@@ -25,10 +26,11 @@ class Trainer {
 
   // Step number `step`, from 0: forward, backward and update.
   absl::StatusOr<StepReport> Step(int64_t step);
-  // The mean loss over held-out text. Collective.
-  absl::StatusOr<double> Evaluate();
-  // `prompt` continued by `bytes` bytes. Collective, and the same on every rank.
-  absl::StatusOr<std::string> Sample(const std::string& prompt, int64_t bytes);
+  // The mean loss over held-out text; nothing if `vote` stopped it. Collective.
+  absl::StatusOr<std::optional<double>> Evaluate(StopVote& vote);
+  // `prompt` continued by `bytes` bytes, or until `vote` stops it. Collective, and the same on
+  // every rank.
+  absl::StatusOr<std::string> Sample(const std::string& prompt, int64_t bytes, StopVote& vote);
 
   int64_t tokens_per_step() const;  // of all ranks
   const ModelSpec& model() const { return model_; }

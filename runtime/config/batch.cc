@@ -107,6 +107,38 @@ struct Triple {
   }
 };
 
+// ebb.shard_group from either of its names. Sums run within the shard groups first, so the reduction
+// group is theirs.
+absl::Status ResolveShardGroup(int world, Config& config) {
+  int64_t& shards = config.ebb.shard_group;
+  const int64_t mics = config.zero.mics_shard_size;
+  if (mics > 0 && shards > 0 && mics != shards) {
+    return Invalid({"\"zero_optimization.mics_shard_size\" ", std::to_string(mics),
+                    " and \"ebb.shard_group\" ", std::to_string(shards),
+                    " are two names of one number; give one of them"});
+  }
+  const std::string_view key = shards > 0 ? "ebb.shard_group" : "zero_optimization.mics_shard_size";
+  if (shards == 0 && mics > 0) shards = mics;
+  if (shards == 0) return absl::OkStatus();
+  if (world % shards != 0) {
+    return Invalid({"\"", key, "\" ", std::to_string(shards), " does not divide ",
+                    std::to_string(world),
+                    " ranks; nearest that do: ", DivisorsNear(world, shards)});
+  }
+  if (shards == world) return absl::OkStatus();
+  if (config.zero.stage == 0) {
+    return Invalid({"\"", key, "\" ", std::to_string(shards),
+                    " cuts states over groups of ranks, but at \"zero_optimization.stage\" 0 "
+                    "nothing is cut; choose stage 1, 2 or 3, or leave the group out"});
+  }
+  if (config.ebb.reduction_group != 0 && config.ebb.reduction_group != shards) {
+    return Invalid({"\"ebb.reduction_group\" ", std::to_string(config.ebb.reduction_group),
+                    " is not the shard group of ", std::to_string(shards), " ranks (\"", key,
+                    "\"), whose sums come first; leave it out"});
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<Config> Config::ForWorld(int world) const {
@@ -134,6 +166,7 @@ absl::StatusOr<Config> Config::ForWorld(int world) const {
                     " does not divide ", std::to_string(world),
                     " ranks; nearest that do: ", DivisorsNear(world, ebb.reduction_group)});
   }
+  EBB_RETURN_IF_ERROR(ResolveShardGroup(world, resolved));
   EBB_RETURN_IF_ERROR(resolved.Validate());  // what was derived may be too large a number
   return resolved;
 }

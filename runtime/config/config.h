@@ -83,6 +83,7 @@ struct ZeroConfig {
   int64_t model_persistence_threshold = INT64_MAX;  // of all persistent units together
   int64_t max_live_parameters = 1'000'000'000;
   int64_t max_reuse_distance = 1'000'000'000;
+  int64_t mics_shard_size = -1;  // ebb.shard_group by another name; below 1: not given
 
   friend bool operator==(const ZeroConfig&, const ZeroConfig&) = default;
 };
@@ -112,6 +113,9 @@ struct EbbConfig {
   std::optional<int64_t> coalesce_bytes = {};
   bool reshard_after_forward = true;
   int64_t reduction_group = 0;  // ranks; 0: the world (one host)
+  // HSDP, MiCS: states are cut over this many consecutive ranks and repeated by every further group
+  // of them. 0: the world.
+  int64_t shard_group = 0;
   double timeout_seconds = 600;
   std::string trace = "";  // file of the timeline; "": none
   std::map<std::string, ParameterGroupConfig> parameter_groups = {};

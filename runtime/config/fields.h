@@ -148,6 +148,7 @@ void VisitZero(ZeroConfig& zero, Visitor& visit) {
   visit("zero_optimization.stage3_model_persistence_threshold", zero.model_persistence_threshold);
   visit("zero_optimization.stage3_max_live_parameters", zero.max_live_parameters);
   visit("zero_optimization.stage3_max_reuse_distance", zero.max_reuse_distance);
+  visit("zero_optimization.mics_shard_size", zero.mics_shard_size);
 }
 
 template <class Visitor>
@@ -161,6 +162,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.coalesce", ebb.coalesce_bytes);
   visit("ebb.reshard_after_forward", ebb.reshard_after_forward);
   visit("ebb.reduction_group", NotZero{ebb.reduction_group});
+  visit("ebb.shard_group", ebb.shard_group);
   visit("ebb.timeout_seconds", ebb.timeout_seconds);
   visit("ebb.trace", ebb.trace);
 }

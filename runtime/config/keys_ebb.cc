@@ -30,6 +30,9 @@ constexpr Key kRows[] = {
     Integer("ebb.reduction_group", "", kLiterally,
             "ranks whose gradients are summed first; the world when not given")
         .From(1, 2147483647),
+    Integer("ebb.shard_group", "0", kLiterally,
+            "ranks that states are cut over (HSDP); 0: the world")
+        .From(0, 2147483647),
     Number("ebb.timeout_seconds", "600", kLiterally, "longest wait for another rank").Above(0, 1e9),
     Text("ebb.trace", "", kLiterally, "file of the timeline"),
     Flag("ebb.deterministic_reduce", "false", kNoMeaning,
@@ -42,9 +45,6 @@ constexpr Key kRows[] = {
         .From(0),
     OtherName("ebb.parameter_groups.*.optimizer", "optimizer"),
 
-    Integer("ebb.shard_group", "0", kRefused, "not built: shards are spread over the world")
-        .From(0)
-        .Unless("0"),
     Bytes("ebb.device_memory", "", kRefused, kNoTiers),
     Bytes("ebb.host_memory", "", kRefused, kNoTiers),
     Word("ebb.offload_gradients", "none|device|cpu|nvme", "none", kRefused, kNoTiers)

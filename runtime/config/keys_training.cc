@@ -8,6 +8,7 @@ using enum Taken;
 
 constexpr double kLargestCount = 2147483647;  // micro-batches are counted in an int
 constexpr double kLargestScalePower = 127;    // 2^127 is the largest power of two in fp32
+constexpr double kLargestRate = 1e30;         // and what factors make of it are fp32 numbers
 
 constexpr Key kRows[] = {
     Integer("train_batch_size", "", kLiterally, "samples of one optimizer step over all ranks")
@@ -92,7 +93,7 @@ constexpr Key kRows[] = {
         .Unless("Adam|AdamW|SGD"),
     Flag("optimizer.legacy_fusion", "false", kNoMeaning, "the update is one fused pass"),
     Block("optimizer.params", kLiterally, "parameters of the optimizer"),
-    Number("optimizer.params.lr", "0.001", kLiterally, "learning rate").From(0),
+    Number("optimizer.params.lr", "0.001", kLiterally, "learning rate").From(0, kLargestRate),
     NumberPair("optimizer.params.betas", "[0.9, 0.999]", kLiterally, "decay of the two moments")
         .Within(0, 1)
         .Of("Adam|AdamW"),
@@ -125,11 +126,11 @@ constexpr Key kRows[] = {
          kLiterally, "the schedule"),
     Block("scheduler.params", kLiterally, "parameters of the schedule"),
     Number("scheduler.params.warmup_min_lr", "0", kLiterally, "rate at the start")
-        .From(0)
+        .From(0, kLargestRate)
         .Of("WarmupLR|WarmupDecayLR"),
     Number("scheduler.params.warmup_max_lr", "", kLiterally,
            "rate after the warm-up; \"auto\": the optimizer's")
-        .From(0)
+        .From(0, kLargestRate)
         .Or("auto")
         .Of("WarmupLR|WarmupDecayLR"),
     Integer("scheduler.params.warmup_num_steps", "1000", kLiterally, "steps of the warm-up")
@@ -148,11 +149,11 @@ constexpr Key kRows[] = {
         .From(0)
         .Of("WarmupCosineLR"),
     Number("scheduler.params.cycle_min_lr", "", kLiterally, "lowest rate of the cycle")
-        .From(0)
+        .From(0, kLargestRate)
         .Of("OneCycle")
         .RequiredBy("OneCycle"),
     Number("scheduler.params.cycle_max_lr", "", kLiterally, "highest rate of the cycle")
-        .From(0)
+        .From(0, kLargestRate)
         .Of("OneCycle")
         .RequiredBy("OneCycle"),
     Number("scheduler.params.decay_lr_rate", "0", kLiterally, "decay of the rate after the cycle")
@@ -187,7 +188,7 @@ constexpr Key kRows[] = {
         .From(0)
         .Of("OneCycle"),
     Number("scheduler.params.lr_range_test_min_lr", "0.001", kLiterally, "rate at the start")
-        .From(0)
+        .From(0, kLargestRate)
         .Of("LRRangeTest"),
     Integer("scheduler.params.lr_range_test_step_size", "2000", kLiterally, "steps of one rise")
         .From(1)

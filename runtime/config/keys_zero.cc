@@ -112,11 +112,11 @@ constexpr Key kRows[] = {
     Flag("zero_optimization.zero_quantized_nontrainable_weights", "false", kRefused, "not built"),
     Flag("zero_optimization.zero_quantized_gradients", "false", kRefused, "not built"),
     OpenBlock("zero_optimization.zeropp_loco_param", kRefused, "not built"),
-    Integer("zero_optimization.mics_shard_size", "-1", kRefused,
-            "not built: shards are spread over the world")
-        .Unless("<=0"),
+    Integer("zero_optimization.mics_shard_size", "-1", kLiterally,
+            "ebb.shard_group by DeepSpeed's name; below 1: the world")
+        .From(-1, 2147483647),
     Flag("zero_optimization.mics_hierarchical_params_gather", "false", kNoMeaning,
-         "there are no MiCS groups"),
+         "a gather is one collective of the shard group"),
 
     Block("zero_optimization.offload_param", kNoMeaning, kNoOffload),
     Word("zero_optimization.offload_param.device", "none|cpu|nvme", "none", kRefused, kOnDevice)

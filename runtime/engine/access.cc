@@ -68,7 +68,7 @@ absl::StatusOr<Executor::StateSlice> Executor::FindSlice(ParameterId p, StateCla
           "state of class '", std::string(Name(what)),
           "' cannot be read or written; parameter, master, gradient and optimizer can"));
   }
-  for (const sharding::Interval& interval : sharding::IntervalsOf(section, rank_)) {
+  for (const sharding::Interval& interval : sharding::IntervalsOf(section, shard_)) {
     if (interval.parameter != p) continue;
     found.begin = interval.begin;
     found.end = interval.end;
@@ -181,7 +181,8 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
   }
   const sharding::UnitLayout& unit = plan().layout.units[location.unit];
   const sharding::Section& section = location.trainable ? unit.trainable : unit.frozen;
-  for (int r = 0; r < size_; ++r) {
+  const int shards = plan().decisions.shards;
+  for (int r = 0; r < shards; ++r) {  // the first shard group has it all
     for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
       if (interval.parameter != p) continue;
       const bool receives = root < 0 || root == rank_;

@@ -5,6 +5,7 @@
 // Where boundary activations belong to the engine both are errors, since a chain with a hole has no
 // meaning.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/executor.h"
@@ -273,15 +274,26 @@ void Executor::ReduceNow(int unit, int visit) {
   reduce_->Wait(*demand_);
   reduce_->Wait(updated_[unit]);
   std::byte* source = storage_->Gradient(visit);
-  if (decisions.gradient != decisions.communication) {
-    source = storage_->CastStaging();
+  if (decisions.casts()) {
+    source = storage_->Staging(plan().pools.staging_cast);
     reduce_->Enqueue([this, unit, visit, source] { Cast(unit, visit, source); });
   }
-  const float scale = static_cast<float>(1.0 / progress_.divisor);
+  const float divide = static_cast<float>(1.0 / progress_.divisor);
+  const bool replicas = decisions.replicas() > 1;
   StickCollective(*reduce_communicator_,
                   reduce_communicator_->ReduceScatter(*reduce_, single_reduce_[visit],
-                                                      decisions.communication, scale));
-  const std::byte* reduced = source + SliceOffset(unit, decisions.communication);
+                                                      decisions.reduced(), replicas ? 1 : divide));
+  if (replicas) {
+    StickCollective(*replicas_communicator_,
+                    replicas_communicator_->AllReduce(*reduce_, single_all_reduce_[visit],
+                                                      decisions.reduced(), ReduceOp::kSum, divide));
+  }
+  std::byte* reduced = source + SliceOffset(unit, decisions.reduced());
+  if (decisions.rounds_slices()) {
+    const std::byte* const summed =
+        std::exchange(reduced, storage_->Staging(plan().pools.staging_rounded));
+    reduce_->Enqueue([this, unit, summed, reduced] { Round(unit, summed, reduced); });
+  }
   const bool first = contributions_[unit]++ == 0;
   reduce_->Enqueue(
       [this, unit, reduced, first] { Accumulate(unit, reduced, first, /*last=*/false); });

@@ -5,6 +5,13 @@
 #include "ebb/sharding/memory_model.h"
 
 namespace ebb {
+namespace {
+
+absl::Status MovedFrom() {
+  return absl::FailedPreconditionError("this Engine was moved from; use the one it was moved to");
+}
+
+}  // namespace
 
 Engine::Engine(std::unique_ptr<Executor> executor) : executor_(std::move(executor)) {}
 Engine::Engine(Engine&&) noexcept = default;
@@ -20,37 +27,49 @@ absl::StatusOr<Engine> Engine::Create(World world, Device device, ModelSpec mode
 }
 
 StreamView Engine::compute_stream() const {
+  if (executor_ == nullptr) return {};
   return executor_->compute_stream();
 }
 MutableTensorView Engine::workspace() const {
+  if (executor_ == nullptr) return {};
   return executor_->workspace();
 }
 Step Engine::BeginStep(StepOptions options) {
+  if (executor_ == nullptr) return Step();
   return Step(executor_.get(), executor_->BeginStep(options));
 }
 Evaluation Engine::BeginEvaluation(int micro_batches) {
+  if (executor_ == nullptr) return Evaluation();
   return Evaluation(executor_.get(), executor_->BeginEvaluation(micro_batches));
 }
 absl::StatusOr<StepReport> Engine::Report() {
+  if (executor_ == nullptr) return MovedFrom();
   return executor_->Report();
 }
 absl::Status Engine::Read(StateClass what, Sink sink, std::string_view optimizer_state) {
+  if (executor_ == nullptr) return MovedFrom();
   return executor_->Read(what, sink, optimizer_state);
 }
 absl::Status Engine::Write(StateClass what, const Initialiser& source,
                            std::string_view optimizer_state) {
+  if (executor_ == nullptr) return MovedFrom();
+  if (source == nullptr)
+    return absl::InvalidArgumentError("Write without a source of values: an empty Initialiser");
   return executor_->Write(what, source, optimizer_state);
 }
 absl::Status Engine::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
+  if (executor_ == nullptr) return MovedFrom();
   return executor_->Gather(p, what, whole, root);
 }
 std::vector<MemoryRow> Engine::memory() const {
+  if (executor_ == nullptr) return {};
   return executor_->memory();
 }
 std::vector<TrafficRow> Engine::traffic() const {
   return {};
 }
 std::vector<CommunicationRow> Engine::communication() const {
+  if (executor_ == nullptr) return {};
   return executor_->communication();
 }
 const sharding::Plan& Engine::plan() const {

@@ -1,6 +1,7 @@
 // The engine keeps a model's parameters, gradients and optimizer states in shards over the ranks
 // and moves them so that each scope finds what it needs. It executes a plan (ebb/sharding/plan.h)
-// computed at Create and decides nothing itself.
+// computed at Create; what a plan cannot know, a trainer that leaves
+// the declared order, it meets as ebb/runtime/engine/departures.cc says.
 //
 //   auto engine = Engine::Create(world, device, model, config);
 //   Step step = engine->BeginStep();
@@ -11,7 +12,8 @@
 // Not bound to a thread: calls must be ordered, from whichever thread. SPMD: every rank opens the
 // same scopes in the same order, which a hash checks at Finish. On a GPU, work on a scope's views
 // goes on compute_stream() or is joined to it before the scope closes; on the CPU the calling
-// thread is the compute stream. The engine outlives its scopes, Steps and Evaluations.
+// thread is the compute stream. The engine outlives its scopes, Steps and Evaluations. One that was
+// moved from refuses everything; it has no plan() and no config().
 #pragma once
 
 #include <cstdint>

@@ -103,17 +103,19 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   progress_.divisor = options.gradient_divisor;
   if (options.gradient_divisor == 0)
     progress_.divisor = static_cast<double>(size_) * progress_.micro_batches;
-  if (!std::isfinite(progress_.divisor) || progress_.divisor <= 0) {
+  const float divide = static_cast<float>(1.0 / progress_.divisor);
+  if (!std::isnormal(divide) || divide < 0) {
     Stick(absl::InvalidArgumentError(
         absl::StrCat("gradient_divisor ", options.gradient_divisor,
-                     ": it must be positive; 0 means ranks times micro-batches")));
+                     ": it must be positive, and its inverse an fp32 number; 0 means ranks times "
+                     "micro-batches")));
     progress_.divisor = 1;
   }
   if (options.learning_rate &&
-      !(std::isfinite(*options.learning_rate) && *options.learning_rate >= 0)) {
-    Stick(absl::InvalidArgumentError(
-        absl::StrCat("learning_rate ", *options.learning_rate,
-                     ": it must be 0 or more; leave it out for the schedule's")));
+      !(std::isfinite(static_cast<float>(*options.learning_rate)) && *options.learning_rate >= 0)) {
+    Stick(absl::InvalidArgumentError(absl::StrCat(
+        "learning_rate ", *options.learning_rate,
+        ": it must be 0 or more, and an fp32 number; leave it out for the schedule's")));
   }
   if (sharding::FirstTrainableVisit(model_) == static_cast<int>(model_.forward.size())) {
     Stick(absl::FailedPreconditionError(
@@ -123,7 +125,10 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   loss_scale_ = scaler_.scale();
   if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly)
     scalars_[progress_.parity] = ScalarsFor(/*norm=*/0);
-  for (std::atomic<int64_t>& bytes : moved_bytes_[progress_.parity]) bytes = 0;
+  for (int kind = 0; kind < kKinds; ++kind) {
+    moved_bytes_[progress_.parity][kind] = 0;
+    predicted_bytes_[progress_.parity][kind] = progress_.run->bytes_of[kind];
+  }
   LogBegun();
   Start();
   return number;
@@ -388,16 +393,17 @@ std::vector<CommunicationRow> Executor::communication() const {
   using sharding::OperationKind;
   const auto row = [&](std::string_view name, std::initializer_list<OperationKind> kinds) {
     CommunicationRow result{.operation = name};
-    for (OperationKind kind : kinds) {
-      result.predicted_bytes += static_cast<uint64_t>(plan().BytesOf(kind));
-      result.bytes +=
-          static_cast<uint64_t>(moved_bytes_[finished_parity_][static_cast<int>(kind)].load());
+    for (OperationKind operation : kinds) {
+      const int kind = static_cast<int>(operation);
+      result.predicted_bytes +=
+          static_cast<uint64_t>(predicted_bytes_[finished_parity_][kind].load());
+      result.bytes += static_cast<uint64_t>(moved_bytes_[finished_parity_][kind].load());
     }
     return result;
   };
   for (const Event& event : updated_) event.Wait();
   return {row("gather", {OperationKind::kGather, OperationKind::kRefresh}),
-          row("reduce", {OperationKind::kReduce}),
+          row("reduce", {OperationKind::kReduce, OperationKind::kAllReduce}),
           row("gather_gradient", {OperationKind::kGatherGradient}),
           row("exchange", {OperationKind::kExchange})};
 }

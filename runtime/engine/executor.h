@@ -7,6 +7,7 @@
 // initialise.cc, access.cc (Read, Write, Gather).
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -81,6 +82,7 @@ class Executor {
   StreamView compute_stream() const { return compute_.view(); }
 
  private:
+  static constexpr int kKinds = 12;
   // A plan with what running it needs, made once.
   struct Runnable {
     sharding::Plan plan;
@@ -90,6 +92,7 @@ class Executor {
     std::vector<Event> events;      // by operation
     std::vector<int64_t> begin_ns;  // by operation, while tracing
     std::vector<uint8_t> issued;    // by operation, of the step that runs it
+    int64_t bytes_of[kKinds] = {};  // of a step's communication, by operation kind
   };
   struct OpenScope {
     int64_t id = 0;
@@ -145,6 +148,8 @@ class Executor {
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
+  absl::Status MakeShardGroups();
+  CommunicatorOptions OptionsOf(absl::string_view name) const;
   absl::Status MakeState();
   absl::Status FillSlices();
   absl::Status FillPiece(int unit, bool trainable, const sharding::Interval& interval);
@@ -177,7 +182,10 @@ class Executor {
   void EnqueueCollective(int operation);
   Event& EventOf(const sharding::Dependency& dependency);
   Stream& StreamOf(sharding::StreamId id);
-  Communicator& CommunicatorOf(sharding::StreamId id);
+  Communicator& CommunicatorOf(sharding::OperationKind kind);
+  Communicator& ExchangeCommunicator() {
+    return exchange_communicator_ ? *exchange_communicator_ : *reduce_communicator_;
+  }
   void WaitCompute(const std::vector<sharding::Dependency>& waits);
   void Began(Runnable& run, int operation);
   void Ended(Runnable& run, int operation, StepTag step);
@@ -186,8 +194,12 @@ class Executor {
   void Cast(int unit, int visit, std::byte* destination);
   void Accumulate(int unit, const std::byte* reduced, bool first, bool last);
   void Norm(int unit);
-  std::byte* ReduceSource(const sharding::Plan& plan, const std::vector<sharding::Part>& parts,
-                          size_t part) const;
+  // Where kReduce and kAllReduce leave this rank's slice, and where it is in the communication
+  // dtype: the shard itself unless it is to be accumulated there.
+  std::byte* SummedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
+  std::byte* ReducedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
+  void Round(int unit, const std::byte* summed, std::byte* reduced);
+  std::byte* ReduceSource(const sharding::Plan& plan, const sharding::Part& part) const;
   int64_t SliceOffset(int unit,
                       DType dtype) const;  // of this rank's slice in the trainable section, bytes
 
@@ -235,6 +247,10 @@ class Executor {
   absl::Status AgreedError();
   absl::Status FindDifference();
   absl::Status CommunicationError();
+  std::array<std::optional<Communicator>*, 4> StepCommunicators() {
+    return {&reduce_communicator_, &gather_communicator_, &replicas_communicator_,
+            &exchange_communicator_};
+  }
   absl::Status Withdraw();
 
   void Stick(absl::Status status);  // the step's first error
@@ -259,10 +275,16 @@ class Executor {
   Config config_;
   EngineOptions options_;
   int rank_ = 0, size_ = 1;
+  int shard_ = 0, replica_ = 0;  // which slice is this rank's, and in which shard group it is
 
   MemoryLedger ledger_;
   std::unique_ptr<Timeline> timeline_;
-  std::optional<Communicator> control_, gather_communicator_, reduce_communicator_;
+  std::optional<Communicator> control_;  // of the world, outside steps
+  // Of this rank's shard group, which is the world unless there are replicas.
+  std::optional<Communicator> gather_communicator_, reduce_communicator_;
+  // With replicas: of the ranks that hold the same slice, and of the world.
+  std::optional<Communicator> replicas_communicator_, exchange_communicator_;
+  ThreadTeam alone_{1};  // for arithmetic within a task of a team
   std::vector<std::unique_ptr<Runnable>>
       plans_;                             // of steps of other rounds, or that hold their updates
   std::unique_ptr<Runnable> own_, walk_;  // the config's own step; a walk of an evaluation
@@ -275,8 +297,8 @@ class Executor {
   std::vector<uint8_t> squares_stale_;           // by unit: to be taken again before the exchange
   std::vector<int> contributions_;               // by unit: reductions issued this step
   std::vector<uint8_t> reduced_scopes_;          // by planned scope
-  std::vector<std::vector<CollectiveSpan>>
-      single_reduce_;  // by visit: its reduction alone, into its own slice
+  std::vector<std::vector<CollectiveSpan>> single_reduce_,
+      single_all_reduce_;  // by visit: its reduction alone, into its own slice
   std::vector<std::vector<CollectiveSpan>> single_gather_;  // by unit
   std::vector<int> micro_batch_numbers_;
   std::vector<DType> boundary_dtypes_;  // by visit
@@ -301,8 +323,8 @@ class Executor {
   std::atomic<bool> blocked_[2] = {};  // by parity: no early update of that step may start
   mutable std::mutex errors_mutex_;
   absl::Status failed_;
-  static constexpr int kKinds = 10;
-  std::atomic<int64_t> moved_bytes_[2][kKinds] = {};  // by parity, by operation kind
+  std::atomic<int64_t> moved_bytes_[2][kKinds] = {};      // by parity, by operation kind
+  std::atomic<int64_t> predicted_bytes_[2][kKinds] = {};  // likewise
   int64_t moved_before_[sharding::kStreams] =
       {};  // of a stream's communicator, at the operation's start
 

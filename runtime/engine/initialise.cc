@@ -48,17 +48,26 @@ absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(*control_, *reduce_, model_, config_, own_->plan));
   if (kPoisonReleased) EBB_RETURN_IF_ERROR(AgreeOnInitialValues(*control_, *reduce_, model_));
+  EBB_RETURN_IF_ERROR(MakeShardGroups());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, MakeState()));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, FillSlices()));
   EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, /*states=*/false));
   if (rank_ == 0) {
     for (const std::string& remark : config_.remarks)
       LogInfo(absl::StrCat(options_.name, ": ", remark));
-    const std::string_view timing = sharding::Name(plan().decisions.timing);
+    const sharding::Decisions& decisions = plan().decisions;
+    const std::string_view timing = sharding::Name(decisions.timing);
+    const int64_t group = config_.ebb.reduction_group;
+    const std::string cut = decisions.replicas() == 1
+                                ? ""
+                                : absl::StrCat(" cut over groups of ", decisions.shards, " ranks");
     LogInfo(absl::StrCat(options_.name, ": ", size_, " ranks on ", device_.description(),
-                         ", stage ", plan().decisions.stage, ", reduction group ",
-                         config_.ebb.reduction_group == 0 ? size_ : config_.ebb.reduction_group,
-                         ", updates ", std::string(timing), ": ", plan().decisions.timing_reason));
+                         ", stage ", decisions.stage, cut, ", reduction group ",
+                         decisions.replicas() > 1 ? decisions.shards
+                         : group == 0             ? size_
+                                                  : group,
+                         ", reduced once a ", config_.reduces_at_round() ? "round" : "step",
+                         ", updates ", std::string(timing), ": ", decisions.timing_reason));
   }
   return absl::OkStatus();
 }
@@ -102,18 +111,15 @@ absl::Status Executor::CheckOptimizer() const {
   return absl::OkStatus();
 }
 
+CommunicatorOptions Executor::OptionsOf(absl::string_view name) const {
+  return {.name = absl::StrCat(options_.name, " ", name),
+          .reduction_group = static_cast<int>(config_.ebb.reduction_group),
+          .timeout_seconds = config_.ebb.timeout_seconds};
+}
+
 absl::Status Executor::MakeStreams() {
-  const auto communicator = [&](absl::string_view name, std::optional<Communicator>& into) {
-    absl::StatusOr<Communicator> made =
-        world_.NewCommunicator({.name = absl::StrCat(options_.name, " ", name),
-                                .reduction_group = static_cast<int>(config_.ebb.reduction_group),
-                                .timeout_seconds = config_.ebb.timeout_seconds});
-    if (made.ok()) into.emplace(*std::move(made));
-    return made.status();
-  };
-  EBB_RETURN_IF_ERROR(communicator("control", control_));
-  EBB_RETURN_IF_ERROR(communicator("gather", gather_communicator_));
-  EBB_RETURN_IF_ERROR(communicator("reduce", reduce_communicator_));
+  EBB_ASSIGN_OR_RETURN(Communicator control, world_.NewCommunicator(OptionsOf("control")));
+  control_.emplace(std::move(control));
   const auto stream = [&](std::string_view name, std::optional<Stream>& into) {
     absl::StatusOr<Stream> made = device_.NewStream(name);
     if (made.ok()) into.emplace(*std::move(made));
@@ -133,8 +139,33 @@ absl::Status Executor::MakeStreams() {
   return absl::OkStatus();
 }
 
+// One communicator for gathers and one for reductions, so that neither waits for the other.
+absl::Status Executor::MakeShardGroups() {
+  const sharding::Decisions& decisions = plan().decisions;
+  shard_ = rank_ % decisions.shards;
+  replica_ = rank_ / decisions.shards;
+  const auto of_world = [&](absl::string_view name, std::optional<Communicator>& into) {
+    absl::StatusOr<Communicator> made = world_.NewCommunicator(OptionsOf(name));
+    if (made.ok()) into.emplace(*std::move(made));
+    return made.status();
+  };
+  const auto of_group = [&](int group, std::optional<Communicator>& into) {
+    absl::StatusOr<Communicator> made = control_->Split(/*colour=*/group, /*key=*/rank_);
+    if (made.ok()) into.emplace(*std::move(made));
+    return made.status();
+  };
+  if (decisions.replicas() == 1) {
+    EBB_RETURN_IF_ERROR(of_world("gather", gather_communicator_));
+    return of_world("reduce", reduce_communicator_);
+  }
+  EBB_RETURN_IF_ERROR(of_group(replica_, gather_communicator_));
+  EBB_RETURN_IF_ERROR(of_group(replica_, reduce_communicator_));
+  EBB_RETURN_IF_ERROR(of_group(shard_, replicas_communicator_));
+  return of_world("exchange", exchange_communicator_);
+}
+
 absl::Status Executor::MakeState() {
-  EBB_ASSIGN_OR_RETURN(Storage storage, Storage::Create(device_, own_->plan, rank_, ledger_));
+  EBB_ASSIGN_OR_RETURN(Storage storage, Storage::Create(device_, own_->plan, shard_, ledger_));
   storage_.emplace(std::move(storage));
   const sharding::Decisions& decisions = plan().decisions;
   EBB_RETURN_IF_ERROR(Prepare(*own_));
@@ -148,18 +179,18 @@ absl::Status Executor::MakeState() {
   records_.resize(static_cast<size_t>(size_));
   requested_.resize(decisions.keeps_step_gradients ? visits : units);
   single_reduce_.resize(visits);
+  single_all_reduce_.resize(visits);
   single_gather_.resize(units);
   for (size_t v = 0; v < visits; ++v) {
     const int visit = static_cast<int>(v), unit = static_cast<int>(model_.forward[v].unit);
     const Section& section = plan().layout.units[unit].trainable;
     requested_[decisions.keeps_step_gradients ? v : static_cast<size_t>(unit)].resize(
         section.placements.size());
-    std::byte* const source = decisions.gradient == decisions.communication
-                                  ? storage_->Gradient(visit)
-                                  : storage_->CastStaging();
-    single_reduce_[v] = {{.send = source,
-                          .receive = source + SliceOffset(unit, decisions.communication),
-                          .count = section.shard}};
+    std::byte* const source = decisions.casts() ? storage_->Staging(plan().pools.staging_cast)
+                                                : storage_->Gradient(visit);
+    std::byte* const slice = source + SliceOffset(unit, decisions.reduced());
+    single_reduce_[v] = {{.send = source, .receive = slice, .count = section.shard}};
+    single_all_reduce_[v] = {{.send = slice, .receive = slice, .count = section.shard}};
     const int64_t bytes = model_.forward[v].output_bytes, size = SizeOf(decisions.compute);
     boundary_dtypes_.push_back(bytes % size == 0 ? decisions.compute : DType::kInt8);
     boundary_elements_.push_back(bytes % size == 0 ? bytes / size : bytes);
@@ -189,17 +220,18 @@ std::vector<CollectiveSpan> Executor::GatherSpans(int unit) const {
 
 // Makes the events of a plan's operations and the spans of its collectives.
 absl::Status Executor::Prepare(Runnable& run) {
-  const sharding::Decisions& decisions = run.plan.decisions;
   const size_t operations = run.plan.operations.size();
   run.spans.resize(operations);
   run.begin_ns.resize(operations);
   run.issued.resize(operations);
+  for (int kind = 0; kind < kKinds; ++kind)
+    run.bytes_of[kind] = run.plan.BytesOf(static_cast<OperationKind>(kind));
   for (size_t index = 0; index < operations; ++index) {
     EBB_ASSIGN_OR_RETURN(Event event, device_.NewEvent());
     run.events.push_back(std::move(event));
     const sharding::Operation& operation = run.plan.operations[index];
-    for (size_t p = 0; p < operation.parts.size(); ++p) {
-      const int unit = operation.parts[p].unit;
+    for (const sharding::Part& part : operation.parts) {
+      const int unit = part.unit;
       const Section& section = run.plan.layout.units[unit].trainable;
       std::vector<CollectiveSpan>& spans = run.spans[index];
       switch (operation.kind) {
@@ -219,12 +251,14 @@ absl::Status Executor::Prepare(Runnable& run) {
                            .count = section.shard});
           break;
         case OperationKind::kReduce: {
-          std::byte* const source = ReduceSource(run.plan, operation.parts, p);
-          std::byte* const slice = source + rank_ * section.shard * SizeOf(decisions.communication);
-          spans.push_back(
-              {.send = source,
-               .receive = decisions.accumulates[unit] ? slice : storage_->GradientSlice(unit),
-               .count = section.shard});
+          spans.push_back({.send = ReduceSource(run.plan, part),
+                           .receive = SummedSlice(run.plan, part),
+                           .count = section.shard});
+          break;
+        }
+        case OperationKind::kAllReduce: {
+          std::byte* const slice = SummedSlice(run.plan, part);
+          spans.push_back({.send = slice, .receive = slice, .count = section.shard});
           break;
         }
         default:
@@ -250,7 +284,7 @@ absl::Status Executor::FillSlices() {
     for (const bool trainable : {true, false}) {
       const sharding::UnitLayout& layout = plan().layout.units[u];
       for (sharding::Interval interval :
-           sharding::IntervalsOf(trainable ? layout.trainable : layout.frozen, rank_)) {
+           sharding::IntervalsOf(trainable ? layout.trainable : layout.frozen, shard_)) {
         for (; interval.begin < interval.end;
              interval.begin += kPieceElements, interval.offset += kPieceElements) {
           sharding::Interval piece = interval;
@@ -262,7 +296,6 @@ absl::Status Executor::FillSlices() {
   }
   std::mutex mutex;
   absl::Status first_error;
-  ThreadTeam one(1);
   compute_.team().Run(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Piece& piece = pieces[static_cast<size_t>(i)];

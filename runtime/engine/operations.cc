@@ -28,8 +28,18 @@ Stream& Executor::StreamOf(StreamId id) {
   return compute_;
 }
 
-Communicator& Executor::CommunicatorOf(StreamId id) {
-  return id == StreamId::kGather ? *gather_communicator_ : *reduce_communicator_;
+Communicator& Executor::CommunicatorOf(OperationKind kind) {
+  switch (kind) {
+    case OperationKind::kGather:
+    case OperationKind::kRefresh:
+      return *gather_communicator_;
+    case OperationKind::kAllReduce:
+      return *replicas_communicator_;
+    case OperationKind::kExchange:
+      return ExchangeCommunicator();
+    default:
+      return *reduce_communicator_;
+  }
 }
 
 Event& Executor::EventOf(const Dependency& dependency) {
@@ -85,6 +95,7 @@ void Executor::EnqueueWork(int index) {
       return;
     case OperationKind::kGather:
     case OperationKind::kReduce:
+    case OperationKind::kAllReduce:
     case OperationKind::kGatherGradient:
     case OperationKind::kRefresh:
       EnqueueCollective(index);
@@ -110,13 +121,17 @@ void Executor::EnqueueCollective(int index) {
   const Operation& operation = run->plan.operations[index];
   const sharding::Decisions& decisions = run->plan.decisions;
   Stream& stream = StreamOf(operation.stream);
-  Communicator& communicator = CommunicatorOf(operation.stream);
+  Communicator& communicator = CommunicatorOf(operation.kind);
   const StepTag step{.number = progress_.number, .parity = progress_.parity};
   stream.Enqueue([this, run, index] { Began(*run, index); });
   absl::Status status;
+  const float divide = static_cast<float>(1.0 / progress_.divisor);
   if (operation.kind == OperationKind::kReduce) {
-    status = communicator.ReduceScatter(stream, run->spans[index], decisions.communication,
-                                        static_cast<float>(1.0 / progress_.divisor));
+    status = communicator.ReduceScatter(stream, run->spans[index], decisions.reduced(),
+                                        decisions.replicas() > 1 ? 1.0f : divide);
+  } else if (operation.kind == OperationKind::kAllReduce) {
+    status = communicator.AllReduce(stream, run->spans[index], decisions.reduced(), ReduceOp::kSum,
+                                    divide);
   } else {
     const DType dtype = operation.kind == OperationKind::kGatherGradient ? decisions.accumulation
                                                                          : decisions.compute;
@@ -127,14 +142,14 @@ void Executor::EnqueueCollective(int index) {
 }
 
 void Executor::Began(Runnable& run, int index) {
-  const StreamId stream = run.plan.operations[index].stream;
-  moved_before_[static_cast<int>(stream)] = CommunicatorOf(stream).bytes_moved();
+  const Operation& operation = run.plan.operations[index];
+  moved_before_[static_cast<int>(operation.stream)] = CommunicatorOf(operation.kind).bytes_moved();
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
 }
 
 void Executor::Ended(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
-  const int64_t moved = CommunicatorOf(operation.stream).bytes_moved() -
+  const int64_t moved = CommunicatorOf(operation.kind).bytes_moved() -
                         moved_before_[static_cast<int>(operation.stream)];
   if (&run != walk_.get())
     moved_bytes_[step.parity][static_cast<int>(operation.kind)] += moved;  // a step's only
@@ -159,26 +174,17 @@ void Executor::Trace(const Runnable& run, int index, StepTag step) {
 void Executor::RunOperation(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
-  for (size_t p = 0; p < operation.parts.size(); ++p) {
-    const sharding::Part& part = operation.parts[p];
+  for (const sharding::Part& part : operation.parts) {
     switch (operation.kind) {
       case OperationKind::kCast:
-        Cast(part.unit, run.plan.scopes[part.scope].visit,
-             ReduceSource(run.plan, operation.parts, p));
+        Cast(part.unit, run.plan.scopes[part.scope].visit, storage_->Staging(part.staged));
         break;
-      case OperationKind::kAccumulate: {
-        // Of the whole bucket, only some units may accumulate; the reduction's parts say where each
-        // one lies.
-        const Operation& reduce = run.plan.operations[run.plan.reduce_of_scope[part.scope]];
-        const auto at =
-            std::find_if(reduce.parts.begin(), reduce.parts.end(),
-                         [&](const sharding::Part& other) { return other.scope == part.scope; });
-        const std::byte* whole =
-            ReduceSource(run.plan, reduce.parts, static_cast<size_t>(at - reduce.parts.begin()));
-        Accumulate(part.unit, whole + SliceOffset(part.unit, run.plan.decisions.communication),
-                   part.first, part.last);
+      case OperationKind::kRound:
+        Round(part.unit, SummedSlice(run.plan, part), ReducedSlice(run.plan, part));
         break;
-      }
+      case OperationKind::kAccumulate:
+        Accumulate(part.unit, ReducedSlice(run.plan, part), part.first, part.last);
+        break;
       case OperationKind::kNorm:
         Norm(part.unit);
         break;
@@ -195,32 +201,60 @@ void Executor::RunOperation(Runnable& run, int index, StepTag step) {
 
 // The arithmetic of the reduce stream.
 
-// What a reduction reads: the whole gradient as backward wrote it, or its cast in staging, the
-// units of a bucket end to end.
-std::byte* Executor::ReduceSource(const sharding::Plan& plan,
-                                  const std::vector<sharding::Part>& parts, size_t part) const {
+// What a reduction reads: the whole gradient as backward wrote it, or its cast in staging.
+std::byte* Executor::ReduceSource(const sharding::Plan& plan, const sharding::Part& part) const {
+  return plan.decisions.casts() ? storage_->Staging(part.staged)
+                                : storage_->Gradient(plan.scopes[part.scope].visit);
+}
+
+std::byte* Executor::SummedSlice(const sharding::Plan& plan, const sharding::Part& part) const {
   const sharding::Decisions& decisions = plan.decisions;
-  if (decisions.gradient == decisions.communication)
-    return storage_->Gradient(plan.scopes[parts[part].scope].visit);
-  int64_t offset = 0;
-  for (size_t p = 0; p < part; ++p) {
-    const int64_t bytes =
-        plan.layout.units[parts[p].unit].trainable.elements * SizeOf(decisions.communication);
-    offset += (bytes + sharding::kPoolAlignment - 1) / sharding::kPoolAlignment *
-              sharding::kPoolAlignment;
-  }
-  return storage_->CastStaging() + offset;
+  if (!decisions.rounds_slices() && !decisions.accumulates[part.unit])
+    return storage_->GradientSlice(part.unit);
+  return ReduceSource(plan, part) + SliceOffset(part.unit, decisions.reduced());
+}
+
+std::byte* Executor::ReducedSlice(const sharding::Plan& plan, const sharding::Part& part) const {
+  const sharding::Decisions& decisions = plan.decisions;
+  if (!decisions.rounds_slices()) return SummedSlice(plan, part);
+  return decisions.accumulates[part.unit] ? storage_->Staging(part.rounded)
+                                          : storage_->GradientSlice(part.unit);
 }
 
 int64_t Executor::SliceOffset(int unit, DType dtype) const {
-  return rank_ * plan().layout.units[unit].trainable.shard * SizeOf(dtype);
+  return shard_ * plan().layout.units[unit].trainable.shard * SizeOf(dtype);
 }
 
+// To the dtype that is sent. With replicas that is fp32, and holds what was rounded to the
+// communication dtype, so that the sums are those of a world without them.
 void Executor::Cast(int unit, int visit, std::byte* destination) {
   const sharding::Decisions& decisions = plan().decisions;
-  optim::Cast(reduce_->team(), storage_->Gradient(visit), decisions.gradient, destination,
-              decisions.communication, plan().layout.units[unit].trainable.elements,
-              optim::Rounding::kNearest);
+  const std::byte* const source = storage_->Gradient(visit);
+  const int64_t elements = plan().layout.units[unit].trainable.elements;
+  const DType gradient = decisions.gradient, communication = decisions.communication,
+              reduced = decisions.reduced();
+  if (gradient == communication || reduced == communication) {
+    optim::Cast(reduce_->team(), source, gradient, destination, reduced, elements,
+                optim::Rounding::kNearest);
+    return;
+  }
+  constexpr int64_t kBlock = 1024;
+  reduce_->team().Run((elements + kBlock - 1) / kBlock, 16, [&](int64_t begin, int64_t end) {
+    alignas(64) std::byte rounded[kBlock * sizeof(float)];
+    for (int64_t at = begin * kBlock; at < std::min(end * kBlock, elements); at += kBlock) {
+      const int64_t count = std::min(kBlock, elements - at);
+      optim::Cast(alone_, source + at * SizeOf(gradient), gradient, rounded, communication, count,
+                  optim::Rounding::kNearest);
+      optim::Cast(alone_, rounded, communication, destination + at * SizeOf(reduced), reduced,
+                  count, optim::Rounding::kNearest);
+    }
+  });
+}
+
+void Executor::Round(int unit, const std::byte* summed, std::byte* reduced) {
+  const sharding::Decisions& decisions = plan().decisions;
+  optim::Cast(reduce_->team(), summed, decisions.reduced(), reduced, decisions.communication,
+              plan().layout.units[unit].trainable.shard, optim::Rounding::kNearest);
 }
 
 void Executor::Accumulate(int unit, const std::byte* reduced, bool first, bool last) {

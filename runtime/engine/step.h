@@ -51,7 +51,7 @@ class Step {
   absl::Status Reduce();
   // Closes what is open; issues norm, clip and update. The first error of the step, if any: then
   // nothing was updated, or the engine says that it has failed. On a GPU it does not wait; on the
-  // CPU it waits for this step's norm only if it must.
+  // CPU it waits until the ranks have exchanged norms and errors, not for updates.
   absl::Status Finish();
 
  private:

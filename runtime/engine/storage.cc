@@ -1,7 +1,5 @@
 #include "ebb/runtime/engine/storage.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/memory_model.h"
@@ -10,11 +8,11 @@ namespace ebb {
 
 using sharding::Section;
 
-absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Plan& plan, int rank,
+absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Plan& plan, int shard,
                                         MemoryLedger& ledger) {
   Storage storage;
   storage.plan_ = &plan;
-  storage.rank_ = rank;
+  storage.shard_ = shard;
   for (const MemoryRow& row : sharding::PredictMemory(plan)) {
     const int state = static_cast<int>(row.state);
     const int64_t bytes = static_cast<int64_t>(row.predicted_bytes);
@@ -23,9 +21,6 @@ absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Pl
                          device.Allocate(bytes, absl::StrCat("the ", std::string(name), " pool")));
     storage.charges_[state] = MemoryLedger::Charge(ledger, row.state, row.tier, bytes);
     ledger.Predict(row.state, row.tier, bytes);
-  }
-  for (const sharding::VisitAddresses& visit : plan.pools.visits) {
-    storage.evaluation_stride_ = std::max(storage.evaluation_stride_, visit.boundary_stride);
   }
   return storage;
 }
@@ -44,7 +39,7 @@ std::byte* Storage::Slice(int unit, bool trainable) const {
       trainable ? plan_->layout.units[unit].trainable : plan_->layout.units[unit].frozen;
   const int64_t offset = trainable ? Unit(unit).parameter_trainable : Unit(unit).parameter_frozen;
   const int64_t begin = plan_->decisions.kept_whole[unit]
-                            ? rank_ * section.shard * SizeOf(plan_->decisions.compute)
+                            ? shard_ * section.shard * SizeOf(plan_->decisions.compute)
                             : 0;
   return At(StateClass::kParameter, offset + begin);
 }
@@ -60,7 +55,7 @@ float* Storage::Master(int unit) const {
 
 float* Storage::MasterSlice(int unit) const {
   return Master(unit) +
-         (plan_->decisions.stage == 0 ? rank_ * plan_->layout.units[unit].trainable.shard : 0);
+         (plan_->decisions.stage == 0 ? shard_ * plan_->layout.units[unit].trainable.shard : 0);
 }
 
 float* Storage::State(int unit, int state) const {
@@ -71,7 +66,7 @@ float* Storage::State(int unit, int state) const {
 
 float* Storage::StateSlice(int unit, int state) const {
   return State(unit, state) +
-         (plan_->decisions.stage == 0 ? rank_ * plan_->layout.units[unit].trainable.shard : 0);
+         (plan_->decisions.stage == 0 ? shard_ * plan_->layout.units[unit].trainable.shard : 0);
 }
 
 std::byte* Storage::UpdatedParameter(int unit) const {
@@ -91,7 +86,7 @@ std::byte* Storage::ReducedGradient(int unit) const {
 std::byte* Storage::GradientSlice(int unit) const {
   const sharding::Decisions& decisions = plan_->decisions;
   const int64_t begin =
-      decisions.stage == 0 ? rank_ * plan_->layout.units[unit].trainable.shard : 0;
+      decisions.stage == 0 ? shard_ * plan_->layout.units[unit].trainable.shard : 0;
   return ReducedGradient(unit) + begin * SizeOf(decisions.shard_dtype(unit));
 }
 
@@ -106,13 +101,12 @@ std::byte* Storage::OutputGradient(int visit, int index_in_round) const {
             addresses.output_gradient + index_in_round * addresses.boundary_stride);
 }
 
-// An evaluation keeps nothing for backward: two boundaries per micro-batch, by turns.
 std::byte* Storage::EvaluationOutput(int visit, int micro_batch) const {
-  return At(StateClass::kActivation, (2 * micro_batch + visit % 2) * evaluation_stride_);
+  return At(StateClass::kActivation, plan_->pools.EvaluationOutput(visit, micro_batch));
 }
 
-std::byte* Storage::CastStaging() const {
-  return At(StateClass::kStaging, plan_->pools.staging_cast);
+std::byte* Storage::Staging(int64_t address) const {
+  return At(StateClass::kStaging, address);
 }
 double* Storage::NormScratch() const {
   return reinterpret_cast<double*>(At(StateClass::kStaging, plan_->pools.staging_norm));

@@ -15,7 +15,8 @@ namespace ebb {
 
 class Storage {
  public:
-  static absl::StatusOr<Storage> Create(const Device& device, const sharding::Plan& plan, int rank,
+  // `shard`: which slice of every unit is this rank's.
+  static absl::StatusOr<Storage> Create(const Device& device, const sharding::Plan& plan, int shard,
                                         MemoryLedger& ledger);
 
   // A unit's section: whole in its slot, or whole where the unit is kept whole.
@@ -37,7 +38,7 @@ class Storage {
   std::byte* Output(int visit, int index_in_round) const;
   std::byte* OutputGradient(int visit, int index_in_round) const;
   std::byte* EvaluationOutput(int visit, int micro_batch) const;
-  std::byte* CastStaging() const;
+  std::byte* Staging(int64_t address) const;  // of the staging pool, as the plan has it
   double* NormScratch() const;
   std::byte* ExchangeRecords() const;  // world records, then this rank's own
   float* GradientStaging() const;
@@ -53,8 +54,7 @@ class Storage {
   const sharding::UnitAddresses& Unit(int unit) const { return plan_->pools.units[unit]; }
 
   const sharding::Plan* plan_ = nullptr;
-  int rank_ = 0;
-  int64_t evaluation_stride_ = 0;
+  int shard_ = 0;
   Buffer buffers_[kStateClasses];
   MemoryLedger::Charge charges_[kStateClasses];
 };

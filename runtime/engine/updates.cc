@@ -21,7 +21,7 @@ void Executor::MakeUpdateRuns() {
   for (size_t u = 0; u < model_.units.size(); ++u) {
     const sharding::Section& section = plan().layout.units[u].trainable;
     const bool whole = plan().decisions.stage == 0;
-    const int64_t begin = whole ? 0 : rank_ * section.shard,
+    const int64_t begin = whole ? 0 : shard_ * section.shard,
                   elements = storage_->UpdatedElements(static_cast<int>(u));
     const std::string* group = nullptr;
     std::vector<UpdateRun>& runs = update_runs_[u];
@@ -100,7 +100,7 @@ void Executor::RunUpdate(int unit, int parity, bool early) {
 absl::Status Executor::RunOwnOptimizer(int unit, const StepScalars& scalars) {
   const sharding::Decisions& decisions = plan().decisions;
   const sharding::Section& section = plan().layout.units[unit].trainable;
-  const int64_t begin = decisions.stage == 0 ? 0 : rank_ * section.shard,
+  const int64_t begin = decisions.stage == 0 ? 0 : shard_ * section.shard,
                 elements = storage_->UpdatedElements(unit);
   float* const staging = storage_->GradientStaging();
   std::vector<std::span<float>> states(static_cast<size_t>(decisions.optimizer_states));

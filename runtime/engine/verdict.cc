@@ -24,8 +24,9 @@ void Executor::EnqueueExchange() {
   exchange_span_ = {.send = records + size_ * sharding::kExchangeBytes,
                     .receive = records,
                     .count = sharding::kExchangeBytes};
-  StickCollective(*reduce_communicator_,
-                  reduce_communicator_->AllGather(*reduce_, {&exchange_span_, 1}, DType::kInt8));
+  Communicator& communicator = ExchangeCommunicator();
+  StickCollective(communicator,
+                  communicator.AllGather(*reduce_, {&exchange_span_, 1}, DType::kInt8));
   reduce_->Enqueue([this, parity] { ConcludeExchange(parity); });
 }
 
@@ -38,7 +39,7 @@ void Executor::CompleteRecord(bool evaluation) {
     squares_stale_[u] = 0;
     if (!std::isfinite(squares_[u]) && record.non_finite_unit < 0)
       record.non_finite_unit = static_cast<int32_t>(u);
-    record.squares += squares_[u];
+    if (replica_ == 0) record.squares += squares_[u];  // the others have the same
   }
   if (HasFailed()) {
     record.engine_failed = true;
@@ -48,24 +49,24 @@ void Executor::CompleteRecord(bool evaluation) {
   }
   std::memcpy(storage_->ExchangeRecords() + size_ * sharding::kExchangeBytes, &record,
               sizeof(record));
-  exchange_moved_before_ = reduce_communicator_->bytes_moved();
+  exchange_moved_before_ = ExchangeCommunicator().bytes_moved();
 }
 
 void Executor::ConcludeExchange(int parity) {
   if (!progress_.evaluation) {
     moved_bytes_[parity][static_cast<int>(sharding::OperationKind::kExchange)] +=
-        reduce_communicator_->bytes_moved() - exchange_moved_before_;
+        ExchangeCommunicator().bytes_moved() - exchange_moved_before_;
   }
   verdict_ = {};
   const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
   StepScalars refused;
-  if (reduce_communicator_->status().ok()) {
+  if (absl::Status exchanged = ExchangeCommunicator().status(); exchanged.ok()) {
     std::vector<ExchangeRecord>& records = records_;
     std::memcpy(records.data(), storage_->ExchangeRecords(),
                 records.size() * sizeof(ExchangeRecord));
     verdict_ = Conclude(records);
   } else {
-    verdict_.error = reduce_communicator_->status();
+    verdict_.error = exchanged;
   }
   if (progress_.evaluation) return;
   const bool agreed = verdict_.error.ok() && !verdict_.scopes_differ;
@@ -77,8 +78,11 @@ void Executor::ConcludeExchange(int parity) {
 }
 
 absl::Status Executor::CommunicationError() {
-  if (absl::Status status = reduce_communicator_->status(); !status.ok()) return status;
-  return gather_communicator_->status();
+  for (const std::optional<Communicator>* communicator : StepCommunicators()) {
+    if (!communicator->has_value()) continue;
+    if (absl::Status status = (*communicator)->status(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 // The failure of the engine. Nobody is to wait any longer for what this rank has to say to it.
@@ -94,8 +98,9 @@ absl::Status Executor::AgreedError() {
   if (HasFailed()) return Withdraw();
   if (absl::Status broken = CommunicationError(); !broken.ok()) {
     // A rank may be waiting in the other one for this rank.
-    for (std::optional<Communicator>* other : {&gather_communicator_, &reduce_communicator_})
-      (*other)->Abort(broken);
+    for (std::optional<Communicator>* other : StepCommunicators()) {
+      if (other->has_value()) (*other)->Abort(broken);
+    }
     // The ranks may have gone apart before the collectives noticed; what they opened explains it
     // better. Of any other failure some ranks may learn a step later than others.
     const bool may_have_gone_apart = broken.code() == absl::StatusCode::kFailedPrecondition ||

@@ -5,13 +5,32 @@
 
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 
 namespace ebb {
 namespace {
 
+struct Surround {
+  std::mutex mutex;
+  std::function<void(const std::function<void()>&)> run;
+};
+
+// Never destroyed, nor is the logger: threads may log while the process exits.
+Surround& TheSurround() {
+  static Surround& surround = *new Surround;
+  return surround;
+}
+
 void Log(spdlog::logger& logger, spdlog::level::level_enum level, std::string_view message) {
-  logger.log(level, spdlog::string_view_t(message.data(), message.size()));
+  if (!logger.should_log(level)) return;
+  const auto write = [&] {
+    logger.log(level, spdlog::string_view_t(message.data(), message.size()));
+  };
+  Surround& surround = TheSurround();
+  const std::lock_guard lock(surround.mutex);
+  surround.run ? surround.run(write) : write();
 }
 
 spdlog::logger* MakeLogger() {
@@ -33,7 +52,6 @@ spdlog::logger* MakeLogger() {
   return logger;
 }
 
-// Never destroyed: threads may log while the process exits.
 spdlog::logger& Logger() {
   static spdlog::logger& logger = *MakeLogger();
   return logger;
@@ -46,6 +64,11 @@ void LogInfo(std::string_view message) {
 }
 void LogWarning(std::string_view message) {
   Log(Logger(), spdlog::level::warn, message);
+}
+
+void SurroundLogLines(std::function<void(const std::function<void()>&)> surround) {
+  const std::lock_guard lock(TheSurround().mutex);
+  TheSurround().run = std::move(surround);
 }
 
 }  // namespace ebb

@@ -2,11 +2,17 @@
 // off) sets its level; default info.
 #pragma once
 
+#include <functional>
 #include <string_view>
 
 namespace ebb {
 
 void LogInfo(std::string_view message);
 void LogWarning(std::string_view message);
+
+// For a program that keeps a line of its own on the terminal: from now on `surround` runs for each
+// line that is logged, on the thread that logs it and one at a time, and calls `write`, which
+// writes the line. It does not log. Empty: lines are written at once, as at the start.
+void SurroundLogLines(std::function<void(const std::function<void()>& write)> surround);
 
 }  // namespace ebb

@@ -38,6 +38,10 @@ TEST(RunThreads, NeedsARank) {
   }
 }
 
+TEST(RunThreads, NeedsAFunction) {
+  EXPECT_EQ(RunThreads(2, {}).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(RunThreads, ReturnsTheErrorOfTheRankThatFailedFirst) {
   // Rank 2 fails; the others fail because it has left, and may well return before it does.
   const absl::Status returned = RunThreads(4, [](World world) -> absl::Status {

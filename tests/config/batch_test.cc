@@ -136,6 +136,26 @@ TEST(ForWorld, ResolvesRounds) {
   EXPECT_THAT(ErrorOf(config, 2), HasSubstr("nearest that do: 8"));
 }
 
+TEST(ForWorld, TakesTheShardGroupByEitherName) {
+  Config config = Given(0, 1, 1);
+  config.zero.stage = 3;
+  config.zero.mics_shard_size = 2;
+  EXPECT_EQ(config.ForWorld(4)->ebb.shard_group, 2);
+  config.ebb.shard_group = 2;
+  EXPECT_EQ(config.ForWorld(4)->ebb.shard_group, 2);
+  EXPECT_THAT(std::string(config.ForWorld(3).status().message()),
+              HasSubstr("\"ebb.shard_group\" 2 does not divide 3 ranks; nearest that do: 1 or 3"));
+  config.ebb.reduction_group = 4;
+  EXPECT_THAT(std::string(config.ForWorld(4).status().message()),
+              HasSubstr("\"ebb.reduction_group\" 4 is not the shard group"));
+  config.ebb.reduction_group = 0;
+  config.zero.stage = 0;
+  EXPECT_THAT(std::string(config.ForWorld(4).status().message()), HasSubstr("choose stage 1, 2"));
+  config.zero.stage = 1;
+  config.ebb.shard_group = 4;
+  EXPECT_THAT(std::string(config.ForWorld(4).status().message()), HasSubstr("two names"));
+}
+
 TEST(ForWorld, ChecksTheReductionGroup) {
   Config config = Given(0, 2, 1);
   config.ebb.reduction_group = 2;

@@ -50,6 +50,7 @@ std::span<const AxisLevels> Axes() {
       {"communication", {"compute", "fp32", "other"}},
       {"accumulation", {"fp32", "bf16"}},
       {"reduction_group", {"world", "1", "half"}},
+      {"shard_group", {"world", "1", "half"}},
       {"model", {"tied", "frozen first"}},
       {"evaluation", {"last", "between"}},
   };
@@ -112,8 +113,10 @@ Config Cell::MakeConfig() const {
       pick(kPersistence, std::array<int64_t, 3>{0, kSmallUnit, 1'000'000});
   if ((*this)[kPersistence] == 1) config.zero.model_persistence_threshold = 2 * kSmallUnit;
   config.ebb.reshard_after_forward = (*this)[kReshard] == 0;
-  if ((*this)[kReductionGroup] == 1) config.ebb.reduction_group = 1;
-  if ((*this)[kReductionGroup] == 2 && world() % 2 == 0) config.ebb.reduction_group = world() / 2;
+  config.ebb.shard_group = shard_group();
+  if (shard_group() == 0 && (*this)[kReductionGroup] == 1) config.ebb.reduction_group = 1;
+  if (shard_group() == 0 && (*this)[kReductionGroup] == 2 && world() % 2 == 0)
+    config.ebb.reduction_group = world() / 2;
   // The scale falls at the overflow and rises again after two clean steps.
   config.loss_scale.initial_scale_power = 8;
   config.loss_scale.hysteresis = 1;
@@ -128,12 +131,24 @@ int Cell::reductions() const {
   return MakeConfig().reduces_at_round() ? rounds.micro_batches / rounds.per_round : 1;
 }
 
+int Cell::shard_group() const {
+  if ((*this)[kStage] == 0 || world() == 1) return 0;
+  if ((*this)[kShardGroup] == 1) return 1;
+  return (*this)[kShardGroup] == 2 && world() % 2 == 0 ? world() / 2 : 0;
+}
+
 Cell Cell::Reference() const {
   Cell plain;
   for (const Axis axis : {kWorld, kDType, kChecks, kCommunication, kAccumulation, kModel})
     plain[axis] = (*this)[axis];
   // With every group of one rank, and with one group of all, the sum is in rank order.
-  if (world() == 4 && (*this)[kReductionGroup] == 2) plain[kReductionGroup] = 2;
+  if (shard_group() == 0 && world() == 4 && (*this)[kReductionGroup] == 2)
+    plain[kReductionGroup] = 2;
+  // The norm's sum depends on where the slices begin.
+  if (shard_group() > 0) {
+    plain[kStage] = 1;
+    plain[kShardGroup] = shard_group() == 1 ? 1 : 2;
+  }
   if (MakeConfig().communication_dtype() == MakeConfig().compute) plain[kCommunication] = 0;
   plain[kRounds] = (*this)[kRounds];
   if (reductions() > 1) {
@@ -157,6 +172,8 @@ bool Cell::IsRedundant() const {
   if (!gathers && ((*this)[kPrefetch] != 0 || (*this)[kReshard] != 0)) return true;
   if (never_early && (*this)[kUpdate] == kAuto) return true;  // is late
   if ((*this)[kDType] == 0 && (*this)[kCommunication] == 1) return true;
+  if (shard_group() == 0 && (*this)[kShardGroup] != 0) return true;
+  if (shard_group() > 0 && (*this)[kReductionGroup] != 0) return true;
   return world() < 4 && (*this)[kReductionGroup] != 0;
 }
 

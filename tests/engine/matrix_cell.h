@@ -31,6 +31,7 @@ enum Axis : int {
   kCommunication,   // dtype; other: fp16, or bf16 where fp16 is the compute dtype
   kAccumulation,    // dtype
   kReductionGroup,  // ranks; half: of the world, where that is even
+  kShardGroup,      // likewise; at stage 0 the world
   kModel,           // frozen first: backward ends before the first visit
   kEvaluation,      // between: there is one after each step
   kAxes
@@ -52,6 +53,7 @@ struct Cell {
   int world() const { return (*this)[kWorld] + 1; }
   // Rounds whose gradients are reduced one by one and then summed: what legitimately changes sums.
   int reductions() const;
+  int shard_group() const;  // ranks; 0: the world
   Config MakeConfig() const;
   ToyOptions MakeModel() const;
   std::string Describe() const;

@@ -61,8 +61,9 @@ Cell RandomCell(int index) {
 
 // Settings that a cell of the product takes by turns instead of with every combination of the
 // others: who keeps activations, what is frozen, evaluations in between, and the reduction's
-// dtypes.
-constexpr Axis kTakenByTurns[] = {kBoundaries, kModel, kEvaluation, kCommunication, kAccumulation};
+// dtypes, shard groups.
+constexpr Axis kTakenByTurns[] = {kBoundaries,    kModel,        kEvaluation,
+                                  kCommunication, kAccumulation, kShardGroup};
 
 // One world and compute dtype; one cell of each set of settings that mean the same.
 std::vector<Cell> ProductCells(int index) {
@@ -155,6 +156,32 @@ INSTANTIATE_TEST_SUITE_P(Random, MatrixTest,
                          ::testing::ValuesIn(Batches(Part::kRandom, kRandomCells)), kIndexAsName);
 INSTANTIATE_TEST_SUITE_P(Product, MatrixTest, ::testing::ValuesIn(Batches(Part::kProduct, 12)),
                          kIndexAsName);
+
+// Without clipping the norm, which depends on where slices begin, changes nothing.
+TEST(ShardGroupTest, HasTheMastersOfAWorldWhoseReductionGroupItIs) {
+  for (int dtype = 0; dtype < 3; ++dtype) {
+    for (int stage = 1; stage <= 3; ++stage) {
+      for (const int group : {1, 2}) {
+        for (const int rounds : {0, 1}) {
+          Cell plain;
+          plain[kWorld] = 3;
+          plain[kDType] = dtype;
+          plain[kRounds] = rounds;
+          plain[kReduceAt] = 1;
+          plain[kReductionGroup] = group;
+          Cell grouped = plain;
+          grouped[kStage] = stage;
+          grouped[kShardGroup] = group;
+          SCOPED_TRACE(grouped.Describe());
+          const absl::StatusOr<Outcome> expected = RunCell(plain), outcome = RunCell(grouped);
+          ASSERT_TRUE(expected.ok()) << expected.status();
+          ASSERT_TRUE(outcome.ok()) << outcome.status();
+          ASSERT_EQ(outcome->state, expected->state);
+        }
+      }
+    }
+  }
+}
 
 TEST(CoveringArrayTest, HasEveryPairOfSettings) {
   EXPECT_TRUE(MissingPairs(LevelCounts(), PairwiseRows()).empty());

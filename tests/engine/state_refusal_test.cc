@@ -40,6 +40,8 @@ TEST_P(StateRefusalTest, NamesWhatIsWrong) {
        "no state 'velocity'; it has exp_avg, exp_avg_sq"},
       {[](Engine& e) { return e.Write(StateClass::kOptimizer, Constant(0)); }, kInvalid,
        "no state ''; it has exp_avg, exp_avg_sq"},
+      {[](Engine& e) { return e.Write(StateClass::kMaster, {}); }, kInvalid,
+       "without a source of values"},
       {[](Engine& e) { return e.Read(StateClass::kGather, Ignore); }, kInvalid,
        "'gather' cannot be read or written; parameter, master, gradient and optimizer can"},
       {[](Engine& e) { return e.Write(StateClass::kWorkspace, Constant(0)); }, kInvalid,
@@ -176,6 +178,25 @@ TEST_P(StateRefusalTest, AWriteWhoseSourceFailsOnOneRankCanBeRepeated) {
     trainer.Round(step);
     return step.Finish();
   });
+}
+
+TEST(MovedFromEngineTest, RefusesEverything) {
+  const ModelSpec model = ScriptedModel();
+  absl::StatusOr<Engine> made =
+      Engine::Create(World::Single(), Device::Cpu(), model, ConfigFor({}));
+  ASSERT_TRUE(made.ok()) << made.status();
+  Engine from = *std::move(made);
+  const Engine to = std::move(from);
+  std::vector<float> whole(11 * 9);
+  for (const absl::Status& status :
+       {from.BeginStep().Finish(), from.BeginEvaluation().Finish().status(), from.Report().status(),
+        from.Read(StateClass::kMaster, Ignore), from.Write(StateClass::kMaster, Constant(0)),
+        from.Gather(ParameterId{0}, StateClass::kMaster, whole)}) {
+    EXPECT_EQ(status.code(), kPrecondition) << status;
+  }
+  EXPECT_TRUE(from.memory().empty());
+  EXPECT_TRUE(from.communication().empty());
+  EXPECT_EQ(to.plan().decisions.world, 1);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ TEST(OptionsTest, DefaultsTrainTheQuickstartsModel) {
   const CommandLine command = Parse({});
   ASSERT_TRUE(command.options.has_value());
   EXPECT_FALSE(command.options->steps_given);
+  EXPECT_EQ(command.options->ranks, 2);
   const auto config = ResolveConfig(*command.options);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->zero.stage, 3);
@@ -30,6 +31,23 @@ TEST(OptionsTest, DataTakesSeveralFilesAndMayBeRepeated) {
   EXPECT_THAT(command.options->data, testing::ElementsAre("a", "b", "c"));
   EXPECT_EQ(command.options->steps, 4);
   EXPECT_TRUE(command.options->steps_given);
+}
+
+TEST(OptionsTest, OfAnOptionGivenTwiceTheLaterOneCounts) {
+  const CommandLine command =
+      Parse({"--ranks", "2", "--dtype", "bf16", "--losses", "a", "--recompute", "--ranks", "4",
+             "--dtype", "fp32", "--losses", "b", "--recompute"});
+  ASSERT_TRUE(command.options.has_value()) << command.text;
+  EXPECT_EQ(command.options->ranks, 4);
+  EXPECT_EQ(command.options->dtype, DType::kFloat32);
+  EXPECT_EQ(command.options->losses_file, "b");
+  EXPECT_TRUE(command.options->recompute);
+}
+
+TEST(OptionsTest, SeedsAreAllNumbersOf64Bits) {
+  EXPECT_EQ(Parse({"--seed", "0"}).options->seed, 0u);
+  EXPECT_EQ(Parse({"--seed", "010"}).options->seed, 10u);
+  EXPECT_EQ(Parse({"--seed", "18446744073709551615"}).options->seed, ~uint64_t{0});
 }
 
 TEST(OptionsTest, FlagsOverrideTheConfiguration) {
@@ -84,6 +102,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Mistake{{"--stpes", "3"}, "--stpes"}, Mistake{{"--steps", "many"}, "--steps"},
                     Mistake{{"--steps", "-1"}, "--steps"}, Mistake{{"--stage", "4"}, "--stage"},
                     Mistake{{"--ranks", "0"}, "--ranks"}, Mistake{{"--dtype", "fp8"}, "--dtype"},
+                    Mistake{{"--seed", "-1"}, "--seed"}, Mistake{{"--seed", "1.5"}, "--seed"},
+                    Mistake{{"--seed", "18446744073709551616"}, "--seed"},
                     Mistake{{"--batch", "0"}, "--batch"}, Mistake{{"--heads", "5"}, "--heads"},
                     Mistake{{"--vocabulary", "100"}, "--vocabulary"},
                     Mistake{{"--layers", "0"}, "--layers"}, Mistake{{"--data"}, "--data"}));

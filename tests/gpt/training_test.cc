@@ -1,11 +1,16 @@
 // The trainer through the engine: the same bits whatever the stage, the order of micro-batches and
 // what is kept.
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "run.h"
 #include "scratch_files.h"
+#include "stop.h"
 
 namespace ebb::gpt {
 namespace {
@@ -20,7 +25,7 @@ struct Recipe {
   std::string ebb = "{}";
 };
 
-nlohmann::json Train(const Recipe& recipe) {
+nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nullptr) {
   ScratchFiles files;
   Options options;
   options.shape = {.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 256};
@@ -48,13 +53,14 @@ nlohmann::json Train(const Recipe& recipe) {
     bytes.push_back(static_cast<uint8_t>("the quick brown fox "[i * i % 20]));
   const auto text = Text::FromBytes(bytes, options.shape.context);
   const auto config = ResolveConfig(options);
-  auto reports = Reports::Open(options);
+  auto reports = Reports::Open(options, *config);
   EXPECT_TRUE(text.ok() && config.ok() && reports.ok())
       << text.status() << config.status() << reports.status();
   const absl::Status status = RunThreads(recipe.ranks, [&](World world) {
-    return RunRank(world,
-                   {.options = options, .config = *config, .text = *text, .reports = *reports})
-        .status();
+    const auto stopped =
+        RunRank(world, {.options = options, .config = *config, .text = *text, .reports = *reports});
+    if (ranks_stopped != nullptr && stopped.ok()) *ranks_stopped += *stopped;
+    return stopped.status();
   });
   EXPECT_TRUE(status.ok()) << status;
   return status.ok() ? nlohmann::json::parse(files.Read("summary.json")) : nlohmann::json();
@@ -136,6 +142,22 @@ TEST(TrainerTest, LossFallsAndTheSummaryHoldsTheRun) {
     EXPECT_EQ(row["predicted_bytes"], row["peak_bytes"]) << row;
   for (const auto& row : summary["communication"])
     EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+}
+
+// A process of its own, as a signal once seen stays seen. It comes before the first step, whose vote
+// the evaluation after that step then reads.
+TEST(StopDeathTest, ASignalDuringTheLastStepEndsTheRunInItsEvaluation) {
+  const auto train_and_exit = [] {
+    CatchStopSignals();
+    std::raise(SIGINT);
+    std::atomic<int> ranks_stopped = 0;
+    const nlohmann::json summary = Train({.ranks = 3, .steps = 1}, &ranks_stopped);
+    std::fprintf(stderr, "%d ranks stopped, %zu losses, %zu held out", ranks_stopped.load(),
+                 summary["losses"].size(), summary["held_out"].size());
+    std::exit(0);
+  };
+  EXPECT_EXIT(train_and_exit(), testing::ExitedWithCode(0),
+              "3 ranks stopped, 1 losses, 0 held out");
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ TEST(Layout, HasEveryParameterOnceInItsUnitsSection) {
     const ModelSpec& model = random_case.model;
     const absl::StatusOr<ModelLayout> layout = LayOut(model, random_case.world);
     ASSERT_TRUE(layout.ok()) << layout.status();
-    ASSERT_EQ(layout->world, random_case.world);
+    ASSERT_EQ(layout->shards, random_case.world);
     ASSERT_EQ(layout->units.size(), model.units.size());
     std::set<ParameterId> found;
     for (size_t u = 0; u < model.units.size(); ++u) {

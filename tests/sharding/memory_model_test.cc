@@ -175,7 +175,7 @@ TEST(MemoryModel, PermanentStateIsWhatThePaddedShardsNeed) {
   }
 }
 
-TEST(MemoryModel, AnEvaluationOfAWholeStepsMicroBatchesFits) {
+TEST(MemoryModel, AnEvaluationOfARoundsMicroBatchesFits) {
   for (int seed = 1; seed <= Cases(300); ++seed) {
     const RandomCase random_case(seed);
     SCOPED_TRACE(random_case.description());
@@ -186,7 +186,7 @@ TEST(MemoryModel, AnEvaluationOfAWholeStepsMicroBatchesFits) {
       largest = std::max(largest, visit.boundary_stride);
     if (largest == 0) continue;
     const int64_t micro_batches = plan->pools.evaluation_micro_batches;
-    ASSERT_GE(micro_batches, random_case.config.gradient_accumulation_steps);
+    ASSERT_GE(micro_batches, random_case.config.ebb.micro_batches_per_round);
     ASSERT_LE(2 * largest * micro_batches,
               plan->pools.bytes[static_cast<int>(StateClass::kActivation)]);
   }

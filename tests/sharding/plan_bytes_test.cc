@@ -21,8 +21,9 @@ struct Case {
   // What one rank receives when the slices of all become whole, or sends when they are summed:
   // (N-1)/N of the whole.
   int64_t RingBytes(int64_t whole_bytes) const {
-    return whole_bytes / random_case.world * (random_case.world - 1);
+    return whole_bytes / random_case.shards() * (random_case.shards() - 1);
   }
+  int replicas() const { return random_case.world / random_case.shards(); }
   int64_t TrainableBytes(int unit, DType dtype) const {
     return plan.layout.units[unit].trainable.elements * SizeOf(dtype);
   }
@@ -68,8 +69,8 @@ TEST(PlanBytes, CollectivesMoveWhatRingsMove) {
     for (int u = 0; u < std::ssize(plan.layout.units); ++u) {
       const int64_t unit_bytes = plan.layout.units[u].elements() * SizeOf(c.config().compute);
       if (!plan.decisions.kept_whole[u]) gather += c.Gathers(u) * c.RingBytes(unit_bytes);
-      reduce +=
-          c.Contributions(u) * c.RingBytes(c.TrainableBytes(u, c.config().communication_dtype()));
+      const DType sent = c.replicas() > 1 ? DType::kFloat32 : c.config().communication_dtype();
+      reduce += c.Contributions(u) * c.RingBytes(c.TrainableBytes(u, sent));
       if (c.config().zero.stage == 0)
         gather_gradient += c.RingBytes(c.TrainableBytes(u, c.config().accumulation));
       if (c.config().zero.stage > 0 && plan.decisions.kept_whole[u])
@@ -90,13 +91,16 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
     const Case c(seed);
     SCOPED_TRACE(c.random_case.description());
     const Decisions& d = c.plan.decisions;
-    int64_t cast = 0, accumulate = 0, norm = 0, update = 0;
+    int64_t cast = 0, round = 0, all_reduce = 0, accumulate = 0, norm = 0, update = 0;
     for (int u = 0; u < std::ssize(c.plan.layout.units); ++u) {
       const Section& section = c.plan.layout.units[u].trainable;
       const int64_t contributions = c.Contributions(u);
-      if (d.gradient != d.communication) {
-        cast += contributions * section.elements * (SizeOf(d.gradient) + SizeOf(d.communication));
-      }
+      const DType sent = c.replicas() > 1 ? DType::kFloat32 : d.communication;
+      if (d.gradient != d.communication || sent != d.communication)
+        cast += contributions * section.elements * (SizeOf(d.gradient) + SizeOf(sent));
+      if (sent != d.communication)
+        round += contributions * section.shard * (SizeOf(sent) + SizeOf(d.communication));
+      all_reduce += contributions * section.shard * SizeOf(sent);
       if (d.accumulates[u]) {
         // The slice is read; the shard is written, and read but for the first time.
         accumulate += section.shard * (contributions * SizeOf(d.communication) +
@@ -110,6 +114,11 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
                          SizeOf(d.accumulates[u] ? d.accumulation : d.communication) + copy);
     }
     ASSERT_EQ(c.plan.BytesOf(OperationKind::kCast), cast);
+    ASSERT_EQ(c.plan.BytesOf(OperationKind::kRound), round);
+    // Each operation's share is a whole number of bytes.
+    ASSERT_NEAR(static_cast<double>(c.plan.BytesOf(OperationKind::kAllReduce)),
+                2.0 * (c.replicas() - 1) / c.replicas() * static_cast<double>(all_reduce),
+                static_cast<double>(c.plan.operations.size()));
     ASSERT_EQ(c.plan.BytesOf(OperationKind::kAccumulate), accumulate);
     ASSERT_EQ(c.plan.BytesOf(OperationKind::kNorm), norm);
     ASSERT_EQ(c.plan.BytesOf(OperationKind::kUpdate), update);

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "random_model.h"
 #include "unit_chain.h"
@@ -67,16 +69,54 @@ TEST(PlanTable, TellsWhenWhereAndAfterWhat) {
   EXPECT_EQ(Count(lines, {"finish", "update", "unit1", "master+0x800"}), 1);
 }
 
-TEST(PlanTable, HasALineForEachOperationAndEachUse) {
+TEST(PlanTable, NamesEachOperationAndEachUseOnce) {
   for (int seed = 1; seed <= Cases(100); ++seed) {
     const RandomCase random_case(seed);
     SCOPED_TRACE(random_case.description());
     const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
     ASSERT_TRUE(plan.ok()) << plan.status();
     const std::vector<std::string> lines = Lines(*plan);
-    ASSERT_EQ(lines.size(), 2 + plan->operations.size() + plan->scopes.size());
+    const size_t when = lines[1].find("when");
+    const auto named = std::count_if(lines.begin() + 2, lines.end(),
+                                     [&](const auto& line) { return line[when] != ' '; });
+    ASSERT_EQ(named, plan->operations.size() + plan->scopes.size());
     for (const std::string& line : lines) ASSERT_NE(line.back(), ' ');
     ASSERT_THAT(lines[0], StartsWith("Plan of a step: "));
+  }
+}
+
+TEST(PlanTable, ABucketHasALineForEachUnitWithItsAddress) {
+  const ModelSpec model = UnitChain(std::vector<int64_t>(48, 1'024));
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  const PlanInputs inputs{.model = &model, .config = &config, .world = 2, .optimizer_states = 2};
+  const absl::StatusOr<Plan> plan = PlanStep(inputs);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_TRUE(
+      std::any_of(plan->operations.begin(), plan->operations.end(), [](const Operation& operation) {
+        return operation.kind == OperationKind::kReduce && operation.parts.size() > 40;
+      }));
+  const std::vector<std::string> lines = Lines(*plan);
+  for (const std::string& line : lines) EXPECT_LE(line.size(), 140u) << line;
+  for (int u = 0; u < 48; ++u) {
+    const auto address = [&](const char* pool, int64_t offset) {
+      return absl::StrFormat("%s+0x%x", pool, offset);
+    };
+    const std::string unit = absl::StrCat("unit", u, " ");
+    const UnitAddresses& of_unit = plan->pools.units[u];
+    for (const std::string& at :
+         {address("gather", of_unit.gather_trainable),
+          address("gradient", plan->pools.visits[u].gradient),
+          address("gradient", of_unit.gradient_shard), address("master", of_unit.master)}) {
+      EXPECT_TRUE(std::any_of(lines.begin(), lines.end(),
+                              [&](const std::string& line) {
+                                return line.find(unit) != std::string::npos && line.ends_with(at);
+                              }))
+          << unit << at;
+    }
   }
 }
 

@@ -210,7 +210,7 @@ TEST(PlanLaws, EveryTrainableUnitIsUpdatedOnceAndRefreshedWhereItIsKeptWholeInSl
       for (int u = 0; u < std::ssize(plan.layout.units); ++u) {
         const bool is_updated =
             !variant.walk && IsTrainable(random_case.model, static_cast<UnitId>(u));
-        const bool is_refreshed = is_updated && random_case.world > 1 &&
+        const bool is_refreshed = is_updated && random_case.shards() > 1 &&
                                   random_case.config.zero.stage > 0 && plan.decisions.kept_whole[u];
         ASSERT_EQ(updates[u], is_updated ? 1 : 0) << "unit " << u;
         ASSERT_EQ(refreshes[u], is_refreshed ? 1 : 0) << "unit " << u;
@@ -226,6 +226,8 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kRefresh, StreamId::kGather},
       {OperationKind::kCast, StreamId::kReduce},
       {OperationKind::kReduce, StreamId::kReduce},
+      {OperationKind::kAllReduce, StreamId::kReduce},
+      {OperationKind::kRound, StreamId::kReduce},
       {OperationKind::kAccumulate, StreamId::kReduce},
       {OperationKind::kNorm, StreamId::kReduce},
       {OperationKind::kGatherGradient, StreamId::kReduce},

@@ -118,9 +118,12 @@ RandomCase::RandomCase(uint64_t seed_value) : seed(seed_value) {
   world = static_cast<int>(random.Between(1, 8));
   model = RandomModel(random);
   config = RandomConfig(random);
+  const int group = static_cast<int>(random.Between(1, world));
+  if (config.zero.stage > 0 && world % group == 0 && random.OneIn(2))
+    config.ebb.shard_group = group;
   optimizer_states = static_cast<int>(random.Between(0, 2));
   own_optimizer = random.OneIn(4);
-  if (LayOut(model, world).ok()) return;
+  if (LayOut(model, world).ok() && LayOut(model, shards()).ok()) return;
   for (ParameterSpec& parameter : model.parameters) parameter.cut_rows = 0;
 }
 
@@ -132,17 +135,18 @@ std::string RandomCase::description() const {
     const std::string_view text = Name(dtype);
     return std::string(text);
   };
-  return absl::StrCat(
-      "seed ", seed, ": world ", world, ", stage ", config.zero.stage, ", ", model.units.size(),
-      " units visited ", forward, ", accumulation steps ", config.gradient_accumulation_steps,
-      ", micro-batches per round ", config.ebb.micro_batches_per_round, ", reduces at ",
-      config.reduces_at_round() ? "round" : "step", ", dtypes ", name(config.compute), " ",
-      name(config.communication_dtype()), " ", name(config.accumulation), ", prefetch depth ",
-      config.ebb.prefetch_depth, " elements ", config.zero.prefetch_bucket_size, ", live ",
-      config.zero.max_live_parameters, ", reuse ", config.zero.max_reuse_distance, ", persistence ",
-      config.zero.param_persistence_threshold, ", coalesce ",
-      config.ebb.coalesce_bytes.value_or(-1), ", reshard after forward ",
-      config.ebb.reshard_after_forward);
+  return absl::StrCat("seed ", seed, ": world ", world, " in groups of ", shards(), ", stage ",
+                      config.zero.stage, ", ", model.units.size(), " units visited ", forward,
+                      ", accumulation steps ", config.gradient_accumulation_steps,
+                      ", micro-batches per round ", config.ebb.micro_batches_per_round,
+                      ", reduces at ", config.reduces_at_round() ? "round" : "step", ", dtypes ",
+                      name(config.compute), " ", name(config.communication_dtype()), " ",
+                      name(config.accumulation), ", prefetch depth ", config.ebb.prefetch_depth,
+                      " elements ", config.zero.prefetch_bucket_size, ", live ",
+                      config.zero.max_live_parameters, ", reuse ", config.zero.max_reuse_distance,
+                      ", persistence ", config.zero.param_persistence_threshold, ", coalesce ",
+                      config.ebb.coalesce_bytes.value_or(-1), ", reshard after forward ",
+                      config.ebb.reshard_after_forward);
 }
 
 int Cases(int count) {

@@ -51,6 +51,9 @@ struct RandomCase {
             .own_optimizer = own_optimizer};
   }
   // The seed and the settings, for the message of a failure.
+  int shards() const {
+    return config.ebb.shard_group > 0 ? static_cast<int>(config.ebb.shard_group) : world;
+  }
   std::string description() const;
 
   uint64_t seed;

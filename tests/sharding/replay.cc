@@ -8,7 +8,10 @@
 namespace ebb::sharding {
 
 Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank)
-    : inputs_(inputs), rank_(rank), plan_(&plan), memory_(order_, plan.pools.bytes) {
+    : inputs_(inputs),
+      rank_(rank % plan.decisions.shards),
+      plan_(&plan),
+      memory_(order_, plan.pools.bytes) {
   const int units = static_cast<int>(plan.layout.units.size());
   updated_.assign(units, HappensBefore::kStart);
   refreshed_ = updated_;
@@ -102,6 +105,12 @@ void Replay::Issue(int index) {
       break;
     case OperationKind::kReduce:
       Reduce(thing, operation);
+      break;
+    case OperationKind::kAllReduce:
+      AllReduce(thing, operation);
+      break;
+    case OperationKind::kRound:
+      Round(thing, operation);
       break;
     case OperationKind::kAccumulate:
       Accumulate(thing, operation);
@@ -221,20 +230,55 @@ void Replay::Reduce(int thing, const Operation& operation) {
     } else if (!IsLeftOut(part.unit)) {
       memory_.Read(thing, source, GradientOf(Content::kWholeGradient, part.scope));
     }
-    if (plan_->decisions.accumulates[part.unit]) {
-      memory_.Write(thing, OwnSliceOf(source), GradientOf(Content::kReducedSlice, part.scope));
+    if (plan_->decisions.replicas() > 1) {
+      memory_.Write(thing, Summed(operation, i), GradientOf(Content::kGroupSlice, part.scope));
     } else {
-      ++contributions_[part.unit];
-      memory_.Write(thing, GradientShard(part.unit, /*whole=*/false),
-                    {Content::kGradientShard, part.unit, steps_, 1});
+      WriteReduced(thing, operation, i);
     }
+  }
+}
+
+void Replay::AllReduce(int thing, const Operation& operation) {
+  for (size_t i = 0; i < operation.parts.size(); ++i) {
+    const int scope = operation.parts[i].scope;
+    memory_.Read(thing, Summed(operation, i), GradientOf(Content::kGroupSlice, scope));
+    if (rounds()) {
+      memory_.Write(thing, Summed(operation, i), GradientOf(Content::kSummedSlice, scope));
+    } else {
+      WriteReduced(thing, operation, i);
+    }
+  }
+}
+
+void Replay::Round(int thing, const Operation& operation) {
+  for (size_t i = 0; i < operation.parts.size(); ++i) {
+    memory_.Read(thing, Summed(operation, i),
+                 GradientOf(Content::kSummedSlice, operation.parts[i].scope));
+    WriteReduced(thing, operation, i);
+  }
+}
+
+// The last of a reduction: what is accumulated next, or the shard itself.
+void Replay::WriteReduced(int thing, const Operation& operation, size_t i) {
+  const Part& part = operation.parts[i];
+  if (plan_->decisions.accumulates[part.unit]) {
+    memory_.Write(thing, ReducedSlice(operation, i),
+                  GradientOf(Content::kReducedSlice, part.scope));
+  } else {
+    ++contributions_[part.unit];
+    memory_.Write(thing, GradientShard(part.unit, /*whole=*/false),
+                  {Content::kGradientShard, part.unit, steps_, 1});
   }
 }
 
 void Replay::Accumulate(int thing, const Operation& operation) {
   // The parts of the reduction before it, less those that wrote their shards themselves.
-  const int index = static_cast<int>(&operation - plan_->operations.data());
-  const Operation& reduction = plan_->operations[index - 1];
+  int before = static_cast<int>(&operation - plan_->operations.data()) - 1;
+  if (rounds() && plan_->operations[before].kind == OperationKind::kRound) --before;
+  if (plan_->decisions.replicas() > 1 &&
+      plan_->operations[before].kind == OperationKind::kAllReduce)
+    --before;
+  const Operation& reduction = plan_->operations[before];
   if (reduction.kind != OperationKind::kReduce) return Fail("an accumulate without its reduction");
   size_t found = 0;
   for (size_t i = 0; i < reduction.parts.size(); ++i) {
@@ -245,8 +289,7 @@ void Replay::Accumulate(int thing, const Operation& operation) {
     if (part.unit != unit || part.scope != reduction.parts[i].scope)
       return Fail("an accumulate has other parts than its reduction");
     int& so_far = contributions_[unit];
-    memory_.Read(thing, OwnSliceOf(Reduced(reduction, i)),
-                 GradientOf(Content::kReducedSlice, part.scope));
+    memory_.Read(thing, ReducedSlice(reduction, i), GradientOf(Content::kReducedSlice, part.scope));
     if (part.first != (so_far == 0)) Fail(absl::StrCat("unit ", unit, ": wrong first"));
     if (part.first != true) {
       memory_.Read(thing, GradientShard(unit, /*whole=*/false),

@@ -39,6 +39,9 @@ class Replay {
   void Gather(int thing, const Operation& operation);
   void Cast(int thing, const Operation& operation);
   void Reduce(int thing, const Operation& operation);
+  void AllReduce(int thing, const Operation& operation);
+  void Round(int thing, const Operation& operation);
+  void WriteReduced(int thing, const Operation& operation, size_t part);
   void Accumulate(int thing, const Operation& operation);
   void Norm(int thing, const Operation& operation);
   void GatherGradient(int thing, const Operation& operation);
@@ -48,7 +51,13 @@ class Replay {
   bool IsLeftOut(int unit) const { return !left_out_.empty() && left_out_[unit]; }
   const Section& trainable(int unit) const { return plan_->layout.units[unit].trainable; }
   const Section& frozen(int unit) const { return plan_->layout.units[unit].frozen; }
-  bool casts() const { return plan_->decisions.gradient != plan_->decisions.communication; }
+  // With replicas sums are sent in fp32 and rounded after the last addition.
+  bool rounds() const {
+    return plan_->decisions.replicas() > 1 && plan_->decisions.communication != DType::kFloat32;
+  }
+  bool casts() const {
+    return plan_->decisions.gradient != plan_->decisions.communication || rounds();
+  }
   int64_t owned(int unit) const;  // trainable elements that this rank updates
   int expected_contributions(int unit) const;
 
@@ -60,6 +69,8 @@ class Replay {
   Range GradientShard(int unit, bool whole) const;
   Range WholeGradient(int scope) const;
   Range Reduced(const Operation& operation, size_t part) const;  // what a reduction reads
+  Range Summed(const Operation& operation, size_t part) const;
+  Range ReducedSlice(const Operation& operation, size_t part) const;
   Range OwnSliceOf(const Range& whole) const;
   Range NormScratch() const;
   Range Exchange() const;
@@ -69,7 +80,7 @@ class Replay {
   void Fail(const std::string& what);
 
   const PlanInputs inputs_;
-  const int rank_;
+  const int rank_;    // in its shard group
   const Plan* plan_;  // the one that runs
   bool walks_ = false;
   std::vector<bool> left_out_;  // by unit; empty: none

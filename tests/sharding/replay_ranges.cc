@@ -76,15 +76,30 @@ Range Replay::WholeGradient(int scope) const {
 
 Range Replay::Reduced(const Operation& operation, size_t part) const {
   if (!casts()) return WholeGradient(operation.parts[part].scope);
-  const int64_t size = SizeOf(plan_->decisions.communication);
+  const int64_t size = rounds() ? SizeOf(DType::kFloat32) : SizeOf(plan_->decisions.communication);
   int64_t start = plan_->pools.staging_cast;
   for (size_t i = 0; i < part; ++i)
     start += Aligned(trainable(operation.parts[i].unit).elements * size);
   return {StateClass::kStaging, start, trainable(operation.parts[part].unit).elements * size};
 }
 
+Range Replay::Summed(const Operation& operation, size_t part) const {
+  const int unit = operation.parts[part].unit;
+  if (!rounds() && !plan_->decisions.accumulates[unit]) return GradientShard(unit, /*whole=*/false);
+  return OwnSliceOf(Reduced(operation, part));
+}
+
+Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
+  if (!rounds()) return OwnSliceOf(Reduced(operation, part));
+  const int64_t size = SizeOf(plan_->decisions.communication);
+  int64_t start = plan_->pools.staging_rounded;
+  for (size_t i = 0; i < part; ++i)
+    start += Aligned(trainable(operation.parts[i].unit).shard * size);
+  return {StateClass::kStaging, start, trainable(operation.parts[part].unit).shard * size};
+}
+
 Range Replay::OwnSliceOf(const Range& whole) const {
-  const int64_t bytes = whole.bytes / plan_->decisions.world;
+  const int64_t bytes = whole.bytes / plan_->decisions.shards;
   return {whole.pool, whole.begin + rank_ * bytes, bytes};
 }
 

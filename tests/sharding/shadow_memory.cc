@@ -8,11 +8,11 @@
 namespace ebb::sharding {
 
 std::string ToString(const Content& content) {
-  constexpr const char* kNames[] = {"nothing",       "parameter",     "frozen",
-                                    "master",        "state",         "whole gradient",
-                                    "cast gradient", "reduced slice", "gradient shard",
-                                    "whole shard",   "output",        "output gradient",
-                                    "norm",          "exchanged",     "fp32 gradient slice"};
+  constexpr const char* kNames[] = {
+      "nothing",        "parameter",          "frozen",        "master",          "state",
+      "whole gradient", "cast gradient",      "group's slice", "summed slice",    "reduced slice",
+      "gradient shard", "whole shard",        "output",        "output gradient", "norm",
+      "exchanged",      "fp32 gradient slice"};
   return absl::StrCat(kNames[content.kind], "(", content.a, ", ", content.b, ", ", content.c, ")");
 }
 

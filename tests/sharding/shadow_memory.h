@@ -25,6 +25,8 @@ struct Content {
     kOptimizerState,    // unit, version, which state
     kWholeGradient,     // visit, step, round; or rounds so far where a step's are summed
     kCastGradient,      // as above
+    kGroupSlice,        // as above: the sum of one shard group
+    kSummedSlice,       // as above: of all of them, not rounded yet
     kReducedSlice,      // as above
     kGradientShard,     // unit, step, contributions so far
     kGatheredGradient,  // unit, step

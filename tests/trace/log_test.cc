@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
 
 namespace ebb {
@@ -45,6 +46,24 @@ TEST(LogDeathTest, SaysThatALevelIsUnknownAndUsesInfo) {
   EXPECT_EXIT(LogBothAndExit("debugg"), ExitedWithCode(0),
               AllOf(HasSubstr("EBB_LOG_LEVEL=debugg"), HasSubstr("debug, info"),
                     HasSubstr("100% of {} read")));
+}
+
+TEST(LogDeathTest, ALineIsWrittenByWhatSurroundsItUnlessTheLevelLeavesItOut) {
+  const auto log_and_exit = [] {
+    setenv("EBB_LOG_LEVEL", "warning", 1);
+    SurroundLogLines([](const std::function<void()>& write) {
+      std::fputs("<", stderr);
+      write();
+      std::fputs(">", stderr);
+    });
+    LogInfo("left out");
+    LogWarning("inside");
+    SurroundLogLines({});
+    LogWarning("alone");
+    std::exit(0);
+  };
+  EXPECT_EXIT(log_and_exit(), ExitedWithCode(0),
+              ::testing::MatchesRegex("<[^<>]*inside\n>[^<>]*alone\n"));
 }
 
 }  // namespace

@@ -31,6 +31,7 @@ absl::Status RunRank(const std::shared_ptr<LocalWorld>& world, int rank,
 absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
   if (ranks < 1)
     return absl::InvalidArgumentError(absl::StrCat("cannot run ", ranks, " ranks; at least 1"));
+  if (body == nullptr) return absl::InvalidArgumentError("RunThreads without a function to run");
   const auto world = std::make_shared<LocalWorld>(ranks);
   std::vector<absl::Status> statuses(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
