@@ -265,9 +265,9 @@ TEST(Validate, NamesTheKeyOfAFieldThatAProgramChanged) {
   EXPECT_EQ(error([](Config& c) { c.zero.stage = 4; }),
             "\"zero_optimization.stage\" is 4; allowed: an integer from 0 to 3");
   EXPECT_EQ(error([](Config& c) { c.optimizer.learning_rate = -1; }),
-            "\"optimizer.params.lr\" is -1; allowed: a number of at least 0");
+            "\"optimizer.params.lr\" is -1; allowed: a number from 0 to 1e+30");
   EXPECT_EQ(error([](Config& c) { c.optimizer.learning_rate = std::nan(""); }),
-            "\"optimizer.params.lr\" is nan; allowed: a number of at least 0");
+            "\"optimizer.params.lr\" is nan; allowed: a number from 0 to 1e+30");
   EXPECT_EQ(error([](Config& c) { c.gradient_clipping = INFINITY; }),
             "\"gradient_clipping\" is inf; allowed: a number of at least 0");
   EXPECT_THAT(error([](Config& c) { c.train_batch_size = -8; }),
