@@ -53,20 +53,20 @@ void Executor::CompleteRecord(bool evaluation) {
 }
 
 void Executor::ConcludeExchange(int parity) {
-  if (!progress_.evaluation) {
-    moved_bytes_[parity][static_cast<int>(sharding::OperationKind::kExchange)] +=
-        ExchangeCommunicator().bytes_moved() - exchange_moved_before_;
-  }
+  const int64_t moved = ExchangeCommunicator().bytes_moved() - exchange_moved_before_;
+  if (!progress_.evaluation)
+    moved_bytes_[parity][static_cast<int>(sharding::OperationKind::kExchange)] += moved;
   verdict_ = {};
   const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
   StepScalars refused;
-  if (absl::Status exchanged = ExchangeCommunicator().status(); exchanged.ok()) {
+  // A rank that told the others of its failure may have left since: what it told counts.
+  if (absl::Status broken = ExchangeCommunicator().status(); broken.ok() || moved > 0) {
     std::vector<ExchangeRecord>& records = records_;
     std::memcpy(records.data(), storage_->ExchangeRecords(),
                 records.size() * sizeof(ExchangeRecord));
     verdict_ = Conclude(records);
   } else {
-    verdict_.error = exchanged;
+    verdict_.error = broken;
   }
   if (progress_.evaluation) return;
   const bool agreed = verdict_.error.ok() && !verdict_.scopes_differ;
@@ -96,6 +96,10 @@ absl::Status Executor::Withdraw() {
 absl::Status Executor::AgreedError() {
   absl::Status status = StuckError();
   if (HasFailed()) return Withdraw();
+  if (verdict_.engine_failed) {
+    Fail(status.ok() ? verdict_.error : status);
+    return StuckError();
+  }
   if (absl::Status broken = CommunicationError(); !broken.ok()) {
     // A rank may be waiting in the other one for this rank.
     for (std::optional<Communicator>* other : StepCommunicators()) {
@@ -115,7 +119,6 @@ absl::Status Executor::AgreedError() {
     status = FindDifference();
     if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
   }
-  if (verdict_.engine_failed) Fail(status);
   return status;
 }
 
