@@ -70,6 +70,32 @@ TEST(RunThreads, ReturnsTheErrorOfTheRankThatFailedFirst) {
   EXPECT_EQ(failed, absl::DataLossError("rank 1: a page is missing"));
 }
 
+TEST(RunThreads, ARankWhoseLeavingFailsAnotherFailedFirst) {
+  // Rank 1 is on its way out with an error: its communicator is gone already, and rank 0, which
+  // needs it, returns before it.
+  for (const bool when_splitting : {false, true}) {
+    std::atomic<bool> other_ended{false};
+    const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+      {
+        EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+        if (world.rank() == 0) {
+          Stream stream = Device::Cpu(1).CallerStream();
+          absl::Status left =
+              when_splitting ? communicator.Split(0, 0).status() : communicator.Barrier(stream);
+          if (left.ok()) left = communicator.status();
+          EXPECT_THAT(left.message(), HasSubstr("rank 1 has left"));
+          other_ended.store(true);
+          other_ended.notify_all();
+          return left;
+        }
+      }
+      other_ended.wait(false);
+      return absl::DataLossError("a page is missing");
+    });
+    EXPECT_EQ(status, absl::DataLossError("rank 1: a page is missing"));
+  }
+}
+
 TEST(RunThreads, ARankThatEndsWithAnErrorPassesItOn) {
   std::string seen;
   const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {

@@ -36,7 +36,7 @@ absl::StatusOr<Formation::Place> Formation::Join(int rank, Proposal proposal) {
   int64_t round;
   {
     const std::scoped_lock lock(mutex_);
-    if (broken_.load()) return why_broken_;
+    if (broken_.load()) return FailBrokenLocked();
     proposals_[me] = std::move(proposal);
     round = ++joined_[me];
     if (++here_ == world_ranks_.size()) {
@@ -52,7 +52,7 @@ absl::StatusOr<Formation::Place> Formation::Join(int rank, Proposal proposal) {
     if (!places_.ok()) return places_.status();
     return (*places_)[me];
   }
-  if (broken_.load()) return why_broken_;
+  if (broken_.load()) return FailBrokenLocked();
   return BreakLocked(absl::DeadlineExceededError(absl::StrCat(
       "creating communicator '", name, "' has waited ", seconds, " s for ", Absent(round))));
 }
@@ -75,14 +75,24 @@ absl::Status Formation::BreakLocked(absl::Status why) {
   return why_broken_;
 }
 
+// A rank that has left is to blame only now that another has needed it.
+absl::Status Formation::FailBrokenLocked() {
+  if (broken_by_ >= 0) world_.NoteFailure(broken_by_);
+  return why_broken_;
+}
+
 void Formation::Break(const absl::Status& why) {
   const std::scoped_lock lock(mutex_);
   BreakLocked(why).IgnoreError();
 }
 
 void Formation::Leave(int rank, const std::string& how) {
-  Break(absl::UnavailableError(
-      absl::StrCat("rank ", world_ranks_[static_cast<size_t>(rank)], " has left: ", how)));
+  const std::scoped_lock lock(mutex_);
+  if (broken_.load()) return;
+  const int world_rank = world_ranks_[static_cast<size_t>(rank)];
+  broken_by_ = world_rank;
+  BreakLocked(absl::UnavailableError(absl::StrCat("rank ", world_rank, " has left: ", how)))
+      .IgnoreError();
 }
 
 }  // namespace ebb

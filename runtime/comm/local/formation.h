@@ -47,6 +47,7 @@ class Formation {
 
  private:
   absl::Status BreakLocked(absl::Status why);
+  absl::Status FailBrokenLocked();
   std::string Absent(int64_t round) const;
 
   LocalWorld& world_;
@@ -62,6 +63,7 @@ class Formation {
   absl::StatusOr<std::vector<Place>> places_;
   std::atomic<bool> broken_{false};
   absl::Status why_broken_;
+  int broken_by_ = -1;  // the rank of the world whose leaving broke it
 };
 
 }  // namespace ebb

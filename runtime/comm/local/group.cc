@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
 namespace ebb {
@@ -28,7 +29,8 @@ bool Fit(const Collective& a, const Collective& b) {
 }  // namespace
 
 LocalGroup::LocalGroup(LocalWorld& world, CommunicatorOptions options, std::vector<int> world_ranks)
-    : options_(std::move(options)),
+    : world_(world),
+      options_(std::move(options)),
       world_ranks_(std::move(world_ranks)),
       spin_(size() <= CoreShare::Cores() ? kMeetingSpin : kMeetingSpin * 0),
       seats_(world_ranks_.size()),
@@ -194,6 +196,7 @@ void LocalGroup::Leave(int rank, const std::string& how) {
 }
 
 void LocalGroup::FailBecauseLeft(int rank) {
+  world_.NoteFailure(world_ranks_[static_cast<size_t>(rank)]);
   std::string how;
   {
     const std::scoped_lock lock(status_mutex_);

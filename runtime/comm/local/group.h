@@ -103,6 +103,7 @@ class LocalGroup {
   std::string RankName(int rank) const;  // "rank 1", or "rank 1 (world rank 5)"
   std::string Absent(uint64_t meeting);
 
+  LocalWorld& world_;
   const CommunicatorOptions options_;
   const std::vector<int> world_ranks_;
   const std::chrono::nanoseconds spin_;

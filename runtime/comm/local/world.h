@@ -31,7 +31,8 @@ class LocalWorld {
   void Fail(int rank, const absl::Status& why);
   // `rank` calls nothing any more. Those that do not wait for it go on.
   void Leave(int rank, const std::string& how);
-  // Ranks in the order in which they first failed, aborted or returned an error.
+  // Ranks in the order in which they first failed, aborted, returned an error or, by leaving, made
+  // another fail.
   void NoteFailure(int rank);
   std::vector<int> failures() const;
 
