@@ -118,7 +118,7 @@ TEST_P(CreateTest, NamesAnInitialValueThatDiffersInDebugBuilds) {
   for (const absl::Status& status : Create(odd, seed_by_rank)) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("initial value of rank"), HasSubstr("parameter 'w2'")));
+                AllOf(HasSubstr("initial value of rank"), HasSubstr("parameter 'base2'")));
   }
 }
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <random>
 #include <string>
 #include <vector>
@@ -21,11 +21,9 @@ inline double Rounding(DType dtype) {
 
 class Array {
  public:
+  // Not a number in every dtype: what a kernel should not read shows.
   Array(DType dtype, int64_t count)
-      : dtype_(dtype), bytes_(static_cast<size_t>(count * SizeOf(dtype))) {
-    // Not a number in every dtype: what a kernel should not read shows.
-    std::memset(bytes_.data(), 0xff, bytes_.size());
-  }
+      : dtype_(dtype), bytes_(static_cast<size_t>(count * SizeOf(dtype)), std::byte{0xff}) {}
   // Normal numbers of the given deviation, rounded to the dtype.
   static Array Random(DType dtype, int64_t count, uint64_t seed, double deviation = 1) {
     Array array(dtype, count);
