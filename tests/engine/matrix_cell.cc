@@ -184,10 +184,16 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell) {
   for (const ParameterSpec& parameter : spec.parameters)
     starts.push_back(starts.back() + static_cast<size_t>(Elements(parameter.shape)));
 
-  // Ranks write their own slices of the state, and their own reports.
+  // Ranks write their own reports, and their own slices of the state into what the first rank of
+  // their shard group has.
   std::vector<Outcome> outcomes(static_cast<size_t>(cell.world()));
   Outcome& whole = outcomes[0];
-  whole.state.assign(std::size(kStates), std::vector<uint32_t>(starts.back(), ~uint32_t{0}));
+  const size_t group =
+      static_cast<size_t>(cell.shard_group() == 0 ? cell.world() : cell.shard_group());
+  for (size_t first = 0; first < outcomes.size(); first += group) {
+    outcomes[first].state.assign(std::size(kStates),
+                                 std::vector<uint32_t>(starts.back(), ~uint32_t{0}));
+  }
   const auto rank_body = [&](World world) -> absl::Status {
     const int rank = world.rank();
     ToyModel model(cell.MakeModel());
@@ -212,7 +218,8 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell) {
     }
     for (size_t s = 0; s < std::size(kStates); ++s) {
       const auto keep = [&](const Slice& slice, std::span<const float> values) {
-        uint32_t* const to = whole.state[s].data() + starts[static_cast<size_t>(slice.parameter)];
+        uint32_t* const to = outcomes[static_cast<size_t>(rank) / group * group].state[s].data() +
+                             starts[static_cast<size_t>(slice.parameter)];
         for (size_t i = 0; i < values.size(); ++i)
           to[static_cast<size_t>(slice.begin) + i] = std::bit_cast<uint32_t>(values[i]);
         return absl::OkStatus();
@@ -226,6 +233,8 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell) {
   for (const Outcome& other : outcomes) {
     if (other.steps != whole.steps || other.evaluation != whole.evaluation)
       return absl::InternalError("ranks report different numbers of the same steps");
+    if (!other.state.empty() && other.state != whole.state)
+      return absl::InternalError("replicas of the same slices differ");
   }
   return whole;
 }
