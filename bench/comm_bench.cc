@@ -1,4 +1,4 @@
-// Collectives of the `local` backend against copies of the same memory traffic, taken in turns in
+// Collectives of threads (`local`) and processes (`node`) against copies of the same memory traffic, taken in turns in
 // the same run: what counts is the ratio, since machines and their neighbours differ from minute to
 // minute.
 //
@@ -6,14 +6,16 @@
 //
 // algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md): algbw = bytes of the whole buffer /
 // time, busbw = algbw * (N-1)/N. traffic = bytes that the ranks read and write in memory / time.
-// of_copy = the copy's time / the collective's, where the copy is the same threads' copying as many
-// bytes read and written as the collective reads and writes; medians.
+// of_copy = the copy's time / the collective's, where the copy is the same ranks' copying as many
+// bytes read and written as the collective reads and writes; medians. of_copy_quiet: the same of the
+// faster quartiles, which a busy machine disturbs less.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "ebb/runtime/comm/world.h"
@@ -21,6 +23,7 @@
 #include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/thread_team.h"
+#include "forked_ranks.h"
 
 namespace ebb {
 namespace {
@@ -32,10 +35,13 @@ double Seconds(std::chrono::steady_clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+double Quantile(std::vector<double> values, size_t numerator, size_t denominator) {
+  const size_t at = values.size() * numerator / denominator;
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
+  return values[at];
+}
 double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
+  return Quantile(std::move(values), 1, 2);
 }
 
 // One rank's side of a benchmark: what it does once, and the copy it is compared with.
@@ -79,7 +85,11 @@ absl::Status TakeTurns(benchmark::State& state, World& world, Communicator& comm
 
 enum class Operation { kAllGather, kReduceScatter };
 
-// range(0): bytes of the whole buffer; range(1): ranks; range(2): in place.
+absl::Status Run(bool processes, int ranks, const std::function<absl::Status(World)>& body) {
+  return processes ? RunForked(ranks, body) : RunThreads(ranks, body);
+}
+
+// range(0): bytes of the whole buffer; range(1): ranks; range(2): in place; range(3): processes.
 void Compare(benchmark::State& state, Operation operation, DType dtype) {
   const int64_t bytes = state.range(0);
   const auto ranks = static_cast<int>(state.range(1));
@@ -90,7 +100,7 @@ void Compare(benchmark::State& state, Operation operation, DType dtype) {
       operation == Operation::kAllGather ? (in_place ? bytes - block : bytes) : 0;
   const int64_t traffic = operation == Operation::kAllGather ? 2 * copied : bytes + block;
   std::vector<double> collective_seconds, copy_seconds;
-  const absl::Status status = RunThreads(ranks, [&](World world) -> absl::Status {
+  const absl::Status status = Run(state.range(3) != 0, ranks, [&](World world) -> absl::Status {
     const Device device = Device::Cpu();
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
     Stream stream = device.CallerStream();
@@ -132,6 +142,8 @@ void Compare(benchmark::State& state, Operation operation, DType dtype) {
   state.counters["busbw_GB/s"] = static_cast<double>(bytes - block) / seconds / 1e9;
   state.counters["traffic_GB/s"] = static_cast<double>(ranks * traffic) / seconds / 1e9;
   state.counters["of_copy"] = Median(copy_seconds) / seconds;
+  state.counters["of_copy_quiet"] =
+      Quantile(copy_seconds, 1, 4) / Quantile(collective_seconds, 1, 4);
 }
 
 void AllGather(benchmark::State& state) {
@@ -148,11 +160,14 @@ void ReduceScatterFp16(benchmark::State& state) {
 }
 
 void Sizes(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"bytes", "ranks", "in_place"})
+  benchmark->ArgNames({"bytes", "ranks", "in_place", "processes"})
       ->UseManualTime()
       ->Unit(benchmark::kMillisecond);
   for (const int64_t mebibytes : {4, 64}) {
-    for (const int64_t in_place : {0, 1}) benchmark->Args({mebibytes << 20, 2, in_place});
+    for (const int64_t in_place : {0, 1}) {
+      for (const int64_t processes : {0, 1})
+        benchmark->Args({mebibytes << 20, 2, in_place, processes});
+    }
   }
 }
 BENCHMARK(AllGather)->Apply(Sizes);
@@ -161,10 +176,10 @@ BENCHMARK(ReduceScatterBf16)->Apply(Sizes);
 BENCHMARK(ReduceScatterFp16)->Apply(Sizes);
 
 // How long one small operation takes when all ranks come at once: range(0) ranks, each on a stream
-// of its own.
+// of its own; range(1): processes.
 void SmallAllReduce(benchmark::State& state) {
   const absl::Status status =
-      RunThreads(static_cast<int>(state.range(0)), [&](World world) -> absl::Status {
+      Run(state.range(1) != 0, static_cast<int>(state.range(0)), [&](World world) -> absl::Status {
         EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
         EBB_ASSIGN_OR_RETURN(Stream stream, Device::Cpu().NewStream("comm"));
         float value = 1;
@@ -185,11 +200,14 @@ void SmallAllReduce(benchmark::State& state) {
   if (!status.ok()) state.SkipWithError(std::string(status.message()).c_str());
 }
 BENCHMARK(SmallAllReduce)
-    ->ArgName("ranks")
-    ->Arg(2)
-    ->Arg(4)
-    ->Arg(16)
-    ->Arg(64)
+    ->ArgNames({"ranks", "processes"})
+    ->Args({2, 0})
+    ->Args({2, 1})
+    ->Args({4, 0})
+    ->Args({4, 1})
+    ->Args({16, 0})
+    ->Args({16, 1})
+    ->Args({64, 0})
     ->UseRealTime()
     ->Unit(benchmark::kMicrosecond);
 

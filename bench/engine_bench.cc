@@ -49,8 +49,8 @@ void EngineOverBareTrainer(benchmark::State& state) {
   const auto text = gpt::Text::Load(*files, options.shape.context);
   if (!text.ok()) return state.SkipWithError(text.status().ToString().c_str());
 
-  absl::StatusOr<std::unique_ptr<gpt::Trainer>> trainer =
-      gpt::Trainer::Create(World::Single(), options, *config.ForWorld(1), *text);
+  absl::StatusOr<std::unique_ptr<gpt::Trainer>> trainer = gpt::Trainer::Create(
+      World::Single(), Device::Cpu(options.threads), options, *config.ForWorld(1), *text);
   if (!trainer.ok()) return state.SkipWithError(trainer.status().ToString().c_str());
   BareTrainer bare({.shape = options.shape,
                     .compute = config.compute,

@@ -47,7 +47,8 @@ absl::Status Train(const std::string& trace, int stage, bool early) {
   const auto text = gpt::Text::Load(*files, options.shape.context);
   if (!text.ok()) return text.status();
   return RunThreads(options.ranks, [&](World world) -> absl::Status {
-    auto trainer = gpt::Trainer::Create(world, options, *config.ForWorld(options.ranks), *text);
+    auto trainer = gpt::Trainer::Create(world, Device::Cpu(options.threads), options,
+                                        *config.ForWorld(options.ranks), *text);
     if (!trainer.ok()) return trainer.status();
     for (int step = 0; step < kSteps; ++step) {
       if (auto report = (*trainer)->Step(step); !report.ok()) return report.status();

@@ -1,5 +1,8 @@
 # What every target of the tree shares: the language, the warnings, the sanitizers, where binaries land, and the one
 # spelling of includes ("ebb/sharding/layout.h"), made of links so that it is the same here and installed.
+#
+# Flags belong to this folder and those below it, not to what libraries hand on: a project that links Ebb, installed or as
+# a subdirectory, gets the include folder and C++20 from it and keeps its own warnings.
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -22,19 +25,25 @@ endif()
 add_library(ebb_build INTERFACE)
 target_include_directories(ebb_build INTERFACE ${EBB_INCLUDE_DIR})
 # Contraction would let the compiler turn a * b + c into one rounding where another target keeps two.
-target_compile_options(ebb_build INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Werror -ffp-contract=off
-                                           -fno-math-errno)
+target_compile_options(ebb_build INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-Werror;-ffp-contract=off;-fno-math-errno>")
 if(EBB_SANITIZE)
-  target_compile_options(ebb_build INTERFACE -fsanitize=${EBB_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_compile_options(ebb_build INTERFACE
+    "$<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${EBB_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer>")
   target_link_options(ebb_build INTERFACE -fsanitize=${EBB_SANITIZE})
 endif()
+include_directories(${EBB_INCLUDE_DIR})
+add_compile_options($<TARGET_PROPERTY:ebb_build,INTERFACE_COMPILE_OPTIONS>)
+add_link_options($<TARGET_PROPERTY:ebb_build,INTERFACE_LINK_OPTIONS>)
 
 # ebb_library(NAME SOURCES... LIBRARIES...): the target ebb_NAME, known to others as ebb::NAME.
 function(ebb_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES;PRIVATE_LIBRARIES" ${ARGN})
   add_library(ebb_${name} STATIC ${arg_SOURCES})
   add_library(ebb::${name} ALIAS ebb_${name})
-  target_link_libraries(ebb_${name} PUBLIC ebb_build ${arg_LIBRARIES} PRIVATE ${arg_PRIVATE_LIBRARIES})
+  target_include_directories(ebb_${name} PUBLIC $<BUILD_INTERFACE:${EBB_INCLUDE_DIR}>)
+  target_compile_features(ebb_${name} PUBLIC cxx_std_20)
+  target_link_libraries(ebb_${name} PUBLIC ${arg_LIBRARIES} PRIVATE ${arg_PRIVATE_LIBRARIES})
 endfunction()
 
 # ebb_test(FOLDER_FILE LIBRARIES...): one test program from FILE_test.cc of this folder, its cases known to ctest.

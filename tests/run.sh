@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs the tests.
 #
-#   tests/run.sh [release|asan|tsan] [--full] [-- argument of ctest...]
+#   tests/run.sh [release|cuda|asan|tsan] [--full] [-- argument of ctest...]
 #
-# release: optimised. asan, tsan: debug builds with the address and undefined-behaviour, or the thread sanitizer. --full: the product of
+# release: optimised, with CUDA and NCCL where they are found. cuda: the same, and an error where they are not. asan, tsan: debug builds
+# with the address and undefined-behaviour, or the thread sanitizer. --full: the product of
 # the bitwise matrix' main axes (the others are drawn) and many more random cases, instead of a covering selection.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -13,7 +14,7 @@ preset=release
 ctest_arguments=()
 while [ $# -gt 0 ]; do
   case "$1" in
-    release | asan | tsan) preset=$1 ;;
+    release | cuda | asan | tsan) preset=$1 ;;
     --full) export EBB_FULL=1 ;;
     --)
       shift
@@ -21,7 +22,7 @@ while [ $# -gt 0 ]; do
       break
       ;;
     *)
-      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|asan|tsan] [--full] [-- argument of ctest...]" >&2
+      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|cuda|asan|tsan] [--full] [-- argument of ctest...]" >&2
       exit 2
       ;;
   esac

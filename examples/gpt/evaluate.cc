@@ -37,6 +37,12 @@ char Draw(std::span<const float> logits, std::mt19937_64& random) {
   return static_cast<char>(bytes[choice].second);
 }
 
+// Why the ranks could not vote: the engine knows in which unit.
+absl::Status LostIn(Evaluation& evaluation, absl::Status voted) {
+  absl::Status walked = evaluation.Finish().status();
+  return walked.ok() ? voted : walked;
+}
+
 }  // namespace
 
 ForwardScope Trainer::WalkToHead(Evaluation& evaluation, const Batch& batch) {
@@ -60,7 +66,7 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
       text_.held_out_bytes() / options_.shape.context / per_walk, 1, kHeldOutBatches);
   Evaluation evaluation = engine_->BeginEvaluation();
   for (int64_t walk = 0; walk < walks; ++walk) {
-    EBB_RETURN_IF_ERROR(vote.Decide());
+    if (absl::Status voted = vote.Decide(); !voted.ok()) return LostIn(evaluation, voted);
     if (vote.stopped()) return std::nullopt;
     for (int64_t s = 0; s < sequences_; ++s) {
       const size_t at = static_cast<size_t>(s) * length;
@@ -83,7 +89,7 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
   std::vector<int32_t> tokens;
   Evaluation evaluation = engine_->BeginEvaluation();
   for (int64_t i = 0; i < bytes; ++i) {
-    EBB_RETURN_IF_ERROR(vote.Decide());
+    if (absl::Status voted = vote.Decide(); !voted.ok()) return LostIn(evaluation, voted);
     if (vote.stopped()) break;
     const size_t seen = std::min(text.size(), static_cast<size_t>(context));
     tokens.resize(seen);

@@ -1,50 +1,48 @@
-// gpt: trains a byte-level GPT on threads as ranks. Exit codes: 0; 1 if training failed; 2 for what
-// the command line asked that cannot be; 130 if a signal ended it.
+// gpt: trains a byte-level GPT. Its ranks are threads of this process or, under mpirun, torchrun or
+// srun, the processes that these have started. Exit codes: 0; 1 if training failed; 2 for what the
+// command line or the launcher asked that cannot be; 130 if a signal ended it.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "options.h"
 #include "run.h"
 #include "stop.h"
 #include "text.h"
 
+namespace ebb::gpt {
 namespace {
+
+constexpr int kFailed = 1, kCannotBe = 2, kStopped = 130;
 
 int Fail(const absl::Status& status, int code) {
   std::fprintf(stderr, "gpt: %s\n", std::string(status.message()).c_str());
   return code;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  using namespace ebb::gpt;  // the program's own
-  CommandLine command = ParseCommandLine(argc, argv);
-  if (!command.options) {
-    std::fputs(command.text.c_str(), command.exit_code == 0 ? stdout : stderr);
-    return command.exit_code;
-  }
-  Options& options = *command.options;
-  const auto config = ResolveConfig(options);
-  if (!config.ok()) return Fail(config.status(), 2);
+absl::StatusOr<Text> LoadText(Options& options) {
   if (options.data.empty()) {
     auto files = DefaultTextFiles();
-    if (!files.ok()) return Fail(files.status(), 2);
+    if (!files.ok()) return files.status();
     options.data = *std::move(files);
   }
-  const auto text = Text::Load(options.data, options.shape.context);
-  if (!text.ok()) return Fail(text.status(), 2);
-  auto reports = Reports::Open(options, *config);
-  if (!reports.ok()) return Fail(reports.status(), 2);
+  return Text::Load(options.data, options.shape.context);
+}
+
+int RunRanksAsThreads(Options& options, const Config& config) {
+  const auto text = LoadText(options);
+  if (!text.ok()) return Fail(text.status(), kCannotBe);
+  auto reports = Reports::Open(options, config);
+  if (!reports.ok()) return Fail(reports.status(), kCannotBe);
 
   CatchStopSignals();
   std::atomic<bool> stopped{false};
   std::vector<absl::Status> ended(static_cast<size_t>(options.ranks));
-  const absl::Status status = ebb::RunThreads(options.ranks, [&](ebb::World world) {
+  const absl::Status status = RunThreads(options.ranks, [&](World world) {
     const auto result =
-        RunRank(world, {.options = options, .config = *config, .text = *text, .reports = *reports});
+        RunRank(world, {.options = options, .config = config, .text = *text, .reports = *reports});
     if (result.ok() && *result) stopped = true;
     return ended[static_cast<size_t>(world.rank())] = result.status();
   });
@@ -52,7 +50,53 @@ int main(int argc, char** argv) {
     // Where all ranks have the same to say, `status` would put it down to one.
     const bool alike =
         !ended[0].ok() && std::count(ended.begin(), ended.end(), ended[0]) == options.ranks;
-    return Fail(alike ? ended[0] : status, 1);
+    return Fail(alike ? ended[0] : status, kFailed);
   }
-  return stopped ? 130 : 0;
+  return stopped ? kStopped : 0;
+}
+
+// What goes wrong here is told to the other ranks, which wait for this one otherwise.
+int FailRank(const World& world, const absl::Status& status, int code) {
+  world.Fail(status);
+  return Fail(
+      absl::Status(status.code(), absl::StrCat("rank ", world.rank(), ": ", status.message())),
+      code);
+}
+
+int RunRankOfLauncher(Options& options, const Config& config) {
+  const auto world = World::FromEnvironment({.timeout_seconds = config.ebb.timeout_seconds});
+  if (!world.ok()) return Fail(world.status(), kFailed);
+  const auto text = LoadText(options);
+  if (!text.ok()) return FailRank(*world, text.status(), kCannotBe);
+  auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();
+  if (!reports.ok()) return FailRank(*world, reports.status(), kCannotBe);
+  CatchStopSignals();
+  const auto stopped =
+      RunRank(*world, {.options = options, .config = config, .text = *text, .reports = *reports});
+  if (!stopped.ok()) return FailRank(*world, stopped.status(), kFailed);
+  return *stopped ? kStopped : 0;
+}
+
+int Main(int argc, char** argv) {
+  CommandLine command = ParseCommandLine(argc, argv);
+  if (!command.options) {
+    std::fputs(command.text.c_str(), command.exit_code == 0 ? stdout : stderr);
+    return command.exit_code;
+  }
+  Options& options = *command.options;
+  const auto launch = DescribeLaunch(ThisEnvironment());
+  if (!launch.ok()) return Fail(launch.status(), kCannotBe);
+  if (const auto status = SettleRanks(*launch, options); !status.ok())
+    return Fail(status, kCannotBe);
+  const auto config = ResolveConfig(options);
+  if (!config.ok()) return Fail(config.status(), kCannotBe);
+  const bool launched = *launch && (*launch)->size > 1;
+  return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
+}
+
+}  // namespace
+}  // namespace ebb::gpt
+
+int main(int argc, char** argv) {
+  return ebb::gpt::Main(argc, argv);
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <thread>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/numbers.h"
@@ -61,12 +60,19 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
   app.add_option("--batch", batch, "sequences of one micro-batch of one rank")
       ->check(positive)
       ->group("Training");
-  app.add_option("--ranks", options.ranks, "ranks, as threads of this process")
+  app.add_option(
+         "--ranks", options.ranks,
+         "ranks, as threads of this process; under mpirun, torchrun or srun their processes "
+         "are the ranks")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str()
       ->group("Training");
   app.add_option("--threads", options.threads, "threads of each rank; 0: the cores over the ranks")
       ->check(CLI::Range(0, 1024))
+      ->capture_default_str()
+      ->group("Training");
+  app.add_option("--device", options.device, "where to train")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str()
       ->group("Training");
   app.add_flag("--recompute", options.recompute,
@@ -137,6 +143,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
             .text = absl::StrCat("gpt: ", error.what(), "\nTry gpt --help.\n"),
             .exit_code = 2};
   }
+  options.ranks_given = app.count("--ranks") > 0;
   options.steps_given = app.count("--steps") > 0;
   if (app.count("--batch") > 0) options.batch = batch;
   if (app.count("--stage") > 0) options.stage = stage;
@@ -167,9 +174,26 @@ absl::StatusOr<Config> ResolveConfig(const Options& options) {
   return config->ForWorld(options.ranks);
 }
 
-int ThreadsPerRank(const Options& options) {
-  if (options.threads > 0) return options.threads;
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / options.ranks);
+absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) {
+  if (!launch) return absl::OkStatus();
+  if (launch->size == 1 && options.ranks_given) return absl::OkStatus();  // of one process, threads
+  if (options.ranks_given && options.ranks != launch->size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks ", options.ranks, " asks for threads of one process, but ",
+                     launch->launcher, " has started this one as rank ", launch->rank, " of ",
+                     launch->size, ": leave --ranks out"));
+  }
+  options.ranks = launch->size;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ChosenDevice> ChooseDevice(const Options& options, int local_rank) {
+  auto device = Device::FromName(options.device, local_rank, options.threads);
+  if (device.ok()) return ChosenDevice{*std::move(device), ""};
+  const bool absent =
+      absl::IsUnavailable(device.status()) || absl::IsUnimplemented(device.status());
+  if (!absent) return device.status();
+  return ChosenDevice{Device::Cpu(options.threads), std::string(device.status().message())};
 }
 
 }  // namespace ebb::gpt

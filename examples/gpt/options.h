@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/config/config.h"
+#include "ebb/runtime/device/device.h"
 #include "model.h"
 
 namespace ebb::gpt {
@@ -20,7 +22,9 @@ struct Options {
   bool steps_given = false;
   uint64_t seed = 1;
   int ranks = 2;
-  int threads = 0;           // of one rank; 0: this machine's cores over the ranks
+  bool ranks_given = false;
+  int threads = 0;  // of one rank; 0: this machine's cores over its ranks
+  std::string device = "cpu";
   std::optional<int> stage;  // these three override the configuration
   std::optional<int64_t> batch;
   std::optional<DType> dtype;
@@ -41,11 +45,20 @@ struct CommandLine {
 };
 CommandLine ParseCommandLine(int argc, const char* const* argv);
 
+// Settles `ranks`: a launcher's number of processes, or the option's of threads. Both, and not the
+// same, is an error.
+absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options);
+
 // The configuration for these options' ranks: the file or the default, with the flags' overrides,
 // checked and complete.
 absl::StatusOr<Config> ResolveConfig(const Options& options);
 
-// Threads of one rank: the option, or an equal share of the cores, at least one.
-int ThreadsPerRank(const Options& options);
+// The device of the rank with this place on its host. Where CUDA was asked for and cannot be used:
+// the CPU, and why.
+struct ChosenDevice {
+  Device device;
+  std::string instead_of_cuda;  // empty: as asked
+};
+absl::StatusOr<ChosenDevice> ChooseDevice(const Options& options, int local_rank);
 
 }  // namespace ebb::gpt

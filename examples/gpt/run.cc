@@ -1,5 +1,6 @@
 #include "run.h"
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
@@ -9,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "agreement.h"
 #include "digest.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
@@ -42,10 +44,10 @@ uint64_t BytesHeld(const Engine& engine) {
 std::string Headline(Trainer& trainer, const Run& run) {
   const Config& config = trainer.engine().config();
   return absl::StrFormat(
-      "%.2f M parameters, %d ranks of %d threads, stage %d, %s, %d tokens a step, %d bytes of text",
+      "%.2f M parameters, %d %s (%s), stage %d, %s, %d tokens a step, %d bytes of text",
       static_cast<double>(ParametersOf(trainer.model())) / 1e6, run.options.ranks,
-      ThreadsPerRank(run.options), config.zero.stage, std::string(Name(config.compute)),
-      trainer.tokens_per_step(), run.text.training_bytes());
+      run.options.ranks == 1 ? "rank" : "ranks", trainer.device().description(), config.zero.stage,
+      std::string(Name(config.compute)), trainer.tokens_per_step(), run.text.training_bytes());
 }
 
 absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress) {
@@ -64,10 +66,11 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
                         Progress* progress) {
   bool warned = false;
   for (int64_t step = 0; step < run.options.steps; ++step) {
-    EBB_RETURN_IF_ERROR(vote.Decide());
+    const absl::Status voted = vote.Decide();
     if (vote.stopped()) return absl::OkStatus();
     const double begin = Now();
     EBB_ASSIGN_OR_RETURN(const StepReport report, trainer.Step(step));
+    EBB_RETURN_IF_ERROR(voted);  // of a lost rank the engine has more to say
     history.steps.push_back({.report = report, .seconds = Now() - begin});
     if (progress != nullptr) progress->Show(history, BytesHeld(trainer.engine()));
     if (progress != nullptr && !std::isfinite(report.loss) && !std::exchange(warned, true)) {
@@ -123,12 +126,19 @@ absl::StatusOr<Reports> Reports::Open(const Options& options, const Config& conf
       Wanted{"--summary", options.summary_file, &reports.summary},
       // Last: it leaves an empty timeline in place of an older one.
       Wanted{options.trace_file.empty() ? "ebb.trace" : "--trace", config.ebb.trace, nullptr}};
+  std::vector<std::string> inputs = options.data;
+  if (!options.config_file.empty()) inputs.push_back(options.config_file);
   for (auto wanted = all.begin(); wanted != all.end(); ++wanted) {
     if (wanted->path.empty()) continue;
     for (auto other = all.begin(); other != wanted; ++other) {
       if (!SameFile(wanted->path, other->path)) continue;
       return absl::InvalidArgumentError(
           absl::StrCat(other->flag, " and ", wanted->flag, " name the same file, ", wanted->path));
+    }
+    for (const std::string& input : inputs) {
+      if (!SameFile(wanted->path, input)) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(wanted->flag, " would overwrite ", input, ", which is read"));
     }
     if (wanted->file == nullptr) {
       const absl::Status made = Timeline::Create(wanted->path);
@@ -143,28 +153,25 @@ absl::StatusOr<Reports> Reports::Open(const Options& options, const Config& conf
   return reports;
 }
 
-absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<Trainer> trainer,
-                       Trainer::Create(world, run.options, run.config, run.text));
-  const bool speaks = world.rank() == 0;
-  if (speaks && run.options.show_plan)
-    std::printf("%s\n", sharding::PlanTable(trainer->engine().plan()).c_str());
-  if (run.options.show_plan && !run.options.steps_given) return false;
+namespace {
 
+// True if a signal ended it early.
+absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
+                                    StopVote& vote) {
+  const bool speaks = world.rank() == 0;
   std::optional<Progress> progress;
-  if (speaks) progress.emplace(run.options.steps).Say(Headline(*trainer, run));
+  if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run));
   Progress* shown = progress ? &*progress : nullptr;
-  History history = {.tokens_per_step = trainer->tokens_per_step(), .steps = {}, .held_out = {}};
-  history.steps.reserve(static_cast<size_t>(run.options.steps));
-  EBB_ASSIGN_OR_RETURN(StopVote vote, StopVote::Create(world, Device::Cpu()));
-  EBB_RETURN_IF_ERROR(TrainSteps(run, *trainer, vote, history, shown));
-  EBB_ASSIGN_OR_RETURN(const RankUsage usage, FullestRank(world, trainer->engine()));
+  History history = {.tokens_per_step = trainer.tokens_per_step(), .steps = {}, .held_out = {}};
+  history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
+  EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, history, shown));
+  EBB_ASSIGN_OR_RETURN(const RankUsage usage, FullestRank(world, trainer.engine()));
   std::string digest;
   if (!run.options.summary_file.empty()) {
-    EBB_ASSIGN_OR_RETURN(digest, DigestOf(trainer->engine(), trainer->model(), world.rank()));
+    EBB_ASSIGN_OR_RETURN(digest, DigestOf(trainer.engine(), trainer.model(), world.rank()));
   }
   if (speaks) {
-    EBB_RETURN_IF_ERROR(WriteReports(run, *trainer, history, usage, std::move(digest)));
+    EBB_RETURN_IF_ERROR(WriteReports(run, trainer, history, usage, std::move(digest)));
     progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
     progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
   }
@@ -172,9 +179,32 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
   if (vote.stopped() || run.options.steps == 0 || run.options.sample_bytes == 0)
     return vote.stopped();
   EBB_ASSIGN_OR_RETURN(const std::string sample,
-                       trainer->Sample(run.options.prompt, run.options.sample_bytes, vote));
+                       trainer.Sample(run.options.prompt, run.options.sample_bytes, vote));
   if (speaks) progress->Say("\nSample\n" + Printable(sample));
   return vote.stopped();
+}
+
+}  // namespace
+
+absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
+  const bool speaks = world.rank() == 0;
+  EBB_ASSIGN_OR_RETURN(ChosenDevice device, ChooseDevice(run.options, world.local_rank()));
+  if (speaks && !device.instead_of_cuda.empty())
+    LogWarning(
+        absl::StrCat("no --device cuda here, so training uses the CPU: ", device.instead_of_cuda));
+  EBB_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
+  EBB_ASSIGN_OR_RETURN(
+      std::unique_ptr<Trainer> trainer,
+      Trainer::Create(world, std::move(device.device), run.options, run.config, run.text));
+  if (speaks && run.options.show_plan)
+    std::printf("%s\n", sharding::PlanTable(trainer->engine().plan()).c_str());
+  if (run.options.show_plan && !run.options.steps_given) return false;
+  EBB_ASSIGN_OR_RETURN(StopVote vote,
+                       StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
+  absl::StatusOr<bool> stopped = TrainAndReport(world, run, *trainer, vote);
+  // Before the vote ends, which waits for those that are cast.
+  if (!stopped.ok()) world.Fail(stopped.status());
+  return stopped;
 }
 
 }  // namespace ebb::gpt

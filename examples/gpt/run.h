@@ -16,7 +16,7 @@ namespace ebb::gpt {
 struct Reports {
   std::optional<OutputFile> losses, curve, summary;
 
-  // Refuses two of the same place. Also tries the timeline, which the engines write.
+  // Refuses two of the same place, and what is read from. Also tries the timeline, which the engines write.
   static absl::StatusOr<Reports> Open(const Options& options, const Config& config);
 };
 

@@ -25,7 +25,9 @@ void CatchStopSignals() {
 
 // In this order: the stream is destroyed, and so emptied, before what its work uses.
 struct StopVote::State {
-  State(Communicator c, Stream s) : communicator(std::move(c)), stream(std::move(s)) {}
+  State(World w, Communicator c, Stream s)
+      : world(std::move(w)), communicator(std::move(c)), stream(std::move(s)) {}
+  const World world;
   float vote = 0;
   bool stopped = false;
   const CollectiveSpan span = {.send = &vote, .receive = &vote, .count = 1};
@@ -37,10 +39,13 @@ StopVote::StopVote(std::unique_ptr<State> state) : state_(std::move(state)) {}
 StopVote::StopVote(StopVote&&) noexcept = default;
 StopVote::~StopVote() = default;
 
-absl::StatusOr<StopVote> StopVote::Create(const World& world, const Device& device) {
-  EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+absl::StatusOr<StopVote> StopVote::Create(const World& world, const Device& device,
+                                          double timeout_seconds) {
+  EBB_ASSIGN_OR_RETURN(
+      Communicator communicator,
+      world.NewCommunicator({.name = "gpt-stop", .timeout_seconds = timeout_seconds}));
   EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("gpt-stop"));
-  return StopVote(std::make_unique<State>(std::move(communicator), std::move(stream)));
+  return StopVote(std::make_unique<State>(world, std::move(communicator), std::move(stream)));
 }
 
 bool StopVote::stopped() const {
@@ -50,7 +55,10 @@ bool StopVote::stopped() const {
 absl::Status StopVote::Decide() {
   if (state_->stopped) return absl::OkStatus();
   state_->stream.WaitIdle();
-  EBB_RETURN_IF_ERROR(state_->communicator.status());
+  if (absl::Status lost = state_->communicator.status(); !lost.ok()) {
+    state_->world.Fail(lost);
+    return lost;
+  }
   state_->stopped = state_->vote != 0;
   if (state_->stopped) return absl::OkStatus();
   state_->vote = signal_seen.load(std::memory_order_relaxed) ? 1 : 0;

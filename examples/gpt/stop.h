@@ -17,11 +17,14 @@ void CatchStopSignals();
 // meanwhile, and reads the one before.
 class StopVote {
  public:
-  static absl::StatusOr<StopVote> Create(const World& world, const Device& device);
+  static absl::StatusOr<StopVote> Create(const World& world, const Device& device,
+                                         double timeout_seconds);
   StopVote(StopVote&&) noexcept;
   ~StopVote();
 
-  // Collective. Then stopped() is true on every rank, and stays so, or on none.
+  // Collective. Then stopped() is true on every rank, and stays so, or on none. Where the ranks
+  // can vote no more the whole world fails with the error that is returned; the engine then has
+  // more to say of it.
   absl::Status Decide();
   bool stopped() const;
 

@@ -45,7 +45,10 @@ absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine) {
   }
 
   std::vector<UsageBytes> all(static_cast<size_t>(world.size()));
-  EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "summary"}));
+  EBB_ASSIGN_OR_RETURN(
+      Communicator communicator,
+      world.NewCommunicator(
+          {.name = "summary", .timeout_seconds = engine.config().ebb.timeout_seconds}));
   Stream stream = Device::Cpu().CallerStream();
   const CollectiveSpan span = {.send = &mine, .receive = all.data(), .count = sizeof(UsageBytes)};
   EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_team.h"
 #include "scope_access.h"
 
 namespace ebb::gpt {
@@ -14,9 +15,10 @@ constexpr char kVectorGroup[] =
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, const Options& options,
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, Device device,
+                                                         const Options& options,
                                                          const Config& config, const Text& text) {
-  std::unique_ptr<Trainer> trainer(new Trainer(std::move(world), options, text));
+  std::unique_ptr<Trainer> trainer(new Trainer(std::move(world), std::move(device), options, text));
   EBB_RETURN_IF_ERROR(trainer->MakeEngine(config));
   return trainer;
 }
@@ -36,13 +38,12 @@ absl::Status Trainer::MakeEngine(const Config& config) {
       model_);
   const Layers::Options layers = {
       .compute = config.compute,
-      .threads = ThreadsPerRank(options_),
+      .threads = device_.CallerStream().team().threads(),
       .sequences = sequences_,
       .slots = options_.recompute ? 1 : per_round * options_.shape.layers};
   model_.workspace_bytes = Layers::WorkspaceBytes(options_.shape, layers);
 
-  EBB_ASSIGN_OR_RETURN(engine_,
-                       Engine::Create(world_, Device::Cpu(layers.threads), model_, config));
+  EBB_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, model_, config));
   layers_.emplace(gpt_, layers,
                   std::span(static_cast<std::byte*>(engine_->workspace().data),
                             static_cast<size_t>(model_.workspace_bytes)));

@@ -21,7 +21,8 @@ namespace ebb::gpt {
 class Trainer {
  public:
   // Collective. `text` outlives the trainer.
-  static absl::StatusOr<std::unique_ptr<Trainer>> Create(World world, const Options& options,
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(World world, Device device,
+                                                         const Options& options,
                                                          const Config& config, const Text& text);
 
   // Step number `step`, from 0: forward, backward and update.
@@ -35,11 +36,12 @@ class Trainer {
   int64_t tokens_per_step() const;  // of all ranks
   const ModelSpec& model() const { return model_; }
   const World& world() const { return world_; }
+  const Device& device() const { return device_; }
   Engine& engine() { return *engine_; }
 
  private:
-  Trainer(World world, const Options& options, const Text& text)
-      : world_(std::move(world)), options_(options), text_(text) {}
+  Trainer(World world, Device device, const Options& options, const Text& text)
+      : world_(std::move(world)), device_(std::move(device)), options_(options), text_(text) {}
   absl::Status MakeEngine(const Config& config);
 
   // Fills batches_[micro_batch] for a step.
@@ -55,6 +57,7 @@ class Trainer {
   };
 
   const World world_;
+  const Device device_;
   const Options& options_;
   const Text& text_;
   ModelSpec model_;  // as declared: names and shapes for reports

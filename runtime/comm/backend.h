@@ -27,6 +27,15 @@ enum class CollectiveKind : uint8_t {
   kBarrier,
 };
 
+// Makes a reduce-scatter the first stage of a larger one: only of elements [begin, end) of the row
+// that all spans make one behind the other, and not to `receive` but, in fp32 and as `scale` 1 and
+// no rounding leave them, to `sums`.
+struct PartialSums {
+  int64_t begin = 0;
+  int64_t end = 0;
+  float* sums = nullptr;
+};
+
 // One call, checked for what a rank can see alone.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kBarrier;
@@ -35,6 +44,7 @@ struct Collective {
   float scale = 1;
   int peer = -1;  // root or peer
   std::span<const CollectiveSpan> spans = {};
+  const PartialSums* partial = nullptr;  // between backends only
 };
 
 class CommunicatorBackend {
@@ -62,6 +72,9 @@ class WorldBackend {
   virtual int size() const = 0;
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
+  // How many consecutive ranks always share a host, the same on all ranks; all if no such number
+  // divides them.
+  virtual int ranks_per_host() const { return size(); }
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) = 0;
   virtual void Fail(absl::Status why) = 0;

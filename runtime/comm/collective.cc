@@ -66,6 +66,25 @@ bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
          b_begin < a_begin + static_cast<uintptr_t>(a_bytes);
 }
 
+// The finaliser of splitmix64 (Steele et al. 2014), chained.
+struct Mixer {
+  uint64_t state = 0;
+  void Add(uint64_t value) {
+    state += value + 0x9e3779b97f4a7c15;
+    state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
+    state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
+    state ^= state >> 31;
+  }
+};
+
+uint64_t Shape(const Collective& call) {
+  Mixer mixer;
+  mixer.Add(static_cast<uint64_t>(call.dtype));
+  mixer.Add(call.spans.size());
+  for (const CollectiveSpan& span : call.spans) mixer.Add(static_cast<uint64_t>(span.count));
+  return mixer.state;
+}
+
 }  // namespace
 
 std::string_view Name(CollectiveKind kind) {
@@ -132,13 +151,46 @@ absl::Status CheckArguments(const Collective& call, int rank, int size) {
   return absl::OkStatus();
 }
 
-std::string Describe(const Collective& call) {
+uint64_t Fingerprint(const Collective& call) {
+  Mixer mixer;
+  mixer.Add(static_cast<uint64_t>(call.kind));
+  mixer.Add(static_cast<uint64_t>(call.op));
+  mixer.Add(std::bit_cast<uint32_t>(call.scale));
+  // Of two ranks that send to each other each has its own peer; the backend has paired them.
+  mixer.Add(call.kind == CollectiveKind::kBroadcast ? static_cast<uint64_t>(call.peer) : 0);
+  mixer.Add(Shape(call));
+  return mixer.state;
+}
+
+CallSummary Summarise(const Collective& call) {
+  CallSummary summary = {.kind = call.kind,
+                         .dtype = call.dtype,
+                         .op = call.op,
+                         .scale = call.scale,
+                         .peer = call.peer,
+                         .spans = static_cast<int64_t>(call.spans.size()),
+                         .fingerprint = Fingerprint(call),
+                         .shape = Shape(call)};
+  for (size_t i = 0; i < call.spans.size(); ++i) {
+    summary.elements += call.spans[i].count;
+    if (i < CallSummary::kCounts) summary.counts[i] = call.spans[i].count;
+  }
+  return summary;
+}
+
+bool FitForExchange(const CallSummary& a, const CallSummary& b) {
+  const bool sends_and_receives =
+      (a.kind == CollectiveKind::kSend && b.kind == CollectiveKind::kReceive) ||
+      (a.kind == CollectiveKind::kReceive && b.kind == CollectiveKind::kSend);
+  return sends_and_receives && a.shape == b.shape;
+}
+
+std::string Describe(const CallSummary& call) {
   std::string text(Name(call.kind));
   if (call.kind == CollectiveKind::kBarrier) return text;
-  int64_t count = 0;
-  for (const CollectiveSpan& span : call.spans) count += span.count;
-  absl::StrAppend(&text, " of ", call.spans.size(), call.spans.size() == 1 ? " span, " : " spans, ",
-                  count, " ", Absl(Name(call.dtype)), count == 1 ? " element" : " elements");
+  absl::StrAppend(&text, " of ", call.spans, call.spans == 1 ? " span, " : " spans, ",
+                  call.elements, " ", Absl(Name(call.dtype)),
+                  call.elements == 1 ? " element" : " elements");
   if (call.op != ReduceOp::kSum)
     absl::StrAppend(&text, call.op == ReduceOp::kMax ? ", maximum" : ", minimum");
   if (call.scale != 1) absl::StrAppend(&text, ", scale ", call.scale);
@@ -148,35 +200,15 @@ std::string Describe(const Collective& call) {
   return text;
 }
 
-uint64_t Fingerprint(const Collective& call) {
-  uint64_t state = 0;
-  const auto mix =
-      [&state](uint64_t value) {  // the finaliser of splitmix64 (Steele et al. 2014), chained
-        state += value + 0x9e3779b97f4a7c15;
-        state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9;
-        state = (state ^ (state >> 27)) * 0x94d049bb133111eb;
-        state ^= state >> 31;
-      };
-  mix(static_cast<uint64_t>(call.kind));
-  mix(static_cast<uint64_t>(call.dtype));
-  mix(static_cast<uint64_t>(call.op));
-  mix(std::bit_cast<uint32_t>(call.scale));
-  // Of two ranks that send to each other each has its own peer; the backend has paired them.
-  mix(call.kind == CollectiveKind::kBroadcast ? static_cast<uint64_t>(call.peer) : 0);
-  mix(call.spans.size());
-  for (const CollectiveSpan& span : call.spans) mix(static_cast<uint64_t>(span.count));
-  return state;
-}
-
-std::string DescribeMismatch(std::string_view first_rank, const Collective& first,
-                             std::string_view second_rank, const Collective& second) {
+std::string DescribeMismatch(std::string_view first_rank, const CallSummary& first,
+                             std::string_view second_rank, const CallSummary& second) {
   std::string text = absl::StrCat(Absl(first_rank), " called ", Describe(first), ", ",
                                   Absl(second_rank), " called ", Describe(second));
-  const size_t spans = std::min(first.spans.size(), second.spans.size());
-  for (size_t i = 0; i < spans; ++i) {
-    if (first.spans[i].count == second.spans[i].count) continue;
-    absl::StrAppend(&text, "; span ", i, " has ", first.spans[i].count, " elements on ",
-                    Absl(first_rank), " and ", second.spans[i].count, " on ", Absl(second_rank));
+  const int64_t spans = std::min({first.spans, second.spans, int64_t{CallSummary::kCounts}});
+  for (int64_t i = 0; i < spans; ++i) {
+    if (first.counts[i] == second.counts[i]) continue;
+    absl::StrAppend(&text, "; span ", i, " has ", first.counts[i], " elements on ",
+                    Absl(first_rank), " and ", second.counts[i], " on ", Absl(second_rank));
     break;
   }
   return text;

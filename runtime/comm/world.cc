@@ -1,54 +1,73 @@
 #include "ebb/runtime/comm/world.h"
 
-#include <cstdlib>
+#include <unistd.h>
+
+#include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/local/world.h"
+#include "ebb/runtime/comm/mpi/mpi_world.h"
+#include "ebb/runtime/comm/nccl/nccl_world.h"
+#include "ebb/runtime/comm/nccl/world_bootstrap.h"
+#include "ebb/runtime/comm/node/world.h"
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
 
-// How a launcher tells a process the size of its world.
-struct Launcher {
-  const char* name;
-  const char* size;
-  const char* rank;  // what must be set beside it, if anything
-};
-constexpr Launcher kLaunchers[] = {
-    {"Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", nullptr},
-    {"an MPI launcher", "PMI_SIZE", nullptr},
-    {"torchrun", "WORLD_SIZE", nullptr},
-    // An interactive allocation has the size too, and has launched nothing.
-    {"SLURM's srun", "SLURM_NTASKS", "SLURM_PROCID"},
-};
+absl::Status NeedsMpi(const Launch& launch) {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  return absl::UnimplementedError(absl::StrCat(
+      "this process, on host '", host, "', is rank ", launch.rank, " of ", launch.size, " that ",
+      launch.launcher, " has started on several hosts: CPU ranks on several hosts need MPI, ",
+      HasMpi() ? "whose launcher has to start them (mpirun, srun --mpi=pmix)"
+               : "which this build does not have (-DEBB_MPI=ON)",
+      ". Or start all ranks on one host; set MASTER_ADDR and MASTER_PORT if they are"));
+}
 
 }  // namespace
 
-absl::StatusOr<World> World::FromEnvironment() {
-  for (const Launcher& launcher : kLaunchers) {
-    const char* size_text = std::getenv(launcher.size);
-    if (size_text == nullptr) continue;
-    if (launcher.rank != nullptr && std::getenv(launcher.rank) == nullptr) continue;
-    int size = 0;
-    if (!absl::SimpleAtoi(size_text, &size) || size < 1) {
-      return absl::InvalidArgumentError(absl::StrCat("the environment has ", launcher.size, "=",
-                                                     size_text, ", which is no number of ranks"));
-    }
-    if (size == 1) continue;
-    return absl::UnimplementedError(absl::StrCat(
-        "this process is one of ", size, " that ", launcher.name, " has launched (", launcher.size,
-        "=", size,
-        "), but ranks are threads of one process here: start one process and ask it for ", size,
-        " ranks (RunThreads)"));
+absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
+  EBB_ASSIGN_OR_RETURN(const std::optional<Launch> launch, DescribeLaunch(ThisEnvironment()));
+  if (!launch.has_value() || launch->size == 1) return Single();
+  if (HasMpi() && launch->has_mpi && !launch->one_host) {
+    EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
+                         NewMpiWorld(*launch, options.timeout_seconds));
+    return World(std::move(backend));
   }
-  return Single();
+  if (!launch->place.has_value()) return NeedsMpi(*launch);
+  EBB_ASSIGN_OR_RETURN(
+      Rendezvous rendezvous,
+      Rendezvous::Join({.rank = launch->rank,
+                        .size = launch->size,
+                        .place = *launch->place,
+                        .one_host = launch->one_host,
+                        .launcher = absl::StrCat(launch->launcher, ", job ", launch->job),
+                        .timeout_seconds = options.timeout_seconds}));
+  if (launch->rank == 0) {
+    LogInfo(absl::StrCat(launch->size, " ranks, started by ", launch->launcher, ", have met at ",
+                         Describe(*launch->place)));
+  }
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<NodeWorld> world,
+                       NodeWorld::Form(launch->rank, std::move(rendezvous)));
+  return World(std::make_shared<NodeRank>(std::move(world)));
 }
 
 World World::Single() {
   return World(std::make_shared<LocalRank>(std::make_shared<LocalWorld>(1), 0));
+}
+
+absl::StatusOr<World> World::On(const Device& device) const {
+  if (device.kind() == DeviceKind::kCpu) return *this;
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Bootstrap> bootstrap, WorldBootstrap::Create(*this));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
+                       NewNcclWorld(std::move(bootstrap), device));
+  return World(std::move(backend));
 }
 
 absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& options) const {

@@ -9,15 +9,23 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/device/device.h"
 
 namespace ebb {
 
+struct WorldOptions {
+  double timeout_seconds = 600;  // until all ranks have to be there
+};
+
 class World {
  public:
-  // The world that the launcher of this process describes. No launcher, or one of a single process:
-  // a world of one rank. A launcher of several is refused with the reason: ranks of one world are
-  // threads of one process here (RunThreads).
-  static absl::StatusOr<World> FromEnvironment();
+  // The world that the launcher of this process describes (launch/launch.h): torchrun and its like,
+  // Open MPI, SLURM. No launcher, or one of a single process: a world of one rank. Waits until all
+  // ranks are there; rank 0 says in the log what was picked up. Ranks on one host become a world of
+  // processes that share memory; on several hosts they have to be started by an MPI launcher, and
+  // hosts are connected by MPI. An error is told to every rank that can be reached, and none waits
+  // longer than the time-out.
+  static absl::StatusOr<World> FromEnvironment(const WorldOptions& options = {});
   // A world of one rank.
   static World Single();
   explicit World(std::shared_ptr<WorldBackend> backend) : backend_(std::move(backend)) {}
@@ -26,9 +34,21 @@ class World {
   int size() const { return backend_->size(); }
   int local_rank() const { return backend_->local_rank(); }  // on this host
   int local_size() const { return backend_->local_size(); }
+  // The default reduction group: consecutive ranks that share a host, the same number on every host
+  // and rank. All ranks on one host, and where the hosts have different numbers of ranks or ranks
+  // that are not consecutive.
+  int ranks_per_host() const { return backend_->ranks_per_host(); }
 
   // Collective: every rank calls it, in the same order, with the same options.
   absl::StatusOr<Communicator> NewCommunicator(const CommunicatorOptions& options = {}) const;
+
+  // The same ranks with communicators for streams and memory of `device`, each rank's own: over
+  // NCCL for CUDA devices; for the CPU this very world. Collective. kUnimplemented, kUnavailable:
+  // without NCCL in this build, or on this machine.
+  absl::StatusOr<World> On(const Device& device) const;
+
+  // Whether both are handles of the same world.
+  friend bool operator==(const World& a, const World& b) { return a.backend_ == b.backend_; }
 
   // Every communicator of every rank fails with `why`; nobody waits for this rank any longer.
   void Fail(absl::Status why) const { backend_->Fail(std::move(why)); }

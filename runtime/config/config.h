@@ -112,7 +112,7 @@ struct EbbConfig {
   // "coalesce". Unset: the smaller of DeepSpeed's bucket and 1 MiB.
   std::optional<int64_t> coalesce_bytes = {};
   bool reshard_after_forward = true;
-  int64_t reduction_group = 0;  // ranks; 0: the world (one host)
+  int64_t reduction_group = 0;  // ranks; 0: those of a host
   // HSDP, MiCS: states are cut over this many consecutive ranks and repeated by every further group
   // of them. 0: the world.
   int64_t shard_group = 0;

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/device/device.h"
@@ -32,6 +33,7 @@ class StreamBackend {
   virtual void WaitIdle() = 0;
   virtual ThreadTeam& team() = 0;
   virtual StreamView view() const = 0;
+  virtual absl::Status status() const { return absl::OkStatus(); }
 };
 
 class DeviceBackend {
@@ -39,6 +41,8 @@ class DeviceBackend {
   virtual ~DeviceBackend() = default;
   virtual DeviceKind kind() const = 0;
   virtual std::string description() const = 0;
+  virtual int ordinal() const { return 0; }
+  virtual absl::Status status() const { return absl::OkStatus(); }
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) = 0;
   virtual std::unique_ptr<StreamBackend> CallerStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() = 0;

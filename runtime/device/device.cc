@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/backend.h"
 #include "ebb/runtime/device/cpu/core_share.h"
@@ -20,8 +23,30 @@ Device Device::Cpu(int threads) {
   return Device(std::make_shared<CpuDevice>(std::min(used, kThreadsMax)));
 }
 
+absl::StatusOr<Device> Device::FromName(std::string_view name, int local_rank, int threads) {
+  const absl::string_view text(name.data(), name.size());
+  if (text == "cpu") return Cpu(threads);
+  if (text == "cuda") {
+    EBB_ASSIGN_OR_RETURN(const int count, CudaDevices());
+    return Cuda(local_rank % count);
+  }
+  int ordinal = 0;
+  if (absl::StartsWith(text, "cuda:") && absl::SimpleAtoi(text.substr(5), &ordinal))
+    return Cuda(ordinal);
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", text, "' names no device: cpu, cuda, or cuda:N for a certain one"));
+}
+
 DeviceKind Device::kind() const {
   return backend_->kind();
+}
+
+int Device::ordinal() const {
+  return backend_->ordinal();
+}
+
+absl::Status Device::status() const {
+  return backend_->status();
 }
 
 std::string Device::description() const {
@@ -74,6 +99,9 @@ ThreadTeam& Stream::team() const {
 }
 StreamView Stream::view() const {
   return backend_->view();
+}
+absl::Status Stream::status() const {
+  return backend_->status();
 }
 
 Event::Event(std::unique_ptr<EventBackend> backend) : backend_(std::move(backend)) {}

@@ -3,6 +3,7 @@
 //
 // The CPU is a real device: its streams are threads that run what was enqueued in order, beside the
 // calling thread, so what overlaps, races and must be ordered by events on a GPU does so here too.
+// CUDA: the same calls, run by the device; the host does not wait.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@
 
 namespace ebb {
 
-enum class DeviceKind : uint8_t { kCpu };
+enum class DeviceKind : uint8_t { kCpu, kCuda };
 
 class DeviceBackend;
 
@@ -27,21 +28,33 @@ class Device {
   // included; all streams of the device share them. 0: the cores that this process may use, divided
   // by the ranks of RunThreads when called inside one; at least 1.
   static Device Cpu(int threads = 0);
+  // `compute`: the trainer's stream, borrowed, which CallerStream() then is; null: one of our own.
+  // kUnavailable: this machine has no driver or no device. kUnimplemented: this build has no CUDA.
+  static absl::StatusOr<Device> Cuda(int ordinal = 0, StreamView compute = {});
+  // How many there are, or why none can be used, as above.
+  static absl::StatusOr<int> CudaDevices();
+  // "cpu", "cuda" (the device of this rank: `local_rank`, round the devices that the process sees)
+  // or "cuda:1". `threads`: as of Cpu.
+  static absl::StatusOr<Device> FromName(std::string_view name, int local_rank = 0,
+                                         int threads = 0);
   explicit Device(std::shared_ptr<DeviceBackend> backend) : backend_(std::move(backend)) {}
 
   DeviceKind kind() const;
-  std::string description() const;  // for people: "CPU, 2 threads"
+  int ordinal() const;              // among devices of its kind
+  std::string description() const;  // for people: "CPU, 2 threads", "CUDA device 0 (NVIDIA H200)"
+  // The first failure of the device itself, sticky: its streams do nothing any more. OK on the CPU.
+  absl::Status status() const;
 
   // A stream that runs beside the caller. `name` is what debuggers and timelines show, at most 15
   // characters on Linux.
   absl::StatusOr<Stream> NewStream(std::string_view name) const;
-  // The stream that is the calling thread: Enqueue runs at once, Wait blocks. The compute stream of
-  // CPU trainers.
+  // The trainer's stream. On the CPU it is the calling thread: Enqueue runs at once, Wait blocks.
   Stream CallerStream() const;
   absl::StatusOr<Event> NewEvent() const;
   // Zero-filled pages, aligned to 2 MiB from 2 MiB on (huge pages where the system grants them),
   // else to a page. Touched lazily: what is never written costs nothing. kResourceExhausted names
-  // `what` and the size.
+  // `what` and the size. CUDA: zero-filled memory of the device, aligned to 256 bytes, which the host
+  // cannot read.
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) const;
 
   DeviceBackend& backend() const { return *backend_; }

@@ -1,9 +1,9 @@
 // An in-order queue of work on a device. Move-only; the destructor waits for what was enqueued.
 //
-// Enqueue, Copy, Fill, Wait and Record return at once, allocate nothing and may be called by one
+// Enqueue, Copy, Zero, Wait and Record return at once, allocate nothing and may be called by one
 // thread at a time. A stream holds at most kStreamTasksMax tasks; an enqueuing thread waits while
 // it is full. Tasks do not fail: work that can fail keeps its own sticky Status (Communicator,
-// Engine).
+// Engine); the device's own failures are status().
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <new>
 #include <type_traits>
 
+#include "absl/status/status.h"
 #include "ebb/runtime/device/event.h"
 
 namespace ebb {
@@ -55,7 +56,7 @@ class Stream {
   ~Stream();
 
   // Runs `function` after everything enqueued before. On CUDA: a host function in stream order,
-  // which may not call CUDA.
+  // which may not call CUDA nor wait for another stream, as one thread may run those of all streams.
   template <class F>
   void Enqueue(F function) {
     Enqueue(Task(function));
@@ -73,6 +74,9 @@ class Stream {
   // Threads that kernels on this stream may use, the running one included.
   ThreadTeam& team() const;
   StreamView view() const;
+  // The first failure of what was enqueued, sticky: later work does nothing, but tasks still run.
+  // Always OK on the CPU.
+  absl::Status status() const;
 
  private:
   std::unique_ptr<StreamBackend> backend_;

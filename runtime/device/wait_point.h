@@ -1,7 +1,8 @@
 // Where threads sleep until something has become true: an event count over a futex. Notifying costs
 // two atomic operations and no system call while nobody sleeps, and a waiter spins for at most a
 // few microseconds before it sleeps, so hundreds of waiting threads on a few cores cost nothing.
-// The condition itself lives in the caller's atomics.
+// The condition itself lives in the caller's atomics. In memory that processes share it serves
+// threads of all of them, if it is told so.
 //
 //   waiter:    point.Await([&] { return ready.load(std::memory_order_acquire); });
 //   notifier:  ready.store(true, std::memory_order_release);  point.Notify();
@@ -15,12 +16,15 @@ namespace ebb {
 
 class WaitPoint {
  public:
+  enum class Scope : uint8_t { kThreads, kProcesses };
   using Clock = std::chrono::steady_clock;
   using Deadline = Clock::time_point;
   static constexpr Deadline kNever = Deadline::max();
   // A wake-up through the kernel costs up to 20 us on a virtual machine; what is about to happen
   // anyway is cheaper to spin for.
   static constexpr std::chrono::nanoseconds kSpin{1500};
+
+  explicit WaitPoint(Scope scope = Scope::kThreads) : scope_(scope) {}
 
   // Returns true once `condition()` holds, false when the deadline has passed before. `condition`
   // may run any number of times.
@@ -63,6 +67,7 @@ class WaitPoint {
 
   std::atomic<uint32_t> epoch_{0};
   std::atomic<uint32_t> sleepers_{0};
+  const Scope scope_;
 };
 
 }  // namespace ebb

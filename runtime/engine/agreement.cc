@@ -9,7 +9,6 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/exchange.h"
 #include "ebb/sharding/fingerprint.h"
 
 namespace ebb {
@@ -99,13 +98,17 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(Communicator& communi
   return lists;
 }
 
+absl::Status GatherRecords(Communicator& communicator, Stream& stream, const ExchangeRecord& own,
+                           std::span<ExchangeRecord> all) {
+  return GatherBytes(communicator, stream, std::as_bytes(std::span(&own, 1)),
+                     std::as_writable_bytes(all));
+}
+
 absl::Status AgreeOnStatus(Communicator& communicator, Stream& stream, const absl::Status& own) {
   ExchangeRecord record;
   if (!own.ok()) record.SetError(own);
   std::vector<ExchangeRecord> all(static_cast<size_t>(communicator.size()));
-  const absl::Status gathered =
-      GatherBytes(communicator, stream, std::as_bytes(std::span(&record, 1)),
-                  std::as_writable_bytes(std::span(all)));
+  const absl::Status gathered = GatherRecords(communicator, stream, record, all);
   if (!own.ok()) return own;
   EBB_RETURN_IF_ERROR(gathered);
   return Conclude(all).error;

@@ -12,6 +12,7 @@
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/exchange.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb {
@@ -23,6 +24,10 @@ absl::StatusOr<std::vector<int64_t>> AllValues(Communicator& communicator, Strea
 absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(Communicator& communicator,
                                                            Stream& stream,
                                                            std::span<const int64_t> values);
+
+// Every rank's record, by rank. Blocks.
+absl::Status GatherRecords(Communicator& communicator, Stream& stream, const ExchangeRecord& own,
+                           std::span<ExchangeRecord> all);
 
 // OK if every rank passed OK; else this rank's own error, or one that names the first rank that has
 // one. Blocks.

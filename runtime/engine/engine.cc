@@ -61,6 +61,18 @@ absl::Status Engine::Gather(ParameterId p, StateClass what, std::span<float> who
   if (executor_ == nullptr) return MovedFrom();
   return executor_->Gather(p, what, whole, root);
 }
+absl::Status Engine::Suspend() {
+  if (executor_ == nullptr) return MovedFrom();
+  return executor_->Suspend();
+}
+absl::Status Engine::Resume() {
+  if (executor_ == nullptr) return MovedFrom();
+  return executor_->Resume();
+}
+absl::Status Engine::CopyParametersFrom(Engine& other) {
+  if (executor_ == nullptr || other.executor_ == nullptr) return MovedFrom();
+  return executor_->CopyParametersFrom(*other.executor_);
+}
 std::vector<MemoryRow> Engine::memory() const {
   if (executor_ == nullptr) return {};
   return executor_->memory();

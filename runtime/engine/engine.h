@@ -14,6 +14,10 @@
 // goes on compute_stream() or is joined to it before the scope closes; on the CPU the calling
 // thread is the compute stream. The engine outlives its scopes, Steps and Evaluations. One that was
 // moved from refuses everything; it has no plan() and no config().
+//
+// Several engines of one World: their calls, too, are ordered, and the same on every rank, since each
+// call enqueues its collectives before it returns, and so all of a rank's are in the order of its
+// calls. Steps and Evaluations of different engines may be open at once.
 #pragma once
 
 #include <cstdint>
@@ -94,6 +98,31 @@ class Engine {
   // Collective: one parameter's kMaster or kParameter whole, as fp32. root -1: on every rank; else
   // `whole` may be empty elsewhere.
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1);
+
+  // Collective, each one. For engines that take turns on a device: between steps, Suspend waits for
+  // pending updates, keeps parameters, masters and optimizer states on the host (tier kCpu of
+  // memory(); on a CPU device they stay where they are) and gives the memory of all other pools
+  // back. Resume takes it again: on all ranks or, where one lacks memory, on none. Everything then
+  // goes on bit for bit as if nothing had been, but scopes' views and workspace() may be at other
+  // addresses.
+  //
+  // Meanwhile Read, Write, Gather and CopyParametersFrom work on what the host keeps, workspace() is
+  // empty, and a Step or Evaluation gives no views: its Finish, and Report, say why, until Resume.
+  // Suspending twice and resuming what is not suspended are OK and change nothing. While a Step or
+  // Evaluation is alive both are errors, which leave it as it is.
+  absl::Status Suspend();
+  absl::Status Resume();
+
+  // Collective. Every parameter of this engine takes the value of the one of the same name and shape
+  // in `other`, of the same World: the master where it is trainable there, else the parameter. Any
+  // stage, shard group, dtype, on either side trainable or frozen, either side suspended. Masters are
+  // written and parameters cast from them as an update does; optimizer states stay. What `other` has
+  // beside these is left out; a name that it lacks is an error.
+  //
+  // Between steps of both. Waits for pending updates. Shards go to shards, resharded
+  // on the way, with at most 8 MiB of staging a rank in memory() while it lasts. An error on any rank
+  // is every rank's, and nothing was copied, unless the engine says that it has failed.
+  absl::Status CopyParametersFrom(Engine& other);
 
   // Any thread.
   std::vector<MemoryRow> memory() const;

@@ -70,6 +70,10 @@ absl::StatusOr<Executor::Runnable*> Executor::PlanFor(int rounds, bool hold_upda
 // Begin.
 
 int64_t Executor::BeginStep(const StepOptions& options) {
+  if (suspended_) {
+    refused_step_ = true;
+    return --refusals_;
+  }
   const int64_t number = ++last_number_;
   if (progress_.alive) {
     Stick(
@@ -135,6 +139,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
 }
 
 int64_t Executor::BeginEvaluation(int micro_batches) {
+  if (suspended_) return --refusals_;
   const int64_t number = ++last_number_;
   if (progress_.alive) {
     Stick(
@@ -195,12 +200,7 @@ void Executor::LogBegun() {
 // From the first moment of the plan: a step, an evaluation, and each of its walks.
 void Executor::Start() {
   Runnable& run = *progress_.run;
-  if (masters_written_ || parameters_written_ || states_written_) {
-    if (absl::Status spread = SpreadSlices(masters_written_, parameters_written_, states_written_);
-        !spread.ok())
-      Stick(spread);
-    masters_written_ = parameters_written_ = states_written_ = false;
-  }
+  if (absl::Status spread = SpreadWritten(); !spread.ok()) Stick(spread);
   std::fill(run.issued.begin(), run.issued.end(), uint8_t{0});
   progress_.opened.assign(run.plan.scopes.size(), 0);
   progress_.closed.assign(run.plan.scopes.size(), 0);
@@ -258,6 +258,7 @@ void Executor::CompleteScopes() {
 }
 
 absl::Status Executor::Reduce(int64_t number) {
+  if (number < 0) return Suspended();
   if (!progress_.alive || progress_.number != number)
     return absl::FailedPreconditionError("Reduce on a Step that is over");
   if (!progress_.options.hold_updates) {
@@ -270,11 +271,12 @@ absl::Status Executor::Reduce(int64_t number) {
   CompleteScopes();
   reduce_->WaitIdle();
   progress_.reduced = true;
-  if (absl::Status status = CommunicationError(); !status.ok()) Stick(status);
+  if (absl::Status broken = CommunicationError(); !broken.ok()) Stick(Located(broken));
   return StuckError();
 }
 
 absl::Status Executor::Finish(int64_t number) {
+  if (number < 0) return Suspended();
   if (!progress_.alive || progress_.number != number || progress_.evaluation) {
     return absl::FailedPreconditionError(
         "Finish on a Step that is over, or that was begun while another was alive");
@@ -315,6 +317,7 @@ absl::Status Executor::Finish(int64_t number) {
 }
 
 absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
+  if (number < 0) return Suspended();
   if (!progress_.alive || progress_.number != number || !progress_.evaluation) {
     return absl::FailedPreconditionError(
         "Finish on an Evaluation that is over, or that was begun while another was alive");
@@ -347,36 +350,8 @@ void Executor::EndProgress() {
 
 absl::StatusOr<StepReport> Executor::Report() {
   if (absl::Status status = StuckError(); !status.ok()) return status;
+  if (refused_step_) return Suspended();
   return report_;
-}
-
-// Errors.
-
-void Executor::Stick(absl::Status status) {
-  if (progress_.error.ok()) progress_.error = std::move(status);
-  if (!progress_.evaluation) blocked_[progress_.parity] = true;
-}
-
-void Executor::StickCollective(Communicator& communicator, absl::Status status) {
-  if (status.ok()) return;
-  communicator.Abort(status);
-  Stick(std::move(status));
-}
-
-absl::Status Executor::StuckError() const {
-  const std::lock_guard lock(errors_mutex_);
-  if (!failed_.ok()) return failed_;
-  return progress_.alive ? progress_.error : absl::OkStatus();
-}
-
-void Executor::Fail(absl::Status status) {
-  const std::lock_guard lock(errors_mutex_);
-  if (failed_.ok()) failed_ = std::move(status);
-}
-
-bool Executor::HasFailed() const {
-  const std::lock_guard lock(errors_mutex_);
-  return !failed_.ok();
 }
 
 std::string Executor::ScopeName(bool backward, int unit) const {
@@ -384,7 +359,7 @@ std::string Executor::ScopeName(bool backward, int unit) const {
 }
 
 MutableTensorView Executor::workspace() const {
-  if (model_.workspace_bytes == 0) return {};
+  if (model_.workspace_bytes == 0 || suspended_) return {};
   return {
       .data = storage_->Workspace(), .dtype = DType::kInt8, .shape = {&model_.workspace_bytes, 1}};
 }

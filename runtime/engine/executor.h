@@ -3,8 +3,9 @@
 // know: what to do when the trainer leaves the declared order (departures.cc).
 //
 // Implemented in files of one concern each: executor.cc (steps), scopes.cc (opening and closing),
-// departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow, errors),
-// initialise.cc, access.cc (Read, Write, Gather).
+// departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow), errors.cc,
+// initialise.cc, spans.cc (the collectives' memory), values.cc, access.cc (Read, Write, Gather),
+// meeting.cc, suspension.cc, copy.cc (parameters of another engine).
 #pragma once
 
 #include <array>
@@ -34,6 +35,11 @@
 #include "ebb/sharding/plan.h"
 
 namespace ebb {
+
+namespace sharding {
+struct CopyPlan;
+struct Transfer;
+}  // namespace sharding
 
 class Executor {
  public:
@@ -73,6 +79,11 @@ class Executor {
   absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
   absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
+
+  // Beside other engines (suspension.cc, copy.cc).
+  absl::Status Suspend();
+  absl::Status Resume();
+  absl::Status CopyParametersFrom(Executor& source);
 
   std::vector<MemoryRow> memory() const { return ledger_.Rows(); }
   std::vector<CommunicationRow> communication() const;
@@ -143,25 +154,42 @@ class Executor {
 
   // Entries of a log before its scopes: which step or evaluation it is, and its options.
   static constexpr size_t kBegunEntries = 5;
+  // What ranks do together outside of steps. In a log it stands in the place of a number of
+  // micro-batches, which is less.
+  enum class Meeting : int64_t {
+    kSuspend = int64_t{1} << 40,
+    kResume,
+    kCopyInto,
+    kCopyFrom,
+  };
 
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
   absl::Status MakeShardGroups();
+  // The configured one, or what is usual: the ranks of a host.
+  int ReductionGroup() const;
   CommunicatorOptions OptionsOf(absl::string_view name) const;
   absl::Status MakeState();
-  absl::Status FillSlices();
-  absl::Status FillPiece(int unit, bool trainable, const sharding::Interval& interval);
-  std::vector<CollectiveSpan> GatherSpans(int unit) const;
-  absl::Status SpreadSlices(bool masters, bool parameters, bool states);
   absl::Status MakeStreams();
   void MakeUpdateRuns();
   absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
-  absl::Status Prepare(Runnable& run);
   sharding::PlanInputs Inputs() const {
     return InputsFor(model_, config_, size_, options_.optimizer ? &*options_.optimizer : nullptr);
   }
+
+  // spans.cc
+  absl::Status Prepare(Runnable& run);
+  void PointCollectives(Runnable& run);
+  void PointSingleCollectives();
+  std::vector<CollectiveSpan> GatherSpans(int unit) const;
+
+  // values.cc
+  absl::Status FillSlices();
+  absl::Status FillPiece(int unit, bool trainable, const sharding::Interval& interval);
+  absl::Status SpreadSlices(bool masters, bool parameters, bool states);
+  absl::Status SpreadWritten();
 
   // access.cc
   struct StateSlice {
@@ -175,6 +203,20 @@ class Executor {
   absl::Status ForEachPiece(
       StateClass what, std::string_view optimizer_state,
       absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, std::byte*)> visit);
+
+  // meeting.cc
+  absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
+  static std::string Describe(int64_t begun);
+
+  // suspension.cc
+  absl::Status Suspended() const;
+
+  // copy.cc
+  struct CopyStaging;
+  absl::Status CheckCopy(const Executor& source) const;
+  absl::Status RunCopy(Executor& source, const sharding::CopyPlan& plan, CopyStaging& staging);
+  absl::Status ExchangePieces(Executor& source, std::span<const sharding::Transfer> transfers,
+                              CopyStaging& staging);
 
   // operations.cc
   void Issue(int operation);
@@ -246,13 +288,17 @@ class Executor {
   absl::Status ReachVerdict();           // on the host
   absl::Status AgreedError();
   absl::Status FindDifference();
-  absl::Status CommunicationError();
+
+  // errors.cc
   std::array<std::optional<Communicator>*, 4> StepCommunicators() {
     return {&reduce_communicator_, &gather_communicator_, &replicas_communicator_,
             &exchange_communicator_};
   }
+  absl::Status CommunicationError();
+  absl::Status Located(const absl::Status& broken) const;
+  void NoteIfBroken(const sharding::Operation& operation);
+  static bool MayHaveGoneApart(const absl::Status& broken);
   absl::Status Withdraw();
-
   void Stick(absl::Status status);  // the step's first error
   // A collective that one rank alone does not enqueue would pair its later ones with the wrong ones
   // of the others.
@@ -261,6 +307,7 @@ class Executor {
   void Fail(absl::Status status);  // the engine's, for good
   bool HasFailed() const;
   bool Blocked(int parity) const { return blocked_[parity].load(std::memory_order_acquire); }
+
   std::string ScopeName(bool backward, int unit) const;
   void Reset(int64_t number, bool evaluation);
   void LogEntry(int64_t code);
@@ -304,6 +351,9 @@ class Executor {
   std::vector<DType> boundary_dtypes_;  // by visit
   std::vector<int64_t> boundary_elements_;
   bool masters_written_ = false, parameters_written_ = false, states_written_ = false;
+  bool suspended_ = false;
+  bool refused_step_ = false;  // since then, and Report has to say so
+  int64_t refusals_ = 0;       // Steps and Evaluations of a suspended engine: numbers below 0
 
   Progress progress_;
   std::vector<OpenScope> open_;
@@ -323,6 +373,7 @@ class Executor {
   std::atomic<bool> blocked_[2] = {};  // by parity: no early update of that step may start
   mutable std::mutex errors_mutex_;
   absl::Status failed_;
+  std::string broken_at_;  // the operation at which a communicator was first seen to have failed
   std::atomic<int64_t> moved_bytes_[2][kKinds] = {};      // by parity, by operation kind
   std::atomic<int64_t> predicted_bytes_[2][kKinds] = {};  // likewise
   int64_t moved_before_[sharding::kStreams] =

@@ -1,7 +1,8 @@
-// Create: streams, communicators, plans, pools, and the first values.
+// Create: checks, streams, communicators, plans and pools.
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -22,6 +23,10 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(World world, Device d
                                                            EngineOptions options) {
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_RETURN_IF_ERROR(Validate(model));
+  if (device.kind() != DeviceKind::kCpu) {
+    return absl::UnimplementedError(absl::StrCat("engines run on the CPU in this version, not on ",
+                                                 device.description(), ": pass Device::Cpu()"));
+  }
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
   std::unique_ptr<Executor> executor(new Executor(std::move(world), std::move(device),
                                                   std::move(model), std::move(resolved),
@@ -47,7 +52,7 @@ absl::Status Executor::Initialise() {
   }
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(*control_, *reduce_, model_, config_, own_->plan));
-  if (kPoisonReleased) EBB_RETURN_IF_ERROR(AgreeOnInitialValues(*control_, *reduce_, model_));
+  EBB_RETURN_IF_ERROR(AgreeOnInitialValues(*control_, *reduce_, model_));
   EBB_RETURN_IF_ERROR(MakeShardGroups());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, MakeState()));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, FillSlices()));
@@ -57,15 +62,13 @@ absl::Status Executor::Initialise() {
       LogInfo(absl::StrCat(options_.name, ": ", remark));
     const sharding::Decisions& decisions = plan().decisions;
     const std::string_view timing = sharding::Name(decisions.timing);
-    const int64_t group = config_.ebb.reduction_group;
     const std::string cut = decisions.replicas() == 1
                                 ? ""
                                 : absl::StrCat(" cut over groups of ", decisions.shards, " ranks");
-    LogInfo(absl::StrCat(options_.name, ": ", size_, " ranks on ", device_.description(),
-                         ", stage ", decisions.stage, cut, ", reduction group ",
-                         decisions.replicas() > 1 ? decisions.shards
-                         : group == 0             ? size_
-                                                  : group,
+    LogInfo(absl::StrCat(options_.name, ": ", size_, size_ == 1 ? " rank on " : " ranks on ",
+                         device_.description(), ", stage ", decisions.stage, cut,
+                         ", reduction group ",
+                         decisions.replicas() > 1 ? decisions.shards : ReductionGroup(),
                          ", reduced once a ", config_.reduces_at_round() ? "round" : "step",
                          ", updates ", std::string(timing), ": ", decisions.timing_reason));
   }
@@ -111,9 +114,14 @@ absl::Status Executor::CheckOptimizer() const {
   return absl::OkStatus();
 }
 
+int Executor::ReductionGroup() const {
+  const auto group = static_cast<int>(config_.ebb.reduction_group);
+  return group == 0 ? world_.ranks_per_host() : group;
+}
+
 CommunicatorOptions Executor::OptionsOf(absl::string_view name) const {
   return {.name = absl::StrCat(options_.name, " ", name),
-          .reduction_group = static_cast<int>(config_.ebb.reduction_group),
+          .reduction_group = ReductionGroup(),
           .timeout_seconds = config_.ebb.timeout_seconds};
 }
 
@@ -178,24 +186,15 @@ absl::Status Executor::MakeState() {
   contributions_.assign(units, 0);
   records_.resize(static_cast<size_t>(size_));
   requested_.resize(decisions.keeps_step_gradients ? visits : units);
-  single_reduce_.resize(visits);
-  single_all_reduce_.resize(visits);
-  single_gather_.resize(units);
   for (size_t v = 0; v < visits; ++v) {
-    const int visit = static_cast<int>(v), unit = static_cast<int>(model_.forward[v].unit);
-    const Section& section = plan().layout.units[unit].trainable;
-    requested_[decisions.keeps_step_gradients ? v : static_cast<size_t>(unit)].resize(
-        section.placements.size());
-    std::byte* const source = decisions.casts() ? storage_->Staging(plan().pools.staging_cast)
-                                                : storage_->Gradient(visit);
-    std::byte* const slice = source + SliceOffset(unit, decisions.reduced());
-    single_reduce_[v] = {{.send = source, .receive = slice, .count = section.shard}};
-    single_all_reduce_[v] = {{.send = slice, .receive = slice, .count = section.shard}};
+    const size_t unit = static_cast<size_t>(model_.forward[v].unit);
+    requested_[decisions.keeps_step_gradients ? v : unit].resize(
+        plan().layout.units[unit].trainable.placements.size());
     const int64_t bytes = model_.forward[v].output_bytes, size = SizeOf(decisions.compute);
     boundary_dtypes_.push_back(bytes % size == 0 ? decisions.compute : DType::kInt8);
     boundary_elements_.push_back(bytes % size == 0 ? bytes / size : bytes);
   }
-  for (size_t u = 0; u < units; ++u) single_gather_[u] = GatherSpans(static_cast<int>(u));
+  PointSingleCollectives();
   if (!config_.ebb.trace.empty()) {
     if (rank_ == 0) EBB_RETURN_IF_ERROR(Timeline::Create(config_.ebb.trace));
     timeline_ = std::make_unique<Timeline>(Timeline::Options{.rank = rank_, .name = options_.name});
@@ -203,191 +202,6 @@ absl::Status Executor::MakeState() {
       timeline_->AddTrack(std::string(sharding::Name(static_cast<sharding::StreamId>(s))));
   }
   return absl::OkStatus();
-}
-
-std::vector<CollectiveSpan> Executor::GatherSpans(int unit) const {
-  std::vector<CollectiveSpan> spans;
-  for (const bool trainable : {true, false}) {
-    const sharding::UnitLayout& layout = plan().layout.units[unit];
-    const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
-    if (shard > 0)
-      spans.push_back({.send = storage_->Slice(unit, trainable),
-                       .receive = storage_->Whole(unit, trainable),
-                       .count = shard});
-  }
-  return spans;
-}
-
-// Makes the events of a plan's operations and the spans of its collectives.
-absl::Status Executor::Prepare(Runnable& run) {
-  const size_t operations = run.plan.operations.size();
-  run.spans.resize(operations);
-  run.begin_ns.resize(operations);
-  run.issued.resize(operations);
-  for (int kind = 0; kind < kKinds; ++kind)
-    run.bytes_of[kind] = run.plan.BytesOf(static_cast<OperationKind>(kind));
-  for (size_t index = 0; index < operations; ++index) {
-    EBB_ASSIGN_OR_RETURN(Event event, device_.NewEvent());
-    run.events.push_back(std::move(event));
-    const sharding::Operation& operation = run.plan.operations[index];
-    for (const sharding::Part& part : operation.parts) {
-      const int unit = part.unit;
-      const Section& section = run.plan.layout.units[unit].trainable;
-      std::vector<CollectiveSpan>& spans = run.spans[index];
-      switch (operation.kind) {
-        case OperationKind::kGather: {
-          const std::vector<CollectiveSpan> own = GatherSpans(unit);
-          spans.insert(spans.end(), own.begin(), own.end());
-          break;
-        }
-        case OperationKind::kRefresh:
-          spans.push_back({.send = storage_->Slice(unit, true),
-                           .receive = storage_->Whole(unit, true),
-                           .count = section.shard});
-          break;
-        case OperationKind::kGatherGradient:
-          spans.push_back({.send = storage_->GradientSlice(unit),
-                           .receive = storage_->ReducedGradient(unit),
-                           .count = section.shard});
-          break;
-        case OperationKind::kReduce: {
-          spans.push_back({.send = ReduceSource(run.plan, part),
-                           .receive = SummedSlice(run.plan, part),
-                           .count = section.shard});
-          break;
-        }
-        case OperationKind::kAllReduce: {
-          std::byte* const slice = SummedSlice(run.plan, part);
-          spans.push_back({.send = slice, .receive = slice, .count = section.shard});
-          break;
-        }
-        default:
-          break;
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
-// Values.
-
-// Fills this rank's slices from the parameters' own initialisers, spread over the device's threads.
-absl::Status Executor::FillSlices() {
-  struct Piece {
-    int unit = 0;
-    bool trainable = true;
-    sharding::Interval interval;
-  };
-  constexpr int64_t kPieceElements = int64_t{1} << 18;
-  std::vector<Piece> pieces;
-  for (size_t u = 0; u < model_.units.size(); ++u) {
-    for (const bool trainable : {true, false}) {
-      const sharding::UnitLayout& layout = plan().layout.units[u];
-      for (sharding::Interval interval :
-           sharding::IntervalsOf(trainable ? layout.trainable : layout.frozen, shard_)) {
-        for (; interval.begin < interval.end;
-             interval.begin += kPieceElements, interval.offset += kPieceElements) {
-          sharding::Interval piece = interval;
-          piece.end = std::min(piece.end, piece.begin + kPieceElements);
-          pieces.push_back({static_cast<int>(u), trainable, piece});
-        }
-      }
-    }
-  }
-  std::mutex mutex;
-  absl::Status first_error;
-  compute_.team().Run(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const Piece& piece = pieces[static_cast<size_t>(i)];
-      absl::Status status = FillPiece(piece.unit, piece.trainable, piece.interval);
-      const std::lock_guard lock(mutex);
-      if (first_error.ok()) first_error = std::move(status);
-    }
-  });
-  return first_error;
-}
-
-absl::Status Executor::FillPiece(int unit, bool trainable, const sharding::Interval& interval) {
-  const ParameterSpec& parameter = model_[interval.parameter];
-  const size_t count = static_cast<size_t>(interval.end - interval.begin);
-  Slice slice{.parameter = interval.parameter,
-              .name = parameter.name,
-              .shape = parameter.shape,
-              .begin = interval.begin,
-              .end = interval.end};
-  std::vector<float> values;
-  std::span<float> out;
-  if (trainable) {
-    out = {storage_->MasterSlice(unit) + interval.offset, count};
-  } else {
-    values.resize(count);
-    out = values;
-  }
-  const auto named = [&](const absl::Status& status) {
-    return absl::Status(
-        status.code(), absl::StrCat("initial values of parameter '", parameter.name, "', elements ",
-                                    slice.begin, " to ", slice.end, ": ", status.message()));
-  };
-  if (absl::Status status = parameter.init(slice, out); !status.ok()) return named(status);
-  if (kPoisonReleased && count > 1) {
-    // A hidden state, such as a random generator, gives other values when the same elements are
-    // asked for in another cut.
-    std::vector<float> again(std::min<size_t>(count / 2 + 1, 4096));
-    slice.begin = interval.end - static_cast<int64_t>(again.size());
-    if (absl::Status status = parameter.init(slice, again); !status.ok()) return named(status);
-    const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
-    if (!std::equal(again.begin(), again.end(), out.end() - static_cast<int64_t>(again.size()),
-                    same)) {
-      return named(absl::InvalidArgumentError(
-          "asked twice, in different cuts, the initialiser gave different values; it must be a "
-          "pure function of name and index"));
-    }
-  }
-  if (!trainable) {
-    ThreadTeam caller_only(1);
-    optim::Cast(caller_only, out.data(), DType::kFloat32,
-                storage_->Slice(unit, false) + interval.offset * SizeOf(config_.compute),
-                config_.compute, static_cast<int64_t>(count), optim::Rounding::kParameter);
-  }
-  return absl::OkStatus();
-}
-
-// Makes what ranks keep whole of masters, parameters and states agree with the slices that were
-// filled or written.
-absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) {
-  const sharding::Decisions& decisions = plan().decisions;
-  const bool stage0 = decisions.stage == 0;
-  const auto gather = [&](const std::vector<CollectiveSpan>& spans, DType dtype) {
-    absl::Status called = gather_communicator_->AllGather(*gather_, spans, dtype);
-    if (!called.ok()) gather_communicator_->Abort(called);  // the others are waiting in it
-    gather_->WaitIdle();
-    return called;
-  };
-  for (size_t i = 0; i < model_.units.size(); ++i) {
-    const int unit = static_cast<int>(i);
-    const sharding::UnitLayout& layout = plan().layout.units[i];
-    std::vector<CollectiveSpan> fp32, compute;
-    if (stage0 && masters && layout.trainable.shard > 0) {
-      fp32.push_back({.send = storage_->MasterSlice(unit),
-                      .receive = storage_->Master(unit),
-                      .count = layout.trainable.shard});
-    }
-    for (int k = 0;
-         states && stage0 && k < decisions.optimizer_states && layout.trainable.shard > 0; ++k) {
-      fp32.push_back({.send = storage_->StateSlice(unit, k),
-                      .receive = storage_->State(unit, k),
-                      .count = layout.trainable.shard});
-    }
-    EBB_RETURN_IF_ERROR(gather(fp32, DType::kFloat32));
-    if (masters && layout.trainable.shard > 0 && storage_->UpdatedParameter(unit) != nullptr) {
-      optim::Cast(gather_->team(), storage_->Master(unit), DType::kFloat32,
-                  storage_->UpdatedParameter(unit), decisions.compute,
-                  storage_->UpdatedElements(unit), optim::Rounding::kParameter);
-    }
-    if (decisions.kept_whole[i] && (parameters || masters)) compute = GatherSpans(unit);
-    EBB_RETURN_IF_ERROR(gather(compute, decisions.compute));
-  }
-  return gather_communicator_->status();
 }
 
 }  // namespace ebb

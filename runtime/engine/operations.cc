@@ -103,7 +103,10 @@ void Executor::EnqueueWork(int index) {
     case OperationKind::kExchange:
       reduce_->Enqueue([run, index] { run->begin_ns[index] = Timeline::NowNs(); });
       EnqueueExchange();
-      reduce_->Enqueue([this, run, index, step] { Trace(*run, index, step); });
+      reduce_->Enqueue([this, run, index, step] {
+        NoteIfBroken(run->plan.operations[index]);
+        Trace(*run, index, step);
+      });
       return;
     case OperationKind::kUpdate:
       if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly &&
@@ -153,6 +156,7 @@ void Executor::Ended(Runnable& run, int index, StepTag step) {
                         moved_before_[static_cast<int>(operation.stream)];
   if (&run != walk_.get())
     moved_bytes_[step.parity][static_cast<int>(operation.kind)] += moved;  // a step's only
+  NoteIfBroken(operation);
   Trace(run, index, step);
 }
 

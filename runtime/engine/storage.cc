@@ -1,5 +1,7 @@
 #include "ebb/runtime/engine/storage.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/memory_model.h"
@@ -11,18 +13,59 @@ using sharding::Section;
 absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Plan& plan, int shard,
                                         MemoryLedger& ledger) {
   Storage storage;
+  storage.device_ = &device;
   storage.plan_ = &plan;
+  storage.ledger_ = &ledger;
   storage.shard_ = shard;
   for (const MemoryRow& row : sharding::PredictMemory(plan)) {
-    const int state = static_cast<int>(row.state);
     const int64_t bytes = static_cast<int64_t>(row.predicted_bytes);
-    const std::string_view name = Name(row.state);
-    EBB_ASSIGN_OR_RETURN(storage.buffers_[state],
-                         device.Allocate(bytes, absl::StrCat("the ", std::string(name), " pool")));
-    storage.charges_[state] = MemoryLedger::Charge(ledger, row.state, row.tier, bytes);
+    storage.bytes_[static_cast<int>(row.state)] = bytes;
     ledger.Predict(row.state, row.tier, bytes);
   }
+  EBB_ASSIGN_OR_RETURN(Room room, storage.MakeRoom(Tier::kDevice));
+  for (int state = 0; state < kStateClasses; ++state) {
+    storage.buffers_[state] = std::move(room.buffers_[state]);
+    storage.charges_[state] = std::move(room.charges_[state]);
+  }
   return storage;
+}
+
+absl::StatusOr<Storage::Room> Storage::MakeRoom(Tier tier) const {
+  Room room;
+  room.tier_ = tier;
+  const Device at = tier == Tier::kDevice || SharesHostMemory() ? *device_ : Device::Cpu(1);
+  for (int state = 0; state < kStateClasses; ++state) {
+    if (bytes_[state] == 0 || (tier == Tier::kCpu && !IsKept(state))) continue;
+    if (buffers_[state].data() != nullptr && SharesHostMemory()) continue;  // stays where it is
+    const StateClass named = static_cast<StateClass>(state);
+    EBB_ASSIGN_OR_RETURN(
+        room.buffers_[state],
+        at.Allocate(bytes_[state],
+                    absl::StrCat("the ", std::string(Name(named)), " pool",
+                                 tier == Tier::kCpu ? " of a suspended engine" : "")));
+    room.charges_[state] = MemoryLedger::Charge(*ledger_, named, tier, bytes_[state]);
+  }
+  return room;
+}
+
+void Storage::MoveInto(Room room, Stream& stream) {
+  const bool predicts = room.tier_ == Tier::kCpu && !std::exchange(host_predicted_, true);
+  for (int state = 0; state < kStateClasses; ++state) {
+    if (bytes_[state] == 0 || !IsKept(state)) continue;
+    const StateClass named = static_cast<StateClass>(state);
+    if (room.buffers_[state].data() == nullptr) {
+      room.buffers_[state] = std::move(buffers_[state]);
+      room.charges_[state] = MemoryLedger::Charge(*ledger_, named, room.tier_, bytes_[state]);
+    } else {
+      stream.Copy(room.buffers_[state].data(), buffers_[state].data(), bytes_[state]);
+    }
+    if (predicts) ledger_->Predict(named, Tier::kCpu, bytes_[state]);
+  }
+  stream.WaitIdle();
+  for (int state = 0; state < kStateClasses; ++state) {
+    buffers_[state] = std::exchange(room.buffers_[state], Buffer());
+    charges_[state] = std::exchange(room.charges_[state], MemoryLedger::Charge());
+  }
 }
 
 std::byte* Storage::Whole(int unit, bool trainable) const {

@@ -1,5 +1,10 @@
 // The engine's memory: one buffer per class of state, laid out by the plan's pools, counted in the
 // ledger, and turned into pointers here and nowhere else.
+//
+// The pools are on the device, or, of a suspended engine, on the host: parameters, masters and
+// optimizer states as they are, the others, whose contents no step leaves to the next, not at all.
+// Where the device's memory is the host's, what is kept stays at its address and only its row in
+// the ledger changes.
 #pragma once
 
 #include <cstddef>
@@ -18,6 +23,18 @@ class Storage {
   // `shard`: which slice of every unit is this rank's.
   static absl::StatusOr<Storage> Create(const Device& device, const sharding::Plan& plan, int shard,
                                         MemoryLedger& ledger);
+
+  // Memory for a move to the other place, taken before anything moves, as it may not be there.
+  class Room {
+    friend class Storage;
+    Tier tier_{};
+    Buffer buffers_[kStateClasses];
+    MemoryLedger::Charge charges_[kStateClasses];
+  };
+  absl::StatusOr<Room> MakeRoom(Tier tier) const;  // kDevice, or kCpu: suspended
+  // Waits for the copies, which go over `stream`, and gives the memory of the old place back.
+  // Pointers from before are not valid any more.
+  void MoveInto(Room room, Stream& stream);
 
   // A unit's section: whole in its slot, or whole where the unit is kept whole.
   std::byte* Whole(int unit, bool trainable) const;
@@ -53,8 +70,19 @@ class Storage {
   }
   const sharding::UnitAddresses& Unit(int unit) const { return plan_->pools.units[unit]; }
 
+  bool IsKept(int state) const {
+    return state == static_cast<int>(StateClass::kParameter) ||
+           state == static_cast<int>(StateClass::kMaster) ||
+           state == static_cast<int>(StateClass::kOptimizer);
+  }
+  bool SharesHostMemory() const { return device_->kind() == DeviceKind::kCpu; }
+
+  const Device* device_ = nullptr;
   const sharding::Plan* plan_ = nullptr;
+  MemoryLedger* ledger_ = nullptr;
   int shard_ = 0;
+  bool host_predicted_ = false;
+  int64_t bytes_[kStateClasses] = {};
   Buffer buffers_[kStateClasses];
   MemoryLedger::Charge charges_[kStateClasses];
 };

@@ -1,5 +1,6 @@
 // What all ranks conclude at the end of a step: the norm, whether anything overflowed, and whether
 // anyone has an error.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -77,21 +78,6 @@ void Executor::ConcludeExchange(int parity) {
       agreed && finite ? ScalarsFor(std::sqrt(verdict_.squares) / loss_scale_) : refused;
 }
 
-absl::Status Executor::CommunicationError() {
-  for (const std::optional<Communicator>* communicator : StepCommunicators()) {
-    if (!communicator->has_value()) continue;
-    if (absl::Status status = (*communicator)->status(); !status.ok()) return status;
-  }
-  return absl::OkStatus();
-}
-
-// The failure of the engine. Nobody is to wait any longer for what this rank has to say to it.
-absl::Status Executor::Withdraw() {
-  absl::Status failed = StuckError();
-  control_->Abort(failed);
-  return failed;
-}
-
 // What went wrong on any rank, after the exchange; the same step fails on all of them.
 absl::Status Executor::AgreedError() {
   absl::Status status = StuckError();
@@ -105,12 +91,8 @@ absl::Status Executor::AgreedError() {
     for (std::optional<Communicator>* other : StepCommunicators()) {
       if (other->has_value()) (*other)->Abort(broken);
     }
-    // The ranks may have gone apart before the collectives noticed; what they opened explains it
-    // better. Of any other failure some ranks may learn a step later than others.
-    const bool may_have_gone_apart = broken.code() == absl::StatusCode::kFailedPrecondition ||
-                                     broken.code() == absl::StatusCode::kDeadlineExceeded;
-    const absl::Status difference = may_have_gone_apart ? FindDifference() : absl::OkStatus();
-    if (status.ok()) status = difference.ok() ? broken : difference;
+    const absl::Status difference = MayHaveGoneApart(broken) ? FindDifference() : absl::OkStatus();
+    if (status.ok()) status = difference.ok() ? Located(broken) : difference;
     Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
     return StuckError();
   }
@@ -178,8 +160,21 @@ absl::Status Executor::FindDifference() {
     size_t index = 0;
     while (index < first.size() && index < other.size() && first[index] == other[index]) ++index;
     if (index < kBegunEntries) {
+      constexpr int64_t kMeetings = static_cast<int64_t>(Meeting::kSuspend);
+      if (first[1] != other[1] && std::max(first[1], other[1]) >= kMeetings) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("ranks do different things with the engine '", options_.name, "': rank 0 ",
+                         Describe(first[1]), ", rank ", r, " ", Describe(other[1])));
+      }
+      if (index > 0 && first[1] >= kMeetings) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("ranks copy parameters into the engine '", options_.name,
+                         "' from different engines: rank ", r, " from another one than rank 0"));
+      }
       constexpr const char* kWhat[kBegunEntries] = {
-          "are in different steps or evaluations (counted from the first)",
+          "are in different steps or evaluations (counted from the first, with every Suspend, "
+          "Resume "
+          "and CopyParametersFrom)",
           "began one with different micro_batches (negative: an evaluation)",
           "began a step with different gradient_divisor",
           "began a step with different learning_rate", "began a step with different hold_updates"};

@@ -15,42 +15,32 @@
 #include "backends.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
+#include "processes.h"
 
 namespace ebb {
 namespace {
 
 using ebb::testing::Backend;
 using ebb::testing::Backends;
+using ebb::testing::Results;
+using ebb::testing::Signal;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr DType kType = DType::kFloat32;
 
-// A set of steps that ranks wait for across operations.
-class Signal {
- public:
-  void Set() {
-    set_.store(true);
-    set_.notify_all();
-  }
-  void Wait() const { set_.wait(false); }
-
- private:
-  std::atomic<bool> set_{false};
-};
-
 class FailureTest : public ::testing::TestWithParam<Backend> {
  protected:
   // Runs `body` on every rank. What it returns is what that rank saw; the run itself does not fail.
   std::vector<absl::Status> Seen(int ranks, std::function<absl::Status(World&)> body) {
-    std::vector<absl::Status> seen(static_cast<size_t>(ranks));
+    Results seen;
     const absl::Status status = GetParam().run(ranks, [&](World world) {
-      seen[static_cast<size_t>(world.rank())] = body(world);
+      seen.Set(world.rank(), body(world));
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
-    return seen;
+    return seen.Take(ranks);
   }
 };
 
@@ -297,7 +287,7 @@ class MismatchTest : public ::testing::TestWithParam<std::tuple<Backend, Mismatc
 TEST_P(MismatchTest, EveryRankIsToldWhatTheTwoCalled) {
   const auto& [backend, mismatch] = GetParam();
   for (int round = 0; round < 20; ++round) {
-    std::vector<std::string> seen(2);
+    Results seen;
     const absl::Status run = backend.run(2, [&, &mismatch = mismatch](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
       std::array<float, 32> send = {}, receive = {};
@@ -308,13 +298,14 @@ TEST_P(MismatchTest, EveryRankIsToldWhatTheTwoCalled) {
                                  : mismatch.second(communicator, s, spans);
       });
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-      seen[static_cast<size_t>(world.rank())] = Message(status);
+      seen.Set(world.rank(), status);
       return absl::OkStatus();
     });
     EXPECT_TRUE(run.ok()) << run;
-    EXPECT_EQ(seen[0], seen[1]);
-    EXPECT_THAT(seen[0], AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"),
-                               HasSubstr(mismatch.first_text), HasSubstr(mismatch.second_text)));
+    EXPECT_EQ(seen.Get(0), seen.Get(1));
+    EXPECT_THAT(Message(seen.Get(0)),
+                AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr(mismatch.first_text),
+                      HasSubstr(mismatch.second_text)));
   }
 }
 
@@ -418,7 +409,7 @@ TEST_P(FailureTest, PartsOfASplitFailWithTheWorld) {
 // Operations on memory that is freed as soon as they have ended, while ranks fail in all ways at
 // random moments.
 TEST_P(FailureTest, NoMemoryIsTouchedAfterItsOperationHasEnded) {
-  const uint64_t seed = std::random_device()();
+  const uint64_t seed = ebb::testing::RandomSeed();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   for (int round = 0; round < 60; ++round) {

@@ -85,6 +85,14 @@ class Numbers {
     }
   }
 
+  // From -4 to 4: sums of 64 of them are exact in every number type, in any order.
+  void FillWithSmallIntegers(uint64_t seed) {
+    for (int64_t i = 0; i < size(); ++i) {
+      const uint64_t bits = Mix(seed * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(i));
+      Set(i, static_cast<float>(static_cast<int>(bits % 9) - 4));
+    }
+  }
+
   friend bool operator==(const Numbers&, const Numbers&) = default;
 
  private:

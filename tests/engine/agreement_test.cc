@@ -109,8 +109,7 @@ TEST_P(CreateTest, NamesWhatDiffersOnEveryRank) {
   }
 }
 
-TEST_P(CreateTest, NamesAnInitialValueThatDiffersInDebugBuilds) {
-  if (!kPoisonReleased) GTEST_SKIP() << "release builds do not ask for what no shard needs";
+TEST_P(CreateTest, NamesAnInitialValueThatDiffers) {
   const int odd = GetParam().world - 1;
   const auto seed_by_rank = [](ModelSpec& model, Config&) {
     model.parameters[4].init = Normal(0.5f, /*seed=*/1'000);

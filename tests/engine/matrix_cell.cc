@@ -52,7 +52,7 @@ std::span<const AxisLevels> Axes() {
       {"reduction_group", {"world", "1", "half"}},
       {"shard_group", {"world", "1", "half"}},
       {"model", {"tied", "frozen first"}},
-      {"evaluation", {"last", "between"}},
+      {"between", {"nothing", "evaluation", "suspension"}},
   };
   return kLevels;
 }
@@ -214,7 +214,11 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell) {
                            .learning_rate = report.learning_rate});
       // NaN equals nothing.
       if (!std::isfinite(report.gradient_norm)) own.steps.back().gradient_norm = -1;
-      if (cell[kEvaluation] == 1) EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank).status());
+      if (cell[kBetween] == 1) EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank).status());
+      if (cell[kBetween] == 2) {
+        EBB_RETURN_IF_ERROR(engine.Suspend());
+        EBB_RETURN_IF_ERROR(engine.Resume());
+      }
     }
     for (size_t s = 0; s < std::size(kStates); ++s) {
       const auto keep = [&](const Slice& slice, std::span<const float> values) {

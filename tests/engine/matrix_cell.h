@@ -33,7 +33,7 @@ enum Axis : int {
   kReductionGroup,  // ranks; half: of the world, where that is even
   kShardGroup,      // likewise; at stage 0 the world
   kModel,           // frozen first: backward ends before the first visit
-  kEvaluation,      // between: there is one after each step
+  kBetween,         // what comes after each step
   kAxes
 };
 struct AxisLevels {

@@ -62,7 +62,7 @@ Cell RandomCell(int index) {
 // Settings that a cell of the product takes by turns instead of with every combination of the
 // others: who keeps activations, what is frozen, evaluations in between, and the reduction's
 // dtypes, shard groups.
-constexpr Axis kTakenByTurns[] = {kBoundaries,    kModel,        kEvaluation,
+constexpr Axis kTakenByTurns[] = {kBoundaries,    kModel,        kBetween,
                                   kCommunication, kAccumulation, kShardGroup};
 
 // One world and compute dtype; one cell of each set of settings that mean the same.

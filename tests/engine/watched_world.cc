@@ -9,8 +9,8 @@ namespace {
 
 class WatchedCommunicator : public CommunicatorBackend {
  public:
-  WatchedCommunicator(Communicator inner, std::shared_ptr<WatchedCalls> calls)
-      : inner_(std::move(inner)), calls_(std::move(calls)) {}
+  WatchedCommunicator(Communicator inner, std::string name, std::shared_ptr<WatchedCalls> calls)
+      : inner_(std::move(inner)), name_(std::move(name)), calls_(std::move(calls)) {}
 
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
@@ -20,10 +20,15 @@ class WatchedCommunicator : public CommunicatorBackend {
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override {
     EBB_ASSIGN_OR_RETURN(Communicator part, inner_.Split(colour, key));
-    return std::make_unique<WatchedCommunicator>(std::move(part), calls_);
+    return std::make_unique<WatchedCommunicator>(std::move(part), name_ + " part", calls_);
   }
 
   absl::Status Enqueue(Stream& stream, const Collective& call) override {
+    if (calls_->lists) {
+      WatchedCalls::Call& listed = calls_->list.emplace_back();
+      listed = {.communicator = name_, .kind = call.kind, .thread = std::this_thread::get_id()};
+      for (const CollectiveSpan& span : call.spans) listed.elements += span.count;
+    }
     if (calls_->calls++ == calls_->fail_at) {
       if (calls_->fault == WatchedCalls::kRefuse) return absl::DataLossError(kInjected);
       stream.Enqueue([inner = &inner_] { inner->Abort(absl::DataLossError(kInjected)); });
@@ -59,6 +64,7 @@ class WatchedCommunicator : public CommunicatorBackend {
   }
 
   Communicator inner_;
+  const std::string name_;
   std::shared_ptr<WatchedCalls> calls_;
 };
 
@@ -76,7 +82,7 @@ class WatchedWorld : public WorldBackend {
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
     EBB_ASSIGN_OR_RETURN(Communicator made, world_.NewCommunicator(options));
-    return std::make_unique<WatchedCommunicator>(std::move(made), calls_);
+    return std::make_unique<WatchedCommunicator>(std::move(made), options.name, calls_);
   }
 
  private:

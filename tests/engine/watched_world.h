@@ -1,10 +1,13 @@
-// A world between the engine and the real one that counts the calls of one rank, fails the one that
-// a test has chosen, and tells what has run.
+// A world between the engine and the real one that counts and lists the calls of one rank, fails the
+// one that a test has chosen, and tells what has run.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "ebb/runtime/comm/world.h"
 
@@ -21,6 +24,20 @@ struct WatchedCalls {
   int64_t fail_at = -1;  // the number of the call that fails; -1: none
   Fault fault = kRefuse;
   std::atomic<int> reductions_run{0};
+
+  // What was called on which communicator, by which thread, in order.
+  struct Call {
+    std::string communicator;
+    CollectiveKind kind{};
+    int64_t elements = 0;
+    std::thread::id thread;
+    // Ranks may have other threads.
+    friend bool operator==(const Call& a, const Call& b) {
+      return a.communicator == b.communicator && a.kind == b.kind && a.elements == b.elements;
+    }
+  };
+  bool lists = false;
+  std::vector<Call> list;
 };
 
 inline constexpr char kInjected[] = "the line was cut";

@@ -1,11 +1,13 @@
 #include "options.h"
 
+#include "ebb/runtime/device/thread_team.h"
 #include "gmock/gmock.h"
 #include "scratch_files.h"
 
 namespace ebb::gpt {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 CommandLine Parse(std::vector<const char*> arguments) {
@@ -115,12 +117,41 @@ TEST(OptionsTest, ABatchThatTheRanksDoNotDivideIsRefused) {
   EXPECT_FALSE(ResolveConfig(*Parse({"--config", files.Path("absent").c_str()}).options).ok());
 }
 
-TEST(OptionsTest, RanksShareTheCores) {
-  Options options;
-  options.ranks = 1 << 10;
-  EXPECT_EQ(ThreadsPerRank(options), 1);
-  options.threads = 7;
-  EXPECT_EQ(ThreadsPerRank(options), 7);
+TEST(OptionsTest, ALaunchersProcessesAreTheRanks) {
+  const Launch launch = {.launcher = "mpirun", .job = "", .rank = 1, .size = 4, .place = {}};
+  Options options = *Parse({"--steps", "3"}).options;
+  EXPECT_TRUE(SettleRanks(launch, options).ok());
+  EXPECT_EQ(options.ranks, 4);
+  options = *Parse({"--ranks", "4"}).options;
+  EXPECT_TRUE(SettleRanks(launch, options).ok());
+  options = *Parse({"--ranks", "2"}).options;
+  EXPECT_THAT(std::string(SettleRanks(launch, options).message()),
+              AllOf(HasSubstr("--ranks 2"), HasSubstr("rank 1 of 4")));
+}
+
+TEST(OptionsTest, ALaunchersOneProcessIsOneRankUnlessThreadsAreAskedFor) {
+  const Launch launch = {.launcher = "srun", .job = "", .rank = 0, .size = 1, .place = {}};
+  Options options = *Parse({"--steps", "3"}).options;
+  EXPECT_TRUE(SettleRanks(launch, options).ok());
+  EXPECT_EQ(options.ranks, 1);
+  options = *Parse({"--ranks", "3"}).options;
+  EXPECT_TRUE(SettleRanks(launch, options).ok());
+  EXPECT_EQ(options.ranks, 3);
+  options = *Parse({"--steps", "3"}).options;
+  EXPECT_TRUE(SettleRanks(std::nullopt, options).ok());
+  EXPECT_EQ(options.ranks, 2);
+}
+
+TEST(OptionsTest, WithoutADeviceForCudaItIsTheCpuAndTheReason) {
+  Options options = *Parse({"--device", "cuda", "--threads", "3"}).options;
+  if (Device::FromName("cuda").ok()) GTEST_SKIP() << "this machine has a CUDA device";
+  const auto chosen = ChooseDevice(options, 0);
+  ASSERT_TRUE(chosen.ok()) << chosen.status();
+  EXPECT_EQ(chosen->device.kind(), DeviceKind::kCpu);
+  EXPECT_EQ(chosen->device.CallerStream().team().threads(), 3);
+  EXPECT_THAT(chosen->instead_of_cuda, testing::Not(testing::IsEmpty()));
+  options.device = "cpu";
+  EXPECT_THAT(ChooseDevice(options, 0)->instead_of_cuda, testing::IsEmpty());
 }
 
 }  // namespace

@@ -1,11 +1,8 @@
 // The program itself: exit codes, messages, and a signal in the middle of training.
-#include <fcntl.h>
-#include <pty.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include "program.h"
 
-#include <cstdlib>
+#include <signal.h>
+
 #include <string>
 #include <vector>
 
@@ -17,68 +14,6 @@ namespace ebb::gpt {
 namespace {
 
 using testing::HasSubstr;
-
-// gpt with its standard output and error in one pipe, or on one terminal of so many columns.
-class Program {
- public:
-  explicit Program(std::vector<std::string> arguments, unsigned short columns = 0) {
-    int ends[2];
-    if (columns == 0) {
-      EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
-    } else {
-      const winsize size = {.ws_row = 24, .ws_col = columns, .ws_xpixel = 0, .ws_ypixel = 0};
-      EXPECT_EQ(openpty(&ends[0], &ends[1], nullptr, nullptr, &size), 0);
-    }
-    arguments.insert(arguments.begin(), EBB_GPT_PROGRAM);
-    std::vector<char*> pointers;
-    for (std::string& argument : arguments) pointers.push_back(argument.data());
-    pointers.push_back(nullptr);
-    child_ = fork();
-    if (child_ == 0) {
-      close(ends[0]);
-      for (const char* name : {"TERM", "COLORTERM"}) unsetenv(name);  // a log without colours
-      dup2(ends[1], STDOUT_FILENO);
-      dup2(ends[1], STDERR_FILENO);
-      execv(pointers[0], pointers.data());
-      _exit(127);
-    }
-    close(ends[1]);
-    output_ = ends[0];
-  }
-  ~Program() { close(output_); }
-
-  // Reads on until `text` has been printed, or everything has.
-  bool WaitFor(const std::string& text) {
-    char piece[4096];
-    while (printed_.find(text) == std::string::npos) {
-      const ssize_t got = read(output_, piece, sizeof(piece));
-      if (got <= 0) return false;
-      printed_.append(piece, static_cast<size_t>(got));
-    }
-    return true;
-  }
-  void Signal(int signal) const { kill(child_, signal); }
-  // Reads the rest; the exit code.
-  int Finish() {
-    WaitFor(std::string(1, '\0'));
-    int status = 0;
-    waitpid(child_, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  }
-  const std::string& printed() const { return printed_; }
-
- private:
-  pid_t child_ = -1;
-  int output_ = -1;
-  std::string printed_;
-};
-
-std::vector<std::string> Tiny(std::vector<std::string> more) {
-  std::vector<std::string> arguments = {"--layers", "1",         "--heads", "1",       "--width",
-                                        "16",       "--context", "8",       "--batch", "1"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
 
 class ProgramTest : public testing::Test {
  protected:
@@ -125,6 +60,18 @@ TEST_F(ProgramTest, RefusesTwoReportsInOneFile) {
   Program program(Tiny(
       {"--data", data_, "--steps", "1", "--losses", "/dev/stdout", "--summary", "/dev/stdout"}));
   EXPECT_EQ(program.Finish(), 0) << program.printed();
+}
+
+TEST_F(ProgramTest, RefusesToOverwriteWhatItReads) {
+  const std::string config =
+      files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1})");
+  for (const std::string& input : {data_, config}) {
+    const std::string before = files_.Read(input.substr(input.rfind('/') + 1));
+    Program program(Tiny({"--data", data_, "--config", config, "--losses", input}));
+    EXPECT_EQ(program.Finish(), 2) << program.printed();
+    EXPECT_THAT(program.printed(), testing::AllOf(HasSubstr("--losses"), HasSubstr(input)));
+    EXPECT_EQ(files_.Read(input.substr(input.rfind('/') + 1)), before);
+  }
 }
 
 TEST_F(ProgramTest, WhatAllRanksRefuseIsPutDownToNone) {
@@ -185,7 +132,7 @@ TEST_F(ProgramTest, OnATerminalTheLogAndTheRewrittenLineKeepApart) {
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 1e30}}, "gradient_clipping": 0})");
   Program program(Tiny({"--data", data_, "--config", config, "--steps", "5", "--sample", "0"}),
-                  kColumns);
+                  {.columns = kColumns, .environment = {}, .before = {}});
   EXPECT_EQ(program.Finish(), 0) << program.printed();
   const std::string& printed = program.printed();
   const size_t warning = printed.find("ebb warning");

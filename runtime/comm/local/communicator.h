@@ -5,11 +5,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/local/group.h"
 #include "ebb/runtime/comm/local/world.h"
+#include "ebb/runtime/comm/transfer.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
@@ -34,28 +34,12 @@ class LocalCommunicator : public CommunicatorBackend {
   bool RunCollective(WaitPoint::Deadline deadline, ThreadTeam& team);
   bool RunExchange(WaitPoint::Deadline deadline, ThreadTeam& team);
 
-  // What this rank does between the first meeting and the last.
-  void Transfer(ThreadTeam& team);
-  // Where element 0 of a peer's block begins, in counts of a span.
-  struct Blocks {
-    int64_t send = 0;     // in the peer's send memory
-    int64_t receive = 0;  // in this rank's receive memory, times the peer's rank
-  };
-  void CopyFromAll(ThreadTeam& team, Blocks blocks);
-  void CopyFromRoot(ThreadTeam& team);
-  void ReduceOwnBlocks(ThreadTeam& team);
-  void ReduceOwnSlices(ThreadTeam& team);
-  void GatherSlices(ThreadTeam& team);
-  void Reduce(ThreadTeam& team, size_t span, int64_t send_offset, void* destination, int64_t count,
-              int64_t total_bytes);
-
   const Collective& CallOf(int rank) const { return group_->seat(rank).call; }
 
   const std::shared_ptr<LocalWorld> world_;
   const std::shared_ptr<LocalGroup> group_;
   const int rank_;
-  uint64_t enqueued_ = 0;
-  std::vector<const void*> inputs_;  // of a reduction, by rank
+  Transfer transfer_;
   std::atomic<int64_t> bytes_moved_{0};
 };
 

@@ -3,23 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/local/world.h"
 
 namespace ebb {
-namespace {
-
-// What an ill-formed proposal waits for the others to hear about it.
-constexpr double kSecondsForNonsense = 600;
-
-}  // namespace
-
-WaitPoint::Deadline DeadlineAfter(double seconds) {
-  constexpr double kSecondsMax = 1e8;  // three years
-  if (!(seconds < kSecondsMax)) return WaitPoint::kNever;
-  return WaitPoint::Clock::now() + std::chrono::duration_cast<WaitPoint::Clock::duration>(
-                                       std::chrono::duration<double>(seconds));
-}
-
 Formation::Formation(LocalWorld& world, std::vector<int> world_ranks)
     : world_(world),
       world_ranks_(std::move(world_ranks)),
@@ -29,10 +16,8 @@ Formation::Formation(LocalWorld& world, std::vector<int> world_ranks)
 
 absl::StatusOr<Formation::Place> Formation::Join(int rank, Proposal proposal) {
   const auto me = static_cast<size_t>(rank);
-  const std::string name = proposal.options.name;
-  const double seconds =
-      proposal.options.timeout_seconds > 0 ? proposal.options.timeout_seconds : kSecondsForNonsense;
-  const WaitPoint::Deadline deadline = DeadlineAfter(seconds);
+  const CommunicatorOptions options = proposal.options;
+  const WaitPoint::Deadline deadline = DeadlineAfter(CreationSeconds(options));
   int64_t round;
   {
     const std::scoped_lock lock(mutex_);
@@ -53,8 +38,7 @@ absl::StatusOr<Formation::Place> Formation::Join(int rank, Proposal proposal) {
     return (*places_)[me];
   }
   if (broken_.load()) return FailBrokenLocked();
-  return BreakLocked(absl::DeadlineExceededError(absl::StrCat(
-      "creating communicator '", name, "' has waited ", seconds, " s for ", Absent(round))));
+  return BreakLocked(LateCreationStatus(options, Absent(round)));
 }
 
 std::string Formation::Absent(int64_t round) const {
@@ -89,10 +73,8 @@ void Formation::Break(const absl::Status& why) {
 void Formation::Leave(int rank, const std::string& how) {
   const std::scoped_lock lock(mutex_);
   if (broken_.load()) return;
-  const int world_rank = world_ranks_[static_cast<size_t>(rank)];
-  broken_by_ = world_rank;
-  BreakLocked(absl::UnavailableError(absl::StrCat("rank ", world_rank, " has left: ", how)))
-      .IgnoreError();
+  broken_by_ = world_ranks_[static_cast<size_t>(rank)];
+  BreakLocked(LeftBeforeCreationStatus(broken_by_, how)).IgnoreError();
 }
 
 }  // namespace ebb

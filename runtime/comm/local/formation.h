@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -18,18 +18,8 @@ namespace ebb {
 class LocalGroup;
 class LocalWorld;
 
-// Time-outs of hours and "never" alike become a point in time that no clock reaches by overflow.
-WaitPoint::Deadline DeadlineAfter(double seconds);
-
 class Formation {
  public:
-  // Ranks that propose the same colour become a group, ordered by (key, rank). The options are the
-  // same on all.
-  struct Proposal {
-    CommunicatorOptions options;
-    int colour = 0;
-    int key = 0;
-  };
   // A seat in a new group.
   struct Place {
     std::shared_ptr<LocalGroup> group;

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
@@ -14,17 +15,6 @@ namespace {
 // whole meeting. With more ranks than cores, spinning would keep from its core the very rank that
 // is waited for.
 constexpr std::chrono::microseconds kMeetingSpin{5};
-
-bool Fit(const Collective& a, const Collective& b) {
-  const bool sends_and_receives =
-      (a.kind == CollectiveKind::kSend && b.kind == CollectiveKind::kReceive) ||
-      (a.kind == CollectiveKind::kReceive && b.kind == CollectiveKind::kSend);
-  if (!sends_and_receives || a.dtype != b.dtype || a.spans.size() != b.spans.size()) return false;
-  for (size_t i = 0; i < a.spans.size(); ++i) {
-    if (a.spans[i].count != b.spans[i].count) return false;
-  }
-  return true;
-}
 
 }  // namespace
 
@@ -78,7 +68,7 @@ bool LocalGroup::Exchange(int rank, WaitPoint::Deadline deadline,
   std::unique_lock lock(exchange_mutex_);
   if (failed()) return false;
   if (other.posted && other.call.peer == rank) {
-    if (!Fit(mine.call, other.call)) {
+    if (!FitForExchange(Summarise(mine.call), Summarise(other.call))) {
       FailMismatch(rank, peer);
       return false;
     }
@@ -143,10 +133,8 @@ void LocalGroup::FailIfPeerIsAtACollective(int rank) {
 }
 
 void LocalGroup::FailMismatch(int first, int second) {
-  Fail(absl::FailedPreconditionError(absl::StrCat(
-      "ranks called different operations on communicator '", options_.name, "': ",
-      DescribeMismatch(RankName(first), seat(first).call, RankName(second), seat(second).call),
-      ". Every rank has to call the same operations in the same order")));
+  Fail(MismatchStatus(options_, RankName(first), Summarise(seat(first).call), RankName(second),
+                      Summarise(seat(second).call)));
 }
 
 LocalGroup::Reading::Reading(LocalGroup& group) : group_(group) {
@@ -202,25 +190,23 @@ void LocalGroup::FailBecauseLeft(int rank) {
     const std::scoped_lock lock(status_mutex_);
     how = seat(rank).how_left;
   }
-  Fail(absl::UnavailableError(
-      absl::StrCat(RankName(rank), " has left communicator '", options_.name, "': ", how)));
+  Fail(LeftStatus(options_, RankName(rank), how));
 }
 
 void LocalGroup::FailLate(int rank, const Collective& call, const std::string& for_what) {
-  Fail(absl::DeadlineExceededError(
-      absl::StrCat(RankName(rank), " has waited ", options_.timeout_seconds, " s for ", for_what,
-                   " in ", Describe(call), " on communicator '", options_.name, "'")));
+  Fail(LateStatus(options_, RankName(rank), Summarise(call), for_what));
 }
 
 void LocalGroup::WakeAll() {
   meeting_.Notify();
-  for (Seat& seat : seats_) seat.own.Notify();
+  for (Seat& seat : seats_) {
+    seat.own.Notify();
+    seat.turns.Wake();
+  }
 }
 
 std::string LocalGroup::RankName(int rank) const {
-  const int world_rank = world_ranks_[static_cast<size_t>(rank)];
-  if (world_rank == rank) return absl::StrCat("rank ", rank);
-  return absl::StrCat("rank ", rank, " (world rank ", world_rank, ")");
+  return ebb::RankName(world_ranks_, rank);
 }
 
 std::string LocalGroup::Absent(uint64_t meeting) {

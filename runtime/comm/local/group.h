@@ -25,6 +25,7 @@
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/local/formation.h"
+#include "ebb/runtime/comm/turns.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -36,11 +37,11 @@ class LocalGroup {
     Collective call;  // of the current operation; others read it once it is published by a meeting
                       // or posted
     uint64_t fingerprint = 0;
-    std::atomic<uint64_t> meetings{0};   // that this rank has come to
-    std::atomic<uint64_t> completed{0};  // operations of this rank, whether they succeeded or not
+    std::atomic<uint64_t> meetings{0};  // that this rank has come to
+    Turns turns;                        // of this rank's operations
     std::atomic<bool> left{false};
     std::string how_left;
-    WaitPoint own;  // this rank's waits that are not meetings: for its turn, for its peer
+    WaitPoint own;  // this rank's waits for its peer
 
     // Point to point; guarded by exchange_mutex_.
     bool posted = false;  // the call waits for its peer

@@ -1,11 +1,10 @@
 #include "ebb/runtime/comm/local/world.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/local/communicator.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -18,48 +17,17 @@ std::vector<int> AllRanks(int size) {
   return ranks;
 }
 
-std::string Describe(const CommunicatorOptions& options) {
-  return absl::StrCat("'", options.name, "' with reduction group ", options.reduction_group,
-                      " and time-out ", options.timeout_seconds, " s");
-}
-
-absl::Status CheckOptions(const CommunicatorOptions& options, size_t size) {
-  const int group = options.reduction_group;
-  if (group < 0 || (group > 0 && size % static_cast<size_t>(group) != 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name,
-                                                   "': a reduction group of ", group,
-                                                   " ranks does not divide its ", size, " ranks"));
-  }
-  if (!(options.timeout_seconds > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name,
-                                                   "': the time-out of ", options.timeout_seconds,
-                                                   " s is not positive"));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 LocalWorld::LocalWorld(int size)
     : size_(size), communicators_(*this, AllRanks(size)), how_left_(static_cast<size_t>(size)) {}
 
 absl::StatusOr<std::vector<Formation::Place>> LocalWorld::FormGroups(
-    std::span<const int> world_ranks, std::span<const Formation::Proposal> proposals) {
-  std::map<int, std::vector<size_t>> members;  // by colour; places in world_ranks
-  for (size_t i = 0; i < proposals.size(); ++i) {
-    const std::string mine = Describe(proposals[i].options), first = Describe(proposals[0].options);
-    if (mine != first) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("ranks create different communicators: rank ", world_ranks[0], " ", first,
-                       ", rank ", world_ranks[i], " ", mine));
-    }
-    members[proposals[i].colour].push_back(i);
-  }
+    std::span<const int> world_ranks, std::span<const Proposal> proposals) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<size_t>> members,
+                       ebb::FormGroups(world_ranks, proposals));
   std::vector<Formation::Place> places(world_ranks.size());
-  for (auto& [colour, indices] : members) {
-    EBB_RETURN_IF_ERROR(CheckOptions(proposals[0].options, indices.size()));
-    std::stable_sort(indices.begin(), indices.end(),
-                     [&](size_t a, size_t b) { return proposals[a].key < proposals[b].key; });
+  for (const std::vector<size_t>& indices : members) {
     std::vector<int> ranks;
     for (const size_t i : indices) ranks.push_back(world_ranks[i]);
     auto group = std::make_shared<LocalGroup>(*this, proposals[0].options, std::move(ranks));
@@ -89,9 +57,7 @@ std::vector<std::shared_ptr<LocalGroup>> LocalWorld::Groups() {
 
 void LocalWorld::Fail(int rank, const absl::Status& why) {
   NoteFailure(rank);
-  const absl::Status status(
-      why.ok() ? absl::StatusCode::kAborted : why.code(),
-      absl::StrCat("rank ", rank, " failed: ", why.ok() ? "for no stated reason" : why.message()));
+  const absl::Status status = RankFailedStatus(rank, why);
   std::vector<std::shared_ptr<LocalGroup>> groups;
   {
     const std::scoped_lock lock(mutex_);

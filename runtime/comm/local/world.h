@@ -24,8 +24,8 @@ class LocalWorld {
   Formation& communicators() { return communicators_; }
 
   // One group for each colour, as places of `world_ranks` in their order.
-  absl::StatusOr<std::vector<Formation::Place>> FormGroups(
-      std::span<const int> world_ranks, std::span<const Formation::Proposal> proposals);
+  absl::StatusOr<std::vector<Formation::Place>> FormGroups(std::span<const int> world_ranks,
+                                                           std::span<const Proposal> proposals);
 
   // `rank` gives up: all communicators fail, and no new ones are formed.
   void Fail(int rank, const absl::Status& why);

@@ -3,12 +3,14 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 namespace ebb {
 namespace {
 
-thread_local int ranks_sharing_cores = 1;
+std::atomic<int> processes_sharing_cores{1};
+thread_local int ranks_sharing_cores = 0;  // 0: this thread is in no CoreShare
 
 }  // namespace
 
@@ -20,6 +22,10 @@ CoreShare::~CoreShare() {
   ranks_sharing_cores = outer_;
 }
 
+void CoreShare::SetForProcess(int ranks) {
+  processes_sharing_cores.store(ranks, std::memory_order_relaxed);
+}
+
 int CoreShare::Cores() {
   // Not hardware_concurrency, which does not see taskset and container limits with every libc.
   cpu_set_t allowed;
@@ -28,7 +34,10 @@ int CoreShare::Cores() {
 }
 
 int CoreShare::CoresPerRank() {
-  return std::max(1, Cores() / ranks_sharing_cores);
+  const int ranks = ranks_sharing_cores > 0
+                        ? ranks_sharing_cores
+                        : processes_sharing_cores.load(std::memory_order_relaxed);
+  return std::max(1, Cores() / ranks);
 }
 
 }  // namespace ebb

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/device/cpu/shared_heap.h"
 
 namespace ebb {
 namespace {
@@ -18,6 +19,8 @@ namespace {
 // Above this no address space has room (47 bits of user addresses on x86-64), and no sum below can
 // overflow.
 constexpr int64_t kBytesMax = int64_t{1} << 47;
+
+constexpr int64_t kSharedBytesMin = int64_t{64} << 10;
 
 int64_t Alignment(int64_t bytes) {
   return bytes >= kHugePageBytes ? kHugePageBytes : static_cast<int64_t>(sysconf(_SC_PAGESIZE));
@@ -66,6 +69,13 @@ void ReleasePages(void* data, int64_t bytes) {
   munmap(data, static_cast<size_t>(mapped));
 }
 
+void ReleaseShared(void* data, int64_t bytes) {
+  SharedHeap* const heap = SharedHeap::Installed();
+  // In a forked child the buffers of its parent are in no heap.
+  if (heap != nullptr && heap->OffsetOf(data, bytes) >= 0)
+    heap->Release(static_cast<std::byte*>(data), MappedBytes(bytes));
+}
+
 absl::Status Exhausted(int64_t bytes, std::string_view what, std::string_view why) {
   return absl::ResourceExhaustedError(
       absl::StrCat("cannot allocate ", bytes, " bytes of CPU memory for ",
@@ -85,6 +95,13 @@ absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what) {
   if (bytes > kBytesMax) return Exhausted(bytes, what, "more than the address space holds");
   const int64_t size = MappedBytes(bytes);
   const int64_t alignment = Alignment(bytes);
+  // Small ones are not worth sharing: what is small is copied.
+  if (SharedHeap* const heap = SharedHeap::Installed();
+      heap != nullptr && size >= kSharedBytesMin) {
+    if (std::byte* const data = heap->Allocate(size, alignment)) {
+      return Buffer(data, bytes, ReleaseShared);
+    }
+  }
   const int64_t spare =
       alignment == kHugePageBytes ? alignment : 0;  // cut off below to align the rest
   void* mapped = mmap(nullptr, static_cast<size_t>(size + spare), PROT_READ | PROT_WRITE,

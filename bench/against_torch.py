@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Ebb's gpt against the same model in PyTorch, on this machine's CPU, in turns.
+
+    python3 -m venv /somewhere && /somewhere/bin/pip install torch numpy
+    bench/against_torch.py --python /somewhere/bin/python [--rounds 5] [--batch 4 16] [--steps 12]
+
+Every round runs each program once, in an order that turns; the table has the medians of tokens per
+second and the ratio of Ebb's to each. All of them: 6 layers, width 384, context 256, clipping at 1,
+AdamW; two ranks with half of the cores each (plain: one process with all). Peak memory is the
+resident set of one rank, above the bare import for PyTorch as well.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+DATA = "/usr/share/common-licenses/GPL-3"
+CONFIG = {
+    "gradient_clipping": 1.0,
+    "zero_optimization": {"stage": 3},
+    "optimizer": {"type": "AdamW", "params": {"lr": 6e-4, "betas": [0.9, 0.95], "weight_decay": 0.01}},
+}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def ebb(args, batch, dtype, folder, processes):
+    """As two threads of one process, or as two processes that meet as torchrun's do."""
+    config, summary = folder / "config.json", folder / "summary.json"
+    config.write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": batch // 2}))
+    command = [args.gpt, "--config", config, "--dtype", dtype, "--data", DATA, "--steps", args.steps,
+               "--summary", summary, "--sample", 0]
+    if not processes:
+        command += ["--ranks", 2]
+    environments = [{}]
+    if processes:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        environments = [place | {"RANK": str(rank)} for rank in range(2)]
+    started = [
+        subprocess.Popen([str(word) for word in command], env=os.environ | environment,
+                         stdout=subprocess.DEVNULL)
+        for environment in environments
+    ]
+    peaks = []
+    for process in started:
+        _, status, usage = os.wait4(process.pid, 0)
+        if status != 0:
+            sys.exit(f"{command} has failed")
+        peaks.append(usage.ru_maxrss / 1024)
+    written = json.loads(summary.read_text())
+    result = {"tokens_per_second": written["tokens_per_second"]}
+    if processes:
+        result["peak_mib"] = max(peaks)
+    return result
+
+
+def torch(args, mode, batch, dtype):
+    command = [args.python, HERE / "peers" / "torch_gpt.py", mode, "--batch", batch, "--steps", args.steps,
+               "--dtype", dtype, "--data", DATA]
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(args, batch, folder):
+    programs = {
+        "Ebb fp32, threads": lambda: ebb(args, batch, "fp32", folder, processes=False),
+        "Ebb fp32, processes": lambda: ebb(args, batch, "fp32", folder, processes=True),
+        "Ebb bf16, processes": lambda: ebb(args, batch, "bf16", folder, processes=True),
+        "FSDP2 fp32": lambda: torch(args, "fsdp2", batch, "fp32"),
+        "DDP fp32": lambda: torch(args, "ddp", batch, "fp32"),
+        "plain fp32": lambda: torch(args, "plain", batch, "fp32"),
+    }
+    results = {name: [] for name in programs}
+    names = list(programs)
+    for round_number in range(args.rounds):
+        turn = round_number % len(names)
+        for name in names[turn:] + names[:turn]:
+            results[name].append(programs[name]())
+            print(f"batch {batch}, round {round_number + 1}: {name}: "
+                  f"{results[name][-1]['tokens_per_second']:.0f} tokens/s", file=sys.stderr)
+    return results
+
+
+def median(results, key):
+    values = [result[key] for result in results if key in result]
+    return statistics.median(values) if values else None
+
+
+def print_table(batch, results):
+    ours = median(results["Ebb fp32, processes"], "tokens_per_second")
+    print(f"\nGlobal batch {batch}\n\n| program | tokens/s | Ebb fp32, processes / this | peak MiB a rank | above import |")
+    print("|---|---|---|---|---|")
+    for name, rows in results.items():
+        speed = median(rows, "tokens_per_second")
+        memory = [median(rows, key) for key in ("peak_mib", "peak_mib_above_import")]
+        cells = ["" if value is None else f"{value:.0f}" for value in memory]
+        print(f"| {name} | {speed:.0f} | {ours / speed:.2f} | {cells[0]} | {cells[1]} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--python", required=True, help="one that has torch")
+    parser.add_argument("--gpt", default=HERE.parent / "build/release/bin/gpt")
+    parser.add_argument("--batch", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for batch in args.batch:
+            print_table(batch, measure(args, batch, pathlib.Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""All-gather and reduce-scatter (fp32) between two processes: Ebb's, Open MPI's and gloo's, in turns.
+
+    bench/collectives_against_peers.py [--python PYTHON_WITH_TORCH] [--bytes 67108864] [--rounds 5]
+
+algbw and busbw as nccl-tests has them: bytes of the whole buffer over the time, and that times
+(N - 1) / N. Medians over the rounds of each run's median. What is not installed is left out and
+said: Open MPI needs mpicxx and mpirun, gloo a Python that has torch.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ITERATIONS = 10
+
+
+def output(command, **environment):
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          env=os.environ | environment, check=True)
+    return done.stdout.decode()
+
+
+def ebb(args):
+    text = output([args.comm_bench, "--benchmark_format=json", "--benchmark_filter="
+                   f"^(AllGather|ReduceScatterFp32)/bytes:{args.bytes}/ranks:2/in_place:0/processes:1"])
+    seconds = {}
+    for row in json.loads(text)["benchmarks"]:
+        name = "all_gather" if row["name"].startswith("AllGather") else "reduce_scatter"
+        seconds[name] = args.bytes / (row["algbw_GB/s"] * 1e9)
+    return seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--comm-bench", default=HERE.parent / "build/release/bin/comm_bench")
+    parser.add_argument("--python", help="one that has torch")
+    parser.add_argument("--bytes", type=int, default=64 << 20)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        programs = {"Ebb": lambda: ebb(args)}
+        if shutil.which("mpicxx") and shutil.which("mpirun"):
+            program = pathlib.Path(folder) / "mpi_collectives"
+            subprocess.run(["mpicxx", "-O2", "-std=c++17", HERE / "peers/mpi_collectives.cc", "-o", program], check=True)
+            programs["Open MPI"] = lambda: json.loads(
+                output(["mpirun", "--oversubscribe", "-n", 2, program, args.bytes, ITERATIONS],
+                       OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"))
+        else:
+            print("Open MPI is left out: mpicxx or mpirun is not installed")
+        if args.python:
+            programs["gloo"] = lambda: json.loads(
+                output([args.python, HERE / "peers/gloo_collectives.py", args.bytes, ITERATIONS]))
+        else:
+            print("gloo is left out: no --python")
+        results = {name: [] for name in programs}
+        names = list(programs)
+        for turn in range(args.rounds):
+            for name in names[turn % len(names):] + names[:turn % len(names)]:
+                results[name].append(programs[name]())
+    print("| operation | library | ms | algbw GB/s | busbw GB/s | Ebb is faster by |\n|---|---|---|---|---|---|")
+    for operation in ("all_gather", "reduce_scatter"):
+        ours = statistics.median(row[operation] for row in results["Ebb"])
+        for name, rows in results.items():
+            seconds = statistics.median(row[operation] for row in rows)
+            bandwidth = args.bytes / seconds / 1e9
+            print(f"| {operation} | {name} | {seconds * 1e3:.2f} | {bandwidth:.2f} | {bandwidth / 2:.2f} | {seconds / ours:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

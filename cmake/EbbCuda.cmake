@@ -1,0 +1,51 @@
+# CUDA and NCCL: used where they are found, which EBB_CUDA and EBB_NCCL override. What is built with them starts on
+# machines without a driver: the CUDA runtime is linked statically and looks for the driver when it is first called, and
+# NCCL is opened when the first communicator is made (runtime/comm/nccl/library.h), so only its header is needed here.
+
+include(CheckLanguage)
+find_package(CUDAToolkit 12.0 QUIET)
+check_language(CUDA)
+set(ebb_cuda_found OFF)
+if(CUDAToolkit_FOUND AND CMAKE_CUDA_COMPILER)
+  set(ebb_cuda_found ON)
+endif()
+option(EBB_CUDA "Build the CUDA backend" ${ebb_cuda_found})
+
+if(EBB_CUDA)
+  if(NOT ebb_cuda_found)
+    message(FATAL_ERROR "EBB_CUDA is ON, but there is no CUDA toolkit of 12.0 or later with its compiler nvcc: put nvcc on "
+                        "PATH, set CUDAToolkit_ROOT, or configure with -DEBB_CUDA=OFF")
+  endif()
+  # Machine code for what the kernels are tuned for, and PTX that later devices compile when they load it.
+  if(NOT CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 90-real 100-real 100-virtual)
+  endif()
+  if(EBB_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${EBB_CCACHE})
+  endif()
+  enable_language(CUDA)
+  # CMake 3.25 does not know yet that nvcc has C++20.
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  # No contraction, as on the host: the same bits on both.
+  target_compile_options(ebb_build INTERFACE
+    "$<$<COMPILE_LANGUAGE:CUDA>:--Werror=all-warnings;--fmad=false;-Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off>")
+endif()
+
+find_path(EBB_NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+mark_as_advanced(EBB_NCCL_INCLUDE_DIR)
+set(ebb_nccl_found OFF)
+if(EBB_CUDA AND EBB_NCCL_INCLUDE_DIR)
+  set(ebb_nccl_found ON)
+endif()
+option(EBB_NCCL "Build the NCCL communicator" ${ebb_nccl_found})
+if(EBB_NCCL AND NOT ebb_nccl_found)
+  message(FATAL_ERROR "EBB_NCCL is ON, but there is no nccl.h, or EBB_CUDA is OFF: set EBB_NCCL_INCLUDE_DIR, or configure "
+                      "with -DEBB_NCCL=OFF")
+endif()
+
+message(STATUS "CUDA ${EBB_CUDA} (toolkit ${CUDAToolkit_VERSION}), NCCL ${EBB_NCCL}")

@@ -1,0 +1,18 @@
+# Highway as hwy::hwy, from its CMake package or, where a distribution leaves that out, from pkg-config. Installed beside
+# ebbConfig.cmake, so that what was found here is found there the same way.
+find_package(hwy CONFIG QUIET)
+if(NOT TARGET hwy::hwy)
+  find_package(PkgConfig QUIET)
+  if(PkgConfig_FOUND)
+    pkg_check_modules(hwy QUIET IMPORTED_TARGET libhwy)
+  endif()
+  if(TARGET PkgConfig::hwy)
+    add_library(hwy::hwy INTERFACE IMPORTED)
+    set_property(TARGET hwy::hwy PROPERTY INTERFACE_LINK_LIBRARIES PkgConfig::hwy)
+  endif()
+endif()
+if(TARGET hwy::hwy)
+  set(hwy_TARGET hwy::hwy)
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(hwy REQUIRED_VARS hwy_TARGET VERSION_VAR hwy_VERSION)

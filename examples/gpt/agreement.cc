@@ -1,0 +1,73 @@
+#include "agreement.h"
+
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb::gpt {
+namespace {
+
+uint64_t Hash(std::span<const uint8_t> bytes) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
+  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
+  return hash;
+}
+
+struct Entry {
+  const char* option;
+  uint64_t value;
+};
+constexpr size_t kEntries = 14;
+using Entries = std::array<Entry, kEntries>;
+
+Entries EntriesOf(const Run& run, const Device& device) {
+  const Options& o = run.options;
+  const GptShape& s = o.shape;
+  const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
+  const std::span prompt(reinterpret_cast<const uint8_t*>(o.prompt.data()), o.prompt.size());
+  return {Entry{"--layers", number(s.layers)},
+          {"--heads", number(s.heads)},
+          {"--width", number(s.width)},
+          {"--context", number(s.context)},
+          {"--vocabulary", number(s.vocabulary)},
+          {"--data (the bytes of the files)", Hash(run.text.bytes())},
+          {"--seed", o.seed},
+          {"--steps", number(o.steps)},
+          {"--evaluate-every", number(o.evaluate_every)},
+          {"--sample", number(o.sample_bytes)},
+          {"--prompt", Hash(prompt)},
+          {"--show-plan without --steps", o.show_plan && !o.steps_given},
+          {"--summary (given or not)", !o.summary_file.empty()},
+          {"--device (as it was found)", static_cast<uint64_t>(device.kind())}};
+}
+
+}  // namespace
+
+absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device) {
+  const Entries own = EntriesOf(run, device);
+  std::array<uint64_t, kEntries> values;
+  for (size_t i = 0; i < kEntries; ++i) values[i] = own[i].value;
+  std::vector<std::array<uint64_t, kEntries>> all(static_cast<size_t>(world.size()));
+  EBB_ASSIGN_OR_RETURN(Communicator communicator,
+                       world.NewCommunicator({.name = "gpt-agreement",
+                                              .timeout_seconds = run.config.ebb.timeout_seconds}));
+  Stream stream = Device::Cpu(1).CallerStream();
+  const CollectiveSpan span = {
+      .send = values.data(), .receive = all.data(), .count = sizeof(values)};
+  EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+  EBB_RETURN_IF_ERROR(communicator.status());
+  for (size_t i = 0; i < kEntries; ++i) {
+    for (size_t rank = 1; rank < all.size(); ++rank) {
+      if (all[rank][i] == all[0][i]) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat(own[i].option, " differs between rank 0 and rank ", rank,
+                       ": start every rank with the same options and data"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ebb::gpt

@@ -1,0 +1,16 @@
+// Whether all ranks were started to do the same. Processes have command lines of their own, and
+// what differs would end in a wait for each other, or in a model put together from two.
+#pragma once
+
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/device/device.h"
+#include "run.h"
+
+namespace ebb::gpt {
+
+// Collective. kFailedPrecondition, on every rank, names the first option that differs and the two
+// ranks. The engine compares model and configuration itself.
+absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device);
+
+}  // namespace ebb::gpt

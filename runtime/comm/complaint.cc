@@ -1,0 +1,70 @@
+#include "ebb/runtime/comm/complaint.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb {
+namespace {
+
+absl::string_view Absl(std::string_view text) {
+  return {text.data(), text.size()};
+}
+
+// An OK status is no reason to give up, so it is not passed on.
+absl::StatusCode CodeOf(const absl::Status& why) {
+  return why.ok() ? absl::StatusCode::kAborted : why.code();
+}
+absl::string_view MessageOf(const absl::Status& why) {
+  return why.ok() ? "for no stated reason" : why.message();
+}
+
+}  // namespace
+
+std::string RankName(std::span<const int> world_ranks, int rank) {
+  const int world_rank = world_ranks[static_cast<size_t>(rank)];
+  if (world_rank == rank) return absl::StrCat("rank ", rank);
+  return absl::StrCat("rank ", rank, " (world rank ", world_rank, ")");
+}
+
+absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
+                        const CallSummary& call, std::string_view for_whom) {
+  return absl::DeadlineExceededError(absl::StrCat(
+      Absl(waiting), " has waited ", options.timeout_seconds, " s for ", Absl(for_whom), " in ",
+      Describe(call), " on communicator '", options.name, "'"));
+}
+
+absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view for_whom) {
+  return absl::DeadlineExceededError(absl::StrCat("creating communicator '", options.name,
+                                                  "' has waited ", options.timeout_seconds,
+                                                  " s for ", Absl(for_whom)));
+}
+
+absl::Status LeftStatus(const CommunicatorOptions& options, std::string_view rank,
+                        std::string_view how) {
+  return absl::UnavailableError(
+      absl::StrCat(Absl(rank), " has left communicator '", options.name, "': ", Absl(how)));
+}
+
+absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how) {
+  return absl::UnavailableError(absl::StrCat("rank ", world_rank, " has left: ", Absl(how)));
+}
+
+absl::Status MismatchStatus(const CommunicatorOptions& options, std::string_view first_rank,
+                            const CallSummary& first, std::string_view second_rank,
+                            const CallSummary& second) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("ranks called different operations on communicator '", options.name,
+                   "': ", DescribeMismatch(first_rank, first, second_rank, second),
+                   ". Every rank has to call the same operations in the same order"));
+}
+
+absl::Status AbortStatus(const CommunicatorOptions& options, int world_rank,
+                         const absl::Status& why) {
+  return absl::Status(CodeOf(why), absl::StrCat("rank ", world_rank, " aborted communicator '",
+                                                options.name, "': ", MessageOf(why)));
+}
+
+absl::Status RankFailedStatus(int world_rank, const absl::Status& why) {
+  return absl::Status(CodeOf(why), absl::StrCat("rank ", world_rank, " failed: ", MessageOf(why)));
+}
+
+}  // namespace ebb

@@ -1,0 +1,35 @@
+// What a communicator's Status says when ranks fail each other, in one wording for all backends.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/collective.h"
+
+namespace ebb {
+
+// "rank 1", or "rank 1 (world rank 5)". `world_ranks`: of a communicator's members, in their order.
+std::string RankName(std::span<const int> world_ranks, int rank);
+
+// kDeadlineExceeded: a rank has waited too long for others. `for_whom` completes "has waited 5 s
+// for ...".
+absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
+                        const CallSummary& call, std::string_view for_whom);
+absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view for_whom);
+// kUnavailable. `how` completes "rank 1 has left: ...".
+absl::Status LeftStatus(const CommunicatorOptions& options, std::string_view rank,
+                        std::string_view how);
+absl::Status LeftBeforeCreationStatus(int world_rank, std::string_view how);
+// kFailedPrecondition.
+absl::Status MismatchStatus(const CommunicatorOptions& options, std::string_view first_rank,
+                            const CallSummary& first, std::string_view second_rank,
+                            const CallSummary& second);
+// A rank's own decision, as the others see it.
+absl::Status AbortStatus(const CommunicatorOptions& options, int world_rank,
+                         const absl::Status& why);
+absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
+
+}  // namespace ebb

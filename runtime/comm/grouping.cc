@@ -1,0 +1,73 @@
+#include "ebb/runtime/comm/grouping.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+std::string Describe(const CommunicatorOptions& options) {
+  return absl::StrCat("'", options.name, "' with reduction group ", options.reduction_group,
+                      " and time-out ", options.timeout_seconds, " s");
+}
+
+absl::Status CheckOptions(const CommunicatorOptions& options, size_t size) {
+  const int group = options.reduction_group;
+  if (group < 0 || (group > 0 && size % static_cast<size_t>(group) != 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name,
+                                                   "': a reduction group of ", group,
+                                                   " ranks does not divide its ", size, " ranks"));
+  }
+  if (!(options.timeout_seconds > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("communicator '", options.name,
+                                                   "': the time-out of ", options.timeout_seconds,
+                                                   " s is not positive"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int> world_ranks,
+                                                            std::span<const Proposal> proposals) {
+  const std::string first = Describe(proposals[0].options);
+  std::map<int, std::vector<size_t>> members;
+  for (size_t i = 0; i < proposals.size(); ++i) {
+    const std::string mine = Describe(proposals[i].options);
+    if (mine != first) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("ranks create different communicators: rank ", world_ranks[0], " ", first,
+                       ", rank ", world_ranks[i], " ", mine));
+    }
+    members[proposals[i].colour].push_back(i);
+  }
+  std::vector<std::vector<size_t>> groups;
+  for (auto& [colour, places] : members) {
+    EBB_RETURN_IF_ERROR(CheckOptions(proposals[0].options, places.size()));
+    std::stable_sort(places.begin(), places.end(),
+                     [&](size_t a, size_t b) { return proposals[a].key < proposals[b].key; });
+    groups.push_back(std::move(places));
+  }
+  return groups;
+}
+
+double CreationSeconds(const CommunicatorOptions& options) {
+  constexpr double kSecondsForNonsense = 600;
+  return options.timeout_seconds > 0 ? options.timeout_seconds : kSecondsForNonsense;
+}
+
+WaitPoint::Deadline DeadlineAfter(double seconds) {
+  constexpr double kSecondsMax = 1e8;  // three years
+  if (!(seconds < kSecondsMax)) return WaitPoint::kNever;
+  return WaitPoint::Clock::now() + std::chrono::duration_cast<WaitPoint::Clock::duration>(
+                                       std::chrono::duration<double>(seconds));
+}
+
+}  // namespace ebb

@@ -1,0 +1,268 @@
+#include "ebb/runtime/comm/launch/launch.h"
+
+#include <unistd.h>
+
+#include <initializer_list>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+// How a kind of launcher numbers its processes.
+struct Numbering {
+  const char* launcher;
+  const char* rank;
+  const char* size;
+};
+constexpr Numbering kTorchrun = {"torchrun", "RANK", "WORLD_SIZE"};
+constexpr Numbering kOpenMpi = {"Open MPI's mpirun", "OMPI_COMM_WORLD_RANK",
+                                "OMPI_COMM_WORLD_SIZE"};
+constexpr Numbering kPmi = {"an MPI launcher", "PMI_RANK", "PMI_SIZE"};
+constexpr Numbering kSlurmStep = {"SLURM's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"};
+constexpr Numbering kSlurm = {"SLURM's srun", "SLURM_PROCID", "SLURM_NTASKS"};
+
+const std::string* Find(const Environment& environment, const char* name) {
+  const auto found = environment.find(name);
+  return found == environment.end() ? nullptr : &found->second;
+}
+
+std::string ValueOr(const Environment& environment, std::initializer_list<const char*> names,
+                    std::string otherwise = "") {
+  for (const char* name : names) {
+    if (const std::string* value = Find(environment, name)) return *value;
+  }
+  return otherwise;
+}
+
+absl::StatusOr<int> Number(const Environment& environment, const char* name, int min, int max,
+                           absl::string_view what) {
+  const std::string& text = *Find(environment, name);
+  int number = 0;
+  if (!absl::SimpleAtoi(text, &number) || number < min || number > max) {
+    return absl::InvalidArgumentError(absl::StrCat("the environment has ", name, "='", text,
+                                                   "', which is no ", what, " (", min, " to ", max,
+                                                   ")"));
+  }
+  return number;
+}
+
+// What one launcher says. Nothing: none of its variables is set.
+absl::StatusOr<std::optional<Launch>> Read(const Environment& environment,
+                                           const Numbering& numbering) {
+  const bool has_rank = Find(environment, numbering.rank) != nullptr;
+  const bool has_size = Find(environment, numbering.size) != nullptr;
+  if (!has_rank && !has_size) return std::optional<Launch>();
+  if (!has_rank || !has_size) {
+    const char* const present = has_rank ? numbering.rank : numbering.size;
+    const char* const absent = has_rank ? numbering.size : numbering.rank;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the environment has ", present, "=", *Find(environment, present), " but no ", absent, ": ",
+        numbering.launcher, " sets both. Set ", absent, ", or unset ", present));
+  }
+  constexpr int kRanksMax = 1 << 20;
+  EBB_ASSIGN_OR_RETURN(const int size,
+                       Number(environment, numbering.size, 1, kRanksMax, "number of ranks"));
+  EBB_ASSIGN_OR_RETURN(const int rank,
+                       Number(environment, numbering.rank, 0, size - 1, "rank of them"));
+  Launch launch;
+  launch.launcher = numbering.launcher;
+  launch.rank = rank;
+  launch.size = size;
+  return std::optional<Launch>(std::move(launch));
+}
+
+// srun has started this very process. A batch script and an interactive shell have the numbers of
+// their allocation too, and are one process.
+absl::StatusOr<std::optional<Launch>> ReadSlurm(const Environment& environment) {
+  if (Find(environment, "SLURM_PROCID") == nullptr) return std::optional<Launch>();
+  const bool is_batch_script = Find(environment, "SLURM_JOB_ID") != nullptr &&
+                               Find(environment, "SLURM_STEP_ID") == nullptr &&
+                               Find(environment, "SLURM_STEPID") == nullptr;
+  if (is_batch_script) return std::optional<Launch>();
+  const bool has_step = Find(environment, kSlurmStep.size) != nullptr;
+  return Read(environment, has_step ? kSlurmStep : kSlurm);
+}
+
+absl::Status Disagreement(const Environment& environment, const Launch& a, const Launch& b,
+                          const Numbering& of_a, const Numbering& of_b) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "two launchers disagree about this process: ", of_a.rank, "=", a.rank, " and ", of_a.size,
+      "=", a.size, " (", a.launcher, "), but ", of_b.rank, "=", b.rank, " and ", of_b.size, "=",
+      b.size, " (", b.launcher, "). Unset those that are left over",
+      Find(environment, "SLURM_JOB_ID") != nullptr ? ", or start the ranks with only one" : ""));
+}
+
+bool Agree(const Launch& a, const Launch& b) {
+  return a.rank == b.rank && a.size == b.size;
+}
+
+// Where MPI_Init asks for the other processes: PMIx (Open MPI, srun --mpi=pmix) or PMI (MPICH).
+bool HasMpiServer(const Environment& environment) {
+  for (const char* name : {"PMIX_NAMESPACE", "PMI_FD", "PMI_PORT"}) {
+    if (Find(environment, name) != nullptr) return true;
+  }
+  return false;
+}
+
+// FNV-1a, for ports: the same on every host.
+uint32_t Hash(const std::string& text) {
+  uint32_t hash = 2166136261u;
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  return hash;
+}
+
+// Above what services use, below what Linux gives to outgoing connections (from 32768 on).
+int PortOf(const std::string& job) {
+  return 20'000 + static_cast<int>(Hash(job) % 12'000);
+}
+
+// MASTER_ADDR and MASTER_PORT; nothing if neither is set.
+absl::StatusOr<std::optional<MeetingPlace>> Master(const Environment& environment) {
+  const std::string* const host = Find(environment, "MASTER_ADDR");
+  const std::string* const port = Find(environment, "MASTER_PORT");
+  if (host == nullptr && port == nullptr) return std::optional<MeetingPlace>();
+  if (host == nullptr || port == nullptr || host->empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("the environment has ",
+                                                   host == nullptr || host->empty()
+                                                       ? "MASTER_PORT but no MASTER_ADDR"
+                                                       : "MASTER_ADDR but no MASTER_PORT",
+                                                   ": the ranks meet at both"));
+  }
+  EBB_ASSIGN_OR_RETURN(const int number, Number(environment, "MASTER_PORT", 1, 65'535, "port"));
+  return std::optional<MeetingPlace>({.host = *host, .port = number, .name = ""});
+}
+
+MeetingPlace Named(const std::string& job) {
+  return {.host = "", .port = 0, .name = absl::StrCat("ebb-", getuid(), "-", job)};
+}
+
+absl::Status PlaceTorchrun(const Environment& environment, Launch& launch) {
+  launch.job = ValueOr(environment, {"TORCHELASTIC_RUN_ID"}, "none");
+  EBB_ASSIGN_OR_RETURN(launch.place, Master(environment));
+  if (!launch.place.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the environment has RANK=", launch.rank, " and WORLD_SIZE=", launch.size,
+                     " but no MASTER_ADDR and MASTER_PORT, where the ranks meet: set them to a "
+                     "host name and a free port of rank 0's host"));
+  }
+  if (Find(environment, "LOCAL_WORLD_SIZE") != nullptr) {
+    EBB_ASSIGN_OR_RETURN(const int here, Number(environment, "LOCAL_WORLD_SIZE", 1, launch.size,
+                                                "number of ranks on this host"));
+    launch.one_host = here == launch.size;
+  }
+  // torchrun listens at MASTER_PORT itself then, for the rendezvous of PyTorch.
+  if (ValueOr(environment, {"TORCHELASTIC_USE_AGENT_STORE"}) == "True") {
+    const std::string restart = ValueOr(environment, {"TORCHELASTIC_RESTART_COUNT"}, "0");
+    if (launch.one_host) {
+      launch.place = Named(absl::StrCat("torchrun-", launch.job, "-", launch.place->host, "-",
+                                        launch.place->port, "-", restart));
+    } else {
+      launch.place->port = PortOf(absl::StrCat(launch.job, " ", launch.place->port));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlaceMpi(const Environment& environment, Launch& launch) {
+  launch.job =
+      ValueOr(environment, {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID"}, "none");
+  if (Find(environment, "OMPI_COMM_WORLD_LOCAL_SIZE") != nullptr) {
+    EBB_ASSIGN_OR_RETURN(const int here, Number(environment, "OMPI_COMM_WORLD_LOCAL_SIZE", 1,
+                                                launch.size, "number of ranks on this host"));
+    launch.one_host = here == launch.size;
+  }
+  EBB_ASSIGN_OR_RETURN(launch.place, Master(environment));
+  if (!launch.place.has_value() && launch.one_host && launch.job != "none")
+    launch.place = Named(absl::StrCat("mpirun-", launch.job));
+  return absl::OkStatus();
+}
+
+absl::Status PlaceSlurm(const Environment& environment, Launch& launch) {
+  launch.job = absl::StrCat(ValueOr(environment, {"SLURM_JOB_ID", "SLURM_JOBID"}, "none"), ".",
+                            ValueOr(environment, {"SLURM_STEP_ID", "SLURM_STEPID"}, "0"));
+  launch.one_host = ValueOr(environment, {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) == "1";
+  EBB_ASSIGN_OR_RETURN(launch.place, Master(environment));
+  if (launch.place.has_value()) return absl::OkStatus();
+  const std::string nodes =
+      ValueOr(environment, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
+  if (nodes.empty()) {
+    return absl::InvalidArgumentError(
+        "the environment has SLURM_PROCID but no SLURM_STEP_NODELIST: set MASTER_ADDR and "
+        "MASTER_PORT to say where the ranks meet");
+  }
+  EBB_ASSIGN_OR_RETURN(std::string host, FirstHost(nodes));
+  launch.place = MeetingPlace{.host = std::move(host), .port = PortOf(launch.job), .name = ""};
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environment) {
+  EBB_ASSIGN_OR_RETURN(std::optional<Launch> torchrun, Read(environment, kTorchrun));
+  EBB_ASSIGN_OR_RETURN(std::optional<Launch> mpi, Read(environment, kOpenMpi));
+  const bool is_open_mpi = mpi.has_value();
+  if (!is_open_mpi) {
+    EBB_ASSIGN_OR_RETURN(mpi, Read(environment, kPmi));
+  }
+  EBB_ASSIGN_OR_RETURN(std::optional<Launch> slurm, ReadSlurm(environment));
+
+  if (torchrun.has_value() && mpi.has_value() && !Agree(*torchrun, *mpi)) {
+    return Disagreement(environment, *torchrun, *mpi, kTorchrun, is_open_mpi ? kOpenMpi : kPmi);
+  }
+  // srun starts torchrun and mpirun's daemons as processes of its own, which then have numbers of
+  // their own; RANK and WORLD_SIZE set by hand must be srun's.
+  const bool is_torchrun = Find(environment, "TORCHELASTIC_RUN_ID") != nullptr;
+  if (torchrun.has_value() && !is_torchrun && slurm.has_value() && !Agree(*torchrun, *slurm)) {
+    return Disagreement(environment, *torchrun, *slurm, kTorchrun, kSlurm);
+  }
+  std::optional<Launch> launch = torchrun.has_value() ? torchrun : mpi.has_value() ? mpi : slurm;
+  if (!launch.has_value() || launch->size == 1) return launch;
+  // torchrun's processes inherit what its own launcher has set for it.
+  launch->has_mpi = !is_torchrun && HasMpiServer(environment);
+  EBB_RETURN_IF_ERROR(torchrun.has_value() ? PlaceTorchrun(environment, *launch)
+                      : mpi.has_value()    ? PlaceMpi(environment, *launch)
+                                           : PlaceSlurm(environment, *launch));
+  return launch;
+}
+
+Environment ThisEnvironment() {
+  Environment environment;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    const size_t equals = text.find('=');
+    if (equals != std::string::npos) environment[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  return environment;
+}
+
+absl::StatusOr<std::string> FirstHost(const std::string& node_list) {
+  const size_t end = node_list.find_first_of(",[");
+  std::string host = node_list.substr(0, end);
+  if (end != std::string::npos && node_list[end] == '[') {
+    const size_t close = node_list.find(']', end);
+    const size_t number_end = node_list.find_first_of("-,]", end);
+    if (close == std::string::npos || number_end == end + 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("SLURM's list of hosts '", node_list, "' cannot be read"));
+    }
+    host += node_list.substr(end + 1, number_end - end - 1);
+    // What follows the brackets is part of the name, up to the next one; it may have brackets too.
+    const std::string rest = node_list.substr(close + 1);
+    if (!rest.empty() && rest[0] != ',') {
+      absl::StatusOr<std::string> tail = FirstHost(rest);
+      if (!tail.ok()) return tail;
+      host += *tail;
+    }
+  }
+  if (host.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("SLURM's list of hosts '", node_list, "' cannot be read"));
+  }
+  return host;
+}
+
+}  // namespace ebb

@@ -1,0 +1,45 @@
+// What the launcher of this process says about the world it belongs to. A pure function of the
+// environment, so that every rule has a line in a table of tests.
+//
+//   torchrun and its like   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_WORLD_SIZE
+//   Open MPI                OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_SIZE; PMIX_NAMESPACE
+//   other MPIs              PMI_RANK, PMI_SIZE; needs MASTER_ADDR and MASTER_PORT on one host
+//   SLURM                   SLURM_PROCID, SLURM_NTASKS of a step; SLURM_STEP_NODELIST
+//
+// RANK and WORLD_SIZE count most, then MPI, then SLURM, which may have started the others.
+// MASTER_ADDR and MASTER_PORT say where to meet, whoever has launched.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/rendezvous/meeting_place.h"
+
+namespace ebb {
+
+struct Launch {
+  std::string launcher;  // "torchrun"
+  std::string job;       // tells this launch from others, where the launcher does
+  int rank = 0;
+  int size = 1;
+  bool one_host = false;  // as far as is known
+  bool has_mpi = false;   // the launcher is an MPI's: MPI_Init would find all ranks
+  // Nowhere if ranks of several hosts have no way to meet without MPI.
+  std::optional<MeetingPlace> place;
+};
+
+using Environment = std::map<std::string, std::string>;
+
+// Nothing: no launcher has started this process. kInvalidArgument names the variable that is wrong
+// or missing; kFailedPrecondition the launchers that disagree.
+absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environment);
+
+// The variables of this process.
+Environment ThisEnvironment();
+
+// The first host of SLURM's short form: "node[03-05,9],login" gives "node03".
+absl::StatusOr<std::string> FirstHost(const std::string& node_list);
+
+}  // namespace ebb

@@ -1,0 +1,166 @@
+#include "ebb/runtime/comm/mpi/port.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+// Until a non-blocking collective of MPI is complete.
+absl::Status AwaitRequest(MpiLibrary& library, MPI_Request& request, const char* what,
+                          WaitPoint::Deadline deadline) {
+  Patience patience;
+  for (;;) {
+    int complete = 0;
+    {
+      const std::scoped_lock lock(library.mutex());
+      EBB_RETURN_IF_ERROR(
+          MpiLibrary::ToStatus(what, MPI_Test(&request, &complete, MPI_STATUS_IGNORE)));
+    }
+    if (complete != 0) return absl::OkStatus();
+    if (WaitPoint::Clock::now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("not all ranks have come to the start of the world (", what, ")"));
+    }
+    patience.Pause();
+  }
+}
+
+}  // namespace
+
+void Patience::Pause() {
+  constexpr int kYields = 100;
+  constexpr std::chrono::microseconds kShortest{20}, kLongest{1000};
+  if (++looks_ <= kYields) {
+    std::this_thread::yield();
+    return;
+  }
+  std::this_thread::sleep_for(std::min(kLongest, kShortest * (1 + (looks_ - kYields) / 50)));
+}
+
+MpiMessage& MpiMessage::operator=(MpiMessage&& other) noexcept {
+  std::swap(port_, other.port_);
+  std::swap(request_, other.request_);
+  std::swap(memory_, other.memory_);
+  std::swap(is_receive_, other.is_receive_);
+  std::swap(source_, other.source_);
+  return *this;
+}
+
+MpiMessage::~MpiMessage() {
+  if (!is_under_way()) return;
+  MpiLibrary& library = port_->library();
+  const std::scoped_lock lock(library.mutex());
+  int complete = 0;
+  if (is_receive_) MPI_Cancel(&request_);
+  if (MPI_Test(&request_, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0) return;
+  library.BuryLocked(request_, std::move(memory_));
+}
+
+bool MpiMessage::Test() {
+  if (!is_under_way()) return true;
+  const std::scoped_lock lock(port_->library().mutex());
+  int complete = 0;
+  MPI_Status status;
+  const int result = MPI_Test(&request_, &complete, &status);
+  port_->NoteLocked("MPI_Test", result);
+  if (result != MPI_SUCCESS || complete == 0) return false;
+  source_ = status.MPI_SOURCE;
+  return true;
+}
+
+absl::StatusOr<std::unique_ptr<MpiPort>> MpiPort::Open(MpiLibrary& library, MPI_Comm parent,
+                                                       WaitPoint::Deadline deadline) {
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const std::scoped_lock lock(library.mutex());
+    EBB_RETURN_IF_ERROR(
+        MpiLibrary::ToStatus("MPI_Comm_idup", MPI_Comm_idup(parent, &comm, &request)));
+  }
+  EBB_RETURN_IF_ERROR(AwaitRequest(library, request, "MPI_Comm_idup", deadline));
+  return std::unique_ptr<MpiPort>(new MpiPort(library, comm));
+}
+
+MpiPort::MpiPort(MpiLibrary& library, MPI_Comm comm) : library_(library), comm_(comm) {
+  const std::scoped_lock lock(library_.mutex());
+  NoteLocked("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
+  NoteLocked("MPI_Comm_rank", MPI_Comm_rank(comm_, &rank_));
+  NoteLocked("MPI_Comm_size", MPI_Comm_size(comm_, &size_));
+  int* most = nullptr;
+  int found = 0;
+  NoteLocked("MPI_Comm_get_attr", MPI_Comm_get_attr(comm_, MPI_TAG_UB, &most, &found));
+  if (found != 0) tag_max_ = *most;
+}
+
+void MpiPort::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
+                   const std::byte* data, int64_t bytes) {
+  message.port_ = this;
+  message.memory_ = std::move(memory);
+  message.is_receive_ = false;
+  const std::scoped_lock lock(library_.mutex());
+  NoteLocked("MPI_Isend",
+             MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_, &message.request_));
+}
+
+void MpiPort::Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
+                      int64_t bytes) {
+  message.port_ = this;
+  message.memory_ = std::move(memory);
+  message.is_receive_ = true;
+  const std::scoped_lock lock(library_.mutex());
+  NoteLocked("MPI_Irecv", MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, tag, comm_,
+                                    &message.request_));
+}
+
+absl::StatusOr<std::vector<std::string>> MpiPort::AllGather(std::string_view mine,
+                                                            WaitPoint::Deadline deadline) {
+  // The length before the text.
+  const size_t bytes = std::min(mine.size(), kTextBytesMax);
+  constexpr size_t kRow = sizeof(uint32_t) + kTextBytesMax;
+  const MessageMemory memory(new std::byte[kRow * static_cast<size_t>(size_ + 1)]());
+  const auto length = static_cast<uint32_t>(bytes);
+  std::memcpy(memory.get(), &length, sizeof(length));
+  std::copy_n(mine.data(), bytes, reinterpret_cast<char*>(memory.get()) + sizeof(length));
+  std::byte* const all = memory.get() + kRow;
+  MPI_Request request = MPI_REQUEST_NULL;
+  {
+    const std::scoped_lock lock(library_.mutex());
+    EBB_RETURN_IF_ERROR(MpiLibrary::ToStatus(
+        "MPI_Iallgather",
+        MPI_Iallgather(memory.get(), kRow, MPI_BYTE, all, kRow, MPI_BYTE, comm_, &request)));
+  }
+  const absl::Status met = AwaitRequest(library_, request, "MPI_Iallgather", deadline);
+  if (!met.ok()) {
+    const std::scoped_lock lock(library_.mutex());
+    if (request != MPI_REQUEST_NULL) library_.BuryLocked(request, memory);
+    return met;
+  }
+  std::vector<std::string> texts;
+  for (size_t rank = 0; rank < static_cast<size_t>(size_); ++rank) {
+    uint32_t their_length = 0;
+    std::memcpy(&their_length, all + rank * kRow, sizeof(their_length));
+    texts.emplace_back(reinterpret_cast<const char*>(all + rank * kRow + sizeof(their_length)),
+                       std::min<size_t>(their_length, kTextBytesMax));
+  }
+  return texts;
+}
+
+void MpiPort::NoteLocked(const char* what, int result) {
+  if (result == MPI_SUCCESS || failed_.load(std::memory_order_relaxed)) return;
+  status_ = MpiLibrary::ToStatus(what, result);
+  failed_.store(true, std::memory_order_release);
+}
+
+absl::Status MpiPort::status() const {
+  if (!failed()) return absl::OkStatus();
+  return status_;
+}
+
+}  // namespace ebb

@@ -1,0 +1,105 @@
+// Messages between the ranks of a world: short calls that begin one or look whether one has ended.
+//
+// All communicators of a world share one MPI communicator and differ by tags. MPI matches messages
+// by (communicator, sender, tag), so those of different communicators never meet, whichever threads
+// send them; and no communicator needs a collective call of MPI, which would hang where a rank has
+// failed.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/mpi/library.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+using MessageMemory = std::shared_ptr<std::byte[]>;
+
+class MpiPort;
+
+// A message under way, which keeps its memory.
+class MpiMessage {
+ public:
+  MpiMessage() = default;
+  MpiMessage(MpiMessage&& other) noexcept { *this = std::move(other); }
+  MpiMessage& operator=(MpiMessage&& other) noexcept;
+  // One that is still under way is given up, and its memory kept as long as MPI may use it.
+  ~MpiMessage();
+
+  bool is_under_way() const { return request_ != MPI_REQUEST_NULL; }
+  // True: nothing is under way any more.
+  bool Test();
+  int source() const { return source_; }  // of a received one
+
+ private:
+  friend class MpiPort;
+  MpiPort* port_ = nullptr;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+  MessageMemory memory_;
+  bool is_receive_ = false;
+  int source_ = -1;
+};
+
+class MpiPort {
+ public:
+  static constexpr int kAnyRank = MPI_ANY_SOURCE;
+  static constexpr size_t kTextBytesMax = 2048;
+
+  // All ranks of `parent` call it.
+  static absl::StatusOr<std::unique_ptr<MpiPort>> Open(MpiLibrary& library, MPI_Comm parent,
+                                                       WaitPoint::Deadline deadline);
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int tag_max() const { return tag_max_; }
+  MpiLibrary& library() { return library_; }
+
+  // `data` lies in `memory`.
+  void Send(MpiMessage& message, int to, int tag, MessageMemory memory, const std::byte* data,
+            int64_t bytes);
+  void Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
+               int64_t bytes);
+
+  // Every rank's text, by rank. All ranks call it, before anything else is under way.
+  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine,
+                                                     WaitPoint::Deadline deadline);
+
+  // The first call of MPI that has failed.
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  absl::Status status() const;
+
+ private:
+  friend class MpiMessage;
+  MpiPort(MpiLibrary& library, MPI_Comm comm);
+  void NoteLocked(const char* what, int result);
+
+  MpiLibrary& library_;
+  // Never freed: that is a collective call, and ranks come to their ends on their own.
+  const MPI_Comm comm_;
+  int rank_ = 0;
+  int size_ = 1;
+  int tag_max_ = 32'767;
+  std::atomic<bool> failed_{false};
+  absl::Status status_;
+};
+
+// Sleeps between looks. MPI has nothing to sleep on that a message wakes, so whoever waits for one
+// has to look: at once while messages are coming, more and more seldom while they are not.
+class Patience {
+ public:
+  void Pause();
+
+ private:
+  int looks_ = 0;
+};
+
+}  // namespace ebb

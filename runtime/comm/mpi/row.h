@@ -1,0 +1,78 @@
+// The spans of a call as one row of elements (node/pieces.h), and the memory behind it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/node/pieces.h"
+#include "ebb/runtime/comm/transfer.h"
+#include "ebb/runtime/device/cpu/copy.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb {
+
+class Row {
+ public:
+  enum Side : uint8_t { kSend, kReceive };
+  // `count` elements of a span from its element `first`, which are at `at` of what is visited.
+  struct Piece {
+    const CollectiveSpan& span;
+    int64_t first;
+    int64_t count;
+    int64_t at;
+  };
+
+  explicit Row(const Collective& call)
+      : spans_(call.spans), element_(SizeOf(call.dtype)), bytes_(TotalBytes(call, 1)) {}
+
+  int64_t elements() const { return bytes_ / element_; }
+  int64_t element_bytes() const { return element_; }
+
+  template <class Visitor>
+  void Visit(int64_t begin, int64_t end, Visitor visit) const {
+    node::Pieces pieces(spans_);
+    pieces(begin, end, [&](const CollectiveSpan& span, int64_t first, int64_t count, int64_t at) {
+      visit(Piece{.span = span, .first = first, .count = count, .at = at});
+    });
+  }
+  // Where a piece lies in block `block` of its span's memory.
+  std::byte* At(const Piece& piece, Side side, int64_t block) const {
+    const void* const base = side == kSend ? piece.span.send : piece.span.receive;
+    return static_cast<std::byte*>(const_cast<void*>(base)) +
+           (block * piece.span.count + piece.first) * element_;
+  }
+
+  void Fill(std::byte* slot, Side side, int64_t block, int64_t begin, int64_t end) const {
+    Visit(begin, end, [&](const Piece& piece) {
+      std::memcpy(slot + piece.at * element_, At(piece, side, block),
+                  static_cast<size_t>(piece.count * element_));
+    });
+  }
+  void Drain(const std::byte* slot, int64_t block, int64_t begin, int64_t end,
+             ThreadTeam& team) const {
+    Visit(begin, end, [&](const Piece& piece) {
+      CopyBytes(team, At(piece, kReceive, block), slot + piece.at * element_,
+                piece.count * element_, bytes_);
+    });
+  }
+  // All of this rank's own, to block `block` of what it receives, unless it is there.
+  void CopySent(int64_t block, ThreadTeam& team) const { CopyOwn(0, block, team); }
+  void CopyOwnBlock(int64_t block, ThreadTeam& team) const { CopyOwn(block, block, team); }
+
+ private:
+  void CopyOwn(int64_t from, int64_t to, ThreadTeam& team) const {
+    Visit(0, elements(), [&](const Piece& piece) {
+      std::byte* const target = At(piece, kReceive, to);
+      const std::byte* const source = At(piece, kSend, from);
+      if (target != source) CopyBytes(team, target, source, piece.count * element_, bytes_);
+    });
+  }
+
+  const std::span<const CollectiveSpan> spans_;
+  const int64_t element_;
+  const int64_t bytes_;
+};
+
+}  // namespace ebb

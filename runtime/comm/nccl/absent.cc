@@ -1,0 +1,13 @@
+// Stands in for the NCCL communicator in a build without it.
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/nccl/nccl_world.h"
+
+namespace ebb {
+
+absl::StatusOr<std::shared_ptr<WorldBackend>> NewNcclWorld(std::shared_ptr<Bootstrap>, Device) {
+  return absl::UnimplementedError(
+      "this build has no NCCL, which connects ranks on GPUs: configure with -DEBB_NCCL=ON where "
+      "nccl.h is installed, or use --device cpu");
+}
+
+}  // namespace ebb

@@ -1,0 +1,221 @@
+#include "ebb/runtime/comm/nccl/communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+constexpr double kWatchesPerTimeout = 20;
+constexpr double kWatchSecondsMax = 0.1;
+// A rank that is done waits for the others to be done too, but nothing depends on it.
+constexpr double kCloseSecondsMax = 10;
+constexpr std::chrono::microseconds kPauseUntilEmpty{200};
+
+constexpr char kWhoIsLate[] =
+    "other ranks, of which NCCL does not say which are missing: look for a rank that has ended, "
+    "failed or called something else, or raise ebb.timeout_seconds";
+
+std::chrono::nanoseconds WatchPeriod(double timeout_seconds) {
+  return std::chrono::nanoseconds(
+      static_cast<int64_t>(1e9 * std::min(timeout_seconds / kWatchesPerTimeout, kWatchSecondsMax)));
+}
+
+ncclConfig_t NonBlocking() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(Parts parts,
+                                                                            const ncclUniqueId& id,
+                                                                            int rank, int size) {
+  const auto deadline = DeadlineAfter(parts.options.timeout_seconds);
+  auto channel = std::make_shared<NcclChannel>(parts.nccl, parts.device.ordinal());
+  EBB_RETURN_IF_ERROR(channel->Call("ncclCommInitRankConfig", [&](ncclComm_t& comm) {
+    ncclConfig_t config = NonBlocking();
+    return parts.nccl.CommInitRankConfig(&comm, size, id, rank, &config);
+  }));
+  // From here on a failure of another rank ends the waiting for it.
+  parts.failure->Join(channel);
+  return Finish(std::move(parts), std::move(channel), deadline);
+}
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
+    Parts parts, std::shared_ptr<NcclChannel> channel, WaitPoint::Deadline deadline) {
+  const absl::Status ready = channel->AwaitReady(deadline);
+  if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
+    return LateCreationStatus(parts.options, kWhoIsLate);
+  EBB_RETURN_IF_ERROR(ready);
+  NcclGroup group;
+  EBB_RETURN_IF_ERROR(channel->Call("ncclCommUserRank", [&](ncclComm_t& comm) {
+    return parts.nccl.CommUserRank(comm, &group.rank);
+  }));
+  EBB_RETURN_IF_ERROR(channel->Call(
+      "ncclCommCount", [&](ncclComm_t& comm) { return parts.nccl.CommCount(comm, &group.size); }));
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<InFlight> in_flight,
+                       InFlight::Create(parts.device, channel));
+  EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
+  group.barrier = barrier.data();
+  std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(
+      std::move(parts), std::move(channel), std::move(in_flight), std::move(barrier), group));
+  try {
+    communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cannot start the thread that watches communicator '",
+                     communicator->parts_.options.name, "': ", error.what()));
+  }
+  return communicator;
+}
+
+NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
+                                   std::unique_ptr<InFlight> in_flight, Buffer barrier,
+                                   NcclGroup group)
+    : parts_(std::move(parts)),
+      channel_(std::move(channel)),
+      in_flight_(std::move(in_flight)),
+      barrier_(std::move(barrier)),
+      group_(group) {}
+
+NcclCommunicator::~NcclCommunicator() {
+  while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
+  stop_.store(true, std::memory_order_release);
+  changed_.Notify();
+  if (watch_.joinable()) watch_.join();
+  channel_->Close(DeadlineAfter(std::min(parts_.options.timeout_seconds, kCloseSecondsMax)));
+}
+
+absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
+  EBB_RETURN_IF_ERROR(CheckForNccl(call));
+  if (stream.view().native == nullptr) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "communicator '", parts_.options.name, "' connects GPUs: its operations need a stream of ",
+        parts_.device.description()));
+  }
+  if (channel_->failed()) return absl::OkStatus();
+  const CallSummary summary = Summarise(call);
+  in_flight_->Begin(stream, summary);
+  absl::Status enqueued = EnqueueNow(stream, call);
+  in_flight_->End(stream, enqueued.ok() ? BytesMoved(call, group_.rank, group_.size) : 0);
+  if (enqueued.ok()) enqueued = stream.status();
+  idle_.store(false, std::memory_order_release);
+  changed_.Notify();
+  if (enqueued.ok() || channel_->failed()) return absl::OkStatus();
+  const bool late = absl::IsDeadlineExceeded(enqueued) && enqueued.message().empty();
+  parts_.failure->Report(late ? LateStatus(summary) : Named(enqueued, summary));
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::EnqueueNow(Stream& stream, const Collective& call) {
+  const std::string_view name = Name(call.kind);
+  const auto native = static_cast<cudaStream_t>(stream.view().native);
+  const bool scaled = call.op == ReduceOp::kSum && call.scale != 1;
+  NcclSum sum;
+  EBB_RETURN_IF_ERROR(channel_->Call(name, [&](ncclComm_t& comm) {
+    if (scaled) {
+      const ncclResult_t made = sum.Create(parts_.nccl, comm, call.dtype, call.scale);
+      if (made != ncclSuccess) return made;
+    }
+    return EnqueueGroup(parts_.nccl, comm, group_, call, scaled ? sum.op() : PlainOp(call.op),
+                        native);
+  }));
+  // What comes next, on this communicator or another, is enqueued behind it.
+  EBB_RETURN_IF_ERROR(channel_->AwaitReady(DeadlineAfter(parts_.options.timeout_seconds)));
+  if (!scaled) return absl::OkStatus();
+  return channel_->Call("ncclRedOpDestroy",
+                        [&](ncclComm_t& comm) { return sum.Destroy(parts_.nccl, comm); });
+}
+
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(int colour, int key) {
+  if (colour < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("communicator '", parts_.options.name,
+                                                   "' cannot be split by the colour ", colour,
+                                                   ": NCCL takes colours from 0"));
+  }
+  // NCCL allows it only while nothing is under way.
+  while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
+  const auto deadline = DeadlineAfter(parts_.options.timeout_seconds);
+  auto part = std::make_shared<NcclChannel>(parts_.nccl, parts_.device.ordinal());
+  const absl::Status begun = channel_->Call("ncclCommSplit", [&](ncclComm_t& comm) {
+    ncclResult_t result = ncclSuccess;
+    const absl::Status made = part->Call("ncclCommSplit", [&](ncclComm_t& new_comm) {
+      ncclConfig_t config = NonBlocking();
+      result = parts_.nccl.CommSplit(comm, colour, key, &new_comm, &config);
+      return ncclSuccess;
+    });
+    return made.ok() ? result : ncclInternalError;
+  });
+  absl::Status ready = begun.ok() ? channel_->AwaitReady(deadline) : begun;
+  if (ready.ok()) {
+    parts_.failure->Join(part);
+    absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished = Finish(parts_, part, deadline);
+    if (finished.ok()) return *std::move(finished);
+    ready = finished.status();
+  }
+  if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
+    ready = LateCreationStatus(parts_.options, kWhoIsLate);
+  parts_.failure->Report(
+      absl::Status(ready.code(), absl::StrCat(RankName(), " could not split communicator '",
+                                              parts_.options.name, "': ", ready.message())));
+  return status();
+}
+
+void NcclCommunicator::Abort(absl::Status why) {
+  parts_.failure->Report(AbortStatus(parts_.options, parts_.failure->bootstrap().rank(), why));
+}
+
+void NcclCommunicator::Watch() {
+  // What this thread asks of CUDA is harmless while another captures a graph.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  const auto stopped = [this] { return stop_.load(std::memory_order_acquire); };
+  const std::chrono::nanoseconds period = WatchPeriod(parts_.options.timeout_seconds);
+  while (!stopped()) {
+    changed_.Await([&] { return stopped() || !idle_.load(std::memory_order_acquire); });
+    idle_.store(true, std::memory_order_release);
+    while (!stopped() && !channel_->failed() && !in_flight_->empty()) {
+      if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) parts_.failure->Report(wrong);
+      changed_.Await(stopped, WaitPoint::Clock::now() + period, std::chrono::nanoseconds(0));
+    }
+  }
+}
+
+absl::Status NcclCommunicator::WhatIsWrong() {
+  const std::optional<CallSummary> late = in_flight_->Late(parts_.options.timeout_seconds);
+  if (late) return LateStatus(*late);
+  absl::Status error = channel_->AsynchronousError();
+  if (error.ok()) error = parts_.device.status();
+  if (error.ok() || channel_->failed()) return absl::OkStatus();
+  return absl::Status(error.code(), absl::StrCat(RankName(), " on communicator '",
+                                                 parts_.options.name, "': ", error.message()));
+}
+
+absl::Status NcclCommunicator::LateStatus(const CallSummary& call) const {
+  return ebb::LateStatus(parts_.options, RankName(), call, kWhoIsLate);
+}
+
+absl::Status NcclCommunicator::Named(const absl::Status& error, const CallSummary& call) const {
+  return absl::Status(error.code(),
+                      absl::StrCat(RankName(), " in ", Describe(call), " on communicator '",
+                                   parts_.options.name, "': ", error.message()));
+}
+
+std::string NcclCommunicator::RankName() const {
+  const int world_rank = parts_.failure->bootstrap().rank();
+  if (world_rank == group_.rank) return absl::StrCat("rank ", world_rank);
+  return absl::StrCat("rank ", group_.rank, " (world rank ", world_rank, ")");
+}
+
+}  // namespace ebb

@@ -1,0 +1,75 @@
+// One rank's end of an NCCL communicator: enqueues its operations, and watches them.
+//
+//   enqueuing thread   [ begin | ncclGroup ... | end ]   on the stream, as soon as the host's part is ready
+//   watching thread    asynchronous errors, operations that take too long
+//
+// Whatever goes wrong ends in SharedFailure, which aborts the world's communicators on all ranks.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/nccl/channel.h"
+#include "ebb/runtime/comm/nccl/in_flight.h"
+#include "ebb/runtime/comm/nccl/library.h"
+#include "ebb/runtime/comm/nccl/operations.h"
+#include "ebb/runtime/comm/nccl/shared_failure.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+class NcclCommunicator : public CommunicatorBackend {
+ public:
+  struct Parts {
+    const NcclLibrary& nccl;
+    Device device;
+    std::shared_ptr<SharedFailure> failure;
+    CommunicatorOptions options;
+  };
+
+  // Connects this rank with the others that have the same id.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(Parts parts,
+                                                                   const ncclUniqueId& id, int rank,
+                                                                   int size);
+  // Waits for what was enqueued, then leaves.
+  ~NcclCommunicator() override;
+
+  int rank() const override { return group_.rank; }
+  int size() const override { return group_.size; }
+  absl::Status Enqueue(Stream& stream, const Collective& call) override;
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override;
+  absl::Status status() const override { return parts_.failure->status(); }
+  void Abort(absl::Status why) override;
+  int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
+
+ private:
+  NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
+                   std::unique_ptr<InFlight> in_flight, Buffer barrier, NcclGroup group);
+  // Of a channel whose creation has begun: waits until it is connected.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Finish(
+      Parts parts, std::shared_ptr<NcclChannel> channel, WaitPoint::Deadline deadline);
+
+  absl::Status EnqueueNow(Stream& stream, const Collective& call);
+  void Watch();
+  absl::Status WhatIsWrong();
+  absl::Status LateStatus(const CallSummary& call) const;
+  absl::Status Named(const absl::Status& error, const CallSummary& call) const;
+  std::string RankName() const;
+
+  Parts parts_;
+  const std::shared_ptr<NcclChannel> channel_;
+  const std::unique_ptr<InFlight> in_flight_;
+  const Buffer barrier_;
+  const NcclGroup group_;
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately
+  WaitPoint changed_;
+  std::thread watch_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,64 @@
+// The operations of one communicator that have been enqueued and have not ended: how far they have
+// come, what they have moved, and whether the oldest takes too long. Their time counts from when
+// the device has come to them, because a host enqueues far ahead.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/nccl/channel.h"
+#include "ebb/runtime/device/device.h"
+
+namespace ebb {
+
+class InFlight {
+ public:
+  static constexpr size_t kOperationsMax = 256;
+  using Clock = std::chrono::steady_clock;
+
+  // What ends after `channel` has failed has moved nothing.
+  static absl::StatusOr<std::unique_ptr<InFlight>> Create(
+      const Device& device, std::shared_ptr<const NcclChannel> channel);
+
+  // Around the enqueuing of an operation, by one thread. It runs after the one before it also if
+  // that one is on another stream. Begin waits while kOperationsMax are under way.
+  // `bytes`: what it will have moved.
+  void Begin(Stream& stream, const CallSummary& call);
+  void End(Stream& stream, int64_t bytes);
+
+  // Any thread.
+  bool empty();
+  int64_t bytes_moved();
+  // The oldest one, if the device has been at it for longer than `seconds`; the time is taken
+  // between calls of this, which have to be frequent.
+  std::optional<CallSummary> Late(double seconds);
+
+ private:
+  struct Operation {
+    Event begin, end;
+    CallSummary call;
+    int64_t bytes = 0;
+    std::optional<Clock::time_point> seen_running;
+  };
+
+  InFlight(std::vector<Operation> ring, std::shared_ptr<const NcclChannel> channel)
+      : ring_(std::move(ring)), channel_(std::move(channel)) {}
+  Operation& At(uint64_t number) { return ring_[number % kOperationsMax]; }
+  void RetireLocked();
+
+  std::vector<Operation> ring_;
+  const std::shared_ptr<const NcclChannel> channel_;
+  void* last_stream_ = nullptr;
+  std::mutex mutex_;
+  uint64_t enqueued_ = 0, retired_ = 0;
+  int64_t bytes_moved_ = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,55 @@
+// NCCL's functions, found when the first communicator is made: the one that the program has linked
+// or loaded already (two in a process disturb each other), else libnccl.so.2 from the dynamic
+// linker's path. So a program starts where there is no NCCL, and the newest compatible one can be
+// put in its place without building again.
+#pragma once
+
+#include <nccl.h>
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace ebb {
+
+struct NcclLibrary {
+  int version = 0;  // as NCCL_VERSION_CODE
+
+  decltype(&::ncclGetVersion) GetVersion = nullptr;
+  decltype(&::ncclGetErrorString) GetErrorString = nullptr;
+  decltype(&::ncclGetLastError) GetLastError = nullptr;
+  decltype(&::ncclGetUniqueId) GetUniqueId = nullptr;
+  decltype(&::ncclCommInitRankConfig) CommInitRankConfig = nullptr;
+  decltype(&::ncclCommSplit) CommSplit = nullptr;
+  decltype(&::ncclCommUserRank) CommUserRank = nullptr;
+  decltype(&::ncclCommCount) CommCount = nullptr;
+  decltype(&::ncclCommGetAsyncError) CommGetAsyncError = nullptr;
+  decltype(&::ncclCommFinalize) CommFinalize = nullptr;
+  decltype(&::ncclCommDestroy) CommDestroy = nullptr;
+  decltype(&::ncclCommAbort) CommAbort = nullptr;
+  decltype(&::ncclRedOpCreatePreMulSum) RedOpCreatePreMulSum = nullptr;
+  decltype(&::ncclRedOpDestroy) RedOpDestroy = nullptr;
+  decltype(&::ncclGroupStart) GroupStart = nullptr;
+  decltype(&::ncclGroupEnd) GroupEnd = nullptr;
+  decltype(&::ncclAllGather) AllGather = nullptr;
+  decltype(&::ncclReduceScatter) ReduceScatter = nullptr;
+  decltype(&::ncclAllReduce) AllReduce = nullptr;
+  decltype(&::ncclBroadcast) Broadcast = nullptr;
+  decltype(&::ncclSend) Send = nullptr;
+  decltype(&::ncclRecv) Recv = nullptr;
+};
+
+// The same for the whole life of the process. kUnavailable says what is missing.
+absl::StatusOr<const NcclLibrary*> LoadNccl();
+
+// "2.28.9".
+std::string NcclVersionText(int version);
+
+// OK for ncclSuccess and ncclInProgress. `comm` may be null; otherwise NCCL's own words about its
+// last error are added.
+absl::Status NcclStatus(const NcclLibrary& nccl, ncclResult_t result, ncclComm_t comm,
+                        std::string_view what);
+
+}  // namespace ebb

@@ -1,0 +1,27 @@
+// Ranks that each have a CUDA device, connected by NCCL. What differs from communicator.h:
+//
+// - The order of sums is NCCL's own, partial sums are rounded to the dtype, and `scale` multiplies
+//   what goes in. The same bits come out for the same version, algorithm and world, not for the
+//   same reduction group.
+// - int8 is carried but not summed: NCCL wraps where our sums saturate.
+// - NCCL does not compare what ranks call. Different calls fail by the time-out, if they do not
+//   happen to fit; the engine compares a hash of its steps.
+// - A communicator that fails (a rank ended, gave up or did not come in time) fails all of its
+//   world: NCCL cannot end an operation on the other ranks, each has to abort its own.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/nccl/bootstrap.h"
+#include "ebb/runtime/device/device.h"
+
+namespace ebb {
+
+// `device`: this rank's, on which all streams are that operations are enqueued on. kUnimplemented:
+// this build has no NCCL. kUnavailable: this machine has none.
+absl::StatusOr<std::shared_ptr<WorldBackend>> NewNcclWorld(std::shared_ptr<Bootstrap> bootstrap,
+                                                           Device device);
+
+}  // namespace ebb

@@ -1,0 +1,170 @@
+#include "ebb/runtime/comm/nccl/operations.h"
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/collective.h"
+
+namespace ebb {
+namespace {
+
+bool IsReduction(const Collective& call) {
+  return call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllReduce;
+}
+
+// A scale as the number type that NCCL multiplies in.
+struct Scalar {
+  alignas(4) std::byte bytes[4] = {};
+  float value = 1;  // rounded to it
+};
+
+template <class T>
+Scalar ScalarOf(float scale) {
+  const T rounded(scale);
+  Scalar scalar;
+  std::memcpy(scalar.bytes, &rounded, sizeof(rounded));
+  scalar.value = static_cast<float>(rounded);
+  return scalar;
+}
+
+Scalar ScalarOf(DType dtype, float scale) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ScalarOf<float>(scale);
+    case DType::kBFloat16:
+      return ScalarOf<BFloat16>(scale);
+    case DType::kFloat16:
+      return ScalarOf<Float16>(scale);
+    case DType::kInt8:
+      return {.value = scale == 1 ? 1.0f : 0.0f};
+  }
+  return {};
+}
+
+ncclDataType_t TypeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return ncclFloat32;
+    case DType::kBFloat16:
+      return ncclBfloat16;
+    case DType::kFloat16:
+      return ncclFloat16;
+    case DType::kInt8:
+      return ncclInt8;
+  }
+  return ncclNumTypes;
+}
+
+struct Enqueuer {
+  const NcclLibrary& nccl;
+  ncclComm_t comm;
+  const NcclGroup& group;
+  const Collective& call;
+  ncclRedOp_t op;
+  cudaStream_t stream;
+
+  ncclResult_t Span(const CollectiveSpan& span) const {
+    const auto count = static_cast<size_t>(span.count);
+    const ncclDataType_t type = TypeOf(call.dtype);
+    switch (call.kind) {
+      case CollectiveKind::kAllGather:
+        return nccl.AllGather(span.send, span.receive, count, type, comm, stream);
+      case CollectiveKind::kReduceScatter:
+        return nccl.ReduceScatter(span.send, span.receive, count, type, op, comm, stream);
+      case CollectiveKind::kAllReduce:
+        return nccl.AllReduce(span.send, span.receive, count, type, op, comm, stream);
+      case CollectiveKind::kBroadcast:
+        return nccl.Broadcast(call.peer == group.rank ? span.send : span.receive, span.receive,
+                              count, type, call.peer, comm, stream);
+      case CollectiveKind::kAllToAll:
+        return AllToAll(span, count, type);
+      case CollectiveKind::kSend:
+        return nccl.Send(span.send, count, type, call.peer, comm, stream);
+      case CollectiveKind::kReceive:
+        return nccl.Recv(span.receive, count, type, call.peer, comm, stream);
+      case CollectiveKind::kBarrier:
+        break;
+    }
+    return ncclInternalError;
+  }
+
+  ncclResult_t AllToAll(const CollectiveSpan& span, size_t count, ncclDataType_t type) const {
+    const size_t block = count * static_cast<size_t>(SizeOf(call.dtype));
+    for (int peer = 0; peer < group.size; ++peer) {
+      const size_t at = static_cast<size_t>(peer) * block;
+      ncclResult_t result =
+          nccl.Send(static_cast<const std::byte*>(span.send) + at, count, type, peer, comm, stream);
+      if (Failed(result)) return result;
+      result =
+          nccl.Recv(static_cast<std::byte*>(span.receive) + at, count, type, peer, comm, stream);
+      if (Failed(result)) return result;
+    }
+    return ncclSuccess;
+  }
+
+  static bool Failed(ncclResult_t result) {
+    return result != ncclSuccess && result != ncclInProgress;
+  }
+};
+
+}  // namespace
+
+absl::Status CheckForNccl(const Collective& call) {
+  if (!IsReduction(call)) return absl::OkStatus();
+  const std::string_view name = Name(call.kind);
+  const absl::string_view text(name.data(), name.size());
+  if (call.dtype == DType::kInt8 && call.op == ReduceOp::kSum) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        text, ": NCCL's int8 sums wrap around instead of saturating: sum in fp32, bf16 or fp16"));
+  }
+  if (call.op != ReduceOp::kSum && call.scale != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(text, ": NCCL scales sums only, not maxima or minima"));
+  }
+  const float rounded = ScalarOf(call.dtype, call.scale).value;
+  if (!std::isfinite(rounded) || (rounded == 0) != (call.scale == 0)) {
+    const std::string_view dtype = Name(call.dtype);
+    return absl::InvalidArgumentError(
+        absl::StrCat(text, ": the scale ", call.scale, ", which NCCL multiplies in ",
+                     absl::string_view(dtype.data(), dtype.size()), ", is ", rounded, " there"));
+  }
+  return absl::OkStatus();
+}
+
+ncclResult_t NcclSum::Create(const NcclLibrary& nccl, ncclComm_t comm, DType dtype, float scale) {
+  if (scale == 1) return ncclSuccess;
+  Scalar scalar = ScalarOf(dtype, scale);
+  return nccl.RedOpCreatePreMulSum(&op_, scalar.bytes, TypeOf(dtype), ncclScalarHostImmediate,
+                                   comm);
+}
+
+ncclResult_t NcclSum::Destroy(const NcclLibrary& nccl, ncclComm_t comm) {
+  return op_ == ncclSum ? ncclSuccess : nccl.RedOpDestroy(op_, comm);
+}
+
+ncclRedOp_t PlainOp(ReduceOp op) {
+  return op == ReduceOp::kMax ? ncclMax : op == ReduceOp::kMin ? ncclMin : ncclSum;
+}
+
+ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGroup& group,
+                          const Collective& call, ncclRedOp_t op, cudaStream_t stream) {
+  const Enqueuer enqueuer = {nccl, comm, group, call, op, stream};
+  if (call.kind == CollectiveKind::kBarrier)
+    return nccl.AllReduce(group.barrier, group.barrier, 1, ncclInt8, ncclMax, comm, stream);
+  const ncclResult_t started = nccl.GroupStart();
+  if (Enqueuer::Failed(started)) return started;
+  ncclResult_t result = ncclSuccess;
+  for (const CollectiveSpan& span : call.spans) {
+    if (span.count == 0) continue;
+    result = enqueuer.Span(span);
+    if (Enqueuer::Failed(result)) break;
+  }
+  // Also after an error: a group that has been started has to be ended.
+  const ncclResult_t ended = nccl.GroupEnd();
+  return Enqueuer::Failed(result) ? result : ended;
+}
+
+}  // namespace ebb

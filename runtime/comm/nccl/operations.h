@@ -1,0 +1,41 @@
+// The calls of communicator.h as calls of NCCL: one group an operation.
+#pragma once
+
+#include <nccl.h>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/nccl/library.h"
+
+namespace ebb {
+
+// What NCCL cannot do of what communicator.h allows.
+absl::Status CheckForNccl(const Collective& call);
+
+// Sums of inputs that are multiplied by a scale first: an operator of NCCL's for one operation.
+// Made before the operation and destroyed when its call has returned and is not in progress.
+class NcclSum {
+ public:
+  // Of scale 1: no operator of its own.
+  ncclResult_t Create(const NcclLibrary& nccl, ncclComm_t comm, DType dtype, float scale);
+  ncclResult_t Destroy(const NcclLibrary& nccl, ncclComm_t comm);
+  ncclRedOp_t op() const { return op_; }
+
+ private:
+  ncclRedOp_t op_ = ncclSum;
+};
+
+struct NcclGroup {
+  int rank = 0;
+  int size = 1;
+  void* barrier = nullptr;  // a byte of the device, for barriers
+};
+
+// Enqueues `call` on `stream`. `op`: of its reduction.
+ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGroup& group,
+                          const Collective& call, ncclRedOp_t op, cudaStream_t stream);
+
+// Of a collective with this operation and scale; sums with a scale need a NcclSum.
+ncclRedOp_t PlainOp(ReduceOp op);
+
+}  // namespace ebb

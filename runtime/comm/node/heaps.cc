@@ -1,0 +1,82 @@
+#include "ebb/runtime/comm/node/heaps.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/shared_heap.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb::node {
+namespace {
+
+struct FileIdentity {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
+};
+
+FileIdentity IdentityOf(int file) {
+  struct stat info = {};
+  if (fstat(file, &info) != 0) return {};
+  return {.device = info.st_dev, .inode = info.st_ino};
+}
+
+// Not mapped if it is not the file that was meant: a process id may mean another process here.
+Mapping MapHeap(const Participant& owner, std::string_view told) {
+  Unpacker unpacker(told);
+  const auto number = unpacker.Number();
+  const auto bytes = static_cast<int64_t>(unpacker.Number());
+  FileIdentity identity;
+  identity.device = unpacker.Number();
+  identity.inode = unpacker.Number();
+  if (!unpacker.ok() || bytes == 0) return Mapping();
+  const std::string path = absl::StrCat("/proc/", owner.pid, "/fd/", number);
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.is_open() || IdentityOf(file.get()) != identity) return Mapping();
+  void* const data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ,
+                          MAP_SHARED | MAP_NORESERVE, file.get(), 0);
+  if (data == MAP_FAILED) return Mapping();
+  madvise(data, static_cast<size_t>(bytes), MADV_DONTFORK);
+  return Mapping(static_cast<std::byte*>(data), static_cast<size_t>(bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Mapping>> ShareHeaps(int rank, Rendezvous& rendezvous) {
+  const SharedHeap* const mine = SharedHeap::Install();
+  Packer packer;
+  if (mine != nullptr) {
+    const FileIdentity identity = IdentityOf(mine->file());
+    packer.Add(static_cast<uint64_t>(mine->file()))
+        .Add(static_cast<uint64_t>(mine->bytes()))
+        .Add(identity.device)
+        .Add(identity.inode);
+  }
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> told, rendezvous.AllGather(packer.Take()));
+  std::vector<Mapping> heaps(told.size());
+  bool all_mapped = true;
+  for (size_t other = 0; other < told.size(); ++other) {
+    if (static_cast<int>(other) == rank) continue;
+    heaps[other] = MapHeap(rendezvous.participants()[other], told[other]);
+    all_mapped = all_mapped && heaps[other].data() != nullptr;
+  }
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> mapped,
+                       rendezvous.AllGather(all_mapped ? "all" : "not all"));
+  const auto missing = std::find(mapped.begin(), mapped.end(), "not all");
+  if (missing == mapped.end()) return heaps;
+  if (rank == 0) {
+    LogInfo(absl::StrCat("rank ", missing - mapped.begin(),
+                         " cannot map the buffers of the other ranks; large operations are staged, "
+                         "which is slower"));
+  }
+  return std::vector<Mapping>();
+}
+
+}  // namespace ebb::node

@@ -1,0 +1,59 @@
+// A file that exists in memory only, which processes map to share its pages. Its name is needed
+// until all have opened it and is then removed; what is added to the file later needs no name, so
+// nothing can stay behind in /dev/shm however the processes end.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/rendezvous/socket.h"
+
+namespace ebb {
+
+// Pages of a file in this process's memory, until this object ends.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  Mapping(Mapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+  Mapping& operator=(Mapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~Mapping();
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class SharedFile {
+ public:
+  // Private to this user, and new: kAlreadyExists if the name is taken.
+  static absl::StatusOr<SharedFile> Create(std::string_view name);
+  static absl::StatusOr<SharedFile> Open(std::string_view name);
+  static void RemoveName(std::string_view name);
+
+  // Makes sure that the pages exist, filled with zeros, so that no later access can fail.
+  // kResourceExhausted says how much is missing where.
+  absl::Status Reserve(int64_t offset, int64_t bytes);
+  // Gives pages back that nobody will touch any more.
+  void Release(int64_t offset, int64_t bytes);
+  absl::StatusOr<Mapping> Map(int64_t offset, int64_t bytes) const;
+
+ private:
+  explicit SharedFile(Descriptor file) : file_(std::move(file)) {}
+
+  Descriptor file_;
+};
+
+}  // namespace ebb

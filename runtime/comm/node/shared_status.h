@@ -1,0 +1,34 @@
+// A Status in shared memory that the first to fail sets and all others read. Zeros are an OK one.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+
+namespace ebb {
+
+class SharedStatus {
+ public:
+  static constexpr size_t kMessageBytesMax = 2040;  // longer messages are cut
+
+  // False: somebody else was first; what they have set can be read when this returns. Processes
+  // may be killed at any point: what somebody has begun to set and not finished in time is set by
+  // the next.
+  bool TrySet(const absl::Status& status);
+  bool is_set() const { return state_.load(std::memory_order_seq_cst) == kSet; }
+  // OK while nothing is set.
+  absl::Status Get() const;
+
+ private:
+  static constexpr uint32_t kEmpty = 0, kBeingSet = 1, kSet = 2;
+
+  void Write(const absl::Status& status);
+
+  std::atomic<uint32_t> state_;
+  int32_t code_;
+  char message_[kMessageBytesMax];
+};
+
+}  // namespace ebb

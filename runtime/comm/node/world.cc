@@ -1,0 +1,214 @@
+#include "ebb/runtime/comm/node/world.h"
+
+#include <algorithm>
+#include <new>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/node/communicator.h"
+#include "ebb/runtime/comm/node/heaps.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+
+namespace ebb {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+int64_t WholePages(int64_t bytes) {
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+// header | places | board seats | the board's status
+struct WorldLayout {
+  explicit WorldLayout(int ranks)
+      : places((int64_t{sizeof(node::WorldHeader)} + 63) / 64 * 64),
+        board(places + ranks * int64_t{sizeof(node::RankPlace)}),
+        broken(board + ranks * int64_t{sizeof(node::BoardSeat)}),
+        bytes(WholePages(broken + int64_t{sizeof(SharedStatus)})) {}
+  int64_t places, board, broken, bytes;
+};
+
+absl::Status CheckOneHost(const std::vector<Participant>& participants) {
+  std::set<std::string> hosts, memories;
+  for (const Participant& participant : participants) {
+    hosts.insert(participant.host_name);
+    memories.insert(participant.shared_memory);
+  }
+  if (memories.size() == 1) return absl::OkStatus();
+  if (hosts.size() == 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the ranks on host '", *hosts.begin(),
+                     "' share no /dev/shm: containers of one job need a common one"));
+  }
+  return absl::UnimplementedError(absl::StrCat(
+      "the ranks are on ", hosts.size(), " hosts (", absl::StrJoin(hosts, ", "),
+      "): CPU ranks on several hosts need MPI, whose launcher has to start them (mpirun, srun "
+      "--mpi=pmix), and meet in shared memory without it. Start all ranks on one host"));
+}
+
+// How many processes have to share this one's cores.
+int Sharers(const std::vector<Participant>& participants, int rank) {
+  const std::string& mine = participants[static_cast<size_t>(rank)].cores;
+  return static_cast<int>(
+      std::count_if(participants.begin(), participants.end(), [&](const Participant& other) {
+        for (size_t core = 0; core < std::min(mine.size(), other.cores.size()); ++core) {
+          if (mine[core] == '1' && other.cores[core] == '1') return true;
+        }
+        return other.rank == rank;
+      }));
+}
+
+// The same on all ranks. Two at least, so that what depends on there being several is always used.
+int Lanes(const std::vector<Participant>& participants) {
+  int64_t cores = node::kLanesMax;
+  for (const Participant& participant : participants) {
+    cores = std::min<int64_t>(cores,
+                              std::count(participant.cores.begin(), participant.cores.end(), '1') /
+                                  Sharers(participants, participant.rank));
+  }
+  return static_cast<int>(std::max<int64_t>(cores, 2));
+}
+
+std::vector<int> AllRanks(size_t size) {
+  std::vector<int> ranks(size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+absl::StatusOr<SharedFile> MakeFile(const std::string& name, const WorldLayout& layout, int ranks) {
+  EBB_ASSIGN_OR_RETURN(SharedFile file, SharedFile::Create(name));
+  EBB_RETURN_IF_ERROR(file.Reserve(0, layout.bytes));
+  EBB_ASSIGN_OR_RETURN(const Mapping memory, file.Map(0, layout.bytes));
+  reinterpret_cast<node::WorldHeader*>(memory.data())->next_offset.store(layout.bytes);
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::byte* const at = memory.data() + layout.places + rank * int64_t{sizeof(node::RankPlace)};
+    new (at) node::RankPlace();
+  }
+  return file;
+}
+
+// The file of rank 0, open on all ranks. It has its name only while this runs.
+absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous, const std::string& name,
+                                     const WorldLayout& layout) {
+  const int ranks = static_cast<int>(rendezvous.participants().size());
+  absl::StatusOr<SharedFile> file = absl::UnknownError("not tried");
+  if (rank == 0) {
+    file = MakeFile(name, layout, ranks);
+    if (!file.ok()) rendezvous.Refuse(file.status());
+  }
+  if (rank != 0 || file.ok()) EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
+  if (rank != 0) {
+    file = SharedFile::Open(name);
+    if (!file.ok()) {
+      file =
+          absl::Status(file.status().code(),
+                       absl::StrCat(Describe(rendezvous.participants()[static_cast<size_t>(rank)]),
+                                    ": ", file.status().message()));
+      rendezvous.Refuse(file.status());
+    }
+  }
+  EBB_RETURN_IF_ERROR(file.status());
+  EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
+  return file;
+}
+
+}  // namespace
+
+std::string NodeWorld::FileName(const Rendezvous& rendezvous) {
+  return absl::StrCat("ebb-", rendezvous.participants()[0].pid, "-",
+                      absl::Hex(rendezvous.nonce(), absl::kZeroPad16));
+}
+
+absl::StatusOr<std::shared_ptr<NodeWorld>> NodeWorld::Form(int rank, Rendezvous rendezvous,
+                                                           std::vector<int> named_ranks) {
+  const std::vector<Participant>& participants = rendezvous.participants();
+  if (named_ranks.empty()) named_ranks = AllRanks(participants.size());
+  EBB_RETURN_IF_ERROR(CheckOneHost(participants));
+  const WorldLayout layout(static_cast<int>(participants.size()));
+  const std::string name = FileName(rendezvous);
+  absl::StatusOr<SharedFile> file = ShareFile(rank, rendezvous, name, layout);
+  // On every way, by every rank: whoever made it may have been killed.
+  SharedFile::RemoveName(name);
+  EBB_RETURN_IF_ERROR(file.status());
+  EBB_ASSIGN_OR_RETURN(Mapping mapping, file->Map(0, layout.bytes));
+  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> heaps, node::ShareHeaps(rank, rendezvous));
+  std::shared_ptr<NodeWorld> world(new NodeWorld(rank, participants, std::move(named_ranks),
+                                                 *std::move(file), std::move(mapping),
+                                                 std::move(heaps)));
+  CoreShare::SetForProcess(Sharers(participants, rank));
+  EBB_ASSIGN_OR_RETURN(world->lifeline_,
+                       Lifeline::Hold(rank, participants, std::move(rendezvous).TakeConnections(),
+                                      [w = world.get()](int ended) { w->Ended(ended); }));
+  return world;
+}
+
+NodeWorld::NodeWorld(int rank, std::vector<Participant> participants, std::vector<int> named_ranks,
+                     SharedFile file, Mapping mapping, std::vector<Mapping> heaps)
+    : rank_(rank),
+      participants_(std::move(participants)),
+      named_ranks_(std::move(named_ranks)),
+      lanes_(Lanes(participants_)),
+      file_(std::move(file)),
+      mapping_(std::move(mapping)),
+      heaps_(std::move(heaps)),
+      header_(reinterpret_cast<node::WorldHeader*>(mapping_.data())),
+      places_(reinterpret_cast<node::RankPlace*>(mapping_.data() + WorldLayout(size()).places)) {
+  const WorldLayout layout(size());
+  communicators_ = std::make_unique<node::Board>(
+      *this, AllRanks(participants_.size()), rank_,
+      reinterpret_cast<node::BoardSeat*>(mapping_.data() + layout.board),
+      reinterpret_cast<SharedStatus*>(mapping_.data() + layout.broken), [this] { return status(); },
+      [this](int other) { return &place(other).world; });
+}
+
+NodeWorld::~NodeWorld() {
+  Leave("its process ends");
+  place(rank_).ended.store(1, std::memory_order_seq_cst);
+}
+
+int64_t NodeWorld::NextOffset(int64_t bytes) {
+  return header_->next_offset.fetch_add(WholePages(bytes));
+}
+
+void NodeWorld::Fail(const absl::Status& why) {
+  if (failed()) return;
+  header_->failure.TrySet(why);
+  WakeAll();
+}
+
+void NodeWorld::Leave(const std::string& how) {
+  node::Depart(place(rank_).world, how);
+  WakeAll();
+}
+
+void NodeWorld::WakeAll() {
+  for (int rank = 0; rank < size(); ++rank) {
+    for (int which = 0; which < node::kWaitPoints; ++which) point(rank, which).Notify();
+  }
+}
+
+void NodeWorld::Ended(int rank) {
+  if (place(rank).ended.load(std::memory_order_seq_cst) != 0) return;
+  Participant named = participants_[static_cast<size_t>(rank)];
+  named.rank = named_rank(rank);
+  Fail(absl::UnavailableError(absl::StrCat(
+      Describe(named), " has died: it was killed, has crashed or has exited without leaving")));
+}
+
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NodeRank::NewCommunicator(
+    const CommunicatorOptions& options) {
+  EBB_ASSIGN_OR_RETURN(node::Board::Place place,
+                       world_->communicators().Join({.options = options}));
+  return std::make_unique<NodeCommunicator>(std::make_shared<NodeGroup>(world_, std::move(place)));
+}
+
+void NodeRank::Fail(absl::Status why) {
+  world_->Fail(RankFailedStatus(world_->rank(), why));
+}
+
+}  // namespace ebb

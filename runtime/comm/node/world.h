@@ -1,0 +1,97 @@
+// A world whose ranks are processes of this host: the memory that they share, who of them is still
+// there, and who failed first.
+//
+// The end of a process that has not said that it leaves fails the whole world, on every rank, with
+// its name and host: noticed by a Lifeline, or by whoever is told first.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/node/board.h"
+#include "ebb/runtime/comm/node/layout.h"
+#include "ebb/runtime/comm/node/shared_file.h"
+#include "ebb/runtime/comm/rendezvous/lifeline.h"
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
+
+namespace ebb {
+
+class NodeWorld {
+ public:
+  // kUnimplemented: the ranks are on several hosts, which the message names.
+  // `named_ranks`: what messages call the ranks, if these are the ones of one host among several.
+  static absl::StatusOr<std::shared_ptr<NodeWorld>> Form(int rank, Rendezvous rendezvous,
+                                                         std::vector<int> named_ranks = {});
+  // Of the file through which the ranks of a rendezvous come to share memory, while they do.
+  static std::string FileName(const Rendezvous& rendezvous);
+  ~NodeWorld();
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(participants_.size()); }
+  int named_rank(int rank) const { return named_ranks_[static_cast<size_t>(rank)]; }
+  int lanes() const { return lanes_; }
+  node::Board& communicators() { return *communicators_; }
+  SharedFile& file() { return file_; }
+  // Whether large buffers of all ranks can be read by all, and where another rank's are here.
+  bool shares_buffers() const { return !heaps_.empty(); }
+  const std::byte* HeapOf(int rank) const { return heaps_[static_cast<size_t>(rank)].data(); }
+  // Room for `bytes` in the file, which no other process uses.
+  int64_t NextOffset(int64_t bytes);
+
+  // Where `rank` sleeps; one of a few, so that not all of its waits wake for each other.
+  WaitPoint& point(int rank, int which) {
+    return place(rank).points[static_cast<size_t>(which)].wait;
+  }
+  node::RankPlace& place(int rank) { return places_[rank]; }
+
+  bool failed() const { return header_->failure.is_set(); }
+  absl::Status status() const { return header_->failure.Get(); }
+  // The first failure stays.
+  void Fail(const absl::Status& why);
+  // This rank creates no more communicators.
+  void Leave(const std::string& how);
+
+ private:
+  NodeWorld(int rank, std::vector<Participant> participants, std::vector<int> named_ranks,
+            SharedFile file, Mapping mapping, std::vector<Mapping> heaps);
+  void WakeAll();
+  void Ended(int rank);
+
+  const int rank_;
+  const std::vector<Participant> participants_;
+  const std::vector<int> named_ranks_;
+  const int lanes_;
+  SharedFile file_;
+  const Mapping mapping_;
+  const std::vector<Mapping> heaps_;  // by rank; none if not all could be mapped
+  node::WorldHeader* const header_;
+  node::RankPlace* const places_;
+  std::unique_ptr<node::Board> communicators_;
+  std::unique_ptr<Lifeline> lifeline_;
+};
+
+// One rank's handle.
+class NodeRank : public WorldBackend {
+ public:
+  explicit NodeRank(std::shared_ptr<NodeWorld> world) : world_(std::move(world)) {}
+  // Communicators go on; new ones are not waited for.
+  ~NodeRank() override { world_->Leave("its World was destroyed"); }
+
+  int rank() const override { return world_->rank(); }
+  int size() const override { return world_->size(); }
+  int local_rank() const override { return world_->rank(); }
+  int local_size() const override { return world_->size(); }
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) override;
+  void Fail(absl::Status why) override;
+
+ private:
+  std::shared_ptr<NodeWorld> world_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,170 @@
+#include "ebb/runtime/comm/rendezvous/connection.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+constexpr uint32_t kMagic = 0x21626245;  // "Ebb!"
+constexpr size_t kHeaderBytes = 12;
+constexpr int kPollSliceMilliseconds = 60'000;
+
+void Append(std::string& bytes, uint64_t number, int width) {
+  for (int i = 0; i < width; ++i) bytes.push_back(static_cast<char>(number >> (8 * i)));
+}
+
+uint64_t Read(const char* from, int width) {
+  uint64_t number = 0;
+  for (int i = 0; i < width; ++i)
+    number |= static_cast<uint64_t>(static_cast<unsigned char>(from[i])) << (8 * i);
+  return number;
+}
+
+bool IsDue(WaitPoint::Deadline deadline) {
+  return deadline != WaitPoint::kNever && WaitPoint::Clock::now() >= deadline;
+}
+
+absl::Status Closed() {
+  return absl::UnavailableError("the other side has closed the connection");
+}
+
+}  // namespace
+
+Packer& Packer::Add(uint64_t number) {
+  Append(bytes_, number, 8);
+  return *this;
+}
+
+Packer& Packer::Add(std::string_view text) {
+  Add(text.size());
+  bytes_.append(text);
+  return *this;
+}
+
+uint64_t Unpacker::Number() {
+  if (bytes_.size() < 8) {
+    ok_ = false;
+    return 0;
+  }
+  const uint64_t number = Read(bytes_.data(), 8);
+  bytes_.remove_prefix(8);
+  return number;
+}
+
+std::string Unpacker::Text() {
+  const uint64_t size = Number();
+  if (size > bytes_.size()) {
+    ok_ = false;
+    return "";
+  }
+  std::string text(bytes_.substr(0, size));
+  bytes_.remove_prefix(size);
+  return text;
+}
+
+std::string PackStatus(const absl::Status& status) {
+  return Packer()
+      .Add(static_cast<uint64_t>(status.code()))
+      .Add(std::string_view(status.message().data(), status.message().size()))
+      .Take();
+}
+
+absl::Status UnpackStatus(std::string_view payload) {
+  Unpacker unpacker(payload);
+  const uint64_t code = unpacker.Number();
+  const std::string message = unpacker.Text();
+  if (!unpacker.ok() || code > static_cast<uint64_t>(absl::StatusCode::kUnauthenticated))
+    return absl::DataLossError("a status that cannot be read");
+  return absl::Status(static_cast<absl::StatusCode>(code), message);
+}
+
+absl::Status Connection::Send(MessageType type, std::string_view payload,
+                              WaitPoint::Deadline deadline) {
+  if (!is_open()) return Closed();
+  std::string bytes;
+  Append(bytes, kMagic, 4);
+  Append(bytes, kProtocolVersion, 2);
+  Append(bytes, static_cast<uint64_t>(type), 2);
+  Append(bytes, payload.size(), 4);
+  bytes.append(payload);
+  size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t n = send(fd(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (n >= 0) {
+      sent += static_cast<size_t>(n);
+    } else if (errno == EAGAIN) {
+      if (IsDue(deadline)) return absl::DeadlineExceededError("the other side does not read");
+      pollfd poll_for = {.fd = fd(), .events = POLLOUT, .revents = 0};
+      poll(&poll_for, 1, PollMilliseconds(deadline, kPollSliceMilliseconds));
+    } else if (errno != EINTR) {
+      return absl::UnavailableError(absl::StrCat("cannot send: ", std::strerror(errno)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Message> Connection::Receive(WaitPoint::Deadline deadline) {
+  for (;;) {
+    EBB_ASSIGN_OR_RETURN(std::optional<Message> message, TryReceive());
+    if (message.has_value()) return *std::move(message);
+    if (IsDue(deadline)) return absl::DeadlineExceededError("the other side has not answered");
+    pollfd poll_for = {.fd = fd(), .events = POLLIN, .revents = 0};
+    poll(&poll_for, 1, PollMilliseconds(deadline, kPollSliceMilliseconds));
+  }
+}
+
+absl::StatusOr<std::optional<Message>> Connection::TryReceive() {
+  for (;;) {
+    EBB_ASSIGN_OR_RETURN(std::optional<Message> message, Parse());
+    if (message.has_value()) return message;
+    if (!is_open()) return Closed();
+    char buffer[4096];
+    const ssize_t n = recv(fd(), buffer, sizeof(buffer), 0);
+    if (n > 0) {
+      received_.append(buffer, static_cast<size_t>(n));
+    } else if (n == 0) {
+      return Closed();
+    } else if (errno == EAGAIN) {
+      return std::optional<Message>();
+    } else if (errno != EINTR) {
+      return absl::UnavailableError(absl::StrCat("cannot receive: ", std::strerror(errno)));
+    }
+  }
+}
+
+absl::StatusOr<std::optional<Message>> Connection::Parse() {
+  // What is there of the magic number must be right: a stranger need not send all twelve bytes.
+  const size_t magic_bytes = std::min<size_t>(received_.size(), 4);
+  for (size_t i = 0; i < magic_bytes; ++i) {
+    if (static_cast<unsigned char>(received_[i]) != (kMagic >> (8 * i) & 0xff))
+      return absl::DataLossError("the other side does not speak Ebb's protocol");
+  }
+  if (received_.size() < kHeaderBytes) return std::optional<Message>();
+  const uint64_t version = Read(received_.data() + 4, 2);
+  if (version != kProtocolVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the other side speaks version ", version, " of Ebb's protocol, this one ",
+                     kProtocolVersion, ": all ranks must run the same version of Ebb"));
+  }
+  const uint64_t payload_bytes = Read(received_.data() + 8, 4);
+  if (payload_bytes > payload_bytes_max_) {
+    return absl::DataLossError(
+        absl::StrCat("the other side announces a message of ", payload_bytes, " bytes"));
+  }
+  if (received_.size() < kHeaderBytes + payload_bytes) return std::optional<Message>();
+  Message message = {.type = static_cast<MessageType>(Read(received_.data() + 6, 2)),
+                     .payload = received_.substr(kHeaderBytes, payload_bytes)};
+  received_.erase(0, kHeaderBytes + payload_bytes);
+  return std::optional<Message>(std::move(message));
+}
+
+}  // namespace ebb

@@ -1,0 +1,92 @@
+// Messages between ranks before and beside their collectives: framed, versioned, and distrusted
+// until the other side has shown that it is a rank.
+//
+//   | magic u32 | version u16 | type u16 | payload bytes u32 | payload |   numbers little-endian
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/rendezvous/socket.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+inline constexpr uint16_t kProtocolVersion = 1;
+
+enum class MessageType : uint16_t {
+  kHello = 1,  // a rank introduces itself
+  kWelcome,    // rank 0 has heard it
+  kTable,      // all ranks are there; who they are
+  kRefusal,    // the rendezvous has failed, and why
+  kBlob,       // one rank's part of an all-gather
+  kBlobs,      // all ranks' parts
+  kGone,       // rank 0 has lost the connection to a rank
+  kGoodbye,    // the sender leaves as it should
+};
+
+struct Message {
+  MessageType type = MessageType::kGoodbye;
+  std::string payload;
+};
+
+// Numbers and texts, one after the other.
+class Packer {
+ public:
+  Packer& Add(uint64_t number);
+  Packer& Add(std::string_view text);
+  std::string Take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+};
+// Whatever the bytes are, reading them is safe; ok() says whether they were what was read.
+class Unpacker {
+ public:
+  explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
+  uint64_t Number();
+  std::string Text();
+  bool ok() const { return ok_; }
+
+ private:
+  std::string_view bytes_;
+  bool ok_ = true;
+};
+
+std::string PackStatus(const absl::Status& status);
+absl::Status UnpackStatus(std::string_view payload);
+
+class Connection {
+ public:
+  static constexpr uint32_t kPayloadBytesMaxOfStranger = 4096;
+  static constexpr uint32_t kPayloadBytesMax = 64u << 20;
+
+  Connection() = default;
+  explicit Connection(Descriptor socket) : socket_(std::move(socket)) {}
+
+  int fd() const { return socket_.get(); }
+  bool is_open() const { return socket_.is_open(); }
+  void Close() { socket_ = Descriptor(); }
+  // From now on long messages are accepted.
+  void Trust() { payload_bytes_max_ = kPayloadBytesMax; }
+
+  absl::Status Send(MessageType type, std::string_view payload, WaitPoint::Deadline deadline);
+  // kUnavailable: the other side has closed. kDeadlineExceeded. kDataLoss: it does not speak this
+  // protocol. kFailedPrecondition: it speaks another version of it.
+  absl::StatusOr<Message> Receive(WaitPoint::Deadline deadline);
+  // The same, of what has arrived; nothing if that is not a whole message yet.
+  absl::StatusOr<std::optional<Message>> TryReceive();
+
+ private:
+  absl::StatusOr<std::optional<Message>> Parse();
+
+  Descriptor socket_;
+  std::string received_;
+  uint32_t payload_bytes_max_ = kPayloadBytesMaxOfStranger;
+};
+
+}  // namespace ebb

@@ -1,0 +1,174 @@
+#include "ebb/runtime/comm/rendezvous/door.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+// How long somebody who does not read may hold up everybody else.
+constexpr std::chrono::seconds kSendPatience{2};
+// How long rank 0 stays, after an error, to tell it to those who are still on their way.
+constexpr std::chrono::seconds kFarewell{2};
+constexpr size_t kUnknownMax = 4096;
+
+WaitPoint::Deadline Soon(std::chrono::seconds patience) {
+  return WaitPoint::Clock::now() + patience;
+}
+
+}  // namespace
+
+Door::Door(const RendezvousOptions& options, Descriptor listener)
+    : options_(options),
+      listener_(std::move(listener)),
+      participants_(static_cast<size_t>(options.size)),
+      connections_(static_cast<size_t>(options.size)),
+      missing_(options.size - 1) {
+  participants_[0] = Myself(0, options.size, options.launcher);
+}
+
+absl::Status Door::HearAll(WaitPoint::Deadline deadline) {
+  absl::Status status;
+  while (status.ok() && missing_ > 0) {
+    status = WaitPoint::Clock::now() < deadline ? HearSome(deadline) : Late();
+  }
+  if (!status.ok()) TurnAllAway(status, deadline);
+  return status;
+}
+
+absl::Status Door::HearSome(WaitPoint::Deadline deadline) {
+  std::vector<pollfd> polled = {{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
+  for (const Connection& connection : unknown_)
+    polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
+  for (const Connection& connection : connections_)  // -1 is passed over
+    polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
+  constexpr int kSliceMilliseconds = 60'000;
+  poll(polled.data(), polled.size(), PollMilliseconds(deadline, kSliceMilliseconds));
+
+  const size_t unknown_count = unknown_.size();
+  for (size_t rank = 0; rank < connections_.size(); ++rank) {
+    if (polled[1 + unknown_count + rank].revents != 0)
+      EBB_RETURN_IF_ERROR(HearRank(static_cast<int>(rank)));
+  }
+  for (size_t i = 0; i < unknown_count; ++i) {
+    if (polled[1 + i].revents != 0) EBB_RETURN_IF_ERROR(Hear(unknown_[i]));
+  }
+  std::erase_if(unknown_, [](const Connection& connection) { return !connection.is_open(); });
+  if (polled[0].revents != 0) {
+    for (Descriptor socket = Accept(listener_); socket.is_open(); socket = Accept(listener_)) {
+      if (unknown_.size() < kUnknownMax) unknown_.emplace_back(std::move(socket));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// What somebody says who has not said hello. Only an error of a rank is an error.
+absl::Status Door::Hear(Connection& connection) {
+  absl::StatusOr<std::optional<Message>> message = connection.TryReceive();
+  if (message.ok() && !message->has_value()) return absl::OkStatus();
+  if (message.status().code() == absl::StatusCode::kFailedPrecondition) {
+    unknown_.push_back(std::exchange(connection, Connection()));
+    return absl::FailedPreconditionError(
+        absl::StrCat("a rank that has come to ", Describe(options_.place),
+                     " does not fit: ", message.status().message()));
+  }
+  if (message.ok() && (*message)->type == MessageType::kHello) {
+    if (const auto guest = UnpackParticipant((*message)->payload); guest.ok())
+      return Admit(connection, *guest);
+  }
+  ++strangers_;
+  connection.Close();
+  return absl::OkStatus();
+}
+
+absl::Status Door::Admit(Connection& connection, const Participant& guest) {
+  const auto refused = [&](std::string text) {
+    // Kept among the unknown, so that it is told with the others.
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the ranks that meet at ", Describe(options_.place), " do not fit: ", std::move(text)));
+  };
+  if (guest.launcher != options_.launcher) {
+    return refused(absl::StrCat(Describe(participants_[0]), " was started by ", options_.launcher,
+                                ", ", Describe(guest), " by ", guest.launcher));
+  }
+  if (guest.size != options_.size) {
+    return refused(absl::StrCat(Describe(participants_[0]), " is one of ", options_.size,
+                                " ranks, ", Describe(guest), " one of ", guest.size));
+  }
+  if (guest.rank < 0 || guest.rank >= options_.size) {
+    return refused(absl::StrCat(Describe(guest), " is none of the ranks 0 to ", options_.size - 1));
+  }
+  const auto rank = static_cast<size_t>(guest.rank);
+  if (rank == 0 || connections_[rank].is_open()) {
+    return refused(absl::StrCat("two processes say that they are the same rank: ",
+                                Describe(participants_[rank]), " and ", Describe(guest)));
+  }
+  if (!connection.Send(MessageType::kWelcome, "", Soon(kSendPatience)).ok()) {
+    connection.Close();  // it may come again
+    return absl::OkStatus();
+  }
+  connection.Trust();
+  participants_[rank] = guest;
+  connections_[rank] = std::exchange(connection, Connection());
+  --missing_;
+  return absl::OkStatus();
+}
+
+// A rank that is waiting for the table has nothing to say: its connection has closed.
+absl::Status Door::HearRank(int rank) {
+  const auto& participant = participants_[static_cast<size_t>(rank)];
+  const auto message = connections_[static_cast<size_t>(rank)].TryReceive();
+  if (message.ok() && !message->has_value()) return absl::OkStatus();
+  if (message.ok() && (*message)->type == MessageType::kRefusal)
+    return UnpackStatus((*message)->payload);
+  return absl::UnavailableError(absl::StrCat(
+      Describe(participant), " has ended while the others were still being waited for"));
+}
+
+absl::Status Door::Late() const {
+  std::string names;
+  int named = 0;
+  for (size_t rank = 1; rank < connections_.size(); ++rank) {
+    if (connections_[rank].is_open() || ++named > 8) continue;
+    absl::StrAppend(&names, names.empty() ? "" : ", ", "rank ", rank);
+  }
+  if (named > 8) absl::StrAppend(&names, " and ", named - 8, " more");
+  std::string text =
+      absl::StrCat("rank 0 has waited ", options_.timeout_seconds, " s at ",
+                   Describe(options_.place), " for ", names, " of ", options_.size, " ranks");
+  if (strangers_ > 0)
+    absl::StrAppend(&text, "; ", strangers_, " connections that were no rank's have been closed");
+  return absl::DeadlineExceededError(text);
+}
+
+void Door::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline) {
+  const std::string refusal = PackStatus(why);
+  int told = 0;
+  const auto tell = [&](Connection& connection) {
+    if (!connection.is_open()) return;
+    connection.Send(MessageType::kRefusal, refusal, Soon(kSendPatience)).IgnoreError();
+    connection.Close();
+    ++told;
+  };
+  for (Connection& connection : connections_) tell(connection);
+  for (Connection& connection : unknown_) tell(connection);
+  unknown_.clear();
+  // Ranks that come in a moment would else wait for somebody who has gone.
+  const WaitPoint::Deadline end = std::min(Soon(kFarewell), deadline);
+  while (told < options_.size - 1 && WaitPoint::Clock::now() < end) {
+    pollfd polled = {.fd = listener_.get(), .events = POLLIN, .revents = 0};
+    constexpr int kSliceMilliseconds = 1000;
+    if (poll(&polled, 1, PollMilliseconds(end, kSliceMilliseconds)) <= 0) continue;
+    Connection connection(Accept(listener_));
+    tell(connection);
+  }
+}
+
+}  // namespace ebb

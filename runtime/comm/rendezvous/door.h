@@ -1,0 +1,40 @@
+// Rank 0's part of a rendezvous until all ranks are there: hears who comes, and turns away who does
+// not belong.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
+
+namespace ebb {
+
+class Door {
+ public:
+  Door(const RendezvousOptions& options, Descriptor listener);
+
+  // Waits until every rank has said hello. An error has been told to all that are there.
+  absl::Status HearAll(WaitPoint::Deadline deadline);
+
+  std::vector<Participant> TakeParticipants() && { return std::move(participants_); }
+  std::vector<Connection> TakeConnections() && { return std::move(connections_); }
+
+ private:
+  absl::Status HearSome(WaitPoint::Deadline deadline);
+  absl::Status Hear(Connection& connection);
+  absl::Status HearRank(int rank);
+  absl::Status Admit(Connection& connection, const Participant& guest);
+  absl::Status Late() const;
+  void TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline);
+
+  const RendezvousOptions options_;
+  Descriptor listener_;
+  std::vector<Participant> participants_;  // by rank; valid where a connection is open
+  std::vector<Connection> connections_;    // by rank
+  std::vector<Connection> unknown_;        // have not said hello yet
+  int strangers_ = 0;
+  int missing_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,93 @@
+#include "ebb/runtime/comm/rendezvous/participant.h"
+
+#include <sched.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/rendezvous/connection.h"
+
+namespace ebb {
+namespace {
+
+std::string FirstLine(const char* path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string Namespace(const char* path) {
+  struct stat info = {};
+  return stat(path, &info) == 0 ? absl::StrCat(info.st_dev, ":", info.st_ino) : "unknown";
+}
+
+std::string SharedMemory() {
+  struct stat info = {};
+  return stat("/dev/shm", &info) == 0 ? absl::StrCat(info.st_dev) : "none";
+}
+
+std::string Cores() {
+  cpu_set_t allowed;
+  std::string bits;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return bits;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    bits.push_back(CPU_ISSET(core, &allowed) ? '1' : '0');
+  bits.erase(bits.find_last_of('1') + 1);
+  return bits;
+}
+
+}  // namespace
+
+Participant Myself(int rank, int size, std::string launcher) {
+  char host_name[256] = {};
+  gethostname(host_name, sizeof(host_name) - 1);
+  const std::string kernel = FirstLine("/proc/sys/kernel/random/boot_id");
+  return {.rank = rank,
+          .size = size,
+          .launcher = std::move(launcher),
+          .host_name = host_name,
+          .shared_memory = absl::StrCat(kernel, " ", SharedMemory()),
+          .network = Namespace("/proc/self/ns/net"),
+          .pid_namespace = absl::StrCat(kernel, " ", Namespace("/proc/self/ns/pid")),
+          .pid = getpid(),
+          .cores = Cores()};
+}
+
+std::string Describe(const Participant& participant) {
+  return absl::StrCat("rank ", participant.rank, " (process ", participant.pid, " on host '",
+                      participant.host_name, "')");
+}
+
+std::string Pack(const Participant& participant) {
+  return Packer()
+      .Add(static_cast<uint64_t>(participant.rank))
+      .Add(static_cast<uint64_t>(participant.size))
+      .Add(participant.launcher)
+      .Add(participant.host_name)
+      .Add(participant.shared_memory)
+      .Add(participant.pid_namespace)
+      .Add(static_cast<uint64_t>(participant.pid))
+      .Add(participant.cores)
+      .Take();
+}
+
+absl::StatusOr<Participant> UnpackParticipant(std::string_view payload) {
+  Unpacker unpacker(payload);
+  Participant participant;
+  participant.rank = static_cast<int>(unpacker.Number());
+  participant.size = static_cast<int>(unpacker.Number());
+  participant.launcher = unpacker.Text();
+  participant.host_name = unpacker.Text();
+  participant.shared_memory = unpacker.Text();
+  participant.pid_namespace = unpacker.Text();
+  participant.pid = static_cast<int64_t>(unpacker.Number());
+  participant.cores = unpacker.Text();
+  if (!unpacker.ok()) return absl::DataLossError("an introduction that cannot be read");
+  return participant;
+}
+
+}  // namespace ebb

@@ -1,0 +1,35 @@
+// What ranks tell each other about themselves when they meet.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace ebb {
+
+struct Participant {
+  int rank = 0;
+  int size = 0;
+  std::string launcher;  // and job: the same on all ranks
+  std::string host_name;
+  // Equal on ranks that can share memory: the running kernel, and the file system behind /dev/shm.
+  std::string shared_memory;
+  std::string network;        // the network namespace: where names of sockets mean something
+  std::string pid_namespace;  // and kernel: where the process id means something
+  int64_t pid = 0;
+  std::string cores;  // that the process may run on, as bits
+};
+
+// This process.
+Participant Myself(int rank, int size, std::string launcher);
+
+// "rank 1 (process 4242 on host 'node1')".
+std::string Describe(const Participant& participant);
+
+std::string Pack(const Participant& participant);
+absl::StatusOr<Participant> UnpackParticipant(std::string_view payload);
+
+}  // namespace ebb

@@ -1,0 +1,183 @@
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/rendezvous/door.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenAttempts{20};
+// Guests wait a little longer than rank 0 does, so that they hear from it who is missing.
+constexpr double kGraceSeconds = 0.5;
+// How long whoever has rank 0's place may take to answer another rank 0.
+constexpr std::chrono::seconds kOccupantPatience{1};
+
+uint64_t NewNonce() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device();
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(const RendezvousOptions& options)
+    : options_(options),
+      deadline_(DeadlineAfter(options.timeout_seconds + (options.rank == 0 ? 0 : kGraceSeconds))) {}
+
+absl::StatusOr<Rendezvous> Rendezvous::Join(const RendezvousOptions& options) {
+  Rendezvous rendezvous(options);
+  EBB_RETURN_IF_ERROR(options.rank == 0 ? rendezvous.JoinAsHost() : rendezvous.JoinAsGuest());
+  return rendezvous;
+}
+
+absl::Status Rendezvous::JoinAsHost() {
+  absl::StatusOr<Descriptor> listener = Listen(options_.place, options_.one_host);
+  if (listener.status().code() == absl::StatusCode::kAlreadyExists) {
+    // Another rank 0 of this world, which can tell the others, or a stranger.
+    absl::StatusOr<Descriptor> socket = Connect(options_.place, deadline_);
+    if (socket.ok()) {
+      Connection occupant(*std::move(socket));
+      const WaitPoint::Deadline soon = WaitPoint::Clock::now() + kOccupantPatience;
+      const std::string hello = Pack(Myself(0, options_.size, options_.launcher));
+      if (occupant.Send(MessageType::kHello, hello, soon).ok()) {
+        const absl::StatusOr<Message> answer = occupant.Receive(soon);
+        if (answer.ok() && answer->type == MessageType::kRefusal)
+          return UnpackStatus(answer->payload);
+      }
+    }
+    return absl::AlreadyExistsError(
+        absl::StrCat(listener.status().message(),
+                     ": another program uses it. Choose another MASTER_PORT, the same for all "
+                     "ranks"));
+  }
+  EBB_RETURN_IF_ERROR(listener.status());
+  Door door(options_, *std::move(listener));
+  EBB_RETURN_IF_ERROR(door.HearAll(deadline_));
+  participants_ = std::move(door).TakeParticipants();
+  connections_ = std::move(door).TakeConnections();
+  nonce_ = NewNonce();
+  Packer table;
+  table.Add(nonce_);
+  for (const Participant& participant : participants_) table.Add(Pack(participant));
+  const std::string packed = table.Take();
+  for (Connection& connection : connections_) {
+    // Who cannot be told has ended, and is missed at the next all-gather.
+    if (connection.is_open()) connection.Send(MessageType::kTable, packed, deadline_).IgnoreError();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Rendezvous::FromRankZero(const absl::Status& error) const {
+  return absl::Status(
+      error.code(),
+      absl::StrCat("rank ", options_.rank, " has waited for rank 0 at ", Describe(options_.place),
+                   " for up to ", options_.timeout_seconds, " s: ", error.message()));
+}
+
+absl::Status Rendezvous::JoinAsGuest() {
+  const std::string hello = Pack(Myself(options_.rank, options_.size, options_.launcher));
+  absl::Status last;
+  for (;;) {
+    absl::StatusOr<Descriptor> socket = Connect(options_.place, deadline_);
+    last = socket.status();
+    if (socket.ok()) {
+      Connection connection(*std::move(socket));
+      connection.Trust();
+      // What cannot be sent is seen when nothing is received: only that says why.
+      connection.Send(MessageType::kHello, hello, deadline_).IgnoreError();
+      const absl::StatusOr<Message> answer = connection.Receive(deadline_);
+      if (answer.ok() && answer->type == MessageType::kWelcome) {
+        connections_.push_back(std::move(connection));
+        break;
+      }
+      if (answer.ok() && answer->type == MessageType::kRefusal)
+        return UnpackStatus(answer->payload);
+      last = answer.ok() ? absl::DataLossError("it answers something else") : answer.status();
+    }
+    // Nobody listens yet, or has just stopped to: rank 0 may still come.
+    if (last.code() != absl::StatusCode::kUnavailable) return FromRankZero(last);
+    if (WaitPoint::Clock::now() + kBetweenAttempts >= deadline_) {
+      return FromRankZero(absl::DeadlineExceededError(last.message()));
+    }
+    std::this_thread::sleep_for(kBetweenAttempts);
+  }
+  absl::StatusOr<Message> table = connections_[0].Receive(deadline_);
+  if (!table.ok()) return FromRankZero(table.status());
+  if (table->type == MessageType::kRefusal) return UnpackStatus(table->payload);
+  return ReadTable(table->payload);
+}
+
+absl::Status Rendezvous::ReadTable(std::string_view payload) {
+  Unpacker table(payload);
+  nonce_ = table.Number();
+  for (int rank = 0; rank < options_.size; ++rank) {
+    EBB_ASSIGN_OR_RETURN(Participant participant, UnpackParticipant(table.Text()));
+    participants_.push_back(std::move(participant));
+  }
+  return table.ok() ? absl::OkStatus() : absl::DataLossError("a table that cannot be read");
+}
+
+absl::StatusOr<std::vector<std::string>> Rendezvous::AllGather(std::string_view mine) {
+  return options_.rank == 0 ? AllGatherAsHost(mine) : AllGatherAsGuest(mine);
+}
+
+absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsHost(std::string_view mine) {
+  std::vector<std::string> all(participants_.size());
+  all[0] = mine;
+  absl::Status status;
+  for (size_t rank = 1; rank < all.size() && status.ok(); ++rank) {
+    absl::StatusOr<Message> message = connections_[rank].Receive(deadline_);
+    if (!message.ok()) {
+      status = absl::Status(message.status().code(),
+                            absl::StrCat(Describe(participants_[rank]),
+                                         " has been lost while the ranks were meeting: ",
+                                         message.status().message()));
+    } else if (message->type == MessageType::kRefusal) {
+      status = UnpackStatus(message->payload);
+    } else {
+      all[rank] = std::move(message->payload);
+    }
+  }
+  if (!status.ok()) {
+    Refuse(status);
+    return status;
+  }
+  Packer packer;
+  for (const std::string& text : all) packer.Add(text);
+  const std::string packed = packer.Take();
+  for (size_t rank = 1; rank < all.size(); ++rank)
+    connections_[rank].Send(MessageType::kBlobs, packed, deadline_).IgnoreError();
+  return all;
+}
+
+absl::StatusOr<std::vector<std::string>> Rendezvous::AllGatherAsGuest(std::string_view mine) {
+  const absl::Status sent = connections_[0].Send(MessageType::kBlob, mine, deadline_);
+  // Rank 0 may have told why before it closed, so its last message counts also if ours was not
+  // sent.
+  const absl::StatusOr<Message> answer = connections_[0].Receive(deadline_);
+  if (!answer.ok()) return FromRankZero(sent.ok() ? answer.status() : sent);
+  if (answer->type == MessageType::kRefusal) return UnpackStatus(answer->payload);
+  Unpacker unpacker(answer->payload);
+  std::vector<std::string> all;
+  for (size_t rank = 0; rank < participants_.size(); ++rank) all.push_back(unpacker.Text());
+  if (!unpacker.ok()) return absl::DataLossError("rank 0 has sent what cannot be read");
+  return all;
+}
+
+void Rendezvous::Refuse(const absl::Status& why) {
+  for (Connection& connection : connections_) {
+    if (connection.is_open())
+      connection.Send(MessageType::kRefusal, PackStatus(why), deadline_).IgnoreError();
+  }
+}
+
+}  // namespace ebb

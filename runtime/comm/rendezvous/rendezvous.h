@@ -1,0 +1,68 @@
+// How processes that know nothing but a place and their numbers become a world: rank 0 listens,
+// all others come and say who they are, and all get to know all.
+//
+//   rank 0   listen --- hear all --- table ---+--- all-gather of small texts ... --+
+//   rank r   connect --- hello --- welcome ---+                                    +-- connections
+//
+// What is wrong with one is told to every rank that can be reached: a rank that comes twice or not
+// in time, or with another size, launcher or version of the protocol. Strangers at the door are
+// sent away and do not disturb. The connections stay open: one that closes means that a rank has
+// ended.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/rendezvous/socket.h"
+
+namespace ebb {
+
+struct RendezvousOptions {
+  int rank = 0;
+  int size = 1;
+  MeetingPlace place;
+  bool one_host = false;  // as far as the launcher has said
+  std::string launcher;   // and job: the same on all ranks
+  double timeout_seconds = 600;
+};
+
+class Rendezvous {
+ public:
+  static absl::StatusOr<Rendezvous> Join(const RendezvousOptions& options);
+  Rendezvous(Rendezvous&&) = default;
+  Rendezvous& operator=(Rendezvous&&) = default;
+
+  const std::vector<Participant>& participants() const { return participants_; }
+  // A number that no other world has.
+  uint64_t nonce() const { return nonce_; }
+
+  // Every rank's text, by rank; every rank calls it. An error on one rank is one on all.
+  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine);
+  // Tells everybody that this rank cannot go on. What waits in AllGather gets `why`.
+  void Refuse(const absl::Status& why);
+
+  // Rank 0: to every rank, by rank, its own not open. Others: one, to rank 0.
+  std::vector<Connection> TakeConnections() && { return std::move(connections_); }
+
+ private:
+  explicit Rendezvous(const RendezvousOptions& options);
+  absl::Status JoinAsHost();
+  absl::Status JoinAsGuest();
+  absl::StatusOr<std::vector<std::string>> AllGatherAsHost(std::string_view mine);
+  absl::StatusOr<std::vector<std::string>> AllGatherAsGuest(std::string_view mine);
+  absl::Status ReadTable(std::string_view payload);
+  absl::Status FromRankZero(const absl::Status& error) const;
+
+  RendezvousOptions options_;
+  WaitPoint::Deadline deadline_;
+  std::vector<Participant> participants_;
+  uint64_t nonce_ = 0;
+  std::vector<Connection> connections_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,44 @@
+// The byte streams between ranks that have yet to meet.
+#pragma once
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/rendezvous/meeting_place.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+// An open file, closed with this object.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor();
+
+  int get() const { return fd_; }
+  bool is_open() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+// All sockets are non-blocking and are not inherited by programs that this one starts.
+// `one_host`: do not listen to the network if the place has a loopback address.
+// kAlreadyExists: somebody else listens there.
+absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host);
+// A connection that waits at `listener`; not open if there is none.
+Descriptor Accept(const Descriptor& listener);
+// One attempt at every address of the place. kUnavailable: nobody listens there yet.
+absl::StatusOr<Descriptor> Connect(const MeetingPlace& place, WaitPoint::Deadline deadline);
+
+// The poll(2) time-out until `deadline`, at most `milliseconds_max`.
+int PollMilliseconds(WaitPoint::Deadline deadline, int milliseconds_max);
+
+}  // namespace ebb

@@ -1,0 +1,151 @@
+#include "ebb/runtime/comm/transfer.h"
+
+#include <algorithm>
+
+#include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/device/cpu/copy.h"
+
+namespace ebb {
+namespace {
+
+const std::byte* At(const void* base, int64_t bytes) {
+  return static_cast<const std::byte*>(base) + bytes;
+}
+std::byte* At(void* base, int64_t bytes) {
+  return static_cast<std::byte*>(base) + bytes;
+}
+
+// The part of an all-reduced span that one rank sums: whole cache lines, so that no two ranks write
+// one.
+struct Part {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+Part PartOf(int rank, int size, int64_t count, DType dtype) {
+  const int64_t line = 64 / SizeOf(dtype);
+  const int64_t part = ((count + size - 1) / size + line - 1) / line * line;
+  const int64_t begin = std::min(count, rank * part);
+  return {.begin = begin, .count = std::min(count - begin, part)};
+}
+
+}  // namespace
+
+int64_t TotalBytes(const Collective& call, int64_t blocks) {
+  int64_t count = 0;
+  for (const CollectiveSpan& span : call.spans) count += span.count;
+  return count * blocks * SizeOf(call.dtype);
+}
+
+Reduction ReductionOf(const Collective& call, int reduction_group) {
+  return {
+      .dtype = call.dtype,
+      .op = call.op,
+      .scale = call.scale,
+      .group = reduction_group,
+      .stage = call.partial != nullptr ? Reduction::Stage::kToPartials : Reduction::Stage::kWhole};
+}
+
+Transfer::Transfer(int rank, int size, int reduction_group)
+    : rank_(rank),
+      size_(size),
+      reduction_group_(reduction_group),
+      inputs_(static_cast<size_t>(size)) {}
+
+void Transfer::Run(const Collective& call, MemoryOf send, ThreadTeam& team) {
+  switch (call.kind) {
+    case CollectiveKind::kAllGather:
+      return CopyFromAll(call, send, {.send = 0, .receive = 1}, team);
+    case CollectiveKind::kAllToAll:
+      return CopyFromAll(call, send, {.send = rank_, .receive = 1}, team);
+    case CollectiveKind::kBroadcast:
+      return CopyFromRoot(call, send, team);
+    case CollectiveKind::kReduceScatter:
+      return ReduceOwnBlocks(call, send, team);
+    case CollectiveKind::kAllReduce:
+      return ReduceOwnSlices(call, send, team);
+    case CollectiveKind::kBarrier:
+    case CollectiveKind::kSend:
+    case CollectiveKind::kReceive:
+      return;
+  }
+}
+
+void Transfer::CopyFromAll(const Collective& call, MemoryOf send, Blocks blocks, ThreadTeam& team) {
+  const int64_t total = TotalBytes(call, size_);
+  for (int step = 0; step < size_; ++step) {
+    const int peer = (rank_ + step) % size_;  // every rank begins elsewhere
+    for (size_t i = 0; i < call.spans.size(); ++i) {
+      const int64_t bytes = call.spans[i].count * SizeOf(call.dtype);
+      if (bytes == 0) continue;
+      CopyBytes(team, At(call.spans[i].receive, peer * blocks.receive * bytes),
+                At(send(peer, i), blocks.send * bytes), bytes, total);
+    }
+  }
+}
+
+void Transfer::CopyFromRoot(const Collective& call, MemoryOf send, ThreadTeam& team) {
+  const int64_t total = TotalBytes(call, 1);
+  for (size_t i = 0; i < call.spans.size(); ++i) {
+    if (call.spans[i].count == 0) continue;
+    CopyBytes(team, call.spans[i].receive, send(call.peer, i),
+              call.spans[i].count * SizeOf(call.dtype), total);
+  }
+}
+
+void Transfer::ReduceOwnBlocks(const Collective& call, MemoryOf send, ThreadTeam& team) {
+  if (call.partial != nullptr) return ReducePartially(call, *call.partial, send, team);
+  const int64_t total = TotalBytes(call, 1);
+  for (size_t i = 0; i < call.spans.size(); ++i) {
+    const int64_t count = call.spans[i].count;
+    Reduce(call, send, i, rank_ * count, call.spans[i].receive, count, total, team);
+  }
+}
+
+void Transfer::ReducePartially(const Collective& call, const PartialSums& partial, MemoryOf send,
+                               ThreadTeam& team) {
+  int64_t before = 0;  // elements of the row
+  for (size_t i = 0; i < call.spans.size(); ++i) {
+    const int64_t count = call.spans[i].count;
+    const int64_t begin = std::max(partial.begin, before);
+    const int64_t end = std::min(partial.end, before + count);
+    if (begin < end) {
+      Reduce(call, send, i, rank_ * count + begin - before, partial.sums + (begin - partial.begin),
+             end - begin, 0, team);
+    }
+    before += count;
+  }
+}
+
+void Transfer::ReduceOwnSlices(const Collective& call, MemoryOf send, ThreadTeam& team) {
+  const int64_t total = TotalBytes(call, 1) / size_;
+  for (size_t i = 0; i < call.spans.size(); ++i) {
+    const Part mine = PartOf(rank_, size_, call.spans[i].count, call.dtype);
+    Reduce(call, send, i, mine.begin, At(call.spans[i].receive, mine.begin * SizeOf(call.dtype)),
+           mine.count, total, team);
+  }
+}
+
+void Transfer::RunSecond(const Collective& call, MemoryOf receive, ThreadTeam& team) {
+  const int64_t total = TotalBytes(call, 1);
+  for (int step = 1; step < size_; ++step) {
+    const int peer = (rank_ + step) % size_;
+    for (size_t i = 0; i < call.spans.size(); ++i) {
+      const Part part = PartOf(peer, size_, call.spans[i].count, call.dtype);
+      if (part.count == 0) continue;
+      const int64_t begin = part.begin * SizeOf(call.dtype);
+      CopyBytes(team, At(call.spans[i].receive, begin), At(receive(peer, i), begin),
+                part.count * SizeOf(call.dtype), total);
+    }
+  }
+}
+
+void Transfer::Reduce(const Collective& call, MemoryOf send, size_t span, int64_t send_offset,
+                      void* destination, int64_t count, int64_t total_bytes, ThreadTeam& team) {
+  if (count == 0) return;
+  for (int peer = 0; peer < size_; ++peer) {
+    inputs_[static_cast<size_t>(peer)] = At(send(peer, span), send_offset * SizeOf(call.dtype));
+  }
+  ebb::Reduce(team, ReductionOf(call, reduction_group_), inputs_, destination, count, total_bytes);
+}
+
+}  // namespace ebb

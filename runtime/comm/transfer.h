@@ -1,0 +1,56 @@
+// What a rank does in a collective when it can read the other ranks' buffers where they are. All
+// ranks have called the same; nobody's buffers change until all have done it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb {
+
+class Transfer {
+ public:
+  // A rank's send or receive memory of a span, as this rank reads it.
+  using MemoryOf = absl::FunctionRef<const void*(int rank, size_t span)>;
+
+  Transfer(int rank, int size, int reduction_group);
+
+  void Run(const Collective& call, MemoryOf send, ThreadTeam& team);
+  // An all-reduce is complete after a second part, between which all have to meet.
+  static bool HasSecond(const Collective& call) { return call.kind == CollectiveKind::kAllReduce; }
+  void RunSecond(const Collective& call, MemoryOf receive, ThreadTeam& team);
+
+ private:
+  // Where element 0 of a peer's block begins, in counts of a span.
+  struct Blocks {
+    int64_t send = 0;     // in the peer's send memory
+    int64_t receive = 0;  // in this rank's receive memory, times the peer's rank
+  };
+  void CopyFromAll(const Collective& call, MemoryOf send, Blocks blocks, ThreadTeam& team);
+  void CopyFromRoot(const Collective& call, MemoryOf send, ThreadTeam& team);
+  void ReduceOwnBlocks(const Collective& call, MemoryOf send, ThreadTeam& team);
+  void ReducePartially(const Collective& call, const PartialSums& partial, MemoryOf send,
+                       ThreadTeam& team);
+  void ReduceOwnSlices(const Collective& call, MemoryOf send, ThreadTeam& team);
+  void Reduce(const Collective& call, MemoryOf send, size_t span, int64_t send_offset,
+              void* destination, int64_t count, int64_t total_bytes, ThreadTeam& team);
+
+  const int rank_;
+  const int size_;
+  const int reduction_group_;
+  std::vector<const void*> inputs_;  // of a reduction, by rank
+};
+
+// The arithmetic of a call.
+Reduction ReductionOf(const Collective& call, int reduction_group);
+
+// What a rank writes of a call's spans in all: whether a copy goes past the caches depends on the
+// operation, not on its pieces.
+int64_t TotalBytes(const Collective& call, int64_t blocks);
+
+}  // namespace ebb

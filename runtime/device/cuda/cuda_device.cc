@@ -1,0 +1,122 @@
+#include "ebb/runtime/device/cuda/cuda_device.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cuda/cuda_event.h"
+#include "ebb/runtime/device/cuda/error.h"
+
+namespace ebb {
+namespace {
+
+absl::StatusOr<int> CountDevices() {
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result == cudaSuccess && count > 0) return count;
+  return absl::UnavailableError(absl::StrCat(
+      "no CUDA driver or device: ",
+      result == cudaSuccess ? "this process sees no device" : cudaGetErrorString(result),
+      "; install a driver, look at CUDA_VISIBLE_DEVICES, or use --device cpu"));
+}
+
+void Free(void* data, int64_t) {
+  cudaFree(data);
+}
+
+absl::Status OutOfMemory(const CudaContext& context, int64_t bytes, std::string_view what) {
+  size_t free_bytes = 0, total_bytes = 0;
+  const bool known = cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess;
+  return CudaStatus(cudaErrorMemoryAllocation,
+                    absl::StrCat("allocating ", bytes, " bytes of ", context.name(), " for ",
+                                 absl::string_view(what.data(), what.size()),
+                                 known ? absl::StrCat(", of which ", free_bytes, " of ",
+                                                      total_bytes, " bytes are free,")
+                                       : ""));
+}
+
+}  // namespace
+
+absl::StatusOr<Device> Device::Cuda(int ordinal, StreamView compute) {
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<CudaDevice> device,
+                       CudaDevice::Create(ordinal, static_cast<cudaStream_t>(compute.native)));
+  return Device(std::move(device));
+}
+
+absl::StatusOr<int> Device::CudaDevices() {
+  return CountDevices();
+}
+
+absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Create(int ordinal, cudaStream_t compute) {
+  EBB_ASSIGN_OR_RETURN(const int count, CountDevices());
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no CUDA device ", ordinal, ": this process sees ", count,
+                     ", numbered from 0 (CUDA_VISIBLE_DEVICES decides which)"));
+  }
+  const CudaCurrent current(ordinal);
+  const std::string name = absl::StrCat("CUDA device ", ordinal);
+  EBB_RETURN_IF_ERROR(CudaStatus(current.result(), absl::StrCat("opening ", name)));
+  cudaDeviceProp properties = {};
+  EBB_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, ordinal),
+                                 absl::StrCat("reading the properties of ", name)));
+  std::shared_ptr<CudaDevice> device(new CudaDevice(std::make_shared<CudaContext>(
+      ordinal, absl::StrCat(name, " (", static_cast<const char*>(properties.name), ")"))));
+  EBB_RETURN_IF_ERROR(device->MakeStreams(compute));
+  return device;
+}
+
+CudaDevice::CudaDevice(std::shared_ptr<CudaContext> context)
+    : context_(std::move(context)),
+      team_(std::make_shared<ThreadTeam>(CoreShare::CoresPerRank())) {}
+
+absl::Status CudaDevice::MakeStreams(cudaStream_t compute) {
+  EBB_ASSIGN_OR_RETURN(fill_, NewCudaStream(*context_, "fill"));
+  if (compute == nullptr) {
+    EBB_ASSIGN_OR_RETURN(compute_, NewCudaStream(*context_, "compute"));
+    return absl::OkStatus();
+  }
+  compute_ = SharedCudaStream(compute, [](cudaStream_t) {});
+  const cudaError_t state = cudaStreamQuery(compute);
+  return CudaStatus(state == cudaErrorNotReady ? cudaSuccess : state,
+                    absl::StrCat("using the given stream on ", context_->name()));
+}
+
+absl::StatusOr<std::unique_ptr<StreamBackend>> CudaDevice::NewStream(std::string_view name) {
+  EBB_RETURN_IF_ERROR(context_->status());
+  EBB_ASSIGN_OR_RETURN(SharedCudaStream stream, NewCudaStream(*context_, name));
+  return std::make_unique<CudaStream>(context_, team_, std::move(stream), name);
+}
+
+std::unique_ptr<StreamBackend> CudaDevice::CallerStream() {
+  return std::make_unique<CudaStream>(context_, team_, compute_, "compute");
+}
+
+absl::StatusOr<std::unique_ptr<EventBackend>> CudaDevice::NewEvent() {
+  return CudaEvent::Create(context_);
+}
+
+absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t bytes, std::string_view what) {
+  EBB_RETURN_IF_ERROR(context_->status());
+  if (bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes, " bytes for ",
+                                                   absl::string_view(what.data(), what.size())));
+  }
+  if (bytes == 0) return Buffer();
+  const CudaCurrent current(context_->ordinal());
+  void* data = nullptr;
+  if (const cudaError_t result = cudaMalloc(&data, static_cast<size_t>(bytes));
+      result != cudaSuccess) {
+    cudaGetLastError();  // it is dealt with here
+    if (result == cudaErrorMemoryAllocation) return OutOfMemory(*context_, bytes, what);
+    return CudaStatus(result, absl::StrCat("allocating memory of ", context_->name()));
+  }
+  Buffer buffer(data, bytes, &Free);
+  cudaError_t filled = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), fill_.get());
+  if (filled == cudaSuccess) filled = cudaStreamSynchronize(fill_.get());
+  EBB_RETURN_IF_ERROR(CudaStatus(filled, absl::StrCat("zeroing new memory of ", context_->name())));
+  return buffer;
+}
+
+}  // namespace ebb

@@ -1,0 +1,42 @@
+// A CUDA device behind the Device interface: memory from cudaMalloc, streams and events of CUDA,
+// the host's threads for what the host computes.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "ebb/runtime/device/backend.h"
+#include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/cuda/cuda_stream.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb {
+
+class CudaDevice : public DeviceBackend {
+ public:
+  // `compute`: the stream that CallerStream() is, borrowed; null: one of our own.
+  static absl::StatusOr<std::shared_ptr<CudaDevice>> Create(int ordinal, cudaStream_t compute);
+
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  int ordinal() const override { return context_->ordinal(); }
+  std::string description() const override { return context_->name(); }
+  absl::Status status() const override { return context_->status(); }
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) override;
+  std::unique_ptr<StreamBackend> CallerStream() override;
+  absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
+  absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;
+
+ private:
+  explicit CudaDevice(std::shared_ptr<CudaContext> context);
+  absl::Status MakeStreams(cudaStream_t compute);
+
+  const std::shared_ptr<CudaContext> context_;
+  const std::shared_ptr<ThreadTeam> team_;
+  SharedCudaStream compute_;
+  SharedCudaStream fill_;  // zeroes new memory
+};
+
+}  // namespace ebb

@@ -1,0 +1,97 @@
+#include "ebb/runtime/device/cuda/cuda_stream.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cuda/cuda_event.h"
+#include "ebb/runtime/device/cuda/error.h"
+
+namespace ebb {
+namespace {
+
+// How often an enqueuer that waits for room looks whether the device still works.
+constexpr std::chrono::milliseconds kLookEvery{100};
+
+std::string NameOf(std::string_view name) {
+  return absl::StrCat("stream '", absl::string_view(name.data(), name.size()), "'");
+}
+
+}  // namespace
+
+absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::string_view name) {
+  const CudaCurrent current(context.ordinal());
+  const std::string what = absl::StrCat("creating ", NameOf(name), " of ", context.name());
+  int least = 0, greatest = 0;
+  EBB_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), what));
+  const bool comes_first = name.starts_with("gather") || name.starts_with("reduce");
+  cudaStream_t stream = nullptr;
+  EBB_RETURN_IF_ERROR(CudaStatus(
+      cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, comes_first ? greatest : least),
+      what));
+  return SharedCudaStream(stream, [](cudaStream_t owned) { cudaStreamDestroy(owned); });
+}
+
+CudaStream::CudaStream(std::shared_ptr<CudaContext> context, std::shared_ptr<ThreadTeam> team,
+                       SharedCudaStream stream, std::string_view name)
+    : context_(std::move(context)),
+      team_(std::move(team)),
+      stream_(std::move(stream)),
+      name_(NameOf(name)) {}
+
+CudaStream::~CudaStream() {
+  WaitIdle();
+}
+
+void CudaStream::Enqueue(const Task& task) {
+  HostTasks::Place* place = nullptr;
+  while (!context_->failed() && place == nullptr) {
+    place = tasks_.TryPut(task, WaitPoint::Clock::now() + kLookEvery);
+    if (place != nullptr) break;
+    const cudaError_t state = cudaStreamQuery(stream_.get());
+    if (state != cudaErrorNotReady) Check(state, "cudaStreamQuery");
+  }
+  if (place != nullptr &&
+      Check(cudaLaunchHostFunc(stream_.get(), &HostTasks::Run, place), "cudaLaunchHostFunc"))
+    return;
+  // The device has failed. Its tasks still run, each after those before it.
+  WaitIdle();
+  if (place == nullptr) task();
+}
+
+void CudaStream::Copy(void* destination, const void* source, int64_t bytes) {
+  if (bytes == 0 || context_->failed()) return;
+  const CudaCurrent current(context_->ordinal());
+  Check(cudaMemcpyAsync(destination, source, static_cast<size_t>(bytes), cudaMemcpyDefault,
+                        stream_.get()),
+        "cudaMemcpyAsync");
+}
+
+void CudaStream::Zero(void* destination, int64_t bytes) {
+  if (bytes == 0 || context_->failed()) return;
+  const CudaCurrent current(context_->ordinal());
+  Check(cudaMemsetAsync(destination, 0, static_cast<size_t>(bytes), stream_.get()),
+        "cudaMemsetAsync");
+}
+
+void CudaStream::Wait(const EventBackend& event) {
+  if (context_->failed()) return;
+  const CudaCurrent current(context_->ordinal());
+  Check(cudaStreamWaitEvent(stream_.get(), static_cast<const CudaEvent&>(event).native(), 0),
+        "cudaStreamWaitEvent");
+}
+
+void CudaStream::Record(EventBackend& event) {
+  if (context_->failed()) return;
+  const CudaCurrent current(context_->ordinal());
+  Check(cudaEventRecord(static_cast<CudaEvent&>(event).native(), stream_.get()), "cudaEventRecord");
+}
+
+void CudaStream::WaitIdle() {
+  const cudaError_t result = cudaStreamSynchronize(stream_.get());
+  Check(result, "cudaStreamSynchronize");
+  if (context_->failed()) tasks_.RunAbandoned();
+}
+
+}  // namespace ebb

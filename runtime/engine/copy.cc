@@ -1,0 +1,162 @@
+// Parameters of one engine into another, from shards to shards: each round packs what goes to
+// other ranks into staging, sends and receives it as one message for each pair of ranks, and unpacks
+// it; what stays on a rank is cast from the one shard straight into the other.
+#include <algorithm>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/optim/cast.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/copy_plan.h"
+#include "ebb/sharding/fingerprint.h"
+
+namespace ebb {
+
+using sharding::Transfer;
+
+// On the host, for as long as the copy lasts; counted in the destination's ledger.
+struct Executor::CopyStaging {
+  static constexpr int64_t kBytesMax = int64_t{4} << 20;  // of each direction
+
+  absl::Status Allocate(const sharding::CopyPlan& plan, MemoryLedger& ledger) {
+    const Device host = Device::Cpu(1);
+    for (Buffer* buffer : {&send, &receive}) {
+      EBB_ASSIGN_OR_RETURN(*buffer,
+                           host.Allocate(plan.staging_bytes, "the staging of CopyParametersFrom"));
+    }
+    charge = MemoryLedger::Charge(ledger, StateClass::kStaging, Tier::kCpu, 2 * plan.staging_bytes);
+    return absl::OkStatus();
+  }
+
+  Buffer send, receive;
+  MemoryLedger::Charge charge;
+  std::vector<CollectiveSpan> messages;  // of one round; borrowed until they have been sent
+};
+
+absl::Status Executor::CheckCopy(const Executor& source) const {
+  if (!(source.world_ == world_)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("CopyParametersFrom('", source.options_.name, "') into '", options_.name,
+                     "': the engines are of different worlds; create both with the same World"));
+  }
+  if (source.progress_.alive) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "CopyParametersFrom('", source.options_.name,
+        "') while a Step or Evaluation of that engine is alive: finish or drop it first"));
+  }
+  return source.StuckError();
+}
+
+absl::Status Executor::CopyParametersFrom(Executor& source) {
+  if (&source == this) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("CopyParametersFrom of '", options_.name, "' from itself"));
+  }
+  if (progress_.alive) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("CopyParametersFrom into '", options_.name,
+                     "' while a Step or Evaluation of it is alive: finish or drop it first"));
+  }
+  const absl::StatusOr<sharding::CopyPlan> copy = sharding::PlanCopy(
+      {.model = &source.model_, .layout = &source.plan().layout, .compute = source.config_.compute},
+      {.model = &model_, .layout = &plan().layout, .compute = config_.compute}, size_,
+      CopyStaging::kBytesMax);
+  CopyStaging staging;
+  absl::Status own = CheckCopy(source);
+  if (own.ok()) own = copy.status();
+  if (own.ok()) own = staging.Allocate(*copy, ledger_);
+  const uint64_t from =
+      sharding::Hasher().Add(source.options_.name).Add(sharding::Fingerprint(source.model_)).hash();
+  EBB_RETURN_IF_ERROR(Meet(Meeting::kCopyInto, static_cast<int64_t>(from), own));
+  EBB_RETURN_IF_ERROR(source.Meet(Meeting::kCopyFrom, /*subject=*/0, absl::OkStatus()));
+
+  absl::Status copied = RunCopy(source, *copy, staging);
+  if (copied.ok()) copied = source.StuckError();
+  masters_written_ = true;
+  if (copied.ok() && !suspended_) copied = SpreadWritten();
+  copied = AgreeOnStatus(*control_, *reduce_, copied);
+  if (!copied.ok()) {
+    Fail(absl::Status(copied.code(),
+                      absl::StrCat("the engine '", options_.name,
+                                   "' has failed: CopyParametersFrom ended in the middle; reload "
+                                   "the model. ",
+                                   copied.message())));
+  }
+  return StuckError();
+}
+
+absl::Status Executor::RunCopy(Executor& source, const sharding::CopyPlan& copy,
+                               CopyStaging& staging) {
+  for (const std::vector<Transfer>& round : copy.rounds) {
+    EBB_RETURN_IF_ERROR(ExchangePieces(source, round, staging));
+  }
+  return control_->status();
+}
+
+absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer> transfers,
+                                      CopyStaging& staging) {
+  ThreadTeam& team = compute_.team();
+  // Where a transfer's first element is on this rank, once updates have written it.
+  const auto find = [](Executor& engine, ParameterId p, int64_t begin) -> StateSlice {
+    engine.updated_[engine.plan().layout.parameters[static_cast<size_t>(p)].unit].Wait();
+    StateSlice found = engine.FindSlice(p, StateClass::kMaster, "").value();
+    found.data += (begin - found.begin) * SizeOf(found.dtype);
+    return found;
+  };
+  // Packs what is to be sent, and casts what stays.
+  int64_t packed = 0;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.from != rank_) continue;
+    const int64_t count = transfer.end - transfer.begin;
+    const StateSlice from = find(source, transfer.source, transfer.begin);
+    if (transfer.to == rank_) {
+      const StateSlice to = find(*this, transfer.destination, transfer.begin);
+      optim::Cast(team, from.data, from.dtype, to.data, to.dtype, count,
+                  optim::Rounding::kParameter);
+    } else {
+      optim::Cast(team, from.data, from.dtype, staging.send.data() + packed, transfer.dtype, count,
+                  optim::Rounding::kParameter);
+      packed += transfer.staged_bytes();
+    }
+  }
+  // One message for each pair of ranks.
+  staging.messages.clear();
+  staging.messages.reserve(transfers.size());
+  int64_t sent = 0, received = 0;
+  for (size_t i = 0; i < transfers.size();) {
+    const int from = transfers[i].from, to = transfers[i].to;
+    int64_t bytes = 0;
+    for (; i < transfers.size() && transfers[i].from == from && transfers[i].to == to; ++i)
+      bytes += transfers[i].staged_bytes();
+    if (from == to || (from != rank_ && to != rank_)) continue;
+    const bool sends = from == rank_;
+    CollectiveSpan& message = staging.messages.emplace_back();
+    message.count = bytes;
+    absl::Status called;
+    if (sends) {
+      message.send = staging.send.data() + sent;
+      sent += bytes;
+      called = control_->Send(*reduce_, {&message, 1}, DType::kInt8, to);
+    } else {
+      message.receive = staging.receive.data() + received;
+      received += bytes;
+      called = control_->Receive(*reduce_, {&message, 1}, DType::kInt8, from);
+    }
+    if (!called.ok()) control_->Abort(called);
+  }
+  reduce_->WaitIdle();
+  EBB_RETURN_IF_ERROR(control_->status());
+  int64_t unpacked = 0;
+  for (const Transfer& transfer : transfers) {
+    if (transfer.to != rank_ || transfer.from == rank_) continue;
+    const StateSlice to = find(*this, transfer.destination, transfer.begin);
+    optim::Cast(team, staging.receive.data() + unpacked, transfer.dtype, to.data, to.dtype,
+                transfer.end - transfer.begin, optim::Rounding::kParameter);
+    unpacked += transfer.staged_bytes();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ebb

@@ -1,0 +1,85 @@
+// The step's first error, the engine's failure for good, and what is said of a communicator that broke.
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/executor.h"
+
+namespace ebb {
+
+void Executor::Stick(absl::Status status) {
+  if (progress_.error.ok()) progress_.error = std::move(status);
+  if (!progress_.evaluation) blocked_[progress_.parity] = true;
+}
+
+void Executor::StickCollective(Communicator& communicator, absl::Status status) {
+  if (status.ok()) return;
+  communicator.Abort(status);
+  Stick(std::move(status));
+}
+
+absl::Status Executor::StuckError() const {
+  const std::lock_guard lock(errors_mutex_);
+  if (!failed_.ok()) return failed_;
+  return progress_.alive ? progress_.error : absl::OkStatus();
+}
+
+void Executor::Fail(absl::Status status) {
+  const std::lock_guard lock(errors_mutex_);
+  if (failed_.ok()) failed_ = std::move(status);
+}
+
+bool Executor::HasFailed() const {
+  const std::lock_guard lock(errors_mutex_);
+  return !failed_.ok();
+}
+
+absl::Status Executor::CommunicationError() {
+  for (const std::optional<Communicator>* communicator : StepCommunicators()) {
+    if (!communicator->has_value()) continue;
+    if (absl::Status status = (*communicator)->status(); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// On the operation's stream, after it.
+void Executor::NoteIfBroken(const sharding::Operation& operation) {
+  if (CommunicatorOf(operation.kind).status().ok()) return;
+  const std::lock_guard lock(errors_mutex_);
+  if (!broken_at_.empty()) return;
+  broken_at_ = absl::StrCat("the ", std::string(sharding::Name(operation.kind)));
+  const char* between = " of unit '";
+  for (const sharding::Part& part : operation.parts) {
+    absl::StrAppend(&broken_at_, between, model_.units[part.unit].name, "'");
+    between = ", '";
+  }
+}
+
+// `broken` of the communicators, and what this rank was doing.
+absl::Status Executor::Located(const absl::Status& broken) const {
+  std::string where = progress_.evaluation ? std::string("in an evaluation")
+                                           : absl::StrCat("in step ", finished_steps_ + 1);
+  {
+    const std::lock_guard lock(errors_mutex_);
+    if (!broken_at_.empty()) absl::StrAppend(&where, ", at ", broken_at_);
+  }
+  if (progress_.log.size() > kBegunEntries) {
+    const int64_t last = progress_.log.back();
+    absl::StrAppend(&where, ", after ", ScopeName(last % 2 == 1, static_cast<int>(last / 2)),
+                    " was opened");
+  }
+  return absl::Status(broken.code(), absl::StrCat(where, ": ", broken.message()));
+}
+
+// The ranks may have gone apart before the collectives noticed; what they opened explains it better.
+// Of any other failure some ranks may learn a step later than others.
+bool Executor::MayHaveGoneApart(const absl::Status& broken) {
+  return broken.code() == absl::StatusCode::kFailedPrecondition ||
+         broken.code() == absl::StatusCode::kDeadlineExceeded;
+}
+
+// The failure of the engine. Nobody is to wait any longer for what this rank has to say to it.
+absl::Status Executor::Withdraw() {
+  absl::Status failed = StuckError();
+  control_->Abort(failed);
+  return failed;
+}
+
+}  // namespace ebb

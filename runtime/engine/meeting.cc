@@ -1,0 +1,69 @@
+// Where ranks come together outside of steps, before one of them changes what the others build on:
+// all call the same, or every rank gets a Status.
+//
+// First a barrier on each of the communicators that steps use: a rank that steps or evaluates meets
+// it there with a collective that does not fit, so nobody waits for the time-out. Then the records
+// of all ranks, on the host.
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/executor.h"
+
+namespace ebb {
+
+// `subject`: what must be the same on all ranks beside the call itself. `own`: this rank's error,
+// which then is every rank's, and nothing has happened.
+absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status& own) {
+  progress_.evaluation = true;  // no step that an error here would have to stop
+  progress_.log.clear();
+  progress_.hash = 0;
+  LogEntry(++last_number_);
+  LogEntry(static_cast<int64_t>(meeting));
+  LogEntry(subject);
+  verdict_ = {};
+  if (HasFailed()) {
+    for (std::optional<Communicator>* communicator : StepCommunicators()) {
+      if (communicator->has_value()) (*communicator)->Abort(StuckError());
+    }
+    return Withdraw();
+  }
+  for (std::optional<Communicator>* communicator : StepCommunicators()) {
+    if (!communicator->has_value()) continue;
+    Stream& stream = communicator == &gather_communicator_ ? *gather_ : *reduce_;
+    StickCollective(**communicator, (*communicator)->Barrier(stream));
+  }
+  gather_->WaitIdle();
+  reduce_->WaitIdle();
+  absl::Status broken = CommunicationError();
+  if (broken.ok()) {
+    ExchangeRecord record{.scopes_hash = progress_.hash};
+    if (!own.ok()) record.SetError(own);
+    broken = GatherRecords(*control_, *reduce_, record, records_);
+    if (broken.ok()) {
+      verdict_ = Conclude(records_);
+    } else {
+      Fail(absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
+    }
+  } else if (!MayHaveGoneApart(broken)) {
+    // Where shards are repeated others may not have it, and wait for this rank's record.
+    control_->Abort(broken);
+  }
+  const absl::Status agreed = AgreedError();
+  return own.ok() || HasFailed() ? agreed : own;
+}
+
+// The second entry of a log, in words.
+std::string Executor::Describe(int64_t begun) {
+  switch (static_cast<Meeting>(begun)) {
+    case Meeting::kSuspend:
+      return "calls Suspend";
+    case Meeting::kResume:
+      return "calls Resume";
+    case Meeting::kCopyInto:
+      return "calls CopyParametersFrom";
+    case Meeting::kCopyFrom:
+      return "copies its parameters into another engine";
+  }
+  return begun < 0 ? "is in an evaluation" : "is in a step";
+}
+
+}  // namespace ebb

@@ -1,0 +1,102 @@
+// Where the collectives of a plan find their memory.
+#include <utility>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/executor.h"
+
+namespace ebb {
+
+using sharding::OperationKind;
+using sharding::Section;
+
+std::vector<CollectiveSpan> Executor::GatherSpans(int unit) const {
+  std::vector<CollectiveSpan> spans;
+  for (const bool trainable : {true, false}) {
+    const sharding::UnitLayout& layout = plan().layout.units[unit];
+    const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
+    if (shard > 0)
+      spans.push_back({.send = storage_->Slice(unit, trainable),
+                       .receive = storage_->Whole(unit, trainable),
+                       .count = shard});
+  }
+  return spans;
+}
+
+// Makes the events of a plan's operations and the spans of its collectives.
+absl::Status Executor::Prepare(Runnable& run) {
+  const size_t operations = run.plan.operations.size();
+  run.begin_ns.resize(operations);
+  run.issued.resize(operations);
+  for (int kind = 0; kind < kKinds; ++kind)
+    run.bytes_of[kind] = run.plan.BytesOf(static_cast<OperationKind>(kind));
+  for (size_t index = 0; index < operations; ++index) {
+    EBB_ASSIGN_OR_RETURN(Event event, device_.NewEvent());
+    run.events.push_back(std::move(event));
+  }
+  PointCollectives(run);
+  return absl::OkStatus();
+}
+
+// Where the pools are now; again once they have moved.
+void Executor::PointCollectives(Runnable& run) {
+  run.spans.assign(run.plan.operations.size(), {});
+  for (size_t index = 0; index < run.plan.operations.size(); ++index) {
+    const sharding::Operation& operation = run.plan.operations[index];
+    for (const sharding::Part& part : operation.parts) {
+      const int unit = part.unit;
+      const Section& section = run.plan.layout.units[unit].trainable;
+      std::vector<CollectiveSpan>& spans = run.spans[index];
+      switch (operation.kind) {
+        case OperationKind::kGather: {
+          const std::vector<CollectiveSpan> own = GatherSpans(unit);
+          spans.insert(spans.end(), own.begin(), own.end());
+          break;
+        }
+        case OperationKind::kRefresh:
+          spans.push_back({.send = storage_->Slice(unit, true),
+                           .receive = storage_->Whole(unit, true),
+                           .count = section.shard});
+          break;
+        case OperationKind::kGatherGradient:
+          spans.push_back({.send = storage_->GradientSlice(unit),
+                           .receive = storage_->ReducedGradient(unit),
+                           .count = section.shard});
+          break;
+        case OperationKind::kReduce: {
+          spans.push_back({.send = ReduceSource(run.plan, part),
+                           .receive = SummedSlice(run.plan, part),
+                           .count = section.shard});
+          break;
+        }
+        case OperationKind::kAllReduce: {
+          std::byte* const slice = SummedSlice(run.plan, part);
+          spans.push_back({.send = slice, .receive = slice, .count = section.shard});
+          break;
+        }
+        default:
+          break;
+      }
+    }
+  }
+}
+
+// Of one unit or visit alone, for a step that leaves the declared order.
+void Executor::PointSingleCollectives() {
+  const sharding::Decisions& decisions = plan().decisions;
+  const size_t units = model_.units.size(), visits = model_.forward.size();
+  single_reduce_.resize(visits);
+  single_all_reduce_.resize(visits);
+  single_gather_.resize(units);
+  for (size_t v = 0; v < visits; ++v) {
+    const int unit = static_cast<int>(model_.forward[v].unit);
+    const int64_t shard = plan().layout.units[unit].trainable.shard;
+    std::byte* const source = decisions.casts() ? storage_->Staging(plan().pools.staging_cast)
+                                                : storage_->Gradient(static_cast<int>(v));
+    std::byte* const slice = source + SliceOffset(unit, decisions.reduced());
+    single_reduce_[v] = {{.send = source, .receive = slice, .count = shard}};
+    single_all_reduce_[v] = {{.send = slice, .receive = slice, .count = shard}};
+  }
+  for (size_t u = 0; u < units; ++u) single_gather_[u] = GatherSpans(static_cast<int>(u));
+}
+
+}  // namespace ebb

@@ -1,0 +1,48 @@
+// Suspend and Resume: the pools go to the host and come back, on all ranks or on none.
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/executor.h"
+
+namespace ebb {
+
+absl::Status Executor::Suspended() const {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the engine '", options_.name,
+                   "' is suspended: call Resume before BeginStep and BeginEvaluation"));
+}
+
+absl::Status Executor::Suspend() {
+  if (progress_.alive) {
+    return absl::FailedPreconditionError(
+        "Suspend while a Step or Evaluation of the engine is alive: finish or drop it first");
+  }
+  update_->WaitIdle();
+  absl::StatusOr<Storage::Room> room = Storage::Room();
+  if (!suspended_) room = storage_->MakeRoom(Tier::kCpu);
+  EBB_RETURN_IF_ERROR(Meet(Meeting::kSuspend, /*subject=*/0, room.status()));
+  if (suspended_) return absl::OkStatus();
+  storage_->MoveInto(*std::move(room), *gather_);
+  suspended_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status Executor::Resume() {
+  if (progress_.alive) {
+    return absl::FailedPreconditionError(
+        "Resume while a Step or Evaluation of the engine is alive, which shows that it is not "
+        "suspended");
+  }
+  absl::StatusOr<Storage::Room> room = Storage::Room();
+  if (suspended_) room = storage_->MakeRoom(Tier::kDevice);
+  EBB_RETURN_IF_ERROR(Meet(Meeting::kResume, /*subject=*/0, room.status()));
+  if (!suspended_) return absl::OkStatus();
+  storage_->MoveInto(*std::move(room), *gather_);
+  PointCollectives(*own_);
+  PointCollectives(*walk_);
+  for (const std::unique_ptr<Runnable>& run : plans_) PointCollectives(*run);
+  PointSingleCollectives();
+  suspended_ = refused_step_ = false;
+  return absl::OkStatus();
+}
+
+}  // namespace ebb

@@ -1,0 +1,41 @@
+// Which ranks share a host, and which ways of numbering them make a grid.
+#include "ebb/runtime/comm/mpi/hosts.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace ebb {
+namespace {
+
+using Ranks = std::vector<std::vector<int>>;
+
+Hosts Find(const std::vector<int>& host_of) {
+  return FindHosts(host_of);
+}
+
+TEST(FindHosts, RanksNumberedHostByHostMakeAGrid) {
+  const Hosts hosts = Find({7, 7, 7, 2, 2, 2});
+  EXPECT_EQ(hosts.ranks, (Ranks{{0, 1, 2}, {3, 4, 5}}));
+  EXPECT_TRUE(hosts.is_grid);
+  EXPECT_EQ(hosts.count(), 2);
+  EXPECT_EQ(hosts.width(), 3);
+}
+
+TEST(FindHosts, OneHostAndOneRankAHostAreGrids) {
+  EXPECT_TRUE(Find({4, 4, 4}).is_grid);
+  EXPECT_EQ(Find({4, 4, 4}).width(), 3);
+  EXPECT_TRUE(Find({0, 1, 2}).is_grid);
+  EXPECT_EQ(Find({0, 1, 2}).width(), 1);
+  EXPECT_TRUE(Find({0}).is_grid);
+}
+
+TEST(FindHosts, UnevenOrScatteredRanksMakeNone) {
+  EXPECT_FALSE(Find({0, 0, 0, 1}).is_grid);
+  EXPECT_FALSE(Find({0, 1, 0, 1}).is_grid);
+  EXPECT_EQ(Find({0, 1, 0, 1}).ranks, (Ranks{{0, 2}, {1, 3}}));
+  EXPECT_FALSE(Find({0, 1, 1, 0}).is_grid);
+}
+
+}  // namespace
+}  // namespace ebb

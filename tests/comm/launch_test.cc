@@ -1,0 +1,223 @@
+#include "ebb/runtime/comm/launch/launch.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+template <class Parameter>
+std::string NameOf(const ::testing::TestParamInfo<Parameter>& info) {
+  return info.param.name;
+}
+
+// What a launcher sets, and what must be understood.
+struct Understood {
+  std::string name;
+  Environment environment;
+  std::string launcher;
+  int rank, size;
+  bool one_host;
+  std::string place;  // begins like this; empty: nowhere
+};
+
+class LaunchTest : public ::testing::TestWithParam<Understood> {};
+
+TEST_P(LaunchTest, IsUnderstood) {
+  const Understood& expected = GetParam();
+  const absl::StatusOr<std::optional<Launch>> launch = DescribeLaunch(expected.environment);
+  ASSERT_TRUE(launch.ok()) << launch.status();
+  ASSERT_TRUE(launch->has_value());
+  EXPECT_EQ((*launch)->launcher, expected.launcher);
+  EXPECT_EQ((*launch)->rank, expected.rank);
+  EXPECT_EQ((*launch)->size, expected.size);
+  EXPECT_EQ((*launch)->one_host, expected.one_host);
+  EXPECT_EQ((*launch)->place.has_value(), !expected.place.empty());
+  if ((*launch)->place.has_value()) {
+    EXPECT_THAT(Describe(*(*launch)->place), StartsWith(expected.place));
+  }
+}
+
+Environment With(Environment base, const Environment& more) {
+  for (const auto& [name, value] : more) base[name] = value;
+  return base;
+}
+
+const Environment kTorchrun = {{"RANK", "3"},
+                               {"WORLD_SIZE", "4"},
+                               {"LOCAL_RANK", "3"},
+                               {"LOCAL_WORLD_SIZE", "4"},
+                               {"MASTER_ADDR", "10.0.0.1"},
+                               {"MASTER_PORT", "29500"}};
+const Environment kMpirun = {{"OMPI_COMM_WORLD_RANK", "1"},
+                             {"OMPI_COMM_WORLD_SIZE", "2"},
+                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                             {"PMIX_NAMESPACE", "742260737"}};
+const Environment kSlurm = {{"SLURM_PROCID", "5"},
+                            {"SLURM_NTASKS", "8"},
+                            {"SLURM_STEP_NUM_TASKS", "8"},
+                            {"SLURM_JOB_ID", "77"},
+                            {"SLURM_STEP_ID", "0"},
+                            {"SLURM_STEP_NUM_NODES", "2"},
+                            {"SLURM_STEP_NODELIST", "n[03-04]"}};
+
+INSTANTIATE_TEST_SUITE_P(
+    Launchers, LaunchTest,
+    ::testing::Values(
+        Understood{"torchrun", kTorchrun, "torchrun", 3, 4, true, "host '10.0.0.1', port 29500"},
+        Understood{"torchrun_of_two_hosts", With(kTorchrun, {{"LOCAL_WORLD_SIZE", "2"}}),
+                   "torchrun", 3, 4, false, "host '10.0.0.1', port 29500"},
+        Understood{"torchrun_that_has_the_port_itself",
+                   With(kTorchrun,
+                        {{"TORCHELASTIC_RUN_ID", "r1"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}),
+                   "torchrun", 3, 4, true, "the socket '@ebb-"},
+        Understood{
+            "by_hand",
+            {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "::1"}, {"MASTER_PORT", "1"}},
+            "torchrun",
+            0,
+            2,
+            false,
+            "host '::1', port 1"},
+        Understood{"mpirun", kMpirun, "Open MPI's mpirun", 1, 2, true, "the socket '@ebb-"},
+        Understood{"mpirun_with_a_place",
+                   With(kMpirun, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "9"}}), "Open MPI's mpirun",
+                   1, 2, true, "host 'h', port 9"},
+        Understood{"mpirun_of_two_hosts", With(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}}),
+                   "Open MPI's mpirun", 1, 2, false, ""},
+        Understood{"mpirun_inside_slurm", With(With(kSlurm, {{"SLURM_PROCID", "0"}}), kMpirun),
+                   "Open MPI's mpirun", 1, 2, true, "the socket '@ebb-"},
+        Understood{"torchrun_inside_slurm",
+                   With(With(kSlurm, kTorchrun), {{"TORCHELASTIC_RUN_ID", "r1"}}), "torchrun", 3, 4,
+                   true, "host '10.0.0.1', port 29500"},
+        Understood{
+            "mpich",
+            {{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "9"}},
+            "an MPI launcher",
+            1,
+            2,
+            false,
+            "host 'h', port 9"},
+        Understood{"slurm", kSlurm, "SLURM's srun", 5, 8, false, "host 'n03', port 2"},
+        Understood{"slurm_on_one_host", With(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}}),
+                   "SLURM's srun", 5, 8, true, "host 'n03', port 2"},
+        Understood{
+            "one_process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, "torchrun", 0, 1, false, ""}),
+    NameOf<Understood>);
+
+TEST(Launch, AnMpiThatWouldFindAllRanksIsKnown) {
+  const auto has_mpi = [](const Environment& environment) {
+    const auto launch = DescribeLaunch(environment);
+    return launch.ok() && launch->has_value() && (*launch)->has_mpi;
+  };
+  const Environment pmix = {{"PMIX_NAMESPACE", "slurm.pmix.77.0"}};
+  EXPECT_TRUE(has_mpi(kMpirun));
+  EXPECT_TRUE(has_mpi(With(kSlurm, pmix)));
+  EXPECT_FALSE(has_mpi(kSlurm));
+  EXPECT_FALSE(has_mpi(kTorchrun));
+  // srun has started torchrun, and torchrun the ranks.
+  EXPECT_FALSE(has_mpi(With(With(With(kSlurm, kTorchrun), pmix), {{"TORCHELASTIC_RUN_ID", "r1"}})));
+}
+
+TEST(Launch, RanksOfOneJobMeetAtOnePlaceAndThoseOfAnotherElsewhere) {
+  std::set<std::string> places;
+  for (const char* step : {"0", "1", "2"}) {
+    for (const char* rank : {"0", "7"}) {
+      const auto launch =
+          DescribeLaunch(With(kSlurm, {{"SLURM_PROCID", rank}, {"SLURM_STEP_ID", step}}));
+      ASSERT_TRUE(launch.ok()) << launch.status();
+      places.insert(Describe(*(*launch)->place));
+    }
+  }
+  EXPECT_EQ(places.size(), 3u);
+}
+
+TEST(Launch, WithoutALauncherThereIsNone) {
+  for (const Environment& environment :
+       {Environment{}, Environment{{"PATH", "/bin"}, {"MASTER_ADDR", "h"}},
+        // A shell in an interactive allocation, and a batch script, which srun has not started.
+        Environment{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}},
+        Environment{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}}}) {
+    const auto launch = DescribeLaunch(environment);
+    ASSERT_TRUE(launch.ok()) << launch.status();
+    EXPECT_FALSE(launch->has_value());
+  }
+}
+
+// What cannot be right, and what must be said about it.
+struct Refused {
+  std::string name;
+  Environment environment;
+  absl::StatusCode code;
+  std::string text;
+};
+class LaunchRefusalTest : public ::testing::TestWithParam<Refused> {};
+
+TEST_P(LaunchRefusalTest, SaysWhatIsWrong) {
+  const absl::Status status = DescribeLaunch(GetParam().environment).status();
+  EXPECT_EQ(status.code(), GetParam().code) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(GetParam().text));
+}
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+
+INSTANTIATE_TEST_SUITE_P(
+    Environments, LaunchRefusalTest,
+    ::testing::Values(
+        Refused{"rank_alone", {{"RANK", "1"}}, kInvalid, "RANK=1 but no WORLD_SIZE"},
+        Refused{"size_alone", {{"WORLD_SIZE", "2"}}, kInvalid, "WORLD_SIZE=2 but no RANK"},
+        Refused{"no_place", {{"RANK", "1"}, {"WORLD_SIZE", "2"}}, kInvalid, "MASTER_ADDR"},
+        Refused{"half_a_place", With(kMpirun, {{"MASTER_ADDR", "h"}}), kInvalid, "no MASTER_PORT"},
+        Refused{"other_half", With(kMpirun, {{"MASTER_PORT", "5"}}), kInvalid, "no MASTER_ADDR"},
+        Refused{"port", With(kTorchrun, {{"MASTER_PORT", "99999"}}), kInvalid,
+                "MASTER_PORT='99999'"},
+        Refused{"size_is_no_number", With(kTorchrun, {{"WORLD_SIZE", "many"}}), kInvalid,
+                "WORLD_SIZE='many'"},
+        Refused{"size_is_nothing", With(kTorchrun, {{"WORLD_SIZE", ""}}), kInvalid,
+                "WORLD_SIZE=''"},
+        Refused{"size_of_zero", With(kTorchrun, {{"WORLD_SIZE", "0"}}), kInvalid, "WORLD_SIZE='0'"},
+        Refused{"rank_outside", With(kTorchrun, {{"RANK", "4"}}), kInvalid, "RANK='4'"},
+        Refused{"rank_below", With(kTorchrun, {{"RANK", "-1"}}), kInvalid, "RANK='-1'"},
+        Refused{"more_ranks_here_than_at_all", With(kTorchrun, {{"LOCAL_WORLD_SIZE", "5"}}),
+                kInvalid, "LOCAL_WORLD_SIZE='5'"},
+        Refused{"torchrun_and_mpirun", With(kTorchrun, kMpirun), kPrecondition,
+                "OMPI_COMM_WORLD_SIZE=2"},
+        Refused{"left_over_and_srun", With(kTorchrun, kSlurm), kPrecondition, "SLURM_NTASKS=8"},
+        Refused{"slurm_without_hosts",
+                {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}},
+                kInvalid,
+                "SLURM_STEP_NODELIST"},
+        Refused{"slurm_with_nonsense", With(kSlurm, {{"SLURM_STEP_NODELIST", "n[3"}}), kInvalid,
+                "'n[3'"}),
+    NameOf<Refused>);
+
+TEST(FirstHost, ReadsTheShortForm) {
+  const std::vector<std::pair<std::string, std::string>> lists = {
+      {"node1", "node1"},
+      {"node1,node2", "node1"},
+      {"node[03-05,9],login", "node03"},
+      {"n[7]", "n7"},
+      {"n[12,14-15]", "n12"},
+      {"rack[1-2]n[04-08]", "rack1n04"},
+      {"n[1-2]-ib,m3", "n1-ib"},
+      {"a-b[001-100]", "a-b001"},
+      {"gpu-a.example.org", "gpu-a.example.org"},
+  };
+  for (const auto& [list, first] : lists) {
+    const absl::StatusOr<std::string> host = FirstHost(list);
+    ASSERT_TRUE(host.ok()) << host.status();
+    EXPECT_EQ(*host, first);
+  }
+  for (const char* nonsense : {"", ",", "n[", "n[]", "n[3"}) EXPECT_FALSE(FirstHost(nonsense).ok());
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,158 @@
+// The conformance suites over MPI: a program that mpirun starts as many times as a world has ranks.
+// Every process runs every test; those that a test's world does not need wait for the others. The
+// ranks are all on this machine and are told that they are on several hosts, in the ways in which
+// ranks may lie on hosts. Real hosts: two_hosts_test.cc.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <mpi.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "backends.h"
+#include "ebb/runtime/comm/mpi/port.h"
+#include "ebb/runtime/comm/mpi/world.h"
+#include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "processes.h"
+
+namespace ebb::testing {
+namespace {
+
+constexpr WaitPoint::Deadline kNever = WaitPoint::kNever;
+
+// Of all processes, for what they tell each other about the tests.
+MpiPort& AllProcesses() {
+  static MpiPort* const port = [] {
+    const auto library = MpiLibrary::Get(60);
+    return MpiPort::Open(**library, MPI_COMM_WORLD, kNever)->release();
+  }();
+  return *port;
+}
+
+std::vector<std::string> Exchange(std::string_view mine) {
+  return *AllProcesses().AllGather(mine, kNever);
+}
+
+absl::Status RunRank(MPI_Comm ranks, const std::string& host,
+                     const std::function<absl::Status(World)>& body) {
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<MpiWorld> world,
+                       MpiWorld::Form({.ranks = ranks, .timeout_seconds = 60, .host = host}));
+  return body(World(std::make_shared<MpiRank>(std::move(world))));
+}
+
+using HostOf = std::string (*)(int rank);
+
+absl::Status Run(int ranks, HostOf host_of, const std::function<absl::Status(World)>& body) {
+  const int me = AllProcesses().rank();
+  if (ranks > AllProcesses().size())
+    return absl::InvalidArgumentError("mpirun has not started enough processes");
+  MPI_Comm members = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, me < ranks ? 0 : MPI_UNDEFINED, me, &members);
+  absl::Status status;
+  if (me < ranks) {
+    status = RunRank(members, host_of(me), body);
+    if (!status.ok())
+      status = absl::Status(status.code(), absl::StrCat("rank ", me, ": ", status.message()));
+  }
+  for (const std::string& packed : Exchange(PackStatus(status))) {
+    const absl::Status other = UnpackStatus(packed);
+    if (status.ok() && !other.ok()) status = other;
+  }
+  if (members != MPI_COMM_NULL) MPI_Comm_free(&members);
+  return status;
+}
+
+template <HostOf kHostOf>
+Backend On(const char* name) {
+  Backend backend;
+  backend.name = name;
+  backend.run = [](int ranks, std::function<absl::Status(World)> body) {
+    return Run(ranks, kHostOf, body);
+  };
+  backend.many_ranks = 8;
+  return backend;
+}
+
+std::string OneHost(int) {
+  return "";
+}
+std::string HostEach(int rank) {
+  return absl::StrCat(rank);
+}
+std::string Pairs(int rank) {  // an odd number leaves one alone
+  return absl::StrCat(rank / 2);
+}
+std::string Alternating(int rank) {
+  return absl::StrCat(rank % 2);
+}
+
+}  // namespace
+
+std::vector<Backend> Backends() {
+  return {On<OneHost>("mpi_one_host"), On<HostEach>("mpi_host_each"), On<Pairs>("mpi_pairs"),
+          On<Alternating>("mpi_alternating")};
+}
+
+void* MakeShared(size_t bytes, absl::FunctionRef<void(void* at)> construct) {
+  static int made = 0;
+  const std::string name =
+      absl::StrCat("/ebb-test-mpi-", Exchange(absl::StrCat(getpid()))[0], "-", ++made);
+  const bool first = AllProcesses().rank() == 0;
+  void* pages = nullptr;
+  const auto map = [&] {
+    const int file = shm_open(name.c_str(), O_CREAT | O_RDWR, 0600);
+    if (ftruncate(file, static_cast<off_t>(bytes)) != 0) std::perror("ftruncate");
+    pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+  };
+  if (first) {
+    map();
+    construct(pages);
+  }
+  Exchange("");
+  if (!first) map();
+  Exchange("");
+  if (first) shm_unlink(name.c_str());
+  return pages;
+}
+
+uint64_t RandomSeed() {
+  return std::stoull(Exchange(absl::StrCat(std::random_device()()))[0]);
+}
+
+}  // namespace ebb::testing
+
+// MPI is the program's own here, as it is in trainers that use it themselves.
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  int level = MPI_THREAD_SINGLE;
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  ::testing::TestEventListeners& listeners = ::testing::UnitTest::GetInstance()->listeners();
+  // What fails is said by whoever sees it; one says the rest.
+  class OnlyFailures : public ::testing::EmptyTestEventListener {
+    void OnTestStart(const ::testing::TestInfo& test) override {
+      name_ = absl::StrCat(test.test_suite_name(), ".", test.name());
+    }
+    void OnTestPartResult(const ::testing::TestPartResult& result) override {
+      if (!result.failed()) return;
+      std::fprintf(stderr, "%s, %s:%d: %s\n", name_.c_str(),
+                   result.file_name() == nullptr ? "" : result.file_name(), result.line_number(),
+                   result.message());
+    }
+    std::string name_;
+  };
+  if (rank != 0) {
+    delete listeners.Release(listeners.default_result_printer());
+    listeners.Append(new OnlyFailures());
+  }
+  const int code = RUN_ALL_TESTS();
+  MPI_Finalize();
+  return code;
+}

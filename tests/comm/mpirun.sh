@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# mpirun.sh RANKS PROGRAM [ARGUMENT...]: on this machine, however few cores it has and whoever runs it. 77 (skipped) where
+# there is no mpirun.
+command -v mpirun >/dev/null || {
+  echo "Skipped: there is no mpirun"
+  exit 77
+}
+ranks=$1
+shift
+exec mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$ranks" "$@"

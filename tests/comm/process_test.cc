@@ -1,0 +1,314 @@
+// Ranks as processes: found through their environment, killed at any point, and what they leave
+// behind. What they compute and how they fail each other is in the conformance suites.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ebb/runtime/comm/node/world.h"
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/device.h"
+#include "processes.h"
+
+namespace ebb {
+namespace {
+
+using ebb::testing::Fork;
+using ebb::testing::LeftInSharedMemory;
+using ebb::testing::NewMeetingName;
+using ebb::testing::Results;
+using ebb::testing::Shared;
+using ebb::testing::Signal;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string Host() {
+  char name[256] = {};
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+std::string Message(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+void SetRank(int rank, const char* variable) {
+  setenv(variable, std::to_string(rank).c_str(), 1);
+}
+
+// As mpirun sets it for ranks of this host; no port is needed.
+void SetMpiEnvironment(int rank, int ranks, const std::string& job) {
+  SetRank(rank, "OMPI_COMM_WORLD_RANK");
+  SetRank(ranks, "OMPI_COMM_WORLD_SIZE");
+  SetRank(ranks, "OMPI_COMM_WORLD_LOCAL_SIZE");
+  setenv("PMIX_NAMESPACE", job.c_str(), 1);
+}
+
+absl::Status Sum(const World& world) {
+  EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+  Stream stream = Device::Cpu(1).CallerStream();
+  float value = static_cast<float>(world.rank() + 1);
+  const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
+  EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
+  EBB_RETURN_IF_ERROR(communicator.status());
+  const int n = world.size();
+  return value == static_cast<float>(n * (n + 1) / 2) ? absl::OkStatus()
+                                                      : absl::InternalError("wrong sum");
+}
+
+TEST(Processes, SixteenOfMpirunMeetWithoutMpi) {
+  Results seen;
+  const std::string job = NewMeetingName();
+  Fork(16, [&](int rank) {
+    SetMpiEnvironment(rank, 16, job);
+    const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
+    if (world.ok()) {
+      EXPECT_EQ(world->rank(), rank);
+      EXPECT_EQ(world->size(), 16);
+      EXPECT_EQ(world->local_rank(), rank);
+      EXPECT_EQ(world->local_size(), 16);
+      EXPECT_EQ(CoreShare::CoresPerRank(), std::max(1, CoreShare::Cores() / 16));
+    }
+    seen.Set(rank, !world.ok()                     ? world.status()
+                   : ::testing::Test::HasFailure() ? absl::InternalError("see above")
+                                                   : Sum(*world));
+    return 0;
+  });
+  for (const absl::Status& status : seen.Take(16)) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+}
+
+TEST(Processes, OfTorchrunMeetAtThePort) {
+  Results seen;
+  const int port = 20'000 + getpid() % 10'000;
+  Fork(3, [&](int rank) {
+    SetRank(rank, "RANK");
+    SetRank(3, "WORLD_SIZE");
+    SetRank(3, "LOCAL_WORLD_SIZE");
+    setenv("MASTER_ADDR", "localhost", 1);
+    SetRank(port, "MASTER_PORT");
+    const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
+    seen.Set(rank, world.ok() ? Sum(*world) : world.status());
+    return 0;
+  });
+  for (const absl::Status& status : seen.Take(3)) EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(Processes, RankThatIsNeverStartedIsNamed) {
+  Results seen;
+  const std::string job = NewMeetingName();
+  Fork(2, [&](int rank) {
+    SetMpiEnvironment(rank, 3, job);
+    seen.Set(rank, World::FromEnvironment({.timeout_seconds = 0.3}).status());
+    return 0;
+  });
+  for (const absl::Status& status : seen.Take(2)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(Message(status), HasSubstr("for rank 2 of 3 ranks"));
+  }
+}
+
+// Until the world of a rank has failed; what it has said.
+absl::Status WorkUntilFailure(const World& world, const std::function<void(int step)>& each) {
+  EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "gather"}));
+  EBB_ASSIGN_OR_RETURN(const Buffer buffer, Device::Cpu(1).Allocate(1 << 20, "numbers"));
+  Stream stream = Device::Cpu(1).CallerStream();
+  // Large and small in turns: those that are read in place, and those that are staged.
+  for (int step = 0; communicator.status().ok(); ++step) {
+    each(step);
+    auto* const numbers = reinterpret_cast<float*>(buffer.data());
+    const CollectiveSpan span = {
+        .send = numbers, .receive = numbers, .count = step % 2 == 0 ? (1 << 18) : 100};
+    EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
+  }
+  return communicator.status();
+}
+
+void ExpectToldOfDeath(const absl::Status& status, int rank) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("rank " + std::to_string(rank) + " (process"),
+                                     HasSubstr("on host '" + Host() + "'"), HasSubstr("has died")));
+}
+
+TEST(Killed, RankIsNamedOnAllSurvivorsWithinTwoSeconds) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  constexpr int kRanks = 4;
+  for (int round = 0; round < 12; ++round) {
+    const int victim = static_cast<int>(random() % kRanks);
+    const int step_of_death = static_cast<int>(random() % 40);
+    const auto microseconds = std::chrono::microseconds(random() % 2000);
+    const std::string job = NewMeetingName();
+    const Shared<std::atomic<int64_t>> died_at(0), last_told_at(0);
+    const auto now = [] { return std::chrono::steady_clock::now().time_since_epoch().count(); };
+    Results seen;
+    const std::vector<int> codes = Fork(kRanks, [&](int rank) {
+      SetMpiEnvironment(rank, kRanks, job);
+      const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
+      if (!world.ok()) return 1;
+      std::thread killer;
+      const absl::Status status = WorkUntilFailure(*world, [&](int step) {
+        if (rank != victim || step != step_of_death) return;
+        killer = std::thread([&] {
+          std::this_thread::sleep_for(microseconds);
+          died_at->store(now());
+          raise(SIGKILL);
+        });
+      });
+      last_told_at->store(now());
+      seen.Set(rank, status);
+      return 0;
+    });
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_EQ(codes[static_cast<size_t>(rank)], rank == victim ? -SIGKILL : 0);
+      if (rank != victim) ExpectToldOfDeath(seen.Get(rank), victim);
+    }
+    EXPECT_LT(std::chrono::nanoseconds(last_told_at->load() - died_at->load()),
+              std::chrono::seconds(2));
+    EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+  }
+}
+
+TEST(Killed, ExitWithoutLeavingIsADeath) {
+  Results seen;
+  const std::string job = NewMeetingName();
+  Fork(2, [&](int rank) {
+    SetMpiEnvironment(rank, 2, job);
+    const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
+    seen.Set(rank, WorkUntilFailure(*world, [&](int step) {
+               if (rank == 0 && step == 3) _exit(0);
+             }));
+    return 0;
+  });
+  ExpectToldOfDeath(seen.Get(1), 0);
+}
+
+TEST(Killed, SurvivorsOfRankZeroStillNoticeEachOther) {
+  Results seen;
+  const std::string name = NewMeetingName();
+  Signal rank_zero_has_left;
+  Fork(3, [&](int rank) {
+    SetMpiEnvironment(rank, 3, name);
+    absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
+    seen.Set(rank, [&]() -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Communicator all, world->NewCommunicator());
+      EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(rank == 0 ? 0 : 1, 0));
+      if (rank == 0) return absl::OkStatus();
+      Stream stream = Device::Cpu(1).CallerStream();
+      while (part.status().ok()) {
+        EBB_RETURN_IF_ERROR(part.Barrier(stream));
+        rank_zero_has_left.Wait();
+        if (rank == 2) raise(SIGKILL);
+      }
+      return part.status();
+    }());
+    world = absl::CancelledError("left");
+    if (rank == 0) rank_zero_has_left.Set();
+    return 0;
+  });
+  EXPECT_TRUE(seen.Get(0).ok()) << seen.Get(0);
+  ExpectToldOfDeath(seen.Get(1), 2);
+}
+
+absl::StatusOr<Rendezvous> Meet(const std::string& name, int rank, int ranks) {
+  return Rendezvous::Join({.rank = rank,
+                           .size = ranks,
+                           .place = {.host = "", .port = 0, .name = name},
+                           .launcher = "a test",
+                           .timeout_seconds = 60});
+}
+
+TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
+  for (const int victim : {0, 1}) {
+    Results seen;
+    const std::string name = NewMeetingName();
+    Fork(3, [&](int rank) {
+      absl::StatusOr<Rendezvous> rendezvous = Meet(name, rank, 3);
+      if (rank == victim) {
+        // Rank 0 with the file made that the others are about to open.
+        const auto file = SharedFile::Create(NodeWorld::FileName(*rendezvous));
+        raise(SIGKILL);
+      }
+      seen.Set(rank, NodeWorld::Form(rank, *std::move(rendezvous)).status());
+      return 0;
+    });
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(seen.Get(rank).ok(), rank == victim);
+    }
+    EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+  }
+}
+
+TEST(Killed, AtAnyMomentOfTheStartLeavesNothingBehind) {
+  const uint64_t seed = std::random_device()();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 20; ++round) {
+    const auto victim = random() % 3;
+    const auto microseconds = std::chrono::microseconds(random() % 20'000);
+    Results seen;
+    const std::string job = NewMeetingName();
+    Fork(
+        3,
+        [&](int rank) {
+          SetMpiEnvironment(rank, 3, job);
+          const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 2});
+          seen.Set(rank, world.ok() ? WorkUntilFailure(*world, [](int) {}) : world.status());
+          return 0;
+        },
+        [&](const std::vector<int>& pids) {
+          std::this_thread::sleep_for(microseconds);
+          kill(pids[victim], SIGKILL);
+        });
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(seen.Get(rank).ok(), rank == static_cast<int>(victim));
+    }
+    EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+  }
+}
+
+// Of this process's file of shared memory, whose name is gone.
+int64_t SharedBytes() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code ignored;
+    const std::string target = std::filesystem::read_symlink(entry.path(), ignored);
+    struct stat info = {};
+    if (target.rfind("/dev/shm/ebb-", 0) == 0 && stat(entry.path().c_str(), &info) == 0)
+      return info.st_blocks * int64_t{512};
+  }
+  return -1;
+}
+
+TEST(Processes, GivePagesOfACommunicatorBackWhenAllHaveLeftIt) {
+  const absl::Status status = ebb::testing::RunProcesses(2, [](World world) -> absl::Status {
+    const int64_t before = SharedBytes();
+    int64_t with_one = 0;
+    for (int i = 0; i < 20; ++i) {
+      EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+      if (i == 0) with_one = SharedBytes();
+    }
+    const int64_t after = SharedBytes();
+    // The other rank may still hold the last one.
+    EXPECT_GE(before, 0);
+    EXPECT_GT(with_one, before);
+    EXPECT_LE(after, with_one + with_one - before);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace ebb

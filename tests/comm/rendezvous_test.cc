@@ -1,0 +1,258 @@
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "processes.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Listens at a port that nobody else has.
+Descriptor Occupy(int& port) {
+  Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof(address);
+  EXPECT_EQ(bind(listener.get(), reinterpret_cast<sockaddr*>(&address), bytes), 0);
+  EXPECT_EQ(listen(listener.get(), 16), 0);
+  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &bytes);
+  port = ntohs(address.sin_port);
+  return listener;
+}
+
+int FreePort() {
+  int port = 0;
+  Occupy(port);
+  return port;
+}
+
+RendezvousOptions Rank(int rank, int size, MeetingPlace place, double seconds = 60) {
+  return {.rank = rank,
+          .size = size,
+          .place = std::move(place),
+          .one_host = true,
+          .launcher = "a test",
+          .timeout_seconds = seconds};
+}
+
+// Joins each on a thread of its own; what each has got.
+std::vector<absl::StatusOr<Rendezvous>> JoinAll(const std::vector<RendezvousOptions>& all) {
+  std::vector<absl::StatusOr<Rendezvous>> results;
+  for (size_t i = 0; i < all.size(); ++i) results.emplace_back(absl::UnknownError("not run"));
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < all.size(); ++i)
+    threads.emplace_back([&, i] { results[i] = Rendezvous::Join(all[i]); });
+  for (std::thread& thread : threads) thread.join();
+  return results;
+}
+
+void ExpectAllFail(const std::vector<RendezvousOptions>& all, absl::StatusCode code,
+                   const std::string& text) {
+  for (const auto& result : JoinAll(all)) {
+    EXPECT_EQ(result.status().code(), code) << result.status();
+    EXPECT_THAT(std::string(result.status().message()), HasSubstr(text));
+  }
+}
+
+MeetingPlace Tcp(const std::string& host) {
+  return {.host = host, .port = FreePort(), .name = ""};
+}
+MeetingPlace Named() {
+  return {.host = "", .port = 0, .name = ebb::testing::NewMeetingName()};
+}
+
+class PlaceTest : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(PlaceTest, AllRanksGetToKnowAll) {
+  const std::string host = GetParam();
+  const MeetingPlace place = host.empty() ? Named() : Tcp(host);
+  std::vector<std::thread> threads;
+  std::vector<uint64_t> nonces(3);
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(rank, 3, place));
+      ASSERT_TRUE(rendezvous.ok()) << rendezvous.status();
+      ASSERT_EQ(rendezvous->participants().size(), 3u);
+      for (int other = 0; other < 3; ++other)
+        EXPECT_EQ(rendezvous->participants()[static_cast<size_t>(other)].rank, other);
+      nonces[static_cast<size_t>(rank)] = rendezvous->nonce();
+      for (int round = 0; round < 3; ++round) {
+        const auto all = rendezvous->AllGather(std::to_string(10 * round + rank));
+        ASSERT_TRUE(all.ok()) << all.status();
+        EXPECT_EQ((*all)[2], std::to_string(10 * round + 2));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(nonces[0], nonces[1]);
+  EXPECT_EQ(nonces[0], nonces[2]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, PlaceTest, ::testing::Values("", "127.0.0.1", "::1", "localhost"),
+                         [](const auto& test) {
+                           const std::string host = test.param;
+                           return host.empty()          ? std::string("socket")
+                                  : host == "::1"       ? std::string("ipv6")
+                                  : host == "localhost" ? host
+                                                        : std::string("ipv4");
+                         });
+
+TEST(Rendezvous, RankThatDoesNotComeIsNamedOnAllThatDo) {
+  const MeetingPlace place = Tcp("127.0.0.1");
+  ExpectAllFail({Rank(0, 4, place, 0.3), Rank(2, 4, place, 0.3)},
+                absl::StatusCode::kDeadlineExceeded, "for rank 1, rank 3 of 4 ranks");
+}
+
+TEST(Rendezvous, WithoutRankZeroTheOthersSayWhereTheyHaveWaited) {
+  const MeetingPlace place = Tcp("127.0.0.1");
+  ExpectAllFail(
+      {Rank(1, 2, place, 0.2)}, absl::StatusCode::kDeadlineExceeded,
+      "rank 1 has waited for rank 0 at host '127.0.0.1', port " + std::to_string(place.port));
+}
+
+TEST(Rendezvous, NameThatIsNoneIsSaid) {
+  ExpectAllFail({Rank(1, 2, {.host = "no such host", .port = 1, .name = ""}, 5)},
+                absl::StatusCode::kNotFound, "no such host");
+}
+
+TEST(Rendezvous, RanksThatDoNotFitAreToldToAll) {
+  const auto two_of_one = [](const MeetingPlace& p) {
+    return std::vector{Rank(0, 3, p), Rank(1, 3, p), Rank(1, 3, p)};
+  };
+  ExpectAllFail(two_of_one(Tcp("127.0.0.1")), absl::StatusCode::kFailedPrecondition,
+                "two processes say that they are the same rank: rank 1");
+  ExpectAllFail(two_of_one(Named()), absl::StatusCode::kFailedPrecondition, "rank 1");
+
+  const MeetingPlace second = Tcp("127.0.0.1");
+  ExpectAllFail({Rank(0, 3, second), Rank(0, 3, second), Rank(1, 3, second)},
+                absl::StatusCode::kFailedPrecondition,
+                "two processes say that they are the same rank: rank 0");
+
+  const MeetingPlace third = Tcp("127.0.0.1");
+  ExpectAllFail({Rank(0, 3, third), Rank(1, 2, third)}, absl::StatusCode::kFailedPrecondition,
+                "one of 2");
+
+  const MeetingPlace fourth = Tcp("127.0.0.1");
+  RendezvousOptions other = Rank(1, 2, fourth);
+  other.launcher = "another launcher";
+  ExpectAllFail({Rank(0, 2, fourth), other}, absl::StatusCode::kFailedPrecondition,
+                "by another launcher");
+}
+
+TEST(Rendezvous, PortThatIsTakenIsSaid) {
+  MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
+  const Descriptor occupant = Occupy(place.port);
+  const auto results = JoinAll({Rank(0, 2, place, 5)});
+  EXPECT_EQ(results[0].status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(std::string(results[0].status().message()),
+              AllOf(HasSubstr(std::to_string(place.port)), HasSubstr("MASTER_PORT")));
+}
+
+TEST(Rendezvous, GuestOfAnotherProgramSaysSo) {
+  MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
+  const Descriptor occupant = Occupy(place.port);
+  std::thread program([&] {
+    Descriptor visitor;
+    while (!visitor.is_open()) visitor = Accept(occupant);
+    const std::string answer = "HTTP/1.1 400 Bad Request\r\n\r\n";
+    send(visitor.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+    char byte;
+    while (recv(visitor.get(), &byte, 1, 0) != 0) {
+    }
+  });
+  ExpectAllFail({Rank(1, 2, place, 20)}, absl::StatusCode::kDataLoss,
+                "does not speak Ebb's protocol");
+  program.join();
+}
+
+// What strangers send to rank 0 before the ranks come.
+void MeetAmongStrangers(const std::vector<std::string>& texts) {
+  const MeetingPlace place = Tcp("127.0.0.1");
+  absl::StatusOr<Rendezvous> zero = absl::UnknownError("not run");
+  std::thread rank_zero([&] { zero = Rendezvous::Join(Rank(0, 2, place)); });
+  std::vector<Descriptor> strangers;
+  for (const std::string& text : texts) {
+    absl::StatusOr<Descriptor> stranger = absl::UnavailableError("");
+    while (!stranger.ok()) stranger = Connect(place, WaitPoint::kNever);
+    send(stranger->get(), text.data(), text.size(), MSG_NOSIGNAL);
+    strangers.push_back(*std::move(stranger));
+  }
+  const absl::StatusOr<Rendezvous> one = Rendezvous::Join(Rank(1, 2, place));
+  rank_zero.join();
+  EXPECT_TRUE(zero.ok()) << zero.status();
+  EXPECT_TRUE(one.ok()) << one.status();
+}
+
+TEST(Rendezvous, StrangersAreSentAwayAndDoNotDisturb) {
+  MeetAmongStrangers({"GET / HTTP/1.1\r\n\r\n", "", "E",
+                      std::string("Ebb!\1\0\1\0\xff\xff\xff\xff", 12),
+                      std::string("Ebb!\1\0\1\0\4\0\0\0what", 16), std::string(100'000, 'x')});
+}
+
+TEST(Rendezvous, AnotherVersionOfTheProtocolIsToldToAll) {
+  const MeetingPlace place = Tcp("127.0.0.1");
+  absl::StatusOr<Rendezvous> zero = absl::UnknownError("not run");
+  std::thread rank_zero([&] { zero = Rendezvous::Join(Rank(0, 2, place)); });
+  absl::StatusOr<Descriptor> old = absl::UnavailableError("");
+  while (!old.ok()) old = Connect(place, WaitPoint::kNever);
+  const std::string hello("Ebb!\7\0\1\0\0\0\0\0", 12);
+  send(old->get(), hello.data(), hello.size(), MSG_NOSIGNAL);
+  Connection connection(*std::move(old));
+  const absl::StatusOr<Message> answer = connection.Receive(WaitPoint::kNever);
+  rank_zero.join();
+  EXPECT_THAT(std::string(zero.status().message()), HasSubstr("version 7"));
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(UnpackStatus(answer->payload), zero.status());
+}
+
+TEST(Rendezvous, RankThatEndsWhileTheOthersMeetIsNamed) {
+  const MeetingPlace place = Named();
+  absl::Status zero, one;
+  std::thread rank_zero([&] {
+    absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(0, 3, place));
+    zero = rendezvous->AllGather("0").status();
+  });
+  std::thread rank_one([&] {
+    absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(1, 3, place));
+    one = rendezvous->AllGather("1").status();
+  });
+  EXPECT_TRUE(Rendezvous::Join(Rank(2, 3, place)).ok());  // and goes at once
+  rank_zero.join();
+  rank_one.join();
+  EXPECT_EQ(zero, one);
+  EXPECT_THAT(std::string(zero.message()), AllOf(HasSubstr("rank 2 (process"), HasSubstr("lost")));
+}
+
+TEST(Rendezvous, RefusalOfOneIsOneOfAll) {
+  const MeetingPlace place = Named();
+  std::vector<absl::Status> seen(3);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(Rank(rank, 3, place));
+      if (rank == 1) {
+        rendezvous->Refuse(absl::ResourceExhaustedError("no room"));
+      }
+      seen[static_cast<size_t>(rank)] = rendezvous->AllGather("").status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : seen)
+    EXPECT_EQ(status, absl::ResourceExhaustedError("no room"));
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,165 @@
+// A rank on one of two hosts (two_hosts.sh): compares what all operations give with the same ranks
+// as threads of this process, bit for bit, or ends in one of the ways that ranks end.
+//
+//   two_hosts_rank RANKS_PER_HOST [compare | fails | absent | killed | exits]
+//
+// RANKS_PER_HOST: the default reduction group that is expected. Exit codes: 0; 1 if something is
+// wrong; 3 if the world has failed as it should have.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/device.h"
+#include "numbers.h"
+
+namespace ebb {
+namespace {
+
+using ebb::testing::Numbers;
+
+constexpr int kFailedAsExpected = 3;
+
+// Of the spans; the last is moved in several steps.
+constexpr int64_t kCounts[] = {515, 0, 1, 300'001};
+
+// Memory of one operation, so many blocks of each span in and out.
+class Operation {
+ public:
+  Operation(DType dtype, int rank, int sent_blocks, int received_blocks) {
+    for (size_t s = 0; s < std::size(kCounts); ++s) {
+      send_.emplace_back(dtype, sent_blocks * kCounts[s]);
+      send_.back().Fill(static_cast<uint64_t>(rank) * 1000 + s);
+      receive_.emplace_back(dtype, received_blocks * kCounts[s]);
+    }
+    for (size_t s = 0; s < std::size(kCounts); ++s) {
+      spans_.push_back({.send = send_[s].at(0), .receive = receive_[s].at(0), .count = kCounts[s]});
+    }
+  }
+  std::span<const CollectiveSpan> spans() const { return spans_; }
+  std::vector<Numbers> Take() { return std::move(receive_); }
+
+ private:
+  std::vector<Numbers> send_, receive_;
+  std::vector<CollectiveSpan> spans_;
+};
+
+// What all operations give on this rank of `world`.
+absl::StatusOr<std::vector<Numbers>> Results(const World& world, DType dtype, int group) {
+  EBB_ASSIGN_OR_RETURN(Communicator all,
+                       world.NewCommunicator({.name = "all", .reduction_group = group}));
+  EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(world.rank() % 2, -world.rank()));
+  EBB_ASSIGN_OR_RETURN(Stream stream, Device::Cpu(2).NewStream("comm"));
+  const int rank = world.rank(), size = world.size();
+  std::vector<Numbers> results;
+  const auto run = [&](int sent, int received, auto call) -> absl::Status {
+    Operation operation(dtype, rank, sent, received);
+    EBB_RETURN_IF_ERROR(call(operation.spans()));
+    stream.WaitIdle();
+    EBB_RETURN_IF_ERROR(all.status());
+    EBB_RETURN_IF_ERROR(part.status());
+    for (Numbers& numbers : operation.Take()) results.push_back(std::move(numbers));
+    return absl::OkStatus();
+  };
+  EBB_RETURN_IF_ERROR(
+      run(1, size, [&](auto spans) { return all.AllGather(stream, spans, dtype); }));
+  EBB_RETURN_IF_ERROR(
+      run(size, 1, [&](auto spans) { return all.ReduceScatter(stream, spans, dtype, 0.3f); }));
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+    EBB_RETURN_IF_ERROR(
+        run(1, 1, [&](auto spans) { return all.AllReduce(stream, spans, dtype, op, 0.3f); }));
+  }
+  for (int root = 0; root < size; ++root) {
+    EBB_RETURN_IF_ERROR(
+        run(1, 1, [&](auto spans) { return all.Broadcast(stream, spans, dtype, root); }));
+  }
+  EBB_RETURN_IF_ERROR(
+      run(size, size, [&](auto spans) { return all.AllToAll(stream, spans, dtype); }));
+  if (rank == 0 || rank == size - 1) {
+    EBB_RETURN_IF_ERROR(run(1, 1, [&](auto spans) {
+      return rank == 0 ? all.Send(stream, spans, dtype, size - 1)
+                       : all.Receive(stream, spans, dtype, 0);
+    }));
+  }
+  EBB_RETURN_IF_ERROR(run(
+      part.size(), 1, [&](auto spans) { return part.ReduceScatter(stream, spans, dtype, 0.5f); }));
+  EBB_RETURN_IF_ERROR(all.Barrier(stream));
+  stream.WaitIdle();
+  EBB_RETURN_IF_ERROR(all.status());
+  return results;
+}
+
+absl::Status Compare(const World& world) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt8}) {
+    for (const int group : {0, world.ranks_per_host(), 1}) {
+      EBB_ASSIGN_OR_RETURN(const std::vector<Numbers> found, Results(world, dtype, group));
+      std::vector<Numbers> expected;
+      EBB_RETURN_IF_ERROR(RunThreads(world.size(), [&](World threads) -> absl::Status {
+        EBB_ASSIGN_OR_RETURN(std::vector<Numbers> results, Results(threads, dtype, group));
+        if (threads.rank() == world.rank()) expected = std::move(results);
+        return absl::OkStatus();
+      }));
+      if (found == expected) continue;
+      for (size_t i = 0; i < found.size(); ++i) {
+        if (found[i] == expected[i]) continue;
+        return absl::InternalError(absl::StrCat("rank ", world.rank(), ", reduction group ", group,
+                                                ": result ", i, " differs"));
+      }
+    }
+  }
+  if (world.rank() == 0) std::puts("the same bits");
+  return absl::OkStatus();
+}
+
+// The last rank ends as it is told to; the others work on until they hear of it.
+absl::Status WorkUntilTheLastEnds(const World& world, std::string_view how) {
+  EBB_ASSIGN_OR_RETURN(Communicator all,
+                       world.NewCommunicator({.name = "all", .timeout_seconds = 60}));
+  Stream stream = Device::Cpu(1).CallerStream();
+  float value = 0;
+  const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
+  for (int step = 0; all.status().ok(); ++step) {
+    if (step == 3 && world.rank() == world.size() - 1) {
+      if (how == "killed") raise(SIGKILL);
+      if (how == "exits") std::exit(1);  // while it has a world
+      world.Fail(absl::DataLossError("the disk is gone"));
+    }
+    EBB_RETURN_IF_ERROR(all.AllReduce(stream, {&span, 1}, DType::kFloat32));
+  }
+  return all.status();
+}
+
+int Main(int argc, char** argv) {
+  const int ranks_per_host = argc > 1 ? std::atoi(argv[1]) : 0;
+  const std::string_view how = argc > 2 ? argv[2] : "compare";
+  const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  if (how == "absent" && rank != nullptr && std::string_view(rank) == "3") {
+    for (;;) pause();
+  }
+  const double timeout_seconds = how == "absent" ? 1 : 60;
+  const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = timeout_seconds});
+  absl::Status status = world.status();
+  if (status.ok() && world->ranks_per_host() != ranks_per_host) {
+    status = absl::InternalError(
+        absl::StrCat("the default reduction group is ", world->ranks_per_host()));
+  }
+  if (status.ok()) status = how == "compare" ? Compare(*world) : WorkUntilTheLastEnds(*world, how);
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "%s\n", status.ToString().c_str());
+  return how == "compare" ? 1 : kFailedAsExpected;
+}
+
+}  // namespace
+}  // namespace ebb
+
+int main(int argc, char** argv) {
+  return ebb::Main(argc, argv);
+}

@@ -1,0 +1,231 @@
+// How the CUDA device starts, fails and lets go, on the stand-in. What it does while all is well is
+// ../device/conformance_test.cc.
+#include "ebb/runtime/device/device.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "stand_in.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+class CudaDeviceTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_EQ(stand_in::Alive(), stand_in::Live{}) << "something was not given back";
+    stand_in::Reset();
+  }
+};
+
+TEST_F(CudaDeviceTest, MachineWithoutADriverIsSaidSo) {
+  stand_in::SetDevices(0, cudaErrorInsufficientDriver);
+  for (const absl::Status& status : {Device::Cuda().status(), Device::CudaDevices().status(),
+                                     Device::FromName("cuda").status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("no CUDA driver or device"),
+                                       HasSubstr("insufficient"), HasSubstr("--device cpu")));
+  }
+  EXPECT_TRUE(Device::FromName("cpu").ok());
+}
+
+TEST_F(CudaDeviceTest, MachineWithoutADeviceIsSaidSo) {
+  stand_in::SetDevices(0);
+  const absl::Status status = Device::Cuda().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(status), HasSubstr("CUDA_VISIBLE_DEVICES"));
+}
+
+TEST_F(CudaDeviceTest, DevicesAreFoundByNameAndLocalRank) {
+  EXPECT_EQ(*Device::CudaDevices(), 2);
+  EXPECT_EQ(Device::FromName("cpu", 0, 3)->description(), "CPU, 3 threads");
+  EXPECT_EQ(Device::FromName("cuda", 1)->ordinal(), 1);
+  EXPECT_EQ(Device::FromName("cuda", 3)->ordinal(), 1);
+  EXPECT_EQ(Device::FromName("cuda:1")->ordinal(), 1);
+  EXPECT_EQ(Device::FromName("cuda:1")->description(), "CUDA device 1 (stand-in)");
+  EXPECT_EQ(Device::FromName("cuda:1")->kind(), DeviceKind::kCuda);
+  EXPECT_THAT(Message(Device::FromName("cuda:2").status()),
+              AllOf(HasSubstr("no CUDA device 2"), HasSubstr("sees 2")));
+  for (const char* name : {"gpu", "", "cuda:", "cuda:x", "CPU"}) {
+    EXPECT_EQ(Device::FromName(name).status().code(), absl::StatusCode::kInvalidArgument) << name;
+  }
+}
+
+TEST_F(CudaDeviceTest, StreamsThatOthersWaitForComeFirst) {
+  const Device device = *Device::Cuda();
+  for (const char* name : {"gather", "reduce", "gather/rollout"}) {
+    const Stream stream = *device.NewStream(name);
+    EXPECT_TRUE(stand_in::HasPriority(static_cast<cudaStream_t>(stream.view().native))) << name;
+  }
+  for (const char* name : {"update", "copy"}) {
+    const Stream stream = *device.NewStream(name);
+    EXPECT_FALSE(stand_in::HasPriority(static_cast<cudaStream_t>(stream.view().native))) << name;
+  }
+}
+
+TEST_F(CudaDeviceTest, CallerStreamIsTheTrainersWhichStaysTheTrainers) {
+  cudaStream_t trainers = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithPriority(&trainers, cudaStreamNonBlocking, 0), cudaSuccess);
+  {
+    const Device device = *Device::Cuda(0, {trainers});
+    Stream caller = device.CallerStream();
+    EXPECT_EQ(caller.view().native, trainers);
+    bool ran = false;
+    caller.Enqueue([&] { ran = true; });
+    caller.WaitIdle();
+    EXPECT_TRUE(ran);
+  }
+  EXPECT_EQ(stand_in::Alive().streams, 1);
+  cudaStreamDestroy(trainers);
+}
+
+TEST_F(CudaDeviceTest, WithoutATrainersStreamThereIsOneThatOutlivesTheDevice) {
+  std::vector<Stream> callers;
+  {
+    const Device device = *Device::Cuda();
+    callers.push_back(device.CallerStream());
+    callers.push_back(device.CallerStream());
+  }
+  EXPECT_EQ(callers[0].view().native, callers[1].view().native);
+  bool ran = false;
+  callers[0].Enqueue([&] { ran = true; });
+  callers[1].WaitIdle();
+  EXPECT_TRUE(ran);
+}
+
+TEST_F(CudaDeviceTest, FailedAllocationSaysWhatForHowMuchAndWhatIsLeft) {
+  const Device device = *Device::Cuda();
+  stand_in::FailCall("cudaMalloc", cudaErrorMemoryAllocation);
+  const absl::Status status = device.Allocate(12345, "the gather pool").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr("12345 bytes"), HasSubstr("the gather pool"),
+                    HasSubstr("CUDA device 0 (stand-in)"), HasSubstr("4294967296 bytes are free")));
+  EXPECT_TRUE(device.status().ok());  // nothing is lost
+  EXPECT_TRUE(device.Allocate(12345, "the gather pool").ok());
+}
+
+TEST_F(CudaDeviceTest, WhateverFailsAtCreationIsAStatusAndNothingIsLeft) {
+  for (const char* function : {"cudaGetDeviceProperties", "cudaStreamCreateWithPriority"}) {
+    for (const int nth : {1, 2}) {
+      stand_in::FailCall(function, cudaErrorDevicesUnavailable, nth);
+      if (const auto device = Device::Cuda();
+          nth == 1 || std::string(function) != "cudaGetDeviceProperties") {
+        EXPECT_EQ(device.status().code(), absl::StatusCode::kUnavailable) << function << nth;
+      }
+      stand_in::Reset();
+    }
+  }
+  const Device device = *Device::Cuda();
+  stand_in::FailCall("cudaStreamCreateWithPriority", cudaErrorInvalidValue);
+  EXPECT_THAT(Message(device.NewStream("gather").status()), HasSubstr("stream 'gather'"));
+  stand_in::FailCall("cudaEventCreateWithFlags", cudaErrorInvalidValue);
+  EXPECT_EQ(device.NewEvent().status().code(), absl::StatusCode::kInternal);
+  stand_in::FailCall("cudaMemsetAsync", cudaErrorInvalidValue);
+  EXPECT_THAT(Message(device.Allocate(10, "x").status()), HasSubstr("zeroing new memory"));
+}
+
+class CudaFailureTest : public CudaDeviceTest, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(CudaFailureTest, FailsAllStreamsForGoodAndTasksStillRunOnceInOrder) {
+  const Device device = *Device::Cuda();
+  const Buffer buffer = *device.Allocate(1000, "test");
+  Event event = *device.NewEvent();
+  Stream stream = *device.NewStream("gather"), other = *device.NewStream("other");
+  std::vector<int> ran;
+  const auto use_everything = [&](int begin) {
+    stream.Enqueue([&ran, begin] { ran.push_back(begin); });
+    stream.Zero(buffer.data(), 500);
+    stream.Copy(buffer.data(), buffer.data() + 500, 500);
+    stream.Record(event);
+    stream.Wait(event);
+    stream.Enqueue([&ran, begin] { ran.push_back(begin + 1); });
+    event.Wait();
+    event.Passed();
+    stream.WaitIdle();
+  };
+  use_everything(0);
+  EXPECT_TRUE(stream.status().ok());
+  stand_in::FailCall(GetParam(), cudaErrorIllegalAddress);
+  use_everything(2);
+  use_everything(4);
+
+  const absl::Status status = stream.status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr(GetParam()), HasSubstr("CUDA device 0 (stand-in)"),
+                    HasSubstr("illegal memory access"), HasSubstr("compute-sanitizer")));
+  EXPECT_EQ(other.status(), status);
+  EXPECT_EQ(device.status(), status);
+  EXPECT_EQ(device.NewStream("late").status(), status);
+  EXPECT_EQ(ran, (std::vector<int>{0, 1, 2, 3, 4, 5}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, CudaFailureTest,
+                         ::testing::Values("cudaLaunchHostFunc", "cudaMemsetAsync",
+                                           "cudaMemcpyAsync", "cudaEventRecord",
+                                           "cudaStreamWaitEvent", "cudaEventSynchronize",
+                                           "cudaEventQuery", "cudaStreamSynchronize"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST_F(CudaDeviceTest, TasksThatALostDeviceForgetsRunAllTheSame) {
+  const Device device = *Device::Cuda();
+  std::atomic<bool> running{false}, go{false};
+  std::vector<int> ran;
+  Stream stream = *device.NewStream("test");
+  stream.Enqueue([&] {
+    running = true;
+    running.notify_all();
+    go.wait(false);
+  });
+  for (int i = 0; i < 100; ++i) stream.Enqueue([&ran, i] { ran.push_back(i); });
+  running.wait(false);
+  stand_in::LoseDevice(cudaErrorIllegalAddress);
+  go = true;
+  go.notify_all();
+  stream.WaitIdle();
+  EXPECT_EQ(stream.status().code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(ran.size(), 100u);
+  EXPECT_TRUE(std::is_sorted(ran.begin(), ran.end()));
+}
+
+TEST_F(CudaDeviceTest, EnqueuerDoesNotWaitForRoomOnALostDevice) {
+  constexpr int kTasks = 2 * kStreamTasksMax;
+  const Device device = *Device::Cuda();
+  std::atomic<bool> go{false};
+  std::atomic<int> enqueued{0};
+  std::vector<int> ran;
+  Stream stream = *device.NewStream("test");
+  stream.Enqueue([&] { go.wait(false); });
+  std::thread enqueuer([&] {
+    for (int i = 0; i < kTasks; ++i) {
+      stream.Enqueue([&ran, i] { ran.push_back(i); });
+      ++enqueued;
+      enqueued.notify_all();
+    }
+    stream.WaitIdle();
+  });
+  for (int seen = 0; seen < kStreamTasksMax - 1; seen = enqueued) enqueued.wait(seen);
+  stand_in::LoseDevice(cudaErrorIllegalAddress);
+  go = true;
+  go.notify_all();
+  enqueuer.join();
+  EXPECT_EQ(ran.size(), static_cast<size_t>(kTasks));
+  EXPECT_TRUE(std::is_sorted(ran.begin(), ran.end()));
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,407 @@
+// What the NCCL communicator does when a rank fails, does not come or is wrong, and when NCCL or
+// CUDA fail under it: every rank gets a Status that says so, nothing hangs and nothing is left. On
+// the stand-in.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/comm/nccl/nccl_world.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/device.h"
+#include "stand_in.h"
+#include "thread_ranks.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr DType kType = DType::kFloat32;
+constexpr double kShort = 0.2;  // a time-out that has to be waited for
+
+std::string Message(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+class NcclFailureTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_EQ(stand_in::Alive(), stand_in::Live{}) << "something was not given back";
+    stand_in::Reset();
+  }
+
+  // Runs `body` on every rank. What it returns is what that rank saw.
+  std::vector<absl::Status> Seen(int ranks, std::function<absl::Status(World&)> body) {
+    std::vector<absl::Status> seen(static_cast<size_t>(ranks));
+    const absl::Status status = testing::RunOnGpus(ranks, [&](World world) {
+      seen[static_cast<size_t>(world.rank())] = body(world);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return seen;
+  }
+};
+
+// Memory of the device and a stream, for one operation after another.
+struct Gpu {
+  Device device = *Device::Cuda();
+  Stream stream = *device.NewStream("comm");
+  Buffer memory = *device.Allocate(4096, "test");
+  CollectiveSpan InPlace(int64_t count = 4) const {
+    return {.send = memory.data(), .receive = memory.data(), .count = count};
+  }
+};
+
+// Waits for what was enqueued and returns what became of the communicator.
+absl::Status Outcome(Communicator& communicator, Stream& stream) {
+  stream.WaitIdle();
+  return communicator.status();
+}
+
+TEST_F(NcclFailureTest, CreationThatNeverFinishesEndsInTime) {
+  stand_in::StallCreation();
+  const auto seen = Seen(2, [](World& world) {
+    return world.NewCommunicator({.name = "gather", .timeout_seconds = kShort}).status();
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank "), HasSubstr("'gather'"),
+                                       HasSubstr("0.2 s"), HasSubstr("ebb.timeout_seconds")));
+  }
+}
+
+TEST_F(NcclFailureTest, RankThatDoesNotCreateIsNamed) {
+  std::atomic<bool> done{false};
+  const auto seen = Seen(2, [&](World& world) {
+    if (world.rank() == 1) {
+      done.wait(false);
+      return absl::OkStatus();
+    }
+    const absl::Status status =
+        world.NewCommunicator({.name = "gather", .timeout_seconds = kShort}).status();
+    done = true;
+    done.notify_all();
+    return status;
+  });
+  EXPECT_EQ(seen[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(Message(seen[0]), HasSubstr("rank 1"));
+}
+
+TEST_F(NcclFailureTest, IdThatCannotBeMadeFailsCreationOnAllRanksAndMayBeRepeated) {
+  stand_in::FailCall("ncclGetUniqueId", ncclSystemError);
+  const auto seen = Seen(2, [](World& world) -> absl::Status {
+    const absl::Status failed = world.NewCommunicator().status();
+    EBB_RETURN_IF_ERROR(world.NewCommunicator().status());
+    return failed;
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(Message(status), HasSubstr("rank 0 failed: ncclGetUniqueId failed"));
+  }
+}
+
+// A call that fails on one rank while all make a communicator.
+class NcclCreationTest : public NcclFailureTest,
+                         public ::testing::WithParamInterface<std::pair<const char*, int>> {};
+
+TEST_P(NcclCreationTest, FailureOfOneRankIsToldToAllAtOnce) {
+  const auto [function, code] = GetParam();
+  std::atomic<int> ready{0};
+  const auto seen = Seen(3, [&, function = function, code = code](World& world) -> absl::Status {
+    // All have their devices by now.
+    EBB_ASSIGN_OR_RETURN(const Communicator earlier, world.NewCommunicator());
+    if (++ready == 3) stand_in::FailCall(function, code);
+    ready.notify_all();
+    for (int n = ready; n < 3; n = ready) ready.wait(n);
+    const absl::Status failed = world.NewCommunicator({.name = "gather"}).status();
+    EXPECT_EQ(earlier.status(), failed);
+    EXPECT_EQ(world.NewCommunicator({.name = "again"}).status(), failed);
+    return failed;
+  });
+  EXPECT_FALSE(seen[0].ok());
+  EXPECT_THAT(Message(seen[0]), AllOf(HasSubstr("rank "), HasSubstr(" failed: ")));
+  for (const absl::Status& status : seen) EXPECT_EQ(status, seen[0]);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Calls, NcclCreationTest,
+    ::testing::Values(std::pair("ncclCommInitRankConfig", int{ncclUnhandledCudaError}),
+                      std::pair("cudaMalloc", int{cudaErrorMemoryAllocation}),
+                      std::pair("cudaEventCreateWithFlags", int{cudaErrorInvalidValue})),
+    [](const auto& test) { return std::string(test.param.first); });
+
+TEST_F(NcclFailureTest, CreationWithDifferentOptionsFailsOnAllRanksAndMayBeRepeated) {
+  const auto seen = Seen(2, [](World& world) -> absl::Status {
+    const absl::Status different =
+        world.NewCommunicator({.name = world.rank() == 0 ? "a" : "b"}).status();
+    EXPECT_EQ(different.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(Message(different), AllOf(HasSubstr("rank 0 'a'"), HasSubstr("rank 1 'b'")));
+    EXPECT_EQ(world.NewCommunicator({.reduction_group = 3}).status().code(),
+              absl::StatusCode::kInvalidArgument);
+    return world.NewCommunicator().status();
+  });
+  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(NcclFailureTest, RankThatDoesNotCallEndsTheWaitingOfAllInTime) {
+  const auto seen = Seen(3, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator,
+                         world.NewCommunicator({.name = "gather", .timeout_seconds = kShort}));
+    Gpu gpu;
+    if (world.rank() != 2) {
+      EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
+      return Outcome(communicator, gpu.stream);
+    }
+    while (communicator.status().ok()) std::this_thread::yield();
+    return communicator.status();
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("rank "), HasSubstr("has waited 0.2 s for other ranks"),
+                      HasSubstr("in barrier on communicator 'gather'"),
+                      HasSubstr("raise ebb.timeout_seconds")));
+  }
+}
+
+TEST_F(NcclFailureTest, LaunchThatIsNeverReadyEndsInTime) {
+  const auto seen = Seen(2, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator,
+                         world.NewCommunicator({.timeout_seconds = kShort}));
+    Gpu gpu;
+    stand_in::StallLaunches();
+    const CollectiveSpan span = gpu.InPlace();
+    EBB_RETURN_IF_ERROR(communicator.AllReduce(gpu.stream, {&span, 1}, kType));
+    return Outcome(communicator, gpu.stream);
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(Message(status), HasSubstr("all-reduce of 1 span, 4 fp32 elements"));
+  }
+}
+
+TEST_F(NcclFailureTest, DifferentCallsEndInTime) {
+  const auto seen = Seen(2, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator,
+                         world.NewCommunicator({.timeout_seconds = kShort}));
+    Gpu gpu;
+    const CollectiveSpan span = gpu.InPlace(world.rank() == 0 ? 4 : 8);
+    EBB_RETURN_IF_ERROR(communicator.AllReduce(gpu.stream, {&span, 1}, kType));
+    return Outcome(communicator, gpu.stream);
+  });
+  for (const absl::Status& status : seen)
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(NcclFailureTest, AsynchronousErrorIsToldToAllRanks) {
+  const auto seen = Seen(3, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
+    EBB_ASSIGN_OR_RETURN(Communicator other, world.NewCommunicator({.name = "gather"}));
+    Gpu gpu;
+    EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
+    EBB_RETURN_IF_ERROR(Outcome(communicator, gpu.stream));
+    if (world.rank() == 1) stand_in::FailCommunicators(1, ncclRemoteError);
+    // Rank 2 does not call, so only the error ends this.
+    if (world.rank() != 2) EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
+    while (communicator.status().ok()) std::this_thread::yield();
+    gpu.stream.WaitIdle();
+    EXPECT_EQ(other.status(), communicator.status());
+    return communicator.status();
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("rank 1"), HasSubstr("'reduce'"),
+                      HasSubstr("remote process exited"), HasSubstr("said the stand-in")));
+  }
+}
+
+// A call of an operation that fails on one rank.
+class NcclOperationTest : public NcclFailureTest,
+                          public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(NcclOperationTest, FailureIsStickyToldToAllAndLaterOperationsDoNothing) {
+  std::atomic<int> ready{0};
+  const auto seen = Seen(2, [&](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
+    Gpu gpu;
+    if (++ready == 2) stand_in::FailCall(GetParam(), ncclInternalError);
+    ready.notify_all();
+    for (int n = ready; n < 2; n = ready) ready.wait(n);
+    const CollectiveSpan span = gpu.InPlace();
+    EBB_RETURN_IF_ERROR(
+        communicator.AllReduce(gpu.stream, {&span, 1}, kType, ReduceOp::kSum, 0.5f));
+    const absl::Status status = Outcome(communicator, gpu.stream);
+    for (int i = 0; i < 3; ++i)
+      EBB_RETURN_IF_ERROR(communicator.AllReduce(gpu.stream, {&span, 1}, kType));
+    EXPECT_EQ(Outcome(communicator, gpu.stream), status);
+    EXPECT_EQ(communicator.bytes_moved(), 0);
+    return status;
+  });
+  EXPECT_EQ(seen[0].code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(Message(seen[0]), AllOf(HasSubstr("rank "), HasSubstr("'reduce'"),
+                                      HasSubstr("all-reduce of 1 span, 4 fp32 elements")));
+  EXPECT_EQ(seen[1], seen[0]);
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, NcclOperationTest,
+                         ::testing::Values("ncclAllReduce", "ncclGroupEnd",
+                                           "ncclRedOpCreatePreMulSum"),
+                         [](const auto& test) { return std::string(test.param); });
+
+TEST_F(NcclFailureTest, DeviceThatFailsIsToldToAll) {
+  const auto seen = Seen(2, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
+    Gpu gpu;
+    EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
+    EBB_RETURN_IF_ERROR(Outcome(communicator, gpu.stream));
+    if (world.rank() == 1) {
+      stand_in::FailCall("cudaMemsetAsync", cudaErrorIllegalAddress);
+      gpu.stream.Zero(gpu.memory.data(), 16);
+      EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
+    }
+    while (communicator.status().ok()) std::this_thread::yield();
+    return Outcome(communicator, gpu.stream);
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 1 in barrier on communicator 'reduce'"),
+                                       HasSubstr("cudaMemsetAsync on stream 'comm'")));
+  }
+}
+
+TEST_F(NcclFailureTest, AbortEndsWhatWaitsOnAllRanks) {
+  const auto seen = Seen(3, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "gather"}));
+    Gpu gpu;
+    if (world.rank() == 2) {
+      communicator.Abort(absl::CancelledError("interrupted"));
+    } else {
+      EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
+    }
+    return Outcome(communicator, gpu.stream);
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("rank 2"), HasSubstr("'gather'"), HasSubstr("interrupted")));
+  }
+}
+
+TEST_F(NcclFailureTest, WorldThatFailsEndsAllItsCommunicatorsAndMakesNoNewOnes) {
+  const auto seen = Seen(4, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator());
+    EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(world.rank() / 2, 0));
+    Gpu gpu;
+    if (world.rank() == 3) {
+      world.Fail(absl::DataLossError("the disk is gone"));
+    } else {
+      EBB_RETURN_IF_ERROR(all.Barrier(gpu.stream));
+    }
+    gpu.stream.WaitIdle();
+    EXPECT_EQ(part.status(), all.status());
+    EXPECT_EQ(world.NewCommunicator().status(), all.status());
+    return all.status();
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(Message(status), "rank 3 failed: the disk is gone");
+  }
+}
+
+TEST_F(NcclFailureTest, RankWhoseProcessEndsIsNamed) {
+  std::vector<absl::Status> seen(3);
+  std::atomic<int> created{0};
+  const absl::Status run = testing::RunOnGpus(3, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    created.fetch_add(1);
+    created.notify_all();
+    if (world.rank() == 1) {
+      for (int seen_created = created; seen_created < 3; seen_created = created)
+        created.wait(seen_created);
+      return absl::AbortedError("chosen");
+    }
+    Gpu gpu;
+    EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
+    seen[static_cast<size_t>(world.rank())] = Outcome(communicator, gpu.stream);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(run.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Message(seen[0]), "rank 1 has ended");
+  EXPECT_EQ(Message(seen[2]), "rank 1 has ended");
+}
+
+TEST_F(NcclFailureTest, SplitThatARankDoesNotCallEndsInTime) {
+  const auto seen = Seen(2, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator,
+                         world.NewCommunicator({.name = "gather", .timeout_seconds = kShort}));
+    if (world.rank() == 0) return communicator.Split(0, 0).status();
+    while (communicator.status().ok()) std::this_thread::yield();
+    return communicator.status();
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 0 could not split communicator 'gather'"),
+                                       HasSubstr("0.2 s")));
+  }
+}
+
+TEST_F(NcclFailureTest, WhatNcclCannotDoIsRefusedAtOnce) {
+  const auto seen = Seen(2, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    Gpu gpu;
+    Stream cpu = *Device::Cpu(1).NewStream("cpu");
+    const CollectiveSpan span = gpu.InPlace();
+    const std::vector<std::pair<absl::Status, const char*>> refused = {
+        {communicator.AllReduce(gpu.stream, {&span, 1}, DType::kInt8), "int8"},
+        {communicator.AllReduce(gpu.stream, {&span, 1}, kType, ReduceOp::kMax, 0.5f), "maxima"},
+        {communicator.AllReduce(gpu.stream, {&span, 1}, DType::kFloat16, ReduceOp::kSum, 1e-9f),
+         "in fp16, is 0"},
+        {communicator.AllReduce(gpu.stream, {&span, 1}, DType::kFloat16, ReduceOp::kSum, 1e6f),
+         "in fp16, is inf"},
+        {communicator.AllReduce(cpu, {&span, 1}, kType), "need a stream of CUDA device 0"},
+        {communicator.Split(-1, 0).status(), "colour -1"},
+    };
+    for (const auto& [status, text] : refused) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+      EXPECT_THAT(Message(status), HasSubstr(text));
+    }
+    EBB_RETURN_IF_ERROR(
+        communicator.AllReduce(gpu.stream, {&span, 1}, DType::kInt8, ReduceOp::kMax));
+    return Outcome(communicator, gpu.stream);
+  });
+  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(NcclFailureTest, WorldNeedsACudaDevice) {
+  testing::ThreadMeeting meeting(1);
+  EXPECT_EQ(NewNcclWorld(meeting.For(0), Device::Cpu(1)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(NcclFailureTest, MoreOperationsAreEnqueuedThanAreUnderWay) {
+  const auto seen = Seen(2, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    Gpu gpu;
+    const CollectiveSpan span = gpu.InPlace();
+    for (int i = 0; i < 1000; ++i)
+      EBB_RETURN_IF_ERROR(
+          communicator.AllReduce(gpu.stream, {&span, 1}, kType, ReduceOp::kSum, 0.5f));
+    EBB_RETURN_IF_ERROR(Outcome(communicator, gpu.stream));
+    EXPECT_EQ(communicator.bytes_moved(), 1000 * 16);
+    return absl::OkStatus();
+  });
+  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,214 @@
+// The CUDA runtime's half: streams and events are those of the CPU device.
+#include <cuda_runtime_api.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "ebb/runtime/device/device.h"
+#include "state.h"
+
+// What CUDA leaves opaque. Several threads may enqueue on a stream of CUDA.
+struct CUstream_st {
+  ebb::Stream stream;
+  ebb::Event end;  // as of the last query
+  bool has_priority;
+  std::mutex mutex;
+};
+struct CUevent_st {
+  ebb::Event event;
+};
+
+namespace {
+
+using namespace ebb::stand_in;  // the file's own
+
+constexpr size_t kDeviceBytes = size_t{1} << 32;
+constexpr int kLeastPriority = 0, kGreatestPriority = -5;
+
+std::atomic<int> device_count{2};
+std::atomic<cudaError_t> device_count_result{cudaSuccess};
+thread_local int current_device = 0;
+std::mutex host_functions;  // one at a time, whatever their streams
+
+ebb::Device& Host() {
+  static ebb::Device device = ebb::Device::Cpu(1);
+  return device;
+}
+
+cudaError_t Failure(const char* function) {
+  if (Lost() != cudaSuccess) return Lost();
+  return static_cast<cudaError_t>(Injected(function));
+}
+
+}  // namespace
+
+void ebb::stand_in::SetDevices(int count, cudaError_t result) {
+  device_count = count;
+  device_count_result = result;
+}
+bool ebb::stand_in::HasPriority(cudaStream_t stream) {
+  return stream->has_priority;
+}
+void ebb::stand_in::EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument) {
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Enqueue([run, argument] { run(argument); });
+}
+
+extern "C" {
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = device_count;
+  return device_count_result;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  if (device < 0 || device >= device_count) return cudaErrorInvalidDevice;
+  current_device = device;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  if (const auto failure = Failure("cudaGetDeviceProperties")) return failure;
+  std::strcpy(properties->name, "stand-in");
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = kLeastPriority;
+  *greatest = kGreatestPriority;
+  return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  *free_bytes = *total_bytes = kDeviceBytes;
+  return cudaSuccess;
+}
+const char* cudaGetErrorName(cudaError_t error) {
+  return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorOfStandIn";
+}
+const char* cudaGetErrorString(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorInsufficientDriver:
+      return "CUDA driver version is insufficient for CUDA runtime version";
+    case cudaErrorIllegalAddress:
+      return "an illegal memory access was encountered";
+    default:
+      return "an error of the stand-in";
+  }
+}
+cudaError_t cudaGetLastError() {
+  return cudaSuccess;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  return cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** data, size_t bytes) {
+  if (const auto failure = Failure("cudaMalloc")) return failure;
+  if (bytes > kDeviceBytes) return cudaErrorMemoryAllocation;
+  *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (*data == nullptr) return cudaErrorMemoryAllocation;
+  std::memset(*data, 0xa5, bytes);  // it may have been anybody's
+  Count(Thing::kAllocation, 1);
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* data) {
+  std::free(data);
+  Count(Thing::kAllocation, -1);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  if (const auto failure = Failure("cudaStreamCreateWithPriority")) return failure;
+  if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
+  auto made = Host().NewStream("stand-in");
+  if (!made.ok()) return cudaErrorMemoryAllocation;
+  *stream =
+      new CUstream_st{*std::move(made), *Host().NewEvent(), priority == kGreatestPriority, {}};
+  Count(Thing::kStream, 1);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  delete stream;
+  Count(Thing::kStream, -1);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (const auto failure = Failure("cudaStreamQuery")) return failure;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Record(stream->end);
+  return stream->end.Passed() ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (const auto failure = Failure("cudaStreamSynchronize")) return failure;
+  {
+    const std::scoped_lock lock(stream->mutex);
+    stream->stream.Record(stream->end);
+  }
+  stream->end.Wait();
+  return Lost();
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (const auto failure = Failure("cudaStreamWaitEvent")) return failure;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Wait(event->event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  if (const auto failure = Failure("cudaEventCreateWithFlags")) return failure;
+  if (flags != cudaEventDisableTiming) return cudaErrorInvalidValue;
+  *event = new CUevent_st{*Host().NewEvent()};
+  Count(Thing::kEvent, 1);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  Count(Thing::kEvent, -1);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (const auto failure = Failure("cudaEventRecord")) return failure;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Record(event->event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (const auto failure = Failure("cudaEventQuery")) return failure;
+  return event->event.Passed() ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (const auto failure = Failure("cudaEventSynchronize")) return failure;
+  event->event.Wait();
+  return Lost();
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
+  if (const auto failure = Failure("cudaLaunchHostFunc")) return failure;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Enqueue([function, argument] {
+    const std::scoped_lock turn(host_functions);
+    if (Lost() == cudaSuccess) function(argument);
+  });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes, cudaMemcpyKind,
+                            cudaStream_t stream) {
+  if (const auto failure = Failure("cudaMemcpyAsync")) return failure;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Copy(destination, source, static_cast<int64_t>(bytes));
+  return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
+  if (const auto failure = Failure("cudaMemsetAsync")) return failure;
+  if (value != 0) return cudaErrorInvalidValue;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Zero(data, static_cast<int64_t>(bytes));
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,364 @@
+// The NCCL half: communicators between the threads of this process, non-blocking as their
+// configuration says. A call on a communicator that is gone ends the program.
+#include <nccl.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "clique.h"
+#include "state.h"
+
+namespace {
+
+using namespace ebb::stand_in;  // the file's own
+
+constexpr size_t kGroupsMax = 64;  // under way on one communicator
+constexpr size_t kPartsExpected = 80;
+constexpr size_t kScratchExpected = size_t{1} << 16;
+
+// Of ncclCommSplit: complete when all ranks have come.
+struct SplitRound {
+  struct Arrival {
+    int colour, key, rank;
+    ncclComm_t part;
+  };
+  std::vector<Arrival> arrivals;
+};
+
+}  // namespace
+
+struct ncclComm {
+  struct Group {
+    ncclComm* comm = nullptr;
+    std::vector<Part> parts;
+    std::atomic<bool> under_way{false};
+  };
+  struct Operator {
+    float scale = 1;
+    bool alive = false;
+  };
+
+  std::shared_ptr<Clique> clique;
+  std::shared_ptr<std::map<int, SplitRound>> splits;  // of all ranks of the clique
+  int rank = 0;
+  int splits_begun = 0;
+  bool stalled = false, gone = false;
+  std::atomic<bool> aborted{false};
+  std::vector<Group> groups = std::vector<Group>(kGroupsMax);
+  size_t next_group = 0;
+  std::vector<Operator> operators;
+  std::vector<std::byte> scratch = std::vector<std::byte>(kScratchExpected);
+};
+
+namespace {
+
+std::mutex mutex;  // around everything but the running of groups
+std::map<std::string,
+         std::pair<std::shared_ptr<Clique>, std::shared_ptr<std::map<int, SplitRound>>>>
+    cliques;
+// Kept for the whole test: what an aborted communicator still runs refers to it.
+std::vector<std::unique_ptr<ncclComm>> all;
+int ids_made = 0;
+bool creation_stalls = false, launches_stall = false;
+std::map<int, ncclResult_t> asynchronous;
+
+thread_local int group_depth = 0;
+thread_local std::vector<Part> group_parts;
+thread_local ncclComm_t group_comm = nullptr;
+thread_local cudaStream_t group_stream = nullptr;
+
+ncclResult_t Failure(const char* function) {
+  return static_cast<ncclResult_t>(Injected(function));
+}
+
+void Require(bool held, const char* what) {
+  if (held) return;
+  std::fprintf(stderr, "stand-in for NCCL: %s\n", what);
+  std::abort();
+}
+
+ncclComm_t NewComm() {
+  all.push_back(std::make_unique<ncclComm>());
+  ncclComm_t comm = all.back().get();
+  comm->stalled = creation_stalls;
+  for (auto& group : comm->groups) {
+    group.comm = comm;
+    group.parts.reserve(kPartsExpected);
+  }
+  Count(Thing::kCommunicator, 1);
+  return comm;
+}
+
+void End(ncclComm_t comm) {
+  comm->gone = true;
+  Count(Thing::kCommunicator, -1);
+}
+
+void RunGroup(void* argument) {
+  auto& group = *static_cast<ncclComm::Group*>(argument);
+  if (!group.comm->aborted)
+    group.comm->clique->Run(group.comm->rank, group.parts, group.comm->aborted,
+                            group.comm->scratch);
+  group.under_way = false;
+  group.under_way.notify_all();
+}
+
+ncclResult_t Launch() {
+  ncclComm_t comm = std::exchange(group_comm, nullptr);
+  if (comm == nullptr) return ncclSuccess;
+  if (const auto failure = Failure("ncclGroupEnd")) {
+    group_parts.clear();
+    return failure;
+  }
+  auto& group = comm->groups[comm->next_group++ % kGroupsMax];
+  group.under_way.wait(true);
+  group.parts.assign(group_parts.begin(), group_parts.end());
+  group.under_way = true;
+  group_parts.clear();
+  {
+    const std::scoped_lock lock(mutex);
+    if (launches_stall) comm->stalled = true;
+  }
+  EnqueueKernel(group_stream, &RunGroup, &group);
+  return ncclInProgress;
+}
+
+ncclResult_t Add(const char* function, ncclComm_t comm, cudaStream_t stream, const Part& part) {
+  Require(!comm->gone, "a call on a communicator that is gone");
+  Require(group_comm == nullptr || (group_comm == comm && group_stream == stream),
+          "a group of several communicators or streams");
+  if (const auto failure = Failure(function)) return failure;
+  group_comm = comm;
+  group_stream = stream;
+  group_parts.push_back(part);
+  return group_depth == 0 ? Launch() : ncclSuccess;
+}
+
+// `op` as what it does to the numbers.
+void SetOp(Part& part, ncclRedOp_t op, ncclComm_t comm) {
+  if (op < ncclNumOps) {
+    part.combine = op == ncclMax ? Combine::kMax : op == ncclMin ? Combine::kMin : Combine::kSum;
+    return;
+  }
+  const auto& made = comm->operators.at(static_cast<size_t>(op - ncclNumOps));
+  Require(made.alive, "an operator that is gone");
+  part.scale = made.scale;
+}
+
+const std::byte* Bytes(const void* data) {
+  return static_cast<const std::byte*>(data);
+}
+
+void FormParts(const SplitRound& round) {
+  std::map<int, std::vector<SplitRound::Arrival>> by_colour;
+  for (const auto& arrival : round.arrivals) by_colour[arrival.colour].push_back(arrival);
+  for (auto& [colour, members] : by_colour) {
+    std::sort(members.begin(), members.end(), [](const auto& a, const auto& b) {
+      return std::pair(a.key, a.rank) < std::pair(b.key, b.rank);
+    });
+    auto clique = std::make_shared<Clique>(static_cast<int>(members.size()));
+    auto splits = std::make_shared<std::map<int, SplitRound>>();
+    for (size_t i = 0; i < members.size(); ++i) {
+      members[i].part->rank = static_cast<int>(i);
+      members[i].part->splits = splits;
+      members[i].part->clique = clique;
+      clique->Join();
+    }
+  }
+}
+
+}  // namespace
+
+void ebb::stand_in::StallCreation() {
+  const std::scoped_lock lock(mutex);
+  creation_stalls = true;
+}
+void ebb::stand_in::StallLaunches() {
+  const std::scoped_lock lock(mutex);
+  launches_stall = true;
+}
+void ebb::stand_in::FailCommunicators(int rank, ncclResult_t result) {
+  const std::scoped_lock lock(mutex);
+  asynchronous[rank] = result;
+}
+void ebb::stand_in::ForgetNcclFaults() {
+  const std::scoped_lock lock(mutex);
+  creation_stalls = launches_stall = false;
+  asynchronous.clear();
+  cliques.clear();
+  all.clear();
+}
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int* version) {
+  *version = NCCL_VERSION_CODE;
+  return ncclSuccess;
+}
+const char* ncclGetErrorString(ncclResult_t result) {
+  return result == ncclRemoteError ? "remote process exited or there was a network error"
+                                   : "an error of the stand-in";
+}
+const char* ncclGetLastError(ncclComm_t) {
+  return "said the stand-in";
+}
+ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
+  if (const auto failure = Failure("ncclGetUniqueId")) return failure;
+  const std::scoped_lock lock(mutex);
+  *id = {};
+  std::snprintf(id->internal, sizeof(id->internal), "%d", ++ids_made);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank,
+                                    ncclConfig_t* config) {
+  Require(config->blocking == 0, "a communicator that blocks");
+  if (const auto failure = Failure("ncclCommInitRankConfig")) return failure;
+  const std::scoped_lock lock(mutex);
+  auto& [clique, splits] = cliques[id.internal];
+  if (clique == nullptr) {
+    clique = std::make_shared<Clique>(size);
+    splits = std::make_shared<std::map<int, SplitRound>>();
+  }
+  *comm = NewComm();
+  (*comm)->clique = clique;
+  (*comm)->splits = splits;
+  (*comm)->rank = rank;
+  clique->Join();
+  return ncclInProgress;
+}
+ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t* part,
+                           ncclConfig_t* config) {
+  Require(!comm->gone, "a call on a communicator that is gone");
+  Require(config->blocking == 0, "a communicator that blocks");
+  if (const auto failure = Failure("ncclCommSplit")) return failure;
+  const std::scoped_lock lock(mutex);
+  *part = NewComm();
+  SplitRound& round = (*comm->splits)[comm->splits_begun++];
+  round.arrivals.push_back({.colour = colour, .key = key, .rank = comm->rank, .part = *part});
+  if (static_cast<int>(round.arrivals.size()) == comm->clique->size()) FormParts(round);
+  return ncclInProgress;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  Require(!comm->gone, "a call on a communicator that is gone");
+  const std::scoped_lock lock(mutex);
+  const bool splitting = comm->splits_begun > 0 &&
+                         static_cast<int>((*comm->splits)[comm->splits_begun - 1].arrivals.size()) <
+                             comm->clique->size();
+  const bool ready = !comm->stalled && !splitting && comm->clique && comm->clique->complete();
+  const auto failed = asynchronous.find(comm->rank);
+  *state = failed != asynchronous.end() ? failed->second : ready ? ncclSuccess : ncclInProgress;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(ncclComm_t comm, int* rank) {
+  *rank = comm->rank;
+  return ncclSuccess;
+}
+ncclResult_t ncclCommCount(ncclComm_t comm, int* count) {
+  *count = comm->clique->size();
+  return ncclSuccess;
+}
+ncclResult_t ncclCommFinalize(ncclComm_t comm) {
+  Require(!comm->gone, "a call on a communicator that is gone");
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+  Require(!comm->gone, "a communicator destroyed twice");
+  for (const auto& group : comm->groups) Require(!group.under_way, "destroyed under an operation");
+  End(comm);
+  return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  Require(!comm->gone, "a communicator aborted that is gone");
+  for (const auto& made : comm->operators) Count(Thing::kOperator, made.alive ? -1 : 0);
+  End(comm);
+  comm->aborted = true;
+  if (comm->clique) comm->clique->Abort();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type,
+                                      ncclScalarResidence_t, ncclComm_t comm) {
+  if (const auto failure = Failure("ncclRedOpCreatePreMulSum")) return failure;
+  size_t i = 0;
+  while (i < comm->operators.size() && comm->operators[i].alive) ++i;
+  if (i == comm->operators.size()) comm->operators.emplace_back();
+  comm->operators[i] = {.scale = Load(type, scalar), .alive = true};
+  *op = static_cast<ncclRedOp_t>(ncclNumOps + static_cast<int>(i));
+  Count(Thing::kOperator, 1);
+  return ncclSuccess;
+}
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {
+  comm->operators.at(static_cast<size_t>(op - ncclNumOps)).alive = false;
+  Count(Thing::kOperator, -1);
+  return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart() {
+  ++group_depth;
+  return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+  return --group_depth == 0 ? Launch() : ncclSuccess;
+}
+ncclResult_t ncclAllGather(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
+  return Add("ncclAllGather", comm, stream,
+             {.kind = PartKind::kAllGather,
+              .send = Bytes(send),
+              .receive = static_cast<std::byte*>(receive),
+              .count = count,
+              .type = type});
+}
+ncclResult_t ncclReduceScatter(const void* send, void* receive, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  Part part = {.kind = PartKind::kReduceScatter,
+               .send = Bytes(send),
+               .receive = static_cast<std::byte*>(receive),
+               .count = count,
+               .type = type};
+  SetOp(part, op, comm);
+  return Add("ncclReduceScatter", comm, stream, part);
+}
+ncclResult_t ncclAllReduce(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
+  Part part = {.kind = PartKind::kAllReduce,
+               .send = Bytes(send),
+               .receive = static_cast<std::byte*>(receive),
+               .count = count,
+               .type = type};
+  SetOp(part, op, comm);
+  return Add("ncclAllReduce", comm, stream, part);
+}
+ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDataType_t type,
+                           int root, ncclComm_t comm, cudaStream_t stream) {
+  return Add("ncclBroadcast", comm, stream,
+             {.kind = PartKind::kBroadcast,
+              .send = Bytes(send),
+              .receive = static_cast<std::byte*>(receive),
+              .count = count,
+              .type = type,
+              .peer = root});
+}
+ncclResult_t ncclSend(const void* send, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
+  return Add(
+      "ncclSend", comm, stream,
+      {.kind = PartKind::kSend, .send = Bytes(send), .count = count, .type = type, .peer = peer});
+}
+ncclResult_t ncclRecv(void* receive, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+  return Add("ncclRecv", comm, stream,
+             {.kind = PartKind::kReceive,
+              .receive = static_cast<std::byte*>(receive),
+              .count = count,
+              .type = type,
+              .peer = peer});
+}
+
+}  // extern "C"

@@ -1,0 +1,47 @@
+// A stand-in for the CUDA runtime and NCCL, linked into tests in their place: the functions that
+// Ebb uses and no others, on the host, with "device" memory from malloc, streams that are threads,
+// and collectives between the threads of this process. It does what the real ones promise, and
+// fails where a test asks it to.
+//
+// As strict as the real ones may be: the host functions of all streams take turns.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstdint>
+#include <string>
+
+namespace ebb::stand_in {
+
+// Back to 2 devices and nothing that fails. Nothing may be alive.
+void Reset();
+
+// What cudaGetDeviceCount answers.
+void SetDevices(int count, cudaError_t result = cudaSuccess);
+
+// The `nth` call from now of the named function ("cudaMalloc", "ncclAllGather"), counted from 1,
+// returns `code` (a cudaError_t or ncclResult_t) and does nothing; later ones work.
+void FailCall(const std::string& function, int code, int nth = 1);
+// The device is lost: from now on every call that enqueues or waits returns `error`, and host
+// functions that have not run never will. Until Reset.
+void LoseDevice(cudaError_t error);
+
+// Communicators that are being made from now on never become ready / have an operation's host part
+// never become ready: a rank is missing.
+void StallCreation();
+void StallLaunches();
+// From now on NCCL notices `result` on the communicators of this rank; what runs on them goes on
+// waiting.
+void FailCommunicators(int rank, ncclResult_t result);
+
+// What has been made and not been given back.
+struct Live {
+  int streams = 0, events = 0, allocations = 0, communicators = 0, operators = 0;
+  friend bool operator==(const Live&, const Live&) = default;
+};
+Live Alive();
+// Whether the stream was made with the higher priority.
+bool HasPriority(cudaStream_t stream);
+
+}  // namespace ebb::stand_in

@@ -1,0 +1,67 @@
+#include "state.h"
+
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <string_view>
+
+namespace ebb::stand_in {
+namespace {
+
+struct Fault {
+  int calls_left = 0;
+  int code = 0;
+};
+
+std::mutex mutex;
+std::map<std::string, Fault, std::less<>> faults;
+std::atomic<bool> any_fault{false};
+std::atomic<cudaError_t> lost{cudaSuccess};
+std::atomic<int> alive[5];
+
+}  // namespace
+
+void FailCall(const std::string& function, int code, int nth) {
+  const std::scoped_lock lock(mutex);
+  faults[function] = {.calls_left = nth, .code = code};
+  any_fault = true;
+}
+
+int Injected(const char* function) {
+  if (!any_fault) return 0;
+  const std::scoped_lock lock(mutex);
+  const auto found = faults.find(std::string_view(function));
+  if (found == faults.end() || --found->second.calls_left > 0) return 0;
+  const int code = found->second.code;
+  faults.erase(found);
+  return code;
+}
+
+void LoseDevice(cudaError_t error) {
+  lost = error;
+}
+cudaError_t Lost() {
+  return lost;
+}
+
+void Count(Thing thing, int change) {
+  alive[static_cast<int>(thing)] += change;
+}
+Live Alive() {
+  return {.streams = alive[0],
+          .events = alive[1],
+          .allocations = alive[2],
+          .communicators = alive[3],
+          .operators = alive[4]};
+}
+
+void Reset() {
+  const std::scoped_lock lock(mutex);
+  faults.clear();
+  any_fault = false;
+  lost = cudaSuccess;
+  SetDevices(2);
+  ForgetNcclFaults();
+}
+
+}  // namespace ebb::stand_in

@@ -1,0 +1,26 @@
+// What the two halves of the stand-in share: the faults to inject and the count of what is alive.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "stand_in.h"
+
+namespace ebb::stand_in {
+
+// 0, or the code that this call of `function` has to fail with.
+int Injected(const char* function);
+
+enum class Thing { kStream, kEvent, kAllocation, kCommunicator, kOperator };
+void Count(Thing thing, int change);
+
+// The code of a lost device, or cudaSuccess.
+cudaError_t Lost();
+
+// Of the NCCL half, for Reset.
+void ForgetNcclFaults();
+
+// Enqueues a host function that is a kernel for CUDA: it may wait for others, and runs beside the
+// host functions.
+void EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument);
+
+}  // namespace ebb::stand_in

@@ -1,0 +1,95 @@
+// GPUs of the ranks of any world: World::On makes the NCCL communicators' world from a CPU one, and
+// what fails the one fails the other. On the stand-in.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/device.h"
+#include "stand_in.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class WorldOnGpusTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_EQ(stand_in::Alive(), stand_in::Live{}) << "something was not given back";
+    stand_in::Reset();
+  }
+};
+
+TEST_F(WorldOnGpusTest, TheCpusIsTheWorldItself) {
+  const World world = World::Single();
+  EXPECT_EQ(world.On(Device::Cpu())->size(), 1);
+}
+
+TEST_F(WorldOnGpusTest, RanksKeepTheirPlacesAndSumOnTheirDevices) {
+  const absl::Status status = RunThreads(3, [](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+    EXPECT_EQ(gpus.rank(), world.rank());
+    EXPECT_EQ(gpus.size(), 3);
+    EXPECT_EQ(gpus.local_rank(), world.local_rank());
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
+    EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("sum"));
+    EBB_ASSIGN_OR_RETURN(Buffer memory, device.Allocate(256, "sum"));
+    const float own = static_cast<float>(world.rank() + 1);
+    float sum = 0;
+    stream.Copy(memory.data(), &own, sizeof(own));
+    const CollectiveSpan span = {.send = memory.data(), .receive = memory.data(), .count = 1};
+    EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
+    stream.Copy(&sum, memory.data(), sizeof(sum));
+    stream.WaitIdle();
+    EXPECT_EQ(sum, 6);
+    return communicator.status();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(WorldOnGpusTest, ARankThatFailsOnTheCpuFailsTheGpusOfAll) {
+  const auto run = [](const World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
+    if (world.rank() == 1) world.Fail(absl::DataLossError("a page is missing"));
+    EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("barrier"));
+    // Of ranks 0 and 2, rank 1 never comes to the second.
+    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    if (world.rank() != 1) EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    stream.WaitIdle();
+    return communicator.status();
+  };
+  std::array<absl::Status, 3> seen;
+  const absl::Status status = RunThreads(3, [&](World world) -> absl::Status {
+    seen[static_cast<size_t>(world.rank())] = run(world);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(std::string(seen[static_cast<size_t>(rank)].message()),
+                AllOf(HasSubstr("rank 1"), HasSubstr("a page is missing")));
+  }
+}
+
+TEST_F(WorldOnGpusTest, ARankWithoutADeviceIsToldOfByItsStatus) {
+  const absl::Status status = RunThreads(2, [](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device,
+                         world.rank() == 1 ? Device::Cuda(99) : Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+    return gpus.NewCommunicator().status();
+  });
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,287 @@
+// Parameters of one engine into another: every value, whatever cuts, keeps and rounds it on either
+// side.
+#include <gtest/gtest.h>
+
+#include <bit>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/copy_side.h"
+#include "tests/engine/snapshot.h"
+#include "tests/engine/toy_model.h"
+
+namespace ebb::testing {
+namespace {
+
+constexpr DType kDTypes[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+
+// As an update rounds a parameter: bf16 half away from zero, fp16 to the nearest.
+float Rounded(float value, DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return std::bit_cast<float>((std::bit_cast<uint32_t>(value) + 0x8000u) & 0xffff0000u);
+    case DType::kFloat16:
+      return static_cast<float>(Float16(value));
+    default:
+      return value;
+  }
+}
+
+// What scopes show of a model.
+absl::StatusOr<ParameterValues> Shown(Engine& engine, const ModelSpec& model) {
+  ParameterValues shown(model.parameters.size());
+  Evaluation evaluation = engine.BeginEvaluation();
+  for (const Visit& visit : model.forward) {
+    const ForwardScope scope = evaluation.Forward(visit.unit);
+    for (ParameterId p : model[visit.unit].parameters)
+      shown[static_cast<size_t>(p)] = Values(scope.parameter(p));
+  }
+  EBB_RETURN_IF_ERROR(evaluation.Finish().status());
+  return shown;
+}
+
+absl::StatusOr<std::vector<float>> StatesOf(Engine& engine) {
+  std::vector<float> states;
+  for (const char* state : {"exp_avg", "exp_avg_sq"}) {
+    EBB_RETURN_IF_ERROR(engine.Read(
+        StateClass::kOptimizer,
+        [&](const Slice&, std::span<const float> values) {
+          states.insert(states.end(), values.begin(), values.end());
+          return absl::OkStatus();
+        },
+        state));
+  }
+  return states;
+}
+
+// The source's values, by parameter of the destination.
+absl::StatusOr<ParameterValues> Expected(Engine& source, const Side& from, const Side& to) {
+  EBB_ASSIGN_OR_RETURN(const ParameterValues values,
+                       GatherAll(source, from.model, StateClass::kMaster));
+  ParameterValues expected;
+  for (const ParameterSpec& parameter : to.model.parameters) {
+    for (size_t p = 0; p < values.size(); ++p) {
+      if (from.model.parameters[p].name != parameter.name) continue;
+      expected.push_back(values[p]);
+      if (parameter.trainable) continue;
+      for (float& value : expected.back()) value = Rounded(value, to.dtype);
+    }
+  }
+  return expected;
+}
+
+absl::Status CopyAndCompare(const World& world, const Side& from, const Side& to) {
+  EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
+  EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
+  // Values with all their bits, of which 16-bit dtypes lose some, and an update on its way.
+  EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, Normal(0.7f, 99)));
+  EBB_RETURN_IF_ERROR(Train(source, from.model, world.rank()));
+  const bool trains = to.model.parameters.back().trainable || to.model.parameters[0].trainable;
+  if (trains) EBB_RETURN_IF_ERROR(Train(destination, to.model, world.rank()));
+  if (from.suspended) EBB_RETURN_IF_ERROR(source.Suspend());
+  if (to.suspended) EBB_RETURN_IF_ERROR(destination.Suspend());
+  EBB_ASSIGN_OR_RETURN(const std::vector<float> states, StatesOf(destination));
+
+  EBB_RETURN_IF_ERROR(destination.CopyParametersFrom(source));
+
+  EBB_ASSIGN_OR_RETURN(const Snapshot kept, TakeSnapshot(source, from.model));
+  EBB_ASSIGN_OR_RETURN(const ParameterValues expected, Expected(source, from, to));
+  EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
+                       GatherAll(destination, to.model, StateClass::kMaster));
+  EXPECT_TRUE(masters == expected);
+  ParameterValues in_scopes = expected;
+  for (std::vector<float>& values : in_scopes) {
+    for (float& value : values) value = Rounded(value, to.dtype);
+  }
+  if (!to.suspended) {
+    EBB_ASSIGN_OR_RETURN(const ParameterValues at_once,
+                         GatherAll(destination, to.model, StateClass::kParameter));
+    EXPECT_TRUE(at_once == in_scopes);
+  }
+  if (to.suspended) EBB_RETURN_IF_ERROR(destination.Resume());
+  EBB_ASSIGN_OR_RETURN(const ParameterValues shown, Shown(destination, to.model));
+  EXPECT_TRUE(shown == in_scopes);
+  EBB_ASSIGN_OR_RETURN(const ParameterValues parameters,
+                       GatherAll(destination, to.model, StateClass::kParameter));
+  EXPECT_TRUE(parameters == in_scopes);
+  EBB_ASSIGN_OR_RETURN(const std::vector<float> states_after, StatesOf(destination));
+  EXPECT_TRUE(states == states_after);
+  // Nothing has happened to the source.
+  if (from.suspended) EBB_RETURN_IF_ERROR(source.Resume());
+  EBB_ASSIGN_OR_RETURN(const Snapshot source_after, TakeSnapshot(source, from.model));
+  EXPECT_EQ(kept, source_after);
+  return absl::OkStatus();
+}
+
+class CopyParametersTest : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, CopyParametersTest, ::testing::Values(1, 2, 4),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(CopyParametersTest, EveryValueArrives) {
+  const int world = GetParam();
+  const ModelSpec kSources[] = {ScriptedModel(), Inverted()};
+  const ModelSpec kDestinations[] = {Served(), ScriptedModel(), Inverted()};
+  int number = 0;
+  for (int pair = 0; pair < 16; ++pair) {
+    for (const DType from_dtype : kDTypes) {
+      for (const DType to_dtype : kDTypes) {
+        ++number;
+        Side from{.model = kSources[number % 2],
+                  .setting = {.world = world, .stage = pair % 4},
+                  .dtype = from_dtype,
+                  .suspended = number % 5 == 0};
+        Side to{.model = kDestinations[number % 3],
+                .setting = {.world = world, .stage = pair / 4},
+                .dtype = to_dtype,
+                .suspended = number % 7 == 0,
+                .persistent = number % 11 == 0 ? 150 : 0};
+        if (world == 4 && from.setting.stage > 0 && number % 3 == 0) from.shard_group = 2;
+        if (world > 1 && to.setting.stage > 0 && number % 4 == 0) to.shard_group = world / 2;
+        SCOPED_TRACE(::testing::Message() << from.setting << ", " << std::string(Name(from_dtype))
+                                          << ", group " << from.shard_group << " to " << to.setting
+                                          << ", " << std::string(Name(to_dtype)) << ", group "
+                                          << to.shard_group << ", case " << number);
+        const absl::Status status =
+            RunThreads(world, [&](World w) { return CopyAndCompare(w, from, to); });
+        ASSERT_TRUE(status.ok()) << status;
+        ASSERT_FALSE(HasFailure());
+      }
+    }
+  }
+}
+
+// Training goes on from what was copied as from what was written.
+TEST_P(CopyParametersTest, TrainingGoesOnFromTheCopy) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    SCOPED_TRACE(stage);
+    const Side from{.model = ScriptedModel(), .setting = {.world = GetParam(), .stage = 3 - stage}};
+    const Side to{.model = ScriptedModel(),
+                  .setting = {.world = GetParam(), .stage = stage},
+                  .dtype = DType::kBFloat16};
+    const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
+      EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, Normal(0.7f, 99)));
+      Snapshot ends[2];
+      for (const bool copies : {false, true}) {
+        EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
+        EBB_RETURN_IF_ERROR(Train(destination, to.model, world.rank()));
+        EBB_RETURN_IF_ERROR(copies ? destination.CopyParametersFrom(source)
+                                   : destination.Write(StateClass::kMaster, Normal(0.7f, 99)));
+        for (int n = 0; n < 2; ++n) EBB_RETURN_IF_ERROR(Train(destination, to.model, world.rank()));
+        EBB_ASSIGN_OR_RETURN(ends[copies], TakeSnapshot(destination, to.model));
+      }
+      EXPECT_EQ(ends[0], ends[1]);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Values half-way between two of bf16, which go away from zero.
+TEST_P(CopyParametersTest, HalvesGoAwayFromZero) {
+  const Initialiser halves = [](const Slice& slice, std::span<float> values) {
+    for (size_t i = 0; i < values.size(); ++i) {
+      const uint32_t sign = i % 2 == 0 ? 0 : 0x80000000u;
+      const uint32_t step = static_cast<uint32_t>(slice.begin + static_cast<int64_t>(i)) % 128;
+      values[i] = std::bit_cast<float>(sign | 0x3f800000u | step << 16 | 0x8000u);
+    }
+    return absl::OkStatus();
+  };
+  for (const ModelSpec& model : {Served(), ScriptedModel()}) {
+    // All of it sent, where there is more than one rank: cut another way.
+    const Side from{.model = ScriptedModel(), .setting = {.world = GetParam(), .stage = 3}};
+    const Side to{.model = model,
+                  .setting = {.world = GetParam(), .stage = 3},
+                  .dtype = DType::kBFloat16,
+                  .shard_group = 1};
+    const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
+      EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
+      EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, halves));
+      EBB_RETURN_IF_ERROR(destination.CopyParametersFrom(source));
+      EBB_ASSIGN_OR_RETURN(const ParameterValues shown, Shown(destination, to.model));
+      EBB_ASSIGN_OR_RETURN(const ParameterValues values,
+                           GatherAll(source, from.model, StateClass::kMaster));
+      for (size_t q = 0; q < shown.size(); ++q) {
+        for (size_t p = 0; p < values.size(); ++p) {
+          if (from.model.parameters[p].name != to.model.parameters[q].name) continue;
+          for (size_t i = 0; i < shown[q].size(); ++i)
+            EXPECT_EQ(shown[q][i], Rounded(values[p][i], DType::kBFloat16));
+          // Not one of them is a number of bf16.
+          EXPECT_NE(shown[q], values[p]);
+        }
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+constexpr ParameterId kLarge{0};
+constexpr size_t kLargeElements = 1501 * 2003;
+
+ModelSpec LargeModel() {
+  ModelSpec model;
+  const UnitId unit = model.AddUnit("large");
+  model.Add(unit, {.name = "w", .shape = {1501, 2003}, .init = Normal(1, 1)});
+  model.Add(unit, {.name = "b", .shape = {77}, .init = Constant(3)});
+  model.forward.push_back({.unit = unit});
+  return model;
+}
+
+// An update of so much memory takes longer than anything that the copy begins with.
+TEST_P(CopyParametersTest, TheSourcesUpdatesComeFirst) {
+  const Side from{.model = LargeModel(), .setting = {.world = GetParam(), .stage = 3}};
+  const Side to{.model = LargeModel(),
+                .setting = {.world = GetParam(), .stage = GetParam() == 1 ? 0 : 2}};
+  const absl::Status status = RunThreads(GetParam(), [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
+    EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
+    EBB_RETURN_IF_ERROR(Train(source, from.model, world.rank()));
+    EBB_RETURN_IF_ERROR(destination.CopyParametersFrom(source));
+    std::vector<float> here(kLargeElements), there(kLargeElements);
+    EBB_RETURN_IF_ERROR(destination.Gather(kLarge, StateClass::kMaster, here));
+    EBB_RETURN_IF_ERROR(source.Gather(kLarge, StateClass::kMaster, there));
+    EXPECT_TRUE(here == there);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(CopyParameters, StagingIsBoundedCountedAndGivenBack) {
+  const ModelSpec model = LargeModel();
+  // Half of each rank's slice is another rank's there: 6 MB of fp32, in two rounds.
+  const Side from{.model = model, .setting = {.world = 2, .stage = 1}};
+  Side to{.model = model, .setting = {.world = 2, .stage = 1}, .shard_group = 1};
+  for (ParameterSpec& parameter : to.model.parameters) parameter.init = Constant(0);
+  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine source, from.Create(world, "source"));
+    EBB_ASSIGN_OR_RETURN(Engine destination, to.Create(world, "destination"));
+    EBB_RETURN_IF_ERROR(destination.CopyParametersFrom(source));
+    bool counted = false;
+    for (const MemoryRow& row : destination.memory()) {
+      if (row.state != StateClass::kStaging || row.tier != Tier::kCpu) continue;
+      counted = true;
+      EXPECT_EQ(row.peak_bytes, uint64_t{8} << 20);
+      EXPECT_EQ(row.current_bytes, 0u);
+    }
+    EXPECT_TRUE(counted);
+    std::vector<float> here(kLargeElements), there(kLargeElements);
+    EBB_RETURN_IF_ERROR(source.Gather(kLarge, StateClass::kMaster, there));
+    EBB_RETURN_IF_ERROR(destination.Gather(kLarge, StateClass::kMaster, here));
+    EXPECT_TRUE(here == there);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(CopyParameters, WhatTheSourceHasBesideIsLeftOut) {
+  Side from{.model = ScriptedModel(), .setting = {.world = 2, .stage = 3}};
+  from.model.Add(UnitId{4}, {.name = "head", .shape = {40}, .init = Constant(1)});
+  const Side to{.model = Served(), .setting = {.world = 2, .stage = 3}, .dtype = DType::kBFloat16};
+  const absl::Status status =
+      RunThreads(2, [&](World world) { return CopyAndCompare(world, from, to); });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,145 @@
+// The pools of a device whose memory is not the host's: what is kept is copied, other memory is given
+// back, and the ledger says where everything is at each moment.
+#include "ebb/runtime/engine/storage.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/device/backend.h"
+#include "tests/engine/scripted.h"
+
+namespace ebb::testing {
+namespace {
+
+// Says that it is a device of another kind. Its memory is counted, and ends at a limit.
+class FarDevice : public DeviceBackend {
+ public:
+  static inline int64_t held = 0, limit = 0;
+
+  DeviceKind kind() const override { return DeviceKind::kCuda; }
+  std::string description() const override { return "a far device"; }
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) override {
+    return near_.backend().NewStream(name);
+  }
+  std::unique_ptr<StreamBackend> CallerStream() override { return near_.backend().CallerStream(); }
+  absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override {
+    return near_.backend().NewEvent();
+  }
+  absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override {
+    if (held + bytes > limit) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no room for ", absl::string_view(what.data(), what.size())));
+    }
+    held += bytes;
+    return Buffer(std::calloc(1, static_cast<size_t>(bytes)), bytes, [](void* data, int64_t size) {
+      held -= size;
+      std::free(data);
+    });
+  }
+
+ private:
+  Device near_ = Device::Cpu(1);
+};
+
+class StorageTest : public ::testing::Test {
+ protected:
+  StorageTest() {
+    FarDevice::held = 0;
+    FarDevice::limit = INT64_MAX;
+    Config config = ConfigFor({.world = 2, .stage = 2});
+    config.compute = DType::kBFloat16;
+    const ModelSpec model = ScriptedModel();
+    const Config resolved = config.ForWorld(2).value();
+    plan_ = sharding::PlanStep(
+                {.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2})
+                .value();
+    storage_ = std::make_unique<Storage>(Storage::Create(device_, plan_, 1, ledger_).value());
+  }
+
+  uint64_t Current(StateClass state, Tier tier) const {
+    for (const MemoryRow& row : ledger_.Rows()) {
+      if (row.state == state && row.tier == tier) return row.current_bytes;
+    }
+    return 0;
+  }
+  uint64_t Current(Tier tier) const {
+    uint64_t sum = 0;
+    for (int state = 0; state < kStateClasses; ++state)
+      sum += Current(static_cast<StateClass>(state), tier);
+    return sum;
+  }
+  // The first bytes of what is kept.
+  std::vector<void*> Kept() const {
+    return {storage_->Slice(0, true), storage_->Master(1), storage_->State(3, 0),
+            storage_->State(4, 1)};
+  }
+
+  Device device_{std::make_shared<FarDevice>()};
+  Stream stream_ = device_.NewStream("copies").value();
+  MemoryLedger ledger_;
+  sharding::Plan plan_;
+  std::unique_ptr<Storage> storage_;
+};
+
+TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
+  const int64_t all = FarDevice::held;
+  EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));
+  unsigned char value = 1;
+  for (void* kept : Kept()) std::memset(kept, value++, 64);
+  const std::vector<void*> on_device = Kept();
+
+  Storage::Room host = storage_->MakeRoom(Tier::kCpu).value();
+  EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));  // both, for a moment
+  EXPECT_EQ(Current(Tier::kCpu), Current(StateClass::kParameter, Tier::kDevice) +
+                                     Current(StateClass::kMaster, Tier::kDevice) +
+                                     Current(StateClass::kOptimizer, Tier::kDevice));
+  storage_->MoveInto(std::move(host), stream_);
+  EXPECT_EQ(FarDevice::held, 0);
+  EXPECT_EQ(Current(Tier::kDevice), 0u);
+  EXPECT_GT(Current(StateClass::kMaster, Tier::kCpu), 0u);
+
+  const auto expect_values = [&] {
+    unsigned char expected = 1;
+    for (void* kept : Kept()) {
+      const std::vector<unsigned char> pattern(64, expected++);
+      EXPECT_EQ(std::memcmp(kept, pattern.data(), pattern.size()), 0) << int{expected};
+    }
+  };
+  expect_values();
+  for (size_t i = 0; i < on_device.size(); ++i) EXPECT_NE(Kept()[i], on_device[i]);
+
+  storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_);
+  EXPECT_EQ(FarDevice::held, all);
+  EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));
+  EXPECT_EQ(Current(Tier::kCpu), 0u);
+  expect_values();
+  std::memset(storage_->Gradient(0), 1, 64);
+}
+
+TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
+  const int64_t all = FarDevice::held;
+  std::memset(storage_->Master(1), 7, 64);
+  storage_->MoveInto(storage_->MakeRoom(Tier::kCpu).value(), stream_);
+  FarDevice::limit = all - 1;
+  const absl::Status refused = storage_->MakeRoom(Tier::kDevice).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(FarDevice::held, 0);  // nor is anything of the attempt left
+  EXPECT_EQ(Current(Tier::kDevice), 0u);
+  EXPECT_EQ(*reinterpret_cast<unsigned char*>(storage_->Master(1)), 7);
+  FarDevice::limit = all;
+  storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_);
+  EXPECT_EQ(*reinterpret_cast<unsigned char*>(storage_->Master(1)), 7);
+}
+
+TEST_F(StorageTest, RoomThatIsNotMovedIntoIsGivenBack) {
+  const int64_t all = FarDevice::held;
+  { const Storage::Room unused = storage_->MakeRoom(Tier::kCpu).value(); }
+  EXPECT_EQ(Current(Tier::kCpu), 0u);
+  EXPECT_EQ(FarDevice::held, all);
+}
+
+}  // namespace
+}  // namespace ebb::testing

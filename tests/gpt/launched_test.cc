@@ -1,0 +1,332 @@
+// gpt whose ranks are processes: started as torchrun, mpirun and srun start them, the same bits as
+// threads, and what the survivors of a killed rank say.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "nlohmann/json.hpp"
+#include "program.h"
+#include "scratch_files.h"
+
+namespace ebb::gpt {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+using Variables = std::map<std::string, std::string>;
+
+// Listens on a port of 127.0.0.1 that the system chooses.
+class Listener {
+ public:
+  Listener() : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof(address);
+    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), size), 0);
+    EXPECT_EQ(listen(socket_, 1), 0);
+    getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &size);
+    port_ = std::to_string(ntohs(address.sin_port));
+  }
+  ~Listener() { close(socket_); }
+  const std::string& port() const { return port_; }
+
+ private:
+  const int socket_;
+  std::string port_;
+};
+
+std::string FreePort() {
+  return Listener().port();
+}
+
+Variables Torchrun(int rank, int ranks, const std::string& port) {
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(ranks)},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", port}};
+}
+
+Variables Srun(int rank, int ranks) {
+  return {{"SLURM_PROCID", std::to_string(rank)},
+          {"SLURM_NTASKS", std::to_string(ranks)},
+          {"SLURM_STEP_NUM_TASKS", std::to_string(ranks)},
+          {"SLURM_LOCALID", std::to_string(rank)},
+          {"SLURM_JOB_ID", std::to_string(getpid())},
+          {"SLURM_STEP_ID", "0"},
+          {"SLURM_NNODES", "1"},
+          {"SLURM_STEP_NODELIST", "localhost"}};
+}
+
+std::unique_ptr<Program> Start(std::vector<std::string> arguments, Variables environment) {
+  return std::make_unique<Program>(
+      std::move(arguments),
+      Program::Options{.columns = 0, .environment = std::move(environment), .before = {}});
+}
+
+std::vector<std::string> LeftInSharedMemory() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    const std::string name = entry.path().filename();
+    if (name.rfind("ebb-", 0) == 0) names.push_back(name);
+  }
+  return names;
+}
+
+class LaunchedTest : public testing::Test {
+ protected:
+  std::vector<std::string> Arguments(std::vector<std::string> more) {
+    more.insert(more.begin(), {"--data", data_, "--sample", "0"});
+    return Tiny(std::move(more));
+  }
+  std::string Config(double timeout_seconds) {
+    return files_.Write("config.json",
+                        nlohmann::json{{"train_micro_batch_size_per_gpu", 1},
+                                       {"ebb", {{"timeout_seconds", timeout_seconds}}}}
+                            .dump());
+  }
+  // All ranks' exit codes are zero; what they have printed, by rank.
+  std::vector<std::string> Succeed(std::vector<std::unique_ptr<Program>>& ranks) {
+    std::vector<std::string> printed;
+    for (auto& rank : ranks) {
+      EXPECT_EQ(rank->Finish(), 0) << rank->printed();
+      printed.push_back(rank->printed());
+    }
+    return printed;
+  }
+  std::string Digest(const std::string& summary) {
+    return nlohmann::json::parse(files_.Read(summary))["parameter_digest"];
+  }
+  std::string DigestOfThreads(int ranks) {
+    Program program(Arguments({"--ranks", std::to_string(ranks), "--steps", "4", "--summary",
+                               files_.Path("threads.json")}));
+    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    return Digest("threads.json");
+  }
+
+  ScratchFiles files_;
+  const std::string data_ = files_.Write("text", std::string(400, 'a') + std::string(400, 'b'));
+};
+
+TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroSpeaks) {
+  const std::string port = FreePort();
+  for (const bool slurm : {false, true}) {
+    std::vector<std::unique_ptr<Program>> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks.push_back(Start(Arguments({"--steps", "4", "--summary", files_.Path("processes.json"),
+                                       "--trace", files_.Path("trace.json")}),
+                            slurm ? Srun(rank, 3) : Torchrun(rank, 3, port)));
+    }
+    const std::vector<std::string> printed = Succeed(ranks);
+    EXPECT_THAT(printed[0], AllOf(HasSubstr("3 ranks"), HasSubstr(slurm ? "srun" : "torchrun"),
+                                  HasSubstr("step 4/4")));
+    EXPECT_THAT(printed[1], IsEmpty());
+    EXPECT_THAT(printed[2], IsEmpty());
+    EXPECT_EQ(Digest("processes.json"), DigestOfThreads(3));
+    const auto trace = nlohmann::json::parse(files_.Read("trace.json"));
+    std::set<int> seen;
+    for (const auto& event : trace) seen.insert(event["pid"].get<int>());
+    EXPECT_EQ(seen, (std::set<int>{0, 1, 2}));
+  }
+  EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+}
+
+TEST_F(LaunchedTest, UnderMpirunItsProcessesAreTheRanks) {
+  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not here";
+  Program program(
+      Arguments({"--steps", "4", "--summary", files_.Path("mpi.json")}),
+      {.columns = 0,
+       .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
+       .before = {"mpirun", "--oversubscribe", "-n", "3"}});
+  EXPECT_EQ(program.Finish(), 0) << program.printed();
+  EXPECT_THAT(program.printed(), AllOf(HasSubstr("3 ranks"), HasSubstr("mpirun")));
+  EXPECT_EQ(Digest("mpi.json"), DigestOfThreads(3));
+}
+
+TEST_F(LaunchedTest, WhatTheLaunchersSayMustFit) {
+  struct Case {
+    Variables environment;
+    std::vector<std::string> arguments;
+    std::string said;
+  };
+  Variables two_launchers = Torchrun(0, 2, "29500");
+  two_launchers.insert({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
+  for (const Case& c :
+       {Case{{{"RANK", "0"}}, {}, "WORLD_SIZE"}, Case{{{"WORLD_SIZE", "2"}}, {}, "RANK"},
+        Case{{{"RANK", "0"}, {"WORLD_SIZE", "2"}}, {}, "MASTER_ADDR"},
+        Case{{{"RANK", "2"}, {"WORLD_SIZE", "2"}}, {}, "RANK='2'"},
+        Case{two_launchers, {}, "two launchers disagree"},
+        Case{Torchrun(0, 2, "port"), {}, "MASTER_PORT='port'"},
+        Case{Torchrun(0, 2, "29500"), {"--ranks", "3"}, "--ranks 3"}}) {
+    auto program = Start(Arguments(c.arguments), c.environment);
+    EXPECT_EQ(program->Finish(), 2) << program->printed();
+    EXPECT_THAT(program->printed(), HasSubstr(c.said));
+  }
+}
+
+TEST_F(LaunchedTest, ARankThatNeverComesIsNamed) {
+  auto program = Start(Arguments({"--config", Config(1)}), Torchrun(0, 2, FreePort()));
+  EXPECT_EQ(program->Finish(), 1);
+  EXPECT_THAT(program->printed(), HasSubstr("rank 1"));
+  program = Start(Arguments({"--config", Config(1)}), Torchrun(1, 2, FreePort()));
+  EXPECT_EQ(program->Finish(), 1);
+  EXPECT_THAT(program->printed(), HasSubstr("rank 0"));
+}
+
+TEST_F(LaunchedTest, APortThatSomebodyElseHasIsNamed) {
+  const Listener stranger;
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(Start(Arguments({"--config", Config(5)}), Torchrun(rank, 2, stranger.port())));
+  }
+  EXPECT_EQ(ranks[0]->Finish(), 1);
+  EXPECT_THAT(ranks[0]->printed(), HasSubstr(stranger.port()));
+  EXPECT_EQ(ranks[1]->Finish(), 1);
+  EXPECT_THAT(ranks[1]->printed(), HasSubstr(stranger.port()));
+}
+
+TEST_F(LaunchedTest, RanksThatDisagreeOnTheWorldsSizeAllSaySo) {
+  const std::string port = FreePort();
+  auto first = Start(Arguments({"--config", Config(20)}), Torchrun(0, 2, port));
+  auto second = Start(Arguments({"--config", Config(20)}), Torchrun(1, 3, port));
+  for (Program* program : {first.get(), second.get()}) {
+    EXPECT_EQ(program->Finish(), 1);
+    EXPECT_THAT(program->printed(), AllOf(HasSubstr("2"), HasSubstr("3")));
+  }
+}
+
+TEST_F(LaunchedTest, WhatOneRankCannotDoTheOthersAreTold) {
+  const std::string port = FreePort();
+  auto first = Start(Arguments({}), Torchrun(0, 2, port));
+  auto second = Start(Tiny({"--data", files_.Path("absent")}), Torchrun(1, 2, port));
+  EXPECT_EQ(second->Finish(), 2);
+  EXPECT_THAT(second->printed(), HasSubstr(files_.Path("absent")));
+  EXPECT_EQ(first->Finish(), 1);
+  EXPECT_THAT(first->printed(), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
+}
+
+TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
+  const std::string port = FreePort();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(Start(Arguments({"--steps", "100000000", "--summary", files_.Path("s.json")}),
+                          Torchrun(rank, 2, port)));
+  }
+  ASSERT_TRUE(ranks[0]->WaitFor("step 1/"));
+  ranks[1]->Signal(SIGINT);
+  for (auto& rank : ranks) EXPECT_EQ(rank->Finish(), 130) << rank->printed();
+  EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
+}
+
+TEST_F(LaunchedTest, OfAKilledRankTheOthersSayWhichAndWhere) {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  std::mt19937 random(7);
+  for (int round = 0; round < 6; ++round) {
+    const int killed = round % 3;
+    const std::string port = FreePort();
+    std::vector<std::unique_ptr<Program>> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks.push_back(
+          Start(Arguments({"--steps", "100000000", "--layers", "3"}), Torchrun(rank, 3, port)));
+    }
+    ASSERT_TRUE(ranks[0]->WaitFor("step 1/"));
+    // Wherever the step then is; a moment that no event marks.
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+    ranks[static_cast<size_t>(killed)]->Signal(SIGKILL);
+    const auto begin = std::chrono::steady_clock::now();
+    for (int rank = 0; rank < 3; ++rank) {
+      const int code = ranks[static_cast<size_t>(rank)]->Finish();
+      const std::string& printed = ranks[static_cast<size_t>(rank)]->printed();
+      EXPECT_EQ(code, rank == killed ? -SIGKILL : 1) << printed;
+      if (rank == killed) continue;
+      EXPECT_THAT(printed,
+                  AllOf(HasSubstr("gpt: rank " + std::to_string(rank)),
+                        HasSubstr("rank " + std::to_string(killed) + " (process "), HasSubstr(host),
+                        AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
+    }
+    RecordProperty(
+        "seconds until all had ended",
+        std::to_string(
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()));
+    EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+  }
+}
+
+TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
+  struct Case {
+    std::vector<std::string> arguments;
+    std::string begun;
+  };
+  for (const Case& c :
+       {Case{{"--steps", "100000000"}, "step 1/"},
+        Case{{"--steps", "100000000", "--evaluate-every", "1"}, "held-out loss after 1 "},
+        Case{{"--steps", "1", "--sample", "100000000"}, " tokens/s\n"}}) {
+    const std::string port = FreePort();
+    std::vector<std::string> arguments = {"--data", data_, "--config", Config(1), "--sample", "0"};
+    arguments.insert(arguments.end(), c.arguments.begin(), c.arguments.end());
+    auto first = Start(Tiny(arguments), Torchrun(0, 2, port));
+    auto second = Start(Tiny(arguments), Torchrun(1, 2, port));
+    ASSERT_TRUE(first->WaitFor(c.begun)) << first->printed();
+    second->Signal(SIGSTOP);
+    EXPECT_EQ(first->Finish(), 1);
+    EXPECT_THAT(first->printed(), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
+                                        AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
+    second->Signal(SIGKILL);
+    second->Signal(SIGCONT);
+    EXPECT_EQ(second->Finish(), -SIGKILL);
+  }
+}
+
+TEST_F(LaunchedTest, RanksThatWereAskedForDifferentThingsAllSaySo) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"--seed", "8"}, "--seed"},
+      {{"--steps", "5"}, "--steps"},
+      {{"--data", files_.Write("other", std::string(800, 'c'))}, "--data"},
+      {{"--summary", files_.Path("s.json")}, "--summary"},
+      {{"--width", "32"}, "--width"}};
+  for (const auto& [arguments, said] : cases) {
+    const std::string port = FreePort();
+    auto first = Start(Arguments({}), Torchrun(0, 2, port));
+    auto second = Start(Arguments(arguments), Torchrun(1, 2, port));
+    for (Program* program : {first.get(), second.get()}) {
+      EXPECT_EQ(program->Finish(), 1) << program->printed();
+      EXPECT_THAT(program->printed(), AllOf(HasSubstr(said), HasSubstr("differs")));
+    }
+  }
+}
+
+TEST_F(LaunchedTest, UnderMpirunAKilledRankEndsTheJob) {
+  if (std::system("mpirun --version > /dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not here";
+  Program program(
+      Arguments({"--steps", "100000000"}),
+      {.columns = 0,
+       .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}},
+       .before = {
+           "mpirun", "--oversubscribe", "-n", "2", "sh", "-c",
+           // The second rank's shell kills the program that it has become.
+           R"(if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then (sleep 1; kill -9 $$) & fi; exec "$0" "$@")"}});
+  EXPECT_THAT(program.Finish(), Not(0)) << program.printed();
+  EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+}
+
+}  // namespace
+}  // namespace ebb::gpt

@@ -1,0 +1,91 @@
+#include "program.h"
+
+#include <fcntl.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "gtest/gtest.h"
+
+namespace ebb::gpt {
+namespace {
+
+// A log without colours, and no launcher but the test's own.
+constexpr const char* kUnset[] = {
+    "TERM",         "COLORTERM",    "RANK",        "WORLD_SIZE",           "LOCAL_RANK",
+    "MASTER_ADDR",  "MASTER_PORT",  "PMI_RANK",    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+    "SLURM_PROCID", "SLURM_NTASKS", "SLURM_JOB_ID"};
+
+std::vector<char*> Pointers(std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+Program::Program(std::vector<std::string> arguments, const Options& options) {
+  int ends[2];
+  if (options.columns == 0) {
+    EXPECT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  } else {
+    const winsize size = {.ws_row = 24, .ws_col = options.columns, .ws_xpixel = 0, .ws_ypixel = 0};
+    EXPECT_EQ(openpty(&ends[0], &ends[1], nullptr, nullptr, &size), 0);
+  }
+  std::vector<std::string> command = options.before;
+  command.push_back(EBB_GPT_PROGRAM);
+  command.insert(command.end(), std::make_move_iterator(arguments.begin()),
+                 std::make_move_iterator(arguments.end()));
+  const std::vector<char*> pointers = Pointers(command);
+  child_ = fork();
+  if (child_ == 0) {
+    close(ends[0]);
+    for (const char* name : kUnset) unsetenv(name);
+    for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
+    dup2(ends[1], STDOUT_FILENO);
+    dup2(ends[1], STDERR_FILENO);
+    execvp(pointers[0], pointers.data());
+    _exit(127);
+  }
+  close(ends[1]);
+  output_ = ends[0];
+}
+
+Program::~Program() {
+  close(output_);
+}
+
+bool Program::WaitFor(const std::string& text) {
+  char piece[4096];
+  while (printed_.find(text) == std::string::npos) {
+    const ssize_t got = read(output_, piece, sizeof(piece));
+    if (got <= 0) return false;
+    printed_.append(piece, static_cast<size_t>(got));
+  }
+  return true;
+}
+
+void Program::Signal(int signal) const {
+  kill(child_, signal);
+}
+
+int Program::Finish() {
+  WaitFor(std::string(1, '\0'));
+  int status = 0;
+  waitpid(child_, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+}
+
+std::vector<std::string> Tiny(std::vector<std::string> more) {
+  std::vector<std::string> arguments = {"--layers", "1",         "--heads", "1",       "--width",
+                                        "16",       "--context", "8",       "--batch", "1"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+}  // namespace ebb::gpt

@@ -1,0 +1,40 @@
+// gpt as a child process: started, read from, signalled and waited for.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace ebb::gpt {
+
+// Its standard output and error are one pipe, or one terminal of so many columns.
+class Program {
+ public:
+  struct Options {
+    unsigned short columns = 0;                      // 0: a pipe
+    std::map<std::string, std::string> environment;  // beside this process's, without launchers'
+    std::vector<std::string> before;                 // what starts it: mpirun -n 2
+  };
+  explicit Program(std::vector<std::string> arguments) : Program(std::move(arguments), Options()) {}
+  Program(std::vector<std::string> arguments, const Options& options);
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+  ~Program();
+
+  // Reads on until `text` has been printed, or everything has.
+  bool WaitFor(const std::string& text);
+  void Signal(int signal) const;
+  // Reads the rest; the exit code, or minus the signal that ended it.
+  int Finish();
+  const std::string& printed() const { return printed_; }
+
+ private:
+  int child_ = -1;
+  int output_ = -1;
+  std::string printed_;
+};
+
+// A model that trains in no time; `more` arguments after it.
+std::vector<std::string> Tiny(std::vector<std::string> more);
+
+}  // namespace ebb::gpt
