@@ -4,7 +4,7 @@
     bench/collectives_against_peers.py [--python PYTHON_WITH_TORCH] [--bytes 67108864] [--rounds 5]
 
 algbw and busbw as nccl-tests has them: bytes of the whole buffer over the time, and that times
-(N - 1) / N. Medians over the rounds of each run's median. What is not installed is left out and
+(N - 1) / N. In place: a rank's own block is where it belongs already. Medians over the rounds of each run's median. What is not installed is left out and
 said: Open MPI needs mpicxx and mpirun, gloo a Python that has torch.
 """
 
@@ -29,10 +29,11 @@ def output(command, **environment):
 
 def ebb(args):
     text = output([args.comm_bench, "--benchmark_format=json", "--benchmark_filter="
-                   f"^(AllGather|ReduceScatterFp32)/bytes:{args.bytes}/ranks:2/in_place:0/processes:1"])
+                   f"^(AllGather/bytes:{args.bytes}|ReduceScatterFp32/bytes:{args.bytes}/ranks:2/in_place:0)/.*processes:1"])
     seconds = {}
     for row in json.loads(text)["benchmarks"]:
         name = "all_gather" if row["name"].startswith("AllGather") else "reduce_scatter"
+        name += "_in_place" if "in_place:1" in row["name"] else ""
         seconds[name] = args.bytes / (row["algbw_GB/s"] * 1e9)
     return seconds
 
@@ -65,7 +66,7 @@ def main():
             for name in names[turn % len(names):] + names[:turn % len(names)]:
                 results[name].append(programs[name]())
     print("| operation | library | ms | algbw GB/s | busbw GB/s | Ebb is faster by |\n|---|---|---|---|---|---|")
-    for operation in ("all_gather", "reduce_scatter"):
+    for operation in ("all_gather", "all_gather_in_place", "reduce_scatter"):
         ours = statistics.median(row[operation] for row in results["Ebb"])
         for name, rows in results.items():
             seconds = statistics.median(row[operation] for row in rows)

@@ -34,6 +34,8 @@ def run(rank, ranks, port, total, iterations):
     part = torch.ones(total // 4 // ranks)
     result = {
         "all_gather": median_seconds(iterations, lambda: dist.all_gather_into_tensor(whole, part)),
+        "all_gather_in_place": median_seconds(
+            iterations, lambda: dist.all_gather_into_tensor(whole, whole.chunk(ranks)[rank])),
         "reduce_scatter": median_seconds(iterations, lambda: dist.reduce_scatter_tensor(part, whole)),
     }
     if rank == 0:

@@ -40,9 +40,16 @@ int main(int argc, char** argv) {
   const double gather = MedianSeconds(iterations, [&] {
     MPI_Allgather(part.data(), count, MPI_FLOAT, whole.data(), count, MPI_FLOAT, MPI_COMM_WORLD);
   });
+  const double in_place = MedianSeconds(iterations, [&] {
+    MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, whole.data(), count, MPI_FLOAT,
+                  MPI_COMM_WORLD);
+  });
   const double scatter = MedianSeconds(iterations, [&] {
     MPI_Reduce_scatter_block(whole.data(), part.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   });
-  if (rank == 0) std::printf("{\"all_gather\": %.9f, \"reduce_scatter\": %.9f}\n", gather, scatter);
+  if (rank == 0) {
+    std::printf("{\"all_gather\": %.9f, \"all_gather_in_place\": %.9f, \"reduce_scatter\": %.9f}\n",
+                gather, in_place, scatter);
+  }
   MPI_Finalize();
 }

@@ -16,6 +16,8 @@
 
 namespace ebb {
 
+class Bootstrap;
+
 enum class CollectiveKind : uint8_t {
   kAllGather,
   kReduceScatter,
@@ -73,11 +75,14 @@ class WorldBackend {
   virtual int local_rank() const = 0;
   virtual int local_size() const = 0;
   // How many consecutive ranks always share a host, the same on all ranks; all if no such number
-  // divides them.
-  virtual int ranks_per_host() const { return size(); }
+  // divides them. What stands in front of another world says what that one does: it is the default
+  // reduction group, and so decides the bits of sums.
+  virtual int ranks_per_host() const = 0;
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) = 0;
   virtual void Fail(absl::Status why) = 0;
+  // How ranks with GPUs reach each other beside those. Null: through communicators of this world.
+  virtual std::shared_ptr<Bootstrap> bootstrap() { return nullptr; }
 };
 
 }  // namespace ebb

@@ -2,10 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/hosts/world.h"
 #include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/mpi/mpi_world.h"
@@ -30,6 +33,12 @@ absl::Status NeedsMpi(const Launch& launch) {
       ". Or start all ranks on one host; set MASTER_ADDR and MASTER_PORT if they are"));
 }
 
+bool ShareMemory(const std::vector<Participant>& participants) {
+  return std::all_of(participants.begin(), participants.end(), [&](const Participant& other) {
+    return other.shared_memory == participants[0].shared_memory;
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
@@ -41,6 +50,9 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
     return World(std::move(backend));
   }
   if (!launch->place.has_value()) return NeedsMpi(*launch);
+  NodeWorld::Options node;
+  node.launcher_name = launch->launcher;
+  if (launch->launcher_stays) node.launcher = ParentProcess::Find();
   EBB_ASSIGN_OR_RETURN(
       Rendezvous rendezvous,
       Rendezvous::Join({.rank = launch->rank,
@@ -53,8 +65,13 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
     LogInfo(absl::StrCat(launch->size, " ranks, started by ", launch->launcher, ", have met at ",
                          Describe(*launch->place)));
   }
+  if (FindHosts(rendezvous.participants()).count() > 1 && !ShareMemory(rendezvous.participants())) {
+    EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
+                         HostsRank::Form(launch->rank, std::move(rendezvous)));
+    return World(std::move(backend));
+  }
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<NodeWorld> world,
-                       NodeWorld::Form(launch->rank, std::move(rendezvous)));
+                       NodeWorld::Form(launch->rank, std::move(rendezvous), std::move(node)));
   return World(std::make_shared<NodeRank>(std::move(world)));
 }
 
@@ -64,7 +81,10 @@ World World::Single() {
 
 absl::StatusOr<World> World::On(const Device& device) const {
   if (device.kind() == DeviceKind::kCpu) return *this;
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<Bootstrap> bootstrap, WorldBootstrap::Create(*this));
+  std::shared_ptr<Bootstrap> bootstrap = backend_->bootstrap();
+  if (bootstrap == nullptr) {
+    EBB_ASSIGN_OR_RETURN(bootstrap, WorldBootstrap::Create(*this));
+  }
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
                        NewNcclWorld(std::move(bootstrap), device));
   return World(std::move(backend));

@@ -22,9 +22,10 @@ class World {
   // The world that the launcher of this process describes (launch/launch.h): torchrun and its like,
   // Open MPI, SLURM. No launcher, or one of a single process: a world of one rank. Waits until all
   // ranks are there; rank 0 says in the log what was picked up. Ranks on one host become a world of
-  // processes that share memory; on several hosts they have to be started by an MPI launcher, and
-  // hosts are connected by MPI. An error is told to every rank that can be reached, and none waits
-  // longer than the time-out.
+  // processes that share memory; on several hosts that an MPI launcher has started them on, MPI
+  // connects the hosts. Ranks on several hosts without MPI become a world that only GPUs can be
+  // connected in, by NCCL (On): communicators for the CPU are refused, on every rank. An error is
+  // told to every rank that can be reached, and none waits longer than the time-out.
   static absl::StatusOr<World> FromEnvironment(const WorldOptions& options = {});
   // A world of one rank.
   static World Single();

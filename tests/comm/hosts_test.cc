@@ -1,9 +1,12 @@
 // Which ranks share a host, and which ways of numbering them make a grid.
-#include "ebb/runtime/comm/mpi/hosts.h"
+#include "ebb/runtime/comm/hosts/hosts.h"
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <vector>
+
+#include "ebb/runtime/comm/hosts/world.h"
 
 namespace ebb {
 namespace {
@@ -35,6 +38,15 @@ TEST(FindHosts, UnevenOrScatteredRanksMakeNone) {
   EXPECT_FALSE(Find({0, 1, 0, 1}).is_grid);
   EXPECT_EQ(Find({0, 1, 0, 1}).ranks, (Ranks{{0, 2}, {1, 3}}));
   EXPECT_FALSE(Find({0, 1, 1, 0}).is_grid);
+}
+
+TEST(FindHosts, ParticipantsAreOnTheHostsThatTheyName) {
+  std::vector<Participant> participants(4);
+  const std::vector<std::string> names = {"a", "a", "b", "b"};
+  for (size_t i = 0; i < 4; ++i) participants[i].host_name = names[i];
+  EXPECT_EQ(FindHosts(participants).ranks, (Ranks{{0, 1}, {2, 3}}));
+  EXPECT_EQ(CpuRanksNeedMpi(participants).code(), absl::StatusCode::kUnimplemented);
+  EXPECT_NE(CpuRanksNeedMpi(participants).message().find("2 hosts (a, b)"), std::string::npos);
 }
 
 }  // namespace

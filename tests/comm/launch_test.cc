@@ -126,6 +126,24 @@ TEST(Launch, AnMpiThatWouldFindAllRanksIsKnown) {
   EXPECT_FALSE(has_mpi(With(With(With(kSlurm, kTorchrun), pmix), {{"TORCHELASTIC_RUN_ID", "r1"}})));
 }
 
+TEST(Launch, ALauncherThatStaysIsKnown) {
+  const auto stays = [](const Environment& environment) {
+    const auto launch = DescribeLaunch(environment);
+    return launch.ok() && launch->has_value() && (*launch)->launcher_stays;
+  };
+  const Environment agent = {{"TORCHELASTIC_RUN_ID", "r1"}};
+  EXPECT_TRUE(stays(kMpirun));
+  EXPECT_TRUE(stays(With(With(kSlurm, {{"SLURM_PROCID", "0"}}), kMpirun)));
+  EXPECT_TRUE(stays(With(kTorchrun, agent)));
+  EXPECT_TRUE(stays(With(With(kSlurm, kTorchrun), agent)));
+  // Set by hand: a shell that starts the ranks may end before them.
+  EXPECT_FALSE(stays(kTorchrun));
+  EXPECT_FALSE(stays(kSlurm));
+  EXPECT_FALSE(
+      stays({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "9"}}));
+  EXPECT_FALSE(stays({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TORCHELASTIC_RUN_ID", "r1"}}));
+}
+
 TEST(Launch, RanksOfOneJobMeetAtOnePlaceAndThoseOfAnotherElsewhere) {
   std::set<std::string> places;
   for (const char* step : {"0", "1", "2"}) {

@@ -2,18 +2,25 @@
 // behind. What they compute and how they fail each other is in the conformance suites.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/capability.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/inotify.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <random>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/comm/node/common_file.h"
 #include "ebb/runtime/comm/node/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -33,6 +40,7 @@ using ebb::testing::Signal;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 
 std::string Host() {
   char name[256] = {};
@@ -224,11 +232,112 @@ TEST(Killed, SurvivorsOfRankZeroStillNoticeEachOther) {
 }
 
 absl::StatusOr<Rendezvous> Meet(const std::string& name, int rank, int ranks) {
-  return Rendezvous::Join({.rank = rank,
-                           .size = ranks,
-                           .place = {.host = "", .port = 0, .name = name},
-                           .launcher = "a test",
-                           .timeout_seconds = 60});
+  RendezvousOptions options;
+  options.rank = rank;
+  options.size = ranks;
+  options.place.name = name;
+  options.launcher = "a test";
+  options.timeout_seconds = 60;
+  return Rendezvous::Join(options);
+}
+
+// Until the main thread of process `pid` sleeps.
+void AwaitAsleep(int64_t pid) {
+  std::string stat;
+  do {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::getline(file, stat);
+  } while (stat.find(") S ") == std::string::npos);
+}
+
+TEST(Killed, RankThatHasFailedTheWorldAndTellsNobodyHoldsNobodyUp) {
+  const std::string name = NewMeetingName();
+  const Shared<std::atomic<int64_t>> waiting(0);
+  Results seen;
+  const auto begin = std::chrono::steady_clock::now();
+  Fork(2, [&](int rank) {
+    auto node = NodeWorld::Form(rank, *Meet(name, rank, 2));
+    const World world(std::make_shared<NodeRank>(*node));
+    absl::StatusOr<Communicator> communicator = world.NewCommunicator({.timeout_seconds = 30});
+    if (rank == 0) {
+      Stream stream = Device::Cpu(1).CallerStream();
+      waiting->store(getpid());
+      communicator->Barrier(stream).IgnoreError();
+      seen.Set(0, communicator->status());
+      return 0;
+    }
+    while (waiting->load() == 0) sched_yield();
+    AwaitAsleep(waiting->load());
+    // What a rank that is killed in NodeWorld::Fail has got to.
+    const absl::StatusOr<Mapping> pages = (*node)->file().Map(0, sizeof(node::WorldHeader));
+    reinterpret_cast<node::WorldHeader*>(pages->data())
+        ->failure.TrySet(absl::AbortedError("the first failure"));
+    raise(SIGKILL);
+    return 1;
+  });
+  EXPECT_EQ(seen.Get(0), absl::AbortedError("the first failure"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(15));
+}
+
+// What two ranks see whose parent is killed while they work, and who then go on for `steps` at most.
+std::vector<absl::Status> SeenAfterDeathOfParent(int steps,
+                                                 const std::function<void(int rank)>& environment) {
+  Results seen;
+  Signal ended[2];
+  const Shared<std::atomic<int>> working(0);
+  const auto rank_of_two = [&](int rank) {
+    environment(rank);
+    const pid_t parent = getppid();
+    const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
+    int alone = 0;
+    const auto each = [&](int step) {
+      if (step == 3) ++*working;
+      if (getppid() != parent && ++alone == steps) world->Fail(absl::AbortedError("the last step"));
+    };
+    seen.Set(rank, world.ok() ? WorkUntilFailure(*world, each) : world.status());
+    ended[rank].Set();
+    return 0;
+  };
+  Fork(1, [&](int) {
+    Fork(2, rank_of_two, [&](const std::vector<int>&) {
+      while (working->load() < 2) sched_yield();
+      raise(SIGKILL);
+    });
+    return 0;
+  });
+  for (const Signal& each : ended) each.Wait();
+  return seen.Take(2);
+}
+
+TEST(Killed, LauncherEndsItsRanksToo) {
+  const std::string job = NewMeetingName();
+  const auto seen =
+      SeenAfterDeathOfParent(50'000, [&](int rank) { SetMpiEnvironment(rank, 2, job); });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("the launcher of the ranks, Open MPI's mpirun (process"),
+                      HasSubstr("has ended")));
+  }
+}
+
+TEST(Killed, ShellDoesNotEndTheRanksThatItHasStarted) {
+  const int port = 20'000 + getpid() % 10'000;
+  const auto seen = SeenAfterDeathOfParent(300, [&](int rank) {
+    SetRank(rank, "RANK");
+    SetRank(2, "WORLD_SIZE");
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    SetRank(port, "MASTER_PORT");
+  });
+  for (const absl::Status& status : seen) EXPECT_THAT(Message(status), HasSubstr("the last step"));
+}
+
+// As a container without the rights to look into others' processes.
+void HideFromOtherProcesses() {
+  __user_cap_header_struct header = {.version = _LINUX_CAPABILITY_VERSION_3, .pid = 0};
+  const __user_cap_data_struct none[2] = {};
+  EXPECT_EQ(syscall(SYS_capset, &header, none), 0);
+  EXPECT_EQ(prctl(PR_SET_DUMPABLE, 0), 0);
 }
 
 TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
@@ -236,10 +345,13 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
     Results seen;
     const std::string name = NewMeetingName();
     Fork(3, [&](int rank) {
+      HideFromOtherProcesses();  // so that they need a name
       absl::StatusOr<Rendezvous> rendezvous = Meet(name, rank, 3);
       if (rank == victim) {
         // Rank 0 with the file made that the others are about to open.
-        const auto file = SharedFile::Create(NodeWorld::FileName(*rendezvous));
+        const auto no_descriptor = rendezvous->AllGather("");
+        const auto open = rendezvous->AllGather("not open");
+        const auto file = SharedFile::Create(node::CommonFileName(*rendezvous));
         raise(SIGKILL);
       }
       seen.Set(rank, NodeWorld::Form(rank, *std::move(rendezvous)).status());
@@ -252,11 +364,58 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
   }
 }
 
+// The names that the processes which `body` starts, and tells of, give to files of shared memory.
+std::vector<std::string> NamesGiven(const std::function<std::vector<int>()>& body) {
+  const Descriptor watch(inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  EXPECT_GE(inotify_add_watch(watch.get(), "/dev/shm", IN_CREATE), 0);
+  std::vector<std::string> names;
+  const std::vector<int> pids = body();
+  alignas(inotify_event) char events[64 * 1024];
+  const ssize_t bytes = read(watch.get(), events, sizeof(events));
+  for (ssize_t at = 0; at < bytes;) {
+    const auto* const event = reinterpret_cast<const inotify_event*>(events + at);
+    for (const int pid : pids) {
+      const std::string name = event->name;
+      if (name.rfind("ebb-" + std::to_string(pid) + "-", 0) == 0) names.push_back(name);
+    }
+    at += static_cast<ssize_t>(sizeof(inotify_event) + event->len);
+  }
+  return names;
+}
+
+std::vector<int> SumOnTwo(bool hidden) {
+  std::vector<int> started;
+  Results seen;
+  const std::string job = NewMeetingName();
+  Fork(
+      2,
+      [&](int rank) {
+        if (hidden) HideFromOtherProcesses();
+        SetMpiEnvironment(rank, 2, job);
+        const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = 60});
+        seen.Set(rank, world.ok() ? Sum(*world) : world.status());
+        return 0;
+      },
+      [&](const std::vector<int>& pids) { started = pids; });
+  for (const absl::Status& status : seen.Take(2)) EXPECT_TRUE(status.ok()) << status;
+  return started;
+}
+
+TEST(Processes, ShareMemoryThatHasNoName) {
+  EXPECT_THAT(NamesGiven([] { return SumOnTwo(/*hidden=*/false); }), IsEmpty());
+}
+
+TEST(Processes, ThatMayNotLookIntoEachOtherShareMemoryByAName) {
+  EXPECT_THAT(NamesGiven([] { return SumOnTwo(/*hidden=*/true); }), SizeIs(1));
+  EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+}
+
 TEST(Killed, AtAnyMomentOfTheStartLeavesNothingBehind) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 40; ++round) {
+    const bool all = round % 2 == 1;
     const auto victim = random() % 3;
     const auto microseconds = std::chrono::microseconds(random() % 20'000);
     Results seen;
@@ -271,22 +430,24 @@ TEST(Killed, AtAnyMomentOfTheStartLeavesNothingBehind) {
         },
         [&](const std::vector<int>& pids) {
           std::this_thread::sleep_for(microseconds);
-          kill(pids[victim], SIGKILL);
+          for (size_t rank = 0; rank < pids.size(); ++rank) {
+            if (all || rank == victim) kill(pids[rank], SIGKILL);
+          }
         });
-    for (int rank = 0; rank < 3; ++rank) {
+    for (int rank = 0; rank < 3 && !all; ++rank) {
       EXPECT_EQ(seen.Get(rank).ok(), rank == static_cast<int>(victim));
     }
     EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
   }
 }
 
-// Of this process's file of shared memory, whose name is gone.
+// Of this process's file of shared memory.
 int64_t SharedBytes() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code ignored;
     const std::string target = std::filesystem::read_symlink(entry.path(), ignored);
     struct stat info = {};
-    if (target.rfind("/dev/shm/ebb-", 0) == 0 && stat(entry.path().c_str(), &info) == 0)
+    if (target.rfind("/memfd:ebb-world", 0) == 0 && stat(entry.path().c_str(), &info) == 0)
       return info.st_blocks * int64_t{512};
   }
   return -1;

@@ -1,17 +1,50 @@
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "processes.h"
+
+namespace ebb {
+namespace {
+
+// In place of the resolver's for two names: one that does not exist at first, one whose name server
+// does not answer, not even until this program ends.
+struct NameServer {
+  std::atomic<int> asked{0}, missing{0};
+  WaitPoint never;
+} name_server;
+
+}  // namespace
+}  // namespace ebb
+
+extern "C" int getaddrinfo(const char* host, const char* port, const addrinfo* hints,
+                           addrinfo** found) {
+  using ebb::name_server;
+  static const auto real =
+      reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  if ((hints->ai_flags & AI_NUMERICHOST) != 0) return real(host, port, hints, found);
+  ++name_server.asked;
+  const std::string name = host;
+  if (name == "stuck.test") {
+    name_server.never.Await([] { return false; });
+  }
+  if (name == "late.test" && name_server.missing-- > 0) return EAI_NONAME;
+  return real(name == "late.test" ? "127.0.0.1" : host, port, hints, found);
+}
 
 namespace ebb {
 namespace {
@@ -124,8 +157,50 @@ TEST(Rendezvous, WithoutRankZeroTheOthersSayWhereTheyHaveWaited) {
 }
 
 TEST(Rendezvous, NameThatIsNoneIsSaid) {
-  ExpectAllFail({Rank(1, 2, {.host = "no such host", .port = 1, .name = ""}, 5)},
-                absl::StatusCode::kNotFound, "no such host");
+  ExpectAllFail({Rank(1, 2, {.host = "no such host", .port = 1, .name = ""}, 0.1)},
+                absl::StatusCode::kDeadlineExceeded, "no such host");
+}
+
+TEST(Rendezvous, NameThatDoesNotExistYetIsWaitedFor) {
+  name_server.missing = 2;
+  const MeetingPlace place = Tcp("late.test");
+  for (const auto& result : JoinAll({Rank(0, 2, place), Rank(1, 2, place)}))
+    EXPECT_TRUE(result.ok()) << result.status();
+  EXPECT_LE(name_server.missing, 0);
+}
+
+TEST(Rendezvous, DeadNameServerTakesNoLongerThanTheTimeLimit) {
+  const MeetingPlace place = Tcp("stuck.test");
+  const auto begin = std::chrono::steady_clock::now();
+  ExpectAllFail({Rank(1, 2, place, 0.1)}, absl::StatusCode::kDeadlineExceeded,
+                "rank 1 has waited for rank 0 at host 'stuck.test'");
+  ExpectAllFail({Rank(0, 2, place, 0.1)}, absl::StatusCode::kDeadlineExceeded,
+                "rank 0 (process " + std::to_string(getpid()));
+  // Where the others may be elsewhere, rank 0 does not need to know its own name.
+  RendezvousOptions anywhere = Rank(0, 2, place, 0.1);
+  anywhere.one_host = false;
+  ExpectAllFail({anywhere}, absl::StatusCode::kDeadlineExceeded, "for rank 1 of 2 ranks");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(8));
+}
+
+TEST(Rendezvous, AddressNeedsNoNameServer) {
+  const int asked = name_server.asked;
+  const MeetingPlace place = Tcp("127.0.0.1");
+  for (const auto& result : JoinAll({Rank(0, 2, place), Rank(1, 2, place)}))
+    EXPECT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(name_server.asked, asked);
+}
+
+TEST(Rendezvous, AtALoopbackAddressTheNetworkIsNotListenedTo) {
+  for (const bool one_host : {true, false}) {
+    const auto listener = Listen(Tcp("127.0.0.1"), one_host, WaitPoint::kNever);
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    sockaddr_storage own = {};
+    socklen_t bytes = sizeof(own);
+    getsockname(listener->get(), reinterpret_cast<sockaddr*>(&own), &bytes);
+    ASSERT_EQ(own.ss_family, AF_INET);
+    EXPECT_EQ(reinterpret_cast<sockaddr_in&>(own).sin_addr.s_addr, htonl(INADDR_LOOPBACK));
+  }
 }
 
 TEST(Rendezvous, RanksThatDoNotFitAreToldToAll) {
@@ -178,6 +253,13 @@ TEST(Rendezvous, GuestOfAnotherProgramSaysSo) {
   program.join();
 }
 
+Descriptor ConnectWhenPossible(const MeetingPlace& place) {
+  for (;;) {
+    absl::StatusOr<Descriptor> socket = Connect(place, WaitPoint::kNever);
+    if (socket.ok()) return *std::move(socket);
+  }
+}
+
 // What strangers send to rank 0 before the ranks come.
 void MeetAmongStrangers(const std::vector<std::string>& texts) {
   const MeetingPlace place = Tcp("127.0.0.1");
@@ -185,10 +267,8 @@ void MeetAmongStrangers(const std::vector<std::string>& texts) {
   std::thread rank_zero([&] { zero = Rendezvous::Join(Rank(0, 2, place)); });
   std::vector<Descriptor> strangers;
   for (const std::string& text : texts) {
-    absl::StatusOr<Descriptor> stranger = absl::UnavailableError("");
-    while (!stranger.ok()) stranger = Connect(place, WaitPoint::kNever);
-    send(stranger->get(), text.data(), text.size(), MSG_NOSIGNAL);
-    strangers.push_back(*std::move(stranger));
+    strangers.push_back(ConnectWhenPossible(place));
+    send(strangers.back().get(), text.data(), text.size(), MSG_NOSIGNAL);
   }
   const absl::StatusOr<Rendezvous> one = Rendezvous::Join(Rank(1, 2, place));
   rank_zero.join();
@@ -196,26 +276,67 @@ void MeetAmongStrangers(const std::vector<std::string>& texts) {
   EXPECT_TRUE(one.ok()) << one.status();
 }
 
-TEST(Rendezvous, StrangersAreSentAwayAndDoNotDisturb) {
-  MeetAmongStrangers({"GET / HTTP/1.1\r\n\r\n", "", "E",
-                      std::string("Ebb!\1\0\1\0\xff\xff\xff\xff", 12),
-                      std::string("Ebb!\1\0\1\0\4\0\0\0what", 16), std::string(100'000, 'x')});
+// As version `version` of the protocol frames it.
+std::string Hello(int version, const std::string& payload) {
+  std::string bytes("Ebb!\0\0\1\0\0\0\0\0", 12);
+  bytes[4] = static_cast<char>(version);
+  bytes[8] = static_cast<char>(payload.size());
+  return bytes + payload;
 }
 
-TEST(Rendezvous, AnotherVersionOfTheProtocolIsToldToAll) {
+// Of a version whose hellos go on in another way.
+std::string OtherHello(int version, const std::string& launcher) {
+  return Hello(version, Packer().Add(launcher).Add("Ebb 9.0.0").Add(12345).Take());
+}
+
+TEST(Rendezvous, StrangersAreSentAwayAndDoNotDisturb) {
+  MeetAmongStrangers({"GET / HTTP/1.1\r\n\r\n", "", "E",
+                      std::string("Ebb!\2\0\1\0\xff\xff\xff\xff", 12), Hello(2, "what"),
+                      Hello(7, ""), Hello(7, "what"), OtherHello(7, "another launcher"),
+                      OtherHello(2, "another launcher"), std::string("Ebb!\7\0\2\0\0\0\0\0", 12),
+                      std::string(100'000, 'x')});
+}
+
+// What rank 0 and whoever sends it `hello` get to know.
+void ExpectRefused(const std::string& hello, const std::string& text) {
   const MeetingPlace place = Tcp("127.0.0.1");
   absl::StatusOr<Rendezvous> zero = absl::UnknownError("not run");
   std::thread rank_zero([&] { zero = Rendezvous::Join(Rank(0, 2, place)); });
-  absl::StatusOr<Descriptor> old = absl::UnavailableError("");
-  while (!old.ok()) old = Connect(place, WaitPoint::kNever);
-  const std::string hello("Ebb!\7\0\1\0\0\0\0\0", 12);
-  send(old->get(), hello.data(), hello.size(), MSG_NOSIGNAL);
-  Connection connection(*std::move(old));
+  Connection connection(ConnectWhenPossible(place));
+  send(connection.fd(), hello.data(), hello.size(), MSG_NOSIGNAL);
   const absl::StatusOr<Message> answer = connection.Receive(WaitPoint::kNever);
   rank_zero.join();
-  EXPECT_THAT(std::string(zero.status().message()), HasSubstr("version 7"));
+  EXPECT_EQ(zero.status().code(), absl::StatusCode::kFailedPrecondition) << zero.status();
+  EXPECT_THAT(std::string(zero.status().message()), HasSubstr(text));
   ASSERT_TRUE(answer.ok()) << answer.status();
   EXPECT_EQ(UnpackStatus(answer->payload), zero.status());
+}
+
+TEST(Rendezvous, RankOfAnotherBuildIsToldToAll) {
+  ExpectRefused(OtherHello(7, "a test"), "Ebb 9.0.0 with version 7 of the protocol");
+  Participant guest = Myself(1, 2, "a test");
+  EXPECT_THAT(guest.build, AllOf(HasSubstr("Ebb 0."), HasSubstr("shared memory")));
+  guest.build = "Ebb 0.0.1 (shared memory 77)";
+  const std::string payload = Pack(guest);
+  std::string hello = Hello(kProtocolVersion, payload);
+  hello[9] = static_cast<char>(payload.size() >> 8);
+  ExpectRefused(hello, "is of another build: Ebb 0.0.1 (shared memory 77)");
+}
+
+TEST(Rendezvous, AllThatARankTellsOfItselfArrives) {
+  const Participant sent = Myself(3, 4, "a test");
+  const absl::StatusOr<Participant> got = UnpackParticipant(Pack(sent));
+  ASSERT_TRUE(got.ok()) << got.status();
+  EXPECT_EQ(got->rank, 3);
+  EXPECT_EQ(got->size, 4);
+  EXPECT_EQ(got->launcher, sent.launcher);
+  EXPECT_EQ(got->build, sent.build);
+  EXPECT_EQ(got->host_name, sent.host_name);
+  EXPECT_EQ(got->shared_memory, sent.shared_memory);
+  EXPECT_EQ(got->network, sent.network);
+  EXPECT_EQ(got->pid_namespace, sent.pid_namespace);
+  EXPECT_EQ(got->pid, sent.pid);
+  EXPECT_EQ(got->cores, sent.cores);
 }
 
 TEST(Rendezvous, RankThatEndsWhileTheOthersMeetIsNamed) {

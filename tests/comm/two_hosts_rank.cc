@@ -1,21 +1,27 @@
 // A rank on one of two hosts (two_hosts.sh): compares what all operations give with the same ranks
 // as threads of this process, bit for bit, or ends in one of the ways that ranks end.
 //
-//   two_hosts_rank RANKS_PER_HOST [compare | fails | absent | killed | exits]
+//   two_hosts_rank RANKS_PER_HOST [compare | fails | absent | initialises | killed | exits |
+//       without_mpi]
 //
 // RANKS_PER_HOST: the default reduction group that is expected. Exit codes: 0; 1 if something is
 // wrong; 3 if the world has failed as it should have.
+#include <mpi.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/hosts/world.h"
+#include "ebb/runtime/comm/mpi/library.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
@@ -137,14 +143,65 @@ absl::Status WorkUntilTheLastEnds(const World& world, std::string_view how) {
   return all.status();
 }
 
+// As torchrun and its like start ranks: mpirun is only the way to the hosts. They know where they
+// are, are refused communicators for the CPU, and hear that the last has died.
+absl::Status WithoutMpi(int ranks_per_host) {
+  const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+  const int size = std::atoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
+  setenv("RANK", std::getenv("OMPI_COMM_WORLD_RANK"), 1);
+  setenv("WORLD_SIZE", std::getenv("OMPI_COMM_WORLD_SIZE"), 1);
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"})
+    unsetenv(name);
+  MeetingPlace place = {.host = "192.0.2.1", .port = 29411, .name = ""};
+  setenv("MASTER_ADDR", place.host.c_str(), 1);
+  setenv("MASTER_PORT", std::to_string(place.port).c_str(), 1);
+  {
+    EBB_ASSIGN_OR_RETURN(const World world, World::FromEnvironment({.timeout_seconds = 60}));
+    if (world.ranks_per_host() != ranks_per_host || world.local_size() != ranks_per_host ||
+        world.local_rank() != rank % ranks_per_host)
+      return absl::InternalError("a rank is not where it should be");
+    const absl::Status refused = world.NewCommunicator().status();
+    if (!absl::StrContains(refused.message(), "on 2 hosts (ebb-a, ebb-b): CPU ranks on several"))
+      return absl::InternalError(absl::StrCat("not refused, but: ", refused.message()));
+  }
+  ++place.port;
+  const RendezvousOptions options = {.rank = rank,
+                                     .size = size,
+                                     .place = place,
+                                     .one_host = false,
+                                     .launcher = "a test",
+                                     .timeout_seconds = 60};
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join(options));
+  EBB_ASSIGN_OR_RETURN(const auto world, HostsRank::Form(rank, std::move(rendezvous)));
+  std::promise<absl::Status> heard;
+  world->bootstrap()->OnFailure([&](const absl::Status& why) { heard.set_value(why); });
+  EBB_RETURN_IF_ERROR(world->bootstrap()->AllGather("", 60).status());
+  if (rank == size - 1) _exit(0);
+  const absl::Status why = heard.get_future().get();
+  if (!absl::StrContains(why.message(), absl::StrCat("rank ", size - 1, " (process ")) ||
+      !absl::StrContains(why.message(), "on host 'ebb-b') has died"))
+    return absl::InternalError(absl::StrCat("not the death of the last, but: ", why.message()));
+  std::fprintf(stderr, "rank %d has heard: %s\n", rank, why.ToString().c_str());
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   const int ranks_per_host = argc > 1 ? std::atoi(argv[1]) : 0;
   const std::string_view how = argc > 2 ? argv[2] : "compare";
   const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
-  if (how == "absent" && rank != nullptr && std::string_view(rank) == "3") {
+  if ((how == "absent" || how == "initialises") && rank != nullptr &&
+      std::string_view(rank) == "3") {
+    if (how == "initialises") MPI_Init(nullptr, nullptr);
     for (;;) pause();
   }
-  const double timeout_seconds = how == "absent" ? 1 : 60;
+  if (how == "without_mpi") {
+    const absl::Status status = WithoutMpi(ranks_per_host);
+    if (!status.ok()) std::fprintf(stderr, "%s\n", status.ToString().c_str());
+    return status.ok() ? 0 : 1;
+  }
+  // Only what comes after MPI_Init is to be late.
+  if (how == "initialises" && !MpiLibrary::Get(60).ok()) return 1;
+  const double timeout_seconds = how == "absent" || how == "initialises" ? 1 : 60;
   const absl::StatusOr<World> world = World::FromEnvironment({.timeout_seconds = timeout_seconds});
   absl::Status status = world.status();
   if (status.ok() && world->ranks_per_host() != ranks_per_host) {

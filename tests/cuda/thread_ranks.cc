@@ -17,6 +17,7 @@ class ThreadMeeting::Member : public Bootstrap {
   int size() const override { return meeting_.size_; }
   int local_rank() const override { return rank_; }
   int local_size() const override { return meeting_.size_; }
+  int ranks_per_host() const override { return meeting_.size_; }
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine,
                                                      double timeout_seconds) override {
     return meeting_.AllGather(rank_, mine, timeout_seconds);

@@ -5,9 +5,13 @@
 
 #include <array>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "../comm/processes.h"
+#include "ebb/runtime/comm/hosts/world.h"
+#include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
@@ -18,6 +22,13 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+
+// A rank of one of several hosts, as it says.
+class PairedRank : public LocalRank {
+ public:
+  using LocalRank::LocalRank;
+  int ranks_per_host() const override { return 2; }
+};
 
 class WorldOnGpusTest : public ::testing::Test {
  protected:
@@ -53,6 +64,61 @@ TEST_F(WorldOnGpusTest, RanksKeepTheirPlacesAndSumOnTheirDevices) {
     return communicator.status();
   });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(WorldOnGpusTest, TheDefaultReductionGroupIsTheCpusWorlds) {
+  const auto ranks = std::make_shared<LocalWorld>(4);
+  const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
+    const World pairs(std::make_shared<PairedRank>(ranks, world.rank()));
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, pairs.On(device));
+    EXPECT_EQ(gpus.ranks_per_host(), 2);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {
+  const std::string name = ebb::testing::NewMeetingName();
+  const auto run = [&](int rank) -> absl::Status {
+    const MeetingPlace place = {.host = "", .port = 0, .name = name};
+    EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join({.rank = rank,
+                                                                  .size = 3,
+                                                                  .place = place,
+                                                                  .one_host = true,
+                                                                  .launcher = "a test",
+                                                                  .timeout_seconds = 60}));
+    EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
+                         HostsRank::Form(rank, std::move(rendezvous)));
+    const World hosts(std::move(backend));
+    EXPECT_FALSE(hosts.NewCommunicator().ok());
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, hosts.On(device));
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
+    EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("barrier"));
+    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    stream.WaitIdle();
+    if (rank == 1) {
+      EXPECT_TRUE(communicator.status().ok()) << communicator.status();
+      hosts.Fail(absl::DataLossError("a page is missing"));
+      return absl::OkStatus();
+    }
+    // Rank 1 never comes: only the connections between the hosts can tell.
+    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    stream.WaitIdle();
+    return communicator.status();
+  };
+  std::array<absl::Status, 3> seen;
+  const absl::Status status = RunThreads(3, [&](World threads) -> absl::Status {
+    seen[static_cast<size_t>(threads.rank())] = run(threads.rank());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(seen[1].ok()) << seen[1];
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(std::string(seen[static_cast<size_t>(rank)].message()),
+                AllOf(HasSubstr("rank 1"), HasSubstr("a page is missing")));
+  }
 }
 
 TEST_F(WorldOnGpusTest, ARankThatFailsOnTheCpuFailsTheGpusOfAll) {

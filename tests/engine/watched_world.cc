@@ -77,6 +77,7 @@ class WatchedWorld : public WorldBackend {
   int size() const override { return world_.size(); }
   int local_rank() const override { return world_.local_rank(); }
   int local_size() const override { return world_.local_size(); }
+  int ranks_per_host() const override { return world_.ranks_per_host(); }
   void Fail(absl::Status why) override { world_.Fail(std::move(why)); }
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(

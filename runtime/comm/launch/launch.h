@@ -26,6 +26,9 @@ struct Launch {
   int size = 1;
   bool one_host = false;  // as far as is known
   bool has_mpi = false;   // the launcher is an MPI's: MPI_Init would find all ranks
+  // The launcher is the parent process and stays until all ranks have ended: if it ends before, it
+  // was killed. Not so of what a shell or a script has started with variables set by hand.
+  bool launcher_stays = false;
   // Nowhere if ranks of several hosts have no way to meet without MPI.
   std::optional<MeetingPlace> place;
 };

@@ -59,6 +59,7 @@ class LocalRank : public WorldBackend {
   int size() const override { return world_->size(); }
   int local_rank() const override { return rank_; }
   int local_size() const override { return world_->size(); }
+  int ranks_per_host() const override { return world_->size(); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   void Fail(absl::Status why) override { world_->Fail(rank_, why); }

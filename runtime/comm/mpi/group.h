@@ -14,7 +14,7 @@
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/comm/mpi/hosts.h"
+#include "ebb/runtime/comm/hosts/hosts.h"
 #include "ebb/runtime/comm/mpi/letters.h"
 #include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/node/communicator.h"

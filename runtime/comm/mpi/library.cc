@@ -110,7 +110,8 @@ void MpiLibrary::AtExit() {
     int finalized = 0;
     if (initialised_.load(std::memory_order_acquire)) MPI_Finalized(&finalized);
     const bool ready = initialised_.load(std::memory_order_acquire) && init_result_ == MPI_SUCCESS;
-    if (!ready || finalized != 0 || worlds_ > 0 || failed_) return;
+    if (!ready || finalized != 0) return;
+    if (worlds_ > 0 || failed_ || !one_has_ended_well_) return;
   }
   finalize_.store(true, std::memory_order_release);
   changed_.Notify();
@@ -126,11 +127,16 @@ void MpiLibrary::WorldEnds(bool failed) {
   bool late = false;
   {
     const std::scoped_lock lock(mutex_);
-    failed_ = failed_ || failed;
+    (failed ? failed_ : one_has_ended_well_) = true;
     late = --worlds_ == 0 && exiting_ && owned_;
   }
   // A world in a static object outlives what is registered to run at exit.
   if (late) AtExit();
+}
+
+void MpiLibrary::WorldNotMade() {
+  const std::scoped_lock lock(mutex_);
+  failed_ = true;
 }
 
 void MpiLibrary::BuryLocked(MPI_Request request, std::shared_ptr<std::byte[]> memory) {

@@ -29,10 +29,12 @@ class MpiLibrary {
 
   std::mutex& mutex() { return mutex_; }
 
-  // A program that exits while it has a world, or after one has failed, does not wait in
-  // MPI_Finalize for ranks that may never come there: its launcher sees that and ends the job.
+  // Only a program whose worlds have all ended well waits at exit in MPI_Finalize for the other
+  // ranks. After one has failed, or could not be made, or while there is one, they may never come
+  // there: the launcher sees that it ends without, and ends the job.
   void WorldBegins();
   void WorldEnds(bool failed);
+  void WorldNotMade();
 
   // Messages that nobody waits for any more, until they are complete or the process ends. With
   // mutex() held.
@@ -50,6 +52,7 @@ class MpiLibrary {
   std::mutex mutex_;  // of MPI and of what follows
   std::vector<Buried> buried_;
   int worlds_ = 0;
+  bool one_has_ended_well_ = false;
   bool failed_ = false;
   bool exiting_ = false;
 

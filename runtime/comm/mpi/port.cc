@@ -3,33 +3,50 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <new>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {
 
-// Until a non-blocking collective of MPI is complete.
-absl::Status AwaitRequest(MpiLibrary& library, MPI_Request& request, const char* what,
+// Of a collective that others have not come to. MPI cannot say which ranks those are.
+absl::Status NotAllHaveCome(MpiLibrary& library, MPI_Comm comm, const char* what) {
+  int rank = 0, size = 0;
+  const std::scoped_lock lock(library.mutex());
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  return absl::DeadlineExceededError(absl::StrCat(
+      Describe(Myself(rank, size, "MPI")), " has waited until its time-out, at the start of the ",
+      "world, for the other ranks: not all ", size, " have come there (", what, ")"));
+}
+
+// Until a non-blocking collective of `comm` is complete. One that is not keeps `memory`, to which
+// MPI may write at any time.
+absl::Status AwaitRequest(MpiLibrary& library, MPI_Comm comm, MPI_Request request,
+                          const MessageMemory& memory, const char* what,
                           WaitPoint::Deadline deadline) {
   Patience patience;
-  for (;;) {
-    int complete = 0;
+  absl::Status status;
+  for (int complete = 0; status.ok();) {
     {
       const std::scoped_lock lock(library.mutex());
-      EBB_RETURN_IF_ERROR(
-          MpiLibrary::ToStatus(what, MPI_Test(&request, &complete, MPI_STATUS_IGNORE)));
+      status = MpiLibrary::ToStatus(what, MPI_Test(&request, &complete, MPI_STATUS_IGNORE));
     }
-    if (complete != 0) return absl::OkStatus();
+    if (complete != 0) return status;
     if (WaitPoint::Clock::now() >= deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("not all ranks have come to the start of the world (", what, ")"));
+      status.Update(NotAllHaveCome(library, comm, what));
+    } else {
+      patience.Pause();
     }
-    patience.Pause();
   }
+  const std::scoped_lock lock(library.mutex());
+  if (request != MPI_REQUEST_NULL) library.BuryLocked(request, memory);
+  return status;
 }
 
 }  // namespace
@@ -77,15 +94,16 @@ bool MpiMessage::Test() {
 
 absl::StatusOr<std::unique_ptr<MpiPort>> MpiPort::Open(MpiLibrary& library, MPI_Comm parent,
                                                        WaitPoint::Deadline deadline) {
-  MPI_Comm comm = MPI_COMM_NULL;
+  const MessageMemory memory(new std::byte[sizeof(MPI_Comm)]);
+  MPI_Comm* const comm = new (memory.get()) MPI_Comm(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
   {
     const std::scoped_lock lock(library.mutex());
     EBB_RETURN_IF_ERROR(
-        MpiLibrary::ToStatus("MPI_Comm_idup", MPI_Comm_idup(parent, &comm, &request)));
+        MpiLibrary::ToStatus("MPI_Comm_idup", MPI_Comm_idup(parent, comm, &request)));
   }
-  EBB_RETURN_IF_ERROR(AwaitRequest(library, request, "MPI_Comm_idup", deadline));
-  return std::unique_ptr<MpiPort>(new MpiPort(library, comm));
+  EBB_RETURN_IF_ERROR(AwaitRequest(library, parent, request, memory, "MPI_Comm_idup", deadline));
+  return std::unique_ptr<MpiPort>(new MpiPort(library, *comm));
 }
 
 MpiPort::MpiPort(MpiLibrary& library, MPI_Comm comm) : library_(library), comm_(comm) {
@@ -136,12 +154,7 @@ absl::StatusOr<std::vector<std::string>> MpiPort::AllGather(std::string_view min
         "MPI_Iallgather",
         MPI_Iallgather(memory.get(), kRow, MPI_BYTE, all, kRow, MPI_BYTE, comm_, &request)));
   }
-  const absl::Status met = AwaitRequest(library_, request, "MPI_Iallgather", deadline);
-  if (!met.ok()) {
-    const std::scoped_lock lock(library_.mutex());
-    if (request != MPI_REQUEST_NULL) library_.BuryLocked(request, memory);
-    return met;
-  }
+  EBB_RETURN_IF_ERROR(AwaitRequest(library_, comm_, request, memory, "MPI_Iallgather", deadline));
   std::vector<std::string> texts;
   for (size_t rank = 0; rank < static_cast<size_t>(size_); ++rank) {
     uint32_t their_length = 0;

@@ -45,10 +45,12 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<MpiWorld> world,
                        MpiWorld::Form({.timeout_seconds = timeout_seconds, .host = ""}));
   if (world->rank() != launch.rank || world->size() != launch.size) {
-    return absl::FailedPreconditionError(
+    const absl::Status status = absl::FailedPreconditionError(
         absl::StrCat(launch.launcher, " has started this process as rank ", launch.rank, " of ",
                      launch.size, ", but for MPI it is rank ", world->rank(), " of ", world->size(),
                      ": start it with the launcher of the MPI that Ebb was built with"));
+    world->all().Fail(status);
+    return status;
   }
   if (launch.rank == 0) {
     LogInfo(absl::StrCat(launch.size, " ranks, started by ", launch.launcher,
@@ -60,8 +62,16 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
 absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Form(const MpiWorldOptions& options) {
   const WaitPoint::Deadline deadline = DeadlineAfter(options.timeout_seconds);
   EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(options.timeout_seconds));
+  absl::StatusOr<std::shared_ptr<MpiWorld>> world = FormWith(*library, options, deadline);
+  if (!world.ok()) library->WorldNotMade();
+  return world;
+}
+
+absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::FormWith(MpiLibrary& library,
+                                                             const MpiWorldOptions& options,
+                                                             WaitPoint::Deadline deadline) {
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiPort> port,
-                       MpiPort::Open(*library, options.ranks, deadline));
+                       MpiPort::Open(library, options.ranks, deadline));
   const Participant me = Myself(port->rank(), port->size(), "MPI");
   std::random_device random;
   const std::string mine =
@@ -123,7 +133,10 @@ absl::Status MpiWorld::FormNode(const std::string& name, double timeout_seconds)
                                          .one_host = true,
                                          .launcher = "MPI",
                                          .timeout_seconds = timeout_seconds}));
-  EBB_ASSIGN_OR_RETURN(node_, NodeWorld::Form(local, std::move(rendezvous), ranks));
+  EBB_ASSIGN_OR_RETURN(
+      node_,
+      NodeWorld::Form(local, std::move(rendezvous),
+                      {.named_ranks = ranks, .launcher = std::nullopt, .launcher_name = ""}));
   MpiGroup::Place place;
   place.options.name = "world";
   place.options.timeout_seconds = timeout_seconds;

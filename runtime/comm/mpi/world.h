@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
-#include "ebb/runtime/comm/mpi/hosts.h"
+#include "ebb/runtime/comm/hosts/hosts.h"
 #include "ebb/runtime/comm/mpi/notice.h"
 #include "ebb/runtime/comm/mpi/port.h"
 #include "ebb/runtime/comm/node/world.h"
@@ -71,6 +71,9 @@ class MpiWorld {
   };
   MpiWorld(std::unique_ptr<MpiPort> port, std::vector<int> host_of,
            std::vector<std::string> host_names);
+  static absl::StatusOr<std::shared_ptr<MpiWorld>> FormWith(MpiLibrary& library,
+                                                            const MpiWorldOptions& options,
+                                                            WaitPoint::Deadline deadline);
   absl::Status FormNode(const std::string& name, double timeout_seconds);
   void Listen();
   void Deliver(int from, const Notice& notice);

@@ -20,6 +20,7 @@ class Bootstrap {
   virtual int size() const = 0;
   virtual int local_rank() const = 0;  // among the ranks of this host
   virtual int local_size() const = 0;
+  virtual int ranks_per_host() const = 0;  // as WorldBackend's
 
   // Every rank's text, by rank; a few hundred bytes. Collective: all ranks call it in the same
   // order, one thread a rank. Waits at most `timeout_seconds` for others who have not come. An

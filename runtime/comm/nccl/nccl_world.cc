@@ -64,6 +64,7 @@ class NcclWorld : public WorldBackend {
   int size() const override { return bootstrap_->size(); }
   int local_rank() const override { return bootstrap_->local_rank(); }
   int local_size() const override { return bootstrap_->local_size(); }
+  int ranks_per_host() const override { return bootstrap_->ranks_per_host(); }
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {

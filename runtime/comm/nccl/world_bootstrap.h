@@ -26,6 +26,7 @@ class WorldBootstrap : public Bootstrap {
   int size() const override { return world_.size(); }
   int local_rank() const override { return world_.local_rank(); }
   int local_size() const override { return world_.local_size(); }
+  int ranks_per_host() const override { return world_.ranks_per_host(); }
 
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine,
                                                      double timeout_seconds) override;

@@ -61,8 +61,8 @@ absl::Status NodeGroup::status() {
 }
 
 void NodeGroup::Fail(const absl::Status& why) {
-  if (failed()) return;
-  header().failure.TrySet(why);
+  if (!failed()) header().failure.TrySet(why);
+  // Whoever was first may have been killed before it has woken anybody.
   for (int rank = 0; rank < size(); ++rank) {
     Wake(rank);
     world_->point(world_rank(rank), 0).Notify();

@@ -2,13 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/node/peer_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/trace/log.h"
@@ -16,30 +16,12 @@
 namespace ebb::node {
 namespace {
 
-struct FileIdentity {
-  uint64_t device = 0;
-  uint64_t inode = 0;
-  friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
-};
-
-FileIdentity IdentityOf(int file) {
-  struct stat info = {};
-  if (fstat(file, &info) != 0) return {};
-  return {.device = info.st_dev, .inode = info.st_ino};
-}
-
-// Not mapped if it is not the file that was meant: a process id may mean another process here.
+// Not mapped if the owner has none or this process cannot have it.
 Mapping MapHeap(const Participant& owner, std::string_view told) {
   Unpacker unpacker(told);
-  const auto number = unpacker.Number();
   const auto bytes = static_cast<int64_t>(unpacker.Number());
-  FileIdentity identity;
-  identity.device = unpacker.Number();
-  identity.inode = unpacker.Number();
-  if (!unpacker.ok() || bytes == 0) return Mapping();
-  const std::string path = absl::StrCat("/proc/", owner.pid, "/fd/", number);
-  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file.is_open() || IdentityOf(file.get()) != identity) return Mapping();
+  const Descriptor file = OpenPeerFile(owner, unpacker.Text(), O_RDONLY);
+  if (!unpacker.ok() || bytes == 0 || !file.is_open()) return Mapping();
   void* const data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ,
                           MAP_SHARED | MAP_NORESERVE, file.get(), 0);
   if (data == MAP_FAILED) return Mapping();
@@ -53,11 +35,7 @@ absl::StatusOr<std::vector<Mapping>> ShareHeaps(int rank, Rendezvous& rendezvous
   const SharedHeap* const mine = SharedHeap::Install();
   Packer packer;
   if (mine != nullptr) {
-    const FileIdentity identity = IdentityOf(mine->file());
-    packer.Add(static_cast<uint64_t>(mine->file()))
-        .Add(static_cast<uint64_t>(mine->bytes()))
-        .Add(identity.device)
-        .Add(identity.inode);
+    packer.Add(static_cast<uint64_t>(mine->bytes())).Add(TellFile(mine->file()));
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> told, rendezvous.AllGather(packer.Take()));
   std::vector<Mapping> heaps(told.size());

@@ -29,6 +29,12 @@ Mapping::~Mapping() {
   if (data_ != nullptr) munmap(data_, bytes_);
 }
 
+std::optional<SharedFile> SharedFile::CreateNameless() {
+  Descriptor file(memfd_create("ebb-world", MFD_CLOEXEC));
+  if (!file.is_open()) return std::nullopt;
+  return SharedFile(std::move(file));
+}
+
 absl::StatusOr<SharedFile> SharedFile::Create(std::string_view name) {
   absl::StatusOr<Descriptor> file = OpenNamed(name, O_CREAT | O_EXCL);
   if (!file.ok()) return file.status();
@@ -51,10 +57,10 @@ absl::Status SharedFile::Reserve(int64_t offset, int64_t bytes) {
     error = posix_fallocate(file_.get(), offset, bytes);
   } while (error == EINTR);
   if (error == 0) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("/dev/shm has no ", (bytes + (1 << 20) - 1) >> 20, " MiB for the ranks of this ",
-                   "host to meet in: ", std::strerror(error),
-                   ". Make it larger (docker run --shm-size=1g, or remount /dev/shm)"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "no ", (bytes + (1 << 20) - 1) >> 20, " MiB of memory can be shared by the ranks of",
+      " this host: ", std::strerror(error),
+      ". A container may need more memory or a larger /dev/shm (docker run --shm-size=1g)"));
 }
 
 void SharedFile::Release(int64_t offset, int64_t bytes) {

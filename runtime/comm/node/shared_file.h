@@ -1,10 +1,10 @@
-// A file that exists in memory only, which processes map to share its pages. Its name is needed
-// until all have opened it and is then removed; what is added to the file later needs no name, so
-// nothing can stay behind in /dev/shm however the processes end.
+// A file that exists in memory only, which processes map to share its pages. It has no name, or one
+// that is removed when all have opened it; what is added to the file later needs none.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -38,6 +38,9 @@ class Mapping {
 
 class SharedFile {
  public:
+  explicit SharedFile(Descriptor file) : file_(std::move(file)) {}
+  // Nothing where the kernel does not allow it.
+  static std::optional<SharedFile> CreateNameless();
   // Private to this user, and new: kAlreadyExists if the name is taken.
   static absl::StatusOr<SharedFile> Create(std::string_view name);
   static absl::StatusOr<SharedFile> Open(std::string_view name);
@@ -49,10 +52,9 @@ class SharedFile {
   // Gives pages back that nobody will touch any more.
   void Release(int64_t offset, int64_t bytes);
   absl::StatusOr<Mapping> Map(int64_t offset, int64_t bytes) const;
+  int descriptor() const { return file_.get(); }
 
  private:
-  explicit SharedFile(Descriptor file) : file_(std::move(file)) {}
-
   Descriptor file_;
 };
 

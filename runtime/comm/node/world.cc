@@ -7,8 +7,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/hosts/world.h"
+#include "ebb/runtime/comm/node/common_file.h"
 #include "ebb/runtime/comm/node/communicator.h"
 #include "ebb/runtime/comm/node/heaps.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -45,10 +46,7 @@ absl::Status CheckOneHost(const std::vector<Participant>& participants) {
         absl::StrCat("the ranks on host '", *hosts.begin(),
                      "' share no /dev/shm: containers of one job need a common one"));
   }
-  return absl::UnimplementedError(absl::StrCat(
-      "the ranks are on ", hosts.size(), " hosts (", absl::StrJoin(hosts, ", "),
-      "): CPU ranks on several hosts need MPI, whose launcher has to start them (mpirun, srun "
-      "--mpi=pmix), and meet in shared memory without it. Start all ranks on one host"));
+  return CpuRanksNeedMpi(participants);
 }
 
 // How many processes have to share this one's cores.
@@ -80,8 +78,7 @@ std::vector<int> AllRanks(size_t size) {
   return ranks;
 }
 
-absl::StatusOr<SharedFile> MakeFile(const std::string& name, const WorldLayout& layout, int ranks) {
-  EBB_ASSIGN_OR_RETURN(SharedFile file, SharedFile::Create(name));
+absl::Status FillFile(SharedFile& file, const WorldLayout& layout, int ranks) {
   EBB_RETURN_IF_ERROR(file.Reserve(0, layout.bytes));
   EBB_ASSIGN_OR_RETURN(const Mapping memory, file.Map(0, layout.bytes));
   reinterpret_cast<node::WorldHeader*>(memory.data())->next_offset.store(layout.bytes);
@@ -89,61 +86,42 @@ absl::StatusOr<SharedFile> MakeFile(const std::string& name, const WorldLayout& 
     std::byte* const at = memory.data() + layout.places + rank * int64_t{sizeof(node::RankPlace)};
     new (at) node::RankPlace();
   }
-  return file;
-}
-
-// The file of rank 0, open on all ranks. It has its name only while this runs.
-absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous, const std::string& name,
-                                     const WorldLayout& layout) {
-  const int ranks = static_cast<int>(rendezvous.participants().size());
-  absl::StatusOr<SharedFile> file = absl::UnknownError("not tried");
-  if (rank == 0) {
-    file = MakeFile(name, layout, ranks);
-    if (!file.ok()) rendezvous.Refuse(file.status());
-  }
-  if (rank != 0 || file.ok()) EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
-  if (rank != 0) {
-    file = SharedFile::Open(name);
-    if (!file.ok()) {
-      file =
-          absl::Status(file.status().code(),
-                       absl::StrCat(Describe(rendezvous.participants()[static_cast<size_t>(rank)]),
-                                    ": ", file.status().message()));
-      rendezvous.Refuse(file.status());
-    }
-  }
-  EBB_RETURN_IF_ERROR(file.status());
-  EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
-  return file;
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-std::string NodeWorld::FileName(const Rendezvous& rendezvous) {
-  return absl::StrCat("ebb-", rendezvous.participants()[0].pid, "-",
-                      absl::Hex(rendezvous.nonce(), absl::kZeroPad16));
-}
-
 absl::StatusOr<std::shared_ptr<NodeWorld>> NodeWorld::Form(int rank, Rendezvous rendezvous,
-                                                           std::vector<int> named_ranks) {
+                                                           Options options) {
   const std::vector<Participant>& participants = rendezvous.participants();
+  std::vector<int> named_ranks = std::move(options.named_ranks);
   if (named_ranks.empty()) named_ranks = AllRanks(participants.size());
   EBB_RETURN_IF_ERROR(CheckOneHost(participants));
-  const WorldLayout layout(static_cast<int>(participants.size()));
-  const std::string name = FileName(rendezvous);
-  absl::StatusOr<SharedFile> file = ShareFile(rank, rendezvous, name, layout);
-  // On every way, by every rank: whoever made it may have been killed.
-  SharedFile::RemoveName(name);
-  EBB_RETURN_IF_ERROR(file.status());
-  EBB_ASSIGN_OR_RETURN(Mapping mapping, file->Map(0, layout.bytes));
+  const int ranks = static_cast<int>(participants.size());
+  const WorldLayout layout(ranks);
+  EBB_ASSIGN_OR_RETURN(SharedFile file, node::ShareFile(rank, rendezvous, [&](SharedFile& made) {
+                         return FillFile(made, layout, ranks);
+                       }));
+  EBB_ASSIGN_OR_RETURN(Mapping mapping, file.Map(0, layout.bytes));
   EBB_ASSIGN_OR_RETURN(std::vector<Mapping> heaps, node::ShareHeaps(rank, rendezvous));
   std::shared_ptr<NodeWorld> world(new NodeWorld(rank, participants, std::move(named_ranks),
-                                                 *std::move(file), std::move(mapping),
+                                                 std::move(file), std::move(mapping),
                                                  std::move(heaps)));
   CoreShare::SetForProcess(Sharers(participants, rank));
+  Lifeline::Ends ends = {.of_rank = [w = world.get()](int ended) { w->Ended(ended); },
+                         .of_launcher = {}};
+  Descriptor launcher;
+  if (options.launcher.has_value()) {
+    launcher = std::move(options.launcher->process);
+    ends.of_launcher = [w = world.get(), name = std::move(options.launcher_name),
+                        pid = options.launcher->pid] {
+      w->Fail(absl::UnavailableError(absl::StrCat("the launcher of the ranks, ", name, " (process ",
+                                                  pid, "), has ended: it was killed or crashed")));
+    };
+  }
   EBB_ASSIGN_OR_RETURN(world->lifeline_,
                        Lifeline::Hold(rank, participants, std::move(rendezvous).TakeConnections(),
-                                      [w = world.get()](int ended) { w->Ended(ended); }));
+                                      std::move(launcher), std::move(ends)));
   return world;
 }
 
@@ -176,8 +154,8 @@ int64_t NodeWorld::NextOffset(int64_t bytes) {
 }
 
 void NodeWorld::Fail(const absl::Status& why) {
-  if (failed()) return;
-  header_->failure.TrySet(why);
+  if (!failed()) header_->failure.TrySet(why);
+  // Whoever was first may have been killed before it has woken anybody.
   WakeAll();
 }
 

@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,12 +25,19 @@ namespace ebb {
 
 class NodeWorld {
  public:
+  struct Options {
+    // What messages call the ranks, if these are the ones of one host among several.
+    std::vector<int> named_ranks;
+    // Its end before this world's is a failure.
+    std::optional<ParentProcess> launcher;
+    std::string launcher_name;
+  };
   // kUnimplemented: the ranks are on several hosts, which the message names.
-  // `named_ranks`: what messages call the ranks, if these are the ones of one host among several.
   static absl::StatusOr<std::shared_ptr<NodeWorld>> Form(int rank, Rendezvous rendezvous,
-                                                         std::vector<int> named_ranks = {});
-  // Of the file through which the ranks of a rendezvous come to share memory, while they do.
-  static std::string FileName(const Rendezvous& rendezvous);
+                                                         Options options);
+  static absl::StatusOr<std::shared_ptr<NodeWorld>> Form(int rank, Rendezvous rendezvous) {
+    return Form(rank, std::move(rendezvous), Options());
+  }
   ~NodeWorld();
 
   int rank() const { return rank_; }
@@ -86,6 +95,7 @@ class NodeRank : public WorldBackend {
   int size() const override { return world_->size(); }
   int local_rank() const override { return world_->rank(); }
   int local_size() const override { return world_->size(); }
+  int ranks_per_host() const override { return world_->size(); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   void Fail(absl::Status why) override;

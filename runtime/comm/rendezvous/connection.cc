@@ -149,8 +149,9 @@ absl::StatusOr<std::optional<Message>> Connection::Parse() {
       return absl::DataLossError("the other side does not speak Ebb's protocol");
   }
   if (received_.size() < kHeaderBytes) return std::optional<Message>();
-  const uint64_t version = Read(received_.data() + 4, 2);
-  if (version != kProtocolVersion) {
+  const auto version = static_cast<uint16_t>(Read(received_.data() + 4, 2));
+  const auto type = static_cast<MessageType>(Read(received_.data() + 6, 2));
+  if (version != kProtocolVersion && type != MessageType::kHello) {
     return absl::FailedPreconditionError(
         absl::StrCat("the other side speaks version ", version, " of Ebb's protocol, this one ",
                      kProtocolVersion, ": all ranks must run the same version of Ebb"));
@@ -161,8 +162,8 @@ absl::StatusOr<std::optional<Message>> Connection::Parse() {
         absl::StrCat("the other side announces a message of ", payload_bytes, " bytes"));
   }
   if (received_.size() < kHeaderBytes + payload_bytes) return std::optional<Message>();
-  Message message = {.type = static_cast<MessageType>(Read(received_.data() + 6, 2)),
-                     .payload = received_.substr(kHeaderBytes, payload_bytes)};
+  Message message = {
+      .type = type, .payload = received_.substr(kHeaderBytes, payload_bytes), .version = version};
   received_.erase(0, kHeaderBytes + payload_bytes);
   return std::optional<Message>(std::move(message));
 }

@@ -16,7 +16,7 @@
 
 namespace ebb {
 
-inline constexpr uint16_t kProtocolVersion = 1;
+inline constexpr uint16_t kProtocolVersion = 2;
 
 enum class MessageType : uint16_t {
   kHello = 1,  // a rank introduces itself
@@ -32,6 +32,7 @@ enum class MessageType : uint16_t {
 struct Message {
   MessageType type = MessageType::kGoodbye;
   std::string payload;
+  uint16_t version = kProtocolVersion;  // of the other side; another one in a kHello only
 };
 
 // Numbers and texts, one after the other.
@@ -76,7 +77,7 @@ class Connection {
 
   absl::Status Send(MessageType type, std::string_view payload, WaitPoint::Deadline deadline);
   // kUnavailable: the other side has closed. kDeadlineExceeded. kDataLoss: it does not speak this
-  // protocol. kFailedPrecondition: it speaks another version of it.
+  // protocol. kFailedPrecondition: it speaks another version of it, and this is no hello.
   absl::StatusOr<Message> Receive(WaitPoint::Deadline deadline);
   // The same, of what has arrived; nothing if that is not a whole message yet.
   absl::StatusOr<std::optional<Message>> TryReceive();

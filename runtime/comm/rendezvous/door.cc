@@ -73,19 +73,36 @@ absl::Status Door::HearSome(WaitPoint::Deadline deadline) {
 absl::Status Door::Hear(Connection& connection) {
   absl::StatusOr<std::optional<Message>> message = connection.TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
-  if (message.status().code() == absl::StatusCode::kFailedPrecondition) {
-    unknown_.push_back(std::exchange(connection, Connection()));
-    return absl::FailedPreconditionError(
-        absl::StrCat("a rank that has come to ", Describe(options_.place),
-                     " does not fit: ", message.status().message()));
-  }
   if (message.ok() && (*message)->type == MessageType::kHello) {
+    EBB_ASSIGN_OR_RETURN(const bool is_of_this_build, CheckBuild(connection, **message));
+    if (!is_of_this_build) return absl::OkStatus();
     if (const auto guest = UnpackParticipant((*message)->payload); guest.ok())
       return Admit(connection, *guest);
   }
   ++strangers_;
   connection.Close();
   return absl::OkStatus();
+}
+
+// False: it is a stranger's, who has been sent away. An error: a rank's of this launch.
+absl::StatusOr<bool> Door::CheckBuild(Connection& connection, const Message& hello) {
+  Unpacker unpacker(hello.payload);
+  const std::string launcher = unpacker.Text(), build = unpacker.Text();
+  if (!unpacker.ok()) {
+    ++strangers_;
+    connection.Close();
+    return false;
+  }
+  if (hello.version == kProtocolVersion && build == participants_[0].build) return true;
+  absl::Status why = absl::FailedPreconditionError(absl::StrCat(
+      "a rank that has come to ", Describe(options_.place), " is of another build: ", build,
+      " with version ", hello.version, " of the protocol; ", Describe(participants_[0]), " is ",
+      participants_[0].build, " with version ", kProtocolVersion, ". All ranks must run the same"));
+  if (launcher == options_.launcher) return why;
+  ++strangers_;
+  connection.Send(MessageType::kRefusal, PackStatus(why), Soon(kSendPatience)).IgnoreError();
+  connection.Close();
+  return false;
 }
 
 absl::Status Door::Admit(Connection& connection, const Participant& guest) {

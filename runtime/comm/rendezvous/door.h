@@ -24,6 +24,7 @@ class Door {
   absl::Status HearSome(WaitPoint::Deadline deadline);
   absl::Status Hear(Connection& connection);
   absl::Status HearRank(int rank);
+  absl::StatusOr<bool> CheckBuild(Connection& connection, const Message& hello);
   absl::Status Admit(Connection& connection, const Participant& guest);
   absl::Status Late() const;
   void TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline);

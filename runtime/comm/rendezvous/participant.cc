@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/rendezvous/build.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 
 namespace ebb {
@@ -46,9 +47,10 @@ Participant Myself(int rank, int size, std::string launcher) {
   char host_name[256] = {};
   gethostname(host_name, sizeof(host_name) - 1);
   const std::string kernel = FirstLine("/proc/sys/kernel/random/boot_id");
-  return {.rank = rank,
+  return {.launcher = std::move(launcher),
+          .build = ThisBuild(),
+          .rank = rank,
           .size = size,
-          .launcher = std::move(launcher),
           .host_name = host_name,
           .shared_memory = absl::StrCat(kernel, " ", SharedMemory()),
           .network = Namespace("/proc/self/ns/net"),
@@ -64,11 +66,13 @@ std::string Describe(const Participant& participant) {
 
 std::string Pack(const Participant& participant) {
   return Packer()
+      .Add(participant.launcher)
+      .Add(participant.build)
       .Add(static_cast<uint64_t>(participant.rank))
       .Add(static_cast<uint64_t>(participant.size))
-      .Add(participant.launcher)
       .Add(participant.host_name)
       .Add(participant.shared_memory)
+      .Add(participant.network)
       .Add(participant.pid_namespace)
       .Add(static_cast<uint64_t>(participant.pid))
       .Add(participant.cores)
@@ -78,11 +82,13 @@ std::string Pack(const Participant& participant) {
 absl::StatusOr<Participant> UnpackParticipant(std::string_view payload) {
   Unpacker unpacker(payload);
   Participant participant;
+  participant.launcher = unpacker.Text();
+  participant.build = unpacker.Text();
   participant.rank = static_cast<int>(unpacker.Number());
   participant.size = static_cast<int>(unpacker.Number());
-  participant.launcher = unpacker.Text();
   participant.host_name = unpacker.Text();
   participant.shared_memory = unpacker.Text();
+  participant.network = unpacker.Text();
   participant.pid_namespace = unpacker.Text();
   participant.pid = static_cast<int64_t>(unpacker.Number());
   participant.cores = unpacker.Text();

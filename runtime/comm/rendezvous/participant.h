@@ -11,9 +11,10 @@
 namespace ebb {
 
 struct Participant {
+  std::string launcher;  // and job: the same on all ranks
+  std::string build;     // of Ebb: the same on all ranks
   int rank = 0;
   int size = 0;
-  std::string launcher;  // and job: the same on all ranks
   std::string host_name;
   // Equal on ranks that can share memory: the running kernel, and the file system behind /dev/shm.
   std::string shared_memory;
@@ -29,6 +30,8 @@ Participant Myself(int rank, int size, std::string launcher);
 // "rank 1 (process 4242 on host 'node1')".
 std::string Describe(const Participant& participant);
 
+// Begins with the launcher and the build in every version of the protocol, so that a rank of another
+// version can be told from a stranger.
 std::string Pack(const Participant& participant);
 absl::StatusOr<Participant> UnpackParticipant(std::string_view payload);
 

@@ -40,7 +40,7 @@ absl::StatusOr<Rendezvous> Rendezvous::Join(const RendezvousOptions& options) {
 }
 
 absl::Status Rendezvous::JoinAsHost() {
-  absl::StatusOr<Descriptor> listener = Listen(options_.place, options_.one_host);
+  absl::StatusOr<Descriptor> listener = Listen(options_.place, options_.one_host, deadline_);
   if (listener.status().code() == absl::StatusCode::kAlreadyExists) {
     // Another rank 0 of this world, which can tell the others, or a stranger.
     absl::StatusOr<Descriptor> socket = Connect(options_.place, deadline_);
@@ -59,7 +59,11 @@ absl::Status Rendezvous::JoinAsHost() {
                      ": another program uses it. Choose another MASTER_PORT, the same for all "
                      "ranks"));
   }
-  EBB_RETURN_IF_ERROR(listener.status());
+  if (!listener.ok()) {
+    const Participant me = Myself(0, options_.size, options_.launcher);
+    return absl::Status(listener.status().code(),
+                        absl::StrCat(Describe(me), ": ", listener.status().message()));
+  }
   Door door(options_, *std::move(listener));
   EBB_RETURN_IF_ERROR(door.HearAll(deadline_));
   participants_ = std::move(door).TakeParticipants();

@@ -1,22 +1,19 @@
 #include "ebb/runtime/comm/rendezvous/socket.h"
 
-#include <arpa/inet.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstddef>
 #include <cstring>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/rendezvous/address.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -24,81 +21,9 @@ namespace {
 
 constexpr int kSocketFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 
-struct Address {
-  sockaddr_storage storage = {};
-  socklen_t bytes = 0;
-
-  int family() const { return storage.ss_family; }
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
-  bool is_loopback() const {
-    if (family() == AF_INET) {
-      const auto& v4 = reinterpret_cast<const sockaddr_in&>(storage);
-      return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
-    }
-    return family() == AF_INET6 &&
-           IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr);
-  }
-};
-
 absl::Status Error(absl::StatusCode code, const MeetingPlace& place, absl::string_view what,
                    int error) {
   return absl::Status(code, absl::StrCat(Describe(place), ": ", what, ": ", std::strerror(error)));
-}
-
-absl::StatusOr<Address> NamedAddress(const MeetingPlace& place) {
-  Address address;
-  auto& unix_address = reinterpret_cast<sockaddr_un&>(address.storage);
-  unix_address.sun_family = AF_UNIX;
-  if (place.name.size() + 1 > sizeof(unix_address.sun_path)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the socket name '", place.name, "' is too long"));
-  }
-  // A first byte of zero is what makes the name abstract.
-  std::memcpy(unix_address.sun_path + 1, place.name.data(), place.name.size());
-  address.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + place.name.size());
-  return address;
-}
-
-absl::StatusOr<std::vector<Address>> Resolve(const MeetingPlace& place) {
-  if (!place.name.empty()) {
-    EBB_ASSIGN_OR_RETURN(const Address address, NamedAddress(place));
-    return std::vector<Address>{address};
-  }
-  addrinfo hints = {};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int error =
-      getaddrinfo(place.host.c_str(), std::to_string(place.port).c_str(), &hints, &found);
-  if (error != 0) {
-    const absl::StatusCode code =
-        error == EAI_AGAIN ? absl::StatusCode::kUnavailable : absl::StatusCode::kNotFound;
-    return absl::Status(code, absl::StrCat(Describe(place),
-                                           ": the name cannot be resolved: ", gai_strerror(error)));
-  }
-  std::vector<Address> addresses;
-  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
-    Address& address = addresses.emplace_back();
-    std::memcpy(&address.storage, info->ai_addr, info->ai_addrlen);
-    address.bytes = info->ai_addrlen;
-  }
-  freeaddrinfo(found);
-  return addresses;
-}
-
-// Every address of this host: a name may resolve here to another one than elsewhere.
-std::vector<Address> AnyAddresses(int port) {
-  std::vector<Address> addresses(2);
-  auto& v6 = reinterpret_cast<sockaddr_in6&>(addresses[0].storage);
-  v6.sin6_family = AF_INET6;
-  v6.sin6_addr = in6addr_any;
-  v6.sin6_port = htons(static_cast<uint16_t>(port));
-  addresses[0].bytes = sizeof(v6);
-  auto& v4 = reinterpret_cast<sockaddr_in&>(addresses[1].storage);
-  v4.sin_family = AF_INET;
-  v4.sin_port = htons(static_cast<uint16_t>(port));
-  addresses[1].bytes = sizeof(v4);
-  return addresses;
 }
 
 void SetOption(const Descriptor& socket, int level, int option, int value) {
@@ -181,11 +106,27 @@ int PollMilliseconds(WaitPoint::Deadline deadline, int milliseconds_max) {
   return static_cast<int>(std::clamp<int64_t>(left.count(), 0, milliseconds_max));
 }
 
-absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host) {
-  EBB_ASSIGN_OR_RETURN(std::vector<Address> addresses, Resolve(place));
-  const bool only_here =
-      place.name.empty() && one_host && !addresses.empty() && addresses[0].is_loopback();
-  if (place.name.empty() && !only_here) addresses = AnyAddresses(place.port);
+namespace {
+
+absl::StatusOr<std::vector<Address>> AddressesToListenAt(const MeetingPlace& place, bool one_host,
+                                                         WaitPoint::Deadline deadline) {
+  if (!place.name.empty()) return Resolve(place, deadline);
+  std::vector<Address> addresses = LiteralAddresses(place);
+  // What a name means here says nothing about where others look for this host: it may be the name
+  // of its loopback device only here, or not exist yet.
+  if (addresses.empty() && one_host) {
+    EBB_ASSIGN_OR_RETURN(addresses, Resolve(place, deadline));
+  }
+  const bool only_here = !addresses.empty() && addresses[0].is_loopback();
+  return only_here ? std::move(addresses) : AnyAddresses(place.port);
+}
+
+}  // namespace
+
+absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
+                                  WaitPoint::Deadline deadline) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<Address> addresses,
+                       AddressesToListenAt(place, one_host, deadline));
   absl::Status first;
   for (const Address& address : addresses) {
     absl::StatusOr<Descriptor> listener = ListenAt(place, address);
@@ -211,7 +152,7 @@ Descriptor Accept(const Descriptor& listener) {
 }
 
 absl::StatusOr<Descriptor> Connect(const MeetingPlace& place, WaitPoint::Deadline deadline) {
-  EBB_ASSIGN_OR_RETURN(const std::vector<Address> addresses, Resolve(place));
+  EBB_ASSIGN_OR_RETURN(const std::vector<Address> addresses, Resolve(place, deadline));
   absl::Status last = absl::UnavailableError(absl::StrCat(Describe(place), ": no address"));
   for (const Address& address : addresses) {
     absl::StatusOr<Descriptor> socket = ConnectTo(place, address, deadline);

@@ -30,12 +30,14 @@ class Descriptor {
 };
 
 // All sockets are non-blocking and are not inherited by programs that this one starts.
-// `one_host`: do not listen to the network if the place has a loopback address.
-// kAlreadyExists: somebody else listens there.
-absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host);
+// Not to the network if the place is a loopback address, or a name of one and all ranks are on
+// `one_host`. kAlreadyExists: somebody else listens there.
+absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
+                                  WaitPoint::Deadline deadline);
 // A connection that waits at `listener`; not open if there is none.
 Descriptor Accept(const Descriptor& listener);
-// One attempt at every address of the place. kUnavailable: nobody listens there yet.
+// One attempt at every address of the place, whose name is waited for. kUnavailable: nobody listens
+// there yet.
 absl::StatusOr<Descriptor> Connect(const MeetingPlace& place, WaitPoint::Deadline deadline);
 
 // The poll(2) time-out until `deadline`, at most `milliseconds_max`.

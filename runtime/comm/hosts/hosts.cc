@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/mpi/hosts.h"
+#include "ebb/runtime/comm/hosts/hosts.h"
 
 #include <algorithm>
 

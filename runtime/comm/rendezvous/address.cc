@@ -1,0 +1,178 @@
+#include "ebb/runtime/comm/rendezvous/address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/un.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenQuestions{250};  // for the name server's sake
+
+absl::StatusOr<Address> NamedAddress(const MeetingPlace& place) {
+  Address address;
+  auto& unix_address = reinterpret_cast<sockaddr_un&>(address.storage);
+  unix_address.sun_family = AF_UNIX;
+  if (place.name.size() + 1 > sizeof(unix_address.sun_path)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the socket name '", place.name, "' is too long"));
+  }
+  // A first byte of zero is what makes the name abstract.
+  std::memcpy(unix_address.sun_path + 1, place.name.data(), place.name.size());
+  address.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + place.name.size());
+  return address;
+}
+
+// The addresses, or getaddrinfo's error.
+struct Answer {
+  int error = 0;
+  std::vector<Address> addresses;
+};
+
+Answer Ask(const std::string& host, int port, int flags) {
+  addrinfo hints = {};
+  hints.ai_flags = flags;
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  Answer answer;
+  answer.error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (answer.error != 0) return answer;
+  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
+    Address& address = answer.addresses.emplace_back();
+    std::memcpy(&address.storage, info->ai_addr, info->ai_addrlen);
+    address.bytes = info->ai_addrlen;
+  }
+  freeaddrinfo(found);
+  return answer;
+}
+
+// One question to the name servers, on a thread of its own: nothing can interrupt it, and servers
+// that are gone hold it up for as long as the resolver's own time-outs say.
+class Question {
+ public:
+  Question(std::string host, int port)
+      : thread_([this, host = std::move(host), port] {
+          answer_ = Ask(host, port, 0);
+          answered_.store(true, std::memory_order_release);
+          point_.Notify();
+        }) {}
+  ~Question() { thread_.join(); }
+
+  bool answered() const { return answered_.load(std::memory_order_acquire); }
+  bool Wait(WaitPoint::Deadline deadline) {
+    return point_.Await([this] { return answered(); }, deadline);
+  }
+  Answer& answer() { return answer_; }
+
+ private:
+  Answer answer_;
+  std::atomic<bool> answered_{false};
+  WaitPoint point_;
+  std::thread thread_;  // last: it uses the others
+};
+
+// Questions that nobody waits for any more, kept until they have been answered or the process ends,
+// which must not wait for them: hence never destroyed.
+struct Kept {
+  static Kept& Get() {
+    static Kept& kept = *new Kept;
+    return kept;
+  }
+  void Add(std::unique_ptr<Question> question) {
+    const std::scoped_lock lock(mutex);
+    questions.push_back(std::move(question));
+  }
+  void RemoveAnswered() {
+    const std::scoped_lock lock(mutex);
+    questions.remove_if([](const std::unique_ptr<Question>& old) { return old->answered(); });
+  }
+
+  std::mutex mutex;
+  std::list<std::unique_ptr<Question>> questions;
+};
+
+absl::StatusOr<Answer> AskInTime(const MeetingPlace& place, WaitPoint::Deadline deadline) {
+  Kept::Get().RemoveAnswered();
+  std::unique_ptr<Question> question;
+  try {
+    question = std::make_unique<Question>(place.host, place.port);
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no thread to resolve a host's name: ", error.what()));
+  }
+  if (question->Wait(deadline)) return std::move(question->answer());
+  Kept::Get().Add(std::move(question));
+  return absl::DeadlineExceededError(
+      absl::StrCat(Describe(place), ": no name server has answered"));
+}
+
+}  // namespace
+
+bool Address::is_loopback() const {
+  if (family() == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(storage);
+    return ntohl(v4.sin_addr.s_addr) >> 24 == 127;
+  }
+  return family() == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(storage).sin6_addr);
+}
+
+std::vector<Address> LiteralAddresses(const MeetingPlace& place) {
+  return place.host.empty() ? std::vector<Address>()
+                            : Ask(place.host, place.port, AI_NUMERICHOST).addresses;
+}
+
+std::vector<Address> AnyAddresses(int port) {
+  std::vector<Address> addresses(2);
+  auto& v6 = reinterpret_cast<sockaddr_in6&>(addresses[0].storage);
+  v6.sin6_family = AF_INET6;
+  v6.sin6_addr = in6addr_any;
+  v6.sin6_port = htons(static_cast<uint16_t>(port));
+  addresses[0].bytes = sizeof(v6);
+  auto& v4 = reinterpret_cast<sockaddr_in&>(addresses[1].storage);
+  v4.sin_family = AF_INET;
+  v4.sin_port = htons(static_cast<uint16_t>(port));
+  addresses[1].bytes = sizeof(v4);
+  return addresses;
+}
+
+absl::StatusOr<std::vector<Address>> Resolve(const MeetingPlace& place,
+                                             WaitPoint::Deadline deadline) {
+  if (!place.name.empty()) {
+    EBB_ASSIGN_OR_RETURN(const Address address, NamedAddress(place));
+    return std::vector<Address>{address};
+  }
+  std::vector<Address> literal = LiteralAddresses(place);
+  if (!literal.empty()) return literal;
+  for (bool first = true;; first = false) {
+    EBB_ASSIGN_OR_RETURN(Answer answer, AskInTime(place, deadline));
+    if (answer.error == 0) return std::move(answer.addresses);
+    const std::string why = absl::StrCat(
+        Describe(place), ": the name cannot be resolved: ", gai_strerror(answer.error));
+    const bool is_late =
+        deadline != WaitPoint::kNever && WaitPoint::Clock::now() + kBetweenQuestions >= deadline;
+    if (is_late) return absl::DeadlineExceededError(why);
+    if (first) LogInfo(absl::StrCat(why, "; trying again until the time limit"));
+    std::this_thread::sleep_for(kBetweenQuestions);
+  }
+}
+
+}  // namespace ebb

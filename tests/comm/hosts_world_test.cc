@@ -1,0 +1,194 @@
+// Ranks that only rank 0's connections join: what they tell each other, and what they hear when one
+// is late, fails, dies or leaves. Who is on which host makes no difference to that; two_hosts.sh
+// has two.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <csignal>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ebb/runtime/comm/hosts/world.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "processes.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+using Backend = std::shared_ptr<WorldBackend>;
+using Body = std::function<absl::Status(Backend world)>;
+
+absl::Status RunRank(const std::string& name, int rank, int ranks, const Body& body) {
+  const MeetingPlace place = {.host = "", .port = 0, .name = name};
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join({.rank = rank,
+                                                                .size = ranks,
+                                                                .place = place,
+                                                                .one_host = true,
+                                                                .launcher = "a test",
+                                                                .timeout_seconds = 60}));
+  EBB_ASSIGN_OR_RETURN(Backend world, HostsRank::Form(rank, std::move(rendezvous)));
+  return body(std::move(world));
+}
+
+// What each rank, a thread, has returned.
+std::vector<absl::Status> OnThreads(int ranks, const Body& body) {
+  const std::string name = ebb::testing::NewMeetingName();
+  std::vector<absl::Status> seen(static_cast<size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back(
+        [&, rank] { seen[static_cast<size_t>(rank)] = RunRank(name, rank, ranks, body); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return seen;
+}
+
+// Until a rank hears of a failure.
+class Ear {
+ public:
+  explicit Ear(Bootstrap& bootstrap) {
+    bootstrap.OnFailure([said = said_](const absl::Status& why) { said->set_value(why); });
+  }
+  absl::Status Wait() { return said_->get_future().get(); }
+
+ private:
+  std::shared_ptr<std::promise<absl::Status>> said_ =
+      std::make_shared<std::promise<absl::Status>>();
+};
+
+std::string Message(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+TEST(HostsWorld, EveryRankGetsTheTextsOfAll) {
+  const auto seen = OnThreads(4, [](const Backend& world) -> absl::Status {
+    for (int round = 0; round < 50; ++round) {
+      const std::string mine(static_cast<size_t>(world->rank() * round), 'a');
+      EBB_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                           world->bootstrap()->AllGather(mine, 60));
+      EXPECT_EQ(all.size(), 4u);
+      for (size_t rank = 0; rank < all.size(); ++rank)
+        EXPECT_EQ(all[rank].size(), rank * static_cast<size_t>(round));
+    }
+    return absl::OkStatus();
+  });
+  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST(HostsWorld, CommunicatorsForTheCpuAreRefusedOnEveryRank) {
+  const auto seen = OnThreads(
+      3, [](const Backend& world) { return world->NewCommunicator({.name = "all"}).status(); });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(Message(status), HasSubstr("need MPI"));
+  }
+}
+
+class OneRank : public ::testing::TestWithParam<int> {};
+
+TEST_P(OneRank, ThatDoesNotComeIsNamedOnAll) {
+  const auto seen = OnThreads(3, [](const Backend& world) {
+    Ear ear(*world->bootstrap());
+    if (world->rank() == GetParam()) return ear.Wait();
+    return world->bootstrap()->AllGather("", 0.2).status();
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("for rank " + std::to_string(GetParam()) + " ("),
+                                       HasSubstr("on host '"), HasSubstr("0.2 s")));
+  }
+}
+
+TEST_P(OneRank, ThatFailsTellsAll) {
+  const auto seen = OnThreads(3, [](const Backend& world) {
+    Ear ear(*world->bootstrap());
+    if (world->rank() == GetParam()) world->Fail(absl::DataLossError("the disk is gone"));
+    absl::Status heard = ear.Wait();
+    EXPECT_EQ(world->bootstrap()->AllGather("", 60).status(), heard);
+    return heard;
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("rank " + std::to_string(GetParam()) + " failed: the disk is gone"),
+                      HasSubstr("on host '")));
+  }
+}
+
+TEST_P(OneRank, ThatIsKilledIsNoticedByAll) {
+  const std::string name = ebb::testing::NewMeetingName();
+  ebb::testing::Results results;
+  ebb::testing::Fork(3, [&](int rank) {
+    results.Set(rank, RunRank(name, rank, 3, [](const Backend& world) -> absl::Status {
+                  Ear ear(*world->bootstrap());
+                  EBB_RETURN_IF_ERROR(world->bootstrap()->AllGather("", 60).status());
+                  if (world->rank() == GetParam()) raise(SIGKILL);
+                  return ear.Wait();
+                }));
+    return 0;
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == GetParam()) continue;
+    EXPECT_THAT(Message(results.Get(rank)),
+                AllOf(HasSubstr("rank " + std::to_string(GetParam()) + " ("),
+                      HasSubstr("on host '"), HasSubstr("has died")));
+  }
+}
+
+TEST_P(OneRank, ThatLeavesIsAFailureOnlyOfWhatWaitsForIt) {
+  const auto seen = OnThreads(3, [](const Backend& world) -> absl::Status {
+    EBB_RETURN_IF_ERROR(world->bootstrap()->AllGather("", 60).status());
+    if (world->rank() == GetParam()) return absl::OkStatus();
+    return world->bootstrap()->AllGather("", 60).status();
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    if (rank == GetParam()) continue;
+    EXPECT_THAT(Message(seen[static_cast<size_t>(rank)]),
+                AllOf(HasSubstr("rank " + std::to_string(GetParam()) + " ("), HasSubstr("has left"),
+                      Not(HasSubstr("died"))));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, OneRank, ::testing::Values(0, 1, 2));
+
+TEST(HostsWorld, RanksThatAllLeaveHearNothing) {
+  std::atomic<int> heard{0};
+  const auto seen = OnThreads(3, [&](const Backend& world) {
+    world->bootstrap()->OnFailure([&](const absl::Status&) { ++heard; });
+    return world->bootstrap()->AllGather("", 60).status();
+  });
+  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(heard, 0);
+}
+
+TEST(HostsWorld, MayEndInWhoeverHearsOfAFailure) {
+  const auto seen = OnThreads(2, [](Backend world) -> absl::Status {
+    const std::shared_ptr<Bootstrap> bootstrap = world->bootstrap();
+    EBB_RETURN_IF_ERROR(bootstrap->AllGather("", 60).status());
+    if (world->rank() == 0) {
+      Ear ear(*bootstrap);
+      world->Fail(absl::DataLossError("the disk is gone"));
+      return ear.Wait();
+    }
+    std::promise<absl::Status> ended;
+    std::future<absl::Status> end = ended.get_future();
+    auto last = std::make_shared<Backend>(std::move(world));
+    bootstrap->OnFailure([last, &ended](const absl::Status& why) {
+      last->reset();
+      ended.set_value(why);
+    });
+    return end.get();
+  });
+  for (const absl::Status& status : seen) EXPECT_THAT(Message(status), HasSubstr("disk"));
+}
+
+}  // namespace
+}  // namespace ebb
