@@ -57,7 +57,7 @@ function(ebb_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
-  gtest_discover_tests(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} DISCOVERY_TIMEOUT 60)
+  gtest_discover_tests(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${name} DISCOVERY_TIMEOUT 60)
 endfunction()
 
 function(ebb_print_summary)

@@ -1,28 +1,34 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs the tests.
 #
-#   tests/run.sh [release|cuda|asan|tsan] [--full] [-- argument of ctest...]
+#   tests/run.sh [release|cuda|asan|tsan] [--full] [--program NAME]... [-- argument of ctest...]
 #
 # release: optimised, with CUDA and NCCL where they are found. cuda: the same, and an error where they are not. asan, tsan: debug builds
 # with the address and undefined-behaviour, or the thread sanitizer. --full: the product of
 # the bitwise matrix' main axes (the others are drawn) and many more random cases, instead of a covering selection.
+# --program: builds and runs only the test programs that are named.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source cmake/packages.sh
 
 preset=release
 ctest_arguments=()
+programs=()
 while [ $# -gt 0 ]; do
   case "$1" in
     release | cuda | asan | tsan) preset=$1 ;;
     --full) export EBB_FULL=1 ;;
+    --program)
+      programs+=("${2:?--program needs a name}")
+      shift
+      ;;
     --)
       shift
       ctest_arguments=("$@")
       break
       ;;
     *)
-      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|cuda|asan|tsan] [--full] [-- argument of ctest...]" >&2
+      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|cuda|asan|tsan] [--full] [--program NAME]... [-- argument of ctest...]" >&2
       exit 2
       ;;
   esac
@@ -31,6 +37,11 @@ done
 
 install_packages
 cmake --preset "$preset"
-cmake --build --preset "$preset"
+if [ ${#programs[@]} -eq 0 ]; then
+  cmake --build --preset "$preset"
+else
+  cmake --build --preset "$preset" --target "${programs[@]}"
+  ctest_arguments+=(-L "^($(IFS='|' && echo "${programs[*]}"))\$")
+fi
 export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS:-}
 ctest --preset "$preset" -j "$(nproc)" --no-tests=error "${ctest_arguments[@]}"
