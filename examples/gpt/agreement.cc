@@ -1,20 +1,14 @@
 #include "agreement.h"
 
 #include <array>
-#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/fingerprint.h"
 
 namespace ebb::gpt {
 namespace {
-
-uint64_t Hash(std::span<const uint8_t> bytes) {
-  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
-  for (const uint8_t byte : bytes) hash = (hash ^ byte) * 0x100000001b3;
-  return hash;
-}
 
 struct Entry {
   const char* option;
@@ -27,18 +21,17 @@ Entries EntriesOf(const Run& run, const Device& device) {
   const Options& o = run.options;
   const GptShape& s = o.shape;
   const auto number = [](int64_t value) { return static_cast<uint64_t>(value); };
-  const std::span prompt(reinterpret_cast<const uint8_t*>(o.prompt.data()), o.prompt.size());
   return {Entry{"--layers", number(s.layers)},
           {"--heads", number(s.heads)},
           {"--width", number(s.width)},
           {"--context", number(s.context)},
           {"--vocabulary", number(s.vocabulary)},
-          {"--data (the bytes of the files)", Hash(run.text.bytes())},
+          {"--data (the bytes of the files)", run.text.fingerprint()},
           {"--seed", o.seed},
           {"--steps", number(o.steps)},
           {"--evaluate-every", number(o.evaluate_every)},
           {"--sample", number(o.sample_bytes)},
-          {"--prompt", Hash(prompt)},
+          {"--prompt", sharding::Hasher().Add(o.prompt).hash()},
           {"--show-plan without --steps", o.show_plan && !o.steps_given},
           {"--summary (given or not)", !o.summary_file.empty()},
           {"--device (as it was found)", static_cast<uint64_t>(device.kind())}};

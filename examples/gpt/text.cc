@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/fingerprint.h"
 
 namespace ebb::gpt {
 namespace {
@@ -103,6 +104,10 @@ absl::StatusOr<Text> Text::FromBytes(std::vector<uint8_t> bytes, int64_t context
   }
   Text text;
   text.bytes_ = std::move(bytes);
+  text.fingerprint_ =
+      sharding::Hasher()
+          .Add({reinterpret_cast<const char*>(text.bytes_.data()), text.bytes_.size()})
+          .hash();
   text.held_out_begin_ = size - held_out;
   return text;
 }

@@ -21,7 +21,7 @@ class Text {
   static absl::StatusOr<Text> Load(std::span<const std::string> paths, int64_t context);
   static absl::StatusOr<Text> FromBytes(std::vector<uint8_t> bytes, int64_t context);
 
-  std::span<const uint8_t> bytes() const { return bytes_; }
+  uint64_t fingerprint() const { return fingerprint_; }  // of all bytes
   int64_t training_bytes() const { return held_out_begin_; }
   int64_t held_out_bytes() const { return static_cast<int64_t>(bytes_.size()) - held_out_begin_; }
 
@@ -38,6 +38,7 @@ class Text {
   void Copy(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
 
   std::vector<uint8_t> bytes_;
+  uint64_t fingerprint_ = 0;
   int64_t held_out_begin_ = 0;
 };
 

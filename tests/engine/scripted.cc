@@ -36,9 +36,9 @@ Config ConfigFor(const Setting& setting) {
   return config;
 }
 
-std::vector<Setting> WorldsAndStages() {
+std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds) {
   std::vector<Setting> settings;
-  for (int world = 1; world <= 3; ++world) {
+  for (const int world : worlds) {
     for (int stage = 0; stage <= 3; ++stage) settings.push_back({.world = world, .stage = stage});
   }
   return settings;

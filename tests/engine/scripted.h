@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <ostream>
 #include <span>
 #include <string>
@@ -31,8 +32,8 @@ std::ostream& operator<<(std::ostream& out, const Setting& setting);
 
 // fp32, AdamW; every unit is released at stage 3, and every collective is of one unit.
 Config ConfigFor(const Setting& setting);
-// Worlds 1 to 3 by stages 0 to 3, and one of them at several timings.
-std::vector<Setting> WorldsAndStages();
+// Worlds by stages 0 to 3, and one of them at several timings.
+std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds = {1, 2, 3});
 std::vector<Setting> At(Setting setting, std::span<const Timing> timings);
 std::string NameOf(const ::testing::TestParamInfo<Setting>& info);
 

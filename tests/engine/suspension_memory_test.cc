@@ -17,15 +17,8 @@ namespace {
 using ::testing::HasSubstr;
 
 class SuspensionMemoryTest : public ::testing::TestWithParam<Setting> {};
-INSTANTIATE_TEST_SUITE_P(Cells, SuspensionMemoryTest, ::testing::ValuesIn([] {
-                           std::vector<Setting> settings;
-                           for (int world : {1, 2, 4}) {
-                             for (int stage = 0; stage <= 3; ++stage)
-                               settings.push_back({.world = world, .stage = stage});
-                           }
-                           return settings;
-                         }()),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, SuspensionMemoryTest,
+                         ::testing::ValuesIn(WorldsAndStages({1, 2, 4})), NameOf);
 
 // The rows of one tier, and only these.
 std::vector<MemoryRow> RowsOf(const Engine& engine, Tier tier) {

@@ -14,15 +14,8 @@ namespace {
 using ::testing::HasSubstr;
 
 class SuspensionRefusalTest : public ::testing::TestWithParam<Setting> {};
-INSTANTIATE_TEST_SUITE_P(Cells, SuspensionRefusalTest, ::testing::ValuesIn([] {
-                           std::vector<Setting> settings;
-                           for (int world : {1, 2, 4}) {
-                             for (int stage = 0; stage <= 3; ++stage)
-                               settings.push_back({.world = world, .stage = stage});
-                           }
-                           return settings;
-                         }()),
-                         NameOf);
+INSTANTIATE_TEST_SUITE_P(Cells, SuspensionRefusalTest,
+                         ::testing::ValuesIn(WorldsAndStages({1, 2, 4})), NameOf);
 
 void ExpectSuspended(const absl::Status& status) {
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;

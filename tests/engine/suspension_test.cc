@@ -81,14 +81,7 @@ std::vector<Outcome> RunCell(const Cell& cell, Between between) {
 }
 
 class SuspensionTest : public ::testing::TestWithParam<Setting> {};
-INSTANTIATE_TEST_SUITE_P(Cells, SuspensionTest, ::testing::ValuesIn([] {
-                           std::vector<Setting> settings;
-                           for (int world : {1, 2, 4}) {
-                             for (int stage = 0; stage <= 3; ++stage)
-                               settings.push_back({.world = world, .stage = stage});
-                           }
-                           return settings;
-                         }()),
+INSTANTIATE_TEST_SUITE_P(Cells, SuspensionTest, ::testing::ValuesIn(WorldsAndStages({1, 2, 4})),
                          NameOf);
 
 TEST_P(SuspensionTest, ChangesNoBit) {
