@@ -19,6 +19,7 @@ set(ebb_public_headers
   runtime/config/config.h
   runtime/config/dtype.h
   runtime/config/keys.h
+  runtime/config/tier.h
   runtime/device/backend.h
   runtime/device/buffer.h
   runtime/device/device.h

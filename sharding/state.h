@@ -1,8 +1,10 @@
-// Classes of state, the tiers they live in, and the rows of the tables that count them.
+// Classes of state, and the rows of the tables that count them by the tier they live in.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
+
+#include "ebb/runtime/config/tier.h"
 
 namespace ebb {
 
@@ -17,20 +19,14 @@ enum class StateClass : uint8_t {
   kWorkspace,   // the trainer's scratch
 };
 inline constexpr int kStateClasses = 8;
-enum class Tier : uint8_t { kDevice, kCpu, kNvme };
-inline constexpr int kTiers = 3;
 enum class Direction : uint8_t { kRead, kWrite };
 
-// The spelling of every report: "parameter", "master", ...; "device", "cpu", "nvme".
+// The spelling of every report: "parameter", "master", ...
 constexpr std::string_view Name(StateClass state) {
   constexpr std::string_view kNames[kStateClasses] = {"parameter", "master",     "gradient",
                                                       "optimizer", "activation", "gather",
                                                       "staging",   "workspace"};
   return kNames[static_cast<int>(state)];
-}
-constexpr std::string_view Name(Tier tier) {
-  constexpr std::string_view kNames[kTiers] = {"device", "cpu", "nvme"};
-  return kNames[static_cast<int>(tier)];
 }
 
 // Bytes of one class in one tier on one rank.

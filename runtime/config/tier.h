@@ -1,0 +1,18 @@
+// Where a class of state lives: on the device that computes, in the host's RAM, or on its disks.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace ebb {
+
+enum class Tier : uint8_t { kDevice, kCpu, kNvme };
+inline constexpr int kTiers = 3;
+
+// The spelling of every report: "device", "cpu", "nvme".
+constexpr std::string_view Name(Tier tier) {
+  constexpr std::string_view kNames[kTiers] = {"device", "cpu", "nvme"};
+  return kNames[static_cast<int>(tier)];
+}
+
+}  // namespace ebb
