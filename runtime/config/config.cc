@@ -72,4 +72,27 @@ bool Config::reduces_at_round() const {
   return ebb.reduce_at == ReduceAt::kRound;
 }
 
+Tier Config::parameter_tier() const {
+  return zero.stage == 3 ? zero.offload_param.device : Tier::kDevice;
+}
+
+Tier Config::optimizer_tier() const {
+  return zero.stage >= 1 ? zero.offload_optimizer.device : Tier::kDevice;
+}
+
+Tier Config::gradient_tier() const {
+  return ebb.offload_gradients.value_or(optimizer_tier() == Tier::kDevice ? Tier::kDevice
+                                                                          : Tier::kCpu);
+}
+
+Tier Config::activation_tier() const {
+  return ebb.offload_activations.value_or(
+      activation_checkpointing.cpu_checkpointing ? Tier::kCpu : Tier::kDevice);
+}
+
+bool Config::uses_nvme() const {
+  return parameter_tier() == Tier::kNvme || optimizer_tier() == Tier::kNvme ||
+         gradient_tier() == Tier::kNvme || activation_tier() == Tier::kNvme;
+}
+
 }  // namespace ebb

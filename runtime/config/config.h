@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/config/tier.h"
 
 namespace ebb {
 
@@ -73,6 +74,50 @@ struct LossScaleConfig {
   friend bool operator==(const LossScaleConfig&, const LossScaleConfig&) = default;
 };
 
+// Where parameters live between their uses. At stage 3 only.
+struct OffloadParamConfig {
+  Tier device = Tier::kDevice;               // "none", "cpu", "nvme"
+  std::vector<std::string> nvme_paths = {};  // folders; several are striped
+  // Upper limits: elements of a staging buffer between the disk and the device, and how many.
+  int64_t buffer_count = 5, buffer_size = 100'000'000;
+  int64_t max_in_cpu = 1'000'000'000;  // elements that stay in RAM when the rest is on NVMe
+  bool pin_memory = true;
+
+  friend bool operator==(const OffloadParamConfig&, const OffloadParamConfig&) = default;
+};
+
+// Where masters and optimizer states live, and thereby where the update runs. From stage 1.
+struct OffloadOptimizerConfig {
+  Tier device = Tier::kDevice;
+  std::vector<std::string> nvme_paths = {};
+  int64_t buffer_count = 4;  // upper limit, staging buffers
+  bool pin_memory = true;
+  // Without meaning here: always so.
+  bool pipeline_read = false, pipeline_write = false, fast_init = false;
+  double ratio = 1;  // of the states, what is offloaded; the rest stays on the device
+
+  friend bool operator==(const OffloadOptimizerConfig&, const OffloadOptimizerConfig&) = default;
+};
+
+// How swap files are read and written.
+struct AioConfig {
+  int64_t block_size = 1048576;      // bytes of a request, a multiple of 4096
+  int64_t queue_depth = 8;           // requests in flight, per thread of I/O
+  int64_t intra_op_parallelism = 1;  // threads of I/O; "thread_count"
+  bool single_submit = false;        // requests submitted one by one
+  bool overlap_events = true;        // without meaning here: always so
+
+  friend bool operator==(const AioConfig&, const AioConfig&) = default;
+};
+
+struct ActivationCheckpointingConfig {
+  bool partition_activations = false;  // without meaning here: ranks share no activations
+  bool cpu_checkpointing = false;      // ebb.offload_activations "cpu", unless that is given
+
+  friend bool operator==(const ActivationCheckpointingConfig&,
+                         const ActivationCheckpointingConfig&) = default;
+};
+
 struct ZeroConfig {
   int stage = 0;
   bool overlap_comm = true;
@@ -84,6 +129,9 @@ struct ZeroConfig {
   int64_t max_live_parameters = 1'000'000'000;
   int64_t max_reuse_distance = 1'000'000'000;
   int64_t mics_shard_size = -1;  // ebb.shard_group by another name; below 1: not given
+  OffloadParamConfig offload_param = {};
+  OffloadOptimizerConfig offload_optimizer = {};
+  int64_t sub_group_size = 1'000'000'000;  // upper limit, elements updated as one piece
 
   friend bool operator==(const ZeroConfig&, const ZeroConfig&) = default;
 };
@@ -102,6 +150,8 @@ struct ParameterGroupConfig {
 enum class ReduceAt { kDefault, kRound, kStep };
 // Auto: early where it is allowed, else late.
 enum class AsynchronousStep { kAuto, kLate, kOff };
+// What of a swap file is compared with a checksum when it is read back.
+enum class VerifySwap { kOff, kStates, kAll };
 
 struct EbbConfig {
   ReduceAt reduce_at = ReduceAt::kDefault;
@@ -118,6 +168,13 @@ struct EbbConfig {
   int64_t shard_group = 0;
   double timeout_seconds = 600;
   std::string trace = "";  // file of the timeline; "": none
+  // Unset: gradients follow the optimizer, to the cpu at most; activations stay on the device.
+  std::optional<Tier> offload_gradients = {}, offload_activations = {};
+  // Bytes that the pools of a tier may take. Unset: for the device what there is, for the host what
+  // staging needs.
+  std::optional<int64_t> host_memory = {}, device_memory = {};
+  bool split_master = false;  // a master is its bf16 parameter and 16 bits more
+  VerifySwap verify_swap = VerifySwap::kStates;
   std::map<std::string, ParameterGroupConfig> parameter_groups = {};
 
   friend bool operator==(const EbbConfig&, const EbbConfig&) = default;
@@ -135,6 +192,8 @@ struct Config {
   SchedulerConfig scheduler = {};
   LossScaleConfig loss_scale = {};
   ZeroConfig zero = {};
+  AioConfig aio = {};
+  ActivationCheckpointingConfig activation_checkpointing = {};
   EbbConfig ebb = {};
   // What was not taken literally, a sentence each: keys without meaning here, upper limits,
   // approximations, defaults that users of other runtimes may not expect. Logged once at Create, on
@@ -161,6 +220,12 @@ struct Config {
   DType communication_dtype() const { return communication.value_or(compute); }
   bool checks_overflow() const;   // fp16 always; bf16 unless either switch is off; fp32 by ebb's
   bool reduces_at_round() const;  // resolved reduce_at
+  Tier parameter_tier() const;    // below stage 3 the device
+  Tier optimizer_tier() const;    // of masters, too; at stage 0 the device
+  Tier gradient_tier() const;     // of reduced gradients; not given: cpu if the optimizer is not
+                                  // on the device, else the device
+  Tier activation_tier() const;   // of boundary activations
+  bool uses_nvme() const;         // whether any of the four is there
 
   friend bool operator==(const Config&, const Config&) = default;
 };

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -45,6 +46,11 @@ struct Choice {
   Enum& value;
   std::span<const Spelling<Enum>> spellings;
 };
+template <class Enum>
+struct OptionalChoice {
+  std::optional<Enum>& value;
+  std::span<const Spelling<Enum>> spellings;
+};
 
 inline constexpr Spelling<OptimizerType> kOptimizerTypes[] = {
     {"Adam", OptimizerType::kAdam}, {"AdamW", OptimizerType::kAdamW}, {"SGD", OptimizerType::kSgd}};
@@ -60,6 +66,12 @@ inline constexpr Spelling<AsynchronousStep> kAsynchronousSteps[] = {
     {"auto", AsynchronousStep::kAuto},
     {"late", AsynchronousStep::kLate},
     {"off", AsynchronousStep::kOff}};
+inline constexpr Spelling<Tier> kOffloadDevices[] = {
+    {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
+inline constexpr Spelling<Tier> kTierNames[] = {
+    {"device", Tier::kDevice}, {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
+inline constexpr Spelling<VerifySwap> kVerifySwaps[] = {
+    {"off", VerifySwap::kOff}, {"states", VerifySwap::kStates}, {"all", VerifySwap::kAll}};
 
 template <class Enum>
 std::string_view Word(std::span<const Spelling<Enum>> spellings, Enum value) {
@@ -138,6 +150,29 @@ void VisitPrecision(Config& config, Visitor& visit) {
 }
 
 template <class Visitor>
+void VisitOffload(OffloadParamConfig& offload, Visitor& visit) {
+  visit("zero_optimization.offload_param.device", Choice<Tier>{offload.device, kOffloadDevices});
+  visit("zero_optimization.offload_param.nvme_path", offload.nvme_paths);
+  visit("zero_optimization.offload_param.buffer_count", offload.buffer_count);
+  visit("zero_optimization.offload_param.buffer_size", offload.buffer_size);
+  visit("zero_optimization.offload_param.max_in_cpu", offload.max_in_cpu);
+  visit("zero_optimization.offload_param.pin_memory", offload.pin_memory);
+}
+
+template <class Visitor>
+void VisitOffload(OffloadOptimizerConfig& offload, Visitor& visit) {
+  visit("zero_optimization.offload_optimizer.device",
+        Choice<Tier>{offload.device, kOffloadDevices});
+  visit("zero_optimization.offload_optimizer.nvme_path", offload.nvme_paths);
+  visit("zero_optimization.offload_optimizer.buffer_count", offload.buffer_count);
+  visit("zero_optimization.offload_optimizer.pin_memory", offload.pin_memory);
+  visit("zero_optimization.offload_optimizer.pipeline_read", offload.pipeline_read);
+  visit("zero_optimization.offload_optimizer.pipeline_write", offload.pipeline_write);
+  visit("zero_optimization.offload_optimizer.fast_init", offload.fast_init);
+  visit("zero_optimization.offload_optimizer.ratio", offload.ratio);
+}
+
+template <class Visitor>
 void VisitZero(ZeroConfig& zero, Visitor& visit) {
   visit("zero_optimization.stage", zero.stage);
   visit("zero_optimization.overlap_comm", zero.overlap_comm);
@@ -149,6 +184,18 @@ void VisitZero(ZeroConfig& zero, Visitor& visit) {
   visit("zero_optimization.stage3_max_live_parameters", zero.max_live_parameters);
   visit("zero_optimization.stage3_max_reuse_distance", zero.max_reuse_distance);
   visit("zero_optimization.mics_shard_size", zero.mics_shard_size);
+  visit("zero_optimization.sub_group_size", zero.sub_group_size);
+  VisitOffload(zero.offload_param, visit);
+  VisitOffload(zero.offload_optimizer, visit);
+}
+
+template <class Visitor>
+void VisitAio(AioConfig& aio, Visitor& visit) {
+  visit("aio.block_size", aio.block_size);
+  visit("aio.queue_depth", aio.queue_depth);
+  visit("aio.intra_op_parallelism", aio.intra_op_parallelism);
+  visit("aio.single_submit", aio.single_submit);
+  visit("aio.overlap_events", aio.overlap_events);
 }
 
 template <class Visitor>
@@ -165,6 +212,12 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.shard_group", ebb.shard_group);
   visit("ebb.timeout_seconds", ebb.timeout_seconds);
   visit("ebb.trace", ebb.trace);
+  visit("ebb.offload_gradients", OptionalChoice<Tier>{ebb.offload_gradients, kTierNames});
+  visit("ebb.offload_activations", OptionalChoice<Tier>{ebb.offload_activations, kTierNames});
+  visit("ebb.host_memory", ebb.host_memory);
+  visit("ebb.device_memory", ebb.device_memory);
+  visit("ebb.split_master", ebb.split_master);
+  visit("ebb.verify_swap", Choice<VerifySwap>{ebb.verify_swap, kVerifySwaps});
 }
 
 // Everything but the parameter groups.
@@ -178,6 +231,11 @@ void VisitFields(Config& config, Visitor& visit) {
   VisitOptimizer(config.optimizer, visit);
   VisitScheduler(config.scheduler, visit);
   VisitZero(config.zero, visit);
+  VisitAio(config.aio, visit);
+  visit("activation_checkpointing.partition_activations",
+        config.activation_checkpointing.partition_activations);
+  visit("activation_checkpointing.cpu_checkpointing",
+        config.activation_checkpointing.cpu_checkpointing);
   VisitEbb(config.ebb, visit);
 }
 

@@ -29,6 +29,10 @@ class FieldReader {
   static void Take(const Json& value, int64_t& field) { field = *ToInteger(value); }
   static void Take(const Json& value, double& field) { field = value.get<double>(); }
   static void Take(const Json& value, std::string& field) { field = value.get<std::string>(); }
+  static void Take(const Json& value, std::vector<std::string>& field) {
+    field = value.is_string() ? std::vector<std::string>{value.get<std::string>()}
+                              : value.get<std::vector<std::string>>();
+  }
   static void Take(const Json& value, DType& field) { field = *ToDType(value.get<std::string>()); }
   static void Take(const Json& value, std::optional<DType>& field) {
     field = ToDType(value.get<std::string>());
@@ -58,6 +62,10 @@ class FieldReader {
     for (const Spelling<Enum>& spelling : field.spellings) {
       if (!FindWord(spelling.word, value.get<std::string>()).empty()) field.value = spelling.value;
     }
+  }
+  template <class Enum>
+  static void Take(const Json& value, OptionalChoice<Enum> field) {
+    Take(value, Choice<Enum>{field.value.emplace(), field.spellings});
   }
 
   const Values& values_;
@@ -153,6 +161,39 @@ void CompleteScheduler(const Values& values, Config& config) {
   }
 }
 
+// "cpu_offload": true is {"offload_optimizer": {"device": "cpu"}} of early files.
+absl::Status TakeOldOffload(const Values& values, std::string_view old_path, std::string_view block,
+                            Tier& device, std::vector<std::string>& remarks) {
+  const Json* old = values.Value(old_path);
+  if (old == nullptr || !old->get<bool>()) return absl::OkStatus();
+  const std::string path = Join({block, ".device"});
+  if (values.Value(path) != nullptr) {
+    return Invalid({Quoted(old_path), " is an old form of ", Quoted(path),
+                    ", which is given, too; remove the old one"});
+  }
+  device = Tier::kCpu;
+  Remark(remarks, Join({Quoted(old_path), " is an old form: taken as ", Quoted(path), " \"cpu\""}));
+  return absl::OkStatus();
+}
+
+// What of the keys of the tiers others overrule.
+void RemarkOnTiers(Config& config) {
+  const OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
+  if (optimizer.device == Tier::kDevice && optimizer.ratio < 1) {
+    Remark(config.remarks,
+           Join({"\"zero_optimization.offload_optimizer.ratio\" ", Shown(optimizer.ratio),
+                 " has no meaning while \"zero_optimization.offload_optimizer.device\" is "
+                 "\"none\": all optimizer states stay on the device"}));
+  }
+  const std::optional<Tier> activations = config.ebb.offload_activations;
+  if (config.activation_checkpointing.cpu_checkpointing && activations.has_value() &&
+      *activations != Tier::kCpu) {
+    Remark(config.remarks, Join({"\"activation_checkpointing.cpu_checkpointing\" is true, but "
+                                 "\"ebb.offload_activations\" is given and decides: ",
+                                 Quoted(Name(*activations))}));
+  }
+}
+
 absl::Status CheckPrecision(const Values& values, const Config& config) {
   const Json* fp16 = values.Value("fp16.enabled");
   const Json* bf16 = values.Value("bf16.enabled");
@@ -212,9 +253,16 @@ absl::StatusOr<Config> FromDocument(Json document) {
   EBB_RETURN_IF_ERROR(ReadGroups(values, config));
   CompleteOptimizer(values, config.optimizer, config.remarks);
   CompleteScheduler(values, config);
+  EBB_RETURN_IF_ERROR(TakeOldOffload(values, "zero_optimization.cpu_offload",
+                                     "zero_optimization.offload_optimizer",
+                                     config.zero.offload_optimizer.device, config.remarks));
+  EBB_RETURN_IF_ERROR(TakeOldOffload(values, "zero_optimization.cpu_offload_param",
+                                     "zero_optimization.offload_param",
+                                     config.zero.offload_param.device, config.remarks));
   EBB_RETURN_IF_ERROR(CheckPrecision(values, config));
   EBB_RETURN_IF_ERROR(CheckTogether(config));
   RemarkOnDefaults(values, config);
+  RemarkOnTiers(config);
   return config;
 }
 

@@ -94,6 +94,10 @@ constexpr Row Texts(std::string_view path, std::string_view default_value, Taken
                     std::string_view meaning) {
   return MakeRow(Kind::kTexts, path, default_value, taken, meaning);
 }
+constexpr Row Paths(std::string_view path, std::string_view default_value, Taken taken,
+                    std::string_view meaning) {
+  return MakeRow(Kind::kPaths, path, default_value, taken, meaning);
+}
 constexpr Row Word(std::string_view path, std::string_view words, std::string_view default_value,
                    Taken taken, std::string_view meaning) {
   return MakeRow(Kind::kWord, path, default_value, taken, meaning).Or(words);

@@ -54,6 +54,8 @@ std::string AllowedKind(const Key& key) {
       return "text";
     case Kind::kTexts:
       return "texts in brackets";
+    case Kind::kPaths:
+      return "a path, or several in brackets";
     case Kind::kWord:
       return "";
     case Kind::kDType:

@@ -24,6 +24,7 @@ enum class Kind : uint8_t {
   kBytes,       // an integer, or text such as "4MiB"
   kText,
   kTexts,  // a list of texts
+  kPaths,  // a path, or a list of them
   kWord,   // one of `words`, in any case
   kDType,  // "fp32", "bf16", "fp16" and PyTorch's spellings of them, in any case
   kAnything,

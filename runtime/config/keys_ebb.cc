@@ -6,8 +6,6 @@ namespace {
 
 using enum Taken;
 
-constexpr std::string_view kNoTiers = "not built: all state is kept on the device, without a limit";
-
 constexpr Key kRows[] = {
     Block("ebb", kLiterally, "what DeepSpeed has no key for"),
     Word("ebb.reduce_at", "round|step", "", kLiterally,
@@ -45,15 +43,18 @@ constexpr Key kRows[] = {
         .From(0),
     OtherName("ebb.parameter_groups.*.optimizer", "optimizer"),
 
-    Bytes("ebb.device_memory", "", kRefused, kNoTiers),
-    Bytes("ebb.host_memory", "", kRefused, kNoTiers),
-    Word("ebb.offload_gradients", "none|device|cpu|nvme", "none", kRefused, kNoTiers)
-        .Unless("none|device"),
-    Word("ebb.offload_activations", "none|device|cpu|nvme", "none", kRefused, kNoTiers)
-        .Unless("none|device"),
-    Flag("ebb.split_master", "false", kRefused, "not built: masters are whole fp32 numbers"),
-    Word("ebb.verify_swap", "off|states|all", "off", kRefused, "not built: nothing is swapped")
-        .Unless("off"),
+    Bytes("ebb.device_memory", "", kLiterally, "bytes that the pools on the device may take")
+        .Above(0),
+    Bytes("ebb.host_memory", "", kLiterally, "bytes that the pools in the host's RAM may take")
+        .Above(0),
+    Word("ebb.offload_gradients", "none|device|cpu|nvme", "", kLiterally,
+         "tier of reduced gradients; not given: the optimizer's, cpu at most"),
+    Word("ebb.offload_activations", "none|device|cpu|nvme", "", kLiterally,
+         "tier of boundary activations; not given: the device"),
+    Flag("ebb.split_master", "false", kLiterally,
+         "whether a master is its bf16 parameter and the 16 bits that the cast cuts"),
+    Word("ebb.verify_swap", "off|states|all", "states", kLiterally,
+         "what of the swap files has a checksum"),
 };
 
 }  // namespace

@@ -15,7 +15,6 @@ constexpr std::string_view kCheckpoints = "checkpoints are not written by the en
 constexpr std::string_view kOneKind = "not built: every rank is data-parallel";
 constexpr std::string_view kNoCompiler =
     "there is no graph to compile: the plan of a step is fixed";
-constexpr std::string_view kOnDevice = "not built: all state is kept on the device";
 
 constexpr Key kRows[] = {
     Number("steps_per_print", "", kNoMeaning, kReport).From(0),
@@ -103,10 +102,13 @@ constexpr Key kRows[] = {
     Flag("compile.deepcompile", "false", kNoMeaning, "whether it runs"),
     Flag("compile.free_activation", "false", kNoMeaning, "frees activations early"),
     Bytes("compile.free_activation_threshold", "10485760", kNoMeaning, "from this size"),
-    Flag("compile.offload_activation", "false", kRefused, kOnDevice),
+    Flag("compile.offload_activation", "false", kRefused,
+         "there is no graph to compile; set \"ebb.offload_activations\""),
     Flag("compile.offload_activation_pin_memory", "true", kNoMeaning, "pinned"),
-    Flag("compile.offload_opt_states", "false", kRefused, kOnDevice),
-    Flag("compile.offload_parameters", "false", kRefused, kOnDevice),
+    Flag("compile.offload_opt_states", "false", kRefused,
+         "there is no graph to compile; set \"zero_optimization.offload_optimizer\""),
+    Flag("compile.offload_parameters", "false", kRefused,
+         "there is no graph to compile; set \"zero_optimization.offload_param\""),
     Flag("compile.double_buffer", "true", kNoMeaning, "two buffers"),
     Flag("compile.symmetric_memory", "false", kNoMeaning, "kind of buffer"),
     Flag("compile.debug_log", "false", kNoMeaning, "prints graphs"),

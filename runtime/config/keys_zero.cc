@@ -9,8 +9,8 @@ using enum Taken;
 constexpr std::string_view kFlat = "units are flat buffers, reduced where they were written";
 constexpr std::string_view kKnownOrder =
     "the order of units is declared by the model, not found by tracing modules";
-constexpr std::string_view kOnDevice = "not built: all state is kept on the device";
-constexpr std::string_view kNoOffload = "nothing is offloaded";
+constexpr std::string_view kOneUpdate = "every optimizer has one update, on the CPU and elsewhere";
+constexpr std::string_view kTrainersChoice = "what is recomputed is the trainer's choice";
 
 constexpr Key kRows[] = {
     Block("zero_optimization", kLiterally, "what is sharded over the ranks"),
@@ -62,9 +62,9 @@ constexpr Key kRows[] = {
          "masters always start from fp32 values"),
     Flag("zero_optimization.elastic_checkpoint", "false", kNoMeaning,
          "state is kept by parameter and interval, for any number of ranks"),
-    Integer("zero_optimization.sub_group_size", "1000000000", kNoMeaning,
-            "the optimizer works unit by unit")
-        .From(0),
+    Integer("zero_optimization.sub_group_size", "1000000000", kUpperLimit,
+            "elements updated as one piece, none of which crosses a unit")
+        .From(1),
     Flag("zero_optimization.stage3_gather_16bit_weights_on_model_save", "false", kNoMeaning,
          "Engine::Gather gives any parameter whole at any time"),
     OtherName("zero_optimization.gather_16bit_weights_on_model_save",
@@ -118,33 +118,51 @@ constexpr Key kRows[] = {
     Flag("zero_optimization.mics_hierarchical_params_gather", "false", kNoMeaning,
          "a gather is one collective of the shard group"),
 
-    Block("zero_optimization.offload_param", kNoMeaning, kNoOffload),
-    Word("zero_optimization.offload_param.device", "none|cpu|nvme", "none", kRefused, kOnDevice)
-        .Unless("none"),
-    Text("zero_optimization.offload_param.nvme_path", "", kNoMeaning, kNoOffload),
-    Integer("zero_optimization.offload_param.buffer_count", "5", kNoMeaning, kNoOffload).From(0),
-    Integer("zero_optimization.offload_param.buffer_size", "100000000", kNoMeaning, kNoOffload)
+    Block("zero_optimization.offload_param", kLiterally, "where parameters live; at stage 3"),
+    Word("zero_optimization.offload_param.device", "none|cpu|nvme", "none", kLiterally,
+         "tier of the parameters; none: the device"),
+    Paths("zero_optimization.offload_param.nvme_path", "", kLiterally,
+          "folder of the swap files, or several, which are striped"),
+    Integer("zero_optimization.offload_param.buffer_count", "5", kUpperLimit,
+            "staging buffers between the disk and the device")
+        .From(1, 2147483647),
+    Integer("zero_optimization.offload_param.buffer_size", "100000000", kUpperLimit,
+            "elements of a staging buffer")
+        .From(1),
+    Integer("zero_optimization.offload_param.max_in_cpu", "1000000000", kLiterally,
+            "elements that stay in RAM when the others are on NVMe")
         .From(0),
-    Integer("zero_optimization.offload_param.max_in_cpu", "1000000000", kNoMeaning, kNoOffload)
-        .From(0),
-    Flag("zero_optimization.offload_param.pin_memory", "true", kNoMeaning, kNoOffload),
-    Block("zero_optimization.offload_optimizer", kNoMeaning, kNoOffload),
-    Word("zero_optimization.offload_optimizer.device", "none|cpu|nvme", "none", kRefused, kOnDevice)
-        .Unless("none"),
-    Text("zero_optimization.offload_optimizer.nvme_path", "", kNoMeaning, kNoOffload),
-    Integer("zero_optimization.offload_optimizer.buffer_count", "4", kNoMeaning, kNoOffload)
-        .From(0),
-    Flag("zero_optimization.offload_optimizer.pin_memory", "true", kNoMeaning, kNoOffload),
-    Flag("zero_optimization.offload_optimizer.pipeline_read", "false", kNoMeaning, kNoOffload),
-    Flag("zero_optimization.offload_optimizer.pipeline_write", "false", kNoMeaning, kNoOffload),
-    Flag("zero_optimization.offload_optimizer.fast_init", "false", kNoMeaning, kNoOffload),
-    Number("zero_optimization.offload_optimizer.ratio", "1.0", kNoMeaning, kNoOffload).From(0, 1),
-    Flag("zero_optimization.offload_optimizer.super_offload", "false", kNoMeaning, kNoOffload),
-    Number("zero_optimization.offload_optimizer.cpuadam_cores_perc", "0.8", kNoMeaning, kNoOffload)
+    Flag("zero_optimization.offload_param.pin_memory", "true", kLiterally,
+         "whether host memory is page-locked"),
+    Block("zero_optimization.offload_optimizer", kLiterally,
+          "where masters and optimizer states live; from stage 1"),
+    Word("zero_optimization.offload_optimizer.device", "none|cpu|nvme", "none", kLiterally,
+         "tier of masters and optimizer states; none: the device"),
+    Paths("zero_optimization.offload_optimizer.nvme_path", "", kLiterally,
+          "folder of the swap files, or several, which are striped"),
+    Integer("zero_optimization.offload_optimizer.buffer_count", "4", kUpperLimit,
+            "staging buffers of a piece that is read, updated and written")
+        .From(1, 2147483647),
+    Flag("zero_optimization.offload_optimizer.pin_memory", "true", kLiterally,
+         "whether host memory is page-locked"),
+    Flag("zero_optimization.offload_optimizer.pipeline_read", "false", kNoMeaning,
+         "reads always run beside the update"),
+    Flag("zero_optimization.offload_optimizer.pipeline_write", "false", kNoMeaning,
+         "writes always run beside the update"),
+    Flag("zero_optimization.offload_optimizer.fast_init", "false", kNoMeaning,
+         "initial states are always streamed"),
+    Number("zero_optimization.offload_optimizer.ratio", "1.0", kLiterally,
+           "share of the optimizer states that is offloaded; the rest stays on the device")
         .From(0, 1),
-    Flag("zero_optimization.cpu_offload", "false", kRefused, kOnDevice),
-    Flag("zero_optimization.cpu_offload_param", "false", kRefused, kOnDevice),
-    Flag("zero_optimization.cpu_offload_use_pin_memory", "false", kNoMeaning, kNoOffload),
+    Flag("zero_optimization.offload_optimizer.super_offload", "false", kNoMeaning, kOneUpdate),
+    Number("zero_optimization.offload_optimizer.cpuadam_cores_perc", "0.8", kNoMeaning, kOneUpdate)
+        .From(0, 1),
+    Flag("zero_optimization.cpu_offload", "", kLiterally,
+         "old form of zero_optimization.offload_optimizer.device: cpu"),
+    Flag("zero_optimization.cpu_offload_param", "", kLiterally,
+         "old form of zero_optimization.offload_param.device: cpu"),
+    Flag("zero_optimization.cpu_offload_use_pin_memory", "false", kNoMeaning,
+         "pin_memory of each tier is in its place"),
 
     Block("zero_optimization.zenflow", kRefused,
           "not built: every gradient is in the step it belongs to"),
@@ -166,29 +184,33 @@ constexpr Key kRows[] = {
 
     Flag("zero_allow_untested_optimizer", "false", kNoMeaning,
          "any element-wise optimizer is right at every stage"),
-    Flag("zero_force_ds_cpu_optimizer", "true", kNoMeaning, kNoOffload),
+    Flag("zero_force_ds_cpu_optimizer", "true", kNoMeaning, kOneUpdate),
 
-    Block("aio", kNoMeaning, kNoOffload),
-    Integer("aio.block_size", "1048576", kNoMeaning, "bytes of a request").From(1),
-    Integer("aio.queue_depth", "8", kNoMeaning, "requests in flight").From(1),
-    Integer("aio.intra_op_parallelism", "1", kNoMeaning, "threads of I/O").From(1),
+    Block("aio", kLiterally, "how swap files are read and written"),
+    Integer("aio.block_size", "1048576", kLiterally, "bytes of a request, a multiple of 4096")
+        .From(4096, 1 << 30),
+    Integer("aio.queue_depth", "8", kLiterally, "requests in flight, per thread of I/O")
+        .From(1, 4096),
+    Integer("aio.intra_op_parallelism", "1", kLiterally, "threads of I/O").From(1, 64),
     OtherName("aio.thread_count", "aio.intra_op_parallelism"),
-    Flag("aio.single_submit", "false", kNoMeaning, "requests submitted one by one"),
-    Flag("aio.overlap_events", "true", kNoMeaning, "submission beside completion"),
-    Flag("aio.use_gds", "false", kNoMeaning, "GPUDirect Storage"),
+    Flag("aio.single_submit", "false", kLiterally, "whether requests are submitted one by one"),
+    Flag("aio.overlap_events", "true", kNoMeaning,
+         "requests are always submitted while others complete"),
+    Flag("aio.use_gds", "false", kRefused,
+         "not built: what is read from disk passes through host memory"),
 
-    Block("activation_checkpointing", kNoMeaning,
-          "what is recomputed is the trainer's choice; boundaries (Visit::output_bytes) are kept"),
-    Flag("activation_checkpointing.cpu_checkpointing", "false", kRefused,
-         "not built: boundary activations are kept on the device"),
+    Block("activation_checkpointing", kLiterally, "boundary activations"),
+    Flag("activation_checkpointing.cpu_checkpointing", "false", kLiterally,
+         "boundary activations are kept in RAM, unless ebb.offload_activations says where"),
     Flag("activation_checkpointing.partition_activations", "false", kNoMeaning,
-         "split over model-parallel ranks"),
+         "it splits what model-parallel ranks share, and every rank is data-parallel"),
     Flag("activation_checkpointing.contiguous_memory_optimization", "false", kNoMeaning,
-         "kept in one buffer"),
-    Integer("activation_checkpointing.number_checkpoints", "", kNoMeaning, "how many").From(1),
+         "boundaries always have one slot each in one pool"),
+    Integer("activation_checkpointing.number_checkpoints", "", kNoMeaning, kTrainersChoice).From(1),
     Flag("activation_checkpointing.synchronize_checkpoint_boundary", "false", kNoMeaning,
-         "wait at each boundary"),
-    Flag("activation_checkpointing.profile", "false", kNoMeaning, "time each boundary"),
+         kTrainersChoice),
+    Flag("activation_checkpointing.profile", "false", kNoMeaning,
+         "the timeline (ebb.trace) shows it"),
 };
 
 }  // namespace

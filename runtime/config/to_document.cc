@@ -2,6 +2,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "ebb/runtime/config/convert.h"
 #include "ebb/runtime/config/fields.h"
@@ -50,6 +51,15 @@ class FieldWriter {
   static Json ToJson(Choice<Enum> field) {
     const std::string_view word = Word(field.spellings, field.value);
     return word.empty() ? Json() : Json(std::string(word));
+  }
+  template <class Enum>
+  static Json ToJson(OptionalChoice<Enum> field) {
+    return field.value.has_value() ? ToJson(Choice<Enum>{*field.value, field.spellings}) : Json();
+  }
+  // One as text, unless that would say something else.
+  static Json ToJson(const std::vector<std::string>& paths) {
+    if (paths.empty()) return Json();
+    return paths.size() == 1 && paths[0] != "auto" ? Json(paths[0]) : Json(paths);
   }
   template <class T>
   static Json ToJson(const std::optional<T>& value) {

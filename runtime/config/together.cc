@@ -1,5 +1,6 @@
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "ebb/runtime/config/convert.h"
 #include "ebb/runtime/config/message.h"
@@ -30,6 +31,66 @@ absl::Status CheckLossScale(const Config& config) {
        " is above what the scale starts at, 2 to \"fp16.initial_scale_power\" = ", Shown(start)});
 }
 
+constexpr std::string_view kParam = "zero_optimization.offload_param";
+constexpr std::string_view kOptimizer = "zero_optimization.offload_optimizer";
+
+// `device` of an offload block, at the stage that is given.
+absl::Status CheckDevice(std::string_view block, Tier device, bool has_path, int stage,
+                         int stage_least, std::string_view why) {
+  if (device == Tier::kDevice) return absl::OkStatus();
+  const std::string given = Join({Quoted(Join({block, ".device"})), " is ", Quoted(Name(device))});
+  if (stage < stage_least) {
+    return Invalid(
+        {given, ", but at \"zero_optimization.stage\" ", std::to_string(stage), " ", why});
+  }
+  if (device == Tier::kNvme && !has_path) {
+    return Invalid({given, ", but ", Quoted(Join({block, ".nvme_path"})),
+                    " is not given; give a folder on the disk, or several in brackets"});
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTiers(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  const bool has_param_path = !zero.offload_param.nvme_paths.empty();
+  const bool has_optimizer_path = !zero.offload_optimizer.nvme_paths.empty();
+  EBB_RETURN_IF_ERROR(
+      CheckDevice(kParam, zero.offload_param.device, has_param_path, zero.stage, 3,
+                  "every rank keeps all parameters (DeepSpeed ignores the key there); remove it "
+                  "or use stage 3"));
+  EBB_RETURN_IF_ERROR(
+      CheckDevice(kOptimizer, zero.offload_optimizer.device, has_optimizer_path, zero.stage, 1,
+                  "every rank keeps all optimizer states; remove it or use stage 1, 2 or 3"));
+  if (has_param_path || has_optimizer_path) return absl::OkStatus();
+  for (const auto& [key, tier] :
+       {std::pair("ebb.offload_gradients", config.ebb.offload_gradients),
+        std::pair("ebb.offload_activations", config.ebb.offload_activations)}) {
+    if (tier == Tier::kNvme) {
+      return Invalid({Quoted(key), " is \"nvme\", but no folder is given; set ",
+                      Quoted(Join({kOptimizer, ".nvme_path"})), " or ",
+                      Quoted(Join({kParam, ".nvme_path"}))});
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Direct I/O takes whole pages only.
+absl::Status CheckBlockSize(int64_t bytes) {
+  constexpr int64_t kPage = 4096;
+  if (bytes % kPage == 0) return absl::OkStatus();
+  const int64_t below = bytes / kPage * kPage;
+  return Invalid({"\"aio.block_size\" is ", std::to_string(bytes),
+                  "; allowed: a multiple of 4096; the nearest are ", std::to_string(below), " and ",
+                  std::to_string(below + kPage)});
+}
+
+absl::Status CheckSplitMaster(const Config& config) {
+  if (!config.ebb.split_master || config.compute == DType::kBFloat16) return absl::OkStatus();
+  return Invalid({"\"ebb.split_master\" is true, but the compute dtype is ", Name(config.compute),
+                  ": only a bf16 parameter is half of its master; remove it or set \"bf16\": "
+                  "{\"enabled\": true}"});
+}
+
 }  // namespace
 
 absl::Status CheckTogether(const Config& config) {
@@ -38,6 +99,9 @@ absl::Status CheckTogether(const Config& config) {
   }
   EBB_RETURN_IF_ERROR(CheckOptimizer(config.optimizer, "optimizer"));
   EBB_RETURN_IF_ERROR(CheckLossScale(config));
+  EBB_RETURN_IF_ERROR(CheckTiers(config));
+  EBB_RETURN_IF_ERROR(CheckBlockSize(config.aio.block_size));
+  EBB_RETURN_IF_ERROR(CheckSplitMaster(config));
   for (const auto& [name, group] : config.ebb.parameter_groups) {
     const std::string path = Join({"ebb.parameter_groups.", name});
     if (name.empty()) {

@@ -1,5 +1,6 @@
 #include "ebb/runtime/config/value.h"
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -27,6 +28,12 @@ bool IsNumberInRange(const Key& key, const Json& value) {
   return value.is_number() && IsInRange(key, value.get<double>());
 }
 
+// That the operating system can take.
+bool IsPath(const Json& value) {
+  const std::string* text = value.get_ptr<const std::string*>();
+  return text != nullptr && !text->empty() && text->find('\0') == std::string::npos;
+}
+
 bool IsAllowed(const Key& key, const Json& value) {
   if (const std::string* text = value.get_ptr<const std::string*>()) {
     switch (key.kind) {
@@ -36,11 +43,16 @@ bool IsAllowed(const Key& key, const Json& value) {
       case Kind::kDType:
         return ToDType(*text).has_value();
       case Kind::kBytes:
-        if (ToBytes(value).has_value()) return true;
-        [[fallthrough]];
+        if (const std::optional<int64_t> bytes = ToBytes(value)) {
+          return IsInRange(key, static_cast<double>(*bytes));
+        }
+        break;
+      case Kind::kPaths:
+        return IsPath(value);
       default:
-        return !FindWord(key.words, *text).empty();
+        break;
     }
+    return !FindWord(key.words, *text).empty();
   }
   switch (key.kind) {
     case Kind::kBlock:
@@ -62,6 +74,8 @@ bool IsAllowed(const Key& key, const Json& value) {
         if (!element.is_string()) return false;
       }
       return true;
+    case Kind::kPaths:
+      return value.is_array() && !value.empty() && std::all_of(value.begin(), value.end(), IsPath);
     case Kind::kAnything:
       return true;
     case Kind::kText:

@@ -215,6 +215,91 @@ TEST(Config, ReadsOwnKeys) {
   EXPECT_EQ(ebb.parameter_groups.at("rest"), ParameterGroupConfig());
 }
 
+TEST(Config, ReadsTiers) {
+  const Config config = Read(R"({"bf16": {"enabled": true}, "zero_optimization": {"stage": 3,
+      "sub_group_size": 1e8,
+      "offload_param": {"device": "NVMe", "nvme_path": "/disk", "buffer_count": 2,
+                        "buffer_size": 1e6, "max_in_cpu": 0, "pin_memory": false},
+      "offload_optimizer": {"device": "cpu", "nvme_path": ["/a", "/b"], "buffer_count": 3,
+                            "pin_memory": false, "pipeline_read": true, "pipeline_write": true,
+                            "fast_init": true, "ratio": 0.25}},
+      "aio": {"block_size": 65536, "queue_depth": 32, "thread_count": 4, "single_submit": true,
+              "overlap_events": false},
+      "activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": true},
+      "ebb": {"offload_gradients": "none", "offload_activations": "nvme", "host_memory": "64MiB",
+              "device_memory": "2 GB", "split_master": true, "verify_swap": "all"}})");
+  EXPECT_EQ(config.zero.sub_group_size, 100'000'000);
+  EXPECT_EQ(config.zero.offload_param, (OffloadParamConfig{.device = Tier::kNvme,
+                                                           .nvme_paths = {"/disk"},
+                                                           .buffer_count = 2,
+                                                           .buffer_size = 1'000'000,
+                                                           .max_in_cpu = 0,
+                                                           .pin_memory = false}));
+  EXPECT_EQ(config.zero.offload_optimizer, (OffloadOptimizerConfig{.device = Tier::kCpu,
+                                                                   .nvme_paths = {"/a", "/b"},
+                                                                   .buffer_count = 3,
+                                                                   .pin_memory = false,
+                                                                   .pipeline_read = true,
+                                                                   .pipeline_write = true,
+                                                                   .fast_init = true,
+                                                                   .ratio = 0.25}));
+  EXPECT_EQ(config.aio, (AioConfig{.block_size = 65536,
+                                   .queue_depth = 32,
+                                   .intra_op_parallelism = 4,
+                                   .single_submit = true,
+                                   .overlap_events = false}));
+  EXPECT_TRUE(config.activation_checkpointing.partition_activations);
+  EXPECT_TRUE(config.activation_checkpointing.cpu_checkpointing);
+  EXPECT_EQ(config.ebb.offload_gradients, Tier::kDevice);
+  EXPECT_EQ(config.ebb.offload_activations, Tier::kNvme);
+  EXPECT_EQ(config.ebb.host_memory, 64 << 20);
+  EXPECT_EQ(config.ebb.device_memory, 2'000'000'000);
+  EXPECT_TRUE(config.ebb.split_master);
+  EXPECT_EQ(config.ebb.verify_swap, VerifySwap::kAll);
+  EXPECT_EQ(Read(R"({"aio": {"intra_op_parallelism": 3}})").aio.intra_op_parallelism, 3);
+}
+
+TEST(Config, KnowsTheTierOfEachClass) {
+  struct Tiers {
+    Tier parameter{}, optimizer{}, gradient{}, activation{};
+    bool uses_nvme = false;
+    bool operator==(const Tiers&) const = default;
+  };
+  const auto tiers = [](const std::string& json) {
+    const Config config = Read(json);
+    return Tiers{config.parameter_tier(), config.optimizer_tier(), config.gradient_tier(),
+                 config.activation_tier(), config.uses_nvme()};
+  };
+  using enum Tier;
+  EXPECT_EQ(tiers("{}"), Tiers());
+  EXPECT_EQ(tiers(R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}})"),
+            (Tiers{kCpu, kDevice, kDevice, kDevice}));
+  EXPECT_EQ(tiers(R"({"zero_optimization": {"stage": 1, "offload_optimizer":
+                      {"device": "nvme", "nvme_path": "/x"}}})"),
+            (Tiers{kDevice, kNvme, kCpu, kDevice, true}));
+  EXPECT_EQ(tiers(R"({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+                      "ebb": {"offload_gradients": "device"}})"),
+            (Tiers{kDevice, kCpu, kDevice, kDevice}));
+  EXPECT_EQ(tiers(R"({"zero_optimization": {"stage": 2, "offload_param": {"nvme_path": "/x"}},
+                      "ebb": {"offload_gradients": "nvme"}})"),
+            (Tiers{kDevice, kDevice, kNvme, kDevice, true}));
+  EXPECT_EQ(tiers(R"({"activation_checkpointing": {"cpu_checkpointing": true}})"),
+            (Tiers{kDevice, kDevice, kDevice, kCpu}));
+  EXPECT_EQ(tiers(R"({"activation_checkpointing": {"cpu_checkpointing": true},
+                      "zero_optimization": {"offload_optimizer": {"nvme_path": "/x"}},
+                      "ebb": {"offload_activations": "nvme"}})"),
+            (Tiers{kDevice, kDevice, kDevice, kNvme, true}));
+  EXPECT_EQ(tiers(R"({"zero_optimization": {"stage": 3, "cpu_offload": true,
+                      "cpu_offload_param": true}})"),
+            (Tiers{kCpu, kCpu, kCpu, kDevice}));
+  // What a program set and did not validate: the stage decides, as the plan will.
+  Config config;
+  config.zero.offload_param.device = config.zero.offload_optimizer.device = kNvme;
+  EXPECT_EQ(config.parameter_tier(), kDevice);
+  EXPECT_EQ(config.optimizer_tier(), kDevice);
+  EXPECT_FALSE(config.uses_nvme());
+}
+
 TEST(Config, GroupsWhoseNamesLookLikePathsStayApart) {
   const EbbConfig ebb = Read(R"({"ebb": {"parameter_groups": {
       "x": {"optimizer": {"type": "SGD", "params": {"weight_decay": 0.5}}},
@@ -284,6 +369,19 @@ TEST(Validate, NamesTheKeyOfAFieldThatAProgramChanged) {
               HasSubstr("choose Adam"));
   EXPECT_THAT(error([](Config& c) { c.ebb.timeout_seconds = 0; }),
               HasSubstr("ebb.timeout_seconds"));
+  EXPECT_THAT(error([](Config& c) {
+                c.zero.offload_param.nvme_paths = {"/x", ""};
+              }),
+              HasSubstr("\"zero_optimization.offload_param.nvme_path\" is [\"/x\",\"\"]"));
+  EXPECT_THAT(error([](Config& c) { c.zero.offload_optimizer.device = Tier::kNvme; }),
+              HasSubstr("\"zero_optimization.offload_optimizer.device\" is \"nvme\""));
+  EXPECT_THAT(error([](Config& c) { c.zero.offload_optimizer.ratio = std::nan(""); }),
+              HasSubstr("\"zero_optimization.offload_optimizer.ratio\" is nan"));
+  EXPECT_THAT(error([](Config& c) { c.aio.block_size = 4097; }),
+              HasSubstr("the nearest are 4096 and 8192"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.host_memory = 0; }),
+              HasSubstr("\"ebb.host_memory\" is 0"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.split_master = true; }), HasSubstr("ebb.split_master"));
   EXPECT_THAT(error([](Config& c) { c.ebb.parameter_groups["g"].lr_factor = -1; }),
               HasSubstr("\"ebb.parameter_groups.g.lr_factor\" is -1"));
   EXPECT_THAT(error([](Config& c) { c.ebb.parameter_groups["g"].optimizer.emplace().beta2 = 1; }),

@@ -19,9 +19,12 @@ constexpr char kRich[] = R"(// comment
   "optimizer": {"type": "Adam", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8}},
   "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_type": "log"}},
   "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "overlap_comm": true,
-                        "offload_param": {"device": "none", "pin_memory": true}},
+                        "offload_param": {"device": "nvme", "nvme_path": ["/a", "/b"]},
+                        "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
+  "aio": {"block_size": 65536, "thread_count": 2}, "activation_checkpointing": {},
   "tensorboard": {"enabled": true, "job_name": "\u00e4\n"},
-  "ebb": {"micro_batches_per_round": "all", "coalesce": "4MiB", "parameter_groups": {
+  "ebb": {"micro_batches_per_round": "all", "coalesce": "4MiB", "host_memory": "1 GB",
+          "offload_gradients": "device", "verify_swap": "all", "parameter_groups": {
       "no_decay": {"weight_decay": 0}, "b.c": {"optimizer": {"type": "SGD"}}}}, # end
 })";
 

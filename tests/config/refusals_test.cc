@@ -185,14 +185,6 @@ INSTANTIATE_TEST_SUITE_P(
              {"amsgrad\" is true: not built"}},
         Case{R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})",
              {"\"optimizer.params.max_grad_norm\" is 1", "set \"gradient_clipping\""}},
-        Case{R"({"zero_optimization": {"offload_param": {"device": "cpu"}}})",
-             {"\"zero_optimization.offload_param.device\" is \"cpu\": not built",
-              "allowed: \"none\""}},
-        Case{
-            R"({"zero_optimization": {"offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}})",
-            {"\"zero_optimization.offload_optimizer.device\" is \"nvme\": not built"}},
-        Case{R"({"zero_optimization": {"cpu_offload": true}})",
-             {"\"zero_optimization.cpu_offload\" is true"}},
         Case{R"({"zero_optimization": {"zero_hpz_partition_size": 8}})", {"allowed: at most 1"}},
         Case{R"({"zero_optimization": {"zero_quantized_weights": true}})",
              {"not built; allowed: false"}},
@@ -216,24 +208,122 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"managed_gradient_accumulation": false})", {"BeginStep", "allowed: true"}},
         Case{R"({"sequence_parallel_size": 2})", {"every rank is data-parallel"}},
         Case{R"({"elasticity": {"enabled": true}})", {"\"elasticity.enabled\" is true"}},
-        Case{R"({"activation_checkpointing": {"cpu_checkpointing": true}})",
-             {"kept on the device"}},
         Case{
             R"({"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}})",
             {"\"compression_training\" is given: not built"}},
         Case{R"({"compression_training": {"x": 1}})", {"is given"}},
         Case{R"({"sparse_attention": {"mode": "fixed"}})", {"\"sparse_attention\" is given"}},
         Case{R"({"tensor_parallel": {"autotp_size": 2}})", {"data-parallel; allowed: at most 1"}},
-        Case{R"({"compile": {"offload_parameters": true}})", {"kept on the device"}},
+        Case{R"({"aio": {"use_gds": true}})",
+             {"\"aio.use_gds\" is true: not built", "allowed: false"}},
+        Case{R"({"compile": {"offload_parameters": true}})",
+             {"set \"zero_optimization.offload_param\"; allowed: false"}},
+        Case{R"({"compile": {"offload_opt_states": true}})",
+             {"set \"zero_optimization.offload_optimizer\""}},
+        Case{R"({"compile": {"offload_activation": true}})", {"set \"ebb.offload_activations\""}},
         Case{R"({"scheduler": {"type": "WarmupLR", "params": {"last_batch_iteration": 5}}})",
-             {"allowed: -1"}},
-        Case{R"({"ebb": {"device_memory": "64MiB"}})",
-             {"\"ebb.device_memory\" is \"64MiB\": not built"}},
-        Case{R"({"ebb": {"host_memory": 1}})", {"not built"}},
-        Case{R"({"ebb": {"offload_gradients": "cpu"}})", {"allowed: \"none\" or \"device\""}},
-        Case{R"({"ebb": {"offload_activations": "nvme"}})", {"not built"}},
-        Case{R"({"ebb": {"split_master": true}})", {"not built"}},
-        Case{R"({"ebb": {"verify_swap": "states"}})", {"allowed: \"off\""}}));
+             {"allowed: -1"}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    TierValues, Refusal,
+    ::testing::Values(
+        Case{R"({"zero_optimization": {"offload_param": {"device": "disk"}}})",
+             {"\"zero_optimization.offload_param.device\" is \"disk\"; allowed: \"none\", "
+              "\"cpu\" or \"nvme\""}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"device": "device"}}})",
+             {"allowed: \"none\", \"cpu\" or \"nvme\""}},
+        Case{R"({"zero_optimization": {"offload_param": "cpu"}})", {"allowed: an object"}},
+        Case{R"({"zero_optimization": {"offload_param": {"nvme_path": ""}}})",
+             {"\"zero_optimization.offload_param.nvme_path\" is \"\"; allowed: a path, or several "
+              "in brackets"}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"nvme_path": []}}})",
+             {"\"zero_optimization.offload_optimizer.nvme_path\" is []; allowed: a path"}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"nvme_path": ["/a", ""]}}})",
+             {"is [\"/a\",\"\"]; allowed: a path"}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"nvme_path": ["/a", 1]}}})",
+             {"allowed: a path"}},
+        Case{R"({"zero_optimization": {"offload_param": {"nvme_path": "/a\u0000b"}}})",
+             {"allowed: a path"}},
+        Case{R"({"zero_optimization": {"offload_param": {"buffer_count": 0}}})",
+             {"\"zero_optimization.offload_param.buffer_count\" is 0; allowed: an integer from 1"}},
+        Case{R"({"zero_optimization": {"offload_param": {"buffer_size": 0}}})",
+             {"allowed: an integer of at least 1"}},
+        Case{R"({"zero_optimization": {"offload_param": {"max_in_cpu": -1}}})",
+             {"allowed: an integer of at least 0"}},
+        Case{R"({"zero_optimization": {"offload_param": {"pin_memory": 1}}})", {"true or false"}},
+        Case{R"({"zero_optimization": {"offload_param": {"path": "/x"}}})",
+             {"\"zero_optimization.offload_param.path\" is not a key"}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"buffer_count": 0}}})",
+             {"\"zero_optimization.offload_optimizer.buffer_count\" is 0"}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"ratio": 1.5}}})",
+             {"\"zero_optimization.offload_optimizer.ratio\" is 1.5; allowed: a number from 0 to "
+              "1"}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"ratio": -0.1}}})", {"from 0 to 1"}},
+        Case{R"({"zero_optimization": {"sub_group_size": 0}})",
+             {"\"zero_optimization.sub_group_size\" is 0; allowed: an integer of at least 1"}},
+        Case{R"({"zero_optimization": {"cpu_offload": "yes"}})", {"allowed: true or false"}},
+        Case{R"({"aio": {"block_size": 4095}})",
+             {"\"aio.block_size\" is 4095; allowed: an integer from 4096 to 1073741824"}},
+        Case{R"({"aio": {"block_size": 1000000}})",
+             {"\"aio.block_size\" is 1000000; allowed: a multiple of 4096; the nearest are 999424 "
+              "and 1003520"}},
+        Case{R"({"aio": {"queue_depth": 0}})", {"an integer from 1 to 4096"}},
+        Case{R"({"aio": {"queue_depth": 4097}})", {"an integer from 1 to 4096"}},
+        Case{R"({"aio": {"intra_op_parallelism": 65}})", {"an integer from 1 to 64"}},
+        Case{R"({"aio": {"thread_count": 0}})", {"\"aio.thread_count\" is 0; allowed: an integer"}},
+        Case{R"({"aio": {"blocksize": 1}})", {"the nearest is \"aio.block_size\""}},
+        Case{R"({"activation_checkpointing": {"cpu_checkpointing": "cpu"}})", {"true or false"}},
+        Case{R"({"ebb": {"device_memory": 0}})",
+             {"\"ebb.device_memory\" is 0; allowed: bytes, as an integer above 0 or text such as "
+              "\"4MiB\""}},
+        Case{R"({"ebb": {"host_memory": "0 GiB"}})", {"\"ebb.host_memory\" is \"0 GiB\""}},
+        Case{R"({"ebb": {"host_memory": -1}})", {"above 0"}},
+        Case{R"({"ebb": {"host_memory": "much"}})", {"is \"much\"; allowed: bytes"}},
+        Case{R"({"ebb": {"offload_gradients": "ram"}})",
+             {"allowed: \"none\", \"device\", \"cpu\" or \"nvme\""}},
+        Case{R"({"ebb": {"offload_activations": true}})", {"is true; allowed: \"none\""}},
+        Case{R"({"ebb": {"split_master": 1}})", {"allowed: true or false"}},
+        Case{R"({"ebb": {"verify_swap": "on"}})",
+             {"\"ebb.verify_swap\" is \"on\"; allowed: \"off\", \"states\" or \"all\""}}));
+
+INSTANTIATE_TEST_SUITE_P(
+    TiersThatDoNotFit, Refusal,
+    ::testing::Values(
+        Case{R"({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}})",
+             {"\"zero_optimization.offload_param.device\" is \"cpu\", but at "
+              "\"zero_optimization.stage\" 2 every rank keeps all parameters",
+              "remove it or use stage 3"}},
+        Case{R"({"zero_optimization": {"cpu_offload_param": true, "stage": 1}})",
+             {"offload_param.device\" is \"cpu\"", "use stage 3"}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
+             {"\"zero_optimization.offload_optimizer.device\" is \"cpu\", but at "
+              "\"zero_optimization.stage\" 0 every rank keeps all optimizer states; remove it or "
+              "use stage 1, 2 or 3"}},
+        Case{R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})",
+             {"\"zero_optimization.offload_param.device\" is \"nvme\", but "
+              "\"zero_optimization.offload_param.nvme_path\" is not given; give a folder"}},
+        Case{R"({"zero_optimization": {"stage": 3, "offload_param": {"nvme_path": "/x"},
+                 "offload_optimizer": {"device": "nvme", "nvme_path": "auto"}}})",
+             {"\"zero_optimization.offload_optimizer.nvme_path\" is not given"}},
+        Case{R"({"ebb": {"offload_gradients": "nvme"}})",
+             {"\"ebb.offload_gradients\" is \"nvme\", but no folder is given; set "
+              "\"zero_optimization.offload_optimizer.nvme_path\" or "
+              "\"zero_optimization.offload_param.nvme_path\""}},
+        Case{R"({"ebb": {"offload_activations": "nvme"}})",
+             {"\"ebb.offload_activations\" is \"nvme\", but no folder is given"}},
+        Case{R"({"ebb": {"split_master": true}})",
+             {"\"ebb.split_master\" is true, but the compute dtype is fp32",
+              "set \"bf16\": {\"enabled\": true}"}},
+        Case{R"({"fp16": {"enabled": true}, "ebb": {"split_master": true}})", {"dtype is fp16"}},
+        Case{R"({"zero_optimization": {"stage": 3, "cpu_offload": true,
+                 "offload_optimizer": {"device": "nvme", "nvme_path": "/x"}}})",
+             {"\"zero_optimization.cpu_offload\" is an old form of "
+              "\"zero_optimization.offload_optimizer.device\", which is given, too"}},
+        Case{R"({"zero_optimization": {"stage": 3, "cpu_offload_param": true,
+                 "offload_param": {"device": "cpu"}}})",
+             {"\"zero_optimization.cpu_offload_param\" is an old form of"}},
+        Case{R"({"aio": {"thread_count": 2, "intra_op_parallelism": 2}})",
+             {"\"aio.thread_count\" and \"aio.intra_op_parallelism\" are two names of one key"}}));
 
 }  // namespace
 }  // namespace ebb

@@ -114,7 +114,7 @@ TEST_P(Harmless, IsAcceptedInSilence) {
 INSTANTIATE_TEST_SUITE_P(
     Keys, Harmless,
     ::testing::Values(
-        R"(, "zero_optimization": {"offload_param": {"device": "none"}})",
+        R"(, "zero_optimization": {"offload_param": {"device": "none", "pin_memory": true}})",
         R"(, "zero_optimization": {"offload_optimizer": {"device": "NONE"}})",
         R"(, "zero_optimization": {"cpu_offload": false, "cpu_offload_param": false})",
         R"(, "zero_optimization": {"mics_shard_size": -1, "zero_hpz_partition_size": 1})",
@@ -127,8 +127,66 @@ INSTANTIATE_TEST_SUITE_P(
         R"(, "activation_checkpointing": {"cpu_checkpointing": false})",
         R"(, "compression_training": {}, "sparse_attention": {})",
         R"(, "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}})",
+        R"(, "aio": {"use_gds": false})",
         R"(, "ebb": {"shard_group": 0, "offload_gradients": "none", "offload_activations": "device",
              "split_master": false, "verify_swap": "off", "device_memory": null})"));
+
+TEST(Remarks, TiersAreTakenLiterally) {
+  EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"stage": 3,
+      "offload_param": {"device": "nvme", "nvme_path": "/x", "max_in_cpu": 0, "pin_memory": false},
+      "offload_optimizer": {"device": "nvme", "nvme_path": ["/x", "/y"], "ratio": 0.5}},
+      "aio": {"block_size": 4096, "queue_depth": 1, "thread_count": 2, "single_submit": true},
+      "activation_checkpointing": {"cpu_checkpointing": true},
+      "ebb": {"offload_gradients": "cpu", "host_memory": "1GiB", "verify_swap": "all"})"),
+              ElementsAre());
+}
+
+TEST(Remarks, PoolSizesOfTiersAreUpperLimits) {
+  EXPECT_THAT(
+      RemarksOn(R"(, "zero_optimization": {"sub_group_size": 1e9,
+          "offload_param": {"buffer_count": 5, "buffer_size": 1e8},
+          "offload_optimizer": {"buffer_count": 4}})"),
+      ElementsAre(
+          "\"zero_optimization.sub_group_size\" 1000000000 is an upper limit: elements "
+          "updated as one piece, none of which crosses a unit",
+          HasSubstr("\"zero_optimization.offload_param.buffer_count\" 5 is an upper limit"),
+          HasSubstr("\"zero_optimization.offload_param.buffer_size\" 100000000 is an upper"),
+          HasSubstr("\"zero_optimization.offload_optimizer.buffer_count\" 4 is an upper")));
+}
+
+TEST(Remarks, SwitchesThatAreAlwaysOn) {
+  EXPECT_THAT(
+      RemarksOn(R"(, "zero_optimization": {"offload_optimizer": {"pipeline_read": true,
+          "pipeline_write": false, "fast_init": true}}, "aio": {"overlap_events": false},
+          "activation_checkpointing": {"partition_activations": true, "number_checkpoints": 4})"),
+      ElementsAre(
+          "\"zero_optimization.offload_optimizer.pipeline_read\" has no meaning here: reads always "
+          "run beside the update",
+          HasSubstr("\"zero_optimization.offload_optimizer.pipeline_write\" has no meaning here"),
+          HasSubstr("\"zero_optimization.offload_optimizer.fast_init\" has no meaning here"),
+          HasSubstr("\"aio.overlap_events\" has no meaning here"),
+          HasSubstr("\"activation_checkpointing.partition_activations\" has no meaning here"),
+          HasSubstr("\"activation_checkpointing.number_checkpoints\" has no meaning here")));
+}
+
+TEST(Remarks, OldFormsOfOffload) {
+  EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"stage": 3, "cpu_offload": true,
+                           "cpu_offload_param": true})"),
+              ElementsAre("\"zero_optimization.cpu_offload\" is an old form: taken as "
+                          "\"zero_optimization.offload_optimizer.device\" \"cpu\"",
+                          "\"zero_optimization.cpu_offload_param\" is an old form: taken as "
+                          "\"zero_optimization.offload_param.device\" \"cpu\""));
+}
+
+TEST(Remarks, WhatAnotherKeyOverrules) {
+  EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"offload_optimizer": {"ratio": 0.5}})"),
+              ElementsAre(HasSubstr("\"zero_optimization.offload_optimizer.ratio\" 0.5 has no "
+                                    "meaning while")));
+  EXPECT_THAT(RemarksOn(R"(, "activation_checkpointing": {"cpu_checkpointing": true},
+                           "ebb": {"offload_activations": "none"})"),
+              ElementsAre("\"activation_checkpointing.cpu_checkpointing\" is true, but "
+                          "\"ebb.offload_activations\" is given and decides: \"device\""));
+}
 
 TEST(Remarks, DeterministicReduceIsAcceptedWithARemark) {
   EXPECT_THAT(RemarksOn(R"(, "ebb": {"deterministic_reduce": true})"),
@@ -153,6 +211,17 @@ TEST(Auto, TheWarmUpRisesToTheOptimizersRate) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->scheduler.warmup_max_lr, 0.02);
   EXPECT_THAT(config->remarks, Contains(HasSubstr("taken as the optimizer's rate")));
+}
+
+TEST(Auto, OfTiers) {
+  EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"stage": 3, "sub_group_size": "auto",
+                  "offload_param": {"device": "auto", "nvme_path": "auto"}},
+                  "ebb": {"offload_gradients": "auto", "host_memory": "auto"})"),
+              ElementsAre("\"zero_optimization.sub_group_size\" is \"auto\": taken as 1000000000",
+                          "\"zero_optimization.offload_param.device\" is \"auto\": taken as none",
+                          HasSubstr("nvme_path\" is \"auto\": taken as not given"),
+                          "\"ebb.offload_gradients\" is \"auto\": taken as not given",
+                          "\"ebb.host_memory\" is \"auto\": taken as not given"));
 }
 
 // The file that Hugging Face's users have: every number left to the Trainer.
@@ -193,10 +262,8 @@ TEST(Auto, HuggingFaceZero3) {
           "\"optimizer.params.weight_decay\" is \"auto\": taken as 0",
           "\"scheduler.params.warmup_min_lr\" is \"auto\": taken as 0",
           "\"scheduler.params.warmup_num_steps\" is \"auto\": taken as 1000",
-          "\"zero_optimization.offload_optimizer\" has no meaning here: nothing is offloaded",
-          "\"zero_optimization.offload_param\" has no meaning here: nothing is offloaded",
           HasSubstr("\"zero_optimization.contiguous_gradients\" has no meaning here"),
-          HasSubstr("\"zero_optimization.sub_group_size\" has no meaning here"),
+          HasSubstr("\"zero_optimization.sub_group_size\" 1000000000 is an upper limit"),
           "\"zero_optimization.reduce_bucket_size\" is \"auto\": taken as not given",
           "\"zero_optimization.stage3_prefetch_bucket_size\" is \"auto\": taken as 50000000",
           "\"zero_optimization.stage3_param_persistence_threshold\" is \"auto\": taken as 100000",

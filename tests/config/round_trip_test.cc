@@ -4,6 +4,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "ebb/runtime/config/config.h"
 #include "gtest/gtest.h"
@@ -132,6 +133,57 @@ EbbConfig RandomEbb(Dice& dice) {
   return ebb;
 }
 
+std::vector<std::string> RandomPaths(Dice& dice) {
+  std::vector<std::string> paths;
+  for (int64_t i = dice.Below(3); i > 0; --i) {
+    paths.push_back(dice.Below(4) == 0 ? "auto" : RandomName(dice));
+  }
+  return paths;
+}
+
+// A tier that is allowed: nvme where there is a path.
+Tier RandomTier(Dice& dice, bool has_path) {
+  return static_cast<Tier>(dice.Below(has_path ? 3 : 2));
+}
+
+void RandomiseTiers(Dice& dice, Config& config) {
+  OffloadParamConfig& param = config.zero.offload_param;
+  param.nvme_paths = RandomPaths(dice);
+  if (config.zero.stage == 3) param.device = RandomTier(dice, !param.nvme_paths.empty());
+  param.buffer_count = 1 + dice.Below(100);
+  param.buffer_size = dice.Count();
+  param.max_in_cpu = dice.Coin() ? 0 : dice.Count();
+  param.pin_memory = dice.Coin();
+  OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
+  optimizer.nvme_paths = RandomPaths(dice);
+  if (config.zero.stage > 0) {
+    optimizer.device = RandomTier(dice, !optimizer.nvme_paths.empty());
+  }
+  optimizer.buffer_count = 1 + dice.Below(100);
+  optimizer.pin_memory = dice.Coin();
+  optimizer.pipeline_read = dice.Coin();
+  optimizer.pipeline_write = dice.Coin();
+  optimizer.fast_init = dice.Coin();
+  optimizer.ratio = dice.Coin() ? 1 : dice.Fraction();
+  config.zero.sub_group_size = dice.Count();
+  config.aio = {.block_size = 4096 * (1 + dice.Below(1 << 18)),
+                .queue_depth = 1 + dice.Below(4096),
+                .intra_op_parallelism = 1 + dice.Below(64),
+                .single_submit = dice.Coin(),
+                .overlap_events = dice.Coin()};
+  config.activation_checkpointing = {.partition_activations = dice.Coin(),
+                                     .cpu_checkpointing = dice.Coin()};
+  const bool has_path = !param.nvme_paths.empty() || !optimizer.nvme_paths.empty();
+  const auto tier = [&] { return RandomTier(dice, has_path); };
+  config.ebb.offload_gradients = dice.Perhaps<Tier>(tier);
+  config.ebb.offload_activations = dice.Perhaps<Tier>(tier);
+  const auto count = [&] { return dice.Count(); };
+  config.ebb.host_memory = dice.Perhaps<int64_t>(count);
+  config.ebb.device_memory = dice.Perhaps<int64_t>(count);
+  config.ebb.split_master = dice.Coin() && config.compute == DType::kBFloat16;
+  config.ebb.verify_swap = static_cast<VerifySwap>(dice.Below(3));
+}
+
 Config RandomConfig(uint64_t seed) {
   Dice dice(seed);
   const auto count = [&] { return dice.Count(); };
@@ -163,6 +215,7 @@ Config RandomConfig(uint64_t seed) {
                  .max_live_parameters = dice.Count(),
                  .max_reuse_distance = dice.Count()};
   config.ebb = RandomEbb(dice);
+  RandomiseTiers(dice, config);
   return config;
 }
 
