@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "ebb/optim/cast.h"
+#include "ebb/optim/split_master.h"
 #include "ebb/runtime/config/dtype.h"
 
 namespace ebb::optim {
@@ -30,6 +31,17 @@ struct ScalarOps {
   template <Rounding kRounding>
   static void Store(Number value, BFloat16* to) {
     *to = kRounding == Rounding::kParameter ? RoundHalfAway(value) : BFloat16(value);
+  }
+
+  // A split master (split_master.h).
+  static Number LoadSplit(const uint16_t* parameter, const uint16_t* low) {
+    BFloat16 upper;
+    upper.bits = *parameter;
+    return JoinMaster(upper, *low);
+  }
+  static void StoreSplit(Number value, uint16_t* parameter, uint16_t* low) {
+    *parameter = RoundHalfAway(value).bits;
+    *low = LowHalf(value);
   }
 };
 

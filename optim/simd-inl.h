@@ -69,6 +69,31 @@ struct VectorOps {
   }
   template <Rounding kRounding>
   static HWY_INLINE void Store(Number value, BFloat16* to) {
+    StoreHalves(ToBFloat16<kRounding>(value), &to->bits);
+  }
+  template <Rounding kRounding>
+  static HWY_INLINE void Store(Number value, Float16* to) {
+    const hn::Rebind<hwy::float16_t, D> float16;
+    hn::StoreU(hn::BitCast(Halves(), hn::DemoteTo(float16, value)), Halves(), &to->bits);
+  }
+
+  // A split master (split_master.h).
+  static HWY_INLINE Number LoadSplit(const uint16_t* parameter, const uint16_t* low) {
+    const hn::Rebind<int32_t, D> integers;
+    const hn::Rebind<int16_t, D> signed_halves;
+    const auto upper = hn::ShiftLeft<16>(hn::PromoteTo(Bits(), hn::LoadU(Halves(), parameter)));
+    const auto carry =
+        hn::PromoteTo(integers, hn::BitCast(signed_halves, hn::LoadU(Halves(), low)));
+    return hn::BitCast(D(), hn::Add(upper, hn::BitCast(Bits(), carry)));
+  }
+  static HWY_INLINE void StoreSplit(Number value, uint16_t* parameter, uint16_t* low) {
+    StoreHalves(ToBFloat16<Rounding::kParameter>(value), parameter);
+    StoreHalves(hn::And(hn::BitCast(Bits(), value), hn::Set(Bits(), 0xffffu)), low);
+  }
+
+ private:
+  template <Rounding kRounding>
+  static HWY_INLINE hn::Vec<Bits> ToBFloat16(Number value) {
     const Bits bits;
     const auto u = hn::BitCast(bits, value);
     auto bias = hn::Set(bits, 0x8000u);
@@ -78,19 +103,12 @@ struct VectorOps {
     const auto rounded = hn::ShiftRight<16>(hn::Add(u, bias));
     const auto quiet = hn::Or(hn::ShiftRight<16>(u), hn::Set(bits, 0x40u));
     const auto is_nan = hn::RebindMask(bits, hn::IsNaN(value));
-    StoreHalves(hn::IfThenElse(is_nan, quiet, rounded), to);
+    return hn::IfThenElse(is_nan, quiet, rounded);
   }
-  template <Rounding kRounding>
-  static HWY_INLINE void Store(Number value, Float16* to) {
-    const hn::Rebind<hwy::float16_t, D> float16;
-    hn::StoreU(hn::BitCast(Halves(), hn::DemoteTo(float16, value)), Halves(), &to->bits);
-  }
-
- private:
   // Values below 2^16, so that the saturation of this narrowing never acts.
-  static HWY_INLINE void StoreHalves(hn::Vec<Bits> value, BFloat16* to) {
+  static HWY_INLINE void StoreHalves(hn::Vec<Bits> value, uint16_t* to) {
     const hn::Rebind<int32_t, D> integers;
-    hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(integers, value)), Halves(), &to->bits);
+    hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(integers, value)), Halves(), to);
   }
 };
 

@@ -23,21 +23,34 @@ namespace ebb::optim::HWY_NAMESPACE {
 #include "ebb/optim/update_element.inc"
 #undef EBB_ELEMENT
 
+// What stands for the parameter's type: where there is none, and where it is half of the master.
 struct NoParameter {};
+struct SplitMaster {};
 
 // Elements [i, i + the width of Ops).
 template <class Ops, int kStates, class Constants, class Gradient, class Parameter>
 HWY_INLINE void UpdateAt(const Constants& constants, const UpdateArrays& arrays, int64_t i) {
   typename Ops::Number states[kStatesMax] = {};
   for (int s = 0; s < kStates; ++s) states[s] = Ops::Load(arrays.states[s] + i);
-  typename Ops::Number master = Ops::Load(arrays.master + i);
+  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
+  typename Ops::Number master{};
+  if constexpr (kSplit) {
+    master = Ops::LoadSplit(static_cast<const uint16_t*>(arrays.parameter_in) + i,
+                            arrays.master_low + i);
+  } else {
+    master = Ops::Load(arrays.master + i);
+  }
   UpdateElement<Ops>(constants, Ops::Load(static_cast<const Gradient*>(arrays.gradient) + i),
                      master, states);
-  Ops::template Store<Rounding::kNearest>(master, arrays.master + i);
+  if constexpr (kSplit) {
+    Ops::StoreSplit(master, static_cast<uint16_t*>(arrays.parameter) + i, arrays.master_low + i);
+  } else {
+    Ops::template Store<Rounding::kNearest>(master, arrays.master + i);
+  }
   for (int s = 0; s < kStates; ++s) {
     Ops::template Store<Rounding::kNearest>(states[s], arrays.states[s] + i);
   }
-  if constexpr (!std::is_same_v<Parameter, NoParameter>) {
+  if constexpr (!kSplit && !std::is_same_v<Parameter, NoParameter>) {
     Ops::template Store<Rounding::kParameter>(master,
                                               static_cast<Parameter*>(arrays.parameter) + i);
   }
@@ -48,7 +61,8 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
                 int64_t end) {
   // Copies that no store below can alias, so that they stay in registers.
   const Constants constants = shared_constants;
-  const UpdateArrays arrays = shared_arrays;
+  UpdateArrays arrays = shared_arrays;
+  if (arrays.parameter_in == nullptr) arrays.parameter_in = arrays.parameter;
   int64_t i = begin;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;
@@ -64,6 +78,10 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
 template <int kStates, class Constants, class Gradient>
 void UpdateForParameter(const Constants& constants, const UpdateArrays& arrays, int64_t begin,
                         int64_t end) {
+  if (arrays.master_low != nullptr) {
+    assert(arrays.parameter != nullptr && arrays.parameter_dtype == DType::kBFloat16);
+    return UpdateLoop<kStates, Constants, Gradient, SplitMaster>(constants, arrays, begin, end);
+  }
   if (arrays.parameter == nullptr) {
     return UpdateLoop<kStates, Constants, Gradient, NoParameter>(constants, arrays, begin, end);
   }

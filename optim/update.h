@@ -11,7 +11,8 @@
 //                one state where momentum is not 0
 //
 // Bytes per element: 4 master and 4 each state, read and written; the gradient read; the parameter
-// written.
+// written. With a split master (split_master.h) 4 less: parameter and low half are read and
+// written, 2 each.
 #pragma once
 
 #include <cstdint>
@@ -31,12 +32,16 @@ std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer);
 inline constexpr int kStatesMax = 2;
 
 struct UpdateArrays {
-  float* master = nullptr;
+  float* master = nullptr;  // not read where master_low is given
   const void* gradient = nullptr;
   DType gradient_dtype = DType::kFloat32;
   float* states[kStatesMax] = {};
   void* parameter = nullptr;  // null: the master is the parameter (fp32)
   DType parameter_dtype = DType::kFloat32;
+  // A split master, of bf16 parameters only, with the bits of a whole one: its lower halves, updated
+  // in place, and the parameter before the update, which may lie where it is written to; null: there.
+  uint16_t* master_low = nullptr;
+  const void* parameter_in = nullptr;
   int64_t count = 0;
 };
 

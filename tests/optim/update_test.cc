@@ -6,6 +6,7 @@
 #include <tuple>
 #include <vector>
 
+#include "ebb/optim/split_master.h"
 #include "every_target.h"
 
 namespace ebb::optim {
@@ -177,6 +178,47 @@ TEST_P(UpdateBitsTest, ThreadsAndCutsDoNotShow) {
   }
 }
 
+// The parameter in place, as memory holds it, or read in one place and written to another.
+TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
+  ThreadTeam team(2);
+  const auto update = [&](auto gradient, int64_t count, bool in_place) {
+    const Shard<decltype(gradient), BFloat16> before(count);
+    auto whole = before;
+    whole.Reference(GetParam());
+    ForEveryTarget([&] {
+      auto shard = before;
+      std::vector<BFloat16> parameter(before.master.size());
+      std::vector<uint16_t> low(before.master.size());
+      for (size_t i = 0; i < low.size(); ++i) {
+        parameter[i] = RoundHalfAway(before.master[i]);
+        low[i] = LowHalf(before.master[i]);
+      }
+      UpdateArrays arrays = shard.Part(0, count, true);
+      arrays.master = nullptr;
+      arrays.master_low = low.data();
+      arrays.parameter_in = parameter.data();
+      if (in_place) {
+        shard.parameter = parameter;
+        arrays.parameter_in = count % 2 == 0 ? nullptr : arrays.parameter;
+      }
+      Update(team, GetParam().optimizer, arrays, GetParam().scalars);
+      for (size_t i = 0; i < low.size(); ++i) {
+        shard.master[i] = JoinMaster(shard.parameter[i], low[i]);
+        if (in_place) continue;
+        ASSERT_EQ(parameter[i], RoundHalfAway(before.master[i])) << "was to be read only";
+      }
+      shard.ExpectEqual(whole, true);
+    });
+  };
+  for (const int64_t count : {0, 1, 2, 15, 16, 17, 31, 33, 70'003}) {
+    for (const bool in_place : {false, true}) {
+      update(float(), count, in_place);
+      update(BFloat16(), count, in_place);
+    }
+  }
+  update(Float16(), 1000, true);
+}
+
 INSTANTIATE_TEST_SUITE_P(Rules, UpdateBitsTest, testing::ValuesIn(kRules),
                          [](const testing::TestParamInfo<Rule>& test) { return test.param.name; });
 
@@ -197,6 +239,36 @@ TEST(UpdateTest, ANonFiniteGradientReachesItsElementAndNoOther) {
       }
     });
   }
+}
+
+TEST(UpdateTest, ASplitMasterSurvivesNumbersBesideInfinityAndKeepsANaN) {
+  ThreadTeam team(1);
+  const float values[] = {0x1.fffffep127f,
+                          -0x1.ffp127f,
+                          std::numeric_limits<float>::infinity(),
+                          std::numeric_limits<float>::quiet_NaN(),
+                          -0.0f,
+                          0x1p-149f};
+  ForEveryTarget([&] {
+    std::vector<float> gradient(40, 0.0f);
+    std::vector<BFloat16> parameter(40);
+    std::vector<uint16_t> low(40);
+    for (size_t i = 0; i < 40; ++i) {
+      parameter[i] = RoundHalfAway(values[i % 6]);
+      low[i] = LowHalf(values[i % 6]);
+    }
+    Update(team, {.type = OptimizerType::kSgd},
+           {.gradient = gradient.data(),
+            .parameter = parameter.data(),
+            .parameter_dtype = DType::kBFloat16,
+            .master_low = low.data(),
+            .count = 40},
+           {.step = 2, .learning_rate = 1});
+    for (size_t i = 0; i < 40; ++i) {
+      // -1 * 0 + -0 is -0, as the factor makes the zero a negative one.
+      ASSERT_EQ(Bits(JoinMaster(parameter[i], low[i])), Bits(values[i % 6])) << i;
+    }
+  });
 }
 
 // torch copies the gradient, so whatever memory held before must not show.

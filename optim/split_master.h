@@ -1,0 +1,36 @@
+// The fp32 master as its bf16 parameter and 16 bits more, so that nothing is stored twice.
+//
+//   master     [ sign, exponent, 7 bits | low 16 bits ]      bits of the fp32 number
+//   parameter  the upper half, one more where the lower is 0x8000 or more: what the cast of
+//              parameters (half away from zero: add 0x8000, cut) makes of the master
+//   rebuilt    (parameter << 16) + low as a signed 16-bit number, modulo 2^32
+//
+// The rebuilt bits are the master's for every finite number, zeros and subnormals of both signs
+// among them, for infinities, and for the numbers next to infinity whose parameter is infinite. A
+// NaN stays one, with another payload, as the cast makes it quiet.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb::optim {
+
+// Of one element; its parameter is RoundHalfAway(master).
+inline uint16_t LowHalf(float master) {
+  return static_cast<uint16_t>(std::bit_cast<uint32_t>(master));
+}
+inline float JoinMaster(BFloat16 parameter, uint16_t low) {
+  const auto carry = static_cast<uint32_t>(static_cast<int16_t>(low));
+  return std::bit_cast<float>((uint32_t{parameter.bits} << 16) + carry);
+}
+
+// Arrays that do not overlap. 8 bytes moved per element.
+void Split(ThreadTeam& team, const float* master, uint16_t* parameter_bf16, uint16_t* low,
+           int64_t count);
+void Join(ThreadTeam& team, const uint16_t* parameter_bf16, const uint16_t* low, float* master,
+          int64_t count);
+
+}  // namespace ebb::optim
