@@ -1,6 +1,7 @@
 // AdamW against a streaming kernel: the same reads and writes, one vector operation an array, on
 // the same memory and threads, in turns. `of_stream` is the fraction of that kernel's bandwidth
-// that AdamW reaches.
+// that AdamW reaches, `checksum_of_adamw` the time that checksums of what it writes to be swapped
+// (master and states) take beside it, as a pass of their own.
 //
 //   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
 //
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "ebb/optim/checksum.h"
 #include "ebb/optim/simd_targets.h"
 #include "ebb/optim/update.h"
 
@@ -45,11 +47,18 @@ void Stream(const UpdateArrays& shared, int64_t begin, int64_t end) {
     } else {
       gradient = hn::LoadU(d, static_cast<const float*>(arrays.gradient) + i);
     }
-    const auto master = hn::Max(hn::LoadU(d, arrays.master + i), gradient);
-    hn::StoreU(master, d, arrays.master + i);
     for (float* const state : arrays.states) {
       hn::StoreU(hn::Max(hn::LoadU(d, state + i), gradient), d, state + i);
     }
+    if (arrays.master_low != nullptr) {
+      uint16_t* const parameter = static_cast<uint16_t*>(arrays.parameter) + i;
+      uint16_t* const low = arrays.master_low + i;
+      hn::StoreU(hn::Max(hn::LoadU(halves, parameter), hn::Zero(halves)), halves, parameter);
+      hn::StoreU(hn::Max(hn::LoadU(halves, low), hn::Zero(halves)), halves, low);
+      continue;
+    }
+    const auto master = hn::Max(hn::LoadU(d, arrays.master + i), gradient);
+    hn::StoreU(master, d, arrays.master + i);
     if (arrays.parameter != nullptr) {
       const auto half = hn::BitCast(integers, hn::ShiftRight<16>(hn::BitCast(bits, master)));
       hn::StoreU(hn::DemoteTo(halves, half), halves, static_cast<uint16_t*>(arrays.parameter) + i);
@@ -121,19 +130,31 @@ double Median(std::vector<double>& values) {
   return *middle;
 }
 
-// half: bf16 gradients and a bf16 copy of the parameters, 30 bytes an element. Else fp32 gradients
-// and no copy, 28 bytes.
-void AdamW(benchmark::State& state, bool half) {
+// Bytes moved per element: fp32 gradients and no copy, bf16 gradients and a bf16 copy of the
+// parameters, and the same with a split master.
+enum class Kind { kSingle = 28, kHalf = 30, kSplit = 26 };
+
+template <class T>
+std::span<const std::byte> Bytes(const T* array, int64_t count) {
+  return std::as_bytes(std::span(array, static_cast<size_t>(count)));
+}
+
+void AdamW(benchmark::State& state, Kind kind) {
   const int64_t count = state.range(0);
   ThreadTeam team(static_cast<int>(state.range(1)));
-  HugePages memory(HugePages::BytesFor(5, count));
+  HugePages memory(HugePages::BytesFor(6, count));
   if (!memory.ok()) return state.SkipWithError("no memory");
-  UpdateArrays arrays = {.master = memory.Take(count, 1.0f), .count = count};
+  UpdateArrays arrays = {.count = count};
+  if (kind == Kind::kSplit) {
+    arrays.master_low = memory.Take(count, uint16_t{0});
+  } else {
+    arrays.master = memory.Take(count, 1.0f);
+  }
   for (float*& array : arrays.states) array = memory.Take(count, 0.5f);
-  if (half) {
+  if (kind != Kind::kSingle) {
     arrays.gradient = memory.Take(count, BFloat16(0.25f));
     arrays.gradient_dtype = DType::kBFloat16;
-    arrays.parameter = memory.Take(count, BFloat16(0.0f));
+    arrays.parameter = memory.Take(count, BFloat16(1.0f));
     arrays.parameter_dtype = DType::kBFloat16;
   } else {
     arrays.gradient = memory.Take(count, 0.25f);
@@ -141,7 +162,8 @@ void AdamW(benchmark::State& state, bool half) {
   const OptimizerConfig optimizer = {.weight_decay = 0.1};
   UpdateScalars scalars = {.learning_rate = 1e-5, .gradient_factor = 0.5f};
 
-  std::vector<double> adamw_seconds, stream_seconds, ratios;
+  std::vector<uint64_t> blocks(static_cast<size_t>(ChecksumBlocks(4 * count)));
+  std::vector<double> adamw_seconds, stream_seconds, ratios, checksum_seconds, checksum_ratios;
   for (auto _ : state) {
     stream_seconds.push_back(Seconds([&] {
       team.Run(count, 16 * 1024, [&](int64_t begin, int64_t end) {
@@ -150,14 +172,27 @@ void AdamW(benchmark::State& state, bool half) {
     }));
     adamw_seconds.push_back(Seconds([&] { Update(team, optimizer, arrays, scalars); }));
     ratios.push_back(stream_seconds.back() / adamw_seconds.back());
+    checksum_seconds.push_back(Seconds([&] {
+      for (float* const array : arrays.states) {
+        benchmark::DoNotOptimize(Checksum(team, Bytes(array, count), blocks));
+      }
+      benchmark::DoNotOptimize(kind == Kind::kSplit
+                                   ? Checksum(team, Bytes(arrays.master_low, count), blocks)
+                                   : Checksum(team, Bytes(arrays.master, count), blocks));
+    }));
+    checksum_ratios.push_back(checksum_seconds.back() / adamw_seconds.back());
     state.SetIterationTime(adamw_seconds.back());
     ++scalars.step;
   }
-  const double gigabytes = static_cast<double>(count) * (half ? 30 : 28) * 1e-9;
+  const double billions = static_cast<double>(count) * 1e-9;
+  const double gigabytes = billions * static_cast<double>(kind);
   state.counters["adamw_GB/s"] = gigabytes / Median(adamw_seconds);
   state.counters["stream_GB/s"] = gigabytes / Median(stream_seconds);
   state.counters["of_stream"] =
       Median(ratios);  // of neighbours in time, as other load comes and goes
+  state.counters["checksum_GB/s"] =
+      billions * (kind == Kind::kSplit ? 10 : 12) / Median(checksum_seconds);
+  state.counters["checksum_of_adamw"] = Median(checksum_ratios);
 }
 
 void Sizes(benchmark::internal::Benchmark* benchmark) {
@@ -168,8 +203,9 @@ void Sizes(benchmark::internal::Benchmark* benchmark) {
       ->MinTime(2);
 }
 
-BENCHMARK_CAPTURE(AdamW, bf16_gradient_bf16_copy, true)->Apply(Sizes);
-BENCHMARK_CAPTURE(AdamW, fp32_gradient, false)->Apply(Sizes);
+BENCHMARK_CAPTURE(AdamW, bf16_gradient_bf16_copy, Kind::kHalf)->Apply(Sizes);
+BENCHMARK_CAPTURE(AdamW, bf16_gradient_split_master, Kind::kSplit)->Apply(Sizes);
+BENCHMARK_CAPTURE(AdamW, fp32_gradient, Kind::kSingle)->Apply(Sizes);
 
 }  // namespace
 }  // namespace ebb::optim

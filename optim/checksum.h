@@ -1,0 +1,37 @@
+// A checksum of what lies in a file, against disks and other programs, not against an adversary.
+//
+// 64 bits over blocks of 64 KiB, each of which has a sum of its own, so that threads share the work
+// and a pass over memory takes the sum of a block while that is in the cache:
+//
+//   block     8 lanes of 64 bits, a word each of every 64-byte stripe. XXH3's inner loop (Collet):
+//             x = word ^ key; lane += low(x) * high(x); neighbour += word; the lanes are scrambled
+//             after every 16 stripes. A rest of a stripe is filled with zeros.
+//   checksum  length and sums of the blocks, in order
+//
+// One flipped bit always changes a lane by a power of two; words, stripes and blocks that change
+// places and zeros that are added or left out change it with all but one chance in 2^64. The same
+// on every SIMD target and for every number of threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb::optim {
+
+inline constexpr int64_t kChecksumBlock = 64 * 1024;  // bytes
+constexpr int64_t ChecksumBlocks(int64_t bytes) {
+  return (bytes + kChecksumBlock - 1) / kChecksumBlock;
+}
+
+uint64_t Checksum(std::span<const std::byte> bytes);
+// The same; `blocks` is scratch of ChecksumBlocks(bytes.size()).
+uint64_t Checksum(ThreadTeam& team, std::span<const std::byte> bytes, std::span<uint64_t> blocks);
+
+// Its parts: the sum of one block, whole but for the last, and the checksum from all sums.
+uint64_t ChecksumOfBlock(std::span<const std::byte> block);
+uint64_t ChecksumFromBlocks(std::span<const uint64_t> blocks, int64_t bytes);
+
+}  // namespace ebb::optim
