@@ -4,11 +4,6 @@
 // (master and states) take beside it, as a pass of their own.
 //
 //   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
-//
-// The arrays lie in huge pages and start at different offsets modulo 2 MiB: with equal offsets both
-// kernels lose half of their speed, and the comparison would say nothing.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -19,6 +14,7 @@
 #include "ebb/optim/checksum.h"
 #include "ebb/optim/simd_targets.h"
 #include "ebb/optim/update.h"
+#include "huge_pages.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optimizer_bench.cc"
@@ -74,48 +70,6 @@ namespace ebb::optim {
 namespace {
 
 HWY_EXPORT(Stream);
-
-constexpr int64_t kHugePage = int64_t{2} << 20;
-constexpr int64_t kSkew = 69'952;
-
-class HugePages {
- public:
-  explicit HugePages(int64_t bytes) : bytes_(bytes + kHugePage) {
-    void* const memory = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) return;
-    memory_ = static_cast<char*>(memory);
-    madvise(memory_, static_cast<size_t>(bytes_), MADV_HUGEPAGE);
-    next_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory_) + kHugePage - 1) /
-                                    kHugePage * kHugePage);
-  }
-  ~HugePages() {
-    if (memory_ != nullptr) munmap(memory_, static_cast<size_t>(bytes_));
-  }
-  HugePages(const HugePages&) = delete;
-  HugePages& operator=(const HugePages&) = delete;
-
-  bool ok() const { return memory_ != nullptr; }
-
-  // The next array: a huge page's start, further on by one skew for each array before it.
-  template <class T>
-  T* Take(int64_t count, T value) {
-    T* const array = reinterpret_cast<T*>(next_ + taken_ * kSkew);
-    std::fill_n(array, count, value);
-    next_ += (count * static_cast<int64_t>(sizeof(T)) + ++taken_ * kSkew + kHugePage - 1) /
-             kHugePage * kHugePage;
-    return array;
-  }
-  static int64_t BytesFor(int64_t arrays, int64_t count) {
-    return arrays * (count * 4 + arrays * kSkew + kHugePage);
-  }
-
- private:
-  int64_t bytes_;
-  char* memory_ = nullptr;
-  char* next_ = nullptr;
-  int64_t taken_ = 0;
-};
 
 template <class Body>
 double Seconds(Body body) {
