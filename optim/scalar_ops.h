@@ -34,15 +34,10 @@ struct ScalarOps {
   }
 
   // A split master (split_master.h).
-  static Number LoadSplit(const uint16_t* parameter, const uint16_t* low) {
-    BFloat16 upper;
-    upper.bits = *parameter;
-    return JoinMaster(upper, *low);
+  static Number LoadSplit(const BFloat16* parameter, const uint16_t* low) {
+    return JoinMaster(*parameter, *low);
   }
-  static void StoreSplit(Number value, uint16_t* parameter, uint16_t* low) {
-    *parameter = RoundHalfAway(value).bits;
-    *low = LowHalf(value);
-  }
+  static void StoreLow(Number value, uint16_t* low) { *low = LowHalf(value); }
 };
 
 }  // namespace ebb::optim

@@ -69,31 +69,45 @@ struct VectorOps {
   }
   template <Rounding kRounding>
   static HWY_INLINE void Store(Number value, BFloat16* to) {
-    StoreHalves(ToBFloat16<kRounding>(value), &to->bits);
+    hn::StoreU(ToHalves<kRounding>(value, to), Halves(), &to->bits);
   }
   template <Rounding kRounding>
   static HWY_INLINE void Store(Number value, Float16* to) {
-    const hn::Rebind<hwy::float16_t, D> float16;
-    hn::StoreU(hn::BitCast(Halves(), hn::DemoteTo(float16, value)), Halves(), &to->bits);
+    hn::StoreU(ToHalves<kRounding>(value, to), Halves(), &to->bits);
+  }
+  // Two vectors past the caches, to 16-bit numbers aligned as the two of them together;
+  // hwy::FlushStream() ends a run of these.
+  template <Rounding kRounding, class T>
+  static HWY_INLINE void StreamPair(Number first, Number second, T* to) {
+    const hn::Twice<Halves> pair;
+    const auto upper = ToHalves<kRounding>(second, to);
+    hn::Stream(hn::Combine(pair, upper, ToHalves<kRounding>(first, to)), pair, &to->bits);
   }
 
   // A split master (split_master.h).
-  static HWY_INLINE Number LoadSplit(const uint16_t* parameter, const uint16_t* low) {
+  static HWY_INLINE Number LoadSplit(const BFloat16* parameter, const uint16_t* low) {
     const hn::Rebind<int32_t, D> integers;
     const hn::Rebind<int16_t, D> signed_halves;
-    const auto upper = hn::ShiftLeft<16>(hn::PromoteTo(Bits(), hn::LoadU(Halves(), parameter)));
+    const auto upper =
+        hn::ShiftLeft<16>(hn::PromoteTo(Bits(), hn::LoadU(Halves(), &parameter->bits)));
     const auto carry =
         hn::PromoteTo(integers, hn::BitCast(signed_halves, hn::LoadU(Halves(), low)));
     return hn::BitCast(D(), hn::Add(upper, hn::BitCast(Bits(), carry)));
   }
-  static HWY_INLINE void StoreSplit(Number value, uint16_t* parameter, uint16_t* low) {
-    StoreHalves(ToBFloat16<Rounding::kParameter>(value), parameter);
-    StoreHalves(hn::And(hn::BitCast(Bits(), value), hn::Set(Bits(), 0xffffu)), low);
+  static HWY_INLINE void StoreLow(Number value, uint16_t* low) {
+    const auto cut = hn::And(hn::BitCast(Bits(), value), hn::Set(Bits(), 0xffffu));
+    hn::StoreU(Narrow(cut), Halves(), low);
   }
 
  private:
+  // The type is that of the pointer.
   template <Rounding kRounding>
-  static HWY_INLINE hn::Vec<Bits> ToBFloat16(Number value) {
+  static HWY_INLINE hn::Vec<Halves> ToHalves(Number value, const Float16*) {
+    const hn::Rebind<hwy::float16_t, D> float16;
+    return hn::BitCast(Halves(), hn::DemoteTo(float16, value));
+  }
+  template <Rounding kRounding>
+  static HWY_INLINE hn::Vec<Halves> ToHalves(Number value, const BFloat16*) {
     const Bits bits;
     const auto u = hn::BitCast(bits, value);
     auto bias = hn::Set(bits, 0x8000u);
@@ -103,12 +117,12 @@ struct VectorOps {
     const auto rounded = hn::ShiftRight<16>(hn::Add(u, bias));
     const auto quiet = hn::Or(hn::ShiftRight<16>(u), hn::Set(bits, 0x40u));
     const auto is_nan = hn::RebindMask(bits, hn::IsNaN(value));
-    return hn::IfThenElse(is_nan, quiet, rounded);
+    return Narrow(hn::IfThenElse(is_nan, quiet, rounded));
   }
   // Values below 2^16, so that the saturation of this narrowing never acts.
-  static HWY_INLINE void StoreHalves(hn::Vec<Bits> value, uint16_t* to) {
+  static HWY_INLINE hn::Vec<Halves> Narrow(hn::Vec<Bits> value) {
     const hn::Rebind<int32_t, D> integers;
-    hn::StoreU(hn::DemoteTo(Halves(), hn::BitCast(integers, value)), Halves(), to);
+    return hn::DemoteTo(Halves(), hn::BitCast(integers, value));
   }
 };
 

@@ -13,19 +13,27 @@
 HWY_BEFORE_NAMESPACE();
 namespace ebb::optim::HWY_NAMESPACE {
 
-void SplitRange(const float* master, uint16_t* parameter, uint16_t* low, int64_t begin,
+// Elements [i, i + the width of Ops).
+template <class Ops>
+HWY_INLINE void SplitAt(const float* master, BFloat16* parameter, uint16_t* low, int64_t i) {
+  const auto value = Ops::Load(master + i);
+  Ops::template Store<Rounding::kParameter>(value, parameter + i);
+  Ops::StoreLow(value, low + i);
+}
+
+void SplitRange(const float* master, BFloat16* parameter, uint16_t* low, int64_t begin,
                 int64_t end) {
   int64_t i = begin;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;
   for (; i + Vector::kLanes <= end; i += Vector::kLanes) {
-    Vector::StoreSplit(Vector::Load(master + i), parameter + i, low + i);
+    SplitAt<Vector>(master, parameter, low, i);
   }
 #endif
-  for (; i < end; ++i) ScalarOps::StoreSplit(master[i], parameter + i, low + i);
+  for (; i < end; ++i) SplitAt<ScalarOps>(master, parameter, low, i);
 }
 
-void JoinRange(const uint16_t* parameter, const uint16_t* low, float* master, int64_t begin,
+void JoinRange(const BFloat16* parameter, const uint16_t* low, float* master, int64_t begin,
                int64_t end) {
   int64_t i = begin;
 #if EBB_VECTOR_OPS
@@ -51,17 +59,17 @@ constexpr int64_t kGrain = 64 * 1024;  // elements: half a megabyte
 
 }  // namespace
 
-void Split(ThreadTeam& team, const float* master, uint16_t* parameter_bf16, uint16_t* low,
+void Split(ThreadTeam& team, const float* master, BFloat16* parameter, uint16_t* low,
            int64_t count) {
   team.Run(count, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(SplitRange)(master, parameter_bf16, low, begin, end);
+    HWY_DYNAMIC_DISPATCH(SplitRange)(master, parameter, low, begin, end);
   });
 }
 
-void Join(ThreadTeam& team, const uint16_t* parameter_bf16, const uint16_t* low, float* master,
+void Join(ThreadTeam& team, const BFloat16* parameter, const uint16_t* low, float* master,
           int64_t count) {
   team.Run(count, kGrain, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(JoinRange)(parameter_bf16, low, master, begin, end);
+    HWY_DYNAMIC_DISPATCH(JoinRange)(parameter, low, master, begin, end);
   });
 }
 

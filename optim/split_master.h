@@ -28,9 +28,9 @@ inline float JoinMaster(BFloat16 parameter, uint16_t low) {
 }
 
 // Arrays that do not overlap. 8 bytes moved per element.
-void Split(ThreadTeam& team, const float* master, uint16_t* parameter_bf16, uint16_t* low,
+void Split(ThreadTeam& team, const float* master, BFloat16* parameter, uint16_t* low,
            int64_t count);
-void Join(ThreadTeam& team, const uint16_t* parameter_bf16, const uint16_t* low, float* master,
+void Join(ThreadTeam& team, const BFloat16* parameter, const uint16_t* low, float* master,
           int64_t count);
 
 }  // namespace ebb::optim

@@ -9,11 +9,24 @@
 #include "ebb/optim/simd_targets.h"
 #include "ebb/optim/update_constants.h"
 
+#ifndef EBB_OPTIM_UPDATE_CONSTANTS_
+#define EBB_OPTIM_UPDATE_CONSTANTS_
+namespace ebb::optim {
+
+// From this many elements on the caches have lost the first parameters when the last are written,
+// so 16-bit ones that are written only go past them: lines that are written whole are then not read
+// first, 2 bytes less of traffic per element.
+constexpr int64_t kStreamedCount = int64_t{1} << 20;
+
+}  // namespace ebb::optim
+#endif
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "ebb/optim/update.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which includes this file again for every target.
 #include "ebb/optim/simd-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,15 +40,16 @@ namespace ebb::optim::HWY_NAMESPACE {
 struct NoParameter {};
 struct SplitMaster {};
 
-// Elements [i, i + the width of Ops).
+// Elements [i, i + the width of Ops), but for the parameter; the new master.
 template <class Ops, int kStates, class Constants, class Gradient, class Parameter>
-HWY_INLINE void UpdateAt(const Constants& constants, const UpdateArrays& arrays, int64_t i) {
+HWY_INLINE typename Ops::Number UpdateAt(const Constants& constants, const UpdateArrays& arrays,
+                                         int64_t i) {
+  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
   typename Ops::Number states[kStatesMax] = {};
   for (int s = 0; s < kStates; ++s) states[s] = Ops::Load(arrays.states[s] + i);
-  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
   typename Ops::Number master{};
   if constexpr (kSplit) {
-    master = Ops::LoadSplit(static_cast<const uint16_t*>(arrays.parameter_in) + i,
+    master = Ops::LoadSplit(static_cast<const BFloat16*>(arrays.parameter_in) + i,
                             arrays.master_low + i);
   } else {
     master = Ops::Load(arrays.master + i);
@@ -43,17 +57,14 @@ HWY_INLINE void UpdateAt(const Constants& constants, const UpdateArrays& arrays,
   UpdateElement<Ops>(constants, Ops::Load(static_cast<const Gradient*>(arrays.gradient) + i),
                      master, states);
   if constexpr (kSplit) {
-    Ops::StoreSplit(master, static_cast<uint16_t*>(arrays.parameter) + i, arrays.master_low + i);
+    Ops::StoreLow(master, arrays.master_low + i);
   } else {
     Ops::template Store<Rounding::kNearest>(master, arrays.master + i);
   }
   for (int s = 0; s < kStates; ++s) {
     Ops::template Store<Rounding::kNearest>(states[s], arrays.states[s] + i);
   }
-  if constexpr (!kSplit && !std::is_same_v<Parameter, NoParameter>) {
-    Ops::template Store<Rounding::kParameter>(master,
-                                              static_cast<Parameter*>(arrays.parameter) + i);
-  }
+  return master;
 }
 
 template <int kStates, class Constants, class Gradient, class Parameter>
@@ -63,15 +74,39 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
   const Constants constants = shared_constants;
   UpdateArrays arrays = shared_arrays;
   if (arrays.parameter_in == nullptr) arrays.parameter_in = arrays.parameter;
+  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
+  using Element = std::conditional_t<kSplit, BFloat16, Parameter>;
+  Element* const parameter = static_cast<Element*>(arrays.parameter);
   int64_t i = begin;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;
+  if constexpr (sizeof(Element) == 2) {
+    if (arrays.count >= kStreamedCount && reinterpret_cast<uintptr_t>(parameter + i) % 64 == 0 &&
+        !(kSplit && arrays.parameter_in == arrays.parameter)) {
+      for (; i + 2 * Vector::kLanes <= end; i += 2 * Vector::kLanes) {
+        const auto first =
+            UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+        const auto second = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
+            constants, arrays, i + Vector::kLanes);
+        Vector::template StreamPair<Rounding::kParameter>(first, second, parameter + i);
+      }
+      hwy::FlushStream();
+    }
+  }
   for (; i + Vector::kLanes <= end; i += Vector::kLanes) {
-    UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+    const auto master =
+        UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+    if constexpr (!std::is_same_v<Parameter, NoParameter>) {
+      Vector::template Store<Rounding::kParameter>(master, parameter + i);
+    }
   }
 #endif
   for (; i < end; ++i) {
-    UpdateAt<ScalarOps, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+    const float master =
+        UpdateAt<ScalarOps, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+    if constexpr (!std::is_same_v<Parameter, NoParameter>) {
+      ScalarOps::Store<Rounding::kParameter>(master, parameter + i);
+    }
   }
 }
 

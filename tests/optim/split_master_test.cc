@@ -39,8 +39,8 @@ class Patterns {
  private:
   std::vector<uint32_t> patterns_ = std::vector<uint32_t>(kCount);
   std::vector<float> masters_ = std::vector<float>(kCount), rebuilt_ = masters_;
-  std::vector<uint16_t> parameters_ = std::vector<uint16_t>(kCount), lows_ = parameters_,
-                        cast_ = parameters_;
+  std::vector<BFloat16> parameters_ = std::vector<BFloat16>(kCount), cast_ = parameters_;
+  std::vector<uint16_t> lows_ = std::vector<uint16_t>(kCount);
 };
 
 // Every fp32 pattern where the build is fast enough: finite ones and infinities exactly, a NaN as
@@ -66,7 +66,8 @@ TEST(SplitMasterTest, EveryTargetRebuilds) {
 TEST(SplitMasterTest, TheElementIsWhatTheArrayDoes) {
   ThreadTeam team(3);
   const std::vector<float> masters = Numbers<float>(200'003, 1);
-  std::vector<uint16_t> parameters(masters.size()), lows(masters.size());
+  std::vector<BFloat16> parameters(masters.size());
+  std::vector<uint16_t> lows(masters.size());
   std::vector<float> rebuilt(masters.size());
   ForEveryTarget([&] {
     Split(team, masters.data(), parameters.data(), lows.data(),
@@ -74,7 +75,7 @@ TEST(SplitMasterTest, TheElementIsWhatTheArrayDoes) {
     Join(team, parameters.data(), lows.data(), rebuilt.data(),
          static_cast<int64_t>(masters.size()));
     for (size_t i = 0; i < masters.size(); ++i) {
-      ASSERT_EQ(parameters[i], RoundHalfAway(masters[i]).bits) << i;
+      ASSERT_EQ(parameters[i], RoundHalfAway(masters[i])) << i;
       ASSERT_EQ(lows[i], LowHalf(masters[i])) << i;
       ASSERT_EQ(Bits(JoinMaster(RoundHalfAway(masters[i]), lows[i])), Bits(masters[i])) << i;
       ASSERT_EQ(Bits(rebuilt[i]), Bits(masters[i])) << i;
@@ -87,7 +88,8 @@ TEST(SplitMasterTest, TailsEndWhereTheyShould) {
   const std::vector<float> masters = Numbers<float>(64, 2);
   for (int64_t count = 0; count < 40; ++count) {
     ForEveryTarget([&] {
-      std::vector<uint16_t> parameters(64, 7), lows(64, 7);
+      std::vector<BFloat16> parameters(64, BFloat16(7.0f));
+      std::vector<uint16_t> lows(64, 7);
       std::vector<float> rebuilt(64, 7.0f);
       Split(team, masters.data(), parameters.data(), lows.data(), count);
       Join(team, parameters.data(), lows.data(), rebuilt.data(), count);
@@ -95,7 +97,7 @@ TEST(SplitMasterTest, TailsEndWhereTheyShould) {
         const auto at = static_cast<size_t>(i);
         ASSERT_EQ(rebuilt[at], i < count ? masters[at] : 7.0f);
         if (i < count) continue;
-        ASSERT_EQ(parameters[at], 7);
+        ASSERT_EQ(parameters[at], BFloat16(7.0f));
         ASSERT_EQ(lows[at], 7);
       }
     });

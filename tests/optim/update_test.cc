@@ -219,6 +219,48 @@ TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
   update(Float16(), 1000, true);
 }
 
+// So many elements that the parameter is written past the caches where it is aligned for that.
+TEST(UpdateTest, ManyElementsHaveTheBitsOfFew) {
+  constexpr int64_t kCount = (int64_t{1} << 20) + 37;
+  ThreadTeam team(2);
+  const auto update = [&](auto parameter_type, bool split) {
+    using Parameter = decltype(parameter_type);
+    const Shard<BFloat16, Parameter> before(kCount + 64);
+    auto expected = before;
+    expected.Reference(kRules[0]);
+    ForEveryTarget([&] {
+      auto shard = before;
+      const auto address = reinterpret_cast<uintptr_t>(shard.parameter.data());
+      const int64_t aligned = static_cast<int64_t>((64 - address % 64) % 64 / sizeof(Parameter));
+      for (const int64_t begin : {aligned, aligned + 3}) {
+        shard = before;
+        UpdateArrays arrays = shard.Part(begin, begin + kCount, true);
+        std::vector<BFloat16> parameter_in(kCount);
+        std::vector<uint16_t> low(kCount);
+        if (split) {
+          for (size_t i = 0; i < kCount; ++i) {
+            parameter_in[i] = RoundHalfAway(arrays.master[i]);
+            low[i] = LowHalf(arrays.master[i]);
+          }
+          arrays.parameter_in = parameter_in.data();
+          arrays.master_low = low.data();
+        }
+        Update(team, kRules[0].optimizer, arrays, kRules[0].scalars);
+        for (size_t i = 0, at = static_cast<size_t>(begin); i < kCount; ++i, ++at) {
+          ASSERT_EQ(Bits(shard.parameter[at]), Bits(expected.parameter[at])) << i;
+          ASSERT_EQ(Bits(shard.second[at]), Bits(expected.second[at])) << i;
+          const uint16_t expected_low = split ? LowHalf(expected.master[at]) : 0;
+          ASSERT_EQ(low[i], expected_low) << i;
+        }
+        ASSERT_EQ(shard.parameter[static_cast<size_t>(begin + kCount)], Parameter());
+      }
+    });
+  };
+  update(BFloat16(), false);
+  update(BFloat16(), true);
+  update(Float16(), false);
+}
+
 INSTANTIATE_TEST_SUITE_P(Rules, UpdateBitsTest, testing::ValuesIn(kRules),
                          [](const testing::TestParamInfo<Rule>& test) { return test.param.name; });
 
