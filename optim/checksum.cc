@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cassert>
 #include <cstring>
 
@@ -20,6 +21,7 @@ namespace ebb::optim {
 namespace {
 
 constexpr int64_t kLanes = 8, kStripe = 64, kStripesPerScramble = 16;
+constexpr int kRotation = 29;  // to the left
 constexpr uint32_t kPrime = 0x9E3779B1u;
 
 // A bijection in which every bit of x reaches every bit (Stafford's variant 13).
@@ -29,10 +31,9 @@ constexpr uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Stripe s of 16 uses the eight from s on; the lanes start from the last eight, as does each
-// scramble.
+// What the lanes start from; each scramble takes them in, too.
 constexpr auto kKeys = [] {
-  std::array<uint64_t, kStripesPerScramble + kLanes> keys{};
+  std::array<uint64_t, kLanes> keys{};
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = Mix((i + 1) * 0x9e3779b97f4a7c15u);
   return keys;
 }();
@@ -49,15 +50,14 @@ namespace ebb::optim::HWY_NAMESPACE {
 class Lanes {
  public:
   Lanes() {
-    for (int64_t v = 0; v < kVectors; ++v) sums_[v] = Key(kStripesPerScramble, v);
+    for (int64_t v = 0; v < kVectors; ++v) sums_[v] = Key(v);
   }
 
-  HWY_INLINE void Add(const std::byte* stripe, int64_t key) {
+  HWY_INLINE void Add(const std::byte* stripe) {
     for (int64_t v = 0; v < kVectors; ++v) {
       const auto word =
           hn::BitCast(Words(), hn::LoadU(Bytes(), AsBytes(stripe) + v * kVectorBytes));
-      const auto x = hn::Xor(word, Key(key, v));
-      sums_[v] = hn::Add(sums_[v], hn::Add(hn::Shuffle01(word), Product(x, hn::ShiftRight<32>(x))));
+      sums_[v] = hn::RotateRight<64 - kRotation>(hn::Add(sums_[v], word));
     }
   }
 
@@ -65,7 +65,7 @@ class Lanes {
     const auto prime = hn::Set(Words(), kPrime);
     for (int64_t v = 0; v < kVectors; ++v) {
       auto x = hn::Xor(sums_[v], hn::ShiftRight<47>(sums_[v]));
-      x = hn::Xor(x, Key(kStripesPerScramble, v));
+      x = hn::Xor(x, Key(v));
       const auto high = Product(hn::ShiftRight<32>(x), prime);
       sums_[v] = hn::Add(Product(x, prime), hn::ShiftLeft<32>(high));
     }
@@ -85,8 +85,8 @@ class Lanes {
   static const uint8_t* AsBytes(const std::byte* bytes) {
     return reinterpret_cast<const uint8_t*>(bytes);
   }
-  static HWY_INLINE hn::Vec<Words> Key(int64_t key, int64_t v) {
-    return hn::LoadU(Words(), kKeys.data() + key + v * kVectorWords);
+  static HWY_INLINE hn::Vec<Words> Key(int64_t v) {
+    return hn::LoadU(Words(), kKeys.data() + v * kVectorWords);
   }
   // Of the low halves.
   static HWY_INLINE hn::Vec<Words> Product(hn::Vec<Words> a, hn::Vec<Words> b) {
@@ -100,20 +100,17 @@ class Lanes {
 
 class Lanes {
  public:
-  Lanes() { std::copy_n(kKeys.data() + kStripesPerScramble, kLanes, sums_); }
+  Lanes() { std::copy_n(kKeys.data(), kLanes, sums_); }
 
-  void Add(const std::byte* stripe, int64_t key) {
+  void Add(const std::byte* stripe) {
     uint64_t words[kLanes];
     std::memcpy(words, stripe, sizeof(words));
-    for (int64_t i = 0; i < kLanes; ++i) {
-      const uint64_t x = words[i] ^ kKeys[static_cast<size_t>(key + i)];
-      sums_[i] += words[i ^ 1] + (x & 0xffffffffu) * (x >> 32);
-    }
+    for (int64_t i = 0; i < kLanes; ++i) sums_[i] = std::rotl(sums_[i] + words[i], kRotation);
   }
 
   void Scramble() {
     for (int64_t i = 0; i < kLanes; ++i) {
-      const uint64_t key = kKeys[static_cast<size_t>(kStripesPerScramble + i)];
+      const uint64_t key = kKeys[static_cast<size_t>(i)];
       sums_[i] = (sums_[i] ^ (sums_[i] >> 47) ^ key) * kPrime;
     }
   }
@@ -130,15 +127,14 @@ uint64_t BlockSum(const std::byte* bytes, int64_t count) {
   Lanes lanes;
   int64_t i = 0;
   for (; i + kStripesPerScramble * kStripe <= count; i += kStripesPerScramble * kStripe) {
-    for (int64_t s = 0; s < kStripesPerScramble; ++s) lanes.Add(bytes + i + s * kStripe, s);
+    for (int64_t s = 0; s < kStripesPerScramble; ++s) lanes.Add(bytes + i + s * kStripe);
     lanes.Scramble();
   }
-  int64_t key = 0;
-  for (; i + kStripe <= count; i += kStripe) lanes.Add(bytes + i, key++);
+  for (; i + kStripe <= count; i += kStripe) lanes.Add(bytes + i);
   if (i < count) {
     std::byte rest[kStripe] = {};
     std::memcpy(rest, bytes + i, static_cast<size_t>(count - i));
-    lanes.Add(rest, key);
+    lanes.Add(rest);
   }
   uint64_t sums[kLanes];
   lanes.Get(sums);
