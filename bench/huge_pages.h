@@ -1,6 +1,6 @@
-// Memory for a benchmark's arrays, in huge pages. They start at different offsets modulo 2 MiB: with
-// equal offsets kernels that walk over several of them lose half of their speed, and a comparison
-// would say nothing.
+// Memory for a benchmark's arrays, in huge pages. They start at different offsets modulo 2 MiB:
+// with equal offsets kernels that walk over several of them lose half of their speed on some
+// machines, and a comparison would say nothing.
 #pragma once
 
 #include <sys/mman.h>

@@ -38,8 +38,9 @@ struct UpdateArrays {
   float* states[kStatesMax] = {};
   void* parameter = nullptr;  // null: the master is the parameter (fp32)
   DType parameter_dtype = DType::kFloat32;
-  // A split master, of bf16 parameters only, with the bits of a whole one: its lower halves, updated
-  // in place, and the parameter before the update, which may lie where it is written to; null: there.
+  // A split master (split_master.h), of bf16 parameters only, with the bits of a whole one: its
+  // lower halves, updated in place, and the parameter before the update; null: where the new one is
+  // written to.
   uint16_t* master_low = nullptr;
   const void* parameter_in = nullptr;
   int64_t count = 0;
