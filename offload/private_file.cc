@@ -58,13 +58,14 @@ absl::Status PrivateFile::Reserve(int64_t bytes) {
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<uint64_t>(bytes) > limit.rlim_cur) {
     return failed(EFBIG);
   }
+  // First, as trying would fill the disk for a moment.
+  if (FreeBytes(descriptor()) < bytes) return failed(ENOSPC);
   int result;
   do {
     result = fallocate(descriptor(), 0, 0, bytes);
   } while (result != 0 && errno == EINTR);
   if (result == 0) return absl::OkStatus();
   if (errno != EOPNOTSUPP) return failed(errno);
-  if (FreeBytes(descriptor()) < bytes) return failed(ENOSPC);
   if (ftruncate(descriptor(), bytes) != 0) return failed(errno);
   static std::once_flag said;
   std::call_once(said, [&] {
@@ -76,8 +77,7 @@ absl::Status PrivateFile::Reserve(int64_t bytes) {
 }
 
 bool PrivateFile::SetDirect() {
-  const int flags = fcntl(descriptor(), F_GETFL);
-  if (fcntl(descriptor(), F_SETFL, flags | O_DIRECT) != 0) return false;
+  if (fcntl(descriptor(), F_SETFL, O_DIRECT) != 0) return false;
   if (made_.st_size < static_cast<off_t>(kProbeBytes)) return true;
   // Some refuse only what is transferred then.
   alignas(kProbeBytes) static const std::array<std::byte, kProbeBytes> kZeros = {};
@@ -87,7 +87,7 @@ bool PrivateFile::SetDirect() {
 }
 
 void PrivateFile::SetBuffered() {
-  fcntl(descriptor(), F_SETFL, fcntl(descriptor(), F_GETFL) & ~O_DIRECT);
+  fcntl(descriptor(), F_SETFL, 0);
 }
 
 absl::Status PrivateFile::CheckUnchanged() const {

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -21,7 +22,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_queue.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
@@ -41,34 +44,19 @@ class UringQueue final : public IoQueue {
   static absl::StatusOr<std::unique_ptr<IoQueue>> Create(const IoQueueOptions& options,
                                                          IoListener& listener) {
     std::unique_ptr<UringQueue> queue(new UringQueue(options, listener));
-    const int entries = options.ring_entries > 0
-                            ? options.ring_entries
-                            : std::min(options.depth + 1, kRingEntriesMax);  // + 1: the eventfd
-    // Disabled until its thread enables it: that thread is then the one that may submit.
-    int error = -EINVAL;
-    for (const unsigned flags :
-         {IORING_SETUP_R_DISABLED | IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
-          IORING_SETUP_R_DISABLED}) {
-      if (error == -EINVAL) {
-        error = io_uring_queue_init(static_cast<unsigned>(entries), &queue->ring_, flags);
-      }
-    }
-    if (error < 0) {
-      return absl::UnavailableError(
-          absl::StrCat("io_uring is not available: ", std::strerror(-error),
-                       error == -EPERM || error == -EACCES
-                           ? " (a container's seccomp profile or kernel.io_uring_disabled)"
-                           : ""));
-    }
-    queue->ring_made_ = true;
-    queue->wake_fd_ = eventfd(0, EFD_CLOEXEC);
-    if (queue->wake_fd_ < 0) {
+    queue->wake_fd_ = FileHandle(eventfd(0, EFD_CLOEXEC));
+    if (!queue->wake_fd_.is_open()) {
       return absl::UnavailableError(
           absl::StrCat("no eventfd for io_uring: ", std::strerror(errno)));
     }
-    queue->Register(options.memory);
-    queue->thread_ = std::thread([q = queue.get()] { q->Run(); });
+    std::promise<absl::Status> set_up;
+    queue->thread_ = std::thread([q = queue.get(), &options, &set_up] {
+      const absl::Status status = q->SetUp(options);
+      set_up.set_value(status);
+      if (status.ok()) q->Run();
+    });
     pthread_setname_np(queue->thread_.native_handle(), "ebb-io-uring");
+    EBB_RETURN_IF_ERROR(set_up.get_future().get());
     return queue;
   }
 
@@ -82,7 +70,6 @@ class UringQueue final : public IoQueue {
       thread_.join();
     }
     if (ring_made_) io_uring_queue_exit(&ring_);
-    if (wake_fd_ >= 0) close(wake_fd_);
   }
 
   void Submit(std::span<IoRequest* const> requests) override {
@@ -104,6 +91,26 @@ class UringQueue final : public IoQueue {
       : listener_(listener),
         files_(options.files.begin(), options.files.end()),
         single_submit_(options.single_submit) {}
+
+  // On the thread that owns the ring, which the kernel may then take for the only one.
+  absl::Status SetUp(const IoQueueOptions& options) {
+    const int entries = options.ring_entries > 0
+                            ? options.ring_entries
+                            : std::min(options.depth + 1, kRingEntriesMax);  // + 1: the eventfd
+    int error = io_uring_queue_init(static_cast<unsigned>(entries), &ring_,
+                                    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
+    // Before Linux 6.1.
+    if (error == -EINVAL) error = io_uring_queue_init(static_cast<unsigned>(entries), &ring_, 0);
+    if (error < 0) {
+      const bool forbidden = error == -EPERM || error == -EACCES;
+      return absl::UnavailableError(absl::StrCat(
+          "io_uring is not available: ", std::strerror(-error),
+          forbidden ? " (a container's seccomp profile, or kernel.io_uring_disabled)" : ""));
+    }
+    ring_made_ = true;
+    Register(options.memory);
+    return absl::OkStatus();
+  }
 
   // Both spare the kernel work with every request, and neither is needed.
   void Register(std::span<const std::span<std::byte>> memory) {
@@ -137,12 +144,11 @@ class UringQueue final : public IoQueue {
 
   void Wake() {
     const uint64_t one = 1;
-    while (write(wake_fd_, &one, sizeof(one)) < 0 && errno == EINTR) {
+    while (write(wake_fd_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
     }
   }
 
   void Run() {
-    broken_ = std::min(io_uring_enable_rings(&ring_), 0);
     while (Take()) {
       Fill();
       Enter(1);
@@ -169,7 +175,7 @@ class UringQueue final : public IoQueue {
   void Fill() {
     if (!listening_ && !stop_seen_) {
       if (io_uring_sqe* const sqe = NextEntry()) {
-        io_uring_prep_read(sqe, wake_fd_, &wakes_, sizeof(wakes_), 0);
+        io_uring_prep_read(sqe, wake_fd_.get(), &wakes_, sizeof(wakes_), 0);
         io_uring_sqe_set_data(sqe, nullptr);
         listening_ = true;
       }
@@ -278,7 +284,7 @@ class UringQueue final : public IoQueue {
   std::vector<iovec> buffers_;  // registered, by address
   io_uring ring_ = {};
   bool ring_made_ = false;
-  int wake_fd_ = -1;
+  FileHandle wake_fd_;
 
   std::mutex mutex_;
   IoRequestList added_;
