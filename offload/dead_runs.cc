@@ -93,7 +93,7 @@ bool RemoveIfDead(int parent, const std::string& leaf) {
   const FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
   struct stat found = {};
   if (!directory.is_open() || fstat(directory.get(), &found) != 0) return false;
-  if (found.st_uid != geteuid() || (found.st_mode & 07777) != S_IRWXU) return false;
+  if (found.st_uid != geteuid() || (found.st_mode & 0777) != S_IRWXU) return false;
   const FileHandle lock(openat(directory.get(), kLockName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock.is_open()) {
     // Killed while it removed itself: nothing is left in it. What is not empty stays.

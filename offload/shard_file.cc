@@ -184,7 +184,7 @@ void ShardFile::Start(IoTransfer& transfer, bool write, int64_t offset, std::byt
 }
 
 absl::Status ShardFile::Wait(IoTransfer& transfer) {
-  if (!transfer.done()) state_->transfers->Wait(transfer);
+  if (!transfer.done()) transfer.transfers_->Wait(transfer);
   return transfer.status_;
 }
 

@@ -91,6 +91,7 @@ class ShardFile {
 
   // Start and return, from any thread: what is in flight is bounded, what has been started waits in
   // line. A transfer is started again only when it is over. What is wrong with one, Wait returns.
+  // Those that share bytes have no order: the caller waits between them.
   void StartRead(IoTransfer& transfer, int64_t offset, std::byte* data, int64_t bytes);
   void StartWrite(IoTransfer& transfer, int64_t offset, const std::byte* data, int64_t bytes);
   // Blocks until the transfer is over. Errors name the file, the place and what to do: kDataLoss (a

@@ -34,6 +34,9 @@ constexpr int kRingEntriesMax = 4096;
 constexpr int64_t kRegisteredBytesMax = int64_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kCompletionsMax = 64;                     // of one Completed
 
+// So often, a millisecond each, the kernel may be short of something before it counts as broken.
+constexpr int kRefusalsMax = 10'000;
+
 // The kernel is short of something that comes back.
 bool Passing(int error) {
   return error == -EAGAIN || error == -EBUSY || error == -ENOMEM || error == -EINTR;
@@ -230,8 +233,11 @@ class UringQueue final : public IoQueue {
   void Enter(unsigned completions) {
     if (broken_ == 0) {
       const int result = io_uring_submit_and_wait(&ring_, completions);
-      if (result >= 0) return;
-      if (!Passing(result)) broken_ = result;
+      if (result >= 0) {
+        refusals_ = 0;
+        return;
+      }
+      if (!Passing(result) || (result != -EINTR && ++refusals_ > kRefusalsMax)) broken_ = result;
       // Short of memory: what is in flight gives some back, else time does.
       if (Passing(result) && result != -EINTR && io_uring_cq_ready(&ring_) == 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -296,7 +302,8 @@ class UringQueue final : public IoQueue {
   unsigned in_flight_ = 0;
   bool listening_ = false;  // a read of the eventfd is under way
   bool stop_seen_ = false;
-  int broken_ = 0;  // -errno after which the kernel takes nothing
+  int refusals_ = 0;  // one after another
+  int broken_ = 0;    // -errno after which the kernel takes nothing
   uint64_t wakes_ = 0;
 
   std::thread thread_;

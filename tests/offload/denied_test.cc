@@ -190,6 +190,21 @@ TEST(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
                                      HasSubstr("threads"))));
 }
 
+TEST(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
+  const Scratch scratch;
+  const PinnedMemory memory = Memory(kBytes);
+  const ShardFile::Options options = OptionsIn(scratch, memory);
+  const auto try_it = [&] {
+    const rlimit limit = {1 << 20, 1 << 20};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(1);
+    const absl::Status status = ShardFile::Create(options).status();
+    std::fputs(status.ToString().c_str(), stderr);
+    _exit(absl::IsResourceExhausted(status) ? 0 : 1);
+  };
+  EXPECT_EXIT(try_it(), ::testing::ExitedWithCode(0), HasSubstr("ulimit -f"));
+  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+}
+
 TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {
   for (const bool pin : {false, true}) {
     auto memory = AllocatePinned(3 << 20, pin, "a test");

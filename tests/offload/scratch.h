@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <random>
 #include <span>
@@ -61,7 +64,10 @@ inline PinnedMemory Memory(int64_t bytes) {
 
 inline void FillRandomly(std::span<std::byte> bytes, uint64_t seed) {
   std::mt19937_64 random(seed);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() >> 56);
+  for (size_t at = 0; at < bytes.size(); at += sizeof(uint64_t)) {
+    const uint64_t value = random();
+    std::memcpy(&bytes[at], &value, std::min(sizeof(value), bytes.size() - at));
+  }
 }
 
 }  // namespace ebb::testing

@@ -96,6 +96,8 @@ TEST(SwapDirectoryTest, EachHasItsOwnAndMovingKeepsIt) {
 
 TEST(SwapDirectoryTest, KilledRunsAreRemovedByTheNextAndLivingOnesKept) {
   const Scratch scratch;
+  // As where a group shares it: directories in it inherit the bit.
+  fs::permissions(scratch.path(), fs::perms::all | fs::perms::set_gid);
   Process dead(scratch.path());
   const Process living(scratch.path());
   ASSERT_NE(dead.path(), "");
