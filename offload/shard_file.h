@@ -103,8 +103,8 @@ class ShardFile {
   int64_t bytes_written() const;
 
   IoBackend backend() const;
-  std::string description()
-      const;  // "io_uring, registered buffers, O_DIRECT", "4 threads, page cache"
+  // For people: "io_uring, registered buffers, O_DIRECT" or "4 threads, page cache".
+  std::string description() const;
 
   // Size, inode, links and mode are what they were at Create, else kDataLoss says which is not.
   absl::Status CheckUnchanged() const;
