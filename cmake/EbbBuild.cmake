@@ -12,7 +12,7 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 
 set(EBB_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
 file(MAKE_DIRECTORY ${EBB_INCLUDE_DIR}/ebb)
-foreach(folder runtime sharding optim)
+foreach(folder runtime sharding offload optim)
   file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${folder} ${EBB_INCLUDE_DIR}/ebb/${folder} SYMBOLIC)
 endforeach()
 file(CREATE_LINK ${PROJECT_SOURCE_DIR}/runtime/ebb.h ${EBB_INCLUDE_DIR}/ebb/ebb.h SYMBOLIC)

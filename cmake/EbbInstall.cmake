@@ -5,7 +5,7 @@ include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 # Each after those it stands on.
-set(ebb_installed_targets config sharding trace device comm optim engine)
+set(ebb_installed_targets config sharding trace device comm offload optim engine)
 
 # As names for find_package, for pkg-config and for the linker.
 set(ebb_packages Threads)
@@ -32,6 +32,9 @@ foreach(name ${ebb_installed_targets})
       list(APPEND ebb_pc_requires spdlog)
     elseif(library STREQUAL "nlohmann_json::nlohmann_json")
       list(APPEND ebb_packages nlohmann_json)  # headers only: nothing to link
+    elseif(library STREQUAL "liburing::liburing")
+      list(APPEND ebb_packages liburing)
+      list(APPEND ebb_pc_requires liburing)
     elseif(library STREQUAL "MPI::MPI_C")
       list(APPEND ebb_packages MPI)
       list(APPEND ebb_pc_libs ${MPI_C_LIBRARIES})
@@ -72,7 +75,7 @@ install(TARGETS ebb EXPORT ebb)
 install(EXPORT ebb FILE ebbTargets.cmake NAMESPACE ebb:: DESTINATION ${ebb_package_dir} COMPONENT development)
 install(
   FILES ${ebb_generated_dir}/ebbConfig.cmake ${ebb_generated_dir}/ebbConfigVersion.cmake
-        ${PROJECT_SOURCE_DIR}/cmake/Findhwy.cmake
+        ${PROJECT_SOURCE_DIR}/cmake/Findhwy.cmake ${PROJECT_SOURCE_DIR}/cmake/Findliburing.cmake
   DESTINATION ${ebb_package_dir} COMPONENT development)
 install(FILES ${ebb_generated_dir}/ebb.pc DESTINATION ${ebb_pc_dir} COMPONENT development)
 foreach(header ${ebb_public_headers})

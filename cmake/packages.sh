@@ -5,7 +5,7 @@
 ebb_packages=(
   g++ cmake ninja-build pkg-config
   libabsl-dev nlohmann-json3-dev libspdlog-dev libhwy-dev
-  libopenmpi-dev openmpi-bin
+  libopenmpi-dev openmpi-bin liburing-dev
   libdnnl-dev libcli11-dev libssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )

@@ -1,0 +1,402 @@
+// Finds good aio settings for a path, and says what its file system gives without Ebb, in the same
+// run:
+//
+//   build/release/bin/io_bench /nvme/ebb
+//
+// All candidates of a stage have a file each and are measured in turns, a write and a read of the
+// whole file, until the stage's share of the time is over; medians. Of those within 3% of the best
+// (by the time of a write and a read) the one that needs the least memory is chosen: first the block
+// size, then the queue depth, then, where io_uring is denied, the threads.
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/offload/file_handle.h"
+#include "ebb/offload/io_error.h"
+#include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/shard_file.h"
+#include "ebb/offload/swap_directory.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "raw_disk.h"
+
+namespace ebb::bench {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kKiB = int64_t{1} << 10;
+constexpr int64_t kMiB = int64_t{1} << 20;
+constexpr double kNearBest = 1.03;
+
+struct Arguments {
+  std::string path;
+  int64_t bytes = 0;  // of each file; 0: chosen
+  double seconds = 30;
+  int64_t block_bytes = 0;  // 0: found
+  int depth = 0;
+  bool json_only = false;
+};
+
+volatile std::sig_atomic_t interrupted = 0;
+
+double Median(std::vector<double> values) {
+  const size_t middle = values.size() / 2;
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(middle),
+                   values.end());
+  return values[middle];
+}
+
+std::string Size(int64_t bytes) {
+  return bytes % kMiB == 0 ? absl::StrCat(bytes / kMiB, " MiB")
+                           : absl::StrCat(bytes / kKiB, " KiB");
+}
+
+// One line on the terminal, or nothing.
+class Progress {
+ public:
+  void Show(const std::string& text) const {
+    if (terminal_) std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
+  }
+  ~Progress() { Show(""); }
+
+ private:
+  const bool terminal_ = isatty(STDERR_FILENO) == 1;
+};
+
+// What is measured: something that moves a file once.
+struct Candidate {
+  std::string name;
+  AioOptions aio;
+  std::function<absl::Status(bool write)> pass;
+  std::vector<double> write_rates, read_rates;  // bytes per second
+
+  double write_rate() const { return Median(write_rates); }
+  double read_rate() const { return Median(read_rates); }
+  double seconds_per_byte() const { return 1 / write_rate() + 1 / read_rate(); }
+};
+
+// Streams through the whole file with two windows: one is filled while the other is on its way.
+absl::Status Stream(ShardFile& file, const PinnedMemory& memory, int64_t bytes, bool write) {
+  IoTransfer transfers[2];
+  const int64_t window = memory.buffer.bytes() / 2;
+  for (int64_t at = 0, i = 0; at < bytes; at += window, ++i) {
+    IoTransfer& transfer = transfers[i % 2];
+    EBB_RETURN_IF_ERROR(file.Wait(transfer));
+    std::byte* const data = memory.buffer.data() + i % 2 * window;
+    const int64_t part = std::min(window, bytes - at);
+    write ? file.StartWrite(transfer, at, data, part) : file.StartRead(transfer, at, data, part);
+  }
+  for (IoTransfer& transfer : transfers) EBB_RETURN_IF_ERROR(file.Wait(transfer));
+  return absl::OkStatus();
+}
+
+// A candidate with a file of its own.
+struct EbbFile {
+  PinnedMemory memory;
+  std::unique_ptr<ShardFile> file;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Arguments& arguments) : arguments_(arguments) {}
+  absl::Status Run();
+
+ private:
+  absl::Status MakeRaw();
+  absl::StatusOr<EbbFile*> MakeFile(const AioOptions& aio, int64_t bytes);
+  absl::StatusOr<Candidate> MakeEbb(const AioOptions& aio);
+  absl::StatusOr<Candidate> MakePair(const AioOptions& aio);
+  absl::Status Measure(std::vector<Candidate>& candidates, double seconds);
+  absl::Status Once(Candidate& candidate, bool write, bool count);
+  absl::StatusOr<AioOptions> Find(const std::vector<AioOptions>& tried, double seconds);
+  absl::Status Compare(const AioOptions& aio, double seconds);
+  void PrintRow(const Candidate& candidate);
+  void Print(const char* line) const {
+    if (!arguments_.json_only) std::puts(line);
+  }
+
+  Arguments arguments_;
+  Progress progress_;
+  std::string directory_;
+  std::vector<std::unique_ptr<EbbFile>> files_;  // of the stage
+  std::string raw_path_;
+  FileHandle raw_file_;
+  PinnedMemory raw_memory_;
+  std::vector<std::unique_ptr<RawDisk>> raw_;
+  bool uring_ = false;
+  bool heading_printed_ = false;
+};
+
+absl::Status Bench::Once(Candidate& candidate, bool write, bool count) {
+  if (interrupted != 0) return absl::CancelledError("interrupted; its files are removed");
+  const auto begin = Clock::now();
+  EBB_RETURN_IF_ERROR(candidate.pass(write));
+  const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+  const double rate = static_cast<double>(arguments_.bytes) / seconds;
+  progress_.Show(
+      absl::StrFormat("%s: %s %.2f GB/s", candidate.name, write ? "write" : "read", rate / 1e9));
+  if (count) (write ? candidate.write_rates : candidate.read_rates).push_back(rate);
+  return absl::OkStatus();
+}
+
+// In turns, at least three of each.
+absl::Status Bench::Measure(std::vector<Candidate>& candidates, double seconds) {
+  // The first write to reserved space also changes the file system's records of it.
+  for (Candidate& candidate : candidates) EBB_RETURN_IF_ERROR(Once(candidate, true, false));
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  for (int round = 0; round < 3 || Clock::now() < end; ++round) {
+    for (Candidate& candidate : candidates) {
+      EBB_RETURN_IF_ERROR(Once(candidate, true, true));
+      EBB_RETURN_IF_ERROR(Once(candidate, false, true));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<EbbFile*> Bench::MakeFile(const AioOptions& aio, int64_t bytes) {
+  auto ebb = std::make_unique<EbbFile>();
+  const int64_t window = std::max(aio.block_bytes * aio.queue_depth, 4 * kMiB);
+  EBB_ASSIGN_OR_RETURN(ebb->memory, AllocatePinned(2 * window, true, "io_bench"));
+  ShardFile::Options options;
+  options.directories = {directory_};
+  options.name = absl::StrCat("candidate-", files_.size());
+  options.bytes = bytes;
+  options.aio = aio;
+  options.memory = {ebb->memory.buffer.span()};
+  EBB_ASSIGN_OR_RETURN(ebb->file, ShardFile::Create(options));
+  files_.push_back(std::move(ebb));
+  return files_.back().get();
+}
+
+absl::StatusOr<Candidate> Bench::MakeEbb(const AioOptions& aio) {
+  EBB_ASSIGN_OR_RETURN(EbbFile* const ebb, MakeFile(aio, arguments_.bytes));
+  uring_ = ebb->file->backend() == IoBackend::kUring;
+  Candidate candidate;
+  candidate.name = absl::StrCat(Size(aio.block_bytes), " x ", aio.queue_depth);
+  if (!uring_) absl::StrAppend(&candidate.name, ", ", ebb->file->description());
+  candidate.aio = aio;
+  candidate.pass = [ebb, bytes = arguments_.bytes](bool write) {
+    return Stream(*ebb->file, ebb->memory, bytes, write);
+  };
+  return candidate;
+}
+
+// As two ranks would: a file and a ring each, half of the bytes.
+absl::StatusOr<Candidate> Bench::MakePair(const AioOptions& aio) {
+  const int64_t half = (arguments_.bytes / 2 + kMiB - 1) / kMiB * kMiB;
+  EBB_ASSIGN_OR_RETURN(EbbFile* const first, MakeFile(aio, half));
+  EBB_ASSIGN_OR_RETURN(EbbFile* const second, MakeFile(aio, arguments_.bytes - half));
+  Candidate candidate;
+  candidate.name = "Ebb, two files at once";
+  candidate.aio = aio;
+  candidate.pass = [first, second, half, rest = arguments_.bytes - half](bool write) {
+    absl::Status status;
+    std::thread beside([&] { status = Stream(*second->file, second->memory, rest, write); });
+    absl::Status own = Stream(*first->file, first->memory, half, write);
+    beside.join();
+    own.Update(status);
+    return own;
+  };
+  return candidate;
+}
+
+absl::Status Bench::MakeRaw() {
+  RawDiskOptions options;
+  if (arguments_.block_bytes > 0) options.block_bytes = arguments_.block_bytes;
+  if (arguments_.depth > 0) options.depth = arguments_.depth;
+  raw_path_ = absl::StrCat(directory_, "/raw");
+  raw_file_ = FileHandle(open(raw_path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!raw_file_.is_open() || fallocate(raw_file_.get(), 0, 0, arguments_.bytes) != 0) {
+    return IoError(absl::StrCat("cannot create '", raw_path_, "'"), errno);
+  }
+  if (fcntl(raw_file_.get(), F_SETFL, O_DIRECT) != 0) Print("O_DIRECT is refused here");
+  EBB_ASSIGN_OR_RETURN(raw_memory_,
+                       AllocatePinned(options.block_bytes * options.depth, true, "io_bench"));
+  options.file = raw_file_.get();
+  options.bytes = arguments_.bytes;
+  options.memory = raw_memory_.buffer.span();
+  for (auto& disk : {&RawUring, &RawThreads}) {
+    if (std::unique_ptr<RawDisk> made = disk(options)) raw_.push_back(std::move(made));
+  }
+  return absl::OkStatus();
+}
+
+void Bench::PrintRow(const Candidate& candidate) {
+  if (arguments_.json_only) return;
+  if (!std::exchange(heading_printed_, true)) {
+    std::printf("'%s', files of %s; medians of turns, GB/s\n\n%-28s %8s %8s\n",
+                arguments_.path.c_str(), Size(arguments_.bytes).c_str(), "block size x queue depth",
+                "write", "read");
+  }
+  std::printf("%-28s %8.2f %8.2f\n", candidate.name.c_str(), candidate.write_rate() / 1e9,
+              candidate.read_rate() / 1e9);
+}
+
+absl::StatusOr<AioOptions> Bench::Find(const std::vector<AioOptions>& tried, double seconds) {
+  std::vector<Candidate> candidates;
+  files_.clear();
+  for (const AioOptions& aio : tried) {
+    EBB_ASSIGN_OR_RETURN(Candidate candidate, MakeEbb(aio));
+    candidates.push_back(std::move(candidate));
+  }
+  EBB_RETURN_IF_ERROR(Measure(candidates, seconds));
+  progress_.Show("");
+  double best = candidates.front().seconds_per_byte();
+  for (const Candidate& candidate : candidates) {
+    PrintRow(candidate);
+    best = std::min(best, candidate.seconds_per_byte());
+  }
+  files_.clear();
+  // From the least memory to the most.
+  for (const Candidate& candidate : candidates) {
+    if (candidate.seconds_per_byte() <= kNearBest * best) return candidate.aio;
+  }
+  return tried.front();
+}
+
+absl::Status Bench::Compare(const AioOptions& aio, double seconds) {
+  std::vector<Candidate> candidates;
+  EBB_ASSIGN_OR_RETURN(Candidate ebb, MakeEbb(aio));
+  ebb.name = absl::StrCat("Ebb ", ebb.name);
+  const std::string description = files_.back()->file->description();
+  candidates.push_back(std::move(ebb));
+  EBB_RETURN_IF_ERROR(MakeRaw());
+  for (size_t i = 0; i < raw_.size(); ++i) {
+    Candidate bare;
+    bare.name = i + 1 == raw_.size() ? "bare preadv, pwritev" : "bare io_uring";
+    bare.pass = [disk = raw_[i].get()](bool write) { return disk->Pass(write); };
+    candidates.push_back(std::move(bare));
+  }
+  if (!arguments_.json_only && arguments_.bytes >= 4 * kMiB) {
+    EBB_ASSIGN_OR_RETURN(Candidate pair, MakePair(aio));
+    candidates.push_back(std::move(pair));
+  }
+  EBB_RETURN_IF_ERROR(Measure(candidates, seconds));
+  progress_.Show("");
+  double write = 0, read = 0;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    PrintRow(candidates[i]);
+    if (i == 0 || i > raw_.size()) continue;
+    write = std::max(write, candidates[i].write_rate());
+    read = std::max(read, candidates[i].read_rate());
+  }
+  if (!arguments_.json_only) {
+    std::printf(
+        "\nEbb (%s) is at %.1f%% of the raw limit in writing and at %.1f%% in reading.\n"
+        "For the configuration:\n\n",
+        description.c_str(), 100 * candidates[0].write_rate() / write,
+        100 * candidates[0].read_rate() / read);
+    std::printf(
+        "{\"aio\": {\"block_size\": %lld, \"queue_depth\": %d, \"intra_op_parallelism\": %d}}\n",
+        static_cast<long long>(aio.block_bytes), aio.queue_depth, aio.threads);
+    return absl::OkStatus();
+  }
+  std::printf(
+      "{\"block_size\": %lld, \"queue_depth\": %d, \"write\": %.0f, \"read\": %.0f, "
+      "\"raw_write\": %.0f, \"raw_read\": %.0f, \"description\": \"%s\"}\n",
+      static_cast<long long>(aio.block_bytes), aio.queue_depth, candidates[0].write_rate(),
+      candidates[0].read_rate(), write, read, description.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Bench::Run() {
+  EBB_ASSIGN_OR_RETURN(const SwapDirectory directory,
+                       SwapDirectory::Create(arguments_.path, "io-bench"));
+  directory_ = directory.path();
+  if (arguments_.bytes == 0) {
+    // Up to seven files at a time, in at most half of what is free.
+    struct statvfs disk = {};
+    statvfs(directory_.c_str(), &disk);
+    const auto free = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
+    arguments_.bytes = std::clamp(free / 14 / (4 * kMiB) * 4 * kMiB, 4 * kMiB, 512 * kMiB);
+  }
+  arguments_.bytes = (arguments_.bytes + ShardFile::kAlignment - 1) / ShardFile::kAlignment *
+                     ShardFile::kAlignment;
+  AioOptions aio;
+  const bool find_block = arguments_.block_bytes == 0;
+  const bool find_depth = arguments_.depth == 0;
+  const double share = arguments_.seconds / (1 + (find_block ? 1 : 0) + (find_depth ? 1 : 0));
+  aio.block_bytes = find_block ? kMiB : arguments_.block_bytes;
+  aio.queue_depth = find_depth ? 32 : arguments_.depth;
+  const auto find = [&](auto member, const auto& values) -> absl::Status {
+    std::vector<AioOptions> tried;
+    for (const auto value : values) {
+      tried.push_back(aio);
+      tried.back().*member = value;
+    }
+    EBB_ASSIGN_OR_RETURN(aio, Find(tried, share));
+    return absl::OkStatus();
+  };
+  if (find_block) {
+    EBB_RETURN_IF_ERROR(
+        find(&AioOptions::block_bytes,
+             std::vector<int64_t>{128 * kKiB, 256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB}));
+  }
+  if (find_depth) {
+    EBB_RETURN_IF_ERROR(find(&AioOptions::queue_depth, std::vector<int>{4, 8, 16, 32, 64}));
+    if (!uring_) EBB_RETURN_IF_ERROR(find(&AioOptions::threads, std::vector<int>{4, 8, 16, 32}));
+  }
+  return Compare(aio, share);
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  CLI::App app(
+      "Finds good aio settings for a path: measures reads and writes past the page cache in a "
+      "private\n"
+      "directory there, which it removes, beside the raw limit of the same file system, and "
+      "prints\n"
+      "the JSON to put into the configuration.");
+  app.add_option("PATH", arguments.path, "directory on the disk to measure, as for nvme_path")
+      ->required();
+  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 50);
+  app.add_option("--bytes", arguments.bytes,
+                 "size of each file (such as 1GiB), up to seven at a time; default up to 512 MiB")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(positive);
+  app.add_option("--seconds", arguments.seconds, "how long to measure, about")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str();
+  app.add_option("--block-size", arguments.block_bytes, "bytes of a request; default: found")
+      ->transform(CLI::AsSizeValue(false))
+      ->check(positive);
+  app.add_option("--queue-depth", arguments.depth, "requests in flight; default: found")
+      ->check(CLI::Range(1, 16384));
+  app.add_flag("--json", arguments.json_only,
+               "print only one line of JSON, with the rates in bytes per second");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::fprintf(stderr, "io_bench: %s (see --help)\n", error.what());
+    return 2;
+  }
+  std::signal(SIGINT, [](int) { interrupted = 1; });
+  std::signal(SIGTERM, [](int) { interrupted = 1; });
+  if (const absl::Status status = Bench(arguments).Run(); !status.ok()) {
+    std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ebb::bench
+
+int main(int argc, char** argv) {
+  return ebb::bench::Main(argc, argv);
+}

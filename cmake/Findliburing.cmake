@@ -1,0 +1,15 @@
+# liburing as liburing::liburing, from pkg-config. Installed beside ebbConfig.cmake, so that what was found here is found
+# there the same way.
+find_package(PkgConfig QUIET)
+if(PkgConfig_FOUND)
+  pkg_check_modules(liburing QUIET IMPORTED_TARGET liburing)
+endif()
+if(TARGET PkgConfig::liburing AND NOT TARGET liburing::liburing)
+  add_library(liburing::liburing INTERFACE IMPORTED)
+  set_property(TARGET liburing::liburing PROPERTY INTERFACE_LINK_LIBRARIES PkgConfig::liburing)
+endif()
+if(TARGET liburing::liburing)
+  set(liburing_TARGET liburing::liburing)
+endif()
+include(FindPackageHandleStandardArgs)
+find_package_handle_standard_args(liburing REQUIRED_VARS liburing_TARGET VERSION_VAR liburing_VERSION)

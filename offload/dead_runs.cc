@@ -1,0 +1,150 @@
+#include "ebb/offload/dead_runs.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "ebb/offload/io_error.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+constexpr char kLockName[] = "lock";
+constexpr int kDirectory = O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC;
+
+std::string ReadSmall(int descriptor) {
+  std::array<char, 512> text;
+  const ssize_t bytes = pread(descriptor, text.data(), text.size(), 0);
+  return std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
+}
+
+// Of this start of this machine's kernel.
+std::string BootId() {
+  const FileHandle file(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
+  const std::string text = ReadSmall(file.get());
+  return text.substr(0, text.find('\n'));
+}
+
+std::string HostName() {
+  std::array<char, 256> name = {};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+// Locks there are of this machine, all of them.
+bool IsLocal(int descriptor) {
+  constexpr long kXfs = 0x58465342, kF2fs = 0xF2F52010, kZfs = 0x2FC12FC1, kBcachefs = 0xCA451A4E;
+  constexpr std::array kLocal = {long{EXT4_SUPER_MAGIC},
+                                 kXfs,
+                                 kF2fs,
+                                 kZfs,
+                                 kBcachefs,
+                                 long{BTRFS_SUPER_MAGIC},
+                                 long{TMPFS_MAGIC},
+                                 long{RAMFS_MAGIC},
+                                 long{OVERLAYFS_SUPER_MAGIC}};
+  struct statfs file_system = {};
+  return fstatfs(descriptor, &file_system) == 0 &&
+         std::find(kLocal.begin(), kLocal.end(), static_cast<long>(file_system.f_type)) !=
+             kLocal.end();
+}
+
+std::vector<std::string> Names(int directory) {
+  std::vector<std::string> names;
+  // A descriptor of its own, which closedir closes; another open file: the position is not shared.
+  const int again = openat(directory, ".", kDirectory);
+  DIR* const stream = again < 0 ? nullptr : fdopendir(again);
+  if (stream == nullptr) return names;
+  while (const dirent* entry = readdir(stream)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  closedir(stream);
+  return names;
+}
+
+void RemoveFilesAndDirectory(int parent, const std::string& leaf, int directory) {
+  for (const std::string& name : Names(directory)) {
+    if (name != kLockName) unlinkat(directory, name.c_str(), 0);
+  }
+  // Last: a cleaner that is killed half way leaves what the next one recognises.
+  unlinkat(directory, kLockName, 0);
+  if (unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
+    LogWarning(
+        IoError(absl::StrCat("cannot remove the swap directory '", leaf, "'"), errno).ToString());
+  }
+}
+
+// True: it was dead, and is gone.
+bool RemoveIfDead(int parent, const std::string& leaf) {
+  const FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
+  struct stat found = {};
+  if (!directory.is_open() || fstat(directory.get(), &found) != 0) return false;
+  if (found.st_uid != geteuid() || (found.st_mode & 0777) != S_IRWXU) return false;
+  const FileHandle lock(openat(directory.get(), kLockName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+  if (!lock.is_open()) {
+    // Killed while it removed itself: nothing is left in it. What is not empty stays.
+    return unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) == 0;
+  }
+  if (fstat(lock.get(), &found) != 0 || !S_ISREG(found.st_mode) || found.st_uid != geteuid()) {
+    return false;
+  }
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return false;
+  const std::vector<std::string> owner = absl::StrSplit(ReadSmall(lock.get()), ' ');
+  if (!IsLocal(directory.get()) &&
+      (owner.size() < 2 || owner[0] != HostName() || owner[1] != BootId())) {
+    return false;
+  }
+  RemoveFilesAndDirectory(parent, leaf, directory.get());
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std::string_view path) {
+  const auto failed = [&](int error) {
+    return IoError(absl::StrCat("cannot lock '", absl::string_view(path.data(), path.size()), "'"),
+                   error);
+  };
+  const FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
+  if (!directory.is_open()) return failed(errno);
+  FileHandle lock(openat(directory.get(), kLockName,
+                         O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  if (!lock.is_open()) return failed(errno);
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return failed(errno);
+  const std::string owner = absl::StrCat(HostName(), " ", BootId(), " ", getpid(), "\n");
+  if (write(lock.get(), owner.data(), owner.size()) < 0) return failed(errno);
+  return lock;
+}
+
+void RemoveDeadRuns(int parent, std::string_view path) {
+  int removed = 0;
+  for (const std::string& name : Names(parent)) {
+    if (absl::StartsWith(name, kRunPrefix) && RemoveIfDead(parent, name)) ++removed;
+  }
+  if (removed > 0) {
+    LogInfo(absl::StrCat("removed what ", removed, removed == 1 ? " run" : " runs",
+                         " that had been killed left in '",
+                         absl::string_view(path.data(), path.size()), "'"));
+  }
+}
+
+void RemoveRun(int parent, const std::string& leaf) {
+  const FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
+  if (directory.is_open()) RemoveFilesAndDirectory(parent, leaf, directory.get());
+}
+
+}  // namespace ebb

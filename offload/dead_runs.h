@@ -1,0 +1,26 @@
+// What runs leave in an nvme_path when they are killed, told from what living ones own: each run's
+// directory holds a file that the run keeps locked, and the system drops the lock with the process.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "ebb/offload/file_handle.h"
+
+namespace ebb {
+
+inline constexpr char kRunPrefix[] = "ebb-";
+
+// Makes and locks the file in the new directory `leaf` of `parent`; `path` for messages.
+absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std::string_view path);
+
+// Removes the dead runs' directories that are certainly that: named as ours, of this user, private,
+// no links, and with a lock that nobody holds. On a file system that hosts share, a lock may not
+// tell of other hosts: there only what this host has made since it was started.
+void RemoveDeadRuns(int parent, std::string_view path);
+
+// Removes the directory `leaf` of `parent` and the files in it. Follows no link.
+void RemoveRun(int parent, const std::string& leaf);
+
+}  // namespace ebb

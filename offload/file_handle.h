@@ -1,0 +1,30 @@
+// An open file of the system. Move-only, closed by the destructor.
+#pragma once
+
+#include <unistd.h>
+
+#include <utility>
+
+namespace ebb {
+
+class FileHandle {
+ public:
+  FileHandle() = default;
+  explicit FileHandle(int descriptor) : descriptor_(descriptor) {}
+  FileHandle(FileHandle&& other) noexcept { *this = std::move(other); }
+  FileHandle& operator=(FileHandle&& other) noexcept {
+    std::swap(descriptor_, other.descriptor_);
+    return *this;
+  }
+  ~FileHandle() {
+    if (descriptor_ >= 0) close(descriptor_);
+  }
+
+  int get() const { return descriptor_; }
+  bool is_open() const { return descriptor_ >= 0; }
+
+ private:
+  int descriptor_ = -1;
+};
+
+}  // namespace ebb

@@ -1,0 +1,83 @@
+// Requests for the disk: what a backend (io_uring, threads) must do. A request is at most one block
+// of one file and is owned by the caller, so that submitting allocates nothing.
+//
+//   Submit(requests) -> [the system, in any order] -> IoListener::Completed(results)
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace ebb {
+
+struct IoRequest {
+  bool write = false;
+  int file = 0;  // index among the queue's files
+  int64_t offset = 0;
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+  IoRequest* next = nullptr;  // the queue's, while it has the request
+};
+
+struct IoCompletion {
+  IoRequest* request = nullptr;
+  int64_t result = 0;  // bytes moved, which may be less than asked for, or -errno
+};
+
+class IoListener {
+ public:
+  // On a thread of the queue; may submit again.
+  virtual void Completed(std::span<const IoCompletion> completions) = 0;
+
+ protected:
+  ~IoListener() = default;
+};
+
+class IoQueue {
+ public:
+  // After the last completion; no Submit runs.
+  virtual ~IoQueue() = default;
+  // From any thread, any number at once. Does not wait for the disk.
+  virtual void Submit(std::span<IoRequest* const> requests) = 0;
+  virtual std::string description() const = 0;
+};
+
+struct IoQueueOptions {
+  std::span<const int> files;                    // open descriptors, borrowed
+  std::span<const std::span<std::byte>> memory;  // registered with the ring where it may be
+  int depth = 32;                                // requests that are in flight at most
+  int threads = 1;                               // of the thread backend, at least
+  bool single_submit = false;                    // one system call for each request
+  int ring_entries = 0;                          // of the submission queue; 0: as deep
+};
+
+// kUnavailable: this machine or this build has no io_uring, and why.
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(const IoQueueOptions& options,
+                                                        IoListener& listener);
+std::unique_ptr<IoQueue> MakeThreadQueue(const IoQueueOptions& options, IoListener& listener);
+
+// Requests in the order in which they came, linked through `next`.
+class IoRequestList {
+ public:
+  bool empty() const { return first_ == nullptr; }
+  void Push(IoRequest& request) {
+    request.next = nullptr;
+    (first_ == nullptr ? first_ : last_->next) = &request;
+    last_ = &request;
+  }
+  IoRequest& Pop() {
+    IoRequest& request = *first_;
+    first_ = request.next;
+    return request;
+  }
+
+ private:
+  IoRequest* first_ = nullptr;
+  IoRequest* last_ = nullptr;
+};
+
+}  // namespace ebb

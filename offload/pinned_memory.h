@@ -1,0 +1,33 @@
+// Host memory that stays in RAM: what disks and GPUs copy to and from.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/device/buffer.h"
+
+namespace ebb {
+
+// Move-only; unlocks its pages and gives them back when destroyed.
+struct PinnedMemory {
+  PinnedMemory() = default;
+  PinnedMemory(PinnedMemory&& other) noexcept { *this = std::move(other); }
+  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
+    std::swap(buffer, other.buffer);
+    std::swap(pinned, other.pinned);
+    return *this;
+  }
+  ~PinnedMemory();
+
+  Buffer buffer;
+  bool pinned = false;  // locked in RAM
+};
+
+// Zero-filled pages of the CPU, in huge pages where the system grants them. `pin`: also touched and
+// locked now; where the limit (RLIMIT_MEMLOCK) or the kernel refuses that, the memory is handed out
+// unpinned, and one line of the log, once a process, says how to raise the limit.
+absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes, bool pin, std::string_view what);
+
+}  // namespace ebb

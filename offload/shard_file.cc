@@ -1,0 +1,209 @@
+#include "ebb/offload/shard_file.h"
+
+#include <algorithm>
+#include <cassert>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/io_queue.h"
+#include "ebb/offload/private_file.h"
+#include "ebb/offload/stripes.h"
+#include "ebb/offload/transfers.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+constexpr int64_t kBlockBytesMax = int64_t{1} << 30;
+constexpr int kDepthMax = 1 << 14;
+
+bool Aligned(int64_t bytes) {
+  return bytes % ShardFile::kAlignment == 0;
+}
+
+absl::Status Check(const ShardFile::Options& options) {
+  const AioOptions& aio = options.aio;
+  if (options.directories.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard file '", options.name, "' has no directory"));
+  }
+  if (options.bytes < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard file '", options.name, "' of ", options.bytes, " bytes"));
+  }
+  if (aio.block_bytes <= 0 || !Aligned(aio.block_bytes) || aio.block_bytes > kBlockBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("aio.block_size is ", aio.block_bytes,
+                                                   "; it has to be a multiple of ",
+                                                   ShardFile::kAlignment, " up to 1 GiB"));
+  }
+  if (aio.queue_depth < 1 || aio.queue_depth > kDepthMax) {
+    return absl::InvalidArgumentError(absl::StrCat("aio.queue_depth is ", aio.queue_depth,
+                                                   "; it has to be from 1 to ", kDepthMax));
+  }
+  return absl::OkStatus();
+}
+
+void SayBuffered(const std::string& path) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    LogWarning(absl::StrCat("the file system of '", path,
+                            "' refuses O_DIRECT: going on through the page cache, which costs "
+                            "memory and CPU time"));
+  });
+}
+
+void SayThreads(const absl::Status& why) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    LogWarning(absl::StrCat(why.message(), ". Going on with threads that read and write"));
+  });
+}
+
+// All of them or none: what is striped moves alike.
+bool SetDirect(std::vector<PrivateFile>& files) {
+  for (PrivateFile& file : files) {
+    if (file.SetDirect()) continue;
+    SayBuffered(file.path());
+    for (PrivateFile& other : files) other.SetBuffered();
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+struct ShardFile::State {
+  State(std::vector<PrivateFile> made, const Stripes& cut) : files(std::move(made)), stripes(cut) {}
+
+  std::vector<std::string> Paths() const {
+    std::vector<std::string> paths;
+    for (const PrivateFile& file : files) paths.push_back(file.path());
+    return paths;
+  }
+  absl::Status MakeQueue(const Options& options);
+
+  // In the order in which they outlive each other.
+  std::vector<PrivateFile> files;
+  const Stripes stripes;
+  bool direct = false;
+  std::unique_ptr<Transfers> transfers;
+  IoBackend backend = IoBackend::kThreads;
+  std::unique_ptr<IoQueue> queue;
+};
+
+absl::Status ShardFile::State::MakeQueue(const Options& options) {
+  std::vector<int> descriptors;
+  for (const PrivateFile& file : files) descriptors.push_back(file.descriptor());
+  IoQueueOptions queue_options;
+  queue_options.files = descriptors;
+  queue_options.memory = options.memory;
+  queue_options.depth = options.aio.queue_depth * static_cast<int>(files.size());
+  queue_options.threads = options.aio.threads;
+  queue_options.single_submit = options.aio.single_submit;
+  transfers = std::make_unique<Transfers>(stripes, Paths(), options.aio.block_bytes,
+                                          queue_options.depth, direct);
+  const auto make = [&](IoListener& listener) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+    backend = IoBackend::kThreads;
+    if (options.backend == IoBackend::kThreads) return MakeThreadQueue(queue_options, listener);
+    auto uring = MakeUringQueue(queue_options, listener);
+    if (!uring.ok() && options.backend == IoBackend::kAuto) {
+      SayThreads(uring.status());
+      return MakeThreadQueue(queue_options, listener);
+    }
+    backend = IoBackend::kUring;
+    return uring;
+  };
+  EBB_ASSIGN_OR_RETURN(
+      queue, options.wrap_queue ? options.wrap_queue(*transfers, make) : make(*transfers));
+  transfers->Use(queue.get());
+  return absl::OkStatus();
+}
+
+IoTransfer::~IoTransfer() {
+  if (!done()) transfers_->Wait(*this);
+}
+
+absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& options) {
+  EBB_RETURN_IF_ERROR(Check(options));
+  const auto count = static_cast<int>(options.directories.size());
+  const int64_t bytes = (options.bytes + kAlignment - 1) / kAlignment * kAlignment;
+  const Stripes stripes(count, bytes, options.aio.block_bytes);
+  std::vector<PrivateFile> files;
+  files.reserve(options.directories.size());
+  for (int i = 0; i < count; ++i) {
+    EBB_ASSIGN_OR_RETURN(
+        PrivateFile file,
+        PrivateFile::Create(
+            absl::StrCat(options.directories[static_cast<size_t>(i)], "/", options.name),
+            stripes.FileBytes(i)));
+    files.push_back(std::move(file));
+  }
+  auto state = std::make_unique<State>(std::move(files), stripes);
+  state->direct = SetDirect(state->files);
+  EBB_RETURN_IF_ERROR(state->MakeQueue(options));
+  return std::unique_ptr<ShardFile>(new ShardFile(std::move(state)));
+}
+
+ShardFile::ShardFile(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+ShardFile::~ShardFile() {
+  state_->transfers->WaitAll();
+}
+
+void ShardFile::StartRead(IoTransfer& transfer, int64_t offset, std::byte* data, int64_t bytes) {
+  Start(transfer, false, offset, data, bytes);
+}
+
+void ShardFile::StartWrite(IoTransfer& transfer, int64_t offset, const std::byte* data,
+                           int64_t bytes) {
+  Start(transfer, true, offset, const_cast<std::byte*>(data), bytes);
+}
+
+void ShardFile::Start(IoTransfer& transfer, bool write, int64_t offset, std::byte* data,
+                      int64_t bytes) {
+  assert(transfer.done());
+  transfer.write_ = write;
+  transfer.offset_ = offset;
+  transfer.data_ = data;
+  transfer.bytes_ = bytes;
+  transfer.status_ = absl::OkStatus();
+  if (offset < 0 || bytes < 0 || offset > state_->stripes.bytes() - bytes) {
+    transfer.status_ = absl::OutOfRangeError(
+        absl::StrCat(bytes, " bytes at offset ", offset, " of '", state_->files[0].path(),
+                     "', which has ", state_->stripes.bytes()));
+  } else if (!Aligned(offset) || !Aligned(bytes) ||
+             reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
+    transfer.status_ = absl::InvalidArgumentError(
+        absl::StrCat(bytes, " bytes at offset ", offset, " of '", state_->files[0].path(),
+                     "': offset, length and address have to be multiples of ", kAlignment));
+  } else if (bytes > 0) {
+    state_->transfers->Start(transfer);
+  }
+}
+
+absl::Status ShardFile::Wait(IoTransfer& transfer) {
+  if (!transfer.done()) transfer.transfers_->Wait(transfer);
+  return transfer.status_;
+}
+
+int64_t ShardFile::bytes_read() const {
+  return state_->transfers->bytes_read();
+}
+int64_t ShardFile::bytes_written() const {
+  return state_->transfers->bytes_written();
+}
+IoBackend ShardFile::backend() const {
+  return state_->backend;
+}
+std::string ShardFile::description() const {
+  return absl::StrCat(state_->queue->description(), state_->direct ? ", O_DIRECT" : ", page cache");
+}
+
+absl::Status ShardFile::CheckUnchanged() const {
+  for (const PrivateFile& file : state_->files) EBB_RETURN_IF_ERROR(file.CheckUnchanged());
+  return absl::OkStatus();
+}
+
+}  // namespace ebb

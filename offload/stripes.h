@@ -1,0 +1,31 @@
+// How a file is striped over several: unit by unit, in turns.
+//
+//   file 0: | 0 | 2 | 4 |     file 1: | 1 | 3 | 5 |
+#pragma once
+
+#include <cstdint>
+
+namespace ebb {
+
+class Stripes {
+ public:
+  struct Place {
+    int file = 0;
+    int64_t offset = 0;  // in that file
+    int64_t bytes = 0;   // from there to the end of the unit; one file: of everything
+  };
+
+  // The unit: at least 1 MiB, in whole blocks.
+  Stripes(int files, int64_t bytes, int64_t block_bytes);
+
+  Place PlaceOf(int64_t offset) const;
+  int64_t FileBytes(int file) const;
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t files_;
+  int64_t bytes_;
+  int64_t unit_bytes_;
+};
+
+}  // namespace ebb

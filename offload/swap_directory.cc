@@ -1,0 +1,124 @@
+#include "ebb/offload/swap_directory.h"
+
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdlib>
+#include <mutex>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/dead_runs.h"
+#include "ebb/offload/file_handle.h"
+#include "ebb/offload/io_error.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+bool IsNameCharacter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+         c == '.' || c == '-';
+}
+
+// Where it really lies: the process may change its working directory.
+std::string RealPath(const std::string& path) {
+  std::array<char, PATH_MAX> resolved;
+  return realpath(path.c_str(), resolved.data()) == nullptr ? path : std::string(resolved.data());
+}
+
+absl::StatusOr<FileHandle> OpenNvmePath(const std::string& path) {
+  const std::string quoted = absl::StrCat("nvme_path '", path, "'");
+  struct stat found = {};
+  if (lstat(path.c_str(), &found) != 0) {
+    if (errno == ENOENT) {
+      return absl::NotFoundError(
+          absl::StrCat(quoted, " does not exist: create it (mkdir -p), on the disk to swap to"));
+    }
+    return IoError(absl::StrCat("cannot look at ", quoted), errno);
+  }
+  if (S_ISLNK(found.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(quoted,
+                     " is a symbolic link, which someone could turn elsewhere: give the "
+                     "directory itself, which now is '",
+                     RealPath(path), "'"));
+  }
+  if (!S_ISDIR(found.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(quoted, " is not a directory: give one on the disk to swap to"));
+  }
+  FileHandle directory(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!directory.is_open()) return IoError(absl::StrCat("cannot open ", quoted), errno);
+  return directory;
+}
+
+void SayMemory(const std::string& path, int descriptor) {
+  struct statfs file_system = {};
+  if (fstatfs(descriptor, &file_system) != 0) return;
+  if (file_system.f_type != TMPFS_MAGIC && file_system.f_type != RAMFS_MAGIC) return;
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    LogWarning(
+        absl::StrCat("nvme_path '", path,
+                     "' lies on tmpfs, which is memory: nothing is gained by swapping to it"));
+  });
+}
+
+std::string Random() {
+  std::random_device device;
+  const uint64_t bits = uint64_t{device()} << 32 | device();
+  return absl::StrCat(absl::Hex(bits, absl::kZeroPad16));
+}
+
+}  // namespace
+
+absl::StatusOr<SwapDirectory> SwapDirectory::Create(std::string_view nvme_path,
+                                                    std::string_view name) {
+  if (name.empty() || !std::all_of(name.begin(), name.end(), IsNameCharacter)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", absl::string_view(name.data(), name.size()),
+                     "' does not name a swap directory: letters, digits, '_', '.', '-'"));
+  }
+  // A slash at the end would follow a link.
+  while (nvme_path.size() > 1 && nvme_path.back() == '/') nvme_path.remove_suffix(1);
+  const std::string parent_path(nvme_path);
+  EBB_ASSIGN_OR_RETURN(const FileHandle parent, OpenNvmePath(parent_path));
+  SayMemory(parent_path, parent.get());
+  RemoveDeadRuns(parent.get(), parent_path);
+
+  const std::string leaf = absl::StrCat(kRunPrefix, absl::string_view(name.data(), name.size()),
+                                        "-", getpid(), "-", Random());
+  // Hidden until it is locked: what has the visible name and no lock is dead.
+  const std::string hidden = absl::StrCat(".", leaf);
+  if (mkdirat(parent.get(), hidden.c_str(), S_IRWXU) != 0) {
+    return IoError(absl::StrCat("cannot create a directory in nvme_path '", parent_path, "'"),
+                   errno);
+  }
+  SwapDirectory made;
+  made.path_ = absl::StrCat(RealPath(parent_path), "/", hidden);
+  made.owner_ = getpid();
+  EBB_ASSIGN_OR_RETURN(made.lock_, MakeRunLock(parent.get(), hidden, made.path_));
+  if (renameat(parent.get(), hidden.c_str(), parent.get(), leaf.c_str()) != 0) {
+    return IoError(absl::StrCat("cannot rename '", made.path_, "'"), errno);
+  }
+  made.path_ = absl::StrCat(RealPath(parent_path), "/", leaf);
+  return made;
+}
+
+SwapDirectory::~SwapDirectory() {
+  if (path_.empty() || owner_ != getpid()) return;
+  const size_t leaf = path_.rfind('/') + 1;
+  const FileHandle parent(open(path_.substr(0, leaf).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  RemoveRun(parent.get(), path_.substr(leaf));
+}
+
+}  // namespace ebb

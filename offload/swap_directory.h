@@ -1,0 +1,39 @@
+// A private directory on a disk for one run's swap files: <nvme_path>/ebb-<name>-<pid>-<random>,
+// mode 0700, removed by the destructor. While it lives a file in it is locked; what a killed run
+// left, the next Create on the same nvme_path removes, and nothing that a living one owns.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "ebb/offload/file_handle.h"
+
+namespace ebb {
+
+class SwapDirectory {
+ public:
+  // nvme_path: an existing directory that this user may write, not a link. On memory (tmpfs) it is
+  // one too, which one line of the log says. `name`: letters, digits, '_', '.', '-'.
+  static absl::StatusOr<SwapDirectory> Create(std::string_view nvme_path, std::string_view name);
+  SwapDirectory(SwapDirectory&& other) noexcept { *this = std::move(other); }
+  SwapDirectory& operator=(SwapDirectory&& other) noexcept {
+    std::swap(path_, other.path_);
+    std::swap(lock_, other.lock_);
+    std::swap(owner_, other.owner_);
+    return *this;
+  }
+  ~SwapDirectory();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  SwapDirectory() = default;
+
+  std::string path_;
+  FileHandle lock_;
+  int owner_ = 0;  // the process that removes it: a forked child does not
+};
+
+}  // namespace ebb

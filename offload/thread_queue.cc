@@ -1,0 +1,90 @@
+// The disk through pread and pwrite of a few threads: where io_uring may not be used.
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/io_queue.h"
+
+namespace ebb {
+namespace {
+
+// Each has one request in flight: fewer leave a disk idle between two of them.
+constexpr int kThreadsMin = 4;
+
+class ThreadQueue final : public IoQueue {
+ public:
+  ThreadQueue(const IoQueueOptions& options, IoListener& listener)
+      : listener_(listener), files_(options.files.begin(), options.files.end()) {
+    const int threads = std::min(std::max(options.threads, kThreadsMin), options.depth);
+    for (int i = 0; i < threads; ++i) {
+      threads_.emplace_back([this] { Run(); });
+      pthread_setname_np(threads_.back().native_handle(), "ebb-io");
+    }
+  }
+
+  ~ThreadQueue() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void Submit(std::span<IoRequest* const> requests) override {
+    {
+      const std::lock_guard lock(mutex_);
+      for (IoRequest* request : requests) submitted_.Push(*request);
+    }
+    requests.size() == 1 ? changed_.notify_one() : changed_.notify_all();
+  }
+
+  std::string description() const override {
+    return absl::StrCat(threads_.size(), threads_.size() == 1 ? " thread" : " threads");
+  }
+
+ private:
+  void Run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return stopping_ || !submitted_.empty(); });
+      if (submitted_.empty()) return;
+      IoRequest& request = submitted_.Pop();
+      lock.unlock();
+      const IoCompletion completion = {&request, Do(request)};
+      listener_.Completed({&completion, 1});
+      lock.lock();
+    }
+  }
+
+  int64_t Do(const IoRequest& request) const {
+    const int file = files_[static_cast<size_t>(request.file)];
+    const auto bytes = static_cast<size_t>(request.bytes);
+    const ssize_t moved = request.write ? pwrite(file, request.data, bytes, request.offset)
+                                        : pread(file, request.data, bytes, request.offset);
+    return moved >= 0 ? moved : -errno;
+  }
+
+  IoListener& listener_;
+  const std::vector<int> files_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  IoRequestList submitted_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<IoQueue> MakeThreadQueue(const IoQueueOptions& options, IoListener& listener) {
+  return std::make_unique<ThreadQueue>(options, listener);
+}
+
+}  // namespace ebb

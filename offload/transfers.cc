@@ -1,0 +1,167 @@
+#include "ebb/offload/transfers.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "ebb/offload/io_error.h"
+
+namespace ebb {
+namespace {
+
+// A request that makes no progress is repeated at once, then with a pause, then it has failed.
+constexpr int kRepeatsAtOnce = 16;
+constexpr int kRepeatsMax = 1000;
+constexpr std::chrono::milliseconds kPause{1};
+
+bool AsksAgain(int64_t result) {
+  return result == -EINTR || result == -EAGAIN || result == -ENOMEM;
+}
+
+}  // namespace
+
+Transfers::Transfers(const Stripes& stripes, std::vector<std::string> paths, int64_t block_bytes,
+                     int depth, bool direct)
+    : stripes_(stripes),
+      paths_(std::move(paths)),
+      block_bytes_(block_bytes),
+      granularity_(direct ? ShardFile::kAlignment : 1),
+      requests_(static_cast<size_t>(depth)) {
+  for (Request& request : requests_) request.next_free = std::exchange(free_, &request);
+}
+
+void Transfers::Start(IoTransfer& transfer) {
+  transfer.transfers_ = this;
+  transfer.cut_ = 0;
+  transfer.next_ = nullptr;
+  under_way_.fetch_add(1, std::memory_order_relaxed);
+  transfer.under_way_.store(true, std::memory_order_relaxed);
+  {
+    const std::lock_guard lock(mutex_);
+    Line& line = lines_[transfer.write_ ? 1 : 0];
+    (line.first == nullptr ? line.first : line.last->next_) = &transfer;
+    line.last = &transfer;
+  }
+  Pump();
+}
+
+void Transfers::Wait(const IoTransfer& transfer) {
+  over_.Await([&] { return transfer.done(); });
+}
+
+void Transfers::WaitAll() {
+  over_.Await([&] { return under_way_.load(std::memory_order_acquire) == 0; });
+}
+
+void Transfers::Pump() {
+  Batch batch;
+  while (const size_t count = Cut(batch)) queue_->Submit({batch.data(), count});
+}
+
+size_t Transfers::Cut(Batch& batch) {
+  const std::lock_guard lock(mutex_);
+  size_t count = 0;
+  while (count < kBatchMax && free_ != nullptr) {
+    if (lines_[turn_].first == nullptr) turn_ = 1 - turn_;
+    Line& line = lines_[turn_];
+    if (line.first == nullptr) break;
+    Request& request = *std::exchange(free_, free_->next_free);
+    CutBlock(*line.first, request);
+    batch[count++] = &request;
+    if (line.first->cut_ == line.first->bytes_) Leave(line);
+    turn_ = 1 - turn_;
+  }
+  return count;
+}
+
+void Transfers::CutBlock(IoTransfer& transfer, Request& request) {
+  const Stripes::Place place = stripes_.PlaceOf(transfer.offset_ + transfer.cut_);
+  request.write = transfer.write_;
+  request.file = place.file;
+  request.offset = place.offset;
+  request.data = transfer.data_ + transfer.cut_;
+  request.bytes = std::min({block_bytes_, place.bytes, transfer.bytes_ - transfer.cut_});
+  request.transfer = &transfer;
+  request.repeats = 0;
+  transfer.cut_ += request.bytes;
+  ++transfer.requests_;
+}
+
+void Transfers::Leave(Line& line) {
+  line.first = line.first->next_;
+}
+
+void Transfers::Completed(std::span<const IoCompletion> completions) {
+  Batch again;
+  size_t count = 0;
+  for (const IoCompletion& completion : completions) {
+    auto& request = static_cast<Request&>(*completion.request);
+    if (!Again(request, completion.result)) {
+      Finish(request);
+      continue;
+    }
+    again[count++] = &request;
+    if (count == kBatchMax) queue_->Submit({again.data(), std::exchange(count, 0)});
+  }
+  if (count > 0) queue_->Submit({again.data(), count});
+  Pump();
+}
+
+// Whether there is more to do for this request, which then is what is left of it.
+bool Transfers::Again(Request& request, int64_t result) {
+  const auto fail = [&](absl::Status status) {
+    const std::lock_guard lock(mutex_);
+    request.transfer->status_.Update(std::move(status));
+    return false;
+  };
+  const std::string& path = paths_[static_cast<size_t>(request.file)];
+  if (result < 0 && !AsksAgain(result)) {
+    return fail(TransferError(request.write, path, request.offset, request.bytes,
+                              static_cast<int>(-result)));
+  }
+  if (result == 0 && !request.write) {
+    return fail(FileEndsEarly(path, request.offset, request.bytes));
+  }
+  const int64_t moved = std::max<int64_t>(result, 0) / granularity_ * granularity_;
+  moved_[request.write ? 1 : 0].fetch_add(moved, std::memory_order_relaxed);
+  if (moved == request.bytes) return false;
+  request.offset += moved;
+  request.data += moved;
+  request.bytes -= moved;
+  request.repeats = moved > 0 ? 0 : request.repeats + 1;
+  if (request.repeats <= kRepeatsAtOnce) return true;
+  if (request.repeats <= kRepeatsMax && result < 0) {
+    std::this_thread::sleep_for(kPause);
+    return true;
+  }
+  if (result >= 0 && !request.write) {
+    return fail(FileEndsEarly(path, request.offset, request.bytes));
+  }
+  return fail(TransferError(request.write, path, request.offset, request.bytes,
+                            result < 0 ? static_cast<int>(-result) : ENOSPC));
+}
+
+void Transfers::Finish(Request& request) {
+  IoTransfer& transfer = *request.transfer;
+  {
+    const std::lock_guard lock(mutex_);
+    request.next_free = std::exchange(free_, &request);
+    Line& line = lines_[transfer.write_ ? 1 : 0];
+    // What has failed is not cut any further; only the first in line can have been cut in part.
+    if (!transfer.status_.ok() && transfer.cut_ < transfer.bytes_) {
+      assert(line.first == &transfer);
+      transfer.cut_ = transfer.bytes_;
+      Leave(line);
+    }
+    if (--transfer.requests_ > 0 || transfer.cut_ < transfer.bytes_) return;
+    // Its owner may reuse or destroy it from here on.
+    transfer.under_way_.store(false, std::memory_order_release);
+  }
+  under_way_.fetch_sub(1, std::memory_order_release);
+  over_.Notify();
+}
+
+}  // namespace ebb

@@ -1,0 +1,75 @@
+// Transfers of any size as requests of a block each: cut, handed to the queue as far as it is deep,
+// continued where the system moved less, repeated where it asks for that, and told apart when over.
+// Reads and writes take turns, each in the order in which they were started.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/offload/io_queue.h"
+#include "ebb/offload/shard_file.h"
+#include "ebb/offload/stripes.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+class Transfers final : public IoListener {
+ public:
+  // `direct`: the system only moves whole multiples of ShardFile::kAlignment.
+  Transfers(const Stripes& stripes, std::vector<std::string> paths, int64_t block_bytes, int depth,
+            bool direct);
+  // Before the first Start. The queue goes before this does.
+  void Use(IoQueue* queue) { queue_ = queue; }
+
+  void Start(IoTransfer& transfer);
+  void Wait(const IoTransfer& transfer);
+  void WaitAll();
+
+  void Completed(std::span<const IoCompletion> completions) override;
+
+  int64_t bytes_read() const { return moved_[0].load(std::memory_order_relaxed); }
+  int64_t bytes_written() const { return moved_[1].load(std::memory_order_relaxed); }
+
+ private:
+  struct Request : IoRequest {
+    IoTransfer* transfer = nullptr;
+    int repeats = 0;  // without any progress
+    Request* next_free = nullptr;
+  };
+  struct Line {  // of started transfers that are not cut to the end
+    IoTransfer* first = nullptr;
+    IoTransfer* last = nullptr;
+  };
+  static constexpr size_t kBatchMax = 64;
+  using Batch = std::array<IoRequest*, kBatchMax>;
+
+  size_t Cut(Batch& batch);
+  void CutBlock(IoTransfer& transfer, Request& request);
+  void Pump();
+  bool Again(Request& request, int64_t result);
+  void Finish(Request& request);
+  void Leave(Line& line);
+
+  const Stripes stripes_;
+  const std::vector<std::string> paths_;
+  const int64_t block_bytes_;
+  const int64_t granularity_;
+  IoQueue* queue_ = nullptr;
+  std::vector<Request> requests_;
+  WaitPoint over_;
+  std::array<std::atomic<int64_t>, 2> moved_ = {};  // read, written
+  std::atomic<int64_t> under_way_{0};
+
+  std::mutex mutex_;  // of all below, and of the transfers under way
+  Request* free_ = nullptr;
+  std::array<Line, 2> lines_ = {};  // reads, writes
+  size_t turn_ = 0;
+};
+
+}  // namespace ebb

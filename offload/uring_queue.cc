@@ -1,0 +1,319 @@
+// The disk through io_uring. One thread owns the ring: it alone submits and reaps, so the rings
+// need no lock, the kernel's completion work interrupts no compute thread, and a thread that has
+// started transfers may end. Others hand it requests and wake it, if it sleeps, through an eventfd
+// that the ring itself reads:
+//
+//   Submit -> added_ -> [Fill: SQEs] -> one system call: submit and wait -> [Reap: CQEs] -> Completed
+#include <liburing.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/file_handle.h"
+#include "ebb/offload/io_queue.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+constexpr int kRingEntriesMax = 4096;
+constexpr int64_t kRegisteredBytesMax = int64_t{1} << 30;  // of one buffer: the kernel's limit
+constexpr size_t kCompletionsMax = 64;                     // of one Completed
+
+// So often, a millisecond each, the kernel may be short of something before it counts as broken.
+constexpr int kRefusalsMax = 10'000;
+
+// The kernel is short of something that comes back.
+bool Passing(int error) {
+  return error == -EAGAIN || error == -EBUSY || error == -ENOMEM || error == -EINTR;
+}
+
+class UringQueue final : public IoQueue {
+ public:
+  static absl::StatusOr<std::unique_ptr<IoQueue>> Create(const IoQueueOptions& options,
+                                                         IoListener& listener) {
+    std::unique_ptr<UringQueue> queue(new UringQueue(options, listener));
+    queue->wake_fd_ = FileHandle(eventfd(0, EFD_CLOEXEC));
+    if (!queue->wake_fd_.is_open()) {
+      return absl::UnavailableError(
+          absl::StrCat("no eventfd for io_uring: ", std::strerror(errno)));
+    }
+    std::promise<absl::Status> set_up;
+    queue->thread_ = std::thread([q = queue.get(), &options, &set_up] {
+      const absl::Status status = q->SetUp(options);
+      set_up.set_value(status);
+      if (status.ok()) q->Run();
+    });
+    pthread_setname_np(queue->thread_.native_handle(), "ebb-io-uring");
+    EBB_RETURN_IF_ERROR(set_up.get_future().get());
+    return queue;
+  }
+
+  ~UringQueue() override {
+    if (thread_.joinable()) {
+      {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+      }
+      Wake();
+      thread_.join();
+    }
+    if (ring_made_) io_uring_queue_exit(&ring_);
+  }
+
+  void Submit(std::span<IoRequest* const> requests) override {
+    bool wake = false;
+    {
+      const std::lock_guard lock(mutex_);
+      for (IoRequest* request : requests) added_.Push(*request);
+      wake = std::exchange(asleep_, false);
+    }
+    if (wake) Wake();
+  }
+
+  std::string description() const override {
+    return buffers_.empty() ? "io_uring" : "io_uring, registered buffers";
+  }
+
+ private:
+  UringQueue(const IoQueueOptions& options, IoListener& listener)
+      : listener_(listener),
+        files_(options.files.begin(), options.files.end()),
+        single_submit_(options.single_submit) {}
+
+  // On the thread that owns the ring, which the kernel may then take for the only one.
+  absl::Status SetUp(const IoQueueOptions& options) {
+    const int entries = options.ring_entries > 0
+                            ? options.ring_entries
+                            : std::min(options.depth + 1, kRingEntriesMax);  // + 1: the eventfd
+    int error = io_uring_queue_init(static_cast<unsigned>(entries), &ring_,
+                                    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
+    // Before Linux 6.1.
+    if (error == -EINVAL) error = io_uring_queue_init(static_cast<unsigned>(entries), &ring_, 0);
+    if (error < 0) {
+      const bool forbidden = error == -EPERM || error == -EACCES;
+      return absl::UnavailableError(absl::StrCat(
+          "io_uring is not available: ", std::strerror(-error),
+          forbidden ? " (a container's seccomp profile, or kernel.io_uring_disabled)" : ""));
+    }
+    ring_made_ = true;
+    Register(options.memory);
+    return absl::OkStatus();
+  }
+
+  // Both spare the kernel work with every request, and neither is needed.
+  void Register(std::span<const std::span<std::byte>> memory) {
+    files_registered_ =
+        io_uring_register_files(&ring_, files_.data(), static_cast<unsigned>(files_.size())) == 0;
+    int64_t bytes = 0;
+    for (const std::span<std::byte> span : memory) {
+      for (size_t at = 0; at < span.size(); at += kRegisteredBytesMax) {
+        buffers_.push_back(
+            {&span[at], std::min(span.size() - at, static_cast<size_t>(kRegisteredBytesMax))});
+      }
+      bytes += static_cast<int64_t>(span.size());
+    }
+    if (buffers_.empty()) return;
+    std::sort(buffers_.begin(), buffers_.end(),
+              [](const iovec& a, const iovec& b) { return a.iov_base < b.iov_base; });
+    const int error =
+        io_uring_register_buffers(&ring_, buffers_.data(), static_cast<unsigned>(buffers_.size()));
+    if (error == 0) return;
+    buffers_.clear();
+    static std::once_flag said;
+    std::call_once(said, [&] {
+      LogWarning(absl::StrCat(
+          "io_uring cannot register ", (bytes + 1023) >> 10, " KiB of buffers: ",
+          std::strerror(-error), ". Going on without, at the cost of some CPU time",
+          error == -ENOMEM ? ". To raise the limit of locked memory: ulimit -l unlimited, memlock "
+                             "in /etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit"
+                           : ""));
+    });
+  }
+
+  void Wake() {
+    const uint64_t one = 1;
+    while (write(wake_fd_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+    }
+  }
+
+  void Run() {
+    while (Take()) {
+      Fill();
+      Enter(1);
+      {
+        const std::lock_guard lock(mutex_);
+        asleep_ = false;
+      }
+      Reap();
+    }
+  }
+
+  // What was added since, into waiting_. False: it is over.
+  bool Take() {
+    const std::lock_guard lock(mutex_);
+    while (!added_.empty()) waiting_.Push(added_.Pop());
+    if (stopping_ && waiting_.empty() && in_flight_ == 0 && (!listening_ || broken_ != 0)) {
+      return false;
+    }
+    stop_seen_ = stopping_;
+    asleep_ = true;
+    return true;
+  }
+
+  void Fill() {
+    if (!listening_ && !stop_seen_) {
+      if (io_uring_sqe* const sqe = NextEntry()) {
+        io_uring_prep_read(sqe, wake_fd_.get(), &wakes_, sizeof(wakes_), 0);
+        io_uring_sqe_set_data(sqe, nullptr);
+        listening_ = true;
+      }
+    }
+    // As many as there is room for completions: the others wait here.
+    while (!waiting_.empty() && in_flight_ < *ring_.cq.kring_entries - 1) {
+      io_uring_sqe* const sqe = NextEntry();
+      if (sqe == nullptr) return;
+      Prepare(sqe, waiting_.Pop());
+      ++in_flight_;
+      if (single_submit_) Enter(0);
+    }
+  }
+
+  // Null: the submission queue is full, and the kernel takes nothing now.
+  io_uring_sqe* NextEntry() {
+    if (io_uring_sqe* const sqe = io_uring_get_sqe(&ring_)) return sqe;
+    Enter(0);
+    return io_uring_get_sqe(&ring_);
+  }
+
+  void Prepare(io_uring_sqe* sqe, IoRequest& request) {
+    const auto index = static_cast<size_t>(request.file);
+    const int file = files_registered_ ? request.file : files_[index];
+    const auto bytes = static_cast<unsigned>(request.bytes);
+    const auto offset = static_cast<uint64_t>(request.offset);
+    const int buffer = BufferOf(request);
+    if (buffer >= 0) {
+      request.write ? io_uring_prep_write_fixed(sqe, file, request.data, bytes, offset, buffer)
+                    : io_uring_prep_read_fixed(sqe, file, request.data, bytes, offset, buffer);
+    } else {
+      request.write ? io_uring_prep_write(sqe, file, request.data, bytes, offset)
+                    : io_uring_prep_read(sqe, file, request.data, bytes, offset);
+    }
+    if (files_registered_) sqe->flags |= IOSQE_FIXED_FILE;
+    io_uring_sqe_set_data(sqe, &request);
+  }
+
+  // The registered buffer that it lies in, or -1.
+  int BufferOf(const IoRequest& request) const {
+    auto after = std::upper_bound(
+        buffers_.begin(), buffers_.end(), request.data,
+        [](const std::byte* data, const iovec& buffer) { return data < buffer.iov_base; });
+    if (after == buffers_.begin()) return -1;
+    const iovec& buffer = *--after;
+    const auto begin = static_cast<size_t>(request.data - static_cast<std::byte*>(buffer.iov_base));
+    if (begin + static_cast<size_t>(request.bytes) > buffer.iov_len) return -1;
+    return static_cast<int>(after - buffers_.begin());
+  }
+
+  // Hands the kernel what is prepared and waits for `completions`.
+  void Enter(unsigned completions) {
+    if (broken_ == 0) {
+      const int result = io_uring_submit_and_wait(&ring_, completions);
+      if (result >= 0) {
+        refusals_ = 0;
+        return;
+      }
+      if (!Passing(result) || (result != -EINTR && ++refusals_ > kRefusalsMax)) broken_ = result;
+      // Short of memory: what is in flight gives some back, else time does.
+      if (Passing(result) && result != -EINTR && io_uring_cq_ready(&ring_) == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+    if (broken_ != 0) FailPrepared();
+  }
+
+  // The kernel takes nothing any more: what it has not taken is over.
+  void FailPrepared() {
+    for (unsigned head = *ring_.sq.khead; head != ring_.sq.sqe_tail; ++head) {
+      const io_uring_sqe& sqe = ring_.sq.sqes[head & *ring_.sq.kring_mask];
+      auto* const request = reinterpret_cast<IoRequest*>(sqe.user_data);
+      if (request != nullptr) Complete(*request, broken_);
+    }
+    ring_.sq.sqe_tail = *ring_.sq.khead;
+    ring_.sq.sqe_head = *ring_.sq.khead;
+    io_uring_cqe* cqe = nullptr;
+    if (in_flight_ == 0 || io_uring_wait_cqe(&ring_, &cqe) != 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+
+  void Complete(IoRequest& request, int64_t result) {
+    --in_flight_;
+    const IoCompletion completion = {&request, result};
+    listener_.Completed({&completion, 1});
+  }
+
+  void Reap() {
+    std::array<IoCompletion, kCompletionsMax> completions;
+    size_t count = 0;
+    io_uring_cqe* cqe = nullptr;
+    while (count < kCompletionsMax && io_uring_peek_cqe(&ring_, &cqe) == 0) {
+      if (auto* const request = static_cast<IoRequest*>(io_uring_cqe_get_data(cqe))) {
+        completions[count++] = {request, cqe->res};
+      } else {
+        listening_ = false;
+      }
+      io_uring_cqe_seen(&ring_, cqe);
+    }
+    in_flight_ -= static_cast<unsigned>(count);
+    if (count > 0) listener_.Completed({completions.data(), count});
+  }
+
+  IoListener& listener_;
+  const std::vector<int> files_;
+  const bool single_submit_;
+  bool files_registered_ = false;
+  std::vector<iovec> buffers_;  // registered, by address
+  io_uring ring_ = {};
+  bool ring_made_ = false;
+  FileHandle wake_fd_;
+
+  std::mutex mutex_;
+  IoRequestList added_;
+  bool asleep_ = false;  // or about to sleep: to be woken
+  bool stopping_ = false;
+
+  // The ring's thread alone:
+  IoRequestList waiting_;
+  unsigned in_flight_ = 0;
+  bool listening_ = false;  // a read of the eventfd is under way
+  bool stop_seen_ = false;
+  int refusals_ = 0;  // one after another
+  int broken_ = 0;    // -errno after which the kernel takes nothing
+  uint64_t wakes_ = 0;
+
+  std::thread thread_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(const IoQueueOptions& options,
+                                                        IoListener& listener) {
+  return UringQueue::Create(options, listener);
+}
+
+}  // namespace ebb

@@ -1,0 +1,72 @@
+// The ways to the disk, as parameters of tests.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ebb/offload/shard_file.h"
+#include "scratch.h"
+
+namespace ebb::testing {
+
+struct Backend {
+  std::string name;
+  IoBackend backend;
+  int directories;
+};
+
+inline std::vector<Backend> Backends() {
+  return {{"uring", IoBackend::kUring, 1},
+          {"uring_striped_over_3", IoBackend::kUring, 3},
+          {"threads", IoBackend::kThreads, 1},
+          {"threads_striped_over_2", IoBackend::kThreads, 2}};
+}
+
+inline std::string NameOf(const ::testing::TestParamInfo<Backend>& info) {
+  return info.param.name;
+}
+
+class OnEveryBackend : public ::testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    auto file = ShardFile::Create(Options(4096));
+    if (absl::IsUnavailable(file.status())) GTEST_SKIP() << file.status();
+    ASSERT_TRUE(file.ok()) << file.status();
+  }
+
+  ShardFile::Options Options(int64_t bytes) const {
+    ShardFile::Options options;
+    options.directories = scratch_.Directories(GetParam().directories);
+    options.name = "shards";
+    options.bytes = bytes;
+    options.aio.block_bytes = 64 << 10;
+    options.aio.queue_depth = 8;
+    options.backend = GetParam().backend;
+    return options;
+  }
+  static std::unique_ptr<ShardFile> Make(const ShardFile::Options& options) {
+    auto file = ShardFile::Create(options);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return file.ok() ? *std::move(file) : nullptr;
+  }
+  static absl::Status Read(ShardFile& file, int64_t offset, std::span<std::byte> data) {
+    IoTransfer transfer;
+    file.StartRead(transfer, offset, data.data(), static_cast<int64_t>(data.size()));
+    return file.Wait(transfer);
+  }
+  static absl::Status Write(ShardFile& file, int64_t offset, std::span<const std::byte> data) {
+    IoTransfer transfer;
+    file.StartWrite(transfer, offset, data.data(), static_cast<int64_t>(data.size()));
+    return file.Wait(transfer);
+  }
+  // The first of the files that it is striped over.
+  std::string FirstPath() const { return scratch_.path() + "/disk0/shards"; }
+
+  Scratch scratch_;
+};
+
+}  // namespace ebb::testing

@@ -1,0 +1,225 @@
+// Machines that refuse what is fastest: each time there is another way, and a line that says so.
+#include "denied.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "ebb/offload/shard_file.h"
+#include "scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kBytes = int64_t{4} << 20;
+
+MATCHER_P(HasOnce, text, "") {
+  const std::string all = arg;
+  const size_t at = all.find(text);
+  return at != std::string::npos && all.find(text, at + 1) == std::string::npos;
+}
+
+ShardFile::Options OptionsIn(const Scratch& scratch, const PinnedMemory& memory) {
+  ShardFile::Options options;
+  options.directories = scratch.Directories(2);
+  options.name = "shards";
+  options.bytes = kBytes;
+  options.memory = {memory.buffer.span()};
+  return options;
+}
+
+// Writes and reads a file, twice, and says how it reached the disk.
+std::string RoundTrips(const ShardFile::Options& options, const PinnedMemory& memory) {
+  std::string description;
+  for (int i = 0; i < 2; ++i) {
+    auto file = ShardFile::Create(options);
+    if (!file.ok()) return file.status().ToString();
+    description = (*file)->description();
+    const std::span<std::byte> data = memory.buffer.span();
+    FillRandomly(data, 1);
+    const std::vector<std::byte> written(data.begin(), data.end());
+    IoTransfer transfer;
+    (*file)->StartWrite(transfer, 0, data.data(), kBytes);
+    if (absl::Status status = (*file)->Wait(transfer); !status.ok()) return status.ToString();
+    std::memset(data.data(), 0, data.size());
+    (*file)->StartRead(transfer, 0, data.data(), kBytes);
+    if (absl::Status status = (*file)->Wait(transfer); !status.ok()) return status.ToString();
+    if (std::memcmp(data.data(), written.data(), data.size()) != 0) return "wrong data";
+  }
+  return description;
+}
+
+// As RoundTrips where `refusal` holds, and what was logged.
+struct Outcome {
+  std::string description;
+  std::string log;
+};
+std::optional<Outcome> RoundTripsRefused(Refusal refusal) {
+  const Scratch scratch;
+  const PinnedMemory memory = Memory(kBytes);
+  Outcome outcome;
+  ::testing::internal::CaptureStderr();
+  const bool ran = RunRefused(
+      refusal, [&] { outcome.description = RoundTrips(OptionsIn(scratch, memory), memory); });
+  outcome.log = ::testing::internal::GetCapturedStderr();
+  if (!ran) return std::nullopt;
+  return outcome;
+}
+
+TEST(DeniedTest, IoUringIsReplacedByThreads) {
+  for (const int error : {EPERM, ENOSYS, EACCES}) {
+    const auto outcome = RoundTripsRefused({SYS_io_uring_setup, error});
+    if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
+    EXPECT_THAT(outcome->description, HasSubstr("4 threads"));
+    // Once a process.
+    if (error == EPERM) {
+      EXPECT_THAT(outcome->log, HasOnce("Going on with threads"));
+    } else {
+      EXPECT_THAT(outcome->log, Not(HasSubstr("Going on with threads")));
+    }
+  }
+}
+
+TEST(DeniedTest, IoUringThatIsAskedForIsAnErrorWhereThereIsNone) {
+  const Scratch scratch;
+  const PinnedMemory memory = Memory(kBytes);
+  absl::Status status;
+  const bool ran = RunRefused({SYS_io_uring_setup, EPERM}, [&] {
+    ShardFile::Options options = OptionsIn(scratch, memory);
+    options.backend = IoBackend::kUring;
+    status = ShardFile::Create(options).status();
+  });
+  if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+}
+
+TEST(DeniedTest, RegistrationIsDoneWithout) {
+  for (const int error : {EPERM, ENOMEM}) {
+    const auto outcome = RoundTripsRefused({SYS_io_uring_register, error});
+    if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
+    EXPECT_THAT(outcome->description, Not(HasSubstr("registered")));
+    EXPECT_THAT(outcome->description, Not(HasSubstr("wrong data")));
+  }
+}
+
+TEST(DeniedTest, DirectTransfersAreReplacedByThePageCache) {
+  const auto outcome = RoundTripsRefused({SYS_fcntl, EINVAL, 2, O_DIRECT});
+  if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
+  EXPECT_THAT(outcome->description, HasSubstr("page cache"));
+  EXPECT_THAT(outcome->log, HasOnce("refuses O_DIRECT"));
+}
+
+TEST(DeniedTest, DirectTransfersThatAreRefusedLateAreReplacedByThePageCache) {
+  const Scratch scratch;
+  const PinnedMemory memory = Memory(kBytes);
+  std::string description;
+  // The first transfer of Create.
+  const bool ran = RunRefused({SYS_pwrite64, EINVAL}, [&] {
+    auto file = ShardFile::Create(OptionsIn(scratch, memory));
+    ASSERT_TRUE(file.ok()) << file.status();
+    description = (*file)->description();
+  });
+  if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+  EXPECT_THAT(description, HasSubstr("page cache"));
+}
+
+TEST(DeniedTest, OnMemoryItWorksToo) {
+  std::string path = "/dev/shm/ebb-test-XXXXXX";
+  if (mkdtemp(path.data()) == nullptr) GTEST_SKIP() << "no /dev/shm";
+  const PinnedMemory memory = Memory(kBytes);
+  ShardFile::Options options;
+  options.directories = {path};
+  options.name = "shards";
+  options.bytes = kBytes;
+  EXPECT_THAT(RoundTrips(options, memory),
+              ::testing::AnyOf(HasSubstr("O_DIRECT"), HasSubstr("page cache")));
+  EXPECT_EQ(rmdir(path.c_str()), 0);
+}
+
+// What an ordinary user has, in a process of its own; ends it.
+void AsOrdinaryUser(rlim_t memlock_bytes, const std::function<bool()>& function) {
+  const rlimit limit = {memlock_bytes, memlock_bytes};
+  const bool ready =
+      setrlimit(RLIMIT_MEMLOCK, &limit) == 0 && (geteuid() != 0 || setuid(65534) == 0);
+  _exit(ready && function() ? 0 : 1);
+}
+
+TEST(MemlockDeathTest, SmallLimitLeavesMemoryUnpinnedAndSaysSoOnce) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizers make mlock do nothing";
+#endif
+  EXPECT_EXIT(AsOrdinaryUser(64 << 10,
+                             [] {
+                               auto first = AllocatePinned(kBytes, true, "the host pool");
+                               auto second = AllocatePinned(kBytes, true, "the host pool");
+                               auto small = AllocatePinned(4096, true, "a block");
+                               return first.ok() && second.ok() && small.ok() && !first->pinned &&
+                                      !second->pinned && small->pinned &&
+                                      first->buffer.data()[kBytes - 1] == std::byte{0};
+                             }),
+              ::testing::ExitedWithCode(0),
+              AllOf(HasOnce("cannot pin 4096 KiB of memory for the host pool"),
+                    HasSubstr("(RLIMIT_MEMLOCK) is 64 KiB"), HasSubstr("ulimit -l")));
+}
+
+TEST(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
+  const Scratch scratch;
+  const PinnedMemory memory = Memory(kBytes);
+  const ShardFile::Options options = OptionsIn(scratch, memory);
+  EXPECT_EXIT(AsOrdinaryUser(64 << 10,
+                             [&] {
+                               const std::string description = RoundTrips(options, memory);
+                               std::fputs(description.c_str(), stderr);
+                               return true;
+                             }),
+              ::testing::ExitedWithCode(0),
+              AllOf(::testing::ContainsRegex("O_DIRECT|page cache"),
+                    ::testing::AnyOf(HasOnce("cannot register 4096 KiB of buffers"),
+                                     HasSubstr("threads"))));
+}
+
+TEST(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
+  const Scratch scratch;
+  const PinnedMemory memory = Memory(kBytes);
+  const ShardFile::Options options = OptionsIn(scratch, memory);
+  const auto try_it = [&] {
+    const rlimit limit = {1 << 20, 1 << 20};
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(1);
+    const absl::Status status = ShardFile::Create(options).status();
+    std::fputs(status.ToString().c_str(), stderr);
+    _exit(absl::IsResourceExhausted(status) ? 0 : 1);
+  };
+  EXPECT_EXIT(try_it(), ::testing::ExitedWithCode(0), HasSubstr("ulimit -f"));
+  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+}
+
+TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {
+  for (const bool pin : {false, true}) {
+    auto memory = AllocatePinned(3 << 20, pin, "a test");
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    EXPECT_TRUE(pin || !memory->pinned);
+    EXPECT_EQ(memory->buffer.bytes(), 3 << 20);
+    EXPECT_EQ(memory->buffer.data()[(3 << 20) - 1], std::byte{0});
+    PinnedMemory moved = *std::move(memory);
+    EXPECT_EQ(memory->buffer.data(), nullptr);
+    memory->buffer = Buffer();
+    EXPECT_NE(moved.buffer.data(), nullptr);
+  }
+  EXPECT_EQ(AllocatePinned(-1, true, "a test").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_TRUE(AllocatePinned(0, true, "a test").ok());
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,76 @@
+#include "faulty_queue.h"
+
+#include <utility>
+
+namespace ebb::testing {
+
+FaultyQueue::FaultyQueue(IoListener& listener, Fault fault, size_t hold)
+    : listener_(listener), fault_(std::move(fault)), hold_(hold), answerer_([this] { Answer(); }) {}
+
+FaultyQueue::~FaultyQueue() {
+  inner_.reset();
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  answerer_.join();
+}
+
+absl::Status FaultyQueue::Make(const ShardFile::Options::MakeQueue& make) {
+  auto made = make(*this);
+  if (made.ok()) inner_ = *std::move(made);
+  return made.status();
+}
+
+void FaultyQueue::Submit(std::span<IoRequest* const> requests) {
+  std::vector<IoRequest*> through;
+  {
+    const std::lock_guard lock(mutex_);
+    for (IoRequest* request : requests) {
+      const int64_t bytes = request->bytes;
+      if (const std::optional<int64_t> answer = fault_(*request)) {
+        answers_.push_back({request, *answer});
+        continue;
+      }
+      if (request->bytes != bytes) whole_bytes_[request] = bytes;
+      through.push_back(request);
+    }
+  }
+  changed_.notify_all();
+  inner_->Submit(through);
+}
+
+void FaultyQueue::Completed(std::span<const IoCompletion> completions) {
+  Tell({completions.begin(), completions.end()});
+}
+
+void FaultyQueue::Answer() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || !answers_.empty(); });
+    if (answers_.empty()) return;
+    std::vector<IoCompletion> answers = std::exchange(answers_, {});
+    lock.unlock();
+    Tell(std::move(answers));
+    lock.lock();
+  }
+}
+
+void FaultyQueue::Tell(std::vector<IoCompletion> completions) {
+  std::vector<IoCompletion> told;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const IoCompletion& completion : completions) {
+      if (const auto whole = whole_bytes_.find(completion.request); whole != whole_bytes_.end()) {
+        completion.request->bytes = whole->second;
+        whole_bytes_.erase(whole);
+      }
+      held_.insert(held_.begin(), completion);
+    }
+    if (held_.size() >= hold_) told = std::exchange(held_, {});
+  }
+  if (!told.empty()) listener_.Completed(told);
+}
+
+}  // namespace ebb::testing

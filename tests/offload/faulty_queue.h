@@ -1,0 +1,65 @@
+// Stands between a shard file's transfers and the queue that serves them, and answers in the
+// system's place what a test wants it to.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ebb/offload/io_queue.h"
+#include "ebb/offload/shard_file.h"
+
+namespace ebb::testing {
+
+class FaultyQueue final : public IoQueue, public IoListener {
+ public:
+  // Returns what to answer in the system's place, or nothing; may shorten what the system gets. One
+  // request at a time.
+  using Fault = std::function<std::optional<int64_t>(IoRequest&)>;
+
+  // `hold`: completions are kept back until there are so many, then told latest first.
+  FaultyQueue(IoListener& listener, Fault fault, size_t hold);
+  ~FaultyQueue() override;
+
+  absl::Status Make(const ShardFile::Options::MakeQueue& make);
+  void Submit(std::span<IoRequest* const> requests) override;
+  void Completed(std::span<const IoCompletion> completions) override;
+  std::string description() const override { return inner_->description(); }
+
+ private:
+  void Answer();
+  void Tell(std::vector<IoCompletion> completions);
+
+  IoListener& listener_;
+  const Fault fault_;
+  const size_t hold_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<IoRequest*, int64_t> whole_bytes_;  // of those that were shortened
+  std::vector<IoCompletion> answers_;
+  std::vector<IoCompletion> held_;
+  bool stopping_ = false;
+  std::thread answerer_;
+  std::unique_ptr<IoQueue> inner_;
+};
+
+// For ShardFile::Options::wrap_queue.
+inline auto WithFaults(FaultyQueue::Fault fault, size_t hold = 1) {
+  return
+      [fault = std::move(fault), hold](
+          IoListener& listener,
+          const ShardFile::Options::MakeQueue& make) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+        auto queue = std::make_unique<FaultyQueue>(listener, fault, hold);
+        if (absl::Status made = queue->Make(make); !made.ok()) return made;
+        return queue;
+      };
+}
+
+}  // namespace ebb::testing

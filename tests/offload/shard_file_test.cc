@@ -1,0 +1,325 @@
+// What a shard file does, on every backend.
+#include "ebb/offload/shard_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <thread>
+
+#include "../device/allocation_counter.h"
+#include "backends.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+bool Same(std::span<const std::byte> a, std::span<const std::byte> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+using ShardFileTest = OnEveryBackend;
+INSTANTIATE_TEST_SUITE_P(Backends, ShardFileTest, ::testing::ValuesIn(Backends()), NameOf);
+
+TEST_P(ShardFileTest, ReadsWhatWasWritten) {
+  for (const int64_t bytes : {4096L, 3 * 4096L, 64L << 10, kMiB + 4096, 5 * kMiB, 40 * kMiB}) {
+    SCOPED_TRACE(bytes);
+    const auto file = Make(Options(bytes));
+    const PinnedMemory written = Memory(bytes), read = Memory(bytes);
+    FillRandomly(written.buffer.span(), static_cast<uint64_t>(bytes));
+    ASSERT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
+    ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+    EXPECT_TRUE(Same(written.buffer.span(), read.buffer.span()));
+    EXPECT_EQ(file->bytes_written(), bytes);
+    EXPECT_EQ(file->bytes_read(), bytes);
+  }
+}
+
+TEST_P(ShardFileTest, BlocksOfAnySizeMoveTheSame) {
+  constexpr int64_t kBytes = 5 * kMiB + 8192;
+  const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
+  FillRandomly(written.buffer.span(), 1);
+  for (const int64_t block : {12288L, kMiB, 3 * kMiB, 64 * kMiB}) {
+    for (const int depth : {1, 200}) {
+      for (const bool single_submit : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << block << " x " << depth << ", " << single_submit);
+        ShardFile::Options options = Options(kBytes);
+        options.aio = {block, depth, 2, single_submit};
+        options.memory = {read.buffer.span()};
+        const auto file = Make(options);
+        ASSERT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
+        std::memset(read.buffer.data(), 0, static_cast<size_t>(kBytes));
+        ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+        EXPECT_TRUE(Same(written.buffer.span(), read.buffer.span()));
+      }
+    }
+  }
+}
+
+TEST_P(ShardFileTest, RandomTransfersAgreeWithAModelInMemory) {
+  const uint64_t seed = std::random_device{}();
+  SCOPED_TRACE("seed " + std::to_string(seed));
+  constexpr int64_t kBytes = 16 * kMiB;
+  constexpr int64_t kUnits = kBytes / ShardFile::kAlignment;
+  constexpr size_t kTransfers = 16;
+  const PinnedMemory model = Memory(kBytes), memory = Memory(kBytes);
+  ShardFile::Options options = Options(kBytes);
+  options.memory = {memory.buffer.span().first(static_cast<size_t>(kBytes / 2))};
+  const auto file = Make(options);
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 12; ++round) {
+    // Cuts the file into parts, each of which is written, read or left alone.
+    std::vector<int64_t> cuts = {0, kUnits};
+    while (cuts.size() <= kTransfers) cuts.push_back(static_cast<int64_t>(random() % kUnits));
+    std::sort(cuts.begin(), cuts.end());
+    std::deque<IoTransfer> transfers(kTransfers);
+    std::vector<size_t> order;
+    std::vector<bool> is_read(kTransfers);
+    for (size_t i = 0; i < kTransfers; ++i) {
+      const int64_t offset = cuts[i] * ShardFile::kAlignment;
+      const int64_t bytes = (cuts[i + 1] - cuts[i]) * ShardFile::kAlignment;
+      std::byte* const data = memory.buffer.data() + offset;
+      order.push_back(i);
+      const uint64_t kind = random() % 3;
+      is_read[i] = kind == 0;
+      if (kind == 0) {
+        std::memset(data, 0x5a, static_cast<size_t>(bytes));
+        file->StartRead(transfers[i], offset, data, bytes);
+      } else if (kind == 1) {
+        FillRandomly({data, static_cast<size_t>(bytes)}, random());
+        std::memcpy(model.buffer.data() + offset, data, static_cast<size_t>(bytes));
+        file->StartWrite(transfers[i], offset, data, bytes);
+      }
+    }
+    std::shuffle(order.begin(), order.end(), random);
+    for (const size_t i : order) {
+      ASSERT_EQ(file->Wait(transfers[i]), absl::OkStatus());
+      EXPECT_TRUE(transfers[i].done());
+      const auto offset = static_cast<size_t>(cuts[i] * ShardFile::kAlignment);
+      const auto bytes = static_cast<size_t>((cuts[i + 1] - cuts[i]) * ShardFile::kAlignment);
+      if (is_read[i]) {
+        ASSERT_TRUE(Same(memory.buffer.span().subspan(offset, bytes),
+                         model.buffer.span().subspan(offset, bytes)));
+      }
+    }
+  }
+  EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+}
+
+TEST_P(ShardFileTest, MoreMayBeStartedThanTheQueueIsDeep) {
+  constexpr int64_t kEach = 3 * 4096;
+  constexpr int64_t kCount = 200;
+  ShardFile::Options options = Options(kEach * kCount);
+  options.aio = {4096, 2, 1, false};
+  const auto file = Make(options);
+  const PinnedMemory written = Memory(kEach * kCount), read = Memory(kEach * kCount);
+  FillRandomly(written.buffer.span(), 2);
+  std::deque<IoTransfer> transfers(kCount);
+  const auto wait = [&] {
+    for (IoTransfer& transfer : transfers) ASSERT_EQ(file->Wait(transfer), absl::OkStatus());
+  };
+  for (size_t i = 0; i < kCount; ++i) {
+    const int64_t at = static_cast<int64_t>(i) * kEach;
+    file->StartWrite(transfers[i], at, written.buffer.data() + at, kEach);
+  }
+  wait();
+  for (size_t i = 0; i < kCount; ++i) {
+    const int64_t at = static_cast<int64_t>(i) * kEach;
+    file->StartRead(transfers[i], at, read.buffer.data() + at, kEach);
+  }
+  wait();
+  EXPECT_TRUE(Same(written.buffer.span(), read.buffer.span()));
+}
+
+TEST_P(ShardFileTest, OneThreadReadsWhileAnotherWrites) {
+  constexpr int64_t kHalf = 4 * kMiB;
+  const auto file = Make(Options(2 * kHalf));
+  const PinnedMemory first = Memory(kHalf), second = Memory(kHalf);
+  const PinnedMemory read = Memory(kHalf);
+  FillRandomly(first.buffer.span(), 3);
+  FillRandomly(second.buffer.span(), 4);
+  ASSERT_EQ(Write(*file, 0, first.buffer.span()), absl::OkStatus());
+  std::thread writer([&] {
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_EQ(Write(*file, kHalf, second.buffer.span()), absl::OkStatus());
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    std::memset(read.buffer.data(), 0, static_cast<size_t>(kHalf));
+    EXPECT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+    EXPECT_TRUE(Same(first.buffer.span(), read.buffer.span()));
+  }
+  writer.join();
+  EXPECT_EQ(Read(*file, kHalf, read.buffer.span()), absl::OkStatus());
+  EXPECT_TRUE(Same(second.buffer.span(), read.buffer.span()));
+}
+
+TEST_P(ShardFileTest, ThreadThatStartedATransferMayEnd) {
+  const auto file = Make(Options(8 * kMiB));
+  const PinnedMemory written = Memory(8 * kMiB), read = Memory(8 * kMiB);
+  FillRandomly(written.buffer.span(), 5);
+  IoTransfer transfer;
+  std::thread([&] { file->StartWrite(transfer, 0, written.buffer.data(), 8 * kMiB); }).join();
+  ASSERT_EQ(file->Wait(transfer), absl::OkStatus());
+  ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+  EXPECT_TRUE(Same(written.buffer.span(), read.buffer.span()));
+}
+
+TEST_P(ShardFileTest, TransfersAllocateNothing) {
+  constexpr int64_t kBytes = 2 * kMiB;
+  const auto file = Make(Options(kBytes));
+  const PinnedMemory memory = Memory(kBytes);
+  IoTransfer reading, writing;
+  int64_t before = 0;
+  for (int i = 0; i < 30; ++i) {
+    if (i == 2) before = Allocations();
+    file->StartWrite(writing, 0, memory.buffer.data(), kBytes / 2);
+    file->StartRead(reading, kBytes / 2, memory.buffer.data() + kBytes / 2, kBytes / 2);
+    EXPECT_TRUE(file->Wait(writing).ok());
+    EXPECT_TRUE(file->Wait(reading).ok());
+  }
+  EXPECT_EQ(Allocations() - before, 0);
+}
+
+TEST_P(ShardFileTest, WhatIsUnderWayIsAwaitedByItsDestructors) {
+  const PinnedMemory memory = Memory(8 * kMiB);
+  auto file = Make(Options(8 * kMiB));
+  {
+    IoTransfer transfer;
+    file->StartWrite(transfer, 0, memory.buffer.data(), 8 * kMiB);
+  }
+  EXPECT_EQ(file->bytes_written(), 8 * kMiB);
+  IoTransfer transfer;
+  file->StartWrite(transfer, 0, memory.buffer.data(), 8 * kMiB);
+  file.reset();
+  EXPECT_TRUE(transfer.done());
+}
+
+TEST_P(ShardFileTest, TransfersThatCannotBeAreRefused) {
+  const auto file = Make(Options(kMiB));
+  const PinnedMemory memory = Memory(2 * kMiB);
+  const auto write = [&](int64_t offset, int64_t skip, int64_t bytes) {
+    IoTransfer transfer;
+    file->StartWrite(transfer, offset, memory.buffer.data() + skip, bytes);
+    return file->Wait(transfer).code();
+  };
+  EXPECT_EQ(write(512, 0, 4096), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(write(0, 8, 4096), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(write(0, 0, 100), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(write(-4096, 0, 4096), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(write(0, 0, -4096), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(write(kMiB, 0, 4096), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(write(0, 0, kMiB + 4096), absl::StatusCode::kOutOfRange);
+  EXPECT_EQ(write(kMiB, 0, 0), absl::StatusCode::kOk);
+  EXPECT_EQ(write(0, 0, kMiB), absl::StatusCode::kOk);
+}
+
+TEST_P(ShardFileTest, OptionsThatCannotBeAreRefused) {
+  const auto code = [&](auto change) {
+    ShardFile::Options options = Options(kMiB);
+    change(options);
+    return ShardFile::Create(options).status().code();
+  };
+  constexpr auto kRefused = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(code([](auto& o) { o.aio.block_bytes = 1000; }), kRefused);
+  EXPECT_EQ(code([](auto& o) { o.aio.block_bytes = 0; }), kRefused);
+  EXPECT_EQ(code([](auto& o) { o.aio.queue_depth = 0; }), kRefused);
+  EXPECT_EQ(code([](auto& o) { o.bytes = -1; }), kRefused);
+  EXPECT_EQ(code([](auto& o) { o.directories.clear(); }), kRefused);
+  EXPECT_EQ(code([](auto& o) { o.directories[0] = "/nowhere"; }), absl::StatusCode::kNotFound);
+  EXPECT_EQ(code([](auto& o) { o.bytes = 0; }), absl::StatusCode::kOk);
+}
+
+TEST_P(ShardFileTest, IsPrivateAndGoneAtTheEnd) {
+  auto file = Make(Options(3 * kMiB));
+  struct stat found = {};
+  ASSERT_EQ(stat(FirstPath().c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 07777, 0600u);
+  int64_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(scratch_.path())) {
+    if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
+  }
+  EXPECT_EQ(bytes, 3 * kMiB);
+  EXPECT_EQ(ShardFile::Create(Options(4096)).status().code(),
+            absl::StatusCode::kFailedPrecondition);  // it is there already
+  file.reset();
+  EXPECT_THAT(scratch_.Entries(), IsEmpty());
+  std::filesystem::create_symlink("/etc/passwd", FirstPath());
+  EXPECT_EQ(ShardFile::Create(Options(4096)).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(scratch_.Entries(), ElementsAre("shards"));  // what is not ours stays
+}
+
+TEST_P(ShardFileTest, SpaceThatIsNotThereIsRefusedAtCreate) {
+  struct statvfs disk = {};
+  ASSERT_EQ(statvfs(scratch_.path().c_str(), &disk), 0);
+  const auto free = static_cast<int64_t>(disk.f_bavail * disk.f_frsize);
+  const int64_t bytes = 4 * free + (int64_t{64} << 30);
+  const absl::Status status = ShardFile::Create(Options(bytes)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr(FirstPath()));
+  EXPECT_THAT(status.message(), HasSubstr("bytes are free"));
+  EXPECT_THAT(scratch_.Entries(), IsEmpty());
+}
+
+TEST_P(ShardFileTest, TruncatedFileIsFoundByReadsAndByTheCheck) {
+  const auto file = Make(Options(4 * kMiB));
+  const PinnedMemory memory = Memory(4 * kMiB);
+  ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+  for (const int64_t left : {64L << 10, 1000L, 0L}) {
+    SCOPED_TRACE(left);
+    ASSERT_EQ(truncate(FirstPath().c_str(), left), 0);
+    const absl::Status status = Read(*file, 0, memory.buffer.span());
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(status.message(), HasSubstr("truncated from outside"));
+    EXPECT_THAT(status.message(), HasSubstr(FirstPath()));
+    EXPECT_EQ(file->CheckUnchanged().code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+TEST_P(ShardFileTest, ChangesFromOutsideAreNamed) {
+  const auto why = [&](auto change) {
+    const auto file = Make(Options(kMiB));
+    EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+    change(FirstPath());
+    const absl::Status status = file->CheckUnchanged();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    return std::string(status.message());
+  };
+  namespace fs = std::filesystem;
+  EXPECT_THAT(why([](const auto& path) { fs::resize_file(path, 4 << 20); }), HasSubstr("resized"));
+  EXPECT_THAT(why([](const auto& path) { fs::remove(path); }), HasSubstr("removed"));
+  EXPECT_THAT(why([](const auto& path) { fs::permissions(path, fs::perms::all); }),
+              HasSubstr("mode"));
+  EXPECT_THAT(why([](const auto& path) { fs::create_hard_link(path, path + ".second"); }),
+              HasSubstr("linked"));
+  EXPECT_THAT(why([](const auto& path) {
+                fs::rename(path, path + ".old");
+                fs::copy_file(path + ".old", path);
+              }),
+              HasSubstr("replaced"));
+}
+
+TEST_P(ShardFileTest, SaysHowItReachesTheDisk) {
+  const PinnedMemory memory = Memory(kMiB);
+  ShardFile::Options options = Options(kMiB);
+  options.memory = {memory.buffer.span()};
+  const auto file = Make(options);
+  EXPECT_EQ(file->backend(), GetParam().backend);
+  EXPECT_THAT(file->description(),
+              HasSubstr(GetParam().backend == IoBackend::kUring ? "io_uring" : "threads"));
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,216 @@
+// Swap directories: private, gone at the end, dead runs' removed and living ones' kept.
+#include "ebb/offload/swap_directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+void WriteFile(const std::string& path, const std::string& text) {
+  std::ofstream(path) << text;
+}
+
+// A process that has made a swap directory with a file in it, and lives until it is killed.
+class Process {
+ public:
+  explicit Process(const std::string& nvme_path) {
+    int ends[2];
+    EXPECT_EQ(pipe(ends), 0);
+    process_ = fork();
+    if (process_ == 0) {
+      auto directory = SwapDirectory::Create(nvme_path, "run");
+      if (!directory.ok()) _exit(1);
+      WriteFile(directory->path() + "/shards", "numbers");
+      const std::string path = directory->path();
+      if (write(ends[1], path.data(), path.size()) < 0) _exit(1);
+      for (;;) pause();
+    }
+    char path[4096];
+    const ssize_t bytes = read(ends[0], path, sizeof(path));
+    path_.assign(path, static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
+    close(ends[0]);
+    close(ends[1]);
+  }
+  ~Process() { Kill(); }
+
+  void Kill() {
+    if (process_ <= 0) return;
+    kill(process_, SIGKILL);
+    waitpid(process_, nullptr, 0);
+    process_ = 0;
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  pid_t process_ = 0;
+  std::string path_;
+};
+
+TEST(SwapDirectoryTest, IsPrivateAndGoneWithAllFilesAtTheEnd) {
+  const Scratch scratch;
+  std::string path;
+  {
+    const auto directory = SwapDirectory::Create(scratch.path(), "gpt");
+    ASSERT_TRUE(directory.ok()) << directory.status();
+    path = directory->path();
+    EXPECT_THAT(path, StartsWith(scratch.path() + "/ebb-gpt-" + std::to_string(getpid()) + "-"));
+    struct stat found = {};
+    ASSERT_EQ(stat(path.c_str(), &found), 0);
+    EXPECT_EQ(found.st_mode & 07777, 0700u);
+    WriteFile(path + "/shards", "numbers");
+  }
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
+TEST(SwapDirectoryTest, EachHasItsOwnAndMovingKeepsIt) {
+  const Scratch scratch;
+  auto first = SwapDirectory::Create(scratch.path(), "gpt");
+  const auto second = SwapDirectory::Create(scratch.path(), "gpt");
+  ASSERT_TRUE(first.ok() && second.ok());
+  EXPECT_NE(first->path(), second->path());
+  const std::string path = first->path();
+  {
+    const SwapDirectory moved = *std::move(first);
+    EXPECT_EQ(moved.path(), path);
+    EXPECT_TRUE(fs::exists(path));
+  }
+  EXPECT_FALSE(fs::exists(path));
+  EXPECT_TRUE(fs::exists(second->path()));
+}
+
+TEST(SwapDirectoryTest, KilledRunsAreRemovedByTheNextAndLivingOnesKept) {
+  const Scratch scratch;
+  // As where a group shares it: directories in it inherit the bit.
+  fs::permissions(scratch.path(), fs::perms::all | fs::perms::set_gid);
+  Process dead(scratch.path());
+  const Process living(scratch.path());
+  ASSERT_NE(dead.path(), "");
+  ASSERT_NE(living.path(), "");
+  EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_TRUE(fs::exists(dead.path() + "/shards"));  // it lives
+  dead.Kill();
+  EXPECT_TRUE(fs::exists(dead.path() + "/shards"));
+  EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_FALSE(fs::exists(dead.path()));
+  EXPECT_TRUE(fs::exists(living.path() + "/shards"));
+}
+
+TEST(SwapDirectoryTest, ForkedChildThatEndsRemovesNothing) {
+  const Scratch scratch;
+  const auto directory = SwapDirectory::Create(scratch.path(), "gpt");
+  ASSERT_TRUE(directory.ok());
+  const pid_t child = fork();
+  if (child == 0) {
+    { const SwapDirectory copy = std::move(const_cast<SwapDirectory&>(*directory)); }
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(fs::exists(directory->path() + "/lock"));
+  EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_TRUE(fs::exists(directory->path() + "/lock"));
+}
+
+TEST(SwapDirectoryTest, WhatIsNotCertainlyOursStays) {
+  const Scratch scratch, elsewhere;
+  Process dead(elsewhere.path());
+  dead.Kill();
+  const fs::path here = scratch.path();
+  fs::create_directory_symlink(dead.path(), here / "ebb-link-1-2");
+  fs::create_directories(here / "ebb-other-program");
+  WriteFile(here / "ebb-other-program" / "notes", "mine");
+  WriteFile(here / "ebb-file", "mine");
+  fs::copy(dead.path(), here / "data-1-2");
+  fs::copy(dead.path(), here / "ebb-open-1-2");
+  fs::permissions(here / "ebb-open-1-2", fs::perms::all);
+  ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_TRUE(fs::exists(dead.path() + "/shards"));
+  EXPECT_TRUE(fs::is_symlink(here / "ebb-link-1-2"));
+  EXPECT_TRUE(fs::exists(here / "ebb-other-program" / "notes"));
+  EXPECT_TRUE(fs::exists(here / "ebb-file"));
+  EXPECT_TRUE(fs::exists(here / "data-1-2" / "shards"));
+  EXPECT_TRUE(fs::exists(here / "ebb-open-1-2" / "shards"));
+}
+
+TEST(SwapDirectoryTest, LinksInADeadRunAreRemovedAndNotFollowed) {
+  const Scratch scratch, elsewhere;
+  WriteFile(elsewhere.path() + "/precious", "mine");
+  Process dead(scratch.path());
+  fs::create_symlink(elsewhere.path() + "/precious", dead.path() + "/link");
+  fs::create_directory_symlink(elsewhere.path(), dead.path() + "/directory");
+  dead.Kill();
+  ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_FALSE(fs::exists(dead.path()));
+  EXPECT_TRUE(fs::exists(elsewhere.path() + "/precious"));
+}
+
+TEST(SwapDirectoryTest, PathsThatCannotServeAreNamed) {
+  const Scratch scratch;
+  const auto refused = [](const std::string& path) {
+    return SwapDirectory::Create(path, "gpt").status();
+  };
+  const absl::Status missing = refused(scratch.path() + "/none");
+  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(missing.message(), HasSubstr("mkdir -p"));
+  WriteFile(scratch.path() + "/file", "");
+  EXPECT_THAT(refused(scratch.path() + "/file").message(), HasSubstr("is not a directory"));
+  fs::create_directory(scratch.path() + "/real");
+  fs::create_directory_symlink(scratch.path() + "/real", scratch.path() + "/link");
+  for (const char* slashes : {"", "/", "//"}) {
+    const absl::Status link = refused(scratch.path() + "/link" + slashes);
+    EXPECT_EQ(link.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(link.message(), HasSubstr("symbolic link"));
+    EXPECT_THAT(link.message(), HasSubstr(fs::canonical(scratch.path()).string() + "/real'"));
+  }
+  for (const char* name : {"", "a/b", "..\n", "a b"}) {
+    EXPECT_EQ(SwapDirectory::Create(scratch.path(), name).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+  EXPECT_TRUE(fs::is_empty(scratch.path() + "/real"));
+}
+
+TEST(SwapDirectoryDeathTest, PathThatMayNotBeWrittenIsNamed) {
+  const Scratch scratch;
+  fs::permissions(scratch.path(), fs::perms::owner_read | fs::perms::owner_exec |
+                                      fs::perms::others_read | fs::perms::others_exec);
+  EXPECT_EXIT(
+      {
+        if (geteuid() == 0 && setuid(65534) != 0) _exit(1);
+        const absl::Status status = SwapDirectory::Create(scratch.path(), "gpt").status();
+        std::fputs(status.ToString().c_str(), stderr);
+        _exit(absl::IsPermissionDenied(status) ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), HasSubstr("may write"));
+  fs::permissions(scratch.path(), fs::perms::all);
+}
+
+TEST(SwapDirectoryTest, OnMemoryIsAllowedAndSaidOnce) {
+  std::string path = "/dev/shm/ebb-test-XXXXXX";
+  if (mkdtemp(path.data()) == nullptr) GTEST_SKIP() << "no /dev/shm";
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(SwapDirectory::Create(path, "gpt").ok());
+  EXPECT_TRUE(SwapDirectory::Create(path, "gpt").ok());
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const size_t at = log.find("tmpfs");
+  EXPECT_NE(at, std::string::npos);
+  EXPECT_EQ(log.find("tmpfs", at + 1), std::string::npos);
+  EXPECT_EQ(rmdir(path.c_str()), 0);
+}
+
+}  // namespace
+}  // namespace ebb::testing
