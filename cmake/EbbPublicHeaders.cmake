@@ -34,12 +34,16 @@ set(ebb_public_headers
   runtime/trace/ledger.h
   runtime/trace/log.h
   runtime/trace/timeline.h
+  sharding/homes.h
   sharding/interval.h
   sharding/layout.h
   sharding/memory_model.h
   sharding/model.h
   sharding/partition.h
+  sharding/place.h
   sharding/plan.h
   sharding/plan_table.h
   sharding/scopes.h
-  sharding/state.h)
+  sharding/slots.h
+  sharding/state.h
+  sharding/traffic.h)

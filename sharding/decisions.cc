@@ -36,8 +36,11 @@ void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisi
 void DecideKeptWhole(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
   const ZeroConfig& zero = inputs.config->zero;
   const size_t units = layout.units.size();
-  decisions.kept_whole.assign(units, decisions.stage < 3 || decisions.shards == 1);
-  if (decisions.stage < 3 || decisions.shards == 1) return;
+  // Alone, a rank gathers from the tier below the device and from nowhere else.
+  const bool all =
+      decisions.stage < 3 || (decisions.shards == 1 && decisions.parameter_tier == Tier::kDevice);
+  decisions.kept_whole.assign(units, all);
+  if (all) return;
   int64_t persistent = 0;
   for (size_t u = 0; u < units; ++u) {
     int64_t elements = 0;
@@ -91,7 +94,18 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.gradient = sums_before_reducing ? decisions.accumulation : decisions.communication;
   decisions.optimizer_states = inputs.optimizer_states;
   decisions.own_optimizer = inputs.own_optimizer;
+  decisions.parameter_tier = config.parameter_tier();
+  decisions.optimizer_tier = config.optimizer_tier();
+  decisions.gradient_tier = decisions.stage == 0 ? Tier::kDevice : config.gradient_tier();
+  const bool has_boundaries =
+      std::any_of(model.forward.begin(), model.forward.end(),
+                  [](const Visit& visit) { return visit.output_bytes > 0; });
+  if (has_boundaries) decisions.activation_tier = config.activation_tier();
+  decisions.gradients_follow = !config.ebb.offload_gradients.has_value();
+  decisions.split_master = config.ebb.split_master;
   DecideTiming(inputs, hold_updates, decisions);
+  decisions.carries =
+      decisions.timing == UpdateTiming::kLate && decisions.parameter_tier == Tier::kNvme;
   DecideKeptWhole(inputs, layout, decisions);
 
   const size_t units = layout.units.size();

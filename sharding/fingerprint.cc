@@ -22,6 +22,17 @@ uint64_t Fingerprint(const ModelSpec& model) {
   return hasher.Add(model.workspace_bytes).hash();
 }
 
+namespace {
+
+void AddPlace(Hasher& hasher, const Place& place) {
+  hasher.Add(static_cast<int64_t>(place.tier))
+      .Add(static_cast<int64_t>(place.pool))
+      .Add(place.offset)
+      .Add(place.per_slice);
+}
+
+}  // namespace
+
 uint64_t Fingerprint(const Plan& plan) {
   Hasher hasher;
   for (const Operation& operation : plan.operations) {
@@ -30,18 +41,25 @@ uint64_t Fingerprint(const Plan& plan) {
       hasher.Add(part.unit).Add(part.scope).Add(part.first).Add(part.last);
     for (const Dependency& dependency : operation.after)
       hasher.Add(dependency.kind).Add(dependency.index);
+    for (const Move& move : operation.moves) {
+      AddPlace(hasher, move.from);
+      AddPlace(hasher, move.to);
+    }
   }
   for (const Moment& moment : plan.moments) {
     hasher.Add(moment.kind).Add(moment.scope);
     for (int operation : moment.operations) hasher.Add(operation);
   }
-  for (int64_t bytes : plan.pools.bytes) hasher.Add(bytes);
+  for (const int64_t* bytes : {plan.pools.bytes, plan.pools.host_bytes, plan.pools.file_bytes}) {
+    for (int c = 0; c < kStateClasses; ++c) hasher.Add(bytes[c]);
+  }
+  for (const SubGroup& group : plan.pools.homes.sub_groups) {
+    hasher.Add(group.unit).Add(group.begin).Add(group.end).Add(group.states_stride);
+    AddPlace(hasher, group.master);
+    AddPlace(hasher, group.states);
+  }
   for (const UnitAddresses& unit : plan.pools.units) {
-    hasher.Add(unit.parameter_trainable)
-        .Add(unit.master)
-        .Add(unit.state)
-        .Add(unit.gradient_shard)
-        .Add(unit.gather_trainable);
+    hasher.Add(unit.parameter_trainable).Add(unit.gradient_shard).Add(unit.gather_trainable);
   }
   for (const VisitAddresses& visit : plan.pools.visits)
     hasher.Add(visit.gradient).Add(visit.output).Add(visit.output_gradient);

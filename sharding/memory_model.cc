@@ -9,12 +9,17 @@ int64_t BufferBytes(int64_t pool_bytes) {
 
 std::vector<MemoryRow> PredictMemory(const Plan& plan) {
   std::vector<MemoryRow> rows;
-  for (int c = 0; c < kStateClasses; ++c) {
-    if (plan.pools.bytes[c] == 0) continue;
-    rows.push_back({.state = static_cast<StateClass>(c),
-                    .tier = Tier::kDevice,
-                    .predicted_bytes = static_cast<uint64_t>(BufferBytes(plan.pools.bytes[c]))});
-  }
+  const auto add = [&](Tier tier, const int64_t(&bytes)[kStateClasses]) {
+    for (int c = 0; c < kStateClasses; ++c) {
+      if (bytes[c] == 0) continue;
+      rows.push_back({.state = static_cast<StateClass>(c),
+                      .tier = tier,
+                      .predicted_bytes = static_cast<uint64_t>(BufferBytes(bytes[c]))});
+    }
+  };
+  add(Tier::kDevice, plan.pools.bytes);
+  add(Tier::kCpu, plan.pools.host_bytes);
+  add(Tier::kNvme, plan.pools.file_bytes);
   return rows;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/budget.h"
 #include "ebb/sharding/decisions.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/plan_builder.h"
@@ -30,7 +31,9 @@ std::vector<int64_t> UnitElements(const ModelLayout& layout) {
   return elements;
 }
 
-absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updates, bool walk) {
+enum class Kind { kStep, kWalk, kDrain };
+
+absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updates, Kind kind) {
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
   Plan plan;
@@ -43,6 +46,8 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const ResidencyLimits limits = LimitsOf(config, d.compute);
   const int visits = static_cast<int>(model.forward.size());
 
+  EBB_ASSIGN_OR_RETURN(const Decisions own,
+                       Decide(inputs, plan.layout, rounds, /*hold_updates=*/false));
   // Addresses come from the config's own step, so that every variant of it has the same.
   Decisions configured = d;
   configured.rounds = static_cast<int>(std::min<int64_t>(
@@ -51,20 +56,33 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const Residency pool_residency = PlanResidency(pool_scopes, elements, d.kept_whole, limits);
   const Reduction pool_reduction =
       PlanReduction(pool_scopes, plan.layout, configured, visits, ReduceGroupBytes(config));
-  plan.pools = LayOutPools({.model = &model,
-                            .layout = &plan.layout,
-                            .decisions = &d,
-                            .scopes = &pool_scopes,
-                            .residency = &pool_residency,
-                            .reduction = &pool_reduction,
-                            .micro_batches = config.ebb.micro_batches_per_round});
+  EBB_ASSIGN_OR_RETURN(plan.pools,
+                       LayOutWithinBudget({.model = &model,
+                                           .layout = &plan.layout,
+                                           .decisions = &d,
+                                           .scopes = &pool_scopes,
+                                           .residency = &pool_residency,
+                                           .reduction = &pool_reduction,
+                                           .micro_batches = config.ebb.micro_batches_per_round,
+                                           .carries = own.carries},
+                                          config));
 
-  plan.scopes = walk ? ScopesOfWalk(model) : ScopesOfStep(model, d.rounds);
+  if (kind != Kind::kDrain)
+    plan.scopes = kind == Kind::kWalk ? ScopesOfWalk(model) : ScopesOfStep(model, d.rounds);
   const Residency residency = PlanResidency(plan.scopes, elements, d.kept_whole, limits);
   const Reduction reduction =
       PlanReduction(plan.scopes, plan.layout, d, visits, ReduceGroupBytes(config));
   PlanBuilder builder(inputs, residency, reduction, plan);
-  walk ? builder.BuildWalk() : builder.BuildStep();
+  switch (kind) {
+    case Kind::kStep:
+      builder.BuildStep();
+      break;
+    case Kind::kWalk:
+      builder.BuildWalk();
+      break;
+    case Kind::kDrain:
+      builder.BuildDrain();
+  }
   plan.hash = Fingerprint(plan);
   return plan;
 }
@@ -72,11 +90,15 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
 }  // namespace
 
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_updates) {
-  return Build(inputs, rounds, hold_updates, /*walk=*/false);
+  return Build(inputs, rounds, hold_updates, Kind::kStep);
 }
 
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {
-  return Build(inputs, 1, /*hold_updates=*/true, /*walk=*/true);
+  return Build(inputs, 1, /*hold_updates=*/true, Kind::kWalk);
+}
+
+absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs) {
+  return Build(inputs, 0, /*hold_updates=*/true, Kind::kDrain);
 }
 
 int64_t Plan::BytesOf(OperationKind kind) const {

@@ -21,9 +21,12 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
+#include "ebb/sharding/homes.h"
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/model.h"
+#include "ebb/sharding/place.h"
 #include "ebb/sharding/scopes.h"
+#include "ebb/sharding/slots.h"
 #include "ebb/sharding/state.h"
 
 namespace ebb::sharding {
@@ -41,11 +44,28 @@ enum class OperationKind : uint8_t {
   kExchange,        // norm, overflow, loss, scope hash and errors of all ranks
   kUpdate,          // the optimizer, one unit
   kRefresh,         // all-gather of updated parameters of units that are kept whole
+  kRead,            // moves from the swap file to host memory
+  kUpload,          // moves from host memory to the device
+  kDownload,        // moves from the device to host memory
+  kWrite,           // moves from host memory to the swap file
 };
+inline constexpr int kOperationKinds = 16;
 std::string_view Name(OperationKind kind);
 
-enum class StreamId : uint8_t { kCompute, kGather, kReduce, kUpdate };
-inline constexpr int kStreams = 4;
+enum class StreamId : uint8_t {
+  kCompute,
+  kGather,
+  kReduce,
+  kUpdate,  // on the device
+  // Of what is offloaded. Reads of parameters are not behind those of states, which wait for updates.
+  kUpload,
+  kDownload,    // and sums and norms of gradients that live in host memory
+  kHostUpdate,  // on the processor, of masters and states that are not on the device
+  kReadParameters,
+  kReadStates,
+  kWrite,
+};
+inline constexpr int kStreams = 10;
 std::string_view Name(StreamId stream);
 
 struct Dependency {
@@ -53,6 +73,8 @@ struct Dependency {
     kOperation,  // operation `index` of this step
     kUpdated,    // the last update of unit `index`, and its refresh, of whichever step
     kExchanged,  // the last step's exchange
+    kStored,     // the last writes of unit `index` to the swap file, of whichever step
+    kSlotFree,   // the last use of slot `index` (SlotIndex), of whichever step
   };
   Kind kind = kOperation;
   int index = 0;
@@ -66,7 +88,24 @@ struct Part {
   bool last = false;    // kAccumulate, kNorm: the gradient is final
   int64_t staged = 0;   // where in the staging pool a bucket's cast of this unit lies
   int64_t rounded = 0;  // likewise, kRound's slice
+  int64_t landed = -1;  // likewise in Pools::landing, where the shard is in host memory
+  int work = -1;        // kUpdate: index into Plan::works
 };
+
+// One update of a sub-group: where it finds and leaves everything. What does not live where the
+// update runs is in a slot there.
+struct UpdateWork {
+  int unit = 0, sub_group = 0;
+  Place gradient;
+  Place master, states;  // as SubGroup has them
+  int64_t states_stride = 0;
+  // The parameters beside the master, written by the update; of a split master they are read too.
+  bool writes_parameter = false, passes_slot = false;
+  Place parameter;
+};
+
+// Whether an operation runs depends on whether updates of the step before are still to be done.
+enum class Condition : uint8_t { kAlways, kCarrying, kNotCarrying };
 
 struct Operation {
   OperationKind kind{};
@@ -74,6 +113,12 @@ struct Operation {
   std::vector<Part> parts;        // units of a bucket
   std::vector<Dependency> after;  // beside everything before it on its stream
   int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
+  std::vector<Move> moves = {};  // kRead, kUpload, kDownload, kWrite
+  Condition condition = Condition::kAlways;
+  // Whose events it records, beside its own.
+  int updates = -1;             // unit: Dependency::kUpdated
+  int stores = -1;              // unit: Dependency::kStored
+  std::vector<int> frees = {};  // slots: Dependency::kSlotFree
 };
 
 struct Moment {
@@ -88,9 +133,7 @@ struct Moment {
 struct UnitAddresses {
   int64_t parameter_trainable = 0,
           parameter_frozen = 0;                     // parameter pool: whole, or this rank's slice
-  int64_t master = 0;                               // master pool; in the parameter pool for fp32
-  int64_t state = 0;                                // in each state array of the optimizer pool
-  int64_t gradient_shard = 0;                       // gradient pool
+  int64_t gradient_shard = 0;                       // gradient pool of UnitHomes::gradient
   int64_t gather_trainable = 0, gather_frozen = 0;  // gather pool; unused for a unit kept whole
 };
 struct VisitAddresses {
@@ -98,19 +141,36 @@ struct VisitAddresses {
   int64_t output = 0;    // activation pool: micro-batch i of a round at + i * boundary_stride
   int64_t output_gradient = 0;  // likewise
   int64_t boundary_stride = 0;
+  bool leaves = false;  // the device, between forward and backward, for its ...
+  Place home;           // ... of all micro-batches of a round
 };
 
 struct Pools {
   std::vector<UnitAddresses> units;
   std::vector<VisitAddresses> visits;
-  int64_t bytes[kStateClasses] = {};  // of each class
-  int64_t state_stride = 0;           // between the state arrays of the optimizer pool
-  int64_t state_base = 0;
+  int64_t bytes[kStateClasses] = {};       // of each class, on the device
+  int64_t host_bytes[kStateClasses] = {};  // in host memory
+  int64_t file_bytes[kStateClasses] = {};  // in the swap file, end to end
+  Homes homes;
+  SlotRing parameter_slots;          // host: of one group of gathers each
+  SlotRing boundary_slots;           // host: of one boundary each
+  WorkSlots host_work, device_work;  // of one sub-group each
+  // Host: reduced slices of one bucket on their way to shards that live there.
+  Place landing;
+  // Of all rings in one row, for Dependency::kSlotFree.
+  int SlotIndex(SlotKind kind, int turn) const;
+  int slots() const {
+    return 2 * parameter_slots.count + host_work.ring.count + device_work.ring.count +
+           boundary_slots.count;
+  }
   int64_t staging_cast = 0;      // staging pool: casts of one bucket
   int64_t staging_rounded = 0;   // kRound's slices of one bucket
   int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
   int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
-  int64_t staging_gradient = 0;  // fp32 gradient of one slice, for an optimizer of the trainer's
+  // fp32 gradient of one slice, and of a split master its fp32 values, for an optimizer of the trainer's
+  int64_t staging_gradient = 0, staging_master = 0;
+  // The same on the host, for what is updated there.
+  Place host_norm, host_gradient, host_master;
   // Activation pool in an evaluation, which keeps nothing for backward: two boundaries a micro-batch,
   // taken by visits in turns, and the most micro-batches that one walk holds.
   int64_t evaluation_stride = 0, evaluation_micro_batches = 0;
@@ -144,8 +204,27 @@ struct Decisions {
   bool rounds_slices() const { return reduced() != communication; }
   int optimizer_states = 0;
   bool own_optimizer = false;
+  // Where each class lives. Units kept whole have their parameters on the device.
+  Tier parameter_tier = Tier::kDevice, optimizer_tier = Tier::kDevice,
+       gradient_tier = Tier::kDevice, activation_tier = Tier::kDevice;
+  bool gradients_follow = true;  // a unit updated on the device alone keeps its gradient there
+  bool offloads() const {
+    return parameter_tier != Tier::kDevice || optimizer_tier != Tier::kDevice ||
+           gradient_tier != Tier::kDevice || activation_tier != Tier::kDevice;
+  }
+  bool split_master = false;
+  // fp32 parameters are their own masters as long as nothing is offloaded.
+  bool has_masters() const {
+    return compute != DType::kFloat32 || parameter_tier != Tier::kDevice ||
+           optimizer_tier != Tier::kDevice;
+  }
+  int64_t master_size() const { return split_master ? 2 : 4; }  // bytes of an element
+  int64_t state_bytes() const { return master_size() + 4 * optimizer_states; }
   UpdateTiming timing = UpdateTiming::kLate;
   std::string timing_reason;
+  // Late updates of units whose parameters are on NVMe run in the next step, just ahead of their
+  // gathers, which take what they have written on its way to the disk.
+  bool carries = false;
   std::vector<bool> kept_whole;  // by unit: every rank keeps all parameters
   std::vector<bool>
       accumulates;  // by unit: reduced slices are summed in a shard of the accumulation dtype
@@ -159,6 +238,7 @@ struct Plan {
   Pools pools;
   std::vector<PlannedScope> scopes;
   std::vector<Operation> operations;
+  std::vector<UpdateWork> works;
   std::vector<Moment> moments;       // kBegin; kOpen and kClose of each scope in turn; kFinish
   std::vector<int> reduce_of_scope;  // the kReduce that takes scope s's gradient; -1: none
   std::vector<int> gather_of_scope;  // the kGather whose stay serves scope s; -1: kept whole
@@ -182,5 +262,7 @@ struct PlanInputs {
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hold_updates = false);
 // One walk of an evaluation: its moments are of forward scopes only, and it has no kExchange.
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
+// The updates that a step carries into the next one, alone: for whoever looks at the state first.
+absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
 
 }  // namespace ebb::sharding

@@ -5,6 +5,7 @@
 namespace ebb::sharding {
 
 void PlanBuilder::BuildStep() {
+  carries_ = d_.carries;
   WalkScopes();
   Finish();
 }
@@ -14,10 +15,24 @@ void PlanBuilder::BuildWalk() {
   NewMoment(Moment::kFinish, -1);
 }
 
-void PlanBuilder::WalkScopes() {
+void PlanBuilder::BuildDrain() {
+  carries_ = d_.carries;
   Prepare();
   NewMoment(Moment::kBegin, -1);
+  for (const Visit& visit : inputs_.model->forward) {
+    const int unit = static_cast<int>(visit.unit);
+    if (IsCarried(unit) && update_of_unit_[unit] < 0) IssueUpdate(unit, next_swap_++);
+  }
+  NewMoment(Moment::kFinish, -1);
+}
+
+void PlanBuilder::WalkScopes() {
+  Prepare();
+  FindSwaps();
+  FindBoundaries();
+  NewMoment(Moment::kBegin, -1);
   Mark({});
+  IssueSwaps(plan_.pools.parameter_slots.count);
   IssueGathers(/*tick=*/0);
   for (int s = 0; s < static_cast<int>(plan_.scopes.size()); ++s) {
     Open(s);
@@ -63,6 +78,7 @@ void PlanBuilder::Open(int s) {
   NewMoment(Moment::kOpen, s);
   const PlannedScope& scope = plan_.scopes[s];
   IssueGathers(OpenTick(s));
+  BringBoundaries(s);
   std::vector<Dependency>& waits = plan_.moments.back().compute;
   if (d_.kept_whole[scope.unit]) {
     waits.push_back({Dependency::kUpdated, scope.unit});
@@ -70,22 +86,25 @@ void PlanBuilder::Open(int s) {
     waits.push_back({Dependency::kOperation, plan_.gather_of_scope[s]});
   }
   if (scope.backward && d_.trainable[scope.unit]) WaitForGradientMemory(s, waits);
+  WaitForBoundaries(s, waits);
 }
 
 void PlanBuilder::Close(int s) {
   NewMoment(Moment::kClose, s);
   mark_of_scope_[s] = Mark({{plan_.scopes[s].unit, s}});
+  SendBoundaries(s);
   const int group = reduction_.group_of_scope[s];
   if (group >= 0 && reduction_.groups[group].back() == s) IssueReduction(reduction_.groups[group]);
 }
 
 void PlanBuilder::Finish() {
   NewMoment(Moment::kFinish, -1);
-  const int mark = Mark({});
+  std::vector<Dependency> after = {{Dependency::kOperation, Mark({})}};
+  if (last_download_ >= 0) after.push_back({Dependency::kOperation, last_download_});
   exchange_ = Issue({.kind = OperationKind::kExchange,
                      .stream = StreamId::kReduce,
                      .parts = {},
-                     .after = {{Dependency::kOperation, mark}},
+                     .after = std::move(after),
                      .bytes = (d_.world - 1) * kExchangeBytes});
   IssueUpdates();
   if (d_.timing == UpdateTiming::kOff) {

@@ -1,11 +1,14 @@
 // Writes a plan's moments and operations: walks the scopes in order and issues, at each open and
 // close, what may start there. Implemented in files of one concern each: plan_builder.cc (the
-// walk), plan_gathers.cc, plan_reductions.cc, plan_updates.cc.
+// walk), plan_gathers.cc, plan_swaps.cc (what gathers take from below the device),
+// plan_boundaries.cc (activations that wait there), plan_reductions.cc, plan_updates.cc.
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
+#include "ebb/sharding/boundaries.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/reduction.h"
 #include "ebb/sharding/residency.h"
@@ -25,6 +28,7 @@ class PlanBuilder {
 
   void BuildStep();
   void BuildWalk();
+  void BuildDrain();
 
  private:
   void Prepare();
@@ -47,11 +51,44 @@ class PlanBuilder {
   int LastUserOfSlot(int unit, int tick) const;
   bool SlotsOverlap(int a, int b) const;
 
+  // plan_swaps.cc
+  // One group of gathers with something to read from the swap file, in the slot of its turn.
+  struct Swap {
+    int group = 0;             // of Residency::groups
+    std::vector<int> updated;  // units whose carried update brings the parameters of this turn
+    std::vector<int> operations = {};  // that fill the slot
+  };
+  void FindSwaps();
+  void IssueSwaps(int turns);  // as far as that many turns
+  void IssueRead(int turn, bool carried);
+  bool IsCarried(int unit) const;
+  int UploadParameters(const GatherGroup& group, int group_index,
+                       std::vector<Dependency> after);  // -1: all are on the device
+  Place InSlot(int turn, int unit, bool trainable, int64_t at) const;
+  void WaitForParameterSlot(int turn, std::vector<Dependency>& after) const;
+
+  // plan_boundaries.cc
+  void FindBoundaries();
+  void BringBoundaries(int s);
+  void SendBoundaries(int s);
+  void WaitForBoundaries(int s, std::vector<Dependency>& waits) const;
+  int MoveBoundary(OperationKind kind, StreamId stream, int visit, const Place& from,
+                   const Place& to, std::vector<Dependency> after);
+  Place BoundaryOnDevice(int visit) const;
+  int64_t BoundaryBytes(int visit) const;
+
   // plan_reductions.cc
   void WaitForGradientMemory(int s, std::vector<Dependency>& waits) const;
   void IssueReduction(const std::vector<int>& group);
   std::vector<Part> PartsOf(const std::vector<int>& group);
-  std::vector<Part> PartsThat(bool accumulate, const std::vector<Part>& parts) const;
+  std::vector<Part> PartsThat(bool accumulate, Tier home, const std::vector<Part>& parts) const;
+  // What is done with reduced slices whose shards live in `home`; the last operation, -1: nothing.
+  int IssueSums(Tier home, const std::vector<Part>& parts);
+  int IssueLanding(const std::vector<Part>& parts);
+  Place ReducedSlice(const Part& part) const;
+  Tier GradientHome(int unit) const {
+    return plan_.pools.homes.units[static_cast<size_t>(unit)].gradient;
+  }
   int IssueGradientGather(const std::vector<int>& units);
   int64_t WholeGradientBytes(int unit) const;
   int64_t ReduceBytes(const std::vector<Part>& parts) const;
@@ -62,8 +99,11 @@ class PlanBuilder {
   int64_t NormBytes(const std::vector<Part>& parts) const;
 
   // plan_updates.cc
-  int64_t UpdateBytes(int unit) const;
-  void IssueUpdate(int unit);
+  int64_t UpdateBytes(int unit, int64_t elements) const;
+  // `turn`: of the parameter slot that a carried update fills; -1: not carried.
+  void IssueUpdate(int unit, int turn = -1);
+  struct Chain;
+  void IssueSubGroup(Chain& chain, int sub_group);
   void IssueUpdates();
 
   const PlanInputs& inputs_;
@@ -72,11 +112,32 @@ class PlanBuilder {
   Plan& plan_;
   const Decisions& d_;
   size_t next_group_ = 0;  // of gathers, not issued yet
+  bool carries_ = false;   // updates of the step before
+  std::vector<Swap> swaps_;
+  std::vector<int> swap_of_group_;  // turn; -1: nothing to read
+  int next_swap_ = 0, next_host_work_ = 0, next_device_work_ = 0;
+  // The last parameter slot that a carried update began to fill, and the operation that waited for
+  // what it held before.
+  int opened_turn_ = -1, opened_by_ = -1;
+  int last_landing_ = -1, last_download_ = -1;  // of reduced slices; what is done with them there
+  // Boundaries: by scope the visits whose outputs leave when it closes, are read from the swap file
+  // and come back to the device when it opens; what brings its input; by visit the operation after
+  // which the output is below the device (or in a slot), and its slot.
+  struct BoundaryOut {
+    int operation = -1;
+    int64_t begin = 0, end = 0;  // where it was
+  };
+  std::vector<std::vector<int>> leaving_, reading_, coming_;
+  std::vector<int> coming_op_, stored_boundary_;
+  std::map<int, int> boundary_slot_;
+  std::vector<BoundaryOut> out_;
+  int next_boundary_slot_ = 0, last_boundary_out_ = -1;
   int exchange_ = -1;
   std::vector<int> mark_of_scope_;    // the compute stream's, at the scope's close
   std::vector<int> gradient_reader_;  // by scope: the last that reads its whole gradient
-  std::vector<int> last_gather_, gradient_final_, update_of_unit_;  // by unit; -1: none yet
-  std::vector<int> contributions_, contributions_left_;             // by unit
+  // By unit; -1: none yet. The last gather is what last read the parameters where they live.
+  std::vector<int> last_gather_, gradient_final_, update_of_unit_;
+  std::vector<int> contributions_, contributions_left_;  // by unit
 };
 
 }  // namespace ebb::sharding

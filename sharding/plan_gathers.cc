@@ -26,10 +26,12 @@ void PlanBuilder::IssueGathers(int tick) {
     }
     gather.after.push_back({Dependency::kOperation, previous_user});
     gather.after.insert(gather.after.end(), updates.begin(), updates.end());
+    const int upload = UploadParameters(group, static_cast<int>(next_group_), gather.after);
+    if (upload >= 0) gather.after = {{Dependency::kOperation, upload}};
     const int index = Issue(std::move(gather));
     for (int i : group.stays) {
       const Stay& stay = residency_.stays[i];
-      last_gather_[stay.unit] = index;
+      last_gather_[stay.unit] = upload >= 0 ? upload : index;
       for (int s = stay.first; s <= stay.last; ++s) {
         if (plan_.scopes[s].unit == stay.unit) plan_.gather_of_scope[s] = index;
       }

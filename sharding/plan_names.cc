@@ -29,12 +29,22 @@ std::string_view Name(OperationKind kind) {
       return "update";
     case OperationKind::kRefresh:
       return "refresh";
+    case OperationKind::kRead:
+      return "read";
+    case OperationKind::kUpload:
+      return "upload";
+    case OperationKind::kDownload:
+      return "download";
+    case OperationKind::kWrite:
+      return "write";
   }
   return "";
 }
 
 std::string_view Name(StreamId stream) {
-  constexpr std::string_view kNames[kStreams] = {"compute", "gather", "reduce", "update"};
+  constexpr std::string_view kNames[kStreams] = {
+      "compute",  "gather",      "reduce",          "update",      "upload",
+      "download", "host update", "read parameters", "read states", "write"};
   return kNames[static_cast<int>(stream)];
 }
 

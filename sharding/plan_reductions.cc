@@ -2,7 +2,7 @@
 // order: the cast to the dtype that is sent, the reduce-scatter, with replicas the all-reduce between
 // shard groups and the rounding of its sums, what is done with the slices (summed into the shard, or
 // their norm taken where they are the shard), and at stage 0 the gather that makes complete gradients
-// whole again.
+// whole again. Slices whose shards live in host memory go there first, and are summed there.
 #include <algorithm>
 #include <utility>
 
@@ -34,7 +34,7 @@ void PlanBuilder::WaitForGradientMemory(int s, std::vector<Dependency>& waits) c
 
 std::vector<Part> PlanBuilder::PartsOf(const std::vector<int>& group) {
   std::vector<Part> parts;
-  int64_t staged = plan_.pools.staging_cast, rounded = plan_.pools.staging_rounded;
+  int64_t staged = plan_.pools.staging_cast, rounded = plan_.pools.staging_rounded, landed = 0;
   for (int s : group) {
     const int unit = plan_.scopes[s].unit;
     const Section& section = plan_.layout.units[unit].trainable;
@@ -46,16 +46,76 @@ std::vector<Part> PlanBuilder::PartsOf(const std::vector<int>& group) {
                      .rounded = rounded});
     staged += PoolAligned(section.elements * SizeOf(d_.reduced()));
     rounded += PoolAligned(section.shard * SizeOf(d_.communication));
+    if (GradientHome(unit) == Tier::kDevice || !d_.accumulates[unit]) continue;
+    parts.back().landed = landed;
+    landed += PoolAligned(section.shard * SizeOf(d_.communication));
   }
   return parts;
 }
 
-std::vector<Part> PlanBuilder::PartsThat(bool accumulate, const std::vector<Part>& parts) const {
+std::vector<Part> PlanBuilder::PartsThat(bool accumulate, Tier home,
+                                         const std::vector<Part>& parts) const {
   std::vector<Part> matching;
   for (const Part& part : parts) {
-    if (d_.accumulates[part.unit] == accumulate) matching.push_back(part);
+    if (d_.accumulates[part.unit] == accumulate && GradientHome(part.unit) == home)
+      matching.push_back(part);
   }
   return matching;
+}
+
+// Where on the device a reduction leaves the slice of a shard that lives in host memory.
+Place PlanBuilder::ReducedSlice(const Part& part) const {
+  Place place{.tier = Tier::kDevice, .pool = StateClass::kStaging, .offset = part.rounded};
+  if (d_.rounds_slices()) return place;
+  place.offset = part.staged;
+  place.per_slice = plan_.layout.units[part.unit].trainable.shard * SizeOf(d_.reduced());
+  if (d_.casts()) return place;
+  place.pool = StateClass::kGradient;
+  place.offset = plan_.pools.visits[plan_.scopes[part.scope].visit].gradient;
+  return place;
+}
+
+// -1: no shard of theirs lives there.
+int PlanBuilder::IssueLanding(const std::vector<Part>& parts) {
+  Operation download{
+      .kind = OperationKind::kDownload,
+      .stream = StreamId::kDownload,
+      .parts = {},
+      .after = {{Dependency::kOperation, static_cast<int>(plan_.operations.size()) - 1}}};
+  for (const Part& part : parts) {
+    if (GradientHome(part.unit) == Tier::kDevice) continue;
+    const Place shard{.tier = Tier::kCpu,
+                      .pool = StateClass::kGradient,
+                      .offset = plan_.pools.units[part.unit].gradient_shard};
+    download.parts.push_back(part);
+    download.moves.push_back(
+        {.state = StateClass::kGradient,
+         .from = ReducedSlice(part),
+         .to = part.landed < 0 ? shard : plan_.pools.landing.Plus(part.landed),
+         .bytes = plan_.layout.units[part.unit].trainable.shard * SizeOf(d_.communication)});
+    download.bytes += download.moves.back().bytes;
+  }
+  return download.parts.empty() ? -1 : Issue(std::move(download));
+}
+
+int PlanBuilder::IssueSums(Tier home, const std::vector<Part>& parts) {
+  const StreamId stream = home == Tier::kDevice ? StreamId::kReduce : StreamId::kDownload;
+  int last = -1;
+  if (const std::vector<Part> summed = PartsThat(true, home, parts); !summed.empty()) {
+    last = Issue({.kind = OperationKind::kAccumulate,
+                  .stream = stream,
+                  .parts = summed,
+                  .after = {},
+                  .bytes = AccumulateBytes(summed)});
+  }
+  if (const std::vector<Part> direct = PartsThat(false, home, parts); !direct.empty()) {
+    last = Issue({.kind = OperationKind::kNorm,
+                  .stream = stream,
+                  .parts = direct,
+                  .after = {},
+                  .bytes = NormBytes(direct)});
+  }
+  return last;
 }
 
 int64_t PlanBuilder::CastBytes(const std::vector<Part>& parts) const {
@@ -108,6 +168,9 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
     // The previous step's update has read the shard before this step writes it.
     if (part.first) after.push_back({Dependency::kUpdated, part.unit});
   }
+  // Staging is free again once what lay there has gone to host memory.
+  if (last_landing_ >= 0 && (d_.casts() || d_.rounds_slices()))
+    after.push_back({Dependency::kOperation, last_landing_});
   int cast = -1;
   if (d_.casts()) {
     cast = Issue({.kind = OperationKind::kCast,
@@ -138,20 +201,16 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
                   .after = {},
                   .bytes = RoundBytes(parts)});
   }
-  if (const std::vector<Part> summed = PartsThat(true, parts); !summed.empty()) {
-    last = Issue({.kind = OperationKind::kAccumulate,
-                  .stream = StreamId::kReduce,
-                  .parts = summed,
-                  .after = {},
-                  .bytes = AccumulateBytes(summed)});
-    if (cast < 0) reader = last;  // the reduced slice lies in the whole gradient
+  if (const int sums = IssueSums(Tier::kDevice, parts); sums >= 0) {
+    last = sums;
+    // A slice that is added to its shard lies in the whole gradient.
+    if (cast < 0 && !PartsThat(true, Tier::kDevice, parts).empty()) reader = last;
   }
-  if (const std::vector<Part> direct = PartsThat(false, parts); !direct.empty()) {
-    last = Issue({.kind = OperationKind::kNorm,
-                  .stream = StreamId::kReduce,
-                  .parts = direct,
-                  .after = {},
-                  .bytes = NormBytes(direct)});
+  int last_on_host = -1;
+  if (const int landing = IssueLanding(parts); landing >= 0) {
+    if (cast < 0) reader = landing;
+    last_landing_ = landing;
+    last_on_host = last_download_ = IssueSums(Tier::kCpu, parts);
   }
   std::vector<int> complete;
   for (const Part& part : parts) {
@@ -161,7 +220,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
   }
   if (d_.stage == 0 && d_.world > 1 && !complete.empty()) last = IssueGradientGather(complete);
   for (int unit : complete) {
-    gradient_final_[unit] = last;
+    gradient_final_[unit] = GradientHome(unit) == Tier::kDevice ? last : last_on_host;
     if (d_.timing == UpdateTiming::kEarly) IssueUpdate(unit);
   }
 }

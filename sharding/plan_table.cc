@@ -43,6 +43,10 @@ std::string Describe(const Plan& plan, const Dependency& dependency) {
       return absl::StrCat("updated(", plan.unit_names[dependency.index], ")");
     case Dependency::kExchanged:
       return "exchanged";
+    case Dependency::kStored:
+      return absl::StrCat("stored(", plan.unit_names[dependency.index], ")");
+    case Dependency::kSlotFree:
+      return absl::StrCat("slot ", dependency.index);
   }
   return "";
 }
@@ -70,6 +74,15 @@ int64_t Staged(const Plan& plan, const Operation& operation, size_t p, bool slic
     offset += PoolAligned((slices ? section.shard : section.elements) * SizeOf(dtype));
   }
   return offset;
+}
+
+// The pool's name, with its tier unless that is the device, and the offset there.
+std::string Address(const Place& place) {
+  const std::string_view tier = Name(place.tier), pool = Name(place.pool);
+  std::string where(pool);
+  if (place.tier == Tier::kCpu) where = absl::StrCat(std::string(tier), " ", where);
+  if (place.tier == Tier::kNvme) where = std::string(tier);
+  return absl::StrFormat("%s+0x%x", where, place.offset);
 }
 
 std::string Address(const Plan& plan, const Operation& operation, size_t p) {
@@ -106,9 +119,15 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
     case OperationKind::kNorm:
     case OperationKind::kGatherGradient:
       return at("gradient", unit.gradient_shard);
-    case OperationKind::kUpdate:
-      return decisions.compute == DType::kFloat32 ? at("parameter", unit.parameter_trainable)
-                                                  : at("master", unit.master);
+    case OperationKind::kUpdate: {
+      const Place& master = plan.works[part.work].master;
+      return Address(master);
+    }
+    case OperationKind::kRead:
+    case OperationKind::kUpload:
+    case OperationKind::kDownload:
+    case OperationKind::kWrite:
+      return Address(operation.moves.front().to);
     case OperationKind::kRefresh:
       return at("parameter", unit.parameter_trainable);
   }

@@ -8,14 +8,25 @@
 
 namespace ebb::sharding {
 
+// A sub-group is read while one is updated and one is written.
+inline constexpr int kWorkSlots = 3;
+// One group of gathers is in use while others are read.
+inline constexpr int kParameterSlots = 5;
+
+// A boundary is read while one is on its way to the device, and two are written.
+inline constexpr int kBoundarySlots = 4;
+
 struct PoolInputs {
   const ModelSpec* model = nullptr;
   const ModelLayout* layout = nullptr;
   const Decisions* decisions = nullptr;
+  const Homes* homes = nullptr;
   const std::vector<PlannedScope>* scopes = nullptr;
   const Residency* residency = nullptr;
   const Reduction* reduction = nullptr;
   int64_t micro_batches = 1;  // of a step of the config
+  int parameter_slots = 0;    // at most
+  bool carries = false;       // steps of the config, whatever this plan is
 };
 
 Pools LayOutPools(const PoolInputs& inputs);

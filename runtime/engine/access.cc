@@ -17,32 +17,24 @@ constexpr int64_t kPieceElements = int64_t{1} << 18;  // 1 MiB of fp32
 
 }  // namespace
 
-// Where this rank's slice of one parameter is; data null where it has none of that class.
+// Where this rank's slice of one parameter is; empty where it has none of that class.
 absl::StatusOr<Executor::StateSlice> Executor::FindSlice(ParameterId p, StateClass what,
                                                          std::string_view optimizer_state) {
   const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
   const sharding::UnitLayout& unit = plan().layout.units[location.unit];
   const sharding::Section& section = location.trainable ? unit.trainable : unit.frozen;
-  const DType compute = config_.compute;
-  StateSlice found;
-  std::byte* base = nullptr;
+  StateSlice found{.array = {.what = what, .unit = location.unit, .trainable = location.trainable}};
   switch (what) {
     case StateClass::kMaster:
+      if (!location.trainable) found.array.what = StateClass::kParameter;
+      break;
     case StateClass::kParameter:
-      if (what == StateClass::kMaster && location.trainable) {
-        base = reinterpret_cast<std::byte*>(storage_->MasterSlice(location.unit));
-      } else {
-        base = storage_->Slice(location.unit, location.trainable);
-        found.dtype = compute;
-      }
       break;
     case StateClass::kGradient:
       if (!progress_.alive || !progress_.reduced)
         return absl::FailedPreconditionError(
             "gradients can be read and written between Step::Reduce and Step::Finish only");
       if (!location.trainable) return found;
-      base = storage_->GradientSlice(location.unit);
-      found.dtype = plan().decisions.shard_dtype(location.unit);
       found.scale = 1.0f / loss_scale_;
       break;
     case StateClass::kOptimizer: {
@@ -59,8 +51,7 @@ absl::StatusOr<Executor::StateSlice> Executor::FindSlice(ParameterId p, StateCla
                          names.empty() ? "none" : absl::StrJoin(names, ", ")));
       }
       if (!location.trainable) return found;
-      base = reinterpret_cast<std::byte*>(
-          storage_->StateSlice(location.unit, static_cast<int>(state - names.begin())));
+      found.array.state = static_cast<int>(state - names.begin());
       break;
     }
     default:
@@ -72,50 +63,68 @@ absl::StatusOr<Executor::StateSlice> Executor::FindSlice(ParameterId p, StateCla
     if (interval.parameter != p) continue;
     found.begin = interval.begin;
     found.end = interval.end;
-    found.data = base + interval.offset * SizeOf(found.dtype);
+    found.offset = interval.offset;
   }
   return found;
 }
 
-// Calls `visit(piece, data)` for pieces of this rank's slices in declared order, once pending
-// updates have written them.
+// Calls `visit(piece, slice, at)` for pieces of this rank's slices in declared order, `at` in the
+// unit's slice, once pending updates have written them.
 absl::Status Executor::ForEachPiece(
     StateClass what, std::string_view optimizer_state,
-    absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, std::byte*)> visit) {
+    absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, int64_t at)> visit) {
   EBB_RETURN_IF_ERROR(StuckError());
   for (size_t i = 0; i < model_.parameters.size(); ++i) {
     const ParameterId p{static_cast<int32_t>(i)};
     EBB_ASSIGN_OR_RETURN(const StateSlice found, FindSlice(p, what, optimizer_state));
-    if (found.data == nullptr) continue;
-    updated_[plan().layout.parameters[i].unit].Wait();
+    if (found.begin == found.end) continue;
+    AwaitState(found.array.unit);
     for (int64_t begin = found.begin; begin < found.end; begin += kPieceElements) {
       const Slice piece{.parameter = p,
                         .name = model_.parameters[i].name,
                         .shape = model_.parameters[i].shape,
                         .begin = begin,
                         .end = std::min(found.end, begin + kPieceElements)};
-      EBB_RETURN_IF_ERROR(
-          visit(piece, found, found.data + (begin - found.begin) * SizeOf(found.dtype)));
+      EBB_RETURN_IF_ERROR(visit(piece, found, found.offset + begin - found.begin));
     }
   }
   return StuckError();
 }
 
-absl::Status Executor::Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state) {
-  std::vector<float> converted;
-  return ForEachPiece(
-      what, optimizer_state, [&](const Slice& piece, const StateSlice& found, std::byte* data) {
-        const size_t count = static_cast<size_t>(piece.end - piece.begin);
-        if (found.dtype == DType::kFloat32 && found.scale == 1)
-          return sink(piece, {reinterpret_cast<const float*>(data), count});
-        converted.resize(count);
-        optim::Cast(compute_.team(), data, found.dtype, converted.data(), DType::kFloat32,
-                    static_cast<int64_t>(count), optim::Rounding::kNearest);
-        if (found.scale != 1) {
-          for (float& value : converted) value *= found.scale;
-        }
-        return sink(piece, converted);
+absl::Status Executor::ReadValues(const StateArray& array, int64_t begin, std::span<float> values) {
+  return VisitState(array, begin, begin + static_cast<int64_t>(values.size()), Access::kRead,
+                    [&](std::byte* data, DType dtype, int64_t first, int64_t count) {
+                      ThreadTeam caller_only(1);
+                      optim::Cast(caller_only, data, dtype, values.data() + (first - begin),
+                                  DType::kFloat32, count, optim::Rounding::kNearest);
+                      return absl::OkStatus();
+                    });
+}
+
+absl::Status Executor::WriteValues(const StateArray& array, int64_t begin,
+                                   std::span<const float> values) {
+  const bool parameter = array.what == StateClass::kParameter || array.what == StateClass::kMaster;
+  return VisitState(
+      array, begin, begin + static_cast<int64_t>(values.size()), Access::kWrite,
+      [&](std::byte* data, DType dtype, int64_t first, int64_t count) {
+        ThreadTeam caller_only(1);
+        optim::Cast(caller_only, values.data() + (first - begin), DType::kFloat32, data, dtype,
+                    count, parameter ? optim::Rounding::kParameter : optim::Rounding::kNearest);
+        return absl::OkStatus();
       });
+}
+
+absl::Status Executor::Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state) {
+  std::vector<float> values;
+  return ForEachPiece(what, optimizer_state,
+                      [&](const Slice& piece, const StateSlice& found, int64_t at) {
+                        values.resize(static_cast<size_t>(piece.end - piece.begin));
+                        EBB_RETURN_IF_ERROR(ReadValues(found.array, at, values));
+                        if (found.scale != 1) {
+                          for (float& value : values) value *= found.scale;
+                        }
+                        return sink(piece, values);
+                      });
 }
 
 absl::Status Executor::Write(StateClass what, const Initialiser& source,
@@ -125,23 +134,29 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
         "Write while a Step or Evaluation is alive: only gradients can be written then, between "
         "Reduce and Finish");
   }
+  // fp32 parameters are their own masters, and of split masters they are a part.
+  const sharding::Decisions& decisions = plan().decisions;
+  const bool also_masters = what == StateClass::kParameter &&
+                            (config_.compute == DType::kFloat32 || decisions.split_master);
   std::vector<float> values;
   absl::Status written = ForEachPiece(
-      what, optimizer_state, [&](const Slice& piece, const StateSlice& found, std::byte* data) {
+      what, optimizer_state, [&](const Slice& piece, const StateSlice& found, int64_t at) {
         values.resize(static_cast<size_t>(piece.end - piece.begin));
         EBB_RETURN_IF_ERROR(source(piece, values));
         if (found.scale != 1) {
           for (float& value : values) value /= found.scale;
         }
-        const bool parameter = what == StateClass::kParameter || what == StateClass::kMaster;
-        optim::Cast(compute_.team(), values.data(), DType::kFloat32, data, found.dtype,
-                    piece.end - piece.begin,
-                    parameter ? optim::Rounding::kParameter : optim::Rounding::kNearest);
-        return absl::OkStatus();
+        StateArray array = found.array;
+        if (also_masters && array.trainable && decisions.has_masters()) {
+          array.what = StateClass::kMaster;
+          if (decisions.split_master) {
+            for (float& value : values) value = static_cast<float>(BFloat16(value));
+          }
+        }
+        return WriteValues(array, at, values);
       });
   // Also after an error, which may be this rank's only: all ranks spread what they have.
-  masters_written_ |= what == StateClass::kMaster ||
-                      (what == StateClass::kParameter && config_.compute == DType::kFloat32);
+  masters_written_ |= what == StateClass::kMaster || also_masters;
   parameters_written_ |= what == StateClass::kParameter;
   states_written_ |= what == StateClass::kOptimizer;
   progress_.gradients_written |= what == StateClass::kGradient;
@@ -169,16 +184,11 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
   };
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, check()));
   const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
-  updated_[location.unit].Wait();
+  AwaitState(location.unit);
   EBB_ASSIGN_OR_RETURN(const StateSlice own, FindSlice(p, what, ""));
-  std::vector<float> converted;
-  const std::byte* send = own.data;
-  if (own.data != nullptr && own.dtype != DType::kFloat32) {
-    converted.resize(static_cast<size_t>(own.end - own.begin));
-    optim::Cast(compute_.team(), own.data, own.dtype, converted.data(), DType::kFloat32,
-                own.end - own.begin, optim::Rounding::kNearest);
-    send = reinterpret_cast<const std::byte*>(converted.data());
-  }
+  std::vector<float> values(static_cast<size_t>(own.end - own.begin));
+  absl::Status read = ReadValues(own.array, own.offset, values);
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, read));
   const sharding::UnitLayout& unit = plan().layout.units[location.unit];
   const sharding::Section& section = location.trainable ? unit.trainable : unit.frozen;
   const int shards = plan().decisions.shards;
@@ -186,7 +196,7 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
     for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
       if (interval.parameter != p) continue;
       const bool receives = root < 0 || root == rank_;
-      const CollectiveSpan span{.send = send,
+      const CollectiveSpan span{.send = values.data(),
                                 .receive = receives ? whole.data() + interval.begin : nullptr,
                                 .count = interval.end - interval.begin};
       if (root < 0) {

@@ -98,28 +98,46 @@ absl::Status Executor::RunCopy(Executor& source, const sharding::CopyPlan& copy,
 absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer> transfers,
                                       CopyStaging& staging) {
   ThreadTeam& team = compute_.team();
-  // Where a transfer's first element is on this rank, once updates have written it.
-  const auto find = [](Executor& engine, ParameterId p, int64_t begin) -> StateSlice {
-    engine.updated_[engine.plan().layout.parameters[static_cast<size_t>(p)].unit].Wait();
-    StateSlice found = engine.FindSlice(p, StateClass::kMaster, "").value();
-    found.data += (begin - found.begin) * SizeOf(found.dtype);
-    return found;
+  // The runs of `count` elements of a parameter's masters on this rank, once updates have written
+  // them: visit(data, dtype, which of the elements is the first, how many).
+  const auto visit = [](Executor& engine, ParameterId p, int64_t begin, int64_t count,
+                        Access access, StateVisitor visit_run) -> absl::Status {
+    const StateSlice found = engine.FindSlice(p, StateClass::kMaster, "").value();
+    engine.AwaitState(found.array.unit);
+    const int64_t at = found.offset + begin - found.begin;
+    return engine.VisitState(found.array, at, at + count, access,
+                             [&](std::byte* data, DType dtype, int64_t first, int64_t length) {
+                               return visit_run(data, dtype, first - at, length);
+                             });
   };
   // Packs what is to be sent, and casts what stays.
+  // The others are waiting for this rank's messages.
+  const auto failed = [&](const absl::Status& status) {
+    control_->Abort(status);
+    return status;
+  };
   int64_t packed = 0;
   for (const Transfer& transfer : transfers) {
     if (transfer.from != rank_) continue;
     const int64_t count = transfer.end - transfer.begin;
-    const StateSlice from = find(source, transfer.source, transfer.begin);
-    if (transfer.to == rank_) {
-      const StateSlice to = find(*this, transfer.destination, transfer.begin);
-      optim::Cast(team, from.data, from.dtype, to.data, to.dtype, count,
-                  optim::Rounding::kParameter);
-    } else {
-      optim::Cast(team, from.data, from.dtype, staging.send.data() + packed, transfer.dtype, count,
-                  optim::Rounding::kParameter);
-      packed += transfer.staged_bytes();
-    }
+    std::byte* const sent = staging.send.data() + packed;
+    const absl::Status read = visit(
+        source, transfer.source, transfer.begin, count, Access::kRead,
+        [&](std::byte* from, DType from_dtype, int64_t first, int64_t length) -> absl::Status {
+          if (transfer.to != rank_) {
+            optim::Cast(team, from, from_dtype, sent + first * SizeOf(transfer.dtype),
+                        transfer.dtype, length, optim::Rounding::kParameter);
+            return absl::OkStatus();
+          }
+          return visit(*this, transfer.destination, transfer.begin + first, length, Access::kWrite,
+                       [&](std::byte* to, DType to_dtype, int64_t begin, int64_t part) {
+                         optim::Cast(team, from + begin * SizeOf(from_dtype), from_dtype, to,
+                                     to_dtype, part, optim::Rounding::kParameter);
+                         return absl::OkStatus();
+                       });
+        });
+    if (!read.ok()) return failed(read);
+    if (transfer.to != rank_) packed += transfer.staged_bytes();
   }
   // One message for each pair of ranks.
   staging.messages.clear();
@@ -151,9 +169,14 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
   int64_t unpacked = 0;
   for (const Transfer& transfer : transfers) {
     if (transfer.to != rank_ || transfer.from == rank_) continue;
-    const StateSlice to = find(*this, transfer.destination, transfer.begin);
-    optim::Cast(team, staging.receive.data() + unpacked, transfer.dtype, to.data, to.dtype,
-                transfer.end - transfer.begin, optim::Rounding::kParameter);
+    const std::byte* const received_values = staging.receive.data() + unpacked;
+    EBB_RETURN_IF_ERROR(
+        visit(*this, transfer.destination, transfer.begin, transfer.end - transfer.begin,
+              Access::kWrite, [&](std::byte* to, DType dtype, int64_t first, int64_t length) {
+                optim::Cast(team, received_values + first * SizeOf(transfer.dtype), transfer.dtype,
+                            to, dtype, length, optim::Rounding::kParameter);
+                return absl::OkStatus();
+              }));
     unpacked += transfer.staged_bytes();
   }
   return absl::OkStatus();

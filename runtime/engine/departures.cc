@@ -152,6 +152,8 @@ void Executor::Depart(bool backward, int unit) {
   WarnOfDeparture(ScopeName(backward, unit),
                   "units are gathered on demand, without prefetch, until the step ends");
   progress_.departed = true;
+  IssueCarriedLeft();
+  AwaitOffloads();
   const sharding::Plan& plan = progress_.run->plan;
   for (size_t s = 0; s < plan.scopes.size(); ++s) {
     const int reduce = plan.reduce_of_scope[s];
@@ -200,7 +202,8 @@ void Executor::OpenBlocked(const OpenScope& scope) {
     }
     compute_.Record(*fence_);
     gather_->Wait(*fence_);
-    Issue(gather);
+    if (upload_) upload_->Wait(*fence_);
+    IssueWithNeeds(gather);
   }
   if (scope.backward && plan.decisions.trainable[scope.unit] && !GradientIsFree(scope)) return;
   WaitCompute(plan.moments[static_cast<size_t>(sharding::OpenTick(scope.planned))].compute);
@@ -262,6 +265,12 @@ void Executor::GatherOnDemand(int unit) {
   compute_.Record(*demand_);
   gather_->Wait(*demand_);
   gather_->Wait(updated_[unit]);
+  if (plan().decisions.parameter_tier != Tier::kDevice) {
+    compute_.Record(*demand_);
+    upload_->Wait(*demand_);
+    AwaitState(unit);
+    FetchSlice(unit);
+  }
   StickCollective(*gather_communicator_,
                   gather_communicator_->AllGather(*gather_, single_gather_[unit], config_.compute));
   gather_->Record(*demand_);
@@ -295,8 +304,9 @@ void Executor::ReduceNow(int unit, int visit) {
     reduce_->Enqueue([this, unit, summed, reduced] { Round(unit, summed, reduced); });
   }
   const bool first = contributions_[unit]++ == 0;
-  reduce_->Enqueue(
-      [this, unit, reduced, first] { Accumulate(unit, reduced, first, /*last=*/false); });
+  reduce_->Enqueue([this, unit, reduced, first] {
+    Accumulate(reduce_->team(), unit, reduced, first, /*last=*/false);
+  });
   squares_stale_[unit] = 1;
 }
 

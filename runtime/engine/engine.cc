@@ -78,7 +78,8 @@ std::vector<MemoryRow> Engine::memory() const {
   return executor_->memory();
 }
 std::vector<TrafficRow> Engine::traffic() const {
-  return {};
+  if (executor_ == nullptr) return {};
+  return executor_->traffic();
 }
 std::vector<CommunicationRow> Engine::communication() const {
   if (executor_ == nullptr) return {};

@@ -24,15 +24,19 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
 
 Executor::~Executor() {
   if (progress_.alive) Drop(progress_.number);
-  for (std::optional<Stream>* stream : {&gather_, &reduce_, &update_}) {
-    if (stream->has_value()) (*stream)->WaitIdle();
-  }
+  AwaitStreams();
   if (timeline_ == nullptr) return;
   if (absl::Status written = timeline_->AppendTo(config_.ebb.trace); !written.ok()) {
     LogWarning(absl::StrCat("the timeline was not written: ", written.message()));
   } else if (timeline_->dropped() > 0) {
     LogWarning(absl::StrCat("the timeline was full: ", timeline_->dropped(),
                             " later spans are not in '", config_.ebb.trace, "'"));
+  }
+}
+
+void Executor::AwaitStreams() {
+  for (std::optional<Stream>* stream : Streams()) {
+    if (stream->has_value()) (*stream)->WaitIdle();
   }
 }
 
@@ -83,6 +87,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   }
   Reset(number, /*evaluation=*/false);
   updates_done_[progress_.parity].Wait();
+  host_updates_done_[progress_.parity].Wait();
   progress_.options = options;
   progress_.run = own_.get();
   progress_.micro_batches = options.micro_batches > 0
@@ -133,6 +138,9 @@ int64_t Executor::BeginStep(const StepOptions& options) {
     moved_bytes_[progress_.parity][kind] = 0;
     predicted_bytes_[progress_.parity][kind] = progress_.run->bytes_of[kind];
   }
+  if (!progress_.run->plan.decisions.carries) Drain();
+  traffic_[progress_.parity].Reset();
+  predicted_traffic_[progress_.parity] = progress_.run->traffic[carries_ ? 1 : 0];
   LogBegun();
   Start();
   return number;
@@ -147,6 +155,7 @@ int64_t Executor::BeginEvaluation(int micro_batches) {
                                       "engine is alive: finish or drop that one first"));
     return number;
   }
+  Drain();
   Reset(number, /*evaluation=*/true);
   progress_.micro_batches = micro_batches;
   progress_.run = walk_.get();
@@ -289,14 +298,19 @@ absl::Status Executor::Finish(int64_t number) {
   CompleteScopes();
   if (progress_.gradients_written) RefreshWrittenGradients();
   if (progress_.departed) IssueUpdatesLeft();
+  // By now all carried updates are on their way.
+  if (carries_) host_update_->Record(host_updates_done_[carried_parity_]);
   const sharding::Moment& finish = progress_.run->plan.moments.back();
   for (int operation : finish.operations) Issue(operation);
+  carries_ = false;
   update_->Record(updates_done_[progress_.parity]);
+  if (host_update_) host_update_->Record(host_updates_done_[progress_.parity]);
   exchanged_->Wait();
   absl::Status status = ReachVerdict();
   if (!status.ok()) {
     // Blocked updates still in the queue must see that they are.
     update_->WaitIdle();
+    if (host_update_) host_update_->WaitIdle();
     if (progress_.updates_started || verdict_.updates_started) {
       Fail(
           absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
@@ -312,6 +326,9 @@ absl::Status Executor::Finish(int64_t number) {
     report_ = status = StuckError();  // an optimizer of the trainer's
   }
   finished_parity_ = progress_.parity;
+  carries_ =
+      status.ok() && progress_.run->plan.decisions.carries && scalars_[progress_.parity].apply;
+  carried_parity_ = progress_.parity;
   EndProgress();
   return status;
 }
@@ -334,7 +351,8 @@ absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
 void Executor::Drop(int64_t number) {
   if (!progress_.alive || progress_.number != number) return;
   while (!open_.empty()) CloseScope(open_.back());
-  for (std::optional<Stream>* stream : {&gather_, &reduce_, &update_}) (*stream)->WaitIdle();
+  IssueCarriedLeft();
+  AwaitStreams();
   if (progress_.updates_started) {
     Fail(
         absl::AbortedError("the engine has failed: a step was dropped after its first updates had "

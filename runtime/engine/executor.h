@@ -4,8 +4,8 @@
 //
 // Implemented in files of one concern each: executor.cc (steps), scopes.cc (opening and closing),
 // departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow), errors.cc,
-// initialise.cc, spans.cc (the collectives' memory), values.cc, access.cc (Read, Write, Gather),
-// meeting.cc, suspension.cc, copy.cc (parameters of another engine).
+// initialise.cc, spans.cc (the collectives' memory), swaps.cc (moves between tiers), values.cc,
+// access.cc (Read, Write, Gather), state_runs.cc (state wherever it lives), meeting.cc, suspension.cc, copy.cc (parameters of another engine).
 #pragma once
 
 #include <array>
@@ -29,6 +29,7 @@
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/traffic_count.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/interval.h"
@@ -87,23 +88,26 @@ class Executor {
 
   std::vector<MemoryRow> memory() const { return ledger_.Rows(); }
   std::vector<CommunicationRow> communication() const;
+  std::vector<TrafficRow> traffic() const;  // swaps.cc
   const sharding::Plan& plan() const { return own_->plan; }
   const Config& config() const { return config_; }
   MutableTensorView workspace() const;
   StreamView compute_stream() const { return compute_.view(); }
 
  private:
-  static constexpr int kKinds = 12;
+  static constexpr int kKinds = sharding::kOperationKinds;
   // A plan with what running it needs, made once.
   struct Runnable {
     sharding::Plan plan;
     bool hold_updates = false;
     std::vector<std::vector<CollectiveSpan>>
-        spans;                      // by operation; empty where it is no collective
-    std::vector<Event> events;      // by operation
-    std::vector<int64_t> begin_ns;  // by operation, while tracing
-    std::vector<uint8_t> issued;    // by operation, of the step that runs it
-    int64_t bytes_of[kKinds] = {};  // of a step's communication, by operation kind
+        spans;                  // by operation; empty where it is no collective
+    std::vector<Event> events;  // by operation
+    std::vector<std::unique_ptr<IoTransfer[]>> transfers;  // by operation; of its moves
+    std::vector<TrafficRow> traffic[2];  // predicted: without, with updates of the step before
+    std::vector<int64_t> begin_ns;       // by operation, while tracing
+    std::vector<uint8_t> issued;         // by operation, of the step that runs it
+    int64_t bytes_of[kKinds] = {};       // of a step's communication, by operation kind
   };
   struct OpenScope {
     int64_t id = 0;
@@ -135,7 +139,9 @@ class Executor {
   };
   struct StepTag {  // whose operation it is
     int64_t number = 0;
-    int parity = 0;
+    int parity = 0;      // of the step whose update it is, or that runs it
+    int counted = 0;     // parity of the step whose traffic it is
+    bool counts = true;  // it is a step's
   };
   struct UpdateRun {  // neighbours of a shard with the same options
     int64_t offset = 0, count = 0;
@@ -164,6 +170,11 @@ class Executor {
   };
 
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
+  std::array<std::optional<Stream>*, 9> Streams() {
+    return {&gather_,      &reduce_,          &update_,      &upload_, &download_,
+            &host_update_, &read_parameters_, &read_states_, &write_};
+  }
+  void AwaitStreams();
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
@@ -173,6 +184,8 @@ class Executor {
   CommunicatorOptions OptionsOf(absl::string_view name) const;
   absl::Status MakeState();
   absl::Status MakeStreams();
+  absl::Status MakeOffloadStreams();
+  absl::Status MakeEvents(size_t count, std::vector<Event>& events);
   void MakeUpdateRuns();
   absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
   sharding::PlanInputs Inputs() const {
@@ -187,22 +200,64 @@ class Executor {
 
   // values.cc
   absl::Status FillSlices();
-  absl::Status FillPiece(int unit, bool trainable, const sharding::Interval& interval);
+  struct FillPiece {  // elements [begin, end) of this rank's slice of a section
+    int unit = 0;
+    bool trainable = true;
+    int64_t begin = 0, end = 0;
+  };
+  absl::Status Fill(const FillPiece& piece);
+  absl::Status CastMasters(int unit, int64_t begin, int64_t end);
   absl::Status SpreadSlices(bool masters, bool parameters, bool states);
   absl::Status SpreadWritten();
 
   // access.cc
+  struct StateArray {
+    StateClass what{};
+    int unit = 0;
+    bool trainable = true;
+    int state = 0;  // of the optimizer's
+  };
+  // This rank's slice of one parameter: elements [begin, end) of it, the first at `offset` of the
+  // unit's slice. Empty where this rank has none of that class.
   struct StateSlice {
-    int64_t begin = 0, end = 0;  // elements of the parameter
-    std::byte* data = nullptr;
-    DType dtype = DType::kFloat32;
+    StateArray array;
+    int64_t begin = 0, end = 0, offset = 0;
     float scale = 1;  // of the values read
   };
   absl::StatusOr<StateSlice> FindSlice(ParameterId p, StateClass what,
                                        std::string_view optimizer_state);
   absl::Status ForEachPiece(
       StateClass what, std::string_view optimizer_state,
-      absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, std::byte*)> visit);
+      absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, int64_t at)> visit);
+  absl::Status ReadValues(const StateArray& array, int64_t begin, std::span<float> values);
+  absl::Status WriteValues(const StateArray& array, int64_t begin, std::span<const float> values);
+
+  // state_runs.cc
+  enum class Access { kRead, kWrite };
+  // (data, dtype, first, count): elements [first, first + count) of this rank's slice.
+  using StateVisitor =
+      absl::FunctionRef<absl::Status(std::byte*, DType, int64_t first, int64_t count)>;
+  // Elements [begin, end) of this rank's slice of an array, run by run. kWrite: what is visited is
+  // to be overwritten, all of it.
+  absl::Status VisitState(const StateArray& array, int64_t begin, int64_t end, Access access,
+                          StateVisitor visit);
+  absl::Status VisitPieces(const StateArray& array, int64_t begin, int64_t end, Access access,
+                           StateVisitor visit);
+  absl::Status VisitSplit(const StateArray& array, const sharding::Place& low, int64_t at,
+                          int64_t count, Access access, StateVisitor visit);
+  absl::Status VisitPlace(const sharding::Place& place, int64_t bytes, Access access,
+                          absl::FunctionRef<absl::Status(std::byte*)> visit);
+
+  // swaps.cc
+  void EnqueueMoves(int operation, StepTag step);
+  void RunTransfers(Runnable& run, int operation, StepTag step);
+  void CountMoves(const sharding::Operation& operation, StepTag step);
+  void Drain();
+  void IssueCarriedLeft();
+  void AwaitOffloads();
+  void IssueWithNeeds(int operation);
+  void FetchSlice(int unit);
+  void AwaitState(int unit);
 
   // meeting.cc
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
@@ -234,12 +289,17 @@ class Executor {
   void Trace(const Runnable& run, int operation, StepTag step);
   void RunOperation(Runnable& run, int operation, StepTag step);  // a task of its stream
   void Cast(int unit, int visit, std::byte* destination);
-  void Accumulate(int unit, const std::byte* reduced, bool first, bool last);
-  void Norm(int unit);
+  void Accumulate(ThreadTeam& team, int unit, const std::byte* reduced, bool first, bool last);
+  void Norm(ThreadTeam& team, int unit);
   // Where kReduce and kAllReduce leave this rank's slice, and where it is in the communication
   // dtype: the shard itself unless it is to be accumulated there.
   std::byte* SummedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
+  std::byte* RoundedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
   std::byte* ReducedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
+  bool GradientOnDevice(int unit) const {
+    return plan().pools.homes.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
+  }
+  std::span<double> NormScratch(int unit) const;
   void Round(int unit, const std::byte* summed, std::byte* reduced);
   std::byte* ReduceSource(const sharding::Plan& plan, const sharding::Part& part) const;
   int64_t SliceOffset(int unit,
@@ -276,8 +336,10 @@ class Executor {
   void WarnOfDeparture(std::string_view what_came, std::string_view how);
 
   // updates.cc
-  void RunUpdate(int unit, int parity, bool early);
-  absl::Status RunOwnOptimizer(int unit, const StepScalars& scalars);
+  void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, ThreadTeam& team);
+  void KeepParameters(const sharding::UpdateWork& work, ThreadTeam& team);
+  absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
+                               ThreadTeam& team);
   StepScalars ScalarsFor(double norm) const;
 
   // verdict.cc
@@ -333,8 +395,9 @@ class Executor {
   std::optional<Communicator> replicas_communicator_, exchange_communicator_;
   ThreadTeam alone_{1};  // for arithmetic within a task of a team
   std::vector<std::unique_ptr<Runnable>>
-      plans_;                             // of steps of other rounds, or that hold their updates
-  std::unique_ptr<Runnable> own_, walk_;  // the config's own step; a walk of an evaluation
+      plans_;  // of steps of other rounds, or that hold their updates
+  // The config's own step; a walk of an evaluation; carried updates alone.
+  std::unique_ptr<Runnable> own_, walk_, drain_;
   std::optional<Storage> storage_;
 
   std::vector<std::vector<UpdateRun>> update_runs_;  // by unit
@@ -379,12 +442,20 @@ class Executor {
   int64_t moved_before_[sharding::kStreams] =
       {};  // of a stream's communicator, at the operation's start
 
+  TrafficCount traffic_[2];  // by parity
+  std::vector<TrafficRow> predicted_traffic_[2];
+  bool carries_ = false;    // updates of the last step are still to be done ...
+  int carried_parity_ = 0;  // ... whose parity this is
+
   // Streams end before what their tasks use.
-  std::vector<Event> updated_;  // by unit
+  std::vector<Event> updated_, stored_;  // by unit
+  std::vector<Event> slot_free_;         // by slot
   std::optional<Event> exchanged_, fence_, demand_;
-  std::vector<Event> updates_done_;  // by parity
+  std::vector<Event> updates_done_, host_updates_done_;  // by parity
   Stream compute_;
   std::optional<Stream> gather_, reduce_, update_;
+  // Where something is offloaded.
+  std::optional<Stream> upload_, download_, host_update_, read_parameters_, read_states_, write_;
 };
 
 }  // namespace ebb

@@ -42,8 +42,11 @@ absl::Status Executor::Initialise() {
   if (own.ok()) {
     absl::StatusOr<sharding::Plan> step = sharding::PlanStep(Inputs());
     absl::StatusOr<sharding::Plan> walk = sharding::PlanWalk(Inputs());
-    own = !step.ok() ? step.status() : walk.status();
+    absl::StatusOr<sharding::Plan> drain = sharding::PlanDrain(Inputs());
+    own = !step.ok() ? step.status() : !walk.ok() ? walk.status() : drain.status();
     if (own.ok()) {
+      drain_ = std::make_unique<Runnable>();
+      drain_->plan = *std::move(drain);
       own_ = std::make_unique<Runnable>();
       own_->plan = *std::move(step);
       walk_ = std::make_unique<Runnable>();
@@ -140,9 +143,30 @@ absl::Status Executor::MakeStreams() {
     EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
     event->emplace(std::move(made));
   }
-  for (size_t i = 0; i < model_.units.size() + 2; ++i) {
+  EBB_RETURN_IF_ERROR(MakeEvents(2, updates_done_));
+  EBB_RETURN_IF_ERROR(MakeEvents(2, host_updates_done_));
+  EBB_RETURN_IF_ERROR(MakeEvents(model_.units.size(), updated_));
+  return MakeEvents(model_.units.size(), stored_);
+}
+
+absl::Status Executor::MakeEvents(size_t count, std::vector<Event>& events) {
+  while (events.size() < count) {
     EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
-    (i < 2 ? updates_done_ : updated_).push_back(std::move(made));
+    events.push_back(std::move(made));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Executor::MakeOffloadStreams() {
+  EBB_RETURN_IF_ERROR(MakeEvents(static_cast<size_t>(plan().pools.slots()), slot_free_));
+  if (!plan().decisions.offloads()) return absl::OkStatus();
+  const std::pair<const char*, std::optional<Stream>*> streams[] = {
+      {"ebb upload", &upload_},        {"ebb download", &download_},
+      {"ebb host upd", &host_update_}, {"ebb read par", &read_parameters_},
+      {"ebb read sta", &read_states_}, {"ebb write", &write_}};
+  for (const auto& [name, into] : streams) {
+    EBB_ASSIGN_OR_RETURN(Stream made, device_.NewStream(name));
+    into->emplace(std::move(made));
   }
   return absl::OkStatus();
 }
@@ -173,11 +197,15 @@ absl::Status Executor::MakeShardGroups() {
 }
 
 absl::Status Executor::MakeState() {
-  EBB_ASSIGN_OR_RETURN(Storage storage, Storage::Create(device_, own_->plan, shard_, ledger_));
+  EBB_ASSIGN_OR_RETURN(Storage storage,
+                       Storage::Create(device_, own_->plan, config_, shard_,
+                                       absl::StrCat(options_.name, "-rank", rank_), ledger_));
   storage_.emplace(std::move(storage));
+  EBB_RETURN_IF_ERROR(MakeOffloadStreams());
   const sharding::Decisions& decisions = plan().decisions;
   EBB_RETURN_IF_ERROR(Prepare(*own_));
   EBB_RETURN_IF_ERROR(Prepare(*walk_));
+  EBB_RETURN_IF_ERROR(Prepare(*drain_));
   MakeUpdateRuns();
 
   const size_t units = model_.units.size(), visits = model_.forward.size();

@@ -24,6 +24,18 @@ Stream& Executor::StreamOf(StreamId id) {
       return *reduce_;
     case StreamId::kUpdate:
       return *update_;
+    case StreamId::kUpload:
+      return *upload_;
+    case StreamId::kDownload:
+      return *download_;
+    case StreamId::kHostUpdate:
+      return *host_update_;
+    case StreamId::kReadParameters:
+      return *read_parameters_;
+    case StreamId::kReadStates:
+      return *read_states_;
+    case StreamId::kWrite:
+      return *write_;
   }
   return compute_;
 }
@@ -50,6 +62,10 @@ Event& Executor::EventOf(const Dependency& dependency) {
       return updated_[dependency.index];
     case Dependency::kExchanged:
       return *exchanged_;
+    case Dependency::kStored:
+      return stored_[dependency.index];
+    case Dependency::kSlotFree:
+      return slot_free_[dependency.index];
   }
   return *exchanged_;
 }
@@ -63,12 +79,17 @@ void Executor::Issue(int index) {
   if (run.issued[index]) return;
   run.issued[index] = 1;
   const Operation& operation = run.plan.operations[index];
+  if (operation.condition ==
+      (carries_ ? sharding::Condition::kNotCarrying : sharding::Condition::kCarrying))
+    return;
   Stream& stream = StreamOf(operation.stream);
   for (const Dependency& dependency : operation.after) stream.Wait(EventOf(dependency));
   EnqueueWork(index);
   stream.Record(run.events[index]);
+  if (operation.updates >= 0) stream.Record(updated_[operation.updates]);
+  if (operation.stores >= 0) stream.Record(stored_[operation.stores]);
+  for (int slot : operation.frees) stream.Record(slot_free_[slot]);
   switch (operation.kind) {
-    case OperationKind::kUpdate:
     case OperationKind::kRefresh:
       for (const sharding::Part& part : operation.parts) stream.Record(updated_[part.unit]);
       break;
@@ -89,10 +110,19 @@ void Executor::Issue(int index) {
 void Executor::EnqueueWork(int index) {
   Runnable* const run = progress_.run;
   const Operation& operation = run->plan.operations[index];
-  const StepTag step{.number = progress_.number, .parity = progress_.parity};
+  const bool carried = operation.condition == sharding::Condition::kCarrying;
+  const StepTag step{.number = progress_.number,
+                     .parity = carried ? carried_parity_ : progress_.parity,
+                     .counted = progress_.parity,
+                     .counts = progress_.alive && !progress_.evaluation};
   switch (operation.kind) {
     case OperationKind::kMark:
       return;
+    case OperationKind::kRead:
+    case OperationKind::kUpload:
+    case OperationKind::kDownload:
+    case OperationKind::kWrite:
+      return EnqueueMoves(index, step);
     case OperationKind::kGather:
     case OperationKind::kReduce:
     case OperationKind::kAllReduce:
@@ -178,23 +208,24 @@ void Executor::Trace(const Runnable& run, int index, StepTag step) {
 void Executor::RunOperation(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
+  ThreadTeam& team = StreamOf(operation.stream).team();
   for (const sharding::Part& part : operation.parts) {
     switch (operation.kind) {
       case OperationKind::kCast:
         Cast(part.unit, run.plan.scopes[part.scope].visit, storage_->Staging(part.staged));
         break;
       case OperationKind::kRound:
-        Round(part.unit, SummedSlice(run.plan, part), ReducedSlice(run.plan, part));
+        Round(part.unit, SummedSlice(run.plan, part), RoundedSlice(run.plan, part));
         break;
       case OperationKind::kAccumulate:
-        Accumulate(part.unit, ReducedSlice(run.plan, part), part.first, part.last);
+        Accumulate(team, part.unit, ReducedSlice(run.plan, part), part.first, part.last);
         break;
       case OperationKind::kNorm:
-        Norm(part.unit);
+        Norm(team, part.unit);
         break;
       case OperationKind::kUpdate:
-        RunUpdate(part.unit, step.parity,
-                  run.plan.decisions.timing == sharding::UpdateTiming::kEarly);
+        RunUpdate(run.plan.works[static_cast<size_t>(part.work)], step.parity,
+                  run.plan.decisions.timing == sharding::UpdateTiming::kEarly, team);
         break;
       default:
         break;
@@ -213,16 +244,22 @@ std::byte* Executor::ReduceSource(const sharding::Plan& plan, const sharding::Pa
 
 std::byte* Executor::SummedSlice(const sharding::Plan& plan, const sharding::Part& part) const {
   const sharding::Decisions& decisions = plan.decisions;
-  if (!decisions.rounds_slices() && !decisions.accumulates[part.unit])
-    return storage_->GradientSlice(part.unit);
+  const bool is_shard = !decisions.accumulates[part.unit] && GradientOnDevice(part.unit);
+  if (!decisions.rounds_slices() && is_shard) return storage_->GradientSlice(part.unit);
   return ReduceSource(plan, part) + SliceOffset(part.unit, decisions.reduced());
 }
 
 std::byte* Executor::ReducedSlice(const sharding::Plan& plan, const sharding::Part& part) const {
+  if (part.landed >= 0) return storage_->At(plan.pools.landing.Plus(part.landed));
+  return RoundedSlice(plan, part);
+}
+
+std::byte* Executor::RoundedSlice(const sharding::Plan& plan, const sharding::Part& part) const {
   const sharding::Decisions& decisions = plan.decisions;
   if (!decisions.rounds_slices()) return SummedSlice(plan, part);
-  return decisions.accumulates[part.unit] ? storage_->Staging(part.rounded)
-                                          : storage_->GradientSlice(part.unit);
+  return decisions.accumulates[part.unit] || !GradientOnDevice(part.unit)
+             ? storage_->Staging(part.rounded)
+             : storage_->GradientSlice(part.unit);
 }
 
 int64_t Executor::SliceOffset(int unit, DType dtype) const {
@@ -261,7 +298,8 @@ void Executor::Round(int unit, const std::byte* summed, std::byte* reduced) {
               plan().layout.units[unit].trainable.shard, optim::Rounding::kNearest);
 }
 
-void Executor::Accumulate(int unit, const std::byte* reduced, bool first, bool last) {
+void Executor::Accumulate(ThreadTeam& team, int unit, const std::byte* reduced, bool first,
+                          bool last) {
   const sharding::Decisions& decisions = plan().decisions;
   const int64_t shard = plan().layout.units[unit].trainable.shard;
   const optim::AccumulateArrays arrays{.source = reduced,
@@ -271,19 +309,22 @@ void Executor::Accumulate(int unit, const std::byte* reduced, bool first, bool l
                                        .count = shard,
                                        .add = !first};
   if (last) {
-    squares_[unit] = optim::AccumulateAndSumSquares(
-        reduce_->team(), arrays,
-        {storage_->NormScratch(), static_cast<size_t>(optim::NormBlocks(shard))});
+    squares_[unit] = optim::AccumulateAndSumSquares(team, arrays, NormScratch(unit));
   } else {
-    optim::Accumulate(reduce_->team(), arrays);
+    optim::Accumulate(team, arrays);
   }
 }
 
-void Executor::Norm(int unit) {
-  const int64_t shard = plan().layout.units[unit].trainable.shard;
-  squares_[unit] = optim::SumOfSquares(
-      reduce_->team(), storage_->GradientSlice(unit), plan().decisions.shard_dtype(unit), shard,
-      {storage_->NormScratch(), static_cast<size_t>(optim::NormBlocks(shard))});
+void Executor::Norm(ThreadTeam& team, int unit) {
+  squares_[unit] =
+      optim::SumOfSquares(team, storage_->GradientSlice(unit), plan().decisions.shard_dtype(unit),
+                          plan().layout.units[unit].trainable.shard, NormScratch(unit));
+}
+
+std::span<double> Executor::NormScratch(int unit) const {
+  const Tier home = plan().pools.homes.units[static_cast<size_t>(unit)].gradient;
+  return {storage_->NormScratch(home),
+          static_cast<size_t>(optim::NormBlocks(plan().layout.units[unit].trainable.shard))};
 }
 
 }  // namespace ebb

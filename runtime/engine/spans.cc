@@ -3,6 +3,7 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/traffic.h"
 
 namespace ebb {
 
@@ -32,7 +33,14 @@ absl::Status Executor::Prepare(Runnable& run) {
   for (size_t index = 0; index < operations; ++index) {
     EBB_ASSIGN_OR_RETURN(Event event, device_.NewEvent());
     run.events.push_back(std::move(event));
+    const sharding::Operation& operation = run.plan.operations[index];
+    const bool transfers =
+        operation.kind == OperationKind::kRead || operation.kind == OperationKind::kWrite;
+    run.transfers.push_back(transfers ? std::make_unique<IoTransfer[]>(operation.moves.size())
+                                      : nullptr);
   }
+  run.traffic[0] = sharding::PredictTraffic(run.plan, /*carrying=*/false);
+  run.traffic[1] = sharding::PredictTraffic(run.plan, /*carrying=*/true);
   PointCollectives(run);
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/storage.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,7 +11,8 @@ namespace ebb {
 
 using sharding::Section;
 
-absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Plan& plan, int shard,
+absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Plan& plan,
+                                        const Config& config, int shard, std::string_view name,
                                         MemoryLedger& ledger) {
   Storage storage;
   storage.device_ = &device;
@@ -19,15 +21,82 @@ absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Pl
   storage.shard_ = shard;
   for (const MemoryRow& row : sharding::PredictMemory(plan)) {
     const int64_t bytes = static_cast<int64_t>(row.predicted_bytes);
-    storage.bytes_[static_cast<int>(row.state)] = bytes;
+    if (row.tier == Tier::kDevice) storage.bytes_[static_cast<int>(row.state)] = bytes;
+    if (row.tier == Tier::kCpu) storage.host_bytes_[static_cast<int>(row.state)] = bytes;
     ledger.Predict(row.state, row.tier, bytes);
   }
+  EBB_RETURN_IF_ERROR(storage.CreateHostPools(config));
+  EBB_RETURN_IF_ERROR(storage.CreateFiles(config, name));
   EBB_ASSIGN_OR_RETURN(Room room, storage.MakeRoom(Tier::kDevice));
   for (int state = 0; state < kStateClasses; ++state) {
     storage.buffers_[state] = std::move(room.buffers_[state]);
     storage.charges_[state] = std::move(room.charges_[state]);
   }
   return storage;
+}
+
+absl::Status Storage::CreateHostPools(const Config& config) {
+  const bool pins_parameters = config.zero.offload_param.pin_memory,
+             pins_states = config.zero.offload_optimizer.pin_memory;
+  for (int state = 0; state < kStateClasses; ++state) {
+    if (host_bytes_[state] == 0) continue;
+    const StateClass named = static_cast<StateClass>(state);
+    const bool is_staging = named == StateClass::kStaging;
+    const bool pins = is_staging                        ? pins_parameters || pins_states
+                      : named == StateClass::kParameter ? pins_parameters
+                                                        : pins_states;
+    EBB_ASSIGN_OR_RETURN(host_[state], AllocatePinned(host_bytes_[state], pins,
+                                                      absl::StrCat("the ", std::string(Name(named)),
+                                                                   " pool in host memory")));
+    below_[state] = MemoryLedger::Charge(*ledger_, named, Tier::kCpu, host_bytes_[state]);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
+  std::vector<std::span<std::byte>> registered;
+  if (const Buffer& staging = host_[static_cast<int>(StateClass::kStaging)].buffer;
+      staging.data() != nullptr)
+    registered.push_back(staging.span());
+  const auto create = [&](const std::vector<std::string>& paths, std::string_view what,
+                          int64_t bytes, std::unique_ptr<ShardFile>& file) -> absl::Status {
+    if (bytes == 0) return absl::OkStatus();
+    // Where io_uring is there and is not wanted.
+    const char* const uring = std::getenv("EBB_IO_URING");
+    const bool threads = uring != nullptr && std::string_view(uring) == "0";
+    ShardFile::Options options{.directories = {},
+                               .name = std::string(what),
+                               .bytes = bytes,
+                               .aio = {.block_bytes = config.aio.block_size,
+                                       .queue_depth = static_cast<int>(config.aio.queue_depth),
+                                       .threads = static_cast<int>(config.aio.intra_op_parallelism),
+                                       .single_submit = config.aio.single_submit},
+                               .backend = threads ? IoBackend::kThreads : IoBackend::kAuto,
+                               .memory = registered,
+                               .wrap_queue = {}};
+    for (const std::string& path : paths) {
+      EBB_ASSIGN_OR_RETURN(SwapDirectory directory, SwapDirectory::Create(path, name));
+      options.directories.push_back(directory.path());
+      directories_.push_back(std::move(directory));
+    }
+    EBB_ASSIGN_OR_RETURN(file, ShardFile::Create(options));
+    return absl::OkStatus();
+  };
+  const int64_t(&bytes)[kStateClasses] = plan_->pools.file_bytes;
+  const int64_t parameters = bytes[static_cast<int>(StateClass::kParameter)];
+  int64_t states = 0;
+  for (int state = 0; state < kStateClasses; ++state) {
+    const StateClass named = static_cast<StateClass>(state);
+    if (named != StateClass::kParameter) states += bytes[state];
+    below_[kStateClasses + state] =
+        MemoryLedger::Charge(*ledger_, named, Tier::kNvme, sharding::BufferBytes(bytes[state]));
+  }
+  EBB_RETURN_IF_ERROR(
+      create(config.zero.offload_param.nvme_paths, "parameters", parameters, parameter_file_));
+  const bool has_own = !config.zero.offload_optimizer.nvme_paths.empty();
+  return create(has_own ? config.zero.offload_optimizer.nvme_paths
+                        : config.zero.offload_param.nvme_paths,
+                "states", states, state_file_);
 }
 
 absl::StatusOr<Storage::Room> Storage::MakeRoom(Tier tier) const {
@@ -68,62 +137,44 @@ void Storage::MoveInto(Room room, Stream& stream) {
   }
 }
 
+std::byte* Storage::At(const sharding::Place& place) const {
+  const int pool = static_cast<int>(place.pool);
+  std::byte* const base =
+      place.tier == Tier::kDevice ? buffers_[pool].data() : host_[pool].buffer.data();
+  return base + place.offset + shard_ * place.per_slice;
+}
+
+ShardFile& Storage::File(const sharding::Place& place) const {
+  return place.pool == StateClass::kParameter ? *parameter_file_ : *state_file_;
+}
+
 std::byte* Storage::Whole(int unit, bool trainable) const {
   if (plan_->decisions.kept_whole[unit]) {
-    return At(StateClass::kParameter,
-              trainable ? Unit(unit).parameter_trainable : Unit(unit).parameter_frozen);
+    return OnDevice(StateClass::kParameter,
+                    trainable ? Unit(unit).parameter_trainable : Unit(unit).parameter_frozen);
   }
-  return At(StateClass::kGather,
-            trainable ? Unit(unit).gather_trainable : Unit(unit).gather_frozen);
+  return OnDevice(StateClass::kGather,
+                  trainable ? Unit(unit).gather_trainable : Unit(unit).gather_frozen);
 }
 
 std::byte* Storage::Slice(int unit, bool trainable) const {
   const Section& section =
       trainable ? plan_->layout.units[unit].trainable : plan_->layout.units[unit].frozen;
-  const int64_t offset = trainable ? Unit(unit).parameter_trainable : Unit(unit).parameter_frozen;
-  const int64_t begin = plan_->decisions.kept_whole[unit]
-                            ? shard_ * section.shard * SizeOf(plan_->decisions.compute)
-                            : 0;
-  return At(StateClass::kParameter, offset + begin);
-}
-
-float* Storage::Master(int unit) const {
-  const bool whole = plan_->decisions.stage == 0;
-  if (plan_->decisions.compute == DType::kFloat32) {
-    return reinterpret_cast<float*>(whole ? Whole(unit, /*trainable=*/true)
-                                          : Slice(unit, /*trainable=*/true));
-  }
-  return reinterpret_cast<float*>(At(StateClass::kMaster, Unit(unit).master));
-}
-
-float* Storage::MasterSlice(int unit) const {
-  return Master(unit) +
-         (plan_->decisions.stage == 0 ? shard_ * plan_->layout.units[unit].trainable.shard : 0);
-}
-
-float* Storage::State(int unit, int state) const {
-  const sharding::Pools& pools = plan_->pools;
-  return reinterpret_cast<float*>(
-      At(StateClass::kOptimizer, pools.state_base + state * pools.state_stride + Unit(unit).state));
-}
-
-float* Storage::StateSlice(int unit, int state) const {
-  return State(unit, state) +
-         (plan_->decisions.stage == 0 ? shard_ * plan_->layout.units[unit].trainable.shard : 0);
-}
-
-std::byte* Storage::UpdatedParameter(int unit) const {
-  if (plan_->decisions.compute == DType::kFloat32) return nullptr;
-  return plan_->decisions.stage == 0 ? Whole(unit, /*trainable=*/true)
-                                     : Slice(unit, /*trainable=*/true);
+  const sharding::Decisions& decisions = plan_->decisions;
+  if (decisions.kept_whole[unit] || decisions.parameter_tier != Tier::kDevice)
+    return Whole(unit, trainable) + shard_ * section.shard * SizeOf(decisions.compute);
+  return OnDevice(StateClass::kParameter,
+                  trainable ? Unit(unit).parameter_trainable : Unit(unit).parameter_frozen);
 }
 
 std::byte* Storage::Gradient(int visit) const {
-  return At(StateClass::kGradient, plan_->pools.visits[visit].gradient);
+  return OnDevice(StateClass::kGradient, plan_->pools.visits[visit].gradient);
 }
 
 std::byte* Storage::ReducedGradient(int unit) const {
-  return At(StateClass::kGradient, Unit(unit).gradient_shard);
+  return At({.tier = plan_->pools.homes.units[static_cast<size_t>(unit)].gradient,
+             .pool = StateClass::kGradient,
+             .offset = Unit(unit).gradient_shard});
 }
 
 std::byte* Storage::GradientSlice(int unit) const {
@@ -135,38 +186,43 @@ std::byte* Storage::GradientSlice(int unit) const {
 
 std::byte* Storage::Output(int visit, int index_in_round) const {
   const sharding::VisitAddresses& addresses = plan_->pools.visits[visit];
-  return At(StateClass::kActivation, addresses.output + index_in_round * addresses.boundary_stride);
+  return OnDevice(StateClass::kActivation,
+                  addresses.output + index_in_round * addresses.boundary_stride);
 }
 
 std::byte* Storage::OutputGradient(int visit, int index_in_round) const {
   const sharding::VisitAddresses& addresses = plan_->pools.visits[visit];
-  return At(StateClass::kActivation,
-            addresses.output_gradient + index_in_round * addresses.boundary_stride);
+  return OnDevice(StateClass::kActivation,
+                  addresses.output_gradient + index_in_round * addresses.boundary_stride);
 }
 
 std::byte* Storage::EvaluationOutput(int visit, int micro_batch) const {
-  return At(StateClass::kActivation, plan_->pools.EvaluationOutput(visit, micro_batch));
+  return OnDevice(StateClass::kActivation, plan_->pools.EvaluationOutput(visit, micro_batch));
 }
 
 std::byte* Storage::Staging(int64_t address) const {
-  return At(StateClass::kStaging, address);
+  return OnDevice(StateClass::kStaging, address);
 }
-double* Storage::NormScratch() const {
-  return reinterpret_cast<double*>(At(StateClass::kStaging, plan_->pools.staging_norm));
+double* Storage::NormScratch(Tier tier) const {
+  return reinterpret_cast<double*>(tier == Tier::kDevice
+                                       ? OnDevice(StateClass::kStaging, plan_->pools.staging_norm)
+                                       : At(plan_->pools.host_norm));
 }
 std::byte* Storage::ExchangeRecords() const {
-  return At(StateClass::kStaging, plan_->pools.staging_exchange);
+  return OnDevice(StateClass::kStaging, plan_->pools.staging_exchange);
 }
-float* Storage::GradientStaging() const {
-  return reinterpret_cast<float*>(At(StateClass::kStaging, plan_->pools.staging_gradient));
+float* Storage::GradientStaging(Tier tier) const {
+  return reinterpret_cast<float*>(
+      tier == Tier::kDevice ? OnDevice(StateClass::kStaging, plan_->pools.staging_gradient)
+                            : At(plan_->pools.host_gradient));
+}
+float* Storage::MasterStaging(Tier tier) const {
+  return reinterpret_cast<float*>(tier == Tier::kDevice
+                                      ? OnDevice(StateClass::kStaging, plan_->pools.staging_master)
+                                      : At(plan_->pools.host_master));
 }
 std::byte* Storage::Workspace() const {
-  return At(StateClass::kWorkspace, 0);
-}
-
-int64_t Storage::UpdatedElements(int unit) const {
-  const Section& section = plan_->layout.units[unit].trainable;
-  return plan_->decisions.stage == 0 ? section.elements : section.shard;
+  return OnDevice(StateClass::kWorkspace, 0);
 }
 
 }  // namespace ebb

@@ -1,7 +1,8 @@
-// The engine's memory: one buffer per class of state, laid out by the plan's pools, counted in the
-// ledger, and turned into pointers here and nowhere else.
+// The engine's memory: one buffer per class of state and tier, and a swap file for each of
+// parameters and states that live on NVMe; laid out by the plan's pools, counted in the ledger, and
+// turned into pointers here and nowhere else.
 //
-// The pools are on the device, or, of a suspended engine, on the host: parameters, masters and
+// The device's pools are on the device, or, of a suspended engine, on the host: parameters, masters and
 // optimizer states as they are, the others, whose contents no step leaves to the next, not at all.
 // Where the device's memory is the host's, what is kept stays at its address and only its row in
 // the ledger changes.
@@ -9,9 +10,15 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <memory>
+#include <string_view>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/shard_file.h"
+#include "ebb/offload/swap_directory.h"
+#include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/sharding/plan.h"
@@ -21,7 +28,9 @@ namespace ebb {
 class Storage {
  public:
   // `shard`: which slice of every unit is this rank's.
-  static absl::StatusOr<Storage> Create(const Device& device, const sharding::Plan& plan, int shard,
+  // `name`: of the swap directories.
+  static absl::StatusOr<Storage> Create(const Device& device, const sharding::Plan& plan,
+                                        const Config& config, int shard, std::string_view name,
                                         MemoryLedger& ledger);
 
   // Memory for a move to the other place, taken before anything moves, as it may not be there.
@@ -36,18 +45,15 @@ class Storage {
   // Pointers from before are not valid any more.
   void MoveInto(Room room, Stream& stream);
 
+  // Not of kNvme, which File() holds.
+  std::byte* At(const sharding::Place& place) const;
+  ShardFile& File(const sharding::Place& place) const;  // of kNvme
+
   // A unit's section: whole in its slot, or whole where the unit is kept whole.
   std::byte* Whole(int unit, bool trainable) const;
-  // This rank's slice of it, in the compute dtype. Within Whole for units that are kept whole.
+  // This rank's slice of it there: where a gather finds it, in place unless the slice lives on the
+  // device in a pool of its own.
   std::byte* Slice(int unit, bool trainable) const;
-  // fp32 masters: of this rank's slice, and all that this rank updates (whole at stage 0).
-  float* MasterSlice(int unit) const;
-  float* Master(int unit) const;
-  float* State(int unit, int state) const;       // all that this rank updates
-  float* StateSlice(int unit, int state) const;  // this rank's slice
-  // The parameters beside Master, to be written by an update; null where the master is the
-  // parameter.
-  std::byte* UpdatedParameter(int unit) const;
 
   std::byte* Gradient(int visit) const;        // whole, of Decisions::gradient
   std::byte* GradientSlice(int unit) const;    // the reduced shard
@@ -56,16 +62,15 @@ class Storage {
   std::byte* OutputGradient(int visit, int index_in_round) const;
   std::byte* EvaluationOutput(int visit, int micro_batch) const;
   std::byte* Staging(int64_t address) const;  // of the staging pool, as the plan has it
-  double* NormScratch() const;
-  std::byte* ExchangeRecords() const;  // world records, then this rank's own
-  float* GradientStaging() const;
+  double* NormScratch(Tier tier) const;       // of gradients that live there
+  std::byte* ExchangeRecords() const;         // world records, then this rank's own
+  // For an optimizer of the trainer's, where the update runs.
+  float* GradientStaging(Tier tier) const;
+  float* MasterStaging(Tier tier) const;
   std::byte* Workspace() const;
 
-  // Elements that this rank updates: the shard, or the whole section at stage 0.
-  int64_t UpdatedElements(int unit) const;
-
  private:
-  std::byte* At(StateClass state, int64_t offset) const {
+  std::byte* OnDevice(StateClass state, int64_t offset) const {
     return buffers_[static_cast<int>(state)].data() + offset;
   }
   const sharding::UnitAddresses& Unit(int unit) const { return plan_->pools.units[unit]; }
@@ -85,6 +90,16 @@ class Storage {
   int64_t bytes_[kStateClasses] = {};
   Buffer buffers_[kStateClasses];
   MemoryLedger::Charge charges_[kStateClasses];
+
+  absl::Status CreateHostPools(const Config& config);
+  absl::Status CreateFiles(const Config& config, std::string_view name);
+
+  // Below the device. Directories go after the files in them, files after their transfers.
+  int64_t host_bytes_[kStateClasses] = {};
+  PinnedMemory host_[kStateClasses];
+  MemoryLedger::Charge below_[2 * kStateClasses];
+  std::vector<SwapDirectory> directories_;
+  std::unique_ptr<ShardFile> parameter_file_, state_file_;
 };
 
 }  // namespace ebb

@@ -16,7 +16,8 @@ absl::Status Executor::Suspend() {
     return absl::FailedPreconditionError(
         "Suspend while a Step or Evaluation of the engine is alive: finish or drop it first");
   }
-  update_->WaitIdle();
+  Drain();
+  AwaitStreams();
   absl::StatusOr<Storage::Room> room = Storage::Room();
   if (!suspended_) room = storage_->MakeRoom(Tier::kCpu);
   EBB_RETURN_IF_ERROR(Meet(Meeting::kSuspend, /*subject=*/0, room.status()));

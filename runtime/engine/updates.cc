@@ -1,8 +1,10 @@
-// The update of one unit, on the update stream.
+// The update of one sub-group, on the stream of where it runs.
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cast.h"
+#include "ebb/optim/split_master.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/sharding/interval.h"
@@ -22,7 +24,7 @@ void Executor::MakeUpdateRuns() {
     const sharding::Section& section = plan().layout.units[u].trainable;
     const bool whole = plan().decisions.stage == 0;
     const int64_t begin = whole ? 0 : shard_ * section.shard,
-                  elements = storage_->UpdatedElements(static_cast<int>(u));
+                  elements = whole ? section.elements : section.shard;
     const std::string* group = nullptr;
     std::vector<UpdateRun>& runs = update_runs_[u];
     for (const sharding::Interval& interval :
@@ -60,12 +62,14 @@ Executor::StepScalars Executor::ScalarsFor(double norm) const {
 // A late update belongs to a step that all ranks agreed on: what goes wrong in the next one, which
 // may already run, does not stop it. An early one has only what is known by now, which includes
 // every collective that it comes after.
-void Executor::RunUpdate(int unit, int parity, bool early) {
+void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early,
+                         ThreadTeam& team) {
   const StepScalars& scalars = scalars_[parity];
-  if (!scalars.apply || HasFailed()) return;
-  if (early && (Blocked(parity) || !CommunicationError().ok())) return;
+  if (!scalars.apply || HasFailed() || (early && (Blocked(parity) || !CommunicationError().ok())))
+    return KeepParameters(work, team);
+  const int unit = work.unit;
   if (options_.optimizer) {
-    if (absl::Status status = RunOwnOptimizer(unit, scalars); !status.ok()) {
+    if (absl::Status status = RunOwnOptimizer(work, scalars, team); !status.ok()) {
       Fail(absl::Status(status.code(),
                         absl::StrCat("the engine has failed: its optimizer, in unit '",
                                      model_.units[unit].name, "': ", status.message())));
@@ -73,22 +77,33 @@ void Executor::RunUpdate(int unit, int parity, bool early) {
     return;
   }
   const sharding::Decisions& decisions = plan().decisions;
+  const sharding::SubGroup& group =
+      plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   const int64_t gradient_size = SizeOf(decisions.shard_dtype(unit)),
                 parameter_size = SizeOf(decisions.compute);
-  std::byte* const parameter = storage_->UpdatedParameter(unit);
   for (const UpdateRun& run : update_runs_[unit]) {
-    optim::UpdateArrays arrays{
-        .master = storage_->Master(unit) + run.offset,
-        .gradient = storage_->ReducedGradient(unit) + run.offset * gradient_size,
-        .gradient_dtype = decisions.shard_dtype(unit),
-        .parameter = parameter == nullptr ? nullptr : parameter + run.offset * parameter_size,
-        .parameter_dtype = decisions.compute,
-        .count = run.count};
+    const int64_t first = std::max(run.offset, group.begin),
+                  last = std::min(run.offset + run.count, group.end);
+    if (first >= last) continue;
+    const int64_t at = first - group.begin;
+    std::byte* const master = storage_->At(work.master);
+    optim::UpdateArrays arrays{.gradient = storage_->At(work.gradient) + at * gradient_size,
+                               .gradient_dtype = decisions.shard_dtype(unit),
+                               .parameter_dtype = decisions.compute,
+                               .count = last - first};
+    if (work.writes_parameter)
+      arrays.parameter = storage_->At(work.parameter) + at * parameter_size;
+    if (decisions.split_master) {
+      arrays.master_low = reinterpret_cast<uint16_t*>(master) + at;
+    } else {
+      arrays.master = reinterpret_cast<float*>(master) + at;
+    }
     for (int k = 0; k < decisions.optimizer_states; ++k)
-      arrays.states[k] = storage_->State(unit, k) + run.offset;
+      arrays.states[k] =
+          reinterpret_cast<float*>(storage_->At(work.states.Plus(k * work.states_stride))) + at;
     const double rate = run.own_rate && !scalars.scheduled ? run.optimizer->learning_rate
                                                            : scalars.rates.learning_rate;
-    optim::Update(update_->team(), *run.optimizer, arrays,
+    optim::Update(team, *run.optimizer, arrays,
                   {.step = scalars.step,
                    .learning_rate = rate * run.lr_factor,
                    .beta1 = scalars.rates.beta1,
@@ -97,45 +112,70 @@ void Executor::RunUpdate(int unit, int parity, bool early) {
   }
 }
 
-absl::Status Executor::RunOwnOptimizer(int unit, const StepScalars& scalars) {
+// What follows an update carries its parameters home, also of one that did not happen: they are what
+// the master says. Those of split masters are in their slot already, and others are home.
+void Executor::KeepParameters(const sharding::UpdateWork& work, ThreadTeam& team) {
   const sharding::Decisions& decisions = plan().decisions;
-  const sharding::Section& section = plan().layout.units[unit].trainable;
-  const int64_t begin = decisions.stage == 0 ? 0 : shard_ * section.shard,
-                elements = storage_->UpdatedElements(unit);
-  float* const staging = storage_->GradientStaging();
+  const sharding::SubGroup& group =
+      plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  if (!work.passes_slot || decisions.split_master) return;
+  optim::Cast(team, storage_->At(work.master), DType::kFloat32, storage_->At(work.parameter),
+              decisions.compute, group.count(), optim::Rounding::kParameter);
+}
+
+absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
+                                       ThreadTeam& team) {
+  const sharding::Decisions& decisions = plan().decisions;
+  const sharding::Section& section = plan().layout.units[work.unit].trainable;
+  const sharding::SubGroup& group =
+      plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  const int64_t begin = (decisions.stage == 0 ? 0 : shard_ * section.shard) + group.begin;
+  const Tier here = work.master.tier;
+  float* const gradient = storage_->GradientStaging(here);
+  std::byte* const master = storage_->At(work.master);
+  std::byte* const parameter = work.writes_parameter ? storage_->At(work.parameter) : nullptr;
   std::vector<std::span<float>> states(static_cast<size_t>(decisions.optimizer_states));
   for (const sharding::Interval& interval :
-       sharding::IntervalsIn(section, begin, begin + elements)) {
-    const ParameterSpec& parameter = model_[interval.parameter];
-    const size_t count = static_cast<size_t>(interval.end - interval.begin);
-    optim::Cast(
-        update_->team(),
-        storage_->ReducedGradient(unit) + interval.offset * SizeOf(decisions.shard_dtype(unit)),
-        decisions.shard_dtype(unit), staging, DType::kFloat32, static_cast<int64_t>(count),
-        optim::Rounding::kNearest);
-    for (size_t i = 0; i < count; ++i) staging[i] *= scalars.gradient_factor;
-    for (int k = 0; k < decisions.optimizer_states; ++k)
-      states[k] = {storage_->State(unit, k) + interval.offset, count};
-    const auto group = config_.ebb.parameter_groups.find(parameter.group);
+       sharding::IntervalsIn(section, begin, begin + group.count())) {
+    const ParameterSpec& spec = model_[interval.parameter];
+    const int64_t count = interval.end - interval.begin, at = interval.offset;
+    const DType dtype = decisions.shard_dtype(work.unit);
+    optim::Cast(team, storage_->At(work.gradient) + at * SizeOf(dtype), dtype, gradient,
+                DType::kFloat32, count, optim::Rounding::kNearest);
+    for (int64_t i = 0; i < count; ++i) gradient[i] *= scalars.gradient_factor;
+    for (int k = 0; k < decisions.optimizer_states; ++k) {
+      states[k] = {
+          reinterpret_cast<float*>(storage_->At(work.states.Plus(k * work.states_stride))) + at,
+          static_cast<size_t>(count)};
+    }
+    float* values = reinterpret_cast<float*>(master) + at;
+    auto* const low = reinterpret_cast<uint16_t*>(master) + at;
+    auto* const half = parameter == nullptr ? nullptr : reinterpret_cast<BFloat16*>(parameter) + at;
+    if (decisions.split_master) {
+      values = storage_->MasterStaging(here);
+      optim::Join(team, half, low, values, count);
+    }
+    const auto options = config_.ebb.parameter_groups.find(spec.group);
     const double lr_factor =
-        group == config_.ebb.parameter_groups.end() ? 1 : group->second.lr_factor;
+        options == config_.ebb.parameter_groups.end() ? 1 : options->second.lr_factor;
     const UpdateSlice slice{.slice = {.parameter = interval.parameter,
-                                      .name = parameter.name,
-                                      .shape = parameter.shape,
+                                      .name = spec.name,
+                                      .shape = spec.shape,
                                       .begin = interval.begin,
                                       .end = interval.end},
-                            .group = parameter.group,
+                            .group = spec.group,
                             .step = scalars.step,
                             .learning_rate = scalars.rates.learning_rate * lr_factor,
-                            .master = {storage_->Master(unit) + interval.offset, count},
-                            .gradient = {staging, count},
+                            .master = {values, static_cast<size_t>(count)},
+                            .gradient = {gradient, static_cast<size_t>(count)},
                             .states = states,
                             .stream = {}};
     if (absl::Status status = options_.optimizer->update(slice); !status.ok()) return status;
+    if (decisions.split_master) optim::Split(team, values, half, low, count);
   }
-  if (std::byte* const copy = storage_->UpdatedParameter(unit)) {
-    optim::Cast(update_->team(), storage_->Master(unit), DType::kFloat32, copy, decisions.compute,
-                elements, optim::Rounding::kParameter);
+  if (parameter != nullptr && !decisions.split_master) {
+    optim::Cast(team, master, DType::kFloat32, parameter, decisions.compute, group.count(),
+                optim::Rounding::kParameter);
   }
   return absl::OkStatus();
 }

@@ -15,25 +15,19 @@ namespace ebb {
 using sharding::Section;
 
 // Fills this rank's slices from the parameters' own initialisers, spread over the device's threads.
+// Pieces begin where parts of a shard may be cut, so that no two of them share a block of the disk.
 absl::Status Executor::FillSlices() {
-  struct Piece {
-    int unit = 0;
-    bool trainable = true;
-    sharding::Interval interval;
-  };
-  constexpr int64_t kPieceElements = int64_t{1} << 18;
-  std::vector<Piece> pieces;
+  constexpr int64_t kPieceElements = 128 * sharding::kCutElements;
+  std::vector<FillPiece> pieces;
   for (size_t u = 0; u < model_.units.size(); ++u) {
     for (const bool trainable : {true, false}) {
       const sharding::UnitLayout& layout = plan().layout.units[u];
-      for (sharding::Interval interval :
-           sharding::IntervalsOf(trainable ? layout.trainable : layout.frozen, shard_)) {
-        for (; interval.begin < interval.end;
-             interval.begin += kPieceElements, interval.offset += kPieceElements) {
-          sharding::Interval piece = interval;
-          piece.end = std::min(piece.end, piece.begin + kPieceElements);
-          pieces.push_back({static_cast<int>(u), trainable, piece});
-        }
+      const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
+      for (int64_t begin = 0; begin < shard; begin += kPieceElements) {
+        pieces.push_back({.unit = static_cast<int>(u),
+                          .trainable = trainable,
+                          .begin = begin,
+                          .end = std::min(shard, begin + kPieceElements)});
       }
     }
   }
@@ -41,8 +35,7 @@ absl::Status Executor::FillSlices() {
   absl::Status first_error;
   compute_.team().Run(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const Piece& piece = pieces[static_cast<size_t>(i)];
-      absl::Status status = FillPiece(piece.unit, piece.trainable, piece.interval);
+      absl::Status status = Fill(pieces[static_cast<size_t>(i)]);
       const std::lock_guard lock(mutex);
       if (first_error.ok()) first_error = std::move(status);
     }
@@ -50,29 +43,29 @@ absl::Status Executor::FillSlices() {
   return first_error;
 }
 
-absl::Status Executor::FillPiece(int unit, bool trainable, const sharding::Interval& interval) {
-  const ParameterSpec& parameter = model_[interval.parameter];
-  const size_t count = static_cast<size_t>(interval.end - interval.begin);
-  Slice slice{.parameter = interval.parameter,
-              .name = parameter.name,
-              .shape = parameter.shape,
-              .begin = interval.begin,
-              .end = interval.end};
-  std::vector<float> values;
-  std::span<float> out;
-  if (trainable) {
-    out = {storage_->MasterSlice(unit) + interval.offset, count};
-  } else {
-    values.resize(count);
-    out = values;
-  }
-  const auto named = [&](const absl::Status& status) {
-    return absl::Status(
-        status.code(), absl::StrCat("initial values of parameter '", parameter.name, "', elements ",
-                                    slice.begin, " to ", slice.end, ": ", status.message()));
-  };
-  if (absl::Status status = parameter.init(slice, out); !status.ok()) return named(status);
-  if (kPoisonReleased && count > 1) {
+absl::Status Executor::Fill(const FillPiece& piece) {
+  const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(piece.unit)];
+  const Section& section = piece.trainable ? layout.trainable : layout.frozen;
+  std::vector<float> values(static_cast<size_t>(piece.end - piece.begin));
+  const int64_t start = shard_ * section.shard;
+  for (const sharding::Interval& interval :
+       sharding::IntervalsIn(section, start + piece.begin, start + piece.end)) {
+    const ParameterSpec& parameter = model_[interval.parameter];
+    const size_t count = static_cast<size_t>(interval.end - interval.begin);
+    Slice slice{.parameter = interval.parameter,
+                .name = parameter.name,
+                .shape = parameter.shape,
+                .begin = interval.begin,
+                .end = interval.end};
+    const std::span<float> out =
+        std::span(values).subspan(static_cast<size_t>(interval.offset), count);
+    const auto named = [&](const absl::Status& status) {
+      return absl::Status(status.code(), absl::StrCat("initial values of parameter '",
+                                                      parameter.name, "', elements ", slice.begin,
+                                                      " to ", slice.end, ": ", status.message()));
+    };
+    if (absl::Status status = parameter.init(slice, out); !status.ok()) return named(status);
+    if (!kPoisonReleased || count < 2) continue;
     // A hidden state, such as a random generator, gives other values when the same elements are
     // asked for in another cut.
     std::vector<float> again(std::min<size_t>(count / 2 + 1, 4096));
@@ -86,13 +79,25 @@ absl::Status Executor::FillPiece(int unit, bool trainable, const sharding::Inter
           "pure function of name and index"));
     }
   }
-  if (!trainable) {
-    ThreadTeam caller_only(1);
-    optim::Cast(caller_only, out.data(), DType::kFloat32,
-                storage_->Slice(unit, false) + interval.offset * SizeOf(config_.compute),
-                config_.compute, static_cast<int64_t>(count), optim::Rounding::kParameter);
-  }
-  return absl::OkStatus();
+  const StateArray parameters{
+      .what = StateClass::kParameter, .unit = piece.unit, .trainable = piece.trainable};
+  if (!piece.trainable) return WriteValues(parameters, piece.begin, values);
+  EBB_RETURN_IF_ERROR(
+      WriteValues({.what = StateClass::kMaster, .unit = piece.unit}, piece.begin, values));
+  const sharding::Decisions& decisions = plan().decisions;
+  if (!decisions.has_masters() || decisions.split_master) return absl::OkStatus();
+  return WriteValues(parameters, piece.begin, values);
+}
+
+// This rank's slice of the parameters from its masters.
+absl::Status Executor::CastMasters(int unit, int64_t begin, int64_t end) {
+  if (!plan().decisions.has_masters() || plan().decisions.split_master) return absl::OkStatus();
+  return VisitState({.what = StateClass::kMaster, .unit = unit}, begin, end, Access::kRead,
+                    [&](std::byte* data, DType, int64_t first, int64_t count) {
+                      return WriteValues(
+                          {.what = StateClass::kParameter, .unit = unit}, first,
+                          {reinterpret_cast<const float*>(data), static_cast<size_t>(count)});
+                    });
 }
 
 // Makes what ranks keep whole of masters, parameters and states agree with the slices that were
@@ -111,24 +116,23 @@ absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) 
     const sharding::UnitLayout& layout = plan().layout.units[i];
     // Whoever wrote has waited for its own parameters' updates, but a slice may be padding alone.
     gather_->Wait(updated_[i]);
-    std::vector<CollectiveSpan> fp32, compute;
-    if (stage0 && masters && layout.trainable.shard > 0) {
-      fp32.push_back({.send = storage_->MasterSlice(unit),
-                      .receive = storage_->Master(unit),
-                      .count = layout.trainable.shard});
-    }
-    for (int k = 0;
-         states && stage0 && k < decisions.optimizer_states && layout.trainable.shard > 0; ++k) {
-      fp32.push_back({.send = storage_->StateSlice(unit, k),
-                      .receive = storage_->State(unit, k),
-                      .count = layout.trainable.shard});
+    std::vector<CollectiveSpan> fp32, halves, compute;
+    const int64_t shard = layout.trainable.shard;
+    const auto add = [&](std::vector<CollectiveSpan>& spans, const sharding::Place& whole,
+                         int64_t size) {
+      std::byte* const values = storage_->At(whole);
+      spans.push_back({.send = values + shard_ * shard * size, .receive = values, .count = shard});
+    };
+    if (stage0 && shard > 0) {
+      const sharding::SubGroup& group = plan().pools.homes.sub_groups[static_cast<size_t>(
+          plan().pools.homes.units[i].first_sub_group)];
+      if (masters)
+        add(decisions.split_master ? halves : fp32, group.master, decisions.master_size());
+      for (int k = 0; states && k < decisions.optimizer_states; ++k)
+        add(fp32, group.states.Plus(k * group.states_stride), 4);
     }
     EBB_RETURN_IF_ERROR(gather(fp32, DType::kFloat32));
-    if (masters && layout.trainable.shard > 0 && storage_->UpdatedParameter(unit) != nullptr) {
-      optim::Cast(gather_->team(), storage_->Master(unit), DType::kFloat32,
-                  storage_->UpdatedParameter(unit), decisions.compute,
-                  storage_->UpdatedElements(unit), optim::Rounding::kParameter);
-    }
+    EBB_RETURN_IF_ERROR(gather(halves, DType::kBFloat16));  // 16 bits, whatever they mean
     if (decisions.kept_whole[i] && (parameters || masters)) compute = GatherSpans(unit);
     EBB_RETURN_IF_ERROR(gather(compute, decisions.compute));
   }
@@ -141,6 +145,15 @@ absl::Status Executor::SpreadWritten() {
              parameters = std::exchange(parameters_written_, false),
              states = std::exchange(states_written_, false);
   if (!masters && !parameters && !states) return absl::OkStatus();
+  absl::Status cast;  // of this rank; all ranks spread what they have
+  for (size_t u = 0; masters && u < model_.units.size(); ++u) {
+    const int unit = static_cast<int>(u);
+    const int64_t shard = plan().layout.units[u].trainable.shard;
+    if (shard == 0) continue;
+    AwaitState(unit);
+    if (absl::Status status = CastMasters(unit, 0, shard); cast.ok()) cast = std::move(status);
+  }
+  if (!cast.ok()) Fail(cast);
   return SpreadSlices(masters, parameters, states);
 }
 

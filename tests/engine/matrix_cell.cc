@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -11,9 +12,8 @@
 namespace ebb::testing {
 namespace {
 
-constexpr int kWidth = 13;
-// Elements of layers 1 to 3 of the toy model, which are smaller than the first.
-constexpr int64_t kSmallUnit = kWidth * kWidth + kWidth;
+constexpr int kWidths[] = {13, 67};
+constexpr Tier kTierLevels[] = {Tier::kDevice, Tier::kCpu, Tier::kNvme};
 
 struct Rounds {
   int micro_batches = 1, per_round = 1;
@@ -53,6 +53,15 @@ std::span<const AxisLevels> Axes() {
       {"shard_group", {"world", "1", "half"}},
       {"model", {"tied", "frozen first"}},
       {"between", {"nothing", "evaluation", "suspension"}},
+      {"size", {"small", "large"}},
+      {"parameters", {"device", "cpu", "nvme"}},
+      {"optimizer", {"device", "cpu", "nvme"}},
+      {"gradients", {"follow", "device", "cpu"}},
+      {"activations", {"device", "cpu", "nvme"}},
+      {"faster share", {"none", "some"}},
+      {"sub-groups", {"default", "2048"}},
+      {"masters", {"plain", "split"}},
+      {"disk", {"default", "threads"}},
   };
   return kLevels;
 }
@@ -74,12 +83,19 @@ std::string Cell::Describe() const {
 }
 
 ToyOptions Cell::MakeModel() const {
-  return {.width = kWidth,
+  return {.width = kWidths[(*this)[kSize]],
           .frozen_first = (*this)[kModel] == 1,
           .boundaries = (*this)[kBoundaries] == 1};
 }
 
-Config Cell::MakeConfig() const {
+Tier Cell::parameter_tier() const {
+  return (*this)[kStage] == 3 ? kTierLevels[(*this)[kParameters]] : Tier::kDevice;
+}
+Tier Cell::optimizer_tier() const {
+  return (*this)[kStage] > 0 ? kTierLevels[(*this)[kOptimizer]] : Tier::kDevice;
+}
+
+Config Cell::MakeConfig(const std::string& nvme_path) const {
   const auto pick = [this](Axis axis, const auto& choices) {
     return choices[static_cast<size_t>((*this)[axis])];
   };
@@ -109,9 +125,10 @@ Config Cell::MakeConfig() const {
   config.ebb.check_overflow = checks;
   config.gradient_clipping = checks ? 0.1 : 0;
   // The first layer is over the threshold; of the three others the mixed limit keeps two.
+  const int64_t width = MakeModel().width, small_unit = width * width + width;
   config.zero.param_persistence_threshold =
-      pick(kPersistence, std::array<int64_t, 3>{0, kSmallUnit, 1'000'000});
-  if ((*this)[kPersistence] == 1) config.zero.model_persistence_threshold = 2 * kSmallUnit;
+      pick(kPersistence, std::array<int64_t, 3>{0, small_unit, 1'000'000});
+  if ((*this)[kPersistence] == 1) config.zero.model_persistence_threshold = 2 * small_unit;
   config.ebb.reshard_after_forward = (*this)[kReshard] == 0;
   config.ebb.shard_group = shard_group();
   if (shard_group() == 0 && (*this)[kReductionGroup] == 1) config.ebb.reduction_group = 1;
@@ -123,6 +140,26 @@ Config Cell::MakeConfig() const {
   config.loss_scale.window = 1;
   config.optimizer.learning_rate = 1e-2;
   config.optimizer.weight_decay = 0.1;
+
+  OffloadParamConfig& parameters = config.zero.offload_param;
+  OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
+  parameters.device = parameter_tier();
+  optimizer.device = optimizer_tier();
+  parameters.nvme_paths = optimizer.nvme_paths = {nvme_path};
+  parameters.pin_memory = optimizer.pin_memory = false;
+  if (optimizer_tier() != Tier::kDevice || parameter_tier() != Tier::kDevice) {
+    if ((*this)[kGradients] == 1) config.ebb.offload_gradients = Tier::kDevice;
+    if ((*this)[kGradients] == 2) config.ebb.offload_gradients = Tier::kCpu;
+  }
+  if ((*this)[kActivations] != 0)
+    config.ebb.offload_activations = kTierLevels[(*this)[kActivations]];
+  const bool share = (*this)[kFasterShare] == 1;
+  // One and a half of the toy's large units.
+  parameters.max_in_cpu = share ? 7'000 : 0;
+  if (share) optimizer.ratio = 0.6;
+  if (share && optimizer_tier() == Tier::kNvme) config.ebb.host_memory = int64_t{1} << 20;
+  if ((*this)[kSubGroups] == 1) config.zero.sub_group_size = 2048;
+  config.ebb.split_master = (*this)[kMasters] == 1 && config.compute == DType::kBFloat16;
   return config;
 }
 
@@ -139,7 +176,7 @@ int Cell::shard_group() const {
 
 Cell Cell::Reference() const {
   Cell plain;
-  for (const Axis axis : {kWorld, kDType, kChecks, kCommunication, kAccumulation, kModel})
+  for (const Axis axis : {kWorld, kDType, kChecks, kCommunication, kAccumulation, kModel, kSize})
     plain[axis] = (*this)[axis];
   // With every group of one rank, and with one group of all, the sum is in rank order.
   if (shard_group() == 0 && world() == 4 && (*this)[kReductionGroup] == 2)
@@ -174,11 +211,22 @@ bool Cell::IsRedundant() const {
   if ((*this)[kDType] == 0 && (*this)[kCommunication] == 1) return true;
   if (shard_group() == 0 && (*this)[kShardGroup] != 0) return true;
   if (shard_group() > 0 && (*this)[kReductionGroup] != 0) return true;
-  return world() < 4 && (*this)[kReductionGroup] != 0;
+  if (world() < 4 && (*this)[kReductionGroup] != 0) return true;
+  if ((*this)[kParameters] != 0 && parameter_tier() == Tier::kDevice) return true;
+  if ((*this)[kOptimizer] != 0 && optimizer_tier() == Tier::kDevice) return true;
+  if ((*this)[kMasters] != 0 && (*this)[kDType] != 1) return true;
+  if ((*this)[kDisk] != 0 && parameter_tier() != Tier::kNvme && optimizer_tier() != Tier::kNvme)
+    return true;
+  const bool offloads = parameter_tier() != Tier::kDevice || optimizer_tier() != Tier::kDevice;
+  return !offloads &&
+         ((*this)[kGradients] != 0 || (*this)[kFasterShare] != 0 || (*this)[kSubGroups] != 0);
 }
 
 absl::StatusOr<Outcome> RunCell(const Cell& cell) {
-  const Config config = cell.MakeConfig();
+  // Ranks of one process and several of a test program share the path, as several runs do.
+  const char* given = std::getenv("TEST_TMPDIR");
+  const Config config = cell.MakeConfig(given == nullptr ? "/tmp" : given);
+  setenv("EBB_IO_URING", cell[kDisk] == 1 ? "0" : "1", /*overwrite=*/1);
   const ModelSpec spec = ToyModel(cell.MakeModel()).spec();
   std::vector<size_t> starts(1);  // of each parameter in a vector of all
   for (const ParameterSpec& parameter : spec.parameters)

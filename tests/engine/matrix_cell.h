@@ -34,6 +34,15 @@ enum Axis : int {
   kShardGroup,      // likewise; at stage 0 the world
   kModel,           // frozen first: backward ends before the first visit
   kBetween,         // what comes after each step
+  kSize,            // of a unit; large: shards of several sub-groups
+  kParameters,      // tier, at stage 3
+  kOptimizer,       // tier of masters and moments, from stage 1 on
+  kGradients,       // tier of reduced gradients; follow: the optimizer
+  kActivations,     // tier of boundaries, where they are the engine's
+  kFasterShare,     // what a faster tier keeps of parameters and states
+  kSubGroups,       // at most so many elements
+  kMasters,         // split: bf16 only
+  kDisk,            // what moves data to and from it
   kAxes
 };
 struct AxisLevels {
@@ -54,7 +63,9 @@ struct Cell {
   // Rounds whose gradients are reduced one by one and then summed: what legitimately changes sums.
   int reductions() const;
   int shard_group() const;  // ranks; 0: the world
-  Config MakeConfig() const;
+  Tier parameter_tier() const;
+  Tier optimizer_tier() const;
+  Config MakeConfig(const std::string& nvme_path = "/unused") const;
   ToyOptions MakeModel() const;
   std::string Describe() const;
 

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kRandomCells = 50;
 
-enum class Part { kPairwise, kRandom, kProduct };
+enum class Part { kPairwise, kRandom, kProduct, kTiers };
 struct Batch {
   Part part{};
   int index = 0;
@@ -62,8 +62,11 @@ Cell RandomCell(int index) {
 // Settings that a cell of the product takes by turns instead of with every combination of the
 // others: who keeps activations, what is frozen, evaluations in between, and the reduction's
 // dtypes, shard groups.
-constexpr Axis kTakenByTurns[] = {kBoundaries,    kModel,        kBetween,
-                                  kCommunication, kAccumulation, kShardGroup};
+constexpr Axis kTakenByTurns[] = {kBoundaries,   kModel,      kBetween,    kCommunication,
+                                  kAccumulation, kShardGroup, kActivations};
+// Tiers are multiplied with each other only (kTiers).
+constexpr Axis kTierAxes[] = {kSize,        kParameters, kOptimizer, kGradients,
+                              kFasterShare, kSubGroups,  kMasters,   kDisk};
 
 // One world and compute dtype; one cell of each set of settings that mean the same.
 std::vector<Cell> ProductCells(int index) {
@@ -73,7 +76,8 @@ std::vector<Cell> ProductCells(int index) {
   cell[kDType] = index / counts[kWorld];
   std::vector<Axis> multiplied;
   for (int axis = 0; axis < kAxes; ++axis) {
-    if (axis != kWorld && axis != kDType && !Contains(kTakenByTurns, static_cast<Axis>(axis)))
+    if (axis != kWorld && axis != kDType && !Contains(kTakenByTurns, static_cast<Axis>(axis)) &&
+        !Contains(kTierAxes, static_cast<Axis>(axis)))
       multiplied.push_back(static_cast<Axis>(axis));
   }
   std::vector<Cell> cells;
@@ -83,6 +87,38 @@ std::vector<Cell> ProductCells(int index) {
       cells.push_back(cell);
       for (const Axis axis : kTakenByTurns)
         cells.back()[axis] = static_cast<int>(turns.Between(0, counts[axis] - 1));
+    }
+    more = false;
+    for (size_t a = 0; a < multiplied.size() && !more; ++a) {
+      int& level = cell[multiplied[a]];
+      level = (level + 1) % counts[multiplied[a]];
+      more = level > 0;
+    }
+  }
+  return cells;
+}
+
+// All tiers at one world and compute dtype, from stage 1 on; everything else by turns.
+std::vector<Cell> TierCells(int index) {
+  const std::vector<int> counts = LevelCounts();
+  constexpr int kWorlds[] = {0, 1, 3};
+  std::vector<Axis> multiplied(std::begin(kTierAxes), std::end(kTierAxes));
+  multiplied.push_back(kStage);
+  std::vector<Cell> cells;
+  sharding::Random turns(static_cast<uint64_t>(1000 + index));
+  Cell cell;
+  for (bool more = true; more;) {
+    cell[kWorld] = kWorlds[index % 3];
+    cell[kDType] = index / 3;
+    cell[kReduceAt] = 1;
+    cell[kUpdate] = 1;
+    if (cell[kStage] > 0 && !cell.IsRedundant()) {
+      cells.push_back(cell);
+      for (int axis = 0; axis < kAxes; ++axis) {
+        const Axis other = static_cast<Axis>(axis);
+        if (other != kWorld && other != kDType && !Contains(multiplied, other))
+          cells.back()[other] = static_cast<int>(turns.Between(0, counts[axis] - 1));
+      }
     }
     more = false;
     for (size_t a = 0; a < multiplied.size() && !more; ++a) {
@@ -106,6 +142,8 @@ std::vector<Cell> CellsOf(const Batch& batch) {
       return {RandomCell(batch.index)};
     case Part::kProduct:
       return ProductCells(batch.index);
+    case Part::kTiers:
+      return TierCells(batch.index);
   }
   return {};
 }
@@ -125,7 +163,8 @@ class MatrixTest : public ::testing::TestWithParam<Batch> {
 };
 
 TEST_P(MatrixTest, CellHasTheBitsOfItsReference) {
-  if (GetParam().part == Part::kProduct && !Full()) GTEST_SKIP() << "set EBB_FULL=1";
+  const bool product = GetParam().part == Part::kProduct || GetParam().part == Part::kTiers;
+  if (product && !Full()) GTEST_SKIP() << "set EBB_FULL=1";
   const std::vector<Cell> cells = CellsOf(GetParam());
   if (GetParam().part == Part::kRandom) std::cout << "EBB_SEED=" << Seed() << ": ";
   std::cout << (cells.size() == 1 ? cells[0].Describe() : absl::StrCat(cells.size(), " cells"))
@@ -155,6 +194,9 @@ INSTANTIATE_TEST_SUITE_P(Pairwise, MatrixTest,
 INSTANTIATE_TEST_SUITE_P(Random, MatrixTest,
                          ::testing::ValuesIn(Batches(Part::kRandom, kRandomCells)), kIndexAsName);
 INSTANTIATE_TEST_SUITE_P(Product, MatrixTest, ::testing::ValuesIn(Batches(Part::kProduct, 12)),
+                         kIndexAsName);
+
+INSTANTIATE_TEST_SUITE_P(Tiers, MatrixTest, ::testing::ValuesIn(Batches(Part::kTiers, 9)),
                          kIndexAsName);
 
 // Without clipping the norm, which depends on where slices begin, changes nothing.

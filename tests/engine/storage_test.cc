@@ -56,7 +56,8 @@ class StorageTest : public ::testing::Test {
     plan_ = sharding::PlanStep(
                 {.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2})
                 .value();
-    storage_ = std::make_unique<Storage>(Storage::Create(device_, plan_, 1, ledger_).value());
+    storage_ = std::make_unique<Storage>(
+        Storage::Create(device_, plan_, resolved, 1, "test", ledger_).value());
   }
 
   uint64_t Current(StateClass state, Tier tier) const {
@@ -73,9 +74,16 @@ class StorageTest : public ::testing::Test {
   }
   // The first bytes of what is kept.
   std::vector<void*> Kept() const {
-    return {storage_->Slice(0, true), storage_->Master(1), storage_->State(3, 0),
-            storage_->State(4, 1)};
+    const sharding::SubGroup &third = SubGroupOf(3), &fourth = SubGroupOf(4);
+    return {storage_->Slice(0, true), Master(1), storage_->At(third.states),
+            storage_->At(fourth.states.Plus(fourth.states_stride))};
   }
+  const sharding::SubGroup& SubGroupOf(int unit) const {
+    const sharding::Homes& homes = plan_.pools.homes;
+    return homes
+        .sub_groups[static_cast<size_t>(homes.units[static_cast<size_t>(unit)].first_sub_group)];
+  }
+  std::byte* Master(int unit) const { return storage_->At(SubGroupOf(unit).master); }
 
   Device device_{std::make_shared<FarDevice>()};
   Stream stream_ = device_.NewStream("copies").value();
@@ -121,17 +129,17 @@ TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
 
 TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
   const int64_t all = FarDevice::held;
-  std::memset(storage_->Master(1), 7, 64);
+  std::memset(Master(1), 7, 64);
   storage_->MoveInto(storage_->MakeRoom(Tier::kCpu).value(), stream_);
   FarDevice::limit = all - 1;
   const absl::Status refused = storage_->MakeRoom(Tier::kDevice).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(FarDevice::held, 0);  // nor is anything of the attempt left
   EXPECT_EQ(Current(Tier::kDevice), 0u);
-  EXPECT_EQ(*reinterpret_cast<unsigned char*>(storage_->Master(1)), 7);
+  EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
   FarDevice::limit = all;
   storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_);
-  EXPECT_EQ(*reinterpret_cast<unsigned char*>(storage_->Master(1)), 7);
+  EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
 }
 
 TEST_F(StorageTest, RoomThatIsNotMovedIntoIsGivenBack) {

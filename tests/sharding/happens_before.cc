@@ -7,7 +7,8 @@ namespace ebb::sharding {
 int HappensBefore::Add(StreamId stream, std::span<const int> after) {
   const int number = static_cast<int>(things_.size());
   int& last = last_[static_cast<int>(stream)];
-  Thing thing{.stream = stream, .clock = {kStart, kStart, kStart, kStart}};
+  Thing thing{.stream = stream, .clock = {}};
+  std::fill(std::begin(thing.clock), std::end(thing.clock), kStart);
   const auto follow = [&](int other) {
     if (other == kStart) return;
     for (int s = 0; s < kStreams; ++s)

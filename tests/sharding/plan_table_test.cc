@@ -110,7 +110,8 @@ TEST(PlanTable, ABucketHasALineForEachUnitWithItsAddress) {
     for (const std::string& at :
          {address("gather", of_unit.gather_trainable),
           address("gradient", plan->pools.visits[u].gradient),
-          address("gradient", of_unit.gradient_shard), address("master", of_unit.master)}) {
+          address("gradient", of_unit.gradient_shard),
+          address("master", plan->pools.homes.sub_groups[u].master.offset)}) {
       EXPECT_TRUE(std::any_of(lines.begin(), lines.end(),
                               [&](const std::string& line) {
                                 return line.find(unit) != std::string::npos && line.ends_with(at);

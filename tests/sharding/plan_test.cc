@@ -28,14 +28,15 @@ int ConfiguredRounds(const Config& config) {
 std::vector<int64_t> Flat(const Pools& pools) {
   std::vector<int64_t> flat(pools.bytes, pools.bytes + kStateClasses);
   for (const UnitAddresses& u : pools.units) {
-    flat.insert(flat.end(), {u.parameter_trainable, u.parameter_frozen, u.master, u.state,
-                             u.gradient_shard, u.gather_trainable, u.gather_frozen});
+    flat.insert(flat.end(), {u.parameter_trainable, u.parameter_frozen, u.gradient_shard,
+                             u.gather_trainable, u.gather_frozen});
   }
+  for (const SubGroup& g : pools.homes.sub_groups)
+    flat.insert(flat.end(), {g.master.offset, g.states.offset, g.states_stride});
   for (const VisitAddresses& v : pools.visits)
     flat.insert(flat.end(), {v.gradient, v.output, v.output_gradient, v.boundary_stride});
-  flat.insert(flat.end(),
-              {pools.state_stride, pools.state_base, pools.staging_cast, pools.staging_norm,
-               pools.staging_exchange, pools.staging_gradient, pools.evaluation_micro_batches});
+  flat.insert(flat.end(), {pools.staging_cast, pools.staging_norm, pools.staging_exchange,
+                           pools.staging_gradient, pools.evaluation_micro_batches});
   return flat;
 }
 

@@ -83,6 +83,9 @@ std::vector<int> Replay::Resolve(const std::vector<Dependency>& dependencies) co
       case Dependency::kExchanged:
         things.push_back(exchanged_);
         break;
+      case Dependency::kStored:
+      case Dependency::kSlotFree:
+        break;  // of what is offloaded, which is not replayed here
     }
   }
   return things;
@@ -96,6 +99,10 @@ void Replay::Issue(int index) {
   things_[index] = thing;
   switch (operation.kind) {
     case OperationKind::kMark:
+    case OperationKind::kRead:
+    case OperationKind::kUpload:
+    case OperationKind::kDownload:
+    case OperationKind::kWrite:
       break;
     case OperationKind::kGather:
       Gather(thing, operation);

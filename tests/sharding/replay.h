@@ -64,6 +64,7 @@ class Replay {
   Range OwnParameters(int unit) const;  // what the update writes, a gather and a refresh read
   Range Gathered(int unit) const;       // trainable parameters, whole
   Range GatheredFrozen(int unit) const;
+  const SubGroup& SubGroupOf(int unit) const;
   Range Master(int unit) const;
   Range OptimizerState(int unit, int state) const;
   Range GradientShard(int unit, bool whole) const;

@@ -49,14 +49,22 @@ Range Replay::GatheredFrozen(int unit) const {
   return {StateClass::kGather, addresses.gather_frozen, bytes};
 }
 
+const SubGroup& Replay::SubGroupOf(int unit) const {
+  static const SubGroup kNothing;
+  const Homes& homes = plan_->pools.homes;
+  if (homes.units[static_cast<size_t>(unit)].sub_groups == 0) return kNothing;
+  return homes
+      .sub_groups[static_cast<size_t>(homes.units[static_cast<size_t>(unit)].first_sub_group)];
+}
+
 Range Replay::Master(int unit) const {
-  return {StateClass::kMaster, plan_->pools.units[unit].master, owned(unit) * 4};
+  return {StateClass::kMaster, SubGroupOf(unit).master.offset, owned(unit) * 4};
 }
 
 Range Replay::OptimizerState(int unit, int state) const {
-  const Pools& pools = plan_->pools;
-  return {StateClass::kOptimizer,
-          pools.state_base + state * pools.state_stride + pools.units[unit].state, owned(unit) * 4};
+  const SubGroup& group = SubGroupOf(unit);
+  return {StateClass::kOptimizer, group.states.offset + state * group.states_stride,
+          owned(unit) * 4};
 }
 
 Range Replay::GradientShard(int unit, bool whole) const {

@@ -1,0 +1,146 @@
+// Moves between tiers, as the plan has them; and the updates that one step leaves to the next.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/traffic.h"
+
+namespace ebb {
+
+using sharding::Move;
+using sharding::Operation;
+using sharding::OperationKind;
+
+void Executor::CountMoves(const Operation& operation, StepTag step) {
+  if (!step.counts) return;
+  for (const Move& move : operation.moves)
+    traffic_[step.counted].Add(sharding::RowOf(move), move.bytes);
+}
+
+// Copies between the device and host memory are the stream's; transfers with the swap file are
+// started together and waited for by the stream's thread, so that whatever is enqueued after them
+// finds them done.
+void Executor::EnqueueMoves(int index, StepTag step) {
+  Runnable* const run = progress_.run;
+  const Operation& operation = run->plan.operations[index];
+  Stream& stream = StreamOf(operation.stream);
+  if (operation.kind == OperationKind::kUpload || operation.kind == OperationKind::kDownload) {
+    if (timeline_ != nullptr)
+      stream.Enqueue([run, index] { run->begin_ns[index] = Timeline::NowNs(); });
+    for (const Move& move : operation.moves)
+      stream.Copy(storage_->At(move.to), storage_->At(move.from), move.bytes);
+    stream.Enqueue([this, run, index, step] {
+      CountMoves(run->plan.operations[index], step);
+      Trace(*run, index, step);
+    });
+    return;
+  }
+  stream.Enqueue([this, run, index, step] { RunTransfers(*run, index, step); });
+}
+
+void Executor::RunTransfers(Runnable& run, int index, StepTag step) {
+  const Operation& operation = run.plan.operations[index];
+  if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
+  if (HasFailed()) return;
+  const bool reads = operation.kind == OperationKind::kRead;
+  const size_t moves = operation.moves.size();
+  IoTransfer* const transfers = run.transfers[static_cast<size_t>(index)].get();
+  for (size_t i = 0; i < moves; ++i) {
+    const Move& move = operation.moves[i];
+    const sharding::Place& disk = reads ? move.from : move.to;
+    if (reads) {
+      storage_->File(disk).StartRead(transfers[i], disk.offset, storage_->At(move.to), move.bytes);
+    } else {
+      storage_->File(disk).StartWrite(transfers[i], disk.offset, storage_->At(move.from),
+                                      move.bytes);
+    }
+  }
+  for (size_t i = 0; i < moves; ++i) {
+    const Move& move = operation.moves[i];
+    const absl::Status moved = storage_->File(reads ? move.from : move.to).Wait(transfers[i]);
+    if (moved.ok()) continue;
+    Fail(absl::Status(
+        moved.code(),
+        absl::StrCat("the engine has failed: in step ", step.number, ", the ",
+                     std::string(sharding::Name(operation.kind)), " of the ",
+                     std::string(Name(move.state)), " of unit '",
+                     run.plan.unit_names[operation.parts.front().unit], "': ", moved.message())));
+  }
+  CountMoves(operation, step);
+  Trace(run, index, step);
+}
+
+// Runs the updates that the last step left to the next one, for whoever looks first.
+void Executor::Drain() {
+  if (!carries_) return;
+  Runnable* const run = std::exchange(progress_.run, drain_.get());
+  std::fill(drain_->issued.begin(), drain_->issued.end(), uint8_t{0});
+  for (size_t index = 0; index < drain_->plan.operations.size(); ++index)
+    Issue(static_cast<int>(index));
+  carries_ = false;
+  progress_.run = run;
+}
+
+// Of a step that leaves the plan, which had them just ahead of their gathers.
+void Executor::IssueCarriedLeft() {
+  if (!carries_) return;
+  for (size_t index = 0; index < progress_.run->plan.operations.size(); ++index) {
+    if (progress_.run->plan.operations[index].condition == sharding::Condition::kCarrying)
+      Issue(static_cast<int>(index));
+  }
+  carries_ = false;
+}
+
+// Slow, and right whatever the streams were doing.
+void Executor::AwaitOffloads() {
+  for (std::optional<Stream>* stream : {&download_, &read_parameters_}) {
+    if (stream->has_value()) (*stream)->WaitIdle();
+  }
+}
+
+// What an operation comes after, and then it.
+void Executor::IssueWithNeeds(int index) {
+  if (progress_.run->issued[index]) return;
+  for (const sharding::Dependency& dependency : progress_.run->plan.operations[index].after) {
+    if (dependency.kind != sharding::Dependency::kOperation) continue;
+    if (progress_.run->plan.operations[dependency.index].kind != OperationKind::kMark)
+      IssueWithNeeds(dependency.index);
+  }
+  Issue(index);
+}
+
+// A unit's slice from where it lives into its slot, at once.
+void Executor::FetchSlice(int unit) {
+  for (const bool trainable : {true, false}) {
+    const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
+    const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
+    std::byte* const slice = storage_->Slice(unit, trainable);
+    const absl::Status fetched =
+        VisitState({.what = StateClass::kParameter, .unit = unit, .trainable = trainable}, 0, shard,
+                   Access::kRead, [&](std::byte* data, DType dtype, int64_t first, int64_t count) {
+                     upload_->Copy(slice + first * SizeOf(dtype), data, count * SizeOf(dtype));
+                     upload_->WaitIdle();
+                     return absl::OkStatus();
+                   });
+    if (!fetched.ok()) Fail(fetched);
+  }
+}
+
+// Until all updates of a unit are where they belong.
+void Executor::AwaitState(int unit) {
+  Drain();
+  updated_[static_cast<size_t>(unit)].Wait();
+  stored_[static_cast<size_t>(unit)].Wait();
+}
+
+std::vector<TrafficRow> Executor::traffic() const {
+  const int parity = finished_parity_;
+  if (finished_steps_ == 0) return {};
+  for (const std::vector<Event>* events : {&updated_, &stored_}) {
+    for (const Event& event : *events) event.Wait();
+  }
+  return traffic_[parity].Rows(predicted_traffic_[parity]);
+}
+
+}  // namespace ebb

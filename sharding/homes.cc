@@ -1,0 +1,120 @@
+#include "ebb/sharding/homes.h"
+
+#include <algorithm>
+
+#include "ebb/sharding/plan.h"
+
+namespace ebb::sharding {
+namespace {
+
+// Lets a share of what comes pass, as evenly as whole pieces allow.
+class Share {
+ public:
+  explicit Share(double share) : share_(share) {}
+  bool Takes(int64_t count) {
+    seen_ += count;
+    const bool takes =
+        static_cast<double>(taken_ + count) <= share_ * static_cast<double>(seen_) || share_ >= 1;
+    taken_ += takes ? count : 0;
+    return takes;
+  }
+
+ private:
+  double share_;
+  int64_t seen_ = 0, taken_ = 0;
+};
+
+std::vector<ParameterPiece> Pieces(const Decisions& d, int unit, int64_t shard, int64_t& in_cpu) {
+  if (shard == 0) return {};
+  const Tier tier = d.kept_whole[static_cast<size_t>(unit)] ? Tier::kDevice : d.parameter_tier;
+  if (tier != Tier::kNvme) return {{.begin = 0, .end = shard, .home = {.tier = tier}}};
+  int64_t cut = std::min(in_cpu, shard);
+  if (cut < shard) cut -= cut % kCutElements;
+  if (cut < shard && d.own_optimizer) cut = 0;  // it gets slices of parameters uncut
+  in_cpu -= cut;
+  std::vector<ParameterPiece> pieces;
+  if (cut > 0) pieces.push_back({.begin = 0, .end = cut, .home = {.tier = Tier::kCpu}});
+  if (cut < shard) pieces.push_back({.begin = cut, .end = shard, .home = {.tier = Tier::kNvme}});
+  return pieces;
+}
+
+// What a sub-group writes of the parameters has one home.
+std::vector<int64_t> CutsOf(const std::vector<ParameterPiece>& pieces, int64_t elements,
+                            int64_t step) {
+  std::vector<int64_t> cuts = {0};
+  for (const ParameterPiece& piece : pieces) {
+    const int64_t end = std::min(piece.end, elements);
+    while (cuts.back() < end) cuts.push_back(std::min(end, cuts.back() + step));
+  }
+  return cuts;
+}
+
+}  // namespace
+
+Homes DecideHomes(const Decisions& d, const ModelLayout& layout, const HomeLimits& limits) {
+  Homes homes;
+  homes.units.resize(layout.units.size());
+  int64_t in_cpu = limits.parameters_in_cpu, offloaded = 0;
+  Share device(limits.states_on_device);
+  const int64_t step =
+      std::max(kCutElements, limits.sub_group_elements / kCutElements * kCutElements);
+  for (size_t u = 0; u < layout.units.size(); ++u) {
+    const UnitLayout& unit = layout.units[u];
+    UnitHomes& of_unit = homes.units[u];
+    of_unit.trainable = Pieces(d, static_cast<int>(u), unit.trainable.shard, in_cpu);
+    of_unit.frozen = Pieces(d, static_cast<int>(u), unit.frozen.shard, in_cpu);
+    of_unit.first_sub_group = static_cast<int>(homes.sub_groups.size());
+    const int64_t elements = d.stage == 0 ? unit.trainable.elements : unit.trainable.shard;
+    if (elements == 0) continue;
+    if (d.optimizer_tier == Tier::kDevice && d.parameter_tier == Tier::kDevice &&
+        d.gradient_tier == Tier::kDevice) {
+      homes.sub_groups.push_back({.unit = static_cast<int>(u), .begin = 0, .end = elements});
+      of_unit.sub_groups = 1;
+      continue;
+    }
+    const std::vector<int64_t> cuts = CutsOf(of_unit.trainable, elements, step);
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      SubGroup group{.unit = static_cast<int>(u), .begin = cuts[i], .end = cuts[i + 1]};
+      if (d.optimizer_tier != Tier::kDevice && !device.Takes(group.count())) {
+        group.tier = d.optimizer_tier;
+        offloaded += group.count();
+      }
+      homes.sub_groups.push_back(group);
+    }
+    of_unit.sub_groups = static_cast<int>(cuts.size()) - 1;
+  }
+  if (d.optimizer_tier == Tier::kNvme && offloaded > 0) {
+    const int64_t bytes = offloaded * d.state_bytes();
+    Share cpu(std::min(
+        1.0, static_cast<double>(limits.states_in_cpu_bytes) / static_cast<double>(bytes)));
+    for (SubGroup& group : homes.sub_groups) {
+      if (group.tier == Tier::kNvme && cpu.Takes(group.count())) group.tier = Tier::kCpu;
+    }
+  }
+  for (UnitHomes& unit : homes.units) {
+    if (d.gradient_tier == Tier::kDevice) continue;
+    const auto begin = homes.sub_groups.begin() + unit.first_sub_group;
+    const bool all_on_device =
+        std::all_of(begin, begin + unit.sub_groups,
+                    [](const SubGroup& group) { return group.tier == Tier::kDevice; });
+    unit.gradient = d.gradients_follow && all_on_device ? Tier::kDevice : Tier::kCpu;
+  }
+  return homes;
+}
+
+const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t at) {
+  return *std::find_if(pieces.begin(), pieces.end(),
+                       [&](const ParameterPiece& piece) { return at < piece.end; });
+}
+
+int64_t SwapBytes(const Homes& homes, int unit, int64_t size) {
+  int64_t bytes = 0;
+  for (const bool trainable : {true, false}) {
+    for (const ParameterPiece& piece : homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
+      if (piece.home.tier == Tier::kNvme) bytes += SwapAligned(piece.count() * size);
+    }
+  }
+  return bytes;
+}
+
+}  // namespace ebb::sharding

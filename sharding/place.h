@@ -1,0 +1,39 @@
+// Addresses in a rank's pools, and moves between them: what an offloaded step carries from tier to
+// tier, as data. The same on every rank.
+#pragma once
+
+#include <cstdint>
+
+#include "ebb/sharding/state.h"
+
+namespace ebb::sharding {
+
+// A byte of one pool. On kNvme there are two, each a file of the rank's: of parameters (kParameter),
+// and of all else.
+struct Place {
+  Tier tier = Tier::kDevice;
+  StateClass pool{};
+  int64_t offset = 0;
+  int64_t per_slice = 0;  // plus this times the number of the rank's slice
+
+  Place Plus(int64_t bytes) const {
+    Place further = *this;
+    further.offset += bytes;
+    return further;
+  }
+  friend bool operator==(const Place&, const Place&) = default;
+};
+
+struct Move {
+  StateClass state{};  // what it is, wherever it lies meanwhile
+  Place from, to;
+  int64_t bytes = 0;
+};
+
+// Transfers with the swap file start and end at multiples of this, in the file and in memory.
+inline constexpr int64_t kSwapAlignment = 4096;
+constexpr int64_t SwapAligned(int64_t bytes) {
+  return (bytes + kSwapAlignment - 1) / kSwapAlignment * kSwapAlignment;
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,30 @@
+// Memory through which pass the parts of a class that live elsewhere.
+#pragma once
+
+#include <cstdint>
+
+#include "ebb/sharding/place.h"
+
+namespace ebb::sharding {
+
+// What uses a slot. Parameter slots have two uses at once: gathers take from them, and writes store
+// what updates left there.
+enum class SlotKind : uint8_t { kParameter, kParameterStored, kHostWork, kDeviceWork, kBoundary };
+
+// Equal slots, used in turns.
+struct SlotRing {
+  int count = 0;
+  int64_t bytes = 0;  // of a slot
+  Place first;
+
+  Place Slot(int turn) const { return first.Plus(turn % count * bytes); }
+};
+
+// What one sub-group has in a slot while it is updated: offsets in the slot, -1 for what always
+// lives where the update runs.
+struct WorkSlots {
+  SlotRing ring;
+  int64_t master = -1, states = -1, states_stride = 0, gradient = -1, parameter = -1;
+};
+
+}  // namespace ebb::sharding

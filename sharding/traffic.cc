@@ -1,0 +1,35 @@
+#include "ebb/sharding/traffic.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+
+namespace ebb::sharding {
+
+TrafficRow RowOf(const Move& move) {
+  const bool read = move.from.tier > move.to.tier;
+  return {.state = move.state,
+          .tier = std::max(move.from.tier, move.to.tier),
+          .direction = read ? Direction::kRead : Direction::kWrite,
+          .predicted_bytes = static_cast<uint64_t>(move.bytes)};
+}
+
+std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying) {
+  std::map<std::tuple<StateClass, Tier, Direction>, TrafficRow> rows;
+  for (const Operation& operation : plan.operations) {
+    if (operation.condition == (carrying ? Condition::kNotCarrying : Condition::kCarrying))
+      continue;
+    for (const Move& move : operation.moves) {
+      const TrafficRow of_move = RowOf(move);
+      TrafficRow& row = rows[{of_move.state, of_move.tier, of_move.direction}];
+      const uint64_t before = row.predicted_bytes;
+      row = of_move;
+      row.predicted_bytes += before;
+    }
+  }
+  std::vector<TrafficRow> table;
+  for (const auto& [key, row] : rows) table.push_back(row);
+  return table;
+}
+
+}  // namespace ebb::sharding
