@@ -343,9 +343,12 @@ void Executor::IssueUpdatesLeft() {
   const sharding::Plan& plan = progress_.run->plan;
   if (plan.decisions.timing != sharding::UpdateTiming::kEarly) return;
   reduce_->Record(*fence_);
-  update_->Wait(*fence_);
   gather_->Record(*demand_);
-  update_->Wait(*demand_);
+  for (std::optional<Stream>* stream : {&update_, &host_update_, &upload_, &download_}) {
+    if (!stream->has_value()) continue;
+    (*stream)->Wait(*fence_);
+    (*stream)->Wait(*demand_);
+  }
   for (size_t index = 0; index < plan.operations.size(); ++index) {
     if (plan.operations[index].kind == OperationKind::kUpdate) Issue(static_cast<int>(index));
   }

@@ -279,6 +279,7 @@ absl::Status Executor::Reduce(int64_t number) {
   }
   CompleteScopes();
   reduce_->WaitIdle();
+  AwaitOffloads();
   progress_.reduced = true;
   if (absl::Status broken = CommunicationError(); !broken.ok()) Stick(Located(broken));
   return StuckError();
@@ -298,11 +299,13 @@ absl::Status Executor::Finish(int64_t number) {
   CompleteScopes();
   if (progress_.gradients_written) RefreshWrittenGradients();
   if (progress_.departed) IssueUpdatesLeft();
-  // By now all carried updates are on their way.
-  if (carries_) host_update_->Record(host_updates_done_[carried_parity_]);
+  if (carries_) {
+    IssueCarriedLeft();
+    update_->Record(updates_done_[carried_parity_]);
+    host_update_->Record(host_updates_done_[carried_parity_]);
+  }
   const sharding::Moment& finish = progress_.run->plan.moments.back();
   for (int operation : finish.operations) Issue(operation);
-  carries_ = false;
   update_->Record(updates_done_[progress_.parity]);
   if (host_update_) host_update_->Record(host_updates_done_[progress_.parity]);
   exchanged_->Wait();

@@ -94,9 +94,9 @@ absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
   EBB_RETURN_IF_ERROR(
       create(config.zero.offload_param.nvme_paths, "parameters", parameters, parameter_file_));
   const bool has_own = !config.zero.offload_optimizer.nvme_paths.empty();
-  return create(has_own ? config.zero.offload_optimizer.nvme_paths
-                        : config.zero.offload_param.nvme_paths,
-                "states", states, state_file_);
+  return create(
+      has_own ? config.zero.offload_optimizer.nvme_paths : config.zero.offload_param.nvme_paths,
+      "states", states, state_file_);
 }
 
 absl::StatusOr<Storage::Room> Storage::MakeRoom(Tier tier) const {

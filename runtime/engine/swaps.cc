@@ -82,7 +82,7 @@ void Executor::Drain() {
   progress_.run = run;
 }
 
-// Of a step that leaves the plan, which had them just ahead of their gathers.
+// Of a step that ends early or leaves the plan, which had them just ahead of their gathers.
 void Executor::IssueCarriedLeft() {
   if (!carries_) return;
   for (size_t index = 0; index < progress_.run->plan.operations.size(); ++index) {
