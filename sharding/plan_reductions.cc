@@ -15,7 +15,8 @@ int64_t PlanBuilder::WholeGradientBytes(int unit) const {
   return plan_.layout.units[unit].trainable.elements * SizeOf(d_.gradient);
 }
 
-// Before backward writes a whole gradient, whatever read that memory before has read it.
+// Before backward writes a whole gradient, whatever read that memory before has read it. Readers of
+// one stream are in order, so the last of each covers those before it.
 void PlanBuilder::WaitForGradientMemory(int s, std::vector<Dependency>& waits) const {
   const auto begin = [&](int scope) {
     return plan_.pools.visits[plan_.scopes[scope].visit].gradient;
@@ -23,13 +24,16 @@ void PlanBuilder::WaitForGradientMemory(int s, std::vector<Dependency>& waits) c
   const auto end = [&](int scope) {
     return begin(scope) + WholeGradientBytes(plan_.scopes[scope].unit);
   };
-  int reader = -1;
-  for (int other = s - 1; other >= 0 && reader < 0; --other) {
-    if (gradient_reader_[other] < 0) continue;
-    if (begin(s) < end(other) && begin(other) < end(s)) reader = gradient_reader_[other];
+  bool waits_for[kStreams] = {}, any = false;
+  for (int other = s - 1; other >= 0; --other) {
+    const int reader = gradient_reader_[other];
+    if (reader < 0 || begin(s) >= end(other) || begin(other) >= end(s)) continue;
+    bool& waits_already =
+        waits_for[static_cast<int>(plan_.operations[static_cast<size_t>(reader)].stream)];
+    if (!std::exchange(waits_already, true)) waits.push_back({Dependency::kOperation, reader});
+    any = true;
   }
-  waits.push_back(reader < 0 ? Dependency{Dependency::kExchanged, 0}
-                             : Dependency{Dependency::kOperation, reader});
+  if (!any) waits.push_back({Dependency::kExchanged, 0});
 }
 
 std::vector<Part> PlanBuilder::PartsOf(const std::vector<int>& group) {
