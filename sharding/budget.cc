@@ -85,6 +85,14 @@ std::string DeviceAdvice(const PoolInputs& in, const Pools& pools) {
   return absl::StrJoin(advice, "; ");
 }
 
+absl::StatusOr<Pools> WithinDevice(Pools pools, const PoolInputs& inputs, const Config& config) {
+  if (!config.ebb.device_memory || Total(pools.bytes) <= *config.ebb.device_memory) return pools;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("ebb.device_memory is ", Megabytes(*config.ebb.device_memory),
+                   " a rank, but the pools on the device need ", Megabytes(Total(pools.bytes)),
+                   " (", Table(pools.bytes), "); raise it, or try: ", DeviceAdvice(inputs, pools)));
+}
+
 }  // namespace
 
 absl::StatusOr<Pools> LayOutWithinBudget(PoolInputs inputs, const Config& config) {
@@ -112,6 +120,12 @@ absl::StatusOr<Pools> LayOutWithinBudget(PoolInputs inputs, const Config& config
       pools = lay_out();
     }
     if (Total(pools.host_bytes) > budget) {
+      // Where units are few, their states may take less than the slots that they would pass through.
+      limits.states_in_cpu_bytes = INT64_MAX;
+      pools = lay_out();
+      if (Total(pools.host_bytes) <= budget) return WithinDevice(std::move(pools), inputs, config);
+      limits.states_in_cpu_bytes = 0;
+      pools = lay_out();
       return absl::ResourceExhaustedError(absl::StrCat(
           "ebb.host_memory is ", Megabytes(budget), " a rank, but the pools in host memory need ",
           Megabytes(Total(pools.host_bytes)), " (", Table(pools.host_bytes),
@@ -129,13 +143,7 @@ absl::StatusOr<Pools> LayOutWithinBudget(PoolInputs inputs, const Config& config
       limits.states_in_cpu_bytes -= excess;
     }
   }
-  if (config.ebb.device_memory && Total(pools.bytes) > *config.ebb.device_memory) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "ebb.device_memory is ", Megabytes(*config.ebb.device_memory),
-        " a rank, but the pools on the device need ", Megabytes(Total(pools.bytes)), " (",
-        Table(pools.bytes), "); raise it, or try: ", DeviceAdvice(inputs, pools)));
-  }
-  return pools;
+  return WithinDevice(std::move(pools), inputs, config);
 }
 
 }  // namespace ebb::sharding
