@@ -31,7 +31,11 @@ class HappensBefore {
     std::array<int, kStreams> clock;  // the last thing of each stream that is over by then
   };
   std::vector<Thing> things_;
-  std::array<int, kStreams> last_ = {kStart, kStart, kStart, kStart};
+  std::array<int, kStreams> last_ = [] {
+    std::array<int, kStreams> none;
+    none.fill(kStart);
+    return none;
+  }();
 };
 
 }  // namespace ebb::sharding

@@ -24,20 +24,62 @@ int ConfiguredRounds(const Config& config) {
   return static_cast<int>(config.gradient_accumulation_steps / config.ebb.micro_batches_per_round);
 }
 
-// Every number of a Pools.
-std::vector<int64_t> Flat(const Pools& pools) {
-  std::vector<int64_t> flat(pools.bytes, pools.bytes + kStateClasses);
+// Every address of a Pools.
+std::vector<int64_t> Addresses(const Pools& pools) {
+  std::vector<int64_t> all;
+  const auto add = [&](std::initializer_list<int64_t> addresses) {
+    all.insert(all.end(), addresses);
+  };
   for (const UnitAddresses& u : pools.units) {
-    flat.insert(flat.end(), {u.parameter_trainable, u.parameter_frozen, u.gradient_shard,
-                             u.gather_trainable, u.gather_frozen});
+    add({u.parameter_trainable, u.parameter_frozen, u.gradient_shard, u.gather_trainable,
+         u.gather_frozen});
   }
   for (const SubGroup& g : pools.homes.sub_groups)
-    flat.insert(flat.end(), {g.master.offset, g.states.offset, g.states_stride});
+    add({g.master.offset, g.states.offset, g.states_stride});
+  for (const UnitHomes& unit : pools.homes.units) {
+    for (const bool trainable : {true, false})
+      for (const ParameterPiece& piece : unit.pieces(trainable)) add({piece.home.offset});
+  }
   for (const VisitAddresses& v : pools.visits)
-    flat.insert(flat.end(), {v.gradient, v.output, v.output_gradient, v.boundary_stride});
-  flat.insert(flat.end(), {pools.staging_cast, pools.staging_norm, pools.staging_exchange,
-                           pools.staging_gradient, pools.evaluation_micro_batches});
+    add({v.gradient, v.output, v.output_gradient, v.boundary_stride});
+  add({pools.staging_cast, pools.staging_rounded, pools.staging_norm, pools.staging_exchange,
+       pools.staging_gradient, pools.staging_master, pools.evaluation_stride});
+  for (const SlotRing& ring : {pools.parameter_slots, pools.host_work.ring, pools.device_work.ring})
+    add({ring.bytes, ring.first.offset});
+  for (const Place& place :
+       {pools.landing, pools.host_norm, pools.host_gradient, pools.host_master})
+    add({place.offset});
+  return all;
+}
+
+// Every number of a Pools.
+std::vector<int64_t> Flat(const Pools& pools) {
+  std::vector<int64_t> flat = Addresses(pools);
+  for (const auto* bytes : {&pools.bytes, &pools.host_bytes, &pools.file_bytes})
+    flat.insert(flat.end(), std::begin(*bytes), std::end(*bytes));
+  const auto add = [&](std::initializer_list<int64_t> numbers) {
+    flat.insert(flat.end(), numbers);
+  };
+  for (const SubGroup& g : pools.homes.sub_groups)
+    add({static_cast<int64_t>(g.tier), g.unit, g.begin, g.end});
+  for (const UnitHomes& unit : pools.homes.units) {
+    add({static_cast<int64_t>(unit.gradient), unit.first_sub_group, unit.sub_groups});
+    for (const bool trainable : {true, false}) {
+      for (const ParameterPiece& piece : unit.pieces(trainable))
+        add({static_cast<int64_t>(piece.home.tier), piece.begin, piece.end});
+    }
+  }
+  for (const WorkSlots& work : {pools.host_work, pools.device_work}) {
+    add({work.ring.count, work.master, work.states, work.states_stride, work.gradient,
+         work.parameter});
+  }
+  add({pools.parameter_slots.count, pools.evaluation_micro_batches});
   return flat;
+}
+
+// Every other case has something offloaded.
+RandomCase CaseOf(int number) {
+  return RandomCase(static_cast<uint64_t>((number + 1) / 2), /*offloads=*/number % 2 == 0);
 }
 
 struct Variant {
@@ -65,22 +107,30 @@ std::vector<Variant> Variants(const RandomCase& random_case) {
   return variants;
 }
 
-// What is there when it is used, and what shares memory never lives at once: over steps, walks and
-// every variant, one after another.
+// What is there when it is used, and what shares memory never lives at once, on any tier: over steps,
+// walks and every variant, one after another, whoever looks in between.
 TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
-    const RandomCase random_case(seed);
+  for (int number = 1; number <= Cases(600); ++number) {
+    const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     const std::vector<Variant> variants = Variants(random_case);
     ASSERT_FALSE(variants.empty());
-    Random random(seed);
+    const absl::StatusOr<Plan> drain = PlanDrain(random_case.inputs());
+    ASSERT_TRUE(drain.ok()) << drain.status();
+    Random random(random_case.seed);
     Replay replay(random_case.inputs(), variants.front().plan,
-                  static_cast<int>(random.Between(0, random_case.world - 1)));
+                  static_cast<int>(random.Between(0, random_case.world - 1)), &*drain);
     replay.Step(variants.front().plan);
     replay.Step(variants.front().plan);
-    for (int i = 0; i < 6; ++i) {
+    replay.Step(variants.front().plan);
+    for (int i = 0; i < 8; ++i) {
       const Variant& variant = variants[random.Between(0, std::ssize(variants) - 1)];
-      variant.walk ? replay.Walk(variant.plan) : replay.Step(variant.plan);
+      if (variant.walk) {
+        replay.Walk(variant.plan);
+      } else {
+        replay.Step(variant.plan, {.overflows = random.OneIn(4)});
+      }
+      if (random.OneIn(4)) replay.Drain();
     }
     ASSERT_EQ(replay.violation(), "");
   }
@@ -89,50 +139,125 @@ TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
 // A trainer may leave units out where it keeps the boundaries itself: what waits for their scopes
 // does not stand in for what an update waits for.
 TEST(PlanLaws, UnitsLeftOutAreUpdatedInOrder) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
-    RandomCase random_case(seed);
+  for (int number = 1; number <= Cases(600); ++number) {
+    RandomCase random_case = CaseOf(number);
     for (Visit& visit : random_case.model.forward) visit.output_bytes = 0;
     SCOPED_TRACE(random_case.description());
-    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
-    ASSERT_TRUE(plan.ok()) << plan.status();
-    Random random(seed);
-    Replay replay(random_case.inputs(), *plan, /*rank=*/0);
+    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs()),
+                               drain = PlanDrain(random_case.inputs());
+    ASSERT_TRUE(plan.ok() && drain.ok()) << plan.status() << drain.status();
+    Random random(random_case.seed);
+    Replay replay(random_case.inputs(), *plan, /*rank=*/0, &*drain);
     for (int i = 0; i < 4; ++i) {
       std::vector<bool> left_out(random_case.model.units.size());
       for (size_t u = 0; u < left_out.size(); ++u) left_out[u] = random.OneIn(2);
-      replay.Step(*plan, left_out);
+      replay.Step(*plan, {.left_out = left_out});
     }
     ASSERT_EQ(replay.violation(), "");
   }
 }
 
 TEST(PlanLaws, EveryVariantHasTheSamePools) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
-    const RandomCase random_case(seed);
+  for (int number = 1; number <= Cases(600); ++number) {
+    const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     const std::vector<Variant> variants = Variants(random_case);
     for (const Variant& variant : variants)
       ASSERT_EQ(Flat(variant.plan.pools), Flat(variants.front().plan.pools));
+    const absl::StatusOr<Plan> drain = PlanDrain(random_case.inputs());
+    ASSERT_TRUE(drain.ok()) << drain.status();
+    ASSERT_EQ(Flat(drain->pools), Flat(variants.front().plan.pools));
   }
 }
 
 TEST(PlanLaws, AddressesAreAligned) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
-    const RandomCase random_case(seed);
+  for (int number = 1; number <= Cases(600); ++number) {
+    const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
     ASSERT_TRUE(plan.ok()) << plan.status();
-    Pools pools = plan->pools;
-    for (int64_t& bytes : pools.bytes) bytes = 0;
-    pools.evaluation_micro_batches = 0;
-    for (int64_t address : Flat(pools)) ASSERT_EQ(address % kPoolAlignment, 0);
+    for (int64_t address : Addresses(plan->pools)) ASSERT_EQ(address % kPoolAlignment, 0);
+  }
+}
+
+// Those that run, of a plan that finds updates carried or not.
+std::vector<const Operation*> Running(const Plan& plan, bool carrying) {
+  std::vector<const Operation*> running;
+  for (const Operation& operation : plan.operations) {
+    if (operation.condition != (carrying ? Condition::kNotCarrying : Condition::kCarrying))
+      running.push_back(&operation);
+  }
+  return running;
+}
+
+TEST(PlanLaws, MovesGoFromTierToTierAndTransfersAreAligned) {
+  const std::map<OperationKind, std::pair<Tier, Tier>> ways = {
+      {OperationKind::kRead, {Tier::kNvme, Tier::kCpu}},
+      {OperationKind::kUpload, {Tier::kCpu, Tier::kDevice}},
+      {OperationKind::kDownload, {Tier::kDevice, Tier::kCpu}},
+      {OperationKind::kWrite, {Tier::kCpu, Tier::kNvme}}};
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
+    SCOPED_TRACE(random_case.description());
+    for (const Variant& variant : Variants(random_case)) {
+      for (const Operation& operation : variant.plan.operations) {
+        const auto way = ways.find(operation.kind);
+        ASSERT_EQ(way == ways.end(), operation.moves.empty());
+        int64_t bytes = 0;
+        for (const Move& move : operation.moves) {
+          ASSERT_EQ(move.from.tier, way->second.first);
+          ASSERT_EQ(move.to.tier, way->second.second);
+          ASSERT_GT(move.bytes, 0);
+          bytes += move.bytes;
+          if (std::max(move.from.tier, move.to.tier) != Tier::kNvme) continue;
+          for (int64_t number : {move.bytes, move.from.offset, move.to.offset})
+            ASSERT_EQ(number % kSwapAlignment, 0);
+          ASSERT_EQ(move.from.per_slice, 0);
+          ASSERT_EQ(move.to.per_slice, 0);
+        }
+        if (way != ways.end()) {
+          ASSERT_EQ(operation.bytes, bytes);
+        }
+      }
+    }
+  }
+}
+
+// A config may grant a tier just what the pools take there, and not a page less.
+TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
+    SCOPED_TRACE(random_case.description());
+    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    const int64_t device = BytesOn(Tier::kDevice, *plan), host = BytesOn(Tier::kCpu, *plan);
+    EbbConfig& ebb = random_case.config.ebb;
+    ASSERT_LE(host, ebb.host_memory.value_or(host));
+    ebb.device_memory = device;
+    ASSERT_TRUE(PlanStep(random_case.inputs()).ok());
+    ebb.device_memory = device - 1;
+    const absl::StatusOr<Plan> refused = PlanStep(random_case.inputs());
+    ASSERT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+    ASSERT_THAT(std::string(refused.status().message()), HasSubstr("ebb.device_memory"));
+    ebb.device_memory.reset();
+    for (const int64_t budget : {host, host / 2, int64_t{0}}) {
+      ebb.host_memory = budget;
+      const absl::StatusOr<Plan> granted = PlanStep(random_case.inputs());
+      if (granted.ok()) {
+        ASSERT_LE(BytesOn(Tier::kCpu, *granted), budget);
+      } else {
+        ASSERT_LT(budget, host);
+        ASSERT_EQ(granted.status().code(), absl::StatusCode::kResourceExhausted);
+        ASSERT_THAT(std::string(granted.status().message()), HasSubstr("ebb.host_memory"));
+      }
+    }
   }
 }
 
 // The executor walks moments and issues operations as they come.
 TEST(PlanLaws, MomentsIssueEveryOperationOnceAfterWhatItWaitsFor) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
-    const RandomCase random_case(seed);
+  for (int number = 1; number <= Cases(600); ++number) {
+    const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     for (const Variant& variant : Variants(random_case)) {
       const Plan& plan = variant.plan;
@@ -150,6 +275,8 @@ TEST(PlanLaws, MomentsIssueEveryOperationOnceAfterWhatItWaitsFor) {
       const auto is_known = [&](const Dependency& dependency) {
         if (dependency.kind == Dependency::kOperation)
           return dependency.index >= 0 && dependency.index < issued;
+        if (dependency.kind == Dependency::kSlotFree)
+          return dependency.index >= 0 && dependency.index < plan.pools.slots();
         return dependency.kind == Dependency::kExchanged ||
                (dependency.index >= 0 && dependency.index < std::ssize(plan.layout.units));
       };
@@ -168,8 +295,8 @@ TEST(PlanLaws, MomentsIssueEveryOperationOnceAfterWhatItWaitsFor) {
 }
 
 TEST(PlanLaws, EveryScopesGradientIsReducedOnceARoundOrOnceAStep) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
-    const RandomCase random_case(seed);
+  for (int number = 1; number <= Cases(600); ++number) {
+    const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     const bool at_step = !random_case.config.reduces_at_round();
     for (const Variant& variant : Variants(random_case)) {
@@ -195,59 +322,86 @@ TEST(PlanLaws, EveryScopesGradientIsReducedOnceARoundOrOnceAStep) {
   }
 }
 
-TEST(PlanLaws, EveryTrainableUnitIsUpdatedOnceAndRefreshedWhereItIsKeptWholeInSlices) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
-    const RandomCase random_case(seed);
+// With the updates that were carried into it, and without those that it carries on.
+TEST(PlanLaws, EverySubGroupIsUpdatedOnceAndRefreshedWhereItsUnitIsKeptWholeInSlices) {
+  for (int number = 1; number <= Cases(600); ++number) {
+    const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     for (const Variant& variant : Variants(random_case)) {
       const Plan& plan = variant.plan;
-      std::map<int, int> updates, refreshes;  // by unit
-      for (const Operation& operation : plan.operations) {
-        for (const Part& part : operation.parts) {
-          if (operation.kind == OperationKind::kUpdate) ++updates[part.unit];
-          if (operation.kind == OperationKind::kRefresh) ++refreshes[part.unit];
+      const bool carries = plan.decisions.carries;
+      const std::vector<SubGroup>& sub_groups = plan.pools.homes.sub_groups;
+      std::vector<int> updates(sub_groups.size()), refreshes(plan.layout.units.size());
+      for (const Operation* operation : Running(plan, /*carrying=*/carries)) {
+        for (const Part& part : operation->parts) {
+          if (operation->kind == OperationKind::kUpdate) ++updates[plan.works[part.work].sub_group];
+          if (operation->kind == OperationKind::kRefresh) ++refreshes[part.unit];
         }
       }
+      for (size_t g = 0; g < updates.size(); ++g)
+        ASSERT_EQ(updates[g], variant.walk ? 0 : 1) << "sub-group " << g;
       for (int u = 0; u < std::ssize(plan.layout.units); ++u) {
         const bool is_updated =
             !variant.walk && IsTrainable(random_case.model, static_cast<UnitId>(u));
         const bool is_refreshed = is_updated && random_case.shards() > 1 &&
                                   random_case.config.zero.stage > 0 && plan.decisions.kept_whole[u];
-        ASSERT_EQ(updates[u], is_updated ? 1 : 0) << "unit " << u;
         ASSERT_EQ(refreshes[u], is_refreshed ? 1 : 0) << "unit " << u;
+        // Sub-groups tile what this rank updates, and begin where the file may be cut.
+        int64_t end = 0;
+        const UnitHomes& homes = plan.pools.homes.units[u];
+        for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+          ASSERT_EQ(sub_groups[g].begin, end);
+          ASSERT_EQ(sub_groups[g].begin % kCutElements, 0);
+          end = sub_groups[g].end;
+        }
+        const Section& section = plan.layout.units[u].trainable;
+        ASSERT_EQ(end, plan.decisions.stage == 0 ? section.elements : section.shard);
       }
     }
   }
 }
 
 TEST(PlanLaws, EachKindOfOperationHasItsStream) {
-  const std::map<OperationKind, StreamId> streams = {
-      {OperationKind::kMark, StreamId::kCompute},
-      {OperationKind::kGather, StreamId::kGather},
-      {OperationKind::kRefresh, StreamId::kGather},
-      {OperationKind::kCast, StreamId::kReduce},
-      {OperationKind::kReduce, StreamId::kReduce},
-      {OperationKind::kAllReduce, StreamId::kReduce},
-      {OperationKind::kRound, StreamId::kReduce},
-      {OperationKind::kAccumulate, StreamId::kReduce},
-      {OperationKind::kNorm, StreamId::kReduce},
-      {OperationKind::kGatherGradient, StreamId::kReduce},
-      {OperationKind::kExchange, StreamId::kReduce},
-      {OperationKind::kUpdate, StreamId::kUpdate}};
-  for (int seed = 1; seed <= Cases(100); ++seed) {
-    const RandomCase random_case(seed);
+  using enum StreamId;
+  const std::map<OperationKind, std::set<StreamId>> streams = {
+      {OperationKind::kMark, {kCompute}},
+      {OperationKind::kGather, {kGather}},
+      {OperationKind::kRefresh, {kGather}},
+      {OperationKind::kCast, {kReduce}},
+      {OperationKind::kReduce, {kReduce}},
+      {OperationKind::kAllReduce, {kReduce}},
+      {OperationKind::kRound, {kReduce}},
+      // Of gradients that live in host memory: kDownload.
+      {OperationKind::kAccumulate, {kReduce, kDownload}},
+      {OperationKind::kNorm, {kReduce, kDownload}},
+      {OperationKind::kGatherGradient, {kReduce}},
+      {OperationKind::kExchange, {kReduce}},
+      {OperationKind::kUpdate, {kUpdate, kHostUpdate}},
+      {OperationKind::kRead, {kReadParameters, kReadStates}},
+      {OperationKind::kUpload, {kUpload}},
+      {OperationKind::kDownload, {kDownload}},
+      {OperationKind::kWrite, {kWrite}}};
+  for (int number = 1; number <= Cases(200); ++number) {
+    const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     for (const Variant& variant : Variants(random_case)) {
-      for (const Operation& operation : variant.plan.operations)
-        ASSERT_EQ(operation.stream, streams.at(operation.kind));
+      for (const Operation& operation : variant.plan.operations) {
+        // Marks of an update are on the stream of its last operation.
+        if (operation.kind == OperationKind::kMark && operation.updates >= 0) continue;
+        ASSERT_TRUE(streams.at(operation.kind).contains(operation.stream));
+        if (operation.kind != OperationKind::kUpdate) continue;
+        const SubGroup& group = variant.plan.pools.homes.sub_groups[static_cast<size_t>(
+            variant.plan.works[static_cast<size_t>(operation.parts.front().work)].sub_group)];
+        ASSERT_EQ(operation.stream, group.tier == Tier::kDevice ? kUpdate : kHostUpdate);
+      }
     }
   }
 }
 
 // Clipping, overflow checks and held updates need all gradients before the first update.
 TEST(PlanLaws, UpdatesStartUnderBackwardOnlyWhereNothingNeedsAllGradientsFirst) {
-  for (int seed = 1; seed <= Cases(300); ++seed) {
-    const RandomCase random_case(seed);
+  for (int number = 1; number <= Cases(600); ++number) {
+    const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());
     const Config& config = random_case.config;
     for (bool hold : {false, true}) {
@@ -259,6 +413,8 @@ TEST(PlanLaws, UpdatesStartUnderBackwardOnlyWhereNothingNeedsAllGradientsFirst) 
       bool exchanged = false;
       for (const Operation& operation : plan->operations) {
         exchanged |= operation.kind == OperationKind::kExchange;
+        // Carried updates are the step before's.
+        if (operation.condition == Condition::kCarrying) continue;
         ASSERT_TRUE(operation.kind != OperationKind::kUpdate || exchanged == !early);
       }
     }

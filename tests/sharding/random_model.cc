@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/sharding/layout.h"
+#include "ebb/sharding/memory_model.h"
 
 namespace ebb::sharding {
 namespace {
@@ -113,7 +114,14 @@ Config RandomConfig(Random& random) {
   return config;
 }
 
-RandomCase::RandomCase(uint64_t seed_value) : seed(seed_value) {
+int64_t BytesOn(Tier tier, const Plan& plan) {
+  int64_t bytes = 0;
+  for (const MemoryRow& row : PredictMemory(plan))
+    bytes += row.tier == tier ? static_cast<int64_t>(row.predicted_bytes) : 0;
+  return bytes;
+}
+
+RandomCase::RandomCase(uint64_t seed_value, bool offloads) : seed(seed_value) {
   Random random(seed);
   world = static_cast<int>(random.Between(1, 8));
   model = RandomModel(random);
@@ -123,30 +131,74 @@ RandomCase::RandomCase(uint64_t seed_value) : seed(seed_value) {
     config.ebb.shard_group = group;
   optimizer_states = static_cast<int>(random.Between(0, 2));
   own_optimizer = random.OneIn(4);
-  if (LayOut(model, world).ok() && LayOut(model, shards()).ok()) return;
-  for (ParameterSpec& parameter : model.parameters) parameter.cut_rows = 0;
+  if (!LayOut(model, world).ok() || !LayOut(model, shards()).ok()) {
+    for (ParameterSpec& parameter : model.parameters) parameter.cut_rows = 0;
+  }
+  if (offloads) Offload(random);
+}
+
+void RandomCase::Offload(Random& random) {
+  using enum Tier;
+  if (config.zero.stage == 0) config.zero.stage = 3;
+  OffloadParamConfig& parameters = config.zero.offload_param;
+  OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
+  if (config.zero.stage == 3) parameters.device = random.OneOf({kDevice, kCpu, kNvme, kNvme});
+  optimizer.device = random.OneOf({kDevice, kCpu, kNvme, kNvme});
+  if (config.parameter_tier() == kDevice && optimizer.device == kDevice) optimizer.device = kNvme;
+  if (random.OneIn(3)) config.ebb.offload_gradients = random.OneOf({kDevice, kCpu});
+  optimizer.ratio = random.OneOf({1.0, 1.0, 0.7, 0.3, 0.0});
+  optimizer.buffer_count = random.Between(1, 5);
+  parameters.buffer_count = random.Between(1, 6);
+  if (config.compute == DType::kBFloat16) config.ebb.split_master = random.OneIn(2);
+
+  const absl::StatusOr<ModelLayout> layout = LayOut(model, shards());
+  if (!layout.ok()) return;
+  int64_t largest = 0, all = 0;
+  for (const UnitLayout& unit : layout->units) {
+    largest = std::max(largest, unit.trainable.shard);
+    all += unit.shard();
+  }
+  parameters.max_in_cpu = random.OneOf<int64_t>({0, 0, random.Between(0, all), 1'000'000'000});
+  // A few sub-groups for the largest unit; cuts fall where they may.
+  if (!random.OneIn(3)) config.zero.sub_group_size = largest / random.Between(1, 8) + 1;
+  if (!random.OneIn(3)) return;
+  // A budget with room for some of the states, or with less than is wanted.
+  const absl::StatusOr<Plan> plan = PlanStep(inputs());
+  if (!plan.ok()) return;
+  const int64_t bytes = BytesOn(kCpu, *plan);
+  config.ebb.host_memory = bytes + random.Between(-bytes / 4, all * plan->decisions.state_bytes());
+  if (!PlanStep(inputs()).ok()) config.ebb.host_memory = bytes;
 }
 
 std::string RandomCase::description() const {
   const auto forward = absl::StrJoin(model.forward, " ", [](std::string* out, const Visit& visit) {
     absl::StrAppend(out, static_cast<int>(visit.unit));
   });
-  const auto name = [](DType dtype) {
-    const std::string_view text = Name(dtype);
+  const auto name = [](auto value) {
+    const std::string_view text = Name(value);
     return std::string(text);
   };
-  return absl::StrCat("seed ", seed, ": world ", world, " in groups of ", shards(), ", stage ",
-                      config.zero.stage, ", ", model.units.size(), " units visited ", forward,
-                      ", accumulation steps ", config.gradient_accumulation_steps,
-                      ", micro-batches per round ", config.ebb.micro_batches_per_round,
-                      ", reduces at ", config.reduces_at_round() ? "round" : "step", ", dtypes ",
-                      name(config.compute), " ", name(config.communication_dtype()), " ",
-                      name(config.accumulation), ", prefetch depth ", config.ebb.prefetch_depth,
-                      " elements ", config.zero.prefetch_bucket_size, ", live ",
-                      config.zero.max_live_parameters, ", reuse ", config.zero.max_reuse_distance,
-                      ", persistence ", config.zero.param_persistence_threshold, ", coalesce ",
-                      config.ebb.coalesce_bytes.value_or(-1), ", reshard after forward ",
-                      config.ebb.reshard_after_forward);
+  return absl::StrCat(
+      "seed ", seed, ": world ", world, " in groups of ", shards(), ", stage ", config.zero.stage,
+      ", ", model.units.size(), " units visited ", forward, ", accumulation steps ",
+      config.gradient_accumulation_steps, ", micro-batches per round ",
+      config.ebb.micro_batches_per_round, ", reduces at ",
+      config.reduces_at_round() ? "round" : "step", ", dtypes ", name(config.compute), " ",
+      name(config.communication_dtype()), " ", name(config.accumulation), ", prefetch depth ",
+      config.ebb.prefetch_depth, " elements ", config.zero.prefetch_bucket_size, ", live ",
+      config.zero.max_live_parameters, ", reuse ", config.zero.max_reuse_distance, ", persistence ",
+      config.zero.param_persistence_threshold, ", coalesce ",
+      config.ebb.coalesce_bytes.value_or(-1), ", reshard after forward ",
+      config.ebb.reshard_after_forward, ", parameters ", name(config.parameter_tier()),
+      " of which in cpu ", config.zero.offload_param.max_in_cpu, " in ",
+      config.zero.offload_param.buffer_count, " buffers, optimizer ", name(config.optimizer_tier()),
+      " ratio ", config.zero.offload_optimizer.ratio, ", gradients ", name(config.gradient_tier()),
+      config.ebb.offload_gradients ? "" : " (follow)", ", sub-groups ", config.zero.sub_group_size,
+      ", host memory ", config.ebb.host_memory.value_or(-1), ", split masters ",
+      config.ebb.split_master, ", states ", optimizer_states,
+      own_optimizer ? ", own optimizer" : "", ", clipping ", config.gradient_clipping, ", checks ",
+      config.ebb.check_overflow, ", asynchronous step ",
+      static_cast<int>(config.ebb.asynchronous_step));
 }
 
 int Cases(int count) {

@@ -42,7 +42,8 @@ ParameterSpec RandomParameter(Random& random, int64_t elements_max);
 Config RandomConfig(Random& random);
 
 struct RandomCase {
-  explicit RandomCase(uint64_t seed);
+  // `offloads`: a case where at least one class lives below the device, where the stage allows it.
+  explicit RandomCase(uint64_t seed, bool offloads = false);
   PlanInputs inputs() const {
     return {.model = &model,
             .config = &config,
@@ -61,7 +62,13 @@ struct RandomCase {
   Config config;
   int world = 1, optimizer_states = 0;
   bool own_optimizer = false;
+
+ private:
+  void Offload(Random& random);
 };
+
+// Bytes of a tier's pools, as the ledger counts them.
+int64_t BytesOn(Tier tier, const Plan& plan);
 
 // How many random cases a test tries: twenty times as many where the environment has EBB_FULL=1.
 int Cases(int count);

@@ -7,55 +7,112 @@
 
 namespace ebb::sharding {
 
-Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank)
+Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, const Plan* drain)
     : inputs_(inputs),
       rank_(rank % plan.decisions.shards),
       plan_(&plan),
-      memory_(order_, plan.pools.bytes) {
-  const int units = static_cast<int>(plan.layout.units.size());
-  updated_.assign(units, HappensBefore::kStart);
-  refreshed_ = updated_;
+      drain_(drain),
+      memory_(order_, plan.pools) {
   constexpr int kStart = HappensBefore::kStart;
+  const Decisions& d = plan.decisions;
+  const int64_t size = SizeOf(d.compute);
+  const int units = static_cast<int>(plan.layout.units.size());
+  updated_.assign(units, kStart);
+  stored_ = updated_;
+  slot_free_.assign(static_cast<size_t>(plan.pools.slots()), kStart);
+  sub_group_versions_.assign(plan.pools.homes.sub_groups.size(), 0);
   for (int u = 0; u < units; ++u) {
-    const bool whole = plan.decisions.kept_whole[u];
-    memory_.Write(kStart, whole ? Gathered(u) : OwnParameters(u), {Content::kParameter, u, 0});
-    Range frozen_range = GatheredFrozen(u);
-    if (!whole) {
-      frozen_range = {StateClass::kParameter, plan.pools.units[u].parameter_frozen,
-                      frozen(u).shard * SizeOf(plan.decisions.compute)};
+    if (d.kept_whole[u]) {
+      memory_.Write(kStart, Gathered(u), {Content::kParameter, u, 0});
+      memory_.Write(kStart, GatheredFrozen(u), {Content::kFrozen, u});
+      continue;
     }
-    memory_.Write(kStart, frozen_range, {Content::kFrozen, u});
-    if (plan.decisions.compute != DType::kFloat32)
-      memory_.Write(kStart, Master(u), {Content::kMaster, u, 0});
-    for (int i = 0; i < inputs.optimizer_states; ++i)
-      memory_.Write(kStart, OptimizerState(u, i), {Content::kOptimizerState, u, 0, i});
+    for (const bool of_trainable : {true, false}) {
+      Content content = of_trainable ? OwnParametersOf(u, 0) : FrozenOf(u);
+      const int64_t slice = content.first;
+      for (const ParameterPiece& piece : HomesOf(u).pieces(of_trainable)) {
+        content.first = slice + piece.begin * size;
+        memory_.Write(kStart, RangeOf(piece.home, piece.count() * size), content);
+      }
+    }
+  }
+  for (const SubGroup& group : plan.pools.homes.sub_groups) {
+    const int u = group.unit;
+    if (d.has_masters()) {
+      memory_.Write(kStart, RangeOf(group.master, group.count() * d.master_size()),
+                    {Content::kMaster, u, 0, 0, group.begin * d.master_size()});
+    }
+    for (int i = 0; i < inputs_.optimizer_states; ++i) {
+      memory_.Write(kStart, RangeOf(group.states.Plus(i * group.states_stride), group.count() * 4),
+                    {Content::kOptimizerState, u, 0, i, group.begin * 4});
+    }
   }
   Fail(memory_.complaint());
 }
 
-void Replay::Step(const Plan& plan, std::vector<bool> left_out) {
-  left_out_ = std::move(left_out);
-  Run(plan, /*walk=*/false);
-  left_out_.clear();
+void Replay::Step(const Plan& plan, StepOptions options) {
+  if (!plan.decisions.carries) Drain();
+  options_ = std::move(options);
+  const bool applies = plan.decisions.timing == UpdateTiming::kEarly || !options_.overflows;
+  options_.overflows = !applies;
+  Begin(plan, /*walk=*/false);
+  Run();
+  if (!violation_.empty()) return;
   for (int u = 0; u < static_cast<int>(contributions_.size()); ++u) {
     if (plan.decisions.trainable[u] && contributions_[u] != expected_contributions(u)) {
       Fail(absl::StrCat("step ", steps_, ": unit ", u, " has ", contributions_[u],
                         " contributions instead of ", expected_contributions(u)));
     }
   }
+  options_ = {};
+  contributions_carried_ = contributions_;
+  carries_ = plan.decisions.carries && applies;
+  version_ += applies ? 1 : 0;
   ++steps_;
+  CheckVersions();
 }
 
 void Replay::Walk(const Plan& plan) {
-  Run(plan, /*walk=*/true);
+  Drain();
+  Begin(plan, /*walk=*/true);
+  Run();
 }
 
-void Replay::Run(const Plan& plan, bool walk) {
+void Replay::Drain() {
+  if (!carries_) return;
+  if (drain_ == nullptr) return Fail("updates are carried, and there is no plan to drain them");
+  Begin(*drain_, /*walk=*/false);
+  Run();
+  carries_ = false;
+  CheckVersions();
+}
+
+// Every sub-group has been updated once a step, but for those whose updates are on their way to the
+// next one.
+void Replay::CheckVersions() {
+  for (size_t g = 0; g < sub_group_versions_.size(); ++g) {
+    const int u = plan_->pools.homes.sub_groups[g].unit;
+    const std::vector<ParameterPiece>& pieces = HomesOf(u).trainable;
+    const bool swaps = std::any_of(pieces.begin(), pieces.end(), [](const ParameterPiece& piece) {
+      return piece.home.tier == Tier::kNvme;
+    });
+    const int expected = version_ - (carries_ && swaps ? 1 : 0);
+    if (sub_group_versions_[g] == expected) continue;
+    Fail(absl::StrCat("after ", steps_, " steps: sub-group ", g, " of unit ", u, " has ",
+                      sub_group_versions_[g], " updates instead of ", expected));
+  }
+}
+
+void Replay::Begin(const Plan& plan, bool walk) {
   plan_ = &plan;
   walks_ = walk;
   things_.assign(plan.operations.size(), HappensBefore::kStart);
   contributions_.assign(plan.layout.units.size(), 0);
-  for (const Moment& moment : plan.moments) {
+  norms_.clear();
+}
+
+void Replay::Run() {
+  for (const Moment& moment : plan_->moments) {
     if (moment.kind == Moment::kClose) Release(moment.scope);
     for (int operation : moment.operations) Issue(operation);
     if (moment.kind == Moment::kOpen) {
@@ -66,7 +123,7 @@ void Replay::Run(const Plan& plan, bool walk) {
     }
     if (!violation_.empty()) return;
   }
-  walked_ += plan.decisions.rounds;
+  if (plan_ != drain_) walked_ += plan_->decisions.rounds;
 }
 
 std::vector<int> Replay::Resolve(const std::vector<Dependency>& dependencies) const {
@@ -78,14 +135,16 @@ std::vector<int> Replay::Resolve(const std::vector<Dependency>& dependencies) co
         break;
       case Dependency::kUpdated:
         things.push_back(updated_[dependency.index]);
-        things.push_back(refreshed_[dependency.index]);
         break;
       case Dependency::kExchanged:
         things.push_back(exchanged_);
         break;
       case Dependency::kStored:
+        things.push_back(stored_[dependency.index]);
+        break;
       case Dependency::kSlotFree:
-        break;  // of what is offloaded, which is not replayed here
+        things.push_back(slot_free_[dependency.index]);
+        break;
     }
   }
   return things;
@@ -93,16 +152,20 @@ std::vector<int> Replay::Resolve(const std::vector<Dependency>& dependencies) co
 
 void Replay::Issue(int index) {
   const Operation& operation = plan_->operations[index];
+  if (operation.condition == (carries_ ? Condition::kNotCarrying : Condition::kCarrying)) return;
   const int thing = order_.Add(operation.stream, Resolve(operation.after));
   const std::string_view name = Name(operation.kind);
-  names_.push_back(absl::StrCat("step ", steps_, " #", index, " ", std::string(name)));
+  names_.push_back(absl::StrCat(plan_ == drain_ ? "drain before " : "", "step ", steps_, " #",
+                                index, " ", std::string(name)));
   things_[index] = thing;
   switch (operation.kind) {
     case OperationKind::kMark:
+      break;
     case OperationKind::kRead:
     case OperationKind::kUpload:
     case OperationKind::kDownload:
     case OperationKind::kWrite:
+      Move(thing, operation);
       break;
     case OperationKind::kGather:
       Gather(thing, operation);
@@ -121,15 +184,21 @@ void Replay::Issue(int index) {
       break;
     case OperationKind::kAccumulate:
       Accumulate(thing, operation);
+      norms_.push_back(thing);
       break;
     case OperationKind::kNorm:
       Norm(thing, operation);
+      norms_.push_back(thing);
       break;
     case OperationKind::kGatherGradient:
       GatherGradient(thing, operation);
       break;
     case OperationKind::kExchange:
       if (!order_.Before(last_kernels_, thing)) Fail("the exchange may leave out kernels' losses");
+      for (int norm : norms_) {
+        if (!order_.Before(norm, thing))
+          Fail(absl::StrCat("the exchange may leave out the norm of ", names_[norm]));
+      }
       memory_.Write(thing, Exchange(), {Content::kExchanged, steps_});
       exchanged_ = thing;
       break;
@@ -140,11 +209,14 @@ void Replay::Issue(int index) {
       Refresh(thing, operation);
       break;
   }
+  if (operation.updates >= 0) updated_[operation.updates] = thing;
+  if (operation.stores >= 0) stored_[operation.stores] = thing;
+  for (int slot : operation.frees) slot_free_[slot] = thing;
   Fail(memory_.complaint());
 }
 
 void Replay::RunKernels(int scope, const std::vector<Dependency>& waits) {
-  if (IsLeftOut(plan_->scopes[scope].unit)) return;
+  if (IsLeftOut(plan_->scopes[scope].unit)) return LeaveOut(scope, waits);
   const int thing = order_.Add(StreamId::kCompute, Resolve(waits));
   last_kernels_ = thing;
   const PlannedScope& s = plan_->scopes[scope];
@@ -154,6 +226,24 @@ void Replay::RunKernels(int scope, const std::vector<Dependency>& waits) {
   if (!walks_) TouchBoundaries(thing, scope);
   if (s.backward && plan_->decisions.trainable[s.unit]) WriteGradient(thing, scope);
   Fail(memory_.complaint());
+}
+
+// The gradient of what is left out is zeros, in the same memory. Its gather is waited for only where
+// uploads need that: gathers are behind gathers of whatever shares their slot, uploads are not.
+void Replay::LeaveOut(int scope, std::vector<Dependency> waits) {
+  const PlannedScope& s = plan_->scopes[scope];
+  const Decisions& d = plan_->decisions;
+  if (d.parameter_tier == Tier::kDevice) {
+    std::erase_if(waits, [&](const Dependency& wait) {
+      return wait.kind == Dependency::kUpdated ||
+             wait == Dependency{Dependency::kOperation, plan_->gather_of_scope[scope]};
+    });
+  }
+  const int thing = order_.Add(StreamId::kCompute, Resolve(waits));
+  names_.push_back(absl::StrCat("step ", steps_, " scope ", scope, " left out"));
+  if (!s.backward || !d.trainable[s.unit]) return;
+  if (d.keeps_step_gradients && s.round + 1 < d.rounds) return;
+  memory_.Write(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
 }
 
 // Behind the kernels of the last scope that a gather serves, as debug builds poison what is
@@ -172,7 +262,7 @@ void Replay::Release(int scope) {
 
 void Replay::ReadWeights(int thing, int scope) {
   const int unit = plan_->scopes[scope].unit;
-  memory_.Read(thing, Gathered(unit), {Content::kParameter, unit, steps_});
+  memory_.Read(thing, Gathered(unit), {Content::kParameter, unit, version_});
   memory_.Read(thing, GatheredFrozen(unit), {Content::kFrozen, unit});
 }
 
@@ -205,16 +295,12 @@ void Replay::WriteGradient(int thing, int scope) {
 }
 
 void Replay::Gather(int thing, const Operation& operation) {
-  const int64_t size = SizeOf(plan_->decisions.compute);
   for (const Part& part : operation.parts) {
     const int u = part.unit;
     if (plan_->decisions.kept_whole[u]) Fail(absl::StrCat("unit ", u, " is whole, but gathered"));
-    memory_.Read(thing, OwnParameters(u), {Content::kParameter, u, steps_});
-    memory_.Read(
-        thing,
-        {StateClass::kParameter, plan_->pools.units[u].parameter_frozen, frozen(u).shard * size},
-        {Content::kFrozen, u});
-    memory_.Write(thing, Gathered(u), {Content::kParameter, u, steps_});
+    memory_.Read(thing, OwnSlice(u, /*is_trainable=*/true), OwnParametersOf(u, version_));
+    memory_.Read(thing, OwnSlice(u, /*is_trainable=*/false), FrozenOf(u));
+    memory_.Write(thing, Gathered(u), {Content::kParameter, u, version_});
     memory_.Write(thing, GatheredFrozen(u), {Content::kFrozen, u});
   }
 }
@@ -222,8 +308,7 @@ void Replay::Gather(int thing, const Operation& operation) {
 void Replay::Cast(int thing, const Operation& operation) {
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int scope = operation.parts[i].scope;
-    if (!IsLeftOut(operation.parts[i].unit))
-      memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
+    memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
     memory_.Write(thing, Reduced(operation, i), GradientOf(Content::kCastGradient, scope));
   }
 }
@@ -234,7 +319,7 @@ void Replay::Reduce(int thing, const Operation& operation) {
     const Range source = Reduced(operation, i);
     if (casts()) {
       memory_.Read(thing, source, GradientOf(Content::kCastGradient, part.scope));
-    } else if (!IsLeftOut(part.unit)) {
+    } else {
       memory_.Read(thing, source, GradientOf(Content::kWholeGradient, part.scope));
     }
     if (plan_->decisions.replicas() > 1) {
@@ -268,7 +353,7 @@ void Replay::Round(int thing, const Operation& operation) {
 // The last of a reduction: what is accumulated next, or the shard itself.
 void Replay::WriteReduced(int thing, const Operation& operation, size_t i) {
   const Part& part = operation.parts[i];
-  if (plan_->decisions.accumulates[part.unit]) {
+  if (plan_->decisions.accumulates[part.unit] || GradientHome(part.unit) != Tier::kDevice) {
     memory_.Write(thing, ReducedSlice(operation, i),
                   GradientOf(Content::kReducedSlice, part.scope));
   } else {
@@ -278,25 +363,33 @@ void Replay::WriteReduced(int thing, const Operation& operation, size_t i) {
   }
 }
 
+// `operation` does something with these parts of the reduction, and with no others.
+bool Replay::HasTheParts(const Operation& operation, const Operation& reduction,
+                         const std::vector<size_t>& parts) {
+  bool same = operation.parts.size() == parts.size();
+  for (size_t i = 0; same && i < parts.size(); ++i) {
+    same = operation.parts[i].unit == reduction.parts[parts[i]].unit &&
+           operation.parts[i].scope == reduction.parts[parts[i]].scope;
+  }
+  const std::string_view name = Name(operation.kind);
+  if (!same) Fail(absl::StrCat("parts of a ", std::string(name), " are not its reduction's"));
+  return same;
+}
+
 void Replay::Accumulate(int thing, const Operation& operation) {
-  // The parts of the reduction before it, less those that wrote their shards themselves.
-  int before = static_cast<int>(&operation - plan_->operations.data()) - 1;
-  if (rounds() && plan_->operations[before].kind == OperationKind::kRound) --before;
-  if (plan_->decisions.replicas() > 1 &&
-      plan_->operations[before].kind == OperationKind::kAllReduce)
-    --before;
-  const Operation& reduction = plan_->operations[before];
-  if (reduction.kind != OperationKind::kReduce) return Fail("an accumulate without its reduction");
-  size_t found = 0;
-  for (size_t i = 0; i < reduction.parts.size(); ++i) {
-    const int unit = reduction.parts[i].unit;
-    if (!plan_->decisions.accumulates[unit]) continue;
-    if (found == operation.parts.size()) return Fail("an accumulate leaves out a part");
-    const Part& part = operation.parts[found++];
-    if (part.unit != unit || part.scope != reduction.parts[i].scope)
-      return Fail("an accumulate has other parts than its reduction");
+  const Operation* const reduction = ReductionOf(operation);
+  if (reduction == nullptr) return Fail("an accumulate without its reduction");
+  const Tier home = operation.stream == StreamId::kDownload ? Tier::kCpu : Tier::kDevice;
+  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, home);
+  if (!HasTheParts(operation, *reduction, parts)) return;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Part& part = operation.parts[i];
+    const int unit = part.unit;
     int& so_far = contributions_[unit];
-    memory_.Read(thing, ReducedSlice(reduction, i), GradientOf(Content::kReducedSlice, part.scope));
+    memory_.Read(thing,
+                 home == Tier::kDevice ? ReducedSlice(*reduction, parts[i])
+                                       : LandedSlice(*reduction, parts[i]),
+                 GradientOf(Content::kReducedSlice, part.scope));
     if (part.first != (so_far == 0)) Fail(absl::StrCat("unit ", unit, ": wrong first"));
     if (part.first != true) {
       memory_.Read(thing, GradientShard(unit, /*whole=*/false),
@@ -306,18 +399,21 @@ void Replay::Accumulate(int thing, const Operation& operation) {
                   {Content::kGradientShard, unit, steps_, ++so_far});
     if (part.last != (so_far == expected_contributions(unit)))
       Fail(absl::StrCat("unit ", unit, ": wrong last"));
-    if (part.last) memory_.Write(thing, NormScratch(), {Content::kNorm});
+    if (part.last) memory_.Write(thing, NormScratch(home), {Content::kNorm});
   }
-  if (found != operation.parts.size()) Fail("an accumulate has a part too many");
 }
 
 void Replay::Norm(int thing, const Operation& operation) {
+  const Operation* const reduction = ReductionOf(operation);
+  if (reduction == nullptr) return Fail("a norm without its reduction");
+  const Tier home = operation.stream == StreamId::kDownload ? Tier::kCpu : Tier::kDevice;
+  if (!HasTheParts(operation, *reduction, PartsThat(*reduction, /*accumulate=*/false, home)))
+    return;
   for (const Part& part : operation.parts) {
-    if (plan_->decisions.accumulates[part.unit]) Fail("a norm of a shard that is not complete");
     if (!part.first || !part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong first or last"));
     memory_.Read(thing, GradientShard(part.unit, /*whole=*/false),
                  {Content::kGradientShard, part.unit, steps_, 1});
-    memory_.Write(thing, NormScratch(), {Content::kNorm});
+    memory_.Write(thing, NormScratch(home), {Content::kNorm});
   }
 }
 
@@ -330,45 +426,14 @@ void Replay::GatherGradient(int thing, const Operation& operation) {
   }
 }
 
-void Replay::Update(int thing, const Operation& operation) {
-  const Decisions& d = plan_->decisions;
-  for (const Part& part : operation.parts) {
-    const int u = part.unit;
-    const bool gathered = d.stage == 0 && d.world > 1;
-    memory_.Read(thing, GradientShard(u, d.stage == 0),
-                 gathered ? Content{Content::kGatheredGradient, u, steps_}
-                          : Content{Content::kGradientShard, u, steps_, expected_contributions(u)});
-    if (d.timing != UpdateTiming::kEarly)
-      memory_.Read(thing, Exchange(), {Content::kExchanged, steps_});
-    if (d.compute == DType::kFloat32) {
-      memory_.Read(thing, OwnParameters(u), {Content::kParameter, u, steps_});
-    } else {
-      memory_.Read(thing, Master(u), {Content::kMaster, u, steps_});
-      memory_.Write(thing, Master(u), {Content::kMaster, u, steps_ + 1});
-    }
-    for (int i = 0; i < inputs_.optimizer_states; ++i) {
-      memory_.Read(thing, OptimizerState(u, i), {Content::kOptimizerState, u, steps_, i});
-      memory_.Write(thing, OptimizerState(u, i), {Content::kOptimizerState, u, steps_ + 1, i});
-    }
-    memory_.Write(thing, OwnParameters(u), {Content::kParameter, u, steps_ + 1});
-    if (inputs_.own_optimizer) {
-      int64_t longest = 0;
-      for (const Placement& placement : trainable(u).placements)
-        longest = std::max(longest, std::min(placement.elements, owned(u)));
-      memory_.Write(thing, {StateClass::kStaging, plan_->pools.staging_gradient, longest * 4},
-                    {Content::kOptimizerGradient});
-    }
-    updated_[u] = thing;
-  }
-}
-
 void Replay::Refresh(int thing, const Operation& operation) {
+  const int version = version_ + (options_.overflows ? 0 : 1);
   for (const Part& part : operation.parts) {
     if (!plan_->decisions.kept_whole[part.unit])
       Fail(absl::StrCat("unit ", part.unit, " is refreshed, but not whole"));
-    memory_.Read(thing, OwnParameters(part.unit), {Content::kParameter, part.unit, steps_ + 1});
-    memory_.Write(thing, Gathered(part.unit), {Content::kParameter, part.unit, steps_ + 1});
-    refreshed_[part.unit] = thing;
+    memory_.Read(thing, OwnParameters(part.unit), OwnParametersOf(part.unit, version));
+    memory_.Write(thing, Gathered(part.unit), {Content::kParameter, part.unit, version});
+    updated_[part.unit] = thing;
   }
 }
 

@@ -1,6 +1,7 @@
 // Replays what an engine and a trainer do with a sequence of plans, in the order in which it is
 // issued, on a model of memory. Which bytes each operation and each scope's kernels touch is
-// written down here a second time, from the descriptions in plan.h, not taken from the builder.
+// written down here a second time, from the descriptions in plan.h, not taken from the builder. Moves
+// between tiers carry whatever they find: whoever uses what they brought says what it must be.
 #pragma once
 
 #include <span>
@@ -15,20 +16,29 @@ namespace ebb::sharding {
 class Replay {
  public:
   // As `rank` sees it. The pools are those of `plan`; parameters, masters and states are there.
-  Replay(const PlanInputs& inputs, const Plan& plan, int rank);
+  // `drain`: runs whenever updates were carried and what comes next does not take them.
+  Replay(const PlanInputs& inputs, const Plan& plan, int rank, const Plan* drain = nullptr);
 
-  // Units with `left_out` are not used: their scopes are not opened, so nothing waits for their
-  // gathers, and what is reduced for them is zeros.
-  void Step(const Plan& plan, std::vector<bool> left_out = {});
+  struct StepOptions {
+    // Units that are not used: nothing waits for their gathers, and what is reduced for them is zeros.
+    std::vector<bool> left_out = {};
+    bool overflows = false;  // updates that wait for the verdict do not happen
+  };
+  void Step(const Plan& plan, StepOptions options);
+  void Step(const Plan& plan) { Step(plan, {}); }
   void Walk(const Plan& plan);
+  void Drain();  // somebody looks at the state
 
   // The first violation; empty while there is none.
   const std::string& violation() const { return violation_; }
 
  private:
-  void Run(const Plan& plan, bool walk);
+  void Begin(const Plan& plan, bool walk);
+  void Run();
+  void CheckVersions();
   void Issue(int operation);
   void RunKernels(int scope, const std::vector<Dependency>& waits);
+  void LeaveOut(int scope, std::vector<Dependency> waits);
   void Release(int scope);
   std::vector<int> Resolve(const std::vector<Dependency>& dependencies) const;
 
@@ -46,9 +56,13 @@ class Replay {
   void Norm(int thing, const Operation& operation);
   void GatherGradient(int thing, const Operation& operation);
   void Update(int thing, const Operation& operation);
+  void KeepParameters(int thing, const UpdateWork& work);
+  void UseStaging(int thing, int unit, Tier here);
+  void Move(int thing, const Operation& operation);
+  void Land(int thing, const Operation& operation);
   void Refresh(int thing, const Operation& operation);
 
-  bool IsLeftOut(int unit) const { return !left_out_.empty() && left_out_[unit]; }
+  bool IsLeftOut(int unit) const { return !options_.left_out.empty() && options_.left_out[unit]; }
   const Section& trainable(int unit) const { return plan_->layout.units[unit].trainable; }
   const Section& frozen(int unit) const { return plan_->layout.units[unit].frozen; }
   // With replicas sums are sent in fp32 and rounded after the last addition.
@@ -61,19 +75,32 @@ class Replay {
   int64_t owned(int unit) const;  // trainable elements that this rank updates
   int expected_contributions(int unit) const;
 
-  Range OwnParameters(int unit) const;  // what the update writes, a gather and a refresh read
-  Range Gathered(int unit) const;       // trainable parameters, whole
+  Range OwnParameters(int unit) const;  // on the device: what a gather and a refresh read
+  // Where a gather finds this rank's slice.
+  Range OwnSlice(int unit, bool is_trainable) const;
+  int64_t SliceBytes(int unit, bool is_trainable) const;
+  Range RangeOf(const Place& place, int64_t bytes) const;
+  Range Gathered(int unit) const;  // trainable parameters, whole
   Range GatheredFrozen(int unit) const;
-  const SubGroup& SubGroupOf(int unit) const;
-  Range Master(int unit) const;
-  Range OptimizerState(int unit, int state) const;
+  const UnitHomes& HomesOf(int unit) const { return plan_->pools.homes.units[unit]; }
+  Tier GradientHome(int unit) const { return HomesOf(unit).gradient; }
+  Content ParameterOf(int unit, int version, int64_t first_element) const;
+  Content OwnParametersOf(int unit, int version) const;
+  Content FrozenOf(int unit) const;
   Range GradientShard(int unit, bool whole) const;
   Range WholeGradient(int scope) const;
   Range Reduced(const Operation& operation, size_t part) const;  // what a reduction reads
   Range Summed(const Operation& operation, size_t part) const;
   Range ReducedSlice(const Operation& operation, size_t part) const;
+  Range LandedSlice(const Operation& reduction, size_t part) const;
+  // The kReduce that an operation on its slices belongs to.
+  const Operation* ReductionOf(const Operation& operation) const;
+  // Its parts with shards in `home` that accumulate or do not, as indices.
+  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier home) const;
+  bool HasTheParts(const Operation& operation, const Operation& reduction,
+                   const std::vector<size_t>& parts);
   Range OwnSliceOf(const Range& whole) const;
-  Range NormScratch() const;
+  Range NormScratch(Tier tier) const;
   Range Exchange() const;
   Range Output(int visit, int64_t micro_batch, bool gradient) const;
   Content GradientOf(Content::Kind kind, int scope) const;
@@ -83,16 +110,23 @@ class Replay {
   const PlanInputs inputs_;
   const int rank_;    // in its shard group
   const Plan* plan_;  // the one that runs
+  const Plan* const drain_;
   bool walks_ = false;
-  std::vector<bool> left_out_;  // by unit; empty: none
+  StepOptions options_;
   HappensBefore order_;
   ShadowMemory memory_;
-  std::vector<std::string> names_;        // of the things in `order_`
-  std::vector<int> things_;               // by operation of the plan that runs
-  std::vector<int> updated_, refreshed_;  // by unit: the last ones, of whichever step
-  std::vector<int> contributions_;        // by unit: added to the shard in this step
+  std::vector<std::string> names_;  // of the things in `order_`
+  std::vector<int> things_;         // by operation of the plan that runs; kStart: has not run
+  // The last ones, of whichever step: by unit, by unit, by slot.
+  std::vector<int> updated_, stored_, slot_free_;
+  std::vector<int> contributions_;          // by unit: added to the shard in this step
+  std::vector<int> contributions_carried_;  // likewise, in the step whose updates are carried
+  std::vector<int> norms_;                  // things of this step that the exchange tells of
   int exchanged_ = HappensBefore::kStart, last_kernels_ = HappensBefore::kStart;
-  int steps_ = 0, walked_ = 0;
+  bool carries_ = false;  // updates of the last step are still to be done
+  // Steps so far, and of them those that updated: what scopes must see is parameters `version_`.
+  int steps_ = 0, version_ = 0, walked_ = 0;
+  std::vector<int> sub_group_versions_;
   std::string violation_;
 };
 

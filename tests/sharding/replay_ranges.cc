@@ -49,31 +49,49 @@ Range Replay::GatheredFrozen(int unit) const {
   return {StateClass::kGather, addresses.gather_frozen, bytes};
 }
 
-const SubGroup& Replay::SubGroupOf(int unit) const {
-  static const SubGroup kNothing;
-  const Homes& homes = plan_->pools.homes;
-  if (homes.units[static_cast<size_t>(unit)].sub_groups == 0) return kNothing;
-  return homes
-      .sub_groups[static_cast<size_t>(homes.units[static_cast<size_t>(unit)].first_sub_group)];
+int64_t Replay::SliceBytes(int unit, bool is_trainable) const {
+  const Section& section = is_trainable ? trainable(unit) : frozen(unit);
+  return section.shard * SizeOf(plan_->decisions.compute);
 }
 
-Range Replay::Master(int unit) const {
-  return {StateClass::kMaster, SubGroupOf(unit).master.offset, owned(unit) * 4};
+Range Replay::OwnSlice(int unit, bool is_trainable) const {
+  if (plan_->decisions.parameter_tier != Tier::kDevice)
+    return OwnSliceOf(is_trainable ? Gathered(unit) : GatheredFrozen(unit));
+  if (is_trainable) return OwnParameters(unit);
+  return {StateClass::kParameter, plan_->pools.units[unit].parameter_frozen,
+          SliceBytes(unit, /*is_trainable=*/false)};
 }
 
-Range Replay::OptimizerState(int unit, int state) const {
-  const SubGroup& group = SubGroupOf(unit);
-  return {StateClass::kOptimizer, group.states.offset + state * group.states_stride,
-          owned(unit) * 4};
+Range Replay::RangeOf(const Place& place, int64_t bytes) const {
+  const bool is_state = place.tier == Tier::kNvme && place.pool != StateClass::kParameter;
+  return {is_state ? StateClass::kMaster : place.pool, place.offset + rank_ * place.per_slice,
+          bytes, place.tier};
+}
+
+// Of what this rank updates of a unit, from an element on.
+Content Replay::ParameterOf(int unit, int version, int64_t first_element) const {
+  Content content{Content::kParameter, unit, version};
+  content.first = first_element * SizeOf(plan_->decisions.compute);
+  if (plan_->decisions.stage > 0) content.first += rank_ * SliceBytes(unit, /*is_trainable=*/true);
+  return content;
+}
+
+Content Replay::OwnParametersOf(int unit, int version) const {
+  return ParameterOf(unit, version, 0);
+}
+
+Content Replay::FrozenOf(int unit) const {
+  return {Content::kFrozen, unit, 0, 0, rank_ * SliceBytes(unit, /*is_trainable=*/false)};
 }
 
 Range Replay::GradientShard(int unit, bool whole) const {
   const int64_t start = plan_->pools.units[unit].gradient_shard;
   const int64_t size = SizeOf(plan_->decisions.shard_dtype(unit));
-  if (whole) return {StateClass::kGradient, start, trainable(unit).elements * size};
+  const Tier tier = GradientHome(unit);
+  if (whole) return {StateClass::kGradient, start, trainable(unit).elements * size, tier};
   const int64_t shard_bytes = trainable(unit).shard * size;
   return {StateClass::kGradient, start + (plan_->decisions.stage == 0 ? rank_ * shard_bytes : 0),
-          shard_bytes};
+          shard_bytes, tier};
 }
 
 Range Replay::WholeGradient(int scope) const {
@@ -93,7 +111,8 @@ Range Replay::Reduced(const Operation& operation, size_t part) const {
 
 Range Replay::Summed(const Operation& operation, size_t part) const {
   const int unit = operation.parts[part].unit;
-  if (!rounds() && !plan_->decisions.accumulates[unit]) return GradientShard(unit, /*whole=*/false);
+  if (!rounds() && !plan_->decisions.accumulates[unit] && GradientHome(unit) == Tier::kDevice)
+    return GradientShard(unit, /*whole=*/false);
   return OwnSliceOf(Reduced(operation, part));
 }
 
@@ -106,17 +125,59 @@ Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
   return {StateClass::kStaging, start, trainable(operation.parts[part].unit).shard * size};
 }
 
+// Of those parts whose shards live in host memory and are summed there, end to end.
+Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
+  const int64_t size = SizeOf(plan_->decisions.communication);
+  int64_t start = 0;
+  for (size_t i : PartsThat(reduction, /*accumulate=*/true, Tier::kCpu)) {
+    if (i < part) start += Aligned(trainable(reduction.parts[i].unit).shard * size);
+  }
+  return RangeOf(plan_->pools.landing.Plus(start),
+                 trainable(reduction.parts[part].unit).shard * size);
+}
+
+const Operation* Replay::ReductionOf(const Operation& operation) const {
+  for (const Operation* before = &operation - 1; before >= plan_->operations.data(); --before) {
+    switch (before->kind) {
+      case OperationKind::kReduce:
+        return before;
+      case OperationKind::kAllReduce:
+      case OperationKind::kRound:
+      case OperationKind::kAccumulate:
+      case OperationKind::kNorm:
+      case OperationKind::kDownload:
+        continue;
+      default:
+        return nullptr;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate,
+                                      Tier home) const {
+  std::vector<size_t> parts;
+  for (size_t i = 0; i < reduction.parts.size(); ++i) {
+    const int unit = reduction.parts[i].unit;
+    if (plan_->decisions.accumulates[unit] == accumulate && GradientHome(unit) == home)
+      parts.push_back(i);
+  }
+  return parts;
+}
+
 Range Replay::OwnSliceOf(const Range& whole) const {
   const int64_t bytes = whole.bytes / plan_->decisions.shards;
   return {whole.pool, whole.begin + rank_ * bytes, bytes};
 }
 
 // Eight bytes for each 1,024 elements of the longest shard.
-Range Replay::NormScratch() const {
+Range Replay::NormScratch(Tier tier) const {
   int64_t longest = 0;
   for (const UnitLayout& unit : plan_->layout.units)
     longest = std::max(longest, unit.trainable.shard);
-  return {StateClass::kStaging, plan_->pools.staging_norm, (longest + 1023) / 1024 * 8};
+  const int64_t bytes = (longest + 1023) / 1024 * 8;
+  if (tier == Tier::kCpu) return RangeOf(plan_->pools.host_norm, bytes);
+  return {StateClass::kStaging, plan_->pools.staging_norm, bytes};
 }
 
 Range Replay::Exchange() const {

@@ -1,5 +1,5 @@
-// The pools as a model of memory that knows what each byte holds, who wrote it and who read it
-// since. It complains about an access that is outside of its pool, that finds something other than
+// The pools of all tiers as a model of memory that knows what each byte holds, who wrote it and who
+// read it since. It complains about an access that is outside of its pool, that finds something other than
 // what it expects, or that is not ordered with an earlier one which it conflicts with. Where nobody
 // complains, every order that the streams allow gives what the order of issue gives.
 #pragma once
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ebb/sharding/state.h"
+#include "ebb/sharding/plan.h"
 #include "happens_before.h"
 
 namespace ebb::sharding {
@@ -38,6 +38,7 @@ struct Content {
   };
   Kind kind = kNothing;
   int a = 0, b = 0, c = 0;
+  int64_t first = 0;  // which byte of it comes first, of what is moved or used in pieces
   friend bool operator==(const Content&, const Content&) = default;
 };
 std::string ToString(const Content& content);
@@ -45,14 +46,18 @@ std::string ToString(const Content& content);
 struct Range {
   StateClass pool{};
   int64_t begin = 0, bytes = 0;
+  Tier tier = Tier::kDevice;
 };
 
 class ShadowMemory {
  public:
-  ShadowMemory(const HappensBefore& order, const int64_t (&pool_bytes)[kStateClasses]);
+  // Two files: pool kParameter of kNvme, and pool kMaster, which holds all else.
+  ShadowMemory(const HappensBefore& order, const Pools& pools);
 
   void Read(int thing, const Range& range, const Content& expected);
   void Write(int thing, const Range& range, const Content& content);
+  // Whatever it is, padding too.
+  void Copy(int thing, const Range& from, const Range& to);
 
   // The first complaint; empty while there is none. `thing` of it: who made the access.
   const std::string& complaint() const { return complaint_; }
@@ -66,6 +71,16 @@ class ShadowMemory {
     std::array<int, kStreams> readers;  // the last one on each stream since it was written
   };
   using Segments = std::map<int64_t, Segment>;  // by first byte; they tile the pool
+  struct Pool {
+    int64_t bytes = 0;
+    Segments segments;
+  };
+
+  Pool& PoolOf(const Range& range) {
+    return pools_[static_cast<size_t>(range.tier)][static_cast<size_t>(range.pool)];
+  }
+  void NoteRead(int thing, const Range& range, Segment& segment);
+  void CheckOverwrite(int thing, const Range& range, const Segment& segment);
 
   // The segments of exactly this range, first and past the last.
   std::pair<Segments::iterator, Segments::iterator> Cut(const Range& range);
@@ -73,8 +88,7 @@ class ShadowMemory {
   void Complain(int thing, const Range& range, const std::string& what);
 
   const HappensBefore& order_;
-  std::array<Segments, kStateClasses> pools_;
-  std::array<int64_t, kStateClasses> bytes_;
+  std::array<std::array<Pool, kStateClasses>, kTiers> pools_;
   std::string complaint_;
   int thing_ = HappensBefore::kStart;
 };

@@ -1,0 +1,124 @@
+// Updates sub-group by sub-group, and moves between tiers.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "replay.h"
+
+namespace ebb::sharding {
+
+void Replay::Update(int thing, const Operation& operation) {
+  const Decisions& d = plan_->decisions;
+  const bool carried = operation.condition == Condition::kCarrying;
+  // A carried update belongs to the step before, which has been counted.
+  const int step = steps_ - (carried ? 1 : 0), from = version_ - (carried ? 1 : 0), to = from + 1;
+  for (const Part& part : operation.parts) {
+    const UpdateWork& work = plan_->works[part.work];
+    const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
+    const int u = part.unit;
+    if (work.unit != u || group.unit != u) Fail("an update's work is another unit's");
+    if (d.timing != UpdateTiming::kEarly)
+      memory_.Read(thing, Exchange(), {Content::kExchanged, step});
+    if (!carried && options_.overflows) {
+      KeepParameters(thing, work);
+      continue;
+    }
+    int& version = sub_group_versions_[work.sub_group];
+    if (version != from) {
+      Fail(absl::StrCat("sub-group ", work.sub_group, " of unit ", u, " has ", version,
+                        " updates and not ", from));
+    }
+    version = to;
+    const int contributions = carried ? contributions_carried_[u] : expected_contributions(u);
+    const int64_t gradient_size = SizeOf(d.shard_dtype(u)), size = SizeOf(d.compute);
+    const bool gathered = d.stage == 0 && d.world > 1;
+    memory_.Read(thing, RangeOf(work.gradient, group.count() * gradient_size),
+                 gathered
+                     ? Content{Content::kGatheredGradient, u, step, 0, group.begin * gradient_size}
+                     : Content{Content::kGradientShard, u, step, contributions,
+                               group.begin * gradient_size});
+    const Range master = RangeOf(work.master, group.count() * d.master_size());
+    const Range parameter = RangeOf(work.parameter, group.count() * size);
+    if (d.has_masters()) {
+      const int64_t first = group.begin * d.master_size();
+      memory_.Read(thing, master, {Content::kMaster, u, from, 0, first});
+      memory_.Write(thing, master, {Content::kMaster, u, to, 0, first});
+      if (d.split_master) memory_.Read(thing, parameter, ParameterOf(u, from, group.begin));
+      memory_.Write(thing, parameter, ParameterOf(u, to, group.begin));
+    } else {
+      memory_.Read(thing, master, ParameterOf(u, from, group.begin));
+      memory_.Write(thing, master, ParameterOf(u, to, group.begin));
+    }
+    for (int i = 0; i < inputs_.optimizer_states; ++i) {
+      const Range state = RangeOf(work.states.Plus(i * work.states_stride), group.count() * 4);
+      memory_.Read(thing, state, {Content::kOptimizerState, u, from, i, group.begin * 4});
+      memory_.Write(thing, state, {Content::kOptimizerState, u, to, i, group.begin * 4});
+    }
+    UseStaging(thing, u, group.tier == Tier::kDevice ? Tier::kDevice : Tier::kCpu);
+  }
+}
+
+// What follows an update that did not happen carries its parameters home all the same.
+void Replay::KeepParameters(int thing, const UpdateWork& work) {
+  const Decisions& d = plan_->decisions;
+  const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
+  if (!work.passes_slot || d.split_master) return;
+  memory_.Read(thing, RangeOf(work.master, group.count() * 4),
+               {Content::kMaster, work.unit, version_, 0, group.begin * 4});
+  memory_.Write(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute)),
+                ParameterOf(work.unit, version_, group.begin));
+}
+
+// Of an optimizer of the trainer's: one parameter's slice in fp32.
+void Replay::UseStaging(int thing, int unit, Tier here) {
+  if (!inputs_.own_optimizer) return;
+  int64_t longest = 0;
+  for (const Placement& placement : trainable(unit).placements)
+    longest = std::max(longest, std::min(placement.elements, owned(unit)));
+  const Pools& pools = plan_->pools;
+  const auto on_device = [](int64_t offset) {
+    return Place{.pool = StateClass::kStaging, .offset = offset};
+  };
+  const bool on_host = here == Tier::kCpu;
+  memory_.Write(
+      thing,
+      RangeOf(on_host ? pools.host_gradient : on_device(pools.staging_gradient), longest * 4),
+      {Content::kOptimizerGradient});
+  if (!plan_->decisions.split_master) return;
+  memory_.Write(thing,
+                RangeOf(on_host ? pools.host_master : on_device(pools.staging_master), longest * 4),
+                {Content::kOptimizerGradient});
+}
+
+void Replay::Move(int thing, const Operation& operation) {
+  if (operation.kind == OperationKind::kDownload && operation.parts.front().scope >= 0)
+    return Land(thing, operation);
+  for (const sharding::Move& move : operation.moves)
+    memory_.Copy(thing, RangeOf(move.from, move.bytes), RangeOf(move.to, move.bytes));
+}
+
+// Reduced slices to the host: to where they are summed, or to the shards that they are.
+void Replay::Land(int thing, const Operation& operation) {
+  const Operation* const reduction = ReductionOf(operation);
+  if (reduction == nullptr) return Fail("a landing without its reduction");
+  if (operation.moves.size() != operation.parts.size()) return Fail("a landing without its moves");
+  size_t landed = 0;
+  for (size_t i = 0; i < reduction->parts.size(); ++i) {
+    const Part& part = reduction->parts[i];
+    if (GradientHome(part.unit) == Tier::kDevice) continue;
+    if (landed == operation.parts.size()) return Fail("a landing leaves out a part");
+    const sharding::Move& move = operation.moves[landed];
+    if (operation.parts[landed++].scope != part.scope) return Fail("a landing of other parts");
+    const Content slice = GradientOf(Content::kReducedSlice, part.scope);
+    memory_.Read(thing, RangeOf(move.from, move.bytes), slice);
+    if (plan_->decisions.accumulates[part.unit]) {
+      memory_.Write(thing, RangeOf(move.to, move.bytes), slice);
+    } else {
+      ++contributions_[part.unit];
+      memory_.Write(thing, RangeOf(move.to, move.bytes),
+                    {Content::kGradientShard, part.unit, steps_, 1});
+    }
+  }
+  if (landed != operation.parts.size()) Fail("a landing has a part too many");
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,219 @@
+// What a step moves between tiers, against formulas that know nothing of moves.
+#include "ebb/sharding/traffic.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "random_model.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+using Key = std::tuple<StateClass, Tier, Direction>;
+using Table = std::map<Key, int64_t>;
+
+constexpr Direction kUp = Direction::kRead, kDown = Direction::kWrite;
+
+Table Predicted(const Plan& plan, bool carrying) {
+  Table table;
+  for (const TrafficRow& row : PredictTraffic(plan, carrying))
+    table[{row.state, row.tier, row.direction}] = static_cast<int64_t>(row.predicted_bytes);
+  return table;
+}
+
+// What follows from where everything lives, how often it is gathered and how often it is reduced.
+Table Formula(const Plan& plan, bool carrying) {
+  Table table;
+  const auto add = [&](StateClass state, Tier tier, Direction direction, int64_t bytes) {
+    if (bytes > 0) table[{state, tier, direction}] += bytes;
+  };
+  using enum StateClass;
+  const Decisions& d = plan.decisions;
+  const int64_t size = SizeOf(d.compute);
+  std::vector<int> gathers(plan.layout.units.size()), contributions(plan.layout.units.size());
+  for (const Operation& operation : plan.operations) {
+    for (const Part& part : operation.parts) {
+      if (operation.kind == OperationKind::kGather) ++gathers[static_cast<size_t>(part.unit)];
+      if (operation.kind == OperationKind::kReduce) ++contributions[static_cast<size_t>(part.unit)];
+    }
+  }
+  for (size_t u = 0; u < plan.layout.units.size(); ++u) {
+    const UnitHomes& unit = plan.pools.homes.units[u];
+    for (const bool trainable : {true, false}) {
+      for (const ParameterPiece& piece : unit.pieces(trainable)) {
+        const int64_t bytes = piece.count() * size;
+        if (piece.home.tier != Tier::kDevice) add(kParameter, Tier::kCpu, kUp, gathers[u] * bytes);
+        if (piece.home.tier != Tier::kNvme) continue;
+        // The first gather takes what a carried update has just written.
+        const int reads = gathers[u] - (carrying && trainable && d.carries ? 1 : 0);
+        add(kParameter, Tier::kNvme, kUp, reads * SwapAligned(bytes));
+      }
+    }
+    const int64_t shard = plan.layout.units[u].trainable.shard;
+    if (unit.gradient != Tier::kDevice) {
+      add(kGradient, Tier::kCpu, kDown, contributions[u] * shard * SizeOf(d.communication));
+    }
+  }
+  for (const SubGroup& group : plan.pools.homes.sub_groups) {
+    const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(group.unit)];
+    const bool on_host = group.tier != Tier::kDevice;
+    const int64_t count = group.count(), bytes = count * size;
+    if (group.tier == Tier::kNvme) {
+      for (const Direction direction : {kUp, kDown}) {
+        add(kMaster, Tier::kNvme, direction, SwapAligned(count * d.master_size()));
+        add(kOptimizer, Tier::kNvme, direction, d.optimizer_states * SwapAligned(count * 4));
+      }
+    }
+    if (on_host != (unit.gradient != Tier::kDevice)) {
+      add(kGradient, Tier::kCpu, on_host ? kDown : kUp, count * SizeOf(d.shard_dtype(group.unit)));
+    }
+    if (!d.has_masters()) continue;
+    const Tier home = PieceOf(unit.trainable, group.begin).home.tier;
+    if (home == Tier::kNvme) {
+      add(kParameter, Tier::kNvme, kDown, SwapAligned(bytes));
+      if (d.split_master) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
+    }
+    if (on_host == (home != Tier::kDevice)) continue;
+    // Out of the update, and of split masters into it.
+    add(kParameter, Tier::kCpu, on_host ? kUp : kDown, bytes);
+    if (d.split_master) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
+  }
+  return table;
+}
+
+std::string ToString(const Table& table) {
+  std::string text;
+  for (const auto& [key, bytes] : table) {
+    const auto& [state, tier, direction] = key;
+    text += std::string(Name(state)) + " " + std::string(Name(tier)) +
+            (direction == kUp ? " read " : " write ") + std::to_string(bytes) + "\n";
+  }
+  return text;
+}
+
+TEST(Traffic, IsWhatHomesGathersAndReductionsSay) {
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
+    SCOPED_TRACE(random_case.description());
+    for (const bool hold : {false, true}) {
+      const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, hold);
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      if (plan->decisions.carries) {
+        // Without updates of the step before it, and with those that it carries on.
+        ASSERT_EQ(ToString(Predicted(*plan, true)), ToString(Formula(*plan, true)));
+      } else {
+        for (const bool carrying : {false, true}) {
+          ASSERT_EQ(ToString(Predicted(*plan, carrying)), ToString(Formula(*plan, false)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Traffic, OfADrainIsThatOfTheUpdatesAlone) {
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
+    SCOPED_TRACE(random_case.description());
+    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, /*hold_updates=*/true),
+                               drain = PlanDrain(random_case.inputs());
+    ASSERT_TRUE(plan.ok() && drain.ok()) << plan.status() << drain.status();
+    // A first step and then the drain move what a step in steady state does, and read once more what
+    // the update would have handed on.
+    Table both = Predicted(*plan, /*carrying=*/false);
+    for (const auto& [key, bytes] : Predicted(*drain, /*carrying=*/true)) both[key] += bytes;
+    for (auto& [key, bytes] : Predicted(*plan, /*carrying=*/true)) both[key] -= bytes;
+    for (const auto& [key, bytes] : both) {
+      const bool read_again = key == Key{StateClass::kParameter, Tier::kNvme, kUp};
+      int64_t expected = 0;
+      for (size_t u = 0; read_again && plan->decisions.carries && u < plan->layout.units.size();
+           ++u) {
+        for (const ParameterPiece& piece : plan->pools.homes.units[u].trainable) {
+          if (piece.home.tier == Tier::kNvme)
+            expected += SwapAligned(piece.count() * SizeOf(plan->decisions.compute));
+        }
+      }
+      ASSERT_EQ(bytes, expected) << Name(std::get<0>(key));
+    }
+  }
+}
+
+// Equal layers, all on NVMe, in layer-major order: one round of all micro-batches. In bytes per owned
+// element of the layers but the last, which stays gathered from forward to backward.
+struct PlainCase {
+  const char* name;
+  bool early = false, split = false;
+  int64_t states, parameters_read, parameters_written;
+  int64_t total() const { return 2 * states + parameters_read + parameters_written; }
+};
+
+class TrafficOfAllOnNvme : public testing::TestWithParam<PlainCase> {};
+
+TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
+  const PlainCase& c = GetParam();
+  constexpr int64_t kLayers = 24, kWorld = 4, kShard = 64 * kCutElements;
+  const ModelSpec model = UnitChain(std::vector<int64_t>(kLayers, kWorld * kShard));
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = config.ebb.micro_batches_per_round = 8;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.ebb.coalesce_bytes = 0;
+  config.ebb.split_master = c.split;
+  config.gradient_clipping = c.early ? 0 : 1;
+  config.ebb.check_overflow = !c.early;
+  const absl::StatusOr<Plan> plan =
+      PlanStep({.model = &model, .config = &config, .world = kWorld, .optimizer_states = 2});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  int64_t states = 0, read = 0, written = 0;
+  for (const TrafficRow& row : PredictTraffic(*plan)) {
+    if (row.tier != Tier::kNvme) continue;
+    const int64_t bytes = static_cast<int64_t>(row.predicted_bytes);
+    if (row.state != StateClass::kParameter) {
+      states += bytes;
+    } else {
+      (row.direction == kUp ? read : written) += bytes;
+    }
+  }
+  // Whole blocks of the disk, so that nothing is rounded up.
+  EXPECT_EQ(states, 2 * c.states * kLayers * kShard);
+  EXPECT_EQ(written, c.parameters_written * kLayers * kShard);
+  EXPECT_EQ(read, c.parameters_read * kLayers * kShard - 2 * kShard);
+  EXPECT_LE(states + read + written, c.total() * kLayers * kShard);
+}
+
+// Late: forward's read is handed on by the update, which backward reads again. Early: every update
+// ends in the step, so forward reads too.
+INSTANTIATE_TEST_SUITE_P(Timings, TrafficOfAllOnNvme,
+                         testing::Values(PlainCase{.name = "Late",
+                                                   .states = 12,
+                                                   .parameters_read = 2,
+                                                   .parameters_written = 2},
+                                         PlainCase{.name = "LateSplit",
+                                                   .split = true,
+                                                   .states = 10,
+                                                   .parameters_read = 4,
+                                                   .parameters_written = 2},
+                                         PlainCase{.name = "Early",
+                                                   .early = true,
+                                                   .states = 12,
+                                                   .parameters_read = 4,
+                                                   .parameters_written = 2},
+                                         PlainCase{.name = "EarlySplit",
+                                                   .early = true,
+                                                   .split = true,
+                                                   .states = 10,
+                                                   .parameters_read = 6,
+                                                   .parameters_written = 2}),
+                         [](const auto& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace ebb::sharding
