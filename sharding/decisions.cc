@@ -94,11 +94,6 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.gradient = sums_before_reducing ? decisions.accumulation : decisions.communication;
   decisions.optimizer_states = inputs.optimizer_states;
   decisions.own_optimizer = inputs.own_optimizer;
-  if (config.gradient_tier() == Tier::kNvme) {
-    return absl::UnimplementedError(
-        "ebb.offload_gradients is \"nvme\": gradients are kept on the device or in host memory in "
-        "this version; say \"cpu\", or leave it out, and they follow the optimizer there");
-  }
   decisions.parameter_tier = config.parameter_tier();
   decisions.optimizer_tier = config.optimizer_tier();
   decisions.gradient_tier = decisions.stage == 0 ? Tier::kDevice : config.gradient_tier();

@@ -97,7 +97,7 @@ Homes DecideHomes(const Decisions& d, const ModelLayout& layout, const HomeLimit
     const bool all_on_device =
         std::all_of(begin, begin + unit.sub_groups,
                     [](const SubGroup& group) { return group.tier == Tier::kDevice; });
-    unit.gradient = d.gradients_follow && all_on_device ? Tier::kDevice : Tier::kCpu;
+    unit.gradient = d.gradients_follow && all_on_device ? Tier::kDevice : d.gradient_tier;
   }
   return homes;
 }

@@ -88,8 +88,9 @@ struct Part {
   bool last = false;    // kAccumulate, kNorm: the gradient is final
   int64_t staged = 0;   // where in the staging pool a bucket's cast of this unit lies
   int64_t rounded = 0;  // likewise, kRound's slice
-  int64_t landed = -1;  // likewise in Pools::landing, where the shard is in host memory
-  int work = -1;        // kUpdate: index into Plan::works
+  int gradient_slot = -1;  // kAccumulate, kNorm: turn of the slot, where the shard lives on NVMe
+  int64_t landed = -1;     // likewise in Pools::landing, where the shard is in host memory
+  int work = -1;           // kUpdate: index into Plan::works
 };
 
 // One update of a sub-group: where it finds and leaves everything. What does not live where the
@@ -132,7 +133,8 @@ struct Moment {
 // Bytes from the start of the class's pool.
 struct UnitAddresses {
   int64_t parameter_trainable = 0,
-          parameter_frozen = 0;                     // parameter pool: whole, or this rank's slice
+          parameter_frozen = 0;  // parameter pool: whole, or this rank's slice
+  // Of the tier of UnitHomes::gradient, pool or swap file.
   int64_t gradient_shard = 0;                       // gradient pool of UnitHomes::gradient
   int64_t gather_trainable = 0, gather_frozen = 0;  // gather pool; unused for a unit kept whole
 };
@@ -153,15 +155,22 @@ struct Pools {
   int64_t file_bytes[kStateClasses] = {};  // in the swap file, end to end
   Homes homes;
   SlotRing parameter_slots;          // host: of one group of gathers each
+  SlotRing gradient_slots;           // host: of one unit's reduced shard each
   SlotRing boundary_slots;           // host: of one boundary each
   WorkSlots host_work, device_work;  // of one sub-group each
   // Host: reduced slices of one bucket on their way to shards that live there.
   Place landing;
+  // Of a unit's reduced shard.
+  Place GradientShard(int unit) const {
+    return {.tier = homes.units[static_cast<size_t>(unit)].gradient,
+            .pool = StateClass::kGradient,
+            .offset = units[static_cast<size_t>(unit)].gradient_shard};
+  }
   // Of all rings in one row, for Dependency::kSlotFree.
   int SlotIndex(SlotKind kind, int turn) const;
   int slots() const {
     return 2 * parameter_slots.count + host_work.ring.count + device_work.ring.count +
-           boundary_slots.count;
+           boundary_slots.count + gradient_slots.count;
   }
   int64_t staging_cast = 0;      // staging pool: casts of one bucket
   int64_t staging_rounded = 0;   // kRound's slices of one bucket

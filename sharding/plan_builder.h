@@ -84,6 +84,8 @@ class PlanBuilder {
   std::vector<Part> PartsThat(bool accumulate, Tier home, const std::vector<Part>& parts) const;
   // What is done with reduced slices whose shards live in `home`; the last operation, -1: nothing.
   int IssueSums(Tier home, const std::vector<Part>& parts);
+  // The same of one slice whose shard lives on NVMe, in a slot; the write.
+  int IssueSumInSlot(Part part, int reduced);
   int IssueLanding(const std::vector<Part>& parts);
   Place ReducedSlice(const Part& part) const;
   Tier GradientHome(int unit) const {
@@ -119,6 +121,7 @@ class PlanBuilder {
   // The last parameter slot that a carried update began to fill, and the operation that waited for
   // what it held before.
   int opened_turn_ = -1, opened_by_ = -1;
+  int next_gradient_slot_ = 0;
   int last_landing_ = -1, last_download_ = -1;  // of reduced slices; what is done with them there
   // Boundaries: by scope the visits whose outputs leave when it closes, are read from the swap file
   // and come back to the device when it opens; what brings its input; by visit the operation after

@@ -87,10 +87,8 @@ int PlanBuilder::IssueLanding(const std::vector<Part>& parts) {
       .parts = {},
       .after = {{Dependency::kOperation, static_cast<int>(plan_.operations.size()) - 1}}};
   for (const Part& part : parts) {
-    if (GradientHome(part.unit) == Tier::kDevice) continue;
-    const Place shard{.tier = Tier::kCpu,
-                      .pool = StateClass::kGradient,
-                      .offset = plan_.pools.units[part.unit].gradient_shard};
+    if (GradientHome(part.unit) != Tier::kCpu) continue;
+    const Place shard = plan_.pools.GradientShard(part.unit);
     download.parts.push_back(part);
     download.moves.push_back(
         {.state = StateClass::kGradient,
@@ -100,6 +98,47 @@ int PlanBuilder::IssueLanding(const std::vector<Part>& parts) {
     download.bytes += download.moves.back().bytes;
   }
   return download.parts.empty() ? -1 : Issue(std::move(download));
+}
+
+int PlanBuilder::IssueSumInSlot(Part part, int reduced) {
+  const Pools& pools = plan_.pools;
+  const Section& section = plan_.layout.units[part.unit].trainable;
+  const int turn = next_gradient_slot_++;
+  const Place slot = pools.gradient_slots.Slot(turn), home = pools.GradientShard(part.unit);
+  const Dependency slot_free{Dependency::kSlotFree, pools.SlotIndex(SlotKind::kGradient, turn)};
+  const bool accumulates = d_.accumulates[part.unit];
+  const auto move = [&](OperationKind kind, StreamId stream, const Place& from, const Place& to,
+                        int64_t bytes, std::vector<Dependency> after) {
+    return Issue(
+        {.kind = kind,
+         .stream = stream,
+         .parts = {part},
+         .after = std::move(after),
+         .bytes = bytes,
+         .moves = {{.state = StateClass::kGradient, .from = from, .to = to, .bytes = bytes}}});
+  };
+  const int64_t stored = SwapAligned(section.shard * SizeOf(d_.shard_dtype(part.unit)));
+  part.gradient_slot = turn;
+  std::vector<Dependency> ready = {slot_free};
+  if (accumulates && !part.first) {
+    ready = {
+        {Dependency::kOperation, move(OperationKind::kRead, StreamId::kReadParameters, home, slot,
+                                      stored, {slot_free, {Dependency::kStored, part.unit}})}};
+  }
+  last_landing_ = move(OperationKind::kDownload, StreamId::kDownload, ReducedSlice(part),
+                       accumulates ? pools.landing.Plus(part.landed) : slot,
+                       section.shard * SizeOf(d_.communication),
+                       {{Dependency::kOperation, reduced}, slot_free});
+  last_download_ = Issue({.kind = accumulates ? OperationKind::kAccumulate : OperationKind::kNorm,
+                          .stream = StreamId::kDownload,
+                          .parts = {part},
+                          .after = std::move(ready),
+                          .bytes = accumulates ? AccumulateBytes({part}) : NormBytes({part})});
+  const int write = move(OperationKind::kWrite, StreamId::kWrite, slot, home, stored,
+                         {{Dependency::kOperation, last_download_}});
+  plan_.operations[static_cast<size_t>(write)].frees = {slot_free.index};
+  plan_.operations[static_cast<size_t>(write)].stores = part.unit;
+  return write;
 }
 
 int PlanBuilder::IssueSums(Tier home, const std::vector<Part>& parts) {
@@ -210,6 +249,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
     // A slice that is added to its shard lies in the whole gradient.
     if (cast < 0 && !PartsThat(true, Tier::kDevice, parts).empty()) reader = last;
   }
+  const int reduced = static_cast<int>(plan_.operations.size()) - 1;
   int last_on_host = -1;
   if (const int landing = IssueLanding(parts); landing >= 0) {
     if (cast < 0) reader = landing;
@@ -218,13 +258,19 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
   }
   std::vector<int> complete;
   for (const Part& part : parts) {
+    if (GradientHome(part.unit) != Tier::kNvme) continue;
+    gradient_final_[part.unit] = IssueSumInSlot(part, reduced);
+    if (cast < 0) reader = last_landing_;
+  }
+  for (const Part& part : parts) {
     gradient_reader_[part.scope] = reader;
     plan_.reduce_of_scope[part.scope] = reduce;
     if (part.last) complete.push_back(part.unit);
   }
   if (d_.stage == 0 && d_.world > 1 && !complete.empty()) last = IssueGradientGather(complete);
   for (int unit : complete) {
-    gradient_final_[unit] = GradientHome(unit) == Tier::kDevice ? last : last_on_host;
+    const Tier home = GradientHome(unit);
+    if (home != Tier::kNvme) gradient_final_[unit] = home == Tier::kDevice ? last : last_on_host;
     if (d_.timing == UpdateTiming::kEarly) IssueUpdate(unit);
   }
 }

@@ -44,18 +44,14 @@ void PlanBuilder::IssueSubGroup(Chain& chain, int index) {
   const int64_t size = SizeOf(d_.compute), gradient_size = SizeOf(d_.shard_dtype(chain.unit));
   const Tier here = on_host ? Tier::kCpu : Tier::kDevice;
 
-  UpdateWork work{
-      .unit = chain.unit,
-      .sub_group = index,
-      .gradient = {.tier = unit.gradient,
-                   .pool = StateClass::kGradient,
-                   .offset = pools.units[static_cast<size_t>(chain.unit)].gradient_shard +
-                             group.begin * gradient_size},
-      .master = group.master,
-      .states = group.states,
-      .states_stride = group.states_stride,
-      .writes_parameter = d_.has_masters(),
-      .parameter = {}};
+  UpdateWork work{.unit = chain.unit,
+                  .sub_group = index,
+                  .gradient = pools.GradientShard(chain.unit).Plus(group.begin * gradient_size),
+                  .master = group.master,
+                  .states = group.states,
+                  .states_stride = group.states_stride,
+                  .writes_parameter = d_.has_masters(),
+                  .parameter = {}};
   Place home;
   if (work.writes_parameter) {
     const ParameterPiece& piece = PieceOf(unit.trainable, d_.stage == 0 ? 0 : group.begin);
@@ -70,7 +66,8 @@ void PlanBuilder::IssueSubGroup(Chain& chain, int index) {
   // Parameters on NVMe pass through host memory also if the update runs on the device.
   const bool needs_host_slot =
       on_host ? swaps || moves_gradient || (moves_parameter && !in_parameter_slot)
-              : moves_parameter && home.tier == Tier::kNvme && !in_parameter_slot;
+              : unit.gradient == Tier::kNvme ||
+                    (moves_parameter && home.tier == Tier::kNvme && !in_parameter_slot);
   const bool needs_device_slot = !on_host && (moves_gradient || moves_parameter);
   Place host_slot, device_slot;
   std::vector<Dependency> slot_free;
@@ -111,6 +108,10 @@ void PlanBuilder::IssueSubGroup(Chain& chain, int index) {
     chain.last[static_cast<int>(stream)] = issued;
     return issued;
   };
+  const auto last_of = [](const std::vector<int>& operations) -> std::vector<Dependency> {
+    if (operations.empty()) return {};
+    return {{Dependency::kOperation, operations.back()}};
+  };
   const auto with = [](std::vector<Dependency> after, const std::vector<Dependency>& more) {
     after.insert(after.end(), more.begin(), more.end());
     return after;
@@ -146,7 +147,18 @@ void PlanBuilder::IssueSubGroup(Chain& chain, int index) {
     brought.push_back(issue(OperationKind::kRead, StreamId::kReadStates, std::move(reads),
                             with(slot_free, {{Dependency::kStored, chain.unit}})));
   }
-  if (moves_gradient) {
+  if (unit.gradient == Tier::kNvme) {
+    const Place in_host = host_slot.Plus(pools.host_work.gradient);
+    brought.push_back(
+        issue(OperationKind::kRead, StreamId::kReadStates,
+              {{.state = StateClass::kGradient,
+                .from = work.gradient,
+                .to = in_host,
+                .bytes = SwapAligned(group.count() * gradient_size)}},
+              with(with(slot_free, chain.ready), {{Dependency::kStored, chain.unit}})));
+    work.gradient = in_host;
+  }
+  if (moves_gradient && work.gradient.tier != here) {
     const Place to = here_slot.Plus(slots.gradient);
     brought.push_back(issue(on_host ? OperationKind::kDownload : OperationKind::kUpload,
                             on_host ? StreamId::kDownload : StreamId::kUpload,
@@ -154,7 +166,7 @@ void PlanBuilder::IssueSubGroup(Chain& chain, int index) {
                               .from = work.gradient,
                               .to = to,
                               .bytes = group.count() * gradient_size}},
-                            with(slot_free, chain.ready)));
+                            with(with(slot_free, chain.ready), last_of(brought))));
     work.gradient = to;
   }
   if (moves_parameter) {

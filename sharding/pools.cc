@@ -162,6 +162,9 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
     blocks[key].lifetimes = in.reduction->lifetimes[key];
   }
   Bump shards(Pack(blocks)), host;
+  const int64_t states = pools.file_bytes[static_cast<int>(StateClass::kMaster)] +
+                         pools.file_bytes[static_cast<int>(StateClass::kOptimizer)];
+  int64_t file = states, slot = 0;
   for (size_t v = 0; v < in.model->forward.size(); ++v) {
     const int unit = static_cast<int>(in.model->forward[v].unit);
     pools.visits[v].gradient = blocks[d.keeps_step_gradients ? static_cast<int>(v) : unit].offset;
@@ -169,10 +172,18 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
   for (size_t u = 0; u < in.layout->units.size(); ++u) {
     const Section& section = in.layout->units[u].trainable;
     const int64_t elements = d.stage == 0 ? section.elements : section.shard;
-    Bump& home = pools.homes.units[u].gradient == Tier::kDevice ? shards : host;
-    pools.units[u].gradient_shard =
-        home.Take(elements * SizeOf(d.shard_dtype(static_cast<int>(u))));
+    const Tier tier = pools.homes.units[u].gradient;
+    const int64_t bytes = elements * SizeOf(d.shard_dtype(static_cast<int>(u)));
+    if (tier == Tier::kNvme) {
+      pools.units[u].gradient_shard = file;
+      file += SwapAligned(bytes);
+      slot = std::max(slot, SwapAligned(bytes));
+    } else {
+      pools.units[u].gradient_shard = (tier == Tier::kDevice ? shards : host).Take(bytes);
+    }
   }
+  pools.file_bytes[static_cast<int>(StateClass::kGradient)] = file - states;
+  if (slot > 0) pools.gradient_slots = {.count = kGradientSlots, .bytes = slot, .first = {}};
   Bytes(pools, StateClass::kGradient) = shards.end();
   pools.host_bytes[static_cast<int>(StateClass::kGradient)] = host.end();
 }
@@ -330,11 +341,12 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     largest = std::max(largest, group.count());
     if (group.tier == Tier::kDevice) {
       needs[0].gradient |= unit.gradient != Tier::kDevice;
+      needs[1].gradient |= unit.gradient == Tier::kNvme;
       needs[0].parameter |= parameter != Tier::kDevice;
       needs[1].parameter |= parameter == Tier::kNvme && !carries;
     } else {
       needs[1].states |= group.tier == Tier::kNvme;
-      needs[1].gradient |= unit.gradient == Tier::kDevice;
+      needs[1].gradient |= unit.gradient != Tier::kCpu;
       needs[1].parameter |= parameter == Tier::kDevice || (parameter == Tier::kNvme && !carries);
     }
   }
@@ -375,6 +387,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     landing = std::max(landing, bytes);
   }
   pools.landing = on_host(landing);
+  pools.gradient_slots.first = on_host(pools.gradient_slots.count * pools.gradient_slots.bytes);
   pools.boundary_slots.first = on_host(pools.boundary_slots.count * pools.boundary_slots.bytes);
   pools.host_norm = on_host(norm_blocks * 8);
   if (d.own_optimizer && d.optimizer_tier != Tier::kDevice) {
@@ -444,6 +457,9 @@ int Pools::SlotIndex(SlotKind kind, int turn) const {
       return 2 * parameters + host + turn % device_work.ring.count;
     case SlotKind::kBoundary:
       return 2 * parameters + host + device_work.ring.count + turn % boundary_slots.count;
+    case SlotKind::kGradient:
+      return 2 * parameters + host + device_work.ring.count + boundary_slots.count +
+             turn % gradient_slots.count;
   }
   return 0;
 }

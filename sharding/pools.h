@@ -13,6 +13,8 @@ inline constexpr int kWorkSlots = 3;
 // One group of gathers is in use while others are read.
 inline constexpr int kParameterSlots = 5;
 
+// A reduced shard is read while one is summed and one is written.
+inline constexpr int kGradientSlots = 3;
 // A boundary is read while one is on its way to the device, and two are written.
 inline constexpr int kBoundarySlots = 4;
 

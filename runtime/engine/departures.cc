@@ -305,7 +305,10 @@ void Executor::ReduceNow(int unit, int visit) {
   }
   const bool first = contributions_[unit]++ == 0;
   reduce_->Enqueue([this, unit, reduced, first] {
-    Accumulate(reduce_->team(), unit, reduced, first, /*last=*/false);
+    const absl::Status summed = VisitGradient(unit, Access::kReadWrite, [&](std::byte* shard) {
+      Accumulate(reduce_->team(), unit, reduced, shard, first, /*last=*/false);
+    });
+    if (!summed.ok()) Fail(summed);
   });
   squares_stale_[unit] = 1;
 }

@@ -233,7 +233,7 @@ class Executor {
   absl::Status WriteValues(const StateArray& array, int64_t begin, std::span<const float> values);
 
   // state_runs.cc
-  enum class Access { kRead, kWrite };
+  enum class Access { kRead, kWrite, kReadWrite };
   // (data, dtype, first, count): elements [first, first + count) of this rank's slice.
   using StateVisitor =
       absl::FunctionRef<absl::Status(std::byte*, DType, int64_t first, int64_t count)>;
@@ -245,6 +245,8 @@ class Executor {
                            StateVisitor visit);
   absl::Status VisitSplit(const StateArray& array, const sharding::Place& low, int64_t at,
                           int64_t count, Access access, StateVisitor visit);
+  // The whole reduced shard of a unit, wherever it lives.
+  absl::Status VisitGradient(int unit, Access access, absl::FunctionRef<void(std::byte*)> visit);
   absl::Status VisitPlace(const sharding::Place& place, int64_t bytes, Access access,
                           absl::FunctionRef<absl::Status(std::byte*)> visit);
 
@@ -289,8 +291,11 @@ class Executor {
   void Trace(const Runnable& run, int operation, StepTag step);
   void RunOperation(Runnable& run, int operation, StepTag step);  // a task of its stream
   void Cast(int unit, int visit, std::byte* destination);
-  void Accumulate(ThreadTeam& team, int unit, const std::byte* reduced, bool first, bool last);
-  void Norm(ThreadTeam& team, int unit);
+  // Where the sums of a part are made: its shard, or the slot that this passes through.
+  std::byte* ShardOf(const sharding::Plan& plan, const sharding::Part& part) const;
+  void Accumulate(ThreadTeam& team, int unit, const std::byte* reduced, std::byte* shard_data,
+                  bool first, bool last);
+  void Norm(ThreadTeam& team, int unit, const std::byte* shard_data);
   // Where kReduce and kAllReduce leave this rank's slice, and where it is in the communication
   // dtype: the shard itself unless it is to be accumulated there.
   std::byte* SummedSlice(const sharding::Plan& plan, const sharding::Part& part) const;

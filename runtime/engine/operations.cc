@@ -218,10 +218,11 @@ void Executor::RunOperation(Runnable& run, int index, StepTag step) {
         Round(part.unit, SummedSlice(run.plan, part), RoundedSlice(run.plan, part));
         break;
       case OperationKind::kAccumulate:
-        Accumulate(team, part.unit, ReducedSlice(run.plan, part), part.first, part.last);
+        Accumulate(team, part.unit, ReducedSlice(run.plan, part), ShardOf(run.plan, part),
+                   part.first, part.last);
         break;
       case OperationKind::kNorm:
-        Norm(team, part.unit);
+        Norm(team, part.unit, ShardOf(run.plan, part));
         break;
       case OperationKind::kUpdate:
         RunUpdate(run.plan.works[static_cast<size_t>(part.work)], step.parity,
@@ -298,13 +299,18 @@ void Executor::Round(int unit, const std::byte* summed, std::byte* reduced) {
               plan().layout.units[unit].trainable.shard, optim::Rounding::kNearest);
 }
 
-void Executor::Accumulate(ThreadTeam& team, int unit, const std::byte* reduced, bool first,
-                          bool last) {
+std::byte* Executor::ShardOf(const sharding::Plan& plan, const sharding::Part& part) const {
+  if (part.gradient_slot < 0) return storage_->GradientSlice(part.unit);
+  return storage_->At(plan.pools.gradient_slots.Slot(part.gradient_slot));
+}
+
+void Executor::Accumulate(ThreadTeam& team, int unit, const std::byte* reduced,
+                          std::byte* shard_data, bool first, bool last) {
   const sharding::Decisions& decisions = plan().decisions;
   const int64_t shard = plan().layout.units[unit].trainable.shard;
   const optim::AccumulateArrays arrays{.source = reduced,
                                        .source_dtype = decisions.communication,
-                                       .destination = storage_->GradientSlice(unit),
+                                       .destination = shard_data,
                                        .destination_dtype = decisions.shard_dtype(unit),
                                        .count = shard,
                                        .add = !first};
@@ -315,9 +321,9 @@ void Executor::Accumulate(ThreadTeam& team, int unit, const std::byte* reduced, 
   }
 }
 
-void Executor::Norm(ThreadTeam& team, int unit) {
+void Executor::Norm(ThreadTeam& team, int unit, const std::byte* shard_data) {
   squares_[unit] =
-      optim::SumOfSquares(team, storage_->GradientSlice(unit), plan().decisions.shard_dtype(unit),
+      optim::SumOfSquares(team, shard_data, plan().decisions.shard_dtype(unit),
                           plan().layout.units[unit].trainable.shard, NormScratch(unit));
 }
 

@@ -31,7 +31,7 @@ absl::Status Executor::VisitPlace(const Place& place, int64_t bytes, Access acce
                        AllocatePinned(end - begin, /*pin=*/false, "a piece of the swap file"));
   ShardFile& file = storage_->File(place);
   IoTransfer transfer;
-  if (access == Access::kRead || place.offset != begin || place.offset + bytes != end) {
+  if (access != Access::kWrite || place.offset != begin || place.offset + bytes != end) {
     file.StartRead(transfer, begin, bounce.buffer.data(), end - begin);
     EBB_RETURN_IF_ERROR(file.Wait(transfer));
   }
@@ -39,6 +39,19 @@ absl::Status Executor::VisitPlace(const Place& place, int64_t bytes, Access acce
   if (access == Access::kRead) return absl::OkStatus();
   file.StartWrite(transfer, begin, bounce.buffer.data(), end - begin);
   return file.Wait(transfer);
+}
+
+absl::Status Executor::VisitGradient(int unit, Access access,
+                                     absl::FunctionRef<void(std::byte*)> visit) {
+  const Place shard = plan().pools.GradientShard(unit);
+  const int64_t bytes = plan().layout.units[static_cast<size_t>(unit)].trainable.shard *
+                        SizeOf(plan().decisions.shard_dtype(unit));
+  const auto run = [&](std::byte* data) {
+    visit(data);
+    return absl::OkStatus();
+  };
+  if (shard.tier != Tier::kNvme) return run(storage_->GradientSlice(unit));
+  return VisitPlace(shard, bytes, access, run);
 }
 
 absl::Status Executor::VisitPieces(const StateArray& array, int64_t begin, int64_t end,
@@ -90,8 +103,12 @@ absl::Status Executor::VisitState(const StateArray& array, int64_t begin, int64_
   if (array.what == StateClass::kParameter) return VisitPieces(array, begin, end, access, visit);
   if (array.what == StateClass::kGradient) {
     const DType dtype = decisions.shard_dtype(array.unit);
-    return visit(storage_->GradientSlice(array.unit) + begin * SizeOf(dtype), dtype, begin,
-                 end - begin);
+    const Place shard = plan().pools.GradientShard(array.unit);
+    if (shard.tier != Tier::kNvme)
+      return visit(storage_->GradientSlice(array.unit) + begin * SizeOf(dtype), dtype, begin,
+                   end - begin);
+    return VisitPlace(shard.Plus(begin * SizeOf(dtype)), (end - begin) * SizeOf(dtype), access,
+                      [&](std::byte* data) { return visit(data, dtype, begin, end - begin); });
   }
   // What a rank updates is whole at stage 0, and this its slice of it.
   const int64_t slice =

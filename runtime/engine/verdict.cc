@@ -36,7 +36,12 @@ void Executor::CompleteRecord(bool evaluation) {
   ExchangeRecord& record = own_record_;
   for (size_t u = 0; u < squares_.size() && !evaluation; ++u) {
     if (!plan().decisions.trainable[u]) continue;
-    if (squares_stale_[u]) Norm(reduce_->team(), static_cast<int>(u));
+    if (squares_stale_[u]) {
+      const int unit = static_cast<int>(u);
+      const absl::Status read = VisitGradient(
+          unit, Access::kRead, [&](std::byte* shard) { Norm(reduce_->team(), unit, shard); });
+      if (!read.ok()) Fail(read);
+    }
     squares_stale_[u] = 0;
     if (!std::isfinite(squares_[u]) && record.non_finite_unit < 0)
       record.non_finite_unit = static_cast<int32_t>(u);

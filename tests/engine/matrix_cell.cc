@@ -56,7 +56,7 @@ std::span<const AxisLevels> Axes() {
       {"size", {"small", "large"}},
       {"parameters", {"device", "cpu", "nvme"}},
       {"optimizer", {"device", "cpu", "nvme"}},
-      {"gradients", {"follow", "device", "cpu"}},
+      {"gradients", {"follow", "device", "cpu", "nvme"}},
       {"activations", {"device", "cpu", "nvme"}},
       {"faster share", {"none", "some"}},
       {"sub-groups", {"default", "2048"}},
@@ -150,6 +150,7 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   if (optimizer_tier() != Tier::kDevice || parameter_tier() != Tier::kDevice) {
     if ((*this)[kGradients] == 1) config.ebb.offload_gradients = Tier::kDevice;
     if ((*this)[kGradients] == 2) config.ebb.offload_gradients = Tier::kCpu;
+    if ((*this)[kGradients] == 3) config.ebb.offload_gradients = Tier::kNvme;
   }
   if ((*this)[kActivations] != 0)
     config.ebb.offload_activations = kTierLevels[(*this)[kActivations]];
