@@ -1,0 +1,251 @@
+// A step with parameters and optimizer states on NVMe against its bound: what the same step takes in
+// memory, and what the disk takes for the same bytes alone. All in turns, in one run; medians.
+//
+//   build/release/bin/offload_bench DIRECTORY [COMPUTE_MS]
+//
+// One rank, 12 units of 4 M bf16 parameters, AdamW, stage 3, nothing kept in RAM. COMPUTE_MS: what
+// the kernels of a whole step take, a third of it in forward (default: 1000). Bound, late updates:
+// max(forward, its traffic and the states') + max(backward, its traffic); early: max(step, all
+// traffic). Traffic is the plan's; the disk's time for it is that of as many bytes read and written
+// at once, in blocks of 1 MiB, 32 deep.
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/ebb.h"
+#include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/shard_file.h"
+#include "ebb/offload/swap_directory.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb::bench {
+namespace {
+
+constexpr int kUnits = 12, kWarmUps = 2, kTurns = 7;
+constexpr int64_t kRows = 2048, kColumns = 2048;
+constexpr int64_t kPiece = int64_t{12} << 20;
+
+using Clock = std::chrono::steady_clock;
+double Since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+double Median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+// Stands for kernels: a core is busy for as long.
+void Compute(double seconds) {
+  const auto begin = Clock::now();
+  while (Since(begin) < seconds) continue;
+}
+
+struct Model {
+  ModelSpec spec;
+  std::vector<ParameterId> weights;
+};
+Model MakeModel() {
+  Model model;
+  for (int u = 0; u < kUnits; ++u) {
+    const UnitId unit = model.spec.AddUnit(absl::StrCat("unit", u));
+    model.weights.push_back(model.spec.Add(
+        unit,
+        {.name = absl::StrCat("w", u), .shape = {kRows, kColumns}, .init = Normal(0.02f, 1)}));
+    model.spec.forward.push_back({.unit = unit});
+  }
+  return model;
+}
+
+Config ConfigFor(bool early, const std::string& directory) {
+  Config config;
+  config.micro_batch_size = 1;
+  config.compute = DType::kBFloat16;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.gradient_clipping = early ? 0 : 1;
+  config.ebb.check_overflow = !early;
+  if (directory.empty()) return config;
+  config.aio.queue_depth = 32;
+  config.zero.offload_param = {.device = Tier::kNvme, .nvme_paths = {directory}, .max_in_cpu = 0};
+  config.zero.offload_optimizer = {.device = Tier::kNvme, .nvme_paths = {directory}};
+  return config;
+}
+
+struct StepTime {
+  double forward = 0, backward = 0;
+  double all() const { return forward + backward; }
+};
+absl::StatusOr<StepTime> RunStep(Engine& engine, const Model& model, double compute) {
+  StepTime time;
+  auto begin = Clock::now();
+  Step step = engine.BeginStep();
+  for (int u = 0; u < kUnits; ++u) {
+    const ForwardScope scope = step.Forward(UnitId{u});
+    Compute(compute / 3 / kUnits);
+  }
+  time.forward = Since(begin);
+  begin = Clock::now();
+  for (int u = kUnits; u-- > 0;) {
+    BackwardScope scope = step.Backward(UnitId{u});
+    const MutableTensorView gradient = scope.gradient(model.weights[static_cast<size_t>(u)]);
+    for (BFloat16& g : gradient.as<BFloat16>()) g.bits = 0x3c00;
+    Compute(compute * 2 / 3 / kUnits);
+  }
+  EBB_RETURN_IF_ERROR(step.Finish());
+  time.backward = Since(begin);
+  return time;
+}
+
+struct Bytes {
+  int64_t read = 0, written = 0;
+};
+// What the operations of a step move from and to the swap file, until the first backward and after.
+std::vector<Bytes> TrafficOf(const sharding::Plan& plan) {
+  std::vector<Bytes> phases(2);
+  size_t phase = 0;
+  for (const sharding::Moment& moment : plan.moments) {
+    if (moment.scope >= 0 && plan.scopes[static_cast<size_t>(moment.scope)].backward) phase = 1;
+    for (int index : moment.operations) {
+      const sharding::Operation& operation = plan.operations[static_cast<size_t>(index)];
+      if (operation.condition == sharding::Condition::kNotCarrying) continue;
+      for (const sharding::Move& move : operation.moves) {
+        if (operation.kind == sharding::OperationKind::kRead) phases[phase].read += move.bytes;
+        if (operation.kind == sharding::OperationKind::kWrite) phases[phase].written += move.bytes;
+      }
+    }
+  }
+  return phases;
+}
+
+// The disk alone.
+class Raw {
+ public:
+  static absl::StatusOr<Raw> Create(const std::string& directory, int64_t bytes) {
+    EBB_ASSIGN_OR_RETURN(SwapDirectory own, SwapDirectory::Create(directory, "raw"));
+    Raw raw(std::move(own));
+    raw.bytes_ = (bytes + kPiece - 1) / kPiece * kPiece;
+    EBB_ASSIGN_OR_RETURN(raw.memory_, AllocatePinned(4 * kPiece, /*pin=*/true, "buffers"));
+    EBB_ASSIGN_OR_RETURN(raw.file_, ShardFile::Create({.directories = {raw.directory_->path()},
+                                                       .name = "raw",
+                                                       .bytes = raw.bytes_,
+                                                       .aio = {},
+                                                       .memory = {raw.memory_.buffer.span()},
+                                                       .wrap_queue = {}}));
+    EBB_RETURN_IF_ERROR(raw.Run({.read = 0, .written = raw.bytes_}).status());  // the first write
+    return raw;
+  }
+  // Seconds for so many bytes, reads and writes at once, two pieces of each under way.
+  absl::StatusOr<double> Run(const Bytes& bytes) {
+    const auto begin = Clock::now();
+    IoTransfer transfers[4];  // two that read, two that write
+    int64_t left[2] = {bytes.read, bytes.written}, at[2] = {0, bytes_ / 2 / kPiece * kPiece};
+    bool started[4] = {};
+    for (bool more = true; more;) {
+      more = false;
+      for (int i = 0; i < 4; ++i) {
+        const int writes = i / 2;
+        if (std::exchange(started[i], false)) EBB_RETURN_IF_ERROR(file_->Wait(transfers[i]));
+        if (left[writes] <= 0) continue;
+        const int64_t piece = std::min(kPiece, (left[writes] + 4095) / 4096 * 4096);
+        std::byte* const data = memory_.buffer.data() + i * kPiece;
+        if (writes == 0) {
+          file_->StartRead(transfers[i], at[writes], data, piece);
+        } else {
+          file_->StartWrite(transfers[i], at[writes], data, piece);
+        }
+        at[writes] = (at[writes] + kPiece) % bytes_;
+        left[writes] -= piece;
+        started[i] = more = true;
+      }
+    }
+    return Since(begin);
+  }
+
+ private:
+  explicit Raw(SwapDirectory directory)
+      : directory_(std::make_unique<SwapDirectory>(std::move(directory))) {}
+
+  std::unique_ptr<SwapDirectory> directory_;
+  PinnedMemory memory_;
+  std::unique_ptr<ShardFile> file_;
+  int64_t bytes_ = 0;
+};
+
+absl::Status Compare(World world, const std::string& directory, bool early, double compute) {
+  const Model model = MakeModel();
+  const Device device = Device::Cpu();
+  EBB_ASSIGN_OR_RETURN(Engine in_memory,
+                       Engine::Create(world, device, model.spec, ConfigFor(early, "")));
+  EBB_ASSIGN_OR_RETURN(Engine on_disk,
+                       Engine::Create(world, device, model.spec, ConfigFor(early, directory)));
+  const std::vector<Bytes> phases = TrafficOf(on_disk.plan());
+  const Bytes all{.read = phases[0].read + phases[1].read,
+                  .written = phases[0].written + phases[1].written};
+  EBB_ASSIGN_OR_RETURN(Raw raw, Raw::Create(directory, std::max(all.read, all.written)));
+  std::vector<double> steps, bounds, memory_steps, disks;
+  for (int turn = 0; turn < kWarmUps + kTurns; ++turn) {
+    EBB_ASSIGN_OR_RETURN(const StepTime memory, RunStep(in_memory, model, compute));
+    // Updates that go on after a step would run under the next program's turn.
+    EBB_RETURN_IF_ERROR(RunStep(on_disk, model, compute).status());
+    EBB_ASSIGN_OR_RETURN(const StepTime disk_step, RunStep(on_disk, model, compute));
+    on_disk.traffic();
+    double bound = 0, disk = 0;
+    if (early) {
+      EBB_ASSIGN_OR_RETURN(disk, raw.Run(all));
+      bound = std::max(memory.all(), disk);
+    } else {
+      EBB_ASSIGN_OR_RETURN(const double forward, raw.Run(phases[0]));
+      EBB_ASSIGN_OR_RETURN(const double backward, raw.Run(phases[1]));
+      disk = forward + backward;
+      bound = std::max(memory.forward, forward) + std::max(memory.backward, backward);
+    }
+    if (turn < kWarmUps) continue;
+    steps.push_back(disk_step.all());
+    memory_steps.push_back(memory.all());
+    bounds.push_back(bound);
+    disks.push_back(disk);
+  }
+  std::vector<double> ratios;
+  for (size_t i = 0; i < steps.size(); ++i) ratios.push_back(steps[i] / bounds[i]);
+  const double parameters = static_cast<double>(kUnits) * kRows * kColumns;
+  std::printf(
+      "%-6s compute %5.0f ms: step %7.1f ms, in memory %7.1f, disk alone %7.1f, bound %7.1f: "
+      "%.2f x the bound; %.1f bytes a parameter\n",
+      early ? "early" : "late", compute * 1e3, Median(steps) * 1e3, Median(memory_steps) * 1e3,
+      Median(disks) * 1e3, Median(bounds) * 1e3, Median(ratios),
+      static_cast<double>(all.read + all.written) / parameters);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace ebb::bench
+
+int main(int argc, char** argv) {
+  if (argc < 2 || argc > 3) {
+    std::fprintf(stderr, "usage: offload_bench DIRECTORY [COMPUTE_MS]\n");
+    return 2;
+  }
+  setenv("EBB_LOG_LEVEL", "warn", /*overwrite=*/0);
+  const double compute = (argc == 3 ? std::atof(argv[2]) : 1000.0) / 1e3;
+  const absl::Status status = ebb::RunThreads(1, [&](ebb::World world) -> absl::Status {
+    for (const bool early : {false, true}) {
+      if (absl::Status compared = ebb::bench::Compare(world, argv[1], early, compute);
+          !compared.ok())
+        return compared;
+    }
+    return absl::OkStatus();
+  });
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "offload_bench: %s\n", std::string(status.message()).c_str());
+  return 1;
+}
