@@ -67,6 +67,7 @@ const Environment kSlurm = {{"SLURM_PROCID", "5"},
                             {"SLURM_STEP_ID", "0"},
                             {"SLURM_STEP_NUM_NODES", "2"},
                             {"SLURM_STEP_NODELIST", "n[03-04]"}};
+const Environment kSlurmOfOneHost = With(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}});
 
 INSTANTIATE_TEST_SUITE_P(
     Launchers, LaunchTest,
@@ -106,8 +107,25 @@ INSTANTIATE_TEST_SUITE_P(
             false,
             "host 'h', port 9"},
         Understood{"slurm", kSlurm, "SLURM's srun", 5, 8, false, "host 'n03', port 2"},
-        Understood{"slurm_on_one_host", With(kSlurm, {{"SLURM_STEP_NUM_NODES", "1"}}),
-                   "SLURM's srun", 5, 8, true, "host 'n03', port 2"},
+        Understood{"slurm_on_one_host", kSlurmOfOneHost, "SLURM's srun", 5, 8, true,
+                   "the socket '@ebb-"},
+        Understood{"slurm_on_one_host_with_a_place",
+                   With(kSlurmOfOneHost, {{"MASTER_ADDR", "h"}, {"MASTER_PORT", "9"}}),
+                   "SLURM's srun", 5, 8, true, "host 'h', port 9"},
+        // Without numbers of its own, it could meet others.
+        Understood{"slurm_on_one_host_of_an_unknown_step",
+                   {{"SLURM_PROCID", "0"},
+                    {"SLURM_NTASKS", "2"},
+                    {"SLURM_NNODES", "1"},
+                    {"SLURM_NODELIST", "n7"}},
+                   "SLURM's srun",
+                   0,
+                   2,
+                   true,
+                   "host 'n7', port 2"},
+        Understood{"slurm_with_pmi2",
+                   With(kSlurmOfOneHost, {{"PMI_RANK", "5"}, {"PMI_SIZE", "8"}, {"PMI_FD", "11"}}),
+                   "SLURM's srun", 5, 8, true, "the socket '@ebb-"},
         Understood{
             "one_process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, "torchrun", 0, 1, false, ""}),
     NameOf<Understood>);
@@ -145,16 +163,18 @@ TEST(Launch, ALauncherThatStaysIsKnown) {
 }
 
 TEST(Launch, RanksOfOneJobMeetAtOnePlaceAndThoseOfAnotherElsewhere) {
-  std::set<std::string> places;
-  for (const char* step : {"0", "1", "2"}) {
-    for (const char* rank : {"0", "7"}) {
-      const auto launch =
-          DescribeLaunch(With(kSlurm, {{"SLURM_PROCID", rank}, {"SLURM_STEP_ID", step}}));
-      ASSERT_TRUE(launch.ok()) << launch.status();
-      places.insert(Describe(*(*launch)->place));
+  for (const Environment& slurm : {kSlurm, kSlurmOfOneHost}) {
+    std::set<std::string> places;
+    for (const char* step : {"0", "1", "2"}) {
+      for (const char* rank : {"0", "7"}) {
+        const auto launch =
+            DescribeLaunch(With(slurm, {{"SLURM_PROCID", rank}, {"SLURM_STEP_ID", step}}));
+        ASSERT_TRUE(launch.ok()) << launch.status();
+        places.insert(Describe(*(*launch)->place));
+      }
     }
+    EXPECT_EQ(places.size(), 3u);
   }
-  EXPECT_EQ(places.size(), 3u);
 }
 
 TEST(Launch, WithoutALauncherThereIsNone) {
@@ -162,7 +182,9 @@ TEST(Launch, WithoutALauncherThereIsNone) {
        {Environment{}, Environment{{"PATH", "/bin"}, {"MASTER_ADDR", "h"}},
         // A shell in an interactive allocation, and a batch script, which srun has not started.
         Environment{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}},
-        Environment{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}}}) {
+        Environment{{"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "7"}, {"SLURM_PROCID", "0"}},
+        // A shell of salloc that is a step, of which srun has started one process.
+        With(kSlurm, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "4294967290"}})}) {
     const auto launch = DescribeLaunch(environment);
     ASSERT_TRUE(launch.ok()) << launch.status();
     EXPECT_FALSE(launch->has_value());

@@ -75,14 +75,22 @@ absl::StatusOr<std::optional<Launch>> Read(const Environment& environment,
   return std::optional<Launch>(std::move(launch));
 }
 
+std::string SlurmJob(const Environment& environment) {
+  return ValueOr(environment, {"SLURM_JOB_ID", "SLURM_JOBID"});
+}
+std::string SlurmStep(const Environment& environment) {
+  return ValueOr(environment, {"SLURM_STEP_ID", "SLURM_STEPID"});
+}
+
 // srun has started this very process. A batch script and an interactive shell have the numbers of
 // their allocation too, and are one process.
 absl::StatusOr<std::optional<Launch>> ReadSlurm(const Environment& environment) {
   if (Find(environment, "SLURM_PROCID") == nullptr) return std::optional<Launch>();
-  const bool is_batch_script = Find(environment, "SLURM_JOB_ID") != nullptr &&
-                               Find(environment, "SLURM_STEP_ID") == nullptr &&
-                               Find(environment, "SLURM_STEPID") == nullptr;
-  if (is_batch_script) return std::optional<Launch>();
+  // salloc's shell where LaunchParameters has use_interactive_step: SLURM_INTERACTIVE_STEP.
+  constexpr const char* kInteractiveStep = "4294967290";
+  const std::string step = SlurmStep(environment);
+  const bool is_batch_script = !SlurmJob(environment).empty() && step.empty();
+  if (is_batch_script || step == kInteractiveStep) return std::optional<Launch>();
   const bool has_step = Find(environment, kSlurmStep.size) != nullptr;
   return Read(environment, has_step ? kSlurmStep : kSlurm);
 }
@@ -182,11 +190,15 @@ absl::Status PlaceMpi(const Environment& environment, Launch& launch) {
 }
 
 absl::Status PlaceSlurm(const Environment& environment, Launch& launch) {
-  launch.job = absl::StrCat(ValueOr(environment, {"SLURM_JOB_ID", "SLURM_JOBID"}, "none"), ".",
-                            ValueOr(environment, {"SLURM_STEP_ID", "SLURM_STEPID"}, "0"));
+  const std::string job = SlurmJob(environment), step = SlurmStep(environment);
+  launch.job = absl::StrCat(job.empty() ? "none" : job, ".", step.empty() ? "0" : step);
   launch.one_host = ValueOr(environment, {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) == "1";
   EBB_ASSIGN_OR_RETURN(launch.place, Master(environment));
   if (launch.place.has_value()) return absl::OkStatus();
+  if (launch.one_host && !job.empty() && !step.empty()) {
+    launch.place = Named(absl::StrCat("slurm-", launch.job));
+    return absl::OkStatus();
+  }
   const std::string nodes =
       ValueOr(environment, {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"});
   if (nodes.empty()) {
@@ -209,6 +221,8 @@ absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environm
     EBB_ASSIGN_OR_RETURN(mpi, Read(environment, kPmi));
   }
   EBB_ASSIGN_OR_RETURN(std::optional<Launch> slurm, ReadSlurm(environment));
+  // srun --mpi=pmi2 sets PMI's variables beside its own, which say more.
+  if (mpi.has_value() && !is_open_mpi && slurm.has_value() && Agree(*mpi, *slurm)) mpi.reset();
 
   if (torchrun.has_value() && mpi.has_value() && !Agree(*torchrun, *mpi)) {
     return Disagreement(environment, *torchrun, *mpi, kTorchrun, is_open_mpi ? kOpenMpi : kPmi);

@@ -4,7 +4,8 @@
 //   torchrun and its like   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; LOCAL_WORLD_SIZE
 //   Open MPI                OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_SIZE; PMIX_NAMESPACE
 //   other MPIs              PMI_RANK, PMI_SIZE; needs MASTER_ADDR and MASTER_PORT on one host
-//   SLURM                   SLURM_PROCID, SLURM_NTASKS of a step; SLURM_STEP_NODELIST
+//   SLURM                   SLURM_PROCID, SLURM_NTASKS of a step; SLURM_STEP_NODELIST; also with
+//                           PMI's variables, which agree (srun --mpi=pmi2)
 //
 // RANK and WORLD_SIZE count most, then MPI, then SLURM, which may have started the others.
 // MASTER_ADDR and MASTER_PORT say where to meet, whoever has launched.

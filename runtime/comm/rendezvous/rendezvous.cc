@@ -56,8 +56,8 @@ absl::Status Rendezvous::JoinAsHost() {
     }
     return absl::AlreadyExistsError(
         absl::StrCat(listener.status().message(),
-                     ": another program uses it. Choose another MASTER_PORT, the same for all "
-                     "ranks"));
+                     ": another program uses it. Set MASTER_ADDR and MASTER_PORT to a place that "
+                     "is free, the same for all ranks"));
   }
   if (!listener.ok()) {
     const Participant me = Myself(0, options_.size, options_.launcher);
