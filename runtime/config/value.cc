@@ -136,11 +136,22 @@ std::optional<int64_t> ToInteger(const Json& value) {
 std::optional<int64_t> ToBytes(const Json& value) {
   const std::string* text = value.get_ptr<const std::string*>();
   if (text == nullptr) return ToInteger(value);
-  size_t digits = 0;
-  while (digits < text->size() && absl::ascii_isdigit((*text)[digits])) ++digits;
-  int64_t bytes = 0;
-  if (!absl::SimpleAtoi(text->substr(0, digits), &bytes)) return std::nullopt;
-  const std::string unit(absl::StripAsciiWhitespace(absl::AsciiStrToLower(text->substr(digits))));
+  const auto digits_from = [&](size_t at) {
+    size_t end = at;
+    while (end < text->size() && absl::ascii_isdigit((*text)[end])) ++end;
+    return text->substr(at, end - at);
+  };
+  constexpr size_t kFractionDigits = 6;  // times a TiB still within 64 bits
+  const std::string whole = digits_from(0);
+  const bool has_point = whole.size() < text->size() && (*text)[whole.size()] == '.';
+  const std::string fraction = has_point ? digits_from(whole.size() + 1) : "0";
+  const size_t number_size = whole.size() + (has_point ? 1 + fraction.size() : 0);
+  int64_t bytes = 0, part = 0;
+  if (!absl::SimpleAtoi(whole, &bytes) || fraction.size() > kFractionDigits ||
+      !absl::SimpleAtoi(fraction, &part))
+    return std::nullopt;
+  const std::string unit(
+      absl::StripAsciiWhitespace(absl::AsciiStrToLower(text->substr(number_size))));
   constexpr std::string_view kPrefixes = "kmgt";
   int64_t base = 1000;
   size_t power = 0;
@@ -150,9 +161,13 @@ std::optional<int64_t> ToBytes(const Json& value) {
     if (power == 0 || (rest != "b" && rest != "ib")) return std::nullopt;
     if (rest == "ib") base = 1024;
   }
+  if (has_point && power == 0) return std::nullopt;  // no part of a byte
   for (; power > 0; --power) {
     if (__builtin_mul_overflow(bytes, base, &bytes)) return std::nullopt;
+    part *= base;
   }
+  for (size_t digit = 0; has_point && digit < fraction.size(); ++digit) part /= 10;
+  if (__builtin_add_overflow(bytes, part, &bytes)) return std::nullopt;
   return bytes;
 }
 

@@ -27,7 +27,8 @@ std::string Shown(const Json& value);
 
 // An integer, also one written as 5e8; nothing if it has a fraction or does not fit 64 bits.
 std::optional<int64_t> ToInteger(const Json& value);
-// Bytes: an integer, or text such as "4MiB" (powers of 1024) or "4MB" (powers of 1000).
+// Bytes: an integer, or text such as "1.5GiB" (powers of 1024) or "4MB" (powers of 1000), rounded
+// down.
 std::optional<int64_t> ToBytes(const Json& value);
 // "bf16", "bfloat16", "torch.bfloat16", ... in any case; never int8.
 std::optional<DType> ToDType(std::string_view text);

@@ -318,6 +318,9 @@ TEST(Config, ReadsBytesWithUnits) {
   EXPECT_EQ(coalesce("1e6"), 1'000'000);
   EXPECT_EQ(coalesce("0"), 0);
   EXPECT_EQ(coalesce(R"("64 KiB")"), 65536);
+  EXPECT_EQ(coalesce(R"("1.5GiB")"), int64_t{3} << 29);
+  EXPECT_EQ(coalesce(R"("0.25 MB")"), 250000);
+  EXPECT_EQ(coalesce(R"("0.0001 kb")"), 0);
   EXPECT_EQ(coalesce(R"("2gib")"), int64_t{2} << 30);
   EXPECT_EQ(coalesce(R"("3MB")"), 3'000'000);
   EXPECT_EQ(coalesce(R"("512")"), 512);
