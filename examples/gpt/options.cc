@@ -7,12 +7,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/config/value.h"
 
 namespace ebb::gpt {
 namespace {
 
 // A model of this size on a laptop's cores: bf16 with fp32 masters, parameters in shards, a short
-// warm-up and a cosine's way down.
+// warm-up and a cosine's way down. What is offloaded to NVMe stays out of RAM.
 std::string DefaultConfig(int64_t steps) {
   const int64_t warmup = std::clamp<int64_t>(steps / 10, 1, 100);
   return absl::StrCat(R"({
@@ -20,7 +21,7 @@ std::string DefaultConfig(int64_t steps) {
     "gradient_accumulation_steps": 1,
     "gradient_clipping": 1.0,
     "bf16": {"enabled": true},
-    "zero_optimization": {"stage": 3},
+    "zero_optimization": {"stage": 3, "offload_param": {"max_in_cpu": 0}},
     "optimizer": {"type": "AdamW", "params":
                   {"lr": 0.0006, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.01}},
     "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": )",
@@ -28,7 +29,57 @@ std::string DefaultConfig(int64_t steps) {
                       std::max(steps, warmup + 1), "}}\n}");
 }
 
-void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::string& dtype) {
+constexpr char kOffload[] = "Offload";
+
+// Texts that stand for what Options holds, as CLI11 left them.
+struct Words {
+  std::string dtype, per_round, offload_param, offload_optimizer, device_memory, host_memory;
+};
+
+void AddOffloadFlags(CLI::App& app, Options& options, Words& words) {
+  const CLI::Validator size(
+      [](std::string& text) -> std::string {
+        if (config::ToBytes(text).value_or(0) > 0) return "";
+        return absl::StrCat("is not a size such as 64MiB, 1.5GiB or 200MB: ", text);
+      },
+      "");
+  // After "--nvme-path=" CLI11 takes the next options for values.
+  const CLI::Validator folder(
+      [](std::string& path) -> std::string {
+        return path.empty() || path[0] == '-' ? "is no folder: '" + path + "'" : "";
+      },
+      "");
+  const auto tier = CLI::IsMember({"none", "cpu", "nvme"});
+  app.add_option("--offload-param", words.offload_param,
+                 "where parameters live between their uses, at stage 3: none, cpu or nvme")
+      ->check(tier)
+      ->group(kOffload);
+  app.add_option("--offload-optimizer", words.offload_optimizer,
+                 "where masters and optimizer states live, from stage 1: none, cpu or nvme")
+      ->check(tier)
+      ->group(kOffload);
+  app.add_option("--nvme-path", options.nvme_paths,
+                 "folder for the swap files; several, repeated or with commas, are striped")
+      ->delimiter(',')
+      ->take_all()
+      ->check(folder)
+      ->group(kOffload);
+  app.add_option("--device-memory", words.device_memory,
+                 "what a rank's pools on the device may take, such as 64MiB")
+      ->check(size)
+      ->group(kOffload);
+  app.add_option("--host-memory", words.host_memory,
+                 "what a rank's pools in the host's RAM may take; what staging leaves of it holds "
+                 "optimizer states")
+      ->check(size)
+      ->group(kOffload);
+  app.add_flag("--split-master", options.split_master,
+               "a master is its bf16 parameter and 16 bits more: the same bits in less memory")
+      ->group(kOffload);
+}
+
+void AddFlags(CLI::App& app, Options& options, int64_t& batch, int64_t& accumulate, int& stage,
+              Words& words) {
   GptShape& shape = options.shape;
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 40);
   const auto count = CLI::Range(int64_t{0}, int64_t{1} << 40);
@@ -39,6 +90,14 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
         if (!absl::SimpleAtoi(text, &value)) return "is not a number from 0 to 2^64 - 1: " + text;
         text = absl::StrCat(value);
         return "";
+      },
+      "");
+
+  const CLI::Validator per_round(
+      [](std::string& text) -> std::string {
+        int64_t value = 0;
+        if (text == "all" || (absl::SimpleAtoi(text, &value) && value > 0)) return "";
+        return absl::StrCat("is neither a number above 0 nor all: ", text);
       },
       "");
 
@@ -54,11 +113,19 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
       ->capture_default_str()
       ->group("Training");
   app.add_option("--stage", stage, "ZeRO stage")->check(CLI::Range(0, 3))->group("Training");
-  app.add_option("--dtype", dtype, "compute dtype")
+  app.add_option("--dtype", words.dtype, "compute dtype")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->group("Training");
   app.add_option("--batch", batch, "sequences of one micro-batch of one rank")
       ->check(positive)
+      ->group("Training");
+  app.add_option("--accumulate", accumulate, "micro-batches of a step")
+      ->check(positive)
+      ->group("Training");
+  app.add_option("--micro-batches-per-round", words.per_round,
+                 "micro-batches that one walk through the model serves; all: each layer is fetched "
+                 "twice a step")
+      ->check(per_round)
       ->group("Training");
   app.add_option(
          "--ranks", options.ranks,
@@ -105,7 +172,7 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
   app.add_option("--trace", options.trace_file, "write a timeline for ui.perfetto.dev")
       ->group("Reports");
   app.add_option("--summary", options.summary_file,
-                 "write losses, memory, communication and the parameters' digest as JSON")
+                 "write losses, memory, traffic, communication and the parameters' digest as JSON")
       ->group("Reports");
   app.add_flag("--show-plan", options.show_plan,
                "print the plan of a step; without --steps, stop there")
@@ -124,16 +191,72 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int& stage, std::
       ->group("Reports");
 }
 
+std::optional<Tier> TierOf(const std::string& word) {
+  if (word.empty()) return std::nullopt;
+  return word == "nvme" ? Tier::kNvme : word == "cpu" ? Tier::kCpu : Tier::kDevice;
+}
+
+void SetFromWords(const Words& words, Options& options) {
+  for (DType candidate : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    if (words.dtype == Name(candidate)) options.dtype = candidate;
+  }
+  if (!words.per_round.empty()) {
+    int64_t micro_batches = 0;  // stays for "all"
+    if (words.per_round != "all" && !absl::SimpleAtoi(words.per_round, &micro_batches))
+      micro_batches = 0;
+    options.micro_batches_per_round = micro_batches;
+  }
+  options.offload_param = TierOf(words.offload_param);
+  options.offload_optimizer = TierOf(words.offload_optimizer);
+  if (!words.device_memory.empty()) options.device_memory = config::ToBytes(words.device_memory);
+  if (!words.host_memory.empty()) options.host_memory = config::ToBytes(words.host_memory);
+}
+
+// The flags of offload over the configuration.
+absl::Status ApplyOffload(const Options& options, Config& config) {
+  OffloadParamConfig& param = config.zero.offload_param;
+  OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
+  if (!options.nvme_paths.empty()) param.nvme_paths = optimizer.nvme_paths = options.nvme_paths;
+  if (options.offload_param) param.device = *options.offload_param;
+  if (options.offload_optimizer) optimizer.device = *options.offload_optimizer;
+  if (options.offload_param == Tier::kNvme && param.nvme_paths.empty()) {
+    return absl::InvalidArgumentError(
+        "--offload-param nvme, but no folder for the swap files is given: add --nvme-path");
+  }
+  if (options.offload_optimizer == Tier::kNvme && optimizer.nvme_paths.empty()) {
+    return absl::InvalidArgumentError(
+        "--offload-optimizer nvme, but no folder for the swap files is given: add --nvme-path");
+  }
+  if (options.device_memory) config.ebb.device_memory = *options.device_memory;
+  if (options.host_memory) config.ebb.host_memory = *options.host_memory;
+  if (options.split_master) config.ebb.split_master = true;
+  return absl::OkStatus();
+}
+
+// What the flags leave open of the batch triple follows from the rest.
+void ApplyBatch(const Options& options, Config& config) {
+  int64_t& accumulation = config.gradient_accumulation_steps;
+  if (options.batch) config.micro_batch_size = *options.batch;
+  if (options.accumulate) accumulation = *options.accumulate;
+  if (options.batch || (options.accumulate && config.micro_batch_size > 0)) {
+    config.train_batch_size = 0;
+    accumulation = std::max<int64_t>(1, accumulation);
+  }
+  if (options.micro_batches_per_round)
+    config.ebb.micro_batches_per_round = *options.micro_batches_per_round;
+}
+
 }  // namespace
 
 CommandLine ParseCommandLine(int argc, const char* const* argv) {
   Options options;
-  int64_t batch = 0;
+  int64_t batch = 0, accumulate = 0;
   int stage = 0;
-  std::string dtype;
+  Words words;
   CLI::App app("Trains a byte-level GPT with sharded state (ZeRO stages 0 to 3).", "gpt");
   app.option_defaults()->take_last();  // a later option overrides: scripts give some of their own
-  AddFlags(app, options, batch, stage, dtype);
+  AddFlags(app, options, batch, accumulate, stage, words);
+  AddOffloadFlags(app, options, words);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -146,10 +269,9 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   options.ranks_given = app.count("--ranks") > 0;
   options.steps_given = app.count("--steps") > 0;
   if (app.count("--batch") > 0) options.batch = batch;
+  if (app.count("--accumulate") > 0) options.accumulate = accumulate;
   if (app.count("--stage") > 0) options.stage = stage;
-  for (DType candidate : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    if (dtype == Name(candidate)) options.dtype = candidate;
-  }
+  SetFromWords(words, options);
   if (absl::Status status = Validate(options.shape); !status.ok()) {
     return {.options = {},
             .text = absl::StrCat("gpt: ", status.message(), "\nTry gpt --help.\n"),
@@ -164,11 +286,8 @@ absl::StatusOr<Config> ResolveConfig(const Options& options) {
   if (!config.ok()) return config.status();
   if (options.stage) config->zero.stage = *options.stage;
   if (options.dtype) config->compute = *options.dtype;
-  if (options.batch) {
-    config->micro_batch_size = *options.batch;
-    config->train_batch_size = 0;  // follows from the other two
-    config->gradient_accumulation_steps = std::max<int64_t>(1, config->gradient_accumulation_steps);
-  }
+  ApplyBatch(options, *config);
+  EBB_RETURN_IF_ERROR(ApplyOffload(options, *config));
   if (!options.trace_file.empty()) config->ebb.trace = options.trace_file;
   EBB_RETURN_IF_ERROR(config->Validate());
   return config->ForWorld(options.ranks);

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/tier.h"
 #include "ebb/runtime/device/device.h"
 #include "model.h"
 
@@ -25,9 +26,14 @@ struct Options {
   bool ranks_given = false;
   int threads = 0;  // of one rank; 0: this machine's cores over its ranks
   std::string device = "cpu";
-  std::optional<int> stage;  // these three override the configuration
-  std::optional<int64_t> batch;
+  // These override the configuration.
+  std::optional<int> stage;
+  std::optional<int64_t> batch, accumulate, micro_batches_per_round;  // of the last, 0: all
   std::optional<DType> dtype;
+  std::optional<Tier> offload_param, offload_optimizer;
+  std::vector<std::string> nvme_paths;                // empty: the configuration's
+  std::optional<int64_t> device_memory, host_memory;  // bytes of a rank's pools
+  bool split_master = false;
   bool recompute = false;
   bool show_plan = false;
   int64_t evaluate_every = 0;  // steps; 0: only at the end

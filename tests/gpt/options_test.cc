@@ -74,13 +74,105 @@ TEST(OptionsTest, FlagsOverrideTheConfiguration) {
   EXPECT_EQ(overridden->train_batch_size, 5 * 3 * 4);
 }
 
+TEST(OptionsTest, OffloadFlagsOverrideTheConfiguration) {
+  ScratchFiles files;
+  const std::string path = files.Write("config.json", R"({
+    "train_batch_size": 12, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3,
+    "bf16": {"enabled": true},
+    "zero_optimization": {"stage": 3,
+      "offload_param": {"device": "cpu", "nvme_path": "/a", "max_in_cpu": 7},
+      "offload_optimizer": {"device": "nvme", "nvme_path": "/b", "ratio": 0.5}},
+    "ebb": {"device_memory": "1GiB"}})");
+  const auto plain = ResolveConfig(*Parse({"--config", path.c_str()}).options);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->zero.offload_param.device, Tier::kCpu);
+  EXPECT_EQ(plain->zero.offload_optimizer.device, Tier::kNvme);
+  EXPECT_EQ(plain->ebb.device_memory, int64_t{1} << 30);
+  EXPECT_FALSE(plain->ebb.host_memory.has_value());
+
+  const auto flags = ResolveConfig(
+      *Parse({"--config", path.c_str(), "--offload-param", "nvme", "--offload-optimizer", "cpu",
+              "--nvme-path", "/c,/d", "--nvme-path", "/e", "--device-memory", "64MiB",
+              "--host-memory", "1.5GiB", "--split-master", "--accumulate", "4",
+              "--micro-batches-per-round", "2"})
+           .options);
+  ASSERT_TRUE(flags.ok()) << flags.status();
+  EXPECT_EQ(flags->zero.offload_param.device, Tier::kNvme);
+  EXPECT_EQ(flags->zero.offload_param.max_in_cpu, 7);
+  EXPECT_THAT(flags->zero.offload_param.nvme_paths, testing::ElementsAre("/c", "/d", "/e"));
+  EXPECT_EQ(flags->zero.offload_optimizer.device, Tier::kCpu);
+  EXPECT_EQ(flags->zero.offload_optimizer.nvme_paths, flags->zero.offload_param.nvme_paths);
+  EXPECT_EQ(flags->zero.offload_optimizer.ratio, 0.5);
+  EXPECT_EQ(flags->ebb.device_memory, int64_t{64} << 20);
+  EXPECT_EQ(flags->ebb.host_memory, int64_t{3} << 29);
+  EXPECT_TRUE(flags->ebb.split_master);
+  EXPECT_EQ(flags->gradient_accumulation_steps, 4);
+  EXPECT_EQ(flags->micro_batch_size, 2);
+  EXPECT_EQ(flags->train_batch_size, 2 * 4 * 2);
+  EXPECT_EQ(flags->ebb.micro_batches_per_round, 2);
+
+  const auto none = ResolveConfig(
+      *Parse({"--config", path.c_str(), "--offload-param", "none", "--offload-optimizer", "none"})
+           .options);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_FALSE(none->uses_nvme());
+}
+
+TEST(OptionsTest, WithoutAConfigurationWhatGoesToNvmeStaysOutOfRam) {
+  const auto config =
+      ResolveConfig(*Parse({"--offload-param", "nvme", "--nvme-path", "/a", "--accumulate", "3",
+                            "--micro-batches-per-round", "all"})
+                         .options);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->zero.offload_param.max_in_cpu, 0);
+  EXPECT_EQ(config->gradient_accumulation_steps, 3);
+  EXPECT_EQ(config->ebb.micro_batches_per_round, 3);
+}
+
+TEST(OptionsTest, NvmeWithoutAFolderAndTiersThatTheStageHasNotAreRefused) {
+  struct Case {
+    std::vector<const char*> arguments;
+    const char* named;
+  };
+  for (const Case& c :
+       {Case{{"--offload-param", "nvme"}, "--nvme-path"},
+        {{"--offload-optimizer", "nvme"}, "--nvme-path"},
+        {{"--offload-param", "cpu", "--stage", "2"}, "offload_param.device"},
+        {{"--offload-optimizer", "cpu", "--stage", "0"}, "offload_optimizer.device"},
+        {{"--split-master", "--dtype", "fp32"}, "split_master"}}) {
+    const auto config = ResolveConfig(*Parse(c.arguments).options);
+    ASSERT_FALSE(config.ok()) << c.named;
+    EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.named));
+  }
+}
+
 TEST(OptionsTest, HelpIsNoError) {
   const CommandLine command = Parse({"--help"});
   EXPECT_FALSE(command.options.has_value());
   EXPECT_EQ(command.exit_code, 0);
-  for (const char* flag : {"--config", "--data", "--layers", "--heads", "--width", "--context",
-                           "--vocabulary", "--steps", "--seed", "--stage", "--ranks", "--losses",
-                           "--trace", "--show-plan", "--summary"}) {
+  for (const char* flag : {"--config",
+                           "--data",
+                           "--layers",
+                           "--heads",
+                           "--width",
+                           "--context",
+                           "--vocabulary",
+                           "--steps",
+                           "--seed",
+                           "--stage",
+                           "--ranks",
+                           "--losses",
+                           "--trace",
+                           "--show-plan",
+                           "--summary",
+                           "--accumulate",
+                           "--micro-batches-per-round",
+                           "--offload-param",
+                           "--offload-optimizer",
+                           "--nvme-path",
+                           "--device-memory",
+                           "--host-memory",
+                           "--split-master"}) {
     EXPECT_THAT(command.text, HasSubstr(flag));
   }
 }
@@ -108,7 +200,20 @@ INSTANTIATE_TEST_SUITE_P(
                     Mistake{{"--seed", "18446744073709551616"}, "--seed"},
                     Mistake{{"--batch", "0"}, "--batch"}, Mistake{{"--heads", "5"}, "--heads"},
                     Mistake{{"--vocabulary", "100"}, "--vocabulary"},
-                    Mistake{{"--layers", "0"}, "--layers"}, Mistake{{"--data"}, "--data"}));
+                    Mistake{{"--layers", "0"}, "--layers"}, Mistake{{"--data"}, "--data"},
+                    Mistake{{"--accumulate", "0"}, "--accumulate"},
+                    Mistake{{"--micro-batches-per-round", "0"}, "--micro-batches-per-round"},
+                    Mistake{{"--micro-batches-per-round", "some"}, "--micro-batches-per-round"},
+                    Mistake{{"--offload-param", "disk"}, "--offload-param"},
+                    Mistake{{"--offload-optimizer", "device"}, "--offload-optimizer"},
+                    Mistake{{"--device-memory", "64MiBs"}, "--device-memory"},
+                    Mistake{{"--device-memory", "0"}, "--device-memory"},
+                    Mistake{{"--host-memory", "-1GiB"}, "--host-memory"},
+                    Mistake{{"--host-memory", "much"}, "--host-memory"},
+                    Mistake{{"--nvme-path"}, "--nvme-path"},
+                    Mistake{{"--nvme-path="}, "--nvme-path"},
+                    Mistake{{"--nvme-path", "", "--offload-optimizer", "nvme"}, "--nvme-path"},
+                    Mistake{{"--nvme-path=", "--offload-optimizer", "nvme"}, "--nvme-path"}));
 
 TEST(OptionsTest, ABatchThatTheRanksDoNotDivideIsRefused) {
   ScratchFiles files;
