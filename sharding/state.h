@@ -29,6 +29,11 @@ constexpr std::string_view Name(StateClass state) {
   return kNames[static_cast<int>(state)];
 }
 
+// "read", towards the device, or "write".
+constexpr std::string_view Name(Direction direction) {
+  return direction == Direction::kRead ? "read" : "write";
+}
+
 // Bytes of one class in one tier on one rank.
 struct MemoryRow {
   StateClass state{};

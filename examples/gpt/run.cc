@@ -20,6 +20,7 @@
 #include "progress.h"
 #include "stop.h"
 #include "summary.h"
+#include "traffic.h"
 #include "trainer.h"
 
 namespace ebb::gpt {
@@ -35,10 +36,17 @@ int64_t ParametersOf(const ModelSpec& model) {
   return parameters;
 }
 
+// Of memory: what is on NVMe takes none.
 uint64_t BytesHeld(const Engine& engine) {
   uint64_t bytes = 0;
-  for (const MemoryRow& row : engine.memory()) bytes += row.current_bytes;
+  for (const MemoryRow& row : engine.memory())
+    if (row.tier != Tier::kNvme) bytes += row.current_bytes;
   return bytes;
+}
+
+// Whether `step`, from 0, ran the updates of a step before it, and buffers were in use before that.
+bool IsSteady(int64_t step, int64_t evaluate_every) {
+  return step >= 2 && (evaluate_every == 0 || step % evaluate_every != 0);
 }
 
 std::string Headline(Trainer& trainer, const Run& run) {
@@ -79,6 +87,10 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
     }
     const int64_t every = run.options.evaluate_every;
     const bool last = step + 1 == run.options.steps;
+    if (history.traffic.empty() && (last || IsSteady(step, every))) {
+      history.traffic = trainer.engine().traffic();
+      history.traffic_is_steady = IsSteady(step, every);
+    }
     if (last || (every > 0 && (step + 1) % every == 0))
       EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
   }
@@ -165,7 +177,9 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   History history = {.tokens_per_step = trainer.tokens_per_step(), .steps = {}, .held_out = {}};
   history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, history, shown));
-  EBB_ASSIGN_OR_RETURN(const RankUsage usage, FullestRank(world, trainer.engine()));
+  if (history.traffic.empty()) history.traffic = trainer.engine().traffic();  // stopped before
+  EBB_ASSIGN_OR_RETURN(const RankUsage usage,
+                       FullestRank(world, trainer.engine(), history.traffic));
   std::string digest;
   if (!run.options.summary_file.empty()) {
     EBB_ASSIGN_OR_RETURN(digest, DigestOf(trainer.engine(), trainer.model(), world.rank()));
@@ -173,6 +187,13 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   if (speaks) {
     EBB_RETURN_IF_ERROR(WriteReports(run, trainer, history, usage, std::move(digest)));
     progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
+    if (!usage.traffic.empty()) {
+      const int64_t own = ParametersOf(trainer.model()) / trainer.engine().plan().layout.shards;
+      progress->Say((history.traffic_is_steady
+                         ? "\nTraffic of a step\n"
+                         : "\nTraffic of the last step; none in steady state came before it\n") +
+                    TrafficTable(usage.traffic, trainer.engine().config(), own));
+    }
     progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
   }
   // After the reports: they are there whatever ends it now.

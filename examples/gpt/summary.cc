@@ -21,7 +21,8 @@ constexpr size_t kRowsMax = 32;
 struct UsageBytes {
   std::array<MemoryRow, kRowsMax> memory;
   std::array<uint64_t, kRowsMax> predicted, moved;
-  size_t memory_rows = 0, communication_rows = 0;
+  std::array<TrafficRow, kRowsMax> traffic;
+  size_t memory_rows = 0, communication_rows = 0, traffic_rows = 0;
 };
 
 uint64_t PeakOf(const UsageBytes& usage) {
@@ -32,13 +33,16 @@ uint64_t PeakOf(const UsageBytes& usage) {
 
 }  // namespace
 
-absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine) {
+absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine,
+                                      const std::vector<TrafficRow>& traffic) {
   const std::vector<MemoryRow> memory = engine.memory();
   std::vector<CommunicationRow> communication = engine.communication();
   UsageBytes mine = {};
   mine.memory_rows = std::min(memory.size(), kRowsMax);
   mine.communication_rows = std::min(communication.size(), kRowsMax);
+  mine.traffic_rows = std::min(traffic.size(), kRowsMax);
   std::copy_n(memory.begin(), mine.memory_rows, mine.memory.begin());
+  std::copy_n(traffic.begin(), mine.traffic_rows, mine.traffic.begin());
   for (size_t i = 0; i < mine.communication_rows; ++i) {
     mine.predicted[i] = communication[i].predicted_bytes;
     mine.moved[i] = communication[i].bytes;
@@ -62,9 +66,12 @@ absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine) {
     communication[i].predicted_bytes = fullest.predicted[i];
     communication[i].bytes = fullest.moved[i];
   }
-  return RankUsage{.memory = {fullest.memory.begin(),
-                              fullest.memory.begin() + static_cast<int64_t>(fullest.memory_rows)},
-                   .communication = std::move(communication)};
+  return RankUsage{
+      .memory = {fullest.memory.begin(),
+                 fullest.memory.begin() + static_cast<int64_t>(fullest.memory_rows)},
+      .communication = std::move(communication),
+      .traffic = {fullest.traffic.begin(),
+                  fullest.traffic.begin() + static_cast<int64_t>(fullest.traffic_rows)}};
 }
 
 std::string SummaryJson(const Summary& summary, const History& history) {
@@ -84,6 +91,14 @@ std::string SummaryJson(const Summary& summary, const History& history) {
                       {"tier", std::string(Name(row.tier))},
                       {"predicted_bytes", row.predicted_bytes},
                       {"peak_bytes", row.peak_bytes}});
+  }
+  Json& traffic = json["traffic"] = Json::array();
+  for (const TrafficRow& row : summary.usage.traffic) {
+    traffic.push_back({{"class", std::string(Name(row.state))},
+                       {"tier", std::string(Name(row.tier))},
+                       {"direction", std::string(Name(row.direction))},
+                       {"predicted_bytes", row.predicted_bytes},
+                       {"bytes", row.bytes}});
   }
   Json& communication = json["communication"] = Json::array();
   for (const CommunicationRow& row : summary.usage.communication) {
@@ -107,16 +122,21 @@ std::string MemoryTable(const std::vector<MemoryRow>& rows) {
   constexpr double kMebi = 1024.0 * 1024.0;
   std::string table =
       absl::StrFormat("%-12s %-8s %14s %14s\n", "class", "tier", "predicted MiB", "peak MiB");
-  uint64_t predicted = 0, peak = 0;
+  const auto append = [&](std::string_view what, Tier tier, uint64_t predicted, uint64_t peak) {
+    absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", std::string(what),
+                          std::string(Name(tier)), static_cast<double>(predicted) / kMebi,
+                          static_cast<double>(peak) / kMebi);
+  };
+  std::array<uint64_t, kTiers> predicted = {}, peak = {};
   for (const MemoryRow& row : rows) {
-    absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", std::string(Name(row.state)),
-                          std::string(Name(row.tier)),
-                          static_cast<double>(row.predicted_bytes) / kMebi,
-                          static_cast<double>(row.peak_bytes) / kMebi);
-    predicted += row.predicted_bytes, peak += row.peak_bytes;
+    append(Name(row.state), row.tier, row.predicted_bytes, row.peak_bytes);
+    predicted[static_cast<size_t>(row.tier)] += row.predicted_bytes;
+    peak[static_cast<size_t>(row.tier)] += row.peak_bytes;
   }
-  absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", "all", "",
-                        static_cast<double>(predicted) / kMebi, static_cast<double>(peak) / kMebi);
+  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+    const size_t at = static_cast<size_t>(tier);
+    if (predicted[at] + peak[at] > 0) append("all", tier, predicted[at], peak[at]);
+  }
   return table;
 }
 

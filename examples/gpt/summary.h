@@ -17,10 +17,12 @@ namespace ebb::gpt {
 struct RankUsage {
   std::vector<MemoryRow> memory;
   std::vector<CommunicationRow> communication;  // of a step
+  std::vector<TrafficRow> traffic = {};         // of a step
 };
 
-// Collective: of the rank whose memory peaked highest, on every rank.
-absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine);
+// Collective: of the rank whose memory peaked highest, on every rank. `traffic` is this one's.
+absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine,
+                                      const std::vector<TrafficRow>& traffic);
 
 struct Summary {
   std::string config_json;
@@ -32,7 +34,7 @@ struct Summary {
 };
 std::string SummaryJson(const Summary& summary, const History& history);
 
-// The memory table for people: class, tier, predicted and peak, and their sums.
+// The memory table for people: class, tier, predicted and peak, and the sums of each tier.
 std::string MemoryTable(const std::vector<MemoryRow>& rows);
 
 }  // namespace ebb::gpt

@@ -10,6 +10,7 @@
 #include "progress.h"
 #include "scratch_files.h"
 #include "summary.h"
+#include "traffic.h"
 
 namespace ebb::gpt {
 namespace {
@@ -123,7 +124,12 @@ TEST(SummaryTest, HasEveryField) {
                             .tier = Tier::kDevice,
                             .predicted_bytes = 8,
                             .peak_bytes = 9}},
-                .communication = {{.operation = "gather", .predicted_bytes = 5, .bytes = 6}}},
+                .communication = {{.operation = "gather", .predicted_bytes = 5, .bytes = 6}},
+                .traffic = {{.state = StateClass::kOptimizer,
+                             .tier = Tier::kNvme,
+                             .direction = Direction::kWrite,
+                             .predicted_bytes = 7,
+                             .bytes = 7}}},
       .parameter_digest = "abc"};
   History history = ThreeSteps();
   history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
@@ -145,6 +151,9 @@ TEST(SummaryTest, HasEveryField) {
   EXPECT_EQ(
       json["communication"],
       nlohmann::json::parse(R"([{"operation": "gather", "predicted_bytes": 5, "bytes": 6}])"));
+  EXPECT_EQ(json["traffic"],
+            nlohmann::json::parse(R"([{"class": "optimizer", "tier": "nvme", "direction": "write",
+                                       "predicted_bytes": 7, "bytes": 7}])"));
 }
 
 TEST(ProgressTest, TheLineSaysHowItGoes) {
@@ -157,7 +166,7 @@ TEST(ProgressTest, GeneratedTextCannotSteerATerminal) {
   EXPECT_EQ(Printable("a\n\x1b[2J\xff~"), "a\n\\x1b[2J\\xff~");
 }
 
-TEST(MemoryTableTest, SumsItsRows) {
+TEST(MemoryTableTest, SumsTheRowsOfEachTier) {
   const std::string table = MemoryTable({{.state = StateClass::kMaster,
                                           .tier = Tier::kDevice,
                                           .predicted_bytes = 1 << 20,
@@ -165,9 +174,63 @@ TEST(MemoryTableTest, SumsItsRows) {
                                          {.state = StateClass::kGather,
                                           .tier = Tier::kDevice,
                                           .predicted_bytes = 1 << 20,
-                                          .peak_bytes = 1 << 20}});
+                                          .peak_bytes = 1 << 20},
+                                         {.state = StateClass::kMaster,
+                                          .tier = Tier::kNvme,
+                                          .predicted_bytes = 5 << 20,
+                                          .peak_bytes = 5 << 20}});
   EXPECT_THAT(table, HasSubstr("master"));
-  EXPECT_THAT(table, testing::ContainsRegex("all +2.00 +3.00"));
+  EXPECT_THAT(table, testing::ContainsRegex("all +device +2.00 +3.00"));
+  EXPECT_THAT(table, testing::ContainsRegex("all +nvme +5.00 +5.00"));
+  EXPECT_THAT(table, testing::Not(testing::ContainsRegex("all +cpu")));
+}
+
+Config OnNvme(bool parameters, bool states, int64_t micro_batches) {
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.zero.stage = 3;
+  config.gradient_accumulation_steps = micro_batches;
+  if (parameters) config.zero.offload_param.device = Tier::kNvme;
+  if (states) config.zero.offload_optimizer.device = Tier::kNvme;
+  return config;
+}
+
+TEST(TrafficTest, WhatItIsComparedWithFollowsFromTheConfiguration) {
+  EXPECT_EQ(LeastBytes(OnNvme(true, true, 4)), 26);
+  EXPECT_EQ(DeepSpeedBytes(OnNvme(true, true, 4)), 32 + 18);
+  EXPECT_EQ(LeastBytes(OnNvme(false, true, 4)), 20);
+  EXPECT_EQ(DeepSpeedBytes(OnNvme(false, true, 4)), 32);
+  EXPECT_EQ(LeastBytes(OnNvme(true, false, 1)), 6);
+  EXPECT_EQ(DeepSpeedBytes(OnNvme(true, false, 1)), 6);
+  EXPECT_EQ(LeastBytes(OnNvme(false, false, 1)), std::nullopt);
+  Config fp16 = OnNvme(true, true, 1);
+  fp16.compute = DType::kFloat16;
+  EXPECT_EQ(LeastBytes(fp16), 28);
+  fp16.compute = DType::kFloat32;
+  EXPECT_EQ(LeastBytes(fp16), std::nullopt);
+  EXPECT_EQ(DeepSpeedBytes(fp16), std::nullopt);
+}
+
+TEST(TrafficTest, TheTableCountsPerParameterAndSumsTheDisks) {
+  const std::string table = TrafficTable({{.state = StateClass::kGradient,
+                                           .tier = Tier::kCpu,
+                                           .direction = Direction::kWrite,
+                                           .predicted_bytes = 2 << 20,
+                                           .bytes = 2 << 20},
+                                          {.state = StateClass::kOptimizer,
+                                           .tier = Tier::kNvme,
+                                           .direction = Direction::kRead,
+                                           .predicted_bytes = 8 << 20,
+                                           .bytes = 8 << 20},
+                                          {.state = StateClass::kOptimizer,
+                                           .tier = Tier::kNvme,
+                                           .direction = Direction::kWrite,
+                                           .predicted_bytes = 8 << 20,
+                                           .bytes = 8 << 20}},
+                                         OnNvme(false, true, 1), 1 << 20);
+  EXPECT_THAT(table, testing::ContainsRegex("gradient +cpu +write +2.00 +2.00 +2.00"));
+  EXPECT_THAT(table, HasSubstr("16.00 (read 8.00, written 8.00); least possible 20; "
+                               "DeepSpeed's scheme 32\n"));
 }
 
 }  // namespace
