@@ -82,6 +82,43 @@ TEST_F(ProgramTest, WhatAllRanksRefuseIsPutDownToNone) {
   EXPECT_THAT(program.printed(), HasSubstr("gpt: ebb.parameter_groups.absent"));
 }
 
+TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
+  const std::string disk = files_.Path("disk");
+  std::filesystem::create_directory(disk);
+  struct Case {
+    std::vector<std::string> arguments;
+    std::vector<std::string> said;
+  };
+  for (const Case& c :
+       {Case{{"--device-memory", "20KiB", "--nvme-path", disk},
+             {"ebb.device_memory is 0.0 MiB", "optimizer ", "offload_optimizer.device \"cpu\""}},
+        {{"--device-memory", "20KiB", "--offload-optimizer", "nvme", "--nvme-path", disk},
+         {"workspace ", "offload_param.device \"cpu\""}},
+        {{"--host-memory", "20KiB", "--offload-optimizer", "cpu", "--offload-param", "nvme",
+          "--nvme-path", disk},
+         {"ebb.host_memory is 0.0 MiB", "optimizer ", "\"nvme\""}}}) {
+    std::vector<std::string> arguments = c.arguments;
+    arguments.insert(arguments.end(), {"--data", data_, "--steps", "1"});
+    Program program(Tiny(arguments));
+    EXPECT_EQ(program.Finish(), 1) << program.printed();
+    for (const std::string& said : c.said) EXPECT_THAT(program.printed(), HasSubstr(said));
+    EXPECT_TRUE(std::filesystem::is_empty(disk));
+  }
+}
+
+TEST_F(ProgramTest, ASignalLeavesNothingOnTheDisk) {
+  const std::string disk = files_.Path("disk");
+  std::filesystem::create_directory(disk);
+  Program program(Tiny({"--data", data_, "--steps", "100000000", "--offload-param", "nvme",
+                        "--offload-optimizer", "nvme", "--nvme-path", disk}));
+  ASSERT_TRUE(program.WaitFor("step 1/"));
+  EXPECT_FALSE(std::filesystem::is_empty(disk));
+  program.Signal(SIGINT);
+  EXPECT_EQ(program.Finish(), 130) << program.printed();
+  EXPECT_THAT(program.printed(), HasSubstr("NVMe, bytes a parameter and step: "));
+  EXPECT_TRUE(std::filesystem::is_empty(disk));
+}
+
 TEST_F(ProgramTest, ShowPlanAloneDoesNotTrain) {
   Program program(Tiny({"--data", data_, "--show-plan"}));
   EXPECT_EQ(program.Finish(), 0) << program.printed();

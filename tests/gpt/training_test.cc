@@ -1,9 +1,17 @@
 // The trainer through the engine: the same bits whatever the stage, the order of micro-batches and
 // what is kept.
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
 #include <string>
 
 #include "gmock/gmock.h"
@@ -23,12 +31,16 @@ struct Recipe {
   bool recompute = false;
   double learning_rate = 0.01;
   std::string ebb = "{}";
+  int64_t width = 16;
+  Tier parameters = Tier::kDevice, states = Tier::kDevice;
+  bool split_master = false;
 };
 
 nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nullptr) {
   ScratchFiles files;
   Options options;
-  options.shape = {.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 256};
+  options.shape = {
+      .layers = 2, .heads = 2, .width = recipe.width, .context = 12, .vocabulary = 256};
   options.ranks = recipe.ranks;
   options.threads = recipe.threads;
   options.stage = recipe.stage;
@@ -37,16 +49,23 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   options.seed = recipe.seed;
   options.recompute = recipe.recompute;
   options.sample_bytes = 5;
+  options.split_master = recipe.split_master;
+  options.offload_param = recipe.parameters;
+  options.offload_optimizer = recipe.states;
+  options.nvme_paths = {files.Path("nvme")};
+  std::filesystem::create_directory(options.nvme_paths.front());
   options.summary_file = files.Path("summary.json");
   options.config_file = files.Write(
       "config.json",
-      nlohmann::json{
-          {"train_micro_batch_size_per_gpu", recipe.micro_batch},
-          {"gradient_accumulation_steps", recipe.accumulation},
-          {"zero_optimization", {{"stage", 0}, {"stage3_param_persistence_threshold", 0}}},
-          {"fp16", {{"enabled", false}, {"initial_scale_power", 8}}},
-          {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", recipe.learning_rate}}}}},
-          {"ebb", nlohmann::json::parse(recipe.ebb)}}
+      nlohmann::json{{"train_micro_batch_size_per_gpu", recipe.micro_batch},
+                     {"gradient_accumulation_steps", recipe.accumulation},
+                     {"zero_optimization",
+                      {{"stage", 0},
+                       {"stage3_param_persistence_threshold", 0},
+                       {"offload_param", {{"max_in_cpu", 0}}}}},
+                     {"fp16", {{"enabled", false}, {"initial_scale_power", 8}}},
+                     {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", recipe.learning_rate}}}}},
+                     {"ebb", nlohmann::json::parse(recipe.ebb)}}
           .dump());
   std::vector<uint8_t> bytes;
   for (int i = 0; i < 600; ++i)
@@ -63,6 +82,7 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
     return stopped.status();
   });
   EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(std::filesystem::is_empty(options.nvme_paths.front()));
   return status.ok() ? nlohmann::json::parse(files.Read("summary.json")) : nlohmann::json();
 }
 
@@ -94,6 +114,36 @@ TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
     for (bool recompute : {false, true}) {
       recipe.ebb = ebb, recipe.recompute = recompute;
       EXPECT_EQ(Digest(recipe), expected) << ebb << " recompute " << recompute;
+    }
+  }
+}
+
+TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
+  Recipe recipe = {.dtype = GetParam(), .steps = 4, .accumulation = 2, .width = 32};
+  for (const char* ebb : {"{}", R"({"micro_batches_per_round": "all"})"}) {
+    recipe.ebb = ebb, recipe.split_master = false;
+    recipe.parameters = recipe.states = Tier::kDevice;
+    const nlohmann::json expected = Train(recipe);
+    EXPECT_TRUE(expected["traffic"].empty());
+    for (const bool split_master : {false, true}) {
+      if (split_master && GetParam() != DType::kBFloat16) continue;
+      for (const Tier parameters : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+        for (const Tier states : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+          recipe.parameters = parameters, recipe.states = states;
+          recipe.split_master = split_master;
+          SCOPED_TRACE(testing::Message() << "parameters " << Name(parameters) << ", states "
+                                          << Name(states) << ", split " << split_master << ebb);
+          const nlohmann::json summary = Train(recipe);
+          EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
+          EXPECT_EQ(summary["losses"], expected["losses"]);
+          for (const auto& row : summary["memory"])
+            EXPECT_EQ(row["predicted_bytes"], row["peak_bytes"]) << row;
+          for (const auto& row : summary["traffic"])
+            EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+          const bool moves = parameters != Tier::kDevice || states != Tier::kDevice;
+          EXPECT_EQ(!summary["traffic"].empty(), moves);
+        }
+      }
     }
   }
 }
@@ -142,6 +192,69 @@ TEST(TrainerTest, LossFallsAndTheSummaryHoldsTheRun) {
     EXPECT_EQ(row["predicted_bytes"], row["peak_bytes"]) << row;
   for (const auto& row : summary["communication"])
     EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+}
+
+// What the kernel has counted for this process; nothing where it does not count.
+struct DiskBytes {
+  double read = 0, written = 0;
+};
+std::optional<DiskBytes> BytesOfThisProcess() {
+  std::ifstream file("/proc/self/io");
+  DiskBytes bytes;
+  int found = 0;
+  for (std::string name; file >> name;) {
+    double value = 0;
+    file >> value;
+    if (name == "read_bytes:") bytes.read = value, ++found;
+    if (name == "write_bytes:") bytes.written = value, ++found;
+  }
+  if (found < 2) return std::nullopt;
+  return bytes;
+}
+
+// Whether files there are read and written past the cache, so that the kernel counts every transfer.
+bool TakesDirectIo(const std::string& folder) {
+  struct statfs of_folder = {};
+  if (statfs(folder.c_str(), &of_folder) != 0 || of_folder.f_type == TMPFS_MAGIC) return false;
+  const int file = open((folder + "/probe").c_str(), O_CREAT | O_RDWR | O_DIRECT, 0600);
+  if (file < 0) return false;
+  close(file);
+  return true;
+}
+
+TEST(TrafficOfTraining, OnNvmeIsWhatTheKernelCounts) {
+  if (const ScratchFiles files; !TakesDirectIo(files.Path("")))
+    GTEST_SKIP() << "no direct I/O in " << testing::TempDir() << "; set TEST_TMPDIR to a disk";
+  if (!BytesOfThisProcess()) GTEST_SKIP() << "no /proc/self/io";
+  for (const bool split_master : {false, true}) {
+    Recipe recipe = {.ranks = 1,
+                     .dtype = DType::kBFloat16,
+                     .width = 128,
+                     .parameters = Tier::kNvme,
+                     .states = Tier::kNvme,
+                     .split_master = split_master};
+    // Two runs differ by so many steps in steady state, and by nothing else.
+    constexpr int64_t kFewer = 3, kMore = 9;
+    DiskBytes counted[2];
+    nlohmann::json summary;
+    for (const int64_t steps : {kFewer, kMore}) {
+      recipe.steps = steps;
+      const DiskBytes before = *BytesOfThisProcess();
+      summary = Train(recipe);
+      const DiskBytes after = *BytesOfThisProcess();
+      counted[steps == kMore] = {.read = after.read - before.read,
+                                 .written = after.written - before.written};
+    }
+    DiskBytes rows;
+    for (const auto& row : summary["traffic"]) {
+      if (row["tier"] != "nvme") continue;
+      (row["direction"] == "read" ? rows.read : rows.written) += row["bytes"].get<double>();
+    }
+    ASSERT_GT(rows.read, 0);
+    const double steps = kMore - kFewer;
+    EXPECT_NEAR((counted[1].read - counted[0].read) / steps / rows.read, 1, 0.02);
+    EXPECT_NEAR((counted[1].written - counted[0].written) / steps / rows.written, 1, 0.02);
+  }
 }
 
 // A process of its own, as a signal once seen stays seen. It comes before the first step, whose vote
