@@ -139,8 +139,9 @@ int64_t Executor::BeginStep(const StepOptions& options) {
     predicted_bytes_[progress_.parity][kind] = progress_.run->bytes_of[kind];
   }
   if (!progress_.run->plan.decisions.carries) Drain();
-  traffic_[progress_.parity].Reset();
-  predicted_traffic_[progress_.parity] = progress_.run->traffic[carries_ ? 1 : 0];
+  progress_.counted = (finished_counted_ + 1) % kTrafficCounts;
+  traffic_[progress_.counted].Reset();
+  predicted_traffic_[progress_.counted] = progress_.run->traffic[carries_ ? 1 : 0];
   LogBegun();
   Start();
   return number;
@@ -329,6 +330,7 @@ absl::Status Executor::Finish(int64_t number) {
     report_ = status = StuckError();  // an optimizer of the trainer's
   }
   finished_parity_ = progress_.parity;
+  finished_counted_ = progress_.counted;
   carries_ =
       status.ok() && progress_.run->plan.decisions.carries && scalars_[progress_.parity].apply;
   carried_parity_ = progress_.parity;

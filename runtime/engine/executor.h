@@ -120,7 +120,8 @@ class Executor {
   struct Progress {
     bool alive = false, evaluation = false;
     int64_t number = 0;
-    int parity = 0;  // not that of the step that finished last, whose updates may still run
+    int parity = 0;   // not that of the step that finished last, whose updates may still run
+    int counted = 0;  // which of traffic_ is its
     StepOptions options;
     int micro_batches = 0;
     double divisor = 1;
@@ -140,7 +141,7 @@ class Executor {
   struct StepTag {  // whose operation it is
     int64_t number = 0;
     int parity = 0;      // of the step whose update it is, or that runs it
-    int counted = 0;     // parity of the step whose traffic it is
+    int counted = 0;     // which of traffic_ it counts in
     bool counts = true;  // it is a step's
   };
   struct UpdateRun {  // neighbours of a shard with the same options
@@ -431,7 +432,8 @@ class Executor {
   optim::LossScaler scaler_;
   float loss_scale_ = 1;
   std::atomic<int> finished_parity_ = 1;  // of the last step that finished
-  StepScalars scalars_[2];                // by parity
+  std::atomic<int> finished_counted_ = 0;
+  StepScalars scalars_[2];  // by parity
   ExchangeRecord own_record_;
   Verdict verdict_;
   std::vector<ExchangeRecord> records_;
@@ -447,8 +449,11 @@ class Executor {
   int64_t moved_before_[sharding::kStreams] =
       {};  // of a stream's communicator, at the operation's start
 
-  TrafficCount traffic_[2];  // by parity
-  std::vector<TrafficRow> predicted_traffic_[2];
+  // By step, in turns. A write of a step is waited for by the next one's update of that unit, which
+  // the third waits for before it begins: a count is at rest when its turn comes again.
+  static constexpr int kTrafficCounts = 4;
+  TrafficCount traffic_[kTrafficCounts];
+  std::vector<TrafficRow> predicted_traffic_[kTrafficCounts];
   bool carries_ = false;    // updates of the last step are still to be done ...
   int carried_parity_ = 0;  // ... whose parity this is
 

@@ -113,7 +113,7 @@ void Executor::EnqueueWork(int index) {
   const bool carried = operation.condition == sharding::Condition::kCarrying;
   const StepTag step{.number = progress_.number,
                      .parity = carried ? carried_parity_ : progress_.parity,
-                     .counted = progress_.parity,
+                     .counted = progress_.counted,
                      .counts = progress_.alive && !progress_.evaluation};
   switch (operation.kind) {
     case OperationKind::kMark:

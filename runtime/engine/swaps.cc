@@ -135,12 +135,12 @@ void Executor::AwaitState(int unit) {
 }
 
 std::vector<TrafficRow> Executor::traffic() const {
-  const int parity = finished_parity_;
+  const int counted = finished_counted_;
   if (finished_steps_ == 0) return {};
   for (const std::vector<Event>* events : {&updated_, &stored_}) {
     for (const Event& event : *events) event.Wait();
   }
-  return traffic_[parity].Rows(predicted_traffic_[parity]);
+  return traffic_[counted].Rows(predicted_traffic_[counted]);
 }
 
 }  // namespace ebb
