@@ -187,7 +187,8 @@ struct Pools {
     return (2 * micro_batch + visit % 2) * evaluation_stride;
   }
 };
-inline constexpr int64_t kExchangeBytes = 256;
+// With room for an error that names a path and what to do.
+inline constexpr int64_t kExchangeBytes = 512;
 
 enum class UpdateTiming : uint8_t { kEarly, kLate, kOff };
 std::string_view Name(UpdateTiming timing);

@@ -24,7 +24,7 @@ struct ExchangeRecord {
   int32_t message_bytes = 0;
   bool engine_failed = false;    // and it is the engine's, for good
   bool updates_started = false;  // early ones, of this step
-  char message[206] = {};
+  char message[462] = {};
 
   void SetError(const absl::Status& status);
   absl::Status Error(int rank) const;

@@ -140,9 +140,10 @@ class Executor {
   };
   struct StepTag {  // whose operation it is
     int64_t number = 0;
-    int parity = 0;      // of the step whose update it is, or that runs it
-    int counted = 0;     // which of traffic_ it counts in
-    bool counts = true;  // it is a step's
+    int64_t finished = 0;  // steps before it
+    int parity = 0;        // of the step whose update it is, or that runs it
+    int counted = 0;       // which of traffic_ it counts in
+    bool counts = true;    // it is a step's
   };
   struct UpdateRun {  // neighbours of a shard with the same options
     int64_t offset = 0, count = 0;

@@ -112,6 +112,7 @@ void Executor::EnqueueWork(int index) {
   const Operation& operation = run->plan.operations[index];
   const bool carried = operation.condition == sharding::Condition::kCarrying;
   const StepTag step{.number = progress_.number,
+                     .finished = finished_steps_,
                      .parity = carried ? carried_parity_ : progress_.parity,
                      .counted = progress_.counted,
                      .counts = progress_.alive && !progress_.evaluation};

@@ -62,7 +62,8 @@ void Executor::RunTransfers(Runnable& run, int index, StepTag step) {
     if (moved.ok()) continue;
     Fail(absl::Status(
         moved.code(),
-        absl::StrCat("the engine has failed: in step ", step.number, ", the ",
+        absl::StrCat("the engine has failed: ", step.counts ? "in step " : "after step ",
+                     step.finished + (step.counts ? 1 : 0), ", the ",
                      std::string(sharding::Name(operation.kind)), " of the ",
                      std::string(Name(move.state)), " of unit '",
                      run.plan.unit_names[operation.parts.front().unit], "': ", moved.message())));
