@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/io_error.h"
+#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -53,6 +54,9 @@ absl::Status PrivateFile::Reserve(int64_t bytes) {
                                 FreeBytes(descriptor()), " bytes are free there)"),
                    error);
   };
+  if (const auto& injected = GetOffloadTestHooks().reserve) {
+    if (const int error = injected(path_)) return failed(error);
+  }
   // Going over this limit is a signal, which ends the process.
   rlimit limit = {};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && static_cast<uint64_t>(bytes) > limit.rlim_cur) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/memory_model.h"
 
@@ -79,6 +80,8 @@ absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
       options.directories.push_back(directory.path());
       directories_.push_back(std::move(directory));
     }
+    if (const auto& injected = GetOffloadTestHooks().wrap_queue)
+      options.wrap_queue = injected(options.directories.front(), what);
     EBB_ASSIGN_OR_RETURN(file, ShardFile::Create(options));
     return absl::OkStatus();
   };

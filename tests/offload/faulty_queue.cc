@@ -27,6 +27,7 @@ void FaultyQueue::Submit(std::span<IoRequest* const> requests) {
   std::vector<IoRequest*> through;
   {
     const std::lock_guard lock(mutex_);
+    in_flight_ += requests.size();
     for (IoRequest* request : requests) {
       const int64_t bytes = request->bytes;
       if (const std::optional<int64_t> answer = fault_(*request)) {
@@ -68,7 +69,10 @@ void FaultyQueue::Tell(std::vector<IoCompletion> completions) {
       }
       held_.insert(held_.begin(), completion);
     }
-    if (held_.size() >= hold_) told = std::exchange(held_, {});
+    if (held_.size() >= hold_ || (hold_ == kAllInFlight && held_.size() == in_flight_)) {
+      in_flight_ -= held_.size();
+      told = std::exchange(held_, {});
+    }
   }
   if (!told.empty()) listener_.Completed(told);
 }

@@ -24,7 +24,9 @@ class FaultyQueue final : public IoQueue, public IoListener {
   // request at a time.
   using Fault = std::function<std::optional<int64_t>(IoRequest&)>;
 
-  // `hold`: completions are kept back until there are so many, then told latest first.
+  // `hold`: completions are kept back until there are so many, then told latest first. kAllInFlight:
+  // until there is none that is not kept back.
+  static constexpr size_t kAllInFlight = ~size_t{0};
   FaultyQueue(IoListener& listener, Fault fault, size_t hold);
   ~FaultyQueue() override;
 
@@ -45,6 +47,7 @@ class FaultyQueue final : public IoQueue, public IoListener {
   std::map<IoRequest*, int64_t> whole_bytes_;  // of those that were shortened
   std::vector<IoCompletion> answers_;
   std::vector<IoCompletion> held_;
+  size_t in_flight_ = 0;
   bool stopping_ = false;
   std::thread answerer_;
   std::unique_ptr<IoQueue> inner_;

@@ -1,0 +1,24 @@
+// Where tests of what stands on shard files put their faults. Nothing else sets these.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+
+#include "ebb/offload/shard_file.h"
+
+namespace ebb {
+
+struct OffloadTestHooks {
+  // What an engine's shard file gets as Options::wrap_queue; `directory`: the first of its own.
+  std::function<decltype(ShardFile::Options::wrap_queue)(std::string_view directory,
+                                                         std::string_view file)>
+      wrap_queue = {};
+  // The errno with which reserving space for a file fails; 0: it is tried.
+  std::function<int(std::string_view path)> reserve = {};
+};
+
+// Of the process. Not to be changed while engines or shard files are being created.
+OffloadTestHooks& GetOffloadTestHooks();
+
+}  // namespace ebb

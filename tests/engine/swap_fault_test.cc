@@ -1,0 +1,492 @@
+// Disks that fail under an engine: every rank ends with a Status that says what failed and what to
+// do, nothing waits for ever, no update passes the error, and nothing is left on the disk.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/fsuid.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/plan.h"
+#include "tests/engine/scripted.h"
+#include "tests/engine/toy_model.h"
+#include "tests/offload/faulty_queue.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kWorld = 2, kSteps = 6;
+
+// Shards of two or three sub-groups.
+ToyModel SomeModel() {
+  return ToyModel({.width = 67});
+}
+
+Config OnNvme(const std::string& path, Timing timing) {
+  Config config = ConfigFor({.world = kWorld, .stage = 3, .timing = timing});
+  config.compute = DType::kBFloat16;
+  config.ebb.timeout_seconds = 20;
+  config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
+  config.zero.offload_param.nvme_paths = config.zero.offload_optimizer.nvme_paths = {path};
+  config.zero.offload_param.max_in_cpu = 0;
+  config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = false;
+  config.zero.sub_group_size = 2048;
+  config.aio.block_size = 4096;
+  return config;
+}
+
+int EntriesUnder(const std::string& path) {
+  int entries = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::recursive_directory_iterator(path))
+    ++entries;
+  return entries;
+}
+
+// Sets what stands between engines and their disks, for as long as it lives.
+class Hooks {
+ public:
+  Hooks() = default;
+  Hooks(const Hooks&) = delete;
+  ~Hooks() { GetOffloadTestHooks() = {}; }
+
+  // `fault`: of the file, by "rank0/states" and the like.
+  using Fault = std::function<std::optional<int64_t>(const std::string& whose, IoRequest& request)>;
+  void Between(Fault fault, size_t hold = 1) {
+    GetOffloadTestHooks().wrap_queue = [fault, hold](std::string_view directory,
+                                                     std::string_view file) {
+      const size_t rank = directory.find("-rank");
+      const std::string whose =
+          absl::StrCat("rank", std::string(directory.substr(rank + 5, 1)), "/", std::string(file));
+      return WithFaults([fault, whose](IoRequest& request) { return fault(whose, request); }, hold);
+    };
+  }
+  void Reserve(std::function<int(std::string_view)> error) {
+    GetOffloadTestHooks().reserve = std::move(error);
+  }
+};
+
+// Bits of the masters after a few steps, or the first error.
+absl::StatusOr<std::vector<uint32_t>> Trained(const Config& config) {
+  std::vector<uint32_t> bits;
+  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    ToyModel model = SomeModel();
+    EBB_ASSIGN_OR_RETURN(Engine engine,
+                         Engine::Create(world, Device::Cpu(1), model.spec(), config));
+    for (int step = 0; step < kSteps; ++step)
+      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
+    EBB_ASSIGN_OR_RETURN(std::vector<uint32_t> own, MasterBits(engine, model.spec()));
+    if (world.rank() == 0) bits = std::move(own);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return bits;
+}
+
+struct DiskFault {
+  const char* name;
+  const char* file;  // of rank 1
+  bool write;
+  int error;
+  absl::StatusCode code;
+  std::vector<const char*> classes;  // one of them is named
+  const char* advice;
+};
+
+class SwapFaultTest : public ::testing::TestWithParam<DiskFault> {
+ protected:
+  Scratch scratch_;
+};
+
+std::string NameOf(const ::testing::TestParamInfo<DiskFault>& info) {
+  return info.param.name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Disks, SwapFaultTest,
+                         ::testing::Values(DiskFault{"ParameterRead",
+                                                     "parameters",
+                                                     false,
+                                                     EIO,
+                                                     absl::StatusCode::kDataLoss,
+                                                     {"the parameter"},
+                                                     "see the kernel's log"},
+                                           DiskFault{"StateRead",
+                                                     "states",
+                                                     false,
+                                                     EIO,
+                                                     absl::StatusCode::kDataLoss,
+                                                     {"the master", "the optimizer"},
+                                                     "see the kernel's log"},
+                                           DiskFault{"ParameterWrite",
+                                                     "parameters",
+                                                     true,
+                                                     EIO,
+                                                     absl::StatusCode::kDataLoss,
+                                                     {"the parameter"},
+                                                     "see the kernel's log"},
+                                           DiskFault{"StateWrite",
+                                                     "states",
+                                                     true,
+                                                     EIO,
+                                                     absl::StatusCode::kDataLoss,
+                                                     {"the master", "the optimizer"},
+                                                     "see the kernel's log"},
+                                           DiskFault{"Full",
+                                                     "states",
+                                                     true,
+                                                     ENOSPC,
+                                                     absl::StatusCode::kResourceExhausted,
+                                                     {"the master", "the optimizer"},
+                                                     "free space there"}),
+                         NameOf);
+
+struct FaultyRun {
+  std::vector<absl::Status> statuses = std::vector<absl::Status>(kWorld);
+  std::vector<int> failed_step = std::vector<int>(kWorld, -1);
+};
+
+// Rank 1's disk answers `fault` from a request of step `faulty` on, the `skip`th that matches.
+FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty, int skip) {
+  FaultyRun run;
+  std::atomic<bool> armed = false;
+  std::atomic<int> left = skip;
+  Hooks hooks;
+  hooks.Between([&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
+    if (!armed || whose != absl::StrCat("rank1/", fault.file) || request.write != fault.write ||
+        left.fetch_sub(1) > 0)
+      return std::nullopt;
+    return -fault.error;
+  });
+  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    const size_t rank = static_cast<size_t>(world.rank());
+    ToyModel model = SomeModel();
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(), config,
+                                                       {.name = "toy"}));
+    absl::Status& result = run.statuses[rank];
+    for (int step = 0; step < kSteps && result.ok(); ++step) {
+      if (rank == 1 && step == faulty) armed = true;
+      result = model.Train(engine, world.rank(), step);
+      if (!result.ok()) run.failed_step[rank] = step;
+    }
+    // It stays failed, and says so at once.
+    EXPECT_EQ(engine.Report().status(), result);
+    EXPECT_EQ(model.Train(engine, world.rank(), kSteps), result);
+    std::vector<float> whole(67 * 67);
+    EXPECT_EQ(engine.Gather(ParameterId{0}, StateClass::kMaster, whole), result);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return run;
+}
+
+TEST_P(SwapFaultTest, FailsEveryRankWithAStatusThatSaysWhatToDo) {
+  const DiskFault& fault = GetParam();
+  for (const Timing timing : kTimings) {
+    for (int seed = 0; seed < 4; ++seed) {
+      std::mt19937 random(static_cast<unsigned>(seed));
+      const int faulty = static_cast<int>(random() % 3) + 1, skip = static_cast<int>(random() % 5);
+      SCOPED_TRACE(absl::StrCat("timing ", static_cast<int>(timing), ", seed ", seed, ": step ",
+                                faulty, ", request ", skip));
+      const FaultyRun run = RunWithFault(OnNvme(scratch_.path(), timing), fault, faulty, skip);
+      const std::string path = absl::StrCat(scratch_.path(), "/ebb-toy-rank1-");
+      for (int rank = 0; rank < kWorld; ++rank) {
+        const absl::Status& status = run.statuses[static_cast<size_t>(rank)];
+        const std::string message(status.message());
+        EXPECT_EQ(status.code(), fault.code) << "rank " << rank << ": " << status;
+        EXPECT_GE(run.failed_step[static_cast<size_t>(rank)], faulty);
+        EXPECT_THAT(message, AllOf(HasSubstr("the engine has failed"), HasSubstr("in step "),
+                                   HasSubstr("of unit 'layer")));
+        EXPECT_TRUE(std::any_of(fault.classes.begin(), fault.classes.end(), [&](const char* name) {
+          return message.find(name) != std::string::npos;
+        })) << message;
+        EXPECT_THAT(message,
+                    AllOf(HasSubstr(fault.write ? "cannot write" : "cannot read"), HasSubstr(path),
+                          HasSubstr(fault.file), HasSubstr(fault.advice), HasSubstr("nvme_path")));
+        // A rank's own errors do not name it.
+        if (rank == 0) {
+          EXPECT_THAT(message, HasSubstr("rank 1"));
+        }
+      }
+      EXPECT_EQ(EntriesUnder(scratch_.path()), 0);
+    }
+  }
+}
+
+// No update comes after the one whose states could not be read.
+TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
+  const DiskFault& fault = GetParam();
+  for (const Timing timing : kTimings) {
+    for (int seed = 0; seed < 3; ++seed) {
+      SCOPED_TRACE(absl::StrCat("timing ", static_cast<int>(timing), ", seed ", seed));
+      const int faulty = 1 + seed;
+      std::atomic<bool> armed = false, over = false;
+      std::mutex mutex;
+      std::map<int64_t, std::set<std::string>> of_rank_1;  // parameters, by step from 0
+      std::atomic<int64_t> latest = -1;
+      std::atomic<int> after = 0;
+      Hooks hooks;
+      hooks.Between([&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
+        if (!armed || whose != absl::StrCat("rank1/", fault.file) || request.write != fault.write)
+          return std::nullopt;
+        return -fault.error;
+      });
+      const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+        ToyModel model = SomeModel();
+        OptimizerSpec optimizer{
+            .states = {"momentum"}, .update = [&](const UpdateSlice& update) {
+              const std::lock_guard lock(mutex);
+              if (over) ++after;
+              latest = std::max(latest.load(), update.step - 1);
+              if (world.rank() == 1)
+                of_rank_1[update.step - 1].insert(std::string(update.slice.name));
+              return absl::OkStatus();
+            }};
+        EBB_ASSIGN_OR_RETURN(
+            Engine engine,
+            Engine::Create(world, Device::Cpu(1), model.spec(), OnNvme(scratch_.path(), timing),
+                           {.optimizer = std::move(optimizer), .name = "toy"}));
+        absl::Status result;
+        int step = 0;
+        for (; step < kSteps && result.ok(); ++step) {
+          if (world.rank() == 1 && step == faulty) armed = true;
+          result = model.Train(engine, world.rank(), step);
+        }
+        EXPECT_FALSE(result.ok());
+        // Early and held-off updates of the faulty step stop there; late ones run in the next.
+        EXPECT_LE(step, faulty + 2);
+        const absl::Status again = model.Train(engine, world.rank(), step);
+        EXPECT_EQ(again, result);
+        if (world.rank() == 1) over = true;
+        for (int further = 0; further < 2; ++further)
+          EXPECT_EQ(model.Train(engine, world.rank(), step), result);
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_LE(latest, faulty);
+      // All of the faulty step were updated only if nothing of it was read in vain.
+      if (!fault.write && std::string_view(fault.file) == "states") {
+        EXPECT_LT(of_rank_1[faulty].size(), SomeModel().spec().parameters.size());
+      }
+    }
+  }
+}
+
+// Whatever order the disk answers in, however little at a time.
+TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
+  for (const Timing timing : kTimings) {
+    SCOPED_TRACE(static_cast<int>(timing));
+    Config device = OnNvme("/unused", timing);
+    device.zero.offload_param = {};
+    device.zero.offload_optimizer = {};
+    const absl::StatusOr<std::vector<uint32_t>> expected = Trained(device);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    Scratch scratch;
+    Config config = OnNvme(scratch.path(), timing);
+    {
+      Hooks reversed;
+      reversed.Between([](const std::string&, IoRequest&) { return std::nullopt; },
+                       FaultyQueue::kAllInFlight);
+      const auto bits = Trained(config);
+      ASSERT_TRUE(bits.ok()) << bits.status();
+      EXPECT_EQ(*bits, *expected);
+    }
+    config.aio.block_size = 16384;
+    std::atomic<int> requests = 0;
+    Hooks partial;
+    partial.Between([&](const std::string&, IoRequest& request) -> std::optional<int64_t> {
+      const int number = ++requests;
+      if (number % 7 == 0) return -EINTR;
+      if (number % 5 == 0) return -EAGAIN;
+      if (number % 2 == 0 && request.bytes > 4096) request.bytes = 4096;
+      return std::nullopt;
+    });
+    const auto bits = Trained(config);
+    ASSERT_TRUE(bits.ok()) << bits.status();
+    EXPECT_EQ(*bits, *expected);
+    EXPECT_GT(requests, 0);
+    EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+  }
+}
+
+TEST(SwapFaults, ThreadsInThePlaceOfIoUringChangeNoBit) {
+  Scratch scratch;
+  const Config config = OnNvme(scratch.path(), Timing::kLate);
+  const auto expected = Trained(config);
+  setenv("EBB_IO_URING", "0", /*overwrite=*/1);
+  const auto bits = Trained(config);
+  unsetenv("EBB_IO_URING");
+  ASSERT_TRUE(bits.ok() && expected.ok()) << bits.status() << expected.status();
+  EXPECT_EQ(*bits, *expected);
+}
+
+// Create on both ranks, `before` on the thread of each; the Statuses.
+std::vector<absl::Status> CreateBoth(const Config& config,
+                                     const std::function<void(int rank)>& before = {}) {
+  std::vector<absl::Status> statuses(kWorld);
+  RunThreads(kWorld, [&](World world) {
+    if (before) before(world.rank());
+    ToyModel model = SomeModel();
+    statuses[static_cast<size_t>(world.rank())] =
+        Engine::Create(world, Device::Cpu(1), model.spec(), config, {.name = "toy"}).status();
+    return absl::OkStatus();
+  }).IgnoreError();
+  return statuses;
+}
+
+TEST(SwapFaults, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
+  Scratch scratch;
+  for (const char* file : {"parameters", "states"}) {
+    Hooks hooks;
+    hooks.Reserve([&](std::string_view path) {
+      const bool is_meant = path.find("-rank1-") != path.npos && path.ends_with(file);
+      return is_meant ? ENOSPC : 0;
+    });
+    const auto statuses = CreateBoth(OnNvme(scratch.path(), Timing::kLate));
+    for (int rank = 0; rank < kWorld; ++rank) {
+      const absl::Status& status = statuses[static_cast<size_t>(rank)];
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("cannot reserve"), HasSubstr(file), HasSubstr(scratch.path()),
+                        HasSubstr("No space left"), HasSubstr("nvme_path")));
+      // A rank's own errors do not name it.
+      if (rank == 0) {
+        EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+      }
+    }
+    EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+  }
+}
+
+TEST(SwapFaults, AnNvmePathThatCannotBeUsedIsNamedOnEveryRank) {
+  Scratch scratch;
+  const std::string link = scratch.path() + "/link", real = scratch.path() + "/real",
+                    missing = scratch.path() + "/missing", file = scratch.path() + "/file";
+  std::filesystem::create_directory(real);
+  std::filesystem::create_directory_symlink(real, link);
+  close(open(file.c_str(), O_CREAT | O_WRONLY, 0600));
+  for (const auto& [path, said] : {std::pair(missing, "does not exist"), std::pair(link, "link"),
+                                   std::pair(file, "is not a directory")}) {
+    const auto statuses = CreateBoth(OnNvme(path, Timing::kLate));
+    for (const absl::Status& status : statuses) {
+      EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(path), HasSubstr(said)));
+    }
+  }
+}
+
+TEST(SwapFaults, AnNvmePathThatOneRankMayNotWriteIsNamedOnEveryRank) {
+  if (geteuid() != 0) GTEST_SKIP() << "a thread of root's can be another user";
+  Scratch scratch;
+  std::filesystem::permissions(scratch.path(), std::filesystem::perms::owner_all |
+                                                   std::filesystem::perms::group_read |
+                                                   std::filesystem::perms::others_read |
+                                                   std::filesystem::perms::others_exec);
+  const auto statuses = CreateBoth(OnNvme(scratch.path(), Timing::kLate), [](int rank) {
+    if (rank == 1) setfsuid(65534);  // of this thread only
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(scratch.path()), HasSubstr("may write")));
+  }
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("rank 1"));
+  EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+}
+
+TEST(SwapFaults, TwoEnginesOnOnePathDoNotDisturbEachOther) {
+  Scratch scratch;
+  const Config config = OnNvme(scratch.path(), Timing::kLate);
+  const auto expected = Trained(config);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    ToyModel model = SomeModel(), other = SomeModel();
+    EBB_ASSIGN_OR_RETURN(Engine first, Engine::Create(world, Device::Cpu(1), model.spec(), config));
+    EBB_ASSIGN_OR_RETURN(Engine second,
+                         Engine::Create(world, Device::Cpu(1), other.spec(), config));
+    for (int step = 0; step < kSteps; ++step) {
+      EBB_RETURN_IF_ERROR(model.Train(first, world.rank(), step));
+      EBB_RETURN_IF_ERROR(other.Train(second, world.rank(), step));
+    }
+    for (Engine* engine : {&first, &second}) {
+      EBB_ASSIGN_OR_RETURN(const std::vector<uint32_t> bits, MasterBits(*engine, model.spec()));
+      EXPECT_EQ(bits, *expected);
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+}
+
+// With updates carried into the step that is dropped, and a step begun after it.
+TEST(SwapFaults, ADroppedStepLosesNoUpdateThatWasCarriedIntoIt) {
+  Scratch scratch;
+  const Config config = OnNvme(scratch.path(), Timing::kLate);
+  const auto expected = Trained(config);
+  ASSERT_TRUE(expected.ok()) << expected.status();
+  for (int opened = 0; opened <= 10; ++opened) {
+    SCOPED_TRACE(opened);
+    const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+      ToyModel model = SomeModel();
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), model.spec(), config));
+      for (int step = 0; step < kSteps; ++step) {
+        if (step == 3) {
+          Step dropped = engine.BeginStep();
+          for (int scope = 0; scope < opened; ++scope) {
+            if (scope < model.visits()) {
+              model.Forward(dropped, scope, world.rank(), step);
+            } else {
+              model.Backward(dropped, 2 * model.visits() - 1 - scope, world.rank(), step);
+            }
+          }
+        }
+        EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
+      }
+      EBB_ASSIGN_OR_RETURN(const std::vector<uint32_t> bits, MasterBits(engine, model.spec()));
+      EXPECT_EQ(bits, *expected);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+TEST(SwapFaults, AnEngineMayGoInMidStepAndWithUpdatesToCome) {
+  Scratch scratch;
+  for (const Timing timing : kTimings) {
+    for (int opened = 0; opened <= 10; ++opened) {
+      SCOPED_TRACE(absl::StrCat("timing ", static_cast<int>(timing), ", scopes ", opened));
+      const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+        ToyModel model = SomeModel();
+        EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(),
+                                                           OnNvme(scratch.path(), timing)));
+        for (int step = 0; step < 2; ++step)
+          EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
+        if (opened == 0) return absl::OkStatus();
+        Step step = engine.BeginStep();
+        for (int scope = 0; scope < opened; ++scope) {
+          if (scope < model.visits()) {
+            model.Forward(step, scope, world.rank(), 2);
+          } else {
+            model.Backward(step, 2 * model.visits() - 1 - scope, world.rank(), 2);
+          }
+        }
+        return absl::OkStatus();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+      EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
