@@ -190,8 +190,8 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     if (!usage.traffic.empty()) {
       const int64_t own = ParametersOf(trainer.model()) / trainer.engine().plan().layout.shards;
       progress->Say((history.traffic_is_steady
-                         ? "\nTraffic of a step\n"
-                         : "\nTraffic of the last step; none in steady state came before it\n") +
+                         ? "Traffic of a step\n"
+                         : "Traffic of the last step; none in steady state came before it\n") +
                     TrafficTable(usage.traffic, trainer.engine().config(), own));
     }
     progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));

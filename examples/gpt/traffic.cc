@@ -57,7 +57,7 @@ std::string TrafficTable(const std::vector<TrafficRow>& rows, const Config& conf
                         of_nvme[0] + of_nvme[1], Number(Direction::kRead, of_nvme[0]),
                         Number(Direction::kWrite, of_nvme[1]));
   if (const auto least = LeastBytes(config))
-    absl::StrAppendFormat(&table, "; least possible %g", *least);
+    absl::StrAppendFormat(&table, "; least possible with nothing in RAM %g", *least);
   if (const auto deepspeed = DeepSpeedBytes(config))
     absl::StrAppendFormat(&table, "; DeepSpeed's scheme %g", *deepspeed);
   return table + "\n";

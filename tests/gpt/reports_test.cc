@@ -229,8 +229,9 @@ TEST(TrafficTest, TheTableCountsPerParameterAndSumsTheDisks) {
                                            .bytes = 8 << 20}},
                                          OnNvme(false, true, 1), 1 << 20);
   EXPECT_THAT(table, testing::ContainsRegex("gradient +cpu +write +2.00 +2.00 +2.00"));
-  EXPECT_THAT(table, HasSubstr("16.00 (read 8.00, written 8.00); least possible 20; "
-                               "DeepSpeed's scheme 32\n"));
+  EXPECT_THAT(table,
+              HasSubstr("16.00 (read 8.00, written 8.00); least possible with nothing in RAM 20; "
+                        "DeepSpeed's scheme 32\n"));
 }
 
 }  // namespace

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Trains a model whose states are more than 20 times what the device may hold and more than 3 times what the host's pools may, from a disk,
+# on any laptop: installs what is missing, builds, and trains a GPT of 114 M parameters (1.3 GiB of parameters, masters and optimizer
+# states) within 64 MiB of device memory and 256 MiB of host memory. Then shows what lay where, what a step moved, and the two ratios.
+#
+#   examples/offload.sh [--disk FOLDER] [option of gpt...]       for example: --disk /mnt/nvme --steps 50 --data my.txt
+#
+# Without --disk the swap files are in a folder of their own under build/, 1.4 GB, gone at the end. On memory (tmpfs) it works as well, but
+# shows nothing: take a disk. Results are written to build/offload: losses.csv, timeline.json, summary.json.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source cmake/packages.sh
+
+results=build/offload
+disk=$results/swap
+if [ "${1:-}" = --disk ]; then
+  disk=${2:?--disk takes a folder}
+  shift 2
+fi
+
+install_packages
+mkdir -p "$results" "$disk"
+cmake --preset release -DEBB_TESTS=ON >build/offload.log 2>&1 || { cat build/offload.log >&2; exit 1; }
+cmake --build --preset release --target gpt
+
+build/release/bin/gpt --ranks 1 --layers 36 --width 512 --heads 8 --context 128 --batch 1 --accumulate 2 --recompute \
+  --micro-batches-per-round all --offload-param nvme --offload-optimizer nvme --split-master --nvme-path "$disk" \
+  --device-memory 64MiB --host-memory 256MiB --steps 8 --sample 0 \
+  --losses "$results/losses.csv" --trace "$results/timeline.json" --summary "$results/summary.json" "$@"
+
+rmdir "$results/swap" 2>/dev/null || true
+
+# The states against the caps, from the summary.
+awk -F '[:," ]+' '
+  $2 == "class" { class = $3 }
+  $2 == "tier" { tier = $3 }
+  $2 == "device_memory" { cap["device"] = $3 }
+  $2 == "host_memory" { cap["cpu"] = $3 }
+  $2 == "peak_bytes" {
+    held[tier] += $3
+    if (class == "parameter" || class == "master" || class == "optimizer") states += $3
+  }
+  END {
+    mebi = 1024 * 1024
+    printf "\nParameters, masters and optimizer states: %.1f MiB\n", states / mebi
+    printf "device pools: %.1f MiB of at most %.1f; the states are %.1f times that\n", held["device"] / mebi, cap["device"] / mebi, states / cap["device"]
+    printf "host pools:   %.1f MiB of at most %.1f; the states are %.1f times that\n", held["cpu"] / mebi, cap["cpu"] / mebi, states / cap["cpu"]
+  }' "$results/summary.json"
+echo "Timeline:    $results/timeline.json (open it at https://ui.perfetto.dev)"
