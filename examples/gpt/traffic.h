@@ -12,15 +12,17 @@
 
 namespace ebb::gpt {
 
-// Bytes that a step reads and writes on NVMe, per parameter, with nothing kept in RAM. Nothing where
-// neither parameters nor states are there, or where these schemes do not apply: another optimizer
-// than Adam, or fp32 compute.
+// Bytes that a step reads and writes on NVMe, per parameter, with nothing kept in RAM. Nothing
+// where neither parameters nor states are there, or where these schemes do not apply: another
+// optimizer than Adam, or fp32 compute.
 //
-// Least: without loss, each unit fetched twice a step: of states two fp32 moments and what the master
-// has beyond the parameter (16 bits in bf16, where that suffices; all 32 in fp16), both ways; of
-// parameters in bf16 two reads and one write, which the update's own pass over them shares.
+// Least: without loss, each unit fetched twice a step: of states two fp32 moments and what the
+// master has beyond the parameter (16 bits in bf16, where that suffices; all 32 in fp16), both
+// ways; of parameters in bf16 two reads and one write, which the update's own pass over them
+// shares; in fp16 one read, as the other visit takes its copy from the new masters.
 std::optional<double> LeastBytes(const Config& config);
-// Masters, moments and gradients in fp32, both ways; parameters twice a micro-batch and written once.
+// Masters, moments and gradients in fp32, both ways; parameters twice a micro-batch and written
+// once.
 std::optional<double> DeepSpeedBytes(const Config& config);
 
 // A row for each of `rows`, and the NVMe's sum beside both. `parameters` are this rank's own.
