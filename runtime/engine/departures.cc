@@ -177,8 +177,9 @@ void Executor::OpenDeparted(const OpenScope& scope) {
   if (!scope.backward || !plan.decisions.trainable[scope.unit]) return;
   for (size_t index = 0; index < plan.operations.size(); ++index) {
     const sharding::Operation& operation = plan.operations[index];
+    // Carried ones are the step before's.
     if (operation.kind == OperationKind::kUpdate && operation.parts.front().unit == scope.unit &&
-        progress_.run->issued[index]) {
+        operation.condition != sharding::Condition::kCarrying && progress_.run->issued[index]) {
       Stick(absl::FailedPreconditionError(
           absl::StrCat(ScopeName(true, scope.unit),
                        " after its update of this step had started; declare every visit, or set "
@@ -266,7 +267,8 @@ void Executor::GatherOnDemand(int unit) {
   gather_->Wait(*demand_);
   gather_->Wait(updated_[unit]);
   if (plan().decisions.parameter_tier != Tier::kDevice) {
-    compute_.Record(*demand_);
+    // A gather that was on its way may lie where this slice goes.
+    gather_->Record(*demand_);
     upload_->Wait(*demand_);
     AwaitState(unit);
     FetchSlice(unit);
@@ -341,6 +343,29 @@ void Executor::FlushDeparted() {
   }
 }
 
+// An update, or what it needs or leaves to be moved.
+bool Executor::IsOfUpdate(const sharding::Operation& operation) {
+  const bool is_boundary =
+      !operation.moves.empty() && operation.moves.front().state == StateClass::kActivation;
+  if (is_boundary) return false;
+  switch (operation.kind) {
+    case OperationKind::kUpdate:
+      return true;
+    case OperationKind::kWrite:  // or of reduced slices
+      return operation.parts.front().scope < 0;
+    case OperationKind::kMark:
+      return operation.updates >= 0;
+    case OperationKind::kRead:
+      return operation.stream == sharding::StreamId::kReadStates;
+    case OperationKind::kUpload:  // or of a gather
+      return operation.moves.front().to.pool != StateClass::kGather;
+    case OperationKind::kDownload:  // or of reduced slices
+      return operation.parts.front().scope < 0;
+    default:
+      return false;
+  }
+}
+
 // Early updates whose moment the departure passed over.
 void Executor::IssueUpdatesLeft() {
   const sharding::Plan& plan = progress_.run->plan;
@@ -353,7 +378,7 @@ void Executor::IssueUpdatesLeft() {
     (*stream)->Wait(*demand_);
   }
   for (size_t index = 0; index < plan.operations.size(); ++index) {
-    if (plan.operations[index].kind == OperationKind::kUpdate) Issue(static_cast<int>(index));
+    if (IsOfUpdate(plan.operations[index])) Issue(static_cast<int>(index));
   }
 }
 

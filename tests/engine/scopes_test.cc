@@ -8,6 +8,7 @@
 
 #include "ebb/runtime/engine/scope.h"
 #include "tests/engine/scripted.h"
+#include "tests/offload/scratch.h"
 
 namespace ebb::testing {
 namespace {
@@ -158,6 +159,22 @@ TEST_P(DepartureTest, GivesThemAtAnyPrefetchDepthAndInBuckets) {
       if (depth == 2) config.ebb.coalesce_bytes = 1200;  // two units or so
       Compare(setting, departure, config);
     }
+  }
+}
+
+// What leaves the order takes with it what it had on the way from or to the disk.
+TEST_P(DepartureTest, GivesThemWithEverythingOnNvme) {
+  if (GetParam().stage == 0) GTEST_SKIP() << "nothing is offloaded at stage 0";
+  if (GetParam().world > 2) GTEST_SKIP() << "a disk for three ranks takes its time";
+  Scratch scratch;
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    Config config = OnNvme(ConfigFor(setting), scratch.path());
+    if (setting.timing != Timing::kOff) config.ebb.prefetch_depth = 2;
+    if (setting.timing == Timing::kLate) config.ebb.coalesce_bytes = 1200;
+    for (const Departure& departure : Departures()) Compare(setting, departure, config);
+    const Script round = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
+    EXPECT_EQ(RunScript(setting, ScriptedModel(), config, round).masters,
+              RunScript(setting, ScriptedModel(), ConfigFor(setting), round).masters);
   }
 }
 

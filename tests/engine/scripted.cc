@@ -36,6 +36,17 @@ Config ConfigFor(const Setting& setting) {
   return config;
 }
 
+Config OnNvme(Config config, const std::string& path) {
+  OffloadParamConfig& parameters = config.zero.offload_param;
+  OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
+  if (config.zero.stage == 3) parameters.device = Tier::kNvme;
+  if (config.zero.stage > 0) optimizer.device = Tier::kNvme;
+  parameters.nvme_paths = optimizer.nvme_paths = {path};
+  parameters.pin_memory = optimizer.pin_memory = false;
+  parameters.max_in_cpu = 0;
+  return config;
+}
+
 std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds) {
   std::vector<Setting> settings;
   for (const int world : worlds) {

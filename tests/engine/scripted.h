@@ -32,6 +32,8 @@ std::ostream& operator<<(std::ostream& out, const Setting& setting);
 
 // fp32, AdamW; every unit is released at stage 3, and every collective is of one unit.
 Config ConfigFor(const Setting& setting);
+// With all that its stage allows on NVMe, and no RAM but for staging.
+Config OnNvme(Config config, const std::string& path);
 // Worlds by stages 0 to 3, and one of them at several timings.
 std::vector<Setting> WorldsAndStages(std::initializer_list<int> worlds = {1, 2, 3});
 std::vector<Setting> At(Setting setting, std::span<const Timing> timings);

@@ -35,13 +35,9 @@ ToyModel SomeModel() {
 }
 
 Config OnNvme(const std::string& path, Timing timing) {
-  Config config = ConfigFor({.world = kWorld, .stage = 3, .timing = timing});
+  Config config = testing::OnNvme(ConfigFor({.world = kWorld, .stage = 3, .timing = timing}), path);
   config.compute = DType::kBFloat16;
   config.ebb.timeout_seconds = 20;
-  config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
-  config.zero.offload_param.nvme_paths = config.zero.offload_optimizer.nvme_paths = {path};
-  config.zero.offload_param.max_in_cpu = 0;
-  config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = false;
   config.zero.sub_group_size = 2048;
   config.aio.block_size = 4096;
   return config;
