@@ -1,0 +1,216 @@
+// Engines whose state lives below the device, beside one on the device: the same bits, whoever looks
+// at the state, takes the device away or copies it, while updates are still on their way.
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/snapshot.h"
+#include "tests/engine/toy_model.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+constexpr int kWorld = 2, kSteps = 5;
+
+struct Tiers {
+  const char* name;
+  Tier parameters, optimizer;
+  DType dtype = DType::kFloat32;
+  bool split = false, shares = false;
+};
+
+Config ConfigOf(const Tiers& tiers, Timing timing, const std::string& path) {
+  Config config = OnNvme(ConfigFor({.world = kWorld, .stage = 3, .timing = timing}), path);
+  config.compute = tiers.dtype;
+  config.ebb.split_master = tiers.split;
+  config.zero.offload_param.device = tiers.parameters;
+  config.zero.offload_optimizer.device = tiers.optimizer;
+  config.zero.sub_group_size = 2048;
+  if (tiers.shares) {
+    config.zero.offload_param.max_in_cpu = 7'000;
+    config.zero.offload_optimizer.ratio = 0.6;
+  }
+  return config;
+}
+
+ToyModel SomeModel() {
+  return ToyModel({.width = 67});
+}
+
+// Every number that a run leaves behind.
+struct Outcome {
+  std::vector<Snapshot> snapshots;
+  std::vector<double> evaluations;
+  friend bool operator==(const Outcome&, const Outcome&) = default;
+};
+
+// What happens after each step, beside looking at it.
+using Between = std::function<absl::Status(Engine& engine, const ModelSpec& spec, int step)>;
+
+Outcome RunAll(const Config& config, const Between& between) {
+  Outcome outcome;
+  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    ToyModel model = SomeModel();
+    EBB_ASSIGN_OR_RETURN(Engine engine,
+                         Engine::Create(world, Device::Cpu(1), model.spec(), config));
+    const bool keeps = world.rank() == 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const bool held = step == 2;
+      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step, {.hold_updates = held}));
+      EBB_RETURN_IF_ERROR(between(engine, model.spec(), step));
+      if (step % 2 == 1) continue;
+      EBB_ASSIGN_OR_RETURN(const double evaluation, model.Evaluate(engine, world.rank()));
+      if (keeps) outcome.evaluations.push_back(evaluation);
+      if (step == 2) continue;  // nobody else looks between these steps
+      EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
+      if (keeps) outcome.snapshots.push_back(std::move(snapshot));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return outcome;
+}
+
+class SwapTest : public ::testing::TestWithParam<Tiers> {
+ protected:
+  // The same with these tiers as on the device.
+  void ExpectTheBitsOfTheDevice(const Between& between) {
+    Tiers device = GetParam();
+    device.parameters = device.optimizer = Tier::kDevice;
+    device.split = device.shares = false;
+    for (const Timing timing : kTimings) {
+      SCOPED_TRACE(static_cast<int>(timing));
+      const Outcome expected = RunAll(ConfigOf(device, timing, scratch_.path()), between);
+      const Outcome outcome = RunAll(ConfigOf(GetParam(), timing, scratch_.path()), between);
+      EXPECT_TRUE(outcome.snapshots == expected.snapshots);
+      EXPECT_EQ(outcome.evaluations, expected.evaluations);
+      EXPECT_FALSE(expected.snapshots.empty());
+      EXPECT_TRUE(scratch_.Entries().empty());
+    }
+  }
+
+  Scratch scratch_;
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Tiers, SwapTest,
+    ::testing::Values(
+        Tiers{.name = "AllOnNvme", .parameters = Tier::kNvme, .optimizer = Tier::kNvme},
+        Tiers{.name = "AllOnNvmeInBf16",
+              .parameters = Tier::kNvme,
+              .optimizer = Tier::kNvme,
+              .dtype = DType::kBFloat16},
+        Tiers{.name = "SplitMasters",
+              .parameters = Tier::kNvme,
+              .optimizer = Tier::kNvme,
+              .dtype = DType::kBFloat16,
+              .split = true},
+        Tiers{.name = "Shares",
+              .parameters = Tier::kNvme,
+              .optimizer = Tier::kNvme,
+              .dtype = DType::kBFloat16,
+              .shares = true},
+        Tiers{.name = "ParametersOnNvme", .parameters = Tier::kNvme, .optimizer = Tier::kDevice},
+        Tiers{.name = "ParametersInCpuStatesOnNvme",
+              .parameters = Tier::kCpu,
+              .optimizer = Tier::kNvme,
+              .dtype = DType::kFloat16},
+        Tiers{.name = "SplitInCpu",
+              .parameters = Tier::kCpu,
+              .optimizer = Tier::kCpu,
+              .dtype = DType::kBFloat16,
+              .split = true}),
+    [](const auto& test) { return test.param.name; });
+
+TEST_P(SwapTest, StepsAndEvaluations) {
+  ExpectTheBitsOfTheDevice([](Engine&, const ModelSpec&, int) { return absl::OkStatus(); });
+}
+
+TEST_P(SwapTest, SuspensionsWhileUpdatesAreOnTheirWay) {
+  ExpectTheBitsOfTheDevice([](Engine& engine, const ModelSpec&, int step) -> absl::Status {
+    for (int n = 0; n < step % 3; ++n) {
+      EBB_RETURN_IF_ERROR(engine.Suspend());
+      EBB_RETURN_IF_ERROR(engine.Resume());
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(SwapTest, ReadsAndWritesOfEveryClass) {
+  ExpectTheBitsOfTheDevice([](Engine& engine, const ModelSpec& spec, int step) -> absl::Status {
+    if (step == 1) EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Normal(0.2f, 11)));
+    if (step == 2)
+      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Normal(0.1f, 12), "exp_avg"));
+    if (step == 3) {
+      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Constant(0.03f), "exp_avg_sq"));
+      // What has been written is what is read, at once and before any step.
+      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Normal(0.25f, 13)));
+      EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
+                           ReadSlices(engine, spec, StateClass::kMaster));
+      const Initialiser source = Normal(0.25f, 13);
+      for (size_t p = 0; p < masters.size(); ++p) {
+        if (!spec.parameters[p].trainable) continue;
+        std::vector<float> written(masters[p].size());
+        const Slice slice{.parameter = ParameterId{static_cast<int32_t>(p)},
+                          .name = spec.parameters[p].name,
+                          .shape = spec.parameters[p].shape,
+                          .begin = 0,
+                          .end = static_cast<int64_t>(written.size())};
+        EBB_RETURN_IF_ERROR(source(slice, written));
+        for (size_t i = 0; i < written.size(); ++i) {
+          if (masters[p][i] == masters[p][i]) {  // this rank's
+            EXPECT_EQ(masters[p][i], written[i]);
+          }
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Parameters of an engine into one that keeps them elsewhere, and back.
+TEST_P(SwapTest, CopiesBetweenEnginesOfOtherTiers) {
+  const Tiers device{.name = "",
+                     .parameters = Tier::kDevice,
+                     .optimizer = Tier::kDevice,
+                     .dtype = GetParam().dtype};
+  for (const Timing timing : kTimings) {
+    SCOPED_TRACE(static_cast<int>(timing));
+    const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+      ToyModel model = SomeModel(), other = SomeModel();
+      const ModelSpec& spec = model.spec();
+      EBB_ASSIGN_OR_RETURN(
+          Engine above, Engine::Create(world, Device::Cpu(1), spec,
+                                       ConfigOf(device, timing, scratch_.path()), {.name = "a"}));
+      EBB_ASSIGN_OR_RETURN(
+          Engine below,
+          Engine::Create(world, Device::Cpu(1), spec, ConfigOf(GetParam(), timing, scratch_.path()),
+                         {.name = "b"}));
+      for (int step = 0; step < 2; ++step) {
+        EBB_RETURN_IF_ERROR(model.Train(above, world.rank(), step));
+        EBB_RETURN_IF_ERROR(other.Train(below, world.rank(), step + 7));
+      }
+      for (Engine* to : {&below, &above, &below}) {
+        Engine& from = to == &below ? above : below;
+        EBB_RETURN_IF_ERROR(to->CopyParametersFrom(from));
+        EBB_ASSIGN_OR_RETURN(const ParameterValues copied,
+                             GatherAll(*to, spec, StateClass::kMaster));
+        EBB_ASSIGN_OR_RETURN(const ParameterValues original,
+                             GatherAll(from, spec, StateClass::kMaster));
+        EXPECT_TRUE(copied == original);
+        EBB_ASSIGN_OR_RETURN(const double shown, model.Evaluate(*to, world.rank()));
+        EBB_ASSIGN_OR_RETURN(const double of_original, model.Evaluate(from, world.rank()));
+        EXPECT_EQ(shown, of_original);
+        EBB_RETURN_IF_ERROR(model.Train(from, world.rank(), 20));
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(scratch_.Entries().empty());
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
