@@ -1,7 +1,8 @@
 // AdamW against a streaming kernel: the same reads and writes, one vector operation an array, on
 // the same memory and threads, in turns. `of_stream` is the fraction of that kernel's bandwidth
-// that AdamW reaches, `checksum_of_adamw` the time that checksums of what it writes to be swapped
-// (master and states) take beside it, as a pass of their own.
+// that AdamW reaches. Checksums of what is swapped (master and states): `checksum_cost` is what those
+// of all that is read and written cost in the update's own pass, as a part of its time;
+// `checksum_of_adamw` the time of those of what is written alone, as a pass of their own.
 //
 //   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
 #include <algorithm>
@@ -117,14 +118,28 @@ void AdamW(benchmark::State& state, Kind kind) {
   UpdateScalars scalars = {.learning_rate = 1e-5, .gradient_factor = 0.5f};
 
   std::vector<uint64_t> blocks(static_cast<size_t>(ChecksumBlocks(4 * count)));
-  std::vector<double> adamw_seconds, stream_seconds, ratios, checksum_seconds, checksum_ratios;
+  std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(count)));
+  std::vector<double> adamw_seconds, stream_seconds, ratios, checksum_seconds, checksum_ratios,
+      summed_ratios;
+  bool summed_first = false;
   for (auto _ : state) {
     stream_seconds.push_back(Seconds([&] {
       team.Run(count, 16 * 1024, [&](int64_t begin, int64_t end) {
         HWY_DYNAMIC_DISPATCH(Stream)(arrays, begin, end);
       });
     }));
+    // In turns, and each as often the first of the two.
+    double summed = 0;
+    const auto sum = [&] {
+      summed = Seconds([&] {
+        benchmark::DoNotOptimize(UpdateAndSum(team, optimizer, arrays, scalars, scratch));
+      });
+    };
+    if (summed_first) sum();
     adamw_seconds.push_back(Seconds([&] { Update(team, optimizer, arrays, scalars); }));
+    if (!summed_first) sum();
+    summed_first = !summed_first;
+    summed_ratios.push_back(summed / adamw_seconds.back());
     ratios.push_back(stream_seconds.back() / adamw_seconds.back());
     checksum_seconds.push_back(Seconds([&] {
       for (float* const array : arrays.states) {
@@ -146,6 +161,7 @@ void AdamW(benchmark::State& state, Kind kind) {
       Median(ratios);  // of neighbours in time, as other load comes and goes
   state.counters["checksum_GB/s"] =
       billions * (kind == Kind::kSplit ? 10 : 12) / Median(checksum_seconds);
+  state.counters["checksum_cost"] = Median(summed_ratios) - 1;
   state.counters["checksum_of_adamw"] = Median(checksum_ratios);
 }
 

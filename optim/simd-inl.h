@@ -94,9 +94,12 @@ struct VectorOps {
         hn::PromoteTo(integers, hn::BitCast(signed_halves, hn::LoadU(Halves(), low)));
     return hn::BitCast(D(), hn::Add(upper, hn::BitCast(Bits(), carry)));
   }
-  static HWY_INLINE void StoreLow(Number value, uint16_t* low) {
+  static HWY_INLINE hn::Vec<Halves> LowHalves(Number value) {
     const auto cut = hn::And(hn::BitCast(Bits(), value), hn::Set(Bits(), 0xffffu));
-    hn::StoreU(Narrow(cut), Halves(), low);
+    return Narrow(cut);
+  }
+  static HWY_INLINE void StoreLow(Number value, uint16_t* low) {
+    hn::StoreU(LowHalves(value), Halves(), low);
   }
 
  private:

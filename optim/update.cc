@@ -1,5 +1,6 @@
 #include "ebb/optim/update.h"
 
+#include <algorithm>
 #include <array>
 #include <cassert>
 #include <type_traits>
@@ -18,6 +19,18 @@ namespace ebb::optim {
 // first, 2 bytes less of traffic per element.
 constexpr int64_t kStreamedCount = int64_t{1} << 20;
 
+// Where the sums of blocks go, array after array, those of what was read first.
+struct BlockSums {
+  uint64_t* blocks = nullptr;
+  int64_t stride = 0;  // of an array
+
+  uint64_t* Read(int array) const { return blocks + 2 * array * stride; }
+  uint64_t* Written(int array) const { return blocks + (2 * array + 1) * stride; }
+};
+
+// Of an array of fp32 numbers, and of one of low halves.
+constexpr int64_t kBlockElements = kChecksumBlock / 4, kLowBlockElements = kChecksumBlock / 2;
+
 }  // namespace ebb::optim
 #endif
 
@@ -25,6 +38,7 @@ constexpr int64_t kStreamedCount = int64_t{1} << 20;
 #define HWY_TARGET_INCLUDE "ebb/optim/update.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which includes this file again for every target.
+#include "ebb/optim/checksum-inl.h"
 #include "ebb/optim/simd-inl.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
@@ -40,28 +54,48 @@ namespace ebb::optim::HWY_NAMESPACE {
 struct NoParameter {};
 struct SplitMaster {};
 
-// Elements [i, i + the width of Ops), but for the parameter; the new master.
-template <class Ops, int kStates, class Constants, class Gradient, class Parameter>
+// Sees what an update reads and writes.
+struct NoSums {
+  template <class Number>
+  HWY_INLINE void Read(int, int64_t, const Number&) {}
+  template <class Number>
+  HWY_INLINE void Write(int, int64_t, const Number&) {}
+  HWY_INLINE void ReadLow(int64_t, const uint16_t*) {}
+  template <class Number>
+  HWY_INLINE void WriteLow(int64_t, const Number&) {}
+};
+
+// Elements [i, i + the width of Ops), but for the parameter; the new master. `sums` sees them as
+// vector v of a stripe.
+template <class Ops, int kStates, class Constants, class Gradient, class Parameter, class Sums>
 HWY_INLINE typename Ops::Number UpdateAt(const Constants& constants, const UpdateArrays& arrays,
-                                         int64_t i) {
+                                         int64_t i, int64_t v, Sums& sums) {
   constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
   typename Ops::Number states[kStatesMax] = {};
-  for (int s = 0; s < kStates; ++s) states[s] = Ops::Load(arrays.states[s] + i);
+  for (int s = 0; s < kStates; ++s) {
+    states[s] = Ops::Load(arrays.states[s] + i);
+    sums.Read(1 + s, v, states[s]);
+  }
   typename Ops::Number master{};
   if constexpr (kSplit) {
     master = Ops::LoadSplit(static_cast<const BFloat16*>(arrays.parameter_in) + i,
                             arrays.master_low + i);
+    sums.ReadLow(v, arrays.master_low + i);
   } else {
     master = Ops::Load(arrays.master + i);
+    sums.Read(0, v, master);
   }
   UpdateElement<Ops>(constants, Ops::Load(static_cast<const Gradient*>(arrays.gradient) + i),
                      master, states);
   if constexpr (kSplit) {
     Ops::StoreLow(master, arrays.master_low + i);
+    sums.WriteLow(v, master);
   } else {
     Ops::template Store<Rounding::kNearest>(master, arrays.master + i);
+    sums.Write(0, v, master);
   }
   for (int s = 0; s < kStates; ++s) {
+    sums.Write(1 + s, v, states[s]);
     Ops::template Store<Rounding::kNearest>(states[s], arrays.states[s] + i);
   }
   return master;
@@ -78,16 +112,17 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
   using Element = std::conditional_t<kSplit, BFloat16, Parameter>;
   Element* const parameter = static_cast<Element*>(arrays.parameter);
   int64_t i = begin;
+  NoSums none;
 #if EBB_VECTOR_OPS
   using Vector = VectorOps<hn::ScalableTag<float>>;
   if constexpr (sizeof(Element) == 2) {
     if (arrays.count >= kStreamedCount && reinterpret_cast<uintptr_t>(parameter + i) % 64 == 0 &&
         !(kSplit && arrays.parameter_in == arrays.parameter)) {
       for (; i + 2 * Vector::kLanes <= end; i += 2 * Vector::kLanes) {
-        const auto first =
-            UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+        const auto first = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
+            constants, arrays, i, 0, none);
         const auto second = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
-            constants, arrays, i + Vector::kLanes);
+            constants, arrays, i + Vector::kLanes, 0, none);
         Vector::template StreamPair<Rounding::kParameter>(first, second, parameter + i);
       }
       hwy::FlushStream();
@@ -95,7 +130,7 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
   }
   for (; i + Vector::kLanes <= end; i += Vector::kLanes) {
     const auto master =
-        UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+        UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i, 0, none);
     if constexpr (!std::is_same_v<Parameter, NoParameter>) {
       Vector::template Store<Rounding::kParameter>(master, parameter + i);
     }
@@ -103,59 +138,246 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
 #endif
   for (; i < end; ++i) {
     const float master =
-        UpdateAt<ScalarOps, kStates, Constants, Gradient, Parameter>(constants, arrays, i);
+        UpdateAt<ScalarOps, kStates, Constants, Gradient, Parameter>(constants, arrays, i, 0, none);
     if constexpr (!std::is_same_v<Parameter, NoParameter>) {
       ScalarOps::Store<Rounding::kParameter>(master, parameter + i);
     }
   }
 }
 
+#if EBB_VECTOR_OPS
+
+// The lanes of all arrays' blocks. Of vectors of one stripe, v counts from its begin; of low halves,
+// two vectors of elements fill one of a stripe.
+template <int kStates, bool kSplit>
+class VectorSums {
+  using Vector = VectorOps<hn::ScalableTag<float>>;
+  using Pair = hn::Twice<typename Vector::Halves>;
+
+ public:
+  HWY_INLINE VectorSums() {}  // implicit, it would not be of this target
+  HWY_INLINE void Read(int array, int64_t v, Vector::Number number) {
+    read_[array].AddVector(v % checksum::Lanes::kVectors, number);
+  }
+  HWY_INLINE void Write(int array, int64_t v, Vector::Number number) {
+    written_[array].AddVector(v % checksum::Lanes::kVectors, number);
+  }
+  HWY_INLINE void ReadLow(int64_t v, const uint16_t* low) {
+    // Of both vectors at once, before the first of them is written.
+    if (v % 2 == 0) read_[0].AddVector(v / 2, hn::LoadU(Pair(), low));
+  }
+  HWY_INLINE void WriteLow(int64_t v, Vector::Number master) {
+    if (v % 2 == 0) {
+      half_ = Vector::LowHalves(master);
+    } else {
+      written_[0].AddVector(v / 2, hn::Combine(Pair(), Vector::LowHalves(master), half_));
+    }
+  }
+
+  // Of the arrays of fp32 numbers, and of the low halves.
+  HWY_INLINE void Scramble() {
+    for (int a = kSplit ? 1 : 0; a <= kStates; ++a) {
+      read_[a].Scramble();
+      written_[a].Scramble();
+    }
+  }
+  HWY_INLINE void ScrambleLow() {
+    read_[0].Scramble();
+    written_[0].Scramble();
+  }
+  // The block that begins at element `begin` has been seen to its end.
+  void Take(const BlockSums& out, int64_t begin, int64_t end) {
+    for (int a = kSplit ? 1 : 0; a <= kStates; ++a)
+      TakeArray(out, a, begin / kBlockElements, (end - begin) * 4);
+  }
+  void TakeLow(const BlockSums& out, int64_t begin, int64_t end) {
+    TakeArray(out, 0, begin / kLowBlockElements, (end - begin) * 2);
+  }
+
+ private:
+  void TakeArray(const BlockSums& out, int array, int64_t block, int64_t bytes) {
+    out.Read(array)[block] = checksum::SumOfLanes(read_[array], bytes);
+    out.Written(array)[block] = checksum::SumOfLanes(written_[array], bytes);
+    read_[array] = written_[array] = checksum::Lanes();
+  }
+
+  checksum::Lanes read_[1 + kStates], written_[1 + kStates];
+  hn::Vec<typename Vector::Halves> half_{};  // the written low halves of the even vector
+};
+
+// [begin, end): a multiple of kSummedStep, from where a block of every array begins.
+constexpr int64_t kSummedStep = 512;
+
+template <int kStates, class Constants, class Gradient, class Parameter, bool kStreams>
+void UpdateVectorsAndSum(const Constants& shared_constants, const UpdateArrays& shared_arrays,
+                         const BlockSums& out, int64_t begin, int64_t end) {
+  using Vector = VectorOps<hn::ScalableTag<float>>;
+  const Constants constants = shared_constants;
+  const UpdateArrays arrays = shared_arrays;
+  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
+  using Element = std::conditional_t<kSplit, BFloat16, Parameter>;
+  Element* const parameter = static_cast<Element*>(arrays.parameter);
+  constexpr int64_t kLowStripe = 32;  // elements: two stripes of fp32 numbers
+  constexpr int64_t kScramble = checksum::kStripesPerScramble * checksum::kStripe / 4;
+  static_assert(kSummedStep == 2 * kScramble);
+  VectorSums<kStates, kSplit> sums;
+  for (int64_t block = begin; block < end; block += kBlockElements) {
+    const int64_t block_end = std::min(end, block + kBlockElements);
+    for (int64_t step = block; step < block_end; step += kSummedStep) {
+      // In registers until the step is done: what is not a local would be stored at every stripe.
+      VectorSums<kStates, kSplit> lanes = sums;
+      for (int64_t part = step; part < step + kSummedStep; part += kScramble) {
+        for (int64_t i = part; i < part + kScramble; i += kLowStripe) {
+          for (int64_t v = 0; v < kLowStripe / Vector::kLanes; v += 2) {
+            const int64_t at = i + v * Vector::kLanes;
+            const auto first = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
+                constants, arrays, at, v, lanes);
+            const auto second = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
+                constants, arrays, at + Vector::kLanes, v + 1, lanes);
+            if constexpr (kStreams) {
+              Vector::template StreamPair<Rounding::kParameter>(first, second, parameter + at);
+            } else if constexpr (!std::is_same_v<Parameter, NoParameter>) {
+              Vector::template Store<Rounding::kParameter>(first, parameter + at);
+              Vector::template Store<Rounding::kParameter>(second, parameter + at + Vector::kLanes);
+            }
+          }
+        }
+        lanes.Scramble();
+      }
+      if constexpr (kSplit) lanes.ScrambleLow();
+      sums = lanes;
+    }
+    sums.Take(out, block, block_end);
+    if constexpr (kSplit) {
+      const int64_t low = block / kLowBlockElements * kLowBlockElements;
+      if (block_end == end || block_end == low + kLowBlockElements)
+        sums.TakeLow(out, low, block_end);
+    }
+  }
+  if constexpr (kStreams) hwy::FlushStream();
+}
+
+#endif
+
+template <int kStates>
+void SumArrays(const UpdateArrays& arrays, uint64_t* (BlockSums::*of)(int) const,
+               const BlockSums& out, int64_t begin, int64_t end) {
+  const auto sum = [&](int array, const auto* elements, int64_t block_elements) {
+    for (int64_t i = begin; i < end; i += block_elements) {
+      const int64_t bytes =
+          (std::min(end, i + block_elements) - i) * static_cast<int64_t>(sizeof(*elements));
+      (out.*of)(array)[i / block_elements] =
+          checksum::BlockSum(reinterpret_cast<const std::byte*>(elements + i), bytes);
+    }
+  };
+  if (arrays.master_low != nullptr) {
+    sum(0, arrays.master_low, kLowBlockElements);
+  } else {
+    sum(0, arrays.master, kBlockElements);
+  }
+  for (int s = 0; s < kStates; ++s) sum(1 + s, arrays.states[s], kBlockElements);
+}
+
+// [begin, end): from where a block of every array begins. What fills no step is the last block's,
+// which is summed before and after its update; so are all of them where there are no vectors.
+template <int kStates, class Constants, class Gradient, class Parameter>
+void UpdateLoopAndSum(const Constants& constants, const UpdateArrays& shared_arrays,
+                      const BlockSums& out, int64_t begin, int64_t end) {
+  UpdateArrays arrays = shared_arrays;
+  if (arrays.parameter_in == nullptr) arrays.parameter_in = arrays.parameter;
+  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
+  constexpr int64_t kBlock = kSplit ? kLowBlockElements : kBlockElements;
+  int64_t i = begin;
+#if EBB_VECTOR_OPS
+  using Element = std::conditional_t<kSplit, BFloat16, Parameter>;
+  const int64_t summed =
+      (end - begin) % kSummedStep == 0 ? end : begin + (end - begin) / kBlock * kBlock;
+  bool streams = false;
+  if constexpr (sizeof(Element) == 2) {
+    streams = arrays.count >= kStreamedCount &&
+              reinterpret_cast<uintptr_t>(static_cast<Element*>(arrays.parameter) + i) % 64 == 0 &&
+              !(kSplit && arrays.parameter_in == arrays.parameter);
+    if (streams) {
+      UpdateVectorsAndSum<kStates, Constants, Gradient, Parameter, true>(constants, arrays, out, i,
+                                                                         summed);
+    }
+  }
+  if (!streams) {
+    UpdateVectorsAndSum<kStates, Constants, Gradient, Parameter, false>(constants, arrays, out, i,
+                                                                        summed);
+  }
+  i = summed;
+#endif
+  for (; i < end; i += kBlock) {
+    const int64_t block_end = std::min(end, i + kBlock);
+    SumArrays<kStates>(arrays, &BlockSums::Read, out, i, block_end);
+    UpdateLoop<kStates, Constants, Gradient, Parameter>(constants, arrays, i, block_end);
+    SumArrays<kStates>(arrays, &BlockSums::Written, out, i, block_end);
+  }
+}
+
+// Elements [begin, end); `sums`: null, or where to.
+template <int kStates, class Constants, class Gradient, class Parameter>
+void UpdatePart(const Constants& constants, const UpdateArrays& arrays, const BlockSums* sums,
+                int64_t begin, int64_t end) {
+  if (sums != nullptr) {
+    UpdateLoopAndSum<kStates, Constants, Gradient, Parameter>(constants, arrays, *sums, begin, end);
+  } else {
+    UpdateLoop<kStates, Constants, Gradient, Parameter>(constants, arrays, begin, end);
+  }
+}
+
 template <int kStates, class Constants, class Gradient>
-void UpdateForParameter(const Constants& constants, const UpdateArrays& arrays, int64_t begin,
-                        int64_t end) {
+void UpdateForParameter(const Constants& constants, const UpdateArrays& arrays,
+                        const BlockSums* sums, int64_t begin, int64_t end) {
   if (arrays.master_low != nullptr) {
     assert(arrays.parameter != nullptr && arrays.parameter_dtype == DType::kBFloat16);
-    return UpdateLoop<kStates, Constants, Gradient, SplitMaster>(constants, arrays, begin, end);
+    return UpdatePart<kStates, Constants, Gradient, SplitMaster>(constants, arrays, sums, begin,
+                                                                 end);
   }
   if (arrays.parameter == nullptr) {
-    return UpdateLoop<kStates, Constants, Gradient, NoParameter>(constants, arrays, begin, end);
+    return UpdatePart<kStates, Constants, Gradient, NoParameter>(constants, arrays, sums, begin,
+                                                                 end);
   }
   switch (arrays.parameter_dtype) {
     case DType::kFloat32:
-      return UpdateLoop<kStates, Constants, Gradient, float>(constants, arrays, begin, end);
+      return UpdatePart<kStates, Constants, Gradient, float>(constants, arrays, sums, begin, end);
     case DType::kBFloat16:
-      return UpdateLoop<kStates, Constants, Gradient, BFloat16>(constants, arrays, begin, end);
+      return UpdatePart<kStates, Constants, Gradient, BFloat16>(constants, arrays, sums, begin,
+                                                                end);
     case DType::kFloat16:
-      return UpdateLoop<kStates, Constants, Gradient, Float16>(constants, arrays, begin, end);
+      return UpdatePart<kStates, Constants, Gradient, Float16>(constants, arrays, sums, begin, end);
     case DType::kInt8:
       assert(!"parameters are fp32, bf16 or fp16");
   }
 }
 
 template <int kStates, class Constants>
-void UpdateRange(const Constants& constants, const UpdateArrays& arrays, int64_t begin,
-                 int64_t end) {
+void UpdateRange(const Constants& constants, const UpdateArrays& arrays, const BlockSums* sums,
+                 int64_t begin, int64_t end) {
   switch (arrays.gradient_dtype) {
     case DType::kFloat32:
-      return UpdateForParameter<kStates, Constants, float>(constants, arrays, begin, end);
+      return UpdateForParameter<kStates, Constants, float>(constants, arrays, sums, begin, end);
     case DType::kBFloat16:
-      return UpdateForParameter<kStates, Constants, BFloat16>(constants, arrays, begin, end);
+      return UpdateForParameter<kStates, Constants, BFloat16>(constants, arrays, sums, begin, end);
     case DType::kFloat16:
-      return UpdateForParameter<kStates, Constants, Float16>(constants, arrays, begin, end);
+      return UpdateForParameter<kStates, Constants, Float16>(constants, arrays, sums, begin, end);
     case DType::kInt8:
       assert(!"gradients are fp32, bf16 or fp16");
   }
 }
 
-void Adam(const AdamConstants& constants, const UpdateArrays& arrays, int64_t begin, int64_t end) {
-  UpdateRange<2>(constants, arrays, begin, end);
+void Adam(const AdamConstants& constants, const UpdateArrays& arrays, const BlockSums* sums,
+          int64_t begin, int64_t end) {
+  UpdateRange<2>(constants, arrays, sums, begin, end);
 }
-void Sgd(const SgdConstants& constants, const UpdateArrays& arrays, int64_t begin, int64_t end) {
-  UpdateRange<0>(constants, arrays, begin, end);
+void Sgd(const SgdConstants& constants, const UpdateArrays& arrays, const BlockSums* sums,
+         int64_t begin, int64_t end) {
+  UpdateRange<0>(constants, arrays, sums, begin, end);
 }
-void SgdWithMomentum(const SgdConstants& constants, const UpdateArrays& arrays, int64_t begin,
-                     int64_t end) {
-  UpdateRange<1>(constants, arrays, begin, end);
+void SgdWithMomentum(const SgdConstants& constants, const UpdateArrays& arrays,
+                     const BlockSums* sums, int64_t begin, int64_t end) {
+  UpdateRange<1>(constants, arrays, sums, begin, end);
 }
 
 }  // namespace ebb::optim::HWY_NAMESPACE
@@ -184,23 +406,54 @@ std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
   return {};
 }
 
-void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
-            const UpdateScalars& scalars) {
+namespace {
+
+// Over a team, in parts of a multiple of `grain`.
+void Run(ThreadTeam& team, int64_t grain, const OptimizerConfig& optimizer,
+         const UpdateArrays& arrays, const UpdateScalars& scalars, const BlockSums* sums) {
   if (optimizer.type != OptimizerType::kSgd) {
     const AdamConstants constants = AdamConstantsOf(optimizer, scalars);
-    team.Run(arrays.count, kGrain, [&](int64_t begin, int64_t end) {
-      HWY_DYNAMIC_DISPATCH(Adam)(constants, arrays, begin, end);
+    team.Run(arrays.count, grain, [&](int64_t begin, int64_t end) {
+      HWY_DYNAMIC_DISPATCH(Adam)(constants, arrays, sums, begin, end);
     });
     return;
   }
   const SgdConstants constants = SgdConstantsOf(optimizer, scalars);
-  team.Run(arrays.count, kGrain, [&](int64_t begin, int64_t end) {
+  team.Run(arrays.count, grain, [&](int64_t begin, int64_t end) {
     if (constants.momentum != 0) {
-      HWY_DYNAMIC_DISPATCH(SgdWithMomentum)(constants, arrays, begin, end);
+      HWY_DYNAMIC_DISPATCH(SgdWithMomentum)(constants, arrays, sums, begin, end);
     } else {
-      HWY_DYNAMIC_DISPATCH(Sgd)(constants, arrays, begin, end);
+      HWY_DYNAMIC_DISPATCH(Sgd)(constants, arrays, sums, begin, end);
     }
   });
+}
+
+}  // namespace
+
+void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
+            const UpdateScalars& scalars) {
+  Run(team, kGrain, optimizer, arrays, scalars, nullptr);
+}
+
+UpdateChecksums UpdateAndSum(ThreadTeam& team, const OptimizerConfig& optimizer,
+                             const UpdateArrays& arrays, const UpdateScalars& scalars,
+                             std::span<uint64_t> scratch) {
+  static_assert(kGrain % kBlockElements == 0);
+  assert(static_cast<int64_t>(scratch.size()) >= UpdateChecksumScratch(arrays.count));
+  const bool split = arrays.master_low != nullptr;
+  const BlockSums sums{.blocks = scratch.data(),
+                       .stride = ChecksumBlocks(arrays.count * int64_t{sizeof(float)})};
+  Run(team, split ? std::max(kGrain, kLowBlockElements) : kGrain, optimizer, arrays, scalars,
+      &sums);
+  UpdateChecksums checksums;
+  const int states = static_cast<int>(StateNames(optimizer).size());
+  for (int a = 0; a <= states; ++a) {
+    const int64_t bytes = arrays.count * (a == 0 && split ? 2 : 4);
+    const auto blocks = static_cast<size_t>(ChecksumBlocks(bytes));
+    checksums.read[a] = ChecksumFromBlocks({sums.Read(a), blocks}, bytes);
+    checksums.written[a] = ChecksumFromBlocks({sums.Written(a), blocks}, bytes);
+  }
+  return checksums;
 }
 
 }  // namespace ebb::optim

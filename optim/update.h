@@ -19,6 +19,7 @@
 #include <span>
 #include <string_view>
 
+#include "ebb/optim/checksum.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/device/thread_team.h"
@@ -58,5 +59,19 @@ struct UpdateScalars {
 
 void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
             const UpdateScalars& scalars);
+
+// Checksums (checksum.h) of the master, or the low half of a split one, and of each state, as the
+// update has read and as it has written them. Of states that the optimizer does not keep: 0.
+struct UpdateChecksums {
+  uint64_t read[1 + kStatesMax] = {}, written[1 + kStatesMax] = {};
+};
+// The same update, which takes them in its pass, from registers. `scratch`: of
+// UpdateChecksumScratch(arrays.count).
+constexpr int64_t UpdateChecksumScratch(int64_t count) {
+  return 2 * (1 + kStatesMax) * ChecksumBlocks(count * int64_t{sizeof(float)});
+}
+UpdateChecksums UpdateAndSum(ThreadTeam& team, const OptimizerConfig& optimizer,
+                             const UpdateArrays& arrays, const UpdateScalars& scalars,
+                             std::span<uint64_t> scratch);
 
 }  // namespace ebb::optim

@@ -261,6 +261,103 @@ TEST(UpdateTest, ManyElementsHaveTheBitsOfFew) {
   update(Float16(), false);
 }
 
+template <class T>
+uint64_t ChecksumOf(const T* array, int64_t count) {
+  return Checksum(std::as_bytes(std::span(array, static_cast<size_t>(count))));
+}
+
+// The same bits, and the sums of what was there and of what is there now.
+template <class Gradient, class Parameter>
+void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split) {
+  SCOPED_TRACE(testing::Message() << count << " elements, " << (split ? "split" : "whole"));
+  const Shard<Gradient, Parameter> before(count);
+  const size_t size = before.master.size();
+  std::vector<uint16_t> low_before(size);
+  auto expected = before;
+  for (size_t i = 0; i < size && split; ++i) {
+    low_before[i] = LowHalf(before.master[i]);
+    if constexpr (std::is_same_v<Parameter, BFloat16>)
+      expected.parameter[i] = RoundHalfAway(before.master[i]);
+  }
+  const auto start = expected;
+  auto expected_low = low_before;
+  const auto part = [&](auto& shard, std::vector<uint16_t>& low) {
+    UpdateArrays arrays = shard.Part(0, count, with_parameter);
+    if (split) {
+      arrays.master = nullptr;
+      arrays.master_low = low.data();
+    }
+    return arrays;
+  };
+  ThreadTeam alone(1);
+  Update(alone, rule.optimizer, part(expected, expected_low), rule.scalars);
+  ForEveryTarget([&] {
+    for (const int threads : {1, 3}) {
+      ThreadTeam team(threads);
+      auto shard = start;
+      auto low = low_before;
+      std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(count)) + 1, 5);
+      const UpdateChecksums sums =
+          UpdateAndSum(team, rule.optimizer, part(shard, low), rule.scalars, scratch);
+      shard.ExpectEqual(expected, with_parameter);
+      ASSERT_EQ(low, expected_low);
+      const int states = static_cast<int>(StateNames(rule.optimizer).size());
+      const auto expect = [&](const uint64_t(&of)[1 + kStatesMax], const auto& now,
+                              const std::vector<uint16_t>& low_now) {
+        EXPECT_EQ(of[0],
+                  split ? ChecksumOf(low_now.data(), count) : ChecksumOf(now.master.data(), count));
+        EXPECT_EQ(of[1], states > 0 ? ChecksumOf(now.first.data(), count) : 0);
+        EXPECT_EQ(of[2], states > 1 ? ChecksumOf(now.second.data(), count) : 0);
+      };
+      expect(sums.read, start, low_before);
+      expect(sums.written, shard, low);
+      EXPECT_EQ(scratch.back(), 5u);
+    }
+  });
+}
+
+TEST_P(UpdateBitsTest, SumsWhatIsReadAndWritten) {
+  for (const int64_t count : {0, 1, 31, 512, 2048, 16'384, 32'768 + 16'384, 70'003})
+    ExpectSums<float, BFloat16>(GetParam(), count, true, false);
+  for (const int64_t count : {1, 2048, 16'384, 32'768 + 16'384 + 512, 3 * 32'768, 70'003})
+    ExpectSums<BFloat16, BFloat16>(GetParam(), count, true, true);
+  ExpectSums<Float16, float>(GetParam(), 70'000, true, false);
+  ExpectSums<float, float>(GetParam(), 40'000, false, false);
+}
+
+// Past the caches.
+TEST(UpdateTest, SumsOfManyElements) {
+  ExpectSums<BFloat16, BFloat16>(kRules[0], (int64_t{1} << 20) + 2048 + 37, true, false);
+}
+
+TEST(UpdateTest, SumsShowEveryBitThatHasChanged) {
+  constexpr int64_t kCount = 1024 + 5;
+  ThreadTeam team(1);
+  std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(kCount)));
+  const auto sums = [&](Shard<float, BFloat16>& shard) {
+    return UpdateAndSum(team, kRules[0].optimizer, shard.Part(0, kCount, true), kRules[0].scalars,
+                        scratch);
+  };
+  const Shard<float, BFloat16> before(kCount);
+  auto untouched = before;
+  const UpdateChecksums expected = sums(untouched);
+  for (int array = 0; array < 3; ++array) {
+    for (const int64_t at : {0, 15, 16, 511, 512, 1023, 1024, 1028}) {
+      for (int bit = 0; bit < 32; ++bit) {
+        auto shard = before;
+        std::vector<float>& of = array == 0   ? shard.master
+                                 : array == 1 ? shard.first
+                                              : shard.second;
+        float& number = of[static_cast<size_t>(at)];
+        number = std::bit_cast<float>(std::bit_cast<uint32_t>(number) ^ (1u << bit));
+        const UpdateChecksums changed = sums(shard);
+        for (int a = 0; a < 3; ++a)
+          ASSERT_EQ(changed.read[a] != expected.read[a], a == array) << at << ", bit " << bit;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Rules, UpdateBitsTest, testing::ValuesIn(kRules),
                          [](const testing::TestParamInfo<Rule>& test) { return test.param.name; });
 
