@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ebb/offload/io_queue.h"
 #include "ebb/offload/private_file.h"
 #include "ebb/offload/stripes.h"
@@ -199,6 +200,10 @@ IoBackend ShardFile::backend() const {
 }
 std::string ShardFile::description() const {
   return absl::StrCat(state_->queue->description(), state_->direct ? ", O_DIRECT" : ", page cache");
+}
+
+std::string ShardFile::paths() const {
+  return absl::StrCat("'", absl::StrJoin(state_->Paths(), "', '"), "'");
 }
 
 absl::Status ShardFile::CheckUnchanged() const {

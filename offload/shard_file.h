@@ -105,6 +105,8 @@ class ShardFile {
   IoBackend backend() const;
   // For people: "io_uring, registered buffers, O_DIRECT" or "4 threads, page cache".
   std::string description() const;
+  // For people: "'/a/states'", all of them where it is striped.
+  std::string paths() const;
 
   // Size, inode, links and mode are what they were at Create, else kDataLoss says which is not.
   absl::Status CheckUnchanged() const;

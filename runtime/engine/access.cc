@@ -1,6 +1,7 @@
 // Reading and writing state by slices, and gathering one parameter whole.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -116,8 +117,12 @@ absl::Status Executor::WriteValues(const StateArray& array, int64_t begin,
 
 absl::Status Executor::Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state) {
   std::vector<float> values;
+  int verified = -1;  // unit and section
   return ForEachPiece(what, optimizer_state,
                       [&](const Slice& piece, const StateSlice& found, int64_t at) {
+                        const int section = 2 * found.array.unit + (found.array.trainable ? 1 : 0);
+                        if (std::exchange(verified, section) != section)
+                          EBB_RETURN_IF_ERROR(VerifyArray(found.array));
                         values.resize(static_cast<size_t>(piece.end - piece.begin));
                         EBB_RETURN_IF_ERROR(ReadValues(found.array, at, values));
                         if (found.scale != 1) {

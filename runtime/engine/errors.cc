@@ -39,6 +39,13 @@ absl::Status Executor::CommunicationError() {
   return absl::OkStatus();
 }
 
+// What other ranks are to learn at their next collective.
+void Executor::AbortStep(const absl::Status& why) {
+  for (std::optional<Communicator>* communicator : StepCommunicators()) {
+    if (communicator->has_value()) (*communicator)->Abort(why);
+  }
+}
+
 // On the operation's stream, after it.
 void Executor::NoteIfBroken(const sharding::Operation& operation) {
   if (CommunicatorOf(operation.kind).status().ok()) return;

@@ -300,6 +300,7 @@ absl::Status Executor::Finish(int64_t number) {
   CompleteScopes();
   if (progress_.gradients_written) RefreshWrittenGradients();
   if (progress_.departed) IssueUpdatesLeft();
+  CheckSwapFiles();
   if (carries_) {
     IssueCarriedLeft();
     update_->Record(updates_done_[carried_parity_]);
@@ -327,7 +328,9 @@ absl::Status Executor::Finish(int64_t number) {
   WaitCompute(finish.compute);
   if (status.ok() && progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff &&
       HasFailed()) {
-    report_ = status = StuckError();  // an optimizer of the trainer's
+    // An optimizer of the trainer's, or the disk. The others have finished the step.
+    report_ = status = StuckError();
+    AbortStep(status);
   }
   finished_parity_ = progress_.parity;
   finished_counted_ = progress_.counted;
@@ -345,6 +348,7 @@ absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
         "Finish on an Evaluation that is over, or that was begun while another was alive");
   }
   CompleteScopes();
+  CheckSwapFiles();
   EnqueueExchange();
   reduce_->WaitIdle();
   const absl::Status status = AgreedError();

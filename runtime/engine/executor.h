@@ -5,7 +5,8 @@
 // Implemented in files of one concern each: executor.cc (steps), scopes.cc (opening and closing),
 // departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow), errors.cc,
 // initialise.cc, spans.cc (the collectives' memory), swaps.cc (moves between tiers), values.cc,
-// access.cc (Read, Write, Gather), state_runs.cc (state wherever it lives), meeting.cc, suspension.cc, copy.cc (parameters of another engine).
+// access.cc (Read, Write, Gather), state_runs.cc (state wherever it lives),
+// verify_swap.cc, meeting.cc, suspension.cc, copy.cc (parameters of another engine).
 #pragma once
 
 #include <array>
@@ -29,6 +30,7 @@
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/swap_checksums.h"
 #include "ebb/runtime/engine/traffic_count.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/runtime/trace/timeline.h"
@@ -263,6 +265,19 @@ class Executor {
   void FetchSlice(int unit);
   void AwaitState(int unit);
 
+  // verify_swap.cc
+  void CheckSwapFiles();
+  absl::Status SwapDiffers(const SwapChecksums::Extent& extent, const ShardFile& file) const;
+  bool VerifiesStates(const sharding::SubGroup& group) const;
+  sharding::Place HomeOf(const sharding::SubGroup& group, int array) const;
+  bool AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
+  void SetStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
+  std::span<const uint64_t> SumStates(const sharding::UpdateWork& work, ThreadTeam& team);
+  void VerifyRead(const sharding::Place& place, std::span<const std::byte> data);
+  void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
+  absl::Status VerifyPlace(const sharding::Place& place, int64_t bytes);
+  absl::Status VerifyArray(const StateArray& array);
+
   // meeting.cc
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
   static std::string Describe(int64_t begun);
@@ -346,6 +361,7 @@ class Executor {
   // updates.cc
   void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, ThreadTeam& team);
   void KeepParameters(const sharding::UpdateWork& work, ThreadTeam& team);
+  bool UpdatesInOnePass(const sharding::SubGroup& group) const;
   absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
                                ThreadTeam& team);
   StepScalars ScalarsFor(double norm) const;
@@ -365,6 +381,7 @@ class Executor {
             &exchange_communicator_};
   }
   absl::Status CommunicationError();
+  void AbortStep(const absl::Status& why);
   absl::Status Located(const absl::Status& broken) const;
   void NoteIfBroken(const sharding::Operation& operation);
   static bool MayHaveGoneApart(const absl::Status& broken);
@@ -407,6 +424,9 @@ class Executor {
   // The config's own step; a walk of an evaluation; carried updates alone.
   std::unique_ptr<Runnable> own_, walk_, drain_;
   std::optional<Storage> storage_;
+  std::optional<SwapChecksums> swap_checksums_;
+  std::vector<uint64_t> checksum_scratch_;  // of the host's updates
+  std::vector<uint64_t> state_checksums_;   // of a sub-group: its master, its states
 
   std::vector<std::vector<UpdateRun>> update_runs_;  // by unit
   std::map<std::string, OptimizerConfig> group_optimizers_;

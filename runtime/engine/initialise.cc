@@ -201,6 +201,10 @@ absl::Status Executor::MakeState() {
                        Storage::Create(device_, own_->plan, config_, shard_,
                                        absl::StrCat(options_.name, "-rank", rank_), ledger_));
   storage_.emplace(std::move(storage));
+  swap_checksums_.emplace(plan(), config_.ebb.verify_swap);
+  checksum_scratch_.resize(
+      static_cast<size_t>(optim::UpdateChecksumScratch(swap_checksums_->elements_max())));
+  state_checksums_.resize(static_cast<size_t>(1 + plan().decisions.optimizer_states));
   EBB_RETURN_IF_ERROR(MakeOffloadStreams());
   const sharding::Decisions& decisions = plan().decisions;
   EBB_RETURN_IF_ERROR(Prepare(*own_));

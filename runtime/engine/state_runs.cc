@@ -37,6 +37,7 @@ absl::Status Executor::VisitPlace(const Place& place, int64_t bytes, Access acce
   }
   EBB_RETURN_IF_ERROR(visit(bounce.buffer.data() + (place.offset - begin)));
   if (access == Access::kRead) return absl::OkStatus();
+  swap_checksums_->Forget(place, bytes);
   file.StartWrite(transfer, begin, bounce.buffer.data(), end - begin);
   return file.Wait(transfer);
 }

@@ -151,6 +151,13 @@ ShardFile& Storage::File(const sharding::Place& place) const {
   return place.pool == StateClass::kParameter ? *parameter_file_ : *state_file_;
 }
 
+absl::Status Storage::CheckFiles() const {
+  for (const std::unique_ptr<ShardFile>* file : {&parameter_file_, &state_file_}) {
+    if (*file != nullptr) EBB_RETURN_IF_ERROR((*file)->CheckUnchanged());
+  }
+  return absl::OkStatus();
+}
+
 std::byte* Storage::Whole(int unit, bool trainable) const {
   if (plan_->decisions.kept_whole[unit]) {
     return OnDevice(StateClass::kParameter,

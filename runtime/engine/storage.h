@@ -48,6 +48,7 @@ class Storage {
   // Not of kNvme, which File() holds.
   std::byte* At(const sharding::Place& place) const;
   ShardFile& File(const sharding::Place& place) const;  // of kNvme
+  absl::Status CheckFiles() const;                      // ShardFile::CheckUnchanged of each
 
   // A unit's section: whole in its slot, or whole where the unit is kept whole.
   std::byte* Whole(int unit, bool trainable) const;

@@ -52,6 +52,8 @@ void Executor::RunTransfers(Runnable& run, int index, StepTag step) {
     if (reads) {
       storage_->File(disk).StartRead(transfers[i], disk.offset, storage_->At(move.to), move.bytes);
     } else {
+      if (move.state == StateClass::kParameter)
+        NoteWrite(disk, {storage_->At(move.from), static_cast<size_t>(move.bytes)});
       storage_->File(disk).StartWrite(transfers[i], disk.offset, storage_->At(move.from),
                                       move.bytes);
     }
@@ -59,7 +61,12 @@ void Executor::RunTransfers(Runnable& run, int index, StepTag step) {
   for (size_t i = 0; i < moves; ++i) {
     const Move& move = operation.moves[i];
     const absl::Status moved = storage_->File(reads ? move.from : move.to).Wait(transfers[i]);
-    if (moved.ok()) continue;
+    if (moved.ok()) {
+      if (reads && move.state == StateClass::kParameter) {
+        VerifyRead(move.from, {storage_->At(move.to), static_cast<size_t>(move.bytes)});
+      }
+      continue;
+    }
     Fail(absl::Status(
         moved.code(),
         absl::StrCat("the engine has failed: ", step.counts ? "in step " : "after step ",
@@ -114,6 +121,9 @@ void Executor::IssueWithNeeds(int index) {
 // A unit's slice from where it lives into its slot, at once.
 void Executor::FetchSlice(int unit) {
   for (const bool trainable : {true, false}) {
+    const absl::Status verified =
+        VerifyArray({.what = StateClass::kParameter, .unit = unit, .trainable = trainable});
+    if (!verified.ok()) Fail(verified);
     const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
     const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
     std::byte* const slice = storage_->Slice(unit, trainable);

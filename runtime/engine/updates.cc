@@ -68,17 +68,20 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
   if (!scalars.apply || HasFailed() || (early && (Blocked(parity) || !CommunicationError().ok())))
     return KeepParameters(work, team);
   const int unit = work.unit;
+  const sharding::SubGroup& group =
+      plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  const bool verifies = VerifiesStates(group), in_one_pass = UpdatesInOnePass(group);
+  if (verifies && !in_one_pass && !AgreeStates(group, SumStates(work, team))) return;
   if (options_.optimizer) {
     if (absl::Status status = RunOwnOptimizer(work, scalars, team); !status.ok()) {
       Fail(absl::Status(status.code(),
                         absl::StrCat("the engine has failed: its optimizer, in unit '",
                                      model_.units[unit].name, "': ", status.message())));
     }
+    if (verifies) SetStates(group, SumStates(work, team));
     return;
   }
   const sharding::Decisions& decisions = plan().decisions;
-  const sharding::SubGroup& group =
-      plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   const int64_t gradient_size = SizeOf(decisions.shard_dtype(unit)),
                 parameter_size = SizeOf(decisions.compute);
   for (const UpdateRun& run : update_runs_[unit]) {
@@ -103,13 +106,32 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
           reinterpret_cast<float*>(storage_->At(work.states.Plus(k * work.states_stride))) + at;
     const double rate = run.own_rate && !scalars.scheduled ? run.optimizer->learning_rate
                                                            : scalars.rates.learning_rate;
-    optim::Update(team, *run.optimizer, arrays,
-                  {.step = scalars.step,
-                   .learning_rate = rate * run.lr_factor,
-                   .beta1 = scalars.rates.beta1,
-                   .beta2 = scalars.rates.beta2,
-                   .gradient_factor = scalars.gradient_factor});
+    const optim::UpdateScalars of_step{.step = scalars.step,
+                                       .learning_rate = rate * run.lr_factor,
+                                       .beta1 = scalars.rates.beta1,
+                                       .beta2 = scalars.rates.beta2,
+                                       .gradient_factor = scalars.gradient_factor};
+    if (verifies && in_one_pass) {
+      // Who disagrees fails the engine, and what was just written goes nowhere.
+      const optim::UpdateChecksums sums =
+          optim::UpdateAndSum(team, *run.optimizer, arrays, of_step, checksum_scratch_);
+      if (AgreeStates(group, sums.read)) SetStates(group, sums.written);
+      return;
+    }
+    optim::Update(team, *run.optimizer, arrays, of_step);
   }
+  if (verifies) SetStates(group, SumStates(work, team));
+}
+
+// By one optimizer with all states that the sub-group has, so that its pass can take their checksums.
+bool Executor::UpdatesInOnePass(const sharding::SubGroup& group) const {
+  if (options_.optimizer) return false;
+  for (const UpdateRun& run : update_runs_[static_cast<size_t>(group.unit)]) {
+    if (run.offset > group.begin || run.offset + run.count < group.end) continue;
+    return static_cast<int>(optim::StateNames(*run.optimizer).size()) ==
+           plan().decisions.optimizer_states;
+  }
+  return false;
 }
 
 // What follows an update carries its parameters home, also of one that did not happen: they are what
@@ -118,6 +140,8 @@ void Executor::KeepParameters(const sharding::UpdateWork& work, ThreadTeam& team
   const sharding::Decisions& decisions = plan().decisions;
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  // The parameters below, and what is written back, are what was read.
+  if (VerifiesStates(group) && !HasFailed() && !AgreeStates(group, SumStates(work, team))) return;
   if (!work.passes_slot || decisions.split_master) return;
   optim::Cast(team, storage_->At(work.master), DType::kFloat32, storage_->At(work.parameter),
               decisions.compute, group.count(), optim::Rounding::kParameter);

@@ -86,16 +86,18 @@ void Executor::ConcludeExchange(int parity) {
 // What went wrong on any rank, after the exchange; the same step fails on all of them.
 absl::Status Executor::AgreedError() {
   absl::Status status = StuckError();
-  if (HasFailed()) return Withdraw();
+  if (HasFailed()) {
+    // The step's first updates may already have failed, after all ranks had agreed on it.
+    if (!verdict_.engine_failed) AbortStep(status);
+    return Withdraw();
+  }
   if (verdict_.engine_failed) {
     Fail(status.ok() ? verdict_.error : status);
     return StuckError();
   }
   if (absl::Status broken = CommunicationError(); !broken.ok()) {
     // A rank may be waiting in the other one for this rank.
-    for (std::optional<Communicator>* other : StepCommunicators()) {
-      if (other->has_value()) (*other)->Abort(broken);
-    }
+    AbortStep(broken);
     const absl::Status difference = MayHaveGoneApart(broken) ? FindDifference() : absl::OkStatus();
     if (status.ok()) status = difference.ok() ? Located(broken) : difference;
     Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));

@@ -1,0 +1,81 @@
+// What this rank's swap files hold, as checksums: so that what another program has changed, or a disk
+// returns wrongly, ends the training instead of going on with it (ebb.verify_swap).
+//
+//   states file      | master | state 0 | state 1 | master | ...     an extent each, of a sub-group
+//   parameters file  | sub-group | sub-group | frozen | ...          an extent each
+//
+// With "states" the parameters file has none: of a split master the low half is verified then, and
+// the upper with "all".
+//
+// An extent is written in one go by a step. What is written there in other pieces, from outside, makes
+// it unknown until it is written, or of parameters read, as a whole. Extents may be looked at from
+// several streams, in whichever order the plan has them.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "ebb/runtime/config/config.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+class SwapChecksums {
+ public:
+  struct Extent {
+    StateClass what{};
+    int unit = 0;
+    int64_t offset = 0, bytes = 0;  // without what fills the last block of the disk
+
+    // Whether `checksum` is what is known to lie there.
+    bool Agrees(uint64_t checksum) const {
+      const uint64_t known = checksum_.load(std::memory_order_relaxed);
+      return known == kUnknown || known == Known(checksum);
+    }
+    void Set(uint64_t checksum) { checksum_.store(Known(checksum), std::memory_order_relaxed); }
+    void Forget() { checksum_.store(kUnknown, std::memory_order_relaxed); }
+    bool is_known() const { return checksum_.load(std::memory_order_relaxed) != kUnknown; }
+
+    Extent() = default;
+    Extent(Extent&& other) noexcept
+        : what(other.what),
+          unit(other.unit),
+          offset(other.offset),
+          bytes(other.bytes),
+          checksum_(other.checksum_.load()) {}
+    Extent& operator=(Extent&& other) noexcept {
+      what = other.what;
+      unit = other.unit;
+      offset = other.offset;
+      bytes = other.bytes;
+      checksum_ = other.checksum_.load();
+      return *this;
+    }
+
+   private:
+    static constexpr uint64_t kUnknown = 0;
+    static uint64_t Known(uint64_t checksum) { return checksum == kUnknown ? 1 : checksum; }
+
+    std::atomic<uint64_t> checksum_{kUnknown};
+  };
+
+  // Of files as they are made: zeros, which the optimizer's states begin with.
+  SwapChecksums(const sharding::Plan& plan, VerifySwap verify);
+
+  // All that overlap `bytes` from `place` on; none where that is not verified.
+  std::span<Extent> In(const sharding::Place& place, int64_t bytes);
+  void Forget(const sharding::Place& place, int64_t bytes) {
+    for (Extent& extent : In(place, bytes)) extent.Forget();
+  }
+  // Of the largest sub-group that is swapped, for scratch.
+  int64_t elements_max() const { return elements_max_; }
+
+ private:
+  std::vector<Extent> states_, parameters_;  // by offset
+  int64_t elements_max_ = 0;
+};
+
+}  // namespace ebb

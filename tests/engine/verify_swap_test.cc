@@ -1,0 +1,336 @@
+// A swap file that another program has changed between two steps: the next step ends with a Status that
+// says so, on every rank, before anything is made of it (ebb.verify_swap).
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <vector>
+
+#include "tests/engine/scripted.h"
+#include "tests/engine/toy_model.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Cell {
+  std::string name;
+  int world = 1;
+  Timing timing = Timing::kLate;
+  DType compute = DType::kBFloat16;
+  bool split = false, groups = false, own = false, threads = false;
+};
+
+const Cell kCells[] = {
+    {.name = "late"},
+    {.name = "early", .timing = Timing::kEarly},
+    {.name = "off", .timing = Timing::kOff},
+    {.name = "fp32", .compute = DType::kFloat32},
+    {.name = "split", .split = true},
+    {.name = "of_two_groups", .groups = true},
+    {.name = "own_optimizer", .own = true},
+    {.name = "without_io_uring", .threads = true},
+    {.name = "two_ranks", .world = 2},
+    {.name = "two_ranks_early", .world = 2, .timing = Timing::kEarly},
+    {.name = "two_ranks_off", .world = 2, .timing = Timing::kOff},
+};
+
+std::string NameOfCell(const ::testing::TestParamInfo<Cell>& cell) {
+  return cell.param.name;
+}
+
+// Width 67: units of more than one sub-group.
+ToyOptions ModelOf(const Cell& cell) {
+  return {.width = 67, .groups = cell.groups};
+}
+
+Config ConfigFor(const Cell& cell, const std::string& path) {
+  Config config = testing::ConfigFor({.world = cell.world, .stage = 3, .timing = cell.timing});
+  config.compute = cell.compute;
+  config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
+  config.zero.offload_param.nvme_paths = config.zero.offload_optimizer.nvme_paths = {path};
+  config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = false;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.zero.sub_group_size = 2048;
+  config.ebb.split_master = cell.split;
+  config.ebb.timeout_seconds = 60;
+  if (cell.groups) config.ebb.parameter_groups["bias"] = {.weight_decay = 0.0};
+  return config;
+}
+
+EngineOptions OptionsFor(const Cell& cell) {
+  if (!cell.own) return {};
+  return {.optimizer = OptimizerSpec{.states = {"seen"}, .update = [](const UpdateSlice& slice) {
+                                       for (size_t i = 0; i < slice.master.size(); ++i) {
+                                         slice.states[0][i] += slice.gradient[i];
+                                         slice.master[i] -= 0.01f * slice.states[0][i];
+                                       }
+                                       return absl::OkStatus();
+                                     }}};
+}
+
+// The file of `rank` for "states" or "parameters".
+std::string FileOf(const std::string& path, int rank, const std::string& what) {
+  const std::string of_rank = "-rank" + std::to_string(rank) + "-";
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
+    if (entry.path().filename() == what && entry.path().string().find(of_rank) != std::string::npos)
+      return entry.path();
+  }
+  ADD_FAILURE() << "no file of " << what << " of rank " << rank << " in " << path;
+  return "";
+}
+
+// Another program's write, past whatever caches there are.
+void FlipBit(const std::string& file, int64_t offset) {
+  const int fd = open(file.c_str(), O_RDWR);
+  ASSERT_GE(fd, 0) << file;
+  unsigned char byte = 0;
+  ASSERT_EQ(pread(fd, &byte, 1, offset), 1);
+  byte ^= 4;
+  ASSERT_EQ(pwrite(fd, &byte, 1, offset), 1);
+  ASSERT_EQ(fsync(fd), 0);
+  close(fd);
+}
+
+using Tamper = std::function<void(const std::string& path)>;
+
+struct Trained {
+  std::vector<absl::Status> statuses;  // by rank: the first that is no success, of up to `steps`
+  int64_t steps_done = 0;
+  std::vector<uint32_t> masters;
+};
+
+// Tampers once, after `before` steps, when all that these leave behind has been written.
+Trained Train(const Cell& cell, const Config& config, int before, int steps, const Tamper& tamper) {
+  Trained run;
+  run.statuses.resize(static_cast<size_t>(cell.world));
+  setenv("EBB_IO_URING", cell.threads ? "0" : "1", /*overwrite=*/1);
+  const std::string path = config.zero.offload_optimizer.nvme_paths.front();
+  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+    ToyModel model(ModelOf(cell));
+    absl::StatusOr<Engine> engine =
+        Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config, OptionsFor(cell));
+    if (!engine.ok()) return engine.status();
+    absl::Status& own = run.statuses[static_cast<size_t>(world.rank())];
+    for (int number = 0; number < steps && own.ok(); ++number) {
+      if (number == before) {
+        // Gathers wait for the updates and what they write.
+        const auto bits = MasterBits(*engine, model.spec());
+        if (!bits.ok()) return bits.status();
+        engine->traffic();
+        if (world.rank() + 1 == cell.world) tamper(path);
+        const auto again = MasterBits(*engine, model.spec());  // a barrier
+        (void)again;
+      }
+      own = model.Train(*engine, world.rank(), number);
+      if (own.ok() && world.rank() == 0) ++run.steps_done;
+    }
+    if (own.ok()) own = MasterBits(*engine, model.spec()).status();
+    if (own.ok() && world.rank() == 0) {
+      auto bits = MasterBits(*engine, model.spec());
+      if (bits.ok()) run.masters = *std::move(bits);
+    } else if (own.ok()) {
+      MasterBits(*engine, model.spec()).status().IgnoreError();
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return run;
+}
+
+class VerifySwapTest : public ::testing::TestWithParam<Cell> {
+ protected:
+  Config MakeConfig() const { return ConfigFor(GetParam(), scratch_.path()); }
+  int culprit() const { return GetParam().world - 1; }
+  // `text`: of the rank whose file it is. Others are told the beginning.
+  void ExpectFailure(const Trained& run, const std::string& text) {
+    for (size_t rank = 0; rank < run.statuses.size(); ++rank) {
+      const absl::Status& status = run.statuses[rank];
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("the engine has failed"), HasSubstr("of unit '"),
+                        HasSubstr("reload the model")));
+      if (static_cast<int>(rank) != culprit()) continue;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr(text), HasSubstr("ebb.verify_swap"),
+                        HasSubstr("Another program has changed")));
+    }
+    EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
+  }
+
+  Scratch scratch_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Cells, VerifySwapTest, ::testing::ValuesIn(kCells), NameOfCell);
+
+TEST_P(VerifySwapTest, WhatIsLeftAloneAgrees) {
+  Config config = MakeConfig();
+  std::vector<uint32_t> expected;
+  for (const VerifySwap verify : {VerifySwap::kOff, VerifySwap::kStates, VerifySwap::kAll}) {
+    config.ebb.verify_swap = verify;
+    const Trained run = Train(GetParam(), config, 2, 4, [](const std::string&) {});
+    for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
+    if (expected.empty()) expected = run.masters;
+    EXPECT_FALSE(run.masters.empty());
+    EXPECT_EQ(run.masters, expected);
+  }
+}
+
+// Wherever it is in the file.
+TEST_P(VerifySwapTest, AFlippedBitOfTheStatesEndsTheTraining) {
+  for (const double place : {0.0, 0.3, 0.55, 0.9}) {
+    SCOPED_TRACE(place);
+    std::string file;
+    const Trained run = Train(GetParam(), MakeConfig(), 2, 5, [&](const std::string& path) {
+      file = FileOf(path, culprit(), "states");
+      const auto blocks = static_cast<int64_t>(std::filesystem::file_size(file) / 4096);
+      FlipBit(file, static_cast<int64_t>(static_cast<double>(blocks) * place) * 4096 + 21);
+    });
+    // A late update finds it when its step has finished.
+    EXPECT_LE(run.steps_done, 3);
+    ExpectFailure(run, file);
+  }
+}
+
+// The optimizer's states before anything was written there.
+TEST_P(VerifySwapTest, AFlippedBitOfTheFirstMomentsEndsTheTraining) {
+  if (GetParam().own) GTEST_SKIP() << "has no moments";
+  const Trained run = Train(GetParam(), MakeConfig(), 0, 3, [&](const std::string& path) {
+    const std::string file = FileOf(path, culprit(), "states");
+    FlipBit(file, static_cast<int64_t>(std::filesystem::file_size(file)) - 4096);
+  });
+  EXPECT_LE(run.steps_done, 1);
+  ExpectFailure(run, "optimizer of unit '");
+}
+
+TEST_P(VerifySwapTest, AFlippedBitOfTheParametersEndsTheTrainingWhereAllIsVerified) {
+  for (const double place : {0.0, 0.4, 0.7}) {
+    SCOPED_TRACE(place);
+    const auto tamper = [&](const std::string& path) {
+      const std::string file = FileOf(path, culprit(), "parameters");
+      const auto blocks = static_cast<int64_t>(std::filesystem::file_size(file) / 4096);
+      FlipBit(file, static_cast<int64_t>(static_cast<double>(blocks) * place) * 4096 + 1);
+    };
+    Config config = MakeConfig();
+    config.ebb.verify_swap = VerifySwap::kAll;
+    const Trained run = Train(GetParam(), config, 2, 5, tamper);
+    EXPECT_LE(run.steps_done, 3);
+    ExpectFailure(run, "parameter of unit '");
+  }
+}
+
+TEST_P(VerifySwapTest, AFileThatIsNoLongerOursEndsTheTrainingAlways) {
+  const std::pair<const char*, std::function<void(const std::string&)>> tampers[] = {
+      {"resized", [](const std::string& file) { std::filesystem::resize_file(file, 4096); }},
+      {"replaced by another file",
+       [](const std::string& file) {
+         std::filesystem::copy_file(file, file + ".copy");
+         std::filesystem::rename(file + ".copy", file);
+       }},
+      {"linked under another name",
+       [](const std::string& file) { std::filesystem::create_hard_link(file, file + ".link"); }},
+  };
+  for (const auto& [text, change] : tampers) {
+    for (const char* what : {"states", "parameters"}) {
+      SCOPED_TRACE(std::string(text) + " " + what);
+      std::string file;
+      Config config = MakeConfig();
+      config.ebb.verify_swap = VerifySwap::kOff;
+      const Trained run = Train(GetParam(), config, 2, 5, [&](const std::string& path) {
+        file = FileOf(path, culprit(), what);
+        change(file);
+      });
+      EXPECT_LE(run.steps_done, 3);
+      for (const absl::Status& status : run.statuses) {
+        EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+        EXPECT_THAT(std::string(status.message()),
+                    AllOf(HasSubstr("the engine has failed"), HasSubstr(file)));
+        EXPECT_THAT(scratch_.Entries(), ::testing::Each(HasSubstr(".link")));
+      }
+      for (const auto& entry : std::filesystem::directory_iterator(scratch_.path()))
+        std::filesystem::remove_all(entry);  // a link of the test's own
+    }
+  }
+}
+
+TEST_P(VerifySwapTest, WithoutChecksumsAFlippedBitGoesUnnoticed) {
+  Config config = MakeConfig();
+  config.ebb.verify_swap = VerifySwap::kOff;
+  const Trained run = Train(GetParam(), config, 2, 4, [&](const std::string& path) {
+    FlipBit(FileOf(path, culprit(), "states"), 1);
+  });
+  for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+// Values from outside are no changes from outside.
+TEST(VerifySwap, WhatIsWrittenThroughTheEngineAgrees) {
+  for (const bool split : {false, true}) {
+    const Scratch scratch;
+    const Cell cell{.name = "", .split = split};
+    Config config = ConfigFor(cell, scratch.path());
+    config.ebb.verify_swap = VerifySwap::kAll;
+    const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
+      ToyModel model(ModelOf(cell));
+      absl::StatusOr<Engine> engine =
+          Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config);
+      if (!engine.ok()) return engine.status();
+      const auto value = [](const Slice& slice, std::span<float> values) {
+        for (size_t i = 0; i < values.size(); ++i)
+          values[i] = static_cast<float>((slice.begin + static_cast<int64_t>(i)) % 7) * 0.01f;
+        return absl::OkStatus();
+      };
+      const auto sink = [](const Slice&, std::span<const float>) { return absl::OkStatus(); };
+      for (int number = 0; number < 4; ++number) {
+        if (absl::Status own = model.Train(*engine, 0, number); !own.ok()) return own;
+        for (const char* name : {"exp_avg", "exp_avg_sq"}) {
+          if (absl::Status own = engine->Write(StateClass::kOptimizer, value, name); !own.ok())
+            return own;
+        }
+        if (absl::Status own = engine->Write(StateClass::kMaster, value); !own.ok()) return own;
+        if (number == 2) continue;
+        if (absl::Status own = engine->Read(StateClass::kMaster, sink); !own.ok()) return own;
+        if (absl::Status own = model.Evaluate(*engine, 0).status(); !own.ok()) return own;
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// A checkpoint of what was changed is not taken, and a step that is skipped passes nothing on.
+TEST(VerifySwap, ReadsAndSkippedStepsFindItToo) {
+  for (const bool skips : {false, true}) {
+    const Scratch scratch;
+    const Cell cell{.name = ""};
+    const Config config = ConfigFor(cell, scratch.path());
+    const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
+      ToyModel model(ModelOf(cell));
+      absl::StatusOr<Engine> engine =
+          Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config);
+      if (!engine.ok()) return engine.status();
+      if (absl::Status own = model.Train(*engine, 0, 0); !own.ok()) return own;
+      const auto sink = [](const Slice&, std::span<const float>) { return absl::OkStatus(); };
+      if (absl::Status own = engine->Read(StateClass::kMaster, sink); !own.ok()) return own;
+      FlipBit(FileOf(scratch.path(), 0, "states"), 1);
+      if (!skips) return engine->Read(StateClass::kMaster, sink);
+      // What is late of step 2 runs in step 3.
+      for (int number = 1; number < 4; ++number) {
+        if (absl::Status own = model.Train(*engine, 0, number, {}, /*blow_up=*/number == 1);
+            !own.ok())
+          return own;
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
