@@ -5,6 +5,7 @@
 set(ebb_public_headers
   ebb.h
   optim/cast.h
+  optim/checksum.h
   optim/loss_scaler.h
   optim/norm.h
   optim/schedule.h
