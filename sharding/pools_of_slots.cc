@@ -1,0 +1,146 @@
+// The slots through which offloaded state passes, and what else updates below the device need.
+#include <algorithm>
+
+#include "ebb/sharding/pool_parts.h"
+
+namespace ebb::sharding {
+namespace {
+
+// The parts of a work slot, each at a multiple of the swap file's alignment.
+class WorkSlot {
+ public:
+  explicit WorkSlot(int64_t elements) : elements_(elements) {}
+  int64_t Take(bool needed, int64_t size, int arrays = 1) {
+    if (!needed || arrays == 0) return -1;
+    const int64_t at = bytes_;
+    bytes_ += arrays * SwapAligned(elements_ * size);
+    return at;
+  }
+  int64_t stride() const { return SwapAligned(elements_ * 4); }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t elements_, bytes_ = 0;
+};
+
+// What sub-groups need of work slots on either side.
+struct WorkNeeds {
+  bool states = false, gradient = false, parameter = false;
+  bool any() const { return states || gradient || parameter; }
+};
+
+}  // namespace
+
+void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice,
+                 int64_t norm_blocks) {
+  const Decisions& d = *in.decisions;
+  if (!d.offloads()) return;
+  const int64_t size = SizeOf(d.compute);
+  Bump host;
+  const auto on_host = [&](int64_t bytes) {
+    return Place{
+        .tier = Tier::kCpu, .pool = StateClass::kStaging, .offset = host.Take(SwapAligned(bytes))};
+  };
+  // Reads ahead of gathers.
+  int64_t read_bytes = 0;
+  int reads = 0;
+  for (const GatherGroup& group : in.residency->groups) {
+    int64_t bytes = 0;
+    for (int stay : group.stays)
+      bytes += SwapBytes(pools.homes, in.residency->stays[stay].unit, size);
+    read_bytes = std::max(read_bytes, bytes);
+    reads += bytes > 0 ? 1 : 0;
+  }
+  if (reads > 0) {
+    const int count = std::min(reads, in.parameter_slots);
+    pools.parameter_slots = {
+        .count = count, .bytes = read_bytes, .first = on_host(count * read_bytes)};
+  }
+  // Sub-groups.
+  WorkNeeds needs[2];  // of updates on the device, on the host
+  // Carried updates leave parameters in the slots that gathers read from.
+  const bool carries = in.carries;
+  int64_t largest = 0;
+  for (const SubGroup& group : pools.homes.sub_groups) {
+    const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
+    const Tier parameter = PieceOf(unit.trainable, group.begin).home.tier;
+    largest = std::max(largest, group.count());
+    if (group.tier == Tier::kDevice) {
+      needs[0].gradient |= unit.gradient != Tier::kDevice;
+      needs[1].gradient |= unit.gradient == Tier::kNvme;
+      needs[0].parameter |= parameter != Tier::kDevice;
+      needs[1].parameter |= parameter == Tier::kNvme && !carries;
+    } else {
+      needs[1].states |= group.tier == Tier::kNvme;
+      needs[1].gradient |= unit.gradient != Tier::kCpu;
+      needs[1].parameter |= parameter == Tier::kDevice || (parameter == Tier::kNvme && !carries);
+    }
+  }
+  const auto work = [&](const WorkNeeds& need) {
+    WorkSlots slots;
+    WorkSlot slot(largest);
+    slots.master = slot.Take(need.states, d.master_size());
+    slots.states_stride = slot.stride();
+    slots.states = slot.Take(need.states, 4, d.optimizer_states);
+    slots.gradient = slot.Take(need.gradient, 4);
+    slots.parameter = slot.Take(need.parameter, size);
+    slots.ring.bytes = slot.bytes();
+    return slots;
+  };
+  if (needs[0].any()) {
+    pools.device_work = work(needs[0]);
+    pools.device_work.ring.count = 2;
+    pools.device_work.ring.first = {.tier = Tier::kDevice,
+                                    .pool = StateClass::kStaging,
+                                    .offset = device.Take(2 * pools.device_work.ring.bytes)};
+  }
+  if (needs[1].any()) {
+    pools.host_work = work(needs[1]);
+    pools.host_work.ring.count = kWorkSlots;
+    pools.host_work.ring.first = on_host(kWorkSlots * pools.host_work.ring.bytes);
+  }
+  // Gradients.
+  int64_t landing = 0;
+  for (const std::vector<int>& group : in.reduction->groups) {
+    int64_t bytes = 0;
+    for (int s : group) {
+      const int unit = (*in.scopes)[s].unit;
+      if (pools.homes.units[static_cast<size_t>(unit)].gradient != Tier::kDevice &&
+          d.accumulates[static_cast<size_t>(unit)])
+        bytes += PoolAligned(in.layout->units[static_cast<size_t>(unit)].trainable.shard *
+                             SizeOf(d.communication));
+    }
+    landing = std::max(landing, bytes);
+  }
+  pools.landing = on_host(landing);
+  pools.gradient_slots.first = on_host(pools.gradient_slots.count * pools.gradient_slots.bytes);
+  pools.boundary_slots.first = on_host(pools.boundary_slots.count * pools.boundary_slots.bytes);
+  pools.host_norm = on_host(norm_blocks * 8);
+  if (d.own_optimizer && d.optimizer_tier != Tier::kDevice) {
+    pools.host_gradient = on_host(slice * 4);
+    if (d.split_master) pools.host_master = on_host(slice * 4);
+  }
+  pools.host_bytes[static_cast<int>(StateClass::kStaging)] = host.end();
+}
+
+int Pools::SlotIndex(SlotKind kind, int turn) const {
+  const int parameters = parameter_slots.count, host = host_work.ring.count;
+  switch (kind) {
+    case SlotKind::kParameter:
+      return turn % parameters;
+    case SlotKind::kParameterStored:
+      return parameters + turn % parameters;
+    case SlotKind::kHostWork:
+      return 2 * parameters + turn % host;
+    case SlotKind::kDeviceWork:
+      return 2 * parameters + host + turn % device_work.ring.count;
+    case SlotKind::kBoundary:
+      return 2 * parameters + host + device_work.ring.count + turn % boundary_slots.count;
+    case SlotKind::kGradient:
+      return 2 * parameters + host + device_work.ring.count + boundary_slots.count +
+             turn % gradient_slots.count;
+  }
+  return 0;
+}
+
+}  // namespace ebb::sharding
