@@ -111,7 +111,8 @@ absl::StatusOr<Pools> LayOutWithinBudget(PoolInputs inputs, const Config& config
   EBB_RETURN_IF_ERROR(CheckParameterBuffers(inputs, pools.homes, config));
   if (config.ebb.host_memory) {
     const int64_t budget = *config.ebb.host_memory;
-    while (Total(pools.host_bytes) > budget && limits.sub_group_elements > kSubGroupElementsMin) {
+    while (Total(pools.host_bytes) > budget && !inputs.decisions->own_optimizer &&
+           limits.sub_group_elements > kSubGroupElementsMin) {
       limits.sub_group_elements /= 2;
       pools = lay_out();
     }

@@ -75,11 +75,13 @@ absl::Status Executor::ForEachPiece(
     StateClass what, std::string_view optimizer_state,
     absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, int64_t at)> visit) {
   EBB_RETURN_IF_ERROR(StuckError());
+  EBB_RETURN_IF_ERROR(MayLook());
   for (size_t i = 0; i < model_.parameters.size(); ++i) {
     const ParameterId p{static_cast<int32_t>(i)};
     EBB_ASSIGN_OR_RETURN(const StateSlice found, FindSlice(p, what, optimizer_state));
     if (found.begin == found.end) continue;
     AwaitState(found.array.unit);
+    EBB_RETURN_IF_ERROR(StuckError());
     for (int64_t begin = found.begin; begin < found.end; begin += kPieceElements) {
       const Slice piece{.parameter = p,
                         .name = model_.parameters[i].name,
@@ -172,6 +174,7 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
   if (HasFailed()) return Withdraw();
   const auto check = [&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(StuckError());
+    EBB_RETURN_IF_ERROR(MayLook());
     if (static_cast<size_t>(p) >= model_.parameters.size())
       return absl::InvalidArgumentError(absl::StrCat("Gather of parameter ", static_cast<int>(p),
                                                      ": the model has ", model_.parameters.size()));
@@ -192,7 +195,8 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
   AwaitState(location.unit);
   EBB_ASSIGN_OR_RETURN(const StateSlice own, FindSlice(p, what, ""));
   std::vector<float> values(static_cast<size_t>(own.end - own.begin));
-  absl::Status read = ReadValues(own.array, own.offset, values);
+  absl::Status read = StuckError();  // of the update that was waited for, on this rank
+  if (read.ok()) read = ReadValues(own.array, own.offset, values);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, read));
   const sharding::UnitLayout& unit = plan().layout.units[location.unit];
   const sharding::Section& section = location.trainable ? unit.trainable : unit.frozen;

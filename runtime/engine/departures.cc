@@ -372,7 +372,8 @@ void Executor::IssueUpdatesLeft() {
   if (plan.decisions.timing != sharding::UpdateTiming::kEarly) return;
   reduce_->Record(*fence_);
   gather_->Record(*demand_);
-  for (std::optional<Stream>* stream : {&update_, &host_update_, &upload_, &download_}) {
+  for (std::optional<Stream>* stream :
+       {&update_, &host_update_, &upload_, &download_, &read_states_}) {
     if (!stream->has_value()) continue;
     (*stream)->Wait(*fence_);
     (*stream)->Wait(*demand_);

@@ -211,6 +211,11 @@ void Executor::LogBegun() {
 void Executor::Start() {
   Runnable& run = *progress_.run;
   if (absl::Status spread = SpreadWritten(); !spread.ok()) Stick(spread);
+  if (upload_) {
+    // A walk that ended early may have left a gather on its way to a slot.
+    gather_->Record(*demand_);
+    upload_->Wait(*demand_);
+  }
   std::fill(run.issued.begin(), run.issued.end(), uint8_t{0});
   progress_.opened.assign(run.plan.scopes.size(), 0);
   progress_.closed.assign(run.plan.scopes.size(), 0);
@@ -279,6 +284,7 @@ absl::Status Executor::Reduce(int64_t number) {
     Stick(absl::FailedPreconditionError("Reduce before any Backward: there is no gradient"));
   }
   CompleteScopes();
+  IssueCarriedLeft();
   reduce_->WaitIdle();
   AwaitOffloads();
   progress_.reduced = true;
@@ -301,11 +307,7 @@ absl::Status Executor::Finish(int64_t number) {
   if (progress_.gradients_written) RefreshWrittenGradients();
   if (progress_.departed) IssueUpdatesLeft();
   CheckSwapFiles();
-  if (carries_) {
-    IssueCarriedLeft();
-    update_->Record(updates_done_[carried_parity_]);
-    host_update_->Record(host_updates_done_[carried_parity_]);
-  }
+  IssueCarriedLeft();
   const sharding::Moment& finish = progress_.run->plan.moments.back();
   for (int operation : finish.operations) Issue(operation);
   update_->Record(updates_done_[progress_.parity]);

@@ -260,6 +260,7 @@ class Executor {
   void CountMoves(const sharding::Operation& operation, StepTag step);
   void Drain();
   void IssueCarriedLeft();
+  absl::Status MayLook() const;
   void AwaitOffloads();
   void IssueWithNeeds(int operation);
   void FetchSlice(int unit);
@@ -448,8 +449,8 @@ class Executor {
 
   Progress progress_;
   std::vector<OpenScope> open_;
-  int64_t last_scope_id_ = 0, last_number_ = 0, finished_steps_ = 0, skipped_steps_ = 0,
-          applied_steps_ = 0;
+  int64_t last_scope_id_ = 0, last_number_ = 0, skipped_steps_ = 0, applied_steps_ = 0;
+  std::atomic<int64_t> finished_steps_ = 0;
   bool warned_of_departure_ = false;
   optim::LossScaler scaler_;
   float loss_scale_ = 1;

@@ -115,7 +115,7 @@ void Executor::EnqueueWork(int index) {
                      .finished = finished_steps_,
                      .parity = carried ? carried_parity_ : progress_.parity,
                      .counted = progress_.counted,
-                     .counts = progress_.alive && !progress_.evaluation};
+                     .counts = progress_.alive && !progress_.evaluation && run != drain_.get()};
   switch (operation.kind) {
     case OperationKind::kMark:
       return;

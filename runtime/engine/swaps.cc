@@ -90,14 +90,33 @@ void Executor::Drain() {
   progress_.run = run;
 }
 
-// Of a step that ends early or leaves the plan, which had them just ahead of their gathers.
+// The updates of the step before have their place ahead of the gathers of this one. What is left of
+// them where the walk is over, is dropped or leaves the plan runs now: nothing is gathered from the
+// slots any more that they pass through, but it may still be on its way.
 void Executor::IssueCarriedLeft() {
   if (!carries_) return;
-  for (size_t index = 0; index < progress_.run->plan.operations.size(); ++index) {
-    if (progress_.run->plan.operations[index].condition == sharding::Condition::kCarrying)
-      Issue(static_cast<int>(index));
+  const Runnable& run = *progress_.run;
+  bool waited = false;
+  for (size_t index = 0; index < run.plan.operations.size(); ++index) {
+    if (run.plan.operations[index].condition != sharding::Condition::kCarrying || run.issued[index])
+      continue;
+    if (!std::exchange(waited, true)) {
+      read_parameters_->WaitIdle();
+      upload_->WaitIdle();
+    }
+    Issue(static_cast<int>(index));
   }
   carries_ = false;
+  update_->Record(updates_done_[carried_parity_]);
+  host_update_->Record(host_updates_done_[carried_parity_]);
+}
+
+// State is not to be looked at between the updates that a step carries.
+absl::Status Executor::MayLook() const {
+  if (!carries_ || !progress_.alive || progress_.evaluation) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "state is asked for in a step that still has updates of the step before to do, as parameters "
+      "on NVMe are updated just ahead of their use: ask between steps, or after Step::Reduce");
 }
 
 // Slow, and right whatever the streams were doing.

@@ -2,7 +2,9 @@
 // at the state, takes the device away or copies it, while updates are still on their way.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <string>
+#include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
@@ -168,6 +170,59 @@ TEST_P(SwapTest, ReadsAndWritesOfEveryClass) {
     }
     return absl::OkStatus();
   });
+}
+
+// Nobody looks between these steps, so that each has the updates of the one before to do.
+absl::Status TrainAndReadGradients(World world, const Config& config,
+                                   std::vector<ParameterValues>& gradients, Snapshot& last) {
+  ToyModel model = SomeModel();
+  EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(), config));
+  for (int n = 0; n < kSteps; ++n) {
+    const bool held = n % 2 == 1;
+    Step step = engine.BeginStep({.hold_updates = held});
+    for (int v = 0; v < model.visits(); ++v) model.Forward(step, v, world.rank(), n);
+    for (int v = model.visits(); v-- > 0;) model.Backward(step, v, world.rank(), n);
+    if (held) {
+      EBB_RETURN_IF_ERROR(step.Reduce());
+      EBB_ASSIGN_OR_RETURN(ParameterValues read,
+                           ReadSlices(engine, model.spec(), StateClass::kGradient));
+      if (world.rank() == 0) gradients.push_back(std::move(read));
+    }
+    EBB_RETURN_IF_ERROR(step.Finish());
+  }
+  EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
+  if (world.rank() == 0) last = std::move(snapshot);
+  return absl::OkStatus();
+}
+
+TEST_P(SwapTest, GradientsOfHeldStepsAreReadBesideUpdatesOfTheStepBefore) {
+  Tiers device = GetParam();
+  device.parameters = device.optimizer = Tier::kDevice;
+  device.split = device.shares = false;
+  for (const Timing timing : kTimings) {
+    SCOPED_TRACE(static_cast<int>(timing));
+    std::vector<ParameterValues> expected_gradients, gradients;
+    Snapshot expected, last;
+    for (const bool on_device : {true, false}) {
+      const Config config = ConfigOf(on_device ? device : GetParam(), timing, scratch_.path());
+      const absl::Status status = RunThreads(kWorld, [&](World world) {
+        return TrainAndReadGradients(world, config, on_device ? expected_gradients : gradients,
+                                     on_device ? expected : last);
+      });
+      ASSERT_TRUE(status.ok()) << status;
+    }
+    ASSERT_EQ(gradients.size(), expected_gradients.size());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      for (size_t p = 0; p < gradients[i].size(); ++p) {
+        ASSERT_EQ(gradients[i][p].size(), expected_gradients[i][p].size());
+        // Elements of other ranks are NaN.
+        EXPECT_EQ(std::memcmp(gradients[i][p].data(), expected_gradients[i][p].data(),
+                              gradients[i][p].size() * sizeof(float)),
+                  0);
+      }
+    }
+    EXPECT_TRUE(last == expected);
+  }
 }
 
 // Parameters of an engine into one that keeps them elsewhere, and back.
