@@ -110,12 +110,12 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
                                return visit_run(data, dtype, first - at, length);
                              });
   };
-  // Packs what is to be sent, and casts what stays.
   // The others are waiting for this rank's messages.
   const auto failed = [&](const absl::Status& status) {
     control_->Abort(status);
     return status;
   };
+  // Packs what is to be sent, and casts what stays.
   int64_t packed = 0;
   for (const Transfer& transfer : transfers) {
     if (transfer.from != rank_) continue;

@@ -182,9 +182,7 @@ std::byte* Storage::Gradient(int visit) const {
 }
 
 std::byte* Storage::ReducedGradient(int unit) const {
-  return At({.tier = plan_->pools.homes.units[static_cast<size_t>(unit)].gradient,
-             .pool = StateClass::kGradient,
-             .offset = Unit(unit).gradient_shard});
+  return At(plan_->pools.GradientShard(unit));
 }
 
 std::byte* Storage::GradientSlice(int unit) const {

@@ -68,6 +68,15 @@ constexpr Axis kTakenByTurns[] = {kBoundaries,   kModel,      kBetween,    kComm
 constexpr Axis kTierAxes[] = {kSize,        kParameters, kOptimizer, kGradients,
                               kFasterShare, kSubGroups,  kMasters,   kDisk};
 
+// To the next combination of the axes' levels. False after the last one.
+bool Advance(Cell& cell, std::span<const Axis> axes, const std::vector<int>& counts) {
+  for (const Axis axis : axes) {
+    cell[axis] = (cell[axis] + 1) % counts[axis];
+    if (cell[axis] > 0) return true;
+  }
+  return false;
+}
+
 // One world and compute dtype; one cell of each set of settings that mean the same.
 std::vector<Cell> ProductCells(int index) {
   const std::vector<int> counts = LevelCounts();
@@ -88,12 +97,7 @@ std::vector<Cell> ProductCells(int index) {
       for (const Axis axis : kTakenByTurns)
         cells.back()[axis] = static_cast<int>(turns.Between(0, counts[axis] - 1));
     }
-    more = false;
-    for (size_t a = 0; a < multiplied.size() && !more; ++a) {
-      int& level = cell[multiplied[a]];
-      level = (level + 1) % counts[multiplied[a]];
-      more = level > 0;
-    }
+    more = Advance(cell, multiplied, counts);
   }
   return cells;
 }
@@ -120,12 +124,7 @@ std::vector<Cell> TierCells(int index) {
           cells.back()[other] = static_cast<int>(turns.Between(0, counts[axis] - 1));
       }
     }
-    more = false;
-    for (size_t a = 0; a < multiplied.size() && !more; ++a) {
-      int& level = cell[multiplied[a]];
-      level = (level + 1) % counts[multiplied[a]];
-      more = level > 0;
-    }
+    more = Advance(cell, multiplied, counts);
   }
   return cells;
 }
