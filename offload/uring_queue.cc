@@ -37,6 +37,11 @@ constexpr size_t kCompletionsMax = 64;                     // of one Completed
 // So often, a millisecond each, the kernel may be short of something before it counts as broken.
 constexpr int kRefusalsMax = 10'000;
 
+// Held while a ring is made or given back. liburing maps and unmaps rings by system calls that no
+// tool sees, so a new ring in the place of one that is gone looks to the thread sanitizer like two
+// threads on one memory, unless the two are in an order that it knows.
+std::mutex rings_mutex;
+
 // The kernel is short of something that comes back.
 bool Passing(int error) {
   return error == -EAGAIN || error == -EBUSY || error == -ENOMEM || error == -EINTR;
@@ -72,7 +77,10 @@ class UringQueue final : public IoQueue {
       Wake();
       thread_.join();
     }
-    if (ring_made_) io_uring_queue_exit(&ring_);
+    if (ring_made_) {
+      const std::lock_guard lock(rings_mutex);
+      io_uring_queue_exit(&ring_);
+    }
   }
 
   void Submit(std::span<IoRequest* const> requests) override {
@@ -100,10 +108,7 @@ class UringQueue final : public IoQueue {
     const int entries = options.ring_entries > 0
                             ? options.ring_entries
                             : std::min(options.depth + 1, kRingEntriesMax);  // + 1: the eventfd
-    int error = io_uring_queue_init(static_cast<unsigned>(entries), &ring_,
-                                    IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
-    // Before Linux 6.1.
-    if (error == -EINVAL) error = io_uring_queue_init(static_cast<unsigned>(entries), &ring_, 0);
+    const int error = MakeRing(static_cast<unsigned>(entries));
     if (error < 0) {
       const bool forbidden = error == -EPERM || error == -EACCES;
       return absl::UnavailableError(absl::StrCat(
@@ -113,6 +118,14 @@ class UringQueue final : public IoQueue {
     ring_made_ = true;
     Register(options.memory);
     return absl::OkStatus();
+  }
+
+  int MakeRing(unsigned entries) {
+    const std::lock_guard lock(rings_mutex);
+    const int error = io_uring_queue_init(entries, &ring_,
+                                          IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
+    if (error != -EINVAL) return error;
+    return io_uring_queue_init(entries, &ring_, 0);  // before Linux 6.1
   }
 
   // Both spare the kernel work with every request, and neither is needed.

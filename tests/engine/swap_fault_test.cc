@@ -100,6 +100,10 @@ struct DiskFault {
   const char* advice;
 };
 
+void PrintTo(const DiskFault& fault, std::ostream* out) {
+  *out << fault.name;
+}
+
 class SwapFaultTest : public ::testing::TestWithParam<DiskFault> {
  protected:
   Scratch scratch_;
