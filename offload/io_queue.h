@@ -55,10 +55,12 @@ struct IoQueueOptions {
   int ring_entries = 0;                          // of the submission queue; 0: as deep
 };
 
-// kUnavailable: this machine or this build has no io_uring, and why.
+// kUnavailable: this machine or this build has no io_uring, and why. Of both, kResourceExhausted: the
+// system grants no thread.
 absl::StatusOr<std::unique_ptr<IoQueue>> MakeUringQueue(const IoQueueOptions& options,
                                                         IoListener& listener);
-std::unique_ptr<IoQueue> MakeThreadQueue(const IoQueueOptions& options, IoListener& listener);
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(const IoQueueOptions& options,
+                                                         IoListener& listener);
 
 // Requests in the order in which they came, linked through `next`.
 class IoRequestList {

@@ -109,7 +109,7 @@ absl::Status ShardFile::State::MakeQueue(const Options& options) {
     backend = IoBackend::kThreads;
     if (options.backend == IoBackend::kThreads) return MakeThreadQueue(queue_options, listener);
     auto uring = MakeUringQueue(queue_options, listener);
-    if (!uring.ok() && options.backend == IoBackend::kAuto) {
+    if (absl::IsUnavailable(uring.status()) && options.backend == IoBackend::kAuto) {
       SayThreads(uring.status());
       return MakeThreadQueue(queue_options, listener);
     }

@@ -1,5 +1,4 @@
 // The disk through pread and pwrite of a few threads: where io_uring may not be used.
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,10 +6,13 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/io_queue.h"
+#include "ebb/offload/io_thread.h"
+#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {
@@ -20,13 +22,16 @@ constexpr int kThreadsMin = 4;
 
 class ThreadQueue final : public IoQueue {
  public:
-  ThreadQueue(const IoQueueOptions& options, IoListener& listener)
-      : listener_(listener), files_(options.files.begin(), options.files.end()) {
+  static absl::StatusOr<std::unique_ptr<IoQueue>> Create(const IoQueueOptions& options,
+                                                         IoListener& listener) {
+    std::unique_ptr<ThreadQueue> queue(new ThreadQueue(options, listener));
     const int threads = std::min(std::max(options.threads, kThreadsMin), options.depth);
     for (int i = 0; i < threads; ++i) {
-      threads_.emplace_back([this] { Run(); });
-      pthread_setname_np(threads_.back().native_handle(), "ebb-io");
+      EBB_ASSIGN_OR_RETURN(std::thread thread,
+                           StartIoThread("ebb-io", [q = queue.get()] { q->Run(); }));
+      queue->threads_.push_back(std::move(thread));
     }
+    return queue;
   }
 
   ~ThreadQueue() override {
@@ -51,6 +56,9 @@ class ThreadQueue final : public IoQueue {
   }
 
  private:
+  ThreadQueue(const IoQueueOptions& options, IoListener& listener)
+      : listener_(listener), files_(options.files.begin(), options.files.end()) {}
+
   void Run() {
     std::unique_lock lock(mutex_);
     for (;;) {
@@ -83,8 +91,9 @@ class ThreadQueue final : public IoQueue {
 
 }  // namespace
 
-std::unique_ptr<IoQueue> MakeThreadQueue(const IoQueueOptions& options, IoListener& listener) {
-  return std::make_unique<ThreadQueue>(options, listener);
+absl::StatusOr<std::unique_ptr<IoQueue>> MakeThreadQueue(const IoQueueOptions& options,
+                                                         IoListener& listener) {
+  return ThreadQueue::Create(options, listener);
 }
 
 }  // namespace ebb

@@ -5,7 +5,6 @@
 //
 //   Submit -> added_ -> [Fill: SQEs] -> one system call: submit and wait -> [Reap: CQEs] -> Completed
 #include <liburing.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -24,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_queue.h"
+#include "ebb/offload/io_thread.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -58,12 +58,12 @@ class UringQueue final : public IoQueue {
           absl::StrCat("no eventfd for io_uring: ", std::strerror(errno)));
     }
     std::promise<absl::Status> set_up;
-    queue->thread_ = std::thread([q = queue.get(), &options, &set_up] {
-      const absl::Status status = q->SetUp(options);
-      set_up.set_value(status);
-      if (status.ok()) q->Run();
-    });
-    pthread_setname_np(queue->thread_.native_handle(), "ebb-io-uring");
+    EBB_ASSIGN_OR_RETURN(queue->thread_,
+                         StartIoThread("ebb-io-uring", [q = queue.get(), &options, &set_up] {
+                           const absl::Status status = q->SetUp(options);
+                           set_up.set_value(status);
+                           if (status.ok()) q->Run();
+                         }));
     EBB_RETURN_IF_ERROR(set_up.get_future().get());
     return queue;
   }

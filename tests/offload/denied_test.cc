@@ -190,6 +190,36 @@ TEST(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
                                      HasSubstr("threads"))));
 }
 
+TEST(ThreadLimitDeathTest, IsAnErrorOfCreateHoweverManyThreadsThereMayBe) {
+  const Scratch scratch;
+  const PinnedMemory memory = Memory(kBytes);
+  const auto try_each = [&](IoBackend backend) {
+    if (geteuid() == 0 && setuid(65534) != 0) return false;  // root has no limit
+    ShardFile::Options options = OptionsIn(scratch, memory);
+    options.backend = backend;
+    rlimit limit;
+    if (getrlimit(RLIMIT_NPROC, &limit) != 0) return false;
+    // Up to what suffices: with none to begin with, then with some of those that are wanted.
+    for (limit.rlim_cur = 0; limit.rlim_cur < limit.rlim_max; ++limit.rlim_cur) {
+      if (setrlimit(RLIMIT_NPROC, &limit) != 0) return false;
+      const absl::Status status = ShardFile::Create(options).status();
+      if (status.ok()) return limit.rlim_cur > 0;
+      if (absl::IsUnavailable(status) && backend == IoBackend::kUring) {
+        std::fputs("ulimit -u", stderr);  // there is none to look at
+        return true;
+      }
+      if (!absl::IsResourceExhausted(status)) return false;
+      if (limit.rlim_cur == 0) std::fputs(status.ToString().c_str(), stderr);
+    }
+    return false;
+  };
+  for (const IoBackend backend : {IoBackend::kThreads, IoBackend::kUring, IoBackend::kAuto}) {
+    EXPECT_EXIT(_exit(try_each(backend) ? 0 : 1), ::testing::ExitedWithCode(0),
+                HasSubstr("ulimit -u"));
+    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  }
+}
+
 TEST(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
   const Scratch scratch;
   const PinnedMemory memory = Memory(kBytes);

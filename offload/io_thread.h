@@ -1,0 +1,14 @@
+// Threads that move data between memory and the disk.
+#pragma once
+
+#include <functional>
+#include <thread>
+
+#include "absl/status/statusor.h"
+
+namespace ebb {
+
+// Named for whoever looks at the process. kResourceExhausted where the system grants no thread.
+absl::StatusOr<std::thread> StartIoThread(const char* name, std::function<void()> body);
+
+}  // namespace ebb
