@@ -115,7 +115,12 @@ bool RemoveIfDead(int parent, const std::string& leaf) {
 }  // namespace
 
 absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std::string_view path) {
-  const auto failed = [&](int error) {
+  const auto failed = [&](int error) -> absl::Status {
+    // A cleaner has removed the directory, or has the lock on its way to that.
+    if (error == ENOENT || error == ESTALE || error == EWOULDBLOCK) {
+      return absl::AbortedError(absl::StrCat("'", absl::string_view(path.data(), path.size()),
+                                             "' was taken for a dead run's"));
+    }
     return IoError(absl::StrCat("cannot lock '", absl::string_view(path.data(), path.size()), "'"),
                    error);
   };
@@ -125,6 +130,9 @@ absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std:
                          O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!lock.is_open()) return failed(errno);
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return failed(errno);
+  struct stat found = {};
+  if (fstat(lock.get(), &found) != 0) return failed(errno);
+  if (found.st_nlink == 0) return failed(ENOENT);
   const std::string owner = absl::StrCat(HostName(), " ", BootId(), " ", getpid(), "\n");
   if (write(lock.get(), owner.data(), owner.size()) < 0) return failed(errno);
   return lock;
@@ -133,6 +141,8 @@ absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std:
 void RemoveDeadRuns(int parent, std::string_view path) {
   int removed = 0;
   for (const std::string& name : Names(parent)) {
+    // Nothing is said of what held nothing, and may have been a living run's.
+    if (absl::StartsWith(name, kNewRunPrefix)) RemoveIfDead(parent, name);
     if (absl::StartsWith(name, kRunPrefix) && RemoveIfDead(parent, name)) ++removed;
   }
   if (removed > 0) {

@@ -1,5 +1,12 @@
 // What runs leave in an nvme_path when they are killed, told from what living ones own: each run's
 // directory holds a file that the run keeps locked, and the system drops the lock with the process.
+//
+//   mkdir .ebb-x     [  no lock: may be taken for dead  ]
+//   lock .ebb-x/lock [  a living run's, never touched   ]
+//   rename to ebb-x
+//
+// A cleaner cannot tell who is between the first two from who was killed there, so it removes the
+// directory, which is empty, and a living run makes another.
 #pragma once
 
 #include <string>
@@ -11,8 +18,10 @@
 namespace ebb {
 
 inline constexpr char kRunPrefix[] = "ebb-";
+inline constexpr char kNewRunPrefix[] = ".ebb-";  // until it is locked
 
-// Makes and locks the file in the new directory `leaf` of `parent`; `path` for messages.
+// Makes and locks the file in the new directory `leaf` of `parent`; `path` for messages. kAborted: a
+// cleaner has removed the directory meanwhile.
 absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std::string_view path);
 
 // Removes the dead runs' directories that are certainly that: named as ours, of this user, private,

@@ -24,6 +24,9 @@
 namespace ebb {
 namespace {
 
+// Each cleaner may take one attempt at most, and runs once in a start.
+constexpr int kAttemptsMax = 1000;
+
 bool IsNameCharacter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
          c == '.' || c == '-';
@@ -95,22 +98,30 @@ absl::StatusOr<SwapDirectory> SwapDirectory::Create(std::string_view nvme_path,
   SayMemory(parent_path, parent.get());
   RemoveDeadRuns(parent.get(), parent_path);
 
-  const std::string leaf = absl::StrCat(kRunPrefix, absl::string_view(name.data(), name.size()),
-                                        "-", getpid(), "-", Random());
+  for (int attempt = 1;; ++attempt) {
+    absl::StatusOr<SwapDirectory> made = CreateIn(parent.get(), parent_path, name);
+    if (!absl::IsAborted(made.status()) || attempt == kAttemptsMax) return made;
+  }
+}
+
+absl::StatusOr<SwapDirectory> SwapDirectory::CreateIn(int parent, const std::string& parent_path,
+                                                      std::string_view name) {
+  const std::string leaf =
+      absl::StrCat(absl::string_view(name.data(), name.size()), "-", getpid(), "-", Random());
   // Hidden until it is locked: what has the visible name and no lock is dead.
-  const std::string hidden = absl::StrCat(".", leaf);
-  if (mkdirat(parent.get(), hidden.c_str(), S_IRWXU) != 0) {
+  const std::string hidden = kNewRunPrefix + leaf, visible = kRunPrefix + leaf;
+  if (mkdirat(parent, hidden.c_str(), S_IRWXU) != 0) {
     return IoError(absl::StrCat("cannot create a directory in nvme_path '", parent_path, "'"),
                    errno);
   }
   SwapDirectory made;
   made.path_ = absl::StrCat(RealPath(parent_path), "/", hidden);
   made.owner_ = getpid();
-  EBB_ASSIGN_OR_RETURN(made.lock_, MakeRunLock(parent.get(), hidden, made.path_));
-  if (renameat(parent.get(), hidden.c_str(), parent.get(), leaf.c_str()) != 0) {
+  EBB_ASSIGN_OR_RETURN(made.lock_, MakeRunLock(parent, hidden, made.path_));
+  if (renameat(parent, hidden.c_str(), parent, visible.c_str()) != 0) {
     return IoError(absl::StrCat("cannot rename '", made.path_, "'"), errno);
   }
-  made.path_ = absl::StrCat(RealPath(parent_path), "/", leaf);
+  made.path_ = absl::StrCat(RealPath(parent_path), "/", visible);
   return made;
 }
 

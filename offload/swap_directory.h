@@ -30,6 +30,9 @@ class SwapDirectory {
 
  private:
   SwapDirectory() = default;
+  // kAborted: taken for a dead run's before it was locked.
+  static absl::StatusOr<SwapDirectory> CreateIn(int parent, const std::string& parent_path,
+                                                std::string_view name);
 
   std::string path_;
   FileHandle lock_;

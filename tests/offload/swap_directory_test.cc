@@ -1,6 +1,7 @@
 // Swap directories: private, gone at the end, dead runs' removed and living ones' kept.
 #include "ebb/offload/swap_directory.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -10,8 +11,11 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <functional>
+#include <thread>
+#include <vector>
 
+#include "ebb/offload/dead_runs.h"
+#include "ebb/offload/file_handle.h"
 #include "scratch.h"
 
 namespace ebb::testing {
@@ -109,6 +113,63 @@ TEST(SwapDirectoryTest, KilledRunsAreRemovedByTheNextAndLivingOnesKept) {
   EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
   EXPECT_FALSE(fs::exists(dead.path()));
   EXPECT_TRUE(fs::exists(living.path() + "/shards"));
+}
+
+// mkdir, lock, rename: killed after the first or after the second.
+TEST(SwapDirectoryTest, HalfMadeOnesOfKilledRunsAreRemovedAndOfLivingOnesKept) {
+  const Scratch scratch;
+  const fs::path here = scratch.path();
+  for (const char* leaf : {".ebb-run-1-a", ".ebb-run-1-b", ".ebb-run-1-c", ".ebb-run-1-d"}) {
+    fs::create_directory(here / leaf);
+    fs::permissions(here / leaf, fs::perms::owner_all);
+  }
+  const FileHandle parent(open(here.c_str(), O_RDONLY | O_DIRECTORY));
+  ASSERT_TRUE(MakeRunLock(parent.get(), ".ebb-run-1-b", "b").ok());  // and is closed
+  const auto living = MakeRunLock(parent.get(), ".ebb-run-1-c", "c");
+  ASSERT_TRUE(living.ok()) << living.status();
+  WriteFile(here / ".ebb-run-1-d" / "notes", "mine");
+  ::testing::internal::CaptureStderr();
+  ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_FALSE(fs::exists(here / ".ebb-run-1-a"));
+  EXPECT_FALSE(fs::exists(here / ".ebb-run-1-b"));
+  EXPECT_TRUE(fs::exists(here / ".ebb-run-1-c" / "lock"));
+  EXPECT_TRUE(fs::exists(here / ".ebb-run-1-d" / "notes"));  // none of ours
+}
+
+TEST(SwapDirectoryTest, LockOfADirectoryThatACleanerHasRemovedSaysSo) {
+  const Scratch scratch;
+  const FileHandle parent(open(scratch.path().c_str(), O_RDONLY | O_DIRECTORY));
+  EXPECT_EQ(MakeRunLock(parent.get(), ".ebb-run-1-a", "a").status().code(),
+            absl::StatusCode::kAborted);
+}
+
+// Each removes what it takes for dead while the others have not locked theirs.
+TEST(SwapDirectoryTest, ManyMadeAtOnceAllLive) {
+  const Scratch scratch;
+  constexpr int kThreads = 8, kEach = 20;
+  std::vector<std::vector<SwapDirectory>> made(kThreads);
+  std::vector<absl::Status> statuses(kThreads);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      const auto at = static_cast<size_t>(t);
+      for (int i = 0; i < kEach && statuses[at].ok(); ++i) {
+        auto directory = SwapDirectory::Create(scratch.path(), "run");
+        statuses[at] = directory.status();
+        if (directory.ok()) made[at].push_back(*std::move(directory));
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : statuses) EXPECT_TRUE(status.ok()) << status;
+  for (const auto& of_thread : made) {
+    for (const SwapDirectory& directory : of_thread) {
+      EXPECT_TRUE(fs::exists(directory.path() + "/lock"));
+    }
+  }
+  made.clear();
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
 }
 
 TEST(SwapDirectoryTest, ForkedChildThatEndsRemovesNothing) {
