@@ -19,6 +19,7 @@ set(ebb_public_headers
   runtime/comm/world.h
   runtime/config/config.h
   runtime/config/dtype.h
+  runtime/config/io_backend.h
   runtime/config/keys.h
   runtime/config/tier.h
   runtime/device/backend.h

@@ -113,6 +113,10 @@ absl::Status ShardFile::State::MakeQueue(const Options& options) {
       SayThreads(uring.status());
       return MakeThreadQueue(queue_options, listener);
     }
+    if (absl::IsUnavailable(uring.status())) {
+      return absl::UnavailableError(absl::StrCat(
+          uring.status().message(), "; ebb.io_backend \"auto\" goes on with threads there"));
+    }
     backend = IoBackend::kUring;
     return uring;
   };

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/config/io_backend.h"
 
 namespace ebb {
 
@@ -32,8 +33,6 @@ struct AioOptions {
   int threads = 1;                         // at least, where threads move the data
   bool single_submit = false;              // a system call for each request
 };
-
-enum class IoBackend : uint8_t { kAuto, kUring, kThreads };
 
 // One transfer between memory and a shard file. Owned and reused by the caller: starting one
 // allocates nothing. The destructor waits until it is over.

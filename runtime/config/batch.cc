@@ -2,7 +2,9 @@
 // * world, completed and checked as DeepSpeed does, except that nothing is ever rounded away.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/message.h"
@@ -139,6 +141,29 @@ absl::Status ResolveShardGroup(int world, Config& config) {
   return absl::OkStatus();
 }
 
+// Where io_uring is there, and is not wanted on one machine or in one run.
+absl::Status TakeEnvironment(Config& config) {
+  const char* const given = std::getenv("EBB_IO_URING");
+  const std::string_view value = given == nullptr ? "" : given;
+  if (value != "" && value != "0" && value != "1") {
+    return Invalid({"EBB_IO_URING in the environment is \"", value,
+                    "\"; allowed: 0, which is \"ebb.io_backend\" \"threads\", or 1"});
+  }
+  if (value == "0" && config.ebb.io_backend == IoBackend::kAuto) {
+    config.ebb.io_backend = IoBackend::kThreads;
+  }
+  return absl::OkStatus();
+}
+
+// One swap file holds states, gradients and activations.
+void ResolvePaths(Config& config) {
+  ZeroConfig& zero = config.zero;
+  if (!zero.offload_optimizer.nvme_paths.empty()) return;
+  if (config.gradient_tier() == Tier::kNvme || config.activation_tier() == Tier::kNvme) {
+    zero.offload_optimizer.nvme_paths = zero.offload_param.nvme_paths;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<Config> Config::ForWorld(int world) const {
@@ -167,6 +192,8 @@ absl::StatusOr<Config> Config::ForWorld(int world) const {
                     " ranks; nearest that do: ", DivisorsNear(world, ebb.reduction_group)});
   }
   EBB_RETURN_IF_ERROR(ResolveShardGroup(world, resolved));
+  EBB_RETURN_IF_ERROR(TakeEnvironment(resolved));
+  ResolvePaths(resolved);
   EBB_RETURN_IF_ERROR(resolved.Validate());  // what was derived may be too large a number
   return resolved;
 }

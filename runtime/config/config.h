@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/tier.h"
 
 namespace ebb {
@@ -175,6 +176,8 @@ struct EbbConfig {
   std::optional<int64_t> host_memory = {}, device_memory = {};
   bool split_master = false;  // a master is its bf16 parameter and 16 bits more
   VerifySwap verify_swap = VerifySwap::kStates;
+  // Auto: ForWorld takes the environment's EBB_IO_URING=0 as kThreads. May differ between ranks.
+  IoBackend io_backend = IoBackend::kAuto;
   std::map<std::string, ParameterGroupConfig> parameter_groups = {};
 
   friend bool operator==(const EbbConfig&, const EbbConfig&) = default;
@@ -204,8 +207,10 @@ struct Config {
   static absl::StatusOr<Config> FromJson(std::string_view json);
 
   // The configuration for `world` ranks: the batch triple completed (train = micro * accumulation *
-  // world), micro_batches_per_round, reduce_at and communication resolved. An error names all
-  // numbers, which of them were not given, and the nearest choices that work.
+  // world), micro_batches_per_round, reduce_at and communication resolved, io_backend as the
+  // environment has it, and offload_optimizer's nvme_paths those of offload_param where only these
+  // are given and gradients or activations are on NVMe. An error names all numbers, which of them
+  // were not given, and the nearest choices that work.
   absl::StatusOr<Config> ForWorld(int world) const;
 
   // What the fields say together, after a program changed them.

@@ -72,6 +72,8 @@ inline constexpr Spelling<Tier> kTierNames[] = {
     {"device", Tier::kDevice}, {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
 inline constexpr Spelling<VerifySwap> kVerifySwaps[] = {
     {"off", VerifySwap::kOff}, {"states", VerifySwap::kStates}, {"all", VerifySwap::kAll}};
+inline constexpr Spelling<IoBackend> kIoBackends[] = {
+    {"auto", IoBackend::kAuto}, {"io_uring", IoBackend::kUring}, {"threads", IoBackend::kThreads}};
 
 template <class Enum>
 std::string_view Word(std::span<const Spelling<Enum>> spellings, Enum value) {
@@ -218,6 +220,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.device_memory", ebb.device_memory);
   visit("ebb.split_master", ebb.split_master);
   visit("ebb.verify_swap", Choice<VerifySwap>{ebb.verify_swap, kVerifySwaps});
+  visit("ebb.io_backend", Choice<IoBackend>{ebb.io_backend, kIoBackends});
 }
 
 // Everything but the parameter groups.

@@ -55,6 +55,8 @@ constexpr Key kRows[] = {
          "whether a master is its bf16 parameter and the 16 bits that the cast cuts"),
     Word("ebb.verify_swap", "off|states|all", "states", kLiterally,
          "what of the swap files has a checksum"),
+    Word("ebb.io_backend", "auto|io_uring|threads", "auto", kLiterally,
+         "what moves data to and from NVMe; auto: io_uring where it is allowed"),
 };
 
 }  // namespace

@@ -131,7 +131,10 @@ absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const Model
                                 " on rank 0 and ", all[static_cast<size_t>(at.rank)].size(),
                                 " on rank ", at.rank));
   }
-  const std::vector<std::string> config_lines = absl::StrSplit(config.ToJson(), '\n');
+  // How a rank reaches its host's disk changes nothing for the others.
+  Config compared = config;
+  compared.ebb.io_backend = IoBackend::kAuto;
+  const std::vector<std::string> config_lines = absl::StrSplit(compared.ToJson(), '\n');
   std::vector<int64_t> line_hashes;
   for (const std::string& line : config_lines)
     line_hashes.push_back(static_cast<int64_t>(sharding::Hasher().Add(line).hash()));

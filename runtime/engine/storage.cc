@@ -1,6 +1,5 @@
 #include "ebb/runtime/engine/storage.h"
 
-#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -62,9 +61,6 @@ absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
   const auto create = [&](const std::vector<std::string>& paths, std::string_view what,
                           int64_t bytes, std::unique_ptr<ShardFile>& file) -> absl::Status {
     if (bytes == 0) return absl::OkStatus();
-    // Where io_uring is there and is not wanted.
-    const char* const uring = std::getenv("EBB_IO_URING");
-    const bool threads = uring != nullptr && std::string_view(uring) == "0";
     ShardFile::Options options{.directories = {},
                                .name = std::string(what),
                                .bytes = bytes,
@@ -72,7 +68,7 @@ absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
                                        .queue_depth = static_cast<int>(config.aio.queue_depth),
                                        .threads = static_cast<int>(config.aio.intra_op_parallelism),
                                        .single_submit = config.aio.single_submit},
-                               .backend = threads ? IoBackend::kThreads : IoBackend::kAuto,
+                               .backend = config.ebb.io_backend,
                                .memory = registered,
                                .wrap_queue = {}};
     for (const std::string& path : paths) {
@@ -96,10 +92,7 @@ absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
   }
   EBB_RETURN_IF_ERROR(
       create(config.zero.offload_param.nvme_paths, "parameters", parameters, parameter_file_));
-  const bool has_own = !config.zero.offload_optimizer.nvme_paths.empty();
-  return create(
-      has_own ? config.zero.offload_optimizer.nvme_paths : config.zero.offload_param.nvme_paths,
-      "states", states, state_file_);
+  return create(config.zero.offload_optimizer.nvme_paths, "states", states, state_file_);
 }
 
 absl::StatusOr<Storage::Room> Storage::MakeRoom(Tier tier) const {

@@ -1,6 +1,9 @@
 // The batch triple for a world: the six rows that can be completed, and what to say of the others.
 #include <cstdint>
+#include <cstdlib>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "ebb/runtime/config/config.h"
 #include "gmock/gmock.h"
@@ -9,6 +12,7 @@
 namespace ebb {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -181,6 +185,63 @@ TEST(ForWorld, ResolvesWhereToReduceAndInWhatDType) {
     EXPECT_EQ(config.ForWorld(2)->ebb.reduce_at, ReduceAt::kRound);
     EXPECT_EQ(config.ForWorld(2)->communication, DType::kFloat32);
   }
+}
+
+// Whoever sets EBB_IO_URING for the tests means all of them.
+class Environment {
+ public:
+  explicit Environment(const char* value) {
+    if (const char* const given = std::getenv(kName)) before_ = given;
+    value == nullptr ? unsetenv(kName) : setenv(kName, value, /*overwrite=*/1);
+  }
+  Environment(const Environment&) = delete;
+  ~Environment() {
+    before_.has_value() ? setenv(kName, before_->c_str(), /*overwrite=*/1) : unsetenv(kName);
+  }
+
+ private:
+  static constexpr char kName[] = "EBB_IO_URING";
+  std::optional<std::string> before_;
+};
+
+TEST(ForWorld, TakesTheIoBackendOfTheEnvironmentWhereNoneIsGiven) {
+  const auto resolved = [](IoBackend given, const char* value) {
+    const Environment environment(value);
+    Config config = Given(8, 0, 0);
+    config.ebb.io_backend = given;
+    return config.ForWorld(2)->ebb.io_backend;
+  };
+  for (const char* value : {static_cast<const char*>(nullptr), "", "1"}) {
+    EXPECT_EQ(resolved(IoBackend::kAuto, value), IoBackend::kAuto);
+    EXPECT_EQ(resolved(IoBackend::kThreads, value), IoBackend::kThreads);
+  }
+  EXPECT_EQ(resolved(IoBackend::kAuto, "0"), IoBackend::kThreads);
+  EXPECT_EQ(resolved(IoBackend::kUring, "0"), IoBackend::kUring);
+  const Environment environment("0");
+  EXPECT_THAT(Given(8, 0, 0).ForWorld(2)->ToJson(), HasSubstr("\"io_backend\": \"threads\""));
+}
+
+TEST(ForWorld, NamesAnEnvironmentThatItDoesNotKnow) {
+  const Environment environment("off");
+  EXPECT_THAT(ErrorOf(Given(8, 0, 0), 2),
+              AllOf(HasSubstr("EBB_IO_URING in the environment is \"off\""),
+                    HasSubstr("allowed: 0"), HasSubstr("ebb.io_backend")));
+}
+
+TEST(ForWorld, TakesTheParametersPathsForGradientsAndActivationsOnNvme) {
+  const std::vector<std::string> here = {"/a", "/b"}, there = {"/c"};
+  Config config = Given(8, 0, 0);
+  config.zero.stage = 3;
+  config.zero.offload_param = {.device = Tier::kNvme, .nvme_paths = here};
+  const auto resolved = [&] { return config.ForWorld(2)->zero.offload_optimizer.nvme_paths; };
+  EXPECT_THAT(resolved(), ::testing::IsEmpty());  // nothing but parameters is there
+  config.ebb.offload_activations = Tier::kNvme;
+  EXPECT_EQ(resolved(), here);
+  config.ebb.offload_activations = std::nullopt;
+  config.ebb.offload_gradients = Tier::kNvme;
+  EXPECT_EQ(resolved(), here);
+  config.zero.offload_optimizer.nvme_paths = there;
+  EXPECT_EQ(resolved(), there);
 }
 
 TEST(ForWorld, RefusesWhatValidateRefuses) {

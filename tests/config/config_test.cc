@@ -227,7 +227,8 @@ TEST(Config, ReadsTiers) {
               "overlap_events": false},
       "activation_checkpointing": {"partition_activations": true, "cpu_checkpointing": true},
       "ebb": {"offload_gradients": "none", "offload_activations": "nvme", "host_memory": "64MiB",
-              "device_memory": "2 GB", "split_master": true, "verify_swap": "all"}})");
+              "device_memory": "2 GB", "split_master": true, "verify_swap": "all",
+              "io_backend": "io_uring"}})");
   EXPECT_EQ(config.zero.sub_group_size, 100'000'000);
   EXPECT_EQ(config.zero.offload_param, (OffloadParamConfig{.device = Tier::kNvme,
                                                            .nvme_paths = {"/disk"},
@@ -256,6 +257,7 @@ TEST(Config, ReadsTiers) {
   EXPECT_EQ(config.ebb.device_memory, 2'000'000'000);
   EXPECT_TRUE(config.ebb.split_master);
   EXPECT_EQ(config.ebb.verify_swap, VerifySwap::kAll);
+  EXPECT_EQ(config.ebb.io_backend, IoBackend::kUring);
   EXPECT_EQ(Read(R"({"aio": {"intra_op_parallelism": 3}})").aio.intra_op_parallelism, 3);
 }
 

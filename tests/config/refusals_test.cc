@@ -287,6 +287,8 @@ INSTANTIATE_TEST_SUITE_P(
              {"allowed: \"none\", \"device\", \"cpu\" or \"nvme\""}},
         Case{R"({"ebb": {"offload_activations": true}})", {"is true; allowed: \"none\""}},
         Case{R"({"ebb": {"split_master": 1}})", {"allowed: true or false"}},
+        Case{R"({"ebb": {"io_backend": "aio"}})",
+             {"\"ebb.io_backend\" is \"aio\"; allowed: \"auto\", \"io_uring\" or \"threads\""}},
         Case{R"({"ebb": {"verify_swap": "on"}})",
              {"\"ebb.verify_swap\" is \"on\"; allowed: \"off\", \"states\" or \"all\""}}));
 

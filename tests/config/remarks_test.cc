@@ -137,7 +137,8 @@ TEST(Remarks, TiersAreTakenLiterally) {
       "offload_optimizer": {"device": "nvme", "nvme_path": ["/x", "/y"], "ratio": 0.5}},
       "aio": {"block_size": 4096, "queue_depth": 1, "thread_count": 2, "single_submit": true},
       "activation_checkpointing": {"cpu_checkpointing": true},
-      "ebb": {"offload_gradients": "cpu", "host_memory": "1GiB", "verify_swap": "all"})"),
+      "ebb": {"offload_gradients": "cpu", "host_memory": "1GiB", "verify_swap": "all",
+              "io_backend": "threads"})"),
               ElementsAre());
 }
 

@@ -182,6 +182,7 @@ void RandomiseTiers(Dice& dice, Config& config) {
   config.ebb.device_memory = dice.Perhaps<int64_t>(count);
   config.ebb.split_master = dice.Coin() && config.compute == DType::kBFloat16;
   config.ebb.verify_swap = static_cast<VerifySwap>(dice.Below(3));
+  config.ebb.io_backend = static_cast<IoBackend>(dice.Below(3));
 }
 
 Config RandomConfig(uint64_t seed) {

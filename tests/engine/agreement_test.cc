@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/engine/scripted.h"
+#include "tests/offload/scratch.h"
 
 namespace ebb::testing {
 namespace {
@@ -107,6 +108,17 @@ TEST_P(CreateTest, NamesWhatDiffersOnEveryRank) {
       }
     }
   }
+}
+
+TEST(CreateFromNvmeTest, RanksMayReachTheirDisksInDifferentWays) {
+  const Scratch scratch;
+  const Config config = OnNvme(ConfigFor({.world = 2, .stage = 3}), scratch.path());
+  const absl::Status status = RunThreads(2, [&](World world) {
+    Config own = config;
+    if (world.rank() == 1) own.ebb.io_backend = IoBackend::kThreads;
+    return Engine::Create(world, Device::Cpu(), ScriptedModel(), own).status();
+  });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_P(CreateTest, NamesAnInitialValueThatDiffers) {

@@ -160,6 +160,7 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   if (share) optimizer.ratio = 0.6;
   if (share && optimizer_tier() == Tier::kNvme) config.ebb.host_memory = int64_t{1} << 20;
   if ((*this)[kSubGroups] == 1) config.zero.sub_group_size = 2048;
+  if ((*this)[kDisk] == 1) config.ebb.io_backend = IoBackend::kThreads;
   config.ebb.split_master = (*this)[kMasters] == 1 && config.compute == DType::kBFloat16;
   return config;
 }
@@ -227,7 +228,6 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell) {
   // Ranks of one process and several of a test program share the path, as several runs do.
   const char* given = std::getenv("TEST_TMPDIR");
   const Config config = cell.MakeConfig(given == nullptr ? "/tmp" : given);
-  setenv("EBB_IO_URING", cell[kDisk] == 1 ? "0" : "1", /*overwrite=*/1);
   const ModelSpec spec = ToyModel(cell.MakeModel()).spec();
   std::vector<size_t> starts(1);  // of each parameter in a vector of all
   for (const ParameterSpec& parameter : spec.parameters)

@@ -102,6 +102,7 @@ TEST(DeniedTest, IoUringThatIsAskedForIsAnErrorWhereThereIsNone) {
   });
   if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("ebb.io_backend \"auto\""));
   EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
 }
 
