@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "ebb/offload/shard_file.h"
+#include "has_once.h"
 #include "scratch.h"
 
 namespace ebb::testing {
@@ -23,12 +24,6 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr int64_t kBytes = int64_t{4} << 20;
-
-MATCHER_P(HasOnce, text, "") {
-  const std::string all = arg;
-  const size_t at = all.find(text);
-  return at != std::string::npos && all.find(text, at + 1) == std::string::npos;
-}
 
 ShardFile::Options OptionsIn(const Scratch& scratch, const PinnedMemory& memory) {
   ShardFile::Options options;

@@ -1,0 +1,153 @@
+// Swap files over several folders under an engine: the bits of one folder, and a disk among several
+// that fails is the one that is named.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/scripted.h"
+#include "tests/engine/toy_model.h"
+#include "tests/offload/faulty_queue.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::Gt;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kWorld = 2, kSteps = 4;
+
+// A rank's half of 4 layers of 400 x 400 in fp32: 1.3 MB of parameters and 3.8 MB of states, where a
+// stripe has 1 MiB.
+ToyModel SomeModel() {
+  return ToyModel({.width = 400});
+}
+
+Config OnDevice(Timing timing) {
+  Config config = ConfigFor({.world = kWorld, .stage = 3, .timing = timing});
+  config.ebb.timeout_seconds = 60;
+  return config;
+}
+
+Config Over(const std::vector<std::string>& parameters, const std::vector<std::string>& states,
+            Timing timing) {
+  Config config = OnNvme(OnDevice(timing), "");
+  config.zero.offload_param.nvme_paths = parameters;
+  config.zero.offload_optimizer.nvme_paths = states;
+  return config;
+}
+
+absl::StatusOr<std::vector<uint32_t>> Trained(const Config& config) {
+  std::vector<uint32_t> bits;
+  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    ToyModel model = SomeModel();
+    EBB_ASSIGN_OR_RETURN(Engine engine,
+                         Engine::Create(world, Device::Cpu(1), model.spec(), config));
+    for (int step = 0; step < kSteps; ++step)
+      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
+    EBB_ASSIGN_OR_RETURN(std::vector<uint32_t> own, MasterBits(engine, model.spec()));
+    if (world.rank() == 0) bits = std::move(own);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
+  return bits;
+}
+
+// Looks at every request, for as long as it lives.
+class Between {
+ public:
+  using Fault = std::function<std::optional<int64_t>(std::string_view file, IoRequest& request)>;
+  explicit Between(const Fault& fault) {
+    GetOffloadTestHooks().wrap_queue = [fault](std::string_view, std::string_view file) {
+      return WithFaults(
+          [fault, name = std::string(file)](IoRequest& request) { return fault(name, request); });
+    };
+  }
+  Between(const Between&) = delete;
+  ~Between() { GetOffloadTestHooks() = {}; }
+};
+
+class StripedSwapTest : public ::testing::TestWithParam<IoBackend> {};
+std::string NameOfBackend(const ::testing::TestParamInfo<IoBackend>& backend) {
+  return backend.param == IoBackend::kAuto ? "Auto" : "Threads";
+}
+INSTANTIATE_TEST_SUITE_P(Backends, StripedSwapTest,
+                         ::testing::Values(IoBackend::kAuto, IoBackend::kThreads), NameOfBackend);
+
+TEST_P(StripedSwapTest, SeveralPathsHaveTheBitsOfOneAndAllAreUsed) {
+  for (const Timing timing : kTimings) {
+    SCOPED_TRACE(static_cast<int>(timing));
+    const Scratch scratch;
+    const std::vector<std::string> disks = scratch.Directories(3);
+    const auto expected = Trained(OnDevice(timing));
+    const auto one = Trained(Over({disks[0]}, {disks[0]}, timing));
+    ASSERT_TRUE(expected.ok() && one.ok()) << expected.status() << one.status();
+    EXPECT_EQ(*one, *expected);
+
+    Config config = Over({disks[0], disks[1]}, disks, timing);
+    config.ebb.io_backend = GetParam();
+    std::array<std::atomic<int>, 2> of_parameters = {};  // requests, by disk
+    std::array<std::atomic<int>, 3> of_states = {};
+    const Between count([&](std::string_view file, IoRequest& request) {
+      const auto disk = static_cast<size_t>(request.file);
+      ++(file == "parameters" ? of_parameters.at(disk) : of_states.at(disk));
+      return std::optional<int64_t>();
+    });
+    const auto striped = Trained(config);
+    ASSERT_TRUE(striped.ok()) << striped.status();
+    EXPECT_EQ(*striped, *expected);
+    EXPECT_THAT(of_parameters, Each(Gt(0)));
+    EXPECT_THAT(of_states, Each(Gt(0)));
+    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  }
+}
+
+TEST_P(StripedSwapTest, OneDiskThatFailsIsNamedOnEveryRank) {
+  for (const bool write : {false, true}) {
+    SCOPED_TRACE(write ? "write" : "read");
+    const Scratch scratch;
+    const std::vector<std::string> disks = scratch.Directories(2);
+    Config config = Over(disks, disks, Timing::kLate);
+    config.ebb.io_backend = GetParam();
+    std::atomic<bool> armed = false;
+    const Between fault([&](std::string_view file, IoRequest& request) {
+      const bool fails = armed && file == "states" && request.file == 1 && request.write == write;
+      return fails ? std::optional<int64_t>(-EIO) : std::nullopt;
+    });
+    std::vector<absl::Status> statuses(kWorld);
+    const absl::Status ran = RunThreads(kWorld, [&](World world) -> absl::Status {
+      ToyModel model = SomeModel();
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), model.spec(), config));
+      absl::Status& result = statuses[static_cast<size_t>(world.rank())];
+      for (int step = 0; step < kSteps && result.ok(); ++step) {
+        if (step == 1) armed = true;
+        result = model.Train(engine, world.rank(), step);
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(ran.ok()) << ran;
+    for (const absl::Status& status : statuses) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr(write ? "cannot write" : "cannot read"),
+                        HasSubstr(absl::StrCat("'", disks[1], "/")), Not(HasSubstr(disks[0])),
+                        HasSubstr("/states'"), HasSubstr("point nvme_path at another one")));
+    }
+    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
