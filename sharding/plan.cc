@@ -16,12 +16,27 @@ namespace {
 // before it.
 constexpr int kPoolRoundsMax = 3;
 
-ResidencyLimits LimitsOf(const Config& config, DType compute) {
+// DeepSpeed's buffer_size is the limit of a slot, whatever shares it. How much of a slice stays in
+// RAM is not known yet: as if nothing did.
+std::vector<int64_t> SlotElements(const ModelLayout& layout, DType compute) {
+  const int64_t size = SizeOf(compute);
+  std::vector<int64_t> elements;
+  for (const UnitLayout& unit : layout.units) {
+    elements.push_back(
+        (SwapAligned(unit.trainable.shard * size) + SwapAligned(unit.frozen.shard * size)) / size);
+  }
+  return elements;
+}
+
+ResidencyLimits LimitsOf(const Config& config, const ModelLayout& layout, DType compute) {
+  const bool reads = config.parameter_tier() == Tier::kNvme;
   return {.prefetch_depth = config.zero.overlap_comm ? config.ebb.prefetch_depth : 0,
           .prefetch_elements = config.zero.prefetch_bucket_size,
           .live_elements = config.zero.max_live_parameters,
           .reuse_elements = config.zero.max_reuse_distance,
           .group_elements = GatherGroupElements(config, compute),
+          .slot_elements = reads ? SlotElements(layout, compute) : std::vector<int64_t>(),
+          .slot_elements_max = config.zero.offload_param.buffer_size,
           .reshard_after_forward = config.ebb.reshard_after_forward};
 }
 
@@ -43,7 +58,7 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   for (const UnitSpec& unit : model.units) plan.unit_names.push_back(unit.name);
   const Decisions& d = plan.decisions;
   const std::vector<int64_t> elements = UnitElements(plan.layout);
-  const ResidencyLimits limits = LimitsOf(config, d.compute);
+  const ResidencyLimits limits = LimitsOf(config, plan.layout, d.compute);
   const int visits = static_cast<int>(model.forward.size());
 
   EBB_ASSIGN_OR_RETURN(const Decisions own,

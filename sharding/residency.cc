@@ -44,11 +44,13 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
   const int64_t group_elements = std::min(limits.group_elements, limits.live_elements);
   std::vector<GatherGroup> groups;
   std::vector<int> last_use(elements.size(), -1);  // of the unit's stay before this one
-  int64_t grouped = 0;
+  int64_t grouped = 0, in_slot = 0;
   for (int i = 0; i < static_cast<int>(stays.size()); ++i) {
     const Stay& stay = stays[i];
     const int64_t size = elements[stay.unit];
-    bool joins = !groups.empty() && grouped + size <= group_elements;
+    const int64_t slot_size = limits.slot_elements.empty() ? 0 : limits.slot_elements[stay.unit];
+    bool joins = !groups.empty() && grouped + size <= group_elements &&
+                 in_slot + slot_size <= limits.slot_elements_max;
     if (joins) {
       const int first = stays[groups.back().stays.front()].first;
       joins = scopes[first].round == scopes[stay.first].round &&
@@ -57,9 +59,11 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
     if (!joins) {
       groups.emplace_back();
       grouped = 0;
+      in_slot = 0;
     }
     groups.back().stays.push_back(i);
     grouped += size;
+    in_slot += slot_size;
     last_use[stay.unit] = stay.last;
   }
   return groups;

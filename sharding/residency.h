@@ -48,6 +48,10 @@ struct ResidencyLimits {
   int64_t live_elements = INT64_MAX;      // no prefetch that would have more than this gathered
   int64_t reuse_elements = INT64_MAX;     // a unit whose next use is farther is released
   int64_t group_elements = 0;  // neighbours are gathered together up to this; a larger unit alone
+  // Where slices are read from a swap file, what each unit takes of a slot at most, and how large a
+  // slot may be: a group shares one.
+  std::vector<int64_t> slot_elements = {};  // by unit; empty: nothing is read
+  int64_t slot_elements_max = INT64_MAX;
   bool reshard_after_forward = true;
 };
 

@@ -231,6 +231,10 @@ TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
     const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
     ASSERT_TRUE(plan.ok()) << plan.status();
     const int64_t device = BytesOn(Tier::kDevice, *plan), host = BytesOn(Tier::kCpu, *plan);
+    const OffloadParamConfig& parameters = random_case.config.zero.offload_param;
+    ASSERT_LE(plan->pools.parameter_slots.count, parameters.buffer_count);
+    ASSERT_LE(plan->pools.parameter_slots.bytes / SizeOf(random_case.config.compute),
+              parameters.buffer_size);
     EbbConfig& ebb = random_case.config.ebb;
     ASSERT_LE(host, ebb.host_memory.value_or(host));
     ebb.device_memory = device;

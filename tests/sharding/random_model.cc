@@ -153,11 +153,17 @@ void RandomCase::Offload(Random& random) {
 
   const absl::StatusOr<ModelLayout> layout = LayOut(model, shards());
   if (!layout.ok()) return;
-  int64_t largest = 0, all = 0;
+  const int64_t size = SizeOf(config.compute);
+  int64_t largest = 0, slot = 1, all = 0;
   for (const UnitLayout& unit : layout->units) {
     largest = std::max(largest, unit.trainable.shard);
+    slot = std::max(
+        slot,
+        (SwapAligned(unit.trainable.shard * size) + SwapAligned(unit.frozen.shard * size)) / size);
     all += unit.shard();
   }
+  // What the largest unit needs, or little more: groups of units share a slot of it.
+  if (random.OneIn(2)) parameters.buffer_size = slot + random.Between(0, slot);
   parameters.max_in_cpu = random.OneOf<int64_t>({0, 0, random.Between(0, all), 1'000'000'000});
   // A few sub-groups for the largest unit; cuts fall where they may.
   if (!random.OneIn(3)) config.zero.sub_group_size = largest / random.Between(1, 8) + 1;

@@ -255,6 +255,30 @@ TEST(Residency, DoesNotGatherAUnitWithAGroupThatComesBeforeItsRelease) {
               ElementsAre("0 0-9@1", "1 1-10@1", "2 3-6@1", "3 4-7@1", "2 8-8@17", "0 11-11@23"));
 }
 
+// Six units of 10, two of which have room in a slot of 100 elements.
+TEST(Residency, AGroupHasRoomInOneSlot) {
+  const std::vector<int64_t> elements(6, 10);
+  ResidencyLimits limits{.prefetch_depth = 0,
+                         .group_elements = 1'000,
+                         .slot_elements = std::vector<int64_t>(6, 50),
+                         .slot_elements_max = 100};
+  const auto groups = [&] {
+    std::vector<size_t> sizes;
+    for (const GatherGroup& group :
+         PlanResidency(Scopes({0, 1, 2, 3, 4, 5}, 1), elements, std::vector<bool>(6, false), limits)
+             .groups)
+      sizes.push_back(group.stays.size());
+    return sizes;
+  };
+  EXPECT_THAT(groups(), ElementsAre(2, 2, 2, 2, 2, 1));  // the last unit stays for its backward
+  limits.slot_elements_max = 99;
+  EXPECT_THAT(groups(), ::testing::Each(1));
+  limits.slot_elements_max = 10;  // a unit that is larger is alone
+  EXPECT_THAT(groups(), ::testing::Each(1));
+  limits.slot_elements = {};
+  EXPECT_THAT(groups(), ElementsAre(6, 5));
+}
+
 TEST(Residency, UnitsKeptWholeAreNeverGathered) {
   const std::vector<int64_t> elements(2, 10);
   const Residency residency =
