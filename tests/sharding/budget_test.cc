@@ -1,0 +1,180 @@
+#include "ebb/sharding/budget.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ebb/sharding/homes.h"
+#include "ebb/sharding/memory_model.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+constexpr int64_t kMebi = int64_t{1} << 20;
+
+// Four units of 1 Mi elements on one rank, bf16 and AdamW, all on NVMe: 2 MiB of parameters and 12
+// of states a unit. Updates are held until Finish, so nothing is carried.
+Config AllOnNvme() {
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  config.ebb.asynchronous_step = AsynchronousStep::kOff;
+  config.zero.offload_param = {
+      .device = Tier::kNvme, .nvme_paths = {"/disk"}, .buffer_size = kMebi, .max_in_cpu = 0};
+  config.zero.offload_optimizer = {.device = Tier::kNvme, .nvme_paths = {"/disk"}};
+  return config;
+}
+
+absl::StatusOr<Pools> LaidOut(const Config& config) {
+  const ModelSpec model = UnitChain(std::vector<int64_t>(4, kMebi));
+  auto plan = PlanStep({.model = &model, .config = &config, .world = 1, .optimizer_states = 2});
+  if (!plan.ok()) return plan.status();
+  return plan->pools;
+}
+
+int64_t HostBytes(const Pools& pools) {
+  int64_t bytes = 0;
+  for (const int64_t of_class : pools.host_bytes) bytes += BufferBytes(of_class);
+  return bytes;
+}
+int64_t DeviceBytes(const Pools& pools) {
+  int64_t bytes = 0;
+  for (const int64_t of_class : pools.bytes) bytes += BufferBytes(of_class);
+  return bytes;
+}
+std::vector<int64_t> Counts(const Homes& homes) {
+  std::vector<int64_t> counts;
+  for (const SubGroup& group : homes.sub_groups) counts.push_back(group.count());
+  return counts;
+}
+int64_t StatesInRam(const Homes& homes) {
+  int64_t bytes = 0;
+  for (const SubGroup& group : homes.sub_groups)
+    bytes += group.tier == Tier::kCpu ? group.count() * 12 : 0;
+  return bytes;
+}
+
+// A slot for each of five reads of 2 MiB. Three work slots, whose masters, moments and gradients (16
+// bytes) are within four buffers of one unit in fp32: 16 Mi / 48 elements, down to a whole cut.
+TEST(Budget, PoolSizesAreUpperLimits) {
+  const Config config = AllOnNvme();
+  const auto pools = LaidOut(config);
+  ASSERT_TRUE(pools.ok()) << pools.status();
+  EXPECT_EQ(pools->parameter_slots.count, 5);
+  EXPECT_EQ(pools->parameter_slots.bytes, 2 * kMebi);
+  const int64_t third = 16 * kMebi / 48 / kCutElements * kCutElements;
+  EXPECT_EQ(pools->homes.units[0].sub_groups, 4);
+  EXPECT_EQ(Counts(pools->homes).front(), third);
+  EXPECT_EQ(pools->host_work.ring.count, 3);
+}
+
+TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
+  Config config = AllOnNvme();
+  config.zero.offload_param.buffer_count = 2;
+  config.zero.offload_optimizer.buffer_count = 1;
+  config.zero.sub_group_size = kMebi;
+  const auto pools = LaidOut(config);
+  ASSERT_TRUE(pools.ok()) << pools.status();
+  EXPECT_EQ(pools->parameter_slots.count, 2);
+  EXPECT_EQ(Counts(pools->homes).front(), 4 * kMebi / 48 / kCutElements * kCutElements);
+  config.zero.sub_group_size = 3 * kCutElements;
+  EXPECT_THAT(Counts(LaidOut(config)->homes), Each(::testing::Le(3 * kCutElements)));
+}
+
+TEST(Budget, ASliceThatIsLargerThanABufferIsNamed) {
+  Config config = AllOnNvme();
+  config.zero.offload_param.buffer_size = kMebi - 1;
+  const absl::Status status = LaidOut(config).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("buffer_size is 1048575 elements"), HasSubstr("unit 'unit0'"),
+                    HasSubstr("raise it to at least 1048576"), HasSubstr("max_in_cpu")));
+  config.zero.offload_param.max_in_cpu = 4 * kMebi;  // nothing of it is on the disk
+  EXPECT_TRUE(LaidOut(config).ok());
+}
+
+// Four units would be gathered as one: of 2 Mi elements a buffer has room for two.
+TEST(Budget, UnitsThatAreGatheredTogetherShareABuffer) {
+  Config config = AllOnNvme();
+  config.ebb.coalesce_bytes = int64_t{1} << 30;
+  config.zero.offload_param.buffer_size = 2 * kMebi;
+  EXPECT_EQ(LaidOut(config)->parameter_slots.bytes, 2 * 2 * kMebi);
+  config.zero.offload_param.buffer_size = 2 * kMebi - 1;
+  EXPECT_EQ(LaidOut(config)->parameter_slots.bytes, 2 * kMebi);
+  config.zero.offload_param.buffer_size = 4 * kMebi;
+  EXPECT_EQ(LaidOut(config)->parameter_slots.bytes, 4 * 2 * kMebi);
+}
+
+TEST(Budget, WhatHostMemoryLeavesIsForStates) {
+  Config config = AllOnNvme();
+  const auto least = LaidOut(config);
+  ASSERT_TRUE(least.ok()) << least.status();
+  EXPECT_EQ(StatesInRam(least->homes), 0);
+  const int64_t staging = HostBytes(*least);
+  config.ebb.host_memory = staging;
+  EXPECT_EQ(StatesInRam(LaidOut(config)->homes), 0);
+  config.ebb.host_memory = staging + 24 * kMebi;  // half of the states
+  const auto half = LaidOut(config);
+  ASSERT_TRUE(half.ok()) << half.status();
+  EXPECT_LE(HostBytes(*half), *config.ebb.host_memory);
+  EXPECT_LE(StatesInRam(half->homes), 24 * kMebi);
+  EXPECT_GT(StatesInRam(half->homes), 20 * kMebi);  // but for a sub-group of 4 MiB
+  config.ebb.host_memory = staging + 48 * kMebi;
+  EXPECT_EQ(StatesInRam(LaidOut(config)->homes), 48 * kMebi);
+}
+
+TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
+  Config config = AllOnNvme();
+  const int64_t wanted = HostBytes(*LaidOut(config));
+  config.ebb.host_memory = wanted - 1;
+  const auto less = LaidOut(config);
+  ASSERT_TRUE(less.ok()) << less.status();
+  EXPECT_EQ(less->parameter_slots.count, 5);
+  EXPECT_LT(Counts(less->homes).front(), 16 * kMebi / 48 / 2 + 1);
+  EXPECT_LE(HostBytes(*less), wanted - 1);
+  // With the least that is granted: two slots, and sub-groups of 64 Ki elements.
+  int64_t refused = 0, granted = wanted;
+  while (granted - refused > 1) {
+    config.ebb.host_memory = refused + (granted - refused) / 2;
+    (LaidOut(config).ok() ? granted : refused) = *config.ebb.host_memory;
+  }
+  config.ebb.host_memory = granted;
+  const auto least = LaidOut(config);
+  ASSERT_TRUE(least.ok()) << least.status();
+  EXPECT_EQ(least->parameter_slots.count, 2);
+  EXPECT_LE(Counts(least->homes).front(), int64_t{1} << 16);
+  EXPECT_EQ(HostBytes(*least), granted);
+}
+
+TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndWhatWouldHelp) {
+  Config config = AllOnNvme();
+  config.ebb.host_memory = 4096;
+  const absl::Status host = LaidOut(config).status();
+  EXPECT_EQ(host.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(host.message()),
+              AllOf(HasSubstr("ebb.host_memory is 0.0 MiB a rank"), HasSubstr("staging "),
+                    HasSubstr("sub_group_size")));
+  config = AllOnNvme();
+  const int64_t device = DeviceBytes(*LaidOut(config));
+  config.ebb.device_memory = device;
+  EXPECT_TRUE(LaidOut(config).ok());
+  config.ebb.device_memory = device - 1;
+  const absl::Status refused = LaidOut(config).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              AllOf(HasSubstr("ebb.device_memory is "), HasSubstr("gather "),
+                    HasSubstr("ebb.prefetch_depth 0"), HasSubstr("smaller units")));
+}
+
+}  // namespace
+}  // namespace ebb::sharding

@@ -1,0 +1,187 @@
+#include "ebb/sharding/homes.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/sharding/plan.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// One rank, bf16, AdamW: 12 bytes of states an element.
+struct Case {
+  std::vector<int64_t> units;
+  Tier parameters = Tier::kDevice, optimizer = Tier::kDevice, gradients = Tier::kDevice;
+  HomeLimits limits = {.sub_group_elements = 4 * kCutElements};
+  bool own_optimizer = false;
+  std::vector<bool> kept_whole = {};
+
+  Homes Decide() const {
+    Decisions decisions;
+    decisions.stage = 3;
+    decisions.compute = DType::kBFloat16;
+    decisions.optimizer_states = 2;
+    decisions.own_optimizer = own_optimizer;
+    decisions.parameter_tier = parameters;
+    decisions.optimizer_tier = optimizer;
+    decisions.gradient_tier = gradients;
+    decisions.kept_whole = kept_whole.empty() ? std::vector<bool>(units.size()) : kept_whole;
+    return DecideHomes(decisions, *LayOut(UnitChain(units), 1), limits);
+  }
+};
+
+// "unit: begin-end tier", with elements in kCutElements.
+std::vector<std::string> SubGroups(const Homes& homes) {
+  std::vector<std::string> told;
+  for (const SubGroup& group : homes.sub_groups) {
+    told.push_back(absl::StrCat(group.unit, ": ", group.begin / kCutElements, "-",
+                                group.end / kCutElements, " ", std::string(Name(group.tier))));
+  }
+  return told;
+}
+std::vector<std::string> Pieces(const Homes& homes, size_t unit) {
+  std::vector<std::string> told;
+  for (const ParameterPiece& piece : homes.units[unit].trainable) {
+    told.push_back(absl::StrCat(piece.begin / kCutElements, "-", piece.end / kCutElements, " ",
+                                std::string(Name(piece.home.tier))));
+  }
+  return told;
+}
+
+constexpr int64_t k = kCutElements;
+
+TEST(Homes, OnTheDeviceAUnitIsOneSubGroup) {
+  const Homes homes = Case{.units = {10 * k, k}}.Decide();
+  EXPECT_THAT(SubGroups(homes), ElementsAre("0: 0-10 device", "1: 0-1 device"));
+  EXPECT_THAT(Pieces(homes, 0), ElementsAre("0-10 device"));
+  EXPECT_EQ(homes.units[1].first_sub_group, 1);
+  EXPECT_EQ(homes.units[1].sub_groups, 1);
+}
+
+TEST(Homes, BelowTheDeviceUnitsAreCutToSubGroupsThatCrossNone) {
+  const Homes homes = Case{.units = {10 * k, 3 * k}, .optimizer = Tier::kCpu}.Decide();
+  EXPECT_THAT(SubGroups(homes),
+              ElementsAre("0: 0-4 cpu", "0: 4-8 cpu", "0: 8-10 cpu", "1: 0-3 cpu"));
+  EXPECT_EQ(homes.units[0].sub_groups, 3);
+  EXPECT_EQ(homes.units[1].first_sub_group, 3);
+}
+
+TEST(Homes, CutsAreMultiplesOfKCutElementsHoweverSmallASubGroupMayBe) {
+  const Homes homes =
+      Case{.units = {2 * k}, .optimizer = Tier::kCpu, .limits = {.sub_group_elements = 2 * k - 1}}
+          .Decide();
+  EXPECT_THAT(SubGroups(homes), ElementsAre("0: 0-1 cpu", "0: 1-2 cpu"));
+  const Homes smaller =
+      Case{.units = {2 * k}, .optimizer = Tier::kCpu, .limits = {.sub_group_elements = 1}}.Decide();
+  EXPECT_EQ(SubGroups(smaller), SubGroups(homes));
+}
+
+// 15 k elements stay in RAM, the first units first; a cut within a unit is a multiple of k.
+TEST(Homes, ParametersInRamAreThoseOfTheFirstUnits) {
+  const Homes homes =
+      Case{.units = {10 * k, 10 * k, 10 * k},
+           .parameters = Tier::kNvme,
+           .limits = {.sub_group_elements = 4 * k, .parameters_in_cpu = 15 * k + 100}}
+          .Decide();
+  EXPECT_THAT(Pieces(homes, 0), ElementsAre("0-10 cpu"));
+  EXPECT_THAT(Pieces(homes, 1), ElementsAre("0-5 cpu", "5-10 nvme"));
+  EXPECT_THAT(Pieces(homes, 2), ElementsAre("0-10 nvme"));
+  EXPECT_EQ(PieceOf(homes.units[1].trainable, 5 * k - 1).home.tier, Tier::kCpu);
+  EXPECT_EQ(PieceOf(homes.units[1].trainable, 5 * k).home.tier, Tier::kNvme);
+  // Pages of 2,048 elements in bf16.
+  EXPECT_EQ(SwapBytes(homes, 0, 2), 0);
+  EXPECT_EQ(SwapBytes(homes, 1, 2), 5 * 4096);
+  EXPECT_EQ(SwapBytes(homes, 2, 2), 10 * 4096);
+}
+
+// What a sub-group writes of the parameters has one home, so it ends where a piece does.
+TEST(Homes, SubGroupsCrossNoPieceOfTheParameters) {
+  const Homes homes = Case{.units = {10 * k},
+                           .parameters = Tier::kNvme,
+                           .optimizer = Tier::kNvme,
+                           .limits = {.sub_group_elements = 4 * k, .parameters_in_cpu = 5 * k}}
+                          .Decide();
+  EXPECT_THAT(SubGroups(homes),
+              ElementsAre("0: 0-4 nvme", "0: 4-5 nvme", "0: 5-9 nvme", "0: 9-10 nvme"));
+}
+
+TEST(Homes, AnOptimizerOfTheTrainersGetsSlicesUncut) {
+  const Homes homes =
+      Case{.units = {10 * k},
+           .parameters = Tier::kNvme,
+           .optimizer = Tier::kCpu,
+           .limits = {.sub_group_elements = int64_t{1} << 40, .parameters_in_cpu = 5 * k},
+           .own_optimizer = true}
+          .Decide();
+  EXPECT_THAT(Pieces(homes, 0), ElementsAre("0-10 nvme"));
+  EXPECT_THAT(SubGroups(homes), ElementsAre("0: 0-10 cpu"));
+}
+
+// Half of the states stay, in turns with those that go: a sub-group stays while no more than half of
+// what has been seen would have.
+TEST(Homes, TheDevicesShareOfTheStatesIsSpreadEvenly) {
+  const Homes homes = Case{.units = {4 * k, 4 * k},
+                           .optimizer = Tier::kCpu,
+                           .limits = {.sub_group_elements = k, .states_on_device = 0.5}}
+                          .Decide();
+  EXPECT_THAT(SubGroups(homes),
+              ElementsAre("0: 0-1 cpu", "0: 1-2 device", "0: 2-3 cpu", "0: 3-4 device",
+                          "1: 0-1 cpu", "1: 1-2 device", "1: 2-3 cpu", "1: 3-4 device"));
+  const Homes all = Case{.units = {2 * k},
+                         .optimizer = Tier::kCpu,
+                         .limits = {.sub_group_elements = k, .states_on_device = 1}}
+                        .Decide();
+  EXPECT_THAT(SubGroups(all), ElementsAre("0: 0-1 device", "0: 1-2 device"));
+}
+
+// 4 sub-groups of k elements of 12 bytes; bytes for two of them.
+TEST(Homes, RamsShareOfTheStatesIsSpreadEvenly) {
+  const Homes homes = Case{.units = {4 * k},
+                           .optimizer = Tier::kNvme,
+                           .limits = {.sub_group_elements = k, .states_in_cpu_bytes = 2 * 12 * k}}
+                          .Decide();
+  EXPECT_THAT(SubGroups(homes),
+              ElementsAre("0: 0-1 nvme", "0: 1-2 cpu", "0: 2-3 nvme", "0: 3-4 cpu"));
+}
+
+TEST(Homes, AGradientStaysOnTheDeviceWhereAllOfItsUnitIsUpdatedThere) {
+  Case followed{.units = {k, k},
+                .optimizer = Tier::kCpu,
+                .gradients = Tier::kCpu,
+                .limits = {.sub_group_elements = k, .states_on_device = 0.5}};
+  const Homes homes = followed.Decide();
+  EXPECT_EQ(homes.units[0].gradient, Tier::kCpu);
+  EXPECT_EQ(homes.units[1].gradient, Tier::kDevice);
+}
+
+TEST(Homes, UnitsKeptWholeHaveTheirParametersOnTheDevice) {
+  const Homes homes =
+      Case{.units = {k, k}, .parameters = Tier::kNvme, .kept_whole = {true, false}}.Decide();
+  EXPECT_THAT(Pieces(homes, 0), ElementsAre("0-1 device"));
+  EXPECT_THAT(Pieces(homes, 1), ElementsAre("0-1 nvme"));
+}
+
+TEST(Homes, WhatIsFrozenHasPiecesAndNoSubGroups) {
+  ModelSpec model = UnitChain({k});
+  model.parameters[0].trainable = false;
+  Decisions decisions;
+  decisions.stage = 3;
+  decisions.parameter_tier = decisions.optimizer_tier = Tier::kNvme;
+  decisions.kept_whole = {false};
+  const Homes homes = DecideHomes(decisions, *LayOut(model, 1), {.sub_group_elements = k});
+  EXPECT_THAT(homes.sub_groups, IsEmpty());
+  EXPECT_THAT(homes.units[0].trainable, IsEmpty());
+  EXPECT_EQ(homes.units[0].frozen.size(), 1u);
+  EXPECT_EQ(SwapBytes(homes, 0, 4), 4 * k);
+}
+
+}  // namespace
+}  // namespace ebb::sharding
