@@ -1,18 +1,16 @@
 // What every way of connecting ranks must compute and count: all operations against a scalar
-// reference, bit for bit. What it must do when something goes wrong is failure_test.cc.
+// reference, bit for bit. In what order they run is communicator_test.cc; what must happen when
+// something goes wrong, failure_test.cc.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <atomic>
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
-#include "../device/allocation_counter.h"
 #include "backends.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "numbers.h"
-#include "processes.h"
 
 namespace ebb {
 namespace {
@@ -21,8 +19,6 @@ using ebb::testing::Backend;
 using ebb::testing::Backends;
 using ebb::testing::Numbers;
 using ebb::testing::ReduceReference;
-using ebb::testing::Shared;
-using ebb::testing::Signal;
 
 const std::vector<int64_t> kCounts = {515, 0, 1, 77};  // of the spans of one group
 
@@ -299,219 +295,6 @@ std::vector<CommunicatorConformance::ParamType> LargeWorlds() {
 }
 INSTANTIATE_TEST_SUITE_P(LargeWorlds, CommunicatorConformance, ::testing::ValuesIn(LargeWorlds()),
                          TestName);
-
-class CommunicatorTest : public ::testing::TestWithParam<Backend> {};
-
-TEST_P(CommunicatorTest, BarrierIsAnOperationInStreamOrder) {
-  const Shared<std::atomic<int>> came(0);
-  const absl::Status status = GetParam().run(3, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-    EBB_ASSIGN_OR_RETURN(Stream stream, GetParam().device(1).NewStream("comm"));
-    for (int round = 1; round <= 100; ++round) {
-      bool all_came = false;
-      stream.Enqueue([&] { came->fetch_add(1); });
-      EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
-      stream.Enqueue([&] { all_came = came->load() >= 3 * round; });
-      EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
-      stream.WaitIdle();
-      if (!all_came) return absl::InternalError("a rank passed the barrier alone");
-    }
-    return communicator.status();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST_P(CommunicatorTest, OperationsOfSeveralStreamsRunInTheOrderOfTheCalls) {
-  const absl::Status status = GetParam().run(2, [](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-    const Device device = GetParam().device(1);
-    EBB_ASSIGN_OR_RETURN(Stream first, device.NewStream("first"));
-    EBB_ASSIGN_OR_RETURN(Stream second, device.NewStream("second"));
-    std::vector<float> values(400, static_cast<float>(world.rank() + 1));
-    std::vector<CollectiveSpan> spans(values.size());
-    for (size_t i = 0; i < values.size(); ++i) {
-      spans[i] = {.send = &values[i], .receive = &values[i], .count = 1};
-      Stream& stream = i % 2 == static_cast<size_t>(world.rank())
-                           ? first
-                           : second;  // and not the same on both ranks
-      EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&spans[i], 1}, DType::kFloat32));
-    }
-    first.WaitIdle();
-    second.WaitIdle();
-    EBB_RETURN_IF_ERROR(communicator.status());
-    return values == std::vector<float>(400, 3) ? absl::OkStatus()
-                                                : absl::InternalError("wrong sums");
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-// Gathers on one communicator and stream beside reductions on another, as the engine does it.
-TEST_P(CommunicatorTest, TwoCommunicatorsWorkBesideEachOther) {
-  constexpr int kRanks = 3, kRounds = 100;
-  constexpr int64_t kCount = 100;
-  const absl::Status status = GetParam().run(kRanks, [](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator gathers, world.NewCommunicator({.name = "gather"}));
-    EBB_ASSIGN_OR_RETURN(Communicator reductions, world.NewCommunicator({.name = "reduce"}));
-    const Device device = GetParam().device(1);
-    EBB_ASSIGN_OR_RETURN(Stream gather_stream, device.NewStream("gather"));
-    EBB_ASSIGN_OR_RETURN(Stream reduce_stream, device.NewStream("reduce"));
-    std::vector<float> mine(kCount, static_cast<float>(world.rank())), all(kRanks * kCount, -1),
-        sums(kCount, -1);
-    const CollectiveSpan gather = {.send = mine.data(), .receive = all.data(), .count = kCount};
-    const CollectiveSpan reduce = {.send = mine.data(), .receive = sums.data(), .count = kCount};
-    for (int round = 0; round < kRounds; ++round) {
-      EBB_RETURN_IF_ERROR(gathers.AllGather(gather_stream, {&gather, 1}, DType::kFloat32));
-      EBB_RETURN_IF_ERROR(reductions.AllReduce(reduce_stream, {&reduce, 1}, DType::kFloat32));
-    }
-    gather_stream.WaitIdle();
-    reduce_stream.WaitIdle();
-    EBB_RETURN_IF_ERROR(gathers.status());
-    EBB_RETURN_IF_ERROR(reductions.status());
-    const bool right = all[0] == 0 && all[kCount] == 1 && all[2 * kCount] == 2 &&
-                       sums == std::vector<float>(kCount, 3);
-    return right ? absl::OkStatus() : absl::InternalError("wrong numbers");
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST_P(CommunicatorTest, ExchangesOfDifferentPairsDoNotWaitForEachOther) {
-  Signal second_pair_done;
-  const absl::Status status = GetParam().run(4, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-    Stream stream = GetParam().device(1).CallerStream();
-    float value = static_cast<float>(world.rank());
-    const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
-    switch (world.rank()) {
-      case 0:
-        EBB_RETURN_IF_ERROR(communicator.Send(stream, {&span, 1}, DType::kFloat32, 1));
-        break;
-      case 1:  // only after the others have finished
-        second_pair_done.Wait();
-        EBB_RETURN_IF_ERROR(communicator.Receive(stream, {&span, 1}, DType::kFloat32, 0));
-        break;
-      case 2:
-        EBB_RETURN_IF_ERROR(communicator.Send(stream, {&span, 1}, DType::kFloat32, 3));
-        break;
-      case 3:
-        EBB_RETURN_IF_ERROR(communicator.Receive(stream, {&span, 1}, DType::kFloat32, 2));
-        stream.WaitIdle();
-        second_pair_done.Set();
-        break;
-    }
-    stream.WaitIdle();
-    EBB_RETURN_IF_ERROR(communicator.status());
-    return value == static_cast<float>(world.rank() / 2 * 2) ? absl::OkStatus()
-                                                             : absl::InternalError("wrong value");
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST_P(CommunicatorTest, SplitFormsOneCommunicatorAColourOrderedByKey) {
-  const absl::Status status = GetParam().run(6, [](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator all,
-                         world.NewCommunicator({.name = "all", .reduction_group = 2}));
-    // Colours 0 and 1 of three ranks each, in reverse order.
-    EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(world.rank() % 2, -world.rank()));
-    if (part.size() != 3 || part.rank() != 2 - world.rank() / 2)
-      return absl::InternalError("wrong place");
-    Stream stream = GetParam().device(1).CallerStream();
-    const float mine = static_cast<float>(world.rank());
-    std::array<float, 3> received = {};
-    const CollectiveSpan span = {.send = &mine, .receive = received.data(), .count = 1};
-    EBB_RETURN_IF_ERROR(part.AllGather(stream, {&span, 1}, DType::kFloat32));
-    stream.WaitIdle();
-    EBB_RETURN_IF_ERROR(part.status());
-    const float colour = static_cast<float>(world.rank() % 2);
-    if (received != std::array{4 + colour, 2 + colour, colour})
-      return absl::InternalError("wrong order");
-    // And a part splits again.
-    EBB_ASSIGN_OR_RETURN(Communicator alone, part.Split(part.rank(), 0));
-    EBB_RETURN_IF_ERROR(alone.Barrier(stream));
-    stream.WaitIdle();
-    return alone.size() == 1 ? alone.status() : absl::InternalError("wrong size");
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-TEST_P(CommunicatorTest, OperationsAllocateNothing) {
-  const Shared<std::atomic<int64_t>> allocated(-1);
-  const absl::Status status = GetParam().run(2, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-    EBB_ASSIGN_OR_RETURN(Stream stream, GetParam().device(2).NewStream("comm"));
-    std::vector<float> send(2000, 1), receive(2000), value(1);
-    std::vector<CollectiveSpan> spans(
-        3, {.send = send.data(), .receive = receive.data(), .count = 1000});
-    const CollectiveSpan pair = {.send = value.data(), .receive = value.data(), .count = 1};
-    int64_t before = 0;
-    for (int round = 0; round < 20; ++round) {
-      if (round == 1) {  // the first may set up threads' own storage
-        EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
-        stream.WaitIdle();
-        before = ebb::testing::Allocations();
-        EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
-      }
-      EBB_RETURN_IF_ERROR(communicator.AllGather(stream, spans, DType::kFloat32));
-      EBB_RETURN_IF_ERROR(communicator.ReduceScatter(stream, spans, DType::kFloat32));
-      EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, spans, DType::kFloat32));
-      EBB_RETURN_IF_ERROR(communicator.AllToAll(stream, spans, DType::kFloat32));
-      EBB_RETURN_IF_ERROR(communicator.Broadcast(stream, spans, DType::kFloat32, 1));
-      EBB_RETURN_IF_ERROR(world.rank() == 0
-                              ? communicator.Send(stream, {&pair, 1}, DType::kFloat32, 1)
-                              : communicator.Receive(stream, {&pair, 1}, DType::kFloat32, 0));
-      stream.WaitIdle();
-    }
-    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
-    stream.WaitIdle();
-    if (world.rank() == 0) allocated->store(ebb::testing::Allocations() - before);
-    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
-    stream.WaitIdle();
-    return communicator.status();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  EXPECT_EQ(allocated->load(), 0);
-}
-
-TEST_P(CommunicatorTest, ArgumentsThatOneRankCanSeeToBeWrongAreRefusedAtOnce) {
-  const absl::Status status = GetParam().run(2, [](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-    Stream stream = GetParam().device(1).CallerStream();
-    std::array<float, 64> memory = {};
-    float* const m = memory.data();
-    const DType fp32 = DType::kFloat32;
-    const int rank = world.rank(), peer = 1 - rank;
-    const std::vector<absl::Status> refused = {
-        communicator.AllGather(stream, std::array{CollectiveSpan{m, m + 16, -1}}, fp32),
-        communicator.AllGather(stream, std::array{CollectiveSpan{m, m + 16, INT64_MAX / 4}}, fp32),
-        communicator.AllGather(stream, std::array{CollectiveSpan{nullptr, m, 4}}, fp32),
-        communicator.AllGather(stream, std::array{CollectiveSpan{m, nullptr, 4}}, fp32),
-        communicator.AllGather(stream, std::array{CollectiveSpan{m + 4 * peer, m, 4}},
-                               fp32),  // the other's place
-        communicator.ReduceScatter(stream, std::array{CollectiveSpan{m, m + 4 * peer, 4}}, fp32),
-        communicator.ReduceScatter(stream, std::array{CollectiveSpan{m, m + 16, 4}}, fp32,
-                                   1.0f / 0.0f),
-        communicator.AllReduce(stream, std::array{CollectiveSpan{m, m + 1, 4}}, fp32),
-        communicator.AllToAll(stream, std::array{CollectiveSpan{m, m, 4}}, fp32),
-        communicator.Broadcast(stream, std::array{CollectiveSpan{m, m, 4}}, fp32, 2),
-        communicator.Broadcast(stream, std::array{CollectiveSpan{m, m, 4}}, fp32, -1),
-        communicator.Send(stream, std::array{CollectiveSpan{m, nullptr, 4}}, fp32, rank),
-        communicator.Receive(stream, std::array{CollectiveSpan{m, nullptr, 4}}, fp32, peer),
-    };
-    for (size_t i = 0; i < refused.size(); ++i) {
-      if (refused[i].code() != absl::StatusCode::kInvalidArgument) {
-        return absl::InternalError("case " + std::to_string(i) + " was not refused");
-      }
-    }
-    // Nothing has been called, so the communicator still works.
-    EBB_RETURN_IF_ERROR(
-        communicator.AllGather(stream, std::array{CollectiveSpan{m + 4 * rank, m, 4}}, fp32));
-    stream.WaitIdle();
-    return communicator.status();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-}
-
-INSTANTIATE_TEST_SUITE_P(Backends, CommunicatorTest, ::testing::ValuesIn(Backends()),
-                         [](const auto& test) { return test.param.name; });
 
 }  // namespace
 }  // namespace ebb
