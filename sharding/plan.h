@@ -4,8 +4,7 @@
 // anything:
 //   - nothing is used before it is there, and no two live things overlap in a pool;
 //   - a unit has one gathered address, in forward, backward and every step; so has the gradient of
-//   a unit (reduce_at round) or of
-//     a visit (reduce_at step);
+//     a unit (reduce_at round) or of a visit (reduce_at step);
 //   - every visit's gradient is reduced exactly once;
 //   - the bytes of all ranks' operations are what ring collectives move.
 //
