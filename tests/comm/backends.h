@@ -3,9 +3,11 @@
 #pragma once
 
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
+#include "../print_dtype.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/device.h"
 
@@ -22,6 +24,9 @@ struct Backend {
   // any order can be compared, and int8 is not summed.
   bool exact_order = true;
 };
+inline void PrintTo(const Backend& backend, std::ostream* out) {
+  *out << backend.name;
+}
 
 std::vector<Backend> Backends();
 

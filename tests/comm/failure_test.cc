@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <optional>
+#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -222,6 +223,9 @@ struct Mismatch {
       second;
   std::string first_text, second_text;
 };
+void PrintTo(const Mismatch& mismatch, std::ostream* out) {
+  *out << mismatch.name;
+}
 
 std::vector<Mismatch> Mismatches() {
   using Spans = std::span<const CollectiveSpan>;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ostream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -22,6 +23,10 @@ constexpr int kRanks = 3;
 const std::vector<int64_t> kCounts = {30'003, 0, 1, 15'000, 517};
 
 enum class Memory { kBuffers, kOther, kBuffersOnSomeRanks };
+void PrintTo(Memory memory, std::ostream* out) {
+  constexpr const char* kNames[] = {"buffers", "other", "buffers_on_some_ranks"};
+  *out << kNames[static_cast<int>(memory)];
+}
 
 // Both sides of all spans, kRanks times each count, in one piece of memory.
 class Arena {
@@ -148,9 +153,8 @@ TEST_P(LargeOperations, GiveTheSameBits) {
 
 std::string TestName(const ::testing::TestParamInfo<LargeOperations::ParamType>& test) {
   const auto& [backend, dtype, memory, threads] = test.param;
-  const std::string memories[] = {"_buffers_", "_other_", "_buffers_on_some_ranks_"};
-  return backend.name + "_" + std::string(Name(dtype)) + memories[static_cast<int>(memory)] +
-         std::to_string(threads) + "_threads";
+  return backend.name + "_" + std::string(Name(dtype)) + "_" + ::testing::PrintToString(memory) +
+         "_" + std::to_string(threads) + "_threads";
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, LargeOperations,

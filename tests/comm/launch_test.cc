@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,6 +28,9 @@ struct Understood {
   bool one_host;
   std::string place;  // begins like this; empty: nowhere
 };
+void PrintTo(const Understood& launch, std::ostream* out) {
+  *out << launch.name;
+}
 
 class LaunchTest : public ::testing::TestWithParam<Understood> {};
 
@@ -198,6 +202,9 @@ struct Refused {
   absl::StatusCode code;
   std::string text;
 };
+void PrintTo(const Refused& launch, std::ostream* out) {
+  *out << launch.name;
+}
 class LaunchRefusalTest : public ::testing::TestWithParam<Refused> {};
 
 TEST_P(LaunchRefusalTest, SaysWhatIsWrong) {

@@ -3,14 +3,22 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <ostream>
 #include <string>
 #include <string_view>
 #include <tuple>
 
+#include "../print_dtype.h"
 #include "hwy/targets.h"
 #include "numbers.h"
 
 namespace ebb {
+
+void PrintTo(ReduceOp op, std::ostream* out) {
+  constexpr const char* kNames[] = {"sum", "max", "min"};
+  *out << kNames[static_cast<size_t>(op)];
+}
+
 namespace {
 
 using ebb::testing::Numbers;
@@ -108,8 +116,6 @@ TEST_P(ReduceTest, ThreadsDoNotShowInTheBits) {
   }
 }
 
-constexpr std::string_view kOpNames[] = {"sum", "max", "min"};
-
 TEST_P(ReduceTest, InTwoStagesGivesTheSameBits) {
   constexpr int kRanks = 6, kGroup = 2, kGroups = kRanks / kGroup;
   constexpr int64_t kCount = 1003;
@@ -141,15 +147,15 @@ TEST_P(ReduceTest, InTwoStagesGivesTheSameBits) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Types, ReduceTest,
-    ::testing::Combine(::testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16,
-                                         DType::kInt8),
-                       ::testing::Values(ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin)),
-    [](const auto& test) {
-      const std::string_view op = kOpNames[static_cast<size_t>(std::get<1>(test.param))];
-      return std::string(Name(std::get<0>(test.param))) + "_" + std::string(op);
-    });
+INSTANTIATE_TEST_SUITE_P(Types, ReduceTest,
+                         ::testing::Combine(::testing::Values(DType::kFloat32, DType::kBFloat16,
+                                                              DType::kFloat16, DType::kInt8),
+                                            ::testing::Values(ReduceOp::kSum, ReduceOp::kMax,
+                                                              ReduceOp::kMin)),
+                         [](const auto& test) {
+                           return std::string(Name(std::get<0>(test.param))) + "_" +
+                                  ::testing::PrintToString(std::get<1>(test.param));
+                         });
 
 class ConversionTest : public ::testing::TestWithParam<DType> {};
 

@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -30,6 +31,9 @@ struct Backend {
   std::string name;
   std::function<absl::StatusOr<Device>()> make;
 };
+void PrintTo(const Backend& backend, std::ostream* out) {
+  *out << backend.name;
+}
 
 std::vector<Backend> Backends() {
   std::vector<Backend> backends = {{"cpu_1_thread", [] { return Device::Cpu(1); }},

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,14 @@
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
 #include "tests/offload/scratch.h"
+
+namespace ebb {
+
+void PrintTo(IoBackend backend, std::ostream* out) {
+  *out << (backend == IoBackend::kAuto ? "Auto" : "Threads");
+}
+
+}  // namespace ebb
 
 namespace ebb::testing {
 namespace {
@@ -80,7 +89,7 @@ class Between {
 
 class StripedSwapTest : public ::testing::TestWithParam<IoBackend> {};
 std::string NameOfBackend(const ::testing::TestParamInfo<IoBackend>& backend) {
-  return backend.param == IoBackend::kAuto ? "Auto" : "Threads";
+  return ::testing::PrintToString(backend.param);
 }
 INSTANTIATE_TEST_SUITE_P(Backends, StripedSwapTest,
                          ::testing::Values(IoBackend::kAuto, IoBackend::kThreads), NameOfBackend);

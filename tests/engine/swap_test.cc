@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ struct Tiers {
   DType dtype = DType::kFloat32;
   bool split = false, shares = false;
 };
+void PrintTo(const Tiers& tiers, std::ostream* out) {
+  *out << tiers.name;
+}
 
 Config ConfigOf(const Tiers& tiers, Timing timing, const std::string& path) {
   Config config = OnNvme(ConfigFor({.world = kWorld, .stage = 3, .timing = timing}), path);

@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <ostream>
 #include <vector>
 
 #include "tests/engine/scripted.h"
@@ -27,6 +28,9 @@ struct Cell {
   DType compute = DType::kBFloat16;
   bool split = false, groups = false, own = false, threads = false;
 };
+void PrintTo(const Cell& cell, std::ostream* out) {
+  *out << cell.name;
+}
 
 const Cell kCells[] = {
     {.name = "late"},

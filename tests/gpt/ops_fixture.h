@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "../print_dtype.h"
 #include "numbers.h"
 #include "ops/ops.h"
 

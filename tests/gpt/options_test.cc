@@ -1,5 +1,7 @@
 #include "options.h"
 
+#include <ostream>
+
 #include "ebb/runtime/device/thread_team.h"
 #include "gmock/gmock.h"
 #include "scratch_files.h"
@@ -181,6 +183,13 @@ struct Mistake {
   std::vector<const char*> arguments;
   const char* named;
 };
+void PrintTo(const Mistake& mistake, std::ostream* out) {
+  const char* before = "";
+  for (const char* argument : mistake.arguments) {
+    *out << before << argument;
+    before = " ";
+  }
+}
 
 class BadCommandLineTest : public testing::TestWithParam<Mistake> {};
 

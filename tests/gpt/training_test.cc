@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 
+#include "../print_dtype.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "run.h"

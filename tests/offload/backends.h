@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,9 @@ struct Backend {
   IoBackend backend;
   int directories;
 };
+inline void PrintTo(const Backend& backend, std::ostream* out) {
+  *out << backend.name;
+}
 
 inline std::vector<Backend> Backends() {
   return {{"uring", IoBackend::kUring, 1},

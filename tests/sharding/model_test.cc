@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,9 @@ struct Case {
   std::function<void(ModelSpec&)> change;
   std::vector<std::string> says;  // parts of the message; none: the model is accepted
 };
+void PrintTo(const Case& test, std::ostream* out) {
+  *out << test.name;
+}
 
 class Validation : public ::testing::TestWithParam<Case> {};
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <map>
+#include <ostream>
 #include <set>
 #include <string>
 #include <vector>
@@ -444,6 +445,9 @@ struct AheadCase {
   void (*set)(Config&);
   int gathers;
 };
+void PrintTo(const AheadCase& ahead, std::ostream* out) {
+  *out << ahead.name;
+}
 class PlanAtItsBegin : public testing::TestWithParam<AheadCase> {};
 
 TEST_P(PlanAtItsBegin, GathersAsFarAheadAsTheConfigSays) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <ostream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -152,6 +153,9 @@ struct PlainCase {
   int64_t states, parameters_read, parameters_written;
   int64_t total() const { return 2 * states + parameters_read + parameters_written; }
 };
+void PrintTo(const PlainCase& plain, std::ostream* out) {
+  *out << plain.name;
+}
 
 class TrafficOfAllOnNvme : public testing::TestWithParam<PlainCase> {};
 

@@ -7,6 +7,7 @@
 
 #include <fstream>
 #include <initializer_list>
+#include <ostream>
 #include <string>
 
 namespace ebb {
@@ -37,6 +38,9 @@ struct Case {
   std::string name, text;
   std::string says;  // part of the error; empty: the text is read
 };
+void PrintTo(const Case& test, std::ostream* out) {
+  *out << test.name;
+}
 
 class TraceEvents : public ::testing::TestWithParam<Case> {};
 

@@ -1,0 +1,14 @@
+// How GoogleTest shows a dtype: by its name, as in the names of tests.
+#pragma once
+
+#include <ostream>
+
+#include "ebb/runtime/config/dtype.h"
+
+namespace ebb {
+
+inline void PrintTo(DType dtype, std::ostream* out) {
+  *out << Name(dtype);
+}
+
+}  // namespace ebb
