@@ -1,16 +1,21 @@
 #!/usr/bin/env python3
-"""Ebb's transfers and fio's (io_uring, O_DIRECT, one file, one job) at the same block size and depth, in turns.
+"""Ebb's transfers, fio's (io_uring) and DeepSpeed's aio (libaio) at the same block size and depth, in turns: O_DIRECT,
+one file, one thread.
 
-    bench/io_against_fio.py PATH [--bytes 1073741824] [--block-size 1048576] [--queue-depth 32] [--rounds 5]
+    bench/io_against_peers.py PATH [--bytes 1073741824] [--block-size 1048576] [--queue-depth 32] [--rounds 5]
+                              [--python PYTHON_WITH_DEEPSPEED]
 
 Medians over the rounds. fio's buffers lie in huge pages when this machine lets us reserve some for the while
 (root; /proc/sys/vm/nr_hugepages), else in small ones, which is said: a virtual disk's request carries a
 segment for each contiguous piece of memory, so they cost much. fio is measured with registered buffers and
-files and without; the better counts, for each direction by itself.
+files and without, DeepSpeed's aio with and without overlap_events, each with its own pinned memory as it comes
+and made into huge pages (Linux 6.1); the best counts, for each direction by itself.
 """
 
 import argparse
+import functools
 import json
+import os
 import pathlib
 import shutil
 import statistics
@@ -46,6 +51,32 @@ def fio(args, folder, memory, registered):
     return rates
 
 
+class DeepSpeed:
+    """Lives through all turns: its start takes longer than they do."""
+
+    def __init__(self, args, folder):
+        command = [args.python, HERE / "peers/aio.py", folder + "/aio", args.bytes, args.block_size, args.queue_depth]
+        self.process = subprocess.Popen([str(word) for word in command], text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, env={"DS_ACCELERATOR": "cpu"} | os.environ)
+        while (line := self.process.stdout.readline()) and not line.startswith("ready"):
+            pass  # what its libraries say
+        if not line:
+            sys.exit(f"{' '.join(str(word) for word in command)} has failed")
+        self.huge_pages = line == "ready\n"
+
+    def rates(self, overlap, huge):
+        rates = {}
+        for direction in ["write", "read"]:
+            self.process.stdin.write(f"{direction} {overlap} {huge} 3\n")
+            self.process.stdin.flush()
+            rates[direction] = float(self.process.stdout.readline())
+        return rates
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
 def reserve_huge_pages(count):
     """Returns how many there were, or None where they cannot be had."""
     try:
@@ -67,9 +98,12 @@ def main():
     parser.add_argument("--block-size", type=int, default=1 << 20)
     parser.add_argument("--queue-depth", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--python", help="one that has torch and deepspeed, whose aio needs libaio's headers; "
+                                         "default: without")
     args = parser.parse_args()
     if not shutil.which("fio"):
         sys.exit("fio is not installed (Debian and Ubuntu: apt-get install fio)")
+    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
     # Twice what the buffers need: fio rounds and aligns them.
     pages = 2 * args.block_size * args.queue_depth // HUGE_PAGE_BYTES + 8
     before = reserve_huge_pages(pages)
@@ -80,23 +114,37 @@ def main():
             programs = {"Ebb": lambda: ebb(args), "fio": lambda: fio(args, folder, memory, 0),
                         "fio, registered": lambda: fio(args, folder, memory, 1)}
             fio(args, folder, memory, 0)  # makes its file
+            deepspeed = DeepSpeed(args, folder) if args.python else None
+            if deepspeed:
+                for huge in range(1 + deepspeed.huge_pages):
+                    for overlap in range(2):
+                        name = ("DeepSpeed aio" + (", overlap" if overlap else "") +
+                                (", huge pages" if huge else ""))
+                        programs[name] = functools.partial(deepspeed.rates, overlap, huge)
+                deepspeed.rates(1, 0)  # makes its file
             rows = {name: [] for name in programs}
             for _ in range(args.rounds):
                 for name, program in programs.items():
                     rows[name].append(program())
+            if deepspeed:
+                deepspeed.close()
     finally:
         if before is not None:
             HUGE_PAGES.write_text(str(before))
-    print(f"Ebb: {rows['Ebb'][0]['description']}; block size {args.block_size}, depth {args.queue_depth}, "
+    print(f"load before: {load}; Ebb: {rows['Ebb'][0]['description']}; block size {args.block_size}, depth {args.queue_depth}, "
           f"{args.bytes >> 20} MiB, medians of {args.rounds} turns, GB/s")
     medians = {name: {direction: statistics.median(row[direction] for row in of_name)
                       for direction in ["write", "read"]} for name, of_name in rows.items()}
-    print(f"{'':<18}{'write':>8}{'read':>8}")
+    print("| | write GB/s | read GB/s |\n|---|---|---|")
     for name, rates in medians.items():
-        print(f"{name:<18}{rates['write'] / 1e9:>8.2f}{rates['read'] / 1e9:>8.2f}")
-    ratio = {direction: medians["Ebb"][direction] / max(rates[direction] for name, rates in medians.items() if name != "Ebb")
-             for direction in ["write", "read"]}
-    print(f"{'Ebb / better fio':<18}{ratio['write']:>8.3f}{ratio['read']:>8.3f}")
+        print(f"| {name} | {rates['write'] / 1e9:.2f} | {rates['read'] / 1e9:.2f} |")
+    peers = {"fio": [name for name in medians if name.startswith("fio")],
+             "DeepSpeed's aio": [name for name in medians if name.startswith("DeepSpeed")]}
+    for peer, names in peers.items():
+        if names:
+            write, read = (medians["Ebb"][direction] / max(medians[name][direction] for name in names)
+                           for direction in ["write", "read"])
+            print(f"| **Ebb over the best of {peer}** | **{write:.2f}** | **{read:.2f}** |")
 
 
 if __name__ == "__main__":
