@@ -33,6 +33,28 @@ void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisi
   }
 }
 
+// What the config's own steps carry, whatever this plan is.
+void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
+  decisions.carried.assign(layout.units.size(), false);
+  if (decisions.parameter_tier != Tier::kNvme) return;
+  Decisions own;
+  DecideTiming(inputs, /*hold_updates=*/false, own);
+  if (own.timing == UpdateTiming::kOff) return;
+  const int64_t share = own.timing == UpdateTiming::kLate ? 1 : 3;
+  int64_t carried = 0, seen = 0;  // elements
+  std::vector<bool> visited(layout.units.size(), false);
+  for (const Visit& visit : inputs.model->forward) {
+    const size_t unit = static_cast<size_t>(visit.unit);
+    const int64_t elements = layout.units[unit].trainable.shard;
+    if (visited[unit] || elements == 0) continue;
+    visited[unit] = true;
+    seen += elements;
+    if (carried * share >= seen) continue;
+    decisions.carried[unit] = true;
+    carried += elements;
+  }
+}
+
 void DecideKeptWhole(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
   const ZeroConfig& zero = inputs.config->zero;
   const size_t units = layout.units.size();
@@ -104,8 +126,7 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.gradients_follow = !config.ebb.offload_gradients.has_value();
   decisions.split_master = config.ebb.split_master;
   DecideTiming(inputs, hold_updates, decisions);
-  decisions.carries =
-      decisions.timing == UpdateTiming::kLate && decisions.parameter_tier == Tier::kNvme;
+  DecideCarried(inputs, layout, decisions);
   DecideKeptWhole(inputs, layout, decisions);
 
   const size_t units = layout.units.size();

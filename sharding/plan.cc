@@ -61,8 +61,6 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const ResidencyLimits limits = LimitsOf(config, plan.layout, d.compute);
   const int visits = static_cast<int>(model.forward.size());
 
-  EBB_ASSIGN_OR_RETURN(const Decisions own,
-                       Decide(inputs, plan.layout, rounds, /*hold_updates=*/false));
   // Addresses come from the config's own step, so that every variant of it has the same.
   Decisions configured = d;
   configured.rounds = static_cast<int>(std::min<int64_t>(
@@ -78,8 +76,7 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
                                            .scopes = &pool_scopes,
                                            .residency = &pool_residency,
                                            .reduction = &pool_reduction,
-                                           .micro_batches = config.ebb.micro_batches_per_round,
-                                           .carries = own.carries},
+                                           .micro_batches = config.ebb.micro_batches_per_round},
                                           config));
 
   if (kind != Kind::kDrain)

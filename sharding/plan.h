@@ -13,6 +13,7 @@
 // be another step, an evaluation or a plan of more rounds.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -231,9 +232,12 @@ struct Decisions {
   int64_t state_bytes() const { return master_size() + 4 * optimizer_states; }
   UpdateTiming timing = UpdateTiming::kLate;
   std::string timing_reason;
-  // Late updates of units whose parameters are on NVMe run in the next step, just ahead of their
-  // gathers, which take what they have written on its way to the disk.
-  bool carries = false;
+  // By unit: if its parameters are on NVMe, its update runs in the next step, just ahead of its
+  // gather, which takes what the update has written on its way to the disk. The same in every
+  // variant of a step. Of late updates all; of early ones a third, evenly spread, since forward is
+  // about a third of a step's kernels: so the disk has as much to do for each of their seconds.
+  std::vector<bool> carried;
+  bool carries() const { return std::find(carried.begin(), carried.end(), true) != carried.end(); }
   std::vector<bool> kept_whole;  // by unit: every rank keeps all parameters
   std::vector<bool>
       accumulates;  // by unit: reduced slices are summed in a shard of the accumulation dtype

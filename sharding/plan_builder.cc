@@ -5,7 +5,7 @@
 namespace ebb::sharding {
 
 void PlanBuilder::BuildStep() {
-  carries_ = d_.carries;
+  carries_ = true;
   WalkScopes();
   Finish();
 }
@@ -16,7 +16,7 @@ void PlanBuilder::BuildWalk() {
 }
 
 void PlanBuilder::BuildDrain() {
-  carries_ = d_.carries;
+  carries_ = true;
   Prepare();
   NewMoment(Moment::kBegin, -1);
   for (const Visit& visit : inputs_.model->forward) {
@@ -30,9 +30,11 @@ void PlanBuilder::WalkScopes() {
   Prepare();
   FindSwaps();
   FindBoundaries();
+  FindEarlyUpdates();
   NewMoment(Moment::kBegin, -1);
   Mark({});
   IssueSwaps(plan_.pools.parameter_slots.count);
+  ReadAhead();
   IssueGathers(/*tick=*/0);
   for (int s = 0; s < static_cast<int>(plan_.scopes.size()); ++s) {
     Open(s);

@@ -1,7 +1,8 @@
 // Writes a plan's moments and operations: walks the scopes in order and issues, at each open and
 // close, what may start there. Implemented in files of one concern each: plan_builder.cc (the
 // walk), plan_gathers.cc, plan_swaps.cc (what gathers take from below the device),
-// plan_boundaries.cc (activations that wait there), plan_reductions.cc, plan_updates.cc.
+// plan_boundaries.cc (activations that wait there), plan_reductions.cc, plan_updates.cc (which
+// updates, when), plan_sub_groups.cc (how one of them runs).
 #pragma once
 
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/reduction.h"
 #include "ebb/sharding/residency.h"
+#include "ebb/sharding/update_chain.h"
 
 namespace ebb::sharding {
 
@@ -101,12 +103,24 @@ class PlanBuilder {
   int64_t NormBytes(const std::vector<Part>& parts) const;
 
   // plan_updates.cc
-  int64_t UpdateBytes(int unit, int64_t elements) const;
   // `turn`: of the parameter slot that a carried update fills; -1: not carried.
   void IssueUpdate(int unit, int turn = -1);
-  struct Chain;
-  void IssueSubGroup(Chain& chain, int sub_group);
   void IssueUpdates();
+  void FindEarlyUpdates();
+  void ReadAhead();
+
+  // plan_sub_groups.cc
+  void IssueSubGroup(UpdateChain& chain, int sub_group);
+  SubGroupRoute RouteOf(const UpdateChain& chain, const SubGroup& group) const;
+  void TakeSlots(const UpdateChain& chain, const SubGroup& group, SubGroupRoute& route);
+  SubGroupRoute BringStates(UpdateChain& chain, int sub_group);
+  void BringGradient(UpdateChain& chain, SubGroupRoute& route, UpdateWork& work);
+  void BringParameter(UpdateChain& chain, SubGroupRoute& route, UpdateWork& work);
+  void TakeHome(UpdateChain& chain, const SubGroupRoute& route, const UpdateWork& work, int update);
+  int IssueMoves(UpdateChain& chain, OperationKind kind, StreamId stream, std::vector<Move> moves,
+                 std::vector<Dependency> after);
+  int IssueCopy(UpdateChain& chain, bool to_host, const Move& move, std::vector<Dependency> after);
+  int64_t UpdateBytes(int unit, int64_t elements) const;
 
   const PlanInputs& inputs_;
   const Residency& residency_;
@@ -114,13 +128,19 @@ class PlanBuilder {
   Plan& plan_;
   const Decisions& d_;
   size_t next_group_ = 0;  // of gathers, not issued yet
-  bool carries_ = false;   // updates of the step before
+  bool carries_ = false;   // updates of the step before, which a walk does not
   std::vector<Swap> swaps_;
   std::vector<int> swap_of_group_;  // turn; -1: nothing to read
   int next_swap_ = 0, next_host_work_ = 0, next_device_work_ = 0;
   // The last parameter slot that a carried update began to fill, and the operation that waited for
   // what it held before.
   int opened_turn_ = -1, opened_by_ = -1;
+  // Sub-groups of early updates in their order, up to where their states are on their way, and those
+  // of them that are not updated yet; carried units to come.
+  std::vector<int> early_sub_groups_;
+  size_t next_early_ = 0;
+  std::map<int, SubGroupRoute> ahead_;
+  int carried_left_ = 0;
   int next_gradient_slot_ = 0;
   int last_landing_ = -1, last_download_ = -1;  // of reduced slices; what is done with them there
   // Boundaries: by scope the visits whose outputs leave when it closes, are read from the swap file

@@ -271,7 +271,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
   for (int unit : complete) {
     const Tier home = GradientHome(unit);
     if (home != Tier::kNvme) gradient_final_[unit] = home == Tier::kDevice ? last : last_on_host;
-    if (d_.timing == UpdateTiming::kEarly) IssueUpdate(unit);
+    if (d_.timing == UpdateTiming::kEarly && !IsCarried(unit)) IssueUpdate(unit);
   }
 }
 

@@ -24,7 +24,7 @@ bool LivesOnNvme(const std::vector<ParameterPiece>& pieces) {
 }  // namespace
 
 bool PlanBuilder::IsCarried(int unit) const {
-  return carries_ && d_.trainable[unit] &&
+  return carries_ && d_.carried[unit] &&
          LivesOnNvme(plan_.pools.homes.units[static_cast<size_t>(unit)].trainable);
 }
 

@@ -28,7 +28,6 @@ struct PoolInputs {
   const Reduction* reduction = nullptr;
   int64_t micro_batches = 1;  // of a step of the config
   int parameter_slots = 0;    // at most
-  bool carries = false;       // steps of the config, whatever this plan is
 };
 
 Pools LayOutPools(const PoolInputs& inputs);

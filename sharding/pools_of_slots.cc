@@ -58,22 +58,23 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   }
   // Sub-groups.
   WorkNeeds needs[2];  // of updates on the device, on the host
-  // Carried updates leave parameters in the slots that gathers read from.
-  const bool carries = in.carries;
   int64_t largest = 0;
   for (const SubGroup& group : pools.homes.sub_groups) {
     const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
     const Tier parameter = PieceOf(unit.trainable, group.begin).home.tier;
+    // Carried updates leave parameters in the slots that gathers read from.
+    const bool swaps_parameter =
+        parameter == Tier::kNvme && !d.carried[static_cast<size_t>(group.unit)];
     largest = std::max(largest, group.count());
     if (group.tier == Tier::kDevice) {
       needs[0].gradient |= unit.gradient != Tier::kDevice;
       needs[1].gradient |= unit.gradient == Tier::kNvme;
       needs[0].parameter |= parameter != Tier::kDevice;
-      needs[1].parameter |= parameter == Tier::kNvme && !carries;
+      needs[1].parameter |= swaps_parameter;
     } else {
       needs[1].states |= group.tier == Tier::kNvme;
       needs[1].gradient |= unit.gradient != Tier::kCpu;
-      needs[1].parameter |= parameter == Tier::kDevice || (parameter == Tier::kNvme && !carries);
+      needs[1].parameter |= parameter == Tier::kDevice || swaps_parameter;
     }
   }
   const auto work = [&](const WorkNeeds& need) {

@@ -138,7 +138,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
     moved_bytes_[progress_.parity][kind] = 0;
     predicted_bytes_[progress_.parity][kind] = progress_.run->bytes_of[kind];
   }
-  if (!progress_.run->plan.decisions.carries) Drain();
+  if (!progress_.run->plan.decisions.carries()) Drain();
   progress_.counted = (finished_counted_ + 1) % kTrafficCounts;
   traffic_[progress_.counted].Reset();
   predicted_traffic_[progress_.counted] = progress_.run->traffic[carries_ ? 1 : 0];
@@ -337,7 +337,7 @@ absl::Status Executor::Finish(int64_t number) {
   finished_parity_ = progress_.parity;
   finished_counted_ = progress_.counted;
   carries_ =
-      status.ok() && progress_.run->plan.decisions.carries && scalars_[progress_.parity].apply;
+      status.ok() && progress_.run->plan.decisions.carries() && scalars_[progress_.parity].apply;
   carried_parity_ = progress_.parity;
   EndProgress();
   return status;

@@ -140,7 +140,7 @@ void Executor::EnqueueWork(int index) {
       });
       return;
     case OperationKind::kUpdate:
-      if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly &&
+      if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly && !carried &&
           !Blocked(progress_.parity) && !HasFailed())
         progress_.updates_started = true;
       break;
@@ -227,7 +227,9 @@ void Executor::RunOperation(Runnable& run, int index, StepTag step) {
         break;
       case OperationKind::kUpdate:
         RunUpdate(run.plan.works[static_cast<size_t>(part.work)], step.parity,
-                  run.plan.decisions.timing == sharding::UpdateTiming::kEarly, team);
+                  run.plan.decisions.timing == sharding::UpdateTiming::kEarly &&
+                      operation.condition != sharding::Condition::kCarrying,
+                  team);
         break;
       default:
         break;

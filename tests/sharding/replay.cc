@@ -51,7 +51,7 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, const Plan*
 }
 
 void Replay::Step(const Plan& plan, StepOptions options) {
-  if (!plan.decisions.carries) Drain();
+  if (!plan.decisions.carries()) Drain();
   options_ = std::move(options);
   const bool applies = plan.decisions.timing == UpdateTiming::kEarly || !options_.overflows;
   options_.overflows = !applies;
@@ -66,7 +66,7 @@ void Replay::Step(const Plan& plan, StepOptions options) {
   }
   options_ = {};
   contributions_carried_ = contributions_;
-  carries_ = plan.decisions.carries && applies;
+  carries_ = plan.decisions.carries() && applies;
   version_ += applies ? 1 : 0;
   ++steps_;
   CheckVersions();
@@ -93,9 +93,10 @@ void Replay::CheckVersions() {
   for (size_t g = 0; g < sub_group_versions_.size(); ++g) {
     const int u = plan_->pools.homes.sub_groups[g].unit;
     const std::vector<ParameterPiece>& pieces = HomesOf(u).trainable;
-    const bool swaps = std::any_of(pieces.begin(), pieces.end(), [](const ParameterPiece& piece) {
-      return piece.home.tier == Tier::kNvme;
-    });
+    const bool swaps = plan_->decisions.carried[u] &&
+                       std::any_of(pieces.begin(), pieces.end(), [](const ParameterPiece& piece) {
+                         return piece.home.tier == Tier::kNvme;
+                       });
     const int expected = version_ - (carries_ && swaps ? 1 : 0);
     if (sub_group_versions_[g] == expected) continue;
     Fail(absl::StrCat("after ", steps_, " steps: sub-group ", g, " of unit ", u, " has ",

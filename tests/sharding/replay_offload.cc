@@ -16,7 +16,7 @@ void Replay::Update(int thing, const Operation& operation) {
     const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
     const int u = part.unit;
     if (work.unit != u || group.unit != u) Fail("an update's work is another unit's");
-    if (d.timing != UpdateTiming::kEarly)
+    if (d.timing != UpdateTiming::kEarly || carried)
       memory_.Read(thing, Exchange(), {Content::kExchanged, step});
     if (!carried && options_.overflows) {
       KeepParameters(thing, work);

@@ -53,7 +53,7 @@ Table Formula(const Plan& plan, bool carrying) {
         if (piece.home.tier != Tier::kDevice) add(kParameter, Tier::kCpu, kUp, gathers[u] * bytes);
         if (piece.home.tier != Tier::kNvme) continue;
         // The first gather takes what a carried update has just written.
-        const int reads = gathers[u] - (carrying && trainable && d.carries ? 1 : 0);
+        const int reads = gathers[u] - (carrying && trainable && d.carried[u] ? 1 : 0);
         add(kParameter, Tier::kNvme, kUp, reads * SwapAligned(bytes));
       }
     }
@@ -106,7 +106,7 @@ TEST(Traffic, IsWhatHomesGathersAndReductionsSay) {
     for (const bool hold : {false, true}) {
       const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, hold);
       ASSERT_TRUE(plan.ok()) << plan.status();
-      if (plan->decisions.carries) {
+      if (plan->decisions.carries()) {
         // Without updates of the step before it, and with those that it carries on.
         ASSERT_EQ(ToString(Predicted(*plan, true)), ToString(Formula(*plan, true)));
       } else {
@@ -133,8 +133,8 @@ TEST(Traffic, OfADrainIsThatOfTheUpdatesAlone) {
     for (const auto& [key, bytes] : both) {
       const bool read_again = key == Key{StateClass::kParameter, Tier::kNvme, kUp};
       int64_t expected = 0;
-      for (size_t u = 0; read_again && plan->decisions.carries && u < plan->layout.units.size();
-           ++u) {
+      for (size_t u = 0; read_again && u < plan->layout.units.size(); ++u) {
+        if (!plan->decisions.carried[u]) continue;
         for (const ParameterPiece& piece : plan->pools.homes.units[u].trainable) {
           if (piece.home.tier == Tier::kNvme)
             expected += SwapAligned(piece.count() * SizeOf(plan->decisions.compute));
@@ -151,7 +151,8 @@ struct PlainCase {
   const char* name;
   bool early = false, split = false;
   int64_t states, parameters_read, parameters_written;
-  int64_t total() const { return 2 * states + parameters_read + parameters_written; }
+  // Of a layer whose update hands its parameters on to the next forward, which reads 2 bytes less.
+  int64_t carried_of_three = 3;
 };
 void PrintTo(const PlainCase& plain, std::ostream* out) {
   *out << plain.name;
@@ -190,33 +191,34 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
   // Whole blocks of the disk, so that nothing is rounded up.
   EXPECT_EQ(states, 2 * c.states * kLayers * kShard);
   EXPECT_EQ(written, c.parameters_written * kLayers * kShard);
-  EXPECT_EQ(read, c.parameters_read * kLayers * kShard - 2 * kShard);
-  EXPECT_LE(states + read + written, c.total() * kLayers * kShard);
+  EXPECT_EQ(read,
+            (c.parameters_read * kLayers - 2 * kLayers * c.carried_of_three / 3 - 2) * kShard);
 }
 
-// Late: forward's read is handed on by the update, which backward reads again. Early: every update
-// ends in the step, so forward reads too.
+// Forward and backward read; a split master's update too.
 INSTANTIATE_TEST_SUITE_P(Timings, TrafficOfAllOnNvme,
                          testing::Values(PlainCase{.name = "Late",
                                                    .states = 12,
-                                                   .parameters_read = 2,
+                                                   .parameters_read = 4,
                                                    .parameters_written = 2},
                                          PlainCase{.name = "LateSplit",
                                                    .split = true,
                                                    .states = 10,
-                                                   .parameters_read = 4,
+                                                   .parameters_read = 6,
                                                    .parameters_written = 2},
                                          PlainCase{.name = "Early",
                                                    .early = true,
                                                    .states = 12,
                                                    .parameters_read = 4,
-                                                   .parameters_written = 2},
+                                                   .parameters_written = 2,
+                                                   .carried_of_three = 1},
                                          PlainCase{.name = "EarlySplit",
                                                    .early = true,
                                                    .split = true,
                                                    .states = 10,
                                                    .parameters_read = 6,
-                                                   .parameters_written = 2}),
+                                                   .parameters_written = 2,
+                                                   .carried_of_three = 1}),
                          [](const auto& test) { return test.param.name; });
 
 }  // namespace

@@ -1,0 +1,264 @@
+// The update of one sub-group: what it needs is brought to where it is updated, and what changed is
+// brought back. States that live elsewhere pass through a slot, and so does what else does not live
+// where the update runs:
+//
+//   read states   s0  s1  s2 | s3
+//   update            s0  s1   s2         the slot of s0 is free for s3
+//   write                 s0   s1  s2
+#include <utility>
+
+#include "ebb/sharding/plan_builder.h"
+#include "ebb/sharding/update_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+std::vector<Dependency> Joined(std::vector<Dependency> after, const std::vector<Dependency>& more) {
+  after.insert(after.end(), more.begin(), more.end());
+  return after;
+}
+
+Dependency On(int operation) {
+  return {Dependency::kOperation, operation};
+}
+
+}  // namespace
+
+int64_t PlanBuilder::UpdateBytes(int unit, int64_t elements) const {
+  const int64_t states = 2 * d_.state_bytes() + SizeOf(d_.shard_dtype(unit));
+  int64_t parameter = d_.has_masters() ? SizeOf(d_.compute) : 0;
+  if (d_.split_master) parameter *= 2;
+  return elements * (states + parameter);
+}
+
+int PlanBuilder::IssueMoves(UpdateChain& chain, OperationKind kind, StreamId stream,
+                            std::vector<Move> moves, std::vector<Dependency> after) {
+  Operation operation{.kind = kind,
+                      .stream = stream,
+                      .parts = {{.unit = chain.unit}},
+                      .after = std::move(after),
+                      .moves = std::move(moves),
+                      .condition = chain.condition};
+  for (const Move& move : operation.moves) operation.bytes += move.bytes;
+  return chain.last[static_cast<int>(stream)] = Issue(std::move(operation));
+}
+
+int PlanBuilder::IssueCopy(UpdateChain& chain, bool to_host, const Move& move,
+                           std::vector<Dependency> after) {
+  return IssueMoves(chain, to_host ? OperationKind::kDownload : OperationKind::kUpload,
+                    to_host ? StreamId::kDownload : StreamId::kUpload, {move}, std::move(after));
+}
+
+SubGroupRoute PlanBuilder::RouteOf(const UpdateChain& chain, const SubGroup& group) const {
+  const UnitHomes& unit = plan_.pools.homes.units[static_cast<size_t>(chain.unit)];
+  SubGroupRoute route{.on_host = group.tier != Tier::kDevice, .swaps = group.tier == Tier::kNvme};
+  route.moves_gradient = unit.gradient != route.here();
+  if (!d_.has_masters()) return route;
+  const ParameterPiece& piece = PieceOf(unit.trainable, d_.stage == 0 ? 0 : group.begin);
+  route.parameter_home = piece.home.Plus((group.begin - piece.begin) * SizeOf(d_.compute));
+  if (d_.stage == 0) route.parameter_home.per_slice = 0;  // updates the whole
+  route.moves_parameter = route.parameter_home.tier != route.here();
+  route.in_parameter_slot =
+      route.moves_parameter && route.parameter_home.tier == Tier::kNvme && chain.turn >= 0;
+  return route;
+}
+
+void PlanBuilder::TakeSlots(const UpdateChain& chain, const SubGroup& group, SubGroupRoute& route) {
+  const Pools& pools = plan_.pools;
+  const Tier gradient = GradientHome(chain.unit);
+  // Parameters on NVMe pass through host memory also if the update runs on the device.
+  const bool parameter_in_host = route.moves_parameter && !route.in_parameter_slot &&
+                                 (route.on_host || route.parameter_home.tier == Tier::kNvme);
+  const bool gradient_in_host = route.on_host ? route.moves_gradient : gradient == Tier::kNvme;
+  if (route.swaps || gradient_in_host || parameter_in_host) {
+    route.host_slot = pools.host_work.ring.Slot(next_host_work_);
+    route.host_index = pools.SlotIndex(SlotKind::kHostWork, next_host_work_++);
+    route.slot_free.push_back({Dependency::kSlotFree, route.host_index});
+  }
+  if (!route.on_host && (route.moves_gradient || route.moves_parameter)) {
+    route.device_slot = pools.device_work.ring.Slot(next_device_work_);
+    route.device_index = pools.SlotIndex(SlotKind::kDeviceWork, next_device_work_++);
+    route.slot_free.push_back({Dependency::kSlotFree, route.device_index});
+  }
+  if (!route.in_parameter_slot) {
+    route.host_parameter = route.host_slot.Plus(pools.host_work.parameter);
+    return;
+  }
+  route.host_parameter = InSlot(chain.turn, chain.unit, true, group.begin);
+  if (opened_turn_ == chain.turn) {
+    route.slot_free.push_back(On(opened_by_));
+  } else {
+    WaitForParameterSlot(chain.turn, route.slot_free);
+    opened_turn_ = chain.turn;
+    opened_by_ = static_cast<int>(plan_.operations.size());
+  }
+}
+
+// Reads need no verdict and no gradient, only that what they read was written.
+SubGroupRoute PlanBuilder::BringStates(UpdateChain& chain, int index) {
+  const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(index)];
+  SubGroupRoute route = RouteOf(chain, group);
+  TakeSlots(chain, group, route);
+  std::vector<Move> reads;
+  if (route.swaps) {
+    const WorkSlots& slots = plan_.pools.host_work;
+    reads.push_back({.state = StateClass::kMaster,
+                     .from = group.master,
+                     .to = route.host_slot.Plus(slots.master),
+                     .bytes = SwapAligned(group.count() * d_.master_size())});
+    for (int k = 0; k < d_.optimizer_states; ++k) {
+      reads.push_back({.state = StateClass::kOptimizer,
+                       .from = group.states.Plus(k * group.states_stride),
+                       .to = route.host_slot.Plus(slots.states + k * slots.states_stride),
+                       .bytes = group.states_stride});
+    }
+  }
+  if (route.moves_parameter && d_.split_master && route.parameter_home.tier == Tier::kNvme) {
+    reads.push_back({.state = StateClass::kParameter,
+                     .from = route.parameter_home,
+                     .to = route.host_parameter,
+                     .bytes = SwapAligned(group.count() * SizeOf(d_.compute))});
+  }
+  if (!reads.empty()) {
+    route.brought.push_back(
+        IssueMoves(chain, OperationKind::kRead, StreamId::kReadStates, std::move(reads),
+                   Joined(route.slot_free, {{Dependency::kStored, chain.unit}})));
+  }
+  return route;
+}
+
+void PlanBuilder::BringGradient(UpdateChain& chain, SubGroupRoute& route, UpdateWork& work) {
+  const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  const int64_t size = SizeOf(d_.shard_dtype(chain.unit));
+  const std::vector<Dependency> ready = Joined(route.slot_free, chain.ready);
+  if (work.gradient.tier == Tier::kNvme) {
+    const Place in_host = route.host_slot.Plus(plan_.pools.host_work.gradient);
+    route.brought.push_back(IssueMoves(chain, OperationKind::kRead, StreamId::kReadStates,
+                                       {{.state = StateClass::kGradient,
+                                         .from = work.gradient,
+                                         .to = in_host,
+                                         .bytes = SwapAligned(group.count() * size)}},
+                                       Joined(ready, {{Dependency::kStored, chain.unit}})));
+    work.gradient = in_host;
+  }
+  if (!route.moves_gradient || work.gradient.tier == route.here()) return;
+  const WorkSlots& slots = route.on_host ? plan_.pools.host_work : plan_.pools.device_work;
+  const Place to = route.slot().Plus(slots.gradient);
+  std::vector<Dependency> after = ready;
+  if (!route.brought.empty()) after.push_back(On(route.brought.back()));
+  route.brought.push_back(IssueCopy(chain, route.on_host,
+                                    {.state = StateClass::kGradient,
+                                     .from = work.gradient,
+                                     .to = to,
+                                     .bytes = group.count() * size},
+                                    std::move(after)));
+  work.gradient = to;
+}
+
+void PlanBuilder::BringParameter(UpdateChain& chain, SubGroupRoute& route, UpdateWork& work) {
+  if (!route.moves_parameter) return;
+  const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  const WorkSlots& slots = route.on_host ? plan_.pools.host_work : plan_.pools.device_work;
+  const Place& home = route.parameter_home;
+  work.parameter = route.on_host && home.tier == Tier::kNvme ? route.host_parameter
+                                                             : route.slot().Plus(slots.parameter);
+  // Only a split master needs what is there, which from the swap file has come already.
+  if (!d_.split_master || (route.on_host && home.tier == Tier::kNvme)) return;
+  std::vector<Dependency> after = Joined(route.slot_free, chain.ready);
+  if (!route.brought.empty()) after.push_back(On(route.brought.front()));
+  route.brought.push_back(IssueCopy(chain, route.on_host,
+                                    {.state = StateClass::kParameter,
+                                     .from = home.tier == Tier::kNvme ? route.host_parameter : home,
+                                     .to = work.parameter,
+                                     .bytes = group.count() * SizeOf(d_.compute)},
+                                    std::move(after)));
+}
+
+// What the update wrote goes home; the slots are free once it is there.
+void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const UpdateWork& work,
+                           int update) {
+  const Pools& pools = plan_.pools;
+  const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  const Place& home = route.parameter_home;
+  const int64_t parameter_bytes = group.count() * SizeOf(d_.compute);
+  const auto frees = [&](int operation, int slot) {
+    if (slot >= 0) plan_.operations[static_cast<size_t>(operation)].frees.push_back(slot);
+  };
+  int last = update;
+  if (route.moves_parameter && (!route.on_host || home.tier == Tier::kDevice)) {
+    last = IssueCopy(chain, /*to_host=*/!route.on_host,
+                     {.state = StateClass::kParameter,
+                      .from = work.parameter,
+                      .to = home.tier == Tier::kNvme ? route.host_parameter : home,
+                      .bytes = parameter_bytes},
+                     {On(update)});
+  }
+  frees(last, route.device_index);
+  std::vector<Move> writes;
+  if (route.swaps) {
+    writes.push_back({.state = StateClass::kMaster,
+                      .from = work.master,
+                      .to = group.master,
+                      .bytes = SwapAligned(group.count() * d_.master_size())});
+    for (int k = 0; k < d_.optimizer_states; ++k) {
+      writes.push_back({.state = StateClass::kOptimizer,
+                        .from = work.states.Plus(k * work.states_stride),
+                        .to = group.states.Plus(k * group.states_stride),
+                        .bytes = group.states_stride});
+    }
+  }
+  if (route.moves_parameter && home.tier == Tier::kNvme) {
+    writes.push_back({.state = StateClass::kParameter,
+                      .from = route.host_parameter,
+                      .to = home,
+                      .bytes = SwapAligned(parameter_bytes)});
+  }
+  if (!writes.empty()) {
+    last =
+        IssueMoves(chain, OperationKind::kWrite, StreamId::kWrite, std::move(writes), {On(last)});
+    chain.stores = true;
+    if (route.in_parameter_slot)
+      frees(last, pools.SlotIndex(SlotKind::kParameterStored, chain.turn));
+  }
+  frees(last, route.host_index);
+}
+
+void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
+  const Pools& pools = plan_.pools;
+  const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(index)];
+  const auto found = ahead_.extract(index);
+  SubGroupRoute route = found ? std::move(found.mapped()) : BringStates(chain, index);
+  UpdateWork work{
+      .unit = chain.unit,
+      .sub_group = index,
+      .gradient =
+          pools.GradientShard(chain.unit).Plus(group.begin * SizeOf(d_.shard_dtype(chain.unit))),
+      .master = group.master,
+      .states = group.states,
+      .states_stride = group.states_stride,
+      .writes_parameter = d_.has_masters(),
+      .passes_slot = route.moves_parameter,
+      .parameter = route.parameter_home};
+  if (route.swaps) {
+    work.master = route.host_slot.Plus(pools.host_work.master);
+    work.states = route.host_slot.Plus(pools.host_work.states);
+    work.states_stride = pools.host_work.states_stride;
+  }
+  BringGradient(chain, route, work);
+  BringParameter(chain, route, work);
+  std::vector<Dependency> after = Joined(chain.ready, route.slot_free);
+  for (int operation : route.brought) after.push_back(On(operation));
+  const StreamId stream = route.on_host ? StreamId::kHostUpdate : StreamId::kUpdate;
+  plan_.works.push_back(work);
+  const int update =
+      Issue({.kind = OperationKind::kUpdate,
+             .stream = stream,
+             .parts = {{.unit = chain.unit, .work = static_cast<int>(plan_.works.size()) - 1}},
+             .after = std::move(after),
+             .bytes = UpdateBytes(chain.unit, group.count()),
+             .condition = chain.condition});
+  chain.last[static_cast<int>(stream)] = update;
+  TakeHome(chain, route, work, update);
+}
+
+}  // namespace ebb::sharding
