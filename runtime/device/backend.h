@@ -43,7 +43,8 @@ class DeviceBackend {
   virtual std::string description() const = 0;
   virtual int ordinal() const { return 0; }
   virtual absl::Status status() const { return absl::OkStatus(); }
-  virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) = 0;
+  virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
+                                                                   int tasks_max) = 0;
   virtual std::unique_ptr<StreamBackend> CallerStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() = 0;
   virtual absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) = 0;

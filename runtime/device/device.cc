@@ -53,8 +53,8 @@ std::string Device::description() const {
   return backend_->description();
 }
 
-absl::StatusOr<Stream> Device::NewStream(std::string_view name) const {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<StreamBackend> stream, backend_->NewStream(name));
+absl::StatusOr<Stream> Device::NewStream(std::string_view name, int tasks_max) const {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<StreamBackend> stream, backend_->NewStream(name, tasks_max));
   return Stream(std::move(stream));
 }
 

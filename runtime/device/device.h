@@ -46,8 +46,8 @@ class Device {
   absl::Status status() const;
 
   // A stream that runs beside the caller. `name` is what debuggers and timelines show, at most 15
-  // characters on Linux.
-  absl::StatusOr<Stream> NewStream(std::string_view name) const;
+  // characters on Linux. `tasks_max`: how many tasks may wait in it before Enqueue does.
+  absl::StatusOr<Stream> NewStream(std::string_view name, int tasks_max = kStreamTasksMax) const;
   // The trainer's stream. On the CPU it is the calling thread: Enqueue runs at once, Wait blocks.
   Stream CallerStream() const;
   absl::StatusOr<Event> NewEvent() const;

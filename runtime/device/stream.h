@@ -1,8 +1,8 @@
 // An in-order queue of work on a device. Move-only; the destructor waits for what was enqueued.
 //
 // Enqueue, Copy, Zero, Wait and Record return at once, allocate nothing and may be called by one
-// thread at a time. A stream holds at most kStreamTasksMax tasks; an enqueuing thread waits while
-// it is full. Tasks do not fail: work that can fail keeps its own sticky Status (Communicator,
+// thread at a time. A stream holds as many tasks as it was made for, kStreamTasksMax if nothing else
+// was said; an enqueuing thread waits while it is full. Tasks do not fail: work that can fail keeps its own sticky Status (Communicator,
 // Engine); the device's own failures are status().
 #pragma once
 

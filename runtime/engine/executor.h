@@ -106,6 +106,7 @@ class Executor {
         spans;                  // by operation; empty where it is no collective
     std::vector<Event> events;  // by operation
     std::vector<std::unique_ptr<IoTransfer[]>> transfers;  // by operation; of its moves
+    std::vector<uint8_t> transfers_started;                // by operation
     std::vector<TrafficRow> traffic[2];  // predicted: without, with updates of the step before
     std::vector<int64_t> begin_ns;       // by operation, while tracing
     std::vector<uint8_t> issued;         // by operation, of the step that runs it
@@ -174,9 +175,11 @@ class Executor {
   };
 
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
-  std::array<std::optional<Stream>*, 9> Streams() {
-    return {&gather_,      &reduce_,          &update_,      &upload_, &download_,
-            &host_update_, &read_parameters_, &read_states_, &write_};
+  // Those that start transfers before those that end them.
+  std::array<std::optional<Stream>*, 12> Streams() {
+    return {&gather_,   &reduce_,          &update_,          &upload_,
+            &download_, &host_update_,     &read_parameters_, &read_states_,
+            &write_,    &parameters_read_, &states_read_,     &written_};
   }
   void AwaitStreams();
   absl::Status Initialise();  // initialise.cc
@@ -189,6 +192,8 @@ class Executor {
   absl::Status MakeState();
   absl::Status MakeStreams();
   absl::Status MakeOffloadStreams();
+  absl::Status MakeStream(std::string_view name, sharding::StreamId id,
+                          std::optional<Stream>& into);
   absl::Status MakeEvents(size_t count, std::vector<Event>& events);
   void MakeUpdateRuns();
   absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
@@ -256,7 +261,8 @@ class Executor {
 
   // swaps.cc
   void EnqueueMoves(int operation, StepTag step);
-  void RunTransfers(Runnable& run, int operation, StepTag step);
+  void StartTransfers(Runnable& run, int operation);
+  void EndTransfers(Runnable& run, int operation, StepTag step);
   void CountMoves(const sharding::Operation& operation, StepTag step);
   void Drain();
   void IssueCarriedLeft();
@@ -299,6 +305,7 @@ class Executor {
   void EnqueueCollective(int operation);
   Event& EventOf(const sharding::Dependency& dependency);
   Stream& StreamOf(sharding::StreamId id);
+  Stream& EndStreamOf(sharding::StreamId id);
   Communicator& CommunicatorOf(sharding::OperationKind kind);
   Communicator& ExchangeCommunicator() {
     return exchange_communicator_ ? *exchange_communicator_ : *reduce_communicator_;
@@ -469,6 +476,7 @@ class Executor {
   std::string broken_at_;  // the operation at which a communicator was first seen to have failed
   std::atomic<int64_t> moved_bytes_[2][kKinds] = {};      // by parity, by operation kind
   std::atomic<int64_t> predicted_bytes_[2][kKinds] = {};  // likewise
+  int64_t transfers_traced_ns_[sharding::kStreams] = {};  // until when, by those that end them
   int64_t moved_before_[sharding::kStreams] =
       {};  // of a stream's communicator, at the operation's start
 
@@ -483,12 +491,13 @@ class Executor {
   // Streams end before what their tasks use.
   std::vector<Event> updated_, stored_;  // by unit
   std::vector<Event> slot_free_;         // by slot
-  std::optional<Event> exchanged_, fence_, demand_;
+  std::optional<Event> exchanged_, fence_, demand_, started_;
   std::vector<Event> updates_done_, host_updates_done_;  // by parity
   Stream compute_;
   std::optional<Stream> gather_, reduce_, update_;
   // Where something is offloaded.
   std::optional<Stream> upload_, download_, host_update_, read_parameters_, read_states_, write_;
+  std::optional<Stream> parameters_read_, states_read_, written_;  // where transfers end
 };
 
 }  // namespace ebb

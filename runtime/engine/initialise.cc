@@ -36,7 +36,6 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(World world, Device d
 }
 
 absl::Status Executor::Initialise() {
-  EBB_RETURN_IF_ERROR(MakeStreams());
   absl::Status own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
   if (own.ok()) {
@@ -53,6 +52,7 @@ absl::Status Executor::Initialise() {
       walk_->plan = *std::move(walk);
     }
   }
+  EBB_RETURN_IF_ERROR(MakeStreams());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(*control_, *reduce_, model_, config_, own_->plan));
   EBB_RETURN_IF_ERROR(AgreeOnInitialValues(*control_, *reduce_, model_));
@@ -131,15 +131,13 @@ CommunicatorOptions Executor::OptionsOf(absl::string_view name) const {
 absl::Status Executor::MakeStreams() {
   EBB_ASSIGN_OR_RETURN(Communicator control, world_.NewCommunicator(OptionsOf("control")));
   control_.emplace(std::move(control));
-  const auto stream = [&](std::string_view name, std::optional<Stream>& into) {
-    absl::StatusOr<Stream> made = device_.NewStream(name);
-    if (made.ok()) into.emplace(*std::move(made));
-    return made.status();
-  };
-  EBB_RETURN_IF_ERROR(stream("ebb gather", gather_));
-  EBB_RETURN_IF_ERROR(stream("ebb reduce", reduce_));
-  EBB_RETURN_IF_ERROR(stream("ebb update", update_));
-  for (std::optional<Event>* event : {&exchanged_, &fence_, &demand_}) {
+  using sharding::StreamId;
+  const std::tuple<const char*, StreamId, std::optional<Stream>*> streams[] = {
+      {"ebb gather", StreamId::kGather, &gather_},
+      {"ebb reduce", StreamId::kReduce, &reduce_},
+      {"ebb update", StreamId::kUpdate, &update_}};
+  for (const auto& [name, id, into] : streams) EBB_RETURN_IF_ERROR(MakeStream(name, id, *into));
+  for (std::optional<Event>* event : {&exchanged_, &fence_, &demand_, &started_}) {
     EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
     event->emplace(std::move(made));
   }
@@ -160,14 +158,36 @@ absl::Status Executor::MakeEvents(size_t count, std::vector<Event>& events) {
 absl::Status Executor::MakeOffloadStreams() {
   EBB_RETURN_IF_ERROR(MakeEvents(static_cast<size_t>(plan().pools.slots()), slot_free_));
   if (!plan().decisions.offloads()) return absl::OkStatus();
-  const std::pair<const char*, std::optional<Stream>*> streams[] = {
-      {"ebb upload", &upload_},        {"ebb download", &download_},
-      {"ebb host upd", &host_update_}, {"ebb read par", &read_parameters_},
-      {"ebb read sta", &read_states_}, {"ebb write", &write_}};
-  for (const auto& [name, into] : streams) {
-    EBB_ASSIGN_OR_RETURN(Stream made, device_.NewStream(name));
-    into->emplace(std::move(made));
+  using sharding::StreamId;
+  const std::tuple<const char*, StreamId, std::optional<Stream>*> streams[] = {
+      {"ebb upload", StreamId::kUpload, &upload_},
+      {"ebb download", StreamId::kDownload, &download_},
+      {"ebb host upd", StreamId::kHostUpdate, &host_update_},
+      {"ebb read par", StreamId::kReadParameters, &read_parameters_},
+      {"ebb par read", StreamId::kReadParameters, &parameters_read_},
+      {"ebb read sta", StreamId::kReadStates, &read_states_},
+      {"ebb sta read", StreamId::kReadStates, &states_read_},
+      {"ebb write", StreamId::kWrite, &write_},
+      {"ebb written", StreamId::kWrite, &written_}};
+  for (const auto& [name, id, into] : streams) EBB_RETURN_IF_ERROR(MakeStream(name, id, *into));
+  return absl::OkStatus();
+}
+
+// With room for all of two steps, so that enqueuing waits for no work. Without a plan ranks only agree
+// that there is none.
+absl::Status Executor::MakeStream(std::string_view name, sharding::StreamId id,
+                                  std::optional<Stream>& into) {
+  size_t tasks = 0;
+  for (size_t i = 0; own_ != nullptr && i < plan().operations.size(); ++i) {
+    const sharding::Operation& operation = plan().operations[i];
+    if (operation.stream != id) continue;
+    constexpr size_t kOwn = 5;  // begin, work, end, and what ties both streams of transfers
+    tasks += kOwn + operation.after.size() + operation.moves.size() + operation.parts.size() +
+             operation.frees.size();
   }
+  EBB_ASSIGN_OR_RETURN(Stream made,
+                       device_.NewStream(name, kStreamTasksMax + 2 * static_cast<int>(tasks)));
+  into.emplace(std::move(made));
   return absl::OkStatus();
 }
 

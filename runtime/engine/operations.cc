@@ -40,6 +40,21 @@ Stream& Executor::StreamOf(StreamId id) {
   return compute_;
 }
 
+// Where an operation's events are recorded. Transfers with swap files start on one stream and end on
+// another, so that the next ones start while they are on their way; they end in their order.
+Stream& Executor::EndStreamOf(StreamId id) {
+  switch (id) {
+    case StreamId::kReadParameters:
+      return *parameters_read_;
+    case StreamId::kReadStates:
+      return *states_read_;
+    case StreamId::kWrite:
+      return *written_;
+    default:
+      return StreamOf(id);
+  }
+}
+
 Communicator& Executor::CommunicatorOf(OperationKind kind) {
   switch (kind) {
     case OperationKind::kGather:
@@ -85,10 +100,11 @@ void Executor::Issue(int index) {
   Stream& stream = StreamOf(operation.stream);
   for (const Dependency& dependency : operation.after) stream.Wait(EventOf(dependency));
   EnqueueWork(index);
-  stream.Record(run.events[index]);
-  if (operation.updates >= 0) stream.Record(updated_[operation.updates]);
-  if (operation.stores >= 0) stream.Record(stored_[operation.stores]);
-  for (int slot : operation.frees) stream.Record(slot_free_[slot]);
+  Stream& end = EndStreamOf(operation.stream);
+  end.Record(run.events[index]);
+  if (operation.updates >= 0) end.Record(updated_[operation.updates]);
+  if (operation.stores >= 0) end.Record(stored_[operation.stores]);
+  for (int slot : operation.frees) end.Record(slot_free_[slot]);
   switch (operation.kind) {
     case OperationKind::kRefresh:
       for (const sharding::Part& part : operation.parts) stream.Record(updated_[part.unit]);

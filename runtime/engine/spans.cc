@@ -28,6 +28,7 @@ absl::Status Executor::Prepare(Runnable& run) {
   const size_t operations = run.plan.operations.size();
   run.begin_ns.resize(operations);
   run.issued.resize(operations);
+  run.transfers_started.resize(operations);
   for (int kind = 0; kind < kKinds; ++kind)
     run.bytes_of[kind] = run.plan.BytesOf(static_cast<OperationKind>(kind));
   for (size_t index = 0; index < operations; ++index) {

@@ -18,9 +18,7 @@ void Executor::CountMoves(const Operation& operation, StepTag step) {
     traffic_[step.counted].Add(sharding::RowOf(move), move.bytes);
 }
 
-// Copies between the device and host memory are the stream's; transfers with the swap file are
-// started together and waited for by the stream's thread, so that whatever is enqueued after them
-// finds them done.
+// Copies between the device and host memory are the stream's.
 void Executor::EnqueueMoves(int index, StepTag step) {
   Runnable* const run = progress_.run;
   const Operation& operation = run->plan.operations[index];
@@ -36,17 +34,21 @@ void Executor::EnqueueMoves(int index, StepTag step) {
     });
     return;
   }
-  stream.Enqueue([this, run, index, step] { RunTransfers(*run, index, step); });
+  stream.Enqueue([this, run, index] { StartTransfers(*run, index); });
+  Stream& end = EndStreamOf(operation.stream);
+  stream.Record(*started_);
+  end.Wait(*started_);
+  end.Enqueue([this, run, index, step] { EndTransfers(*run, index, step); });
 }
 
-void Executor::RunTransfers(Runnable& run, int index, StepTag step) {
+void Executor::StartTransfers(Runnable& run, int index) {
   const Operation& operation = run.plan.operations[index];
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
   if (HasFailed()) return;
+  run.transfers_started[index] = 1;
   const bool reads = operation.kind == OperationKind::kRead;
-  const size_t moves = operation.moves.size();
   IoTransfer* const transfers = run.transfers[static_cast<size_t>(index)].get();
-  for (size_t i = 0; i < moves; ++i) {
+  for (size_t i = 0; i < operation.moves.size(); ++i) {
     const Move& move = operation.moves[i];
     const sharding::Place& disk = reads ? move.from : move.to;
     if (reads) {
@@ -58,7 +60,14 @@ void Executor::RunTransfers(Runnable& run, int index, StepTag step) {
                                       move.bytes);
     }
   }
-  for (size_t i = 0; i < moves; ++i) {
+}
+
+void Executor::EndTransfers(Runnable& run, int index, StepTag step) {
+  if (!std::exchange(run.transfers_started[index], uint8_t{0})) return;
+  const Operation& operation = run.plan.operations[index];
+  const bool reads = operation.kind == OperationKind::kRead;
+  IoTransfer* const transfers = run.transfers[static_cast<size_t>(index)].get();
+  for (size_t i = 0; i < operation.moves.size(); ++i) {
     const Move& move = operation.moves[i];
     const absl::Status moved = storage_->File(reads ? move.from : move.to).Wait(transfers[i]);
     if (moved.ok()) {
@@ -76,7 +85,12 @@ void Executor::RunTransfers(Runnable& run, int index, StepTag step) {
                      run.plan.unit_names[operation.parts.front().unit], "': ", moved.message())));
   }
   CountMoves(operation, step);
+  // Spans of one track do not overlap.
+  int64_t& begin = run.begin_ns[index];
+  int64_t& traced = transfers_traced_ns_[static_cast<size_t>(operation.stream)];
+  begin = std::max(begin, traced);
   Trace(run, index, step);
+  if (timeline_ != nullptr) traced = Timeline::NowNs();
 }
 
 // Runs the updates that the last step left to the next one, for whoever looks first.
@@ -101,7 +115,7 @@ void Executor::IssueCarriedLeft() {
     if (run.plan.operations[index].condition != sharding::Condition::kCarrying || run.issued[index])
       continue;
     if (!std::exchange(waited, true)) {
-      read_parameters_->WaitIdle();
+      parameters_read_->WaitIdle();
       upload_->WaitIdle();
     }
     Issue(static_cast<int>(index));
@@ -121,7 +135,7 @@ absl::Status Executor::MayLook() const {
 
 // Slow, and right whatever the streams were doing.
 void Executor::AwaitOffloads() {
-  for (std::optional<Stream>* stream : {&download_, &read_parameters_}) {
+  for (std::optional<Stream>* stream : {&download_, &parameters_read_}) {
     if (stream->has_value()) (*stream)->WaitIdle();
   }
 }

@@ -21,8 +21,9 @@ class FarDevice : public DeviceBackend {
 
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   std::string description() const override { return "a far device"; }
-  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) override {
-    return near_.backend().NewStream(name);
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
+                                                           int tasks_max) override {
+    return near_.backend().NewStream(name, tasks_max);
   }
   std::unique_ptr<StreamBackend> CallerStream() override { return near_.backend().CallerStream(); }
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override {

@@ -99,8 +99,9 @@ class LimitedCpu : public DeviceBackend {
 
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   std::string description() const override { return "a limited CPU"; }
-  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) override {
-    return cpu_.backend().NewStream(name);
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
+                                                           int tasks_max) override {
+    return cpu_.backend().NewStream(name, tasks_max);
   }
   std::unique_ptr<StreamBackend> CallerStream() override { return cpu_.backend().CallerStream(); }
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override {

@@ -1,6 +1,7 @@
 // What streams and dependencies guarantee about the order of things: vector clocks, one entry a
 // stream. A thing happens after everything before it on its stream and after all it waits for, and
-// after nothing else.
+// after nothing else. Transfers with swap files start in the order of their stream and end in it,
+// but one may start before the one ahead of it ends.
 #pragma once
 
 #include <array>

@@ -13,8 +13,9 @@ std::string CpuDevice::description() const {
   return absl::StrCat("CPU, ", team_->threads(), team_->threads() == 1 ? " thread" : " threads");
 }
 
-absl::StatusOr<std::unique_ptr<StreamBackend>> CpuDevice::NewStream(std::string_view name) {
-  return CpuStream::Create(name, team_, pool_);
+absl::StatusOr<std::unique_ptr<StreamBackend>> CpuDevice::NewStream(std::string_view name,
+                                                                    int tasks_max) {
+  return CpuStream::Create(name, tasks_max, team_, pool_);
 }
 
 std::unique_ptr<StreamBackend> CpuDevice::CallerStream() {

@@ -18,7 +18,8 @@ class CpuDevice : public DeviceBackend {
 
   DeviceKind kind() const override { return DeviceKind::kCpu; }
   std::string description() const override;
-  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) override;
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
+                                                           int tasks_max) override;
   std::unique_ptr<StreamBackend> CallerStream() override;
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;

@@ -16,10 +16,10 @@ constexpr size_t kThreadNameCharacters = 15;  // what Linux keeps
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CpuStream>> CpuStream::Create(std::string_view name,
+absl::StatusOr<std::unique_ptr<CpuStream>> CpuStream::Create(std::string_view name, int tasks_max,
                                                              std::shared_ptr<ThreadTeam> team,
                                                              std::shared_ptr<ProgressPool> pool) {
-  std::unique_ptr<CpuStream> stream(new CpuStream(std::move(team), std::move(pool)));
+  std::unique_ptr<CpuStream> stream(new CpuStream(tasks_max, std::move(team), std::move(pool)));
   try {
     stream->thread_ = std::thread([raw = stream.get()] { raw->Run(); });
   } catch (const std::system_error& error) {
@@ -32,11 +32,13 @@ absl::StatusOr<std::unique_ptr<CpuStream>> CpuStream::Create(std::string_view na
   return stream;
 }
 
-CpuStream::CpuStream(std::shared_ptr<ThreadTeam> team, std::shared_ptr<ProgressPool> pool)
+CpuStream::CpuStream(int tasks_max, std::shared_ptr<ThreadTeam> team,
+                     std::shared_ptr<ProgressPool> pool)
     : team_(std::move(team)),
       pool_(std::move(pool)),
       progress_(pool_->Take()),
-      ring_(new Task[kStreamTasksMax]) {}
+      tasks_max_(static_cast<uint64_t>(tasks_max)),
+      ring_(new Task[tasks_max_]) {}
 
 CpuStream::~CpuStream() {
   stop_.store(true, std::memory_order_release);
@@ -52,7 +54,7 @@ void CpuStream::Run() {
       return tail_.load(std::memory_order_acquire) != next || stop_.load(std::memory_order_acquire);
     });
     if (tail_.load(std::memory_order_acquire) == next) return;  // stopped, and everything has run
-    ring_[next % kStreamTasksMax]();
+    ring_[next % tasks_max_]();
     head_.store(++next, std::memory_order_release);
     not_full_.Notify();
   }
@@ -60,8 +62,8 @@ void CpuStream::Run() {
 
 void CpuStream::Enqueue(const Task& task) {
   const uint64_t tail = tail_.load(std::memory_order_relaxed);
-  not_full_.Await([&] { return tail - head_.load(std::memory_order_acquire) < kStreamTasksMax; });
-  ring_[tail % kStreamTasksMax] = task;
+  not_full_.Await([&] { return tail - head_.load(std::memory_order_acquire) < tasks_max_; });
+  ring_[tail % tasks_max_] = task;
   tail_.store(tail + 1, std::memory_order_release);
   not_empty_.Notify();
 }

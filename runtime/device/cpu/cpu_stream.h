@@ -1,8 +1,7 @@
 // The two streams of a CPU device: a thread with a bounded queue of tasks, and the calling thread
 // itself.
 //
-//   enqueuer --> [ task | task | task | ... ] --> thread          tail_ - head_ tasks wait, at most
-//   kStreamTasksMax
+//   enqueuer --> [ task | task | task | ... ] --> thread    tail_ - head_ tasks wait
 #pragma once
 
 #include <atomic>
@@ -20,7 +19,7 @@ namespace ebb {
 
 class CpuStream : public StreamBackend {
  public:
-  static absl::StatusOr<std::unique_ptr<CpuStream>> Create(std::string_view name,
+  static absl::StatusOr<std::unique_ptr<CpuStream>> Create(std::string_view name, int tasks_max,
                                                            std::shared_ptr<ThreadTeam> team,
                                                            std::shared_ptr<ProgressPool> pool);
   ~CpuStream() override;
@@ -35,16 +34,17 @@ class CpuStream : public StreamBackend {
   StreamView view() const override { return {}; }
 
  private:
-  CpuStream(std::shared_ptr<ThreadTeam> team, std::shared_ptr<ProgressPool> pool);
+  CpuStream(int tasks_max, std::shared_ptr<ThreadTeam> team, std::shared_ptr<ProgressPool> pool);
   void Run();
   int64_t EnqueueTicket();
 
   std::shared_ptr<ThreadTeam> team_;
   std::shared_ptr<ProgressPool> pool_;
   Progress* progress_;
+  const uint64_t tasks_max_;
   std::unique_ptr<Task[]> ring_;
-  // Counts of tasks, ever growing; a task's place is its number modulo kStreamTasksMax. The two
-  // ends on lines of their own.
+  // Counts of tasks, ever growing; a task's place is its number modulo tasks_max_. The two ends on
+  // lines of their own.
   alignas(64) std::atomic<uint64_t> tail_{0};
   std::atomic<bool> stop_{false};
   WaitPoint not_empty_;

@@ -83,14 +83,15 @@ absl::Status CudaDevice::MakeStreams(cudaStream_t compute) {
                     absl::StrCat("using the given stream on ", context_->name()));
 }
 
-absl::StatusOr<std::unique_ptr<StreamBackend>> CudaDevice::NewStream(std::string_view name) {
+absl::StatusOr<std::unique_ptr<StreamBackend>> CudaDevice::NewStream(std::string_view name,
+                                                                     int tasks_max) {
   EBB_RETURN_IF_ERROR(context_->status());
   EBB_ASSIGN_OR_RETURN(SharedCudaStream stream, NewCudaStream(*context_, name));
-  return std::make_unique<CudaStream>(context_, team_, std::move(stream), name);
+  return std::make_unique<CudaStream>(context_, team_, std::move(stream), name, tasks_max);
 }
 
 std::unique_ptr<StreamBackend> CudaDevice::CallerStream() {
-  return std::make_unique<CudaStream>(context_, team_, compute_, "compute");
+  return std::make_unique<CudaStream>(context_, team_, compute_, "compute", kStreamTasksMax);
 }
 
 absl::StatusOr<std::unique_ptr<EventBackend>> CudaDevice::NewEvent() {

@@ -24,7 +24,8 @@ class CudaDevice : public DeviceBackend {
   int ordinal() const override { return context_->ordinal(); }
   std::string description() const override { return context_->name(); }
   absl::Status status() const override { return context_->status(); }
-  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name) override;
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
+                                                           int tasks_max) override;
   std::unique_ptr<StreamBackend> CallerStream() override;
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;

@@ -34,11 +34,12 @@ absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::
 }
 
 CudaStream::CudaStream(std::shared_ptr<CudaContext> context, std::shared_ptr<ThreadTeam> team,
-                       SharedCudaStream stream, std::string_view name)
+                       SharedCudaStream stream, std::string_view name, int tasks_max)
     : context_(std::move(context)),
       team_(std::move(team)),
       stream_(std::move(stream)),
-      name_(NameOf(name)) {}
+      name_(NameOf(name)),
+      tasks_(tasks_max) {}
 
 CudaStream::~CudaStream() {
   WaitIdle();

@@ -30,7 +30,7 @@ absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::
 class CudaStream : public StreamBackend {
  public:
   CudaStream(std::shared_ptr<CudaContext> context, std::shared_ptr<ThreadTeam> team,
-             SharedCudaStream stream, std::string_view name);
+             SharedCudaStream stream, std::string_view name, int tasks_max);
   ~CudaStream() override;
 
   void Enqueue(const Task& task) override;

@@ -4,16 +4,17 @@
 
 namespace ebb {
 
-HostTasks::HostTasks() : ring_(new Place[kStreamTasksMax]) {
-  for (int i = 0; i < kStreamTasksMax; ++i) ring_[i].owner = this;
+HostTasks::HostTasks(int tasks_max)
+    : tasks_max_(static_cast<uint64_t>(tasks_max)), ring_(new Place[tasks_max_]) {
+  for (uint64_t i = 0; i < tasks_max_; ++i) ring_[i].owner = this;
 }
 
 HostTasks::Place* HostTasks::TryPut(const Task& task, WaitPoint::Deadline deadline) {
   const auto has_room = [this] {
-    return put_ - ended_.load(std::memory_order_acquire) < kStreamTasksMax;
+    return put_ - ended_.load(std::memory_order_acquire) < tasks_max_;
   };
   if (!not_full_.Await(has_room, deadline)) return nullptr;
-  Place& place = ring_[put_++ % kStreamTasksMax];
+  Place& place = ring_[put_++ % tasks_max_];
   place.task = task;
   place.claimed.store(false, std::memory_order_release);
   return &place;
@@ -35,7 +36,7 @@ void HostTasks::Run(void* place) {
 
 void HostTasks::RunAbandoned() {
   while (ended_.load(std::memory_order_acquire) < put_) {
-    Place& oldest = ring_[ended_.load(std::memory_order_acquire) % kStreamTasksMax];
+    Place& oldest = ring_[ended_.load(std::memory_order_acquire) % tasks_max_];
     // Claimed: CUDA was already running it when the device failed.
     if (!RunUnclaimed(oldest)) std::this_thread::yield();
   }

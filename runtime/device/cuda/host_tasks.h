@@ -1,6 +1,6 @@
 // The host tasks of one CUDA stream: where they wait until CUDA calls them, in the stream's order.
 //
-//   enqueuer --> [ task | task | ... ] --> CUDA's callback thread    at most kStreamTasksMax wait
+//   enqueuer --> [ task | task | ... ] --> CUDA's callback thread    at most tasks_max wait
 //
 // CUDA forgets the host functions of a device that has failed. Each task runs exactly once all the
 // same: RunAbandoned runs on the calling thread what CUDA will not.
@@ -23,7 +23,7 @@ class HostTasks {
     std::atomic<bool> claimed{false};  // somebody runs it, or has
   };
 
-  HostTasks();
+  explicit HostTasks(int tasks_max);
   // Only once all have ended.
   ~HostTasks() = default;
 
@@ -37,6 +37,7 @@ class HostTasks {
  private:
   bool RunUnclaimed(Place& place);
 
+  const uint64_t tasks_max_;
   std::unique_ptr<Place[]> ring_;
   uint64_t put_ = 0;
   std::atomic<uint64_t> ended_{0};
