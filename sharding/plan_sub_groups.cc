@@ -214,8 +214,9 @@ void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const
                       .bytes = SwapAligned(parameter_bytes)});
   }
   if (!writes.empty()) {
-    last =
-        IssueMoves(chain, OperationKind::kWrite, StreamId::kWrite, std::move(writes), {On(last)});
+    // In order also where nothing has read what it replaces.
+    last = IssueMoves(chain, OperationKind::kWrite, StreamId::kWrite, std::move(writes),
+                      {On(last), {Dependency::kStored, chain.unit}});
     chain.stores = true;
     if (route.in_parameter_slot)
       frees(last, pools.SlotIndex(SlotKind::kParameterStored, chain.turn));
