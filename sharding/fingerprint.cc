@@ -36,7 +36,13 @@ void AddPlace(Hasher& hasher, const Place& place) {
 uint64_t Fingerprint(const Plan& plan) {
   Hasher hasher;
   for (const Operation& operation : plan.operations) {
-    hasher.Add(static_cast<int64_t>(operation.kind)).Add(operation.bytes);
+    hasher.Add(static_cast<int64_t>(operation.kind))
+        .Add(static_cast<int64_t>(operation.stream))
+        .Add(static_cast<int64_t>(operation.condition))
+        .Add(operation.bytes)
+        .Add(operation.updates)
+        .Add(operation.stores);
+    for (int slot : operation.frees) hasher.Add(slot);
     for (const Part& part : operation.parts)
       hasher.Add(part.unit).Add(part.scope).Add(part.first).Add(part.last);
     for (const Dependency& dependency : operation.after)
@@ -44,6 +50,7 @@ uint64_t Fingerprint(const Plan& plan) {
     for (const Move& move : operation.moves) {
       AddPlace(hasher, move.from);
       AddPlace(hasher, move.to);
+      hasher.Add(move.bytes);
     }
   }
   for (const Moment& moment : plan.moments) {

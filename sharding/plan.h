@@ -116,6 +116,7 @@ struct Operation {
   int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
   std::vector<Move> moves = {};  // kRead, kUpload, kDownload, kWrite
   Condition condition = Condition::kAlways;
+  bool of_update = false;  // an update, or what it needs or leaves to be moved
   // Whose events it records, beside its own.
   int updates = -1;             // unit: Dependency::kUpdated
   int stores = -1;              // unit: Dependency::kStored

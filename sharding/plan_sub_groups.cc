@@ -38,7 +38,8 @@ int PlanBuilder::IssueMoves(UpdateChain& chain, OperationKind kind, StreamId str
                       .parts = {{.unit = chain.unit}},
                       .after = std::move(after),
                       .moves = std::move(moves),
-                      .condition = chain.condition};
+                      .condition = chain.condition,
+                      .of_update = true};
   for (const Move& move : operation.moves) operation.bytes += move.bytes;
   return chain.last[static_cast<int>(stream)] = Issue(std::move(operation));
 }
@@ -257,7 +258,8 @@ void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
              .parts = {{.unit = chain.unit, .work = static_cast<int>(plan_.works.size()) - 1}},
              .after = std::move(after),
              .bytes = UpdateBytes(chain.unit, group.count()),
-             .condition = chain.condition});
+             .condition = chain.condition,
+             .of_update = true});
   chain.last[static_cast<int>(stream)] = update;
   TakeHome(chain, route, work, update);
 }

@@ -43,7 +43,8 @@ void PlanBuilder::IssueUpdate(int unit, int turn) {
                       .stream = plan_.operations[static_cast<size_t>(last)].stream,
                       .parts = {{.unit = unit}},
                       .after = {},
-                      .condition = chain.condition};
+                      .condition = chain.condition,
+                      .of_update = true};
     for (int operation : lasts) {
       if (operation != last) settled.after.push_back({Dependency::kOperation, operation});
     }

@@ -343,29 +343,6 @@ void Executor::FlushDeparted() {
   }
 }
 
-// An update, or what it needs or leaves to be moved.
-bool Executor::IsOfUpdate(const sharding::Operation& operation) {
-  const bool is_boundary =
-      !operation.moves.empty() && operation.moves.front().state == StateClass::kActivation;
-  if (is_boundary) return false;
-  switch (operation.kind) {
-    case OperationKind::kUpdate:
-      return true;
-    case OperationKind::kWrite:  // or of reduced slices
-      return operation.parts.front().scope < 0;
-    case OperationKind::kMark:
-      return operation.updates >= 0;
-    case OperationKind::kRead:
-      return operation.stream == sharding::StreamId::kReadStates;
-    case OperationKind::kUpload:  // or of a gather
-      return operation.moves.front().to.pool != StateClass::kGather;
-    case OperationKind::kDownload:  // or of reduced slices
-      return operation.parts.front().scope < 0;
-    default:
-      return false;
-  }
-}
-
 // Early updates whose moment the departure passed over.
 void Executor::IssueUpdatesLeft() {
   const sharding::Plan& plan = progress_.run->plan;
@@ -379,7 +356,7 @@ void Executor::IssueUpdatesLeft() {
     (*stream)->Wait(*demand_);
   }
   for (size_t index = 0; index < plan.operations.size(); ++index) {
-    if (IsOfUpdate(plan.operations[index])) Issue(static_cast<int>(index));
+    if (plan.operations[index].of_update) Issue(static_cast<int>(index));
   }
 }
 

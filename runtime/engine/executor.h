@@ -359,7 +359,6 @@ class Executor {
   void GatherOnDemand(int unit);
   void ReduceNow(int unit, int visit);
   void FlushDeparted();
-  static bool IsOfUpdate(const sharding::Operation& operation);
   void IssueUpdatesLeft();
   bool BackwardHasBegun(int round) const;
   bool StartsNextRound(int unit) const;

@@ -145,7 +145,8 @@ void RandomCase::Offload(Random& random) {
   if (config.zero.stage == 3) parameters.device = random.OneOf({kDevice, kCpu, kNvme, kNvme});
   optimizer.device = random.OneOf({kDevice, kCpu, kNvme, kNvme});
   if (config.parameter_tier() == kDevice && optimizer.device == kDevice) optimizer.device = kNvme;
-  if (random.OneIn(3)) config.ebb.offload_gradients = random.OneOf({kDevice, kCpu});
+  if (random.OneIn(3)) config.ebb.offload_gradients = random.OneOf({kDevice, kCpu, kNvme, kNvme});
+  if (random.OneIn(2)) config.ebb.offload_activations = random.OneOf({kCpu, kNvme});
   optimizer.ratio = random.OneOf({1.0, 1.0, 0.7, 0.3, 0.0});
   optimizer.buffer_count = random.Between(1, 5);
   parameters.buffer_count = random.Between(1, 6);
@@ -199,11 +200,11 @@ std::string RandomCase::description() const {
       " of which in cpu ", config.zero.offload_param.max_in_cpu, " in ",
       config.zero.offload_param.buffer_count, " buffers, optimizer ", name(config.optimizer_tier()),
       " ratio ", config.zero.offload_optimizer.ratio, ", gradients ", name(config.gradient_tier()),
-      config.ebb.offload_gradients ? "" : " (follow)", ", sub-groups ", config.zero.sub_group_size,
-      ", host memory ", config.ebb.host_memory.value_or(-1), ", split masters ",
-      config.ebb.split_master, ", states ", optimizer_states,
-      own_optimizer ? ", own optimizer" : "", ", clipping ", config.gradient_clipping, ", checks ",
-      config.ebb.check_overflow, ", asynchronous step ",
+      config.ebb.offload_gradients ? "" : " (follow)", ", activations ",
+      name(config.activation_tier()), ", sub-groups ", config.zero.sub_group_size, ", host memory ",
+      config.ebb.host_memory.value_or(-1), ", split masters ", config.ebb.split_master, ", states ",
+      optimizer_states, own_optimizer ? ", own optimizer" : "", ", clipping ",
+      config.gradient_clipping, ", checks ", config.ebb.check_overflow, ", asynchronous step ",
       static_cast<int>(config.ebb.asynchronous_step));
 }
 

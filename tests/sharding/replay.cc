@@ -380,8 +380,9 @@ bool Replay::HasTheParts(const Operation& operation, const Operation& reduction,
 void Replay::Accumulate(int thing, const Operation& operation) {
   const Operation* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("an accumulate without its reduction");
-  const Tier home = operation.stream == StreamId::kDownload ? Tier::kCpu : Tier::kDevice;
-  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, home);
+  const Tier home = GradientHome(operation.parts.front().unit);
+  if (home != Tier::kDevice && operation.stream != StreamId::kDownload) Fail("a sum out of place");
+  const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, home, operation);
   if (!HasTheParts(operation, *reduction, parts)) return;
   for (size_t i = 0; i < parts.size(); ++i) {
     const Part& part = operation.parts[i];
@@ -392,12 +393,9 @@ void Replay::Accumulate(int thing, const Operation& operation) {
                                        : LandedSlice(*reduction, parts[i]),
                  GradientOf(Content::kReducedSlice, part.scope));
     if (part.first != (so_far == 0)) Fail(absl::StrCat("unit ", unit, ": wrong first"));
-    if (part.first != true) {
-      memory_.Read(thing, GradientShard(unit, /*whole=*/false),
-                   {Content::kGradientShard, unit, steps_, so_far});
-    }
-    memory_.Write(thing, GradientShard(unit, /*whole=*/false),
-                  {Content::kGradientShard, unit, steps_, ++so_far});
+    const Range shard = SummedShard(part);
+    if (!part.first) memory_.Read(thing, shard, {Content::kGradientShard, unit, steps_, so_far});
+    memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, ++so_far});
     if (part.last != (so_far == expected_contributions(unit)))
       Fail(absl::StrCat("unit ", unit, ": wrong last"));
     if (part.last) memory_.Write(thing, NormScratch(home), {Content::kNorm});
@@ -407,13 +405,14 @@ void Replay::Accumulate(int thing, const Operation& operation) {
 void Replay::Norm(int thing, const Operation& operation) {
   const Operation* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("a norm without its reduction");
-  const Tier home = operation.stream == StreamId::kDownload ? Tier::kCpu : Tier::kDevice;
-  if (!HasTheParts(operation, *reduction, PartsThat(*reduction, /*accumulate=*/false, home)))
+  const Tier home = GradientHome(operation.parts.front().unit);
+  if (home != Tier::kDevice && operation.stream != StreamId::kDownload) Fail("a norm out of place");
+  if (!HasTheParts(operation, *reduction,
+                   PartsThat(*reduction, /*accumulate=*/false, home, operation)))
     return;
   for (const Part& part : operation.parts) {
     if (!part.first || !part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong first or last"));
-    memory_.Read(thing, GradientShard(part.unit, /*whole=*/false),
-                 {Content::kGradientShard, part.unit, steps_, 1});
+    memory_.Read(thing, SummedShard(part), {Content::kGradientShard, part.unit, steps_, 1});
     memory_.Write(thing, NormScratch(home), {Content::kNorm});
   }
 }

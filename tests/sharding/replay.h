@@ -97,6 +97,9 @@ class Replay {
   const Operation* ReductionOf(const Operation& operation) const;
   // Its parts with shards in `home` that accumulate or do not, as indices.
   std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier home) const;
+  std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier home,
+                                const Operation& operation) const;
+  Range SummedShard(const Part& part) const;
   bool HasTheParts(const Operation& operation, const Operation& reduction,
                    const std::vector<size_t>& parts);
   Range OwnSliceOf(const Range& whole) const;

@@ -102,9 +102,11 @@ void Replay::Land(int thing, const Operation& operation) {
   if (reduction == nullptr) return Fail("a landing without its reduction");
   if (operation.moves.size() != operation.parts.size()) return Fail("a landing without its moves");
   size_t landed = 0;
-  for (size_t i = 0; i < reduction->parts.size(); ++i) {
-    const Part& part = reduction->parts[i];
-    if (GradientHome(part.unit) == Tier::kDevice) continue;
+  // Those of shards in host memory together, each of one on NVMe alone.
+  const Tier home = GradientHome(operation.parts.front().unit);
+  for (const Part& part : reduction->parts) {
+    if (GradientHome(part.unit) != home) continue;
+    if (home == Tier::kNvme && part.scope != operation.parts.front().scope) continue;
     if (landed == operation.parts.size()) return Fail("a landing leaves out a part");
     const sharding::Move& move = operation.moves[landed];
     if (operation.parts[landed++].scope != part.scope) return Fail("a landing of other parts");

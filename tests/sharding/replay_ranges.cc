@@ -125,11 +125,12 @@ Range Replay::ReducedSlice(const Operation& operation, size_t part) const {
   return {StateClass::kStaging, start, trainable(operation.parts[part].unit).shard * size};
 }
 
-// Of those parts whose shards live in host memory and are summed there, end to end.
+// Of those parts whose shards live below the device and are summed there, end to end.
 Range Replay::LandedSlice(const Operation& reduction, size_t part) const {
   const int64_t size = SizeOf(plan_->decisions.communication);
   int64_t start = 0;
-  for (size_t i : PartsThat(reduction, /*accumulate=*/true, Tier::kCpu)) {
+  for (size_t i :
+       PartsThat(reduction, /*accumulate=*/true, GradientHome(reduction.parts[part].unit))) {
     if (i < part) start += Aligned(trainable(reduction.parts[i].unit).shard * size);
   }
   return RangeOf(plan_->pools.landing.Plus(start),
@@ -146,12 +147,32 @@ const Operation* Replay::ReductionOf(const Operation& operation) const {
       case OperationKind::kAccumulate:
       case OperationKind::kNorm:
       case OperationKind::kDownload:
+      case OperationKind::kRead:  // of a shard that is summed in a slot
+      case OperationKind::kWrite:
         continue;
       default:
         return nullptr;
     }
   }
   return nullptr;
+}
+
+// Shards on NVMe are summed one at a time, in a slot: of those only what `operation` is of.
+std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate, Tier home,
+                                      const Operation& operation) const {
+  std::vector<size_t> parts = PartsThat(reduction, accumulate, home);
+  if (home != Tier::kNvme) return parts;
+  std::erase_if(
+      parts, [&](size_t i) { return reduction.parts[i].scope != operation.parts.front().scope; });
+  return parts;
+}
+
+// Where a reduced shard is while it is summed.
+Range Replay::SummedShard(const Part& part) const {
+  if (GradientHome(part.unit) != Tier::kNvme) return GradientShard(part.unit, /*whole=*/false);
+  const int64_t size = SizeOf(plan_->decisions.shard_dtype(part.unit));
+  return RangeOf(plan_->pools.gradient_slots.Slot(part.gradient_slot),
+                 trainable(part.unit).shard * size);
 }
 
 std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate,

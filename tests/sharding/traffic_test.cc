@@ -61,6 +61,19 @@ Table Formula(const Plan& plan, bool carrying) {
     if (unit.gradient != Tier::kDevice) {
       add(kGradient, Tier::kCpu, kDown, contributions[u] * shard * SizeOf(d.communication));
     }
+    if (unit.gradient != Tier::kNvme) continue;
+    const int64_t stored = SwapAligned(shard * SizeOf(d.shard_dtype(static_cast<int>(u))));
+    add(kGradient, Tier::kNvme, kDown, contributions[u] * stored);
+    add(kGradient, Tier::kNvme, kUp, (contributions[u] - 1) * stored);  // to be added to
+  }
+  for (const VisitAddresses& visit : plan.pools.visits) {
+    if (!visit.leaves) continue;
+    const int64_t bytes = visit.boundary_stride * d.micro_batches_per_round;
+    for (const Direction direction : {kUp, kDown}) {
+      add(kActivation, Tier::kCpu, direction, d.rounds * bytes);
+      if (d.activation_tier == Tier::kNvme)
+        add(kActivation, Tier::kNvme, direction, d.rounds * SwapAligned(bytes));
+    }
   }
   for (const SubGroup& group : plan.pools.homes.sub_groups) {
     const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(group.unit)];
@@ -72,6 +85,8 @@ Table Formula(const Plan& plan, bool carrying) {
         add(kOptimizer, Tier::kNvme, direction, d.optimizer_states * SwapAligned(count * 4));
       }
     }
+    if (unit.gradient == Tier::kNvme)
+      add(kGradient, Tier::kNvme, kUp, SwapAligned(count * SizeOf(d.shard_dtype(group.unit))));
     if (on_host != (unit.gradient != Tier::kDevice)) {
       add(kGradient, Tier::kCpu, on_host ? kDown : kUp, count * SizeOf(d.shard_dtype(group.unit)));
     }
