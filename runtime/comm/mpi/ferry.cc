@@ -49,6 +49,9 @@ bool Ferry::Run(const Collective& call, const Load& load, WaitPoint::Deadline de
     if (!AwaitAll(call, kSlots, arrived, deadline) || !load.consume(arrived)) return false;
     if (arrived + kSlots < load.steps) Expect(load, arrived + kSlots);
   }
+  for (int64_t step = std::max<int64_t>(0, load.steps - kSlots); step < load.steps; ++step) {
+    if (!AwaitAll(call, 0, step, deadline)) return false;
+  }
   return true;
 }
 
@@ -75,8 +78,8 @@ bool Ferry::Send(const Collective& call, const Load& load, int64_t step,
       slot = filled;
       if (load.same_for_all) common = slot;
     }
-    group_.port().Send(Sent(peer, step), group_.world_rank(peer), group_.data_tag(), memory_, slot,
-                       bytes);
+    group_.port().SendToBeTaken(Sent(peer, step), group_.world_rank(peer), group_.data_tag(),
+                                memory_, slot, bytes);
   }
   return true;
 }

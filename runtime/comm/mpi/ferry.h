@@ -3,6 +3,10 @@
 // peer it sends to, and later consumes, at once, what all have sent in that step:
 //
 //   fill 0 | fill 1 | fill 2 | fill 3, consume 0 | fill 4, consume 1 | ...
+//
+// A rank leaves an operation once all that it sent has been taken. MPI moves messages only while it
+// is called, and the next call may be far away: after kernels, or after waiting, in shared memory,
+// for a rank that waits for just these messages.
 #pragma once
 
 #include <cstddef>

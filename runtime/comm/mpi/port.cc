@@ -127,6 +127,16 @@ void MpiPort::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
              MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_, &message.request_));
 }
 
+void MpiPort::SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory memory,
+                            const std::byte* data, int64_t bytes) {
+  message.port_ = this;
+  message.memory_ = std::move(memory);
+  message.is_receive_ = false;
+  const std::scoped_lock lock(library_.mutex());
+  NoteLocked("MPI_Issend", MPI_Issend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_,
+                                      &message.request_));
+}
+
 void MpiPort::Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
                       int64_t bytes) {
   message.port_ = this;

@@ -66,6 +66,9 @@ class MpiPort {
   // `data` lies in `memory`.
   void Send(MpiMessage& message, int to, int tag, MessageMemory memory, const std::byte* data,
             int64_t bytes);
+  // The same, and not over before the receiver has begun to receive it.
+  void SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory memory,
+                     const std::byte* data, int64_t bytes);
   void Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
                int64_t bytes);
 
