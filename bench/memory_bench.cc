@@ -1,10 +1,10 @@
 // Memory as the operating system sees it against the prediction: two ranks as threads, at least 1
 // GiB of states a rank, each stage in a process of its own so that its peak resident set is its
-// own.
+// own; and stage 3 with parameters and states in RAM, or on NVMe in the folder of $EBB_BENCH_DISK.
 //
-//   build/release/bin/memory_bench
+//   EBB_BENCH_DISK=FOLDER build/release/bin/memory_bench
 //
-// predicted_MiB: of the engine's table, a rank. measured_MiB: growth of the peak resident set, a
+// predicted_MiB: of the engine's table, a rank, of what is in memory. measured_MiB: growth of the peak resident set, a
 // rank. The time is that of making the engine and of three steps.
 #include <benchmark/benchmark.h>
 #include <sys/wait.h>
@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/ebb.h"
@@ -58,7 +59,7 @@ absl::Status Train(World world, const Config& config, int64_t& predicted) {
   }
   if (world.rank() == 0) {
     for (const MemoryRow& row : engine->memory())
-      predicted += static_cast<int64_t>(row.predicted_bytes);
+      if (row.tier != Tier::kNvme) predicted += static_cast<int64_t>(row.predicted_bytes);
   }
   return absl::OkStatus();
 }
@@ -66,11 +67,17 @@ absl::Status Train(World world, const Config& config, int64_t& predicted) {
 // Bytes of a rank: predicted, then measured.
 using Bytes = std::array<int64_t, 2>;
 
-absl::StatusOr<Bytes> RunStage(int stage, DType dtype) {
+absl::StatusOr<Bytes> RunStage(int stage, DType dtype, Tier tier) {
   Config config;
   config.micro_batch_size = 1;
   config.zero.stage = stage;
   config.compute = dtype;
+  if (tier != Tier::kDevice) {
+    const char* const disk = std::getenv("EBB_BENCH_DISK");
+    const std::vector<std::string> paths = {disk == nullptr ? "." : disk};
+    config.zero.offload_param = {.device = tier, .nvme_paths = paths, .max_in_cpu = 0};
+    config.zero.offload_optimizer = {.device = tier, .nvme_paths = paths};
+  }
   const int64_t before = StatusBytes("VmHWM");
   int64_t predicted = 0;
   const absl::Status status =
@@ -80,12 +87,12 @@ absl::StatusOr<Bytes> RunStage(int stage, DType dtype) {
 }
 
 // RunStage in a process of its own, which this one, without threads, is forked to.
-bool RunStageForked(int stage, DType dtype, Bytes& bytes) {
+bool RunStageForked(int stage, DType dtype, Tier tier, Bytes& bytes) {
   int ends[2];
   if (pipe(ends) != 0) return false;
   const pid_t child = fork();
   if (child == 0) {
-    const absl::StatusOr<Bytes> result = RunStage(stage, dtype);
+    const absl::StatusOr<Bytes> result = RunStage(stage, dtype, tier);
     if (!result.ok()) std::fprintf(stderr, "%s\n", result.status().ToString().c_str());
     _exit(result.ok() && write(ends[1], &*result, sizeof(Bytes)) == sizeof(Bytes) ? 0 : 1);
   }
@@ -101,7 +108,7 @@ void PeakResidentSet(benchmark::State& state) {
   const DType dtype = state.range(1) == 32 ? DType::kFloat32 : DType::kBFloat16;
   Bytes bytes = {};
   for (auto _ : state) {
-    if (!RunStageForked(stage, dtype, bytes)) {
+    if (!RunStageForked(stage, dtype, static_cast<Tier>(state.range(2)), bytes)) {
       state.SkipWithError("the stage's process failed");
       return;
     }
@@ -112,8 +119,9 @@ void PeakResidentSet(benchmark::State& state) {
   state.counters["difference_percent"] = 100 * (measured / predicted - 1);
 }
 BENCHMARK(PeakResidentSet)
-    ->ArgNames({"stage", "bits"})
-    ->ArgsProduct({{0, 1, 2, 3}, {16, 32}})
+    ->ArgNames({"stage", "bits", "tier"})
+    ->ArgsProduct({{0, 1, 2, 3}, {16, 32}, {static_cast<int>(Tier::kDevice)}})
+    ->ArgsProduct({{3}, {16, 32}, {static_cast<int>(Tier::kCpu), static_cast<int>(Tier::kNvme)}})
     ->Iterations(1)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
