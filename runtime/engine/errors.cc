@@ -1,6 +1,7 @@
 // The step's first error, the engine's failure for good, and what is said of a communicator that broke.
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 
@@ -17,8 +18,18 @@ void Executor::StickCollective(Communicator& communicator, absl::Status status) 
 
 absl::Status Executor::StuckError() const {
   const std::lock_guard lock(errors_mutex_);
-  if (!failed_.ok()) return failed_;
+  if (!failed_.ok()) {
+    failure_told_ = true;
+    return failed_;
+  }
   return progress_.alive ? progress_.error : absl::OkStatus();
+}
+
+// Updates of the last step may fail when nobody asks any more.
+void Executor::LogUntoldFailure() const {
+  const std::lock_guard lock(errors_mutex_);
+  if (!failed_.ok() && !failure_told_)
+    LogWarning(absl::StrCat(options_.name, " rank ", rank_, ": ", failed_.message()));
 }
 
 void Executor::Fail(absl::Status status) {

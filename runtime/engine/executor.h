@@ -400,6 +400,7 @@ class Executor {
   absl::Status StuckError() const;
   void Fail(absl::Status status);  // the engine's, for good
   bool HasFailed() const;
+  void LogUntoldFailure() const;
   bool Blocked(int parity) const { return blocked_[parity].load(std::memory_order_acquire); }
 
   std::string ScopeName(bool backward, int unit) const;
@@ -472,6 +473,7 @@ class Executor {
   std::atomic<bool> blocked_[2] = {};  // by parity: no early update of that step may start
   mutable std::mutex errors_mutex_;
   absl::Status failed_;
+  mutable bool failure_told_ = false;
   std::string broken_at_;  // the operation at which a communicator was first seen to have failed
   std::atomic<int64_t> moved_bytes_[2][kKinds] = {};      // by parity, by operation kind
   std::atomic<int64_t> predicted_bytes_[2][kKinds] = {};  // likewise

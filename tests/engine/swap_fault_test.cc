@@ -429,6 +429,37 @@ TEST(SwapFaults, TwoEnginesOnOnePathDoNotDisturbEachOther) {
   EXPECT_EQ(EntriesUnder(scratch.path()), 0);
 }
 
+// Nobody asks the engine for anything after its last step, whose updates are still to be written.
+TEST(SwapFaults, WhatFailsAfterTheLastStepIsSaidInTheLog) {
+  Scratch scratch;
+  Config config = OnNvme(scratch.path(), Timing::kLate);
+  config.zero.offload_param = {};  // or the updates would be the next step's
+  Hooks hooks;
+  std::atomic<bool> armed = false;
+  hooks.Between([&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
+    if (armed && request.write && whose == "rank1/states") return -EIO;
+    return std::nullopt;
+  });
+  ::testing::internal::CaptureStderr();
+  std::atomic<bool> told = false;
+  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+    ToyModel model = SomeModel();
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(), config,
+                                                       {.name = "toy"}));
+    EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
+    engine.traffic();  // waits for the updates of the first step
+    if (world.rank() == 1) armed = true;
+    // The fault may show before the last Finish is over.
+    if (!model.Train(engine, world.rank(), 1).ok()) told = true;
+    return absl::OkStatus();
+  });
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(status.ok()) << status;
+  if (!told) {
+    EXPECT_THAT(log, AllOf(HasSubstr("toy rank 1"), HasSubstr("write"), HasSubstr("states")));
+  }
+}
+
 // With updates carried into the step that is dropped, and a step begun after it.
 TEST(SwapFaults, ADroppedStepLosesNoUpdateThatWasCarriedIntoIt) {
   Scratch scratch;
