@@ -196,6 +196,8 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
   EBB_ASSIGN_OR_RETURN(const StateSlice own, FindSlice(p, what, ""));
   std::vector<float> values(static_cast<size_t>(own.end - own.begin));
   absl::Status read = StuckError();  // of the update that was waited for, on this rank
+  if (read.ok() && !values.empty())
+    read = VerifyArray(own.array, own.offset, own.offset + own.end - own.begin);
   if (read.ok()) read = ReadValues(own.array, own.offset, values);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, read));
   const sharding::UnitLayout& unit = plan().layout.units[location.unit];

@@ -89,14 +89,16 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
 
 absl::Status Executor::RunCopy(Executor& source, const sharding::CopyPlan& copy,
                                CopyStaging& staging) {
+  StateArray verified{.what = StateClass::kMaster, .unit = -1, .trainable = true};
   for (const std::vector<Transfer>& round : copy.rounds) {
-    EBB_RETURN_IF_ERROR(ExchangePieces(source, round, staging));
+    EBB_RETURN_IF_ERROR(ExchangePieces(source, round, verified, staging));
   }
   return control_->status();
 }
 
+// `verified`: of the source, what was last found to be what was written.
 absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer> transfers,
-                                      CopyStaging& staging) {
+                                      StateArray& verified, CopyStaging& staging) {
   ThreadTeam& team = compute_.team();
   // The runs of `count` elements of a parameter's masters on this rank, once updates have written
   // them: visit(data, dtype, which of the elements is the first, how many).
@@ -119,6 +121,13 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
   int64_t packed = 0;
   for (const Transfer& transfer : transfers) {
     if (transfer.from != rank_) continue;
+    const StateArray array = source.FindSlice(transfer.source, StateClass::kMaster, "")->array;
+    if (array.unit != verified.unit || array.trainable != verified.trainable) {
+      source.AwaitState(array.unit);
+      if (const absl::Status agrees = source.VerifyArray(array); !agrees.ok())
+        return failed(agrees);
+      verified = array;
+    }
     const int64_t count = transfer.end - transfer.begin;
     std::byte* const sent = staging.send.data() + packed;
     const absl::Status read = visit(

@@ -283,7 +283,7 @@ class Executor {
   void VerifyRead(const sharding::Place& place, std::span<const std::byte> data);
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
   absl::Status VerifyPlace(const sharding::Place& place, int64_t bytes);
-  absl::Status VerifyArray(const StateArray& array);
+  absl::Status VerifyArray(const StateArray& array, int64_t begin = 0, int64_t end = INT64_MAX);
 
   // meeting.cc
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
@@ -297,7 +297,7 @@ class Executor {
   absl::Status CheckCopy(const Executor& source) const;
   absl::Status RunCopy(Executor& source, const sharding::CopyPlan& plan, CopyStaging& staging);
   absl::Status ExchangePieces(Executor& source, std::span<const sharding::Transfer> transfers,
-                              CopyStaging& staging);
+                              StateArray& verified, CopyStaging& staging);
 
   // operations.cc
   void Issue(int operation);

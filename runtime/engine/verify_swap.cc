@@ -118,23 +118,27 @@ absl::Status Executor::VerifyPlace(const Place& place, int64_t bytes) {
   return absl::OkStatus();
 }
 
-// All of a unit that `array` is of, before values of it are shown.
-absl::Status Executor::VerifyArray(const StateArray& array) {
+// What holds elements [begin, end) of this rank's slice, before values of it are shown.
+absl::Status Executor::VerifyArray(const StateArray& array, int64_t begin, int64_t end) {
   if (config_.ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
   const sharding::Decisions& decisions = plan().decisions;
   const sharding::UnitHomes& unit = plan().pools.homes.units[static_cast<size_t>(array.unit)];
   const bool masters = array.what == StateClass::kMaster,
              parameters = array.what == StateClass::kParameter;
   if (parameters || (masters && decisions.split_master)) {
+    const int64_t size = SizeOf(decisions.compute);
     for (const sharding::ParameterPiece& piece : unit.pieces(array.trainable)) {
-      EBB_RETURN_IF_ERROR(VerifyPlace(piece.home, piece.count() * SizeOf(decisions.compute)));
+      const int64_t first = std::max(begin, piece.begin), last = std::min(end, piece.end);
+      if (first >= last) continue;
+      EBB_RETURN_IF_ERROR(
+          VerifyPlace(piece.home.Plus((first - piece.begin) * size), (last - first) * size));
     }
   }
   if (!masters && array.what != StateClass::kOptimizer) return absl::OkStatus();
   for (int g = 0; g < unit.sub_groups; ++g) {
     const sharding::SubGroup& group =
         plan().pools.homes.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
-    if (group.tier != Tier::kNvme) continue;
+    if (group.tier != Tier::kNvme || group.end <= begin || end <= group.begin) continue;
     const Place home = HomeOf(group, masters ? 0 : 1 + array.state);
     EBB_RETURN_IF_ERROR(VerifyPlace(home, 1));
   }

@@ -203,6 +203,45 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheStatesEndsTheTraining) {
   }
 }
 
+// Nor is it shown, or copied to another engine.
+TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
+  const Cell& cell = GetParam();
+  for (const bool copies : {false, true}) {
+    SCOPED_TRACE(copies ? "copied" : "gathered");
+    setenv("EBB_IO_URING", cell.threads ? "0" : "1", /*overwrite=*/1);
+    std::string file;
+    std::vector<absl::Status> found(static_cast<size_t>(cell.world));
+    const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+      ToyModel model(ModelOf(cell));
+      absl::StatusOr<Engine> engine =
+          Engine::Create(world, Device::Cpu(1), model.spec(), MakeConfig(), OptionsFor(cell));
+      if (!engine.ok()) return engine.status();
+      if (absl::Status trained = model.Train(*engine, world.rank(), 0); !trained.ok())
+        return trained;
+      if (auto bits = MasterBits(*engine, model.spec()); !bits.ok()) return bits.status();
+      engine->traffic();
+      if (world.rank() == culprit()) {
+        file = FileOf(scratch_.path(), culprit(), "states");
+        const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
+        for (int64_t at = 21; at < bytes; at += 4096) FlipBit(file, at);
+      }
+      Config on_device = testing::ConfigFor({.world = cell.world, .stage = 3});
+      on_device.compute = cell.compute;
+      absl::StatusOr<Engine> other =
+          Engine::Create(world, Device::Cpu(1), model.spec(), on_device, {.name = "other"});
+      if (!other.ok()) return other.status();
+      found[static_cast<size_t>(world.rank())] =
+          copies ? other->CopyParametersFrom(*engine) : MasterBits(*engine, model.spec()).status();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    for (const absl::Status& of_rank : found) {
+      EXPECT_EQ(of_rank.code(), absl::StatusCode::kDataLoss) << of_rank;
+      EXPECT_THAT(std::string(of_rank.message()), HasSubstr("the master of unit '"));
+    }
+  }
+}
+
 // The optimizer's states before anything was written there.
 TEST_P(VerifySwapTest, AFlippedBitOfTheFirstMomentsEndsTheTraining) {
   if (GetParam().own) GTEST_SKIP() << "has no moments";

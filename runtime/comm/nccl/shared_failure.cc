@@ -5,7 +5,7 @@ namespace ebb {
 std::shared_ptr<SharedFailure> SharedFailure::Between(std::shared_ptr<Bootstrap> bootstrap) {
   std::shared_ptr<SharedFailure> shared(new SharedFailure(std::move(bootstrap)));
   // The bootstrap may live on, and hear something, when the world is gone.
-  shared->bootstrap_->OnFailure([weak = std::weak_ptr(shared)](const absl::Status& why) {
+  shared->bootstrap_->OnFailure([weak = std::weak_ptr(shared->heard_)](const absl::Status& why) {
     if (const auto alive = weak.lock()) alive->FailAll(why);
   });
   return shared;
@@ -13,10 +13,10 @@ std::shared_ptr<SharedFailure> SharedFailure::Between(std::shared_ptr<Bootstrap>
 
 void SharedFailure::Join(const std::shared_ptr<NcclChannel>& channel) {
   {
-    const std::scoped_lock lock(mutex_);
-    if (status_.ok()) {
-      std::erase_if(channels_, [](const auto& old) { return old.expired(); });
-      channels_.push_back(channel);
+    const std::scoped_lock lock(heard_->mutex);
+    if (heard_->status.ok()) {
+      std::erase_if(heard_->channels, [](const auto& old) { return old.expired(); });
+      heard_->channels.push_back(channel);
       return;
     }
   }
@@ -24,26 +24,26 @@ void SharedFailure::Join(const std::shared_ptr<NcclChannel>& channel) {
 }
 
 void SharedFailure::Report(const absl::Status& why) {
-  if (FailAll(why)) bootstrap_->Fail(why);
+  if (heard_->FailAll(why)) bootstrap_->Fail(why);
 }
 
-bool SharedFailure::FailAll(const absl::Status& why) {
-  std::vector<std::weak_ptr<NcclChannel>> channels;
+bool SharedFailure::Heard::FailAll(const absl::Status& why) {
+  std::vector<std::weak_ptr<NcclChannel>> failing;
   {
-    const std::scoped_lock lock(mutex_);
-    if (!status_.ok()) return false;
-    status_ = why;
-    channels = channels_;
+    const std::scoped_lock lock(mutex);
+    if (!status.ok()) return false;
+    status = why;
+    failing = channels;
   }
-  for (const auto& weak : channels) {
+  for (const auto& weak : failing) {
     if (const auto channel = weak.lock()) channel->Fail(why);
   }
   return true;
 }
 
 absl::Status SharedFailure::status() const {
-  const std::scoped_lock lock(mutex_);
-  return status_;
+  const std::scoped_lock lock(heard_->mutex);
+  return heard_->status;
 }
 
 }  // namespace ebb

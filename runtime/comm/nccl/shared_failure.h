@@ -25,14 +25,20 @@ class SharedFailure {
   Bootstrap& bootstrap() const { return *bootstrap_; }
 
  private:
+  // What the bootstrap's thread uses when it has heard something. It may be the last to let go of
+  // that, so that does not own the bootstrap, whose end waits for its thread.
+  struct Heard {
+    mutable std::mutex mutex;
+    absl::Status status;
+    std::vector<std::weak_ptr<NcclChannel>> channels;
+    // False: it was not the first.
+    bool FailAll(const absl::Status& why);
+  };
+
   explicit SharedFailure(std::shared_ptr<Bootstrap> bootstrap) : bootstrap_(std::move(bootstrap)) {}
-  // False: it was not the first.
-  bool FailAll(const absl::Status& why);
 
   const std::shared_ptr<Bootstrap> bootstrap_;
-  mutable std::mutex mutex_;
-  absl::Status status_;
-  std::vector<std::weak_ptr<NcclChannel>> channels_;
+  const std::shared_ptr<Heard> heard_ = std::make_shared<Heard>();
 };
 
 }  // namespace ebb
