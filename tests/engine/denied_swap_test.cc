@@ -8,7 +8,6 @@
 #include <optional>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/denied.h"
@@ -28,19 +27,7 @@ Config DeviceConfig(Timing timing) {
 }
 
 absl::StatusOr<std::vector<uint32_t>> Trained(const Config& config) {
-  std::vector<uint32_t> bits;
-  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
-    ToyModel model({.width = 67});
-    EBB_ASSIGN_OR_RETURN(Engine engine,
-                         Engine::Create(world, Device::Cpu(1), model.spec(), config));
-    for (int step = 0; step < kSteps; ++step)
-      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
-    EBB_ASSIGN_OR_RETURN(std::vector<uint32_t> own, MasterBits(engine, model.spec()));
-    if (world.rank() == 0) bits = std::move(own);
-    return absl::OkStatus();
-  });
-  if (!status.ok()) return status;
-  return bits;
+  return TrainedMasterBits(kWorld, ToyModel({.width = 67}), config, kSteps);
 }
 
 // Threads that it starts, the ranks', are refused the same.

@@ -58,19 +58,7 @@ Config Over(const std::vector<std::string>& parameters, const std::vector<std::s
 }
 
 absl::StatusOr<std::vector<uint32_t>> Trained(const Config& config) {
-  std::vector<uint32_t> bits;
-  const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
-    ToyModel model = SomeModel();
-    EBB_ASSIGN_OR_RETURN(Engine engine,
-                         Engine::Create(world, Device::Cpu(1), model.spec(), config));
-    for (int step = 0; step < kSteps; ++step)
-      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
-    EBB_ASSIGN_OR_RETURN(std::vector<uint32_t> own, MasterBits(engine, model.spec()));
-    if (world.rank() == 0) bits = std::move(own);
-    return absl::OkStatus();
-  });
-  if (!status.ok()) return status;
-  return bits;
+  return TrainedMasterBits(kWorld, SomeModel(), config, kSteps);
 }
 
 // Looks at every request, for as long as it lives.

@@ -4,8 +4,10 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::testing {
 namespace {
@@ -248,6 +250,22 @@ absl::StatusOr<std::vector<uint32_t>> MasterBits(Engine& engine, const ModelSpec
     }
     for (float value : whole) bits.push_back(std::bit_cast<uint32_t>(value));
   }
+  return bits;
+}
+
+absl::StatusOr<std::vector<uint32_t>> TrainedMasterBits(int world, const ToyModel& model,
+                                                        const Config& config, int steps) {
+  std::vector<uint32_t> bits;
+  const absl::Status status = RunThreads(world, [&](World ranks) -> absl::Status {
+    ToyModel own = model;
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(ranks, Device::Cpu(1), own.spec(), config));
+    for (int step = 0; step < steps; ++step)
+      EBB_RETURN_IF_ERROR(own.Train(engine, ranks.rank(), step));
+    EBB_ASSIGN_OR_RETURN(std::vector<uint32_t> masters, MasterBits(engine, own.spec()));
+    if (ranks.rank() == 0) bits = std::move(masters);
+    return absl::OkStatus();
+  });
+  if (!status.ok()) return status;
   return bits;
 }
 

@@ -78,6 +78,9 @@ class ToyModel {
 
 // SHA-free digest for tests: every master value's bits in declared order, gathered on every rank.
 absl::StatusOr<std::vector<uint32_t>> MasterBits(Engine& engine, const ModelSpec& model);
+// The same of a model that `world` ranks have trained for so many steps, or the first error.
+absl::StatusOr<std::vector<uint32_t>> TrainedMasterBits(int world, const ToyModel& model,
+                                                        const Config& config, int steps);
 
 // Values of a parameter or gradient view of any dtype as fp32, and the reverse (nearest, ADD).
 std::vector<float> Values(const TensorView& view);

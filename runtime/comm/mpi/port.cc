@@ -117,11 +117,15 @@ MpiPort::MpiPort(MpiLibrary& library, MPI_Comm comm) : library_(library), comm_(
   if (found != 0) tag_max_ = *most;
 }
 
-void MpiPort::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
-                   const std::byte* data, int64_t bytes) {
+void MpiPort::Begin(MpiMessage& message, MessageMemory memory, bool is_receive) {
   message.port_ = this;
   message.memory_ = std::move(memory);
-  message.is_receive_ = false;
+  message.is_receive_ = is_receive;
+}
+
+void MpiPort::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
+                   const std::byte* data, int64_t bytes) {
+  Begin(message, std::move(memory), /*is_receive=*/false);
   const std::scoped_lock lock(library_.mutex());
   NoteLocked("MPI_Isend",
              MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_, &message.request_));
@@ -129,9 +133,7 @@ void MpiPort::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
 
 void MpiPort::SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory memory,
                             const std::byte* data, int64_t bytes) {
-  message.port_ = this;
-  message.memory_ = std::move(memory);
-  message.is_receive_ = false;
+  Begin(message, std::move(memory), /*is_receive=*/false);
   const std::scoped_lock lock(library_.mutex());
   NoteLocked("MPI_Issend", MPI_Issend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_,
                                       &message.request_));
@@ -139,9 +141,7 @@ void MpiPort::SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory 
 
 void MpiPort::Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
                       int64_t bytes) {
-  message.port_ = this;
-  message.memory_ = std::move(memory);
-  message.is_receive_ = true;
+  Begin(message, std::move(memory), /*is_receive=*/true);
   const std::scoped_lock lock(library_.mutex());
   NoteLocked("MPI_Irecv", MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, tag, comm_,
                                     &message.request_));

@@ -83,6 +83,8 @@ class MpiPort {
  private:
   friend class MpiMessage;
   MpiPort(MpiLibrary& library, MPI_Comm comm);
+  // What all messages begin with.
+  void Begin(MpiMessage& message, MessageMemory memory, bool is_receive);
   void NoteLocked(const char* what, int result);
 
   MpiLibrary& library_;
