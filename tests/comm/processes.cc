@@ -15,6 +15,8 @@
 namespace ebb::testing {
 namespace {
 
+std::vector<int> forked;
+
 absl::Status RunRank(const std::string& name, int rank, int ranks,
                      const std::function<absl::Status(World)>& body) {
   EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
@@ -61,6 +63,7 @@ std::vector<int> Fork(int ranks, const std::function<int(int rank)>& body,
       _exit(code);
     }
     pids.push_back(pid);
+    forked.push_back(pid);
   }
   if (started) started(pids);
   for (const int pid : pids) {
@@ -93,7 +96,10 @@ std::vector<std::string> LeftInSharedMemory() {
   std::vector<std::string> names;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", ignored)) {
-    if (entry.path().filename().string().rfind("ebb-", 0) == 0) names.push_back(entry.path());
+    for (const int pid : forked) {
+      if (entry.path().filename().string().starts_with(absl::StrCat("ebb-", pid, "-")))
+        names.push_back(entry.path());
+    }
   }
   return names;
 }

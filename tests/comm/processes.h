@@ -96,7 +96,7 @@ std::vector<int> Fork(int ranks, const std::function<int(int rank)>& body,
 // As RunThreads, with a process for each rank.
 absl::Status RunProcesses(int ranks, std::function<absl::Status(World)> body);
 
-// The names in /dev/shm that are of Ebb's.
+// The names in /dev/shm of the processes that this one has forked; others' tests run beside it.
 std::vector<std::string> LeftInSharedMemory();
 
 }  // namespace ebb::testing

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <memory>
 #include <random>
+#include <regex>
 #include <set>
 #include <string>
 #include <thread>
@@ -82,11 +83,12 @@ std::unique_ptr<Program> Start(std::vector<std::string> arguments, Variables env
       Program::Options{.columns = 0, .environment = std::move(environment), .before = {}});
 }
 
-std::vector<std::string> LeftInSharedMemory() {
+// The names in /dev/shm of the process `pid`; others' tests run beside this one.
+std::vector<std::string> LeftInSharedMemory(int pid) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     const std::string name = entry.path().filename();
-    if (name.rfind("ebb-", 0) == 0) names.push_back(name);
+    if (name.starts_with("ebb-" + std::to_string(pid) + "-")) names.push_back(name);
   }
   return names;
 }
@@ -141,12 +143,12 @@ TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroSpeaks) {
     EXPECT_THAT(printed[1], IsEmpty());
     EXPECT_THAT(printed[2], IsEmpty());
     EXPECT_EQ(Digest("processes.json"), DigestOfThreads(3));
+    EXPECT_THAT(LeftInSharedMemory(ranks[0]->pid()), IsEmpty());
     const auto trace = nlohmann::json::parse(files_.Read("trace.json"));
     std::set<int> seen;
     for (const auto& event : trace) seen.insert(event["pid"].get<int>());
     EXPECT_EQ(seen, (std::set<int>{0, 1, 2}));
   }
-  EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
 }
 
 TEST_F(LaunchedTest, UnderMpirunItsProcessesAreTheRanks) {
@@ -267,7 +269,7 @@ TEST_F(LaunchedTest, OfAKilledRankTheOthersSayWhichAndWhere) {
         "seconds until all had ended",
         std::to_string(
             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count()));
-    EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+    EXPECT_THAT(LeftInSharedMemory(ranks[0]->pid()), IsEmpty());
   }
 }
 
@@ -323,9 +325,11 @@ TEST_F(LaunchedTest, UnderMpirunAKilledRankEndsTheJob) {
        .before = {
            "mpirun", "--oversubscribe", "-n", "2", "sh", "-c",
            // The second rank's shell kills the program that it has become.
-           R"(if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then (sleep 1; kill -9 $$) & fi; exec "$0" "$@")"}});
+           R"(if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then (sleep 1; kill -9 $$) & else echo "rank 0 is $$;"; fi; exec "$0" "$@")"}});
   EXPECT_THAT(program.Finish(), Not(0)) << program.printed();
-  EXPECT_THAT(LeftInSharedMemory(), IsEmpty());
+  std::smatch pid;
+  ASSERT_TRUE(std::regex_search(program.printed(), pid, std::regex("rank 0 is ([0-9]+);")));
+  EXPECT_THAT(LeftInSharedMemory(std::stoi(pid[1])), IsEmpty());
 }
 
 }  // namespace
