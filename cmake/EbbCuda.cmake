@@ -18,7 +18,7 @@ if(EBB_CUDA)
   endif()
   # Machine code for what the kernels are tuned for, and PTX that later devices compile when they load it.
   if(NOT CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 90-real 100-real 100-virtual)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual)
   endif()
   if(EBB_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${EBB_CCACHE})

@@ -10,6 +10,7 @@ set(ebb_public_headers
   optim/norm.h
   optim/schedule.h
   optim/update.h
+  optim/update_arrays.h
   runtime/comm/backend.h
   runtime/comm/collective.h
   runtime/comm/communicator.h

@@ -19,10 +19,10 @@
 namespace ebb::optim {
 
 // Of one element; its parameter is RoundHalfAway(master).
-inline uint16_t LowHalf(float master) {
+constexpr uint16_t LowHalf(float master) {
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(master));
 }
-inline float JoinMaster(BFloat16 parameter, uint16_t low) {
+constexpr float JoinMaster(BFloat16 parameter, uint16_t low) {
   const auto carry = static_cast<uint32_t>(static_cast<int16_t>(low));
   return std::bit_cast<float>((uint32_t{parameter.bits} << 16) + carry);
 }

@@ -401,38 +401,44 @@ constexpr std::array<std::string_view, 1> kMomentumState = {"momentum_buffer"};
 }  // namespace
 
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
-  if (optimizer.type != OptimizerType::kSgd) return kAdamStates;
-  if (optimizer.momentum != 0) return kMomentumState;
+  switch (UpdateRuleOf(optimizer)) {
+    case UpdateRule::kAdam:
+      return kAdamStates;
+    case UpdateRule::kSgdWithMomentum:
+      return kMomentumState;
+    case UpdateRule::kSgd:
+      break;
+  }
   return {};
 }
 
 namespace {
 
 // Over a team, in parts of a multiple of `grain`.
-void Run(ThreadTeam& team, int64_t grain, const OptimizerConfig& optimizer,
-         const UpdateArrays& arrays, const UpdateScalars& scalars, const BlockSums* sums) {
-  if (optimizer.type != OptimizerType::kSgd) {
-    const AdamConstants constants = AdamConstantsOf(optimizer, scalars);
-    team.Run(arrays.count, grain, [&](int64_t begin, int64_t end) {
-      HWY_DYNAMIC_DISPATCH(Adam)(constants, arrays, sums, begin, end);
-    });
-    return;
-  }
-  const SgdConstants constants = SgdConstantsOf(optimizer, scalars);
+void Run(ThreadTeam& team, int64_t grain, UpdateRule rule, const UpdateArrays& arrays,
+         const UpdateConstants& constants, const BlockSums* sums) {
   team.Run(arrays.count, grain, [&](int64_t begin, int64_t end) {
-    if (constants.momentum != 0) {
-      HWY_DYNAMIC_DISPATCH(SgdWithMomentum)(constants, arrays, sums, begin, end);
-    } else {
-      HWY_DYNAMIC_DISPATCH(Sgd)(constants, arrays, sums, begin, end);
+    switch (rule) {
+      case UpdateRule::kAdam:
+        return HWY_DYNAMIC_DISPATCH(Adam)(constants.adam, arrays, sums, begin, end);
+      case UpdateRule::kSgd:
+        return HWY_DYNAMIC_DISPATCH(Sgd)(constants.sgd, arrays, sums, begin, end);
+      case UpdateRule::kSgdWithMomentum:
+        return HWY_DYNAMIC_DISPATCH(SgdWithMomentum)(constants.sgd, arrays, sums, begin, end);
     }
   });
 }
 
 }  // namespace
 
+void Update(ThreadTeam& team, UpdateRule rule, const UpdateArrays& arrays,
+            const UpdateConstants& constants) {
+  if (constants.apply) Run(team, kGrain, rule, arrays, constants, nullptr);
+}
+
 void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
             const UpdateScalars& scalars) {
-  Run(team, kGrain, optimizer, arrays, scalars, nullptr);
+  Update(team, UpdateRuleOf(optimizer), arrays, UpdateConstantsOf(optimizer, scalars));
 }
 
 UpdateChecksums UpdateAndSum(ThreadTeam& team, const OptimizerConfig& optimizer,
@@ -443,8 +449,8 @@ UpdateChecksums UpdateAndSum(ThreadTeam& team, const OptimizerConfig& optimizer,
   const bool split = arrays.master_low != nullptr;
   const BlockSums sums{.blocks = scratch.data(),
                        .stride = ChecksumBlocks(arrays.count * int64_t{sizeof(float)})};
-  Run(team, split ? std::max(kGrain, kLowBlockElements) : kGrain, optimizer, arrays, scalars,
-      &sums);
+  Run(team, split ? std::max(kGrain, kLowBlockElements) : kGrain, UpdateRuleOf(optimizer), arrays,
+      UpdateConstantsOf(optimizer, scalars), &sums);
   UpdateChecksums checksums;
   const int states = static_cast<int>(StateNames(optimizer).size());
   for (int a = 0; a <= states; ++a) {

@@ -20,8 +20,8 @@
 #include <string_view>
 
 #include "ebb/optim/checksum.h"
+#include "ebb/optim/update_arrays.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb::optim {
@@ -29,23 +29,6 @@ namespace ebb::optim {
 // Names of the fp32 states that an optimizer keeps per element, in order: {"exp_avg",
 // "exp_avg_sq"}, {"momentum_buffer"} or {}.
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer);
-
-inline constexpr int kStatesMax = 2;
-
-struct UpdateArrays {
-  float* master = nullptr;  // not read where master_low is given
-  const void* gradient = nullptr;
-  DType gradient_dtype = DType::kFloat32;
-  float* states[kStatesMax] = {};
-  void* parameter = nullptr;  // null: the master is the parameter (fp32)
-  DType parameter_dtype = DType::kFloat32;
-  // A split master (split_master.h), of bf16 parameters only, with the bits of a whole one: its
-  // lower halves, updated in place, and the parameter before the update; null: where the new one is
-  // written to.
-  uint16_t* master_low = nullptr;
-  const void* parameter_in = nullptr;
-  int64_t count = 0;
-};
 
 // What changes from step to step.
 struct UpdateScalars {

@@ -3,7 +3,14 @@
 #include <cassert>
 #include <cmath>
 
+#include "ebb/optim/update.h"
+
 namespace ebb::optim {
+
+UpdateRule UpdateRuleOf(const OptimizerConfig& optimizer) {
+  if (optimizer.type != OptimizerType::kSgd) return UpdateRule::kAdam;
+  return optimizer.momentum != 0 ? UpdateRule::kSgdWithMomentum : UpdateRule::kSgd;
+}
 
 AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
   assert(scalars.step >= 1);
@@ -40,6 +47,16 @@ SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalar
           .minus_learning_rate = static_cast<float>(-scalars.learning_rate),
           .first = scalars.step == 1,
           .nesterov = optimizer.nesterov};
+}
+
+UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
+  UpdateConstants constants = {.apply = true, .adam = {}, .sgd = {}};
+  if (UpdateRuleOf(optimizer) == UpdateRule::kAdam) {
+    constants.adam = AdamConstantsOf(optimizer, scalars);
+  } else {
+    constants.sgd = SgdConstantsOf(optimizer, scalars);
+  }
+  return constants;
 }
 
 }  // namespace ebb::optim

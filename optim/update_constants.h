@@ -3,9 +3,22 @@
 // device starts from the same bits.
 #pragma once
 
-#include "ebb/optim/update.h"
+#include <cstdint>
+
+#include "ebb/optim/update_arrays.h"
+
+namespace ebb {
+class ThreadTeam;
+struct OptimizerConfig;
+}  // namespace ebb
 
 namespace ebb::optim {
+
+struct UpdateScalars;
+
+// Which of update_element.inc's rules, by the states that it keeps.
+enum class UpdateRule : uint8_t { kAdam, kSgd, kSgdWithMomentum };
+UpdateRule UpdateRuleOf(const OptimizerConfig& optimizer);
 
 struct AdamConstants {
   float gradient_factor;
@@ -28,5 +41,20 @@ struct SgdConstants {
 
 AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+
+// What an update reads when it runs, not when it is enqueued, so that a step's verdict may come in
+// between. Trivially copyable, without initializers: it lies in memory that host and device reach.
+struct UpdateConstants {
+  bool apply;  // false: the update writes nothing
+  AdamConstants adam;
+  SgdConstants sgd;
+};
+
+// `apply` is true; of the two rules' constants those of the optimizer's rule are set.
+UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+
+// The core of update.h's Update.
+void Update(ThreadTeam& team, UpdateRule rule, const UpdateArrays& arrays,
+            const UpdateConstants& constants);
 
 }  // namespace ebb::optim

@@ -4,6 +4,8 @@
 //   fp32 -> bf16 for parameters: half away from zero (add 0x8000, cut), so that the bf16 value and
 //   the cut 16 bits rebuild the fp32 master exactly. See optim/cast.h for the vectorised forms of
 //   both.
+//
+// The conversions are constexpr, so that code for a device may use them as they are.
 #pragma once
 
 #include <bit>
@@ -46,15 +48,15 @@ constexpr std::string_view Name(DType dtype) {
 struct BFloat16 {
   uint16_t bits = 0;
   BFloat16() = default;
-  explicit BFloat16(float value);  // nearest, ties to even
-  explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
+  constexpr explicit BFloat16(float value);  // nearest, ties to even
+  constexpr explicit operator float() const { return std::bit_cast<float>(uint32_t{bits} << 16); }
   friend bool operator==(BFloat16, BFloat16) = default;
 };
 struct Float16 {
   uint16_t bits = 0;
   Float16() = default;
-  explicit Float16(float value);  // nearest, ties to even; beyond 65,504: infinity
-  explicit operator float() const;
+  constexpr explicit Float16(float value);  // nearest, ties to even; beyond 65,504: infinity
+  constexpr explicit operator float() const;
   friend bool operator==(Float16, Float16) = default;
 };
 
@@ -78,7 +80,7 @@ inline constexpr DType kDTypeOf<Float16> = DType::kFloat16;
 template <>
 inline constexpr DType kDTypeOf<int8_t> = DType::kInt8;
 
-inline BFloat16::BFloat16(float value) {
+constexpr BFloat16::BFloat16(float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   if ((u & 0x7fffffffu) > 0x7f800000u) {
     bits = static_cast<uint16_t>((u >> 16) | 0x40u);  // a NaN stays one, quiet
@@ -89,7 +91,7 @@ inline BFloat16::BFloat16(float value) {
 
 // The cast of parameters. NaN stays NaN; all else is add and cut, also across binades and into
 // infinity.
-inline BFloat16 RoundHalfAway(float value) {
+constexpr BFloat16 RoundHalfAway(float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   BFloat16 result;
   result.bits = (u & 0x7fffffffu) > 0x7f800000u ? static_cast<uint16_t>((u >> 16) | 0x40u)
@@ -97,7 +99,7 @@ inline BFloat16 RoundHalfAway(float value) {
   return result;
 }
 
-inline Float16::Float16(float value) {
+constexpr Float16::Float16(float value) {
   const uint32_t u = std::bit_cast<uint32_t>(value);
   const uint16_t sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
   const uint32_t magnitude = u & 0x7fffffffu;
@@ -115,7 +117,7 @@ inline Float16::Float16(float value) {
   }
 }
 
-inline Float16::operator float() const {
+constexpr Float16::operator float() const {
   const uint32_t sign = uint32_t{bits & 0x8000u} << 16;
   const uint32_t exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
   if (exponent == 0x1f) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));

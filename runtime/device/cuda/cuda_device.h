@@ -30,6 +30,9 @@ class CudaDevice : public DeviceBackend {
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;
 
+  // For what launches kernels of our own on its streams: to note a launch that failed.
+  const std::shared_ptr<CudaContext>& context() const { return context_; }
+
  private:
   explicit CudaDevice(std::shared_ptr<CudaContext> context);
   absl::Status MakeStreams(cudaStream_t compute);

@@ -1,0 +1,114 @@
+#include "ebb/optim/cuda/cuda_kernels.h"
+
+#include <cassert>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/optim/cuda/launch.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/cuda/cuda_device.h"
+#include "ebb/runtime/device/cuda/error.h"
+
+namespace ebb::optim {
+namespace {
+
+class CudaKernels : public Kernels {
+ public:
+  explicit CudaKernels(std::shared_ptr<CudaContext> context) : context_(std::move(context)) {}
+
+  bool enqueues() const override { return true; }
+
+  void Cast(Stream& stream, const void* source, DType source_dtype, void* destination,
+            DType destination_dtype, int64_t count, Rounding rounding) override {
+    if (source_dtype == destination_dtype) {
+      if (source != destination) stream.Copy(destination, source, count * SizeOf(source_dtype));
+      return;
+    }
+    Launch(stream, {.source = source,
+                    .source_dtype = source_dtype,
+                    .destination = destination,
+                    .destination_dtype = destination_dtype,
+                    .count = count,
+                    .rounding = rounding});
+  }
+
+  void CastVia(Stream& stream, const void* source, DType source_dtype, DType via, void* destination,
+               DType destination_dtype, int64_t count) override {
+    if (via == source_dtype || via == destination_dtype) {
+      return Cast(stream, source, source_dtype, destination, destination_dtype, count,
+                  Rounding::kNearest);
+    }
+    Launch(stream, {.source = source,
+                    .source_dtype = source_dtype,
+                    .via = via,
+                    .destination = destination,
+                    .destination_dtype = destination_dtype,
+                    .count = count});
+  }
+
+  void Accumulate(Stream& stream, const AccumulateArrays& arrays) override {
+    Enqueue(stream, "launching an accumulation",
+            [&](cudaStream_t native) { return LaunchAccumulate(native, arrays); });
+  }
+
+  void AccumulateAndSumSquares(Stream& stream, const AccumulateArrays& arrays,
+                               std::span<double> blocks, double* sum) override {
+    assert(static_cast<int64_t>(blocks.size()) >= NormBlocks(arrays.count));
+    Enqueue(stream, "launching the squares of a norm", [&](cudaStream_t native) {
+      return LaunchSumSquares(native, arrays, blocks.data(), sum);
+    });
+  }
+
+  void SumOfSquares(Stream& stream, const void* gradient, DType dtype, int64_t count,
+                    std::span<double> blocks, double* sum) override {
+    AccumulateAndSumSquares(stream, {.source = gradient, .source_dtype = dtype, .count = count},
+                            blocks, sum);
+  }
+
+  void AddTo(Stream& stream, const float* value, double* sum) override {
+    Enqueue(stream, "launching an addition",
+            [&](cudaStream_t native) { return LaunchAddTo(native, value, sum); });
+  }
+
+  void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
+              const UpdateConstants* constants) override {
+    Enqueue(stream, "launching an update", [&](cudaStream_t native) {
+      return LaunchUpdate(native, UpdateRuleOf(optimizer), arrays, constants);
+    });
+  }
+
+ private:
+  void Launch(Stream& stream, const CastArrays& arrays) {
+    Enqueue(stream, "launching a cast",
+            [&](cudaStream_t native) { return LaunchCast(native, arrays); });
+  }
+
+  template <class Launcher>
+  void Enqueue(Stream& stream, const char* what, const Launcher& launch) {
+    if (context_->failed()) return;
+    const CudaCurrent current(context_->ordinal());
+    context_->Check(launch(static_cast<cudaStream_t>(stream.view().native)), what, "a stream");
+  }
+
+  const std::shared_ptr<CudaContext> context_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Kernels>> NewCudaKernels(const Device& device) {
+  const auto* const cuda = dynamic_cast<const CudaDevice*>(&device.backend());
+  if (cuda == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(device.description(), " is not a device that Device::Cuda made"));
+  }
+  EBB_RETURN_IF_ERROR(device.status());
+  const CudaCurrent current(device.ordinal());
+  const cudaError_t loaded = LoadKernels();
+  if (loaded != cudaSuccess) cudaGetLastError();  // it is dealt with here
+  EBB_RETURN_IF_ERROR(
+      CudaStatus(loaded, absl::StrCat("loading the kernels onto ", device.description())));
+  return std::make_unique<CudaKernels>(cuda->context());
+}
+
+}  // namespace ebb::optim

@@ -1,0 +1,28 @@
+// The kernels as the host sees them: each function enqueues one kernel (LaunchSumSquares two) on a
+// stream of the current device and returns what CUDA says of the launch, and nothing of what was
+// enqueued before. Nothing else of kernels.cu is named elsewhere, so whoever defines these takes
+// its place.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "ebb/optim/cuda/cast_arrays.h"
+#include "ebb/optim/norm.h"
+#include "ebb/optim/update_constants.h"
+
+namespace ebb::optim {
+
+// Loads all kernels onto the current device. An error where it is older than what this build has
+// code for.
+cudaError_t LoadKernels();
+
+cudaError_t LaunchCast(cudaStream_t stream, const CastArrays& arrays);
+cudaError_t LaunchAccumulate(cudaStream_t stream, const AccumulateArrays& arrays);
+// Of what was written or, without a destination, of the source.
+cudaError_t LaunchSumSquares(cudaStream_t stream, const AccumulateArrays& arrays, double* blocks,
+                             double* sum);
+cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum);
+cudaError_t LaunchUpdate(cudaStream_t stream, UpdateRule rule, const UpdateArrays& arrays,
+                         const UpdateConstants* constants);
+
+}  // namespace ebb::optim

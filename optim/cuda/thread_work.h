@@ -1,0 +1,285 @@
+// What one thread of each CUDA kernel does, given its number among the grid's. kernels.cu hands the
+// numbers out; tests run all threads of a grid one after the other on the host.
+//
+//   array    [ head | 4 | 4 | 4 | ... | 4 | tail ]
+//
+// Threads walk the groups of four numbers, each loaded and stored in one access of 16 bytes (8 of
+// 16-bit types), neighbours by neighbours; then what is before and after them, one by one.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+#include "ebb/optim/cuda/cast_arrays.h"
+#include "ebb/optim/cuda/numbers.h"
+#include "ebb/optim/norm.h"
+#include "ebb/optim/update_constants.h"
+
+namespace ebb::optim::cuda {
+
+#define EBB_ELEMENT EBB_HOST_DEVICE
+#include "ebb/optim/update_element.inc"
+#undef EBB_ELEMENT
+
+inline constexpr int kGroup = 4;
+
+struct Cut {
+  int64_t head = 0, groups = 0, count = 0;
+
+  EBB_HOST_DEVICE int64_t Group(int64_t g) const { return head + kGroup * g; }
+  EBB_HOST_DEVICE int64_t singles() const { return count - kGroup * groups; }
+  EBB_HOST_DEVICE int64_t Single(int64_t s) const { return s < head ? s : s + kGroup * groups; }
+};
+
+struct Array {
+  const void* data = nullptr;  // null: not there, and so never in the way
+  int64_t size = 4;            // of a number
+};
+
+inline bool GroupsAligned(const Array& array, int64_t head) {
+  const auto address = reinterpret_cast<uintptr_t>(array.data) + head * array.size;
+  return array.data == nullptr || address % static_cast<uintptr_t>(kGroup * array.size) == 0;
+}
+
+// Where no head aligns the groups of all arrays, there are none.
+inline Cut CutFor(int64_t count, std::initializer_list<Array> arrays) {
+  for (int64_t head = 0; head < std::min<int64_t>(kGroup, count); ++head) {
+    if (std::all_of(arrays.begin(), arrays.end(),
+                    [&](const Array& array) { return GroupsAligned(array, head); })) {
+      return {.head = head, .groups = (count - head) / kGroup, .count = count};
+    }
+  }
+  return {.count = count};
+}
+
+// Calls body.At<kWidth, kMany>(first, stride) so that the threads together see every element once:
+// numbers [first + m * stride, + kWidth) for m in [0, kMany), of which the loads then are in flight
+// together.
+template <int kMany, class Body>
+EBB_HOST_DEVICE void Walk(const Cut& cut, int64_t thread, int64_t threads, const Body& body) {
+  int64_t group = thread;
+  for (; group + (kMany - 1) * threads < cut.groups; group += kMany * threads)
+    body.template At<kGroup, kMany>(cut.Group(group), kGroup * threads);
+  for (; group < cut.groups; group += threads) body.template At<kGroup, 1>(cut.Group(group), 0);
+  const int64_t singles = cut.singles();
+  for (int64_t single = thread; single < singles; single += threads)
+    body.template At<1, 1>(cut.Single(single), 0);
+}
+
+struct CastWork {
+  static constexpr int kMany = 4;
+  const CastArrays& arrays;
+
+  static Cut CutOf(const CastArrays& arrays) {
+    return CutFor(arrays.count, {{arrays.source, SizeOf(arrays.source_dtype)},
+                                 {arrays.destination, SizeOf(arrays.destination_dtype)}});
+  }
+
+  template <int kWidth, int kTimes>
+  EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
+    const int64_t source_size = SizeOf(arrays.source_dtype);
+    Packed<kWidth> loaded[kTimes];
+    for (int m = 0; m < kTimes; ++m)
+      loaded[m] = Load<kWidth>(arrays.source, source_size, first + m * stride);
+    for (int m = 0; m < kTimes; ++m) {
+      float numbers[kWidth];
+      Unpack(loaded[m], arrays.source_dtype, numbers);
+      if (arrays.via != DType::kFloat32)
+        Unpack(Pack(numbers, arrays.via, Rounding::kNearest), arrays.via, numbers);
+      Store(Pack(numbers, arrays.destination_dtype, arrays.rounding), arrays.destination,
+            SizeOf(arrays.destination_dtype), first + m * stride);
+    }
+  }
+};
+
+// The sum of what is there and of the source, as it is written.
+template <int kWidth>
+EBB_HOST_DEVICE Packed<kWidth> Sum(const AccumulateArrays& arrays, const Packed<kWidth>& source,
+                                   const Packed<kWidth>& present) {
+  float sum[kWidth] = {}, numbers[kWidth];
+  Unpack(source, arrays.source_dtype, numbers);
+  if (arrays.add) Unpack(present, arrays.destination_dtype, sum);
+  // 0 + source also for a first contribution: it has the bits of one that was added to zeros.
+  for (int i = 0; i < kWidth; ++i) sum[i] = Ops::Add(sum[i], numbers[i]);
+  return Pack(sum, arrays.destination_dtype, Rounding::kNearest);
+}
+
+struct AccumulateWork {
+  static constexpr int kMany = 4;
+  const AccumulateArrays& arrays;
+
+  static Cut CutOf(const AccumulateArrays& arrays) {
+    return CutFor(arrays.count, {{arrays.source, SizeOf(arrays.source_dtype)},
+                                 {arrays.destination, SizeOf(arrays.destination_dtype)}});
+  }
+
+  template <int kWidth, int kTimes>
+  EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
+    const int64_t source_size = SizeOf(arrays.source_dtype);
+    const int64_t size = SizeOf(arrays.destination_dtype);
+    Packed<kWidth> source[kTimes], present[kTimes] = {};
+    for (int m = 0; m < kTimes; ++m) {
+      source[m] = Load<kWidth>(arrays.source, source_size, first + m * stride);
+      if (arrays.add) present[m] = Load<kWidth>(arrays.destination, size, first + m * stride);
+    }
+    for (int m = 0; m < kTimes; ++m)
+      Store(Sum(arrays, source[m], present[m]), arrays.destination, size, first + m * stride);
+  }
+};
+
+// Four threads share a block of norm.h's sum: thread `quarter` of them has lanes 4 * quarter to
+// 4 * quarter + 3, and of every 16 elements the four that belong to these. So each thread's accesses
+// are groups, and each lane sees its elements in ascending order.
+inline constexpr int kNormLanes = 16;
+inline constexpr int kQuarters = kNormLanes / kGroup;
+
+struct SquaresWork {
+  static constexpr int kSteps = 4;  // of 16 elements, whose loads are in flight together
+  static_assert(kNormBlock % (kSteps * kNormLanes) == 0);
+  const AccumulateArrays& arrays;  // without a destination: of the source
+
+  // Blocks begin at multiples of 1,024 elements: what aligns one aligns all.
+  bool aligned() const {
+    return GroupsAligned({arrays.source, SizeOf(arrays.source_dtype)}, 0) &&
+           GroupsAligned({arrays.destination, SizeOf(arrays.destination_dtype)}, 0);
+  }
+
+  EBB_HOST_DEVICE void Quarter(int64_t block, int quarter, bool groups_aligned,
+                               double (&lanes)[kGroup]) const {
+    const int64_t begin = block * kNormBlock;
+    const int64_t left = arrays.count - begin;
+    int64_t at = begin + kGroup * quarter;
+    if (groups_aligned && left >= kNormBlock) {
+      for (int step = 0; step < kNormBlock / kNormLanes; step += kSteps, at += kSteps * kNormLanes)
+        Take<kGroup, kSteps>(at, lanes);
+      return;
+    }
+    const int64_t end = left < kNormBlock ? arrays.count : begin + kNormBlock;
+    for (; at < end; at += kNormLanes) {
+      for (int i = 0; i < kGroup; ++i) {
+        double lane[1] = {lanes[i]};
+        if (at + i < end) Take<1, 1>(at + i, lane);
+        lanes[i] = lane[0];
+      }
+    }
+  }
+
+ private:
+  template <int kWidth, int kTimes>
+  EBB_HOST_DEVICE void Take(int64_t first, double (&lanes)[kWidth]) const {
+    const int64_t source_size = SizeOf(arrays.source_dtype);
+    const int64_t size = SizeOf(arrays.destination_dtype);
+    const bool writes = arrays.destination != nullptr;
+    Packed<kWidth> source[kTimes], present[kTimes] = {};
+    for (int m = 0; m < kTimes; ++m) {
+      source[m] = Load<kWidth>(arrays.source, source_size, first + m * kNormLanes);
+      if (writes && arrays.add)
+        present[m] = Load<kWidth>(arrays.destination, size, first + m * kNormLanes);
+    }
+    for (int m = 0; m < kTimes; ++m) {
+      float numbers[kWidth];
+      if (writes) {
+        const Packed<kWidth> written = Sum(arrays, source[m], present[m]);
+        Store(written, arrays.destination, size, first + m * kNormLanes);
+        Unpack(written, arrays.destination_dtype, numbers);
+      } else {
+        Unpack(source[m], arrays.source_dtype, numbers);
+      }
+      for (int i = 0; i < kWidth; ++i) lanes[i] = AddSquare(lanes[i], double{numbers[i]});
+    }
+  }
+};
+
+// norm.h's tree over the lanes of four threads: quarters 2 and 3 are added to 0 and 1, then 1 to 0,
+// and then quarter 0 has the block's sum in its own four lanes.
+EBB_HOST_DEVICE void AddQuarter(double (&lanes)[kGroup], const double (&upper)[kGroup]) {
+  for (int i = 0; i < kGroup; ++i) lanes[i] += upper[i];
+}
+EBB_HOST_DEVICE double AddLanes(const double (&lanes)[kGroup]) {
+  return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+}
+
+template <UpdateRule kRule, bool kSplit>
+struct UpdateWork {
+  static constexpr int kMany = 1;  // its arrays alone are enough loads
+  static constexpr int kStates = kRule == UpdateRule::kAdam              ? 2
+                                 : kRule == UpdateRule::kSgdWithMomentum ? 1
+                                                                         : 0;
+  using Constants = std::conditional_t<kRule == UpdateRule::kAdam, AdamConstants, SgdConstants>;
+
+  const UpdateArrays& arrays;
+  const Constants& constants;
+
+  static EBB_HOST_DEVICE const Constants& Of(const UpdateConstants& constants) {
+    if constexpr (kRule == UpdateRule::kAdam) {
+      return constants.adam;
+    } else {
+      return constants.sgd;
+    }
+  }
+
+  static Cut CutOf(const UpdateArrays& arrays) {
+    const int64_t parameter = SizeOf(arrays.parameter_dtype);
+    return CutFor(arrays.count, {{kSplit ? nullptr : arrays.master, 4},
+                                 {kSplit ? arrays.master_low : nullptr, 2},
+                                 {kSplit ? arrays.parameter_in : nullptr, parameter},
+                                 {arrays.gradient, SizeOf(arrays.gradient_dtype)},
+                                 {kStates > 0 ? arrays.states[0] : nullptr, 4},
+                                 {kStates > 1 ? arrays.states[1] : nullptr, 4},
+                                 {arrays.parameter, parameter}});
+  }
+
+  template <int kWidth, int>
+  EBB_HOST_DEVICE void At(int64_t at, int64_t) const {
+    Packed<kWidth> packed_states[kStatesMax] = {};
+    for (int s = 0; s < kStates; ++s) packed_states[s] = Load<kWidth>(arrays.states[s], 4, at);
+    Packed<kWidth> whole = {}, low = {};
+    if constexpr (kSplit) {
+      const void* const before =
+          arrays.parameter_in == nullptr ? arrays.parameter : arrays.parameter_in;
+      whole = Load<kWidth>(before, 2, at);
+      low = Load<kWidth>(arrays.master_low, 2, at);
+    } else {
+      whole = Load<kWidth>(arrays.master, 4, at);
+    }
+    const Packed<kWidth> packed_gradient =
+        Load<kWidth>(arrays.gradient, SizeOf(arrays.gradient_dtype), at);
+
+    float gradient[kWidth], master[kWidth], states[kStatesMax][kWidth];
+    Unpack(packed_gradient, arrays.gradient_dtype, gradient);
+    for (int s = 0; s < kStatesMax; ++s) Unpack(packed_states[s], DType::kFloat32, states[s]);
+    if constexpr (kSplit) {
+      for (int i = 0; i < kWidth; ++i) {
+        BFloat16 parameter;
+        parameter.bits = whole.Half(i);
+        master[i] = JoinMaster(parameter, low.Half(i));
+      }
+    } else {
+      Unpack(whole, DType::kFloat32, master);
+    }
+
+    for (int i = 0; i < kWidth; ++i) {
+      float element[kStatesMax] = {states[0][i], states[1][i]};
+      UpdateElement<Ops>(constants, gradient[i], master[i], element);
+      for (int s = 0; s < kStates; ++s) states[s][i] = element[s];
+    }
+
+    for (int s = 0; s < kStates; ++s)
+      Store(Pack(states[s], DType::kFloat32, Rounding::kNearest), arrays.states[s], 4, at);
+    if constexpr (kSplit) {
+      for (int i = 0; i < kWidth; ++i) low.SetHalf(i, LowHalf(master[i]));
+      Store(low, arrays.master_low, 2, at);
+      Store(Pack(master, DType::kBFloat16, Rounding::kParameter), arrays.parameter, 2, at);
+    } else {
+      Store(Pack(master, DType::kFloat32, Rounding::kNearest), arrays.master, 4, at);
+      if (arrays.parameter != nullptr) {
+        Store(Pack(master, arrays.parameter_dtype, Rounding::kParameter), arrays.parameter,
+              SizeOf(arrays.parameter_dtype), at);
+      }
+    }
+  }
+};
+
+}  // namespace ebb::optim::cuda

@@ -1,0 +1,64 @@
+// The step's arithmetic on a device's memory, in the order of its streams: casts, accumulation, the
+// squares of the norm, the optimizer's update.
+//
+// What each computes is cast.h, norm.h and update.h; for finite numbers the bits are the same on
+// every device (of a NaN only that it is one). When it is computed differs:
+//
+//   CPU   a call computes on the calling thread with stream.team() and has ended when it returns:
+//         call it in a task of the stream
+//   CUDA  a call enqueues on stream.view(), allocates nothing and never waits. Every pointer is one
+//         that the device reaches, and what it points to is read and written when the stream gets
+//         there. A launch that fails fails the device (Device::status), after which calls do
+//         nothing
+//
+// One object serves all streams of its device; on CUDA one thread at a time enqueues on a stream.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "absl/status/statusor.h"
+#include "ebb/optim/cast.h"
+#include "ebb/optim/norm.h"
+#include "ebb/optim/update.h"
+#include "ebb/optim/update_constants.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/stream.h"
+
+namespace ebb::optim {
+
+class Kernels {
+ public:
+  // On CUDA it also loads the kernels, as a first launch that had to might wait for the device.
+  // kUnimplemented: this build has no CUDA.
+  static absl::StatusOr<std::unique_ptr<Kernels>> For(const Device& device);
+  virtual ~Kernels() = default;
+
+  // True: calls return before the work has run.
+  virtual bool enqueues() const = 0;
+
+  // Bytes per element of Cast and CastVia: the source's read, the destination's written.
+  virtual void Cast(Stream& stream, const void* source, DType source_dtype, void* destination,
+                    DType destination_dtype, int64_t count, Rounding rounding) = 0;
+  // Rounded to `via` on the way, to nearest there and at the end: what is summed in a wider type
+  // than it is sent in.
+  virtual void CastVia(Stream& stream, const void* source, DType source_dtype, DType via,
+                       void* destination, DType destination_dtype, int64_t count) = 0;
+
+  virtual void Accumulate(Stream& stream, const AccumulateArrays& arrays) = 0;
+  // `blocks`: scratch of NormBlocks(count); *sum is overwritten.
+  virtual void AccumulateAndSumSquares(Stream& stream, const AccumulateArrays& arrays,
+                                       std::span<double> blocks, double* sum) = 0;
+  virtual void SumOfSquares(Stream& stream, const void* gradient, DType dtype, int64_t count,
+                            std::span<double> blocks, double* sum) = 0;
+  // *sum += *value.
+  virtual void AddTo(Stream& stream, const float* value, double* sum) = 0;
+
+  // Over a run of elements with the same options. `constants`, of UpdateConstantsOf(optimizer, ...),
+  // is read when the update runs: nothing is written where it says not to apply.
+  virtual void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
+                      const UpdateConstants* constants) = 0;
+};
+
+}  // namespace ebb::optim
