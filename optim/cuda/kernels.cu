@@ -177,7 +177,7 @@ cudaError_t LaunchSumSquares(cudaStream_t stream, const AccumulateArrays& arrays
   const int64_t count = NormBlocks(arrays.count);
   if (count > 0) {
     const cudaError_t result = Launch(stream, count * cuda::kQuarters, kThreads, &SumBlocksKernel,
-                                      arrays, cuda::SquaresWork{arrays}.aligned(), blocks);
+                                      arrays, cuda::SquaresWork::Aligned(arrays), blocks);
     if (result != cudaSuccess) return result;
   }
   return Launch(stream, kWarp, kWarp, &AddBlocksKernel, blocks, count, sum);

@@ -141,7 +141,7 @@ struct SquaresWork {
   const AccumulateArrays& arrays;  // without a destination: of the source
 
   // Blocks begin at multiples of 1,024 elements: what aligns one aligns all.
-  bool aligned() const {
+  static bool Aligned(const AccumulateArrays& arrays) {
     return GroupsAligned({arrays.source, SizeOf(arrays.source_dtype)}, 0) &&
            GroupsAligned({arrays.destination, SizeOf(arrays.destination_dtype)}, 0);
   }

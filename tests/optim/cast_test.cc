@@ -35,26 +35,6 @@ void ExpectScalarBits(const std::vector<From>& from, const std::vector<To>& to, 
   }
 }
 
-template <class T>
-std::vector<T> EveryPattern() {
-  std::vector<T> all(65536);
-  for (uint32_t i = 0; i < 65536; ++i) all[i].bits = static_cast<uint16_t>(i);
-  return all;
-}
-
-// Every sign, exponent and leading mantissa with the low bits where a rounding turns: to bf16 at
-// bit 15, to fp16 at bit 12 (and, for its subnormals, further up).
-std::vector<float> TurningPoints() {
-  const uint32_t low_bits[] = {0,      1,      0x0fff, 0x1000, 0x1001, 0x1fff,
-                               0x2000, 0x2fff, 0x3000, 0x3001, 0x4000, 0x7000,
-                               0x7fff, 0x8000, 0x8001, 0xc000, 0xffff};
-  std::vector<float> points;
-  for (uint32_t high = 0; high < 65536; ++high) {
-    for (const uint32_t low : low_bits) points.push_back(std::bit_cast<float>(high << 16 | low));
-  }
-  return points;
-}
-
 TEST(CastTest, EverySixteenBitPatternWidensAsTheScalarConversion) {
   ThreadTeam team(1);
   ForEveryTarget([&] {

@@ -8,39 +8,10 @@
 
 #include "ebb/optim/split_master.h"
 #include "every_target.h"
+#include "rules.h"
 
 namespace ebb::optim {
 namespace {
-
-struct Rule {
-  std::string name;
-  OptimizerConfig optimizer;
-  UpdateScalars scalars;
-  friend std::ostream& operator<<(std::ostream& out, const Rule& rule) { return out << rule.name; }
-};
-
-const Rule kRules[] = {
-    {"AdamW", {.weight_decay = 0.1}, {.step = 3, .learning_rate = 0.01, .gradient_factor = 0.37f}},
-    {"AdamWithL2",
-     {.type = OptimizerType::kAdam, .weight_decay = 0.1, .decoupled_weight_decay = false},
-     {.step = 1, .learning_rate = 0.01}},
-    {"AdamWithoutBiasCorrection",
-     {.type = OptimizerType::kAdam, .epsilon = 1e-6, .bias_correction = false},
-     {.step = 7, .learning_rate = 0.1, .gradient_factor = 0.5f}},
-    {"AdamWWithCycledBetas",
-     {.weight_decay = 0.01},
-     {.step = 1000, .learning_rate = 1e-4, .beta1 = 0.83, .beta2 = 0.99}},
-    {"Sgd", {.type = OptimizerType::kSgd, .weight_decay = 0.1}, {.step = 2, .learning_rate = 0.3}},
-    {"SgdWithMomentum",
-     {.type = OptimizerType::kSgd, .weight_decay = 0.1, .momentum = 0.9, .dampening = 0.3},
-     {.step = 2, .learning_rate = 0.3, .gradient_factor = 0.7f}},
-    {"SgdWithNesterovMomentum",
-     {.type = OptimizerType::kSgd, .momentum = 0.9, .nesterov = true},
-     {.step = 2, .learning_rate = 0.3}},
-    {"SgdsFirstStep",
-     {.type = OptimizerType::kSgd, .momentum = 0.9, .dampening = 0.3},
-     {.step = 1, .learning_rate = 0.3}},
-};
 
 // The reference: update.h's rules, element by element, each line one rounding.
 void ReferenceAdam(const OptimizerConfig& o, const UpdateScalars& s, float gradient, float& p,

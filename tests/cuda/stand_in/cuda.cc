@@ -53,8 +53,11 @@ bool ebb::stand_in::HasPriority(cudaStream_t stream) {
   return stream->has_priority;
 }
 void ebb::stand_in::EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument) {
+  EnqueueKernel(stream, Task([run, argument] { run(argument); }));
+}
+void ebb::stand_in::EnqueueKernel(cudaStream_t stream, const Task& kernel) {
   const std::scoped_lock lock(stream->mutex);
-  stream->stream.Enqueue([run, argument] { run(argument); });
+  stream->stream.Enqueue(kernel);
 }
 
 extern "C" {

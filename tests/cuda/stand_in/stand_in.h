@@ -1,7 +1,7 @@
-// A stand-in for the CUDA runtime and NCCL, linked into tests in their place: the functions that
-// Ebb uses and no others, on the host, with "device" memory from malloc, streams that are threads,
-// and collectives between the threads of this process. It does what the real ones promise, and
-// fails where a test asks it to.
+// A stand-in for the CUDA runtime, NCCL and the kernels of optim/cuda, linked into tests in their
+// place: the functions that Ebb uses and no others, on the host, with "device" memory from malloc,
+// streams that are threads, collectives between the threads of this process, and kernels that
+// compute as the CPU does. It does what the real ones promise, and fails where a test asks it to.
 //
 // As strict as the real ones may be: the host functions of all streams take turns.
 #pragma once
@@ -20,7 +20,7 @@ void Reset();
 // What cudaGetDeviceCount answers.
 void SetDevices(int count, cudaError_t result = cudaSuccess);
 
-// The `nth` call from now of the named function ("cudaMalloc", "ncclAllGather"), counted from 1,
+// The `nth` call from now of the named function ("cudaMalloc", "ncclAllGather", "LaunchCast"), counted from 1,
 // returns `code` (a cudaError_t or ncclResult_t) and does nothing; later ones work.
 void FailCall(const std::string& function, int code, int nth = 1);
 // The device is lost: from now on every call that enqueues or waits returns `error`, and host

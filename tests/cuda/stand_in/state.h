@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "ebb/runtime/device/stream.h"
 #include "stand_in.h"
 
 namespace ebb::stand_in {
@@ -22,5 +23,6 @@ void ForgetNcclFaults();
 // Enqueues a host function that is a kernel for CUDA: it may wait for others, and runs beside the
 // host functions.
 void EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument);
+void EnqueueKernel(cudaStream_t stream, const Task& kernel);
 
 }  // namespace ebb::stand_in

@@ -1,0 +1,89 @@
+// How the kernels of a CUDA device fail, on the stand-in. What they compute is
+// ../optim/kernels_test.cc.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ebb/optim/kernels.h"
+#include "ebb/runtime/device/backend.h"
+#include "ebb/runtime/device/device.h"
+#include "stand_in.h"
+
+namespace ebb::optim {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class KernelsFailureTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void TearDown() override { stand_in::Reset(); }
+};
+
+struct Memory {
+  float source[8] = {1, 2, 3, 4, 5, 6, 7, 8}, destination[8] = {}, first[8] = {}, second[8] = {};
+  BFloat16 rounded[8];
+  double block = 0, sum = 0;
+};
+
+void UseEverything(Kernels& kernels, Stream& stream, Memory& memory) {
+  static const UpdateConstants constants =
+      UpdateConstantsOf(OptimizerConfig{}, {.learning_rate = 1});
+  kernels.Cast(stream, memory.source, DType::kFloat32, memory.rounded, DType::kBFloat16, 8,
+               Rounding::kNearest);
+  kernels.Accumulate(stream,
+                     {.source = memory.source, .destination = memory.destination, .count = 8});
+  kernels.SumOfSquares(stream, memory.source, DType::kFloat32, 8, {&memory.block, 1}, &memory.sum);
+  kernels.AddTo(stream, memory.source, &memory.sum);
+  kernels.Update(stream, {},
+                 {.master = memory.destination,
+                  .gradient = memory.source,
+                  .states = {memory.first, memory.second},
+                  .count = 8},
+                 &constants);
+}
+
+TEST_P(KernelsFailureTest, ALaunchThatFailsFailsTheDeviceAndNothingIsLaunchedAnyMore) {
+  const Device device = *Device::Cuda();
+  const auto kernels = *Kernels::For(device);
+  Stream stream = *device.NewStream("update");
+  Memory memory;
+  UseEverything(*kernels, stream, memory);
+  stream.WaitIdle();
+  EXPECT_TRUE(device.status().ok());
+  EXPECT_EQ(memory.sum, 204 + 1);
+
+  stand_in::FailCall(GetParam(), cudaErrorInvalidValue);
+  UseEverything(*kernels, stream, memory);
+  const absl::Status status = device.status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("launching"), HasSubstr("CUDA device 0 (stand-in)")));
+  EXPECT_EQ(stream.status(), status);
+  stream.WaitIdle();
+  memory.sum = 5;
+  UseEverything(*kernels, stream, memory);
+  stream.WaitIdle();
+  EXPECT_EQ(memory.sum, 5);
+}
+
+INSTANTIATE_TEST_SUITE_P(Launches, KernelsFailureTest,
+                         ::testing::Values("LaunchCast", "LaunchAccumulate", "LaunchSumSquares",
+                                           "LaunchAddTo", "LaunchUpdate"),
+                         [](const ::testing::TestParamInfo<const char*>& launch) {
+                           return std::string(launch.param);
+                         });
+
+TEST(KernelsLoadTest, ADeviceThatTheBuildHasNoCodeForIsSaidSo) {
+  const Device device = *Device::Cuda();
+  stand_in::FailCall("LoadKernels", cudaErrorNoKernelImageForDevice);
+  EXPECT_THAT(std::string(Kernels::For(device).status().message()),
+              AllOf(HasSubstr("loading the kernels"), HasSubstr("CUDA device 0 (stand-in)")));
+  EXPECT_TRUE(device.status().ok());
+  EXPECT_TRUE(Kernels::For(device).ok());
+}
+
+}  // namespace
+}  // namespace ebb::optim

@@ -1,0 +1,264 @@
+// The arithmetic of CUDA's kernels without a device: all threads of a grid, one after the other, give
+// the bits of the CPU's functions.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include "ebb/optim/cast.h"
+#include "ebb/optim/cuda/thread_work.h"
+#include "ebb/optim/norm.h"
+#include "ebb/optim/update.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "numbers.h"
+#include "rules.h"
+
+namespace ebb::optim {
+namespace {
+
+constexpr int64_t kGrids[] = {1, 5, 32};
+
+template <class Work>
+void RunGrid(const Work& work, const cuda::Cut& cut, int64_t threads) {
+  for (int64_t thread = 0; thread < threads; ++thread)
+    cuda::Walk<Work::kMany>(cut, thread, threads, work);
+}
+
+// Which elements a body was shown, and how often.
+struct SeenWork {
+  std::vector<int>& seen;
+  int64_t& most;
+  template <int kWidth, int kTimes>
+  void At(int64_t first, int64_t stride) const {
+    for (int m = 0; m < kTimes; ++m) {
+      for (int i = 0; i < kWidth; ++i) ++seen[static_cast<size_t>(first + m * stride + i)];
+    }
+    most = std::max<int64_t>(most, kWidth * kTimes);
+  }
+};
+
+TEST(CudaWalk, ShowsEveryElementOnceWhateverTheArraysAlignment) {
+  alignas(64) float wide[256] = {};
+  alignas(64) uint16_t narrow[256] = {};
+  for (const int64_t count : {0, 1, 2, 3, 4, 5, 7, 8, 63, 64, 65, 200}) {
+    for (const int64_t offset : {0, 1, 2, 3, 4, 5}) {
+      for (const int64_t other : {offset, int64_t{0}, int64_t{2}}) {
+        const cuda::Cut cut =
+            cuda::CutFor(count, {{wide + offset, 4}, {narrow + other, 2}, {nullptr, 4}});
+        if (offset % 4 == other % 4 && count >= 8) {
+          EXPECT_LE(cut.singles(), 6);
+        } else if (offset % 4 != other % 4) {
+          EXPECT_EQ(cut.groups, 0);
+        }
+        for (const int64_t threads : kGrids) {
+          std::vector<int> seen(static_cast<size_t>(count));
+          int64_t most = 0;
+          for (int64_t thread = 0; thread < threads; ++thread)
+            cuda::Walk<4>(cut, thread, threads, SeenWork{seen, most});
+          EXPECT_EQ(seen, std::vector<int>(static_cast<size_t>(count), 1));
+          EXPECT_TRUE(most == 16 || threads > 1 || cut.groups < 4) << most;
+        }
+      }
+    }
+  }
+}
+
+template <class From, class To>
+void ExpectCasts(const std::vector<From>& from) {
+  ThreadTeam team(1);
+  const auto count = static_cast<int64_t>(from.size());
+  for (const Rounding rounding : {Rounding::kNearest, Rounding::kParameter}) {
+    std::vector<To> expected(from.size()), to(from.size());
+    Cast(team, from.data(), kDTypeOf<From>, expected.data(), kDTypeOf<To>, count, rounding);
+    const CastArrays arrays = {.source = from.data(),
+                               .source_dtype = kDTypeOf<From>,
+                               .destination = to.data(),
+                               .destination_dtype = kDTypeOf<To>,
+                               .count = count,
+                               .rounding = rounding};
+    RunGrid(cuda::CastWork{arrays}, cuda::CastWork::CutOf(arrays), 5);
+    for (size_t i = 0; i < from.size(); ++i)
+      ASSERT_EQ(Bits(to[i]), Bits(expected[i])) << "source bits " << std::hex << Bits(from[i]);
+  }
+}
+
+TEST(CudaCast, EverySixteenBitPatternAndEveryTurningPoint) {
+  ExpectCasts<BFloat16, float>(EveryPattern<BFloat16>());
+  ExpectCasts<Float16, float>(EveryPattern<Float16>());
+  ExpectCasts<BFloat16, Float16>(EveryPattern<BFloat16>());
+  ExpectCasts<Float16, BFloat16>(EveryPattern<Float16>());
+  ExpectCasts<float, BFloat16>(TurningPoints());
+  ExpectCasts<float, Float16>(TurningPoints());
+}
+
+TEST(CudaCast, ViaAnotherTypeRoundsTwice) {
+  ThreadTeam team(1);
+  const auto from = TurningPoints();
+  const auto count = static_cast<int64_t>(from.size());
+  std::vector<BFloat16> rounded(from.size());
+  std::vector<Float16> expected(from.size()), to(from.size());
+  Cast(team, from.data(), DType::kFloat32, rounded.data(), DType::kBFloat16, count,
+       Rounding::kNearest);
+  Cast(team, rounded.data(), DType::kBFloat16, expected.data(), DType::kFloat16, count,
+       Rounding::kNearest);
+  const CastArrays arrays = {.source = from.data(),
+                             .via = DType::kBFloat16,
+                             .destination = to.data(),
+                             .destination_dtype = DType::kFloat16,
+                             .count = count};
+  RunGrid(cuda::CastWork{arrays}, cuda::CastWork::CutOf(arrays), 32);
+  for (size_t i = 0; i < from.size(); ++i) ASSERT_EQ(Bits(to[i]), Bits(expected[i])) << i;
+}
+
+// As SumBlocksKernel has the quarters added.
+double BlockSum(const cuda::SquaresWork& work, int64_t block) {
+  double lanes[cuda::kQuarters][cuda::kGroup] = {};
+  for (int quarter = 0; quarter < cuda::kQuarters; ++quarter)
+    work.Quarter(block, quarter, cuda::SquaresWork::Aligned(work.arrays), lanes[quarter]);
+  cuda::AddQuarter(lanes[0], lanes[2]);
+  cuda::AddQuarter(lanes[1], lanes[3]);
+  cuda::AddQuarter(lanes[0], lanes[1]);
+  return cuda::AddLanes(lanes[0]);
+}
+
+template <class Source, class Destination>
+void ExpectAccumulates(int64_t count, int64_t offset, bool add) {
+  SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
+  ThreadTeam team(1);
+  const auto source = Numbers<Source>(count + offset, 11);
+  const auto before = Numbers<Destination>(count + offset, 12);
+  const auto blocks_count = static_cast<size_t>(NormBlocks(count));
+  auto expected = before;
+  AccumulateArrays arrays = {.source = source.data() + offset,
+                             .source_dtype = kDTypeOf<Source>,
+                             .destination = expected.data() + offset,
+                             .destination_dtype = kDTypeOf<Destination>,
+                             .count = count,
+                             .add = add};
+  std::vector<double> expected_blocks(blocks_count);
+  AccumulateAndSumSquares(team, arrays, expected_blocks);
+
+  auto added = before;
+  arrays.destination = added.data() + offset;
+  for (size_t block = 0; block < blocks_count; ++block)
+    ASSERT_EQ(BlockSum({arrays}, static_cast<int64_t>(block)), expected_blocks[block]) << block;
+  const auto expect_added = [&] {
+    for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(Bits(added[i]), Bits(expected[i])) << i;
+  };
+  expect_added();
+  for (const int64_t threads : kGrids) {
+    added = before;
+    RunGrid(cuda::AccumulateWork{arrays}, cuda::AccumulateWork::CutOf(arrays), threads);
+    expect_added();
+  }
+
+  SumOfSquares(team, source.data() + offset, kDTypeOf<Source>, count, expected_blocks);
+  const AccumulateArrays alone = {
+      .source = source.data() + offset, .source_dtype = kDTypeOf<Source>, .count = count};
+  for (size_t block = 0; block < blocks_count; ++block)
+    ASSERT_EQ(BlockSum({alone}, static_cast<int64_t>(block)), expected_blocks[block]) << block;
+}
+
+TEST(CudaNorm, AccumulationsAndBlocksHaveTheBitsOfTheCpu) {
+  for (const int64_t count : {0, 1, 15, 17, 1023, 1024, 1025, 5001}) {
+    for (const int64_t offset : {0, 1, 4}) {
+      for (const bool add : {false, true}) {
+        ExpectAccumulates<float, float>(count, offset, add);
+        ExpectAccumulates<BFloat16, float>(count, offset, add);
+        ExpectAccumulates<BFloat16, BFloat16>(count, offset, add);
+        ExpectAccumulates<float, Float16>(count, offset, add);
+        ExpectAccumulates<Float16, float>(count, offset, add);
+        ExpectAccumulates<Float16, BFloat16>(count, offset, add);
+      }
+    }
+  }
+}
+
+class CudaUpdate : public testing::TestWithParam<Rule> {};
+
+template <UpdateRule kRule, bool kSplit>
+void RunUpdate(const UpdateArrays& arrays, const UpdateConstants& constants, int64_t threads) {
+  using Work = cuda::UpdateWork<kRule, kSplit>;
+  RunGrid(Work{arrays, Work::Of(constants)}, Work::CutOf(arrays), threads);
+}
+
+template <bool kSplit>
+void RunUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateConstants& constants,
+               int64_t threads) {
+  switch (rule) {
+    case UpdateRule::kAdam:
+      return RunUpdate<UpdateRule::kAdam, kSplit>(arrays, constants, threads);
+    case UpdateRule::kSgd:
+      return RunUpdate<UpdateRule::kSgd, kSplit>(arrays, constants, threads);
+    case UpdateRule::kSgdWithMomentum:
+      return RunUpdate<UpdateRule::kSgdWithMomentum, kSplit>(arrays, constants, threads);
+  }
+}
+
+template <class Gradient, class Parameter, bool kSplit = false>
+void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_parameter = true) {
+  SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
+  struct Memory {
+    std::vector<float> master, first, second;
+    std::vector<Parameter> parameter;
+    std::vector<uint16_t> low;
+  };
+  const int64_t size = count + offset;
+  const auto gradient = Numbers<Gradient>(size, 4);
+  Memory before = {Numbers<float>(size, 1), Numbers<float>(size, 2),
+                   Numbers<float>(size, 3, Range::kPositive),
+                   std::vector<Parameter>(static_cast<size_t>(size)),
+                   std::vector<uint16_t>(static_cast<size_t>(size))};
+  if constexpr (kSplit) {
+    for (size_t i = 0; i < before.master.size(); ++i) {
+      before.parameter[i] = RoundHalfAway(before.master[i]);
+      before.low[i] = LowHalf(before.master[i]);
+    }
+  }
+  const auto arrays_of = [&](Memory& memory) {
+    return UpdateArrays{.master = kSplit ? nullptr : memory.master.data() + offset,
+                        .gradient = gradient.data() + offset,
+                        .gradient_dtype = kDTypeOf<Gradient>,
+                        .states = {memory.first.data() + offset, memory.second.data() + offset},
+                        .parameter = with_parameter ? memory.parameter.data() + offset : nullptr,
+                        .parameter_dtype = kDTypeOf<Parameter>,
+                        .master_low = kSplit ? memory.low.data() + offset : nullptr,
+                        .count = count};
+  };
+  ThreadTeam team(1);
+  Memory expected = before;
+  Update(team, rule.optimizer, arrays_of(expected), rule.scalars);
+  const UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);
+  for (const int64_t threads : kGrids) {
+    Memory memory = before;
+    RunUpdate<kSplit>(UpdateRuleOf(rule.optimizer), arrays_of(memory), constants, threads);
+    for (size_t i = 0; i < gradient.size(); ++i) {
+      ASSERT_EQ(Bits(memory.master[i]), Bits(expected.master[i])) << i;
+      ASSERT_EQ(Bits(memory.first[i]), Bits(expected.first[i])) << i;
+      ASSERT_EQ(Bits(memory.second[i]), Bits(expected.second[i])) << i;
+      ASSERT_EQ(Bits(memory.parameter[i]), Bits(expected.parameter[i])) << i;
+      ASSERT_EQ(memory.low[i], expected.low[i]) << i;
+    }
+  }
+}
+
+TEST_P(CudaUpdate, HasTheBitsOfTheCpu) {
+  for (const int64_t count : {1, 3, 4, 37, 1000}) {
+    for (const int64_t offset : {0, 1, 3}) {
+      ExpectUpdates<float, float>(GetParam(), count, offset, false);
+      ExpectUpdates<float, float>(GetParam(), count, offset);
+      ExpectUpdates<float, BFloat16>(GetParam(), count, offset);
+      ExpectUpdates<BFloat16, BFloat16>(GetParam(), count, offset);
+      ExpectUpdates<Float16, Float16>(GetParam(), count, offset);
+      ExpectUpdates<float, BFloat16, true>(GetParam(), count, offset);
+      ExpectUpdates<BFloat16, BFloat16, true>(GetParam(), count, offset);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, CudaUpdate, testing::ValuesIn(kRules),
+                         [](const testing::TestParamInfo<Rule>& test) { return test.param.name; });
+
+}  // namespace
+}  // namespace ebb::optim

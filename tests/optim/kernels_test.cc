@@ -1,0 +1,390 @@
+// One suite for the kernels of every device: the bits of the free functions of the CPU. CUDA's run on
+// a device where there is one, and on the stand-in of ../cuda.
+#include "ebb/optim/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <ostream>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/optim/split_master.h"
+#include "ebb/runtime/device/buffer.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "numbers.h"
+#include "rules.h"
+
+namespace ebb::optim {
+namespace {
+
+struct Backend {
+  std::string name;
+  std::function<absl::StatusOr<Device>()> make;
+};
+void PrintTo(const Backend& backend, std::ostream* out) {
+  *out << backend.name;
+}
+
+std::vector<Backend> Backends() {
+  std::vector<Backend> backends = {{"cpu_1_thread", [] { return Device::Cpu(1); }},
+                                   {"cpu_3_threads", [] { return Device::Cpu(3); }}};
+  if (!absl::IsUnimplemented(Device::CudaDevices().status()))
+    backends.push_back({"cuda", [] { return Device::Cuda(); }});
+  return backends;
+}
+
+class KernelsTest : public ::testing::TestWithParam<Backend> {
+ protected:
+  void SetUp() override {
+    auto device = GetParam().make();
+    if (absl::IsUnavailable(device.status())) GTEST_SKIP() << device.status();
+    ASSERT_TRUE(device.ok()) << device.status();
+    device_.push_back(*std::move(device));
+    auto kernels = Kernels::For(device_[0]);
+    ASSERT_TRUE(kernels.ok()) << kernels.status();
+    kernels_ = *std::move(kernels);
+    stream_.push_back(*device_[0].NewStream("kernels"));
+  }
+  void TearDown() override {
+    for (const Device& device : device_) EXPECT_TRUE(device.status().ok()) << device.status();
+  }
+
+  Stream& stream() { return stream_[0]; }
+
+  // body(kernels, stream) in the stream's order, as an engine calls it.
+  template <class Body>
+  void Enqueue(const Body& body) {
+    if (kernels_->enqueues()) return body(*kernels_, stream());
+    stream().Enqueue([this, &body] { body(*kernels_, stream()); });
+    stream().WaitIdle();
+  }
+
+  // Numbers in the device's memory, the first of them `offset` numbers from an aligned address.
+  template <class T>
+  class Array {
+   public:
+    Array(KernelsTest& test, const std::vector<T>& values, int64_t offset = 0)
+        : test_(test),
+          count_(values.size()),
+          offset_(static_cast<size_t>(offset)),
+          buffer_(*test.device_[0].Allocate(Bytes(count_ + offset_ + 1), "test")) {
+      Set(values);
+    }
+    T* data() { return reinterpret_cast<T*>(buffer_.data()) + offset_; }
+    void Set(const std::vector<T>& values) {
+      test_.stream().Copy(data(), values.data(), Bytes(count_));
+      test_.stream().WaitIdle();
+    }
+    std::vector<T> Read() {
+      std::vector<T> values(count_);
+      test_.stream().Copy(values.data(), data(), Bytes(count_));
+      test_.stream().WaitIdle();
+      return values;
+    }
+
+   private:
+    static int64_t Bytes(size_t count) { return static_cast<int64_t>(count * sizeof(T)); }
+
+    KernelsTest& test_;
+    const size_t count_, offset_;
+    Buffer buffer_;
+  };
+
+  template <class From, class To>
+  void ExpectCasts(const std::vector<From>& from, int64_t from_offset, int64_t to_offset) {
+    ThreadTeam team(1);
+    const auto count = static_cast<int64_t>(from.size());
+    for (const Rounding rounding : {Rounding::kNearest, Rounding::kParameter}) {
+      std::vector<To> expected(from.size());
+      optim::Cast(team, from.data(), kDTypeOf<From>, expected.data(), kDTypeOf<To>, count,
+                  rounding);
+      Array<From> source(*this, from, from_offset);
+      Array<To> to(*this, std::vector<To>(from.size()), to_offset);
+      Enqueue([&](Kernels& kernels, Stream& stream) {
+        kernels.Cast(stream, source.data(), kDTypeOf<From>, to.data(), kDTypeOf<To>, count,
+                     rounding);
+      });
+      ExpectEqual(to.Read(), expected);
+    }
+  }
+
+  template <class T>
+  static void ExpectEqual(const std::vector<T>& seen, const std::vector<T>& expected) {
+    ASSERT_EQ(seen.size(), expected.size());
+    for (size_t i = 0; i < seen.size(); ++i)
+      ASSERT_EQ(Bits(seen[i]), Bits(expected[i])) << i << " of " << seen.size();
+  }
+
+  template <class From, class Via, class To>
+  void ExpectCastsVia(int64_t count, int64_t offset) {
+    ThreadTeam team(1);
+    const auto from = Numbers<From>(count, 21);
+    std::vector<Via> rounded(from.size());
+    std::vector<To> expected(from.size());
+    optim::Cast(team, from.data(), kDTypeOf<From>, rounded.data(), kDTypeOf<Via>, count,
+                Rounding::kNearest);
+    optim::Cast(team, rounded.data(), kDTypeOf<Via>, expected.data(), kDTypeOf<To>, count,
+                Rounding::kNearest);
+    Array<From> source(*this, from, offset);
+    Array<To> to(*this, std::vector<To>(from.size()));
+    Enqueue([&](Kernels& kernels, Stream& stream) {
+      kernels.CastVia(stream, source.data(), kDTypeOf<From>, kDTypeOf<Via>, to.data(), kDTypeOf<To>,
+                      count);
+    });
+    ExpectEqual(to.Read(), expected);
+  }
+
+  template <class Source, class Destination>
+  void ExpectAccumulates(int64_t count, int64_t offset, bool add) {
+    SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
+    ThreadTeam team(1);
+    const auto source = Numbers<Source>(count, 11);
+    const auto before = Numbers<Destination>(count, 12);
+    auto expected = before;
+    AccumulateArrays arrays = {.source = source.data(),
+                               .source_dtype = kDTypeOf<Source>,
+                               .destination = expected.data(),
+                               .destination_dtype = kDTypeOf<Destination>,
+                               .count = count,
+                               .add = add};
+    std::vector<double> expected_blocks(static_cast<size_t>(NormBlocks(count)));
+    const double expected_sum = optim::AccumulateAndSumSquares(team, arrays, expected_blocks);
+    const double source_sum =
+        optim::SumOfSquares(team, source.data(), kDTypeOf<Source>, count, expected_blocks);
+
+    Array<Source> from(*this, source, offset);
+    Array<Destination> first(*this, before, offset), second(*this, before, offset);
+    Array<double> blocks(*this, std::vector<double>(expected_blocks.size(), 5));
+    Array<double> sums(*this, {7, 7, 7});
+    Enqueue([&](Kernels& kernels, Stream& stream) {
+      const std::span<double> scratch(blocks.data(), expected_blocks.size());
+      arrays.source = from.data();
+      arrays.destination = first.data();
+      kernels.Accumulate(stream, arrays);
+      arrays.destination = second.data();
+      kernels.AccumulateAndSumSquares(stream, arrays, scratch, sums.data());
+      kernels.SumOfSquares(stream, from.data(), kDTypeOf<Source>, count, scratch, sums.data() + 1);
+    });
+    ExpectEqual(first.Read(), expected);
+    ExpectEqual(second.Read(), expected);
+    EXPECT_EQ(sums.Read(), (std::vector<double>{expected_sum, source_sum, 7}));
+  }
+
+  // What an update works on, in vectors (of the host) or Arrays.
+  template <class Gradient, class Parameter, template <class> class Of>
+  struct Memory {
+    Of<float> master, first, second;
+    Of<Gradient> gradient;
+    Of<Parameter> parameter, parameter_in;
+    Of<uint16_t> low;
+
+    UpdateArrays Arrays(int64_t count, bool with_parameter, bool split) {
+      return {.master = split ? nullptr : master.data(),
+              .gradient = gradient.data(),
+              .gradient_dtype = kDTypeOf<Gradient>,
+              .states = {first.data(), second.data()},
+              .parameter = with_parameter ? parameter.data() : nullptr,
+              .parameter_dtype = kDTypeOf<Parameter>,
+              .master_low = split ? low.data() : nullptr,
+              .parameter_in = split ? parameter_in.data() : nullptr,
+              .count = count};
+    }
+  };
+  template <class T>
+  using Vector = std::vector<T>;
+
+  template <class Gradient, class Parameter>
+  void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_parameter,
+                     bool split) {
+    SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
+    ThreadTeam team(1);
+    const auto size = static_cast<size_t>(count);
+    Memory<Gradient, Parameter, Vector> expected = {Numbers<float>(count, 1),
+                                                    Numbers<float>(count, 2),
+                                                    Numbers<float>(count, 3, Range::kPositive),
+                                                    Numbers<Gradient>(count, 4),
+                                                    Vector<Parameter>(size),
+                                                    Vector<Parameter>(size),
+                                                    Vector<uint16_t>(size)};
+    if constexpr (std::is_same_v<Parameter, BFloat16>) {
+      for (size_t i = 0; i < size && split; ++i) {
+        expected.parameter_in[i] = RoundHalfAway(expected.master[i]);
+        expected.low[i] = LowHalf(expected.master[i]);
+      }
+    }
+    Memory<Gradient, Parameter, Array> memory = {
+        {*this, expected.master, offset},    {*this, expected.first, offset},
+        {*this, expected.second, offset},    {*this, expected.gradient, offset},
+        {*this, expected.parameter, offset}, {*this, expected.parameter_in, offset},
+        {*this, expected.low, offset}};
+    const UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);
+    UpdateConstants not_applied = constants;
+    not_applied.apply = false;
+    Array<UpdateConstants> read(*this, {not_applied});
+    const auto update = [&] {
+      Enqueue([&](Kernels& kernels, Stream& stream) {
+        kernels.Update(stream, rule.optimizer, memory.Arrays(count, with_parameter, split),
+                       read.data());
+      });
+    };
+    const auto expect_equal = [&] {
+      ExpectEqual(memory.master.Read(), expected.master);
+      ExpectEqual(memory.first.Read(), expected.first);
+      ExpectEqual(memory.second.Read(), expected.second);
+      ExpectEqual(memory.parameter.Read(), expected.parameter);
+      EXPECT_EQ(memory.low.Read(), expected.low);
+    };
+    update();
+    expect_equal();
+    optim::Update(team, rule.optimizer, expected.Arrays(count, with_parameter, split),
+                  rule.scalars);
+    read.Set({constants});
+    update();
+    expect_equal();
+  }
+
+ private:
+  std::vector<Device> device_;  // none where the test is skipped
+  std::unique_ptr<Kernels> kernels_;
+  std::vector<Stream> stream_;
+};
+
+TEST_P(KernelsTest, CastsHaveTheBitsOfCast) {
+  for (const int64_t count : {0, 1, 3, 1000, 100'003}) {
+    for (const int64_t offset : {0, 1, 4}) {
+      ExpectCasts<float, BFloat16>(Numbers<float>(count, 1), offset, offset);
+      ExpectCasts<float, Float16>(Numbers<float>(count, 2), offset, 0);
+      ExpectCasts<float, float>(Numbers<float>(count, 3), offset, 0);
+      ExpectCasts<BFloat16, float>(Numbers<BFloat16>(count, 4), offset, offset);
+      ExpectCasts<BFloat16, Float16>(Numbers<BFloat16>(count, 5), 0, offset);
+      ExpectCasts<Float16, float>(Numbers<Float16>(count, 6), offset, 0);
+      ExpectCasts<Float16, BFloat16>(Numbers<Float16>(count, 7), offset, offset);
+    }
+  }
+}
+
+TEST_P(KernelsTest, CastsOfEveryPatternAndTurningPointHaveTheBitsOfCast) {
+  ExpectCasts<BFloat16, float>(EveryPattern<BFloat16>(), 0, 0);
+  ExpectCasts<Float16, float>(EveryPattern<Float16>(), 0, 0);
+  ExpectCasts<BFloat16, Float16>(EveryPattern<BFloat16>(), 0, 0);
+  ExpectCasts<Float16, BFloat16>(EveryPattern<Float16>(), 0, 0);
+  ExpectCasts<float, BFloat16>(TurningPoints(), 0, 0);
+  ExpectCasts<float, Float16>(TurningPoints(), 0, 0);
+}
+
+TEST_P(KernelsTest, CastViaRoundsTwice) {
+  for (const int64_t count : {0, 1, 1023, 50'003}) {
+    for (const int64_t offset : {0, 3}) {
+      ExpectCastsVia<float, BFloat16, float>(count, offset);
+      ExpectCastsVia<float, Float16, float>(count, offset);
+      ExpectCastsVia<BFloat16, Float16, float>(count, offset);
+      ExpectCastsVia<Float16, BFloat16, float>(count, offset);
+      ExpectCastsVia<float, BFloat16, Float16>(count, offset);
+      ExpectCastsVia<BFloat16, BFloat16, float>(count, offset);
+      ExpectCastsVia<float, BFloat16, BFloat16>(count, offset);
+      ExpectCastsVia<BFloat16, float, BFloat16>(count, offset);
+    }
+  }
+}
+
+TEST_P(KernelsTest, AccumulatesAndSumsSquaresWithTheBitsOfTheNorm) {
+  for (const int64_t count : {0, 1, 15, 1024, 1025, 40'007, 300'001}) {
+    for (const int64_t offset : {0, 1}) {
+      for (const bool add : {false, true}) {
+        ExpectAccumulates<float, float>(count, offset, add);
+        ExpectAccumulates<BFloat16, float>(count, offset, add);
+        ExpectAccumulates<BFloat16, BFloat16>(count, offset, add);
+        ExpectAccumulates<Float16, float>(count, offset, add);
+        ExpectAccumulates<float, Float16>(count, offset, add);
+      }
+    }
+  }
+}
+
+// An overflow anywhere, and nothing else, makes the sum infinite or NaN.
+TEST_P(KernelsTest, TheSumShowsWhatIsNotFinite) {
+  for (const size_t at : {size_t{0}, size_t{1023}, size_t{1024}, size_t{2999}}) {
+    std::vector<float> values(3000, std::numeric_limits<float>::max());
+    values[at] = std::numeric_limits<float>::quiet_NaN();
+    Array<float> gradient(*this, values);
+    Array<double> blocks(*this, {0, 0, 0}), sum(*this, {0});
+    Enqueue([&](Kernels& kernels, Stream& stream) {
+      kernels.SumOfSquares(stream, gradient.data(), DType::kFloat32, 3000, {blocks.data(), 3},
+                           sum.data());
+    });
+    EXPECT_TRUE(std::isnan(sum.Read()[0]));
+  }
+}
+
+TEST_P(KernelsTest, AddsToASumInTheOrderOfTheStream) {
+  Array<float> values(*this, {1.5f, 0x1p-30f});
+  Array<double> sum(*this, {0x1p20});
+  Enqueue([&](Kernels& kernels, Stream& stream) {
+    for (int i = 0; i < 3; ++i) kernels.AddTo(stream, values.data() + i % 2, sum.data());
+  });
+  EXPECT_EQ(sum.Read()[0], 0x1p20 + 3 + 0x1p-30);
+}
+
+TEST_P(KernelsTest, UpdatesHaveTheBitsOfUpdateAndWriteNothingUnlessApplied) {
+  for (const Rule& rule : kRules) {
+    SCOPED_TRACE(rule.name);
+    for (const int64_t count : {0, 1, 1003, 30'001}) {
+      for (const int64_t offset : {0, 3}) {
+        ExpectUpdates<float, float>(rule, count, offset, false, false);
+        ExpectUpdates<float, float>(rule, count, offset, true, false);
+        ExpectUpdates<float, BFloat16>(rule, count, offset, true, false);
+        ExpectUpdates<BFloat16, BFloat16>(rule, count, offset, true, false);
+        ExpectUpdates<Float16, Float16>(rule, count, offset, true, false);
+        ExpectUpdates<float, BFloat16>(rule, count, offset, true, true);
+        ExpectUpdates<BFloat16, BFloat16>(rule, count, offset, true, true);
+      }
+    }
+  }
+}
+
+// As an engine has it: the verdict is written by what is enqueued between.
+TEST_P(KernelsTest, UpdatesReadTheirConstantsWhenTheyRun) {
+  const Rule& rule = kRules[0];
+  UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);
+  Array<UpdateConstants> decided(*this, {constants});
+  constants.apply = false;
+  Array<UpdateConstants> read(*this, {constants});
+  const std::vector<float> ones(100, 1.0f);
+  Array<float> master(*this, ones), gradient(*this, ones), first(*this, ones), second(*this, ones);
+  const UpdateArrays arrays = {.master = master.data(),
+                               .gradient = gradient.data(),
+                               .states = {first.data(), second.data()},
+                               .count = 100};
+  const auto update = [&](Kernels& kernels, Stream& stream) {
+    kernels.Update(stream, rule.optimizer, arrays, read.data());
+  };
+  Enqueue(update);
+  stream().Copy(read.data(), decided.data(), sizeof(UpdateConstants));
+  Enqueue(update);
+  std::vector<float> expected = ones, expected_first = ones, expected_second = ones;
+  ThreadTeam team(1);
+  optim::Update(team, rule.optimizer,
+                {.master = expected.data(),
+                 .gradient = ones.data(),
+                 .states = {expected_first.data(), expected_second.data()},
+                 .count = 100},
+                rule.scalars);
+  EXPECT_EQ(master.Read(), expected);
+  EXPECT_EQ(first.Read(), expected_first);
+  EXPECT_EQ(second.Read(), expected_second);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, KernelsTest, ::testing::ValuesIn(Backends()),
+                         [](const ::testing::TestParamInfo<Backend>& backend) {
+                           return backend.param.name;
+                         });
+
+}  // namespace
+}  // namespace ebb::optim
