@@ -60,8 +60,10 @@ inline Cut CutFor(int64_t count, std::initializer_list<Array> arrays) {
 template <int kMany, class Body>
 EBB_HOST_DEVICE void Walk(const Cut& cut, int64_t thread, int64_t threads, const Body& body) {
   int64_t group = thread;
-  for (; group + (kMany - 1) * threads < cut.groups; group += kMany * threads)
-    body.template At<kGroup, kMany>(cut.Group(group), kGroup * threads);
+  if constexpr (kMany > 1) {
+    for (; group + (kMany - 1) * threads < cut.groups; group += kMany * threads)
+      body.template At<kGroup, kMany>(cut.Group(group), kGroup * threads);
+  }
   for (; group < cut.groups; group += threads) body.template At<kGroup, 1>(cut.Group(group), 0);
   const int64_t singles = cut.singles();
   for (int64_t single = thread; single < singles; single += threads)
