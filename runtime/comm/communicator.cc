@@ -7,14 +7,6 @@
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
-namespace {
-
-absl::Status Enqueue(CommunicatorBackend& backend, Stream& stream, const Collective& call) {
-  EBB_RETURN_IF_ERROR(CheckArguments(call, backend.rank(), backend.size()));
-  return backend.Enqueue(stream, call);
-}
-
-}  // namespace
 
 Communicator::Communicator(std::unique_ptr<CommunicatorBackend> backend)
     : backend_(std::move(backend)) {}
@@ -31,54 +23,50 @@ int Communicator::size() const {
 
 absl::Status Communicator::AllGather(Stream& stream, std::span<const CollectiveSpan> spans,
                                      DType dtype) {
-  return Enqueue(*backend_, stream,
-                 {.kind = CollectiveKind::kAllGather, .dtype = dtype, .spans = spans});
+  return Enqueue(stream, {.kind = CollectiveKind::kAllGather, .dtype = dtype, .spans = spans});
 }
 
 absl::Status Communicator::ReduceScatter(Stream& stream, std::span<const CollectiveSpan> spans,
                                          DType dtype, float scale) {
   return Enqueue(
-      *backend_, stream,
+      stream,
       {.kind = CollectiveKind::kReduceScatter, .dtype = dtype, .scale = scale, .spans = spans});
 }
 
 absl::Status Communicator::AllReduce(Stream& stream, std::span<const CollectiveSpan> spans,
                                      DType dtype, ReduceOp op, float scale) {
-  return Enqueue(*backend_, stream,
-                 {.kind = CollectiveKind::kAllReduce,
-                  .dtype = dtype,
-                  .op = op,
-                  .scale = scale,
-                  .spans = spans});
+  return Enqueue(stream, {.kind = CollectiveKind::kAllReduce,
+                          .dtype = dtype,
+                          .op = op,
+                          .scale = scale,
+                          .spans = spans});
 }
 
 absl::Status Communicator::Broadcast(Stream& stream, std::span<const CollectiveSpan> spans,
                                      DType dtype, int root) {
   return Enqueue(
-      *backend_, stream,
-      {.kind = CollectiveKind::kBroadcast, .dtype = dtype, .peer = root, .spans = spans});
+      stream, {.kind = CollectiveKind::kBroadcast, .dtype = dtype, .peer = root, .spans = spans});
 }
 
 absl::Status Communicator::AllToAll(Stream& stream, std::span<const CollectiveSpan> spans,
                                     DType dtype) {
-  return Enqueue(*backend_, stream,
-                 {.kind = CollectiveKind::kAllToAll, .dtype = dtype, .spans = spans});
+  return Enqueue(stream, {.kind = CollectiveKind::kAllToAll, .dtype = dtype, .spans = spans});
 }
 
 absl::Status Communicator::Send(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
                                 int peer) {
-  return Enqueue(*backend_, stream,
+  return Enqueue(stream,
                  {.kind = CollectiveKind::kSend, .dtype = dtype, .peer = peer, .spans = spans});
 }
 
 absl::Status Communicator::Receive(Stream& stream, std::span<const CollectiveSpan> spans,
                                    DType dtype, int peer) {
-  return Enqueue(*backend_, stream,
+  return Enqueue(stream,
                  {.kind = CollectiveKind::kReceive, .dtype = dtype, .peer = peer, .spans = spans});
 }
 
 absl::Status Communicator::Barrier(Stream& stream) {
-  return Enqueue(*backend_, stream, {.kind = CollectiveKind::kBarrier});
+  return Enqueue(stream, {.kind = CollectiveKind::kBarrier});
 }
 
 absl::StatusOr<Communicator> Communicator::Split(int colour, int key) const {
@@ -92,6 +80,14 @@ absl::Status Communicator::status() const {
 void Communicator::Abort(absl::Status why) {
   backend_->Abort(std::move(why));
 }
+
+absl::Status Communicator::Enqueue(Stream& stream, const Collective& call) {
+  EBB_RETURN_IF_ERROR(CheckArguments(call, rank(), size()));
+  EBB_RETURN_IF_ERROR(backend_->Enqueue(stream, call));
+  bytes_enqueued_ += BytesMoved(call, rank(), size());
+  return absl::OkStatus();
+}
+
 int64_t Communicator::bytes_moved() const {
   return backend_->bytes_moved();
 }

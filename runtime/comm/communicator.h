@@ -42,6 +42,7 @@ struct CollectiveSpan {
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
 class CommunicatorBackend;
+struct Collective;
 
 class Communicator {
  public:
@@ -79,9 +80,14 @@ class Communicator {
   // Bytes of operations that have run: what this rank received from others (all-gather, broadcast,
   // ...) or sent to others (reduce-scatter), that is (N-1)/N of the whole buffer. Any thread.
   int64_t bytes_moved() const;
+  // The same of all operations that were enqueued. By the enqueuing thread.
+  int64_t bytes_enqueued() const { return bytes_enqueued_; }
 
  private:
+  absl::Status Enqueue(Stream& stream, const Collective& call);
+
   std::unique_ptr<CommunicatorBackend> backend_;
+  int64_t bytes_enqueued_ = 0;
 };
 
 }  // namespace ebb

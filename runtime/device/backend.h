@@ -48,6 +48,10 @@ class DeviceBackend {
   virtual std::unique_ptr<StreamBackend> CallerStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() = 0;
   virtual absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) = 0;
+  // Where the device's memory is the host's, any of it.
+  virtual absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) {
+    return Allocate(bytes, what);
+  }
 };
 
 }  // namespace ebb

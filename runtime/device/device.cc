@@ -70,6 +70,9 @@ absl::StatusOr<Event> Device::NewEvent() const {
 absl::StatusOr<Buffer> Device::Allocate(int64_t bytes, std::string_view what) const {
   return backend_->Allocate(bytes, what);
 }
+absl::StatusOr<Buffer> Device::AllocateShared(int64_t bytes, std::string_view what) const {
+  return backend_->AllocateShared(bytes, what);
+}
 
 Stream::Stream(std::unique_ptr<StreamBackend> backend) : backend_(std::move(backend)) {}
 Stream::Stream(Stream&&) noexcept = default;

@@ -56,6 +56,9 @@ class Device {
   // `what` and the size. CUDA: zero-filled memory of the device, aligned to 256 bytes, which the host
   // cannot read.
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) const;
+  // Zero-filled host memory that kernels and copies of the device reach at the same address. CUDA:
+  // locked in RAM; what a kernel writes there the host sees after an event behind it.
+  absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) const;
 
   DeviceBackend& backend() const { return *backend_; }
 

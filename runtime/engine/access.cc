@@ -36,7 +36,7 @@ absl::StatusOr<Executor::StateSlice> Executor::FindSlice(ParameterId p, StateCla
         return absl::FailedPreconditionError(
             "gradients can be read and written between Step::Reduce and Step::Finish only");
       if (!location.trainable) return found;
-      found.scale = 1.0f / loss_scale_;
+      found.scale = 1.0f / control_block_->loss_scale();
       break;
     case StateClass::kOptimizer: {
       std::vector<std::string> names;
@@ -190,7 +190,7 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
     }
     return absl::OkStatus();
   };
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, check()));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), check()));
   const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
   AwaitState(location.unit);
   EBB_ASSIGN_OR_RETURN(const StateSlice own, FindSlice(p, what, ""));
@@ -199,26 +199,30 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
   if (read.ok() && !values.empty())
     read = VerifyArray(own.array, own.offset, own.offset + own.end - own.begin);
   if (read.ok()) read = ReadValues(own.array, own.offset, values);
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, read));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), read));
   const sharding::UnitLayout& unit = plan().layout.units[location.unit];
   const sharding::Section& section = location.trainable ? unit.trainable : unit.frozen;
   const int shards = plan().decisions.shards;
   for (int r = 0; r < shards; ++r) {  // the first shard group has it all
     for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
-      if (interval.parameter != p) continue;
-      const bool receives = root < 0 || root == rank_;
-      const CollectiveSpan span{.send = values.data(),
-                                .receive = receives ? whole.data() + interval.begin : nullptr,
-                                .count = interval.end - interval.begin};
-      if (root < 0) {
-        EBB_RETURN_IF_ERROR(control_->Broadcast(*reduce_, {&span, 1}, DType::kFloat32, r));
-      } else if (rank_ == r && root == r) {
-        std::memcpy(span.receive, span.send, static_cast<size_t>(span.count) * sizeof(float));
-      } else if (rank_ == r) {
-        EBB_RETURN_IF_ERROR(control_->Send(*reduce_, {&span, 1}, DType::kFloat32, root));
-      } else if (rank_ == root) {
-        EBB_RETURN_IF_ERROR(control_->Receive(*reduce_, {&span, 1}, DType::kFloat32, r));
+      const bool sends = rank_ == r, receives = root < 0 || root == rank_;
+      if (interval.parameter != p || !(sends || receives)) continue;
+      const int64_t count = interval.end - interval.begin, bytes = count * int64_t{sizeof(float)};
+      float* const to = receives ? whole.data() + interval.begin : nullptr;
+      if (sends && receives) std::memcpy(to, values.data(), static_cast<size_t>(bytes));
+      if (sends && root == r) continue;
+      const absl::StatusOr<DeviceMirror> mirror =
+          DeviceMirror::Of(device_, receives ? to : values.data(), bytes);
+      if (!mirror.ok()) {
+        control_->Abort(mirror.status());  // the others are waiting for this rank
+        return mirror.status();
       }
+      const CollectiveSpan span{.send = mirror->data(), .receive = mirror->data(), .count = count};
+      if (sends) mirror->Upload(*reduce_);
+      EBB_RETURN_IF_ERROR(root < 0 ? control_->Broadcast(*reduce_, {&span, 1}, DType::kFloat32, r)
+                          : sends  ? control_->Send(*reduce_, {&span, 1}, DType::kFloat32, root)
+                                   : control_->Receive(*reduce_, {&span, 1}, DType::kFloat32, r));
+      if (receives) mirror->Download(*reduce_);
       reduce_->WaitIdle();
     }
   }

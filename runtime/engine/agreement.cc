@@ -15,17 +15,28 @@ namespace ebb {
 namespace {
 
 // All-gather of `own.size()` bytes from each rank; the sizes are the same.
-absl::Status GatherBytes(Communicator& communicator, Stream& stream, std::span<const std::byte> own,
+absl::Status GatherBytes(const HostLane& lane, std::span<const std::byte> own,
                          std::span<std::byte> all) {
+  // Every rank comes to the collective, or none waits for it.
+  const auto refuse = [&](const absl::Status& status) {
+    lane.communicator.Abort(status);
+    return status;
+  };
+  const absl::StatusOr<DeviceMirror> sent = DeviceMirror::Of(
+      lane.device, const_cast<std::byte*>(own.data()), static_cast<int64_t>(own.size()));
+  if (!sent.ok()) return refuse(sent.status());
+  const absl::StatusOr<DeviceMirror> received =
+      DeviceMirror::Of(lane.device, all.data(), static_cast<int64_t>(all.size()));
+  if (!received.ok()) return refuse(received.status());
   const CollectiveSpan span{
-      .send = own.data(), .receive = all.data(), .count = static_cast<int64_t>(own.size())};
-  if (absl::Status called = communicator.AllGather(stream, {&span, 1}, DType::kInt8);
-      !called.ok()) {
-    communicator.Abort(called);  // the others are waiting in it
-    return called;
-  }
-  stream.WaitIdle();
-  return communicator.status();
+      .send = sent->data(), .receive = received->data(), .count = static_cast<int64_t>(own.size())};
+  sent->Upload(lane.stream);
+  if (absl::Status called = lane.communicator.AllGather(lane.stream, {&span, 1}, DType::kInt8);
+      !called.ok())
+    return refuse(called);
+  received->Download(lane.stream);
+  lane.stream.WaitIdle();
+  return lane.communicator.status();
 }
 
 absl::Status Differs(int rank, absl::string_view what, absl::string_view detail) {
@@ -71,26 +82,24 @@ std::string DescribeLine(const std::vector<std::string>& lines, size_t index) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<int64_t>> AllValues(Communicator& communicator, Stream& stream,
-                                               int64_t value) {
-  std::vector<int64_t> all(static_cast<size_t>(communicator.size()));
-  EBB_RETURN_IF_ERROR(GatherBytes(communicator, stream, std::as_bytes(std::span(&value, 1)),
+absl::StatusOr<std::vector<int64_t>> AllValues(const HostLane& lane, int64_t value) {
+  std::vector<int64_t> all(static_cast<size_t>(lane.communicator.size()));
+  EBB_RETURN_IF_ERROR(GatherBytes(lane, std::as_bytes(std::span(&value, 1)),
                                   std::as_writable_bytes(std::span(all))));
   return all;
 }
 
-absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(Communicator& communicator,
-                                                           Stream& stream,
+absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(const HostLane& lane,
                                                            std::span<const int64_t> values) {
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> counts,
-                       AllValues(communicator, stream, static_cast<int64_t>(values.size())));
+                       AllValues(lane, static_cast<int64_t>(values.size())));
   const size_t longest = static_cast<size_t>(*std::max_element(counts.begin(), counts.end()));
   std::vector<std::vector<int64_t>> lists(counts.size());
   if (longest == 0) return lists;
   std::vector<int64_t> own(values.begin(), values.end()), all(longest * counts.size());
   own.resize(longest);
-  EBB_RETURN_IF_ERROR(GatherBytes(communicator, stream, std::as_bytes(std::span(own)),
-                                  std::as_writable_bytes(std::span(all))));
+  EBB_RETURN_IF_ERROR(
+      GatherBytes(lane, std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all))));
   for (size_t r = 0; r < counts.size(); ++r) {
     const auto begin = all.begin() + static_cast<int64_t>(r * longest);
     lists[r].assign(begin, begin + counts[r]);
@@ -98,30 +107,28 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(Communicator& communi
   return lists;
 }
 
-absl::Status GatherRecords(Communicator& communicator, Stream& stream, const ExchangeRecord& own,
+absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
                            std::span<ExchangeRecord> all) {
-  return GatherBytes(communicator, stream, std::as_bytes(std::span(&own, 1)),
-                     std::as_writable_bytes(all));
+  return GatherBytes(lane, std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(all));
 }
 
-absl::Status AgreeOnStatus(Communicator& communicator, Stream& stream, const absl::Status& own) {
+absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own) {
   ExchangeRecord record;
   if (!own.ok()) record.SetError(own);
-  std::vector<ExchangeRecord> all(static_cast<size_t>(communicator.size()));
-  const absl::Status gathered = GatherRecords(communicator, stream, record, all);
+  std::vector<ExchangeRecord> all(static_cast<size_t>(lane.communicator.size()));
+  const absl::Status gathered = GatherRecords(lane, record, all);
   if (!own.ok()) return own;
   EBB_RETURN_IF_ERROR(gathered);
   return Conclude(all).error;
 }
 
-absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const ModelSpec& model,
-                         const Config& config, const sharding::Plan& plan) {
+absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,
+                         const sharding::Plan& plan) {
   std::vector<int64_t> parameters;
   for (const ParameterSpec& parameter : model.parameters) {
     parameters.push_back(static_cast<int64_t>(sharding::Fingerprint(parameter)));
   }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
-                       AllLists(communicator, stream, parameters));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, parameters));
   if (const Place at = FirstDifference(all); at.rank > 0) {
     const std::string name = at.index < model.parameters.size()
                                  ? absl::StrCat(" ('", model.parameters[at.index].name, "' here)")
@@ -139,16 +146,15 @@ absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const Model
   for (const std::string& line : config_lines)
     line_hashes.push_back(static_cast<int64_t>(sharding::Hasher().Add(line).hash()));
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> configs,
-                       AllLists(communicator, stream, line_hashes));
+                       AllLists(lane, line_hashes));
   if (const Place at = FirstDifference(configs); at.rank > 0) {
     return Differs(at.rank, "config",
                    absl::StrCat(": first at ", DescribeLine(config_lines, at.index), " here"));
   }
-  EBB_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> models,
-      AllValues(communicator, stream, static_cast<int64_t>(sharding::Fingerprint(model))));
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> models,
+                       AllValues(lane, static_cast<int64_t>(sharding::Fingerprint(model))));
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> plans,
-                       AllValues(communicator, stream, static_cast<int64_t>(plan.hash)));
+                       AllValues(lane, static_cast<int64_t>(plan.hash)));
   for (size_t r = 1; r < models.size(); ++r) {
     const int rank = static_cast<int>(r);
     if (models[r] != models[0])
@@ -159,8 +165,7 @@ absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const Model
   return absl::OkStatus();
 }
 
-absl::Status AgreeOnInitialValues(Communicator& communicator, Stream& stream,
-                                  const ModelSpec& model) {
+absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model) {
   std::vector<int64_t> hashes;
   absl::Status own;
   for (size_t p = 0; p < model.parameters.size(); ++p) {
@@ -182,9 +187,8 @@ absl::Status AgreeOnInitialValues(Communicator& communicator, Stream& stream,
     for (float value : first) hasher.Add(int64_t{std::bit_cast<uint32_t>(value)});
     hashes.push_back(static_cast<int64_t>(hasher.hash()));
   }
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(communicator, stream, own));
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
-                       AllLists(communicator, stream, hashes));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(lane, own));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, hashes));
   if (const Place at = FirstDifference(all); at.rank > 0) {
     return Differs(at.rank, "initial value",
                    absl::StrCat(" of parameter '", model.parameters[at.index].name,

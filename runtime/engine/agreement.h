@@ -9,37 +9,33 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/host_lane.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb {
 
 // Every rank's `value`, by rank. Blocks.
-absl::StatusOr<std::vector<int64_t>> AllValues(Communicator& communicator, Stream& stream,
-                                               int64_t value);
+absl::StatusOr<std::vector<int64_t>> AllValues(const HostLane& lane, int64_t value);
 // Every rank's values, rank after rank; each rank may have another number of them. Blocks.
-absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(Communicator& communicator,
-                                                           Stream& stream,
+absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(const HostLane& lane,
                                                            std::span<const int64_t> values);
 
 // Every rank's record, by rank. Blocks.
-absl::Status GatherRecords(Communicator& communicator, Stream& stream, const ExchangeRecord& own,
+absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
                            std::span<ExchangeRecord> all);
 
 // OK if every rank passed OK; else this rank's own error, or one that names the first rank that has
 // one. Blocks.
-absl::Status AgreeOnStatus(Communicator& communicator, Stream& stream, const absl::Status& own);
+absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own);
 
 // Refuses ranks whose model, config or plan differ, and names the first difference.
-absl::Status AgreeOnPlan(Communicator& communicator, Stream& stream, const ModelSpec& model,
-                         const Config& config, const sharding::Plan& plan);
+absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,
+                         const sharding::Plan& plan);
 
 // Refuses ranks whose initialisers differ, by the first values of every parameter: a seed made from
 // the rank is the usual mistake.
-absl::Status AgreeOnInitialValues(Communicator& communicator, Stream& stream,
-                                  const ModelSpec& model);
+absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model);
 
 }  // namespace ebb

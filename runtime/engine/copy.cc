@@ -20,23 +20,27 @@ using sharding::Transfer;
 struct Executor::CopyStaging {
   static constexpr int64_t kBytesMax = int64_t{4} << 20;  // of each direction
 
-  absl::Status Allocate(const sharding::CopyPlan& plan, MemoryLedger& ledger) {
+  absl::Status Allocate(const sharding::CopyPlan& plan, const Device& device,
+                        MemoryLedger& ledger) {
     const Device host = Device::Cpu(1);
     for (Buffer* buffer : {&send, &receive}) {
       EBB_ASSIGN_OR_RETURN(*buffer,
                            host.Allocate(plan.staging_bytes, "the staging of CopyParametersFrom"));
     }
+    EBB_ASSIGN_OR_RETURN(sent, DeviceMirror::Of(device, send.data(), send.bytes()));
+    EBB_ASSIGN_OR_RETURN(received, DeviceMirror::Of(device, receive.data(), receive.bytes()));
     charge = MemoryLedger::Charge(ledger, StateClass::kStaging, Tier::kCpu, 2 * plan.staging_bytes);
     return absl::OkStatus();
   }
 
   Buffer send, receive;
+  DeviceMirror sent, received;
   MemoryLedger::Charge charge;
   std::vector<CollectiveSpan> messages;  // of one round; borrowed until they have been sent
 };
 
 absl::Status Executor::CheckCopy(const Executor& source) const {
-  if (!(source.world_ == world_)) {
+  if (!(source.given_world_ == given_world_)) {
     return absl::FailedPreconditionError(
         absl::StrCat("CopyParametersFrom('", source.options_.name, "') into '", options_.name,
                      "': the engines are of different worlds; create both with the same World"));
@@ -66,7 +70,7 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
   CopyStaging staging;
   absl::Status own = CheckCopy(source);
   if (own.ok()) own = copy.status();
-  if (own.ok()) own = staging.Allocate(*copy, ledger_);
+  if (own.ok()) own = staging.Allocate(*copy, device_, ledger_);
   const uint64_t from =
       sharding::Hasher().Add(source.options_.name).Add(sharding::Fingerprint(source.model_)).hash();
   EBB_RETURN_IF_ERROR(Meet(Meeting::kCopyInto, static_cast<int64_t>(from), own));
@@ -76,7 +80,7 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
   if (copied.ok()) copied = source.StuckError();
   masters_written_ = true;
   if (copied.ok() && !suspended_) copied = SpreadWritten();
-  copied = AgreeOnStatus(*control_, *reduce_, copied);
+  copied = AgreeOnStatus(Control(), copied);
   if (!copied.ok()) {
     Fail(absl::Status(copied.code(),
                       absl::StrCat("the engine '", options_.name,
@@ -152,6 +156,7 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
   staging.messages.clear();
   staging.messages.reserve(transfers.size());
   int64_t sent = 0, received = 0;
+  staging.sent.Upload(*reduce_);
   for (size_t i = 0; i < transfers.size();) {
     const int from = transfers[i].from, to = transfers[i].to;
     int64_t bytes = 0;
@@ -163,16 +168,17 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
     message.count = bytes;
     absl::Status called;
     if (sends) {
-      message.send = staging.send.data() + sent;
+      message.send = staging.sent.data() + sent;
       sent += bytes;
       called = control_->Send(*reduce_, {&message, 1}, DType::kInt8, to);
     } else {
-      message.receive = staging.receive.data() + received;
+      message.receive = staging.received.data() + received;
       received += bytes;
       called = control_->Receive(*reduce_, {&message, 1}, DType::kInt8, from);
     }
     if (!called.ok()) control_->Abort(called);
   }
+  staging.received.Download(*reduce_);
   reduce_->WaitIdle();
   EBB_RETURN_IF_ERROR(control_->status());
   int64_t unpacked = 0;

@@ -287,7 +287,7 @@ void Executor::ReduceNow(int unit, int visit) {
   std::byte* source = storage_->Gradient(visit);
   if (decisions.casts()) {
     source = storage_->Staging(plan().pools.staging_cast);
-    reduce_->Enqueue([this, unit, visit, source] { Cast(unit, visit, source); });
+    Compute(*reduce_, [this, unit, visit, source] { Cast(unit, visit, source); });
   }
   const float divide = static_cast<float>(1.0 / progress_.divisor);
   const bool replicas = decisions.replicas() > 1;
@@ -303,12 +303,12 @@ void Executor::ReduceNow(int unit, int visit) {
   if (decisions.rounds_slices()) {
     const std::byte* const summed =
         std::exchange(reduced, storage_->Staging(plan().pools.staging_rounded));
-    reduce_->Enqueue([this, unit, summed, reduced] { Round(unit, summed, reduced); });
+    Compute(*reduce_, [this, unit, summed, reduced] { Round(unit, summed, reduced); });
   }
   const bool first = contributions_[unit]++ == 0;
-  reduce_->Enqueue([this, unit, reduced, first] {
+  Compute(*reduce_, [this, unit, reduced, first] {
     const absl::Status summed = VisitGradient(unit, Access::kReadWrite, [&](std::byte* shard) {
-      Accumulate(reduce_->team(), unit, reduced, shard, first, /*last=*/false);
+      Accumulate(*reduce_, unit, reduced, shard, first, /*last=*/false);
     });
     if (!summed.ok()) Fail(summed);
   });

@@ -47,7 +47,7 @@ absl::Status Executor::CommunicationError() {
     if (!communicator->has_value()) continue;
     if (absl::Status status = (*communicator)->status(); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  return device_.status();
 }
 
 // What other ranks are to learn at their next collective.

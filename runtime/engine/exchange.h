@@ -22,9 +22,10 @@ struct ExchangeRecord {
   int32_t failed = 0;            // this rank has an error; `message` says which
   int32_t status_code = 0;
   int32_t message_bytes = 0;
+  int64_t exchange = 0;  // which one of this engine's, from 1: what is of an older one has not come
   bool engine_failed = false;    // and it is the engine's, for good
   bool updates_started = false;  // early ones, of this step
-  char message[462] = {};
+  char message[454] = {};
 
   void SetError(const absl::Status& status);
   absl::Status Error(int rank) const;

@@ -12,7 +12,8 @@ namespace ebb {
 
 Executor::Executor(World world, Device device, ModelSpec model, Config config,
                    EngineOptions options)
-    : world_(std::move(world)),
+    : given_world_(std::move(world)),
+      world_(given_world_),
       device_(std::move(device)),
       model_(std::move(model)),
       config_(std::move(config)),
@@ -36,6 +37,7 @@ Executor::~Executor() {
 }
 
 void Executor::AwaitStreams() {
+  compute_.WaitIdle();
   for (std::optional<Stream>* stream : Streams()) {
     if (stream->has_value()) (*stream)->WaitIdle();
   }
@@ -132,9 +134,9 @@ int64_t Executor::BeginStep(const StepOptions& options) {
         "BeginStep on a model without anything trainable: use BeginEvaluation"));
   }
   blocked_[progress_.parity] = !progress_.error.ok();
-  loss_scale_ = scaler_.scale();
+  control_block_->loss_scale() = scaler_.scale();
   if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly)
-    scalars_[progress_.parity] = ScalarsFor(/*norm=*/0);
+    SetScalars(progress_.parity, ScalarsFor(/*norm=*/0));
   for (int kind = 0; kind < kKinds; ++kind) {
     moved_bytes_[progress_.parity][kind] = 0;
     predicted_bytes_[progress_.parity][kind] = progress_.run->bytes_of[kind];
@@ -180,13 +182,13 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.evaluation = evaluation;
   progress_.number = number;
   progress_.parity = 1 - finished_parity_;
+  control_block_->loss(progress_.parity) = 0;
   progress_.options = {};
   progress_.round = 0;
   progress_.departed = progress_.recomputed = progress_.any_backward = progress_.reduced =
       progress_.gradients_written = false;
   progress_.updates_started = false;
   progress_.divisor = 1;
-  progress_.loss = 0;
   progress_.loss_count = 0;
   progress_.hash = 0;
   progress_.log.clear();
@@ -241,19 +243,18 @@ int Executor::rounds(int64_t number) const {
 
 const float* Executor::LossScale(int64_t number) {
   static constexpr float kOne = 1;
-  // On the CPU Finish has waited for the verdict on the step before, which decided this one's
-  // scale.
-  return progress_.alive && progress_.number == number ? &loss_scale_ : &kOne;
+  // Finish has waited for the verdict on the step before, which decided this one's scale.
+  return progress_.alive && progress_.number == number ? &control_block_->loss_scale() : &kOne;
 }
 
 void Executor::AddLoss(int64_t number, const TensorView& scalar) {
   if (!progress_.alive || progress_.number != number) return;
-  const std::span<const float> value = scalar.as<float>();
-  if (value.size() != 1) {
+  if (scalar.as<float>().size() != 1) {
     Stick(absl::InvalidArgumentError("AddLoss takes one fp32 scalar"));
     return;
   }
-  progress_.loss += value[0];
+  kernels_->AddTo(compute_, static_cast<const float*>(scalar.data),
+                  &control_block_->loss(progress_.parity));
   ++progress_.loss_count;
 }
 

@@ -21,14 +21,17 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/optim/kernels.h"
 #include "ebb/optim/loss_scaler.h"
 #include "ebb/optim/schedule.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/host_lane.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_checksums.h"
 #include "ebb/runtime/engine/traffic_count.h"
@@ -135,7 +138,6 @@ class Executor {
     bool departed = false, recomputed = false, any_backward = false, reduced = false,
          gradients_written = false;
     bool updates_started = false;  // early ones; late ones start after the verdict
-    double loss = 0;
     int64_t loss_count = 0;
     uint64_t hash = 0;
     std::vector<int64_t> log;  // how it was begun (kBegunEntries), then scopes opened, as codes
@@ -153,6 +155,7 @@ class Executor {
     const OptimizerConfig* optimizer = nullptr;
     double lr_factor = 1;
     bool own_rate = false;  // the group's optimizer brings its own learning rate
+    int constants = 0;      // which of the control block's
   };
   struct StepScalars {
     bool apply = false;
@@ -185,6 +188,7 @@ class Executor {
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
+  absl::Status CheckDevice() const;
   absl::Status MakeShardGroups();
   // The configured one, or what is usual: the ranks of a host.
   int ReductionGroup() const;
@@ -196,7 +200,9 @@ class Executor {
                           std::optional<Stream>& into);
   absl::Status MakeEvents(size_t count, std::vector<Event>& events);
   void MakeUpdateRuns();
+  int ConstantsOf(const UpdateRun& run);
   absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
+  HostLane Control() { return {*control_, *reduce_, device_}; }
   sharding::PlanInputs Inputs() const {
     return InputsFor(model_, config_, size_, options_.optimizer ? &*options_.optimizer : nullptr);
   }
@@ -258,6 +264,8 @@ class Executor {
   absl::Status VisitGradient(int unit, Access access, absl::FunctionRef<void(std::byte*)> visit);
   absl::Status VisitPlace(const sharding::Place& place, int64_t bytes, Access access,
                           absl::FunctionRef<absl::Status(std::byte*)> visit);
+  absl::Status VisitMemory(std::byte* at, Tier tier, int64_t bytes, Access access,
+                           absl::FunctionRef<absl::Status(std::byte*)> visit);
 
   // swaps.cc
   void EnqueueMoves(int operation, StepTag step);
@@ -313,14 +321,27 @@ class Executor {
   void WaitCompute(const std::vector<sharding::Dependency>& waits);
   void Began(Runnable& run, int operation);
   void Ended(Runnable& run, int operation, StepTag step);
+  // Around an operation, on its stream; nothing unless there is a timeline.
+  void TraceBegin(Stream& stream, Runnable& run, int operation);
+  void TraceEnd(Stream& stream, Runnable& run, int operation, StepTag step);
   void Trace(const Runnable& run, int operation, StepTag step);
-  void RunOperation(Runnable& run, int operation, StepTag step);  // a task of its stream
+  // What calls kernels: at once where those enqueue themselves, else as a task of `stream`.
+  template <class Work>
+  void Compute(Stream& stream, Work work) {
+    if (kernels_->enqueues()) {
+      work();
+    } else {
+      stream.Enqueue(work);
+    }
+  }
+  void RunOperation(Runnable& run, int operation, StepTag step);
+  int64_t Moved(const Communicator& communicator) const;
   void Cast(int unit, int visit, std::byte* destination);
   // Where the sums of a part are made: its shard, or the slot that this passes through.
   std::byte* ShardOf(const sharding::Plan& plan, const sharding::Part& part) const;
-  void Accumulate(ThreadTeam& team, int unit, const std::byte* reduced, std::byte* shard_data,
+  void Accumulate(Stream& stream, int unit, const std::byte* reduced, std::byte* shard_data,
                   bool first, bool last);
-  void Norm(ThreadTeam& team, int unit, const std::byte* shard_data);
+  void Norm(Stream& stream, int unit, const std::byte* shard_data);
   // Where kReduce and kAllReduce leave this rank's slice, and where it is in the communication
   // dtype: the shard itself unless it is to be accumulated there.
   std::byte* SummedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
@@ -366,19 +387,22 @@ class Executor {
   void WarnOfDeparture(std::string_view what_came, std::string_view how);
 
   // updates.cc
-  void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, ThreadTeam& team);
-  void KeepParameters(const sharding::UpdateWork& work, ThreadTeam& team);
+  void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream);
+  void KeepParameters(const sharding::UpdateWork& work, Stream& stream);
   bool UpdatesInOnePass(const sharding::SubGroup& group) const;
   absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
                                ThreadTeam& team);
   StepScalars ScalarsFor(double norm) const;
+  void SetScalars(int parity, const StepScalars& scalars);
+  optim::UpdateScalars ScalarsOf(const UpdateRun& run, const StepScalars& scalars) const;
 
   // verdict.cc
   void EnqueueExchange();
+  void RefreshNorms();
   void RefreshWrittenGradients();
-  void CompleteRecord(bool evaluation);  // this rank's, before the all-gather
-  void ConcludeExchange(int parity);     // after it, still on the stream
-  absl::Status ReachVerdict();           // on the host
+  void CompleteRecord(int parity, bool evaluation);  // this rank's, before the all-gather
+  void ConcludeExchange(int parity);                 // after it, still on the stream
+  absl::Status ReachVerdict();                       // on the host
   absl::Status AgreedError();
   absl::Status FindDifference();
 
@@ -411,6 +435,7 @@ class Executor {
   void CompleteScopes();
   void EndProgress();
 
+  World given_world_;  // the trainer's, and with communicators for the device
   World world_;
   Device device_;
   ModelSpec model_;
@@ -426,20 +451,23 @@ class Executor {
   std::optional<Communicator> gather_communicator_, reduce_communicator_;
   // With replicas: of the ranks that hold the same slice, and of the world.
   std::optional<Communicator> replicas_communicator_, exchange_communicator_;
-  ThreadTeam alone_{1};  // for arithmetic within a task of a team
   std::vector<std::unique_ptr<Runnable>>
       plans_;  // of steps of other rounds, or that hold their updates
   // The config's own step; a walk of an evaluation; carried updates alone.
   std::unique_ptr<Runnable> own_, walk_, drain_;
+  ThreadTeam alone_{1};  // for arithmetic within a task of a team
+  std::unique_ptr<optim::Kernels> kernels_;
   std::optional<Storage> storage_;
+  std::optional<ControlBlock> control_block_;
+  std::mutex host_access_;  // to the device's memory: copies of several threads take turns
   std::optional<SwapChecksums> swap_checksums_;
   std::vector<uint64_t> checksum_scratch_;  // of the host's updates
   std::vector<uint64_t> state_checksums_;   // of a sub-group: its master, its states
 
   std::vector<std::vector<UpdateRun>> update_runs_;  // by unit
+  std::vector<UpdateRun> update_constants_;          // one run for each set of constants
   std::map<std::string, OptimizerConfig> group_optimizers_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
-  std::vector<double> squares_;                  // by unit: of the reduced shard
   std::vector<uint8_t> squares_stale_;           // by unit: to be taken again before the exchange
   std::vector<int> contributions_;               // by unit: reductions issued this step
   std::vector<uint8_t> reduced_scopes_;          // by planned scope
@@ -460,13 +488,11 @@ class Executor {
   std::atomic<int64_t> finished_steps_ = 0;
   bool warned_of_departure_ = false;
   optim::LossScaler scaler_;
-  float loss_scale_ = 1;
   std::atomic<int> finished_parity_ = 1;  // of the last step that finished
   std::atomic<int> finished_counted_ = 0;
   StepScalars scalars_[2];  // by parity
-  ExchangeRecord own_record_;
+  int64_t exchanges_ = 0;
   Verdict verdict_;
-  std::vector<ExchangeRecord> records_;
   CollectiveSpan exchange_span_;
   int64_t exchange_moved_before_ = 0;
   absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");

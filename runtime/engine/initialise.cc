@@ -23,11 +23,10 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(World world, Device d
                                                            EngineOptions options) {
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_RETURN_IF_ERROR(Validate(model));
-  if (device.kind() != DeviceKind::kCpu) {
-    return absl::UnimplementedError(absl::StrCat("engines run on the CPU in this version, not on ",
-                                                 device.description(), ": pass Device::Cpu()"));
-  }
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
+  if (options.compute.native != nullptr && device.kind() == DeviceKind::kCuda) {
+    EBB_ASSIGN_OR_RETURN(device, Device::Cuda(device.ordinal(), options.compute));
+  }
   std::unique_ptr<Executor> executor(new Executor(std::move(world), std::move(device),
                                                   std::move(model), std::move(resolved),
                                                   std::move(options)));
@@ -36,6 +35,8 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(World world, Device d
 }
 
 absl::Status Executor::Initialise() {
+  EBB_ASSIGN_OR_RETURN(world_, given_world_.On(device_));
+  EBB_ASSIGN_OR_RETURN(kernels_, optim::Kernels::For(device_));
   absl::Status own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
   if (own.ok()) {
@@ -50,15 +51,16 @@ absl::Status Executor::Initialise() {
       own_->plan = *std::move(step);
       walk_ = std::make_unique<Runnable>();
       walk_->plan = *std::move(walk);
+      own = CheckDevice();
     }
   }
   EBB_RETURN_IF_ERROR(MakeStreams());
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, own));
-  EBB_RETURN_IF_ERROR(AgreeOnPlan(*control_, *reduce_, model_, config_, own_->plan));
-  EBB_RETURN_IF_ERROR(AgreeOnInitialValues(*control_, *reduce_, model_));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), own));
+  EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), model_, config_, own_->plan));
+  EBB_RETURN_IF_ERROR(AgreeOnInitialValues(Control(), model_));
   EBB_RETURN_IF_ERROR(MakeShardGroups());
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, MakeState()));
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(*control_, *reduce_, FillSlices()));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeState()));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), FillSlices()));
   EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, /*states=*/false));
   if (rank_ == 0) {
     for (const std::string& remark : config_.remarks)
@@ -74,6 +76,23 @@ absl::Status Executor::Initialise() {
                          decisions.replicas() > 1 ? decisions.shards : ReductionGroup(),
                          ", reduced once a ", config_.reduces_at_round() ? "round" : "step",
                          ", updates ", std::string(timing), ": ", decisions.timing_reason));
+  }
+  return absl::OkStatus();
+}
+
+// What a GPU cannot do yet.
+absl::Status Executor::CheckDevice() const {
+  if (device_.kind() == DeviceKind::kCpu) return absl::OkStatus();
+  const auto refuse = [&](absl::string_view what, absl::string_view instead) {
+    return absl::UnimplementedError(
+        absl::StrCat("engines on ", device_.description(), " cannot yet ", what, ": ", instead));
+  };
+  if (plan().decisions.offloads()) {
+    return refuse("keep state in host memory or on NVMe",
+                  "take offload_param, offload_optimizer and ebb.offload_* out of the config");
+  }
+  if (options_.optimizer) {
+    return refuse("call an optimizer of the trainer's", "leave EngineOptions::optimizer out");
   }
   return absl::OkStatus();
 }
@@ -233,10 +252,11 @@ absl::Status Executor::MakeState() {
   MakeUpdateRuns();
 
   const size_t units = model_.units.size(), visits = model_.forward.size();
-  squares_.assign(units, 0);
+  EBB_ASSIGN_OR_RETURN(
+      control_block_,
+      ControlBlock::Create(device_, units, static_cast<size_t>(size_), update_constants_.size()));
   squares_stale_.assign(units, 0);
   contributions_.assign(units, 0);
-  records_.resize(static_cast<size_t>(size_));
   requested_.resize(decisions.keeps_step_gradients ? visits : units);
   for (size_t v = 0; v < visits; ++v) {
     const size_t unit = static_cast<size_t>(model_.forward[v].unit);

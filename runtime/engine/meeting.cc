@@ -37,9 +37,9 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   if (broken.ok()) {
     ExchangeRecord record{.scopes_hash = progress_.hash};
     if (!own.ok()) record.SetError(own);
-    broken = GatherRecords(*control_, *reduce_, record, records_);
+    broken = GatherRecords(Control(), record, control_block_->records());
     if (broken.ok()) {
-      verdict_ = Conclude(records_);
+      verdict_ = Conclude(control_block_->records());
     } else {
       Fail(absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
     }

@@ -1,8 +1,4 @@
 // The plan's operations as work on streams.
-#include <algorithm>
-
-#include "absl/strings/str_cat.h"
-#include "ebb/optim/cast.h"
 #include "ebb/optim/norm.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/sharding/pool.h"
@@ -148,12 +144,10 @@ void Executor::EnqueueWork(int index) {
       EnqueueCollective(index);
       return;
     case OperationKind::kExchange:
-      reduce_->Enqueue([run, index] { run->begin_ns[index] = Timeline::NowNs(); });
+      TraceBegin(*reduce_, *run, index);
       EnqueueExchange();
-      reduce_->Enqueue([this, run, index, step] {
-        NoteIfBroken(run->plan.operations[index]);
-        Trace(*run, index, step);
-      });
+      reduce_->Enqueue([this, run, index] { NoteIfBroken(run->plan.operations[index]); });
+      TraceEnd(*reduce_, *run, index, step);
       return;
     case OperationKind::kUpdate:
       if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly && !carried &&
@@ -163,7 +157,10 @@ void Executor::EnqueueWork(int index) {
     default:
       break;
   }
-  StreamOf(operation.stream).Enqueue([this, run, index, step] { RunOperation(*run, index, step); });
+  Stream& stream = StreamOf(operation.stream);
+  TraceBegin(stream, *run, index);
+  Compute(stream, [this, run, index, step] { RunOperation(*run, index, step); });
+  TraceEnd(stream, *run, index, step);
 }
 
 void Executor::EnqueueCollective(int index) {
@@ -173,7 +170,8 @@ void Executor::EnqueueCollective(int index) {
   Stream& stream = StreamOf(operation.stream);
   Communicator& communicator = CommunicatorOf(operation.kind);
   const StepTag step{.number = progress_.number, .parity = progress_.parity};
-  stream.Enqueue([this, run, index] { Began(*run, index); });
+  TraceBegin(stream, *run, index);
+  Compute(stream, [this, run, index] { Began(*run, index); });
   absl::Status status;
   const float divide = static_cast<float>(1.0 / progress_.divisor);
   if (operation.kind == OperationKind::kReduce) {
@@ -188,23 +186,37 @@ void Executor::EnqueueCollective(int index) {
     status = communicator.AllGather(stream, run->spans[index], dtype);
   }
   StickCollective(communicator, std::move(status));
-  stream.Enqueue([this, run, index, step] { Ended(*run, index, step); });
+  Compute(stream, [this, run, index, step] { Ended(*run, index, step); });
+  TraceEnd(stream, *run, index, step);
+}
+
+// Of a device that runs nothing of the host's beside its operations: what it will have moved.
+int64_t Executor::Moved(const Communicator& communicator) const {
+  return kernels_->enqueues() ? communicator.bytes_enqueued() : communicator.bytes_moved();
 }
 
 void Executor::Began(Runnable& run, int index) {
   const Operation& operation = run.plan.operations[index];
-  moved_before_[static_cast<int>(operation.stream)] = CommunicatorOf(operation.kind).bytes_moved();
-  if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
+  moved_before_[static_cast<int>(operation.stream)] = Moved(CommunicatorOf(operation.kind));
 }
 
 void Executor::Ended(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
-  const int64_t moved = CommunicatorOf(operation.kind).bytes_moved() -
-                        moved_before_[static_cast<int>(operation.stream)];
+  const int64_t moved =
+      Moved(CommunicatorOf(operation.kind)) - moved_before_[static_cast<int>(operation.stream)];
   if (&run != walk_.get())
     moved_bytes_[step.parity][static_cast<int>(operation.kind)] += moved;  // a step's only
   NoteIfBroken(operation);
-  Trace(run, index, step);
+}
+
+void Executor::TraceBegin(Stream& stream, Runnable& run, int index) {
+  if (timeline_ == nullptr) return;
+  stream.Enqueue([&run, index] { run.begin_ns[index] = Timeline::NowNs(); });
+}
+
+void Executor::TraceEnd(Stream& stream, Runnable& run, int index, StepTag step) {
+  if (timeline_ == nullptr) return;
+  stream.Enqueue([this, &run, index, step] { Trace(run, index, step); });
 }
 
 void Executor::Trace(const Runnable& run, int index, StepTag step) {
@@ -224,8 +236,7 @@ void Executor::Trace(const Runnable& run, int index, StepTag step) {
 
 void Executor::RunOperation(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
-  if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
-  ThreadTeam& team = StreamOf(operation.stream).team();
+  Stream& stream = StreamOf(operation.stream);
   for (const sharding::Part& part : operation.parts) {
     switch (operation.kind) {
       case OperationKind::kCast:
@@ -235,23 +246,22 @@ void Executor::RunOperation(Runnable& run, int index, StepTag step) {
         Round(part.unit, SummedSlice(run.plan, part), RoundedSlice(run.plan, part));
         break;
       case OperationKind::kAccumulate:
-        Accumulate(team, part.unit, ReducedSlice(run.plan, part), ShardOf(run.plan, part),
+        Accumulate(stream, part.unit, ReducedSlice(run.plan, part), ShardOf(run.plan, part),
                    part.first, part.last);
         break;
       case OperationKind::kNorm:
-        Norm(team, part.unit, ShardOf(run.plan, part));
+        Norm(stream, part.unit, ShardOf(run.plan, part));
         break;
       case OperationKind::kUpdate:
         RunUpdate(run.plan.works[static_cast<size_t>(part.work)], step.parity,
                   run.plan.decisions.timing == sharding::UpdateTiming::kEarly &&
                       operation.condition != sharding::Condition::kCarrying,
-                  team);
+                  stream);
         break;
       default:
         break;
     }
   }
-  Trace(run, index, step);
 }
 
 // The arithmetic of the reduce stream.
@@ -295,27 +305,17 @@ void Executor::Cast(int unit, int visit, std::byte* destination) {
   const DType gradient = decisions.gradient, communication = decisions.communication,
               reduced = decisions.reduced();
   if (gradient == communication || reduced == communication) {
-    optim::Cast(reduce_->team(), source, gradient, destination, reduced, elements,
-                optim::Rounding::kNearest);
-    return;
+    kernels_->Cast(*reduce_, source, gradient, destination, reduced, elements,
+                   optim::Rounding::kNearest);
+  } else {
+    kernels_->CastVia(*reduce_, source, gradient, communication, destination, reduced, elements);
   }
-  constexpr int64_t kBlock = 1024;
-  reduce_->team().Run((elements + kBlock - 1) / kBlock, 16, [&](int64_t begin, int64_t end) {
-    alignas(64) std::byte rounded[kBlock * sizeof(float)];
-    for (int64_t at = begin * kBlock; at < std::min(end * kBlock, elements); at += kBlock) {
-      const int64_t count = std::min(kBlock, elements - at);
-      optim::Cast(alone_, source + at * SizeOf(gradient), gradient, rounded, communication, count,
-                  optim::Rounding::kNearest);
-      optim::Cast(alone_, rounded, communication, destination + at * SizeOf(reduced), reduced,
-                  count, optim::Rounding::kNearest);
-    }
-  });
 }
 
 void Executor::Round(int unit, const std::byte* summed, std::byte* reduced) {
   const sharding::Decisions& decisions = plan().decisions;
-  optim::Cast(reduce_->team(), summed, decisions.reduced(), reduced, decisions.communication,
-              plan().layout.units[unit].trainable.shard, optim::Rounding::kNearest);
+  kernels_->Cast(*reduce_, summed, decisions.reduced(), reduced, decisions.communication,
+                 plan().layout.units[unit].trainable.shard, optim::Rounding::kNearest);
 }
 
 std::byte* Executor::ShardOf(const sharding::Plan& plan, const sharding::Part& part) const {
@@ -323,27 +323,27 @@ std::byte* Executor::ShardOf(const sharding::Plan& plan, const sharding::Part& p
   return storage_->At(plan.pools.gradient_slots.Slot(part.gradient_slot));
 }
 
-void Executor::Accumulate(ThreadTeam& team, int unit, const std::byte* reduced,
-                          std::byte* shard_data, bool first, bool last) {
+void Executor::Accumulate(Stream& stream, int unit, const std::byte* reduced, std::byte* shard_data,
+                          bool first, bool last) {
   const sharding::Decisions& decisions = plan().decisions;
-  const int64_t shard = plan().layout.units[unit].trainable.shard;
   const optim::AccumulateArrays arrays{.source = reduced,
                                        .source_dtype = decisions.communication,
                                        .destination = shard_data,
                                        .destination_dtype = decisions.shard_dtype(unit),
-                                       .count = shard,
+                                       .count = plan().layout.units[unit].trainable.shard,
                                        .add = !first};
   if (last) {
-    squares_[unit] = optim::AccumulateAndSumSquares(team, arrays, NormScratch(unit));
+    kernels_->AccumulateAndSumSquares(stream, arrays, NormScratch(unit),
+                                      &control_block_->square(unit));
   } else {
-    optim::Accumulate(team, arrays);
+    kernels_->Accumulate(stream, arrays);
   }
 }
 
-void Executor::Norm(ThreadTeam& team, int unit, const std::byte* shard_data) {
-  squares_[unit] =
-      optim::SumOfSquares(team, shard_data, plan().decisions.shard_dtype(unit),
-                          plan().layout.units[unit].trainable.shard, NormScratch(unit));
+void Executor::Norm(Stream& stream, int unit, const std::byte* shard_data) {
+  kernels_->SumOfSquares(stream, shard_data, plan().decisions.shard_dtype(unit),
+                         plan().layout.units[unit].trainable.shard, NormScratch(unit),
+                         &control_block_->square(unit));
 }
 
 std::span<double> Executor::NormScratch(int unit) const {

@@ -126,7 +126,7 @@ void Executor::CloseScope(OpenScope& scope) {
                     .step = progress_.number});
   }
   if (ReducesAfter(closing)) CompleteGradient(closing);
-  if (kPoisonReleased) PoisonSlot(closing);
+  if (kPoisonReleased && device_.kind() == DeviceKind::kCpu) PoisonSlot(closing);
   if (closing.planned >= 0) progress_.closed[closing.planned] = 1;
   if (!progress_.departed) {
     Advance();

@@ -1,6 +1,7 @@
 // One rank's slice of an array of state as runs of memory, wherever it lives: in place on the device
 // and in host memory, through bounce memory in the swap file.
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "ebb/offload/pinned_memory.h"
@@ -24,7 +25,8 @@ constexpr int64_t kBlock = ShardFile::kAlignment;
 // extent, are written without being read before.
 absl::Status Executor::VisitPlace(const Place& place, int64_t bytes, Access access,
                                   absl::FunctionRef<absl::Status(std::byte*)> visit) {
-  if (place.tier != Tier::kNvme) return visit(storage_->At(place));
+  if (place.tier != Tier::kNvme)
+    return VisitMemory(storage_->At(place), place.tier, bytes, access, visit);
   const int64_t begin = place.offset / kBlock * kBlock,
                 end = (place.offset + bytes + kBlock - 1) / kBlock * kBlock;
   EBB_ASSIGN_OR_RETURN(const PinnedMemory bounce,
@@ -42,6 +44,23 @@ absl::Status Executor::VisitPlace(const Place& place, int64_t bytes, Access acce
   return file.Wait(transfer);
 }
 
+// What lies on a device whose memory the host cannot reach is looked at, and changed, in a copy.
+absl::Status Executor::VisitMemory(std::byte* at, Tier tier, int64_t bytes, Access access,
+                                   absl::FunctionRef<absl::Status(std::byte*)> visit) {
+  if (tier != Tier::kDevice || device_.kind() == DeviceKind::kCpu) return visit(at);
+  const auto copy = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
+  const auto move = [&](void* to, const void* from) {
+    const std::lock_guard turn(host_access_);
+    reduce_->Copy(to, from, bytes);
+    reduce_->WaitIdle();
+    return device_.status();
+  };
+  if (access != Access::kWrite) EBB_RETURN_IF_ERROR(move(copy.get(), at));
+  EBB_RETURN_IF_ERROR(visit(copy.get()));
+  return access == Access::kRead ? absl::OkStatus() : move(at, copy.get());
+}
+
+// For kernels, which reach the device's memory where it is.
 absl::Status Executor::VisitGradient(int unit, Access access,
                                      absl::FunctionRef<void(std::byte*)> visit) {
   const Place shard = plan().pools.GradientShard(unit);
@@ -105,11 +124,11 @@ absl::Status Executor::VisitState(const StateArray& array, int64_t begin, int64_
   if (array.what == StateClass::kGradient) {
     const DType dtype = decisions.shard_dtype(array.unit);
     const Place shard = plan().pools.GradientShard(array.unit);
-    if (shard.tier != Tier::kNvme)
-      return visit(storage_->GradientSlice(array.unit) + begin * SizeOf(dtype), dtype, begin,
-                   end - begin);
-    return VisitPlace(shard.Plus(begin * SizeOf(dtype)), (end - begin) * SizeOf(dtype), access,
-                      [&](std::byte* data) { return visit(data, dtype, begin, end - begin); });
+    const int64_t offset = begin * SizeOf(dtype), bytes = (end - begin) * SizeOf(dtype);
+    const auto run = [&](std::byte* data) { return visit(data, dtype, begin, end - begin); };
+    if (shard.tier == Tier::kNvme) return VisitPlace(shard.Plus(offset), bytes, access, run);
+    return VisitMemory(storage_->GradientSlice(array.unit) + offset, shard.tier, bytes, access,
+                       run);
   }
   // What a rank updates is whole at stage 0, and this its slice of it.
   const int64_t slice =

@@ -41,12 +41,25 @@ void Executor::MakeUpdateRuns() {
                       .own_rate = found && options->second.optimizer.has_value()});
     }
     if (!runs.empty()) runs.back().count = elements - runs.back().offset;
+    for (UpdateRun& run : runs) run.constants = ConstantsOf(run);
   }
+}
+
+// Runs of any unit with the same options share their constants.
+int Executor::ConstantsOf(const UpdateRun& run) {
+  const auto found =
+      std::find_if(update_constants_.begin(), update_constants_.end(), [&](const UpdateRun& other) {
+        return other.optimizer == run.optimizer && other.lr_factor == run.lr_factor &&
+               other.own_rate == run.own_rate;
+      });
+  const int index = static_cast<int>(found - update_constants_.begin());
+  if (found == update_constants_.end()) update_constants_.push_back(run);
+  return index;
 }
 
 Executor::StepScalars Executor::ScalarsFor(double norm) const {
   StepScalars scalars{.apply = true, .step = applied_steps_ + 1};
-  double factor = 1.0 / loss_scale_;
+  double factor = 1.0 / control_block_->loss_scale();
   if (config_.gradient_clipping > 0)
     factor /= std::max(1.0, (norm + 1e-6) / config_.gradient_clipping);
   scalars.gradient_factor = static_cast<float>(factor);
@@ -59,14 +72,38 @@ Executor::StepScalars Executor::ScalarsFor(double norm) const {
   return scalars;
 }
 
+optim::UpdateScalars Executor::ScalarsOf(const UpdateRun& run, const StepScalars& scalars) const {
+  const double rate = run.own_rate && !scalars.scheduled ? run.optimizer->learning_rate
+                                                         : scalars.rates.learning_rate;
+  return {.step = scalars.step,
+          .learning_rate = rate * run.lr_factor,
+          .beta1 = scalars.rates.beta1,
+          .beta2 = scalars.rates.beta2,
+          .gradient_factor = scalars.gradient_factor};
+}
+
+// What the updates of a step read when they run.
+void Executor::SetScalars(int parity, const StepScalars& scalars) {
+  scalars_[parity] = scalars;
+  const std::span<optim::UpdateConstants> constants = control_block_->constants(parity);
+  for (size_t i = 0; i < constants.size(); ++i) {
+    const UpdateRun& run = update_constants_[i];
+    constants[i] = scalars.apply ? optim::UpdateConstantsOf(*run.optimizer, ScalarsOf(run, scalars))
+                                 : optim::UpdateConstants();
+  }
+}
+
 // A late update belongs to a step that all ranks agreed on: what goes wrong in the next one, which
 // may already run, does not stop it. An early one has only what is known by now, which includes
-// every collective that it comes after.
-void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early,
-                         ThreadTeam& team) {
+// every collective that it comes after. Where kernels enqueue themselves a late one is enqueued before
+// that is known, and looks when it runs.
+void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream) {
   const StepScalars& scalars = scalars_[parity];
-  if (!scalars.apply || HasFailed() || (early && (Blocked(parity) || !CommunicationError().ok())))
-    return KeepParameters(work, team);
+  const bool known = early || !kernels_->enqueues();
+  if ((known && !scalars.apply) || HasFailed() ||
+      (early && (Blocked(parity) || !CommunicationError().ok())))
+    return KeepParameters(work, stream);
+  ThreadTeam& team = stream.team();
   const int unit = work.unit;
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
@@ -104,21 +141,15 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     for (int k = 0; k < decisions.optimizer_states; ++k)
       arrays.states[k] =
           reinterpret_cast<float*>(storage_->At(work.states.Plus(k * work.states_stride))) + at;
-    const double rate = run.own_rate && !scalars.scheduled ? run.optimizer->learning_rate
-                                                           : scalars.rates.learning_rate;
-    const optim::UpdateScalars of_step{.step = scalars.step,
-                                       .learning_rate = rate * run.lr_factor,
-                                       .beta1 = scalars.rates.beta1,
-                                       .beta2 = scalars.rates.beta2,
-                                       .gradient_factor = scalars.gradient_factor};
     if (verifies && in_one_pass) {
       // Who disagrees fails the engine, and what was just written goes nowhere.
-      const optim::UpdateChecksums sums =
-          optim::UpdateAndSum(team, *run.optimizer, arrays, of_step, checksum_scratch_);
+      const optim::UpdateChecksums sums = optim::UpdateAndSum(
+          team, *run.optimizer, arrays, ScalarsOf(run, scalars), checksum_scratch_);
       if (AgreeStates(group, sums.read)) SetStates(group, sums.written);
       return;
     }
-    optim::Update(team, *run.optimizer, arrays, of_step);
+    kernels_->Update(stream, *run.optimizer, arrays,
+                     &control_block_->constants(parity)[static_cast<size_t>(run.constants)]);
   }
   if (verifies) SetStates(group, SumStates(work, team));
 }
@@ -136,15 +167,16 @@ bool Executor::UpdatesInOnePass(const sharding::SubGroup& group) const {
 
 // What follows an update carries its parameters home, also of one that did not happen: they are what
 // the master says. Those of split masters are in their slot already, and others are home.
-void Executor::KeepParameters(const sharding::UpdateWork& work, ThreadTeam& team) {
+void Executor::KeepParameters(const sharding::UpdateWork& work, Stream& stream) {
   const sharding::Decisions& decisions = plan().decisions;
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   // The parameters below, and what is written back, are what was read.
-  if (VerifiesStates(group) && !HasFailed() && !AgreeStates(group, SumStates(work, team))) return;
+  if (VerifiesStates(group) && !HasFailed() && !AgreeStates(group, SumStates(work, stream.team())))
+    return;
   if (!work.passes_slot || decisions.split_master) return;
-  optim::Cast(team, storage_->At(work.master), DType::kFloat32, storage_->At(work.parameter),
-              decisions.compute, group.count(), optim::Rounding::kParameter);
+  kernels_->Cast(stream, storage_->At(work.master), DType::kFloat32, storage_->At(work.parameter),
+                 decisions.compute, group.count(), optim::Rounding::kParameter);
 }
 
 absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,

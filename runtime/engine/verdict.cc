@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -15,37 +15,55 @@ namespace ebb {
 
 void Executor::EnqueueExchange() {
   const int parity = progress_.parity;
-  own_record_ = {.loss = progress_.loss,
-                 .loss_count = progress_.loss_count,
-                 .scopes_hash = progress_.hash,
-                 .updates_started = progress_.updates_started};
-  if (absl::Status error = StuckError(); !error.ok()) own_record_.SetError(error);
-  reduce_->Enqueue([this, evaluation = progress_.evaluation] { CompleteRecord(evaluation); });
+  const size_t own = sizeof(ExchangeRecord), all = own * static_cast<size_t>(size_);
+  ExchangeRecord& record = control_block_->own_record();
+  record = {.loss_count = progress_.loss_count,
+            .scopes_hash = progress_.hash,
+            .exchange = ++exchanges_,
+            .updates_started = progress_.updates_started};
+  if (absl::Status error = StuckError(); !error.ok()) record.SetError(error);
+  if (!progress_.evaluation) Compute(*reduce_, [this] { RefreshNorms(); });
+  compute_.Record(*fence_);  // behind the last loss
+  reduce_->Wait(*fence_);
+  reduce_->Enqueue(
+      [this, parity, evaluation = progress_.evaluation] { CompleteRecord(parity, evaluation); });
   std::byte* const records = storage_->ExchangeRecords();
-  exchange_span_ = {.send = records + size_ * sharding::kExchangeBytes,
-                    .receive = records,
-                    .count = sharding::kExchangeBytes};
+  reduce_->Copy(records + all, &record, static_cast<int64_t>(own));
+  exchange_span_ = {.send = records + all, .receive = records, .count = sharding::kExchangeBytes};
   Communicator& communicator = ExchangeCommunicator();
+  Compute(*reduce_, [this] { exchange_moved_before_ = Moved(ExchangeCommunicator()); });
   StickCollective(communicator,
                   communicator.AllGather(*reduce_, {&exchange_span_, 1}, DType::kInt8));
+  Compute(*reduce_, [this, parity, counts = !progress_.evaluation] {
+    if (!counts) return;
+    moved_bytes_[parity][static_cast<int>(sharding::OperationKind::kExchange)] +=
+        Moved(ExchangeCommunicator()) - exchange_moved_before_;
+  });
+  reduce_->Copy(control_block_->records().data(), records, static_cast<int64_t>(all));
   reduce_->Enqueue([this, parity] { ConcludeExchange(parity); });
 }
 
+// Of shards that have changed since they were summed.
+void Executor::RefreshNorms() {
+  for (size_t u = 0; u < squares_stale_.size(); ++u) {
+    if (!std::exchange(squares_stale_[u], uint8_t{0}) || !plan().decisions.trainable[u]) continue;
+    const int unit = static_cast<int>(u);
+    const absl::Status read =
+        VisitGradient(unit, Access::kRead, [&](std::byte* shard) { Norm(*reduce_, unit, shard); });
+    if (!read.ok()) Fail(read);
+  }
+}
+
 // What only the stream knows: norms, and what failed on it.
-void Executor::CompleteRecord(bool evaluation) {
-  ExchangeRecord& record = own_record_;
-  for (size_t u = 0; u < squares_.size() && !evaluation; ++u) {
+void Executor::CompleteRecord(int parity, bool evaluation) {
+  ExchangeRecord& record = control_block_->own_record();
+  record.loss = control_block_->loss(parity);
+  for (size_t u = 0; u < model_.units.size() && !evaluation; ++u) {
     if (!plan().decisions.trainable[u]) continue;
-    if (squares_stale_[u]) {
-      const int unit = static_cast<int>(u);
-      const absl::Status read = VisitGradient(
-          unit, Access::kRead, [&](std::byte* shard) { Norm(reduce_->team(), unit, shard); });
-      if (!read.ok()) Fail(read);
-    }
-    squares_stale_[u] = 0;
-    if (!std::isfinite(squares_[u]) && record.non_finite_unit < 0)
+    const double square = control_block_->square(static_cast<int>(u));
+    if (!std::isfinite(square) && record.non_finite_unit < 0)
       record.non_finite_unit = static_cast<int32_t>(u);
-    if (replica_ == 0) record.squares += squares_[u];  // the others have the same
+    if (replica_ == 0) record.squares += square;  // the others have the same
   }
   if (HasFailed()) {
     record.engine_failed = true;
@@ -53,23 +71,17 @@ void Executor::CompleteRecord(bool evaluation) {
   } else if (absl::Status broken = CommunicationError(); record.failed == 0 && !broken.ok()) {
     record.SetError(broken);
   }
-  std::memcpy(storage_->ExchangeRecords() + size_ * sharding::kExchangeBytes, &record,
-              sizeof(record));
-  exchange_moved_before_ = ExchangeCommunicator().bytes_moved();
 }
 
 void Executor::ConcludeExchange(int parity) {
-  const int64_t moved = ExchangeCommunicator().bytes_moved() - exchange_moved_before_;
-  if (!progress_.evaluation)
-    moved_bytes_[parity][static_cast<int>(sharding::OperationKind::kExchange)] += moved;
   verdict_ = {};
   const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
-  StepScalars refused;
   // A rank that told the others of its failure may have left since: what it told counts.
-  if (absl::Status broken = ExchangeCommunicator().status(); broken.ok() || moved > 0) {
-    std::vector<ExchangeRecord>& records = records_;
-    std::memcpy(records.data(), storage_->ExchangeRecords(),
-                records.size() * sizeof(ExchangeRecord));
+  const std::span<const ExchangeRecord> records = control_block_->records();
+  const bool complete =
+      std::all_of(records.begin(), records.end(),
+                  [this](const ExchangeRecord& record) { return record.exchange == exchanges_; });
+  if (absl::Status broken = ExchangeCommunicator().status(); broken.ok() || complete) {
     verdict_ = Conclude(records);
   } else {
     verdict_.error = broken;
@@ -79,8 +91,9 @@ void Executor::ConcludeExchange(int parity) {
   const bool finite = std::isfinite(verdict_.squares);
   if (!agreed || !finite) blocked_[parity] = true;
   if (early) return;
-  scalars_[parity] =
-      agreed && finite ? ScalarsFor(std::sqrt(verdict_.squares) / loss_scale_) : refused;
+  SetScalars(parity, agreed && finite
+                         ? ScalarsFor(std::sqrt(verdict_.squares) / control_block_->loss_scale())
+                         : StepScalars());
 }
 
 // What went wrong on any rank, after the exchange; the same step fails on all of them.
@@ -131,8 +144,8 @@ absl::Status Executor::ReachVerdict() {
   report.applied = finite;
   report.skipped_steps = skipped_steps_ += finite ? 0 : 1;
   report.loss = verdict_.loss / progress_.divisor;
-  report.gradient_norm = std::sqrt(verdict_.squares) / loss_scale_;
-  report.loss_scale = loss_scale_;
+  report.gradient_norm = std::sqrt(verdict_.squares) / control_block_->loss_scale();
+  report.loss_scale = control_block_->loss_scale();
   report.learning_rate = finite ? scalars.rates.learning_rate : ScalarsFor(0).rates.learning_rate;
   if (finite) ++applied_steps_;
   scaler_.Update(!finite);
@@ -151,8 +164,7 @@ absl::Status Executor::ReachVerdict() {
 // Names the first thing that ranks did differently in this step. OK if there is none, or if they
 // can no longer tell each other.
 absl::Status Executor::FindDifference() {
-  const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
-      AllLists(*control_, *reduce_, progress_.log);
+  const absl::StatusOr<std::vector<std::vector<int64_t>>> logs = AllLists(Control(), progress_.log);
   if (!logs.ok()) return absl::OkStatus();
   // No rank goes on, and perhaps withdraws, before all have the logs.
   StickCollective(*control_, control_->Barrier(*reduce_));

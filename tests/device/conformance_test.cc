@@ -372,6 +372,22 @@ TEST_P(DeviceConformance, BuffersAreZeroFilledAndAligned) {
   EXPECT_EQ(device_->Allocate(0, "nothing")->bytes(), 0);
 }
 
+TEST_P(DeviceConformance, SharedMemoryIsTheHostsAndTheDevices) {
+  constexpr int64_t kBytes = 3 * 4096;
+  const Buffer shared = *device_->AllocateShared(kBytes, "shared");
+  const Buffer memory = *device_->Allocate(kBytes, "memory");
+  EXPECT_EQ(Read(shared.data(), kBytes), std::vector<std::byte>(kBytes));
+  for (const std::byte value : shared.span()) EXPECT_EQ(value, std::byte{0});
+  std::fill(shared.span().begin(), shared.span().end(), std::byte{7});
+  Stream stream = NewStream();
+  stream.Copy(memory.data(), shared.data(), kBytes);
+  stream.Zero(shared.data(), kBytes);
+  stream.WaitIdle();
+  EXPECT_EQ(Read(memory.data(), kBytes), std::vector<std::byte>(kBytes, std::byte{7}));
+  for (const std::byte value : shared.span()) EXPECT_EQ(value, std::byte{0});
+  EXPECT_FALSE(device_->AllocateShared(-1, "shared").ok());
+}
+
 TEST_P(DeviceConformance, ImpossibleAllocationsSayWhatAndHowMuch) {
   for (const int64_t bytes :
        {int64_t{1} << 46, int64_t{1} << 50, std::numeric_limits<int64_t>::max()}) {

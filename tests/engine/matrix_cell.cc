@@ -224,7 +224,8 @@ bool Cell::IsRedundant() const {
          ((*this)[kGradients] != 0 || (*this)[kFasterShare] != 0 || (*this)[kSubGroups] != 0);
 }
 
-absl::StatusOr<Outcome> RunCell(const Cell& cell) {
+absl::StatusOr<Outcome> RunCell(const Cell& cell,
+                                const std::function<absl::StatusOr<Device>()>& device) {
   // Ranks of one process and several of a test program share the path, as several runs do.
   const char* given = std::getenv("TEST_TMPDIR");
   const Config config = cell.MakeConfig(given == nullptr ? "/tmp" : given);
@@ -245,9 +246,9 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell) {
   }
   const auto rank_body = [&](World world) -> absl::Status {
     const int rank = world.rank();
-    ToyModel model(cell.MakeModel());
-    EBB_ASSIGN_OR_RETURN(Engine engine,
-                         Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config));
+    EBB_ASSIGN_OR_RETURN(const Device own_device, device());
+    ToyModel model(cell.MakeModel(), own_device);
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, own_device, model.spec(), config));
     Outcome& own = outcomes[static_cast<size_t>(rank)];
     for (int step = 0; step < kMatrixSteps; ++step) {
       const bool overflows = cell[kChecks] == 1 && step == 1 && rank + 1 == cell.world();

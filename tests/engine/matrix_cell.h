@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -91,7 +92,11 @@ struct Outcome {
 };
 inline constexpr int kMatrixSteps = 4;
 
-absl::StatusOr<Outcome> RunCell(const Cell& cell);
+// `device`: of each rank.
+absl::StatusOr<Outcome> RunCell(const Cell& cell,
+                                const std::function<absl::StatusOr<Device>()>& device = [] {
+                                  return Device::Cpu(/*threads=*/1);
+                                });
 // The first thing that differs, for people; "" if nothing does.
 std::string FirstDifference(const Outcome& outcome, const Outcome& reference);
 

@@ -31,8 +31,8 @@ void Write(const MutableTensorView& view, std::span<const float> values) {
   copy(view.as<Float16>());
 }
 
-std::vector<float> FirstValues(const TensorView& view, size_t count) {
-  std::vector<float> values = Values(view);
+std::vector<float> FirstValues(const Reach& reach, const TensorView& view, size_t count) {
+  std::vector<float> values = reach.Values(view);
   values.resize(count);
   return values;
 }
@@ -48,7 +48,7 @@ float ToyTarget(int rank, int64_t step, size_t i) {
   return std::cos(0.2f * static_cast<float>(i) + static_cast<float>(rank + step));
 }
 
-ToyModel::ToyModel(ToyOptions options) : options_(options) {
+ToyModel::ToyModel(ToyOptions options, const Device& device) : options_(options), reach_(device) {
   const int64_t n = options.width;
   for (int l = 0; l < options.layers; ++l) {
     const UnitId unit = spec_.AddUnit(absl::StrCat("layer", l));
@@ -98,6 +98,48 @@ void AddTo(const MutableTensorView& view, std::span<const float> values) {
   add(view.as<Float16>());
 }
 
+struct Reach::Far {
+  explicit Far(const Device& device)
+      : stream(device.CallerStream()), scalar(*device.Allocate(sizeof(float), "a loss")) {}
+  void Copy(void* to, const void* from, int64_t bytes) {
+    stream.Copy(to, from, bytes);
+    stream.WaitIdle();
+  }
+
+  Stream stream;
+  Buffer scalar;  // calls that read it are in the order of the stream
+};
+
+Reach::Reach(const Device& device)
+    : far_(device.kind() == DeviceKind::kCpu ? nullptr : std::make_shared<Far>(device)) {}
+
+std::vector<float> Reach::Values(const TensorView& view) const {
+  if (far_ == nullptr) return testing::Values(view);
+  std::vector<std::byte> near(static_cast<size_t>(view.size() * SizeOf(view.dtype)));
+  far_->Copy(near.data(), view.data, static_cast<int64_t>(near.size()));
+  return testing::Values({.data = near.data(), .dtype = view.dtype, .shape = view.shape});
+}
+
+void Reach::AddTo(const MutableTensorView& view, std::span<const float> values) const {
+  if (far_ == nullptr) return testing::AddTo(view, values);
+  std::vector<float> sums = Values({.data = view.data, .dtype = view.dtype, .shape = view.shape});
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] += values[i];
+  Write(view, sums);
+}
+
+void Reach::Write(const MutableTensorView& view, std::span<const float> values) const {
+  if (far_ == nullptr) return testing::Write(view, values);
+  std::vector<std::byte> near(static_cast<size_t>(view.size() * SizeOf(view.dtype)));
+  testing::Write({.data = near.data(), .dtype = view.dtype, .shape = view.shape}, values);
+  far_->Copy(view.data, near.data(), static_cast<int64_t>(near.size()));
+}
+
+TensorView Reach::Scalar(const float& value) const {
+  if (far_ == nullptr) return {.data = &value};
+  far_->Copy(far_->scalar.data(), &value, sizeof(value));
+  return {.data = far_->scalar.data()};
+}
+
 std::vector<float>& ToyModel::Kept(int micro_batch, int visit) {
   if (kept_.size() <= static_cast<size_t>(micro_batch))
     kept_.resize(static_cast<size_t>(micro_batch) + 1);
@@ -114,7 +156,7 @@ std::vector<float> ToyModel::InputOf(const Scope& scope, int visit, int rank, in
     for (size_t i = 0; i < x.size(); ++i) x[i] = ToyInput(rank, step, micro_batch, i);
     return x;
   }
-  if (options_.boundaries) return FirstValues(scope.input(micro_batch), x.size());
+  if (options_.boundaries) return FirstValues(reach_, scope.input(micro_batch), x.size());
   x = Kept(micro_batch, visit - 1);
   x.resize(static_cast<size_t>(options_.width));
   return x;
@@ -124,12 +166,12 @@ ToyModel::Weights ToyModel::WeightsOf(const Scope& scope, int visit) const {
   const size_t n = static_cast<size_t>(options_.width);
   const Layer& parameters = layer(visit);
   const TensorView weight = scope.parameter(parameters.weight);
-  Weights weights{.w = Values(weight),
+  Weights weights{.w = reach_.Values(weight),
                   .b = std::vector<float>(n),
                   .s = std::vector<float>(n, 1.0f),
                   .dtype = weight.dtype};
-  if (parameters.bias) weights.b = Values(scope.parameter(*parameters.bias));
-  if (parameters.scale) weights.s = Values(scope.parameter(*parameters.scale));
+  if (parameters.bias) weights.b = reach_.Values(scope.parameter(*parameters.bias));
+  if (parameters.scale) weights.s = reach_.Values(scope.parameter(*parameters.scale));
   weights.complete = weights.w.size() == n * n && weights.b.size() == n && weights.s.size() == n;
   return weights;
 }
@@ -153,7 +195,7 @@ void ToyModel::Forward(Step& step, int visit, int rank, int64_t number) {
     y.resize(x.size());
     Compute(weights, x, y);
     Round(weights.dtype, y);
-    Write(scope.output(m), y);
+    reach_.Write(scope.output(m), y);
   }
 }
 
@@ -177,9 +219,9 @@ void ToyModel::Backward(Step& step, int visit, int rank, int64_t number, bool bl
         dy[o] = 2 * error / static_cast<float>(n) * step.loss_scale();
         if (blow_up) dy[o] *= std::numeric_limits<float>::infinity();
       }
-      step.AddLoss({.data = &loss});
+      step.AddLoss(reach_.Scalar(loss));
     } else if (options_.boundaries) {
-      dy = FirstValues(scope.output_gradient(m), n);
+      dy = FirstValues(reach_, scope.output_gradient(m), n);
     }
     dy.resize(n);
     std::vector<float> dx(n), dw(n * n), db(n);
@@ -193,12 +235,12 @@ void ToyModel::Backward(Step& step, int visit, int rank, int64_t number, bool bl
       }
     }
     const auto add = [&](ParameterId p, std::span<const float> gradient) {
-      if (spec_[p].trainable) AddTo(scope.gradient(p), gradient);
+      if (spec_[p].trainable) reach_.AddTo(scope.gradient(p), gradient);
     };
     add(layer(visit).weight, dw);
     if (layer(visit).bias) add(*layer(visit).bias, db);
     Round(weights.dtype, dx);
-    Write(scope.input_gradient(m), dx);
+    reach_.Write(scope.input_gradient(m), dx);
     dy = dx;
   }
 }
@@ -229,11 +271,11 @@ absl::StatusOr<double> ToyModel::Evaluate(Engine& engine, int rank, int micro_ba
       y.resize(x.size());
       Compute(weights, x, y);
       Round(weights.dtype, y);
-      Write(scope.output(m), y);
+      reach_.Write(scope.output(m), y);
       if (v + 1 < visits()) continue;
       float loss = 0;
       for (float value : y) loss += value * value;
-      evaluation.AddLoss({.data = &loss});
+      evaluation.AddLoss(reach_.Scalar(loss));
     }
   }
   return evaluation.Finish();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -32,6 +33,23 @@ struct ToyOptions {
 float ToyInput(int rank, int64_t step, int micro_batch, size_t i);
 float ToyTarget(int rank, int64_t step, size_t i);
 
+// How plain loops reach the memory of views: where it is, or, on a device that has it for itself, by
+// copies on the compute stream.
+class Reach {
+ public:
+  explicit Reach(const Device& device);
+
+  std::vector<float> Values(const TensorView& view) const;
+  void AddTo(const MutableTensorView& view, std::span<const float> values) const;
+  void Write(const MutableTensorView& view, std::span<const float> values) const;
+  // A scalar for AddLoss.
+  TensorView Scalar(const float& value) const;
+
+ private:
+  struct Far;
+  std::shared_ptr<Far> far_;  // null: the host's memory
+};
+
 class ToyModel {
  public:
   struct Layer {  // s * tanh(w x + b); without a bias b is 0, without a scale s is 1
@@ -39,7 +57,7 @@ class ToyModel {
     std::optional<ParameterId> bias, scale;
   };
 
-  explicit ToyModel(ToyOptions options);
+  explicit ToyModel(ToyOptions options, const Device& device = Device::Cpu(1));
 
   const ModelSpec& spec() const { return spec_; }
   const Layer& layer(int visit) const { return layers_[static_cast<size_t>(unit(visit))]; }
@@ -70,6 +88,7 @@ class ToyModel {
                              int micro_batch);
 
   ToyOptions options_;
+  Reach reach_;
   ModelSpec spec_;
   std::vector<Layer> layers_;                          // by unit
   std::vector<std::vector<std::vector<float>>> kept_;  // outputs: [micro-batch][visit]

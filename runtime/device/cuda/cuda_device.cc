@@ -1,5 +1,6 @@
 #include "ebb/runtime/device/cuda/cuda_device.h"
 
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,6 +24,18 @@ absl::StatusOr<int> CountDevices() {
 
 void Free(void* data, int64_t) {
   cudaFree(data);
+}
+
+void FreeShared(void* data, int64_t) {
+  cudaFreeHost(data);
+}
+
+// Of an allocation that comes with nothing else to blame.
+absl::Status CheckRequest(const CudaContext& context, int64_t bytes, std::string_view what) {
+  EBB_RETURN_IF_ERROR(context.status());
+  if (bytes >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes, " bytes for ",
+                                                 absl::string_view(what.data(), what.size())));
 }
 
 absl::Status OutOfMemory(const CudaContext& context, int64_t bytes, std::string_view what) {
@@ -99,11 +112,7 @@ absl::StatusOr<std::unique_ptr<EventBackend>> CudaDevice::NewEvent() {
 }
 
 absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t bytes, std::string_view what) {
-  EBB_RETURN_IF_ERROR(context_->status());
-  if (bytes < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes, " bytes for ",
-                                                   absl::string_view(what.data(), what.size())));
-  }
+  EBB_RETURN_IF_ERROR(CheckRequest(*context_, bytes, what));
   if (bytes == 0) return Buffer();
   const CudaCurrent current(context_->ordinal());
   void* data = nullptr;
@@ -118,6 +127,23 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t bytes, std::string_view what
   if (filled == cudaSuccess) filled = cudaStreamSynchronize(fill_.get());
   EBB_RETURN_IF_ERROR(CudaStatus(filled, absl::StrCat("zeroing new memory of ", context_->name())));
   return buffer;
+}
+
+absl::StatusOr<Buffer> CudaDevice::AllocateShared(int64_t bytes, std::string_view what) {
+  EBB_RETURN_IF_ERROR(CheckRequest(*context_, bytes, what));
+  if (bytes == 0) return Buffer();
+  const CudaCurrent current(context_->ordinal());
+  void* data = nullptr;
+  const cudaError_t result =
+      cudaHostAlloc(&data, static_cast<size_t>(bytes), cudaHostAllocPortable | cudaHostAllocMapped);
+  if (result != cudaSuccess) {
+    cudaGetLastError();  // it is dealt with here
+    return CudaStatus(
+        result, absl::StrCat("locking ", bytes, " bytes of host memory that ", context_->name(),
+                             " shares, for ", absl::string_view(what.data(), what.size())));
+  }
+  std::memset(data, 0, static_cast<size_t>(bytes));
+  return Buffer(data, bytes, &FreeShared);
 }
 
 }  // namespace ebb

@@ -29,6 +29,7 @@ class CudaDevice : public DeviceBackend {
   std::unique_ptr<StreamBackend> CallerStream() override;
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;
+  absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) override;
 
   // For what launches kernels of our own on its streams: to note a launch that failed.
   const std::shared_ptr<CudaContext>& context() const { return context_; }

@@ -25,7 +25,7 @@ absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::
   const std::string what = absl::StrCat("creating ", NameOf(name), " of ", context.name());
   int least = 0, greatest = 0;
   EBB_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), what));
-  const bool comes_first = name.starts_with("gather") || name.starts_with("reduce");
+  const bool comes_first = name.find("gather") != name.npos || name.find("reduce") != name.npos;
   cudaStream_t stream = nullptr;
   EBB_RETURN_IF_ERROR(CudaStatus(
       cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, comes_first ? greatest : least),

@@ -23,7 +23,7 @@ namespace ebb {
 using SharedCudaStream = std::shared_ptr<CUstream_st>;
 
 // A stream of our own that never waits for the default stream nor is waited for by it. Streams
-// whose names begin with "gather" or "reduce" come first where the device has to choose: what they
+// whose names contain "gather" or "reduce" come first where the device has to choose: what they
 // carry is what others wait for.
 absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::string_view name);
 

@@ -120,6 +120,19 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   Count(Thing::kAllocation, 1);
   return cudaSuccess;
 }
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
+  if (const auto failure = Failure("cudaHostAlloc")) return failure;
+  *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  if (*data == nullptr) return cudaErrorMemoryAllocation;
+  std::memset(*data, 0xa5, bytes);
+  Count(Thing::kAllocation, 1);
+  return cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* data) {
+  std::free(data);
+  Count(Thing::kAllocation, -1);
+  return cudaSuccess;
+}
 cudaError_t cudaFree(void* data) {
   std::free(data);
   Count(Thing::kAllocation, -1);
