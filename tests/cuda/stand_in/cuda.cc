@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "ebb/runtime/device/device.h"
+#include "order.h"
 #include "state.h"
 
 // What CUDA leaves opaque. Several threads may enqueue on a stream of CUDA.
@@ -117,6 +118,7 @@ cudaError_t cudaMalloc(void** data, size_t bytes) {
   *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xa5, bytes);  // it may have been anybody's
+  NoteAllocation(*data, bytes);
   Count(Thing::kAllocation, 1);
   return cudaSuccess;
 }
@@ -125,15 +127,18 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xa5, bytes);
+  NoteAllocation(*data, bytes);
   Count(Thing::kAllocation, 1);
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
+  ForgetAllocation(data);
   std::free(data);
   Count(Thing::kAllocation, -1);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
+  ForgetAllocation(data);
   std::free(data);
   Count(Thing::kAllocation, -1);
   return cudaSuccess;
@@ -150,6 +155,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Forget(stream);
   delete stream;
   Count(Thing::kStream, -1);
   return cudaSuccess;
@@ -158,7 +164,9 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (const auto failure = Failure("cudaStreamQuery")) return failure;
   const std::scoped_lock lock(stream->mutex);
   stream->stream.Record(stream->end);
-  return stream->end.Passed() ? cudaSuccess : cudaErrorNotReady;
+  if (!stream->end.Passed()) return cudaErrorNotReady;
+  NotePassed(stream);
+  return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (const auto failure = Failure("cudaStreamSynchronize")) return failure;
@@ -167,11 +175,13 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     stream->stream.Record(stream->end);
   }
   stream->end.Wait();
+  NotePassed(stream);
   return Lost();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   if (const auto failure = Failure("cudaStreamWaitEvent")) return failure;
   const std::scoped_lock lock(stream->mutex);
+  NoteWait(stream, event);
   stream->stream.Wait(event->event);
   return cudaSuccess;
 }
@@ -183,6 +193,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  Forget(event);
   delete event;
   Count(Thing::kEvent, -1);
   return cudaSuccess;
@@ -190,16 +201,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (const auto failure = Failure("cudaEventRecord")) return failure;
   const std::scoped_lock lock(stream->mutex);
+  NoteRecord(stream, event);
   stream->stream.Record(event->event);
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (const auto failure = Failure("cudaEventQuery")) return failure;
-  return event->event.Passed() ? cudaSuccess : cudaErrorNotReady;
+  if (!event->event.Passed()) return cudaErrorNotReady;
+  NotePassed(event);
+  return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const auto failure = Failure("cudaEventSynchronize")) return failure;
   event->event.Wait();
+  NotePassed(event);
   return Lost();
 }
 
@@ -216,6 +231,8 @@ cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes,
                             cudaStream_t stream) {
   if (const auto failure = Failure("cudaMemcpyAsync")) return failure;
   const std::scoped_lock lock(stream->mutex);
+  const Touched touched[] = {Reads(source, bytes), Writes(destination, bytes)};
+  NoteTouch(stream, "cudaMemcpyAsync", touched);
   stream->stream.Copy(destination, source, static_cast<int64_t>(bytes));
   return cudaSuccess;
 }
@@ -223,6 +240,8 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
   if (const auto failure = Failure("cudaMemsetAsync")) return failure;
   if (value != 0) return cudaErrorInvalidValue;
   const std::scoped_lock lock(stream->mutex);
+  const Touched touched[] = {Writes(data, bytes)};
+  NoteTouch(stream, "cudaMemsetAsync", touched);
   stream->stream.Zero(data, static_cast<int64_t>(bytes));
   return cudaSuccess;
 }

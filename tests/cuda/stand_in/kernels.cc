@@ -1,17 +1,22 @@
 // The kernels' half: all that optim/cuda/launch.h declares, so that nothing else of it is linked.
 #include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/cuda/launch.h"
 #include "ebb/optim/norm.h"
 #include "ebb/runtime/device/thread_team.h"
+#include "order.h"
 #include "state.h"
 
 namespace ebb::optim {
 namespace {
 
 using stand_in::EnqueueKernel;
+using stand_in::Reads;
+using stand_in::Touched;
+using stand_in::Writes;
 
 // Never destroyed: streams may outlive what is static here.
 ThreadTeam& Team() {
@@ -21,11 +26,21 @@ ThreadTeam& Team() {
 
 // `kernel` holds copies of the arguments, as a launch does.
 template <class Kernel>
-cudaError_t Launch(const char* function, cudaStream_t stream, Kernel kernel) {
+cudaError_t Launch(const char* function, cudaStream_t stream,
+                   std::initializer_list<Touched> touched, Kernel kernel) {
   if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
   if (const int code = stand_in::Injected(function)) return static_cast<cudaError_t>(code);
+  stand_in::NoteTouch(stream, function, touched);
   EnqueueKernel(stream, Task(kernel));
   return cudaSuccess;
+}
+
+Touched SourceOf(const AccumulateArrays& arrays) {
+  return Reads(arrays.source, arrays.count * SizeOf(arrays.source_dtype));
+}
+Touched DestinationOf(const AccumulateArrays& arrays) {
+  if (arrays.destination == nullptr) return {};
+  return Writes(arrays.destination, arrays.count * SizeOf(arrays.destination_dtype));
 }
 
 void CastTwice(const CastArrays& arrays) {
@@ -49,7 +64,10 @@ cudaError_t LoadKernels() {
 }
 
 cudaError_t LaunchCast(cudaStream_t stream, const CastArrays& arrays) {
-  return Launch("LaunchCast", stream, [arrays] {
+  const std::initializer_list<Touched> touched = {
+      Reads(arrays.source, arrays.count * SizeOf(arrays.source_dtype)),
+      Writes(arrays.destination, arrays.count * SizeOf(arrays.destination_dtype))};
+  return Launch("LaunchCast", stream, touched, [arrays] {
     if (arrays.via == DType::kFloat32) {
       Cast(Team(), arrays.source, arrays.source_dtype, arrays.destination, arrays.destination_dtype,
            arrays.count, arrays.rounding);
@@ -60,24 +78,42 @@ cudaError_t LaunchCast(cudaStream_t stream, const CastArrays& arrays) {
 }
 
 cudaError_t LaunchAccumulate(cudaStream_t stream, const AccumulateArrays& arrays) {
-  return Launch("LaunchAccumulate", stream, [arrays] { Accumulate(Team(), arrays); });
+  return Launch("LaunchAccumulate", stream, {SourceOf(arrays), DestinationOf(arrays)},
+                [arrays] { Accumulate(Team(), arrays); });
 }
 
 cudaError_t LaunchSumSquares(cudaStream_t stream, const AccumulateArrays& arrays, double* blocks,
                              double* sum) {
-  return Launch("LaunchSumSquares", stream, [arrays, blocks, sum] {
+  const auto scratch = static_cast<size_t>(NormBlocks(arrays.count)) * sizeof(double);
+  const std::initializer_list<Touched> touched = {SourceOf(arrays), DestinationOf(arrays),
+                                                  Writes(blocks, scratch),
+                                                  Writes(sum, sizeof(double))};
+  return Launch("LaunchSumSquares", stream, touched, [arrays, blocks, sum] {
     const auto count = static_cast<size_t>(NormBlocks(arrays.count));
     *sum = AccumulateAndSumSquares(Team(), arrays, {blocks, count});
   });
 }
 
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
-  return Launch("LaunchAddTo", stream, [value, sum] { *sum += double{*value}; });
+  return Launch("LaunchAddTo", stream, {Reads(value, sizeof(float)), Writes(sum, sizeof(double))},
+                [value, sum] { *sum += double{*value}; });
 }
 
 cudaError_t LaunchUpdate(cudaStream_t stream, UpdateRule rule, const UpdateArrays& arrays,
                          const UpdateConstants* constants) {
-  return Launch("LaunchUpdate", stream,
+  const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
+  const std::initializer_list<Touched> touched = {
+      Reads(constants, sizeof(UpdateConstants)),
+      Reads(arrays.gradient, count * SizeOf(arrays.gradient_dtype)),
+      Reads(arrays.parameter_in,
+            arrays.parameter_in == nullptr ? 0 : count * int64_t{sizeof(BFloat16)}),
+      Writes(arrays.parameter,
+             arrays.parameter == nullptr ? 0 : count * SizeOf(arrays.parameter_dtype)),
+      Writes(arrays.master, arrays.master == nullptr ? 0 : fp32),
+      Writes(arrays.master_low, arrays.master_low == nullptr ? 0 : count * int64_t{2}),
+      Writes(arrays.states[0], arrays.states[0] == nullptr ? 0 : fp32),
+      Writes(arrays.states[1], arrays.states[1] == nullptr ? 0 : fp32)};
+  return Launch("LaunchUpdate", stream, touched,
                 [rule, arrays, constants] { Update(Team(), rule, arrays, *constants); });
 }
 

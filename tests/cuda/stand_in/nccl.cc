@@ -11,6 +11,7 @@
 #include <string>
 
 #include "clique.h"
+#include "order.h"
 #include "state.h"
 
 namespace {
@@ -108,6 +109,21 @@ void RunGroup(void* argument) {
   group.under_way.notify_all();
 }
 
+// Of this rank's memory; the others' is theirs to order.
+void NoteTouches(ncclComm_t comm, const std::vector<Part>& parts) {
+  std::vector<Touched> touched;
+  const auto ranks = static_cast<size_t>(comm->clique->size());
+  for (const Part& part : parts) {
+    const size_t bytes = part.count * BytesOf(part.type);
+    const bool scatters = part.kind == PartKind::kReduceScatter,
+               gathers = part.kind == PartKind::kAllGather;
+    if (part.send != nullptr) touched.push_back(Reads(part.send, scatters ? ranks * bytes : bytes));
+    if (part.receive != nullptr)
+      touched.push_back(Writes(part.receive, gathers ? ranks * bytes : bytes));
+  }
+  NoteTouch(group_stream, "an operation of NCCL", touched);
+}
+
 ncclResult_t Launch() {
   ncclComm_t comm = std::exchange(group_comm, nullptr);
   if (comm == nullptr) return ncclSuccess;
@@ -124,6 +140,7 @@ ncclResult_t Launch() {
     const std::scoped_lock lock(mutex);
     if (launches_stall) comm->stalled = true;
   }
+  NoteTouches(comm, group.parts);
   EnqueueKernel(group_stream, &RunGroup, &group);
   return ncclInProgress;
 }

@@ -1,0 +1,98 @@
+// The stand-in finds what a device shows by luck only: memory touched by two streams, one of them
+// writing, without an event or a wait between them.
+#include "order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ebb/runtime/device/device.h"
+#include "stand_in.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class OrderTest : public ::testing::Test {
+ protected:
+  void TearDown() override { stand_in::Reset(); }
+
+  void CopyIn(Stream& stream, int64_t at = 0) {
+    stream.Copy(memory_.data() + at, host_.data(), 64);
+  }
+  void CopyOut(Stream& stream, int64_t at = 0) {
+    stream.Copy(host_.data() + 64, memory_.data() + at, 64);
+  }
+
+  Device device_ = *Device::Cuda();
+  Stream first_ = *device_.NewStream("first"), second_ = *device_.NewStream("second");
+  Event event_ = *device_.NewEvent();
+  Buffer memory_ = *device_.Allocate(256, "test");
+  Buffer host_ = *device_.AllocateShared(256, "test");
+};
+
+TEST_F(OrderTest, WithoutAnEventIsFound) {
+  CopyIn(first_);
+  CopyOut(second_, /*at=*/32);
+  EXPECT_THAT(stand_in::TakeRaces(), ElementsAre(AllOf(HasSubstr("reads bytes 32 to 96"),
+                                                       HasSubstr("writes bytes 0 to 64"))));
+  EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
+}
+
+TEST_F(OrderTest, WritingWhatAnotherStreamStillReadsIsFound) {
+  CopyOut(first_);
+  second_.Zero(memory_.data(), 8);
+  EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
+}
+
+TEST_F(OrderTest, AnEventOfBeforeTheAccessIsNone) {
+  first_.Record(event_);
+  CopyIn(first_);
+  second_.Wait(event_);
+  CopyOut(second_);
+  EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
+}
+
+TEST_F(OrderTest, EventsHostWaitsAndOtherBytesAreInOrder) {
+  CopyIn(first_);
+  CopyOut(first_, /*at=*/128);
+  first_.Record(event_);
+  second_.Wait(event_);
+  CopyOut(second_);
+  CopyIn(second_, /*at=*/128);
+  second_.WaitIdle();
+  CopyIn(first_);
+  first_.Record(event_);
+  event_.Wait();
+  CopyIn(second_);
+  CopyOut(first_, /*at=*/192);
+  EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
+}
+
+TEST_F(OrderTest, OrderIsHandedOnOverAThirdStream) {
+  Stream third = *device_.NewStream("third");
+  CopyIn(first_);
+  first_.Record(event_);
+  second_.Wait(event_);
+  second_.Record(event_);
+  third.Wait(event_);
+  CopyOut(third);
+  EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
+}
+
+TEST_F(OrderTest, WhatAnotherThreadHasWaitedForOrdersNothingHere) {
+  CopyIn(first_);
+  std::thread([&] { first_.WaitIdle(); }).join();
+  CopyOut(second_);
+  EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
+}
+
+}  // namespace
+}  // namespace ebb

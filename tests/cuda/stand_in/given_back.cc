@@ -1,0 +1,24 @@
+// After every test of a program nothing of the stand-in's may be alive, and no two operations may have
+// touched the same memory without an order between them.
+#include <gtest/gtest.h>
+
+#include "order.h"
+#include "stand_in.h"
+
+namespace ebb::stand_in {
+namespace {
+
+class GivenBack : public ::testing::EmptyTestEventListener {
+  void OnTestEnd(const ::testing::TestInfo&) override {
+    EXPECT_EQ(Alive(), Live{}) << "something was not given back";
+    for (const std::string& race : TakeRaces()) ADD_FAILURE() << race;
+  }
+};
+
+const bool registered = [] {
+  ::testing::UnitTest::GetInstance()->listeners().Append(new GivenBack);
+  return true;
+}();
+
+}  // namespace
+}  // namespace ebb::stand_in

@@ -1,0 +1,166 @@
+#include "order.h"
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace ebb::stand_in {
+namespace {
+
+// How many operations of each stream, by its number, have come before.
+using Clock = std::map<uint64_t, uint64_t>;
+
+struct Stream {
+  uint64_t number = 0;
+  Clock clock;
+};
+
+struct Access {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  bool writes = false;
+  uint64_t stream = 0, time = 0;
+  const char* what = "";
+};
+
+struct Allocation {
+  const std::byte* end = nullptr;
+  std::vector<Access> accesses;  // those that a later one may still have to follow
+};
+
+struct State {
+  std::mutex mutex;
+  std::map<const void*, Stream> streams;
+  std::map<const void*, Clock> events;
+  std::map<const std::byte*, Allocation> allocations;
+  uint64_t streams_seen = 0;
+  std::vector<std::string> races;
+};
+
+State& All() {
+  static auto* const state = new State;  // streams may outlive what is static here
+  return *state;
+}
+
+// Of the calling thread: what it has waited for.
+Clock& HostClock() {
+  thread_local Clock clock;
+  return clock;
+}
+
+void Join(Clock& clock, const Clock& other) {
+  for (const auto& [stream, time] : other) {
+    uint64_t& known = clock[stream];
+    if (known < time) known = time;
+  }
+}
+
+Stream& Of(cudaStream_t stream) {
+  Stream& found = All().streams[stream];
+  if (found.number == 0) found.number = ++All().streams_seen;
+  return found;
+}
+
+bool Follows(const Clock& clock, const Access& earlier) {
+  const auto known = clock.find(earlier.stream);
+  return known != clock.end() && known->second >= earlier.time;
+}
+
+void Note(Allocation& allocation, const std::byte* base, const Access& access, const Clock& clock) {
+  std::erase_if(allocation.accesses, [&](const Access& earlier) {
+    const bool overlaps = earlier.begin < access.end && access.begin < earlier.end;
+    if (!overlaps) return false;
+    const bool follows = Follows(clock, earlier);
+    if ((earlier.writes || access.writes) && !follows && All().races.size() < 20) {
+      All().races.push_back(
+          std::string(access.what) + " on stream " + std::to_string(access.stream) +
+          (access.writes ? " writes" : " reads") + " bytes " + std::to_string(access.begin - base) +
+          " to " + std::to_string(access.end - base) + " of an allocation beside " + earlier.what +
+          " on stream " + std::to_string(earlier.stream) + ", which " +
+          (earlier.writes ? "writes" : "reads") + " bytes " + std::to_string(earlier.begin - base) +
+          " to " + std::to_string(earlier.end - base));
+    }
+    const bool covered = access.begin <= earlier.begin && earlier.end <= access.end;
+    return covered && follows && (access.writes || !earlier.writes);
+  });
+  allocation.accesses.push_back(access);
+}
+
+}  // namespace
+
+void NoteAllocation(const void* data, size_t bytes) {
+  const std::scoped_lock lock(All().mutex);
+  const auto* const begin = static_cast<const std::byte*>(data);
+  All().allocations[begin] = {.end = begin + bytes, .accesses = {}};
+}
+
+void ForgetAllocation(const void* data) {
+  const std::scoped_lock lock(All().mutex);
+  All().allocations.erase(static_cast<const std::byte*>(data));
+}
+
+void NoteTouch(cudaStream_t stream, const char* what, std::span<const Touched> touched) {
+  const std::scoped_lock lock(All().mutex);
+  Stream& of = Of(stream);
+  Join(of.clock, HostClock());
+  const uint64_t time = ++of.clock[of.number];
+  // What one operation touches does not race with itself.
+  for (const bool writes : {false, true}) {
+    for (const Touched& each : touched) {
+      const auto* const begin = static_cast<const std::byte*>(each.data);
+      if (each.writes != writes || each.bytes == 0) continue;
+      auto allocation = All().allocations.upper_bound(begin);
+      if (allocation == All().allocations.begin()) continue;
+      --allocation;
+      if (begin >= allocation->second.end) continue;
+      Note(allocation->second, allocation->first,
+           {.begin = begin,
+            .end = begin + each.bytes,
+            .writes = writes,
+            .stream = of.number,
+            .time = time,
+            .what = what},
+           of.clock);
+    }
+  }
+}
+
+void NoteRecord(cudaStream_t stream, cudaEvent_t event) {
+  const std::scoped_lock lock(All().mutex);
+  Stream& of = Of(stream);
+  Join(of.clock, HostClock());
+  All().events[event] = of.clock;
+}
+
+void NoteWait(cudaStream_t stream, cudaEvent_t event) {
+  const std::scoped_lock lock(All().mutex);
+  Join(Of(stream).clock, All().events[event]);
+}
+
+void NotePassed(cudaStream_t stream) {
+  const std::scoped_lock lock(All().mutex);
+  Join(HostClock(), Of(stream).clock);
+}
+
+void NotePassed(cudaEvent_t event) {
+  const std::scoped_lock lock(All().mutex);
+  Join(HostClock(), All().events[event]);
+}
+
+void Forget(cudaStream_t stream) {
+  const std::scoped_lock lock(All().mutex);
+  All().streams.erase(stream);
+}
+
+void Forget(cudaEvent_t event) {
+  const std::scoped_lock lock(All().mutex);
+  All().events.erase(event);
+}
+
+std::vector<std::string> TakeRaces() {
+  const std::scoped_lock lock(All().mutex);
+  return std::exchange(All().races, {});
+}
+
+}  // namespace ebb::stand_in
