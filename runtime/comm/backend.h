@@ -17,6 +17,7 @@
 namespace ebb {
 
 class Bootstrap;
+class LocalWorld;
 
 enum class CollectiveKind : uint8_t {
   kAllGather,
@@ -83,6 +84,8 @@ class WorldBackend {
   virtual void Fail(absl::Status why) = 0;
   // How ranks with GPUs reach each other beside those. Null: through communicators of this world.
   virtual std::shared_ptr<Bootstrap> bootstrap() { return nullptr; }
+  // What ranks that are threads of one process share. Null: they are not.
+  virtual std::shared_ptr<LocalWorld> threads() { return nullptr; }
 };
 
 }  // namespace ebb

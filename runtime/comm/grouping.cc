@@ -13,9 +13,11 @@
 namespace ebb {
 namespace {
 
-std::string Describe(const CommunicatorOptions& options) {
+std::string Describe(const Proposal& proposal) {
+  const CommunicatorOptions& options = proposal.options;
   return absl::StrCat("'", options.name, "' with reduction group ", options.reduction_group,
-                      " and time-out ", options.timeout_seconds, " s");
+                      " and time-out ", options.timeout_seconds, " s",
+                      proposal.device.empty() ? "" : " on ", proposal.device);
 }
 
 absl::Status CheckOptions(const CommunicatorOptions& options, size_t size) {
@@ -37,10 +39,10 @@ absl::Status CheckOptions(const CommunicatorOptions& options, size_t size) {
 
 absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int> world_ranks,
                                                             std::span<const Proposal> proposals) {
-  const std::string first = Describe(proposals[0].options);
+  const std::string first = Describe(proposals[0]);
   std::map<int, std::vector<size_t>> members;
   for (size_t i = 0; i < proposals.size(); ++i) {
-    const std::string mine = Describe(proposals[i].options);
+    const std::string mine = Describe(proposals[i]);
     if (mine != first) {
       return absl::FailedPreconditionError(
           absl::StrCat("ranks create different communicators: rank ", world_ranks[0], " ", first,

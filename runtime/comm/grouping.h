@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -12,10 +13,11 @@
 
 namespace ebb {
 
-// Ranks that propose the same colour become a group, ordered by (key, rank). The options are the
-// same on all.
+// Ranks that propose the same colour become a group, ordered by (key, rank). The options and the
+// device are the same on all.
 struct Proposal {
   CommunicatorOptions options;
+  std::string device = {};  // that the ranks share, for people; empty: no certain one
   int colour = 0;
   int key = 0;
 };

@@ -1,9 +1,7 @@
 #include "ebb/runtime/comm/transfer.h"
 
 #include <algorithm>
-
-#include "ebb/runtime/comm/reduce.h"
-#include "ebb/runtime/device/cpu/copy.h"
+#include <span>
 
 namespace ebb {
 namespace {
@@ -51,18 +49,18 @@ Transfer::Transfer(int rank, int size, int reduction_group)
       reduction_group_(reduction_group),
       inputs_(static_cast<size_t>(size)) {}
 
-void Transfer::Run(const Collective& call, MemoryOf send, ThreadTeam& team) {
+void Transfer::Run(const Collective& call, MemoryOf send, Mover& mover) {
   switch (call.kind) {
     case CollectiveKind::kAllGather:
-      return CopyFromAll(call, send, {.send = 0, .receive = 1}, team);
+      return CopyFromAll(call, send, {.send = 0, .receive = 1}, mover);
     case CollectiveKind::kAllToAll:
-      return CopyFromAll(call, send, {.send = rank_, .receive = 1}, team);
+      return CopyFromAll(call, send, {.send = rank_, .receive = 1}, mover);
     case CollectiveKind::kBroadcast:
-      return CopyFromRoot(call, send, team);
+      return CopyFromRoot(call, send, mover);
     case CollectiveKind::kReduceScatter:
-      return ReduceOwnBlocks(call, send, team);
+      return ReduceOwnBlocks(call, send, mover);
     case CollectiveKind::kAllReduce:
-      return ReduceOwnSlices(call, send, team);
+      return ReduceOwnSlices(call, send, mover);
     case CollectiveKind::kBarrier:
     case CollectiveKind::kSend:
     case CollectiveKind::kReceive:
@@ -70,39 +68,39 @@ void Transfer::Run(const Collective& call, MemoryOf send, ThreadTeam& team) {
   }
 }
 
-void Transfer::CopyFromAll(const Collective& call, MemoryOf send, Blocks blocks, ThreadTeam& team) {
+void Transfer::CopyFromAll(const Collective& call, MemoryOf send, Blocks blocks, Mover& mover) {
   const int64_t total = TotalBytes(call, size_);
   for (int step = 0; step < size_; ++step) {
     const int peer = (rank_ + step) % size_;  // every rank begins elsewhere
     for (size_t i = 0; i < call.spans.size(); ++i) {
       const int64_t bytes = call.spans[i].count * SizeOf(call.dtype);
       if (bytes == 0) continue;
-      CopyBytes(team, At(call.spans[i].receive, peer * blocks.receive * bytes),
-                At(send(peer, i), blocks.send * bytes), bytes, total);
+      mover.Copy(At(call.spans[i].receive, peer * blocks.receive * bytes),
+                 At(send(peer, i), blocks.send * bytes), bytes, total);
     }
   }
 }
 
-void Transfer::CopyFromRoot(const Collective& call, MemoryOf send, ThreadTeam& team) {
+void Transfer::CopyFromRoot(const Collective& call, MemoryOf send, Mover& mover) {
   const int64_t total = TotalBytes(call, 1);
   for (size_t i = 0; i < call.spans.size(); ++i) {
     if (call.spans[i].count == 0) continue;
-    CopyBytes(team, call.spans[i].receive, send(call.peer, i),
-              call.spans[i].count * SizeOf(call.dtype), total);
+    mover.Copy(call.spans[i].receive, send(call.peer, i), call.spans[i].count * SizeOf(call.dtype),
+               total);
   }
 }
 
-void Transfer::ReduceOwnBlocks(const Collective& call, MemoryOf send, ThreadTeam& team) {
-  if (call.partial != nullptr) return ReducePartially(call, *call.partial, send, team);
+void Transfer::ReduceOwnBlocks(const Collective& call, MemoryOf send, Mover& mover) {
+  if (call.partial != nullptr) return ReducePartially(call, *call.partial, send, mover);
   const int64_t total = TotalBytes(call, 1);
   for (size_t i = 0; i < call.spans.size(); ++i) {
     const int64_t count = call.spans[i].count;
-    Reduce(call, send, i, rank_ * count, call.spans[i].receive, count, total, team);
+    Reduce(call, send, i, rank_ * count, call.spans[i].receive, count, total, mover);
   }
 }
 
 void Transfer::ReducePartially(const Collective& call, const PartialSums& partial, MemoryOf send,
-                               ThreadTeam& team) {
+                               Mover& mover) {
   int64_t before = 0;  // elements of the row
   for (size_t i = 0; i < call.spans.size(); ++i) {
     const int64_t count = call.spans[i].count;
@@ -110,22 +108,22 @@ void Transfer::ReducePartially(const Collective& call, const PartialSums& partia
     const int64_t end = std::min(partial.end, before + count);
     if (begin < end) {
       Reduce(call, send, i, rank_ * count + begin - before, partial.sums + (begin - partial.begin),
-             end - begin, 0, team);
+             end - begin, 0, mover);
     }
     before += count;
   }
 }
 
-void Transfer::ReduceOwnSlices(const Collective& call, MemoryOf send, ThreadTeam& team) {
+void Transfer::ReduceOwnSlices(const Collective& call, MemoryOf send, Mover& mover) {
   const int64_t total = TotalBytes(call, 1) / size_;
   for (size_t i = 0; i < call.spans.size(); ++i) {
     const Part mine = PartOf(rank_, size_, call.spans[i].count, call.dtype);
     Reduce(call, send, i, mine.begin, At(call.spans[i].receive, mine.begin * SizeOf(call.dtype)),
-           mine.count, total, team);
+           mine.count, total, mover);
   }
 }
 
-void Transfer::RunSecond(const Collective& call, MemoryOf receive, ThreadTeam& team) {
+void Transfer::RunSecond(const Collective& call, MemoryOf receive, Mover& mover) {
   const int64_t total = TotalBytes(call, 1);
   for (int step = 1; step < size_; ++step) {
     const int peer = (rank_ + step) % size_;
@@ -133,19 +131,28 @@ void Transfer::RunSecond(const Collective& call, MemoryOf receive, ThreadTeam& t
       const Part part = PartOf(peer, size_, call.spans[i].count, call.dtype);
       if (part.count == 0) continue;
       const int64_t begin = part.begin * SizeOf(call.dtype);
-      CopyBytes(team, At(call.spans[i].receive, begin), At(receive(peer, i), begin),
-                part.count * SizeOf(call.dtype), total);
+      mover.Copy(At(call.spans[i].receive, begin), At(receive(peer, i), begin),
+                 part.count * SizeOf(call.dtype), total);
     }
   }
 }
 
+void Transfer::RunExchange(const Collective& call, const Collective& peer_call, Mover& mover) {
+  const bool sends = call.kind == CollectiveKind::kSend;
+  const std::span<const CollectiveSpan> from = sends ? call.spans : peer_call.spans;
+  const std::span<const CollectiveSpan> to = sends ? peer_call.spans : call.spans;
+  const int64_t total = TotalBytes(call, 1);
+  for (size_t i = 0; i < to.size(); ++i)
+    mover.Copy(to[i].receive, from[i].send, to[i].count * SizeOf(call.dtype), total);
+}
+
 void Transfer::Reduce(const Collective& call, MemoryOf send, size_t span, int64_t send_offset,
-                      void* destination, int64_t count, int64_t total_bytes, ThreadTeam& team) {
+                      void* destination, int64_t count, int64_t total_bytes, Mover& mover) {
   if (count == 0) return;
   for (int peer = 0; peer < size_; ++peer) {
     inputs_[static_cast<size_t>(peer)] = At(send(peer, span), send_offset * SizeOf(call.dtype));
   }
-  ebb::Reduce(team, ReductionOf(call, reduction_group_), inputs_, destination, count, total_bytes);
+  mover.Reduce(ReductionOf(call, reduction_group_), inputs_, destination, count, total_bytes);
 }
 
 }  // namespace ebb

@@ -8,8 +8,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/mover.h"
 #include "ebb/runtime/comm/reduce.h"
-#include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
 
@@ -20,10 +20,12 @@ class Transfer {
 
   Transfer(int rank, int size, int reduction_group);
 
-  void Run(const Collective& call, MemoryOf send, ThreadTeam& team);
+  void Run(const Collective& call, MemoryOf send, Mover& mover);
   // An all-reduce is complete after a second part, between which all have to meet.
   static bool HasSecond(const Collective& call) { return call.kind == CollectiveKind::kAllReduce; }
-  void RunSecond(const Collective& call, MemoryOf receive, ThreadTeam& team);
+  void RunSecond(const Collective& call, MemoryOf receive, Mover& mover);
+  // Both sides of a send and receive, by either of the two.
+  static void RunExchange(const Collective& call, const Collective& peer_call, Mover& mover);
 
  private:
   // Where element 0 of a peer's block begins, in counts of a span.
@@ -31,14 +33,14 @@ class Transfer {
     int64_t send = 0;     // in the peer's send memory
     int64_t receive = 0;  // in this rank's receive memory, times the peer's rank
   };
-  void CopyFromAll(const Collective& call, MemoryOf send, Blocks blocks, ThreadTeam& team);
-  void CopyFromRoot(const Collective& call, MemoryOf send, ThreadTeam& team);
-  void ReduceOwnBlocks(const Collective& call, MemoryOf send, ThreadTeam& team);
+  void CopyFromAll(const Collective& call, MemoryOf send, Blocks blocks, Mover& mover);
+  void CopyFromRoot(const Collective& call, MemoryOf send, Mover& mover);
+  void ReduceOwnBlocks(const Collective& call, MemoryOf send, Mover& mover);
   void ReducePartially(const Collective& call, const PartialSums& partial, MemoryOf send,
-                       ThreadTeam& team);
-  void ReduceOwnSlices(const Collective& call, MemoryOf send, ThreadTeam& team);
+                       Mover& mover);
+  void ReduceOwnSlices(const Collective& call, MemoryOf send, Mover& mover);
   void Reduce(const Collective& call, MemoryOf send, size_t span, int64_t send_offset,
-              void* destination, int64_t count, int64_t total_bytes, ThreadTeam& team);
+              void* destination, int64_t count, int64_t total_bytes, Mover& mover);
 
   const int rank_;
   const int size_;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/hosts/world.h"
 #include "ebb/runtime/comm/launch/launch.h"
+#include "ebb/runtime/comm/local/device_world.h"
 #include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/mpi/mpi_world.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
@@ -81,6 +82,8 @@ World World::Single() {
 
 absl::StatusOr<World> World::On(const Device& device) const {
   if (device.kind() == DeviceKind::kCpu) return *this;
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> sharing, ShareDevice(backend_, device));
+  if (sharing != nullptr) return World(std::move(sharing));
   std::shared_ptr<Bootstrap> bootstrap = backend_->bootstrap();
   if (bootstrap == nullptr) {
     EBB_ASSIGN_OR_RETURN(bootstrap, WorldBootstrap::Create(*this));

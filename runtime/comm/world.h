@@ -43,9 +43,18 @@ class World {
   // Collective: every rank calls it, in the same order, with the same options.
   absl::StatusOr<Communicator> NewCommunicator(const CommunicatorOptions& options = {}) const;
 
-  // The same ranks with communicators for streams and memory of `device`, each rank's own: over
-  // NCCL for CUDA devices; for the CPU this very world. Collective. kUnimplemented, kUnavailable:
-  // without NCCL in this build, or on this machine.
+  // The same ranks with communicators for streams and memory of `device`, each rank's own; for the
+  // CPU this very world. Collective. Of CUDA devices:
+  //
+  //   one rank                    connected with nobody: needs no NCCL
+  //   threads of one process      that name the same device share it: sums have the bits of the
+  //                               CPU's, and an operation is enqueued once all ranks have called
+  //                               it, so they call those of all communicators in one order
+  //   all others                  NCCL, whose sums have its own order. kUnimplemented,
+  //                               kUnavailable: it is not in this build, or not on this machine
+  //
+  // With NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment NCCL connects ranks that share a device
+  // too, threads included.
   absl::StatusOr<World> On(const Device& device) const;
 
   // Whether both are handles of the same world.

@@ -51,9 +51,10 @@ std::string Message(const absl::Status& status) {
 
 // Calls `call` on the calling thread's stream and returns what became of the communicator.
 template <class Call>
-absl::Status After(Communicator& communicator, Call call) {
-  Stream stream = Device::Cpu(1).CallerStream();
+absl::Status After(const Backend& backend, Communicator& communicator, Call call) {
+  Stream stream = backend.device(1).CallerStream();
   EBB_RETURN_IF_ERROR(call(stream));
+  stream.WaitIdle();
   return communicator.status();
 }
 
@@ -63,12 +64,12 @@ TEST_P(FailureTest, RankThatReturnsLeavesAndTheOthersAreToldWho) {
     std::array<float, 3> all = {};
     const float mine = static_cast<float>(world.rank());
     const CollectiveSpan span = {.send = &mine, .receive = all.data(), .count = 1};
-    EBB_RETURN_IF_ERROR(After(communicator, [&](Stream& s) {
+    EBB_RETURN_IF_ERROR(After(GetParam(), communicator, [&](Stream& s) {
       return communicator.AllGather(s, {&span, 1}, kType);
     }));
     if (all != std::array{0.0f, 1.0f, 2.0f}) return absl::InternalError("wrong numbers");
     if (world.rank() == 1) return absl::OkStatus();
-    return After(communicator, [&](Stream& s) {
+    return After(GetParam(), communicator, [&](Stream& s) {
       return communicator.AllGather(s, {&span, 1}, kType);
     });
   });
@@ -86,7 +87,7 @@ TEST_P(FailureTest, LeavingAfterTheLastOperationDisturbsNobody) {
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
       float value = 1;
       const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
-      EBB_RETURN_IF_ERROR(After(communicator, [&](Stream& s) {
+      EBB_RETURN_IF_ERROR(After(GetParam(), communicator, [&](Stream& s) {
         return communicator.AllReduce(s, {&span, 1}, kType);
       }));
       return value == 4 ? absl::OkStatus() : absl::InternalError("wrong sum");
@@ -99,8 +100,8 @@ TEST_P(FailureTest, RankThatFailsWakesPendingOperationsOfAllCommunicators) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator gathers, world.NewCommunicator({.name = "gather"}));
     EBB_ASSIGN_OR_RETURN(Communicator reductions, world.NewCommunicator({.name = "reduce"}));
-    EBB_ASSIGN_OR_RETURN(Stream first, Device::Cpu(1).NewStream("first"));
-    EBB_ASSIGN_OR_RETURN(Stream second, Device::Cpu(1).NewStream("second"));
+    EBB_ASSIGN_OR_RETURN(Stream first, GetParam().device(1).NewStream("first"));
+    EBB_ASSIGN_OR_RETURN(Stream second, GetParam().device(1).NewStream("second"));
     float value = 0;
     const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
     if (world.rank() == 2) {
@@ -127,7 +128,7 @@ TEST_P(FailureTest, AbortFromAnotherThreadEndsWhatWaits) {
   const auto seen = Seen(2, [&](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "gather"}));
     EBB_ASSIGN_OR_RETURN(Communicator other, world.NewCommunicator({.name = "other"}));
-    Stream stream = Device::Cpu(1).CallerStream();
+    Stream stream = GetParam().device(1).CallerStream();
     if (world.rank() == 0) {
       std::thread aborter([&] {
         waiting.Wait();
@@ -162,7 +163,7 @@ TEST_P(FailureTest, RankThatDoesNotComeInTimeIsNamed) {
                          world.NewCommunicator({.name = "gather", .timeout_seconds = 0.2}));
     if (world.rank() > 0) late.Wait();
     const absl::Status status =
-        After(communicator, [&](Stream& s) { return communicator.Barrier(s); });
+        After(GetParam(), communicator, [&](Stream& s) { return communicator.Barrier(s); });
     late.Set();
     return status;
   });
@@ -182,7 +183,7 @@ TEST_P(FailureTest, PeerThatDoesNotComeInTimeIsNamed) {
     float value = 0;
     const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
     if (world.rank() == 1) late.Wait();
-    const absl::Status status = After(communicator, [&](Stream& s) {
+    const absl::Status status = After(GetParam(), communicator, [&](Stream& s) {
       return world.rank() == 0 ? communicator.Send(s, {&span, 1}, kType, 1)
                                : communicator.Receive(s, {&span, 1}, kType, 0);
     });
@@ -202,14 +203,14 @@ TEST_P(FailureTest, PeerThatHasLeftIsNamed) {
     const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
     if (world.rank() == 1) return absl::OkStatus();
     if (world.rank() == 2) {  // its peer is there: the one that left does not matter to it
-      return After(communicator, [&](Stream& s) {
+      return After(GetParam(), communicator, [&](Stream& s) {
         return communicator.Receive(s, {&span, 1}, kType, 0);
       });
     }
-    EBB_RETURN_IF_ERROR(After(communicator, [&](Stream& s) {
+    EBB_RETURN_IF_ERROR(After(GetParam(), communicator, [&](Stream& s) {
       return communicator.Send(s, {&span, 1}, kType, 2);
     }));
-    return After(communicator, [&](Stream& s) {
+    return After(GetParam(), communicator, [&](Stream& s) {
       return communicator.Receive(s, {&span, 1}, kType, 1);
     });
   });
@@ -292,19 +293,20 @@ TEST_P(MismatchTest, EveryRankIsToldWhatTheTwoCalled) {
   const auto& [backend, mismatch] = GetParam();
   for (int round = 0; round < 20; ++round) {
     Results seen;
-    const absl::Status run = backend.run(2, [&, &mismatch = mismatch](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-      std::array<float, 32> send = {}, receive = {};
-      const std::array spans = {CollectiveSpan{send.data(), receive.data(), 3},
-                                CollectiveSpan{send.data() + 8, receive.data() + 8, 2}};
-      const absl::Status status = After(communicator, [&](Stream& s) {
-        return world.rank() == 0 ? mismatch.first(communicator, s, spans)
-                                 : mismatch.second(communicator, s, spans);
-      });
-      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-      seen.Set(world.rank(), status);
-      return absl::OkStatus();
-    });
+    const absl::Status run =
+        backend.run(2, [&, &backend = backend, &mismatch = mismatch](World world) -> absl::Status {
+          EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+          std::array<float, 32> send = {}, receive = {};
+          const std::array spans = {CollectiveSpan{send.data(), receive.data(), 3},
+                                    CollectiveSpan{send.data() + 8, receive.data() + 8, 2}};
+          const absl::Status status = After(backend, communicator, [&](Stream& s) {
+            return world.rank() == 0 ? mismatch.first(communicator, s, spans)
+                                     : mismatch.second(communicator, s, spans);
+          });
+          EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+          seen.Set(world.rank(), status);
+          return absl::OkStatus();
+        });
     EXPECT_TRUE(run.ok()) << run;
     EXPECT_EQ(seen.Get(0), seen.Get(1));
     EXPECT_THAT(Message(seen.Get(0)),
@@ -326,7 +328,7 @@ TEST_P(FailureTest, MismatchOfOneAmongManyNamesIt) {
     std::array<float, 8> values = {};
     const CollectiveSpan span = {
         .send = values.data(), .receive = values.data(), .count = world.rank() == 3 ? 8 : 4};
-    return After(communicator, [&](Stream& s) {
+    return After(GetParam(), communicator, [&](Stream& s) {
       return communicator.AllReduce(s, {&span, 1}, kType);
     });
   });
@@ -402,7 +404,7 @@ TEST_P(FailureTest, PartsOfASplitFailWithTheWorld) {
       return absl::OkStatus();
     }
     while (part.status().ok()) {
-      EBB_RETURN_IF_ERROR(After(part, [&](Stream& s) { return part.Barrier(s); }));
+      EBB_RETURN_IF_ERROR(After(GetParam(), part, [&](Stream& s) { return part.Barrier(s); }));
     }
     return part.status();
   });
@@ -422,7 +424,7 @@ TEST_P(FailureTest, NoMemoryIsTouchedAfterItsOperationHasEnded) {
     const int fails_after = static_cast<int>(random() % 12), way = static_cast<int>(random() % 4);
     const auto seen = Seen(ranks, [&](World& world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-      EBB_ASSIGN_OR_RETURN(Stream stream, Device::Cpu(1).NewStream("comm"));
+      EBB_ASSIGN_OR_RETURN(Stream stream, GetParam().device(1).NewStream("comm"));
       std::optional<std::thread> aborter;
       for (int i = 0; communicator.status().ok(); ++i) {
         if (world.rank() == culprit && i == fails_after) {

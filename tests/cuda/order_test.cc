@@ -22,6 +22,7 @@ using ::testing::IsEmpty;
 
 class OrderTest : public ::testing::Test {
  protected:
+  static void SetUpTestSuite() { stand_in::WatchOrder(); }
   void TearDown() override { stand_in::Reset(); }
 
   void CopyIn(Stream& stream, int64_t at = 0) {

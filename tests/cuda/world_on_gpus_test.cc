@@ -1,10 +1,12 @@
-// GPUs of the ranks of any world: World::On makes the NCCL communicators' world from a CPU one, and
-// what fails the one fails the other. On the stand-in.
+// GPUs of the ranks of any world: World::On decides whether ranks share a device or NCCL connects
+// them, and what fails the CPU's world fails the GPUs'. On the stand-in.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <atomic>
+#include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,11 +32,123 @@ class PairedRank : public LocalRank {
   int ranks_per_host() const override { return 2; }
 };
 
-class WorldOnGpusTest : public ::testing::Test {
+// A rank of a process that is alone.
+class LonelyProcess : public LocalRank {
+ public:
+  using LocalRank::LocalRank;
+  std::shared_ptr<LocalWorld> threads() override { return nullptr; }
+};
+
+class ConnectionTest : public ::testing::Test {
  protected:
   void TearDown() override {
     EXPECT_EQ(stand_in::Alive(), stand_in::Live{}) << "something was not given back";
     stand_in::Reset();
+  }
+
+  // How many communicators of NCCL there are while every rank has one of its world on its device.
+  int NcclCommunicators(int ranks, std::function<absl::StatusOr<World>(const World&)> on_device) {
+    int seen = -1;
+    const absl::Status status = RunThreads(ranks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const World gpus, on_device(world));
+      EXPECT_EQ(gpus.rank(), world.rank());
+      EXPECT_EQ(gpus.size(), world.size());
+      EXPECT_EQ(gpus.local_rank(), world.local_rank());
+      EXPECT_EQ(gpus.local_size(), world.local_size());
+      EXPECT_EQ(gpus.ranks_per_host(), world.ranks_per_host());
+      EBB_ASSIGN_OR_RETURN(const Communicator communicator, gpus.NewCommunicator());
+      EBB_ASSIGN_OR_RETURN(Communicator together, world.NewCommunicator());
+      Stream stream = Device::Cpu(1).CallerStream();
+      EBB_RETURN_IF_ERROR(together.Barrier(stream));
+      if (world.rank() == 0) seen = stand_in::Alive().communicators;
+      EBB_RETURN_IF_ERROR(together.Barrier(stream));
+      return together.status();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return seen;
+  }
+};
+
+TEST_F(ConnectionTest, ThreadsThatNameTheSameDeviceShareItWithoutNccl) {
+  EXPECT_EQ(NcclCommunicators(3, [](const World& world) { return world.On(*Device::Cuda(1)); }), 0);
+}
+
+TEST_F(ConnectionTest, ThreadsOnDifferentDevicesAreConnectedByNccl) {
+  const auto on_own = [](const World& world) { return world.On(*Device::Cuda(world.rank())); };
+  EXPECT_EQ(NcclCommunicators(2, on_own), 2);
+}
+
+TEST_F(ConnectionTest, NcclThatMayShareADeviceIsTakenAtItsWord) {
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  const auto on_device = [](const World& world) { return world.On(*Device::Cuda()); };
+  EXPECT_EQ(NcclCommunicators(2, on_device), 2);
+  EXPECT_EQ(NcclCommunicators(1, on_device), 0);
+  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0", 1);
+  EXPECT_EQ(NcclCommunicators(2, on_device), 0);
+  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+}
+
+TEST_F(ConnectionTest, RankThatIsAloneNeedsNoNcclWhateverItsWorld) {
+  EXPECT_EQ(NcclCommunicators(1, [](const World& world) { return world.On(*Device::Cuda()); }), 0);
+  const World lonely(std::make_shared<LonelyProcess>(std::make_shared<LocalWorld>(1), 0));
+  const World gpus = *lonely.On(*Device::Cuda());
+  const Communicator communicator = *gpus.NewCommunicator();
+  EXPECT_EQ(communicator.size(), 1);
+  EXPECT_EQ(stand_in::Alive().communicators, 0);
+  gpus.Fail(absl::DataLossError("a page is missing"));
+  EXPECT_EQ(communicator.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(lonely.NewCommunicator().status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(ConnectionTest, SharingRanksKeepTheCpusDefaultReductionGroup) {
+  const auto ranks = std::make_shared<LocalWorld>(4);
+  const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
+    const World pairs(std::make_shared<PairedRank>(ranks, world.rank()));
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, pairs.On(device));
+    EXPECT_EQ(gpus.ranks_per_host(), 2);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(ConnectionTest, SharedDeviceMayBeTakenAgain) {
+  const absl::Status status = RunThreads(2, [](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World kept, world.On(device));
+    for (int round = 0; round < 3; ++round) {
+      EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+      EBB_RETURN_IF_ERROR(gpus.NewCommunicator().status());
+    }
+    return kept.NewCommunicator().status();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(ConnectionTest, WhatFailsTheCpusWorldFailsTheSharedDevices) {
+  std::array<absl::Status, 3> seen;
+  const absl::Status status = RunThreads(3, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
+    Stream stream = device.CallerStream();
+    if (world.rank() == 1) world.Fail(absl::DataLossError("a page is missing"));
+    EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    seen[static_cast<size_t>(world.rank())] = communicator.status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& rank : seen)
+    EXPECT_EQ(std::string(rank.message()), "rank 1 failed: a page is missing");
+}
+
+// All on one device of the stand-in, which only NCCL that shares one can connect.
+class WorldOnGpusTest : public ConnectionTest {
+ protected:
+  void SetUp() override { setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); }
+  void TearDown() override {
+    unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    ConnectionTest::TearDown();
   }
 };
 

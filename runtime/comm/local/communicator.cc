@@ -1,21 +1,16 @@
 #include "ebb/runtime/comm/local/communicator.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <utility>
 
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/complaint.h"
-#include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/copy.h"
+#include "ebb/runtime/comm/mover.h"
 
 namespace ebb {
-LocalCommunicator::LocalCommunicator(std::shared_ptr<LocalWorld> world,
-                                     std::shared_ptr<LocalGroup> group, int rank)
-    : world_(std::move(world)),
-      group_(std::move(group)),
-      rank_(rank),
-      transfer_(rank, group_->size(), group_->options().reduction_group) {}
+
+LocalCommunicator::LocalCommunicator(std::shared_ptr<LocalWorld> world, Formation::Place place)
+    : LocalMember(std::move(world), std::move(place)),
+      transfer_(rank(), size(), group_->options().reduction_group) {}
 
 LocalCommunicator::~LocalCommunicator() {
   group_->seat(rank_).turns.AwaitAllEnded();
@@ -28,19 +23,9 @@ absl::Status LocalCommunicator::Enqueue(Stream& stream, const Collective& call) 
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> LocalCommunicator::Split(int colour, int key) {
-  CommunicatorOptions options = group_->options();
-  options.reduction_group = 0;  // the parent's need not divide the parts
-  EBB_ASSIGN_OR_RETURN(
-      Formation::Place place,
-      group_->splits().Join(rank_, {.options = std::move(options), .colour = colour, .key = key}));
-  return std::make_unique<LocalCommunicator>(world_, std::move(place.group), place.rank);
-}
-
-void LocalCommunicator::Abort(absl::Status why) {
-  const int world_rank = group_->world_ranks()[static_cast<size_t>(rank_)];
-  world_->NoteFailure(world_rank);
-  group_->Fail(AbortStatus(group_->options(), world_rank, why));
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> LocalCommunicator::Join(
+    Formation::Place place) {
+  return std::make_unique<LocalCommunicator>(world_, std::move(place));
 }
 
 void LocalCommunicator::Run(const Collective& call, uint64_t number, ThreadTeam& team) {
@@ -62,10 +47,11 @@ bool LocalCommunicator::RunInTurn(const Collective& call, uint64_t number, Threa
     return false;
   }
   seat.call = call;
-  return IsPointToPoint(call.kind) ? RunExchange(deadline, team) : RunCollective(deadline, team);
+  TeamMover mover(team);
+  return IsPointToPoint(call.kind) ? RunExchange(deadline, mover) : RunCollective(deadline, mover);
 }
 
-bool LocalCommunicator::RunCollective(WaitPoint::Deadline deadline, ThreadTeam& team) {
+bool LocalCommunicator::RunCollective(WaitPoint::Deadline deadline, Mover& mover) {
   group_->seat(rank_).fingerprint = Fingerprint(CallOf(rank_));
   if (!group_->Meet(rank_, deadline)) return false;
   {
@@ -73,7 +59,7 @@ bool LocalCommunicator::RunCollective(WaitPoint::Deadline deadline, ThreadTeam& 
     if (!reading.allowed() || !group_->AllCalledTheSame()) return false;
     transfer_.Run(
         CallOf(rank_), [this](int peer, size_t span) { return CallOf(peer).spans[span].send; },
-        team);
+        mover);
   }
   if (Transfer::HasSecond(CallOf(rank_))) {
     if (!group_->Meet(rank_, deadline)) return false;
@@ -81,21 +67,14 @@ bool LocalCommunicator::RunCollective(WaitPoint::Deadline deadline, ThreadTeam& 
     if (!reading.allowed()) return false;
     transfer_.RunSecond(
         CallOf(rank_), [this](int peer, size_t span) { return CallOf(peer).spans[span].receive; },
-        team);
+        mover);
   }
   return group_->Meet(rank_, deadline);
 }
 
-bool LocalCommunicator::RunExchange(WaitPoint::Deadline deadline, ThreadTeam& team) {
+bool LocalCommunicator::RunExchange(WaitPoint::Deadline deadline, Mover& mover) {
   return group_->Exchange(rank_, deadline, [&](const Collective& peer_call) {
-    const Collective& call = CallOf(rank_);
-    const bool sends = call.kind == CollectiveKind::kSend;
-    const std::span<const CollectiveSpan> from = sends ? call.spans : peer_call.spans;
-    const std::span<const CollectiveSpan> to = sends ? peer_call.spans : call.spans;
-    const int64_t total = TotalBytes(call, 1);
-    for (size_t i = 0; i < to.size(); ++i) {
-      CopyBytes(team, to[i].receive, from[i].send, to[i].count * SizeOf(call.dtype), total);
-    }
+    Transfer::RunExchange(CallOf(rank_), peer_call, mover);
   });
 }
 

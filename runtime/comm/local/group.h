@@ -26,6 +26,7 @@
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/local/formation.h"
 #include "ebb/runtime/comm/turns.h"
+#include "ebb/runtime/device/event.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -42,6 +43,8 @@ class LocalGroup {
     std::atomic<bool> left{false};
     std::string how_left;
     WaitPoint own;  // this rank's waits for its peer
+    // Of a communicator on a device (device_communicator.h); set before the first operation.
+    std::vector<Event> marks;
 
     // Point to point; guarded by exchange_mutex_.
     bool posted = false;  // the call waits for its peer

@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> LocalRank::NewCommunicator(
     const CommunicatorOptions& options) {
   EBB_ASSIGN_OR_RETURN(Formation::Place place,
                        world_->communicators().Join(rank_, {.options = options}));
-  return std::make_unique<LocalCommunicator>(world_, std::move(place.group), place.rank);
+  return std::make_unique<LocalCommunicator>(world_, std::move(place));
 }
 
 }  // namespace ebb

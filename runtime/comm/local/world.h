@@ -63,6 +63,7 @@ class LocalRank : public WorldBackend {
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   void Fail(absl::Status why) override { world_->Fail(rank_, why); }
+  std::shared_ptr<LocalWorld> threads() override { return world_; }
 
  private:
   std::shared_ptr<LocalWorld> world_;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/mover.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 
@@ -136,12 +137,13 @@ bool NodeCommunicator::RunDirect(const Collective& call, uint64_t number,
     return group_->world()->HeapOf(group_->world_rank(peer)) +
            group_->seat(peer).spans[number % 2][span].*side;
   };
+  TeamMover mover(team);
   transfer_.Run(
       call,
       [&](int peer, size_t span) {
         return memory(peer, span, &node::GroupSeat::Offsets::send, call.spans[span].send);
       },
-      team);
+      mover);
   if (Transfer::HasSecond(call)) {
     if (!MeetInside(call, deadline)) return false;
     transfer_.RunSecond(
@@ -149,7 +151,7 @@ bool NodeCommunicator::RunDirect(const Collective& call, uint64_t number,
         [&](int peer, size_t span) {
           return memory(peer, span, &node::GroupSeat::Offsets::receive, call.spans[span].receive);
         },
-        team);
+        mover);
   }
   return MeetInside(call, deadline);
 }

@@ -16,6 +16,7 @@ class GivenBack : public ::testing::EmptyTestEventListener {
 };
 
 const bool registered = [] {
+  WatchOrder();
   ::testing::UnitTest::GetInstance()->listeners().Append(new GivenBack);
   return true;
 }();

@@ -1,5 +1,6 @@
 #include "order.h"
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -87,9 +88,20 @@ void Note(Allocation& allocation, const std::byte* base, const Access& access, c
   allocation.accesses.push_back(access);
 }
 
+std::atomic<bool> watching{false};
+
 }  // namespace
 
+void WatchOrder() {
+  watching = true;
+}
+
+bool WatchesOrder() {
+  return watching;
+}
+
 void NoteAllocation(const void* data, size_t bytes) {
+  if (!watching) return;
   const std::scoped_lock lock(All().mutex);
   const auto* const begin = static_cast<const std::byte*>(data);
   All().allocations[begin] = {.end = begin + bytes, .accesses = {}};
@@ -101,6 +113,7 @@ void ForgetAllocation(const void* data) {
 }
 
 void NoteTouch(cudaStream_t stream, const char* what, std::span<const Touched> touched) {
+  if (!watching) return;
   const std::scoped_lock lock(All().mutex);
   Stream& of = Of(stream);
   Join(of.clock, HostClock());
@@ -127,6 +140,7 @@ void NoteTouch(cudaStream_t stream, const char* what, std::span<const Touched> t
 }
 
 void NoteRecord(cudaStream_t stream, cudaEvent_t event) {
+  if (!watching) return;
   const std::scoped_lock lock(All().mutex);
   Stream& of = Of(stream);
   Join(of.clock, HostClock());
@@ -134,16 +148,19 @@ void NoteRecord(cudaStream_t stream, cudaEvent_t event) {
 }
 
 void NoteWait(cudaStream_t stream, cudaEvent_t event) {
+  if (!watching) return;
   const std::scoped_lock lock(All().mutex);
   Join(Of(stream).clock, All().events[event]);
 }
 
 void NotePassed(cudaStream_t stream) {
+  if (!watching) return;
   const std::scoped_lock lock(All().mutex);
   Join(HostClock(), Of(stream).clock);
 }
 
 void NotePassed(cudaEvent_t event) {
+  if (!watching) return;
   const std::scoped_lock lock(All().mutex);
   Join(HostClock(), All().events[event]);
 }

@@ -16,6 +16,10 @@
 
 namespace ebb::stand_in {
 
+// Off until a program asks for it, as noting allocates.
+void WatchOrder();
+bool WatchesOrder();
+
 struct Touched {
   const void* data = nullptr;
   size_t bytes = 0;

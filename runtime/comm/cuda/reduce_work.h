@@ -1,0 +1,220 @@
+// What one thread of the reduction kernel does: the arithmetic of reduce.cc in its order, on every
+// element the same operations. It compiles for the host too, where tests compare it with Reduce;
+// what differs there is the instruction, not the result.
+//
+//   elements   | head |  packs of 16 bytes, each thread's `threads` apart  | tail |
+//
+// Head and tail are what is not aligned, or all of it where the arrays are not aligned alike.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "ebb/runtime/comm/cuda/launch.h"
+#include "ebb/runtime/config/dtype.h"
+
+#if defined(__CUDACC__)
+#define EBB_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define EBB_HOST_DEVICE inline
+#endif
+
+namespace ebb::reduce_work {
+
+inline constexpr int kPackBytes = 16;
+template <class T>
+inline constexpr int kPack = kPackBytes / static_cast<int>(sizeof(T));  // elements
+
+using Combine = ReduceArrays::Combine;
+
+EBB_HOST_DEVICE float FloatOf(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+EBB_HOST_DEVICE uint32_t BitsOf(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+EBB_HOST_DEVICE float Widened(float value) {
+  return value;
+}
+EBB_HOST_DEVICE float Widened(BFloat16 value) {
+  return FloatOf(uint32_t{value.bits} << 16);
+}
+EBB_HOST_DEVICE float Widened(Float16 value) {
+#if defined(__CUDA_ARCH__)
+  float wide;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
+  return wide;
+#else
+  return static_cast<float>(value);
+#endif
+}
+EBB_HOST_DEVICE float Widened(int8_t value) {
+  return static_cast<float>(value);
+}
+
+// One rounding, to nearest even; every NaN is the positive quiet one without payload.
+template <class T>
+EBB_HOST_DEVICE T Rounded(float value) {
+  T result;
+  if constexpr (std::is_same_v<T, int8_t>) {
+    result = static_cast<int8_t>(rintf(fminf(fmaxf(value, -128.0f), 127.0f)));
+  } else {
+    const uint32_t bits = value != value ? 0x7fc00000u : BitsOf(value);
+    if constexpr (std::is_same_v<T, float>) {
+      result = FloatOf(bits);
+    } else if constexpr (std::is_same_v<T, BFloat16>) {
+      // Nothing carries out of a quiet NaN: its low half is zero.
+      result.bits = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+    } else {
+#if defined(__CUDA_ARCH__)
+      if (value != value) {
+        result.bits = 0x7e00;
+      } else {
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
+      }
+#else
+      result = Float16(FloatOf(bits));
+#endif
+    }
+  }
+  return result;
+}
+
+EBB_HOST_DEVICE float Sum(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#else
+  return a + b;
+#endif
+}
+EBB_HOST_DEVICE float Product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
+// Of equal values (-0 and +0) max and min keep the first; a NaN stays.
+template <Combine kCombine>
+EBB_HOST_DEVICE float Combined(float so_far, float next) {
+  if constexpr (kCombine == Combine::kSum) {
+    return Sum(so_far, next);
+  } else {
+    const bool better = kCombine == Combine::kMax ? next > so_far : next < so_far;
+    return better || next != next ? next : so_far;
+  }
+}
+
+// Loaded and stored as a whole.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Pack {
+  T values[kCount];
+};
+
+template <class T, int kCount>
+EBB_HOST_DEVICE Pack<T, kCount> Load(const void* array, int64_t at) {
+  const T* const from = static_cast<const T*>(array) + at;
+#if defined(__CUDA_ARCH__)
+  return *reinterpret_cast<const Pack<T, kCount>*>(from);
+#else
+  Pack<T, kCount> pack;
+  std::memcpy(pack.values, from, sizeof(pack));
+  return pack;
+#endif
+}
+
+// Elements [at, at + kCount).
+template <class T, Combine kCombine, int kCount>
+EBB_HOST_DEVICE void ReduceElements(const ReduceArrays& arrays, int64_t at) {
+  float total[kCount] = {};
+  for (int first = 0; first < arrays.inputs_count; first += arrays.group) {
+    float partial[kCount];
+    const auto begin = Load<T, kCount>(arrays.inputs[first], at);
+    for (int i = 0; i < kCount; ++i) partial[i] = Widened(begin.values[i]);
+#if defined(__CUDA_ARCH__)
+#pragma unroll 4
+#endif
+    for (int input = first + 1; input < first + arrays.group; ++input) {
+      const auto next = Load<T, kCount>(arrays.inputs[input], at);
+      for (int i = 0; i < kCount; ++i)
+        partial[i] = Combined<kCombine>(partial[i], Widened(next.values[i]));
+    }
+    for (int i = 0; i < kCount; ++i)
+      total[i] = first == 0 ? partial[i] : Combined<kCombine>(total[i], partial[i]);
+  }
+  Pack<T, kCount> result;
+  for (int i = 0; i < kCount; ++i) result.values[i] = Rounded<T>(Product(total[i], arrays.scale));
+  T* const to = static_cast<T*>(arrays.destination) + at;
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(result) == kPackBytes) {
+    uint4 whole;
+    memcpy(&whole, &result, sizeof(whole));
+    __stwb(reinterpret_cast<uint4*>(to), whole);  // an assignment would become several stores
+  } else {
+    *to = result.values[0];
+  }
+#else
+  std::memcpy(static_cast<void*>(to), result.values, sizeof(result));
+#endif
+}
+
+// Of elements of `bytes`: how many come before the first pack. All of them if there is none.
+inline int64_t HeadOf(const ReduceArrays& arrays, int bytes) {
+  const auto misplaced = [](const void* array) {
+    return reinterpret_cast<uintptr_t>(array) % kPackBytes;
+  };
+  const uintptr_t place = misplaced(arrays.destination);
+  for (int i = 0; i < arrays.inputs_count; ++i) {
+    if (misplaced(arrays.inputs[i]) != place) return arrays.count;
+  }
+  if (place % static_cast<uintptr_t>(bytes) != 0) return arrays.count;
+  const auto head = static_cast<int64_t>((kPackBytes - place) % kPackBytes) / bytes;
+  return head < arrays.count ? head : arrays.count;
+}
+
+// The work of thread `thread` of `threads`, with `head` elements before the first pack.
+template <class T, Combine kCombine>
+EBB_HOST_DEVICE void ReduceAsThread(const ReduceArrays& arrays, int64_t head, int64_t thread,
+                                    int64_t threads) {
+  const int64_t packs = (arrays.count - head) / kPack<T>;
+  for (int64_t pack = thread; pack < packs; pack += threads)
+    ReduceElements<T, kCombine, kPack<T>>(arrays, head + pack * kPack<T>);
+  const int64_t packed = packs * kPack<T>;
+  for (int64_t i = thread; i < arrays.count - packed; i += threads)
+    ReduceElements<T, kCombine, 1>(arrays, i < head ? i : i + packed);
+}
+
+// Calls body(T(), constant of a Combine) for what `arrays` are.
+template <class Body>
+void WithTypes(const ReduceArrays& arrays, Body body) {
+  const auto with_combine = [&](auto number) {
+    switch (arrays.combine) {
+      case Combine::kSum:
+        return body(number, std::integral_constant<Combine, Combine::kSum>());
+      case Combine::kMax:
+        return body(number, std::integral_constant<Combine, Combine::kMax>());
+      case Combine::kMin:
+        return body(number, std::integral_constant<Combine, Combine::kMin>());
+    }
+  };
+  switch (arrays.dtype) {
+    case DType::kFloat32:
+      return with_combine(float());
+    case DType::kBFloat16:
+      return with_combine(BFloat16());
+    case DType::kFloat16:
+      return with_combine(Float16());
+    case DType::kInt8:
+      return with_combine(int8_t());
+  }
+}
+
+}  // namespace ebb::reduce_work

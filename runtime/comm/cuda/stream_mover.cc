@@ -1,0 +1,56 @@
+#include "ebb/runtime/comm/cuda/stream_mover.h"
+
+#include <algorithm>
+#include <cassert>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/cuda/launch.h"
+#include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/cuda/error.h"
+
+namespace ebb {
+namespace {
+
+ReduceArrays::Combine CombineOf(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return ReduceArrays::Combine::kSum;
+    case ReduceOp::kMax:
+      return ReduceArrays::Combine::kMax;
+    case ReduceOp::kMin:
+      return ReduceArrays::Combine::kMin;
+  }
+  return ReduceArrays::Combine::kSum;
+}
+
+}  // namespace
+
+static_assert(StreamMover::kInputsMax == ReduceArrays::kInputsMax);
+
+void StreamMover::Copy(void* destination, const void* source, int64_t bytes, int64_t) {
+  if (failed_.ok() && destination != source) stream_.Copy(destination, source, bytes);
+}
+
+void StreamMover::Reduce(const Reduction& reduction, std::span<const void* const> inputs,
+                         void* destination, int64_t count, int64_t) {
+  assert(reduction.stage == Reduction::Stage::kWhole && inputs.size() <= kInputsMax);
+  if (!status().ok()) return;
+  const auto inputs_count = static_cast<int>(inputs.size());
+  ReduceArrays arrays = {.destination = destination,
+                         .count = count,
+                         .inputs_count = inputs_count,
+                         .group = reduction.group == 0 ? inputs_count : reduction.group,
+                         .scale = reduction.scale,
+                         .dtype = reduction.dtype,
+                         .combine = CombineOf(reduction.op)};
+  std::copy(inputs.begin(), inputs.end(), arrays.inputs);
+  const CudaCurrent current(device_.ordinal());
+  cudaError_t launched = current.result();
+  if (launched == cudaSuccess)
+    launched = LaunchReduce(static_cast<cudaStream_t>(stream_.view().native), arrays);
+  if (launched == cudaSuccess) return;
+  failed_ = CudaStatus(launched,
+                       absl::StrCat("launching a reduction's kernel on ", device_.description()));
+}
+
+}  // namespace ebb

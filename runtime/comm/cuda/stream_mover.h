@@ -1,0 +1,37 @@
+// A Mover on a stream of a CUDA device: it enqueues, and reads and writes what that device can
+// reach.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/mover.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/stream.h"
+
+namespace ebb {
+
+class StreamMover final : public Mover {
+ public:
+  // More inputs of a reduction find no room in a kernel's parameters.
+  static constexpr int kInputsMax = 64;
+
+  StreamMover(const Device& device, Stream& stream) : device_(device), stream_(stream) {}
+
+  void Copy(void* destination, const void* source, int64_t bytes, int64_t together_bytes) override;
+  // Reductions of one stage.
+  void Reduce(const Reduction& reduction, std::span<const void* const> inputs, void* destination,
+              int64_t count, int64_t together_bytes) override;
+
+  // The first failure: the stream's, or a kernel's that could not be launched, after which nothing
+  // more is enqueued.
+  absl::Status status() const { return failed_.ok() ? stream_.status() : failed_; }
+
+ private:
+  const Device& device_;
+  Stream& stream_;
+  absl::Status failed_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,89 @@
+#include "ebb/runtime/comm/local/device_world.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/comm/local/device_communicator.h"
+#include "ebb/runtime/comm/local/world.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+// One rank's handle. It keeps the one it was made from, which says when the rank leaves.
+class LocalDeviceRank : public WorldBackend {
+ public:
+  LocalDeviceRank(std::shared_ptr<WorldBackend> ranks, std::shared_ptr<LocalWorld> world,
+                  const Device& device)
+      : ranks_(std::move(ranks)), world_(std::move(world)), device_(device) {}
+
+  int rank() const override { return ranks_->rank(); }
+  int size() const override { return ranks_->size(); }
+  int local_rank() const override { return ranks_->local_rank(); }
+  int local_size() const override { return ranks_->local_size(); }
+  int ranks_per_host() const override { return ranks_->ranks_per_host(); }
+
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) override {
+    EBB_ASSIGN_OR_RETURN(Formation::Place place,
+                         world_->communicators().Join(
+                             rank(), {.options = options,
+                                      .device = absl::StrCat("CUDA device ", device_.ordinal())}));
+    return LocalDeviceCommunicator::Create(world_, std::move(place), device_);
+  }
+
+  void Fail(absl::Status why) override {
+    world_->Fail(rank(), why);
+    if (ranks_->threads() != world_) ranks_->Fail(std::move(why));
+  }
+
+ private:
+  const std::shared_ptr<WorldBackend> ranks_;
+  const std::shared_ptr<LocalWorld> world_;
+  const Device device_;
+};
+
+bool NcclSharesDevices() {
+  const char* const enabled = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return enabled != nullptr && std::string_view(enabled) == "1";
+}
+
+absl::StatusOr<bool> AllHave(WorldBackend& world, const Device& device) {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend,
+                       world.NewCommunicator({.name = "gpu-devices"}));
+  Communicator communicator(std::move(backend));
+  const int32_t mine = device.ordinal();
+  std::vector<int32_t> all(static_cast<size_t>(world.size()));
+  const CollectiveSpan span = {
+      .send = &mine, .receive = all.data(), .count = static_cast<int64_t>(sizeof(mine))};
+  Stream stream = Device::Cpu(1).CallerStream();
+  EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+  EBB_RETURN_IF_ERROR(communicator.status());
+  return std::count(all.begin(), all.end(), mine) == world.size();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldBackend> world,
+                                                          const Device& device) {
+  std::shared_ptr<LocalWorld> threads = world->threads();
+  if (world->size() > 1) {
+    if (threads == nullptr || NcclSharesDevices()) return nullptr;
+    EBB_ASSIGN_OR_RETURN(const bool shared, AllHave(*world, device));
+    if (!shared) return nullptr;
+  }
+  if (world->size() > StreamMover::kInputsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(world->size(), " ranks cannot share ",
+                                                   device.description(), "; at most ",
+                                                   StreamMover::kInputsMax));
+  }
+  if (threads == nullptr) threads = std::make_shared<LocalWorld>(1);
+  return std::make_shared<LocalDeviceRank>(std::move(world), std::move(threads), device);
+}
+
+}  // namespace ebb

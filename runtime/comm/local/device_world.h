@@ -1,0 +1,19 @@
+// A world whose ranks share one GPU: threads of a process that have all named the same one, or a
+// rank that is alone.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/device/device.h"
+
+namespace ebb {
+
+// The ranks of `world` on `device`, a CUDA device, or null where they cannot or need not share it:
+// they are processes, have different devices, or NCCL was told to connect ranks that share one
+// (NCCL_MULTI_RANK_GPU_ENABLE=1). Collective; the same on all ranks.
+absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldBackend> world,
+                                                          const Device& device);
+
+}  // namespace ebb

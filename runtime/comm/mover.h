@@ -1,0 +1,36 @@
+// Where the bytes of a Transfer are moved and summed: by the threads of a CPU, or on a GPU's stream.
+// One call for each piece of a span; what happens to its elements knows no Mover.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb {
+
+class Mover {
+ public:
+  virtual ~Mover() = default;
+  // As CopyBytes (device/cpu/copy.h).
+  virtual void Copy(void* destination, const void* source, int64_t bytes,
+                    int64_t together_bytes) = 0;
+  // As Reduce (reduce.h), with its bits.
+  virtual void Reduce(const Reduction& reduction, std::span<const void* const> inputs,
+                      void* destination, int64_t count, int64_t together_bytes) = 0;
+};
+
+// At once, on the CPU.
+class TeamMover final : public Mover {
+ public:
+  explicit TeamMover(ThreadTeam& team) : team_(team) {}
+  void Copy(void* destination, const void* source, int64_t bytes, int64_t together_bytes) override;
+  void Reduce(const Reduction& reduction, std::span<const void* const> inputs, void* destination,
+              int64_t count, int64_t together_bytes) override;
+
+ private:
+  ThreadTeam& team_;
+};
+
+}  // namespace ebb

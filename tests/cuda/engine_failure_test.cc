@@ -1,0 +1,151 @@
+// What an engine on GPUs says when they fail, and what it cannot do. On the stand-in.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <latch>
+#include <string>
+#include <utility>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "stand_in.h"
+#include "tests/engine/toy_model.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+std::string Text(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+class EngineOnFailingGpuTest : public ::testing::Test {
+ protected:
+  static constexpr int kRanks = 2;
+  using Seen = std::array<absl::Status, kRanks>;
+
+  static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
+  void TearDown() override {
+    unsetenv(kShare);
+    stand_in::Reset();
+  }
+
+  // Every rank trains one step that goes well, then `fault` happens to rank 0, then all train on.
+  // What each says of that.
+  Seen TrainWith(const std::function<void()>& fault, bool second_goes_on = true) {
+    Seen seen;
+    std::latch all_have_trained(kRanks);
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      ToyModel model(ToyOptions(), device);
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config_));
+      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
+      EBB_RETURN_IF_ERROR(engine.Report().status());
+      all_have_trained.arrive_and_wait();
+      absl::Status& own = seen[static_cast<size_t>(world.rank())];
+      if (world.rank() == 0) fault();
+      if (world.rank() == 1 && !second_goes_on) return absl::OkStatus();
+      for (int step = 1; step < 4 && own.ok(); ++step)
+        own = model.Train(engine, world.rank(), step);
+      // It stays so.
+      EXPECT_FALSE(model.Train(engine, world.rank(), 9).ok());
+      EXPECT_FALSE(engine.Report().ok());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return seen;
+  }
+
+  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+  Config config_ = [] {
+    Config config;
+    config.micro_batch_size = 1;
+    config.zero.stage = 3;
+    config.ebb.timeout_seconds = 20;
+    return config;
+  }();
+};
+
+TEST_F(EngineOnFailingGpuTest, ALostDeviceFailsTheEngine) {
+  for (const absl::Status& status :
+       TrainWith([] { stand_in::LoseDevice(cudaErrorIllegalAddress); })) {
+    EXPECT_THAT(Text(status), AllOf(HasSubstr("an illegal memory access was encountered"),
+                                    HasSubstr("CUDA device 0")));
+  }
+}
+
+TEST_F(EngineOnFailingGpuTest, AKernelThatDoesNotStartFailsTheEngineOnAllRanks) {
+  for (const char* function : {"LaunchUpdate", "LaunchSumSquares", "cudaMemcpyAsync"}) {
+    const Seen seen = TrainWith([&] { stand_in::FailCall(function, cudaErrorLaunchFailure); });
+    for (const absl::Status& status : seen) EXPECT_FALSE(status.ok()) << function;
+    // Whichever rank called it.
+    EXPECT_THAT(Text(seen[0]) + Text(seen[1]), HasSubstr("an error of the stand-in")) << function;
+    stand_in::Reset();
+  }
+}
+
+TEST_F(EngineOnFailingGpuTest, AnErrorThatNcclNoticesFailsTheStepOfAllRanks) {
+  setenv(kShare, "1", /*overwrite=*/1);
+  const Seen seen = TrainWith([] { stand_in::FailCommunicators(1, ncclRemoteError); });
+  for (const absl::Status& status : seen)
+    EXPECT_THAT(Text(status), HasSubstr("remote process exited"));
+}
+
+TEST_F(EngineOnFailingGpuTest, ARankThatDoesNotComeIsWaitedForOnlySoLong) {
+  for (const bool nccl : {false, true}) {
+    if (nccl) setenv(kShare, "1", /*overwrite=*/1);
+    config_.ebb.timeout_seconds = 0.5;
+    const Seen seen = TrainWith([] {}, /*second_goes_on=*/false);
+    EXPECT_THAT(Text(seen[0]), AnyOf(HasSubstr("rank 1 has left"), HasSubstr("has waited 0.5 s"),
+                                     HasSubstr("rank 1 has ended")));
+  }
+}
+
+TEST_F(EngineOnFailingGpuTest, ADeviceThatIsFullIsSaidByAllRanks) {
+  for (int nth = 1; nth < 12; ++nth) {
+    Seen seen;
+    stand_in::FailCall("cudaMalloc", cudaErrorMemoryAllocation, nth);
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      seen[static_cast<size_t>(world.rank())] =
+          Engine::Create(world, device, ToyModel(ToyOptions()).spec(), config_).status();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    for (const absl::Status& each : seen) EXPECT_FALSE(each.ok()) << nth;
+    EXPECT_THAT(Text(seen[0]) + Text(seen[1]), HasSubstr("out of memory")) << nth;
+    stand_in::Reset();
+  }
+}
+
+TEST_F(EngineOnFailingGpuTest, WhatItCannotDoIsRefused) {
+  const Device device = *Device::Cuda();
+  const ModelSpec model = ToyModel(ToyOptions()).spec();
+  config_.zero.offload_optimizer.device = Tier::kCpu;
+  absl::Status status = Engine::Create(World::Single(), device, model, config_).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(Text(status), AllOf(HasSubstr("CUDA device 0"), HasSubstr("offload_optimizer")));
+  config_.zero.offload_optimizer.device = Tier::kDevice;
+  const OptimizerSpec own = {.states = {},
+                             .update = [](const UpdateSlice&) { return absl::OkStatus(); }};
+  status = Engine::Create(World::Single(), device, model, config_, {.optimizer = own}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(Text(status), HasSubstr("EngineOptions::optimizer"));
+}
+
+TEST_F(EngineOnFailingGpuTest, TheTrainersStreamIsTheEnginesComputeStream) {
+  const Device device = *Device::Cuda();
+  const Stream own = *device.NewStream("trainer");
+  const auto engine = Engine::Create(World::Single(), device, ToyModel(ToyOptions()).spec(),
+                                     config_, {.compute = own.view()});
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EXPECT_EQ(engine->compute_stream().native, own.view().native);
+}
+
+}  // namespace
+}  // namespace ebb::testing

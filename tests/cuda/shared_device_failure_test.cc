@@ -1,0 +1,155 @@
+// What threads that share a GPU see when CUDA fails under one of them: every rank gets a Status that
+// says so, nothing hangs and nothing is left. What they see when a rank fails is
+// ../comm/failure_test.cc. On the stand-in.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/device.h"
+#include "stand_in.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;
+
+std::string Message(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+class SharedDeviceFailureTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_EQ(stand_in::Alive(), stand_in::Live{}) << "something was not given back";
+    stand_in::Reset();
+  }
+
+  struct Seen {
+    absl::Status device, communicator;
+  };
+  // Every rank sums over and over until its communicator has failed; rank 0 calls `fail` on its way.
+  // Memory is given back as soon as its operation has ended, which the others may still want to read.
+  // `waits_work`: otherwise nobody can tell when that is, and it stays.
+  template <class Fail>
+  std::array<Seen, kRanks> SumUntilFailed(Fail fail, bool waits_work = true) {
+    std::array<std::deque<std::vector<float>>, kRanks> kept;
+    std::array<Seen, kRanks> seen;
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+      EBB_ASSIGN_OR_RETURN(Communicator communicator, gpus.NewCommunicator());
+      EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("sum"));
+      for (int round = 0; communicator.status().ok(); ++round) {
+        auto& memory = kept[static_cast<size_t>(world.rank())];
+        std::vector<float>& values = memory.emplace_back(4000, 1.0f);
+        const CollectiveSpan span = {
+            .send = values.data(), .receive = values.data(), .count = 4000};
+        if (round == 2 && world.rank() == 0) fail();
+        EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
+        stream.WaitIdle();
+        if (waits_work) memory.clear();
+      }
+      seen[static_cast<size_t>(world.rank())] = {device.status(), communicator.status()};
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return seen;
+  }
+};
+
+TEST_F(SharedDeviceFailureTest, KernelThatCannotBeLaunchedFailsTheCommunicatorNotTheDevice) {
+  for (const int nth : {1, 2, 3}) {
+    const auto seen =
+        SumUntilFailed([&] { stand_in::FailCall("cudaLaunchKernel", cudaErrorInvalidValue, nth); });
+    for (const Seen& rank : seen) {
+      EXPECT_TRUE(rank.device.ok()) << rank.device;
+      EXPECT_EQ(rank.communicator, seen[0].communicator);
+      EXPECT_EQ(rank.communicator.code(), absl::StatusCode::kInternal);
+      EXPECT_THAT(Message(rank.communicator),
+                  AllOf(HasSubstr("failed: launching a reduction's kernel"), HasSubstr("rank "),
+                        HasSubstr("CUDA device 0")));
+    }
+  }
+}
+
+TEST_F(SharedDeviceFailureTest, WhicheverCallFailsAllRanksAreTold) {
+  for (const std::string function :
+       {"cudaEventRecord", "cudaStreamWaitEvent", "cudaMemcpyAsync", "cudaStreamSynchronize"}) {
+    for (const int nth : {1, 2, 3, 5, 8}) {
+      SCOPED_TRACE(function + " " + std::to_string(nth));
+      const auto seen =
+          SumUntilFailed([&] { stand_in::FailCall(function, cudaErrorIllegalAddress, nth); },
+                         function != "cudaStreamSynchronize");
+      for (const Seen& rank : seen) {
+        EXPECT_EQ(rank.communicator, seen[0].communicator);
+        EXPECT_THAT(Message(rank.communicator), AllOf(HasSubstr("rank "), HasSubstr(function)));
+      }
+    }
+  }
+}
+
+TEST_F(SharedDeviceFailureTest, LostDeviceFailsAllRanks) {
+  const auto seen = SumUntilFailed([] { stand_in::LoseDevice(cudaErrorIllegalAddress); }, false);
+  for (const Seen& rank : seen) {
+    EXPECT_THAT(Message(rank.communicator),
+                AllOf(HasSubstr("rank "), HasSubstr("illegal memory access")));
+  }
+}
+
+TEST_F(SharedDeviceFailureTest, RankWithoutEventsFailsTheCommunicatorOfAll) {
+  stand_in::FailCall("cudaEventCreateWithFlags", cudaErrorInvalidValue, 4);
+  std::array<absl::Status, kRanks> seen;
+  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+    absl::StatusOr<Communicator> communicator = gpus.NewCommunicator();
+    absl::Status& mine = seen[static_cast<size_t>(world.rank())];
+    mine = communicator.status();
+    if (!communicator.ok()) return absl::OkStatus();
+    Stream stream = device.CallerStream();
+    EBB_RETURN_IF_ERROR(communicator->Barrier(stream));
+    stream.WaitIdle();
+    mine = communicator->status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& rank : seen) EXPECT_THAT(Message(rank), HasSubstr("creating an event"));
+}
+
+TEST_F(SharedDeviceFailureTest, StreamOfTheCpuIsRefused) {
+  const World world = *World::Single().On(*Device::Cuda());
+  Communicator communicator = *world.NewCommunicator();
+  Stream stream = Device::Cpu(1).CallerStream();
+  const absl::Status status = communicator.Barrier(stream);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(status), HasSubstr("a stream of CUDA device 0"));
+}
+
+TEST_F(SharedDeviceFailureTest, CommunicatorOfTheCpuAndOneOfTheDeviceAreDifferent) {
+  std::array<absl::Status, 2> seen;
+  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+    const World& one_of_them = world.rank() == 0 ? world : gpus;
+    seen[static_cast<size_t>(world.rank())] = one_of_them.NewCommunicator().status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& rank : seen) {
+    EXPECT_THAT(Message(rank),
+                AllOf(HasSubstr("different communicators"), HasSubstr("on CUDA device 0")));
+  }
+}
+
+}  // namespace
+}  // namespace ebb
