@@ -212,7 +212,7 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
   EBB_ASSIGN_OR_RETURN(ChosenDevice device, ChooseDevice(run.options, world.local_rank()));
   if (speaks && !device.instead_of_cuda.empty())
     LogWarning(
-        absl::StrCat("no --device cuda here, so training uses the CPU: ", device.instead_of_cuda));
+        absl::StrCat("no --device cuda, so training uses the CPU: ", device.instead_of_cuda));
   EBB_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
   EBB_ASSIGN_OR_RETURN(
       std::unique_ptr<Trainer> trainer,

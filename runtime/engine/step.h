@@ -50,8 +50,9 @@ class Step {
   // and no Backward may follow.
   absl::Status Reduce();
   // Closes what is open; issues norm, clip and update. The first error of the step, if any: then
-  // nothing was updated, or the engine says that it has failed. On a GPU it does not wait; on the
-  // CPU it waits until the ranks have exchanged norms and errors, not for updates.
+  // nothing was updated, or the engine says that it has failed. Waits until the ranks have exchanged
+  // norms and errors, not for updates: on a GPU those are enqueued before it waits, and look at the
+  // device whether they are to happen.
   absl::Status Finish();
 
  private:

@@ -93,10 +93,10 @@ struct Outcome {
 inline constexpr int kMatrixSteps = 4;
 
 // `device`: of each rank.
-absl::StatusOr<Outcome> RunCell(const Cell& cell,
-                                const std::function<absl::StatusOr<Device>()>& device = [] {
-                                  return Device::Cpu(/*threads=*/1);
-                                });
+absl::StatusOr<Outcome> RunCell(
+    const Cell& cell, const std::function<absl::StatusOr<Device>()>& device = [] {
+      return Device::Cpu(/*threads=*/1);
+    });
 // The first thing that differs, for people; "" if nothing does.
 std::string FirstDifference(const Outcome& outcome, const Outcome& reference);
 
