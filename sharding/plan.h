@@ -59,13 +59,14 @@ enum class StreamId : uint8_t {
   kUpdate,  // on the device
   // Of what is offloaded. Reads of parameters are not behind those of states, which wait for updates.
   kUpload,
-  kDownload,    // and sums and norms of gradients that live in host memory
+  kDownload,
+  kHostSum,     // sums and norms of gradients that live in host memory
   kHostUpdate,  // on the processor, of masters and states that are not on the device
   kReadParameters,
   kReadStates,
   kWrite,
 };
-inline constexpr int kStreams = 10;
+inline constexpr int kStreams = 11;
 std::string_view Name(StreamId stream);
 
 struct Dependency {

@@ -102,7 +102,7 @@ void PlanBuilder::Close(int s) {
 void PlanBuilder::Finish() {
   NewMoment(Moment::kFinish, -1);
   std::vector<Dependency> after = {{Dependency::kOperation, Mark({})}};
-  if (last_download_ >= 0) after.push_back({Dependency::kOperation, last_download_});
+  if (last_host_sum_ >= 0) after.push_back({Dependency::kOperation, last_host_sum_});
   exchange_ = Issue({.kind = OperationKind::kExchange,
                      .stream = StreamId::kReduce,
                      .parts = {},

@@ -85,7 +85,8 @@ class PlanBuilder {
   std::vector<Part> PartsOf(const std::vector<int>& group);
   std::vector<Part> PartsThat(bool accumulate, Tier home, const std::vector<Part>& parts) const;
   // What is done with reduced slices whose shards live in `home`; the last operation, -1: nothing.
-  int IssueSums(Tier home, const std::vector<Part>& parts);
+  int IssueSums(Tier home, const std::vector<Part>& parts, int landing);
+  void AwaitLanding(std::vector<Dependency>& after) const;
   // The same of one slice whose shard lives on NVMe, in a slot; the write.
   int IssueSumInSlot(Part part, int reduced);
   int IssueLanding(const std::vector<Part>& parts);
@@ -142,7 +143,7 @@ class PlanBuilder {
   std::map<int, SubGroupRoute> ahead_;
   int carried_left_ = 0;
   int next_gradient_slot_ = 0;
-  int last_landing_ = -1, last_download_ = -1;  // of reduced slices; what is done with them there
+  int last_landing_ = -1, last_host_sum_ = -1;  // of reduced slices; what is done with them there
   // Boundaries: by scope the visits whose outputs leave when it closes, are read from the swap file
   // and come back to the device when it opens; what brings its input; by visit the operation after
   // which the output is below the device (or in a slot), and its slot.

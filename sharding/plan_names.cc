@@ -43,8 +43,8 @@ std::string_view Name(OperationKind kind) {
 
 std::string_view Name(StreamId stream) {
   constexpr std::string_view kNames[kStreams] = {
-      "compute",  "gather",      "reduce",          "update",      "upload",
-      "download", "host update", "read parameters", "read states", "write"};
+      "compute",  "gather",      "reduce",          "update",      "upload", "download",
+      "host sum", "host update", "read parameters", "read states", "write"};
   return kNames[static_cast<int>(stream)];
 }
 

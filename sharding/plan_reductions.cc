@@ -97,7 +97,16 @@ int PlanBuilder::IssueLanding(const std::vector<Part>& parts) {
          .bytes = plan_.layout.units[part.unit].trainable.shard * SizeOf(d_.communication)});
     download.bytes += download.moves.back().bytes;
   }
-  return download.parts.empty() ? -1 : Issue(std::move(download));
+  if (download.parts.empty()) return -1;
+  if (std::any_of(download.parts.begin(), download.parts.end(),
+                  [](const Part& part) { return part.landed >= 0; }))
+    AwaitLanding(download.after);
+  return Issue(std::move(download));
+}
+
+// Where slices land is free again once what landed there has been added up.
+void PlanBuilder::AwaitLanding(std::vector<Dependency>& after) const {
+  if (last_host_sum_ >= 0) after.push_back({Dependency::kOperation, last_host_sum_});
 }
 
 int PlanBuilder::IssueSumInSlot(Part part, int reduced) {
@@ -125,37 +134,42 @@ int PlanBuilder::IssueSumInSlot(Part part, int reduced) {
         {Dependency::kOperation, move(OperationKind::kRead, StreamId::kReadParameters, home, slot,
                                       stored, {slot_free, {Dependency::kStored, part.unit}})}};
   }
+  std::vector<Dependency> after = {{Dependency::kOperation, reduced}, slot_free};
+  if (accumulates) AwaitLanding(after);
   last_landing_ = move(OperationKind::kDownload, StreamId::kDownload, ReducedSlice(part),
                        accumulates ? pools.landing.Plus(part.landed) : slot,
-                       section.shard * SizeOf(d_.communication),
-                       {{Dependency::kOperation, reduced}, slot_free});
-  last_download_ = Issue({.kind = accumulates ? OperationKind::kAccumulate : OperationKind::kNorm,
-                          .stream = StreamId::kDownload,
+                       section.shard * SizeOf(d_.communication), std::move(after));
+  ready.push_back({Dependency::kOperation, last_landing_});
+  last_host_sum_ = Issue({.kind = accumulates ? OperationKind::kAccumulate : OperationKind::kNorm,
+                          .stream = StreamId::kHostSum,
                           .parts = {part},
                           .after = std::move(ready),
                           .bytes = accumulates ? AccumulateBytes({part}) : NormBytes({part})});
   const int write = move(OperationKind::kWrite, StreamId::kWrite, slot, home, stored,
-                         {{Dependency::kOperation, last_download_}});
+                         {{Dependency::kOperation, last_host_sum_}});
   plan_.operations[static_cast<size_t>(write)].frees = {slot_free.index};
   plan_.operations[static_cast<size_t>(write)].stores = part.unit;
   return write;
 }
 
-int PlanBuilder::IssueSums(Tier home, const std::vector<Part>& parts) {
-  const StreamId stream = home == Tier::kDevice ? StreamId::kReduce : StreamId::kDownload;
+// `landing`: what has brought them to host memory, if that is where they are.
+int PlanBuilder::IssueSums(Tier home, const std::vector<Part>& parts, int landing) {
+  const StreamId stream = home == Tier::kDevice ? StreamId::kReduce : StreamId::kHostSum;
+  std::vector<Dependency> after;
+  if (landing >= 0) after.push_back({Dependency::kOperation, landing});
   int last = -1;
   if (const std::vector<Part> summed = PartsThat(true, home, parts); !summed.empty()) {
     last = Issue({.kind = OperationKind::kAccumulate,
                   .stream = stream,
                   .parts = summed,
-                  .after = {},
+                  .after = after,
                   .bytes = AccumulateBytes(summed)});
   }
   if (const std::vector<Part> direct = PartsThat(false, home, parts); !direct.empty()) {
     last = Issue({.kind = OperationKind::kNorm,
                   .stream = stream,
                   .parts = direct,
-                  .after = {},
+                  .after = after,
                   .bytes = NormBytes(direct)});
   }
   return last;
@@ -244,7 +258,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
                   .after = {},
                   .bytes = RoundBytes(parts)});
   }
-  if (const int sums = IssueSums(Tier::kDevice, parts); sums >= 0) {
+  if (const int sums = IssueSums(Tier::kDevice, parts, /*landing=*/-1); sums >= 0) {
     last = sums;
     // A slice that is added to its shard lies in the whole gradient.
     if (cast < 0 && !PartsThat(true, Tier::kDevice, parts).empty()) reader = last;
@@ -254,7 +268,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
   if (const int landing = IssueLanding(parts); landing >= 0) {
     if (cast < 0) reader = landing;
     last_landing_ = landing;
-    last_on_host = last_download_ = IssueSums(Tier::kCpu, parts);
+    last_on_host = last_host_sum_ = IssueSums(Tier::kCpu, parts, landing);
   }
   std::vector<int> complete;
   for (const Part& part : parts) {

@@ -376,9 +376,9 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kReduce, {kReduce}},
       {OperationKind::kAllReduce, {kReduce}},
       {OperationKind::kRound, {kReduce}},
-      // Of gradients that live in host memory: kDownload.
-      {OperationKind::kAccumulate, {kReduce, kDownload}},
-      {OperationKind::kNorm, {kReduce, kDownload}},
+      // Of gradients that live in host memory: kHostSum.
+      {OperationKind::kAccumulate, {kReduce, kHostSum}},
+      {OperationKind::kNorm, {kReduce, kHostSum}},
       {OperationKind::kGatherGradient, {kReduce}},
       {OperationKind::kExchange, {kReduce}},
       {OperationKind::kUpdate, {kUpdate, kHostUpdate}},

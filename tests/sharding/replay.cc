@@ -381,7 +381,7 @@ void Replay::Accumulate(int thing, const Operation& operation) {
   const Operation* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("an accumulate without its reduction");
   const Tier home = GradientHome(operation.parts.front().unit);
-  if (home != Tier::kDevice && operation.stream != StreamId::kDownload) Fail("a sum out of place");
+  if (home != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a sum out of place");
   const std::vector<size_t> parts = PartsThat(*reduction, /*accumulate=*/true, home, operation);
   if (!HasTheParts(operation, *reduction, parts)) return;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -406,7 +406,7 @@ void Replay::Norm(int thing, const Operation& operation) {
   const Operation* const reduction = ReductionOf(operation);
   if (reduction == nullptr) return Fail("a norm without its reduction");
   const Tier home = GradientHome(operation.parts.front().unit);
-  if (home != Tier::kDevice && operation.stream != StreamId::kDownload) Fail("a norm out of place");
+  if (home != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a norm out of place");
   if (!HasTheParts(operation, *reduction,
                    PartsThat(*reduction, /*accumulate=*/false, home, operation)))
     return;
