@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -45,12 +46,22 @@ class DeviceBackend {
   virtual absl::Status status() const { return absl::OkStatus(); }
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                                    int tasks_max) = 0;
+  // Where every stream's tasks may compute and wait.
+  virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewHostStream(std::string_view name,
+                                                                       int tasks_max) {
+    return NewStream(name, tasks_max);
+  }
   virtual std::unique_ptr<StreamBackend> CallerStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() = 0;
   virtual absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) = 0;
   // Where the device's memory is the host's, any of it.
   virtual absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) {
     return Allocate(bytes, what);
+  }
+  // Where a copy from any host memory runs beside the host.
+  virtual absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,
+                                                     std::string_view /*what*/) {
+    return LockedRange(memory, [](void*, int64_t) {});
   }
 };
 

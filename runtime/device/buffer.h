@@ -37,6 +37,19 @@ class Buffer {
   Release release_ = nullptr;
 };
 
+// Host memory that was there already, locked in RAM for a device for as long as this exists. The
+// memory outlives it, and nothing on the device uses it any more when it goes.
+class LockedRange {
+ public:
+  LockedRange() = default;
+  LockedRange(std::span<std::byte> memory, Buffer::Release unlock)
+      : locked_(memory.data(), static_cast<int64_t>(memory.size()), unlock) {}
+  std::span<std::byte> span() const { return locked_.span(); }
+
+ private:
+  Buffer locked_;  // whose release unlocks
+};
+
 // What released memory is filled with in debug builds: read as fp32, bf16 or fp16, every bit
 // pattern of it is a NaN, so a use after release shows in the numbers.
 inline constexpr unsigned char kPoison = 0xff;

@@ -58,6 +58,12 @@ absl::StatusOr<Stream> Device::NewStream(std::string_view name, int tasks_max) c
   return Stream(std::move(stream));
 }
 
+absl::StatusOr<Stream> Device::NewHostStream(std::string_view name, int tasks_max) const {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<StreamBackend> stream,
+                       backend_->NewHostStream(name, tasks_max));
+  return Stream(std::move(stream));
+}
+
 Stream Device::CallerStream() const {
   return Stream(backend_->CallerStream());
 }
@@ -72,6 +78,10 @@ absl::StatusOr<Buffer> Device::Allocate(int64_t bytes, std::string_view what) co
 }
 absl::StatusOr<Buffer> Device::AllocateShared(int64_t bytes, std::string_view what) const {
   return backend_->AllocateShared(bytes, what);
+}
+absl::StatusOr<LockedRange> Device::LockHostMemory(std::span<std::byte> memory,
+                                                   std::string_view what) const {
+  return backend_->LockHostMemory(memory, what);
 }
 
 Stream::Stream(std::unique_ptr<StreamBackend> backend) : backend_(std::move(backend)) {}

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -48,6 +49,15 @@ class Device {
   // A stream that runs beside the caller. `name` is what debuggers and timelines show, at most 15
   // characters on Linux. `tasks_max`: how many tasks may wait in it before Enqueue does.
   absl::StatusOr<Stream> NewStream(std::string_view name, int tasks_max = kStreamTasksMax) const;
+  // A stream whose tasks run on a thread of the host, where they may compute with team() and wait:
+  // for state that stays in the host's RAM or on disk while the device computes. It is ordered with
+  // all streams of the device by Wait and Record on the device's events, of which one may be
+  // recorded now here and now there. Copy and Zero touch host memory only; view().native is null.
+  // Tasks run also once the device has failed, whose own records then count as passed: what the
+  // device should have written is to be looked at only while status() is OK. The CPU's streams are all of this kind. CUDA:
+  // kUnimplemented where a stream of the device cannot wait for a value in host memory.
+  absl::StatusOr<Stream> NewHostStream(std::string_view name,
+                                       int tasks_max = kStreamTasksMax) const;
   // The trainer's stream. On the CPU it is the calling thread: Enqueue runs at once, Wait blocks.
   Stream CallerStream() const;
   absl::StatusOr<Event> NewEvent() const;
@@ -59,6 +69,11 @@ class Device {
   // Zero-filled host memory that kernels and copies of the device reach at the same address. CUDA:
   // locked in RAM; what a kernel writes there the host sees after an event behind it.
   absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) const;
+  // Locks host memory that is there already, so that the device copies from and to it without the
+  // host's help. Whole pages are locked; no part of `memory` may be locked yet. On the CPU nothing
+  // has to be done.
+  absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,
+                                             std::string_view what) const;
 
   DeviceBackend& backend() const { return *backend_; }
 

@@ -56,7 +56,8 @@ class Stream {
   ~Stream();
 
   // Runs `function` after everything enqueued before. On CUDA: a host function in stream order,
-  // which may not call CUDA nor wait for another stream, as one thread may run those of all streams.
+  // which may not call CUDA nor wait for another stream, as one thread may run those of all streams;
+  // for work that waits there are host streams (Device::NewHostStream).
   template <class F>
   void Enqueue(F function) {
     Enqueue(Task(function));

@@ -227,5 +227,130 @@ TEST_F(CudaDeviceTest, EnqueuerDoesNotWaitForRoomOnALostDevice) {
   EXPECT_TRUE(std::is_sorted(ran.begin(), ran.end()));
 }
 
+TEST_F(CudaDeviceTest, HostStreamsNeedADriverThatWaitsForValues) {
+  const Device device = *Device::Cuda();
+  stand_in::HideStreamWaitValue();
+  const absl::Status status = device.NewHostStream("update").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(Message(status),
+              AllOf(HasSubstr("cuStreamWaitValue64"), HasSubstr("CUDA device 0 (stand-in)")));
+  EXPECT_TRUE(device.status().ok());
+  stand_in::Reset();
+  EXPECT_TRUE(device.NewHostStream("update").ok());
+}
+
+TEST_F(CudaDeviceTest, FailedHostStreamAndLockSayWhatFor) {
+  const Device device = *Device::Cuda();
+  stand_in::FailCall("cudaHostAlloc", cudaErrorMemoryAllocation);
+  EXPECT_EQ(device.NewHostStream("update").status().code(), absl::StatusCode::kResourceExhausted);
+  stand_in::FailCall("cudaStreamCreateWithPriority", cudaErrorInvalidValue);
+  EXPECT_THAT(Message(device.NewHostStream("update").status()), HasSubstr("stream 'update'"));
+  std::vector<std::byte> memory(12345);
+  stand_in::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
+  const absl::Status status = device.LockHostMemory(memory, "the pinned pool").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("12345 bytes"), HasSubstr("the pinned pool")));
+  EXPECT_TRUE(device.status().ok());
+  const LockedRange locked = *device.LockHostMemory(memory, "the pinned pool");
+  EXPECT_EQ(stand_in::Alive().locked, 1);
+}
+
+TEST_F(CudaDeviceTest, MoreHostStreamsThanCountsOfOnePage) {
+  constexpr size_t kStreams = 100;
+  const Device device = *Device::Cuda();
+  Stream last = *device.NewStream("last");
+  std::atomic<size_t> ran{0};
+  size_t seen = 0;
+  {
+    std::vector<Stream> hosts;
+    std::vector<Event> events;
+    for (size_t i = 0; i < kStreams; ++i) {
+      hosts.push_back(*device.NewHostStream("host"));
+      events.push_back(*device.NewEvent());
+      hosts.back().Enqueue([&] { ++ran; });
+      hosts.back().Record(events.back());
+      last.Wait(events.back());
+    }
+    last.Enqueue([&] { seen = ran; });
+  }
+  last.WaitIdle();
+  EXPECT_EQ(seen, kStreams);
+}
+
+TEST_F(CudaDeviceTest, LostDeviceWakesHostStreamsThatWaitForIt) {
+  const Device device = *Device::Cuda();
+  std::atomic<bool> running{false}, go{false};
+  std::vector<int> ran;
+  Event computed = *device.NewEvent(), updated = *device.NewEvent();
+  {
+    Stream stream = *device.NewStream("device"), waiting = *device.NewStream("waiting");
+    Stream host = *device.NewHostStream("host");
+    stream.Enqueue([&] {
+      running = true;
+      running.notify_all();
+      go.wait(false);
+    });
+    stream.Record(computed);
+    host.Wait(computed);
+    host.Enqueue([&ran] { ran.push_back(1); });
+    host.Record(updated);
+    waiting.Wait(updated);
+    running.wait(false);
+    stand_in::LoseDevice(cudaErrorIllegalAddress);
+    updated.Wait();  // though the device's own task is still at work
+    EXPECT_EQ(host.status().code(), absl::StatusCode::kInternal);
+    EXPECT_TRUE(computed.Passed());
+    EXPECT_TRUE(updated.Passed());
+    host.Wait(computed);
+    host.Enqueue([&ran] { ran.push_back(2); });
+    host.Record(updated);
+    host.WaitIdle();
+    EXPECT_TRUE(updated.Passed());
+    EXPECT_EQ(device.NewHostStream("late").status(), device.status());
+    go = true;
+    go.notify_all();
+  }
+  EXPECT_EQ(ran, (std::vector<int>{1, 2}));
+}
+
+class CudaHostFailureTest : public CudaDeviceTest,
+                            public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(CudaHostFailureTest, FailsTheDeviceAndHostTasksStillRunOnceInOrder) {
+  const Device device = *Device::Cuda();
+  std::vector<int> ran;
+  {
+    Stream stream = *device.NewStream("device"), host = *device.NewHostStream("host");
+    Event event = *device.NewEvent();
+    std::atomic<bool> go{false};
+    stand_in::FailCall(GetParam(), cudaErrorIllegalAddress);
+    for (int lap = 0; lap < 3; ++lap) {
+      stream.Record(event);
+      host.Wait(event);
+      host.Enqueue([&, lap] {
+        go.wait(false);
+        ran.push_back(lap);
+      });
+      host.Record(event);
+      stream.Wait(event);
+    }
+    go = true;
+    go.notify_all();
+    event.Wait();
+    host.WaitIdle();
+    stream.WaitIdle();
+    EXPECT_THAT(Message(host.status()),
+                AllOf(HasSubstr(GetParam()), HasSubstr("illegal memory access")));
+    EXPECT_EQ(stream.status(), host.status());
+  }
+  EXPECT_EQ(ran, (std::vector<int>{0, 1, 2}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, CudaHostFailureTest,
+                         ::testing::Values("cudaEventRecord", "cudaStreamWaitEvent",
+                                           "cudaLaunchHostFunc", "cuStreamWaitValue64",
+                                           "cudaStreamSynchronize"),
+                         [](const auto& test) { return std::string(test.param); });
+
 }  // namespace
 }  // namespace ebb

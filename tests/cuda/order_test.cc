@@ -33,10 +33,11 @@ class OrderTest : public ::testing::Test {
   }
 
   Device device_ = *Device::Cuda();
-  Stream first_ = *device_.NewStream("first"), second_ = *device_.NewStream("second");
-  Event event_ = *device_.NewEvent();
   Buffer memory_ = *device_.Allocate(256, "test");
   Buffer host_ = *device_.AllocateShared(256, "test");
+  // These go first: what is enqueued on them ends before the memory does.
+  Stream first_ = *device_.NewStream("first"), second_ = *device_.NewStream("second");
+  Event event_ = *device_.NewEvent();
 };
 
 TEST_F(OrderTest, WithoutAnEventIsFound) {
@@ -91,6 +92,39 @@ TEST_F(OrderTest, OrderIsHandedOnOverAThirdStream) {
 TEST_F(OrderTest, WhatAnotherThreadHasWaitedForOrdersNothingHere) {
   CopyIn(first_);
   std::thread([&] { first_.WaitIdle(); }).join();
+  CopyOut(second_);
+  EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
+}
+
+TEST_F(OrderTest, HostStreamsHandOnWhatTheyWaitedFor) {
+  Stream host = *device_.NewHostStream("host"), beside = *device_.NewHostStream("beside");
+  CopyIn(first_);
+  first_.Record(event_);
+  host.Wait(event_);
+  host.Record(event_);
+  beside.Wait(event_);
+  beside.Record(event_);
+  second_.Wait(event_);
+  CopyOut(second_);
+  second_.Record(event_);
+  host.Wait(event_);
+  host.Record(event_);
+  event_.Wait();
+  CopyIn(first_);
+  first_.Record(event_);
+  beside.Wait(event_);
+  beside.WaitIdle();
+  CopyOut(second_);
+  EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
+}
+
+TEST_F(OrderTest, WhatAHostStreamHasNotWaitedForItDoesNotHandOn) {
+  Stream host = *device_.NewHostStream("host"), beside = *device_.NewHostStream("beside");
+  CopyIn(first_);
+  first_.Record(event_);
+  host.Wait(event_);
+  beside.Record(event_);
+  second_.Wait(event_);
   CopyOut(second_);
   EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
 }

@@ -27,19 +27,29 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// Which streams a test is run with: the device's, host streams, or both in turn.
+enum class Streams : uint8_t { kOfDevice, kOfHost, kDeviceFirst, kHostFirst };
+
 struct Backend {
   std::string name;
   std::function<absl::StatusOr<Device>()> make;
+  Streams streams = Streams::kOfDevice;
 };
 void PrintTo(const Backend& backend, std::ostream* out) {
   *out << backend.name;
 }
 
 std::vector<Backend> Backends() {
-  std::vector<Backend> backends = {{"cpu_1_thread", [] { return Device::Cpu(1); }},
-                                   {"cpu_3_threads", [] { return Device::Cpu(3); }}};
-  if (!absl::IsUnimplemented(Device::CudaDevices().status()))
-    backends.push_back({"cuda", [] { return Device::Cuda(); }});
+  std::vector<Backend> backends = {
+      {"cpu_1_thread", [] { return Device::Cpu(1); }},
+      {"cpu_3_threads", [] { return Device::Cpu(3); }},
+      {"cpu_of_host", [] { return Device::Cpu(1); }, Streams::kOfHost}};
+  if (absl::IsUnimplemented(Device::CudaDevices().status())) return backends;
+  const auto cuda = [] { return Device::Cuda(); };
+  backends.push_back({"cuda", cuda});
+  backends.push_back({"cuda_of_host", cuda, Streams::kOfHost});
+  backends.push_back({"cuda_device_first", cuda, Streams::kDeviceFirst});
+  backends.push_back({"cuda_host_first", cuda, Streams::kHostFirst});
   return backends;
 }
 
@@ -72,7 +82,16 @@ class DeviceConformance : public ::testing::TestWithParam<Backend> {
   }
 
   bool on_cpu() const { return device_->kind() == DeviceKind::kCpu; }
-  Stream NewStream(std::string_view name = "test") { return *device_->NewStream(name); }
+  bool of_device() const { return GetParam().streams == Streams::kOfDevice; }
+  bool tasks_may_wait() const { return on_cpu() || GetParam().streams == Streams::kOfHost; }
+  Stream NewStream(const Device& device, std::string_view name) {
+    const Streams streams = GetParam().streams;
+    const bool first = made_++ % 2 == 0;
+    const bool on_host = streams == Streams::kOfHost ||
+                         streams == (first ? Streams::kHostFirst : Streams::kDeviceFirst);
+    return on_host ? *device.NewHostStream(name) : *device.NewStream(name);
+  }
+  Stream NewStream(std::string_view name = "test") { return NewStream(*device_, name); }
   Event NewEvent() { return *device_->NewEvent(); }
 
   // Memory of the device is reached by copies only.
@@ -89,7 +108,16 @@ class DeviceConformance : public ::testing::TestWithParam<Backend> {
     stream.WaitIdle();
   }
 
+  // What streams of the host reach too, where there are any.
+  Buffer Allocate(int64_t bytes) {
+    return of_device() ? *device_->Allocate(bytes, "test")
+                       : *device_->AllocateShared(bytes, "test");
+  }
+
   std::optional<Device> device_;
+
+ private:
+  int made_ = 0;
 };
 
 TEST_P(DeviceConformance, StreamRunsTasksInOrder) {
@@ -118,7 +146,7 @@ TEST_P(DeviceConformance, StreamRunsBesideTheCaller) {
 }
 
 TEST_P(DeviceConformance, StreamsRunBesideEachOther) {
-  if (!on_cpu()) GTEST_SKIP() << "the host tasks of several streams may share a thread";
+  if (!tasks_may_wait()) GTEST_SKIP() << "the host tasks of several streams may share a thread";
   Gate first_started, second_started;
   Stream first = NewStream(), second = NewStream();
   first.Enqueue([&] {
@@ -173,7 +201,7 @@ TEST_P(DeviceConformance, EventThatWasNeverRecordedHasPassed) {
 }
 
 TEST_P(DeviceConformance, WaitIsForTheRecordBeforeItNotForALaterOne) {
-  if (!on_cpu()) GTEST_SKIP() << "the host tasks of several streams may share a thread";
+  if (!tasks_may_wait()) GTEST_SKIP() << "the host tasks of several streams may share a thread";
   Gate later;
   Event event = NewEvent();
   Stream recorder = NewStream(), waiter = NewStream();
@@ -235,11 +263,11 @@ TEST_P(DeviceConformance, EventOutlivesItsStreamAndItsDevice) {
   std::optional<Device> device = *GetParam().make();
   Event event = *device->NewEvent();
   {
-    Stream stream = *device->NewStream("short");
+    Stream stream = NewStream(*device, "short");
     stream.Record(event);
   }
   {
-    Stream stream = *device->NewStream("next");  // may inherit what the first one left
+    Stream stream = NewStream(*device, "next");  // may inherit what the first one left
     EXPECT_TRUE(event.Passed());
     stream.Wait(event);
   }
@@ -328,8 +356,7 @@ TEST_P(DeviceConformance, CallerStreamIsTheCallingThread) {
 
 TEST_P(DeviceConformance, CopiesAndZeroes) {
   constexpr int64_t kLarge = (int64_t{17} << 20) + 13;  // takes the path past the caches
-  Buffer source = *device_->Allocate(kLarge + 64, "source"),
-         destination = *device_->Allocate(kLarge + 64, "destination");
+  Buffer source = Allocate(kLarge + 64), destination = Allocate(kLarge + 64);
   std::vector<std::byte> values(static_cast<size_t>(source.bytes()));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = static_cast<std::byte>((i * 7 + i / 251) & 0xff);
@@ -375,7 +402,7 @@ TEST_P(DeviceConformance, BuffersAreZeroFilledAndAligned) {
 TEST_P(DeviceConformance, SharedMemoryIsTheHostsAndTheDevices) {
   constexpr int64_t kBytes = 3 * 4096;
   const Buffer shared = *device_->AllocateShared(kBytes, "shared");
-  const Buffer memory = *device_->Allocate(kBytes, "memory");
+  const Buffer memory = Allocate(kBytes);
   EXPECT_EQ(Read(shared.data(), kBytes), std::vector<std::byte>(kBytes));
   for (const std::byte value : shared.span()) EXPECT_EQ(value, std::byte{0});
   std::fill(shared.span().begin(), shared.span().end(), std::byte{7});
@@ -386,6 +413,194 @@ TEST_P(DeviceConformance, SharedMemoryIsTheHostsAndTheDevices) {
   EXPECT_EQ(Read(memory.data(), kBytes), std::vector<std::byte>(kBytes, std::byte{7}));
   for (const std::byte value : shared.span()) EXPECT_EQ(value, std::byte{0});
   EXPECT_FALSE(device_->AllocateShared(-1, "shared").ok());
+}
+
+TEST_P(DeviceConformance, LockedHostMemoryIsCopiedFromAndTo) {
+  constexpr int64_t kBytes = 3 * 4096;
+  std::vector<std::byte> host(kBytes, std::byte{7});
+  const Buffer memory = Allocate(kBytes);
+  for (int lap = 0; lap < 2; ++lap) {  // locked again once it is not
+    LockedRange locked = *device_->LockHostMemory(host, "test");
+    EXPECT_EQ(locked.span().data(), host.data());
+    EXPECT_EQ(locked.span().size(), host.size());
+    const LockedRange moved = std::move(locked);
+    Stream stream = NewStream();
+    stream.Copy(memory.data(), moved.span().data(), kBytes);
+    stream.Zero(memory.data(), 1);
+    stream.Copy(moved.span().data(), memory.data(), kBytes);
+    stream.WaitIdle();
+    EXPECT_EQ(host.front(), std::byte{0});
+    EXPECT_EQ(host.back(), std::byte{7});
+    host.front() = std::byte{7};
+  }
+  EXPECT_TRUE(device_->LockHostMemory({}, "nothing")->span().empty());
+}
+
+TEST_P(DeviceConformance, HostStreamsTasksWaitAndComputeBesideEachOther) {
+  Gate first_started, second_started;
+  std::atomic<int64_t> sum{0};
+  Stream first = *device_->NewHostStream("first"), second = *device_->NewHostStream("second");
+  EXPECT_EQ(first.view().native, nullptr);
+  first.Enqueue([&] {
+    first_started.Open();
+    second_started.Wait();
+    first.team().Run(1000, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
+  });
+  second.Enqueue([&] {
+    second_started.Open();
+    first_started.Wait();
+  });
+  first.WaitIdle();
+  second.WaitIdle();
+  EXPECT_EQ(sum.load(), 1000);
+  EXPECT_TRUE(first.status().ok());
+}
+
+TEST_P(DeviceConformance, OrderIsHandedFromTheDeviceToTheHostAndBack) {
+  constexpr int64_t kBytes = 4096;
+  const Buffer memory = *device_->Allocate(kBytes, "memory");
+  const Buffer shared = *device_->AllocateShared(kBytes, "shared");
+  Stream stream = *device_->NewStream("device"), host = *device_->NewHostStream("host");
+  Event computed = NewEvent(), updated = NewEvent();
+  int wrong = 0;
+  for (int lap = 0; lap < 200; ++lap) {
+    stream.Copy(shared.data(), memory.data(), kBytes);
+    stream.Record(computed);
+    host.Wait(computed);
+    host.Enqueue([&, lap] {
+      for (std::byte& value : shared.span()) {
+        wrong += value != static_cast<std::byte>(lap & 0xff);
+        value = static_cast<std::byte>((lap + 1) & 0xff);
+      }
+    });
+    host.Record(updated);
+    stream.Wait(updated);
+    stream.Copy(memory.data(), shared.data(), kBytes);
+  }
+  stream.WaitIdle();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(Read(memory.data(), kBytes),
+            std::vector<std::byte>(kBytes, static_cast<std::byte>(200 & 0xff)));
+}
+
+TEST_P(DeviceConformance, HostStreamWaitsForTheDevicesRecordBeforeItNotForALaterOne) {
+  Gate later, started;
+  Event event = NewEvent();
+  Stream device = *device_->NewStream("device"), slow = *device_->NewHostStream("slow"),
+         host = *device_->NewHostStream("host");
+  Event opened = NewEvent();
+  bool ran = false;
+  host.Enqueue([&] { started.Wait(); });  // so that the wait's turn comes after the second record
+  device.Record(event);
+  host.Wait(event);
+  host.Enqueue([&] { ran = true; });
+  slow.Enqueue([&] { later.Wait(); });
+  slow.Record(opened);
+  device.Wait(opened);
+  device.Record(event);
+  started.Open();
+  host.WaitIdle();  // would hang if it waited for the second record
+  EXPECT_TRUE(ran);
+  EXPECT_FALSE(event.Passed());
+  later.Open();
+  event.Wait();
+  EXPECT_TRUE(event.Passed());
+}
+
+TEST_P(DeviceConformance, DeviceWaitsForTheHostsRecordBeforeItNotForALaterOne) {
+  Gate later;
+  Event event = NewEvent(), waited = NewEvent();
+  Stream device = *device_->NewStream("device"), host = *device_->NewHostStream("host");
+  host.Record(event);
+  device.Wait(event);
+  host.Enqueue([&] { later.Wait(); });
+  host.Record(event);
+  device.Record(waited);
+  waited.Wait();  // would hang if the device waited for the second record
+  EXPECT_FALSE(event.Passed());
+  device.Wait(event);
+  device.Record(waited);
+  EXPECT_FALSE(waited.Passed());
+  later.Open();
+  waited.Wait();
+  EXPECT_TRUE(event.Passed());
+}
+
+TEST_P(DeviceConformance, RecordOfTheOtherKindDoesNotReleaseEarlierWaiters) {
+  Gate gate;
+  std::atomic<bool> opened{false};
+  Event event = NewEvent(), waited = NewEvent();
+  Stream device = *device_->NewStream("device"), other = *device_->NewStream("other"),
+         host = *device_->NewHostStream("host");
+  host.Enqueue([&] {
+    gate.Wait();
+    opened = true;
+  });
+  host.Record(event);
+  device.Wait(event);
+  device.Record(waited);
+  other.Record(event);
+  event.Wait();  // for the other stream only
+  EXPECT_FALSE(opened.load());
+  EXPECT_FALSE(waited.Passed());
+  gate.Open();
+  waited.Wait();
+  EXPECT_TRUE(opened.load());
+}
+
+TEST_P(DeviceConformance, EventIsRecordedOnBothKindsInTurn) {
+  constexpr int kLaps = 3000;
+  int64_t passes = 0;  // by all three in turn, ordered by the one event alone
+  bool ordered = true;
+  Event event = NewEvent();
+  Stream device = *device_->NewStream("device"), host = *device_->NewHostStream("host"),
+         second = *device_->NewHostStream("second");
+  Stream* const turns[] = {&device, &host, &second};
+  for (int turn = 0; turn < kLaps; ++turn) {
+    Stream& stream = *turns[turn % 3];
+    stream.Wait(event);
+    stream.Enqueue([&, turn] { ordered = ordered && passes++ == turn; });
+    stream.Record(event);
+  }
+  event.Wait();
+  EXPECT_TRUE(ordered);
+  EXPECT_EQ(passes, kLaps);
+}
+
+TEST_P(DeviceConformance, WaitsOfBothKindsOutliveEventsAndStreams) {
+  Gate gate;
+  std::atomic<bool> opened{false};
+  bool first_waited = false, second_waited = false;
+  Stream device = *device_->NewStream("device");
+  std::optional<Stream> host = *device_->NewHostStream("host");
+  host->Enqueue([&] {
+    gate.Wait();
+    opened = true;
+  });
+  {
+    Event event = NewEvent();
+    host->Record(event);
+    device.Wait(event);
+  }
+  std::optional<Stream> second = *device_->NewHostStream("second");
+  {
+    Event event = NewEvent();
+    device.Enqueue([&] { first_waited = opened; });
+    device.Record(event);
+    second->Wait(event);
+  }
+  second->Enqueue([&] { second_waited = opened; });
+  gate.Open();
+  host.reset();
+  // Goes on with what the first one left.
+  Stream third = *device_->NewHostStream("third");
+  Event event = NewEvent();
+  third.Record(event);
+  device.Wait(event);
+  second.reset();
+  device.WaitIdle();
+  EXPECT_TRUE(first_waited);
+  EXPECT_TRUE(second_waited);
 }
 
 TEST_P(DeviceConformance, ImpossibleAllocationsSayWhatAndHowMuch) {

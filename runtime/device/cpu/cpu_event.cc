@@ -7,8 +7,8 @@ void Progress::Pass(int64_t ticket) {
   changed_.Notify();
 }
 
-void Progress::Await(int64_t ticket) {
-  changed_.Await([&] { return Passed(ticket); });
+bool Progress::Await(int64_t ticket, WaitPoint::Deadline deadline) {
+  return changed_.Await([&] { return Passed(ticket); }, deadline);
 }
 
 Progress* ProgressPool::Take() {
@@ -22,6 +22,16 @@ Progress* ProgressPool::Take() {
 void ProgressPool::GiveBack(Progress* progress) {
   const std::scoped_lock lock(mutex_);
   free_.push_back(progress);
+}
+
+void ProgressPool::Add(std::atomic<int64_t>& passed) {
+  const std::scoped_lock lock(mutex_);
+  free_.push_back(&all_.emplace_back(passed));
+}
+
+bool ProgressPool::HasFree() const {
+  const std::scoped_lock lock(mutex_);
+  return !free_.empty();
 }
 
 CpuEvent::Place CpuEvent::place() const {

@@ -21,14 +21,21 @@ namespace ebb {
 // Tickets of one stream pass in order.
 class Progress {
  public:
+  Progress() : passed_(own_) {}
+  // Counts in `passed`, which is 0 and outlives this.
+  explicit Progress(std::atomic<int64_t>& passed) : passed_(passed) {}
   int64_t TakeTicket() { return ++taken_; }  // by the stream's enqueuing thread
   void Pass(int64_t ticket);
+  void PassNext() { Pass(passed_.load(std::memory_order_relaxed) + 1); }
   bool Passed(int64_t ticket) const { return passed_.load(std::memory_order_acquire) >= ticket; }
-  void Await(int64_t ticket);
+  // False: not before the deadline.
+  bool Await(int64_t ticket, WaitPoint::Deadline deadline = WaitPoint::kNever);
+  const std::atomic<int64_t>& passed() const { return passed_; }
 
  private:
   int64_t taken_ = 0;
-  std::atomic<int64_t> passed_{0};
+  std::atomic<int64_t> own_{0};
+  std::atomic<int64_t>& passed_;
   WaitPoint changed_;
 };
 
@@ -39,9 +46,12 @@ class ProgressPool {
  public:
   Progress* Take();
   void GiveBack(Progress* progress);
+  // One that counts in memory of the caller's, which outlives the pool.
+  void Add(std::atomic<int64_t>& passed);
+  bool HasFree() const;
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::deque<Progress> all_;
   std::vector<Progress*> free_;
 };

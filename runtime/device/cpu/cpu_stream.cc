@@ -79,24 +79,27 @@ void CpuStream::Zero(void* destination, int64_t bytes) {
 }
 
 void CpuStream::Wait(const EventBackend& event) {
-  const CpuEvent::Place place = static_cast<const CpuEvent&>(event).place();
+  WaitFor(static_cast<const CpuEvent&>(event).place());
+}
+
+void CpuStream::WaitFor(const CpuEvent::Place& place) {
   if (place.progress == progress_ || place.Passed())
     return;  // own places have passed by the order of the queue
   Enqueue(Task([place] { place.Await(); }));
 }
 
-int64_t CpuStream::EnqueueTicket() {
+CpuEvent::Place CpuStream::EnqueuePlace() {
   const int64_t ticket = progress_->TakeTicket();
   Enqueue(Task([progress = progress_, ticket] { progress->Pass(ticket); }));
-  return ticket;
+  return {.progress = progress_, .ticket = ticket};
 }
 
 void CpuStream::Record(EventBackend& event) {
-  static_cast<CpuEvent&>(event).SetPlace({.progress = progress_, .ticket = EnqueueTicket()});
+  static_cast<CpuEvent&>(event).SetPlace(EnqueuePlace());
 }
 
 void CpuStream::WaitIdle() {
-  progress_->Await(EnqueueTicket());
+  EnqueuePlace().Await();
 }
 
 void CpuCallerStream::Copy(void* destination, const void* source, int64_t bytes) {

@@ -33,10 +33,13 @@ class CpuStream : public StreamBackend {
   ThreadTeam& team() override { return *team_; }
   StreamView view() const override { return {}; }
 
+  // Wait and Record for events of another kind, which keep the place themselves.
+  void WaitFor(const CpuEvent::Place& place);
+  CpuEvent::Place EnqueuePlace();
+
  private:
   CpuStream(int tasks_max, std::shared_ptr<ThreadTeam> team, std::shared_ptr<ProgressPool> pool);
   void Run();
-  int64_t EnqueueTicket();
 
   std::shared_ptr<ThreadTeam> team_;
   std::shared_ptr<ProgressPool> pool_;

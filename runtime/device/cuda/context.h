@@ -7,13 +7,18 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/device/cuda/host_order.h"
 
 namespace ebb {
+
+// How often one who waits for the device looks whether it still works.
+inline constexpr std::chrono::milliseconds kLookEvery{100};
 
 class CudaContext {
  public:
@@ -21,6 +26,8 @@ class CudaContext {
 
   int ordinal() const { return ordinal_; }
   const std::string& name() const { return name_; }  // "CUDA device 0 (NVIDIA H200)"
+
+  HostOrder& host_order() { return host_order_; }
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   absl::Status status() const;
@@ -37,6 +44,7 @@ class CudaContext {
 
   const int ordinal_;
   const std::string name_;
+  HostOrder host_order_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   absl::Status status_;

@@ -7,6 +7,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 #include "ebb/runtime/device/cuda/cuda_event.h"
+#include "ebb/runtime/device/cuda/cuda_host_stream.h"
 #include "ebb/runtime/device/cuda/error.h"
 
 namespace ebb {
@@ -103,6 +104,12 @@ absl::StatusOr<std::unique_ptr<StreamBackend>> CudaDevice::NewStream(std::string
   return std::make_unique<CudaStream>(context_, team_, std::move(stream), name, tasks_max);
 }
 
+absl::StatusOr<std::unique_ptr<StreamBackend>> CudaDevice::NewHostStream(std::string_view name,
+                                                                         int tasks_max) {
+  EBB_RETURN_IF_ERROR(context_->status());
+  return CudaHostStream::Create(context_, team_, name, tasks_max);
+}
+
 std::unique_ptr<StreamBackend> CudaDevice::CallerStream() {
   return std::make_unique<CudaStream>(context_, team_, compute_, "compute", kStreamTasksMax);
 }
@@ -144,6 +151,22 @@ absl::StatusOr<Buffer> CudaDevice::AllocateShared(int64_t bytes, std::string_vie
   }
   std::memset(data, 0, static_cast<size_t>(bytes));
   return Buffer(data, bytes, &FreeShared);
+}
+
+absl::StatusOr<LockedRange> CudaDevice::LockHostMemory(std::span<std::byte> memory,
+                                                       std::string_view what) {
+  EBB_RETURN_IF_ERROR(context_->status());
+  if (memory.empty()) return LockedRange();
+  const CudaCurrent current(context_->ordinal());
+  const cudaError_t result = cudaHostRegister(memory.data(), memory.size(),
+                                              cudaHostRegisterPortable | cudaHostRegisterMapped);
+  if (result != cudaSuccess) {
+    cudaGetLastError();  // it is dealt with here
+    return CudaStatus(result, absl::StrCat("locking ", memory.size(), " bytes of host memory for ",
+                                           context_->name(), ", for ",
+                                           absl::string_view(what.data(), what.size())));
+  }
+  return LockedRange(memory, [](void* data, int64_t) { cudaHostUnregister(data); });
 }
 
 }  // namespace ebb

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -26,10 +27,14 @@ class CudaDevice : public DeviceBackend {
   absl::Status status() const override { return context_->status(); }
   absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                            int tasks_max) override;
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewHostStream(std::string_view name,
+                                                               int tasks_max) override;
   std::unique_ptr<StreamBackend> CallerStream() override;
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;
   absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) override;
+  absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,
+                                             std::string_view what) override;
 
   // For what launches kernels of our own on its streams: to note a launch that failed.
   const std::shared_ptr<CudaContext>& context() const { return context_; }

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/error.h"
+#include "ebb/runtime/device/cuda/order_notes.h"
 
 namespace ebb {
 
@@ -19,12 +20,32 @@ CudaEvent::~CudaEvent() {
   cudaEventDestroy(event_);
 }
 
+CudaEvent::Place CudaEvent::place() const {
+  const std::scoped_lock lock(mutex_);
+  return place_;
+}
+
+void CudaEvent::SetPlace(const Place& place) {
+  const std::scoped_lock lock(mutex_);
+  place_ = place;
+}
+
 void CudaEvent::HostWait() const {
+  if (const Place last = place(); last.on_host()) {
+    last.host.Await();
+    order_notes::HostPassed(last.host.progress);
+    return;
+  }
   if (context_->failed()) return;
   context_->Check(cudaEventSynchronize(event_), "cudaEventSynchronize", "an event");
 }
 
 bool CudaEvent::Passed() const {
+  if (const Place last = place(); last.on_host()) {
+    if (!last.host.Passed()) return false;
+    order_notes::HostPassed(last.host.progress);
+    return true;
+  }
   if (context_->failed()) return true;
   const cudaError_t result = cudaEventQuery(event_);
   if (result == cudaErrorNotReady) return false;

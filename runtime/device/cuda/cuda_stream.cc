@@ -1,18 +1,15 @@
 #include "ebb/runtime/device/cuda/cuda_stream.h"
 
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/cuda_event.h"
 #include "ebb/runtime/device/cuda/error.h"
+#include "ebb/runtime/device/cuda/order_notes.h"
 
 namespace ebb {
 namespace {
-
-// How often an enqueuer that waits for room looks whether the device still works.
-constexpr std::chrono::milliseconds kLookEvery{100};
 
 std::string NameOf(std::string_view name) {
   return absl::StrCat("stream '", absl::string_view(name.data(), name.size()), "'");
@@ -79,14 +76,23 @@ void CudaStream::Zero(void* destination, int64_t bytes) {
 void CudaStream::Wait(const EventBackend& event) {
   if (context_->failed()) return;
   const CudaCurrent current(context_->ordinal());
-  Check(cudaStreamWaitEvent(stream_.get(), static_cast<const CudaEvent&>(event).native(), 0),
-        "cudaStreamWaitEvent");
+  const auto& awaited = static_cast<const CudaEvent&>(event);
+  const CudaEvent::Place place = awaited.place();
+  if (!place.on_host()) {
+    Check(cudaStreamWaitEvent(stream_.get(), awaited.native(), 0), "cudaStreamWaitEvent");
+    return;
+  }
+  order_notes::WaitForHost(stream_.get(), place.host.progress);
+  if (place.host.Passed()) return;
+  Check(context_->host_order().EnqueueWait(stream_.get(), place.host), "cuStreamWaitValue64");
 }
 
 void CudaStream::Record(EventBackend& event) {
+  auto& recorded = static_cast<CudaEvent&>(event);
+  recorded.SetPlace({.recorded = true, .host = {}});
   if (context_->failed()) return;
   const CudaCurrent current(context_->ordinal());
-  Check(cudaEventRecord(static_cast<CudaEvent&>(event).native(), stream_.get()), "cudaEventRecord");
+  Check(cudaEventRecord(recorded.native(), stream_.get()), "cudaEventRecord");
 }
 
 void CudaStream::WaitIdle() {

@@ -1,11 +1,15 @@
 // The CUDA runtime's half: streams and events are those of the CPU device.
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
+#include <thread>
 
 #include "ebb/runtime/device/device.h"
 #include "order.h"
@@ -42,6 +46,24 @@ ebb::Device& Host() {
 cudaError_t Failure(const char* function) {
   if (Lost() != cudaSuccess) return Lost();
   return static_cast<cudaError_t>(Injected(function));
+}
+
+// The driver's functions, which are found by their names.
+CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
+  *value = attribute == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+  return CUDA_SUCCESS;
+}
+
+CUresult StreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
+  if (const auto failure = Failure("cuStreamWaitValue64")) return static_cast<CUresult>(failure);
+  if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
+  EnqueueKernel(stream, ebb::Task([address, value] {
+                  const auto& word = *reinterpret_cast<const std::atomic<int64_t>*>(address);
+                  while (word.load(std::memory_order_acquire) < static_cast<int64_t>(value) &&
+                         Lost() == cudaSuccess)
+                    std::this_thread::yield();
+                }));
+  return CUDA_SUCCESS;
 }
 
 }  // namespace
@@ -105,6 +127,22 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "an error of the stand-in";
   }
 }
+#if CUDART_VERSION >= 12050
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+#else
+cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigned long long,
+                                    cudaDriverEntryPointQueryResult* result) {
+#endif
+  const std::string_view name = symbol;
+  *function = name == "cuDeviceGetAttribute" ? reinterpret_cast<void*>(&DeviceGetAttribute)
+              : name == "cuStreamWaitValue64" && !HidesStreamWaitValue()
+                  ? reinterpret_cast<void*>(&StreamWaitValue64)
+                  : nullptr;
+  *result = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
 cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
@@ -129,6 +167,17 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   std::memset(*data, 0xa5, bytes);
   NoteAllocation(*data, bytes);
   Count(Thing::kAllocation, 1);
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
+  if (const auto failure = Failure("cudaHostRegister")) return failure;
+  NoteAllocation(data, bytes);
+  Count(Thing::kLocked, 1);
+  return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* data) {
+  ForgetAllocation(data);
+  Count(Thing::kLocked, -1);
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {

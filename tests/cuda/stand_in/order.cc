@@ -6,6 +6,8 @@
 #include <mutex>
 #include <utility>
 
+#include "ebb/runtime/device/cuda/order_notes.h"
+
 namespace ebb::stand_in {
 namespace {
 
@@ -34,6 +36,9 @@ struct State {
   std::mutex mutex;
   std::map<const void*, Stream> streams;
   std::map<const void*, Clock> events;
+  // What every host stream knew at its last record: it only learns, so a wait for an earlier one
+  // may be taken for more than it is, never for less.
+  std::map<const void*, Clock> host_streams;
   std::map<const std::byte*, Allocation> allocations;
   uint64_t streams_seen = 0;
   std::vector<std::string> races;
@@ -164,6 +169,36 @@ void NotePassed(cudaEvent_t event) {
   const std::scoped_lock lock(All().mutex);
   Join(HostClock(), All().events[event]);
 }
+
+}  // namespace ebb::stand_in
+
+namespace ebb::order_notes {
+
+using namespace stand_in;  // the file's own
+
+void HostRecord(cudaStream_t crossing, const void* host_stream) {
+  if (!watching) return;
+  const std::scoped_lock lock(All().mutex);
+  Stream& of = Of(crossing);
+  Join(of.clock, HostClock());
+  Join(All().host_streams[host_stream], of.clock);
+}
+
+void WaitForHost(cudaStream_t waiter, const void* host_stream) {
+  if (!watching) return;
+  const std::scoped_lock lock(All().mutex);
+  Join(Of(waiter).clock, All().host_streams[host_stream]);
+}
+
+void HostPassed(const void* host_stream) {
+  if (!watching) return;
+  const std::scoped_lock lock(All().mutex);
+  Join(HostClock(), All().host_streams[host_stream]);
+}
+
+}  // namespace ebb::order_notes
+
+namespace ebb::stand_in {
 
 void Forget(cudaStream_t stream) {
   const std::scoped_lock lock(All().mutex);

@@ -4,7 +4,8 @@
 // be on one stream, or tied by events or by waits of one host thread (vector clocks: Mattern,
 // "Virtual time and global states of distributed systems", 1989).
 //
-// What host functions and the host itself touch is not seen.
+// What host functions, host streams and the host itself touch is not seen, but order that host
+// streams hand on is: runtime/device/cuda/order_notes.h.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -26,6 +26,8 @@ void FailCall(const std::string& function, int code, int nth = 1);
 // The device is lost: from now on every call that enqueues or waits returns `error`, and host
 // functions that have not run never will. Until Reset.
 void LoseDevice(cudaError_t error);
+// The driver has no cuStreamWaitValue64. Until Reset.
+void HideStreamWaitValue();
 
 // Communicators that are being made from now on never become ready / have an operation's host part
 // never become ready: a rank is missing.
@@ -37,7 +39,7 @@ void FailCommunicators(int rank, ncclResult_t result);
 
 // What has been made and not been given back.
 struct Live {
-  int streams = 0, events = 0, allocations = 0, communicators = 0, operators = 0;
+  int streams = 0, events = 0, allocations = 0, communicators = 0, operators = 0, locked = 0;
   friend bool operator==(const Live&, const Live&) = default;
 };
 Live Alive();

@@ -17,7 +17,8 @@ std::mutex mutex;
 std::map<std::string, Fault, std::less<>> faults;
 std::atomic<bool> any_fault{false};
 std::atomic<cudaError_t> lost{cudaSuccess};
-std::atomic<int> alive[5];
+std::atomic<bool> hides_stream_wait_value{false};
+std::atomic<int> alive[6];
 
 }  // namespace
 
@@ -43,6 +44,12 @@ void LoseDevice(cudaError_t error) {
 cudaError_t Lost() {
   return lost;
 }
+void HideStreamWaitValue() {
+  hides_stream_wait_value = true;
+}
+bool HidesStreamWaitValue() {
+  return hides_stream_wait_value;
+}
 
 void Count(Thing thing, int change) {
   alive[static_cast<int>(thing)] += change;
@@ -52,7 +59,8 @@ Live Alive() {
           .events = alive[1],
           .allocations = alive[2],
           .communicators = alive[3],
-          .operators = alive[4]};
+          .operators = alive[4],
+          .locked = alive[5]};
 }
 
 void Reset() {
@@ -60,6 +68,7 @@ void Reset() {
   faults.clear();
   any_fault = false;
   lost = cudaSuccess;
+  hides_stream_wait_value = false;
   SetDevices(2);
   ForgetNcclFaults();
 }

@@ -11,11 +11,12 @@ namespace ebb::stand_in {
 // 0, or the code that this call of `function` has to fail with.
 int Injected(const char* function);
 
-enum class Thing { kStream, kEvent, kAllocation, kCommunicator, kOperator };
+enum class Thing { kStream, kEvent, kAllocation, kCommunicator, kOperator, kLocked };
 void Count(Thing thing, int change);
 
 // The code of a lost device, or cudaSuccess.
 cudaError_t Lost();
+bool HidesStreamWaitValue();
 
 // Of the NCCL half, for Reset.
 void ForgetNcclFaults();
