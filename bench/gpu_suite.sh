@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, on a machine that has one: tests, compute-sanitizer over small cases, then benchmarks; each part
+# with a time limit of its own, most valuable first, all within 9 minutes. Needs the programs only, no build:
+#
+#   bench/gpu_suite.sh OUT_DIR [COMMAND THAT STARTS A PROGRAM]      e.g. bench/gpu_suite.sh results build/release/bin/
+#
+# The second argument is put before a program's name; one that ends in a slash is a folder. OUT_DIR gets a log of each part,
+# results as JSON, and summary.txt, which is the table at the end. Exit status: the number of parts that failed.
+set -uo pipefail
+
+if [ $# -lt 1 ] || [ "${1:0:1}" = - ]; then
+  sed -n '2,9p' "$0" >&2
+  exit 2
+fi
+out=$1
+start=${2:-build/release/bin/}
+mkdir -p "$out"
+summary=$out/summary.txt
+: >"$summary"
+failed=0
+began=$SECONDS
+limit=540
+
+say() { printf '%-44s %-22s %s\n' "$@" | tee -a "$summary"; }
+
+# part NAME SECONDS COMMAND...
+part() {
+  local name=$1 seconds=$2 left=$((limit - (SECONDS - began))) status=0 before=$SECONDS
+  shift 2
+  if [ "$left" -lt 5 ]; then
+    say "$name" "not run" "no time is left"
+    return
+  fi
+  [ "$seconds" -gt "$left" ] && seconds=$left
+  timeout --kill-after=5 "$seconds" "$@" >"$out/$name.log" 2>&1 || status=$?
+  local took="$((SECONDS - before)) s"
+  local tests
+  tests=$(grep -aE '^\[  (PASSED|SKIPPED|FAILED)  *\] [0-9]+ test' "$out/$name.log" | tr -d '[]' | tr -s ' ' | tr '\n' ',')
+  case $status in
+    0) say "$name" "ok, $took" "$tests" ;;
+    77) say "$name" "skipped" "$(tail -1 "$out/$name.log")" ;;
+    124 | 137) say "$name" "TIME OUT after $took" "$tests" ;;
+    *) say "$name" "FAILED ($status), $took" "$tests" ;;
+  esac
+  case $status in 0 | 77) ;; *) failed=$((failed + 1)) ;; esac
+}
+
+program() { # NAME: the words that start it
+  case $start in
+    */) printf '%s%s' "$start" "$1" ;;
+    *) printf '%s %s' "$start" "$1" ;;
+  esac
+}
+
+# test_part PROGRAM SECONDS ARGUMENTS...
+test_part() {
+  local name=$1 seconds=$2
+  shift 2
+  # shellcheck disable=SC2046  # several words on purpose
+  part "$name" "$seconds" $(program "$name") --gtest_brief=1 "$@"
+}
+
+# sanitizer_part TOOL PROGRAM SECONDS ARGUMENTS...
+sanitizer_part() {
+  local tool=$1 name=$2 seconds=$3 sanitizer
+  shift 3
+  sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+  if [ ! -x "$sanitizer" ]; then
+    say "$tool of $name" "skipped" "no compute-sanitizer on this machine"
+    return
+  fi
+  # shellcheck disable=SC2046
+  part "$tool-$name" "$seconds" "$sanitizer" --target-processes all --tool "$tool" --error-exitcode 99 \
+    $(program "$name") --gtest_brief=1 "$@"
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv 2>&1 | tee "$out/device.txt" | tee -a "$summary"
+
+test_part cuda_start_test 30
+test_part device_conformance_test 60 --gtest_filter='*/cuda*'
+test_part optim_kernels_test 60
+test_part shared_device_on_cuda_test 60
+test_part engine_on_cuda_test 120
+# shellcheck disable=SC2046
+part gpu_kernels_bench 60 $(program gpu_kernels_bench) "$out/gpu_kernels.json"
+sanitizer_part memcheck optim_kernels_test 90 --gtest_filter='*uda*'
+sanitizer_part racecheck optim_kernels_test 90 --gtest_filter='*uda*'
+sanitizer_part memcheck engine_on_cuda_test 90 --gtest_filter='*local_0:*local_1:*local_2'
+
+echo
+echo "== $failed failed; logs in $out"
+cat "$summary"
+[ -s "$out/gpu_kernels_bench.log" ] && cat "$out/gpu_kernels_bench.log"
+exit "$failed"
