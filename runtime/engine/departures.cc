@@ -307,9 +307,16 @@ void Executor::ReduceNow(int unit, int visit) {
   }
   const bool first = contributions_[unit]++ == 0;
   Compute(*reduce_, [this, unit, reduced, first] {
-    const absl::Status summed = VisitGradient(unit, Access::kReadWrite, [&](std::byte* shard) {
-      Accumulate(*reduce_, unit, reduced, shard, first, /*last=*/false);
-    });
+    Stream& stream = SettledStream(unit);
+    const int64_t bytes =
+        plan().layout.units[unit].trainable.shard * SizeOf(plan().decisions.communication);
+    const bool reached = &stream == &*reduce_;
+    const absl::Status summed = VisitMemory(
+        reduced, reached ? Tier::kCpu : Tier::kDevice, bytes, Access::kRead, [&](std::byte* slice) {
+          return VisitGradient(unit, Access::kReadWrite, [&](std::byte* shard) {
+            Accumulate(stream, unit, slice, shard, first, /*last=*/false);
+          });
+        });
     if (!summed.ok()) Fail(summed);
   });
   squares_stale_[unit] = 1;

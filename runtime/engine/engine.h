@@ -68,7 +68,7 @@ class Engine {
   // Collective. Checks that model, config and plan agree over the ranks, lays out every pool, and
   // fills this rank's slices. An error names the rank and the first thing at fault. `world` on a GPU:
   // as the launcher or RunThreads gives it; its communicators are made for the device (World::On).
-  // kUnimplemented on a GPU: state below the device, and an optimizer of the trainer's.
+  // kUnimplemented on a GPU: an optimizer of the trainer's.
   static absl::StatusOr<Engine> Create(World world, Device device, ModelSpec model,
                                        const Config& config, EngineOptions options = {});
   Engine(Engine&&) noexcept;

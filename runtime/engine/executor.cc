@@ -253,8 +253,8 @@ void Executor::AddLoss(int64_t number, const TensorView& scalar) {
     Stick(absl::InvalidArgumentError("AddLoss takes one fp32 scalar"));
     return;
   }
-  kernels_->AddTo(compute_, static_cast<const float*>(scalar.data),
-                  &control_block_->loss(progress_.parity));
+  KernelsOf(compute_).AddTo(compute_, static_cast<const float*>(scalar.data),
+                            &control_block_->loss(progress_.parity));
   ++progress_.loss_count;
 }
 

@@ -179,10 +179,10 @@ class Executor {
 
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
   // Those that start transfers before those that end them.
-  std::array<std::optional<Stream>*, 12> Streams() {
-    return {&gather_,   &reduce_,          &update_,          &upload_,
-            &download_, &host_update_,     &read_parameters_, &read_states_,
-            &write_,    &parameters_read_, &states_read_,     &written_};
+  std::array<std::optional<Stream>*, 13> Streams() {
+    return {&gather_,          &reduce_,      &update_,          &upload_,      &download_,
+            &host_sum_,        &host_update_, &read_parameters_, &read_states_, &write_,
+            &parameters_read_, &states_read_, &written_};
   }
   void AwaitStreams();
   absl::Status Initialise();  // initialise.cc
@@ -196,8 +196,7 @@ class Executor {
   absl::Status MakeState();
   absl::Status MakeStreams();
   absl::Status MakeOffloadStreams();
-  absl::Status MakeStream(std::string_view name, sharding::StreamId id,
-                          std::optional<Stream>& into);
+  int TasksMax(sharding::StreamId id) const;
   absl::Status MakeEvents(size_t count, std::vector<Event>& events);
   void MakeUpdateRuns();
   int ConstantsOf(const UpdateRun& run);
@@ -325,10 +324,13 @@ class Executor {
   void TraceBegin(Stream& stream, Runnable& run, int operation);
   void TraceEnd(Stream& stream, Runnable& run, int operation, StepTag step);
   void Trace(const Runnable& run, int operation, StepTag step);
+  optim::Kernels& KernelsOf(const Stream& stream) const {
+    return stream.view().native == nullptr ? *host_kernels_ : *kernels_;
+  }
   // What calls kernels: at once where those enqueue themselves, else as a task of `stream`.
   template <class Work>
   void Compute(Stream& stream, Work work) {
-    if (kernels_->enqueues()) {
+    if (KernelsOf(stream).enqueues()) {
       work();
     } else {
       stream.Enqueue(work);
@@ -399,6 +401,7 @@ class Executor {
   // verdict.cc
   void EnqueueExchange();
   void RefreshNorms();
+  Stream& SettledStream(int unit);
   void RefreshWrittenGradients();
   void CompleteRecord(int parity, bool evaluation);  // this rank's, before the all-gather
   void ConcludeExchange(int parity);                 // after it, still on the stream
@@ -455,8 +458,9 @@ class Executor {
       plans_;  // of steps of other rounds, or that hold their updates
   // The config's own step; a walk of an evaluation; carried updates alone.
   std::unique_ptr<Runnable> own_, walk_, drain_;
-  ThreadTeam alone_{1};  // for arithmetic within a task of a team
-  std::unique_ptr<optim::Kernels> kernels_;
+  ThreadTeam alone_{1};                           // for arithmetic within a task of a team
+  std::unique_ptr<optim::Kernels> kernels_;       // of the device's streams
+  std::unique_ptr<optim::Kernels> host_kernels_;  // of the host's
   std::optional<Storage> storage_;
   std::optional<ControlBlock> control_block_;
   std::mutex host_access_;  // to the device's memory: copies of several threads take turns
@@ -523,7 +527,8 @@ class Executor {
   Stream compute_;
   std::optional<Stream> gather_, reduce_, update_;
   // Where something is offloaded.
-  std::optional<Stream> upload_, download_, host_update_, read_parameters_, read_states_, write_;
+  std::optional<Stream> upload_, download_;
+  std::optional<Stream> host_sum_, host_update_, read_parameters_, read_states_, write_;
   std::optional<Stream> parameters_read_, states_read_, written_;  // where transfers end
 };
 

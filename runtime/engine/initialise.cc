@@ -37,6 +37,7 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(World world, Device d
 absl::Status Executor::Initialise() {
   EBB_ASSIGN_OR_RETURN(world_, given_world_.On(device_));
   EBB_ASSIGN_OR_RETURN(kernels_, optim::Kernels::For(device_));
+  EBB_ASSIGN_OR_RETURN(host_kernels_, optim::Kernels::For(Device::Cpu(1)));
   absl::Status own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
   if (own.ok()) {
@@ -82,19 +83,10 @@ absl::Status Executor::Initialise() {
 
 // What a GPU cannot do yet.
 absl::Status Executor::CheckDevice() const {
-  if (device_.kind() == DeviceKind::kCpu) return absl::OkStatus();
-  const auto refuse = [&](absl::string_view what, absl::string_view instead) {
-    return absl::UnimplementedError(
-        absl::StrCat("engines on ", device_.description(), " cannot yet ", what, ": ", instead));
-  };
-  if (plan().decisions.offloads()) {
-    return refuse("keep state in host memory or on NVMe",
-                  "take offload_param, offload_optimizer and ebb.offload_* out of the config");
-  }
-  if (options_.optimizer) {
-    return refuse("call an optimizer of the trainer's", "leave EngineOptions::optimizer out");
-  }
-  return absl::OkStatus();
+  if (device_.kind() == DeviceKind::kCpu || !options_.optimizer) return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      "engines on ", device_.description(),
+      " cannot yet call an optimizer of the trainer's: leave EngineOptions::optimizer out"));
 }
 
 // A group that the config names and no parameter has is a misspelling.
@@ -155,7 +147,10 @@ absl::Status Executor::MakeStreams() {
       {"ebb gather", StreamId::kGather, &gather_},
       {"ebb reduce", StreamId::kReduce, &reduce_},
       {"ebb update", StreamId::kUpdate, &update_}};
-  for (const auto& [name, id, into] : streams) EBB_RETURN_IF_ERROR(MakeStream(name, id, *into));
+  for (const auto& [name, id, into] : streams) {
+    EBB_ASSIGN_OR_RETURN(Stream made, device_.NewStream(name, TasksMax(id)));
+    into->emplace(std::move(made));
+  }
   for (std::optional<Event>* event : {&exchanged_, &fence_, &demand_, &started_}) {
     EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
     event->emplace(std::move(made));
@@ -178,9 +173,15 @@ absl::Status Executor::MakeOffloadStreams() {
   EBB_RETURN_IF_ERROR(MakeEvents(static_cast<size_t>(plan().pools.slots()), slot_free_));
   if (!plan().decisions.offloads()) return absl::OkStatus();
   using sharding::StreamId;
-  const std::tuple<const char*, StreamId, std::optional<Stream>*> streams[] = {
+  const std::tuple<const char*, StreamId, std::optional<Stream>*> copies[] = {
       {"ebb upload", StreamId::kUpload, &upload_},
-      {"ebb download", StreamId::kDownload, &download_},
+      {"ebb download", StreamId::kDownload, &download_}};
+  for (const auto& [name, id, into] : copies) {
+    EBB_ASSIGN_OR_RETURN(Stream made, device_.NewStream(name, TasksMax(id)));
+    into->emplace(std::move(made));
+  }
+  const std::tuple<const char*, StreamId, std::optional<Stream>*> on_host[] = {
+      {"ebb host sum", StreamId::kHostSum, &host_sum_},
       {"ebb host upd", StreamId::kHostUpdate, &host_update_},
       {"ebb read par", StreamId::kReadParameters, &read_parameters_},
       {"ebb par read", StreamId::kReadParameters, &parameters_read_},
@@ -188,14 +189,16 @@ absl::Status Executor::MakeOffloadStreams() {
       {"ebb sta read", StreamId::kReadStates, &states_read_},
       {"ebb write", StreamId::kWrite, &write_},
       {"ebb written", StreamId::kWrite, &written_}};
-  for (const auto& [name, id, into] : streams) EBB_RETURN_IF_ERROR(MakeStream(name, id, *into));
+  for (const auto& [name, id, into] : on_host) {
+    EBB_ASSIGN_OR_RETURN(Stream made, device_.NewHostStream(name, TasksMax(id)));
+    into->emplace(std::move(made));
+  }
   return absl::OkStatus();
 }
 
-// With room for all of two steps, so that enqueuing waits for no work. Without a plan ranks only agree
-// that there is none.
-absl::Status Executor::MakeStream(std::string_view name, sharding::StreamId id,
-                                  std::optional<Stream>& into) {
+// Room for all of two steps, so that enqueuing waits for no work. Without a plan ranks only agree that
+// there is none.
+int Executor::TasksMax(sharding::StreamId id) const {
   size_t tasks = 0;
   for (size_t i = 0; own_ != nullptr && i < plan().operations.size(); ++i) {
     const sharding::Operation& operation = plan().operations[i];
@@ -204,10 +207,7 @@ absl::Status Executor::MakeStream(std::string_view name, sharding::StreamId id,
     tasks += kOwn + operation.after.size() + operation.moves.size() + operation.parts.size() +
              operation.frees.size();
   }
-  EBB_ASSIGN_OR_RETURN(Stream made,
-                       device_.NewStream(name, kStreamTasksMax + 2 * static_cast<int>(tasks)));
-  into.emplace(std::move(made));
-  return absl::OkStatus();
+  return kStreamTasksMax + 2 * static_cast<int>(tasks);
 }
 
 // One communicator for gathers and one for reductions, so that neither waits for the other.

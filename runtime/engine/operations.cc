@@ -24,6 +24,8 @@ Stream& Executor::StreamOf(StreamId id) {
       return *upload_;
     case StreamId::kDownload:
       return *download_;
+    case StreamId::kHostSum:
+      return *host_sum_;
     case StreamId::kHostUpdate:
       return *host_update_;
     case StreamId::kReadParameters:
@@ -305,17 +307,18 @@ void Executor::Cast(int unit, int visit, std::byte* destination) {
   const DType gradient = decisions.gradient, communication = decisions.communication,
               reduced = decisions.reduced();
   if (gradient == communication || reduced == communication) {
-    kernels_->Cast(*reduce_, source, gradient, destination, reduced, elements,
-                   optim::Rounding::kNearest);
+    KernelsOf(*reduce_).Cast(*reduce_, source, gradient, destination, reduced, elements,
+                             optim::Rounding::kNearest);
   } else {
-    kernels_->CastVia(*reduce_, source, gradient, communication, destination, reduced, elements);
+    KernelsOf(*reduce_).CastVia(*reduce_, source, gradient, communication, destination, reduced,
+                                elements);
   }
 }
 
 void Executor::Round(int unit, const std::byte* summed, std::byte* reduced) {
   const sharding::Decisions& decisions = plan().decisions;
-  kernels_->Cast(*reduce_, summed, decisions.reduced(), reduced, decisions.communication,
-                 plan().layout.units[unit].trainable.shard, optim::Rounding::kNearest);
+  KernelsOf(*reduce_).Cast(*reduce_, summed, decisions.reduced(), reduced, decisions.communication,
+                           plan().layout.units[unit].trainable.shard, optim::Rounding::kNearest);
 }
 
 std::byte* Executor::ShardOf(const sharding::Plan& plan, const sharding::Part& part) const {
@@ -333,17 +336,17 @@ void Executor::Accumulate(Stream& stream, int unit, const std::byte* reduced, st
                                        .count = plan().layout.units[unit].trainable.shard,
                                        .add = !first};
   if (last) {
-    kernels_->AccumulateAndSumSquares(stream, arrays, NormScratch(unit),
-                                      &control_block_->square(unit));
+    KernelsOf(stream).AccumulateAndSumSquares(stream, arrays, NormScratch(unit),
+                                              &control_block_->square(unit));
   } else {
-    kernels_->Accumulate(stream, arrays);
+    KernelsOf(stream).Accumulate(stream, arrays);
   }
 }
 
 void Executor::Norm(Stream& stream, int unit, const std::byte* shard_data) {
-  kernels_->SumOfSquares(stream, shard_data, plan().decisions.shard_dtype(unit),
-                         plan().layout.units[unit].trainable.shard, NormScratch(unit),
-                         &control_block_->square(unit));
+  KernelsOf(stream).SumOfSquares(stream, shard_data, plan().decisions.shard_dtype(unit),
+                                 plan().layout.units[unit].trainable.shard, NormScratch(unit),
+                                 &control_block_->square(unit));
 }
 
 std::span<double> Executor::NormScratch(int unit) const {

@@ -48,6 +48,12 @@ absl::Status Storage::CreateHostPools(const Config& config) {
     EBB_ASSIGN_OR_RETURN(host_[state], AllocatePinned(host_bytes_[state], pins,
                                                       absl::StrCat("the ", std::string(Name(named)),
                                                                    " pool in host memory")));
+    if (!SharesHostMemory()) {
+      EBB_ASSIGN_OR_RETURN(
+          locked_[state],
+          device_->LockHostMemory(host_[state].buffer.span(),
+                                  absl::StrCat("the ", std::string(Name(named)), " pool")));
+    }
     below_[state] = MemoryLedger::Charge(*ledger_, named, Tier::kCpu, host_bytes_[state]);
   }
   return absl::OkStatus();

@@ -98,6 +98,7 @@ class Storage {
   // Below the device. Directories go after the files in them, files after their transfers.
   int64_t host_bytes_[kStateClasses] = {};
   PinnedMemory host_[kStateClasses];
+  LockedRange locked_[kStateClasses];  // of those, for copies of a GPU
   MemoryLedger::Charge below_[2 * kStateClasses];
   std::vector<SwapDirectory> directories_;
   std::unique_ptr<ShardFile> parameter_file_, state_file_;

@@ -24,14 +24,11 @@ void Executor::EnqueueMoves(int index, StepTag step) {
   const Operation& operation = run->plan.operations[index];
   Stream& stream = StreamOf(operation.stream);
   if (operation.kind == OperationKind::kUpload || operation.kind == OperationKind::kDownload) {
-    if (timeline_ != nullptr)
-      stream.Enqueue([run, index] { run->begin_ns[index] = Timeline::NowNs(); });
+    TraceBegin(stream, *run, index);
     for (const Move& move : operation.moves)
       stream.Copy(storage_->At(move.to), storage_->At(move.from), move.bytes);
-    stream.Enqueue([this, run, index, step] {
-      CountMoves(run->plan.operations[index], step);
-      Trace(*run, index, step);
-    });
+    Compute(stream, [this, run, index, step] { CountMoves(run->plan.operations[index], step); });
+    TraceEnd(stream, *run, index, step);
     return;
   }
   stream.Enqueue([this, run, index] { StartTransfers(*run, index); });
@@ -135,7 +132,7 @@ absl::Status Executor::MayLook() const {
 
 // Slow, and right whatever the streams were doing.
 void Executor::AwaitOffloads() {
-  for (std::optional<Stream>* stream : {&download_, &parameters_read_}) {
+  for (std::optional<Stream>* stream : {&download_, &host_sum_, &parameters_read_}) {
     if (stream->has_value()) (*stream)->WaitIdle();
   }
 }

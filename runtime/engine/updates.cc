@@ -99,10 +99,11 @@ void Executor::SetScalars(int parity, const StepScalars& scalars) {
 // that is known, and looks when it runs.
 void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream) {
   const StepScalars& scalars = scalars_[parity];
-  const bool known = early || !kernels_->enqueues();
+  const bool known = early || !KernelsOf(stream).enqueues();
   if ((known && !scalars.apply) || HasFailed() ||
       (early && (Blocked(parity) || !CommunicationError().ok())))
     return KeepParameters(work, stream);
+  if (!known) KeepParameters(work, stream);  // for an update that then writes nothing
   ThreadTeam& team = stream.team();
   const int unit = work.unit;
   const sharding::SubGroup& group =
@@ -148,8 +149,9 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
       if (AgreeStates(group, sums.read)) SetStates(group, sums.written);
       return;
     }
-    kernels_->Update(stream, *run.optimizer, arrays,
-                     &control_block_->constants(parity)[static_cast<size_t>(run.constants)]);
+    KernelsOf(stream).Update(
+        stream, *run.optimizer, arrays,
+        &control_block_->constants(parity)[static_cast<size_t>(run.constants)]);
   }
   if (verifies) SetStates(group, SumStates(work, team));
 }
@@ -175,8 +177,9 @@ void Executor::KeepParameters(const sharding::UpdateWork& work, Stream& stream) 
   if (VerifiesStates(group) && !HasFailed() && !AgreeStates(group, SumStates(work, stream.team())))
     return;
   if (!work.passes_slot || decisions.split_master) return;
-  kernels_->Cast(stream, storage_->At(work.master), DType::kFloat32, storage_->At(work.parameter),
-                 decisions.compute, group.count(), optim::Rounding::kParameter);
+  KernelsOf(stream).Cast(stream, storage_->At(work.master), DType::kFloat32,
+                         storage_->At(work.parameter), decisions.compute, group.count(),
+                         optim::Rounding::kParameter);
 }
 
 absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,

@@ -48,10 +48,21 @@ void Executor::RefreshNorms() {
   for (size_t u = 0; u < squares_stale_.size(); ++u) {
     if (!std::exchange(squares_stale_[u], uint8_t{0}) || !plan().decisions.trainable[u]) continue;
     const int unit = static_cast<int>(u);
+    Stream& stream = SettledStream(unit);
     const absl::Status read =
-        VisitGradient(unit, Access::kRead, [&](std::byte* shard) { Norm(*reduce_, unit, shard); });
+        VisitGradient(unit, Access::kRead, [&](std::byte* shard) { Norm(stream, unit, shard); });
     if (!read.ok()) Fail(read);
   }
+}
+
+// Where the gradient of a unit is summed off the plan, as if by a task of the reduce stream. On a GPU
+// that does not reach what lives in host memory: the calling thread does, once it is at rest.
+Stream& Executor::SettledStream(int unit) {
+  if (GradientOnDevice(unit) || reduce_->view().native == nullptr) return *reduce_;
+  reduce_->WaitIdle();
+  for (std::optional<Stream>* stream : {&download_, &host_sum_, &host_update_, &written_})
+    (*stream)->WaitIdle();
+  return *host_sum_;
 }
 
 // What only the stream knows: norms, and what failed on it.

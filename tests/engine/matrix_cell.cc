@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "tests/sharding/random_model.h"
 
 namespace ebb::testing {
 namespace {
@@ -222,6 +223,14 @@ bool Cell::IsRedundant() const {
   const bool offloads = parameter_tier() != Tier::kDevice || optimizer_tier() != Tier::kDevice;
   return !offloads &&
          ((*this)[kGradients] != 0 || (*this)[kFasterShare] != 0 || (*this)[kSubGroups] != 0);
+}
+
+Cell RandomCell(uint64_t seed) {
+  sharding::Random random(seed);
+  Cell cell;
+  for (size_t axis = 0; axis < cell.levels.size(); ++axis)
+    cell.levels[axis] = static_cast<int>(random.Between(0, LevelCounts()[axis] - 1));
+  return cell;
 }
 
 absl::StatusOr<Outcome> RunCell(const Cell& cell,

@@ -78,6 +78,9 @@ struct Cell {
   bool IsRedundant() const;
 };
 
+// All settings by chance.
+Cell RandomCell(uint64_t seed);
+
 // What training left behind, as bits, and what it reported.
 struct Outcome {
   struct Step {

@@ -51,14 +51,6 @@ const std::vector<std::vector<int>>& PairwiseRows() {
   return rows;
 }
 
-Cell RandomCell(int index) {
-  sharding::Random random(Seed() * 1000 + static_cast<uint64_t>(index));
-  Cell cell;
-  for (size_t axis = 0; axis < cell.levels.size(); ++axis)
-    cell.levels[axis] = static_cast<int>(random.Between(0, LevelCounts()[axis] - 1));
-  return cell;
-}
-
 // Settings that a cell of the product takes by turns instead of with every combination of the
 // others: who keeps activations, what is frozen, evaluations in between, and the reduction's
 // dtypes, shard groups.
@@ -138,7 +130,7 @@ std::vector<Cell> CellsOf(const Batch& batch) {
       return {cell};
     }
     case Part::kRandom:
-      return {RandomCell(batch.index)};
+      return {RandomCell(Seed() * 1000 + static_cast<uint64_t>(batch.index))};
     case Part::kProduct:
       return ProductCells(batch.index);
     case Part::kTiers:
