@@ -94,7 +94,7 @@ class Bench {
     return {
         update("AdamW, fp32", 28, fp32),
         update("AdamW, bf16 gradient and parameter", 28, half),
-        update("AdamW, split master", 24, split),
+        update("AdamW, split master", 26, split),
         {"cast fp32 to bf16", 6,
          [this] {
            kernels_->Cast(stream_, master_.data(), DType::kFloat32, parameter_.data(),

@@ -11,7 +11,7 @@
 //                one state where momentum is not 0
 //
 // Bytes per element: 4 master and 4 each state, read and written; the gradient read; the parameter
-// written. With a split master (split_master.h) 4 less: parameter and low half are read and
+// written. With a split master (split_master.h) 2 less: parameter and low half are read and
 // written, 2 each.
 #pragma once
 

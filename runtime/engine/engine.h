@@ -58,7 +58,9 @@ struct StepReport {
 };
 
 struct EngineOptions {
-  StreamView compute = {};  // the trainer's stream; null on CUDA: the engine makes one
+  // The trainer's stream; null on CUDA: the engine makes one. CUDA's default stream, whose handle is
+  // null, has the name cudaStreamLegacy.
+  StreamView compute = {};
   std::optional<OptimizerSpec> optimizer = {};  // instead of the config's
   std::string name = "engine";                  // in logs, timelines and reports
 };
@@ -79,7 +81,7 @@ class Engine {
   // ModelSpec::workspace_bytes of device memory as kInt8; the trainer's between any two calls.
   MutableTensorView workspace() const;
 
-  // Waits only to stay at most two steps ahead of the device.
+  // Waits for the updates of the step before the last.
   Step BeginStep(StepOptions options = {});
   Evaluation BeginEvaluation(int micro_batches = 1);
 

@@ -315,6 +315,8 @@ absl::Status Executor::Finish(int64_t number) {
   update_->Record(updates_done_[progress_.parity]);
   if (host_update_) host_update_->Record(host_updates_done_[progress_.parity]);
   exchanged_->Wait();
+  // Nobody waits for a device that has failed, but what it has begun may still be writing the verdict.
+  if (!device_.status().ok()) reduce_->WaitIdle();
   absl::Status status = ReachVerdict();
   if (!status.ok()) {
     // Blocked updates still in the queue must see that they are.
@@ -330,6 +332,7 @@ absl::Status Executor::Finish(int64_t number) {
     report_ = status;
   }
   WaitCompute(finish.compute);
+  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) AwaitUpdates();
   if (status.ok() && progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff &&
       HasFailed()) {
     // An optimizer of the trainer's, or the disk. The others have finished the step.
@@ -343,6 +346,14 @@ absl::Status Executor::Finish(int64_t number) {
   carried_parity_ = progress_.parity;
   EndProgress();
   return status;
+}
+
+// On the CPU the compute stream has waited for them.
+void Executor::AwaitUpdates() {
+  if (device_.kind() == DeviceKind::kCpu) return;
+  for (std::optional<Stream>* stream : {&update_, &host_update_, &written_}) {
+    if (stream->has_value()) (*stream)->WaitIdle();
+  }
 }
 
 absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {

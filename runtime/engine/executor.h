@@ -185,6 +185,7 @@ class Executor {
             &parameters_read_, &states_read_, &written_};
   }
   void AwaitStreams();
+  void AwaitUpdates();
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
@@ -298,6 +299,7 @@ class Executor {
 
   // suspension.cc
   absl::Status Suspended() const;
+  absl::Status MovePools(Storage::Room room);
 
   // copy.cc
   struct CopyStaging;

@@ -119,7 +119,7 @@ absl::StatusOr<Storage::Room> Storage::MakeRoom(Tier tier) const {
   return room;
 }
 
-void Storage::MoveInto(Room room, Stream& stream) {
+absl::Status Storage::MoveInto(Room room, Stream& stream) {
   const bool predicts = room.tier_ == Tier::kCpu && !std::exchange(host_predicted_, true);
   for (int state = 0; state < kStateClasses; ++state) {
     if (bytes_[state] == 0 || !IsKept(state)) continue;
@@ -133,10 +133,12 @@ void Storage::MoveInto(Room room, Stream& stream) {
     if (predicts) ledger_->Predict(named, Tier::kCpu, bytes_[state]);
   }
   stream.WaitIdle();
+  EBB_RETURN_IF_ERROR(stream.status());
   for (int state = 0; state < kStateClasses; ++state) {
     buffers_[state] = std::exchange(room.buffers_[state], Buffer());
     charges_[state] = std::exchange(room.charges_[state], MemoryLedger::Charge());
   }
+  return absl::OkStatus();
 }
 
 std::byte* Storage::At(const sharding::Place& place) const {

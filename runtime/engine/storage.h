@@ -42,8 +42,8 @@ class Storage {
   };
   absl::StatusOr<Room> MakeRoom(Tier tier) const;  // kDevice, or kCpu: suspended
   // Waits for the copies, which go over `stream`, and gives the memory of the old place back.
-  // Pointers from before are not valid any more.
-  void MoveInto(Room room, Stream& stream);
+  // Pointers from before are not valid any more. An error: nothing has moved.
+  absl::Status MoveInto(Room room, Stream& stream);
 
   // Not of kNvme, which File() holds.
   std::byte* At(const sharding::Place& place) const;

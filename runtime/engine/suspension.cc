@@ -1,4 +1,6 @@
 // Suspend and Resume: the pools go to the host and come back, on all ranks or on none.
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/executor.h"
@@ -9,6 +11,13 @@ absl::Status Executor::Suspended() const {
   return absl::FailedPreconditionError(
       absl::StrCat("the engine '", options_.name,
                    "' is suspended: call Resume before BeginStep and BeginEvaluation"));
+}
+
+// A device that fails under the copies has failed for good.
+absl::Status Executor::MovePools(Storage::Room room) {
+  const absl::Status moved = storage_->MoveInto(std::move(room), *gather_);
+  if (!moved.ok()) Fail(moved);
+  return moved;
 }
 
 absl::Status Executor::Suspend() {
@@ -22,7 +31,7 @@ absl::Status Executor::Suspend() {
   if (!suspended_) room = storage_->MakeRoom(Tier::kCpu);
   EBB_RETURN_IF_ERROR(Meet(Meeting::kSuspend, /*subject=*/0, room.status()));
   if (suspended_) return absl::OkStatus();
-  storage_->MoveInto(*std::move(room), *gather_);
+  EBB_RETURN_IF_ERROR(MovePools(*std::move(room)));
   suspended_ = true;
   return absl::OkStatus();
 }
@@ -37,7 +46,7 @@ absl::Status Executor::Resume() {
   if (suspended_) room = storage_->MakeRoom(Tier::kDevice);
   EBB_RETURN_IF_ERROR(Meet(Meeting::kResume, /*subject=*/0, room.status()));
   if (!suspended_) return absl::OkStatus();
-  storage_->MoveInto(*std::move(room), *gather_);
+  EBB_RETURN_IF_ERROR(MovePools(*std::move(room)));
   PointCollectives(*own_);
   PointCollectives(*walk_);
   for (const std::unique_ptr<Runnable>& run : plans_) PointCollectives(*run);

@@ -99,6 +99,8 @@ void Executor::Drain() {
     Issue(static_cast<int>(index));
   carries_ = false;
   progress_.run = run;
+  update_->Record(updates_done_[carried_parity_]);
+  host_update_->Record(host_updates_done_[carried_parity_]);
 }
 
 // The updates of the step before have their place ahead of the gathers of this one. What is left of

@@ -14,6 +14,7 @@
 namespace ebb {
 
 void Executor::EnqueueExchange() {
+  verdict_ = {};
   const int parity = progress_.parity;
   const size_t own = sizeof(ExchangeRecord), all = own * static_cast<size_t>(size_);
   ExchangeRecord& record = control_block_->own_record();

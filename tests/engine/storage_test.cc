@@ -105,7 +105,7 @@ TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
   EXPECT_EQ(Current(Tier::kCpu), Current(StateClass::kParameter, Tier::kDevice) +
                                      Current(StateClass::kMaster, Tier::kDevice) +
                                      Current(StateClass::kOptimizer, Tier::kDevice));
-  storage_->MoveInto(std::move(host), stream_);
+  EXPECT_TRUE(storage_->MoveInto(std::move(host), stream_).ok());
   EXPECT_EQ(FarDevice::held, 0);
   EXPECT_EQ(Current(Tier::kDevice), 0u);
   EXPECT_GT(Current(StateClass::kMaster, Tier::kCpu), 0u);
@@ -120,7 +120,7 @@ TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
   expect_values();
   for (size_t i = 0; i < on_device.size(); ++i) EXPECT_NE(Kept()[i], on_device[i]);
 
-  storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_);
+  EXPECT_TRUE(storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_).ok());
   EXPECT_EQ(FarDevice::held, all);
   EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));
   EXPECT_EQ(Current(Tier::kCpu), 0u);
@@ -131,7 +131,7 @@ TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
 TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
   const int64_t all = FarDevice::held;
   std::memset(Master(1), 7, 64);
-  storage_->MoveInto(storage_->MakeRoom(Tier::kCpu).value(), stream_);
+  EXPECT_TRUE(storage_->MoveInto(storage_->MakeRoom(Tier::kCpu).value(), stream_).ok());
   FarDevice::limit = all - 1;
   const absl::Status refused = storage_->MakeRoom(Tier::kDevice).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
@@ -139,7 +139,7 @@ TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
   EXPECT_EQ(Current(Tier::kDevice), 0u);
   EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
   FarDevice::limit = all;
-  storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_);
+  EXPECT_TRUE(storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_).ok());
   EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
 }
 
