@@ -12,14 +12,14 @@
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
 #include "ebb/runtime/config/dtype.h"
-
-#if defined(__CUDACC__)
-#define EBB_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define EBB_HOST_DEVICE inline
-#endif
+#include "ebb/runtime/device/cuda/number_bits.h"
 
 namespace ebb::optim::cuda {
+
+using kernel::BitsOf;
+using kernel::FromFloat16;
+using kernel::NumberOf;
+using kernel::ToFloat16;
 
 // update_element.inc's operations: each rounds once, to nearest, and keeps subnormals.
 struct Ops {
@@ -66,28 +66,6 @@ EBB_HOST_DEVICE double AddSquare(double sum, double value) {
   return __fma_rn(value, value, sum);
 #else
   return std::fma(value, value, sum);
-#endif
-}
-
-// dtype.h's conversions of fp16, in one instruction each.
-EBB_HOST_DEVICE float FromFloat16(uint16_t bits) {
-#if defined(__CUDA_ARCH__)
-  float value;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-  return value;
-#else
-  Float16 half;
-  half.bits = bits;
-  return static_cast<float>(half);
-#endif
-}
-EBB_HOST_DEVICE uint16_t ToFloat16(float value) {
-#if defined(__CUDA_ARCH__)
-  uint16_t bits;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-  return bits;
-#else
-  return Float16(value).bits;
 #endif
 }
 
@@ -167,21 +145,6 @@ EBB_HOST_DEVICE void Store(const Packed<kWidth>& packed, void* array, int64_t si
   } else {
     Write<2 * kWidth>(packed.words, to);
   }
-}
-
-EBB_HOST_DEVICE float NumberOf(uint32_t bits) {
-#if defined(__CUDA_ARCH__)
-  return __uint_as_float(bits);
-#else
-  return std::bit_cast<float>(bits);
-#endif
-}
-EBB_HOST_DEVICE uint32_t BitsOf(float number) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_uint(number);
-#else
-  return std::bit_cast<uint32_t>(number);
-#endif
 }
 
 template <int kWidth>

@@ -70,14 +70,18 @@ EBB_HOST_DEVICE void Walk(const Cut& cut, int64_t thread, int64_t threads, const
     body.template At<1, 1>(cut.Single(single), 0);
 }
 
+// Of a source and a destination.
+template <class Arrays>
+Cut CutForBoth(const Arrays& arrays) {
+  return CutFor(arrays.count, {{arrays.source, SizeOf(arrays.source_dtype)},
+                               {arrays.destination, SizeOf(arrays.destination_dtype)}});
+}
+
 struct CastWork {
   static constexpr int kMany = 4;
   const CastArrays& arrays;
 
-  static Cut CutOf(const CastArrays& arrays) {
-    return CutFor(arrays.count, {{arrays.source, SizeOf(arrays.source_dtype)},
-                                 {arrays.destination, SizeOf(arrays.destination_dtype)}});
-  }
+  static Cut CutOf(const CastArrays& arrays) { return CutForBoth(arrays); }
 
   template <int kWidth, int kTimes>
   EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
@@ -112,10 +116,7 @@ struct AccumulateWork {
   static constexpr int kMany = 4;
   const AccumulateArrays& arrays;
 
-  static Cut CutOf(const AccumulateArrays& arrays) {
-    return CutFor(arrays.count, {{arrays.source, SizeOf(arrays.source_dtype)},
-                                 {arrays.destination, SizeOf(arrays.destination_dtype)}});
-  }
+  static Cut CutOf(const AccumulateArrays& arrays) { return CutForBoth(arrays); }
 
   template <int kWidth, int kTimes>
   EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {

@@ -86,7 +86,6 @@ void Executor::CompleteRecord(int parity, bool evaluation) {
 }
 
 void Executor::ConcludeExchange(int parity) {
-  verdict_ = {};
   const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
   // A rank that told the others of its failure may have left since: what it told counts.
   const std::span<const ExchangeRecord> records = control_block_->records();

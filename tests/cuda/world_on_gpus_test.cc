@@ -32,6 +32,18 @@ class PairedRank : public LocalRank {
   int ranks_per_host() const override { return 2; }
 };
 
+void ExpectTheCpusReductionGroup() {
+  const auto ranks = std::make_shared<LocalWorld>(4);
+  const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
+    const World pairs(std::make_shared<PairedRank>(ranks, world.rank()));
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const World gpus, pairs.On(device));
+    EXPECT_EQ(gpus.ranks_per_host(), 2);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 // A rank of a process that is alone.
 class LonelyProcess : public LocalRank {
  public:
@@ -101,15 +113,7 @@ TEST_F(ConnectionTest, RankThatIsAloneNeedsNoNcclWhateverItsWorld) {
 }
 
 TEST_F(ConnectionTest, SharingRanksKeepTheCpusDefaultReductionGroup) {
-  const auto ranks = std::make_shared<LocalWorld>(4);
-  const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
-    const World pairs(std::make_shared<PairedRank>(ranks, world.rank()));
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(const World gpus, pairs.On(device));
-    EXPECT_EQ(gpus.ranks_per_host(), 2);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  ExpectTheCpusReductionGroup();
 }
 
 TEST_F(ConnectionTest, SharedDeviceMayBeTakenAgain) {
@@ -181,15 +185,7 @@ TEST_F(WorldOnGpusTest, RanksKeepTheirPlacesAndSumOnTheirDevices) {
 }
 
 TEST_F(WorldOnGpusTest, TheDefaultReductionGroupIsTheCpusWorlds) {
-  const auto ranks = std::make_shared<LocalWorld>(4);
-  const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
-    const World pairs(std::make_shared<PairedRank>(ranks, world.rank()));
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(const World gpus, pairs.On(device));
-    EXPECT_EQ(gpus.ranks_per_host(), 2);
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
+  ExpectTheCpusReductionGroup();
 }
 
 TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {

@@ -14,12 +14,7 @@
 
 #include "ebb/runtime/comm/cuda/launch.h"
 #include "ebb/runtime/config/dtype.h"
-
-#if defined(__CUDACC__)
-#define EBB_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define EBB_HOST_DEVICE inline
-#endif
+#include "ebb/runtime/device/cuda/number_bits.h"
 
 namespace ebb::reduce_work {
 
@@ -29,31 +24,14 @@ inline constexpr int kPack = kPackBytes / static_cast<int>(sizeof(T));  // eleme
 
 using Combine = ReduceArrays::Combine;
 
-EBB_HOST_DEVICE float FloatOf(uint32_t bits) {
-  float value;
-  memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-EBB_HOST_DEVICE uint32_t BitsOf(float value) {
-  uint32_t bits;
-  memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
-
 EBB_HOST_DEVICE float Widened(float value) {
   return value;
 }
 EBB_HOST_DEVICE float Widened(BFloat16 value) {
-  return FloatOf(uint32_t{value.bits} << 16);
+  return kernel::NumberOf(uint32_t{value.bits} << 16);
 }
 EBB_HOST_DEVICE float Widened(Float16 value) {
-#if defined(__CUDA_ARCH__)
-  float wide;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(value.bits));
-  return wide;
-#else
-  return static_cast<float>(value);
-#endif
+  return kernel::FromFloat16(value.bits);
 }
 EBB_HOST_DEVICE float Widened(int8_t value) {
   return static_cast<float>(value);
@@ -66,22 +44,14 @@ EBB_HOST_DEVICE T Rounded(float value) {
   if constexpr (std::is_same_v<T, int8_t>) {
     result = static_cast<int8_t>(rintf(fminf(fmaxf(value, -128.0f), 127.0f)));
   } else {
-    const uint32_t bits = value != value ? 0x7fc00000u : BitsOf(value);
+    const uint32_t bits = value != value ? 0x7fc00000u : kernel::BitsOf(value);
     if constexpr (std::is_same_v<T, float>) {
-      result = FloatOf(bits);
+      result = kernel::NumberOf(bits);
     } else if constexpr (std::is_same_v<T, BFloat16>) {
       // Nothing carries out of a quiet NaN: its low half is zero.
       result.bits = static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
     } else {
-#if defined(__CUDA_ARCH__)
-      if (value != value) {
-        result.bits = 0x7e00;
-      } else {
-        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result.bits) : "f"(value));
-      }
-#else
-      result = Float16(FloatOf(bits));
-#endif
+      result.bits = value != value ? uint16_t{0x7e00} : kernel::ToFloat16(value);
     }
   }
   return result;
