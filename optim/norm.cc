@@ -69,6 +69,23 @@ double Block(const Source* source, Destination* destination, bool add, int64_t c
   return AddLanes(lanes);
 }
 
+// The levels above the elements, each at the front of where the one below it was.
+double AddLevels(double* sums, int64_t count) {
+  for (; count > 1; count = NormBlocks(count)) {
+    for (int64_t begin = 0; begin < count; begin += kNormBlock) {
+      double lanes[kLanes] = {};
+      const int64_t end = std::min(begin + kNormBlock, count);
+      int64_t i = begin;
+      for (; i + kLanes <= end; i += kLanes) {
+        for (int64_t j = 0; j < kLanes; ++j) lanes[j] += sums[i + j];
+      }
+      for (int64_t j = 0; i + j < end; ++j) lanes[j] += sums[i + j];
+      sums[begin / kNormBlock] = AddLanes(lanes);
+    }
+  }
+  return count == 0 ? 0 : sums[0];
+}
+
 // Blocks [first, last) of the arrays; their sums go to `sums` unless it is null.
 template <class Source, class Destination>
 void Blocks(const AccumulateArrays& arrays, int64_t first, int64_t last, double* sums) {
@@ -121,6 +138,7 @@ namespace ebb::optim {
 namespace {
 
 HWY_EXPORT(BlockRange);
+HWY_EXPORT(AddLevels);
 
 constexpr int64_t kGrainBlocks = 32;  // 128 KiB of fp32
 
@@ -134,9 +152,7 @@ double SumBlocks(ThreadTeam& team, const AccumulateArrays& arrays, std::span<dou
   const int64_t count = NormBlocks(arrays.count);
   assert(static_cast<int64_t>(blocks.size()) >= count);
   RunBlocks(team, arrays, blocks.data());
-  double sum = 0;
-  for (const double block : blocks.first(static_cast<size_t>(count))) sum += block;
-  return sum;
+  return AddBlocks(blocks.first(static_cast<size_t>(count)));
 }
 
 }  // namespace
@@ -144,6 +160,10 @@ double SumBlocks(ThreadTeam& team, const AccumulateArrays& arrays, std::span<dou
 double SumOfSquares(ThreadTeam& team, const void* gradient, DType dtype, int64_t count,
                     std::span<double> blocks) {
   return SumBlocks(team, {.source = gradient, .source_dtype = dtype, .count = count}, blocks);
+}
+
+double AddBlocks(std::span<double> blocks) {
+  return HWY_DYNAMIC_DISPATCH(AddLevels)(blocks.data(), static_cast<int64_t>(blocks.size()));
 }
 
 void Accumulate(ThreadTeam& team, const AccumulateArrays& arrays) {

@@ -13,6 +13,7 @@ using cuda::Cut;
 
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
+constexpr int kLevelThreads = 1024;  // of the one block that adds the last levels of a norm
 constexpr int kBlocksMax = 148 * 8;  // 2,048 threads on each processor of the largest device
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -71,34 +72,33 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Blocks [begin, begin + 128), four a thread; 0 beyond the last.
-__device__ void LoadBlocks(const double* blocks, int64_t count, int64_t begin,
-                           double (&loaded)[4]) {
-  for (int i = 0; i < 4; ++i) {
-    const int64_t block = begin + i * kWarp + threadIdx.x;
-    loaded[i] = block < count ? blocks[block] : 0;
+// As threads of a warp all of which stay for the shuffles, which add norm.h's tree.
+__device__ void AddLevel(const cuda::LevelWork& level, int64_t thread, int64_t threads) {
+  constexpr int kBlocksOfWarp = kWarp / cuda::kNormLanes;
+  const int64_t count = level.blocks();
+  const int lane = static_cast<int>(thread % cuda::kNormLanes);
+  for (int64_t first = thread / kWarp * kBlocksOfWarp; first < count;
+       first += threads / kWarp * kBlocksOfWarp) {
+    const int64_t block = first + thread % kWarp / cuda::kNormLanes;
+    double sum = block < count ? level.Lane(block, lane) : 0;
+    for (unsigned distance = cuda::kNormLanes / 2; distance > 0; distance /= 2)
+      sum += __shfl_down_sync(kAllLanes, sum, distance, cuda::kNormLanes);
+    if (lane == 0 && block < count) level.Put(block, sum);
   }
 }
 
-// One warp: the sum's order is that of the blocks, so only their loads are spread over it, ahead of
-// the additions.
-__global__ void __launch_bounds__(kWarp)
-    AddBlocksKernel(const double* blocks, int64_t count, double* sum) {
-  constexpr int64_t kStep = 4 * kWarp;
-  double total = 0, ahead[4];
-  LoadBlocks(blocks, count, 0, ahead);
-  for (int64_t begin = 0; begin < count; begin += kStep) {
-    double now[4];
-    for (int i = 0; i < 4; ++i) now[i] = ahead[i];
-    LoadBlocks(blocks, count, begin + kStep, ahead);
-    for (int i = 0; i < 4; ++i) {
-      // Those beyond the last add 0 to a sum that is no -0.
-      if (begin + i * kWarp >= count) break;
-#pragma unroll
-      for (int lane = 0; lane < kWarp; ++lane) total += __shfl_sync(kAllLanes, now[i], lane);
-    }
+__global__ void __launch_bounds__(kThreads) AddLevelKernel(const cuda::LevelWork level) {
+  AddLevel(level, Thread(), Threads());
+}
+
+// What is few enough for one block of threads, level after level.
+__global__ void __launch_bounds__(kLevelThreads)
+    AddLevelsKernel(cuda::LevelWork level, double* sum) {
+  for (; level.count > 1; level = level.Above()) {
+    AddLevel(level, threadIdx.x, kLevelThreads);
+    __syncthreads();  // and what its threads have put is seen by all of them
   }
-  if (threadIdx.x == 0) *sum = total;
+  if (threadIdx.x == 0) *sum = level.count == 0 ? 0 : level.sums[0];
 }
 
 __global__ void AddToKernel(const float* value, double* sum) {
@@ -157,9 +157,9 @@ cudaError_t Load(Kernels*... kernels) {
 cudaError_t LoadKernels() {
   return Load(&EachElementKernel<cuda::CastWork, CastArrays>,
               &EachElementKernel<cuda::AccumulateWork, AccumulateArrays>, &SumBlocksKernel,
-              &AddBlocksKernel, &AddToKernel, &UpdateKernel<UpdateRule::kAdam, false>,
-              &UpdateKernel<UpdateRule::kAdam, true>, &UpdateKernel<UpdateRule::kSgd, false>,
-              &UpdateKernel<UpdateRule::kSgd, true>,
+              &AddLevelKernel, &AddLevelsKernel, &AddToKernel,
+              &UpdateKernel<UpdateRule::kAdam, false>, &UpdateKernel<UpdateRule::kAdam, true>,
+              &UpdateKernel<UpdateRule::kSgd, false>, &UpdateKernel<UpdateRule::kSgd, true>,
               &UpdateKernel<UpdateRule::kSgdWithMomentum, false>,
               &UpdateKernel<UpdateRule::kSgdWithMomentum, true>);
 }
@@ -174,13 +174,20 @@ cudaError_t LaunchAccumulate(cudaStream_t stream, const AccumulateArrays& arrays
 
 cudaError_t LaunchSumSquares(cudaStream_t stream, const AccumulateArrays& arrays, double* blocks,
                              double* sum) {
-  const int64_t count = NormBlocks(arrays.count);
-  if (count > 0) {
-    const cudaError_t result = Launch(stream, count * cuda::kQuarters, kThreads, &SumBlocksKernel,
-                                      arrays, cuda::SquaresWork::Aligned(arrays), blocks);
+  cuda::LevelWork level = {.sums = blocks, .count = NormBlocks(arrays.count)};
+  if (level.count > 0) {
+    const cudaError_t result =
+        Launch(stream, level.count * cuda::kQuarters, kThreads, &SumBlocksKernel, arrays,
+               cuda::SquaresWork::Aligned(arrays), blocks);
     if (result != cudaSuccess) return result;
   }
-  return Launch(stream, kWarp, kWarp, &AddBlocksKernel, blocks, count, sum);
+  // More than one block of threads adds at once: shards of more than 2^26 elements.
+  for (; level.blocks() * cuda::kNormLanes > kLevelThreads; level = level.Above()) {
+    const cudaError_t result =
+        Launch(stream, level.blocks() * cuda::kNormLanes, kThreads, &AddLevelKernel, level);
+    if (result != cudaSuccess) return result;
+  }
+  return Launch(stream, kLevelThreads, kLevelThreads, &AddLevelsKernel, level, sum);
 }
 
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {

@@ -1,7 +1,7 @@
-// The kernels as the host sees them: each function enqueues one kernel (LaunchSumSquares two) on a
-// stream of the current device and returns what CUDA says of the launch, and nothing of what was
-// enqueued before. Nothing else of kernels.cu is named elsewhere, so whoever defines these takes
-// its place.
+// The kernels as the host sees them: each function enqueues one kernel (LaunchSumSquares a few, one
+// after the other) on a stream of the current device and returns what CUDA says of the launch, and
+// nothing of what was enqueued before. Nothing else of kernels.cu is named elsewhere, so whoever
+// defines these takes its place.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -204,6 +204,38 @@ EBB_HOST_DEVICE double AddLanes(const double (&lanes)[kGroup]) {
   return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
 }
 
+// A level of norm.h's sums above the elements, of which sixteen threads add 1,024, one a lane. All
+// levels are in place, this one's sums `stride` apart: what 1,024 of them give goes where the first
+// was, which nobody else reads.
+struct LevelWork {
+  static constexpr int kLoads = 16;  // of a thread, in flight together
+
+  double* sums = nullptr;
+  int64_t count = 0;
+  int64_t stride = 1;
+
+  EBB_HOST_DEVICE int64_t blocks() const { return (count + kNormBlock - 1) / kNormBlock; }
+  EBB_HOST_DEVICE LevelWork Above() const { return {sums, blocks(), stride * kNormBlock}; }
+
+  EBB_HOST_DEVICE double Lane(int64_t block, int lane) const {
+    const int64_t begin = block * kNormBlock;
+    const int64_t end = count - begin < kNormBlock ? count : begin + kNormBlock;
+    double sum = 0;
+    int64_t at = begin + lane;
+    for (; at + (kLoads - 1) * kNormLanes < end; at += kLoads * kNormLanes) {
+      double loaded[kLoads];
+      for (int m = 0; m < kLoads; ++m) loaded[m] = sums[(at + m * kNormLanes) * stride];
+      for (int m = 0; m < kLoads; ++m) sum += loaded[m];
+    }
+    for (; at < end; at += kNormLanes) sum += sums[at * stride];
+    return sum;
+  }
+  // Once all lanes have been summed.
+  EBB_HOST_DEVICE void Put(int64_t block, double sum) const {
+    sums[block * kNormBlock * stride] = sum;
+  }
+};
+
 template <UpdateRule kRule, bool kSplit>
 struct UpdateWork {
   static constexpr int kMany = 1;  // its arrays alone are enough loads

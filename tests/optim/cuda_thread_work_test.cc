@@ -122,13 +122,25 @@ double BlockSum(const cuda::SquaresWork& work, int64_t block) {
   return cuda::AddLanes(lanes[0]);
 }
 
+// `numbers`: what the squares are of.
+template <class T>
+void ExpectBlocks(const AccumulateArrays& arrays, const T* numbers) {
+  ThreadTeam team(1);
+  for (int64_t block = 0; block < NormBlocks(arrays.count); ++block) {
+    const int64_t begin = block * kNormBlock;
+    double scratch = 0;
+    const double expected = SumOfSquares(team, numbers + begin, kDTypeOf<T>,
+                                         std::min(kNormBlock, arrays.count - begin), {&scratch, 1});
+    ASSERT_EQ(BlockSum({arrays}, block), expected) << block;
+  }
+}
+
 template <class Source, class Destination>
 void ExpectAccumulates(int64_t count, int64_t offset, bool add) {
   SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
   ThreadTeam team(1);
   const auto source = Numbers<Source>(count + offset, 11);
   const auto before = Numbers<Destination>(count + offset, 12);
-  const auto blocks_count = static_cast<size_t>(NormBlocks(count));
   auto expected = before;
   AccumulateArrays arrays = {.source = source.data() + offset,
                              .source_dtype = kDTypeOf<Source>,
@@ -136,13 +148,11 @@ void ExpectAccumulates(int64_t count, int64_t offset, bool add) {
                              .destination_dtype = kDTypeOf<Destination>,
                              .count = count,
                              .add = add};
-  std::vector<double> expected_blocks(blocks_count);
-  AccumulateAndSumSquares(team, arrays, expected_blocks);
+  Accumulate(team, arrays);
 
   auto added = before;
   arrays.destination = added.data() + offset;
-  for (size_t block = 0; block < blocks_count; ++block)
-    ASSERT_EQ(BlockSum({arrays}, static_cast<int64_t>(block)), expected_blocks[block]) << block;
+  ExpectBlocks(arrays, expected.data() + offset);
   const auto expect_added = [&] {
     for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(Bits(added[i]), Bits(expected[i])) << i;
   };
@@ -153,11 +163,9 @@ void ExpectAccumulates(int64_t count, int64_t offset, bool add) {
     expect_added();
   }
 
-  SumOfSquares(team, source.data() + offset, kDTypeOf<Source>, count, expected_blocks);
   const AccumulateArrays alone = {
       .source = source.data() + offset, .source_dtype = kDTypeOf<Source>, .count = count};
-  for (size_t block = 0; block < blocks_count; ++block)
-    ASSERT_EQ(BlockSum({alone}, static_cast<int64_t>(block)), expected_blocks[block]) << block;
+  ExpectBlocks(alone, source.data() + offset);
 }
 
 TEST(CudaNorm, AccumulationsAndBlocksHaveTheBitsOfTheCpu) {
@@ -172,6 +180,29 @@ TEST(CudaNorm, AccumulationsAndBlocksHaveTheBitsOfTheCpu) {
         ExpectAccumulates<Float16, BFloat16>(count, offset, add);
       }
     }
+  }
+}
+
+// As AddLevel adds a level, for each block of it the threads of all lanes.
+void RunLevel(const cuda::LevelWork& level) {
+  for (int64_t block = 0; block < level.blocks(); ++block) {
+    double lanes[cuda::kNormLanes];
+    for (int lane = 0; lane < cuda::kNormLanes; ++lane) lanes[lane] = level.Lane(block, lane);
+    for (int distance = cuda::kNormLanes / 2; distance > 0; distance /= 2) {
+      for (int lane = 0; lane < distance; ++lane) lanes[lane] += lanes[lane + distance];
+    }
+    level.Put(block, lanes[0]);
+  }
+}
+
+TEST(CudaNorm, LevelsHaveTheBitsOfTheCpu) {
+  for (const int64_t count : {1, 2, 17, 255, 256, 1023, 1024, 1025, 5001, (1 << 20) + 3000}) {
+    SCOPED_TRACE(count);
+    const auto numbers = Numbers<float>(count, 5, Range::kPositive);
+    std::vector<double> expected(numbers.begin(), numbers.end()), sums = expected;
+    cuda::LevelWork level = {.sums = sums.data(), .count = count};
+    for (; level.count > 1; level = level.Above()) RunLevel(level);
+    EXPECT_EQ(sums[0], AddBlocks(expected));
   }
 }
 

@@ -9,23 +9,35 @@
 namespace ebb::optim {
 namespace {
 
-// norm.h's definition, written down naively.
-template <class T>
-double DefinedSumOfSquares(const std::vector<T>& values) {
-  double sum = 0;
+// norm.h's definition, written down naively: what 1,024 numbers each give, each added to its lane.
+template <class T, class Add>
+std::vector<double> DefinedBlocks(const std::vector<T>& values, Add add) {
+  std::vector<double> sums;
   for (size_t begin = 0; begin < values.size(); begin += 1024) {
     double lane[16] = {};
-    for (size_t i = begin; i < std::min(begin + 1024, values.size()); ++i) {
-      const double x = static_cast<float>(values[i]);
-      lane[(i - begin) % 16] = std::fma(x, x, lane[(i - begin) % 16]);
-    }
+    for (size_t i = begin; i < std::min(begin + 1024, values.size()); ++i)
+      lane[(i - begin) % 16] = add(lane[(i - begin) % 16], values[i]);
     double eight[8], four[4], two[2];
     for (int j = 0; j < 8; ++j) eight[j] = lane[j] + lane[j + 8];
     for (int j = 0; j < 4; ++j) four[j] = eight[j] + eight[j + 4];
     for (int j = 0; j < 2; ++j) two[j] = four[j] + four[j + 2];
-    sum += two[0] + two[1];
+    sums.push_back(two[0] + two[1]);
   }
-  return sum;
+  return sums;
+}
+
+double DefinedSum(std::vector<double> sums) {
+  while (sums.size() > 1)
+    sums = DefinedBlocks(sums, [](double lane, double x) { return lane + x; });
+  return sums.empty() ? 0 : sums[0];
+}
+
+template <class T>
+double DefinedSumOfSquares(const std::vector<T>& values) {
+  return DefinedSum(DefinedBlocks(values, [](double lane, T value) {
+    const double x = static_cast<float>(value);
+    return std::fma(x, x, lane);
+  }));
 }
 
 std::vector<double> Scratch(size_t count) {
@@ -61,6 +73,30 @@ TEST(NormTest, SumOfSquaresHasTheDefinedBitsInBf16) {
 
 TEST(NormTest, SumOfSquaresHasTheDefinedBitsInFp16) {
   ExpectDefinedSums<Float16>();
+}
+
+// More blocks than make one sum of the level above.
+TEST(NormTest, SumsOfManyBlocksHaveTheDefinedBits) {
+  constexpr int64_t kCount = (1 << 20) + 1024 * 40 + 7;
+  const auto values = Numbers<BFloat16>(kCount, 3, Range::kNearOne);
+  const double expected = DefinedSumOfSquares(values);
+  for (const int threads : {1, 3}) {
+    ThreadTeam team(threads);
+    ForEveryTarget([&] { EXPECT_EQ(Sum(team, values), expected) << threads << " threads"; });
+  }
+}
+
+TEST(NormTest, LevelsHaveTheDefinedBits) {
+  for (const int64_t count : {0, 1, 3, 17, 1024, 1025, 5000, (1 << 20) - 1, (1 << 20) + 1025}) {
+    SCOPED_TRACE(count);
+    const auto numbers = Numbers<float>(count, 5, Range::kPositive);
+    const std::vector<double> sums(numbers.begin(), numbers.end());
+    const double expected = DefinedSum(sums);
+    ForEveryTarget([&] {
+      auto blocks = sums;
+      EXPECT_EQ(AddBlocks(blocks), expected);
+    });
+  }
 }
 
 TEST(NormTest, SumOfSquaresOfFp16CountsItsSubnormals) {
