@@ -15,7 +15,8 @@ namespace {
 
 class CudaKernels : public Kernels {
  public:
-  explicit CudaKernels(std::shared_ptr<CudaContext> context) : context_(std::move(context)) {}
+  CudaKernels(std::shared_ptr<CudaContext> context, const Grids& grids)
+      : context_(std::move(context)), grids_(grids) {}
 
   bool enqueues() const override { return true; }
 
@@ -49,14 +50,14 @@ class CudaKernels : public Kernels {
 
   void Accumulate(Stream& stream, const AccumulateArrays& arrays) override {
     Enqueue(stream, "launching an accumulation",
-            [&](cudaStream_t native) { return LaunchAccumulate(native, arrays); });
+            [&](cudaStream_t native) { return LaunchAccumulate(grids_, native, arrays); });
   }
 
   void AccumulateAndSumSquares(Stream& stream, const AccumulateArrays& arrays,
                                std::span<double> blocks, double* sum) override {
     assert(static_cast<int64_t>(blocks.size()) >= NormBlocks(arrays.count));
     Enqueue(stream, "launching the squares of a norm", [&](cudaStream_t native) {
-      return LaunchSumSquares(native, arrays, blocks.data(), sum);
+      return LaunchSumSquares(grids_, native, arrays, blocks.data(), sum);
     });
   }
 
@@ -74,14 +75,14 @@ class CudaKernels : public Kernels {
   void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
               const UpdateConstants* constants) override {
     Enqueue(stream, "launching an update", [&](cudaStream_t native) {
-      return LaunchUpdate(native, UpdateRuleOf(optimizer), arrays, constants);
+      return LaunchUpdate(grids_, native, UpdateRuleOf(optimizer), arrays, constants);
     });
   }
 
  private:
   void Launch(Stream& stream, const CastArrays& arrays) {
     Enqueue(stream, "launching a cast",
-            [&](cudaStream_t native) { return LaunchCast(native, arrays); });
+            [&](cudaStream_t native) { return LaunchCast(grids_, native, arrays); });
   }
 
   template <class Launcher>
@@ -92,6 +93,7 @@ class CudaKernels : public Kernels {
   }
 
   const std::shared_ptr<CudaContext> context_;
+  const Grids grids_;
 };
 
 }  // namespace
@@ -104,11 +106,11 @@ absl::StatusOr<std::unique_ptr<Kernels>> NewCudaKernels(const Device& device) {
   }
   EBB_RETURN_IF_ERROR(device.status());
   const CudaCurrent current(device.ordinal());
-  const cudaError_t loaded = LoadKernels();
-  if (loaded != cudaSuccess) cudaGetLastError();  // it is dealt with here
+  Grids grids;
+  const cudaError_t loaded = LoadKernels(&grids);
   EBB_RETURN_IF_ERROR(
       CudaStatus(loaded, absl::StrCat("loading the kernels onto ", device.description())));
-  return std::make_unique<CudaKernels>(cuda->context());
+  return std::make_unique<CudaKernels>(cuda->context(), grids);
 }
 
 }  // namespace ebb::optim

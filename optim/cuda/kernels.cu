@@ -1,10 +1,10 @@
 // The kernels: threads given their numbers (thread_work.h), and what they do together. All are bound
-// by memory, so the grids are as large as the device keeps running at once and their threads walk on
-// from there; bytes per element are said in cast.h, norm.h and update.h.
+// by memory; bytes per element are said in cast.h, norm.h and update.h.
 #include <cuda_runtime.h>
 
 #include "ebb/optim/cuda/launch.h"
 #include "ebb/optim/cuda/thread_work.h"
+#include "ebb/runtime/device/cuda/resident_blocks.h"
 
 namespace ebb::optim {
 namespace {
@@ -14,7 +14,6 @@ using cuda::Cut;
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 constexpr int kLevelThreads = 1024;  // of the one block that adds the last levels of a norm
-constexpr int kBlocksMax = 148 * 8;  // 2,048 threads on each processor of the largest device
 constexpr unsigned kAllLanes = 0xffffffffu;
 
 __device__ int64_t Thread() {
@@ -107,14 +106,22 @@ __global__ void AddToKernel(const float* value, double* sum) {
 
 // cudaLaunchKernelEx and not <<<>>>, whose errors are only seen mixed with those of others.
 template <class... Parameters, class... Arguments>
-cudaError_t Launch(cudaStream_t stream, int64_t threads, int block, void (*kernel)(Parameters...),
-                   const Arguments&... arguments) {
+cudaError_t LaunchBlocks(cudaStream_t stream, int64_t blocks, int threads,
+                         void (*kernel)(Parameters...), const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};
-  config.gridDim =
-      static_cast<unsigned>(std::clamp<int64_t>((threads + block - 1) / block, 1, kBlocksMax));
-  config.blockDim = static_cast<unsigned>(block);
+  config.gridDim = static_cast<unsigned>(blocks);
+  config.blockDim = static_cast<unsigned>(threads);
   config.stream = stream;
   return cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
+// As many threads as there is work for, of which at most `blocks_max` blocks.
+template <class... Parameters, class... Arguments>
+cudaError_t Launch(cudaStream_t stream, int64_t threads, int blocks_max,
+                   void (*kernel)(Parameters...), const Arguments&... arguments) {
+  const int64_t blocks =
+      std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, std::max(blocks_max, 1));
+  return LaunchBlocks(stream, blocks, kThreads, kernel, arguments...);
 }
 
 int64_t ThreadsFor(const Cut& cut) {
@@ -122,87 +129,105 @@ int64_t ThreadsFor(const Cut& cut) {
 }
 
 template <class Work, class Arrays>
-cudaError_t LaunchEach(cudaStream_t stream, const Arrays& arrays) {
+cudaError_t LaunchEach(cudaStream_t stream, int blocks_max, const Arrays& arrays) {
   if (arrays.count == 0) return cudaSuccess;
   const Cut cut = Work::CutOf(arrays);
-  return Launch(stream, ThreadsFor(cut), kThreads, &EachElementKernel<Work, Arrays>, arrays, cut);
+  return Launch(stream, ThreadsFor(cut), blocks_max, &EachElementKernel<Work, Arrays>, arrays, cut);
 }
 
 template <UpdateRule kRule, bool kSplit>
-cudaError_t LaunchUpdateOf(cudaStream_t stream, const UpdateArrays& arrays,
+cudaError_t LaunchUpdateOf(const Grids& grids, cudaStream_t stream, const UpdateArrays& arrays,
                            const UpdateConstants* constants) {
   if (arrays.count == 0) return cudaSuccess;
   const Cut cut = cuda::UpdateWork<kRule, kSplit>::CutOf(arrays);
-  return Launch(stream, ThreadsFor(cut), kThreads, &UpdateKernel<kRule, kSplit>, arrays, cut,
-                constants);
+  return Launch(stream, ThreadsFor(cut), grids.update[static_cast<int>(kRule)][kSplit],
+                &UpdateKernel<kRule, kSplit>, arrays, cut, constants);
 }
 
 template <UpdateRule kRule>
-cudaError_t LaunchUpdateOf(cudaStream_t stream, const UpdateArrays& arrays,
+cudaError_t LaunchUpdateOf(const Grids& grids, cudaStream_t stream, const UpdateArrays& arrays,
                            const UpdateConstants* constants) {
-  return arrays.master_low == nullptr ? LaunchUpdateOf<kRule, false>(stream, arrays, constants)
-                                      : LaunchUpdateOf<kRule, true>(stream, arrays, constants);
+  return arrays.master_low == nullptr
+             ? LaunchUpdateOf<kRule, false>(grids, stream, arrays, constants)
+             : LaunchUpdateOf<kRule, true>(grids, stream, arrays, constants);
 }
 
-template <class... Kernels>
-cudaError_t Load(Kernels*... kernels) {
-  cudaError_t result = cudaSuccess;
-  cudaFuncAttributes attributes;
-  ((result = result == cudaSuccess ? cudaFuncGetAttributes(&attributes, kernels) : result), ...);
-  return result;
-}
+// Keeps the first error.
+class Loader {
+ public:
+  template <class... Parameters>
+  void Load(void (*kernel)(Parameters...), int* blocks, int threads = kThreads) {
+    if (result_ != cudaSuccess) return;
+    result_ = LoadAndCountResident(reinterpret_cast<const void*>(kernel), threads, blocks);
+  }
+  template <UpdateRule kRule>
+  void LoadUpdates(Grids* grids) {
+    Load(&UpdateKernel<kRule, false>, &grids->update[static_cast<int>(kRule)][false]);
+    Load(&UpdateKernel<kRule, true>, &grids->update[static_cast<int>(kRule)][true]);
+  }
+  cudaError_t result() const { return result_; }
+
+ private:
+  cudaError_t result_ = cudaSuccess;
+};
 
 }  // namespace
 
-cudaError_t LoadKernels() {
-  return Load(&EachElementKernel<cuda::CastWork, CastArrays>,
-              &EachElementKernel<cuda::AccumulateWork, AccumulateArrays>, &SumBlocksKernel,
-              &AddLevelKernel, &AddLevelsKernel, &AddToKernel,
-              &UpdateKernel<UpdateRule::kAdam, false>, &UpdateKernel<UpdateRule::kAdam, true>,
-              &UpdateKernel<UpdateRule::kSgd, false>, &UpdateKernel<UpdateRule::kSgd, true>,
-              &UpdateKernel<UpdateRule::kSgdWithMomentum, false>,
-              &UpdateKernel<UpdateRule::kSgdWithMomentum, true>);
+cudaError_t LoadKernels(Grids* grids) {
+  Loader loader;
+  loader.Load(&EachElementKernel<cuda::CastWork, CastArrays>, &grids->cast);
+  loader.Load(&EachElementKernel<cuda::AccumulateWork, AccumulateArrays>, &grids->accumulate);
+  loader.Load(&SumBlocksKernel, &grids->squares);
+  loader.Load(&AddLevelKernel, &grids->level);
+  loader.LoadUpdates<UpdateRule::kAdam>(grids);
+  loader.LoadUpdates<UpdateRule::kSgd>(grids);
+  loader.LoadUpdates<UpdateRule::kSgdWithMomentum>(grids);
+  int always_one = 0;
+  loader.Load(&AddLevelsKernel, &always_one, kLevelThreads);
+  loader.Load(&AddToKernel, &always_one, 1);
+  return loader.result();
 }
 
-cudaError_t LaunchCast(cudaStream_t stream, const CastArrays& arrays) {
-  return LaunchEach<cuda::CastWork>(stream, arrays);
+cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays& arrays) {
+  return LaunchEach<cuda::CastWork>(stream, grids.cast, arrays);
 }
 
-cudaError_t LaunchAccumulate(cudaStream_t stream, const AccumulateArrays& arrays) {
-  return LaunchEach<cuda::AccumulateWork>(stream, arrays);
+cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,
+                             const AccumulateArrays& arrays) {
+  return LaunchEach<cuda::AccumulateWork>(stream, grids.accumulate, arrays);
 }
 
-cudaError_t LaunchSumSquares(cudaStream_t stream, const AccumulateArrays& arrays, double* blocks,
-                             double* sum) {
+cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
+                             const AccumulateArrays& arrays, double* blocks, double* sum) {
   cuda::LevelWork level = {.sums = blocks, .count = NormBlocks(arrays.count)};
   if (level.count > 0) {
     const cudaError_t result =
-        Launch(stream, level.count * cuda::kQuarters, kThreads, &SumBlocksKernel, arrays,
+        Launch(stream, level.count * cuda::kQuarters, grids.squares, &SumBlocksKernel, arrays,
                cuda::SquaresWork::Aligned(arrays), blocks);
     if (result != cudaSuccess) return result;
   }
   // More than one block of threads adds at once: shards of more than 2^26 elements.
   for (; level.blocks() * cuda::kNormLanes > kLevelThreads; level = level.Above()) {
     const cudaError_t result =
-        Launch(stream, level.blocks() * cuda::kNormLanes, kThreads, &AddLevelKernel, level);
+        Launch(stream, level.blocks() * cuda::kNormLanes, grids.level, &AddLevelKernel, level);
     if (result != cudaSuccess) return result;
   }
-  return Launch(stream, kLevelThreads, kLevelThreads, &AddLevelsKernel, level, sum);
+  return LaunchBlocks(stream, 1, kLevelThreads, &AddLevelsKernel, level, sum);
 }
 
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
-  return Launch(stream, 1, 1, &AddToKernel, value, sum);
+  return LaunchBlocks(stream, 1, 1, &AddToKernel, value, sum);
 }
 
-cudaError_t LaunchUpdate(cudaStream_t stream, UpdateRule rule, const UpdateArrays& arrays,
-                         const UpdateConstants* constants) {
+cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
+                         const UpdateArrays& arrays, const UpdateConstants* constants) {
   switch (rule) {
     case UpdateRule::kAdam:
-      return LaunchUpdateOf<UpdateRule::kAdam>(stream, arrays, constants);
+      return LaunchUpdateOf<UpdateRule::kAdam>(grids, stream, arrays, constants);
     case UpdateRule::kSgd:
-      return LaunchUpdateOf<UpdateRule::kSgd>(stream, arrays, constants);
+      return LaunchUpdateOf<UpdateRule::kSgd>(grids, stream, arrays, constants);
     case UpdateRule::kSgdWithMomentum:
-      return LaunchUpdateOf<UpdateRule::kSgdWithMomentum>(stream, arrays, constants);
+      return LaunchUpdateOf<UpdateRule::kSgdWithMomentum>(grids, stream, arrays, constants);
   }
   return cudaErrorInvalidValue;
 }

@@ -12,17 +12,25 @@
 
 namespace ebb::optim {
 
+// The largest grids of one device, in blocks of threads (resident_blocks.h).
+struct Grids {
+  int cast = 1, accumulate = 1, squares = 1, level = 1;
+  int update[3][2] = {{1, 1}, {1, 1}, {1, 1}};  // of an UpdateRule, without and with a split master
+};
+
 // Loads all kernels onto the current device. An error where it is older than what this build has
 // code for.
-cudaError_t LoadKernels();
+cudaError_t LoadKernels(Grids* grids);
 
-cudaError_t LaunchCast(cudaStream_t stream, const CastArrays& arrays);
-cudaError_t LaunchAccumulate(cudaStream_t stream, const AccumulateArrays& arrays);
+// `grids`: of the current device.
+cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays& arrays);
+cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,
+                             const AccumulateArrays& arrays);
 // Of what was written or, without a destination, of the source.
-cudaError_t LaunchSumSquares(cudaStream_t stream, const AccumulateArrays& arrays, double* blocks,
-                             double* sum);
+cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
+                             const AccumulateArrays& arrays, double* blocks, double* sum);
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum);
-cudaError_t LaunchUpdate(cudaStream_t stream, UpdateRule rule, const UpdateArrays& arrays,
-                         const UpdateConstants* constants);
+cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
+                         const UpdateArrays& arrays, const UpdateConstants* constants);
 
 }  // namespace ebb::optim

@@ -106,24 +106,41 @@ TEST_F(SharedDeviceFailureTest, LostDeviceFailsAllRanks) {
   }
 }
 
-TEST_F(SharedDeviceFailureTest, RankWithoutEventsFailsTheCommunicatorOfAll) {
+// One rank's communicator cannot be made.
+class SharedDeviceCreationTest : public SharedDeviceFailureTest {
+ protected:
+  std::array<absl::Status, kRanks> MakeUntilFailed() {
+    std::array<absl::Status, kRanks> seen;
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+      absl::StatusOr<Communicator> communicator = gpus.NewCommunicator();
+      absl::Status& mine = seen[static_cast<size_t>(world.rank())];
+      mine = communicator.status();
+      if (!communicator.ok()) return absl::OkStatus();
+      Stream stream = device.CallerStream();
+      EBB_RETURN_IF_ERROR(communicator->Barrier(stream));
+      stream.WaitIdle();
+      mine = communicator->status();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return seen;
+  }
+};
+
+TEST_F(SharedDeviceCreationTest, RankWithoutEventsFailsTheCommunicatorOfAll) {
   stand_in::FailCall("cudaEventCreateWithFlags", cudaErrorInvalidValue, 4);
-  std::array<absl::Status, kRanks> seen;
-  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
-    absl::StatusOr<Communicator> communicator = gpus.NewCommunicator();
-    absl::Status& mine = seen[static_cast<size_t>(world.rank())];
-    mine = communicator.status();
-    if (!communicator.ok()) return absl::OkStatus();
-    Stream stream = device.CallerStream();
-    EBB_RETURN_IF_ERROR(communicator->Barrier(stream));
-    stream.WaitIdle();
-    mine = communicator->status();
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  for (const absl::Status& rank : seen) EXPECT_THAT(Message(rank), HasSubstr("creating an event"));
+  for (const absl::Status& rank : MakeUntilFailed())
+    EXPECT_THAT(Message(rank), HasSubstr("creating an event"));
+}
+
+TEST_F(SharedDeviceCreationTest, DeviceThatTheBuildHasNoCodeForFailsTheCommunicatorOfAll) {
+  stand_in::FailCall("LoadReductions", cudaErrorNoKernelImageForDevice, 2);
+  for (const absl::Status& rank : MakeUntilFailed()) {
+    EXPECT_THAT(Message(rank), AllOf(HasSubstr("loading the kernels of reductions"),
+                                     HasSubstr("CUDA device 0 (stand-in)")));
+  }
 }
 
 TEST_F(SharedDeviceFailureTest, StreamOfTheCpuIsRefused) {

@@ -1,5 +1,5 @@
-// The reduction kernel as the host sees it. Nothing else of reduce.cu is named elsewhere, so whoever
-// defines LaunchReduce takes its place.
+// The reduction kernels as the host sees them. Nothing else of reduce.cu is named elsewhere, so
+// whoever defines these two functions takes its place.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,8 +25,22 @@ struct ReduceArrays {
   Combine combine = Combine::kSum;
 };
 
-// Enqueues it on a stream of the current device. What CUDA says of the launch, and nothing of what
-// was enqueued before.
-cudaError_t LaunchReduce(cudaStream_t stream, const ReduceArrays& arrays);
+// The largest grids of one device, in blocks of threads (resident_blocks.h): of a DType and a
+// Combine.
+struct ReduceGrids {
+  int blocks[4][3] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}};
+
+  int Of(const ReduceArrays& arrays) const {
+    return blocks[static_cast<int>(arrays.dtype)][static_cast<int>(arrays.combine)];
+  }
+};
+
+// Loads the kernels of all types onto the current device. An error where it is older than what this
+// build has code for.
+cudaError_t LoadReductions(ReduceGrids* grids);
+
+// Enqueues one on a stream of the current device, of which `grids` are. What CUDA says of the
+// launch, and nothing of what was enqueued before.
+cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream, const ReduceArrays& arrays);
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-// The reduction kernel: threads given their numbers (reduce_work.h). Bound by memory: each input is
+// The reduction kernels: threads given their numbers (reduce_work.h). Bound by memory: each input is
 // read once and the destination written.
 #include <cuda_runtime.h>
 
@@ -6,14 +6,12 @@
 
 #include "ebb/runtime/comm/cuda/launch.h"
 #include "ebb/runtime/comm/cuda/reduce_work.h"
+#include "ebb/runtime/device/cuda/resident_blocks.h"
 
 namespace ebb {
 namespace {
 
 constexpr int kThreads = 256;
-// As many as a device keeps running at once, or it would wait for blocks to begin and end; the
-// threads walk on from there. 2,048 threads on each processor of the largest device.
-constexpr int64_t kBlocksMax = 148 * 8;
 
 template <class T, ReduceArrays::Combine kCombine>
 __global__ void __launch_bounds__(kThreads)
@@ -24,14 +22,35 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-cudaError_t LaunchReduce(cudaStream_t stream, const ReduceArrays& arrays) {
+cudaError_t LoadReductions(ReduceGrids* grids) {
+  cudaError_t loaded = cudaSuccess;
+  ReduceArrays arrays;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt8}) {
+    for (const auto combine :
+         {ReduceArrays::Combine::kSum, ReduceArrays::Combine::kMax, ReduceArrays::Combine::kMin}) {
+      arrays.dtype = dtype;
+      arrays.combine = combine;
+      reduce_work::WithTypes(arrays, [&](auto number, auto combined) {
+        if (loaded != cudaSuccess) return;
+        loaded = LoadAndCountResident(
+            reinterpret_cast<const void*>(&Reduce<decltype(number), decltype(combined)::value>),
+            kThreads, &grids->blocks[static_cast<int>(dtype)][static_cast<int>(combine)]);
+      });
+    }
+  }
+  return loaded;
+}
+
+cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream,
+                         const ReduceArrays& arrays) {
   if (arrays.count == 0) return cudaSuccess;
   cudaError_t launched = cudaSuccess;
   reduce_work::WithTypes(arrays, [&](auto number, auto combine) {
     using T = decltype(number);
     int64_t head = reduce_work::HeadOf(arrays, sizeof(T));
     const int64_t pieces = std::max((arrays.count - head) / reduce_work::kPack<T>, head);
-    const int64_t blocks = std::clamp<int64_t>((pieces + kThreads - 1) / kThreads, 1, kBlocksMax);
+    const int64_t blocks =
+        std::clamp<int64_t>((pieces + kThreads - 1) / kThreads, 1, std::max(grids.Of(arrays), 1));
     ReduceArrays passed = arrays;
     void* parameters[] = {&passed, &head};
     // Unlike <<<>>> and cudaGetLastError it says nothing of earlier calls, and forgets none.

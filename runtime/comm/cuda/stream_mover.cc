@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/cuda/launch.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/error.h"
 
@@ -27,6 +28,16 @@ ReduceArrays::Combine CombineOf(ReduceOp op) {
 
 static_assert(StreamMover::kInputsMax == ReduceArrays::kInputsMax);
 
+absl::StatusOr<std::shared_ptr<const ReduceGrids>> StreamMover::Load(const Device& device) {
+  const CudaCurrent current(device.ordinal());
+  auto grids = std::make_shared<ReduceGrids>();
+  cudaError_t loaded = current.result();
+  if (loaded == cudaSuccess) loaded = LoadReductions(grids.get());
+  EBB_RETURN_IF_ERROR(CudaStatus(
+      loaded, absl::StrCat("loading the kernels of reductions onto ", device.description())));
+  return grids;
+}
+
 void StreamMover::Copy(void* destination, const void* source, int64_t bytes, int64_t) {
   if (failed_.ok() && destination != source) stream_.Copy(destination, source, bytes);
 }
@@ -47,7 +58,7 @@ void StreamMover::Reduce(const Reduction& reduction, std::span<const void* const
   const CudaCurrent current(device_.ordinal());
   cudaError_t launched = current.result();
   if (launched == cudaSuccess)
-    launched = LaunchReduce(static_cast<cudaStream_t>(stream_.view().native), arrays);
+    launched = LaunchReduce(grids_, static_cast<cudaStream_t>(stream_.view().native), arrays);
   if (launched == cudaSuccess) return;
   failed_ = CudaStatus(launched,
                        absl::StrCat("launching a reduction's kernel on ", device_.description()));

@@ -3,21 +3,28 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ebb/runtime/comm/mover.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 
 namespace ebb {
 
+struct ReduceGrids;
+
 class StreamMover final : public Mover {
  public:
   // More inputs of a reduction find no room in a kernel's parameters.
   static constexpr int kInputsMax = 64;
 
-  StreamMover(const Device& device, Stream& stream) : device_(device), stream_(stream) {}
+  // Loads the kernels onto a CUDA device: what its movers are made with.
+  static absl::StatusOr<std::shared_ptr<const ReduceGrids>> Load(const Device& device);
+  StreamMover(const Device& device, const ReduceGrids& grids, Stream& stream)
+      : device_(device), grids_(grids), stream_(stream) {}
 
   void Copy(void* destination, const void* source, int64_t bytes, int64_t together_bytes) override;
   // Reductions of one stage.
@@ -30,6 +37,7 @@ class StreamMover final : public Mover {
 
  private:
   const Device& device_;
+  const ReduceGrids& grids_;
   Stream& stream_;
   absl::Status failed_;
 };

@@ -15,16 +15,21 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> LocalDeviceCommunicator::Cr
     std::shared_ptr<LocalWorld> world, Formation::Place place, const Device& device) {
   std::unique_ptr<LocalDeviceCommunicator> made(
       new LocalDeviceCommunicator(std::move(world), std::move(place), device));
-  std::vector<Event>& marks = made->group_->seat(made->rank_).marks;
-  while (marks.size() < kMarks) {
-    absl::StatusOr<Event> mark = device.NewEvent();
-    if (!mark.ok()) {
-      made->FailBecause(mark.status());
-      return mark.status();
-    }
-    marks.push_back(*std::move(mark));
+  if (const absl::Status prepared = made->Prepare(); !prepared.ok()) {
+    made->FailBecause(prepared);
+    return prepared;
   }
   return made;
+}
+
+absl::Status LocalDeviceCommunicator::Prepare() {
+  EBB_ASSIGN_OR_RETURN(grids_, StreamMover::Load(device_));
+  std::vector<Event>& marks = group_->seat(rank_).marks;
+  while (marks.size() < kMarks) {
+    EBB_ASSIGN_OR_RETURN(Event mark, device_.NewEvent());
+    marks.push_back(std::move(mark));
+  }
+  return absl::OkStatus();
 }
 
 LocalDeviceCommunicator::LocalDeviceCommunicator(std::shared_ptr<LocalWorld> world,
@@ -58,7 +63,7 @@ absl::Status LocalDeviceCommunicator::Enqueue(Stream& stream, const Collective& 
   if (group_->failed()) return absl::OkStatus();
   FollowLastStream(stream);
   group_->seat(rank_).call = call;
-  StreamMover mover(device_, stream);
+  StreamMover mover(device_, *grids_, stream);
   const bool ran =
       IsPointToPoint(call.kind) ? RunExchange(stream, mover) : RunCollective(stream, mover);
   if (ran) {

@@ -51,6 +51,8 @@ class LocalDeviceCommunicator : public LocalMember {
   bool RunPart(Stream& stream, StreamMover& mover, WaitPoint::Deadline deadline,
                absl::FunctionRef<bool()> read_others);
 
+  absl::Status Prepare();
+
   // Where `stream` is now, for the others. False: the group has failed, because the stream or the
   // mover has.
   bool RecordMark(size_t mark, Stream& stream, const StreamMover& mover);
@@ -67,6 +69,7 @@ class LocalDeviceCommunicator : public LocalMember {
   void FailBecause(const absl::Status& why) const;
 
   const Device device_;
+  std::shared_ptr<const ReduceGrids> grids_;
   Transfer transfer_;
   uint64_t meetings_ = 0;  // of streams
   void* last_stream_ = nullptr;

@@ -59,11 +59,15 @@ void CastTwice(const CastArrays& arrays) {
 
 }  // namespace
 
-cudaError_t LoadKernels() {
+cudaError_t LoadKernels(Grids* grids) {
+  const int blocks = stand_in::ResidentBlocks();
+  grids->cast = grids->accumulate = grids->squares = grids->level = blocks;
+  for (auto& of_rule : grids->update) of_rule[0] = of_rule[1] = blocks;
   return static_cast<cudaError_t>(stand_in::Injected("LoadKernels"));
 }
 
-cudaError_t LaunchCast(cudaStream_t stream, const CastArrays& arrays) {
+cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays& arrays) {
+  if (grids.cast != stand_in::ResidentBlocks()) return cudaErrorInvalidConfiguration;
   const std::initializer_list<Touched> touched = {
       Reads(arrays.source, arrays.count * SizeOf(arrays.source_dtype)),
       Writes(arrays.destination, arrays.count * SizeOf(arrays.destination_dtype))};
@@ -77,13 +81,16 @@ cudaError_t LaunchCast(cudaStream_t stream, const CastArrays& arrays) {
   });
 }
 
-cudaError_t LaunchAccumulate(cudaStream_t stream, const AccumulateArrays& arrays) {
+cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,
+                             const AccumulateArrays& arrays) {
+  if (grids.accumulate != stand_in::ResidentBlocks()) return cudaErrorInvalidConfiguration;
   return Launch("LaunchAccumulate", stream, {SourceOf(arrays), DestinationOf(arrays)},
                 [arrays] { Accumulate(Team(), arrays); });
 }
 
-cudaError_t LaunchSumSquares(cudaStream_t stream, const AccumulateArrays& arrays, double* blocks,
-                             double* sum) {
+cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
+                             const AccumulateArrays& arrays, double* blocks, double* sum) {
+  if (grids.squares != stand_in::ResidentBlocks()) return cudaErrorInvalidConfiguration;
   const auto scratch = static_cast<size_t>(NormBlocks(arrays.count)) * sizeof(double);
   const std::initializer_list<Touched> touched = {SourceOf(arrays), DestinationOf(arrays),
                                                   Writes(blocks, scratch),
@@ -99,8 +106,11 @@ cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
                 [value, sum] { *sum += double{*value}; });
 }
 
-cudaError_t LaunchUpdate(cudaStream_t stream, UpdateRule rule, const UpdateArrays& arrays,
-                         const UpdateConstants* constants) {
+cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
+                         const UpdateArrays& arrays, const UpdateConstants* constants) {
+  if (grids.update[static_cast<int>(rule)][arrays.master_low != nullptr] !=
+      stand_in::ResidentBlocks())
+    return cudaErrorInvalidConfiguration;
   const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
   const std::initializer_list<Touched> touched = {
       Reads(constants, sizeof(UpdateConstants)),

@@ -1,7 +1,9 @@
 // The reduction kernel's half: what its threads do is compiled for the host, and they run one after
 // the other when the stream comes to it.
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <iterator>
 #include <new>
 #include <type_traits>
 
@@ -33,8 +35,16 @@ void RunReduce(void* argument) {
 
 }  // namespace
 
-cudaError_t LaunchReduce(cudaStream_t stream, const ReduceArrays& arrays) {
+cudaError_t LoadReductions(ReduceGrids* grids) {
+  for (auto& of_type : grids->blocks)
+    std::fill(std::begin(of_type), std::end(of_type), stand_in::ResidentBlocks());
+  return static_cast<cudaError_t>(stand_in::Injected("LoadReductions"));
+}
+
+cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream,
+                         const ReduceArrays& arrays) {
   if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
+  if (grids.Of(arrays) != stand_in::ResidentBlocks()) return cudaErrorInvalidConfiguration;
   if (const int code = stand_in::Injected("cudaLaunchKernel"))
     return static_cast<cudaError_t>(code);
   std::array<Touched, ReduceArrays::kInputsMax + 1> touched;

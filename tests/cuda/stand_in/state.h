@@ -21,6 +21,9 @@ bool HidesStreamWaitValue();
 // Of the NCCL half, for Reset.
 void ForgetNcclFaults();
 
+// What kernels are said to have resident on the current device, each device its own number.
+int ResidentBlocks();
+
 // Enqueues a host function that is a kernel for CUDA: it may wait for others, and runs beside the
 // host functions.
 void EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument);
