@@ -61,7 +61,7 @@ class DeviceBackend {
   // Where a copy from any host memory runs beside the host.
   virtual absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,
                                                      std::string_view /*what*/) {
-    return LockedRange(memory, [](void*, int64_t) {});
+    return LockedRange(memory, [](void*, int64_t, int) {});
   }
 };
 

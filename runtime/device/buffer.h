@@ -11,20 +11,22 @@ namespace ebb {
 
 class Buffer {
  public:
-  using Release = void (*)(void* data, int64_t bytes);
+  using Release = void (*)(void* data, int64_t bytes, int device);
 
   Buffer() = default;
-  Buffer(void* data, int64_t bytes, Release release)
-      : data_(data), bytes_(bytes), release_(release) {}
+  // `device`: the ordinal of whose it is.
+  Buffer(void* data, int64_t bytes, Release release, int device = 0)
+      : data_(data), bytes_(bytes), release_(release), device_(device) {}
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
     std::swap(release_, other.release_);
+    std::swap(device_, other.device_);
     return *this;
   }
   ~Buffer() {
-    if (data_ != nullptr) release_(data_, bytes_);
+    if (data_ != nullptr) release_(data_, bytes_, device_);
   }
 
   std::byte* data() const { return static_cast<std::byte*>(data_); }
@@ -35,6 +37,7 @@ class Buffer {
   void* data_ = nullptr;
   int64_t bytes_ = 0;
   Release release_ = nullptr;
+  int device_ = 0;
 };
 
 // Host memory that was there already, locked in RAM for a device for as long as this exists. The
@@ -42,8 +45,8 @@ class Buffer {
 class LockedRange {
  public:
   LockedRange() = default;
-  LockedRange(std::span<std::byte> memory, Buffer::Release unlock)
-      : locked_(memory.data(), static_cast<int64_t>(memory.size()), unlock) {}
+  LockedRange(std::span<std::byte> memory, Buffer::Release unlock, int device = 0)
+      : locked_(memory.data(), static_cast<int64_t>(memory.size()), unlock, device) {}
   std::span<std::byte> span() const { return locked_.span(); }
 
  private:

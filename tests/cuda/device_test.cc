@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -104,6 +106,76 @@ TEST_F(CudaDeviceTest, WithoutATrainersStreamThereIsOneThatOutlivesTheDevice) {
   callers[0].Enqueue([&] { ran = true; });
   callers[1].WaitIdle();
   EXPECT_TRUE(ran);
+}
+
+// As ranks of other devices have them: threads that never chose a device.
+template <class Body>
+void OnAnotherThread(Body body) {
+  std::thread(body).join();
+}
+
+TEST_F(CudaDeviceTest, NoContextIsMadeOnAnotherDeviceWhicheverThreadCalls) {
+  std::vector<std::byte> memory(4096);
+  std::optional<Device> device;
+  std::optional<Buffer> buffer, shared;
+  std::optional<LockedRange> locked;
+  std::vector<Stream> streams, hosts;
+  std::vector<Event> events;
+  const auto expect_none = [](const char* after) {
+    EXPECT_FALSE(stand_in::HasContext(0)) << after;
+  };
+  const auto call = [&](const char* what, auto body) {
+    OnAnotherThread(body);
+    expect_none(what);
+  };
+  call("Cuda", [&] { device = *Device::Cuda(1); });
+  EXPECT_TRUE(stand_in::HasContext(1));
+  call("Allocate", [&] { buffer = *device->Allocate(100, "test"); });
+  call("AllocateShared", [&] { shared = *device->AllocateShared(100, "test"); });
+  call("LockHostMemory", [&] { locked = *device->LockHostMemory(memory, "test"); });
+  call("NewStream", [&] { streams.push_back(*device->NewStream("test")); });
+  call("NewHostStream", [&] { hosts.push_back(*device->NewHostStream("test")); });
+  call("NewEvent", [&] { events.push_back(*device->NewEvent()); });
+  call("Zero", [&] { streams[0].Zero(buffer->data(), 100); });
+  call("Copy", [&] { streams[0].Copy(buffer->data(), shared->data(), 100); });
+  call("Enqueue", [&] { streams[0].Enqueue([] {}); });
+  call("Record", [&] { streams[0].Record(events[0]); });
+  call("Wait", [&] { streams[0].Wait(events[0]); });
+  call("Event::Passed", [&] { events[0].Passed(); });
+  call("Event::Wait", [&] { events[0].Wait(); });
+  call("host Wait", [&] { hosts[0].Wait(events[0]); });
+  call("host Record", [&] { hosts[0].Record(events[0]); });
+  call("Wait for host", [&] { streams[0].Wait(events[0]); });
+  call("WaitIdle", [&] { streams[0].WaitIdle(); });
+  call("~Event", [&] { events.clear(); });
+  call("~Stream", [&] { streams.clear(); });
+  call("~host Stream", [&] { hosts.clear(); });
+  call("~Buffer", [&] { buffer.reset(); });
+  call("~Buffer, shared", [&] { shared.reset(); });
+  call("~LockedRange", [&] { locked.reset(); });
+  call("~Device", [&] { device.reset(); });
+}
+
+int CurrentDevice() {
+  int device = -1;
+  cudaGetDevice(&device);
+  return device;
+}
+
+TEST_F(CudaDeviceTest, ThreadKeepsTheDeviceThatItUses) {
+  OnAnotherThread([] {
+    ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+    const Device device = *Device::Cuda(1);
+    EXPECT_TRUE(device.NewEvent().ok());
+    EXPECT_EQ(CurrentDevice(), 0);
+  });
+}
+
+TEST_F(CudaDeviceTest, ThreadThatUsesNoDeviceKeepsTheLast) {
+  OnAnotherThread([] {
+    const Device device = *Device::Cuda(1);
+    EXPECT_EQ(CurrentDevice(), 1);
+  });
 }
 
 TEST_F(CudaDeviceTest, FailedAllocationSaysWhatForHowMuchAndWhatIsLeft) {

@@ -35,10 +35,11 @@ class FarDevice : public DeviceBackend {
           absl::StrCat("no room for ", absl::string_view(what.data(), what.size())));
     }
     held += bytes;
-    return Buffer(std::calloc(1, static_cast<size_t>(bytes)), bytes, [](void* data, int64_t size) {
-      held -= size;
-      std::free(data);
-    });
+    return Buffer(std::calloc(1, static_cast<size_t>(bytes)), bytes,
+                  [](void* data, int64_t size, int) {
+                    held -= size;
+                    std::free(data);
+                  });
   }
 
  private:

@@ -14,6 +14,7 @@
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cuda/context.h"
 
 namespace ebb {
 namespace {
@@ -89,8 +90,10 @@ class NcclWorld : public WorldBackend {
   absl::StatusOr<ncclUniqueId> Agree(const CommunicatorOptions& options) {
     Offer mine = {.proposal = {.options = options}, .version = nccl_.version};
     absl::Status made;
-    if (rank() == 0)
+    if (rank() == 0) {
+      const CudaCurrent current(device_.ordinal());
       made = NcclStatus(nccl_, nccl_.GetUniqueId(&mine.id), nullptr, "ncclGetUniqueId");
+    }
     const double seconds = CreationSeconds(options);
     EBB_RETURN_IF_ERROR(AllSucceeded(made, seconds));
     EBB_ASSIGN_OR_RETURN(const std::vector<std::string> texts, AllGather(Pack(mine), seconds));

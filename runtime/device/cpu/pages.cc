@@ -54,7 +54,7 @@ class Quarantine {
   size_t next_ = 0;
 };
 
-void ReleasePages(void* data, int64_t bytes) {
+void ReleasePages(void* data, int64_t bytes, int) {
   const int64_t mapped = MappedBytes(bytes);
   if constexpr (kPoisonReleased) {
     static auto* quarantine =
@@ -69,7 +69,7 @@ void ReleasePages(void* data, int64_t bytes) {
   munmap(data, static_cast<size_t>(mapped));
 }
 
-void ReleaseShared(void* data, int64_t bytes) {
+void ReleaseShared(void* data, int64_t bytes, int) {
   SharedHeap* const heap = SharedHeap::Installed();
   // In a forked child the buffers of its parent are in no heap.
   if (heap != nullptr && heap->OffsetOf(data, bytes) >= 0)

@@ -1,9 +1,38 @@
 #include "ebb/runtime/device/cuda/context.h"
 
+#include <cuda.h>
+
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/device/cuda/driver.h"
 #include "ebb/runtime/device/cuda/error.h"
 
 namespace ebb {
+namespace {
+
+bool HasContext(int ordinal) {
+  using GetState = CUresult (*)(CUdevice, unsigned*, int*);
+  static const auto get_state =
+      reinterpret_cast<GetState>(DriverFunction("cuDevicePrimaryCtxGetState"));
+  unsigned flags = 0;
+  int active = 0;
+  return get_state != nullptr && get_state(ordinal, &flags, &active) == CUDA_SUCCESS && active != 0;
+}
+
+}  // namespace
+
+CudaCurrent::CudaCurrent(int ordinal) : ordinal_(ordinal), outer_(ordinal) {
+  if (cudaGetDevice(&outer_) != cudaSuccess) outer_ = ordinal;
+  if (outer_ != ordinal) result_ = cudaSetDevice(ordinal);
+}
+
+CudaCurrent::~CudaCurrent() {
+  if (outer_ != ordinal_ && HasContext(outer_)) cudaSetDevice(outer_);
+}
+
+void FreeHostMemory(void* data, int64_t, int device) {
+  const CudaCurrent current(device);
+  cudaFreeHost(data);
+}
 
 absl::Status CudaContext::status() const {
   const std::scoped_lock lock(mutex_);

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -50,26 +51,32 @@ class CudaContext {
   absl::Status status_;
 };
 
-// Makes a device the calling thread's current one for as long as it exists: most of CUDA's calls
-// mean the current device.
+// Makes a device the calling thread's current one for as long as it exists.
+//
+// Not only the calls that mean the current device need it (allocations, launches, new streams and
+// events). Every call that needs a context, also one that names a stream, an event or memory (query,
+// synchronize, wait, record, copy, host function, destroy, free), makes one for the current device of
+// a thread that has none yet; for a thread that never chose a device that is GPU 0, where then every
+// rank of a host would hold some hundred MB. So all of those are made inside one of these. Without a
+// context work: counting devices, their properties and attributes, cudaGetDevice, cudaGetLastError.
+//
+// cudaSetDevice makes a context, too. So the thread gets its own device back only where that has a
+// context already, and keeps this one otherwise.
 class CudaCurrent {
  public:
-  explicit CudaCurrent(int ordinal) {
-    if (cudaGetDevice(&outer_) != cudaSuccess) outer_ = ordinal;
-    result_ = outer_ == ordinal ? cudaSuccess : cudaSetDevice(ordinal);
-    changed_ = outer_ != ordinal;
-  }
-  ~CudaCurrent() {
-    if (changed_) cudaSetDevice(outer_);
-  }
+  explicit CudaCurrent(int ordinal);
+  ~CudaCurrent();
   CudaCurrent(const CudaCurrent&) = delete;
   CudaCurrent& operator=(const CudaCurrent&) = delete;
   cudaError_t result() const { return result_; }
 
  private:
+  const int ordinal_;
   int outer_ = 0;
-  bool changed_ = false;
   cudaError_t result_ = cudaSuccess;
 };
+
+// The release of a Buffer of locked host memory.
+void FreeHostMemory(void* data, int64_t bytes, int device);
 
 }  // namespace ebb

@@ -23,12 +23,14 @@ absl::StatusOr<int> CountDevices() {
       "; install a driver, look at CUDA_VISIBLE_DEVICES, or use --device cpu"));
 }
 
-void Free(void* data, int64_t) {
+void Free(void* data, int64_t, int device) {
+  const CudaCurrent current(device);
   cudaFree(data);
 }
 
-void FreeShared(void* data, int64_t) {
-  cudaFreeHost(data);
+void Unlock(void* data, int64_t, int device) {
+  const CudaCurrent current(device);
+  cudaHostUnregister(data);
 }
 
 // Of an allocation that comes with nothing else to blame.
@@ -129,7 +131,7 @@ absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t bytes, std::string_view what
     if (result == cudaErrorMemoryAllocation) return OutOfMemory(*context_, bytes, what);
     return CudaStatus(result, absl::StrCat("allocating memory of ", context_->name()));
   }
-  Buffer buffer(data, bytes, &Free);
+  Buffer buffer(data, bytes, &Free, ordinal());
   cudaError_t filled = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), fill_.get());
   if (filled == cudaSuccess) filled = cudaStreamSynchronize(fill_.get());
   EBB_RETURN_IF_ERROR(CudaStatus(filled, absl::StrCat("zeroing new memory of ", context_->name())));
@@ -150,7 +152,7 @@ absl::StatusOr<Buffer> CudaDevice::AllocateShared(int64_t bytes, std::string_vie
                              " shares, for ", absl::string_view(what.data(), what.size())));
   }
   std::memset(data, 0, static_cast<size_t>(bytes));
-  return Buffer(data, bytes, &FreeShared);
+  return Buffer(data, bytes, &FreeHostMemory, ordinal());
 }
 
 absl::StatusOr<LockedRange> CudaDevice::LockHostMemory(std::span<std::byte> memory,
@@ -166,7 +168,7 @@ absl::StatusOr<LockedRange> CudaDevice::LockHostMemory(std::span<std::byte> memo
                                            context_->name(), ", for ",
                                            absl::string_view(what.data(), what.size())));
   }
-  return LockedRange(memory, [](void* data, int64_t) { cudaHostUnregister(data); });
+  return LockedRange(memory, &Unlock, ordinal());
 }
 
 }  // namespace ebb

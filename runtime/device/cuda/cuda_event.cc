@@ -17,6 +17,7 @@ absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(std::shared_ptr<Cud
 }
 
 CudaEvent::~CudaEvent() {
+  const CudaCurrent current(context_->ordinal());
   cudaEventDestroy(event_);
 }
 
@@ -37,6 +38,7 @@ void CudaEvent::HostWait() const {
     return;
   }
   if (context_->failed()) return;
+  const CudaCurrent current(context_->ordinal());
   context_->Check(cudaEventSynchronize(event_), "cudaEventSynchronize", "an event");
 }
 
@@ -47,6 +49,7 @@ bool CudaEvent::Passed() const {
     return true;
   }
   if (context_->failed()) return true;
+  const CudaCurrent current(context_->ordinal());
   const cudaError_t result = cudaEventQuery(event_);
   if (result == cudaErrorNotReady) return false;
   context_->Check(result, "cudaEventQuery", "an event");

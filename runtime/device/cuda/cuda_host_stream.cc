@@ -30,6 +30,7 @@ CudaHostStream::CudaHostStream(std::shared_ptr<CudaContext> context, SharedCudaS
 
 CudaHostStream::~CudaHostStream() {
   thread_.reset();
+  const CudaCurrent current(context_->ordinal());
   // What had to cross has, but the last host function may not have returned yet.
   Check(cudaStreamSynchronize(crossing_.get()), "cudaStreamSynchronize");
   crossing_.reset();
@@ -61,6 +62,7 @@ void CudaHostStream::WaitForDevice(cudaEvent_t event) {
 
 void CudaHostStream::AwaitCrossing(int64_t ticket) {
   while (!context_->failed() && !crossed_->Await(ticket, WaitPoint::Clock::now() + kLookEvery)) {
+    const CudaCurrent current(context_->ordinal());
     const cudaError_t state = cudaStreamQuery(crossing_.get());
     if (state != cudaErrorNotReady) Check(state, "cudaStreamQuery");
   }

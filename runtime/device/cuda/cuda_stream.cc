@@ -15,6 +15,11 @@ std::string NameOf(std::string_view name) {
   return absl::StrCat("stream '", absl::string_view(name.data(), name.size()), "'");
 }
 
+void Destroy(cudaStream_t stream, int device) {
+  const CudaCurrent current(device);
+  cudaStreamDestroy(stream);
+}
+
 }  // namespace
 
 absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::string_view name) {
@@ -27,7 +32,8 @@ absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::
   EBB_RETURN_IF_ERROR(CudaStatus(
       cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, comes_first ? greatest : least),
       what));
-  return SharedCudaStream(stream, [](cudaStream_t owned) { cudaStreamDestroy(owned); });
+  return SharedCudaStream(
+      stream, [ordinal = context.ordinal()](cudaStream_t owned) { Destroy(owned, ordinal); });
 }
 
 CudaStream::CudaStream(std::shared_ptr<CudaContext> context, std::shared_ptr<ThreadTeam> team,
@@ -43,6 +49,7 @@ CudaStream::~CudaStream() {
 }
 
 void CudaStream::Enqueue(const Task& task) {
+  const CudaCurrent current(context_->ordinal());
   HostTasks::Place* place = nullptr;
   while (!context_->failed() && place == nullptr) {
     place = tasks_.TryPut(task, WaitPoint::Clock::now() + kLookEvery);
@@ -96,6 +103,7 @@ void CudaStream::Record(EventBackend& event) {
 }
 
 void CudaStream::WaitIdle() {
+  const CudaCurrent current(context_->ordinal());
   const cudaError_t result = cudaStreamSynchronize(stream_.get());
   Check(result, "cudaStreamSynchronize");
   if (context_->failed()) tasks_.RunAbandoned();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/cuda/driver.h"
 #include "ebb/runtime/device/cuda/error.h"
 
 namespace ebb {
@@ -21,22 +22,6 @@ static_assert(std::atomic<int64_t>::is_always_lock_free && sizeof(std::atomic<in
               "the device reads the bare number");
 
 constexpr int kCountsAtOnce = 64;  // a page of them
-constexpr int kDriverVersion = 12000;
-
-// The driver is not linked, as programs have to start where there is none. Null: it has no such
-// function.
-void* DriverFunction(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-#if CUDART_VERSION >= 12050
-  const cudaError_t result =
-      cudaGetDriverEntryPointByVersion(name, &function, kDriverVersion, cudaEnableDefault, &found);
-#else
-  const cudaError_t result = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &found);
-#endif
-  if (result != cudaSuccess) cudaGetLastError();  // it is dealt with here
-  return result == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr;
-}
 
 }  // namespace
 
@@ -61,14 +46,13 @@ absl::Status HostOrder::FindStreamWaitValue(const CudaContext& context) {
 }
 
 absl::Status HostOrder::AddCounts(const CudaContext& context) {
-  const CudaCurrent current(context.ordinal());
   void* data = nullptr;
   EBB_RETURN_IF_ERROR(
       CudaStatus(cudaHostAlloc(&data, kCountsAtOnce * sizeof(Count),
                                cudaHostAllocPortable | cudaHostAllocMapped),
                  absl::StrCat("locking host memory for the host streams of ", context.name())));
-  locked_.emplace_back(data, static_cast<int64_t>(kCountsAtOnce * sizeof(Count)),
-                       [](void* counts, int64_t) { cudaFreeHost(counts); });
+  locked_.emplace_back(data, static_cast<int64_t>(kCountsAtOnce * sizeof(Count)), &FreeHostMemory,
+                       context.ordinal());
   auto* const counts = static_cast<Count*>(data);
   for (int i = 0; i < kCountsAtOnce; ++i) records_->Add((::new (counts + i) Count)->passed);
   return absl::OkStatus();
@@ -79,6 +63,7 @@ absl::StatusOr<std::unique_ptr<CpuStream>> HostOrder::NewThread(const CudaContex
                                                                 int tasks_max,
                                                                 std::shared_ptr<ThreadTeam> team) {
   const std::scoped_lock lock(mutex_);
+  const CudaCurrent current(context.ordinal());
   EBB_RETURN_IF_ERROR(FindStreamWaitValue(context));
   if (!records_->HasFree()) EBB_RETURN_IF_ERROR(AddCounts(context));
   return CpuStream::Create(name, tasks_max, std::move(team), records_);

@@ -2,6 +2,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -36,14 +37,21 @@ constexpr int kLeastPriority = 0, kGreatestPriority = -5;
 std::atomic<int> device_count{2};
 std::atomic<cudaError_t> device_count_result{cudaSuccess};
 thread_local int current_device = 0;
-std::mutex host_functions;  // one at a time, whatever their streams
+std::array<std::atomic<bool>, 64> contexts;  // of devices that have one
+std::mutex host_functions;                   // one at a time, whatever their streams
 
 ebb::Device& Host() {
   static ebb::Device device = ebb::Device::Cpu(1);
   return device;
 }
 
+// What needs a context makes it on the current device.
+void UseContext() {
+  contexts[static_cast<size_t>(current_device)] = true;
+}
+
 cudaError_t Failure(const char* function) {
+  UseContext();
   if (Lost() != cudaSuccess) return Lost();
   return static_cast<cudaError_t>(Injected(function));
 }
@@ -51,6 +59,12 @@ cudaError_t Failure(const char* function) {
 // The driver's functions, which are found by their names.
 CUresult DeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice) {
   *value = attribute == CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS;
+  return CUDA_SUCCESS;
+}
+
+CUresult DevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active) {
+  *flags = 0;
+  *active = ebb::stand_in::HasContext(device);
   return CUDA_SUCCESS;
 }
 
@@ -72,6 +86,12 @@ void ebb::stand_in::SetDevices(int count, cudaError_t result) {
   device_count = count;
   device_count_result = result;
 }
+bool ebb::stand_in::HasContext(int device) {
+  return contexts[static_cast<size_t>(device)];
+}
+void ebb::stand_in::ForgetContexts() {
+  for (auto& context : contexts) context = false;
+}
 int ebb::stand_in::ResidentBlocks() {
   return 100 + current_device;
 }
@@ -82,6 +102,7 @@ void ebb::stand_in::EnqueueKernel(cudaStream_t stream, void (*run)(void*), void*
   EnqueueKernel(stream, Task([run, argument] { run(argument); }));
 }
 void ebb::stand_in::EnqueueKernel(cudaStream_t stream, const Task& kernel) {
+  UseContext();
   const std::scoped_lock lock(stream->mutex);
   stream->stream.Enqueue(kernel);
 }
@@ -99,10 +120,11 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= device_count) return cudaErrorInvalidDevice;
   current_device = device;
+  UseContext();
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
-  if (const auto failure = Failure("cudaGetDeviceProperties")) return failure;
+  if (const int code = Injected("cudaGetDeviceProperties")) return static_cast<cudaError_t>(code);
   std::strcpy(properties->name, "stand-in");
   return cudaSuccess;
 }
@@ -112,6 +134,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
+  UseContext();
   *free_bytes = *total_bytes = kDeviceBytes;
   return cudaSuccess;
 }
@@ -140,6 +163,8 @@ cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigne
 #endif
   const std::string_view name = symbol;
   *function = name == "cuDeviceGetAttribute" ? reinterpret_cast<void*>(&DeviceGetAttribute)
+              : name == "cuDevicePrimaryCtxGetState"
+                  ? reinterpret_cast<void*>(&DevicePrimaryCtxGetState)
               : name == "cuStreamWaitValue64" && !HidesStreamWaitValue()
                   ? reinterpret_cast<void*>(&StreamWaitValue64)
                   : nullptr;
@@ -179,17 +204,20 @@ cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* data) {
+  UseContext();
   ForgetAllocation(data);
   Count(Thing::kLocked, -1);
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
+  UseContext();
   ForgetAllocation(data);
   std::free(data);
   Count(Thing::kAllocation, -1);
   return cudaSuccess;
 }
 cudaError_t cudaFree(void* data) {
+  UseContext();
   ForgetAllocation(data);
   std::free(data);
   Count(Thing::kAllocation, -1);
@@ -207,6 +235,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  UseContext();
   Forget(stream);
   delete stream;
   Count(Thing::kStream, -1);
@@ -245,6 +274,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   return cudaSuccess;
 }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  UseContext();
   Forget(event);
   delete event;
   Count(Thing::kEvent, -1);

@@ -37,6 +37,10 @@ void StallLaunches();
 // waiting.
 void FailCommunicators(int rank, ncclResult_t result);
 
+// Whether anything has made a context on the device, where a real one would hold memory. Until
+// Reset.
+bool HasContext(int device);
+
 // What has been made and not been given back.
 struct Live {
   int streams = 0, events = 0, allocations = 0, communicators = 0, operators = 0, locked = 0;

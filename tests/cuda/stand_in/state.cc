@@ -70,6 +70,7 @@ void Reset() {
   lost = cudaSuccess;
   hides_stream_wait_value = false;
   SetDevices(2);
+  ForgetContexts();
   ForgetNcclFaults();
 }
 

@@ -18,7 +18,8 @@ void Count(Thing thing, int change);
 cudaError_t Lost();
 bool HidesStreamWaitValue();
 
-// Of the NCCL half, for Reset.
+// Of the two halves, for Reset.
+void ForgetContexts();
 void ForgetNcclFaults();
 
 // What kernels are said to have resident on the current device, each device its own number.
