@@ -19,7 +19,10 @@ namespace ebb {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string Message(const absl::Status& status) {
   return std::string(status.message());
@@ -383,6 +386,27 @@ TEST_F(CudaDeviceTest, LostDeviceWakesHostStreamsThatWaitForIt) {
     go.notify_all();
   }
   EXPECT_EQ(ran, (std::vector<int>{1, 2}));
+}
+
+// A call of theirs might wait for the driver, and the driver for the device, which waits for them.
+TEST_F(CudaDeviceTest, ThreadsOfHostStreamsCallNothingOfCudaHoweverLongTheyWait) {
+  const Device device = *Device::Cuda();
+  Stream stream = *device.NewStream("device"), host = *device.NewHostStream("waiting host");
+  Event computed = *device.NewEvent(), updated = *device.NewEvent();
+  std::atomic<bool> go{false};
+  stream.Enqueue([&] { go.wait(false); });
+  stream.Record(computed);
+  stand_in::ForgetCallers();
+  host.Wait(computed);
+  host.Record(updated);
+  stream.Wait(updated);
+  // Until somebody has asked how the device is.
+  while (stand_in::Callers("cudaStreamQuery").empty()) std::this_thread::yield();
+  go = true;
+  go.notify_all();
+  stream.WaitIdle();
+  EXPECT_THAT(stand_in::Callers("cudaStreamQuery"), ElementsAre("ebb cuda watch"));
+  EXPECT_THAT(stand_in::Callers(), Not(Contains("waiting host")));
 }
 
 class CudaHostFailureTest : public CudaDeviceTest,

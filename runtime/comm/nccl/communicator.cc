@@ -11,6 +11,7 @@
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cuda/context.h"
 
 namespace ebb {
 namespace {
@@ -177,6 +178,7 @@ void NcclCommunicator::Abort(absl::Status why) {
 }
 
 void NcclCommunicator::Watch() {
+  const CudaCurrent current(parts_.device.ordinal());
   // What this thread asks of CUDA is harmless while another captures a graph.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);

@@ -14,6 +14,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/device/cuda/failure_watch.h"
 #include "ebb/runtime/device/cuda/host_order.h"
 
 namespace ebb {
@@ -29,6 +30,7 @@ class CudaContext {
   const std::string& name() const { return name_; }  // "CUDA device 0 (NVIDIA H200)"
 
   HostOrder& host_order() { return host_order_; }
+  FailureWatch& failure_watch() { return failure_watch_; }
 
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   absl::Status status() const;
@@ -49,6 +51,7 @@ class CudaContext {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   absl::Status status_;
+  FailureWatch failure_watch_{*this};  // ends before what it uses
 };
 
 // Makes a device the calling thread's current one for as long as it exists.

@@ -16,8 +16,10 @@ absl::StatusOr<std::unique_ptr<CudaHostStream>> CudaHostStream::Create(
   EBB_ASSIGN_OR_RETURN(SharedCudaStream crossing, NewCudaStream(*context, name));
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<CpuStream> thread,
                        context->host_order().NewThread(*context, name, tasks_max, std::move(team)));
-  return std::unique_ptr<CudaHostStream>(
+  std::unique_ptr<CudaHostStream> made(
       new CudaHostStream(std::move(context), std::move(crossing), std::move(thread), name));
+  EBB_RETURN_IF_ERROR(made->context_->failure_watch().Add(made->crossing_.get(), made->name_));
+  return made;
 }
 
 CudaHostStream::CudaHostStream(std::shared_ptr<CudaContext> context, SharedCudaStream crossing,
@@ -30,6 +32,7 @@ CudaHostStream::CudaHostStream(std::shared_ptr<CudaContext> context, SharedCudaS
 
 CudaHostStream::~CudaHostStream() {
   thread_.reset();
+  context_->failure_watch().Remove(crossing_.get());
   const CudaCurrent current(context_->ordinal());
   // What had to cross has, but the last host function may not have returned yet.
   Check(cudaStreamSynchronize(crossing_.get()), "cudaStreamSynchronize");
@@ -61,11 +64,8 @@ void CudaHostStream::WaitForDevice(cudaEvent_t event) {
 }
 
 void CudaHostStream::AwaitCrossing(int64_t ticket) {
-  while (!context_->failed() && !crossed_->Await(ticket, WaitPoint::Clock::now() + kLookEvery)) {
-    const CudaCurrent current(context_->ordinal());
-    const cudaError_t state = cudaStreamQuery(crossing_.get());
-    if (state != cudaErrorNotReady) Check(state, "cudaStreamQuery");
-  }
+  while (!context_->failed() && !crossed_->Await(ticket, WaitPoint::Clock::now() + kLookEvery))
+    context_->failure_watch().Look();
 }
 
 void CudaHostStream::Record(EventBackend& event) {

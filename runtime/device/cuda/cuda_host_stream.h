@@ -42,7 +42,8 @@ class CudaHostStream : public StreamBackend {
                  std::unique_ptr<CpuStream> thread, std::string_view name);
   bool Check(cudaError_t result, const char* call) { return context_->Check(result, call, name_); }
   void WaitForDevice(cudaEvent_t event);
-  // By the thread: until `ticket` has crossed, or the device has failed.
+  // By the thread, which asks nothing of CUDA (failure_watch.h): until `ticket` has crossed, or the
+  // device has failed.
   void AwaitCrossing(int64_t ticket);
 
   const std::shared_ptr<CudaContext> context_;

@@ -2,7 +2,8 @@
 //
 // Copies, zeroing, waits and records are enqueued on it; kernels and libraries enqueue on view().
 // A host task is a host function in stream order (cudaLaunchHostFunc): for bookkeeping. CUDA may
-// run those of all streams on one thread, so a task calls no CUDA and waits for no other stream.
+// run those of all streams on one thread, so a task calls no CUDA (failure_watch.h says why) and
+// waits for no other stream.
 #pragma once
 
 #include <cuda_runtime_api.h>

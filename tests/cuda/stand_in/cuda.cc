@@ -1,6 +1,7 @@
 // The CUDA runtime's half: streams and events are those of the CPU device.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 
 #include <array>
 #include <atomic>
@@ -9,6 +10,8 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -45,13 +48,25 @@ ebb::Device& Host() {
   return device;
 }
 
+std::mutex callers_mutex;
+std::map<std::string, std::set<std::string>> callers;  // by function, "" is any
+
+void NoteCaller(const char* function) {
+  char name[16] = {};
+  pthread_getname_np(pthread_self(), name, sizeof(name));
+  const std::scoped_lock lock(callers_mutex);
+  callers[function].insert(name);
+}
+
 // What needs a context makes it on the current device.
 void UseContext() {
+  NoteCaller("");
   contexts[static_cast<size_t>(current_device)] = true;
 }
 
 cudaError_t Failure(const char* function) {
   UseContext();
+  NoteCaller(function);
   if (Lost() != cudaSuccess) return Lost();
   return static_cast<cudaError_t>(Injected(function));
 }
@@ -85,6 +100,14 @@ CUresult StreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t valu
 void ebb::stand_in::SetDevices(int count, cudaError_t result) {
   device_count = count;
   device_count_result = result;
+}
+std::set<std::string> ebb::stand_in::Callers(const std::string& function) {
+  const std::scoped_lock lock(callers_mutex);
+  return callers[function];
+}
+void ebb::stand_in::ForgetCallers() {
+  const std::scoped_lock lock(callers_mutex);
+  callers.clear();
 }
 bool ebb::stand_in::HasContext(int device) {
   return contexts[static_cast<size_t>(device)];
@@ -175,6 +198,7 @@ cudaError_t cudaGetLastError() {
   return cudaSuccess;
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
+  UseContext();
   return cudaSuccess;
 }
 

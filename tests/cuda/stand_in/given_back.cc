@@ -1,5 +1,6 @@
-// After every test of a program nothing of the stand-in's may be alive, and no two operations may have
-// touched the same memory without an order between them.
+// After every test of a program nothing of the stand-in's may be alive, no two operations may have
+// touched the same memory without an order between them, and of the threads that an engine starts only
+// the watches may have called CUDA: the device may be waiting for those of host streams.
 #include <gtest/gtest.h>
 
 #include "order.h"
@@ -12,6 +13,9 @@ class GivenBack : public ::testing::EmptyTestEventListener {
   void OnTestEnd(const ::testing::TestInfo&) override {
     EXPECT_EQ(Alive(), Live{}) << "something was not given back";
     for (const std::string& race : TakeRaces()) ADD_FAILURE() << race;
+    for (const std::string& caller : Callers())
+      EXPECT_TRUE(!caller.starts_with("ebb ") || caller.ends_with(" watch")) << caller;
+    ForgetCallers();
   }
 };
 

@@ -10,6 +10,7 @@
 #include <nccl.h>
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 namespace ebb::stand_in {
@@ -40,6 +41,11 @@ void FailCommunicators(int rank, ncclResult_t result);
 // Whether anything has made a context on the device, where a real one would hold memory. Until
 // Reset.
 bool HasContext(int device);
+
+// The names of the threads that have called CUDA since ForgetCallers or Reset; or of those that have
+// called this function of it.
+std::set<std::string> Callers(const std::string& function = "");
+void ForgetCallers();
 
 // What has been made and not been given back.
 struct Live {

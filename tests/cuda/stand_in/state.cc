@@ -71,6 +71,7 @@ void Reset() {
   hides_stream_wait_value = false;
   SetDevices(2);
   ForgetContexts();
+  ForgetCallers();
   ForgetNcclFaults();
 }
 
