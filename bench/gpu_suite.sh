@@ -13,6 +13,7 @@ if [ $# -lt 1 ] || [ "${1:0:1}" = - ]; then
   sed -n '2,9p' "$0" >&2
   exit 2
 fi
+export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}  # docs/ranks.md
 out=$1
 start=${2:-build/release/bin/}
 mkdir -p "$out"

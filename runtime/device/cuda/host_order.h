@@ -11,7 +11,8 @@
 //
 // A wait that blocks a queue of the hardware, which several streams may share, blocks for good only
 // if what it waits for is behind it there. It is not: a record is enqueued, with all that it
-// depends on, before a wait for it is.
+// depends on, before a wait for it is. What shares the queue is late, though: docs/ranks.md says
+// how there are more.
 #pragma once
 
 #include <cuda.h>
