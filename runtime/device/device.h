@@ -30,6 +30,7 @@ class Device {
   // by the ranks of RunThreads when called inside one; at least 1.
   static Device Cpu(int threads = 0);
   // `compute`: the trainer's stream, borrowed, which CallerStream() then is; null: one of our own.
+  // Calls leave a thread the device of CUDA that it has used; one that has used none keeps this one.
   // kUnavailable: this machine has no driver or no device. kUnimplemented: this build has no CUDA.
   static absl::StatusOr<Device> Cuda(int ordinal = 0, StreamView compute = {});
   // How many there are, or why none can be used, as above.
