@@ -6,6 +6,7 @@
 #include <span>
 
 #include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
@@ -16,6 +17,8 @@ class Mover {
   // As CopyBytes (device/cpu/copy.h).
   virtual void Copy(void* destination, const void* source, int64_t bytes,
                     int64_t together_bytes) = 0;
+  // As CopyBytesInStep; one copy after the other unless a mover knows better.
+  virtual void CopyInStep(std::span<const CopyEnds> copies, int64_t bytes, int64_t together_bytes);
   // As Reduce (reduce.h), with its bits.
   virtual void Reduce(const Reduction& reduction, std::span<const void* const> inputs,
                       void* destination, int64_t count, int64_t together_bytes) = 0;
@@ -26,6 +29,7 @@ class TeamMover final : public Mover {
  public:
   explicit TeamMover(ThreadTeam& team) : team_(team) {}
   void Copy(void* destination, const void* source, int64_t bytes, int64_t together_bytes) override;
+  void CopyInStep(std::span<const CopyEnds> copies, int64_t bytes, int64_t together_bytes) override;
   void Reduce(const Reduction& reduction, std::span<const void* const> inputs, void* destination,
               int64_t count, int64_t together_bytes) override;
 

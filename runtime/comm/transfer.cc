@@ -47,7 +47,8 @@ Transfer::Transfer(int rank, int size, int reduction_group)
     : rank_(rank),
       size_(size),
       reduction_group_(reduction_group),
-      inputs_(static_cast<size_t>(size)) {}
+      inputs_(static_cast<size_t>(size)),
+      copies_(static_cast<size_t>(size)) {}
 
 void Transfer::Run(const Collective& call, MemoryOf send, Mover& mover) {
   switch (call.kind) {
@@ -70,14 +71,16 @@ void Transfer::Run(const Collective& call, MemoryOf send, Mover& mover) {
 
 void Transfer::CopyFromAll(const Collective& call, MemoryOf send, Blocks blocks, Mover& mover) {
   const int64_t total = TotalBytes(call, size_);
-  for (int step = 0; step < size_; ++step) {
-    const int peer = (rank_ + step) % size_;  // every rank begins elsewhere
-    for (size_t i = 0; i < call.spans.size(); ++i) {
-      const int64_t bytes = call.spans[i].count * SizeOf(call.dtype);
-      if (bytes == 0) continue;
-      mover.Copy(At(call.spans[i].receive, peer * blocks.receive * bytes),
-                 At(send(peer, i), blocks.send * bytes), bytes, total);
+  for (size_t i = 0; i < call.spans.size(); ++i) {
+    const int64_t bytes = call.spans[i].count * SizeOf(call.dtype);
+    if (bytes == 0) continue;
+    for (int step = 0; step < size_; ++step) {
+      const int peer = (rank_ + step) % size_;  // every rank begins elsewhere
+      copies_[static_cast<size_t>(step)] = {
+          .destination = At(call.spans[i].receive, peer * blocks.receive * bytes),
+          .source = At(send(peer, i), blocks.send * bytes)};
     }
+    mover.CopyInStep(copies_, bytes, total);
   }
 }
 

@@ -46,6 +46,7 @@ class Transfer {
   const int size_;
   const int reduction_group_;
   std::vector<const void*> inputs_;  // of a reduction, by rank
+  std::vector<CopyEnds> copies_;     // of a span, one for each rank
 };
 
 // The arithmetic of a call.

@@ -13,6 +13,8 @@ namespace {
 
 // Waking a worker costs as much as copying a few hundred KiB.
 constexpr int64_t kGrainBytes = int64_t{512} << 10;
+// What a core has just read has to be in its cache still when another core reads it.
+constexpr int64_t kPieceBytes = int64_t{256} << 10;
 
 #if defined(__x86_64__)
 void CopyPastCaches(std::byte* destination, const std::byte* source, int64_t bytes) {
@@ -42,6 +44,15 @@ void CopyPastCaches(std::byte* destination, const std::byte* source, int64_t byt
 }
 #endif
 
+void CopyOnThread(std::byte* destination, const std::byte* source, int64_t bytes,
+                  bool past_caches) {
+  if (past_caches) {
+    CopyPastCaches(destination, source, bytes);
+  } else {
+    std::memcpy(destination, source, static_cast<size_t>(bytes));
+  }
+}
+
 }  // namespace
 
 void CopyBytes(ThreadTeam& team, void* destination, const void* source, int64_t bytes,
@@ -49,12 +60,23 @@ void CopyBytes(ThreadTeam& team, void* destination, const void* source, int64_t 
   if (destination == source || bytes == 0) return;
   const bool past_caches = std::max(bytes, together_bytes) >= kStreamingCopyBytes;
   team.Run(bytes, kGrainBytes, [&](int64_t begin, int64_t end) {
-    auto* to = static_cast<std::byte*>(destination) + begin;
-    const auto* from = static_cast<const std::byte*>(source) + begin;
-    if (past_caches) {
-      CopyPastCaches(to, from, end - begin);
-    } else {
-      std::memcpy(to, from, static_cast<size_t>(end - begin));
+    CopyOnThread(static_cast<std::byte*>(destination) + begin,
+                 static_cast<const std::byte*>(source) + begin, end - begin, past_caches);
+  });
+}
+
+void CopyBytesInStep(ThreadTeam& team, std::span<const CopyEnds> copies, int64_t bytes,
+                     int64_t together_bytes) {
+  const int64_t all = bytes * static_cast<int64_t>(copies.size());
+  const bool past_caches = std::max(all, together_bytes) >= kStreamingCopyBytes;
+  team.Run(bytes, kGrainBytes, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; piece += kPieceBytes) {
+      const int64_t piece_bytes = std::min(kPieceBytes, end - piece);
+      for (const CopyEnds& copy : copies) {
+        if (copy.destination == copy.source) continue;
+        CopyOnThread(static_cast<std::byte*>(copy.destination) + piece,
+                     static_cast<const std::byte*>(copy.source) + piece, piece_bytes, past_caches);
+      }
     }
   });
 }

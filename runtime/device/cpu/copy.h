@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "ebb/runtime/device/thread_team.h"
 
@@ -17,6 +18,18 @@ inline constexpr int64_t kStreamingCopyBytes = int64_t{16} << 20;
 // copy goes past the caches.
 void CopyBytes(ThreadTeam& team, void* destination, const void* source, int64_t bytes,
                int64_t together_bytes = 0);
+
+// Several such copies of `bytes` each, in step: the first piece of every one, then the second. When
+// several teams copy the same sources at once, whichever each begins with, one finds in another's
+// cache what that has just read: 3.7 instead of 5.6 ms (two threads that both copy the same two
+// 32 MiB).
+struct CopyEnds {
+  void* destination;
+  const void* source;
+};
+void CopyBytesInStep(ThreadTeam& team, std::span<const CopyEnds> copies, int64_t bytes,
+                     int64_t together_bytes);
+
 void ZeroBytes(ThreadTeam& team, void* destination, int64_t bytes);
 
 }  // namespace ebb
