@@ -6,6 +6,11 @@
 algbw and busbw as nccl-tests has them: bytes of the whole buffer over the time, and that times
 (N - 1) / N. In place: a rank's own block is where it belongs already. Medians over the rounds of each run's median. What is not installed is left out and
 said: Open MPI needs mpicxx and mpirun, gloo a Python that has torch.
+
+Open MPI copies the memory that its caller has from malloc, which is of small pages where
+/sys/kernel/mm/transparent_hugepage/enabled says madvise, and in a second row of huge ones (glibc's malloc asks for them). Ebb's buffers are of
+huge pages where shmem_enabled there is not never or deny. A copy: what comm_bench takes turns with, both ranks' copying as many bytes read and
+written as the operation reads and writes; who would be three times as fast as a library that takes t has to stay below t / 3.
 """
 
 import argparse
@@ -30,12 +35,13 @@ def output(command, **environment):
 def ebb(args):
     text = output([args.comm_bench, "--benchmark_format=json", "--benchmark_filter="
                    f"^(AllGather/bytes:{args.bytes}|ReduceScatterFp32/bytes:{args.bytes}/ranks:2/in_place:0)/.*processes:1"])
-    seconds = {}
+    seconds, copy_seconds = {}, {}
     for row in json.loads(text)["benchmarks"]:
         name = "all_gather" if row["name"].startswith("AllGather") else "reduce_scatter"
         name += "_in_place" if "in_place:1" in row["name"] else ""
         seconds[name] = args.bytes / (row["algbw_GB/s"] * 1e9)
-    return seconds
+        copy_seconds[name] = seconds[name] * row["of_copy"]
+    return {"Ebb": seconds, "a copy": copy_seconds}
 
 
 def main():
@@ -47,24 +53,29 @@ def main():
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         programs = {"Ebb": lambda: ebb(args)}
+        results = {"Ebb": [], "a copy": []}
         if shutil.which("mpicxx") and shutil.which("mpirun"):
             program = pathlib.Path(folder) / "mpi_collectives"
             subprocess.run(["mpicxx", "-O2", "-std=c++17", HERE / "peers/mpi_collectives.cc", "-o", program], check=True)
-            programs["Open MPI"] = lambda: json.loads(
-                output(["mpirun", "--oversubscribe", "-n", 2, program, args.bytes, ITERATIONS],
-                       OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"))
+
+            def open_mpi(name, **environment):
+                return {name: json.loads(output(["mpirun", "--oversubscribe", "-n", 2, program, args.bytes, ITERATIONS],
+                                                OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", **environment))}
+
+            programs["Open MPI"] = lambda: open_mpi("Open MPI")
+            programs["Open MPI, huge pages"] = lambda: open_mpi("Open MPI, huge pages", GLIBC_TUNABLES="glibc.malloc.hugetlb=1")
         else:
             print("Open MPI is left out: mpicxx or mpirun is not installed")
         if args.python:
-            programs["gloo"] = lambda: json.loads(
-                output([args.python, HERE / "peers/gloo_collectives.py", args.bytes, ITERATIONS]))
+            programs["gloo"] = lambda: {"gloo": json.loads(
+                output([args.python, HERE / "peers/gloo_collectives.py", args.bytes, ITERATIONS]))}
         else:
             print("gloo is left out: no --python")
-        results = {name: [] for name in programs}
         names = list(programs)
         for turn in range(args.rounds):
             for name in names[turn % len(names):] + names[:turn % len(names)]:
-                results[name].append(programs[name]())
+                for library, seconds in programs[name]().items():
+                    results.setdefault(library, []).append(seconds)
     print("| operation | library | ms | algbw GB/s | busbw GB/s | Ebb is faster by |\n|---|---|---|---|---|---|")
     for operation in ("all_gather", "all_gather_in_place", "reduce_scatter"):
         ours = statistics.median(row[operation] for row in results["Ebb"])

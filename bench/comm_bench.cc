@@ -8,7 +8,8 @@
 // time, busbw = algbw * (N-1)/N. traffic = bytes that the ranks read and write in memory / time.
 // of_copy = the copy's time / the collective's, where the copy is the same ranks' copying as many
 // bytes read and written as the collective reads and writes; medians. of_copy_quiet: the same of the
-// faster quartiles, which a busy machine disturbs less.
+// faster quartiles, which a busy machine disturbs less. An all-gather that is not in place may be
+// faster than its copy: what one rank reads another often finds in a cache.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
