@@ -74,7 +74,7 @@ absl::StatusOr<Executor::StateSlice> Executor::FindSlice(ParameterId p, StateCla
 absl::Status Executor::ForEachPiece(
     StateClass what, std::string_view optimizer_state,
     absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, int64_t at)> visit) {
-  EBB_RETURN_IF_ERROR(StuckError());
+  EBB_RETURN_IF_ERROR(SettleVerdicts());
   EBB_RETURN_IF_ERROR(MayLook());
   for (size_t i = 0; i < model_.parameters.size(); ++i) {
     const ParameterId p{static_cast<int32_t>(i)};
@@ -173,7 +173,7 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
 absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
   if (HasFailed()) return Withdraw();
   const auto check = [&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(StuckError());
+    EBB_RETURN_IF_ERROR(SettleVerdicts());
     EBB_RETURN_IF_ERROR(MayLook());
     if (static_cast<size_t>(p) >= model_.parameters.size())
       return absl::InvalidArgumentError(absl::StrCat("Gather of parameter ", static_cast<int>(p),

@@ -37,8 +37,9 @@ absl::StatusOr<ControlBlock> ControlBlock::Create(const Device& device, size_t u
                                                   size_t updates) {
   Cutter cutter;
   const size_t squares = cutter.Take<double>(units), losses = cutter.Take<double>(2),
-               loss_scale = cutter.Take<float>(1), records = cutter.Take<ExchangeRecord>(ranks + 1),
-               constants = cutter.Take<optim::UpdateConstants>(2 * updates);
+               loss_scale = cutter.Take<float>(1),
+               records = cutter.Take<ExchangeRecord>(2 * (ranks + 1)),
+               constants = cutter.Take<optim::UpdateConstants>(4 * updates);
   ControlBlock block;
   EBB_ASSIGN_OR_RETURN(
       block.memory_, device.AllocateShared(cutter.bytes(), "what host and device tell each other"));
@@ -46,8 +47,8 @@ absl::StatusOr<ControlBlock> ControlBlock::Create(const Device& device, size_t u
   block.squares_ = Construct<double>(memory + squares, units);
   block.losses_ = Construct<double>(memory + losses, 2);
   block.loss_scale_ = Construct<float>(memory + loss_scale, 1).data();
-  block.records_ = Construct<ExchangeRecord>(memory + records, ranks + 1);
-  block.constants_ = Construct<optim::UpdateConstants>(memory + constants, 2 * updates);
+  block.records_ = Construct<ExchangeRecord>(memory + records, 2 * (ranks + 1));
+  block.constants_ = Construct<optim::UpdateConstants>(memory + constants, 4 * updates);
   *block.loss_scale_ = 1;
   return block;
 }

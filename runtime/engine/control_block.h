@@ -2,8 +2,9 @@
 // and the ranks' records come from the device, the scale and the constants of updates go to it. On
 // the CPU it is memory like any other.
 //
-// Two steps may be under way, so what a step's updates and its loss need is there by parity. Who
-// writes is ordered with who reads by events of the streams.
+// Two steps may be under way, so what a step's updates, its loss and its exchange need is there by
+// parity. The scale is one for all steps: each one's exchange, behind all that reads it, writes the
+// next one's. Who writes is ordered with who reads by events of the streams.
 #pragma once
 
 #include <cstddef>
@@ -26,17 +27,24 @@ class ControlBlock {
   double& square(int unit) const { return squares_[static_cast<size_t>(unit)]; }  // of its shard
   double& loss(int parity) const { return losses_[static_cast<size_t>(parity)]; }
   float& loss_scale() const { return *loss_scale_; }
-  ExchangeRecord& own_record() const { return records_.back(); }
-  std::span<ExchangeRecord> records() const { return records_.first(records_.size() - 1); }
-  std::span<optim::UpdateConstants> constants(int parity) const {
-    return constants_.subspan(static_cast<size_t>(parity) * constants_.size() / 2,
-                              constants_.size() / 2);
+  ExchangeRecord& own_record(int parity) const { return RecordsOf(parity).back(); }
+  std::span<ExchangeRecord> records(int parity) const {
+    return RecordsOf(parity).first(records_.size() / 2 - 1);
+  }
+  // `early`: of updates that come before their step's verdict.
+  std::span<optim::UpdateConstants> constants(int parity, bool early) const {
+    const size_t count = constants_.size() / 4;
+    return constants_.subspan((2 * static_cast<size_t>(parity) + (early ? 1 : 0)) * count, count);
   }
 
  private:
+  std::span<ExchangeRecord> RecordsOf(int parity) const {
+    return records_.subspan(static_cast<size_t>(parity) * records_.size() / 2, records_.size() / 2);
+  }
+
   Buffer memory_;
   std::span<double> squares_, losses_;
-  std::span<ExchangeRecord> records_;  // by rank, then this rank's own
+  std::span<ExchangeRecord> records_;  // by parity: by rank, then this rank's own
   std::span<optim::UpdateConstants> constants_;
   float* loss_scale_ = nullptr;
 };

@@ -2,6 +2,7 @@
 // other ranks into staging, sends and receives it as one message for each pair of ranks, and unpacks
 // it; what stays on a rank is cast from the one shard straight into the other.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -68,7 +69,9 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
       {.model = &model_, .layout = &plan().layout, .compute = config_.compute}, size_,
       CopyStaging::kBytesMax);
   CopyStaging staging;
-  absl::Status own = CheckCopy(source);
+  absl::Status own = SettleVerdicts();
+  if (absl::Status settled = source.SettleVerdicts(); own.ok()) own = std::move(settled);
+  if (own.ok()) own = CheckCopy(source);
   if (own.ok()) own = copy.status();
   if (own.ok()) own = staging.Allocate(*copy, device_, ledger_);
   const uint64_t from =

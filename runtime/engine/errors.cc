@@ -1,4 +1,7 @@
 // The step's first error, the engine's failure for good, and what is said of a communicator that broke.
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
@@ -25,11 +28,19 @@ absl::Status Executor::StuckError() const {
   return progress_.alive ? progress_.error : absl::OkStatus();
 }
 
-// Updates of the last step may fail when nobody asks any more.
+// The last steps and their updates may fail when nobody asks any more.
 void Executor::LogUntoldFailure() const {
   const std::lock_guard lock(errors_mutex_);
   if (!failed_.ok() && !failure_told_)
     LogWarning(absl::StrCat(options_.name, " rank ", rank_, ": ", failed_.message()));
+  if (!failed_.ok()) return;
+  const bool failed = std::any_of(
+      std::begin(verdicts_), std::end(verdicts_),
+      [this](const StepVerdict& step) { return step.open && step.failed && step.cause > told_; });
+  if (failed || !untold_.ok())
+    LogWarning(absl::StrCat(options_.name, " rank ", rank_,
+                            ": one of the last steps has failed, and nobody has asked for its "
+                            "Report"));
 }
 
 void Executor::Fail(absl::Status status) {
@@ -71,18 +82,16 @@ void Executor::NoteIfBroken(const sharding::Operation& operation) {
 }
 
 // `broken` of the communicators, and what this rank was doing.
-absl::Status Executor::Located(const absl::Status& broken) const {
-  std::string where = progress_.evaluation ? std::string("in an evaluation")
-                                           : absl::StrCat("in step ", finished_steps_ + 1);
+absl::Status Executor::Located(const absl::Status& broken, bool evaluation,
+                               std::span<const int64_t> log) const {
+  std::string where =
+      evaluation ? std::string("in an evaluation") : absl::StrCat("in step ", finished_steps_ + 1);
   {
     const std::lock_guard lock(errors_mutex_);
     if (!broken_at_.empty()) absl::StrAppend(&where, ", at ", broken_at_);
   }
-  if (progress_.log.size() > kBegunEntries) {
-    const int64_t last = progress_.log.back();
-    absl::StrAppend(&where, ", after ", ScopeName(last % 2 == 1, static_cast<int>(last / 2)),
-                    " was opened");
-  }
+  if (log.size() > kBegunEntries)
+    absl::StrAppend(&where, ", after ", ScopeName(log.back()), " was opened");
   return absl::Status(broken.code(), absl::StrCat(where, ": ", broken.message()));
 }
 

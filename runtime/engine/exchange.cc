@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 
@@ -21,13 +22,26 @@ absl::Status ExchangeRecord::Error(int rank) const {
                                    absl::string_view(message, static_cast<size_t>(message_bytes))));
 }
 
+void ExchangeRecord::SetTrail(const ScopeTrail& trail) {
+  static_assert(sizeof(ScopeTrail) <= sizeof(message) && std::is_trivially_copyable_v<ScopeTrail>);
+  std::memcpy(message, &trail, sizeof(trail));
+}
+
+ScopeTrail ExchangeRecord::Trail() const {
+  ScopeTrail trail;
+  std::memcpy(&trail, message, sizeof(trail));
+  return trail;
+}
+
 Verdict Conclude(std::span<const ExchangeRecord> records) {
   Verdict verdict;
+  verdict.told = records.front().told;
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const ExchangeRecord& record = records[rank];
     verdict.squares += record.squares;
     verdict.loss += record.loss;
     verdict.loss_count += record.loss_count;
+    verdict.told = std::min(verdict.told, record.told);
     verdict.engine_failed |= record.engine_failed;
     verdict.updates_started |= record.updates_started;
     verdict.scopes_differ |= record.scopes_hash != records.front().scopes_hash;

@@ -1,6 +1,5 @@
 // What ranks tell each other once a step: the parts of the norm and the loss, whether anything went
-// wrong, and a hash of the scopes they opened. One small all-gather, so every rank reaches the same
-// verdict.
+// wrong, and which scopes they opened. One small all-gather, so every rank reaches the same verdict.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/engine/scope_trail.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb {
@@ -23,12 +23,15 @@ struct ExchangeRecord {
   int32_t status_code = 0;
   int32_t message_bytes = 0;
   int64_t exchange = 0;  // which one of this engine's, from 1: what is of an older one has not come
+  int64_t told = 0;      // the last exchange whose error, if it had one, this rank's caller knows
   bool engine_failed = false;    // and it is the engine's, for good
   bool updates_started = false;  // early ones, of this step
-  char message[454] = {};
+  char message[446] = {};        // of the error; without one the trail of the step's scopes
 
   void SetError(const absl::Status& status);
   absl::Status Error(int rank) const;
+  void SetTrail(const ScopeTrail& trail);
+  ScopeTrail Trail() const;
 };
 static_assert(sizeof(ExchangeRecord) == sharding::kExchangeBytes);
 
@@ -38,6 +41,7 @@ struct Verdict {
   int64_t loss_count = 0;
   int non_finite_rank = -1, non_finite_unit = -1;
   bool scopes_differ = false;
+  int64_t told = 0;                                     // on every rank
   bool engine_failed = false, updates_started = false;  // on any rank
   absl::Status error;                                   // of the first rank that has one
 };

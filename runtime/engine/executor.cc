@@ -20,7 +20,7 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
       options_(std::move(options)),
       rank_(world_.rank()),
       size_(world_.size()),
-      scaler_(config_.loss_scale, config_.compute),
+      standing_({.scaler = optim::LossScaler(config_.loss_scale, config_.compute)}),
       compute_(device_.CallerStream()) {}
 
 Executor::~Executor() {
@@ -88,6 +88,8 @@ int64_t Executor::BeginStep(const StepOptions& options) {
                                       "alive: finish or drop that one first"));
     return number;
   }
+  // Of all that is by parity, what that of two steps before has used is free then.
+  TakeVerdicts(/*may_stay_open=*/1).IgnoreError();
   Reset(number, /*evaluation=*/false);
   updates_done_[progress_.parity].Wait();
   host_updates_done_[progress_.parity].Wait();
@@ -134,9 +136,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
         "BeginStep on a model without anything trainable: use BeginEvaluation"));
   }
   blocked_[progress_.parity] = !progress_.error.ok();
-  control_block_->loss_scale() = scaler_.scale();
-  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly)
-    SetScalars(progress_.parity, ScalarsFor(/*norm=*/0));
+  EnqueueEarlyScalars();
   for (int kind = 0; kind < kKinds; ++kind) {
     moved_bytes_[progress_.parity][kind] = 0;
     predicted_bytes_[progress_.parity][kind] = progress_.run->bytes_of[kind];
@@ -159,6 +159,7 @@ int64_t Executor::BeginEvaluation(int micro_batches) {
                                       "engine is alive: finish or drop that one first"));
     return number;
   }
+  TakeVerdicts().IgnoreError();
   Drain();
   Reset(number, /*evaluation=*/true);
   progress_.micro_batches = micro_batches;
@@ -192,8 +193,10 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.loss_count = 0;
   progress_.hash = 0;
   progress_.log.clear();
+  progress_.trail = {};
   progress_.error = absl::OkStatus();
   progress_.error = StuckError();
+  if (!untold_.ok()) Stick(untold_);
 }
 
 // What must be the same on every rank; the hash of it goes with the exchange.
@@ -208,6 +211,7 @@ void Executor::LogBegun() {
   LogEntry(std::bit_cast<int64_t>(progress_.divisor));
   LogEntry(std::bit_cast<int64_t>(progress_.options.learning_rate.value_or(-1)));
   LogEntry(progress_.options.hold_updates ? 1 : 0);
+  std::copy_n(progress_.log.begin(), kBegunEntries, progress_.trail.begun.begin());
 }
 
 // From the first moment of the plan: a step, an evaluation, and each of its walks.
@@ -241,10 +245,18 @@ int Executor::rounds(int64_t number) const {
   return progress_.alive && progress_.number == number ? progress_.run->plan.decisions.rounds : 0;
 }
 
-const float* Executor::LossScale(int64_t number) {
+float Executor::LossScale(int64_t number) {
+  if (!progress_.alive || progress_.number != number || config_.compute != DType::kFloat16)
+    return 1;
+  TakeVerdicts().IgnoreError();  // the last step decided this one's scale
+  return control_block_->loss_scale();
+}
+
+const float* Executor::DeviceLossScale(int64_t number) {
   static constexpr float kOne = 1;
-  // Finish has waited for the verdict on the step before, which decided this one's scale.
-  return progress_.alive && progress_.number == number ? &control_block_->loss_scale() : &kOne;
+  if (!progress_.alive || progress_.number != number) return &kOne;
+  compute_.Wait(*exchanged_);
+  return &control_block_->loss_scale();
 }
 
 void Executor::AddLoss(int64_t number, const TensorView& scalar) {
@@ -287,11 +299,13 @@ absl::Status Executor::Reduce(int64_t number) {
   }
   CompleteScopes();
   IssueCarriedLeft();
+  TakeVerdicts().IgnoreError();  // Read needs this step's scale
   reduce_->WaitIdle();
   AwaitOffloads();
   progress_.reduced = true;
-  if (absl::Status broken = CommunicationError(); !broken.ok()) Stick(Located(broken));
-  return StuckError();
+  if (absl::Status broken = CommunicationError(); !broken.ok())
+    Stick(Located(broken, /*evaluation=*/false, progress_.log));
+  return Told(StuckError());
 }
 
 absl::Status Executor::Finish(int64_t number) {
@@ -314,38 +328,29 @@ absl::Status Executor::Finish(int64_t number) {
   for (int operation : finish.operations) Issue(operation);
   update_->Record(updates_done_[progress_.parity]);
   if (host_update_) host_update_->Record(host_updates_done_[progress_.parity]);
-  exchanged_->Wait();
-  // Nobody waits for a device that has failed, but what it has begun may still be writing the verdict.
-  if (!device_.status().ok()) reduce_->WaitIdle();
-  absl::Status status = ReachVerdict();
-  if (!status.ok()) {
-    // Blocked updates still in the queue must see that they are.
-    update_->WaitIdle();
-    if (host_update_) host_update_->WaitIdle();
-    if (progress_.updates_started || verdict_.updates_started) {
-      Fail(
-          absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
-                                           "before it went wrong; reload the model. ",
-                                           status.message())));
-      status = StuckError();
-    }
-    report_ = status;
-  }
-  WaitCompute(finish.compute);
-  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) AwaitUpdates();
-  if (status.ok() && progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff &&
-      HasFailed()) {
-    // An optimizer of the trainer's, or the disk. The others have finished the step.
-    report_ = status = StuckError();
-    AbortStep(status);
-  }
+  StepVerdict& step = verdicts_[progress_.parity];
+  step.error = StuckError();
   finished_parity_ = progress_.parity;
   finished_counted_ = progress_.counted;
-  carries_ =
-      status.ok() && progress_.run->plan.decisions.carries() && scalars_[progress_.parity].apply;
   carried_parity_ = progress_.parity;
+  // What has failed for good is not left open: nobody waits long for it.
+  const bool waits = !step.deferred || HasFailed() || !CommunicationError().ok();
+  absl::Status status = waits ? TakeVerdicts() : step.error;
+  if (status.ok()) has_finished_ = true;
+  WaitCompute(finish.compute);
+  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) {
+    AwaitUpdates();
+    if (status.ok() && HasFailed()) {
+      // An optimizer of the trainer's, or the disk. The others have finished the step.
+      report_ = status = StuckError();
+      AbortStep(status);
+    }
+  }
+  // Carried updates of a step that is not applied leave everything as it was.
+  carries_ = progress_.run->plan.decisions.carries() &&
+             (!waits || (status.ok() && scalars_[progress_.parity].apply));
   EndProgress();
-  return status;
+  return Told(status);
 }
 
 // On the CPU the compute stream has waited for them.
@@ -366,10 +371,13 @@ absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
   CheckSwapFiles();
   EnqueueExchange();
   reduce_->WaitIdle();
-  const absl::Status status = AgreedError();
+  StepVerdict& walk = verdicts_[progress_.parity];
+  walk.error = StuckError();
+  const absl::Status status = AgreedError(walk);
   EndProgress();
-  if (!status.ok()) return status;
-  return verdict_.loss_count == 0 ? 0 : verdict_.loss / static_cast<double>(verdict_.loss_count);
+  if (!status.ok()) return Told(status);
+  const Verdict& verdict = walk.ranks;
+  return verdict.loss_count == 0 ? 0 : verdict.loss / static_cast<double>(verdict.loss_count);
 }
 
 void Executor::Drop(int64_t number) {
@@ -377,7 +385,7 @@ void Executor::Drop(int64_t number) {
   while (!open_.empty()) CloseScope(open_.back());
   IssueCarriedLeft();
   AwaitStreams();
-  if (progress_.updates_started) {
+  if (progress_.updates_started && early_scalars_[progress_.parity].apply) {
     Fail(
         absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
                            "started; reload the model, or begin such steps with hold_updates"));
@@ -391,13 +399,26 @@ void Executor::EndProgress() {
 }
 
 absl::StatusOr<StepReport> Executor::Report() {
-  if (absl::Status status = StuckError(); !status.ok()) return status;
+  TakeVerdicts().IgnoreError();
+  if (absl::Status status = Told(StuckError()); !status.ok()) return status;
   if (refused_step_) return Suspended();
   return report_;
 }
 
 std::string Executor::ScopeName(bool backward, int unit) const {
   return absl::StrCat(backward ? "Backward" : "Forward", "('", model_.units[unit].name, "')");
+}
+
+std::string Executor::ScopeName(int64_t code) const {
+  return ScopeName(code % 2 == 1, static_cast<int>(code / 2));
+}
+
+// What the declared order has next, as a log has it.
+int Executor::NextCode() const {
+  const std::vector<sharding::PlannedScope>& scopes = progress_.run->plan.scopes;
+  const size_t next = static_cast<size_t>(progress_.next_scope);
+  return next < scopes.size() ? scopes[next].unit * 2 + scopes[next].backward
+                              : ScopeTrail::kNothing;
 }
 
 MutableTensorView Executor::workspace() const {

@@ -3,7 +3,8 @@
 // know: what to do when the trainer leaves the declared order (departures.cc).
 //
 // Implemented in files of one concern each: executor.cc (steps), scopes.cc (opening and closing),
-// departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow), errors.cc,
+// departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow: in the order of the
+// reduce stream), open_verdicts.cc (what the host learns of it, and when), errors.cc,
 // initialise.cc, spans.cc (the collectives' memory), swaps.cc (moves between tiers), values.cc,
 // access.cc (Read, Write, Gather), state_runs.cc (state wherever it lives),
 // verify_swap.cc, meeting.cc, suspension.cc, copy.cc (parameters of another engine).
@@ -22,7 +23,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/optim/kernels.h"
-#include "ebb/optim/loss_scaler.h"
 #include "ebb/optim/schedule.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/comm/world.h"
@@ -35,6 +35,7 @@
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_checksums.h"
 #include "ebb/runtime/engine/traffic_count.h"
+#include "ebb/runtime/engine/verdict.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/interval.h"
@@ -63,7 +64,8 @@ class Executor {
   int rounds(int64_t number) const;
   ForwardScope OpenForward(int64_t number, UnitId unit);
   BackwardScope OpenBackward(int64_t number, UnitId unit);
-  const float* LossScale(int64_t number);
+  float LossScale(int64_t number);
+  const float* DeviceLossScale(int64_t number);
   void AddLoss(int64_t number, const TensorView& scalar);
   absl::Status Reduce(int64_t number);
   absl::Status Finish(int64_t number);
@@ -141,6 +143,7 @@ class Executor {
     int64_t loss_count = 0;
     uint64_t hash = 0;
     std::vector<int64_t> log;  // how it was begun (kBegunEntries), then scopes opened, as codes
+    ScopeTrail trail;          // the same for the ranks' records; of a step
     absl::Status error;
   };
   struct StepTag {  // whose operation it is
@@ -166,8 +169,6 @@ class Executor {
         false;  // by the schedule or the step, also for groups with an optimizer of their own
   };
 
-  // Entries of a log before its scopes: which step or evaluation it is, and its options.
-  static constexpr size_t kBegunEntries = 5;
   // What ranks do together outside of steps. In a log it stands in the place of a number of
   // micro-batches, which is less.
   enum class Meeting : int64_t {
@@ -392,24 +393,40 @@ class Executor {
 
   // updates.cc
   void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream);
+  void EnqueueEarlyScalars();
   void KeepParameters(const sharding::UpdateWork& work, Stream& stream);
   bool UpdatesInOnePass(const sharding::SubGroup& group) const;
   absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
                                ThreadTeam& team);
-  StepScalars ScalarsFor(double norm) const;
-  void SetScalars(int parity, const StepScalars& scalars);
+  StepScalars ScalarsFor(const StepVerdict& step, double norm) const;
+  void SetScalars(int parity, bool early, const StepScalars& scalars);
   optim::UpdateScalars ScalarsOf(const UpdateRun& run, const StepScalars& scalars) const;
 
   // verdict.cc
+  bool DefersVerdict() const;
   void EnqueueExchange();
   void RefreshNorms();
   Stream& SettledStream(int unit);
   void RefreshWrittenGradients();
-  void CompleteRecord(int parity, bool evaluation);  // this rank's, before the all-gather
-  void ConcludeExchange(int parity);                 // after it, still on the stream
-  absl::Status ReachVerdict();                       // on the host
-  absl::Status AgreedError();
-  absl::Status FindDifference();
+  void CompleteRecord(int parity);    // this rank's, before the all-gather
+  void ConcludeExchange(int parity);  // after it, still on the stream
+  void JudgeStep(int parity);         // likewise
+
+  // open_verdicts.cc
+  absl::Status TakeVerdicts(int may_stay_open = 0);
+  absl::Status TakeVerdict(int parity);
+  absl::Status ReachVerdict(const StepVerdict& step);
+  absl::Status Told(absl::Status status);
+  absl::Status SettleVerdicts();
+  int64_t FinishedSteps() const;
+  absl::Status AgreedError(const StepVerdict& step);
+  std::string NonFinite(const StepVerdict& step) const;
+  void LogSkipped(const StepVerdict& step) const;
+  absl::Status FindDifference(std::span<const int64_t> log);
+  absl::Status DifferenceOfTrails(const StepVerdict& step) const;
+  absl::Status BegunDifferently(std::span<const int64_t> first, std::span<const int64_t> other,
+                                size_t rank) const;
+  absl::Status OpenedDifferently(int number, int first, int other, size_t rank) const;
 
   // errors.cc
   std::array<std::optional<Communicator>*, 4> StepCommunicators() {
@@ -418,7 +435,8 @@ class Executor {
   }
   absl::Status CommunicationError();
   void AbortStep(const absl::Status& why);
-  absl::Status Located(const absl::Status& broken) const;
+  absl::Status Located(const absl::Status& broken, bool evaluation,
+                       std::span<const int64_t> log) const;
   void NoteIfBroken(const sharding::Operation& operation);
   static bool MayHaveGoneApart(const absl::Status& broken);
   absl::Status Withdraw();
@@ -433,6 +451,8 @@ class Executor {
   bool Blocked(int parity) const { return blocked_[parity].load(std::memory_order_acquire); }
 
   std::string ScopeName(bool backward, int unit) const;
+  std::string ScopeName(int64_t code) const;
+  int NextCode() const;
   void Reset(int64_t number, bool evaluation);
   void LogEntry(int64_t code);
   void LogBegun();
@@ -490,15 +510,19 @@ class Executor {
 
   Progress progress_;
   std::vector<OpenScope> open_;
-  int64_t last_scope_id_ = 0, last_number_ = 0, skipped_steps_ = 0, applied_steps_ = 0;
-  std::atomic<int64_t> finished_steps_ = 0;
+  int64_t last_scope_id_ = 0, last_number_ = 0;
+  int64_t finished_steps_ = 0;  // those whose verdict was taken
+  std::atomic<bool> has_finished_ = false;
   bool warned_of_departure_ = false;
-  optim::LossScaler scaler_;
   std::atomic<int> finished_parity_ = 1;  // of the last step that finished
   std::atomic<int> finished_counted_ = 0;
-  StepScalars scalars_[2];  // by parity
   int64_t exchanges_ = 0;
-  Verdict verdict_;
+  StepVerdict verdicts_[2];  // by parity
+  Standing standing_;
+  StepScalars scalars_[2], early_scalars_[2];  // by parity: likewise of that stream
+  absl::Status last_failure_;                  // of a step; of those whose verdict was taken
+  absl::Status untold_;                        // of a step that no caller has heard of yet
+  int64_t told_ = 0;                           // ExchangeRecord::told
   CollectiveSpan exchange_span_;
   int64_t exchange_moved_before_ = 0;
   absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
@@ -525,7 +549,7 @@ class Executor {
   std::vector<Event> updated_, stored_;  // by unit
   std::vector<Event> slot_free_;         // by slot
   std::optional<Event> exchanged_, fence_, demand_, started_;
-  std::vector<Event> updates_done_, host_updates_done_;  // by parity
+  std::vector<Event> concluded_, updates_done_, host_updates_done_;  // by parity
   Stream compute_;
   std::optional<Stream> gather_, reduce_, update_;
   // Where something is offloaded.

@@ -155,6 +155,7 @@ absl::Status Executor::MakeStreams() {
     EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
     event->emplace(std::move(made));
   }
+  EBB_RETURN_IF_ERROR(MakeEvents(2, concluded_));
   EBB_RETURN_IF_ERROR(MakeEvents(2, updates_done_));
   EBB_RETURN_IF_ERROR(MakeEvents(2, host_updates_done_));
   EBB_RETURN_IF_ERROR(MakeEvents(model_.units.size(), updated_));
@@ -255,6 +256,7 @@ absl::Status Executor::MakeState() {
   EBB_ASSIGN_OR_RETURN(
       control_block_,
       ControlBlock::Create(device_, units, static_cast<size_t>(size_), update_constants_.size()));
+  control_block_->loss_scale() = standing_.scaler.scale();
   squares_stale_.assign(units, 0);
   contributions_.assign(units, 0);
   requested_.resize(decisions.keeps_step_gradients ? visits : units);

@@ -19,7 +19,7 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   LogEntry(++last_number_);
   LogEntry(static_cast<int64_t>(meeting));
   LogEntry(subject);
-  verdict_ = {};
+  StepVerdict met{.evaluation = true, .log = progress_.log};
   if (HasFailed()) {
     for (std::optional<Communicator>* communicator : StepCommunicators()) {
       if (communicator->has_value()) (*communicator)->Abort(StuckError());
@@ -37,9 +37,9 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   if (broken.ok()) {
     ExchangeRecord record{.scopes_hash = progress_.hash};
     if (!own.ok()) record.SetError(own);
-    broken = GatherRecords(Control(), record, control_block_->records());
+    broken = GatherRecords(Control(), record, control_block_->records(0));
     if (broken.ok()) {
-      verdict_ = Conclude(control_block_->records());
+      met.ranks = Conclude(control_block_->records(0));
     } else {
       Fail(absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
     }
@@ -47,7 +47,8 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
     // Where shards are repeated others may not have it, and wait for this rank's record.
     control_->Abort(broken);
   }
-  const absl::Status agreed = AgreedError();
+  met.error = StuckError();
+  const absl::Status agreed = AgreedError(met);
   return own.ok() || HasFailed() ? agreed : own;
 }
 

@@ -109,6 +109,7 @@ void Executor::Issue(int index) {
       break;
     case OperationKind::kExchange:
       stream.Record(*exchanged_);
+      stream.Record(concluded_[progress_.parity]);
       break;
     case OperationKind::kReduce:
       for (const sharding::Part& part : operation.parts) {
@@ -126,7 +127,7 @@ void Executor::EnqueueWork(int index) {
   const Operation& operation = run->plan.operations[index];
   const bool carried = operation.condition == sharding::Condition::kCarrying;
   const StepTag step{.number = progress_.number,
-                     .finished = finished_steps_,
+                     .finished = FinishedSteps(),
                      .parity = carried ? carried_parity_ : progress_.parity,
                      .counted = progress_.counted,
                      .counts = progress_.alive && !progress_.evaluation && run != drain_.get()};

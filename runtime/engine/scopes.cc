@@ -38,6 +38,7 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
 
   OpenScope scope{
       .id = ++last_scope_id_, .unit = unit, .backward = backward, .opened_ns = Timeline::NowNs()};
+  const int expected = NextCode();
   scope.planned = MatchScope(backward, unit);
   if (scope.planned >= 0) {
     const PlannedScope& planned = progress_.run->plan.scopes[scope.planned];
@@ -52,6 +53,7 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
       if (static_cast<int>(model_.forward[v].unit) == unit) scope.visit = static_cast<int>(v);
     }
   }
+  progress_.trail.Open(unit * 2 + backward, expected, NextCode());
   progress_.any_backward |= backward;
   if (progress_.departed) {
     OpenDeparted(scope);

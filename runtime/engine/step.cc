@@ -35,10 +35,11 @@ BackwardScope Step::Backward(UnitId unit) {
   return executor_ == nullptr ? BackwardScope() : executor_->OpenBackward(number_, unit);
 }
 float Step::loss_scale() const {
-  return executor_ == nullptr ? 1 : *executor_->LossScale(number_);
+  return executor_ == nullptr ? 1 : executor_->LossScale(number_);
 }
 TensorView Step::device_loss_scale() const {
-  return executor_ == nullptr ? TensorView{} : TensorView{.data = executor_->LossScale(number_)};
+  return executor_ == nullptr ? TensorView{}
+                              : TensorView{.data = executor_->DeviceLossScale(number_)};
 }
 void Step::AddLoss(TensorView scalar) {
   if (executor_ != nullptr) executor_->AddLoss(number_, scalar);

@@ -25,10 +25,15 @@ absl::Status Executor::Suspend() {
     return absl::FailedPreconditionError(
         "Suspend while a Step or Evaluation of the engine is alive: finish or drop it first");
   }
+  const absl::Status settled = SettleVerdicts();
   Drain();
   AwaitStreams();
   absl::StatusOr<Storage::Room> room = Storage::Room();
-  if (!suspended_) room = storage_->MakeRoom(Tier::kCpu);
+  if (!settled.ok()) {
+    room = settled;
+  } else if (!suspended_) {
+    room = storage_->MakeRoom(Tier::kCpu);
+  }
   EBB_RETURN_IF_ERROR(Meet(Meeting::kSuspend, /*subject=*/0, room.status()));
   if (suspended_) return absl::OkStatus();
   EBB_RETURN_IF_ERROR(MovePools(*std::move(room)));
@@ -42,8 +47,13 @@ absl::Status Executor::Resume() {
         "Resume while a Step or Evaluation of the engine is alive, which shows that it is not "
         "suspended");
   }
+  const absl::Status settled = SettleVerdicts();
   absl::StatusOr<Storage::Room> room = Storage::Room();
-  if (suspended_) room = storage_->MakeRoom(Tier::kDevice);
+  if (!settled.ok()) {
+    room = settled;
+  } else if (suspended_) {
+    room = storage_->MakeRoom(Tier::kDevice);
+  }
   EBB_RETURN_IF_ERROR(Meet(Meeting::kResume, /*subject=*/0, room.status()));
   if (!suspended_) return absl::OkStatus();
   EBB_RETURN_IF_ERROR(MovePools(*std::move(room)));

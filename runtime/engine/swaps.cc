@@ -179,7 +179,7 @@ void Executor::AwaitState(int unit) {
 
 std::vector<TrafficRow> Executor::traffic() const {
   const int counted = finished_counted_;
-  if (finished_steps_ == 0) return {};
+  if (!has_finished_) return {};
   for (const std::vector<Event>* events : {&updated_, &stored_}) {
     for (const Event& event : *events) event.Wait();
   }

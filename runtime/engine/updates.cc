@@ -57,18 +57,17 @@ int Executor::ConstantsOf(const UpdateRun& run) {
   return index;
 }
 
-Executor::StepScalars Executor::ScalarsFor(double norm) const {
-  StepScalars scalars{.apply = true, .step = applied_steps_ + 1};
-  double factor = 1.0 / control_block_->loss_scale();
+Executor::StepScalars Executor::ScalarsFor(const StepVerdict& step, double norm) const {
+  StepScalars scalars{.apply = true, .step = standing_.applied + 1};
+  double factor = 1.0 / standing_.scaler.scale();
   if (config_.gradient_clipping > 0)
     factor /= std::max(1.0, (norm + 1e-6) / config_.gradient_clipping);
   scalars.gradient_factor = static_cast<float>(factor);
   scalars.rates =
-      optim::RatesAt(config_.scheduler, config_.optimizer.learning_rate, applied_steps_);
-  if (progress_.options.learning_rate)
-    scalars.rates.learning_rate = *progress_.options.learning_rate;
+      optim::RatesAt(config_.scheduler, config_.optimizer.learning_rate, standing_.applied);
+  if (step.learning_rate) scalars.rates.learning_rate = *step.learning_rate;
   scalars.scheduled =
-      config_.scheduler.type != SchedulerType::kNone || progress_.options.learning_rate.has_value();
+      config_.scheduler.type != SchedulerType::kNone || step.learning_rate.has_value();
   return scalars;
 }
 
@@ -83,9 +82,9 @@ optim::UpdateScalars Executor::ScalarsOf(const UpdateRun& run, const StepScalars
 }
 
 // What the updates of a step read when they run.
-void Executor::SetScalars(int parity, const StepScalars& scalars) {
-  scalars_[parity] = scalars;
-  const std::span<optim::UpdateConstants> constants = control_block_->constants(parity);
+void Executor::SetScalars(int parity, bool early, const StepScalars& scalars) {
+  (early ? early_scalars_ : scalars_)[parity] = scalars;
+  const std::span<optim::UpdateConstants> constants = control_block_->constants(parity, early);
   for (size_t i = 0; i < constants.size(); ++i) {
     const UpdateRun& run = update_constants_[i];
     constants[i] = scalars.apply ? optim::UpdateConstantsOf(*run.optimizer, ScalarsOf(run, scalars))
@@ -93,13 +92,26 @@ void Executor::SetScalars(int parity, const StepScalars& scalars) {
   }
 }
 
+// Of a step that begins: what its early updates read, behind the verdict on the step before.
+void Executor::EnqueueEarlyScalars() {
+  StepVerdict& step = verdicts_[progress_.parity];
+  step.early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
+  step.learning_rate = progress_.options.learning_rate;
+  if (!step.early) return;
+  reduce_->Enqueue([this, parity = progress_.parity] {
+    StepScalars scalars = ScalarsFor(verdicts_[parity], /*norm=*/0);
+    scalars.apply = standing_.cause == 0;
+    SetScalars(parity, /*early=*/true, scalars);
+  });
+}
+
 // A late update belongs to a step that all ranks agreed on: what goes wrong in the next one, which
 // may already run, does not stop it. An early one has only what is known by now, which includes
-// every collective that it comes after. Where kernels enqueue themselves a late one is enqueued before
-// that is known, and looks when it runs.
+// every collective that it comes after. Where kernels enqueue themselves both are enqueued before
+// that is known, and look when they run.
 void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream) {
-  const StepScalars& scalars = scalars_[parity];
-  const bool known = early || !KernelsOf(stream).enqueues();
+  const StepScalars& scalars = (early ? early_scalars_ : scalars_)[parity];
+  const bool known = !KernelsOf(stream).enqueues();
   if ((known && !scalars.apply) || HasFailed() ||
       (early && (Blocked(parity) || !CommunicationError().ok())))
     return KeepParameters(work, stream);
@@ -151,7 +163,7 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     }
     KernelsOf(stream).Update(
         stream, *run.optimizer, arrays,
-        &control_block_->constants(parity)[static_cast<size_t>(run.constants)]);
+        &control_block_->constants(parity, early)[static_cast<size_t>(run.constants)]);
   }
   if (verifies) SetStates(group, SumStates(work, team));
 }

@@ -1,33 +1,47 @@
 // What all ranks conclude at the end of a step: the norm, whether anything overflowed, and whether
-// anyone has an error.
+// anyone has an error. All of it in the order of the reduce stream, where the next step finds what
+// follows from it: constants of updates, the loss scale, whether anything may be applied.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/executor.h"
-#include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 
+// On a GPU, where the host goes on and learns later what came of the step. With updates off the step
+// is over when Finish returns.
+bool Executor::DefersVerdict() const {
+  return device_.kind() != DeviceKind::kCpu && !progress_.evaluation &&
+         progress_.run->plan.decisions.timing != sharding::UpdateTiming::kOff;
+}
+
 void Executor::EnqueueExchange() {
-  verdict_ = {};
   const int parity = progress_.parity;
   const size_t own = sizeof(ExchangeRecord), all = own * static_cast<size_t>(size_);
-  ExchangeRecord& record = control_block_->own_record();
+  StepVerdict& step = verdicts_[parity];
+  step.open = !progress_.evaluation;
+  step.deferred = DefersVerdict();
+  step.evaluation = progress_.evaluation;
+  step.exchange = ++exchanges_;
+  step.divisor = progress_.divisor;
+  step.error = StuckError();
+  step.log.assign(progress_.log.begin(), progress_.log.end());
+  ExchangeRecord& record = control_block_->own_record(parity);
   record = {.loss_count = progress_.loss_count,
             .scopes_hash = progress_.hash,
-            .exchange = ++exchanges_,
+            .exchange = step.exchange,
+            .told = told_,
             .updates_started = progress_.updates_started};
-  if (absl::Status error = StuckError(); !error.ok()) record.SetError(error);
+  if (step.error.ok()) {
+    record.SetTrail(progress_.trail);
+  } else {
+    record.SetError(step.error);
+  }
   if (!progress_.evaluation) Compute(*reduce_, [this] { RefreshNorms(); });
   compute_.Record(*fence_);  // behind the last loss
   reduce_->Wait(*fence_);
-  reduce_->Enqueue(
-      [this, parity, evaluation = progress_.evaluation] { CompleteRecord(parity, evaluation); });
+  reduce_->Enqueue([this, parity] { CompleteRecord(parity); });
   std::byte* const records = storage_->ExchangeRecords();
   reduce_->Copy(records + all, &record, static_cast<int64_t>(own));
   exchange_span_ = {.send = records + all, .receive = records, .count = sharding::kExchangeBytes};
@@ -40,7 +54,7 @@ void Executor::EnqueueExchange() {
     moved_bytes_[parity][static_cast<int>(sharding::OperationKind::kExchange)] +=
         Moved(ExchangeCommunicator()) - exchange_moved_before_;
   });
-  reduce_->Copy(control_block_->records().data(), records, static_cast<int64_t>(all));
+  reduce_->Copy(control_block_->records(parity).data(), records, static_cast<int64_t>(all));
   reduce_->Enqueue([this, parity] { ConcludeExchange(parity); });
 }
 
@@ -67,10 +81,11 @@ Stream& Executor::SettledStream(int unit) {
 }
 
 // What only the stream knows: norms, and what failed on it.
-void Executor::CompleteRecord(int parity, bool evaluation) {
-  ExchangeRecord& record = control_block_->own_record();
+void Executor::CompleteRecord(int parity) {
+  StepVerdict& step = verdicts_[parity];
+  ExchangeRecord& record = control_block_->own_record(parity);
   record.loss = control_block_->loss(parity);
-  for (size_t u = 0; u < model_.units.size() && !evaluation; ++u) {
+  for (size_t u = 0; u < model_.units.size() && !step.evaluation; ++u) {
     if (!plan().decisions.trainable[u]) continue;
     const double square = control_block_->square(static_cast<int>(u));
     if (!std::isfinite(square) && record.non_finite_unit < 0)
@@ -83,145 +98,59 @@ void Executor::CompleteRecord(int parity, bool evaluation) {
   } else if (absl::Status broken = CommunicationError(); record.failed == 0 && !broken.ok()) {
     record.SetError(broken);
   }
+  // Those of a step that was held back have run and written nothing.
+  record.updates_started = record.updates_started && early_scalars_[parity].apply;
+  step.updates_started = record.updates_started;
 }
 
 void Executor::ConcludeExchange(int parity) {
-  const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
+  StepVerdict& step = verdicts_[parity];
   // A rank that told the others of its failure may have left since: what it told counts.
-  const std::span<const ExchangeRecord> records = control_block_->records();
-  const bool complete =
-      std::all_of(records.begin(), records.end(),
-                  [this](const ExchangeRecord& record) { return record.exchange == exchanges_; });
-  if (absl::Status broken = ExchangeCommunicator().status(); broken.ok() || complete) {
-    verdict_ = Conclude(records);
+  const std::span<const ExchangeRecord> records = control_block_->records(parity);
+  step.complete = std::all_of(records.begin(), records.end(), [&](const ExchangeRecord& record) {
+    return record.exchange == step.exchange;
+  });
+  if (absl::Status broken = ExchangeCommunicator().status(); broken.ok() || step.complete) {
+    step.ranks = Conclude(records);
   } else {
-    verdict_.error = broken;
+    step.ranks = {};
+    step.ranks.error = broken;
   }
-  if (progress_.evaluation) return;
-  const bool agreed = verdict_.error.ok() && !verdict_.scopes_differ;
-  const bool finite = std::isfinite(verdict_.squares);
-  if (!agreed || !finite) blocked_[parity] = true;
-  if (early) return;
-  SetScalars(parity, agreed && finite
-                         ? ScalarsFor(std::sqrt(verdict_.squares) / control_block_->loss_scale())
-                         : StepScalars());
+  if (!step.evaluation) JudgeStep(parity);
 }
 
-// What went wrong on any rank, after the exchange; the same step fails on all of them.
-absl::Status Executor::AgreedError() {
-  absl::Status status = StuckError();
-  if (HasFailed()) {
-    // The step's first updates may already have failed, after all ranks had agreed on it.
-    if (!verdict_.engine_failed) AbortStep(status);
-    return Withdraw();
-  }
-  if (verdict_.engine_failed) {
-    Fail(status.ok() ? verdict_.error : status);
-    return StuckError();
-  }
-  if (absl::Status broken = CommunicationError(); !broken.ok()) {
-    // A rank may be waiting in the other one for this rank.
-    AbortStep(broken);
-    const absl::Status difference = MayHaveGoneApart(broken) ? FindDifference() : absl::OkStatus();
-    if (status.ok()) status = difference.ok() ? Located(broken) : difference;
-    Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
-    return StuckError();
-  }
-  if (status.ok()) status = verdict_.error;
-  if (status.ok() && verdict_.scopes_differ) {
-    status = FindDifference();
-    if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
-  }
-  return status;
-}
+// The same on every rank, as it follows from the records alone.
+void Executor::JudgeStep(int parity) {
+  StepVerdict& step = verdicts_[parity];
+  const bool finite = std::isfinite(step.ranks.squares);
+  const bool told = step.ranks.told >= standing_.cause;
+  const bool held_back =
+      standing_.cause > 0 && (!told || (step.early && !early_scalars_[parity].apply));
+  step.failed = held_back || !step.ranks.error.ok() || step.ranks.scopes_differ ||
+                (!finite && !config_.checks_overflow());
+  step.cause = held_back ? standing_.cause : step.exchange;
+  if (told || !held_back) standing_.cause = 0;
+  if (step.failed && !held_back && step.deferred) standing_.cause = step.cause;
+  if (step.failed || !finite) blocked_[parity] = true;
+  if (step.failed) return SetScalars(parity, /*early=*/false, StepScalars());
 
-absl::Status Executor::ReachVerdict() {
-  const sharding::Decisions& decisions = progress_.run->plan.decisions;
-  EBB_RETURN_IF_ERROR(AgreedError());
-  const bool finite = std::isfinite(verdict_.squares);
-  const std::string where = finite ? ""
-                                   : absl::StrCat("a non-finite gradient in unit '",
-                                                  model_.units[verdict_.non_finite_unit].name,
-                                                  "' of rank ", verdict_.non_finite_rank);
-  if (!finite && !config_.checks_overflow()) {
-    return absl::OutOfRangeError(
-        absl::StrCat(where,
-                     ", and overflow checks are off (ebb.check_overflow): nothing may be updated "
-                     "with it; lower the learning rate, or turn the checks on to skip such steps"));
-  }
-  const StepScalars& scalars = scalars_[progress_.parity];
-  StepReport report;
-  report.step = ++finished_steps_;
+  optim::LossScaler& scaler = standing_.scaler;
+  const double norm = std::sqrt(step.ranks.squares) / scaler.scale();
+  const StepScalars scalars = ScalarsFor(step, norm);
+  SetScalars(parity, /*early=*/false, finite ? scalars : StepScalars());
+  StepReport& report = step.report;
+  report.step = ++standing_.finished;
   report.applied = finite;
-  report.skipped_steps = skipped_steps_ += finite ? 0 : 1;
-  report.loss = verdict_.loss / progress_.divisor;
-  report.gradient_norm = std::sqrt(verdict_.squares) / control_block_->loss_scale();
-  report.loss_scale = control_block_->loss_scale();
-  report.learning_rate = finite ? scalars.rates.learning_rate : ScalarsFor(0).rates.learning_rate;
-  if (finite) ++applied_steps_;
-  scaler_.Update(!finite);
-  report_ = report;
-  if (!finite && rank_ == 0) {
-    const std::string message =
-        absl::StrCat(options_.name, ": step ", report.step, " skipped: ", where, "; ",
-                     report.skipped_steps, " skipped so far, loss scale now ", scaler_.scale());
-    // fp16 finds its scale by overflowing now and then; anything else deserves attention.
-    decisions.compute == DType::kFloat16 && !scaler_.at_minimum() ? LogInfo(message)
-                                                                  : LogWarning(message);
-  }
-  return absl::OkStatus();
-}
-
-// Names the first thing that ranks did differently in this step. OK if there is none, or if they
-// can no longer tell each other.
-absl::Status Executor::FindDifference() {
-  const absl::StatusOr<std::vector<std::vector<int64_t>>> logs = AllLists(Control(), progress_.log);
-  if (!logs.ok()) return absl::OkStatus();
-  // No rank goes on, and perhaps withdraws, before all have the logs.
-  StickCollective(*control_, control_->Barrier(*reduce_));
-  reduce_->WaitIdle();
-  const auto name = [&](const std::vector<int64_t>& log, size_t index) {
-    return index < log.size() ? ScopeName(log[index] % 2 == 1, static_cast<int>(log[index] / 2))
-                              : std::string("nothing more");
-  };
-  for (size_t r = 1; r < logs->size(); ++r) {
-    const std::vector<int64_t>&first = logs->front(), &other = (*logs)[r];
-    if (first == other) continue;
-    size_t index = 0;
-    while (index < first.size() && index < other.size() && first[index] == other[index]) ++index;
-    if (index < kBegunEntries) {
-      constexpr int64_t kMeetings = static_cast<int64_t>(Meeting::kSuspend);
-      if (first[1] != other[1] && std::max(first[1], other[1]) >= kMeetings) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("ranks do different things with the engine '", options_.name, "': rank 0 ",
-                         Describe(first[1]), ", rank ", r, " ", Describe(other[1])));
-      }
-      if (index > 0 && first[1] >= kMeetings) {
-        return absl::FailedPreconditionError(
-            absl::StrCat("ranks copy parameters into the engine '", options_.name,
-                         "' from different engines: rank ", r, " from another one than rank 0"));
-      }
-      constexpr const char* kWhat[kBegunEntries] = {
-          "are in different steps or evaluations (counted from the first, with every Suspend, "
-          "Resume "
-          "and CopyParametersFrom)",
-          "began one with different micro_batches (negative: an evaluation)",
-          "began a step with different gradient_divisor",
-          "began a step with different learning_rate", "began a step with different hold_updates"};
-      const bool is_double = index == 2 || index == 3;
-      const auto value = [&](int64_t code) {
-        return is_double ? absl::StrCat(std::bit_cast<double>(code)) : absl::StrCat(code);
-      };
-      return absl::FailedPreconditionError(absl::StrCat("ranks ", kWhat[index], ": ",
-                                                        value(first[index]), " on rank 0, ",
-                                                        value(other[index]), " on rank ", r));
-    }
-    return absl::FailedPreconditionError(absl::StrCat(
-        "ranks opened different scopes: as number ", index - kBegunEntries + 1,
-        " of the step rank 0 opened ", name(first, index), ", rank ", r, " ", name(other, index),
-        "; every rank must open the same scopes in the same order"));
-  }
-  return absl::OkStatus();
+  report.skipped_steps = standing_.skipped += finite ? 0 : 1;
+  report.loss = step.ranks.loss / step.divisor;
+  report.gradient_norm = norm;
+  report.loss_scale = scaler.scale();
+  report.learning_rate = scalars.rates.learning_rate;
+  if (finite) ++standing_.applied;
+  scaler.Update(!finite);
+  step.next_loss_scale = scaler.scale();
+  step.at_minimum = scaler.at_minimum();
+  if (config_.compute == DType::kFloat16) control_block_->loss_scale() = scaler.scale();
 }
 
 // Gradients written between Reduce and Finish: norms anew, and at stage 0 whole again.

@@ -63,6 +63,7 @@ std::span<const AxisLevels> Axes() {
       {"sub-groups", {"default", "2048"}},
       {"masters", {"plain", "split"}},
       {"disk", {"default", "threads"}},
+      {"reports", {"each step", "last"}},
   };
   return kLevels;
 }
@@ -207,6 +208,7 @@ bool Cell::IsRedundant() const {
   const bool gathers = slices && (*this)[kPersistence] != 2;
   const bool never_early = (*this)[kChecks] == 1 || (*this)[kDType] == 2;
   if ((*this)[kReduceAt] == 0) return true;  // is one of the others
+  if ((*this)[kReports] != 0) return true;   // on the CPU Finish has them anyway
   if (!several_rounds && (*this)[kReduceAt] != 1) return true;
   if (!slices && (*this)[kPersistence] != 0) return true;
   if (!gathers && ((*this)[kPrefetch] != 0 || (*this)[kReshard] != 0)) return true;
@@ -264,15 +266,18 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
       const bool holds = cell[kUpdate] == kHeld && step % 2 == 1;
       EBB_RETURN_IF_ERROR(
           model.Train(engine, rank, step, StepOptions{.hold_updates = holds}, overflows));
-      EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
-      own.steps.push_back({.applied = report.applied,
-                           .skipped_steps = report.skipped_steps,
-                           .loss = report.loss,
-                           .gradient_norm = report.gradient_norm,
-                           .loss_scale = report.loss_scale,
-                           .learning_rate = report.learning_rate});
-      // NaN equals nothing.
-      if (!std::isfinite(report.gradient_norm)) own.steps.back().gradient_norm = -1;
+      if (cell[kReports] == 0 || step + 1 == kMatrixSteps) {
+        EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        own.steps.push_back({.number = step,
+                             .applied = report.applied,
+                             .skipped_steps = report.skipped_steps,
+                             .loss = report.loss,
+                             .gradient_norm = report.gradient_norm,
+                             .loss_scale = report.loss_scale,
+                             .learning_rate = report.learning_rate});
+        // NaN equals nothing.
+        if (!std::isfinite(report.gradient_norm)) own.steps.back().gradient_norm = -1;
+      }
       if (cell[kBetween] == 1) EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank).status());
       if (cell[kBetween] == 2) {
         EBB_RETURN_IF_ERROR(engine.Suspend());
@@ -303,8 +308,8 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
 }
 
 std::string FirstDifference(const Outcome& outcome, const Outcome& reference) {
-  for (size_t s = 0; s < reference.steps.size(); ++s) {
-    const Outcome::Step &step = outcome.steps[s], &other = reference.steps[s];
+  for (const Outcome::Step& step : outcome.steps) {
+    const Outcome::Step& other = reference.steps[static_cast<size_t>(step.number)];
     if (step == other) continue;
     const auto text = [](const Outcome::Step& of) {
       return absl::StrCat("applied ", of.applied, ", skipped ", of.skipped_steps, ", loss ",
@@ -313,7 +318,7 @@ std::string FirstDifference(const Outcome& outcome, const Outcome& reference) {
                           std::bit_cast<uint64_t>(of.gradient_norm), "), scale ", of.loss_scale,
                           ", rate ", of.learning_rate);
     };
-    return absl::StrCat("step ", s, ": ", text(step), "; not ", text(other));
+    return absl::StrCat("step ", step.number, ": ", text(step), "; not ", text(other));
   }
   for (size_t s = 0; s < reference.state.size(); ++s) {
     const auto [mine, theirs] =

@@ -44,6 +44,7 @@ enum Axis : int {
   kSubGroups,       // at most so many elements
   kMasters,         // split: bf16 only
   kDisk,            // what moves data to and from it
+  kReports,         // which steps' are asked for; last: on a GPU steps run ahead of their verdicts
   kAxes
 };
 struct AxisLevels {
@@ -84,14 +85,15 @@ Cell RandomCell(uint64_t seed);
 // What training left behind, as bits, and what it reported.
 struct Outcome {
   struct Step {
+    int number = 0;
     bool applied = false;
     int64_t skipped_steps = 0;
     double loss = 0, gradient_norm = 0, loss_scale = 0, learning_rate = 0;
     friend bool operator==(const Step&, const Step&) = default;
   };
   std::vector<std::vector<uint32_t>> state;  // masters, parameters, both moments, by element
-  std::vector<Step> steps;
-  double evaluation = 0;  // loss after the last step
+  std::vector<Step> steps;                   // whose reports were asked for
+  double evaluation = 0;                     // loss after the last step
 };
 inline constexpr int kMatrixSteps = 4;
 

@@ -215,11 +215,12 @@ void ToyModel::Backward(Step& step, int visit, int rank, int64_t number, bool bl
     std::vector<float>& dy = flow_[static_cast<size_t>(m)];
     if (visit + 1 == visits()) {
       float loss = 0;
+      const float scale = reach_.Values(step.device_loss_scale()).front();
       dy.assign(n, 0);
       for (size_t o = 0; o < n; ++o) {
         const float error = y[o] - ToyTarget(rank, number, o);
         loss += error * error / static_cast<float>(n);
-        dy[o] = 2 * error / static_cast<float>(n) * step.loss_scale();
+        dy[o] = 2 * error / static_cast<float>(n) * scale;
         if (blow_up) dy[o] *= std::numeric_limits<float>::infinity();
       }
       step.AddLoss(reach_.Scalar(loss));
