@@ -36,12 +36,14 @@ ScopeTrail ExchangeRecord::Trail() const {
 Verdict Conclude(std::span<const ExchangeRecord> records) {
   Verdict verdict;
   verdict.told = records.front().told;
+  verdict.returned = true;
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const ExchangeRecord& record = records[rank];
     verdict.squares += record.squares;
     verdict.loss += record.loss;
     verdict.loss_count += record.loss_count;
     verdict.told = std::min(verdict.told, record.told);
+    verdict.returned &= record.returned;
     verdict.engine_failed |= record.engine_failed;
     verdict.updates_started |= record.updates_started;
     verdict.scopes_differ |= record.scopes_hash != records.front().scopes_hash;

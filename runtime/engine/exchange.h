@@ -26,7 +26,8 @@ struct ExchangeRecord {
   int64_t told = 0;      // the last exchange whose error, if it had one, this rank's caller knows
   bool engine_failed = false;    // and it is the engine's, for good
   bool updates_started = false;  // early ones, of this step
-  char message[446] = {};        // of the error; without one the trail of the step's scopes
+  bool returned = false;         // its Finish returns this error
+  char message[445] = {};        // of the error; without one the trail of the step's scopes
 
   void SetError(const absl::Status& status);
   absl::Status Error(int rank) const;
@@ -42,6 +43,7 @@ struct Verdict {
   int non_finite_rank = -1, non_finite_unit = -1;
   bool scopes_differ = false;
   int64_t told = 0;                                     // on every rank
+  bool returned = false;                                // on every rank
   bool engine_failed = false, updates_started = false;  // on any rank
   absl::Status error;                                   // of the first rank that has one
 };

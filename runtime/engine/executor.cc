@@ -147,6 +147,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   predicted_traffic_[progress_.counted] = progress_.run->traffic[carries_ ? 1 : 0];
   LogBegun();
   Start();
+  progress_.trail.next = NextCode();
   return number;
 }
 

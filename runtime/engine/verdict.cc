@@ -32,7 +32,8 @@ void Executor::EnqueueExchange() {
             .scopes_hash = progress_.hash,
             .exchange = step.exchange,
             .told = told_,
-            .updates_started = progress_.updates_started};
+            .updates_started = progress_.updates_started,
+            .returned = !step.error.ok()};
   if (step.error.ok()) {
     record.SetTrail(progress_.trail);
   } else {
@@ -130,7 +131,8 @@ void Executor::JudgeStep(int parity) {
                 (!finite && !config_.checks_overflow());
   step.cause = held_back ? standing_.cause : step.exchange;
   if (told || !held_back) standing_.cause = 0;
-  if (step.failed && !held_back && step.deferred) standing_.cause = step.cause;
+  if (step.failed && !held_back && step.deferred && !step.ranks.returned)
+    standing_.cause = step.cause;
   if (step.failed || !finite) blocked_[parity] = true;
   if (step.failed) return SetScalars(parity, /*early=*/false, StepScalars());
 

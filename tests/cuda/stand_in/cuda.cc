@@ -41,7 +41,13 @@ std::atomic<int> device_count{2};
 std::atomic<cudaError_t> device_count_result{cudaSuccess};
 thread_local int current_device = 0;
 std::array<std::atomic<bool>, 64> contexts;  // of devices that have one
-std::mutex host_functions;                   // one at a time, whatever their streams
+thread_local std::atomic<int> host_waits{0};
+std::mutex host_functions;  // one at a time, whatever their streams
+
+void AwaitOnHost(const ebb::Event& event) {
+  if (!event.Passed()) ++host_waits;
+  event.Wait();
+}
 
 ebb::Device& Host() {
   static ebb::Device device = ebb::Device::Cpu(1);
@@ -117,6 +123,14 @@ void ebb::stand_in::ForgetContexts() {
 }
 int ebb::stand_in::ResidentBlocks() {
   return 100 + current_device;
+}
+const std::atomic<int>& ebb::stand_in::HostWaits() {
+  return host_waits;
+}
+void ebb::stand_in::HoldUntilHostWaits(cudaStream_t stream) {
+  EnqueueKernel(stream, Task([waits = &host_waits, before = host_waits.load()] {
+                  while (waits->load() == before) std::this_thread::yield();
+                }));
 }
 bool ebb::stand_in::HasPriority(cudaStream_t stream) {
   return stream->has_priority;
@@ -279,7 +293,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     const std::scoped_lock lock(stream->mutex);
     stream->stream.Record(stream->end);
   }
-  stream->end.Wait();
+  AwaitOnHost(stream->end);
   NotePassed(stream);
   return Lost();
 }
@@ -319,7 +333,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const auto failure = Failure("cudaEventSynchronize")) return failure;
-  event->event.Wait();
+  AwaitOnHost(event->event);
   NotePassed(event);
   return Lost();
 }

@@ -9,6 +9,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -53,6 +54,10 @@ struct Live {
   friend bool operator==(const Live&, const Live&) = default;
 };
 Live Alive();
+// How often the calling thread has waited for the device so far, where it had to.
+const std::atomic<int>& HostWaits();
+// `stream` stands still until the calling thread waits for the device again.
+void HoldUntilHostWaits(cudaStream_t stream);
 // Whether the stream was made with the higher priority.
 bool HasPriority(cudaStream_t stream);
 
