@@ -1,7 +1,9 @@
 #include "ebb/runtime/engine/executor.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -220,9 +222,15 @@ void Executor::Start() {
   Runnable& run = *progress_.run;
   if (absl::Status spread = SpreadWritten(); !spread.ok()) Stick(spread);
   if (upload_) {
-    // A walk that ended early may have left a gather on its way to a slot.
+    // A walk that ended early may have left a gather on its way to a slot, and reads under way that
+    // this one starts again.
     gather_->Record(*demand_);
     upload_->Wait(*demand_);
+    for (auto [starts, ends] :
+         {std::pair(&read_parameters_, &parameters_read_), {&read_states_, &states_read_}}) {
+      (*ends)->Record(*started_);
+      (*starts)->Wait(*started_);
+    }
   }
   std::fill(run.issued.begin(), run.issued.end(), uint8_t{0});
   progress_.opened.assign(run.plan.scopes.size(), 0);
