@@ -436,21 +436,22 @@ TEST_P(EngineRunsAheadTest, ScopesThatDifferAreNamedToAllRanks) {
 
 // What the others hear is why it left, not that it did.
 TEST_P(EngineRunsAheadTest, ARankThatLeavesAfterItsErrorIsQuoted) {
+  Config config = LateConfig();
+  config.ebb.timeout_seconds = 5;  // NCCL does not see that a rank has left
   const absl::Status status =
-      Run(LateConfig(), /*on_gpu=*/true,
-          [&](Engine& engine, Trainer& trainer, int rank) -> absl::Status {
-            EBB_RETURN_IF_ERROR(trainer.Train(engine, 0));
-            Step step = engine.BeginStep();
-            trainer.EnqueueWithMistake(step, 1);
-            absl::Status finished = step.Finish();
-            EXPECT_EQ(finished.ok(), rank == 0);
-            if (rank == 1) return absl::OkStatus();
-            for (int64_t number = 2; number < 5 && finished.ok(); ++number)
-              finished = trainer.Train(engine, number);
-            EXPECT_THAT(Text(finished), HasSubstr("rank 1: parameter 2 asked of"));
-            return absl::OkStatus();
-          });
-  EXPECT_TRUE(status.ok()) << status;
+      Run(config, /*on_gpu=*/true, [&](Engine& engine, Trainer& trainer, int rank) -> absl::Status {
+        EBB_RETURN_IF_ERROR(trainer.Train(engine, 0));
+        Step step = engine.BeginStep();
+        trainer.EnqueueWithMistake(step, 1);
+        absl::Status finished = step.Finish();
+        EXPECT_EQ(finished.ok(), rank == 0);
+        if (rank == 1) return finished;
+        for (int64_t number = 2; number < 5 && finished.ok(); ++number)
+          finished = trainer.Train(engine, number);
+        EXPECT_THAT(Text(finished), HasSubstr("parameter 2 asked of"));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(Text(status), HasSubstr("parameter 2 asked of"));
 }
 
 TEST_P(EngineRunsAheadTest, AnEngineEndsWithVerdictsOpen) {
