@@ -10,7 +10,7 @@
 //   step.Finish();
 //
 // Not bound to a thread: calls must be ordered, from whichever thread. SPMD: every rank opens the
-// same scopes in the same order, which a hash checks at Finish. On a GPU, work on a scope's views
+// same scopes in the same order, which a hash checks with every step. On a GPU, work on a scope's views
 // goes on compute_stream() or is joined to it before the scope closes; on the CPU the calling
 // thread is the compute stream. The engine outlives its scopes, Steps and Evaluations. One that was
 // moved from refuses everything; it has no plan() and no config().
@@ -81,7 +81,7 @@ class Engine {
   // ModelSpec::workspace_bytes of device memory as kInt8; the trainer's between any two calls.
   MutableTensorView workspace() const;
 
-  // Waits for the updates of the step before the last.
+  // Waits for the updates of the step before the last, so a GPU has two steps in its queue at most.
   Step BeginStep(StepOptions options = {});
   Evaluation BeginEvaluation(int micro_batches = 1);
 

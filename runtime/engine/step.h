@@ -50,9 +50,14 @@ class Step {
   // and no Backward may follow.
   absl::Status Reduce();
   // Closes what is open; issues norm, clip and update. The first error of the step, if any: then
-  // nothing was updated, or the engine says that it has failed. Waits until the ranks have exchanged
-  // norms and errors, not for updates: on a GPU those are enqueued before it waits, and look at the
-  // device whether they are to happen.
+  // nothing was updated, or the engine says that it has failed.
+  //
+  // On the CPU it waits until the ranks have exchanged norms and errors, and all of them return the
+  // same. On a GPU it only enqueues, unless updates are off: updates look at the device whether they
+  // are to happen. It returns what this rank knows by then, which is its own errors; those of others
+  // and what the exchange shows (Engine::Report) are returned by the first call that learns of them:
+  // Report, Read, Write, Gather, an Evaluation, Suspend, CopyParametersFrom, or the Finish of the step
+  // after the next. Steps until then are dropped too.
   absl::Status Finish();
 
  private:
