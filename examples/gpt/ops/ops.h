@@ -1,16 +1,22 @@
 // The arithmetic of the GPT, on whatever device runs it: one small interface, kernels behind it
-// (ops/cpu).
+// (ops/cpu, ops/cuda).
 //
 // Matrices are row-major and contiguous; a row is one token. Activations are stored in the compute
 // dtype, arithmetic and reductions are fp32. Gradients of parameters are written to a Target, whose
-// dtype the engine chooses. The same call with the same number of threads gives the same bits.
+// dtype the engine chooses. The same calls on the same device with the same number of threads give
+// the same bits.
+//
+// Memory is the device's. On a GPU a call enqueues on the device's compute stream and returns.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/device.h"
 
 namespace ebb::gpt {
 
@@ -22,7 +28,9 @@ struct Target {
   float beta = 0;
 };
 
-// c[m, n] = beta * c + a[m, k] b[k, n] + bias[n]
+// c[m, n] = beta * c + a[m, k] b[k, n] + bias[n], and what is done with it on its way to memory.
+// Of added, before_gelu and gelu_input one at most, each [m, n] in the compute dtype as c then is,
+// with beta 0.
 struct MatmulArrays {
   const void* a = nullptr;
   bool a_transposed = false;  // stored [k, m]
@@ -30,6 +38,15 @@ struct MatmulArrays {
   bool b_transposed = false;   // stored [n, k], as a layer's weights are
   const void* bias = nullptr;  // in the compute dtype; null: none
   Target c = {};
+  const void* added = nullptr;  // c is the product, bias and this
+  void* before_gelu = nullptr;  // gets the product with bias; c its GELU
+  // Backward of the GELU: c is the product times GELU'(gelu_input), and gelu_output gets
+  // GELU(gelu_input) again.
+  const void* gelu_input = nullptr;
+  void* gelu_output = nullptr;
+  // With a_transposed: the sums of a over k, [m]. Of a product that is a weight's gradient, where a
+  // is the output's, they are the gradient of the bias. None where data is null.
+  Target a_sums = {};
   int64_t m = 0, n = 0, k = 0;
 };
 
@@ -70,15 +87,16 @@ struct AttentionBackwardArrays {
   int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
 };
 
-// Losses of rows of logits (fp32), and their gradients: gradient = gradient_scale * (softmax -
-// one-hot).
+// Losses of rows of logits (of Ops::logits_dtype), and their gradients: gradient = gradient_scale *
+// loss_scale * (softmax - one-hot).
 struct CrossEntropyArrays {
-  const float* logits = nullptr;
+  const void* logits = nullptr;
   const int32_t* targets = nullptr;
   float* losses = nullptr;  // one a row
-  void* gradient =
-      nullptr;  // null: losses only. In the compute dtype; may be `logits` if that is fp32
+  // Null: losses only. In the compute dtype; may be `logits` if that is theirs.
+  void* gradient = nullptr;
   float gradient_scale = 1;
+  const float* loss_scale = nullptr;  // on the device; null: 1
   int64_t rows = 0, vocabulary = 0;
 };
 
@@ -101,19 +119,18 @@ class Ops {
  public:
   virtual ~Ops() = default;
 
+  // The first call that could not be enqueued: nothing was, since.
+  virtual absl::Status status() const { return absl::OkStatus(); }
   virtual void Matmul(const MatmulArrays& arrays) = 0;
   virtual void Norm(const NormArrays& arrays) = 0;
   virtual void NormBackward(const NormBackwardArrays& arrays) = 0;
-  // GELU with the tanh approximation (Hendrycks & Gimpel 2016, section 2), as GPT-2 has it.
-  virtual void Gelu(const void* input, void* output, int64_t count) = 0;
-  // Both the output again and, in place, its gradient turned into the input's.
-  virtual void GeluBackward(const void* input, void* output, void* gradient, int64_t count) = 0;
   virtual void Attention(const AttentionArrays& arrays) = 0;
   virtual void AttentionBackward(const AttentionBackwardArrays& arrays) = 0;
-  virtual void Add(const void* a, const void* b, void* sum, int64_t count) = 0;
-  // The gradient of a bias: sums over the rows.
-  virtual void ColumnSums(const void* matrix, int64_t rows, int64_t columns, Target sums) = 0;
+  // What cross-entropy reads logits in.
+  virtual DType logits_dtype() const = 0;
   virtual void CrossEntropy(const CrossEntropyArrays& arrays) = 0;
+  // The mean of fp32 numbers, added in fp64.
+  virtual void Mean(const float* numbers, int64_t count, float* mean) = 0;
   virtual void Embed(const EmbedArrays& arrays) = 0;
   virtual void EmbedBackward(const EmbedBackwardArrays& arrays) = 0;
 };
@@ -124,9 +141,10 @@ struct OpsLimits {
   int64_t tokens = 0, width = 0, heads = 0, vocabulary = 0;
 };
 
-// Threads of one rank. Scratch is the caller's, of at least CpuScratchBytes, aligned to 64 bytes,
-// and outlives the ops.
-int64_t CpuScratchBytes(DType compute, int threads, const OpsLimits& limits);
-std::unique_ptr<Ops> NewCpuOps(DType compute, int threads, std::span<std::byte> scratch);
+// Scratch is the caller's memory of the device, of at least so many bytes, aligned to 64, and
+// outlives the ops.
+int64_t ScratchBytes(const Device& device, DType compute, const OpsLimits& limits);
+absl::StatusOr<std::unique_ptr<Ops>> NewOps(const Device& device, DType compute,
+                                            const OpsLimits& limits, std::span<std::byte> scratch);
 
 }  // namespace ebb::gpt

@@ -1,5 +1,8 @@
+#include "ops/cpu/cpu_ops.h"
+
 #include <algorithm>
 #include <cassert>
+#include <numeric>
 #include <vector>
 
 #include "ebb/runtime/device/thread_team.h"
@@ -7,7 +10,6 @@
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/matmul.h"
-#include "ops/ops.h"
 
 namespace ebb::gpt {
 namespace {
@@ -36,7 +38,16 @@ class CpuOps final : public Ops {
                 scratch_.first(static_cast<size_t>(cpu::Matmul::ScratchFloats(compute)))),
         attention_(compute, gemm_) {}
 
-  void Matmul(const MatmulArrays& arrays) override { matmul_.Run(arrays); }
+  void Matmul(const MatmulArrays& x) override {
+    const int64_t count = x.m * x.n;
+    MatmulArrays product = x;
+    if (x.before_gelu != nullptr) product.c.data = x.before_gelu;
+    matmul_.Run(product);
+    if (x.added != nullptr) Add(x.c.data, x.added, x.c.data, count);
+    if (x.before_gelu != nullptr) Gelu(x.before_gelu, x.c.data, count);
+    if (x.gelu_input != nullptr) GeluBackward(x.gelu_input, x.gelu_output, x.c.data, count);
+    if (x.a_sums.data != nullptr) ColumnSums(x.a, x.k, x.m, x.a_sums);
+  }
 
   void Norm(const NormArrays& arrays) override {
     team_.Run(arrays.rows, kRowGrain,
@@ -52,16 +63,6 @@ class CpuOps final : public Ops {
       cpu::NormBackwardRows(compute_, arrays, begin, end);
     });
   }
-  void Gelu(const void* input, void* output, int64_t count) override {
-    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) {
-      cpu::GeluRange(compute_, input, output, begin, end);
-    });
-  }
-  void GeluBackward(const void* input, void* output, void* gradient, int64_t count) override {
-    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) {
-      cpu::GeluBackwardRange(compute_, input, output, gradient, begin, end);
-    });
-  }
   void Attention(const AttentionArrays& arrays) override {
     ForEachHead(arrays, [&](int64_t sequence, int64_t head, float* scratch) {
       attention_.ForwardHead(arrays, sequence, head, scratch);
@@ -72,19 +73,15 @@ class CpuOps final : public Ops {
       attention_.BackwardHead(arrays, sequence, head, scratch);
     });
   }
-  void Add(const void* a, const void* b, void* sum, int64_t count) override {
-    team_.Run(count, kElementGrain,
-              [&](int64_t begin, int64_t end) { cpu::AddRange(compute_, a, b, sum, begin, end); });
-  }
-  void ColumnSums(const void* matrix, int64_t rows, int64_t columns, Target sums) override {
-    team_.Run(columns, kColumnGrain, [&](int64_t begin, int64_t end) {
-      cpu::ColumnSumsRange(compute_, matrix, rows, columns, sums, begin, end);
-    });
-  }
+  DType logits_dtype() const override { return DType::kFloat32; }
   void CrossEntropy(const CrossEntropyArrays& arrays) override {
     team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) {
       cpu::CrossEntropyRows(compute_, arrays, begin, end);
     });
+  }
+  void Mean(const float* numbers, int64_t count, float* mean) override {
+    *mean = static_cast<float>(std::accumulate(numbers, numbers + count, 0.0) /
+                               static_cast<double>(count));
   }
   void Embed(const EmbedArrays& arrays) override {
     team_.Run(arrays.sequences * arrays.tokens, kRowGrain,
@@ -99,6 +96,27 @@ class CpuOps final : public Ops {
   }
 
  private:
+  void Gelu(const void* input, void* output, int64_t count) {
+    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) {
+      cpu::GeluRange(compute_, input, output, begin, end);
+    });
+  }
+  // The output again, and the gradient turned into the input's.
+  void GeluBackward(const void* input, void* output, void* gradient, int64_t count) {
+    team_.Run(count, kElementGrain, [&](int64_t begin, int64_t end) {
+      cpu::GeluBackwardRange(compute_, input, output, gradient, begin, end);
+    });
+  }
+  void Add(const void* a, const void* b, void* sum, int64_t count) {
+    team_.Run(count, kElementGrain,
+              [&](int64_t begin, int64_t end) { cpu::AddRange(compute_, a, b, sum, begin, end); });
+  }
+  void ColumnSums(const void* matrix, int64_t rows, int64_t columns, Target sums) {
+    team_.Run(columns, kColumnGrain, [&](int64_t begin, int64_t end) {
+      cpu::ColumnSumsRange(compute_, matrix, rows, columns, sums, begin, end);
+    });
+  }
+
   // Heads are dealt out to as many slots as there are threads, each with its own scratch.
   template <class Arrays, class Body>
   void ForEachHead(const Arrays& arrays, const Body& body) {

@@ -15,8 +15,9 @@ namespace ebb::gpt::cpu::HWY_NAMESPACE {
 
 template <class T>
 void CrossEntropyRowsOf(const CrossEntropyArrays& a, int64_t begin, int64_t end) {
+  const float scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
   for (int64_t r = begin; r < end; ++r) {
-    const float* logits = a.logits + r * a.vocabulary;
+    const float* logits = static_cast<const float*>(a.logits) + r * a.vocabulary;
     const float top = RowMax(logits, a.vocabulary);
     const float target = logits[a.targets[r]];  // read before the gradient may overwrite it
     const float sum = Sum(a.vocabulary, [&](auto d, int64_t i) HWY_ATTR {
@@ -29,9 +30,9 @@ void CrossEntropyRowsOf(const CrossEntropyArrays& a, int64_t begin, int64_t end)
     ForEach(a.vocabulary, [&](auto d, int64_t i) HWY_ATTR {
       const auto probability =
           ExpOrNan(d, hn::Sub(hn::LoadU(d, logits + i), hn::Set(d, log_sum_exp)));
-      StoreAs(d, hn::Mul(probability, hn::Set(d, a.gradient_scale)), gradient + i);
+      StoreAs(d, hn::Mul(probability, hn::Set(d, scale)), gradient + i);
     });
-    const float at_target = (std::exp(target - log_sum_exp) - 1) * a.gradient_scale;
+    const float at_target = (std::exp(target - log_sum_exp) - 1) * scale;
     gradient[a.targets[r]] = static_cast<T>(at_target);
   }
 }

@@ -1,0 +1,15 @@
+// In place of the ops on CUDA devices where they are not built.
+#include "ops/cuda/cuda_ops.h"
+
+namespace ebb::gpt {
+
+int64_t CudaScratchBytes(DType, const OpsLimits&) {
+  return 0;
+}
+
+absl::StatusOr<std::unique_ptr<Ops>> NewCudaOps(const Device&, DType, const OpsLimits&,
+                                                std::span<std::byte>) {
+  return absl::UnimplementedError("this build of gpt has no CUDA: configure it with -DEBB_CUDA=ON");
+}
+
+}  // namespace ebb::gpt

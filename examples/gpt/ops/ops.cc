@@ -1,0 +1,20 @@
+#include "ops/ops.h"
+
+#include "ebb/runtime/device/thread_team.h"
+#include "ops/cpu/cpu_ops.h"
+#include "ops/cuda/cuda_ops.h"
+
+namespace ebb::gpt {
+
+int64_t ScratchBytes(const Device& device, DType compute, const OpsLimits& limits) {
+  if (device.kind() == DeviceKind::kCuda) return CudaScratchBytes(compute, limits);
+  return CpuScratchBytes(compute, device.CallerStream().team().threads(), limits);
+}
+
+absl::StatusOr<std::unique_ptr<Ops>> NewOps(const Device& device, DType compute,
+                                            const OpsLimits& limits, std::span<std::byte> scratch) {
+  if (device.kind() == DeviceKind::kCuda) return NewCudaOps(device, compute, limits, scratch);
+  return NewCpuOps(compute, device.CallerStream().team().threads(), scratch);
+}
+
+}  // namespace ebb::gpt
