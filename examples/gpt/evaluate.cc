@@ -59,7 +59,6 @@ ForwardScope Trainer::WalkToHead(Evaluation& evaluation, const Batch& batch) {
 }
 
 absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
-  Buffers& buffers = batches_.front();
   const size_t length = static_cast<size_t>(options_.shape.context);
   const int64_t per_walk = world_.size() * sequences_;
   const int64_t walks = std::clamp<int64_t>(
@@ -68,16 +67,17 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
   for (int64_t walk = 0; walk < walks; ++walk) {
     if (absl::Status voted = vote.Decide(); !voted.ok()) return LostIn(evaluation, voted);
     if (vote.stopped()) return std::nullopt;
+    const Batches::HostArrays host = batches_->Fill(0);
     for (int64_t s = 0; s < sequences_; ++s) {
       const size_t at = static_cast<size_t>(s) * length;
       text_.HeldOut((walk * world_.size() + world_.rank()) * sequences_ + s, walks * per_walk,
-                    std::span(buffers.tokens).subspan(at, length),
-                    std::span(buffers.targets).subspan(at, length));
+                    host.tokens.subspan(at, length), host.targets.subspan(at, length));
     }
-    ForwardScope head = WalkToHead(evaluation, buffers.batch);
-    const float loss = layers_->HeadLoss(ScopeParameters{head}, buffers.batch, head.input(0).data);
-    evaluation.AddLoss(Scalar(loss));
+    const Batch batch = batches_->Load(0, sequences_, options_.shape.context);
+    ForwardScope head = WalkToHead(evaluation, batch);
+    evaluation.AddLoss(Scalar(layers_->HeadLoss(ScopeParameters{head}, batch, head.input(0).data)));
   }
+  EBB_RETURN_IF_ERROR(layers_->status());
   return evaluation.Finish();
 }
 
@@ -86,16 +86,15 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
   const int64_t context = options_.shape.context;
   std::string text = prompt.empty() ? "\n" : prompt;
   std::mt19937_64 random(options_.seed);
-  std::vector<int32_t> tokens;
   Evaluation evaluation = engine_->BeginEvaluation();
   for (int64_t i = 0; i < bytes; ++i) {
     if (absl::Status voted = vote.Decide(); !voted.ok()) return LostIn(evaluation, voted);
     if (vote.stopped()) break;
     const size_t seen = std::min(text.size(), static_cast<size_t>(context));
-    tokens.resize(seen);
+    const Batches::HostArrays host = batches_->Fill(0);
     for (size_t t = 0; t < seen; ++t)
-      tokens[t] = static_cast<uint8_t>(text[text.size() - seen + t]);
-    const Batch batch = {.tokens = tokens, .targets = {}, .sequences = 1};
+      host.tokens[t] = host.targets[t] = static_cast<uint8_t>(text[text.size() - seen + t]);
+    const Batch batch = batches_->Load(0, /*sequences=*/1, static_cast<int64_t>(seen));
     ForwardScope head = WalkToHead(evaluation, batch);
     text.push_back(
         Draw(layers_->LastLogits(ScopeParameters{head}, batch, head.input(0).data), random));

@@ -15,7 +15,8 @@ const void* Row(const void* matrix, int64_t row, int64_t width, DType dtype) {
 
 }  // namespace
 
-void Layers::ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows) {
+void Layers::ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows,
+                         Target logits) {
   const int64_t width = gpt_.shape.width;
   ops_->Norm({.input = Row(input, first, width, options_.compute),
               .weight = parameters(gpt_.norm_weight),
@@ -28,33 +29,33 @@ void Layers::ChunkLogits(Parameters parameters, const void* input, int64_t first
   ops_->Matmul({.a = space_->normal,
                 .b = parameters(gpt_.tokens),
                 .b_transposed = true,
-                .c = {space_->logits, DType::kFloat32, 0},
+                .c = logits,
                 .m = rows,
                 .n = gpt_.shape.vocabulary,
                 .k = width});
 }
 
-float Layers::HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
-                         const void* input, float loss_scale, void* input_gradient) {
-  const int64_t tokens = static_cast<int64_t>(batch.tokens.size()), width = gpt_.shape.width;
+const float* Layers::HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
+                                const void* input, const float* loss_scale, void* input_gradient) {
+  const int64_t tokens = batch.rows(), width = gpt_.shape.width;
+  const Target logits = {space_->logits, LogitsDtype(device_, options_.compute), 0};
   Target table, norm_weight, norm_bias;
   if (gradients != nullptr) {
     table = (*gradients)(gpt_.tokens);
     norm_weight = (*gradients)(gpt_.norm_weight);
     norm_bias = (*gradients)(gpt_.norm_bias);
   }
-  double loss = 0;
   for (int64_t first = 0; first < tokens; first += space_->chunk_rows) {
     const int64_t rows = std::min(space_->chunk_rows, tokens - first);
-    ChunkLogits(parameters, input, first, rows);
+    ChunkLogits(parameters, input, first, rows, logits);
     ops_->CrossEntropy({.logits = space_->logits,
-                        .targets = batch.targets.data() + first,
-                        .losses = space_->losses,
+                        .targets = batch.targets + first,
+                        .losses = space_->losses + first,
                         .gradient = gradients == nullptr ? nullptr : space_->logit_gradient,
-                        .gradient_scale = loss_scale / static_cast<float>(tokens),
+                        .gradient_scale = 1 / static_cast<float>(tokens),
+                        .loss_scale = loss_scale,
                         .rows = rows,
                         .vocabulary = gpt_.shape.vocabulary});
-    for (int64_t r = 0; r < rows; ++r) loss += space_->losses[r];
     if (gradients == nullptr) continue;
 
     ops_->Matmul({.a = space_->logit_gradient,
@@ -83,22 +84,29 @@ float Layers::HeadChunks(Parameters parameters, Gradients* gradients, const Batc
          .width = width});
     table.beta = norm_weight.beta = norm_bias.beta = 1;
   }
-  return static_cast<float>(loss / static_cast<double>(tokens));
+  ops_->Mean(space_->losses, tokens, space_->loss);
+  return space_->loss;
 }
 
-float Layers::HeadLoss(Parameters parameters, const Batch& batch, const void* input) {
-  return HeadChunks(parameters, nullptr, batch, input, 1, nullptr);
+const float* Layers::HeadLoss(Parameters parameters, const Batch& batch, const void* input) {
+  return HeadChunks(parameters, nullptr, batch, input, nullptr, nullptr);
 }
 
-float Layers::HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
-                           const void* input, float loss_scale, void* input_gradient) {
+const float* Layers::HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
+                                  const void* input, const float* loss_scale,
+                                  void* input_gradient) {
   return HeadChunks(parameters, &gradients, batch, input, loss_scale, input_gradient);
 }
 
 std::span<const float> Layers::LastLogits(Parameters parameters, const Batch& batch,
                                           const void* input) {
-  ChunkLogits(parameters, input, static_cast<int64_t>(batch.tokens.size()) - 1, 1);
-  return {space_->logits, static_cast<size_t>(gpt_.shape.vocabulary)};
+  const int64_t vocabulary = gpt_.shape.vocabulary;
+  auto* const logits = space_->last_logits;
+  ChunkLogits(parameters, input, batch.rows() - 1, 1, {logits, DType::kFloat32, 0});
+  Stream stream = device_.CallerStream();
+  stream.Copy(host_logits_.data(), logits, vocabulary * int64_t{sizeof(float)});
+  stream.WaitIdle();
+  return {reinterpret_cast<const float*>(host_logits_.data()), static_cast<size_t>(vocabulary)};
 }
 
 }  // namespace ebb::gpt

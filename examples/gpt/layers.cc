@@ -1,19 +1,32 @@
 #include "layers.h"
 
+#include "ebb/runtime/config/status_macros.h"
 #include "layers_space.h"
 
 namespace ebb::gpt {
 
-int64_t Layers::WorkspaceBytes(const GptShape& shape, const Options& options) {
-  return Space(shape, options, nullptr).bytes;
+int64_t Layers::WorkspaceBytes(const Device& device, const GptShape& shape,
+                               const Options& options) {
+  return Space(device, shape, options, nullptr).bytes;
 }
 
-Layers::Layers(const Gpt& gpt, const Options& options, std::span<std::byte> workspace)
-    : gpt_(gpt),
-      options_(options),
-      space_(std::make_unique<Space>(gpt.shape, options, workspace.data())),
-      ops_(NewCpuOps(options.compute, options.threads,
-                     {space_->ops_scratch, static_cast<size_t>(space_->ops_scratch_bytes)})) {}
+Layers::Layers(const Device& device, const Gpt& gpt, const Options& options)
+    : device_(device), gpt_(gpt), options_(options) {}
+
+absl::StatusOr<std::unique_ptr<Layers>> Layers::Create(const Device& device, const Gpt& gpt,
+                                                       const Options& options,
+                                                       std::span<std::byte> workspace) {
+  std::unique_ptr<Layers> layers(new Layers(device, gpt, options));
+  layers->space_ = std::make_unique<Space>(device, gpt.shape, options, workspace.data());
+  const Space& space = *layers->space_;
+  EBB_ASSIGN_OR_RETURN(layers->ops_,
+                       NewOps(device, options.compute, Space::Limits(gpt.shape, options),
+                              {space.ops_scratch, static_cast<size_t>(space.ops_scratch_bytes)}));
+  EBB_ASSIGN_OR_RETURN(layers->host_logits_,
+                       device.AllocateShared(gpt.shape.vocabulary * int64_t{sizeof(float)},
+                                             "logits to sample from"));
+  return layers;
+}
 
 Layers::~Layers() = default;
 
@@ -36,10 +49,10 @@ void Layers::LinearBackward(Parameters parameters, Gradients gradients, const vo
                 .a_transposed = true,
                 .b = input,
                 .c = gradients(weight),
+                .a_sums = gradients(bias),
                 .m = outputs,
                 .n = inputs,
                 .k = rows});
-  ops_->ColumnSums(output_gradient, rows, outputs, gradients(bias));
   if (input_gradient == nullptr) return;
   ops_->Matmul({.a = output_gradient,
                 .b = parameters(weight),
@@ -52,20 +65,20 @@ void Layers::LinearBackward(Parameters parameters, Gradients gradients, const vo
 void Layers::Embed(Parameters parameters, const Batch& batch, void* output) {
   ops_->Embed({.token_table = parameters(gpt_.tokens),
                .position_table = parameters(gpt_.positions),
-               .ids = batch.tokens.data(),
+               .ids = batch.tokens,
                .output = output,
                .sequences = batch.sequences,
-               .tokens = static_cast<int64_t>(batch.tokens.size()) / batch.sequences,
+               .tokens = batch.length,
                .width = gpt_.shape.width});
 }
 
 void Layers::EmbedBackward(Gradients gradients, const Batch& batch, const void* output_gradient) {
   ops_->EmbedBackward({.output_gradient = output_gradient,
-                       .ids = batch.tokens.data(),
+                       .ids = batch.tokens,
                        .token_gradient = gradients(gpt_.tokens),
                        .position_gradient = gradients(gpt_.positions),
                        .sequences = batch.sequences,
-                       .tokens = static_cast<int64_t>(batch.tokens.size()) / batch.sequences,
+                       .tokens = batch.length,
                        .width = gpt_.shape.width,
                        .vocabulary = gpt_.shape.vocabulary,
                        .context = gpt_.shape.context});
@@ -75,7 +88,7 @@ void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& bat
                           const void* input, int64_t slot, void* output) {
   const BlockIds& ids = gpt_.blocks[static_cast<size_t>(block)];
   const Slot& kept = space_->slots[static_cast<size_t>(slot)];
-  const int64_t rows = static_cast<int64_t>(batch.tokens.size()), width = gpt_.shape.width;
+  const int64_t rows = batch.rows(), width = gpt_.shape.width;
   ops_->Norm({.input = input,
               .weight = parameters(ids.norm1_weight),
               .bias = parameters(ids.norm1_bias),
@@ -90,7 +103,7 @@ void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& bat
                    .output = kept.attention,
                    .log_sum_exp = kept.log_sum_exp,
                    .sequences = batch.sequences,
-                   .tokens = rows / batch.sequences,
+                   .tokens = batch.length,
                    .heads = gpt_.shape.heads,
                    .width = width});
   Linear(parameters, kept.attention, ids.projection_weight, ids.projection_bias, rows, width, width,
@@ -105,13 +118,27 @@ void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& bat
               .reciprocal_deviation = kept.deviation2,
               .rows = rows,
               .width = width});
-  Linear(parameters, space_->narrow_gradient, ids.up_weight, ids.up_bias, rows, width, 4 * width,
-         kept.up);
-  if (output == nullptr) return;
-  ops_->Gelu(kept.up, space_->hidden, rows * 4 * width);
-  Linear(parameters, space_->hidden, ids.down_weight, ids.down_bias, rows, 4 * width, width,
-         space_->narrow);
-  ops_->Add(kept.middle, space_->narrow, output, rows * width);
+  MatmulArrays up = {.a = space_->narrow_gradient,
+                     .b = parameters(ids.up_weight),
+                     .b_transposed = true,
+                     .bias = parameters(ids.up_bias),
+                     .c = {kept.up, options_.compute, 0},
+                     .m = rows,
+                     .n = 4 * width,
+                     .k = width};
+  if (output == nullptr) return ops_->Matmul(up);
+  up.c.data = space_->hidden;
+  up.before_gelu = kept.up;
+  ops_->Matmul(up);
+  ops_->Matmul({.a = space_->hidden,
+                .b = parameters(ids.down_weight),
+                .b_transposed = true,
+                .bias = parameters(ids.down_bias),
+                .c = {output, options_.compute, 0},
+                .added = kept.middle,
+                .m = rows,
+                .n = width,
+                .k = 4 * width});
 }
 
 void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t block,
@@ -119,17 +146,18 @@ void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t b
                            const void* output_gradient, void* input_gradient) {
   const BlockIds& ids = gpt_.blocks[static_cast<size_t>(block)];
   const Slot& kept = space_->slots[static_cast<size_t>(slot)];
-  const int64_t rows = static_cast<int64_t>(batch.tokens.size()), width = gpt_.shape.width;
+  const int64_t rows = batch.rows(), width = gpt_.shape.width;
 
   // The feed-forward half. GELU's output is needed by the weight's gradient, its gradient only
   // after the product with the weight.
   ops_->Matmul({.a = output_gradient,
                 .b = parameters(ids.down_weight),
                 .c = {space_->hidden_gradient, options_.compute, 0},
+                .gelu_input = kept.up,
+                .gelu_output = space_->hidden,
                 .m = rows,
                 .n = 4 * width,
                 .k = width});
-  ops_->GeluBackward(kept.up, space_->hidden, space_->hidden_gradient, rows * 4 * width);
   LinearBackward(parameters, gradients, space_->hidden, ids.down_weight, ids.down_bias, rows,
                  4 * width, width, output_gradient, nullptr);
   const NormArrays norm2 = {.input = kept.middle,
@@ -165,7 +193,7 @@ void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t b
                            .log_sum_exp = kept.log_sum_exp,
                            .qkv_gradient = qkv_gradient,
                            .sequences = batch.sequences,
-                           .tokens = rows / batch.sequences,
+                           .tokens = batch.length,
                            .heads = gpt_.shape.heads,
                            .width = width});
   const NormArrays norm1 = {.input = input,

@@ -13,16 +13,21 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/device.h"
 #include "model.h"
 #include "ops/ops.h"
 
 namespace ebb::gpt {
 
-// Sequences of equal length, one after the other.
+// Sequences of equal length, one after the other, in memory of the device.
 struct Batch {
-  std::span<const int32_t> tokens, targets;
-  int64_t sequences = 0;
+  const int32_t *tokens = nullptr, *targets = nullptr;
+  int64_t sequences = 0, length = 0;
+
+  int64_t rows() const { return sequences * length; }
 };
 
 using Parameters = absl::FunctionRef<const void*(ParameterId)>;
@@ -32,14 +37,19 @@ class Layers {
  public:
   struct Options {
     DType compute = DType::kFloat32;
-    int threads = 1;
     int64_t sequences = 1;  // of a micro-batch, the most
     int64_t slots = 1;
   };
-  static int64_t WorkspaceBytes(const GptShape& shape, const Options& options);
-  // `workspace` outlives the layers and is theirs alone.
-  Layers(const Gpt& gpt, const Options& options, std::span<std::byte> workspace);
+  static int64_t WorkspaceBytes(const Device& device, const GptShape& shape,
+                                const Options& options);
+  // `workspace` is the device's memory, outlives the layers and is theirs alone.
+  static absl::StatusOr<std::unique_ptr<Layers>> Create(const Device& device, const Gpt& gpt,
+                                                        const Options& options,
+                                                        std::span<std::byte> workspace);
   ~Layers();
+
+  // The first thing that could not be enqueued on the device; nothing was, since.
+  absl::Status status() const { return ops_->status(); }
 
   void Embed(Parameters parameters, const Batch& batch, void* output);
   // Fills the slot, and `output` unless that is null.
@@ -48,23 +58,26 @@ class Layers {
   void BlockBackward(Parameters parameters, Gradients gradients, int64_t block, const Batch& batch,
                      const void* input, int64_t slot, const void* output_gradient,
                      void* input_gradient);
-  // The mean loss over the batch's tokens.
-  float HeadLoss(Parameters parameters, const Batch& batch, const void* input);
-  // The same, and the gradients of loss_scale * loss. Logits are made again chunk by chunk and
-  // never held whole.
-  float HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
-                     const void* input, float loss_scale, void* input_gradient);
-  // Of the last position; valid until the next call.
+  // The mean loss over the batch's tokens: a number on the device, until the next call in stream
+  // order.
+  const float* HeadLoss(Parameters parameters, const Batch& batch, const void* input);
+  // The same, and the gradients of loss_scale * loss; the scale is read on the device. Logits are
+  // made again chunk by chunk and never held whole.
+  const float* HeadBackward(Parameters parameters, Gradients gradients, const Batch& batch,
+                            const void* input, const float* loss_scale, void* input_gradient);
+  // Of the last position, on the host; valid until the next call. Waits for the device.
   std::span<const float> LastLogits(Parameters parameters, const Batch& batch, const void* input);
   void EmbedBackward(Gradients gradients, const Batch& batch, const void* output_gradient);
 
  private:
   struct Slot;
   struct Space;
+  Layers(const Device& device, const Gpt& gpt, const Options& options);
   // Final norm and logits of rows [first, first + rows).
-  void ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows);
-  float HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
-                   const void* input, float loss_scale, void* input_gradient);
+  void ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows,
+                   Target logits);
+  const float* HeadChunks(Parameters parameters, Gradients* gradients, const Batch& batch,
+                          const void* input, const float* loss_scale, void* input_gradient);
   void Linear(Parameters parameters, const void* input, ParameterId weight, ParameterId bias,
               int64_t rows, int64_t inputs, int64_t outputs, void* output);
   // Gradients of a linear layer's weight and bias, and, unless null, of its input.
@@ -72,9 +85,11 @@ class Layers {
                       ParameterId weight, ParameterId bias, int64_t rows, int64_t inputs,
                       int64_t outputs, const void* output_gradient, void* input_gradient);
 
+  const Device device_;
   const Gpt gpt_;
   const Options options_;
   std::unique_ptr<Space> space_;
+  Buffer host_logits_;
   std::unique_ptr<Ops> ops_;
 };
 

@@ -34,21 +34,27 @@ struct Layers::Space {
   // In blocks.
   void *hidden = nullptr, *hidden_gradient = nullptr, *narrow = nullptr, *narrow_gradient = nullptr;
   // In the head, which no block's pass overlaps: the same memory.
-  float *logits = nullptr, *mean = nullptr, *deviation = nullptr, *losses = nullptr;
-  void *normal = nullptr, *normal_gradient = nullptr, *logit_gradient = nullptr;
+  void *logits = nullptr, *normal = nullptr, *normal_gradient = nullptr, *logit_gradient = nullptr;
+  float *mean = nullptr, *deviation = nullptr, *last_logits = nullptr;
+  float *losses = nullptr, *loss = nullptr;  // of a micro-batch's rows, and their mean
   std::vector<Slot> slots;
   int64_t bytes = 0;
 
-  Space(const GptShape& shape, const Options& options, std::byte* base) {
+  static OpsLimits Limits(const GptShape& shape, const Options& options) {
+    return {.rows = options.sequences * shape.context,
+            .tokens = shape.context,
+            .width = shape.width,
+            .heads = shape.heads,
+            .vocabulary = shape.vocabulary};
+  }
+
+  Space(const Device& device, const GptShape& shape, const Options& options, std::byte* base) {
     const int64_t rows = options.sequences * shape.context, element = SizeOf(options.compute);
     Arena arena(base);
-    ops_scratch_bytes = CpuScratchBytes(options.compute, options.threads,
-                                        {.rows = rows,
-                                         .tokens = shape.context,
-                                         .width = shape.width,
-                                         .heads = shape.heads,
-                                         .vocabulary = shape.vocabulary});
+    ops_scratch_bytes = ScratchBytes(device, options.compute, Limits(shape, options));
     ops_scratch = arena.Take<std::byte>(ops_scratch_bytes);
+    losses = arena.Take<float>(rows);
+    loss = arena.Take<float>(1);
     for (int64_t i = 0; i < options.slots; ++i) slots.emplace_back(arena, shape, rows, element);
 
     std::byte* shared = base == nullptr ? nullptr : base + arena.used();
@@ -58,16 +64,20 @@ struct Layers::Space {
     narrow = block.Take(rows * shape.width * element);
     narrow_gradient = block.Take(rows * shape.width * element);
 
-    // Chunks of about 16 MiB of logits, or fewer rows for all there are; not under 64, or the
-    // products become slow.
-    chunk_rows = std::min(rows, std::max<int64_t>(64, (int64_t{4} << 20) / shape.vocabulary));
-    logits = head.Take<float>(chunk_rows * shape.vocabulary);
-    logit_gradient = options.compute == DType::kFloat32
+    // Chunks of about 16 MiB of logits on the CPU, for its caches, and 128 MiB on a GPU, to fill it;
+    // not under 64 rows, or the products become slow.
+    const bool cpu = device.kind() == DeviceKind::kCpu;
+    const DType logits_dtype = LogitsDtype(device, options.compute);
+    chunk_rows =
+        std::min(rows, std::max<int64_t>(64, (int64_t{cpu ? 4 : 64} << 20) / shape.vocabulary));
+    logits = head.Take(chunk_rows * shape.vocabulary * SizeOf(logits_dtype));
+    logit_gradient = options.compute == logits_dtype
                          ? logits
                          : head.Take(chunk_rows * shape.vocabulary * element);
     normal = head.Take(chunk_rows * shape.width * element);
     normal_gradient = head.Take(chunk_rows * shape.width * element);
-    for (float** numbers : {&mean, &deviation, &losses}) *numbers = head.Take<float>(chunk_rows);
+    for (float** numbers : {&mean, &deviation}) *numbers = head.Take<float>(chunk_rows);
+    last_logits = head.Take<float>(shape.vocabulary);
     bytes = arena.used() + std::max(block.used(), head.used());
   }
 };

@@ -308,11 +308,6 @@ absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) 
 
 absl::StatusOr<ChosenDevice> ChooseDevice(const Options& options, int local_rank) {
   auto device = Device::FromName(options.device, local_rank, options.threads);
-  if (device.ok() && device->kind() == DeviceKind::kCuda) {
-    return ChosenDevice{
-        Device::Cpu(options.threads),
-        "the engine runs on GPUs, but the kernels of this trainer only on the CPU in this version"};
-  }
   if (device.ok()) return ChosenDevice{*std::move(device), ""};
   const bool absent =
       absl::IsUnavailable(device.status()) || absl::IsUnimplemented(device.status());

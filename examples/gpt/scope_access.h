@@ -19,8 +19,8 @@ struct ScopeGradients {
   }
 };
 
-inline TensorView Scalar(const float& value) {
-  return {.data = &value, .dtype = DType::kFloat32, .shape = {}};
+inline TensorView Scalar(const float* value) {
+  return {.data = value, .dtype = DType::kFloat32, .shape = {}};
 }
 
 }  // namespace ebb::gpt

@@ -38,21 +38,18 @@ absl::Status Trainer::MakeEngine(const Config& config) {
       model_);
   const Layers::Options layers = {
       .compute = config.compute,
-      .threads = device_.CallerStream().team().threads(),
       .sequences = sequences_,
       .slots = options_.recompute ? 1 : per_round * options_.shape.layers};
-  model_.workspace_bytes = Layers::WorkspaceBytes(options_.shape, layers);
+  const int64_t batches_bytes = Batches::DeviceBytes(micro_batches_, rows);
+  model_.workspace_bytes = batches_bytes + Layers::WorkspaceBytes(device_, options_.shape, layers);
 
   EBB_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, model_, config));
-  layers_.emplace(gpt_, layers,
-                  std::span(static_cast<std::byte*>(engine_->workspace().data),
-                            static_cast<size_t>(model_.workspace_bytes)));
-  batches_.resize(static_cast<size_t>(micro_batches_));
-  for (Buffers& buffers : batches_) {
-    buffers.tokens.resize(static_cast<size_t>(rows));
-    buffers.targets.resize(static_cast<size_t>(rows));
-    buffers.batch = {buffers.tokens, buffers.targets, sequences_};
-  }
+  const std::span workspace(static_cast<std::byte*>(engine_->workspace().data),
+                            static_cast<size_t>(model_.workspace_bytes));
+  const auto cut = static_cast<size_t>(batches_bytes);
+  EBB_ASSIGN_OR_RETURN(batches_,
+                       Batches::Create(device_, micro_batches_, rows, workspace.first(cut)));
+  EBB_ASSIGN_OR_RETURN(layers_, Layers::Create(device_, gpt_, layers, workspace.subspan(cut)));
   return absl::OkStatus();
 }
 
@@ -60,17 +57,17 @@ int64_t Trainer::tokens_per_step() const {
   return world_.size() * micro_batches_ * sequences_ * options_.shape.context;
 }
 
-void Trainer::LoadBatch(int64_t step, int micro_batch) {
-  Buffers& buffers = batches_[static_cast<size_t>(micro_batch)];
+const Batch& Trainer::LoadBatch(int64_t step, int micro_batch) {
+  const Batches::HostArrays host = batches_->Fill(micro_batch);
   const size_t length = static_cast<size_t>(options_.shape.context);
   const int64_t first =
       ((step * micro_batches_ + micro_batch) * world_.size() + world_.rank()) * sequences_;
   for (int64_t s = 0; s < sequences_; ++s) {
     const size_t at = static_cast<size_t>(s) * length;
-    text_.Training(options_.seed, static_cast<uint64_t>(first + s),
-                   std::span(buffers.tokens).subspan(at, length),
-                   std::span(buffers.targets).subspan(at, length));
+    text_.Training(options_.seed, static_cast<uint64_t>(first + s), host.tokens.subspan(at, length),
+                   host.targets.subspan(at, length));
   }
+  return batches_->Load(micro_batch, sequences_, options_.shape.context);
 }
 
 int64_t Trainer::SlotOf(const Scope& scope, int micro_batch, int64_t block) const {
@@ -82,16 +79,14 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
   {
     ForwardScope unit = step.Forward(gpt_.embedding);
     for (int m : unit.micro_batches()) {
-      LoadBatch(step_number, m);
-      layers_->Embed(ScopeParameters{unit}, batches_[static_cast<size_t>(m)].batch,
-                     unit.output(m).data);
+      layers_->Embed(ScopeParameters{unit}, LoadBatch(step_number, m), unit.output(m).data);
     }
   }
   for (int64_t b = 0; b < options_.shape.layers; ++b) {
     ForwardScope unit = step.Forward(gpt_.blocks[static_cast<size_t>(b)].unit);
     for (int m : unit.micro_batches()) {
-      layers_->BlockForward(ScopeParameters{unit}, b, batches_[static_cast<size_t>(m)].batch,
-                            unit.input(m).data, SlotOf(unit, m, b), unit.output(m).data);
+      layers_->BlockForward(ScopeParameters{unit}, b, batches_->batch(m), unit.input(m).data,
+                            SlotOf(unit, m, b), unit.output(m).data);
     }
   }
   {
@@ -99,17 +94,16 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
         step.Backward(gpt_.embedding);  // head and loss, forward and backward at once
     ScopeGradients gradients{unit};
     for (int m : unit.micro_batches()) {
-      const float loss = layers_->HeadBackward(
-          ScopeParameters{unit}, gradients, batches_[static_cast<size_t>(m)].batch,
-          unit.input(m).data, step.loss_scale(), unit.input_gradient(m).data);
-      step.AddLoss(Scalar(loss));
+      step.AddLoss(Scalar(layers_->HeadBackward(
+          ScopeParameters{unit}, gradients, batches_->batch(m), unit.input(m).data,
+          step.device_loss_scale().as<float>().data(), unit.input_gradient(m).data)));
     }
   }
   for (int64_t b = options_.shape.layers; b-- > 0;) {
     BackwardScope unit = step.Backward(gpt_.blocks[static_cast<size_t>(b)].unit);
     ScopeGradients gradients{unit};
     for (int m : unit.micro_batches()) {
-      const Batch& batch = batches_[static_cast<size_t>(m)].batch;
+      const Batch& batch = batches_->batch(m);
       const int64_t slot = SlotOf(unit, m, b);
       if (options_.recompute) {
         layers_->BlockForward(ScopeParameters{unit}, b, batch, unit.input(m).data, slot, nullptr);
@@ -121,14 +115,14 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
   BackwardScope unit = step.Backward(gpt_.embedding);
   ScopeGradients gradients{unit};
   for (int m : unit.micro_batches()) {
-    layers_->EmbedBackward(gradients, batches_[static_cast<size_t>(m)].batch,
-                           unit.output_gradient(m).data);
+    layers_->EmbedBackward(gradients, batches_->batch(m), unit.output_gradient(m).data);
   }
 }
 
 absl::StatusOr<StepReport> Trainer::Step(int64_t step_number) {
   ebb::Step step = engine_->BeginStep();
   for (int round = 0; round < step.rounds(); ++round) RunRound(step, step_number);
+  EBB_RETURN_IF_ERROR(layers_->status());
   EBB_RETURN_IF_ERROR(step.Finish());
   return engine_->Report();
 }

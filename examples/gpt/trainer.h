@@ -6,10 +6,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "batches.h"
 #include "ebb/ebb.h"
 #include "layers.h"
 #include "options.h"
@@ -44,17 +44,12 @@ class Trainer {
       : world_(std::move(world)), device_(std::move(device)), options_(options), text_(text) {}
   absl::Status MakeEngine(const Config& config);
 
-  // Fills batches_[micro_batch] for a step.
-  void LoadBatch(int64_t step, int micro_batch);
+  // Fills micro-batch `micro_batch` of a step.
+  const Batch& LoadBatch(int64_t step, int micro_batch);
   void RunRound(ebb::Step& step, int64_t step_number);
   int64_t SlotOf(const Scope& scope, int micro_batch, int64_t block) const;
   // A walk through the blocks without anything kept: what the head then reads, and its scope.
   ForwardScope WalkToHead(Evaluation& evaluation, const Batch& batch);
-
-  struct Buffers {
-    std::vector<int32_t> tokens, targets;
-    Batch batch;
-  };
 
   const World world_;
   const Device device_;
@@ -65,8 +60,8 @@ class Trainer {
   int64_t sequences_ = 0;      // of a micro-batch
   int64_t micro_batches_ = 0;  // of a step
   std::optional<Engine> engine_;
-  std::optional<Layers> layers_;
-  std::vector<Buffers> batches_;  // one a micro-batch of a step
+  std::unique_ptr<Layers> layers_;
+  std::optional<Batches> batches_;  // one a micro-batch of a step
 };
 
 }  // namespace ebb::gpt

@@ -6,6 +6,10 @@
 
 namespace ebb::gpt {
 
+DType LogitsDtype(const Device& device, DType compute) {
+  return device.kind() == DeviceKind::kCuda ? compute : DType::kFloat32;
+}
+
 int64_t ScratchBytes(const Device& device, DType compute, const OpsLimits& limits) {
   if (device.kind() == DeviceKind::kCuda) return CudaScratchBytes(compute, limits);
   return CpuScratchBytes(compute, device.CallerStream().team().threads(), limits);

@@ -87,7 +87,7 @@ struct AttentionBackwardArrays {
   int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
 };
 
-// Losses of rows of logits (of Ops::logits_dtype), and their gradients: gradient = gradient_scale *
+// Losses of rows of logits (of LogitsDtype), and their gradients: gradient = gradient_scale *
 // loss_scale * (softmax - one-hot).
 struct CrossEntropyArrays {
   const void* logits = nullptr;
@@ -126,14 +126,15 @@ class Ops {
   virtual void NormBackward(const NormBackwardArrays& arrays) = 0;
   virtual void Attention(const AttentionArrays& arrays) = 0;
   virtual void AttentionBackward(const AttentionBackwardArrays& arrays) = 0;
-  // What cross-entropy reads logits in.
-  virtual DType logits_dtype() const = 0;
   virtual void CrossEntropy(const CrossEntropyArrays& arrays) = 0;
   // The mean of fp32 numbers, added in fp64.
   virtual void Mean(const float* numbers, int64_t count, float* mean) = 0;
   virtual void Embed(const EmbedArrays& arrays) = 0;
   virtual void EmbedBackward(const EmbedBackwardArrays& arrays) = 0;
 };
+
+// What cross-entropy reads logits in: on a GPU the compute dtype, as their bytes take the time there.
+DType LogitsDtype(const Device& device, DType compute);
 
 // What the scratch of the kernels depends on.
 struct OpsLimits {

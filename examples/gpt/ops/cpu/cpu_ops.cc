@@ -73,7 +73,6 @@ class CpuOps final : public Ops {
       attention_.BackwardHead(arrays, sequence, head, scratch);
     });
   }
-  DType logits_dtype() const override { return DType::kFloat32; }
   void CrossEntropy(const CrossEntropyArrays& arrays) override {
     team_.Run(arrays.rows, kRowGrain, [&](int64_t begin, int64_t end) {
       cpu::CrossEntropyRows(compute_, arrays, begin, end);

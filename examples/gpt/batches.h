@@ -1,0 +1,50 @@
+// The micro-batches of a step on their way from the text to the device.
+//
+//      text -> locked host memory -> (copied in stream order) -> memory of the device
+//
+// So the host fills a micro-batch while the device still computes on the one before it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/device/device.h"
+#include "layers.h"
+
+namespace ebb::gpt {
+
+class Batches {
+ public:
+  // Room for `count` micro-batches of up to `rows` tokens each. `memory` is the device's, of
+  // DeviceBytes, and outlives them.
+  static int64_t DeviceBytes(int64_t count, int64_t rows);
+  static absl::StatusOr<Batches> Create(const Device& device, int64_t count, int64_t rows,
+                                        std::span<std::byte> memory);
+
+  // Where the host writes micro-batch `index`, `rows` of both. Waits until what was there before
+  // has been copied.
+  struct HostArrays {
+    std::span<int32_t> tokens, targets;
+  };
+  HostArrays Fill(int64_t index);
+  // Enqueues copying its first sequences * length rows, on the device's compute stream.
+  const Batch& Load(int64_t index, int64_t sequences, int64_t length);
+  // As loaded last.
+  const Batch& batch(int64_t index) const { return batches_[static_cast<size_t>(index)]; }
+
+ private:
+  Batches(const Device& device, int64_t rows, std::span<std::byte> memory)
+      : stream_(device.CallerStream()), rows_(rows), memory_(memory) {}
+
+  Stream stream_;
+  int64_t rows_;
+  std::span<std::byte> memory_;
+  Buffer host_;
+  std::vector<Event> copied_;
+  std::vector<Batch> batches_;
+};
+
+}  // namespace ebb::gpt
