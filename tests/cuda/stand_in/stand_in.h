@@ -51,6 +51,7 @@ void ForgetCallers();
 // What has been made and not been given back.
 struct Live {
   int streams = 0, events = 0, allocations = 0, communicators = 0, operators = 0, locked = 0;
+  int products = 0;  // what cuBLASLt describes them with
   friend bool operator==(const Live&, const Live&) = default;
 };
 Live Alive();

@@ -18,7 +18,7 @@ std::map<std::string, Fault, std::less<>> faults;
 std::atomic<bool> any_fault{false};
 std::atomic<cudaError_t> lost{cudaSuccess};
 std::atomic<bool> hides_stream_wait_value{false};
-std::atomic<int> alive[6];
+std::atomic<int> alive[7];
 
 }  // namespace
 
@@ -60,7 +60,8 @@ Live Alive() {
           .allocations = alive[2],
           .communicators = alive[3],
           .operators = alive[4],
-          .locked = alive[5]};
+          .locked = alive[5],
+          .products = alive[6]};
 }
 
 void Reset() {

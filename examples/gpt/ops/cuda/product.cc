@@ -1,0 +1,206 @@
+#include "ops/cuda/product.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb::gpt::cuda {
+namespace {
+
+// Algorithms ask for 16 bytes at most.
+uint32_t AlignmentOf(const void* pointer) {
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  return address == 0 ? 16 : 1u << std::min(std::countr_zero(address), 4);
+}
+
+cudaDataType_t CudaType(DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return CUDA_R_16BF;
+    case DType::kFloat16:
+      return CUDA_R_16F;
+    default:
+      return CUDA_R_32F;
+  }
+}
+
+cublasLtEpilogue_t EpilogueOf(Fused fused, bool has_bias) {
+  switch (fused) {
+    case Fused::kNothing:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+    case Fused::kBias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case Fused::kGelu:
+      return has_bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    case Fused::kGeluBackward:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case Fused::kASums:
+      return CUBLASLT_EPILOGUE_BGRADB;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+}  // namespace
+
+class ProductPlans::Plan {
+ public:
+  explicit Plan(const CublasLt& library)
+      : description(nullptr, library.MatmulDescDestroy),
+        a(nullptr, library.MatrixLayoutDestroy),
+        b(nullptr, library.MatrixLayoutDestroy),
+        c(nullptr, library.MatrixLayoutDestroy) {}
+
+  using Layout =
+      std::unique_ptr<cublasLtMatrixLayoutOpaque_t, decltype(&::cublasLtMatrixLayoutDestroy)>;
+  std::unique_ptr<cublasLtMatmulDescOpaque_t, decltype(&::cublasLtMatmulDescDestroy)> description;
+  Layout a, b, c;  // ours: a is what cuBLASLt calls B
+  cublasLtMatmulAlgo_t algorithm = {};
+};
+
+ProductPlans::ProductPlans(const CublasLt& library, std::span<std::byte> workspace)
+    : library_(&library), workspace_(workspace), handle_(nullptr, library.Destroy) {}
+ProductPlans::ProductPlans(ProductPlans&&) noexcept = default;
+ProductPlans::~ProductPlans() = default;
+
+absl::StatusOr<ProductPlans> ProductPlans::Create(std::span<std::byte> workspace) {
+  EBB_ASSIGN_OR_RETURN(const CublasLt* const library, LoadCublasLt());
+  ProductPlans plans(*library, workspace);
+  cublasLtHandle_t handle = nullptr;
+  EBB_RETURN_IF_ERROR(CublasStatus(*library, library->Create(&handle), "cublasLtCreate"));
+  plans.handle_.reset(handle);
+  return plans;
+}
+
+ProductPlans::Key ProductPlans::KeyOf(const Product& x) {
+  return {.m = x.m,
+          .n = x.n,
+          .k = x.k,
+          .a_stride = x.a_stride,
+          .a_transposed = x.a_transposed,
+          .b_transposed = x.b_transposed,
+          .adds = x.added != nullptr,
+          .has_bias = x.bias != nullptr,
+          .inputs = x.inputs,
+          .output = x.output,
+          .fused = x.fused,
+          .a_alignment = AlignmentOf(x.a),
+          .b_alignment = AlignmentOf(x.b),
+          .added_alignment = AlignmentOf(x.added),
+          .c_alignment = AlignmentOf(x.c)};
+}
+
+absl::StatusOr<const ProductPlans::Plan*> ProductPlans::Find(const Product& product) {
+  const Key key = KeyOf(product);
+  const auto found = plans_.find(key);
+  if (found != plans_.end()) return found->second.get();
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<Plan> made, Make(key, product));
+  return plans_.emplace(key, std::move(made)).first->second.get();
+}
+
+absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
+    const Key& key, const Product& product) const {
+  const CublasLt& lt = *library_;
+  auto plan = std::make_unique<Plan>(lt);
+  cublasStatus_t result = CUBLAS_STATUS_SUCCESS;
+  const auto check = [&](cublasStatus_t next) {
+    if (result == CUBLAS_STATUS_SUCCESS) result = next;
+  };
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+    check(lt.MatmulDescSetAttribute(plan->description.get(), attribute, &value, sizeof(value)));
+  };
+  const auto layout = [&](Plan::Layout& made, DType dtype, int64_t rows, int64_t columns,
+                          int64_t stride) {
+    cublasLtMatrixLayout_t native = nullptr;
+    check(lt.MatrixLayoutCreate(&native, CudaType(dtype), static_cast<uint64_t>(columns),
+                                static_cast<uint64_t>(rows), stride));
+    made.reset(native);
+  };
+
+  cublasLtMatmulDesc_t description = nullptr;
+  check(lt.MatmulDescCreate(&description, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  plan->description.reset(description);
+  if (result == CUBLAS_STATUS_SUCCESS) {
+    set(CUBLASLT_MATMUL_DESC_TRANSA,
+        static_cast<int32_t>(key.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    set(CUBLASLT_MATMUL_DESC_TRANSB,
+        static_cast<int32_t>(key.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N));
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(EpilogueOf(key.fused, key.has_bias)));
+    // The heuristic looks at their alignment.
+    if (key.fused == Fused::kASums) {
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.a_sums);
+    } else if (key.has_bias) {
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.bias);
+      set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, static_cast<int32_t>(CudaType(key.inputs)));
+    }
+    if (key.fused == Fused::kGelu || key.fused == Fused::kGeluBackward) {
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.gelu_input);
+      set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
+    }
+  }
+  const int64_t a_columns = key.a_transposed ? key.m : key.k;
+  const int64_t b_columns = key.b_transposed ? key.k : key.n;
+  layout(plan->a, key.inputs, key.a_transposed ? key.k : key.m, a_columns, key.a_stride);
+  layout(plan->b, key.inputs, key.b_transposed ? key.n : key.k, b_columns, b_columns);
+  layout(plan->c, key.output, key.m, key.n, key.n);
+
+  cublasLtMatmulPreference_t native = nullptr;
+  check(lt.MatmulPreferenceCreate(&native));
+  const std::unique_ptr<cublasLtMatmulPreferenceOpaque_t,
+                        decltype(&::cublasLtMatmulPreferenceDestroy)>
+      preference(native, lt.MatmulPreferenceDestroy);
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    if (native == nullptr) return;
+    check(lt.MatmulPreferenceSetAttribute(native, attribute, &value, sizeof(value)));
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{workspace_.size()});
+  // Parts of a sum are added in a step of its own, in order.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.b_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.a_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+         key.adds ? key.added_alignment : key.c_alignment);
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c_alignment);
+  EBB_RETURN_IF_ERROR(CublasStatus(
+      lt, result, absl::StrCat("describing a product of ", key.m, " x ", key.n, " x ", key.k)));
+
+  cublasLtMatmulHeuristicResult_t best = {};
+  int found = 0;
+  result = lt.MatmulAlgoGetHeuristic(handle_.get(), plan->description.get(), plan->b.get(),
+                                     plan->a.get(), plan->c.get(), plan->c.get(), native, 1, &best,
+                                     &found);
+  const bool refused =
+      result == CUBLAS_STATUS_NOT_SUPPORTED || result == CUBLAS_STATUS_INVALID_VALUE;
+  if (refused || (result == CUBLAS_STATUS_SUCCESS && found == 0)) return nullptr;
+  EBB_RETURN_IF_ERROR(CublasStatus(
+      lt, result,
+      absl::StrCat("finding an algorithm for a product of ", key.m, " x ", key.n, " x ", key.k)));
+  plan->algorithm = best.algo;
+  return plan;
+}
+
+absl::Status ProductPlans::Run(cudaStream_t stream, const Plan& plan, const Product& x) const {
+  const CublasLt& lt = *library_;
+  cublasStatus_t result = CUBLAS_STATUS_SUCCESS;
+  const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* pointer) {
+    if (pointer == nullptr || result != CUBLAS_STATUS_SUCCESS) return;
+    result =
+        lt.MatmulDescSetAttribute(plan.description.get(), attribute, &pointer, sizeof(pointer));
+  };
+  set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, x.fused == Fused::kASums ? x.a_sums : x.bias);
+  set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x.gelu_input);
+  const float alpha = 1, beta = x.added != nullptr ? 1 : 0;
+  if (result == CUBLAS_STATUS_SUCCESS) {
+    result = lt.Matmul(handle_.get(), plan.description.get(), &alpha, x.b, plan.b.get(), x.a,
+                       plan.a.get(), &beta, x.added != nullptr ? x.added : x.c, plan.c.get(), x.c,
+                       plan.c.get(), &plan.algorithm, workspace_.data(), workspace_.size(), stream);
+  }
+  if (result == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  return CublasStatus(lt, result,
+                      absl::StrCat("launching a product of ", x.m, " x ", x.n, " x ", x.k));
+}
+
+}  // namespace ebb::gpt::cuda

@@ -1,0 +1,73 @@
+// One product as cuBLASLt computes it, and the plans of all that were seen: descriptors and the
+// algorithm that its heuristic names first, found when a shape comes for the first time.
+//
+// cuBLASLt's matrices are column-major. Read so, a row-major c = a b is c' = b' a': what it calls A
+// is our b, its rows are our columns.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ops/cuda/cublaslt.h"
+
+namespace ebb::gpt::cuda {
+
+// What is fused into a product. kGelu: also with the bias if there is one.
+enum class Fused : uint8_t { kNothing, kBias, kGelu, kGeluBackward, kASums };
+
+struct Product {
+  int64_t m = 0, n = 0, k = 0;
+  bool a_transposed = false, b_transposed = false;
+  int64_t a_stride = 0;  // elements from one of its stored rows to the next
+  DType inputs = DType::kFloat32, output = DType::kFloat32;
+  Fused fused = Fused::kNothing;
+  const void *a = nullptr, *b = nullptr;
+  const void* added = nullptr;  // of the output's dtype; null: nothing. May be c
+  void* c = nullptr;
+  const void* bias = nullptr;  // of the inputs' dtype, or null
+  void* gelu_input = nullptr;  // written by kGelu, read by kGeluBackward
+  void* a_sums = nullptr;      // of the output's dtype
+};
+
+class ProductPlans {
+ public:
+  // Workspace is memory of the device that is current.
+  static absl::StatusOr<ProductPlans> Create(std::span<std::byte> workspace);
+  ProductPlans(ProductPlans&&) noexcept;
+  ~ProductPlans();
+
+  class Plan;
+  // Null where cuBLASLt does not offer it.
+  absl::StatusOr<const Plan*> Find(const Product& product);
+  absl::Status Run(cudaStream_t stream, const Plan& plan, const Product& product) const;
+
+ private:
+  // All that an algorithm depends on.
+  struct Key {
+    int64_t m, n, k, a_stride;
+    bool a_transposed, b_transposed, adds, has_bias;
+    DType inputs, output;
+    Fused fused;
+    uint32_t a_alignment, b_alignment, added_alignment, c_alignment;
+    friend auto operator<=>(const Key&, const Key&) = default;
+  };
+  ProductPlans(const CublasLt& library, std::span<std::byte> workspace);
+  static Key KeyOf(const Product& product);
+  absl::StatusOr<std::unique_ptr<Plan>> Make(const Key& key, const Product& product) const;
+
+  const CublasLt* library_;
+  std::span<std::byte> workspace_;
+  std::unique_ptr<cublasLtContext, decltype(&::cublasLtDestroy)> handle_;
+  std::map<Key, std::unique_ptr<Plan>> plans_;  // null: not offered
+};
+
+}  // namespace ebb::gpt::cuda

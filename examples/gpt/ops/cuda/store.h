@@ -1,0 +1,18 @@
+// From fp32 results of a product to where they belong.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/ops.h"
+
+namespace ebb::gpt::cuda {
+
+// target = beta * target + source + bias, [rows, columns]; `bias` of `bias_dtype`, one a column, or
+// null. Enqueues on a stream of the current device and returns what CUDA says of the launch. Bytes
+// an element: read 4, and the target's written.
+cudaError_t LaunchStore(cudaStream_t stream, const float* source, int64_t rows, int64_t columns,
+                        const void* bias, DType bias_dtype, const Target& target);
+
+}  // namespace ebb::gpt::cuda
