@@ -2,73 +2,113 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <new>
 
-#include "ebb/optim/cast.h"
-#include "ebb/optim/norm.h"
 #include "ebb/optim/update.h"
+#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::bench {
 namespace {
 
-constexpr int64_t kSkew =
-    69'888;  // bytes; arrays read together must not start at the same offset of a huge page
+// Bytes; arrays read together must not start at the same offset of a huge page.
+constexpr int64_t kSkew = 69'888;
+
+float* Floats(const Buffer& buffer, int64_t skews, int64_t element) {
+  return reinterpret_cast<float*>(buffer.data() + skews * kSkew) + element;
+}
 
 }  // namespace
 
-BareTrainer::BareTrainer(const Options& options, const gpt::Text& text)
+absl::StatusOr<std::unique_ptr<BareTrainer>> BareTrainer::Create(const Device& device,
+                                                                 const Options& options,
+                                                                 const gpt::Text& text) {
+  std::unique_ptr<BareTrainer> trainer(new BareTrainer(device, options, text));
+  EBB_RETURN_IF_ERROR(trainer->MakeArrays());
+  EBB_RETURN_IF_ERROR(trainer->MakeMasters());
+  return trainer;
+}
+
+BareTrainer::BareTrainer(const Device& device, const Options& options, const gpt::Text& text)
     : options_(options),
       text_(text),
-      device_(Device::Cpu(options.threads)),
-      stream_(device_.CallerStream()) {
-  const int64_t rows = options.sequences * options.shape.context;
-  gpt_ = gpt::Declare({.shape = options.shape,
-                       .seed = options.seed,
-                       .boundary_bytes = rows * options.shape.width * SizeOf(options.compute)},
-                      model_);
-  layout_ = *sharding::LayOut(model_, /*world=*/1);
+      device_(device),
+      stream_(device.CallerStream()),
+      boundary_bytes_(options.sequences * options.shape.context * options.shape.width *
+                      SizeOf(options.compute)) {
+  gpt_ = gpt::Declare(
+      {.shape = options.shape, .seed = options.seed, .boundary_bytes = boundary_bytes_}, model_);
+  written_.resize(2 * model_.parameters.size());
+}
+
+absl::Status BareTrainer::MakeArrays() {
+  EBB_ASSIGN_OR_RETURN(layout_, sharding::LayOut(model_, /*world=*/1));
   for (const sharding::UnitLayout& unit : layout_.units) {
     unit_offsets_.push_back(elements_);
     elements_ += unit.elements();
   }
+  EBB_ASSIGN_OR_RETURN(kernels_, optim::Kernels::For(device_));
   const int64_t tied = layout_.units[static_cast<size_t>(gpt_.embedding)].elements();
-  const auto allocate = [&](int64_t bytes) {
-    return *device_.Allocate(bytes + 8 * kSkew, "a bare trainer's array");
+  const int64_t rows = options_.sequences * options_.shape.context;
+  const int64_t size = SizeOf(options_.compute), fp32 = int64_t{sizeof(float)};
+  const gpt::Layers::Options layers{
+      .compute = options_.compute, .sequences = options_.sequences, .slots = options_.shape.layers};
+  const int64_t batch_bytes = gpt::Batches::DeviceBytes(1, rows);
+  const int64_t layer_bytes = gpt::Layers::WorkspaceBytes(device_, options_.shape, layers);
+  struct Wanted {
+    Buffer& buffer;
+    int64_t bytes;
   };
-  parameters_ = allocate(elements_ * SizeOf(options.compute));
-  masters_ = allocate(elements_ * 4);
-  gradients_ = allocate((elements_ + tied) * SizeOf(options.compute));
-  summed_ = allocate(elements_ * 4);
-  momentum_ = allocate(elements_ * 4);
-  variance_ = allocate(elements_ * 4);
-  norm_scratch_.resize(static_cast<size_t>(optim::NormBlocks(elements_)));
-  written_.resize(2 * model_.parameters.size());
+  for (const Wanted& wanted :
+       {Wanted{parameters_, elements_ * size}, Wanted{masters_, elements_ * fp32},
+        Wanted{gradients_, (elements_ + tied) * size}, Wanted{summed_, tied * fp32},
+        Wanted{momentum_, elements_ * fp32}, Wanted{variance_, elements_ * fp32},
+        Wanted{workspace_, batch_bytes + layer_bytes},
+        Wanted{boundaries_, boundary_bytes_ * (options_.shape.layers + 1)},
+        Wanted{boundary_gradients_, boundary_bytes_ * 2},
+        Wanted{norm_blocks_, optim::NormBlocks(elements_) * int64_t{sizeof(double)}}}) {
+    EBB_ASSIGN_OR_RETURN(wanted.buffer,
+                         device_.Allocate(wanted.bytes + 8 * kSkew, "a bare trainer's array"));
+  }
+  const auto cut = static_cast<size_t>(batch_bytes);
+  EBB_ASSIGN_OR_RETURN(batches_,
+                       gpt::Batches::Create(device_, 1, rows, workspace_.span().first(cut)));
+  EBB_ASSIGN_OR_RETURN(layers_,
+                       gpt::Layers::Create(device_, gpt_, layers, workspace_.span().subspan(cut)));
+  return absl::OkStatus();
+}
 
-  float* const masters = reinterpret_cast<float*>(masters_.data() + kSkew);
+absl::Status BareTrainer::MakeMasters() {
+  constexpr int64_t kLine = 64;
+  const int64_t squares = static_cast<int64_t>(layout_.units.size() * sizeof(double));
+  const int64_t begin = (squares / kLine + 1) * kLine + 4 * kLine;
+  EBB_ASSIGN_OR_RETURN(shared_memory_,
+                       device_.AllocateShared(begin + elements_ * int64_t{sizeof(float)},
+                                              "a bare trainer's masters on the host"));
+  std::byte* const memory = shared_memory_.data();
+  shared_.squares = {reinterpret_cast<double*>(memory), layout_.units.size()};
+  shared_.loss_scale = reinterpret_cast<float*>(memory + begin - 4 * kLine);
+  *shared_.loss_scale = 1;
+  shared_.constants = new (memory + begin - 3 * kLine) optim::UpdateConstants();
+  static_assert(sizeof(optim::UpdateConstants) <= 3 * kLine);
+  shared_.staging = reinterpret_cast<float*>(memory + begin);
+
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
     const ParameterSpec& spec = model_.parameters[p];
     const ParameterId id{static_cast<int32_t>(p)};
     const int64_t count = Elements(spec.shape);
     const Slice slice{
         .parameter = id, .name = spec.name, .shape = spec.shape, .begin = 0, .end = count};
-    (void)spec.init(slice, {masters + OffsetOf(id), static_cast<size_t>(count)});
+    EBB_RETURN_IF_ERROR(
+        spec.init(slice, {shared_.staging + OffsetOf(id), static_cast<size_t>(count)}));
   }
-  if (options.compute != DType::kFloat32) {
-    optim::Cast(stream_.team(), masters, DType::kFloat32, parameters_.data(), options.compute,
-                elements_, optim::Rounding::kParameter);
+  float* const masters = Floats(masters_, 1, 0);
+  stream_.Copy(masters, shared_.staging, elements_ * int64_t{sizeof(float)});
+  if (options_.compute != DType::kFloat32) {
+    kernels_->Cast(stream_, masters, DType::kFloat32, parameters_.data(), options_.compute,
+                   elements_, optim::Rounding::kParameter);
   }
-  const gpt::Layers::Options layers{.compute = options.compute,
-                                    .threads = options.threads,
-                                    .sequences = options.sequences,
-                                    .slots = options.shape.layers};
-  workspace_ = *device_.Allocate(gpt::Layers::WorkspaceBytes(options.shape, layers),
-                                 "a bare trainer's workspace");
-  layers_ = std::make_unique<gpt::Layers>(gpt_, layers, workspace_.span());
-  tokens_.resize(static_cast<size_t>(rows));
-  targets_.resize(static_cast<size_t>(rows));
-  const size_t boundary = static_cast<size_t>(rows * options.shape.width * SizeOf(options.compute));
-  boundaries_.resize(boundary * static_cast<size_t>(options.shape.layers + 1));
-  boundary_gradients_.resize(boundary * 2);
+  stream_.WaitIdle();
+  return device_.status();
 }
 
 int64_t BareTrainer::OffsetOf(ParameterId p) const {
@@ -77,7 +117,7 @@ int64_t BareTrainer::OffsetOf(ParameterId p) const {
 }
 
 const void* BareTrainer::Parameter(ParameterId p) const {
-  if (options_.compute == DType::kFloat32) return masters_.data() + kSkew + OffsetOf(p) * 4;
+  if (options_.compute == DType::kFloat32) return Floats(masters_, 1, OffsetOf(p));
   return parameters_.data() + OffsetOf(p) * SizeOf(options_.compute);
 }
 
@@ -92,21 +132,24 @@ gpt::Target BareTrainer::Gradient(ParameterId p, bool head) {
           first ? 0.0f : 1.0f};
 }
 
-float BareTrainer::Step(int64_t step) {
+void BareTrainer::LoadBatch(int64_t step) {
+  const gpt::Batches::HostArrays host = batches_->Fill(0);
   const size_t length = static_cast<size_t>(options_.shape.context);
   for (int64_t s = 0; s < options_.sequences; ++s) {
     const size_t at = static_cast<size_t>(s) * length;
     text_.Training(options_.seed, static_cast<uint64_t>(step * options_.sequences + s),
-                   std::span(tokens_).subspan(at, length), std::span(targets_).subspan(at, length));
+                   host.tokens.subspan(at, length), host.targets.subspan(at, length));
   }
-  const gpt::Batch batch{.tokens = tokens_, .targets = targets_, .sequences = options_.sequences};
-  const size_t boundary = boundary_gradients_.size() / 2;
+  batches_->Load(0, options_.sequences, options_.shape.context);
+}
+
+absl::Status BareTrainer::Step(int64_t step) {
+  LoadBatch(step);
+  const gpt::Batch& batch = batches_->batch(0);
   const int64_t blocks = options_.shape.layers;
-  const auto input = [&](int64_t block) {
-    return boundaries_.data() + boundary * static_cast<size_t>(block);
-  };
+  const auto input = [&](int64_t block) { return boundaries_.data() + boundary_bytes_ * block; };
   const auto flow = [&](int64_t block) {
-    return boundary_gradients_.data() + boundary * static_cast<size_t>(block % 2);
+    return boundary_gradients_.data() + boundary_bytes_ * (block % 2);
   };
   const auto parameters = [&](ParameterId p) { return Parameter(p); };
   const auto gradients = [&](ParameterId p) { return Gradient(p, /*head=*/false); };
@@ -116,16 +159,19 @@ float BareTrainer::Step(int64_t step) {
   layers_->Embed(parameters, batch, input(0));
   for (int64_t b = 0; b < blocks; ++b)
     layers_->BlockForward(parameters, b, batch, input(b), b, input(b + 1));
-  const float loss = layers_->HeadBackward(parameters, head_gradients, batch, input(blocks),
-                                           /*loss_scale=*/1, flow(blocks));
+  layers_->HeadBackward(parameters, head_gradients, batch, input(blocks), shared_.loss_scale,
+                        flow(blocks));
   for (int64_t b = blocks; b-- > 0;)
     layers_->BlockBackward(parameters, gradients, b, batch, input(b), b, flow(b + 1), flow(b));
   layers_->EmbedBackward(gradients, batch, flow(0));
+  SumSquares();
   Update();
-  return loss;
+  stream_.WaitIdle();
+  EBB_RETURN_IF_ERROR(layers_->status());
+  return device_.status();
 }
 
-void BareTrainer::Update() {
+void BareTrainer::SumSquares() {
   // What no kernel wrote is zero.
   const int64_t size = SizeOf(options_.compute);
   for (size_t index = 0; index < written_.size(); ++index) {
@@ -133,63 +179,74 @@ void BareTrainer::Update() {
     const ParameterId p{static_cast<int32_t>(index % model_.parameters.size())};
     const sharding::ParameterLocation& location = layout_.parameters[static_cast<size_t>(p)];
     if (written_[index] || (head && location.unit != static_cast<int>(gpt_.embedding))) continue;
-    std::memset(Gradient(p, head).data, 0, static_cast<size_t>(location.elements * size));
+    stream_.Zero(Gradient(p, head).data, location.elements * size);
   }
-  double squares = 0;
   std::byte* const gradients = gradients_.data() + kSkew;
-  std::byte* const summed = summed_.data() + 2 * kSkew;
+  float* const summed = Floats(summed_, 2, 0);
+  const std::span blocks(reinterpret_cast<double*>(norm_blocks_.data()),
+                         static_cast<size_t>(optim::NormBlocks(elements_)));
   for (size_t u = 0; u < layout_.units.size(); ++u) {
     const int64_t count = layout_.units[u].elements();
     const std::byte* const own = gradients + unit_offsets_[u] * size;
     if (u == static_cast<size_t>(gpt_.embedding)) {
-      optim::Accumulate(stream_.team(), {.source = gradients + elements_ * size,
+      kernels_->Accumulate(stream_, {.source = gradients + elements_ * size,
+                                     .source_dtype = options_.compute,
+                                     .destination = summed,
+                                     .destination_dtype = DType::kFloat32,
+                                     .count = count,
+                                     .add = false});
+      kernels_->AccumulateAndSumSquares(stream_,
+                                        {.source = own,
                                          .source_dtype = options_.compute,
                                          .destination = summed,
                                          .destination_dtype = DType::kFloat32,
                                          .count = count,
-                                         .add = false});
-      squares += optim::AccumulateAndSumSquares(stream_.team(),
-                                                {.source = own,
-                                                 .source_dtype = options_.compute,
-                                                 .destination = summed,
-                                                 .destination_dtype = DType::kFloat32,
-                                                 .count = count,
-                                                 .add = true},
-                                                norm_scratch_);
+                                         .add = true},
+                                        blocks, &shared_.squares[u]);
     } else {
-      squares += optim::SumOfSquares(stream_.team(), own, options_.compute, count, norm_scratch_);
+      kernels_->SumOfSquares(stream_, own, options_.compute, count, blocks, &shared_.squares[u]);
     }
-  }
-  const double norm = std::sqrt(squares);
-  double factor = 1;
-  if (options_.gradient_clipping > 0)
-    factor /= std::max(1.0, (norm + 1e-6) / options_.gradient_clipping);
-  const optim::UpdateScalars scalars{.step = ++updates_,
-                                     .learning_rate = options_.optimizer.learning_rate,
-                                     .gradient_factor = static_cast<float>(factor)};
-  for (size_t u = 0; u < layout_.units.size(); ++u) {
-    const int64_t offset = unit_offsets_[u];
-    const bool tied = u == static_cast<size_t>(gpt_.embedding);
-    optim::UpdateArrays arrays{.master = reinterpret_cast<float*>(masters_.data() + kSkew) + offset,
-                               .gradient = tied ? summed : gradients + offset * size,
-                               .gradient_dtype = tied ? DType::kFloat32 : options_.compute,
-                               .parameter = options_.compute == DType::kFloat32
-                                                ? nullptr
-                                                : parameters_.data() + offset * size,
-                               .parameter_dtype = options_.compute,
-                               .count = layout_.units[u].elements()};
-    arrays.states[0] = reinterpret_cast<float*>(momentum_.data() + 3 * kSkew) + offset;
-    arrays.states[1] = reinterpret_cast<float*>(variance_.data() + 4 * kSkew) + offset;
-    optim::Update(stream_.team(), options_.optimizer, arrays, scalars);
   }
 }
 
-std::vector<float> BareTrainer::Masters() const {
+void BareTrainer::Update() {
+  ++updates_;
+  stream_.Enqueue([this, step = updates_] {
+    double squares = 0;
+    for (const double square : shared_.squares) squares += square;
+    double factor = 1;
+    if (options_.gradient_clipping > 0)
+      factor /= std::max(1.0, (std::sqrt(squares) + 1e-6) / options_.gradient_clipping);
+    *shared_.constants = optim::UpdateConstantsOf(
+        options_.optimizer, {.step = step,
+                             .learning_rate = options_.optimizer.learning_rate,
+                             .gradient_factor = static_cast<float>(factor)});
+  });
+  const int64_t size = SizeOf(options_.compute);
+  for (size_t u = 0; u < layout_.units.size(); ++u) {
+    const int64_t offset = unit_offsets_[u];
+    const bool tied = u == static_cast<size_t>(gpt_.embedding);
+    optim::UpdateArrays arrays{
+        .master = Floats(masters_, 1, offset),
+        .gradient = tied ? summed_.data() + 2 * kSkew : gradients_.data() + kSkew + offset * size,
+        .gradient_dtype = tied ? DType::kFloat32 : options_.compute,
+        .parameter =
+            options_.compute == DType::kFloat32 ? nullptr : parameters_.data() + offset * size,
+        .parameter_dtype = options_.compute,
+        .count = layout_.units[u].elements()};
+    arrays.states[0] = Floats(momentum_, 3, offset);
+    arrays.states[1] = Floats(variance_, 4, offset);
+    kernels_->Update(stream_, options_.optimizer, arrays, shared_.constants);
+  }
+}
+
+absl::StatusOr<std::vector<float>> BareTrainer::Masters() {
+  stream_.Copy(shared_.staging, Floats(masters_, 1, 0), elements_ * int64_t{sizeof(float)});
+  stream_.WaitIdle();
+  EBB_RETURN_IF_ERROR(device_.status());
   std::vector<float> values;
   for (size_t p = 0; p < model_.parameters.size(); ++p) {
-    const ParameterId id{static_cast<int32_t>(p)};
-    const float* const begin =
-        reinterpret_cast<const float*>(masters_.data() + kSkew) + OffsetOf(id);
+    const float* const begin = shared_.staging + OffsetOf(ParameterId{static_cast<int32_t>(p)});
     values.insert(values.end(), begin, begin + Elements(model_.parameters[p].shape));
   }
   return values;

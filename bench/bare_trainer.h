@@ -1,14 +1,19 @@
 // The trainer that the engine is measured against: the same GPT kernels, the same optimizer, casts
 // and norm, on one contiguous buffer per class, in one process, with nothing in between. It gives
-// the engine's digest at world 1, bit for bit.
+// the engine's masters at world 1, bit for bit, on the CPU and on a GPU.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "batches.h"
 #include "ebb/ebb.h"
+#include "ebb/optim/kernels.h"
 #include "ebb/sharding/layout.h"
 #include "layers.h"
 #include "text.h"
@@ -20,38 +25,55 @@ class BareTrainer {
   struct Options {
     gpt::GptShape shape;
     DType compute = DType::kFloat32;
-    int threads = 1;
     int64_t sequences = 1;
     uint64_t seed = 1;
     OptimizerConfig optimizer;
     double gradient_clipping = 1;
   };
-  BareTrainer(const Options& options, const gpt::Text& text);
+  static absl::StatusOr<std::unique_ptr<BareTrainer>> Create(const Device& device,
+                                                             const Options& options,
+                                                             const gpt::Text& text);
 
-  float Step(int64_t step);  // the loss
+  // Returns when the device has taken the step.
+  absl::Status Step(int64_t step);
   // In declared order.
-  std::vector<float> Masters() const;
+  absl::StatusOr<std::vector<float>> Masters();
 
  private:
+  // What host and device tell each other, in memory of both.
+  struct Shared {
+    std::span<double> squares;  // of each unit's gradient
+    optim::UpdateConstants* constants = nullptr;
+    float* loss_scale = nullptr;
+    float* staging = nullptr;  // of the masters, on their way from and to the host
+  };
+
+  BareTrainer(const Device& device, const Options& options, const gpt::Text& text);
+  absl::Status MakeArrays();
+  absl::Status MakeMasters();
+  void LoadBatch(int64_t step);
   int64_t OffsetOf(ParameterId p) const;
   const void* Parameter(ParameterId p) const;
   gpt::Target Gradient(ParameterId p, bool head);
+  void SumSquares();
   void Update();
 
   const Options options_;
   const gpt::Text& text_;
+  Device device_;
+  Stream stream_;
   ModelSpec model_;
   gpt::Gpt gpt_;
   sharding::ModelLayout layout_;
   std::vector<int64_t> unit_offsets_;
   int64_t elements_ = 0;  // of all units; the tied unit's second gradient lies behind them
-  Device device_;
-  Stream stream_;
-  Buffer parameters_, masters_, gradients_, summed_, momentum_, variance_, workspace_;
-  std::vector<double> norm_scratch_;
+  int64_t boundary_bytes_ = 0;
+  std::unique_ptr<optim::Kernels> kernels_;
+  Buffer parameters_, masters_, gradients_, summed_, momentum_, variance_;
+  Buffer workspace_, boundaries_, boundary_gradients_, norm_blocks_, shared_memory_;
+  Shared shared_;
   std::unique_ptr<gpt::Layers> layers_;
-  std::vector<int32_t> tokens_, targets_;
-  std::vector<std::byte> boundaries_, boundary_gradients_;
+  std::optional<gpt::Batches> batches_;
   std::vector<bool>
       written_;  // gradient of a parameter (and, behind them, of the head visit) this step
   int64_t updates_ = 0;
