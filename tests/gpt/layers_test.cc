@@ -16,13 +16,17 @@ using reference::Values;
 // A GPT of a few hundred parameters on plain buffers, and the same in fp64.
 class TinyGpt {
  public:
-  TinyGpt(DType compute, int threads, int64_t slots, int64_t context = 5, int64_t vocabulary = 256)
-      : shape_{.layers = 2, .heads = 2, .width = 12, .context = context, .vocabulary = vocabulary},
+  TinyGpt(const Device& device, DType compute, int64_t slots, int64_t context = 5,
+          int64_t vocabulary = 256)
+      : shape_{.layers = 2, .heads = 2, .width = 16, .context = context, .vocabulary = vocabulary},
         gpt_(Declare({.shape = shape_}, spec_)),
         compute_(compute),
-        options_{.compute = compute, .threads = threads, .sequences = kSequences, .slots = slots},
-        workspace_(Layers::WorkspaceBytes(shape_, options_)),
-        layers_(gpt_, options_, workspace_.span()) {
+        options_{.compute = compute, .sequences = kSequences, .slots = slots},
+        stream_(device.CallerStream()),
+        workspace_(*device.Allocate(Layers::WorkspaceBytes(device, shape_, options_),
+                                    "the layers' workspace")),
+        layers_(*Layers::Create(device, gpt_, options_, workspace_.span())),
+        loss_scale_(1) {
     for (size_t i = 0; i < spec_.parameters.size(); ++i) {
       const int64_t count = Elements(spec_.parameters[i].shape);
       // Larger than a real model starts with, so that every gradient is felt in the loss.
@@ -39,7 +43,8 @@ class TinyGpt {
   // Forward and backward; the loss. With recompute the block's slot is filled again before its
   // backward.
   float Train(float loss_scale, bool recompute) {
-    const Batch batch = {tokens_, targets_, kSequences};
+    loss_scale_[0] = loss_scale;
+    const Batch batch = {tokens_.data(), targets_.data(), kSequences, shape_.context};
     const int64_t boundary = kSequences * shape_.context * shape_.width;
     std::vector<Array> x, dx;
     for (int64_t i = 0; i <= shape_.layers; ++i)
@@ -53,21 +58,23 @@ class TinyGpt {
       written_[i] = true;
       return Target{gradients_[i].data(), DType::kFloat32, beta};
     };
-    layers_.Embed(parameters, batch, x[0].data());
+    layers_->Embed(parameters, batch, x[0].data());
     for (int64_t b = 0; b < shape_.layers; ++b) {
       const size_t i = static_cast<size_t>(b);
-      layers_.BlockForward(parameters, b, batch, x[i].data(), recompute ? 0 : b, x[i + 1].data());
+      layers_->BlockForward(parameters, b, batch, x[i].data(), recompute ? 0 : b, x[i + 1].data());
     }
-    const float loss = layers_.HeadBackward(parameters, gradients, batch, x.back().data(),
-                                            loss_scale, dx.back().data());
-    EXPECT_EQ(loss, layers_.HeadLoss(parameters, batch, x.back().data()));
+    const float loss = Host(layers_->HeadBackward(parameters, gradients, batch, x.back().data(),
+                                                  loss_scale_.data(), dx.back().data()));
+    EXPECT_EQ(loss, Host(layers_->HeadLoss(parameters, batch, x.back().data())));
     for (int64_t b = shape_.layers; b-- > 0;) {
       const size_t i = static_cast<size_t>(b);
-      if (recompute) layers_.BlockForward(parameters, b, batch, x[i].data(), 0, nullptr);
-      layers_.BlockBackward(parameters, gradients, b, batch, x[i].data(), recompute ? 0 : b,
-                            dx[i + 1].data(), dx[i].data());
+      if (recompute) layers_->BlockForward(parameters, b, batch, x[i].data(), 0, nullptr);
+      layers_->BlockBackward(parameters, gradients, b, batch, x[i].data(), recompute ? 0 : b,
+                             dx[i + 1].data(), dx[i].data());
     }
-    layers_.EmbedBackward(gradients, batch, dx[0].data());
+    layers_->EmbedBackward(gradients, batch, dx[0].data());
+    stream_.WaitIdle();  // before the boundaries go
+    EXPECT_TRUE(layers_->status().ok()) << layers_->status();
     return loss;
   }
 
@@ -112,21 +119,43 @@ class TinyGpt {
     return reference::CrossEntropy(logits, targets_);
   }
 
+  // Of the last position.
+  std::vector<float> Logits() {
+    Array x(compute_, kSequences * shape_.context * shape_.width);
+    const Batch batch = {tokens_.data(), targets_.data(), 1, shape_.context};
+    const auto parameters = [&](ParameterId id) -> const void* {
+      return parameters_[static_cast<size_t>(id)].data();
+    };
+    layers_->Embed(parameters, batch, x.data());
+    const std::span<const float> logits = layers_->LastLogits(parameters, batch, x.data());
+    return {logits.begin(), logits.end()};
+  }
+
   const ModelSpec& spec() const { return spec_; }
   const std::vector<Array>& gradients() const { return gradients_; }
 
  private:
   static constexpr int64_t kSequences = 2;
+
+  float Host(const float* number) {
+    Array copy(DType::kFloat32, 1);
+    stream_.Copy(copy.data(), number, sizeof(float));
+    stream_.WaitIdle();
+    return static_cast<float>(copy[0]);
+  }
+
   const GptShape shape_;
   ModelSpec spec_;
   const Gpt gpt_;
   const DType compute_;
   const Layers::Options options_;
-  AlignedBytes workspace_;
-  Layers layers_;
+  Stream stream_;
+  Buffer workspace_;
+  std::unique_ptr<Layers> layers_;
   std::vector<Array> parameters_, gradients_;
   std::vector<bool> written_;
-  std::vector<int32_t> tokens_, targets_;
+  std::pmr::vector<int32_t> tokens_, targets_;
+  std::pmr::vector<float> loss_scale_;
 };
 
 // The gradient of parameter `i` along `direction` against a difference quotient of the fp64 model.
@@ -159,8 +188,11 @@ Values RandomDirection(size_t size, std::mt19937_64& random) {
   return direction;
 }
 
-TEST(LayersTest, LossAndEveryGradientAgreeWithFiniteDifferencesOfAnFp64Model) {
-  TinyGpt gpt(DType::kFloat32, 1, 2);
+using LayersTest = OpsTest;
+
+TEST_P(LayersTest, LossAndEveryGradientAgreeWithFiniteDifferencesOfAnFp64Model) {
+  if (Compute() != DType::kFloat32) GTEST_SKIP() << "16 bits are too few for a difference quotient";
+  TinyGpt gpt(NewDevice(1), DType::kFloat32, 2);
   constexpr float kScale = 4;
   const std::vector<Values> values = gpt.ParameterValues();
   EXPECT_NEAR(gpt.Train(kScale, /*recompute=*/false), gpt.ReferenceLoss(values), 1e-5);
@@ -173,16 +205,14 @@ TEST(LayersTest, LossAndEveryGradientAgreeWithFiniteDifferencesOfAnFp64Model) {
   }
 }
 
-TEST(LayersTest, RecomputingInOneSlotGivesTheSameBits) {
-  for (DType dtype : kComputeTypes) {
-    TinyGpt keeps(dtype, 1, 2), again(dtype, 1, 1);
-    EXPECT_EQ(keeps.Train(1, false), again.Train(1, true));
-    EXPECT_EQ(keeps.gradients(), again.gradients()) << Name(dtype);
-  }
+TEST_P(LayersTest, RecomputingInOneSlotGivesTheSameBits) {
+  TinyGpt keeps(NewDevice(1), Compute(), 2), again(NewDevice(1), Compute(), 1);
+  EXPECT_EQ(keeps.Train(1, false), again.Train(1, true));
+  EXPECT_EQ(keeps.gradients(), again.gradients());
 }
 
-TEST(LayersTest, ASecondMicroBatchAddsToTheGradients) {
-  TinyGpt once(DType::kFloat32, 2, 2), twice(DType::kFloat32, 2, 2);
+TEST_P(LayersTest, ASecondMicroBatchAddsToTheGradients) {
+  TinyGpt once(NewDevice(2), Compute(), 2), twice(NewDevice(2), Compute(), 2);
   once.Train(1, false);
   twice.Train(1, false);
   twice.Train(1, false);
@@ -193,18 +223,25 @@ TEST(LayersTest, ASecondMicroBatchAddsToTheGradients) {
   }
 }
 
-TEST(LayersTest, SixteenBitModelsFollowTheFp32One) {
-  for (DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    TinyGpt gpt(dtype, 1, 2);
-    // Activations rounded some twenty times on the way.
-    EXPECT_NEAR(gpt.Train(1, false), gpt.ReferenceLoss(gpt.ParameterValues()),
-                20 * Rounding(dtype));
-  }
+TEST_P(LayersTest, TheModelFollowsTheFp64One) {
+  TinyGpt gpt(NewDevice(1), Compute(), 2);
+  // Activations rounded some twenty times on the way.
+  EXPECT_NEAR(gpt.Train(1, false), gpt.ReferenceLoss(gpt.ParameterValues()),
+              std::max(20 * Rounding(Compute()), 1e-5));
 }
 
-// So many rows of so large a vocabulary that the head takes three chunks.
-TEST(LayersTest, TheHeadsChunksAddUp) {
-  TinyGpt gpt(DType::kFloat32, 1, 2, /*context=*/70, /*vocabulary=*/70'000);
+TEST_P(LayersTest, LogitsToSampleFromComeBackToTheHost) {
+  TinyGpt gpt(NewDevice(1), Compute(), 2);
+  const std::vector<float> logits = gpt.Logits();
+  ASSERT_EQ(logits.size(), 256u);
+  EXPECT_TRUE(std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }));
+  EXPECT_NE(logits.front(), logits.back());
+}
+
+// So many rows of so large a vocabulary that the head takes three chunks on the CPU.
+TEST_P(LayersTest, TheHeadsChunksAddUp) {
+  if (OnCuda() || Compute() != DType::kFloat32) GTEST_SKIP() << "a GPU takes larger chunks";
+  TinyGpt gpt(NewDevice(1), DType::kFloat32, 2, /*context=*/70, /*vocabulary=*/70'000);
   const std::vector<Values> values = gpt.ParameterValues();
   EXPECT_NEAR(gpt.Train(1, false), gpt.ReferenceLoss(values), 1e-4);
   std::mt19937_64 random(7);
@@ -215,6 +252,8 @@ TEST(LayersTest, TheHeadsChunksAddUp) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Devices, LayersTest, testing::ValuesIn(OpsCases()), OpsTestName);
 
 }  // namespace
 }  // namespace ebb::gpt

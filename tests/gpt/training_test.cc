@@ -14,9 +14,9 @@
 #include <optional>
 #include <string>
 
-#include "../print_dtype.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
+#include "ops_fixture.h"
 #include "run.h"
 #include "scratch_files.h"
 #include "stop.h"
@@ -35,6 +35,7 @@ struct Recipe {
   int64_t width = 16;
   Tier parameters = Tier::kDevice, states = Tier::kDevice;
   bool split_master = false;
+  std::string device = "cpu";
 };
 
 nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nullptr) {
@@ -44,6 +45,7 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
       .layers = 2, .heads = 2, .width = recipe.width, .context = 12, .vocabulary = 256};
   options.ranks = recipe.ranks;
   options.threads = recipe.threads;
+  options.device = recipe.device;
   options.stage = recipe.stage;
   options.dtype = recipe.dtype;
   options.steps = recipe.steps;
@@ -91,24 +93,34 @@ std::string Digest(const Recipe& recipe) {
   return Train(recipe)["parameter_digest"];
 }
 
-class TrainingTest : public testing::TestWithParam<DType> {};
+class TrainingTest : public testing::TestWithParam<OpsCase> {
+ protected:
+  void SetUp() override {
+    if (GetParam().kind == DeviceKind::kCpu) return;
+    if (const auto devices = Device::CudaDevices(); !devices.ok()) GTEST_SKIP() << devices.status();
+  }
+  static Recipe OnDevice(Recipe recipe) {
+    recipe.dtype = GetParam().compute;
+    recipe.device = GetParam().kind == DeviceKind::kCuda ? "cuda" : "cpu";
+    return recipe;
+  }
+};
 
 TEST_P(TrainingTest, EveryStageTrainsToTheSameBits) {
-  const nlohmann::json expected = Train({.stage = 0, .dtype = GetParam()});
+  const nlohmann::json expected = Train(OnDevice({.stage = 0}));
   for (int stage : {1, 2, 3}) {
-    const nlohmann::json summary = Train({.stage = stage, .dtype = GetParam()});
+    const nlohmann::json summary = Train(OnDevice({.stage = stage}));
     EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]) << "stage " << stage;
     EXPECT_EQ(summary["losses"], expected["losses"]) << "stage " << stage;
   }
 }
 
 TEST_P(TrainingTest, RecomputingTrainsToTheSameBits) {
-  EXPECT_EQ(Digest({.dtype = GetParam(), .recompute = true}), Digest({.dtype = GetParam()}));
+  EXPECT_EQ(Digest(OnDevice({.recompute = true})), Digest(OnDevice({})));
 }
 
 TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
-  Recipe recipe = {
-      .dtype = GetParam(), .steps = 2, .accumulation = 4, .ebb = R"({"reduce_at": "step"})"};
+  Recipe recipe = OnDevice({.steps = 2, .accumulation = 4, .ebb = R"({"reduce_at": "step"})"});
   const std::string expected = Digest(recipe);
   for (const char* ebb : {R"({"reduce_at": "step", "micro_batches_per_round": 2})",
                           R"({"reduce_at": "step", "micro_batches_per_round": "all"})"}) {
@@ -120,14 +132,14 @@ TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
 }
 
 TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
-  Recipe recipe = {.dtype = GetParam(), .steps = 4, .accumulation = 2, .width = 32};
+  Recipe recipe = OnDevice({.steps = 4, .accumulation = 2, .width = 32});
   for (const char* ebb : {"{}", R"({"micro_batches_per_round": "all"})"}) {
     recipe.ebb = ebb, recipe.split_master = false;
     recipe.parameters = recipe.states = Tier::kDevice;
     const nlohmann::json expected = Train(recipe);
     EXPECT_TRUE(expected["traffic"].empty());
     for (const bool split_master : {false, true}) {
-      if (split_master && GetParam() != DType::kBFloat16) continue;
+      if (split_master && GetParam().compute != DType::kBFloat16) continue;
       for (const Tier parameters : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
         for (const Tier states : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
           recipe.parameters = parameters, recipe.states = states;
@@ -149,9 +161,22 @@ TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, TrainingTest,
-                         testing::Values(DType::kFloat32, DType::kBFloat16, DType::kFloat16),
-                         [](const auto& type) { return std::string(Name(type.param)); });
+// The same batches, sums in another order and other algorithms: what is left is rounding, grown over
+// the steps.
+TEST_P(TrainingTest, EveryDeviceFollowsTheCpuInFp32) {
+  const nlohmann::json expected = Train({.steps = 6, .accumulation = 2});
+  const nlohmann::json summary = Train(OnDevice({.steps = 6, .accumulation = 2}));
+  const double bound = 20 * std::max(Rounding(GetParam().compute), 1e-6);
+  ASSERT_EQ(summary["losses"].size(), expected["losses"].size());
+  for (size_t i = 0; i < expected["losses"].size(); ++i) {
+    const double loss = expected["losses"][i];
+    EXPECT_NEAR(summary["losses"][i].get<double>(), loss, bound * loss) << "step " << i;
+  }
+  EXPECT_NEAR(summary["held_out"][0]["loss"].get<double>(),
+              expected["held_out"][0]["loss"].get<double>(), 5 * bound);
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, TrainingTest, testing::ValuesIn(OpsCases()), OpsTestName);
 
 TEST(DigestOfTraining, TellsApartWhatDiffers) {
   const std::string digest = Digest({});
