@@ -1,6 +1,7 @@
 // The GPT's arithmetic again, in fp64 and as plain as it goes: what the kernels are compared with.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -68,8 +69,10 @@ inline Values Attention(const Values& qkv, int64_t tokens, int64_t heads) {
       for (int64_t s = 0; s <= t; ++s) {
         double score = 0;
         for (int64_t d = 0; d < depth; ++d) score += at(t, 0, h, d) * at(s, 1, h, d);
-        sum += p[static_cast<size_t>(s)] = std::exp(score / std::sqrt(static_cast<double>(depth)));
+        p[static_cast<size_t>(s)] = score / std::sqrt(static_cast<double>(depth));
       }
+      const double largest = *std::max_element(p.begin(), p.end());
+      for (double& score : p) sum += score = std::exp(score - largest);
       for (int64_t s = 0; s <= t; ++s) {
         for (int64_t d = 0; d < depth; ++d) {
           output[static_cast<size_t>(t * width + h * depth + d)] +=
@@ -79,6 +82,50 @@ inline Values Attention(const Values& qkv, int64_t tokens, int64_t heads) {
     }
   }
   return output;
+}
+
+// What backward makes of it, and log(sum(exp(scores))) of each row: log_sum_exp [heads, tokens].
+struct AttentionPass {
+  Values log_sum_exp, qkv_gradient;
+};
+inline AttentionPass AttentionBackward(const Values& qkv, const Values& output_gradient,
+                                       int64_t tokens, int64_t heads) {
+  const int64_t width = static_cast<int64_t>(qkv.size()) / tokens / 3, depth = width / heads;
+  const double scale = 1 / std::sqrt(static_cast<double>(depth));
+  AttentionPass pass = {Values(static_cast<size_t>(heads * tokens)), Values(qkv.size())};
+  for (int64_t h = 0; h < heads; ++h) {
+    const auto row = [&](int64_t t, int64_t third) { return (t * 3 + third) * width + h * depth; };
+    const auto dot = [&](const Values& a, int64_t at, const Values& b, int64_t bt) {
+      double sum = 0;
+      for (int64_t d = 0; d < depth; ++d)
+        sum += a[static_cast<size_t>(at + d)] * b[static_cast<size_t>(bt + d)];
+      return sum;
+    };
+    for (int64_t t = 0; t < tokens; ++t) {
+      const int64_t dy = t * width + h * depth;
+      Values p(static_cast<size_t>(t + 1)), dp(p.size());
+      double largest = -INFINITY, sum = 0, mean = 0;
+      for (int64_t s = 0; s <= t; ++s) {
+        p[static_cast<size_t>(s)] = scale * dot(qkv, row(t, 0), qkv, row(s, 1));
+        dp[static_cast<size_t>(s)] = dot(output_gradient, dy, qkv, row(s, 2));
+        largest = std::max(largest, p[static_cast<size_t>(s)]);
+      }
+      for (double& score : p) sum += score = std::exp(score - largest);
+      for (size_t s = 0; s < p.size(); ++s) p[s] /= sum, mean += p[s] * dp[s];
+      pass.log_sum_exp[static_cast<size_t>(h * tokens + t)] = largest + std::log(sum);
+      for (int64_t s = 0; s <= t; ++s) {
+        const double weight = p[static_cast<size_t>(s)];
+        const double ds = scale * weight * (dp[static_cast<size_t>(s)] - mean);
+        for (int64_t d = 0; d < depth; ++d) {
+          const auto at = [d](int64_t first) { return static_cast<size_t>(first + d); };
+          pass.qkv_gradient[at(row(t, 0))] += ds * qkv[at(row(s, 1))];
+          pass.qkv_gradient[at(row(s, 1))] += ds * qkv[at(row(t, 0))];
+          pass.qkv_gradient[at(row(s, 2))] += weight * output_gradient[at(dy)];
+        }
+      }
+    }
+  }
+  return pass;
 }
 
 // The mean over rows.

@@ -212,9 +212,13 @@ const char* HostThread::Exchange(const void* mine, size_t bytes) {
   return block_.Exchange(index_, mine, bytes);
 }
 
+void RunBlock(int64_t index, int64_t blocks, int threads, size_t shared_bytes,
+              const std::function<void(HostThread&)>& body) {
+  Block(index, blocks, threads, shared_bytes, body).Run();
+}
 void RunBlocks(int64_t blocks, int threads, size_t shared_bytes,
                const std::function<void(HostThread&)>& body) {
-  for (int64_t b = 0; b < blocks; ++b) Block(b, blocks, threads, shared_bytes, body).Run();
+  for (int64_t b = 0; b < blocks; ++b) RunBlock(b, blocks, threads, shared_bytes, body);
 }
 
 }  // namespace ebb::stand_in

@@ -50,8 +50,11 @@ class HostThread {
   const int index_;
 };
 
-// Runs `body` for every thread of every block, block by block. Aborts, as a device would hang, if
+// Runs `body` for every thread of block `index` of `blocks`. Aborts, as a device would hang, if
 // threads wait for one another that never come.
+void RunBlock(int64_t index, int64_t blocks, int threads, size_t shared_bytes,
+              const std::function<void(HostThread&)>& body);
+// All of them, one after the other.
 void RunBlocks(int64_t blocks, int threads, size_t shared_bytes,
                const std::function<void(HostThread&)>& body);
 

@@ -1,0 +1,69 @@
+#include "ops/cuda/attention_forward.h"
+
+#include <cuda_runtime.h>
+
+#include "ebb/runtime/device/cuda/kernel_launch.h"
+#include "ops/cuda/attention.h"
+#include "ops/cuda/attention_plain.h"
+
+namespace ebb::gpt::cuda {
+namespace {
+
+template <class Kernel>
+cudaError_t Launch(cudaStream_t stream, int64_t bytes, int64_t tile_rows,
+                   const AttentionArrays& x) {
+  const HeadShape shape = ShapeOf(x.sequences, x.tokens, x.heads, x.width, bytes, tile_rows);
+  return kernel::LaunchKernel<Kernel>(
+      stream,
+      {.blocks = shape.head_count() * shape.tiles, .shared_bytes = Kernel::kSharedBytes},
+      {.shape = shape,
+       .qkv = static_cast<const char*>(x.qkv),
+       .output = static_cast<char*>(x.output),
+       .log_sum_exp = x.log_sum_exp});
+}
+
+template <class T, int kDepth>
+cudaError_t LaunchTiled(cudaStream_t stream, const AttentionArrays& x) {
+  using Kernel = AttentionForward<T, kDepth>;
+  return Launch<Kernel>(stream, sizeof(T), Kernel::kQueries, x);
+}
+
+template <class T>
+cudaError_t LaunchPlain(cudaStream_t stream, const AttentionArrays& x) {
+  return Launch<PlainAttentionForward<T>>(stream, sizeof(T), Plain::kRows, x);
+}
+
+template <class T>
+cudaError_t LaunchOf(cudaStream_t stream, const AttentionArrays& x) {
+  switch (TiledDepth(x.width / x.heads, x.qkv, x.output)) {
+    case 32:
+      return LaunchTiled<T, 32>(stream, x);
+    case 64:
+      return LaunchTiled<T, 64>(stream, x);
+    case 96:
+      return LaunchTiled<T, 96>(stream, x);
+    case 128:
+      return LaunchTiled<T, 128>(stream, x);
+    default:
+      return LaunchPlain<T>(stream, x);
+  }
+}
+
+}  // namespace
+
+cudaError_t LaunchAttention(cudaStream_t stream, DType dtype, const AttentionArrays& arrays) {
+  if (arrays.sequences * arrays.tokens == 0) return cudaSuccess;
+  switch (dtype) {
+    case DType::kFloat32:
+      return LaunchPlain<float>(stream, arrays);
+    case DType::kBFloat16:
+      return LaunchOf<BFloat16>(stream, arrays);
+    case DType::kFloat16:
+      return LaunchOf<Float16>(stream, arrays);
+    case DType::kInt8:
+      break;
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace ebb::gpt::cuda

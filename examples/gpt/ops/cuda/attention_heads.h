@@ -1,0 +1,117 @@
+// What all kernels of attention share: where the rows of a head lie, which block has which part of
+// which head, and a few functions of numbers.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "ebb/runtime/device/cuda/number_bits.h"
+
+namespace ebb::gpt::cuda {
+
+// a * b + c, rounded once; said, because nothing is contracted unasked.
+EBB_HOST_DEVICE float Fma(float a, float b, float c) {
+#if defined(__CUDA_ARCH__)
+  return __fmaf_rn(a, b, c);
+#else
+  return std::fma(a, b, c);
+#endif
+}
+// The number, where the other is none.
+EBB_HOST_DEVICE float Larger(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return fmaxf(a, b);
+#else
+  return std::fmax(a, b);
+#endif
+}
+// 2^x, on the device within 2^-22 of it and without subnormals.
+EBB_HOST_DEVICE float Exp2(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return std::exp2(x);
+#endif
+}
+EBB_HOST_DEVICE float MinusInfinity() { return kernel::NumberOf(0xff800000u); }
+
+inline constexpr float kLog2E = 1.44269504f;
+
+// Attention of `sequences` with `heads` heads each; the same for all blocks of a launch.
+struct HeadShape {
+  int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
+  int depth = 0;           // of a head: width / heads
+  float scale = 1;         // of scores: 1 / sqrt(depth)
+  float scale_log2 = 1;    // scale * log2(e): scores as exponents of 2
+  int64_t tiles = 0;       // that a head's tokens are cut into, one a block
+  int64_t heads_near = 1;  // heads whose blocks run side by side
+
+  int64_t head_count() const { return sequences * heads; }
+};
+
+// `bytes`: of a number. Keys and values of heads that run side by side are to stay in the L2.
+inline HeadShape ShapeOf(int64_t sequences, int64_t tokens, int64_t heads, int64_t width,
+                         int64_t bytes, int64_t tile_rows) {
+  constexpr int64_t kNearBytes = int64_t{16} << 20;
+  const int64_t depth = width / heads;
+  const float scale = 1 / std::sqrt(static_cast<float>(depth));
+  return {.sequences = sequences,
+          .tokens = tokens,
+          .heads = heads,
+          .width = width,
+          .depth = static_cast<int>(depth),
+          .scale = scale,
+          .scale_log2 = scale * kLog2E,
+          .tiles = (tokens + tile_rows - 1) / tile_rows,
+          .heads_near = std::clamp<int64_t>(kNearBytes / (2 * tokens * depth * bytes), 1,
+                                            sequences * heads)};
+}
+
+// A block's head, of all sequences, and its tile in the order of their work.
+struct BlockPlace {
+  int64_t head, tile;
+};
+// Groups of heads one after the other; in a group first the first tile of all its heads, and so on:
+// the heaviest tiles begin first, so that none is left when all else is done.
+EBB_HOST_DEVICE BlockPlace PlaceOf(int64_t block, const HeadShape& shape) {
+  const auto tiles = static_cast<uint32_t>(shape.tiles), b = static_cast<uint32_t>(block);
+  const auto near = static_cast<uint32_t>(shape.heads_near);
+  const uint32_t first = b / (near * tiles) * near;
+  const uint32_t left = static_cast<uint32_t>(shape.sequences * shape.heads) - first;
+  const uint32_t group = left < near ? left : near, at = b - first * tiles;
+  return {first + at % group, at / group};
+}
+
+// Rows of one head, `stride` bytes apart. Byte: char, or const char.
+template <class Byte>
+struct HeadRows {
+  Byte* first;
+  int64_t stride;
+
+  EBB_HOST_DEVICE Byte* Row(int64_t row) const { return first + row * stride; }
+};
+
+// Of queries (0), keys (1) or values (2) in [sequences * tokens, 3 * width] numbers of `bytes` bytes.
+template <class Byte>
+EBB_HOST_DEVICE HeadRows<Byte> ThirdOf(Byte* qkv, int third, int64_t bytes, int64_t head,
+                                       const HeadShape& shape) {
+  const auto heads = static_cast<uint32_t>(shape.heads), h = static_cast<uint32_t>(head);
+  const int64_t sequence = h / heads, of_sequence = h % heads;
+  return {qkv + ((sequence * shape.tokens * 3 + third) * shape.width + of_sequence * shape.depth) *
+                    bytes,
+          3 * shape.width * bytes};
+}
+// Of the output or its gradient, [sequences * tokens, width].
+template <class Byte>
+EBB_HOST_DEVICE HeadRows<Byte> OutputOf(Byte* output, int64_t bytes, int64_t head,
+                                        const HeadShape& shape) {
+  const auto heads = static_cast<uint32_t>(shape.heads), h = static_cast<uint32_t>(head);
+  const int64_t sequence = h / heads, of_sequence = h % heads;
+  return {output + (sequence * shape.tokens * shape.width + of_sequence * shape.depth) * bytes,
+          shape.width * bytes};
+}
+
+}  // namespace ebb::gpt::cuda

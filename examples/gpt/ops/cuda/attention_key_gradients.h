@@ -1,0 +1,201 @@
+// The second half of attention's backward pass on tensor cores: gradients of keys and values. A block
+// has kKeys keys and values of a head and walks over the queries that see them. All is
+// attention_query_gradients.h transposed, so that what a warp sums up is its own keys' alone:
+//
+//   scores^T = keys queries^T         weights = exp(scale * scores - log_sum_exp)
+//   value_gradients = weights^T output_gradients
+//   weight_gradients^T = values output_gradients^T
+//   score_gradients = weights * (weight_gradients - row_dots)
+//   key_gradients = scale * score_gradients^T queries
+#pragma once
+
+#include <cstdint>
+
+#include "ops/cuda/attention_heads.h"
+#include "ops/cuda/attention_tiles.h"
+#include "ops/cuda/attention_work.h"
+
+namespace ebb::gpt::cuda {
+
+// T: BFloat16 or Float16. kDepth: a head's width, rounded up to a multiple of 32.
+template <class T, int kDepth>
+struct AttentionKeyGradients {
+  using Arrays = AttentionBackwardWork;
+  // A warp's two sums are as large as a head's width: with more of it, fewer keys.
+  static constexpr int kRowTiles = kDepth <= 64 ? 2 : 1, kWarpKeys = 16 * kRowTiles;
+  static constexpr int kKeys = 128, kWarps = kKeys / kWarpKeys, kThreads = kWarps * kernel::kWarp;
+  static constexpr int kQueries = 64;
+  static constexpr int kSlab = 32;  // queries whose scores are in registers at a time
+  static constexpr bool kHeld = false;
+
+  // Shared memory: keys and values; then, twice, queries, output gradients and Statistics.
+  using Layout = TileLayout<kDepth>;
+  static constexpr int kRowsBytes = Layout::Bytes(kKeys);
+  static constexpr int kTileBytes = Layout::Bytes(kQueries);
+  static constexpr int kPair = 2 * kRowsBytes;
+  // Of a query: -log2(e) * log_sum_exp, and its row dot.
+  struct Statistics {
+    float minus_log2_sum[kQueries], dots[kQueries];
+  };
+  static_assert(sizeof(Statistics) % 128 == 0 && kThreads >= 2 * kQueries);
+  static constexpr int kPairBytes = 2 * kTileBytes + static_cast<int>(sizeof(Statistics));
+  static constexpr int kSharedBytes = kPair + 2 * kPairBytes;
+
+  using Slab = float[kRowTiles][kSlab / 8][4];
+  using Gradients = float[kRowTiles][kDepth / 8][4];
+
+  template <class Launched>
+  EBB_HOST_DEVICE static void Run(Launched& launched, const Arrays& arrays) {
+    kernel::MatrixThread<Launched> thread(launched);
+    const HeadShape& shape = arrays.shape;
+    const BlockPlace place = PlaceOf(thread.block(), shape);
+    const int64_t first = place.tile * kKeys;
+    const int begin = static_cast<int>(first / kQueries);
+    const int end = static_cast<int>((shape.tokens + kQueries - 1) / kQueries);
+    const int warp_row = thread.warp() * kWarpKeys;
+
+    CopyTile<kDepth, kKeys, kThreads>(
+        thread, 0, ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape), first, shape);
+    CopyTile<kDepth, kKeys, kThreads>(
+        thread, kRowsBytes, ThirdOf(arrays.qkv, 2, sizeof(T), place.head, shape), first, shape);
+    CopyPair(thread, arrays, place.head, begin);
+    StoreStatistic(thread, begin, LoadStatistic(thread, arrays, place.head, begin));
+    WaitForPair(thread);
+    LeftRows<kDepth, kRowTiles, kHeld> keys = {0, warp_row, {}}, values = {kRowsBytes, warp_row, {}};
+    keys.Hold(thread);
+    values.Hold(thread);
+
+    Gradients key_gradients, value_gradients;
+    for (int r = 0; r < kRowTiles; ++r) {
+      for (int n = 0; n < kDepth / 8; ++n)
+        for (int i = 0; i < 4; ++i) key_gradients[r][n][i] = value_gradients[r][n][i] = 0;
+    }
+    // The warp's first key, from the first query of the tile.
+    int row = warp_row;
+    for (int tile = begin; tile < end; ++tile, row -= kQueries) {
+      const int pair = PairOf(tile);
+      float statistic = 0;
+      if (tile + 1 < end) {
+        CopyPair(thread, arrays, place.head, tile + 1);
+        statistic = LoadStatistic(thread, arrays, place.head, tile + 1);
+      }
+      // The first queries may see none of the warp's keys.
+      for (int slab = row < kSlab ? 0 : row / kSlab * kSlab; slab < kQueries; slab += kSlab) {
+        Slab weights, score_gradients;
+        MultiplyRows<T>(thread, keys, pair, slab, weights);
+        Weigh(thread, row - slab, shape.scale_log2, StatisticsOf(thread, pair).minus_log2_sum + slab,
+              weights);
+        AddRowsTimes<T, kDepth>(thread, weights, pair + kTileBytes, slab, value_gradients);
+        MultiplyRows<T>(thread, values, pair + kTileBytes, slab, score_gradients);
+        Differentiate(thread, weights, StatisticsOf(thread, pair).dots + slab, score_gradients);
+        AddRowsTimes<T, kDepth>(thread, score_gradients, pair, slab, key_gradients);
+      }
+      if (tile + 1 < end) StoreStatistic(thread, tile + 1, statistic);
+      WaitForPair(thread);
+    }
+    for (int r = 0; r < kRowTiles; ++r) {
+      for (int n = 0; n < kDepth / 8; ++n)
+        for (int i = 0; i < 4; ++i) key_gradients[r][n][i] *= shape.scale;
+    }
+    StoreRows<T, kDepth>(thread, key_gradients, 0, warp_row,
+                         ThirdOf(arrays.qkv_gradient, 1, sizeof(T), place.head, shape),
+                         first + warp_row, shape);
+    StoreRows<T, kDepth>(thread, value_gradients, kRowsBytes, warp_row,
+                         ThirdOf(arrays.qkv_gradient, 2, sizeof(T), place.head, shape),
+                         first + warp_row, shape);
+  }
+
+ private:
+  EBB_HOST_DEVICE static int PairOf(int tile) { return kPair + tile % 2 * kPairBytes; }
+  template <class Thread>
+  EBB_HOST_DEVICE static Statistics& StatisticsOf(Thread& thread, int pair) {
+    return *reinterpret_cast<Statistics*>(thread.shared() + pair + 2 * kTileBytes);
+  }
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void CopyPair(Thread& thread, const Arrays& arrays, int64_t head,
+                                       int tile) {
+    const HeadShape& shape = arrays.shape;
+    const int64_t first = int64_t{tile} * kQueries;
+    CopyTile<kDepth, kQueries, kThreads>(
+        thread, PairOf(tile), ThirdOf(arrays.qkv, 0, sizeof(T), head, shape), first, shape);
+    CopyTile<kDepth, kQueries, kThreads>(thread, PairOf(tile) + kTileBytes,
+                                         OutputOf(arrays.output_gradient, sizeof(T), head, shape),
+                                         first, shape);
+    thread.CommitCopies();
+  }
+  // One number a thread, loaded early and stored late. Past the last token 0, which makes weights of
+  // 1 that are multiplied by output gradients of 0.
+  template <class Thread>
+  EBB_HOST_DEVICE static float LoadStatistic(Thread& thread, const Arrays& arrays, int64_t head,
+                                             int tile) {
+    const int64_t query = int64_t{tile} * kQueries + thread.index() % kQueries;
+    if (thread.index() >= 2 * kQueries || query >= arrays.shape.tokens) return 0;
+    const int64_t at = head * arrays.shape.tokens + query;
+    return thread.index() < kQueries ? arrays.log_sum_exp[at] : arrays.row_dots[at];
+  }
+  template <class Thread>
+  EBB_HOST_DEVICE static void StoreStatistic(Thread& thread, int tile, float value) {
+    const int query = thread.index() % kQueries;
+    Statistics& statistics = StatisticsOf(thread, PairOf(tile));
+    if (thread.index() < kQueries) {
+      statistics.minus_log2_sum[query] = -kLog2E * value;
+    } else if (thread.index() < 2 * kQueries) {
+      statistics.dots[query] = value;
+    }
+  }
+  // All threads have the next pair, and are done with the one before.
+  template <class Thread>
+  EBB_HOST_DEVICE static void WaitForPair(Thread& thread) {
+    thread.template WaitForCopies<0>();
+    thread.Sync();
+  }
+
+  // Scores become weights, those of queries before the key 0.
+  template <class Thread>
+  EBB_HOST_DEVICE static void Weigh(Thread& thread, int row, float scale_log2,
+                                    const float* minus_log2_sum, Slab& scores) {
+    const int group = thread.lane() / 4, pair = thread.lane() % 4;
+    EBB_UNROLL
+    for (int n = 0; n < kSlab / 8; ++n) {
+      EBB_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float offset = minus_log2_sum[8 * n + 2 * pair + i % 2];
+        EBB_UNROLL
+        for (int r = 0; r < kRowTiles; ++r)
+          scores[r][n][i] = Exp2(Fma(scores[r][n][i], scale_log2, offset));
+      }
+    }
+    if (row + kWarpKeys <= 1) return;
+    // The thread's first query less its first key; those of others are a constant away.
+    const int ahead = 2 * pair - row - group;
+    EBB_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      EBB_UNROLL
+      for (int n = 0; n < kSlab / 8; ++n) {
+        EBB_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          if (16 * r + i / 2 * 8 - 8 * n - i % 2 > ahead) scores[r][n][i] = 0;
+        }
+      }
+    }
+  }
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Differentiate(Thread& thread, const Slab& weights, const float* dots,
+                                            Slab& gradients) {
+    const int pair = thread.lane() % 4;
+    EBB_UNROLL
+    for (int n = 0; n < kSlab / 8; ++n) {
+      EBB_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float dot = dots[8 * n + 2 * pair + i % 2];
+        EBB_UNROLL
+        for (int r = 0; r < kRowTiles; ++r)
+          gradients[r][n][i] = weights[r][n][i] * (gradients[r][n][i] - dot);
+      }
+    }
+  }
+};
+
+}  // namespace ebb::gpt::cuda

@@ -1,0 +1,219 @@
+// Tiles of a head's rows in shared memory, and products of them on tensor cores.
+//
+// A tile's row is kDepth numbers of 16 bits, in chunks of 8; chunks of a row change places by the
+// row's number, so that a chunk of 8 consecutive rows lies in all 32 banks once, whether it is
+// copied to the tile or loaded as a matrix.
+#pragma once
+
+#include <cstdint>
+
+#include "ebb/runtime/device/cuda/matrix_thread.h"
+#include "ops/cuda/attention_heads.h"
+
+namespace ebb::gpt::cuda {
+
+inline constexpr int kChunkBytes = 16;
+inline constexpr int kChunkNumbers = 8;
+
+template <int kDepth>
+struct TileLayout {
+  static_assert(kDepth % 32 == 0);
+  static constexpr int kChunks = kDepth / kChunkNumbers, kRowBytes = kChunks * kChunkBytes;
+  // 8 rows cover all banks once for each of their chunks: in the second case every second row begins
+  // in the same bank.
+  static constexpr int kSwapped = kChunks % 8 == 0 ? 8 : 4;  // chunks that change places
+
+  static constexpr int Bytes(int rows) { return rows * kRowBytes; }
+
+  // Where a chunk begins, from the tile's begin.
+  static EBB_HOST_DEVICE int Place(int row, int chunk) {
+    const int swap = kSwapped == 8 ? row % 8 : row / 2 % 4;
+    return row * kRowBytes + (chunk ^ swap) * kChunkBytes;
+  }
+  // From the address of chunk 0 or 1 of a row, in a tile at a multiple of 128 bytes, that of the
+  // chunk 2 * step further on.
+  static EBB_HOST_DEVICE int Step(int address, int step) {
+    constexpr int kSteps = kSwapped / 2;
+    return (address ^ step % kSteps * 2 * kChunkBytes) +
+           step / kSteps * kSwapped * kChunkBytes;
+  }
+};
+
+// Begins to copy rows [first, first + kRows) of a head to a tile, with zeros beyond the last token
+// and the head's width.
+template <int kDepth, int kRows, int kThreads, class Thread>
+EBB_HOST_DEVICE void CopyTile(Thread& thread, int tile, const HeadRows<const char>& rows,
+                              int64_t first, const HeadShape& shape) {
+  using Layout = TileLayout<kDepth>;
+  static_assert(kRows * Layout::kChunks % kThreads == 0);
+  const char* const begin = rows.Row(first);
+  const int left = static_cast<int>(shape.tokens - first);
+  EBB_UNROLL
+  for (int turn = 0; turn < kRows * Layout::kChunks / kThreads; ++turn) {
+    const int i = turn * kThreads + thread.index();
+    const int row = i / Layout::kChunks, chunk = i % Layout::kChunks;
+    const bool inside = row < left && chunk * kChunkNumbers < shape.depth;
+    thread.CopyAsync(tile + Layout::Place(row, chunk),
+                     begin + (inside ? row * rows.stride + chunk * kChunkBytes : 0), inside);
+  }
+}
+
+// The address of a lane's row of matrices of a tile that are 16 rows and its first 16 columns in all.
+// Those of other columns are Step away, those of rows further down by a multiple of 8 kRowBytes a row.
+//
+// The first two matrices are under one another: as a product's left side or, transposed, as two right
+// sides, words 0, 1 and 2, 3, where the product sums down the tile's columns.
+template <int kDepth, class Thread>
+EBB_HOST_DEVICE int AddressOfColumns(Thread& thread, int tile, int row) {
+  const int lane = thread.lane();
+  return thread.AddressOf(tile + TileLayout<kDepth>::Place(row + lane % 16, lane / 16));
+}
+// The first two are side by side: as two right sides, where it sums along the tile's rows.
+template <int kDepth, class Thread>
+EBB_HOST_DEVICE int AddressOfRows(Thread& thread, int tile, int row) {
+  const int lane = thread.lane();
+  return thread.AddressOf(
+      tile + TileLayout<kDepth>::Place(row + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+}
+
+// The left side of products that a warp makes again and again: 16 * kRowTiles rows of a tile, held
+// in registers or loaded each time.
+template <int kDepth, int kRowTiles, bool kHeld>
+struct LeftRows {
+  using Layout = TileLayout<kDepth>;
+  int tile, row;
+  uint32_t words[kHeld ? kRowTiles : 1][kHeld ? kDepth / 16 : 1][4];
+
+  // When the tile is there.
+  template <class Thread>
+  EBB_HOST_DEVICE void Hold(Thread& thread) {
+    if constexpr (kHeld) {
+      const int address = AddressOfColumns<kDepth>(thread, tile, row);
+      EBB_UNROLL
+      for (int k = 0; k < kDepth / 16; ++k) {
+        EBB_UNROLL
+        for (int r = 0; r < kRowTiles; ++r)
+          thread.LoadMatrices(Layout::Step(address, k) + 16 * r * Layout::kRowBytes, words[r][k]);
+      }
+    }
+  }
+  // Columns [16 * k, 16 * k + 16).
+  template <class Thread>
+  EBB_HOST_DEVICE void Get(Thread& thread, int k, uint32_t (&a)[kRowTiles][4]) const {
+    if constexpr (kHeld) {
+      EBB_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) {
+        EBB_UNROLL
+        for (int i = 0; i < 4; ++i) a[r][i] = words[r][k][i];
+      }
+    } else {
+      const int address = Layout::Step(AddressOfColumns<kDepth>(thread, tile, row), k);
+      EBB_UNROLL
+      for (int r = 0; r < kRowTiles; ++r)
+        thread.LoadMatrices(address + 16 * r * Layout::kRowBytes, a[r]);
+    }
+  }
+};
+
+// product = left times the transpose of rows [row, row + 8 * kColumns) of a tile: of each row of the
+// one with each of the other.
+template <class T, int kDepth, int kRowTiles, int kColumns, bool kHeld, class Thread>
+EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTiles, kHeld>& left,
+                                  int tile, int row, float (&product)[kRowTiles][kColumns][4]) {
+  using Layout = TileLayout<kDepth>;
+  EBB_UNROLL
+  for (int r = 0; r < kRowTiles; ++r) {
+    EBB_UNROLL
+    for (int n = 0; n < kColumns; ++n) {
+      EBB_UNROLL
+      for (int i = 0; i < 4; ++i) product[r][n][i] = 0;
+    }
+  }
+  const int address = AddressOfRows<kDepth>(thread, tile, row);
+  EBB_UNROLL
+  for (int k = 0; k < kDepth / 16; ++k) {
+    uint32_t a[kRowTiles][4];
+    left.Get(thread, k, a);
+    EBB_UNROLL
+    for (int n = 0; n < kColumns; n += 2) {
+      uint32_t b[4];
+      thread.LoadMatrices(Layout::Step(address, k) + 8 * n * Layout::kRowBytes, b);
+      EBB_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) {
+        thread.template MultiplyAdd<T>(product[r][n], a[r], b[0], b[1]);
+        thread.template MultiplyAdd<T>(product[r][n + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// product += left, rounded to T, times rows [row, row + 8 * kSummed) of a tile; left is what
+// MultiplyRows gave.
+template <class T, int kDepth, int kRowTiles, int kSummed, class Thread>
+EBB_HOST_DEVICE void AddRowsTimes(Thread& thread, const float (&left)[kRowTiles][kSummed][4],
+                                  int tile, int row,
+                                  float (&product)[kRowTiles][kDepth / 8][4]) {
+  using Layout = TileLayout<kDepth>;
+  const int address = AddressOfColumns<kDepth>(thread, tile, row);
+  EBB_UNROLL
+  for (int k = 0; k < kSummed; k += 2) {
+    uint32_t a[kRowTiles][4];
+    EBB_UNROLL
+    for (int r = 0; r < kRowTiles; ++r) {
+      EBB_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float(&c)[4] = left[r][k + i / 2];
+        a[r][i] = kernel::PackPair<T>(c[i % 2 * 2], c[i % 2 * 2 + 1]);
+      }
+    }
+    EBB_UNROLL
+    for (int n = 0; n < kDepth / 8; n += 2) {
+      uint32_t b[4];
+      thread.LoadMatricesTransposed(Layout::Step(address, n / 2) + 8 * k * Layout::kRowBytes, b);
+      EBB_UNROLL
+      for (int r = 0; r < kRowTiles; ++r) {
+        thread.template MultiplyAdd<T>(product[r][n], a[r], b[0], b[1]);
+        thread.template MultiplyAdd<T>(product[r][n + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Writes a warp's product to rows [first, ...) of a head, past the last token none, by way of rows
+// of a tile that nobody but the warp uses: so that memory gets whole chunks.
+template <class T, int kDepth, int kRowTiles, class Thread>
+EBB_HOST_DEVICE void StoreRows(Thread& thread, const float (&product)[kRowTiles][kDepth / 8][4],
+                               int tile, int tile_row, const HeadRows<char>& rows, int64_t first,
+                               const HeadShape& shape) {
+  using Layout = TileLayout<kDepth>;
+  struct alignas(kChunkBytes) Chunk {
+    uint32_t words[4];
+  };
+  const int lane = thread.lane(), group = lane / 4, pair = lane % 4;
+  thread.SyncWarp();
+  EBB_UNROLL
+  for (int r = 0; r < kRowTiles; ++r) {
+    EBB_UNROLL
+    for (int n = 0; n < kDepth / 8; ++n) {
+      EBB_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = tile_row + 16 * r + 8 * half + group;
+        *reinterpret_cast<uint32_t*>(thread.shared() + tile + Layout::Place(row, n) + 4 * pair) =
+            kernel::PackPair<T>(product[r][n][2 * half], product[r][n][2 * half + 1]);
+      }
+    }
+  }
+  thread.SyncWarp();
+  EBB_UNROLL
+  for (int turn = 0; turn < 16 * kRowTiles * Layout::kChunks / kernel::kWarp; ++turn) {
+    const int i = turn * kernel::kWarp + lane;
+    const int row = i / Layout::kChunks, chunk = i % Layout::kChunks;
+    if (first + row < shape.tokens && chunk * kChunkNumbers < shape.depth) {
+      *reinterpret_cast<Chunk*>(rows.Row(first + row) + chunk * kChunkBytes) =
+          *reinterpret_cast<const Chunk*>(thread.shared() + tile +
+                                          Layout::Place(tile_row + row, chunk));
+    }
+  }
+}
+
+}  // namespace ebb::gpt::cuda

@@ -1,0 +1,144 @@
+// A thread of kernel_thread.h that also multiplies matrices with its warp: MatrixThread<Thread>,
+// which a kernel makes of the Thread it runs with. Here is the device's, for sm_80 and later; that of
+// tests is in tests/cuda/stand_in/host_matrix_thread.h.
+//
+// A product is c[16, 8] += a[16, 16] b[16, 8], with a and b of 16-bit numbers, two a word, and c of
+// fp32. Its parts are spread over the warp's lanes as PTX lays mma.m16n8k16 out: with
+// group = lane / 4 and pair = lane % 4,
+//
+//   a[0]  a(group,     2 pair), a(group,     2 pair + 1)    c[0]  c(group,     2 pair)
+//   a[1]  a(group + 8, 2 pair), a(group + 8, 2 pair + 1)    c[1]  c(group,     2 pair + 1)
+//   a[2]  a(group,     2 pair + 8), ... + 9                 c[2]  c(group + 8, 2 pair)
+//   a[3]  a(group + 8, 2 pair + 8), ... + 9                 c[3]  c(group + 8, 2 pair + 1)
+//   b0    b(2 pair, group), b(2 pair + 1, group)
+//   b1    b(2 pair + 8, group), b(2 pair + 9, group)
+//
+// the first of two numbers in the lower half of its word. So two neighbouring c, rounded, are a word
+// of an a: what a product gave goes into the next without a move between lanes.
+//
+// Places in shared memory are said as bytes from shared().
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/cuda/kernel_thread.h"
+
+// Of the loop that follows: arrays of fragments live in registers only where indices are constant.
+#if defined(__CUDA_ARCH__)
+#define EBB_UNROLL _Pragma("unroll")
+#else
+#define EBB_UNROLL
+#endif
+
+namespace ebb::kernel {
+
+template <class Thread>
+class MatrixThread;
+
+#if defined(__CUDACC__)
+
+template <>
+class MatrixThread<DeviceThread> : public DeviceThread {
+ public:
+  __device__ __forceinline__ explicit MatrixThread(const DeviceThread& thread)
+      : DeviceThread(thread),
+        base_(static_cast<int>(__cvta_generic_to_shared(thread.shared()))) {}
+
+  // The address of a place, to which bytes may be added. The compiler cannot see what it is made of:
+  // else it would keep all its sums with constants in registers, from before the loop around.
+  __device__ __forceinline__ int AddressOf(int place) const {
+    int address = base_ + place;
+    asm volatile("" : "+r"(address));
+    return address;
+  }
+
+  // Four matrices of 8 rows of 8 numbers; lane i has the address of row i % 8 of matrix i / 8, a
+  // multiple of 16 bytes. words[m] becomes numbers (group, 2 pair) and (group, 2 pair + 1) of matrix
+  // m. Of all lanes.
+  __device__ __forceinline__ void LoadMatrices(int address, uint32_t (&words)[4]) const {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+  }
+  // words[m] becomes numbers (2 pair, group) and (2 pair + 1, group).
+  __device__ __forceinline__ void LoadMatricesTransposed(int address, uint32_t (&words)[4]) const {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(address)
+                 : "memory");
+  }
+
+  // T is BFloat16 or Float16. Of all lanes.
+  template <class T>
+  __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                              uint32_t b1) const {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    } else {
+      static_assert(std::is_same_v<T, Float16>);
+      asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+          "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+          : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+  }
+
+  // Begins to copy 16 bytes to shared memory, both ends at multiples of 16; without `inside` zeros,
+  // and nothing is read. They are there after WaitForCopies, for others after a Sync, too.
+  __device__ __forceinline__ void CopyAsync(int to, const void* from, bool inside) const {
+    const uint32_t bytes = inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"(base_ + to), "l"(__cvta_generic_to_global(from)),
+                   "r"(bytes)
+                 : "memory");
+  }
+  // Ends a group of this thread's copies, which may be empty.
+  __device__ __forceinline__ void CommitCopies() const {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  // For all groups of this thread but the last kPending.
+  template <int kPending>
+  __device__ __forceinline__ void WaitForCopies() const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  }
+
+ private:
+  const int base_;
+};
+
+#endif
+
+// Two numbers as one word, each rounded to nearest, ties to even; and back.
+template <class T>
+EBB_HOST_DEVICE uint32_t PackPair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint32_t word;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  }
+  return word;
+#else
+  return T(low).bits | static_cast<uint32_t>(T(high).bits) << 16;
+#endif
+}
+template <class T>
+EBB_HOST_DEVICE void UnpackPair(uint32_t word, float& low, float& high) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    low = NumberOf(word << 16);
+    high = NumberOf(word & 0xffff0000u);
+  } else {
+    low = FromFloat16(static_cast<uint16_t>(word));
+    high = FromFloat16(static_cast<uint16_t>(word >> 16));
+  }
+}
+
+}  // namespace ebb::kernel
