@@ -43,31 +43,33 @@ template <>
 class MatrixThread<DeviceThread> : public DeviceThread {
  public:
   __device__ __forceinline__ explicit MatrixThread(const DeviceThread& thread)
-      : DeviceThread(thread),
-        base_(static_cast<int>(__cvta_generic_to_shared(thread.shared()))) {}
+      : DeviceThread(thread), base_(static_cast<int>(__cvta_generic_to_shared(thread.shared()))) {}
 
-  // The address of a place, to which bytes may be added. The compiler cannot see what it is made of:
-  // else it would keep all its sums with constants in registers, from before the loop around.
-  __device__ __forceinline__ int AddressOf(int place) const {
-    int address = base_ + place;
-    asm volatile("" : "+r"(address));
-    return address;
+  // The same value, of which the compiler does not know what it is made. For addresses inside loops:
+  // all their sums with constants would else be kept in registers from before the loop.
+  __device__ __forceinline__ int Opaque(int place) const {
+    asm volatile("" : "+r"(place));
+    return place;
+  }
+  __device__ __forceinline__ const char* Opaque(const char* pointer) const {
+    asm volatile("" : "+l"(pointer));
+    return pointer;
   }
 
-  // Four matrices of 8 rows of 8 numbers; lane i has the address of row i % 8 of matrix i / 8, a
+  // Four matrices of 8 rows of 8 numbers; lane i has the place of row i % 8 of matrix i / 8, a
   // multiple of 16 bytes. words[m] becomes numbers (group, 2 pair) and (group, 2 pair + 1) of matrix
   // m. Of all lanes.
-  __device__ __forceinline__ void LoadMatrices(int address, uint32_t (&words)[4]) const {
+  __device__ __forceinline__ void LoadMatrices(int row, uint32_t (&words)[4]) const {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address)
+                 : "r"(base_ + row)
                  : "memory");
   }
   // words[m] becomes numbers (2 pair, group) and (2 pair + 1, group).
-  __device__ __forceinline__ void LoadMatricesTransposed(int address, uint32_t (&words)[4]) const {
+  __device__ __forceinline__ void LoadMatricesTransposed(int row, uint32_t (&words)[4]) const {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                 : "r"(address)
+                 : "r"(base_ + row)
                  : "memory");
   }
 
@@ -90,13 +92,12 @@ class MatrixThread<DeviceThread> : public DeviceThread {
   }
 
   // Begins to copy 16 bytes to shared memory, both ends at multiples of 16; without `inside` zeros,
-  // and nothing is read. They are there after WaitForCopies, for others after a Sync, too.
+  // and `from` is not read. They are there after WaitForCopies, for others after a Sync, too.
   __device__ __forceinline__ void CopyAsync(int to, const void* from, bool inside) const {
     const uint32_t bytes = inside ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :
-                 : "r"(base_ + to), "l"(__cvta_generic_to_global(from)),
-                   "r"(bytes)
+                 : "r"(base_ + to), "l"(__cvta_generic_to_global(from)), "r"(bytes)
                  : "memory");
   }
   // Ends a group of this thread's copies, which may be empty.

@@ -34,15 +34,18 @@ class MatrixThread<stand_in::HostThread> : public stand_in::HostThread {
     if (left > 0) Stop("a thread ended with copies that it never waited for");
   }
 
-  int AddressOf(int place) { return place; }
+  template <class Value>
+  Value Opaque(Value value) {
+    return value;
+  }
 
-  void LoadMatrices(int address, uint32_t (&words)[4]) {
-    const char* const rows = ExchangeRows(address);
+  void LoadMatrices(int row, uint32_t (&words)[4]) {
+    const char* const rows = ExchangeRows(row);
     for (int m = 0; m < 4; ++m)
       std::memcpy(&words[m], rows + (8 * m + lane() / 4) * kRowBytes + 4 * (lane() % 4), 4);
   }
-  void LoadMatricesTransposed(int address, uint32_t (&words)[4]) {
-    const char* const rows = ExchangeRows(address);
+  void LoadMatricesTransposed(int row, uint32_t (&words)[4]) {
+    const char* const rows = ExchangeRows(row);
     for (int m = 0; m < 4; ++m) {
       uint16_t halves[2];
       for (int i = 0; i < 2; ++i) {
@@ -109,9 +112,9 @@ class MatrixThread<stand_in::HostThread> : public stand_in::HostThread {
   }
 
   // All 32 rows, and a look at the banks: those of a row are 4 of 32, each of 4 bytes.
-  const char* ExchangeRows(int address) {
-    if (address % kRowBytes != 0) Stop("a matrix's row that is not aligned to 16 bytes");
-    const char* const places = Exchange(&address, sizeof address);
+  const char* ExchangeRows(int row) {
+    if (row % kRowBytes != 0) Stop("a matrix's row that is not aligned to 16 bytes");
+    const char* const places = Exchange(&row, sizeof row);
     if (lane() % 8 == 0) {
       unsigned seen = 0;
       for (int i = lane(); i < lane() + 8; ++i) {
@@ -121,7 +124,7 @@ class MatrixThread<stand_in::HostThread> : public stand_in::HostThread {
       }
       if (seen != 0xff) ++stand_in::bank_conflicts;
     }
-    return Exchange(shared() + address, kRowBytes);
+    return Exchange(shared() + row, kRowBytes);
   }
 
   std::vector<Copy> copies_;               // of the group that is open

@@ -14,8 +14,7 @@ cudaError_t Launch(cudaStream_t stream, int64_t bytes, int64_t tile_rows,
                    const AttentionBackwardArrays& x, void* scratch) {
   const HeadShape shape = ShapeOf(x.sequences, x.tokens, x.heads, x.width, bytes, tile_rows);
   return kernel::LaunchKernel<Kernel>(
-      stream,
-      {.blocks = shape.head_count() * shape.tiles, .shared_bytes = Kernel::kSharedBytes},
+      stream, {.blocks = shape.head_count() * shape.tiles, .shared_bytes = Kernel::kSharedBytes},
       {.shape = shape,
        .qkv = static_cast<const char*>(x.qkv),
        .output = static_cast<const char*>(x.output),
@@ -30,8 +29,7 @@ cudaError_t LaunchTiled(cudaStream_t stream, const AttentionBackwardArrays& x, v
   using Queries = AttentionQueryGradients<T, kDepth>;
   using Keys = AttentionKeyGradients<T, kDepth>;
   const cudaError_t result = Launch<Queries>(stream, sizeof(T), Queries::kQueries, x, scratch);
-  return result != cudaSuccess ? result
-                               : Launch<Keys>(stream, sizeof(T), Keys::kKeys, x, scratch);
+  return result != cudaSuccess ? result : Launch<Keys>(stream, sizeof(T), Keys::kKeys, x, scratch);
 }
 
 template <class T>

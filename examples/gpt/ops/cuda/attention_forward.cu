@@ -1,9 +1,8 @@
-#include "ops/cuda/attention_forward.h"
-
 #include <cuda_runtime.h>
 
 #include "ebb/runtime/device/cuda/kernel_launch.h"
 #include "ops/cuda/attention.h"
+#include "ops/cuda/attention_forward.h"
 #include "ops/cuda/attention_plain.h"
 
 namespace ebb::gpt::cuda {
@@ -14,8 +13,7 @@ cudaError_t Launch(cudaStream_t stream, int64_t bytes, int64_t tile_rows,
                    const AttentionArrays& x) {
   const HeadShape shape = ShapeOf(x.sequences, x.tokens, x.heads, x.width, bytes, tile_rows);
   return kernel::LaunchKernel<Kernel>(
-      stream,
-      {.blocks = shape.head_count() * shape.tiles, .shared_bytes = Kernel::kSharedBytes},
+      stream, {.blocks = shape.head_count() * shape.tiles, .shared_bytes = Kernel::kSharedBytes},
       {.shape = shape,
        .qkv = static_cast<const char*>(x.qkv),
        .output = static_cast<char*>(x.output),

@@ -43,9 +43,10 @@ struct AttentionForward {
     kernel::MatrixThread<Launched> thread(launched);
     const HeadShape& shape = arrays.shape;
     const BlockPlace place = PlaceOf(thread.block(), shape);
-    const int64_t first = (shape.tiles - 1 - place.tile) * kQueries;
-    const int64_t end = first + kQueries < shape.tokens ? first + kQueries : shape.tokens;
-    const int tiles = static_cast<int>((end + kKeys - 1) / kKeys);
+    const int first = (static_cast<int>(shape.tiles) - 1 - place.tile) * kQueries;
+    const int tokens = static_cast<int>(shape.tokens);
+    const int end = first + kQueries < tokens ? first + kQueries : tokens;
+    const int tiles = (end + kKeys - 1) / kKeys;
     const int warp_row = thread.warp() * kWarpQueries;
     const auto keys = ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape);
     const auto values = ThirdOf(arrays.qkv, 2, sizeof(T), place.head, shape);
@@ -66,7 +67,7 @@ struct AttentionForward {
         for (int i = 0; i < 4; ++i) output[r][n][i] = 0;
     }
     // The warp's first query, from the first key of the tile.
-    int row = static_cast<int>(first) + warp_row;
+    int row = first + warp_row;
     for (int tile = 0; tile < tiles; ++tile, row -= kKeys) {
       const int pair = kPair + tile % 2 * kPairBytes;
       if (tile + 1 < tiles) CopyPair(thread, keys, values, tile + 1, shape);
@@ -88,7 +89,7 @@ struct AttentionForward {
                                        const HeadRows<const char>& values, int tile,
                                        const HeadShape& shape) {
     const int pair = kPair + tile % 2 * kPairBytes;
-    const int64_t first = int64_t{tile} * kKeys;
+    const int first = tile * kKeys;
     CopyTile<kDepth, kKeys, kThreads>(thread, pair, keys, first, shape);
     CopyTile<kDepth, kKeys, kThreads>(thread, pair + kPairBytes / 2, values, first, shape);
     thread.CommitCopies();
@@ -156,9 +157,8 @@ struct AttentionForward {
   }
 
   template <class Thread>
-  EBB_HOST_DEVICE static void Store(Thread& thread, const Arrays& arrays, int64_t head,
-                                    int64_t first, int warp_row, const Softmax& softmax,
-                                    Output& output) {
+  EBB_HOST_DEVICE static void Store(Thread& thread, const Arrays& arrays, int head, int first,
+                                    int warp_row, const Softmax& softmax, Output& output) {
     const HeadShape& shape = arrays.shape;
     const int group = thread.lane() / 4, pair = thread.lane() % 4;
     EBB_UNROLL
@@ -174,9 +174,9 @@ struct AttentionForward {
           output[r][n][2 * half] *= share;
           output[r][n][2 * half + 1] *= share;
         }
-        const int64_t query = first + 16 * r + 8 * half + group;
+        const int query = first + 16 * r + 8 * half + group;
         if (pair == 0 && query < shape.tokens) {
-          arrays.log_sum_exp[head * shape.tokens + query] =
+          arrays.log_sum_exp[int64_t{head} * shape.tokens + query] =
               Fma(softmax.largest[r][half], shape.scale, std::log(sum));
         }
       }

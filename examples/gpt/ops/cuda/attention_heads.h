@@ -36,11 +36,14 @@ EBB_HOST_DEVICE float Exp2(float x) {
   return std::exp2(x);
 #endif
 }
-EBB_HOST_DEVICE float MinusInfinity() { return kernel::NumberOf(0xff800000u); }
+EBB_HOST_DEVICE float MinusInfinity() {
+  return kernel::NumberOf(0xff800000u);
+}
 
 inline constexpr float kLog2E = 1.44269504f;
 
-// Attention of `sequences` with `heads` heads each; the same for all blocks of a launch.
+// Attention of `sequences` with `heads` heads each; the same for all blocks of a launch. Tokens of a
+// sequence and blocks of a launch are fewer than 2^31.
 struct HeadShape {
   int64_t sequences = 0, tokens = 0, heads = 0, width = 0;
   int depth = 0;           // of a head: width / heads
@@ -66,13 +69,13 @@ inline HeadShape ShapeOf(int64_t sequences, int64_t tokens, int64_t heads, int64
           .scale = scale,
           .scale_log2 = scale * kLog2E,
           .tiles = (tokens + tile_rows - 1) / tile_rows,
-          .heads_near = std::clamp<int64_t>(kNearBytes / (2 * tokens * depth * bytes), 1,
-                                            sequences * heads)};
+          .heads_near =
+              std::clamp<int64_t>(kNearBytes / (2 * tokens * depth * bytes), 1, sequences * heads)};
 }
 
 // A block's head, of all sequences, and its tile in the order of their work.
 struct BlockPlace {
-  int64_t head, tile;
+  int head, tile;
 };
 // Groups of heads one after the other; in a group first the first tile of all its heads, and so on:
 // the heaviest tiles begin first, so that none is left when all else is done.
@@ -82,7 +85,7 @@ EBB_HOST_DEVICE BlockPlace PlaceOf(int64_t block, const HeadShape& shape) {
   const uint32_t first = b / (near * tiles) * near;
   const uint32_t left = static_cast<uint32_t>(shape.sequences * shape.heads) - first;
   const uint32_t group = left < near ? left : near, at = b - first * tiles;
-  return {first + at % group, at / group};
+  return {static_cast<int>(first + at % group), static_cast<int>(at / group)};
 }
 
 // Rows of one head, `stride` bytes apart. Byte: char, or const char.
@@ -91,12 +94,12 @@ struct HeadRows {
   Byte* first;
   int64_t stride;
 
-  EBB_HOST_DEVICE Byte* Row(int64_t row) const { return first + row * stride; }
+  EBB_HOST_DEVICE Byte* Row(int row) const { return first + row * stride; }
 };
 
 // Of queries (0), keys (1) or values (2) in [sequences * tokens, 3 * width] numbers of `bytes` bytes.
 template <class Byte>
-EBB_HOST_DEVICE HeadRows<Byte> ThirdOf(Byte* qkv, int third, int64_t bytes, int64_t head,
+EBB_HOST_DEVICE HeadRows<Byte> ThirdOf(Byte* qkv, int third, int64_t bytes, int head,
                                        const HeadShape& shape) {
   const auto heads = static_cast<uint32_t>(shape.heads), h = static_cast<uint32_t>(head);
   const int64_t sequence = h / heads, of_sequence = h % heads;
@@ -106,7 +109,7 @@ EBB_HOST_DEVICE HeadRows<Byte> ThirdOf(Byte* qkv, int third, int64_t bytes, int6
 }
 // Of the output or its gradient, [sequences * tokens, width].
 template <class Byte>
-EBB_HOST_DEVICE HeadRows<Byte> OutputOf(Byte* output, int64_t bytes, int64_t head,
+EBB_HOST_DEVICE HeadRows<Byte> OutputOf(Byte* output, int64_t bytes, int head,
                                         const HeadShape& shape) {
   const auto heads = static_cast<uint32_t>(shape.heads), h = static_cast<uint32_t>(head);
   const int64_t sequence = h / heads, of_sequence = h % heads;

@@ -49,19 +49,23 @@ struct AttentionKeyGradients {
     kernel::MatrixThread<Launched> thread(launched);
     const HeadShape& shape = arrays.shape;
     const BlockPlace place = PlaceOf(thread.block(), shape);
-    const int64_t first = place.tile * kKeys;
-    const int begin = static_cast<int>(first / kQueries);
+    const int first = place.tile * kKeys;
+    const int begin = first / kQueries;
     const int end = static_cast<int>((shape.tokens + kQueries - 1) / kQueries);
     const int warp_row = thread.warp() * kWarpKeys;
+
+    const auto queries = ThirdOf(arrays.qkv, 0, sizeof(T), place.head, shape);
+    const auto output_gradients = OutputOf(arrays.output_gradient, sizeof(T), place.head, shape);
 
     CopyTile<kDepth, kKeys, kThreads>(
         thread, 0, ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape), first, shape);
     CopyTile<kDepth, kKeys, kThreads>(
         thread, kRowsBytes, ThirdOf(arrays.qkv, 2, sizeof(T), place.head, shape), first, shape);
-    CopyPair(thread, arrays, place.head, begin);
+    CopyPair(thread, queries, output_gradients, begin, shape);
     StoreStatistic(thread, begin, LoadStatistic(thread, arrays, place.head, begin));
     WaitForPair(thread);
-    LeftRows<kDepth, kRowTiles, kHeld> keys = {0, warp_row, {}}, values = {kRowsBytes, warp_row, {}};
+    LeftRows<kDepth, kRowTiles, kHeld> keys = {0, warp_row, {}},
+                                       values = {kRowsBytes, warp_row, {}};
     keys.Hold(thread);
     values.Hold(thread);
 
@@ -76,15 +80,15 @@ struct AttentionKeyGradients {
       const int pair = PairOf(tile);
       float statistic = 0;
       if (tile + 1 < end) {
-        CopyPair(thread, arrays, place.head, tile + 1);
+        CopyPair(thread, queries, output_gradients, tile + 1, shape);
         statistic = LoadStatistic(thread, arrays, place.head, tile + 1);
       }
       // The first queries may see none of the warp's keys.
       for (int slab = row < kSlab ? 0 : row / kSlab * kSlab; slab < kQueries; slab += kSlab) {
         Slab weights, score_gradients;
         MultiplyRows<T>(thread, keys, pair, slab, weights);
-        Weigh(thread, row - slab, shape.scale_log2, StatisticsOf(thread, pair).minus_log2_sum + slab,
-              weights);
+        Weigh(thread, row - slab, shape.scale_log2,
+              StatisticsOf(thread, pair).minus_log2_sum + slab, weights);
         AddRowsTimes<T, kDepth>(thread, weights, pair + kTileBytes, slab, value_gradients);
         MultiplyRows<T>(thread, values, pair + kTileBytes, slab, score_gradients);
         Differentiate(thread, weights, StatisticsOf(thread, pair).dots + slab, score_gradients);
@@ -113,25 +117,22 @@ struct AttentionKeyGradients {
   }
 
   template <class Thread>
-  EBB_HOST_DEVICE static void CopyPair(Thread& thread, const Arrays& arrays, int64_t head,
-                                       int tile) {
-    const HeadShape& shape = arrays.shape;
-    const int64_t first = int64_t{tile} * kQueries;
-    CopyTile<kDepth, kQueries, kThreads>(
-        thread, PairOf(tile), ThirdOf(arrays.qkv, 0, sizeof(T), head, shape), first, shape);
-    CopyTile<kDepth, kQueries, kThreads>(thread, PairOf(tile) + kTileBytes,
-                                         OutputOf(arrays.output_gradient, sizeof(T), head, shape),
-                                         first, shape);
+  EBB_HOST_DEVICE static void CopyPair(Thread& thread, const HeadRows<const char>& queries,
+                                       const HeadRows<const char>& output_gradients, int tile,
+                                       const HeadShape& shape) {
+    const int pair = PairOf(tile), first = tile * kQueries;
+    CopyTile<kDepth, kQueries, kThreads>(thread, pair, queries, first, shape);
+    CopyTile<kDepth, kQueries, kThreads>(thread, pair + kTileBytes, output_gradients, first, shape);
     thread.CommitCopies();
   }
   // One number a thread, loaded early and stored late. Past the last token 0, which makes weights of
   // 1 that are multiplied by output gradients of 0.
   template <class Thread>
-  EBB_HOST_DEVICE static float LoadStatistic(Thread& thread, const Arrays& arrays, int64_t head,
+  EBB_HOST_DEVICE static float LoadStatistic(Thread& thread, const Arrays& arrays, int head,
                                              int tile) {
-    const int64_t query = int64_t{tile} * kQueries + thread.index() % kQueries;
+    const int query = tile * kQueries + thread.index() % kQueries;
     if (thread.index() >= 2 * kQueries || query >= arrays.shape.tokens) return 0;
-    const int64_t at = head * arrays.shape.tokens + query;
+    const int64_t at = int64_t{head} * arrays.shape.tokens + query;
     return thread.index() < kQueries ? arrays.log_sum_exp[at] : arrays.row_dots[at];
   }
   template <class Thread>

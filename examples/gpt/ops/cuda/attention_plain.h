@@ -62,15 +62,14 @@ struct Plain {
 
   // Rows [first, first + 32) of a head to shared memory, zeros past the last token.
   template <class T, class Thread, int kStride>
-  EBB_HOST_DEVICE static void Load(Thread& thread, const HeadRows<const char>& rows, int64_t first,
+  EBB_HOST_DEVICE static void Load(Thread& thread, const HeadRows<const char>& rows, int first,
                                    int slab, const HeadShape& shape, float (&to)[kTile][kStride]) {
     static_assert(kRows == kTile);
     const int columns = Columns(shape.depth, slab);
     for (int row = thread.warp(); row < kTile; row += kWarps) {
       for (int c = thread.lane(); c < columns; c += kernel::kWarp) {
-        to[row][c] = first + row < shape.tokens
-                         ? LoadNumber<T>(rows.Row(first + row), slab * kSlab + c)
-                         : 0;
+        to[row][c] =
+            first + row < shape.tokens ? LoadNumber<T>(rows.Row(first + row), slab * kSlab + c) : 0;
       }
     }
   }
@@ -109,10 +108,10 @@ struct Plain {
   // The warp's rows of a slab, times factors[i].
   template <class T, class Thread>
   EBB_HOST_DEVICE static void Store(Thread& thread, const Sums& sums, const OfRows& factors,
-                                    const HeadRows<char>& rows, int64_t first, int slab,
+                                    const HeadRows<char>& rows, int first, int slab,
                                     const HeadShape& shape) {
     for (int i = 0; i < kWarpRows; ++i) {
-      const int64_t row = first + thread.warp() * kWarpRows + i;
+      const int row = first + thread.warp() * kWarpRows + i;
       if (row >= shape.tokens) continue;
       for (int e = 0; e < kLaneColumns; ++e) {
         const int column = thread.lane() + e * kernel::kWarp;
@@ -137,7 +136,7 @@ struct PlainAttentionForward : Plain {
   EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& arrays) {
     const HeadShape& shape = arrays.shape;
     const BlockPlace place = PlaceOf(thread.block(), shape);
-    const int64_t first = (shape.tiles - 1 - place.tile) * kRows;
+    const int first = (static_cast<int>(shape.tiles) - 1 - place.tile) * kRows;
     auto& shared = *reinterpret_cast<Shared*>(thread.shared());
     const auto queries = ThirdOf(arrays.qkv, 0, sizeof(T), place.head, shape);
     const auto keys = ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape);
@@ -152,7 +151,7 @@ struct PlainAttentionForward : Plain {
         largest[i] = MinusInfinity(), sum[i] = 0;
         for (int e = 0; e < kLaneColumns; ++e) sums[i][e] = 0;
       }
-      for (int64_t tile = 0; tile < first + kRows && tile < shape.tokens; tile += kTile) {
+      for (int tile = 0; tile < first + kRows && tile < shape.tokens; tile += kTile) {
         OfRows scores = {};
         for (int s = 0; s < slabs; ++s) {
           thread.Sync();
@@ -163,7 +162,7 @@ struct PlainAttentionForward : Plain {
           AddDots(thread, shared.queries, shared.keys, Columns(shape.depth, s), scores);
         }
         for (int i = 0; i < kWarpRows; ++i) {
-          const int64_t query = first + thread.warp() * kWarpRows + i;
+          const int query = first + thread.warp() * kWarpRows + i;
           if (tile + thread.lane() > query) scores[i] = MinusInfinity();
           const float before = largest[i];
           largest[i] = Larger(before, kernel::WarpMax(thread, scores[i]));
@@ -179,9 +178,9 @@ struct PlainAttentionForward : Plain {
       for (int i = 0; i < kWarpRows; ++i) {
         const float total = kernel::WarpSum(thread, sum[i]);
         shares[i] = 1 / total;
-        const int64_t query = first + thread.warp() * kWarpRows + i;
+        const int query = first + thread.warp() * kWarpRows + i;
         if (slab == 0 && thread.lane() == 0 && query < shape.tokens) {
-          arrays.log_sum_exp[place.head * shape.tokens + query] =
+          arrays.log_sum_exp[int64_t{place.head} * shape.tokens + query] =
               Fma(largest[i], shape.scale, std::log(total));
         }
       }

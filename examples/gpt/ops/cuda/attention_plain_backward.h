@@ -24,7 +24,7 @@ struct PlainAttentionQueryGradients : Plain {
   EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& arrays) {
     const HeadShape& shape = arrays.shape;
     const BlockPlace place = PlaceOf(thread.block(), shape);
-    const int64_t first = (shape.tiles - 1 - place.tile) * kRows;
+    const int first = (static_cast<int>(shape.tiles) - 1 - place.tile) * kRows;
     auto& shared = *reinterpret_cast<Shared*>(thread.shared());
     const auto queries = ThirdOf(arrays.qkv, 0, sizeof(T), place.head, shape);
     const auto keys = ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape);
@@ -36,7 +36,7 @@ struct PlainAttentionQueryGradients : Plain {
     LoadStatistics(thread, arrays, place.head, first, minus_log2_sum, dots);
     for (int slab = 0; slab < slabs; ++slab) {
       Sums sums = {};
-      for (int64_t tile = 0; tile < first + kRows && tile < shape.tokens; tile += kTile) {
+      for (int tile = 0; tile < first + kRows && tile < shape.tokens; tile += kTile) {
         OfRows scores = {}, weight_gradients = {};
         for (int i = 1; i <= slabs; ++i) {
           const int s = (slab + i) % slabs;  // `slab` comes last, and stays
@@ -52,7 +52,7 @@ struct PlainAttentionQueryGradients : Plain {
         }
         OfRows score_gradients;
         for (int i = 0; i < kWarpRows; ++i) {
-          const int64_t query = first + thread.warp() * kWarpRows + i;
+          const int query = first + thread.warp() * kWarpRows + i;
           const float weight = Exp2(Fma(scores[i], shape.scale_log2, minus_log2_sum[i]));
           score_gradients[i] =
               tile + thread.lane() > query ? 0 : weight * (weight_gradients[i] - dots[i]);
@@ -61,27 +61,27 @@ struct PlainAttentionQueryGradients : Plain {
                    sums);
       }
       const OfRows factors = {shape.scale, shape.scale, shape.scale, shape.scale};
-      Store<T>(thread, sums, factors,
-               ThirdOf(arrays.qkv_gradient, 0, sizeof(T), place.head, shape), first, slab, shape);
+      Store<T>(thread, sums, factors, ThirdOf(arrays.qkv_gradient, 0, sizeof(T), place.head, shape),
+               first, slab, shape);
     }
   }
 
  private:
   template <class Thread>
-  EBB_HOST_DEVICE static void LoadStatistics(Thread& thread, const Arrays& arrays, int64_t head,
-                                             int64_t first, OfRows& minus_log2_sum, OfRows& dots) {
+  EBB_HOST_DEVICE static void LoadStatistics(Thread& thread, const Arrays& arrays, int head,
+                                             int first, OfRows& minus_log2_sum, OfRows& dots) {
     const HeadShape& shape = arrays.shape;
     const auto outputs = OutputOf(arrays.output, sizeof(T), head, shape);
     const auto gradients = OutputOf(arrays.output_gradient, sizeof(T), head, shape);
     for (int i = 0; i < kWarpRows; ++i) {
-      const int64_t query = first + thread.warp() * kWarpRows + i;
+      const int query = first + thread.warp() * kWarpRows + i;
       if (query >= shape.tokens) continue;  // the whole warp
       float dot = 0;
       for (int c = thread.lane(); c < shape.depth; c += kernel::kWarp) {
-        dot = Fma(LoadNumber<T>(outputs.Row(query), c), LoadNumber<T>(gradients.Row(query), c),
-                  dot);
+        dot =
+            Fma(LoadNumber<T>(outputs.Row(query), c), LoadNumber<T>(gradients.Row(query), c), dot);
       }
-      const int64_t at = head * shape.tokens + query;
+      const int64_t at = int64_t{head} * shape.tokens + query;
       dots[i] = kernel::WarpSum(thread, dot);
       minus_log2_sum[i] = -kLog2E * arrays.log_sum_exp[at];
       if (thread.lane() == 0) arrays.row_dots[at] = dots[i];
@@ -103,7 +103,7 @@ struct PlainAttentionKeyGradients : Plain {
   EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& arrays) {
     const HeadShape& shape = arrays.shape;
     const BlockPlace place = PlaceOf(thread.block(), shape);
-    const int64_t first = place.tile * kRows;
+    const int first = place.tile * kRows;
     auto& shared = *reinterpret_cast<Shared*>(thread.shared());
     const auto queries = ThirdOf(arrays.qkv, 0, sizeof(T), place.head, shape);
     const auto keys = ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape);
@@ -113,7 +113,7 @@ struct PlainAttentionKeyGradients : Plain {
 
     for (int slab = 0; slab < slabs; ++slab) {
       Sums key_sums = {}, value_sums = {};
-      for (int64_t tile = first; tile < shape.tokens; tile += kTile) {
+      for (int tile = first; tile < shape.tokens; tile += kTile) {
         OfRows scores = {}, weight_gradients = {};
         for (int i = 1; i <= slabs; ++i) {
           const int s = (slab + i) % slabs;  // `slab` comes last, and stays
@@ -127,8 +127,8 @@ struct PlainAttentionKeyGradients : Plain {
           AddDots(thread, shared.keys, shared.queries, columns, scores);
           AddDots(thread, shared.values, shared.output_gradients, columns, weight_gradients);
         }
-        const int64_t query = tile + thread.lane();
-        const int64_t at = place.head * shape.tokens + query;
+        const int query = tile + thread.lane();
+        const int64_t at = int64_t{place.head} * shape.tokens + query;
         const bool inside = query < shape.tokens;
         const float minus_log2_sum = inside ? -kLog2E * arrays.log_sum_exp[at] : 0;
         const float dot = inside ? arrays.row_dots[at] : 0;

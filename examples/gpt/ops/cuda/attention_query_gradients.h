@@ -44,9 +44,10 @@ struct AttentionQueryGradients {
     kernel::MatrixThread<Launched> thread(launched);
     const HeadShape& shape = arrays.shape;
     const BlockPlace place = PlaceOf(thread.block(), shape);
-    const int64_t first = (shape.tiles - 1 - place.tile) * kQueries;
-    const int64_t end = first + kQueries < shape.tokens ? first + kQueries : shape.tokens;
-    const int tiles = static_cast<int>((end + kKeys - 1) / kKeys);
+    const int first = (static_cast<int>(shape.tiles) - 1 - place.tile) * kQueries;
+    const int tokens = static_cast<int>(shape.tokens);
+    const int end = first + kQueries < tokens ? first + kQueries : tokens;
+    const int tiles = (end + kKeys - 1) / kKeys;
     const int warp_row = thread.warp() * kWarpQueries;
     const auto keys = ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape);
     const auto values = ThirdOf(arrays.qkv, 2, sizeof(T), place.head, shape);
@@ -66,8 +67,8 @@ struct AttentionQueryGradients {
     DotRows(thread, arrays, place.head, first + warp_row, output_gradients, dots);
     for (int r = 0; r < kRowTiles; ++r) {
       for (int half = 0; half < 2; ++half) {
-        const int64_t query = first + warp_row + 16 * r + 8 * half + thread.lane() / 4;
-        const int64_t at = place.head * shape.tokens + query;
+        const int query = first + warp_row + 16 * r + 8 * half + thread.lane() / 4;
+        const int64_t at = int64_t{place.head} * shape.tokens + query;
         const bool inside = query < shape.tokens;
         minus_log2_sum[r][half] = inside ? -kLog2E * arrays.log_sum_exp[at] : 0;
         if (inside && thread.lane() % 4 == 0) arrays.row_dots[at] = dots[r][half];
@@ -80,7 +81,7 @@ struct AttentionQueryGradients {
         for (int i = 0; i < 4; ++i) gradients[r][n][i] = 0;
     }
     // The warp's first query, from the first key of the tile.
-    int row = static_cast<int>(first) + warp_row;
+    int row = first + warp_row;
     for (int tile = 0; tile < tiles; ++tile, row -= kKeys) {
       const int pair = kPair + tile % 2 * kPairBytes;
       if (tile + 1 < tiles) CopyPair(thread, keys, values, tile + 1, shape);
@@ -109,7 +110,7 @@ struct AttentionQueryGradients {
                                        const HeadRows<const char>& values, int tile,
                                        const HeadShape& shape) {
     const int pair = kPair + tile % 2 * kPairBytes;
-    const int64_t first = int64_t{tile} * kKeys;
+    const int first = tile * kKeys;
     CopyTile<kDepth, kKeys, kThreads>(thread, pair, keys, first, shape);
     CopyTile<kDepth, kKeys, kThreads>(thread, pair + kPairBytes / 2, values, first, shape);
     thread.CommitCopies();
@@ -124,8 +125,8 @@ struct AttentionQueryGradients {
   // Output gradients are there as a product's left side; the outputs are read from memory in the
   // same order.
   template <class Thread>
-  EBB_HOST_DEVICE static void DotRows(Thread& thread, const Arrays& arrays, int64_t head,
-                                      int64_t first, const Left& output_gradients, OfRows& dots) {
+  EBB_HOST_DEVICE static void DotRows(Thread& thread, const Arrays& arrays, int head, int first,
+                                      const Left& output_gradients, OfRows& dots) {
     const HeadShape& shape = arrays.shape;
     const auto outputs = OutputOf(arrays.output, sizeof(T), head, shape);
     const int group = thread.lane() / 4, pair = thread.lane() % 4;
@@ -138,7 +139,7 @@ struct AttentionQueryGradients {
       for (int r = 0; r < kRowTiles; ++r) {
         EBB_UNROLL
         for (int i = 0; i < 4; ++i) {
-          const int64_t query = first + 16 * r + i % 2 * 8 + group;
+          const int query = first + 16 * r + i % 2 * 8 + group;
           const int chunk = 2 * k + i / 2;
           uint32_t output = 0;
           if (query < shape.tokens && chunk * kChunkNumbers < shape.depth) {

@@ -30,50 +30,51 @@ struct TileLayout {
     const int swap = kSwapped == 8 ? row % 8 : row / 2 % 4;
     return row * kRowBytes + (chunk ^ swap) * kChunkBytes;
   }
-  // From the address of chunk 0 or 1 of a row, in a tile at a multiple of 128 bytes, that of the
-  // chunk 2 * step further on.
-  static EBB_HOST_DEVICE int Step(int address, int step) {
+  // From the place of chunk 0 or 1 of a row, that of the chunk 2 * step further on.
+  static EBB_HOST_DEVICE int Step(int place, int step) {
     constexpr int kSteps = kSwapped / 2;
-    return (address ^ step % kSteps * 2 * kChunkBytes) +
-           step / kSteps * kSwapped * kChunkBytes;
+    return (place ^ step % kSteps * 2 * kChunkBytes) + step / kSteps * kSwapped * kChunkBytes;
   }
 };
 
 // Begins to copy rows [first, first + kRows) of a head to a tile, with zeros beyond the last token
 // and the head's width.
 template <int kDepth, int kRows, int kThreads, class Thread>
-EBB_HOST_DEVICE void CopyTile(Thread& thread, int tile, const HeadRows<const char>& rows,
-                              int64_t first, const HeadShape& shape) {
+EBB_HOST_DEVICE void CopyTile(Thread& thread, int tile, const HeadRows<const char>& rows, int first,
+                              const HeadShape& shape) {
   using Layout = TileLayout<kDepth>;
-  static_assert(kRows * Layout::kChunks % kThreads == 0);
-  const char* const begin = rows.Row(first);
-  const int left = static_cast<int>(shape.tokens - first);
+  // At a time, by as many threads as have a chunk: one that is in the same place of its row again.
+  constexpr int kTurnRows = kThreads / Layout::kChunks / 8 * 8;
+  static_assert(kRows % kTurnRows == 0);
+  const int row = thread.index() / Layout::kChunks, chunk = thread.index() % Layout::kChunks;
+  if (row >= kTurnRows) return;
+  const int to = thread.Opaque(tile + Layout::Place(row, chunk));
+  const char* from = thread.Opaque(rows.Row(first + row) + chunk * kChunkBytes);
+  const int left =
+      chunk * kChunkNumbers < shape.depth ? static_cast<int>(shape.tokens) - first - row : 0;
   EBB_UNROLL
-  for (int turn = 0; turn < kRows * Layout::kChunks / kThreads; ++turn) {
-    const int i = turn * kThreads + thread.index();
-    const int row = i / Layout::kChunks, chunk = i % Layout::kChunks;
-    const bool inside = row < left && chunk * kChunkNumbers < shape.depth;
-    thread.CopyAsync(tile + Layout::Place(row, chunk),
-                     begin + (inside ? row * rows.stride + chunk * kChunkBytes : 0), inside);
+  for (int turn = 0; turn < kRows; turn += kTurnRows) {
+    thread.CopyAsync(to + turn * Layout::kRowBytes, from, turn < left);
+    from += kTurnRows * rows.stride;
   }
 }
 
-// The address of a lane's row of matrices of a tile that are 16 rows and its first 16 columns in all.
-// Those of other columns are Step away, those of rows further down by a multiple of 8 kRowBytes a row.
+// The place in a tile of a lane's row of matrices that are 16 rows and the tile's first 16 columns in
+// all. Those of other columns are Step away, those of rows further down by a multiple of 8 kRowBytes
+// a row.
 //
 // The first two matrices are under one another: as a product's left side or, transposed, as two right
 // sides, words 0, 1 and 2, 3, where the product sums down the tile's columns.
 template <int kDepth, class Thread>
-EBB_HOST_DEVICE int AddressOfColumns(Thread& thread, int tile, int row) {
+EBB_HOST_DEVICE int PlaceOfColumns(Thread& thread, int row) {
   const int lane = thread.lane();
-  return thread.AddressOf(tile + TileLayout<kDepth>::Place(row + lane % 16, lane / 16));
+  return thread.Opaque(TileLayout<kDepth>::Place(row + lane % 16, lane / 16));
 }
 // The first two are side by side: as two right sides, where it sums along the tile's rows.
 template <int kDepth, class Thread>
-EBB_HOST_DEVICE int AddressOfRows(Thread& thread, int tile, int row) {
+EBB_HOST_DEVICE int PlaceOfRows(Thread& thread, int row) {
   const int lane = thread.lane();
-  return thread.AddressOf(
-      tile + TileLayout<kDepth>::Place(row + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+  return thread.Opaque(TileLayout<kDepth>::Place(row + lane / 16 * 8 + lane % 8, lane / 8 % 2));
 }
 
 // The left side of products that a warp makes again and again: 16 * kRowTiles rows of a tile, held
@@ -88,12 +89,13 @@ struct LeftRows {
   template <class Thread>
   EBB_HOST_DEVICE void Hold(Thread& thread) {
     if constexpr (kHeld) {
-      const int address = AddressOfColumns<kDepth>(thread, tile, row);
+      const int place = PlaceOfColumns<kDepth>(thread, row);
       EBB_UNROLL
       for (int k = 0; k < kDepth / 16; ++k) {
         EBB_UNROLL
         for (int r = 0; r < kRowTiles; ++r)
-          thread.LoadMatrices(Layout::Step(address, k) + 16 * r * Layout::kRowBytes, words[r][k]);
+          thread.LoadMatrices(tile + Layout::Step(place, k) + 16 * r * Layout::kRowBytes,
+                              words[r][k]);
       }
     }
   }
@@ -107,10 +109,10 @@ struct LeftRows {
         for (int i = 0; i < 4; ++i) a[r][i] = words[r][k][i];
       }
     } else {
-      const int address = Layout::Step(AddressOfColumns<kDepth>(thread, tile, row), k);
+      const int place = tile + Layout::Step(PlaceOfColumns<kDepth>(thread, row), k);
       EBB_UNROLL
       for (int r = 0; r < kRowTiles; ++r)
-        thread.LoadMatrices(address + 16 * r * Layout::kRowBytes, a[r]);
+        thread.LoadMatrices(place + 16 * r * Layout::kRowBytes, a[r]);
     }
   }
 };
@@ -129,7 +131,7 @@ EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTil
       for (int i = 0; i < 4; ++i) product[r][n][i] = 0;
     }
   }
-  const int address = AddressOfRows<kDepth>(thread, tile, row);
+  const int place = PlaceOfRows<kDepth>(thread, row);
   EBB_UNROLL
   for (int k = 0; k < kDepth / 16; ++k) {
     uint32_t a[kRowTiles][4];
@@ -137,7 +139,7 @@ EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTil
     EBB_UNROLL
     for (int n = 0; n < kColumns; n += 2) {
       uint32_t b[4];
-      thread.LoadMatrices(Layout::Step(address, k) + 8 * n * Layout::kRowBytes, b);
+      thread.LoadMatrices(tile + Layout::Step(place, k) + 8 * n * Layout::kRowBytes, b);
       EBB_UNROLL
       for (int r = 0; r < kRowTiles; ++r) {
         thread.template MultiplyAdd<T>(product[r][n], a[r], b[0], b[1]);
@@ -151,10 +153,9 @@ EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTil
 // MultiplyRows gave.
 template <class T, int kDepth, int kRowTiles, int kSummed, class Thread>
 EBB_HOST_DEVICE void AddRowsTimes(Thread& thread, const float (&left)[kRowTiles][kSummed][4],
-                                  int tile, int row,
-                                  float (&product)[kRowTiles][kDepth / 8][4]) {
+                                  int tile, int row, float (&product)[kRowTiles][kDepth / 8][4]) {
   using Layout = TileLayout<kDepth>;
-  const int address = AddressOfColumns<kDepth>(thread, tile, row);
+  const int place = PlaceOfColumns<kDepth>(thread, row);
   EBB_UNROLL
   for (int k = 0; k < kSummed; k += 2) {
     uint32_t a[kRowTiles][4];
@@ -169,7 +170,8 @@ EBB_HOST_DEVICE void AddRowsTimes(Thread& thread, const float (&left)[kRowTiles]
     EBB_UNROLL
     for (int n = 0; n < kDepth / 8; n += 2) {
       uint32_t b[4];
-      thread.LoadMatricesTransposed(Layout::Step(address, n / 2) + 8 * k * Layout::kRowBytes, b);
+      thread.LoadMatricesTransposed(tile + Layout::Step(place, n / 2) + 8 * k * Layout::kRowBytes,
+                                    b);
       EBB_UNROLL
       for (int r = 0; r < kRowTiles; ++r) {
         thread.template MultiplyAdd<T>(product[r][n], a[r], b[0], b[1]);
@@ -183,7 +185,7 @@ EBB_HOST_DEVICE void AddRowsTimes(Thread& thread, const float (&left)[kRowTiles]
 // of a tile that nobody but the warp uses: so that memory gets whole chunks.
 template <class T, int kDepth, int kRowTiles, class Thread>
 EBB_HOST_DEVICE void StoreRows(Thread& thread, const float (&product)[kRowTiles][kDepth / 8][4],
-                               int tile, int tile_row, const HeadRows<char>& rows, int64_t first,
+                               int tile, int tile_row, const HeadRows<char>& rows, int first,
                                const HeadShape& shape) {
   using Layout = TileLayout<kDepth>;
   struct alignas(kChunkBytes) Chunk {
