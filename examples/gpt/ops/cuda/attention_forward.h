@@ -53,8 +53,8 @@ struct AttentionForward {
 
     CopyTile<kDepth, kQueries, kThreads>(
         thread, 0, ThirdOf(arrays.qkv, 0, sizeof(T), place.head, shape), first, shape);
-    CopyPair(thread, keys, values, 0, shape);
-    WaitForPair(thread);
+    CopyPair<kDepth, kKeys, kThreads>(thread, kPair, keys, values, 0, shape);
+    WaitForTiles(thread);
     LeftRows<kDepth, kRowTiles, kHeld> queries = {0, warp_row, {}};
     queries.Hold(thread);
 
@@ -63,14 +63,16 @@ struct AttentionForward {
     for (int r = 0; r < kRowTiles; ++r) {
       for (int half = 0; half < 2; ++half)
         softmax.largest[r][half] = MinusInfinity(), softmax.sum[r][half] = 0;
-      for (int n = 0; n < kDepth / 8; ++n)
-        for (int i = 0; i < 4; ++i) output[r][n][i] = 0;
     }
+    Clear(output);
     // The warp's first query, from the first key of the tile.
     int row = first + warp_row;
     for (int tile = 0; tile < tiles; ++tile, row -= kKeys) {
-      const int pair = kPair + tile % 2 * kPairBytes;
-      if (tile + 1 < tiles) CopyPair(thread, keys, values, tile + 1, shape);
+      const int pair = PairOf(tile);
+      if (tile + 1 < tiles) {
+        CopyPair<kDepth, kKeys, kThreads>(thread, PairOf(tile + 1), keys, values,
+                                          (tile + 1) * kKeys, shape);
+      }
       if (row + kWarpQueries > 0) {  // else no key of the tile is seen
         Scores scores;
         MultiplyRows<T>(thread, queries, pair, 0, scores);
@@ -78,28 +80,13 @@ struct AttentionForward {
         Weigh(thread, shape.scale_log2, softmax, output, scores);
         AddRowsTimes<T, kDepth>(thread, scores, pair + kPairBytes / 2, 0, output);
       }
-      WaitForPair(thread);
+      WaitForTiles(thread);
     }
     Store(thread, arrays, place.head, first + warp_row, warp_row, softmax, output);
   }
 
  private:
-  template <class Thread>
-  EBB_HOST_DEVICE static void CopyPair(Thread& thread, const HeadRows<const char>& keys,
-                                       const HeadRows<const char>& values, int tile,
-                                       const HeadShape& shape) {
-    const int pair = kPair + tile % 2 * kPairBytes;
-    const int first = tile * kKeys;
-    CopyTile<kDepth, kKeys, kThreads>(thread, pair, keys, first, shape);
-    CopyTile<kDepth, kKeys, kThreads>(thread, pair + kPairBytes / 2, values, first, shape);
-    thread.CommitCopies();
-  }
-  // All threads have the next pair, and are done with the one before.
-  template <class Thread>
-  EBB_HOST_DEVICE static void WaitForPair(Thread& thread) {
-    thread.template WaitForCopies<0>();
-    thread.Sync();
-  }
+  EBB_HOST_DEVICE static int PairOf(int tile) { return kPair + tile % 2 * kPairBytes; }
 
   // Scores of keys after the query.
   template <class Thread>

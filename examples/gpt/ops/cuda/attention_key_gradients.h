@@ -24,7 +24,7 @@ struct AttentionKeyGradients {
   // A warp's two sums are as large as a head's width: with more of it, fewer keys.
   static constexpr int kRowTiles = kDepth <= 64 ? 2 : 1, kWarpKeys = 16 * kRowTiles;
   static constexpr int kKeys = 128, kWarps = kKeys / kWarpKeys, kThreads = kWarps * kernel::kWarp;
-  static constexpr int kQueries = 64;
+  static constexpr int kQueries = kDepth <= 64 ? 64 : 32;  // shared memory of 97 KiB at the most
   static constexpr int kSlab = 32;  // queries whose scores are in registers at a time
   static constexpr bool kHeld = false;
 
@@ -61,26 +61,26 @@ struct AttentionKeyGradients {
         thread, 0, ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape), first, shape);
     CopyTile<kDepth, kKeys, kThreads>(
         thread, kRowsBytes, ThirdOf(arrays.qkv, 2, sizeof(T), place.head, shape), first, shape);
-    CopyPair(thread, queries, output_gradients, begin, shape);
+    CopyPair<kDepth, kQueries, kThreads>(thread, PairOf(begin), queries, output_gradients, first,
+                                         shape);
     StoreStatistic(thread, begin, LoadStatistic(thread, arrays, place.head, begin));
-    WaitForPair(thread);
+    WaitForTiles(thread);
     LeftRows<kDepth, kRowTiles, kHeld> keys = {0, warp_row, {}},
                                        values = {kRowsBytes, warp_row, {}};
     keys.Hold(thread);
     values.Hold(thread);
 
     Gradients key_gradients, value_gradients;
-    for (int r = 0; r < kRowTiles; ++r) {
-      for (int n = 0; n < kDepth / 8; ++n)
-        for (int i = 0; i < 4; ++i) key_gradients[r][n][i] = value_gradients[r][n][i] = 0;
-    }
+    Clear(key_gradients);
+    Clear(value_gradients);
     // The warp's first key, from the first query of the tile.
     int row = warp_row;
     for (int tile = begin; tile < end; ++tile, row -= kQueries) {
       const int pair = PairOf(tile);
       float statistic = 0;
       if (tile + 1 < end) {
-        CopyPair(thread, queries, output_gradients, tile + 1, shape);
+        CopyPair<kDepth, kQueries, kThreads>(thread, PairOf(tile + 1), queries, output_gradients,
+                                             (tile + 1) * kQueries, shape);
         statistic = LoadStatistic(thread, arrays, place.head, tile + 1);
       }
       // The first queries may see none of the warp's keys.
@@ -95,12 +95,9 @@ struct AttentionKeyGradients {
         AddRowsTimes<T, kDepth>(thread, score_gradients, pair, slab, key_gradients);
       }
       if (tile + 1 < end) StoreStatistic(thread, tile + 1, statistic);
-      WaitForPair(thread);
+      WaitForTiles(thread);
     }
-    for (int r = 0; r < kRowTiles; ++r) {
-      for (int n = 0; n < kDepth / 8; ++n)
-        for (int i = 0; i < 4; ++i) key_gradients[r][n][i] *= shape.scale;
-    }
+    Scale(shape.scale, key_gradients);
     StoreRows<T, kDepth>(thread, key_gradients, 0, warp_row,
                          ThirdOf(arrays.qkv_gradient, 1, sizeof(T), place.head, shape),
                          first + warp_row, shape);
@@ -116,15 +113,6 @@ struct AttentionKeyGradients {
     return *reinterpret_cast<Statistics*>(thread.shared() + pair + 2 * kTileBytes);
   }
 
-  template <class Thread>
-  EBB_HOST_DEVICE static void CopyPair(Thread& thread, const HeadRows<const char>& queries,
-                                       const HeadRows<const char>& output_gradients, int tile,
-                                       const HeadShape& shape) {
-    const int pair = PairOf(tile), first = tile * kQueries;
-    CopyTile<kDepth, kQueries, kThreads>(thread, pair, queries, first, shape);
-    CopyTile<kDepth, kQueries, kThreads>(thread, pair + kTileBytes, output_gradients, first, shape);
-    thread.CommitCopies();
-  }
   // One number a thread, loaded early and stored late. Past the last token 0, which makes weights of
   // 1 that are multiplied by output gradients of 0.
   template <class Thread>
@@ -145,13 +133,6 @@ struct AttentionKeyGradients {
       statistics.dots[query] = value;
     }
   }
-  // All threads have the next pair, and are done with the one before.
-  template <class Thread>
-  EBB_HOST_DEVICE static void WaitForPair(Thread& thread) {
-    thread.template WaitForCopies<0>();
-    thread.Sync();
-  }
-
   // Scores become weights, those of queries before the key 0.
   template <class Thread>
   EBB_HOST_DEVICE static void Weigh(Thread& thread, int row, float scale_log2,

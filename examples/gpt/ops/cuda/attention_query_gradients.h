@@ -57,8 +57,8 @@ struct AttentionQueryGradients {
     CopyTile<kDepth, kQueries, kThreads>(
         thread, kRowsBytes, OutputOf(arrays.output_gradient, sizeof(T), place.head, shape), first,
         shape);
-    CopyPair(thread, keys, values, 0, shape);
-    WaitForPair(thread);
+    CopyPair<kDepth, kKeys, kThreads>(thread, kPair, keys, values, 0, shape);
+    WaitForTiles(thread);
     Left queries = {0, warp_row, {}}, output_gradients = {kRowsBytes, warp_row, {}};
     queries.Hold(thread);
     output_gradients.Hold(thread);
@@ -76,15 +76,15 @@ struct AttentionQueryGradients {
     }
 
     float gradients[kRowTiles][kDepth / 8][4];
-    for (int r = 0; r < kRowTiles; ++r) {
-      for (int n = 0; n < kDepth / 8; ++n)
-        for (int i = 0; i < 4; ++i) gradients[r][n][i] = 0;
-    }
+    Clear(gradients);
     // The warp's first query, from the first key of the tile.
     int row = first + warp_row;
     for (int tile = 0; tile < tiles; ++tile, row -= kKeys) {
-      const int pair = kPair + tile % 2 * kPairBytes;
-      if (tile + 1 < tiles) CopyPair(thread, keys, values, tile + 1, shape);
+      const int pair = PairOf(tile);
+      if (tile + 1 < tiles) {
+        CopyPair<kDepth, kKeys, kThreads>(thread, PairOf(tile + 1), keys, values,
+                                          (tile + 1) * kKeys, shape);
+      }
       for (int slab = 0; slab < kKeys && slab < row + kWarpQueries; slab += kSlab) {
         Slab weights, score_gradients;
         MultiplyRows<T>(thread, queries, pair, slab, weights);
@@ -93,34 +93,16 @@ struct AttentionQueryGradients {
         Differentiate(weights, dots, score_gradients);
         AddRowsTimes<T, kDepth>(thread, score_gradients, pair, slab, gradients);
       }
-      WaitForPair(thread);
+      WaitForTiles(thread);
     }
-    for (int r = 0; r < kRowTiles; ++r) {
-      for (int n = 0; n < kDepth / 8; ++n)
-        for (int i = 0; i < 4; ++i) gradients[r][n][i] *= shape.scale;
-    }
+    Scale(shape.scale, gradients);
     StoreRows<T, kDepth>(thread, gradients, 0, warp_row,
                          ThirdOf(arrays.qkv_gradient, 0, sizeof(T), place.head, shape),
                          first + warp_row, shape);
   }
 
  private:
-  template <class Thread>
-  EBB_HOST_DEVICE static void CopyPair(Thread& thread, const HeadRows<const char>& keys,
-                                       const HeadRows<const char>& values, int tile,
-                                       const HeadShape& shape) {
-    const int pair = kPair + tile % 2 * kPairBytes;
-    const int first = tile * kKeys;
-    CopyTile<kDepth, kKeys, kThreads>(thread, pair, keys, first, shape);
-    CopyTile<kDepth, kKeys, kThreads>(thread, pair + kPairBytes / 2, values, first, shape);
-    thread.CommitCopies();
-  }
-  // All threads have the next pair, and are done with the one before.
-  template <class Thread>
-  EBB_HOST_DEVICE static void WaitForPair(Thread& thread) {
-    thread.template WaitForCopies<0>();
-    thread.Sync();
-  }
+  EBB_HOST_DEVICE static int PairOf(int tile) { return kPair + tile % 2 * kPairBytes; }
 
   // Output gradients are there as a product's left side; the outputs are read from memory in the
   // same order.

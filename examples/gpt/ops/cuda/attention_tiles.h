@@ -19,9 +19,9 @@ template <int kDepth>
 struct TileLayout {
   static_assert(kDepth % 32 == 0);
   static constexpr int kChunks = kDepth / kChunkNumbers, kRowBytes = kChunks * kChunkBytes;
-  // 8 rows cover all banks once for each of their chunks: in the second case every second row begins
-  // in the same bank.
-  static constexpr int kSwapped = kChunks % 8 == 0 ? 8 : 4;  // chunks that change places
+  // Chunks that change places among each other: where all rows begin in the same bank, 8; where only
+  // every second row does, 4.
+  static constexpr int kSwapped = kChunks % 8 == 0 ? 8 : 4;
 
   static constexpr int Bytes(int rows) { return rows * kRowBytes; }
 
@@ -57,6 +57,22 @@ EBB_HOST_DEVICE void CopyTile(Thread& thread, int tile, const HeadRows<const cha
     thread.CopyAsync(to + turn * Layout::kRowBytes, from, turn < left);
     from += kTurnRows * rows.stride;
   }
+}
+
+// The same rows of two matrices, one tile after the other, as a group of copies.
+template <int kDepth, int kRows, int kThreads, class Thread>
+EBB_HOST_DEVICE void CopyPair(Thread& thread, int pair, const HeadRows<const char>& a,
+                              const HeadRows<const char>& b, int first, const HeadShape& shape) {
+  CopyTile<kDepth, kRows, kThreads>(thread, pair, a, first, shape);
+  CopyTile<kDepth, kRows, kThreads>(thread, pair + TileLayout<kDepth>::Bytes(kRows), b, first,
+                                    shape);
+  thread.CommitCopies();
+}
+// All threads see all that was copied, and are done with what they read before.
+template <class Thread>
+EBB_HOST_DEVICE void WaitForTiles(Thread& thread) {
+  thread.template WaitForCopies<0>();
+  thread.Sync();
 }
 
 // The place in a tile of a lane's row of matrices that are 16 rows and the tile's first 16 columns in
@@ -117,12 +133,9 @@ struct LeftRows {
   }
 };
 
-// product = left times the transpose of rows [row, row + 8 * kColumns) of a tile: of each row of the
-// one with each of the other.
-template <class T, int kDepth, int kRowTiles, int kColumns, bool kHeld, class Thread>
-EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTiles, kHeld>& left,
-                                  int tile, int row, float (&product)[kRowTiles][kColumns][4]) {
-  using Layout = TileLayout<kDepth>;
+// A warp's product of 16 * kRowTiles rows and 8 * kColumns columns, as MatrixThread has its parts.
+template <int kRowTiles, int kColumns>
+EBB_HOST_DEVICE void Clear(float (&product)[kRowTiles][kColumns][4]) {
   EBB_UNROLL
   for (int r = 0; r < kRowTiles; ++r) {
     EBB_UNROLL
@@ -131,6 +144,26 @@ EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTil
       for (int i = 0; i < 4; ++i) product[r][n][i] = 0;
     }
   }
+}
+template <int kRowTiles, int kColumns>
+EBB_HOST_DEVICE void Scale(float factor, float (&product)[kRowTiles][kColumns][4]) {
+  EBB_UNROLL
+  for (int r = 0; r < kRowTiles; ++r) {
+    EBB_UNROLL
+    for (int n = 0; n < kColumns; ++n) {
+      EBB_UNROLL
+      for (int i = 0; i < 4; ++i) product[r][n][i] *= factor;
+    }
+  }
+}
+
+// product = left times the transpose of rows [row, row + 8 * kColumns) of a tile: of each row of the
+// one with each of the other.
+template <class T, int kDepth, int kRowTiles, int kColumns, bool kHeld, class Thread>
+EBB_HOST_DEVICE void MultiplyRows(Thread& thread, const LeftRows<kDepth, kRowTiles, kHeld>& left,
+                                  int tile, int row, float (&product)[kRowTiles][kColumns][4]) {
+  using Layout = TileLayout<kDepth>;
+  Clear(product);
   const int place = PlaceOfRows<kDepth>(thread, row);
   EBB_UNROLL
   for (int k = 0; k < kDepth / 16; ++k) {
