@@ -4,23 +4,21 @@
 namespace ebb::gpt {
 namespace {
 
-class AttentionTest : public testing::TestWithParam<DType> {
+class AttentionTest : public OpsTest {
  protected:
   // Backward reads outputs that were rounded; probabilities are, too, where the CPU multiplies in
   // bf16. Sums lose that much.
-  static double Error() { return GetParam() == DType::kFloat32 ? 1e-5 : 2 * Rounding(GetParam()); }
+  static double Error() { return Compute() == DType::kFloat32 ? 1e-5 : 2 * Rounding(Compute()); }
 
   struct Result {
     Array output, gradient;
   };
   Result Run(int64_t sequences, int64_t tokens, int64_t heads, int64_t width, int threads,
              const Array& qkv, const Array& dy) {
-    const TestOps ops(
-        GetParam(), threads,
-        {.rows = sequences * tokens, .tokens = tokens, .width = width, .heads = heads});
-    Result result = {Array(GetParam(), sequences * tokens * width),
-                     Array(GetParam(), sequences * tokens * 3 * width)};
-    std::vector<float> kept(static_cast<size_t>(sequences * heads * tokens));
+    const TestOps ops = NewTestOps(
+        {.rows = sequences * tokens, .tokens = tokens, .width = width, .heads = heads}, threads);
+    Result result = {Empty(sequences * tokens * width), Empty(sequences * tokens * 3 * width)};
+    std::pmr::vector<float> kept(static_cast<size_t>(sequences * heads * tokens));
     ops->Attention({.qkv = qkv.data(),
                     .output = result.output.data(),
                     .log_sum_exp = kept.data(),
@@ -45,8 +43,7 @@ TEST_P(AttentionTest, ForwardAgreesWithFp64) {
   const int64_t sequences = 2, heads = 3, width = 24;
   for (int64_t tokens : {1, 63, 64, 65, 150}) {
     const int64_t rows = sequences * tokens;
-    const Array qkv = Array::Random(GetParam(), rows * 3 * width, 1),
-                dy = Array::Random(GetParam(), rows * width, 2);
+    const Array qkv = Random(rows * 3 * width, 1), dy = Random(rows * width, 2);
     const Result result = Run(sequences, tokens, heads, width, 2, qkv, dy);
     std::vector<double> expected;
     const std::vector<double> values = qkv.Values();
@@ -61,8 +58,7 @@ TEST_P(AttentionTest, ForwardAgreesWithFp64) {
 
 TEST_P(AttentionTest, BackwardAgreesWithFiniteDifferences) {
   const int64_t heads = 2, width = 6, tokens = 70;  // two blocks of rows, the second short
-  const Array qkv = Array::Random(GetParam(), tokens * 3 * width, 1),
-              dy = Array::Random(GetParam(), tokens * width, 2);
+  const Array qkv = Random(tokens * 3 * width, 1), dy = Random(tokens * width, 2);
   const Result result = Run(1, tokens, heads, width, 1, qkv, dy);
   const std::vector<double> values = qkv.Values();
   const auto loss = [&](const std::vector<double>& input) {
@@ -72,7 +68,7 @@ TEST_P(AttentionTest, BackwardAgreesWithFiniteDifferences) {
     return total;
   };
   std::vector<double> expected;
-  Array got(GetParam(),
+  Array got(Compute(),
             (tokens * 3 * width + 4) / 5);  // every fifth: each costs two forward passes
   for (int64_t i = 0; i < tokens * 3 * width; i += 5) {
     std::vector<double> up = values, down = values;
@@ -85,8 +81,7 @@ TEST_P(AttentionTest, BackwardAgreesWithFiniteDifferences) {
 
 TEST_P(AttentionTest, GivesTheSameBitsForAnyNumberOfThreads) {
   const int64_t sequences = 2, tokens = 70, heads = 3, width = 24, rows = sequences * tokens;
-  const Array qkv = Array::Random(GetParam(), rows * 3 * width, 1),
-              dy = Array::Random(GetParam(), rows * width, 2);
+  const Array qkv = Random(rows * 3 * width, 1), dy = Random(rows * width, 2);
   const Result one = Run(sequences, tokens, heads, width, 1, qkv, dy);
   for (int threads : {2, 5}) {
     const Result more = Run(sequences, tokens, heads, width, threads, qkv, dy);
@@ -95,7 +90,7 @@ TEST_P(AttentionTest, GivesTheSameBitsForAnyNumberOfThreads) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, AttentionTest, testing::ValuesIn(kComputeTypes), DTypeName);
+INSTANTIATE_TEST_SUITE_P(Devices, AttentionTest, testing::ValuesIn(OpsCases()), OpsTestName);
 
 }  // namespace
 }  // namespace ebb::gpt

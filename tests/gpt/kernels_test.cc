@@ -1,255 +1,270 @@
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
-#include "../optim/every_target.h"
 #include "ops_fixture.h"
 #include "reference.h"
 
 namespace ebb::gpt {
 namespace {
 
-// Elementwise arithmetic and sums over a row: some tens of fp32 roundings.
-constexpr double kRowError = 4e-6;
+// Elementwise arithmetic: some roundings in fp32.
+constexpr double kElementError = 4e-6;
 
-class KernelsTest : public testing::TestWithParam<DType> {
+class KernelsTest : public OpsTest {
  protected:
-  Array Random(int64_t count, uint64_t seed, double deviation = 1) const {
-    return Array::Random(GetParam(), count, seed, deviation);
+  struct Loss {
+    std::pmr::vector<float> losses;
+    Array gradient;
+    bool operator==(const Loss&) const = default;
+  };
+  static Loss CrossEntropy(const TestOps& ops, const Array& logits,
+                           const std::pmr::vector<int32_t>& targets, float scale,
+                           const float* loss_scale, bool in_place) {
+    const auto rows = static_cast<int64_t>(targets.size());
+    Array read = logits;
+    Loss loss = {std::pmr::vector<float>(targets.size()), Empty(logits.size())};
+    ops->CrossEntropy({.logits = read.data(),
+                       .targets = targets.data(),
+                       .losses = loss.losses.data(),
+                       .gradient = in_place ? read.data() : loss.gradient.data(),
+                       .gradient_scale = scale,
+                       .loss_scale = loss_scale,
+                       .rows = rows,
+                       .vocabulary = logits.size() / rows});
+    if (in_place) loss.gradient = read;
+    return loss;
   }
-  Array Empty(int64_t count) const { return Array(GetParam(), count); }
+  static DType Logits() { return LogitsDtype(NewDevice(1), Compute()); }
+
+  struct EmbeddingCase {
+    int64_t sequences, tokens, width, vocabulary, context;
+    float beta;
+    std::pmr::vector<int32_t> ids;
+  };
+  static void CheckEmbedBackward(const EmbeddingCase& x, DType token_dtype, DType position_dtype) {
+    const int64_t rows = x.sequences * x.tokens;
+    const TestOps ops = NewTestOps(
+        {.rows = rows, .tokens = x.context, .width = x.width, .vocabulary = x.vocabulary});
+    const Array dy = Random(rows * x.width, 3);
+    const Array tokens_before = Array::Random(token_dtype, x.vocabulary * x.width, 4);
+    const Array positions_before = Array::Random(position_dtype, x.context * x.width, 5);
+    const auto run = [&](Array& tokens, Array& positions) {
+      ops->EmbedBackward({.output_gradient = dy.data(),
+                          .ids = x.ids.data(),
+                          .token_gradient = {tokens.data(), token_dtype, x.beta},
+                          .position_gradient = {positions.data(), position_dtype, 1 - x.beta},
+                          .sequences = x.sequences,
+                          .tokens = x.tokens,
+                          .width = x.width,
+                          .vocabulary = x.vocabulary,
+                          .context = x.context});
+    };
+    Array tokens = tokens_before, positions = positions_before;
+    run(tokens, positions);
+    std::vector<double> token_sums(static_cast<size_t>(tokens.size())),
+        position_sums(static_cast<size_t>(positions.size()));
+    (x.beta == 0 ? position_sums : token_sums) =
+        (x.beta == 0 ? positions_before : tokens_before).Values();
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < x.width; ++c) {
+        const int64_t id = x.ids[static_cast<size_t>(r)];
+        token_sums[static_cast<size_t>(id * x.width + c)] += dy[r * x.width + c];
+        position_sums[static_cast<size_t>(r % x.tokens * x.width + c)] += dy[r * x.width + c];
+      }
+    }
+    ExpectClose(tokens, token_sums, 1e-6, "tokens");
+    ExpectClose(positions, position_sums, 1e-6, "positions");
+    Array tokens_again = tokens_before, positions_again = positions_before;
+    run(tokens_again, positions_again);
+    EXPECT_TRUE(tokens_again == tokens && positions_again == positions);
+  }
 };
 
-TEST_P(KernelsTest, NormAgreesWithFp64AtEverySimdWidth) {
-  optim::ForEveryTarget([&] {
-    for (int64_t width : {1, 7, 48, 100}) {
-      const int64_t rows = 5;
-      const TestOps ops(GetParam(), 2, {});
-      const Array x = Random(rows * width, 1, 3), r = Random(rows * width, 2), w = Random(width, 3),
-                  b = Random(width, 4);
-      Array sum = Empty(rows * width), y = Empty(rows * width);
-      std::vector<float> mean(rows), deviation(rows);
-      ops->Norm({.input = x.data(),
-                 .residual = r.data(),
-                 .sum = sum.data(),
-                 .weight = w.data(),
-                 .bias = b.data(),
-                 .output = y.data(),
-                 .mean = mean.data(),
-                 .reciprocal_deviation = deviation.data(),
-                 .rows = rows,
-                 .width = width});
-      std::vector<double> added(static_cast<size_t>(rows * width));
-      for (int64_t i = 0; i < rows * width; ++i) added[static_cast<size_t>(i)] = x[i] + r[i];
-      ExpectClose(sum, added, 0, "sum");
-      // A row of one column is its own mean: what is left is bias.
-      ExpectClose(y, reference::Norm(sum.Values(), w.Values(), b.Values()), kRowError,
-                  "norm " + std::to_string(width));
-    }
-  });
-}
+// As parts of products with an identity.
+class FusedTest : public OpsTest {
+ protected:
+  static constexpr int64_t kSide = 8;
 
-TEST_P(KernelsTest, NormBackwardAgreesWithFiniteDifferences) {
-  optim::ForEveryTarget([&] {
-    const int64_t rows = 4, width = 37;
-    const TestOps ops(GetParam(), 2, {});
-    const Array x = Random(rows * width, 1), w = Random(width, 2), dy = Random(rows * width, 3),
-                b = Random(width, 4);
-    Array y = Empty(rows * width), dx = Random(rows * width, 5);
-    const std::vector<double> residual = dx.Values();
-    std::vector<float> mean(rows), deviation(rows);
-    ops->Norm({.input = x.data(),
-               .weight = w.data(),
-               .bias = b.data(),
-               .output = y.data(),
-               .mean = mean.data(),
-               .reciprocal_deviation = deviation.data(),
-               .rows = rows,
-               .width = width});
-    for (DType dtype : kComputeTypes) {
-      Array dw(dtype, width), db = Array::Random(dtype, width, 6);
-      const std::vector<double> db_before = db.Values();
-      Array in_place = dx;
-      ops->NormBackward({.input = x.data(),
-                         .weight = w.data(),
-                         .mean = mean.data(),
-                         .reciprocal_deviation = deviation.data(),
-                         .output_gradient = dy.data(),
-                         .residual_gradient = in_place.data(),
-                         .input_gradient = in_place.data(),
-                         .weight_gradient = {dw.data(), dtype, 0},
-                         .bias_gradient = {db.data(), dtype, 1},
-                         .rows = rows,
-                         .width = width});
-      // The sum of outputs weighted by dy, as a function of each argument.
-      const auto loss = [&](const std::vector<double>& input, const std::vector<double>& weight) {
-        const std::vector<double> output = reference::Norm(input, weight, b.Values());
-        double total = 0;
-        for (int64_t i = 0; i < rows * width; ++i) total += output[static_cast<size_t>(i)] * dy[i];
-        return total;
-      };
-      const auto slope = [&](bool of_input, size_t i) {
-        double values[2];
-        for (int side : {0, 1}) {
-          std::vector<double> input = x.Values(), weight = w.Values();
-          (of_input ? input : weight)[i] += side == 0 ? -1e-5 : 1e-5;
-          values[side] = loss(input, weight);
-        }
-        return (values[1] - values[0]) / 2e-5;
-      };
-      std::vector<double> expected_dx, expected_dw, expected_db = db_before;
-      for (size_t i = 0; i < static_cast<size_t>(rows * width); ++i)
-        expected_dx.push_back(residual[i] + slope(true, i));
-      for (size_t i = 0; i < static_cast<size_t>(width); ++i)
-        expected_dw.push_back(slope(false, i));
-      for (int64_t i = 0; i < rows * width; ++i)
-        expected_db[static_cast<size_t>(i % width)] += dy[i];
-      ExpectClose(in_place, expected_dx, kRowError, "input");
-      ExpectClose(dw, expected_dw, kRowError, "weight");
-      ExpectClose(db, expected_db, kRowError, "bias");
-    }
-  });
-}
+  static Array Identity() {
+    Array identity = Empty(kSide * kSide);
+    for (int64_t i = 0; i < kSide * kSide; ++i) identity.Set(i, i % (kSide + 1) == 0 ? 1 : 0);
+    return identity;
+  }
+  // [count / kSide, kSide] with what is done to it.
+  static Array Multiply(const Array& a, MatmulArrays fused) {
+    const Array identity = Identity();
+    Array c = Empty(a.size());
+    fused.a = a.data();
+    fused.b = identity.data();
+    fused.c = {c.data(), Compute(), 0};
+    fused.m = a.size() / kSide;
+    fused.n = fused.k = kSide;
+    NewTestOps({.rows = fused.m, .width = kSide})->Matmul(fused);
+    return c;
+  }
+};
 
-TEST_P(KernelsTest, GeluAndItsSlopeAgreeWithFp64) {
-  optim::ForEveryTarget([&] {
-    const int64_t count = 2051;
-    const TestOps ops(GetParam(), 2, {});
-    Array x = Random(count, 1, 3), dy = Random(count, 2), y = Empty(count), again = Empty(count);
+TEST_P(FusedTest, GeluAndItsSlopeAgreeWithFp64) {
+  ForEveryTarget([&] {
+    const int64_t count = 2056;
+    Array x = Random(count, 1, 3), before = Empty(count), again = Empty(count);
+    const Array dy = Random(count, 2);
     for (double extreme : {-100.0, -20.0, 0.0, 20.0, 100.0})
       x.Set(static_cast<int64_t>(extreme) + 100, extreme);
-    const std::vector<double> gradient = dy.Values();
-    ops->Gelu(x.data(), y.data(), count);
-    ops->GeluBackward(x.data(), again.data(), dy.data(), count);
-    EXPECT_EQ(y, again);
+    const Array y = Multiply(x, {.before_gelu = before.data()});
+    const Array dx = Multiply(dy, {.gelu_input = x.data(), .gelu_output = again.data()});
+    EXPECT_EQ(before, x);
     std::vector<double> expected, slopes;
     for (int64_t i = 0; i < count; ++i) {
       expected.push_back(reference::Gelu(x[i]));
-      slopes.push_back(gradient[static_cast<size_t>(i)] *
-                       (reference::Gelu(x[i] + 1e-5) - reference::Gelu(x[i] - 1e-5)) / 2e-5);
+      slopes.push_back(dy[i] * (reference::Gelu(x[i] + 1e-5) - reference::Gelu(x[i] - 1e-5)) /
+                       2e-5);
     }
     ExpectClose(y, expected, 1e-7, "gelu");
-    ExpectClose(dy, slopes, kRowError, "slope");
+    ExpectClose(again, expected, 1e-7, "gelu again");
+    ExpectClose(dx, slopes, kElementError, "slope");
   });
 }
 
-TEST_P(KernelsTest, AddAndColumnSumsAgreeWithFp64) {
-  optim::ForEveryTarget([&] {
-    const int64_t rows = 70, columns = 261;
-    const TestOps ops(GetParam(), 3, {});
-    const Array a = Random(rows * columns, 1), b = Random(rows * columns, 2);
-    Array sum = Empty(rows * columns);
-    ops->Add(a.data(), b.data(), sum.data(), rows * columns);
+TEST_P(FusedTest, AdditionsAgreeWithFp64) {
+  ForEveryTarget([&] {
+    const int64_t count = 2056;
+    const Array a = Random(count, 1), b = Random(count, 2);
     std::vector<double> expected;
-    for (int64_t i = 0; i < rows * columns; ++i) expected.push_back(a[i] + b[i]);
-    ExpectClose(sum, expected, 0, "add");
-    for (DType dtype : kComputeTypes) {
-      for (float beta : {0.0f, 1.0f}) {
-        Array sums = Array::Random(dtype, columns, 3);
-        std::vector<double> column_sums = beta == 0 ? std::vector<double>(columns) : sums.Values();
-        for (int64_t i = 0; i < rows * columns; ++i)
-          column_sums[static_cast<size_t>(i % columns)] += a[i];
-        ops->ColumnSums(a.data(), rows, columns, {sums.data(), dtype, beta});
-        ExpectClose(sums, column_sums, kRowError, "column sums");
+    for (int64_t i = 0; i < count; ++i) expected.push_back(a[i] + b[i]);
+    ExpectClose(Multiply(a, {.added = b.data()}), expected, 0, "add");
+  });
+}
+
+TEST_P(FusedTest, SumsOfAColumnAgreeWithFp64) {
+  ForEveryTarget([&] {
+    const int64_t n = 8;
+    for (const auto& [k, m] : {std::pair<int64_t, int64_t>{70, 261}, {300, 264}, {1, 8}}) {
+      const TestOps ops = NewTestOps({.rows = k, .width = m}, /*threads=*/3);
+      const Array a = Random(k * m, 1), b = Random(k * n, 2);
+      for (DType dtype : kComputeTypes) {
+        for (float beta : {0.0f, 1.0f}) {
+          Array c = Empty(m * n), sums = Array::Random(dtype, m, 3);
+          std::vector<double> expected =
+              beta == 0 ? std::vector<double>(static_cast<size_t>(m)) : sums.Values();
+          for (int64_t i = 0; i < k * m; ++i) expected[static_cast<size_t>(i % m)] += a[i];
+          ops->Matmul({.a = a.data(),
+                       .a_transposed = true,
+                       .b = b.data(),
+                       .c = {c.data(), Compute(), 0},
+                       .a_sums = {sums.data(), dtype, beta},
+                       .m = m,
+                       .n = n,
+                       .k = k});
+          ExpectClose(sums, expected, kElementError, "column sums");
+          ExpectClose(c, reference::Matmul(a.Values(), true, b.Values(), false, m, n, k), 1e-5,
+                      "product");
+        }
       }
     }
   });
+}
+
+TEST_P(FusedTest, ANanGoesThroughTheGelu) {
+  Array x = Random(40, 1), before = Empty(40);
+  x.Set(33, std::numeric_limits<double>::quiet_NaN());
+  const Array y = Multiply(x, {.before_gelu = before.data()});
+  EXPECT_TRUE(std::isnan(y[33]));
+  EXPECT_FALSE(std::isnan(y[31]));
 }
 
 TEST_P(KernelsTest, CrossEntropyAgreesWithFp64) {
-  optim::ForEveryTarget([&] {
-    const int64_t rows = 3, vocabulary = 300;
-    const float scale = 8;
-    const TestOps ops(GetParam(), 2, {});
-    const Array logits = Array::Random(DType::kFloat32, rows * vocabulary, 1, 5);
-    const std::vector<int32_t> targets = {0, 299, 17};
-    std::vector<float> losses(rows);
-    Array gradient = Empty(rows * vocabulary);
-    ops->CrossEntropy({.logits = static_cast<const float*>(logits.data()),
-                       .targets = targets.data(),
-                       .losses = losses.data(),
-                       .gradient = gradient.data(),
-                       .gradient_scale = scale,
-                       .rows = rows,
-                       .vocabulary = vocabulary});
-    const std::vector<double> values = logits.Values();
-    std::vector<double> expected;
-    for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
-      const std::vector<double> row(values.begin() + static_cast<int64_t>(r) * vocabulary,
-                                    values.begin() + static_cast<int64_t>(r + 1) * vocabulary);
-      EXPECT_NEAR(losses[r], reference::CrossEntropy(row, {targets[r]}), 1e-5);
-      for (int v = 0; v < vocabulary; ++v) {
-        const double probability = std::exp(-reference::CrossEntropy(row, {v}));
-        expected.push_back(scale * (probability - (v == targets[r] ? 1 : 0)));
+  ForEveryTarget([&] {
+    for (int64_t vocabulary : {1, 5, 300, 20011}) {
+      const TestOps ops = NewTestOps({.rows = 3, .vocabulary = vocabulary});
+      const Array logits = Array::Random(Logits(), 3 * vocabulary, 1, 5);
+      const std::pmr::vector<int32_t> targets = {0, static_cast<int32_t>(vocabulary - 1),
+                                                 static_cast<int32_t>(vocabulary / 3)};
+      const std::pmr::vector<float> loss_scale = {4};
+      const Loss loss = CrossEntropy(ops, logits, targets, 2, loss_scale.data(), false);
+      const std::vector<double> values = logits.Values();
+      std::vector<double> expected;
+      for (size_t r = 0; r < 3; ++r) {
+        const std::vector<double> row(values.begin() + static_cast<int64_t>(r) * vocabulary,
+                                      values.begin() + static_cast<int64_t>(r + 1) * vocabulary);
+        const double of_row = reference::CrossEntropy(row, {targets[r]});
+        EXPECT_NEAR(loss.losses[r], of_row, 1e-5);
+        const double log_sum_exp = of_row + row[static_cast<size_t>(targets[r])];
+        for (int v = 0; v < vocabulary; ++v) {
+          const double probability = std::exp(row[static_cast<size_t>(v)] - log_sum_exp);
+          expected.push_back(8 * (probability - (v == targets[r] ? 1 : 0)));
+        }
       }
+      ExpectClose(loss.gradient, expected, 1e-6, "gradient");
+      EXPECT_EQ(CrossEntropy(ops, logits, targets, 2, loss_scale.data(), false), loss);
+      EXPECT_EQ(CrossEntropy(ops, logits, targets, 8, nullptr, Logits() == Compute()), loss);
     }
-    ExpectClose(gradient, expected, 1e-6, "gradient");
-  });
-}
-
-TEST_P(KernelsTest, EmbeddingAddsTablesAndItsGradientSumsPositions) {
-  optim::ForEveryTarget([&] {
-    const int64_t sequences = 2, tokens = 5, width = 21, vocabulary = 9, context = 7,
-                  rows = sequences * tokens;
-    const TestOps ops(GetParam(), 2, {.rows = rows, .tokens = context, .vocabulary = vocabulary});
-    const Array table = Random(vocabulary * width, 1), positions = Random(context * width, 2),
-                dy = Random(rows * width, 3);
-    const std::vector<int32_t> ids = {3, 3, 8, 0, 3, 1, 8, 3, 2, 2};
-    Array y = Empty(rows * width);
-    ops->Embed({.token_table = table.data(),
-                .position_table = positions.data(),
-                .ids = ids.data(),
-                .output = y.data(),
-                .sequences = sequences,
-                .tokens = tokens,
-                .width = width});
-    std::vector<double> expected, token_sums(static_cast<size_t>(vocabulary * width)),
-        position_sums(static_cast<size_t>(context * width));
-    Array token_gradient(DType::kFloat32, vocabulary * width);
-    Array position_gradient = Array::Random(DType::kBFloat16, context * width, 4);
-    for (int64_t i = 0; i < context * width; ++i)
-      position_sums[static_cast<size_t>(i)] = position_gradient[i];
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < width; ++c) {
-        const int64_t token = ids[static_cast<size_t>(r)] * width + c,
-                      position = r % tokens * width + c;
-        expected.push_back(table[token] + positions[position]);
-        token_sums[static_cast<size_t>(token)] += dy[r * width + c];
-        position_sums[static_cast<size_t>(position)] += dy[r * width + c];
-      }
-    }
-    ops->EmbedBackward({.output_gradient = dy.data(),
-                        .ids = ids.data(),
-                        .token_gradient = {token_gradient.data(), DType::kFloat32, 0},
-                        .position_gradient = {position_gradient.data(), DType::kBFloat16, 1},
-                        .sequences = sequences,
-                        .tokens = tokens,
-                        .width = width,
-                        .vocabulary = vocabulary,
-                        .context = context});
-    ExpectClose(y, expected, 0, "embedding");
-    ExpectClose(token_gradient, token_sums, 1e-6, "tokens");
-    ExpectClose(position_gradient, position_sums, 1e-6, "positions");
   });
 }
 
 TEST_P(KernelsTest, ANanReachesTheLoss) {
-  const double nan = std::numeric_limits<double>::quiet_NaN();
-  const TestOps ops(GetParam(), 1, {});
-  Array x = Random(40, 1), y = Empty(40);
-  x.Set(33, nan);
-  ops->Gelu(x.data(), y.data(), 40);
-  EXPECT_TRUE(std::isnan(y[33]));
-  EXPECT_FALSE(std::isnan(y[32]));
-  std::vector<float> logits(40, 1.0f);
-  logits[5] = std::numeric_limits<float>::quiet_NaN();
-  const int32_t target = 7;
-  float loss = 0;
-  ops->CrossEntropy(
-      {.logits = logits.data(), .targets = &target, .losses = &loss, .rows = 1, .vocabulary = 40});
-  EXPECT_TRUE(std::isnan(loss));
+  const TestOps ops = NewTestOps({.rows = 2, .vocabulary = 40});
+  Array logits(Logits(), 80);
+  for (int64_t i = 0; i < 80; ++i) logits.Set(i, 1);
+  logits.Set(5, std::numeric_limits<double>::quiet_NaN());
+  const Loss loss = CrossEntropy(ops, logits, {7, 7}, 1, nullptr, false);
+  EXPECT_TRUE(std::isnan(loss.losses[0]));
+  EXPECT_NEAR(loss.losses[1], std::log(40.0), 1e-5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, KernelsTest, testing::ValuesIn(kComputeTypes), DTypeName);
+TEST_P(KernelsTest, TheMeanIsAddedInFp64) {
+  const TestOps ops = NewTestOps({});
+  for (size_t count : {size_t{1}, size_t{5000}}) {
+    std::pmr::vector<float> numbers(count, 0.1f), mean(1);
+    numbers[count / 2] += 1e7f;
+    ops->Mean(numbers.data(), static_cast<int64_t>(count), mean.data());
+    EXPECT_EQ(mean[0], static_cast<float>(std::accumulate(numbers.begin(), numbers.end(), 0.0) /
+                                          static_cast<double>(count)));
+  }
+}
+
+TEST_P(KernelsTest, EmbeddingAddsTables) {
+  ForEveryTarget([&] {
+    const int64_t sequences = 2, tokens = 5, vocabulary = 9, context = 7, rows = sequences * tokens;
+    for (int64_t width : {21, 264}) {
+      const TestOps ops = NewTestOps({.rows = rows, .width = width, .vocabulary = vocabulary});
+      const Array table = Random(vocabulary * width, 1), positions = Random(context * width, 2);
+      const std::pmr::vector<int32_t> ids = {3, 3, 8, 0, 3, 1, 8, 3, 2, 2};
+      Array y = Empty(rows * width);
+      ops->Embed({.token_table = table.data(),
+                  .position_table = positions.data(),
+                  .ids = ids.data(),
+                  .output = y.data(),
+                  .sequences = sequences,
+                  .tokens = tokens,
+                  .width = width});
+      std::vector<double> expected;
+      for (int64_t i = 0; i < rows * width; ++i) {
+        const int64_t row = i / width, column = i % width;
+        expected.push_back(table[ids[static_cast<size_t>(row)] * width + column] +
+                           positions[row % tokens * width + column]);
+      }
+      ExpectClose(y, expected, 0, "embedding");
+    }
+  });
+}
+
+TEST_P(KernelsTest, TheEmbeddingsGradientSumsPositions) {
+  ForEveryTarget([&] {
+    for (float beta : {0.0f, 1.0f}) {
+      CheckEmbedBackward({2, 5, 21, 9, 7, beta, {3, 3, 8, 0, 3, 1, 8, 3, 2, 2}}, DType::kFloat32,
+                         DType::kBFloat16);
+      // More rows of one id, and more sequences, than one warp sums.
+      EmbeddingCase many = {40, 3, 264, 5, 3, beta, {}};
+      for (int i = 0; i < 120; ++i) many.ids.push_back(i % 7 == 0 ? 2 : 4);
+      CheckEmbedBackward(many, DType::kFloat16, DType::kFloat32);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Devices, KernelsTest, testing::ValuesIn(OpsCases()), OpsTestName);
+INSTANTIATE_TEST_SUITE_P(Devices, FusedTest, testing::ValuesIn(OpsCases()), OpsTestName);
 
 }  // namespace
 }  // namespace ebb::gpt

@@ -1,10 +1,11 @@
 // Arrays of any dtype with fp64 views of the very values they hold, and the comparison that every
-// kernel test uses.
+// kernel test uses. Their memory is std::pmr's default, which a test may make a device's.
 #pragma once
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <memory_resource>
 #include <random>
 #include <string>
 #include <vector>
@@ -77,7 +78,7 @@ class Array {
     return reinterpret_cast<const T*>(bytes_.data())[i];
   }
   DType dtype_;
-  std::vector<std::byte> bytes_;
+  std::pmr::vector<std::byte> bytes_;
 };
 
 // got[i] within one rounding of its dtype plus `relative` times the largest magnitude in

@@ -51,6 +51,31 @@ inline Values Norm(const Values& input, const Values& weight, const Values& bias
   return output;
 }
 
+// The gradient of a row's input, added to `gradient`, and those of weight and bias likewise.
+inline void NormBackward(const Values& input, const Values& weight, const Values& output_gradient,
+                         Values& gradient, Values& weight_gradient, Values& bias_gradient) {
+  const size_t width = weight.size();
+  const double count = static_cast<double>(width);
+  for (size_t row = 0; row < input.size(); row += width) {
+    double mean = 0, variance = 0, mean_g = 0, mean_gn = 0;
+    for (size_t i = 0; i < width; ++i) mean += input[row + i] / count;
+    for (size_t i = 0; i < width; ++i) variance += std::pow(input[row + i] - mean, 2) / count;
+    const double scale = 1 / std::sqrt(variance + 1e-5);
+    const auto normal = [&](size_t i) { return (input[row + i] - mean) * scale; };
+    for (size_t i = 0; i < width; ++i) {
+      const double dy = output_gradient[row + i];
+      mean_g += weight[i] * dy / count;
+      mean_gn += weight[i] * dy * normal(i) / count;
+      weight_gradient[i] += dy * normal(i);
+      bias_gradient[i] += dy;
+    }
+    for (size_t i = 0; i < width; ++i) {
+      gradient[row + i] +=
+          scale * (weight[i] * output_gradient[row + i] - mean_g - normal(i) * mean_gn);
+    }
+  }
+}
+
 inline double Gelu(double x) {
   return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
 }

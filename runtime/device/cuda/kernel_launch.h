@@ -1,7 +1,7 @@
 // Launches a kernel of kernel_thread.h.
 //
 // Included by .cu files, which nvcc compiles for the device. A test that compiles such a file for
-// the host defines LaunchKernel itself, before it.
+// the host defines LaunchKernel and LoadKernels itself, before it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -23,6 +23,11 @@ struct Grid {
 template <class Kernel>
 cudaError_t LaunchKernel(cudaStream_t stream, const Grid& grid,
                          const typename Kernel::Arrays& arrays);
+
+// Loads kernels onto the current device, which their first launch would do otherwise, and wait for
+// the device meanwhile. An error where it is older than what the build has code for.
+template <class... Kernels>
+cudaError_t LoadKernels();
 
 #if defined(__CUDACC__)
 
@@ -52,6 +57,17 @@ cudaError_t LaunchKernel(cudaStream_t stream, const Grid& grid,
     result = cudaLaunchKernelEx(&config, &RunKernel<Kernel>, typename Kernel::Arrays(arrays));
   }
   if (result != cudaSuccess) cudaGetLastError();  // it is dealt with by the caller
+  return result;
+}
+
+template <class... Kernels>
+cudaError_t LoadKernels() {
+  cudaError_t result = cudaSuccess;
+  cudaFuncAttributes attributes;
+  ((result =
+        result == cudaSuccess ? cudaFuncGetAttributes(&attributes, &RunKernel<Kernels>) : result),
+   ...);
+  if (result != cudaSuccess) cudaGetLastError();
   return result;
 }
 

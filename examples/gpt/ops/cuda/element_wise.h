@@ -25,5 +25,7 @@ cudaError_t LaunchAdd(cudaStream_t stream, DType dtype, const void* a, const voi
 int64_t ColumnSumsParts(int64_t rows);
 cudaError_t LaunchColumnSums(cudaStream_t stream, DType dtype, const void* matrix, int64_t rows,
                              int64_t columns, float* partials, const Target& sums);
+// Loads all of them onto the current device, as their first launch would otherwise.
+cudaError_t LoadElementWiseKernels(DType dtype);
 
 }  // namespace ebb::gpt::cuda

@@ -1,0 +1,142 @@
+// Cross-entropy, and the mean of its losses: cross_entropy.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ebb/runtime/device/cuda/kernel_thread.h"
+#include "ops/cuda/block_sum.h"
+#include "ops/cuda/numbers.h"
+
+namespace ebb::gpt::cuda {
+
+// A block has a row. Rows of a vocabulary like 50,257 begin anywhere, so what is before and after
+// the groups of a row is taken one by one:
+//
+//   row      [ head | group | group | ... | group | tail ]
+template <class T>
+struct CrossEntropyKernel {
+  static constexpr int kThreads = 512, kWarps = kThreads / kernel::kWarp;
+  static constexpr int kWidth = kGroup<T>;
+  static constexpr int kMany = 4;  // groups of a thread whose loads are in flight together
+  static constexpr size_t kSharedBytes = 2 * kWarps * sizeof(float);
+  using Arrays = CrossEntropyArrays;
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& a) {
+    const int64_t row = thread.block();
+    const T* const logits = static_cast<const T*>(a.logits) + row * a.vocabulary;
+    const int target = a.targets[row];
+    float at_target[1];
+    // Before the gradient may overwrite it: nobody writes until all have summed.
+    Unpack(Load<T, 1>(logits, target), at_target);
+
+    Sum mine;
+    Each(thread, logits, a.vocabulary, [&](const auto& numbers, int64_t) { mine.Add(numbers); });
+    const float log_sum_exp = LogSumExp(thread, mine);
+    if (thread.index() == 0) a.losses[row] = log_sum_exp - at_target[0];
+    if (a.gradient == nullptr) return;
+
+    auto* const gradient = static_cast<T*>(a.gradient) + row * a.vocabulary;
+    const float scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
+    Each(thread, logits, a.vocabulary, [&](auto& numbers, int64_t at) {
+      constexpr int kNumbers = sizeof(numbers) / sizeof(float);
+      EBB_UNROLL
+      for (int i = 0; i < kNumbers; ++i) {
+        const float probability = std::exp(numbers[i] - log_sum_exp);
+        numbers[i] = (probability - (at + i == target ? 1.0f : 0.0f)) * scale;
+      }
+      StoreAnywhere<T>(numbers, gradient, at);
+    });
+  }
+
+ private:
+  // The sum of exp(number - top) over numbers seen so far. A NaN stays in the sum, whatever the top.
+  struct Sum {
+    float top = -3.0e38f, sum = 0;
+
+    template <int kNumbers>
+    EBB_HOST_DEVICE void Add(const float (&numbers)[kNumbers]) {
+      float highest = top;
+      EBB_UNROLL
+      for (int i = 0; i < kNumbers; ++i) highest = numbers[i] > highest ? numbers[i] : highest;
+      Raise(highest);
+      EBB_UNROLL
+      for (int i = 0; i < kNumbers; ++i) sum += std::exp(numbers[i] - top);
+    }
+    EBB_HOST_DEVICE void Raise(float highest) {
+      if (highest == top) return;
+      sum *= std::exp(top - highest);
+      top = highest;
+    }
+  };
+
+  // Of the row, the same bits in all its threads.
+  template <class Thread>
+  EBB_HOST_DEVICE static float LogSumExp(Thread& thread, Sum mine) {
+    auto* const tops = reinterpret_cast<float*>(thread.shared());
+    const float top_of_warp = kernel::WarpMax(thread, mine.top);
+    if (thread.lane() == 0) tops[thread.warp()] = top_of_warp;
+    thread.Sync();
+    float top = tops[0];
+    for (int w = 1; w < kWarps; ++w) top = tops[w] > top ? tops[w] : top;
+    mine.Raise(top);
+    float sums[1] = {mine.sum};
+    SumOverThreads<kThreads>(thread, sums, tops + kWarps);
+    return top + std::log(sums[0]);
+  }
+
+  // Calls body(numbers, index of the first) for the thread's groups and single numbers of a row.
+  template <class Thread, class Body>
+  EBB_HOST_DEVICE static void Each(const Thread& thread, const T* logits, int64_t count,
+                                   const Body& body) {
+    const int64_t before =
+        static_cast<int64_t>(reinterpret_cast<uintptr_t>(logits) % 16 / sizeof(T));
+    const int64_t unaligned = (kWidth - before) % kWidth;
+    const int64_t head = unaligned < count ? unaligned : count;
+    const int64_t groups = (count - head) / kWidth;
+    for (int64_t first = thread.index(); first < groups; first += kMany * kThreads) {
+      Group<T, kWidth> loaded[kMany];
+      EBB_UNROLL
+      for (int m = 0; m < kMany; ++m) {
+        const int64_t group = first + m * kThreads;
+        if (group < groups) loaded[m] = Load<T, kWidth>(logits, head + group * kWidth);
+      }
+      EBB_UNROLL
+      for (int m = 0; m < kMany; ++m) {
+        const int64_t group = first + m * kThreads;
+        if (group >= groups) break;
+        float numbers[kWidth];
+        Unpack(loaded[m], numbers);
+        body(numbers, head + group * kWidth);
+      }
+    }
+    const int64_t single = thread.index();
+    if (single >= count - groups * kWidth) return;
+    const int64_t at = single < head ? single : single + groups * kWidth;
+    float number[1];
+    Unpack(Load<T, 1>(logits, at), number);
+    body(number, at);
+  }
+};
+
+// One block: its threads take turns with the numbers.
+struct MeanKernel {
+  static constexpr int kThreads = 1024;
+  static constexpr size_t kSharedBytes = kThreads / kernel::kWarp * sizeof(double);
+  struct Arrays {
+    const float* numbers;
+    int64_t count;
+    float* mean;
+  };
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& a) {
+    double sums[1] = {};
+    for (int64_t i = thread.index(); i < a.count; i += kThreads) sums[0] += double{a.numbers[i]};
+    SumOverThreads<kThreads>(thread, sums, reinterpret_cast<double*>(thread.shared()));
+    if (thread.index() == 0) *a.mean = static_cast<float>(sums[0] / static_cast<double>(a.count));
+  }
+};
+
+}  // namespace ebb::gpt::cuda

@@ -1,0 +1,143 @@
+#include "ops/cuda/cuda_ops.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/cuda/error.h"
+#include "ops/cuda/attention.h"
+#include "ops/cuda/cross_entropy.h"
+#include "ops/cuda/element_wise.h"
+#include "ops/cuda/embedding.h"
+#include "ops/cuda/layer_norm.h"
+#include "ops/cuda/matmul.h"
+
+namespace ebb::gpt {
+namespace {
+
+// Bytes of each op's. They run one after the other, so all use the same.
+struct ScratchOf {
+  ScratchOf(DType compute, const OpsLimits& limits)
+      : matmul(cuda::Matmul::ScratchBytes(compute, limits)),
+        norm(cuda::NormBackwardPartials(limits.rows, limits.width) * int64_t{sizeof(float)}),
+        attention(limits.tokens == 0 ? 0
+                                     : cuda::AttentionScratchBytes(
+                                           (limits.rows + limits.tokens - 1) / limits.tokens,
+                                           limits.tokens, limits.heads)),
+        embedding(cuda::EmbedBackwardInts(limits.rows, limits.vocabulary) *
+                  int64_t{sizeof(int32_t)}) {}
+  int64_t all() const { return std::max({matmul, norm, attention, embedding}); }
+
+  int64_t matmul, norm, attention, embedding;
+};
+
+class CudaOps final : public Ops {
+ public:
+  CudaOps(const Device& device, DType compute, std::span<std::byte> scratch,
+          std::unique_ptr<cuda::Matmul> matmul)
+      : device_(device),
+        stream_(static_cast<cudaStream_t>(device.CallerStream().view().native)),
+        compute_(compute),
+        scratch_(scratch.data()),
+        matmul_(std::move(matmul)) {}
+
+  absl::Status status() const override { return status_; }
+
+  void Matmul(const MatmulArrays& arrays) override {
+    if (!status_.ok()) return;
+    const CudaCurrent current(device_.ordinal());
+    if (current.result() == cudaSuccess) {
+      status_ = matmul_->Run(stream_, arrays);
+    } else {
+      Fail(current.result(), "a matrix product");
+    }
+  }
+  void Norm(const NormArrays& arrays) override {
+    Enqueue("a layer norm", [&] { return cuda::LaunchNorm(stream_, compute_, arrays); });
+  }
+  void NormBackward(const NormBackwardArrays& arrays) override {
+    Enqueue("a layer norm's backward", [&] {
+      return cuda::LaunchNormBackward(stream_, compute_, arrays,
+                                      reinterpret_cast<float*>(scratch_));
+    });
+  }
+  void Attention(const AttentionArrays& arrays) override {
+    Enqueue("attention", [&] { return cuda::LaunchAttention(stream_, compute_, arrays); });
+  }
+  void AttentionBackward(const AttentionBackwardArrays& arrays) override {
+    Enqueue("attention's backward",
+            [&] { return cuda::LaunchAttentionBackward(stream_, compute_, arrays, scratch_); });
+  }
+  void CrossEntropy(const CrossEntropyArrays& arrays) override {
+    Enqueue("cross-entropy", [&] { return cuda::LaunchCrossEntropy(stream_, compute_, arrays); });
+  }
+  void Mean(const float* numbers, int64_t count, float* mean) override {
+    Enqueue("a mean", [&] { return cuda::LaunchMean(stream_, numbers, count, mean); });
+  }
+  void Embed(const EmbedArrays& arrays) override {
+    Enqueue("an embedding", [&] { return cuda::LaunchEmbed(stream_, compute_, arrays); });
+  }
+  void EmbedBackward(const EmbedBackwardArrays& arrays) override {
+    Enqueue("an embedding's backward", [&] {
+      return cuda::LaunchEmbedBackward(stream_, compute_, arrays,
+                                       reinterpret_cast<int32_t*>(scratch_));
+    });
+  }
+
+ private:
+  template <class Launch>
+  void Enqueue(const char* what, const Launch& launch) {
+    if (!status_.ok()) return;
+    const CudaCurrent current(device_.ordinal());
+    Fail(current.result() == cudaSuccess ? launch() : current.result(), what);
+  }
+  // Unless `result` is none.
+  void Fail(cudaError_t result, const char* what) {
+    if (result == cudaSuccess) return;
+    status_ = CudaStatus(result, absl::StrCat("launching ", what, " on ", device_.description()));
+  }
+
+  const Device device_;
+  const cudaStream_t stream_;
+  const DType compute_;
+  std::byte* const scratch_;
+  const std::unique_ptr<cuda::Matmul> matmul_;
+  absl::Status status_;
+};
+
+cudaError_t LoadKernels(DType compute) {
+  for (const auto load : {&cuda::LoadElementWiseKernels, &cuda::LoadNormKernels,
+                          &cuda::LoadCrossEntropyKernels, &cuda::LoadEmbeddingKernels}) {
+    if (const cudaError_t result = load(compute); result != cudaSuccess) return result;
+  }
+  return cudaSuccess;
+}
+
+}  // namespace
+
+int64_t CudaScratchBytes(DType compute, const OpsLimits& limits) {
+  return ScratchOf(compute, limits).all();
+}
+
+absl::StatusOr<std::unique_ptr<Ops>> NewCudaOps(const Device& device, DType compute,
+                                                const OpsLimits& limits,
+                                                std::span<std::byte> scratch) {
+  EBB_RETURN_IF_ERROR(device.status());
+  const ScratchOf sizes(compute, limits);
+  if (static_cast<int64_t>(scratch.size()) < sizes.all()) {
+    return absl::InvalidArgumentError(absl::StrCat("the ops were given ", scratch.size(),
+                                                   " bytes of scratch and need ", sizes.all()));
+  }
+  const CudaCurrent current(device.ordinal());
+  EBB_RETURN_IF_ERROR(CudaStatus(
+      LoadKernels(compute), absl::StrCat("loading gpt's kernels onto ", device.description())));
+  EBB_ASSIGN_OR_RETURN(
+      std::unique_ptr<cuda::Matmul> matmul,
+      cuda::Matmul::Create(compute, scratch.first(static_cast<size_t>(sizes.matmul))));
+  return std::make_unique<CudaOps>(device, compute, scratch, std::move(matmul));
+}
+
+}  // namespace ebb::gpt

@@ -1,0 +1,70 @@
+// The kernels of gpt on the host: the very sources of the device, whose launches run their blocks
+// when the stream comes to them. What they touch is not noted: order.h does not see it.
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "block.h"
+#include "ebb/runtime/device/cuda/kernel_launch.h"
+#include "state.h"
+
+namespace ebb::kernel {
+namespace {
+
+// Without its namespaces and what it is instantiated with, as tests name what fails.
+template <class Kernel>
+const std::string& NameOf() {
+  static const std::string name = [](std::string_view full) {
+    full.remove_prefix(full.find("Kernel = ") + 9);
+    full = full.substr(0, full.find_first_of("<;]"));
+    return std::string(full.substr(full.rfind(':') + 1));
+  }(__PRETTY_FUNCTION__);
+  return name;
+}
+
+template <class Kernel>
+struct Launched {
+  Grid grid;
+  typename Kernel::Arrays arrays;
+
+  static void Run(void* argument) {
+    auto* const launched = static_cast<Launched*>(argument);
+    stand_in::RunKernel<Kernel>(launched->grid.blocks, launched->grid.shared_bytes,
+                                launched->arrays);
+    std::free(launched);
+  }
+};
+
+}  // namespace
+
+template <class Kernel>
+cudaError_t LaunchKernel(cudaStream_t stream, const Grid& grid,
+                         const typename Kernel::Arrays& arrays) {
+  if (grid.blocks == 0) return cudaSuccess;
+  if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
+  if (const int code = stand_in::Injected(NameOf<Kernel>().c_str()))
+    return static_cast<cudaError_t>(code);
+  // Not with new: operations are tested to allocate nothing, which CUDA's own memory is no part of.
+  static_assert(std::is_trivially_copyable_v<Launched<Kernel>>);
+  void* const parameters = std::malloc(sizeof(Launched<Kernel>));
+  if (parameters == nullptr) return cudaErrorMemoryAllocation;
+  stand_in::EnqueueKernel(stream, &Launched<Kernel>::Run,
+                          new (parameters) Launched<Kernel>{grid, arrays});
+  return cudaSuccess;
+}
+
+template <class... Kernels>
+cudaError_t LoadKernels() {
+  if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
+  return static_cast<cudaError_t>(stand_in::Injected("LoadKernels"));
+}
+
+}  // namespace ebb::kernel
+
+#include "ops/cuda/cross_entropy.cu"
+#include "ops/cuda/element_wise.cu"
+#include "ops/cuda/embedding.cu"
+#include "ops/cuda/layer_norm.cu"
+#include "ops/cuda/store.cu"
