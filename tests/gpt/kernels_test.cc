@@ -183,20 +183,22 @@ TEST_P(KernelsTest, CrossEntropyAgreesWithFp64) {
                                                  static_cast<int32_t>(vocabulary / 3)};
       const std::pmr::vector<float> loss_scale = {4};
       const Loss loss = CrossEntropy(ops, logits, targets, 2, loss_scale.data(), false);
+      // A CPU without vectors adds all of them one after the other.
+      const double sum_error = OnCuda() || vocabulary <= 300 ? 1e-6 : 1e-5;
       const std::vector<double> values = logits.Values();
       std::vector<double> expected;
       for (size_t r = 0; r < 3; ++r) {
         const std::vector<double> row(values.begin() + static_cast<int64_t>(r) * vocabulary,
                                       values.begin() + static_cast<int64_t>(r + 1) * vocabulary);
         const double of_row = reference::CrossEntropy(row, {targets[r]});
-        EXPECT_NEAR(loss.losses[r], of_row, 1e-5);
+        EXPECT_NEAR(loss.losses[r], of_row, std::max(1e-5, 2 * sum_error));
         const double log_sum_exp = of_row + row[static_cast<size_t>(targets[r])];
         for (int v = 0; v < vocabulary; ++v) {
           const double probability = std::exp(row[static_cast<size_t>(v)] - log_sum_exp);
           expected.push_back(8 * (probability - (v == targets[r] ? 1 : 0)));
         }
       }
-      ExpectClose(loss.gradient, expected, 1e-6, "gradient");
+      ExpectClose(loss.gradient, expected, sum_error, "gradient");
       EXPECT_EQ(CrossEntropy(ops, logits, targets, 2, loss_scale.data(), false), loss);
       EXPECT_EQ(CrossEntropy(ops, logits, targets, 8, nullptr, Logits() == Compute()), loss);
     }

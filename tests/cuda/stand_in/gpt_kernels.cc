@@ -8,6 +8,7 @@
 
 #include "block.h"
 #include "ebb/runtime/device/cuda/kernel_launch.h"
+#include "host_matrix_thread.h"
 #include "state.h"
 
 namespace ebb::kernel {
@@ -63,6 +64,8 @@ cudaError_t LoadKernels() {
 
 }  // namespace ebb::kernel
 
+#include "ops/cuda/attention_backward.cu"
+#include "ops/cuda/attention_forward.cu"
 #include "ops/cuda/cross_entropy.cu"
 #include "ops/cuda/element_wise.cu"
 #include "ops/cuda/embedding.cu"

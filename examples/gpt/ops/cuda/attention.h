@@ -19,6 +19,11 @@
 
 namespace ebb::gpt::cuda {
 
+// Loads the kernels for `dtype` onto the current device: a first launch that had to might wait for
+// it.
+cudaError_t LoadAttentionKernels(DType dtype);
+cudaError_t LoadAttentionBackwardKernels(DType dtype);
+
 // `dtype` is that of all arrays but log_sum_exp, which is fp32. width is a multiple of heads.
 cudaError_t LaunchAttention(cudaStream_t stream, DType dtype, const AttentionArrays& arrays);
 

@@ -43,12 +43,8 @@ cudaError_t LaunchPlain(cudaStream_t stream, const AttentionBackwardArrays& x, v
 template <class T>
 cudaError_t LaunchOf(cudaStream_t stream, const AttentionBackwardArrays& x, void* scratch) {
   switch (TiledDepth(x.width / x.heads, x.qkv, x.output, x.output_gradient, x.qkv_gradient)) {
-    case 32:
-      return LaunchTiled<T, 32>(stream, x, scratch);
     case 64:
       return LaunchTiled<T, 64>(stream, x, scratch);
-    case 96:
-      return LaunchTiled<T, 96>(stream, x, scratch);
     case 128:
       return LaunchTiled<T, 128>(stream, x, scratch);
     default:
@@ -56,7 +52,34 @@ cudaError_t LaunchOf(cudaStream_t stream, const AttentionBackwardArrays& x, void
   }
 }
 
+template <class T>
+cudaError_t LoadPlainBackward() {
+  return kernel::LoadKernels<PlainAttentionQueryGradients<T>, PlainAttentionKeyGradients<T>>();
+}
+
+template <class T>
+cudaError_t LoadTiledBackward() {
+  const cudaError_t result =
+      kernel::LoadKernels<AttentionQueryGradients<T, 64>, AttentionQueryGradients<T, 128>,
+                          AttentionKeyGradients<T, 64>, AttentionKeyGradients<T, 128>>();
+  return result != cudaSuccess ? result : LoadPlainBackward<T>();
+}
+
 }  // namespace
+
+cudaError_t LoadAttentionBackwardKernels(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return LoadPlainBackward<float>();
+    case DType::kBFloat16:
+      return LoadTiledBackward<BFloat16>();
+    case DType::kFloat16:
+      return LoadTiledBackward<Float16>();
+    case DType::kInt8:
+      break;
+  }
+  return cudaErrorInvalidValue;
+}
 
 int64_t AttentionScratchBytes(int64_t sequences, int64_t tokens, int64_t heads) {
   return sequences * tokens * heads * static_cast<int64_t>(sizeof(float));

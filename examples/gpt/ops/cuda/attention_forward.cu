@@ -34,12 +34,8 @@ cudaError_t LaunchPlain(cudaStream_t stream, const AttentionArrays& x) {
 template <class T>
 cudaError_t LaunchOf(cudaStream_t stream, const AttentionArrays& x) {
   switch (TiledDepth(x.width / x.heads, x.qkv, x.output)) {
-    case 32:
-      return LaunchTiled<T, 32>(stream, x);
     case 64:
       return LaunchTiled<T, 64>(stream, x);
-    case 96:
-      return LaunchTiled<T, 96>(stream, x);
     case 128:
       return LaunchTiled<T, 128>(stream, x);
     default:
@@ -47,7 +43,27 @@ cudaError_t LaunchOf(cudaStream_t stream, const AttentionArrays& x) {
   }
 }
 
+template <class T>
+cudaError_t LoadTiled() {
+  return kernel::LoadKernels<AttentionForward<T, 64>, AttentionForward<T, 128>,
+                             PlainAttentionForward<T>>();
+}
+
 }  // namespace
+
+cudaError_t LoadAttentionKernels(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return kernel::LoadKernels<PlainAttentionForward<float>>();
+    case DType::kBFloat16:
+      return LoadTiled<BFloat16>();
+    case DType::kFloat16:
+      return LoadTiled<Float16>();
+    case DType::kInt8:
+      break;
+  }
+  return cudaErrorInvalidValue;
+}
 
 cudaError_t LaunchAttention(cudaStream_t stream, DType dtype, const AttentionArrays& arrays) {
   if (arrays.sequences * arrays.tokens == 0) return cudaSuccess;

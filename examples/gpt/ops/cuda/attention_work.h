@@ -25,11 +25,11 @@ struct AttentionBackwardWork {
   char* qkv_gradient;
 };
 
-// The width that tiled kernels have for a head's; 0: they do not take it. Rows are copied 16 bytes at
-// a time, so all of them have to begin at multiples of 16.
+// The width that tiled kernels have for a head's, 64 or 128: more would take minutes to build. 0: they
+// do not take it. Rows are copied 16 bytes at a time, so all of them have to begin at multiples of 16.
 template <class... Pointers>
 int TiledDepth(int64_t depth, const Pointers*... arrays) {
-  constexpr int64_t kRowAlignment = 8, kDepthMax = 128, kStep = 32;
+  constexpr int64_t kRowAlignment = 8, kDepthMax = 128, kStep = 64;
   const bool aligned = ((reinterpret_cast<uintptr_t>(arrays) % 16 == 0) && ...);
   if (!aligned || depth % kRowAlignment != 0 || depth > kDepthMax) return 0;
   return static_cast<int>((depth + kStep - 1) / kStep * kStep);

@@ -110,7 +110,8 @@ class CudaOps final : public Ops {
 
 cudaError_t LoadKernels(DType compute) {
   for (const auto load : {&cuda::LoadElementWiseKernels, &cuda::LoadNormKernels,
-                          &cuda::LoadCrossEntropyKernels, &cuda::LoadEmbeddingKernels}) {
+                          &cuda::LoadCrossEntropyKernels, &cuda::LoadEmbeddingKernels,
+                          &cuda::LoadAttentionKernels, &cuda::LoadAttentionBackwardKernels}) {
     if (const cudaError_t result = load(compute); result != cudaSuccess) return result;
   }
   return cudaSuccess;
