@@ -3,8 +3,10 @@
 #include <cuda_runtime_api.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -55,13 +57,21 @@ ebb::Device& Host() {
 }
 
 std::mutex callers_mutex;
-std::map<std::string, std::set<std::string>> callers;  // by function, "" is any
+// Of a fixed size, as those who enqueue are tested to allocate nothing.
+struct Call {
+  std::string_view function;  // "": any
+  std::array<char, 16> thread = {};
+  friend bool operator==(const Call&, const Call&) = default;
+};
+std::array<Call, 4096> calls;  // each once
+size_t calls_noted = 0;
 
-void NoteCaller(const char* function) {
-  char name[16] = {};
-  pthread_getname_np(pthread_self(), name, sizeof(name));
+void NoteCaller(std::string_view function) {
+  Call call = {.function = function};
+  pthread_getname_np(pthread_self(), call.thread.data(), call.thread.size());
   const std::scoped_lock lock(callers_mutex);
-  callers[function].insert(name);
+  const auto end = calls.begin() + static_cast<std::ptrdiff_t>(calls_noted);
+  if (std::find(calls.begin(), end, call) == end && end != calls.end()) calls[calls_noted++] = call;
 }
 
 // What needs a context makes it on the current device.
@@ -107,13 +117,17 @@ void ebb::stand_in::SetDevices(int count, cudaError_t result) {
   device_count = count;
   device_count_result = result;
 }
-std::set<std::string> ebb::stand_in::Callers(const std::string& function) {
+std::set<std::string> ebb::stand_in::Callers(std::string_view function) {
   const std::scoped_lock lock(callers_mutex);
-  return callers[function];
+  std::set<std::string> names;
+  for (size_t i = 0; i < calls_noted; ++i) {
+    if (calls[i].function == function) names.insert(calls[i].thread.data());
+  }
+  return names;
 }
 void ebb::stand_in::ForgetCallers() {
   const std::scoped_lock lock(callers_mutex);
-  callers.clear();
+  calls_noted = 0;
 }
 bool ebb::stand_in::HasContext(int device) {
   return contexts[static_cast<size_t>(device)];

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <set>
 #include <string>
+#include <string_view>
 
 namespace ebb::stand_in {
 
@@ -45,7 +46,7 @@ bool HasContext(int device);
 
 // The names of the threads that have called CUDA since ForgetCallers or Reset; or of those that have
 // called this function of it.
-std::set<std::string> Callers(const std::string& function = "");
+std::set<std::string> Callers(std::string_view function = "");
 void ForgetCallers();
 
 // What has been made and not been given back.
