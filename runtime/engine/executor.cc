@@ -264,7 +264,7 @@ float Executor::LossScale(int64_t number) {
 const float* Executor::DeviceLossScale(int64_t number) {
   static constexpr float kOne = 1;
   if (!progress_.alive || progress_.number != number) return &kOne;
-  compute_.Wait(*exchanged_);
+  if (config_.compute == DType::kFloat16) compute_.Wait(*exchanged_);
   return &control_block_->loss_scale();
 }
 
