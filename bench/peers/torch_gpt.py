@@ -14,6 +14,7 @@ import os
 import resource
 import socket
 import time
+import typing
 import warnings
 
 warnings.filterwarnings("ignore")
@@ -24,7 +25,15 @@ import torch.multiprocessing
 import torch.nn as nn
 import torch.nn.functional as F
 
-LAYERS, HEADS, WIDTH, CONTEXT, VOCABULARY = 6, 6, 384, 256, 256
+CONTEXT = 256
+
+
+class Shape(typing.NamedTuple):
+    layers: int = 6
+    heads: int = 6
+    width: int = 384
+    context: int = CONTEXT
+    vocabulary: int = 256
 
 
 def peak_mib():
@@ -32,41 +41,48 @@ def peak_mib():
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self, shape):
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.projection = nn.Linear(WIDTH, WIDTH)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        width = shape.width
+        self.heads = shape.heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.projection = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x):
-        batch, tokens, _ = x.shape
-        q, k, v = self.qkv(self.norm1(x)).split(WIDTH, dim=2)
-        q, k, v = (t.view(batch, tokens, HEADS, WIDTH // HEADS).transpose(1, 2) for t in (q, k, v))
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(self.norm1(x)).split(width, dim=2)
+        q, k, v = (t.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2) for t in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.projection(y.transpose(1, 2).reshape(batch, tokens, WIDTH))
+        x = x + self.projection(y.transpose(1, 2).reshape(batch, tokens, width))
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
+def head_loss(x, norm_weight, norm_bias, weight, targets):
+    logits = F.linear(F.layer_norm(x, x.shape[-1:], norm_weight, norm_bias), weight)
+    return F.cross_entropy(logits.view(-1, weight.shape[0]).float(), targets.view(-1))
+
+
 class Gpt(nn.Module):
-    def __init__(self):
+    def __init__(self, shape=Shape()):
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.LayerNorm(shape.width)
+        self.head_loss = head_loss
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
 
     def forward(self, ids, targets):
-        x = self.tokens(ids) + self.positions(torch.arange(CONTEXT))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
-        logits = F.linear(self.norm(x), self.tokens.weight)
-        return F.cross_entropy(logits.view(-1, VOCABULARY).float(), targets.view(-1))
+        return self.head_loss(x, self.norm.weight, self.norm.bias, self.tokens.weight, targets)
 
 
 def prepare(mode, dtype):
