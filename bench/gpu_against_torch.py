@@ -1,0 +1,276 @@
+#!/usr/bin/env python3
+"""Ebb's gpt against PyTorch's FSDP2 on one GPU: tokens per second of GPT-2 sizes, in turns.
+
+    bench/gpu_against_torch.py --output FOLDER [--gpt "COMMAND"] [--python PYTHON] [--time SECONDS] [--cases NAME...]
+
+Both train the same shapes on the same text with the same batch and accumulation: bf16, stage 3, one rank, AdamW,
+clipping at 1; FSDP2 with torch.compile (bench/peers/torch_gpt_cuda.py). Who goes first turns from round to round.
+Where a step accumulates, both reduce once, and FSDP2's parameters stay gathered over its micro-batches.
+
+FOLDER gets gpu_against_torch.json (every run) and gpu_against_torch.md (the table), anew after each run, so that what
+ends this program early loses no figure, and each run's log. A run that fails or takes too long is a row that says so;
+if a device's memory is too small for a batch, the case starts over with the next smaller one. Cases come in the order
+of their worth until --time is over. Exit status: 0 if every run of the cases has a figure.
+
+Rates are medians over a run's steps after its warm-up, then over the rounds. Utilisation: floating-point operations
+of the products, 6 (12 L W^2 + V W) + 6 L T W a token (L blocks of width W, V rows of the embedding, sequences of T;
+attention counted under the causal mask, no recomputation), over the rate of an 8192^3 bf16 product that this run has
+measured.
+
+Transfers hidden: 1 - (time of a step with states in RAM - without) / (time of its copies, from the timeline), within
+0 to 1. All that the step is longer by counts as exposed transfer, host updates that nothing hides as well.
+"""
+
+import argparse
+import csv
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import gpu_timeline
+from gpu_cases import BOTH, CASES, ON_CPU, ON_REQUEST, Case
+from gpu_table import table
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent
+PEER = HERE / "peers" / "torch_gpt_cuda.py"
+
+
+class Failed(Exception):
+    """What a row says in place of a figure."""
+
+
+class Clock:
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds
+
+    def left(self):
+        return self.end - time.monotonic()
+
+
+child = None
+
+
+def stop_child():
+    if child is not None and child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def stop(*_):
+    stop_child()
+    sys.exit(143)
+
+
+def run(command, limit, log):
+    """Its standard output; all that it said is in the log."""
+    global child
+    with open(log, "w") as file:
+        file.write(shlex.join(map(str, command)) + "\n")
+        file.flush()
+        try:
+            child = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=file, text=True,
+                                     errors="replace", start_new_session=True)
+        except OSError as error:
+            raise Failed(f"cannot be started: {error}") from error
+        try:
+            output, _ = child.communicate(timeout=limit)
+        except subprocess.TimeoutExpired as error:
+            stop_child()
+            raise Failed(f"no end after {limit:.0f} s") from error
+        file.write(output)
+    text = log.read_text(errors="replace")
+    if child.returncode != 0:
+        lines = [line for line in text.splitlines()[1:] if line.strip()]
+        raise Failed(f"exit status {child.returncode}: {lines[-1][:200] if lines else 'it said nothing'}")
+    return output
+
+
+def memory_was_short(log):
+    text = log.read_text(errors="replace").lower() if log.exists() else ""
+    return any(words in text for words in ("out of memory", "outofmemoryerror", "the pools on the device need"))
+
+
+def config_of_ebb(case, batch, offloaded):
+    config = {
+        "train_micro_batch_size_per_gpu": batch,
+        "gradient_accumulation_steps": case.accumulate(batch),
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "AdamW", "params": {"lr": 6e-4, "betas": [0.9, 0.95], "weight_decay": 0.01}},
+    }
+    if case.accumulate(batch) > 1:
+        config["ebb"] = {"reduce_at": "step"}  # as FSDP2 without synchronisation of each micro-batch
+    if offloaded:
+        config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return config
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.clock = Clock(args.time)
+        self.rows, self.machine = [], {}
+        self.output = pathlib.Path(args.output)
+        self.output.mkdir(parents=True, exist_ok=True)
+        self.runs = 0
+        self.gpt_fails = None
+
+    def log(self, what):
+        self.runs += 1
+        return self.output / f"torch_{self.runs:02}_{what}.log"
+
+    def ebb(self, case, batch, program, limit, log):
+        if self.gpt_fails:
+            raise Failed(self.gpt_fails)
+        offloaded, traced = "RAM" in program, "RAM" in program or "traced" in program
+        stem = log.with_suffix("")
+        config, losses, summary, trace = (stem.with_suffix(end) for end in
+                                          (".config.json", ".csv", ".summary.json", ".trace.json"))
+        config.write_text(json.dumps(config_of_ebb(case, batch, offloaded)))
+        command = [*shlex.split(self.args.gpt), "--device", self.args.device, "--config", config, "--ranks", 1,
+                   "--layers", case.layers, "--heads", case.heads, "--width", case.width, "--context", case.context,
+                   "--vocabulary", case.vocabulary, "--steps", case.steps, "--sample", 0,
+                   "--data", *self.args.data, "--losses", losses]
+        if len(case.programs) > len(BOTH):
+            command += ["--summary", summary]  # has the digest, which takes a while, to compare with the others'
+        if traced:
+            command += ["--trace", trace]
+        output = run(command, limit, log)
+        self.refuse_cpu(log)
+        with open(losses) as file:
+            rates = [float(row["tokens_per_second"]) for row in csv.DictReader(file)][case.warm_up:]
+        tokens = batch * case.accumulate(batch) * case.context
+        result = {"tokens_per_second": statistics.median(rates), "tokens_per_step": tokens,
+                  "step_milliseconds": [1e3 * tokens / rate for rate in rates]}
+        for key, tier in (("device_gib", "device"), ("host_gib", "cpu")):  # of the pools, by gpt's own table
+            peak = re.search(rf"^all +{tier} +[0-9.]+ +([0-9.]+)$", output, re.MULTILINE)
+            result[key] = float(peak[1]) / 1024 if peak else 0.0
+        if summary.exists():
+            result["digest"] = json.loads(summary.read_text())["parameter_digest"]
+        if traced:
+            try:
+                result["timeline"] = gpu_timeline.figures(trace, case.warm_up)
+                trace.unlink()  # tens of megabytes
+            except (OSError, ValueError, LookupError) as error:
+                result["timeline_failed"] = f"{type(error).__name__}: {error}"  # the rate holds without
+        return result
+
+    def refuse_cpu(self, log):
+        if self.args.device == "cuda" and "training uses the CPU" in log.read_text(errors="replace"):
+            raise Failed("gpt has found no GPU and used the CPU")
+
+    def fsdp2(self, case, batch, program, limit, log):
+        command = [self.args.python, PEER, "--device", self.args.device,
+                   "--layers", case.layers, "--heads", case.heads, "--width", case.width, "--context", case.context,
+                   "--vocabulary", case.vocabulary, "--batch", batch, "--accumulate", case.accumulate(batch),
+                   "--steps", max(1, case.steps - case.warm_up), "--warm-up", max(2, case.warm_up),
+                   "--data", *self.args.data]
+        if "Offload" in program:
+            command += ["--offload"]
+        if case.accumulate(batch) > 1:
+            command += ["--keep-gathered"]
+        if self.args.device == "cpu":
+            command += ["--no-compile"]
+        return json.loads(run(command, limit, log).splitlines()[-1])
+
+    def attempt(self, name, case, batch, program, number):
+        log = self.log(program.split(",")[0].lower() + ("_ram" if "RAM" in program or "Offload" in program else ""))
+        row = {"case": name, "program": program, "round": number, "batch": batch,
+               "accumulate": case.accumulate(batch), "log": log.name}
+        begin = time.monotonic()
+        try:
+            if self.clock.left() < case.least:
+                raise Failed(f"not run: {max(0, self.clock.left()):.0f} s are left")
+            start = self.ebb if program.startswith("Ebb") else self.fsdp2
+            row |= start(case, batch, program, min(case.limit, self.clock.left()), log)
+        except Failed as failed:
+            row["failed"] = str(failed)
+        except Exception as error:  # a summary or a timeline that is not as expected loses its own row only
+            row["failed"] = f"{type(error).__name__}: {error}"
+        row["wall_seconds"] = time.monotonic() - begin
+        print(f"{name}, round {number}, {program}, batch {batch}: "
+              + (row.get("failed") or f"{row['tokens_per_second']:.0f} tokens/s")
+              + f" ({row['wall_seconds']:.0f} s)", file=sys.stderr, flush=True)
+        return row, "failed" in row and memory_was_short(log)
+
+    def case(self, name, case):
+        """With the largest batch that every program has room for."""
+        for batch in case.batches:
+            rows, short, broken = [], False, set()
+            for number in range(1, case.rounds + 1):
+                turn = (number - 1) % len(case.programs)
+                for program in case.programs[turn:] + case.programs[:turn]:
+                    if program in broken:
+                        continue
+                    row, short = self.attempt(name, case, batch, program, number)
+                    rows.append(row)
+                    self.write(rows)
+                    if "failed" in row:
+                        broken.add(program)
+                    if short and batch != case.batches[-1]:
+                        break
+                    short = False
+                if short:
+                    break
+            self.rows += [row | {"superseded": True} for row in rows] if short else rows
+            if not short:
+                return
+
+    def start(self):
+        """The machine's rate, and whether gpt finds the GPU at all."""
+        log = self.log("matrix")
+        try:
+            size = 8192 if self.args.device == "cuda" else 256
+            command = [self.args.python, PEER, "--matrix-rate", "--matrix-size", size, "--device", self.args.device]
+            output = run(command, min(90, self.clock.left()), log)
+            self.machine = json.loads(output.splitlines()[-1])
+        except (Failed, ValueError, IndexError) as error:
+            self.machine = {"failed": str(error)}
+        probe = Case(1, 1, 64, (1,), (), context=64, vocabulary=256, steps=1, warm_up=0)
+        try:
+            self.ebb(probe, 1, "Ebb", min(60, self.clock.left()), self.log("probe"))
+        except Exception as error:
+            self.gpt_fails = f"gpt's smallest run failed: {error}"
+            print(self.gpt_fails, file=sys.stderr)
+
+    def write(self, unfinished=()):
+        rows = self.rows + list(unfinished)
+        written = {"machine": self.machine, "rows": rows, "arguments": vars(self.args)}
+        (self.output / "gpu_against_torch.json").write_text(json.dumps(written, indent=1, default=str) + "\n")
+        (self.output / "gpu_against_torch.md").write_text(table(rows, self.machine))
+
+
+def main():
+    text = sorted(str(path) for path in [ROOT / "ARCHITECTURE.md", ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--output", required=True)
+    parser.add_argument("--gpt", default=str(ROOT / "build/release/bin/gpt"), help="the words that start it")
+    parser.add_argument("--python", default=sys.executable, help="one that has torch")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny cases, to try this")
+    parser.add_argument("--time", type=float, default=500, help="seconds for all")
+    parser.add_argument("--cases", nargs="+", choices=[*CASES, *ON_CPU], metavar="NAME", help=", ".join(CASES))
+    parser.add_argument("--data", nargs="+", default=text)
+    args = parser.parse_args()
+    names = args.cases or [name for name in (CASES if args.device == "cuda" else ON_CPU) if name not in ON_REQUEST]
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    bench = Bench(args)
+    bench.start()
+    for name in names:
+        bench.case(name, (CASES | ON_CPU)[name])
+        bench.write()
+    print(table(bench.rows, bench.machine))
+    sys.exit(any("failed" in row and not row.get("superseded") for row in bench.rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What bench/gpu_against_torch.py trains: shapes, batches, who takes part, and the ratios that are looked for."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    layers: int
+    heads: int
+    width: int
+    batches: tuple  # sequences of a micro-batch; the next one where memory is too small
+    programs: tuple
+    tokens: int = 0  # of a step, by accumulation; 0: one micro-batch
+    context: int = 1024
+    vocabulary: int = 50304
+    steps: int = 14
+    warm_up: int = 3
+    rounds: int = 1
+    limit: int = 120  # seconds of a run
+    least: int = 30  # seconds that a run needs to be worth starting
+
+    def accumulate(self, batch):
+        return max(1, self.tokens // (batch * self.context))
+
+    def flops_of_token(self):
+        products = 12 * self.layers * self.width**2 + self.vocabulary * self.width
+        return 6 * products + 6 * self.layers * self.context * self.width
+
+
+SMALL, XL, LARGE = (12, 12, 768), (48, 25, 1600), (32, 32, 4096)
+BOTH = ("Ebb", "FSDP2")
+OFFLOADED = ("Ebb, states in RAM", "FSDP2, CPUOffloadPolicy", "Ebb")
+HALF_MILLION = 2**19
+CASES = {
+    "124M": Case(*SMALL, (32, 16, 8), BOTH, rounds=2, steps=33),
+    "1.5B": Case(*XL, (16, 8, 4), BOTH, rounds=2),
+    # The first step of Ebb warms up: it is as long as the others.
+    "1.5B, 0.5 M tokens": Case(*XL, (16, 8, 4), OFFLOADED, HALF_MILLION, steps=3, warm_up=1, limit=180, least=75),
+    "124M, timeline": Case(*SMALL, (32, 16, 8), ("Ebb, traced",), steps=10),
+    "1.5B, timeline": Case(*XL, (16, 8, 4), ("Ebb, traced",), steps=6),
+    # For 128 GiB: masters, states and gradients are 90 GiB of Ebb's and 102 of FSDP2's, beside what both stage. Takes
+    # 10 minutes.
+    "6.7B, 0.5 M tokens": Case(*LARGE, (8, 4), OFFLOADED, HALF_MILLION, steps=2, warm_up=1, limit=300, least=200),
+}
+ON_CPU = {
+    "tiny": Case(2, 2, 64, (2, 1), BOTH, context=64, vocabulary=512, steps=4, warm_up=1, rounds=2, least=5),
+    "tiny, accumulated": Case(2, 2, 64, (2, 1), OFFLOADED, 512, 64, 512, steps=4, warm_up=1, least=5),
+    "tiny, timeline": Case(2, 2, 64, (2, 1), ("Ebb, traced",), context=64, vocabulary=512, steps=4, least=5),
+}
+# Only where --cases names them.
+ON_REQUEST = ("6.7B, 0.5 M tokens",)
+# Ratios that the table shows: of which program to which, and the least that is wanted.
+RATIOS = {
+    "124M": (("Ebb", "FSDP2", 1.1),),
+    "1.5B": (("Ebb", "FSDP2", 1.1),),
+    "1.5B, 0.5 M tokens": ((OFFLOADED[0], OFFLOADED[1], 1.2), (OFFLOADED[0], "Ebb", 0.9)),
+    "6.7B, 0.5 M tokens": ((OFFLOADED[0], OFFLOADED[1], 1.2), (OFFLOADED[0], "Ebb", 0.9)),
+    "tiny": (("Ebb", "FSDP2", 0),),
+    "tiny, accumulated": ((OFFLOADED[0], OFFLOADED[1], 0), (OFFLOADED[0], "Ebb", 0)),
+}
