@@ -116,7 +116,7 @@ class TinyGpt {
                             at(gpt_.tokens), true, context, shape_.vocabulary, shape_.width);
       logits.insert(logits.end(), row.begin(), row.end());
     }
-    return reference::CrossEntropy(logits, targets_);
+    return reference::CrossEntropy(logits, {targets_.begin(), targets_.end()});
   }
 
   // Of the last position.
