@@ -110,6 +110,7 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.communication = config.communication_dtype();
   decisions.accumulation = config.accumulation;
   decisions.reduce_at_round = config.reduces_at_round();
+  decisions.sums_in_scratch = config.ebb.deterministic_reduce && decisions.world > 1;
   decisions.keeps_step_gradients = !decisions.reduce_at_round && configured > 1;
   const bool sums_before_reducing =
       decisions.keeps_step_gradients || decisions.micro_batches_per_round > 1;

@@ -178,6 +178,8 @@ struct Pools {
   int64_t staging_rounded = 0;   // kRound's slices of one bucket
   int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
   int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
+  // Where pieces of all ranks are summed in one order (ebb.deterministic_reduce).
+  int64_t staging_sums = 0, staging_sums_bytes = 0;
   // fp32 gradient of one slice, and of a split master its fp32 values, for an optimizer of the trainer's
   int64_t staging_gradient = 0, staging_master = 0;
   // The same on the host, for what is updated there.
@@ -214,6 +216,7 @@ struct Decisions {
   DType reduced() const { return replicas() > 1 ? DType::kFloat32 : communication; }
   bool casts() const { return gradient != communication || reduced() != communication; }
   bool rounds_slices() const { return reduced() != communication; }
+  bool sums_in_scratch = false;  // ebb.deterministic_reduce, of several ranks
   int optimizer_states = 0;
   bool own_optimizer = false;
   // Where each class lives. Units kept whole have their parameters on the device.

@@ -61,6 +61,14 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
   pools.host_bytes[static_cast<int>(StateClass::kGradient)] = host.end();
 }
 
+// For the largest bucket, or as much as a piece of it needs: megabytes use the links well, and of
+// many ranks each still sends no crumbs.
+int64_t SumScratchBytes(int world, int64_t bucket) {
+  constexpr int64_t kBytesMax = int64_t{64} << 20, kRankBytes = int64_t{256} << 10;
+  const int64_t least = world * kPoolAlignment;  // a line a rank
+  return std::min(PoolAligned(std::max(bucket, least)), std::max(kBytesMax, world * kRankBytes));
+}
+
 void LayOutStaging(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
   int64_t cast = 0, rounded = 0, norm_blocks = 0, slice = 0;
@@ -85,6 +93,10 @@ void LayOutStaging(const PoolInputs& in, Pools& pools) {
   if (d.rounds_slices()) pools.staging_rounded = staging.Take(rounded);
   pools.staging_norm = staging.Take(norm_blocks * 8);
   pools.staging_exchange = staging.Take((d.world + 1) * kExchangeBytes);
+  if (d.sums_in_scratch && cast > 0) {
+    pools.staging_sums_bytes = SumScratchBytes(d.world, cast);
+    pools.staging_sums = staging.Take(pools.staging_sums_bytes);
+  }
   if (d.own_optimizer) pools.staging_gradient = staging.Take(slice * 4);
   if (d.own_optimizer && d.split_master) pools.staging_master = staging.Take(slice * 4);
   LayOutSlots(in, pools, staging, slice, norm_blocks);

@@ -3,6 +3,7 @@
 // do.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -57,6 +58,8 @@ class CommunicatorBackend {
   virtual int size() const = 0;
   virtual absl::Status Enqueue(Stream& stream, const Collective& collective) = 0;
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) = 0;
+  // Of backends whose sums have an order of their own.
+  virtual absl::Status SumInOrder(std::span<std::byte> /*scratch*/) { return absl::OkStatus(); }
   virtual absl::Status status() const = 0;
   virtual void Abort(absl::Status why) = 0;
   virtual int64_t bytes_moved() const = 0;

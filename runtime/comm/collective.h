@@ -17,6 +17,9 @@ std::string_view Name(CollectiveKind kind);
 inline bool IsPointToPoint(CollectiveKind kind) {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kReceive;
 }
+inline bool IsReduction(const Collective& call) {
+  return call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllReduce;
+}
 
 // What one rank can see alone: counts, pointers, peers, buffers that overlap in a way that is not
 // the documented in place.

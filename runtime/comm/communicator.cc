@@ -69,6 +69,10 @@ absl::Status Communicator::Barrier(Stream& stream) {
   return Enqueue(stream, {.kind = CollectiveKind::kBarrier});
 }
 
+absl::Status Communicator::SumInOrder(std::span<std::byte> scratch) {
+  return backend_->SumInOrder(scratch);
+}
+
 absl::StatusOr<Communicator> Communicator::Split(int colour, int key) const {
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend, backend_->Split(colour, key));
   return Communicator(std::move(backend));

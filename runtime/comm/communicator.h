@@ -22,6 +22,7 @@
 // undefined. Nothing hangs. Threads: one enqueuing thread at a time.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -68,6 +69,13 @@ class Communicator {
   absl::Status Receive(Stream& stream, std::span<const CollectiveSpan> spans, DType dtype,
                        int peer);
   absl::Status Barrier(Stream& stream);
+
+  // From now on sums have the order above also where the backend has its own (NCCL): their pieces
+  // meet in `scratch`, which operations use in turn and which is borrowed until another is given.
+  // Communicators whose reductions all run on one stream may share it. Memory of the device,
+  // aligned to 16 bytes, at least 16 bytes a rank; larger operations are cut into more pieces.
+  // Elsewhere nothing changes. Between operations; on all ranks, with the same size.
+  absl::Status SumInOrder(std::span<std::byte> scratch);
 
   // Collective over this communicator: ranks with the same colour form a new one, ordered by (key,
   // rank).

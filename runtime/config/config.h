@@ -168,6 +168,8 @@ struct EbbConfig {
   // of them. 0: the world.
   int64_t shard_group = 0;
   double timeout_seconds = 600;
+  // Over NCCL: sums in one order, by an all-to-all and our own kernel, with the bits of the CPU's.
+  bool deterministic_reduce = false;
   std::string trace = "";  // file of the timeline; "": none
   // Unset: gradients follow the optimizer, to the cpu at most; activations stay on the device.
   std::optional<Tier> offload_gradients = {}, offload_activations = {};

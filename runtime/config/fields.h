@@ -213,6 +213,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.reduction_group", NotZero{ebb.reduction_group});
   visit("ebb.shard_group", ebb.shard_group);
   visit("ebb.timeout_seconds", ebb.timeout_seconds);
+  visit("ebb.deterministic_reduce", ebb.deterministic_reduce);
   visit("ebb.trace", ebb.trace);
   visit("ebb.offload_gradients", OptionalChoice<Tier>{ebb.offload_gradients, kTierNames});
   visit("ebb.offload_activations", OptionalChoice<Tier>{ebb.offload_activations, kTierNames});

@@ -33,8 +33,8 @@ constexpr Key kRows[] = {
         .From(0, 2147483647),
     Number("ebb.timeout_seconds", "600", kLiterally, "longest wait for another rank").Above(0, 1e9),
     Text("ebb.trace", "", kLiterally, "file of the timeline"),
-    Flag("ebb.deterministic_reduce", "false", kNoMeaning,
-         "the CPU's collectives sum in one order anyway"),
+    Flag("ebb.deterministic_reduce", "false", kLiterally,
+         "NCCL's sums in the CPU's order, whatever its version; other ranks sum in it anyway"),
 
     Block("ebb.parameter_groups", kLiterally, "by ParameterSpec::group"),
     Block("ebb.parameter_groups.*", kLiterally, "one group"),

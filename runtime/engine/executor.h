@@ -192,6 +192,7 @@ class Executor {
   absl::Status CheckOptimizer() const;
   absl::Status CheckDevice() const;
   absl::Status MakeShardGroups();
+  absl::Status OrderSums();  // again once the pools have moved
   // The configured one, or what is usual: the ranks of a host.
   int ReductionGroup() const;
   CommunicatorOptions OptionsOf(absl::string_view name) const;

@@ -61,6 +61,7 @@ absl::Status Executor::Resume() {
   PointCollectives(*walk_);
   for (const std::unique_ptr<Runnable>& run : plans_) PointCollectives(*run);
   PointSingleCollectives();
+  EBB_RETURN_IF_ERROR(OrderSums());
   suspended_ = refused_step_ = false;
   return absl::OkStatus();
 }

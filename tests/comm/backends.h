@@ -23,6 +23,8 @@ struct Backend {
   // Sums have the order and the rounding of communicator.h. Otherwise only sums that are exact in
   // any order can be compared, and int8 is not summed.
   bool exact_order = true;
+  // What the suite of sums gives to SumInOrder, in bytes. 0: it is not called.
+  int64_t sum_scratch = 0;
 };
 inline void PrintTo(const Backend& backend, std::ostream* out) {
   *out << backend.name;

@@ -96,7 +96,11 @@ class CommunicatorConformance
                    CommunicatorOptions options = {}) {
     const absl::Status status = backend().run(ranks(), [&](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator(options));
-      EBB_ASSIGN_OR_RETURN(Stream stream, backend().device(2).NewStream("comm"));
+      const Device device = backend().device(2);
+      EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("comm"));
+      EBB_ASSIGN_OR_RETURN(const Buffer scratch,
+                           device.Allocate(backend().sum_scratch, "sums in order"));
+      if (scratch.bytes() > 0) EBB_RETURN_IF_ERROR(communicator.SumInOrder(scratch.span()));
       EBB_RETURN_IF_ERROR(test(communicator, stream));
       stream.WaitIdle();
       return communicator.status();

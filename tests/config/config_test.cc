@@ -192,7 +192,7 @@ TEST(Config, ReadsOwnKeys) {
   const EbbConfig ebb = Read(R"({"ebb": {"reduce_at": "step", "micro_batches_per_round": "all",
       "asynchronous_step": "late", "check_overflow": false, "prefetch_depth": "all",
       "coalesce": "4MiB", "reshard_after_forward": false, "reduction_group": 2,
-      "timeout_seconds": 0.5, "trace": "run.json",
+      "timeout_seconds": 0.5, "trace": "run.json", "deterministic_reduce": true,
       "parameter_groups": {"head": {"lr_factor": 0.5, "weight_decay": 0},
                            "a.b": {"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}},
                            "rest": {}}}})")
@@ -207,6 +207,7 @@ TEST(Config, ReadsOwnKeys) {
   EXPECT_EQ(ebb.reduction_group, 2);
   EXPECT_EQ(ebb.timeout_seconds, 0.5);
   EXPECT_EQ(ebb.trace, "run.json");
+  EXPECT_TRUE(ebb.deterministic_reduce);
   ASSERT_EQ(ebb.parameter_groups.size(), 3u);
   EXPECT_EQ(ebb.parameter_groups.at("head"),
             (ParameterGroupConfig{.lr_factor = 0.5, .weight_decay = 0}));

@@ -189,11 +189,6 @@ TEST(Remarks, WhatAnotherKeyOverrules) {
                           "\"ebb.offload_activations\" is given and decides: \"device\""));
 }
 
-TEST(Remarks, DeterministicReduceIsAcceptedWithARemark) {
-  EXPECT_THAT(RemarksOn(R"(, "ebb": {"deterministic_reduce": true})"),
-              ElementsAre(HasSubstr("\"ebb.deterministic_reduce\" has no meaning here")));
-}
-
 TEST(Auto, TakesTheDefaultAndSaysSo) {
   EXPECT_THAT(
       RemarksOn(R"(, "zero_optimization": {"stage3_prefetch_bucket_size": "auto",

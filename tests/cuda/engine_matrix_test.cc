@@ -1,6 +1,7 @@
 // The bitwise matrix on GPUs: engines whose state lives on a CUDA device, their ranks threads that
-// share it. Over `local` they have the bits of the CPU; NCCL multiplies with the scale before it
-// sums, and in an order of its own, so over NCCL cells have the bits of their reference over NCCL.
+// share it. Over `local` they have the bits of the CPU, and over NCCL with ebb.deterministic_reduce
+// too; without, NCCL multiplies with the scale before it sums, and in an order of its own, so cells
+// have the bits of their reference over NCCL.
 //
 // On the stand-in everywhere, on a device where there is one.
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@
 namespace ebb::testing {
 namespace {
 
-enum class Ranks { kLocal, kNccl };
+enum class Ranks { kLocal, kNccl, kDeterministicNccl };
 
 const std::vector<std::vector<int>>& Rows() {
   static const std::vector<std::vector<int>> rows = PairwiseCoveringArray(LevelCounts());
@@ -36,7 +37,7 @@ absl::StatusOr<Device> LastDevice() {
 class SharedDevice {
  public:
   explicit SharedDevice(Ranks ranks) {
-    if (ranks == Ranks::kNccl) setenv(kName, "1", /*overwrite=*/1);
+    if (ranks != Ranks::kLocal) setenv(kName, "1", /*overwrite=*/1);
   }
   ~SharedDevice() { unsetenv(kName); }
 
@@ -46,7 +47,7 @@ class SharedDevice {
 
 absl::StatusOr<Outcome> RunOnGpu(const Cell& cell, Ranks ranks) {
   const SharedDevice shared(ranks);
-  return RunCell(cell, &LastDevice);
+  return RunCell(cell, &LastDevice, ranks == Ranks::kDeterministicNccl);
 }
 
 const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell, Ranks ranks) {
@@ -55,7 +56,7 @@ const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell, Ranks ranks) {
   const auto known = outcomes.find(key);
   if (known != outcomes.end()) return known->second;
   return outcomes
-      .emplace(key, ranks == Ranks::kLocal ? RunCell(key.first) : RunOnGpu(key.first, ranks))
+      .emplace(key, ranks == Ranks::kNccl ? RunOnGpu(key.first, ranks) : RunCell(key.first))
       .first->second;
 }
 
@@ -85,7 +86,7 @@ class EngineOnGpuTest : public ::testing::TestWithParam<std::tuple<Ranks, int>> 
   void ExpectBitsOfReference(const Cell& cell) {
     if (const auto device = LastDevice(); !device.ok()) GTEST_SKIP() << device.status();
     const Ranks ranks = std::get<0>(GetParam());
-    if (ranks == Ranks::kNccl && !NcclSharesDevice().ok()) GTEST_SKIP() << NcclSharesDevice();
+    if (ranks != Ranks::kLocal && !NcclSharesDevice().ok()) GTEST_SKIP() << NcclSharesDevice();
     SCOPED_TRACE(cell.Describe());
     const absl::StatusOr<Outcome>& reference = ReferenceOutcome(cell, ranks);
     ASSERT_TRUE(reference.ok()) << reference.status();
@@ -109,11 +110,13 @@ TEST_P(RandomSettings, HaveTheBitsOfTheirReference) {
 }
 
 auto Cells(int count) {
-  return ::testing::Combine(::testing::Values(Ranks::kLocal, Ranks::kNccl),
-                            ::testing::Range(0, count));
+  return ::testing::Combine(
+      ::testing::Values(Ranks::kLocal, Ranks::kNccl, Ranks::kDeterministicNccl),
+      ::testing::Range(0, count));
 }
 const auto kName = [](const ::testing::TestParamInfo<std::tuple<Ranks, int>>& param) {
-  return (std::get<0>(param.param) == Ranks::kLocal ? "local_" : "nccl_") +
+  constexpr const char* kRanks[] = {"local_", "nccl_", "deterministic_nccl_"};
+  return kRanks[static_cast<int>(std::get<0>(param.param))] +
          std::to_string(std::get<1>(param.param));
 };
 INSTANTIATE_TEST_SUITE_P(Gpu, PairsOfSettings, Cells(static_cast<int>(Rows().size())), kName);

@@ -84,6 +84,32 @@ TEST_P(ReduceWorkTest, GivesTheBitsOfReduceWhereverTheArraysAre) {
   }
 }
 
+TEST_P(ReduceWorkTest, TakesInputsInARowOfAnyNumber) {
+  constexpr int64_t kCount = 131, kStride = 640;  // bytes
+  for (const auto& [ranks, group] : {std::pair{3, 3}, {100, 10}}) {
+    Numbers row(dtype(), ranks * kStride / SizeOf(dtype()));
+    row.Fill(1);
+    std::vector<const void*> inputs;
+    for (int rank = 0; rank < ranks; ++rank)
+      inputs.push_back(row.at(rank * kStride / SizeOf(dtype())));
+    Numbers result(dtype(), kCount), expected(dtype(), kCount);
+    ThreadTeam team(1);
+    Reduce(team, {.dtype = dtype(), .op = op(), .scale = 0.3f, .group = group}, inputs,
+           expected.at(0), kCount);
+    RunThreads({.inputs = {inputs[0]},
+                .destination = result.at(0),
+                .stride = kStride,
+                .count = kCount,
+                .inputs_count = ranks,
+                .group = group,
+                .scale = 0.3f,
+                .dtype = dtype(),
+                .combine = combine()},
+               3);
+    EXPECT_TRUE(result == expected) << ranks << " inputs";
+  }
+}
+
 TEST_P(ReduceWorkTest, DestinationMayBeAnInput) {
   constexpr int64_t kCount = 1003;
   std::vector<Numbers> inputs;

@@ -236,10 +236,12 @@ Cell RandomCell(uint64_t seed) {
 }
 
 absl::StatusOr<Outcome> RunCell(const Cell& cell,
-                                const std::function<absl::StatusOr<Device>()>& device) {
+                                const std::function<absl::StatusOr<Device>()>& device,
+                                bool deterministic_reduce) {
   // Ranks of one process and several of a test program share the path, as several runs do.
   const char* given = std::getenv("TEST_TMPDIR");
-  const Config config = cell.MakeConfig(given == nullptr ? "/tmp" : given);
+  Config config = cell.MakeConfig(given == nullptr ? "/tmp" : given);
+  config.ebb.deterministic_reduce = deterministic_reduce;
   const ModelSpec spec = ToyModel(cell.MakeModel()).spec();
   std::vector<size_t> starts(1);  // of each parameter in a vector of all
   for (const ParameterSpec& parameter : spec.parameters)

@@ -97,11 +97,12 @@ struct Outcome {
 };
 inline constexpr int kMatrixSteps = 4;
 
-// `device`: of each rank.
+// `device`: of each rank. `deterministic_reduce`: the config's.
 absl::StatusOr<Outcome> RunCell(
-    const Cell& cell, const std::function<absl::StatusOr<Device>()>& device = [] {
-      return Device::Cpu(/*threads=*/1);
-    });
+    const Cell& cell,
+    const std::function<absl::StatusOr<Device>()>& device =
+        [] { return Device::Cpu(/*threads=*/1); },
+    bool deterministic_reduce = false);
 // The first thing that differs, for people; "" if nothing does.
 std::string FirstDifference(const Outcome& outcome, const Outcome& reference);
 

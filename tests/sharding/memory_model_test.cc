@@ -16,12 +16,15 @@ namespace {
 
 // Equal layers of 512 x world elements: whole slices of whole alignments.
 struct Layers {
-  int stage = 3, world = 4, layers = 6, depth = 1, rounds = 1, states = 2;
+  int stage = 3, world = 4;
+  int64_t slice = 512;  // elements of a layer's, on each rank
+  int layers = 6, depth = 1, rounds = 1, states = 2;
   int64_t micro_batches_per_round = 1, output_bytes = 0;
+  bool deterministic_reduce = false;
   DType compute = DType::kBFloat16;
   ReduceAt reduce_at = ReduceAt::kDefault;
 
-  int64_t elements() const { return 512 * int64_t{world}; }
+  int64_t elements() const { return slice * world; }
   int64_t parameters() const { return layers * elements(); }
 
   std::map<StateClass, int64_t> Predict() const {
@@ -35,6 +38,7 @@ struct Layers {
     config.ebb.prefetch_depth = depth;
     config.ebb.coalesce_bytes = 0;
     config.ebb.reduce_at = reduce_at;
+    config.ebb.deterministic_reduce = deterministic_reduce;
     const PlanInputs inputs{
         .model = &model, .config = &config, .world = world, .optimizer_states = states};
     const absl::StatusOr<Plan> plan = PlanStep(inputs);
@@ -121,6 +125,18 @@ TEST_P(MemoryOfLayers, StagingIsForWhatIsCastMeasuredAndExchanged) {
             Pages(2 * layers.elements() + 256 + (layers.world + 1) * kExchangeBytes));
   EXPECT_EQ(Layers{.world = GetParam()}.Predict()[StateClass::kStaging],
             Pages(256 + (layers.world + 1) * kExchangeBytes));
+}
+
+TEST_P(MemoryOfLayers, SumsInOrderStageABucketOrPiecesOfIt) {
+  const int64_t world = GetParam();
+  for (const int64_t slice : {int64_t{512}, int64_t{1} << 30}) {
+    SCOPED_TRACE(slice);
+    Layers layers{.world = GetParam(), .slice = slice, .layers = 1, .deterministic_reduce = true};
+    const int64_t bucket = std::min(2 * layers.elements(), int64_t{64} << 20);
+    const int64_t norm = std::max<int64_t>(slice / 1024 * 8, 256);
+    EXPECT_EQ(layers.Predict()[StateClass::kStaging],
+              Pages(norm + (world + 1) * kExchangeBytes + (world > 1 ? bucket : 0)));
+  }
 }
 
 TEST(MemoryModel, HasARowForEachClassThatThePlanUses) {

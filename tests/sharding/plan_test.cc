@@ -44,7 +44,7 @@ std::vector<int64_t> Addresses(const Pools& pools) {
   for (const VisitAddresses& v : pools.visits)
     add({v.gradient, v.output, v.output_gradient, v.boundary_stride});
   add({pools.staging_cast, pools.staging_rounded, pools.staging_norm, pools.staging_exchange,
-       pools.staging_gradient, pools.staging_master, pools.evaluation_stride});
+       pools.staging_sums, pools.staging_gradient, pools.staging_master, pools.evaluation_stride});
   for (const SlotRing& ring : {pools.parameter_slots, pools.host_work.ring, pools.device_work.ring})
     add({ring.bytes, ring.first.offset});
   for (const Place& place :

@@ -111,6 +111,7 @@ Config RandomConfig(Random& random) {
     config.ebb.coalesce_bytes = random.OneOf<int64_t>({0, 1'000, 50'000, int64_t{1} << 40});
   }
   config.ebb.reshard_after_forward = !random.OneIn(3);
+  config.ebb.deterministic_reduce = random.OneIn(4);
   return config;
 }
 

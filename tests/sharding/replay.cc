@@ -315,6 +315,7 @@ void Replay::Cast(int thing, const Operation& operation) {
 }
 
 void Replay::Reduce(int thing, const Operation& operation) {
+  UseSumScratch(thing);
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const Part& part = operation.parts[i];
     const Range source = Reduced(operation, i);
@@ -332,6 +333,7 @@ void Replay::Reduce(int thing, const Operation& operation) {
 }
 
 void Replay::AllReduce(int thing, const Operation& operation) {
+  UseSumScratch(thing);
   for (size_t i = 0; i < operation.parts.size(); ++i) {
     const int scope = operation.parts[i].scope;
     memory_.Read(thing, Summed(operation, i), GradientOf(Content::kGroupSlice, scope));
@@ -341,6 +343,14 @@ void Replay::AllReduce(int thing, const Operation& operation) {
       WriteReduced(thing, operation, i);
     }
   }
+}
+
+// Where pieces of all ranks meet.
+void Replay::UseSumScratch(int thing) {
+  if (!inputs_.config->ebb.deterministic_reduce || inputs_.world == 1) return;
+  const Pools& pools = plan_->pools;
+  memory_.Write(thing, {StateClass::kStaging, pools.staging_sums, pools.staging_sums_bytes},
+                {Content::kSums});
 }
 
 void Replay::Round(int thing, const Operation& operation) {

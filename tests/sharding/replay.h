@@ -53,6 +53,7 @@ class Replay {
   void Round(int thing, const Operation& operation);
   void WriteReduced(int thing, const Operation& operation, size_t part);
   void Accumulate(int thing, const Operation& operation);
+  void UseSumScratch(int thing);
   void Norm(int thing, const Operation& operation);
   void GatherGradient(int thing, const Operation& operation);
   void Update(int thing, const Operation& operation);

@@ -33,6 +33,7 @@ struct Content {
     kOutput,            // visit, walk
     kOutputGradient,    // visit, walk
     kNorm,
+    kSums,
     kExchanged,  // step
     kOptimizerGradient,
   };

@@ -12,12 +12,14 @@ namespace ebb {
 
 // A Reduction of one stage and its arrays, as they travel in a kernel's parameters.
 struct ReduceArrays {
-  static constexpr int kInputsMax = 64;
+  static constexpr int kInputsMax = 64;  // that need no stride
   enum class Combine : uint8_t { kSum, kMax, kMin };
 
   const void* inputs[kInputsMax] = {};
   void* destination = nullptr;  // one of the inputs, or overlaps none
-  int64_t count = 0;            // elements
+  // Bytes from one input to the next, a multiple of 16: they all lie in a row behind inputs[0].
+  int64_t stride = 0;
+  int64_t count = 0;  // elements
   int inputs_count = 0;
   int group = 1;  // inputs; divides their number
   float scale = 1;

@@ -83,6 +83,11 @@ EBB_HOST_DEVICE float Combined(float so_far, float next) {
   }
 }
 
+EBB_HOST_DEVICE const void* InputOf(const ReduceArrays& arrays, int input) {
+  return arrays.stride == 0 ? arrays.inputs[input]
+                            : static_cast<const char*>(arrays.inputs[0]) + input * arrays.stride;
+}
+
 // Loaded and stored as a whole.
 template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Pack {
@@ -107,13 +112,13 @@ EBB_HOST_DEVICE void ReduceElements(const ReduceArrays& arrays, int64_t at) {
   float total[kCount] = {};
   for (int first = 0; first < arrays.inputs_count; first += arrays.group) {
     float partial[kCount];
-    const auto begin = Load<T, kCount>(arrays.inputs[first], at);
+    const auto begin = Load<T, kCount>(InputOf(arrays, first), at);
     for (int i = 0; i < kCount; ++i) partial[i] = Widened(begin.values[i]);
 #if defined(__CUDA_ARCH__)
 #pragma unroll 4
 #endif
     for (int input = first + 1; input < first + arrays.group; ++input) {
-      const auto next = Load<T, kCount>(arrays.inputs[input], at);
+      const auto next = Load<T, kCount>(InputOf(arrays, input), at);
       for (int i = 0; i < kCount; ++i)
         partial[i] = Combined<kCombine>(partial[i], Widened(next.values[i]));
     }
@@ -143,7 +148,7 @@ inline int64_t HeadOf(const ReduceArrays& arrays, int bytes) {
   };
   const uintptr_t place = misplaced(arrays.destination);
   for (int i = 0; i < arrays.inputs_count; ++i) {
-    if (misplaced(arrays.inputs[i]) != place) return arrays.count;
+    if (misplaced(InputOf(arrays, i)) != place) return arrays.count;
   }
   if (place % static_cast<uintptr_t>(bytes) != 0) return arrays.count;
   const auto head = static_cast<int64_t>((kPackBytes - place) % kPackBytes) / bytes;

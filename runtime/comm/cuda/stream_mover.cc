@@ -24,6 +24,16 @@ ReduceArrays::Combine CombineOf(ReduceOp op) {
   return ReduceArrays::Combine::kSum;
 }
 
+ReduceArrays ArraysOf(const Reduction& reduction, int inputs, void* destination, int64_t count) {
+  return {.destination = destination,
+          .count = count,
+          .inputs_count = inputs,
+          .group = reduction.group == 0 ? inputs : reduction.group,
+          .scale = reduction.scale,
+          .dtype = reduction.dtype,
+          .combine = CombineOf(reduction.op)};
+}
+
 }  // namespace
 
 static_assert(StreamMover::kInputsMax == ReduceArrays::kInputsMax);
@@ -45,16 +55,22 @@ void StreamMover::Copy(void* destination, const void* source, int64_t bytes, int
 void StreamMover::Reduce(const Reduction& reduction, std::span<const void* const> inputs,
                          void* destination, int64_t count, int64_t) {
   assert(reduction.stage == Reduction::Stage::kWhole && inputs.size() <= kInputsMax);
-  if (!status().ok()) return;
-  const auto inputs_count = static_cast<int>(inputs.size());
-  ReduceArrays arrays = {.destination = destination,
-                         .count = count,
-                         .inputs_count = inputs_count,
-                         .group = reduction.group == 0 ? inputs_count : reduction.group,
-                         .scale = reduction.scale,
-                         .dtype = reduction.dtype,
-                         .combine = CombineOf(reduction.op)};
+  ReduceArrays arrays = ArraysOf(reduction, static_cast<int>(inputs.size()), destination, count);
   std::copy(inputs.begin(), inputs.end(), arrays.inputs);
+  Launch(arrays);
+}
+
+void StreamMover::ReduceRow(const Reduction& reduction, const void* first, int64_t stride,
+                            int inputs, void* destination, int64_t count) {
+  assert(reduction.stage == Reduction::Stage::kWhole);
+  ReduceArrays arrays = ArraysOf(reduction, inputs, destination, count);
+  arrays.inputs[0] = first;
+  arrays.stride = stride;
+  Launch(arrays);
+}
+
+void StreamMover::Launch(const ReduceArrays& arrays) {
+  if (!status().ok()) return;
   const CudaCurrent current(device_.ordinal());
   cudaError_t launched = current.result();
   if (launched == cudaSuccess)

@@ -14,6 +14,7 @@
 
 namespace ebb {
 
+struct ReduceArrays;
 struct ReduceGrids;
 
 class StreamMover final : public Mover {
@@ -30,12 +31,18 @@ class StreamMover final : public Mover {
   // Reductions of one stage.
   void Reduce(const Reduction& reduction, std::span<const void* const> inputs, void* destination,
               int64_t count, int64_t together_bytes) override;
+  // The same of any number of inputs that lie in a row, each `stride` bytes behind the one before:
+  // a multiple of 16.
+  void ReduceRow(const Reduction& reduction, const void* first, int64_t stride, int inputs,
+                 void* destination, int64_t count);
 
   // The first failure: the stream's, or a kernel's that could not be launched, after which nothing
   // more is enqueued.
   absl::Status status() const { return failed_.ok() ? stream_.status() : failed_; }
 
  private:
+  void Launch(const ReduceArrays& arrays);
+
   const Device& device_;
   const ReduceGrids& grids_;
   Stream& stream_;

@@ -99,7 +99,8 @@ NcclCommunicator::~NcclCommunicator() {
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
-  EBB_RETURN_IF_ERROR(CheckForNccl(call));
+  const bool in_order = ordered_sums_.has_value() && IsReduction(call);
+  if (!in_order) EBB_RETURN_IF_ERROR(CheckForNccl(call));
   if (stream.view().native == nullptr) {
     return absl::InvalidArgumentError(absl::StrCat(
         "communicator '", parts_.options.name, "' connects GPUs: its operations need a stream of ",
@@ -108,7 +109,7 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   if (channel_->failed()) return absl::OkStatus();
   const CallSummary summary = Summarise(call);
   in_flight_->Begin(stream, summary);
-  absl::Status enqueued = EnqueueNow(stream, call);
+  absl::Status enqueued = in_order ? EnqueueSums(stream, call) : EnqueueNow(stream, call);
   in_flight_->End(stream, enqueued.ok() ? BytesMoved(call, group_.rank, group_.size) : 0);
   if (enqueued.ok()) enqueued = stream.status();
   idle_.store(false, std::memory_order_release);
@@ -139,6 +140,26 @@ absl::Status NcclCommunicator::EnqueueNow(Stream& stream, const Collective& call
                         [&](ncclComm_t& comm) { return sum.Destroy(parts_.nccl, comm); });
 }
 
+absl::Status NcclCommunicator::EnqueueSums(Stream& stream, const Collective& call) {
+  const std::string_view name = Name(call.kind);
+  const auto native = static_cast<cudaStream_t>(stream.view().native);
+  StreamMover mover(parts_.device, stream);
+  const auto exchange = [&](std::span<const OrderedSums::Message> messages) -> absl::Status {
+    EBB_RETURN_IF_ERROR(channel_->Call(name, [&](ncclComm_t& comm) {
+      return EnqueueMessages(parts_.nccl, comm, messages, native);
+    }));
+    return channel_->AwaitReady(DeadlineAfter(parts_.options.timeout_seconds));
+  };
+  EBB_RETURN_IF_ERROR(ordered_sums_->Run(call, exchange, mover));
+  return mover.status();
+}
+
+absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
+  EBB_RETURN_IF_ERROR(OrderedSums::CheckScratch(scratch, group_.size));
+  ordered_sums_.emplace(group_.rank, group_.size, parts_.options.reduction_group, scratch);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(int colour, int key) {
   if (colour < 0) {
     return absl::InvalidArgumentError(absl::StrCat("communicator '", parts_.options.name,
@@ -161,7 +182,10 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(int
   absl::Status ready = begun.ok() ? channel_->AwaitReady(deadline) : begun;
   if (ready.ok()) {
     parts_.failure->Join(part);
-    absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished = Finish(parts_, part, deadline);
+    Parts parts = parts_;
+    parts.options.reduction_group = 0;  // the parent's need not divide the parts
+    absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished =
+        Finish(std::move(parts), part, deadline);
     if (finished.ok()) return *std::move(finished);
     ready = finished.status();
   }

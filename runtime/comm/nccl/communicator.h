@@ -9,6 +9,8 @@
 #include <atomic>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 
@@ -17,6 +19,7 @@
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
+#include "ebb/runtime/comm/nccl/ordered_sums.h"
 #include "ebb/runtime/comm/nccl/shared_failure.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -43,6 +46,7 @@ class NcclCommunicator : public CommunicatorBackend {
   int size() const override { return group_.size; }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override;
+  absl::Status SumInOrder(std::span<std::byte> scratch) override;
   absl::Status status() const override { return parts_.failure->status(); }
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
@@ -55,6 +59,7 @@ class NcclCommunicator : public CommunicatorBackend {
       Parts parts, std::shared_ptr<NcclChannel> channel, WaitPoint::Deadline deadline);
 
   absl::Status EnqueueNow(Stream& stream, const Collective& call);
+  absl::Status EnqueueSums(Stream& stream, const Collective& call);
   void Watch();
   absl::Status WhatIsWrong();
   absl::Status LateStatus(const CallSummary& call) const;
@@ -66,6 +71,7 @@ class NcclCommunicator : public CommunicatorBackend {
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;
   const NcclGroup group_;
+  std::optional<OrderedSums> ordered_sums_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately
   WaitPoint changed_;

@@ -2,8 +2,8 @@
 //
 // - The order of sums is NCCL's own, partial sums are rounded to the dtype, and `scale` multiplies
 //   what goes in. The same bits come out for the same version, algorithm and world, not for the
-//   same reduction group.
-// - int8 is carried but not summed: NCCL wraps where our sums saturate.
+//   same reduction group. int8 is carried but not summed: NCCL wraps where our sums saturate.
+//   Neither is so after SumInOrder (ordered_sums.h), which makes the bits those of the CPU.
 // - NCCL does not compare what ranks call. Different calls fail by the time-out, if they do not
 //   happen to fit; the engine compares a hash of its steps.
 // - A communicator that fails (a rank ended, gave up or did not come in time) fails all of its

@@ -5,15 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/collective.h"
 
 namespace ebb {
 namespace {
-
-bool IsReduction(const Collective& call) {
-  return call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllReduce;
-}
 
 // A scale as the number type that NCCL multiplies in.
 struct Scalar {
@@ -56,6 +53,10 @@ ncclDataType_t TypeOf(DType dtype) {
       return ncclInt8;
   }
   return ncclNumTypes;
+}
+
+bool Failed(ncclResult_t result) {
+  return result != ncclSuccess && result != ncclInProgress;
 }
 
 struct Enqueuer {
@@ -104,11 +105,16 @@ struct Enqueuer {
     }
     return ncclSuccess;
   }
-
-  static bool Failed(ncclResult_t result) {
-    return result != ncclSuccess && result != ncclInProgress;
-  }
 };
+
+// Also after an error: a group that has been started has to be ended.
+ncclResult_t InGroup(const NcclLibrary& nccl, absl::FunctionRef<ncclResult_t()> calls) {
+  const ncclResult_t started = nccl.GroupStart();
+  if (Failed(started)) return started;
+  const ncclResult_t result = calls();
+  const ncclResult_t ended = nccl.GroupEnd();
+  return Failed(result) ? result : ended;
+}
 
 }  // namespace
 
@@ -154,17 +160,30 @@ ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGr
   const Enqueuer enqueuer = {nccl, comm, group, call, op, stream};
   if (call.kind == CollectiveKind::kBarrier)
     return nccl.AllReduce(group.barrier, group.barrier, 1, ncclInt8, ncclMax, comm, stream);
-  const ncclResult_t started = nccl.GroupStart();
-  if (Enqueuer::Failed(started)) return started;
-  ncclResult_t result = ncclSuccess;
-  for (const CollectiveSpan& span : call.spans) {
-    if (span.count == 0) continue;
-    result = enqueuer.Span(span);
-    if (Enqueuer::Failed(result)) break;
-  }
-  // Also after an error: a group that has been started has to be ended.
-  const ncclResult_t ended = nccl.GroupEnd();
-  return Enqueuer::Failed(result) ? result : ended;
+  return InGroup(nccl, [&] {
+    ncclResult_t result = ncclSuccess;
+    for (const CollectiveSpan& span : call.spans) {
+      if (span.count == 0) continue;
+      result = enqueuer.Span(span);
+      if (Failed(result)) break;
+    }
+    return result;
+  });
+}
+
+ncclResult_t EnqueueMessages(const NcclLibrary& nccl, ncclComm_t comm,
+                             std::span<const OrderedSums::Message> messages, cudaStream_t stream) {
+  return InGroup(nccl, [&] {
+    ncclResult_t result = ncclSuccess;
+    for (const OrderedSums::Message& message : messages) {
+      const auto bytes = static_cast<size_t>(message.bytes);
+      result = message.send != nullptr
+                   ? nccl.Send(message.send, bytes, ncclInt8, message.peer, comm, stream)
+                   : nccl.Recv(message.receive, bytes, ncclInt8, message.peer, comm, stream);
+      if (Failed(result)) break;
+    }
+    return result;
+  });
 }
 
 }  // namespace ebb

@@ -3,13 +3,16 @@
 
 #include <nccl.h>
 
+#include <span>
+
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/nccl/library.h"
+#include "ebb/runtime/comm/nccl/ordered_sums.h"
 
 namespace ebb {
 
-// What NCCL cannot do of what communicator.h allows.
+// What NCCL's own operations cannot do of what communicator.h allows.
 absl::Status CheckForNccl(const Collective& call);
 
 // Sums of inputs that are multiplied by a scale first: an operator of NCCL's for one operation.
@@ -34,6 +37,10 @@ struct NcclGroup {
 // Enqueues `call` on `stream`. `op`: of its reduction.
 ncclResult_t EnqueueGroup(const NcclLibrary& nccl, ncclComm_t comm, const NcclGroup& group,
                           const Collective& call, ncclRedOp_t op, cudaStream_t stream);
+
+// The same for sends and receives, of bytes.
+ncclResult_t EnqueueMessages(const NcclLibrary& nccl, ncclComm_t comm,
+                             std::span<const OrderedSums::Message> messages, cudaStream_t stream);
 
 // Of a collective with this operation and scale; sums with a scale need a NcclSum.
 ncclRedOp_t PlainOp(ReduceOp op);

@@ -49,8 +49,11 @@ cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream,
     return static_cast<cudaError_t>(code);
   std::array<Touched, ReduceArrays::kInputsMax + 1> touched;
   const int64_t bytes = arrays.count * SizeOf(arrays.dtype);
-  for (int i = 0; i < arrays.inputs_count; ++i)
-    touched[static_cast<size_t>(i)] = Reads(arrays.inputs[i], bytes);
+  const bool row = arrays.stride != 0;
+  for (int i = 0; i < (row ? 1 : arrays.inputs_count); ++i) {
+    touched[static_cast<size_t>(i)] =
+        Reads(arrays.inputs[i], row ? (arrays.inputs_count - 1) * arrays.stride + bytes : bytes);
+  }
   touched.back() = Writes(arrays.destination, bytes);
   NoteTouch(stream, "LaunchReduce", touched);
   // Not with new: operations are tested to allocate nothing, which CUDA's own memory is no part of.
