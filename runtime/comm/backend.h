@@ -8,11 +8,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 
 namespace ebb {
@@ -60,6 +62,9 @@ class CommunicatorBackend {
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) = 0;
   // Of backends whose sums have an order of their own.
   virtual absl::Status SumInOrder(std::span<std::byte> /*scratch*/) { return absl::OkStatus(); }
+  // Of backends that move registered memory without copies.
+  virtual absl::Status Register(std::span<std::byte> /*memory*/) { return absl::OkStatus(); }
+  virtual void Deregister() {}
   virtual absl::Status status() const = 0;
   virtual void Abort(absl::Status why) = 0;
   virtual int64_t bytes_moved() const = 0;
@@ -84,6 +89,11 @@ class WorldBackend {
   virtual int ranks_per_host() const = 0;
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) = 0;
+  // As World::Allocate.
+  virtual absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
+                                          std::string_view what) {
+    return device.Allocate(bytes, what);
+  }
   virtual void Fail(absl::Status why) = 0;
   // How ranks with GPUs reach each other beside those. Null: through communicators of this world.
   virtual std::shared_ptr<Bootstrap> bootstrap() { return nullptr; }

@@ -73,6 +73,13 @@ absl::Status Communicator::SumInOrder(std::span<std::byte> scratch) {
   return backend_->SumInOrder(scratch);
 }
 
+absl::Status Communicator::Register(std::span<std::byte> memory) {
+  return backend_->Register(memory);
+}
+void Communicator::Deregister() {
+  backend_->Deregister();
+}
+
 absl::StatusOr<Communicator> Communicator::Split(int colour, int key) const {
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend, backend_->Split(colour, key));
   return Communicator(std::move(backend));

@@ -77,6 +77,14 @@ class Communicator {
   // Elsewhere nothing changes. Between operations; on all ranks, with the same size.
   absl::Status SumInOrder(std::span<std::byte> scratch);
 
+  // Memory of World::Allocate that operations use again and again, so that NCCL may move it without
+  // copies of its own; collective, the same sizes in the same order. After an error status() says
+  // whether the communicator works on, with copies; no rank may register more before all know of
+  // it. Elsewhere nothing has to be done. Deregister ends all of it, before the memory is given back
+  // and while no operation is under way on any rank.
+  absl::Status Register(std::span<std::byte> memory);
+  void Deregister();
+
   // Collective over this communicator: ranks with the same colour form a new one, ordered by (key,
   // rank).
   absl::StatusOr<Communicator> Split(int colour, int key) const;

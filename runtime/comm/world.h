@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -56,6 +57,13 @@ class World {
   // With NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment NCCL connects ranks that share a device
   // too, threads included.
   absl::StatusOr<World> On(const Device& device) const;
+
+  // Memory of `device`, as Device::Allocate's, that communicators can register: NCCL's own where that
+  // connects the ranks, which rounds its size up to the driver's pages (2 MiB).
+  absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
+                                  std::string_view what) const {
+    return backend_->Allocate(device, bytes, what);
+  }
 
   // Whether both are handles of the same world.
   friend bool operator==(const World& a, const World& b) { return a.backend_ == b.backend_; }

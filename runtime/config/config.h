@@ -170,7 +170,8 @@ struct EbbConfig {
   double timeout_seconds = 600;
   // Over NCCL: sums in one order, by an all-to-all and our own kernel, with the bits of the CPU's.
   bool deterministic_reduce = false;
-  std::string trace = "";  // file of the timeline; "": none
+  bool register_buffers = true;  // pools with NCCL, where it offers to move them without copies
+  std::string trace = "";        // file of the timeline; "": none
   // Unset: gradients follow the optimizer, to the cpu at most; activations stay on the device.
   std::optional<Tier> offload_gradients = {}, offload_activations = {};
   // Bytes that the pools of a tier may take. Unset: for the device what there is, for the host what

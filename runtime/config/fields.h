@@ -214,6 +214,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.shard_group", ebb.shard_group);
   visit("ebb.timeout_seconds", ebb.timeout_seconds);
   visit("ebb.deterministic_reduce", ebb.deterministic_reduce);
+  visit("ebb.register_buffers", ebb.register_buffers);
   visit("ebb.trace", ebb.trace);
   visit("ebb.offload_gradients", OptionalChoice<Tier>{ebb.offload_gradients, kTierNames});
   visit("ebb.offload_activations", OptionalChoice<Tier>{ebb.offload_activations, kTierNames});

@@ -35,6 +35,8 @@ constexpr Key kRows[] = {
     Text("ebb.trace", "", kLiterally, "file of the timeline"),
     Flag("ebb.deterministic_reduce", "false", kLiterally,
          "NCCL's sums in the CPU's order, whatever its version; other ranks sum in it anyway"),
+    Flag("ebb.register_buffers", "true", kLiterally,
+         "whether NCCL, where it can, moves the pools' memory without copies of its own"),
 
     Block("ebb.parameter_groups", kLiterally, "by ParameterSpec::group"),
     Block("ebb.parameter_groups.*", kLiterally, "one group"),

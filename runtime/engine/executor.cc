@@ -28,6 +28,7 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
 Executor::~Executor() {
   if (progress_.alive) Drop(progress_.number);
   AwaitStreams();
+  DeregisterPools();
   LogUntoldFailure();
   if (timeline_ == nullptr) return;
   if (absl::Status written = timeline_->AppendTo(config_.ebb.trace); !written.ok()) {

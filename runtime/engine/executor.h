@@ -192,7 +192,6 @@ class Executor {
   absl::Status CheckOptimizer() const;
   absl::Status CheckDevice() const;
   absl::Status MakeShardGroups();
-  absl::Status OrderSums();  // again once the pools have moved
   // The configured one, or what is usual: the ranks of a host.
   int ReductionGroup() const;
   CommunicatorOptions OptionsOf(absl::string_view name) const;
@@ -298,6 +297,12 @@ class Executor {
   // meeting.cc
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
   static std::string Describe(int64_t begun);
+
+  // pools_for_collectives.cc
+  absl::StatusOr<Buffer> AllocatePool(StateClass state, int64_t bytes, std::string_view what);
+  absl::Status ShowPools();
+  absl::Status RegisterPools();
+  void DeregisterPools();  // before they move or go, when no operation is under way
 
   // suspension.cc
   absl::Status Suspended() const;
@@ -485,6 +490,7 @@ class Executor {
   std::unique_ptr<optim::Kernels> kernels_;       // of the device's streams
   std::unique_ptr<optim::Kernels> host_kernels_;  // of the host's
   std::optional<Storage> storage_;
+  bool told_of_copies_ = false;  // the log, that communicators do not take the pools
   std::optional<ControlBlock> control_block_;
   std::mutex host_access_;  // to the device's memory: copies of several threads take turns
   std::optional<SwapChecksums> swap_checksums_;

@@ -61,6 +61,7 @@ absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(AgreeOnInitialValues(Control(), model_));
   EBB_RETURN_IF_ERROR(MakeShardGroups());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeState()));
+  EBB_RETURN_IF_ERROR(ShowPools());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), FillSlices()));
   EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, /*states=*/false));
   if (rank_ == 0) {
@@ -236,23 +237,15 @@ absl::Status Executor::MakeShardGroups() {
   return of_world("exchange", exchange_communicator_);
 }
 
-absl::Status Executor::OrderSums() {
-  const sharding::Pools& pools = plan().pools;
-  if (pools.staging_sums_bytes == 0) return absl::OkStatus();
-  const std::span<std::byte> scratch(storage_->Staging(pools.staging_sums),
-                                     static_cast<size_t>(pools.staging_sums_bytes));
-  // Both sum on the reduce stream, one after the other.
-  for (std::optional<Communicator>* communicator : {&reduce_communicator_, &replicas_communicator_})
-    if (communicator->has_value()) EBB_RETURN_IF_ERROR((*communicator)->SumInOrder(scratch));
-  return absl::OkStatus();
-}
-
 absl::Status Executor::MakeState() {
-  EBB_ASSIGN_OR_RETURN(Storage storage,
-                       Storage::Create(device_, own_->plan, config_, shard_,
-                                       absl::StrCat(options_.name, "-rank", rank_), ledger_));
+  EBB_ASSIGN_OR_RETURN(
+      Storage storage,
+      Storage::Create(device_, own_->plan, config_, shard_,
+                      absl::StrCat(options_.name, "-rank", rank_), ledger_,
+                      [this](StateClass state, int64_t bytes, std::string_view what) {
+                        return AllocatePool(state, bytes, what);
+                      }));
   storage_.emplace(std::move(storage));
-  EBB_RETURN_IF_ERROR(OrderSums());
   swap_checksums_.emplace(plan(), config_.ebb.verify_swap);
   checksum_scratch_.resize(
       static_cast<size_t>(optim::UpdateChecksumScratch(swap_checksums_->elements_max())));

@@ -13,11 +13,12 @@ using sharding::Section;
 
 absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Plan& plan,
                                         const Config& config, int shard, std::string_view name,
-                                        MemoryLedger& ledger) {
+                                        MemoryLedger& ledger, Allocate allocate) {
   Storage storage;
   storage.device_ = &device;
   storage.plan_ = &plan;
   storage.ledger_ = &ledger;
+  storage.allocate_ = std::move(allocate);
   storage.shard_ = shard;
   for (const MemoryRow& row : sharding::PredictMemory(plan)) {
     const int64_t bytes = static_cast<int64_t>(row.predicted_bytes);
@@ -104,16 +105,16 @@ absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
 absl::StatusOr<Storage::Room> Storage::MakeRoom(Tier tier) const {
   Room room;
   room.tier_ = tier;
-  const Device at = tier == Tier::kDevice || SharesHostMemory() ? *device_ : Device::Cpu(1);
+  const bool on_device = tier == Tier::kDevice || SharesHostMemory();
   for (int state = 0; state < kStateClasses; ++state) {
     if (bytes_[state] == 0 || (tier == Tier::kCpu && !IsKept(state))) continue;
     if (buffers_[state].data() != nullptr && SharesHostMemory()) continue;  // stays where it is
     const StateClass named = static_cast<StateClass>(state);
-    EBB_ASSIGN_OR_RETURN(
-        room.buffers_[state],
-        at.Allocate(bytes_[state],
-                    absl::StrCat("the ", std::string(Name(named)), " pool",
-                                 tier == Tier::kCpu ? " of a suspended engine" : "")));
+    const std::string what = absl::StrCat("the ", std::string(Name(named)), " pool",
+                                          tier == Tier::kCpu ? " of a suspended engine" : "");
+    EBB_ASSIGN_OR_RETURN(room.buffers_[state], on_device
+                                                   ? allocate_(named, bytes_[state], what)
+                                                   : Device::Cpu(1).Allocate(bytes_[state], what));
     room.charges_[state] = MemoryLedger::Charge(*ledger_, named, tier, bytes_[state]);
   }
   return room;

@@ -10,7 +10,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -27,11 +29,15 @@ namespace ebb {
 
 class Storage {
  public:
+  // Of the device's memory, for a class's pool.
+  using Allocate =
+      std::function<absl::StatusOr<Buffer>(StateClass state, int64_t bytes, std::string_view what)>;
+
   // `shard`: which slice of every unit is this rank's.
   // `name`: of the swap directories.
   static absl::StatusOr<Storage> Create(const Device& device, const sharding::Plan& plan,
                                         const Config& config, int shard, std::string_view name,
-                                        MemoryLedger& ledger);
+                                        MemoryLedger& ledger, Allocate allocate);
 
   // Memory for a move to the other place, taken before anything moves, as it may not be there.
   class Room {
@@ -44,6 +50,11 @@ class Storage {
   // Waits for the copies, which go over `stream`, and gives the memory of the old place back.
   // Pointers from before are not valid any more. An error: nothing has moved.
   absl::Status MoveInto(Room room, Stream& stream);
+
+  // Of the device; empty where the plan has none.
+  std::span<std::byte> Pool(StateClass state) const {
+    return buffers_[static_cast<int>(state)].span();
+  }
 
   // Not of kNvme, which File() holds.
   std::byte* At(const sharding::Place& place) const;
@@ -86,6 +97,7 @@ class Storage {
   const Device* device_ = nullptr;
   const sharding::Plan* plan_ = nullptr;
   MemoryLedger* ledger_ = nullptr;
+  Allocate allocate_;
   int shard_ = 0;
   bool host_predicted_ = false;
   int64_t bytes_[kStateClasses] = {};

@@ -36,6 +36,7 @@ absl::Status Executor::Suspend() {
   }
   EBB_RETURN_IF_ERROR(Meet(Meeting::kSuspend, /*subject=*/0, room.status()));
   if (suspended_) return absl::OkStatus();
+  DeregisterPools();
   EBB_RETURN_IF_ERROR(MovePools(*std::move(room)));
   suspended_ = true;
   return absl::OkStatus();
@@ -56,12 +57,15 @@ absl::Status Executor::Resume() {
   }
   EBB_RETURN_IF_ERROR(Meet(Meeting::kResume, /*subject=*/0, room.status()));
   if (!suspended_) return absl::OkStatus();
-  EBB_RETURN_IF_ERROR(MovePools(*std::move(room)));
+  if (const absl::Status moved = MovePools(*std::move(room)); !moved.ok()) {
+    AbortStep(moved);  // the others are about to register their pools
+    return moved;
+  }
   PointCollectives(*own_);
   PointCollectives(*walk_);
   for (const std::unique_ptr<Runnable>& run : plans_) PointCollectives(*run);
   PointSingleCollectives();
-  EBB_RETURN_IF_ERROR(OrderSums());
+  EBB_RETURN_IF_ERROR(ShowPools());
   suspended_ = refused_step_ = false;
   return absl::OkStatus();
 }

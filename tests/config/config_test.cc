@@ -193,6 +193,7 @@ TEST(Config, ReadsOwnKeys) {
       "asynchronous_step": "late", "check_overflow": false, "prefetch_depth": "all",
       "coalesce": "4MiB", "reshard_after_forward": false, "reduction_group": 2,
       "timeout_seconds": 0.5, "trace": "run.json", "deterministic_reduce": true,
+      "register_buffers": false,
       "parameter_groups": {"head": {"lr_factor": 0.5, "weight_decay": 0},
                            "a.b": {"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}},
                            "rest": {}}}})")
@@ -208,6 +209,7 @@ TEST(Config, ReadsOwnKeys) {
   EXPECT_EQ(ebb.timeout_seconds, 0.5);
   EXPECT_EQ(ebb.trace, "run.json");
   EXPECT_TRUE(ebb.deterministic_reduce);
+  EXPECT_FALSE(ebb.register_buffers);
   ASSERT_EQ(ebb.parameter_groups.size(), 3u);
   EXPECT_EQ(ebb.parameter_groups.at("head"),
             (ParameterGroupConfig{.lr_factor = 0.5, .weight_decay = 0}));

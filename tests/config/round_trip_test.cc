@@ -121,6 +121,7 @@ EbbConfig RandomEbb(Dice& dice) {
                    .reduction_group = dice.Below(4),
                    .timeout_seconds = dice.Fraction() + 0.5,
                    .deterministic_reduce = dice.Coin(),
+                   .register_buffers = dice.Coin(),
                    .trace = dice.Coin() ? "" : RandomName(dice)};
   for (int64_t i = dice.Below(4); i > 0; --i) {
     ParameterGroupConfig& group = ebb.parameter_groups[RandomName(dice)];

@@ -88,13 +88,15 @@ NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> cha
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
-      group_(group) {}
+      group_(group),
+      registrations_(parts_.nccl, channel_) {}
 
 NcclCommunicator::~NcclCommunicator() {
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   stop_.store(true, std::memory_order_release);
   changed_.Notify();
   if (watch_.joinable()) watch_.join();
+  registrations_.RemoveAll();
   channel_->Close(DeadlineAfter(std::min(parts_.options.timeout_seconds, kCloseSecondsMax)));
 }
 
@@ -158,6 +160,28 @@ absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
   EBB_RETURN_IF_ERROR(OrderedSums::CheckScratch(scratch, group_.size));
   ordered_sums_.emplace(group_.rank, group_.size, parts_.options.reduction_group, scratch);
   return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
+  if (!NcclRegistrations::Supported(parts_.nccl)) {
+    return absl::UnimplementedError(absl::StrCat("NCCL ", NcclVersionText(parts_.nccl.version),
+                                                 " cannot register memory; 2.19 can"));
+  }
+  if (memory.empty() || channel_->failed()) return absl::OkStatus();
+  const absl::Status added =
+      registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));
+  if (added.ok() || absl::IsUnimplemented(added) || channel_->failed()) return added;
+  const bool late = absl::IsDeadlineExceeded(added) && added.message().empty();
+  const std::string why =
+      late ? absl::StrCat("other ranks have not come within ", parts_.options.timeout_seconds, " s")
+           : std::string(added.message());
+  const absl::Status named(
+      added.code(),
+      absl::StrCat(RankName(), " registering ", memory.size(), " bytes on communicator '",
+                   parts_.options.name, "': ", why, "; ebb.register_buffers false does without"));
+  // Then the communicator is of no more use.
+  if (late || !channel_->AsynchronousError().ok()) parts_.failure->Report(named);
+  return named;
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(int colour, int key) {

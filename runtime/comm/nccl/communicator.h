@@ -20,6 +20,7 @@
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
 #include "ebb/runtime/comm/nccl/ordered_sums.h"
+#include "ebb/runtime/comm/nccl/registrations.h"
 #include "ebb/runtime/comm/nccl/shared_failure.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -47,6 +48,8 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override;
   absl::Status SumInOrder(std::span<std::byte> scratch) override;
+  absl::Status Register(std::span<std::byte> memory) override;
+  void Deregister() override { registrations_.RemoveAll(); }
   absl::Status status() const override { return parts_.failure->status(); }
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
@@ -72,6 +75,7 @@ class NcclCommunicator : public CommunicatorBackend {
   const Buffer barrier_;
   const NcclGroup group_;
   std::optional<OrderedSums> ordered_sums_;
+  NcclRegistrations registrations_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately
   WaitPoint changed_;

@@ -22,6 +22,11 @@ absl::Status Find(void* library, const char* name, Function& function) {
                    " or later, or put its folder first in LD_LIBRARY_PATH"));
 }
 
+template <class Function>
+void FindOptional(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
 absl::StatusOr<void*> Open() {
   if (dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) return RTLD_DEFAULT;
   void* library = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
@@ -56,6 +61,12 @@ absl::StatusOr<NcclLibrary> Load() {
   EBB_RETURN_IF_ERROR(Find(library, "ncclBroadcast", nccl.Broadcast));
   EBB_RETURN_IF_ERROR(Find(library, "ncclSend", nccl.Send));
   EBB_RETURN_IF_ERROR(Find(library, "ncclRecv", nccl.Recv));
+  FindOptional(library, "ncclMemAlloc", nccl.MemAlloc);
+  FindOptional(library, "ncclMemFree", nccl.MemFree);
+  FindOptional(library, "ncclCommRegister", nccl.CommRegister);
+  FindOptional(library, "ncclCommDeregister", nccl.CommDeregister);
+  FindOptional(library, "ncclCommWindowRegister", nccl.CommWindowRegister);
+  FindOptional(library, "ncclCommWindowDeregister", nccl.CommWindowDeregister);
   EBB_RETURN_IF_ERROR(NcclStatus(nccl, nccl.GetVersion(&nccl.version), nullptr, "ncclGetVersion"));
   if (nccl.version < kOldestVersion) {
     return absl::UnavailableError(absl::StrCat("the NCCL of this machine is ",

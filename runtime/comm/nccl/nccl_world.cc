@@ -12,6 +12,7 @@
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/nccl/communicator.h"
 #include "ebb/runtime/comm/nccl/library.h"
+#include "ebb/runtime/comm/nccl/registrations.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
@@ -81,6 +82,12 @@ class NcclWorld : public WorldBackend {
     EBB_RETURN_IF_ERROR(failure_->status());
     EBB_RETURN_IF_ERROR(all);
     return *std::move(connected);
+  }
+
+  absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
+                                  std::string_view what) override {
+    if (!NcclRegistrations::Supported(nccl_)) return device.Allocate(bytes, what);
+    return NcclRegistrations::Allocate(nccl_, device, bytes, what);
   }
 
   void Fail(absl::Status why) override { failure_->Report(RankFailedStatus(rank(), why)); }

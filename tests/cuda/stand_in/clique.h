@@ -40,6 +40,10 @@ class Clique {
   void Join() { ++joined_; }
   bool complete() const { return joined_ == size_; }
 
+  // Windows are registered by all ranks together, one after the other. By one thread at a time.
+  void JoinWindow(int window) { ++windows_[window]; }
+  bool IsWindow(int window) { return windows_[window] == size_; }
+
   // One rank's group, on its stream's thread. Returns early once `aborted`.
   void Run(int rank, const std::vector<Part>& parts, const std::atomic<bool>& aborted,
            std::vector<std::byte>& scratch);
@@ -61,6 +65,7 @@ class Clique {
 
   const int size_;
   std::atomic<int> joined_{0};
+  std::map<int, int> windows_;  // how many ranks have come
   std::mutex mutex_;
   std::condition_variable changed_;
   int here_ = 0;

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -44,6 +46,11 @@ struct ncclComm {
     bool alive = false;
   };
 
+  struct Registration {
+    const std::byte* data = nullptr;
+    size_t bytes = 0;
+  };
+
   std::shared_ptr<Clique> clique;
   std::shared_ptr<std::map<int, SplitRound>> splits;  // of all ranks of the clique
   int rank = 0;
@@ -53,6 +60,10 @@ struct ncclComm {
   std::vector<Group> groups = std::vector<Group>(kGroupsMax);
   size_t next_group = 0;
   std::vector<Operator> operators;
+  std::list<Registration> registrations;
+  Registration window;             // on its way
+  void** window_answer = nullptr;  // where NCCL says that it is there
+  int windows_begun = 0;
   std::vector<std::byte> scratch = std::vector<std::byte>(kScratchExpected);
 };
 
@@ -67,6 +78,9 @@ std::vector<std::unique_ptr<ncclComm>> all;
 int ids_made = 0;
 bool creation_stalls = false, launches_stall = false;
 std::map<int, ncclResult_t> asynchronous;
+std::map<const std::byte*, size_t> memory;  // of ncclMemAlloc
+Registers registers = Registers::kWindows;
+std::atomic<int> unregistered{0};
 
 thread_local int group_depth = 0;
 thread_local std::vector<Part> group_parts;
@@ -83,6 +97,10 @@ void Require(bool held, const char* what) {
   std::abort();
 }
 
+const std::byte* Bytes(const void* data) {
+  return static_cast<const std::byte*>(data);
+}
+
 ncclComm_t NewComm() {
   all.push_back(std::make_unique<ncclComm>());
   ncclComm_t comm = all.back().get();
@@ -93,6 +111,37 @@ ncclComm_t NewComm() {
   }
   Count(Thing::kCommunicator, 1);
   return comm;
+}
+
+bool Covers(const ncclComm::Registration& of, const std::byte* data, size_t bytes) {
+  return of.data <= data && data + bytes <= of.data + of.bytes;
+}
+
+void* AddRegistration(ncclComm_t comm, const ncclComm::Registration& made) {
+  Count(Thing::kRegistration, 1);
+  return &comm->registrations.emplace_back(made);
+}
+
+void RemoveRegistration(ncclComm_t comm, const void* made) {
+  const size_t removed =
+      comm->registrations.remove_if([&](const auto& other) { return &other == made; });
+  Require(removed == 1, "a registration that is not there");
+  Count(Thing::kRegistration, -1);
+}
+
+void NoteUnregistered(ncclComm_t comm, const Part& part) {
+  const std::scoped_lock lock(mutex);
+  if (comm->registrations.empty() || part.count <= 1) return;
+  const size_t bytes = part.count * BytesOf(part.type);
+  const size_t whole = static_cast<size_t>(comm->clique->size()) * bytes;
+  const auto known = [&](const std::byte* data, size_t of) {
+    return data == nullptr ||
+           std::any_of(comm->registrations.begin(), comm->registrations.end(),
+                       [&](const auto& registration) { return Covers(registration, data, of); });
+  };
+  if (!known(part.send, part.kind == PartKind::kReduceScatter ? whole : bytes) ||
+      !known(part.receive, part.kind == PartKind::kAllGather ? whole : bytes))
+    ++unregistered;
 }
 
 void End(ncclComm_t comm) {
@@ -151,6 +200,7 @@ ncclResult_t Add(const char* function, ncclComm_t comm, cudaStream_t stream, con
   Require(group_comm == nullptr || (group_comm == comm && group_stream == stream),
           "a group of several communicators or streams");
   if (const auto failure = Failure(function)) return failure;
+  NoteUnregistered(comm, part);
   group_comm = comm;
   group_stream = stream;
   group_parts.push_back(part);
@@ -166,10 +216,6 @@ void SetOp(Part& part, ncclRedOp_t op, ncclComm_t comm) {
   const auto& made = comm->operators.at(static_cast<size_t>(op - ncclNumOps));
   Require(made.alive, "an operator that is gone");
   part.scale = made.scale;
-}
-
-const std::byte* Bytes(const void* data) {
-  return static_cast<const std::byte*>(data);
 }
 
 void FormParts(const SplitRound& round) {
@@ -208,8 +254,18 @@ void ebb::stand_in::ForgetNcclFaults() {
   const std::scoped_lock lock(mutex);
   creation_stalls = launches_stall = false;
   asynchronous.clear();
+  registers = Registers::kWindows;
+  unregistered = 0;
   cliques.clear();
   all.clear();
+}
+
+void ebb::stand_in::SetRegisters(Registers what) {
+  const std::scoped_lock lock(mutex);
+  registers = what;
+}
+int ebb::stand_in::TakeUnregistered() {
+  return unregistered.exchange(0);
 }
 
 extern "C" {
@@ -268,7 +324,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
   const bool splitting = comm->splits_begun > 0 &&
                          static_cast<int>((*comm->splits)[comm->splits_begun - 1].arrivals.size()) <
                              comm->clique->size();
-  const bool ready = !comm->stalled && !splitting && comm->clique && comm->clique->complete();
+  if (comm->window_answer != nullptr && comm->clique->IsWindow(comm->windows_begun - 1))
+    *std::exchange(comm->window_answer, nullptr) = AddRegistration(comm, comm->window);
+  const bool ready = !comm->stalled && !splitting && comm->window_answer == nullptr &&
+                     comm->clique && comm->clique->complete();
   const auto failed = asynchronous.find(comm->rank);
   *state = failed != asynchronous.end() ? failed->second : ready ? ncclSuccess : ncclInProgress;
   return ncclSuccess;
@@ -288,15 +347,80 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   Require(!comm->gone, "a communicator destroyed twice");
   for (const auto& group : comm->groups) Require(!group.under_way, "destroyed under an operation");
+  Require(comm->registrations.empty(), "destroyed with memory registered");
   End(comm);
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   Require(!comm->gone, "a communicator aborted that is gone");
   for (const auto& made : comm->operators) Count(Thing::kOperator, made.alive ? -1 : 0);
+  {
+    const std::scoped_lock lock(mutex);
+    Count(Thing::kRegistration, -static_cast<int>(comm->registrations.size()));
+    comm->registrations.clear();
+    comm->window_answer = nullptr;
+  }
   End(comm);
   comm->aborted = true;
   if (comm->clique) comm->clique->Abort();
+  return ncclSuccess;
+}
+
+ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
+  if (const auto failure = Failure("ncclMemAlloc")) return failure;
+  if (cudaMalloc(data, bytes) != cudaSuccess) return ncclUnhandledCudaError;
+  const std::scoped_lock lock(mutex);
+  memory[Bytes(*data)] = bytes;
+  return ncclSuccess;
+}
+ncclResult_t ncclMemFree(void* data) {
+  {
+    const std::scoped_lock lock(mutex);
+    Require(memory.erase(Bytes(data)) == 1, "memory given back that is not NCCL's");
+    for (const auto& comm : all) {
+      for (const auto& registration : comm->registrations)
+        Require(registration.data != data, "memory given back while it is registered");
+    }
+  }
+  return cudaFree(data) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t bytes, ncclWindow_t* window,
+                                    int flags) {
+  Require(!comm->gone, "a call on a communicator that is gone");
+  Require(flags == NCCL_WIN_COLL_SYMMETRIC, "a window that is not symmetric");
+  if (const auto failure = Failure("ncclCommWindowRegister")) return failure;
+  const std::scoped_lock lock(mutex);
+  *window = nullptr;
+  if (registers != Registers::kWindows) return ncclSuccess;
+  const auto allocated = memory.find(Bytes(data));
+  Require(allocated != memory.end() && bytes <= allocated->second,
+          "a window of memory that is not NCCL's");
+  comm->window = {.data = Bytes(data), .bytes = bytes};
+  comm->window_answer = reinterpret_cast<void**>(window);
+  comm->clique->JoinWindow(comm->windows_begun++);
+  return ncclInProgress;
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  Require(!comm->gone, "a call on a communicator that is gone");
+  const std::scoped_lock lock(mutex);
+  RemoveRegistration(comm, window);
+  return ncclSuccess;
+}
+#endif
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, void** handle) {
+  Require(!comm->gone, "a call on a communicator that is gone");
+  if (const auto failure = Failure("ncclCommRegister")) return failure;
+  const std::scoped_lock lock(mutex);
+  *handle = registers == Registers::kNothing
+                ? nullptr
+                : AddRegistration(comm, {.data = Bytes(data), .bytes = bytes});
+  return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
+  Require(!comm->gone, "a call on a communicator that is gone");
+  const std::scoped_lock lock(mutex);
+  RemoveRegistration(comm, handle);
   return ncclSuccess;
 }
 

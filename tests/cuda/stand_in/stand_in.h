@@ -49,9 +49,18 @@ bool HasContext(int device);
 std::set<std::string> Callers(std::string_view function = "");
 void ForgetCallers();
 
+// What NCCL takes when memory is to be registered: symmetric windows, buffers of one rank, nothing.
+// Until Reset.
+enum class Registers { kWindows, kBuffers, kNothing };
+void SetRegisters(Registers what);
+// Operations that have touched other memory than what is registered with their communicator, of
+// those that have any registered, since the last call. Without barriers.
+int TakeUnregistered();
+
 // What has been made and not been given back.
 struct Live {
-  int streams = 0, events = 0, allocations = 0, communicators = 0, operators = 0, locked = 0;
+  int streams = 0, events = 0, allocations = 0, communicators = 0, operators = 0, locked = 0,
+      registrations = 0;
   int products = 0;  // what cuBLASLt describes them with
   friend bool operator==(const Live&, const Live&) = default;
 };

@@ -18,7 +18,7 @@ std::map<std::string, Fault, std::less<>> faults;
 std::atomic<bool> any_fault{false};
 std::atomic<cudaError_t> lost{cudaSuccess};
 std::atomic<bool> hides_stream_wait_value{false};
-std::atomic<int> alive[7];
+std::atomic<int> alive[8];
 
 }  // namespace
 
@@ -61,7 +61,8 @@ Live Alive() {
           .communicators = alive[3],
           .operators = alive[4],
           .locked = alive[5],
-          .products = alive[6]};
+          .registrations = alive[6],
+          .products = alive[7]};
 }
 
 void Reset() {

@@ -11,7 +11,16 @@ namespace ebb::stand_in {
 // 0, or the code that this call of `function` has to fail with.
 int Injected(const char* function);
 
-enum class Thing { kStream, kEvent, kAllocation, kCommunicator, kOperator, kLocked, kProduct };
+enum class Thing {
+  kStream,
+  kEvent,
+  kAllocation,
+  kCommunicator,
+  kOperator,
+  kLocked,
+  kRegistration,
+  kProduct
+};
 void Count(Thing thing, int change);
 
 // The code of a lost device, or cudaSuccess.

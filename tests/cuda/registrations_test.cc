@@ -1,0 +1,184 @@
+// What NCCL is told of the pools: all that steps send and receive is registered, on all ranks or on
+// none, and no longer than it is there, which the stand-in sees to.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/comm/nccl/communicator.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "stand_in.h"
+#include "tests/engine/toy_model.h"
+#include "thread_ranks.h"
+
+namespace ebb::testing {
+namespace {
+
+using stand_in::Registers;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+class RegistrationsTest : public ::testing::Test {
+ protected:
+  static constexpr int kRanks = 4;
+
+  void SetUp() override {
+    setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0);
+    setenv(kShare, "1", /*overwrite=*/1);
+    config_.micro_batch_size = 1;
+    config_.gradient_accumulation_steps = 2;
+    config_.zero.stage = 3;
+    config_.zero.param_persistence_threshold = 0;
+    config_.ebb.timeout_seconds = 20;
+  }
+  void TearDown() override {
+    unsetenv(kShare);
+    stand_in::Reset();
+  }
+
+  // Trains, is suspended and resumed, and trains again. How many registrations there were before,
+  // in between and after, of all ranks.
+  std::vector<int> Train() {
+    std::vector<int> registrations;
+    int unregistered = 0;
+    std::barrier meeting(kRanks);
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      ToyModel model(ToyOptions(), device);
+      const auto note = [&] {
+        meeting.arrive_and_wait();
+        if (world.rank() == 0) registrations.push_back(stand_in::Alive().registrations);
+        if (world.rank() == 0) stand_in::TakeUnregistered();
+        meeting.arrive_and_wait();
+      };
+      const auto train = [&](Engine& engine) -> absl::Status {
+        note();
+        for (int step = 0; step < 2; ++step)
+          EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
+        EBB_RETURN_IF_ERROR(model.Evaluate(engine, world.rank()).status());
+        EBB_RETURN_IF_ERROR(engine.Report().status());
+        meeting.arrive_and_wait();
+        if (world.rank() == 0) unregistered += stand_in::TakeUnregistered();
+        meeting.arrive_and_wait();
+        return absl::OkStatus();
+      };
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config_));
+      EBB_RETURN_IF_ERROR(train(engine));
+      EBB_RETURN_IF_ERROR(engine.Suspend());
+      note();
+      EBB_RETURN_IF_ERROR(engine.Resume());
+      return train(engine);
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(unregistered, 0);
+    return registrations;
+  }
+
+  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+  Config config_;
+};
+
+// Gather and parameter pool for gathers, gradient and staging pool for reductions.
+constexpr int kPools = 4;
+
+TEST_F(RegistrationsTest, CoverWhatStepsTouchWhereverThePoolsAre) {
+  for (const Registers what : {Registers::kWindows, Registers::kBuffers}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const bool deterministic : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << "stage " << stage << ", deterministic "
+                                          << deterministic << ", " << static_cast<int>(what));
+        stand_in::SetRegisters(what);
+        config_.zero.stage = stage;
+        config_.compute = stage % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
+        config_.ebb.deterministic_reduce = deterministic;
+        const int all = kRanks * (stage == 3 ? kPools : kPools - 1);  // parameters stay whole
+        EXPECT_EQ(Train(), (std::vector<int>{all, 0, all}));
+      }
+    }
+  }
+}
+
+TEST_F(RegistrationsTest, CoverReplicasAndTheirExchange) {
+  config_.ebb.shard_group = 2;
+  const int all = kRanks * (kPools + 2 + 1);
+  EXPECT_EQ(Train(), (std::vector<int>{all, 0, all}));
+}
+
+TEST_F(RegistrationsTest, NcclThatTakesNoMemoryCopiesIt) {
+  stand_in::SetRegisters(Registers::kNothing);
+  EXPECT_EQ(Train(), (std::vector<int>{0, 0, 0}));
+}
+
+TEST_F(RegistrationsTest, NoneAreMadeWhereTheConfigSaysSo) {
+  config_.ebb.register_buffers = false;
+  EXPECT_EQ(Train(), (std::vector<int>{0, 0, 0}));
+}
+
+// The error of one rank alone leaves the others inside NCCL; that of all does not.
+TEST_F(RegistrationsTest, AnErrorOfOneRankEndsInTime) {
+  config_.ebb.timeout_seconds = 0.5;
+  stand_in::FailCall("ncclCommWindowRegister", ncclSystemError);
+  std::vector<absl::Status> seen(kRanks);
+  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    seen[static_cast<size_t>(world.rank())] =
+        Engine::Create(world, device, ToyModel(ToyOptions()).spec(), config_).status();
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const absl::Status& each : seen)
+    EXPECT_THAT(std::string(each.message()),
+                AnyOf(HasSubstr("ebb.register_buffers"), HasSubstr("has waited 0.5 s")));
+}
+
+TEST_F(RegistrationsTest, AnErrorOfBuffersOnOneRankMakesAllCopy) {
+  stand_in::SetRegisters(Registers::kBuffers);
+  stand_in::FailCall("ncclCommRegister", ncclSystemError, /*nth=*/5);
+  const std::vector<int> registrations = Train();
+  EXPECT_EQ(registrations[0], 0);
+  EXPECT_GT(registrations[2], 0);  // it is tried again
+}
+
+// As a library loads that has no such functions.
+class OlderNccl : public RegistrationsTest {
+ protected:
+  absl::Status Register(void (*forget)(NcclLibrary&)) {
+    NcclLibrary nccl = **LoadNccl();
+    forget(nccl);
+    ThreadMeeting meeting(1);
+    const Device device = *Device::Cuda();
+    ncclUniqueId id;
+    nccl.GetUniqueId(&id);
+    auto communicator =
+        NcclCommunicator::Connect({.nccl = nccl,
+                                   .device = device,
+                                   .failure = SharedFailure::Between(meeting.For(0)),
+                                   .options = {}},
+                                  id, 0, 1);
+    EBB_RETURN_IF_ERROR(communicator.status());
+    const Buffer memory = *device.Allocate(4096, "test");
+    const absl::Status registered = (*communicator)->Register(memory.span());
+    EXPECT_EQ(stand_in::Alive().registrations, registered.ok() ? 1 : 0);
+    EXPECT_TRUE((*communicator)->status().ok());
+    communicator->reset();
+    return registered;
+  }
+};
+
+TEST_F(OlderNccl, WithoutWindowsRegistersBuffers) {
+  const absl::Status registered =
+      Register([](NcclLibrary& nccl) { nccl.CommWindowRegister = nullptr; });
+  EXPECT_TRUE(registered.ok()) << registered;
+}
+
+TEST_F(OlderNccl, WithoutAnyOfItSaysWhichVersionHasIt) {
+  const absl::Status registered = Register([](NcclLibrary& nccl) { nccl.CommRegister = nullptr; });
+  EXPECT_EQ(registered.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(std::string(registered.message()), HasSubstr("2.19"));
+}
+
+}  // namespace
+}  // namespace ebb::testing
