@@ -89,6 +89,7 @@ class WorldBackend {
   virtual int ranks_per_host() const = 0;
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) = 0;
+  virtual bool connected_by_nccl() const { return false; }
   // As World::Allocate.
   virtual absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
                                           std::string_view what) {

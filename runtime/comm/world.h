@@ -58,6 +58,8 @@ class World {
   // too, threads included.
   absl::StatusOr<World> On(const Device& device) const;
 
+  bool connected_by_nccl() const { return backend_->connected_by_nccl(); }
+
   // Memory of `device`, as Device::Allocate's, that communicators can register: NCCL's own where that
   // connects the ranks, which rounds its size up to the driver's pages (2 MiB).
   absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,

@@ -162,6 +162,9 @@ struct EbbConfig {
   int64_t prefetch_depth = 1;  // units gathered ahead of the one in use; "all": INT64_MAX
   // "coalesce". Unset: the smaller of DeepSpeed's bucket and 1 MiB.
   std::optional<int64_t> coalesce_bytes = {};
+  // "auto": where NCCL connects the ranks, Create measures coalesce_bytes and sets it. Elsewhere not
+  // given.
+  bool measures_coalesce = false;
   bool reshard_after_forward = true;
   int64_t reduction_group = 0;  // ranks; 0: those of a host
   // HSDP, MiCS: states are cut over this many consecutive ranks and repeated by every further group

@@ -23,6 +23,11 @@ struct OrAll {
   int64_t& value;
   int64_t all;
 };
+// The word "auto" stands for a value that is found out later.
+struct OrAuto {
+  std::optional<int64_t>& value;
+  bool& is_auto;
+};
 struct Pair {
   double &first, &second;
 };
@@ -208,7 +213,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
         Choice<AsynchronousStep>{ebb.asynchronous_step, kAsynchronousSteps});
   visit("ebb.check_overflow", ebb.check_overflow);
   visit("ebb.prefetch_depth", OrAll{ebb.prefetch_depth, INT64_MAX});
-  visit("ebb.coalesce", ebb.coalesce_bytes);
+  visit("ebb.coalesce", OrAuto{ebb.coalesce_bytes, ebb.measures_coalesce});
   visit("ebb.reshard_after_forward", ebb.reshard_after_forward);
   visit("ebb.reduction_group", NotZero{ebb.reduction_group});
   visit("ebb.shard_group", ebb.shard_group);

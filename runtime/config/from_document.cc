@@ -47,6 +47,10 @@ class FieldReader {
   static void Take(const Json& value, OrAll field) {
     field.value = value.is_string() ? field.all : *ToInteger(value);
   }
+  static void Take(const Json& value, OrAuto field) {
+    field.value = ToBytes(value);
+    field.is_auto = !field.value.has_value();
+  }
   static void Take(const Json& value, Pair field) {
     field.first = value[0].get<double>();
     field.second = value[1].get<double>();

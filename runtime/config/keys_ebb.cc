@@ -21,7 +21,8 @@ constexpr Key kRows[] = {
     Integer("ebb.prefetch_depth", "1", kLiterally, "units gathered ahead of the one in use")
         .From(0)
         .Or("all"),
-    Bytes("ebb.coalesce", "auto", kLiterally, "bytes grouped in one call of a collective")
+    Bytes("ebb.coalesce", "", kLiterally,
+          "bytes grouped in one call of a collective; auto: measured where NCCL connects the ranks")
         .Or("auto"),
     Flag("ebb.reshard_after_forward", "true", kLiterally,
          "whether a unit is released after its forward and gathered again in backward"),

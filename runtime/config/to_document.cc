@@ -42,6 +42,10 @@ class FieldWriter {
   static Json ToJson(OrAll field) {
     return field.value == field.all ? Json("all") : Json(field.value);
   }
+  static Json ToJson(OrAuto field) {
+    if (field.value.has_value()) return *field.value;
+    return field.is_auto ? Json("auto") : Json();
+  }
   static Json ToJson(Pair field) { return Json::array({field.first, field.second}); }
   static Json ToJson(IsType field) { return field.value == field.type; }
   static Json ToJson(Switch field) {

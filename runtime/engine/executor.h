@@ -191,7 +191,10 @@ class Executor {
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
   absl::Status CheckDevice() const;
+  absl::Status MakePlans();
+  absl::Status MakeControl();
   absl::Status MakeShardGroups();
+  absl::Status MeasureCoalesce();
   // The configured one, or what is usual: the ranks of a host.
   int ReductionGroup() const;
   CommunicatorOptions OptionsOf(absl::string_view name) const;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/optim/cast.h"
+#include "ebb/runtime/comm/bucket_measurement.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/executor.h"
@@ -40,26 +41,15 @@ absl::Status Executor::Initialise() {
   EBB_ASSIGN_OR_RETURN(host_kernels_, optim::Kernels::For(Device::Cpu(1)));
   absl::Status own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
-  if (own.ok()) {
-    absl::StatusOr<sharding::Plan> step = sharding::PlanStep(Inputs());
-    absl::StatusOr<sharding::Plan> walk = sharding::PlanWalk(Inputs());
-    absl::StatusOr<sharding::Plan> drain = sharding::PlanDrain(Inputs());
-    own = !step.ok() ? step.status() : !walk.ok() ? walk.status() : drain.status();
-    if (own.ok()) {
-      drain_ = std::make_unique<Runnable>();
-      drain_->plan = *std::move(drain);
-      own_ = std::make_unique<Runnable>();
-      own_->plan = *std::move(step);
-      walk_ = std::make_unique<Runnable>();
-      walk_->plan = *std::move(walk);
-      own = CheckDevice();
-    }
-  }
+  if (own.ok()) own = MakePlans();
+  if (own.ok()) own = CheckDevice();
+  EBB_RETURN_IF_ERROR(MakeControl());
   EBB_RETURN_IF_ERROR(MakeStreams());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), model_, config_, own_->plan));
   EBB_RETURN_IF_ERROR(AgreeOnInitialValues(Control(), model_));
   EBB_RETURN_IF_ERROR(MakeShardGroups());
+  if (config_.ebb.measures_coalesce) EBB_RETURN_IF_ERROR(MeasureCoalesce());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeState()));
   EBB_RETURN_IF_ERROR(ShowPools());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), FillSlices()));
@@ -140,9 +130,43 @@ CommunicatorOptions Executor::OptionsOf(absl::string_view name) const {
           .timeout_seconds = config_.ebb.timeout_seconds};
 }
 
-absl::Status Executor::MakeStreams() {
+absl::Status Executor::MakePlans() {
+  EBB_ASSIGN_OR_RETURN(sharding::Plan step, sharding::PlanStep(Inputs()));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan walk, sharding::PlanWalk(Inputs()));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan drain, sharding::PlanDrain(Inputs()));
+  for (auto& [plan, run] :
+       {std::pair(&step, &own_), std::pair(&walk, &walk_), std::pair(&drain, &drain_)}) {
+    *run = std::make_unique<Runnable>();
+    (*run)->plan = std::move(*plan);
+  }
+  return absl::OkStatus();
+}
+
+// Of "auto": the size of a group with which gathers are fast on rank 0's links. All ranks plan with
+// it, and as a number in the config it makes another run the same.
+absl::Status Executor::MeasureCoalesce() {
+  config_.ebb.measures_coalesce = false;
+  if (!world_.connected_by_nccl()) return absl::OkStatus();
+  absl::StatusOr<Buffer> memory = device_.Allocate(kBucketBytesMax, "measuring group sizes");
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), memory.status()));
+  EBB_ASSIGN_OR_RETURN(const int64_t mine, MeasureBucketBytes(*gather_communicator_, *gather_,
+                                                              device_, memory->span()));
+  // Every shard group has measured.
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all, AllValues(Control(), mine));
+  config_.ebb.coalesce_bytes = all[0];
+  if (rank_ == 0)
+    LogInfo(absl::StrCat(options_.name, ": \"ebb.coalesce\" auto is ", all[0], " bytes here"));
+  EBB_RETURN_IF_ERROR(MakePlans());
+  return MakeStreams();  // which have room for what is planned
+}
+
+absl::Status Executor::MakeControl() {
   EBB_ASSIGN_OR_RETURN(Communicator control, world_.NewCommunicator(OptionsOf("control")));
   control_.emplace(std::move(control));
+  return absl::OkStatus();
+}
+
+absl::Status Executor::MakeStreams() {
   using sharding::StreamId;
   const std::tuple<const char*, StreamId, std::optional<Stream>*> streams[] = {
       {"ebb gather", StreamId::kGather, &gather_},

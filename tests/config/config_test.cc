@@ -331,6 +331,9 @@ TEST(Config, ReadsBytesWithUnits) {
   EXPECT_EQ(coalesce(R"("512")"), 512);
   EXPECT_EQ(coalesce(R"("512 B")"), 512);
   EXPECT_EQ(coalesce(R"("auto")"), std::nullopt);
+  EXPECT_TRUE(Read(R"({"ebb": {"coalesce": "auto"}})").ebb.measures_coalesce);
+  EXPECT_FALSE(Read(R"({"ebb": {"coalesce": "0"}})").ebb.measures_coalesce);
+  EXPECT_FALSE(Read("{}").ebb.measures_coalesce);
 }
 
 TEST(Config, NullCountsAsNotGiven) {

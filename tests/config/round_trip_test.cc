@@ -123,6 +123,7 @@ EbbConfig RandomEbb(Dice& dice) {
                    .deterministic_reduce = dice.Coin(),
                    .register_buffers = dice.Coin(),
                    .trace = dice.Coin() ? "" : RandomName(dice)};
+  ebb.measures_coalesce = !ebb.coalesce_bytes.has_value() && dice.Coin();
   for (int64_t i = dice.Below(4); i > 0; --i) {
     ParameterGroupConfig& group = ebb.parameter_groups[RandomName(dice)];
     group = {.lr_factor = dice.Number()};

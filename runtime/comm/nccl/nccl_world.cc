@@ -84,6 +84,8 @@ class NcclWorld : public WorldBackend {
     return *std::move(connected);
   }
 
+  bool connected_by_nccl() const override { return true; }
+
   absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
                                   std::string_view what) override {
     if (!NcclRegistrations::Supported(nccl_)) return device.Allocate(bytes, what);

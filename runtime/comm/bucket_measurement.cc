@@ -1,0 +1,94 @@
+#include "ebb/runtime/comm/bucket_measurement.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <vector>
+
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+constexpr double kFastEnough = 0.8;
+constexpr int kRepetitions = 3;  // of which the fastest counts; one more before them
+constexpr double kSecondsMax = 0.25;
+
+using Clock = std::chrono::steady_clock;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// In place, of whole elements that every rank has the same number of.
+absl::StatusOr<BucketTime> TimeGather(Communicator& communicator, Stream& stream,
+                                      std::span<std::byte> memory, int64_t bytes) {
+  const int64_t count = bytes / communicator.size();
+  const CollectiveSpan span = {.send = memory.data() + communicator.rank() * count,
+                               .receive = memory.data(),
+                               .count = count};
+  BucketTime time = {.bytes = bytes, .seconds = std::numeric_limits<double>::infinity()};
+  for (int repetition = -1; repetition < kRepetitions; ++repetition) {
+    const Clock::time_point start = Clock::now();
+    EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+    stream.WaitIdle();
+    EBB_RETURN_IF_ERROR(communicator.status());
+    if (repetition >= 0) time.seconds = std::min(time.seconds, SecondsSince(start));
+  }
+  return time;
+}
+
+// The first rank's number, on all ranks.
+absl::StatusOr<int64_t> FirstRanks(Communicator& communicator, Stream& stream,
+                                   std::span<std::byte> memory, const Buffer& host,
+                                   int64_t number) {
+  auto* const value = reinterpret_cast<int64_t*>(host.data());
+  *value = number;
+  const CollectiveSpan span = {
+      .send = memory.data(), .receive = memory.data(), .count = sizeof(number)};
+  stream.Copy(memory.data(), value, sizeof(number));
+  EBB_RETURN_IF_ERROR(communicator.Broadcast(stream, {&span, 1}, DType::kInt8, /*root=*/0));
+  stream.Copy(value, memory.data(), sizeof(number));
+  stream.WaitIdle();
+  EBB_RETURN_IF_ERROR(communicator.status());
+  return *value;
+}
+
+}  // namespace
+
+int64_t SmallestFastBucket(std::span<const BucketTime> times) {
+  const auto rate = [](const BucketTime& time) {
+    return static_cast<double>(time.bytes) / std::max(time.seconds, 1e-9);
+  };
+  double best = 0;
+  int64_t smallest = 0;
+  for (const BucketTime& time : times) best = std::max(best, rate(time));
+  for (const BucketTime& time : times) {
+    if (rate(time) < kFastEnough * best) continue;
+    if (smallest == 0 || time.bytes < smallest) smallest = time.bytes;
+  }
+  return smallest;
+}
+
+absl::StatusOr<int64_t> MeasureBucketBytes(Communicator& communicator, Stream& stream,
+                                           const Device& device, std::span<std::byte> memory) {
+  if (communicator.size() == 1) return kBucketBytesMin;
+  const absl::StatusOr<Buffer> host =
+      device.AllocateShared(sizeof(int64_t), "measuring group sizes");
+  if (!host.ok()) {
+    communicator.Abort(host.status());  // the others are about to wait in it
+    return host.status();
+  }
+  const Clock::time_point start = Clock::now();
+  std::vector<BucketTime> times;
+  for (int64_t bytes = kBucketBytesMin;; bytes *= 2) {
+    EBB_ASSIGN_OR_RETURN(const BucketTime time, TimeGather(communicator, stream, memory, bytes));
+    times.push_back(time);
+    const bool last = bytes >= kBucketBytesMax || SecondsSince(start) >= kSecondsMax;
+    EBB_ASSIGN_OR_RETURN(const int64_t decided, FirstRanks(communicator, stream, memory, *host,
+                                                           last ? SmallestFastBucket(times) : 0));
+    if (decided > 0) return decided;
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,68 @@
+#include "ebb/runtime/comm/bucket_measurement.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <vector>
+
+#include "ebb/runtime/comm/world.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+TEST(SmallestFastBucket, IsTheFirstWithFourFifthsOfTheBestBandwidth) {
+  // 1, 1.6, 1.9 and 2 bytes a second.
+  EXPECT_EQ(SmallestFastBucket(
+                std::vector<BucketTime>{{100, 100}, {200, 125}, {400, 400 / 1.9}, {800, 400}}),
+            200);
+}
+
+TEST(SmallestFastBucket, OfTheSameBandwidthIsTheSmallest) {
+  EXPECT_EQ(SmallestFastBucket(std::vector<BucketTime>{{100, 1}, {200, 2}, {400, 4}}), 100);
+}
+
+TEST(SmallestFastBucket, TheBestMayLieBetween) {
+  EXPECT_EQ(SmallestFastBucket(std::vector<BucketTime>{{100, 2}, {200, 1}, {400, 4}}), 200);
+}
+
+TEST(SmallestFastBucket, AClockThatStandsStillAndNoTimesAtAllHaveAnAnswer) {
+  EXPECT_EQ(SmallestFastBucket(std::vector<BucketTime>{{100, 0}, {200, 0}}), 200);
+  EXPECT_EQ(SmallestFastBucket({}), 0);
+}
+
+TEST(MeasureBucketBytes, GivesAllRanksOneOfTheSizes) {
+  for (const int ranks : {1, 2, 3}) {
+    std::vector<int64_t> measured(static_cast<size_t>(ranks));
+    const absl::Status status = RunThreads(ranks, [&](World world) -> absl::Status {
+      const Device device = Device::Cpu(1);
+      EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+      EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("comm"));
+      EBB_ASSIGN_OR_RETURN(const Buffer memory, device.Allocate(kBucketBytesMax, "test"));
+      EBB_ASSIGN_OR_RETURN(measured[static_cast<size_t>(world.rank())],
+                           MeasureBucketBytes(communicator, stream, device, memory.span()));
+      return absl::OkStatus();
+    });
+    ASSERT_TRUE(status.ok()) << status;
+    for (const int64_t each : measured) EXPECT_EQ(each, measured[0]);
+    EXPECT_GE(measured[0], kBucketBytesMin);
+    EXPECT_LE(measured[0], kBucketBytesMax);
+    EXPECT_TRUE(std::has_single_bit(static_cast<uint64_t>(measured[0])));
+  }
+}
+
+TEST(MeasureBucketBytes, ARankThatHasFailedEndsIt) {
+  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+    const Device device = Device::Cpu(1);
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("comm"));
+    EBB_ASSIGN_OR_RETURN(const Buffer memory, device.Allocate(kBucketBytesMax, "test"));
+    if (world.rank() == 0) return absl::OkStatus();
+    EXPECT_FALSE(MeasureBucketBytes(communicator, stream, device, memory.span()).ok());
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,99 @@
+// "ebb.coalesce" "auto": measured where NCCL connects the ranks, and then a number that repeats the
+// run. On the stand-in.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <vector>
+
+#include "ebb/runtime/comm/bucket_measurement.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "stand_in.h"
+#include "tests/engine/toy_model.h"
+
+namespace ebb::testing {
+namespace {
+
+class EngineCoalesceTest : public ::testing::Test {
+ protected:
+  static constexpr int kRanks = 4;
+
+  void SetUp() override {
+    setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0);
+    config_.micro_batch_size = 1;
+    config_.zero.stage = 3;
+    config_.zero.param_persistence_threshold = 0;
+    config_.ebb.timeout_seconds = 20;
+    config_.ebb.measures_coalesce = true;
+  }
+  void TearDown() override {
+    unsetenv(kShare);
+    stand_in::Reset();
+  }
+  static void UseNccl() { setenv(kShare, "1", /*overwrite=*/1); }
+
+  // The configs of the engines that it made, after a step.
+  std::vector<Config> Train(const Config& config) {
+    std::vector<Config> resolved(kRanks);
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      ToyModel model(ToyOptions(), device);
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config));
+      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
+      EBB_RETURN_IF_ERROR(engine.Report().status());
+      for (const MemoryRow& row : engine.memory()) EXPECT_EQ(row.predicted_bytes, row.peak_bytes);
+      resolved[static_cast<size_t>(world.rank())] = engine.config();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return resolved;
+  }
+
+  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+  Config config_;
+};
+
+TEST_F(EngineCoalesceTest, AutoIsOneNumberOfAllRanksThatRepeatsTheRun) {
+  UseNccl();
+  for (const int shard_group : {0, 2}) {
+    config_.ebb.shard_group = shard_group;
+    const std::vector<Config> first = Train(config_);
+    for (const Config& config : first) {
+      ASSERT_TRUE(config.ebb.coalesce_bytes.has_value());
+      EXPECT_GE(*config.ebb.coalesce_bytes, kBucketBytesMin);
+      EXPECT_LE(*config.ebb.coalesce_bytes, kBucketBytesMax);
+      EXPECT_FALSE(config.ebb.measures_coalesce);
+      EXPECT_EQ(config.ToJson(), first[0].ToJson());
+    }
+    const absl::StatusOr<Config> again = Config::FromJson(first[0].ToJson());
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(Train(*again)[0].ToJson(), first[0].ToJson());
+  }
+}
+
+TEST_F(EngineCoalesceTest, AutoIsNotGivenWithoutNccl) {
+  for (const Config& config : Train(config_)) {
+    EXPECT_FALSE(config.ebb.coalesce_bytes.has_value());
+    EXPECT_FALSE(config.ebb.measures_coalesce);
+  }
+}
+
+TEST_F(EngineCoalesceTest, NoRoomForMeasuringIsSaidByAllRanks) {
+  UseNccl();
+  // Behind the byte of each communicator's barriers.
+  for (int nth = 1; nth <= 24; ++nth) {
+    stand_in::FailCall("cudaMalloc", cudaErrorMemoryAllocation, nth);
+    std::vector<absl::Status> seen(kRanks);
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      seen[static_cast<size_t>(world.rank())] =
+          Engine::Create(world, device, ToyModel(ToyOptions()).spec(), config_).status();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    for (const absl::Status& each : seen) EXPECT_FALSE(each.ok()) << nth;
+    stand_in::Reset();
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
