@@ -59,7 +59,11 @@ class StorageTest : public ::testing::Test {
                 {.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2})
                 .value();
     storage_ = std::make_unique<Storage>(
-        Storage::Create(device_, plan_, resolved, 1, "test", ledger_).value());
+        Storage::Create(device_, plan_, resolved, 1, "test", ledger_,
+                        [this](StateClass, int64_t bytes, std::string_view what) {
+                          return device_.Allocate(bytes, what);
+                        })
+            .value());
   }
 
   uint64_t Current(StateClass state, Tier tier) const {

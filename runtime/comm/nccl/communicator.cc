@@ -145,7 +145,7 @@ absl::Status NcclCommunicator::EnqueueNow(Stream& stream, const Collective& call
 absl::Status NcclCommunicator::EnqueueSums(Stream& stream, const Collective& call) {
   const std::string_view name = Name(call.kind);
   const auto native = static_cast<cudaStream_t>(stream.view().native);
-  StreamMover mover(parts_.device, stream);
+  StreamMover mover(parts_.device, *grids_, stream);
   const auto exchange = [&](std::span<const OrderedSums::Message> messages) -> absl::Status {
     EBB_RETURN_IF_ERROR(channel_->Call(name, [&](ncclComm_t& comm) {
       return EnqueueMessages(parts_.nccl, comm, messages, native);
@@ -158,6 +158,7 @@ absl::Status NcclCommunicator::EnqueueSums(Stream& stream, const Collective& cal
 
 absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
   EBB_RETURN_IF_ERROR(OrderedSums::CheckScratch(scratch, group_.size));
+  EBB_ASSIGN_OR_RETURN(grids_, StreamMover::Load(parts_.device));
   ordered_sums_.emplace(group_.rank, group_.size, parts_.options.reduction_group, scratch);
   return absl::OkStatus();
 }

@@ -27,6 +27,8 @@
 
 namespace ebb {
 
+struct ReduceGrids;
+
 class NcclCommunicator : public CommunicatorBackend {
  public:
   struct Parts {
@@ -75,6 +77,7 @@ class NcclCommunicator : public CommunicatorBackend {
   const Buffer barrier_;
   const NcclGroup group_;
   std::optional<OrderedSums> ordered_sums_;
+  std::shared_ptr<const ReduceGrids> grids_;  // of its kernel
   NcclRegistrations registrations_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately

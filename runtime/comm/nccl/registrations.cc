@@ -33,7 +33,11 @@ absl::StatusOr<Buffer> NcclRegistrations::Allocate(const NcclLibrary& nccl, cons
                                      absl::string_view(what.data(), what.size()), ": ",
                                      failed.message(), "; or set ebb.register_buffers to false"));
   }
-  Buffer buffer(data, bytes, [](void* freed, int64_t) { (*LoadNccl())->MemFree(freed); });
+  const auto release = [](void* freed, int64_t, int ordinal) {
+    const CudaCurrent owner(ordinal);
+    (*LoadNccl())->MemFree(freed);
+  };
+  Buffer buffer(data, bytes, release, device.ordinal());
   stream.Zero(data, bytes);
   stream.WaitIdle();
   EBB_RETURN_IF_ERROR(stream.status());

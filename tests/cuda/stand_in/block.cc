@@ -21,6 +21,15 @@ namespace ebb::stand_in {
 namespace {
 
 constexpr size_t kStackBytes = size_t{128} << 10;
+
+// Those of a host thread's blocks, used again and again: new ones cost more than most kernels.
+char* StackOf(size_t thread) {
+  thread_local std::vector<std::unique_ptr<char[]>> stacks;
+  while (stacks.size() <= thread)
+    stacks.push_back(std::make_unique_for_overwrite<char[]>(kStackBytes));
+  return stacks[thread].get();
+}
+
 constexpr size_t kExchangeBytesMax = 64;  // of a lane
 
 // One of several contexts of a host thread, with what sanitizers have to know of a switch.
@@ -138,7 +147,6 @@ class Block {
   };
   struct Fiber {
     Context context;
-    std::unique_ptr<char[]> stack;
     const size_t* waits_for = nullptr;  // null, or it goes on when this is no more `generation`
     size_t generation = 0;
     bool done = false;
@@ -159,14 +167,14 @@ class Block {
 
   void Start(size_t i) {
     Fiber& fiber = fibers_[i];
-    fiber.stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
-    fiber.context.stack = fiber.stack.get();
+    char* const stack = StackOf(i);
+    fiber.context.stack = stack;
     fiber.context.stack_bytes = kStackBytes;
 #if defined(__SANITIZE_THREAD__)
     fiber.context.tsan = __tsan_create_fiber(0);
 #endif
     getcontext(&fiber.context.native);
-    fiber.context.native.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.native.uc_stack.ss_sp = stack;
     fiber.context.native.uc_stack.ss_size = kStackBytes;
     // makecontext passes ints: the halves of the pointer.
     const auto self = reinterpret_cast<uintptr_t>(this);
