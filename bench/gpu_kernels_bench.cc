@@ -78,6 +78,8 @@ class Bench {
     UpdateArrays split = half;
     split.master = nullptr;
     split.master_low = reinterpret_cast<uint16_t*>(master_.data());
+    UpdateArrays without = half;
+    without.master = nullptr;
     const auto update = [this](std::string name, int64_t bytes, const UpdateArrays& arrays) {
       return Case{std::move(name), bytes,
                   [this, arrays] { kernels_->Update(stream_, optimizer_, arrays, constants_); }};
@@ -95,6 +97,7 @@ class Bench {
         update("AdamW, fp32", 28, fp32),
         update("AdamW, bf16 gradient and parameter", 28, half),
         update("AdamW, split master", 26, split),
+        update("AdamW, stochastic rounding", 22, without),
         {"cast fp32 to bf16", 6,
          [this] {
            kernels_->Cast(stream_, master_.data(), DType::kFloat32, parameter_.data(),

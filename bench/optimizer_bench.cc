@@ -54,6 +54,11 @@ void Stream(const UpdateArrays& shared, int64_t begin, int64_t end) {
       hn::StoreU(hn::Max(hn::LoadU(halves, low), hn::Zero(halves)), halves, low);
       continue;
     }
+    if (arrays.master == nullptr) {
+      uint16_t* const parameter = static_cast<uint16_t*>(arrays.parameter) + i;
+      hn::StoreU(hn::Max(hn::LoadU(halves, parameter), hn::Zero(halves)), halves, parameter);
+      continue;
+    }
     const auto master = hn::Max(hn::LoadU(d, arrays.master + i), gradient);
     hn::StoreU(master, d, arrays.master + i);
     if (arrays.parameter != nullptr) {
@@ -86,8 +91,8 @@ double Median(std::vector<double>& values) {
 }
 
 // Bytes moved per element: fp32 gradients and no copy, bf16 gradients and a bf16 copy of the
-// parameters, and the same with a split master.
-enum class Kind { kSingle = 28, kHalf = 30, kSplit = 26 };
+// parameters, the same with a split master, and without masters.
+enum class Kind { kSingle = 28, kHalf = 30, kSplit = 26, kRounded = 22 };
 
 template <class T>
 std::span<const std::byte> Bytes(const T* array, int64_t count) {
@@ -102,7 +107,7 @@ void AdamW(benchmark::State& state, Kind kind) {
   UpdateArrays arrays = {.count = count};
   if (kind == Kind::kSplit) {
     arrays.master_low = memory.Take(count, uint16_t{0});
-  } else {
+  } else if (kind != Kind::kRounded) {
     arrays.master = memory.Take(count, 1.0f);
   }
   for (float*& array : arrays.states) array = memory.Take(count, 0.5f);
@@ -145,9 +150,11 @@ void AdamW(benchmark::State& state, Kind kind) {
       for (float* const array : arrays.states) {
         benchmark::DoNotOptimize(Checksum(team, Bytes(array, count), blocks));
       }
-      benchmark::DoNotOptimize(kind == Kind::kSplit
-                                   ? Checksum(team, Bytes(arrays.master_low, count), blocks)
-                                   : Checksum(team, Bytes(arrays.master, count), blocks));
+      if (kind == Kind::kSplit) {
+        benchmark::DoNotOptimize(Checksum(team, Bytes(arrays.master_low, count), blocks));
+      } else if (kind != Kind::kRounded) {
+        benchmark::DoNotOptimize(Checksum(team, Bytes(arrays.master, count), blocks));
+      }
     }));
     checksum_ratios.push_back(checksum_seconds.back() / adamw_seconds.back());
     state.SetIterationTime(adamw_seconds.back());
@@ -159,8 +166,11 @@ void AdamW(benchmark::State& state, Kind kind) {
   state.counters["stream_GB/s"] = gigabytes / Median(stream_seconds);
   state.counters["of_stream"] =
       Median(ratios);  // of neighbours in time, as other load comes and goes
-  state.counters["checksum_GB/s"] =
-      billions * (kind == Kind::kSplit ? 10 : 12) / Median(checksum_seconds);
+  state.counters["checksum_GB/s"] = billions *
+                                    (kind == Kind::kSplit     ? 10
+                                     : kind == Kind::kRounded ? 8
+                                                              : 12) /
+                                    Median(checksum_seconds);
   state.counters["checksum_cost"] = Median(summed_ratios) - 1;
   state.counters["checksum_of_adamw"] = Median(checksum_ratios);
 }
@@ -175,6 +185,7 @@ void Sizes(benchmark::internal::Benchmark* benchmark) {
 
 BENCHMARK_CAPTURE(AdamW, bf16_gradient_bf16_copy, Kind::kHalf)->Apply(Sizes);
 BENCHMARK_CAPTURE(AdamW, bf16_gradient_split_master, Kind::kSplit)->Apply(Sizes);
+BENCHMARK_CAPTURE(AdamW, bf16_gradient_stochastic_rounding, Kind::kRounded)->Apply(Sizes);
 BENCHMARK_CAPTURE(AdamW, fp32_gradient, Kind::kSingle)->Apply(Sizes);
 
 }  // namespace

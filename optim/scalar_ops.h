@@ -7,6 +7,7 @@
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
+#include "ebb/optim/stochastic_rounding.h"
 #include "ebb/runtime/config/dtype.h"
 
 namespace ebb::optim {
@@ -38,6 +39,11 @@ struct ScalarOps {
     return JoinMaster(*parameter, *low);
   }
   static void StoreLow(Number value, uint16_t* low) { *low = LowHalf(value); }
+
+  // Of the element with this index (stochastic_rounding.h).
+  static Number RoundAtRandom(Number value, const RoundingKey& key, uint32_t index) {
+    return RoundStochastically(value, RandomBits(key, index));
+  }
 };
 
 }  // namespace ebb::optim

@@ -102,6 +102,19 @@ struct VectorOps {
     hn::StoreU(LowHalves(value), Halves(), low);
   }
 
+  // Of the elements from this index on (stochastic_rounding.h).
+  static HWY_INLINE Number RoundAtRandom(Number value, const RoundingKey& key, uint32_t index) {
+    const Bits bits;
+    auto x = hn::Xor(hn::Iota(bits, index), hn::Set(bits, key.before));
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(bits, 0x7feb352du));
+    x = hn::Xor(x, hn::Set(bits, key.between));
+    x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(bits, 0x846ca68bu));
+    x = hn::ShiftRight<16>(hn::Xor(x, hn::ShiftRight<16>(x)));
+    const auto sum = hn::Add(hn::BitCast(bits, value), x);
+    const auto cut = hn::BitCast(D(), hn::AndNot(hn::Set(bits, 0xffffu), sum));
+    return hn::IfThenElse(hn::IsNaN(value), value, cut);
+  }
+
  private:
   // The type is that of the pointer.
   template <Rounding kRounding>

@@ -19,6 +19,15 @@ namespace ebb::optim {
 // first, 2 bytes less of traffic per element.
 constexpr int64_t kStreamedCount = int64_t{1} << 20;
 
+// As the loops below see them.
+struct LoopArrays : UpdateArrays {
+  LoopArrays(const UpdateArrays& arrays, int64_t step)
+      : UpdateArrays(arrays), key(RoundingKeyOf(arrays.rounding, step)) {
+    if (parameter_in == nullptr) parameter_in = parameter;
+  }
+  RoundingKey key;
+};
+
 // Where the sums of blocks go, array after array, those of what was read first.
 struct BlockSums {
   uint64_t* blocks = nullptr;
@@ -50,9 +59,19 @@ namespace ebb::optim::HWY_NAMESPACE {
 #include "ebb/optim/update_element.inc"
 #undef EBB_ELEMENT
 
-// What stands for the parameter's type: where there is none, and where it is half of the master.
+// What stands for the parameter's type: where there is none, where it is half of the master, and
+// where it is the master.
 struct NoParameter {};
 struct SplitMaster {};
+struct OwnMaster {};
+
+template <class Parameter>
+inline constexpr MasterForm kFormOf =
+    std::is_same_v<Parameter, SplitMaster> ? MasterForm::kSplit
+    : std::is_same_v<Parameter, OwnMaster> ? MasterForm::kParameter
+                                           : MasterForm::kWhole;
+template <class Parameter>
+using ElementOf = std::conditional_t<kFormOf<Parameter> == MasterForm::kWhole, Parameter, BFloat16>;
 
 // Sees what an update reads and writes.
 struct NoSums {
@@ -68,28 +87,33 @@ struct NoSums {
 // Elements [i, i + the width of Ops), but for the parameter; the new master. `sums` sees them as
 // vector v of a stripe.
 template <class Ops, int kStates, class Constants, class Gradient, class Parameter, class Sums>
-HWY_INLINE typename Ops::Number UpdateAt(const Constants& constants, const UpdateArrays& arrays,
+HWY_INLINE typename Ops::Number UpdateAt(const Constants& constants, const LoopArrays& arrays,
                                          int64_t i, int64_t v, Sums& sums) {
-  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
+  constexpr MasterForm kForm = kFormOf<Parameter>;
   typename Ops::Number states[kStatesMax] = {};
   for (int s = 0; s < kStates; ++s) {
     states[s] = Ops::Load(arrays.states[s] + i);
     sums.Read(1 + s, v, states[s]);
   }
   typename Ops::Number master{};
-  if constexpr (kSplit) {
+  if constexpr (kForm == MasterForm::kSplit) {
     master = Ops::LoadSplit(static_cast<const BFloat16*>(arrays.parameter_in) + i,
                             arrays.master_low + i);
     sums.ReadLow(v, arrays.master_low + i);
+  } else if constexpr (kForm == MasterForm::kParameter) {
+    master = Ops::Load(static_cast<const BFloat16*>(arrays.parameter_in) + i);
   } else {
     master = Ops::Load(arrays.master + i);
     sums.Read(0, v, master);
   }
   UpdateElement<Ops>(constants, Ops::Load(static_cast<const Gradient*>(arrays.gradient) + i),
                      master, states);
-  if constexpr (kSplit) {
+  if constexpr (kForm == MasterForm::kSplit) {
     Ops::StoreLow(master, arrays.master_low + i);
     sums.WriteLow(v, master);
+  } else if constexpr (kForm == MasterForm::kParameter) {
+    master =
+        Ops::RoundAtRandom(master, arrays.key, static_cast<uint32_t>(arrays.rounding.index + i));
   } else {
     Ops::template Store<Rounding::kNearest>(master, arrays.master + i);
     sums.Write(0, v, master);
@@ -102,14 +126,12 @@ HWY_INLINE typename Ops::Number UpdateAt(const Constants& constants, const Updat
 }
 
 template <int kStates, class Constants, class Gradient, class Parameter>
-void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_arrays, int64_t begin,
+void UpdateLoop(const Constants& shared_constants, const LoopArrays& shared_arrays, int64_t begin,
                 int64_t end) {
   // Copies that no store below can alias, so that they stay in registers.
   const Constants constants = shared_constants;
-  UpdateArrays arrays = shared_arrays;
-  if (arrays.parameter_in == nullptr) arrays.parameter_in = arrays.parameter;
-  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
-  using Element = std::conditional_t<kSplit, BFloat16, Parameter>;
+  const LoopArrays arrays = shared_arrays;
+  using Element = ElementOf<Parameter>;
   Element* const parameter = static_cast<Element*>(arrays.parameter);
   int64_t i = begin;
   NoSums none;
@@ -117,7 +139,7 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
   using Vector = VectorOps<hn::ScalableTag<float>>;
   if constexpr (sizeof(Element) == 2) {
     if (arrays.count >= kStreamedCount && reinterpret_cast<uintptr_t>(parameter + i) % 64 == 0 &&
-        !(kSplit && arrays.parameter_in == arrays.parameter)) {
+        !(kFormOf<Parameter> != MasterForm::kWhole && arrays.parameter_in == arrays.parameter)) {
       for (; i + 2 * Vector::kLanes <= end; i += 2 * Vector::kLanes) {
         const auto first = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
             constants, arrays, i, 0, none);
@@ -149,7 +171,7 @@ void UpdateLoop(const Constants& shared_constants, const UpdateArrays& shared_ar
 
 // The lanes of all arrays' blocks. Of vectors of one stripe, v counts from its begin; of low halves,
 // two vectors of elements fill one of a stripe.
-template <int kStates, bool kSplit>
+template <int kStates, MasterForm kForm>
 class VectorSums {
   using Vector = VectorOps<hn::ScalableTag<float>>;
   using Pair = hn::Twice<typename Vector::Halves>;
@@ -176,7 +198,7 @@ class VectorSums {
 
   // Of the arrays of fp32 numbers, and of the low halves.
   HWY_INLINE void Scramble() {
-    for (int a = kSplit ? 1 : 0; a <= kStates; ++a) {
+    for (int a = kFirst; a <= kStates; ++a) {
       read_[a].Scramble();
       written_[a].Scramble();
     }
@@ -187,7 +209,7 @@ class VectorSums {
   }
   // The block that begins at element `begin` has been seen to its end.
   void Take(const BlockSums& out, int64_t begin, int64_t end) {
-    for (int a = kSplit ? 1 : 0; a <= kStates; ++a)
+    for (int a = kFirst; a <= kStates; ++a)
       TakeArray(out, a, begin / kBlockElements, (end - begin) * 4);
   }
   void TakeLow(const BlockSums& out, int64_t begin, int64_t end) {
@@ -195,6 +217,8 @@ class VectorSums {
   }
 
  private:
+  static constexpr int kFirst = kForm == MasterForm::kWhole ? 0 : 1;  // of fp32 numbers
+
   void TakeArray(const BlockSums& out, int array, int64_t block, int64_t bytes) {
     out.Read(array)[block] = checksum::SumOfLanes(read_[array], bytes);
     out.Written(array)[block] = checksum::SumOfLanes(written_[array], bytes);
@@ -209,23 +233,23 @@ class VectorSums {
 constexpr int64_t kSummedStep = 512;
 
 template <int kStates, class Constants, class Gradient, class Parameter, bool kStreams>
-void UpdateVectorsAndSum(const Constants& shared_constants, const UpdateArrays& shared_arrays,
+void UpdateVectorsAndSum(const Constants& shared_constants, const LoopArrays& shared_arrays,
                          const BlockSums& out, int64_t begin, int64_t end) {
   using Vector = VectorOps<hn::ScalableTag<float>>;
   const Constants constants = shared_constants;
-  const UpdateArrays arrays = shared_arrays;
-  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
-  using Element = std::conditional_t<kSplit, BFloat16, Parameter>;
+  const LoopArrays arrays = shared_arrays;
+  constexpr MasterForm kForm = kFormOf<Parameter>;
+  using Element = ElementOf<Parameter>;
   Element* const parameter = static_cast<Element*>(arrays.parameter);
   constexpr int64_t kLowStripe = 32;  // elements: two stripes of fp32 numbers
   constexpr int64_t kScramble = checksum::kStripesPerScramble * checksum::kStripe / 4;
   static_assert(kSummedStep == 2 * kScramble);
-  VectorSums<kStates, kSplit> sums;
+  VectorSums<kStates, kForm> sums;
   for (int64_t block = begin; block < end; block += kBlockElements) {
     const int64_t block_end = std::min(end, block + kBlockElements);
     for (int64_t step = block; step < block_end; step += kSummedStep) {
       // In registers until the step is done: what is not a local would be stored at every stripe.
-      VectorSums<kStates, kSplit> lanes = sums;
+      VectorSums<kStates, kForm> lanes = sums;
       for (int64_t part = step; part < step + kSummedStep; part += kScramble) {
         for (int64_t i = part; i < part + kScramble; i += kLowStripe) {
           for (int64_t v = 0; v < kLowStripe / Vector::kLanes; v += 2) {
@@ -244,11 +268,11 @@ void UpdateVectorsAndSum(const Constants& shared_constants, const UpdateArrays& 
         }
         lanes.Scramble();
       }
-      if constexpr (kSplit) lanes.ScrambleLow();
+      if constexpr (kForm == MasterForm::kSplit) lanes.ScrambleLow();
       sums = lanes;
     }
     sums.Take(out, block, block_end);
-    if constexpr (kSplit) {
+    if constexpr (kForm == MasterForm::kSplit) {
       const int64_t low = block / kLowBlockElements * kLowBlockElements;
       if (block_end == end || block_end == low + kLowBlockElements)
         sums.TakeLow(out, low, block_end);
@@ -260,7 +284,7 @@ void UpdateVectorsAndSum(const Constants& shared_constants, const UpdateArrays& 
 #endif
 
 template <int kStates>
-void SumArrays(const UpdateArrays& arrays, uint64_t* (BlockSums::*of)(int) const,
+void SumArrays(const LoopArrays& arrays, uint64_t* (BlockSums::*of)(int) const,
                const BlockSums& out, int64_t begin, int64_t end) {
   const auto sum = [&](int array, const auto* elements, int64_t block_elements) {
     for (int64_t i = begin; i < end; i += block_elements) {
@@ -272,7 +296,7 @@ void SumArrays(const UpdateArrays& arrays, uint64_t* (BlockSums::*of)(int) const
   };
   if (arrays.master_low != nullptr) {
     sum(0, arrays.master_low, kLowBlockElements);
-  } else {
+  } else if (arrays.master != nullptr) {
     sum(0, arrays.master, kBlockElements);
   }
   for (int s = 0; s < kStates; ++s) sum(1 + s, arrays.states[s], kBlockElements);
@@ -281,22 +305,20 @@ void SumArrays(const UpdateArrays& arrays, uint64_t* (BlockSums::*of)(int) const
 // [begin, end): from where a block of every array begins. What fills no step is the last block's,
 // which is summed before and after its update; so are all of them where there are no vectors.
 template <int kStates, class Constants, class Gradient, class Parameter>
-void UpdateLoopAndSum(const Constants& constants, const UpdateArrays& shared_arrays,
-                      const BlockSums& out, int64_t begin, int64_t end) {
-  UpdateArrays arrays = shared_arrays;
-  if (arrays.parameter_in == nullptr) arrays.parameter_in = arrays.parameter;
-  constexpr bool kSplit = std::is_same_v<Parameter, SplitMaster>;
-  constexpr int64_t kBlock = kSplit ? kLowBlockElements : kBlockElements;
+void UpdateLoopAndSum(const Constants& constants, const LoopArrays& arrays, const BlockSums& out,
+                      int64_t begin, int64_t end) {
+  constexpr MasterForm kForm = kFormOf<Parameter>;
+  constexpr int64_t kBlock = kForm == MasterForm::kSplit ? kLowBlockElements : kBlockElements;
   int64_t i = begin;
 #if EBB_VECTOR_OPS
-  using Element = std::conditional_t<kSplit, BFloat16, Parameter>;
+  using Element = ElementOf<Parameter>;
   const int64_t summed =
       (end - begin) % kSummedStep == 0 ? end : begin + (end - begin) / kBlock * kBlock;
   bool streams = false;
   if constexpr (sizeof(Element) == 2) {
     streams = arrays.count >= kStreamedCount &&
               reinterpret_cast<uintptr_t>(static_cast<Element*>(arrays.parameter) + i) % 64 == 0 &&
-              !(kSplit && arrays.parameter_in == arrays.parameter);
+              !(kForm != MasterForm::kWhole && arrays.parameter_in == arrays.parameter);
     if (streams) {
       UpdateVectorsAndSum<kStates, Constants, Gradient, Parameter, true>(constants, arrays, out, i,
                                                                          summed);
@@ -318,7 +340,7 @@ void UpdateLoopAndSum(const Constants& constants, const UpdateArrays& shared_arr
 
 // Elements [begin, end); `sums`: null, or where to.
 template <int kStates, class Constants, class Gradient, class Parameter>
-void UpdatePart(const Constants& constants, const UpdateArrays& arrays, const BlockSums* sums,
+void UpdatePart(const Constants& constants, const LoopArrays& arrays, const BlockSums* sums,
                 int64_t begin, int64_t end) {
   if (sums != nullptr) {
     UpdateLoopAndSum<kStates, Constants, Gradient, Parameter>(constants, arrays, *sums, begin, end);
@@ -328,12 +350,15 @@ void UpdatePart(const Constants& constants, const UpdateArrays& arrays, const Bl
 }
 
 template <int kStates, class Constants, class Gradient>
-void UpdateForParameter(const Constants& constants, const UpdateArrays& arrays,
-                        const BlockSums* sums, int64_t begin, int64_t end) {
-  if (arrays.master_low != nullptr) {
+void UpdateForParameter(const Constants& constants, const LoopArrays& arrays, const BlockSums* sums,
+                        int64_t begin, int64_t end) {
+  if (arrays.form() != MasterForm::kWhole) {
     assert(arrays.parameter != nullptr && arrays.parameter_dtype == DType::kBFloat16);
-    return UpdatePart<kStates, Constants, Gradient, SplitMaster>(constants, arrays, sums, begin,
-                                                                 end);
+    return arrays.form() == MasterForm::kSplit
+               ? UpdatePart<kStates, Constants, Gradient, SplitMaster>(constants, arrays, sums,
+                                                                       begin, end)
+               : UpdatePart<kStates, Constants, Gradient, OwnMaster>(constants, arrays, sums, begin,
+                                                                     end);
   }
   if (arrays.parameter == nullptr) {
     return UpdatePart<kStates, Constants, Gradient, NoParameter>(constants, arrays, sums, begin,
@@ -353,7 +378,7 @@ void UpdateForParameter(const Constants& constants, const UpdateArrays& arrays,
 }
 
 template <int kStates, class Constants>
-void UpdateRange(const Constants& constants, const UpdateArrays& arrays, const BlockSums* sums,
+void UpdateRange(const Constants& constants, const LoopArrays& arrays, const BlockSums* sums,
                  int64_t begin, int64_t end) {
   switch (arrays.gradient_dtype) {
     case DType::kFloat32:
@@ -367,16 +392,16 @@ void UpdateRange(const Constants& constants, const UpdateArrays& arrays, const B
   }
 }
 
-void Adam(const AdamConstants& constants, const UpdateArrays& arrays, const BlockSums* sums,
+void Adam(const AdamConstants& constants, const LoopArrays& arrays, const BlockSums* sums,
           int64_t begin, int64_t end) {
   UpdateRange<2>(constants, arrays, sums, begin, end);
 }
-void Sgd(const SgdConstants& constants, const UpdateArrays& arrays, const BlockSums* sums,
+void Sgd(const SgdConstants& constants, const LoopArrays& arrays, const BlockSums* sums,
          int64_t begin, int64_t end) {
   UpdateRange<0>(constants, arrays, sums, begin, end);
 }
-void SgdWithMomentum(const SgdConstants& constants, const UpdateArrays& arrays,
-                     const BlockSums* sums, int64_t begin, int64_t end) {
+void SgdWithMomentum(const SgdConstants& constants, const LoopArrays& arrays, const BlockSums* sums,
+                     int64_t begin, int64_t end) {
   UpdateRange<1>(constants, arrays, sums, begin, end);
 }
 
@@ -417,14 +442,17 @@ namespace {
 // Over a team, in parts of a multiple of `grain`.
 void Run(ThreadTeam& team, int64_t grain, UpdateRule rule, const UpdateArrays& arrays,
          const UpdateConstants& constants, const BlockSums* sums) {
+  assert(arrays.form() != MasterForm::kParameter ||
+         arrays.rounding.index % kRoundingKeyElements + arrays.count <= kRoundingKeyElements);
+  const LoopArrays in_loops(arrays, constants.step);
   team.Run(arrays.count, grain, [&](int64_t begin, int64_t end) {
     switch (rule) {
       case UpdateRule::kAdam:
-        return HWY_DYNAMIC_DISPATCH(Adam)(constants.adam, arrays, sums, begin, end);
+        return HWY_DYNAMIC_DISPATCH(Adam)(constants.adam, in_loops, sums, begin, end);
       case UpdateRule::kSgd:
-        return HWY_DYNAMIC_DISPATCH(Sgd)(constants.sgd, arrays, sums, begin, end);
+        return HWY_DYNAMIC_DISPATCH(Sgd)(constants.sgd, in_loops, sums, begin, end);
       case UpdateRule::kSgdWithMomentum:
-        return HWY_DYNAMIC_DISPATCH(SgdWithMomentum)(constants.sgd, arrays, sums, begin, end);
+        return HWY_DYNAMIC_DISPATCH(SgdWithMomentum)(constants.sgd, in_loops, sums, begin, end);
     }
   });
 }
@@ -446,14 +474,14 @@ UpdateChecksums UpdateAndSum(ThreadTeam& team, const OptimizerConfig& optimizer,
                              std::span<uint64_t> scratch) {
   static_assert(kGrain % kBlockElements == 0);
   assert(static_cast<int64_t>(scratch.size()) >= UpdateChecksumScratch(arrays.count));
-  const bool split = arrays.master_low != nullptr;
+  const bool split = arrays.form() == MasterForm::kSplit;
   const BlockSums sums{.blocks = scratch.data(),
                        .stride = ChecksumBlocks(arrays.count * int64_t{sizeof(float)})};
   Run(team, split ? std::max(kGrain, kLowBlockElements) : kGrain, UpdateRuleOf(optimizer), arrays,
       UpdateConstantsOf(optimizer, scalars), &sums);
   UpdateChecksums checksums;
   const int states = static_cast<int>(StateNames(optimizer).size());
-  for (int a = 0; a <= states; ++a) {
+  for (int a = arrays.form() == MasterForm::kParameter ? 1 : 0; a <= states; ++a) {
     const int64_t bytes = arrays.count * (a == 0 && split ? 2 : 4);
     const auto blocks = static_cast<size_t>(ChecksumBlocks(bytes));
     checksums.read[a] = ChecksumFromBlocks({sums.Read(a), blocks}, bytes);

@@ -12,7 +12,7 @@
 //
 // Bytes per element: 4 master and 4 each state, read and written; the gradient read; the parameter
 // written. With a split master (split_master.h) 2 less: parameter and low half are read and
-// written, 2 each.
+// written, 2 each. Where the parameter is the master (stochastic_rounding.h) 6 less: it alone is.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArra
             const UpdateScalars& scalars);
 
 // Checksums (checksum.h) of the master, or the low half of a split one, and of each state, as the
-// update has read and as it has written them. Of states that the optimizer does not keep: 0.
+// update has read and as it has written them. Of what is not kept beside the parameter: 0.
 struct UpdateChecksums {
   uint64_t read[1 + kStatesMax] = {}, written[1 + kStatesMax] = {};
 };

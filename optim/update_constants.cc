@@ -50,7 +50,7 @@ SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalar
 }
 
 UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
-  UpdateConstants constants = {.apply = true, .adam = {}, .sgd = {}};
+  UpdateConstants constants = {.step = scalars.step, .apply = true, .adam = {}, .sgd = {}};
   if (UpdateRuleOf(optimizer) == UpdateRule::kAdam) {
     constants.adam = AdamConstantsOf(optimizer, scalars);
   } else {

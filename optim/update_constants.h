@@ -45,7 +45,8 @@ SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalar
 // What an update reads when it runs, not when it is enqueued, so that a step's verdict may come in
 // between. Trivially copyable, without initializers: it lies in memory that host and device reach.
 struct UpdateConstants {
-  bool apply;  // false: the update writes nothing
+  int64_t step;  // of applied updates: random bits differ from step to step
+  bool apply;    // false: the update writes nothing
   AdamConstants adam;
   SgdConstants sgd;
 };

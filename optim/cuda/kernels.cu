@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(kThreads) EachElementKernel(const Arrays array
   cuda::Walk<Work::kMany>(cut, Thread(), Threads(), Work{arrays});
 }
 
-template <UpdateRule kRule, bool kSplit>
+template <UpdateRule kRule, MasterForm kForm>
 __global__ void __launch_bounds__(kThreads)
     UpdateKernel(const UpdateArrays arrays, const Cut cut, const UpdateConstants* constants) {
-  using Work = cuda::UpdateWork<kRule, kSplit>;
+  using Work = cuda::UpdateWork<kRule, kForm>;
   // They may be the host's memory: once a block, all words at once.
   constexpr int kWords = sizeof(UpdateConstants) / sizeof(uint32_t);
   static_assert(kWords * sizeof(uint32_t) == sizeof(UpdateConstants) && kWords <= kThreads);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   if (!shared.apply) return;
   const typename Work::Constants mine = Work::Of(shared);
-  cuda::Walk<Work::kMany>(cut, Thread(), Threads(), Work{arrays, mine});
+  cuda::Walk<Work::kMany>(cut, Thread(), Threads(), Work::For(arrays, mine, shared.step));
 }
 
 __device__ void AddUpperQuarter(double (&lanes)[cuda::kGroup], int distance) {
@@ -135,21 +135,28 @@ cudaError_t LaunchEach(cudaStream_t stream, int blocks_max, const Arrays& arrays
   return Launch(stream, ThreadsFor(cut), blocks_max, &EachElementKernel<Work, Arrays>, arrays, cut);
 }
 
-template <UpdateRule kRule, bool kSplit>
+template <UpdateRule kRule, MasterForm kForm>
 cudaError_t LaunchUpdateOf(const Grids& grids, cudaStream_t stream, const UpdateArrays& arrays,
                            const UpdateConstants* constants) {
   if (arrays.count == 0) return cudaSuccess;
-  const Cut cut = cuda::UpdateWork<kRule, kSplit>::CutOf(arrays);
-  return Launch(stream, ThreadsFor(cut), grids.update[static_cast<int>(kRule)][kSplit],
-                &UpdateKernel<kRule, kSplit>, arrays, cut, constants);
+  const Cut cut = cuda::UpdateWork<kRule, kForm>::CutOf(arrays);
+  const int blocks_max = grids.update[static_cast<int>(kRule)][static_cast<int>(kForm)];
+  return Launch(stream, ThreadsFor(cut), blocks_max, &UpdateKernel<kRule, kForm>, arrays, cut,
+                constants);
 }
 
 template <UpdateRule kRule>
 cudaError_t LaunchUpdateOf(const Grids& grids, cudaStream_t stream, const UpdateArrays& arrays,
                            const UpdateConstants* constants) {
-  return arrays.master_low == nullptr
-             ? LaunchUpdateOf<kRule, false>(grids, stream, arrays, constants)
-             : LaunchUpdateOf<kRule, true>(grids, stream, arrays, constants);
+  switch (arrays.form()) {
+    case MasterForm::kWhole:
+      return LaunchUpdateOf<kRule, MasterForm::kWhole>(grids, stream, arrays, constants);
+    case MasterForm::kSplit:
+      return LaunchUpdateOf<kRule, MasterForm::kSplit>(grids, stream, arrays, constants);
+    case MasterForm::kParameter:
+      return LaunchUpdateOf<kRule, MasterForm::kParameter>(grids, stream, arrays, constants);
+  }
+  return cudaErrorInvalidValue;
 }
 
 // Keeps the first error.
@@ -162,8 +169,11 @@ class Loader {
   }
   template <UpdateRule kRule>
   void LoadUpdates(Grids* grids) {
-    Load(&UpdateKernel<kRule, false>, &grids->update[static_cast<int>(kRule)][false]);
-    Load(&UpdateKernel<kRule, true>, &grids->update[static_cast<int>(kRule)][true]);
+    auto& blocks = grids->update[static_cast<int>(kRule)];
+    Load(&UpdateKernel<kRule, MasterForm::kWhole>, &blocks[static_cast<int>(MasterForm::kWhole)]);
+    Load(&UpdateKernel<kRule, MasterForm::kSplit>, &blocks[static_cast<int>(MasterForm::kSplit)]);
+    Load(&UpdateKernel<kRule, MasterForm::kParameter>,
+         &blocks[static_cast<int>(MasterForm::kParameter)]);
   }
   cudaError_t result() const { return result_; }
 

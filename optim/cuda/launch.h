@@ -15,7 +15,7 @@ namespace ebb::optim {
 // The largest grids of one device, in blocks of threads (resident_blocks.h).
 struct Grids {
   int cast = 1, accumulate = 1, squares = 1, level = 1;
-  int update[3][2] = {{1, 1}, {1, 1}, {1, 1}};  // of an UpdateRule, without and with a split master
+  int update[3][3] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}};  // of an UpdateRule and a MasterForm
 };
 
 // Loads all kernels onto the current device. An error where it is older than what this build has

@@ -15,6 +15,7 @@
 #include "ebb/optim/cuda/cast_arrays.h"
 #include "ebb/optim/cuda/numbers.h"
 #include "ebb/optim/norm.h"
+#include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update_constants.h"
 
 namespace ebb::optim::cuda {
@@ -236,8 +237,9 @@ struct LevelWork {
   }
 };
 
-template <UpdateRule kRule, bool kSplit>
+template <UpdateRule kRule, MasterForm kForm>
 struct UpdateWork {
+  static constexpr bool kWhole = kForm == MasterForm::kWhole, kSplit = kForm == MasterForm::kSplit;
   static constexpr int kMany = 1;  // its arrays alone are enough loads
   static constexpr int kStates = kRule == UpdateRule::kAdam              ? 2
                                  : kRule == UpdateRule::kSgdWithMomentum ? 1
@@ -246,6 +248,13 @@ struct UpdateWork {
 
   const UpdateArrays& arrays;
   const Constants& constants;
+  RoundingKey key = {};  // of parameters that are the master
+
+  static EBB_HOST_DEVICE UpdateWork For(const UpdateArrays& arrays, const Constants& constants,
+                                        int64_t step) {
+    if constexpr (kForm != MasterForm::kParameter) return {arrays, constants};
+    return {arrays, constants, RoundingKeyOf(arrays.rounding, step)};
+  }
 
   static EBB_HOST_DEVICE const Constants& Of(const UpdateConstants& constants) {
     if constexpr (kRule == UpdateRule::kAdam) {
@@ -257,9 +266,9 @@ struct UpdateWork {
 
   static Cut CutOf(const UpdateArrays& arrays) {
     const int64_t parameter = SizeOf(arrays.parameter_dtype);
-    return CutFor(arrays.count, {{kSplit ? nullptr : arrays.master, 4},
+    return CutFor(arrays.count, {{kWhole ? arrays.master : nullptr, 4},
                                  {kSplit ? arrays.master_low : nullptr, 2},
-                                 {kSplit ? arrays.parameter_in : nullptr, parameter},
+                                 {kWhole ? nullptr : arrays.parameter_in, parameter},
                                  {arrays.gradient, SizeOf(arrays.gradient_dtype)},
                                  {kStates > 0 ? arrays.states[0] : nullptr, 4},
                                  {kStates > 1 ? arrays.states[1] : nullptr, 4},
@@ -271,14 +280,14 @@ struct UpdateWork {
     Packed<kWidth> packed_states[kStatesMax] = {};
     for (int s = 0; s < kStates; ++s) packed_states[s] = Load<kWidth>(arrays.states[s], 4, at);
     Packed<kWidth> whole = {}, low = {};
-    if constexpr (kSplit) {
+    if constexpr (kWhole) {
+      whole = Load<kWidth>(arrays.master, 4, at);
+    } else {
       const void* const before =
           arrays.parameter_in == nullptr ? arrays.parameter : arrays.parameter_in;
       whole = Load<kWidth>(before, 2, at);
-      low = Load<kWidth>(arrays.master_low, 2, at);
-    } else {
-      whole = Load<kWidth>(arrays.master, 4, at);
     }
+    if constexpr (kSplit) low = Load<kWidth>(arrays.master_low, 2, at);
     const Packed<kWidth> packed_gradient =
         Load<kWidth>(arrays.gradient, SizeOf(arrays.gradient_dtype), at);
 
@@ -292,13 +301,17 @@ struct UpdateWork {
         master[i] = JoinMaster(parameter, low.Half(i));
       }
     } else {
-      Unpack(whole, DType::kFloat32, master);
+      Unpack(whole, kWhole ? DType::kFloat32 : DType::kBFloat16, master);
     }
 
     for (int i = 0; i < kWidth; ++i) {
       float element[kStatesMax] = {states[0][i], states[1][i]};
       UpdateElement<Ops>(constants, gradient[i], master[i], element);
       for (int s = 0; s < kStates; ++s) states[s][i] = element[s];
+      if constexpr (kForm == MasterForm::kParameter) {
+        const auto index = static_cast<uint32_t>(arrays.rounding.index + at + i);
+        master[i] = RoundStochastically(master[i], RandomBits(key, index));
+      }
     }
 
     for (int s = 0; s < kStates; ++s)
@@ -306,6 +319,8 @@ struct UpdateWork {
     if constexpr (kSplit) {
       for (int i = 0; i < kWidth; ++i) low.SetHalf(i, LowHalf(master[i]));
       Store(low, arrays.master_low, 2, at);
+    }
+    if constexpr (!kWhole) {
       Store(Pack(master, DType::kBFloat16, Rounding::kParameter), arrays.parameter, 2, at);
     } else {
       Store(Pack(master, DType::kFloat32, Rounding::kNearest), arrays.master, 4, at);

@@ -208,26 +208,26 @@ TEST(CudaNorm, LevelsHaveTheBitsOfTheCpu) {
 
 class CudaUpdate : public testing::TestWithParam<Rule> {};
 
-template <UpdateRule kRule, bool kSplit>
+template <UpdateRule kRule, MasterForm kForm>
 void RunUpdate(const UpdateArrays& arrays, const UpdateConstants& constants, int64_t threads) {
-  using Work = cuda::UpdateWork<kRule, kSplit>;
-  RunGrid(Work{arrays, Work::Of(constants)}, Work::CutOf(arrays), threads);
+  using Work = cuda::UpdateWork<kRule, kForm>;
+  RunGrid(Work::For(arrays, Work::Of(constants), constants.step), Work::CutOf(arrays), threads);
 }
 
-template <bool kSplit>
+template <MasterForm kForm>
 void RunUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateConstants& constants,
                int64_t threads) {
   switch (rule) {
     case UpdateRule::kAdam:
-      return RunUpdate<UpdateRule::kAdam, kSplit>(arrays, constants, threads);
+      return RunUpdate<UpdateRule::kAdam, kForm>(arrays, constants, threads);
     case UpdateRule::kSgd:
-      return RunUpdate<UpdateRule::kSgd, kSplit>(arrays, constants, threads);
+      return RunUpdate<UpdateRule::kSgd, kForm>(arrays, constants, threads);
     case UpdateRule::kSgdWithMomentum:
-      return RunUpdate<UpdateRule::kSgdWithMomentum, kSplit>(arrays, constants, threads);
+      return RunUpdate<UpdateRule::kSgdWithMomentum, kForm>(arrays, constants, threads);
   }
 }
 
-template <class Gradient, class Parameter, bool kSplit = false>
+template <class Gradient, class Parameter, MasterForm kForm = MasterForm::kWhole>
 void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_parameter = true) {
   SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
   struct Memory {
@@ -241,21 +241,23 @@ void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_pa
                    Numbers<float>(size, 3, Range::kPositive),
                    std::vector<Parameter>(static_cast<size_t>(size)),
                    std::vector<uint16_t>(static_cast<size_t>(size))};
-  if constexpr (kSplit) {
+  if constexpr (kForm != MasterForm::kWhole) {
     for (size_t i = 0; i < before.master.size(); ++i) {
       before.parameter[i] = RoundHalfAway(before.master[i]);
       before.low[i] = LowHalf(before.master[i]);
     }
   }
   const auto arrays_of = [&](Memory& memory) {
-    return UpdateArrays{.master = kSplit ? nullptr : memory.master.data() + offset,
-                        .gradient = gradient.data() + offset,
-                        .gradient_dtype = kDTypeOf<Gradient>,
-                        .states = {memory.first.data() + offset, memory.second.data() + offset},
-                        .parameter = with_parameter ? memory.parameter.data() + offset : nullptr,
-                        .parameter_dtype = kDTypeOf<Parameter>,
-                        .master_low = kSplit ? memory.low.data() + offset : nullptr,
-                        .count = count};
+    return UpdateArrays{
+        .master = kForm == MasterForm::kWhole ? memory.master.data() + offset : nullptr,
+        .gradient = gradient.data() + offset,
+        .gradient_dtype = kDTypeOf<Gradient>,
+        .states = {memory.first.data() + offset, memory.second.data() + offset},
+        .parameter = with_parameter ? memory.parameter.data() + offset : nullptr,
+        .parameter_dtype = kDTypeOf<Parameter>,
+        .master_low = kForm == MasterForm::kSplit ? memory.low.data() + offset : nullptr,
+        .rounding = {.unit = 8, .index = 77},
+        .count = count};
   };
   ThreadTeam team(1);
   Memory expected = before;
@@ -263,7 +265,7 @@ void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_pa
   const UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);
   for (const int64_t threads : kGrids) {
     Memory memory = before;
-    RunUpdate<kSplit>(UpdateRuleOf(rule.optimizer), arrays_of(memory), constants, threads);
+    RunUpdate<kForm>(UpdateRuleOf(rule.optimizer), arrays_of(memory), constants, threads);
     for (size_t i = 0; i < gradient.size(); ++i) {
       ASSERT_EQ(Bits(memory.master[i]), Bits(expected.master[i])) << i;
       ASSERT_EQ(Bits(memory.first[i]), Bits(expected.first[i])) << i;
@@ -282,8 +284,10 @@ TEST_P(CudaUpdate, HasTheBitsOfTheCpu) {
       ExpectUpdates<float, BFloat16>(GetParam(), count, offset);
       ExpectUpdates<BFloat16, BFloat16>(GetParam(), count, offset);
       ExpectUpdates<Float16, Float16>(GetParam(), count, offset);
-      ExpectUpdates<float, BFloat16, true>(GetParam(), count, offset);
-      ExpectUpdates<BFloat16, BFloat16, true>(GetParam(), count, offset);
+      ExpectUpdates<float, BFloat16, MasterForm::kSplit>(GetParam(), count, offset);
+      ExpectUpdates<BFloat16, BFloat16, MasterForm::kSplit>(GetParam(), count, offset);
+      ExpectUpdates<float, BFloat16, MasterForm::kParameter>(GetParam(), count, offset);
+      ExpectUpdates<BFloat16, BFloat16, MasterForm::kParameter>(GetParam(), count, offset);
     }
   }
 }

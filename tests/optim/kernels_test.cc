@@ -185,15 +185,16 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
     Of<Parameter> parameter, parameter_in;
     Of<uint16_t> low;
 
-    UpdateArrays Arrays(int64_t count, bool with_parameter, bool split) {
-      return {.master = split ? nullptr : master.data(),
+    UpdateArrays Arrays(int64_t count, bool with_parameter, MasterForm form) {
+      return {.master = form == MasterForm::kWhole ? master.data() : nullptr,
               .gradient = gradient.data(),
               .gradient_dtype = kDTypeOf<Gradient>,
               .states = {first.data(), second.data()},
               .parameter = with_parameter ? parameter.data() : nullptr,
               .parameter_dtype = kDTypeOf<Parameter>,
-              .master_low = split ? low.data() : nullptr,
-              .parameter_in = split ? parameter_in.data() : nullptr,
+              .master_low = form == MasterForm::kSplit ? low.data() : nullptr,
+              .parameter_in = form == MasterForm::kWhole ? nullptr : parameter_in.data(),
+              .rounding = {.unit = 8, .index = 77},
               .count = count};
     }
   };
@@ -202,7 +203,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
 
   template <class Gradient, class Parameter>
   void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_parameter,
-                     bool split) {
+                     MasterForm form = MasterForm::kWhole) {
     SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
     ThreadTeam team(1);
     const auto size = static_cast<size_t>(count);
@@ -214,7 +215,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
                                                     Vector<Parameter>(size),
                                                     Vector<uint16_t>(size)};
     if constexpr (std::is_same_v<Parameter, BFloat16>) {
-      for (size_t i = 0; i < size && split; ++i) {
+      for (size_t i = 0; i < size && form != MasterForm::kWhole; ++i) {
         expected.parameter_in[i] = RoundHalfAway(expected.master[i]);
         expected.low[i] = LowHalf(expected.master[i]);
       }
@@ -230,7 +231,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
     Array<UpdateConstants> read(*this, {not_applied});
     const auto update = [&] {
       Enqueue([&](Kernels& kernels, Stream& stream) {
-        kernels.Update(stream, rule.optimizer, memory.Arrays(count, with_parameter, split),
+        kernels.Update(stream, rule.optimizer, memory.Arrays(count, with_parameter, form),
                        read.data());
       });
     };
@@ -243,8 +244,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
     };
     update();
     expect_equal();
-    optim::Update(team, rule.optimizer, expected.Arrays(count, with_parameter, split),
-                  rule.scalars);
+    optim::Update(team, rule.optimizer, expected.Arrays(count, with_parameter, form), rule.scalars);
     read.Set({constants});
     update();
     expect_equal();
@@ -337,13 +337,15 @@ TEST_P(KernelsTest, UpdatesHaveTheBitsOfUpdateAndWriteNothingUnlessApplied) {
     SCOPED_TRACE(rule.name);
     for (const int64_t count : {0, 1, 1003, 30'001}) {
       for (const int64_t offset : {0, 3}) {
-        ExpectUpdates<float, float>(rule, count, offset, false, false);
-        ExpectUpdates<float, float>(rule, count, offset, true, false);
-        ExpectUpdates<float, BFloat16>(rule, count, offset, true, false);
-        ExpectUpdates<BFloat16, BFloat16>(rule, count, offset, true, false);
-        ExpectUpdates<Float16, Float16>(rule, count, offset, true, false);
-        ExpectUpdates<float, BFloat16>(rule, count, offset, true, true);
-        ExpectUpdates<BFloat16, BFloat16>(rule, count, offset, true, true);
+        ExpectUpdates<float, float>(rule, count, offset, false);
+        ExpectUpdates<float, float>(rule, count, offset, true);
+        ExpectUpdates<float, BFloat16>(rule, count, offset, true);
+        ExpectUpdates<BFloat16, BFloat16>(rule, count, offset, true);
+        ExpectUpdates<Float16, Float16>(rule, count, offset, true);
+        ExpectUpdates<float, BFloat16>(rule, count, offset, true, MasterForm::kSplit);
+        ExpectUpdates<float, BFloat16>(rule, count, offset, true, MasterForm::kParameter);
+        ExpectUpdates<BFloat16, BFloat16>(rule, count, offset, true, MasterForm::kSplit);
+        ExpectUpdates<BFloat16, BFloat16>(rule, count, offset, true, MasterForm::kParameter);
       }
     }
   }

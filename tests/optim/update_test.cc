@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ebb/optim/split_master.h"
+#include "ebb/optim/stochastic_rounding.h"
 #include "every_target.h"
 #include "rules.h"
 
@@ -190,6 +191,66 @@ TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
   update(Float16(), 1000, true);
 }
 
+constexpr RoundingPlace kPlace = {.unit = 3, .index = 1'000};
+
+// What an update makes of bf16 parameters without masters: of the whole one that they are.
+template <class Gradient>
+void ReferenceOwnMaster(const Rule& rule, Shard<Gradient, BFloat16>& shard) {
+  for (size_t i = 0; i < shard.master.size(); ++i)
+    shard.master[i] = static_cast<float>(shard.parameter[i]);
+  shard.Reference(rule);
+  const RoundingKey key = RoundingKeyOf(kPlace, rule.scalars.step);
+  for (size_t i = 0; i < shard.master.size(); ++i) {
+    shard.parameter[i] = RoundHalfAway(RoundStochastically(
+        shard.master[i], RandomBits(key, static_cast<uint32_t>(kPlace.index + i))));
+    shard.master[i] = 0;  // nobody else has one
+  }
+}
+
+template <class Gradient>
+Shard<Gradient, BFloat16> OwnMasters(int64_t count) {
+  Shard<Gradient, BFloat16> shard(count);
+  for (size_t i = 0; i < shard.master.size(); ++i) {
+    shard.parameter[i] = RoundHalfAway(shard.master[i]);
+    shard.master[i] = 0;
+  }
+  return shard;
+}
+
+UpdateArrays WithoutMaster(UpdateArrays arrays, int64_t begin) {
+  arrays.master = nullptr;
+  arrays.rounding = {.unit = kPlace.unit, .index = kPlace.index + begin};
+  return arrays;
+}
+
+// In place, or read in one place and written to another; whole, and in cuts that no thread sees.
+TEST_P(UpdateBitsTest, AParameterThatIsItsMasterIsRoundedStochastically) {
+  const auto update = [&](auto gradient, int64_t count, int threads, bool in_place) {
+    ThreadTeam team(threads);
+    const auto before = OwnMasters<decltype(gradient)>(count);
+    auto expected = before;
+    ReferenceOwnMaster(GetParam(), expected);
+    ForEveryTarget([&] {
+      auto shard = before;
+      if (!in_place) shard.parameter.assign(shard.parameter.size(), BFloat16());
+      for (int64_t begin = 0, end = 0; begin < count; begin = end) {
+        end = threads == 1 ? std::min(count, begin + 1 + count / 3) : count;
+        UpdateArrays arrays = WithoutMaster(shard.Part(begin, end, true), begin);
+        if (!in_place) arrays.parameter_in = before.parameter.data() + begin;
+        Update(team, GetParam().optimizer, arrays, GetParam().scalars);
+      }
+      shard.ExpectEqual(expected, true);
+    });
+  };
+  for (const int64_t count : {0, 1, 2, 15, 16, 17, 31, 33, 70'003}) {
+    for (const bool in_place : {false, true}) {
+      update(float(), count, 1, in_place);
+      update(BFloat16(), count, 3, in_place);
+    }
+  }
+  update(Float16(), 1000, 1, true);
+}
+
 // So many elements that the parameter is written past the caches where it is aligned for that.
 TEST(UpdateTest, ManyElementsHaveTheBitsOfFew) {
   constexpr int64_t kCount = (int64_t{1} << 20) + 37;
@@ -287,11 +348,42 @@ void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split
   });
 }
 
+// There is no master to be summed, and the states have the sums that they have beside one.
+template <class Gradient>
+void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
+  SCOPED_TRACE(testing::Message() << count << " elements without masters");
+  const auto before = OwnMasters<Gradient>(count);
+  auto expected = before;
+  ReferenceOwnMaster(rule, expected);
+  const int states = static_cast<int>(StateNames(rule.optimizer).size());
+  ForEveryTarget([&] {
+    for (const int threads : {1, 3}) {
+      ThreadTeam team(threads);
+      auto shard = before;
+      UpdateArrays arrays = WithoutMaster(shard.Part(0, count, true), 0);
+      if (!in_place) arrays.parameter_in = before.parameter.data();
+      std::vector<uint64_t> scratch(static_cast<size_t>(UpdateChecksumScratch(count)) + 1, 5);
+      const UpdateChecksums sums =
+          UpdateAndSum(team, rule.optimizer, arrays, rule.scalars, scratch);
+      shard.ExpectEqual(expected, true);
+      EXPECT_EQ(sums.read[0], 0u);
+      EXPECT_EQ(sums.written[0], 0u);
+      EXPECT_EQ(sums.read[1], states > 0 ? ChecksumOf(before.first.data(), count) : 0);
+      EXPECT_EQ(sums.written[1], states > 0 ? ChecksumOf(shard.first.data(), count) : 0);
+      EXPECT_EQ(sums.read[2], states > 1 ? ChecksumOf(before.second.data(), count) : 0);
+      EXPECT_EQ(sums.written[2], states > 1 ? ChecksumOf(shard.second.data(), count) : 0);
+      EXPECT_EQ(scratch.back(), 5u);
+    }
+  });
+}
+
 TEST_P(UpdateBitsTest, SumsWhatIsReadAndWritten) {
   for (const int64_t count : {0, 1, 31, 512, 2048, 16'384, 32'768 + 16'384, 70'003})
     ExpectSums<float, BFloat16>(GetParam(), count, true, false);
   for (const int64_t count : {1, 2048, 16'384, 32'768 + 16'384 + 512, 3 * 32'768, 70'003})
     ExpectSums<BFloat16, BFloat16>(GetParam(), count, true, true);
+  for (const int64_t count : {1, 512, 2048, 32'768 + 16'384 + 512, 70'003})
+    ExpectSumsWithoutMaster<BFloat16>(GetParam(), count, true);
   ExpectSums<Float16, float>(GetParam(), 70'000, true, false);
   ExpectSums<float, float>(GetParam(), 40'000, false, false);
 }
@@ -299,6 +391,31 @@ TEST_P(UpdateBitsTest, SumsWhatIsReadAndWritten) {
 // Past the caches.
 TEST(UpdateTest, SumsOfManyElements) {
   ExpectSums<BFloat16, BFloat16>(kRules[0], (int64_t{1} << 20) + 2048 + 37, true, false);
+  ExpectSumsWithoutMaster<BFloat16>(kRules[0], (int64_t{1} << 20) + 2048 + 37, false);
+}
+
+TEST(UpdateTest, ManyElementsWithoutMastersHaveTheBitsOfFew) {
+  constexpr int64_t kCount = (int64_t{1} << 20) + 37;
+  ThreadTeam team(2);
+  const auto before = OwnMasters<BFloat16>(kCount + 64);
+  ForEveryTarget([&] {
+    auto shard = before;
+    const auto address = reinterpret_cast<uintptr_t>(shard.parameter.data());
+    const auto aligned = static_cast<int64_t>((64 - address % 64) % 64 / sizeof(BFloat16));
+    for (const int64_t begin : {aligned, aligned + 3}) {
+      shard = before;
+      auto few = before;
+      UpdateArrays arrays = WithoutMaster(shard.Part(begin, begin + kCount, true), begin);
+      arrays.parameter_in = before.parameter.data() + begin;
+      Update(team, kRules[0].optimizer, arrays, kRules[0].scalars);
+      for (int64_t at = begin; at < begin + kCount; at += 65'536) {
+        const int64_t end = std::min(begin + kCount, at + 65'536);
+        Update(team, kRules[0].optimizer, WithoutMaster(few.Part(at, end, true), at),
+               kRules[0].scalars);
+      }
+      shard.ExpectEqual(few, true);
+    }
+  });
 }
 
 TEST(UpdateTest, SumsShowEveryBitThatHasChanged) {

@@ -108,7 +108,7 @@ cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
 
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
                          const UpdateArrays& arrays, const UpdateConstants* constants) {
-  if (grids.update[static_cast<int>(rule)][arrays.master_low != nullptr] !=
+  if (grids.update[static_cast<int>(rule)][static_cast<int>(arrays.form())] !=
       stand_in::ResidentBlocks())
     return cudaErrorInvalidConfiguration;
   const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
