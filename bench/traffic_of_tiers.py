@@ -14,6 +14,7 @@ BOTH = ["--offload-param", "nvme", "--offload-optimizer", "nvme"]
 STATES = ["--offload-optimizer", "nvme"]
 RAM = ["--offload-param", "cpu", "--offload-optimizer", "cpu"]
 SPLIT = ["--split-master"]
+ROUNDED = ["--stochastic-rounding"]
 ROUND = ["--micro-batches-per-round", "all"]
 # what, micro-batches, options
 ROWS = [
@@ -22,9 +23,11 @@ ROWS = [
     ("both in RAM, split masters", 1, RAM + SPLIT),
     ("states on NVMe", 1, STATES),
     ("states on NVMe, split masters", 1, STATES + SPLIT),
+    ("states on NVMe, stochastic rounding", 1, STATES + ROUNDED),
     ("parameters in RAM, states on NVMe", 1, ["--offload-param", "cpu"] + STATES),
     ("both on NVMe", 1, BOTH),
     ("both on NVMe, split masters", 1, BOTH + SPLIT),
+    ("both on NVMe, stochastic rounding", 1, BOTH + ROUNDED),
     ("both on NVMe, 4 micro-batches", 4, BOTH),
     ("the same, layer-major", 4, BOTH + ROUND),
     ("the same, layer-major, split masters", 4, BOTH + ROUND + SPLIT),
@@ -52,7 +55,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "early.json").write_text(EARLY)
         for what, micro_batches, options in ROWS:
-            alike = [o for o in options if o in ("--dtype", "fp32", "--config", "early.json", *ROUND)]
+            alike = [o for o in options if o in ("--dtype", "fp32", "--config", "early.json", *ROUND, *ROUNDED)]
             key = (micro_batches, *alike)
             if key not in digests:
                 digests[key] = train(alike, micro_batches, disk, folder)["parameter_digest"]

@@ -29,7 +29,7 @@ Cut CutOf(const ModelLayout& layout, const ParameterLocation& location) {
 }
 
 DType StoredAs(const CopySide& side, ParameterId p) {
-  return side.layout->parameters[static_cast<size_t>(p)].trainable ? DType::kFloat32 : side.compute;
+  return side.layout->parameters[static_cast<size_t>(p)].trainable ? side.master : side.compute;
 }
 
 std::string ShapeText(const ParameterSpec& parameter) {

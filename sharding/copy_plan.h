@@ -23,6 +23,7 @@ struct CopySide {
   const ModelSpec* model = nullptr;
   const ModelLayout* layout = nullptr;
   DType compute{};
+  DType master = DType::kFloat32;
 };
 
 struct Transfer {
@@ -43,7 +44,7 @@ struct CopyPlan {
 };
 
 // Every parameter of the destination, in declared order, from the source's of the same name: of
-// trainable ones the fp32 masters, of frozen ones the values in the compute dtype. What the source
+// trainable ones the masters, of frozen ones the values in the compute dtype. What the source
 // has beside them is left out. Errors: a name that the source lacks, or another shape there.
 absl::StatusOr<CopyPlan> PlanCopy(const CopySide& source, const CopySide& destination, int world,
                                   int64_t staging_bytes_max);

@@ -126,6 +126,7 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   if (has_boundaries) decisions.activation_tier = config.activation_tier();
   decisions.gradients_follow = !config.ebb.offload_gradients.has_value();
   decisions.split_master = config.ebb.split_master;
+  decisions.stochastic_rounding = config.ebb.stochastic_rounding;
   DecideTiming(inputs, hold_updates, decisions);
   DecideCarried(inputs, layout, decisions);
   DecideKeptWhole(inputs, layout, decisions);

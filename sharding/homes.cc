@@ -84,7 +84,7 @@ Homes DecideHomes(const Decisions& d, const ModelLayout& layout, const HomeLimit
     of_unit.sub_groups = static_cast<int>(cuts.size()) - 1;
   }
   if (d.optimizer_tier == Tier::kNvme && offloaded > 0) {
-    const int64_t bytes = offloaded * d.state_bytes();
+    const int64_t bytes = std::max<int64_t>(1, offloaded * d.state_bytes());
     Share cpu(std::min(
         1.0, static_cast<double>(limits.states_in_cpu_bytes) / static_cast<double>(bytes)));
     for (SubGroup& group : homes.sub_groups) {

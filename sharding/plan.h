@@ -101,7 +101,8 @@ struct UpdateWork {
   Place gradient;
   Place master, states;  // as SubGroup has them
   int64_t states_stride = 0;
-  // The parameters beside the master, written by the update; of a split master they are read too.
+  // The parameters beside the master, written by the update; where they are a part of it, or all of
+  // it, they are read too.
   bool writes_parameter = false, passes_slot = false;
   Place parameter;
 };
@@ -180,7 +181,8 @@ struct Pools {
   int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
   // Where pieces of all ranks are summed in one order (ebb.deterministic_reduce).
   int64_t staging_sums = 0, staging_sums_bytes = 0;
-  // fp32 gradient of one slice, and of a split master its fp32 values, for an optimizer of the trainer's
+  // fp32 gradient of one slice, and where masters are not kept as such their fp32 values, for an
+  // optimizer of the trainer's
   int64_t staging_gradient = 0, staging_master = 0;
   // The same on the host, for what is updated there.
   Place host_norm, host_gradient, host_master;
@@ -228,12 +230,17 @@ struct Decisions {
            gradient_tier != Tier::kDevice || activation_tier != Tier::kDevice;
   }
   bool split_master = false;
-  // fp32 parameters are their own masters as long as nothing is offloaded.
-  bool has_masters() const {
+  bool stochastic_rounding = false;  // there are no masters beside the bf16 parameters
+  // fp32 parameters are their own masters as long as nothing is offloaded; others are written beside
+  // what is kept of a master.
+  bool writes_parameters() const {
     return compute != DType::kFloat32 || parameter_tier != Tier::kDevice ||
            optimizer_tier != Tier::kDevice;
   }
-  int64_t master_size() const { return split_master ? 2 : 4; }  // bytes of an element
+  // An update also reads the parameters, as masters or halves of them.
+  bool reads_parameters() const { return split_master || stochastic_rounding; }
+  // Bytes of an element beside the parameter.
+  int64_t master_size() const { return stochastic_rounding ? 0 : split_master ? 2 : 4; }
   int64_t state_bytes() const { return master_size() + 4 * optimizer_states; }
   UpdateTiming timing = UpdateTiming::kLate;
   std::string timing_reason;

@@ -26,8 +26,8 @@ Dependency On(int operation) {
 
 int64_t PlanBuilder::UpdateBytes(int unit, int64_t elements) const {
   const int64_t states = 2 * d_.state_bytes() + SizeOf(d_.shard_dtype(unit));
-  int64_t parameter = d_.has_masters() ? SizeOf(d_.compute) : 0;
-  if (d_.split_master) parameter *= 2;
+  int64_t parameter = d_.writes_parameters() ? SizeOf(d_.compute) : 0;
+  if (d_.reads_parameters()) parameter *= 2;
   return elements * (states + parameter);
 }
 
@@ -54,7 +54,7 @@ SubGroupRoute PlanBuilder::RouteOf(const UpdateChain& chain, const SubGroup& gro
   const UnitHomes& unit = plan_.pools.homes.units[static_cast<size_t>(chain.unit)];
   SubGroupRoute route{.on_host = group.tier != Tier::kDevice, .swaps = group.tier == Tier::kNvme};
   route.moves_gradient = unit.gradient != route.here();
-  if (!d_.has_masters()) return route;
+  if (!d_.writes_parameters()) return route;
   const ParameterPiece& piece = PieceOf(unit.trainable, d_.stage == 0 ? 0 : group.begin);
   route.parameter_home = piece.home.Plus((group.begin - piece.begin) * SizeOf(d_.compute));
   if (d_.stage == 0) route.parameter_home.per_slice = 0;  // updates the whole
@@ -103,10 +103,12 @@ SubGroupRoute PlanBuilder::BringStates(UpdateChain& chain, int index) {
   std::vector<Move> reads;
   if (route.swaps) {
     const WorkSlots& slots = plan_.pools.host_work;
-    reads.push_back({.state = StateClass::kMaster,
-                     .from = group.master,
-                     .to = route.host_slot.Plus(slots.master),
-                     .bytes = SwapAligned(group.count() * d_.master_size())});
+    if (d_.master_size() > 0) {
+      reads.push_back({.state = StateClass::kMaster,
+                       .from = group.master,
+                       .to = route.host_slot.Plus(slots.master),
+                       .bytes = SwapAligned(group.count() * d_.master_size())});
+    }
     for (int k = 0; k < d_.optimizer_states; ++k) {
       reads.push_back({.state = StateClass::kOptimizer,
                        .from = group.states.Plus(k * group.states_stride),
@@ -114,7 +116,7 @@ SubGroupRoute PlanBuilder::BringStates(UpdateChain& chain, int index) {
                        .bytes = group.states_stride});
     }
   }
-  if (route.moves_parameter && d_.split_master && route.parameter_home.tier == Tier::kNvme) {
+  if (route.moves_parameter && d_.reads_parameters() && route.parameter_home.tier == Tier::kNvme) {
     reads.push_back({.state = StateClass::kParameter,
                      .from = route.parameter_home,
                      .to = route.host_parameter,
@@ -163,8 +165,8 @@ void PlanBuilder::BringParameter(UpdateChain& chain, SubGroupRoute& route, Updat
   const Place& home = route.parameter_home;
   work.parameter = route.on_host && home.tier == Tier::kNvme ? route.host_parameter
                                                              : route.slot().Plus(slots.parameter);
-  // Only a split master needs what is there, which from the swap file has come already.
-  if (!d_.split_master || (route.on_host && home.tier == Tier::kNvme)) return;
+  // What is there is needed as the master or half of it, and from the swap file has come already.
+  if (!d_.reads_parameters() || (route.on_host && home.tier == Tier::kNvme)) return;
   std::vector<Dependency> after = Joined(route.slot_free, chain.ready);
   if (!route.brought.empty()) after.push_back(On(route.brought.front()));
   route.brought.push_back(IssueCopy(chain, route.on_host,
@@ -197,10 +199,12 @@ void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const
   frees(last, route.device_index);
   std::vector<Move> writes;
   if (route.swaps) {
-    writes.push_back({.state = StateClass::kMaster,
-                      .from = work.master,
-                      .to = group.master,
-                      .bytes = SwapAligned(group.count() * d_.master_size())});
+    if (d_.master_size() > 0) {
+      writes.push_back({.state = StateClass::kMaster,
+                        .from = work.master,
+                        .to = group.master,
+                        .bytes = SwapAligned(group.count() * d_.master_size())});
+    }
     for (int k = 0; k < d_.optimizer_states; ++k) {
       writes.push_back({.state = StateClass::kOptimizer,
                         .from = work.states.Plus(k * work.states_stride),
@@ -238,11 +242,11 @@ void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
       .master = group.master,
       .states = group.states,
       .states_stride = group.states_stride,
-      .writes_parameter = d_.has_masters(),
+      .writes_parameter = d_.writes_parameters(),
       .passes_slot = route.moves_parameter,
       .parameter = route.parameter_home};
   if (route.swaps) {
-    work.master = route.host_slot.Plus(pools.host_work.master);
+    if (d_.master_size() > 0) work.master = route.host_slot.Plus(pools.host_work.master);
     work.states = route.host_slot.Plus(pools.host_work.states);
     work.states_stride = pools.host_work.states_stride;
   }

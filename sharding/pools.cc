@@ -98,7 +98,7 @@ void LayOutStaging(const PoolInputs& in, Pools& pools) {
     pools.staging_sums = staging.Take(pools.staging_sums_bytes);
   }
   if (d.own_optimizer) pools.staging_gradient = staging.Take(slice * 4);
-  if (d.own_optimizer && d.split_master) pools.staging_master = staging.Take(slice * 4);
+  if (d.own_optimizer && d.reads_parameters()) pools.staging_master = staging.Take(slice * 4);
   LayOutSlots(in, pools, staging, slice, norm_blocks);
   Bytes(pools, StateClass::kStaging) = staging.end();
 }

@@ -80,7 +80,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   const auto work = [&](const WorkNeeds& need) {
     WorkSlots slots;
     WorkSlot slot(largest);
-    slots.master = slot.Take(need.states, d.master_size());
+    slots.master = slot.Take(need.states && d.master_size() > 0, d.master_size());
     slots.states_stride = slot.stride();
     slots.states = slot.Take(need.states, 4, d.optimizer_states);
     slots.gradient = slot.Take(need.gradient, 4);
@@ -119,7 +119,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   pools.host_norm = on_host(norm_blocks * 8);
   if (d.own_optimizer && d.optimizer_tier != Tier::kDevice) {
     pools.host_gradient = on_host(slice * 4);
-    if (d.split_master) pools.host_master = on_host(slice * 4);
+    if (d.reads_parameters()) pools.host_master = on_host(slice * 4);
   }
   pools.host_bytes[static_cast<int>(StateClass::kStaging)] = host.end();
 }

@@ -87,15 +87,17 @@ void LayOutStates(const PoolInputs& in, Pools& pools) {
       // Master and states of a sub-group lie end to end: they are read and written together.
       const int64_t master = SwapAligned(group.count() * d.master_size());
       group.states_stride = SwapAligned(group.count() * 4);
-      group.master = {.tier = Tier::kNvme, .pool = StateClass::kMaster, .offset = file};
+      if (master > 0)
+        group.master = {.tier = Tier::kNvme, .pool = StateClass::kMaster, .offset = file};
       group.states = {.tier = Tier::kNvme, .pool = StateClass::kOptimizer, .offset = file + master};
       file += master + d.optimizer_states * group.states_stride;
       masters += master;
       states += d.optimizer_states * group.states_stride;
       continue;
     }
-    (group.tier == Tier::kDevice ? device : host).Take(group, d, d.has_masters());
-    if (!d.has_masters()) {
+    (group.tier == Tier::kDevice ? device : host)
+        .Take(group, d, d.writes_parameters() && d.master_size() > 0);
+    if (!d.writes_parameters()) {
       const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
       group.master = unit.trainable.front().home.Plus(group.begin * 4);
       if (d.stage == 0) group.master.per_slice = 0;  // updates the whole

@@ -9,10 +9,10 @@
 namespace ebb {
 
 enum class StateClass : uint8_t {
-  kParameter,  // what is kept of the parameters, in the compute dtype
-  kMaster,     // fp32 masters; none where the compute dtype is fp32, as the parameter is the master
-  kGradient,   // whole gradients of units in use and the reduced shards
-  kOptimizer,  // optimizer states
+  kParameter,   // what is kept of the parameters, in the compute dtype
+  kMaster,      // fp32 masters; none where the parameter, fp32 or rounded by chance, is the master
+  kGradient,    // whole gradients of units in use and the reduced shards
+  kOptimizer,   // optimizer states
   kActivation,  // boundary activations and their gradients
   kGather,      // whole units, gathered for use
   kStaging,     // casts before a reduction, norms, what ranks exchange

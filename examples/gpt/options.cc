@@ -76,6 +76,9 @@ void AddOffloadFlags(CLI::App& app, Options& options, Words& words) {
   app.add_flag("--split-master", options.split_master,
                "a master is its bf16 parameter and 16 bits more: the same bits in less memory")
       ->group(kOffload);
+  app.add_flag("--stochastic-rounding", options.stochastic_rounding,
+               "bf16 parameters are their own masters, rounded up or down by chance")
+      ->group(kOffload);
 }
 
 void AddFlags(CLI::App& app, Options& options, int64_t& batch, int64_t& accumulate, int& stage,
@@ -230,6 +233,7 @@ absl::Status ApplyOffload(const Options& options, Config& config) {
   if (options.device_memory) config.ebb.device_memory = *options.device_memory;
   if (options.host_memory) config.ebb.host_memory = *options.host_memory;
   if (options.split_master) config.ebb.split_master = true;
+  if (options.stochastic_rounding) config.ebb.stochastic_rounding = true;
   return absl::OkStatus();
 }
 

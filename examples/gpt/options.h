@@ -33,7 +33,7 @@ struct Options {
   std::optional<Tier> offload_param, offload_optimizer;
   std::vector<std::string> nvme_paths;                // empty: the configuration's
   std::optional<int64_t> device_memory, host_memory;  // bytes of a rank's pools
-  bool split_master = false;
+  bool split_master = false, stochastic_rounding = false;
   bool recompute = false;
   bool show_plan = false;
   int64_t evaluate_every = 0;  // steps; 0: only at the end

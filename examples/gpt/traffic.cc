@@ -23,7 +23,8 @@ std::optional<double> LeastBytes(const Config& config) {
   const bool has_parameters = config.parameter_tier() == Tier::kNvme;
   const bool has_states = config.optimizer_tier() == Tier::kNvme;
   const bool splits = config.compute == DType::kBFloat16;
-  const double states = has_states ? 2 * (splits ? 2 + 8 : 4 + 8) : 0;
+  const double master = config.ebb.stochastic_rounding ? 0 : splits ? 2 : 4;
+  const double states = has_states ? 2 * (master + 8) : 0;
   // Whole masters come by beside the update, and one visit takes its parameters from them.
   const double parameters = !has_parameters ? 0 : has_states && !splits ? 2 + 2 : 4 + 2;
   return states + parameters;

@@ -181,6 +181,8 @@ struct EbbConfig {
   // staging needs.
   std::optional<int64_t> host_memory = {}, device_memory = {};
   bool split_master = false;  // a master is its bf16 parameter and 16 bits more
+  // A master is its bf16 parameter, which updates round up or down by chance.
+  bool stochastic_rounding = false;
   VerifySwap verify_swap = VerifySwap::kStates;
   // Auto: ForWorld takes the environment's EBB_IO_URING=0 as kThreads. May differ between ranks.
   IoBackend io_backend = IoBackend::kAuto;

@@ -226,6 +226,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.host_memory", ebb.host_memory);
   visit("ebb.device_memory", ebb.device_memory);
   visit("ebb.split_master", ebb.split_master);
+  visit("ebb.stochastic_rounding", ebb.stochastic_rounding);
   visit("ebb.verify_swap", Choice<VerifySwap>{ebb.verify_swap, kVerifySwaps});
   visit("ebb.io_backend", Choice<IoBackend>{ebb.io_backend, kIoBackends});
 }

@@ -56,6 +56,8 @@ constexpr Key kRows[] = {
          "tier of boundary activations; not given: the device"),
     Flag("ebb.split_master", "false", kLiterally,
          "whether a master is its bf16 parameter and the 16 bits that the cast cuts"),
+    Flag("ebb.stochastic_rounding", "false", kLiterally,
+         "whether bf16 parameters are their own masters, rounded up or down by chance"),
     Word("ebb.verify_swap", "off|states|all", "states", kLiterally,
          "what of the swap files has a checksum"),
     Word("ebb.io_backend", "auto|io_uring|threads", "auto", kLiterally,

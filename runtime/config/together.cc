@@ -91,6 +91,20 @@ absl::Status CheckSplitMaster(const Config& config) {
                   "{\"enabled\": true}"});
 }
 
+absl::Status CheckStochasticRounding(const Config& config) {
+  if (!config.ebb.stochastic_rounding) return absl::OkStatus();
+  if (config.compute != DType::kBFloat16) {
+    return Invalid({"\"ebb.stochastic_rounding\" is true, but the compute dtype is ",
+                    Name(config.compute),
+                    ": only bf16 parameters are rounded so; remove it or set \"bf16\": "
+                    "{\"enabled\": true}"});
+  }
+  if (!config.ebb.split_master) return absl::OkStatus();
+  return Invalid(
+      {"\"ebb.stochastic_rounding\" and \"ebb.split_master\" are both true: the first "
+       "keeps no masters, the second half of each beside the parameter; remove one"});
+}
+
 }  // namespace
 
 absl::Status CheckTogether(const Config& config) {
@@ -102,6 +116,7 @@ absl::Status CheckTogether(const Config& config) {
   EBB_RETURN_IF_ERROR(CheckTiers(config));
   EBB_RETURN_IF_ERROR(CheckBlockSize(config.aio.block_size));
   EBB_RETURN_IF_ERROR(CheckSplitMaster(config));
+  EBB_RETURN_IF_ERROR(CheckStochasticRounding(config));
   for (const auto& [name, group] : config.ebb.parameter_groups) {
     const std::string path = Join({"ebb.parameter_groups.", name});
     if (name.empty()) {

@@ -154,7 +154,7 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
           for (float& value : values) value /= found.scale;
         }
         StateArray array = found.array;
-        if (also_masters && array.trainable && decisions.has_masters()) {
+        if (also_masters && array.trainable && decisions.writes_parameters()) {
           array.what = StateClass::kMaster;
           if (decisions.split_master) {
             for (float& value : values) value = static_cast<float>(BFloat16(value));

@@ -64,10 +64,15 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
         absl::StrCat("CopyParametersFrom into '", options_.name,
                      "' while a Step or Evaluation of it is alive: finish or drop it first"));
   }
-  const absl::StatusOr<sharding::CopyPlan> copy = sharding::PlanCopy(
-      {.model = &source.model_, .layout = &source.plan().layout, .compute = source.config_.compute},
-      {.model = &model_, .layout = &plan().layout, .compute = config_.compute}, size_,
-      CopyStaging::kBytesMax);
+  const auto side = [](const Executor& engine) {
+    const bool own_masters = engine.plan().decisions.stochastic_rounding;
+    return sharding::CopySide{.model = &engine.model_,
+                              .layout = &engine.plan().layout,
+                              .compute = engine.config_.compute,
+                              .master = own_masters ? engine.config_.compute : DType::kFloat32};
+  };
+  const absl::StatusOr<sharding::CopyPlan> copy =
+      sharding::PlanCopy(side(source), side(*this), size_, CopyStaging::kBytesMax);
   CopyStaging staging;
   absl::Status own = SettleVerdicts();
   if (absl::Status settled = source.SettleVerdicts(); own.ok()) own = std::move(settled);

@@ -90,8 +90,9 @@ class Engine {
 
   // This rank's slices as fp32 on the host, at most 4 MiB a call, on the calling thread, in
   // declared order. Waits for each unit's pending update only. kParameter, kMaster (of frozen
-  // parameters: their value), kGradient (between Step::Reduce and Finish; unscaled, not clipped),
-  // kOptimizer by the state's name. Local, not collective.
+  // parameters, and with ebb.stochastic_rounding of all: their value), kGradient (between
+  // Step::Reduce and Finish; unscaled, not clipped), kOptimizer by the state's name. Local, not
+  // collective.
   using Sink = absl::FunctionRef<absl::Status(const Slice&, std::span<const float>)>;
   absl::Status Read(StateClass what, Sink sink, std::string_view optimizer_state = "");
   // The reverse: `source` is asked for this rank's slices. Between steps (of gradients: between

@@ -405,6 +405,7 @@ class Executor {
   void EnqueueEarlyScalars();
   void KeepParameters(const sharding::UpdateWork& work, Stream& stream);
   bool UpdatesInOnePass(const sharding::SubGroup& group) const;
+  optim::RoundingPlace RoundingOf(int unit, int64_t at) const;
   absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
                                ThreadTeam& team);
   StepScalars ScalarsFor(const StepVerdict& step, double norm) const;

@@ -130,6 +130,10 @@ absl::Status Executor::VisitState(const StateArray& array, int64_t begin, int64_
     return VisitMemory(storage_->GradientSlice(array.unit) + offset, shard.tier, bytes, access,
                        run);
   }
+  if (array.what == StateClass::kMaster && decisions.stochastic_rounding) {
+    return VisitPieces({.what = StateClass::kParameter, .unit = array.unit}, begin, end, access,
+                       visit);
+  }
   // What a rank updates is whole at stage 0, and this its slice of it.
   const int64_t slice =
       decisions.stage == 0

@@ -37,8 +37,10 @@ SwapChecksums::SwapChecksums(const sharding::Plan& plan, VerifySwap verify) {
     if (group.tier != Tier::kNvme) continue;
     elements_max_ = std::max(elements_max_, group.count());
     const auto unit = static_cast<size_t>(group.unit);
-    add(states_, StateClass::kMaster, unit, group.master.offset,
-        group.count() * decisions.master_size());
+    if (decisions.master_size() > 0) {
+      add(states_, StateClass::kMaster, unit, group.master.offset,
+          group.count() * decisions.master_size());
+    }
     for (int k = 0; k < decisions.optimizer_states; ++k) {
       const int64_t bytes = group.count() * 4;
       add(states_, StateClass::kOptimizer, unit, group.states.offset + k * group.states_stride,

@@ -5,7 +5,7 @@
 //   parameters file  | sub-group | sub-group | frozen | ...          an extent each
 //
 // With "states" the parameters file has none: of a split master the low half is verified then, and
-// the upper with "all".
+// the upper with "all"; with it only, parameters that are their own masters.
 //
 // An extent is written in one go by a step. What is written there in other pieces, from outside, makes
 // it unknown until it is written, or of parameters read, as a whole. Extents may be looked at from

@@ -5,8 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
+#include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/interval.h"
 
 namespace ebb {
@@ -41,6 +43,17 @@ void Executor::MakeUpdateRuns() {
                       .own_rate = found && options->second.optimizer.has_value()});
     }
     if (!runs.empty()) runs.back().count = elements - runs.back().offset;
+    // Random bits have a key for so many elements.
+    for (size_t r = 0; plan().decisions.stochastic_rounding && r < runs.size(); ++r) {
+      UpdateRun rest = runs[r];
+      const int64_t index = begin + rest.offset;
+      const int64_t part = optim::kRoundingKeyElements - index % optim::kRoundingKeyElements;
+      if (rest.count <= part) continue;
+      rest.offset += part;
+      rest.count -= part;
+      runs[r].count = part;
+      runs.insert(runs.begin() + static_cast<ptrdiff_t>(r) + 1, rest);
+    }
     for (UpdateRun& run : runs) run.constants = ConstantsOf(run);
   }
 }
@@ -146,7 +159,9 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
                                .count = last - first};
     if (work.writes_parameter)
       arrays.parameter = storage_->At(work.parameter) + at * parameter_size;
-    if (decisions.split_master) {
+    if (decisions.stochastic_rounding) {
+      arrays.rounding = RoundingOf(unit, first);
+    } else if (decisions.split_master) {
       arrays.master_low = reinterpret_cast<uint16_t*>(master) + at;
     } else {
       arrays.master = reinterpret_cast<float*>(master) + at;
@@ -168,6 +183,13 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
   if (verifies) SetStates(group, SumStates(work, team));
 }
 
+// Of element `at` of what this rank updates: nothing that differs between cuts of a unit.
+optim::RoundingPlace Executor::RoundingOf(int unit, int64_t at) const {
+  const int64_t shard = plan().layout.units[static_cast<size_t>(unit)].trainable.shard;
+  return {.unit = sharding::Hasher().Add(model_.units[static_cast<size_t>(unit)].name).hash(),
+          .index = (plan().decisions.stage == 0 ? 0 : shard_ * shard) + at};
+}
+
 // By one optimizer with all states that the sub-group has, so that its pass can take their checksums.
 bool Executor::UpdatesInOnePass(const sharding::SubGroup& group) const {
   if (options_.optimizer) return false;
@@ -180,7 +202,7 @@ bool Executor::UpdatesInOnePass(const sharding::SubGroup& group) const {
 }
 
 // What follows an update carries its parameters home, also of one that did not happen: they are what
-// the master says. Those of split masters are in their slot already, and others are home.
+// the master says. Those that updates read are in their slot already, and others are home.
 void Executor::KeepParameters(const sharding::UpdateWork& work, Stream& stream) {
   const sharding::Decisions& decisions = plan().decisions;
   const sharding::SubGroup& group =
@@ -188,7 +210,7 @@ void Executor::KeepParameters(const sharding::UpdateWork& work, Stream& stream) 
   // The parameters below, and what is written back, are what was read.
   if (VerifiesStates(group) && !HasFailed() && !AgreeStates(group, SumStates(work, stream.team())))
     return;
-  if (!work.passes_slot || decisions.split_master) return;
+  if (!work.passes_slot || decisions.reads_parameters()) return;
   KernelsOf(stream).Cast(stream, storage_->At(work.master), DType::kFloat32,
                          storage_->At(work.parameter), decisions.compute, group.count(),
                          optim::Rounding::kParameter);
@@ -201,7 +223,7 @@ absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const S
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   const int64_t begin = (decisions.stage == 0 ? 0 : shard_ * section.shard) + group.begin;
-  const Tier here = work.master.tier;
+  const Tier here = group.tier == Tier::kDevice ? Tier::kDevice : Tier::kCpu;
   float* const gradient = storage_->GradientStaging(here);
   std::byte* const master = storage_->At(work.master);
   std::byte* const parameter = work.writes_parameter ? storage_->At(work.parameter) : nullptr;
@@ -219,12 +241,14 @@ absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const S
           reinterpret_cast<float*>(storage_->At(work.states.Plus(k * work.states_stride))) + at,
           static_cast<size_t>(count)};
     }
-    float* values = reinterpret_cast<float*>(master) + at;
-    auto* const low = reinterpret_cast<uint16_t*>(master) + at;
+    float* const values = decisions.reads_parameters() ? storage_->MasterStaging(here)
+                                                       : reinterpret_cast<float*>(master) + at;
+    auto* const low = decisions.split_master ? reinterpret_cast<uint16_t*>(master) + at : nullptr;
     auto* const half = parameter == nullptr ? nullptr : reinterpret_cast<BFloat16*>(parameter) + at;
-    if (decisions.split_master) {
-      values = storage_->MasterStaging(here);
-      optim::Join(team, half, low, values, count);
+    if (decisions.split_master) optim::Join(team, half, low, values, count);
+    if (decisions.stochastic_rounding) {
+      optim::Cast(team, half, DType::kBFloat16, values, DType::kFloat32, count,
+                  optim::Rounding::kNearest);
     }
     const auto options = config_.ebb.parameter_groups.find(spec.group);
     const double lr_factor =
@@ -243,8 +267,12 @@ absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const S
                             .stream = {}};
     if (absl::Status status = options_.optimizer->update(slice); !status.ok()) return status;
     if (decisions.split_master) optim::Split(team, values, half, low, count);
+    if (decisions.stochastic_rounding) {
+      optim::RoundStochastically(team, values, half, count, RoundingOf(work.unit, group.begin + at),
+                                 scalars.step);
+    }
   }
-  if (parameter != nullptr && !decisions.split_master) {
+  if (parameter != nullptr && !decisions.reads_parameters()) {
     optim::Cast(team, master, DType::kFloat32, parameter, decisions.compute, group.count(),
                 optim::Rounding::kParameter);
   }

@@ -85,13 +85,14 @@ absl::Status Executor::Fill(const FillPiece& piece) {
   EBB_RETURN_IF_ERROR(
       WriteValues({.what = StateClass::kMaster, .unit = piece.unit}, piece.begin, values));
   const sharding::Decisions& decisions = plan().decisions;
-  if (!decisions.has_masters() || decisions.split_master) return absl::OkStatus();
+  if (!decisions.writes_parameters() || decisions.reads_parameters()) return absl::OkStatus();
   return WriteValues(parameters, piece.begin, values);
 }
 
 // This rank's slice of the parameters from its masters.
 absl::Status Executor::CastMasters(int unit, int64_t begin, int64_t end) {
-  if (!plan().decisions.has_masters() || plan().decisions.split_master) return absl::OkStatus();
+  const sharding::Decisions& decisions = plan().decisions;
+  if (!decisions.writes_parameters() || decisions.reads_parameters()) return absl::OkStatus();
   return VisitState({.what = StateClass::kMaster, .unit = unit}, begin, end, Access::kRead,
                     [&](std::byte* data, DType, int64_t first, int64_t count) {
                       return WriteValues(
@@ -126,7 +127,7 @@ absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) 
     if (stage0 && shard > 0) {
       const sharding::SubGroup& group = plan().pools.homes.sub_groups[static_cast<size_t>(
           plan().pools.homes.units[i].first_sub_group)];
-      if (masters)
+      if (masters && decisions.master_size() > 0)
         add(decisions.split_master ? halves : fp32, group.master, decisions.master_size());
       for (int k = 0; states && k < decisions.optimizer_states; ++k)
         add(fp32, group.states.Plus(k * group.states_stride), 4);

@@ -36,14 +36,23 @@ bool Executor::VerifiesStates(const sharding::SubGroup& group) const {
   return group.tier == Tier::kNvme && config_.ebb.verify_swap != VerifySwap::kOff;
 }
 
-// Array 0 of a sub-group is the master or its low half, 1 + k state k.
+namespace {
+
+// Array 0 of a sub-group is the master or its low half, if either is kept, 1 + k state k.
+int FirstArray(const sharding::Decisions& decisions) {
+  return decisions.master_size() > 0 ? 0 : 1;
+}
+
+}  // namespace
+
 Place Executor::HomeOf(const sharding::SubGroup& group, int array) const {
   return array == 0 ? group.master : group.states.Plus((array - 1) * group.states_stride);
 }
 
 // What an update has read. Says no, and fails the engine, where that is not what is known.
 bool Executor::AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums) {
-  for (int array = 0; array <= plan().decisions.optimizer_states; ++array) {
+  const sharding::Decisions& decisions = plan().decisions;
+  for (int array = FirstArray(decisions); array <= decisions.optimizer_states; ++array) {
     const Place home = HomeOf(group, array);
     const Extent& extent = swap_checksums_->In(home, 1).front();
     if (extent.Agrees(checksums[static_cast<size_t>(array)])) continue;
@@ -54,7 +63,8 @@ bool Executor::AgreeStates(const sharding::SubGroup& group, std::span<const uint
 }
 
 void Executor::SetStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums) {
-  for (int array = 0; array <= plan().decisions.optimizer_states; ++array) {
+  const sharding::Decisions& decisions = plan().decisions;
+  for (int array = FirstArray(decisions); array <= decisions.optimizer_states; ++array) {
     swap_checksums_->In(HomeOf(group, array), 1).front().Set(checksums[static_cast<size_t>(array)]);
   }
 }
@@ -64,7 +74,7 @@ void Executor::SetStates(const sharding::SubGroup& group, std::span<const uint64
 std::span<const uint64_t> Executor::SumStates(const sharding::UpdateWork& work, ThreadTeam& team) {
   const sharding::Decisions& decisions = plan().decisions;
   const int64_t count = plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)].count();
-  for (int array = 0; array <= decisions.optimizer_states; ++array) {
+  for (int array = FirstArray(decisions); array <= decisions.optimizer_states; ++array) {
     const Place place =
         array == 0 ? work.master : work.states.Plus((array - 1) * work.states_stride);
     const int64_t bytes = count * (array == 0 ? decisions.master_size() : 4);
@@ -125,7 +135,7 @@ absl::Status Executor::VerifyArray(const StateArray& array, int64_t begin, int64
   const sharding::UnitHomes& unit = plan().pools.homes.units[static_cast<size_t>(array.unit)];
   const bool masters = array.what == StateClass::kMaster,
              parameters = array.what == StateClass::kParameter;
-  if (parameters || (masters && decisions.split_master)) {
+  if (parameters || (masters && decisions.reads_parameters())) {
     const int64_t size = SizeOf(decisions.compute);
     for (const sharding::ParameterPiece& piece : unit.pieces(array.trainable)) {
       const int64_t first = std::max(begin, piece.begin), last = std::min(end, piece.end);
@@ -134,7 +144,8 @@ absl::Status Executor::VerifyArray(const StateArray& array, int64_t begin, int64
           VerifyPlace(piece.home.Plus((first - piece.begin) * size), (last - first) * size));
     }
   }
-  if (!masters && array.what != StateClass::kOptimizer) return absl::OkStatus();
+  if (masters ? decisions.master_size() == 0 : array.what != StateClass::kOptimizer)
+    return absl::OkStatus();
   for (int g = 0; g < unit.sub_groups; ++g) {
     const sharding::SubGroup& group =
         plan().pools.homes.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];

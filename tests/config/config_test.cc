@@ -259,6 +259,9 @@ TEST(Config, ReadsTiers) {
   EXPECT_EQ(config.ebb.host_memory, 64 << 20);
   EXPECT_EQ(config.ebb.device_memory, 2'000'000'000);
   EXPECT_TRUE(config.ebb.split_master);
+  EXPECT_FALSE(config.ebb.stochastic_rounding);
+  EXPECT_TRUE(Read(R"({"bf16": {"enabled": true}, "ebb": {"stochastic_rounding": true}})")
+                  .ebb.stochastic_rounding);
   EXPECT_EQ(config.ebb.verify_swap, VerifySwap::kAll);
   EXPECT_EQ(config.ebb.io_backend, IoBackend::kUring);
   EXPECT_EQ(Read(R"({"aio": {"intra_op_parallelism": 3}})").aio.intra_op_parallelism, 3);
@@ -393,6 +396,8 @@ TEST(Validate, NamesTheKeyOfAFieldThatAProgramChanged) {
   EXPECT_THAT(error([](Config& c) { c.ebb.host_memory = 0; }),
               HasSubstr("\"ebb.host_memory\" is 0"));
   EXPECT_THAT(error([](Config& c) { c.ebb.split_master = true; }), HasSubstr("ebb.split_master"));
+  EXPECT_THAT(error([](Config& c) { c.ebb.stochastic_rounding = true; }),
+              HasSubstr("ebb.stochastic_rounding"));
   EXPECT_THAT(error([](Config& c) { c.ebb.parameter_groups["g"].lr_factor = -1; }),
               HasSubstr("\"ebb.parameter_groups.g.lr_factor\" is -1"));
   EXPECT_THAT(error([](Config& c) { c.ebb.parameter_groups["g"].optimizer.emplace().beta2 = 1; }),

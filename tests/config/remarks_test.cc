@@ -129,7 +129,8 @@ INSTANTIATE_TEST_SUITE_P(
         R"(, "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}})",
         R"(, "aio": {"use_gds": false})",
         R"(, "ebb": {"shard_group": 0, "offload_gradients": "none", "offload_activations": "device",
-             "split_master": false, "verify_swap": "off", "device_memory": null})"));
+             "split_master": false, "stochastic_rounding": false, "verify_swap": "off",
+              "device_memory": null})"));
 
 TEST(Remarks, TiersAreTakenLiterally) {
   EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"stage": 3,

@@ -61,7 +61,7 @@ std::span<const AxisLevels> Axes() {
       {"activations", {"device", "cpu", "nvme"}},
       {"faster share", {"none", "some"}},
       {"sub-groups", {"default", "2048"}},
-      {"masters", {"plain", "split"}},
+      {"masters", {"plain", "split", "none"}},
       {"disk", {"default", "threads"}},
       {"reports", {"each step", "last"}},
   };
@@ -164,6 +164,7 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   if ((*this)[kSubGroups] == 1) config.zero.sub_group_size = 2048;
   if ((*this)[kDisk] == 1) config.ebb.io_backend = IoBackend::kThreads;
   config.ebb.split_master = (*this)[kMasters] == 1 && config.compute == DType::kBFloat16;
+  config.ebb.stochastic_rounding = (*this)[kMasters] == 2 && config.compute == DType::kBFloat16;
   return config;
 }
 
@@ -198,6 +199,8 @@ Cell Cell::Reference() const {
     plain[kRounds] = 3;
   }
   plain[kUpdate] = kOff;
+  // Without masters there are other numbers.
+  if (MakeConfig().ebb.stochastic_rounding) plain[kMasters] = 2;
   return plain;
 }
 

@@ -42,7 +42,7 @@ enum Axis : int {
   kActivations,     // tier of boundaries, where they are the engine's
   kFasterShare,     // what a faster tier keeps of parameters and states
   kSubGroups,       // at most so many elements
-  kMasters,         // split: bf16 only
+  kMasters,         // split; none, with stochastic rounding: bf16 only
   kDisk,            // what moves data to and from it
   kReports,         // which steps' are asked for; last: on a GPU steps run ahead of their verdicts
   kAxes

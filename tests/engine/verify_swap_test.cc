@@ -26,7 +26,7 @@ struct Cell {
   int world = 1;
   Timing timing = Timing::kLate;
   DType compute = DType::kBFloat16;
-  bool split = false, groups = false, own = false, threads = false;
+  bool split = false, without_masters = false, groups = false, own = false, threads = false;
 };
 void PrintTo(const Cell& cell, std::ostream* out) {
   *out << cell.name;
@@ -38,6 +38,8 @@ const Cell kCells[] = {
     {.name = "off", .timing = Timing::kOff},
     {.name = "fp32", .compute = DType::kFloat32},
     {.name = "split", .split = true},
+    {.name = "without_masters", .without_masters = true},
+    {.name = "without_masters_own_optimizer", .without_masters = true, .own = true},
     {.name = "of_two_groups", .groups = true},
     {.name = "own_optimizer", .own = true},
     {.name = "without_io_uring", .threads = true},
@@ -64,6 +66,7 @@ Config ConfigFor(const Cell& cell, const std::string& path) {
   config.zero.offload_param.max_in_cpu = 0;
   config.zero.sub_group_size = 2048;
   config.ebb.split_master = cell.split;
+  config.ebb.stochastic_rounding = cell.without_masters;
   config.ebb.timeout_seconds = 60;
   if (cell.groups) config.ebb.parameter_groups["bias"] = {.weight_decay = 0.0};
   return config;
@@ -213,15 +216,17 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
     std::vector<absl::Status> found(static_cast<size_t>(cell.world));
     const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
       ToyModel model(ModelOf(cell));
+      Config config = MakeConfig();
+      if (cell.without_masters) config.ebb.verify_swap = VerifySwap::kAll;
       absl::StatusOr<Engine> engine =
-          Engine::Create(world, Device::Cpu(1), model.spec(), MakeConfig(), OptionsFor(cell));
+          Engine::Create(world, Device::Cpu(1), model.spec(), config, OptionsFor(cell));
       if (!engine.ok()) return engine.status();
       if (absl::Status trained = model.Train(*engine, world.rank(), 0); !trained.ok())
         return trained;
       if (auto bits = MasterBits(*engine, model.spec()); !bits.ok()) return bits.status();
       engine->traffic();
       if (world.rank() == culprit()) {
-        file = FileOf(scratch_.path(), culprit(), "states");
+        file = FileOf(scratch_.path(), culprit(), cell.without_masters ? "parameters" : "states");
         const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
         for (int64_t at = 21; at < bytes; at += 4096) FlipBit(file, at);
       }
@@ -237,7 +242,9 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
     EXPECT_TRUE(status.ok()) << status;
     for (const absl::Status& of_rank : found) {
       EXPECT_EQ(of_rank.code(), absl::StatusCode::kDataLoss) << of_rank;
-      EXPECT_THAT(std::string(of_rank.message()), HasSubstr("the master of unit '"));
+      EXPECT_THAT(
+          std::string(of_rank.message()),
+          HasSubstr(cell.without_masters ? "the parameter of unit '" : "the master of unit '"));
     }
   }
 }
@@ -314,9 +321,9 @@ TEST_P(VerifySwapTest, WithoutChecksumsAFlippedBitGoesUnnoticed) {
 
 // Values from outside are no changes from outside.
 TEST(VerifySwap, WhatIsWrittenThroughTheEngineAgrees) {
-  for (const bool split : {false, true}) {
+  for (const Cell& cell : {Cell{.name = ""}, Cell{.name = "", .split = true},
+                           Cell{.name = "", .without_masters = true}}) {
     const Scratch scratch;
-    const Cell cell{.name = "", .split = split};
     Config config = ConfigFor(cell, scratch.path());
     config.ebb.verify_swap = VerifySwap::kAll;
     const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {

@@ -131,6 +131,13 @@ TEST(OptionsTest, WithoutAConfigurationWhatGoesToNvmeStaysOutOfRam) {
   EXPECT_EQ(config->ebb.micro_batches_per_round, 3);
 }
 
+TEST(OptionsTest, StochasticRoundingIsAskedForInBf16) {
+  const auto config = ResolveConfig(*Parse({"--stochastic-rounding", "--dtype", "bf16"}).options);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->ebb.stochastic_rounding);
+  EXPECT_FALSE(config->ebb.split_master);
+}
+
 TEST(OptionsTest, NvmeWithoutAFolderAndTiersThatTheStageHasNotAreRefused) {
   struct Case {
     std::vector<const char*> arguments;
@@ -141,7 +148,9 @@ TEST(OptionsTest, NvmeWithoutAFolderAndTiersThatTheStageHasNotAreRefused) {
         {{"--offload-optimizer", "nvme"}, "--nvme-path"},
         {{"--offload-param", "cpu", "--stage", "2"}, "offload_param.device"},
         {{"--offload-optimizer", "cpu", "--stage", "0"}, "offload_optimizer.device"},
-        {{"--split-master", "--dtype", "fp32"}, "split_master"}}) {
+        {{"--split-master", "--dtype", "fp32"}, "split_master"},
+        {{"--stochastic-rounding", "--dtype", "fp16"}, "stochastic_rounding"},
+        {{"--stochastic-rounding", "--split-master", "--dtype", "bf16"}, "are both true"}}) {
     const auto config = ResolveConfig(*Parse(c.arguments).options);
     ASSERT_FALSE(config.ok()) << c.named;
     EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.named));

@@ -201,6 +201,9 @@ TEST(TrafficTest, WhatItIsComparedWithFollowsFromTheConfiguration) {
   EXPECT_EQ(LeastBytes(OnNvme(false, true, 4)), 20);
   EXPECT_EQ(DeepSpeedBytes(OnNvme(false, true, 4)), 32);
   EXPECT_EQ(LeastBytes(OnNvme(true, false, 1)), 6);
+  Config without_masters = OnNvme(true, true, 4);
+  without_masters.ebb.stochastic_rounding = true;
+  EXPECT_EQ(LeastBytes(without_masters), 22);
   EXPECT_EQ(DeepSpeedBytes(OnNvme(true, false, 1)), 6);
   EXPECT_EQ(LeastBytes(OnNvme(false, false, 1)), std::nullopt);
   Config fp16 = OnNvme(true, true, 1);

@@ -34,7 +34,7 @@ struct Recipe {
   std::string ebb = "{}";
   int64_t width = 16;
   Tier parameters = Tier::kDevice, states = Tier::kDevice;
-  bool split_master = false;
+  bool split_master = false, stochastic_rounding = false;
   std::string device = "cpu";
 };
 
@@ -53,6 +53,7 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   options.recompute = recipe.recompute;
   options.sample_bytes = 5;
   options.split_master = recipe.split_master;
+  options.stochastic_rounding = recipe.stochastic_rounding;
   options.offload_param = recipe.parameters;
   options.offload_optimizer = recipe.states;
   options.nvme_paths = {files.Path("nvme")};
@@ -182,6 +183,49 @@ TEST_P(TrainingTest, EveryDeviceFollowsTheCpuInFp32) {
 
 INSTANTIATE_TEST_SUITE_P(Devices, TrainingTest, testing::ValuesIn(OpsCases()), OpsTestName);
 
+TEST(TrainingWithoutMasters, IsTheSameInEveryStageAndTierAndKeepsNone) {
+  Recipe recipe = {.stage = 0,
+                   .dtype = DType::kBFloat16,
+                   .steps = 4,
+                   .accumulation = 2,
+                   .width = 32,
+                   .stochastic_rounding = true};
+  const nlohmann::json expected = Train(recipe);
+  recipe.stochastic_rounding = false;
+  EXPECT_NE(Train(recipe)["parameter_digest"], expected["parameter_digest"]);
+  recipe.stochastic_rounding = true;
+  struct Case {
+    int stage;
+    Tier parameters, states;
+  };
+  using enum Tier;
+  for (const Case& c : {Case{1, kDevice, kDevice},
+                        {1, kDevice, kNvme},
+                        {2, kDevice, kCpu},
+                        {3, kDevice, kDevice},
+                        {3, kCpu, kCpu},
+                        {3, kNvme, kDevice},
+                        {3, kCpu, kNvme},
+                        {3, kNvme, kNvme}}) {
+    SCOPED_TRACE(testing::Message() << "stage " << c.stage << ", parameters " << Name(c.parameters)
+                                    << ", states " << Name(c.states));
+    recipe.stage = c.stage, recipe.parameters = c.parameters, recipe.states = c.states;
+    recipe.ebb = c.stage >= 2 ? R"({"reduce_at": "step"})" : "{}";
+    const nlohmann::json summary = Train(recipe);
+    EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
+    EXPECT_EQ(summary["losses"], expected["losses"]);
+    for (const auto& row : summary["memory"]) {
+      EXPECT_NE(row["class"], "master") << row;
+      EXPECT_EQ(row["predicted_bytes"], row["peak_bytes"]) << row;
+    }
+    for (const auto& row : summary["traffic"]) {
+      EXPECT_NE(row["class"], "master") << row;
+      EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+    }
+  }
+}
+
+
 TEST(DigestOfTraining, TellsApartWhatDiffers) {
   const std::string digest = Digest({});
   EXPECT_EQ(digest.size(), 64u);
@@ -208,6 +252,15 @@ TEST(TrainerTest, AnyWorldDrawsTheSameGlobalBatch) {
     for (size_t i = 0; i < one.size(); ++i)
       EXPECT_NEAR(losses[i].get<double>(), one[i].get<double>(), 1e-4) << i;
   }
+}
+
+TEST(TrainerTest, WithoutMastersTheLossIsThatWithThem) {
+  Recipe recipe = {.dtype = DType::kBFloat16, .steps = 60, .micro_batch = 4};
+  const nlohmann::json with = Train(recipe)["losses"];
+  recipe.stochastic_rounding = true;
+  const nlohmann::json without = Train(recipe)["losses"];
+  EXPECT_LT(with.back(), with.front().get<double>() - 1);
+  EXPECT_NEAR(without.back().get<double>(), with.back().get<double>(), 0.1);
 }
 
 TEST(TrainerTest, LossFallsAndTheSummaryHoldsTheRun) {

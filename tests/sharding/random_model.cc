@@ -151,7 +151,10 @@ void RandomCase::Offload(Random& random) {
   optimizer.ratio = random.OneOf({1.0, 1.0, 0.7, 0.3, 0.0});
   optimizer.buffer_count = random.Between(1, 5);
   parameters.buffer_count = random.Between(1, 6);
-  if (config.compute == DType::kBFloat16) config.ebb.split_master = random.OneIn(2);
+  if (config.compute == DType::kBFloat16) {
+    config.ebb.split_master = random.OneIn(2);
+    config.ebb.stochastic_rounding = !config.ebb.split_master && random.OneIn(2);
+  }
 
   const absl::StatusOr<ModelLayout> layout = LayOut(model, shards());
   if (!layout.ok()) return;
@@ -203,9 +206,10 @@ std::string RandomCase::description() const {
       " ratio ", config.zero.offload_optimizer.ratio, ", gradients ", name(config.gradient_tier()),
       config.ebb.offload_gradients ? "" : " (follow)", ", activations ",
       name(config.activation_tier()), ", sub-groups ", config.zero.sub_group_size, ", host memory ",
-      config.ebb.host_memory.value_or(-1), ", split masters ", config.ebb.split_master, ", states ",
-      optimizer_states, own_optimizer ? ", own optimizer" : "", ", clipping ",
-      config.gradient_clipping, ", checks ", config.ebb.check_overflow, ", asynchronous step ",
+      config.ebb.host_memory.value_or(-1), ", split masters ", config.ebb.split_master,
+      ", stochastic rounding ", config.ebb.stochastic_rounding, ", states ", optimizer_states,
+      own_optimizer ? ", own optimizer" : "", ", clipping ", config.gradient_clipping, ", checks ",
+      config.ebb.check_overflow, ", asynchronous step ",
       static_cast<int>(config.ebb.asynchronous_step));
 }
 

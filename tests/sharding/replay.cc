@@ -38,7 +38,7 @@ Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, const Plan*
   }
   for (const SubGroup& group : plan.pools.homes.sub_groups) {
     const int u = group.unit;
-    if (d.has_masters()) {
+    if (d.writes_parameters() && d.master_size() > 0) {
       memory_.Write(kStart, RangeOf(group.master, group.count() * d.master_size()),
                     {Content::kMaster, u, 0, 0, group.begin * d.master_size()});
     }

@@ -38,11 +38,13 @@ void Replay::Update(int thing, const Operation& operation) {
                                group.begin * gradient_size});
     const Range master = RangeOf(work.master, group.count() * d.master_size());
     const Range parameter = RangeOf(work.parameter, group.count() * size);
-    if (d.has_masters()) {
+    if (d.writes_parameters()) {
       const int64_t first = group.begin * d.master_size();
-      memory_.Read(thing, master, {Content::kMaster, u, from, 0, first});
-      memory_.Write(thing, master, {Content::kMaster, u, to, 0, first});
-      if (d.split_master) memory_.Read(thing, parameter, ParameterOf(u, from, group.begin));
+      if (d.master_size() > 0) {
+        memory_.Read(thing, master, {Content::kMaster, u, from, 0, first});
+        memory_.Write(thing, master, {Content::kMaster, u, to, 0, first});
+      }
+      if (d.reads_parameters()) memory_.Read(thing, parameter, ParameterOf(u, from, group.begin));
       memory_.Write(thing, parameter, ParameterOf(u, to, group.begin));
     } else {
       memory_.Read(thing, master, ParameterOf(u, from, group.begin));
@@ -61,7 +63,7 @@ void Replay::Update(int thing, const Operation& operation) {
 void Replay::KeepParameters(int thing, const UpdateWork& work) {
   const Decisions& d = plan_->decisions;
   const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
-  if (!work.passes_slot || d.split_master) return;
+  if (!work.passes_slot || d.reads_parameters()) return;
   memory_.Read(thing, RangeOf(work.master, group.count() * 4),
                {Content::kMaster, work.unit, version_, 0, group.begin * 4});
   memory_.Write(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute)),
@@ -83,7 +85,7 @@ void Replay::UseStaging(int thing, int unit, Tier here) {
       thing,
       RangeOf(on_host ? pools.host_gradient : on_device(pools.staging_gradient), longest * 4),
       {Content::kOptimizerGradient});
-  if (!plan_->decisions.split_master) return;
+  if (!plan_->decisions.reads_parameters()) return;
   memory_.Write(thing,
                 RangeOf(on_host ? pools.host_master : on_device(pools.staging_master), longest * 4),
                 {Content::kOptimizerGradient});

@@ -90,16 +90,16 @@ Table Formula(const Plan& plan, bool carrying) {
     if (on_host != (unit.gradient != Tier::kDevice)) {
       add(kGradient, Tier::kCpu, on_host ? kDown : kUp, count * SizeOf(d.shard_dtype(group.unit)));
     }
-    if (!d.has_masters()) continue;
+    if (!d.writes_parameters()) continue;
     const Tier home = PieceOf(unit.trainable, group.begin).home.tier;
     if (home == Tier::kNvme) {
       add(kParameter, Tier::kNvme, kDown, SwapAligned(bytes));
-      if (d.split_master) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
+      if (d.reads_parameters()) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
     }
     if (on_host == (home != Tier::kDevice)) continue;
-    // Out of the update, and of split masters into it.
+    // Out of the update, and of masters that are split or parameters into it.
     add(kParameter, Tier::kCpu, on_host ? kUp : kDown, bytes);
-    if (d.split_master) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
+    if (d.reads_parameters()) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
   }
   return table;
 }
@@ -164,7 +164,7 @@ TEST(Traffic, OfADrainIsThatOfTheUpdatesAlone) {
 // element of the layers but the last, which stays gathered from forward to backward.
 struct PlainCase {
   const char* name;
-  bool early = false, split = false;
+  bool early = false, split = false, without_masters = false;
   int64_t states, parameters_read, parameters_written;
   // Of a layer whose update hands its parameters on to the next forward, which reads 2 bytes less.
   int64_t carried_of_three = 3;
@@ -188,6 +188,7 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
   config.zero.offload_param.max_in_cpu = 0;
   config.ebb.coalesce_bytes = 0;
   config.ebb.split_master = c.split;
+  config.ebb.stochastic_rounding = c.without_masters;
   config.gradient_clipping = c.early ? 0 : 1;
   config.ebb.check_overflow = !c.early;
   const absl::StatusOr<Plan> plan =
@@ -210,7 +211,7 @@ TEST_P(TrafficOfAllOnNvme, IsTheLeastThatTheSchemeNeeds) {
             (c.parameters_read * kLayers - 2 * kLayers * c.carried_of_three / 3 - 2) * kShard);
 }
 
-// Forward and backward read; a split master's update too.
+// Forward and backward read; the update of a split master, or of none, too.
 INSTANTIATE_TEST_SUITE_P(Timings, TrafficOfAllOnNvme,
                          testing::Values(PlainCase{.name = "Late",
                                                    .states = 12,
@@ -219,6 +220,11 @@ INSTANTIATE_TEST_SUITE_P(Timings, TrafficOfAllOnNvme,
                                          PlainCase{.name = "LateSplit",
                                                    .split = true,
                                                    .states = 10,
+                                                   .parameters_read = 6,
+                                                   .parameters_written = 2},
+                                         PlainCase{.name = "LateWithoutMasters",
+                                                   .without_masters = true,
+                                                   .states = 8,
                                                    .parameters_read = 6,
                                                    .parameters_written = 2},
                                          PlainCase{.name = "Early",

@@ -62,7 +62,7 @@ void CastTwice(const CastArrays& arrays) {
 cudaError_t LoadKernels(Grids* grids) {
   const int blocks = stand_in::ResidentBlocks();
   grids->cast = grids->accumulate = grids->squares = grids->level = blocks;
-  for (auto& of_rule : grids->update) of_rule[0] = of_rule[1] = blocks;
+  for (auto& of_rule : grids->update) std::fill_n(of_rule, 3, blocks);
   return static_cast<cudaError_t>(stand_in::Injected("LoadKernels"));
 }
 

@@ -1,0 +1,225 @@
+// Engines whose bf16 parameters are their own masters: what an update makes of an element depends on
+// nothing that is decided by world, stage, tier or cut, and it trains as masters do.
+#include "ebb/optim/stochastic_rounding.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "ebb/optim/update.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/layout.h"
+#include "tests/engine/snapshot.h"
+#include "tests/engine/toy_model.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+constexpr int kSteps = 3;
+
+// Large enough that shards end within parameters, and for several sub-groups.
+ToyOptions SomeModel() {
+  return {.width = 67, .groups = true};
+}
+
+// The same for every world, as no model's would be: its sums have other roundings.
+float Gradient(ParameterId p, int64_t element, int step) {
+  return std::sin(0.7f * static_cast<float>(element + 31 * step) + static_cast<float>(p));
+}
+
+absl::Status WriteGradients(Engine& engine, int step) {
+  return engine.Write(StateClass::kGradient, [&](const Slice& slice, std::span<float> values) {
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = Gradient(slice.parameter, slice.begin + static_cast<int64_t>(i), step);
+    return absl::OkStatus();
+  });
+}
+
+struct Cell {
+  int world = 1, stage = 0;
+  Tier parameters = Tier::kDevice, optimizer = Tier::kDevice;
+  int64_t shard_group = 0;
+  bool own = false;  // an optimizer of the trainer's
+};
+
+Config ConfigOf(const Cell& cell, const std::string& path) {
+  Config config = OnNvme(ConfigFor({.world = cell.world, .stage = cell.stage}), path);
+  config.compute = DType::kBFloat16;
+  config.communication = DType::kFloat32;
+  config.gradient_clipping = 0;
+  config.zero.offload_param.device = cell.parameters;
+  config.zero.offload_optimizer.device = cell.optimizer;
+  config.zero.sub_group_size = 2048;
+  config.ebb.shard_group = cell.shard_group;
+  config.ebb.stochastic_rounding = true;
+  // One's own optimizer replaces the weight decay.
+  ParameterGroupConfig& bias = config.ebb.parameter_groups["bias"];
+  if (cell.own) {
+    bias.lr_factor = 0.5;
+  } else {
+    bias.weight_decay = 0;
+  }
+  return config;
+}
+
+// w -= lr * g, in one rounding.
+OptimizerSpec OwnSgd() {
+  return {.update = [](const UpdateSlice& slice) {
+    for (size_t i = 0; i < slice.master.size(); ++i) {
+      slice.master[i] =
+          std::fma(-static_cast<float>(slice.learning_rate), slice.gradient[i], slice.master[i]);
+    }
+    return absl::OkStatus();
+  }};
+}
+
+ParameterValues Train(const Cell& cell, const std::string& path) {
+  ParameterValues trained;
+  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+    ToyModel model(SomeModel());
+    EngineOptions options;
+    if (cell.own) options.optimizer = OwnSgd();
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(),
+                                                       ConfigOf(cell, path), options));
+    for (int number = 0; number < kSteps; ++number) {
+      Step step = engine.BeginStep({.hold_updates = true});
+      for (int v = 0; v < model.visits(); ++v) model.Forward(step, v, world.rank(), number);
+      for (int v = model.visits(); v-- > 0;) model.Backward(step, v, world.rank(), number);
+      EBB_RETURN_IF_ERROR(step.Reduce());
+      EBB_RETURN_IF_ERROR(WriteGradients(engine, number));
+      EBB_RETURN_IF_ERROR(step.Finish());
+    }
+    for (const MemoryRow& row : engine.memory()) {
+      EXPECT_NE(row.state, StateClass::kMaster);
+      EXPECT_EQ(row.predicted_bytes, row.peak_bytes) << Name(row.state) << " " << Name(row.tier);
+    }
+    EBB_ASSIGN_OR_RETURN(const ParameterValues parameters,
+                         GatherAll(engine, model.spec(), StateClass::kParameter));
+    EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                         GatherAll(engine, model.spec(), StateClass::kMaster));
+    EXPECT_EQ(masters, parameters);
+    if (world.rank() == 0) trained = std::move(masters);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return trained;
+}
+
+// What the kernels make of each unit whole, with the place of its first element.
+ParameterValues Expected() {
+  const ToyModel model(SomeModel());
+  const ModelSpec& spec = model.spec();
+  const sharding::ModelLayout layout = *sharding::LayOut(spec, 1);
+  ParameterValues values(spec.parameters.size());
+  ThreadTeam team(1);
+  for (size_t u = 0; u < spec.units.size(); ++u) {
+    for (const sharding::Section* section : {&layout.units[u].trainable, &layout.units[u].frozen}) {
+      for (const sharding::Placement& placement : section->placements) {
+        const auto p = static_cast<size_t>(placement.parameter);
+        const ParameterSpec& parameter = spec.parameters[p];
+        const auto count = static_cast<size_t>(placement.elements);
+        values[p].resize(count);
+        const Slice whole{.parameter = placement.parameter,
+                          .name = parameter.name,
+                          .shape = parameter.shape,
+                          .begin = 0,
+                          .end = placement.elements};
+        EXPECT_TRUE(parameter.init(whole, values[p]).ok());
+        std::vector<BFloat16> rounded(count);
+        for (size_t i = 0; i < count; ++i) rounded[i] = RoundHalfAway(values[p][i]);
+        std::vector<float> gradient(count), first(count), second(count);
+        OptimizerConfig optimizer = ConfigOf({}, "").optimizer;
+        if (parameter.group == "bias") optimizer.weight_decay = 0;
+        for (int step = 0; parameter.trainable && step < kSteps; ++step) {
+          for (size_t i = 0; i < count; ++i)
+            gradient[i] = Gradient(placement.parameter, static_cast<int64_t>(i), step);
+          optim::Update(team, optimizer,
+                        {.gradient = gradient.data(),
+                         .states = {first.data(), second.data()},
+                         .parameter = rounded.data(),
+                         .parameter_dtype = DType::kBFloat16,
+                         .rounding = {.unit = sharding::Hasher().Add(spec.units[u].name).hash(),
+                                      .index = placement.offset},
+                         .count = placement.elements},
+                        {.step = step + 1, .learning_rate = optimizer.learning_rate});
+        }
+        for (size_t i = 0; i < count; ++i) values[p][i] = static_cast<float>(rounded[i]);
+      }
+    }
+  }
+  return values;
+}
+
+TEST(StochasticRounding, IsTheSameInEveryWorldStageAndTier) {
+  using enum Tier;
+  const Scratch scratch;
+  const ParameterValues expected = Expected();
+  for (const Cell& cell :
+       {Cell{.world = 1, .stage = 0}, Cell{.world = 3, .stage = 0}, Cell{.world = 2, .stage = 1},
+        Cell{.world = 4, .stage = 1, .shard_group = 2},
+        Cell{.world = 3, .stage = 2, .optimizer = kCpu},
+        Cell{.world = 2, .stage = 2, .optimizer = kNvme}, Cell{.world = 1, .stage = 3},
+        Cell{.world = 4, .stage = 3}, Cell{.world = 2, .stage = 3, .parameters = kCpu},
+        Cell{.world = 2, .stage = 3, .parameters = kNvme},
+        Cell{.world = 3, .stage = 3, .parameters = kNvme, .optimizer = kNvme},
+        Cell{.world = 2, .stage = 3, .parameters = kCpu, .optimizer = kNvme}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << "world " << cell.world << ", stage " << cell.stage << ", parameters "
+                 << Name(cell.parameters) << ", optimizer " << Name(cell.optimizer));
+    EXPECT_TRUE(Train(cell, scratch.path()) == expected);
+  }
+}
+
+TEST(StochasticRounding, OfAnOptimizerOfTheTrainersIsTheSameInEveryWorld) {
+  using enum Tier;
+  const Scratch scratch;
+  const ParameterValues expected = Train({.own = true}, scratch.path());
+  ASSERT_FALSE(expected.empty());
+  EXPECT_FALSE(expected == Expected());
+  for (const Cell& cell :
+       {Cell{.world = 3, .stage = 1, .own = true}, Cell{.world = 2, .stage = 3, .own = true},
+        Cell{.world = 2, .stage = 3, .parameters = kNvme, .optimizer = kNvme, .own = true},
+        Cell{.world = 3, .stage = 2, .optimizer = kCpu, .own = true}}) {
+    EXPECT_TRUE(Train(cell, scratch.path()) == expected) << cell.world << " " << cell.stage;
+  }
+}
+
+// Of values between what bf16 has: whoever writes them rounds them as the cast of parameters does.
+TEST(StochasticRounding, ValuesFromOutsideAreRoundedToTheNearest) {
+  const Scratch scratch;
+  for (const Tier tier : {Tier::kDevice, Tier::kNvme}) {
+    const Cell cell{.world = 2, .stage = 3, .parameters = tier, .optimizer = tier};
+    const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+      ToyModel model(SomeModel());
+      const ModelSpec& spec = model.spec();
+      EBB_ASSIGN_OR_RETURN(
+          Engine source,
+          Engine::Create(world, Device::Cpu(1), spec, ConfigFor({.world = cell.world, .stage = 1}),
+                         {.name = "source"}));
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), spec,
+                                                         ConfigOf(cell, scratch.path())));
+      EBB_RETURN_IF_ERROR(source.Write(StateClass::kMaster, Normal(0.7f, 99)));
+      EBB_ASSIGN_OR_RETURN(ParameterValues expected, GatherAll(source, spec, StateClass::kMaster));
+      for (std::vector<float>& values : expected) {
+        for (float& value : values) value = static_cast<float>(RoundHalfAway(value));
+      }
+      EBB_RETURN_IF_ERROR(engine.CopyParametersFrom(source));
+      EXPECT_EQ(*GatherAll(engine, spec, StateClass::kMaster), expected);
+      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Constant(0)));
+      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Normal(0.7f, 99)));
+      EXPECT_EQ(*GatherAll(engine, spec, StateClass::kParameter), expected);
+      // And back, where nothing is lost.
+      EBB_RETURN_IF_ERROR(source.CopyParametersFrom(engine));
+      EXPECT_EQ(*GatherAll(source, spec, StateClass::kMaster), expected);
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
