@@ -105,7 +105,8 @@ struct VectorOps {
   // Of the elements from this index on (stochastic_rounding.h).
   static HWY_INLINE Number RoundAtRandom(Number value, const RoundingKey& key, uint32_t index) {
     const Bits bits;
-    auto x = hn::Xor(hn::Iota(bits, index), hn::Set(bits, key.before));
+    // An Iota from a constant, as one from a variable is stored lane by lane.
+    auto x = hn::Xor(hn::Add(hn::Iota(bits, 0), hn::Set(bits, index)), hn::Set(bits, key.before));
     x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)), hn::Set(bits, 0x7feb352du));
     x = hn::Xor(x, hn::Set(bits, key.between));
     x = hn::Mul(hn::Xor(x, hn::ShiftRight<15>(x)), hn::Set(bits, 0x846ca68bu));
