@@ -226,7 +226,6 @@ TEST(TrainingWithoutMasters, IsTheSameInEveryStageAndTierAndKeepsNone) {
   }
 }
 
-
 TEST(DigestOfTraining, TellsApartWhatDiffers) {
   const std::string digest = Digest({});
   EXPECT_EQ(digest.size(), 64u);

@@ -1,5 +1,6 @@
 #include "block.h"
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -45,7 +46,16 @@ class Context {
 #if defined(__SANITIZE_THREAD__)
     __tsan_switch_to_fiber(other.tsan, 0);
 #endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     swapcontext(&native, &other.native);
+#else
+    // Without the system calls of swapcontext, once both have been entered.
+    entered_ = true;
+    if (_setjmp(place_) == 0) {
+      if (other.entered_) _longjmp(other.place_, 1);
+      setcontext(&other.native);
+    }
+#endif
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
@@ -62,6 +72,10 @@ class Context {
 #if defined(__SANITIZE_THREAD__)
   void* tsan = nullptr;
 #endif
+
+ private:
+  [[maybe_unused]] jmp_buf place_;
+  [[maybe_unused]] bool entered_ = false;
 };
 
 }  // namespace
