@@ -134,8 +134,11 @@ same_digest() {
 
 tests() {
   test_part cuda_start_test 20
-  test_part gpt_kernels_on_cuda_test 60
-  test_part gpt_training_on_cuda_test 60
+  local ops
+  for ops in attention_test layer_norm_test kernels_test matmul_test layers_test; do
+    test_part "$ops" 30 --gtest_filter='*/cuda_*'
+  done
+  test_part training_test 60 --gtest_filter='*/cuda_*'
   test_part device_conformance_test 40 --gtest_filter='*/cuda*'
   test_part optim_kernels_test 40
   test_part shared_device_on_cuda_test 40
@@ -147,13 +150,15 @@ tests() {
 }
 
 sanitizers() {
-  sanitizer_part memcheck gpt_kernels_on_cuda_test 60
-  sanitizer_part racecheck gpt_kernels_on_cuda_test 60
+  sanitizer_part memcheck attention_test 40 --gtest_filter='*/cuda_*'
+  sanitizer_part racecheck attention_test 40 --gtest_filter='*/cuda_bf16'
+  sanitizer_part memcheck kernels_test 40 --gtest_filter='*/cuda_*'
+  sanitizer_part racecheck layer_norm_test 40 --gtest_filter='*/cuda_bf16'
   sanitizer_part memcheck optim_kernels_test 60 --gtest_filter='*uda*'
   sanitizer_part racecheck optim_kernels_test 60 --gtest_filter='*uda*'
-  sanitizer_part memcheck gpt_training_on_cuda_test 60
+  sanitizer_part memcheck layers_test 40 --gtest_filter='*/cuda_*'
   sanitizer_part memcheck engine_on_cuda_test 60 --gtest_filter='*local_0:*local_1:*local_2'
-  sanitizer_part racecheck gpt_training_on_cuda_test 60
+  sanitizer_part racecheck layers_test 40 --gtest_filter='*/cuda_bf16'
 }
 
 # SECONDS: for the comparison with PyTorch
