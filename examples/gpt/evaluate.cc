@@ -99,6 +99,7 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
     text.push_back(
         Draw(layers_->LastLogits(ScopeParameters{head}, batch, head.input(0).data), random));
   }
+  EBB_RETURN_IF_ERROR(layers_->status());
   EBB_RETURN_IF_ERROR(evaluation.Finish().status());
   return text;
 }

@@ -118,18 +118,18 @@ void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& bat
               .reciprocal_deviation = kept.deviation2,
               .rows = rows,
               .width = width});
-  MatmulArrays up = {.a = space_->narrow_gradient,
-                     .b = parameters(ids.up_weight),
-                     .b_transposed = true,
-                     .bias = parameters(ids.up_bias),
-                     .c = {kept.up, options_.compute, 0},
-                     .m = rows,
-                     .n = 4 * width,
-                     .k = width};
-  if (output == nullptr) return ops_->Matmul(up);
-  up.c.data = space_->hidden;
-  up.before_gelu = kept.up;
-  ops_->Matmul(up);
+  // The GELU also where only its input is wanted again: a product that ends otherwise may have other
+  // bits.
+  ops_->Matmul({.a = space_->narrow_gradient,
+                .b = parameters(ids.up_weight),
+                .b_transposed = true,
+                .bias = parameters(ids.up_bias),
+                .c = {space_->hidden, options_.compute, 0},
+                .before_gelu = kept.up,
+                .m = rows,
+                .n = 4 * width,
+                .k = width});
+  if (output == nullptr) return;
   ops_->Matmul({.a = space_->hidden,
                 .b = parameters(ids.down_weight),
                 .b_transposed = true,

@@ -263,9 +263,9 @@ float Executor::LossScale(int64_t number) {
 }
 
 const float* Executor::DeviceLossScale(int64_t number) {
-  static constexpr float kOne = 1;
-  if (!progress_.alive || progress_.number != number) return &kOne;
-  if (config_.compute == DType::kFloat16) compute_.Wait(*exchanged_);
+  // Kernels of a step that is over read it, too: it is always memory that the device reaches.
+  const bool alive = progress_.alive && progress_.number == number;
+  if (alive && config_.compute == DType::kFloat16) compute_.Wait(*exchanged_);
   return &control_block_->loss_scale();
 }
 

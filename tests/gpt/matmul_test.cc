@@ -83,11 +83,12 @@ TEST_P(MatmulTest, GivesTheSameBitsToRanksThatMultiplyAtOnceAndAtOtherAddresses)
       const TestOps ops = NewTestOps({});
       const Array a = Random(p.m * p.k + 3, 1), b = Random(p.k * p.n, 2);
       const Array row = Random(p.n, 3);
-      // The same numbers, one element further in memory.
-      Array moved(Compute(), p.m * p.k + 1);
-      for (int64_t i = 0; i < p.m * p.k; ++i) moved.Set(i + 1, a[i]);
+      // The same numbers further on in memory, on a GPU as well aligned: its algorithms depend on it.
+      const int64_t further = OnCuda() ? 16 / SizeOf(Compute()) : 1;
+      Array moved(Compute(), p.m * p.k + further);
+      for (int64_t i = 0; i < p.m * p.k; ++i) moved.Set(i + further, a[i]);
       results[rank] = Array(Compute(), p.m * p.n);
-      ops->Matmul({.a = static_cast<const char*>(moved.data()) + SizeOf(Compute()),
+      ops->Matmul({.a = static_cast<const char*>(moved.data()) + further * SizeOf(Compute()),
                    .b = b.data(),
                    .b_transposed = true,
                    .bias = row.data(),

@@ -17,7 +17,7 @@
 
 namespace ebb::gpt::cuda {
 
-// T: BFloat16 or Float16. kDepth: a head's width, rounded up to a multiple of 32.
+// T: BFloat16 or Float16. kDepth: a head's width, rounded up to 64 or 128.
 template <class T, int kDepth>
 struct AttentionKeyGradients {
   using Arrays = AttentionBackwardWork;

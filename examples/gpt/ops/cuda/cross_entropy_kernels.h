@@ -19,7 +19,7 @@ struct CrossEntropyKernel {
   static constexpr int kThreads = 512, kWarps = kThreads / kernel::kWarp;
   static constexpr int kWidth = kGroup<T>;
   static constexpr int kMany = 4;  // groups of a thread whose loads are in flight together
-  static constexpr size_t kSharedBytes = 2 * kWarps * sizeof(float);
+  static constexpr size_t kSharedBytes = (2 * kWarps + 1) * sizeof(float);
   using Arrays = CrossEntropyArrays;
 
   template <class Thread>
@@ -27,6 +27,10 @@ struct CrossEntropyKernel {
     const int64_t row = thread.block();
     const T* const logits = static_cast<const T*>(a.logits) + row * a.vocabulary;
     const int target = a.targets[row];
+    // It may be the host's memory: read once a block, under the first pass.
+    float* const scale = reinterpret_cast<float*>(thread.shared()) + 2 * kWarps;
+    if (thread.index() == 0)
+      *scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
     float at_target[1];
     // Before the gradient may overwrite it: nobody writes until all have summed.
     Unpack(Load<T, 1>(logits, target), at_target);
@@ -38,13 +42,12 @@ struct CrossEntropyKernel {
     if (a.gradient == nullptr) return;
 
     auto* const gradient = static_cast<T*>(a.gradient) + row * a.vocabulary;
-    const float scale = a.gradient_scale * (a.loss_scale == nullptr ? 1.0f : *a.loss_scale);
     Each(thread, logits, a.vocabulary, [&](auto& numbers, int64_t at) {
       constexpr int kNumbers = sizeof(numbers) / sizeof(float);
       EBB_UNROLL
       for (int i = 0; i < kNumbers; ++i) {
         const float probability = std::exp(numbers[i] - log_sum_exp);
-        numbers[i] = (probability - (at + i == target ? 1.0f : 0.0f)) * scale;
+        numbers[i] = (probability - (at + i == target ? 1.0f : 0.0f)) * *scale;
       }
       StoreAnywhere<T>(numbers, gradient, at);
     });

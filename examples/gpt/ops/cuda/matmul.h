@@ -2,7 +2,8 @@
 // it where cuBLASLt can, and done by our kernels where it cannot: which of the two is asked once a
 // shape, when it is first seen.
 //
-// The same bits in every run on the same device: one algorithm a shape, none that adds with atomics.
+// The same bits in every run on the same device: one algorithm a shape and
+// alignment, none that adds with atomics.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -89,7 +89,9 @@ ProductPlans::Key ProductPlans::KeyOf(const Product& x) {
           .a_alignment = AlignmentOf(x.a),
           .b_alignment = AlignmentOf(x.b),
           .added_alignment = AlignmentOf(x.added),
-          .c_alignment = AlignmentOf(x.c)};
+          .c_alignment = AlignmentOf(x.c),
+          .vector_alignment = AlignmentOf(x.fused == Fused::kASums ? x.a_sums : x.bias),
+          .gelu_alignment = AlignmentOf(x.gelu_input)};
 }
 
 absl::StatusOr<const ProductPlans::Plan*> ProductPlans::Find(const Product& product) {

@@ -58,6 +58,7 @@ class ProductPlans {
     DType inputs, output;
     Fused fused;
     uint32_t a_alignment, b_alignment, added_alignment, c_alignment;
+    uint32_t vector_alignment, gelu_alignment;  // of the bias or the sums, and of GELU's input
     friend auto operator<=>(const Key&, const Key&) = default;
   };
   ProductPlans(const CublasLt& library, std::span<std::byte> workspace);
