@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "ebb/runtime/config/dtype.h"
 
@@ -12,6 +13,13 @@
 #define EBB_HOST_DEVICE __host__ __device__ __forceinline__
 #else
 #define EBB_HOST_DEVICE inline
+#endif
+
+// Of the loop that follows: arrays stay in registers only where their indices are constant.
+#if defined(__CUDA_ARCH__)
+#define EBB_UNROLL _Pragma("unroll")
+#else
+#define EBB_UNROLL
 #endif
 
 namespace ebb::kernel {
@@ -51,6 +59,33 @@ EBB_HOST_DEVICE uint16_t ToFloat16(float value) {
 #else
   return Float16(value).bits;
 #endif
+}
+
+// Two numbers of T, BFloat16 or Float16, as one word, the first in its lower half, each rounded to
+// nearest, ties to even; and back.
+template <class T>
+EBB_HOST_DEVICE uint32_t PackPair(float low, float high) {
+#if defined(__CUDA_ARCH__)
+  uint32_t word;
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  }
+  return word;
+#else
+  return T(low).bits | static_cast<uint32_t>(T(high).bits) << 16;
+#endif
+}
+template <class T>
+EBB_HOST_DEVICE void UnpackPair(uint32_t word, float& low, float& high) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    low = NumberOf(word << 16);
+    high = NumberOf(word & 0xffff0000u);
+  } else {
+    low = FromFloat16(static_cast<uint16_t>(word));
+    high = FromFloat16(static_cast<uint16_t>(word >> 16));
+  }
 }
 
 }  // namespace ebb::kernel

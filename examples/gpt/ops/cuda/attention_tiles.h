@@ -17,18 +17,15 @@ inline constexpr int kChunkNumbers = 8;
 
 template <int kDepth>
 struct TileLayout {
-  static_assert(kDepth % 32 == 0);
+  static_assert(kDepth % 64 == 0);  // so that all rows begin in the same bank
   static constexpr int kChunks = kDepth / kChunkNumbers, kRowBytes = kChunks * kChunkBytes;
-  // Chunks that change places among each other: where all rows begin in the same bank, 8; where only
-  // every second row does, 4.
-  static constexpr int kSwapped = kChunks % 8 == 0 ? 8 : 4;
+  static constexpr int kSwapped = 8;  // chunks that change places among each other
 
   static constexpr int Bytes(int rows) { return rows * kRowBytes; }
 
   // Where a chunk begins, from the tile's begin.
   static EBB_HOST_DEVICE int Place(int row, int chunk) {
-    const int swap = kSwapped == 8 ? row % 8 : row / 2 % 4;
-    return row * kRowBytes + (chunk ^ swap) * kChunkBytes;
+    return row * kRowBytes + (chunk ^ row % kSwapped) * kChunkBytes;
   }
   // From the place of chunk 0 or 1 of a row, that of the chunk 2 * step further on.
   static EBB_HOST_DEVICE int Step(int place, int step) {

@@ -11,13 +11,6 @@
 #include "ebb/runtime/device/cuda/number_bits.h"
 #include "ops/ops.h"
 
-// Arrays that stay in registers are indexed by constants only.
-#if defined(__CUDA_ARCH__)
-#define EBB_UNROLL _Pragma("unroll")
-#else
-#define EBB_UNROLL
-#endif
-
 namespace ebb::gpt::cuda {
 
 // T: float, BFloat16 or Float16.
@@ -76,21 +69,6 @@ EBB_HOST_DEVICE void Unpack(const Group<T, kWidth>& group, float (&numbers)[kWid
   }
 }
 
-// Two numbers of 16 bits, rounded to nearest, the first in the lower half.
-template <class T>
-EBB_HOST_DEVICE uint32_t PackTwo(float first, float second) {
-#if defined(__CUDA_ARCH__)
-  uint32_t word;
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  } else {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  }
-  return word;
-#else
-  return uint32_t{T(first).bits} | uint32_t{T(second).bits} << 16;
-#endif
-}
 template <class T, int kWidth>
 EBB_HOST_DEVICE Group<T, kWidth> Pack(const float (&numbers)[kWidth]) {
   Group<T, kWidth> group;
@@ -98,11 +76,11 @@ EBB_HOST_DEVICE Group<T, kWidth> Pack(const float (&numbers)[kWidth]) {
     EBB_UNROLL
     for (int i = 0; i < kWidth; ++i) group.words[i] = kernel::BitsOf(numbers[i]);
   } else if constexpr (kWidth == 1) {
-    group.words[0] = PackTwo<T>(numbers[0], 0.0f);
+    group.words[0] = kernel::PackPair<T>(numbers[0], 0.0f);
   } else {
     EBB_UNROLL
     for (int i = 0; i < kWidth / 2; ++i)
-      group.words[i] = PackTwo<T>(numbers[2 * i], numbers[2 * i + 1]);
+      group.words[i] = kernel::PackPair<T>(numbers[2 * i], numbers[2 * i + 1]);
   }
   return group;
 }
