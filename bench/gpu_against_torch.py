@@ -35,7 +35,7 @@ import sys
 import time
 
 import gpu_timeline
-from gpu_cases import BOTH, CASES, ON_CPU, ON_REQUEST, Case
+from gpu_cases import BOTH, CASES, GRAPHS, ON_CPU, ON_REQUEST, Case
 from gpu_table import table
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -140,8 +140,10 @@ class Bench:
                    "--layers", case.layers, "--heads", case.heads, "--width", case.width, "--context", case.context,
                    "--vocabulary", case.vocabulary, "--steps", case.steps, "--sample", 0,
                    "--data", *self.args.data, "--losses", losses]
-        if len(case.programs) > len(BOTH):
+        if len(case.programs) > len(BOTH) or program in GRAPHS:
             command += ["--summary", summary]  # has the digest, which takes a while, to compare with the others'
+        if program in GRAPHS:
+            command += ["--cuda-graphs", "off" if "no CUDA" in program else "on"]
         if traced:
             command += ["--trace", trace]
         output = run(command, limit, log)
@@ -155,7 +157,11 @@ class Bench:
             peak = re.search(rf"^all +{tier} +[0-9.]+ +([0-9.]+)$", output, re.MULTILINE)
             result[key] = float(peak[1]) / 1024 if peak else 0.0
         if summary.exists():
-            result["digest"] = json.loads(summary.read_text())["parameter_digest"]
+            said = json.loads(summary.read_text())
+            result["digest"] = said["parameter_digest"]
+            # A comparison of launches with launches would say nothing.
+            if program == GRAPHS[0] and self.args.device == "cuda" and not said["cuda_graphs"]["launches"]:
+                raise Failed(f"no CUDA graph was launched: {said['cuda_graphs']['given_up'] or 'no pass came twice'}")
         if traced:
             try:
                 result["timeline"] = gpu_timeline.figures(trace, case.warm_up)

@@ -30,12 +30,17 @@ class Case:
 SMALL, XL, LARGE = (12, 12, 768), (48, 25, 1600), (32, 32, 4096)
 BOTH = ("Ebb", "FSDP2")
 OFFLOADED = ("Ebb, states in RAM", "FSDP2, CPUOffloadPolicy", "Ebb")
+# Ebb against itself, in turns.
+GRAPHS = ("Ebb, CUDA graphs", "Ebb, no CUDA graphs")
 HALF_MILLION = 2**19
 CASES = {
     "124M": Case(*SMALL, (32, 16, 8), BOTH, rounds=2, steps=33),
     "1.5B": Case(*XL, (16, 8, 4), BOTH, rounds=2),
     # The first step of Ebb warms up: it is as long as the others.
     "1.5B, 0.5 M tokens": Case(*XL, (16, 8, 4), OFFLOADED, HALF_MILLION, steps=3, warm_up=1, limit=180, least=75),
+    # Launches take the host longest beside the smallest batch.
+    "124M, graphs, batch 1": Case(*SMALL, (1,), GRAPHS, rounds=2, steps=63, limit=60, least=15),
+    "124M, graphs": Case(*SMALL, (16, 8), GRAPHS, rounds=2, steps=33, limit=60, least=15),
     "124M, timeline": Case(*SMALL, (32, 16, 8), ("Ebb, traced",), steps=10),
     "1.5B, timeline": Case(*XL, (16, 8, 4), ("Ebb, traced",), steps=6),
     # For 128 GiB: masters, states and gradients are 90 GiB of Ebb's and 102 of FSDP2's, beside what both stage. Takes
@@ -45,6 +50,7 @@ CASES = {
 ON_CPU = {
     "tiny": Case(2, 2, 64, (2, 1), BOTH, context=64, vocabulary=512, steps=4, warm_up=1, rounds=2, least=5),
     "tiny, accumulated": Case(2, 2, 64, (2, 1), OFFLOADED, 512, 64, 512, steps=4, warm_up=1, least=5),
+    "tiny, graphs": Case(2, 2, 64, (2, 1), GRAPHS, context=64, vocabulary=512, steps=4, warm_up=1, rounds=2, least=5),
     "tiny, timeline": Case(2, 2, 64, (2, 1), ("Ebb, traced",), context=64, vocabulary=512, steps=4, least=5),
 }
 # Only where --cases names them.
@@ -52,9 +58,12 @@ ON_REQUEST = ("6.7B, 0.5 M tokens",)
 # Ratios that the table shows: of which program to which, and the least that is wanted.
 RATIOS = {
     "124M": (("Ebb", "FSDP2", 1.1),),
+    "124M, graphs, batch 1": ((*GRAPHS, 1.0),),
+    "124M, graphs": ((*GRAPHS, 0.99),),
     "1.5B": (("Ebb", "FSDP2", 1.1),),
     "1.5B, 0.5 M tokens": ((OFFLOADED[0], OFFLOADED[1], 1.2), (OFFLOADED[0], "Ebb", 0.9)),
     "6.7B, 0.5 M tokens": ((OFFLOADED[0], OFFLOADED[1], 1.2), (OFFLOADED[0], "Ebb", 0.9)),
     "tiny": (("Ebb", "FSDP2", 0),),
+    "tiny, graphs": ((*GRAPHS, 0),),
     "tiny, accumulated": ((OFFLOADED[0], OFFLOADED[1], 0), (OFFLOADED[0], "Ebb", 0)),
 }

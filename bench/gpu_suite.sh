@@ -8,10 +8,17 @@
 # tests with compute-sanitizer, or to benchmarks; without it the benchmarks of the long steps may find no time. OUT_DIR gets a log
 # of each part, results as JSON, and summary.txt, which is the table at the end. Exit status: the number of parts that failed or
 # did not run; a part whose tests were all skipped has failed, as this is where they run, and so has one that used the CPU.
+# bench/gpu_pack.sh carries its programs there.
 set -uo pipefail
 
+programs=(attention_test cuda_start_test device_conformance_test engine_bench engine_on_cuda_test gpt gpu_kernels_bench
+  kernels_test layer_norm_test layers_test matmul_test optim_kernels_test shared_device_on_cuda_test training_test)
+if [ "${1:-}" = --programs ]; then
+  printf '%s\n' "${programs[@]}"
+  exit
+fi
 if [ $# -lt 1 ] || [ "${1:0:1}" = - ]; then
-  sed -n '2,10p' "$0" >&2
+  sed -n '2,11p' "$0" >&2
   exit 2
 fi
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}  # docs/ranks.md
@@ -70,6 +77,10 @@ part() {
 }
 
 program() { # NAME: the words that start it
+  case " ${programs[*]} " in
+    *" $1 "*) ;;
+    *) echo "bench/gpu_suite.sh: $1 is not among its programs" >&2 ;;
+  esac
   case $start in
     */) printf '%s%s' "$start" "$1" ;;
     *) printf '%s %s' "$start" "$1" ;;
@@ -115,14 +126,15 @@ gpt_part() {
 
 digest() { sed -n 's/.*"parameter_digest": "\([0-9a-f][0-9a-f]*\)".*/\1/p' "$out/$1.json" 2>/dev/null; }
 
-# The same parameters, bit for bit, when a training runs again, and wherever its states live.
+# The same parameters, bit for bit, when a training runs again, as CUDA graphs, and wherever its states live.
 same_digest() {
   local first other
-  gpt_part gpt_digest 40
-  gpt_part gpt_digest_again 40
+  gpt_part gpt_digest 40 --cuda-graphs off
+  gpt_part gpt_digest_again 40 --cuda-graphs off
+  gpt_part gpt_digest_graphs 40 --cuda-graphs on
   gpt_part gpt_digest_states_in_ram 40 --offload-optimizer cpu
   first=$(digest gpt_digest)
-  for other in gpt_digest_again gpt_digest_states_in_ram; do
+  for other in gpt_digest_again gpt_digest_graphs gpt_digest_states_in_ram; do
     if [ -n "$first" ] && [ "$first" = "$(digest "$other")" ]; then
       say "$other: same digest" "ok" "${first:0:16}"
     else

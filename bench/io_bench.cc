@@ -30,6 +30,7 @@
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
+#include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "raw_disk.h"
 
@@ -47,9 +48,17 @@ struct Arguments {
   int64_t bytes = 0;  // of each file; 0: chosen
   double seconds = 30;
   int64_t block_bytes = 0;  // 0: found
-  int depth = 0;
+  int64_t depth = 0;
   bool json_only = false;
 };
+
+// What is printed is to be pasted into a configuration, so it has to be allowed there.
+absl::Status CheckAio(const Arguments& arguments) {
+  Config config;
+  if (arguments.block_bytes > 0) config.aio.block_size = arguments.block_bytes;
+  if (arguments.depth > 0) config.aio.queue_depth = arguments.depth;
+  return config.Validate();
+}
 
 volatile std::sig_atomic_t interrupted = 0;
 
@@ -173,7 +182,7 @@ absl::StatusOr<EbbFile*> Bench::MakeFile(const AioOptions& aio, int64_t bytes) {
   EBB_ASSIGN_OR_RETURN(ebb->memory, AllocatePinned(2 * window, true, "io_bench"));
   ShardFile::Options options;
   options.directories = {directory_};
-  options.name = absl::StrCat("candidate-", files_.size());
+  options.name = absl::StrCat("shards-", files_.size());
   options.bytes = bytes;
   options.aio = aio;
   options.memory = {ebb->memory.buffer.span()};
@@ -217,8 +226,8 @@ absl::StatusOr<Candidate> Bench::MakePair(const AioOptions& aio) {
 absl::Status Bench::MakeRaw() {
   RawDiskOptions options;
   if (arguments_.block_bytes > 0) options.block_bytes = arguments_.block_bytes;
-  if (arguments_.depth > 0) options.depth = arguments_.depth;
-  raw_path_ = absl::StrCat(directory_, "/raw");
+  if (arguments_.depth > 0) options.depth = static_cast<int>(arguments_.depth);
+  raw_path_ = absl::StrCat(directory_, "/shards-raw");
   raw_file_ = FileHandle(open(raw_path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!raw_file_.is_open() || fallocate(raw_file_.get(), 0, 0, arguments_.bytes) != 0) {
     return IoError(absl::StrCat("cannot create '", raw_path_, "'"), errno);
@@ -331,7 +340,7 @@ absl::Status Bench::Run() {
   const bool find_depth = arguments_.depth == 0;
   const double share = arguments_.seconds / (1 + (find_block ? 1 : 0) + (find_depth ? 1 : 0));
   aio.block_bytes = find_block ? kMiB : arguments_.block_bytes;
-  aio.queue_depth = find_depth ? 32 : arguments_.depth;
+  aio.queue_depth = find_depth ? 32 : static_cast<int>(arguments_.depth);
   const auto find = [&](auto member, const auto& values) -> absl::Status {
     std::vector<AioOptions> tried;
     for (const auto value : values) {
@@ -375,7 +384,7 @@ int Main(int argc, char** argv) {
       ->transform(CLI::AsSizeValue(false))
       ->check(positive);
   app.add_option("--queue-depth", arguments.depth, "requests in flight; default: found")
-      ->check(CLI::Range(1, 16384));
+      ->check(positive);
   app.add_flag("--json", arguments.json_only,
                "print only one line of JSON, with the rates in bytes per second");
   try {
@@ -385,8 +394,14 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "io_bench: %s (see --help)\n", error.what());
     return 2;
   }
-  std::signal(SIGINT, [](int) { interrupted = 1; });
-  std::signal(SIGTERM, [](int) { interrupted = 1; });
+  if (const absl::Status status = CheckAio(arguments); !status.ok()) {
+    std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
+    return 2;
+  }
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    // What nohup has them ignore stays ignored.
+    if (std::signal(signal, [](int) { interrupted = 1; }) == SIG_IGN) std::signal(signal, SIG_IGN);
+  }
   if (const absl::Status status = Bench(arguments).Run(); !status.ok()) {
     std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
     return 1;

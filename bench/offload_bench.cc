@@ -1,13 +1,14 @@
 // A step with parameters and optimizer states on NVMe against its bound: what the same step takes in
 // memory, and what the disk takes for the same bytes alone. All in turns, in one run; medians.
 //
-//   build/release/bin/offload_bench DIRECTORY [COMPUTE_MS]
+//   build/release/bin/offload_bench DIRECTORY [COMPUTE_MS [early|late|checksums]]
 //
 // One rank, 12 units of 4 M bf16 parameters, AdamW, stage 3, nothing kept in RAM. COMPUTE_MS: what
 // the kernels of a whole step take, a third of it in forward (default: 1000). Bound, late updates:
 // max(forward, its traffic and the states') + max(backward, its traffic); early: max(step, all
 // traffic). Traffic is the plan's; the disk's time for it is that of as many bytes read and written
-// at once, in blocks of 1 MiB, 32 deep.
+// at once, in blocks of 1 MiB, 32 deep, before and after. checksums: what ebb.verify_swap adds to a
+// step that has no kernels but its updates, which read, sum, update, sum and write their states.
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -30,7 +32,8 @@
 namespace ebb::bench {
 namespace {
 
-constexpr int kUnits = 12, kWarmUps = 2, kTurns = 7;
+constexpr int kUnits = 12, kWarmUps = 1, kTurns = 7;
+constexpr int kStepsPerTurn = 4;  // in a row, behind one that is not measured
 constexpr int64_t kRows = 2048, kColumns = 2048;
 constexpr int64_t kPiece = int64_t{12} << 20;
 
@@ -136,13 +139,19 @@ class Raw {
     raw.bytes_ = (bytes + kPiece - 1) / kPiece * kPiece;
     EBB_ASSIGN_OR_RETURN(raw.memory_, AllocatePinned(4 * kPiece, /*pin=*/true, "buffers"));
     EBB_ASSIGN_OR_RETURN(raw.file_, ShardFile::Create({.directories = {raw.directory_->path()},
-                                                       .name = "raw",
+                                                       .name = "shards",
                                                        .bytes = raw.bytes_,
                                                        .aio = {},
                                                        .memory = {raw.memory_.buffer.span()},
                                                        .wrap_queue = {}}));
     EBB_RETURN_IF_ERROR(raw.Run({.read = 0, .written = raw.bytes_}).status());  // the first write
     return raw;
+  }
+  absl::StatusOr<StepTime> RunPhases(const std::vector<Bytes>& phases) {
+    StepTime time;
+    EBB_ASSIGN_OR_RETURN(time.forward, Run(phases[0]));
+    EBB_ASSIGN_OR_RETURN(time.backward, Run(phases[1]));
+    return time;
   }
   // Seconds for so many bytes, reads and writes at once, two pieces of each under way.
   absl::StatusOr<double> Run(const Bytes& bytes) {
@@ -195,25 +204,26 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   std::vector<double> steps, bounds, memory_steps, disks;
   for (int turn = 0; turn < kWarmUps + kTurns; ++turn) {
     EBB_ASSIGN_OR_RETURN(const StepTime memory, RunStep(in_memory, model, compute));
-    // Updates that go on after a step would run under the next program's turn.
+    // A disk's own time changes within seconds: it is taken before and after.
+    EBB_ASSIGN_OR_RETURN(StepTime disk, raw.RunPhases(phases));
     EBB_RETURN_IF_ERROR(RunStep(on_disk, model, compute).status());
-    EBB_ASSIGN_OR_RETURN(const StepTime disk_step, RunStep(on_disk, model, compute));
-    on_disk.traffic();
-    double bound = 0, disk = 0;
-    if (early) {
-      EBB_ASSIGN_OR_RETURN(disk, raw.Run(all));
-      bound = std::max(memory.all(), disk);
-    } else {
-      EBB_ASSIGN_OR_RETURN(const double forward, raw.Run(phases[0]));
-      EBB_ASSIGN_OR_RETURN(const double backward, raw.Run(phases[1]));
-      disk = forward + backward;
-      bound = std::max(memory.forward, forward) + std::max(memory.backward, backward);
+    double in_row = 0;
+    for (int i = 0; i < kStepsPerTurn; ++i) {
+      EBB_ASSIGN_OR_RETURN(const StepTime step, RunStep(on_disk, model, compute));
+      in_row += step.all() / kStepsPerTurn;
     }
+    // Updates that go on after a step would run under the next program's turn.
+    on_disk.traffic();
+    EBB_ASSIGN_OR_RETURN(const StepTime after, raw.RunPhases(phases));
+    disk = {.forward = (disk.forward + after.forward) / 2,
+            .backward = (disk.backward + after.backward) / 2};
     if (turn < kWarmUps) continue;
-    steps.push_back(disk_step.all());
+    steps.push_back(in_row);
     memory_steps.push_back(memory.all());
-    bounds.push_back(bound);
-    disks.push_back(disk);
+    disks.push_back(disk.all());
+    bounds.push_back(early ? std::max(memory.all(), disk.all())
+                           : std::max(memory.forward, disk.forward) +
+                                 std::max(memory.backward, disk.backward));
   }
   std::vector<double> ratios;
   for (size_t i = 0; i < steps.size(); ++i) ratios.push_back(steps[i] / bounds[i]);
@@ -227,23 +237,57 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   return absl::OkStatus();
 }
 
+absl::Status CompareChecksums(World world, const std::string& directory) {
+  const Model model = MakeModel();
+  const Device device = Device::Cpu();
+  Config config = ConfigFor(/*early=*/false, directory);
+  config.ebb.verify_swap = VerifySwap::kOff;
+  EBB_ASSIGN_OR_RETURN(Engine without, Engine::Create(world, device, model.spec, config));
+  config.ebb.verify_swap = VerifySwap::kStates;
+  EBB_ASSIGN_OR_RETURN(Engine with, Engine::Create(world, device, model.spec, config));
+  std::vector<double> times[2], ratios;
+  for (int turn = 0; turn < kWarmUps + kTurns; ++turn) {
+    double of_turn[2] = {};
+    for (int i = 0; i < 2; ++i) {
+      const int verifies = (turn + i) % 2;  // the first in turns, too
+      Engine& engine = verifies == 1 ? with : without;
+      EBB_RETURN_IF_ERROR(RunStep(engine, model, /*compute=*/0).status());
+      const auto begin = Clock::now();
+      for (int step = 0; step < kStepsPerTurn; ++step)
+        EBB_RETURN_IF_ERROR(RunStep(engine, model, /*compute=*/0).status());
+      engine.traffic();  // has waited for the updates
+      of_turn[verifies] = Since(begin) / kStepsPerTurn;
+    }
+    if (turn < kWarmUps) continue;
+    for (int i = 0; i < 2; ++i) times[i].push_back(of_turn[i]);
+    ratios.push_back(of_turn[1] / of_turn[0]);
+  }
+  std::printf("checksums: step of updates alone %.1f ms without, %.1f with: %.3f\n",
+              Median(times[0]) * 1e3, Median(times[1]) * 1e3, Median(ratios));
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace ebb::bench
 
 int main(int argc, char** argv) {
-  if (argc < 2 || argc > 3) {
-    std::fprintf(stderr, "usage: offload_bench DIRECTORY [COMPUTE_MS]\n");
+  const std::string_view only = argc == 4 ? argv[3] : "";
+  if (argc < 2 || argc > 4 ||
+      (argc == 4 && only != "early" && only != "late" && only != "checksums")) {
+    std::fprintf(stderr, "usage: offload_bench DIRECTORY [COMPUTE_MS [early|late|checksums]]\n");
     return 2;
   }
   setenv("EBB_LOG_LEVEL", "warn", /*overwrite=*/0);
-  const double compute = (argc == 3 ? std::atof(argv[2]) : 1000.0) / 1e3;
+  const double compute = (argc >= 3 ? std::atof(argv[2]) : 1000.0) / 1e3;
   const absl::Status status = ebb::RunThreads(1, [&](ebb::World world) -> absl::Status {
     for (const bool early : {false, true}) {
+      if (!only.empty() && only != (early ? "early" : "late")) continue;
       if (absl::Status compared = ebb::bench::Compare(world, argv[1], early, compute);
           !compared.ok())
         return compared;
     }
-    return absl::OkStatus();
+    if (!only.empty() && only != "checksums") return absl::OkStatus();
+    return ebb::bench::CompareChecksums(world, argv[1]);
   });
   if (status.ok()) return 0;
   std::fprintf(stderr, "offload_bench: %s\n", std::string(status.message()).c_str());

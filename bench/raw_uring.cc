@@ -22,6 +22,10 @@ class Uring final : public RawDisk {
                                 IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN) == 0 ||
             io_uring_queue_init(static_cast<unsigned>(options_.depth), &ring_, 0) == 0;
     if (!made_) return false;
+    // Some profiles let a ring be made and no request be handed over.
+    io_uring_prep_nop(io_uring_get_sqe(&ring_));
+    if (io_uring_submit_and_wait(&ring_, 1) < 0) return false;
+    io_uring_cq_advance(&ring_, 1);
     const iovec memory = {options_.memory.data(), options_.memory.size()};
     registered_ = io_uring_register_buffers(&ring_, &memory, 1) == 0;
     return true;

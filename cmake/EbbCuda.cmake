@@ -1,6 +1,6 @@
 # CUDA and NCCL: used where they are found, which EBB_CUDA and EBB_NCCL override. What is built with them starts on
 # machines without a driver: the CUDA runtime is linked statically and looks for the driver when it is first called, and
-# NCCL is opened when the first communicator is made (runtime/comm/nccl/library.h), so only its header is needed here.
+# NCCL is opened when the first communicator is made (runtime/device/opened_library.h), so only its header is needed.
 
 include(CheckLanguage)
 find_package(CUDAToolkit 12.0 QUIET)

@@ -10,7 +10,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -76,40 +80,89 @@ std::vector<std::string> Names(int directory) {
   return names;
 }
 
+bool IsSwapFile(std::string_view name) {
+  return std::any_of(
+      std::begin(kSwapFileNames), std::end(kSwapFileNames), [&](std::string_view known) {
+        return name == known ||
+               (name.starts_with(known) && name.substr(known.size()).starts_with('-'));
+      });
+}
+
 void RemoveFilesAndDirectory(int parent, const std::string& leaf, int directory) {
   for (const std::string& name : Names(directory)) {
-    if (name != kLockName) unlinkat(directory, name.c_str(), 0);
+    if (IsSwapFile(name)) unlinkat(directory, name.c_str(), 0);
   }
   // Last: a cleaner that is killed half way leaves what the next one recognises.
   unlinkat(directory, kLockName, 0);
-  if (unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) != 0 && errno != ENOENT) {
-    LogWarning(
-        IoError(absl::StrCat("cannot remove the swap directory '", leaf, "'"), errno).ToString());
-  }
+  if (unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return;
+  const int error = errno;
+  LogWarning(
+      error == ENOTEMPTY || error == EEXIST
+          ? absl::StrCat("the swap directory '", leaf, "' is not removed: it has other files")
+          : IoError(absl::StrCat("cannot remove the swap directory '", leaf, "'"), error)
+                .ToString());
 }
 
-// True: it was dead, and is gone.
-bool RemoveIfDead(int parent, const std::string& leaf) {
+// <name>-<pid>-<16 hexadecimal digits>, behind the prefix. "": made by something else.
+std::string ProcessOf(std::string_view leaf) {
+  const size_t random = leaf.rfind('-');
+  if (random == std::string_view::npos || random == 0) return "";
+  const size_t process = leaf.rfind('-', random - 1);
+  if (process == std::string_view::npos || process == 0) return "";
+  const std::string_view digits = leaf.substr(process + 1, random - process - 1);
+  const std::string_view bits = leaf.substr(random + 1);
+  const bool ours = !digits.empty() && bits.size() == 16 &&
+                    digits.find_first_not_of("0123456789") == std::string_view::npos &&
+                    bits.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+  return ours ? std::string(digits) : "";
+}
+
+// What a lock says of who made it.
+struct Owner {
+  std::string host, boot, process;
+};
+constexpr std::string_view kMarker = "ebb-swap";
+
+std::optional<Owner> OwnerOf(const std::string& text) {
+  const std::vector<std::string> words = absl::StrSplit(text, absl::ByAnyChar(" \n"));
+  if (words.size() != 5 || words[0] != kMarker || !words[4].empty()) return std::nullopt;
+  return Owner{.host = words[1], .boot = words[2], .process = words[3]};
+}
+
+// Whose directory it was, by host, start and process, if it was dead and is gone; "": a process that
+// was killed before it had said so. None: it stays.
+std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
+                                        std::string_view prefix) {
+  const std::string process = ProcessOf(std::string_view(leaf).substr(prefix.size()));
+  if (process.empty()) return std::nullopt;
   const FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
   struct stat found = {};
-  if (!directory.is_open() || fstat(directory.get(), &found) != 0) return false;
-  if (found.st_uid != geteuid() || (found.st_mode & 0777) != S_IRWXU) return false;
+  if (!directory.is_open() || fstat(directory.get(), &found) != 0) return std::nullopt;
+  if (found.st_uid != geteuid() || (found.st_mode & 0777) != S_IRWXU) return std::nullopt;
   const FileHandle lock(openat(directory.get(), kLockName, O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock.is_open()) {
-    // Killed while it removed itself: nothing is left in it. What is not empty stays.
-    return unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) == 0;
+    // Killed before it had one, or while it removed itself. What is not empty stays.
+    if (unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) != 0) return std::nullopt;
+    return "";
   }
   if (fstat(lock.get(), &found) != 0 || !S_ISREG(found.st_mode) || found.st_uid != geteuid()) {
-    return false;
+    return std::nullopt;
   }
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return false;
-  const std::vector<std::string> owner = absl::StrSplit(ReadSmall(lock.get()), ' ');
-  if (!IsLocal(directory.get()) &&
-      (owner.size() < 2 || owner[0] != HostName() || owner[1] != BootId())) {
-    return false;
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return std::nullopt;
+  const std::string text = ReadSmall(lock.get());
+  if (text.empty()) {
+    // Killed between lock and text: no file of a run is there yet.
+    if (found.st_size != 0 || Names(directory.get()).size() != 1) return std::nullopt;
+    RemoveFilesAndDirectory(parent, leaf, directory.get());
+    return "";
+  }
+  const std::optional<Owner> owner = OwnerOf(text);
+  if (!owner || owner->process != process) return std::nullopt;
+  if (!IsLocal(directory.get()) && (owner->host != HostName() || owner->boot != BootId())) {
+    return std::nullopt;
   }
   RemoveFilesAndDirectory(parent, leaf, directory.get());
-  return true;
+  return text;
 }
 
 }  // namespace
@@ -133,23 +186,28 @@ absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std:
   struct stat found = {};
   if (fstat(lock.get(), &found) != 0) return failed(errno);
   if (found.st_nlink == 0) return failed(ENOENT);
-  const std::string owner = absl::StrCat(HostName(), " ", BootId(), " ", getpid(), "\n");
+  const std::string owner = absl::StrCat(absl::string_view(kMarker.data(), kMarker.size()), " ",
+                                         HostName(), " ", BootId(), " ", getpid(), "\n");
   if (write(lock.get(), owner.data(), owner.size()) < 0) return failed(errno);
   return lock;
 }
 
 void RemoveDeadRuns(int parent, std::string_view path) {
-  int removed = 0;
+  // Ranks that are threads go on when all is removed, and one of them tells of it.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  std::set<std::string> removed;  // each process has a directory for each rank and class
   for (const std::string& name : Names(parent)) {
     // Nothing is said of what held nothing, and may have been a living run's.
-    if (absl::StartsWith(name, kNewRunPrefix)) RemoveIfDead(parent, name);
-    if (absl::StartsWith(name, kRunPrefix) && RemoveIfDead(parent, name)) ++removed;
+    if (absl::StartsWith(name, kNewRunPrefix)) RemoveIfDead(parent, name, kNewRunPrefix);
+    if (!absl::StartsWith(name, kRunPrefix)) continue;
+    if (const auto owner = RemoveIfDead(parent, name, kRunPrefix); owner && !owner->empty())
+      removed.insert(*owner);
   }
-  if (removed > 0) {
-    LogInfo(absl::StrCat("removed what ", removed, removed == 1 ? " run" : " runs",
-                         " that had been killed left in '",
-                         absl::string_view(path.data(), path.size()), "'"));
-  }
+  if (removed.empty()) return;
+  LogInfo(absl::StrCat("removed what ", removed.size(),
+                       removed.size() == 1 ? " killed process" : " killed processes", " left in '",
+                       absl::string_view(path.data(), path.size()), "'"));
 }
 
 void RemoveRun(int parent, const std::string& leaf) {

@@ -19,17 +19,22 @@ namespace ebb {
 
 inline constexpr char kRunPrefix[] = "ebb-";
 inline constexpr char kNewRunPrefix[] = ".ebb-";  // until it is locked
+// What is put in a swap directory has one of these names, or begins with one and '-'. Nothing else
+// is removed.
+inline constexpr std::string_view kSwapFileNames[] = {"parameters", "states", "shards"};
 
 // Makes and locks the file in the new directory `leaf` of `parent`; `path` for messages. kAborted: a
 // cleaner has removed the directory meanwhile.
 absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std::string_view path);
 
-// Removes the dead runs' directories that are certainly that: named as ours, of this user, private,
-// no links, and with a lock that nobody holds. On a file system that hosts share, a lock may not
-// tell of other hosts: there only what this host has made since it was started.
+// Removes the dead runs' directories that are certainly that: named as ours to the last digit, of
+// this user, private, no links, and with a lock that nobody holds and that says what it is and who
+// made it; or, where its process got no further, empty. On a file system that hosts share, a lock
+// may not tell of other hosts: there only what this host has made since it was started.
 void RemoveDeadRuns(int parent, std::string_view path);
 
-// Removes the directory `leaf` of `parent` and the files in it. Follows no link.
+// Removes the directory `leaf` of `parent` and the swap files in it. Follows no link. Where others
+// have put files beside them these stay, and so does the directory, which a warning says.
 void RemoveRun(int parent, const std::string& leaf);
 
 }  // namespace ebb

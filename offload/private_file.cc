@@ -8,7 +8,9 @@
 #include <array>
 #include <cerrno>
 #include <cstddef>
+#include <cstring>
 #include <mutex>
+#include <random>
 #include <string_view>
 #include <utility>
 
@@ -21,7 +23,17 @@
 namespace ebb {
 namespace {
 
-constexpr size_t kProbeBytes = 4096;
+// What a transfer past the page cache may be.
+constexpr size_t kBlockBytes = 4096;
+struct alignas(kBlockBytes) Block {
+  std::array<std::byte, kBlockBytes> bytes = {};
+};
+
+// Not zero, which holes are read as.
+uint64_t RandomStamp() {
+  std::random_device device;
+  return uint64_t{device()} << 32 | device() | 1;
+}
 
 int64_t FreeBytes(int descriptor) {
   struct statvfs file_system = {};
@@ -36,7 +48,12 @@ absl::StatusOr<PrivateFile> PrivateFile::Create(std::string path, int64_t bytes)
       open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!handle.is_open()) return IoError(absl::StrCat("cannot create '", path, "'"), errno);
   PrivateFile file(std::move(handle), std::move(path));
-  EBB_RETURN_IF_ERROR(file.Reserve(bytes));
+  EBB_RETURN_IF_ERROR(file.Reserve(bytes + static_cast<int64_t>(kBlockBytes)));
+  file.data_bytes_ = bytes;
+  file.stamp_ = RandomStamp();
+  if (pwrite(file.descriptor(), &file.stamp_, sizeof(file.stamp_), bytes) < 0) {
+    return IoError(absl::StrCat("cannot write '", file.path_, "'"), errno);
+  }
   if (fstat(file.descriptor(), &file.made_) != 0) {
     return IoError(absl::StrCat("cannot look at '", file.path_, "'"), errno);
   }
@@ -48,7 +65,6 @@ PrivateFile::~PrivateFile() {
 }
 
 absl::Status PrivateFile::Reserve(int64_t bytes) {
-  if (bytes == 0) return absl::OkStatus();
   const auto failed = [&](int error) {
     return IoError(absl::StrCat("cannot reserve ", bytes, " bytes for '", path_, "' (",
                                 FreeBytes(descriptor()), " bytes are free there)"),
@@ -82,10 +98,11 @@ absl::Status PrivateFile::Reserve(int64_t bytes) {
 
 bool PrivateFile::SetDirect() {
   if (fcntl(descriptor(), F_SETFL, O_DIRECT) != 0) return false;
-  if (made_.st_size < static_cast<off_t>(kProbeBytes)) return true;
-  // Some refuse only what is transferred then.
-  alignas(kProbeBytes) static const std::array<std::byte, kProbeBytes> kZeros = {};
-  if (pwrite(descriptor(), kZeros.data(), kZeros.size(), 0) >= 0 || errno != EINVAL) return true;
+  // Some refuse only what is transferred then. The stamp again, which so leaves the page cache.
+  Block block;
+  std::memcpy(block.bytes.data(), &stamp_, sizeof(stamp_));
+  if (pwrite(descriptor(), block.bytes.data(), kBlockBytes, data_bytes_) >= 0 || errno != EINVAL)
+    return true;
   SetBuffered();
   return false;
 }
@@ -94,32 +111,47 @@ void PrivateFile::SetBuffered() {
   fcntl(descriptor(), F_SETFL, 0);
 }
 
+absl::Status PrivateFile::Changed(std::string_view how) const {
+  return absl::DataLossError(absl::StrCat("'", path_, "' has been ",
+                                          absl::string_view(how.data(), how.size()),
+                                          " from outside; nothing but this run may change it"));
+}
+
 absl::Status PrivateFile::CheckUnchanged() const {
-  const auto changed = [&](absl::string_view how) {
-    return absl::DataLossError(absl::StrCat("'", path_, "' has been ", how,
-                                            " from outside; nothing but this run may change it"));
-  };
   struct stat open_now = {};
   struct stat named_now = {};
   if (fstat(descriptor(), &open_now) != 0) {
     return IoError(absl::StrCat("cannot look at '", path_, "'"), errno);
   }
   if (open_now.st_size != made_.st_size) {
-    return changed(
+    return Changed(
         absl::StrCat("resized from ", made_.st_size, " to ", open_now.st_size, " bytes"));
   }
   if (open_now.st_mode != made_.st_mode || open_now.st_uid != made_.st_uid) {
-    return changed("given another mode or owner");
+    return Changed("given another mode or owner");
   }
   if (lstat(path_.c_str(), &named_now) != 0) {
-    if (errno == ENOENT) return changed("removed or renamed");
+    if (errno == ENOENT) return Changed("removed or renamed");
     return IoError(absl::StrCat("cannot look at '", path_, "'"), errno);
   }
   if (named_now.st_ino != made_.st_ino || named_now.st_dev != made_.st_dev) {
-    return changed("replaced by another file");
+    return Changed("replaced by another file");
   }
-  if (open_now.st_nlink != made_.st_nlink) return changed("linked under another name");
-  return absl::OkStatus();
+  if (open_now.st_nlink != made_.st_nlink) return Changed("linked under another name");
+  return CheckStamp();
+}
+
+absl::Status PrivateFile::CheckStamp() const {
+  Block block;
+  ssize_t bytes;
+  do {
+    bytes = pread(descriptor(), block.bytes.data(), kBlockBytes, data_bytes_);
+  } while (bytes < 0 && errno == EINTR);
+  if (bytes < 0) return TransferError(false, path_, data_bytes_, int64_t{kBlockBytes}, errno);
+  uint64_t stamp = 0;
+  std::memcpy(&stamp, block.bytes.data(), sizeof(stamp));
+  if (bytes > 0 && stamp == stamp_) return absl::OkStatus();
+  return Changed("cut and made as long as before, or overwritten,");
 }
 
 }  // namespace ebb

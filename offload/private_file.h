@@ -1,11 +1,16 @@
 // A file that is ours alone: made with its space reserved, in no cache where that is granted, and
-// removed by the destructor.
+// removed by the destructor. Behind the data lies a stamp that no transfer touches:
+//
+//   |  data: what transfers may move  |  stamp: 4 KiB  |
+//
+// A file that was cut keeps no stamp, whatever our own writes make of its size afterwards.
 #pragma once
 
 #include <sys/stat.h>
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -16,7 +21,7 @@ namespace ebb {
 
 class PrivateFile {
  public:
-  // Mode 0600; fails if the path exists, as a link too.
+  // `bytes` of data, a multiple of 4096. Mode 0600; fails if the path exists, as a link too.
   static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes);
   PrivateFile(PrivateFile&&) = default;
   PrivateFile& operator=(PrivateFile&&) = delete;
@@ -26,7 +31,7 @@ class PrivateFile {
   bool SetDirect();
   void SetBuffered();
 
-  // Size, inode, links and mode are what they were.
+  // Size, inode, links, mode and stamp are what they were. Reads a block of the disk.
   absl::Status CheckUnchanged() const;
 
   int descriptor() const { return handle_.get(); }
@@ -36,9 +41,13 @@ class PrivateFile {
   PrivateFile(FileHandle handle, std::string path)
       : handle_(std::move(handle)), path_(std::move(path)) {}
   absl::Status Reserve(int64_t bytes);
+  absl::Status CheckStamp() const;
+  absl::Status Changed(std::string_view how) const;
 
   FileHandle handle_;
   std::string path_;
+  int64_t data_bytes_ = 0;
+  uint64_t stamp_ = 0;
   struct stat made_ = {};
 };
 

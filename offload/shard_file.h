@@ -107,7 +107,8 @@ class ShardFile {
   // For people: "'/a/states'", all of them where it is striped.
   std::string paths() const;
 
-  // Size, inode, links and mode are what they were at Create, else kDataLoss says which is not.
+  // Size, inode, links, mode and the stamp behind the data are what they were at Create, else
+  // kDataLoss says which is not. Reads a block of each file, and waits for that.
   absl::Status CheckUnchanged() const;
 
  private:

@@ -1,6 +1,7 @@
 // A private directory on a disk for one run's swap files: <nvme_path>/ebb-<name>-<pid>-<random>,
-// mode 0700, removed by the destructor. While it lives a file in it is locked; what a killed run
-// left, the next Create on the same nvme_path removes, and nothing that a living one owns.
+// mode 0700, removed by the destructor with its swap files (kSwapFileNames). While it lives a file in
+// it is locked; what a killed run left, the next Create on the same nvme_path removes, and nothing
+// that a living one owns.
 #pragma once
 
 #include <string>

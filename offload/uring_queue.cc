@@ -108,14 +108,15 @@ class UringQueue final : public IoQueue {
     const int entries = options.ring_entries > 0
                             ? options.ring_entries
                             : std::min(options.depth + 1, kRingEntriesMax);  // + 1: the eventfd
-    const int error = MakeRing(static_cast<unsigned>(entries));
+    int error = MakeRing(static_cast<unsigned>(entries));
+    ring_made_ = error >= 0;
+    if (ring_made_) error = TryRequest();
     if (error < 0) {
       const bool forbidden = error == -EPERM || error == -EACCES;
       return absl::UnavailableError(absl::StrCat(
           "io_uring is not available: ", std::strerror(-error),
           forbidden ? " (a container's seccomp profile, or kernel.io_uring_disabled)" : ""));
     }
-    ring_made_ = true;
     Register(options.memory);
     return absl::OkStatus();
   }
@@ -126,6 +127,21 @@ class UringQueue final : public IoQueue {
                                           IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
     if (error != -EINVAL) return error;
     return io_uring_queue_init(entries, &ring_, 0);  // before Linux 6.1
+  }
+
+  // A profile may grant rings and refuse what hands requests over, and kernels before 5.6 have none
+  // of ours: the read that waits for wakes, with one to read. 0, or -errno.
+  int TryRequest() {
+    Wake();
+    io_uring_sqe* const sqe = io_uring_get_sqe(&ring_);
+    io_uring_prep_read(sqe, wake_fd_.get(), &wakes_, sizeof(wakes_), 0);
+    io_uring_sqe_set_data(sqe, nullptr);
+    io_uring_cqe* cqe = nullptr;
+    while (broken_ == 0 && io_uring_peek_cqe(&ring_, &cqe) != 0) Enter(1);
+    if (broken_ != 0) return broken_;
+    const int result = cqe->res;
+    io_uring_cqe_seen(&ring_, cqe);
+    return std::min(result, 0);
   }
 
   // Both spare the kernel work with every request, and neither is needed.

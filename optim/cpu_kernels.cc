@@ -33,6 +33,24 @@ void CpuKernels::CastVia(Stream& stream, const void* source, DType source_dtype,
                     });
 }
 
+void CpuKernels::Scale(Stream& stream, const void* source, DType source_dtype, float factor,
+                       float* destination, int64_t count) {
+  optim::Cast(stream.team(), source, source_dtype, destination, DType::kFloat32, count,
+              Rounding::kNearest);
+  constexpr int64_t kGrain = 64 * 1024;  // elements: half a megabyte
+  stream.team().Run(count, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) destination[i] *= factor;
+  });
+}
+
+void CpuKernels::LoadMaster(Stream& stream, const MasterArrays& arrays) {
+  optim::LoadMaster(stream.team(), arrays);
+}
+
+void CpuKernels::StoreMaster(Stream& stream, const MasterArrays& arrays) {
+  optim::StoreMaster(stream.team(), arrays);
+}
+
 void CpuKernels::Accumulate(Stream& stream, const AccumulateArrays& arrays) {
   optim::Accumulate(stream.team(), arrays);
 }

@@ -13,6 +13,10 @@ class CpuKernels : public Kernels {
             DType destination_dtype, int64_t count, Rounding rounding) override;
   void CastVia(Stream& stream, const void* source, DType source_dtype, DType via, void* destination,
                DType destination_dtype, int64_t count) override;
+  void Scale(Stream& stream, const void* source, DType source_dtype, float factor,
+             float* destination, int64_t count) override;
+  void LoadMaster(Stream& stream, const MasterArrays& arrays) override;
+  void StoreMaster(Stream& stream, const MasterArrays& arrays) override;
   void Accumulate(Stream& stream, const AccumulateArrays& arrays) override;
   void AccumulateAndSumSquares(Stream& stream, const AccumulateArrays& arrays,
                                std::span<double> blocks, double* sum) override;

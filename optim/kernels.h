@@ -20,6 +20,7 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/optim/cast.h"
+#include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/update.h"
 #include "ebb/optim/update_constants.h"
@@ -45,6 +46,13 @@ class Kernels {
   // than it is sent in.
   virtual void CastVia(Stream& stream, const void* source, DType source_dtype, DType via,
                        void* destination, DType destination_dtype, int64_t count) = 0;
+
+  // Around an optimizer of the trainer's: the gradient as fp32 times `factor`, and the master as fp32
+  // where it is not kept as such (master_arrays.h).
+  virtual void Scale(Stream& stream, const void* source, DType source_dtype, float factor,
+                     float* destination, int64_t count) = 0;
+  virtual void LoadMaster(Stream& stream, const MasterArrays& arrays) = 0;
+  virtual void StoreMaster(Stream& stream, const MasterArrays& arrays) = 0;
 
   virtual void Accumulate(Stream& stream, const AccumulateArrays& arrays) = 0;
   // `blocks`: scratch of NormBlocks(count); *sum is overwritten.

@@ -1,6 +1,7 @@
 #include "ebb/sharding/budget.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,10 +24,6 @@ int64_t Total(const int64_t (&bytes)[kStateClasses]) {
   int64_t total = 0;
   for (int64_t of_class : bytes) total += BufferBytes(of_class);
   return total;
-}
-
-std::string Megabytes(int64_t bytes) {
-  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
 std::string Table(const int64_t (&bytes)[kStateClasses]) {
@@ -67,40 +64,19 @@ absl::Status CheckParameterBuffers(const PoolInputs& in, const Homes& homes, con
   return absl::OkStatus();
 }
 
-std::string DeviceAdvice(const PoolInputs& in, const Pools& pools) {
-  const Decisions& d = *in.decisions;
-  const auto bytes = [&](StateClass state) { return pools.bytes[static_cast<int>(state)]; };
-  std::vector<std::string> advice;
-  if (d.stage < 3) advice.push_back("zero_optimization.stage 3");
-  if (d.optimizer_tier == Tier::kDevice && bytes(StateClass::kOptimizer) > 0)
-    advice.push_back("zero_optimization.offload_optimizer.device \"cpu\" or \"nvme\"");
-  if (d.parameter_tier == Tier::kDevice && bytes(StateClass::kParameter) > 0)
-    advice.push_back("zero_optimization.offload_param.device \"cpu\" or \"nvme\" (stage 3)");
-  if (bytes(StateClass::kGather) > 0) advice.push_back("ebb.prefetch_depth 0");
-  if (d.parameter_tier != Tier::kDevice && bytes(StateClass::kParameter) > 0)
-    advice.push_back("a smaller zero_optimization.stage3_param_persistence_threshold");
-  if (bytes(StateClass::kActivation) > 0)
-    advice.push_back("a smaller micro-batch, or fewer ebb.micro_batches_per_round");
-  advice.push_back("smaller units, or more ranks");
-  return absl::StrJoin(advice, "; ");
-}
-
-absl::StatusOr<Pools> WithinDevice(Pools pools, const PoolInputs& inputs, const Config& config) {
-  if (!config.ebb.device_memory || Total(pools.bytes) <= *config.ebb.device_memory) return pools;
-  return absl::ResourceExhaustedError(
-      absl::StrCat("ebb.device_memory is ", Megabytes(*config.ebb.device_memory),
-                   " a rank, but the pools on the device need ", Megabytes(Total(pools.bytes)),
-                   " (", Table(pools.bytes), "); raise it, or try: ", DeviceAdvice(inputs, pools)));
-}
-
 }  // namespace
 
-absl::StatusOr<Pools> LayOutWithinBudget(PoolInputs inputs, const Config& config) {
+std::string Megabytes(int64_t bytes) {
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+absl::StatusOr<Pools> LayOutNearBudget(PoolInputs inputs, const Config& config) {
   HomeLimits limits{.sub_group_elements = SubGroupLimit(inputs, config),
                     .parameters_in_cpu = config.zero.offload_param.max_in_cpu,
                     .states_on_device = 1 - config.zero.offload_optimizer.ratio};
-  inputs.parameter_slots =
+  const int slots =
       static_cast<int>(std::min<int64_t>(config.zero.offload_param.buffer_count, kParameterSlots));
+  inputs.parameter_slots = slots;
   const auto lay_out = [&] {
     const Homes homes = DecideHomes(*inputs.decisions, *inputs.layout, limits);
     inputs.homes = &homes;
@@ -109,42 +85,65 @@ absl::StatusOr<Pools> LayOutWithinBudget(PoolInputs inputs, const Config& config
   Pools pools = lay_out();
   if (!inputs.decisions->offloads() && !config.ebb.device_memory) return pools;
   EBB_RETURN_IF_ERROR(CheckParameterBuffers(inputs, pools.homes, config));
-  if (config.ebb.host_memory) {
-    const int64_t budget = *config.ebb.host_memory;
-    while (Total(pools.host_bytes) > budget && !inputs.decisions->own_optimizer &&
-           limits.sub_group_elements > kSubGroupElementsMin) {
-      limits.sub_group_elements /= 2;
-      pools = lay_out();
-    }
-    while (Total(pools.host_bytes) > budget && inputs.parameter_slots > kParameterSlotsMin) {
-      --inputs.parameter_slots;
-      pools = lay_out();
-    }
-    if (Total(pools.host_bytes) > budget) {
-      // Where units are few, their states may take less than the slots that they would pass through.
-      limits.states_in_cpu_bytes = INT64_MAX;
-      pools = lay_out();
-      if (Total(pools.host_bytes) <= budget) return WithinDevice(std::move(pools), inputs, config);
-      limits.states_in_cpu_bytes = 0;
-      pools = lay_out();
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "ebb.host_memory is ", Megabytes(budget), " a rank, but the pools in host memory need ",
-          Megabytes(Total(pools.host_bytes)), " (", Table(pools.host_bytes),
-          "); raise it, move more to \"nvme\", or lower offload_param.max_in_cpu, "
-          "sub_group_size or the size of the units"));
-    }
-    // The rest is for states. Rounding takes a little, so the share is lowered until it fits.
-    limits.states_in_cpu_bytes = budget - Total(pools.host_bytes);
-    for (Pools granted = lay_out(); limits.states_in_cpu_bytes > 0; granted = lay_out()) {
-      const int64_t excess = Total(granted.host_bytes) - budget;
-      if (excess <= 0) {
-        pools = std::move(granted);
-        break;
-      }
-      limits.states_in_cpu_bytes -= excess;
-    }
+  if (!config.ebb.host_memory) return pools;
+  const int64_t budget = *config.ebb.host_memory;
+  const auto fits_with_all_states = [&] {
+    if (inputs.decisions->optimizer_tier != Tier::kNvme) return false;
+    limits.states_in_cpu_bytes = INT64_MAX;
+    pools = lay_out();
+    limits.states_in_cpu_bytes = 0;
+    return HostBytes(pools) <= budget;
+  };
+  // Then none passes through slots, and the disk has nothing to do with them.
+  for (; inputs.parameter_slots >= std::min(slots, kParameterSlotsMin); --inputs.parameter_slots) {
+    if (fits_with_all_states()) return pools;
   }
-  return WithinDevice(std::move(pools), inputs, config);
+  inputs.parameter_slots = slots;
+  pools = lay_out();
+  while (HostBytes(pools) > budget && !inputs.decisions->own_optimizer &&
+         limits.sub_group_elements > kSubGroupElementsMin) {
+    limits.sub_group_elements /= 2;
+    pools = lay_out();
+  }
+  while (HostBytes(pools) > budget && inputs.parameter_slots > kParameterSlotsMin) {
+    --inputs.parameter_slots;
+    pools = lay_out();
+  }
+  if (HostBytes(pools) > budget) {
+    if (!fits_with_all_states()) pools = lay_out();
+    return pools;
+  }
+  // The rest is for states. Rounding takes a little, so the share is lowered until it fits.
+  limits.states_in_cpu_bytes = budget - HostBytes(pools);
+  while (limits.states_in_cpu_bytes > 0) {
+    Pools granted = lay_out();
+    const int64_t excess = HostBytes(granted) - budget;
+    if (excess <= 0) return granted;
+    limits.states_in_cpu_bytes -= excess;
+  }
+  return pools;
+}
+
+int64_t DeviceBytes(const Pools& pools) {
+  return Total(pools.bytes);
+}
+int64_t HostBytes(const Pools& pools) {
+  return Total(pools.host_bytes);
+}
+
+absl::Status CheckBudget(const Pools& pools, const Config& config) {
+  const std::optional<int64_t> host = config.ebb.host_memory, device = config.ebb.device_memory;
+  if (host && HostBytes(pools) > *host) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "ebb.host_memory is ", Megabytes(*host), " a rank, but the pools in host memory need ",
+        Megabytes(HostBytes(pools)), " (", Table(pools.host_bytes), ")"));
+  }
+  if (device && DeviceBytes(pools) > *device) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "ebb.device_memory is ", Megabytes(*device), " a rank, but the pools on the device need ",
+        Megabytes(DeviceBytes(pools)), " (", Table(pools.bytes), ")"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ebb::sharding

@@ -3,14 +3,27 @@
 // used for states that would else be on NVMe.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/sharding/pools.h"
 
 namespace ebb::sharding {
 
-// Homes and parameter_slots of `inputs` are chosen here. Errors say which class needs how much and
-// what would fit.
-absl::StatusOr<Pools> LayOutWithinBudget(PoolInputs inputs, const Config& config);
+// Homes and parameter_slots of `inputs` are chosen here: all states in RAM if ebb.host_memory has room
+// for them, else as many as it has room for beside staging, which is the smallest there is where even
+// that is too much (CheckBudget).
+absl::StatusOr<Pools> LayOutNearBudget(PoolInputs inputs, const Config& config);
+
+// kResourceExhausted: a cap is exceeded, and which class needs how much.
+absl::Status CheckBudget(const Pools& pools, const Config& config);
+
+// Of a rank, all classes.
+int64_t DeviceBytes(const Pools& pools);
+int64_t HostBytes(const Pools& pools);
+std::string Megabytes(int64_t bytes);  // "7.1 MiB"
 
 }  // namespace ebb::sharding

@@ -1,8 +1,12 @@
 #include "ebb/sharding/plan.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/advice.h"
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/decisions.h"
 #include "ebb/sharding/fingerprint.h"
@@ -46,42 +50,80 @@ std::vector<int64_t> UnitElements(const ModelLayout& layout) {
   return elements;
 }
 
+// What every variant of a step has in common: what its pools are laid out from.
+struct Foundation {
+  ModelLayout layout;
+  Decisions decisions;
+  std::vector<int64_t> elements;  // of each unit
+  ResidencyLimits limits;
+};
+
+absl::StatusOr<Foundation> Lay(const PlanInputs& inputs, int rounds, bool hold_updates) {
+  const Config& config = *inputs.config;
+  Foundation base;
+  const int group = static_cast<int>(config.ebb.shard_group);
+  EBB_ASSIGN_OR_RETURN(base.layout, LayOut(*inputs.model, group > 0 ? group : inputs.world));
+  EBB_ASSIGN_OR_RETURN(base.decisions, Decide(inputs, base.layout, rounds, hold_updates));
+  base.elements = UnitElements(base.layout);
+  base.limits = LimitsOf(config, base.layout, base.decisions.compute);
+  return base;
+}
+
+// Addresses come from the config's own step, so that every variant of it has the same.
+absl::StatusOr<Pools> PoolsOn(const Foundation& base, const PlanInputs& inputs) {
+  const ModelSpec& model = *inputs.model;
+  const Config& config = *inputs.config;
+  Decisions configured = base.decisions;
+  configured.rounds = static_cast<int>(std::min<int64_t>(
+      config.gradient_accumulation_steps / config.ebb.micro_batches_per_round, kPoolRoundsMax));
+  const std::vector<PlannedScope> scopes = ScopesOfStep(model, configured.rounds);
+  const Residency residency =
+      PlanResidency(scopes, base.elements, base.decisions.kept_whole, base.limits);
+  const Reduction reduction =
+      PlanReduction(scopes, base.layout, configured, static_cast<int>(model.forward.size()),
+                    ReduceGroupBytes(config));
+  return LayOutNearBudget({.model = &model,
+                           .layout = &base.layout,
+                           .decisions = &base.decisions,
+                           .scopes = &scopes,
+                           .residency = &residency,
+                           .reduction = &reduction,
+                           .micro_batches = config.ebb.micro_batches_per_round},
+                          config);
+}
+
+// With what would fit in the error.
+absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
+  const absl::Status status = CheckBudget(pools, *inputs.config);
+  if (status.ok()) return status;
+  const std::string advice =
+      FindAdvice(*inputs.config, [&](const Config& changed) -> absl::StatusOr<Pools> {
+        PlanInputs other = inputs;
+        other.config = &changed;
+        EBB_ASSIGN_OR_RETURN(const Foundation base, Lay(other, 0, /*hold_updates=*/false));
+        return PoolsOn(base, other);
+      });
+  return absl::Status(status.code(), absl::StrCat(status.message(), "; ", advice));
+}
+
 enum class Kind { kStep, kWalk, kDrain };
 
 absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updates, Kind kind) {
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
+  EBB_ASSIGN_OR_RETURN(Foundation base, Lay(inputs, rounds, hold_updates));
   Plan plan;
-  const int group = static_cast<int>(config.ebb.shard_group);
-  EBB_ASSIGN_OR_RETURN(plan.layout, LayOut(model, group > 0 ? group : inputs.world));
-  EBB_ASSIGN_OR_RETURN(plan.decisions, Decide(inputs, plan.layout, rounds, hold_updates));
+  EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOn(base, inputs));
+  EBB_RETURN_IF_ERROR(Check(plan.pools, inputs));
+  plan.layout = std::move(base.layout);
+  plan.decisions = std::move(base.decisions);
   for (const UnitSpec& unit : model.units) plan.unit_names.push_back(unit.name);
   const Decisions& d = plan.decisions;
-  const std::vector<int64_t> elements = UnitElements(plan.layout);
-  const ResidencyLimits limits = LimitsOf(config, plan.layout, d.compute);
   const int visits = static_cast<int>(model.forward.size());
-
-  // Addresses come from the config's own step, so that every variant of it has the same.
-  Decisions configured = d;
-  configured.rounds = static_cast<int>(std::min<int64_t>(
-      config.gradient_accumulation_steps / config.ebb.micro_batches_per_round, kPoolRoundsMax));
-  const std::vector<PlannedScope> pool_scopes = ScopesOfStep(model, configured.rounds);
-  const Residency pool_residency = PlanResidency(pool_scopes, elements, d.kept_whole, limits);
-  const Reduction pool_reduction =
-      PlanReduction(pool_scopes, plan.layout, configured, visits, ReduceGroupBytes(config));
-  EBB_ASSIGN_OR_RETURN(plan.pools,
-                       LayOutWithinBudget({.model = &model,
-                                           .layout = &plan.layout,
-                                           .decisions = &d,
-                                           .scopes = &pool_scopes,
-                                           .residency = &pool_residency,
-                                           .reduction = &pool_reduction,
-                                           .micro_batches = config.ebb.micro_batches_per_round},
-                                          config));
 
   if (kind != Kind::kDrain)
     plan.scopes = kind == Kind::kWalk ? ScopesOfWalk(model) : ScopesOfStep(model, d.rounds);
-  const Residency residency = PlanResidency(plan.scopes, elements, d.kept_whole, limits);
+  const Residency residency = PlanResidency(plan.scopes, base.elements, d.kept_whole, base.limits);
   const Reduction reduction =
       PlanReduction(plan.scopes, plan.layout, d, visits, ReduceGroupBytes(config));
   PlanBuilder builder(inputs, residency, reduction, plan);

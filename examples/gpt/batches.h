@@ -2,7 +2,8 @@
 //
 //      text -> locked host memory -> (copied in stream order) -> memory of the device
 //
-// So the host fills a micro-batch while the device still computes on the one before it.
+// Two steps have room in host memory, so the host fills a micro-batch of the next step before the
+// device has come to this one's.
 #pragma once
 
 #include <cstddef>
@@ -18,14 +19,14 @@ namespace ebb::gpt {
 
 class Batches {
  public:
-  // Room for `count` micro-batches of up to `rows` tokens each. `memory` is the device's, of
-  // DeviceBytes, and outlives them.
+  // Room for the `count` micro-batches of a step, of up to `rows` tokens each. `memory` is the
+  // device's, of DeviceBytes, and outlives them.
   static int64_t DeviceBytes(int64_t count, int64_t rows);
   static absl::StatusOr<Batches> Create(const Device& device, int64_t count, int64_t rows,
                                         std::span<std::byte> memory);
 
-  // Where the host writes micro-batch `index`, `rows` of both. Waits until what was there before
-  // has been copied.
+  // Where the host writes micro-batch `index`, `rows` of both. Waits until that of the step before
+  // the last has been copied.
   struct HostArrays {
     std::span<int32_t> tokens, targets;
   };
@@ -38,12 +39,16 @@ class Batches {
  private:
   Batches(const Device& device, int64_t rows, std::span<std::byte> memory)
       : stream_(device.CallerStream()), rows_(rows), memory_(memory) {}
+  size_t SlotOf(int64_t index) const {
+    return 2 * static_cast<size_t>(index) + turns_[static_cast<size_t>(index)];
+  }
 
   Stream stream_;
   int64_t rows_;
   std::span<std::byte> memory_;
-  Buffer host_;
-  std::vector<Event> copied_;
+  Buffer host_;                 // by slot: a micro-batch has two, in turns
+  std::vector<Event> copied_;   // by slot
+  std::vector<uint8_t> turns_;  // by micro-batch
   std::vector<Batch> batches_;
 };
 

@@ -8,7 +8,7 @@
 namespace ebb::gpt {
 
 double History::TokensPerSecond() const {
-  const size_t warm = steps.size() > 2 ? 2 : 0;
+  const size_t warm = steps.size() > kWarmUp ? kWarmUp : 0;
   double seconds = 0;
   for (size_t i = warm; i < steps.size(); ++i) seconds += steps[i].seconds;
   return seconds > 0 ? static_cast<double>(tokens_per_step) *

@@ -11,7 +11,9 @@ namespace ebb::gpt {
 
 struct StepRecord {
   StepReport report;
-  double seconds = 0;  // of the step alone
+  // From the report of the step before, or where that was known before this one began, from its
+  // begin: of steps that overlap each second counts once.
+  double seconds = 0;
 };
 
 struct Evaluated {
@@ -28,8 +30,9 @@ struct History {
   std::vector<TrafficRow> traffic = {};
   bool traffic_is_steady = false;
 
-  // Over the steps after the first two, which still meet cold caches and untouched pages; over all
-  // if there are no more.
+  // Over the steps after the first kWarmUp, which still meet cold caches and untouched pages; over
+  // all if there are no more.
+  static constexpr int64_t kWarmUp = 2;
   double TokensPerSecond() const;
 };
 

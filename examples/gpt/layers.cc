@@ -84,8 +84,8 @@ void Layers::EmbedBackward(Gradients gradients, const Batch& batch, const void* 
                        .context = gpt_.shape.context});
 }
 
-void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& batch,
-                          const void* input, int64_t slot, void* output) {
+void Layers::EnqueueForward(Parameters parameters, int64_t block, const Batch& batch,
+                            const void* input, int64_t slot, void* output) {
   const BlockIds& ids = gpt_.blocks[static_cast<size_t>(block)];
   const Slot& kept = space_->slots[static_cast<size_t>(slot)];
   const int64_t rows = batch.rows(), width = gpt_.shape.width;
@@ -141,9 +141,9 @@ void Layers::BlockForward(Parameters parameters, int64_t block, const Batch& bat
                 .k = 4 * width});
 }
 
-void Layers::BlockBackward(Parameters parameters, Gradients gradients, int64_t block,
-                           const Batch& batch, const void* input, int64_t slot,
-                           const void* output_gradient, void* input_gradient) {
+void Layers::EnqueueBackward(Parameters parameters, Gradients gradients, int64_t block,
+                             const Batch& batch, const void* input, int64_t slot,
+                             const void* output_gradient, void* input_gradient) {
   const BlockIds& ids = gpt_.blocks[static_cast<size_t>(block)];
   const Slot& kept = space_->slots[static_cast<size_t>(slot)];
   const int64_t rows = batch.rows(), width = gpt_.shape.width;

@@ -51,6 +51,15 @@ class Layers {
   // The first thing that could not be enqueued on the device; nothing was, since.
   absl::Status status() const { return ops_->status(); }
 
+  // On a GPU: launches a block's pass as a CUDA graph when it comes again with the same addresses and
+  // a whole micro-batch, for `most` different passes; 0, as at first: never. What other addresses
+  // need is not kept: call it anew after Engine::Resume. Bits do not change.
+  void KeepGraphs(int64_t most) {
+    ops_->KeepGraphs(most);
+    keeps_graphs_ = most > 0;
+  }
+  GraphUse graphs() const { return ops_->graphs(); }
+
   void Embed(Parameters parameters, const Batch& batch, void* output);
   // Fills the slot, and `output` unless that is null.
   void BlockForward(Parameters parameters, int64_t block, const Batch& batch, const void* input,
@@ -72,7 +81,17 @@ class Layers {
  private:
   struct Slot;
   struct Space;
+  class BlockPass;
   Layers(const Device& device, const Gpt& gpt, const Options& options);
+  bool Replays(const Batch& batch) const {
+    return keeps_graphs_ && batch.sequences == options_.sequences &&
+           batch.length == gpt_.shape.context;
+  }
+  void EnqueueForward(Parameters parameters, int64_t block, const Batch& batch, const void* input,
+                      int64_t slot, void* output);
+  void EnqueueBackward(Parameters parameters, Gradients gradients, int64_t block,
+                       const Batch& batch, const void* input, int64_t slot,
+                       const void* output_gradient, void* input_gradient);
   // Final norm and logits of rows [first, first + rows).
   void ChunkLogits(Parameters parameters, const void* input, int64_t first, int64_t rows,
                    Target logits);
@@ -91,6 +110,7 @@ class Layers {
   std::unique_ptr<Space> space_;
   Buffer host_logits_;
   std::unique_ptr<Ops> ops_;
+  bool keeps_graphs_ = false;
 };
 
 }  // namespace ebb::gpt

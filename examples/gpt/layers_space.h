@@ -48,6 +48,20 @@ struct Layers::Space {
             .vocabulary = shape.vocabulary};
   }
 
+  // On the CPU: about 16 MiB of logits, not under 64 rows, or the products become slow.
+  static int64_t ChunkForCaches(int64_t rows, int64_t vocabulary) {
+    return std::min(rows, std::max<int64_t>(64, (int64_t{4} << 20) / vocabulary));
+  }
+  // On a GPU: about `most` rows, whose logits take the memory that blocks need anyway, as few and
+  // as equal chunks as that allows, since each adds to the table's gradient once; whole tiles of a
+  // product, of which none has more rows.
+  static int64_t ChunkForTiles(int64_t rows, int64_t most) {
+    constexpr int64_t kTile = 256;
+    most = std::max(most, kTile);
+    const int64_t chunks = (rows + most - 1) / most, even = (rows + chunks - 1) / chunks;
+    return std::min(rows, (even + kTile - 1) / kTile * kTile);
+  }
+
   Space(const Device& device, const GptShape& shape, const Options& options, std::byte* base) {
     const int64_t rows = options.sequences * shape.context, element = SizeOf(options.compute);
     Arena arena(base);
@@ -64,12 +78,10 @@ struct Layers::Space {
     narrow = block.Take(rows * shape.width * element);
     narrow_gradient = block.Take(rows * shape.width * element);
 
-    // Chunks of about 16 MiB of logits on the CPU, for its caches, and 128 MiB on a GPU, to fill it;
-    // not under 64 rows, or the products become slow.
-    const bool cpu = device.kind() == DeviceKind::kCpu;
     const DType logits_dtype = LogitsDtype(device, options.compute);
-    chunk_rows =
-        std::min(rows, std::max<int64_t>(64, (int64_t{cpu ? 4 : 64} << 20) / shape.vocabulary));
+    chunk_rows = device.kind() == DeviceKind::kCpu
+                     ? ChunkForCaches(rows, shape.vocabulary)
+                     : ChunkForTiles(rows, block.used() / (shape.vocabulary * element));
     logits = head.Take(chunk_rows * shape.vocabulary * SizeOf(logits_dtype));
     logit_gradient = options.compute == logits_dtype
                          ? logits

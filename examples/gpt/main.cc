@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -98,5 +99,7 @@ int Main(int argc, char** argv) {
 }  // namespace ebb::gpt
 
 int main(int argc, char** argv) {
+  // Before there are threads, and before the driver starts: docs/ranks.md, "Queues of a GPU".
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   return ebb::gpt::Main(argc, argv);
 }

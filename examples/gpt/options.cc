@@ -33,7 +33,8 @@ constexpr char kOffload[] = "Offload";
 
 // Texts that stand for what Options holds, as CLI11 left them.
 struct Words {
-  std::string dtype, per_round, offload_param, offload_optimizer, device_memory, host_memory;
+  std::string dtype, per_round, cuda_graphs, offload_param, offload_optimizer, device_memory,
+      host_memory;
 };
 
 void AddOffloadFlags(CLI::App& app, Options& options, Words& words) {
@@ -145,6 +146,13 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int64_t& accumula
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str()
       ->group("Training");
+  app.add_option(
+         "--cuda-graphs", words.cuda_graphs,
+         "launch a block's kernels as one CUDA graph: on, off, or auto, where launching them "
+         "takes more than half as long as running them")
+      ->check(CLI::IsMember({"on", "off", "auto"}))
+      ->default_str("auto")
+      ->group("Training");
   app.add_flag("--recompute", options.recompute,
                "keep only the blocks' inputs and run their forward again in backward")
       ->group("Training");
@@ -203,6 +211,8 @@ void SetFromWords(const Words& words, Options& options) {
   for (DType candidate : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     if (words.dtype == Name(candidate)) options.dtype = candidate;
   }
+  if (words.cuda_graphs == "on") options.cuda_graphs = CudaGraphs::kOn;
+  if (words.cuda_graphs == "off") options.cuda_graphs = CudaGraphs::kOff;
   if (!words.per_round.empty()) {
     int64_t micro_batches = 0;  // stays for "all"
     if (words.per_round != "all" && !absl::SimpleAtoi(words.per_round, &micro_batches))

@@ -15,6 +15,8 @@
 
 namespace ebb::gpt {
 
+enum class CudaGraphs : uint8_t { kOff, kOn, kAuto };
+
 struct Options {
   std::string config_file;        // empty: DefaultConfig
   std::vector<std::string> data;  // empty: DefaultTextFiles
@@ -26,6 +28,7 @@ struct Options {
   bool ranks_given = false;
   int threads = 0;  // of one rank; 0: this machine's cores over its ranks
   std::string device = "cpu";
+  CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   // These override the configuration.
   std::optional<int> stage;
   std::optional<int64_t> batch, accumulate, micro_batches_per_round;  // of the last, 0: all

@@ -49,13 +49,14 @@ bool IsSteady(int64_t step, int64_t evaluate_every) {
   return step >= 2 && (evaluate_every == 0 || step % evaluate_every != 0);
 }
 
-std::string Headline(Trainer& trainer, const Run& run) {
+std::string Headline(Trainer& trainer, const Run& run, const std::string& graphs) {
   const Config& config = trainer.engine().config();
   return absl::StrFormat(
-      "%.2f M parameters, %d %s (%s), stage %d, %s, %d tokens a step, %d bytes of text",
+      "%.2f M parameters, %d %s (%s), stage %d, %s, %d tokens a step, %d bytes of text%s",
       static_cast<double>(ParametersOf(trainer.model())) / 1e6, run.options.ranks,
       run.options.ranks == 1 ? "rank" : "ranks", trainer.device().description(), config.zero.stage,
-      std::string(Name(config.compute)), trainer.tokens_per_step(), run.text.training_bytes());
+      std::string(Name(config.compute)), trainer.tokens_per_step(), run.text.training_bytes(),
+      graphs.empty() ? "" : ", " + graphs);
 }
 
 absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress) {
@@ -69,32 +70,55 @@ absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Pr
   return absl::OkStatus();
 }
 
-// `progress` is null on all ranks but 0, which speaks for all.
-absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, History& history,
-                        Progress* progress) {
-  bool warned = false;
-  for (int64_t step = 0; step < run.options.steps; ++step) {
-    const absl::Status voted = vote.Decide();
-    if (vote.stopped()) return absl::OkStatus();
-    const double begin = Now();
-    EBB_ASSIGN_OR_RETURN(const StepReport report, trainer.Step(step));
-    EBB_RETURN_IF_ERROR(voted);  // of a lost rank the engine has more to say
-    history.steps.push_back({.report = report, .seconds = Now() - begin});
-    if (progress != nullptr) progress->Show(history, BytesHeld(trainer.engine()));
-    if (progress != nullptr && !std::isfinite(report.loss) && !std::exchange(warned, true)) {
+// Takes steps' reports into the history, with the time that each step took, and shows them.
+class Recorder {
+ public:
+  // `progress` is null on all ranks but 0, which speaks for all.
+  Recorder(Trainer& trainer, History& history, Progress* progress)
+      : trainer_(trainer), history_(history), progress_(progress) {}
+
+  void StartClock() { since_ = Now(); }
+  void Take(const StepReport& report) {
+    const double now = Now();
+    history_.steps.push_back({.report = report, .seconds = now - std::exchange(since_, now)});
+    if (progress_ == nullptr) return;
+    progress_->Show(history_, BytesHeld(trainer_.engine()));
+    if (!std::isfinite(report.loss) && !std::exchange(warned_, true)) {
       LogWarning(absl::StrCat("the loss of step ", report.step, " is not a number",
                               report.applied ? "" : "; its update was skipped"));
     }
+  }
+
+ private:
+  Trainer& trainer_;
+  History& history_;
+  Progress* const progress_;
+  double since_ = 0;
+  bool warned_ = false;
+};
+
+absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, History& history,
+                        Progress* progress) {
+  Recorder recorder(trainer, history, progress);
+  const auto record = [&](const StepReport& report) { recorder.Take(report); };
+  for (int64_t step = 0; step < run.options.steps; ++step) {
+    const absl::Status voted = vote.Decide();
+    if (vote.stopped()) break;
+    if (!trainer.owes_report()) recorder.StartClock();
+    EBB_RETURN_IF_ERROR(trainer.Step(step, record));
+    EBB_RETURN_IF_ERROR(voted);  // of a lost rank the engine has more to say
     const int64_t every = run.options.evaluate_every;
     const bool last = step + 1 == run.options.steps;
+    const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
+    // The tokens per second count from a device that has nothing left to do.
+    if (evaluates || step + 1 == History::kWarmUp) EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
     if (history.traffic.empty() && (last || IsSteady(step, every))) {
       history.traffic = trainer.engine().traffic();
       history.traffic_is_steady = IsSteady(step, every);
     }
-    if (last || (every > 0 && (step + 1) % every == 0))
-      EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
+    if (evaluates) EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
   }
-  return absl::OkStatus();
+  return trainer.AwaitReport(record);
 }
 
 absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
@@ -107,6 +131,7 @@ absl::Status WriteReports(const Run& run, Trainer& trainer, const History& histo
                                                  .parameters = ParametersOf(trainer.model()),
                                                  .ranks = run.options.ranks,
                                                  .usage = usage,
+                                                 .graphs = trainer.graphs(),
                                                  .parameter_digest = std::move(digest)},
                                                 history));
 }
@@ -171,8 +196,9 @@ namespace {
 absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
                                     StopVote& vote) {
   const bool speaks = world.rank() == 0;
+  EBB_ASSIGN_OR_RETURN(const std::string graphs, trainer.ChooseCudaGraphs());
   std::optional<Progress> progress;
-  if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run));
+  if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run, graphs));
   Progress* shown = progress ? &*progress : nullptr;
   History history = {.tokens_per_step = trainer.tokens_per_step(), .steps = {}, .held_out = {}};
   history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
@@ -213,6 +239,9 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
   if (speaks && !device.instead_of_cuda.empty())
     LogWarning(
         absl::StrCat("no --device cuda, so training uses the CPU: ", device.instead_of_cuda));
+  if (speaks && run.options.cuda_graphs == CudaGraphs::kOn &&
+      device.device.kind() != DeviceKind::kCuda)
+    LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
   EBB_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
   EBB_ASSIGN_OR_RETURN(
       std::unique_ptr<Trainer> trainer,

@@ -16,11 +16,23 @@ void Remember(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
+// The write that it comes with fails, and so do those that follow on the way to the end.
+void RememberClosedOutput(int) {
+  signal_seen.store(true, std::memory_order_relaxed);
+}
+
+// What the parent has switched off, as nohup does, stays off.
+void CatchUnlessIgnored(int signal, void (*handler)(int)) {
+  if (std::signal(signal, handler) == SIG_IGN) std::signal(signal, SIG_IGN);
+}
+
 }  // namespace
 
 void CatchStopSignals() {
   std::signal(SIGINT, Remember);
   std::signal(SIGTERM, Remember);
+  CatchUnlessIgnored(SIGHUP, Remember);
+  CatchUnlessIgnored(SIGPIPE, RememberClosedOutput);
 }
 
 // In this order: the stream is destroyed, and so emptied, before what its work uses.

@@ -10,7 +10,8 @@
 
 namespace ebb::gpt {
 
-// From here on SIGINT and SIGTERM are remembered; a second one ends the process at once.
+// From here on SIGINT, SIGTERM and SIGHUP (a terminal that is gone) are remembered; a second one ends
+// the process at once. So is SIGPIPE, any number of them: nobody reads the output any more.
 void CatchStopSignals();
 
 // Before each step, and each walk of an evaluation or sample, every rank casts a vote, which travels

@@ -85,6 +85,12 @@ std::string SummaryJson(const Summary& summary, const History& history) {
   json["tokens_per_second"] = history.TokensPerSecond();
   json["skipped_steps"] = history.steps.empty() ? 0 : history.steps.back().report.skipped_steps;
   json["parameter_digest"] = summary.parameter_digest;
+  if (summary.graphs.most > 0) {
+    json["cuda_graphs"] = {{"most", summary.graphs.most},
+                           {"kept", summary.graphs.kept},
+                           {"launches", summary.graphs.launches},
+                           {"given_up", summary.graphs.given_up}};
+  }
   Json& memory = json["memory"] = Json::array();
   for (const MemoryRow& row : summary.usage.memory) {
     memory.push_back({{"class", std::string(Name(row.state))},

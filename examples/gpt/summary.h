@@ -10,6 +10,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/engine.h"
 #include "history.h"
+#include "ops/ops.h"
 
 namespace ebb::gpt {
 
@@ -30,6 +31,7 @@ struct Summary {
   int64_t parameters = 0;
   int ranks = 1;
   RankUsage usage;
+  GraphUse graphs;  // of rank 0; with `most` 0: none were wanted
   std::string parameter_digest;
 };
 std::string SummaryJson(const Summary& summary, const History& history);

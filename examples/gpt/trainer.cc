@@ -1,14 +1,20 @@
 #include "trainer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/thread_team.h"
+#include "ebb/sharding/plan.h"
+#include "launch_times.h"
 #include "scope_access.h"
 
 namespace ebb::gpt {
 namespace {
+
+// Graphs take memory of the host and of the device beside the engine's pools, so they are bounded;
+// passes beyond that are launched kernel by kernel.
+constexpr int64_t kGraphsMax = 1024;
 
 constexpr char kVectorGroup[] =
     "no_decay";  // of norms and biases, where the configuration has such a group
@@ -36,12 +42,15 @@ absl::Status Trainer::MakeEngine(const Config& config) {
        .boundary_bytes = rows * options_.shape.width * SizeOf(config.compute),
        .vector_group = config.ebb.parameter_groups.contains(kVectorGroup) ? kVectorGroup : ""},
       model_);
-  const Layers::Options layers = {
-      .compute = config.compute,
-      .sequences = sequences_,
-      .slots = options_.recompute ? 1 : per_round * options_.shape.layers};
+  layers_options_ = {.compute = config.compute,
+                     .sequences = sequences_,
+                     .slots = options_.recompute ? 1 : per_round * options_.shape.layers};
+  // Forward, forward again in backward, and backward, which writes gradients or adds to them, of each
+  // micro-batch of a round; and the evaluation's forward.
+  passes_ = options_.shape.layers * (per_round * (options_.recompute ? 4 : 3) + 1);
   const int64_t batches_bytes = Batches::DeviceBytes(micro_batches_, rows);
-  model_.workspace_bytes = batches_bytes + Layers::WorkspaceBytes(device_, options_.shape, layers);
+  model_.workspace_bytes =
+      batches_bytes + Layers::WorkspaceBytes(device_, options_.shape, layers_options_);
 
   EBB_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, model_, config));
   const std::span workspace(static_cast<std::byte*>(engine_->workspace().data),
@@ -49,8 +58,32 @@ absl::Status Trainer::MakeEngine(const Config& config) {
   const auto cut = static_cast<size_t>(batches_bytes);
   EBB_ASSIGN_OR_RETURN(batches_,
                        Batches::Create(device_, micro_batches_, rows, workspace.first(cut)));
-  EBB_ASSIGN_OR_RETURN(layers_, Layers::Create(device_, gpt_, layers, workspace.subspan(cut)));
+  EBB_ASSIGN_OR_RETURN(layers_,
+                       Layers::Create(device_, gpt_, layers_options_, workspace.subspan(cut)));
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
+  if (device_.kind() != DeviceKind::kCuda) return "";
+  bool on = options_.cuda_graphs == CudaGraphs::kOn;
+  std::string why;
+  if (options_.cuda_graphs == CudaGraphs::kAuto) {
+    const auto times = MeasureLaunches(device_, gpt_, layers_options_,
+                                       engine_->plan().decisions.gradient, *layers_);
+    EBB_RETURN_IF_ERROR(layers_->status());
+    EBB_RETURN_IF_ERROR(device_.status());
+    // The measurement's memory is given back, which waits for the device: where ranks are threads with
+    // one GPU, not for a collective that another has begun. They meet on the host; those of several
+    // hosts, which share none, may have nothing to meet with.
+    const double patience = engine_->config().ebb.timeout_seconds;
+    const absl::Status met =
+        world_.NewCommunicator({.name = "launches measured", .timeout_seconds = patience}).status();
+    if (!absl::IsUnimplemented(met)) EBB_RETURN_IF_ERROR(met);
+    on = times.ok() && times->GraphsPay();
+    why = absl::StrCat(" (", times.ok() ? times->Text() : times.status().message(), ")");
+  }
+  if (on) layers_->KeepGraphs(std::min(passes_, kGraphsMax));
+  return absl::StrCat("CUDA graphs ", on ? "on" : "off", why);
 }
 
 int64_t Trainer::tokens_per_step() const {
@@ -119,12 +152,25 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
   }
 }
 
-absl::StatusOr<StepReport> Trainer::Step(int64_t step_number) {
+absl::Status Trainer::Step(int64_t step_number, Reported reported) {
   ebb::Step step = engine_->BeginStep();
   for (int round = 0; round < step.rounds(); ++round) RunRound(step, step_number);
-  EBB_RETURN_IF_ERROR(layers_->status());
+  // What Finish enqueues is little: the device has all of this step to do meanwhile.
+  EBB_RETURN_IF_ERROR(AwaitReport(reported));
+  if (absl::Status failed = layers_->status(); !failed.ok()) {
+    return absl::Status(failed.code(),
+                        absl::StrCat("in step ", step_number + 1, ": ", failed.message()));
+  }
   EBB_RETURN_IF_ERROR(step.Finish());
-  return engine_->Report();
+  owes_report_ = true;
+  return device_.kind() == DeviceKind::kCpu ? AwaitReport(reported) : absl::OkStatus();
+}
+
+absl::Status Trainer::AwaitReport(Reported reported) {
+  if (!std::exchange(owes_report_, false)) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(const StepReport report, engine_->Report());
+  reported(report);
+  return absl::OkStatus();
 }
 
 }  // namespace ebb::gpt

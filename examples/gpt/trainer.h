@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "batches.h"
@@ -25,8 +26,19 @@ class Trainer {
                                                          const Options& options,
                                                          const Config& config, const Text& text);
 
-  // Step number `step`, from 0: forward, backward and update.
-  absl::StatusOr<StepReport> Step(int64_t step);
+  // Whether blocks run as CUDA graphs from now on, as the options want it; in words, with the reason.
+  // Empty on the CPU, which has none. Once, before the first step; waits for the device. Each rank
+  // decides for itself, as it changes no bits.
+  absl::StatusOr<std::string> ChooseCudaGraphs();
+
+  // Step number `step`, from 0: forward, backward and update. Every step's report comes once, in
+  // their order: on the CPU that of this one; on a GPU that of the one before, when this one's
+  // kernels are in the queue, so that the device does not run out of work while the host waits.
+  using Reported = absl::FunctionRef<void(const StepReport&)>;
+  absl::Status Step(int64_t step, Reported reported);
+  // Whether the report of the last step has not come yet, and that. Waits for the step's norm.
+  bool owes_report() const { return owes_report_; }
+  absl::Status AwaitReport(Reported reported);
   // The mean loss over held-out text; nothing if `vote` stopped it. Collective.
   absl::StatusOr<std::optional<double>> Evaluate(StopVote& vote);
   // `prompt` continued by `bytes` bytes, or until `vote` stops it. Collective, and the same on
@@ -37,6 +49,7 @@ class Trainer {
   const ModelSpec& model() const { return model_; }
   const World& world() const { return world_; }
   const Device& device() const { return device_; }
+  GraphUse graphs() const { return layers_->graphs(); }
   Engine& engine() { return *engine_; }
 
  private:
@@ -59,9 +72,12 @@ class Trainer {
   Gpt gpt_;
   int64_t sequences_ = 0;      // of a micro-batch
   int64_t micro_batches_ = 0;  // of a step
+  Layers::Options layers_options_;
+  int64_t passes_ = 0;  // over blocks, with addresses or betas of their own
   std::optional<Engine> engine_;
   std::unique_ptr<Layers> layers_;
   std::optional<Batches> batches_;  // one a micro-batch of a step
+  bool owes_report_ = false;
 };
 
 }  // namespace ebb::gpt

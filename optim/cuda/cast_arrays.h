@@ -16,6 +16,7 @@ struct CastArrays {
   DType destination_dtype = DType::kFloat32;
   int64_t count = 0;
   Rounding rounding = Rounding::kNearest;
+  float factor = 1;  // of the number before it is rounded
 };
 
 }  // namespace ebb::optim

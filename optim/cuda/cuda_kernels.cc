@@ -1,10 +1,12 @@
 #include "ebb/optim/cuda/cuda_kernels.h"
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/cuda/launch.h"
+#include "ebb/optim/stochastic_rounding.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/cuda_device.h"
@@ -46,6 +48,36 @@ class CudaKernels : public Kernels {
                     .destination = destination,
                     .destination_dtype = destination_dtype,
                     .count = count});
+  }
+
+  void Scale(Stream& stream, const void* source, DType source_dtype, float factor,
+             float* destination, int64_t count) override {
+    Launch(stream, {.source = source,
+                    .source_dtype = source_dtype,
+                    .destination = destination,
+                    .count = count,
+                    .factor = factor});
+  }
+
+  void LoadMaster(Stream& stream, const MasterArrays& arrays) override {
+    Enqueue(stream, "launching a load of masters",
+            [&](cudaStream_t native) { return LaunchLoadMaster(grids_, native, arrays); });
+  }
+
+  // One launch for each key of random bits.
+  void StoreMaster(Stream& stream, const MasterArrays& arrays) override {
+    for (int64_t done = 0; done < arrays.count;) {
+      MasterArrays part = arrays;
+      part.master += done;
+      part.parameter += done;
+      part.low += part.low == nullptr ? 0 : done;
+      part.rounding.index += done;
+      part.count = std::min(arrays.count - done,
+                            kRoundingKeyElements - part.rounding.index % kRoundingKeyElements);
+      Enqueue(stream, "launching a store of masters",
+              [&](cudaStream_t native) { return LaunchStoreMaster(grids_, native, part); });
+      done += part.count;
+    }
   }
 
   void Accumulate(Stream& stream, const AccumulateArrays& arrays) override {

@@ -186,6 +186,13 @@ class Loader {
 cudaError_t LoadKernels(Grids* grids) {
   Loader loader;
   loader.Load(&EachElementKernel<cuda::CastWork, CastArrays>, &grids->cast);
+  loader.Load(&EachElementKernel<cuda::LoadMasterWork<true>, MasterArrays>, &grids->load_master[0]);
+  loader.Load(&EachElementKernel<cuda::LoadMasterWork<false>, MasterArrays>,
+              &grids->load_master[1]);
+  loader.Load(&EachElementKernel<cuda::StoreMasterWork<true>, MasterArrays>,
+              &grids->store_master[0]);
+  loader.Load(&EachElementKernel<cuda::StoreMasterWork<false>, MasterArrays>,
+              &grids->store_master[1]);
   loader.Load(&EachElementKernel<cuda::AccumulateWork, AccumulateArrays>, &grids->accumulate);
   loader.Load(&SumBlocksKernel, &grids->squares);
   loader.Load(&AddLevelKernel, &grids->level);
@@ -200,6 +207,18 @@ cudaError_t LoadKernels(Grids* grids) {
 
 cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays& arrays) {
   return LaunchEach<cuda::CastWork>(stream, grids.cast, arrays);
+}
+
+cudaError_t LaunchLoadMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays) {
+  return arrays.low != nullptr
+             ? LaunchEach<cuda::LoadMasterWork<true>>(stream, grids.load_master[0], arrays)
+             : LaunchEach<cuda::LoadMasterWork<false>>(stream, grids.load_master[1], arrays);
+}
+
+cudaError_t LaunchStoreMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays) {
+  return arrays.low != nullptr
+             ? LaunchEach<cuda::StoreMasterWork<true>>(stream, grids.store_master[0], arrays)
+             : LaunchEach<cuda::StoreMasterWork<false>>(stream, grids.store_master[1], arrays);
 }
 
 cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,

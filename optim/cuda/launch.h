@@ -7,6 +7,7 @@
 #include <cuda_runtime_api.h>
 
 #include "ebb/optim/cuda/cast_arrays.h"
+#include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/update_constants.h"
 
@@ -15,7 +16,8 @@ namespace ebb::optim {
 // The largest grids of one device, in blocks of threads (resident_blocks.h).
 struct Grids {
   int cast = 1, accumulate = 1, squares = 1, level = 1;
-  int update[3][3] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}};  // of an UpdateRule and a MasterForm
+  int load_master[2] = {1, 1}, store_master[2] = {1, 1};  // of a split one, of a parameter
+  int update[3][3] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}};   // of an UpdateRule and a MasterForm
 };
 
 // Loads all kernels onto the current device. An error where it is older than what this build has
@@ -24,6 +26,9 @@ cudaError_t LoadKernels(Grids* grids);
 
 // `grids`: of the current device.
 cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays& arrays);
+cudaError_t LaunchLoadMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays);
+// Elements of one key (kRoundingKeyElements) where the parameter is the master.
+cudaError_t LaunchStoreMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays);
 cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays);
 // Of what was written or, without a destination, of the source.

@@ -14,6 +14,7 @@
 
 #include "ebb/optim/cuda/cast_arrays.h"
 #include "ebb/optim/cuda/numbers.h"
+#include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update_constants.h"
@@ -93,10 +94,90 @@ struct CastWork {
     for (int m = 0; m < kTimes; ++m) {
       float numbers[kWidth];
       Unpack(loaded[m], arrays.source_dtype, numbers);
+      if (arrays.factor != 1) {
+        for (float& number : numbers) number = Ops::Mul(number, arrays.factor);
+      }
       if (arrays.via != DType::kFloat32)
         Unpack(Pack(numbers, arrays.via, Rounding::kNearest), arrays.via, numbers);
       Store(Pack(numbers, arrays.destination_dtype, arrays.rounding), arrays.destination,
             SizeOf(arrays.destination_dtype), first + m * stride);
+    }
+  }
+};
+
+// Of a split master, or of a parameter that is the master.
+inline Cut CutForMaster(const MasterArrays& arrays) {
+  return CutFor(arrays.count, {{arrays.master, 4}, {arrays.parameter, 2}, {arrays.low, 2}});
+}
+
+// Numbers [at, at + kWidth) of a split master.
+template <int kWidth>
+EBB_HOST_DEVICE void JoinMasters(const Packed<kWidth>& parameters, const Packed<kWidth>& low,
+                                 float (&masters)[kWidth]) {
+  for (int i = 0; i < kWidth; ++i) {
+    BFloat16 parameter;
+    parameter.bits = parameters.Half(i);
+    masters[i] = JoinMaster(parameter, low.Half(i));
+  }
+}
+
+template <bool kSplit>
+struct LoadMasterWork {
+  static constexpr int kMany = 4;
+  const MasterArrays& arrays;
+
+  static Cut CutOf(const MasterArrays& arrays) { return CutForMaster(arrays); }
+
+  template <int kWidth, int kTimes>
+  EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
+    Packed<kWidth> parameter[kTimes], low[kTimes] = {};
+    for (int m = 0; m < kTimes; ++m) {
+      parameter[m] = Load<kWidth>(arrays.parameter, 2, first + m * stride);
+      if constexpr (kSplit) low[m] = Load<kWidth>(arrays.low, 2, first + m * stride);
+    }
+    for (int m = 0; m < kTimes; ++m) {
+      float masters[kWidth];
+      if constexpr (kSplit) {
+        JoinMasters(parameter[m], low[m], masters);
+      } else {
+        Unpack(parameter[m], DType::kBFloat16, masters);
+      }
+      Store(Pack(masters, DType::kFloat32, Rounding::kNearest), arrays.master, 4,
+            first + m * stride);
+    }
+  }
+};
+
+template <bool kSplit>
+struct StoreMasterWork {
+  static constexpr int kMany = 4;
+  const MasterArrays& arrays;
+  RoundingKey key = {};
+
+  EBB_HOST_DEVICE explicit StoreMasterWork(const MasterArrays& of) : arrays(of) {
+    if constexpr (!kSplit) key = RoundingKeyOf(of.rounding, of.step);
+  }
+  static Cut CutOf(const MasterArrays& arrays) { return CutForMaster(arrays); }
+
+  template <int kWidth, int kTimes>
+  EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
+    Packed<kWidth> packed[kTimes];
+    for (int m = 0; m < kTimes; ++m) packed[m] = Load<kWidth>(arrays.master, 4, first + m * stride);
+    for (int m = 0; m < kTimes; ++m) {
+      const int64_t at = first + m * stride;
+      float masters[kWidth];
+      Unpack(packed[m], DType::kFloat32, masters);
+      Packed<kWidth> low = {};
+      for (int i = 0; i < kWidth; ++i) {
+        if constexpr (kSplit) {
+          low.SetHalf(i, LowHalf(masters[i]));
+        } else {
+          const auto index = static_cast<uint32_t>(arrays.rounding.index + at + i);
+          masters[i] = RoundStochastically(masters[i], RandomBits(key, index));
+        }
+      }
+      if constexpr (kSplit) Store(low, arrays.low, 2, at);
+      Store(Pack(masters, DType::kBFloat16, Rounding::kParameter), arrays.parameter, 2, at);
     }
   }
 };
@@ -295,11 +376,7 @@ struct UpdateWork {
     Unpack(packed_gradient, arrays.gradient_dtype, gradient);
     for (int s = 0; s < kStatesMax; ++s) Unpack(packed_states[s], DType::kFloat32, states[s]);
     if constexpr (kSplit) {
-      for (int i = 0; i < kWidth; ++i) {
-        BFloat16 parameter;
-        parameter.bits = whole.Half(i);
-        master[i] = JoinMaster(parameter, low.Half(i));
-      }
+      JoinMasters(whole, low, master);
     } else {
       Unpack(whole, kWhole ? DType::kFloat32 : DType::kBFloat16, master);
     }

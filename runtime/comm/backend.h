@@ -59,7 +59,8 @@ class CommunicatorBackend {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual absl::Status Enqueue(Stream& stream, const Collective& collective) = 0;
-  virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) = 0;
+  virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                                     std::string_view name) = 0;
   // Of backends whose sums have an order of their own.
   virtual absl::Status SumInOrder(std::span<std::byte> /*scratch*/) { return absl::OkStatus(); }
   // Of backends that move registered memory without copies.

@@ -38,20 +38,16 @@ absl::StatusOr<BucketTime> TimeGather(Communicator& communicator, Stream& stream
   return time;
 }
 
-// The first rank's number, on all ranks.
-absl::StatusOr<int64_t> FirstRanks(Communicator& communicator, Stream& stream,
-                                   std::span<std::byte> memory, const Buffer& host,
-                                   int64_t number) {
-  auto* const value = reinterpret_cast<int64_t*>(host.data());
-  *value = number;
+// Makes `number` the first rank's, on all ranks.
+absl::Status TakeFirstRanks(Communicator& communicator, Stream& stream, std::span<std::byte> memory,
+                            int64_t& number) {
   const CollectiveSpan span = {
       .send = memory.data(), .receive = memory.data(), .count = sizeof(number)};
-  stream.Copy(memory.data(), value, sizeof(number));
+  stream.Copy(memory.data(), &number, sizeof(number));
   EBB_RETURN_IF_ERROR(communicator.Broadcast(stream, {&span, 1}, DType::kInt8, /*root=*/0));
-  stream.Copy(value, memory.data(), sizeof(number));
+  stream.Copy(&number, memory.data(), sizeof(number));
   stream.WaitIdle();
-  EBB_RETURN_IF_ERROR(communicator.status());
-  return *value;
+  return communicator.status();
 }
 
 }  // namespace
@@ -71,23 +67,17 @@ int64_t SmallestFastBucket(std::span<const BucketTime> times) {
 }
 
 absl::StatusOr<int64_t> MeasureBucketBytes(Communicator& communicator, Stream& stream,
-                                           const Device& device, std::span<std::byte> memory) {
+                                           std::span<std::byte> memory, int64_t& number) {
   if (communicator.size() == 1) return kBucketBytesMin;
-  const absl::StatusOr<Buffer> host =
-      device.AllocateShared(sizeof(int64_t), "measuring group sizes");
-  if (!host.ok()) {
-    communicator.Abort(host.status());  // the others are about to wait in it
-    return host.status();
-  }
   const Clock::time_point start = Clock::now();
   std::vector<BucketTime> times;
   for (int64_t bytes = kBucketBytesMin;; bytes *= 2) {
     EBB_ASSIGN_OR_RETURN(const BucketTime time, TimeGather(communicator, stream, memory, bytes));
     times.push_back(time);
     const bool last = bytes >= kBucketBytesMax || SecondsSince(start) >= kSecondsMax;
-    EBB_ASSIGN_OR_RETURN(const int64_t decided, FirstRanks(communicator, stream, memory, *host,
-                                                           last ? SmallestFastBucket(times) : 0));
-    if (decided > 0) return decided;
+    number = last ? SmallestFastBucket(times) : 0;
+    EBB_RETURN_IF_ERROR(TakeFirstRanks(communicator, stream, memory, number));
+    if (number > 0) return number;
   }
 }
 

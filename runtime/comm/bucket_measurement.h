@@ -8,7 +8,7 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/stream.h"
 
 namespace ebb {
 
@@ -25,8 +25,9 @@ int64_t SmallestFastBucket(std::span<const BucketTime> times);
 
 // The same of all-gathers on `stream`, in bytes of the gathered whole. Collective, blocks; the first
 // rank's clock decides, also when to stop, after about a quarter of a second. `memory`: of the
-// device, kBucketBytesMax on every rank; what it holds is lost. kBucketBytesMin of one rank alone.
+// device, kBucketBytesMax on every rank; what it holds is lost. `number`: shared by host and device.
+// kBucketBytesMin of one rank alone.
 absl::StatusOr<int64_t> MeasureBucketBytes(Communicator& communicator, Stream& stream,
-                                           const Device& device, std::span<std::byte> memory);
+                                           std::span<std::byte> memory, int64_t& number);
 
 }  // namespace ebb

@@ -80,8 +80,9 @@ void Communicator::Deregister() {
   backend_->Deregister();
 }
 
-absl::StatusOr<Communicator> Communicator::Split(int colour, int key) const {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend, backend_->Split(colour, key));
+absl::StatusOr<Communicator> Communicator::Split(int colour, int key, std::string_view name) const {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend,
+                       backend_->Split(colour, key, name));
   return Communicator(std::move(backend));
 }
 

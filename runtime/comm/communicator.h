@@ -26,6 +26,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -86,8 +87,8 @@ class Communicator {
   void Deregister();
 
   // Collective over this communicator: ranks with the same colour form a new one, ordered by (key,
-  // rank).
-  absl::StatusOr<Communicator> Split(int colour, int key) const;
+  // rank). `name`: in messages; empty: this one's. The options are this one's too.
+  absl::StatusOr<Communicator> Split(int colour, int key, std::string_view name = {}) const;
 
   // The first failure, sticky. Any thread.
   absl::Status status() const;

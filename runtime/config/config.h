@@ -96,6 +96,9 @@ struct OffloadOptimizerConfig {
   // Without meaning here: always so.
   bool pipeline_read = false, pipeline_write = false, fast_init = false;
   double ratio = 1;  // of the states, what is offloaded; the rest stays on the device
+  // "auto": Create chooses the ratio and sets it. Whoever plans without an engine plans with what
+  // `ratio` is until then; PredictMemory with what ebb.device_memory asks for.
+  bool measures_ratio = false;
 
   friend bool operator==(const OffloadOptimizerConfig&, const OffloadOptimizerConfig&) = default;
 };

@@ -24,8 +24,9 @@ struct OrAll {
   int64_t all;
 };
 // The word "auto" stands for a value that is found out later.
+template <class Value>
 struct OrAuto {
-  std::optional<int64_t>& value;
+  Value& value;
   bool& is_auto;
 };
 struct Pair {
@@ -176,7 +177,7 @@ void VisitOffload(OffloadOptimizerConfig& offload, Visitor& visit) {
   visit("zero_optimization.offload_optimizer.pipeline_read", offload.pipeline_read);
   visit("zero_optimization.offload_optimizer.pipeline_write", offload.pipeline_write);
   visit("zero_optimization.offload_optimizer.fast_init", offload.fast_init);
-  visit("zero_optimization.offload_optimizer.ratio", offload.ratio);
+  visit("zero_optimization.offload_optimizer.ratio", OrAuto{offload.ratio, offload.measures_ratio});
 }
 
 template <class Visitor>

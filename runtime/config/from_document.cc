@@ -47,9 +47,13 @@ class FieldReader {
   static void Take(const Json& value, OrAll field) {
     field.value = value.is_string() ? field.all : *ToInteger(value);
   }
-  static void Take(const Json& value, OrAuto field) {
-    field.value = ToBytes(value);
+  static void Take(const Json& value, OrAuto<std::optional<int64_t>> field) {
+    Take(value, field.value);
     field.is_auto = !field.value.has_value();
+  }
+  static void Take(const Json& value, OrAuto<double> field) {
+    field.is_auto = value.is_string();
+    if (!field.is_auto) Take(value, field.value);
   }
   static void Take(const Json& value, Pair field) {
     field.first = value[0].get<double>();
@@ -183,9 +187,10 @@ absl::Status TakeOldOffload(const Values& values, std::string_view old_path, std
 // What of the keys of the tiers others overrule.
 void RemarkOnTiers(Config& config) {
   const OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
-  if (optimizer.device == Tier::kDevice && optimizer.ratio < 1) {
+  if (optimizer.device == Tier::kDevice && (optimizer.ratio < 1 || optimizer.measures_ratio)) {
     Remark(config.remarks,
-           Join({"\"zero_optimization.offload_optimizer.ratio\" ", Shown(optimizer.ratio),
+           Join({"\"zero_optimization.offload_optimizer.ratio\" ",
+                 optimizer.measures_ratio ? Quoted("auto") : Shown(optimizer.ratio),
                  " has no meaning while \"zero_optimization.offload_optimizer.device\" is "
                  "\"none\": all optimizer states stay on the device"}));
   }

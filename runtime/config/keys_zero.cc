@@ -152,8 +152,10 @@ constexpr Key kRows[] = {
     Flag("zero_optimization.offload_optimizer.fast_init", "false", kNoMeaning,
          "initial states are always streamed"),
     Number("zero_optimization.offload_optimizer.ratio", "1.0", kLiterally,
-           "share of the optimizer states that is offloaded; the rest stays on the device")
-        .From(0, 1),
+           "share of the optimizer states that is offloaded; the rest stays on the device; auto: "
+           "what balances the updates of both as measured, and at least what fits")
+        .From(0, 1)
+        .Or("auto"),
     Flag("zero_optimization.offload_optimizer.super_offload", "false", kNoMeaning, kOneUpdate),
     Number("zero_optimization.offload_optimizer.cpuadam_cores_perc", "0.8", kNoMeaning, kOneUpdate)
         .From(0, 1),

@@ -42,9 +42,12 @@ class FieldWriter {
   static Json ToJson(OrAll field) {
     return field.value == field.all ? Json("all") : Json(field.value);
   }
-  static Json ToJson(OrAuto field) {
+  static Json ToJson(OrAuto<std::optional<int64_t>> field) {
     if (field.value.has_value()) return *field.value;
     return field.is_auto ? Json("auto") : Json();
+  }
+  static Json ToJson(OrAuto<double> field) {
+    return field.is_auto ? Json("auto") : Json(field.value);
   }
   static Json ToJson(Pair field) { return Json::array({field.first, field.second}); }
   static Json ToJson(IsType field) { return field.value == field.type; }

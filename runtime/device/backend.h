@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,6 +45,7 @@ class DeviceBackend {
   virtual std::string description() const = 0;
   virtual int ordinal() const { return 0; }
   virtual absl::Status status() const { return absl::OkStatus(); }
+  virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                                    int tasks_max) = 0;
   // Where every stream's tasks may compute and wait.

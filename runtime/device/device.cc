@@ -49,6 +49,10 @@ absl::Status Device::status() const {
   return backend_->status();
 }
 
+std::optional<int64_t> Device::free_bytes() const {
+  return backend_->free_bytes();
+}
+
 std::string Device::description() const {
   return backend_->description();
 }

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,6 +47,9 @@ class Device {
   std::string description() const;  // for people: "CPU, 2 threads", "CUDA device 0 (NVIDIA H200)"
   // The first failure of the device itself, sticky: its streams do nothing any more. OK on the CPU.
   absl::Status status() const;
+  // Memory of its own that Allocate could still hand out, whoever has the rest. Not known where the
+  // device's memory is the host's, and of a device that has failed.
+  std::optional<int64_t> free_bytes() const;
 
   // A stream that runs beside the caller. `name` is what debuggers and timelines show, at most 15
   // characters on Linux. `tasks_max`: how many tasks may wait in it before Enqueue does.

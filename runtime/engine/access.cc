@@ -211,22 +211,32 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
       float* const to = receives ? whole.data() + interval.begin : nullptr;
       if (sends && receives) std::memcpy(to, values.data(), static_cast<size_t>(bytes));
       if (sends && root == r) continue;
-      const absl::StatusOr<DeviceMirror> mirror =
-          DeviceMirror::Of(device_, receives ? to : values.data(), bytes);
-      if (!mirror.ok()) {
-        control_->Abort(mirror.status());  // the others are waiting for this rank
-        return mirror.status();
-      }
-      const CollectiveSpan span{.send = mirror->data(), .receive = mirror->data(), .count = count};
-      if (sends) mirror->Upload(*reduce_);
-      EBB_RETURN_IF_ERROR(root < 0 ? control_->Broadcast(*reduce_, {&span, 1}, DType::kFloat32, r)
-                          : sends  ? control_->Send(*reduce_, {&span, 1}, DType::kFloat32, root)
-                                   : control_->Receive(*reduce_, {&span, 1}, DType::kFloat32, r));
-      if (receives) mirror->Download(*reduce_);
-      reduce_->WaitIdle();
+      EBB_RETURN_IF_ERROR(PassValues({receives ? to : values.data(), static_cast<size_t>(count)},
+                                     {.from = r, .to = root}));
     }
   }
   return control_->status();
+}
+
+absl::Status Executor::PassValues(std::span<float> values, Passing ranks) {
+  const bool sends = rank_ == ranks.from, receives = ranks.to < 0 || ranks.to == rank_;
+  auto* const host = reinterpret_cast<std::byte*>(values.data());
+  const auto bytes = static_cast<int64_t>(values.size_bytes());
+  const int64_t piece = mirror_.Fitting(bytes, /*others=*/0);
+  for (int64_t begin = 0; begin < bytes; begin += piece) {
+    const int64_t length = std::min(piece, bytes - begin);
+    std::byte* const data = mirror_.Of(host + begin, 0);
+    const CollectiveSpan span{
+        .send = data, .receive = data, .count = length / int64_t{sizeof(float)}};
+    if (sends) mirror_.Upload(*reduce_, host + begin, 0, length);
+    EBB_RETURN_IF_ERROR(
+        ranks.to < 0 ? control_->Broadcast(*reduce_, {&span, 1}, DType::kFloat32, ranks.from)
+        : sends      ? control_->Send(*reduce_, {&span, 1}, DType::kFloat32, ranks.to)
+                     : control_->Receive(*reduce_, {&span, 1}, DType::kFloat32, ranks.from));
+    if (receives) mirror_.Download(*reduce_, host + begin, 0, length);
+    reduce_->WaitIdle();
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ebb

@@ -17,24 +17,24 @@ namespace {
 // All-gather of `own.size()` bytes from each rank; the sizes are the same.
 absl::Status GatherBytes(const HostLane& lane, std::span<const std::byte> own,
                          std::span<std::byte> all) {
-  // Every rank comes to the collective, or none waits for it.
-  const auto refuse = [&](const absl::Status& status) {
-    lane.communicator.Abort(status);
-    return status;
-  };
-  const absl::StatusOr<DeviceMirror> sent = DeviceMirror::Of(
-      lane.device, const_cast<std::byte*>(own.data()), static_cast<int64_t>(own.size()));
-  if (!sent.ok()) return refuse(sent.status());
-  const absl::StatusOr<DeviceMirror> received =
-      DeviceMirror::Of(lane.device, all.data(), static_cast<int64_t>(all.size()));
-  if (!received.ok()) return refuse(received.status());
-  const CollectiveSpan span{
-      .send = sent->data(), .receive = received->data(), .count = static_cast<int64_t>(own.size())};
-  sent->Upload(lane.stream);
-  if (absl::Status called = lane.communicator.AllGather(lane.stream, {&span, 1}, DType::kInt8);
-      !called.ok())
-    return refuse(called);
-  received->Download(lane.stream);
+  const int64_t ranks = lane.communicator.size(), bytes = std::ssize(own);
+  const int64_t piece = lane.mirror.Fitting(bytes, ranks);
+  for (int64_t begin = 0; begin < bytes; begin += piece) {
+    const int64_t count = std::min(piece, bytes - begin);
+    const CollectiveSpan span{.send = lane.mirror.Of(own.data(), 0),
+                              .receive = lane.mirror.Of(all.data(), piece),
+                              .count = count};
+    lane.mirror.Upload(lane.stream, own.data() + begin, 0, count);
+    if (const absl::Status called =
+            lane.communicator.AllGather(lane.stream, {&span, 1}, DType::kInt8);
+        !called.ok()) {
+      lane.communicator.Abort(called);  // every rank comes to the collective, or none waits for it
+      return called;
+    }
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      lane.mirror.Download(lane.stream, all.data() + rank * bytes + begin, piece + rank * count,
+                           count);
+  }
   lane.stream.WaitIdle();
   return lane.communicator.status();
 }

@@ -21,24 +21,27 @@ using sharding::Transfer;
 struct Executor::CopyStaging {
   static constexpr int64_t kBytesMax = int64_t{4} << 20;  // of each direction
 
-  absl::Status Allocate(const sharding::CopyPlan& plan, const Device& device,
-                        MemoryLedger& ledger) {
+  absl::Status Allocate(const sharding::CopyPlan& plan, MemoryLedger& ledger) {
     const Device host = Device::Cpu(1);
     for (Buffer* buffer : {&send, &receive}) {
       EBB_ASSIGN_OR_RETURN(*buffer,
                            host.Allocate(plan.staging_bytes, "the staging of CopyParametersFrom"));
     }
-    EBB_ASSIGN_OR_RETURN(sent, DeviceMirror::Of(device, send.data(), send.bytes()));
-    EBB_ASSIGN_OR_RETURN(received, DeviceMirror::Of(device, receive.data(), receive.bytes()));
     charge = MemoryLedger::Charge(ledger, StateClass::kStaging, Tier::kCpu, 2 * plan.staging_bytes);
     return absl::OkStatus();
   }
 
   Buffer send, receive;
-  DeviceMirror sent, received;
   MemoryLedger::Charge charge;
   std::vector<CollectiveSpan> messages;  // of one round; borrowed until they have been sent
 };
+
+// What a device receives lies behind what it sends.
+absl::Status Executor::MakeCopyMirror() {
+  if (copy_mirror_.made() || device_.kind() == DeviceKind::kCpu) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(copy_mirror_, DeviceMirror::Create(device_, 2 * CopyStaging::kBytesMax));
+  return absl::OkStatus();
+}
 
 absl::Status Executor::CheckCopy(const Executor& source) const {
   if (!(source.given_world_ == given_world_)) {
@@ -78,7 +81,8 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
   if (absl::Status settled = source.SettleVerdicts(); own.ok()) own = std::move(settled);
   if (own.ok()) own = CheckCopy(source);
   if (own.ok()) own = copy.status();
-  if (own.ok()) own = staging.Allocate(*copy, device_, ledger_);
+  if (own.ok()) own = staging.Allocate(*copy, ledger_);
+  if (own.ok()) own = MakeCopyMirror();
   const uint64_t from =
       sharding::Hasher().Add(source.options_.name).Add(sharding::Fingerprint(source.model_)).hash();
   EBB_RETURN_IF_ERROR(Meet(Meeting::kCopyInto, static_cast<int64_t>(from), own));
@@ -164,7 +168,7 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
   staging.messages.clear();
   staging.messages.reserve(transfers.size());
   int64_t sent = 0, received = 0;
-  staging.sent.Upload(*reduce_);
+  copy_mirror_.Upload(*reduce_, staging.send.data(), 0, packed);
   for (size_t i = 0; i < transfers.size();) {
     const int from = transfers[i].from, to = transfers[i].to;
     int64_t bytes = 0;
@@ -176,17 +180,17 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
     message.count = bytes;
     absl::Status called;
     if (sends) {
-      message.send = staging.sent.data() + sent;
+      message.send = copy_mirror_.Of(staging.send.data(), 0) + sent;
       sent += bytes;
       called = control_->Send(*reduce_, {&message, 1}, DType::kInt8, to);
     } else {
-      message.receive = staging.received.data() + received;
+      message.receive = copy_mirror_.Of(staging.receive.data(), CopyStaging::kBytesMax) + received;
       received += bytes;
       called = control_->Receive(*reduce_, {&message, 1}, DType::kInt8, from);
     }
     if (!called.ok()) control_->Abort(called);
   }
-  staging.received.Download(*reduce_);
+  copy_mirror_.Download(*reduce_, staging.receive.data(), CopyStaging::kBytesMax, received);
   reduce_->WaitIdle();
   EBB_RETURN_IF_ERROR(control_->status());
   int64_t unpacked = 0;

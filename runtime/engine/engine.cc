@@ -3,6 +3,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/offload_ratio.h"
 
 namespace ebb {
 namespace {
@@ -95,9 +96,11 @@ const Config& Engine::config() const {
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
                                                      const Config& config) {
   EBB_RETURN_IF_ERROR(config.Validate());
-  EBB_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(world));
-  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan, sharding::PlanStep(Executor::InputsFor(
-                                                      model, resolved, world, /*own=*/nullptr)));
+  EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
+  const sharding::PlanInputs inputs = Executor::InputsFor(model, resolved, world, /*own=*/nullptr);
+  if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
+    optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
+  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan, sharding::PlanStep(inputs));
   return sharding::PredictMemory(plan);
 }
 

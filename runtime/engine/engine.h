@@ -70,7 +70,6 @@ class Engine {
   // Collective. Checks that model, config and plan agree over the ranks, lays out every pool, and
   // fills this rank's slices. An error names the rank and the first thing at fault. `world` on a GPU:
   // as the launcher or RunThreads gives it; its communicators are made for the device (World::On).
-  // kUnimplemented on a GPU: an optimizer of the trainer's.
   static absl::StatusOr<Engine> Create(World world, Device device, ModelSpec model,
                                        const Config& config, EngineOptions options = {});
   Engine(Engine&&) noexcept;
@@ -85,7 +84,9 @@ class Engine {
   Step BeginStep(StepOptions options = {});
   Evaluation BeginEvaluation(int micro_batches = 1);
 
-  // Of the last finished step; waits for its norm. The error of that step, if it had one.
+  // Of the last finished step; waits for its norm. The error of that step, if it had one. Asked in
+  // the next step, before its Finish, it waits for no work of that one: who asks there keeps a GPU
+  // busy, and knows of every step all the same.
   absl::StatusOr<StepReport> Report();
 
   // This rank's slices as fp32 on the host, at most 4 MiB a call, on the calling thread, in
@@ -142,7 +143,9 @@ class Engine {
   std::unique_ptr<Executor> executor_;
 };
 
-// The memory table of the fullest rank from the model and the config alone: no engine, no device.
+// The memory table of the fullest rank from the model and the config alone: no engine, no device. Of
+// offload_optimizer.ratio "auto" it has what ebb.device_memory asks for, as an engine on the
+// CPU does; one on a GPU may offload more.
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
                                                      const Config& config);
 

@@ -53,7 +53,12 @@ bool Executor::HasFailed() const {
   return !failed_.ok();
 }
 
+// The first: others fail in its wake.
 absl::Status Executor::CommunicationError() {
+  {
+    const std::lock_guard lock(errors_mutex_);
+    if (!broken_.ok()) return broken_;
+  }
   for (const std::optional<Communicator>* communicator : StepCommunicators()) {
     if (!communicator->has_value()) continue;
     if (absl::Status status = (*communicator)->status(); !status.ok()) return status;
@@ -68,17 +73,26 @@ void Executor::AbortStep(const absl::Status& why) {
   }
 }
 
-// On the operation's stream, after it.
-void Executor::NoteIfBroken(const sharding::Operation& operation) {
-  if (CommunicatorOf(operation.kind).status().ok()) return;
-  const std::lock_guard lock(errors_mutex_);
-  if (!broken_at_.empty()) return;
-  broken_at_ = absl::StrCat("the ", std::string(sharding::Name(operation.kind)));
-  const char* between = " of unit '";
-  for (const sharding::Part& part : operation.parts) {
-    absl::StrAppend(&broken_at_, between, model_.units[part.unit].name, "'");
-    between = ", '";
+// On the operation's stream, after it. The time-out is waited out once: nobody who waits, here or on
+// other ranks, in another of the step's communicators waits for that of its own.
+void Executor::NoteIfBroken(const Communicator& communicator, std::string_view operation,
+                            std::span<const sharding::Part> parts) {
+  const absl::Status broken = communicator.status();
+  if (broken.ok()) return;
+  {
+    const std::lock_guard lock(errors_mutex_);
+    if (!broken_.ok()) return;
+    broken_ = broken;
+    // NCCL's operations run long after the host was here, and its communicators fail together.
+    if (world_.connected_by_nccl()) return;
+    broken_at_ = operation;
+    const char* between = " of unit '";
+    for (const sharding::Part& part : parts) {
+      absl::StrAppend(&broken_at_, between, model_.units[part.unit].name, "'");
+      between = ", '";
+    }
   }
+  if (absl::IsDeadlineExceeded(broken)) AbortStep(broken);
 }
 
 // `broken` of the communicators, and what this rank was doing.
@@ -86,9 +100,13 @@ absl::Status Executor::Located(const absl::Status& broken, bool evaluation,
                                std::span<const int64_t> log) const {
   std::string where =
       evaluation ? std::string("in an evaluation") : absl::StrCat("in step ", finished_steps_ + 1);
+  if (IsMeeting(log)) {
+    where =
+        absl::StrCat("with the engine '", options_.name, "' rank ", rank_, " ", Describe(log[1]));
+  }
   {
     const std::lock_guard lock(errors_mutex_);
-    if (!broken_at_.empty()) absl::StrAppend(&where, ", at ", broken_at_);
+    if (broken == broken_ && !broken_at_.empty()) absl::StrAppend(&where, ", at the ", broken_at_);
   }
   if (log.size() > kBegunEntries)
     absl::StrAppend(&where, ", after ", ScopeName(log.back()), " was opened");

@@ -332,12 +332,16 @@ absl::Status Executor::Finish(int64_t number) {
   CompleteScopes();
   if (progress_.gradients_written) RefreshWrittenGradients();
   if (progress_.departed) IssueUpdatesLeft();
-  CheckSwapFiles();
+  CheckSwapFilesInOrder();
   IssueCarriedLeft();
   const sharding::Moment& finish = progress_.run->plan.moments.back();
-  for (int operation : finish.operations) Issue(operation);
-  update_->Record(updates_done_[progress_.parity]);
-  if (host_update_) host_update_->Record(host_updates_done_[progress_.parity]);
+  for (int operation : finish.operations) {
+    Issue(operation);
+    if (calls_when_enqueued_ &&
+        progress_.run->plan.operations[operation].kind == sharding::OperationKind::kExchange)
+      AwaitConclusion(progress_.parity);
+  }
+  RecordUpdatesDone(progress_.parity);
   StepVerdict& step = verdicts_[progress_.parity];
   step.error = StuckError();
   finished_parity_ = progress_.parity;
@@ -363,6 +367,13 @@ absl::Status Executor::Finish(int64_t number) {
   return Told(status);
 }
 
+// The next step of this parity waits for what is enqueued by now before it begins: so no later than
+// behind the step's last update, or it would wait for those of the step in between, too.
+void Executor::RecordUpdatesDone(int parity) {
+  update_->Record(updates_done_[static_cast<size_t>(parity)]);
+  if (host_update_) host_update_->Record(host_updates_done_[static_cast<size_t>(parity)]);
+}
+
 // On the CPU the compute stream has waited for them.
 void Executor::AwaitUpdates() {
   if (device_.kind() == DeviceKind::kCpu) return;
@@ -378,7 +389,7 @@ absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
         "Finish on an Evaluation that is over, or that was begun while another was alive");
   }
   CompleteScopes();
-  CheckSwapFiles();
+  CheckSwapFiles().IgnoreError();  // sticks
   EnqueueExchange();
   reduce_->WaitIdle();
   StepVerdict& walk = verdicts_[progress_.parity];
@@ -410,6 +421,8 @@ void Executor::EndProgress() {
 
 absl::StatusOr<StepReport> Executor::Report() {
   TakeVerdicts().IgnoreError();
+  // What goes wrong in a step that is open is for its Finish to say.
+  if (progress_.alive && untold_.ok() && report_.ok()) return report_;
   if (absl::Status status = Told(StuckError()); !status.ok()) return status;
   if (refused_step_) return Suspended();
   return report_;

@@ -5,7 +5,8 @@
 // Implemented in files of one concern each: executor.cc (steps), scopes.cc (opening and closing),
 // departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow: in the order of the
 // reduce stream), open_verdicts.cc (what the host learns of it, and when), errors.cc,
-// initialise.cc, spans.cc (the collectives' memory), swaps.cc (moves between tiers), values.cc,
+// initialise.cc, measure.cc (what a config leaves to Create), spans.cc (the collectives' memory),
+// swaps.cc (moves between tiers), values.cc,
 // access.cc (Read, Write, Gather), state_runs.cc (state wherever it lives),
 // verify_swap.cc, meeting.cc, suspension.cc, copy.cc (parameters of another engine).
 #pragma once
@@ -186,15 +187,26 @@ class Executor {
             &parameters_read_, &states_read_, &written_};
   }
   void AwaitStreams();
+  void RecordUpdatesDone(int parity);
   void AwaitUpdates();
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
-  absl::Status CheckDevice() const;
   absl::Status MakePlans();
   absl::Status MakeControl();
-  absl::Status MakeShardGroups();
-  absl::Status MeasureCoalesce();
+  absl::Status MakeCommunicator(absl::string_view name, std::optional<Communicator>& into);
+  absl::Status SplitWorld(absl::string_view name, int group,  // by the ranks' groups
+                          std::optional<Communicator>& into);
+  absl::Status MakeGatherCommunicator();
+  absl::Status MakeReduceCommunicators();
+  // measure.cc
+  struct MeasuringRoom;
+  void ChooseRatioByCap();
+  absl::Status Measure();
+  absl::Status MeasureCoalesce(MeasuringRoom& room);
+  absl::Status MeasureRatio(MeasuringRoom& room);
+  absl::StatusOr<double> MeasureBalance(MeasuringRoom& room);
+  absl::StatusOr<int64_t> DeviceBytes();
   // The configured one, or what is usual: the ranks of a host.
   int ReductionGroup() const;
   CommunicatorOptions OptionsOf(absl::string_view name) const;
@@ -206,7 +218,7 @@ class Executor {
   void MakeUpdateRuns();
   int ConstantsOf(const UpdateRun& run);
   absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
-  HostLane Control() { return {*control_, *reduce_, device_}; }
+  HostLane Control() { return {*control_, *reduce_, mirror_}; }
   sharding::PlanInputs Inputs() const {
     return InputsFor(model_, config_, size_, options_.optimizer ? &*options_.optimizer : nullptr);
   }
@@ -250,6 +262,12 @@ class Executor {
       absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, int64_t at)> visit);
   absl::Status ReadValues(const StateArray& array, int64_t begin, std::span<float> values);
   absl::Status WriteValues(const StateArray& array, int64_t begin, std::span<const float> values);
+  struct Passing {
+    int from = 0;
+    int to = 0;  // -1: all
+  };
+  // Called by those that send or receive.
+  absl::Status PassValues(std::span<float> values, Passing ranks);
 
   // state_runs.cc
   enum class Access { kRead, kWrite, kReadWrite };
@@ -285,7 +303,8 @@ class Executor {
   void AwaitState(int unit);
 
   // verify_swap.cc
-  void CheckSwapFiles();
+  absl::Status CheckSwapFiles();
+  void CheckSwapFilesInOrder();
   absl::Status SwapDiffers(const SwapChecksums::Extent& extent, const ShardFile& file) const;
   bool VerifiesStates(const sharding::SubGroup& group) const;
   sharding::Place HomeOf(const sharding::SubGroup& group, int array) const;
@@ -299,6 +318,7 @@ class Executor {
 
   // meeting.cc
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
+  static bool IsMeeting(std::span<const int64_t> log);
   static std::string Describe(int64_t begun);
 
   // pools_for_collectives.cc
@@ -313,6 +333,7 @@ class Executor {
 
   // copy.cc
   struct CopyStaging;
+  absl::Status MakeCopyMirror();
   absl::Status CheckCopy(const Executor& source) const;
   absl::Status RunCopy(Executor& source, const sharding::CopyPlan& plan, CopyStaging& staging);
   absl::Status ExchangePieces(Executor& source, std::span<const sharding::Transfer> transfers,
@@ -407,7 +428,7 @@ class Executor {
   bool UpdatesInOnePass(const sharding::SubGroup& group) const;
   optim::RoundingPlace RoundingOf(int unit, int64_t at) const;
   absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
-                               ThreadTeam& team);
+                               Stream& stream);
   StepScalars ScalarsFor(const StepVerdict& step, double norm) const;
   void SetScalars(int parity, bool early, const StepScalars& scalars);
   optim::UpdateScalars ScalarsOf(const UpdateRun& run, const StepScalars& scalars) const;
@@ -424,6 +445,7 @@ class Executor {
 
   // open_verdicts.cc
   absl::Status TakeVerdicts(int may_stay_open = 0);
+  void AwaitConclusion(int parity);
   absl::Status TakeVerdict(int parity);
   absl::Status ReachVerdict(const StepVerdict& step);
   absl::Status Told(absl::Status status);
@@ -432,7 +454,7 @@ class Executor {
   absl::Status AgreedError(const StepVerdict& step);
   std::string NonFinite(const StepVerdict& step) const;
   void LogSkipped(const StepVerdict& step) const;
-  absl::Status FindDifference(std::span<const int64_t> log);
+  absl::Status FindDifference(std::span<const int64_t> log, const absl::Status& broken);
   absl::Status DifferenceOfTrails(const StepVerdict& step) const;
   absl::Status BegunDifferently(std::span<const int64_t> first, std::span<const int64_t> other,
                                 size_t rank) const;
@@ -447,7 +469,15 @@ class Executor {
   void AbortStep(const absl::Status& why);
   absl::Status Located(const absl::Status& broken, bool evaluation,
                        std::span<const int64_t> log) const;
-  void NoteIfBroken(const sharding::Operation& operation);
+  void NoteIfBroken(const Communicator& communicator, std::string_view operation,
+                    std::span<const sharding::Part> parts);
+  void NoteIfBroken(sharding::OperationKind kind, std::span<const sharding::Part> parts) {
+    NoteIfBroken(CommunicatorOf(kind), sharding::Name(kind), parts);
+  }
+  void NoteIfBroken(sharding::OperationKind kind, int unit) {
+    const sharding::Part part{.unit = unit};
+    NoteIfBroken(kind, {&part, 1});
+  }
   static bool MayHaveGoneApart(const absl::Status& broken);
   absl::Status Withdraw();
   void Stick(absl::Status status);  // the step's first error
@@ -482,6 +512,7 @@ class Executor {
   MemoryLedger ledger_;
   std::unique_ptr<Timeline> timeline_;
   std::optional<Communicator> control_;  // of the world, outside steps
+  DeviceMirror mirror_, copy_mirror_;    // of what passes through it
   // Of this rank's shard group, which is the world unless there are replicas.
   std::optional<Communicator> gather_communicator_, reduce_communicator_;
   // With replicas: of the ranks that hold the same slice, and of the world.
@@ -541,7 +572,8 @@ class Executor {
   mutable std::mutex errors_mutex_;
   absl::Status failed_;
   mutable bool failure_told_ = false;
-  std::string broken_at_;  // the operation at which a communicator was first seen to have failed
+  absl::Status broken_;    // with what a communicator was first seen to have failed
+  std::string broken_at_;  // and at which operation
   std::atomic<int64_t> moved_bytes_[2][kKinds] = {};      // by parity, by operation kind
   std::atomic<int64_t> predicted_bytes_[2][kKinds] = {};  // likewise
   int64_t transfers_traced_ns_[sharding::kStreams] = {};  // until when, by those that end them
@@ -553,6 +585,9 @@ class Executor {
   static constexpr int kTrafficCounts = 4;
   TrafficCount traffic_[kTrafficCounts];
   std::vector<TrafficRow> predicted_traffic_[kTrafficCounts];
+  // An optimizer of the trainer's enqueues updates on the device: the host calls it when it knows
+  // that they are to happen.
+  bool calls_when_enqueued_ = false;
   bool carries_ = false;    // updates of the last step are still to be done ...
   int carried_parity_ = 0;  // ... whose parity this is
 

@@ -1,23 +1,35 @@
 #include "ebb/runtime/engine/host_lane.h"
 
+#include <algorithm>
+
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
+namespace {
 
-absl::StatusOr<DeviceMirror> DeviceMirror::Of(const Device& device, void* host, int64_t bytes) {
+constexpr int64_t kAlignment = 16;  // of what shares the mirror
+
+}  // namespace
+
+absl::StatusOr<DeviceMirror> DeviceMirror::Create(const Device& device, int64_t bytes) {
   DeviceMirror mirror;
-  mirror.host_ = static_cast<std::byte*>(host);
   if (device.kind() == DeviceKind::kCpu) return mirror;
   EBB_ASSIGN_OR_RETURN(mirror.copy_, device.Allocate(bytes, "what ranks tell each other"));
   return mirror;
 }
 
-void DeviceMirror::Upload(Stream& stream) const {
-  if (copy_.data() != nullptr) stream.Copy(copy_.data(), host_, copy_.bytes());
+int64_t DeviceMirror::Fitting(int64_t bytes, int64_t others) const {
+  if (copy_.data() == nullptr) return bytes;
+  return std::min(bytes, copy_.bytes() / (1 + others) / kAlignment * kAlignment);
 }
 
-void DeviceMirror::Download(Stream& stream) const {
-  if (copy_.data() != nullptr) stream.Copy(host_, copy_.data(), copy_.bytes());
+void DeviceMirror::Upload(Stream& stream, const std::byte* host, int64_t offset,
+                          int64_t bytes) const {
+  if (copy_.data() != nullptr) stream.Copy(copy_.data() + offset, host, bytes);
+}
+
+void DeviceMirror::Download(Stream& stream, std::byte* host, int64_t offset, int64_t bytes) const {
+  if (copy_.data() != nullptr) stream.Copy(host, copy_.data() + offset, bytes);
 }
 
 }  // namespace ebb

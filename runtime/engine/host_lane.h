@@ -11,26 +11,37 @@
 
 namespace ebb {
 
+// Memory of the device for what lies in host memory, as collectives of a device reach its own only;
+// none on the CPU, whose collectives use the host's. Kept for as long as there are collectives:
+// to give memory of a device back waits for its kernels, among them perhaps another rank's collective,
+// which waits for this rank.
+class DeviceMirror {
+ public:
+  DeviceMirror() = default;
+  static absl::StatusOr<DeviceMirror> Create(const Device& device, int64_t bytes);
+
+  bool made() const { return copy_.data() != nullptr; }
+  // How many of `bytes` fit where they share the mirror with `others` as large: all on the CPU.
+  int64_t Fitting(int64_t bytes, int64_t others) const;
+  // `host`, or on a device its place in the mirror.
+  std::byte* Of(std::byte* host, int64_t offset) const {
+    return copy_.data() != nullptr ? copy_.data() + offset : host;
+  }
+  const std::byte* Of(const std::byte* host, int64_t offset) const {
+    return copy_.data() != nullptr ? copy_.data() + offset : host;
+  }
+  // In the order of `stream`; nothing on the CPU.
+  void Upload(Stream& stream, const std::byte* host, int64_t offset, int64_t bytes) const;
+  void Download(Stream& stream, std::byte* host, int64_t offset, int64_t bytes) const;
+
+ private:
+  Buffer copy_;
+};
+
 struct HostLane {
   Communicator& communicator;
   Stream& stream;
-  const Device& device;
-};
-
-// Host memory as collectives of a device can use it: itself on the CPU, else a copy in memory of
-// the device.
-class DeviceMirror {
- public:
-  static absl::StatusOr<DeviceMirror> Of(const Device& device, void* host, int64_t bytes);
-
-  std::byte* data() const { return copy_.data() != nullptr ? copy_.data() : host_; }
-  // In the order of `stream`; nothing on the CPU.
-  void Upload(Stream& stream) const;    // from the host
-  void Download(Stream& stream) const;  // to it
-
- private:
-  std::byte* host_ = nullptr;
-  Buffer copy_;
+  const DeviceMirror& mirror;
 };
 
 }  // namespace ebb

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/optim/cast.h"
-#include "ebb/runtime/comm/bucket_measurement.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/executor.h"
@@ -41,15 +40,17 @@ absl::Status Executor::Initialise() {
   EBB_ASSIGN_OR_RETURN(host_kernels_, optim::Kernels::For(Device::Cpu(1)));
   absl::Status own = CheckGroups();
   if (own.ok()) own = CheckOptimizer();
+  if (own.ok()) ChooseRatioByCap();
   if (own.ok()) own = MakePlans();
-  if (own.ok()) own = CheckDevice();
   EBB_RETURN_IF_ERROR(MakeControl());
   EBB_RETURN_IF_ERROR(MakeStreams());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), model_, config_, own_->plan));
   EBB_RETURN_IF_ERROR(AgreeOnInitialValues(Control(), model_));
-  EBB_RETURN_IF_ERROR(MakeShardGroups());
-  if (config_.ebb.measures_coalesce) EBB_RETURN_IF_ERROR(MeasureCoalesce());
+  EBB_RETURN_IF_ERROR(MakeGatherCommunicator());
+  EBB_RETURN_IF_ERROR(Measure());
+  // Here no rank waits on its device for another, which may be giving back what it has measured with.
+  EBB_RETURN_IF_ERROR(MakeReduceCommunicators());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeState()));
   EBB_RETURN_IF_ERROR(ShowPools());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), FillSlices()));
@@ -70,14 +71,6 @@ absl::Status Executor::Initialise() {
                          ", updates ", std::string(timing), ": ", decisions.timing_reason));
   }
   return absl::OkStatus();
-}
-
-// What a GPU cannot do yet.
-absl::Status Executor::CheckDevice() const {
-  if (device_.kind() == DeviceKind::kCpu || !options_.optimizer) return absl::OkStatus();
-  return absl::UnimplementedError(absl::StrCat(
-      "engines on ", device_.description(),
-      " cannot yet call an optimizer of the trainer's: leave EngineOptions::optimizer out"));
 }
 
 // A group that the config names and no parameter has is a misspelling.
@@ -142,27 +135,17 @@ absl::Status Executor::MakePlans() {
   return absl::OkStatus();
 }
 
-// Of "auto": the size of a group with which gathers are fast on rank 0's links. All ranks plan with
-// it, and as a number in the config it makes another run the same.
-absl::Status Executor::MeasureCoalesce() {
-  config_.ebb.measures_coalesce = false;
-  if (!world_.connected_by_nccl()) return absl::OkStatus();
-  absl::StatusOr<Buffer> memory = device_.Allocate(kBucketBytesMax, "measuring group sizes");
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), memory.status()));
-  EBB_ASSIGN_OR_RETURN(const int64_t mine, MeasureBucketBytes(*gather_communicator_, *gather_,
-                                                              device_, memory->span()));
-  // Every shard group has measured.
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all, AllValues(Control(), mine));
-  config_.ebb.coalesce_bytes = all[0];
-  if (rank_ == 0)
-    LogInfo(absl::StrCat(options_.name, ": \"ebb.coalesce\" auto is ", all[0], " bytes here"));
-  EBB_RETURN_IF_ERROR(MakePlans());
-  return MakeStreams();  // which have room for what is planned
-}
-
 absl::Status Executor::MakeControl() {
   EBB_ASSIGN_OR_RETURN(Communicator control, world_.NewCommunicator(OptionsOf("control")));
   control_.emplace(std::move(control));
+  constexpr int64_t kMirrorBytes = int64_t{1} << 20, kOfRankMin = 512;
+  absl::StatusOr<DeviceMirror> mirror =
+      DeviceMirror::Create(device_, std::max(kMirrorBytes, (size_ + 1) * kOfRankMin));
+  if (!mirror.ok()) {
+    control_->Abort(mirror.status());  // the others are about to wait in it
+    return mirror.status();
+  }
+  mirror_ = *std::move(mirror);
   return absl::OkStatus();
 }
 
@@ -236,40 +219,43 @@ int Executor::TasksMax(sharding::StreamId id) const {
   return kStreamTasksMax + 2 * static_cast<int>(tasks);
 }
 
+absl::Status Executor::MakeCommunicator(absl::string_view name, std::optional<Communicator>& into) {
+  EBB_ASSIGN_OR_RETURN(Communicator made, world_.NewCommunicator(OptionsOf(name)));
+  into.emplace(std::move(made));
+  return absl::OkStatus();
+}
+
+absl::Status Executor::SplitWorld(absl::string_view name, int group,
+                                  std::optional<Communicator>& into) {
+  EBB_ASSIGN_OR_RETURN(Communicator made,
+                       control_->Split(/*colour=*/group, /*key=*/rank_, OptionsOf(name).name));
+  into.emplace(std::move(made));
+  return absl::OkStatus();
+}
+
 // One communicator for gathers and one for reductions, so that neither waits for the other.
-absl::Status Executor::MakeShardGroups() {
+absl::Status Executor::MakeGatherCommunicator() {
   const sharding::Decisions& decisions = plan().decisions;
   shard_ = rank_ % decisions.shards;
   replica_ = rank_ / decisions.shards;
-  const auto of_world = [&](absl::string_view name, std::optional<Communicator>& into) {
-    absl::StatusOr<Communicator> made = world_.NewCommunicator(OptionsOf(name));
-    if (made.ok()) into.emplace(*std::move(made));
-    return made.status();
-  };
-  const auto of_group = [&](int group, std::optional<Communicator>& into) {
-    absl::StatusOr<Communicator> made = control_->Split(/*colour=*/group, /*key=*/rank_);
-    if (made.ok()) into.emplace(*std::move(made));
-    return made.status();
-  };
-  if (decisions.replicas() == 1) {
-    EBB_RETURN_IF_ERROR(of_world("gather", gather_communicator_));
-    return of_world("reduce", reduce_communicator_);
-  }
-  EBB_RETURN_IF_ERROR(of_group(replica_, gather_communicator_));
-  EBB_RETURN_IF_ERROR(of_group(replica_, reduce_communicator_));
-  EBB_RETURN_IF_ERROR(of_group(shard_, replicas_communicator_));
-  return of_world("exchange", exchange_communicator_);
+  if (decisions.replicas() == 1) return MakeCommunicator("gather", gather_communicator_);
+  return SplitWorld("gather", replica_, gather_communicator_);
+}
+
+absl::Status Executor::MakeReduceCommunicators() {
+  if (plan().decisions.replicas() == 1) return MakeCommunicator("reduce", reduce_communicator_);
+  EBB_RETURN_IF_ERROR(SplitWorld("reduce", replica_, reduce_communicator_));
+  EBB_RETURN_IF_ERROR(SplitWorld("replicas", shard_, replicas_communicator_));
+  return MakeCommunicator("exchange", exchange_communicator_);
 }
 
 absl::Status Executor::MakeState() {
-  EBB_ASSIGN_OR_RETURN(
-      Storage storage,
-      Storage::Create(device_, own_->plan, config_, shard_,
-                      absl::StrCat(options_.name, "-rank", rank_), ledger_,
-                      [this](StateClass state, int64_t bytes, std::string_view what) {
-                        return AllocatePool(state, bytes, what);
-                      }));
-  storage_.emplace(std::move(storage));
+  EBB_RETURN_IF_ERROR(Storage::Create(
+      device_, own_->plan, config_, shard_, absl::StrCat(options_.name, "-rank", rank_), ledger_,
+      [this](StateClass state, int64_t bytes, std::string_view what) {
+        return AllocatePool(state, bytes, what);
+      },
+      storage_));
   swap_checksums_.emplace(plan(), config_.ebb.verify_swap);
   checksum_scratch_.resize(
       static_cast<size_t>(optim::UpdateChecksumScratch(swap_checksums_->elements_max())));
@@ -280,6 +266,11 @@ absl::Status Executor::MakeState() {
   EBB_RETURN_IF_ERROR(Prepare(*walk_));
   EBB_RETURN_IF_ERROR(Prepare(*drain_));
   MakeUpdateRuns();
+  const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
+  calls_when_enqueued_ =
+      options_.optimizer && kernels_->enqueues() &&
+      std::any_of(groups.begin(), groups.end(),
+                  [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });
 
   const size_t units = model_.units.size(), visits = model_.forward.size();
   EBB_ASSIGN_OR_RETURN(

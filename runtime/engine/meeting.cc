@@ -30,6 +30,7 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
     if (!communicator->has_value()) continue;
     Stream& stream = communicator == &gather_communicator_ ? *gather_ : *reduce_;
     StickCollective(**communicator, (*communicator)->Barrier(stream));
+    Compute(stream, [this, communicator] { NoteIfBroken(**communicator, "", {}); });
   }
   gather_->WaitIdle();
   reduce_->WaitIdle();
@@ -41,6 +42,7 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
     if (broken.ok()) {
       met.ranks = Conclude(control_block_->records(0));
     } else {
+      broken = Located(broken, /*evaluation=*/true, met.log);
       Fail(absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
     }
   } else if (!MayHaveGoneApart(broken)) {
@@ -50,6 +52,10 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   met.error = StuckError();
   const absl::Status agreed = AgreedError(met);
   return own.ok() || HasFailed() ? agreed : own;
+}
+
+bool Executor::IsMeeting(std::span<const int64_t> log) {
+  return log.size() > 1 && log[1] >= static_cast<int64_t>(Meeting::kSuspend);
 }
 
 // The second entry of a log, in words.

@@ -10,9 +10,16 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/engine/patience.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
+namespace {
+
+// How long those who have waited out the time-out wait for each other to learn why.
+constexpr double kPatienceSecondsMin = 2, kPatienceOfTimeout = 0.05;
+
+}  // namespace
 
 // Waits for those of all steps but the last `may_stay_open`. Their first error.
 absl::Status Executor::TakeVerdicts(int may_stay_open) {
@@ -27,11 +34,15 @@ absl::Status Executor::TakeVerdicts(int may_stay_open) {
   return first;
 }
 
-absl::Status Executor::TakeVerdict(int parity) {
-  StepVerdict& step = verdicts_[parity];
+void Executor::AwaitConclusion(int parity) {
   concluded_[static_cast<size_t>(parity)].Wait();
   // Nobody waits for a device that has failed, but what it has begun may still be writing the verdict.
   if (!device_.status().ok()) reduce_->WaitIdle();
+}
+
+absl::Status Executor::TakeVerdict(int parity) {
+  StepVerdict& step = verdicts_[parity];
+  AwaitConclusion(parity);
   step.open = false;
   absl::Status status = ReachVerdict(step);
   if (status.ok()) return status;
@@ -129,7 +140,7 @@ absl::Status Executor::AgreedError(const StepVerdict& step) {
     // A rank may be waiting in the other one for this rank.
     AbortStep(broken);
     const absl::Status difference =
-        MayHaveGoneApart(broken) ? FindDifference(step.log) : absl::OkStatus();
+        MayHaveGoneApart(broken) ? FindDifference(step.log, broken) : absl::OkStatus();
     if (status.ok())
       status = difference.ok() ? Located(broken, step.evaluation, step.log) : difference;
     Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
@@ -138,15 +149,23 @@ absl::Status Executor::AgreedError(const StepVerdict& step) {
   if (status.ok()) status = step.ranks.error;
   if (status.ok() && step.ranks.scopes_differ) {
     // The ranks come here at different times where the step was left open.
-    status = step.deferred ? DifferenceOfTrails(step) : FindDifference(step.log);
+    status = step.deferred ? DifferenceOfTrails(step) : FindDifference(step.log, absl::OkStatus());
     if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
   }
   return status;
 }
 
 // Names the first thing that ranks did differently in this step. OK if there is none, or if they
-// can no longer tell each other.
-absl::Status Executor::FindDifference(std::span<const int64_t> log) {
+// can no longer tell each other. `broken`: why they have to.
+absl::Status Executor::FindDifference(std::span<const int64_t> log, const absl::Status& broken) {
+  // Those that are at work have been woken and come as soon as what they compute has ended. Whoever
+  // does not has stalled, or is in a call of another engine.
+  std::optional<Patience> patience;
+  if (absl::IsDeadlineExceeded(broken) && control_->status().ok()) {
+    patience.emplace(
+        *control_, std::max(kPatienceSecondsMin, kPatienceOfTimeout * config_.ebb.timeout_seconds),
+        broken);
+  }
   const absl::StatusOr<std::vector<std::vector<int64_t>>> logs = AllLists(Control(), log);
   if (!logs.ok()) return absl::OkStatus();
   // No rank goes on, and perhaps withdraws, before all have the logs.
@@ -192,13 +211,12 @@ absl::Status Executor::BegunDifferently(std::span<const int64_t> first,
     ++index;
   if (index == kBegunEntries || index == first.size() || index == other.size())
     return absl::OkStatus();
-  constexpr int64_t kMeetings = static_cast<int64_t>(Meeting::kSuspend);
-  if (first[1] != other[1] && std::max(first[1], other[1]) >= kMeetings) {
+  if (first[1] != other[1] && (IsMeeting(first) || IsMeeting(other))) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks do different things with the engine '", options_.name, "': rank 0 ",
                      Describe(first[1]), ", rank ", rank, " ", Describe(other[1])));
   }
-  if (index > 0 && first[1] >= kMeetings) {
+  if (index > 0 && IsMeeting(first)) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks copy parameters into the engine '", options_.name,
                      "' from different engines: rank ", rank, " from another one than rank 0"));

@@ -102,6 +102,9 @@ void Executor::Issue(int index) {
   end.Record(run.events[index]);
   if (operation.updates >= 0) end.Record(updated_[operation.updates]);
   if (operation.stores >= 0) end.Record(stored_[operation.stores]);
+  if (operation.kind == OperationKind::kUpdate &&
+      operation.condition == sharding::Condition::kCarrying)
+    RecordUpdatesDone(carried_parity_);
   for (int slot : operation.frees) end.Record(slot_free_[slot]);
   switch (operation.kind) {
     case OperationKind::kRefresh:
@@ -149,7 +152,7 @@ void Executor::EnqueueWork(int index) {
     case OperationKind::kExchange:
       TraceBegin(*reduce_, *run, index);
       EnqueueExchange();
-      reduce_->Enqueue([this, run, index] { NoteIfBroken(run->plan.operations[index]); });
+      reduce_->Enqueue([this] { NoteIfBroken(OperationKind::kExchange, {}); });
       TraceEnd(*reduce_, *run, index, step);
       return;
     case OperationKind::kUpdate:
@@ -209,7 +212,7 @@ void Executor::Ended(Runnable& run, int index, StepTag step) {
       Moved(CommunicatorOf(operation.kind)) - moved_before_[static_cast<int>(operation.stream)];
   if (&run != walk_.get())
     moved_bytes_[step.parity][static_cast<int>(operation.kind)] += moved;  // a step's only
-  NoteIfBroken(operation);
+  NoteIfBroken(operation.kind, operation.parts);
 }
 
 void Executor::TraceBegin(Stream& stream, Runnable& run, int index) {

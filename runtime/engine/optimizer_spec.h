@@ -14,7 +14,9 @@
 
 namespace ebb {
 
-// Memory of `stream`'s device, fp32. Gradients are unscaled and clipped.
+// fp32 everywhere; gradients are unscaled and clipped. Where a slice's states live decides where it is
+// updated, and so do the addresses: on a GPU without offload_optimizer they are the device's and
+// `stream` is given, else they are the host's and it is null.
 struct UpdateSlice {
   Slice slice;
   std::string_view group;
@@ -23,12 +25,19 @@ struct UpdateSlice {
   std::span<float> master;   // with ebb.stochastic_rounding rounded to the parameter afterwards
   std::span<const float> gradient;
   std::span<const std::span<float>>
-      states;         // in the order of OptimizerSpec::states; zero before the first update
-  StreamView stream;  // null: compute before returning; else enqueue there
+      states;  // in the order of OptimizerSpec::states; zero before the first update
+  // Null: compute before returning. Else the device's: enqueue there, wait for nothing; what is read
+  // is there, and what is written is used, in its order. The spans themselves end with the call.
+  StreamView stream;
 };
 
-// Element-wise, or by whole `cut_rows`. Runs on the engine's threads, one call per slice at a time.
-// An error fails the engine.
+// Element-wise, or by whole `cut_rows`. Called once for each slice of an applied step: with a stream on
+// the thread that closes the scope or calls Finish, whose current device is the trainer's; without one
+// on the engine's threads, those of the host and the device beside each other. It calls no Engine. An
+// error fails the engine; so does work that fails on the stream, later.
+//
+// With updates on a GPU, Finish waits until it is known that the step is applied: the function cannot
+// ask the device.
 struct OptimizerSpec {
   std::vector<std::string> states = {};
   std::function<absl::Status(const UpdateSlice&)> update = {};  // required

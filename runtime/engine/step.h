@@ -53,7 +53,8 @@ class Step {
   // nothing was updated, or the engine says that it has failed.
   //
   // On the CPU it waits until the ranks have exchanged norms and errors, and all of them return the
-  // same. On a GPU it only enqueues, unless updates are off: updates look at the device whether they
+  // same. So it does on a GPU where updates are off, or where an optimizer of the trainer's updates
+  // what is on the device. Else on a GPU it only enqueues: updates look at the device whether they
   // are to happen. It returns what this rank knows by then, which is its own errors; those of others
   // and what the exchange shows (Engine::Report) are returned by the first call that learns of them:
   // Report, Read, Write, Gather, an Evaluation, Suspend, CopyParametersFrom, or the Finish of the step

@@ -11,10 +11,10 @@ namespace ebb {
 
 using sharding::Section;
 
-absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Plan& plan,
-                                        const Config& config, int shard, std::string_view name,
-                                        MemoryLedger& ledger, Allocate allocate) {
-  Storage storage;
+absl::Status Storage::Create(const Device& device, const sharding::Plan& plan, const Config& config,
+                             int shard, std::string_view name, MemoryLedger& ledger,
+                             Allocate allocate, std::optional<Storage>& into) {
+  Storage& storage = into.emplace(Storage());
   storage.device_ = &device;
   storage.plan_ = &plan;
   storage.ledger_ = &ledger;
@@ -28,12 +28,13 @@ absl::StatusOr<Storage> Storage::Create(const Device& device, const sharding::Pl
   }
   EBB_RETURN_IF_ERROR(storage.CreateHostPools(config));
   EBB_RETURN_IF_ERROR(storage.CreateFiles(config, name));
-  EBB_ASSIGN_OR_RETURN(Room room, storage.MakeRoom(Tier::kDevice));
+  Room room;
+  absl::Status made = storage.MakeRoom(Tier::kDevice, room);
   for (int state = 0; state < kStateClasses; ++state) {
     storage.buffers_[state] = std::move(room.buffers_[state]);
     storage.charges_[state] = std::move(room.charges_[state]);
   }
-  return storage;
+  return made;
 }
 
 absl::Status Storage::CreateHostPools(const Config& config) {
@@ -102,8 +103,7 @@ absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
   return create(config.zero.offload_optimizer.nvme_paths, "states", states, state_file_);
 }
 
-absl::StatusOr<Storage::Room> Storage::MakeRoom(Tier tier) const {
-  Room room;
+absl::Status Storage::MakeRoom(Tier tier, Room& room) const {
   room.tier_ = tier;
   const bool on_device = tier == Tier::kDevice || SharesHostMemory();
   for (int state = 0; state < kStateClasses; ++state) {
@@ -117,7 +117,7 @@ absl::StatusOr<Storage::Room> Storage::MakeRoom(Tier tier) const {
                                                    : Device::Cpu(1).Allocate(bytes_[state], what));
     room.charges_[state] = MemoryLedger::Charge(*ledger_, named, tier, bytes_[state]);
   }
-  return room;
+  return absl::OkStatus();
 }
 
 absl::Status Storage::MoveInto(Room room, Stream& stream) {

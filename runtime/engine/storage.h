@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -35,9 +36,11 @@ class Storage {
 
   // `shard`: which slice of every unit is this rank's.
   // `name`: of the swap directories.
-  static absl::StatusOr<Storage> Create(const Device& device, const sharding::Plan& plan,
-                                        const Config& config, int shard, std::string_view name,
-                                        MemoryLedger& ledger, Allocate allocate);
+  // An error: `into` holds what could be taken. To give memory back may wait for the device, so that
+  // ranks which share one agree on the error first.
+  static absl::Status Create(const Device& device, const sharding::Plan& plan, const Config& config,
+                             int shard, std::string_view name, MemoryLedger& ledger,
+                             Allocate allocate, std::optional<Storage>& into);
 
   // Memory for a move to the other place, taken before anything moves, as it may not be there.
   class Room {
@@ -46,7 +49,8 @@ class Storage {
     Buffer buffers_[kStateClasses];
     MemoryLedger::Charge charges_[kStateClasses];
   };
-  absl::StatusOr<Room> MakeRoom(Tier tier) const;  // kDevice, or kCpu: suspended
+  // kDevice, or kCpu: suspended. As Create if there is an error.
+  absl::Status MakeRoom(Tier tier, Room& room) const;
   // Waits for the copies, which go over `stream`, and gives the memory of the old place back.
   // Pointers from before are not valid any more. An error: nothing has moved.
   absl::Status MoveInto(Room room, Stream& stream);

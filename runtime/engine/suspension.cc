@@ -13,9 +13,17 @@ absl::Status Executor::Suspended() const {
                    "' is suspended: call Resume before BeginStep and BeginEvaluation"));
 }
 
-// A device that fails under the copies has failed for good.
+// An engine whose device fails under the copies, or whose ranks do not all come here, has failed for
+// good: its pools are elsewhere by then.
 absl::Status Executor::MovePools(Storage::Room room) {
-  const absl::Status moved = storage_->MoveInto(std::move(room), *gather_);
+  absl::Status moved = storage_->MoveInto(std::move(room), *gather_);
+  if (world_.connected_by_nccl()) {
+    // Memory has been given back, which waits for the device. Ranks that are threads may share it,
+    // so none goes on to a collective before all are here: they meet on the host, those that failed
+    // too. Ranks of several hosts share none, and have nothing to meet with.
+    const absl::Status met = given_world_.NewCommunicator(OptionsOf("moved")).status();
+    if (moved.ok() && !absl::IsUnimplemented(met)) moved = met;
+  }
   if (!moved.ok()) Fail(moved);
   return moved;
 }
@@ -28,16 +36,13 @@ absl::Status Executor::Suspend() {
   const absl::Status settled = SettleVerdicts();
   Drain();
   AwaitStreams();
-  absl::StatusOr<Storage::Room> room = Storage::Room();
-  if (!settled.ok()) {
-    room = settled;
-  } else if (!suspended_) {
-    room = storage_->MakeRoom(Tier::kCpu);
-  }
-  EBB_RETURN_IF_ERROR(Meet(Meeting::kSuspend, /*subject=*/0, room.status()));
+  Storage::Room room;
+  absl::Status made = settled;
+  if (made.ok() && !suspended_) made = storage_->MakeRoom(Tier::kCpu, room);
+  EBB_RETURN_IF_ERROR(Meet(Meeting::kSuspend, /*subject=*/0, made));
   if (suspended_) return absl::OkStatus();
   DeregisterPools();
-  EBB_RETURN_IF_ERROR(MovePools(*std::move(room)));
+  EBB_RETURN_IF_ERROR(MovePools(std::move(room)));
   suspended_ = true;
   return absl::OkStatus();
 }
@@ -49,15 +54,12 @@ absl::Status Executor::Resume() {
         "suspended");
   }
   const absl::Status settled = SettleVerdicts();
-  absl::StatusOr<Storage::Room> room = Storage::Room();
-  if (!settled.ok()) {
-    room = settled;
-  } else if (suspended_) {
-    room = storage_->MakeRoom(Tier::kDevice);
-  }
-  EBB_RETURN_IF_ERROR(Meet(Meeting::kResume, /*subject=*/0, room.status()));
+  Storage::Room room;
+  absl::Status made = settled;
+  if (made.ok() && suspended_) made = storage_->MakeRoom(Tier::kDevice, room);
+  EBB_RETURN_IF_ERROR(Meet(Meeting::kResume, /*subject=*/0, made));
   if (!suspended_) return absl::OkStatus();
-  if (const absl::Status moved = MovePools(*std::move(room)); !moved.ok()) {
+  if (const absl::Status moved = MovePools(std::move(room)); !moved.ok()) {
     AbortStep(moved);  // the others are about to register their pools
     return moved;
   }

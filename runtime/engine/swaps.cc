@@ -99,8 +99,6 @@ void Executor::Drain() {
     Issue(static_cast<int>(index));
   carries_ = false;
   progress_.run = run;
-  update_->Record(updates_done_[carried_parity_]);
-  host_update_->Record(host_updates_done_[carried_parity_]);
 }
 
 // The updates of the step before have their place ahead of the gathers of this one. What is left of
@@ -120,8 +118,6 @@ void Executor::IssueCarriedLeft() {
     Issue(static_cast<int>(index));
   }
   carries_ = false;
-  update_->Record(updates_done_[carried_parity_]);
-  host_update_->Record(host_updates_done_[carried_parity_]);
 }
 
 // State is not to be looked at between the updates that a step carries.
@@ -180,6 +176,7 @@ void Executor::AwaitState(int unit) {
 std::vector<TrafficRow> Executor::traffic() const {
   const int counted = finished_counted_;
   if (!has_finished_) return {};
+  concluded_[static_cast<size_t>(finished_parity_)].Wait();  // what a step reads ends before that
   for (const std::vector<Event>* events : {&updated_, &stored_}) {
     for (const Event& event : *events) event.Wait();
   }

@@ -3,8 +3,6 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/optim/cast.h"
-#include "ebb/optim/split_master.h"
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/engine/executor.h"
@@ -111,21 +109,25 @@ void Executor::EnqueueEarlyScalars() {
   step.early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
   step.learning_rate = progress_.options.learning_rate;
   if (!step.early) return;
-  reduce_->Enqueue([this, parity = progress_.parity] {
+  const auto set = [this, parity = progress_.parity] {
     StepScalars scalars = ScalarsFor(verdicts_[parity], /*norm=*/0);
     scalars.apply = standing_.cause == 0;
     SetScalars(parity, /*early=*/true, scalars);
-  });
+  };
+  if (calls_when_enqueued_) return set();  // the last Finish has waited for that verdict
+  reduce_->Enqueue(set);
 }
 
 // A late update belongs to a step that all ranks agreed on: what goes wrong in the next one, which
 // may already run, does not stop it. An early one has only what is known by now, which includes
 // every collective that it comes after. Where kernels enqueue themselves both are enqueued before
-// that is known, and look when they run.
+// that is known, and look when they run, unless an optimizer of the trainer's enqueues them: the host
+// has waited then for what decides.
 void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream) {
   const StepScalars& scalars = (early ? early_scalars_ : scalars_)[parity];
-  const bool known = !KernelsOf(stream).enqueues();
+  const bool known = !KernelsOf(stream).enqueues() || calls_when_enqueued_;
   if ((known && !scalars.apply) || HasFailed() ||
+      (calls_when_enqueued_ && !device_.status().ok()) ||
       (early && (Blocked(parity) || !CommunicationError().ok())))
     return KeepParameters(work, stream);
   if (!known) KeepParameters(work, stream);  // for an update that then writes nothing
@@ -136,7 +138,7 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
   const bool verifies = VerifiesStates(group), in_one_pass = UpdatesInOnePass(group);
   if (verifies && !in_one_pass && !AgreeStates(group, SumStates(work, team))) return;
   if (options_.optimizer) {
-    if (absl::Status status = RunOwnOptimizer(work, scalars, team); !status.ok()) {
+    if (absl::Status status = RunOwnOptimizer(work, scalars, stream); !status.ok()) {
       Fail(absl::Status(status.code(),
                         absl::StrCat("the engine has failed: its optimizer, in unit '",
                                      model_.units[unit].name, "': ", status.message())));
@@ -217,7 +219,8 @@ void Executor::KeepParameters(const sharding::UpdateWork& work, Stream& stream) 
 }
 
 absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
-                                       ThreadTeam& team) {
+                                       Stream& stream) {
+  optim::Kernels& kernels = KernelsOf(stream);
   const sharding::Decisions& decisions = plan().decisions;
   const sharding::Section& section = plan().layout.units[work.unit].trainable;
   const sharding::SubGroup& group =
@@ -233,9 +236,8 @@ absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const S
     const ParameterSpec& spec = model_[interval.parameter];
     const int64_t count = interval.end - interval.begin, at = interval.offset;
     const DType dtype = decisions.shard_dtype(work.unit);
-    optim::Cast(team, storage_->At(work.gradient) + at * SizeOf(dtype), dtype, gradient,
-                DType::kFloat32, count, optim::Rounding::kNearest);
-    for (int64_t i = 0; i < count; ++i) gradient[i] *= scalars.gradient_factor;
+    kernels.Scale(stream, storage_->At(work.gradient) + at * SizeOf(dtype), dtype,
+                  scalars.gradient_factor, gradient, count);
     for (int k = 0; k < decisions.optimizer_states; ++k) {
       states[k] = {
           reinterpret_cast<float*>(storage_->At(work.states.Plus(k * work.states_stride))) + at,
@@ -243,12 +245,15 @@ absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const S
     }
     float* const values = decisions.reads_parameters() ? storage_->MasterStaging(here)
                                                        : reinterpret_cast<float*>(master) + at;
-    auto* const low = decisions.split_master ? reinterpret_cast<uint16_t*>(master) + at : nullptr;
-    auto* const half = parameter == nullptr ? nullptr : reinterpret_cast<BFloat16*>(parameter) + at;
-    if (decisions.split_master) optim::Join(team, half, low, values, count);
-    if (decisions.stochastic_rounding) {
-      optim::Cast(team, half, DType::kBFloat16, values, DType::kFloat32, count,
-                  optim::Rounding::kNearest);
+    optim::MasterArrays kept;
+    if (decisions.reads_parameters()) {
+      kept = {.master = values,
+              .parameter = reinterpret_cast<BFloat16*>(parameter) + at,
+              .low = decisions.split_master ? reinterpret_cast<uint16_t*>(master) + at : nullptr,
+              .count = count,
+              .rounding = RoundingOf(work.unit, group.begin + at),
+              .step = scalars.step};
+      kernels.LoadMaster(stream, kept);
     }
     const auto options = config_.ebb.parameter_groups.find(spec.group);
     const double lr_factor =
@@ -264,17 +269,13 @@ absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const S
                             .master = {values, static_cast<size_t>(count)},
                             .gradient = {gradient, static_cast<size_t>(count)},
                             .states = states,
-                            .stream = {}};
+                            .stream = kernels.enqueues() ? stream.view() : StreamView()};
     if (absl::Status status = options_.optimizer->update(slice); !status.ok()) return status;
-    if (decisions.split_master) optim::Split(team, values, half, low, count);
-    if (decisions.stochastic_rounding) {
-      optim::RoundStochastically(team, values, half, count, RoundingOf(work.unit, group.begin + at),
-                                 scalars.step);
-    }
+    if (decisions.reads_parameters()) kernels.StoreMaster(stream, kept);
   }
   if (parameter != nullptr && !decisions.reads_parameters()) {
-    optim::Cast(team, master, DType::kFloat32, parameter, decisions.compute, group.count(),
-                optim::Rounding::kParameter);
+    kernels.Cast(stream, master, DType::kFloat32, parameter, decisions.compute, group.count(),
+                 optim::Rounding::kParameter);
   }
   return absl::OkStatus();
 }

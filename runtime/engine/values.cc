@@ -137,6 +137,7 @@ absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) 
     if (decisions.kept_whole[i] && (parameters || masters)) compute = GatherSpans(unit);
     EBB_RETURN_IF_ERROR(gather(compute, decisions.compute));
   }
+  NoteIfBroken(*gather_communicator_, "spreading of values", {});
   return gather_communicator_->status();
 }
 

@@ -24,11 +24,22 @@ absl::Status Executor::SwapDiffers(const Extent& extent, const ShardFile& file) 
       ", or the disk returns wrong data (\"ebb.verify_swap\": \"off\" turns this check off)"));
 }
 
-// Once a step: who truncates, replaces or links a swap file is about to change what is in it.
-void Executor::CheckSwapFiles() {
-  if (absl::Status changed = storage_->CheckFiles(); !changed.ok()) {
-    Fail(absl::Status(changed.code(), absl::StrCat("the engine has failed: ", changed.message(),
-                                                   "; reload the model")));
+// Once a step, and before values are shown: who truncates, replaces or links a swap file changes what
+// is in it, and our own writes may make it as long again.
+absl::Status Executor::CheckSwapFiles() {
+  const absl::Status changed = storage_->CheckFiles();
+  if (changed.ok()) return changed;
+  Fail(absl::Status(changed.code(), absl::StrCat("the engine has failed: ", changed.message(),
+                                                 "; reload the model")));
+  return StuckError();
+}
+
+// Reading from the disk takes its time: beside a device that is not the trainer's. What is found sticks.
+void Executor::CheckSwapFilesInOrder() {
+  if (device_.kind() == DeviceKind::kCpu || !states_read_) {
+    CheckSwapFiles().IgnoreError();
+  } else {
+    states_read_->Enqueue([this] { CheckSwapFiles().IgnoreError(); });
   }
 }
 
@@ -130,6 +141,7 @@ absl::Status Executor::VerifyPlace(const Place& place, int64_t bytes) {
 
 // What holds elements [begin, end) of this rank's slice, before values of it are shown.
 absl::Status Executor::VerifyArray(const StateArray& array, int64_t begin, int64_t end) {
+  EBB_RETURN_IF_ERROR(CheckSwapFiles());
   if (config_.ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
   const sharding::Decisions& decisions = plan().decisions;
   const sharding::UnitHomes& unit = plan().pools.homes.units[static_cast<size_t>(array.unit)];

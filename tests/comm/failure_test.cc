@@ -412,6 +412,19 @@ TEST_P(FailureTest, PartsOfASplitFailWithTheWorld) {
     EXPECT_EQ(Message(seen[static_cast<size_t>(rank)]), "rank 3 failed: broken");
 }
 
+TEST_P(FailureTest, PartsOfASplitAreNamed) {
+  const auto seen = Seen(4, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator({.name = "all"}));
+    EBB_ASSIGN_OR_RETURN(Communicator named, all.Split(world.rank() / 2, 0, "half"));
+    EBB_ASSIGN_OR_RETURN(Communicator unnamed, named.Split(0, 0));
+    Communicator& aborted = world.rank() < 2 ? named : unnamed;
+    aborted.Abort(absl::InternalError("broken"));
+    return aborted.status();
+  });
+  for (size_t rank = 0; rank < 4; ++rank)
+    EXPECT_THAT(Message(seen[rank]), HasSubstr("communicator 'half': broken"));
+}
+
 // Operations on memory that is freed as soon as they have ended, while ranks fail in all ways at
 // random moments.
 TEST_P(FailureTest, NoMemoryIsTouchedAfterItsOperationHasEnded) {

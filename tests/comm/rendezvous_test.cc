@@ -251,6 +251,14 @@ TEST(Rendezvous, GuestOfAnotherProgramSaysSo) {
   program.join();
 }
 
+TEST(Rendezvous, GuestDoesNotWaitForAProgramThatSaysNothing) {
+  constexpr double kDays = 1e6;
+  MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
+  const Descriptor occupant = Occupy(place.port);
+  ExpectAllFail({Rank(1, 2, place, kDays)}, absl::StatusCode::kDeadlineExceeded,
+                "Another program uses the place: set MASTER_ADDR and MASTER_PORT");
+}
+
 Descriptor ConnectWhenPossible(const MeetingPlace& place) {
   for (;;) {
     absl::StatusOr<Descriptor> socket = Connect(place, WaitPoint::kNever);

@@ -339,6 +339,22 @@ TEST(Config, ReadsBytesWithUnits) {
   EXPECT_FALSE(Read("{}").ebb.measures_coalesce);
 }
 
+TEST(Config, TheRatioIsANumberOrAuto) {
+  const auto ratio = [](const std::string& json) {
+    return Read(R"({"zero_optimization": {"stage": 1, "offload_optimizer":
+                 {"device": "cpu", "ratio": )" +
+                json + "}}}")
+        .zero.offload_optimizer;
+  };
+  EXPECT_TRUE(ratio(R"("auto")").measures_ratio);
+  EXPECT_TRUE(ratio(R"("AUTO")").measures_ratio);
+  EXPECT_EQ(ratio(R"("auto")").ratio, 1);
+  EXPECT_FALSE(ratio("0.25").measures_ratio);
+  EXPECT_EQ(ratio("0.25").ratio, 0.25);
+  EXPECT_FALSE(ratio("null").measures_ratio);
+  EXPECT_EQ(ratio("null").ratio, 1);
+}
+
 TEST(Config, NullCountsAsNotGiven) {
   Config config = Read(R"({"train_batch_size": null, "zero_optimization": {"stage": null,
       "offload_param": null, "overlap_comm": null}, "scheduler": null, "communication_data_type": null,

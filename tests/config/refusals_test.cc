@@ -261,7 +261,9 @@ INSTANTIATE_TEST_SUITE_P(
              {"\"zero_optimization.offload_optimizer.buffer_count\" is 0"}},
         Case{R"({"zero_optimization": {"offload_optimizer": {"ratio": 1.5}}})",
              {"\"zero_optimization.offload_optimizer.ratio\" is 1.5; allowed: a number from 0 to "
-              "1"}},
+              "1 or \"auto\""}},
+        Case{R"({"zero_optimization": {"offload_optimizer": {"ratio": "most"}}})",
+             {"is \"most\"; allowed: a number from 0 to 1 or \"auto\""}},
         Case{R"({"zero_optimization": {"offload_optimizer": {"ratio": -0.1}}})", {"from 0 to 1"}},
         Case{R"({"zero_optimization": {"sub_group_size": 0}})",
              {"\"zero_optimization.sub_group_size\" is 0; allowed: an integer of at least 1"}},

@@ -141,6 +141,9 @@ TEST(Remarks, TiersAreTakenLiterally) {
       "ebb": {"offload_gradients": "cpu", "host_memory": "1GiB", "verify_swap": "all",
               "io_backend": "threads"})"),
               ElementsAre());
+  EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"stage": 1,
+      "offload_optimizer": {"device": "cpu", "ratio": "auto"}})"),
+              ElementsAre());
 }
 
 TEST(Remarks, PoolSizesOfTiersAreUpperLimits) {
@@ -183,6 +186,9 @@ TEST(Remarks, OldFormsOfOffload) {
 TEST(Remarks, WhatAnotherKeyOverrules) {
   EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"offload_optimizer": {"ratio": 0.5}})"),
               ElementsAre(HasSubstr("\"zero_optimization.offload_optimizer.ratio\" 0.5 has no "
+                                    "meaning while")));
+  EXPECT_THAT(RemarksOn(R"(, "zero_optimization": {"offload_optimizer": {"ratio": "auto"}})"),
+              ElementsAre(HasSubstr("\"zero_optimization.offload_optimizer.ratio\" \"auto\" has no "
                                     "meaning while")));
   EXPECT_THAT(RemarksOn(R"(, "activation_checkpointing": {"cpu_checkpointing": true},
                            "ebb": {"offload_activations": "none"})"),

@@ -168,6 +168,7 @@ void RandomiseTiers(Dice& dice, Config& config) {
   optimizer.pipeline_write = dice.Coin();
   optimizer.fast_init = dice.Coin();
   optimizer.ratio = dice.Coin() ? 1 : dice.Fraction();
+  optimizer.measures_ratio = optimizer.ratio == 1 && dice.Coin();
   config.zero.sub_group_size = dice.Count();
   config.aio = {.block_size = 4096 * (1 + dice.Below(1 << 18)),
                 .queue_depth = 1 + dice.Below(4096),

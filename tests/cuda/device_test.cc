@@ -69,6 +69,15 @@ TEST_F(CudaDeviceTest, DevicesAreFoundByNameAndLocalRank) {
   }
 }
 
+TEST_F(CudaDeviceTest, SaysHowMuchOfItsMemoryIsFree) {
+  const Device device = *Device::Cuda();
+  stand_in::SetFreeMemory(12'345);
+  EXPECT_EQ(device.free_bytes(), 12'345);
+  stand_in::FailCall("cudaMemGetInfo", cudaErrorInvalidValue);
+  EXPECT_EQ(device.free_bytes(), std::nullopt);
+  EXPECT_EQ(Device::Cpu(1).free_bytes(), std::nullopt);
+}
+
 TEST_F(CudaDeviceTest, StreamsThatOthersWaitForComeFirst) {
   const Device device = *Device::Cuda();
   for (const char* name : {"gather", "reduce", "gather/rollout"}) {

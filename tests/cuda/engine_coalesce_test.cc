@@ -7,6 +7,7 @@
 
 #include "ebb/runtime/comm/bucket_measurement.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "engine_creation.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 
@@ -82,15 +83,8 @@ TEST_F(EngineCoalesceTest, NoRoomForMeasuringIsSaidByAllRanks) {
   // Behind the byte of each communicator's barriers.
   for (int nth = 1; nth <= 24; ++nth) {
     stand_in::FailCall("cudaMalloc", cudaErrorMemoryAllocation, nth);
-    std::vector<absl::Status> seen(kRanks);
-    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-      seen[static_cast<size_t>(world.rank())] =
-          Engine::Create(world, device, ToyModel(ToyOptions()).spec(), config_).status();
-      return absl::OkStatus();
-    });
-    EXPECT_TRUE(status.ok()) << status;
-    for (const absl::Status& each : seen) EXPECT_FALSE(each.ok()) << nth;
+    SCOPED_TRACE(nth);
+    RefusalsOfAll(kRanks, config_);
     stand_in::Reset();
   }
 }

@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <latch>
 #include <limits>
 #include <optional>
 #include <ostream>
@@ -17,6 +18,7 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "stand_in.h"
+#include "state.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
@@ -285,6 +287,58 @@ TEST_P(EngineRunsAheadTest, WhoLooksWaits) {
                                     EXPECT_EQ(hold.has_waited(), fp16);
                                     trainer.Enqueue(step, 1);
                                     return step.Finish();
+                                  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// The work of the next step stands still until the report is there.
+TEST_P(EngineRunsAheadTest, AReportAskedForInTheNextStepWaitsForNothingOfThat) {
+  for (const bool mistaken : {false, true}) {
+    const absl::Status status =
+        Run(LateConfig(), /*on_gpu=*/true,
+            [&](Engine& engine, Trainer& trainer, int rank) -> absl::Status {
+              EBB_RETURN_IF_ERROR(trainer.Train(engine, 0));
+              std::latch reported(1);
+              Step step = engine.BeginStep();
+              stand_in::EnqueueKernel(static_cast<cudaStream_t>(engine.compute_stream().native),
+                                      Task([latch = &reported] { latch->wait(); }));
+              if (mistaken) {
+                trainer.EnqueueWithMistake(step, 1);
+              } else {
+                trainer.Enqueue(step, 1);
+              }
+              const absl::StatusOr<StepReport> report = engine.Report();
+              reported.count_down();
+              EBB_RETURN_IF_ERROR(report.status());
+              EXPECT_EQ(report->step, 1);
+              EXPECT_EQ(step.Finish().ok(), !mistaken || rank == 0);
+              const absl::StatusOr<StepReport> last = engine.Report();
+              EXPECT_EQ(last.ok(), !mistaken) << last.status();
+              if (last.ok()) {
+                EXPECT_EQ(last->step, 2);
+              }
+              return absl::OkStatus();
+            });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+// Also where its reads are still on their way when it is asked for.
+TEST_P(EngineRunsAheadTest, TheTrafficOfAStepIsAllOfIt) {
+  const absl::Status status = Run(LateConfig(), /*on_gpu=*/true,
+                                  [&](Engine& engine, Trainer& trainer, int) -> absl::Status {
+                                    for (int64_t number = 0; number < 3; ++number) {
+                                      const Hold hold(engine);
+                                      EBB_RETURN_IF_ERROR(trainer.Train(engine, number));
+                                      const std::vector<TrafficRow> rows = engine.traffic();
+                                      EXPECT_EQ(rows.empty(), GetParam().tier == Tier::kDevice);
+                                      for (const TrafficRow& row : rows) {
+                                        EXPECT_EQ(row.bytes, row.predicted_bytes)
+                                            << number << " " << Name(row.state) << " "
+                                            << Name(row.tier) << " " << Name(row.direction);
+                                      }
+                                    }
+                                    return absl::OkStatus();
                                   });
   EXPECT_TRUE(status.ok()) << status;
 }

@@ -20,6 +20,7 @@ class ElementWiseTest : public OpsTest {
   template <class Launch>
   static void Run(const Launch& launch) {
     const Device device = NewDevice(1);
+    EXPECT_EQ(cuda::LoadElementWiseKernels(Compute()), cudaSuccess);
     Stream stream = device.CallerStream();
     EXPECT_EQ(launch(static_cast<cudaStream_t>(stream.view().native)), cudaSuccess);
     stream.WaitIdle();

@@ -3,13 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <memory>
+#include <new>
 #include <ostream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ebb/runtime/device/device.h"
+#include "ops/cuda/cublaslt.h"
 #include "ops/ops.h"
 #include "stand_in.h"
 
@@ -23,7 +24,7 @@ constexpr int64_t kRows = 4, kWidth = 8;
 constexpr OpsLimits kLimits = {
     .rows = kRows, .tokens = kRows, .width = kWidth, .heads = 1, .vocabulary = kWidth};
 
-// "Device" memory, which the test reads, of all that is used below.
+// Of all that is used below, in memory that the test reads too.
 struct Memory {
   float input[kRows * kWidth] = {}, output[kRows * kWidth] = {}, square[kWidth * kWidth] = {};
   float weight[kWidth] = {}, bias[kWidth] = {}, mean[kRows] = {}, deviation[kRows] = {};
@@ -123,7 +124,8 @@ TEST_P(GptOpsFailureTest, ALaunchThatFailsIsNamedAndNothingIsEnqueuedAnyMore) {
   const Buffer scratch =
       *device.Allocate(ScratchBytes(device, DType::kFloat32, kLimits), "scratch");
   const auto ops = *NewOps(device, DType::kFloat32, kLimits, scratch.span());
-  const auto memory = std::make_unique<Memory>();
+  const Buffer shared = *device.AllocateShared(sizeof(Memory), "arrays");
+  Memory* const memory = ::new (shared.data()) Memory;
   GetParam().call(*ops, *memory);
   EXPECT_TRUE(ops->status().ok()) << ops->status();
   stream.WaitIdle();
@@ -157,6 +159,21 @@ TEST(GptOpsFailure, ADeviceThatTheBuildHasNoCodeForIsSaidSo) {
       std::string(NewOps(device, DType::kBFloat16, kLimits, scratch.span()).status().message()),
       AllOf(HasSubstr("loading gpt's kernels"), HasSubstr("CUDA device 0 (stand-in)")));
   EXPECT_TRUE(NewOps(device, DType::kBFloat16, kLimits, scratch.span()).ok());
+  stand_in::Reset();
+}
+
+TEST(GptOpsFailure, ACublasLtOfAnotherMajorVersionIsRefused) {
+  EXPECT_TRUE(cuda::OpenCublasLt().ok());
+  stand_in::SetCublasLtVersion((CUBLAS_VER_MAJOR - 1) * 10000 + 900);
+  const absl::Status older = cuda::OpenCublasLt().status();
+  EXPECT_EQ(older.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(
+      std::string(older.message()),
+      AllOf(HasSubstr("matrix products on a GPU cannot use cuBLASLt " +
+                      std::to_string(CUBLAS_VER_MAJOR - 1) + ".9.0"),
+            HasSubstr(std::to_string(CUBLAS_VER_MAJOR) + ".0.0"), HasSubstr("--device cpu")));
+  stand_in::SetCublasLtVersion((CUBLAS_VER_MAJOR + 1) * 10000);
+  EXPECT_FALSE(cuda::OpenCublasLt().ok());
   stand_in::Reset();
 }
 

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <new>
 #include <string>
-#include <vector>
 
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/device/backend.h"
@@ -26,11 +26,10 @@ struct Memory {
   float source[8] = {1, 2, 3, 4, 5, 6, 7, 8}, destination[8] = {}, first[8] = {}, second[8] = {};
   BFloat16 rounded[8];
   double block = 0, sum = 0;
+  UpdateConstants constants = UpdateConstantsOf(OptimizerConfig{}, {.learning_rate = 1});
 };
 
 void UseEverything(Kernels& kernels, Stream& stream, Memory& memory) {
-  static const UpdateConstants constants =
-      UpdateConstantsOf(OptimizerConfig{}, {.learning_rate = 1});
   kernels.Cast(stream, memory.source, DType::kFloat32, memory.rounded, DType::kBFloat16, 8,
                Rounding::kNearest);
   kernels.Accumulate(stream,
@@ -42,14 +41,15 @@ void UseEverything(Kernels& kernels, Stream& stream, Memory& memory) {
                   .gradient = memory.source,
                   .states = {memory.first, memory.second},
                   .count = 8},
-                 &constants);
+                 &memory.constants);
 }
 
 TEST_P(KernelsFailureTest, ALaunchThatFailsFailsTheDeviceAndNothingIsLaunchedAnyMore) {
   const Device device = *Device::Cuda();
   const auto kernels = *Kernels::For(device);
   Stream stream = *device.NewStream("update");
-  Memory memory;
+  const Buffer shared = *device.AllocateShared(sizeof(Memory), "test");
+  Memory& memory = *::new (shared.data()) Memory;
   UseEverything(*kernels, stream, memory);
   stream.WaitIdle();
   EXPECT_TRUE(device.status().ok());

@@ -5,7 +5,7 @@ namespace ebb::testing {
 
 std::vector<Backend> Backends() {
   const Backend plain = {.name = "nccl",
-                         .run = RunOnGpus,
+                         .run = RunOnGpu,
                          .many_ranks = 16,
                          .device = [](int) { return *Device::Cuda(0); },
                          .exact_order = false};

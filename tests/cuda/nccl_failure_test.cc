@@ -7,12 +7,14 @@
 #include <array>
 #include <atomic>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
@@ -34,6 +36,9 @@ std::string Message(const absl::Status& status) {
 
 class NcclFailureTest : public ::testing::Test {
  protected:
+  static constexpr int kRanksMax = 4;  // each with a device of its own, as processes have
+
+  void SetUp() override { stand_in::SetDevices(kRanksMax); }
   void TearDown() override {
     EXPECT_EQ(stand_in::Alive(), stand_in::Live{}) << "something was not given back";
     stand_in::Reset();
@@ -42,7 +47,7 @@ class NcclFailureTest : public ::testing::Test {
   // Runs `body` on every rank. What it returns is what that rank saw.
   std::vector<absl::Status> Seen(int ranks, std::function<absl::Status(World&)> body) {
     std::vector<absl::Status> seen(static_cast<size_t>(ranks));
-    const absl::Status status = testing::RunOnGpus(ranks, [&](World world) {
+    const absl::Status status = testing::RunOnGpus(ranks, kRanksMax, [&](World world) {
       seen[static_cast<size_t>(world.rank())] = body(world);
       return absl::OkStatus();
     });
@@ -51,9 +56,10 @@ class NcclFailureTest : public ::testing::Test {
   }
 };
 
-// Memory of the device and a stream, for one operation after another.
+// Memory of a rank's device and a stream, for one operation after another.
 struct Gpu {
-  Device device = *Device::Cuda();
+  explicit Gpu(const World& world) : device(*Device::Cuda(world.rank())) {}
+  Device device;
   Stream stream = *device.NewStream("comm");
   Buffer memory = *device.Allocate(4096, "test");
   CollectiveSpan InPlace(int64_t count = 4) const {
@@ -65,6 +71,15 @@ struct Gpu {
 absl::Status Outcome(Communicator& communicator, Stream& stream) {
   stream.WaitIdle();
   return communicator.status();
+}
+
+TEST_F(NcclFailureTest, ALibraryThatIsTooOldIsRefused) {
+  EXPECT_TRUE(OpenNccl().ok());
+  stand_in::SetNcclVersion(21703);
+  const absl::Status refused = OpenNccl().status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(Message(refused), AllOf(HasSubstr("ranks on GPUs cannot use NCCL 2.17.3"),
+                                      HasSubstr("NCCL 2 from 2.18.0 on")));
 }
 
 TEST_F(NcclFailureTest, CreationThatNeverFinishesEndsInTime) {
@@ -156,7 +171,7 @@ TEST_F(NcclFailureTest, RankThatDoesNotCallEndsTheWaitingOfAllInTime) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator,
                          world.NewCommunicator({.name = "gather", .timeout_seconds = kShort}));
-    Gpu gpu;
+    Gpu gpu(world);
     if (world.rank() != 2) {
       EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
       return Outcome(communicator, gpu.stream);
@@ -177,7 +192,7 @@ TEST_F(NcclFailureTest, LaunchThatIsNeverReadyEndsInTime) {
   const auto seen = Seen(2, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator,
                          world.NewCommunicator({.timeout_seconds = kShort}));
-    Gpu gpu;
+    Gpu gpu(world);
     stand_in::StallLaunches();
     const CollectiveSpan span = gpu.InPlace();
     EBB_RETURN_IF_ERROR(communicator.AllReduce(gpu.stream, {&span, 1}, kType));
@@ -193,7 +208,7 @@ TEST_F(NcclFailureTest, DifferentCallsEndInTime) {
   const auto seen = Seen(2, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator,
                          world.NewCommunicator({.timeout_seconds = kShort}));
-    Gpu gpu;
+    Gpu gpu(world);
     const CollectiveSpan span = gpu.InPlace(world.rank() == 0 ? 4 : 8);
     EBB_RETURN_IF_ERROR(communicator.AllReduce(gpu.stream, {&span, 1}, kType));
     return Outcome(communicator, gpu.stream);
@@ -206,7 +221,7 @@ TEST_F(NcclFailureTest, AsynchronousErrorIsToldToAllRanks) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
     EBB_ASSIGN_OR_RETURN(Communicator other, world.NewCommunicator({.name = "gather"}));
-    Gpu gpu;
+    Gpu gpu(world);
     EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
     EBB_RETURN_IF_ERROR(Outcome(communicator, gpu.stream));
     if (world.rank() == 1) stand_in::FailCommunicators(1, ncclRemoteError);
@@ -233,7 +248,7 @@ TEST_P(NcclOperationTest, FailureIsStickyToldToAllAndLaterOperationsDoNothing) {
   std::atomic<int> ready{0};
   const auto seen = Seen(2, [&](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
-    Gpu gpu;
+    Gpu gpu(world);
     if (++ready == 2) stand_in::FailCall(GetParam(), ncclInternalError);
     ready.notify_all();
     for (int n = ready; n < 2; n = ready) ready.wait(n);
@@ -261,7 +276,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, NcclOperationTest,
 TEST_F(NcclFailureTest, DeviceThatFailsIsToldToAll) {
   const auto seen = Seen(2, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
-    Gpu gpu;
+    Gpu gpu(world);
     EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
     EBB_RETURN_IF_ERROR(Outcome(communicator, gpu.stream));
     if (world.rank() == 1) {
@@ -282,7 +297,7 @@ TEST_F(NcclFailureTest, DeviceThatFailsIsToldToAll) {
 TEST_F(NcclFailureTest, AbortEndsWhatWaitsOnAllRanks) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "gather"}));
-    Gpu gpu;
+    Gpu gpu(world);
     if (world.rank() == 2) {
       communicator.Abort(absl::CancelledError("interrupted"));
     } else {
@@ -301,7 +316,7 @@ TEST_F(NcclFailureTest, WorldThatFailsEndsAllItsCommunicatorsAndMakesNoNewOnes) 
   const auto seen = Seen(4, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator());
     EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(world.rank() / 2, 0));
-    Gpu gpu;
+    Gpu gpu(world);
     if (world.rank() == 3) {
       world.Fail(absl::DataLossError("the disk is gone"));
     } else {
@@ -321,7 +336,7 @@ TEST_F(NcclFailureTest, WorldThatFailsEndsAllItsCommunicatorsAndMakesNoNewOnes) 
 TEST_F(NcclFailureTest, RankWhoseProcessEndsIsNamed) {
   std::vector<absl::Status> seen(3);
   std::atomic<int> created{0};
-  const absl::Status run = testing::RunOnGpus(3, [&](World world) -> absl::Status {
+  const absl::Status run = testing::RunOnGpus(3, kRanksMax, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
     created.fetch_add(1);
     created.notify_all();
@@ -330,9 +345,39 @@ TEST_F(NcclFailureTest, RankWhoseProcessEndsIsNamed) {
         created.wait(seen_created);
       return absl::AbortedError("chosen");
     }
-    Gpu gpu;
+    Gpu gpu(world);
     EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
     seen[static_cast<size_t>(world.rank())] = Outcome(communicator, gpu.stream);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(run.code(), absl::StatusCode::kAborted);
+  EXPECT_EQ(Message(seen[0]), "rank 1 has ended");
+  EXPECT_EQ(Message(seen[2]), "rank 1 has ended");
+}
+
+// Each communicator has a kernel on the device that waits for the dead rank. To abort one of them is
+// to wait for the device, so for all of them.
+TEST_F(NcclFailureTest, RankWhoseProcessEndsEndsAllCommunicatorsOfTheOthers) {
+  constexpr int kRanks = 3, kCommunicators = 4;
+  std::vector<absl::Status> seen(kRanks);
+  std::latch enqueued(kRanks);
+  const absl::Status run = testing::RunOnGpus(kRanks, kRanksMax, [&](World world) -> absl::Status {
+    std::vector<Communicator> communicators;
+    std::vector<Gpu> gpus;
+    for (int i = 0; i < kCommunicators; ++i) {
+      gpus.emplace_back(world);
+      EBB_ASSIGN_OR_RETURN(Communicator made, world.NewCommunicator());
+      communicators.push_back(std::move(made));
+    }
+    if (world.rank() == 1) {
+      enqueued.arrive_and_wait();
+      return absl::AbortedError("chosen");
+    }
+    for (size_t i = 0; i < kCommunicators; ++i)
+      EBB_RETURN_IF_ERROR(communicators[i].Barrier(gpus[i].stream));
+    enqueued.arrive_and_wait();
+    for (size_t i = 0; i < kCommunicators; ++i)
+      seen[static_cast<size_t>(world.rank())].Update(Outcome(communicators[i], gpus[i].stream));
     return absl::OkStatus();
   });
   EXPECT_EQ(run.code(), absl::StatusCode::kAborted);
@@ -358,7 +403,7 @@ TEST_F(NcclFailureTest, SplitThatARankDoesNotCallEndsInTime) {
 TEST_F(NcclFailureTest, WhatNcclCannotDoIsRefusedAtOnce) {
   const auto seen = Seen(2, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-    Gpu gpu;
+    Gpu gpu(world);
     Stream cpu = *Device::Cpu(1).NewStream("cpu");
     const CollectiveSpan span = gpu.InPlace();
     const std::vector<std::pair<absl::Status, const char*>> refused = {
@@ -368,7 +413,7 @@ TEST_F(NcclFailureTest, WhatNcclCannotDoIsRefusedAtOnce) {
          "in fp16, is 0"},
         {communicator.AllReduce(gpu.stream, {&span, 1}, DType::kFloat16, ReduceOp::kSum, 1e6f),
          "in fp16, is inf"},
-        {communicator.AllReduce(cpu, {&span, 1}, kType), "need a stream of CUDA device 0"},
+        {communicator.AllReduce(cpu, {&span, 1}, kType), "need a stream of CUDA device"},
         {communicator.Split(-1, 0).status(), "colour -1"},
     };
     for (const auto& [status, text] : refused) {
@@ -391,7 +436,7 @@ TEST_F(NcclFailureTest, WorldNeedsACudaDevice) {
 TEST_F(NcclFailureTest, MoreOperationsAreEnqueuedThanAreUnderWay) {
   const auto seen = Seen(2, [](World& world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-    Gpu gpu;
+    Gpu gpu(world);
     const CollectiveSpan span = gpu.InPlace();
     for (int i = 0; i < 1000; ++i)
       EBB_RETURN_IF_ERROR(

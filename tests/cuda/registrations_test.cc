@@ -10,6 +10,7 @@
 
 #include "ebb/runtime/comm/nccl/communicator.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "engine_creation.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 #include "thread_ranks.h"
@@ -121,15 +122,7 @@ TEST_F(RegistrationsTest, NoneAreMadeWhereTheConfigSaysSo) {
 TEST_F(RegistrationsTest, AnErrorOfOneRankEndsInTime) {
   config_.ebb.timeout_seconds = 0.5;
   stand_in::FailCall("ncclCommWindowRegister", ncclSystemError);
-  std::vector<absl::Status> seen(kRanks);
-  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    seen[static_cast<size_t>(world.rank())] =
-        Engine::Create(world, device, ToyModel(ToyOptions()).spec(), config_).status();
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  for (const absl::Status& each : seen)
+  for (const absl::Status& each : RefusalsOfAll(kRanks, config_))
     EXPECT_THAT(std::string(each.message()),
                 AnyOf(HasSubstr("ebb.register_buffers"), HasSubstr("has waited 0.5 s")));
 }

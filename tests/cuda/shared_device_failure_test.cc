@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ebb/runtime/comm/world.h"
@@ -42,7 +42,7 @@ class SharedDeviceFailureTest : public ::testing::Test {
   // `waits_work`: otherwise nobody can tell when that is, and it stays.
   template <class Fail>
   std::array<Seen, kRanks> SumUntilFailed(Fail fail, bool waits_work = true) {
-    std::array<std::deque<std::vector<float>>, kRanks> kept;
+    std::array<std::vector<Buffer>, kRanks> kept;
     std::array<Seen, kRanks> seen;
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
@@ -51,9 +51,10 @@ class SharedDeviceFailureTest : public ::testing::Test {
       EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("sum"));
       for (int round = 0; communicator.status().ok(); ++round) {
         auto& memory = kept[static_cast<size_t>(world.rank())];
-        std::vector<float>& values = memory.emplace_back(4000, 1.0f);
+        EBB_ASSIGN_OR_RETURN(Buffer values, device.AllocateShared(16000, "test"));
         const CollectiveSpan span = {
             .send = values.data(), .receive = values.data(), .count = 4000};
+        memory.push_back(std::move(values));
         if (round == 2 && world.rank() == 0) fail();
         EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
         stream.WaitIdle();

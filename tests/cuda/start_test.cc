@@ -69,6 +69,7 @@ TEST(NcclStart, LibraryIsFoundOrWhatIsMissingIsSaid) {
 
 TEST(NcclStart, VersionsReadAsPeopleWriteThem) {
   EXPECT_EQ(NcclVersionText(22809), "2.28.9");
+  EXPECT_EQ(NcclVersionText(2804), "2.8.4");
 }
 #else
 TEST(NcclStart, BuildWithoutNcclSaysSo) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
@@ -88,14 +89,14 @@ void ThreadMeeting::End(int rank) {
   Fail(rank, absl::UnavailableError(absl::StrCat("rank ", rank, " has ended")));
 }
 
-absl::Status RunOnGpus(int ranks, std::function<absl::Status(World)> body) {
+absl::Status RunOnGpus(int ranks, int devices, std::function<absl::Status(World)> body) {
   ThreadMeeting meeting(ranks);
   std::vector<absl::Status> results(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       absl::Status& result = results[static_cast<size_t>(rank)];
-      auto device = Device::Cuda(0);
+      auto device = Device::Cuda(rank % devices);
       result = device.status();
       if (!result.ok()) return meeting.End(rank);
       auto world = NewNcclWorld(meeting.For(rank), *device);
@@ -110,6 +111,10 @@ absl::Status RunOnGpus(int ranks, std::function<absl::Status(World)> body) {
     if (!result.ok()) return result;
   }
   return absl::OkStatus();
+}
+
+absl::Status RunOnGpu(int ranks, std::function<absl::Status(World)> body) {
+  return RunOnGpus(ranks, /*devices=*/1, std::move(body));
 }
 
 }  // namespace ebb::testing

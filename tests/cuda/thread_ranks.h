@@ -44,7 +44,9 @@ class ThreadMeeting {
   std::vector<std::function<void(const absl::Status&)>> listeners_;
 };
 
-// As RunThreads, each rank with a CUDA device and NCCL. A rank whose body has returned has ended.
-absl::Status RunOnGpus(int ranks, std::function<absl::Status(World)> body);
+// As RunThreads, with NCCL and round `devices` CUDA devices. A rank whose body has failed has ended.
+absl::Status RunOnGpus(int ranks, int devices, std::function<absl::Status(World)> body);
+// All on the first one.
+absl::Status RunOnGpu(int ranks, std::function<absl::Status(World)> body);
 
 }  // namespace ebb::testing

@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/backend.h"
@@ -58,12 +59,20 @@ class StorageTest : public ::testing::Test {
     plan_ = sharding::PlanStep(
                 {.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2})
                 .value();
-    storage_ = std::make_unique<Storage>(
-        Storage::Create(device_, plan_, resolved, 1, "test", ledger_,
-                        [this](StateClass, int64_t bytes, std::string_view what) {
-                          return device_.Allocate(bytes, what);
-                        })
-            .value());
+    const absl::Status created = Storage::Create(
+        device_, plan_, resolved, 1, "test", ledger_,
+        [this](StateClass, int64_t bytes, std::string_view what) {
+          return device_.Allocate(bytes, what);
+        },
+        storage_);
+    EXPECT_TRUE(created.ok()) << created;
+  }
+
+  Storage::Room RoomIn(Tier tier) const {
+    Storage::Room room;
+    const absl::Status made = storage_->MakeRoom(tier, room);
+    EXPECT_TRUE(made.ok()) << made;
+    return room;
   }
 
   uint64_t Current(StateClass state, Tier tier) const {
@@ -95,7 +104,7 @@ class StorageTest : public ::testing::Test {
   Stream stream_ = device_.NewStream("copies").value();
   MemoryLedger ledger_;
   sharding::Plan plan_;
-  std::unique_ptr<Storage> storage_;
+  std::optional<Storage> storage_;
 };
 
 TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
@@ -105,7 +114,7 @@ TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
   for (void* kept : Kept()) std::memset(kept, value++, 64);
   const std::vector<void*> on_device = Kept();
 
-  Storage::Room host = storage_->MakeRoom(Tier::kCpu).value();
+  Storage::Room host = RoomIn(Tier::kCpu);
   EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));  // both, for a moment
   EXPECT_EQ(Current(Tier::kCpu), Current(StateClass::kParameter, Tier::kDevice) +
                                      Current(StateClass::kMaster, Tier::kDevice) +
@@ -125,7 +134,7 @@ TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
   expect_values();
   for (size_t i = 0; i < on_device.size(); ++i) EXPECT_NE(Kept()[i], on_device[i]);
 
-  EXPECT_TRUE(storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_).ok());
+  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kDevice), stream_).ok());
   EXPECT_EQ(FarDevice::held, all);
   EXPECT_EQ(Current(Tier::kDevice), static_cast<uint64_t>(all));
   EXPECT_EQ(Current(Tier::kCpu), 0u);
@@ -136,21 +145,25 @@ TEST_F(StorageTest, MovesWhatIsKeptAndGivesTheRestBack) {
 TEST_F(StorageTest, WithoutRoomItStaysWhereItIs) {
   const int64_t all = FarDevice::held;
   std::memset(Master(1), 7, 64);
-  EXPECT_TRUE(storage_->MoveInto(storage_->MakeRoom(Tier::kCpu).value(), stream_).ok());
+  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kCpu), stream_).ok());
   FarDevice::limit = all - 1;
-  const absl::Status refused = storage_->MakeRoom(Tier::kDevice).status();
-  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  {
+    Storage::Room room;
+    const absl::Status refused = storage_->MakeRoom(Tier::kDevice, room);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_GT(FarDevice::held, 0);  // until the ranks have agreed
+  }
   EXPECT_EQ(FarDevice::held, 0);  // nor is anything of the attempt left
   EXPECT_EQ(Current(Tier::kDevice), 0u);
   EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
   FarDevice::limit = all;
-  EXPECT_TRUE(storage_->MoveInto(storage_->MakeRoom(Tier::kDevice).value(), stream_).ok());
+  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kDevice), stream_).ok());
   EXPECT_EQ(*reinterpret_cast<unsigned char*>(Master(1)), 7);
 }
 
 TEST_F(StorageTest, RoomThatIsNotMovedIntoIsGivenBack) {
   const int64_t all = FarDevice::held;
-  { const Storage::Room unused = storage_->MakeRoom(Tier::kCpu).value(); }
+  { const Storage::Room unused = RoomIn(Tier::kCpu); }
   EXPECT_EQ(Current(Tier::kCpu), 0u);
   EXPECT_EQ(FarDevice::held, all);
 }

@@ -94,6 +94,11 @@ std::string FileOf(const std::string& path, int rank, const std::string& what) {
   return "";
 }
 
+// Of the file, but for the stamp behind.
+int64_t DataBytes(const std::string& file) {
+  return static_cast<int64_t>(std::filesystem::file_size(file)) - 4096;
+}
+
 // Another program's write, past whatever caches there are.
 void FlipBit(const std::string& file, int64_t offset) {
   const int fd = open(file.c_str(), O_RDWR);
@@ -197,7 +202,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheStatesEndsTheTraining) {
     std::string file;
     const Trained run = Train(GetParam(), MakeConfig(), 2, 5, [&](const std::string& path) {
       file = FileOf(path, culprit(), "states");
-      const auto blocks = static_cast<int64_t>(std::filesystem::file_size(file) / 4096);
+      const int64_t blocks = DataBytes(file) / 4096;
       FlipBit(file, static_cast<int64_t>(static_cast<double>(blocks) * place) * 4096 + 21);
     });
     // A late update finds it when its step has finished.
@@ -227,7 +232,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
       engine->traffic();
       if (world.rank() == culprit()) {
         file = FileOf(scratch_.path(), culprit(), cell.without_masters ? "parameters" : "states");
-        const auto bytes = static_cast<int64_t>(std::filesystem::file_size(file));
+        const int64_t bytes = DataBytes(file);
         for (int64_t at = 21; at < bytes; at += 4096) FlipBit(file, at);
       }
       Config on_device = testing::ConfigFor({.world = cell.world, .stage = 3});
@@ -254,7 +259,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheFirstMomentsEndsTheTraining) {
   if (GetParam().own) GTEST_SKIP() << "has no moments";
   const Trained run = Train(GetParam(), MakeConfig(), 0, 3, [&](const std::string& path) {
     const std::string file = FileOf(path, culprit(), "states");
-    FlipBit(file, static_cast<int64_t>(std::filesystem::file_size(file)) - 4096);
+    FlipBit(file, DataBytes(file) - 4096);
   });
   EXPECT_LE(run.steps_done, 1);
   ExpectFailure(run, "optimizer of unit '");
@@ -265,7 +270,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheParametersEndsTheTrainingWhereAllIsVerifi
     SCOPED_TRACE(place);
     const auto tamper = [&](const std::string& path) {
       const std::string file = FileOf(path, culprit(), "parameters");
-      const auto blocks = static_cast<int64_t>(std::filesystem::file_size(file) / 4096);
+      const int64_t blocks = DataBytes(file) / 4096;
       FlipBit(file, static_cast<int64_t>(static_cast<double>(blocks) * place) * 4096 + 1);
     };
     Config config = MakeConfig();
@@ -279,6 +284,12 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheParametersEndsTheTrainingWhereAllIsVerifi
 TEST_P(VerifySwapTest, AFileThatIsNoLongerOursEndsTheTrainingAlways) {
   const std::pair<const char*, std::function<void(const std::string&)>> tampers[] = {
       {"resized", [](const std::string& file) { std::filesystem::resize_file(file, 4096); }},
+      {"cut and made as long as before",
+       [](const std::string& file) {
+         const auto bytes = std::filesystem::file_size(file);
+         std::filesystem::resize_file(file, 4096);
+         std::filesystem::resize_file(file, bytes);
+       }},
       {"replaced by another file",
        [](const std::string& file) {
          std::filesystem::copy_file(file, file + ".copy");

@@ -18,8 +18,9 @@ class WatchedCommunicator : public CommunicatorBackend {
   void Abort(absl::Status why) override { inner_.Abort(std::move(why)); }
   int64_t bytes_moved() const override { return inner_.bytes_moved(); }
 
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override {
-    EBB_ASSIGN_OR_RETURN(Communicator part, inner_.Split(colour, key));
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                             std::string_view name) override {
+    EBB_ASSIGN_OR_RETURN(Communicator part, inner_.Split(colour, key, name));
     return std::make_unique<WatchedCommunicator>(std::move(part), name_ + " part", calls_);
   }
 
@@ -82,7 +83,9 @@ class WatchedWorld : public WorldBackend {
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
-    EBB_ASSIGN_OR_RETURN(Communicator made, world_.NewCommunicator(options));
+    CommunicatorOptions adapted = options;
+    if (calls_->adapt) calls_->adapt(adapted);
+    EBB_ASSIGN_OR_RETURN(Communicator made, world_.NewCommunicator(adapted));
     return std::make_unique<WatchedCommunicator>(std::move(made), options.name, calls_);
   }
 

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,6 +25,7 @@ struct WatchedCalls {
   int64_t fail_at = -1;  // the number of the call that fails; -1: none
   Fault fault = kRefuse;
   std::atomic<int> reductions_run{0};
+  std::function<void(CommunicatorOptions&)> adapt;  // what communicators are created with
 
   // What was called on which communicator, by which thread, in order.
   struct Call {

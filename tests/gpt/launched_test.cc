@@ -197,7 +197,8 @@ TEST_F(LaunchedTest, APortThatSomebodyElseHasIsNamed) {
   const Listener stranger;
   std::vector<std::unique_ptr<Program>> ranks;
   for (int rank = 0; rank < 2; ++rank) {
-    ranks.push_back(Start(Arguments({"--config", Config(5)}), Torchrun(rank, 2, stranger.port())));
+    ranks.push_back(
+        Start(Arguments({"--config", Config(100'000)}), Torchrun(rank, 2, stranger.port())));
   }
   EXPECT_EQ(ranks[0]->Finish(), 1);
   EXPECT_THAT(ranks[0]->printed(), HasSubstr(stranger.port()));
@@ -292,6 +293,13 @@ TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
     EXPECT_EQ(first->Finish(), 1);
     EXPECT_THAT(first->printed(), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
                                         AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
+    // The wait that came first, and no other in its wake.
+    std::smatch said;
+    const std::string& printed = first->printed();
+    if (std::regex_search(printed, said, std::regex("at the ([a-z -]+)( of unit |:)"))) {
+      const bool gathers = said[1] == "gather" || said[1] == "refresh";
+      EXPECT_THAT(printed, HasSubstr(gathers ? "'engine gather'" : "'engine reduce'"));
+    }
     second->Signal(SIGKILL);
     second->Signal(SIGCONT);
     EXPECT_EQ(second->Finish(), -SIGKILL);

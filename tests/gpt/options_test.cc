@@ -48,6 +48,17 @@ TEST(OptionsTest, OfAnOptionGivenTwiceTheLaterOneCounts) {
   EXPECT_TRUE(command.options->recompute);
 }
 
+TEST(OptionsTest, CudaGraphsAreOnOffOrChosen) {
+  EXPECT_EQ(Parse({}).options->cuda_graphs, CudaGraphs::kAuto);
+  EXPECT_EQ(Parse({"--cuda-graphs", "on"}).options->cuda_graphs, CudaGraphs::kOn);
+  EXPECT_EQ(Parse({"--cuda-graphs", "off"}).options->cuda_graphs, CudaGraphs::kOff);
+  EXPECT_EQ(Parse({"--cuda-graphs", "on", "--cuda-graphs", "auto"}).options->cuda_graphs,
+            CudaGraphs::kAuto);
+  const CommandLine wrong = Parse({"--cuda-graphs", "yes"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.text, AllOf(HasSubstr("--cuda-graphs"), HasSubstr("auto")));
+}
+
 TEST(OptionsTest, SeedsAreAllNumbersOf64Bits) {
   EXPECT_EQ(Parse({"--seed", "0"}).options->seed, 0u);
   EXPECT_EQ(Parse({"--seed", "010"}).options->seed, 10u);

@@ -57,7 +57,7 @@ Program::Program(std::vector<std::string> arguments, const Options& options) {
 }
 
 Program::~Program() {
-  close(output_);
+  if (output_ >= 0) CloseOutput();
 }
 
 bool Program::WaitFor(const std::string& text) {
@@ -68,6 +68,10 @@ bool Program::WaitFor(const std::string& text) {
     printed_.append(piece, static_cast<size_t>(got));
   }
   return true;
+}
+
+void Program::CloseOutput() {
+  close(std::exchange(output_, -1));
 }
 
 void Program::Signal(int signal) const {

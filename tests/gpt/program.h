@@ -24,6 +24,7 @@ class Program {
   // Reads on until `text` has been printed, or everything has.
   bool WaitFor(const std::string& text);
   void Signal(int signal) const;
+  void CloseOutput();  // nobody reads any more: its writes fail
   int pid() const { return child_; }
   // Reads the rest; the exit code, or minus the signal that ended it.
   int Finish();

@@ -90,15 +90,19 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
     std::vector<std::string> said;
   };
   for (const Case& c :
-       {Case{{"--device-memory", "20KiB", "--nvme-path", disk},
-             {"ebb.device_memory is 0.0 MiB", "optimizer ", "offload_optimizer.device \"cpu\""}},
-        {{"--device-memory", "20KiB", "--offload-optimizer", "nvme", "--nvme-path", disk},
-         {"workspace ", "offload_param.device \"cpu\""}},
-        {{"--host-memory", "20KiB", "--offload-optimizer", "cpu", "--offload-param", "nvme",
-          "--nvme-path", disk},
-         {"ebb.host_memory is 0.0 MiB", "optimizer ", "\"nvme\""}}}) {
+       {Case{{"--device-memory", "2MiB", "--nvme-path", disk},
+             {"ebb.device_memory is 2.0 MiB", "optimizer ",
+              "\"zero_optimization.offload_optimizer.device\": \"cpu\" would fit ("}},
+        {{"--device-memory", "1.75MiB", "--offload-optimizer", "nvme", "--nvme-path", disk},
+         {"workspace ", "\"zero_optimization.offload_param.device\": \"cpu\"", " would fit ("}},
+        {{"--host-memory", "512KiB", "--offload-optimizer", "cpu", "--nvme-path", disk},
+         {"ebb.host_memory is 0.5 MiB", "optimizer ",
+          "\"zero_optimization.offload_optimizer.device\": \"nvme\"", " would fit ("}},
+        {{"--device-memory", "20KiB", "--nvme-path", disk},
+         {"ebb.device_memory is 0.0 MiB", "no setting fits; the least, ", "smaller units"}}}) {
     std::vector<std::string> arguments = c.arguments;
-    arguments.insert(arguments.end(), {"--data", data_, "--steps", "1"});
+    arguments.insert(arguments.end(), {"--data", data_, "--steps", "1", "--layers", "4", "--width",
+                                       "64", "--heads", "2", "--context", "16"});
     Program program(Tiny(arguments));
     EXPECT_EQ(program.Finish(), 1) << program.printed();
     for (const std::string& said : c.said) EXPECT_THAT(program.printed(), HasSubstr(said));
@@ -117,6 +121,42 @@ TEST_F(ProgramTest, ASignalLeavesNothingOnTheDisk) {
   EXPECT_EQ(program.Finish(), 130) << program.printed();
   EXPECT_THAT(program.printed(), HasSubstr("NVMe, bytes a parameter and step: "));
   EXPECT_TRUE(std::filesystem::is_empty(disk));
+}
+
+TEST_F(ProgramTest, CudaGraphsHaveNoMeaningOnTheCpuWhichIsSaidToWhoAsksForThem) {
+  for (const char* graphs : {"on", "auto"}) {
+    Program program(Tiny({"--data", data_, "--cuda-graphs", graphs}));
+    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    const bool says =
+        program.printed().find("--cuda-graphs on has no meaning") != std::string::npos;
+    EXPECT_EQ(says, std::string(graphs) == "on") << program.printed();
+  }
+}
+
+// gpt | head: each step prints a line, into a pipe that is closed.
+TEST_F(ProgramTest, OutputThatNobodyReadsEndsTheRunAndLeavesNothingOnTheDisk) {
+  const std::string disk = files_.Path("disk");
+  std::filesystem::create_directory(disk);
+  Program program(
+      Tiny({"--data", data_, "--steps", "100000000", "--evaluate-every", "1", "--offload-param",
+            "nvme", "--offload-optimizer", "nvme", "--nvme-path", disk}));
+  ASSERT_TRUE(program.WaitFor("step 1/"));
+  EXPECT_FALSE(std::filesystem::is_empty(disk));
+  program.CloseOutput();
+  EXPECT_EQ(program.Finish(), 130);
+  EXPECT_TRUE(std::filesystem::is_empty(disk));
+}
+
+// As nohup starts it. Between the signal and the last line that is waited for there is more than what a
+// pipe holds.
+TEST_F(ProgramTest, AHangUpThatIsIgnoredFromOutsideStaysIgnored) {
+  Program program(Tiny({"--data", data_, "--steps", "100000000", "--evaluate-every", "1"}),
+                  {.columns = 0, .environment = {}, .before = {"nohup"}});
+  ASSERT_TRUE(program.WaitFor("step 1/"));
+  program.Signal(SIGHUP);
+  EXPECT_TRUE(program.WaitFor("held-out loss after 3000 steps"));
+  program.Signal(SIGTERM);
+  EXPECT_EQ(program.Finish(), 130);
 }
 
 TEST_F(ProgramTest, ShowPlanAloneDoesNotTrain) {
@@ -142,7 +182,7 @@ TEST_F(ProgramTest, LeavesItsReports) {
 }
 
 TEST_F(ProgramTest, ASignalEndsTrainingAndTheReportsAreWritten) {
-  for (int signal : {SIGINT, SIGTERM}) {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
     Program program(Tiny({"--data", data_, "--steps", "100000000", "--ranks", "3", "--summary",
                           files_.Path("s.json")}));
     ASSERT_TRUE(program.WaitFor("step 1/"));

@@ -130,6 +130,7 @@ TEST(SummaryTest, HasEveryField) {
                              .direction = Direction::kWrite,
                              .predicted_bytes = 7,
                              .bytes = 7}}},
+      .graphs = {.most = 6, .kept = 4, .launches = 40, .given_up = ""},
       .parameter_digest = "abc"};
   History history = ThreeSteps();
   history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
@@ -144,6 +145,8 @@ TEST(SummaryTest, HasEveryField) {
   EXPECT_EQ(json["parameters"], 42);
   EXPECT_EQ(json["version"], "1.2.3");
   EXPECT_EQ(json["parameter_digest"], "abc");
+  EXPECT_EQ(json["cuda_graphs"],
+            nlohmann::json::parse(R"({"most": 6, "kept": 4, "launches": 40, "given_up": ""})"));
   EXPECT_EQ(
       json["memory"],
       nlohmann::json::parse(

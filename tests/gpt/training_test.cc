@@ -37,6 +37,7 @@ struct Recipe {
   Tier parameters = Tier::kDevice, states = Tier::kDevice;
   bool split_master = false, stochastic_rounding = false;
   std::string device = "cpu";
+  CudaGraphs graphs = CudaGraphs::kOff;
 };
 
 nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nullptr) {
@@ -47,6 +48,7 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   options.ranks = recipe.ranks;
   options.threads = recipe.threads;
   options.device = recipe.device;
+  options.cuda_graphs = recipe.graphs;
   options.stage = recipe.stage;
   options.dtype = recipe.dtype;
   options.steps = recipe.steps;
@@ -131,6 +133,46 @@ TEST_P(TrainingTest, LayerMajorTrainsToTheSameBits) {
       EXPECT_EQ(Digest(recipe), expected) << ebb << " recompute " << recompute;
     }
   }
+}
+
+TEST_P(TrainingTest, CudaGraphsTrainToTheSameBits) {
+  const Recipe plain = {.stage = 3},
+               once_a_step = {.accumulation = 2, .ebb = R"({"reduce_at": "step"})"},
+               recompute = {.accumulation = 2, .recompute = true},
+               layer_major = {.accumulation = 2,
+                              .recompute = true,
+                              .ebb = R"({"reduce_at": "step", "micro_batches_per_round": "all"})"},
+               one_rank = {.ranks = 1, .stage = 0, .micro_batch = 2, .accumulation = 2};
+  for (const Recipe& each : {plain, once_a_step, recompute, layer_major, one_rank}) {
+    Recipe recipe = OnDevice(each);
+    SCOPED_TRACE(testing::Message() << recipe.ebb << ", accumulation " << recipe.accumulation
+                                    << ", recompute " << recipe.recompute);
+    const nlohmann::json expected = Train(recipe);
+    EXPECT_FALSE(expected.contains("cuda_graphs"));
+    recipe.graphs = CudaGraphs::kOn;
+    const nlohmann::json summary = Train(recipe);
+    EXPECT_EQ(summary["parameter_digest"], expected["parameter_digest"]);
+    EXPECT_EQ(summary["losses"], expected["losses"]);
+    EXPECT_EQ(summary["held_out"], expected["held_out"]);
+    if (GetParam().kind == DeviceKind::kCpu) {
+      EXPECT_FALSE(summary.contains("cuda_graphs"));
+      continue;
+    }
+    const nlohmann::json& graphs = summary["cuda_graphs"];
+    EXPECT_EQ(graphs["given_up"], "");
+    EXPECT_LE(graphs["kept"], graphs["most"]);
+    // From the second step on every pass over a block is a launch; the walks of the evaluation may be.
+    const int64_t layers = 2, passes = recipe.recompute ? 3 : 2;
+    EXPECT_GE(graphs["launches"], (recipe.steps - 1) * recipe.accumulation * layers * passes);
+    EXPECT_GE(graphs["kept"], layers * passes);
+  }
+}
+
+TEST_P(TrainingTest, ChoosingCudaGraphsByMeasurementChangesNoBit) {
+  Recipe recipe = OnDevice({});
+  const std::string expected = Digest(recipe);
+  recipe.graphs = CudaGraphs::kAuto;
+  EXPECT_EQ(Digest(recipe), expected);
 }
 
 TEST_P(TrainingTest, EveryTierTrainsToTheSameBits) {

@@ -86,19 +86,30 @@ TEST(DeniedTest, IoUringIsReplacedByThreads) {
   }
 }
 
+// A profile that knows io_uring_setup only.
+TEST(DeniedTest, IoUringThatTakesNoRequestIsReplacedByThreads) {
+  for (const int error : {EPERM, ENOSYS, EACCES}) {
+    const auto outcome = RoundTripsRefused({SYS_io_uring_enter, error});
+    if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
+    EXPECT_THAT(outcome->description, HasSubstr("4 threads"));
+  }
+}
+
 TEST(DeniedTest, IoUringThatIsAskedForIsAnErrorWhereThereIsNone) {
-  const Scratch scratch;
-  const PinnedMemory memory = Memory(kBytes);
-  absl::Status status;
-  const bool ran = RunRefused({SYS_io_uring_setup, EPERM}, [&] {
-    ShardFile::Options options = OptionsIn(scratch, memory);
-    options.backend = IoBackend::kUring;
-    status = ShardFile::Create(options).status();
-  });
-  if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(status.message(), HasSubstr("ebb.io_backend \"auto\""));
-  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  for (const int system_call : {SYS_io_uring_setup, SYS_io_uring_enter}) {
+    const Scratch scratch;
+    const PinnedMemory memory = Memory(kBytes);
+    absl::Status status;
+    const bool ran = RunRefused({system_call, EPERM}, [&] {
+      ShardFile::Options options = OptionsIn(scratch, memory);
+      options.backend = IoBackend::kUring;
+      status = ShardFile::Create(options).status();
+    });
+    if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_THAT(status.message(), HasSubstr("ebb.io_backend \"auto\""));
+    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  }
 }
 
 TEST(DeniedTest, RegistrationIsDoneWithout) {
@@ -121,8 +132,8 @@ TEST(DeniedTest, DirectTransfersThatAreRefusedLateAreReplacedByThePageCache) {
   const Scratch scratch;
   const PinnedMemory memory = Memory(kBytes);
   std::string description;
-  // The first transfer of Create.
-  const bool ran = RunRefused({SYS_pwrite64, EINVAL}, [&] {
+  // The first whole block of Create.
+  const bool ran = RunRefused({SYS_pwrite64, EINVAL, 2, 4096}, [&] {
     auto file = ShardFile::Create(OptionsIn(scratch, memory));
     ASSERT_TRUE(file.ok()) << file.status();
     description = (*file)->description();

@@ -250,7 +250,7 @@ TEST_P(ShardFileTest, IsPrivateAndGoneAtTheEnd) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(scratch_.path())) {
     if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
   }
-  EXPECT_EQ(bytes, 3 * kMiB);
+  EXPECT_EQ(bytes, 3 * kMiB + GetParam().directories * 4096);  // the stamp of each
   EXPECT_EQ(ShardFile::Create(Options(4096)).status().code(),
             absl::StatusCode::kFailedPrecondition);  // it is there already
   file.reset();
@@ -285,6 +285,37 @@ TEST_P(ShardFileTest, TruncatedFileIsFoundByReadsAndByTheCheck) {
     EXPECT_THAT(status.message(), HasSubstr("truncated from outside"));
     EXPECT_THAT(status.message(), HasSubstr(FirstPath()));
     EXPECT_EQ(file->CheckUnchanged().code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+// What is written behind the cut makes a file longer again, and what lies between is read as zeros.
+TEST_P(ShardFileTest, WritesDoNotHideThatAFileWasTruncated) {
+  for (const int64_t left : {0L, 64L << 10}) {
+    SCOPED_TRACE(left);
+    const auto file = Make(Options(4 * kMiB));
+    const PinnedMemory memory = Memory(4 * kMiB);
+    ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+    ASSERT_EQ(truncate(FirstPath().c_str(), left), 0);
+    ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+    const absl::Status status = file->CheckUnchanged();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(status.message(), HasSubstr("resized"));
+  }
+}
+
+TEST_P(ShardFileTest, AFileThatWasCutAndGivenItsSizeAgainIsFound) {
+  for (const int64_t bytes : {0L, 4096L, 3 * kMiB}) {
+    SCOPED_TRACE(bytes);
+    const auto file = Make(Options(bytes));
+    const auto size = static_cast<int64_t>(std::filesystem::file_size(FirstPath()));
+    EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+    for (const int64_t left : {0L, size - 4096}) {
+      ASSERT_EQ(truncate(FirstPath().c_str(), left), 0);
+      ASSERT_EQ(truncate(FirstPath().c_str(), size), 0);
+      const absl::Status status = file->CheckUnchanged();
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+      EXPECT_THAT(status.message(), HasSubstr("cut and made as long as before"));
+    }
   }
 }
 

@@ -11,11 +11,14 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ebb/offload/dead_runs.h"
 #include "ebb/offload/file_handle.h"
+#include "has_once.h"
 #include "scratch.h"
 
 namespace ebb::testing {
@@ -32,11 +35,17 @@ void WriteFile(const std::string& path, const std::string& text) {
 // A process that has made a swap directory with a file in it, and lives until it is killed.
 class Process {
  public:
-  explicit Process(const std::string& nvme_path) {
+  explicit Process(const std::string& nvme_path, int directories = 1) {
     int ends[2];
     EXPECT_EQ(pipe(ends), 0);
     process_ = fork();
     if (process_ == 0) {
+      std::vector<SwapDirectory> others;
+      for (int i = 1; i < directories; ++i) {
+        auto other = SwapDirectory::Create(nvme_path, "run");
+        if (!other.ok()) _exit(1);
+        others.push_back(*std::move(other));
+      }
       auto directory = SwapDirectory::Create(nvme_path, "run");
       if (!directory.ok()) _exit(1);
       WriteFile(directory->path() + "/shards", "numbers");
@@ -59,6 +68,7 @@ class Process {
     process_ = 0;
   }
   const std::string& path() const { return path_; }
+  pid_t pid() const { return process_; }
 
  private:
   pid_t process_ = 0;
@@ -115,32 +125,37 @@ TEST(SwapDirectoryTest, KilledRunsAreRemovedByTheNextAndLivingOnesKept) {
   EXPECT_TRUE(fs::exists(living.path() + "/shards"));
 }
 
-// mkdir, lock, rename: killed after the first or after the second.
+// mkdir, lock, text, rename: killed after each.
 TEST(SwapDirectoryTest, HalfMadeOnesOfKilledRunsAreRemovedAndOfLivingOnesKept) {
   const Scratch scratch;
   const fs::path here = scratch.path();
-  for (const char* leaf : {".ebb-run-1-a", ".ebb-run-1-b", ".ebb-run-1-c", ".ebb-run-1-d"}) {
-    fs::create_directory(here / leaf);
-    fs::permissions(here / leaf, fs::perms::owner_all);
+  std::vector<std::string> leaves;
+  for (const char* last : {"0", "1", "2", "3", "4", "5"}) {
+    leaves.push_back(".ebb-run-" + std::to_string(getpid()) + "-00000000abcdef0" + last);
+    fs::create_directory(here / leaves.back());
+    fs::permissions(here / leaves.back(), fs::perms::owner_all);
   }
   const FileHandle parent(open(here.c_str(), O_RDONLY | O_DIRECTORY));
-  ASSERT_TRUE(MakeRunLock(parent.get(), ".ebb-run-1-b", "b").ok());  // and is closed
-  const auto living = MakeRunLock(parent.get(), ".ebb-run-1-c", "c");
+  WriteFile(here / leaves[1] / "lock", "");
+  ASSERT_TRUE(MakeRunLock(parent.get(), leaves[2], "2").ok());  // and is closed
+  const auto living = MakeRunLock(parent.get(), leaves[3], "3");
   ASSERT_TRUE(living.ok()) << living.status();
-  WriteFile(here / ".ebb-run-1-d" / "notes", "mine");
+  WriteFile(here / leaves[4] / "notes", "mine");
+  WriteFile(here / leaves[5] / "lock", "");
+  WriteFile(here / leaves[5] / "shards", "mine");
   ::testing::internal::CaptureStderr();
   ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
-  EXPECT_FALSE(fs::exists(here / ".ebb-run-1-a"));
-  EXPECT_FALSE(fs::exists(here / ".ebb-run-1-b"));
-  EXPECT_TRUE(fs::exists(here / ".ebb-run-1-c" / "lock"));
-  EXPECT_TRUE(fs::exists(here / ".ebb-run-1-d" / "notes"));  // none of ours
+  for (const size_t dead : {0u, 1u, 2u}) EXPECT_FALSE(fs::exists(here / leaves[dead])) << dead;
+  EXPECT_TRUE(fs::exists(here / leaves[3] / "lock"));
+  EXPECT_TRUE(fs::exists(here / leaves[4] / "notes"));  // none of ours
+  EXPECT_TRUE(fs::exists(here / leaves[5] / "shards"));
 }
 
 TEST(SwapDirectoryTest, LockOfADirectoryThatACleanerHasRemovedSaysSo) {
   const Scratch scratch;
   const FileHandle parent(open(scratch.path().c_str(), O_RDONLY | O_DIRECTORY));
-  EXPECT_EQ(MakeRunLock(parent.get(), ".ebb-run-1-a", "a").status().code(),
+  EXPECT_EQ(MakeRunLock(parent.get(), ".ebb-run-1-000000000000000a", "a").status().code(),
             absl::StatusCode::kAborted);
 }
 
@@ -187,37 +202,85 @@ TEST(SwapDirectoryTest, ForkedChildThatEndsRemovesNothing) {
   EXPECT_TRUE(fs::exists(directory->path() + "/lock"));
 }
 
+// Every name but the first two is what ours are.
 TEST(SwapDirectoryTest, WhatIsNotCertainlyOursStays) {
   const Scratch scratch, elsewhere;
   Process dead(elsewhere.path());
+  const std::string leaf = "run-" + std::to_string(dead.pid()) + "-";
   dead.Kill();
   const fs::path here = scratch.path();
-  fs::create_directory_symlink(dead.path(), here / "ebb-link-1-2");
-  fs::create_directories(here / "ebb-other-program");
-  WriteFile(here / "ebb-other-program" / "notes", "mine");
-  WriteFile(here / "ebb-file", "mine");
-  fs::copy(dead.path(), here / "data-1-2");
-  fs::copy(dead.path(), here / "ebb-open-1-2");
-  fs::permissions(here / "ebb-open-1-2", fs::perms::all);
+  const auto named = [&](const std::string& random) { return here / ("ebb-" + leaf + random); };
+  const auto copy = [&](const fs::path& to, fs::perms mode = fs::perms::owner_all) {
+    fs::copy(dead.path(), to);
+    fs::permissions(to, mode);
+  };
+  copy(here / ("data-" + leaf + "0123456789abcdef"));
+  copy(here / ("ebb-" + leaf + "results"));
+  fs::create_directory_symlink(dead.path(), named("0000000000000001"));
+  WriteFile(named("0000000000000002"), "mine");
+  copy(named("0000000000000003"), fs::perms::all);
+  // Of another program, that has a lock too.
+  copy(named("0000000000000004"));
+  WriteFile(named("0000000000000004") / "lock", "");
+  copy(named("0000000000000005"));
+  WriteFile(named("0000000000000005") / "lock", "host boot 1\n");
+  // Its lock is of another process.
+  copy(here / "ebb-run-1-0000000000000006");
+  fs::create_directory(here / "ebb-results");
+  fs::permissions(here / "ebb-results", fs::perms::owner_all);
+  // This one is.
+  copy(named("0000000000000007"));
+  const auto before = scratch.Entries().size();
   ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_FALSE(fs::exists(named("0000000000000007")));
+  EXPECT_EQ(scratch.Entries().size(), before - 2);  // its lock and its file
+  EXPECT_TRUE(fs::exists(here / "ebb-results"));
+  EXPECT_TRUE(fs::is_symlink(named("0000000000000001")));
   EXPECT_TRUE(fs::exists(dead.path() + "/shards"));
-  EXPECT_TRUE(fs::is_symlink(here / "ebb-link-1-2"));
-  EXPECT_TRUE(fs::exists(here / "ebb-other-program" / "notes"));
-  EXPECT_TRUE(fs::exists(here / "ebb-file"));
-  EXPECT_TRUE(fs::exists(here / "data-1-2" / "shards"));
-  EXPECT_TRUE(fs::exists(here / "ebb-open-1-2" / "shards"));
 }
 
-TEST(SwapDirectoryTest, LinksInADeadRunAreRemovedAndNotFollowed) {
+TEST(SwapDirectoryTest, OfADeadRunOnlySwapFilesAreRemovedAndLinksNotFollowed) {
   const Scratch scratch, elsewhere;
   WriteFile(elsewhere.path() + "/precious", "mine");
-  Process dead(scratch.path());
-  fs::create_symlink(elsewhere.path() + "/precious", dead.path() + "/link");
-  fs::create_directory_symlink(elsewhere.path(), dead.path() + "/directory");
+  Process dead(scratch.path()), crowded(scratch.path());
+  fs::create_symlink(elsewhere.path() + "/precious", dead.path() + "/parameters");
+  fs::create_directory_symlink(elsewhere.path(), dead.path() + "/states");
+  WriteFile(crowded.path() + "/notes", "mine");
+  WriteFile(crowded.path() + "/statesman", "mine");
+  WriteFile(crowded.path() + "/shards-7", "numbers");
   dead.Kill();
+  crowded.Kill();
+  ::testing::internal::CaptureStderr();
   ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("is not removed: it has other files"));
   EXPECT_FALSE(fs::exists(dead.path()));
   EXPECT_TRUE(fs::exists(elsewhere.path() + "/precious"));
+  EXPECT_THAT(scratch.Entries(), ::testing::UnorderedElementsAre("notes", "statesman"));
+  // It has no lock any more, and is left alone.
+  ::testing::internal::CaptureStderr();
+  ASSERT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok());
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(SwapDirectoryTest, SaysHowManyProcessesWereKilledHoweverManyDirectoriesTheyHad) {
+  const Scratch scratch;
+  for (const auto& [processes, said] :
+       {std::pair(1, "what 1 killed process left"), {2, "what 2 killed processes left"}}) {
+    std::vector<std::unique_ptr<Process>> dead;
+    for (int i = 0; i < processes; ++i)
+      dead.push_back(std::make_unique<Process>(scratch.path(), /*directories=*/8));
+    for (const auto& process : dead) process->Kill();
+    ::testing::internal::CaptureStderr();
+    {
+      const auto create = [&] { EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "next").ok()); };
+      std::thread other_rank(create);
+      create();
+      other_rank.join();
+    }
+    EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasOnce(said));
+    EXPECT_TRUE(fs::is_empty(scratch.path()));
+  }
 }
 
 TEST(SwapDirectoryTest, PathsThatCannotServeAreNamed) {

@@ -111,6 +111,56 @@ TEST(CudaCast, ViaAnotherTypeRoundsTwice) {
   for (size_t i = 0; i < from.size(); ++i) ASSERT_EQ(Bits(to[i]), Bits(expected[i])) << i;
 }
 
+TEST(CudaCast, TimesAFactorInFp32) {
+  const auto from = EveryPattern<BFloat16>();
+  std::vector<float> to(from.size());
+  const CastArrays arrays = {.source = from.data(),
+                             .source_dtype = DType::kBFloat16,
+                             .destination = to.data(),
+                             .count = static_cast<int64_t>(from.size()),
+                             .factor = 0.37f};
+  RunGrid(cuda::CastWork{arrays}, cuda::CastWork::CutOf(arrays), 5);
+  for (size_t i = 0; i < from.size(); ++i)
+    ASSERT_EQ(Bits(to[i]), Bits(static_cast<float>(from[i]) * 0.37f)) << i;
+}
+
+template <bool kSplit>
+void ExpectMasters(int64_t offset) {
+  ThreadTeam team(1);
+  const std::vector<float> points = TurningPoints();
+  const auto count = static_cast<int64_t>(points.size()) - offset;
+  const auto size = static_cast<size_t>(count);
+  std::vector<float> master = points, expected_master(size);
+  std::vector<BFloat16> parameter(size), expected(size);
+  std::vector<uint16_t> low(size), expected_low(size);
+  MasterArrays arrays = {.master = master.data() + offset,
+                         .parameter = expected.data(),
+                         .low = kSplit ? expected_low.data() : nullptr,
+                         .count = count,
+                         .rounding = {.unit = 5, .index = 77},
+                         .step = 4};
+  StoreMaster(team, arrays);
+  arrays.parameter = parameter.data();
+  arrays.low = kSplit ? low.data() : nullptr;
+  RunGrid(cuda::StoreMasterWork<kSplit>(arrays), cuda::CutForMaster(arrays), 5);
+  for (size_t i = 0; i < size; ++i) ASSERT_EQ(Bits(parameter[i]), Bits(expected[i])) << i;
+  EXPECT_EQ(low, expected_low);
+
+  MasterArrays loads = arrays;
+  loads.master = expected_master.data();
+  LoadMaster(team, loads);
+  RunGrid(cuda::LoadMasterWork<kSplit>{arrays}, cuda::CutForMaster(arrays), 5);
+  for (size_t i = 0; i < size; ++i)
+    ASSERT_EQ(Bits(arrays.master[i]), Bits(expected_master[i])) << i;
+}
+
+TEST(CudaMasters, ComeAndGoWithTheBitsOfTheCpu) {
+  for (const int64_t offset : {0, 1}) {
+    ExpectMasters<true>(offset);
+    ExpectMasters<false>(offset);
+  }
+}
+
 // As SumBlocksKernel has the quarters added.
 double BlockSum(const cuda::SquaresWork& work, int64_t block) {
   double lanes[cuda::kQuarters][cuda::kGroup] = {};

@@ -16,6 +16,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/optim/split_master.h"
+#include "ebb/optim/stochastic_rounding.h"
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "numbers.h"
@@ -290,6 +291,70 @@ TEST_P(KernelsTest, CastViaRoundsTwice) {
       ExpectCastsVia<BFloat16, BFloat16, float>(count, offset);
       ExpectCastsVia<float, BFloat16, BFloat16>(count, offset);
       ExpectCastsVia<BFloat16, float, BFloat16>(count, offset);
+    }
+  }
+}
+
+TEST_P(KernelsTest, ScalesInFp32) {
+  constexpr float kFactor = 0.37f;
+  const auto expect = [&]<class From>(const std::vector<From>& from, int64_t offset) {
+    ThreadTeam team(1);
+    const auto count = static_cast<int64_t>(from.size());
+    std::vector<float> expected(from.size());
+    optim::Cast(team, from.data(), kDTypeOf<From>, expected.data(), DType::kFloat32, count,
+                Rounding::kNearest);
+    for (float& value : expected) value *= kFactor;
+    Array<From> source(*this, from, offset);
+    Array<float> to(*this, std::vector<float>(from.size()));
+    Enqueue([&](Kernels& kernels, Stream& stream) {
+      kernels.Scale(stream, source.data(), kDTypeOf<From>, kFactor, to.data(), count);
+    });
+    ExpectEqual(to.Read(), expected);
+  };
+  for (const int64_t offset : {0, 1}) {
+    expect(Numbers<float>(1027, 31), offset);
+    expect(Numbers<BFloat16>(1027, 32), offset);
+    expect(Numbers<Float16>(1027, 33), offset);
+  }
+}
+
+// Both forms; of random bits also across the end of a key.
+TEST_P(KernelsTest, MastersComeAndGoWithTheBitsOfTheirForm) {
+  constexpr int64_t kCount = 1027;
+  constexpr RoundingPlace kPlaces[] = {{.unit = 7, .index = 12},
+                                       {.unit = 7, .index = kRoundingKeyElements - 500}};
+  ThreadTeam team(1);
+  for (const bool split : {false, true}) {
+    for (const RoundingPlace& place : kPlaces) {
+      for (const int64_t offset : {0, 1}) {
+        SCOPED_TRACE(testing::Message() << split << " " << place.index << " " << offset);
+        const auto masters = Numbers<float>(kCount, 41);
+        std::vector<BFloat16> halves(kCount);
+        std::vector<uint16_t> lows(kCount);
+        std::vector<float> loaded(kCount);
+        if (split) {
+          Split(team, masters.data(), halves.data(), lows.data(), kCount);
+          loaded = masters;
+        } else {
+          RoundStochastically(team, masters.data(), halves.data(), kCount, place, /*step=*/3);
+          for (size_t i = 0; i < loaded.size(); ++i) loaded[i] = static_cast<float>(halves[i]);
+        }
+        Array<float> master(*this, masters, offset);
+        Array<BFloat16> parameter(*this, std::vector<BFloat16>(kCount), offset);
+        Array<uint16_t> low(*this, std::vector<uint16_t>(kCount), offset);
+        const MasterArrays arrays = {.master = master.data(),
+                                     .parameter = parameter.data(),
+                                     .low = split ? low.data() : nullptr,
+                                     .count = kCount,
+                                     .rounding = place,
+                                     .step = 3};
+        Enqueue([&](Kernels& kernels, Stream& stream) { kernels.StoreMaster(stream, arrays); });
+        ExpectEqual(parameter.Read(), halves);
+        EXPECT_EQ(low.Read(), lows);
+        master.Set(std::vector<float>(kCount));
+        Enqueue([&](Kernels& kernels, Stream& stream) { kernels.LoadMaster(stream, arrays); });
+        ExpectEqual(master.Read(), loaded);
+      }
     }
   }
 }

@@ -42,16 +42,6 @@ absl::StatusOr<Pools> LaidOut(const Config& config) {
   return plan->pools;
 }
 
-int64_t HostBytes(const Pools& pools) {
-  int64_t bytes = 0;
-  for (const int64_t of_class : pools.host_bytes) bytes += BufferBytes(of_class);
-  return bytes;
-}
-int64_t DeviceBytes(const Pools& pools) {
-  int64_t bytes = 0;
-  for (const int64_t of_class : pools.bytes) bytes += BufferBytes(of_class);
-  return bytes;
-}
 std::vector<int64_t> Counts(const Homes& homes) {
   std::vector<int64_t> counts;
   for (const SubGroup& group : homes.sub_groups) counts.push_back(group.count());
@@ -133,6 +123,25 @@ TEST(Budget, WhatHostMemoryLeavesIsForStates) {
   EXPECT_EQ(StatesInRam(LaidOut(config)->homes), 48 * kMebi);
 }
 
+// Without the slots through which they would pass, so that there is room sooner than it seems.
+TEST(Budget, WhereAllStatesFitInRamNoneIsOnTheDisk) {
+  Config config = AllOnNvme();
+  const int64_t staging = HostBytes(*LaidOut(config));
+  config.ebb.host_memory = int64_t{1} << 40;
+  const auto roomy = LaidOut(config);
+  ASSERT_TRUE(roomy.ok()) << roomy.status();
+  EXPECT_EQ(StatesInRam(roomy->homes), 48 * kMebi);
+  ASSERT_LT(HostBytes(*roomy), staging + 48 * kMebi);
+  config.ebb.host_memory = HostBytes(*roomy);
+  EXPECT_EQ(StatesInRam(LaidOut(config)->homes), 48 * kMebi);
+  // Fewer slots of parameters before states on the disk.
+  config.ebb.host_memory = HostBytes(*roomy) - 1;
+  const auto tight = LaidOut(config);
+  ASSERT_TRUE(tight.ok()) << tight.status();
+  EXPECT_EQ(StatesInRam(tight->homes), 48 * kMebi);
+  EXPECT_LT(tight->parameter_slots.count, roomy->parameter_slots.count);
+}
+
 TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
   Config config = AllOnNvme();
   const int64_t wanted = HostBytes(*LaidOut(config));
@@ -163,7 +172,7 @@ TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndWhatWouldHelp) {
   EXPECT_EQ(host.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(host.message()),
               AllOf(HasSubstr("ebb.host_memory is 0.0 MiB a rank"), HasSubstr("staging "),
-                    HasSubstr("sub_group_size")));
+                    HasSubstr("no setting fits; the least, ")));
   config = AllOnNvme();
   const int64_t device = DeviceBytes(*LaidOut(config));
   config.ebb.device_memory = device;
@@ -173,7 +182,7 @@ TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndWhatWouldHelp) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("ebb.device_memory is "), HasSubstr("gather "),
-                    HasSubstr("ebb.prefetch_depth 0"), HasSubstr("smaller units")));
+                    HasSubstr("\"ebb.prefetch_depth\": 0 would fit (")));
 }
 
 }  // namespace

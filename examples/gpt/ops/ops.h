@@ -12,7 +12,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
@@ -115,6 +117,14 @@ struct EmbedBackwardArrays {
   int64_t sequences = 0, tokens = 0, width = 0, vocabulary = 0, context = 0;
 };
 
+// What has become of sequences of calls that Replay was given.
+struct GraphUse {
+  int64_t most = 0;      // keys that have a place
+  int64_t kept = 0;      // CUDA graphs
+  int64_t launches = 0;  // of them
+  std::string given_up;  // why nothing more is captured; empty: it is
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -131,6 +141,17 @@ class Ops {
   virtual void Mean(const float* numbers, int64_t count, float* mean) = 0;
   virtual void Embed(const EmbedArrays& arrays) = 0;
   virtual void EmbedBackward(const EmbedBackwardArrays& arrays) = 0;
+
+  // Makes `calls`, which are calls of these ops and enqueue nothing else. `key` is all that they
+  // depend on: addresses, sizes, betas. On a GPU a key that comes again may be launched as a CUDA
+  // graph, without another call; the bits are the same.
+  virtual void Replay(std::span<const uint64_t> /*key*/, absl::FunctionRef<void()> calls) {
+    calls();
+  }
+  // How many different keys may have a graph from now on; at first, and where there are no graphs,
+  // none. Those of before are forgotten.
+  virtual void KeepGraphs(int64_t /*most*/) {}
+  virtual GraphUse graphs() const { return {}; }
 };
 
 // What cross-entropy reads logits in: on a GPU the compute dtype, as their bytes take the time there.

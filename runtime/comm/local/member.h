@@ -20,7 +20,8 @@ class LocalMember : public CommunicatorBackend {
 
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override;
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                             std::string_view name) override;
   absl::Status status() const override { return group_->status(); }
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }

@@ -37,9 +37,11 @@ absl::Status MpiCommunicator::Enqueue(Stream& stream, const Collective& call) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Split(int colour, int key) {
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Split(int colour, int key,
+                                                                            std::string_view name) {
   CommunicatorOptions options = group_->options();
   options.reduction_group = 0;  // the parent's need not divide the parts
+  if (!name.empty()) options.name = name;
   return Join(world_, *group_, {.options = std::move(options), .colour = colour, .key = key});
 }
 

@@ -32,7 +32,8 @@ class MpiCommunicator : public CommunicatorBackend {
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override;
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                             std::string_view name) override;
   absl::Status status() const override;
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }

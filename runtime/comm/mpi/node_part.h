@@ -21,8 +21,10 @@ class NodePart : public CommunicatorBackend {
   absl::Status Enqueue(Stream& stream, const Collective& call) override {
     return node_->Enqueue(stream, call);
   }
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override {
-    EBB_ASSIGN_OR_RETURN(std::unique_ptr<NodeCommunicator> part, node_->SplitNode(colour, key));
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                             std::string_view name) override {
+    EBB_ASSIGN_OR_RETURN(std::unique_ptr<NodeCommunicator> part,
+                         node_->SplitNode(colour, key, name));
     return std::make_unique<NodePart>(world_, std::move(part));
   }
   // Other hosts may have told that the world has failed.

@@ -1,9 +1,10 @@
 #include "ebb/runtime/comm/nccl/channel.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
-#include <string>
-#include <thread>
+#include <system_error>
 #include <utility>
 
 #include "ebb/runtime/device/cuda/context.h"
@@ -11,17 +12,18 @@
 namespace ebb {
 namespace {
 
-// Between looks at a call in progress: most are ready in microseconds, those that connect ranks in
-// seconds.
-constexpr std::chrono::microseconds kFirstPause{5}, kLongestPause{1000};
+// Nothing tells when a call in progress is ready: NCCL has to be asked. An operation is within
+// microseconds, on the trainer's time, and a pause takes Linux some 50 us more than it says; so the
+// first looks, some 200 us of them, only offer the core to others. What connects ranks takes seconds,
+// for which a core should not be kept busy.
+constexpr int kLooksWithoutPause = 400;
+constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{1000};
 
 }  // namespace
 
 NcclChannel::~NcclChannel() {
-  const std::scoped_lock lock(calls_);
-  if (comm_ == nullptr) return;
-  const CudaCurrent current(device_);
-  nccl_.CommAbort(comm_);
+  if (abort_.joinable()) abort_.join();
+  Abort();
 }
 
 void NcclChannel::Close(WaitPoint::Deadline deadline) {
@@ -55,11 +57,17 @@ NcclChannel::State NcclChannel::Poll() {
 }
 
 absl::Status NcclChannel::AwaitReady(WaitPoint::Deadline deadline) {
-  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+  auto pause = kFirstPause;
+  for (int looks = 1;; ++looks) {
     const State state = Poll();
     if (!state.error.ok() || !state.in_progress) return state.error;
     if (WaitPoint::Clock::now() >= deadline) return absl::DeadlineExceededError("");
+    if (looks < kLooksWithoutPause) {
+      std::this_thread::yield();
+      continue;
+    }
     std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongestPause);
   }
 }
 
@@ -74,6 +82,24 @@ void NcclChannel::Fail(const absl::Status& why) {
     status_ = why;
     failed_.store(true, std::memory_order_release);
   }
+  const auto abort = [this] {
+    Abort();
+    aborted_.count_down();
+  };
+  try {
+    abort_ = std::thread([abort] {
+      pthread_setname_np(pthread_self(), "ebb-nccl-abort");
+      // What it asks of CUDA is harmless while another thread captures a graph.
+      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+      cudaThreadExchangeStreamCaptureMode(&mode);
+      abort();
+    });
+  } catch (const std::system_error&) {
+    abort();  // ends if no other communicator keeps the device
+  }
+}
+
+void NcclChannel::Abort() {
   const std::scoped_lock lock(calls_);
   if (comm_ == nullptr) return;
   const CudaCurrent current(device_);

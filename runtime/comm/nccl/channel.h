@@ -1,12 +1,20 @@
 // Owns one ncclComm_t: its calls one at a time, none of which blocks, its asynchronous errors, and
 // its end, which is ncclCommAbort as soon as something has failed.
+//
+// ncclCommAbort blocks. First it tells the kernels of its own communicator to end, then it gives back
+// memory, and so waits for the whole device, where kernels of other communicators wait for the same
+// dead rank and have not been told. So every channel aborts on a thread of its own, and none waits for
+// another. NCCL's groups would do for channels that are ready, from 2.22 on; not for one whose launch
+// is under way, because each ncclCommAbort of a group waits for that before the next one is called.
 #pragma once
 
 #include <nccl.h>
 
 #include <atomic>
+#include <latch>
 #include <mutex>
 #include <string_view>
+#include <thread>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -19,10 +27,10 @@ class NcclChannel {
  public:
   // `device`: the ordinal of the CUDA device of all its calls.
   NcclChannel(const NcclLibrary& nccl, int device) : nccl_(nccl), device_(device) {}
-  // Lets go of a communicator in order, as long as nothing has failed; other ranks are waited for
+  // Lets go of a communicator in order, unless something has failed; other ranks are waited for
   // until the deadline.
   void Close(WaitPoint::Deadline deadline);
-  // Aborts what has not been closed.
+  // Aborts what has not been closed; waits for an abort that has begun.
   ~NcclChannel();
 
   // Runs `call` on the channel's device; `what` is for messages. An error does not fail the
@@ -35,8 +43,10 @@ class NcclChannel {
   absl::Status AsynchronousError();
 
   // Ends the operations of this rank, running and later ones; what they receive into is undefined.
-  // The first failure stays. Any thread.
+  // The first failure stays. Any thread; waits for nothing.
   void Fail(const absl::Status& why);
+  // After Fail: until NCCL is done with the communicator, and with what it was given to write to.
+  void WaitAborted() const { aborted_.wait(); }
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   absl::Status status() const;
 
@@ -46,6 +56,7 @@ class NcclChannel {
     bool in_progress = false;
   };
   State Poll();
+  void Abort();
 
   const NcclLibrary& nccl_;
   const int device_;
@@ -54,6 +65,8 @@ class NcclChannel {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   absl::Status status_;
+  std::thread abort_;
+  std::latch aborted_{1};
 };
 
 }  // namespace ebb

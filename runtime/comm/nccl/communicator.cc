@@ -185,7 +185,8 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   return named;
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(int colour, int key) {
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
+    int colour, int key, std::string_view name) {
   if (colour < 0) {
     return absl::InvalidArgumentError(absl::StrCat("communicator '", parts_.options.name,
                                                    "' cannot be split by the colour ", colour,
@@ -209,6 +210,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(int
     parts_.failure->Join(part);
     Parts parts = parts_;
     parts.options.reduction_group = 0;  // the parent's need not divide the parts
+    if (!name.empty()) parts.options.name = name;
     absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished =
         Finish(std::move(parts), part, deadline);
     if (finished.ok()) return *std::move(finished);
@@ -219,6 +221,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(int
   parts_.failure->Report(
       absl::Status(ready.code(), absl::StrCat(RankName(), " could not split communicator '",
                                               parts_.options.name, "': ", ready.message())));
+  channel_->WaitAborted();  // until then NCCL may write to `part`
   return status();
 }
 

@@ -48,7 +48,8 @@ class NcclCommunicator : public CommunicatorBackend {
   int rank() const override { return group_.rank; }
   int size() const override { return group_.size; }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override;
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                             std::string_view name) override;
   absl::Status SumInOrder(std::span<std::byte> scratch) override;
   absl::Status Register(std::span<std::byte> memory) override;
   void Deregister() override { registrations_.RemoveAll(); }

@@ -1,80 +1,74 @@
 #include "ebb/runtime/comm/nccl/library.h"
 
-#include <dlfcn.h>
-
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/opened_library.h"
 
 namespace ebb {
 namespace {
 
-constexpr const char* kFile = "libnccl.so.2";
-constexpr int kOldestVersion = NCCL_VERSION(2, 18, 0);  // ncclCommSplit
+// ncclCommSplit came with it.
+constexpr LibraryVersion kOldest = {.major = 2, .minor = 18, .patch = 0};
 
-template <class Function>
-absl::Status Find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function != nullptr) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat(kFile, " has no ", name, ": install NCCL ", NcclVersionText(kOldestVersion),
-                   " or later, or put its folder first in LD_LIBRARY_PATH"));
+// Of NCCL_VERSION_CODE, which had a digit less before 2.9.
+LibraryVersion VersionOf(int code) {
+  const int major_factor = code < 10000 ? 1000 : 10000;
+  return {code / major_factor, code % major_factor / 100, code % 100};
 }
 
-template <class Function>
-void FindOptional(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
+LibraryVersion AskVersion(void* get_version) {
+  int code = 0;
+  reinterpret_cast<decltype(&::ncclGetVersion)>(get_version)(&code);
+  return VersionOf(code);
 }
 
-absl::StatusOr<void*> Open() {
-  if (dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) return RTLD_DEFAULT;
-  void* library = dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
-  if (library != nullptr) return library;
-  return absl::UnavailableError(
-      absl::StrCat("ranks on GPUs need NCCL, which cannot be opened: ", dlerror(), "; install ",
-                   kFile, ", put its folder in LD_LIBRARY_PATH, or use --device cpu"));
-}
+}  // namespace
 
-absl::StatusOr<NcclLibrary> Load() {
-  EBB_ASSIGN_OR_RETURN(void* const library, Open());
+absl::StatusOr<NcclLibrary> OpenNccl() {
+  EBB_ASSIGN_OR_RETURN(const OpenedLibrary library,
+                       OpenedLibrary::Open({.name = "NCCL",
+                                            .file = "libnccl.so.2",
+                                            .needed_for = "ranks on GPUs",
+                                            .instead = "use --device cpu",
+                                            .oldest = kOldest,
+                                            .version_function = "ncclGetVersion",
+                                            .version = &AskVersion}));
   NcclLibrary nccl;
-  EBB_RETURN_IF_ERROR(Find(library, "ncclGetVersion", nccl.GetVersion));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclGetErrorString", nccl.GetErrorString));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclGetLastError", nccl.GetLastError));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclGetUniqueId", nccl.GetUniqueId));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclCommInitRankConfig", nccl.CommInitRankConfig));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclCommSplit", nccl.CommSplit));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclCommUserRank", nccl.CommUserRank));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclCommCount", nccl.CommCount));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclCommGetAsyncError", nccl.CommGetAsyncError));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclCommFinalize", nccl.CommFinalize));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclCommDestroy", nccl.CommDestroy));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclCommAbort", nccl.CommAbort));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclRedOpCreatePreMulSum", nccl.RedOpCreatePreMulSum));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclRedOpDestroy", nccl.RedOpDestroy));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclGroupStart", nccl.GroupStart));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclGroupEnd", nccl.GroupEnd));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclAllGather", nccl.AllGather));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclReduceScatter", nccl.ReduceScatter));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclAllReduce", nccl.AllReduce));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclBroadcast", nccl.Broadcast));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclSend", nccl.Send));
-  EBB_RETURN_IF_ERROR(Find(library, "ncclRecv", nccl.Recv));
-  FindOptional(library, "ncclMemAlloc", nccl.MemAlloc);
-  FindOptional(library, "ncclMemFree", nccl.MemFree);
-  FindOptional(library, "ncclCommRegister", nccl.CommRegister);
-  FindOptional(library, "ncclCommDeregister", nccl.CommDeregister);
-  FindOptional(library, "ncclCommWindowRegister", nccl.CommWindowRegister);
-  FindOptional(library, "ncclCommWindowDeregister", nccl.CommWindowDeregister);
+  EBB_RETURN_IF_ERROR(library.Find("ncclGetVersion", nccl.GetVersion));
+  EBB_RETURN_IF_ERROR(library.Find("ncclGetErrorString", nccl.GetErrorString));
+  EBB_RETURN_IF_ERROR(library.Find("ncclGetLastError", nccl.GetLastError));
+  EBB_RETURN_IF_ERROR(library.Find("ncclGetUniqueId", nccl.GetUniqueId));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommInitRankConfig", nccl.CommInitRankConfig));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommSplit", nccl.CommSplit));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommUserRank", nccl.CommUserRank));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommCount", nccl.CommCount));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommGetAsyncError", nccl.CommGetAsyncError));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommFinalize", nccl.CommFinalize));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommDestroy", nccl.CommDestroy));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommAbort", nccl.CommAbort));
+  EBB_RETURN_IF_ERROR(library.Find("ncclRedOpCreatePreMulSum", nccl.RedOpCreatePreMulSum));
+  EBB_RETURN_IF_ERROR(library.Find("ncclRedOpDestroy", nccl.RedOpDestroy));
+  EBB_RETURN_IF_ERROR(library.Find("ncclGroupStart", nccl.GroupStart));
+  EBB_RETURN_IF_ERROR(library.Find("ncclGroupEnd", nccl.GroupEnd));
+  EBB_RETURN_IF_ERROR(library.Find("ncclAllGather", nccl.AllGather));
+  EBB_RETURN_IF_ERROR(library.Find("ncclReduceScatter", nccl.ReduceScatter));
+  EBB_RETURN_IF_ERROR(library.Find("ncclAllReduce", nccl.AllReduce));
+  EBB_RETURN_IF_ERROR(library.Find("ncclBroadcast", nccl.Broadcast));
+  EBB_RETURN_IF_ERROR(library.Find("ncclSend", nccl.Send));
+  EBB_RETURN_IF_ERROR(library.Find("ncclRecv", nccl.Recv));
+  library.FindIfThere("ncclMemAlloc", nccl.MemAlloc);
+  library.FindIfThere("ncclMemFree", nccl.MemFree);
+  library.FindIfThere("ncclCommRegister", nccl.CommRegister);
+  library.FindIfThere("ncclCommDeregister", nccl.CommDeregister);
+  library.FindIfThere("ncclCommWindowRegister", nccl.CommWindowRegister);
+  library.FindIfThere("ncclCommWindowDeregister", nccl.CommWindowDeregister);
   EBB_RETURN_IF_ERROR(NcclStatus(nccl, nccl.GetVersion(&nccl.version), nullptr, "ncclGetVersion"));
-  if (nccl.version < kOldestVersion) {
-    return absl::UnavailableError(absl::StrCat("the NCCL of this machine is ",
-                                               NcclVersionText(nccl.version), ", and Ebb needs ",
-                                               NcclVersionText(kOldestVersion), " or later"));
-  }
   return nccl;
 }
+
+namespace {
 
 absl::StatusCode CodeOf(ncclResult_t result) {
   switch (result) {
@@ -103,13 +97,13 @@ std::string_view Advice(ncclResult_t result) {
 }  // namespace
 
 absl::StatusOr<const NcclLibrary*> LoadNccl() {
-  static const absl::StatusOr<NcclLibrary>& loaded = *new absl::StatusOr<NcclLibrary>(Load());
+  static const absl::StatusOr<NcclLibrary>& loaded = *new absl::StatusOr<NcclLibrary>(OpenNccl());
   if (!loaded.ok()) return loaded.status();
   return &*loaded;
 }
 
 std::string NcclVersionText(int version) {
-  return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+  return TextOf(VersionOf(version));
 }
 
 absl::Status NcclStatus(const NcclLibrary& nccl, ncclResult_t result, ncclComm_t comm,

@@ -1,7 +1,4 @@
-// NCCL's functions, found when the first communicator is made: the one that the program has linked
-// or loaded already (two in a process disturb each other), else libnccl.so.2 from the dynamic
-// linker's path. So a program starts where there is no NCCL, and the newest compatible one can be
-// put in its place without building again.
+// NCCL's functions, found when the first communicator is made: runtime/device/opened_library.h.
 #pragma once
 
 #include <nccl.h>
@@ -52,7 +49,9 @@ struct NcclLibrary {
   ncclResult_t (*CommWindowDeregister)(ncclComm_t comm, void* window) = nullptr;
 };
 
-// The same for the whole life of the process. kUnavailable says what is missing.
+// kUnavailable says what is missing, or which version is too old.
+absl::StatusOr<NcclLibrary> OpenNccl();
+// What the first call has opened, or its error: the same for the whole life of the process.
 absl::StatusOr<const NcclLibrary*> LoadNccl();
 
 // "2.28.9".

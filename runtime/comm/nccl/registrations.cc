@@ -25,8 +25,10 @@ absl::StatusOr<Buffer> NcclRegistrations::Allocate(const NcclLibrary& nccl, cons
   void* data = nullptr;
   const ncclResult_t result = nccl.MemAlloc(&data, static_cast<size_t>(bytes));
   if (result != ncclSuccess) {
-    // CUDA says better what is missing, if it is memory.
-    EBB_RETURN_IF_ERROR(device.Allocate(bytes, what).status());
+    // CUDA says better what is missing, if it is memory. Only then is it asked: giving back what it
+    // gave would wait for the device, where another rank may wait for this one.
+    if (device.free_bytes().value_or(bytes) < bytes)
+      EBB_RETURN_IF_ERROR(device.Allocate(bytes, what).status());
     const absl::Status failed = NcclStatus(nccl, result, nullptr, "ncclMemAlloc");
     return absl::Status(failed.code(),
                         absl::StrCat("allocating ", bytes, " bytes for ",
@@ -66,19 +68,20 @@ absl::Status NcclRegistrations::Add(std::span<std::byte> memory, WaitPoint::Dead
 }
 
 void NcclRegistrations::RemoveAll() {
-  while (!entries_.empty()) {
-    const Entry entry = entries_.back();
-    // A communicator that has failed has taken its registrations with it.
+  for (auto entry = entries_.rbegin(); entry != entries_.rend(); ++entry) {
     channel_
         ->Call("deregistering",
                [&](ncclComm_t& comm) {
-                 if (entry.window != nullptr) return nccl_.CommWindowDeregister(comm, entry.window);
-                 return entry.handle == nullptr ? ncclSuccess
-                                                : nccl_.CommDeregister(comm, entry.handle);
+                 if (entry->window != nullptr)
+                   return nccl_.CommWindowDeregister(comm, entry->window);
+                 return entry->handle == nullptr ? ncclSuccess
+                                                 : nccl_.CommDeregister(comm, entry->handle);
                })
         .IgnoreError();
-    entries_.pop_back();
   }
+  // A communicator that has failed takes its registrations with it.
+  if (!entries_.empty() && channel_->failed()) channel_->WaitAborted();
+  entries_.clear();
 }
 
 }  // namespace ebb

@@ -1,5 +1,7 @@
 #include "ebb/runtime/comm/nccl/shared_failure.h"
 
+#include <utility>
+
 namespace ebb {
 
 std::shared_ptr<SharedFailure> SharedFailure::Between(std::shared_ptr<Bootstrap> bootstrap) {
@@ -28,16 +30,17 @@ void SharedFailure::Report(const absl::Status& why) {
 }
 
 bool SharedFailure::Heard::FailAll(const absl::Status& why) {
-  std::vector<std::weak_ptr<NcclChannel>> failing;
+  std::vector<std::shared_ptr<NcclChannel>> failing;
   {
     const std::scoped_lock lock(mutex);
     if (!status.ok()) return false;
     status = why;
-    failing = channels;
+    for (const auto& weak : channels) {
+      if (auto channel = weak.lock()) failing.push_back(std::move(channel));
+    }
   }
-  for (const auto& weak : failing) {
-    if (const auto channel = weak.lock()) channel->Fail(why);
-  }
+  // All before any is let go of, whose end may wait for the others' kernels.
+  for (const auto& channel : failing) channel->Fail(why);
   return true;
 }
 

@@ -30,13 +30,16 @@ absl::Status NodeCommunicator::Enqueue(Stream& stream, const Collective& call) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NodeCommunicator::Split(int colour, int key) {
-  return SplitNode(colour, key);
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NodeCommunicator::Split(
+    int colour, int key, std::string_view name) {
+  return SplitNode(colour, key, name);
 }
 
-absl::StatusOr<std::unique_ptr<NodeCommunicator>> NodeCommunicator::SplitNode(int colour, int key) {
+absl::StatusOr<std::unique_ptr<NodeCommunicator>> NodeCommunicator::SplitNode(
+    int colour, int key, std::string_view name) {
   CommunicatorOptions options = group_->options();
   options.reduction_group = 0;  // the parent's need not divide the parts
+  if (!name.empty()) options.name = name;
   return SplitNode(options, colour, key);
 }
 

@@ -28,7 +28,8 @@ class NodeCommunicator : public CommunicatorBackend {
   int rank() const override { return group_->rank(); }
   int size() const override { return group_->size(); }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key) override;
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                             std::string_view name) override;
   absl::Status status() const override { return group_->status(); }
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
@@ -39,7 +40,8 @@ class NodeCommunicator : public CommunicatorBackend {
   bool failed() const { return group_->failed(); }
   // As Abort, with just this Status.
   void Fail(const absl::Status& why) { group_->Fail(why); }
-  absl::StatusOr<std::unique_ptr<NodeCommunicator>> SplitNode(int colour, int key);
+  absl::StatusOr<std::unique_ptr<NodeCommunicator>> SplitNode(int colour, int key,
+                                                              std::string_view name);
   absl::StatusOr<std::unique_ptr<NodeCommunicator>> SplitNode(const CommunicatorOptions& options,
                                                               int colour, int key);
 

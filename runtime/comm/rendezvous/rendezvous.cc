@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kBetweenAttempts{20};
 constexpr double kGraceSeconds = 0.5;
 // How long whoever has rank 0's place may take to answer another rank 0.
 constexpr std::chrono::seconds kOccupantPatience{1};
+// Likewise a guest: rank 0 welcomes each at once, whoever else is still missing.
+constexpr std::chrono::seconds kWelcomePatience{5};
 
 uint64_t NewNonce() {
   std::random_device device;
@@ -87,6 +89,16 @@ absl::Status Rendezvous::FromRankZero(const absl::Status& error) const {
                    " for up to ", options_.timeout_seconds, " s: ", error.message()));
 }
 
+absl::Status Rendezvous::NotWelcomed(const absl::Status& error) const {
+  return absl::Status(
+      error.code(),
+      absl::StrCat(
+          "rank ", options_.rank, " has come to ", Describe(options_.place),
+          ", where rank 0 would have welcomed it at once: ", error.message(),
+          ". Another program uses the place: set MASTER_ADDR and MASTER_PORT to one that is free, "
+          "the same for all ranks. Or rank 0 has stalled"));
+}
+
 absl::Status Rendezvous::JoinAsGuest() {
   const std::string hello = Pack(Myself(options_.rank, options_.size, options_.launcher));
   absl::Status last;
@@ -98,7 +110,8 @@ absl::Status Rendezvous::JoinAsGuest() {
       connection.Trust();
       // What cannot be sent is seen when nothing is received: only that says why.
       connection.Send(MessageType::kHello, hello, deadline_).IgnoreError();
-      const absl::StatusOr<Message> answer = connection.Receive(deadline_);
+      const absl::StatusOr<Message> answer =
+          connection.Receive(std::min(deadline_, WaitPoint::Clock::now() + kWelcomePatience));
       if (answer.ok() && answer->type == MessageType::kWelcome) {
         connections_.push_back(std::move(connection));
         break;
@@ -106,6 +119,7 @@ absl::Status Rendezvous::JoinAsGuest() {
       if (answer.ok() && answer->type == MessageType::kRefusal)
         return UnpackStatus(answer->payload);
       last = answer.ok() ? absl::DataLossError("it answers something else") : answer.status();
+      if (absl::IsDeadlineExceeded(last) || absl::IsDataLoss(last)) return NotWelcomed(last);
     }
     // Nobody listens yet, or has just stopped to: rank 0 may still come.
     if (last.code() != absl::StatusCode::kUnavailable) return FromRankZero(last);

@@ -4,6 +4,9 @@
 //   rank 0   listen --- hear all --- table ---+--- all-gather of small texts ... --+
 //   rank r   connect --- hello --- welcome ---+                                    +-- connections
 //
+// Rank 0 welcomes each at once, whoever else is missing, so that a guest which is not welcomed knows
+// that it has come to a stranger.
+//
 // What is wrong with one is told to every rank that can be reached: a rank that comes twice or not
 // in time, or with another size, launcher or build of Ebb. Strangers at the door are
 // sent away and do not disturb. The connections stay open: one that closes means that a rank has
@@ -57,6 +60,7 @@ class Rendezvous {
   absl::StatusOr<std::vector<std::string>> AllGatherAsGuest(std::string_view mine);
   absl::Status ReadTable(std::string_view payload);
   absl::Status FromRankZero(const absl::Status& error) const;
+  absl::Status NotWelcomed(const absl::Status& error) const;
 
   RendezvousOptions options_;
   WaitPoint::Deadline deadline_;

@@ -99,6 +99,15 @@ absl::Status CudaDevice::MakeStreams(cudaStream_t compute) {
                     absl::StrCat("using the given stream on ", context_->name()));
 }
 
+std::optional<int64_t> CudaDevice::free_bytes() const {
+  const CudaCurrent current(context_->ordinal());
+  size_t free_bytes = 0, total_bytes = 0;
+  if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
+    return static_cast<int64_t>(free_bytes);
+  cudaGetLastError();  // whoever uses the device next hears of it
+  return std::nullopt;
+}
+
 absl::StatusOr<std::unique_ptr<StreamBackend>> CudaDevice::NewStream(std::string_view name,
                                                                      int tasks_max) {
   EBB_RETURN_IF_ERROR(context_->status());

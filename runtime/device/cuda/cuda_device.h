@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -25,6 +26,7 @@ class CudaDevice : public DeviceBackend {
   int ordinal() const override { return context_->ordinal(); }
   std::string description() const override { return context_->name(); }
   absl::Status status() const override { return context_->status(); }
+  std::optional<int64_t> free_bytes() const override;
   absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                            int tasks_max) override;
   absl::StatusOr<std::unique_ptr<StreamBackend>> NewHostStream(std::string_view name,

@@ -39,6 +39,8 @@ class Clique {
   int size() const { return size_; }
   void Join() { ++joined_; }
   bool complete() const { return joined_ == size_; }
+  // True for the last one.
+  bool Leave() { return ++left_ == size_; }
 
   // Windows are registered by all ranks together, one after the other. By one thread at a time.
   void JoinWindow(int window) { ++windows_[window]; }
@@ -64,7 +66,7 @@ class Clique {
   size_t Compute(int rank, const Part& part, std::vector<std::byte>& scratch) const;
 
   const int size_;
-  std::atomic<int> joined_{0};
+  std::atomic<int> joined_{0}, left_{0};
   std::map<int, int> windows_;  // how many ranks have come
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ebb/runtime/config/dtype.h"
+#include "graph.h"
 #include "order.h"
 #include "state.h"
 
@@ -117,25 +118,28 @@ void Compute(const Call& call) {
   }
 }
 
+int64_t SizeOfType(int32_t type) {
+  return type == CUDA_R_32F ? 4 : 2;
+}
 int64_t BytesOf(const Layout& layout) {
-  const int64_t size = layout.type == CUDA_R_32F ? 4 : 2;
-  return ((layout.columns - 1) * layout.stride + layout.rows) * size;
+  return ((layout.columns - 1) * layout.stride + layout.rows) * SizeOfType(layout.type);
 }
 
-void NoteCall(cudaStream_t stream, const Call& call) {
+void NoteCall(cudaStream_t stream, const Call& call, const Touched& workspace) {
   const Description& x = call.description;
-  const int64_t size = call.c.type == CUDA_R_32F ? 4 : 2;
+  const int64_t size = SizeOfType(call.c.type);
   const bool sums = x.epilogue == CUBLASLT_EPILOGUE_BGRADB;
-  const int64_t aux = x.aux == nullptr ? 0 : call.c.columns * x.aux_stride * size;
-  const int64_t bias = x.bias == nullptr ? 0 : (sums ? call.c.columns : call.c.rows) * 2;
-  const Touched touched[] = {
-      Reads(call.a_data, BytesOf(call.a)),
-      Reads(call.b_data, BytesOf(call.b)),
-      Reads(call.added, call.beta != 0 ? BytesOf(call.c) : 0),
-      Writes(call.c_data, BytesOf(call.c)),
-      {x.aux, static_cast<size_t>(aux), x.epilogue != CUBLASLT_EPILOGUE_DGELU},
-      {x.bias, static_cast<size_t>(bias), sums}};
-  NoteTouch(stream, "cublasLtMatmul", touched);
+  const int64_t aux = ((call.c.columns - 1) * x.aux_stride + call.c.rows) * size;
+  const int64_t bias = sums ? call.c.columns * size : call.c.rows * SizeOfType(x.bias_type);
+  const Touched touched[] = {Reads(call.a_data, BytesOf(call.a)),
+                             Reads(call.b_data, BytesOf(call.b)),
+                             Reads(call.added, call.beta != 0 ? BytesOf(call.c) : 0),
+                             Writes(call.c_data, BytesOf(call.c)),
+                             {x.aux, static_cast<size_t>(x.aux == nullptr ? 0 : aux),
+                              x.epilogue != CUBLASLT_EPILOGUE_DGELU},
+                             {x.bias, static_cast<size_t>(x.bias == nullptr ? 0 : bias), sums},
+                             workspace};
+  NoteKernel(stream, "cublasLtMatmul", touched);
 }
 
 template <class Made, class Handle>
@@ -174,6 +178,9 @@ bool Offers(const Description& x, const Layout& a, const Layout& b, const Layout
 
 extern "C" {
 
+size_t cublasLtGetVersion() {
+  return CublasLtVersion() != 0 ? static_cast<size_t>(CublasLtVersion()) : CUBLAS_VERSION;
+}
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   if (const int code = Injected("cublasLtCreate")) return static_cast<cublasStatus_t>(code);
   return Give(handle, 0);
@@ -270,8 +277,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
                               const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
                               cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t,
-                              const cublasLtMatmulAlgo_t*, void*, size_t, cudaStream_t stream) {
-  if (Lost() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
+                              const cublasLtMatmulAlgo_t*, void* workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
+  if (Lost() != cudaSuccess || CaptureState(stream) != cudaSuccess)
+    return CUBLAS_STATUS_EXECUTION_FAILED;
   if (const int code = Injected("cublasLtMatmul")) return static_cast<cublasStatus_t>(code);
   if (*static_cast<const float*>(alpha) != 1) return CUBLAS_STATUS_INVALID_VALUE;
   auto call = std::make_unique<Call>(Call{.description = OfConst<Description>(description),
@@ -284,9 +293,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
                                           .c_data = d,
                                           .beta = *static_cast<const float*>(beta)});
   if (!Offers(call->description, call->a, call->b, call->c)) return CUBLAS_STATUS_NOT_SUPPORTED;
-  NoteCall(stream, *call);
+  NoteCall(stream, *call, Writes(workspace, workspace_bytes));
   EnqueueKernel(
-      stream, ebb::Task([kept = call.release()] { Compute(*std::unique_ptr<const Call>(kept)); }));
+      stream, [](void* kept) { Compute(*static_cast<const Call*>(kept)); }, call.release(),
+      [](void* kept) { std::default_delete<Call>()(static_cast<Call*>(kept)); });
   return CUBLAS_STATUS_SUCCESS;
 }
 

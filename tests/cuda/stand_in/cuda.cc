@@ -7,17 +7,21 @@
 #include <array>
 #include <atomic>
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "ebb/runtime/device/device.h"
+#include "graph.h"
 #include "order.h"
 #include "state.h"
 
@@ -26,6 +30,7 @@ struct CUstream_st {
   ebb::Stream stream;
   ebb::Event end;  // as of the last query
   bool has_priority;
+  int device;
   std::mutex mutex;
 };
 struct CUevent_st {
@@ -45,6 +50,10 @@ thread_local int current_device = 0;
 std::array<std::atomic<bool>, 64> contexts;  // of devices that have one
 thread_local std::atomic<int> host_waits{0};
 std::mutex host_functions;  // one at a time, whatever their streams
+std::mutex memory_mutex;
+std::map<const std::byte*, size_t> memory;  // what CUDA has given or locked
+std::mutex streams_mutex;
+std::set<cudaStream_t> streams;  // of all devices
 
 void AwaitOnHost(const ebb::Event& event) {
   if (!event.Passed()) ++host_waits;
@@ -80,11 +89,52 @@ void UseContext() {
   contexts[static_cast<size_t>(current_device)] = true;
 }
 
-cudaError_t Failure(const char* function) {
+void Learn(const void* data, size_t bytes) {
+  NoteAllocation(data, bytes);
+  const std::scoped_lock lock(memory_mutex);
+  memory[static_cast<const std::byte*>(data)] = bytes;
+}
+void Forget(const void* data) {
+  ForgetAllocation(data);
+  const std::scoped_lock lock(memory_mutex);
+  memory.erase(static_cast<const std::byte*>(data));
+}
+
+// Whether it was allocated or locked with CUDA. Copies reach other memory of the host too, all else
+// does not.
+bool Knows(const void* data, size_t bytes) {
+  const auto* const begin = static_cast<const std::byte*>(data);
+  const std::scoped_lock lock(memory_mutex);
+  auto found = memory.upper_bound(begin);
+  if (found == memory.begin()) return false;
+  --found;
+  return begin + bytes <= found->first + found->second;
+}
+
+// What gives memory of the current device back.
+cudaError_t Release(void* data) {
   UseContext();
-  NoteCaller(function);
-  if (Lost() != cudaSuccess) return Lost();
-  return static_cast<cudaError_t>(Injected(function));
+  if (const auto refused = RefuseOnCapturingThread()) return refused;
+  AwaitDevice();
+  Forget(data);
+  std::free(data);
+  Count(Thing::kAllocation, -1);
+  return cudaSuccess;
+}
+
+// Of a call that allocates, makes or waits for something, or of one on `stream`, that no stream may
+// capture.
+cudaError_t FailureBesideCaptures(const char* function) {
+  if (const auto failure = Called(function)) return failure;
+  return RefuseOnCapturingThread();
+}
+cudaError_t FailureOutsideOfCapture(const char* function, cudaStream_t stream) {
+  if (const auto failure = Called(function)) return failure;
+  return RefuseWhileCapturing(stream);
+}
+cudaError_t FailureOrSpoilt(const char* function, cudaStream_t stream) {
+  if (const auto failure = Called(function)) return failure;
+  return CaptureState(stream);
 }
 
 // The driver's functions, which are found by their names.
@@ -100,7 +150,8 @@ CUresult DevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* active)
 }
 
 CUresult StreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t value, unsigned flags) {
-  if (const auto failure = Failure("cuStreamWaitValue64")) return static_cast<CUresult>(failure);
+  if (const auto failure = FailureOutsideOfCapture("cuStreamWaitValue64", stream))
+    return static_cast<CUresult>(failure);
   if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_INVALID_VALUE;
   EnqueueKernel(stream, ebb::Task([address, value] {
                   const auto& word = *reinterpret_cast<const std::atomic<int64_t>*>(address);
@@ -113,6 +164,12 @@ CUresult StreamWaitValue64(CUstream stream, CUdeviceptr address, cuuint64_t valu
 
 }  // namespace
 
+cudaError_t ebb::stand_in::Called(const char* function) {
+  UseContext();
+  NoteCaller(function);
+  if (Lost() != cudaSuccess) return Lost();
+  return static_cast<cudaError_t>(Injected(function));
+}
 void ebb::stand_in::SetDevices(int count, cudaError_t result) {
   device_count = count;
   device_count_result = result;
@@ -141,6 +198,30 @@ int ebb::stand_in::ResidentBlocks() {
 const std::atomic<int>& ebb::stand_in::HostWaits() {
   return host_waits;
 }
+void ebb::stand_in::NoteKernel(cudaStream_t stream, const char* what,
+                               std::span<const Touched> touched) {
+  for (const Touched& each : touched) {
+    if (each.bytes == 0 || Knows(each.data, each.bytes)) continue;
+    std::fprintf(stderr, "stand-in for CUDA: %s %s memory that is not CUDA's\n", what,
+                 each.writes ? "writes" : "reads");
+    std::abort();
+  }
+  NoteTouch(stream, what, touched);
+}
+
+void ebb::stand_in::AwaitDevice() {
+  if (Lost() != cudaSuccess) return;
+  std::vector<ebb::Event> ends;
+  {
+    const std::scoped_lock lock(streams_mutex);
+    for (const cudaStream_t stream : streams) {
+      if (stream->device != current_device) continue;
+      const std::scoped_lock turn(stream->mutex);
+      stream->stream.Record(ends.emplace_back(*Host().NewEvent()));
+    }
+  }
+  for (const ebb::Event& end : ends) AwaitOnHost(end);
+}
 void ebb::stand_in::HoldUntilHostWaits(cudaStream_t stream) {
   EnqueueKernel(stream, Task([waits = &host_waits, before = host_waits.load()] {
                   while (waits->load() == before) std::this_thread::yield();
@@ -149,11 +230,17 @@ void ebb::stand_in::HoldUntilHostWaits(cudaStream_t stream) {
 bool ebb::stand_in::HasPriority(cudaStream_t stream) {
   return stream->has_priority;
 }
-void ebb::stand_in::EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument) {
-  EnqueueKernel(stream, Task([run, argument] { run(argument); }));
+void ebb::stand_in::EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument,
+                                  void (*release)(void*)) {
+  if (KeepTask(stream, Task([run, argument] { run(argument); }), argument, release)) return;
+  EnqueueKernel(stream, Task([run, argument, release] {
+                  run(argument);
+                  if (release != nullptr) release(argument);
+                }));
 }
 void ebb::stand_in::EnqueueKernel(cudaStream_t stream, const Task& kernel) {
   UseContext();
+  if (KeepTask(stream, kernel, nullptr, nullptr)) return;
   const std::scoped_lock lock(stream->mutex);
   stream->stream.Enqueue(kernel);
 }
@@ -186,7 +273,9 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 }
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   UseContext();
-  *free_bytes = *total_bytes = kDeviceBytes;
+  if (const int code = Injected("cudaMemGetInfo")) return static_cast<cudaError_t>(code);
+  *total_bytes = kDeviceBytes;
+  *free_bytes = FreeMemory() > 0 ? FreeMemory() : kDeviceBytes;
   return cudaSuccess;
 }
 const char* cudaGetErrorName(cudaError_t error) {
@@ -231,70 +320,70 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
 }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
-  if (const auto failure = Failure("cudaMalloc")) return failure;
+  if (const auto failure = FailureBesideCaptures("cudaMalloc")) return failure;
   if (bytes > kDeviceBytes) return cudaErrorMemoryAllocation;
   *data = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xa5, bytes);  // it may have been anybody's
-  NoteAllocation(*data, bytes);
+  Learn(*data, bytes);
   Count(Thing::kAllocation, 1);
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
-  if (const auto failure = Failure("cudaHostAlloc")) return failure;
+  if (const auto failure = FailureBesideCaptures("cudaHostAlloc")) return failure;
   *data = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   if (*data == nullptr) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xa5, bytes);
-  NoteAllocation(*data, bytes);
+  Learn(*data, bytes);
   Count(Thing::kAllocation, 1);
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
-  if (const auto failure = Failure("cudaHostRegister")) return failure;
-  NoteAllocation(data, bytes);
+  if (const auto failure = FailureBesideCaptures("cudaHostRegister")) return failure;
+  Learn(data, bytes);
   Count(Thing::kLocked, 1);
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* data) {
   UseContext();
-  ForgetAllocation(data);
+  if (const auto refused = RefuseOnCapturingThread()) return refused;
+  AwaitDevice();
+  Forget(data);
   Count(Thing::kLocked, -1);
   return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* data) {
-  UseContext();
-  ForgetAllocation(data);
-  std::free(data);
-  Count(Thing::kAllocation, -1);
-  return cudaSuccess;
+  return Release(data);
 }
 cudaError_t cudaFree(void* data) {
-  UseContext();
-  ForgetAllocation(data);
-  std::free(data);
-  Count(Thing::kAllocation, -1);
-  return cudaSuccess;
+  return Release(data);
 }
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
-  if (const auto failure = Failure("cudaStreamCreateWithPriority")) return failure;
+  if (const auto failure = FailureBesideCaptures("cudaStreamCreateWithPriority")) return failure;
   if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
   auto made = Host().NewStream("stand-in");
   if (!made.ok()) return cudaErrorMemoryAllocation;
-  *stream =
-      new CUstream_st{*std::move(made), *Host().NewEvent(), priority == kGreatestPriority, {}};
+  *stream = new CUstream_st{
+      *std::move(made), *Host().NewEvent(), priority == kGreatestPriority, current_device, {}};
   Count(Thing::kStream, 1);
+  const std::scoped_lock lock(streams_mutex);
+  streams.insert(*stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   UseContext();
   Forget(stream);
+  {
+    const std::scoped_lock lock(streams_mutex);
+    streams.erase(stream);
+  }
   delete stream;
   Count(Thing::kStream, -1);
   return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  if (const auto failure = Failure("cudaStreamQuery")) return failure;
+  if (const auto failure = FailureOutsideOfCapture("cudaStreamQuery", stream)) return failure;
   const std::scoped_lock lock(stream->mutex);
   stream->stream.Record(stream->end);
   if (!stream->end.Passed()) return cudaErrorNotReady;
@@ -302,7 +391,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  if (const auto failure = Failure("cudaStreamSynchronize")) return failure;
+  if (const auto failure = FailureOutsideOfCapture("cudaStreamSynchronize", stream)) return failure;
   {
     const std::scoped_lock lock(stream->mutex);
     stream->stream.Record(stream->end);
@@ -312,14 +401,16 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return Lost();
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  if (const auto failure = Failure("cudaStreamWaitEvent")) return failure;
+  if (const auto failure = Called("cudaStreamWaitEvent")) return failure;
+  if (const auto refused = RefuseWhileCapturing(stream, cudaErrorStreamCaptureIsolation))
+    return refused;
   const std::scoped_lock lock(stream->mutex);
   NoteWait(stream, event);
   stream->stream.Wait(event->event);
   return cudaSuccess;
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  if (const auto failure = Failure("cudaEventCreateWithFlags")) return failure;
+  if (const auto failure = FailureBesideCaptures("cudaEventCreateWithFlags")) return failure;
   if (flags != cudaEventDisableTiming) return cudaErrorInvalidValue;
   *event = new CUevent_st{*Host().NewEvent()};
   Count(Thing::kEvent, 1);
@@ -333,27 +424,27 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  if (const auto failure = Failure("cudaEventRecord")) return failure;
+  if (const auto failure = FailureOutsideOfCapture("cudaEventRecord", stream)) return failure;
   const std::scoped_lock lock(stream->mutex);
   NoteRecord(stream, event);
   stream->stream.Record(event->event);
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (const auto failure = Failure("cudaEventQuery")) return failure;
+  if (const auto failure = FailureBesideCaptures("cudaEventQuery")) return failure;
   if (!event->event.Passed()) return cudaErrorNotReady;
   NotePassed(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-  if (const auto failure = Failure("cudaEventSynchronize")) return failure;
+  if (const auto failure = FailureBesideCaptures("cudaEventSynchronize")) return failure;
   AwaitOnHost(event->event);
   NotePassed(event);
   return Lost();
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
-  if (const auto failure = Failure("cudaLaunchHostFunc")) return failure;
+  if (const auto failure = FailureOutsideOfCapture("cudaLaunchHostFunc", stream)) return failure;
   const std::scoped_lock lock(stream->mutex);
   stream->stream.Enqueue([function, argument] {
     const std::scoped_lock turn(host_functions);
@@ -363,20 +454,28 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 }
 cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
-  if (const auto failure = Failure("cudaMemcpyAsync")) return failure;
+  if (const auto failure = FailureOrSpoilt("cudaMemcpyAsync", stream)) return failure;
   const std::scoped_lock lock(stream->mutex);
   const Touched touched[] = {Reads(source, bytes), Writes(destination, bytes)};
   NoteTouch(stream, "cudaMemcpyAsync", touched);
-  stream->stream.Copy(destination, source, static_cast<int64_t>(bytes));
+  if (Captures(stream)) {
+    KeepTask(stream, ebb::Task([=] { std::memcpy(destination, source, bytes); }), nullptr, nullptr);
+  } else {
+    stream->stream.Copy(destination, source, static_cast<int64_t>(bytes));
+  }
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {
-  if (const auto failure = Failure("cudaMemsetAsync")) return failure;
-  if (value != 0) return cudaErrorInvalidValue;
+  if (const auto failure = FailureOrSpoilt("cudaMemsetAsync", stream)) return failure;
+  if (value != 0 || !Knows(data, bytes)) return cudaErrorInvalidValue;
   const std::scoped_lock lock(stream->mutex);
   const Touched touched[] = {Writes(data, bytes)};
   NoteTouch(stream, "cudaMemsetAsync", touched);
-  stream->stream.Zero(data, static_cast<int64_t>(bytes));
+  if (Captures(stream)) {
+    KeepTask(stream, ebb::Task([=] { std::memset(data, 0, bytes); }), nullptr, nullptr);
+  } else {
+    stream->stream.Zero(data, static_cast<int64_t>(bytes));
+  }
   return cudaSuccess;
 }
 

@@ -1,5 +1,7 @@
 // The kernels of gpt on the host: the very sources of the device, whose launches run their blocks
-// when the stream comes to them. What they touch is not noted: order.h does not see it.
+// when the stream comes to them.
+#include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <string>
@@ -8,7 +10,10 @@
 
 #include "block.h"
 #include "ebb/runtime/device/cuda/kernel_launch.h"
+#include "gpt_touched.h"
+#include "graph.h"
 #include "host_matrix_thread.h"
+#include "order.h"
 #include "state.h"
 
 namespace ebb::kernel {
@@ -25,16 +30,19 @@ const std::string& NameOf() {
   return name;
 }
 
+// Whether a first launch finds it on the device, rather than load it in the middle of a step.
+template <class Kernel>
+std::atomic<bool> loaded{false};
+
 template <class Kernel>
 struct Launched {
   Grid grid;
   typename Kernel::Arrays arrays;
 
   static void Run(void* argument) {
-    auto* const launched = static_cast<Launched*>(argument);
+    const auto* const launched = static_cast<const Launched*>(argument);
     stand_in::RunKernel<Kernel>(launched->grid.blocks, launched->grid.shared_bytes,
                                 launched->arrays);
-    std::free(launched);
   }
 };
 
@@ -44,22 +52,34 @@ template <class Kernel>
 cudaError_t LaunchKernel(cudaStream_t stream, const Grid& grid,
                          const typename Kernel::Arrays& arrays) {
   if (grid.blocks == 0) return cudaSuccess;
+  if (!loaded<Kernel>) {
+    std::fprintf(stderr, "stand-in for CUDA: %s was not loaded before its launch\n",
+                 NameOf<Kernel>().c_str());
+    std::abort();
+  }
   if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
+  if (const auto spoilt = stand_in::CaptureState(stream)) return spoilt;
   if (const int code = stand_in::Injected(NameOf<Kernel>().c_str()))
     return static_cast<cudaError_t>(code);
+  if (stand_in::WatchesOrder()) {
+    stand_in::NoteKernel(stream, NameOf<Kernel>().c_str(),
+                         gpt::cuda::TouchedBy(std::type_identity<Kernel>(), arrays));
+  }
   // Not with new: operations are tested to allocate nothing, which CUDA's own memory is no part of.
   static_assert(std::is_trivially_copyable_v<Launched<Kernel>>);
   void* const parameters = std::malloc(sizeof(Launched<Kernel>));
   if (parameters == nullptr) return cudaErrorMemoryAllocation;
   stand_in::EnqueueKernel(stream, &Launched<Kernel>::Run,
-                          new (parameters) Launched<Kernel>{grid, arrays});
+                          new (parameters) Launched<Kernel>{grid, arrays}, &std::free);
   return cudaSuccess;
 }
 
 template <class... Kernels>
 cudaError_t LoadKernels() {
   if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
-  return static_cast<cudaError_t>(stand_in::Injected("LoadKernels"));
+  if (const int code = stand_in::Injected("LoadKernels")) return static_cast<cudaError_t>(code);
+  ((loaded<Kernels> = true), ...);
+  return cudaSuccess;
 }
 
 }  // namespace ebb::kernel

@@ -5,6 +5,7 @@
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/cuda/launch.h"
+#include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "order.h"
@@ -30,7 +31,7 @@ cudaError_t Launch(const char* function, cudaStream_t stream,
                    std::initializer_list<Touched> touched, Kernel kernel) {
   if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
   if (const int code = stand_in::Injected(function)) return static_cast<cudaError_t>(code);
-  stand_in::NoteTouch(stream, function, touched);
+  stand_in::NoteKernel(stream, function, touched);
   EnqueueKernel(stream, Task(kernel));
   return cudaSuccess;
 }
@@ -62,6 +63,8 @@ void CastTwice(const CastArrays& arrays) {
 cudaError_t LoadKernels(Grids* grids) {
   const int blocks = stand_in::ResidentBlocks();
   grids->cast = grids->accumulate = grids->squares = grids->level = blocks;
+  std::fill_n(grids->load_master, 2, blocks);
+  std::fill_n(grids->store_master, 2, blocks);
   for (auto& of_rule : grids->update) std::fill_n(of_rule, 3, blocks);
   return static_cast<cudaError_t>(stand_in::Injected("LoadKernels"));
 }
@@ -75,10 +78,38 @@ cudaError_t LaunchCast(const Grids& grids, cudaStream_t stream, const CastArrays
     if (arrays.via == DType::kFloat32) {
       Cast(Team(), arrays.source, arrays.source_dtype, arrays.destination, arrays.destination_dtype,
            arrays.count, arrays.rounding);
+      for (int64_t i = 0; i < arrays.count && arrays.factor != 1; ++i)
+        static_cast<float*>(arrays.destination)[i] *= arrays.factor;
     } else {
       CastTwice(arrays);
     }
   });
+}
+
+namespace {
+
+cudaError_t LaunchMaster(const char* function, int blocks, cudaStream_t stream,
+                         const MasterArrays& arrays, void (*run)(ThreadTeam&, const MasterArrays&),
+                         Touched (*of_master)(const void*, int64_t),
+                         Touched (*of_kept)(const void*, int64_t)) {
+  if (blocks != stand_in::ResidentBlocks()) return cudaErrorInvalidConfiguration;
+  const int64_t halves = arrays.count * int64_t{sizeof(BFloat16)};
+  return Launch(function, stream,
+                {of_master(arrays.master, 2 * halves), of_kept(arrays.parameter, halves),
+                 of_kept(arrays.low, arrays.low == nullptr ? 0 : halves)},
+                [run, arrays] { run(Team(), arrays); });
+}
+
+}  // namespace
+
+cudaError_t LaunchLoadMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays) {
+  return LaunchMaster("LaunchLoadMaster", grids.load_master[arrays.low == nullptr], stream, arrays,
+                      &LoadMaster, &Writes<int64_t>, &Reads<int64_t>);
+}
+
+cudaError_t LaunchStoreMaster(const Grids& grids, cudaStream_t stream, const MasterArrays& arrays) {
+  return LaunchMaster("LaunchStoreMaster", grids.store_master[arrays.low == nullptr], stream,
+                      arrays, &StoreMaster, &Reads<int64_t>, &Writes<int64_t>);
 }
 
 cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,

@@ -13,6 +13,7 @@
 #include <string>
 
 #include "clique.h"
+#include "graph.h"
 #include "order.h"
 #include "state.h"
 
@@ -56,6 +57,7 @@ struct ncclComm {
   int rank = 0;
   int splits_begun = 0;
   bool stalled = false, gone = false;
+  int looks = 0;  // until it is ready
   std::atomic<bool> aborted{false};
   std::vector<Group> groups = std::vector<Group>(kGroupsMax);
   size_t next_group = 0;
@@ -77,6 +79,7 @@ std::map<std::string,
 std::vector<std::unique_ptr<ncclComm>> all;
 int ids_made = 0;
 bool creation_stalls = false, launches_stall = false;
+int launch_looks = 0;
 std::map<int, ncclResult_t> asynchronous;
 std::map<const std::byte*, size_t> memory;  // of ncclMemAlloc
 Registers registers = Registers::kWindows;
@@ -171,7 +174,7 @@ void NoteTouches(ncclComm_t comm, const std::vector<Part>& parts) {
     if (part.receive != nullptr)
       touched.push_back(Writes(part.receive, gathers ? ranks * bytes : bytes));
   }
-  NoteTouch(group_stream, "an operation of NCCL", touched);
+  NoteKernel(group_stream, "an operation of NCCL", touched);
 }
 
 ncclResult_t Launch() {
@@ -189,9 +192,10 @@ ncclResult_t Launch() {
   {
     const std::scoped_lock lock(mutex);
     if (launches_stall) comm->stalled = true;
+    comm->looks = launch_looks;
   }
   NoteTouches(comm, group.parts);
-  EnqueueKernel(group_stream, &RunGroup, &group);
+  EnqueueKernel(group_stream, &RunGroup, &group, nullptr);
   return ncclInProgress;
 }
 
@@ -199,6 +203,7 @@ ncclResult_t Add(const char* function, ncclComm_t comm, cudaStream_t stream, con
   Require(!comm->gone, "a call on a communicator that is gone");
   Require(group_comm == nullptr || (group_comm == comm && group_stream == stream),
           "a group of several communicators or streams");
+  Require(!Captures(stream), "an operation on a stream that captures a graph");
   if (const auto failure = Failure(function)) return failure;
   NoteUnregistered(comm, part);
   group_comm = comm;
@@ -246,6 +251,10 @@ void ebb::stand_in::StallLaunches() {
   const std::scoped_lock lock(mutex);
   launches_stall = true;
 }
+void ebb::stand_in::DelayLaunches(int looks) {
+  const std::scoped_lock lock(mutex);
+  launch_looks = looks;
+}
 void ebb::stand_in::FailCommunicators(int rank, ncclResult_t result) {
   const std::scoped_lock lock(mutex);
   asynchronous[rank] = result;
@@ -253,6 +262,7 @@ void ebb::stand_in::FailCommunicators(int rank, ncclResult_t result) {
 void ebb::stand_in::ForgetNcclFaults() {
   const std::scoped_lock lock(mutex);
   creation_stalls = launches_stall = false;
+  launch_looks = 0;
   asynchronous.clear();
   registers = Registers::kWindows;
   unregistered = 0;
@@ -271,7 +281,7 @@ int ebb::stand_in::TakeUnregistered() {
 extern "C" {
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+  *version = NcclVersion() != 0 ? NcclVersion() : NCCL_VERSION_CODE;
   return ncclSuccess;
 }
 const char* ncclGetErrorString(ncclResult_t result) {
@@ -326,7 +336,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
                              comm->clique->size();
   if (comm->window_answer != nullptr && comm->clique->IsWindow(comm->windows_begun - 1))
     *std::exchange(comm->window_answer, nullptr) = AddRegistration(comm, comm->window);
-  const bool ready = !comm->stalled && !splitting && comm->window_answer == nullptr &&
+  const bool looked = comm->looks == 0 || --comm->looks == 0;
+  const bool ready = looked && !comm->stalled && !splitting && comm->window_answer == nullptr &&
                      comm->clique && comm->clique->complete();
   const auto failed = asynchronous.find(comm->rank);
   *state = failed != asynchronous.end() ? failed->second : ready ? ncclSuccess : ncclInProgress;
@@ -348,6 +359,8 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   Require(!comm->gone, "a communicator destroyed twice");
   for (const auto& group : comm->groups) Require(!group.under_way, "destroyed under an operation");
   Require(comm->registrations.empty(), "destroyed with memory registered");
+  // The last rank of a process gives the memory of all back.
+  if (comm->clique->Leave()) AwaitDevice();
   End(comm);
   return ncclSuccess;
 }
@@ -360,9 +373,10 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     comm->registrations.clear();
     comm->window_answer = nullptr;
   }
-  End(comm);
   comm->aborted = true;
   if (comm->clique) comm->clique->Abort();
+  AwaitDevice();  // it gives its memory back
+  End(comm);
   return ncclSuccess;
 }
 

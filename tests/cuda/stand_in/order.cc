@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "ebb/runtime/device/cuda/order_notes.h"
+#include "graph.h"
 
 namespace ebb::stand_in {
 namespace {
@@ -118,7 +119,7 @@ void ForgetAllocation(const void* data) {
 }
 
 void NoteTouch(cudaStream_t stream, const char* what, std::span<const Touched> touched) {
-  if (!watching) return;
+  if (!watching || KeepTouched(stream, what, touched)) return;
   const std::scoped_lock lock(All().mutex);
   Stream& of = Of(stream);
   Join(of.clock, HostClock());
@@ -179,7 +180,7 @@ using namespace stand_in;  // the file's own
 void HostRecord(cudaStream_t crossing, const void* host_stream) {
   if (!watching) return;
   const std::scoped_lock lock(All().mutex);
-  Stream& of = Of(crossing);
+  stand_in::Stream& of = Of(crossing);
   Join(of.clock, HostClock());
   Join(All().host_streams[host_stream], of.clock);
 }

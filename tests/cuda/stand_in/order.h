@@ -39,8 +39,11 @@ Touched Writes(const void* data, Size bytes) {
 void NoteAllocation(const void* data, size_t bytes);
 void ForgetAllocation(const void* data);
 
-// Of operations on `stream`, before they are enqueued.
+// Of operations on `stream`, before they are enqueued; of those that it captures, when they are
+// launched.
 void NoteTouch(cudaStream_t stream, const char* what, std::span<const Touched> touched);
+// Likewise of kernels; one that reaches memory which is not CUDA's ends the program.
+void NoteKernel(cudaStream_t stream, const char* what, std::span<const Touched> touched);
 void NoteRecord(cudaStream_t stream, cudaEvent_t event);
 void NoteWait(cudaStream_t stream, cudaEvent_t event);
 // The calling thread knows that these have passed.

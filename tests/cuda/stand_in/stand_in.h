@@ -3,7 +3,9 @@
 // streams that are threads, collectives between the threads of this process, and kernels that
 // compute as the CPU does. It does what the real ones promise, and fails where a test asks it to.
 //
-// As strict as the real ones may be: the host functions of all streams take turns.
+// As strict as the real ones may be: the host functions of all streams take turns, what gives memory
+// back waits for the device, only copies reach memory that is not CUDA's, and a kernel of gpt's that
+// was not loaded ends the program.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,13 +31,21 @@ void FailCall(const std::string& function, int code, int nth = 1);
 // The device is lost: from now on every call that enqueues or waits returns `error`, and host
 // functions that have not run never will. Until Reset.
 void LoseDevice(cudaError_t error);
+// What devices say that is free, whatever is allocated; 0: all. Until Reset.
+void SetFreeMemory(size_t bytes);
 // The driver has no cuStreamWaitValue64. Until Reset.
 void HideStreamWaitValue();
+
+// What NCCL and cuBLASLt say of their versions, as NCCL_VERSION_CODE and CUBLAS_VERSION. Until Reset.
+void SetNcclVersion(int version);
+void SetCublasLtVersion(int version);
 
 // Communicators that are being made from now on never become ready / have an operation's host part
 // never become ready: a rank is missing.
 void StallCreation();
 void StallLaunches();
+// From now on an operation's host part is ready at the look of that number only. Until Reset.
+void DelayLaunches(int looks);
 // From now on NCCL notices `result` on the communicators of this rank; what runs on them goes on
 // waiting.
 void FailCommunicators(int rank, ncclResult_t result);
@@ -62,9 +72,12 @@ struct Live {
   int streams = 0, events = 0, allocations = 0, communicators = 0, operators = 0, locked = 0,
       registrations = 0;
   int products = 0;  // what cuBLASLt describes them with
+  int graphs = 0;    // captured and instantiated
   friend bool operator==(const Live&, const Live&) = default;
 };
 Live Alive();
+// Of instantiated graphs, by all threads since Reset.
+int GraphLaunches();
 // How often the calling thread has waited for the device so far, where it had to.
 const std::atomic<int>& HostWaits();
 // `stream` stands still until the calling thread waits for the device again.

@@ -18,7 +18,9 @@ std::map<std::string, Fault, std::less<>> faults;
 std::atomic<bool> any_fault{false};
 std::atomic<cudaError_t> lost{cudaSuccess};
 std::atomic<bool> hides_stream_wait_value{false};
-std::atomic<int> alive[8];
+std::atomic<size_t> free_memory{0};
+std::atomic<int> nccl_version{0}, cublaslt_version{0};
+std::atomic<int> alive[9];
 
 }  // namespace
 
@@ -51,6 +53,26 @@ bool HidesStreamWaitValue() {
   return hides_stream_wait_value;
 }
 
+void SetFreeMemory(size_t bytes) {
+  free_memory = bytes;
+}
+size_t FreeMemory() {
+  return free_memory;
+}
+
+void SetNcclVersion(int version) {
+  nccl_version = version;
+}
+int NcclVersion() {
+  return nccl_version;
+}
+void SetCublasLtVersion(int version) {
+  cublaslt_version = version;
+}
+int CublasLtVersion() {
+  return cublaslt_version;
+}
+
 void Count(Thing thing, int change) {
   alive[static_cast<int>(thing)] += change;
 }
@@ -62,7 +84,8 @@ Live Alive() {
           .operators = alive[4],
           .locked = alive[5],
           .registrations = alive[6],
-          .products = alive[7]};
+          .products = alive[7],
+          .graphs = alive[8]};
 }
 
 void Reset() {
@@ -71,10 +94,13 @@ void Reset() {
   any_fault = false;
   lost = cudaSuccess;
   hides_stream_wait_value = false;
+  free_memory = 0;
+  nccl_version = cublaslt_version = 0;
   SetDevices(2);
   ForgetContexts();
   ForgetCallers();
   ForgetNcclFaults();
+  ForgetGraphLaunches();
 }
 
 }  // namespace ebb::stand_in

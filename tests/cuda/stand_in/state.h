@@ -19,24 +19,38 @@ enum class Thing {
   kOperator,
   kLocked,
   kRegistration,
-  kProduct
+  kProduct,
+  kGraph
 };
 void Count(Thing thing, int change);
 
 // The code of a lost device, or cudaSuccess.
 cudaError_t Lost();
+// Of a call of CUDA's `function`, which makes a context: what it has to fail with, or cudaSuccess.
+cudaError_t Called(const char* function);
 bool HidesStreamWaitValue();
+size_t FreeMemory();
+// 0: as it was built with.
+int NcclVersion();
+int CublasLtVersion();
 
 // Of the two halves, for Reset.
 void ForgetContexts();
 void ForgetNcclFaults();
+void ForgetGraphLaunches();
+
+// Waits for all that is enqueued on the current device, as whatever gives memory back does on a real
+// one: a kernel that waits for what comes behind such a call waits for ever. Nobody may count on it,
+// so it ties no operations together.
+void AwaitDevice();
 
 // What kernels are said to have resident on the current device, each device its own number.
 int ResidentBlocks();
 
 // Enqueues a host function that is a kernel for CUDA: it may wait for others, and runs beside the
-// host functions.
-void EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument);
+// host functions. Of a stream that captures it becomes a node, and runs each time that is launched.
+// `release`, unless null, frees the argument after the last run.
+void EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument, void (*release)(void*));
 void EnqueueKernel(cudaStream_t stream, const Task& kernel);
 
 }  // namespace ebb::stand_in

@@ -107,6 +107,16 @@ EBB_HOST_DEVICE HeadRows<Byte> ThirdOf(Byte* qkv, int third, int64_t bytes, int 
                     bytes,
           3 * shape.width * bytes};
 }
+// All three of them.
+template <class Byte>
+struct QkvRows {
+  HeadRows<Byte> queries, keys, values;
+};
+template <class Byte>
+EBB_HOST_DEVICE QkvRows<Byte> QkvOf(Byte* qkv, int64_t bytes, int head, const HeadShape& shape) {
+  return {ThirdOf(qkv, 0, bytes, head, shape), ThirdOf(qkv, 1, bytes, head, shape),
+          ThirdOf(qkv, 2, bytes, head, shape)};
+}
 // Of the output or its gradient, [sequences * tokens, width].
 template <class Byte>
 EBB_HOST_DEVICE HeadRows<Byte> OutputOf(Byte* output, int64_t bytes, int head,

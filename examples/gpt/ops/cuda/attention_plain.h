@@ -138,9 +138,7 @@ struct PlainAttentionForward : Plain {
     const BlockPlace place = PlaceOf(thread.block(), shape);
     const int first = (static_cast<int>(shape.tiles) - 1 - place.tile) * kRows;
     auto& shared = *reinterpret_cast<Shared*>(thread.shared());
-    const auto queries = ThirdOf(arrays.qkv, 0, sizeof(T), place.head, shape);
-    const auto keys = ThirdOf(arrays.qkv, 1, sizeof(T), place.head, shape);
-    const auto values = ThirdOf(arrays.qkv, 2, sizeof(T), place.head, shape);
+    const auto [queries, keys, values] = QkvOf(arrays.qkv, sizeof(T), place.head, shape);
     const int slabs = Slabs(shape.depth);
 
     for (int slab = 0; slab < slabs; ++slab) {

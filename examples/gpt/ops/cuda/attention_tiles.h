@@ -154,6 +154,25 @@ EBB_HOST_DEVICE void Scale(float factor, float (&product)[kRowTiles][kColumns][4
   }
 }
 
+// Numbers of a product become `value` where the column is that of a later token than the row's; the
+// first row is `ahead` tokens after the first column.
+template <int kRowTiles, int kColumns, class Thread>
+EBB_HOST_DEVICE void SetLaterColumns(Thread& thread, int ahead, float value,
+                                     float (&product)[kRowTiles][kColumns][4]) {
+  // Of the thread's first number; those of others are a constant away.
+  const int own = ahead + thread.lane() / 4 - 2 * (thread.lane() % 4);
+  EBB_UNROLL
+  for (int r = 0; r < kRowTiles; ++r) {
+    EBB_UNROLL
+    for (int n = 0; n < kColumns; ++n) {
+      EBB_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        if (8 * n + i % 2 - 16 * r - i / 2 * 8 > own) product[r][n][i] = value;
+      }
+    }
+  }
+}
+
 // product = left times the transpose of rows [row, row + 8 * kColumns) of a tile: of each row of the
 // one with each of the other.
 template <class T, int kDepth, int kRowTiles, int kColumns, bool kHeld, class Thread>

@@ -1,61 +1,51 @@
 #include "ops/cuda/cublaslt.h"
 
-#include <dlfcn.h>
-
-#include <string>
-
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/opened_library.h"
 
 namespace ebb::gpt::cuda {
 namespace {
 
-std::string File() {
-  return absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR);
-}
-
-absl::StatusOr<void*> Open() {
-  if (dlsym(RTLD_DEFAULT, "cublasLtMatmul") != nullptr) return RTLD_DEFAULT;
-  void* const library = dlopen(File().c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library != nullptr) return library;
-  return absl::UnavailableError(absl::StrCat(
-      "matrix products on a GPU need cuBLASLt, which cannot be opened: ", dlerror(), "; install ",
-      File(), ", put its folder in LD_LIBRARY_PATH, or use --device cpu"));
-}
-
-template <class Function>
-absl::Status Find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function != nullptr) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(
-      File(), " has no ", name,
-      ": put the folder of the CUDA toolkit that this was built with first in LD_LIBRARY_PATH"));
-}
-
-absl::StatusOr<CublasLt> Load() {
-  EBB_ASSIGN_OR_RETURN(void* const library, Open());
-  CublasLt lt;
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtCreate", lt.Create));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtDestroy", lt.Destroy));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtGetStatusString", lt.GetStatusString));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatmulDescCreate", lt.MatmulDescCreate));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatmulDescDestroy", lt.MatmulDescDestroy));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatmulDescSetAttribute", lt.MatmulDescSetAttribute));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatrixLayoutCreate", lt.MatrixLayoutCreate));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatrixLayoutDestroy", lt.MatrixLayoutDestroy));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatmulPreferenceCreate", lt.MatmulPreferenceCreate));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatmulPreferenceDestroy", lt.MatmulPreferenceDestroy));
-  EBB_RETURN_IF_ERROR(
-      Find(library, "cublasLtMatmulPreferenceSetAttribute", lt.MatmulPreferenceSetAttribute));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatmulAlgoGetHeuristic", lt.MatmulAlgoGetHeuristic));
-  EBB_RETURN_IF_ERROR(Find(library, "cublasLtMatmul", lt.Matmul));
-  return lt;
+// It answers with CUBLAS_VERSION.
+LibraryVersion AskVersion(void* get_version) {
+  const auto code =
+      static_cast<int>(reinterpret_cast<decltype(&::cublasLtGetVersion)>(get_version)());
+  return {code / 10000, code / 100 % 100, code % 100};
 }
 
 }  // namespace
 
+absl::StatusOr<CublasLt> OpenCublasLt() {
+  EBB_ASSIGN_OR_RETURN(
+      const OpenedLibrary library,
+      OpenedLibrary::Open({.name = "cuBLASLt",
+                           .file = absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR),
+                           .needed_for = "matrix products on a GPU",
+                           .instead = "use --device cpu",
+                           .oldest = {.major = CUBLAS_VER_MAJOR, .minor = 0, .patch = 0},
+                           .version_function = "cublasLtGetVersion",
+                           .version = &AskVersion}));
+  CublasLt lt;
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtCreate", lt.Create));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtDestroy", lt.Destroy));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtGetStatusString", lt.GetStatusString));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescCreate", lt.MatmulDescCreate));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescDestroy", lt.MatmulDescDestroy));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescSetAttribute", lt.MatmulDescSetAttribute));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatrixLayoutCreate", lt.MatrixLayoutCreate));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatrixLayoutDestroy", lt.MatrixLayoutDestroy));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulPreferenceCreate", lt.MatmulPreferenceCreate));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulPreferenceDestroy", lt.MatmulPreferenceDestroy));
+  EBB_RETURN_IF_ERROR(
+      library.Find("cublasLtMatmulPreferenceSetAttribute", lt.MatmulPreferenceSetAttribute));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulAlgoGetHeuristic", lt.MatmulAlgoGetHeuristic));
+  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmul", lt.Matmul));
+  return lt;
+}
+
 absl::StatusOr<const CublasLt*> LoadCublasLt() {
-  static const absl::StatusOr<CublasLt>& loaded = *new absl::StatusOr<CublasLt>(Load());
+  static const absl::StatusOr<CublasLt>& loaded = *new absl::StatusOr<CublasLt>(OpenCublasLt());
   if (!loaded.ok()) return loaded.status();
   return &*loaded;
 }

@@ -1,6 +1,6 @@
-// cuBLASLt's functions, found when the first product on a GPU is made: those that the program has
-// already, else the library's of the dynamic linker's path. So a program starts where there is no
-// CUDA toolkit.
+// cuBLASLt's functions, found when the first ops on a GPU are made (runtime/device/opened_library.h):
+// so a program starts where there is no CUDA toolkit. Any version will do that has the major number of
+// the headers that this was built with: what is used has been there since 12.0.
 #pragma once
 
 #include <cublasLt.h>
@@ -28,7 +28,9 @@ struct CublasLt {
   decltype(&::cublasLtMatmul) Matmul = nullptr;
 };
 
-// The same for the whole life of the process. kUnavailable says what is missing.
+// kUnavailable says what is missing, or which version does not do.
+absl::StatusOr<CublasLt> OpenCublasLt();
+// What the first call has opened, or its error: the same for the whole life of the process.
 absl::StatusOr<const CublasLt*> LoadCublasLt();
 
 // OK for CUBLAS_STATUS_SUCCESS.

@@ -1,6 +1,7 @@
 #include "ops/cuda/cuda_ops.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -9,11 +10,13 @@
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/error.h"
 #include "ops/cuda/attention.h"
+#include "ops/cuda/call_graphs.h"
 #include "ops/cuda/cross_entropy.h"
 #include "ops/cuda/element_wise.h"
 #include "ops/cuda/embedding.h"
 #include "ops/cuda/layer_norm.h"
 #include "ops/cuda/matmul.h"
+#include "ops/cuda/store.h"
 
 namespace ebb::gpt {
 namespace {
@@ -87,6 +90,22 @@ class CudaOps final : public Ops {
     });
   }
 
+  void Replay(std::span<const uint64_t> key, absl::FunctionRef<void()> calls) override {
+    if (!status_.ok()) return;
+    if (!graphs_) return calls();
+    const CudaCurrent current(device_.ordinal());
+    if (current.result() != cudaSuccess) return Fail(current.result(), "a CUDA graph");
+    status_ = graphs_->Run(key, [&] {
+      calls();
+      return std::exchange(status_, absl::OkStatus());
+    });
+  }
+  void KeepGraphs(int64_t most) override {
+    graphs_.reset();
+    if (most > 0) graphs_.emplace(device_, stream_, most);
+  }
+  GraphUse graphs() const override { return graphs_ ? graphs_->use() : GraphUse(); }
+
  private:
   template <class Launch>
   void Enqueue(const char* what, const Launch& launch) {
@@ -105,6 +124,7 @@ class CudaOps final : public Ops {
   const DType compute_;
   std::byte* const scratch_;
   const std::unique_ptr<cuda::Matmul> matmul_;
+  std::optional<cuda::CallGraphs> graphs_;
   absl::Status status_;
 };
 
@@ -114,7 +134,7 @@ cudaError_t LoadKernels(DType compute) {
                           &cuda::LoadAttentionKernels, &cuda::LoadAttentionBackwardKernels}) {
     if (const cudaError_t result = load(compute); result != cudaSuccess) return result;
   }
-  return cudaSuccess;
+  return cuda::LoadStoreKernel();
 }
 
 }  // namespace

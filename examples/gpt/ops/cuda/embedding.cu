@@ -60,6 +60,8 @@ cudaError_t LaunchEmbedBackward(cudaStream_t stream, DType dtype, const EmbedBac
                                                               .table_rows = x.vocabulary,
                                                               .order = order,
                                                               .starts = starts,
+                                                              .sequences = x.sequences,
+                                                              .tokens = x.tokens,
                                                               .target = x.token_gradient});
     if (of_tokens != cudaSuccess) return of_tokens;
     return LaunchTableSums<T>(stream, {.gradient = x.output_gradient,

@@ -115,7 +115,7 @@ struct StartsKernel {
 };
 
 struct TableSumsArrays {
-  const void* gradient = nullptr;
+  const void* gradient = nullptr;  // [sequences * tokens, width]
   int64_t width = 0, table_rows = 0;
   // Rows order[starts[r]] to order[starts[r + 1]] belong to table row r. Where they are null: rows
   // r, r + tokens, ... of all sequences, if r is one of the tokens.

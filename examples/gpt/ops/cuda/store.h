@@ -15,4 +15,7 @@ namespace ebb::gpt::cuda {
 cudaError_t LaunchStore(cudaStream_t stream, const float* source, int64_t rows, int64_t columns,
                         const void* bias, DType bias_dtype, const Target& target);
 
+// Loads the kernel onto the current device, which otherwise its first launch does.
+cudaError_t LoadStoreKernel();
+
 }  // namespace ebb::gpt::cuda

@@ -1,0 +1,96 @@
+#include "launch_times.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "arena.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb::gpt {
+namespace {
+
+// So few that the host enqueues them without waiting for the device. Of the repeats the best counts,
+// which nothing else on the machine has disturbed.
+constexpr int kPasses = 4, kRepeats = 3;
+
+// Of a micro-batch's pass over one block. What kernels read is as good in one place as in many.
+struct Buffers {
+  void *parameters = nullptr, *gradients = nullptr;
+  void *input = nullptr, *output = nullptr, *output_gradient = nullptr, *input_gradient = nullptr;
+  int64_t bytes = 0;
+
+  Buffers(const GptShape& shape, const Layers::Options& options, DType gradient, std::byte* base) {
+    const int64_t largest = 4 * shape.width * shape.width;  // of a block's parameters
+    const int64_t boundary =
+        options.sequences * shape.context * shape.width * SizeOf(options.compute);
+    Arena arena(base);
+    parameters = arena.Take(largest * SizeOf(options.compute));
+    gradients = arena.Take(largest * SizeOf(gradient));
+    for (void** each : {&input, &output, &output_gradient, &input_gradient})
+      *each = arena.Take(boundary);
+    bytes = arena.used();
+  }
+};
+
+// Of one of kPasses calls, at best.
+double Best(absl::FunctionRef<void()> before, absl::FunctionRef<void()> pass,
+            absl::FunctionRef<void()> after) {
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < kRepeats; ++i) {
+    before();
+    const auto begin = std::chrono::steady_clock::now();
+    for (int p = 0; p < kPasses; ++p) pass();
+    after();
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, took.count() / kPasses);
+  }
+  return best;
+}
+
+}  // namespace
+
+std::string LaunchTimes::Text() const {
+  return absl::StrFormat("a block takes %.0f us to launch and %.0f us to run", 1e6 * host_seconds,
+                         1e6 * device_seconds);
+}
+
+absl::StatusOr<LaunchTimes> MeasureLaunches(const Device& device, const Gpt& gpt,
+                                            const Layers::Options& options, DType gradient,
+                                            Layers& layers) {
+  EBB_ASSIGN_OR_RETURN(
+      const Buffer memory,
+      device.Allocate(Buffers(gpt.shape, options, gradient, nullptr).bytes, "measuring launches"));
+  const Buffers buffers(gpt.shape, options, gradient, memory.data());
+  Stream stream =
+      device.CallerStream();  // goes first: what it runs has ended before the memory does
+  const Batch batch = {.sequences = options.sequences, .length = gpt.shape.context};
+  const auto parameter = [&](ParameterId) -> const void* { return buffers.parameters; };
+  const auto target = [&](ParameterId) { return Target{buffers.gradients, gradient, 0}; };
+  const auto wait = [&] { stream.WaitIdle(); };
+  const auto pass = [&] {
+    layers.BlockForward(parameter, 0, batch, buffers.input, 0, buffers.output);
+    layers.BlockBackward(parameter, target, 0, batch, buffers.input, 0, buffers.output_gradient,
+                         buffers.input_gradient);
+  };
+
+  pass();  // what comes first takes longer
+  LaunchTimes times;
+  times.host_seconds = Best(wait, pass, [] {});
+  // As graphs the device runs them without waiting for the host, if anything does.
+  layers.KeepGraphs(2);
+  pass();
+  pass();
+  times.device_seconds = Best(wait, pass, wait);
+  const GraphUse graphs = layers.graphs();
+  wait();
+  layers.KeepGraphs(0);
+  EBB_RETURN_IF_ERROR(layers.status());
+  if (!graphs.given_up.empty()) return absl::UnavailableError(graphs.given_up);
+  return times;
+}
+
+}  // namespace ebb::gpt

@@ -1,0 +1,35 @@
+// Whether CUDA graphs pay, measured before the first step: what the host takes to launch a block's
+// forward and backward kernel by kernel, against what the device takes to run them.
+//
+// The passes run on buffers of their own, which are given back. They also bring what cuBLASLt does
+// when a product first comes, choosing an algorithm and loading its kernels, ahead of the first step.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/device.h"
+#include "layers.h"
+#include "model.h"
+
+namespace ebb::gpt {
+
+struct LaunchTimes {
+  double host_seconds = 0, device_seconds = 0;
+
+  // The host has the engine's scopes, events and collectives to enqueue as well, between one block's
+  // pass and the next: of the time that the device computes half is left to that.
+  bool GraphsPay() const { return host_seconds > device_seconds / 2; }
+  std::string Text() const;  // "a block takes 83 us to launch and 61 us to run"
+};
+
+// For `layers` of that shape on a GPU, of which no call is under way. `gradient`: the dtype that the
+// engine wants gradients in. Waits for the device, and leaves the layers without graphs.
+// kResourceExhausted: the device has no room beside the engine's pools. kUnavailable: graphs cannot
+// be captured.
+absl::StatusOr<LaunchTimes> MeasureLaunches(const Device& device, const Gpt& gpt,
+                                            const Layers::Options& options, DType gradient,
+                                            Layers& layers);
+
+}  // namespace ebb::gpt

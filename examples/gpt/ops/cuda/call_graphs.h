@@ -1,0 +1,60 @@
+// Sequences of launches that come again and again with the same arguments, as CUDA graphs.
+//
+//   first time    launched one by one: cuBLASLt chooses its algorithms then, and loads its kernels
+//   second time   captured, and the graph launched
+//   from then on  the graph launched
+//
+// A key stands for all arguments of a sequence. Nothing is ever put out for another: the addresses
+// are an engine's plan's, so a step brings all that there are, and in their cyclic order whatever
+// were put out would be the next to come. Keys that come when there is no place left are launched
+// one by one, always.
+//
+// If a sequence cannot be captured that is logged, once, and no other is tried.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "ebb/runtime/device/cuda/captured_graph.h"
+#include "ebb/runtime/device/device.h"
+#include "ops/ops.h"
+
+namespace ebb::gpt::cuda {
+
+class CallGraphs {
+ public:
+  // Of sequences on `stream` of `device`, which outlives them; `most`: how many.
+  CallGraphs(const Device& device, cudaStream_t stream, int64_t most)
+      : device_(device), stream_(stream) {
+    use_.most = most;
+  }
+
+  // With the device current. `launch` enqueues the sequence, and may be called twice: under capture
+  // and, if that fails, again. The Status is that of the launches.
+  absl::Status Run(std::span<const uint64_t> key, absl::FunctionRef<absl::Status()> launch);
+  const GraphUse& use() const { return use_; }
+
+ private:
+  struct Less {
+    using is_transparent = void;
+    bool operator()(std::span<const uint64_t> a, std::span<const uint64_t> b) const {
+      return std::ranges::lexicographical_compare(a, b);
+    }
+  };
+  void GiveUp(const absl::Status& why);
+
+  const Device device_;
+  const cudaStream_t stream_;
+  std::map<std::vector<uint64_t>, std::optional<CapturedGraph>, Less> graphs_;
+  GraphUse use_;
+};
+
+}  // namespace ebb::gpt::cuda

@@ -1,0 +1,29 @@
+// An fp32 master that is kept in another form, and the same as fp32 numbers for an optimizer that
+// knows no other: one of the trainer's.
+#pragma once
+
+#include <cstdint>
+
+#include "ebb/optim/update_arrays.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/device/thread_team.h"
+
+namespace ebb::optim {
+
+// Arrays that do not overlap.
+struct MasterArrays {
+  float* master = nullptr;
+  BFloat16* parameter = nullptr;
+  uint16_t* low = nullptr;  // a split master's lower halves; null: the parameter is the master
+  int64_t count = 0;
+  // Of the first element and of the step, for the random bits of a parameter that is the master.
+  RoundingPlace rounding = {};
+  int64_t step = 0;
+};
+
+// The master from what is kept: 8 bytes moved per element of a split one, else 6.
+void LoadMaster(ThreadTeam& team, const MasterArrays& arrays);
+// The reverse: Split (split_master.h) or RoundStochastically.
+void StoreMaster(ThreadTeam& team, const MasterArrays& arrays);
+
+}  // namespace ebb::optim

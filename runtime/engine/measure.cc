@@ -1,0 +1,123 @@
+// What a config leaves to Create ("auto"): measured once, the same on every rank from then on, and a
+// number in the config that makes another run the same.
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/bucket_measurement.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/engine/update_rates.h"
+#include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/offload_ratio.h"
+
+namespace ebb {
+
+// What the measurements use goes back when all are done: to give it back waits for the device, where a
+// collective of another rank may wait for this one.
+struct Executor::MeasuringRoom {
+  absl::StatusOr<Buffer> groups = Buffer(), number = Buffer();
+  UpdateRoom updates;
+};
+
+absl::Status Executor::Measure() {
+  const Config planned = config_;
+  MeasuringRoom room;
+  if (config_.ebb.measures_coalesce) EBB_RETURN_IF_ERROR(MeasureCoalesce(room));
+  if (config_.zero.offload_optimizer.measures_ratio) EBB_RETURN_IF_ERROR(MeasureRatio(room));
+  if (config_.ebb.coalesce_bytes == planned.ebb.coalesce_bytes &&
+      config_.zero.offload_optimizer.ratio == planned.zero.offload_optimizer.ratio)
+    return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(MakePlans());
+  return MakeStreams();  // which have room for what is planned
+}
+
+// The size of a group with which gathers are fast on rank 0's links.
+absl::Status Executor::MeasureCoalesce(MeasuringRoom& room) {
+  config_.ebb.measures_coalesce = false;
+  if (!world_.connected_by_nccl()) return absl::OkStatus();
+  constexpr char kWhat[] = "measuring group sizes";
+  room.groups = device_.Allocate(kBucketBytesMax, kWhat);
+  room.number = device_.AllocateShared(sizeof(int64_t), kWhat);
+  EBB_RETURN_IF_ERROR(
+      AgreeOnStatus(Control(), room.groups.ok() ? room.number.status() : room.groups.status()));
+  EBB_ASSIGN_OR_RETURN(const int64_t mine,
+                       MeasureBucketBytes(*gather_communicator_, *gather_, room.groups->span(),
+                                          *reinterpret_cast<int64_t*>(room.number->data())));
+  // Every shard group has measured.
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all, AllValues(Control(), mine));
+  config_.ebb.coalesce_bytes = all[0];
+  if (rank_ == 0)
+    LogInfo(absl::StrCat(options_.name, ": \"ebb.coalesce\" auto is ", all[0], " bytes here"));
+  return absl::OkStatus();
+}
+
+// What ebb.device_memory asks for. On a CPU the same threads update both parts: there it is all that
+// counts.
+void Executor::ChooseRatioByCap() {
+  OffloadOptimizerConfig& optimizer = config_.zero.offload_optimizer;
+  if (!optimizer.measures_ratio) return;
+  optimizer.ratio = sharding::ChooseRatio(Inputs(), /*balanced=*/0, config_.ebb.device_memory);
+  optimizer.measures_ratio =
+      device_.kind() != DeviceKind::kCpu && config_.optimizer_tier() != Tier::kDevice;
+  if (rank_ == 0 && !optimizer.measures_ratio && config_.optimizer_tier() != Tier::kDevice) {
+    LogInfo(absl::StrCat(options_.name, ": \"zero_optimization.offload_optimizer.ratio\" auto is ",
+                         optimizer.ratio, ", as the same threads update both parts"));
+  }
+}
+
+// The balanced one by rank 0's rates, or more where the device lacks memory.
+absl::Status Executor::MeasureRatio(MeasuringRoom& room) {
+  OffloadOptimizerConfig& optimizer = config_.zero.offload_optimizer;
+  EBB_ASSIGN_OR_RETURN(const int64_t device_bytes, DeviceBytes());
+  EBB_ASSIGN_OR_RETURN(const double balanced, MeasureBalance(room));
+  optimizer.measures_ratio = false;
+  optimizer.ratio = sharding::ChooseRatio(Inputs(), balanced, device_bytes);
+  if (rank_ == 0) {
+    LogInfo(absl::StrCat(
+        options_.name, ": \"zero_optimization.offload_optimizer.ratio\" auto is ", optimizer.ratio,
+        " here, ",
+        options_.optimizer ? "as little as fits" : absl::StrCat("balanced would be ", balanced),
+        ": a rank's pools on the device may take ", device_bytes, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+// Ranks of a host share its memory's bandwidth in training, so all of them measure at a time.
+absl::StatusOr<double> Executor::MeasureBalance(MeasuringRoom& room) {
+  const sharding::Decisions& decisions = plan().decisions;
+  const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
+  // Nobody knows what an optimizer of the trainer's takes.
+  if (options_.optimizer || groups.empty()) return 0;
+  UpdateShape shape{.optimizer = config_.optimizer,
+                    .master = decisions.stochastic_rounding ? optim::MasterForm::kParameter
+                              : decisions.split_master      ? optim::MasterForm::kSplit
+                                                            : optim::MasterForm::kWhole,
+                    .gradient = decisions.shard_dtype(groups[0].unit),
+                    .parameter = decisions.compute,
+                    .sent = decisions.communication,
+                    .parameters_go_up = decisions.parameter_tier == Tier::kDevice,
+                    .pins_host_memory = config_.zero.offload_optimizer.pin_memory};
+  for (const sharding::SubGroup& group : groups) shape.elements += group.count();
+  const absl::StatusOr<sharding::UpdateRates> rates =
+      MeasureUpdateRates(device_, *kernels_, *host_kernels_, shape, room.updates);
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), rates.status()));
+  constexpr double kParts = 1e6;
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
+                       AllValues(Control(), std::llround(BalancedRatio(*rates) * kParts)));
+  return static_cast<double>(all[0]) / kParts;
+}
+
+// What a rank's pools on the device may take. Of what is free a tenth is left to the trainer and to
+// libraries; ranks that NCCL does not connect share one device.
+absl::StatusOr<int64_t> Executor::DeviceBytes() {
+  if (config_.ebb.device_memory) return *config_.ebb.device_memory;
+  const int64_t sharing = world_.connected_by_nccl() ? 1 : size_;
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<int64_t> all,
+      AllValues(Control(), device_.free_bytes().value_or(INT64_MAX) / 10 * 9 / sharing));
+  return *std::min_element(all.begin(), all.end());
+}
+
+}  // namespace ebb

@@ -1,0 +1,51 @@
+// How much of masters and optimizer states goes below the device, where the config leaves it open:
+// "auto" of zero_optimization.offload_optimizer.ratio.
+//
+//   device  | kernels of the trainer | (1 - ratio) n |
+//   host    | ratio n               .................|     both parts of an update begin together,
+//                                                          and should end together
+//
+// They begin when the norm is known (late updates) and run under the next forward, or as gradients
+// become final (early ones) and run under backward. Of a sub-group below the device the gradient
+// comes down, the processor updates, and the fresh parameter goes up; these three overlap, each with
+// those of other sub-groups, so that n elements take n / h seconds with h = min(host, copies). On
+// the device they take n / device, beside F seconds of the trainer's kernels. The two end together at
+//
+//   ratio = h / (h + device) * (1 + F * device / n),   at most 1
+//
+// F is the trainer's, and nobody knows it when an engine is made. It is taken as 0, which gives the
+// least of these ratios. What is lost by that is at most the updates that stay on the device,
+// (1 - ratio) n / device, which an engine that offloads nothing has all of; while a ratio for an F
+// that is not there would make the step wait for the processor.
+//
+// Left out are what the engine hides under other work, or cannot know: gradients of a unit that is
+// partly below come down whole, and the device's part goes up again; sums of several rounds on the
+// host; and the disk, where the states are on NVMe.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "ebb/sharding/plan.h"
+
+namespace ebb::sharding {
+
+// Of one rank, elements a second.
+struct UpdateRates {
+  double device = 0;  // updated on the device
+  double host = 0;    // updated by the processor, in host memory
+  double copies = 0;  // of whom gradients go down while fresh parameters come up
+};
+
+// As above, with F = 0. Rates are positive.
+double BalancedRatio(const UpdateRates& rates);
+
+// The share in hundredths: `balanced`, or more until the pools on the device, as predicted, take at
+// most `device_bytes`; not given: without a bound. A hundredth less would not fit. (Sub-groups are
+// whole: where they are few, a yet lower ratio may fit again, and is not looked for.) Where that is
+// more than ebb.host_memory holds, what the device alone asks for, and 1 where none is enough:
+// planning with it then says what lacks. Also 1 where all states stay on the device and it has no
+// meaning.
+double ChooseRatio(const PlanInputs& inputs, double balanced, std::optional<int64_t> device_bytes);
+
+}  // namespace ebb::sharding

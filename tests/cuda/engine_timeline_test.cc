@@ -1,0 +1,123 @@
+// A timeline of a GPU with two steps in its queue: a step's spans are its own, on their streams and in
+// the plan's order, although the host was in the next step when they were noted. On the stand-in.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <ostream>
+#include <string>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "stand_in.h"
+#include "tests/engine/plan_spans.h"
+#include "tests/engine/scripted.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr int64_t kSteps = 4;
+
+struct Traced {
+  const char* name;
+  int stage = 3;
+  Timing timing = Timing::kLate;
+  Tier parameters = Tier::kDevice, states = Tier::kDevice;
+  int64_t coalesce = 0;  // bytes
+  bool nccl = false;
+};
+void PrintTo(const Traced& of, std::ostream* out) {
+  *out << of.name;
+}
+
+class TimelineOfGpuTest : public ::testing::TestWithParam<Traced> {
+ protected:
+  static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
+  void SetUp() override {
+    if (GetParam().nccl) setenv(kShare, "1", /*overwrite=*/1);
+  }
+  void TearDown() override {
+    unsetenv(kShare);
+    stand_in::Reset();
+  }
+  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+  // Opens every scope and computes nothing: gradients are zeros.
+  static absl::Status Train(Engine& engine, const ModelSpec& model) {
+    Step step = engine.BeginStep();
+    for (const Visit& visit : model.forward) step.Forward(visit.unit);
+    for (auto visit = model.forward.rbegin(); visit != model.forward.rend(); ++visit)
+      step.Backward(visit->unit);
+    return step.Finish();
+  }
+
+  const Scratch scratch_;
+};
+INSTANTIATE_TEST_SUITE_P(
+    Cases, TimelineOfGpuTest,
+    ::testing::Values(Traced{.name = "stage1", .stage = 1}, Traced{.name = "stage3"},
+                      Traced{.name = "stage3_early", .timing = Timing::kEarly},
+                      Traced{.name = "in_groups", .coalesce = 1200},
+                      Traced{.name = "nccl", .nccl = true},
+                      Traced{.name = "states_on_cpu", .states = Tier::kCpu},
+                      Traced{.name = "parameters_on_nvme", .parameters = Tier::kNvme},
+                      Traced{
+                          .name = "all_on_nvme", .parameters = Tier::kNvme, .states = Tier::kNvme}),
+    [](const auto& each) { return std::string(each.param.name); });
+
+TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
+  const Traced& of = GetParam();
+  const ModelSpec model = ScriptedModel();
+  const std::string path = scratch_.path() + "/trace.json";
+  Config config =
+      OnNvme(ConfigFor({.world = kRanks, .stage = of.stage, .timing = of.timing}), scratch_.path());
+  config.compute = DType::kBFloat16;
+  config.zero.offload_param.device = of.parameters;
+  config.zero.offload_optimizer.device = of.states;
+  config.ebb.coalesce_bytes = of.coalesce;
+  config.ebb.trace = path;
+  sharding::Plan plan;
+  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model, config));
+    if (world.rank() == 0) plan = engine.plan();
+    const int waits = stand_in::HostWaits();
+    stand_in::HoldUntilHostWaits(static_cast<cudaStream_t>(engine.compute_stream().native));
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      EBB_RETURN_IF_ERROR(Train(engine, model));
+      if (step == 2) {
+        EXPECT_EQ(stand_in::HostWaits(), waits);
+      }
+    }
+    return engine.Report().status();
+  });
+  ASSERT_TRUE(status.ok()) << status;
+  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
+  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    StepSpans before;
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      SCOPED_TRACE(::testing::Message() << "rank " << rank << ", step " << step);
+      const bool carrying = step > 1 && plan.decisions.carries();
+      const StepSpans spans = Match(plan, *tracks, rank, step, carrying);
+      ExpectOrder(plan, spans, before.empty() || carrying ? nullptr : &before);
+      if (HasFailure()) return;
+      // Two were open: the host had closed the second one's scopes before the first had its verdict.
+      int64_t closed = 0, concluded = 0;
+      for (const TraceSpan& span : tracks->at({rank, 0}).spans)
+        if (span.step == 2) closed = std::max(closed, span.end_ns);
+      for (size_t i = 0; step == 1 && i < spans.size(); ++i) {
+        if (plan.operations[i].kind == sharding::OperationKind::kExchange)
+          concluded = spans[i]->end_ns;
+      }
+      if (step == 1) {
+        EXPECT_GT(concluded, closed);
+      }
+      before = spans;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,170 @@
+// The GPT's trainer on a GPU, where the host is a step ahead of what it knows: when it waits, and
+// that what people see of a run is what they see of one that waits for every step.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../gpt/scratch_files.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/plan.h"
+#include "nlohmann/json.hpp"
+#include "run.h"
+#include "stand_in.h"
+#include "tests/trace/trace_events.h"
+#include "trainer.h"
+
+namespace ebb::gpt {
+namespace {
+
+constexpr int kRanks = 2;
+
+class GptRunsAheadTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
+  void SetUp() override {
+    options_.shape = {.layers = 2, .heads = 2, .width = 16, .context = 12, .vocabulary = 256};
+    options_.ranks = kRanks;
+    options_.threads = 1;
+    options_.device = "cuda";
+    options_.sample_bytes = 0;
+    std::vector<uint8_t> bytes;
+    for (int i = 0; i < 600; ++i)
+      bytes.push_back(static_cast<uint8_t>("the quick brown fox "[i * i % 20]));
+    text_ = Text::FromBytes(bytes, options_.shape.context);
+    ASSERT_TRUE(text_.ok()) << text_.status();
+  }
+  void TearDown() override { stand_in::Reset(); }
+
+  Config Resolve(nlohmann::json config) {
+    config["train_micro_batch_size_per_gpu"] = 1;
+    config["gradient_accumulation_steps"] = 2;
+    config["zero_optimization"] = {{"stage", 3}, {"stage3_param_persistence_threshold", 0}};
+    options_.config_file = files_.Write("config.json", config.dump());
+    absl::StatusOr<Config> resolved = ResolveConfig(options_);
+    EXPECT_TRUE(resolved.ok()) << resolved.status();
+    return *std::move(resolved);
+  }
+
+  const ScratchFiles files_;
+  Options options_;
+  absl::StatusOr<Text> text_;
+};
+
+// The compute stream stands still until the host waits for the first time. So what it enqueues before
+// that has not run, and the first report cannot be there without waiting.
+TEST_F(GptRunsAheadTest, AStepIsInTheQueueBeforeTheHostWaitsForTheOneBefore) {
+  const std::string path = files_.Path("trace.json");
+  Config config = Resolve({});
+  config.ebb.trace = path;
+  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                         Trainer::Create(world, std::move(device), options_, config, *text_));
+    const int waits = stand_in::HostWaits();
+    stand_in::HoldUntilHostWaits(
+        static_cast<cudaStream_t>(trainer->engine().compute_stream().native));
+    std::vector<int64_t> reported;
+    const auto note = [&](const StepReport& report) {
+      if (reported.empty()) {
+        EXPECT_EQ(stand_in::HostWaits(), waits + 1);
+      }
+      reported.push_back(report.step);
+    };
+    EBB_RETURN_IF_ERROR(trainer->Step(0, note));
+    EXPECT_EQ(stand_in::HostWaits(), waits);
+    EXPECT_TRUE(reported.empty());
+    EBB_RETURN_IF_ERROR(trainer->Step(1, note));
+    EXPECT_EQ(reported, (std::vector<int64_t>{1}));
+    EXPECT_TRUE(trainer->owes_report());
+    EBB_RETURN_IF_ERROR(trainer->AwaitReport(note));
+    EXPECT_EQ(reported, (std::vector<int64_t>{1, 2}));
+    EXPECT_FALSE(trainer->owes_report());
+    return trainer->AwaitReport(note);
+  });
+  ASSERT_TRUE(status.ok()) << status;
+
+  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
+  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    int64_t enqueued = 0;  // the last scope of the second step closed
+    for (const TraceSpan& span : tracks->at({rank, 0}).spans)
+      if (span.step == 2) enqueued = std::max(enqueued, span.end_ns);
+    int reductions = 0;
+    for (const TraceSpan& span :
+         tracks->at({rank, static_cast<int64_t>(sharding::StreamId::kReduce)}).spans) {
+      if (span.step != 1) continue;
+      ++reductions;
+      EXPECT_GT(span.begin_ns, enqueued) << "rank " << rank << ", " << span.name;
+    }
+    EXPECT_GT(enqueued, 0);
+    EXPECT_GT(reductions, 0);
+  }
+}
+
+TEST_F(GptRunsAheadTest, AnErrorNamesItsStep) {
+  options_.ranks = 1;
+  const Config config = Resolve({});
+  const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                         Trainer::Create(world, std::move(device), options_, config, *text_));
+    int64_t last = 0;
+    const auto note = [&](const StepReport& report) { last = report.step; };
+    for (int64_t step = 0; step < 3; ++step) EBB_RETURN_IF_ERROR(trainer->Step(step, note));
+    EXPECT_EQ(last, 2);
+    EBB_RETURN_IF_ERROR(trainer->AwaitReport(note));
+    stand_in::LoseDevice(cudaErrorIllegalAddress);
+    absl::Status lost = trainer->Step(3, note);
+    EXPECT_EQ(last, 3);
+    return lost;
+  });
+  EXPECT_NE(status.message().find("in step 4"), absl::string_view::npos) << status;
+}
+
+TEST_F(GptRunsAheadTest, ShowsWhatARunShowsThatWaitsForEveryStep) {
+  options_.steps = 7;
+  options_.evaluate_every = 3;
+  options_.dtype = DType::kFloat16;
+  nlohmann::json summaries[2];
+  std::string losses[2];
+  for (const bool ahead : {false, true}) {
+    options_.summary_file = files_.Path("summary.json");
+    options_.losses_file = files_.Path("losses.csv");
+    // The first scales overflow, and the schedule follows the steps that are applied.
+    const Config config = Resolve(
+        {{"fp16", {{"initial_scale_power", 20}, {"hysteresis", 1}, {"loss_scale_window", 2}}},
+         {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}},
+         {"scheduler", {{"type", "WarmupLR"}, {"params", {{"warmup_num_steps", 5}}}}},
+         {"ebb", {{"asynchronous_step", ahead ? "auto" : "off"}}}});
+    absl::StatusOr<Reports> reports = Reports::Open(options_, config);
+    ASSERT_TRUE(reports.ok()) << reports.status();
+    const absl::Status status = RunThreads(kRanks, [&](World world) {
+      return RunRank(world,
+                     {.options = options_, .config = config, .text = *text_, .reports = *reports})
+          .status();
+    });
+    ASSERT_TRUE(status.ok()) << status;
+    nlohmann::json& summary = summaries[ahead];
+    summary = nlohmann::json::parse(files_.Read("summary.json"));
+    EXPECT_GT(summary["tokens_per_second"], 0);
+    EXPECT_EQ(summary["losses"].size(), 7u);
+    EXPECT_EQ(summary["held_out"].size(), 3u);
+    EXPECT_GT(summary["skipped_steps"], 0);
+    EXPECT_LT(summary["skipped_steps"], 6);
+    summary.erase("tokens_per_second");
+    summary["config"]["ebb"].erase("asynchronous_step");
+    std::string line;  // but for the tokens per second, which come last
+    for (std::istringstream file(files_.Read("losses.csv")); std::getline(file, line);)
+      losses[ahead] += line.substr(0, line.rfind(',')) + "\n";
+  }
+  EXPECT_EQ(summaries[1], summaries[0]);
+  EXPECT_EQ(losses[1], losses[0]);
+}
+
+}  // namespace
+}  // namespace ebb::gpt

@@ -1,0 +1,24 @@
+// The spans of a timeline as operations of the plan that was run.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ebb/sharding/plan.h"
+#include "tests/trace/trace_events.h"
+
+namespace ebb::testing {
+
+// By operation of the plan; of marks, which do nothing, and of what the step did not run, none.
+using StepSpans = std::vector<const TraceSpan*>;
+
+// Those of one rank and step. Fails the test where a stream has others than the plan's, or in another
+// order. `carrying`: the step ran updates of the one before.
+StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank, int64_t step,
+                bool carrying = false);
+
+// None begins before what it waits for has ended. Of kUpdated only what an earlier step has left is
+// looked at, of which `before` may be null.
+void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before);
+
+}  // namespace ebb::testing

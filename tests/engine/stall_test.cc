@@ -1,0 +1,229 @@
+// A rank that does not come: the time-out is waited out once, whatever else of the engine the others
+// wait in, and what they say names the wait that came first. So only that wait has a time-out here
+// that ends; those of all other communicators last for days.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <functional>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/wait_point.h"
+#include "tests/engine/snapshot.h"
+#include "tests/engine/watched_world.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr double kShort = 0.5, kDays = 1e6;
+
+struct Engines {
+  Engine policy, other;
+  ScriptedTrainer trainer;
+};
+using Act = std::function<absl::Status(Engines& engines)>;
+
+struct Case {
+  Setting setting;
+  std::string impatient;  // the communicators whose time-out ends
+  Act act;
+  bool stalls = true;  // the last rank, until all others have got their Status
+  int shard_group = 0;
+};
+
+// Every rank's status of what it did.
+std::vector<absl::Status> WhatIsSaid(const Case& test) {
+  const ModelSpec model = ScriptedModel();
+  Config config = ConfigFor(test.setting);
+  config.ebb.timeout_seconds = kShort;
+  config.ebb.shard_group = test.shard_group;
+  const int last = test.setting.world - 1;
+  std::vector<absl::Status> statuses(static_cast<size_t>(test.setting.world));
+  std::atomic<int> done{0};
+  WaitPoint all_others;
+  const absl::Status run = RunThreads(test.setting.world, [&](World world) -> absl::Status {
+    const auto watched = std::make_shared<WatchedCalls>();
+    watched->adapt = [&](CommunicatorOptions& options) {
+      options.timeout_seconds =
+          absl::EndsWith(options.name, absl::StrCat(" ", test.impatient)) ? kShort : kDays;
+    };
+    const World patient = Watch(world, watched);
+    EBB_ASSIGN_OR_RETURN(
+        Engine policy, Engine::Create(patient, Device::Cpu(1), model, config, {.name = "policy"}));
+    EBB_ASSIGN_OR_RETURN(Engine other,
+                         Engine::Create(patient, Device::Cpu(1), model, config, {.name = "other"}));
+    Engines engines{std::move(policy), std::move(other), ScriptedTrainer(model, world.rank())};
+    EBB_RETURN_IF_ERROR(TrainStep(engines.policy, engines.trainer, 0));
+    const auto others_are_done = [&] { return done.load(std::memory_order_acquire) == last; };
+    if (test.stalls && world.rank() == last) all_others.Await(others_are_done);
+    statuses[static_cast<size_t>(world.rank())] = test.act(engines);
+    done.fetch_add(1, std::memory_order_acq_rel);
+    all_others.Notify();
+    // None leaves while another still waits: it would be named for that.
+    all_others.Await([&] { return done.load(std::memory_order_acquire) > last; });
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(run.ok()) << run;
+  return statuses;
+}
+
+std::string Text(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+absl::Status SecondStep(Engines& engines) {
+  return TrainStep(engines.policy, engines.trainer, 1);
+}
+
+absl::Status Evaluate(Engine& engine) {
+  Evaluation evaluation = engine.BeginEvaluation();
+  for (int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
+  return evaluation.Finish().status();
+}
+
+TEST(StallTest, TheFirstWaitOfAStepEndsAllOthers) {
+  for (const Setting& setting :
+       {Setting{.world = 2, .stage = 1}, {.world = 2, .stage = 3}, {.world = 3, .stage = 3}}) {
+    SCOPED_TRACE(::testing::Message() << setting);
+    const std::string first = setting.stage == 3 ? "gather" : "reduce";
+    const std::vector<absl::Status> statuses =
+        WhatIsSaid({.setting = setting, .impatient = first, .act = SecondStep});
+    for (int rank = 0; rank < setting.world - 1; ++rank) {
+      const absl::Status& status = statuses[static_cast<size_t>(rank)];
+      EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+      EXPECT_THAT(
+          Text(status),
+          AllOf(HasSubstr(absl::StrCat("in step 2, at the ", first, " of unit 'u")),
+                HasSubstr(absl::StrCat("has waited 0.5 s for rank ", setting.world - 1, " in ")),
+                HasSubstr(absl::StrCat("on communicator 'policy ", first, "'"))));
+      EXPECT_THAT(Text(status), Not(HasSubstr("aborted")));
+    }
+    EXPECT_FALSE(statuses.back().ok());
+  }
+}
+
+TEST(StallTest, AnEvaluationsFirstWaitEndsAllOthers) {
+  const std::vector<absl::Status> statuses = WhatIsSaid(
+      {.setting = {.world = 2, .stage = 3}, .impatient = "gather", .act = [](Engines& engines) {
+         return Evaluate(engines.policy);
+       }});
+  EXPECT_THAT(Text(statuses[0]), AllOf(HasSubstr("in an evaluation, at the gather of unit 'u"),
+                                       HasSubstr("on communicator 'policy gather'")));
+}
+
+TEST(StallTest, AWaitOffTheDeclaredOrderEndsAllOthers) {
+  const auto act = [](Engines& engines) {
+    Step step = engines.policy.BeginStep(kExactStep);
+    engines.trainer.BeginStep(1, nullptr);
+    engines.trainer.ForwardAll(step);
+    for (const int visit : {5, 4, 1, 2, 3, 0}) engines.trainer.Backward(step, visit);
+    return step.Finish();
+  };
+  for (const int stage : {2, 3}) {
+    const std::string first = stage == 3 ? "gather" : "reduce";
+    const std::vector<absl::Status> statuses =
+        WhatIsSaid({.setting = {.world = 2, .stage = stage}, .impatient = first, .act = act});
+    EXPECT_THAT(Text(statuses[0]),
+                AllOf(HasSubstr(absl::StrCat("at the ", first, " of unit 'u")),
+                      HasSubstr(absl::StrCat("on communicator 'policy ", first, "'"))));
+  }
+}
+
+TEST(StallTest, RanksOfOtherShardGroupsDoNotWaitForTheirOwnTimeOut) {
+  // The shard groups' communicators have the time-out of the one that they are parts of.
+  const std::vector<absl::Status> statuses = WhatIsSaid({.setting = {.world = 4, .stage = 3},
+                                                         .impatient = "control",
+                                                         .act = SecondStep,
+                                                         .shard_group = 2});
+  for (size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded) << statuses[rank];
+    EXPECT_THAT(Text(statuses[rank]),
+                AllOf(HasSubstr("in step 2, at the "), HasSubstr("has waited 0.5 s for "),
+                      AnyOf(HasSubstr("on communicator 'policy gather'"),
+                            HasSubstr("on communicator 'policy replicas'"))));
+  }
+}
+
+TEST(StallTest, AMeetingsFirstWaitEndsAllOthers) {
+  for (const int shard_group : {0, 2}) {
+    const std::vector<absl::Status> statuses =
+        WhatIsSaid({.setting = {.world = 4, .stage = 3},
+                    .impatient = shard_group == 0 ? "reduce" : "control",
+                    .act = [](Engines& engines) { return engines.policy.Suspend(); },
+                    .shard_group = shard_group});
+    for (size_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(statuses[rank].code(), absl::StatusCode::kDeadlineExceeded) << statuses[rank];
+      EXPECT_THAT(
+          Text(statuses[rank]),
+          AllOf(HasSubstr(absl::StrCat("with the engine 'policy' rank ", rank, " calls Suspend: ")),
+                HasSubstr("has waited 0.5 s for ")));
+    }
+  }
+}
+
+// Every rank waits for the others, each in another engine.
+TEST(StallTest, RanksThatCallEnginesInAnotherOrderSayWhatEachDid) {
+  const std::vector<absl::Status> steps = WhatIsSaid({.setting = {.world = 2, .stage = 3},
+                                                      .impatient = "gather",
+                                                      .act =
+                                                          [](Engines& engines) {
+                                                            return engines.trainer.rank() == 0
+                                                                       ? SecondStep(engines)
+                                                                       : Evaluate(engines.other);
+                                                          },
+                                                      .stalls = false});
+  EXPECT_THAT(Text(steps[0]),
+              AllOf(HasSubstr("in step 2"), HasSubstr("on communicator 'policy gather'")));
+  EXPECT_THAT(Text(steps[1]),
+              AllOf(HasSubstr("in an evaluation"), HasSubstr("on communicator 'other gather'")));
+
+  const std::vector<absl::Status> meetings =
+      WhatIsSaid({.setting = {.world = 2, .stage = 3},
+                  .impatient = "reduce",
+                  .act =
+                      [](Engines& engines) {
+                        return engines.trainer.rank() == 0
+                                   ? engines.other.CopyParametersFrom(engines.policy)
+                                   : engines.policy.Resume();
+                      },
+                  .stalls = false});
+  EXPECT_THAT(Text(meetings[0]),
+              HasSubstr("with the engine 'other' rank 0 calls CopyParametersFrom: rank 0 has "
+                        "waited 0.5 s for rank 1 in barrier"));
+  EXPECT_THAT(Text(meetings[1]),
+              HasSubstr("with the engine 'policy' rank 1 calls Resume: rank 1 has waited 0.5 s "
+                        "for rank 0 in barrier"));
+}
+
+// One waits in a gather for another that waits in a reduction for it. All are alive.
+TEST(StallTest, RanksThatAreWokenSayWhatDiffers) {
+  const std::vector<absl::Status> statuses =
+      WhatIsSaid({.setting = {.world = 2, .stage = 3},
+                  .impatient = "gather",
+                  .act =
+                      [](Engines& engines) {
+                        if (engines.trainer.rank() == 0) return SecondStep(engines);
+                        Step step = engines.policy.BeginStep(kExactStep);
+                        engines.trainer.BeginStep(1, nullptr);
+                        engines.trainer.ForwardAll(step);
+                        for (const int visit : {5, 4, 1, 2, 3, 0})
+                          engines.trainer.Backward(step, visit);
+                        return step.Finish();
+                      },
+                  .stalls = false});
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(Text(status), AllOf(HasSubstr("ranks opened different scopes: as number 9"),
+                                    HasSubstr("'u3'"), HasSubstr("'u1'")));
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
