@@ -1,12 +1,13 @@
 # The packages that Ebb is built from, on Debian 12 and Ubuntu 24.04; sourced by the scripts that set up a machine.
 #
+# ocl-icd-opencl-dev: libdnnl-dev's own CMake file asks for OpenCL, and Debian does not install it with that.
 # install_packages asks apt only for what is missing, so a machine that has them needs neither the network nor root.
 
 ebb_packages=(
   g++ cmake ninja-build pkg-config
   libabsl-dev nlohmann-json3-dev libspdlog-dev libhwy-dev
   libopenmpi-dev openmpi-bin liburing-dev
-  libdnnl-dev libcli11-dev libssl-dev
+  libdnnl-dev ocl-icd-opencl-dev libcli11-dev libssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 
