@@ -72,6 +72,11 @@ foreach(name ${ebb_installed_targets})
     INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 endforeach()
 install(TARGETS ebb EXPORT ebb)
+# What installing the component "development" needs built, and no test or example beside it.
+add_custom_target(ebb_libraries)
+foreach(name ${ebb_installed_targets})
+  add_dependencies(ebb_libraries ebb_${name})
+endforeach()
 install(EXPORT ebb FILE ebbTargets.cmake NAMESPACE ebb:: DESTINATION ${ebb_package_dir} COMPONENT development)
 install(
   FILES ${ebb_generated_dir}/ebbConfig.cmake ${ebb_generated_dir}/ebbConfigVersion.cmake
