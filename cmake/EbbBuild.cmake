@@ -44,6 +44,7 @@ function(ebb_library name)
   target_include_directories(ebb_${name} PUBLIC $<BUILD_INTERFACE:${EBB_INCLUDE_DIR}>)
   target_compile_features(ebb_${name} PUBLIC cxx_std_20)
   target_link_libraries(ebb_${name} PUBLIC ${arg_LIBRARIES} PRIVATE ${arg_PRIVATE_LIBRARIES})
+  ebb_precompiled(ebb_${name} libraries)
 endfunction()
 
 # ebb_test(FOLDER_FILE LIBRARIES...): one test program from FILE_test.cc of this folder, its cases known to ctest.
@@ -57,7 +58,17 @@ function(ebb_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
+  ebb_precompiled(${name} tests)
   gtest_discover_tests(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${name} DISCOVERY_TIMEOUT 60)
+endfunction()
+
+# ebb_test_objects(NAME SOURCES... LIBRARIES...): objects of several test programs, compiled once. A program has those that
+# it names itself, as CMake hands on what they link to but not them.
+function(ebb_test_objects name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_library(${name} OBJECT ${arg_SOURCES})
+  target_link_libraries(${name} PUBLIC ${arg_LIBRARIES} GTest::gmock GTest::gtest)
+  ebb_precompiled(${name} tests)
 endfunction()
 
 function(ebb_print_summary)
