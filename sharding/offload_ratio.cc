@@ -3,33 +3,23 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/budget.h"
 
 namespace ebb::sharding {
 namespace {
 
 constexpr int kHundredths = 100;
 
-// Plans of the same step with other ratios. Without a cap, so that what is refused is not the device.
+// The pools of the same step with other ratios. What cannot be laid out with any is for the plan to say.
 class Trial {
  public:
   explicit Trial(const PlanInputs& inputs) : config_(*inputs.config), inputs_(inputs) {
-    config_.ebb.device_memory.reset();
     inputs_.config = &config_;
   }
 
-  absl::StatusOr<Plan> With(int hundredths) {
-    config_.zero.offload_optimizer.ratio = static_cast<double>(hundredths) / kHundredths;
-    return PlanStep(inputs_);
-  }
-  bool IsTooLarge(int hundredths, int64_t device_bytes) {
-    const absl::StatusOr<Plan> plan = With(hundredths);
-    if (!plan.ok()) return false;
-    uint64_t needed = 0;
-    for (const MemoryRow& row : PredictMemory(*plan)) {
-      if (row.tier == Tier::kDevice) needed += row.predicted_bytes;
-    }
-    return needed > static_cast<uint64_t>(std::max<int64_t>(0, device_bytes));
+  bool HostHolds(int hundredths) {
+    const absl::StatusOr<Pools> pools = With(hundredths);
+    return !pools.ok() || HostBytes(*pools) <= config_.ebb.host_memory.value_or(INT64_MAX);
   }
   int RaisedFrom(int hundredths, std::optional<int64_t> device_bytes) {
     if (!device_bytes || !IsTooLarge(hundredths, *device_bytes)) return hundredths;
@@ -42,6 +32,15 @@ class Trial {
   }
 
  private:
+  absl::StatusOr<Pools> With(int hundredths) {
+    config_.zero.offload_optimizer.ratio = static_cast<double>(hundredths) / kHundredths;
+    return PlanPools(inputs_);
+  }
+  bool IsTooLarge(int hundredths, int64_t device_bytes) {
+    const absl::StatusOr<Pools> pools = With(hundredths);
+    return pools.ok() && DeviceBytes(*pools) > device_bytes;
+  }
+
   Config config_;
   PlanInputs inputs_;
 };
@@ -58,7 +57,7 @@ double ChooseRatio(const PlanInputs& inputs, double balanced, std::optional<int6
   Trial trial(inputs);
   int chosen =
       trial.RaisedFrom(static_cast<int>(std::lround(balanced * kHundredths)), device_bytes);
-  if (inputs.config->ebb.host_memory && !trial.With(chosen).ok())
+  if (inputs.config->ebb.host_memory && !trial.HostHolds(chosen))
     chosen = trial.RaisedFrom(0, device_bytes);
   return static_cast<double>(chosen) / kHundredths;
 }

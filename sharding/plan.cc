@@ -50,17 +50,17 @@ std::vector<int64_t> UnitElements(const ModelLayout& layout) {
   return elements;
 }
 
-// What every variant of a step has in common: what its pools are laid out from.
-struct Foundation {
+// What is decided before anything has an address.
+struct Basis {
   ModelLayout layout;
   Decisions decisions;
   std::vector<int64_t> elements;  // of each unit
   ResidencyLimits limits;
 };
 
-absl::StatusOr<Foundation> Lay(const PlanInputs& inputs, int rounds, bool hold_updates) {
+absl::StatusOr<Basis> DecideBasis(const PlanInputs& inputs, int rounds, bool hold_updates) {
   const Config& config = *inputs.config;
-  Foundation base;
+  Basis base;
   const int group = static_cast<int>(config.ebb.shard_group);
   EBB_ASSIGN_OR_RETURN(base.layout, LayOut(*inputs.model, group > 0 ? group : inputs.world));
   EBB_ASSIGN_OR_RETURN(base.decisions, Decide(inputs, base.layout, rounds, hold_updates));
@@ -70,7 +70,7 @@ absl::StatusOr<Foundation> Lay(const PlanInputs& inputs, int rounds, bool hold_u
 }
 
 // Addresses come from the config's own step, so that every variant of it has the same.
-absl::StatusOr<Pools> PoolsOn(const Foundation& base, const PlanInputs& inputs) {
+absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs) {
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
   Decisions configured = base.decisions;
@@ -96,13 +96,11 @@ absl::StatusOr<Pools> PoolsOn(const Foundation& base, const PlanInputs& inputs) 
 absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
   const absl::Status status = CheckBudget(pools, *inputs.config);
   if (status.ok()) return status;
-  const std::string advice =
-      FindAdvice(*inputs.config, [&](const Config& changed) -> absl::StatusOr<Pools> {
-        PlanInputs other = inputs;
-        other.config = &changed;
-        EBB_ASSIGN_OR_RETURN(const Foundation base, Lay(other, 0, /*hold_updates=*/false));
-        return PoolsOn(base, other);
-      });
+  const std::string advice = FindAdvice(*inputs.config, [&](const Config& changed) {
+    PlanInputs other = inputs;
+    other.config = &changed;
+    return PlanPools(other);
+  });
   return absl::Status(status.code(), absl::StrCat(status.message(), "; ", advice));
 }
 
@@ -111,9 +109,9 @@ enum class Kind { kStep, kWalk, kDrain };
 absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updates, Kind kind) {
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
-  EBB_ASSIGN_OR_RETURN(Foundation base, Lay(inputs, rounds, hold_updates));
+  EBB_ASSIGN_OR_RETURN(Basis base, DecideBasis(inputs, rounds, hold_updates));
   Plan plan;
-  EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOn(base, inputs));
+  EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOf(base, inputs));
   EBB_RETURN_IF_ERROR(Check(plan.pools, inputs));
   plan.layout = std::move(base.layout);
   plan.decisions = std::move(base.decisions);
@@ -145,6 +143,12 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
 
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_updates) {
   return Build(inputs, rounds, hold_updates, Kind::kStep);
+}
+
+absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs) {
+  EBB_ASSIGN_OR_RETURN(const Basis base,
+                       DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
+  return PoolsOf(base, inputs);
 }
 
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {

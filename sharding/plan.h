@@ -289,5 +289,8 @@ absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hol
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
 // The updates that a step carries into the next one, alone: for whoever looks at the state first.
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
+// The pools alone, which take a small part of a plan's time: also those that exceed a cap of the
+// config's (CheckBudget), of which a plan is an error.
+absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
 
 }  // namespace ebb::sharding
