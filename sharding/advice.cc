@@ -3,77 +3,16 @@
 #include <algorithm>
 #include <optional>
 #include <span>
-#include <string_view>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "ebb/runtime/config/difference.h"
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/homes.h"
 
 namespace ebb::sharding {
 namespace {
-
-// Keys that changes may touch, as JSON has them. What is not to be shown is "".
-struct Key {
-  std::string_view name;
-  std::string (*value)(const Config&);
-};
-
-std::string Word(std::string_view word) {
-  return absl::StrCat("\"", std::string(word), "\"");
-}
-std::string Word(Tier tier) {
-  return Word(Name(tier));
-}
-std::string Given(std::optional<Tier> tier) {
-  return tier ? Word(*tier) : "";
-}
-std::string Folders(const std::vector<std::string>& paths) {
-  const std::string words = Word(absl::StrJoin(paths, "\", \""));
-  return paths.empty() ? "" : paths.size() == 1 ? words : absl::StrCat("[", words, "]");
-}
-
-constexpr Key kKeys[] = {
-    {"zero_optimization.stage", [](const Config& c) { return absl::StrCat(c.zero.stage); }},
-    {"zero_optimization.offload_optimizer.device",
-     [](const Config& c) { return Word(c.zero.offload_optimizer.device); }},
-    {"zero_optimization.offload_optimizer.nvme_path",
-     [](const Config& c) { return Folders(c.zero.offload_optimizer.nvme_paths); }},
-    {"zero_optimization.offload_optimizer.ratio",
-     [](const Config& c) { return absl::StrCat(c.zero.offload_optimizer.ratio); }},
-    {"zero_optimization.offload_param.device",
-     [](const Config& c) { return Word(c.zero.offload_param.device); }},
-    {"zero_optimization.offload_param.nvme_path",
-     [](const Config& c) { return Folders(c.zero.offload_param.nvme_paths); }},
-    {"zero_optimization.offload_param.max_in_cpu",
-     [](const Config& c) { return absl::StrCat(c.zero.offload_param.max_in_cpu); }},
-    {"zero_optimization.stage3_param_persistence_threshold",
-     [](const Config& c) { return absl::StrCat(c.zero.param_persistence_threshold); }},
-    {"zero_optimization.sub_group_size",
-     [](const Config& c) { return absl::StrCat(c.zero.sub_group_size); }},
-    {"ebb.offload_gradients", [](const Config& c) { return Given(c.ebb.offload_gradients); }},
-    {"ebb.offload_activations", [](const Config& c) { return Given(c.ebb.offload_activations); }},
-    {"ebb.prefetch_depth", [](const Config& c) { return absl::StrCat(c.ebb.prefetch_depth); }},
-    {"ebb.micro_batches_per_round",
-     [](const Config& c) { return absl::StrCat(c.ebb.micro_batches_per_round); }},
-    {"ebb.reduce_at",
-     [](const Config& c) { return Word(c.ebb.reduce_at == ReduceAt::kRound ? "round" : "step"); }},
-    {"ebb.coalesce",
-     [](const Config& c) { return absl::StrCat(c.ebb.coalesce_bytes.value_or(-1)); }},
-    {"ebb.split_master",
-     [](const Config& c) { return std::string(c.ebb.split_master ? "true" : "false"); }},
-};
-
-std::string Difference(const Config& from, const Config& to) {
-  std::vector<std::string> changed;
-  for (const Key& key : kKeys) {
-    const std::string value = key.value(to);
-    if (value != key.value(from))
-      changed.push_back(absl::StrCat("\"", std::string(key.name), "\": ", value));
-  }
-  return absl::StrJoin(changed, ", ");
-}
 
 // Each leaves a config alone that has nothing to gain by it.
 using Change = void (*)(Config&);
@@ -107,7 +46,9 @@ void OptimizerInRam(Config& c) {
   if (c.zero.offload_optimizer.device == Tier::kDevice) OptimizerTo(c, Tier::kCpu);
 }
 void AllOfTheOptimizer(Config& c) {
+  if (c.zero.offload_optimizer.ratio == 1) return;
   c.zero.offload_optimizer.ratio = 1;
+  c.zero.offload_optimizer.measures_ratio = false;  // that number, and not what "auto" made of it
 }
 void OptimizerOnNvme(Config& c) {
   OptimizerTo(c, Tier::kNvme);
@@ -223,7 +164,7 @@ class Search {
         "raise it, or take smaller units, a smaller micro-batch or more ranks";
     if (taken.empty()) return absl::StrCat("no other setting needs less: ", wanted);
     return absl::StrCat("no setting fits; the least, ", Shown(least), ", is with ",
-                        Difference(config_, changed), ": ", wanted);
+                        config::Difference(config_, changed), ": ", wanted);
   }
 
   Config With(std::span<const Change> changes) const {
@@ -250,7 +191,7 @@ class Search {
                         " in host memory");
   }
   std::string Fits(const Config& changed, const Need& need) const {
-    return absl::StrCat(Difference(config_, changed), " would fit (", Shown(need),
+    return absl::StrCat(config::Difference(config_, changed), " would fit (", Shown(need),
                         "), or raise it");
   }
 

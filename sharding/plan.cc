@@ -146,8 +146,7 @@ absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_up
 }
 
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs) {
-  EBB_ASSIGN_OR_RETURN(const Basis base,
-                       DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
+  EBB_ASSIGN_OR_RETURN(const Basis base, DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
   return PoolsOf(base, inputs);
 }
 

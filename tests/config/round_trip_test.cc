@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/difference.h"
 #include "gtest/gtest.h"
 
 namespace ebb {
@@ -266,6 +267,28 @@ TEST(ToJson, IsInDeepSpeedsVocabulary) {
             std::string::npos);
   EXPECT_NE(json.find("\"betas\": [\n        0.9,\n        0.999\n      ]"), std::string::npos)
       << json;
+}
+
+TEST(Difference, IsWhatTheOtherHasAsItsFileWouldHaveIt) {
+  Config from;
+  from.zero.offload_param.nvme_paths = {"/old"};
+  EXPECT_EQ(config::Difference(from, from), "");
+  Config to = from;
+  to.zero.stage = 3;
+  to.zero.offload_param = {.device = Tier::kNvme, .nvme_paths = {"/a", "/b"}, .max_in_cpu = 0};
+  to.ebb.micro_batches_per_round = 0;
+  to.ebb.coalesce_bytes = 4;
+  EXPECT_EQ(config::Difference(from, to),
+            R"("zero_optimization.stage": 3, "zero_optimization.offload_param.device": "nvme", )"
+            R"("zero_optimization.offload_param.nvme_path": ["/a","/b"], )"
+            R"("zero_optimization.offload_param.max_in_cpu": 0, )"
+            R"("ebb.micro_batches_per_round": "all", "ebb.coalesce": 4)");
+  // Of keys that are not given any more there is nothing to show.
+  EXPECT_EQ(config::Difference(to, from).find("ebb.coalesce"), std::string::npos);
+  from.ebb.parameter_groups["group.name"].lr_factor = 2;
+  EXPECT_EQ(config::Difference(Config(), from),
+            R"("zero_optimization.offload_param.nvme_path": "/old", )"
+            R"("ebb.parameter_groups.group.name.lr_factor": 2.0)");
 }
 
 TEST(ToJson, SurvivesWhatAProgramPutThere) {

@@ -1,0 +1,17 @@
+// What one Config has otherwise than another, for messages.
+#pragma once
+
+#include <string>
+
+#include "ebb/runtime/config/config.h"
+
+namespace ebb::config {
+
+// The keys whose values differ, with those of `to`, in the order of ToJson:
+//
+//   "zero_optimization.stage": 3, "ebb.offload_gradients": "cpu"
+//
+// Keys that `to` does not have are left out.
+std::string Difference(const Config& from, const Config& to);
+
+}  // namespace ebb::config
