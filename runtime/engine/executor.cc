@@ -341,7 +341,8 @@ absl::Status Executor::Finish(int64_t number) {
         progress_.run->plan.operations[operation].kind == sharding::OperationKind::kExchange)
       AwaitConclusion(progress_.parity);
   }
-  RecordUpdatesDone(progress_.parity);
+  RecordUpdatesDone(sharding::StreamId::kUpdate, progress_.parity);
+  if (host_update_) RecordUpdatesDone(sharding::StreamId::kHostUpdate, progress_.parity);
   StepVerdict& step = verdicts_[progress_.parity];
   step.error = StuckError();
   finished_parity_ = progress_.parity;
@@ -369,9 +370,9 @@ absl::Status Executor::Finish(int64_t number) {
 
 // The next step of this parity waits for what is enqueued by now before it begins: so no later than
 // behind the step's last update, or it would wait for those of the step in between, too.
-void Executor::RecordUpdatesDone(int parity) {
-  update_->Record(updates_done_[static_cast<size_t>(parity)]);
-  if (host_update_) host_update_->Record(host_updates_done_[static_cast<size_t>(parity)]);
+void Executor::RecordUpdatesDone(sharding::StreamId id, int parity) {
+  std::vector<Event>& done = id == sharding::StreamId::kUpdate ? updates_done_ : host_updates_done_;
+  StreamOf(id).Record(done[static_cast<size_t>(parity)]);
 }
 
 // On the CPU the compute stream has waited for them.

@@ -187,7 +187,7 @@ class Executor {
             &parameters_read_, &states_read_, &written_};
   }
   void AwaitStreams();
-  void RecordUpdatesDone(int parity);
+  void RecordUpdatesDone(sharding::StreamId id, int parity);  // kUpdate or kHostUpdate
   void AwaitUpdates();
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;

@@ -104,7 +104,7 @@ void Executor::Issue(int index) {
   if (operation.stores >= 0) end.Record(stored_[operation.stores]);
   if (operation.kind == OperationKind::kUpdate &&
       operation.condition == sharding::Condition::kCarrying)
-    RecordUpdatesDone(carried_parity_);
+    RecordUpdatesDone(operation.stream, carried_parity_);
   for (int slot : operation.frees) end.Record(slot_free_[slot]);
   switch (operation.kind) {
     case OperationKind::kRefresh:
