@@ -79,6 +79,14 @@ Cut CutForBoth(const Arrays& arrays) {
                                {arrays.destination, SizeOf(arrays.destination_dtype)}});
 }
 
+// Numbers [first, first + kWidth) of an array, and as many each `stride` further on: all are on their
+// way before the first is used.
+template <int kWidth, int kTimes>
+EBB_HOST_DEVICE void LoadAll(const void* array, int64_t size, int64_t first, int64_t stride,
+                             Packed<kWidth> (&loaded)[kTimes]) {
+  for (int m = 0; m < kTimes; ++m) loaded[m] = Load<kWidth>(array, size, first + m * stride);
+}
+
 struct CastWork {
   static constexpr int kMany = 4;
   const CastArrays& arrays;
@@ -87,10 +95,8 @@ struct CastWork {
 
   template <int kWidth, int kTimes>
   EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
-    const int64_t source_size = SizeOf(arrays.source_dtype);
     Packed<kWidth> loaded[kTimes];
-    for (int m = 0; m < kTimes; ++m)
-      loaded[m] = Load<kWidth>(arrays.source, source_size, first + m * stride);
+    LoadAll(arrays.source, SizeOf(arrays.source_dtype), first, stride, loaded);
     for (int m = 0; m < kTimes; ++m) {
       float numbers[kWidth];
       Unpack(loaded[m], arrays.source_dtype, numbers);
@@ -131,10 +137,8 @@ struct LoadMasterWork {
   template <int kWidth, int kTimes>
   EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
     Packed<kWidth> parameter[kTimes], low[kTimes] = {};
-    for (int m = 0; m < kTimes; ++m) {
-      parameter[m] = Load<kWidth>(arrays.parameter, 2, first + m * stride);
-      if constexpr (kSplit) low[m] = Load<kWidth>(arrays.low, 2, first + m * stride);
-    }
+    LoadAll(arrays.parameter, 2, first, stride, parameter);
+    if constexpr (kSplit) LoadAll(arrays.low, 2, first, stride, low);
     for (int m = 0; m < kTimes; ++m) {
       float masters[kWidth];
       if constexpr (kSplit) {
@@ -162,7 +166,7 @@ struct StoreMasterWork {
   template <int kWidth, int kTimes>
   EBB_HOST_DEVICE void At(int64_t first, int64_t stride) const {
     Packed<kWidth> packed[kTimes];
-    for (int m = 0; m < kTimes; ++m) packed[m] = Load<kWidth>(arrays.master, 4, first + m * stride);
+    LoadAll(arrays.master, 4, first, stride, packed);
     for (int m = 0; m < kTimes; ++m) {
       const int64_t at = first + m * stride;
       float masters[kWidth];
