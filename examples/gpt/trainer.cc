@@ -72,13 +72,9 @@ absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
                                        engine_->plan().decisions.gradient, *layers_);
     EBB_RETURN_IF_ERROR(layers_->status());
     EBB_RETURN_IF_ERROR(device_.status());
-    // The measurement's memory is given back, which waits for the device: where ranks are threads with
-    // one GPU, not for a collective that another has begun. They meet on the host; those of several
-    // hosts, which share none, may have nothing to meet with.
-    const double patience = engine_->config().ebb.timeout_seconds;
-    const absl::Status met =
-        world_.NewCommunicator({.name = "launches measured", .timeout_seconds = patience}).status();
-    if (!absl::IsUnimplemented(met)) EBB_RETURN_IF_ERROR(met);
+    // The measurement's memory has been given back.
+    EBB_RETURN_IF_ERROR(world_.MeetOnHost(
+        {.name = "launches measured", .timeout_seconds = engine_->config().ebb.timeout_seconds}));
     on = times.ok() && times->GraphsPay();
     why = absl::StrCat(" (", times.ok() ? times->Text() : times.status().message(), ")");
   }

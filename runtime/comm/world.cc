@@ -99,4 +99,10 @@ absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& o
   return Communicator(std::move(backend));
 }
 
+absl::Status World::MeetOnHost(const CommunicatorOptions& options) const {
+  // Nobody has a communicator before all have come for it.
+  const absl::Status met = NewCommunicator(options).status();
+  return absl::IsUnimplemented(met) ? absl::OkStatus() : met;
+}
+
 }  // namespace ebb

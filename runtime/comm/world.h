@@ -44,6 +44,13 @@ class World {
   // Collective: every rank calls it, in the same order, with the same options.
   absl::StatusOr<Communicator> NewCommunicator(const CommunicatorOptions& options = {}) const;
 
+  // Collective, as NewCommunicator: returns when all ranks have come here. Of a world that On has not
+  // made nothing of it is a device's. So ranks that may be threads with one GPU meet when they have given
+  // memory of it back, which waits for the device: on to a collective, which another rank's giving back
+  // would wait for, none may go before. Ranks of several hosts without MPI share no GPU and have nothing
+  // to meet with: OK at once.
+  absl::Status MeetOnHost(const CommunicatorOptions& options = {}) const;
+
   // The same ranks with communicators for streams and memory of `device`, each rank's own; for the
   // CPU this very world. Collective. Of CUDA devices:
   //

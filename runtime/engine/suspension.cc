@@ -18,11 +18,9 @@ absl::Status Executor::Suspended() const {
 absl::Status Executor::MovePools(Storage::Room room) {
   absl::Status moved = storage_->MoveInto(std::move(room), *gather_);
   if (world_.connected_by_nccl()) {
-    // Memory has been given back, which waits for the device. Ranks that are threads may share it,
-    // so none goes on to a collective before all are here: they meet on the host, those that failed
-    // too. Ranks of several hosts share none, and have nothing to meet with.
-    const absl::Status met = given_world_.NewCommunicator(OptionsOf("moved")).status();
-    if (moved.ok() && !absl::IsUnimplemented(met)) moved = met;
+    // Memory has been given back. Those that failed come, too.
+    const absl::Status met = given_world_.MeetOnHost(OptionsOf("moved"));
+    if (moved.ok()) moved = met;
   }
   if (!moved.ok()) Fail(moved);
   return moved;

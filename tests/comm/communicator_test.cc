@@ -44,6 +44,19 @@ TEST_P(CommunicatorTest, BarrierIsAnOperationInStreamOrder) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST_P(CommunicatorTest, RanksMeetOnTheHost) {
+  const Shared<std::atomic<int>> came(0);
+  const absl::Status status = GetParam().run(3, [&](World world) -> absl::Status {
+    for (int round = 1; round <= 20; ++round) {
+      came->fetch_add(1);
+      EBB_RETURN_IF_ERROR(world.MeetOnHost({.name = "halt"}));
+      if (came->load() < 3 * round) return absl::InternalError("a rank went on alone");
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 TEST_P(CommunicatorTest, OperationsOfSeveralStreamsRunInTheOrderOfTheCalls) {
   const absl::Status status = GetParam().run(2, [](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());

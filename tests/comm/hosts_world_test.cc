@@ -85,8 +85,10 @@ TEST(HostsWorld, EveryRankGetsTheTextsOfAll) {
 }
 
 TEST(HostsWorld, CommunicatorsForTheCpuAreRefusedOnEveryRank) {
-  const auto seen = OnThreads(
-      3, [](const Backend& world) { return world->NewCommunicator({.name = "all"}).status(); });
+  const auto seen = OnThreads(3, [](const Backend& world) {
+    EXPECT_EQ(World(world).MeetOnHost(), absl::OkStatus());  // where there is nothing to meet with
+    return world->NewCommunicator({.name = "all"}).status();
+  });
   for (const absl::Status& status : seen) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
     EXPECT_THAT(Message(status), HasSubstr("need MPI"));
