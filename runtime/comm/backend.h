@@ -75,6 +75,12 @@ struct CommunicatorOptions {
   std::string name = "communicator";  // in messages
   int reduction_group = 0;       // consecutive ranks summed first; 0: all. Must divide the size
   double timeout_seconds = 600;  // a rank that has not come by then fails the communicator
+
+  // Of what Split makes: the groups of the whole need not divide its parts. An empty name: the whole's.
+  CommunicatorOptions OfPart(std::string_view part_name) const {
+    return {.name = part_name.empty() ? name : std::string(part_name),
+            .timeout_seconds = timeout_seconds};
+  }
 };
 
 class WorldBackend {

@@ -39,10 +39,8 @@ absl::Status MpiCommunicator::Enqueue(Stream& stream, const Collective& call) {
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Split(int colour, int key,
                                                                             std::string_view name) {
-  CommunicatorOptions options = group_->options();
-  options.reduction_group = 0;  // the parent's need not divide the parts
-  if (!name.empty()) options.name = name;
-  return Join(world_, *group_, {.options = std::move(options), .colour = colour, .key = key});
+  return Join(world_, *group_,
+              {.options = group_->options().OfPart(name), .colour = colour, .key = key});
 }
 
 absl::Status MpiCommunicator::status() const {

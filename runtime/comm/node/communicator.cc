@@ -37,10 +37,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NodeCommunicator::Split(
 
 absl::StatusOr<std::unique_ptr<NodeCommunicator>> NodeCommunicator::SplitNode(
     int colour, int key, std::string_view name) {
-  CommunicatorOptions options = group_->options();
-  options.reduction_group = 0;  // the parent's need not divide the parts
-  if (!name.empty()) options.name = name;
-  return SplitNode(options, colour, key);
+  return SplitNode(group_->options().OfPart(name), colour, key);
 }
 
 absl::StatusOr<std::unique_ptr<NodeCommunicator>> NodeCommunicator::SplitNode(
