@@ -10,14 +10,14 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/executor.h"
-#include "ebb/runtime/engine/patience.h"
+#include "ebb/runtime/engine/watchdog.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
 
 // How long those who have waited out the time-out wait for each other to learn why.
-constexpr double kPatienceSecondsMin = 2, kPatienceOfTimeout = 0.05;
+constexpr double kDifferenceSecondsMin = 2, kDifferenceOfTimeout = 0.05;
 
 }  // namespace
 
@@ -160,10 +160,11 @@ absl::Status Executor::AgreedError(const StepVerdict& step) {
 absl::Status Executor::FindDifference(std::span<const int64_t> log, const absl::Status& broken) {
   // Those that are at work have been woken and come as soon as what they compute has ended. Whoever
   // does not has stalled, or is in a call of another engine.
-  std::optional<Patience> patience;
+  std::optional<Watchdog> watchdog;
   if (absl::IsDeadlineExceeded(broken) && control_->status().ok()) {
-    patience.emplace(
-        *control_, std::max(kPatienceSecondsMin, kPatienceOfTimeout * config_.ebb.timeout_seconds),
+    watchdog.emplace(
+        *control_,
+        std::max(kDifferenceSecondsMin, kDifferenceOfTimeout * config_.ebb.timeout_seconds),
         broken);
   }
   const absl::StatusOr<std::vector<std::vector<int64_t>>> logs = AllLists(Control(), log);

@@ -11,14 +11,14 @@
 
 namespace ebb {
 
-class Patience {
+class Watchdog {
  public:
   // Aborts `communicator`, which is borrowed, with `why` unless this object has ended within
   // `seconds`. Where the machine has no thread for it, the communicator's time-out stays.
-  Patience(Communicator& communicator, double seconds, absl::Status why);
-  ~Patience();
-  Patience(const Patience&) = delete;
-  Patience& operator=(const Patience&) = delete;
+  Watchdog(Communicator& communicator, double seconds, absl::Status why);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
 
  private:
   std::atomic<bool> ended_{false};

@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/patience.h"
+#include "ebb/runtime/engine/watchdog.h"
 
 #include <system_error>
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-Patience::Patience(Communicator& communicator, double seconds, absl::Status why) {
+Watchdog::Watchdog(Communicator& communicator, double seconds, absl::Status why) {
   const WaitPoint::Deadline deadline = DeadlineAfter(seconds);
   try {
     thread_ = std::thread([this, &communicator, deadline, why = std::move(why)] {
@@ -20,7 +20,7 @@ Patience::Patience(Communicator& communicator, double seconds, absl::Status why)
   }
 }
 
-Patience::~Patience() {
+Watchdog::~Watchdog() {
   ended_.store(true, std::memory_order_release);
   end_.Notify();
   if (thread_.joinable()) thread_.join();
