@@ -96,13 +96,13 @@ void Executor::NoteIfBroken(const Communicator& communicator, std::string_view o
 }
 
 // `broken` of the communicators, and what this rank was doing.
-absl::Status Executor::Located(const absl::Status& broken, bool evaluation,
-                               std::span<const int64_t> log) const {
-  std::string where =
-      evaluation ? std::string("in an evaluation") : absl::StrCat("in step ", finished_steps_ + 1);
+absl::Status Executor::Located(const absl::Status& broken, std::span<const int64_t> log) const {
+  std::string where = absl::StrCat("in step ", finished_steps_ + 1);
   if (IsMeeting(log)) {
     where =
         absl::StrCat("with the engine '", options_.name, "' rank ", rank_, " ", Describe(log[1]));
+  } else if (IsEvaluation(log)) {
+    where = "in an evaluation";
   }
   {
     const std::lock_guard lock(errors_mutex_);

@@ -314,7 +314,7 @@ absl::Status Executor::Reduce(int64_t number) {
   AwaitOffloads();
   progress_.reduced = true;
   if (absl::Status broken = CommunicationError(); !broken.ok())
-    Stick(Located(broken, /*evaluation=*/false, progress_.log));
+    Stick(Located(broken, progress_.log));
   return Told(StuckError());
 }
 

@@ -319,6 +319,7 @@ class Executor {
   // meeting.cc
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
   static bool IsMeeting(std::span<const int64_t> log);
+  static bool IsEvaluation(std::span<const int64_t> log);
   static std::string Describe(int64_t begun);
 
   // pools_for_collectives.cc
@@ -467,8 +468,7 @@ class Executor {
   }
   absl::Status CommunicationError();
   void AbortStep(const absl::Status& why);
-  absl::Status Located(const absl::Status& broken, bool evaluation,
-                       std::span<const int64_t> log) const;
+  absl::Status Located(const absl::Status& broken, std::span<const int64_t> log) const;
   void NoteIfBroken(const Communicator& communicator, std::string_view operation,
                     std::span<const sharding::Part> parts);
   void NoteIfBroken(sharding::OperationKind kind, std::span<const sharding::Part> parts) {

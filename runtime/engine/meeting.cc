@@ -42,7 +42,7 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
     if (broken.ok()) {
       met.ranks = Conclude(control_block_->records(0));
     } else {
-      broken = Located(broken, /*evaluation=*/true, met.log);
+      broken = Located(broken, met.log);
       Fail(absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
     }
   } else if (!MayHaveGoneApart(broken)) {
@@ -56,6 +56,10 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
 
 bool Executor::IsMeeting(std::span<const int64_t> log) {
   return log.size() > 1 && log[1] >= static_cast<int64_t>(Meeting::kSuspend);
+}
+
+bool Executor::IsEvaluation(std::span<const int64_t> log) {
+  return log.size() > 1 && log[1] < 0;
 }
 
 // The second entry of a log, in words.

@@ -141,8 +141,7 @@ absl::Status Executor::AgreedError(const StepVerdict& step) {
     AbortStep(broken);
     const absl::Status difference =
         MayHaveGoneApart(broken) ? FindDifference(step.log, broken) : absl::OkStatus();
-    if (status.ok())
-      status = difference.ok() ? Located(broken, step.evaluation, step.log) : difference;
+    if (status.ok()) status = difference.ok() ? Located(broken, step.log) : difference;
     Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
     return StuckError();
   }
