@@ -200,13 +200,14 @@ class Executor {
   absl::Status MakeGatherCommunicator();
   absl::Status MakeReduceCommunicators();
   // measure.cc
-  struct MeasuringRoom;
+  struct MeasuringScratch;
   void ChooseRatioByCap();
   absl::Status Measure();
-  absl::Status MeasureCoalesce(MeasuringRoom& room);
-  absl::Status MeasureRatio(MeasuringRoom& room);
-  absl::StatusOr<double> MeasureBalance(MeasuringRoom& room);
-  absl::StatusOr<int64_t> DeviceBytes();
+  absl::Status MeasureCoalesce(MeasuringScratch& scratch);
+  absl::Status MeasureRatio(MeasuringScratch& scratch);
+  absl::StatusOr<double> MeasureBalance(MeasuringScratch& scratch);
+  absl::StatusOr<int64_t> DeviceBudget();
+  void LogChosen(std::string_view key, std::string_view what) const;
   // The configured one, or what is usual: the ranks of a host.
   int ReductionGroup() const;
   CommunicatorOptions OptionsOf(absl::string_view name) const;

@@ -13,19 +13,29 @@
 #include "ebb/sharding/offload_ratio.h"
 
 namespace ebb {
+namespace {
+
+constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio";
+
+}  // namespace
 
 // What the measurements use goes back when all are done: to give it back waits for the device, where a
 // collective of another rank may wait for this one.
-struct Executor::MeasuringRoom {
+struct Executor::MeasuringScratch {
   absl::StatusOr<Buffer> groups = Buffer(), number = Buffer();
-  UpdateRoom updates;
+  UpdateScratch updates;
 };
+
+void Executor::LogChosen(std::string_view key, std::string_view what) const {
+  if (rank_ != 0) return;
+  LogInfo(absl::StrCat(options_.name, ": \"", std::string(key), "\" auto is ", std::string(what)));
+}
 
 absl::Status Executor::Measure() {
   const Config planned = config_;
-  MeasuringRoom room;
-  if (config_.ebb.measures_coalesce) EBB_RETURN_IF_ERROR(MeasureCoalesce(room));
-  if (config_.zero.offload_optimizer.measures_ratio) EBB_RETURN_IF_ERROR(MeasureRatio(room));
+  MeasuringScratch scratch;
+  if (config_.ebb.measures_coalesce) EBB_RETURN_IF_ERROR(MeasureCoalesce(scratch));
+  if (config_.zero.offload_optimizer.measures_ratio) EBB_RETURN_IF_ERROR(MeasureRatio(scratch));
   if (config_.ebb.coalesce_bytes == planned.ebb.coalesce_bytes &&
       config_.zero.offload_optimizer.ratio == planned.zero.offload_optimizer.ratio)
     return absl::OkStatus();
@@ -34,22 +44,21 @@ absl::Status Executor::Measure() {
 }
 
 // The size of a group with which gathers are fast on rank 0's links.
-absl::Status Executor::MeasureCoalesce(MeasuringRoom& room) {
+absl::Status Executor::MeasureCoalesce(MeasuringScratch& scratch) {
   config_.ebb.measures_coalesce = false;
   if (!world_.connected_by_nccl()) return absl::OkStatus();
   constexpr char kWhat[] = "measuring group sizes";
-  room.groups = device_.Allocate(kBucketBytesMax, kWhat);
-  room.number = device_.AllocateShared(sizeof(int64_t), kWhat);
-  EBB_RETURN_IF_ERROR(
-      AgreeOnStatus(Control(), room.groups.ok() ? room.number.status() : room.groups.status()));
+  scratch.groups = device_.Allocate(kBucketBytesMax, kWhat);
+  scratch.number = device_.AllocateShared(sizeof(int64_t), kWhat);
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(
+      Control(), scratch.groups.ok() ? scratch.number.status() : scratch.groups.status()));
   EBB_ASSIGN_OR_RETURN(const int64_t mine,
-                       MeasureBucketBytes(*gather_communicator_, *gather_, room.groups->span(),
-                                          *reinterpret_cast<int64_t*>(room.number->data())));
+                       MeasureBucketBytes(*gather_communicator_, *gather_, scratch.groups->span(),
+                                          *reinterpret_cast<int64_t*>(scratch.number->data())));
   // Every shard group has measured.
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all, AllValues(Control(), mine));
   config_.ebb.coalesce_bytes = all[0];
-  if (rank_ == 0)
-    LogInfo(absl::StrCat(options_.name, ": \"ebb.coalesce\" auto is ", all[0], " bytes here"));
+  LogChosen("ebb.coalesce", absl::StrCat(all[0], " bytes here"));
   return absl::OkStatus();
 }
 
@@ -59,33 +68,29 @@ void Executor::ChooseRatioByCap() {
   OffloadOptimizerConfig& optimizer = config_.zero.offload_optimizer;
   if (!optimizer.measures_ratio) return;
   optimizer.ratio = sharding::ChooseRatio(Inputs(), /*balanced=*/0, config_.ebb.device_memory);
-  optimizer.measures_ratio =
-      device_.kind() != DeviceKind::kCpu && config_.optimizer_tier() != Tier::kDevice;
-  if (rank_ == 0 && !optimizer.measures_ratio && config_.optimizer_tier() != Tier::kDevice) {
-    LogInfo(absl::StrCat(options_.name, ": \"zero_optimization.offload_optimizer.ratio\" auto is ",
-                         optimizer.ratio, ", as the same threads update both parts"));
-  }
+  const bool offloads = config_.optimizer_tier() != Tier::kDevice;
+  optimizer.measures_ratio = offloads && device_.kind() != DeviceKind::kCpu;
+  if (offloads && !optimizer.measures_ratio)
+    LogChosen(kRatio, absl::StrCat(optimizer.ratio, ", as the same threads update both parts"));
 }
 
 // The balanced one by rank 0's rates, or more where the device lacks memory.
-absl::Status Executor::MeasureRatio(MeasuringRoom& room) {
+absl::Status Executor::MeasureRatio(MeasuringScratch& scratch) {
   OffloadOptimizerConfig& optimizer = config_.zero.offload_optimizer;
-  EBB_ASSIGN_OR_RETURN(const int64_t device_bytes, DeviceBytes());
-  EBB_ASSIGN_OR_RETURN(const double balanced, MeasureBalance(room));
+  EBB_ASSIGN_OR_RETURN(const int64_t device_bytes, DeviceBudget());
+  EBB_ASSIGN_OR_RETURN(const double balanced, MeasureBalance(scratch));
   optimizer.measures_ratio = false;
   optimizer.ratio = sharding::ChooseRatio(Inputs(), balanced, device_bytes);
-  if (rank_ == 0) {
-    LogInfo(absl::StrCat(
-        options_.name, ": \"zero_optimization.offload_optimizer.ratio\" auto is ", optimizer.ratio,
-        " here, ",
-        options_.optimizer ? "as little as fits" : absl::StrCat("balanced would be ", balanced),
-        ": a rank's pools on the device may take ", device_bytes, " bytes"));
-  }
+  LogChosen(kRatio,
+            absl::StrCat(optimizer.ratio, " here, ",
+                         options_.optimizer ? "as little as fits"
+                                            : absl::StrCat("balanced would be ", balanced),
+                         ": a rank's pools on the device may take ", device_bytes, " bytes"));
   return absl::OkStatus();
 }
 
 // Ranks of a host share its memory's bandwidth in training, so all of them measure at a time.
-absl::StatusOr<double> Executor::MeasureBalance(MeasuringRoom& room) {
+absl::StatusOr<double> Executor::MeasureBalance(MeasuringScratch& scratch) {
   const sharding::Decisions& decisions = plan().decisions;
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
   // Nobody knows what an optimizer of the trainer's takes.
@@ -101,7 +106,7 @@ absl::StatusOr<double> Executor::MeasureBalance(MeasuringRoom& room) {
                     .pins_host_memory = config_.zero.offload_optimizer.pin_memory};
   for (const sharding::SubGroup& group : groups) shape.elements += group.count();
   const absl::StatusOr<sharding::UpdateRates> rates =
-      MeasureUpdateRates(device_, *kernels_, *host_kernels_, shape, room.updates);
+      MeasureUpdateRates(device_, *kernels_, *host_kernels_, shape, scratch.updates);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), rates.status()));
   constexpr double kParts = 1e6;
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
@@ -111,7 +116,7 @@ absl::StatusOr<double> Executor::MeasureBalance(MeasuringRoom& room) {
 
 // What a rank's pools on the device may take. Of what is free a tenth is left to the trainer and to
 // libraries; ranks that NCCL does not connect share one device.
-absl::StatusOr<int64_t> Executor::DeviceBytes() {
+absl::StatusOr<int64_t> Executor::DeviceBudget() {
   if (config_.ebb.device_memory) return *config_.ebb.device_memory;
   const int64_t sharing = world_.connected_by_nccl() ? 1 : size_;
   EBB_ASSIGN_OR_RETURN(

@@ -34,9 +34,9 @@ double SecondsOf(absl::FunctionRef<void()> pass) {
 }
 
 // Arrays of `count` elements, one behind the other.
-class Scratch {
+class Layout {
  public:
-  Scratch(const UpdateShape& shape, int64_t count) : shape_(shape), count_(count) {
+  Layout(const UpdateShape& shape, int64_t count) : shape_(shape), count_(count) {
     states_ = static_cast<int>(optim::StateNames(shape.optimizer).size());
     if (shape.master == optim::MasterForm::kWhole) master_ = count * 4;
     if (shape.master == optim::MasterForm::kSplit) master_ = count * 2;
@@ -78,44 +78,45 @@ absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
                                                          optim::Kernels& on_device,
                                                          optim::Kernels& on_host,
                                                          const UpdateShape& shape,
-                                                         UpdateRoom& room) {
+                                                         UpdateScratch& scratch) {
   constexpr std::string_view kWhat = "measuring the rates of updates";
   // Whole cuts, as sub-groups are.
   const int64_t cuts = (std::min(shape.elements, kMeasuredElements) + sharding::kCutElements - 1) /
                        sharding::kCutElements;
   const int64_t count = std::max<int64_t>(1, cuts) * sharding::kCutElements;
-  const Scratch scratch(shape, count);
-  EBB_ASSIGN_OR_RETURN(room.above, device.Allocate(scratch.bytes(), kWhat));
-  EBB_ASSIGN_OR_RETURN(room.below, AllocatePinned(scratch.bytes(), shape.pins_host_memory, kWhat));
-  EBB_ASSIGN_OR_RETURN(room.locked, device.LockHostMemory(room.below.buffer.span(), kWhat));
-  EBB_ASSIGN_OR_RETURN(room.shared, device.AllocateShared(sizeof(optim::UpdateConstants), kWhat));
-  auto* const constants = reinterpret_cast<optim::UpdateConstants*>(room.shared.data());
+  const Layout layout(shape, count);
+  EBB_ASSIGN_OR_RETURN(scratch.device, device.Allocate(layout.bytes(), kWhat));
+  EBB_ASSIGN_OR_RETURN(scratch.host, AllocatePinned(layout.bytes(), shape.pins_host_memory, kWhat));
+  EBB_ASSIGN_OR_RETURN(scratch.locked, device.LockHostMemory(scratch.host.buffer.span(), kWhat));
+  EBB_ASSIGN_OR_RETURN(scratch.shared,
+                       device.AllocateShared(sizeof(optim::UpdateConstants), kWhat));
+  auto* const constants = reinterpret_cast<optim::UpdateConstants*>(scratch.shared.data());
   *constants = optim::UpdateConstantsOf(
       shape.optimizer, {.step = 2, .learning_rate = shape.optimizer.learning_rate});
-  std::byte* const in_device = room.above.data();
-  std::byte* const in_host = room.below.buffer.data();
+  std::byte* const in_device = scratch.device.data();
+  std::byte* const in_host = scratch.host.buffer.data();
   // They end before the memory goes.
   EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("ebb measure"));
   EBB_ASSIGN_OR_RETURN(Stream upload, device.NewStream("ebb measure up"));
   EBB_ASSIGN_OR_RETURN(Stream host, device.NewHostStream("ebb measure cpu"));
 
-  const optim::UpdateArrays device_arrays = scratch.ArraysIn(in_device);
+  const optim::UpdateArrays device_arrays = layout.ArraysIn(in_device);
   const double of_device = SecondsOf([&] {
     for (int i = 0; i < kEnqueued; ++i)
       on_device.Update(stream, shape.optimizer, device_arrays, constants);
     stream.WaitIdle();
   });
-  const optim::UpdateArrays host_arrays = scratch.ArraysIn(in_host);
+  const optim::UpdateArrays host_arrays = layout.ArraysIn(in_host);
   const double of_host = SecondsOf([&] {
     host.Enqueue([&] { on_host.Update(host, shape.optimizer, host_arrays, constants); });
     host.WaitIdle();
   });
   const double of_copies = SecondsOf([&] {
     for (int i = 0; i < kEnqueued; ++i) {
-      stream.Copy(scratch.GradientIn(in_host), scratch.GradientIn(in_device),
+      stream.Copy(layout.GradientIn(in_host), layout.GradientIn(in_device),
                   count * SizeOf(shape.sent));
       if (shape.parameters_go_up) {
-        upload.Copy(scratch.ParameterIn(in_device), scratch.ParameterIn(in_host),
+        upload.Copy(layout.ParameterIn(in_device), layout.ParameterIn(in_host),
                     count * SizeOf(shape.parameter));
       }
     }

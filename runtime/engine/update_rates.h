@@ -29,18 +29,18 @@ struct UpdateShape {
 inline constexpr int64_t kMeasuredElements = int64_t{1} << 22;
 
 // What is measured in. To give it back may wait for the device.
-struct UpdateRoom {
-  Buffer above, shared;
-  PinnedMemory below;
+struct UpdateScratch {
+  Buffer device, shared;
+  PinnedMemory host;
   LockedRange locked;  // goes before what it locks
 };
 
 // Blocks: each is repeated for 20 ms or so, and at least twice. Takes up to 80 MiB of the device and
-// of the host, in `room`, whatever it answers. Kernels of the device's streams, and of the host's.
+// of the host, in `scratch`, whatever it answers. Kernels of the device's streams, and of the host's.
 absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
                                                          optim::Kernels& on_device,
                                                          optim::Kernels& on_host,
                                                          const UpdateShape& shape,
-                                                         UpdateRoom& room);
+                                                         UpdateScratch& scratch);
 
 }  // namespace ebb

@@ -162,8 +162,8 @@ TEST(UpdateRates, EveryKindOfUpdateHasThem) {
          }) {
       UpdateShape shape = kind;
       shape.optimizer = optimizer;
-      UpdateRoom room;
-      const auto rates = MeasureUpdateRates(device, **kernels, **kernels, shape, room);
+      UpdateScratch scratch;
+      const auto rates = MeasureUpdateRates(device, **kernels, **kernels, shape, scratch);
       ASSERT_TRUE(rates.ok()) << rates.status();
       for (const double rate : {rates->device, rates->host, rates->copies}) {
         EXPECT_GT(rate, 0);
