@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a model whose states are more than 20 times what the device may hold and more than 3 times what the host's pools may, from a disk,
+# Trains a model whose states are more than 20 times what the device may hold and more than 5 times what the host's pools may, from a disk,
 # on any laptop: installs what is missing, builds, and trains a GPT of 114 M parameters (1.3 GiB of parameters, masters and optimizer
 # states) within 64 MiB of device memory and 256 MiB of host memory. Then shows what lay where, what a step moved, and the two ratios.
 #
