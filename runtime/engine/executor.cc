@@ -64,7 +64,7 @@ sharding::PlanInputs Executor::InputsFor(const ModelSpec& model, const Config& c
           .own_optimizer = own != nullptr};
 }
 
-absl::StatusOr<Executor::Runnable*> Executor::PlanFor(int rounds, bool hold_updates) {
+absl::StatusOr<Runnable*> Executor::PlanFor(int rounds, bool hold_updates) {
   if (rounds == own_->plan.decisions.rounds && !hold_updates) return own_.get();
   for (const std::unique_ptr<Runnable>& run : plans_) {
     if (run->plan.decisions.rounds == rounds && run->hold_updates == hold_updates) return run.get();
@@ -140,7 +140,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   }
   blocked_[progress_.parity] = !progress_.error.ok();
   EnqueueEarlyScalars();
-  for (int kind = 0; kind < kKinds; ++kind) {
+  for (int kind = 0; kind < sharding::kOperationKinds; ++kind) {
     moved_bytes_[progress_.parity][kind] = 0;
     predicted_bytes_[progress_.parity][kind] = progress_.run->bytes_of[kind];
   }

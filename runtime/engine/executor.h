@@ -2,13 +2,22 @@
 // and the plan's operations into work on streams. What it decides itself is only what a plan cannot
 // know: what to do when the trainer leaves the declared order (departures.cc).
 //
-// Implemented in files of one concern each: executor.cc (steps), scopes.cc (opening and closing),
-// departures.cc, operations.cc (enqueuing), updates.cc, verdict.cc (norm, overflow: in the order of the
-// reduce stream), open_verdicts.cc (what the host learns of it, and when), errors.cc,
-// initialise.cc, measure.cc (what a config leaves to Create), spans.cc (the collectives' memory),
-// swaps.cc (moves between tiers), values.cc,
-// access.cc (Read, Write, Gather), state_runs.cc (state wherever it lives),
-// verify_swap.cc, meeting.cc, suspension.cc, copy.cc (parameters of another engine).
+// What it holds of plans, of the step under way and of steps whose outcome is open is in runnable.h,
+// step_progress.h and verdict.h. Implemented in files of one concern each:
+//
+//   initialise.cc, measure.cc      Create; what a config leaves to it
+//   executor.cc                    steps and evaluations, from begin to end
+//   scopes.cc, departures.cc       opening and closing; off the declared order
+//   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
+//   swaps.cc, verify_swap.cc       moves between tiers; whether the disk returns what was written
+//   updates.cc                     the optimizer
+//   verdict.cc, open_verdicts.cc   norm and overflow, in the order of the reduce stream; what the host
+//                                  learns of it, and when
+//   errors.cc, meeting.cc          what fails, and who hears of it; calls of all ranks outside of steps
+//   values.cc, access.cc           initial values; Read, Write and Gather
+//   state_runs.cc                  state wherever it lives
+//   suspension.cc, copy.cc         beside other engines
+//   pools_for_collectives.cc       memory that NCCL moves without copies
 #pragma once
 
 #include <array>
@@ -33,6 +42,8 @@
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/runnable.h"
+#include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_checksums.h"
 #include "ebb/runtime/engine/traffic_count.h"
@@ -103,57 +114,6 @@ class Executor {
   StreamView compute_stream() const { return compute_.view(); }
 
  private:
-  static constexpr int kKinds = sharding::kOperationKinds;
-  // A plan with what running it needs, made once.
-  struct Runnable {
-    sharding::Plan plan;
-    bool hold_updates = false;
-    std::vector<std::vector<CollectiveSpan>>
-        spans;                  // by operation; empty where it is no collective
-    std::vector<Event> events;  // by operation
-    std::vector<std::unique_ptr<IoTransfer[]>> transfers;  // by operation; of its moves
-    std::vector<uint8_t> transfers_started;                // by operation
-    std::vector<TrafficRow> traffic[2];  // predicted: without, with updates of the step before
-    std::vector<int64_t> begin_ns;       // by operation, while tracing
-    std::vector<uint8_t> issued;         // by operation, of the step that runs it
-    int64_t bytes_of[kKinds] = {};       // of a step's communication, by operation kind
-  };
-  struct OpenScope {
-    int64_t id = 0;
-    int planned = -1;  // scope of the plan; -1: an undeclared visit
-    int unit = 0, visit = 0, round = 0;
-    bool backward = false;
-    int64_t opened_ns = 0;
-  };
-  // Of the step or evaluation that is alive. Reset in place, so that a step allocates nothing.
-  struct Progress {
-    bool alive = false, evaluation = false;
-    int64_t number = 0;
-    int parity = 0;   // not that of the step that finished last, whose updates may still run
-    int counted = 0;  // which of traffic_ is its
-    StepOptions options;
-    int micro_batches = 0;
-    double divisor = 1;
-    Runnable* run = nullptr;
-    size_t moment = 0;  // the next of the plan
-    int next_scope = 0, round = 0;
-    std::vector<uint8_t> opened, closed, awaited, skipped;  // by planned scope
-    bool departed = false, recomputed = false, any_backward = false, reduced = false,
-         gradients_written = false;
-    bool updates_started = false;  // early ones; late ones start after the verdict
-    int64_t loss_count = 0;
-    uint64_t hash = 0;
-    std::vector<int64_t> log;  // how it was begun (kBegunEntries), then scopes opened, as codes
-    ScopeTrail trail;          // the same for the ranks' records; of a step
-    absl::Status error;
-  };
-  struct StepTag {  // whose operation it is
-    int64_t number = 0;
-    int64_t finished = 0;  // steps before it
-    int parity = 0;        // of the step whose update it is, or that runs it
-    int counted = 0;       // which of traffic_ it counts in
-    bool counts = true;    // it is a step's
-  };
   struct UpdateRun {  // neighbours of a shard with the same options
     int64_t offset = 0, count = 0;
     const OptimizerConfig* optimizer = nullptr;
@@ -551,7 +511,7 @@ class Executor {
   bool refused_step_ = false;  // since then, and Report has to say so
   int64_t refusals_ = 0;       // Steps and Evaluations of a suspended engine: numbers below 0
 
-  Progress progress_;
+  StepProgress progress_;
   std::vector<OpenScope> open_;
   int64_t last_scope_id_ = 0, last_number_ = 0;
   int64_t finished_steps_ = 0;  // those whose verdict was taken
@@ -575,8 +535,9 @@ class Executor {
   mutable bool failure_told_ = false;
   absl::Status broken_;    // with what a communicator was first seen to have failed
   std::string broken_at_;  // and at which operation
-  std::atomic<int64_t> moved_bytes_[2][kKinds] = {};      // by parity, by operation kind
-  std::atomic<int64_t> predicted_bytes_[2][kKinds] = {};  // likewise
+  std::atomic<int64_t> moved_bytes_[2][sharding::kOperationKinds] =
+      {};  // by parity, by operation kind
+  std::atomic<int64_t> predicted_bytes_[2][sharding::kOperationKinds] = {};  // likewise
   int64_t transfers_traced_ns_[sharding::kStreams] = {};  // until when, by those that end them
   int64_t moved_before_[sharding::kStreams] =
       {};  // of a stream's communicator, at the operation's start

@@ -184,12 +184,12 @@ void Executor::PoisonSlot(const OpenScope& scope) {
 
 // Views.
 
-Executor::OpenScope* Executor::Find(int64_t id) {
+OpenScope* Executor::Find(int64_t id) {
   const auto found = std::find_if(open_.begin(), open_.end(),
                                   [&](const OpenScope& scope) { return scope.id == id; });
   return found == open_.end() ? nullptr : &*found;
 }
-const Executor::OpenScope* Executor::Find(int64_t id) const {
+const OpenScope* Executor::Find(int64_t id) const {
   return const_cast<Executor*>(this)->Find(id);
 }
 

@@ -29,7 +29,7 @@ absl::Status Executor::Prepare(Runnable& run) {
   run.begin_ns.resize(operations);
   run.issued.resize(operations);
   run.transfers_started.resize(operations);
-  for (int kind = 0; kind < kKinds; ++kind)
+  for (int kind = 0; kind < sharding::kOperationKinds; ++kind)
     run.bytes_of[kind] = run.plan.BytesOf(static_cast<OperationKind>(kind));
   for (size_t index = 0; index < operations; ++index) {
     EBB_ASSIGN_OR_RETURN(Event event, device_.NewEvent());

@@ -23,7 +23,7 @@ struct StepVerdict {
   double divisor = 1;
   std::optional<double> learning_rate = {};  // the step's own
   absl::Status error = {};                   // this rank's
-  std::vector<int64_t> log = {};             // as Progress has it
+  std::vector<int64_t> log = {};             // as StepProgress has it
 
   // In the order of the reduce stream.
   bool updates_started = false;  // early ones, on this rank

@@ -1,0 +1,55 @@
+// How far the step or evaluation that is alive has come, and which scopes are open.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/runnable.h"
+#include "ebb/runtime/engine/scope_trail.h"
+#include "ebb/runtime/engine/step.h"
+
+namespace ebb {
+
+struct OpenScope {
+  int64_t id = 0;
+  int planned = -1;  // scope of the plan; -1: an undeclared visit
+  int unit = 0, visit = 0, round = 0;
+  bool backward = false;
+  int64_t opened_ns = 0;
+};
+
+// Reset in place, so that a step allocates nothing.
+struct StepProgress {
+  bool alive = false, evaluation = false;
+  int64_t number = 0;
+  int parity = 0;   // not that of the step that finished last, whose updates may still run
+  int counted = 0;  // which of the engine's counts of traffic is its
+  StepOptions options;
+  int micro_batches = 0;
+  double divisor = 1;
+  Runnable* run = nullptr;
+  size_t moment = 0;  // the next of the plan
+  int next_scope = 0, round = 0;
+  std::vector<uint8_t> opened, closed, awaited, skipped;  // by planned scope
+  bool departed = false, recomputed = false, any_backward = false, reduced = false,
+       gradients_written = false;
+  bool updates_started = false;  // early ones; late ones start after the verdict
+  int64_t loss_count = 0;
+  uint64_t hash = 0;
+  std::vector<int64_t> log;  // how it was begun (kBegunEntries), then scopes opened, as codes
+  ScopeTrail trail;          // the same for the ranks' records; of a step
+  absl::Status error;
+};
+
+// Whose operation it is that runs on a stream, when the host may already be elsewhere.
+struct StepTag {
+  int64_t number = 0;
+  int64_t finished = 0;  // steps before it
+  int parity = 0;        // of the step whose update it is, or that runs it
+  int counted = 0;       // in which count of traffic it is
+  bool counts = true;    // it is a step's
+};
+
+}  // namespace ebb
