@@ -21,9 +21,7 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   LogEntry(subject);
   StepVerdict met{.evaluation = true, .log = progress_.log};
   if (HasFailed()) {
-    for (std::optional<Communicator>* communicator : StepCommunicators()) {
-      if (communicator->has_value()) (*communicator)->Abort(StuckError());
-    }
+    AbortStep(StuckError());
     return Withdraw();
   }
   for (std::optional<Communicator>* communicator : StepCommunicators()) {
