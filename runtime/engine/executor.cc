@@ -337,7 +337,7 @@ absl::Status Executor::Finish(int64_t number) {
   const sharding::Moment& finish = progress_.run->plan.moments.back();
   for (int operation : finish.operations) {
     Issue(operation);
-    if (calls_when_enqueued_ &&
+    if (own_optimizer_enqueues_ &&
         progress_.run->plan.operations[operation].kind == sharding::OperationKind::kExchange)
       AwaitConclusion(progress_.parity);
   }

@@ -549,7 +549,7 @@ class Executor {
   std::vector<TrafficRow> predicted_traffic_[kTrafficCounts];
   // An optimizer of the trainer's enqueues updates on the device: the host calls it when it knows
   // that they are to happen.
-  bool calls_when_enqueued_ = false;
+  bool own_optimizer_enqueues_ = false;
   bool carries_ = false;    // updates of the last step are still to be done ...
   int carried_parity_ = 0;  // ... whose parity this is
 

@@ -267,7 +267,7 @@ absl::Status Executor::MakeState() {
   EBB_RETURN_IF_ERROR(Prepare(*drain_));
   MakeUpdateRuns();
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
-  calls_when_enqueued_ =
+  own_optimizer_enqueues_ =
       options_.optimizer && kernels_->enqueues() &&
       std::any_of(groups.begin(), groups.end(),
                   [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });

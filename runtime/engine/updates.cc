@@ -114,7 +114,7 @@ void Executor::EnqueueEarlyScalars() {
     scalars.apply = standing_.cause == 0;
     SetScalars(parity, /*early=*/true, scalars);
   };
-  if (calls_when_enqueued_) return set();  // the last Finish has waited for that verdict
+  if (own_optimizer_enqueues_) return set();  // the last Finish has waited for that verdict
   reduce_->Enqueue(set);
 }
 
@@ -125,9 +125,9 @@ void Executor::EnqueueEarlyScalars() {
 // has waited then for what decides.
 void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream) {
   const StepScalars& scalars = (early ? early_scalars_ : scalars_)[parity];
-  const bool known = !KernelsOf(stream).enqueues() || calls_when_enqueued_;
+  const bool known = !KernelsOf(stream).enqueues() || own_optimizer_enqueues_;
   if ((known && !scalars.apply) || HasFailed() ||
-      (calls_when_enqueued_ && !device_.status().ok()) ||
+      (own_optimizer_enqueues_ && !device_.status().ok()) ||
       (early && (Blocked(parity) || !CommunicationError().ok())))
     return KeepParameters(work, stream);
   if (!known) KeepParameters(work, stream);  // for an update that then writes nothing

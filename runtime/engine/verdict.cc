@@ -12,7 +12,7 @@ namespace ebb {
 // On a GPU, where the host goes on and learns later what came of the step. With updates off the step
 // is over when Finish returns, and an optimizer of the trainer's is only called for what is applied.
 bool Executor::DefersVerdict() const {
-  return device_.kind() != DeviceKind::kCpu && !progress_.evaluation && !calls_when_enqueued_ &&
+  return device_.kind() != DeviceKind::kCpu && !progress_.evaluation && !own_optimizer_enqueues_ &&
          progress_.run->plan.decisions.timing != sharding::UpdateTiming::kOff;
 }
 
