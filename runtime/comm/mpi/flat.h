@@ -8,6 +8,8 @@
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/mpi/ferry.h"
 #include "ebb/runtime/comm/mpi/group.h"
+#include "ebb/runtime/comm/mpi/row.h"
+#include "ebb/runtime/comm/reduce.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
@@ -21,19 +23,19 @@ class Flat {
   bool Exchange(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
 
  private:
-  // An all-reduced row is cut into one part a rank.
-  struct Range {
-    int64_t begin = 0;
-    int64_t end = 0;
-  };
   bool CopyToAll(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool Scatter(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool ReduceParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool GatherParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
-  Range PartOf(int rank, int64_t elements) const;
-  // Of `begin` and what follows, the elements that step `step` moves.
-  Range StepOf(const Collective& call, Range range, int64_t step) const;
-  int64_t Steps(const Collective& call, int64_t elements) const;
+  // What has come of `range` in a step, and of this rank's own what is in block `block` of its sent
+  // memory.
+  void SumReceived(const Row& row, RowRange range, const Reduction& reduction, int64_t step,
+                   int64_t block, ThreadTeam& team);
+  // An all-reduced row is cut into one part a rank, none longer than the first.
+  RowRange PartOf(int rank, int64_t elements) const;
+  RowSteps StepsOf(const Row& row, RowRange range) const {
+    return {range, ferry_.slot_bytes() / row.element_bytes()};
+  }
 
   MpiGroup& group_;
   Ferry& ferry_;

@@ -1,8 +1,5 @@
 #include "ebb/runtime/comm/mpi/grid.h"
 
-#include <algorithm>
-
-#include "ebb/runtime/comm/mpi/row.h"
 #include "ebb/runtime/comm/reduce.h"
 #include "ebb/runtime/comm/transfer.h"
 
@@ -52,32 +49,31 @@ bool Grid::RunOnNode(const Collective& call, ThreadTeam& team) {
 
 bool Grid::AllGather(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
   const Row row(call);
-  const int64_t per_step = ferry_.slot_bytes() / row.element_bytes();
+  const RowSteps steps(row.all(), ferry_.slot_bytes() / row.element_bytes());
   row.CopySent(group_.rank(), team);
-  const auto end_of = [&](int64_t step) { return std::min(row.elements(), (step + 1) * per_step); };
   const auto bytes = [&](int peer, int64_t step) {
-    return IsInColumn(peer) ? (end_of(step) - step * per_step) * row.element_bytes() : 0;
+    return IsInColumn(peer) ? row.BytesOf(steps[step]) : 0;
   };
-  const bool gathered = ferry_.Run(
-      call,
-      {.steps = (row.elements() + per_step - 1) / per_step,
-       .same_for_all = true,
-       .sent_bytes = bytes,
-       .received_bytes = bytes,
-       .fill =
-           [&](int, int64_t step, std::byte* slot) {
-             row.Fill(slot, Row::kSend, 0, step * per_step, end_of(step));
-             return true;
-           },
-       .consume =
-           [&](int64_t step) {
-             for (const int peer : group_.others()) {
-               if (!IsInColumn(peer)) continue;
-               row.Drain(ferry_.Received(peer, step), peer, step * per_step, end_of(step), team);
-             }
-             return true;
-           }},
-      deadline);
+  const bool gathered =
+      ferry_.Run(call,
+                 {.steps = steps.count(),
+                  .same_for_all = true,
+                  .sent_bytes = bytes,
+                  .received_bytes = bytes,
+                  .fill =
+                      [&](int, int64_t step, std::byte* slot) {
+                        row.Fill(slot, Row::kSend, 0, steps[step]);
+                        return true;
+                      },
+                  .consume =
+                      [&](int64_t step) {
+                        for (const int peer : group_.others()) {
+                          if (!IsInColumn(peer)) continue;
+                          row.Drain(ferry_.Received(peer, step), peer, steps[step], team);
+                        }
+                        return true;
+                      }},
+                 deadline);
   if (!gathered) return false;
   // In place, for every host a span of its own.
   spans_.clear();
@@ -95,16 +91,13 @@ bool Grid::AllGather(const Collective& call, WaitPoint::Deadline deadline, Threa
 
 bool Grid::Broadcast(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
   const Row row(call);
-  const int64_t per_step = ferry_.slot_bytes() / row.element_bytes();
+  const RowSteps steps(row.all(), ferry_.slot_bytes() / row.element_bytes());
   const bool is_root = group_.rank() == call.peer, is_in_column = IsInColumn(call.peer);
-  const auto end_of = [&](int64_t step) { return std::min(row.elements(), (step + 1) * per_step); };
-  const auto bytes = [&](int64_t step) {
-    return (end_of(step) - step * per_step) * row.element_bytes();
-  };
+  const auto bytes = [&](int64_t step) { return row.BytesOf(steps[step]); };
   const bool came =
       !is_in_column ||
       ferry_.Run(call,
-                 {.steps = (row.elements() + per_step - 1) / per_step,
+                 {.steps = steps.count(),
                   .same_for_all = true,
                   .sent_bytes =
                       [&](int peer, int64_t step) {
@@ -114,14 +107,13 @@ bool Grid::Broadcast(const Collective& call, WaitPoint::Deadline deadline, Threa
                       [&](int peer, int64_t step) { return peer == call.peer ? bytes(step) : 0; },
                   .fill =
                       [&](int, int64_t step, std::byte* slot) {
-                        row.Fill(slot, Row::kSend, 0, step * per_step, end_of(step));
+                        row.Fill(slot, Row::kSend, 0, steps[step]);
                         return true;
                       },
                   .consume =
                       [&](int64_t step) {
                         if (!is_root)
-                          row.Drain(ferry_.Received(call.peer, step), 0, step * per_step,
-                                    end_of(step), team);
+                          row.Drain(ferry_.Received(call.peer, step), 0, steps[step], team);
                         return true;
                       }},
                  deadline);
@@ -139,30 +131,27 @@ bool Grid::Broadcast(const Collective& call, WaitPoint::Deadline deadline, Threa
 
 bool Grid::ReduceScatter(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
   const Row row(call);
-  const int64_t per_step = ferry_.slot_bytes() / kSumBytes;
+  const RowSteps steps(row.all(), ferry_.slot_bytes() / kSumBytes);
   const Reduction reduction = {.dtype = call.dtype,
                                .op = call.op,
                                .scale = call.scale,
                                .stage = Reduction::Stage::kFromPartials};
-  const auto end_of = [&](int64_t step) { return std::min(row.elements(), (step + 1) * per_step); };
   const auto bytes = [&](int peer, int64_t step) {
-    return IsInColumn(peer) ? (end_of(step) - step * per_step) * kSumBytes : 0;
+    return IsInColumn(peer) ? steps[step].count() * kSumBytes : 0;
   };
   return ferry_.Run(
       call,
-      {.steps = (row.elements() + per_step - 1) / per_step,
+      {.steps = steps.count(),
        .sent_bytes = bytes,
        .received_bytes = bytes,
        .fill =
            [&](int peer, int64_t step, std::byte* slot) {
-             return SumFor(call, peer / width(), step * per_step, end_of(step),
-                           reinterpret_cast<float*>(slot), team);
+             return SumFor(call, peer / width(), steps[step], reinterpret_cast<float*>(slot), team);
            },
        .consume =
            [&](int64_t step) {
-             if (!SumFor(call, host(), step * per_step, end_of(step), own_sums_.data(), team))
-               return false;
-             row.Visit(step * per_step, end_of(step), [&](const Row::Piece& piece) {
+             if (!SumFor(call, host(), steps[step], own_sums_.data(), team)) return false;
+             row.Visit(steps[step], [&](const Row::Piece& piece) {
                for (int from = 0; from < hosts(); ++from) {
                  const std::byte* const sums =
                      from == host() ? At(static_cast<const void*>(own_sums_.data()), 0)
@@ -176,13 +165,12 @@ bool Grid::ReduceScatter(const Collective& call, WaitPoint::Deadline deadline, T
       deadline);
 }
 
-bool Grid::SumFor(const Collective& call, int host, int64_t begin, int64_t end, float* sums,
-                  ThreadTeam& team) {
+bool Grid::SumFor(const Collective& call, int host, RowRange range, float* sums, ThreadTeam& team) {
   spans_.assign(call.spans.begin(), call.spans.end());
   for (CollectiveSpan& span : spans_) {
     span.send = At(span.send, host * width() * span.count * SizeOf(call.dtype));
   }
-  const PartialSums partial = {.begin = begin, .end = end, .sums = sums};
+  const PartialSums partial = {.begin = range.begin, .end = range.end, .sums = sums};
   return RunOnNode({.kind = CollectiveKind::kReduceScatter,
                     .dtype = call.dtype,
                     .op = call.op,

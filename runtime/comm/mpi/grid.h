@@ -15,6 +15,7 @@
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/mpi/ferry.h"
 #include "ebb/runtime/comm/mpi/group.h"
+#include "ebb/runtime/comm/mpi/row.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
@@ -38,8 +39,7 @@ class Grid {
   bool Broadcast(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool ReduceScatter(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   // Sums this host's contributions to elements [begin, end) of this column's slices of `host`.
-  bool SumFor(const Collective& call, int host, int64_t begin, int64_t end, float* sums,
-              ThreadTeam& team);
+  bool SumFor(const Collective& call, int host, RowRange range, float* sums, ThreadTeam& team);
   // An operation of this host's ranks.
   bool RunOnNode(const Collective& call, ThreadTeam& team);
 

@@ -1,6 +1,7 @@
 // The spans of a call as one row of elements (node/pieces.h), and the memory behind it.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -12,6 +13,29 @@
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
+
+// Elements of a row.
+struct RowRange {
+  int64_t begin = 0, end = 0;
+  int64_t count() const { return end - begin; }
+};
+
+// A range as it is moved: `per_step` elements at a time.
+class RowSteps {
+ public:
+  RowSteps(RowRange all, int64_t per_step) : all_(all), per_step_(per_step) {}
+
+  int64_t count() const { return (all_.count() + per_step_ - 1) / per_step_; }
+  // Empty behind the last.
+  RowRange operator[](int64_t step) const {
+    const int64_t begin = std::min(all_.end, all_.begin + step * per_step_);
+    return {.begin = begin, .end = std::min(all_.end, begin + per_step_)};
+  }
+
+ private:
+  RowRange all_;
+  int64_t per_step_;
+};
 
 class Row {
  public:
@@ -28,14 +52,17 @@ class Row {
       : spans_(call.spans), element_(SizeOf(call.dtype)), bytes_(TotalBytes(call, 1)) {}
 
   int64_t elements() const { return bytes_ / element_; }
+  RowRange all() const { return {.begin = 0, .end = elements()}; }
+  int64_t BytesOf(RowRange range) const { return range.count() * element_; }
   int64_t element_bytes() const { return element_; }
 
   template <class Visitor>
-  void Visit(int64_t begin, int64_t end, Visitor visit) const {
+  void Visit(RowRange range, Visitor visit) const {
     node::Pieces pieces(spans_);
-    pieces(begin, end, [&](const CollectiveSpan& span, int64_t first, int64_t count, int64_t at) {
-      visit(Piece{.span = span, .first = first, .count = count, .at = at});
-    });
+    pieces(range.begin, range.end,
+           [&](const CollectiveSpan& span, int64_t first, int64_t count, int64_t at) {
+             visit(Piece{.span = span, .first = first, .count = count, .at = at});
+           });
   }
   // Where a piece lies in block `block` of its span's memory.
   std::byte* At(const Piece& piece, Side side, int64_t block) const {
@@ -44,15 +71,14 @@ class Row {
            (block * piece.span.count + piece.first) * element_;
   }
 
-  void Fill(std::byte* slot, Side side, int64_t block, int64_t begin, int64_t end) const {
-    Visit(begin, end, [&](const Piece& piece) {
+  void Fill(std::byte* slot, Side side, int64_t block, RowRange range) const {
+    Visit(range, [&](const Piece& piece) {
       std::memcpy(slot + piece.at * element_, At(piece, side, block),
                   static_cast<size_t>(piece.count * element_));
     });
   }
-  void Drain(const std::byte* slot, int64_t block, int64_t begin, int64_t end,
-             ThreadTeam& team) const {
-    Visit(begin, end, [&](const Piece& piece) {
+  void Drain(const std::byte* slot, int64_t block, RowRange range, ThreadTeam& team) const {
+    Visit(range, [&](const Piece& piece) {
       CopyBytes(team, At(piece, kReceive, block), slot + piece.at * element_,
                 piece.count * element_, bytes_);
     });
@@ -63,7 +89,7 @@ class Row {
 
  private:
   void CopyOwn(int64_t from, int64_t to, ThreadTeam& team) const {
-    Visit(0, elements(), [&](const Piece& piece) {
+    Visit(all(), [&](const Piece& piece) {
       std::byte* const target = At(piece, kReceive, to);
       const std::byte* const source = At(piece, kSend, from);
       if (target != source) CopyBytes(team, target, source, piece.count * element_, bytes_);
