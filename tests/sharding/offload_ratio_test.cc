@@ -117,6 +117,17 @@ TEST_F(ChooseRatioTest, TheHostsMemoryBoundsTheBalanceAndNotWhatTheDeviceAsksFor
   EXPECT_EQ(PlanStep(inputs()).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
+// Else the plan would say that the device lacks what the host does.
+TEST_F(ChooseRatioTest, WhatTheDeviceAsksForDoesNotDependOnTheHost) {
+  const int64_t bound = BytesWith(0.8);
+  const double asked = ChooseRatio(inputs(), 0, bound);
+  for (const double held : {0.0, 0.3, 0.7}) {
+    config_.ebb.host_memory = BytesWith(held, Tier::kCpu) + 4096;
+    EXPECT_EQ(ChooseRatio(inputs(), 0, bound), asked) << held;
+    EXPECT_EQ(ChooseRatio(inputs(), 0.9, bound), asked) << held;
+  }
+}
+
 TEST_F(ChooseRatioTest, WhereStatesStayOnTheDeviceItIsAllThatIsOffloaded) {
   config_.zero.offload_optimizer.device = Tier::kDevice;
   EXPECT_EQ(ChooseRatio(inputs(), 0.5, 1), 1);
