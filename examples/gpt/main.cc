@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "options.h"
 #include "run.h"
+#include "standard_output.h"
 #include "stop.h"
 #include "text.h"
 
@@ -81,8 +82,13 @@ int RunRankOfLauncher(Options& options, const Config& config) {
 int Main(int argc, char** argv) {
   CommandLine command = ParseCommandLine(argc, argv);
   if (!command.options) {
-    std::fputs(command.text.c_str(), command.exit_code == 0 ? stdout : stderr);
-    return command.exit_code;
+    if (command.exit_code != 0) {
+      std::fputs(command.text.c_str(), stderr);
+      return command.exit_code;
+    }
+    Print(command.text);
+    const absl::Status printed = OutputError();
+    return printed.ok() ? 0 : Fail(printed, kFailed);
   }
   Options& options = *command.options;
   const auto launch = DescribeLaunch(ThisEnvironment());

@@ -4,10 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/trace/log.h"
+#include "standard_output.h"
 
 namespace ebb::gpt {
 namespace {
@@ -36,8 +37,7 @@ Progress::Progress(int64_t steps)
       terminal_(isatty(STDOUT_FILENO) == 1) {
   SurroundLogLines([this](const std::function<void()>& write) {
     const std::lock_guard lock(mutex_);
-    if (open_) std::printf("\r\x1b[K");
-    std::fflush(stdout);
+    if (open_) Print("\r\x1b[K");
     open_ = false;
     write();
   });
@@ -45,8 +45,7 @@ Progress::Progress(int64_t steps)
 
 Progress::~Progress() {
   SurroundLogLines({});
-  if (open_) std::printf("\n");
-  std::fflush(stdout);
+  if (open_) Print("\n");
 }
 
 void Progress::Show(const History& history, uint64_t memory_bytes) {
@@ -55,15 +54,13 @@ void Progress::Show(const History& history, uint64_t memory_bytes) {
   std::string line = ProgressLine(history, steps_, memory_bytes);
   if (terminal_) line.resize(std::min(line.size(), LineMax()));
   const std::lock_guard lock(mutex_);
-  std::printf(terminal_ ? "\r%s\x1b[K" : "%s\n", line.c_str());
-  std::fflush(stdout);
+  Print(terminal_ ? absl::StrCat("\r", line, "\x1b[K") : absl::StrCat(line, "\n"));
   open_ = terminal_;
 }
 
 void Progress::Say(const std::string& line) {
   const std::lock_guard lock(mutex_);
-  std::printf(open_ ? "\r%s\x1b[K\n" : "%s\n", line.c_str());
-  std::fflush(stdout);
+  Print(open_ ? absl::StrCat("\r", line, "\x1b[K\n") : absl::StrCat(line, "\n"));
   open_ = false;
 }
 

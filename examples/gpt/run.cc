@@ -4,7 +4,6 @@
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <utility>
 
@@ -18,6 +17,7 @@
 #include "ebb/sharding/plan_table.h"
 #include "history.h"
 #include "progress.h"
+#include "standard_output.h"
 #include "stop.h"
 #include "summary.h"
 #include "traffic.h"
@@ -247,13 +247,23 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
       std::unique_ptr<Trainer> trainer,
       Trainer::Create(world, std::move(device.device), run.options, run.config, run.text));
   if (speaks && run.options.show_plan)
-    std::printf("%s\n", sharding::PlanTable(trainer->engine().plan()).c_str());
-  if (run.options.show_plan && !run.options.steps_given) return false;
+    Print(absl::StrCat(sharding::PlanTable(trainer->engine().plan()), "\n"));
+  if (run.options.show_plan && !run.options.steps_given) {
+    if (speaks) EBB_RETURN_IF_ERROR(OutputError());
+    return false;
+  }
   EBB_ASSIGN_OR_RETURN(StopVote vote,
                        StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
   absl::StatusOr<bool> stopped = TrainAndReport(world, run, *trainer, vote);
   // Before the vote ends, which waits for those that are cast.
   if (!stopped.ok()) world.Fail(stopped.status());
+  EBB_RETURN_IF_ERROR(stopped.status());
+  if (vote.output_failed()) {
+    EBB_RETURN_IF_ERROR(vote.Meet());  // rank 0 has written its reports
+    EBB_RETURN_IF_ERROR(OutputError());
+    return absl::UnavailableError("rank 0 cannot write to its standard output any more");
+  }
+  if (speaks) EBB_RETURN_IF_ERROR(OutputError());  // of what came after the last vote
   return stopped;
 }
 

@@ -5,11 +5,20 @@
 #include <utility>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "standard_output.h"
 
 namespace ebb::gpt {
 namespace {
 
 std::atomic<bool> signal_seen{false};
+
+// Votes; the highest counts.
+constexpr float kGoOn = 0, kStop = 1, kOutputFailed = 2;
+
+float Vote() {
+  if (!OutputError().ok()) return kOutputFailed;
+  return signal_seen.load(std::memory_order_relaxed) ? kStop : kGoOn;
+}
 
 void Remember(int signal) {
   signal_seen.store(true, std::memory_order_relaxed);
@@ -40,7 +49,7 @@ struct StopVote::State {
   State(World w, Communicator c, Stream s)
       : world(std::move(w)), communicator(std::move(c)), stream(std::move(s)) {}
   const World world;
-  float vote = 0;
+  float vote = kGoOn;
   bool stopped = false;
   const CollectiveSpan span = {.send = &vote, .receive = &vote, .count = 1};
   Communicator communicator;
@@ -64,6 +73,16 @@ bool StopVote::stopped() const {
   return state_->stopped;
 }
 
+bool StopVote::output_failed() const {
+  return state_->stopped && state_->vote == kOutputFailed;
+}
+
+absl::Status StopVote::Meet() {
+  EBB_RETURN_IF_ERROR(state_->communicator.Barrier(state_->stream));
+  state_->stream.WaitIdle();
+  return state_->communicator.status();
+}
+
 absl::Status StopVote::Decide() {
   if (state_->stopped) return absl::OkStatus();
   state_->stream.WaitIdle();
@@ -71,9 +90,9 @@ absl::Status StopVote::Decide() {
     state_->world.Fail(lost);
     return lost;
   }
-  state_->stopped = state_->vote != 0;
+  state_->stopped = state_->vote != kGoOn;
   if (state_->stopped) return absl::OkStatus();
-  state_->vote = signal_seen.load(std::memory_order_relaxed) ? 1 : 0;
+  state_->vote = Vote();
   return state_->communicator.AllReduce(state_->stream, {&state_->span, 1}, DType::kFloat32,
                                         ReduceOp::kMax);
 }

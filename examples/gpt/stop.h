@@ -1,5 +1,5 @@
 // Ctrl-C, agreed on: the ranks of a world stop after the same step, whichever of them saw the
-// signal and when.
+// signal and when. So they do when one of them cannot print any more (standard_output.h).
 #pragma once
 
 #include <memory>
@@ -28,6 +28,10 @@ class StopVote {
   // more to say of it.
   absl::Status Decide();
   bool stopped() const;
+  // Stopped, because a rank cannot print.
+  bool output_failed() const;
+  // Collective: returns once all ranks have come.
+  absl::Status Meet();
 
  private:
   struct State;

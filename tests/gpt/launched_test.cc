@@ -239,6 +239,19 @@ TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
   EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
 }
 
+TEST_F(LaunchedTest, OfRankZerosOutputThatCannotBeWrittenTheOthersAreTold) {
+  const std::string port = FreePort();
+  const std::vector<std::string> arguments = Arguments({"--steps", "100000000"});
+  Program first(arguments, {.columns = 0,
+                            .environment = Torchrun(0, 2, port),
+                            .before = {"sh", "-c", "exec \"$0\" \"$@\" > /dev/full"}});
+  const auto second = Start(arguments, Torchrun(1, 2, port));
+  EXPECT_EQ(first.Finish(), 1);
+  EXPECT_THAT(first.printed(), HasSubstr("No space left on device"));
+  EXPECT_EQ(second->Finish(), 1);
+  EXPECT_THAT(second->printed(), HasSubstr("rank 0"));
+}
+
 TEST_F(LaunchedTest, OfAKilledRankTheOthersSayWhichAndWhere) {
   char host[256] = {};
   gethostname(host, sizeof(host) - 1);

@@ -147,6 +147,27 @@ TEST_F(ProgramTest, OutputThatNobodyReadsEndsTheRunAndLeavesNothingOnTheDisk) {
   EXPECT_TRUE(std::filesystem::is_empty(disk));
 }
 
+// gpt > a file on a disk that is full. /dev/full takes nothing; what is said goes to standard error.
+TEST_F(ProgramTest, OutputThatCannotBeWrittenEndsTheRunWithAnErrorAndTheReportsAreThere) {
+  const Program::Options full = {
+      .columns = 0, .environment = {}, .before = {"sh", "-c", "exec \"$0\" \"$@\" > /dev/full"}};
+  for (const char* ranks : {"1", "2"}) {
+    Program program(Tiny({"--data", data_, "--steps", "100000000", "--ranks", ranks, "--losses",
+                          files_.Path("l.csv"), "--summary", files_.Path("s.json")}),
+                    full);
+    EXPECT_EQ(program.Finish(), 1) << program.printed();
+    EXPECT_THAT(program.printed(),
+                HasSubstr("gpt: standard output: writing failed: No space left on device"));
+    EXPECT_GE(nlohmann::json::parse(files_.Read("s.json"))["steps"], 1);
+  }
+  for (const auto& arguments :
+       {std::vector<std::string>{"--help"}, Tiny({"--data", data_, "--show-plan"})}) {
+    Program program(arguments, full);
+    EXPECT_EQ(program.Finish(), 1) << program.printed();
+    EXPECT_THAT(program.printed(), HasSubstr("No space left on device"));
+  }
+}
+
 // As nohup starts it. Between the signal and the last line that is waited for there is more than what a
 // pipe holds.
 TEST_F(ProgramTest, AHangUpThatIsIgnoredFromOutsideStaysIgnored) {
