@@ -259,6 +259,23 @@ TEST(Rendezvous, GuestDoesNotWaitForAProgramThatSaysNothing) {
                 "Another program uses the place: set MASTER_ADDR and MASTER_PORT");
 }
 
+TEST(Rendezvous, GuestDoesNotWaitForAProgramThatClosesEachConnection) {
+  constexpr double kDays = 1e6;
+  MeetingPlace place = {.host = "127.0.0.1", .port = 0, .name = ""};
+  const Descriptor occupant = Occupy(place.port);
+  std::atomic<bool> over{false};
+  std::thread program([&] {
+    while (!over) {
+      Accept(occupant);
+      std::this_thread::yield();
+    }
+  });
+  ExpectAllFail({Rank(1, 2, place, kDays)}, absl::StatusCode::kUnavailable,
+                "Another program uses the place");
+  over = true;
+  program.join();
+}
+
 Descriptor ConnectWhenPossible(const MeetingPlace& place) {
   for (;;) {
     absl::StatusOr<Descriptor> socket = Connect(place, WaitPoint::kNever);
@@ -271,6 +288,7 @@ void MeetAmongStrangers(const std::vector<std::string>& texts) {
   const MeetingPlace place = Tcp("127.0.0.1");
   absl::StatusOr<Rendezvous> zero = absl::UnknownError("not run");
   std::thread rank_zero([&] { zero = Rendezvous::Join(Rank(0, 2, place)); });
+  ConnectWhenPossible(place);  // and is gone at once
   std::vector<Descriptor> strangers;
   for (const std::string& text : texts) {
     strangers.push_back(ConnectWhenPossible(place));

@@ -21,7 +21,8 @@ constexpr std::chrono::milliseconds kBetweenAttempts{20};
 constexpr double kGraceSeconds = 0.5;
 // How long whoever has rank 0's place may take to answer another rank 0.
 constexpr std::chrono::seconds kOccupantPatience{1};
-// Likewise a guest: rank 0 welcomes each at once, whoever else is still missing.
+// Likewise a guest: rank 0 welcomes each at once, whoever else is still missing. So does not who lets
+// each in and closes again for so long.
 constexpr std::chrono::seconds kWelcomePatience{5};
 
 uint64_t NewNonce() {
@@ -102,6 +103,7 @@ absl::Status Rendezvous::NotWelcomed(const absl::Status& error) const {
 absl::Status Rendezvous::JoinAsGuest() {
   const std::string hello = Pack(Myself(options_.rank, options_.size, options_.launcher));
   absl::Status last;
+  WaitPoint::Deadline patience = WaitPoint::kNever;  // with who lets in and closes
   for (;;) {
     absl::StatusOr<Descriptor> socket = Connect(options_.place, deadline_);
     last = socket.status();
@@ -120,6 +122,10 @@ absl::Status Rendezvous::JoinAsGuest() {
         return UnpackStatus(answer->payload);
       last = answer.ok() ? absl::DataLossError("it answers something else") : answer.status();
       if (absl::IsDeadlineExceeded(last) || absl::IsDataLoss(last)) return NotWelcomed(last);
+      if (patience == WaitPoint::kNever) patience = WaitPoint::Clock::now() + kWelcomePatience;
+      if (WaitPoint::Clock::now() >= patience) return NotWelcomed(last);
+    } else {
+      patience = WaitPoint::kNever;
     }
     // Nobody listens yet, or has just stopped to: rank 0 may still come.
     if (last.code() != absl::StatusCode::kUnavailable) return FromRankZero(last);
