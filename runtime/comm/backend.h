@@ -66,6 +66,7 @@ class CommunicatorBackend {
   // Of backends that move registered memory without copies.
   virtual absl::Status Register(std::span<std::byte> /*memory*/) { return absl::OkStatus(); }
   virtual void Deregister() {}
+  virtual void Leave() {}
   virtual absl::Status status() const = 0;
   virtual void Abort(absl::Status why) = 0;
   virtual int64_t bytes_moved() const = 0;

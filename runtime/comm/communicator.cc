@@ -80,6 +80,10 @@ void Communicator::Deregister() {
   backend_->Deregister();
 }
 
+void Communicator::Leave() {
+  backend_->Leave();
+}
+
 absl::StatusOr<Communicator> Communicator::Split(int colour, int key, std::string_view name) const {
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend,
                        backend_->Split(colour, key, name));

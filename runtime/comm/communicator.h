@@ -86,6 +86,12 @@ class Communicator {
   absl::Status Register(std::span<std::byte> memory);
   void Deregister();
 
+  // This rank calls nothing more: whoever calls it and waits for this rank fails. So does destroying
+  // it; to be called before by who gives back memory of a device first, or has several communicators,
+  // since that waits for the device, where ranks that share it may wait for this one. Waits until what
+  // this rank has called has ended.
+  void Leave();
+
   // Collective over this communicator: ranks with the same colour form a new one, ordered by (key,
   // rank). `name`: in messages; empty: this one's. The options are this one's too.
   absl::StatusOr<Communicator> Split(int colour, int key, std::string_view name = {}) const;

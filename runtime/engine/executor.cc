@@ -28,6 +28,10 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
 Executor::~Executor() {
   if (progress_.alive) Drop(progress_.number);
   AwaitStreams();
+  // Before any memory goes, which waits for the device: there ranks that share it may wait for this one.
+  for (std::optional<Communicator>* communicator : StepCommunicators())
+    if (communicator->has_value()) (*communicator)->Leave();
+  if (control_.has_value()) control_->Leave();
   DeregisterPools();
   LogUntoldFailure();
   if (timeline_ == nullptr) return;

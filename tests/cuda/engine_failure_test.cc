@@ -18,7 +18,6 @@ namespace ebb::testing {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 std::string Text(const absl::Status& status) {
@@ -104,13 +103,12 @@ TEST_F(EngineOnFailingGpuTest, AnErrorThatNcclNoticesFailsTheStepOfAllRanks) {
     EXPECT_THAT(Text(status), HasSubstr("remote process exited"));
 }
 
-TEST_F(EngineOnFailingGpuTest, ARankThatDoesNotComeIsWaitedForOnlySoLong) {
+TEST_F(EngineOnFailingGpuTest, ARankThatHasDestroyedItsEngineIsNotWaitedFor) {
+  config_.ebb.timeout_seconds = 600;
   for (const bool nccl : {false, true}) {
     if (nccl) setenv(kShare, "1", /*overwrite=*/1);
-    config_.ebb.timeout_seconds = 0.5;
     const Seen seen = TrainWith([] {}, Second::kLeaves);
-    EXPECT_THAT(Text(seen[0]), AnyOf(HasSubstr("rank 1 has left"), HasSubstr("has waited 0.5 s"),
-                                     HasSubstr("rank 1 has ended")));
+    EXPECT_THAT(Text(seen[0]), HasSubstr("rank 1 has left"));
   }
 }
 

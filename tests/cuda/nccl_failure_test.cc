@@ -75,11 +75,11 @@ absl::Status Outcome(Communicator& communicator, Stream& stream) {
 
 TEST_F(NcclFailureTest, ALibraryThatIsTooOldIsRefused) {
   EXPECT_TRUE(OpenNccl().ok());
-  stand_in::SetNcclVersion(21703);
+  stand_in::SetNcclVersion(21806);
   const absl::Status refused = OpenNccl().status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(Message(refused), AllOf(HasSubstr("ranks on GPUs cannot use NCCL 2.17.3"),
-                                      HasSubstr("NCCL 2 from 2.18.0 on")));
+  EXPECT_THAT(Message(refused), AllOf(HasSubstr("ranks on GPUs cannot use NCCL 2.18.6"),
+                                      HasSubstr("NCCL 2 from 2.19.0 on")));
 }
 
 TEST_F(NcclFailureTest, CreationThatNeverFinishesEndsInTime) {
@@ -186,6 +186,58 @@ TEST_F(NcclFailureTest, RankThatDoesNotCallEndsTheWaitingOfAllInTime) {
                       HasSubstr("in barrier on communicator 'gather'"),
                       HasSubstr("raise ebb.timeout_seconds")));
   }
+}
+
+// It is all the same to the others whether they wait on the device, or for NCCL's part on the host.
+TEST_F(NcclFailureTest, RankThatLeavesIsNamedAtOnceToThoseWhoCallMore) {
+  for (const bool on_host : {false, true}) {
+    std::latch have_met(3);
+    const auto seen = Seen(3, [&](World& world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Communicator all, world.NewCommunicator({.name = "all"}));
+      EBB_ASSIGN_OR_RETURN(Communicator gather, all.Split(0, 2 - world.rank(), "gather"));
+      Gpu gpu(world);
+      EBB_RETURN_IF_ERROR(gather.Barrier(gpu.stream));
+      EBB_RETURN_IF_ERROR(Outcome(gather, gpu.stream));
+      have_met.arrive_and_wait();
+      if (world.rank() == 0) return absl::OkStatus();
+      if (on_host) stand_in::StallLaunches();
+      EBB_RETURN_IF_ERROR(gather.Barrier(gpu.stream));
+      const absl::Status left = Outcome(gather, gpu.stream);
+      EXPECT_EQ(all.status(), left);
+      return left;
+    });
+    EXPECT_TRUE(seen[0].ok()) << seen[0];
+    for (const int rank : {1, 2}) {
+      EXPECT_EQ(seen[static_cast<size_t>(rank)].code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(Message(seen[static_cast<size_t>(rank)]),
+                  HasSubstr("rank 2 (world rank 0) has left communicator 'gather': it has "
+                            "destroyed it after 1 calls, of which rank "));
+    }
+  }
+}
+
+TEST_F(NcclFailureTest, RanksThatLeaveOneAfterTheOtherDisturbNobody) {
+  std::atomic<int> left{0};
+  const auto seen = Seen(3, [&](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator stays, world.NewCommunicator());
+    Gpu gpu(world);
+    {
+      EBB_ASSIGN_OR_RETURN(Communicator goes, world.NewCommunicator());
+      EBB_RETURN_IF_ERROR(goes.Barrier(gpu.stream));
+      const CollectiveSpan span = gpu.InPlace();
+      // What two do the third does not count.
+      if (world.rank() == 1) EBB_RETURN_IF_ERROR(goes.Send(gpu.stream, {&span, 1}, kType, 2));
+      if (world.rank() == 2) EBB_RETURN_IF_ERROR(goes.Receive(gpu.stream, {&span, 1}, kType, 1));
+      EBB_RETURN_IF_ERROR(Outcome(goes, gpu.stream));
+      for (int n = left; n < world.rank(); n = left) left.wait(n);
+    }
+    ++left;
+    left.notify_all();
+    for (int i = 0; i < 3; ++i) EBB_RETURN_IF_ERROR(stays.Barrier(gpu.stream));
+    EBB_RETURN_IF_ERROR(Outcome(stays, gpu.stream));
+    return world.NewCommunicator().status();
+  });
+  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
 }
 
 TEST_F(NcclFailureTest, LaunchThatIsNeverReadyEndsInTime) {

@@ -13,7 +13,11 @@ namespace ebb::testing {
 
 class ThreadMeeting::Member : public Bootstrap {
  public:
-  Member(ThreadMeeting& meeting, int rank) : meeting_(meeting), rank_(rank) {}
+  Member(ThreadMeeting& meeting, int rank)
+      : meeting_(meeting),
+        rank_(rank),
+        notes_(std::make_shared<DepartureNotes>(
+            [&meeting, rank](std::string_view note) { meeting.PassOn(rank, note); })) {}
   int rank() const override { return rank_; }
   int size() const override { return meeting_.size_; }
   int local_rank() const override { return rank_; }
@@ -27,14 +31,34 @@ class ThreadMeeting::Member : public Bootstrap {
   void OnFailure(std::function<void(const absl::Status&)> heard) override {
     meeting_.Listen(rank_, std::move(heard));
   }
+  absl::StatusOr<std::unique_ptr<Departures>> NewDepartures(double /*timeout_seconds*/) override {
+    return notes_->New();
+  }
+  const std::shared_ptr<DepartureNotes>& notes() const { return notes_; }
 
  private:
   ThreadMeeting& meeting_;
   const int rank_;
+  const std::shared_ptr<DepartureNotes> notes_;
 };
 
 std::shared_ptr<Bootstrap> ThreadMeeting::For(int rank) {
-  return std::make_shared<Member>(*this, rank);
+  auto member = std::make_shared<Member>(*this, rank);
+  const std::scoped_lock lock(mutex_);
+  notes_[static_cast<size_t>(rank)] = member->notes();
+  return member;
+}
+
+void ThreadMeeting::PassOn(int rank, std::string_view note) {
+  std::vector<std::shared_ptr<DepartureNotes>> others;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (size_t other = 0; other < notes_.size(); ++other) {
+      auto alive = notes_[other].lock();
+      if (static_cast<int>(other) != rank && alive != nullptr) others.push_back(std::move(alive));
+    }
+  }
+  for (const auto& other : others) other->Hear(note);
 }
 
 absl::StatusOr<std::vector<std::string>> ThreadMeeting::AllGather(int rank, std::string_view mine,

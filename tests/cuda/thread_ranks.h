@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ebb/runtime/comm/nccl/bootstrap.h"
@@ -18,7 +19,8 @@ namespace ebb::testing {
 // What the ranks of a world share.
 class ThreadMeeting {
  public:
-  explicit ThreadMeeting(int size) : size_(size), listeners_(static_cast<size_t>(size)) {}
+  explicit ThreadMeeting(int size)
+      : size_(size), listeners_(static_cast<size_t>(size)), notes_(static_cast<size_t>(size)) {}
 
   std::shared_ptr<Bootstrap> For(int rank);
   // The rank's process has ended, as far as the others can tell.
@@ -34,6 +36,7 @@ class ThreadMeeting {
                                                      double timeout_seconds);
   void Fail(int rank, const absl::Status& why);
   void Listen(int rank, std::function<void(const absl::Status&)> heard);
+  void PassOn(int rank, std::string_view note);
 
   const int size_;
   std::mutex mutex_;
@@ -42,6 +45,7 @@ class ThreadMeeting {
   std::map<int, int> joined_;  // rounds, by rank
   absl::Status failure_;
   std::vector<std::function<void(const absl::Status&)>> listeners_;
+  std::vector<std::weak_ptr<DepartureNotes>> notes_;  // by rank
 };
 
 // As RunThreads, with NCCL and round `devices` CUDA devices. A rank whose body has failed has ended.

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <string>
 #include <vector>
@@ -149,6 +150,21 @@ TEST_F(ConnectionTest, WhatFailsTheCpusWorldFailsTheSharedDevices) {
 // All on one device of the stand-in, which only NCCL that shares one can connect.
 class WorldOnGpusTest : public ConnectionTest {
  protected:
+  static constexpr int kRanks = 3;
+
+  // A rank of several hosts that no MPI connects.
+  static absl::StatusOr<World> MeetAsHosts(int rank, const std::string& name) {
+    const MeetingPlace place = {.host = "", .port = 0, .name = name};
+    EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join({.rank = rank,
+                                                                  .size = kRanks,
+                                                                  .place = place,
+                                                                  .one_host = true,
+                                                                  .launcher = "a test",
+                                                                  .timeout_seconds = 60}));
+    EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
+                         HostsRank::Form(rank, std::move(rendezvous)));
+    return World(std::move(backend));
+  }
   void SetUp() override { setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); }
   void TearDown() override {
     unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
@@ -191,16 +207,7 @@ TEST_F(WorldOnGpusTest, TheDefaultReductionGroupIsTheCpusWorlds) {
 TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {
   const std::string name = ebb::testing::NewMeetingName();
   const auto run = [&](int rank) -> absl::Status {
-    const MeetingPlace place = {.host = "", .port = 0, .name = name};
-    EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join({.rank = rank,
-                                                                  .size = 3,
-                                                                  .place = place,
-                                                                  .one_host = true,
-                                                                  .launcher = "a test",
-                                                                  .timeout_seconds = 60}));
-    EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
-                         HostsRank::Form(rank, std::move(rendezvous)));
-    const World hosts(std::move(backend));
+    EBB_ASSIGN_OR_RETURN(const World hosts, MeetAsHosts(rank, name));
     EXPECT_FALSE(hosts.NewCommunicator().ok());
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
     EBB_ASSIGN_OR_RETURN(const World gpus, hosts.On(device));
@@ -228,6 +235,40 @@ TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {
   for (const int rank : {0, 2}) {
     EXPECT_THAT(std::string(seen[static_cast<size_t>(rank)].message()),
                 AllOf(HasSubstr("rank 1"), HasSubstr("a page is missing")));
+  }
+}
+
+// Whatever its process does then, and whatever way its world has of telling the others.
+TEST_F(WorldOnGpusTest, ARankThatDestroysItsCommunicatorIsNotWaitedFor) {
+  for (const bool as_hosts : {false, true}) {
+    const std::string name = ebb::testing::NewMeetingName();
+    std::array<absl::Status, kRanks> seen;
+    std::latch others_know(kRanks - 1);
+    const auto run = [&](const World& threads) -> absl::Status {
+      const int rank = threads.rank();
+      EBB_ASSIGN_OR_RETURN(const World world,
+                           as_hosts ? MeetAsHosts(rank, name) : absl::StatusOr<World>(threads));
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
+      EBB_ASSIGN_OR_RETURN(const Communicator all, gpus.NewCommunicator());
+      EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("barrier"));
+      {
+        EBB_ASSIGN_OR_RETURN(Communicator part, all.Split(0, 0, "part"));
+        EBB_RETURN_IF_ERROR(part.Barrier(stream));
+        if (rank != 1) EBB_RETURN_IF_ERROR(part.Barrier(stream));
+        stream.WaitIdle();
+        seen[static_cast<size_t>(rank)] = part.status();
+      }
+      rank == 1 ? others_know.wait() : others_know.count_down();
+      return absl::OkStatus();
+    };
+    const absl::Status status = RunThreads(kRanks, run);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(seen[1].ok()) << seen[1];
+    for (const int rank : {0, 2}) {
+      EXPECT_THAT(std::string(seen[static_cast<size_t>(rank)].message()),
+                  HasSubstr("rank 1 has left communicator 'part'"));
+    }
   }
 }
 

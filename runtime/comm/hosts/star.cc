@@ -59,6 +59,10 @@ Star::Star(int rank, Rendezvous rendezvous)
     : rank_(rank),
       participants_(rendezvous.participants()),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      notes_(std::make_shared<DepartureNotes>([this](std::string_view note) {
+        const std::scoped_lock lock(mutex_);
+        TellOthers(MessageType::kNote, note, rank_);
+      })),
       connections_(std::move(rendezvous).TakeConnections()),
       has_left_(participants_.size()),
       texts_(participants_.size()) {}
@@ -127,6 +131,9 @@ void Star::Understand(int from, Message message) {
   Unpacker unpacker(message.payload);
   if (message.type == MessageType::kRefusal) {
     Broken(UnpackStatus(message.payload), from);
+  } else if (message.type == MessageType::kNote) {
+    notes_->Hear(message.payload);
+    if (rank_ == 0) TellOthers(MessageType::kNote, message.payload, from);
   } else if (message.type == MessageType::kBlob && rank_ == 0) {
     const auto timeout_seconds = std::bit_cast<double>(unpacker.Number());
     std::string text = unpacker.Text();

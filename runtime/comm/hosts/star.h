@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/nccl/departures.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
@@ -45,6 +46,7 @@ class Star {
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine, double timeout_seconds);
   void Fail(const absl::Status& why);
   void OnFailure(Heard heard);
+  absl::StatusOr<std::unique_ptr<Departures>> NewDepartures() { return notes_->New(); }
 
  private:
   Star(int rank, Rendezvous rendezvous);
@@ -65,6 +67,7 @@ class Star {
   const int rank_;
   const std::vector<Participant> participants_;
   const Descriptor wake_;
+  const std::shared_ptr<DepartureNotes> notes_;
   std::vector<pollfd> polled_;  // of the thread
   std::thread thread_;
 

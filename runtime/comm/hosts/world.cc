@@ -66,6 +66,9 @@ class HostsRank::StarBootstrap : public Bootstrap {
   void OnFailure(std::function<void(const absl::Status& why)> heard) override {
     star_->OnFailure(std::move(heard));
   }
+  absl::StatusOr<std::unique_ptr<Departures>> NewDepartures(double /*timeout_seconds*/) override {
+    return star_->NewDepartures();
+  }
   const Star& star() const { return *star_; }
 
  private:

@@ -1,15 +1,17 @@
 // How the ranks of a world reach each other beside the GPUs: what NCCL needs before it can connect
-// them, and what it cannot tell, namely that a rank has failed or its process has ended. The
-// rendezvous of processes implements it; in tests, threads do.
+// them, and what it cannot tell, namely that a rank has failed, has left a communicator, or that
+// its process has ended. The rendezvous of processes implements it; in tests, threads do.
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/nccl/departures.h"
 
 namespace ebb {
 
@@ -33,6 +35,9 @@ class Bootstrap {
   // `heard` is called, on any thread, when another rank has failed ("rank 2 failed: ...") or its
   // process has ended: at once if that has happened already. One for a world, before it is used.
   virtual void OnFailure(std::function<void(const absl::Status& why)> heard) = 0;
+
+  // Of a communicator between all ranks. Collective, as AllGather, which may wait.
+  virtual absl::StatusOr<std::unique_ptr<Departures>> NewDepartures(double timeout_seconds) = 0;
 };
 
 }  // namespace ebb

@@ -39,9 +39,26 @@ ncclConfig_t NonBlocking() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(Parts parts,
-                                                                            const ncclUniqueId& id,
-                                                                            int rank, int size) {
+// From before its first call of NCCL, which waits on the host for ranks that it has not met yet.
+class NcclCommunicator::Calling {
+ public:
+  explicit Calling(NcclCommunicator& communicator) : communicator_(communicator) {
+    communicator_.calls_.fetch_add(1, std::memory_order_acq_rel);
+    communicator_.calling_.store(true, std::memory_order_release);
+    communicator_.idle_.store(false, std::memory_order_release);
+    communicator_.changed_.Notify();
+  }
+  ~Calling() { communicator_.calling_.store(false, std::memory_order_release); }
+  Calling(const Calling&) = delete;
+  Calling& operator=(const Calling&) = delete;
+
+ private:
+  NcclCommunicator& communicator_;
+};
+
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
+    Parts parts, std::unique_ptr<Departures> departures, const ncclUniqueId& id, int rank,
+    int size) {
   const auto deadline = DeadlineAfter(parts.options.timeout_seconds);
   auto channel = std::make_shared<NcclChannel>(parts.nccl, parts.device.ordinal());
   EBB_RETURN_IF_ERROR(channel->Call("ncclCommInitRankConfig", [&](ncclComm_t& comm) {
@@ -50,11 +67,12 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(Part
   }));
   // From here on a failure of another rank ends the waiting for it.
   parts.failure->Join(channel);
-  return Finish(std::move(parts), std::move(channel), deadline);
+  return Finish(std::move(parts), std::move(departures), std::move(channel), deadline);
 }
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
-    Parts parts, std::shared_ptr<NcclChannel> channel, WaitPoint::Deadline deadline) {
+    Parts parts, std::unique_ptr<Departures> departures, std::shared_ptr<NcclChannel> channel,
+    WaitPoint::Deadline deadline) {
   const absl::Status ready = channel->AwaitReady(deadline);
   if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
     return LateCreationStatus(parts.options, kWhoIsLate);
@@ -69,8 +87,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
                        InFlight::Create(parts.device, channel));
   EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
   group.barrier = barrier.data();
-  std::unique_ptr<NcclCommunicator> communicator(new NcclCommunicator(
-      std::move(parts), std::move(channel), std::move(in_flight), std::move(barrier), group));
+  std::unique_ptr<NcclCommunicator> communicator(
+      new NcclCommunicator(std::move(parts), std::move(departures), std::move(channel),
+                           std::move(in_flight), std::move(barrier), group));
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
   } catch (const std::system_error& error) {
@@ -81,10 +100,12 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
   return communicator;
 }
 
-NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
+NcclCommunicator::NcclCommunicator(Parts parts, std::unique_ptr<Departures> departures,
+                                   std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier,
                                    NcclGroup group)
     : parts_(std::move(parts)),
+      departures_(std::move(departures)),
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
@@ -92,12 +113,19 @@ NcclCommunicator::NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> cha
       registrations_(parts_.nccl, channel_) {}
 
 NcclCommunicator::~NcclCommunicator() {
-  while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
+  Leave();
   stop_.store(true, std::memory_order_release);
   changed_.Notify();
   if (watch_.joinable()) watch_.join();
   registrations_.RemoveAll();
   channel_->Close(DeadlineAfter(std::min(parts_.options.timeout_seconds, kCloseSecondsMax)));
+}
+
+void NcclCommunicator::Leave() {
+  if (std::exchange(left_, true)) return;
+  while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
+  if (!channel_->failed())
+    departures_->Leave({.rank = RankName(), .calls = calls_.load(std::memory_order_acquire)});
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -110,12 +138,17 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   }
   if (channel_->failed()) return absl::OkStatus();
   const CallSummary summary = Summarise(call);
+  // What two ranks do the others do not count.
+  std::optional<Calling> calling;
+  if (!IsPointToPoint(call.kind)) calling.emplace(*this);
   in_flight_->Begin(stream, summary);
   absl::Status enqueued = in_order ? EnqueueSums(stream, call) : EnqueueNow(stream, call);
   in_flight_->End(stream, enqueued.ok() ? BytesMoved(call, group_.rank, group_.size) : 0);
   if (enqueued.ok()) enqueued = stream.status();
-  idle_.store(false, std::memory_order_release);
-  changed_.Notify();
+  if (!calling.has_value()) {
+    idle_.store(false, std::memory_order_release);
+    changed_.Notify();
+  }
   if (enqueued.ok() || channel_->failed()) return absl::OkStatus();
   const bool late = absl::IsDeadlineExceeded(enqueued) && enqueued.message().empty();
   parts_.failure->Report(late ? LateStatus(summary) : Named(enqueued, summary));
@@ -164,11 +197,8 @@ absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
 }
 
 absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
-  if (!NcclRegistrations::Supported(parts_.nccl)) {
-    return absl::UnimplementedError(absl::StrCat("NCCL ", NcclVersionText(parts_.nccl.version),
-                                                 " cannot register memory; 2.19 can"));
-  }
   if (memory.empty() || channel_->failed()) return absl::OkStatus();
+  const Calling calling(*this);
   const absl::Status added =
       registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));
   if (added.ok() || absl::IsUnimplemented(added) || channel_->failed()) return added;
@@ -195,6 +225,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
   // NCCL allows it only while nothing is under way.
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   const auto deadline = DeadlineAfter(parts_.options.timeout_seconds);
+  const Calling calling(*this);
   auto part = std::make_shared<NcclChannel>(parts_.nccl, parts_.device.ordinal());
   const absl::Status begun = channel_->Call("ncclCommSplit", [&](ncclComm_t& comm) {
     ncclResult_t result = ncclSuccess;
@@ -205,22 +236,24 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
     });
     return made.ok() ? result : ncclInternalError;
   });
-  absl::Status ready = begun.ok() ? channel_->AwaitReady(deadline) : begun;
-  if (ready.ok()) {
+  const auto finish = [&]() -> absl::StatusOr<std::unique_ptr<NcclCommunicator>> {
+    EBB_RETURN_IF_ERROR(begun);
+    EBB_RETURN_IF_ERROR(channel_->AwaitReady(deadline));
     parts_.failure->Join(part);
+    EBB_ASSIGN_OR_RETURN(std::unique_ptr<Departures> departures, departures_->Split(colour, key));
     Parts parts = parts_;
     parts.options.reduction_group = 0;  // the parent's need not divide the parts
     if (!name.empty()) parts.options.name = name;
-    absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished =
-        Finish(std::move(parts), part, deadline);
-    if (finished.ok()) return *std::move(finished);
-    ready = finished.status();
-  }
-  if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
-    ready = LateCreationStatus(parts_.options, kWhoIsLate);
+    return Finish(std::move(parts), std::move(departures), part, deadline);
+  };
+  absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished = finish();
+  if (finished.ok()) return *std::move(finished);
+  absl::Status why = finished.status();
+  if (absl::IsDeadlineExceeded(why) && why.message().empty())
+    why = LateCreationStatus(parts_.options, kWhoIsLate);
   parts_.failure->Report(
-      absl::Status(ready.code(), absl::StrCat(RankName(), " could not split communicator '",
-                                              parts_.options.name, "': ", ready.message())));
+      absl::Status(why.code(), absl::StrCat(RankName(), " could not split communicator '",
+                                            parts_.options.name, "': ", why.message())));
   channel_->WaitAborted();  // until then NCCL may write to `part`
   return status();
 }
@@ -239,7 +272,10 @@ void NcclCommunicator::Watch() {
   while (!stopped()) {
     changed_.Await([&] { return stopped() || !idle_.load(std::memory_order_acquire); });
     idle_.store(true, std::memory_order_release);
-    while (!stopped() && !channel_->failed() && !in_flight_->empty()) {
+    const auto busy = [this] {
+      return calling_.load(std::memory_order_acquire) || !in_flight_->empty();
+    };
+    while (!stopped() && !channel_->failed() && busy()) {
       if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) parts_.failure->Report(wrong);
       changed_.Await(stopped, WaitPoint::Clock::now() + period, std::chrono::nanoseconds(0));
     }
@@ -247,6 +283,7 @@ void NcclCommunicator::Watch() {
 }
 
 absl::Status NcclCommunicator::WhatIsWrong() {
+  EBB_RETURN_IF_ERROR(Deserted());
   const std::optional<CallSummary> late = in_flight_->Late(parts_.options.timeout_seconds);
   if (late) return LateStatus(*late);
   absl::Status error = channel_->AsynchronousError();
@@ -254,6 +291,15 @@ absl::Status NcclCommunicator::WhatIsWrong() {
   if (error.ok() || channel_->failed()) return absl::OkStatus();
   return absl::Status(error.code(), absl::StrCat(RankName(), " on communicator '",
                                                  parts_.options.name, "': ", error.message()));
+}
+
+absl::Status NcclCommunicator::Deserted() {
+  const std::optional<Departure> left = departures_->First();
+  const uint64_t calls = calls_.load(std::memory_order_acquire);
+  if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
+  return LeftStatus(parts_.options, left->rank,
+                    absl::StrCat("it has destroyed it after ", left->calls, " calls, of which ",
+                                 RankName(), " has made ", calls));
 }
 
 absl::Status NcclCommunicator::LateStatus(const CallSummary& call) const {

@@ -1,12 +1,13 @@
 // One rank's end of an NCCL communicator: enqueues its operations, and watches them.
 //
 //   enqueuing thread   [ begin | ncclGroup ... | end ]   on the stream, as soon as the host's part is ready
-//   watching thread    asynchronous errors, operations that take too long
+//   watching thread    asynchronous errors, operations that take too long or wait for a rank that has left
 //
 // Whatever goes wrong ends in SharedFailure, which aborts the world's communicators on all ranks.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -16,6 +17,7 @@
 
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/nccl/channel.h"
+#include "ebb/runtime/comm/nccl/departures.h"
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
@@ -39,10 +41,10 @@ class NcclCommunicator : public CommunicatorBackend {
   };
 
   // Connects this rank with the others that have the same id.
-  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(Parts parts,
-                                                                   const ncclUniqueId& id, int rank,
-                                                                   int size);
-  // Waits for what was enqueued, then leaves.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
+      Parts parts, std::unique_ptr<Departures> departures, const ncclUniqueId& id, int rank,
+      int size);
+  // Waits for what was enqueued, then leaves: who calls more than this rank has is told.
   ~NcclCommunicator() override;
 
   int rank() const override { return group_.rank; }
@@ -53,26 +55,34 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status SumInOrder(std::span<std::byte> scratch) override;
   absl::Status Register(std::span<std::byte> memory) override;
   void Deregister() override { registrations_.RemoveAll(); }
+  void Leave() override;
   absl::Status status() const override { return parts_.failure->status(); }
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
 
  private:
-  NcclCommunicator(Parts parts, std::shared_ptr<NcclChannel> channel,
-                   std::unique_ptr<InFlight> in_flight, Buffer barrier, NcclGroup group);
+  // While all ranks are needed for what this one calls.
+  class Calling;
+
+  NcclCommunicator(Parts parts, std::unique_ptr<Departures> departures,
+                   std::shared_ptr<NcclChannel> channel, std::unique_ptr<InFlight> in_flight,
+                   Buffer barrier, NcclGroup group);
   // Of a channel whose creation has begun: waits until it is connected.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Finish(
-      Parts parts, std::shared_ptr<NcclChannel> channel, WaitPoint::Deadline deadline);
+      Parts parts, std::unique_ptr<Departures> departures, std::shared_ptr<NcclChannel> channel,
+      WaitPoint::Deadline deadline);
 
   absl::Status EnqueueNow(Stream& stream, const Collective& call);
   absl::Status EnqueueSums(Stream& stream, const Collective& call);
   void Watch();
   absl::Status WhatIsWrong();
+  absl::Status Deserted();
   absl::Status LateStatus(const CallSummary& call) const;
   absl::Status Named(const absl::Status& error, const CallSummary& call) const;
   std::string RankName() const;
 
   Parts parts_;
+  const std::unique_ptr<Departures> departures_;
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;
@@ -80,6 +90,9 @@ class NcclCommunicator : public CommunicatorBackend {
   std::optional<OrderedSums> ordered_sums_;
   std::shared_ptr<const ReduceGrids> grids_;  // of its kernel
   NcclRegistrations registrations_;
+  std::atomic<uint64_t> calls_{0};  // of all ranks together
+  std::atomic<bool> calling_{false};
+  bool left_ = false;
   std::atomic<bool> stop_{false};
   std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately
   WaitPoint changed_;

@@ -72,9 +72,7 @@ class NcclWorld : public WorldBackend {
       const CommunicatorOptions& options) override {
     EBB_RETURN_IF_ERROR(failure_->status());
     EBB_ASSIGN_OR_RETURN(const ncclUniqueId id, Agree(options));
-    auto connected = NcclCommunicator::Connect(
-        {.nccl = nccl_, .device = device_, .failure = failure_, .options = options}, id, rank(),
-        size());
+    auto connected = Connect(options, id);
     // The others may be waiting for this rank inside NCCL, where only this ends it.
     if (!connected.ok()) failure_->Report(RankFailedStatus(rank(), connected.status()));
     // A communicator that one rank lacks is of no use to the others.
@@ -88,13 +86,21 @@ class NcclWorld : public WorldBackend {
 
   absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
                                   std::string_view what) override {
-    if (!NcclRegistrations::Supported(nccl_)) return device.Allocate(bytes, what);
     return NcclRegistrations::Allocate(nccl_, device, bytes, what);
   }
 
   void Fail(absl::Status why) override { failure_->Report(RankFailedStatus(rank(), why)); }
 
  private:
+  absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(const CommunicatorOptions& options,
+                                                            const ncclUniqueId& id) {
+    EBB_ASSIGN_OR_RETURN(std::unique_ptr<Departures> departures,
+                         bootstrap_->NewDepartures(CreationSeconds(options)));
+    return NcclCommunicator::Connect(
+        {.nccl = nccl_, .device = device_, .failure = failure_, .options = options},
+        std::move(departures), id, rank(), size());
+  }
+
   // The id of rank 0's, once all want the same.
   absl::StatusOr<ncclUniqueId> Agree(const CommunicatorOptions& options) {
     Offer mine = {.proposal = {.options = options}, .version = nccl_.version};

@@ -6,7 +6,7 @@
 //   Neither is so after SumInOrder (ordered_sums.h), which makes the bits those of the CPU.
 // - NCCL does not compare what ranks call. Different calls fail by the time-out, if they do not
 //   happen to fit; the engine compares a hash of its steps.
-// - A communicator that fails (a rank ended, gave up or did not come in time) fails all of its
+// - A communicator that fails (a rank ended, gave up, left or did not come in time) fails all of its
 //   world: NCCL cannot end an operation on the other ranks, each has to abort its own.
 #pragma once
 

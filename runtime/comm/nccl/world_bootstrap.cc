@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 
@@ -28,6 +31,39 @@ absl::StatusOr<std::string> GatherBytes(Communicator& communicator, const void* 
   EBB_RETURN_IF_ERROR(communicator.status());
   return all;
 }
+
+// A communicator on which nothing runs, so that its only failure, but for the world's, is the one
+// that the first rank which leaves brings about.
+class DeparturesOfCommunicator : public Departures {
+ public:
+  explicit DeparturesOfCommunicator(Communicator beside) : beside_(std::move(beside)) {}
+
+  void Leave(const Departure& mine) override {
+    beside_.Abort(absl::CancelledError(absl::StrCat(kMark, mine.calls, " ", mine.rank)));
+  }
+
+  std::optional<Departure> First() override {
+    const absl::Status status = beside_.status();
+    absl::string_view said = status.message();
+    const size_t mark = said.rfind(kMark);
+    if (mark == absl::string_view::npos) return std::nullopt;  // also if nothing has failed
+    said.remove_prefix(mark + kMark.size());
+    const size_t space = std::min(said.find(' '), said.size());
+    Departure departure = {.rank = std::string(said.substr(std::min(space + 1, said.size())))};
+    if (!absl::SimpleAtoi(said.substr(0, space), &departure.calls)) return std::nullopt;
+    return departure;
+  }
+
+  absl::StatusOr<std::unique_ptr<Departures>> Split(int colour, int key) override {
+    EBB_ASSIGN_OR_RETURN(Communicator part, beside_.Split(colour, key));
+    return std::make_unique<DeparturesOfCommunicator>(std::move(part));
+  }
+
+ private:
+  static constexpr absl::string_view kMark = "departure after ";
+
+  Communicator beside_;
+};
 
 }  // namespace
 
@@ -79,6 +115,13 @@ void WorldBootstrap::OnFailure(std::function<void(const absl::Status& why)> hear
   const std::scoped_lock lock(mutex_);
   heard_ = std::move(heard);
   changed_.notify_all();
+}
+
+absl::StatusOr<std::unique_ptr<Departures>> WorldBootstrap::NewDepartures(double timeout_seconds) {
+  EBB_ASSIGN_OR_RETURN(
+      Communicator beside,
+      world_.NewCommunicator({.name = "gpu-departures", .timeout_seconds = timeout_seconds}));
+  return std::make_unique<DeparturesOfCommunicator>(std::move(beside));
 }
 
 void WorldBootstrap::Watch() {

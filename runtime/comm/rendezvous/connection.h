@@ -27,6 +27,7 @@ enum class MessageType : uint16_t {
   kBlobs,      // all ranks' parts
   kGone,       // rank 0 has lost the connection to a rank
   kGoodbye,    // the sender leaves as it should
+  kNote,       // for all ranks, of what is none of the rendezvous' business
 };
 
 struct Message {
