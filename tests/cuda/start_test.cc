@@ -62,7 +62,7 @@ TEST(NcclStart, LibraryIsFoundOrWhatIsMissingIsSaid) {
     EXPECT_THAT(std::string(nccl.status().message()), HasSubstr("libnccl.so.2"));
     GTEST_SKIP() << nccl.status();
   }
-  EXPECT_GE((*nccl)->version, 21800);
+  EXPECT_GE((*nccl)->version, 21900);
   EXPECT_THAT(NcclVersionText((*nccl)->version), HasSubstr("2."));
   EXPECT_EQ(*LoadNccl(), *nccl);
 }

@@ -9,8 +9,9 @@
 namespace ebb {
 namespace {
 
-// ncclCommSplit came with it.
-constexpr LibraryVersion kOldest = {.major = 2, .minor = 18, .patch = 0};
+// Before it ncclCommAbort did not wait for a launch that was under way, which then used what had been given
+// back; and memory could not be registered.
+constexpr LibraryVersion kOldest = {.major = 2, .minor = 19, .patch = 0};
 
 // Of NCCL_VERSION_CODE, which had a digit less before 2.9.
 LibraryVersion VersionOf(int code) {
@@ -58,10 +59,10 @@ absl::StatusOr<NcclLibrary> OpenNccl() {
   EBB_RETURN_IF_ERROR(library.Find("ncclBroadcast", nccl.Broadcast));
   EBB_RETURN_IF_ERROR(library.Find("ncclSend", nccl.Send));
   EBB_RETURN_IF_ERROR(library.Find("ncclRecv", nccl.Recv));
-  library.FindIfThere("ncclMemAlloc", nccl.MemAlloc);
-  library.FindIfThere("ncclMemFree", nccl.MemFree);
-  library.FindIfThere("ncclCommRegister", nccl.CommRegister);
-  library.FindIfThere("ncclCommDeregister", nccl.CommDeregister);
+  EBB_RETURN_IF_ERROR(library.Find("ncclMemAlloc", nccl.MemAlloc));
+  EBB_RETURN_IF_ERROR(library.Find("ncclMemFree", nccl.MemFree));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommRegister", nccl.CommRegister));
+  EBB_RETURN_IF_ERROR(library.Find("ncclCommDeregister", nccl.CommDeregister));
   library.FindIfThere("ncclCommWindowRegister", nccl.CommWindowRegister);
   library.FindIfThere("ncclCommWindowDeregister", nccl.CommWindowDeregister);
   EBB_RETURN_IF_ERROR(NcclStatus(nccl, nccl.GetVersion(&nccl.version), nullptr, "ncclGetVersion"));

@@ -37,13 +37,13 @@ struct NcclLibrary {
   decltype(&::ncclSend) Send = nullptr;
   decltype(&::ncclRecv) Recv = nullptr;
 
-  // Null in libraries that have them not: the first four came with 2.19, the others with 2.27. As
-  // plain types, because headers may lack them too; a window is a pointer of NCCL's.
+  // As plain types, because headers may lack them: these came with 2.19.
   ncclResult_t (*MemAlloc)(void** data, size_t bytes) = nullptr;
   ncclResult_t (*MemFree)(void* data) = nullptr;
   ncclResult_t (*CommRegister)(const ncclComm_t comm, void* data, size_t bytes,
                                void** handle) = nullptr;
   ncclResult_t (*CommDeregister)(const ncclComm_t comm, void* handle) = nullptr;
+  // And these with 2.27: null in libraries that have them not. A window is a pointer of NCCL's.
   ncclResult_t (*CommWindowRegister)(ncclComm_t comm, void* data, size_t bytes, void** window,
                                      int flags) = nullptr;
   ncclResult_t (*CommWindowDeregister)(ncclComm_t comm, void* window) = nullptr;

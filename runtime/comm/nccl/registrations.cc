@@ -12,11 +12,6 @@ constexpr int kSymmetric = 1;
 
 }  // namespace
 
-bool NcclRegistrations::Supported(const NcclLibrary& nccl) {
-  const bool allocates = nccl.MemAlloc != nullptr && nccl.MemFree != nullptr;
-  return allocates && nccl.CommRegister != nullptr && nccl.CommDeregister != nullptr;
-}
-
 absl::StatusOr<Buffer> NcclRegistrations::Allocate(const NcclLibrary& nccl, const Device& device,
                                                    int64_t bytes, std::string_view what) {
   if (bytes <= 0) return device.Allocate(bytes, what);

@@ -1,6 +1,6 @@
 // Memory that NCCL knows for one communicator, so that its operations read and write it where it
 // is, without copies through NCCL's own buffers, and may use algorithms that need to reach all
-// ranks' memory: as a symmetric window (NCCL 2.27), else as a buffer (2.19).
+// ranks' memory: as a symmetric window (from NCCL 2.27 on), else as a buffer.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,6 @@ class NcclRegistrations {
   NcclRegistrations(const NcclLibrary& nccl, std::shared_ptr<NcclChannel> channel)
       : nccl_(nccl), channel_(std::move(channel)) {}
 
-  // Whether the library has what registering needs.
-  static bool Supported(const NcclLibrary& nccl);
   // Zero-filled memory that can be registered.
   static absl::StatusOr<Buffer> Allocate(const NcclLibrary& nccl, const Device& device,
                                          int64_t bytes, std::string_view what);
