@@ -385,8 +385,11 @@ TEST_F(NcclFailureTest, WorldThatFailsEndsAllItsCommunicatorsAndMakesNoNewOnes) 
   }
 }
 
+// A process that is killed destroys nothing: until the others know, its communicators are kept.
 TEST_F(NcclFailureTest, RankWhoseProcessEndsIsNamed) {
   std::vector<absl::Status> seen(3);
+  std::vector<Communicator> of_the_dead;
+  std::latch others_know(2);
   std::atomic<int> created{0};
   const absl::Status run = testing::RunOnGpus(3, kRanksMax, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
@@ -395,11 +398,14 @@ TEST_F(NcclFailureTest, RankWhoseProcessEndsIsNamed) {
     if (world.rank() == 1) {
       for (int seen_created = created; seen_created < 3; seen_created = created)
         created.wait(seen_created);
+      of_the_dead.push_back(std::move(communicator));
       return absl::AbortedError("chosen");
     }
     Gpu gpu(world);
     EBB_RETURN_IF_ERROR(communicator.Barrier(gpu.stream));
     seen[static_cast<size_t>(world.rank())] = Outcome(communicator, gpu.stream);
+    others_know.arrive_and_wait();
+    if (world.rank() == 0) of_the_dead.clear();
     return absl::OkStatus();
   });
   EXPECT_EQ(run.code(), absl::StatusCode::kAborted);
@@ -412,7 +418,8 @@ TEST_F(NcclFailureTest, RankWhoseProcessEndsIsNamed) {
 TEST_F(NcclFailureTest, RankWhoseProcessEndsEndsAllCommunicatorsOfTheOthers) {
   constexpr int kRanks = 3, kCommunicators = 4;
   std::vector<absl::Status> seen(kRanks);
-  std::latch enqueued(kRanks);
+  std::vector<Communicator> of_the_dead;
+  std::latch enqueued(kRanks), others_know(kRanks - 1);
   const absl::Status run = testing::RunOnGpus(kRanks, kRanksMax, [&](World world) -> absl::Status {
     std::vector<Communicator> communicators;
     std::vector<Gpu> gpus;
@@ -422,6 +429,7 @@ TEST_F(NcclFailureTest, RankWhoseProcessEndsEndsAllCommunicatorsOfTheOthers) {
       communicators.push_back(std::move(made));
     }
     if (world.rank() == 1) {
+      of_the_dead = std::move(communicators);
       enqueued.arrive_and_wait();
       return absl::AbortedError("chosen");
     }
@@ -430,6 +438,8 @@ TEST_F(NcclFailureTest, RankWhoseProcessEndsEndsAllCommunicatorsOfTheOthers) {
     enqueued.arrive_and_wait();
     for (size_t i = 0; i < kCommunicators; ++i)
       seen[static_cast<size_t>(world.rank())].Update(Outcome(communicators[i], gpus[i].stream));
+    others_know.arrive_and_wait();
+    if (world.rank() == 0) of_the_dead.clear();
     return absl::OkStatus();
   });
   EXPECT_EQ(run.code(), absl::StatusCode::kAborted);
