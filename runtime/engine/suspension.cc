@@ -8,6 +8,7 @@
 namespace ebb {
 
 absl::Status Executor::Suspended() const {
+  if (HasFailed()) return StuckError();
   return absl::FailedPreconditionError(
       absl::StrCat("the engine '", options_.name,
                    "' is suspended: call Resume before BeginStep and BeginEvaluation"));
@@ -40,9 +41,8 @@ absl::Status Executor::Suspend() {
   EBB_RETURN_IF_ERROR(Meet(Meeting::kSuspend, /*subject=*/0, made));
   if (suspended_) return absl::OkStatus();
   DeregisterPools();
-  EBB_RETURN_IF_ERROR(MovePools(std::move(room)));
-  suspended_ = true;
-  return absl::OkStatus();
+  suspended_ = true;  // also if it fails: no scope leads to where the pools have been
+  return MovePools(std::move(room));
 }
 
 absl::Status Executor::Resume() {

@@ -1,14 +1,17 @@
-// Agreements of ranks on a device, through a mirror that is smaller than what they exchange. On the
-// stand-in.
+// Agreements of ranks on a device, and values that they pass to each other, through a mirror that is
+// smaller than what they exchange. On the stand-in.
 #include "ebb/runtime/engine/host_lane.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/engine.h"
+#include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "thread_ranks.h"
 
@@ -34,6 +37,42 @@ TEST(HostLaneTest, ListsLongerThanTheMirrorGoInPieces) {
       EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
                            AllLists({communicator, stream, mirror}, ListOf(world.rank())));
       EXPECT_EQ(all, expected) << bytes;
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  stand_in::Reset();
+}
+
+// A rank's part of the parameter is larger than what an engine passes at a time on a device.
+TEST(HostLaneTest, AParameterIsGatheredInPieces) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kElements = 700'001;
+  ModelSpec model;
+  const UnitId unit = model.AddUnit("unit");
+  const ParameterId parameter =
+      model.Add(unit, {.name = "weight",
+                       .shape = {kElements},
+                       .init = [](const Slice& slice, std::span<float> values) {
+                         std::iota(values.begin(), values.end(), static_cast<float>(slice.begin));
+                         return absl::OkStatus();
+                       }});
+  model.forward.push_back({.unit = unit});
+  std::vector<float> expected(kElements);
+  std::iota(expected.begin(), expected.end(), 0.0f);
+  Config config;
+  config.micro_batch_size = 1;
+  config.zero.stage = 3;
+  for (const bool nccl : {false, true}) {
+    const testing::NcclSharesDevice shares(nccl);
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model, config));
+      for (const int root : {-1, 0, 1}) {
+        std::vector<float> whole(root < 0 || root == world.rank() ? kElements : 0);
+        EBB_RETURN_IF_ERROR(engine.Gather(parameter, StateClass::kMaster, whole, root));
+        EXPECT_TRUE(whole.empty() || whole == expected) << "to " << root;
+      }
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;

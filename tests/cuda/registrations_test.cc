@@ -5,12 +5,16 @@
 
 #include <barrier>
 #include <cstdlib>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/nccl/communicator.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "engine_creation.h"
+#include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 #include "thread_ranks.h"
@@ -28,17 +32,13 @@ class RegistrationsTest : public ::testing::Test {
 
   void SetUp() override {
     setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0);
-    setenv(kShare, "1", /*overwrite=*/1);
     config_.micro_batch_size = 1;
     config_.gradient_accumulation_steps = 2;
     config_.zero.stage = 3;
     config_.zero.param_persistence_threshold = 0;
     config_.ebb.timeout_seconds = 20;
   }
-  void TearDown() override {
-    unsetenv(kShare);
-    stand_in::Reset();
-  }
+  void TearDown() override { stand_in::Reset(); }
 
   // Trains, is suspended and resumed, and trains again. How many registrations there were before,
   // in between and after, of all ranks.
@@ -78,9 +78,56 @@ class RegistrationsTest : public ::testing::Test {
     return registrations;
   }
 
-  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+  const NcclSharesDevice nccl_;
   Config config_;
 };
+
+// A rank whose host fails when it is to make the `nth` communicator of a name there.
+class RankOfAFailingHost : public LocalRank {
+ public:
+  RankOfAFailingHost(std::shared_ptr<LocalWorld> world, int rank, std::string name, int nth)
+      : LocalRank(std::move(world), rank), name_(std::move(name)), left_(nth) {}
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) override {
+    if (options.name == name_ && --left_ == 0) Fail(absl::DataLossError("the host is gone"));
+    return LocalRank::NewCommunicator(options);
+  }
+
+ private:
+  const std::string name_;
+  int left_;
+};
+
+// Memory has been given back by then: whoever went on would not know that the others do.
+TEST_F(RegistrationsTest, PoolsThatMoveWithoutTheRanksMeetingAfterwardsFailTheEngineOfAll) {
+  config_.ebb.timeout_seconds = 3600;
+  for (const bool resumes : {false, true}) {
+    SCOPED_TRACE(resumes ? "Resume" : "Suspend");
+    const auto host = std::make_shared<LocalWorld>(kRanks);
+    const absl::Status status = RunThreads(kRanks, [&](World threads) -> absl::Status {
+      const int rank = threads.rank();
+      const World world(std::make_shared<RankOfAFailingHost>(host, rank, "engine moved",
+                                                             rank == 1 ? 1 + resumes : 0));
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      ToyModel model(ToyOptions(), device);
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config_));
+      EBB_RETURN_IF_ERROR(model.Train(engine, rank, 0));
+      absl::Status moved = engine.Suspend();
+      if (resumes) {
+        EXPECT_TRUE(moved.ok()) << moved;
+        moved = engine.Resume();
+      }
+      EXPECT_EQ(moved.code(), absl::StatusCode::kDataLoss);
+      EXPECT_THAT(std::string(moved.message()), HasSubstr("rank 1 failed: the host is gone"));
+      for (const absl::Status& later : {engine.Suspend(), engine.Resume(),
+                                        model.Train(engine, rank, 1), engine.Report().status()})
+        EXPECT_THAT(std::string(later.message()), HasSubstr("the host is gone"));
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(stand_in::Alive().registrations, 0);
+  }
+}
 
 // Gather and parameter pool for gathers, gradient and staging pool for reductions.
 constexpr int kPools = 4;

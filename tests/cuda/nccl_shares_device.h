@@ -1,0 +1,19 @@
+// Whether NCCL connects ranks that share a device (World::On), for as long as it lives.
+#pragma once
+
+#include <cstdlib>
+
+namespace ebb::testing {
+
+class NcclSharesDevice {
+ public:
+  explicit NcclSharesDevice(bool shares = true) { setenv(kName, shares ? "1" : "0", 1); }
+  ~NcclSharesDevice() { unsetenv(kName); }
+  NcclSharesDevice(const NcclSharesDevice&) = delete;
+  NcclSharesDevice& operator=(const NcclSharesDevice&) = delete;
+
+ private:
+  static constexpr char kName[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+};
+
+}  // namespace ebb::testing
