@@ -8,6 +8,7 @@
 #include "ebb/runtime/comm/bucket_measurement.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "engine_creation.h"
+#include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 
@@ -26,11 +27,7 @@ class EngineCoalesceTest : public ::testing::Test {
     config_.ebb.timeout_seconds = 20;
     config_.ebb.measures_coalesce = true;
   }
-  void TearDown() override {
-    unsetenv(kShare);
-    stand_in::Reset();
-  }
-  static void UseNccl() { setenv(kShare, "1", /*overwrite=*/1); }
+  void TearDown() override { stand_in::Reset(); }
 
   // The configs of the engines that it made, after a step.
   std::vector<Config> Train(const Config& config) {
@@ -49,12 +46,11 @@ class EngineCoalesceTest : public ::testing::Test {
     return resolved;
   }
 
-  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
   Config config_;
 };
 
 TEST_F(EngineCoalesceTest, AutoIsOneNumberOfAllRanksThatRepeatsTheRun) {
-  UseNccl();
+  const NcclSharesDevice nccl;
   for (const int shard_group : {0, 2}) {
     config_.ebb.shard_group = shard_group;
     const std::vector<Config> first = Train(config_);
@@ -79,7 +75,7 @@ TEST_F(EngineCoalesceTest, AutoIsNotGivenWithoutNccl) {
 }
 
 TEST_F(EngineCoalesceTest, NoRoomForMeasuringIsSaidByAllRanks) {
-  UseNccl();
+  const NcclSharesDevice nccl;
   // Behind the byte of each communicator's barriers.
   for (int nth = 1; nth <= 24; ++nth) {
     stand_in::FailCall("cudaMalloc", cudaErrorMemoryAllocation, nth);

@@ -11,6 +11,7 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "engine_creation.h"
+#include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 
@@ -30,10 +31,7 @@ class EngineOnFailingGpuTest : public ::testing::Test {
   using Seen = std::array<absl::Status, kRanks>;
 
   static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
-  void TearDown() override {
-    unsetenv(kShare);
-    stand_in::Reset();
-  }
+  void TearDown() override { stand_in::Reset(); }
 
   enum class Second : uint8_t {
     kGoesOn,
@@ -68,7 +66,6 @@ class EngineOnFailingGpuTest : public ::testing::Test {
     return seen;
   }
 
-  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
   Config config_ = [] {
     Config config;
     config.micro_batch_size = 1;
@@ -97,7 +94,7 @@ TEST_F(EngineOnFailingGpuTest, AKernelThatDoesNotStartFailsTheEngineOnAllRanks) 
 }
 
 TEST_F(EngineOnFailingGpuTest, AnErrorThatNcclNoticesFailsTheStepOfAllRanks) {
-  setenv(kShare, "1", /*overwrite=*/1);
+  const NcclSharesDevice nccl;
   const Seen seen = TrainWith([] { stand_in::FailCommunicators(1, ncclRemoteError); });
   for (const absl::Status& status : seen)
     EXPECT_THAT(Text(status), HasSubstr("remote process exited"));
@@ -106,7 +103,7 @@ TEST_F(EngineOnFailingGpuTest, AnErrorThatNcclNoticesFailsTheStepOfAllRanks) {
 TEST_F(EngineOnFailingGpuTest, ARankThatHasDestroyedItsEngineIsNotWaitedFor) {
   config_.ebb.timeout_seconds = 600;
   for (const bool nccl : {false, true}) {
-    if (nccl) setenv(kShare, "1", /*overwrite=*/1);
+    const NcclSharesDevice shares(nccl);
     const Seen seen = TrainWith([] {}, Second::kLeaves);
     EXPECT_THAT(Text(seen[0]), HasSubstr("rank 1 has left"));
   }
@@ -117,7 +114,7 @@ TEST_F(EngineOnFailingGpuTest, OfARankThatStallsTheFirstWaitIsSaid) {
   config_.zero.param_persistence_threshold = 0;
   config_.ebb.timeout_seconds = 0.5;
   for (const bool nccl : {false, true}) {
-    if (nccl) setenv(kShare, "1", /*overwrite=*/1);
+    const NcclSharesDevice shares(nccl);
     const Seen seen = TrainWith([] {}, Second::kStalls);
     EXPECT_THAT(Text(seen[0]), AllOf(HasSubstr("has waited 0.5 s for "),
                                      HasSubstr("on communicator 'engine gather'")));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "nccl_shares_device.h"
 #include "tests/engine/covering_array.h"
 #include "tests/engine/matrix_cell.h"
 
@@ -33,20 +34,8 @@ absl::StatusOr<Device> LastDevice() {
   return Device::Cuda(devices - 1);
 }
 
-// Chosen by World::On when the communicators are made.
-class SharedDevice {
- public:
-  explicit SharedDevice(Ranks ranks) {
-    if (ranks != Ranks::kLocal) setenv(kName, "1", /*overwrite=*/1);
-  }
-  ~SharedDevice() { unsetenv(kName); }
-
- private:
-  static constexpr char kName[] = "NCCL_MULTI_RANK_GPU_ENABLE";
-};
-
 absl::StatusOr<Outcome> RunOnGpu(const Cell& cell, Ranks ranks) {
-  const SharedDevice shared(ranks);
+  const NcclSharesDevice nccl(ranks != Ranks::kLocal);
   return RunCell(cell, &LastDevice, ranks == Ranks::kDeterministicNccl);
 }
 
@@ -61,9 +50,9 @@ const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell, Ranks ranks) {
 }
 
 // Before version 2.30 NCCL takes one rank a device.
-const absl::Status& NcclSharesDevice() {
+const absl::Status& NcclCanShareDevice() {
   static const absl::Status shares = [] {
-    const SharedDevice shared(Ranks::kNccl);
+    const NcclSharesDevice nccl;
     return RunThreads(2, [](World world) -> absl::Status {
       EBB_ASSIGN_OR_RETURN(const Device device, LastDevice());
       EBB_ASSIGN_OR_RETURN(const World gpus, world.On(device));
@@ -86,7 +75,7 @@ class EngineOnGpuTest : public ::testing::TestWithParam<std::tuple<Ranks, int>> 
   void ExpectBitsOfReference(const Cell& cell) {
     if (const auto device = LastDevice(); !device.ok()) GTEST_SKIP() << device.status();
     const Ranks ranks = std::get<0>(GetParam());
-    if (ranks != Ranks::kLocal && !NcclSharesDevice().ok()) GTEST_SKIP() << NcclSharesDevice();
+    if (ranks != Ranks::kLocal && !NcclCanShareDevice().ok()) GTEST_SKIP() << NcclCanShareDevice();
     SCOPED_TRACE(cell.Describe());
     const absl::StatusOr<Outcome>& reference = ReferenceOutcome(cell, ranks);
     ASSERT_TRUE(reference.ok()) << reference.status();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/toy_model.h"
 
@@ -28,7 +29,6 @@ class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0);
-    if (GetParam()) setenv(kShare, "1", /*overwrite=*/1);
     config_.micro_batch_size = 1;
     config_.compute = DType::kBFloat16;
     config_.zero.stage = 2;
@@ -36,10 +36,7 @@ class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
     config_.zero.offload_optimizer = {.device = Tier::kCpu, .pin_memory = false};
     config_.ebb.timeout_seconds = 3600;  // a rank that waits for another would be seen
   }
-  void TearDown() override {
-    unsetenv(kShare);
-    stand_in::Reset();
-  }
+  void TearDown() override { stand_in::Reset(); }
 
   static ToyModel ModelOn(const Device& device) { return ToyModel({.width = 67}, device); }
   static Config Auto(Config config) {
@@ -79,7 +76,7 @@ class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
     return outcomes[0];
   }
 
-  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+  const NcclSharesDevice nccl_{GetParam()};
   Config config_;
 };
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "state.h"
 #include "tests/engine/scripted.h"
@@ -126,13 +127,7 @@ class EngineRunsAheadTest : public ::testing::TestWithParam<RunAhead> {
   using Body = std::function<absl::Status(Engine& engine, Trainer& trainer, int rank)>;
 
   static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
-  void SetUp() override {
-    if (GetParam().nccl) setenv(kShare, "1", /*overwrite=*/1);
-  }
-  void TearDown() override {
-    unsetenv(kShare);
-    stand_in::Reset();
-  }
+  void TearDown() override { stand_in::Reset(); }
 
   // Late, with a schedule and a scale that follow the steps that were applied.
   Config LateConfig() const {
@@ -194,7 +189,7 @@ class EngineRunsAheadTest : public ::testing::TestWithParam<RunAhead> {
     return absl::OkStatus();
   }
 
-  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+  const NcclSharesDevice nccl_{GetParam().nccl};
   const ModelSpec model_ = ScriptedModel();
 };
 

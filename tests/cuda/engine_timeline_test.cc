@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "nccl_shares_device.h"
 #include "stand_in.h"
 #include "tests/engine/plan_spans.h"
 #include "tests/engine/scripted.h"
@@ -34,14 +35,7 @@ void PrintTo(const Traced& of, std::ostream* out) {
 class TimelineOfGpuTest : public ::testing::TestWithParam<Traced> {
  protected:
   static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
-  void SetUp() override {
-    if (GetParam().nccl) setenv(kShare, "1", /*overwrite=*/1);
-  }
-  void TearDown() override {
-    unsetenv(kShare);
-    stand_in::Reset();
-  }
-  static constexpr char kShare[] = "NCCL_MULTI_RANK_GPU_ENABLE";
+  void TearDown() override { stand_in::Reset(); }
 
   // Opens every scope and computes nothing: gradients are zeros.
   static absl::Status Train(Engine& engine, const ModelSpec& model) {
@@ -52,6 +46,7 @@ class TimelineOfGpuTest : public ::testing::TestWithParam<Traced> {
     return step.Finish();
   }
 
+  const NcclSharesDevice nccl_{GetParam().nccl};
   const Scratch scratch_;
 };
 INSTANTIATE_TEST_SUITE_P(

@@ -5,7 +5,6 @@
 
 #include <array>
 #include <atomic>
-#include <cstdlib>
 #include <functional>
 #include <latch>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
+#include "nccl_shares_device.h"
 #include "stand_in.h"
 
 namespace ebb {
@@ -92,13 +92,14 @@ TEST_F(ConnectionTest, ThreadsOnDifferentDevicesAreConnectedByNccl) {
 }
 
 TEST_F(ConnectionTest, NcclThatMayShareADeviceIsTakenAtItsWord) {
-  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
   const auto on_device = [](const World& world) { return world.On(*Device::Cuda()); };
-  EXPECT_EQ(NcclCommunicators(2, on_device), 2);
-  EXPECT_EQ(NcclCommunicators(1, on_device), 0);
-  setenv("NCCL_MULTI_RANK_GPU_ENABLE", "0", 1);
+  {
+    const testing::NcclSharesDevice nccl;
+    EXPECT_EQ(NcclCommunicators(2, on_device), 2);
+    EXPECT_EQ(NcclCommunicators(1, on_device), 0);
+  }
+  const testing::NcclSharesDevice not_nccl(/*shares=*/false);
   EXPECT_EQ(NcclCommunicators(2, on_device), 0);
-  unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
 }
 
 TEST_F(ConnectionTest, RankThatIsAloneNeedsNoNcclWhateverItsWorld) {
@@ -165,11 +166,8 @@ class WorldOnGpusTest : public ConnectionTest {
                          HostsRank::Form(rank, std::move(rendezvous)));
     return World(std::move(backend));
   }
-  void SetUp() override { setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); }
-  void TearDown() override {
-    unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
-    ConnectionTest::TearDown();
-  }
+
+  const testing::NcclSharesDevice nccl_;
 };
 
 TEST_F(WorldOnGpusTest, TheCpusIsTheWorldItself) {

@@ -1,5 +1,7 @@
 // "zero_optimization.offload_optimizer.ratio" "auto" on the CPU, where memory alone decides, and the
 // measurement behind it elsewhere.
+#include "tests/engine/offload_ratio.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,22 +37,8 @@ class OffloadRatioTest : public ::testing::Test {
         .device = tier, .nvme_paths = {scratch_.path()}, .pin_memory = false};
     return config;
   }
-  static Config With(Config config, double ratio) {
-    config.zero.offload_optimizer.ratio = ratio;
-    return config;
-  }
-  static Config Auto(Config config) {
-    config.zero.offload_optimizer.measures_ratio = true;
-    return config;
-  }
-  static int64_t DeviceBytes(const std::vector<MemoryRow>& rows) {
-    int64_t bytes = 0;
-    for (const MemoryRow& row : rows)
-      if (row.tier == Tier::kDevice) bytes += static_cast<int64_t>(row.predicted_bytes);
-    return bytes;
-  }
-  static int64_t DeviceBytes(const Config& config) {
-    return DeviceBytes(*PredictMemory(SomeModel().spec(), kWorld, config));
+  static int64_t BytesOf(const Config& config) {
+    return DeviceBytes(SomeModel().spec(), kWorld, config);
   }
   // As the engines of all ranks have resolved it.
   static Config Resolved(const Config& config) {
@@ -75,32 +63,33 @@ class OffloadRatioTest : public ::testing::Test {
 TEST_F(OffloadRatioTest, AutoOnTheCpuIsWhatMemoryAsksFor) {
   for (const Tier tier : {Tier::kCpu, Tier::kNvme}) {
     Config config = ConfigOf(tier);
-    const OffloadOptimizerConfig free = Resolved(Auto(config)).zero.offload_optimizer;
+    const OffloadOptimizerConfig free = Resolved(WithAutoRatio(config)).zero.offload_optimizer;
     EXPECT_EQ(free.ratio, 0);
     EXPECT_FALSE(free.measures_ratio);
-    config.ebb.device_memory = DeviceBytes(With(config, 0.6));
-    const OffloadOptimizerConfig capped = Resolved(Auto(config)).zero.offload_optimizer;
+    config.ebb.device_memory = BytesOf(WithRatio(config, 0.6));
+    const OffloadOptimizerConfig capped = Resolved(WithAutoRatio(config)).zero.offload_optimizer;
     EXPECT_GT(capped.ratio, 0);
     EXPECT_LT(capped.ratio, 1);
-    EXPECT_LE(DeviceBytes(With(config, capped.ratio)), *config.ebb.device_memory);
+    EXPECT_LE(BytesOf(WithRatio(config, capped.ratio)), *config.ebb.device_memory);
     EXPECT_FALSE(capped.measures_ratio);
     const double less = std::round(capped.ratio * 100 - 1) / 100;
-    EXPECT_FALSE(PredictMemory(SomeModel().spec(), kWorld, With(config, less)).ok());
-    config.ebb.device_memory = DeviceBytes(With(config, 1));
-    EXPECT_EQ(DeviceBytes(Resolved(Auto(config))), *config.ebb.device_memory);
+    EXPECT_FALSE(PredictMemory(SomeModel().spec(), kWorld, WithRatio(config, less)).ok());
+    config.ebb.device_memory = BytesOf(WithRatio(config, 1));
+    EXPECT_EQ(BytesOf(Resolved(WithAutoRatio(config))), *config.ebb.device_memory);
   }
 }
 
 TEST_F(OffloadRatioTest, AutoOfWhatDoesNotFitAtAllIsRefused) {
   Config config = ConfigOf(Tier::kCpu);
-  config.ebb.device_memory = DeviceBytes(With(config, 1)) - 1;
+  config.ebb.device_memory = BytesOf(WithRatio(config, 1)) - 1;
   const ToyModel model = SomeModel();
-  const absl::Status predicted = PredictMemory(model.spec(), kWorld, Auto(config)).status();
+  const absl::Status predicted =
+      PredictMemory(model.spec(), kWorld, WithAutoRatio(config)).status();
   EXPECT_EQ(predicted.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(predicted.message()), HasSubstr("ebb.device_memory is "));
   const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
     const absl::Status created =
-        Engine::Create(world, Device::Cpu(1), model.spec(), Auto(config)).status();
+        Engine::Create(world, Device::Cpu(1), model.spec(), WithAutoRatio(config)).status();
     EXPECT_THAT(std::string(created.message()), HasSubstr("ebb.device_memory is "));
     return absl::OkStatus();
   });
@@ -113,14 +102,14 @@ TEST_F(OffloadRatioTest, AutoHasTheBitsOfEveryRatioAndItsNumberRepeatsIt) {
     for (const Timing timing : kTimings) {
       SCOPED_TRACE(::testing::Message() << Name(tier) << static_cast<int>(timing));
       const Config config = ConfigOf(tier, timing);
-      Config some = Auto(config);
-      some.ebb.device_memory = DeviceBytes(With(config, 0.6));
-      const auto all = TrainedMasterBits(kWorld, model, With(config, 1), kSteps);
+      Config some = WithAutoRatio(config);
+      some.ebb.device_memory = BytesOf(WithRatio(config, 0.6));
+      const auto all = TrainedMasterBits(kWorld, model, WithRatio(config, 1), kSteps);
       ASSERT_TRUE(all.ok()) << all.status();
       const absl::StatusOr<Config> again = Config::FromJson(Resolved(some).ToJson());
       ASSERT_TRUE(again.ok()) << again.status();
       EXPECT_EQ(Resolved(*again).ToJson(), again->ToJson());
-      for (const Config& other : {With(config, 0), Auto(config), some, *again}) {
+      for (const Config& other : {WithRatio(config, 0), WithAutoRatio(config), some, *again}) {
         const auto bits = TrainedMasterBits(kWorld, model, other, kSteps);
         ASSERT_TRUE(bits.ok()) << bits.status();
         EXPECT_EQ(*bits, *all);
@@ -131,7 +120,7 @@ TEST_F(OffloadRatioTest, AutoHasTheBitsOfEveryRatioAndItsNumberRepeatsIt) {
 
 TEST_F(OffloadRatioTest, AutoWithoutOffloadIsOne) {
   const OffloadOptimizerConfig optimizer =
-      Resolved(Auto(ConfigOf(Tier::kDevice))).zero.offload_optimizer;
+      Resolved(WithAutoRatio(ConfigOf(Tier::kDevice))).zero.offload_optimizer;
   EXPECT_EQ(optimizer.ratio, 1);
   EXPECT_FALSE(optimizer.measures_ratio);
 }
