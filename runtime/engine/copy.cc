@@ -39,7 +39,8 @@ struct Executor::CopyStaging {
 // What a device receives lies behind what it sends.
 absl::Status Executor::MakeCopyMirror() {
   if (copy_mirror_.made() || device_.kind() == DeviceKind::kCpu) return absl::OkStatus();
-  EBB_ASSIGN_OR_RETURN(copy_mirror_, DeviceMirror::Create(device_, 2 * CopyStaging::kBytesMax));
+  EBB_ASSIGN_OR_RETURN(copy_mirror_,
+                       DeviceMirror::Create(device_, 2 * CopyStaging::kBytesMax, ledger_));
   return absl::OkStatus();
 }
 

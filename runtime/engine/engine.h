@@ -125,9 +125,10 @@ class Engine {
   // written and parameters cast from them as an update does; optimizer states stay. What `other` has
   // beside these is left out; a name that it lacks is an error.
   //
-  // Between steps of both. Waits for pending updates. Shards go to shards, resharded
-  // on the way, with at most 8 MiB of staging a rank in memory() while it lasts. An error on any rank
-  // is every rank's, and nothing was copied, unless the engine says that it has failed.
+  // Between steps of both. Waits for pending updates. Shards go to shards, resharded on the way, with
+  // at most 8 MiB of staging a rank in memory() while it lasts; on a GPU with 8 MiB of its memory, too,
+  // which this engine then keeps. An error on any rank is every rank's, and nothing was copied, unless
+  // the engine says that it has failed.
   absl::Status CopyParametersFrom(Engine& other);
 
   // Any thread.
@@ -145,7 +146,8 @@ class Engine {
 
 // The memory table of the fullest rank from the model and the config alone: no engine, no device. Of
 // offload_optimizer.ratio "auto" it has what ebb.device_memory asks for, as an engine on the
-// CPU does; one on a GPU may offload more.
+// CPU does; one on a GPU may offload more. An engine on a GPU has 1 MiB more of staging, through which
+// ranks tell each other what lies in host memory (512 bytes a rank from 2,048 ranks on).
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
                                                      const Config& config);
 

@@ -11,10 +11,13 @@ constexpr int64_t kAlignment = 16;  // of what shares the mirror
 
 }  // namespace
 
-absl::StatusOr<DeviceMirror> DeviceMirror::Create(const Device& device, int64_t bytes) {
+absl::StatusOr<DeviceMirror> DeviceMirror::Create(const Device& device, int64_t bytes,
+                                                  MemoryLedger& ledger) {
   DeviceMirror mirror;
   if (device.kind() == DeviceKind::kCpu) return mirror;
   EBB_ASSIGN_OR_RETURN(mirror.copy_, device.Allocate(bytes, "what ranks tell each other"));
+  ledger.Predict(StateClass::kStaging, Tier::kDevice, bytes);
+  mirror.charge_ = MemoryLedger::Charge(ledger, StateClass::kStaging, Tier::kDevice, bytes);
   return mirror;
 }
 

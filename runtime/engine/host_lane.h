@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/trace/ledger.h"
 
 namespace ebb {
 
@@ -18,7 +19,9 @@ namespace ebb {
 class DeviceMirror {
  public:
   DeviceMirror() = default;
-  static absl::StatusOr<DeviceMirror> Create(const Device& device, int64_t bytes);
+  // Predicted and counted in the ledger, as staging.
+  static absl::StatusOr<DeviceMirror> Create(const Device& device, int64_t bytes,
+                                             MemoryLedger& ledger);
 
   bool made() const { return copy_.data() != nullptr; }
   // How many of `bytes` fit where they share the mirror with `others` as large: all on the CPU.
@@ -36,6 +39,7 @@ class DeviceMirror {
 
  private:
   Buffer copy_;
+  MemoryLedger::Charge charge_;
 };
 
 struct HostLane {

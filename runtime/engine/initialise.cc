@@ -140,7 +140,7 @@ absl::Status Executor::MakeControl() {
   control_.emplace(std::move(control));
   constexpr int64_t kMirrorBytes = int64_t{1} << 20, kOfRankMin = 512;
   absl::StatusOr<DeviceMirror> mirror =
-      DeviceMirror::Create(device_, std::max(kMirrorBytes, (size_ + 1) * kOfRankMin));
+      DeviceMirror::Create(device_, std::max(kMirrorBytes, (size_ + 1) * kOfRankMin), ledger_);
   if (!mirror.ok()) {
     control_->Abort(mirror.status());  // the others are about to wait in it
     return mirror.status();

@@ -33,7 +33,8 @@ TEST(HostLaneTest, ListsLongerThanTheMirrorGoInPieces) {
       EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
       EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("comm"));
-      EBB_ASSIGN_OR_RETURN(const DeviceMirror mirror, DeviceMirror::Create(device, bytes));
+      MemoryLedger ledger;
+      EBB_ASSIGN_OR_RETURN(const DeviceMirror mirror, DeviceMirror::Create(device, bytes, ledger));
       EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
                            AllLists({communicator, stream, mirror}, ListOf(world.rank())));
       EXPECT_EQ(all, expected) << bytes;
@@ -44,25 +45,36 @@ TEST(HostLaneTest, ListsLongerThanTheMirrorGoInPieces) {
   stand_in::Reset();
 }
 
-// A rank's part of the parameter is larger than what an engine passes at a time on a device.
-TEST(HostLaneTest, AParameterIsGatheredInPieces) {
-  constexpr int kRanks = 2;
-  constexpr int64_t kElements = 700'001;
+ModelSpec ModelOf(int64_t elements, ParameterId& parameter) {
   ModelSpec model;
   const UnitId unit = model.AddUnit("unit");
-  const ParameterId parameter =
+  parameter =
       model.Add(unit, {.name = "weight",
-                       .shape = {kElements},
+                       .shape = {elements},
                        .init = [](const Slice& slice, std::span<float> values) {
                          std::iota(values.begin(), values.end(), static_cast<float>(slice.begin));
                          return absl::OkStatus();
                        }});
   model.forward.push_back({.unit = unit});
-  std::vector<float> expected(kElements);
-  std::iota(expected.begin(), expected.end(), 0.0f);
+  return model;
+}
+
+Config ShardedConfig() {
   Config config;
   config.micro_batch_size = 1;
   config.zero.stage = 3;
+  return config;
+}
+
+// A rank's part of the parameter is larger than what an engine passes at a time on a device.
+TEST(HostLaneTest, AParameterIsGatheredInPieces) {
+  constexpr int kRanks = 2;
+  constexpr int64_t kElements = 700'001;
+  ParameterId parameter{};
+  const ModelSpec model = ModelOf(kElements, parameter);
+  std::vector<float> expected(kElements);
+  std::iota(expected.begin(), expected.end(), 0.0f);
+  const Config config = ShardedConfig();
   for (const bool nccl : {false, true}) {
     const testing::NcclSharesDevice shares(nccl);
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
@@ -77,6 +89,44 @@ TEST(HostLaneTest, AParameterIsGatheredInPieces) {
     });
     EXPECT_TRUE(status.ok()) << status;
   }
+  stand_in::Reset();
+}
+
+// In the rows of staging, beside what the plan has there.
+TEST(HostLaneTest, TheMirrorsAreInTheTableOfMemory) {
+  constexpr int kRanks = 2;
+  ParameterId parameter{};
+  const ModelSpec model = ModelOf(5000, parameter);
+  const Config config = ShardedConfig();
+  const std::vector<MemoryRow> planned = *PredictMemory(model, kRanks, config);
+  // What the engine has on the device beside the plan; nothing else, if it is suspended.
+  const auto beside = [&](const Engine& engine, bool suspended) {
+    uint64_t bytes = 0;
+    for (const MemoryRow& row : engine.memory()) {
+      EXPECT_EQ(row.predicted_bytes, row.peak_bytes) << Name(row.state);
+      if (row.tier == Tier::kDevice) bytes += suspended ? row.current_bytes : row.predicted_bytes;
+    }
+    for (const MemoryRow& row : planned)
+      if (row.tier == Tier::kDevice && !suspended) bytes -= row.predicted_bytes;
+    return bytes;
+  };
+  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+    constexpr uint64_t kAgreement = 1 << 20, kCopy = 8 << 20;
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(Engine from, Engine::Create(world, device, model, config));
+    EBB_ASSIGN_OR_RETURN(Engine into, Engine::Create(world, device, model, config));
+    EXPECT_EQ(beside(into, /*suspended=*/false), kAgreement);
+    EBB_RETURN_IF_ERROR(into.CopyParametersFrom(from));
+    EBB_RETURN_IF_ERROR(into.CopyParametersFrom(from));
+    EXPECT_EQ(beside(from, /*suspended=*/false), kAgreement);
+    EXPECT_EQ(beside(into, /*suspended=*/false), kAgreement + kCopy);
+    EBB_RETURN_IF_ERROR(into.Suspend());
+    EXPECT_EQ(beside(into, /*suspended=*/true), kAgreement + kCopy);
+    EBB_RETURN_IF_ERROR(into.Resume());
+    EXPECT_EQ(beside(into, /*suspended=*/false), kAgreement + kCopy);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
   stand_in::Reset();
 }
 
