@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <memory>
-#include <new>
 #include <string>
 
 #include "ebb/runtime/device/device.h"
 #include "launch_times.h"
 #include "ops/ops.h"
+#include "small_ops.h"
 #include "stand_in.h"
 
 namespace ebb::gpt {
@@ -20,15 +19,11 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kRows = 4, kWidth = 8;
-constexpr OpsLimits kLimits = {
-    .rows = kRows, .tokens = kRows, .width = kWidth, .heads = 1, .vocabulary = kWidth};
-
 class GptGraphsTest : public ::testing::Test {
  protected:
   GptGraphsTest() { ops_->KeepGraphs(2); }
   void TearDown() override {
-    stream_.WaitIdle();
+    small_.stream.WaitIdle();
     stand_in::Reset();
   }
 
@@ -48,7 +43,7 @@ class GptGraphsTest : public ::testing::Test {
     });
   }
   float Sum(uint64_t key) {
-    stream_.WaitIdle();
+    small_.stream.WaitIdle();
     return memory_->sums[key][0];
   }
   // How often `calls` is made of so many replays.
@@ -62,13 +57,9 @@ class GptGraphsTest : public ::testing::Test {
     float a[kRows * kWidth] = {0.5f}, b[kRows * kWidth] = {}, product[kWidth * kWidth] = {};
     float sums[3][kWidth] = {};
   };
-  const Device device_ = *Device::Cuda();
-  Stream stream_ = device_.CallerStream();
-  const Buffer shared_ = *device_.AllocateShared(sizeof(Memory), "arrays");
-  Memory* const memory_ = ::new (shared_.data()) Memory;
-  const Buffer scratch_ =
-      *device_.Allocate(ScratchBytes(device_, DType::kFloat32, kLimits), "scratch");
-  const std::unique_ptr<Ops> ops_ = *NewOps(device_, DType::kFloat32, kLimits, scratch_.span());
+  SmallOpsOn<Memory> small_;
+  Memory* const memory_ = small_.memory;
+  Ops* const ops_ = small_.ops.get();
   int calls_ = 0;
 };
 
@@ -157,7 +148,7 @@ TEST_F(GptGraphsTest, ALaunchThatFailsIsTheErrorOfTheOps) {
 
 TEST_F(GptGraphsTest, AFaultOfTheDeviceUnderCaptureIsTheErrorOfTheOps) {
   Replay(0);
-  stream_.WaitIdle();
+  small_.stream.WaitIdle();
   stand_in::LoseDevice(cudaErrorIllegalAddress);
   Replay(0);
   EXPECT_EQ(ops_->status().code(), absl::StatusCode::kInternal);

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <new>
 #include <ostream>
 #include <string>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ops/cuda/cublaslt.h"
 #include "ops/ops.h"
+#include "small_ops.h"
 #include "stand_in.h"
 
 namespace ebb::gpt {
@@ -19,10 +19,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr int64_t kRows = 4, kWidth = 8;
-constexpr OpsLimits kLimits = {
-    .rows = kRows, .tokens = kRows, .width = kWidth, .heads = 1, .vocabulary = kWidth};
 
 // Of all that is used below, in memory that the test reads too.
 struct Memory {
@@ -119,30 +115,25 @@ class GptOpsFailureTest : public ::testing::TestWithParam<Failure> {
 };
 
 TEST_P(GptOpsFailureTest, ALaunchThatFailsIsNamedAndNothingIsEnqueuedAnyMore) {
-  const Device device = *Device::Cuda();
-  Stream stream = device.CallerStream();
-  const Buffer scratch =
-      *device.Allocate(ScratchBytes(device, DType::kFloat32, kLimits), "scratch");
-  const auto ops = *NewOps(device, DType::kFloat32, kLimits, scratch.span());
-  const Buffer shared = *device.AllocateShared(sizeof(Memory), "arrays");
-  Memory* const memory = ::new (shared.data()) Memory;
-  GetParam().call(*ops, *memory);
-  EXPECT_TRUE(ops->status().ok()) << ops->status();
-  stream.WaitIdle();
+  SmallOpsOn<Memory> small;
+  Ops& ops = *small.ops;
+  GetParam().call(ops, *small.memory);
+  EXPECT_TRUE(ops.status().ok()) << ops.status();
+  small.stream.WaitIdle();
 
   stand_in::FailCall(GetParam().kernel, cudaErrorInvalidValue);
-  GetParam().call(*ops, *memory);
-  const absl::Status status = ops->status();
+  GetParam().call(ops, *small.memory);
+  const absl::Status status = ops.status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr(std::string("launching ") + GetParam().named),
                     HasSubstr("an error of the stand-in")));
 
-  memory->mean[0] = 5;
-  Norm(*ops, *memory);
-  stream.WaitIdle();
-  EXPECT_EQ(memory->mean[0], 5);
-  EXPECT_EQ(ops->status(), status);
+  small.memory->mean[0] = 5;
+  Norm(ops, *small.memory);
+  small.stream.WaitIdle();
+  EXPECT_EQ(small.memory->mean[0], 5);
+  EXPECT_EQ(ops.status(), status);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, GptOpsFailureTest, ::testing::ValuesIn(Failures()),
@@ -152,8 +143,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, GptOpsFailureTest, ::testing::ValuesIn(Failure
 
 TEST(GptOpsFailure, ADeviceThatTheBuildHasNoCodeForIsSaidSo) {
   const Device device = *Device::Cuda();
-  const Buffer scratch =
-      *device.Allocate(ScratchBytes(device, DType::kBFloat16, kLimits), "scratch");
+  const Buffer scratch = ScratchFor(device, DType::kBFloat16);
   stand_in::FailCall("LoadKernels", cudaErrorNoKernelImageForDevice);
   EXPECT_THAT(
       std::string(NewOps(device, DType::kBFloat16, kLimits, scratch.span()).status().message()),

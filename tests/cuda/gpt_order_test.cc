@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <memory>
 #include <ostream>
 #include <string>
 #include <thread>
@@ -13,6 +12,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ops/ops.h"
 #include "order.h"
+#include "small_ops.h"
 
 namespace ebb::gpt {
 namespace {
@@ -22,10 +22,6 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
-
-constexpr int64_t kRows = 4, kWidth = 8;
-constexpr OpsLimits kLimits = {
-    .rows = kRows, .tokens = kRows, .width = kWidth, .heads = 1, .vocabulary = kWidth};
 
 // Of the device. Of what it is given an op reads `read` and writes `written`.
 struct Memory {
@@ -132,25 +128,23 @@ class GptOrderTest : public ::testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     stand_in::WatchOrder();
-    compute_.Zero(memory_.data(), sizeof(Memory));
-    compute_.WaitIdle();
+    small_.stream.Zero(memory_.data(), sizeof(Memory));
+    small_.stream.WaitIdle();
   }
   void TearDown() override { stand_in::TakeRaces(); }
 
   Memory& memory() { return *reinterpret_cast<Memory*>(memory_.data()); }
   // The op, which has ended before more is enqueued, though no stream knows.
   void Call() {
-    GetParam().call(*ops_, memory());
-    EXPECT_TRUE(ops_->status().ok()) << ops_->status();
-    std::thread([this] { compute_.WaitIdle(); }).join();
+    GetParam().call(*small_.ops, memory());
+    EXPECT_TRUE(small_.ops->status().ok()) << small_.ops->status();
+    std::thread([this] { small_.stream.WaitIdle(); }).join();
   }
 
-  Device device_ = *Device::Cuda();
-  Buffer scratch_ = *device_.Allocate(ScratchBytes(device_, DType::kFloat32, kLimits), "scratch");
-  Buffer memory_ = *device_.Allocate(sizeof(Memory), "test");
-  Stream compute_ = device_.CallerStream(), other_ = *device_.NewStream("other");
-  Event event_ = *device_.NewEvent();
-  std::unique_ptr<Ops> ops_ = *NewOps(device_, DType::kFloat32, kLimits, scratch_.span());
+  SmallOps small_;
+  Buffer memory_ = *small_.device.Allocate(sizeof(Memory), "test");
+  Stream other_ = *small_.device.NewStream("other");
+  Event event_ = *small_.device.NewEvent();
 };
 
 TEST_P(GptOrderTest, WritingWhatAKernelReadsIsFound) {
@@ -171,12 +165,12 @@ TEST_P(GptOrderTest, TouchingWhatAKernelWritesIsFound) {
 
 TEST_P(GptOrderTest, WithAnEventAllIsInOrder) {
   Call();
-  compute_.Record(event_);
+  small_.stream.Record(event_);
   other_.Wait(event_);
   other_.Zero(memory().read, sizeof(Memory::read));
   other_.Zero(memory().written, sizeof(Memory::written));
   other_.Record(event_);
-  compute_.Wait(event_);
+  small_.stream.Wait(event_);
   Call();
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
 }
