@@ -44,6 +44,7 @@ class DeviceBackend {
   virtual DeviceKind kind() const = 0;
   virtual std::string description() const = 0;
   virtual int ordinal() const { return 0; }
+  virtual uint64_t identity() const { return 0; }
   virtual absl::Status status() const { return absl::OkStatus(); }
   virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,

@@ -41,6 +41,10 @@ DeviceKind Device::kind() const {
   return backend_->kind();
 }
 
+uint64_t Device::identity() const {
+  return backend_->identity();
+}
+
 int Device::ordinal() const {
   return backend_->ordinal();
 }

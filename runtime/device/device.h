@@ -43,7 +43,9 @@ class Device {
   explicit Device(std::shared_ptr<DeviceBackend> backend) : backend_(std::move(backend)) {}
 
   DeviceKind kind() const;
-  int ordinal() const;              // among devices of its kind
+  int ordinal() const;  // among devices of its kind
+  // The same for all who use the same piece of hardware, whichever number they know it by. The CPU: 0.
+  uint64_t identity() const;
   std::string description() const;  // for people: "CPU, 2 threads", "CUDA device 0 (NVIDIA H200)"
   // The first failure of the device itself, sticky: its streams do nothing any more. OK on the CPU.
   absl::Status status() const;

@@ -89,7 +89,8 @@ absl::Status Executor::MeasureRatio(MeasuringScratch& scratch) {
   return absl::OkStatus();
 }
 
-// Ranks of a host share its memory's bandwidth in training, so all of them measure at a time.
+// Ranks of a host share its memory's bandwidth in training, and perhaps a device, so all of them
+// measure at a time.
 absl::StatusOr<double> Executor::MeasureBalance(MeasuringScratch& scratch) {
   const sharding::Decisions& decisions = plan().decisions;
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
@@ -105,6 +106,7 @@ absl::StatusOr<double> Executor::MeasureBalance(MeasuringScratch& scratch) {
                     .parameters_go_up = decisions.parameter_tier == Tier::kDevice,
                     .pins_host_memory = config_.zero.offload_optimizer.pin_memory};
   for (const sharding::SubGroup& group : groups) shape.elements += group.count();
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), absl::OkStatus()));  // all are here
   const absl::StatusOr<sharding::UpdateRates> rates =
       MeasureUpdateRates(device_, *kernels_, *host_kernels_, shape, scratch.updates);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), rates.status()));
@@ -115,10 +117,13 @@ absl::StatusOr<double> Executor::MeasureBalance(MeasuringScratch& scratch) {
 }
 
 // What a rank's pools on the device may take. Of what is free a tenth is left to the trainer and to
-// libraries; ranks that NCCL does not connect share one device.
+// libraries; the rest is for all ranks that use the device.
 absl::StatusOr<int64_t> Executor::DeviceBudget() {
   if (config_.ebb.device_memory) return *config_.ebb.device_memory;
-  const int64_t sharing = world_.connected_by_nccl() ? 1 : size_;
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> devices,
+                       AllValues(Control(), static_cast<int64_t>(device_.identity())));
+  const int64_t sharing =
+      std::count(devices.begin(), devices.end(), devices[static_cast<size_t>(rank_)]);
   EBB_ASSIGN_OR_RETURN(
       const std::vector<int64_t> all,
       AllValues(Control(), device_.free_bytes().value_or(INT64_MAX) / 10 * 9 / sharing));

@@ -10,6 +10,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"
+#include "tests/engine/offload_ratio.h"
 #include "tests/engine/toy_model.h"
 
 namespace ebb::testing {
@@ -39,27 +40,15 @@ class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
   void TearDown() override { stand_in::Reset(); }
 
   static ToyModel ModelOn(const Device& device) { return ToyModel({.width = 67}, device); }
-  static Config Auto(Config config) {
-    config.zero.offload_optimizer.measures_ratio = true;
-    return config;
-  }
-  static Config With(Config config, double ratio) {
-    config.zero.offload_optimizer.ratio = ratio;
-    return config;
-  }
-  static int64_t DeviceBytes(const Config& config) {
-    int64_t bytes = 0;
-    const auto rows = PredictMemory(ModelOn(Device::Cpu(1)).spec(), kRanks, config);
-    for (const MemoryRow& row : *rows) {
-      if (row.tier == Tier::kDevice) bytes += static_cast<int64_t>(row.predicted_bytes);
-    }
-    return bytes;
+  static int64_t BytesOf(const Config& config) {
+    return DeviceBytes(ModelOn(Device::Cpu(1)).spec(), kRanks, config);
   }
 
-  static Outcome Train(const Config& config) {
+  // Together on a device, or each on one of its own.
+  static Outcome Train(const Config& config, bool own_devices = false) {
     std::vector<Outcome> outcomes(kRanks);
     const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
-      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda(own_devices ? world.rank() : 0));
       ToyModel model = ModelOn(device);
       EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model.spec(), config));
       for (int step = 0; step < kSteps; ++step)
@@ -84,7 +73,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, EngineOffloadRatioTest, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "Nccl" : "Threads"; });
 
 TEST_P(EngineOffloadRatioTest, AutoIsOneNumberOfAllRanksWithTheBitsOfEveryOther) {
-  const Outcome measured = Train(Auto(config_));
+  const Outcome measured = Train(WithAutoRatio(config_));
   const double ratio = measured.config.zero.offload_optimizer.ratio;
   EXPECT_GE(ratio, 0);
   EXPECT_LE(ratio, 1);
@@ -94,33 +83,36 @@ TEST_P(EngineOffloadRatioTest, AutoIsOneNumberOfAllRanksWithTheBitsOfEveryOther)
   EXPECT_EQ(repeated.config.ToJson(), measured.config.ToJson());
   EXPECT_FALSE(measured.bits.empty());
   EXPECT_EQ(repeated.bits, measured.bits);
-  for (const double other : {0.0, 1.0}) EXPECT_EQ(Train(With(config_, other)).bits, measured.bits);
+  for (const double other : {0.0, 1.0})
+    EXPECT_EQ(Train(WithRatio(config_, other)).bits, measured.bits);
 }
 
 TEST_P(EngineOffloadRatioTest, DeviceMemoryRaisesIt) {
-  const int64_t of_half = DeviceBytes(With(config_, 0.5)), cap = DeviceBytes(With(config_, 0.9));
+  const int64_t of_half = BytesOf(WithRatio(config_, 0.5)), cap = BytesOf(WithRatio(config_, 0.9));
   ASSERT_GT(of_half, cap);
   config_.ebb.device_memory = cap;
-  const Outcome outcome = Train(Auto(config_));
+  const Outcome outcome = Train(WithAutoRatio(config_));
   EXPECT_GT(outcome.config.zero.offload_optimizer.ratio, 0.5);
-  EXPECT_LE(DeviceBytes(outcome.config), cap);
+  EXPECT_LE(BytesOf(outcome.config), cap);
 }
 
 TEST_P(EngineOffloadRatioTest, WithoutACapItIsRaisedByWhatIsFree) {
-  const int64_t bytes = DeviceBytes(With(config_, 0.9));
-  // A tenth is left to others, and threads share the device.
-  stand_in::SetFreeMemory(static_cast<size_t>(bytes / 9 * 10 + 20) * (GetParam() ? 1 : kRanks));
-  const Outcome outcome = Train(Auto(config_));
-  EXPECT_GT(outcome.config.zero.offload_optimizer.ratio, 0.5);
-  EXPECT_LE(DeviceBytes(outcome.config), bytes + 20);
+  const int64_t bytes = BytesOf(WithRatio(config_, 0.9));
+  for (const bool own_devices : {false, true}) {
+    // A tenth is left to others.
+    stand_in::SetFreeMemory(static_cast<size_t>(bytes / 9 * 10 + 20) * (own_devices ? 1 : kRanks));
+    const Outcome outcome = Train(WithAutoRatio(config_), own_devices);
+    EXPECT_GT(outcome.config.zero.offload_optimizer.ratio, 0.5);
+    EXPECT_LE(BytesOf(outcome.config), bytes + 20);
+  }
 }
 
 TEST_P(EngineOffloadRatioTest, WhatDoesNotFitAtAllIsRefused) {
-  config_.ebb.device_memory = DeviceBytes(With(config_, 1)) - 1;
+  config_.ebb.device_memory = BytesOf(WithRatio(config_, 1)) - 1;
   const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
     const absl::Status created =
-        Engine::Create(world, device, ModelOn(device).spec(), Auto(config_)).status();
+        Engine::Create(world, device, ModelOn(device).spec(), WithAutoRatio(config_)).status();
     EXPECT_THAT(std::string(created.message()), HasSubstr("ebb.device_memory is "));
     return absl::OkStatus();
   });
@@ -137,7 +129,8 @@ TEST_P(EngineOffloadRatioTest, WhatFailsWhileMeasuringIsSaidByAllRanks) {
       const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
         EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
         seen[static_cast<size_t>(world.rank())] =
-            Engine::Create(world, device, ModelOn(Device::Cpu(1)).spec(), Auto(config_)).status();
+            Engine::Create(world, device, ModelOn(Device::Cpu(1)).spec(), WithAutoRatio(config_))
+                .status();
         return absl::OkStatus();
       });
       stand_in::Reset();

@@ -1,5 +1,6 @@
 #include "ebb/runtime/device/cuda/cuda_device.h"
 
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -21,6 +22,14 @@ absl::StatusOr<int> CountDevices() {
       "no CUDA driver or device: ",
       result == cudaSuccess ? "this process sees no device" : cudaGetErrorString(result),
       "; install a driver, look at CUDA_VISIBLE_DEVICES, or use --device cpu"));
+}
+
+// Of all 16 bytes, which differ wherever the devices do.
+uint64_t IdentityOf(const cudaDeviceProp& properties) {
+  uint64_t halves[2];
+  static_assert(sizeof(halves) == sizeof(properties.uuid.bytes));
+  std::memcpy(halves, properties.uuid.bytes, sizeof(halves));
+  return halves[0] ^ std::rotl(halves[1], 1);
 }
 
 void Free(void* data, int64_t, int device) {
@@ -77,14 +86,17 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Create(int ordinal, cuda
   cudaDeviceProp properties = {};
   EBB_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, ordinal),
                                  absl::StrCat("reading the properties of ", name)));
-  std::shared_ptr<CudaDevice> device(new CudaDevice(std::make_shared<CudaContext>(
-      ordinal, absl::StrCat(name, " (", static_cast<const char*>(properties.name), ")"))));
+  std::shared_ptr<CudaDevice> device(new CudaDevice(
+      std::make_shared<CudaContext>(
+          ordinal, absl::StrCat(name, " (", static_cast<const char*>(properties.name), ")")),
+      IdentityOf(properties)));
   EBB_RETURN_IF_ERROR(device->MakeStreams(compute));
   return device;
 }
 
-CudaDevice::CudaDevice(std::shared_ptr<CudaContext> context)
+CudaDevice::CudaDevice(std::shared_ptr<CudaContext> context, uint64_t identity)
     : context_(std::move(context)),
+      identity_(identity),
       team_(std::make_shared<ThreadTeam>(CoreShare::CoresPerRank())) {}
 
 absl::Status CudaDevice::MakeStreams(cudaStream_t compute) {

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,6 +25,7 @@ class CudaDevice : public DeviceBackend {
 
   DeviceKind kind() const override { return DeviceKind::kCuda; }
   int ordinal() const override { return context_->ordinal(); }
+  uint64_t identity() const override { return identity_; }
   std::string description() const override { return context_->name(); }
   absl::Status status() const override { return context_->status(); }
   std::optional<int64_t> free_bytes() const override;
@@ -42,10 +44,11 @@ class CudaDevice : public DeviceBackend {
   const std::shared_ptr<CudaContext>& context() const { return context_; }
 
  private:
-  explicit CudaDevice(std::shared_ptr<CudaContext> context);
+  CudaDevice(std::shared_ptr<CudaContext> context, uint64_t identity);
   absl::Status MakeStreams(cudaStream_t compute);
 
   const std::shared_ptr<CudaContext> context_;
+  const uint64_t identity_;
   const std::shared_ptr<ThreadTeam> team_;
   SharedCudaStream compute_;
   SharedCudaStream fill_;  // zeroes new memory

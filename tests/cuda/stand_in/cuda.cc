@@ -261,9 +261,10 @@ cudaError_t cudaSetDevice(int device) {
   UseContext();
   return cudaSuccess;
 }
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (const int code = Injected("cudaGetDeviceProperties")) return static_cast<cudaError_t>(code);
   std::strcpy(properties->name, "stand-in");
+  properties->uuid.bytes[0] = static_cast<char>(1 + device);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
