@@ -8,7 +8,9 @@
 // max(forward, its traffic and the states') + max(backward, its traffic); early: max(step, all
 // traffic). Traffic is the plan's; the disk's time for it is that of as many bytes read and written
 // at once, in blocks of 1 MiB, 32 deep, before and after. checksums: what ebb.verify_swap adds to a
-// step that has no kernels but its updates, which read, sum, update, sum and write their states.
+// step that has no kernels but its updates, which read, sum, update, sum and write their states: in
+// time, which is the disk's and as unsteady, and in what the processors have to do.
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,6 +35,7 @@ namespace ebb::bench {
 namespace {
 
 constexpr int kUnits = 12, kWarmUps = 1, kTurns = 7;
+constexpr int kChecksumTurns = 21;
 constexpr int kStepsPerTurn = 4;  // in a row, behind one that is not measured
 constexpr int64_t kRows = 2048, kColumns = 2048;
 constexpr int64_t kPiece = int64_t{12} << 20;
@@ -41,10 +44,19 @@ using Clock = std::chrono::steady_clock;
 double Since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
-double Median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
+// Of all threads, and of the system for them.
+double ProcessorSeconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
+double Quantile(std::vector<double> values, double part) {
+  const auto at = static_cast<int64_t>(static_cast<double>(values.size()) * part);
+  std::nth_element(values.begin(), values.begin() + at, values.end());
+  return values[static_cast<size_t>(at)];
+}
+double Median(const std::vector<double>& values) {
+  return Quantile(values, 0.5);
 }
 
 // Stands for kernels: a core is busy for as long.
@@ -245,25 +257,36 @@ absl::Status CompareChecksums(World world, const std::string& directory) {
   EBB_ASSIGN_OR_RETURN(Engine without, Engine::Create(world, device, model.spec, config));
   config.ebb.verify_swap = VerifySwap::kStates;
   EBB_ASSIGN_OR_RETURN(Engine with, Engine::Create(world, device, model.spec, config));
-  std::vector<double> times[2], ratios;
-  for (int turn = 0; turn < kWarmUps + kTurns; ++turn) {
-    double of_turn[2] = {};
+  std::vector<double> times[2], busy[2], ratios, busy_ratios;
+  for (int turn = 0; turn < kWarmUps + kChecksumTurns; ++turn) {
+    double of_turn[2] = {}, busy_of_turn[2] = {};
     for (int i = 0; i < 2; ++i) {
       const int verifies = (turn + i) % 2;  // the first in turns, too
       Engine& engine = verifies == 1 ? with : without;
       EBB_RETURN_IF_ERROR(RunStep(engine, model, /*compute=*/0).status());
+      engine.traffic();  // has waited for the updates
       const auto begin = Clock::now();
+      const double busy_before = ProcessorSeconds();
       for (int step = 0; step < kStepsPerTurn; ++step)
         EBB_RETURN_IF_ERROR(RunStep(engine, model, /*compute=*/0).status());
-      engine.traffic();  // has waited for the updates
+      engine.traffic();
       of_turn[verifies] = Since(begin) / kStepsPerTurn;
+      busy_of_turn[verifies] = (ProcessorSeconds() - busy_before) / kStepsPerTurn;
     }
     if (turn < kWarmUps) continue;
-    for (int i = 0; i < 2; ++i) times[i].push_back(of_turn[i]);
+    for (int i = 0; i < 2; ++i) {
+      times[i].push_back(of_turn[i]);
+      busy[i].push_back(busy_of_turn[i]);
+    }
     ratios.push_back(of_turn[1] / of_turn[0]);
+    busy_ratios.push_back(busy_of_turn[1] / busy_of_turn[0]);
   }
-  std::printf("checksums: step of updates alone %.1f ms without, %.1f with: %.3f\n",
-              Median(times[0]) * 1e3, Median(times[1]) * 1e3, Median(ratios));
+  std::printf(
+      "checksums: step of updates alone %.1f ms without, %.1f with: %.3f (quartiles %.3f, %.3f)\n"
+      "           of processors %.1f ms without, %.1f with: %.3f (quartiles %.3f, %.3f)\n",
+      Median(times[0]) * 1e3, Median(times[1]) * 1e3, Median(ratios), Quantile(ratios, 0.25),
+      Quantile(ratios, 0.75), Median(busy[0]) * 1e3, Median(busy[1]) * 1e3, Median(busy_ratios),
+      Quantile(busy_ratios, 0.25), Quantile(busy_ratios, 0.75));
   return absl::OkStatus();
 }
 

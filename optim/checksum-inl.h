@@ -12,7 +12,7 @@
 #define EBB_OPTIM_CHECKSUM_CONSTANTS_
 namespace ebb::optim::checksum {
 
-constexpr int64_t kLanes = 8, kStripe = 64, kStripesPerScramble = 16;
+constexpr int64_t kLanes = 8, kStripe = 64, kStripesPerScramble = 64;
 constexpr int kRotation = 29;  // to the left
 constexpr uint32_t kPrime = 0x9E3779B1u;
 

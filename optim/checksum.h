@@ -4,13 +4,13 @@
 // and a pass over memory takes the sum of a block while that is in the cache:
 //
 //   block     8 lanes of 64 bits, a word each of every 64-byte stripe: lane = rotate(lane + word).
-//             The lanes are scrambled (XXH3's way) after every 16 stripes. A rest of a stripe is
-//             filled with zeros.
+//             The lanes are scrambled (XXH3's way) after every 64 stripes: until then no two words
+//             of a lane are rotated alike. A rest of a stripe is filled with zeros.
 //   checksum  length and sums of the blocks, in order
 //
 // Two cheap operations a vector, one register an array where vectors have 512 bits: a loop that
 // waits for memory has room for them. Each step can be undone, so whatever changes within one word
-// shows, always. Two words of a lane in the same KiB can cancel if one's difference is the other's,
+// shows, always. Two words of a lane in the same 4 KiB can cancel if one's difference is the other's,
 // rotated by 29 bits for each stripe between them; words, stripes and blocks that change places,
 // zeros that are added or left out and all else show with all but one chance in 2^64 or so. The
 // same on every SIMD target and for every number of threads.

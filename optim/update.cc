@@ -230,7 +230,7 @@ class VectorSums {
 };
 
 // [begin, end): a multiple of kSummedStep, from where a block of every array begins.
-constexpr int64_t kSummedStep = 512;
+constexpr int64_t kSummedStep = 2048;
 
 template <int kStates, class Constants, class Gradient, class Parameter, bool kStreams>
 void UpdateVectorsAndSum(const Constants& shared_constants, const LoopArrays& shared_arrays,

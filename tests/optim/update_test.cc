@@ -378,9 +378,9 @@ void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
 }
 
 TEST_P(UpdateBitsTest, SumsWhatIsReadAndWritten) {
-  for (const int64_t count : {0, 1, 31, 512, 2048, 16'384, 32'768 + 16'384, 70'003})
+  for (const int64_t count : {0, 1, 31, 512, 2048, 4096, 16'384, 32'768 + 16'384, 70'003})
     ExpectSums<float, BFloat16>(GetParam(), count, true, false);
-  for (const int64_t count : {1, 2048, 16'384, 32'768 + 16'384 + 512, 3 * 32'768, 70'003})
+  for (const int64_t count : {1, 2048, 16'384, 32'768 + 16'384 + 2048, 3 * 32'768, 70'003})
     ExpectSums<BFloat16, BFloat16>(GetParam(), count, true, true);
   for (const int64_t count : {1, 512, 2048, 32'768 + 16'384 + 512, 70'003})
     ExpectSumsWithoutMaster<BFloat16>(GetParam(), count, true);
