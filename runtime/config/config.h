@@ -154,7 +154,7 @@ struct ParameterGroupConfig {
 enum class ReduceAt { kDefault, kRound, kStep };
 // Auto: early where it is allowed, else late.
 enum class AsynchronousStep { kAuto, kLate, kOff };
-// What of a swap file is compared with a checksum when it is read back.
+// What of swap files is compared with a checksum when it is read back: masters and states, or all.
 enum class VerifySwap { kOff, kStates, kAll };
 
 struct EbbConfig {

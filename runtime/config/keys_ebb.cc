@@ -59,7 +59,7 @@ constexpr Key kRows[] = {
     Flag("ebb.stochastic_rounding", "false", kLiterally,
          "whether bf16 parameters are their own masters, rounded up or down by chance"),
     Word("ebb.verify_swap", "off|states|all", "states", kLiterally,
-         "what of the swap files has a checksum"),
+         "what of the swap files has a checksum: masters and optimizer states, or all"),
     Word("ebb.io_backend", "auto|io_uring|threads", "auto", kLiterally,
          "what moves data to and from NVMe; auto: io_uring where it is allowed"),
 };

@@ -272,6 +272,7 @@ class Executor {
   bool AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
   void SetStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
   std::span<const uint64_t> SumStates(const sharding::UpdateWork& work, ThreadTeam& team);
+  static bool SumsWhenMoved(StateClass what);
   void VerifyRead(const sharding::Place& place, std::span<const std::byte> data);
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
   absl::Status VerifyPlace(const sharding::Place& place, int64_t bytes);

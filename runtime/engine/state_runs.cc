@@ -39,9 +39,11 @@ absl::Status Executor::VisitPlace(const Place& place, int64_t bytes, Access acce
   }
   EBB_RETURN_IF_ERROR(visit(bounce.buffer.data() + (place.offset - begin)));
   if (access == Access::kRead) return absl::OkStatus();
-  swap_checksums_->Forget(place, bytes);
+  NoteWrite(place, {bounce.buffer.data() + (place.offset - begin), static_cast<size_t>(bytes)});
   file.StartWrite(transfer, begin, bounce.buffer.data(), end - begin);
-  return file.Wait(transfer);
+  absl::Status written = file.Wait(transfer);
+  if (!written.ok()) swap_checksums_->Forget(place, bytes);
+  return written;
 }
 
 // What lies on a device whose memory the host cannot reach is looked at, and changed, in a copy.
@@ -66,12 +68,15 @@ absl::Status Executor::VisitGradient(int unit, Access access,
   const Place shard = plan().pools.GradientShard(unit);
   const int64_t bytes = plan().layout.units[static_cast<size_t>(unit)].trainable.shard *
                         SizeOf(plan().decisions.shard_dtype(unit));
-  const auto run = [&](std::byte* data) {
+  if (shard.tier != Tier::kNvme) {
+    visit(storage_->GradientSlice(unit));
+    return absl::OkStatus();
+  }
+  return VisitPlace(shard, bytes, access, [&](std::byte* data) {
+    if (access != Access::kWrite) VerifyRead(shard, {data, static_cast<size_t>(bytes)});
     visit(data);
     return absl::OkStatus();
-  };
-  if (shard.tier != Tier::kNvme) return run(storage_->GradientSlice(unit));
-  return VisitPlace(shard, bytes, access, run);
+  });
 }
 
 absl::Status Executor::VisitPieces(const StateArray& array, int64_t begin, int64_t end,

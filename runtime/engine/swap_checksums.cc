@@ -50,6 +50,7 @@ SwapChecksums::SwapChecksums(const sharding::Plan& plan, VerifySwap verify) {
   }
   const int64_t size = SizeOf(decisions.compute);
   for (size_t u = 0; verify == VerifySwap::kAll && u < homes.units.size(); ++u) {
+    const sharding::Place gradient = plan.pools.GradientShard(static_cast<int>(u));
     const sharding::UnitHomes& unit = homes.units[u];
     for (const sharding::ParameterPiece& piece : unit.frozen) {
       if (piece.home.tier == Tier::kNvme)
@@ -59,6 +60,11 @@ SwapChecksums::SwapChecksums(const sharding::Plan& plan, VerifySwap verify) {
     for (int g = 0; g < unit.sub_groups; ++g) {
       const sharding::SubGroup& group =
           homes.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
+      if (gradient.tier == Tier::kNvme) {
+        const int64_t gradient_size = SizeOf(decisions.shard_dtype(static_cast<int>(u)));
+        add(states_, StateClass::kGradient, u, gradient.offset + group.begin * gradient_size,
+            group.count() * gradient_size);
+      }
       for (const sharding::ParameterPiece& piece : unit.trainable) {
         if (piece.home.tier != Tier::kNvme || group.begin < piece.begin || group.begin >= piece.end)
           continue;
@@ -66,6 +72,16 @@ SwapChecksums::SwapChecksums(const sharding::Plan& plan, VerifySwap verify) {
             piece.home.offset + (group.begin - piece.begin) * size, group.count() * size);
       }
     }
+  }
+  std::vector<bool> added(plan.pools.visits.size());
+  for (const sharding::PlannedScope& scope : plan.scopes) {
+    const auto v = static_cast<size_t>(scope.visit);
+    const sharding::VisitAddresses& visit = plan.pools.visits[v];
+    if (verify != VerifySwap::kAll || !visit.leaves || visit.home.tier != Tier::kNvme || added[v])
+      continue;
+    added[v] = true;
+    add(states_, StateClass::kActivation, static_cast<size_t>(scope.unit), visit.home.offset,
+        visit.boundary_stride * decisions.micro_batches_per_round);
   }
   const auto by_offset = [](const Extent& a, const Extent& b) { return a.offset < b.offset; };
   std::sort(states_.begin(), states_.end(), by_offset);

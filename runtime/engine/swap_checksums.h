@@ -2,14 +2,17 @@
 // returns wrongly, ends the training instead of going on with it (ebb.verify_swap).
 //
 //   states file      | master | state 0 | state 1 | master | ...     an extent each, of a sub-group
+//                    | gradients, sub-group by sub-group | ...       likewise, as updates read them
+//                    | boundary | boundary | ...                     of all of a round's micro-batches
 //   parameters file  | sub-group | sub-group | frozen | ...          an extent each
 //
-// With "states" the parameters file has none: of a split master the low half is verified then, and
-// the upper with "all"; with it only, parameters that are their own masters.
+// With "states" only masters and states have some: of a split master the low half is verified then,
+// and the upper with "all"; with it only, parameters that are their own masters.
 //
-// An extent is written in one go by a step. What is written there in other pieces, from outside, makes
-// it unknown until it is written, or of parameters read, as a whole. Extents may be looked at from
-// several streams, in whichever order the plan has them.
+// An extent is written in one go by a step, by several of them at once. What is written there in
+// smaller pieces, from outside, makes it unknown until it is written, or but for masters and states
+// read, as a whole. Extents may be looked at from several streams, in whichever order the plan has
+// them.
 #pragma once
 
 #include <atomic>
@@ -74,7 +77,7 @@ class SwapChecksums {
   int64_t elements_max() const { return elements_max_; }
 
  private:
-  std::vector<Extent> states_, parameters_;  // by offset
+  std::vector<Extent> states_, parameters_;  // of either file, by offset
   int64_t elements_max_ = 0;
 };
 

@@ -51,7 +51,7 @@ void Executor::StartTransfers(Runnable& run, int index) {
     if (reads) {
       storage_->File(disk).StartRead(transfers[i], disk.offset, storage_->At(move.to), move.bytes);
     } else {
-      if (move.state == StateClass::kParameter)
+      if (SumsWhenMoved(move.state))
         NoteWrite(disk, {storage_->At(move.from), static_cast<size_t>(move.bytes)});
       storage_->File(disk).StartWrite(transfers[i], disk.offset, storage_->At(move.from),
                                       move.bytes);
@@ -68,9 +68,8 @@ void Executor::EndTransfers(Runnable& run, int index, StepTag step) {
     const Move& move = operation.moves[i];
     const absl::Status moved = storage_->File(reads ? move.from : move.to).Wait(transfers[i]);
     if (moved.ok()) {
-      if (reads && move.state == StateClass::kParameter) {
+      if (reads && SumsWhenMoved(move.state))
         VerifyRead(move.from, {storage_->At(move.to), static_cast<size_t>(move.bytes)});
-      }
       continue;
     }
     Fail(absl::Status(
@@ -130,7 +129,7 @@ absl::Status Executor::MayLook() const {
 
 // Slow, and right whatever the streams were doing.
 void Executor::AwaitOffloads() {
-  for (std::optional<Stream>* stream : {&download_, &host_sum_, &parameters_read_}) {
+  for (std::optional<Stream>* stream : {&download_, &host_sum_, &parameters_read_, &written_}) {
     if (stream->has_value()) (*stream)->WaitIdle();
   }
 }

@@ -95,7 +95,12 @@ std::span<const uint64_t> Executor::SumStates(const sharding::UpdateWork& work, 
   return state_checksums_;
 }
 
-// Parameters are summed where they are moved: what `data` holds of the file from `place` on.
+// Updates sum what they read and write of masters and states. All else is summed where it is moved.
+bool Executor::SumsWhenMoved(StateClass what) {
+  return what != StateClass::kMaster && what != StateClass::kOptimizer;
+}
+
+// `data`: what came of the file from `place` on, whole extents.
 void Executor::VerifyRead(const Place& place, std::span<const std::byte> data) {
   for (Extent& extent : swap_checksums_->In(place, static_cast<int64_t>(data.size()))) {
     const uint64_t checksum = optim::Checksum(data.subspan(
@@ -105,10 +110,18 @@ void Executor::VerifyRead(const Place& place, std::span<const std::byte> data) {
   }
 }
 
+// `data`: what goes into the file from `place` on. Of an extent that it holds a part of, nobody knows
+// the sum.
 void Executor::NoteWrite(const Place& place, std::span<const std::byte> data) {
-  for (Extent& extent : swap_checksums_->In(place, static_cast<int64_t>(data.size()))) {
-    extent.Set(optim::Checksum(data.subspan(static_cast<size_t>(extent.offset - place.offset),
-                                            static_cast<size_t>(extent.bytes))));
+  const auto bytes = static_cast<int64_t>(data.size());
+  for (Extent& extent : swap_checksums_->In(place, bytes)) {
+    const int64_t at = extent.offset - place.offset;
+    if (at < 0 || at + extent.bytes > bytes) {
+      extent.Forget();
+      continue;
+    }
+    extent.Set(
+        optim::Checksum(data.subspan(static_cast<size_t>(at), static_cast<size_t>(extent.bytes))));
   }
 }
 
@@ -145,6 +158,12 @@ absl::Status Executor::VerifyArray(const StateArray& array, int64_t begin, int64
   if (config_.ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
   const sharding::Decisions& decisions = plan().decisions;
   const sharding::UnitHomes& unit = plan().pools.homes.units[static_cast<size_t>(array.unit)];
+  if (array.what == StateClass::kGradient) {
+    const int64_t size = SizeOf(decisions.shard_dtype(array.unit));
+    const int64_t elements = plan().layout.units[static_cast<size_t>(array.unit)].trainable.shard;
+    return VerifyPlace(plan().pools.GradientShard(array.unit).Plus(begin * size),
+                       (std::min(end, elements) - begin) * size);
+  }
   const bool masters = array.what == StateClass::kMaster,
              parameters = array.what == StateClass::kParameter;
   if (parameters || (masters && decisions.reads_parameters())) {

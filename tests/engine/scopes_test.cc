@@ -170,7 +170,11 @@ TEST_P(DepartureTest, GivesThemWithEverythingOnNvme) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
     Config config = OnNvme(ConfigFor(setting), scratch.path());
     if (setting.timing != Timing::kOff) config.ebb.prefetch_depth = 2;
-    if (setting.timing == Timing::kLate) config.ebb.coalesce_bytes = 1200;
+    if (setting.timing == Timing::kLate) {
+      config.ebb.coalesce_bytes = 1200;
+      config.ebb.offload_gradients = Tier::kNvme;
+      config.ebb.verify_swap = VerifySwap::kAll;
+    }
     for (const Departure& departure : Departures()) Compare(setting, departure, config);
     const Script round = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
     EXPECT_EQ(RunScript(setting, ScriptedModel(), config, round).masters,

@@ -1,18 +1,23 @@
-// A swap file that another program has changed between two steps: the next step ends with a Status that
-// says so, on every rank, before anything is made of it (ebb.verify_swap).
+// A swap file that another program has changed between two steps, or between a write and a read of
+// one: the step that reads it ends with a Status that says so, on every rank, before anything is made
+// of it (ebb.verify_swap).
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <ostream>
 #include <vector>
 
+#include "ebb/offload/test_hooks.h"
+#include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/offload/faulty_queue.h"
 #include "tests/offload/scratch.h"
 
 namespace ebb::testing {
@@ -27,6 +32,9 @@ struct Cell {
   Timing timing = Timing::kLate;
   DType compute = DType::kBFloat16;
   bool split = false, without_masters = false, groups = false, own = false, threads = false;
+  // What passes through the disk within a step: gradients, of several rounds or of one, and boundary
+  // activations.
+  bool gradients = false, rounds = false, boundaries = false;
 };
 void PrintTo(const Cell& cell, std::ostream* out) {
   *out << cell.name;
@@ -54,7 +62,7 @@ std::string NameOfCell(const ::testing::TestParamInfo<Cell>& cell) {
 
 // Width 67: units of more than one sub-group.
 ToyOptions ModelOf(const Cell& cell) {
-  return {.width = 67, .groups = cell.groups};
+  return {.width = 67, .groups = cell.groups, .boundaries = cell.boundaries};
 }
 
 Config ConfigFor(const Cell& cell, const std::string& path) {
@@ -68,6 +76,9 @@ Config ConfigFor(const Cell& cell, const std::string& path) {
   config.ebb.split_master = cell.split;
   config.ebb.stochastic_rounding = cell.without_masters;
   config.ebb.timeout_seconds = 60;
+  if (cell.gradients) config.ebb.offload_gradients = Tier::kNvme;
+  if (cell.boundaries) config.ebb.offload_activations = Tier::kNvme;
+  if (cell.rounds) config.gradient_accumulation_steps = 2;
   if (cell.groups) config.ebb.parameter_groups["bias"] = {.weight_decay = 0.0};
   return config;
 }
@@ -111,7 +122,40 @@ void FlipBit(const std::string& file, int64_t offset) {
   close(fd);
 }
 
-using Tamper = std::function<void(const std::string& path)>;
+// Another program that changes a byte of a rank's states while a step goes on: a bit of it, as the next
+// read of the byte begins.
+class FlipAtRead {
+ public:
+  explicit FlipAtRead(int rank) {
+    GetOffloadTestHooks().wrap_queue = [this, rank](std::string_view directory,
+                                                    std::string_view file) {
+      const std::string path = std::string(directory) + "/" + std::string(file);
+      const bool is_meant =
+          file == "states" && path.find("-rank" + std::to_string(rank) + "-") != path.npos;
+      return WithFaults([this, path, is_meant](IoRequest& request) -> std::optional<int64_t> {
+        int64_t at = at_;
+        if (is_meant && !request.write && request.offset <= at &&
+            at < request.offset + request.bytes && at_.compare_exchange_strong(at, -1)) {
+          FlipBit(path, at);
+          path_ = path;
+        }
+        return std::nullopt;
+      });
+    };
+  }
+  FlipAtRead(const FlipAtRead&) = delete;
+  ~FlipAtRead() { GetOffloadTestHooks() = {}; }
+
+  void Arm(int64_t offset) { at_ = offset; }
+  // Where the bit was flipped; empty: nowhere. Once the engines are gone.
+  const std::string& path() const { return path_; }
+
+ private:
+  std::atomic<int64_t> at_ = -1;
+  std::string path_;
+};
+
+using Tamper = std::function<void(const std::string& path, const sharding::Plan& plan)>;
 
 struct Trained {
   std::vector<absl::Status> statuses;  // by rank: the first that is no success, of up to `steps`
@@ -137,7 +181,7 @@ Trained Train(const Cell& cell, const Config& config, int before, int steps, con
         const auto bits = MasterBits(*engine, model.spec());
         if (!bits.ok()) return bits.status();
         engine->traffic();
-        if (world.rank() + 1 == cell.world) tamper(path);
+        if (world.rank() + 1 == cell.world) tamper(path, engine->plan());
         const auto again = MasterBits(*engine, model.spec());  // a barrier
         (void)again;
       }
@@ -187,7 +231,8 @@ TEST_P(VerifySwapTest, WhatIsLeftAloneAgrees) {
   std::vector<uint32_t> expected;
   for (const VerifySwap verify : {VerifySwap::kOff, VerifySwap::kStates, VerifySwap::kAll}) {
     config.ebb.verify_swap = verify;
-    const Trained run = Train(GetParam(), config, 2, 4, [](const std::string&) {});
+    const Trained run =
+        Train(GetParam(), config, 2, 4, [](const std::string&, const sharding::Plan&) {});
     for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
     if (expected.empty()) expected = run.masters;
     EXPECT_FALSE(run.masters.empty());
@@ -200,11 +245,12 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheStatesEndsTheTraining) {
   for (const double place : {0.0, 0.3, 0.55, 0.9}) {
     SCOPED_TRACE(place);
     std::string file;
-    const Trained run = Train(GetParam(), MakeConfig(), 2, 5, [&](const std::string& path) {
-      file = FileOf(path, culprit(), "states");
-      const int64_t blocks = DataBytes(file) / 4096;
-      FlipBit(file, static_cast<int64_t>(static_cast<double>(blocks) * place) * 4096 + 21);
-    });
+    const Trained run =
+        Train(GetParam(), MakeConfig(), 2, 5, [&](const std::string& path, const sharding::Plan&) {
+          file = FileOf(path, culprit(), "states");
+          const int64_t blocks = DataBytes(file) / 4096;
+          FlipBit(file, static_cast<int64_t>(static_cast<double>(blocks) * place) * 4096 + 21);
+        });
     // A late update finds it when its step has finished.
     EXPECT_LE(run.steps_done, 3);
     ExpectFailure(run, file);
@@ -257,10 +303,11 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
 // The optimizer's states before anything was written there.
 TEST_P(VerifySwapTest, AFlippedBitOfTheFirstMomentsEndsTheTraining) {
   if (GetParam().own) GTEST_SKIP() << "has no moments";
-  const Trained run = Train(GetParam(), MakeConfig(), 0, 3, [&](const std::string& path) {
-    const std::string file = FileOf(path, culprit(), "states");
-    FlipBit(file, DataBytes(file) - 4096);
-  });
+  const Trained run =
+      Train(GetParam(), MakeConfig(), 0, 3, [&](const std::string& path, const sharding::Plan&) {
+        const std::string file = FileOf(path, culprit(), "states");
+        FlipBit(file, DataBytes(file) - 4096);
+      });
   EXPECT_LE(run.steps_done, 1);
   ExpectFailure(run, "optimizer of unit '");
 }
@@ -268,7 +315,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheFirstMomentsEndsTheTraining) {
 TEST_P(VerifySwapTest, AFlippedBitOfTheParametersEndsTheTrainingWhereAllIsVerified) {
   for (const double place : {0.0, 0.4, 0.7}) {
     SCOPED_TRACE(place);
-    const auto tamper = [&](const std::string& path) {
+    const auto tamper = [&](const std::string& path, const sharding::Plan&) {
       const std::string file = FileOf(path, culprit(), "parameters");
       const int64_t blocks = DataBytes(file) / 4096;
       FlipBit(file, static_cast<int64_t>(static_cast<double>(blocks) * place) * 4096 + 1);
@@ -304,10 +351,11 @@ TEST_P(VerifySwapTest, AFileThatIsNoLongerOursEndsTheTrainingAlways) {
       std::string file;
       Config config = MakeConfig();
       config.ebb.verify_swap = VerifySwap::kOff;
-      const Trained run = Train(GetParam(), config, 2, 5, [&](const std::string& path) {
-        file = FileOf(path, culprit(), what);
-        change(file);
-      });
+      const Trained run =
+          Train(GetParam(), config, 2, 5, [&](const std::string& path, const sharding::Plan&) {
+            file = FileOf(path, culprit(), what);
+            change(file);
+          });
       EXPECT_LE(run.steps_done, 3);
       for (const absl::Status& status : run.statuses) {
         EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
@@ -324,10 +372,136 @@ TEST_P(VerifySwapTest, AFileThatIsNoLongerOursEndsTheTrainingAlways) {
 TEST_P(VerifySwapTest, WithoutChecksumsAFlippedBitGoesUnnoticed) {
   Config config = MakeConfig();
   config.ebb.verify_swap = VerifySwap::kOff;
-  const Trained run = Train(GetParam(), config, 2, 4, [&](const std::string& path) {
-    FlipBit(FileOf(path, culprit(), "states"), 1);
-  });
+  const Trained run =
+      Train(GetParam(), config, 2, 4, [&](const std::string& path, const sharding::Plan&) {
+        FlipBit(FileOf(path, culprit(), "states"), 1);
+      });
   for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
+}
+
+// Of what passes through the disk in every step.
+Cell PassingThrough(Cell cell, bool rounds) {
+  cell.gradients = cell.boundaries = true;
+  cell.rounds = rounds;
+  return cell;
+}
+
+TEST_P(VerifySwapTest, GradientsAndActivationsThatAreLeftAloneAgree) {
+  for (const bool rounds : {false, true}) {
+    const Cell cell = PassingThrough(GetParam(), rounds);
+    std::vector<uint32_t> expected;
+    for (const VerifySwap verify : {VerifySwap::kOff, VerifySwap::kAll}) {
+      Config config = ConfigFor(cell, scratch_.path());
+      config.ebb.verify_swap = verify;
+      const Trained run =
+          Train(cell, config, 2, 4, [](const std::string&, const sharding::Plan&) {});
+      for (const absl::Status& status : run.statuses) EXPECT_TRUE(status.ok()) << status;
+      if (expected.empty()) expected = run.masters;
+      EXPECT_FALSE(run.masters.empty());
+      EXPECT_EQ(run.masters, expected);
+    }
+  }
+}
+
+// Unit 0 has two visits, so that its gradient is read to be summed, too.
+TEST_P(VerifySwapTest, AFlippedBitOfTheGradientsEndsTheTrainingWhereAllIsVerified) {
+  for (const bool rounds : {false, true}) {
+    const Cell cell = PassingThrough(GetParam(), rounds);
+    Config config = ConfigFor(cell, scratch_.path());
+    config.ebb.verify_swap = VerifySwap::kAll;
+    for (const int unit : {0, 2}) {
+      SCOPED_TRACE(unit);
+      FlipAtRead flip(culprit());
+      const Trained run =
+          Train(cell, config, 2, 5, [&](const std::string&, const sharding::Plan& plan) {
+            const auto u = static_cast<size_t>(unit);
+            flip.Arm(plan.pools.units[u].gradient_shard +
+                     SizeOf(plan.decisions.shard_dtype(unit)) *
+                         (plan.layout.units[u].trainable.shard - 1));
+          });
+      EXPECT_NE(flip.path(), "");
+      EXPECT_LE(run.steps_done, 3);
+      ExpectFailure(run, "the gradient of unit 'layer" + std::to_string(unit));
+      ExpectFailure(run, flip.path());
+    }
+  }
+}
+
+TEST_P(VerifySwapTest, AFlippedBitOfTheActivationsEndsTheTrainingWhereAllIsVerified) {
+  const Cell cell = PassingThrough(GetParam(), /*rounds=*/GetParam().world > 1);
+  Config config = ConfigFor(cell, scratch_.path());
+  config.ebb.verify_swap = VerifySwap::kAll;
+  for (const int visit : {0, 1}) {
+    SCOPED_TRACE(visit);
+    FlipAtRead flip(culprit());
+    const Trained run =
+        Train(cell, config, 2, 5, [&](const std::string&, const sharding::Plan& plan) {
+          const sharding::VisitAddresses& boundary = plan.pools.visits[static_cast<size_t>(visit)];
+          ASSERT_TRUE(boundary.leaves);
+          flip.Arm(boundary.home.offset + 67 * SizeOf(cell.compute) - 1);
+        });
+    EXPECT_NE(flip.path(), "");
+    EXPECT_EQ(run.steps_done, 2);
+    ExpectFailure(run, "the activation of unit 'layer" + std::to_string(visit));
+    ExpectFailure(run, flip.path());
+  }
+}
+
+// "states" leaves them out.
+TEST(VerifySwap, GradientsAndActivationsHaveNoSumsByDefault) {
+  const Cell cell = PassingThrough({.name = ""}, /*rounds=*/true);
+  for (const bool activation : {false, true}) {
+    const Scratch scratch;
+    FlipAtRead flip(0);
+    const Trained run = Train(cell, ConfigFor(cell, scratch.path()), 2, 4,
+                              [&](const std::string&, const sharding::Plan& plan) {
+                                flip.Arm(activation ? plan.pools.visits[0].home.offset
+                                                    : plan.pools.units[0].gradient_shard);
+                              });
+    EXPECT_NE(flip.path(), "");
+    EXPECT_TRUE(run.statuses.front().ok()) << run.statuses.front();
+  }
+}
+
+// Gradients are also read by the trainer, between Reduce and Finish, and where a step has left the
+// declared order they are summed in the file.
+TEST(VerifySwap, GradientsAreVerifiedForWhoReadsThemOffThePlan) {
+  Cell cell{.name = "", .timing = Timing::kOff, .gradients = true};
+  for (const bool departs : {false, true}) {
+    SCOPED_TRACE(departs);
+    for (const bool flips : {false, true}) {
+      const Scratch scratch;
+      Config config = ConfigFor(cell, scratch.path());
+      config.ebb.verify_swap = VerifySwap::kAll;
+      FlipAtRead flip(0);
+      const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
+        ToyModel model(ModelOf(cell));
+        absl::StatusOr<Engine> engine =
+            Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config);
+        if (!engine.ok()) return engine.status();
+        const int64_t gradient = engine->plan().pools.units[0].gradient_shard + 1;
+        Step step = engine->BeginStep({.hold_updates = true});
+        for (int v = 0; v < model.visits(); ++v) model.Forward(step, v, 0, 0);
+        if (flips && departs) flip.Arm(gradient);
+        model.Backward(step, 4, 0, 0);  // of unit 0
+        for (const int v : {3, 2, 1}) model.Backward(step, departs ? 4 - v : v, 0, 0);
+        model.Backward(step, 0, 0, 0);
+        if (absl::Status reduced = step.Reduce(); !reduced.ok()) return reduced;
+        if (flips && !departs) flip.Arm(gradient);
+        const absl::Status read =
+            engine->Read(StateClass::kGradient,
+                         [](const Slice&, std::span<const float>) { return absl::OkStatus(); });
+        const absl::Status finished = step.Finish();
+        return read.ok() ? finished : read;
+      });
+      EXPECT_EQ(flip.path().empty(), !flips);
+      EXPECT_EQ(status.code(), flips ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk)
+          << status;
+      if (!flips) continue;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("the gradient of unit 'layer0'"), HasSubstr(flip.path())));
+    }
+  }
 }
 
 // Values from outside are no changes from outside.
