@@ -19,6 +19,8 @@ namespace {
 constexpr int64_t kSubGroupElements = int64_t{1} << 20;
 constexpr int64_t kSubGroupElementsMin = int64_t{1} << 16;
 constexpr int kParameterSlotsMin = 2;
+// Of DeepSpeed's limits, which may be any number: more than any host has.
+constexpr int64_t kBufferCountMax = 1 << 16, kBufferElementsMax = int64_t{1} << 40;
 
 int64_t Total(const int64_t (&bytes)[kStateClasses]) {
   int64_t total = 0;
@@ -77,6 +79,9 @@ absl::StatusOr<Pools> LayOutNearBudget(PoolInputs inputs, const Config& config) 
   const int slots =
       static_cast<int>(std::min<int64_t>(config.zero.offload_param.buffer_count, kParameterSlots));
   inputs.parameter_slots = slots;
+  inputs.gather_slot_bytes = std::min(config.zero.offload_param.buffer_count, kBufferCountMax) *
+                             std::min(config.zero.offload_param.buffer_size, kBufferElementsMax) *
+                             SizeOf(inputs.decisions->compute);
   const auto lay_out = [&] {
     const Homes homes = DecideHomes(*inputs.decisions, *inputs.layout, limits);
     inputs.homes = &homes;
@@ -100,6 +105,11 @@ absl::StatusOr<Pools> LayOutNearBudget(PoolInputs inputs, const Config& config) 
   }
   inputs.parameter_slots = slots;
   pools = lay_out();
+  // Without slots for masters, gathers read parameters: more bytes, but nothing else is slower.
+  if (HostBytes(pools) > budget) {
+    inputs.gather_slot_bytes = 0;
+    pools = lay_out();
+  }
   while (HostBytes(pools) > budget && !inputs.decisions->own_optimizer &&
          limits.sub_group_elements > kSubGroupElementsMin) {
     limits.sub_group_elements /= 2;

@@ -33,13 +33,14 @@ void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisi
   }
 }
 
-// What the config's own steps carry, whatever this plan is.
+// What the config's own steps carry and share, whatever this plan is.
 void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
   decisions.carried.assign(layout.units.size(), false);
   if (decisions.parameter_tier != Tier::kNvme) return;
   Decisions own;
   DecideTiming(inputs, /*hold_updates=*/false, own);
   if (own.timing == UpdateTiming::kOff) return;
+  decisions.shares_reads = own.timing == UpdateTiming::kEarly;
   const int64_t share = own.timing == UpdateTiming::kLate ? 1 : 3;
   int64_t carried = 0, seen = 0;  // elements
   std::vector<bool> visited(layout.units.size(), false);

@@ -53,6 +53,11 @@ uint64_t Fingerprint(const Plan& plan) {
       hasher.Add(move.bytes);
     }
   }
+  for (const Narrowing& narrowing : plan.narrowings) {
+    hasher.Add(narrowing.unit).Add(narrowing.sub_group);
+    AddPlace(hasher, narrowing.master);
+    AddPlace(hasher, narrowing.parameter);
+  }
   for (const Moment& moment : plan.moments) {
     hasher.Add(moment.kind).Add(moment.scope);
     for (int operation : moment.operations) hasher.Add(operation);

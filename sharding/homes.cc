@@ -107,6 +107,12 @@ const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t
                        [&](const ParameterPiece& piece) { return at < piece.end; });
 }
 
+bool SharesMasters(const Decisions& d, const Homes& homes, const SubGroup& group) {
+  const size_t unit = static_cast<size_t>(group.unit);
+  return d.shares_reads && !d.reads_parameters() && !d.carried[unit] && group.tier == Tier::kNvme &&
+         PieceOf(homes.units[unit].trainable, group.begin).home.tier == Tier::kNvme;
+}
+
 int64_t SwapBytes(const Homes& homes, int unit, int64_t size) {
   int64_t bytes = 0;
   for (const bool trainable : {true, false}) {

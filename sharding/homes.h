@@ -71,6 +71,8 @@ Homes DecideHomes(const Decisions& decisions, const ModelLayout& layout, const H
 
 // The piece that holds element `at`.
 const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t at);
+// Whether a gather can take its parameters from the masters that an early update reads anyway.
+bool SharesMasters(const Decisions& decisions, const Homes& homes, const SubGroup& group);
 // What gathering a unit reads of the swap file, `size` bytes an element.
 int64_t SwapBytes(const Homes& homes, int unit, int64_t size);
 

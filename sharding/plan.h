@@ -48,8 +48,9 @@ enum class OperationKind : uint8_t {
   kUpload,          // moves from host memory to the device
   kDownload,        // moves from the device to host memory
   kWrite,           // moves from host memory to the swap file
+  kNarrow,          // low-precision copies of masters in host memory, for a gather
 };
-inline constexpr int kOperationKinds = 16;
+inline constexpr int kOperationKinds = 17;
 std::string_view Name(OperationKind kind);
 
 enum class StreamId : uint8_t {
@@ -91,7 +92,7 @@ struct Part {
   int64_t rounded = 0;  // likewise, kRound's slice
   int gradient_slot = -1;  // kAccumulate, kNorm: turn of the slot, where the shard lives on NVMe
   int64_t landed = -1;     // likewise in Pools::landing, where the shard is in host memory
-  int work = -1;           // kUpdate: index into Plan::works
+  int work = -1;           // kUpdate: index into Plan::works; kNarrow: into Plan::narrowings
 };
 
 // One update of a sub-group: where it finds and leaves everything. What does not live where the
@@ -105,6 +106,12 @@ struct UpdateWork {
   // it, they are read too.
   bool writes_parameter = false, passes_slot = false;
   Place parameter;
+};
+
+// Masters of a sub-group that an early update and the gather before it share: the gather's copy of them.
+struct Narrowing {
+  int unit = 0, sub_group = 0;
+  Place master, parameter;
 };
 
 // Whether an operation runs depends on whether updates of the step before are still to be done.
@@ -157,9 +164,11 @@ struct Pools {
   int64_t host_bytes[kStateClasses] = {};  // in host memory
   int64_t file_bytes[kStateClasses] = {};  // in the swap file, end to end
   Homes homes;
-  SlotRing parameter_slots;          // host: of one group of gathers each
-  SlotRing gradient_slots;           // host: of one unit's reduced shard each
-  SlotRing boundary_slots;           // host: of one boundary each
+  SlotRing parameter_slots;  // host: of one group of gathers each
+  SlotRing gradient_slots;   // host: of one unit's reduced shard each
+  SlotRing boundary_slots;   // host: of one boundary each
+  // Host: of the masters of one sub-group each, which stay from a unit's last gather to its update.
+  SlotRing master_slots;
   WorkSlots host_work, device_work;  // of one sub-group each
   // Host: reduced slices of one bucket on their way to shards that live there.
   Place landing;
@@ -173,7 +182,7 @@ struct Pools {
   int SlotIndex(SlotKind kind, int turn) const;
   int slots() const {
     return 2 * parameter_slots.count + host_work.ring.count + device_work.ring.count +
-           boundary_slots.count + gradient_slots.count;
+           boundary_slots.count + gradient_slots.count + master_slots.count;
   }
   int64_t staging_cast = 0;      // staging pool: casts of one bucket
   int64_t staging_rounded = 0;   // kRound's slices of one bucket
@@ -249,6 +258,10 @@ struct Decisions {
   // variant of a step. Of late updates all; of early ones a third, evenly spread, since forward is
   // about a third of a step's kernels: so the disk has as much to do for each of their seconds.
   std::vector<bool> carried;
+  // The config's updates are early and parameters on NVMe: what an update reads of a unit's masters, or
+  // of its parameters where it reads those, is there from the unit's last gather on. Which thus reads
+  // nothing of its own. The same in every variant of a step; those whose updates are late have none.
+  bool shares_reads = false;
   bool carries() const { return std::find(carried.begin(), carried.end(), true) != carried.end(); }
   std::vector<bool> kept_whole;  // by unit: every rank keeps all parameters
   std::vector<bool>
@@ -264,6 +277,7 @@ struct Plan {
   std::vector<PlannedScope> scopes;
   std::vector<Operation> operations;
   std::vector<UpdateWork> works;
+  std::vector<Narrowing> narrowings;
   std::vector<Moment> moments;       // kBegin; kOpen and kClose of each scope in turn; kFinish
   std::vector<int> reduce_of_scope;  // the kReduce that takes scope s's gradient; -1: none
   std::vector<int> gather_of_scope;  // the kGather whose stay serves scope s; -1: kept whole

@@ -29,6 +29,7 @@ void PlanBuilder::BuildDrain() {
 void PlanBuilder::WalkScopes() {
   Prepare();
   FindSwaps();
+  FindSharedReads();
   FindBoundaries();
   FindEarlyUpdates();
   NewMoment(Moment::kBegin, -1);
@@ -51,6 +52,9 @@ void PlanBuilder::Prepare() {
   last_gather_.assign(units, -1);
   gradient_final_.assign(units, -1);
   update_of_unit_.assign(units, -1);
+  shared_turn_.assign(units, -1);
+  shared_read_.assign(units, -1);
+  master_turn_.assign(plan_.pools.homes.sub_groups.size(), -1);
   contributions_.assign(units, 0);
   contributions_left_.assign(units, 0);
   for (const std::vector<int>& group : reduction_.groups) {

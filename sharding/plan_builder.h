@@ -7,9 +7,11 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "ebb/sharding/boundaries.h"
+#include "ebb/sharding/last_gathers.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/reduction.h"
 #include "ebb/sharding/residency.h"
@@ -59,9 +61,20 @@ class PlanBuilder {
     int group = 0;             // of Residency::groups
     std::vector<int> updated;  // units whose carried update brings the parameters of this turn
     std::vector<int> operations = {};  // that fill the slot
+    // Units whose last gather this is, and whose updates find there what it has brought; units whose
+    // updates have to be issued before this turn may be read.
+    std::vector<int> shared = {}, behind = {};
   };
   void FindSwaps();
-  void IssueSwaps(int turns);  // as far as that many turns
+  void FindSharedReads();
+  void ShareParameters(int unit, const LastGather& gather);
+  void ShareMasters(int unit, const std::vector<LastGather>& gathers, std::vector<int>& users);
+  bool MayRead(int turn) const;
+  std::vector<std::pair<int64_t, int64_t>> NotNarrowed(int turn, int unit, bool trainable,
+                                                       const ParameterPiece& piece) const;
+  void ReadSharedMasters(int turn);
+  void NarrowSharedMasters(int turn);
+  void IssueSwaps(int turns);  // as far as that many turns, and as updates have left slots
   void IssueRead(int turn, bool carried);
   bool IsCarried(int unit) const;
   int UploadParameters(const GatherGroup& group, int group_index,
@@ -107,6 +120,8 @@ class PlanBuilder {
   // `turn`: of the parameter slot that a carried update fills; -1: not carried.
   void IssueUpdate(int unit, int turn = -1);
   void IssueUpdates();
+  // The turn of the parameter slot in which the update finds what it reads of the parameters.
+  int SharedSlot(int unit) const { return d_.reads_parameters() ? shared_turn_[unit] : -1; }
   void FindEarlyUpdates();
   void ReadAhead();
 
@@ -132,7 +147,11 @@ class PlanBuilder {
   bool carries_ = false;   // updates of the step before, which a walk does not
   std::vector<Swap> swaps_;
   std::vector<int> swap_of_group_;  // turn; -1: nothing to read
-  int next_swap_ = 0, next_host_work_ = 0, next_device_work_ = 0;
+  int next_swap_ = 0, swaps_wanted_ = 0, next_master_slot_ = 0;
+  // By unit: the turn whose read its update shares, and that read. By sub-group: its masters' turn in
+  // Pools::master_slots. -1: none.
+  std::vector<int> shared_turn_, shared_read_, master_turn_;
+  int next_host_work_ = 0, next_device_work_ = 0;
   // The last parameter slot that a carried update began to fill, and the operation that waited for
   // what it held before.
   int opened_turn_ = -1, opened_by_ = -1;

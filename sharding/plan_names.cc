@@ -37,6 +37,8 @@ std::string_view Name(OperationKind kind) {
       return "download";
     case OperationKind::kWrite:
       return "write";
+    case OperationKind::kNarrow:
+      return "narrow";
   }
   return "";
 }

@@ -287,6 +287,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
     if (home != Tier::kNvme) gradient_final_[unit] = home == Tier::kDevice ? last : last_on_host;
     if (d_.timing == UpdateTiming::kEarly && !IsCarried(unit)) IssueUpdate(unit);
   }
+  IssueSwaps(swaps_wanted_);  // into what updates have left
 }
 
 int PlanBuilder::IssueGradientGather(const std::vector<int>& units) {

@@ -86,6 +86,7 @@ void PlanBuilder::TakeSlots(const UpdateChain& chain, const SubGroup& group, Sub
     return;
   }
   route.host_parameter = InSlot(chain.turn, chain.unit, true, group.begin);
+  if (!chain.carried) return;  // the last gather's read has brought them
   if (opened_turn_ == chain.turn) {
     route.slot_free.push_back(On(opened_by_));
   } else {
@@ -103,7 +104,7 @@ SubGroupRoute PlanBuilder::BringStates(UpdateChain& chain, int index) {
   std::vector<Move> reads;
   if (route.swaps) {
     const WorkSlots& slots = plan_.pools.host_work;
-    if (d_.master_size() > 0) {
+    if (d_.master_size() > 0 && master_turn_[static_cast<size_t>(index)] < 0) {
       reads.push_back({.state = StateClass::kMaster,
                        .from = group.master,
                        .to = route.host_slot.Plus(slots.master),
@@ -116,7 +117,9 @@ SubGroupRoute PlanBuilder::BringStates(UpdateChain& chain, int index) {
                        .bytes = group.states_stride});
     }
   }
-  if (route.moves_parameter && d_.reads_parameters() && route.parameter_home.tier == Tier::kNvme) {
+  const bool is_there = route.in_parameter_slot && !chain.carried;
+  if (route.moves_parameter && d_.reads_parameters() && !is_there &&
+      route.parameter_home.tier == Tier::kNvme) {
     reads.push_back({.state = StateClass::kParameter,
                      .from = route.parameter_home,
                      .to = route.host_parameter,
@@ -184,6 +187,7 @@ void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const
   const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   const Place& home = route.parameter_home;
   const int64_t parameter_bytes = group.count() * SizeOf(d_.compute);
+  const int master_turn = master_turn_[static_cast<size_t>(work.sub_group)];
   const auto frees = [&](int operation, int slot) {
     if (slot >= 0) plan_.operations[static_cast<size_t>(operation)].frees.push_back(slot);
   };
@@ -227,6 +231,7 @@ void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const
       frees(last, pools.SlotIndex(SlotKind::kParameterStored, chain.turn));
   }
   frees(last, route.host_index);
+  if (master_turn >= 0) frees(last, pools.SlotIndex(SlotKind::kMaster, master_turn));
 }
 
 void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
@@ -234,6 +239,7 @@ void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
   const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(index)];
   const auto found = ahead_.extract(index);
   SubGroupRoute route = found ? std::move(found.mapped()) : BringStates(chain, index);
+  if (chain.shared >= 0) route.brought.insert(route.brought.begin(), chain.shared);
   UpdateWork work{
       .unit = chain.unit,
       .sub_group = index,
@@ -246,7 +252,12 @@ void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
       .passes_slot = route.moves_parameter,
       .parameter = route.parameter_home};
   if (route.swaps) {
-    if (d_.master_size() > 0) work.master = route.host_slot.Plus(pools.host_work.master);
+    const int master_turn = master_turn_[static_cast<size_t>(index)];
+    if (master_turn >= 0) {
+      work.master = pools.master_slots.Slot(master_turn);
+    } else if (d_.master_size() > 0) {
+      work.master = route.host_slot.Plus(pools.host_work.master);
+    }
     work.states = route.host_slot.Plus(pools.host_work.states);
     work.states_stride = pools.host_work.states_stride;
   }

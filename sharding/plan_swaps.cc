@@ -8,6 +8,10 @@
 //
 // Where the updates of the step before are carried into this one, the first visit's parameters are
 // not read: the update puts them into the slot.
+//
+// Where updates are early, the last gather of a unit and its update share a read. An update that
+// reads parameters finds them in the slot, where it also leaves them. Of one that reads masters the
+// masters are read instead of the parameters, into slots of their own; the gather has a copy.
 #include <algorithm>
 #include <utility>
 
@@ -75,9 +79,12 @@ Place PlanBuilder::InSlot(int turn, int unit, bool trainable, int64_t at) const 
 
 void PlanBuilder::IssueSwaps(int turns) {
   const int end = std::min(turns, static_cast<int>(swaps_.size()));
-  for (; next_swap_ < end; ++next_swap_) {
+  swaps_wanted_ = std::max(swaps_wanted_, end);
+  for (; next_swap_ < end && MayRead(next_swap_); ++next_swap_) {
     const int turn = next_swap_;
+    ReadSharedMasters(turn);
     IssueRead(turn, /*carried=*/false);
+    NarrowSharedMasters(turn);
     if (swaps_[static_cast<size_t>(turn)].updated.empty()) continue;
     IssueRead(turn, /*carried=*/true);
     for (int unit : swaps_[static_cast<size_t>(turn)].updated) {
@@ -106,12 +113,14 @@ void PlanBuilder::IssueRead(int turn, bool carried) {
       for (const ParameterPiece& piece :
            plan_.pools.homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
         if (piece.home.tier != Tier::kNvme) continue;
-        const int64_t bytes = SwapAligned(piece.count() * size);
-        read.moves.push_back({.state = StateClass::kParameter,
-                              .from = piece.home,
-                              .to = InSlot(turn, unit, trainable, piece.begin),
-                              .bytes = bytes});
-        read.bytes += bytes;
+        for (const auto& [begin, end] : NotNarrowed(turn, unit, trainable, piece)) {
+          const int64_t bytes = SwapAligned((end - begin) * size);
+          read.moves.push_back({.state = StateClass::kParameter,
+                                .from = piece.home.Plus((begin - piece.begin) * size),
+                                .to = InSlot(turn, unit, trainable, begin),
+                                .bytes = bytes});
+          read.bytes += bytes;
+        }
       }
     }
     if (read.moves.size() == moves) continue;
@@ -120,7 +129,159 @@ void PlanBuilder::IssueRead(int turn, bool carried) {
   }
   if (read.moves.empty()) return;
   WaitForParameterSlot(turn, read.after);
+  const bool shared = d_.reads_parameters() && !swap.shared.empty() && !carried;
+  read.of_update = shared;
   swap.operations.push_back(Issue(std::move(read)));
+  if (!shared) return;
+  for (int unit : swap.shared) shared_read_[unit] = swap.operations.back();
+}
+
+// What a read brings of a piece: all but the sub-groups whose masters are read instead.
+std::vector<std::pair<int64_t, int64_t>> PlanBuilder::NotNarrowed(
+    int turn, int unit, bool trainable, const ParameterPiece& piece) const {
+  if (!trainable || d_.reads_parameters() || shared_turn_[unit] != turn)
+    return {{piece.begin, piece.end}};
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  const UnitHomes& homes = plan_.pools.homes.units[static_cast<size_t>(unit)];
+  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+    const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(g)];
+    if (group.begin < piece.begin || group.begin >= piece.end ||
+        master_turn_[static_cast<size_t>(g)] >= 0)
+      continue;
+    if (!ranges.empty() && ranges.back().second == group.begin) {
+      ranges.back().second = group.end;
+    } else {
+      ranges.emplace_back(group.begin, group.end);
+    }
+  }
+  return ranges;
+}
+
+// Which units' last gathers share a read with their updates, as far as slots allow: what is there
+// until an update has used it must be free when somebody else needs the slot at the latest, in the
+// order in which operations are issued.
+void PlanBuilder::FindSharedReads() {
+  if (!carries_ || !d_.shares_reads || d_.timing != UpdateTiming::kEarly) return;
+  const std::vector<LastGather> gathers = FindLastGathers(
+      plan_.scopes, residency_, reduction_, static_cast<int>(plan_.layout.units.size()));
+  std::vector<int> users(static_cast<size_t>(plan_.pools.master_slots.count), -1);
+  for (const Swap& swap : swaps_) {
+    for (int i : residency_.groups[static_cast<size_t>(swap.group)].stays) {
+      const int unit = residency_.stays[i].unit;
+      const LastGather& gather = gathers[static_cast<size_t>(unit)];
+      if (gather.stay != i || !gather.may_share || !d_.trainable[unit] || IsCarried(unit) ||
+          !LivesOnNvme(plan_.pools.homes.units[static_cast<size_t>(unit)].trainable))
+        continue;
+      if (d_.reads_parameters()) {
+        ShareParameters(unit, gather);
+      } else {
+        ShareMasters(unit, gathers, users);
+      }
+    }
+  }
+}
+
+void PlanBuilder::ShareParameters(int unit, const LastGather& gather) {
+  const int turn = swap_of_group_[static_cast<size_t>(gather.group)];
+  const size_t next = static_cast<size_t>(turn + plan_.pools.parameter_slots.count);
+  if (next < swaps_.size()) {
+    if (residency_.groups[static_cast<size_t>(swaps_[next].group)].issue <= gather.updated) return;
+    swaps_[next].behind.push_back(unit);
+  }
+  shared_turn_[unit] = turn;
+  swaps_[static_cast<size_t>(turn)].shared.push_back(unit);
+}
+
+// `users`: by slot, the unit that has it so far.
+void PlanBuilder::ShareMasters(int unit, const std::vector<LastGather>& gathers,
+                               std::vector<int>& users) {
+  const LastGather& gather = gathers[static_cast<size_t>(unit)];
+  const int issue = residency_.groups[static_cast<size_t>(gather.group)].issue;
+  const UnitHomes& homes = plan_.pools.homes.units[static_cast<size_t>(unit)];
+  std::vector<int> groups, behind;
+  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+    const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(g)];
+    if (SharesMasters(d_, plan_.pools.homes, group)) groups.push_back(g);
+  }
+  if (groups.empty() || groups.size() > users.size()) return;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const int user = users[(static_cast<size_t>(next_master_slot_) + i) % users.size()];
+    if (user < 0) continue;
+    if (issue <= gathers[static_cast<size_t>(user)].updated) return;
+    behind.push_back(user);
+  }
+  for (int g : groups) {
+    users[static_cast<size_t>(next_master_slot_) % users.size()] = unit;
+    master_turn_[static_cast<size_t>(g)] = next_master_slot_++;
+  }
+  const int turn = swap_of_group_[static_cast<size_t>(gather.group)];
+  Swap& swap = swaps_[static_cast<size_t>(turn)];
+  shared_turn_[unit] = turn;
+  swap.shared.push_back(unit);
+  swap.behind.insert(swap.behind.end(), behind.begin(), behind.end());
+}
+
+bool PlanBuilder::MayRead(int turn) const {
+  const std::vector<int>& behind = swaps_[static_cast<size_t>(turn)].behind;
+  return std::all_of(behind.begin(), behind.end(),
+                     [&](int unit) { return update_of_unit_[unit] >= 0; });
+}
+
+void PlanBuilder::ReadSharedMasters(int turn) {
+  Swap& swap = swaps_[static_cast<size_t>(turn)];
+  if (d_.reads_parameters() || swap.shared.empty()) return;
+  const Pools& pools = plan_.pools;
+  Operation read{.kind = OperationKind::kRead,
+                 .stream = StreamId::kReadParameters,
+                 .parts = {},
+                 .after = {},
+                 .of_update = true};
+  for (int unit : swap.shared) {
+    const UnitHomes& homes = pools.homes.units[static_cast<size_t>(unit)];
+    read.parts.push_back({.unit = unit});
+    read.after.push_back({Dependency::kStored, unit});
+    for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+      const int slot = master_turn_[static_cast<size_t>(g)];
+      if (slot < 0) continue;
+      const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(g)];
+      const int64_t bytes = SwapAligned(group.count() * d_.master_size());
+      read.after.push_back({Dependency::kSlotFree, pools.SlotIndex(SlotKind::kMaster, slot)});
+      read.moves.push_back({.state = StateClass::kMaster,
+                            .from = group.master,
+                            .to = pools.master_slots.Slot(slot),
+                            .bytes = bytes});
+      read.bytes += bytes;
+    }
+  }
+  const int index = Issue(std::move(read));
+  for (int unit : swap.shared) shared_read_[unit] = index;
+  swap.operations.push_back(index);
+}
+
+// On the stream of the reads, where their ends are.
+void PlanBuilder::NarrowSharedMasters(int turn) {
+  Swap& swap = swaps_[static_cast<size_t>(turn)];
+  if (d_.reads_parameters() || swap.shared.empty()) return;
+  Operation narrow{.kind = OperationKind::kNarrow,
+                   .stream = StreamId::kReadParameters,
+                   .parts = {},
+                   .after = {{Dependency::kOperation, shared_read_[swap.shared.front()]}}};
+  for (int unit : swap.shared) {
+    const UnitHomes& homes = plan_.pools.homes.units[static_cast<size_t>(unit)];
+    for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+      const int slot = master_turn_[static_cast<size_t>(g)];
+      if (slot < 0) continue;
+      const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(g)];
+      narrow.parts.push_back({.unit = unit, .work = static_cast<int>(plan_.narrowings.size())});
+      plan_.narrowings.push_back({.unit = unit,
+                                  .sub_group = g,
+                                  .master = plan_.pools.master_slots.Slot(slot),
+                                  .parameter = InSlot(turn, unit, true, group.begin)});
+      narrow.bytes += group.count() * (d_.master_size() + SizeOf(d_.compute));
+    }
+  }
+  WaitForParameterSlot(turn, narrow.after);
+  swap.operations.push_back(Issue(std::move(narrow)));
 }
 
 // Gathers have taken, and writes have stored, what the slot held before.

@@ -128,6 +128,8 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
     case OperationKind::kDownload:
     case OperationKind::kWrite:
       return Address(operation.moves.front().to);
+    case OperationKind::kNarrow:
+      return Address(plan.narrowings[static_cast<size_t>(part.work)].parameter);
     case OperationKind::kRefresh:
       return at("parameter", unit.parameter_trainable);
   }

@@ -11,8 +11,10 @@ namespace ebb::sharding {
 
 void PlanBuilder::IssueUpdate(int unit, int turn) {
   UpdateChain chain(unit);
-  chain.turn = turn;
-  if (turn >= 0) {
+  chain.carried = turn >= 0;
+  chain.turn = chain.carried ? turn : SharedSlot(unit);
+  chain.shared = shared_read_[unit];
+  if (chain.carried) {
     chain.condition = Condition::kCarrying;
     chain.ready.push_back({Dependency::kExchanged, 0});
   } else {
@@ -27,7 +29,7 @@ void PlanBuilder::IssueUpdate(int unit, int turn) {
   const UnitHomes& homes = plan_.pools.homes.units[static_cast<size_t>(unit)];
   for (int g = 0; g < homes.sub_groups; ++g) {
     IssueSubGroup(chain, homes.first_sub_group + g);
-    if (turn < 0) ReadAhead();
+    if (!chain.carried) ReadAhead();
   }
 
   // The parameters are there when the last operation of every stream but that of the writes has run.
@@ -53,7 +55,7 @@ void PlanBuilder::IssueUpdate(int unit, int turn) {
   plan_.operations[static_cast<size_t>(last)].updates = unit;
   if (chain.stores) plan_.operations[static_cast<size_t>(chain.last[kWrites])].stores = unit;
   update_of_unit_[unit] = last;
-  if (turn >= 0 && --carried_left_ == 0) ReadAhead();
+  if (chain.carried && --carried_left_ == 0) ReadAhead();
 }
 
 // Carried updates come first, in forward; then early ones, in the order in which gradients are final.
@@ -81,6 +83,7 @@ void PlanBuilder::ReadAhead() {
          ahead_.size() < kWorkSlots - 1) {
     const int index = early_sub_groups_[next_early_++];
     UpdateChain chain(plan_.pools.homes.sub_groups[static_cast<size_t>(index)].unit);
+    chain.turn = SharedSlot(chain.unit);
     ahead_.emplace(index, BringStates(chain, index));
   }
 }

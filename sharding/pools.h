@@ -26,8 +26,9 @@ struct PoolInputs {
   const std::vector<PlannedScope>* scopes = nullptr;
   const Residency* residency = nullptr;
   const Reduction* reduction = nullptr;
-  int64_t micro_batches = 1;  // of a step of the config
-  int parameter_slots = 0;    // at most
+  int64_t micro_batches = 1;      // of a step of the config
+  int parameter_slots = 0;        // at most
+  int64_t gather_slot_bytes = 0;  // at most, of parameter and master slots together
 };
 
 Pools LayOutPools(const PoolInputs& inputs);

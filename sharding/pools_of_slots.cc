@@ -1,6 +1,8 @@
 // The slots through which offloaded state passes, and what else updates below the device need.
 #include <algorithm>
+#include <vector>
 
+#include "ebb/sharding/last_gathers.h"
 #include "ebb/sharding/pool_parts.h"
 
 namespace ebb::sharding {
@@ -29,6 +31,58 @@ struct WorkNeeds {
   bool any() const { return states || gradient || parameter; }
 };
 
+// Of masters that gathers share with early updates: those of all units between their last gather and
+// their update, and of one more, which are read meanwhile. As many groups of gathers as have
+// parameter slots, and no more bytes than are left.
+void LayOutMasterSlots(const PoolInputs& in, Pools& pools) {
+  struct Shared {
+    int group = 0, updated = 0;
+    int sub_groups = 0;
+  };
+  const std::vector<LastGather> gathers = FindLastGathers(
+      *in.scopes, *in.residency, *in.reduction, static_cast<int>(in.layout->units.size()));
+  std::vector<Shared> shared;  // in the order of gathers
+  std::vector<int> of_group(in.residency->groups.size(), 0);
+  int64_t largest = 0;
+  for (size_t u = 0; u < gathers.size(); ++u) {
+    if (!gathers[u].may_share) continue;
+    Shared unit{.group = gathers[u].group, .updated = gathers[u].updated};
+    const UnitHomes& homes = pools.homes.units[u];
+    for (int g = 0; g < homes.sub_groups; ++g) {
+      const SubGroup& group =
+          pools.homes.sub_groups[static_cast<size_t>(homes.first_sub_group + g)];
+      if (!SharesMasters(*in.decisions, pools.homes, group)) continue;
+      largest = std::max(largest, group.count());
+      ++unit.sub_groups;
+    }
+    if (unit.sub_groups == 0) continue;
+    of_group[static_cast<size_t>(unit.group)] += unit.sub_groups;
+    shared.push_back(unit);
+  }
+  if (shared.empty()) return;
+  std::sort(shared.begin(), shared.end(),
+            [](const Shared& a, const Shared& b) { return a.group < b.group; });
+  int count = 0;
+  for (size_t i = 0; i < shared.size(); ++i) {
+    const int group = shared[i].group;
+    const int issue = in.residency->groups[static_cast<size_t>(group)].issue;
+    int live = 0;
+    size_t next = 0;
+    for (; next < shared.size() && shared[next].group <= group; ++next) {
+      if (shared[next].updated >= issue) live += shared[next].sub_groups;
+    }
+    if (next < shared.size()) live += of_group[static_cast<size_t>(shared[next].group)];
+    count = std::max(count, live);
+  }
+  count = std::min(
+      count, pools.parameter_slots.count * *std::max_element(of_group.begin(), of_group.end()));
+  const int64_t bytes = SwapAligned(largest * in.decisions->master_size());
+  const int64_t left =
+      in.gather_slot_bytes - pools.parameter_slots.count * pools.parameter_slots.bytes;
+  count = static_cast<int>(std::clamp<int64_t>(left / bytes, 0, count));
+  pools.master_slots = {.count = count, .bytes = count > 0 ? bytes : 0, .first = {}};
+}
+
 }  // namespace
 
 void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice,
@@ -56,6 +110,9 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     pools.parameter_slots = {
         .count = count, .bytes = read_bytes, .first = on_host(count * read_bytes)};
   }
+  LayOutMasterSlots(in, pools);
+  if (pools.master_slots.count > 0)
+    pools.master_slots.first = on_host(pools.master_slots.count * pools.master_slots.bytes);
   // Sub-groups.
   WorkNeeds needs[2];  // of updates on the device, on the host
   int64_t largest = 0;
@@ -140,6 +197,9 @@ int Pools::SlotIndex(SlotKind kind, int turn) const {
     case SlotKind::kGradient:
       return 2 * parameters + host + device_work.ring.count + boundary_slots.count +
              turn % gradient_slots.count;
+    case SlotKind::kMaster:
+      return 2 * parameters + host + device_work.ring.count + boundary_slots.count +
+             gradient_slots.count + turn % master_slots.count;
   }
   return 0;
 }

@@ -15,7 +15,8 @@ enum class SlotKind : uint8_t {
   kHostWork,
   kDeviceWork,
   kBoundary,
-  kGradient
+  kGradient,
+  kMaster
 };
 
 // Equal slots, used in turns.

@@ -12,7 +12,9 @@ namespace ebb::sharding {
 // The operations of one unit's update.
 struct UpdateChain {
   int unit = 0;
-  int turn = -1;  // of the parameter slot that carried updates fill
+  bool carried = false;
+  int turn = -1;    // of the parameter slot that carried updates fill, and shared reads have filled
+  int shared = -1;  // the read that the unit's last gather shares with the update
   Condition condition = Condition::kAlways;
   std::vector<Dependency> ready;  // what every operation on its gradient and parameters comes after
   int last[kStreams];             // operation, by stream; -1: none

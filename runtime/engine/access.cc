@@ -166,6 +166,8 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
   masters_written_ |= what == StateClass::kMaster || also_masters;
   parameters_written_ |= what == StateClass::kParameter;
   states_written_ |= what == StateClass::kOptimizer;
+  parameters_differ_ |= what == StateClass::kParameter && decisions.shares_reads &&
+                        !decisions.reads_parameters() && !also_masters;
   progress_.gradients_written |= what == StateClass::kGradient;
   return written;
 }

@@ -201,6 +201,13 @@ void Executor::OpenBlocked(const OpenScope& scope) {
     for (const sharding::Part& part : plan.operations[gather].parts) {
       if (!SlotIsFree(scope, part.unit)) return;
     }
+    if (ReusesWhatUpdatesHold(gather)) {
+      return Stick(absl::FailedPreconditionError(
+          absl::StrCat(ScopeName(scope.backward, scope.unit),
+                       " while a scope before it is open, whose update has host memory that its "
+                       "parameters are read to: close that scope first, or set "
+                       "ebb.asynchronous_step to late")));
+    }
     compute_.Record(*fence_);
     gather_->Wait(*fence_);
     if (upload_) upload_->Wait(*fence_);

@@ -113,8 +113,9 @@ int64_t Executor::BeginStep(const StepOptions& options) {
         per_round)));
     progress_.micro_batches = static_cast<int>(config_.gradient_accumulation_steps);
   }
+  // Gathers that take copies of masters would not see what was written.
   absl::StatusOr<Runnable*> run =
-      PlanFor(progress_.micro_batches / per_round, options.hold_updates);
+      PlanFor(progress_.micro_batches / per_round, options.hold_updates || parameters_differ_);
   if (run.ok()) {
     progress_.run = *run;
   } else {
@@ -356,6 +357,7 @@ absl::Status Executor::Finish(int64_t number) {
   const bool waits = !step.deferred || HasFailed() || !CommunicationError().ok();
   absl::Status status = waits ? TakeVerdicts() : step.error;
   if (status.ok()) has_finished_ = true;
+  parameters_differ_ = false;
   WaitCompute(finish.compute);
   if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) {
     AwaitUpdates();

@@ -258,6 +258,8 @@ class Executor {
   void Drain();
   void IssueCarriedLeft();
   absl::Status MayLook() const;
+  void Narrow(const sharding::Narrowing& narrowing);
+  bool ReusesWhatUpdatesHold(int operation) const;
   void AwaitOffloads();
   void IssueWithNeeds(int operation);
   void FetchSlice(int unit);
@@ -309,6 +311,7 @@ class Executor {
   Event& EventOf(const sharding::Dependency& dependency);
   Stream& StreamOf(sharding::StreamId id);
   Stream& EndStreamOf(sharding::StreamId id);
+  Stream& WorkStreamOf(const sharding::Operation& operation);
   Communicator& CommunicatorOf(sharding::OperationKind kind);
   Communicator& ExchangeCommunicator() {
     return exchange_communicator_ ? *exchange_communicator_ : *reduce_communicator_;
@@ -508,6 +511,8 @@ class Executor {
   std::vector<DType> boundary_dtypes_;  // by visit
   std::vector<int64_t> boundary_elements_;
   bool masters_written_ = false, parameters_written_ = false, states_written_ = false;
+  // Parameters were written and are no copies of their masters until an update.
+  bool parameters_differ_ = false;
   bool suspended_ = false;
   bool refused_step_ = false;  // since then, and Report has to say so
   int64_t refusals_ = 0;       // Steps and Evaluations of a suspended engine: numbers below 0

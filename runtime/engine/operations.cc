@@ -53,6 +53,12 @@ Stream& Executor::EndStreamOf(StreamId id) {
   }
 }
 
+// Copies of masters are made where the reads that bring them end.
+Stream& Executor::WorkStreamOf(const Operation& operation) {
+  return operation.kind == OperationKind::kNarrow ? EndStreamOf(operation.stream)
+                                                  : StreamOf(operation.stream);
+}
+
 Communicator& Executor::CommunicatorOf(OperationKind kind) {
   switch (kind) {
     case OperationKind::kGather:
@@ -95,7 +101,7 @@ void Executor::Issue(int index) {
   if (operation.condition ==
       (carries_ ? sharding::Condition::kNotCarrying : sharding::Condition::kCarrying))
     return;
-  Stream& stream = StreamOf(operation.stream);
+  Stream& stream = WorkStreamOf(operation);
   for (const Dependency& dependency : operation.after) stream.Wait(EventOf(dependency));
   EnqueueWork(index);
   Stream& end = EndStreamOf(operation.stream);
@@ -163,7 +169,7 @@ void Executor::EnqueueWork(int index) {
     default:
       break;
   }
-  Stream& stream = StreamOf(operation.stream);
+  Stream& stream = WorkStreamOf(operation);
   TraceBegin(stream, *run, index);
   Compute(stream, [this, run, index, step] { RunOperation(*run, index, step); });
   TraceEnd(stream, *run, index, step);
@@ -228,6 +234,7 @@ void Executor::TraceEnd(Stream& stream, Runnable& run, int index, StepTag step) 
 void Executor::Trace(const Runnable& run, int index, StepTag step) {
   if (timeline_ == nullptr) return;
   const Operation& operation = run.plan.operations[index];
+  const int64_t end_ns = Timeline::NowNs();
   timeline_->Add(
       {.operation = sharding::Name(operation.kind).data(),
        .subject = operation.parts.empty()
@@ -235,14 +242,17 @@ void Executor::Trace(const Runnable& run, int index, StepTag step) {
                       : std::string_view(run.plan.unit_names[operation.parts.front().unit]),
        .track = static_cast<int>(operation.stream),
        .begin_ns = run.begin_ns[index],
-       .end_ns = Timeline::NowNs(),
+       .end_ns = end_ns,
        .step = step.number,
        .bytes = operation.bytes});
+  // The next transfer's span, which has begun before.
+  if (operation.kind == OperationKind::kNarrow)
+    transfers_traced_ns_[static_cast<size_t>(operation.stream)] = end_ns;
 }
 
 void Executor::RunOperation(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
-  Stream& stream = StreamOf(operation.stream);
+  Stream& stream = WorkStreamOf(operation);
   for (const sharding::Part& part : operation.parts) {
     switch (operation.kind) {
       case OperationKind::kCast:
@@ -263,6 +273,9 @@ void Executor::RunOperation(Runnable& run, int index, StepTag step) {
                   run.plan.decisions.timing == sharding::UpdateTiming::kEarly &&
                       operation.condition != sharding::Condition::kCarrying,
                   stream);
+        break;
+      case OperationKind::kNarrow:
+        Narrow(run.plan.narrowings[static_cast<size_t>(part.work)]);
         break;
       default:
         break;

@@ -89,6 +89,22 @@ void Executor::EndTransfers(Runnable& run, int index, StepTag step) {
   if (timeline_ != nullptr) traced = Timeline::NowNs();
 }
 
+// What a parameter is, from the master that was read for it and for its unit's update. Whether the
+// master is what was written, the update finds out before anything is written back; where parameters
+// are summed, too, so is what stands for them.
+void Executor::Narrow(const sharding::Narrowing& narrowing) {
+  const sharding::SubGroup& group =
+      plan().pools.homes.sub_groups[static_cast<size_t>(narrowing.sub_group)];
+  if (config_.ebb.verify_swap == VerifySwap::kAll) {
+    VerifyRead(group.master, {storage_->At(narrowing.master),
+                              static_cast<size_t>(group.count() * plan().decisions.master_size())});
+  }
+  Stream& stream = *parameters_read_;
+  KernelsOf(stream).Cast(stream, storage_->At(narrowing.master), DType::kFloat32,
+                         storage_->At(narrowing.parameter), config_.compute, group.count(),
+                         optim::Rounding::kParameter);
+}
+
 // Runs the updates that the last step left to the next one, for whoever looks first.
 void Executor::Drain() {
   if (!carries_) return;
@@ -143,6 +159,30 @@ void Executor::IssueWithNeeds(int index) {
       IssueWithNeeds(dependency.index);
   }
   Issue(index);
+}
+
+// Whether an operation would take a slot whose content an update is still to use that comes before it
+// in the plan, and that waits for a scope to close.
+bool Executor::ReusesWhatUpdatesHold(int index) const {
+  const Runnable& run = *progress_.run;
+  const std::vector<Operation>& operations = run.plan.operations;
+  for (const sharding::Dependency& dependency : operations[static_cast<size_t>(index)].after) {
+    if (dependency.kind == sharding::Dependency::kOperation &&
+        !run.issued[static_cast<size_t>(dependency.index)] &&
+        ReusesWhatUpdatesHold(dependency.index))
+      return true;
+    if (dependency.kind != sharding::Dependency::kSlotFree) continue;
+    for (int before = 0; before < index; ++before) {
+      const Operation& operation = operations[static_cast<size_t>(before)];
+      if (run.issued[static_cast<size_t>(before)] || !operation.of_update ||
+          operation.condition != sharding::Condition::kAlways)
+        continue;
+      if (std::find(operation.frees.begin(), operation.frees.end(), dependency.index) !=
+          operation.frees.end())
+        return true;
+    }
+  }
+  return false;
 }
 
 // A unit's slice from where it lives into its slot, at once.

@@ -98,6 +98,12 @@ TEST_P(RandomSettings, HaveTheBitsOfTheirReference) {
   ExpectBitsOfReference(RandomCell(Seed() * 1000 + static_cast<uint64_t>(std::get<1>(GetParam()))));
 }
 
+class RandomEarlySettings : public EngineOnGpuTest {};
+TEST_P(RandomEarlySettings, HaveTheBitsOfTheirReference) {
+  ExpectBitsOfReference(
+      RandomEarlyCell(Seed() * 1000 + static_cast<uint64_t>(std::get<1>(GetParam()))));
+}
+
 auto Cells(int count) {
   return ::testing::Combine(
       ::testing::Values(Ranks::kLocal, Ranks::kNccl, Ranks::kDeterministicNccl),
@@ -110,6 +116,7 @@ const auto kName = [](const ::testing::TestParamInfo<std::tuple<Ranks, int>>& pa
 };
 INSTANTIATE_TEST_SUITE_P(Gpu, PairsOfSettings, Cells(static_cast<int>(Rows().size())), kName);
 INSTANTIATE_TEST_SUITE_P(Gpu, RandomSettings, Cells(20), kName);
+INSTANTIATE_TEST_SUITE_P(Gpu, RandomEarlySettings, Cells(4), kName);
 
 }  // namespace
 }  // namespace ebb::testing

@@ -238,6 +238,18 @@ Cell RandomCell(uint64_t seed) {
   return cell;
 }
 
+Cell RandomEarlyCell(uint64_t seed) {
+  Cell cell = RandomCell(seed);
+  cell[kStage] = 3;
+  cell[kDType] %= 2;  // fp16 looks for overflows
+  cell[kChecks] = 0;
+  cell[kUpdate] = cell[kUpdate] == kHeld ? kHeld : kAuto;
+  cell[kPersistence] = 0;
+  cell[kCoalesce] %= 2;  // several gathers
+  cell[kParameters] = cell[kOptimizer] = 2;
+  return cell;
+}
+
 absl::StatusOr<Outcome> RunCell(const Cell& cell,
                                 const std::function<absl::StatusOr<Device>()>& device,
                                 bool deterministic_reduce) {

@@ -81,6 +81,9 @@ struct Cell {
 
 // All settings by chance.
 Cell RandomCell(uint64_t seed);
+// Parameters and states on NVMe, updated early: what so many settings have to agree on for, chance
+// rarely draws. The rest by chance.
+Cell RandomEarlyCell(uint64_t seed);
 
 // What training left behind, as bits, and what it reported.
 struct Outcome {

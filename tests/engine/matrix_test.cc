@@ -2,7 +2,8 @@
 // runs beside what, the masters, moments, losses and norms are the same bits (DESIGN.md, "Same
 // bits").
 //
-// Always: a pairwise covering array of all settings, and 50 random cells (EBB_SEED=n for others).
+// Always: a pairwise covering array of all settings, 50 random cells (EBB_SEED=n for others), and 12 of
+// early updates on NVMe.
 // With EBB_FULL=1: the product of all settings, as IsRedundant and ProductCells thin it out.
 #include <algorithm>
 #include <cstdlib>
@@ -21,9 +22,9 @@
 namespace ebb::testing {
 namespace {
 
-constexpr int kRandomCells = 50;
+constexpr int kRandomCells = 50, kRandomEarlyCells = 12;
 
-enum class Part { kPairwise, kRandom, kProduct, kTiers };
+enum class Part { kPairwise, kRandom, kRandomEarly, kProduct, kTiers };
 struct Batch {
   Part part{};
   int index = 0;
@@ -131,6 +132,8 @@ std::vector<Cell> CellsOf(const Batch& batch) {
     }
     case Part::kRandom:
       return {RandomCell(Seed() * 1000 + static_cast<uint64_t>(batch.index))};
+    case Part::kRandomEarly:
+      return {RandomEarlyCell(Seed() * 1000 + static_cast<uint64_t>(batch.index))};
     case Part::kProduct:
       return ProductCells(batch.index);
     case Part::kTiers:
@@ -157,7 +160,8 @@ TEST_P(MatrixTest, CellHasTheBitsOfItsReference) {
   const bool product = GetParam().part == Part::kProduct || GetParam().part == Part::kTiers;
   if (product && !Full()) GTEST_SKIP() << "set EBB_FULL=1";
   const std::vector<Cell> cells = CellsOf(GetParam());
-  if (GetParam().part == Part::kRandom) std::cout << "EBB_SEED=" << Seed() << ": ";
+  if (GetParam().part == Part::kRandom || GetParam().part == Part::kRandomEarly)
+    std::cout << "EBB_SEED=" << Seed() << ": ";
   std::cout << (cells.size() == 1 ? cells[0].Describe() : absl::StrCat(cells.size(), " cells"))
             << "\n";
   for (const Cell& cell : cells) {
@@ -184,6 +188,9 @@ INSTANTIATE_TEST_SUITE_P(Pairwise, MatrixTest,
                          kIndexAsName);
 INSTANTIATE_TEST_SUITE_P(Random, MatrixTest,
                          ::testing::ValuesIn(Batches(Part::kRandom, kRandomCells)), kIndexAsName);
+INSTANTIATE_TEST_SUITE_P(RandomEarly, MatrixTest,
+                         ::testing::ValuesIn(Batches(Part::kRandomEarly, kRandomEarlyCells)),
+                         kIndexAsName);
 INSTANTIATE_TEST_SUITE_P(Product, MatrixTest, ::testing::ValuesIn(Batches(Part::kProduct, 12)),
                          kIndexAsName);
 

@@ -164,7 +164,11 @@ TEST_P(SwapTest, SuspensionsWhileUpdatesAreOnTheirWay) {
 TEST_P(SwapTest, ReadsAndWritesOfEveryClass) {
   // Without masters a value is kept as the cast of parameters makes it.
   const bool rounds = GetParam().without_masters;
-  const auto between = [rounds](Engine& engine, const ModelSpec& spec, int step) -> absl::Status {
+  // Of split masters parameters are a part.
+  const bool alone = !GetParam().split;
+  const auto between = [=](Engine& engine, const ModelSpec& spec, int step) -> absl::Status {
+    if (step == 0 && alone)
+      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Normal(0.3f, 10)));
     if (step == 1) EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Normal(0.2f, 11)));
     if (step == 2)
       EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Normal(0.1f, 12), "exp_avg"));

@@ -45,7 +45,8 @@ std::vector<int64_t> Addresses(const Pools& pools) {
     add({v.gradient, v.output, v.output_gradient, v.boundary_stride});
   add({pools.staging_cast, pools.staging_rounded, pools.staging_norm, pools.staging_exchange,
        pools.staging_sums, pools.staging_gradient, pools.staging_master, pools.evaluation_stride});
-  for (const SlotRing& ring : {pools.parameter_slots, pools.host_work.ring, pools.device_work.ring})
+  for (const SlotRing& ring :
+       {pools.parameter_slots, pools.master_slots, pools.host_work.ring, pools.device_work.ring})
     add({ring.bytes, ring.first.offset});
   for (const Place& place :
        {pools.landing, pools.host_norm, pools.host_gradient, pools.host_master})
@@ -74,7 +75,7 @@ std::vector<int64_t> Flat(const Pools& pools) {
     add({work.ring.count, work.master, work.states, work.states_stride, work.gradient,
          work.parameter});
   }
-  add({pools.parameter_slots.count, pools.evaluation_micro_batches});
+  add({pools.parameter_slots.count, pools.master_slots.count, pools.evaluation_micro_batches});
   return flat;
 }
 
@@ -238,6 +239,13 @@ TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
               parameters.buffer_size);
     EbbConfig& ebb = random_case.config.ebb;
     ASSERT_LE(host, ebb.host_memory.value_or(host));
+    const SlotRing& masters = plan->pools.master_slots;
+    if (masters.count > 0) {
+      ASSERT_LE(
+          plan->pools.parameter_slots.count * plan->pools.parameter_slots.bytes +
+              masters.count * masters.bytes,
+          parameters.buffer_count * parameters.buffer_size * SizeOf(random_case.config.compute));
+    }
     ebb.device_memory = device;
     ASSERT_TRUE(PlanStep(random_case.inputs()).ok());
     ebb.device_memory = device - 1;
@@ -383,6 +391,7 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kExchange, {kReduce}},
       {OperationKind::kUpdate, {kUpdate, kHostUpdate}},
       {OperationKind::kRead, {kReadParameters, kReadStates}},
+      {OperationKind::kNarrow, {kReadParameters}},
       {OperationKind::kUpload, {kUpload}},
       {OperationKind::kDownload, {kDownload}},
       {OperationKind::kWrite, {kWrite}}};

@@ -146,6 +146,14 @@ void RandomCase::Offload(Random& random) {
   if (config.zero.stage == 3) parameters.device = random.OneOf({kDevice, kCpu, kNvme, kNvme});
   optimizer.device = random.OneOf({kDevice, kCpu, kNvme, kNvme});
   if (config.parameter_tier() == kDevice && optimizer.device == kDevice) optimizer.device = kNvme;
+  // Early updates share what they read with gathers, where all is on NVMe.
+  if (random.OneIn(4)) {
+    config.zero.stage = 3;
+    parameters.device = optimizer.device = kNvme;
+    config.gradient_clipping = 0;
+    config.ebb.check_overflow = false;
+    config.ebb.asynchronous_step = AsynchronousStep::kAuto;
+  }
   if (random.OneIn(3)) config.ebb.offload_gradients = random.OneOf({kDevice, kCpu, kNvme, kNvme});
   if (random.OneIn(2)) config.ebb.offload_activations = random.OneOf({kCpu, kNvme});
   optimizer.ratio = random.OneOf({1.0, 1.0, 0.7, 0.3, 0.0});

@@ -168,6 +168,9 @@ void Replay::Issue(int index) {
     case OperationKind::kWrite:
       Move(thing, operation);
       break;
+    case OperationKind::kNarrow:
+      Narrow(thing, operation);
+      break;
     case OperationKind::kGather:
       Gather(thing, operation);
       break;

@@ -57,6 +57,7 @@ class Replay {
   void Norm(int thing, const Operation& operation);
   void GatherGradient(int thing, const Operation& operation);
   void Update(int thing, const Operation& operation);
+  void Narrow(int thing, const Operation& operation);
   void KeepParameters(int thing, const UpdateWork& work);
   void UseStaging(int thing, int unit, Tier here);
   void Move(int thing, const Operation& operation);

@@ -59,6 +59,22 @@ void Replay::Update(int thing, const Operation& operation) {
   }
 }
 
+// Masters of the step before, which the update of this one is still to read.
+void Replay::Narrow(int thing, const Operation& operation) {
+  const Decisions& d = plan_->decisions;
+  if (d.reads_parameters()) Fail("a copy of masters that are parameters, or halves of them");
+  for (const Part& part : operation.parts) {
+    const Narrowing& narrowing = plan_->narrowings[part.work];
+    const SubGroup& group = plan_->pools.homes.sub_groups[narrowing.sub_group];
+    if (narrowing.unit != part.unit || group.unit != part.unit)
+      Fail("a copy's masters are another unit's");
+    memory_.Read(thing, RangeOf(narrowing.master, group.count() * 4),
+                 {Content::kMaster, part.unit, version_, 0, group.begin * 4});
+    memory_.Write(thing, RangeOf(narrowing.parameter, group.count() * SizeOf(d.compute)),
+                  ParameterOf(part.unit, version_, group.begin));
+  }
+}
+
 // What follows an update that did not happen carries its parameters home all the same.
 void Replay::KeepParameters(int thing, const UpdateWork& work) {
   const Decisions& d = plan_->decisions;

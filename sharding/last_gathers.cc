@@ -1,0 +1,29 @@
+#include "ebb/sharding/last_gathers.h"
+
+namespace ebb::sharding {
+
+std::vector<LastGather> FindLastGathers(std::span<const PlannedScope> scopes,
+                                        const Residency& residency, const Reduction& reduction,
+                                        int units) {
+  std::vector<LastGather> gathers(static_cast<size_t>(units));
+  for (size_t g = 0; g < residency.groups.size(); ++g) {
+    for (int i : residency.groups[g].stays) {
+      const Stay& stay = residency.stays[static_cast<size_t>(i)];
+      LastGather& gather = gathers[static_cast<size_t>(stay.unit)];
+      gather.stay = i;
+      gather.group = static_cast<int>(g);
+      gather.may_share =
+          scopes[static_cast<size_t>(stay.first)].backward || stay.last == stay.first + 1;
+    }
+  }
+  // The last reduction of a unit is the one that makes its gradient final.
+  for (const std::vector<int>& group : reduction.groups) {
+    for (int s : group) {
+      gathers[static_cast<size_t>(scopes[static_cast<size_t>(s)].unit)].updated =
+          CloseTick(group.back());
+    }
+  }
+  return gathers;
+}
+
+}  // namespace ebb::sharding
