@@ -159,6 +159,49 @@ TEST(PlanLaws, UnitsLeftOutAreUpdatedInOrder) {
   }
 }
 
+// Slots for masters that gathers share with early updates: from none to enough for all.
+TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
+  constexpr int64_t kUnits = 7, kElements = 4 * kCutElements;
+  const ModelSpec model = UnitChain(std::vector<int64_t>(kUnits, kElements));
+  for (const int64_t depth : {0, 1, 3}) {
+    size_t shared = 0;
+    for (int64_t sub_groups = 0; sub_groups <= 20; ++sub_groups) {
+      SCOPED_TRACE(testing::Message() << "depth " << depth << ", " << sub_groups << " sub-groups");
+      Config config;
+      config.compute = DType::kBFloat16;
+      config.gradient_accumulation_steps = 1;
+      config.gradient_clipping = 0;
+      config.ebb.check_overflow = false;
+      config.ebb.coalesce_bytes = 0;
+      config.ebb.prefetch_depth = depth;
+      config.zero.stage = 3;
+      config.zero.param_persistence_threshold = 0;
+      config.zero.sub_group_size = kCutElements;
+      OffloadParamConfig& parameters = config.zero.offload_param;
+      parameters.device = config.zero.offload_optimizer.device = Tier::kNvme;
+      parameters.max_in_cpu = 0;
+      parameters.buffer_count = 4;
+      // Of masters: an element is as large as two of parameters.
+      parameters.buffer_size = kElements + sub_groups * kCutElements / 2;
+      const PlanInputs inputs{
+          .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
+      const absl::StatusOr<Plan> plan = PlanStep(inputs), drain = PlanDrain(inputs);
+      ASSERT_TRUE(plan.ok() && drain.ok()) << plan.status() << drain.status();
+      ASSERT_LE(plan->pools.master_slots.count, sub_groups);
+      Replay replay(inputs, *plan, /*rank=*/0, &*drain);
+      for (int step = 0; step < 3; ++step) replay.Step(*plan);
+      ASSERT_EQ(replay.violation(), "");
+      ASSERT_GE(plan->narrowings.size(), shared);
+      shared = plan->narrowings.size();
+      if (sub_groups < 4) {
+        ASSERT_EQ(shared, 0u);
+      }
+    }
+    // All but those whose updates are carried into the next forward: a third of them, rounded up.
+    ASSERT_EQ(shared, 4u * (kUnits - (kUnits + 2) / 3));
+  }
+}
+
 TEST(PlanLaws, EveryVariantHasTheSamePools) {
   for (int number = 1; number <= Cases(600); ++number) {
     const RandomCase random_case = CaseOf(number);

@@ -153,6 +153,8 @@ void RandomCase::Offload(Random& random) {
     config.gradient_clipping = 0;
     config.ebb.check_overflow = false;
     config.ebb.asynchronous_step = AsynchronousStep::kAuto;
+    config.ebb.coalesce_bytes = random.OneOf<int64_t>({0, 0, 1'000, 50'000});
+    config.zero.param_persistence_threshold = 0;
   }
   if (random.OneIn(3)) config.ebb.offload_gradients = random.OneOf({kDevice, kCpu, kNvme, kNvme});
   if (random.OneIn(2)) config.ebb.offload_activations = random.OneOf({kCpu, kNvme});
