@@ -32,6 +32,7 @@ ROWS = [
     ("the same, layer-major", 4, BOTH + ROUND),
     ("the same, layer-major, split masters", 4, BOTH + ROUND + SPLIT),
     ("the same, layer-major, early updates", 4, BOTH + ROUND + ["--config", "early.json"]),
+    ("the same, layer-major, early updates, split masters", 4, BOTH + ROUND + SPLIT + ["--config", "early.json"]),
     ("both on NVMe, fp32 compute", 1, BOTH + ["--dtype", "fp32"]),
 ]
 EARLY = """{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "gradient_clipping": 0, "ebb": {"check_overflow": false},
