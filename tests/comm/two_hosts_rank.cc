@@ -2,13 +2,14 @@
 // as threads of this process, bit for bit, or ends in one of the ways that ranks end.
 //
 //   two_hosts_rank RANKS_PER_HOST [compare | fails | absent | initialises | killed | exits |
-//       without_mpi]
+//       stays_killed | without_mpi]
 //
 // RANKS_PER_HOST: the default reduction group that is expected. Exit codes: 0; 1 if something is
 // wrong; 3 if the world has failed as it should have.
 #include <fcntl.h>
 #include <mpi.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -19,10 +20,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
+#include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -192,6 +196,33 @@ absl::Status WithoutMpi(int ranks_per_host) {
   return absl::OkStatus();
 }
 
+// As srun starts ranks, and does not end them with one that dies: each is a child of what mpirun
+// has started. Nothing in the child; in the parent the exit code. mpirun, which knows of no children,
+// may end all with the first parent that ends, or never end: the killed rank's stays, and rank 0's,
+// which survives, ends mpirun.
+std::optional<int> StartAsSrunDoes() {
+  const std::string rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  const std::string size = std::getenv("OMPI_COMM_WORLD_SIZE");
+  const pid_t child = fork();
+  if (child == 0) {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) unsetenv(name);
+    for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::string>>{
+             {"SLURM_PROCID", rank},
+             {"SLURM_STEP_NUM_TASKS", size},
+             {"SLURM_JOB_ID", "29431"},
+             {"SLURM_STEP_ID", "0"},
+             {"SLURM_STEP_NUM_NODES", "2"},
+             {"SLURM_STEP_NODELIST", "ebb-[a,b]"}})
+      setenv(name, value.c_str(), 1);
+    return std::nullopt;
+  }
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) != child) return 1;
+  while (WIFSIGNALED(status)) pause();
+  if (rank == "0") kill(getppid(), SIGKILL);
+  return WEXITSTATUS(status) == kFailedAsExpected ? 0 : 1;
+}
+
 // Ranks that do not call MPI after an operation, until all others have ended it, too: what they have
 // sent arrives all the same. They meet in a file that all map.
 absl::Status BeQuiet(const World& world, const char* path) {
@@ -230,7 +261,11 @@ absl::Status BeQuiet(const World& world, const char* path) {
 
 int Main(int argc, char** argv) {
   const int ranks_per_host = argc > 1 ? std::atoi(argv[1]) : 0;
-  const std::string_view how = argc > 2 ? argv[2] : "compare";
+  std::string_view how = argc > 2 ? argv[2] : "compare";
+  if (how == "stays_killed") {
+    if (const std::optional<int> parent = StartAsSrunDoes()) return *parent;
+    how = "killed";
+  }
   const char* const rank = std::getenv("OMPI_COMM_WORLD_RANK");
   if ((how == "absent" || how == "initialises") && rank != nullptr &&
       std::string_view(rank) == "3") {

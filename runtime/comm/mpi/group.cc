@@ -54,7 +54,10 @@ absl::Status MpiGroup::status() const {
 
 void MpiGroup::Fail(const absl::Status& why) {
   if (!SetFailed(why)) return;
-  if (id() == 0) world_.FailAllHere(why);
+  if (id() == 0) {
+    world_.FailAllHere(why);
+    if (world_.TellStar(why)) return;
+  }
   for (const int other : others_)
     world_.Tell(world_rank(other), Notice::Of(Notice::Kind::kFailure, id(), why));
 }
@@ -72,6 +75,8 @@ void MpiGroup::Hear(int world_rank, const Notice& notice) {
     }
     case Notice::Kind::kDeparture:
       HearDeparture(world_rank, notice);
+      return;
+    case Notice::Kind::kEnd:  // of the world's
       return;
   }
 }

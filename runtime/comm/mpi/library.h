@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -39,6 +40,8 @@ class MpiLibrary {
   // Messages that nobody waits for any more, until they are complete or the process ends. With
   // mutex() held.
   void BuryLocked(MPI_Request request, std::shared_ptr<std::byte[]> memory);
+  // Memory of messages that nobody asks MPI about any more.
+  void KeepLocked(std::shared_ptr<std::byte[]> memory) { kept_.push_back(std::move(memory)); }
 
  private:
   struct Buried {
@@ -51,6 +54,7 @@ class MpiLibrary {
 
   std::mutex mutex_;  // of MPI and of what follows
   std::vector<Buried> buried_;
+  std::vector<std::shared_ptr<std::byte[]>> kept_;
   int worlds_ = 0;
   bool one_has_ended_well_ = false;
   bool failed_ = false;

@@ -74,6 +74,10 @@ MpiMessage::~MpiMessage() {
   if (!is_under_way()) return;
   MpiLibrary& library = port_->library();
   const std::scoped_lock lock(library.mutex());
+  if (port_->abandoned()) {
+    library.KeepLocked(std::move(memory_));
+    return;
+  }
   int complete = 0;
   if (is_receive_) MPI_Cancel(&request_);
   if (MPI_Test(&request_, &complete, MPI_STATUS_IGNORE) != MPI_SUCCESS || complete != 0) return;
@@ -81,8 +85,10 @@ MpiMessage::~MpiMessage() {
 }
 
 bool MpiMessage::Test() {
-  if (!is_under_way()) return true;
+  if (port_ == nullptr) return true;
   const std::scoped_lock lock(port_->library().mutex());
+  if (port_->abandoned()) return false;
+  if (!is_under_way()) return true;
   int complete = 0;
   MPI_Status status;
   const int result = MPI_Test(&request_, &complete, &status);
@@ -127,6 +133,7 @@ void MpiPort::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
                    const std::byte* data, int64_t bytes) {
   Begin(message, std::move(memory), /*is_receive=*/false);
   const std::scoped_lock lock(library_.mutex());
+  if (abandoned()) return;
   NoteLocked("MPI_Isend",
              MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_, &message.request_));
 }
@@ -135,6 +142,7 @@ void MpiPort::SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory 
                             const std::byte* data, int64_t bytes) {
   Begin(message, std::move(memory), /*is_receive=*/false);
   const std::scoped_lock lock(library_.mutex());
+  if (abandoned()) return;
   NoteLocked("MPI_Issend", MPI_Issend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_,
                                       &message.request_));
 }
@@ -143,6 +151,7 @@ void MpiPort::Receive(MpiMessage& message, int from, int tag, MessageMemory memo
                       int64_t bytes) {
   Begin(message, std::move(memory), /*is_receive=*/true);
   const std::scoped_lock lock(library_.mutex());
+  if (abandoned()) return;
   NoteLocked("MPI_Irecv", MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, from, tag, comm_,
                                     &message.request_));
 }

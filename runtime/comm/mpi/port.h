@@ -37,7 +37,7 @@ class MpiMessage {
   ~MpiMessage();
 
   bool is_under_way() const { return request_ != MPI_REQUEST_NULL; }
-  // True: nothing is under way any more.
+  // True: nothing is under way any more. Never, once its port has been abandoned.
   bool Test();
   int source() const { return source_; }  // of a received one
 
@@ -76,6 +76,11 @@ class MpiPort {
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine,
                                                      WaitPoint::Deadline deadline);
 
+  // Nothing is sent, received or asked for any more, and what is under way never ends. For when a rank
+  // has died: Open MPI may spin in whatever is called after it could not send to that one.
+  void Abandon() { abandoned_.store(true, std::memory_order_release); }
+  bool abandoned() const { return abandoned_.load(std::memory_order_acquire); }
+
   // The first call of MPI that has failed.
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   absl::Status status() const;
@@ -93,7 +98,7 @@ class MpiPort {
   int rank_ = 0;
   int size_ = 1;
   int tag_max_ = 32'767;
-  std::atomic<bool> failed_{false};
+  std::atomic<bool> failed_{false}, abandoned_{false};
   absl::Status status_;
 };
 

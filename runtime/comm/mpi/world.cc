@@ -25,6 +25,8 @@ namespace {
 // Who ends has said it within this time, or is alone with it. Of those who have failed, others may
 // have ended.
 constexpr std::chrono::milliseconds kFarewell{2000}, kFarewellOfTheFailed{200};
+// All ranks are there when they connect by TCP: who has not come by then cannot.
+constexpr double kConnectSeconds = 10;
 
 std::vector<int> RanksOn(std::span<const int> host_of, int host) {
   std::vector<int> ranks;
@@ -42,8 +44,14 @@ bool HasMpi() {
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
                                                           double timeout_seconds) {
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<MpiWorld> world,
-                       MpiWorld::Form({.timeout_seconds = timeout_seconds, .host = ""}));
+  MpiWorldOptions options;
+  options.timeout_seconds = timeout_seconds;
+  if (!launch.launcher_stays && launch.place.has_value()) {
+    options.meeting = RendezvousOptions();
+    options.meeting->place = *launch.place;
+    options.meeting->launcher = absl::StrCat(launch.launcher, ", job ", launch.job);
+  }
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<MpiWorld> world, MpiWorld::Form(options));
   if (world->rank() != launch.rank || world->size() != launch.size) {
     const absl::Status status = absl::FailedPreconditionError(
         absl::StrCat(launch.launcher, " has started this process as rank ", launch.rank, " of ",
@@ -110,6 +118,13 @@ absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::FormWith(MpiLibrary& library
     if (world->all_ != nullptr) world->all_->Fail(status);
     return status;
   }
+  if (options.meeting.has_value()) {
+    const absl::Status watched = world->WatchOthers(*options.meeting, options.timeout_seconds);
+    if (!watched.ok()) {
+      world->all_->Fail(watched);
+      return watched;
+    }
+  }
   return world;
 }
 
@@ -151,12 +166,43 @@ absl::Status MpiWorld::FormNode(const std::string& name, double timeout_seconds)
   return absl::OkStatus();
 }
 
+absl::Status MpiWorld::WatchOthers(RendezvousOptions meeting, double timeout_seconds) {
+  meeting.rank = rank();
+  meeting.size = size();
+  meeting.timeout_seconds = std::min(timeout_seconds, kConnectSeconds);
+  absl::StatusOr<Rendezvous> rendezvous = Rendezvous::Join(meeting);
+  EBB_ASSIGN_OR_RETURN(
+      const std::vector<std::string> outcomes,
+      port_->AllGather(PackStatus(rendezvous.status()), DeadlineAfter(timeout_seconds)));
+  for (const std::string& outcome : outcomes) {
+    const absl::Status status = UnpackStatus(outcome);
+    if (status.ok()) continue;
+    // A network may let nothing but MPI through.
+    if (rank() == 0) {
+      LogWarning(
+          absl::StrCat("ranks of other hosts will hear that a rank has died after their "
+                       "time-out only, as they cannot connect by TCP: ",
+                       status.message()));
+    }
+    return absl::OkStatus();
+  }
+  EBB_ASSIGN_OR_RETURN(star_, Star::Hold(rank(), *std::move(rendezvous)));
+  star_->OnFailure([this](const absl::Status& why) {
+    port_->Abandon();
+    all_->Fail(why);
+  });
+  return absl::OkStatus();
+}
+
 MpiWorld::~MpiWorld() {
   const bool failed = all_ == nullptr || all_->failed();
   if (all_ != nullptr) {
     all_->Leave("its process ends");
+    for (const int other : all_->others())
+      Tell(other, Notice::Of(Notice::Kind::kEnd, 0, absl::OkStatus()));
     Farewell();
   }
+  if (star_ != nullptr) star_->Stop();
   all_.reset();
   port_->library().WorldEnds(failed);
 }
@@ -169,7 +215,9 @@ void MpiWorld::Farewell() {
     Poll();
     {
       const std::scoped_lock lock(telling_);
-      if (told_.empty() || WaitPoint::Clock::now() >= deadline) return;
+      const bool all_have_ended = all_->failed() || ended_ == size() - 1;
+      if ((told_.empty() && all_have_ended) || port_->abandoned()) return;
+      if (WaitPoint::Clock::now() >= deadline) return;
     }
     patience.Pause();
   }
@@ -233,6 +281,10 @@ void MpiWorld::Tell(int rank, const Notice& notice) {
 }
 
 void MpiWorld::Deliver(int from, const Notice& notice) {
+  if (notice.kind == Notice::Kind::kEnd) {
+    ++ended_;
+    return;
+  }
   {
     const std::scoped_lock lock(groups_mutex_);
     const auto found = groups_.find(notice.group);
@@ -260,6 +312,13 @@ void MpiWorld::Register(MpiGroup& group) {
 void MpiWorld::Forget(MpiGroup& group) {
   const std::scoped_lock lock(groups_mutex_);
   groups_.erase(group.id());
+}
+
+bool MpiWorld::TellStar(const absl::Status& why) {
+  if (star_ == nullptr) return false;
+  star_->Fail(why);
+  port_->Abandon();
+  return true;
 }
 
 void MpiWorld::FailAllHere(const absl::Status& why) {

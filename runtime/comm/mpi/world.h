@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,9 +16,11 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/hosts/hosts.h"
+#include "ebb/runtime/comm/hosts/star.h"
 #include "ebb/runtime/comm/mpi/notice.h"
 #include "ebb/runtime/comm/mpi/port.h"
 #include "ebb/runtime/comm/node/world.h"
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
 
 namespace ebb {
 
@@ -28,6 +31,9 @@ struct MpiWorldOptions {
   double timeout_seconds = 600;
   // Ranks with different texts count as on different hosts, wherever they are; for tests.
   std::string host;
+  // Where the ranks connect by TCP, too, to hear of each other's end; its rank and size are MPI's.
+  // Nothing: their launcher ends them all with one.
+  std::optional<RendezvousOptions> meeting;
 };
 
 class MpiWorld {
@@ -63,6 +69,9 @@ class MpiWorld {
   void Forget(MpiGroup& group);
   // All that connects this rank fails, with the world.
   void FailAllHere(const absl::Status& why);
+  // The failure of the world, to all ranks, before this one's connections can close: else its end would
+  // look like the cause. No more goes through MPI then. False: there is no star.
+  bool TellStar(const absl::Status& why);
 
  private:
   struct Early {
@@ -75,9 +84,12 @@ class MpiWorld {
                                                             const MpiWorldOptions& options,
                                                             WaitPoint::Deadline deadline);
   absl::Status FormNode(const std::string& name, double timeout_seconds);
+  // MPI does not tell that a process has died. All ranks do this, or, where not all can connect, none.
+  absl::Status WatchOthers(RendezvousOptions meeting, double timeout_seconds);
   void Listen();
   void Deliver(int from, const Notice& notice);
-  // Until what this rank has told is on its way.
+  // Until what this rank has told is on its way, and the others' worlds end, too, or for a moment:
+  // MPI_Finalize may not wait for them, and what they tell a process that has gone is an error of MPI's.
   void Farewell();
 
   const std::unique_ptr<MpiPort> port_;
@@ -86,6 +98,7 @@ class MpiWorld {
   const Hosts hosts_;
   std::shared_ptr<NodeWorld> node_;
   std::unique_ptr<MpiGroup> all_;
+  std::shared_ptr<Star> star_;  // null: nobody listens for the end of others
   std::atomic<int> next_id_{1};
 
   std::mutex hearing_;  // by one thread at a time
@@ -93,6 +106,7 @@ class MpiWorld {
   MpiMessage hears_;
   std::mutex telling_;
   std::vector<MpiMessage> told_;
+  std::atomic<int> ended_{0};  // of the other ranks
   std::mutex groups_mutex_;
   std::map<int, MpiGroup*> groups_;
   std::vector<Early> early_;
