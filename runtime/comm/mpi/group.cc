@@ -76,8 +76,6 @@ void MpiGroup::Hear(int world_rank, const Notice& notice) {
     case Notice::Kind::kDeparture:
       HearDeparture(world_rank, notice);
       return;
-    case Notice::Kind::kEnd:  // of the world's
-      return;
   }
 }
 

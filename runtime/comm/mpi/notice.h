@@ -9,8 +9,8 @@
 namespace ebb {
 
 struct Notice {
-  // kBroken: no more communicators can be created out of the group. kEnd: the sender has told all.
-  enum class Kind : int32_t { kFailure, kBroken, kDeparture, kEnd };
+  // kBroken: no more communicators can be created out of the group.
+  enum class Kind : int32_t { kFailure, kBroken, kDeparture };
   static constexpr int kTextBytesMax = 2040;
 
   Kind kind = Kind::kFailure;

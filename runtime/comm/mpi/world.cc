@@ -198,8 +198,6 @@ MpiWorld::~MpiWorld() {
   const bool failed = all_ == nullptr || all_->failed();
   if (all_ != nullptr) {
     all_->Leave("its process ends");
-    for (const int other : all_->others())
-      Tell(other, Notice::Of(Notice::Kind::kEnd, 0, absl::OkStatus()));
     Farewell();
   }
   if (star_ != nullptr) star_->Stop();
@@ -215,9 +213,7 @@ void MpiWorld::Farewell() {
     Poll();
     {
       const std::scoped_lock lock(telling_);
-      const bool all_have_ended = all_->failed() || ended_ == size() - 1;
-      if ((told_.empty() && all_have_ended) || port_->abandoned()) return;
-      if (WaitPoint::Clock::now() >= deadline) return;
+      if (told_.empty() || port_->abandoned() || WaitPoint::Clock::now() >= deadline) return;
     }
     patience.Pause();
   }
@@ -281,10 +277,6 @@ void MpiWorld::Tell(int rank, const Notice& notice) {
 }
 
 void MpiWorld::Deliver(int from, const Notice& notice) {
-  if (notice.kind == Notice::Kind::kEnd) {
-    ++ended_;
-    return;
-  }
   {
     const std::scoped_lock lock(groups_mutex_);
     const auto found = groups_.find(notice.group);

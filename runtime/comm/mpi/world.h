@@ -88,8 +88,7 @@ class MpiWorld {
   absl::Status WatchOthers(RendezvousOptions meeting, double timeout_seconds);
   void Listen();
   void Deliver(int from, const Notice& notice);
-  // Until what this rank has told is on its way, and the others' worlds end, too, or for a moment:
-  // MPI_Finalize may not wait for them, and what they tell a process that has gone is an error of MPI's.
+  // Until what this rank has told is on its way.
   void Farewell();
 
   const std::unique_ptr<MpiPort> port_;
@@ -106,7 +105,6 @@ class MpiWorld {
   MpiMessage hears_;
   std::mutex telling_;
   std::vector<MpiMessage> told_;
-  std::atomic<int> ended_{0};  // of the other ranks
   std::mutex groups_mutex_;
   std::map<int, MpiGroup*> groups_;
   std::vector<Early> early_;
