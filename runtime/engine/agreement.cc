@@ -34,8 +34,8 @@ absl::Status GatherBytes(const HostLane& lane, std::span<const std::byte> own,
     for (int64_t rank = 0; rank < ranks; ++rank)
       lane.mirror.Download(lane.stream, all.data() + rank * bytes + begin, piece + rank * count,
                            count);
+    lane.stream.WaitIdle();  // until then the communicator borrows `span`
   }
-  lane.stream.WaitIdle();
   return lane.communicator.status();
 }
 

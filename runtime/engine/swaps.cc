@@ -90,7 +90,7 @@ void Executor::EndTransfers(Runnable& run, int index, StepTag step) {
 }
 
 // What a parameter is, from the master that was read for it and for its unit's update. Whether the
-// master is what was written, the update finds out before anything is written back; where parameters
+// master is what was written, the update finds out before it is written back; where parameters
 // are summed, too, so is what stands for them.
 void Executor::Narrow(const sharding::Narrowing& narrowing) {
   const sharding::SubGroup& group =

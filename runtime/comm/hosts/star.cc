@@ -239,10 +239,11 @@ absl::StatusOr<std::vector<std::string>> Star::AllGather(std::string_view mine,
   return *std::exchange(round_, std::nullopt);
 }
 
-void Star::Fail(const absl::Status& why) {
+bool Star::Fail(const absl::Status& why) {
   const std::scoped_lock lock(mutex_);
   Broken(absl::Status(why.code(), absl::StrCat(why.message(), " (told by ", Name(rank_), ")")),
          rank_);
+  return !has_left_[0];
 }
 
 void Star::OnFailure(Heard heard) {

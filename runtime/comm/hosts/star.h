@@ -44,7 +44,8 @@ class Star {
 
   // As Bootstrap's.
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine, double timeout_seconds);
-  void Fail(const absl::Status& why);
+  // Whether all can have been told: without rank 0 nobody is.
+  bool Fail(const absl::Status& why);
   void OnFailure(Heard heard);
   absl::StatusOr<std::unique_ptr<Departures>> NewDepartures() { return notes_->New(); }
 

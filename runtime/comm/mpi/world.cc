@@ -195,12 +195,13 @@ absl::Status MpiWorld::WatchOthers(RendezvousOptions meeting, double timeout_sec
 }
 
 MpiWorld::~MpiWorld() {
-  const bool failed = all_ == nullptr || all_->failed();
   if (all_ != nullptr) {
     all_->Leave("its process ends");
     Farewell();
   }
   if (star_ != nullptr) star_->Stop();
+  // Also of a rank that has died since: MPI may wait for it in whatever is called next.
+  const bool failed = all_ == nullptr || all_->failed();
   all_.reset();
   port_->library().WorldEnds(failed);
 }
@@ -307,8 +308,7 @@ void MpiWorld::Forget(MpiGroup& group) {
 }
 
 bool MpiWorld::TellStar(const absl::Status& why) {
-  if (star_ == nullptr) return false;
-  star_->Fail(why);
+  if (star_ == nullptr || !star_->Fail(why)) return false;
   port_->Abandon();
   return true;
 }

@@ -199,6 +199,7 @@ absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
 absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   if (memory.empty() || channel_->failed()) return absl::OkStatus();
   const Calling calling(*this);
+  ++registering_calls_;
   const absl::Status added =
       registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));
   if (added.ok() || absl::IsUnimplemented(added) || channel_->failed()) return added;
@@ -213,6 +214,13 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   // Then the communicator is of no more use.
   if (late || !channel_->AsynchronousError().ok()) parts_.failure->Report(named);
   return named;
+}
+
+// After it all ranks have made the same number of calls, also where one's NCCL has refused a buffer and
+// it has shown no others.
+void NcclCommunicator::Deregister() {
+  registrations_.RemoveAll();
+  calls_.fetch_sub(std::exchange(registering_calls_, 0), std::memory_order_acq_rel);
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(

@@ -54,7 +54,7 @@ class NcclCommunicator : public CommunicatorBackend {
                                                              std::string_view name) override;
   absl::Status SumInOrder(std::span<std::byte> scratch) override;
   absl::Status Register(std::span<std::byte> memory) override;
-  void Deregister() override { registrations_.RemoveAll(); }
+  void Deregister() override;
   void Leave() override;
   absl::Status status() const override { return parts_.failure->status(); }
   void Abort(absl::Status why) override;
@@ -91,6 +91,7 @@ class NcclCommunicator : public CommunicatorBackend {
   std::shared_ptr<const ReduceGrids> grids_;  // of its kernel
   NcclRegistrations registrations_;
   std::atomic<uint64_t> calls_{0};  // of all ranks together
+  uint64_t registering_calls_ = 0;  // of them, since the last Deregister
   std::atomic<bool> calling_{false};
   bool left_ = false;
   std::atomic<bool> stop_{false};
