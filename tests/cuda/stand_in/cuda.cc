@@ -459,10 +459,11 @@ cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes,
   const std::scoped_lock lock(stream->mutex);
   const Touched touched[] = {Reads(source, bytes), Writes(destination, bytes)};
   NoteTouch(stream, "cudaMemcpyAsync", touched);
+  ebb::Task copy([=] { CopyUnlessLost([=] { std::memcpy(destination, source, bytes); }); });
   if (Captures(stream)) {
-    KeepTask(stream, ebb::Task([=] { std::memcpy(destination, source, bytes); }), nullptr, nullptr);
+    KeepTask(stream, std::move(copy), nullptr, nullptr);
   } else {
-    stream->stream.Copy(destination, source, static_cast<int64_t>(bytes));
+    stream->stream.Enqueue(std::move(copy));
   }
   return cudaSuccess;
 }

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <string_view>
 
 namespace ebb::stand_in {
@@ -17,6 +18,7 @@ std::mutex mutex;
 std::map<std::string, Fault, std::less<>> faults;
 std::atomic<bool> any_fault{false};
 std::atomic<cudaError_t> lost{cudaSuccess};
+std::shared_mutex copying;  // shared by copies; taken alone by who loses the device
 std::atomic<bool> hides_stream_wait_value{false};
 std::atomic<size_t> free_memory{0};
 std::atomic<int> nccl_version{0}, cublaslt_version{0};
@@ -41,7 +43,12 @@ int Injected(const char* function) {
 }
 
 void LoseDevice(cudaError_t error) {
+  const std::unique_lock lock(copying);
   lost = error;
+}
+void CopyUnlessLost(const std::function<void()>& copy) {
+  const std::shared_lock lock(copying);
+  if (Lost() == cudaSuccess) copy();
 }
 cudaError_t Lost() {
   return lost;

@@ -3,6 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
+
 #include "ebb/runtime/device/stream.h"
 #include "stand_in.h"
 
@@ -26,6 +28,9 @@ void Count(Thing thing, int change);
 
 // The code of a lost device, or cudaSuccess.
 cudaError_t Lost();
+// `copy`, or nothing once the device is lost: then none is under way either, since who has heard of it
+// gives memory back.
+void CopyUnlessLost(const std::function<void()>& copy);
 // Of a call of CUDA's `function`, which makes a context: what it has to fail with, or cudaSuccess.
 cudaError_t Called(const char* function);
 bool HidesStreamWaitValue();
