@@ -31,8 +31,9 @@ namespace ebb {
 namespace {
 
 constexpr int kRingEntriesMax = 4096;
-constexpr int64_t kRegisteredBytesMax = int64_t{1} << 30;  // of one buffer: the kernel's limit
-constexpr size_t kCompletionsMax = 64;                     // of one Completed
+constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+constexpr size_t kCompletionsMax = 64;  // of one Completed
 
 // So often, a millisecond each, the kernel may be short of something before it counts as broken.
 constexpr int kRefusalsMax = 10'000;
@@ -150,10 +151,7 @@ class UringQueue final : public IoQueue {
         io_uring_register_files(&ring_, files_.data(), static_cast<unsigned>(files_.size())) == 0;
     int64_t bytes = 0;
     for (const std::span<std::byte> span : memory) {
-      for (size_t at = 0; at < span.size(); at += kRegisteredBytesMax) {
-        buffers_.push_back(
-            {&span[at], std::min(span.size() - at, static_cast<size_t>(kRegisteredBytesMax))});
-      }
+      AddBuffers(span);
       bytes += static_cast<int64_t>(span.size());
     }
     if (buffers_.empty()) return;
@@ -172,6 +170,20 @@ class UringQueue final : public IoQueue {
                              "in /etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit"
                            : ""));
     });
+  }
+
+  // Linux from 6.12 on sees a buffer as few large pieces if all its pages are huge, else as many small
+  // ones, which the block layer then cuts a request of 1 MiB at (virtio: 254 pieces). So the end of a
+  // span that fills no huge page is a buffer of its own.
+  void AddBuffers(std::span<std::byte> span) {
+    const size_t huge = span.size() / kHugePageBytes * kHugePageBytes;
+    for (std::span<std::byte> part : {span.first(huge), span.subspan(huge)}) {
+      while (!part.empty()) {
+        const size_t bytes = std::min(part.size(), kRegisteredBytesMax);
+        buffers_.push_back({part.data(), bytes});
+        part = part.subspan(bytes);
+      }
+    }
   }
 
   void Wake() {

@@ -14,8 +14,8 @@
 namespace ebb::sharding {
 namespace {
 
-// Of sub-groups that pass through slots: long enough for full bandwidth, short enough for three of
-// them to be in memory.
+// Of sub-groups that pass through slots: long enough for full bandwidth, short enough for all
+// work slots to be in memory.
 constexpr int64_t kSubGroupElements = int64_t{1} << 20;
 constexpr int64_t kSubGroupElementsMin = int64_t{1} << 16;
 constexpr int kParameterSlotsMin = 2;

@@ -2,9 +2,9 @@
 // brought back. States that live elsewhere pass through a slot, and so does what else does not live
 // where the update runs:
 //
-//   read states   s0  s1  s2 | s3
-//   update            s0  s1   s2         the slot of s0 is free for s3
-//   write                 s0   s1  s2
+//   read states   s0  s1  s2  s3 | s4
+//   update            s0  s1  s2   s3         the slot of s0 is free for s4
+//   write                 s0  s1   s2  s3
 #include <utility>
 
 #include "ebb/sharding/plan_builder.h"

@@ -8,8 +8,9 @@
 
 namespace ebb::sharding {
 
-// A sub-group is read while one is updated and one is written.
-inline constexpr int kWorkSlots = 3;
+// A sub-group is read while one is updated and one is written; the next read has a slot as soon as the
+// disk is done with that one, whoever of the others is late.
+inline constexpr int kWorkSlots = 4;
 // One group of gathers is in use while others are read.
 inline constexpr int kParameterSlots = 5;
 

@@ -54,18 +54,18 @@ int64_t StatesInRam(const Homes& homes) {
   return bytes;
 }
 
-// A slot for each of five reads of 2 MiB. Three work slots, whose masters, moments and gradients (16
-// bytes) are within four buffers of one unit in fp32: 16 Mi / 48 elements, down to a whole cut.
+// A slot for each of five reads of 2 MiB. Four work slots, whose masters, moments and gradients (16
+// bytes) are within four buffers of one unit in fp32: 16 Mi / 64 elements, down to a whole cut.
 TEST(Budget, PoolSizesAreUpperLimits) {
   const Config config = AllOnNvme();
   const auto pools = LaidOut(config);
   ASSERT_TRUE(pools.ok()) << pools.status();
   EXPECT_EQ(pools->parameter_slots.count, 5);
   EXPECT_EQ(pools->parameter_slots.bytes, 2 * kMebi);
-  const int64_t third = 16 * kMebi / 48 / kCutElements * kCutElements;
+  const int64_t quarter = 16 * kMebi / 64 / kCutElements * kCutElements;
   EXPECT_EQ(pools->homes.units[0].sub_groups, 4);
-  EXPECT_EQ(Counts(pools->homes).front(), third);
-  EXPECT_EQ(pools->host_work.ring.count, 3);
+  EXPECT_EQ(Counts(pools->homes).front(), quarter);
+  EXPECT_EQ(pools->host_work.ring.count, 4);
 }
 
 TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
@@ -76,7 +76,7 @@ TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
   const auto pools = LaidOut(config);
   ASSERT_TRUE(pools.ok()) << pools.status();
   EXPECT_EQ(pools->parameter_slots.count, 2);
-  EXPECT_EQ(Counts(pools->homes).front(), 4 * kMebi / 48 / kCutElements * kCutElements);
+  EXPECT_EQ(Counts(pools->homes).front(), 4 * kMebi / 64 / kCutElements * kCutElements);
   config.zero.sub_group_size = 3 * kCutElements;
   EXPECT_THAT(Counts(LaidOut(config)->homes), Each(::testing::Le(3 * kCutElements)));
 }
