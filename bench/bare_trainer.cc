@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <new>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_team.h"
 
 namespace ebb::bench {
 namespace {
@@ -82,7 +85,7 @@ absl::Status BareTrainer::MakeMasters() {
   const int64_t squares = static_cast<int64_t>(layout_.units.size() * sizeof(double));
   const int64_t begin = (squares / kLine + 1) * kLine + 4 * kLine;
   EBB_ASSIGN_OR_RETURN(shared_memory_,
-                       device_.AllocateShared(begin + elements_ * int64_t{sizeof(float)},
+                       device_.AllocateShared(begin + kPieceMax * int64_t{sizeof(float)},
                                               "a bare trainer's masters on the host"));
   std::byte* const memory = shared_memory_.data();
   shared_.squares = {reinterpret_cast<double*>(memory), layout_.units.size()};
@@ -92,22 +95,41 @@ absl::Status BareTrainer::MakeMasters() {
   static_assert(sizeof(optim::UpdateConstants) <= 3 * kLine);
   shared_.staging = reinterpret_cast<float*>(memory + begin);
 
-  for (size_t p = 0; p < model_.parameters.size(); ++p) {
-    const ParameterSpec& spec = model_.parameters[p];
-    const ParameterId id{static_cast<int32_t>(p)};
-    const int64_t count = Elements(spec.shape);
-    const Slice slice{
-        .parameter = id, .name = spec.name, .shape = spec.shape, .begin = 0, .end = count};
-    EBB_RETURN_IF_ERROR(
-        spec.init(slice, {shared_.staging + OffsetOf(id), static_cast<size_t>(count)}));
-  }
-  float* const masters = Floats(masters_, 1, 0);
-  stream_.Copy(masters, shared_.staging, elements_ * int64_t{sizeof(float)});
+  for (size_t p = 0; p < model_.parameters.size(); ++p)
+    EBB_RETURN_IF_ERROR(FillMasters(ParameterId{static_cast<int32_t>(p)}));
   if (options_.compute != DType::kFloat32) {
-    kernels_->Cast(stream_, masters, DType::kFloat32, parameters_.data(), options_.compute,
-                   elements_, optim::Rounding::kParameter);
+    kernels_->Cast(stream_, Floats(masters_, 1, 0), DType::kFloat32, parameters_.data(),
+                   options_.compute, elements_, optim::Rounding::kParameter);
   }
   stream_.WaitIdle();
+  return device_.status();
+}
+
+// Piece by piece, each with all of the device's threads: of a large model one would take minutes.
+absl::Status BareTrainer::FillMasters(ParameterId p) {
+  constexpr int64_t kGrain = 4096;
+  const ParameterSpec& spec = model_[p];
+  const int64_t elements = Elements(spec.shape);
+  for (int64_t first = 0; first < elements; first += kPieceMax) {
+    const int64_t count = std::min(kPieceMax, elements - first);
+    std::mutex mutex;
+    absl::Status failed;
+    stream_.team().Run(count, kGrain, [&](int64_t begin, int64_t end) {
+      const Slice slice{.parameter = p,
+                        .name = spec.name,
+                        .shape = spec.shape,
+                        .begin = first + begin,
+                        .end = first + end};
+      absl::Status status =
+          spec.init(slice, {shared_.staging + begin, static_cast<size_t>(end - begin)});
+      const std::lock_guard lock(mutex);
+      failed.Update(status);
+    });
+    EBB_RETURN_IF_ERROR(failed);
+    stream_.Copy(Floats(masters_, 1, OffsetOf(p) + first), shared_.staging,
+                 count * int64_t{sizeof(float)});
+    stream_.WaitIdle();
+  }
   return device_.status();
 }
 
@@ -240,16 +262,25 @@ void BareTrainer::Update() {
   }
 }
 
-absl::StatusOr<std::vector<float>> BareTrainer::Masters() {
-  stream_.Copy(shared_.staging, Floats(masters_, 1, 0), elements_ * int64_t{sizeof(float)});
+absl::StatusOr<std::span<const float>> BareTrainer::Masters(const Slice& slice) {
+  const int64_t count = slice.end - slice.begin;
+  if (count > kPieceMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("elements ", slice.begin, " to ", slice.end, " of ",
+                     absl::string_view(slice.name.data(), slice.name.size()), " are more than ",
+                     kPieceMax, ": ask for fewer at once"));
+  }
+  stream_.Copy(shared_.staging, Floats(masters_, 1, OffsetOf(slice.parameter) + slice.begin),
+               count * int64_t{sizeof(float)});
   stream_.WaitIdle();
   EBB_RETURN_IF_ERROR(device_.status());
-  std::vector<float> values;
-  for (size_t p = 0; p < model_.parameters.size(); ++p) {
-    const float* const begin = shared_.staging + OffsetOf(ParameterId{static_cast<int32_t>(p)});
-    values.insert(values.end(), begin, begin + Elements(model_.parameters[p].shape));
-  }
-  return values;
+  return std::span<const float>(shared_.staging, static_cast<size_t>(count));
+}
+
+int64_t BareTrainer::elements() const {
+  int64_t elements = 0;
+  for (const ParameterSpec& parameter : model_.parameters) elements += Elements(parameter.shape);
+  return elements;
 }
 
 }  // namespace ebb::bench

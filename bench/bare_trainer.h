@@ -36,8 +36,11 @@ class BareTrainer {
 
   // Returns when the device has taken the step.
   absl::Status Step(int64_t step);
-  // In declared order.
-  absl::StatusOr<std::vector<float>> Masters();
+  // Of a parameter's elements, at most kPieceMax of them, on the host until the next call.
+  static constexpr int64_t kPieceMax = int64_t{1} << 24;
+  absl::StatusOr<std::span<const float>> Masters(const Slice& slice);
+  // Of all parameters, without what lies between them.
+  int64_t elements() const;
 
  private:
   // What host and device tell each other, in memory of both.
@@ -45,12 +48,13 @@ class BareTrainer {
     std::span<double> squares;  // of each unit's gradient
     optim::UpdateConstants* constants = nullptr;
     float* loss_scale = nullptr;
-    float* staging = nullptr;  // of the masters, on their way from and to the host
+    float* staging = nullptr;  // a piece of the masters, on its way from or to the host
   };
 
   BareTrainer(const Device& device, const Options& options, const gpt::Text& text);
   absl::Status MakeArrays();
   absl::Status MakeMasters();
+  absl::Status FillMasters(ParameterId p);
   void LoadBatch(int64_t step);
   int64_t OffsetOf(ParameterId p) const;
   const void* Parameter(ParameterId p) const;
