@@ -1,30 +1,44 @@
 // The kernels of a step on a GPU against a copy on the device: bytes a second that they read and
-// write, and as a fraction of what the copy reaches in the same run, in turns.
+// write, and as a fraction of what the copy of as many elements reaches in the same run, in turns.
+// Calls for a unit of a model go through the arrays from one to the next, as a step does. And the
+// rate of a large bf16 product by gpt's ops, which is what utilisation is a fraction of.
 //
 //   build/release/bin/gpu_kernels_bench [OUT.json]     77: there is no device
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "ebb/optim/kernels.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "nlohmann/json.hpp"
+#include "ops/ops.h"
 
 namespace ebb::optim {
 namespace {
 
 constexpr int64_t kCount = int64_t{1} << 27;  // 512 MiB of fp32: no cache holds it
-constexpr int kRounds = 15, kCallsInARound = 5;
+constexpr int64_t kUnit = int64_t{1} << 22;   // a unit's shard: about half a block of GPT-2 124M
+constexpr int kRounds = 15, kPassesInARound = 5;
+constexpr int64_t kMatrix = 8192;
+constexpr int kProducts = 10, kProductRounds = 5;
 constexpr int kNoDevice = 77;
 
 struct Case {
   std::string name;
   int64_t bytes_of_element = 0;
-  std::function<void()> enqueue;
+  std::function<void(int64_t first, int64_t count)> enqueue;
 };
+
+double Seconds(const std::function<void()>& run) {
+  const auto begin = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
 
 class Bench {
  public:
@@ -33,103 +47,163 @@ class Bench {
         kernels_(*Kernels::For(device_)),
         stream_(*device_.NewStream("bench")) {}
 
-  nlohmann::json Run() {
-    const std::vector<Case> cases = Cases();
-    const Case copy = {"copy on the device", 8,
-                       [&] { stream_.Copy(master_.data(), momentum_.data(), kCount * 4); }};
+  // In calls of so many elements each.
+  nlohmann::json Run(int64_t count) {
+    const Case copy = {"copy on the device", 8, [&](int64_t first, int64_t elements) {
+                         stream_.Copy(Fp32(master_) + first, Fp32(momentum_) + first, elements * 4);
+                       }};
     nlohmann::json rows;
-    std::printf("%s, %lld elements\n%-44s %9s %14s\n", device_.description().c_str(),
-                static_cast<long long>(kCount), "", "GB/s", "of the copy's");
-    for (const Case& each : cases) {
+    const std::string head = "calls for " + std::to_string(count) + " elements each";
+    std::printf("\n%-44s %9s %14s\n", head.c_str(), "GB/s", "of the copy's");
+    for (const Case& each : Cases()) {
       std::vector<double> rates, ratios;
       for (int round = 0; round < kRounds; ++round) {
-        const double reached = BytesPerSecond(copy);
-        rates.push_back(BytesPerSecond(each));
+        const double reached = BytesPerSecond(copy, count);
+        rates.push_back(BytesPerSecond(each, count));
         ratios.push_back(rates.back() / reached);
       }
       const double rate = Median(rates), ratio = Median(ratios);
       rows.push_back({{"kernel", each.name},
+                      {"elements_of_call", count},
                       {"bytes_of_element", each.bytes_of_element},
                       {"gigabytes_per_second", rate / 1e9},
                       {"fraction_of_copy", ratio}});
       std::printf("%-44s %9.0f %14.3f\n", each.name.c_str(), rate / 1e9, ratio);
     }
-    return {{"device", device_.description()}, {"elements", kCount}, {"kernels", rows}};
+    return rows;
   }
 
-  absl::Status status() const { return device_.status(); }
+  // FLOP/s of products of kMatrix^3, of random numbers, as power limits clocks: the best round.
+  absl::StatusOr<double> ProductRate() {
+    const gpt::OpsLimits limits = {.rows = kMatrix, .width = kMatrix};
+    const Buffer scratch = Memory(gpt::ScratchBytes(device_, DType::kBFloat16, limits));
+    EBB_ASSIGN_OR_RETURN(const std::unique_ptr<gpt::Ops> ops,
+                         gpt::NewOps(device_, DType::kBFloat16, limits, scratch.span()));
+    EBB_RETURN_IF_ERROR(FillWithRandomNumbers(master_));
+    EBB_RETURN_IF_ERROR(FillWithRandomNumbers(momentum_));
+    const gpt::MatmulArrays product = {.a = master_.data(),
+                                       .b = momentum_.data(),
+                                       .c = {.data = variance_.data(), .dtype = DType::kBFloat16},
+                                       .m = kMatrix,
+                                       .n = kMatrix,
+                                       .k = kMatrix};
+    Stream stream = device_.CallerStream();
+    double best = 0;
+    for (int round = 0; round <= kProductRounds; ++round) {
+      const double seconds = Seconds([&] {
+        for (int i = 0; i < kProducts; ++i) ops->Matmul(product);
+        stream.WaitIdle();
+      });
+      const bool warms_up = round == 0;
+      if (!warms_up) best = std::max(best, kProducts * 2.0 * kMatrix * kMatrix * kMatrix / seconds);
+    }
+    EBB_RETURN_IF_ERROR(ops->status());
+    EBB_RETURN_IF_ERROR(device_.status());
+    return best;
+  }
+
+  const Device& device() const { return device_; }
 
  private:
-  std::vector<Case> Cases() {
-    const auto gradient = [&](DType dtype) {
-      return UpdateArrays{.gradient = gradient_.data(), .gradient_dtype = dtype, .count = kCount};
-    };
-    const auto states = [&](UpdateArrays arrays) {
-      arrays.states[0] = reinterpret_cast<float*>(momentum_.data());
-      arrays.states[1] = reinterpret_cast<float*>(variance_.data());
-      return arrays;
-    };
-    UpdateArrays fp32 = states(gradient(DType::kFloat32));
-    fp32.master = reinterpret_cast<float*>(master_.data());
-    UpdateArrays half = states(gradient(DType::kBFloat16));
-    half.master = fp32.master;
-    half.parameter = parameter_.data();
-    half.parameter_dtype = DType::kBFloat16;
-    UpdateArrays split = half;
-    split.master = nullptr;
-    split.master_low = reinterpret_cast<uint16_t*>(master_.data());
-    UpdateArrays without = half;
-    without.master = nullptr;
-    const auto update = [this](std::string name, int64_t bytes, const UpdateArrays& arrays) {
-      return Case{std::move(name), bytes,
-                  [this, arrays] { kernels_->Update(stream_, optimizer_, arrays, constants_); }};
-    };
-    const auto blocks = [this] {
-      return std::span(reinterpret_cast<double*>(blocks_.data()),
-                       static_cast<size_t>(NormBlocks(kCount)));
-    };
-    const AccumulateArrays add{.source = gradient_.data(),
-                               .source_dtype = DType::kBFloat16,
-                               .destination = master_.data(),
-                               .count = kCount,
-                               .add = true};
-    return {
-        update("AdamW, fp32", 28, fp32),
-        update("AdamW, bf16 gradient and parameter", 28, half),
-        update("AdamW, split master", 26, split),
-        update("AdamW, stochastic rounding", 22, without),
-        {"cast fp32 to bf16", 6,
-         [this] {
-           kernels_->Cast(stream_, master_.data(), DType::kFloat32, parameter_.data(),
-                          DType::kBFloat16, kCount, Rounding::kParameter);
-         }},
-        {"cast bf16 to fp32", 6,
-         [this] {
-           kernels_->Cast(stream_, parameter_.data(), DType::kBFloat16, master_.data(),
-                          DType::kFloat32, kCount, Rounding::kNearest);
-         }},
-        {"accumulate bf16 into fp32", 10, [this, add] { kernels_->Accumulate(stream_, add); }},
-        {"accumulate bf16 into fp32, and norm", 10,
-         [this, add, blocks] { kernels_->AccumulateAndSumSquares(stream_, add, blocks(), sum_); }},
-        {"norm of fp32", 4, [this, blocks] {
-           kernels_->SumOfSquares(stream_, master_.data(), DType::kFloat32, kCount, blocks(), sum_);
-         }}};
+  static float* Fp32(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
+  static std::byte* At(const Buffer& buffer, DType dtype, int64_t element) {
+    return buffer.data() + element * SizeOf(dtype);
   }
 
-  double BytesPerSecond(const Case& each) {
+  std::vector<Case> Cases() {
+    constexpr DType kHalf = DType::kBFloat16, kWide = DType::kFloat32;
+    const auto update = [this](std::string name, int64_t bytes, MasterForm form, DType dtype) {
+      return Case{std::move(name), bytes, [this, form, dtype](int64_t first, int64_t count) {
+                    kernels_->Update(stream_, optimizer_, Arrays(form, dtype, first, count),
+                                     constants_);
+                  }};
+    };
+    const auto cast = [this](std::string name, const Buffer& from, DType source, const Buffer& to,
+                             DType destination, Rounding rounding) {
+      return Case{std::move(name), 6, [=, this, &from, &to](int64_t first, int64_t count) {
+                    kernels_->Cast(stream_, At(from, source, first), source,
+                                   At(to, destination, first), destination, count, rounding);
+                  }};
+    };
+    const auto norm = [this](std::string name, const Buffer& of, DType dtype) {
+      return Case{std::move(name), SizeOf(dtype), [=, this, &of](int64_t first, int64_t count) {
+                    kernels_->SumOfSquares(stream_, At(of, dtype, first), dtype, count,
+                                           Blocks(count), sum_);
+                  }};
+    };
+    const auto sum = [this](int64_t first, int64_t count) {
+      return AccumulateArrays{.source = At(gradient_, kHalf, first),
+                              .source_dtype = kHalf,
+                              .destination = At(master_, kWide, first),
+                              .count = count,
+                              .add = true};
+    };
+    return {update("AdamW, fp32", 28, MasterForm::kWhole, kWide),
+            update("AdamW, bf16 gradient and parameter", 28, MasterForm::kWhole, kHalf),
+            update("AdamW, split master", 26, MasterForm::kSplit, kHalf),
+            update("AdamW, stochastic rounding", 22, MasterForm::kParameter, kHalf),
+            cast("cast fp32 to bf16", master_, kWide, parameter_, kHalf, Rounding::kParameter),
+            cast("cast bf16 to fp32", parameter_, kHalf, master_, kWide, Rounding::kNearest),
+            {"accumulate bf16 into fp32", 10,
+             [this, sum](int64_t first, int64_t count) {
+               kernels_->Accumulate(stream_, sum(first, count));
+             }},
+            {"accumulate bf16 into fp32, and norm", 10,
+             [this, sum](int64_t first, int64_t count) {
+               kernels_->AccumulateAndSumSquares(stream_, sum(first, count), Blocks(count), sum_);
+             }},
+            // What a step of one round runs, and one that accumulates.
+            norm("norm of bf16", gradient_, kHalf),
+            norm("norm of fp32", master_, kWide)};
+  }
+
+  UpdateArrays Arrays(MasterForm form, DType dtype, int64_t first, int64_t count) const {
+    UpdateArrays arrays{
+        .gradient = At(gradient_, dtype, first), .gradient_dtype = dtype, .count = count};
+    arrays.states[0] = Fp32(momentum_) + first;
+    arrays.states[1] = Fp32(variance_) + first;
+    if (form == MasterForm::kWhole) arrays.master = Fp32(master_) + first;
+    if (form == MasterForm::kSplit)
+      arrays.master_low = reinterpret_cast<uint16_t*>(master_.data()) + first;
+    if (dtype != DType::kFloat32) {
+      arrays.parameter = At(parameter_, dtype, first);
+      arrays.parameter_dtype = dtype;
+    }
+    return arrays;
+  }
+
+  std::span<double> Blocks(int64_t count) const {
+    return {reinterpret_cast<double*>(blocks_.data()), static_cast<size_t>(NormBlocks(count))};
+  }
+
+  double BytesPerSecond(const Case& each, int64_t count) {
     stream_.WaitIdle();
-    const auto begin = std::chrono::steady_clock::now();
-    for (int call = 0; call < kCallsInARound; ++call) each.enqueue();
-    stream_.WaitIdle();
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    return static_cast<double>(each.bytes_of_element * kCount * kCallsInARound) / seconds;
+    const double seconds = Seconds([&] {
+      for (int pass = 0; pass < kPassesInARound; ++pass)
+        for (int64_t first = 0; first < kCount; first += count) each.enqueue(first, count);
+      stream_.WaitIdle();
+    });
+    return static_cast<double>(each.bytes_of_element * kCount * kPassesInARound) / seconds;
   }
 
   static double Median(std::vector<double>& values) {
     const auto middle = values.begin() + static_cast<int64_t>(values.size() / 2);
     std::nth_element(values.begin(), middle, values.end());
     return *middle;
+  }
+
+  absl::Status FillWithRandomNumbers(const Buffer& matrix) {
+    constexpr int64_t kPiece = int64_t{1} << 20;
+    static_assert(kMatrix * kMatrix % kPiece == 0);
+    EBB_ASSIGN_OR_RETURN(const Buffer piece, device_.AllocateShared(kPiece * 2, "random numbers"));
+    std::mt19937 engine(1);
+    std::normal_distribution<float> normal;
+    auto* const numbers = reinterpret_cast<BFloat16*>(piece.data());
+    std::generate_n(numbers, kPiece, [&] { return BFloat16(normal(engine)); });
+    for (int64_t first = 0; first < kMatrix * kMatrix; first += kPiece)
+      stream_.Copy(At(matrix, DType::kBFloat16, first), piece.data(), kPiece * 2);
+    stream_.WaitIdle();
+    return device_.status();
   }
 
   Buffer Memory(int64_t bytes) { return *device_.Allocate(bytes, "a benchmark"); }
@@ -147,6 +221,11 @@ class Bench {
       UpdateConstantsOf(optimizer_, {.learning_rate = 1e-5, .gradient_factor = 0.5f}));
 };
 
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "gpu_kernels_bench: %s\n", status.ToString().c_str());
+  return 1;
+}
+
 int Main(int count, char** arguments) {
   absl::StatusOr<Device> device = Device::Cuda();
   if (!device.ok()) {
@@ -154,10 +233,17 @@ int Main(int count, char** arguments) {
     return kNoDevice;
   }
   Bench bench(*std::move(device));
-  const nlohmann::json result = bench.Run();
-  if (absl::Status status = bench.status(); !status.ok()) {
-    std::fprintf(stderr, "gpu_kernels_bench: %s\n", status.ToString().c_str());
-    return 1;
+  nlohmann::json result = {{"device", bench.device().description()}};
+  std::printf("%s\n", bench.device().description().c_str());
+  for (const int64_t elements : {kCount, kUnit})
+    for (const nlohmann::json& row : bench.Run(elements)) result["kernels"].push_back(row);
+  if (const absl::Status status = bench.device().status(); !status.ok()) return Fail(status);
+  const absl::StatusOr<double> rate = bench.ProductRate();
+  if (rate.ok()) {
+    std::printf("\nbf16 product of %lld^3: %.1f TFLOP/s\n", static_cast<long long>(kMatrix),
+                *rate / 1e12);
+    result["matrix_size"] = kMatrix;
+    result["matrix_tflops"] = *rate / 1e12;
   }
   if (count > 1) {
     std::FILE* const file = std::fopen(arguments[1], "w");
@@ -168,7 +254,7 @@ int Main(int count, char** arguments) {
     std::fprintf(file, "%s\n", result.dump(2).c_str());
     std::fclose(file);
   }
-  return 0;
+  return rate.ok() ? 0 : Fail(rate.status());
 }
 
 }  // namespace
