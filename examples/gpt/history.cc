@@ -7,8 +7,13 @@
 
 namespace ebb::gpt {
 
+int64_t History::WarmUp(int64_t steps) {
+  return std::min(kWarmUp, steps / 2);
+}
+
 double History::TokensPerSecond() const {
-  const size_t warm = steps.size() > kWarmUp ? kWarmUp : 0;
+  const auto first = static_cast<size_t>(warm_up);
+  const size_t warm = steps.size() > first ? first : 0;
   double seconds = 0;
   for (size_t i = warm; i < steps.size(); ++i) seconds += steps[i].seconds;
   return seconds > 0 ? static_cast<double>(tokens_per_step) *

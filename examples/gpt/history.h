@@ -30,9 +30,12 @@ struct History {
   std::vector<TrafficRow> traffic = {};
   bool traffic_is_steady = false;
 
-  // Over the steps after the first kWarmUp, which still meet cold caches and untouched pages; over
-  // all if there are no more.
+  // The first steps still meet cold caches and untouched pages: so many, and no more than half of
+  // those to come.
   static constexpr int64_t kWarmUp = 2;
+  static int64_t WarmUp(int64_t steps);
+  int64_t warm_up = kWarmUp;
+  // Over the steps after the first warm_up; over all if there are no more.
   double TokensPerSecond() const;
 };
 

@@ -111,7 +111,7 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
     const bool last = step + 1 == run.options.steps;
     const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
     // The tokens per second count from a device that has nothing left to do.
-    if (evaluates || step + 1 == History::kWarmUp) EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
+    if (evaluates || step + 1 == history.warm_up) EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
     if (history.traffic.empty() && (last || IsSteady(step, every))) {
       history.traffic = trainer.engine().traffic();
       history.traffic_is_steady = IsSteady(step, every);
@@ -201,6 +201,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run, graphs));
   Progress* shown = progress ? &*progress : nullptr;
   History history = {.tokens_per_step = trainer.tokens_per_step(), .steps = {}, .held_out = {}};
+  history.warm_up = History::WarmUp(run.options.steps);
   history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, history, shown));
   if (history.traffic.empty()) history.traffic = trainer.engine().traffic();  // stopped before

@@ -78,6 +78,17 @@ TEST(HistoryTest, SpeedLeavesOutTheFirstTwoSteps) {
   EXPECT_EQ(history.TokensPerSecond(), 0);
 }
 
+TEST(HistoryTest, OfFewStepsHalfMayWarmUp) {
+  EXPECT_EQ(History::WarmUp(1), 0);
+  EXPECT_EQ(History::WarmUp(2), 1);
+  EXPECT_EQ(History::WarmUp(3), 1);
+  EXPECT_EQ(History::WarmUp(4), 2);
+  EXPECT_EQ(History::WarmUp(1000), 2);
+  History history = ThreeSteps();
+  history.warm_up = History::WarmUp(3);
+  EXPECT_DOUBLE_EQ(history.TokensPerSecond(), 200 / 100.5);
+}
+
 TEST(HistoryTest, CsvHasAHeaderAndALineForEveryStep) {
   EXPECT_EQ(LossesCsv(ThreeSteps()),
             "step,loss,gradient_norm,learning_rate,loss_scale,applied,tokens_per_second\n"
