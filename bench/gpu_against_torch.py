@@ -2,6 +2,7 @@
 """Ebb's gpt against PyTorch's FSDP2 on one GPU: tokens per second of GPT-2 sizes, in turns.
 
     bench/gpu_against_torch.py --output FOLDER [--gpt "COMMAND"] [--python PYTHON] [--time SECONDS] [--cases NAME...]
+                               [--data FILE...] [--kernels JSON]
 
 Both train the same shapes on the same text with the same batch and accumulation: bf16, stage 3, one rank, AdamW,
 clipping at 1; FSDP2 with torch.compile (bench/peers/torch_gpt_cuda.py). Who goes first turns from round to round.
@@ -12,13 +13,15 @@ ends this program early loses no figure, and each run's log. A run that fails or
 if a device's memory is too small for a batch, the case starts over with the next smaller one. Cases come in the order
 of their worth until --time is over. Exit status: 0 if every run of the cases has a figure.
 
-Rates are medians over a run's steps after its warm-up, then over the rounds. Utilisation: floating-point operations
-of the products, 6 (12 L W^2 + V W) + 6 L T W a token (L blocks of width W, V rows of the embedding, sequences of T;
-attention counted under the causal mask, no recomputation), over the rate of an 8192^3 bf16 product that this run has
-measured.
+A run's rate is that of all steps after its warm-up, between two points where the host waits for the device; the table
+has the median over the rounds. Utilisation: floating-point operations of the products, 6 (12 L W^2 + V W) + 6 L T W a
+token (L blocks of width W, V rows of the embedding, sequences of T; attention counted under the causal mask, no
+recomputation), over the rate of an 8192^3 bf16 product: the higher of PyTorch's and of Ebb's own (--kernels: what
+bench/gpu_kernels_bench wrote).
 
-Transfers hidden: 1 - (time of a step with states in RAM - without) / (time of its copies, from the timeline), within
-0 to 1. All that the step is longer by counts as exposed transfer, host updates that nothing hides as well.
+Transfers hidden: 1 - (time of a step with states in RAM - without) / (time of its copies, from the timeline of a run
+of its own), within 0 to 1. All that the step is longer by counts as exposed transfer, host updates that nothing hides
+as well.
 """
 
 import argparse
@@ -35,7 +38,7 @@ import sys
 import time
 
 import gpu_timeline
-from gpu_cases import BOTH, CASES, GRAPHS, ON_CPU, ON_REQUEST, Case
+from gpu_cases import BOTH, CASES, GRAPHS, LARGEST, ON_CPU, TIMELINE, Case
 from gpu_table import table
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -118,7 +121,8 @@ class Bench:
     def __init__(self, args):
         self.args = args
         self.clock = Clock(args.time)
-        self.rows, self.machine = [], {}
+        self.rows, self.machine = [], {"matrix_tflops": {}, "failed": []}
+        self.batches = {}  # that the cases have settled on
         self.output = pathlib.Path(args.output)
         self.output.mkdir(parents=True, exist_ok=True)
         self.runs = 0
@@ -131,7 +135,7 @@ class Bench:
     def ebb(self, case, batch, program, limit, log):
         if self.gpt_fails:
             raise Failed(self.gpt_fails)
-        offloaded, traced = "RAM" in program, "RAM" in program or "traced" in program
+        offloaded, traced = "RAM" in program, "traced" in program
         stem = log.with_suffix("")
         config, losses, summary, trace = (stem.with_suffix(end) for end in
                                           (".config.json", ".csv", ".summary.json", ".trace.json"))
@@ -149,10 +153,10 @@ class Bench:
         output = run(command, limit, log)
         self.refuse_cpu(log)
         with open(losses) as file:
-            rates = [float(row["tokens_per_second"]) for row in csv.DictReader(file)][case.warm_up:]
-        tokens = batch * case.accumulate(batch) * case.context
-        result = {"tokens_per_second": statistics.median(rates), "tokens_per_step": tokens,
-                  "step_milliseconds": [1e3 * tokens / rate for rate in rates]}
+            rates = [float(row["tokens_per_second"]) for row in csv.DictReader(file)][case.warm_up():]
+        # gpt waits for its device before the first of these steps, and with the last: their sum is the time between.
+        result = {"tokens_per_second": statistics.harmonic_mean(rates), "timed_steps": len(rates),
+                  "tokens_per_step": batch * case.accumulate(batch) * case.context}
         for key, tier in (("device_gib", "device"), ("host_gib", "cpu")):  # of the pools, by gpt's own table
             peak = re.search(rf"^all +{tier} +[0-9.]+ +([0-9.]+)$", output, re.MULTILINE)
             result[key] = float(peak[1]) / 1024 if peak else 0.0
@@ -164,7 +168,7 @@ class Bench:
                 raise Failed(f"no CUDA graph was launched: {said['cuda_graphs']['given_up'] or 'no pass came twice'}")
         if traced:
             try:
-                result["timeline"] = gpu_timeline.figures(trace, case.warm_up)
+                result["timeline"] = gpu_timeline.figures(trace, case.warm_up())
                 trace.unlink()  # tens of megabytes
             except (OSError, ValueError, LookupError) as error:
                 result["timeline_failed"] = f"{type(error).__name__}: {error}"  # the rate holds without
@@ -178,7 +182,7 @@ class Bench:
         command = [self.args.python, PEER, "--device", self.args.device,
                    "--layers", case.layers, "--heads", case.heads, "--width", case.width, "--context", case.context,
                    "--vocabulary", case.vocabulary, "--batch", batch, "--accumulate", case.accumulate(batch),
-                   "--steps", max(1, case.steps - case.warm_up), "--warm-up", max(2, case.warm_up),
+                   "--steps", case.steps - case.warm_up(), "--warm-up", 2,
                    "--data", *self.args.data]
         if "Offload" in program:
             command += ["--offload"]
@@ -209,8 +213,9 @@ class Bench:
         return row, "failed" in row and memory_was_short(log)
 
     def case(self, name, case):
-        """With the largest batch that every program has room for."""
-        for batch in case.batches:
+        """With the largest batch that every program has room for; a timeline with its case's."""
+        most = self.batches.get(name.removesuffix(TIMELINE), case.batches[0])
+        for batch in (batch for batch in case.batches if batch <= most):
             rows, short, broken = [], False, set()
             for number in range(1, case.rounds + 1):
                 turn = (number - 1) % len(case.programs)
@@ -229,19 +234,26 @@ class Bench:
                     break
             self.rows += [row | {"superseded": True} for row in rows] if short else rows
             if not short:
+                self.batches[name] = batch
                 return
+
+    def add_rate(self, whose, measure):
+        try:
+            said = measure()
+            self.machine["matrix_tflops"][whose] = said["matrix_tflops"]
+            self.machine |= {key: said[key] for key in ("device", "torch", "matrix_size") if key in said}
+        except (Failed, OSError, ValueError, LookupError) as error:
+            self.machine["failed"].append(f"no rate by {whose}: {error}")
 
     def start(self):
         """The machine's rate, and whether gpt finds the GPU at all."""
-        log = self.log("matrix")
-        try:
-            size = 8192 if self.args.device == "cuda" else 256
-            command = [self.args.python, PEER, "--matrix-rate", "--matrix-size", size, "--device", self.args.device]
-            output = run(command, min(90, self.clock.left()), log)
-            self.machine = json.loads(output.splitlines()[-1])
-        except (Failed, ValueError, IndexError) as error:
-            self.machine = {"failed": str(error)}
-        probe = Case(1, 1, 64, (1,), (), context=64, vocabulary=256, steps=1, warm_up=0)
+        size = 8192 if self.args.device == "cuda" else 256
+        command = [self.args.python, PEER, "--matrix-rate", "--matrix-size", size, "--device", self.args.device]
+        if self.args.kernels:
+            self.add_rate("Ebb", lambda: json.loads(pathlib.Path(self.args.kernels).read_text()))
+        self.add_rate("PyTorch", lambda: json.loads(run(command, min(90, self.clock.left()), self.log("matrix"))
+                                                    .splitlines()[-1]))
+        probe = Case(1, 1, 64, (1,), (), context=64, vocabulary=256, steps=1)
         try:
             self.ebb(probe, 1, "Ebb", min(60, self.clock.left()), self.log("probe"))
         except Exception as error:
@@ -256,7 +268,7 @@ class Bench:
 
 
 def main():
-    text = sorted(str(path) for path in [ROOT / "ARCHITECTURE.md", ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+    text = [ROOT / "ARCHITECTURE.md"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--output", required=True)
     parser.add_argument("--gpt", default=str(ROOT / "build/release/bin/gpt"), help="the words that start it")
@@ -264,9 +276,15 @@ def main():
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: tiny cases, to try this")
     parser.add_argument("--time", type=float, default=500, help="seconds for all")
     parser.add_argument("--cases", nargs="+", choices=[*CASES, *ON_CPU], metavar="NAME", help=", ".join(CASES))
-    parser.add_argument("--data", nargs="+", default=text)
+    parser.add_argument("--largest", action="store_true", help="the cases that fill 128 GiB of RAM, and no others")
+    parser.add_argument("--data", nargs="+", type=pathlib.Path, default=text, help="files to train on")
+    parser.add_argument("--kernels", metavar="JSON", help="has the rate of Ebb's products, and need not be there")
     args = parser.parse_args()
-    names = args.cases or [name for name in (CASES if args.device == "cuda" else ON_CPU) if name not in ON_REQUEST]
+    for path in args.data:
+        if not path.is_file():
+            parser.error(f"--data {path}: there is no such file to train on")
+    usual = [name for name in (CASES if args.device == "cuda" else ON_CPU) if name not in LARGEST]
+    names = args.cases or (LARGEST if args.largest else usual)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     bench = Bench(args)

@@ -2,7 +2,7 @@
 
 import statistics
 
-from gpu_cases import CASES, OFFLOADED, ON_CPU, RATIOS
+from gpu_cases import CASES, OFFLOADED, ON_CPU, RATIOS, TIMELINE
 
 TIMES = ("step", "issue", "wait", "ahead", "verdict", "start", "host_percent", "upload", "download", "host_sum",
          "host_update")
@@ -44,10 +44,11 @@ def row_of(case, program, runs, rate, peak):
 
 
 def table(rows, machine):
-    rates, peak = rates_of(rows), machine.get("matrix_tflops")
-    lines = [f"{machine.get('device', '?')}, PyTorch {machine.get('torch', '?')}; a bf16 product of "
-             f"{machine.get('matrix_size', '?')}^3: "
-             + (f"{peak:.3g} TFLOP/s" if peak else f"no rate, {machine.get('failed', 'not measured')}")]
+    rates, peak = rates_of(rows), max(machine["matrix_tflops"].values(), default=None)
+    lines = [f"{machine.get('device', '?')}, PyTorch {machine.get('torch', 'not measured')}; TFLOP/s of a bf16 product "
+             f"of {machine.get('matrix_size', '?')}^3: "
+             + (", ".join(f"{rate:.3g} by {whose}" for whose, rate in machine["matrix_tflops"].items()) or "no rate")
+             + "".join(f"; {failed}" for failed in machine["failed"])]
     lines += head("case", "program", "batch x micro-batches", "tokens/s", "ms a step", "utilisation",
                   "GiB device, host", "runs")
     for case, program in dict.fromkeys((row["case"], row["program"]) for row in rows):
@@ -78,7 +79,7 @@ def table(rows, machine):
 def hidden_of(rows, case):
     rates = rates_of(rows)
     inside, outside = rates.get((case, OFFLOADED[0])), rates.get((case, "Ebb"))
-    traced = [row for row in rows if row["case"] == case and row["program"] == OFFLOADED[0] and row.get("timeline")]
+    traced = [row for row in rows if row["case"] == case + TIMELINE and row.get("timeline")]
     if not (inside and outside and traced):
         return None
     copies = sum(traced[-1]["timeline"].get(key) or 0 for key in ("upload", "download")) / 1e3

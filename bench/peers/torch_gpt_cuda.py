@@ -6,7 +6,8 @@
 fully_shard for each block and the root, parameters in bf16 and reductions in Ebb's dtype (bf16), torch.compile
 for each block and for the head with its loss, flash attention by SDPA, AdamW in one fused kernel, clipping at 1.
 Micro-batches but the last do not reduce; --keep-gathered lets them share one gather as well, which spares
-CPUOffloadPolicy its copies. Prints one line of JSON; tokens_per_second is of the median step after the warm-up.
+CPUOffloadPolicy its copies. Prints one line of JSON; tokens_per_second is of all steps after the warm-up, between two
+synchronisations.
 --matrix-rate: the best rate of a bf16 product of 8192^3 with random numbers instead. --device cpu: to try it.
 """
 
@@ -15,7 +16,6 @@ import json
 import os
 import resource
 import socket
-import statistics
 import time
 import warnings
 
@@ -123,7 +123,7 @@ class Trainer:
         )
 
     def step(self, micro_batches):
-        """The loss of the last micro-batch; the device has finished."""
+        """The loss of the last micro-batch, which the device may not have yet."""
         for m in range(micro_batches):
             last = m + 1 == micro_batches
             self.model.set_requires_gradient_sync(last)
@@ -134,8 +134,7 @@ class Trainer:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        wait(self.device)
-        return float(loss)
+        return loss.detach()
 
 
 def train(args, device):
@@ -145,21 +144,22 @@ def train(args, device):
     # Two micro-batches are enough to compile, and for the buffers of accumulation.
     for _ in range(args.warm_up):
         trainer.step(min(args.accumulate, 2))
+    wait(device)
     start = time.perf_counter() - begin
-    seconds, loss = [], float("nan")
+    begin = time.perf_counter()
     for _ in range(args.steps):
-        begin = time.perf_counter()
         loss = trainer.step(args.accumulate)
-        seconds.append(time.perf_counter() - begin)
+    wait(device)
+    seconds = time.perf_counter() - begin
     tokens = args.batch * args.context * args.accumulate
     cuda = device.type == "cuda"
     dist.destroy_process_group()
     return {
-        "tokens_per_second": tokens / statistics.median(seconds),
+        "tokens_per_second": tokens * args.steps / seconds,
         "tokens_per_step": tokens,
-        "step_milliseconds": [1e3 * s for s in seconds],
+        "timed_steps": args.steps,
         "start_seconds": start,
-        "loss": loss,
+        "loss": float(loss),
         "device_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
         "device_reserved_gib": torch.cuda.max_memory_reserved() / 2**30 if cuda else None,
         "host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
@@ -169,7 +169,7 @@ def train(args, device):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     for name, default in {"layers": 12, "heads": 12, "width": 768, "context": 1024, "vocabulary": 50304,
-                          "batch": 32, "accumulate": 1, "steps": 10, "warm-up": 3}.items():
+                          "batch": 32, "accumulate": 1, "steps": 10, "warm-up": 2}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--reduce", choices=["bf16", "fp32"], default="bf16")
