@@ -284,7 +284,7 @@ def main():
         if not path.is_file():
             parser.error(f"--data {path}: there is no such file to train on")
     usual = [name for name in (CASES if args.device == "cuda" else ON_CPU) if name not in LARGEST]
-    names = args.cases or (LARGEST if args.largest else usual)
+    names = args.cases or (LARGEST if args.largest and args.device == "cuda" else usual)
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     bench = Bench(args)
@@ -293,7 +293,10 @@ def main():
         bench.case(name, (CASES | ON_CPU)[name])
         bench.write()
     print(table(bench.rows, bench.machine))
-    sys.exit(any("failed" in row and not row.get("superseded") for row in bench.rows))
+    counted = [row for row in bench.rows if not row.get("superseded")]
+    failed = sum("failed" in row for row in counted)
+    print(f"{len(counted)} runs, of which {failed} have no figure")
+    sys.exit(failed > 0)
 
 
 if __name__ == "__main__":

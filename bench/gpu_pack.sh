@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What bench/gpu_suite.sh needs on a machine that has a GPU, CUDA's libraries and python3, but nothing to build with: its programs
-# and the libraries that they bring, stripped and packed into one file, and a script that unpacks them and starts one.
+# and the libraries that they bring, stripped and packed into one file, a text to train on, and a script that unpacks them and
+# starts one.
 #
 #   cmake --preset cuda -B build/carried -DCMAKE_CUDA_ARCHITECTURES=90-real -DEBB_MPI=OFF     for the GPU there
 #   cmake --build build/carried
@@ -10,7 +11,7 @@
 # A libnccl.so.2.xz in OUT_DIR is unpacked, too, and goes before the NCCL of that machine.
 set -euo pipefail
 if [ $# -ne 2 ]; then
-  sed -n '2,10p' "$0" >&2
+  sed -n '2,11p' "$0" >&2
   exit 2
 fi
 here=$(cd "$(dirname "$0")" && pwd)
@@ -34,6 +35,7 @@ for name in $("$here/gpu_suite.sh" --programs); do
       [ -e "$file" ] || install -m 644 -s "$(readlink -f "$library")" "$file"
     done
 done
+cat "$here/../ARCHITECTURE.md" "$here/../README.md" "$here"/../docs/*.md >"$out/text.txt"
 tar -C "$folder" -cJf "$out/programs.tar.xz" bin lib
 
 cat >"$out/run" <<'RUN'

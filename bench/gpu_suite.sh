@@ -1,210 +1,202 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on a machine that has one: tests, compute-sanitizer over small cases, then benchmarks; each part
-# with a time limit of its own, most valuable first, all within 9 minutes. Needs the programs and a python3 with torch, no build:
+# with a time limit of its own, within 9 minutes. Needs a driver, bash, coreutils, python3, the programs and a text, no build;
+# PyTorch to compare with:
 #
-#   bench/gpu_suite.sh OUT_DIR [COMMAND THAT STARTS A PROGRAM [tests|benchmarks]]     e.g. bench/gpu_suite.sh results build/release/bin/
+#   bench/gpu_suite.sh OUT_DIR [COMMAND THAT STARTS A PROGRAM [MODE]]     e.g. bench/gpu_suite.sh results build/release/bin/
 #
-# The second argument is put before a program's name; one that ends in a slash is a folder. The third one gives the whole time to
-# tests with compute-sanitizer, or to benchmarks; without it the benchmarks of the long steps may find no time. OUT_DIR gets a log
-# of each part, results as JSON, and summary.txt, which is the table at the end. Exit status: the number of parts that failed or
-# did not run; a part whose tests were all skipped has failed, as this is where they run, and so has one that used the CPU.
-# bench/gpu_pack.sh carries its programs there.
+# The second argument is put before a program's name; one that ends in a slash is a folder. MODE gives the whole time to one kind
+# of part: tests, sanitizers, benchmarks, or largest, the model that fills 128 GiB of RAM; without it the first three follow one
+# another, and the comparison with PyTorch, which is the last part, gets what time is left. OUT_DIR gets a log of each part,
+# results as JSON (suite.json: of the parts), and summary.txt, which is the table at the end. Exit status: the number of parts that
+# failed or did not run; a part whose tests were all skipped has failed, as this is where they run, and so has one that used the
+# CPU.
+#
+# bench/gpu_pack.sh carries programs and a text there. EBB_BENCH_TEXT: another text to train on. EBB_SUITE_DEVICE=cpu: tiny
+# models on the CPU, to try the script. --programs, --limits MODE: what it runs, and for how long at most.
 set -uo pipefail
 
-programs=(attention_test cuda_start_test device_conformance_test engine_bench engine_on_cuda_test gpt gpu_kernels_bench
-  kernels_test layer_norm_test layers_test matmul_test optim_kernels_test shared_device_on_cuda_test training_test)
-if [ "${1:-}" = --programs ]; then
-  printf '%s\n' "${programs[@]}"
-  exit
+limit=540  # seconds for all parts of a mode; bench/gpu_suite_test.sh adds them up
+
+# Seconds of a part among all, and where its kind has the whole time (-: not run), how it is run, its name (a program's, and what
+# tells its parts apart behind a dash), arguments. The first one also unpacks the programs.
+parts() {
+  cat <<'PARTS'
+tests        30   40  test       cuda_start_test
+tests        20   40  test       attention_test                  --gtest_filter=*/cuda_*
+tests        10   20  test       layer_norm_test                 --gtest_filter=*/cuda_*
+tests        15   30  test       kernels_test                    --gtest_filter=*/cuda_*
+tests        15   30  test       matmul_test                     --gtest_filter=*/cuda_*
+tests        15   30  test       layers_test                     --gtest_filter=*/cuda_*
+tests        25   50  test       training_test                   --gtest_filter=*/cuda_*
+tests        15   30  test       device_conformance_test         --gtest_filter=*/cuda*
+tests        20   40  test       optim_kernels_test              --gtest_filter=*/cuda*
+tests        15   30  test       shared_device_on_cuda_test
+tests        50   80  test       engine_on_cuda_test             --gtest_filter=*local*
+tests        12   20  gpt        gpt-digest                      --cuda-graphs off
+tests        12   20  same       gpt-digest_again                --cuda-graphs off
+tests        12   20  same       gpt-digest_graphs               --cuda-graphs on
+tests        12   20  same       gpt-digest_states_in_ram        --offload-optimizer cpu
+tests        20   35  test       engine_on_cuda_test-nccl        --gtest_filter=*nccl*
+sanitizers   22   59  memcheck   optim_kernels_test              --gtest_filter=*/cuda*
+sanitizers   22   59  racecheck  layer_norm_test                 --gtest_filter=*/cuda_bf16
+sanitizers   22   59  memcheck   attention_test                  --gtest_filter=*/cuda_bf16
+sanitizers   22   59  racecheck  attention_test                  --gtest_filter=*/cuda_bf16
+sanitizers    -   59  racecheck  optim_kernels_test              --gtest_filter=*/cuda*
+sanitizers    -   59  memcheck   kernels_test                    --gtest_filter=*/cuda_*
+sanitizers    -   59  memcheck   layers_test                     --gtest_filter=*/cuda_*
+sanitizers    -   59  racecheck  layers_test                     --gtest_filter=*/cuda_bf16
+sanitizers    -   59  memcheck   engine_on_cuda_test             --gtest_filter=*local_0:*local_1:*local_2
+benchmarks   20   25  kernels    gpu_kernels_bench
+benchmarks   25   30  engine     engine_bench-124M               --benchmark_filter=OnGpu/layers:12/
+benchmarks   45   60  engine     engine_bench-1.5B               --benchmark_filter=OnGpu/layers:48/
+benchmarks   60  420  compare    gpu_against_torch
+largest       -  535  compare    gpu_against_torch-largest       --largest
+PARTS
+}
+
+mode_of() { # MODE: its parts, their limits before their names
+  local kind all alone
+  while read -r kind all alone part; do
+    [ "$1" = all ] || all=$([ "$1" = "$kind" ] && echo "$alone" || echo -)
+    [ "$all" = - ] || echo "$all $part"
+  done < <(parts)
+}
+
+usage() {
+  while IFS= read -r line && [[ $line == \#* ]]; do
+    [[ $line == '#!'* ]] || echo "${line#\# }"
+  done <"$0" >&2
+  exit 2
+}
+
+case ${1:-} in
+  --programs)
+    while read -r _ _ _ how name _; do
+      [ "$how" = compare ] || echo "${name%%-*}"
+    done < <(parts) | sort -u
+    exit
+    ;;
+  --limits)
+    mode_of "${2:-all}" | while read -r seconds how name _; do echo "$seconds $how $name"; done
+    exit
+    ;;
+  '' | -*) usage ;;
+esac
+out=$1
+start=${2:-build/release/bin/}
+mode=${3:-all}
+device=${EBB_SUITE_DEVICE:-cuda}
+here=$(cd "$(dirname "$0")" && pwd)
+if [ -z "$(mode_of "$mode")" ]; then
+  echo "bench/gpu_suite.sh: the third argument is tests, sanitizers, benchmarks or largest, not $mode" >&2
+  exit 2
 fi
-if [ $# -lt 1 ] || [ "${1:0:1}" = - ]; then
-  sed -n '2,11p' "$0" >&2
+if ! command -v python3 >/dev/null; then
+  echo "bench/gpu_suite.sh: there is no python3 on PATH, which reads the results" >&2
+  exit 2
+fi
+
+# The words that start a program go before its name.
+program() { # NAME
+  case $start in
+    */) words=("$start$1") ;;
+    *) read -ra words <<<"$start $1" ;;
+  esac
+}
+
+# What is trained on: packed beside what starts the programs, or this checkout's.
+program ''
+text=${EBB_BENCH_TEXT:-}
+for candidate in "$(dirname "${words[0]}")/text.txt" "$here/../ARCHITECTURE.md"; do
+  [ -n "$text" ] || [ ! -s "$candidate" ] || text=$candidate
+done
+if [ ! -s "$text" ]; then
+  echo "bench/gpu_suite.sh: there is no text to train on${text:+, $text}: pack the programs with bench/gpu_pack.sh, which brings" \
+    "one, or set EBB_BENCH_TEXT to a file of 100 kB" >&2
+  exit 2
+fi
+export EBB_BENCH_TEXT=$text
+program gpt
+if ! command -v "${words[0]}" >/dev/null; then
+  echo "bench/gpu_suite.sh: ${words[0]} cannot be started; the second argument is a command, or a folder that ends in a slash" >&2
   exit 2
 fi
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-32}  # docs/ranks.md
-out=$1
-start=${2:-build/release/bin/}
-only=${3:-all}
-case $only in
-  all | tests | benchmarks) ;;
-  *)
-    echo "bench/gpu_suite.sh: the third argument is tests or benchmarks, not $only" >&2
-    exit 2
-    ;;
-esac
-here=$(cd "$(dirname "$0")" && pwd)
+
+shape=(--layers 4 --heads 12 --width 768 --context 1024 --vocabulary 50304 --batch 4)
+[ "$device" = cpu ] && shape=(--layers 2 --heads 2 --width 64 --context 64 --vocabulary 512 --batch 2)
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 mkdir -p "$out"
-summary=$out/summary.txt
-: >"$summary"
+rm -f "$out/suite.json"
 failed=0
 began=$SECONDS
-limit=540
+child=
+trap '[ -z "$child" ] || kill "$child" 2>/dev/null; exit 130' INT TERM
 
-say() { printf '%-44s %-22s %s\n' "$@" | tee -a "$summary"; }
-
-# part NAME SECONDS COMMAND...
-part() {
-  local name=$1 seconds=$2 left=$((limit - (SECONDS - began))) status=0 before=$SECONDS
+# Runs WORDS, and sets what they ended with.
+limited() { # SECONDS LOG WORDS...
+  local seconds=$1 log=$2
   shift 2
-  if [ "$left" -lt 5 ]; then
-    say "$name" "NOT RUN" "no time is left"
-    failed=$((failed + 1))
-    return
+  timeout --kill-after=5 "$seconds" "$@" >"$log" 2>&1 </dev/null &
+  child=$!
+  # What the driver holds does not go when it is killed: the others have their turn all the same.
+  timeout $((seconds + 10)) tail -s 0.1 --pid="$child" -f /dev/null &
+  wait $! 2>/dev/null
+  if kill -0 "$child" 2>/dev/null; then
+    status=stuck
+  else
+    wait "$child" 2>/dev/null
+    status=$?
   fi
-  [ "$seconds" -gt "$left" ] && seconds=$left
-  timeout --kill-after=5 "$seconds" "$@" >"$out/$name.log" 2>&1 || status=$?
-  local took="$((SECONDS - before)) s"
-  local tests
-  tests=$(grep -aE '^\[  (PASSED|SKIPPED|FAILED)  *\] [0-9]+ test' "$out/$name.log" | tr -d '[]' | tr -s ' ' | tr '\n' ',')
-  # Tests that were all skipped, or that no filter let through, have shown nothing.
-  if [ "$status" = 0 ] && grep -aq '^\[=*\] [0-9]* tests* from' "$out/$name.log" &&
-    ! grep -aqE '^\[  PASSED  \] [1-9]' "$out/$name.log"; then
-    status=78
-  fi
-  # Google Benchmark's status is 0 whatever it says; gpt trains on the CPU where it finds no GPU, and says so.
-  [ "$status" = 0 ] && grep -aq 'ERROR OCCURRED' "$out/$name.log" && status=79
-  [ "$status" = 0 ] && grep -aq 'training uses the CPU' "$out/$name.log" && status=80
-  case $status in
-    0) say "$name" "ok, $took" "$tests" ;;
-    77) say "$name" "SKIPPED" "$(tail -1 "$out/$name.log")" ;;
-    78) say "$name" "NOTHING RAN" "$tests" ;;
-    79) say "$name" "FAILED, $took" "$(grep -am1 'ERROR OCCURRED' "$out/$name.log")" ;;
-    80) say "$name" "USED THE CPU" "$(grep -am1 'training uses the CPU' "$out/$name.log")" ;;
-    124 | 137) say "$name" "TIME OUT after $took" "$tests" ;;
-    *) say "$name" "FAILED ($status), $took" "$tests" ;;
-  esac
-  [ "$status" = 0 ] || failed=$((failed + 1))
+  child=
 }
 
-program() { # NAME: the words that start it
-  case " ${programs[*]} " in
-    *" $1 "*) ;;
-    *) echo "bench/gpu_suite.sh: $1 is not among its programs" >&2 ;;
-  esac
-  case $start in
-    */) printf '%s%s' "$start" "$1" ;;
-    *) printf '%s %s' "$start" "$1" ;;
-  esac
-}
-
-# test_part PROGRAM SECONDS ARGUMENTS...
-test_part() {
-  local name=$1 seconds=$2
-  shift 2
-  # shellcheck disable=SC2046  # several words on purpose
-  part "$name" "$seconds" $(program "$name") --gtest_brief=1 "$@"
-}
-
-# sanitizer_part TOOL PROGRAM SECONDS ARGUMENTS...
-sanitizer_part() {
-  local tool=$1 name=$2 seconds=$3 sanitizer
+part() { # SECONDS HOW NAME ARGUMENTS...
+  local seconds=$1 how=$2 name=$3 left=$((limit - (SECONDS - began))) before=$SECONDS like=()
   shift 3
-  sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
-  if [ ! -x "$sanitizer" ]; then
-    say "$tool of $name" "skipped" "no compute-sanitizer on this machine"
-    return
+  # The last one takes what the others have left.
+  if [ "$how" = compare ] || [ "$seconds" -gt "$left" ]; then seconds=$left; fi
+  program "${name%%-*}"
+  case $how in
+    test) words+=(--gtest_brief=1 "$@") ;;
+    memcheck | racecheck)
+      name=$how-$name
+      words=("$sanitizer" --target-processes all --tool "$how" --error-exitcode 99 "${words[@]}" --gtest_brief=1 "$@")
+      ;;
+    gpt | same)
+      words+=(--device "$device" --ranks 1 "${shape[@]}" --steps 8 --sample 0 --data "$text" --summary "$out/$name.json" "$@")
+      [ "$how" = gpt ] || like=(--like gpt-digest)
+      ;;
+    kernels) words+=("$out/$name.json") ;;
+    engine) words+=("--benchmark_out=$out/$name.json" --benchmark_out_format=json "$@") ;;
+    compare)
+      program gpt
+      words=(python3 "$here/gpu_against_torch.py" --gpt "${words[*]}" --device "$device" --data "$text" --output "$out"
+        --kernels "$out/gpu_kernels_bench.json" --time $((seconds - 10)) "$@")  # ends by itself, with a table of what it has
+      ;;
+  esac
+  if [ "$left" -lt 5 ]; then
+    status=late
+  elif [ "${words[0]}" = "$sanitizer" ] && [ ! -x "$sanitizer" ]; then
+    status=absent
+  else
+    limited "$seconds" "$out/$name.log" "${words[@]}"
   fi
-  # shellcheck disable=SC2046
-  part "$tool-$name" "$seconds" "$sanitizer" --target-processes all --tool "$tool" --error-exitcode 99 \
-    $(program "$name") --gtest_brief=1 "$@"
+  python3 "$here/gpu_part.py" "$out" "$name" "$status" $((SECONDS - before)) "${like[@]}" || failed=$((failed + 1))
 }
 
-if ! command -v nvidia-smi >/dev/null || ! nvidia-smi >/dev/null 2>&1; then
-  echo "bench/gpu_suite.sh: no GPU here that nvidia-smi sees" >&2
-  exit 2
-fi
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv 2>&1 | tee "$out/device.txt" | tee -a "$summary"
+timeout --kill-after=5 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader \
+  >"$out/summary.txt" 2>/dev/null ||
+  echo "nvidia-smi sees no GPU: what needs one fails or is skipped" >"$out/summary.txt"
+cat "$out/summary.txt"
+while read -ru 3 -a row; do
+  part "${row[@]}"
+done 3< <(mode_of "$mode")
 
-# gpt_part NAME SECONDS ARGUMENTS...: a short training, whose summary is in OUT_DIR/NAME.json
-gpt_part() {
-  local name=$1 seconds=$2
-  shift 2
-  # shellcheck disable=SC2046
-  part "$name" "$seconds" $(program gpt) --device cuda --ranks 1 --layers 4 --heads 12 --width 768 --context 1024 \
-    --vocabulary 50304 --batch 4 --steps 8 --sample 0 --data "$here/../ARCHITECTURE.md" --summary "$out/$name.json" "$@"
-}
-
-digest() { sed -n 's/.*"parameter_digest": "\([0-9a-f][0-9a-f]*\)".*/\1/p' "$out/$1.json" 2>/dev/null; }
-
-# The same parameters, bit for bit, when a training runs again, as CUDA graphs, and wherever its states live.
-same_digest() {
-  local first other
-  gpt_part gpt_digest 40 --cuda-graphs off
-  gpt_part gpt_digest_again 40 --cuda-graphs off
-  gpt_part gpt_digest_graphs 40 --cuda-graphs on
-  gpt_part gpt_digest_states_in_ram 40 --offload-optimizer cpu
-  first=$(digest gpt_digest)
-  for other in gpt_digest_again gpt_digest_graphs gpt_digest_states_in_ram; do
-    if [ -n "$first" ] && [ "$first" = "$(digest "$other")" ]; then
-      say "$other: same digest" "ok" "${first:0:16}"
-    else
-      say "$other: same digest" "FAILED" "${first:0:16} and $(digest "$other" | cut -c1-16)"
-      failed=$((failed + 1))
-    fi
-  done
-}
-
-tests() {
-  test_part cuda_start_test 20
-  local ops
-  for ops in attention_test layer_norm_test kernels_test matmul_test layers_test; do
-    test_part "$ops" 30 --gtest_filter='*/cuda_*'
-  done
-  test_part training_test 60 --gtest_filter='*/cuda_*'
-  test_part device_conformance_test 40 --gtest_filter='*/cuda*'
-  test_part optim_kernels_test 40
-  test_part shared_device_on_cuda_test 40
-  test_part engine_on_cuda_test 100 --gtest_filter='*local*'
-  same_digest
-  # Before version 2.30 NCCL takes one rank a device, which this says.
-  # shellcheck disable=SC2046
-  part engine_on_cuda_test-nccl 60 $(program engine_on_cuda_test) --gtest_brief=1 --gtest_filter='*nccl*'
-}
-
-sanitizers() {
-  sanitizer_part memcheck attention_test 40 --gtest_filter='*/cuda_*'
-  sanitizer_part racecheck attention_test 40 --gtest_filter='*/cuda_bf16'
-  sanitizer_part memcheck kernels_test 40 --gtest_filter='*/cuda_*'
-  sanitizer_part racecheck layer_norm_test 40 --gtest_filter='*/cuda_bf16'
-  sanitizer_part memcheck optim_kernels_test 60 --gtest_filter='*uda*'
-  sanitizer_part racecheck optim_kernels_test 60 --gtest_filter='*uda*'
-  sanitizer_part memcheck layers_test 40 --gtest_filter='*/cuda_*'
-  sanitizer_part memcheck engine_on_cuda_test 60 --gtest_filter='*local_0:*local_1:*local_2'
-  sanitizer_part racecheck layers_test 40 --gtest_filter='*/cuda_bf16'
-}
-
-# SECONDS: for the comparison with PyTorch
-benchmarks() {
-  local seconds=$1 left
-  # shellcheck disable=SC2046
-  part engine_bench 90 $(program engine_bench) --benchmark_filter=Gpu --benchmark_out="$out/engine_bench.json" \
-    --benchmark_out_format=json
-  # shellcheck disable=SC2046
-  part gpu_kernels_bench 40 $(program gpu_kernels_bench) "$out/gpu_kernels.json"
-  left=$((limit - (SECONDS - began)))
-  [ "$seconds" -gt "$left" ] && seconds=$left
-  # It ends by itself before its limit, with a table of what it has.
-  part gpu_against_torch "$seconds" python3 "$here/gpu_against_torch.py" --gpt "$(program gpt)" --output "$out" \
-    --time $((seconds - 10))
-}
-
-case $only in
-  all)
-    tests
-    benchmarks 330
-    sanitizers
-    ;;
-  tests)
-    tests
-    sanitizers
-    ;;
-  benchmarks) benchmarks "$limit" ;;
-esac
-
-echo
-echo "== $failed failed; logs in $out"
-cat "$summary"
-for table in engine_bench.log gpu_kernels_bench.log gpu_against_torch.md; do
+printf '\n== %s failed; logs in %s\n' "$failed" "$out"
+cat "$out/summary.txt"
+for table in gpu_kernels_bench.log engine_bench-124M.log engine_bench-1.5B.log gpu_against_torch.md; do
   [ -s "$out/$table" ] && printf '\n== %s\n' "$table" && cat "$out/$table"
 done
 exit "$failed"
