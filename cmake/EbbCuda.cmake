@@ -34,7 +34,7 @@ if(EBB_CUDA)
   # Warnings are errors. Where the compiler is the one whose spills have been looked at, spills of registers are, too, but for
   # those that are known by name: others spill elsewhere.
   set(ebb_cuda_warnings --Werror=all-warnings)
-  if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION MATCHES "^13\\.0\\.")
+  if(CMAKE_CUDA_COMPILER_ID STREQUAL "NVIDIA" AND CMAKE_CUDA_COMPILER_VERSION STREQUAL "13.0.88")
     set(ebb_cuda_warnings -Xptxas=-warn-spills)
     list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER ${PROJECT_SOURCE_DIR}/cmake/known_spills.sh
          ${PROJECT_SOURCE_DIR}/cmake/known_spills.txt)
