@@ -158,7 +158,6 @@ void Executor::EnqueueWork(int index) {
     case OperationKind::kExchange:
       TraceBegin(*reduce_, *run, index);
       EnqueueExchange();
-      reduce_->Enqueue([this] { NoteIfBroken(OperationKind::kExchange, {}); });
       TraceEnd(*reduce_, *run, index, step);
       return;
     case OperationKind::kUpdate:
