@@ -69,9 +69,11 @@ void CpuKernels::AddTo(Stream&, const float* value, double* sum) {
   *sum += double{*value};
 }
 
-void CpuKernels::Update(Stream& stream, const OptimizerConfig& optimizer,
-                        const UpdateArrays& arrays, const UpdateConstants* constants) {
-  optim::Update(stream.team(), UpdateRuleOf(optimizer), arrays, *constants);
+void CpuKernels::Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
+                        const UpdateRuns& runs) {
+  ForEachRun(arrays, runs, [&](const UpdateArrays& part, const UpdateConstants& constants) {
+    optim::Update(stream.team(), rule, part, constants);
+  });
 }
 
 }  // namespace ebb::optim

@@ -23,8 +23,8 @@ class CpuKernels : public Kernels {
   void SumOfSquares(Stream& stream, const void* gradient, DType dtype, int64_t count,
                     std::span<double> blocks, double* sum) override;
   void AddTo(Stream& stream, const float* value, double* sum) override;
-  void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
-              const UpdateConstants* constants) override;
+  void Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
+              const UpdateRuns& runs) override;
 
  private:
   ThreadTeam alone_{1};  // for what a thread of a team casts by itself

@@ -24,6 +24,7 @@
 #include "ebb/optim/norm.h"
 #include "ebb/optim/update.h"
 #include "ebb/optim/update_constants.h"
+#include "ebb/optim/update_runs.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
 
@@ -63,10 +64,16 @@ class Kernels {
   // *sum += *value.
   virtual void AddTo(Stream& stream, const float* value, double* sum) = 0;
 
-  // Over a run of elements with the same options. `constants`, of UpdateConstantsOf(optimizer, ...),
-  // is read when the update runs: nothing is written where it says not to apply.
-  virtual void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
-                      const UpdateConstants* constants) = 0;
+  // One pass, and on CUDA one launch, however many runs there are. Constants of the rule, read when
+  // the update runs: nothing is written where they say not to apply. On CUDA every thread reads them,
+  // so they had better lie in the device's own memory.
+  virtual void Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
+                      const UpdateRuns& runs) = 0;
+  // Of elements that all have the same options.
+  void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
+              const UpdateConstants* constants) {
+    Update(stream, UpdateRuleOf(optimizer), arrays, {.constants = {constants, 1}});
+  }
 };
 
 }  // namespace ebb::optim

@@ -104,11 +104,10 @@ class CudaKernels : public Kernels {
             [&](cudaStream_t native) { return LaunchAddTo(native, value, sum); });
   }
 
-  void Update(Stream& stream, const OptimizerConfig& optimizer, const UpdateArrays& arrays,
-              const UpdateConstants* constants) override {
-    Enqueue(stream, "launching an update", [&](cudaStream_t native) {
-      return LaunchUpdate(grids_, native, UpdateRuleOf(optimizer), arrays, constants);
-    });
+  void Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
+              const UpdateRuns& runs) override {
+    Enqueue(stream, "launching an update",
+            [&](cudaStream_t native) { return LaunchUpdate(grids_, native, rule, arrays, runs); });
   }
 
  private:

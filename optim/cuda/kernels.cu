@@ -30,20 +30,10 @@ __global__ void __launch_bounds__(kThreads) EachElementKernel(const Arrays array
 
 template <UpdateRule kRule, MasterForm kForm>
 __global__ void __launch_bounds__(kThreads)
-    UpdateKernel(const UpdateArrays arrays, const Cut cut, const UpdateConstants* constants) {
+    UpdateKernel(const UpdateArrays arrays, const Cut cut, const UpdateRuns runs) {
   using Work = cuda::UpdateWork<kRule, kForm>;
-  // They may be the host's memory: once a block, all words at once.
-  constexpr int kWords = sizeof(UpdateConstants) / sizeof(uint32_t);
-  static_assert(kWords * sizeof(uint32_t) == sizeof(UpdateConstants) && kWords <= kThreads);
-  __shared__ UpdateConstants shared;
-  if (threadIdx.x < kWords) {
-    reinterpret_cast<uint32_t*>(&shared)[threadIdx.x] =
-        reinterpret_cast<const uint32_t*>(constants)[threadIdx.x];
-  }
-  __syncthreads();
-  if (!shared.apply) return;
-  const typename Work::Constants mine = Work::Of(shared);
-  cuda::Walk<Work::kMany>(cut, Thread(), Threads(), Work::For(arrays, mine, shared.step));
+  if (!runs.constants.data()->apply) return;
+  cuda::Walk<Work::kMany>(cut, Thread(), Threads(), Work(arrays, runs));
 }
 
 __device__ void AddUpperQuarter(double (&lanes)[cuda::kGroup], int distance) {
@@ -137,24 +127,24 @@ cudaError_t LaunchEach(cudaStream_t stream, int blocks_max, const Arrays& arrays
 
 template <UpdateRule kRule, MasterForm kForm>
 cudaError_t LaunchUpdateOf(const Grids& grids, cudaStream_t stream, const UpdateArrays& arrays,
-                           const UpdateConstants* constants) {
+                           const UpdateRuns& runs) {
   if (arrays.count == 0) return cudaSuccess;
-  const Cut cut = cuda::UpdateWork<kRule, kForm>::CutOf(arrays);
+  const Cut cut = cuda::UpdateWork<kRule, kForm>::CutOf(arrays, runs);
   const int blocks_max = grids.update[static_cast<int>(kRule)][static_cast<int>(kForm)];
   return Launch(stream, ThreadsFor(cut), blocks_max, &UpdateKernel<kRule, kForm>, arrays, cut,
-                constants);
+                runs);
 }
 
 template <UpdateRule kRule>
 cudaError_t LaunchUpdateOf(const Grids& grids, cudaStream_t stream, const UpdateArrays& arrays,
-                           const UpdateConstants* constants) {
+                           const UpdateRuns& runs) {
   switch (arrays.form()) {
     case MasterForm::kWhole:
-      return LaunchUpdateOf<kRule, MasterForm::kWhole>(grids, stream, arrays, constants);
+      return LaunchUpdateOf<kRule, MasterForm::kWhole>(grids, stream, arrays, runs);
     case MasterForm::kSplit:
-      return LaunchUpdateOf<kRule, MasterForm::kSplit>(grids, stream, arrays, constants);
+      return LaunchUpdateOf<kRule, MasterForm::kSplit>(grids, stream, arrays, runs);
     case MasterForm::kParameter:
-      return LaunchUpdateOf<kRule, MasterForm::kParameter>(grids, stream, arrays, constants);
+      return LaunchUpdateOf<kRule, MasterForm::kParameter>(grids, stream, arrays, runs);
   }
   return cudaErrorInvalidValue;
 }
@@ -249,14 +239,14 @@ cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
 }
 
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
-                         const UpdateArrays& arrays, const UpdateConstants* constants) {
+                         const UpdateArrays& arrays, const UpdateRuns& runs) {
   switch (rule) {
     case UpdateRule::kAdam:
-      return LaunchUpdateOf<UpdateRule::kAdam>(grids, stream, arrays, constants);
+      return LaunchUpdateOf<UpdateRule::kAdam>(grids, stream, arrays, runs);
     case UpdateRule::kSgd:
-      return LaunchUpdateOf<UpdateRule::kSgd>(grids, stream, arrays, constants);
+      return LaunchUpdateOf<UpdateRule::kSgd>(grids, stream, arrays, runs);
     case UpdateRule::kSgdWithMomentum:
-      return LaunchUpdateOf<UpdateRule::kSgdWithMomentum>(grids, stream, arrays, constants);
+      return LaunchUpdateOf<UpdateRule::kSgdWithMomentum>(grids, stream, arrays, runs);
   }
   return cudaErrorInvalidValue;
 }

@@ -9,7 +9,7 @@
 #include "ebb/optim/cuda/cast_arrays.h"
 #include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
-#include "ebb/optim/update_constants.h"
+#include "ebb/optim/update_runs.h"
 
 namespace ebb::optim {
 
@@ -36,6 +36,6 @@ cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays, double* blocks, double* sum);
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum);
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
-                         const UpdateArrays& arrays, const UpdateConstants* constants);
+                         const UpdateArrays& arrays, const UpdateRuns& runs);
 
 }  // namespace ebb::optim

@@ -4,7 +4,10 @@
 //   array    [ head | 4 | 4 | 4 | ... | 4 | tail ]
 //
 // Threads walk the groups of four numbers, each loaded and stored in one access of 16 bytes (8 of
-// 16-bit types), neighbours by neighbours; then what is before and after them, one by one.
+// 16-bit types), neighbours by neighbours; then what is before and after them, one by one. Groups are
+// of four also where some arrays have 16 bits: a warp's accesses of 8 bytes are 256 bytes without
+// gaps, while eight numbers a thread would make of each fp32 array's access two, which both touch
+// every 32-byte sector of it and have half of each.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +20,7 @@
 #include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
 #include "ebb/optim/stochastic_rounding.h"
-#include "ebb/optim/update_constants.h"
+#include "ebb/optim/update_runs.h"
 
 namespace ebb::optim::cuda {
 
@@ -60,7 +63,7 @@ inline Cut CutFor(int64_t count, std::initializer_list<Array> arrays) {
 // numbers [first + m * stride, + kWidth) for m in [0, kMany), of which the loads then are in flight
 // together.
 template <int kMany, class Body>
-EBB_HOST_DEVICE void Walk(const Cut& cut, int64_t thread, int64_t threads, const Body& body) {
+EBB_HOST_DEVICE void Walk(const Cut& cut, int64_t thread, int64_t threads, Body&& body) {
   int64_t group = thread;
   if constexpr (kMany > 1) {
     for (; group + (kMany - 1) * threads < cut.groups; group += kMany * threads)
@@ -332,36 +335,38 @@ struct UpdateWork {
   using Constants = std::conditional_t<kRule == UpdateRule::kAdam, AdamConstants, SgdConstants>;
 
   const UpdateArrays& arrays;
-  const Constants& constants;
+  const UpdateRuns& runs;
   RoundingKey key = {};  // of parameters that are the master
+  // Of the run that the thread is in: elements [begin, end) of the arrays.
+  int64_t begin = 0, end = 0;
+  Constants constants;
 
-  static EBB_HOST_DEVICE UpdateWork For(const UpdateArrays& arrays, const Constants& constants,
-                                        int64_t step) {
-    if constexpr (kForm != MasterForm::kParameter) return {arrays, constants};
-    return {arrays, constants, RoundingKeyOf(arrays.rounding, step)};
+  EBB_HOST_DEVICE UpdateWork(const UpdateArrays& of, const UpdateRuns& with)
+      : arrays(of), runs(with) {
+    if constexpr (kForm == MasterForm::kParameter)
+      key = RoundingKeyOf(arrays.rounding, runs.constants.data()->step);
+    if (!runs.runs.empty()) return;
+    end = arrays.count;
+    Take(*runs.constants.data());
   }
 
-  static EBB_HOST_DEVICE const Constants& Of(const UpdateConstants& constants) {
-    if constexpr (kRule == UpdateRule::kAdam) {
-      return constants.adam;
-    } else {
-      return constants.sgd;
-    }
-  }
-
-  static Cut CutOf(const UpdateArrays& arrays) {
+  static Cut CutOf(const UpdateArrays& arrays, const UpdateRuns& runs) {
+    static_assert(kRunMultiple % kGroup == 0);
     const int64_t parameter = SizeOf(arrays.parameter_dtype);
-    return CutFor(arrays.count, {{kWhole ? arrays.master : nullptr, 4},
-                                 {kSplit ? arrays.master_low : nullptr, 2},
-                                 {kWhole ? nullptr : arrays.parameter_in, parameter},
-                                 {arrays.gradient, SizeOf(arrays.gradient_dtype)},
-                                 {kStates > 0 ? arrays.states[0] : nullptr, 4},
-                                 {kStates > 1 ? arrays.states[1] : nullptr, 4},
-                                 {arrays.parameter, parameter}});
+    const Cut cut = CutFor(arrays.count, {{kWhole ? arrays.master : nullptr, 4},
+                                          {kSplit ? arrays.master_low : nullptr, 2},
+                                          {kWhole ? nullptr : arrays.parameter_in, parameter},
+                                          {arrays.gradient, SizeOf(arrays.gradient_dtype)},
+                                          {kStates > 0 ? arrays.states[0] : nullptr, 4},
+                                          {kStates > 1 ? arrays.states[1] : nullptr, 4},
+                                          {arrays.parameter, parameter}});
+    // With a head groups would have elements of two runs.
+    return runs.runs.empty() || cut.head == 0 ? cut : Cut{.count = arrays.count};
   }
 
   template <int kWidth, int>
-  EBB_HOST_DEVICE void At(int64_t at, int64_t) const {
+  EBB_HOST_DEVICE void At(int64_t at, int64_t) {
+    if (at < begin || at >= end) Enter(at);
     Packed<kWidth> packed_states[kStatesMax] = {};
     for (int s = 0; s < kStates; ++s) packed_states[s] = Load<kWidth>(arrays.states[s], 4, at);
     Packed<kWidth> whole = {}, low = {};
@@ -410,6 +415,32 @@ struct UpdateWork {
               SizeOf(arrays.parameter_dtype), at);
       }
     }
+  }
+
+ private:
+  EBB_HOST_DEVICE void Take(const UpdateConstants& set) {
+    if constexpr (kRule == UpdateRule::kAdam) {
+      constants = set.adam;
+    } else {
+      constants = set.sgd;
+    }
+  }
+
+  // The run of element `at`: the first that ends beyond it.
+  EBB_HOST_DEVICE void Enter(int64_t at) {
+    const UpdateRun* const table = runs.runs.data();
+    int64_t run = 0;
+    for (auto last = static_cast<int64_t>(runs.runs.size()) - 1; run < last;) {
+      const int64_t middle = (run + last) / 2;
+      if (table[middle].end - runs.begin > at) {
+        last = middle;
+      } else {
+        run = middle + 1;
+      }
+    }
+    begin = run == 0 ? 0 : table[run - 1].end - runs.begin;
+    end = table[run].end - runs.begin;
+    Take(runs.constants.data()[table[run].set]);
   }
 };
 

@@ -19,10 +19,11 @@ namespace {
 
 constexpr int64_t kGrids[] = {1, 5, 32};
 
+// Every thread has a body of its own.
 template <class Work>
 void RunGrid(const Work& work, const cuda::Cut& cut, int64_t threads) {
   for (int64_t thread = 0; thread < threads; ++thread)
-    cuda::Walk<Work::kMany>(cut, thread, threads, work);
+    cuda::Walk<Work::kMany>(cut, thread, threads, Work(work));
 }
 
 // Which elements a body was shown, and how often.
@@ -259,26 +260,34 @@ TEST(CudaNorm, LevelsHaveTheBitsOfTheCpu) {
 class CudaUpdate : public testing::TestWithParam<Rule> {};
 
 template <UpdateRule kRule, MasterForm kForm>
-void RunUpdate(const UpdateArrays& arrays, const UpdateConstants& constants, int64_t threads) {
+void RunUpdate(const UpdateArrays& arrays, const UpdateRuns& runs, int64_t threads) {
   using Work = cuda::UpdateWork<kRule, kForm>;
-  RunGrid(Work::For(arrays, Work::Of(constants), constants.step), Work::CutOf(arrays), threads);
+  RunGrid(Work(arrays, runs), Work::CutOf(arrays, runs), threads);
 }
 
 template <MasterForm kForm>
-void RunUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateConstants& constants,
+void RunUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateRuns& runs,
                int64_t threads) {
   switch (rule) {
     case UpdateRule::kAdam:
-      return RunUpdate<UpdateRule::kAdam, kForm>(arrays, constants, threads);
+      return RunUpdate<UpdateRule::kAdam, kForm>(arrays, runs, threads);
     case UpdateRule::kSgd:
-      return RunUpdate<UpdateRule::kSgd, kForm>(arrays, constants, threads);
+      return RunUpdate<UpdateRule::kSgd, kForm>(arrays, runs, threads);
     case UpdateRule::kSgdWithMomentum:
-      return RunUpdate<UpdateRule::kSgdWithMomentum, kForm>(arrays, constants, threads);
+      return RunUpdate<UpdateRule::kSgdWithMomentum, kForm>(arrays, runs, threads);
   }
 }
 
+// `runs`: ends of runs that take turns with two sets of constants; none: one set for all elements.
+// `begin`: where the arrays begin, as these ends are counted.
+struct Runs {
+  std::vector<int64_t> ends;
+  int64_t begin = 0;
+};
+
 template <class Gradient, class Parameter, MasterForm kForm = MasterForm::kWhole>
-void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_parameter = true) {
+void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_parameter = true,
+                   const Runs& runs = {}) {
   SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
   struct Memory {
     std::vector<float> master, first, second;
@@ -311,11 +320,26 @@ void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_pa
   };
   ThreadTeam team(1);
   Memory expected = before;
-  Update(team, rule.optimizer, arrays_of(expected), rule.scalars);
-  const UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);
+  const UpdateRule update_rule = UpdateRuleOf(rule.optimizer);
+  OptimizerConfig without_decay = rule.optimizer;
+  without_decay.weight_decay = 0;
+  const UpdateConstants constants[] = {UpdateConstantsOf(rule.optimizer, rule.scalars),
+                                       UpdateConstantsOf(without_decay, rule.scalars)};
+  std::vector<UpdateRun> table;
+  int64_t done = 0;
+  for (const int64_t run_end : runs.ends) {
+    const auto set = static_cast<int64_t>(table.size() % 2);
+    table.push_back({.end = run_end, .set = set});
+    const int64_t end = std::min(run_end - runs.begin, count);
+    if (end <= done) continue;
+    Update(team, update_rule, PartOf(arrays_of(expected), done, end - done), constants[set]);
+    done = end;
+  }
+  if (runs.ends.empty()) Update(team, update_rule, arrays_of(expected), constants[0]);
   for (const int64_t threads : kGrids) {
     Memory memory = before;
-    RunUpdate<kForm>(UpdateRuleOf(rule.optimizer), arrays_of(memory), constants, threads);
+    RunUpdate<kForm>(update_rule, arrays_of(memory),
+                     {.constants = constants, .runs = table, .begin = runs.begin}, threads);
     for (size_t i = 0; i < gradient.size(); ++i) {
       ASSERT_EQ(Bits(memory.master[i]), Bits(expected.master[i])) << i;
       ASSERT_EQ(Bits(memory.first[i]), Bits(expected.first[i])) << i;
@@ -338,6 +362,22 @@ TEST_P(CudaUpdate, HasTheBitsOfTheCpu) {
       ExpectUpdates<BFloat16, BFloat16, MasterForm::kSplit>(GetParam(), count, offset);
       ExpectUpdates<float, BFloat16, MasterForm::kParameter>(GetParam(), count, offset);
       ExpectUpdates<BFloat16, BFloat16, MasterForm::kParameter>(GetParam(), count, offset);
+    }
+  }
+}
+
+// Also from the middle of a run, and where the arrays' alignment leaves no groups.
+TEST_P(CudaUpdate, OfSeveralRunsHasTheBitsOfTheCpu) {
+  for (const Runs& runs : {Runs{{8, 16, 64, 128, 1024}}, Runs{{64, 704, 768, 1088}, 640},
+                           Runs{{1000}}, Runs{{8, 2048}, 8}}) {
+    for (const int64_t count : {1, 9, 300}) {
+      for (const int64_t offset : {0, 3}) {
+        ExpectUpdates<float, float>(GetParam(), count, offset, false, runs);
+        ExpectUpdates<BFloat16, BFloat16>(GetParam(), count, offset, true, runs);
+        ExpectUpdates<float, BFloat16, MasterForm::kSplit>(GetParam(), count, offset, true, runs);
+        ExpectUpdates<BFloat16, BFloat16, MasterForm::kParameter>(GetParam(), count, offset, true,
+                                                                  runs);
+      }
     }
   }
 }

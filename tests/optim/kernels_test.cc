@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -413,6 +414,60 @@ TEST_P(KernelsTest, UpdatesHaveTheBitsOfUpdateAndWriteNothingUnlessApplied) {
         ExpectUpdates<BFloat16, BFloat16>(rule, count, offset, true, MasterForm::kParameter);
       }
     }
+  }
+}
+
+// One call over runs with constants of their own, from the middle of one.
+TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
+  constexpr int64_t kCount = 3000, kBegin = 320;
+  const std::vector<UpdateRun> runs = {{.end = 256, .set = 1},
+                                       {.end = 1024, .set = 0},
+                                       {.end = 1088, .set = 2},
+                                       {.end = 1152, .set = 1},
+                                       {.end = 4096, .set = 0}};
+  for (const Rule& rule : kRules) {
+    SCOPED_TRACE(rule.name);
+    std::vector<UpdateConstants> constants;
+    for (const double decay : {0.1, 0.0, 0.3}) {
+      OptimizerConfig optimizer = rule.optimizer;
+      optimizer.weight_decay = decay;
+      constants.push_back(UpdateConstantsOf(optimizer, rule.scalars));
+    }
+    Memory<float, BFloat16, Vector> expected = {Numbers<float>(kCount, 1),
+                                                Numbers<float>(kCount, 2),
+                                                Numbers<float>(kCount, 3, Range::kPositive),
+                                                Numbers<float>(kCount, 4),
+                                                Vector<BFloat16>(kCount),
+                                                Vector<BFloat16>(kCount),
+                                                Vector<uint16_t>(kCount)};
+    Memory<float, BFloat16, Array> memory = {
+        {*this, expected.master},   {*this, expected.first},     {*this, expected.second},
+        {*this, expected.gradient}, {*this, expected.parameter}, {*this, expected.parameter_in},
+        {*this, expected.low}};
+    Array<UpdateConstants> read(*this, constants);
+    Array<UpdateRun> table(*this, runs);
+    Enqueue([&](Kernels& kernels, Stream& stream) {
+      kernels.Update(stream, UpdateRuleOf(rule.optimizer),
+                     memory.Arrays(kCount, true, MasterForm::kWhole),
+                     {.constants = {read.data(), constants.size()},
+                      .runs = {table.data(), runs.size()},
+                      .begin = kBegin});
+    });
+    ThreadTeam team(1);
+    const UpdateArrays whole = expected.Arrays(kCount, true, MasterForm::kWhole);
+    int64_t begin = 0;
+    for (const UpdateRun& run : runs) {
+      const int64_t end = std::min(run.end - kBegin, kCount);
+      if (end <= begin) continue;
+      optim::Update(team, UpdateRuleOf(rule.optimizer), PartOf(whole, begin, end - begin),
+                    constants[static_cast<size_t>(run.set)]);
+      begin = end;
+    }
+    EXPECT_EQ(begin, kCount);
+    ExpectEqual(memory.master.Read(), expected.master);
+    ExpectEqual(memory.first.Read(), expected.first);
+    ExpectEqual(memory.second.Read(), expected.second);
+    ExpectEqual(memory.parameter.Read(), expected.parameter);
   }
 }
 

@@ -25,15 +25,21 @@ ThreadTeam& Team() {
   return *team;
 }
 
+cudaError_t NoteLaunch(const char* function, cudaStream_t stream,
+                       std::initializer_list<Touched> touched) {
+  if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
+  if (const int code = stand_in::Injected(function)) return static_cast<cudaError_t>(code);
+  stand_in::NoteKernel(stream, function, touched);
+  return cudaSuccess;
+}
+
 // `kernel` holds copies of the arguments, as a launch does.
 template <class Kernel>
 cudaError_t Launch(const char* function, cudaStream_t stream,
                    std::initializer_list<Touched> touched, Kernel kernel) {
-  if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
-  if (const int code = stand_in::Injected(function)) return static_cast<cudaError_t>(code);
-  stand_in::NoteKernel(stream, function, touched);
-  EnqueueKernel(stream, Task(kernel));
-  return cudaSuccess;
+  const cudaError_t result = NoteLaunch(function, stream, touched);
+  if (result == cudaSuccess) EnqueueKernel(stream, Task(kernel));
+  return result;
 }
 
 Touched SourceOf(const AccumulateArrays& arrays) {
@@ -137,14 +143,34 @@ cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
                 [value, sum] { *sum += double{*value}; });
 }
 
+namespace {
+
+// More than a task holds.
+struct UpdateArguments {
+  UpdateRule rule;
+  UpdateArrays arrays;
+  UpdateRuns runs;
+};
+
+void RunUpdate(void* given) {
+  const auto& arguments = *static_cast<const UpdateArguments*>(given);
+  ForEachRun(arguments.arrays, arguments.runs,
+             [&](const UpdateArrays& part, const UpdateConstants& constants) {
+               Update(Team(), arguments.rule, part, constants);
+             });
+}
+
+}  // namespace
+
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
-                         const UpdateArrays& arrays, const UpdateConstants* constants) {
+                         const UpdateArrays& arrays, const UpdateRuns& runs) {
   if (grids.update[static_cast<int>(rule)][static_cast<int>(arrays.form())] !=
       stand_in::ResidentBlocks())
     return cudaErrorInvalidConfiguration;
   const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
   const std::initializer_list<Touched> touched = {
-      Reads(constants, sizeof(UpdateConstants)),
+      Reads(runs.constants.data(), runs.constants.size_bytes()),
+      Reads(runs.runs.data(), runs.runs.size_bytes()),
       Reads(arrays.gradient, count * SizeOf(arrays.gradient_dtype)),
       Reads(arrays.parameter_in,
             arrays.parameter_in == nullptr ? 0 : count * int64_t{sizeof(BFloat16)}),
@@ -154,8 +180,11 @@ cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rul
       Writes(arrays.master_low, arrays.master_low == nullptr ? 0 : count * int64_t{2}),
       Writes(arrays.states[0], arrays.states[0] == nullptr ? 0 : fp32),
       Writes(arrays.states[1], arrays.states[1] == nullptr ? 0 : fp32)};
-  return Launch("LaunchUpdate", stream, touched,
-                [rule, arrays, constants] { Update(Team(), rule, arrays, *constants); });
+  if (const cudaError_t result = NoteLaunch("LaunchUpdate", stream, touched); result != cudaSuccess)
+    return result;
+  EnqueueKernel(stream, &RunUpdate, new UpdateArguments{rule, arrays, runs},
+                [](void* given) { delete static_cast<UpdateArguments*>(given); });
+  return cudaSuccess;
 }
 
 }  // namespace ebb::optim
