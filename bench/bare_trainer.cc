@@ -91,6 +91,8 @@ absl::Status BareTrainer::MakeMasters() {
   shared_.squares = {reinterpret_cast<double*>(memory), layout_.units.size()};
   shared_.loss_scale = reinterpret_cast<float*>(memory + begin - 4 * kLine);
   *shared_.loss_scale = 1;
+  EBB_ASSIGN_OR_RETURN(constants_, device_.Allocate(sizeof(optim::UpdateConstants),
+                                                    "a bare trainer's constants of updates"));
   shared_.constants = new (memory + begin - 3 * kLine) optim::UpdateConstants();
   static_assert(sizeof(optim::UpdateConstants) <= 3 * kLine);
   shared_.staging = reinterpret_cast<float*>(memory + begin);
@@ -244,6 +246,7 @@ void BareTrainer::Update() {
                              .learning_rate = options_.optimizer.learning_rate,
                              .gradient_factor = static_cast<float>(factor)});
   });
+  stream_.Copy(constants_.data(), shared_.constants, sizeof(optim::UpdateConstants));
   const int64_t size = SizeOf(options_.compute);
   for (size_t u = 0; u < layout_.units.size(); ++u) {
     const int64_t offset = unit_offsets_[u];
@@ -258,7 +261,8 @@ void BareTrainer::Update() {
         .count = layout_.units[u].elements()};
     arrays.states[0] = Floats(momentum_, 3, offset);
     arrays.states[1] = Floats(variance_, 4, offset);
-    kernels_->Update(stream_, options_.optimizer, arrays, shared_.constants);
+    kernels_->Update(stream_, options_.optimizer, arrays,
+                     reinterpret_cast<const optim::UpdateConstants*>(constants_.data()));
   }
 }
 

@@ -75,6 +75,7 @@ class BareTrainer {
   std::unique_ptr<optim::Kernels> kernels_;
   Buffer parameters_, masters_, gradients_, summed_, momentum_, variance_;
   Buffer workspace_, boundaries_, boundary_gradients_, norm_blocks_, shared_memory_;
+  Buffer constants_;  // of updates, as kernels read them
   Shared shared_;
   std::unique_ptr<gpt::Layers> layers_;
   std::optional<gpt::Batches> batches_;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -26,6 +27,11 @@ constexpr int64_t kUnit = int64_t{1} << 22;   // a unit's shard: about half a bl
 constexpr int kRounds = 15, kPassesInARound = 5;
 constexpr int64_t kMatrix = 8192;
 constexpr int kProducts = 10, kProductRounds = 5;
+// The runs of an update whose options change: a matrix and a vector by turns.
+constexpr int64_t kPairs = 4, kVector = 1600;
+constexpr int64_t kRuns = kCount / kUnit * kPairs * 2;
+constexpr int64_t kConstantsBytes = 256;
+constexpr int64_t kReadBytes = kConstantsBytes + kRuns * int64_t{sizeof(UpdateRun)};
 constexpr int kNoDevice = 77;
 
 struct Case {
@@ -45,7 +51,19 @@ class Bench {
   explicit Bench(Device device)
       : device_(std::move(device)),
         kernels_(*Kernels::For(device_)),
-        stream_(*device_.NewStream("bench")) {}
+        stream_(*device_.NewStream("bench")) {
+    const auto constants = std::span(reinterpret_cast<UpdateConstants*>(shared_.data()), 2);
+    std::uninitialized_fill(
+        constants.begin(), constants.end(),
+        UpdateConstantsOf(optimizer_, {.learning_rate = 1e-5, .gradient_factor = 0.5f}));
+    auto* run = reinterpret_cast<UpdateRun*>(shared_.data() + kConstantsBytes);
+    for (int64_t end = kUnit / kPairs; end <= kCount; end += kUnit / kPairs) {
+      new (run++) UpdateRun{.end = end - kVector, .set = 0};
+      new (run++) UpdateRun{.end = end, .set = 1};
+    }
+    stream_.Copy(read_.data(), shared_.data(), kReadBytes);
+    stream_.WaitIdle();
+  }
 
   // In calls of so many elements each.
   nlohmann::json Run(int64_t count) {
@@ -115,8 +133,17 @@ class Bench {
     const auto update = [this](std::string name, int64_t bytes, MasterForm form, DType dtype) {
       return Case{std::move(name), bytes, [this, form, dtype](int64_t first, int64_t count) {
                     kernels_->Update(stream_, optimizer_, Arrays(form, dtype, first, count),
-                                     constants_);
+                                     constants_.data());
                   }};
+    };
+    const auto update_runs = [this](int64_t first, int64_t count) {
+      constexpr int64_t kRun = kUnit / (2 * kPairs);  // elements, on the average
+      kernels_->Update(
+          stream_, UpdateRuleOf(optimizer_), Arrays(MasterForm::kWhole, kHalf, first, count),
+          {.constants = constants_,
+           .runs =
+               runs_.subspan(static_cast<size_t>(first / kRun), static_cast<size_t>(count / kRun)),
+           .begin = first});
     };
     const auto cast = [this](std::string name, const Buffer& from, DType source, const Buffer& to,
                              DType destination, Rounding rounding) {
@@ -142,6 +169,7 @@ class Bench {
             update("AdamW, bf16 gradient and parameter", 28, MasterForm::kWhole, kHalf),
             update("AdamW, split master", 26, MasterForm::kSplit, kHalf),
             update("AdamW, stochastic rounding", 22, MasterForm::kParameter, kHalf),
+            {"AdamW, bf16, 8 runs in 4 Mi elements", 28, update_runs},
             cast("cast fp32 to bf16", master_, kWide, parameter_, kHalf, Rounding::kParameter),
             cast("cast bf16 to fp32", parameter_, kHalf, master_, kWide, Rounding::kNearest),
             {"accumulate bf16 into fp32", 10,
@@ -215,10 +243,14 @@ class Bench {
   Buffer master_ = Memory(kCount * 4), momentum_ = Memory(kCount * 4),
          variance_ = Memory(kCount * 4), gradient_ = Memory(kCount * 4),
          parameter_ = Memory(kCount * 2), blocks_ = Memory(NormBlocks(kCount) * 8);
-  Buffer shared_ = *device_.AllocateShared(4096, "a benchmark");
-  double* const sum_ = reinterpret_cast<double*>(shared_.data());
-  UpdateConstants* const constants_ = new (shared_.data() + 64) UpdateConstants(
-      UpdateConstantsOf(optimizer_, {.learning_rate = 1e-5, .gradient_factor = 0.5f}));
+  Buffer shared_ = *device_.AllocateShared(kReadBytes, "a benchmark");
+  double* const sum_ = reinterpret_cast<double*>(shared_.data());  // once the rest is copied
+  // Where an engine has them: in the device's memory.
+  Buffer read_ = Memory(kReadBytes);
+  const std::span<const UpdateConstants> constants_ = {
+      reinterpret_cast<const UpdateConstants*>(read_.data()), 2};
+  const std::span<const UpdateRun> runs_ = {
+      reinterpret_cast<const UpdateRun*>(read_.data() + kConstantsBytes), size_t{kRuns}};
 };
 
 int Fail(const absl::Status& status) {

@@ -1,6 +1,7 @@
 // What the host and the device tell each other in a step, in memory that both reach: norms, losses
-// and the ranks' records come from the device, the scale and the constants of updates go to it. On
-// the CPU it is memory like any other.
+// and the ranks' records come from the device, the scale and the constants of updates go to it. What
+// every thread of an update reads, a device with memory of its own has a copy of there. On the CPU
+// all of it is memory like any other.
 //
 // Two steps may be under way, so what a step's updates, its loss and its exchange need is there by
 // parity. The scale is one for all steps: each one's exchange, behind all that reads it, writes the
@@ -9,9 +10,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/exchange.h"
@@ -20,9 +22,11 @@ namespace ebb {
 
 class ControlBlock {
  public:
-  // `updates`: different sets of constants that one step's updates need.
-  static absl::StatusOr<ControlBlock> Create(const Device& device, size_t units, size_t ranks,
-                                             size_t updates);
+  // `sets`: of constants, that one step's updates need; `runs`: of all updates. An error: `into` holds
+  // what could be taken, as with Storage.
+  static absl::Status Create(const Device& device, size_t units, size_t ranks, size_t sets,
+                             std::span<const optim::UpdateRun> runs,
+                             std::optional<ControlBlock>& into);
 
   double& square(int unit) const { return squares_[static_cast<size_t>(unit)]; }  // of its shard
   double& loss(int parity) const { return losses_[static_cast<size_t>(parity)]; }
@@ -33,19 +37,37 @@ class ControlBlock {
   }
   // `early`: of updates that come before their step's verdict.
   std::span<optim::UpdateConstants> constants(int parity, bool early) const {
-    const size_t count = constants_.size() / 4;
-    return constants_.subspan((2 * static_cast<size_t>(parity) + (early ? 1 : 0)) * count, count);
+    return Of(parity, early, constants_);
+  }
+
+  // Copies, in the order of `stream`, for updates that are ordered behind it; nothing where the device
+  // has no memory of its own. Of constants: those that were set when the stream gets there.
+  void CopyConstants(Stream& stream, int parity, bool early) const;
+  void CopyRuns(Stream& stream) const;
+  // Where an update reads them: one of the device, or one of the host.
+  std::span<const optim::UpdateConstants> constants_for(bool on_device, int parity,
+                                                        bool early) const {
+    return Of(parity, early, on_device ? device_constants_ : constants_);
+  }
+  std::span<const optim::UpdateRun> runs_for(bool on_device) const {
+    return on_device ? device_runs_ : runs_;
   }
 
  private:
+  template <class T>
+  static std::span<T> Of(int parity, bool early, std::span<T> constants) {
+    const size_t count = constants.size() / 4;
+    return constants.subspan((2 * static_cast<size_t>(parity) + (early ? 1 : 0)) * count, count);
+  }
   std::span<ExchangeRecord> RecordsOf(int parity) const {
     return records_.subspan(static_cast<size_t>(parity) * records_.size() / 2, records_.size() / 2);
   }
 
-  Buffer memory_;
+  Buffer memory_, device_memory_;
   std::span<double> squares_, losses_;
   std::span<ExchangeRecord> records_;  // by parity: by rank, then this rank's own
-  std::span<optim::UpdateConstants> constants_;
+  std::span<optim::UpdateConstants> constants_, device_constants_;
+  std::span<optim::UpdateRun> runs_, device_runs_;
   float* loss_scale_ = nullptr;
 };
 

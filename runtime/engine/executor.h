@@ -23,7 +23,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -47,6 +46,7 @@
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_checksums.h"
 #include "ebb/runtime/engine/traffic_count.h"
+#include "ebb/runtime/engine/update_table.h"
 #include "ebb/runtime/engine/verdict.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/runtime/trace/timeline.h"
@@ -114,13 +114,6 @@ class Executor {
   StreamView compute_stream() const { return compute_.view(); }
 
  private:
-  struct UpdateRun {  // neighbours of a shard with the same options
-    int64_t offset = 0, count = 0;
-    const OptimizerConfig* optimizer = nullptr;
-    double lr_factor = 1;
-    bool own_rate = false;  // the group's optimizer brings its own learning rate
-    int constants = 0;      // which of the control block's
-  };
   struct StepScalars {
     bool apply = false;
     float gradient_factor = 1;
@@ -176,8 +169,6 @@ class Executor {
   absl::Status MakeOffloadStreams();
   int TasksMax(sharding::StreamId id) const;
   absl::Status MakeEvents(size_t count, std::vector<Event>& events);
-  void MakeUpdateRuns();
-  int ConstantsOf(const UpdateRun& run);
   absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
   HostLane Control() { return {*control_, *reduce_, mirror_}; }
   sharding::PlanInputs Inputs() const {
@@ -391,13 +382,15 @@ class Executor {
   void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream);
   void EnqueueEarlyScalars();
   void KeepParameters(const sharding::UpdateWork& work, Stream& stream);
+  optim::UpdateArrays ArraysOf(const sharding::UpdateWork& work) const;
   bool UpdatesInOnePass(const sharding::SubGroup& group) const;
+  const UpdateTable::Set& SetOf(const sharding::SubGroup& group) const;
   optim::RoundingPlace RoundingOf(int unit, int64_t at) const;
   absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
                                Stream& stream);
   StepScalars ScalarsFor(const StepVerdict& step, double norm) const;
   void SetScalars(int parity, bool early, const StepScalars& scalars);
-  optim::UpdateScalars ScalarsOf(const UpdateRun& run, const StepScalars& scalars) const;
+  optim::UpdateScalars ScalarsOf(const UpdateTable::Set& set, const StepScalars& scalars) const;
 
   // verdict.cc
   bool DefersVerdict() const;
@@ -497,9 +490,7 @@ class Executor {
   std::vector<uint64_t> checksum_scratch_;  // of the host's updates
   std::vector<uint64_t> state_checksums_;   // of a sub-group: its master, its states
 
-  std::vector<std::vector<UpdateRun>> update_runs_;  // by unit
-  std::vector<UpdateRun> update_constants_;          // one run for each set of constants
-  std::map<std::string, OptimizerConfig> group_optimizers_;
+  UpdateTable update_table_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
   std::vector<uint8_t> squares_stale_;           // by unit: to be taken again before the exchange
   std::vector<int> contributions_;               // by unit: reductions issued this step

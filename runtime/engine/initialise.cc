@@ -265,7 +265,7 @@ absl::Status Executor::MakeState() {
   EBB_RETURN_IF_ERROR(Prepare(*own_));
   EBB_RETURN_IF_ERROR(Prepare(*walk_));
   EBB_RETURN_IF_ERROR(Prepare(*drain_));
-  MakeUpdateRuns();
+  update_table_ = UpdateTable(model_, config_, plan(), shard_);
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
   own_optimizer_enqueues_ =
       options_.optimizer && kernels_->enqueues() &&
@@ -273,9 +273,10 @@ absl::Status Executor::MakeState() {
                   [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });
 
   const size_t units = model_.units.size(), visits = model_.forward.size();
-  EBB_ASSIGN_OR_RETURN(
-      control_block_,
-      ControlBlock::Create(device_, units, static_cast<size_t>(size_), update_constants_.size()));
+  EBB_RETURN_IF_ERROR(ControlBlock::Create(device_, units, static_cast<size_t>(size_),
+                                           update_table_.sets().size(), update_table_.runs(),
+                                           control_block_));
+  control_block_->CopyRuns(*update_);  // before whatever is updated on that stream
   control_block_->loss_scale() = standing_.scaler.scale();
   squares_stale_.assign(units, 0);
   contributions_.assign(units, 0);

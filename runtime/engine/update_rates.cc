@@ -85,11 +85,11 @@ absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
                        sharding::kCutElements;
   const int64_t count = std::max<int64_t>(1, cuts) * sharding::kCutElements;
   const Layout layout(shape, count);
-  EBB_ASSIGN_OR_RETURN(scratch.device, device.Allocate(layout.bytes(), kWhat));
+  constexpr int64_t kConstantsBytes = sizeof(optim::UpdateConstants);
+  EBB_ASSIGN_OR_RETURN(scratch.device, device.Allocate(layout.bytes() + kConstantsBytes, kWhat));
   EBB_ASSIGN_OR_RETURN(scratch.host, AllocatePinned(layout.bytes(), shape.pins_host_memory, kWhat));
   EBB_ASSIGN_OR_RETURN(scratch.locked, device.LockHostMemory(scratch.host.buffer.span(), kWhat));
-  EBB_ASSIGN_OR_RETURN(scratch.shared,
-                       device.AllocateShared(sizeof(optim::UpdateConstants), kWhat));
+  EBB_ASSIGN_OR_RETURN(scratch.shared, device.AllocateShared(kConstantsBytes, kWhat));
   auto* const constants = reinterpret_cast<optim::UpdateConstants*>(scratch.shared.data());
   *constants = optim::UpdateConstantsOf(
       shape.optimizer, {.step = 2, .learning_rate = shape.optimizer.learning_rate});
@@ -100,10 +100,14 @@ absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
   EBB_ASSIGN_OR_RETURN(Stream upload, device.NewStream("ebb measure up"));
   EBB_ASSIGN_OR_RETURN(Stream host, device.NewHostStream("ebb measure cpu"));
 
+  std::byte* const device_constants = in_device + layout.bytes();
+  stream.Copy(device_constants, constants, kConstantsBytes);
+  stream.WaitIdle();
   const optim::UpdateArrays device_arrays = layout.ArraysIn(in_device);
   const double of_device = SecondsOf([&] {
     for (int i = 0; i < kEnqueued; ++i)
-      on_device.Update(stream, shape.optimizer, device_arrays, constants);
+      on_device.Update(stream, shape.optimizer, device_arrays,
+                       reinterpret_cast<const optim::UpdateConstants*>(device_constants));
     stream.WaitIdle();
   });
   const optim::UpdateArrays host_arrays = layout.ArraysIn(in_host);

@@ -11,63 +11,6 @@
 
 namespace ebb {
 
-// Neighbouring elements of a shard with the same options become one run; padding joins the run
-// before it and stays zero.
-void Executor::MakeUpdateRuns() {
-  for (const auto& [name, group] : config_.ebb.parameter_groups) {
-    OptimizerConfig optimizer = group.optimizer.value_or(config_.optimizer);
-    if (group.weight_decay) optimizer.weight_decay = *group.weight_decay;
-    group_optimizers_[name] = optimizer;
-  }
-  update_runs_.resize(model_.units.size());
-  for (size_t u = 0; u < model_.units.size(); ++u) {
-    const sharding::Section& section = plan().layout.units[u].trainable;
-    const bool whole = plan().decisions.stage == 0;
-    const int64_t begin = whole ? 0 : shard_ * section.shard,
-                  elements = whole ? section.elements : section.shard;
-    const std::string* group = nullptr;
-    std::vector<UpdateRun>& runs = update_runs_[u];
-    for (const sharding::Interval& interval :
-         sharding::IntervalsIn(section, begin, begin + elements)) {
-      const std::string& own = model_[interval.parameter].group;
-      if (!runs.empty() && *group == own) continue;
-      group = &own;
-      const auto options = config_.ebb.parameter_groups.find(own);
-      const bool found = options != config_.ebb.parameter_groups.end();
-      if (!runs.empty()) runs.back().count = interval.offset - runs.back().offset;
-      runs.push_back({.offset = runs.empty() ? 0 : interval.offset,
-                      .optimizer = found ? &group_optimizers_[own] : &config_.optimizer,
-                      .lr_factor = found ? options->second.lr_factor : 1,
-                      .own_rate = found && options->second.optimizer.has_value()});
-    }
-    if (!runs.empty()) runs.back().count = elements - runs.back().offset;
-    // Random bits have a key for so many elements.
-    for (size_t r = 0; plan().decisions.stochastic_rounding && r < runs.size(); ++r) {
-      UpdateRun rest = runs[r];
-      const int64_t index = begin + rest.offset;
-      const int64_t part = optim::kRoundingKeyElements - index % optim::kRoundingKeyElements;
-      if (rest.count <= part) continue;
-      rest.offset += part;
-      rest.count -= part;
-      runs[r].count = part;
-      runs.insert(runs.begin() + static_cast<ptrdiff_t>(r) + 1, rest);
-    }
-    for (UpdateRun& run : runs) run.constants = ConstantsOf(run);
-  }
-}
-
-// Runs of any unit with the same options share their constants.
-int Executor::ConstantsOf(const UpdateRun& run) {
-  const auto found =
-      std::find_if(update_constants_.begin(), update_constants_.end(), [&](const UpdateRun& other) {
-        return other.optimizer == run.optimizer && other.lr_factor == run.lr_factor &&
-               other.own_rate == run.own_rate;
-      });
-  const int index = static_cast<int>(found - update_constants_.begin());
-  if (found == update_constants_.end()) update_constants_.push_back(run);
-  return index;
-}
-
 Executor::StepScalars Executor::ScalarsFor(const StepVerdict& step, double norm) const {
   StepScalars scalars{.apply = true, .step = standing_.applied + 1};
   double factor = 1.0 / standing_.scaler.scale();
@@ -82,23 +25,24 @@ Executor::StepScalars Executor::ScalarsFor(const StepVerdict& step, double norm)
   return scalars;
 }
 
-optim::UpdateScalars Executor::ScalarsOf(const UpdateRun& run, const StepScalars& scalars) const {
-  const double rate = run.own_rate && !scalars.scheduled ? run.optimizer->learning_rate
+optim::UpdateScalars Executor::ScalarsOf(const UpdateTable::Set& set,
+                                         const StepScalars& scalars) const {
+  const double rate = set.own_rate && !scalars.scheduled ? set.optimizer.learning_rate
                                                          : scalars.rates.learning_rate;
   return {.step = scalars.step,
-          .learning_rate = rate * run.lr_factor,
+          .learning_rate = rate * set.lr_factor,
           .beta1 = scalars.rates.beta1,
           .beta2 = scalars.rates.beta2,
           .gradient_factor = scalars.gradient_factor};
 }
 
-// What the updates of a step read when they run.
+// What the updates of a step read when they run: those of the device once it is copied there.
 void Executor::SetScalars(int parity, bool early, const StepScalars& scalars) {
   (early ? early_scalars_ : scalars_)[parity] = scalars;
   const std::span<optim::UpdateConstants> constants = control_block_->constants(parity, early);
   for (size_t i = 0; i < constants.size(); ++i) {
-    const UpdateRun& run = update_constants_[i];
-    constants[i] = scalars.apply ? optim::UpdateConstantsOf(*run.optimizer, ScalarsOf(run, scalars))
+    const UpdateTable::Set& set = update_table_.sets()[i];
+    constants[i] = scalars.apply ? optim::UpdateConstantsOf(set.optimizer, ScalarsOf(set, scalars))
                                  : optim::UpdateConstants();
   }
 }
@@ -116,6 +60,7 @@ void Executor::EnqueueEarlyScalars() {
   };
   if (own_optimizer_enqueues_) return set();  // the last Finish has waited for that verdict
   reduce_->Enqueue(set);
+  control_block_->CopyConstants(*reduce_, progress_.parity, /*early=*/true);
 }
 
 // A late update belongs to a step that all ranks agreed on: what goes wrong in the next one, which
@@ -146,43 +91,59 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     if (verifies) SetStates(group, SumStates(work, team));
     return;
   }
-  const sharding::Decisions& decisions = plan().decisions;
-  const int64_t gradient_size = SizeOf(decisions.shard_dtype(unit)),
-                parameter_size = SizeOf(decisions.compute);
-  for (const UpdateRun& run : update_runs_[unit]) {
-    const int64_t first = std::max(run.offset, group.begin),
-                  last = std::min(run.offset + run.count, group.end);
+  const optim::UpdateArrays arrays = ArraysOf(work);
+  if (verifies && in_one_pass) {
+    // Who disagrees fails the engine, and what was just written goes nowhere.
+    const UpdateTable::Set& set = SetOf(group);
+    const optim::UpdateChecksums sums = optim::UpdateAndSum(
+        team, set.optimizer, arrays, ScalarsOf(set, scalars), checksum_scratch_);
+    if (AgreeStates(group, sums.read)) SetStates(group, sums.written);
+    return;
+  }
+  const bool on_device = KernelsOf(stream).enqueues();
+  const auto constants = control_block_->constants_for(on_device, parity, early);
+  const auto table = control_block_->runs_for(on_device);
+  for (const UpdateTable::Part& part : update_table_.parts(unit)) {
+    const int64_t first = std::max(part.begin, group.begin), last = std::min(part.end, group.end);
     if (first >= last) continue;
-    const int64_t at = first - group.begin;
-    std::byte* const master = storage_->At(work.master);
-    optim::UpdateArrays arrays{.gradient = storage_->At(work.gradient) + at * gradient_size,
-                               .gradient_dtype = decisions.shard_dtype(unit),
-                               .parameter_dtype = decisions.compute,
-                               .count = last - first};
-    if (work.writes_parameter)
-      arrays.parameter = storage_->At(work.parameter) + at * parameter_size;
-    if (decisions.stochastic_rounding) {
-      arrays.rounding = RoundingOf(unit, first);
-    } else if (decisions.split_master) {
-      arrays.master_low = reinterpret_cast<uint16_t*>(master) + at;
-    } else {
-      arrays.master = reinterpret_cast<float*>(master) + at;
+    const UpdateTable::Runs in = update_table_.RunsIn(part, first, last);
+    optim::UpdateRuns runs{
+        .constants = constants,
+        .runs = table.subspan(static_cast<size_t>(in.first), static_cast<size_t>(in.count)),
+        .begin = first};
+    if (in.count == 1) {
+      const int64_t set = update_table_.runs()[static_cast<size_t>(in.first)].set;
+      runs = {.constants = constants.subspan(static_cast<size_t>(set), 1)};
     }
-    for (int k = 0; k < decisions.optimizer_states; ++k)
-      arrays.states[k] =
-          reinterpret_cast<float*>(storage_->At(work.states.Plus(k * work.states_stride))) + at;
-    if (verifies && in_one_pass) {
-      // Who disagrees fails the engine, and what was just written goes nowhere.
-      const optim::UpdateChecksums sums = optim::UpdateAndSum(
-          team, *run.optimizer, arrays, ScalarsOf(run, scalars), checksum_scratch_);
-      if (AgreeStates(group, sums.read)) SetStates(group, sums.written);
-      return;
-    }
-    KernelsOf(stream).Update(
-        stream, *run.optimizer, arrays,
-        &control_block_->constants(parity, early)[static_cast<size_t>(run.constants)]);
+    KernelsOf(stream).Update(stream, part.rule,
+                             optim::PartOf(arrays, first - group.begin, last - first), runs);
   }
   if (verifies) SetStates(group, SumStates(work, team));
+}
+
+// All of the work's sub-group.
+optim::UpdateArrays Executor::ArraysOf(const sharding::UpdateWork& work) const {
+  const sharding::Decisions& decisions = plan().decisions;
+  const sharding::SubGroup& group =
+      plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  std::byte* const master = storage_->At(work.master);
+  optim::UpdateArrays arrays{.gradient = storage_->At(work.gradient),
+                             .gradient_dtype = decisions.shard_dtype(work.unit),
+                             .parameter_dtype = decisions.compute,
+                             .count = group.count()};
+  if (work.writes_parameter) arrays.parameter = storage_->At(work.parameter);
+  if (decisions.stochastic_rounding) {
+    arrays.rounding = RoundingOf(work.unit, group.begin);
+  } else if (decisions.split_master) {
+    arrays.master_low = reinterpret_cast<uint16_t*>(master);
+  } else {
+    arrays.master = reinterpret_cast<float*>(master);
+  }
+  for (int k = 0; k < decisions.optimizer_states; ++k) {
+    arrays.states[k] =
+        reinterpret_cast<float*>(storage_->At(work.states.Plus(k * work.states_stride)));
+  }
+  return arrays;
 }
 
 // Of element `at` of what this rank updates: nothing that differs between cuts of a unit.
@@ -195,12 +156,24 @@ optim::RoundingPlace Executor::RoundingOf(int unit, int64_t at) const {
 // By one optimizer with all states that the sub-group has, so that its pass can take their checksums.
 bool Executor::UpdatesInOnePass(const sharding::SubGroup& group) const {
   if (options_.optimizer) return false;
-  for (const UpdateRun& run : update_runs_[static_cast<size_t>(group.unit)]) {
-    if (run.offset > group.begin || run.offset + run.count < group.end) continue;
-    return static_cast<int>(optim::StateNames(*run.optimizer).size()) ==
-           plan().decisions.optimizer_states;
+  for (const UpdateTable::Part& part : update_table_.parts(group.unit)) {
+    if (part.begin > group.begin || part.end < group.end) continue;
+    return update_table_.RunsIn(part, group.begin, group.end).count == 1 &&
+           static_cast<int>(optim::StateNames(SetOf(group).optimizer).size()) ==
+               plan().decisions.optimizer_states;
   }
   return false;
+}
+
+// Of its first element.
+const UpdateTable::Set& Executor::SetOf(const sharding::SubGroup& group) const {
+  const std::span<const UpdateTable::Part> parts = update_table_.parts(group.unit);
+  const auto part = std::find_if(parts.begin(), parts.end(), [&](const UpdateTable::Part& each) {
+    return group.begin < each.end;
+  });
+  const UpdateTable::Runs in = update_table_.RunsIn(*part, group.begin, group.begin + 1);
+  const optim::UpdateRun& run = update_table_.runs()[static_cast<size_t>(in.first)];
+  return update_table_.sets()[static_cast<size_t>(run.set)];
 }
 
 // What follows an update carries its parameters home, also of one that did not happen: they are what

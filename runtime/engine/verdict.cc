@@ -57,6 +57,7 @@ void Executor::EnqueueExchange() {
   });
   reduce_->Copy(control_block_->records(parity).data(), records, static_cast<int64_t>(all));
   reduce_->Enqueue([this, parity] { ConcludeExchange(parity); });
+  if (step.open) control_block_->CopyConstants(*reduce_, parity, /*early=*/false);
 }
 
 // Of shards that have changed since they were summed.

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/optim/kernels.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
 
@@ -84,6 +85,26 @@ TEST_F(OrderTest, EventsHostWaitsAndOtherBytesAreInOrder) {
   CopyIn(second_);
   CopyOut(first_, /*at=*/192);
   EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
+}
+
+// The constants of an update are memory of the device, to which what was decided is copied.
+TEST_F(OrderTest, AnUpdateBesideTheCopyOfItsConstantsIsFound) {
+  const auto kernels = *optim::Kernels::For(device_);
+  const auto* const constants = reinterpret_cast<const optim::UpdateConstants*>(memory_.data());
+  auto* const numbers = reinterpret_cast<float*>(memory_.data() + 192);
+  const optim::UpdateArrays arrays = {.master = numbers,
+                                      .gradient = numbers + 4,
+                                      .states = {numbers + 8, numbers + 12},
+                                      .count = 4};
+  for (const bool waits : {false, true}) {
+    first_.Copy(memory_.data(), host_.data(), sizeof(*constants));
+    first_.Record(event_);
+    AwaitUnseen(first_);
+    if (waits) second_.Wait(event_);
+    kernels->Update(second_, OptimizerConfig(), arrays, constants);
+    EXPECT_EQ(stand_in::TakeRaces().empty(), waits);
+    second_.WaitIdle();
+  }
 }
 
 TEST_F(OrderTest, OrderIsHandedOnOverAThirdStream) {

@@ -87,6 +87,7 @@ std::string Cell::Describe() const {
 ToyOptions Cell::MakeModel() const {
   return {.width = kWidths[(*this)[kSize]],
           .frozen_first = (*this)[kModel] == 1,
+          .groups = (*this)[kSize] == 1,
           .boundaries = (*this)[kBoundaries] == 1};
 }
 
@@ -142,6 +143,7 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   config.loss_scale.window = 1;
   config.optimizer.learning_rate = 1e-2;
   config.optimizer.weight_decay = 0.1;
+  if (MakeModel().groups) config.ebb.parameter_groups["bias"] = {.weight_decay = 0.0};
 
   OffloadParamConfig& parameters = config.zero.offload_param;
   OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;

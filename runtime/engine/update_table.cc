@@ -1,0 +1,95 @@
+#include "ebb/runtime/engine/update_table.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "ebb/optim/stochastic_rounding.h"
+#include "ebb/sharding/interval.h"
+#include "ebb/sharding/partition.h"
+
+namespace ebb {
+
+static_assert(sharding::kAlignment % optim::kRunMultiple ==
+              0);  // parameters begin at such elements
+
+UpdateTable::UpdateTable(const ModelSpec& model, const Config& config, const sharding::Plan& plan,
+                         int shard) {
+  parts_.resize(model.units.size());
+  for (size_t u = 0; u < model.units.size(); ++u) {
+    const sharding::Section& section = plan.layout.units[u].trainable;
+    const bool whole = plan.decisions.stage == 0;
+    const int64_t begin = whole ? 0 : shard * section.shard;
+    const auto first_run = static_cast<int64_t>(runs_.size());
+    AddRuns(model, config, section, begin, whole ? section.elements : section.shard);
+    AddParts(plan, first_run, begin, parts_[u]);
+  }
+}
+
+// Groups that the config does not name have no options of their own.
+int64_t UpdateTable::SetOf(const Config& config, const std::string& name) {
+  const auto named = config.ebb.parameter_groups.find(name);
+  const ParameterGroupConfig* const group =
+      named == config.ebb.parameter_groups.end() ? nullptr : &named->second;
+  const auto found = std::find_if(sets_.begin(), sets_.end(),
+                                  [group](const Set& set) { return set.group == group; });
+  if (found != sets_.end()) return found - sets_.begin();
+  Set set{.group = group, .optimizer = config.optimizer};
+  if (group != nullptr) {
+    set.optimizer = group->optimizer.value_or(config.optimizer);
+    set.optimizer.weight_decay = group->weight_decay.value_or(set.optimizer.weight_decay);
+    set.lr_factor = group->lr_factor;
+    set.own_rate = group->optimizer.has_value();
+  }
+  sets_.push_back(set);
+  return static_cast<int64_t>(sets_.size()) - 1;
+}
+
+// Padding joins the run before it and stays zero; before the first parameter it joins that.
+void UpdateTable::AddRuns(const ModelSpec& model, const Config& config,
+                          const sharding::Section& section, int64_t begin, int64_t elements) {
+  const size_t first = runs_.size();
+  for (const sharding::Interval& interval :
+       sharding::IntervalsIn(section, begin, begin + elements)) {
+    const int64_t set = SetOf(config, model[interval.parameter].group);
+    if (runs_.size() > first) {
+      if (runs_.back().set == set) continue;
+      runs_.back().end = interval.offset;
+    }
+    runs_.push_back({.end = elements, .set = set});
+  }
+}
+
+// Runs of another rule, and elements of another key of random bits, begin a part.
+void UpdateTable::AddParts(const sharding::Plan& plan, int64_t first_run, int64_t begin,
+                           std::vector<Part>& parts) const {
+  constexpr int64_t kKey = optim::kRoundingKeyElements;
+  int64_t at = 0;
+  for (auto run = first_run; run < static_cast<int64_t>(runs_.size()); ++run) {
+    const optim::UpdateRun& own = runs_[static_cast<size_t>(run)];
+    const optim::UpdateRule rule =
+        optim::UpdateRuleOf(sets_[static_cast<size_t>(own.set)].optimizer);
+    while (at < own.end) {
+      const int64_t of_key = (begin + at) % kKey;
+      const int64_t end =
+          plan.decisions.stochastic_rounding ? std::min(own.end, at + kKey - of_key) : own.end;
+      const bool new_key = plan.decisions.stochastic_rounding && of_key == 0;
+      if (parts.empty() || parts.back().rule != rule || new_key)
+        parts.push_back({.begin = at, .rule = rule, .first_run = run});
+      parts.back().end = at = end;
+      parts.back().runs = run + 1 - parts.back().first_run;
+    }
+  }
+}
+
+UpdateTable::Runs UpdateTable::RunsIn(const Part& part, int64_t begin, int64_t end) const {
+  Runs in{.first = part.first_run, .count = part.runs};
+  const auto end_of = [this](int64_t run) { return runs_[static_cast<size_t>(run)].end; };
+  while (in.count > 1 && end_of(in.first) <= begin) {
+    ++in.first;
+    --in.count;
+  }
+  while (in.count > 1 && end_of(in.first + in.count - 2) >= end) --in.count;
+  return in;
+}
+
+}  // namespace ebb

@@ -1,0 +1,66 @@
+// With which options each element of this rank's shards is updated. Neighbours with the same options
+// are a run, and runs beside each other that follow one rule are updated together, by one kernel.
+//
+//   shard   [ weights        | biases | weights          | padding ]
+//   runs    [ set 0          | set 1  | set 0                      ]   a set of constants each
+//   parts   [ AdamW                                                ]
+//
+// Laid out once; the runs are copied to where updates read them (control_block.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ebb/optim/update_constants.h"
+#include "ebb/optim/update_runs.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+class UpdateTable {
+ public:
+  // What the constants of a run are computed from, and by the step.
+  struct Set {
+    const ParameterGroupConfig* group = nullptr;  // of the config that it was made with, or none
+    OptimizerConfig optimizer = {};               // with what the group changes
+    double lr_factor = 1;
+    bool own_rate = false;  // the group's optimizer brings its own learning rate
+  };
+  // Elements [begin, end) of a unit's shard, and the runs in which they are, whose ends are counted
+  // from the shard's begin.
+  struct Part {
+    int64_t begin = 0, end = 0;
+    optim::UpdateRule rule{};
+    int64_t first_run = 0, runs = 0;  // of runs()
+  };
+
+  UpdateTable() = default;
+  // `shard`: which slice of every unit is this rank's.
+  UpdateTable(const ModelSpec& model, const Config& config, const sharding::Plan& plan, int shard);
+
+  std::span<const Set> sets() const { return sets_; }
+  std::span<const optim::UpdateRun> runs() const { return runs_; }  // of all units
+  // In order; with stochastic rounding each within the elements of one key.
+  std::span<const Part> parts(int unit) const { return parts_[static_cast<size_t>(unit)]; }
+  // Those runs of a part that elements [begin, end) of it are in.
+  struct Runs {
+    int64_t first = 0, count = 0;
+  };
+  Runs RunsIn(const Part& part, int64_t begin, int64_t end) const;
+
+ private:
+  int64_t SetOf(const Config& config, const std::string& name);
+  void AddRuns(const ModelSpec& model, const Config& config, const sharding::Section& section,
+               int64_t begin, int64_t elements);
+  void AddParts(const sharding::Plan& plan, int64_t first_run, int64_t begin,
+                std::vector<Part>& parts) const;
+
+  std::vector<Set> sets_;
+  std::vector<optim::UpdateRun> runs_;
+  std::vector<std::vector<Part>> parts_;  // by unit
+};
+
+}  // namespace ebb
