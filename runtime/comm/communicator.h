@@ -13,7 +13,9 @@
 //
 // Order of sums: rank order inside a reduction group, then group order, partials in fp32,
 // multiplied by `scale` before the one rounding to the dtype (nearest, ties to even). int8 sums
-// saturate. All backends give the same bits for the same group size.
+// saturate. All backends give the same bits for the same group size, but for NCCL: it has an order of
+// its own and rounds partial sums, and only what it has summed is multiplied in fp32 and rounded
+// (nccl/nccl_world.h); SumInOrder makes its bits those of the others.
 //
 // Ranks call the same operations in the same order with the same counts. A call returns at once
 // with an error only for arguments that are wrong on this rank alone to see; what goes wrong later

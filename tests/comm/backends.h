@@ -21,7 +21,7 @@ struct Backend {
   // What its operations run on; `threads`: of a CPU.
   std::function<Device(int threads)> device = [](int threads) { return Device::Cpu(threads); };
   // Sums have the order and the rounding of communicator.h. Otherwise only sums that are exact in
-  // any order can be compared, and int8 is not summed.
+  // any order can be compared, multiplied and rounded once, and int8 is not summed.
   bool exact_order = true;
   // What the suite of sums gives to SumInOrder, in bytes. 0: it is not called.
   int64_t sum_scratch = 0;

@@ -70,8 +70,6 @@ class CommunicatorConformance
     }
     return numbers;
   }
-  // `wanted`, or one that keeps small integers exact.
-  float Scale(float wanted) const { return backend().exact_order ? wanted : 0.25f; }
   bool CanSum() const { return backend().exact_order || dtype() != DType::kInt8; }
 
   // What every span's reduction must give, of `blocks` times its count.
@@ -141,7 +139,7 @@ TEST_P(CommunicatorConformance, ReduceScatterInEveryGrouping) {
   if (!CanSum()) GTEST_SKIP() << "int8 is not summed";
   for (const int group : {0, 1, 2, 4}) {
     if (group > 0 && ranks() % group != 0) continue;
-    const float scale = Scale(1.0f / static_cast<float>(3 * ranks()));
+    const float scale = 1.0f / static_cast<float>(3 * ranks());
     const std::vector<Numbers> reduced = Reduced(ranks(), ReduceOp::kSum, group, scale);
     OnEveryRank(
         [&](Communicator& communicator, Stream& stream) -> absl::Status {
@@ -179,7 +177,7 @@ TEST_P(CommunicatorConformance, ReduceScatterInEveryGrouping) {
 TEST_P(CommunicatorConformance, AllReduceOfEveryKind) {
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
     if (op == ReduceOp::kSum && !CanSum()) continue;
-    const float scale = op == ReduceOp::kSum ? Scale(0.7f) : 1.0f;
+    const float scale = op == ReduceOp::kSum ? 0.7f : 1.0f;
     const std::vector<Numbers> reduced = Reduced(1, op, 0, scale);
     OnEveryRank([&](Communicator& communicator, Stream& stream) -> absl::Status {
       Operation operation;

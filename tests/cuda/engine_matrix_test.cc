@@ -1,7 +1,7 @@
 // The bitwise matrix on GPUs: engines whose state lives on a CUDA device, their ranks threads that
 // share it. Over `local` they have the bits of the CPU, and over NCCL with ebb.deterministic_reduce
-// too; without, NCCL multiplies with the scale before it sums, and in an order of its own, so cells
-// have the bits of their reference over NCCL.
+// too; without, NCCL sums in an order of its own and rounds partial sums, so cells have the bits of
+// their reference over NCCL.
 //
 // On the stand-in everywhere, on a device where there is one.
 #include <gtest/gtest.h>

@@ -110,6 +110,25 @@ TEST_P(ReduceWorkTest, TakesInputsInARowOfAnyNumber) {
   }
 }
 
+TEST_P(ReduceWorkTest, ScalesInPlaceWhereverTheArrayIs) {
+  for (const int64_t count : {0, 1, 7, 129, 1000}) {
+    for (const int64_t shift : {0, 1, 3, 9}) {
+      Numbers scaled(dtype(), count + 16);
+      scaled.Fill(static_cast<uint64_t>(count));
+      Numbers expected = scaled;
+      ThreadTeam team(1);
+      const void* const input = scaled.at(shift);
+      Reduce(team, {.dtype = dtype(), .scale = 1.0f / 3}, {&input, 1}, expected.at(shift), count);
+      reduce_work::WithType(dtype(), [&](auto number) {
+        const ScaleArrays::Span span = {.data = scaled.at(shift), .count = count};
+        for (int64_t thread = 0; thread < 3; ++thread)
+          reduce_work::ScaleAsThread<decltype(number)>(span, 1.0f / 3, thread, 3);
+      });
+      EXPECT_TRUE(scaled == expected) << count << " elements from " << shift;
+    }
+  }
+}
+
 TEST_P(ReduceWorkTest, DestinationMayBeAnInput) {
   constexpr int64_t kCount = 1003;
   std::vector<Numbers> inputs;

@@ -1,5 +1,5 @@
 // The reduction kernels as the host sees them. Nothing else of reduce.cu is named elsewhere, so
-// whoever defines these two functions takes its place.
+// whoever defines these functions takes its place.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,10 +27,25 @@ struct ReduceArrays {
   Combine combine = Combine::kSum;
 };
 
+// Sums that another has made, each to be multiplied where it lies: in fp32, then rounded once.
+struct ScaleArrays {
+  static constexpr int kSpansMax = 64;
+  struct Span {
+    void* data = nullptr;
+    int64_t count = 0;  // elements
+  };
+
+  Span spans[kSpansMax] = {};
+  int spans_count = 0;
+  float factor = 1;
+  DType dtype = DType::kFloat32;
+};
+
 // The largest grids of one device, in blocks of threads (resident_blocks.h): of a DType and a
-// Combine.
+// Combine; of a DType.
 struct ReduceGrids {
   int blocks[4][3] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}};
+  int scale[4] = {1, 1, 1, 1};
 
   int Of(const ReduceArrays& arrays) const {
     return blocks[static_cast<int>(arrays.dtype)][static_cast<int>(arrays.combine)];
@@ -44,5 +59,6 @@ cudaError_t LoadReductions(ReduceGrids* grids);
 // Enqueues one on a stream of the current device, of which `grids` are. What CUDA says of the
 // launch, and nothing of what was enqueued before.
 cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream, const ReduceArrays& arrays);
+cudaError_t LaunchScale(const ReduceGrids& grids, cudaStream_t stream, const ScaleArrays& arrays);
 
 }  // namespace ebb

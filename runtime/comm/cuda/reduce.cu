@@ -1,5 +1,5 @@
 // The reduction kernels: threads given their numbers (reduce_work.h). Bound by memory: each input is
-// read once and the destination written.
+// read once and the destination written; what is scaled in place is read and written once.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -20,6 +20,19 @@ __global__ void __launch_bounds__(kThreads)
       arrays, head, int64_t{blockIdx.x} * kThreads + threadIdx.x, int64_t{gridDim.x} * kThreads);
 }
 
+// A row of blocks for each span.
+template <class T>
+__global__ void __launch_bounds__(kThreads) Scale(const __grid_constant__ ScaleArrays arrays) {
+  reduce_work::ScaleAsThread<T>(arrays.spans[blockIdx.y], arrays.factor,
+                                int64_t{blockIdx.x} * kThreads + threadIdx.x,
+                                int64_t{gridDim.x} * kThreads);
+}
+
+unsigned BlocksOf(int64_t pieces, int blocks_max) {
+  return static_cast<unsigned>(
+      std::clamp<int64_t>((pieces + kThreads - 1) / kThreads, 1, std::max(blocks_max, 1)));
+}
+
 }  // namespace
 
 cudaError_t LoadReductions(ReduceGrids* grids) {
@@ -37,6 +50,11 @@ cudaError_t LoadReductions(ReduceGrids* grids) {
             kThreads, &grids->blocks[static_cast<int>(dtype)][static_cast<int>(combine)]);
       });
     }
+    reduce_work::WithType(dtype, [&](auto number) {
+      if (loaded != cudaSuccess) return;
+      loaded = LoadAndCountResident(reinterpret_cast<const void*>(&Scale<decltype(number)>),
+                                    kThreads, &grids->scale[static_cast<int>(dtype)]);
+    });
   }
   return loaded;
 }
@@ -49,14 +67,31 @@ cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream,
     using T = decltype(number);
     int64_t head = reduce_work::HeadOf(arrays, sizeof(T));
     const int64_t pieces = std::max((arrays.count - head) / reduce_work::kPack<T>, head);
-    const int64_t blocks =
-        std::clamp<int64_t>((pieces + kThreads - 1) / kThreads, 1, std::max(grids.Of(arrays), 1));
     ReduceArrays passed = arrays;
     void* parameters[] = {&passed, &head};
     // Unlike <<<>>> and cudaGetLastError it says nothing of earlier calls, and forgets none.
-    launched =
-        cudaLaunchKernel(&Reduce<T, decltype(combine)::value>, dim3(static_cast<unsigned>(blocks)),
-                         dim3(kThreads), parameters, 0, stream);
+    launched = cudaLaunchKernel(&Reduce<T, decltype(combine)::value>,
+                                dim3(BlocksOf(pieces, grids.Of(arrays))), dim3(kThreads),
+                                parameters, 0, stream);
+  });
+  if (launched != cudaSuccess) cudaGetLastError();  // it is dealt with by the caller
+  return launched;
+}
+
+cudaError_t LaunchScale(const ReduceGrids& grids, cudaStream_t stream, const ScaleArrays& arrays) {
+  int64_t longest = 0;
+  for (int i = 0; i < arrays.spans_count; ++i) longest = std::max(longest, arrays.spans[i].count);
+  if (longest == 0) return cudaSuccess;
+  cudaError_t launched = cudaSuccess;
+  reduce_work::WithType(arrays.dtype, [&](auto number) {
+    using T = decltype(number);
+    const unsigned blocks =
+        BlocksOf(longest / reduce_work::kPack<T>,
+                 grids.scale[static_cast<int>(arrays.dtype)] / arrays.spans_count);
+    ScaleArrays passed = arrays;
+    void* parameters[] = {&passed};
+    launched = cudaLaunchKernel(&Scale<T>, dim3(blocks, static_cast<unsigned>(arrays.spans_count)),
+                                dim3(kThreads), parameters, 0, stream);
   });
   if (launched != cudaSuccess) cudaGetLastError();  // it is dealt with by the caller
   return launched;

@@ -1,4 +1,4 @@
-// What one thread of the reduction kernel does: the arithmetic of reduce.cc in its order, on every
+// What one thread of the reduction kernels does: the arithmetic of reduce.cc in its order, on every
 // element the same operations. It compiles for the host too, where tests compare it with Reduce;
 // what differs there is the instruction, not the result.
 //
@@ -106,6 +106,22 @@ EBB_HOST_DEVICE Pack<T, kCount> Load(const void* array, int64_t at) {
 #endif
 }
 
+template <class T, int kCount>
+EBB_HOST_DEVICE void Store(void* array, int64_t at, const Pack<T, kCount>& pack) {
+  T* const to = static_cast<T*>(array) + at;
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(pack) == kPackBytes) {
+    uint4 whole;
+    memcpy(&whole, &pack, sizeof(whole));
+    __stwb(reinterpret_cast<uint4*>(to), whole);  // an assignment would become several stores
+  } else {
+    *to = pack.values[0];
+  }
+#else
+  std::memcpy(static_cast<void*>(to), pack.values, sizeof(pack));
+#endif
+}
+
 // Elements [at, at + kCount).
 template <class T, Combine kCombine, int kCount>
 EBB_HOST_DEVICE void ReduceElements(const ReduceArrays& arrays, int64_t at) {
@@ -127,21 +143,16 @@ EBB_HOST_DEVICE void ReduceElements(const ReduceArrays& arrays, int64_t at) {
   }
   Pack<T, kCount> result;
   for (int i = 0; i < kCount; ++i) result.values[i] = Rounded<T>(Product(total[i], arrays.scale));
-  T* const to = static_cast<T*>(arrays.destination) + at;
-#if defined(__CUDA_ARCH__)
-  if constexpr (sizeof(result) == kPackBytes) {
-    uint4 whole;
-    memcpy(&whole, &result, sizeof(whole));
-    __stwb(reinterpret_cast<uint4*>(to), whole);  // an assignment would become several stores
-  } else {
-    *to = result.values[0];
-  }
-#else
-  std::memcpy(static_cast<void*>(to), result.values, sizeof(result));
-#endif
+  Store<T, kCount>(arrays.destination, at, result);
 }
 
-// Of elements of `bytes`: how many come before the first pack. All of them if there is none.
+// Of `count` elements of `bytes`: how many come before the first pack. All of them if there is none.
+EBB_HOST_DEVICE int64_t HeadOf(const void* array, int64_t count, int bytes) {
+  const uintptr_t place = reinterpret_cast<uintptr_t>(array) % kPackBytes;
+  if (place % static_cast<uintptr_t>(bytes) != 0) return count;
+  const auto head = static_cast<int64_t>((kPackBytes - place) % kPackBytes) / bytes;
+  return head < count ? head : count;
+}
 inline int64_t HeadOf(const ReduceArrays& arrays, int bytes) {
   const auto misplaced = [](const void* array) {
     return reinterpret_cast<uintptr_t>(array) % kPackBytes;
@@ -150,9 +161,7 @@ inline int64_t HeadOf(const ReduceArrays& arrays, int bytes) {
   for (int i = 0; i < arrays.inputs_count; ++i) {
     if (misplaced(InputOf(arrays, i)) != place) return arrays.count;
   }
-  if (place % static_cast<uintptr_t>(bytes) != 0) return arrays.count;
-  const auto head = static_cast<int64_t>((kPackBytes - place) % kPackBytes) / bytes;
-  return head < arrays.count ? head : arrays.count;
+  return HeadOf(arrays.destination, arrays.count, bytes);
 }
 
 // The work of thread `thread` of `threads`, with `head` elements before the first pack.
@@ -165,6 +174,42 @@ EBB_HOST_DEVICE void ReduceAsThread(const ReduceArrays& arrays, int64_t head, in
   const int64_t packed = packs * kPack<T>;
   for (int64_t i = thread; i < arrays.count - packed; i += threads)
     ReduceElements<T, kCombine, 1>(arrays, i < head ? i : i + packed);
+}
+
+// Elements [at, at + kCount).
+template <class T, int kCount>
+EBB_HOST_DEVICE void ScaleElements(void* array, int64_t at, float factor) {
+  auto pack = Load<T, kCount>(array, at);
+  for (int i = 0; i < kCount; ++i)
+    pack.values[i] = Rounded<T>(Product(Widened(pack.values[i]), factor));
+  Store<T, kCount>(array, at, pack);
+}
+
+// The work of thread `thread` of `threads` in one span.
+template <class T>
+EBB_HOST_DEVICE void ScaleAsThread(const ScaleArrays::Span& span, float factor, int64_t thread,
+                                   int64_t threads) {
+  const int64_t head = HeadOf(span.data, span.count, sizeof(T));
+  const int64_t packs = (span.count - head) / kPack<T>, packed = packs * kPack<T>;
+  for (int64_t pack = thread; pack < packs; pack += threads)
+    ScaleElements<T, kPack<T>>(span.data, head + pack * kPack<T>, factor);
+  for (int64_t i = thread; i < span.count - packed; i += threads)
+    ScaleElements<T, 1>(span.data, i < head ? i : i + packed, factor);
+}
+
+// Calls body(T()) for the type of that name.
+template <class Body>
+void WithType(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return body(float());
+    case DType::kBFloat16:
+      return body(BFloat16());
+    case DType::kFloat16:
+      return body(Float16());
+    case DType::kInt8:
+      return body(int8_t());
+  }
 }
 
 // Calls body(T(), constant of a Combine) for what `arrays` are.
@@ -180,16 +225,7 @@ void WithTypes(const ReduceArrays& arrays, Body body) {
         return body(number, std::integral_constant<Combine, Combine::kMin>());
     }
   };
-  switch (arrays.dtype) {
-    case DType::kFloat32:
-      return with_combine(float());
-    case DType::kBFloat16:
-      return with_combine(BFloat16());
-    case DType::kFloat16:
-      return with_combine(Float16());
-    case DType::kInt8:
-      return with_combine(int8_t());
-  }
+  WithType(arrays.dtype, with_combine);
 }
 
 }  // namespace ebb::reduce_work

@@ -69,12 +69,33 @@ void StreamMover::ReduceRow(const Reduction& reduction, const void* first, int64
   Launch(arrays);
 }
 
+void StreamMover::Scale(std::span<const CollectiveSpan> spans, DType dtype, float factor) {
+  ScaleArrays arrays = {.factor = factor, .dtype = dtype};
+  const auto launch = [&] {
+    Launch([&] {
+      return LaunchScale(grids_, static_cast<cudaStream_t>(stream_.view().native), arrays);
+    });
+    arrays.spans_count = 0;
+  };
+  for (const CollectiveSpan& span : spans) {
+    if (span.count == 0) continue;
+    arrays.spans[arrays.spans_count++] = {.data = span.receive, .count = span.count};
+    if (arrays.spans_count == ScaleArrays::kSpansMax) launch();
+  }
+  if (arrays.spans_count > 0) launch();
+}
+
 void StreamMover::Launch(const ReduceArrays& arrays) {
+  Launch([&] {
+    return LaunchReduce(grids_, static_cast<cudaStream_t>(stream_.view().native), arrays);
+  });
+}
+
+void StreamMover::Launch(absl::FunctionRef<int()> launch) {
   if (!status().ok()) return;
   const CudaCurrent current(device_.ordinal());
   cudaError_t launched = current.result();
-  if (launched == cudaSuccess)
-    launched = LaunchReduce(grids_, static_cast<cudaStream_t>(stream_.view().native), arrays);
+  if (launched == cudaSuccess) launched = static_cast<cudaError_t>(launch());
   if (launched == cudaSuccess) return;
   failed_ = CudaStatus(launched,
                        absl::StrCat("launching a reduction's kernel on ", device_.description()));

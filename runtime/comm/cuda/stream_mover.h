@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/mover.h"
@@ -36,12 +37,18 @@ class StreamMover final : public Mover {
   void ReduceRow(const Reduction& reduction, const void* first, int64_t stride, int inputs,
                  void* destination, int64_t count);
 
+  // Multiplies what the spans have received, `count` elements each, where it lies, in fp32 with one
+  // rounding: one kernel for up to 64 spans.
+  void Scale(std::span<const CollectiveSpan> spans, DType dtype, float factor);
+
   // The first failure: the stream's, or a kernel's that could not be launched, after which nothing
   // more is enqueued.
   absl::Status status() const { return failed_.ok() ? stream_.status() : failed_; }
 
  private:
   void Launch(const ReduceArrays& arrays);
+  // `launch` returns what CUDA says.
+  void Launch(absl::FunctionRef<int()> launch);
 
   const Device& device_;
   const ReduceGrids& grids_;

@@ -60,6 +60,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
     Parts parts, std::unique_ptr<Departures> departures, const ncclUniqueId& id, int rank,
     int size) {
   const auto deadline = DeadlineAfter(parts.options.timeout_seconds);
+  EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
   auto channel = std::make_shared<NcclChannel>(parts.nccl, parts.device.ordinal());
   EBB_RETURN_IF_ERROR(channel->Call("ncclCommInitRankConfig", [&](ncclComm_t& comm) {
     ncclConfig_t config = NonBlocking();
@@ -158,27 +159,31 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
 absl::Status NcclCommunicator::EnqueueNow(Stream& stream, const Collective& call) {
   const std::string_view name = Name(call.kind);
   const auto native = static_cast<cudaStream_t>(stream.view().native);
-  const bool scaled = call.op == ReduceOp::kSum && call.scale != 1;
+  const NcclScale scale = ScaleFor(call, group_.size);
+  const bool multiplies = scale.inputs != 1;
   NcclSum sum;
   EBB_RETURN_IF_ERROR(channel_->Call(name, [&](ncclComm_t& comm) {
-    if (scaled) {
-      const ncclResult_t made = sum.Create(parts_.nccl, comm, call.dtype, call.scale);
-      if (made != ncclSuccess) return made;
-    }
-    return EnqueueGroup(parts_.nccl, comm, group_, call, scaled ? sum.op() : PlainOp(call.op),
+    const ncclResult_t made = sum.Create(parts_.nccl, comm, scale.inputs);
+    if (made != ncclSuccess) return made;
+    return EnqueueGroup(parts_.nccl, comm, group_, call, multiplies ? sum.op() : PlainOp(call.op),
                         native);
   }));
   // What comes next, on this communicator or another, is enqueued behind it.
   EBB_RETURN_IF_ERROR(channel_->AwaitReady(DeadlineAfter(parts_.options.timeout_seconds)));
-  if (!scaled) return absl::OkStatus();
-  return channel_->Call("ncclRedOpDestroy",
-                        [&](ncclComm_t& comm) { return sum.Destroy(parts_.nccl, comm); });
+  if (multiplies) {
+    EBB_RETURN_IF_ERROR(channel_->Call(
+        "ncclRedOpDestroy", [&](ncclComm_t& comm) { return sum.Destroy(parts_.nccl, comm); }));
+  }
+  if (scale.sum == 1) return absl::OkStatus();
+  StreamMover mover(parts_.device, *parts_.grids, stream);
+  mover.Scale(call.spans, call.dtype, scale.sum);
+  return mover.status();
 }
 
 absl::Status NcclCommunicator::EnqueueSums(Stream& stream, const Collective& call) {
   const std::string_view name = Name(call.kind);
   const auto native = static_cast<cudaStream_t>(stream.view().native);
-  StreamMover mover(parts_.device, *grids_, stream);
+  StreamMover mover(parts_.device, *parts_.grids, stream);
   const auto exchange = [&](std::span<const OrderedSums::Message> messages) -> absl::Status {
     EBB_RETURN_IF_ERROR(channel_->Call(name, [&](ncclComm_t& comm) {
       return EnqueueMessages(parts_.nccl, comm, messages, native);
@@ -191,7 +196,6 @@ absl::Status NcclCommunicator::EnqueueSums(Stream& stream, const Collective& cal
 
 absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
   EBB_RETURN_IF_ERROR(OrderedSums::CheckScratch(scratch, group_.size));
-  EBB_ASSIGN_OR_RETURN(grids_, StreamMover::Load(parts_.device));
   ordered_sums_.emplace(group_.rank, group_.size, parts_.options.reduction_group, scratch);
   return absl::OkStatus();
 }

@@ -38,6 +38,7 @@ class NcclCommunicator : public CommunicatorBackend {
     Device device;
     std::shared_ptr<SharedFailure> failure;
     CommunicatorOptions options;
+    std::shared_ptr<const ReduceGrids> grids = nullptr;  // of our kernels; Connect loads them
   };
 
   // Connects this rank with the others that have the same id.
@@ -88,7 +89,6 @@ class NcclCommunicator : public CommunicatorBackend {
   const Buffer barrier_;
   const NcclGroup group_;
   std::optional<OrderedSums> ordered_sums_;
-  std::shared_ptr<const ReduceGrids> grids_;  // of its kernel
   NcclRegistrations registrations_;
   std::atomic<uint64_t> calls_{0};  // of all ranks together
   uint64_t registering_calls_ = 0;  // of them, since the last Deregister

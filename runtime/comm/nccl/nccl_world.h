@@ -1,9 +1,11 @@
 // Ranks that each have a CUDA device, connected by NCCL. What differs from communicator.h:
 //
-// - The order of sums is NCCL's own, partial sums are rounded to the dtype, and `scale` multiplies
-//   what goes in. The same bits come out for the same version, algorithm and world, not for the
-//   same reduction group. int8 is carried but not summed: NCCL wraps where our sums saturate.
-//   Neither is so after SumInOrder (ordered_sums.h), which makes the bits those of the CPU.
+// - The order of sums is NCCL's own, and partial sums are rounded to the dtype. What NCCL has summed
+//   is then multiplied by `scale`, in fp32 and rounded once more; of fp16 a power of two of it
+//   multiplies the inputs, so that no sum overflows whose result does not. The same bits come out
+//   for the same version, algorithm and world, not for the same reduction group. int8 is carried
+//   but not summed: NCCL wraps where our sums saturate. None of it is so after SumInOrder
+//   (ordered_sums.h), which makes the bits those of the CPU.
 // - NCCL does not compare what ranks call. Different calls fail by the time-out, if they do not
 //   happen to fit; the engine compares a hash of its steps.
 // - A communicator that fails (a rank ended, gave up, left or did not come in time) fails all of its

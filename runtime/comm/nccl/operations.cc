@@ -12,35 +12,6 @@
 namespace ebb {
 namespace {
 
-// A scale as the number type that NCCL multiplies in.
-struct Scalar {
-  alignas(4) std::byte bytes[4] = {};
-  float value = 1;  // rounded to it
-};
-
-template <class T>
-Scalar ScalarOf(float scale) {
-  const T rounded(scale);
-  Scalar scalar;
-  std::memcpy(scalar.bytes, &rounded, sizeof(rounded));
-  scalar.value = static_cast<float>(rounded);
-  return scalar;
-}
-
-Scalar ScalarOf(DType dtype, float scale) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return ScalarOf<float>(scale);
-    case DType::kBFloat16:
-      return ScalarOf<BFloat16>(scale);
-    case DType::kFloat16:
-      return ScalarOf<Float16>(scale);
-    case DType::kInt8:
-      return {.value = scale == 1 ? 1.0f : 0.0f};
-  }
-  return {};
-}
-
 ncclDataType_t TypeOf(DType dtype) {
   switch (dtype) {
     case DType::kFloat32:
@@ -130,21 +101,23 @@ absl::Status CheckForNccl(const Collective& call) {
     return absl::InvalidArgumentError(
         absl::StrCat(text, ": NCCL scales sums only, not maxima or minima"));
   }
-  const float rounded = ScalarOf(call.dtype, call.scale).value;
-  if (!std::isfinite(rounded) || (rounded == 0) != (call.scale == 0)) {
-    const std::string_view dtype = Name(call.dtype);
-    return absl::InvalidArgumentError(
-        absl::StrCat(text, ": the scale ", call.scale, ", which NCCL multiplies in ",
-                     absl::string_view(dtype.data(), dtype.size()), ", is ", rounded, " there"));
-  }
   return absl::OkStatus();
 }
 
-ncclResult_t NcclSum::Create(const NcclLibrary& nccl, ncclComm_t comm, DType dtype, float scale) {
-  if (scale == 1) return ncclSuccess;
-  Scalar scalar = ScalarOf(dtype, scale);
-  return nccl.RedOpCreatePreMulSum(&op_, scalar.bytes, TypeOf(dtype), ncclScalarHostImmediate,
-                                   comm);
+NcclScale ScaleFor(const Collective& call, int ranks) {
+  NcclScale scale = {.sum = call.scale};
+  // Other types have the range of fp32, and where the scale is not below 1 the result would overflow
+  // as the sum does.
+  if (call.dtype != DType::kFloat16 || std::abs(scale.sum) >= 1) return scale;
+  scale.inputs = 1.0f / static_cast<float>(std::bit_ceil(static_cast<unsigned>(ranks)));
+  scale.sum /= scale.inputs;
+  return scale;
+}
+
+ncclResult_t NcclSum::Create(const NcclLibrary& nccl, ncclComm_t comm, float inputs) {
+  if (inputs == 1) return ncclSuccess;
+  Float16 scalar(inputs);
+  return nccl.RedOpCreatePreMulSum(&op_, &scalar, ncclFloat16, ncclScalarHostImmediate, comm);
 }
 
 ncclResult_t NcclSum::Destroy(const NcclLibrary& nccl, ncclComm_t comm) {

@@ -28,8 +28,9 @@ struct Part {
   size_t count = 0;
   ncclDataType_t type = ncclFloat32;
   Combine combine = Combine::kSum;
-  float scale = 1;
-  int peer = -1;  // or root
+  bool plain = true;  // no operator that was made
+  float scale = 1;    // of the inputs
+  int peer = -1;      // or root
 };
 
 class Clique {

@@ -142,7 +142,7 @@ void NoteUnregistered(ncclComm_t comm, const Part& part) {
            std::any_of(comm->registrations.begin(), comm->registrations.end(),
                        [&](const auto& registration) { return Covers(registration, data, of); });
   };
-  if (!known(part.send, part.kind == PartKind::kReduceScatter ? whole : bytes) ||
+  if (!part.plain || !known(part.send, part.kind == PartKind::kReduceScatter ? whole : bytes) ||
       !known(part.receive, part.kind == PartKind::kAllGather ? whole : bytes))
     ++unregistered;
 }
@@ -220,6 +220,7 @@ void SetOp(Part& part, ncclRedOp_t op, ncclComm_t comm) {
   }
   const auto& made = comm->operators.at(static_cast<size_t>(op - ncclNumOps));
   Require(made.alive, "an operator that is gone");
+  part.plain = false;
   part.scale = made.scale;
 }
 

@@ -22,6 +22,16 @@ using stand_in::Writes;
 
 constexpr int64_t kThreads = 5;
 
+// Not with new: operations are tested to allocate nothing, which CUDA's own memory is no part of.
+template <class Arrays>
+cudaError_t Enqueue(cudaStream_t stream, void (*run)(void*), const Arrays& arrays) {
+  static_assert(std::is_trivially_copyable_v<Arrays>);
+  void* const parameters = std::malloc(sizeof(Arrays));
+  if (parameters == nullptr) return cudaErrorMemoryAllocation;
+  stand_in::EnqueueKernel(stream, run, new (parameters) Arrays(arrays), &std::free);
+  return cudaSuccess;
+}
+
 void RunReduce(void* argument) {
   const auto* const arrays = static_cast<const ReduceArrays*>(argument);
   reduce_work::WithTypes(*arrays, [&](auto number, auto combine) {
@@ -32,11 +42,23 @@ void RunReduce(void* argument) {
   });
 }
 
+void RunScale(void* argument) {
+  const auto* const arrays = static_cast<const ScaleArrays*>(argument);
+  reduce_work::WithType(arrays->dtype, [&](auto number) {
+    for (int i = 0; i < arrays->spans_count; ++i) {
+      for (int64_t thread = 0; thread < kThreads; ++thread)
+        reduce_work::ScaleAsThread<decltype(number)>(arrays->spans[i], arrays->factor, thread,
+                                                     kThreads);
+    }
+  });
+}
+
 }  // namespace
 
 cudaError_t LoadReductions(ReduceGrids* grids) {
   for (auto& of_type : grids->blocks)
     std::fill(std::begin(of_type), std::end(of_type), stand_in::ResidentBlocks());
+  std::fill(std::begin(grids->scale), std::end(grids->scale), stand_in::ResidentBlocks());
   return static_cast<cudaError_t>(stand_in::Injected("LoadReductions"));
 }
 
@@ -56,12 +78,21 @@ cudaError_t LaunchReduce(const ReduceGrids& grids, cudaStream_t stream,
   touched.back() = Writes(arrays.destination, bytes);
   // As NCCL's operations: the communicators' own tests bring arrays of the host.
   if (stand_in::WatchesOrder()) NoteKernel(stream, "LaunchReduce", touched);
-  // Not with new: operations are tested to allocate nothing, which CUDA's own memory is no part of.
-  static_assert(std::is_trivially_copyable_v<ReduceArrays>);
-  void* const parameters = std::malloc(sizeof(ReduceArrays));
-  if (parameters == nullptr) return cudaErrorMemoryAllocation;
-  stand_in::EnqueueKernel(stream, &RunReduce, new (parameters) ReduceArrays(arrays), &std::free);
-  return cudaSuccess;
+  return Enqueue(stream, &RunReduce, arrays);
+}
+
+cudaError_t LaunchScale(const ReduceGrids& grids, cudaStream_t stream, const ScaleArrays& arrays) {
+  if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
+  if (grids.scale[static_cast<int>(arrays.dtype)] != stand_in::ResidentBlocks())
+    return cudaErrorInvalidConfiguration;
+  if (const int code = stand_in::Injected("cudaLaunchKernel"))
+    return static_cast<cudaError_t>(code);
+  std::array<Touched, ScaleArrays::kSpansMax> touched;
+  for (int i = 0; i < arrays.spans_count; ++i)
+    touched[static_cast<size_t>(i)] =
+        Writes(arrays.spans[i].data, arrays.spans[i].count * SizeOf(arrays.dtype));
+  if (stand_in::WatchesOrder()) NoteKernel(stream, "LaunchScale", touched);
+  return Enqueue(stream, &RunScale, arrays);
 }
 
 }  // namespace ebb

@@ -63,8 +63,8 @@ void ForgetCallers();
 // Until Reset.
 enum class Registers { kWindows, kBuffers, kNothing };
 void SetRegisters(Registers what);
-// Operations that have touched other memory than what is registered with their communicator, of
-// those that have any registered, since the last call. Without barriers.
+// Operations for which memory was registered with their communicator in vain, since the last call:
+// they have touched other memory, or have not asked for a plain sum. Without barriers.
 int TakeUnregistered();
 
 // What has been made and not been given back.
