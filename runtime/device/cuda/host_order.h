@@ -11,8 +11,10 @@
 //
 // A wait that blocks a queue of the hardware, which several streams may share, blocks for good only
 // if what it waits for is behind it there. It is not: a record is enqueued, with all that it
-// depends on, before a wait for it is. What shares the queue is late, though: docs/ranks.md says
-// how there are more.
+// depends on in this process, before a wait for it is. What shares the queue is late, though:
+// docs/ranks.md says how there are more. And an operation of NCCL's depends on those of other ranks,
+// which may come later; ranks that are threads on one device and that NCCL connects need a queue for
+// every stream (docs/ranks.md).
 #pragma once
 
 #include <cuda.h>

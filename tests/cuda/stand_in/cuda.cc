@@ -44,6 +44,9 @@ using namespace ebb::stand_in;  // the file's own
 constexpr size_t kDeviceBytes = size_t{1} << 32;
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;
 
+// Streams are threads: none shares a queue with another, however many there are.
+[[maybe_unused]] const int queues_are_many = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1000000", 1);
+
 std::atomic<int> device_count{2};
 std::atomic<cudaError_t> device_count_result{cudaSuccess};
 thread_local int current_device = 0;
