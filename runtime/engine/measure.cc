@@ -48,17 +48,30 @@ absl::Status Executor::MeasureCoalesce(MeasuringScratch& scratch) {
   config_.ebb.measures_coalesce = false;
   if (!world_.connected_by_nccl()) return absl::OkStatus();
   constexpr char kWhat[] = "measuring group sizes";
-  scratch.groups = device_.Allocate(kBucketBytesMax, kWhat);
+  // As the pools: what NCCL does for registered memory is what steps will have.
+  scratch.groups = AllocatePool(StateClass::kGather, kBucketBytesMax, kWhat);
   scratch.number = device_.AllocateShared(sizeof(int64_t), kWhat);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(
       Control(), scratch.groups.ok() ? scratch.number.status() : scratch.groups.status()));
-  EBB_ASSIGN_OR_RETURN(const int64_t mine,
-                       MeasureBucketBytes(*gather_communicator_, *gather_, scratch.groups->span(),
-                                          *reinterpret_cast<int64_t*>(scratch.number->data())));
-  // Every shard group has measured.
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all, AllValues(Control(), mine));
-  config_.ebb.coalesce_bytes = all[0];
-  LogChosen("ebb.coalesce", absl::StrCat(all[0], " bytes here"));
+  if (config_.ebb.register_buffers) {
+    const absl::Status any =
+        AgreeOnStatus(Control(), gather_communicator_->Register(scratch.groups->span()));
+    // Then all copy, as they will from the pools, of which that is logged.
+    if (!any.ok()) gather_communicator_->Deregister();
+    EBB_RETURN_IF_ERROR(control_->status());
+  }
+  const auto measure = [&]() -> absl::StatusOr<std::vector<int64_t>> {
+    EBB_ASSIGN_OR_RETURN(const int64_t mine,
+                         MeasureBucketBytes(*gather_communicator_, *gather_, scratch.groups->span(),
+                                            *reinterpret_cast<int64_t*>(scratch.number->data())));
+    // Every shard group has measured.
+    return AllValues(Control(), mine);
+  };
+  const absl::StatusOr<std::vector<int64_t>> all = measure();
+  gather_communicator_->Deregister();
+  EBB_RETURN_IF_ERROR(all.status());
+  config_.ebb.coalesce_bytes = (*all)[0];
+  LogChosen("ebb.coalesce", absl::StrCat((*all)[0], " bytes here"));
   return absl::OkStatus();
 }
 

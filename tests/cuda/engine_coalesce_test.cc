@@ -1,10 +1,13 @@
 // "ebb.coalesce" "auto": measured where NCCL connects the ranks, and then a number that repeats the
 // run. On the stand-in.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/bucket_measurement.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "engine_creation.h"
@@ -14,6 +17,9 @@
 
 namespace ebb::testing {
 namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
 
 class EngineCoalesceTest : public ::testing::Test {
  protected:
@@ -65,6 +71,26 @@ TEST_F(EngineCoalesceTest, AutoIsOneNumberOfAllRanksThatRepeatsTheRun) {
     ASSERT_TRUE(again.ok()) << again.status();
     EXPECT_EQ(Train(*again)[0].ToJson(), first[0].ToJson());
   }
+}
+
+// As steps gather into memory that is registered.
+TEST_F(EngineCoalesceTest, MeasuresOnMemoryThatIsRegistered) {
+  const NcclSharesDevice nccl;
+  config_.ebb.timeout_seconds = 0.5;
+  stand_in::FailCall("ncclCommWindowRegister", ncclSystemError);
+  for (const absl::Status& each : RefusalsOfAll(kRanks, config_)) {
+    EXPECT_THAT(std::string(each.message()),
+                AnyOf(HasSubstr(absl::StrCat("registering ", kBucketBytesMax, " bytes")),
+                      HasSubstr("has waited 0.5 s")));
+  }
+}
+
+TEST_F(EngineCoalesceTest, MeasuresWithCopiesWhereARankRegistersNothing) {
+  const NcclSharesDevice nccl;
+  stand_in::SetRegisters(stand_in::Registers::kBuffers);
+  stand_in::FailCall("ncclCommRegister", ncclSystemError);
+  EXPECT_TRUE(Train(config_)[0].ebb.coalesce_bytes.has_value());
+  EXPECT_EQ(stand_in::Alive().registrations, 0);
 }
 
 TEST_F(EngineCoalesceTest, AutoIsNotGivenWithoutNccl) {
