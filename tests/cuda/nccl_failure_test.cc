@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/comm/nccl/channel.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -290,6 +291,18 @@ TEST_F(NcclFailureTest, AsynchronousErrorIsToldToAllRanks) {
                 AllOf(HasSubstr("rank 1"), HasSubstr("'reduce'"),
                       HasSubstr("remote process exited"), HasSubstr("said the stand-in")));
   }
+}
+
+// Whoever watches a call that does not return has to be able to say that it is late.
+TEST_F(NcclFailureTest, AsynchronousErrorsAreAskedForWithoutWaitingForACall) {
+  const NcclLibrary& nccl = **LoadNccl();
+  NcclChannel channel(nccl, /*device=*/0);
+  const absl::Status called = channel.Call("a call", [&](ncclComm_t&) {
+    std::thread watch([&] { EXPECT_TRUE(channel.AsynchronousError().ok()); });
+    watch.join();
+    return ncclSuccess;
+  });
+  EXPECT_TRUE(called.ok()) << called;
 }
 
 // A call of an operation that fails on one rank.

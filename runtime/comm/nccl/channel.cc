@@ -47,6 +47,10 @@ absl::Status NcclChannel::Call(std::string_view what,
 
 NcclChannel::State NcclChannel::Poll() {
   const std::scoped_lock lock(calls_);
+  return PollLocked();
+}
+
+NcclChannel::State NcclChannel::PollLocked() {
   if (failed()) return {.error = status()};
   if (comm_ == nullptr) return {};
   ncclResult_t state = ncclSuccess;
@@ -72,7 +76,8 @@ absl::Status NcclChannel::AwaitReady(WaitPoint::Deadline deadline) {
 }
 
 absl::Status NcclChannel::AsynchronousError() {
-  return Poll().error;
+  const std::unique_lock lock(calls_, std::try_to_lock);
+  return lock.owns_lock() ? PollLocked().error : absl::OkStatus();
 }
 
 void NcclChannel::Fail(const absl::Status& why) {

@@ -6,6 +6,11 @@
 // dead rank and have not been told. So every channel aborts on a thread of its own, and none waits for
 // another. NCCL's groups would do for channels that are ready, from 2.22 on; not for one whose launch
 // is under way, because each ncclCommAbort of a group waits for that before the next one is called.
+//
+// Communicators do not block (ncclConfig_t::blocking 0), which costs each operation a thread of NCCL's,
+// made and joined. Only so may ncclCommAbort come while a call has not finished: it ends and joins that
+// thread, and would otherwise free what a call that blocks goes on using (NCCL's user guide, "Fault
+// Tolerance", asks for it).
 #pragma once
 
 #include <nccl.h>
@@ -39,7 +44,7 @@ class NcclChannel {
   // Waits until the calls before have done their part on the host, which takes the other ranks the
   // first time. kDeadlineExceeded, without words.
   absl::Status AwaitReady(WaitPoint::Deadline deadline);
-  // An error that has come up meanwhile.
+  // An error that has come up meanwhile. Waits for no call: beside one there is none.
   absl::Status AsynchronousError();
 
   // Ends the operations of this rank, running and later ones; what they receive into is undefined.
@@ -56,6 +61,7 @@ class NcclChannel {
     bool in_progress = false;
   };
   State Poll();
+  State PollLocked();
   void Abort();
 
   const NcclLibrary& nccl_;
