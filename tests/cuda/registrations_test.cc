@@ -194,7 +194,7 @@ TEST_F(RegistrationsTest, BuffersStandInForTheWindowsOfALaterNccl) {
   nccl.GetUniqueId(&id);
   auto communicator = NcclCommunicator::Connect(
       {.nccl = nccl, .device = device, .failure = SharedFailure::Between(bootstrap), .options = {}},
-      *bootstrap->NewDepartures(/*timeout_seconds=*/1), id, 0, 1);
+      *bootstrap->NewFarewells(/*timeout_seconds=*/1), id, 0, 1);
   ASSERT_TRUE(communicator.ok()) << communicator.status();
   const Buffer memory = *device.Allocate(4096, "test");
   const absl::Status registered = (*communicator)->Register(memory.span());

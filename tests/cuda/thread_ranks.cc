@@ -16,7 +16,7 @@ class ThreadMeeting::Member : public Bootstrap {
   Member(ThreadMeeting& meeting, int rank)
       : meeting_(meeting),
         rank_(rank),
-        notes_(std::make_shared<DepartureNotes>(
+        notes_(std::make_shared<FarewellNotes>(
             [&meeting, rank](std::string_view note) { meeting.PassOn(rank, note); })) {}
   int rank() const override { return rank_; }
   int size() const override { return meeting_.size_; }
@@ -31,15 +31,15 @@ class ThreadMeeting::Member : public Bootstrap {
   void OnFailure(std::function<void(const absl::Status&)> heard) override {
     meeting_.Listen(rank_, std::move(heard));
   }
-  absl::StatusOr<std::unique_ptr<Departures>> NewDepartures(double /*timeout_seconds*/) override {
+  absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells(double /*timeout_seconds*/) override {
     return notes_->New();
   }
-  const std::shared_ptr<DepartureNotes>& notes() const { return notes_; }
+  const std::shared_ptr<FarewellNotes>& notes() const { return notes_; }
 
  private:
   ThreadMeeting& meeting_;
   const int rank_;
-  const std::shared_ptr<DepartureNotes> notes_;
+  const std::shared_ptr<FarewellNotes> notes_;
 };
 
 std::shared_ptr<Bootstrap> ThreadMeeting::For(int rank) {
@@ -50,7 +50,7 @@ std::shared_ptr<Bootstrap> ThreadMeeting::For(int rank) {
 }
 
 void ThreadMeeting::PassOn(int rank, std::string_view note) {
-  std::vector<std::shared_ptr<DepartureNotes>> others;
+  std::vector<std::shared_ptr<FarewellNotes>> others;
   {
     const std::scoped_lock lock(mutex_);
     for (size_t other = 0; other < notes_.size(); ++other) {

@@ -45,7 +45,7 @@ class ThreadMeeting {
   std::map<int, int> joined_;  // rounds, by rank
   absl::Status failure_;
   std::vector<std::function<void(const absl::Status&)>> listeners_;
-  std::vector<std::weak_ptr<DepartureNotes>> notes_;  // by rank
+  std::vector<std::weak_ptr<FarewellNotes>> notes_;  // by rank
 };
 
 // As RunThreads, with NCCL and round `devices` CUDA devices. A rank whose body has failed has ended.

@@ -59,7 +59,7 @@ Star::Star(int rank, Rendezvous rendezvous)
     : rank_(rank),
       participants_(rendezvous.participants()),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      notes_(std::make_shared<DepartureNotes>([this](std::string_view note) {
+      notes_(std::make_shared<FarewellNotes>([this](std::string_view note) {
         const std::scoped_lock lock(mutex_);
         TellOthers(MessageType::kNote, note, rank_);
       })),

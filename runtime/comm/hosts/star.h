@@ -23,7 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/nccl/departures.h"
+#include "ebb/runtime/comm/farewells.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
@@ -47,7 +47,7 @@ class Star {
   // Whether all can have been told: without rank 0 nobody is.
   bool Fail(const absl::Status& why);
   void OnFailure(Heard heard);
-  absl::StatusOr<std::unique_ptr<Departures>> NewDepartures() { return notes_->New(); }
+  absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells() { return notes_->New(); }
 
  private:
   Star(int rank, Rendezvous rendezvous);
@@ -68,7 +68,7 @@ class Star {
   const int rank_;
   const std::vector<Participant> participants_;
   const Descriptor wake_;
-  const std::shared_ptr<DepartureNotes> notes_;
+  const std::shared_ptr<FarewellNotes> notes_;
   std::vector<pollfd> polled_;  // of the thread
   std::thread thread_;
 

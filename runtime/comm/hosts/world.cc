@@ -66,8 +66,8 @@ class HostsRank::StarBootstrap : public Bootstrap {
   void OnFailure(std::function<void(const absl::Status& why)> heard) override {
     star_->OnFailure(std::move(heard));
   }
-  absl::StatusOr<std::unique_ptr<Departures>> NewDepartures(double /*timeout_seconds*/) override {
-    return star_->NewDepartures();
+  absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells(double /*timeout_seconds*/) override {
+    return star_->NewFarewells();
   }
   const Star& star() const { return *star_; }
 

@@ -129,7 +129,7 @@ absl::Status MpiGroup::MeetToJoin(const void* letter, const CommunicatorOptions&
       std::string how;
       {
         const std::scoped_lock lock(mutex_);
-        how = departures_[static_cast<size_t>(meeting.absent[0])]->how;
+        how = farewells_[static_cast<size_t>(meeting.absent[0])]->how;
       }
       return Break(LeftBeforeCreationStatus(world_rank(meeting.absent[0]), how));
     }

@@ -24,7 +24,7 @@ MpiGroup::MpiGroup(MpiWorld& world, Place place)
       place_(std::move(place)),
       hosts_(FindHosts(world.HostsOf(place_.world_ranks))),
       others_(AllBut(place_.rank, place_.world_ranks.size())),
-      departures_(place_.world_ranks.size()) {
+      farewells_(place_.world_ranks.size()) {
   calls_ = std::make_unique<Letters>(*this, kTags * id(), sizeof(CallSummary));
   proposals_ = std::make_unique<Letters>(*this, kTags * id() + 1, MpiWorld::kProposalBytes);
   world_.Register(*this);
@@ -73,8 +73,8 @@ void MpiGroup::Hear(int world_rank, const Notice& notice) {
       if (broken_.ok()) broken_ = why;
       return;
     }
-    case Notice::Kind::kDeparture:
-      HearDeparture(world_rank, notice);
+    case Notice::Kind::kFarewell:
+      HearFarewell(world_rank, notice);
       return;
   }
 }
@@ -92,7 +92,7 @@ void MpiGroup::FailBecauseLeft(int rank) {
   std::string how;
   {
     const std::scoped_lock lock(mutex_);
-    how = departures_[static_cast<size_t>(rank)]->how;
+    how = farewells_[static_cast<size_t>(rank)]->how;
   }
   Fail(LeftStatus(options(), RankName(rank), how));
 }
@@ -112,7 +112,7 @@ void MpiGroup::Leave(const std::string& how) {
     const std::scoped_lock lock(mutex_);
     if (std::exchange(left_, true)) return;
   }
-  Notice notice = Notice::Of(Notice::Kind::kDeparture, id(), absl::UnavailableError(how));
+  Notice notice = Notice::Of(Notice::Kind::kFarewell, id(), absl::UnavailableError(how));
   for (const int other : others_) {
     notice.calls = calls_->sent(other);
     notice.proposals = proposals_->sent(other);
@@ -122,16 +122,16 @@ void MpiGroup::Leave(const std::string& how) {
 
 bool MpiGroup::HasLeft(int peer, const Letters& letters, uint64_t received) const {
   const std::scoped_lock lock(mutex_);
-  const std::optional<Departure>& departure = departures_[static_cast<size_t>(peer)];
-  return departure.has_value() &&
-         (&letters == calls_.get() ? departure->calls : departure->proposals) <= received;
+  const std::optional<Farewell>& farewell = farewells_[static_cast<size_t>(peer)];
+  return farewell.has_value() &&
+         (&letters == calls_.get() ? farewell->calls : farewell->proposals) <= received;
 }
 
-void MpiGroup::HearDeparture(int world_rank, const Notice& notice) {
+void MpiGroup::HearFarewell(int world_rank, const Notice& notice) {
   const std::scoped_lock lock(mutex_);
   const auto found = std::find(place_.world_ranks.begin(), place_.world_ranks.end(), world_rank);
   if (found == place_.world_ranks.end()) return;
-  departures_[static_cast<size_t>(found - place_.world_ranks.begin())] = {
+  farewells_[static_cast<size_t>(found - place_.world_ranks.begin())] = {
       .calls = notice.calls, .proposals = notice.proposals, .how = notice.text};
 }
 

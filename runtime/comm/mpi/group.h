@@ -90,14 +90,14 @@ class MpiGroup {
 
  private:
   static constexpr int kTags = 4;
-  struct Departure {
+  struct Farewell {
     uint64_t calls = 0;
     uint64_t proposals = 0;
     std::string how;
   };
   // False: it was not the first.
   bool SetFailed(const absl::Status& why);
-  void HearDeparture(int world_rank, const Notice& notice);
+  void HearFarewell(int world_rank, const Notice& notice);
   // One meeting of a Join.
   absl::Status MeetToJoin(const void* letter, const CommunicatorOptions& options,
                           WaitPoint::Deadline deadline);
@@ -115,7 +115,7 @@ class MpiGroup {
   mutable std::mutex mutex_;
   absl::Status status_;
   bool left_ = false;
-  std::vector<std::optional<Departure>> departures_;
+  std::vector<std::optional<Farewell>> farewells_;
   absl::Status broken_;  // why no parts are created any more
 };
 

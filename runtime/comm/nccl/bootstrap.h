@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/nccl/departures.h"
+#include "ebb/runtime/comm/farewells.h"
 
 namespace ebb {
 
@@ -37,7 +37,7 @@ class Bootstrap {
   virtual void OnFailure(std::function<void(const absl::Status& why)> heard) = 0;
 
   // Of a communicator between all ranks. Collective, as AllGather, which may wait.
-  virtual absl::StatusOr<std::unique_ptr<Departures>> NewDepartures(double timeout_seconds) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells(double timeout_seconds) = 0;
 };
 
 }  // namespace ebb

@@ -57,8 +57,7 @@ class NcclCommunicator::Calling {
 };
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
-    Parts parts, std::unique_ptr<Departures> departures, const ncclUniqueId& id, int rank,
-    int size) {
+    Parts parts, std::unique_ptr<Farewells> farewells, const ncclUniqueId& id, int rank, int size) {
   const auto deadline = DeadlineAfter(parts.options.timeout_seconds);
   EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
   auto channel = std::make_shared<NcclChannel>(parts.nccl, parts.device.ordinal());
@@ -68,11 +67,11 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
   }));
   // From here on a failure of another rank ends the waiting for it.
   parts.failure->Join(channel);
-  return Finish(std::move(parts), std::move(departures), std::move(channel), deadline);
+  return Finish(std::move(parts), std::move(farewells), std::move(channel), deadline);
 }
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
-    Parts parts, std::unique_ptr<Departures> departures, std::shared_ptr<NcclChannel> channel,
+    Parts parts, std::unique_ptr<Farewells> farewells, std::shared_ptr<NcclChannel> channel,
     WaitPoint::Deadline deadline) {
   const absl::Status ready = channel->AwaitReady(deadline);
   if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
@@ -89,7 +88,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
   EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
   group.barrier = barrier.data();
   std::unique_ptr<NcclCommunicator> communicator(
-      new NcclCommunicator(std::move(parts), std::move(departures), std::move(channel),
+      new NcclCommunicator(std::move(parts), std::move(farewells), std::move(channel),
                            std::move(in_flight), std::move(barrier), group));
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
@@ -101,12 +100,12 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
   return communicator;
 }
 
-NcclCommunicator::NcclCommunicator(Parts parts, std::unique_ptr<Departures> departures,
+NcclCommunicator::NcclCommunicator(Parts parts, std::unique_ptr<Farewells> farewells,
                                    std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier,
                                    NcclGroup group)
     : parts_(std::move(parts)),
-      departures_(std::move(departures)),
+      farewells_(std::move(farewells)),
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
@@ -126,7 +125,7 @@ void NcclCommunicator::Leave() {
   if (std::exchange(left_, true)) return;
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   if (!channel_->failed())
-    departures_->Leave({.rank = RankName(), .calls = calls_.load(std::memory_order_acquire)});
+    farewells_->Say({.rank = RankName(), .calls = calls_.load(std::memory_order_acquire)});
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -252,11 +251,11 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
     EBB_RETURN_IF_ERROR(begun);
     EBB_RETURN_IF_ERROR(channel_->AwaitReady(deadline));
     parts_.failure->Join(part);
-    EBB_ASSIGN_OR_RETURN(std::unique_ptr<Departures> departures, departures_->Split(colour, key));
+    EBB_ASSIGN_OR_RETURN(std::unique_ptr<Farewells> farewells, farewells_->Split(colour, key));
     Parts parts = parts_;
     parts.options.reduction_group = 0;  // the parent's need not divide the parts
     if (!name.empty()) parts.options.name = name;
-    return Finish(std::move(parts), std::move(departures), part, deadline);
+    return Finish(std::move(parts), std::move(farewells), part, deadline);
   };
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished = finish();
   if (finished.ok()) return *std::move(finished);
@@ -306,7 +305,7 @@ absl::Status NcclCommunicator::WhatIsWrong() {
 }
 
 absl::Status NcclCommunicator::Deserted() {
-  const std::optional<Departure> left = departures_->First();
+  const std::optional<Farewell> left = farewells_->First();
   const uint64_t calls = calls_.load(std::memory_order_acquire);
   if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
   return LeftStatus(parts_.options, left->rank,

@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/farewells.h"
 #include "ebb/runtime/comm/nccl/channel.h"
-#include "ebb/runtime/comm/nccl/departures.h"
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
@@ -43,7 +43,7 @@ class NcclCommunicator : public CommunicatorBackend {
 
   // Connects this rank with the others that have the same id.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
-      Parts parts, std::unique_ptr<Departures> departures, const ncclUniqueId& id, int rank,
+      Parts parts, std::unique_ptr<Farewells> farewells, const ncclUniqueId& id, int rank,
       int size);
   // Waits for what was enqueued, then leaves: who calls more than this rank has is told.
   ~NcclCommunicator() override;
@@ -65,12 +65,12 @@ class NcclCommunicator : public CommunicatorBackend {
   // While all ranks are needed for what this one calls.
   class Calling;
 
-  NcclCommunicator(Parts parts, std::unique_ptr<Departures> departures,
+  NcclCommunicator(Parts parts, std::unique_ptr<Farewells> farewells,
                    std::shared_ptr<NcclChannel> channel, std::unique_ptr<InFlight> in_flight,
                    Buffer barrier, NcclGroup group);
   // Of a channel whose creation has begun: waits until it is connected.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Finish(
-      Parts parts, std::unique_ptr<Departures> departures, std::shared_ptr<NcclChannel> channel,
+      Parts parts, std::unique_ptr<Farewells> farewells, std::shared_ptr<NcclChannel> channel,
       WaitPoint::Deadline deadline);
 
   absl::Status EnqueueNow(Stream& stream, const Collective& call);
@@ -83,7 +83,7 @@ class NcclCommunicator : public CommunicatorBackend {
   std::string RankName() const;
 
   Parts parts_;
-  const std::unique_ptr<Departures> departures_;
+  const std::unique_ptr<Farewells> farewells_;
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;

@@ -94,11 +94,11 @@ class NcclWorld : public WorldBackend {
  private:
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(const CommunicatorOptions& options,
                                                             const ncclUniqueId& id) {
-    EBB_ASSIGN_OR_RETURN(std::unique_ptr<Departures> departures,
-                         bootstrap_->NewDepartures(CreationSeconds(options)));
+    EBB_ASSIGN_OR_RETURN(std::unique_ptr<Farewells> farewells,
+                         bootstrap_->NewFarewells(CreationSeconds(options)));
     return NcclCommunicator::Connect(
         {.nccl = nccl_, .device = device_, .failure = failure_, .options = options},
-        std::move(departures), id, rank(), size());
+        std::move(farewells), id, rank(), size());
   }
 
   // The id of rank 0's, once all want the same.

@@ -34,33 +34,33 @@ absl::StatusOr<std::string> GatherBytes(Communicator& communicator, const void* 
 
 // A communicator on which nothing runs, so that its only failure, but for the world's, is the one
 // that the first rank which leaves brings about.
-class DeparturesOfCommunicator : public Departures {
+class FarewellsOfCommunicator : public Farewells {
  public:
-  explicit DeparturesOfCommunicator(Communicator beside) : beside_(std::move(beside)) {}
+  explicit FarewellsOfCommunicator(Communicator beside) : beside_(std::move(beside)) {}
 
-  void Leave(const Departure& mine) override {
+  void Say(const Farewell& mine) override {
     beside_.Abort(absl::CancelledError(absl::StrCat(kMark, mine.calls, " ", mine.rank)));
   }
 
-  std::optional<Departure> First() override {
+  std::optional<Farewell> First() override {
     const absl::Status status = beside_.status();
     absl::string_view said = status.message();
     const size_t mark = said.rfind(kMark);
     if (mark == absl::string_view::npos) return std::nullopt;  // also if nothing has failed
     said.remove_prefix(mark + kMark.size());
     const size_t space = std::min(said.find(' '), said.size());
-    Departure departure = {.rank = std::string(said.substr(std::min(space + 1, said.size())))};
-    if (!absl::SimpleAtoi(said.substr(0, space), &departure.calls)) return std::nullopt;
-    return departure;
+    Farewell farewell = {.rank = std::string(said.substr(std::min(space + 1, said.size())))};
+    if (!absl::SimpleAtoi(said.substr(0, space), &farewell.calls)) return std::nullopt;
+    return farewell;
   }
 
-  absl::StatusOr<std::unique_ptr<Departures>> Split(int colour, int key) override {
+  absl::StatusOr<std::unique_ptr<Farewells>> Split(int colour, int key) override {
     EBB_ASSIGN_OR_RETURN(Communicator part, beside_.Split(colour, key));
-    return std::make_unique<DeparturesOfCommunicator>(std::move(part));
+    return std::make_unique<FarewellsOfCommunicator>(std::move(part));
   }
 
  private:
-  static constexpr absl::string_view kMark = "departure after ";
+  static constexpr absl::string_view kMark = "farewell after ";
 
   Communicator beside_;
 };
@@ -117,11 +117,11 @@ void WorldBootstrap::OnFailure(std::function<void(const absl::Status& why)> hear
   changed_.notify_all();
 }
 
-absl::StatusOr<std::unique_ptr<Departures>> WorldBootstrap::NewDepartures(double timeout_seconds) {
+absl::StatusOr<std::unique_ptr<Farewells>> WorldBootstrap::NewFarewells(double timeout_seconds) {
   EBB_ASSIGN_OR_RETURN(
       Communicator beside,
-      world_.NewCommunicator({.name = "gpu-departures", .timeout_seconds = timeout_seconds}));
-  return std::make_unique<DeparturesOfCommunicator>(std::move(beside));
+      world_.NewCommunicator({.name = "gpu-farewells", .timeout_seconds = timeout_seconds}));
+  return std::make_unique<FarewellsOfCommunicator>(std::move(beside));
 }
 
 void WorldBootstrap::Watch() {

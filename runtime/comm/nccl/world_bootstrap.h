@@ -32,7 +32,7 @@ class WorldBootstrap : public Bootstrap {
                                                      double timeout_seconds) override;
   void Fail(const absl::Status& why) override { world_.Fail(why); }
   void OnFailure(std::function<void(const absl::Status& why)> heard) override;
-  absl::StatusOr<std::unique_ptr<Departures>> NewDepartures(double timeout_seconds) override;
+  absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells(double timeout_seconds) override;
 
  private:
   WorldBootstrap(World world, Communicator watched)

@@ -41,22 +41,22 @@ Proposal Read(const SharedProposal& from) {
 
 }  // namespace
 
-void Depart(Departure& departure, const std::string& how) {
-  if (departure.left.load(std::memory_order_relaxed) != 0) return;
-  WriteText(departure.how, how);
-  departure.left.store(1, std::memory_order_seq_cst);
+void SayFarewell(Farewell& farewell, const std::string& how) {
+  if (farewell.left.load(std::memory_order_relaxed) != 0) return;
+  WriteText(farewell.how, how);
+  farewell.left.store(1, std::memory_order_seq_cst);
 }
 
 Board::Board(NodeWorld& world, std::vector<int> world_ranks, int rank, BoardSeat* seats,
              SharedStatus* broken, std::function<absl::Status()> failure,
-             std::function<const Departure*(int rank)> departure)
+             std::function<const Farewell*(int rank)> farewell)
     : world_(world),
       world_ranks_(std::move(world_ranks)),
       rank_(rank),
       seats_(seats),
       broken_(broken),
       failure_(std::move(failure)),
-      departure_(std::move(departure)) {}
+      farewell_(std::move(farewell)) {}
 
 absl::StatusOr<Board::Place> Board::Join(const Proposal& proposal) {
   BoardSeat& mine = seats_[rank_];
@@ -119,7 +119,7 @@ absl::Status Board::AwaitAll(int64_t round, const CommunicatorOptions& options,
   const auto complete = [&] { return std::none_of(ranks.begin(), ranks.end(), is_absent); };
   const auto gone = [&]() -> int {
     for (const int rank : ranks) {
-      if (departure_(rank)->left.load(std::memory_order_acquire) != 0 && is_absent(rank))
+      if (farewell_(rank)->left.load(std::memory_order_acquire) != 0 && is_absent(rank))
         return rank;
     }
     return -1;
@@ -132,7 +132,7 @@ absl::Status Board::AwaitAll(int64_t round, const CommunicatorOptions& options,
   if (broken_->is_set()) return broken_->Get();
   if (complete()) return absl::OkStatus();
   if (const int rank = gone(); rank >= 0) {
-    return Break(LeftBeforeCreationStatus(NamedRank(rank), departure_(rank)->how));
+    return Break(LeftBeforeCreationStatus(NamedRank(rank), farewell_(rank)->how));
   }
   std::string absent;
   for (const int rank : ranks) {

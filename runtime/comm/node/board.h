@@ -34,11 +34,11 @@ class Board {
     Mapping memory;
   };
 
-  // `failure`: of those who meet; they form nothing any more then. `departure`: of a rank, which
+  // `failure`: of those who meet; they form nothing any more then. `farewell`: of a rank, which
   // is then not waited for.
   Board(NodeWorld& world, std::vector<int> world_ranks, int rank, BoardSeat* seats,
         SharedStatus* broken, std::function<absl::Status()> failure,
-        std::function<const Departure*(int rank)> departure);
+        std::function<const Farewell*(int rank)> farewell);
 
   // Waits for all, at most as long as the proposed options say.
   absl::StatusOr<Place> Join(const Proposal& proposal);
@@ -58,11 +58,11 @@ class Board {
   BoardSeat* const seats_;
   SharedStatus* const broken_;
   const std::function<absl::Status()> failure_;
-  const std::function<const Departure*(int rank)> departure_;
+  const std::function<const Farewell*(int rank)> farewell_;
 };
 
-// Writes and reads the one text of a departure.
-void Depart(Departure& departure, const std::string& how);
+// Writes and reads the one text of a farewell.
+void SayFarewell(Farewell& farewell, const std::string& how);
 
 }  // namespace node
 }  // namespace ebb

@@ -32,7 +32,7 @@ NodeGroup::NodeGroup(std::shared_ptr<NodeWorld> world, node::Board::Place place)
   splits_ = std::make_unique<node::Board>(
       *world_, world_ranks_, rank_,
       reinterpret_cast<node::BoardSeat*>(memory_.data() + layout_.board()), &header().broken,
-      [this] { return status(); }, [this](int other) { return &seat(other).departure; });
+      [this] { return status(); }, [this](int other) { return &seat(other).farewell; });
 }
 
 NodeGroup::~NodeGroup() {
@@ -47,7 +47,7 @@ void NodeGroup::WakeOthers() {
 }
 
 void NodeGroup::Leave(const std::string& how) {
-  node::Depart(seat(rank_).departure, how);
+  node::SayFarewell(seat(rank_).farewell, how);
   WakeOthers();
   // Those who would form a part of this communicator sleep elsewhere.
   for (int other = 0; other < size(); ++other) world_->point(world_rank(other), 0).Notify();
@@ -81,9 +81,9 @@ void NodeGroup::FailMismatch(int first, const CallSummary& first_call, int secon
 bool NodeGroup::Missed(int rank, const Collective& call) {
   if (failed()) return false;
   if (HasLeft(rank)) {
-    const bool said = seat(rank).departure.left.load(std::memory_order_acquire) != 0;
+    const bool said = seat(rank).farewell.left.load(std::memory_order_acquire) != 0;
     Fail(LeftStatus(options_, RankName(rank),
-                    said ? seat(rank).departure.how : "its process has ended"));
+                    said ? seat(rank).farewell.how : "its process has ended"));
   } else {
     FailLate(call, RankName(rank));
   }

@@ -87,7 +87,7 @@ class NodeGroup {
   void WakeOthers();
 
   bool HasLeft(int rank) {
-    return seat(rank).departure.left.load(std::memory_order_acquire) != 0 ||
+    return seat(rank).farewell.left.load(std::memory_order_acquire) != 0 ||
            world_->place(world_rank(rank)).ended.load(std::memory_order_acquire) != 0;
   }
   // This rank calls nothing any more.

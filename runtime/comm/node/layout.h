@@ -39,7 +39,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free &&
               "locks inside a process do not help others");
 
 // That a rank will not come any more, and how it went. Written once, by the rank.
-struct Departure {
+struct Farewell {
   std::atomic<uint32_t> left;
   char how[kHowBytesMax];
 };
@@ -55,7 +55,7 @@ struct alignas(64) Point {
 
 struct alignas(64) RankPlace {
   std::array<Point, kWaitPoints> points;
-  Departure world;              // creates no more communicators
+  Farewell world;               // creates no more communicators
   std::atomic<uint32_t> ended;  // its process may end now and nobody minds
 };
 
@@ -105,7 +105,7 @@ struct alignas(64) GroupSeat {
     int64_t receive;
   } spans[2][kSharedSpansMax];
   std::atomic<uint64_t> met;  // meetings of all ranks inside operations
-  Departure departure;
+  Farewell farewell;
 
   // A send or receive that waits for its peer: the number of the exchange between the two, and the
   // peer; 0: none.

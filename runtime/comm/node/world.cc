@@ -160,7 +160,7 @@ void NodeWorld::Fail(const absl::Status& why) {
 }
 
 void NodeWorld::Leave(const std::string& how) {
-  node::Depart(place(rank_).world, how);
+  node::SayFarewell(place(rank_).world, how);
   WakeAll();
 }
 
