@@ -46,7 +46,7 @@ void LoseDevice(cudaError_t error) {
   const std::unique_lock lock(copying);
   lost = error;
 }
-void CopyUnlessLost(const std::function<void()>& copy) {
+void CopyUnlessLost(absl::FunctionRef<void()> copy) {
   const std::shared_lock lock(copying);
   if (Lost() == cudaSuccess) copy();
 }

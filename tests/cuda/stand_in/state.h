@@ -3,8 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include <functional>
-
+#include "absl/functional/function_ref.h"
 #include "ebb/runtime/device/stream.h"
 #include "stand_in.h"
 
@@ -30,7 +29,7 @@ void Count(Thing thing, int change);
 cudaError_t Lost();
 // `copy`, or nothing once the device is lost: then none is under way either, since who has heard of it
 // gives memory back.
-void CopyUnlessLost(const std::function<void()>& copy);
+void CopyUnlessLost(absl::FunctionRef<void()> copy);
 // Of a call of CUDA's `function`, which makes a context: what it has to fail with, or cudaSuccess.
 cudaError_t Called(const char* function);
 bool HidesStreamWaitValue();
