@@ -79,6 +79,8 @@ class Stream {
   // Always OK on the CPU.
   absl::Status status() const;
 
+  StreamBackend& backend() const { return *backend_; }
+
  private:
   std::unique_ptr<StreamBackend> backend_;
 };

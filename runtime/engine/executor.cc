@@ -192,6 +192,7 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.evaluation = evaluation;
   progress_.number = number;
   progress_.parity = 1 - finished_parity_;
+  NoteVerdict(VerdictTouch::kBeginLoss, progress_.parity);
   control_block_->loss(progress_.parity) = 0;
   progress_.options = {};
   progress_.round = 0;
@@ -264,6 +265,7 @@ float Executor::LossScale(int64_t number) {
   if (!progress_.alive || progress_.number != number || config_.compute != DType::kFloat16)
     return 1;
   TakeVerdicts().IgnoreError();  // the last step decided this one's scale
+  NoteVerdict(VerdictTouch::kReadScale, progress_.parity);
   return control_block_->loss_scale();
 }
 

@@ -18,6 +18,7 @@
 //   state_runs.cc                  state wherever it lives
 //   suspension.cc, copy.cc         beside other engines
 //   pools_for_collectives.cc       memory that NCCL moves without copies
+//   host_touches.cc                what the host touches beside the device, for who checks the order
 #pragma once
 
 #include <array>
@@ -401,6 +402,21 @@ class Executor {
   void CompleteRecord(int parity);    // this rank's, before the all-gather
   void ConcludeExchange(int parity);  // after it, still on the stream
   void JudgeStep(int parity);         // likewise
+
+  // host_touches.cc: memory that the device reaches, touched by the host in the order of a stream or
+  // by the calling thread. Told before it is enqueued or done.
+  void NoteTransfers(Stream& stream, const sharding::Operation& operation);  // at either end
+  void NoteWork(Stream& stream, const Runnable& run, int operation, StepTag step);
+  void NoteSettled(int unit);  // the calling thread sums its gradient
+  enum class VerdictTouch {    // of the control block
+    kBeginLoss,                // by the calling thread
+    kBeginRecord,
+    kReadScale,
+    kEarlyConstants,  // in the order of the reduce stream
+    kCompleteRecord,
+    kConclude,
+  };
+  void NoteVerdict(VerdictTouch what, int parity);
 
   // open_verdicts.cc
   absl::Status TakeVerdicts(int may_stay_open = 0);

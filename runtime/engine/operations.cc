@@ -170,6 +170,7 @@ void Executor::EnqueueWork(int index) {
   }
   Stream& stream = WorkStreamOf(operation);
   TraceBegin(stream, *run, index);
+  NoteWork(stream, *run, index, step);
   Compute(stream, [this, run, index, step] { RunOperation(*run, index, step); });
   TraceEnd(stream, *run, index, step);
 }

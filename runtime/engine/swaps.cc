@@ -31,10 +31,12 @@ void Executor::EnqueueMoves(int index, StepTag step) {
     TraceEnd(stream, *run, index, step);
     return;
   }
+  NoteTransfers(stream, operation);
   stream.Enqueue([this, run, index] { StartTransfers(*run, index); });
   Stream& end = EndStreamOf(operation.stream);
   stream.Record(*started_);
   end.Wait(*started_);
+  NoteTransfers(end, operation);
   end.Enqueue([this, run, index, step] { EndTransfers(*run, index, step); });
 }
 

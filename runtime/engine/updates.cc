@@ -53,6 +53,7 @@ void Executor::EnqueueEarlyScalars() {
   step.early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
   step.learning_rate = progress_.options.learning_rate;
   if (!step.early) return;
+  NoteVerdict(VerdictTouch::kEarlyConstants, progress_.parity);
   const auto set = [this, parity = progress_.parity] {
     StepScalars scalars = ScalarsFor(verdicts_[parity], /*norm=*/0);
     scalars.apply = standing_.cause == 0;

@@ -28,6 +28,7 @@ void Executor::EnqueueExchange() {
   step.error = StuckError();
   step.log.assign(progress_.log.begin(), progress_.log.end());
   ExchangeRecord& record = control_block_->own_record(parity);
+  NoteVerdict(VerdictTouch::kBeginRecord, parity);
   record = {.loss_count = progress_.loss_count,
             .scopes_hash = progress_.hash,
             .exchange = step.exchange,
@@ -42,6 +43,7 @@ void Executor::EnqueueExchange() {
   if (!progress_.evaluation) Compute(*reduce_, [this] { RefreshNorms(); });
   compute_.Record(*fence_);  // behind the last loss
   reduce_->Wait(*fence_);
+  NoteVerdict(VerdictTouch::kCompleteRecord, parity);
   reduce_->Enqueue([this, parity] { CompleteRecord(parity); });
   std::byte* const records = storage_->ExchangeRecords();
   reduce_->Copy(records + all, &record, static_cast<int64_t>(own));
@@ -56,6 +58,7 @@ void Executor::EnqueueExchange() {
         Moved(ExchangeCommunicator()) - exchange_moved_before_;
   });
   reduce_->Copy(control_block_->records(parity).data(), records, static_cast<int64_t>(all));
+  NoteVerdict(VerdictTouch::kConclude, parity);
   reduce_->Enqueue([this, parity] { ConcludeExchange(parity); });
   if (step.open) control_block_->CopyConstants(*reduce_, parity, /*early=*/false);
 }
@@ -79,6 +82,7 @@ Stream& Executor::SettledStream(int unit) {
   reduce_->WaitIdle();
   for (std::optional<Stream>* stream : {&download_, &host_sum_, &host_update_, &written_})
     (*stream)->WaitIdle();
+  NoteSettled(unit);
   return *host_sum_;
 }
 

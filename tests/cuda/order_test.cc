@@ -159,5 +159,70 @@ TEST_F(OrderTest, WhatAHostStreamHasNotWaitedForItDoesNotHandOn) {
   EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
 }
 
+TEST_F(OrderTest, WhatAHostStreamWritesWithoutAnEventIsFound) {
+  Stream host = *device_.NewHostStream("host");
+  host.Zero(host_.data(), 64);
+  AwaitUnseen(host);
+  CopyIn(first_);
+  EXPECT_THAT(stand_in::TakeRaces(),
+              ElementsAre(AllOf(HasSubstr("cudaMemcpyAsync"), HasSubstr("reads bytes 0 to 64"),
+                                HasSubstr("zeroing by the host"))));
+}
+
+TEST_F(OrderTest, AHostStreamThatDoesNotWaitForACopyIsFound) {
+  Stream host = *device_.NewHostStream("host");
+  CopyOut(first_);
+  AwaitUnseen(first_);
+  host.Copy(host_.data() + 128, host_.data() + 64, 64);
+  AwaitUnseen(host);
+  EXPECT_THAT(stand_in::TakeRaces(),
+              ElementsAre(AllOf(HasSubstr("a copy by the host"), HasSubstr("reads bytes 64 to 128"),
+                                HasSubstr("cudaMemcpyAsync"))));
+}
+
+TEST_F(OrderTest, EventsOrderHostStreamsWithTheDevice) {
+  Stream host = *device_.NewHostStream("host");
+  host.Zero(host_.data(), 64);
+  host.Record(event_);
+  first_.Wait(event_);
+  CopyIn(first_);
+  CopyOut(first_);
+  first_.Record(event_);
+  host.Wait(event_);
+  host.Copy(host_.data(), host_.data() + 64, 64);
+  host.WaitIdle();
+  CopyIn(second_);
+  EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
+}
+
+TEST_F(OrderTest, AnEarlierRecordOfAHostStreamIsNoneOfALaterTask) {
+  Stream host = *device_.NewHostStream("host");
+  Event later = *device_.NewEvent();
+  host.Record(event_);
+  host.Zero(host_.data(), 64);
+  host.Record(later);
+  first_.Wait(event_);
+  AwaitUnseen(host);
+  CopyIn(first_);
+  EXPECT_EQ(stand_in::TakeRaces().size(), 1u);
+  second_.Wait(later);
+  CopyIn(second_, /*at=*/64);
+  EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
+}
+
+TEST_F(OrderTest, WhatTheCallingThreadTouchesComesAfterItsWaitsAndBeforeWhatItEnqueues) {
+  const stand_in::Touched touched[] = {stand_in::Writes(host_.data() + 64, 64)};
+  CopyOut(first_);
+  AwaitUnseen(first_);
+  stand_in::NoteHostTouch("the test", touched);
+  EXPECT_THAT(stand_in::TakeRaces(), ElementsAre(HasSubstr("the test")));
+  first_.WaitIdle();
+  stand_in::NoteHostTouch("the test", touched);
+  CopyOut(second_);
+  EXPECT_THAT(stand_in::TakeRaces(), IsEmpty());
+  std::thread([&] { stand_in::NoteHostTouch("another thread", touched); }).join();
+  EXPECT_THAT(stand_in::TakeRaces(), ElementsAre(HasSubstr("another thread")));
+}
+
 }  // namespace
 }  // namespace ebb

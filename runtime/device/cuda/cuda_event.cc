@@ -34,7 +34,7 @@ void CudaEvent::SetPlace(const Place& place) {
 void CudaEvent::HostWait() const {
   if (const Place last = place(); last.on_host()) {
     last.host.Await();
-    order_notes::HostPassed(last.host.progress);
+    order_notes::HostPassed(last.host);
     return;
   }
   if (context_->failed()) return;
@@ -45,7 +45,7 @@ void CudaEvent::HostWait() const {
 bool CudaEvent::Passed() const {
   if (const Place last = place(); last.on_host()) {
     if (!last.host.Passed()) return false;
-    order_notes::HostPassed(last.host.progress);
+    order_notes::HostPassed(last.host);
     return true;
   }
   if (context_->failed()) return true;

@@ -42,11 +42,21 @@ CudaHostStream::~CudaHostStream() {
   context_->host_order().crossings().GiveBack(crossed_);
 }
 
+void CudaHostStream::Copy(void* destination, const void* source, int64_t bytes) {
+  order_notes::HostCopy(crossing_.get(), destination, source, bytes);
+  thread_->Copy(destination, source, bytes);
+}
+
+void CudaHostStream::Zero(void* destination, int64_t bytes) {
+  order_notes::HostCopy(crossing_.get(), destination, nullptr, bytes);
+  thread_->Zero(destination, bytes);
+}
+
 void CudaHostStream::Wait(const EventBackend& event) {
   const auto& awaited = static_cast<const CudaEvent&>(event);
   const CudaEvent::Place place = awaited.place();
   if (place.on_host()) {
-    order_notes::WaitForHost(crossing_.get(), place.host.progress);
+    order_notes::WaitForHost(crossing_.get(), place.host);
     thread_->WaitFor(place.host);
   } else if (place.recorded && !context_->failed()) {
     WaitForDevice(awaited.native());
@@ -70,15 +80,15 @@ void CudaHostStream::AwaitCrossing(int64_t ticket) {
 
 void CudaHostStream::Record(EventBackend& event) {
   const CpuEvent::Place place = thread_->EnqueuePlace();
-  order_notes::HostRecord(crossing_.get(), place.progress);
+  order_notes::HostRecord(crossing_.get(), place);
   static_cast<CudaEvent&>(event).SetPlace({.recorded = true, .host = place});
 }
 
 void CudaHostStream::WaitIdle() {
   const CpuEvent::Place place = thread_->EnqueuePlace();
-  order_notes::HostRecord(crossing_.get(), place.progress);
+  order_notes::HostRecord(crossing_.get(), place);
   place.Await();
-  order_notes::HostPassed(place.progress);
+  order_notes::HostPassed(place);
 }
 
 }  // namespace ebb

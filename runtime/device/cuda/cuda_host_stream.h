@@ -26,16 +26,17 @@ class CudaHostStream : public StreamBackend {
   ~CudaHostStream() override;
 
   void Enqueue(const Task& task) override { thread_->Enqueue(task); }
-  void Copy(void* destination, const void* source, int64_t bytes) override {
-    thread_->Copy(destination, source, bytes);
-  }
-  void Zero(void* destination, int64_t bytes) override { thread_->Zero(destination, bytes); }
+  void Copy(void* destination, const void* source, int64_t bytes) override;
+  void Zero(void* destination, int64_t bytes) override;
   void Wait(const EventBackend& event) override;
   void Record(EventBackend& event) override;
   void WaitIdle() override;
   ThreadTeam& team() override { return thread_->team(); }
   StreamView view() const override { return {}; }
   absl::Status status() const override { return context_->status(); }
+
+  // What stands for this stream where order is noted (order_notes.h).
+  cudaStream_t crossing() const { return crossing_.get(); }
 
  private:
   CudaHostStream(std::shared_ptr<CudaContext> context, SharedCudaStream crossing,

@@ -89,7 +89,7 @@ void CudaStream::Wait(const EventBackend& event) {
     Check(cudaStreamWaitEvent(stream_.get(), awaited.native(), 0), "cudaStreamWaitEvent");
     return;
   }
-  order_notes::WaitForHost(stream_.get(), place.host.progress);
+  order_notes::WaitForHost(stream_.get(), place.host);
   if (place.host.Passed()) return;
   Check(context_->host_order().EnqueueWait(stream_.get(), place.host), "cuStreamWaitValue64");
 }

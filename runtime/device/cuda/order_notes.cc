@@ -2,8 +2,9 @@
 
 namespace ebb::order_notes {
 
-void HostRecord(cudaStream_t, const void*) {}
-void WaitForHost(cudaStream_t, const void*) {}
-void HostPassed(const void*) {}
+void HostRecord(cudaStream_t, const CpuEvent::Place&) {}
+void WaitForHost(cudaStream_t, const CpuEvent::Place&) {}
+void HostPassed(const CpuEvent::Place&) {}
+void HostCopy(cudaStream_t, const void*, const void*, int64_t) {}
 
 }  // namespace ebb::order_notes

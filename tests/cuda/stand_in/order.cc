@@ -37,9 +37,9 @@ struct State {
   std::mutex mutex;
   std::map<const void*, Stream> streams;
   std::map<const void*, Clock> events;
-  // What every host stream knew at its last record: it only learns, so a wait for an earlier one
-  // may be taken for more than it is, never for less.
-  std::map<const void*, Clock> host_streams;
+  // What every host stream knew at its last records, by their tickets. It only learns: a wait for one
+  // that is not kept any more is taken for one of a later record, for more than it is.
+  std::map<const void*, std::map<int64_t, Clock>> host_streams;
   std::map<const std::byte*, Allocation> allocations;
   uint64_t streams_seen = 0;
   std::vector<std::string> races;
@@ -94,6 +94,30 @@ void Note(Allocation& allocation, const std::byte* base, const Access& access, c
   allocation.accesses.push_back(access);
 }
 
+// What the next operation of stream `number` touches, whose clock this is.
+void NoteAll(uint64_t number, Clock& clock, const char* what, std::span<const Touched> touched) {
+  const uint64_t time = ++clock[number];
+  // What one operation touches does not race with itself.
+  for (const bool writes : {false, true}) {
+    for (const Touched& each : touched) {
+      const auto* const begin = static_cast<const std::byte*>(each.data);
+      if (each.writes != writes || each.bytes == 0) continue;
+      auto allocation = All().allocations.upper_bound(begin);
+      if (allocation == All().allocations.begin()) continue;
+      --allocation;
+      if (begin >= allocation->second.end) continue;
+      Note(allocation->second, allocation->first,
+           {.begin = begin,
+            .end = begin + each.bytes,
+            .writes = writes,
+            .stream = number,
+            .time = time,
+            .what = what},
+           clock);
+    }
+  }
+}
+
 std::atomic<bool> watching{false};
 
 }  // namespace
@@ -123,26 +147,15 @@ void NoteTouch(cudaStream_t stream, const char* what, std::span<const Touched> t
   const std::scoped_lock lock(All().mutex);
   Stream& of = Of(stream);
   Join(of.clock, HostClock());
-  const uint64_t time = ++of.clock[of.number];
-  // What one operation touches does not race with itself.
-  for (const bool writes : {false, true}) {
-    for (const Touched& each : touched) {
-      const auto* const begin = static_cast<const std::byte*>(each.data);
-      if (each.writes != writes || each.bytes == 0) continue;
-      auto allocation = All().allocations.upper_bound(begin);
-      if (allocation == All().allocations.begin()) continue;
-      --allocation;
-      if (begin >= allocation->second.end) continue;
-      Note(allocation->second, allocation->first,
-           {.begin = begin,
-            .end = begin + each.bytes,
-            .writes = writes,
-            .stream = of.number,
-            .time = time,
-            .what = what},
-           of.clock);
-    }
-  }
+  NoteAll(of.number, of.clock, what, touched);
+}
+
+void NoteHostTouch(const char* what, std::span<const Touched> touched) {
+  if (!watching) return;
+  thread_local uint64_t number = 0;
+  const std::scoped_lock lock(All().mutex);
+  if (number == 0) number = ++All().streams_seen;
+  NoteAll(number, HostClock(), what, touched);
 }
 
 void NoteRecord(cudaStream_t stream, cudaEvent_t event) {
@@ -177,24 +190,43 @@ namespace ebb::order_notes {
 
 using namespace stand_in;  // the file's own
 
-void HostRecord(cudaStream_t crossing, const void* host_stream) {
+namespace {
+
+Clock KnownAt(const CpuEvent::Place& place) {
+  const std::map<int64_t, Clock>& records = All().host_streams[place.progress];
+  const auto record = records.lower_bound(place.ticket);
+  return record == records.end() ? Clock() : record->second;
+}
+
+}  // namespace
+
+void HostRecord(cudaStream_t crossing, const CpuEvent::Place& place) {
   if (!watching) return;
+  constexpr size_t kKept = 1024;
   const std::scoped_lock lock(All().mutex);
   stand_in::Stream& of = Of(crossing);
   Join(of.clock, HostClock());
-  Join(All().host_streams[host_stream], of.clock);
+  std::map<int64_t, Clock>& records = All().host_streams[place.progress];
+  records[place.ticket] = of.clock;
+  if (records.size() > kKept) records.erase(records.begin());
 }
 
-void WaitForHost(cudaStream_t waiter, const void* host_stream) {
+void WaitForHost(cudaStream_t waiter, const CpuEvent::Place& place) {
   if (!watching) return;
   const std::scoped_lock lock(All().mutex);
-  Join(Of(waiter).clock, All().host_streams[host_stream]);
+  Join(Of(waiter).clock, KnownAt(place));
 }
 
-void HostPassed(const void* host_stream) {
+void HostPassed(const CpuEvent::Place& place) {
   if (!watching) return;
   const std::scoped_lock lock(All().mutex);
-  Join(HostClock(), All().host_streams[host_stream]);
+  Join(HostClock(), KnownAt(place));
+}
+
+void HostCopy(cudaStream_t crossing, const void* destination, const void* source, int64_t bytes) {
+  const Touched touched[] = {Reads(source, source == nullptr ? 0 : bytes),
+                             Writes(destination, bytes)};
+  NoteTouch(crossing, source == nullptr ? "zeroing by the host" : "a copy by the host", touched);
 }
 
 }  // namespace ebb::order_notes

@@ -4,8 +4,10 @@
 // be on one stream, or tied by events or by waits of one host thread (vector clocks: Mattern,
 // "Virtual time and global states of distributed systems", 1989).
 //
-// What host functions, host streams and the host itself touch is not seen, but order that host
-// streams hand on is: runtime/device/cuda/order_notes.h.
+// A host stream is one of these streams: its crossing (runtime/device/cuda/order_notes.h). What its
+// tasks touch, and host functions and the calling thread, is seen as far as it is told: what host
+// streams copy, and what an engine computes and moves there (engine_touches.cc). Not seen: what the
+// calling thread reads and writes of an engine's state outside of steps.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -42,7 +44,9 @@ void ForgetAllocation(const void* data);
 // Of operations on `stream`, before they are enqueued; of those that it captures, when they are
 // launched.
 void NoteTouch(cudaStream_t stream, const char* what, std::span<const Touched> touched);
-// Likewise of kernels; one that reaches memory which is not CUDA's ends the program.
+// By the calling thread, at once.
+void NoteHostTouch(const char* what, std::span<const Touched> touched);
+// As NoteTouch, of kernels; one that reaches memory which is not CUDA's ends the program.
 void NoteKernel(cudaStream_t stream, const char* what, std::span<const Touched> touched);
 void NoteRecord(cudaStream_t stream, cudaEvent_t event);
 void NoteWait(cudaStream_t stream, cudaEvent_t event);
