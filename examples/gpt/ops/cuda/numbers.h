@@ -1,96 +1,24 @@
-// Numbers of one type, known when a kernel is compiled, as its threads load, convert and store them:
-// in groups of kGroup, 16 bytes in one access, where the addresses allow it, else one by one.
+// Where the results of kernels go, whatever their address and type, and which arrays can be walked in
+// groups of runtime/device/cuda/numbers.h.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
-#include <type_traits>
 
-#include "ebb/optim/cuda/numbers.h"
 #include "ebb/runtime/config/dtype.h"
-#include "ebb/runtime/device/cuda/number_bits.h"
+#include "ebb/runtime/device/cuda/numbers.h"
 #include "ops/ops.h"
 
 namespace ebb::gpt::cuda {
 
-// T: float, BFloat16 or Float16.
-template <class T>
-inline constexpr int kGroup = 16 / static_cast<int>(sizeof(T));
+using kernel::Aligned;
+using kernel::Group;
+using kernel::kGroup;
+using kernel::Load;
+using kernel::Pack;
+using kernel::Store;
+using kernel::Unpack;
 
-// Consecutive numbers as they lie in memory.
-template <class T, int kWidth>
-struct Group {
-  static constexpr int kBytes = kWidth * static_cast<int>(sizeof(T));
-  uint32_t words[(kBytes + 3) / 4];
-};
-
-// The address is a multiple of the group's bytes, or of 16 if they are more.
-template <class T, int kWidth>
-EBB_HOST_DEVICE Group<T, kWidth> Load(const void* array, int64_t at) {
-  constexpr int kBytes = Group<T, kWidth>::kBytes;
-  const T* const from = static_cast<const T*>(array) + at;
-  Group<T, kWidth> group;
-  if constexpr (kBytes > 16) {
-    EBB_UNROLL
-    for (int i = 0; i < kBytes / 16; ++i)
-      optim::cuda::Read<16>(from + i * kGroup<T>, group.words + 4 * i);
-  } else {
-    optim::cuda::Read<kBytes>(from, group.words);
-  }
-  return group;
-}
-template <class T, int kWidth>
-EBB_HOST_DEVICE void Store(const Group<T, kWidth>& group, void* array, int64_t at) {
-  constexpr int kBytes = Group<T, kWidth>::kBytes;
-  T* const to = static_cast<T*>(array) + at;
-  if constexpr (kBytes > 16) {
-    EBB_UNROLL
-    for (int i = 0; i < kBytes / 16; ++i)
-      optim::cuda::Write<16>(group.words + 4 * i, to + i * kGroup<T>);
-  } else {
-    optim::cuda::Write<kBytes>(group.words, to);
-  }
-}
-
-template <class T, int kWidth>
-EBB_HOST_DEVICE void Unpack(const Group<T, kWidth>& group, float (&numbers)[kWidth]) {
-  EBB_UNROLL
-  for (int i = 0; i < kWidth; ++i) {
-    if constexpr (std::is_same_v<T, float>) {
-      numbers[i] = kernel::NumberOf(group.words[i]);
-    } else {
-      const uint32_t word = group.words[i / 2];
-      if constexpr (std::is_same_v<T, BFloat16>) {
-        numbers[i] = kernel::NumberOf(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
-      } else {
-        numbers[i] = kernel::FromFloat16(static_cast<uint16_t>(word >> (16 * (i % 2))));
-      }
-    }
-  }
-}
-
-template <class T, int kWidth>
-EBB_HOST_DEVICE Group<T, kWidth> Pack(const float (&numbers)[kWidth]) {
-  Group<T, kWidth> group;
-  if constexpr (std::is_same_v<T, float>) {
-    EBB_UNROLL
-    for (int i = 0; i < kWidth; ++i) group.words[i] = kernel::BitsOf(numbers[i]);
-  } else if constexpr (kWidth == 1) {
-    group.words[0] = kernel::PackPair<T>(numbers[0], 0.0f);
-  } else {
-    EBB_UNROLL
-    for (int i = 0; i < kWidth / 2; ++i)
-      group.words[i] = kernel::PackPair<T>(numbers[2 * i], numbers[2 * i + 1]);
-  }
-  return group;
-}
-
-// Where nothing is known of the address: in one access if it happens to be aligned.
-template <class T, int kWidth>
-EBB_HOST_DEVICE bool Aligned(const void* array, int64_t at) {
-  constexpr int kBytes = Group<T, kWidth>::kBytes < 16 ? Group<T, kWidth>::kBytes : 16;
-  return reinterpret_cast<uintptr_t>(static_cast<const T*>(array) + at) % kBytes == 0;
-}
 template <class T, int kWidth>
 EBB_HOST_DEVICE void StoreAnywhere(const float (&numbers)[kWidth], void* array, int64_t at) {
   if (Aligned<T, kWidth>(array, at)) return Store(Pack<T>(numbers), array, at);

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "ebb/optim/cuda/numbers.h"
 #include "ebb/runtime/device/cuda/kernel_thread.h"
+#include "ebb/runtime/device/cuda/numbers.h"
 #include "ops/ops.h"
 
 namespace ebb::gpt::cuda {
@@ -27,15 +27,14 @@ struct StoreKernel {
       float sum[1] = {a.source[i]};
       if (a.bias != nullptr) sum[0] = sum[0] + NumberAt(a.bias, a.bias_dtype, i % a.columns);
       if (a.target.beta != 0) sum[0] = sum[0] + NumberAt(a.target.data, a.target.dtype, i);
-      optim::cuda::Store(optim::cuda::Pack(sum, a.target.dtype, optim::Rounding::kNearest),
-                         a.target.data, SizeOf(a.target.dtype), i);
+      kernel::Store(kernel::Pack(sum, a.target.dtype), a.target.data, SizeOf(a.target.dtype), i);
     }
   }
 
  private:
   EBB_HOST_DEVICE static float NumberAt(const void* array, DType dtype, int64_t index) {
     float number[1];
-    optim::cuda::Unpack(optim::cuda::Load<1>(array, SizeOf(dtype), index), dtype, number);
+    kernel::Unpack(kernel::Load<1>(array, SizeOf(dtype), index), dtype, number);
     return number[0];
   }
 };
