@@ -48,19 +48,22 @@ SwapChecksums::SwapChecksums(const sharding::Plan& plan, VerifySwap verify) {
           .Set(ChecksumOfZeros(bytes));
     }
   }
+  const bool all = verify == VerifySwap::kAll;
+  // What is a master, or half of one, is as much of the state as the rest of it.
+  const bool trained = all || decisions.reads_parameters();
   const int64_t size = SizeOf(decisions.compute);
-  for (size_t u = 0; verify == VerifySwap::kAll && u < homes.units.size(); ++u) {
+  for (size_t u = 0; trained && u < homes.units.size(); ++u) {
     const sharding::Place gradient = plan.pools.GradientShard(static_cast<int>(u));
     const sharding::UnitHomes& unit = homes.units[u];
     for (const sharding::ParameterPiece& piece : unit.frozen) {
-      if (piece.home.tier == Tier::kNvme)
+      if (all && piece.home.tier == Tier::kNvme)
         add(parameters_, StateClass::kParameter, u, piece.home.offset, piece.count() * size);
     }
     // Sub-groups are cut where pieces are.
     for (int g = 0; g < unit.sub_groups; ++g) {
       const sharding::SubGroup& group =
           homes.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
-      if (gradient.tier == Tier::kNvme) {
+      if (all && gradient.tier == Tier::kNvme) {
         const int64_t gradient_size = SizeOf(decisions.shard_dtype(static_cast<int>(u)));
         add(states_, StateClass::kGradient, u, gradient.offset + group.begin * gradient_size,
             group.count() * gradient_size);
@@ -77,8 +80,7 @@ SwapChecksums::SwapChecksums(const sharding::Plan& plan, VerifySwap verify) {
   for (const sharding::PlannedScope& scope : plan.scopes) {
     const auto v = static_cast<size_t>(scope.visit);
     const sharding::VisitAddresses& visit = plan.pools.visits[v];
-    if (verify != VerifySwap::kAll || !visit.leaves || visit.home.tier != Tier::kNvme || added[v])
-      continue;
+    if (!all || !visit.leaves || visit.home.tier != Tier::kNvme || added[v]) continue;
     added[v] = true;
     add(states_, StateClass::kActivation, static_cast<size_t>(scope.unit), visit.home.offset,
         visit.boundary_stride * decisions.micro_batches_per_round);

@@ -6,8 +6,7 @@
 //                    | boundary | boundary | ...                     of all of a round's micro-batches
 //   parameters file  | sub-group | sub-group | frozen | ...          an extent each
 //
-// With "states" only masters and states have some: of a split master the low half is verified then,
-// and the upper with "all"; with it only, parameters that are their own masters.
+// With "states" only masters and states have some, and parameters that are masters or half of them.
 //
 // An extent is written in one go by a step, by several of them at once. What is written there in
 // smaller pieces, from outside, makes it unknown until it is written, or but for masters and states

@@ -268,7 +268,6 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
     const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
       ToyModel model(ModelOf(cell));
       Config config = MakeConfig();
-      if (cell.without_masters) config.ebb.verify_swap = VerifySwap::kAll;
       absl::StatusOr<Engine> engine =
           Engine::Create(world, Device::Cpu(1), model.spec(), config, OptionsFor(cell));
       if (!engine.ok()) return engine.status();
@@ -312,7 +311,9 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheFirstMomentsEndsTheTraining) {
   ExpectFailure(run, "optimizer of unit '");
 }
 
-TEST_P(VerifySwapTest, AFlippedBitOfTheParametersEndsTheTrainingWhereAllIsVerified) {
+// Where they are masters or half of them, they are states.
+TEST_P(VerifySwapTest, AFlippedBitOfTheParametersEndsTheTrainingWhereTheyAreVerified) {
+  const bool are_states = GetParam().split || GetParam().without_masters;
   for (const double place : {0.0, 0.4, 0.7}) {
     SCOPED_TRACE(place);
     const auto tamper = [&](const std::string& path, const sharding::Plan&) {
@@ -321,7 +322,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheParametersEndsTheTrainingWhereAllIsVerifi
       FlipBit(file, static_cast<int64_t>(static_cast<double>(blocks) * place) * 4096 + 1);
     };
     Config config = MakeConfig();
-    config.ebb.verify_swap = VerifySwap::kAll;
+    config.ebb.verify_swap = are_states ? VerifySwap::kStates : VerifySwap::kAll;
     const Trained run = Train(GetParam(), config, 2, 5, tamper);
     EXPECT_LE(run.steps_done, 3);
     ExpectFailure(run, "parameter of unit '");
