@@ -117,7 +117,13 @@ absl::StatusOr<SwapDirectory> SwapDirectory::CreateIn(int parent, const std::str
   SwapDirectory made;
   made.path_ = absl::StrCat(RealPath(parent_path), "/", hidden);
   made.owner_ = getpid();
-  EBB_ASSIGN_OR_RETURN(made.lock_, MakeRunLock(parent, hidden, made.path_));
+  absl::StatusOr<FileHandle> lock = MakeRunLock(parent, hidden, made.path_);
+  if (!lock.ok()) {
+    // By the parent, which is open: the destructor needs descriptors, and there may be no more.
+    unlinkat(parent, hidden.c_str(), AT_REMOVEDIR);
+    return lock.status();
+  }
+  made.lock_ = *std::move(lock);
   if (renameat(parent, hidden.c_str(), parent, visible.c_str()) != 0) {
     return IoError(absl::StrCat("cannot rename '", made.path_, "'"), errno);
   }

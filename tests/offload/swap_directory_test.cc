@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -306,6 +307,25 @@ TEST(SwapDirectoryTest, PathsThatCannotServeAreNamed) {
               absl::StatusCode::kInvalidArgument);
   }
   EXPECT_TRUE(fs::is_empty(scratch.path() + "/real"));
+}
+
+// Of the descriptors that making one takes, all but the first, then all but the first two.
+TEST(SwapDirectoryTest, WithoutDescriptorsNothingIsLeft) {
+  const Scratch scratch;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const rlim_t left : {1, 2}) {
+    const int next = dup(STDERR_FILENO);
+    ASSERT_GE(next, 0);
+    close(next);
+    const rlimit tight = {static_cast<rlim_t>(next) + left, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &tight), 0);
+    const absl::Status status = SwapDirectory::Create(scratch.path(), "gpt").status();
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(status.message(), HasSubstr("ulimit -n"));
+    EXPECT_TRUE(fs::is_empty(scratch.path())) << left;
+  }
 }
 
 TEST(SwapDirectoryDeathTest, PathThatMayNotBeWrittenIsNamed) {
