@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -182,7 +183,16 @@ absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std:
   FileHandle lock(openat(directory.get(), kLockName,
                          O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!lock.is_open()) return failed(errno);
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return failed(errno);
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    if (error != ENOSYS && error != ENOLCK && error != EOPNOTSUPP) return failed(error);
+    unlinkat(directory.get(), kLockName, 0);
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cannot lock '", absl::string_view(path.data(), path.size()), "': ", std::strerror(error),
+        "; this file system has no locks: point nvme_path at one that has them (Lustre has with "
+        "the "
+        "mount option flock)"));
+  }
   struct stat found = {};
   if (fstat(lock.get(), &found) != 0) return failed(errno);
   if (found.st_nlink == 0) return failed(ENOENT);

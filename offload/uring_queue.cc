@@ -31,6 +31,9 @@ namespace ebb {
 namespace {
 
 constexpr int kRingEntriesMax = 4096;
+constexpr char kRaiseLockedMemory[] =
+    ". To raise the limit of locked memory: ulimit -l unlimited, memlock in "
+    "/etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit";
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kHugePageBytes = size_t{2} << 20;
 constexpr size_t kCompletionsMax = 64;  // of one Completed
@@ -114,9 +117,11 @@ class UringQueue final : public IoQueue {
     if (ring_made_) error = TryRequest();
     if (error < 0) {
       const bool forbidden = error == -EPERM || error == -EACCES;
-      return absl::UnavailableError(absl::StrCat(
-          "io_uring is not available: ", std::strerror(-error),
-          forbidden ? " (a container's seccomp profile, or kernel.io_uring_disabled)" : ""));
+      return absl::UnavailableError(
+          absl::StrCat("io_uring is not available: ", std::strerror(-error),
+                       forbidden ? " (a container's seccomp profile, or kernel.io_uring_disabled)"
+                       : error == -ENOMEM ? kRaiseLockedMemory
+                                          : ""));
     }
     Register(options.memory);
     return absl::OkStatus();
@@ -163,12 +168,10 @@ class UringQueue final : public IoQueue {
     buffers_.clear();
     static std::once_flag said;
     std::call_once(said, [&] {
-      LogWarning(absl::StrCat(
-          "io_uring cannot register ", (bytes + 1023) >> 10, " KiB of buffers: ",
-          std::strerror(-error), ". Going on without, at the cost of some CPU time",
-          error == -ENOMEM ? ". To raise the limit of locked memory: ulimit -l unlimited, memlock "
-                             "in /etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit"
-                           : ""));
+      LogWarning(absl::StrCat("io_uring cannot register ", (bytes + 1023) >> 10,
+                              " KiB of buffers: ", std::strerror(-error),
+                              ". Going on without, at the cost of some CPU time",
+                              error == -ENOMEM ? kRaiseLockedMemory : ""));
     });
   }
 

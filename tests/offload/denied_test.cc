@@ -10,9 +10,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 
 #include "ebb/offload/shard_file.h"
+#include "ebb/offload/swap_directory.h"
 #include "has_once.h"
 #include "scratch.h"
 
@@ -107,8 +109,39 @@ TEST(DeniedTest, IoUringThatIsAskedForIsAnErrorWhereThereIsNone) {
     });
     if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
     EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(status.message(), HasSubstr("ebb.io_backend \"auto\""));
+    EXPECT_THAT(status.message(),
+                AllOf(HasSubstr("ebb.io_backend \"auto\""), Not(HasSubstr("ulimit"))));
     EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  }
+}
+
+TEST(DeniedTest, IoUringWithoutLockedMemorySaysHowToRaiseTheLimit) {
+  const Scratch scratch;
+  const PinnedMemory memory = Memory(kBytes);
+  absl::Status status;
+  const bool ran = RunRefused({SYS_io_uring_setup, ENOMEM}, [&] {
+    ShardFile::Options options = OptionsIn(scratch, memory);
+    options.backend = IoBackend::kUring;
+    status = ShardFile::Create(options).status();
+  });
+  if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("io_uring is not available"),
+                                      HasSubstr("ulimit -l"), HasSubstr("memlock")));
+}
+
+TEST(DeniedTest, AFileSystemWithoutLocksIsNamed) {
+  for (const int error : {ENOSYS, ENOLCK, EOPNOTSUPP}) {
+    const Scratch scratch;
+    absl::Status status;
+    const bool ran = RunRefused({SYS_flock, error}, [&] {
+      status = SwapDirectory::Create(scratch.path(), "gpt").status();
+    });
+    if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), AllOf(HasSubstr("cannot lock"), HasSubstr(scratch.path()),
+                                        HasSubstr("has no locks"), HasSubstr("nvme_path")));
+    EXPECT_TRUE(std::filesystem::is_empty(scratch.path()));
   }
 }
 
