@@ -25,8 +25,8 @@ struct History {
   int64_t tokens_per_step = 0;  // of all ranks
   std::vector<StepRecord> steps;
   std::vector<Evaluated> held_out;
-  // Of this rank, in a step in steady state: one that ran the updates of the step before. Where
-  // there was none, of the last.
+  // Of this rank, in a step in steady state: one that ran the updates of the step before, where
+  // neither was skipped. Where there was none, of the last.
   std::vector<TrafficRow> traffic = {};
   bool traffic_is_steady = false;
 

@@ -97,9 +97,42 @@ class Recorder {
   bool warned_ = false;
 };
 
+// Takes the traffic of the first step in steady state whose update was applied, and that of the step
+// before, which runs in it; of the last step where there was none. What was applied is known with the
+// step's report, which may come a step later.
+class TrafficWatch {
+ public:
+  TrafficWatch(Trainer& trainer, History& history, int64_t evaluate_every)
+      : trainer_(trainer), history_(history), evaluate_every_(evaluate_every) {}
+
+  // After step number `step`, from 0, and before any evaluation.
+  void Take(int64_t step) {
+    Decide();
+    if (history_.traffic_is_steady) return;
+    history_.traffic = trainer_.engine().traffic();
+    if (IsSteady(step, evaluate_every_)) candidate_ = step;
+    Decide();
+  }
+  // What is left to decide, when reports have come.
+  void Decide() {
+    if (candidate_ < 0 || candidate_ >= static_cast<int64_t>(history_.steps.size())) return;
+    const auto at = static_cast<size_t>(std::exchange(candidate_, -1));
+    history_.traffic_is_steady =
+        history_.steps[at - 1].report.applied && history_.steps[at].report.applied;
+  }
+
+ private:
+  Trainer& trainer_;
+  History& history_;
+  const int64_t evaluate_every_;
+  // The step whose traffic the history has, until it is decided on; -1: none.
+  int64_t candidate_ = -1;
+};
+
 absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, History& history,
                         Progress* progress) {
   Recorder recorder(trainer, history, progress);
+  TrafficWatch traffic(trainer, history, run.options.evaluate_every);
   const auto record = [&](const StepReport& report) { recorder.Take(report); };
   for (int64_t step = 0; step < run.options.steps; ++step) {
     const absl::Status voted = vote.Decide();
@@ -112,13 +145,12 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
     const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
     // The tokens per second count from a device that has nothing left to do.
     if (evaluates || step + 1 == history.warm_up) EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
-    if (history.traffic.empty() && (last || IsSteady(step, every))) {
-      history.traffic = trainer.engine().traffic();
-      history.traffic_is_steady = IsSteady(step, every);
-    }
+    traffic.Take(step);
     if (evaluates) EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
   }
-  return trainer.AwaitReport(record);
+  EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
+  traffic.Decide();
+  return absl::OkStatus();
 }
 
 absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
@@ -204,7 +236,6 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   history.warm_up = History::WarmUp(run.options.steps);
   history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, history, shown));
-  if (history.traffic.empty()) history.traffic = trainer.engine().traffic();  // stopped before
   EBB_ASSIGN_OR_RETURN(const RankUsage usage,
                        FullestRank(world, trainer.engine(), history.traffic));
   std::string digest;
@@ -216,10 +247,12 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
     if (!usage.traffic.empty()) {
       const int64_t own = ParametersOf(trainer.model()) / trainer.engine().plan().layout.shards;
-      progress->Say((history.traffic_is_steady
-                         ? "Traffic of a step\n"
-                         : "Traffic of the last step; none in steady state came before it\n") +
-                    TrafficTable(usage.traffic, trainer.engine().config(), own));
+      progress->Say(
+          (history.traffic_is_steady
+               ? "Traffic of a step\n"
+               : "Traffic of the last step; none in steady state, with its update and that of "
+                 "the step before it applied, came before\n") +
+          TrafficTable(usage.traffic, trainer.engine().config(), own));
     }
     progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
   }

@@ -106,6 +106,7 @@ std::string SummaryJson(const Summary& summary, const History& history) {
                        {"predicted_bytes", row.predicted_bytes},
                        {"bytes", row.bytes}});
   }
+  json["traffic_is_steady"] = history.traffic_is_steady;
   Json& communication = json["communication"] = Json::array();
   for (const CommunicationRow& row : summary.usage.communication) {
     communication.push_back({{"operation", std::string(row.operation)},

@@ -3,6 +3,10 @@
 
 #include <signal.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -80,6 +84,52 @@ TEST_F(ProgramTest, WhatAllRanksRefuseIsPutDownToNone) {
   Program program(Tiny({"--data", data_, "--config", config, "--ranks", "3"}));
   EXPECT_EQ(program.Finish(), 1) << program.printed();
   EXPECT_THAT(program.printed(), HasSubstr("gpt: ebb.parameter_groups.absent"));
+}
+
+// Lines are broken elsewhere there.
+TEST_F(ProgramTest, TheExampleOfACapInTheDocumentsIsWhatItSays) {
+  Program program({"--device", "cpu", "--device-memory", "64MiB"});
+  EXPECT_EQ(program.Finish(), 1) << program.printed();
+  std::ostringstream page;
+  page << std::ifstream(EBB_DOCS "/offload.md").rdbuf();
+  const auto one_line = [](std::string text) {
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return text;
+  };
+  EXPECT_NE(one_line(page.str()).find(one_line(program.printed())), std::string::npos)
+      << program.printed();
+}
+
+TEST_F(ProgramTest, TheTrafficIsOfAStepWhoseUpdatesWereApplied) {
+  const std::string disk = files_.Path("disk");
+  std::filesystem::create_directory(disk);
+  const auto train = [&](int scale_power, const char* steps) {
+    nlohmann::json config = {{"train_micro_batch_size_per_gpu", 1}};
+    config["fp16"] = {{"enabled", true}, {"initial_scale_power", scale_power}, {"hysteresis", 1}};
+    config["zero_optimization"] = {{"stage", 3},
+                                   {"stage3_param_persistence_threshold", 0},
+                                   {"offload_param", {{"max_in_cpu", 0}}}};
+    Program program(
+        Tiny({"--data", data_, "--config", files_.Write("config.json", config.dump()),
+              "--offload-param", "nvme", "--offload-optimizer", "nvme", "--nvme-path", disk,
+              "--steps", steps, "--sample", "0", "--summary", files_.Path("s.json")}));
+    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    auto summary = nlohmann::json::parse(files_.Read("s.json"));
+    const bool steady = summary["traffic_is_steady"];
+    EXPECT_THAT(program.printed(),
+                HasSubstr(steady ? "Traffic of a step\n" : "none in steady state"));
+    return summary;
+  };
+  const auto applied = train(4, "3");
+  EXPECT_EQ(applied["skipped_steps"], 0);
+  EXPECT_EQ(applied["traffic_is_steady"], true);
+  const auto recovered = train(24, "20");
+  EXPECT_GT(recovered["skipped_steps"], 2);
+  EXPECT_EQ(recovered["traffic_is_steady"], true);
+  EXPECT_EQ(recovered["traffic"], applied["traffic"]);
+  const auto skipped = train(24, "3");
+  EXPECT_EQ(skipped["skipped_steps"], 3);
+  EXPECT_EQ(skipped["traffic_is_steady"], false);
 }
 
 TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
