@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/decisions.h"
 #include "ebb/sharding/memory_model.h"
 
 namespace ebb::sharding {
@@ -54,12 +55,14 @@ int64_t SubGroupLimit(const PoolInputs& in, const Config& config) {
 }
 
 absl::Status CheckParameterBuffers(const PoolInputs& in, const Homes& homes, const Config& config) {
+  const std::optional<int64_t> given = config.zero.offload_param.buffer_size;
+  if (!given) return absl::OkStatus();
   const int64_t size = SizeOf(in.decisions->compute);
   for (size_t u = 0; u < homes.units.size(); ++u) {
     const int64_t elements = SwapBytes(homes, static_cast<int>(u), size) / size;
-    if (elements <= config.zero.offload_param.buffer_size) continue;
+    if (elements <= *given) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        "zero_optimization.offload_param.buffer_size is ", config.zero.offload_param.buffer_size,
+        "zero_optimization.offload_param.buffer_size is ", *given,
         " elements, but a rank's slice of unit '", in.model->units[u].name, "' has ", elements,
         " on NVMe: raise it to at least ", elements, ", or keep more of them in RAM (max_in_cpu)"));
   }
@@ -79,8 +82,9 @@ absl::StatusOr<Pools> LayOutNearBudget(PoolInputs inputs, const Config& config) 
   const int slots =
       static_cast<int>(std::min<int64_t>(config.zero.offload_param.buffer_count, kParameterSlots));
   inputs.parameter_slots = slots;
+  const int64_t slot_elements = SlotElementsMax(config, *inputs.layout, inputs.decisions->compute);
   inputs.gather_slot_bytes = std::min(config.zero.offload_param.buffer_count, kBufferCountMax) *
-                             std::min(config.zero.offload_param.buffer_size, kBufferElementsMax) *
+                             std::min(slot_elements, kBufferElementsMax) *
                              SizeOf(inputs.decisions->compute);
   const auto lay_out = [&] {
     const Homes homes = DecideHomes(*inputs.decisions, *inputs.layout, limits);

@@ -11,6 +11,10 @@ namespace {
 // latency outweighs its bytes.
 constexpr int64_t kGroupBytesDefault = int64_t{1} << 20;
 
+// DeepSpeed's default of offload_param.buffer_size. There it is of one parameter, here of a unit's
+// slice, which may well be larger.
+constexpr int64_t kSlotElementsDefault = 100'000'000;
+
 void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisions) {
   const Config& config = *inputs.config;
   if (config.ebb.asynchronous_step == AsynchronousStep::kOff) {
@@ -165,6 +169,23 @@ int64_t ReduceGroupBytes(const Config& config) {
     bytes = std::min(bytes / size, *config.zero.reduce_bucket_size) * size;
   }
   return bytes;
+}
+
+std::vector<int64_t> SlotElements(const ModelLayout& layout, DType compute) {
+  const int64_t size = SizeOf(compute);
+  std::vector<int64_t> elements;
+  for (const UnitLayout& unit : layout.units) {
+    elements.push_back(
+        (SwapAligned(unit.trainable.shard * size) + SwapAligned(unit.frozen.shard * size)) / size);
+  }
+  return elements;
+}
+
+int64_t SlotElementsMax(const Config& config, const ModelLayout& layout, DType compute) {
+  if (config.zero.offload_param.buffer_size) return *config.zero.offload_param.buffer_size;
+  int64_t most = kSlotElementsDefault;
+  for (int64_t elements : SlotElements(layout, compute)) most = std::max(most, elements);
+  return most;
 }
 
 }  // namespace ebb::sharding

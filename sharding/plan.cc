@@ -20,18 +20,6 @@ namespace {
 // before it.
 constexpr int kPoolRoundsMax = 3;
 
-// DeepSpeed's buffer_size is the limit of a slot, whatever shares it. How much of a slice stays in
-// RAM is not known yet: as if nothing did.
-std::vector<int64_t> SlotElements(const ModelLayout& layout, DType compute) {
-  const int64_t size = SizeOf(compute);
-  std::vector<int64_t> elements;
-  for (const UnitLayout& unit : layout.units) {
-    elements.push_back(
-        (SwapAligned(unit.trainable.shard * size) + SwapAligned(unit.frozen.shard * size)) / size);
-  }
-  return elements;
-}
-
 ResidencyLimits LimitsOf(const Config& config, const ModelLayout& layout, DType compute) {
   const bool reads = config.parameter_tier() == Tier::kNvme;
   return {.prefetch_depth = config.zero.overlap_comm ? config.ebb.prefetch_depth : 0,
@@ -40,7 +28,7 @@ ResidencyLimits LimitsOf(const Config& config, const ModelLayout& layout, DType 
           .reuse_elements = config.zero.max_reuse_distance,
           .group_elements = GatherGroupElements(config, compute),
           .slot_elements = reads ? SlotElements(layout, compute) : std::vector<int64_t>(),
-          .slot_elements_max = config.zero.offload_param.buffer_size,
+          .slot_elements_max = SlotElementsMax(config, layout, compute),
           .reshard_after_forward = config.ebb.reshard_after_forward};
 }
 

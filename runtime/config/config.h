@@ -79,8 +79,10 @@ struct LossScaleConfig {
 struct OffloadParamConfig {
   Tier device = Tier::kDevice;               // "none", "cpu", "nvme"
   std::vector<std::string> nvme_paths = {};  // folders; several are striped
-  // Upper limits: elements of a staging buffer between the disk and the device, and how many.
-  int64_t buffer_count = 5, buffer_size = 100'000'000;
+  // Upper limits: how many staging buffers between the disk and the device, and of how many elements.
+  // Unset: DeepSpeed's default, or as large as a rank's slice of the largest unit.
+  int64_t buffer_count = 5;
+  std::optional<int64_t> buffer_size = {};
   int64_t max_in_cpu = 1'000'000'000;  // elements that stay in RAM when the rest is on NVMe
   bool pin_memory = true;
 

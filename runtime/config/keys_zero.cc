@@ -126,8 +126,8 @@ constexpr Key kRows[] = {
     Integer("zero_optimization.offload_param.buffer_count", "5", kUpperLimit,
             "staging buffers between the disk and the device")
         .From(1, 2147483647),
-    Integer("zero_optimization.offload_param.buffer_size", "100000000", kUpperLimit,
-            "elements of a staging buffer")
+    Integer("zero_optimization.offload_param.buffer_size", "", kUpperLimit,
+            "elements of a staging buffer; not given: 1e8, or what the largest unit needs")
         .From(1),
     Integer("zero_optimization.offload_param.max_in_cpu", "1000000000", kLiterally,
             "elements that stay in RAM when the others are on NVMe")

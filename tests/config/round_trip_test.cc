@@ -155,7 +155,7 @@ void RandomiseTiers(Dice& dice, Config& config) {
   param.nvme_paths = RandomPaths(dice);
   if (config.zero.stage == 3) param.device = RandomTier(dice, !param.nvme_paths.empty());
   param.buffer_count = 1 + dice.Below(100);
-  param.buffer_size = dice.Count();
+  param.buffer_size = dice.Perhaps<int64_t>([&] { return dice.Count(); });
   param.max_in_cpu = dice.Coin() ? 0 : dice.Count();
   param.pin_memory = dice.Coin();
   OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;

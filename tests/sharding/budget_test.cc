@@ -35,8 +35,9 @@ Config AllOnNvme() {
   return config;
 }
 
-absl::StatusOr<Pools> LaidOut(const Config& config) {
-  const ModelSpec model = UnitChain(std::vector<int64_t>(4, kMebi));
+absl::StatusOr<Pools> LaidOut(const Config& config,
+                              const std::vector<int64_t>& units = std::vector<int64_t>(4, kMebi)) {
+  const ModelSpec model = UnitChain(units);
   auto plan = PlanStep({.model = &model, .config = &config, .world = 1, .optimizer_states = 2});
   if (!plan.ok()) return plan.status();
   return plan->pools;
@@ -91,6 +92,21 @@ TEST(Budget, ASliceThatIsLargerThanABufferIsNamed) {
                     HasSubstr("raise it to at least 1048576"), HasSubstr("max_in_cpu")));
   config.zero.offload_param.max_in_cpu = 4 * kMebi;  // nothing of it is on the disk
   EXPECT_TRUE(LaidOut(config).ok());
+}
+
+// DeepSpeed's default is of a parameter, and a unit has many of them.
+TEST(Budget, WithoutABufferSizeASlotHoldsTheLargestUnitWhateverItsSize) {
+  Config config = AllOnNvme();
+  config.zero.offload_param.buffer_size.reset();
+  const std::vector<int64_t> units = {kMebi, 192 * kMebi, kMebi};
+  EXPECT_EQ(LaidOut(config, units)->parameter_slots.bytes, 2 * 192 * kMebi);
+  // What is gathered together still shares no more than the default, or the largest unit.
+  config.ebb.coalesce_bytes = int64_t{1} << 40;
+  EXPECT_EQ(LaidOut(config, units)->parameter_slots.bytes, 2 * 192 * kMebi);
+  EXPECT_EQ(LaidOut(config, {60 * kMebi, 30 * kMebi, 60 * kMebi})->parameter_slots.bytes,
+            2 * 90 * kMebi);
+  config.zero.offload_param.buffer_size = 100'000'000;
+  EXPECT_EQ(LaidOut(config, units).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 // Four units would be gathered as one: of 2 Mi elements a buffer has room for two.
