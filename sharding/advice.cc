@@ -35,6 +35,10 @@ void ParametersTo(Config& c, Tier tier) {
   GiveFolders(c.zero.offload_param.nvme_paths, c.zero.offload_optimizer.nvme_paths);
   c.zero.offload_param.max_in_cpu = 0;
 }
+void GradientsTo(Config& c, Tier tier) {
+  c.zero.stage = std::max(c.zero.stage, 1);
+  c.ebb.offload_gradients = tier;
+}
 void NeedFolders(Config& c) {
   if (c.zero.offload_param.nvme_paths.empty()) GiveFolders(c.zero.offload_optimizer.nvme_paths, {});
 }
@@ -60,10 +64,10 @@ void ParametersOnNvme(Config& c) {
   ParametersTo(c, Tier::kNvme);
 }
 void GradientsInRam(Config& c) {
-  if (c.gradient_tier() == Tier::kDevice) c.ebb.offload_gradients = Tier::kCpu;
+  if (c.gradient_tier() == Tier::kDevice) GradientsTo(c, Tier::kCpu);
 }
 void GradientsOnNvme(Config& c) {
-  c.ebb.offload_gradients = Tier::kNvme;
+  GradientsTo(c, Tier::kNvme);
   NeedFolders(c);
 }
 void ActivationsInRam(Config& c) {

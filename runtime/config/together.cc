@@ -61,6 +61,12 @@ absl::Status CheckTiers(const Config& config) {
   EBB_RETURN_IF_ERROR(
       CheckDevice(kOptimizer, zero.offload_optimizer.device, has_optimizer_path, zero.stage, 1,
                   "every rank keeps all optimizer states; remove it or use stage 1, 2 or 3"));
+  if (const Tier gradients = config.ebb.offload_gradients.value_or(Tier::kDevice);
+      zero.stage == 0 && gradients != Tier::kDevice) {
+    return Invalid({"\"ebb.offload_gradients\" is ", Quoted(Name(gradients)),
+                    ", but at \"zero_optimization.stage\" 0 every rank keeps all gradients; remove "
+                    "it or use stage 1, 2 or 3"});
+  }
   if (has_param_path || has_optimizer_path) return absl::OkStatus();
   for (const auto& [key, tier] :
        {std::pair("ebb.offload_gradients", config.ebb.offload_gradients),

@@ -314,7 +314,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"zero_optimization": {"stage": 3, "offload_param": {"nvme_path": "/x"},
                  "offload_optimizer": {"device": "nvme", "nvme_path": "auto"}}})",
              {"\"zero_optimization.offload_optimizer.nvme_path\" is not given"}},
+        Case{R"({"zero_optimization": {"stage": 0}, "ebb": {"offload_gradients": "cpu"}})",
+             {"\"ebb.offload_gradients\" is \"cpu\", but at \"zero_optimization.stage\" 0 every "
+              "rank keeps all gradients; remove it or use stage 1, 2 or 3"}},
         Case{R"({"ebb": {"offload_gradients": "nvme"}})",
+             {"\"ebb.offload_gradients\" is \"nvme\"", "use stage 1, 2 or 3"}},
+        Case{R"({"zero_optimization": {"stage": 1}, "ebb": {"offload_gradients": "nvme"}})",
              {"\"ebb.offload_gradients\" is \"nvme\", but no folder is given; set "
               "\"zero_optimization.offload_optimizer.nvme_path\" or "
               "\"zero_optimization.offload_param.nvme_path\""}},

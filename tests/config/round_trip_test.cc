@@ -180,7 +180,8 @@ void RandomiseTiers(Dice& dice, Config& config) {
                                      .cpu_checkpointing = dice.Coin()};
   const bool has_path = !param.nvme_paths.empty() || !optimizer.nvme_paths.empty();
   const auto tier = [&] { return RandomTier(dice, has_path); };
-  config.ebb.offload_gradients = dice.Perhaps<Tier>(tier);
+  config.ebb.offload_gradients =
+      dice.Perhaps<Tier>([&] { return config.zero.stage == 0 ? Tier::kDevice : tier(); });
   config.ebb.offload_activations = dice.Perhaps<Tier>(tier);
   const auto count = [&] { return dice.Count(); };
   config.ebb.host_memory = dice.Perhaps<int64_t>(count);
