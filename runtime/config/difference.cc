@@ -1,5 +1,6 @@
 #include "ebb/runtime/config/difference.h"
 
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -9,26 +10,38 @@
 namespace ebb::config {
 namespace {
 
-void Collect(const Json& from, const Json& to, const std::string& prefix,
-             std::vector<std::string>& changed) {
+Json Changed(const Json& from, const Json& to) {
+  Json changed = Json::object();
   for (const auto& [name, value] : to.items()) {
     const auto before = from.find(name);
     if (value.is_object()) {
-      Collect(before == from.end() ? Json::object() : *before, value,
-              absl::StrCat(prefix, name, "."), changed);
+      Json inner = Changed(before == from.end() ? Json::object() : *before, value);
+      if (!inner.empty()) changed[name] = std::move(inner);
     } else if (before == from.end() || *before != value) {
-      changed.push_back(absl::StrCat(
-          "\"", prefix, name, "\": ", value.dump(-1, ' ', false, Json::error_handler_t::replace)));
+      changed[name] = value;
     }
   }
+  return changed;
+}
+
+std::string Dumped(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+// With a space after each colon and comma, as one would write it.
+std::string OnOneLine(const Json& object) {
+  std::vector<std::string> members;
+  for (const auto& [name, value] : object.items()) {
+    members.push_back(
+        absl::StrCat(Dumped(name), ": ", value.is_object() ? OnOneLine(value) : Dumped(value)));
+  }
+  return absl::StrCat("{", absl::StrJoin(members, ", "), "}");
 }
 
 }  // namespace
 
 std::string Difference(const Config& from, const Config& to) {
-  std::vector<std::string> changed;
-  Collect(ToDocument(from), ToDocument(to), "", changed);
-  return absl::StrJoin(changed, ", ");
+  const Json changed = Changed(ToDocument(from), ToDocument(to));
+  return changed.empty() ? "" : OnOneLine(changed);
 }
 
 }  // namespace ebb::config

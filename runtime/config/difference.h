@@ -7,11 +7,12 @@
 
 namespace ebb::config {
 
-// The keys whose values differ, with those of `to`, in the order of ToJson:
+// The keys whose values differ, with those of `to`, in the order of ToJson, as the JSON of a config
+// file on one line:
 //
-//   "zero_optimization.stage": 3, "ebb.offload_gradients": "cpu"
+//   {"zero_optimization": {"stage": 3}, "ebb": {"offload_gradients": "cpu"}}
 //
-// Keys that `to` does not have are left out.
+// Keys that `to` does not have are left out. Nothing differs: "".
 std::string Difference(const Config& from, const Config& to);
 
 }  // namespace ebb::config

@@ -280,16 +280,15 @@ TEST(Difference, IsWhatTheOtherHasAsItsFileWouldHaveIt) {
   to.ebb.micro_batches_per_round = 0;
   to.ebb.coalesce_bytes = 4;
   EXPECT_EQ(config::Difference(from, to),
-            R"("zero_optimization.stage": 3, "zero_optimization.offload_param.device": "nvme", )"
-            R"("zero_optimization.offload_param.nvme_path": ["/a","/b"], )"
-            R"("zero_optimization.offload_param.max_in_cpu": 0, )"
-            R"("ebb.micro_batches_per_round": "all", "ebb.coalesce": 4)");
+            R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", )"
+            R"("nvme_path": ["/a","/b"], "max_in_cpu": 0}}, )"
+            R"("ebb": {"micro_batches_per_round": "all", "coalesce": 4}})");
   // Of keys that are not given any more there is nothing to show.
-  EXPECT_EQ(config::Difference(to, from).find("ebb.coalesce"), std::string::npos);
+  EXPECT_EQ(config::Difference(to, from).find("coalesce"), std::string::npos);
   from.ebb.parameter_groups["group.name"].lr_factor = 2;
   EXPECT_EQ(config::Difference(Config(), from),
-            R"("zero_optimization.offload_param.nvme_path": "/old", )"
-            R"("ebb.parameter_groups.group.name.lr_factor": 2.0)");
+            R"({"zero_optimization": {"offload_param": {"nvme_path": "/old"}}, )"
+            R"("ebb": {"parameter_groups": {"group.name": {"lr_factor": 2.0}}}})");
 }
 
 TEST(ToJson, SurvivesWhatAProgramPutThere) {

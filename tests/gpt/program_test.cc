@@ -142,12 +142,13 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
   for (const Case& c :
        {Case{{"--device-memory", "2MiB", "--nvme-path", disk},
              {"ebb.device_memory is 2.0 MiB", "optimizer ",
-              "\"zero_optimization.offload_optimizer.device\": \"cpu\" would fit ("}},
+              "{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}} would fit "
+              "("}},
         {{"--device-memory", "1.75MiB", "--offload-optimizer", "nvme", "--nvme-path", disk},
-         {"workspace ", "\"zero_optimization.offload_param.device\": \"cpu\"", " would fit ("}},
+         {"workspace ", "\"offload_param\": {\"device\": \"cpu\"", " would fit ("}},
         {{"--host-memory", "512KiB", "--offload-optimizer", "cpu", "--nvme-path", disk},
          {"ebb.host_memory is 0.5 MiB", "optimizer ",
-          "\"zero_optimization.offload_optimizer.device\": \"nvme\"", " would fit ("}},
+          "\"offload_optimizer\": {\"device\": \"nvme\"", " would fit ("}},
         {{"--device-memory", "20KiB", "--nvme-path", disk},
          {"ebb.device_memory is 0.0 MiB", "no setting fits; the least, ", "smaller units"}}}) {
     std::vector<std::string> arguments = c.arguments;

@@ -198,7 +198,7 @@ TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndWhatWouldHelp) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()),
               AllOf(HasSubstr("ebb.device_memory is "), HasSubstr("gather "),
-                    HasSubstr("\"ebb.prefetch_depth\": 0 would fit (")));
+                    HasSubstr("; {\"ebb\": {\"prefetch_depth\": 0}} would fit (")));
 }
 
 }  // namespace
