@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb::sharding {
@@ -121,6 +122,32 @@ int64_t SwapBytes(const Homes& homes, int unit, int64_t size) {
     }
   }
   return bytes;
+}
+
+std::string WhyNoneIsOffloaded(const Decisions& d, const Homes& homes, const Config& config) {
+  if (d.parameter_tier == Tier::kDevice) return "";
+  bool in_cpu = false;
+  for (const UnitHomes& unit : homes.units) {
+    for (const bool trainable : {true, false}) {
+      for (const ParameterPiece& piece : unit.pieces(trainable)) {
+        if (piece.home.tier == d.parameter_tier) return "";
+        in_cpu = in_cpu || piece.home.tier == Tier::kCpu;
+      }
+    }
+  }
+  const std::string given = absl::StrCat("\"zero_optimization.offload_param.device\" is \"",
+                                         std::string(Name(d.parameter_tier)), "\", but ");
+  if (in_cpu) {
+    return absl::StrCat(given, "\"zero_optimization.offload_param.max_in_cpu\" ",
+                        config.zero.offload_param.max_in_cpu,
+                        " keeps all parameters that leave the device in RAM; with 0 none stays "
+                        "there");
+  }
+  return absl::StrCat(given,
+                      "no unit has more elements than "
+                      "\"zero_optimization.stage3_param_persistence_threshold\" ",
+                      config.zero.param_persistence_threshold,
+                      ": all parameters stay on the device; with 0 none does");
 }
 
 }  // namespace ebb::sharding

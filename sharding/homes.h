@@ -9,8 +9,10 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
+#include "ebb/runtime/config/config.h"
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/place.h"
 
@@ -75,5 +77,9 @@ const ParameterPiece& PieceOf(const std::vector<ParameterPiece>& pieces, int64_t
 bool SharesMasters(const Decisions& decisions, const Homes& homes, const SubGroup& group);
 // What gathering a unit reads of the swap file, `size` bytes an element.
 int64_t SwapBytes(const Homes& homes, int unit, int64_t size);
+// Where offload_param.device names a tier that gets none of the parameters: a sentence with the key
+// that keeps them out of it. Else "".
+std::string WhyNoneIsOffloaded(const Decisions& decisions, const Homes& homes,
+                               const Config& config);
 
 }  // namespace ebb::sharding

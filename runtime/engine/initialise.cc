@@ -58,6 +58,9 @@ absl::Status Executor::Initialise() {
   if (rank_ == 0) {
     for (const std::string& remark : config_.remarks)
       LogInfo(absl::StrCat(options_.name, ": ", remark));
+    const std::string unused =
+        sharding::WhyNoneIsOffloaded(plan().decisions, plan().pools.homes, config_);
+    if (!unused.empty()) LogInfo(absl::StrCat(options_.name, ": ", unused));
     const sharding::Decisions& decisions = plan().decisions;
     const std::string_view timing = sharding::Name(decisions.timing);
     const std::string cut = decisions.replicas() == 1

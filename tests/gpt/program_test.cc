@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -158,6 +159,23 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
     EXPECT_EQ(program.Finish(), 1) << program.printed();
     for (const std::string& said : c.said) EXPECT_THAT(program.printed(), HasSubstr(said));
     EXPECT_TRUE(std::filesystem::is_empty(disk));
+  }
+}
+
+TEST_F(ProgramTest, ATierThatGetsNoParametersIsSaidAtStart) {
+  const std::string disk = files_.Path("disk");
+  std::filesystem::create_directory(disk);
+  const std::string start = R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {)"
+                            R"("stage": 3, "stage3_param_persistence_threshold": )";
+  for (const auto& [threshold, said] : {std::pair("100000", "stage3_param_persistence_threshold"),
+                                        std::pair("0", "offload_param.max_in_cpu")}) {
+    const std::string config = files_.Write("config.json", start + threshold + "}}");
+    Program program(Tiny({"--data", data_, "--steps", "1", "--config", config, "--offload-param",
+                          "nvme", "--nvme-path", disk}));
+    EXPECT_EQ(program.Finish(), 0) << program.printed();
+    EXPECT_THAT(
+        program.printed(),
+        testing::ContainsRegex(std::string("offload_param.device\" is \"nvme\", but .*") + said));
   }
 }
 

@@ -14,6 +14,7 @@ namespace ebb::sharding {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // One rank, bf16, AdamW: 12 bytes of states an element.
@@ -57,6 +58,38 @@ std::vector<std::string> Pieces(const Homes& homes, size_t unit) {
 }
 
 constexpr int64_t k = kCutElements;
+
+std::string WhyNoneIsOffloaded(const Config& config) {
+  const ModelSpec model = UnitChain({10 * k, 20 * k});
+  const auto plan =
+      PlanStep({.model = &model, .config = &config, .world = 2, .optimizer_states = 2});
+  if (!plan.ok()) return plan.status().ToString();
+  return sharding::WhyNoneIsOffloaded(plan->decisions, plan->pools.homes, config);
+}
+
+TEST(Homes, ATierThatGetsNoParametersIsNamedWithTheKeyThatKeepsThemOutOfIt) {
+  Config config;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  EXPECT_EQ(WhyNoneIsOffloaded(config), "");  // nothing is to leave the device
+  config.zero.offload_param = {.device = Tier::kNvme, .nvme_paths = {"/disk"}};
+  EXPECT_EQ(WhyNoneIsOffloaded(config),
+            "\"zero_optimization.offload_param.device\" is \"nvme\", but no unit has more elements "
+            "than \"zero_optimization.stage3_param_persistence_threshold\" 100000: all parameters "
+            "stay on the device; with 0 none does");
+  config.zero.param_persistence_threshold = 10 * k;
+  EXPECT_EQ(WhyNoneIsOffloaded(config),
+            "\"zero_optimization.offload_param.device\" is \"nvme\", but "
+            "\"zero_optimization.offload_param.max_in_cpu\" 1000000000 keeps all parameters that "
+            "leave the device in RAM; with 0 none stays there");
+  config.zero.offload_param.max_in_cpu = 5 * k;
+  EXPECT_EQ(WhyNoneIsOffloaded(config), "");
+  config.zero.offload_param.device = Tier::kCpu;
+  EXPECT_EQ(WhyNoneIsOffloaded(config), "");
+  config.zero.param_persistence_threshold = 20 * k;
+  EXPECT_THAT(WhyNoneIsOffloaded(config),
+              HasSubstr("device\" is \"cpu\", but no unit has more elements"));
+}
 
 TEST(Homes, OnTheDeviceAUnitIsOneSubGroup) {
   const Homes homes = Case{.units = {10 * k, k}}.Decide();
