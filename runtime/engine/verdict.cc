@@ -122,8 +122,7 @@ void Executor::ConcludeExchange(int parity) {
     step.ranks = {};
     step.ranks.error = broken;
   }
-  if (step.evaluation) return;
-  JudgeStep(parity);
+  if (!step.evaluation) JudgeStep(parity);
   // Here and not in a task of its own: the first update waits for all that comes before it, and a GPU's
   // stream stops for each.
   NoteIfBroken(sharding::OperationKind::kExchange, {});
