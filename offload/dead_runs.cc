@@ -190,8 +190,7 @@ absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std:
     return absl::FailedPreconditionError(absl::StrCat(
         "cannot lock '", absl::string_view(path.data(), path.size()), "': ", std::strerror(error),
         "; this file system has no locks: point nvme_path at one that has them (Lustre has with "
-        "the "
-        "mount option flock)"));
+        "the mount option flock)"));
   }
   struct stat found = {};
   if (fstat(lock.get(), &found) != 0) return failed(errno);

@@ -25,6 +25,7 @@
 #include "ebb/offload/io_queue.h"
 #include "ebb/offload/io_thread.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
@@ -35,8 +36,7 @@ constexpr char kRaiseLockedMemory[] =
     ". To raise the limit of locked memory: ulimit -l unlimited, memlock in "
     "/etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit";
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
-constexpr size_t kHugePageBytes = size_t{2} << 20;
-constexpr size_t kCompletionsMax = 64;  // of one Completed
+constexpr size_t kCompletionsMax = 64;                   // of one Completed
 
 // So often, a millisecond each, the kernel may be short of something before it counts as broken.
 constexpr int kRefusalsMax = 10'000;
@@ -179,7 +179,8 @@ class UringQueue final : public IoQueue {
   // ones, which the block layer then cuts a request of 1 MiB at (virtio: 254 pieces). So the end of a
   // span that fills no huge page is a buffer of its own.
   void AddBuffers(std::span<std::byte> span) {
-    const size_t huge = span.size() / kHugePageBytes * kHugePageBytes;
+    constexpr auto kHuge = static_cast<size_t>(kHugePageBytes);
+    const size_t huge = span.size() / kHuge * kHuge;
     for (std::span<std::byte> part : {span.first(huge), span.subspan(huge)}) {
       while (!part.empty()) {
         const size_t bytes = std::min(part.size(), kRegisteredBytesMax);

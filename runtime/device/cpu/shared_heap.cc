@@ -8,13 +8,13 @@
 #include <atomic>
 #include <iterator>
 
+#include "ebb/runtime/device/cpu/pages.h"
+
 namespace ebb {
 namespace {
 
 std::atomic<SharedHeap*> installed{nullptr};
 std::mutex installing;
-
-constexpr int64_t kHugePage = int64_t{2} << 20;
 
 int64_t RoundUp(int64_t bytes, int64_t to) {
   return (bytes + to - 1) / to * to;
@@ -22,7 +22,7 @@ int64_t RoundUp(int64_t bytes, int64_t to) {
 
 // Twice the memory, so that holes between buffers do no harm.
 int64_t HeapBytes() {
-  return RoundUp(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kHugePage);
+  return RoundUp(2 * int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE), kHugePageBytes);
 }
 
 }  // namespace
@@ -39,12 +39,12 @@ SharedHeap* SharedHeap::Install() {
   const int64_t bytes = HeapBytes();
   void* mapped = MAP_FAILED;
   if (ftruncate(file, bytes) == 0) {
-    mapped = mmap(nullptr, static_cast<size_t>(bytes + kHugePage), PROT_NONE,
+    mapped = mmap(nullptr, static_cast<size_t>(bytes + kHugePageBytes), PROT_NONE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }
   if (mapped != MAP_FAILED) {
     const auto address = reinterpret_cast<uintptr_t>(mapped);
-    void* const aligned = static_cast<std::byte*>(mapped) + (~address + 1) % kHugePage;
+    void* const aligned = static_cast<std::byte*>(mapped) + (~address + 1) % kHugePageBytes;
     mapped = mmap(aligned, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                   MAP_SHARED | MAP_NORESERVE | MAP_FIXED, file, 0);
   }
