@@ -1,8 +1,8 @@
 #include "ebb/sharding/advice.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -14,104 +14,183 @@
 namespace ebb::sharding {
 namespace {
 
-// Each leaves a config alone that has nothing to gain by it.
-using Change = void (*)(Config&);
+// One value of a setting beside the one that is given.
+struct Choice {
+  std::function<void(Config&)> make;
+  int keys = 1;
+  // What a step pays: roughly the bytes that it moves more of each parameter, those of the disk four
+  // times, and as much where it moves no more, but waits longer. Only an order: nothing is predicted.
+  int cost = 0;
+};
+using Setting = std::vector<Choice>;
+
+constexpr Tier kAllTiers[] = {Tier::kDevice, Tier::kCpu, Tier::kNvme};
+
+// `cost`: of each tier.
+Setting Tiers(Tier now, const int (&cost)[kTiers], void (*put)(Config&, Tier)) {
+  Setting setting;
+  for (const Tier tier : kAllTiers) {
+    if (tier == now) continue;
+    setting.push_back({.make = [=](Config& c) { put(c, tier); },
+                       .cost = cost[static_cast<int>(tier)] - cost[static_cast<int>(now)]});
+  }
+  return setting;
+}
+
+// Where the stage's default of reduce_at is another, the value belongs to the change: the file may
+// have left it out.
+bool ShowsReduceAt(const Config& config, int stage) {
+  return (config.zero.stage < 2) != (stage < 2) && config.gradient_accumulation_steps > 1;
+}
+
+Setting Stages(const Config& config) {
+  Setting setting;
+  const int now = config.zero.stage;
+  const auto add = [&](int stage, ReduceAt reduce_at) {
+    const bool other = reduce_at != config.ebb.reduce_at;
+    setting.push_back({.make =
+                           [=](Config& c) {
+                             c.zero.stage = stage;
+                             c.ebb.reduce_at = reduce_at;
+                           },
+                       .keys = (stage != now) + (other || ShowsReduceAt(config, stage)),
+                       .cost = 2 * (stage == 3) - 2 * (now == 3) + 3 * other});
+  };
+  std::vector<int> stages = {now};
+  if (now == 0) stages.push_back(1);
+  stages.push_back(now == 3 ? 2 : 3);
+  for (const int stage : stages) {
+    if (stage != now) add(stage, config.ebb.reduce_at);
+    if (!config.reduces_at_round() && config.gradient_accumulation_steps > 1)
+      add(stage, ReduceAt::kRound);
+  }
+  return setting;
+}
+
+Setting ParameterTiers(const Config& config) {
+  constexpr int kCost[kTiers] = {0, 8, 24};
+  const OffloadParamConfig& now = config.zero.offload_param;
+  Setting setting = Tiers(now.device, kCost, [](Config& c, Tier tier) {
+    c.zero.offload_param.device = tier;
+    if (tier == Tier::kNvme) c.zero.offload_param.max_in_cpu = 0;
+  });
+  if (now.max_in_cpu == 0) return setting;
+  if (now.device != Tier::kNvme) {
+    setting.back().keys = 2;
+  } else {
+    setting.push_back({.make = [](Config& c) { c.zero.offload_param.max_in_cpu = 0; }, .cost = 16});
+  }
+  return setting;
+}
+
+Setting GradientTiers(const Config& config) {
+  constexpr int kCost[kTiers] = {0, 8, 40};
+  const auto put = [](Config& c, Tier tier) { c.ebb.offload_gradients = tier; };
+  Setting setting = Tiers(config.gradient_tier(), kCost, put);
+  // What follows the optimizer may stay where it is when that moves.
+  if (!config.ebb.offload_gradients) {
+    const Tier now = config.gradient_tier();
+    setting.push_back({.make = [=](Config& c) { put(c, now); }});
+  }
+  return setting;
+}
+
+// What is the same for every config that it is possible for.
+Setting One(bool possible, std::function<void(Config&)> make, int cost) {
+  return possible ? Setting{{.make = std::move(make), .cost = cost}} : Setting{};
+}
+
+std::vector<Setting> SettingsOf(const Config& config, const Pools& pools) {
+  constexpr int kOptimizerCost[kTiers] = {0, 6, 102}, kActivationCost[kTiers] = {0, 7, 28};
+  const ZeroConfig& zero = config.zero;
+  const EbbConfig& ebb = config.ebb;
+  const bool has_boundaries =
+      config.activation_tier() != Tier::kDevice ||
+      std::any_of(pools.visits.begin(), pools.visits.end(),
+                  [](const VisitAddresses& visit) { return visit.boundary_stride > 0; });
+  const int64_t sub_group = SmallSubGroup(pools);
+  return {
+      Stages(config),
+      Tiers(zero.offload_optimizer.device, kOptimizerCost,
+            [](Config& c, Tier tier) { c.zero.offload_optimizer.device = tier; }),
+      One(
+          zero.offload_optimizer.ratio != 1,
+          [](Config& c) {
+            c.zero.offload_optimizer.ratio = 1;
+            // That number, and not what "auto" made of it.
+            c.zero.offload_optimizer.measures_ratio = false;
+          },
+          1),
+      ParameterTiers(config),
+      GradientTiers(config),
+      has_boundaries ? Tiers(config.activation_tier(), kActivationCost,
+                             [](Config& c, Tier tier) { c.ebb.offload_activations = tier; })
+                     : Setting{},
+      One(
+          ebb.micro_batches_per_round > 1, [](Config& c) { c.ebb.micro_batches_per_round = 1; }, 4),
+      One(
+          zero.param_persistence_threshold > 0,
+          [](Config& c) { c.zero.param_persistence_threshold = 0; }, 9),
+      One(
+          ebb.prefetch_depth > 0, [](Config& c) { c.ebb.prefetch_depth = 0; }, 10),
+      One(
+          ebb.coalesce_bytes != 0,
+          [](Config& c) {
+            c.ebb.coalesce_bytes = 0;
+            c.ebb.measures_coalesce = false;
+          },
+          11),
+      One(
+          config.compute == DType::kBFloat16 && !ebb.split_master && !ebb.stochastic_rounding,
+          [](Config& c) { c.ebb.split_master = true; }, 12),
+      One(
+          zero.sub_group_size > sub_group, [=](Config& c) { c.zero.sub_group_size = sub_group; },
+          13),
+  };
+}
+
+// Whether `c` is allowed, and does not have a key that means nothing beside the others.
+bool MakesSense(const Config& given, const Config& c) {
+  const ZeroConfig& zero = c.zero;
+  const bool has_optimizer = zero.offload_optimizer.device != Tier::kDevice;
+  const bool has_parameters = zero.offload_param.device != Tier::kDevice;
+  const bool has_gradients = c.gradient_tier() != Tier::kDevice;
+  if (zero.stage < 3 && has_parameters) return false;
+  if (zero.stage == 0 && (has_optimizer || has_gradients)) return false;
+  if (zero.stage < 3 &&
+      (zero.param_persistence_threshold != given.zero.param_persistence_threshold ||
+       c.ebb.prefetch_depth != given.ebb.prefetch_depth))
+    return false;
+  if (!has_optimizer && zero.offload_optimizer.ratio != given.zero.offload_optimizer.ratio)
+    return false;
+  if (c.ebb.offload_gradients && !given.ebb.offload_gradients &&
+      zero.offload_optimizer.ratio == 1) {
+    const Tier follows = has_optimizer ? Tier::kCpu : Tier::kDevice;
+    if (*c.ebb.offload_gradients == follows) return false;
+  }
+  return has_optimizer || has_parameters || has_gradients ||
+         zero.sub_group_size == given.zero.sub_group_size;
+}
 
 // The folder of the other tensors; the name is the user's to give where there is none.
-void GiveFolders(std::vector<std::string>& paths, const std::vector<std::string>& others) {
-  if (!paths.empty()) return;
-  paths = others.empty() ? std::vector<std::string>{"FOLDER"} : others;
-}
-void OptimizerTo(Config& c, Tier tier) {
-  c.zero.stage = std::max(c.zero.stage, 1);
-  c.zero.offload_optimizer.device = tier;
-  if (tier == Tier::kNvme)
-    GiveFolders(c.zero.offload_optimizer.nvme_paths, c.zero.offload_param.nvme_paths);
-}
-void ParametersTo(Config& c, Tier tier) {
-  c.zero.stage = 3;
-  c.zero.offload_param.device = tier;
-  if (tier != Tier::kNvme) return;
-  GiveFolders(c.zero.offload_param.nvme_paths, c.zero.offload_optimizer.nvme_paths);
-  c.zero.offload_param.max_in_cpu = 0;
-}
-void GradientsTo(Config& c, Tier tier) {
-  c.zero.stage = std::max(c.zero.stage, 1);
-  c.ebb.offload_gradients = tier;
-}
-void NeedFolders(Config& c) {
-  if (c.zero.offload_param.nvme_paths.empty()) GiveFolders(c.zero.offload_optimizer.nvme_paths, {});
+void GiveFolders(Config& c) {
+  std::vector<std::string>& parameters = c.zero.offload_param.nvme_paths;
+  std::vector<std::string>& others = c.zero.offload_optimizer.nvme_paths;
+  const std::vector<std::string> asked = {"FOLDER"};
+  if (c.parameter_tier() == Tier::kNvme && parameters.empty())
+    parameters = others.empty() ? asked : others;
+  if (c.optimizer_tier() == Tier::kNvme && others.empty())
+    others = parameters.empty() ? asked : parameters;
+  if (c.uses_nvme() && parameters.empty() && others.empty()) others = asked;
 }
 
-void Stage3(Config& c) {
-  c.zero.stage = 3;
+// What resolving the file may have filled in, and would fill in otherwise for `to`, is told as well.
+std::string Told(Config from, const Config& to) {
+  if (ShowsReduceAt(from, to.zero.stage)) from.ebb.reduce_at = ReduceAt::kDefault;
+  if (from.optimizer_tier() != Tier::kNvme && to.optimizer_tier() == Tier::kNvme)
+    from.zero.offload_optimizer.nvme_paths.clear();
+  return config::Difference(from, to);
 }
-void OptimizerInRam(Config& c) {
-  if (c.zero.offload_optimizer.device == Tier::kDevice) OptimizerTo(c, Tier::kCpu);
-}
-void AllOfTheOptimizer(Config& c) {
-  if (c.zero.offload_optimizer.ratio == 1) return;
-  c.zero.offload_optimizer.ratio = 1;
-  c.zero.offload_optimizer.measures_ratio = false;  // that number, and not what "auto" made of it
-}
-void OptimizerOnNvme(Config& c) {
-  OptimizerTo(c, Tier::kNvme);
-}
-void ParametersInRam(Config& c) {
-  if (c.zero.offload_param.device == Tier::kDevice) ParametersTo(c, Tier::kCpu);
-}
-void ParametersOnNvme(Config& c) {
-  ParametersTo(c, Tier::kNvme);
-}
-void GradientsInRam(Config& c) {
-  if (c.gradient_tier() == Tier::kDevice) GradientsTo(c, Tier::kCpu);
-}
-void GradientsOnNvme(Config& c) {
-  GradientsTo(c, Tier::kNvme);
-  NeedFolders(c);
-}
-void ActivationsInRam(Config& c) {
-  if (c.activation_tier() == Tier::kDevice) c.ebb.offload_activations = Tier::kCpu;
-}
-void ActivationsOnNvme(Config& c) {
-  c.ebb.offload_activations = Tier::kNvme;
-  NeedFolders(c);
-}
-void NoPersistence(Config& c) {
-  if (c.zero.stage == 3) c.zero.param_persistence_threshold = 0;
-}
-void NoPrefetch(Config& c) {
-  c.ebb.prefetch_depth = 0;
-}
-void NoCoalescing(Config& c) {
-  c.ebb.coalesce_bytes = 0;
-}
-void RoundsOfOne(Config& c) {
-  c.ebb.micro_batches_per_round = 1;
-}
-void ReduceRounds(Config& c) {
-  if (!c.reduces_at_round()) c.ebb.reduce_at = ReduceAt::kRound;
-}
-void SmallSubGroups(Config& c) {
-  c.zero.sub_group_size = std::min(c.zero.sub_group_size, 8 * kCutElements);
-}
-void SmallestSubGroups(Config& c) {
-  c.zero.sub_group_size = std::min(c.zero.sub_group_size, kCutElements);
-}
-void SplitMaster(Config& c) {
-  if (c.compute == DType::kBFloat16 && !c.ebb.stochastic_rounding) c.ebb.split_master = true;
-}
-
-// In the order in which they are tried: what costs a step little before what costs it more.
-constexpr Change kForDevice[] = {
-    Stage3,           AllOfTheOptimizer, OptimizerInRam,   ReduceRounds,      RoundsOfOne,
-    ActivationsInRam, ParametersInRam,   GradientsInRam,   NoPersistence,     NoPrefetch,
-    NoCoalescing,     OptimizerOnNvme,   ParametersOnNvme, ActivationsOnNvme, GradientsOnNvme,
-    SplitMaster,      SmallSubGroups,    SmallestSubGroups};
-constexpr Change kForHost[] = {
-    OptimizerOnNvme, ParametersOnNvme, ActivationsOnNvme, RoundsOfOne,  GradientsOnNvme,
-    NoCoalescing,    SmallSubGroups,   SmallestSubGroups, SplitMaster,  NoPrefetch,
-    Stage3,          ReduceRounds,     AllOfTheOptimizer, NoPersistence};
 
 class Search {
  public:
@@ -120,90 +199,144 @@ class Search {
       : config_(config), lay_out_(lay_out) {}
 
   std::string Run() {
-    const std::optional<Need> now = NeedOf(config_);
-    if (!now) return "raise it";
-    const bool device = now->device_over > 0 && now->host_over == 0;
-    const std::span<const Change> changes =
-        device ? std::span<const Change>(kForDevice) : std::span<const Change>(kForHost);
-    for (const Change change : changes) {
-      const Config changed = With({&change, 1});
-      if (changed == config_) continue;
-      if (const auto need = NeedOf(changed); need && need->over() == 0) return Fits(changed, *need);
-    }
-    return Together(changes, *now);
+    const absl::StatusOr<Pools> pools = lay_out_(config_);
+    if (!pools.ok()) return "raise it";
+    now_ = NeedOf(*pools);
+    settings_ = SettingsOf(config_, *pools);
+    return Tell();
   }
 
  private:
   struct Need {
-    int64_t device = 0, host = 0;            // bytes
-    int64_t device_over = 0, host_over = 0;  // of them, beyond the cap
-    int64_t over() const { return device_over + host_over; }
+    int64_t device = 0, host = 0;  // bytes
+    int64_t over = 0;              // of them, beyond the caps
   };
+  struct Candidate {
+    uint64_t choices = 0;  // a digit of kChoices for each setting; 0: as given
+    int keys = 0, cost = 0;
+  };
+  static constexpr uint64_t kChoices = 8;
 
-  std::string Together(std::span<const Change> changes, const Need& now) {
-    std::vector<Change> taken;
-    Need least = now;
-    for (const Change change : changes) {
-      if (least.over() == 0) break;
-      taken.push_back(change);
-      const auto need = NeedOf(With(taken));
-      if (need && need->over() <= least.over()) {
+  std::string Tell() {
+    Need least = now_;
+    Config with_least = config_;
+    std::optional<Config> growing;
+    for (const Candidate& candidate : Candidates()) {
+      const Config changed = With(candidate);
+      if (!MakesSense(config_, changed)) continue;
+      const std::optional<Need> need = TryOf(changed);
+      if (!need) continue;
+      if (need->over == 0 && Grows(*need)) {
+        if (!growing) growing = changed;
+      } else if (need->over < least.over) {
+        if (need->over == 0) return Fits(changed);
         least = *need;
-      } else {
-        taken.pop_back();
+        with_least = changed;
       }
     }
-    // Without what is as well left alone, the costly first.
-    for (size_t i = taken.size(); i-- > 0;) {
-      std::vector<Change> fewer = taken;
-      fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
-      if (const auto need = NeedOf(With(fewer)); need && need->over() <= least.over()) {
-        least = *need;
-        taken = std::move(fewer);
-      }
-    }
-    const Config changed = With(taken);
-    if (least.over() == 0) return Fits(changed, least);
+    if (growing) return Fits(*growing);
     const std::string wanted =
         "raise it, or take smaller units, a smaller micro-batch or more ranks";
-    if (taken.empty()) return absl::StrCat("no other setting needs less: ", wanted);
+    if (with_least == config_) return absl::StrCat("no other setting needs less: ", wanted);
     return absl::StrCat("no setting fits; the least, ", Shown(least), ", is with ",
-                        config::Difference(config_, changed), ": ", wanted);
+                        Told(config_, with_least), ": ", wanted);
   }
 
-  Config With(std::span<const Change> changes) const {
+  // All combinations, the smallest change first.
+  std::vector<Candidate> Candidates() const {
+    std::vector<Candidate> candidates = {{}};
+    uint64_t digit = 1;
+    for (const Setting& setting : settings_) {
+      const size_t before = candidates.size();
+      for (size_t i = 0; i < setting.size(); ++i) {
+        for (size_t c = 0; c < before; ++c) {
+          candidates.push_back({.choices = candidates[c].choices + digit * (i + 1),
+                                .keys = candidates[c].keys + setting[i].keys,
+                                .cost = candidates[c].cost + setting[i].cost});
+        }
+      }
+      digit *= kChoices;
+    }
+    candidates.erase(candidates.begin());
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) {
+                       return std::pair(a.keys, a.cost) < std::pair(b.keys, b.cost);
+                     });
+    return candidates;
+  }
+
+  Config With(const Candidate& candidate) const {
     Config changed = config_;
-    for (const Change change : changes) change(changed);
+    uint64_t choices = candidate.choices;
+    for (const Setting& setting : settings_) {
+      if (const uint64_t choice = choices % kChoices; choice > 0) setting[choice - 1].make(changed);
+      choices /= kChoices;
+    }
+    GiveFolders(changed);
     return changed;
   }
 
-  std::optional<Need> NeedOf(const Config& config) const {
-    if (!config.Validate().ok()) return std::nullopt;
-    const absl::StatusOr<Pools> pools = lay_out_(config);
-    if (!pools.ok()) return std::nullopt;
+  Need NeedOf(const Pools& pools) const {
     const auto over = [](int64_t bytes, std::optional<int64_t> cap) {
       return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
     };
-    Need need{.device = DeviceBytes(*pools), .host = HostBytes(*pools)};
-    need.device_over = over(need.device, config.ebb.device_memory);
-    need.host_over = over(need.host, config.ebb.host_memory);
+    Need need{.device = DeviceBytes(pools), .host = HostBytes(pools)};
+    need.over =
+        over(need.device, config_.ebb.device_memory) + over(need.host, config_.ebb.host_memory);
     return need;
+  }
+  std::optional<Need> TryOf(const Config& changed) const {
+    const absl::StatusOr<Pools> pools = lay_out_(changed);
+    if (!pools.ok()) return std::nullopt;
+    return NeedOf(*pools);
+  }
+
+  // What the device has room for is not known then: such a change is the last to be told.
+  bool Grows(const Need& need) const {
+    return !config_.ebb.device_memory && need.device > now_.device;
   }
 
   std::string Shown(const Need& need) const {
     return absl::StrCat(Megabytes(need.device), " on the device and ", Megabytes(need.host),
                         " in host memory");
   }
-  std::string Fits(const Config& changed, const Need& need) const {
-    return absl::StrCat(config::Difference(config_, changed), " would fit (", Shown(need),
+  // With what it lowers no lower than it must.
+  std::string Fits(Config changed) const {
+    Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.micro_batches_per_round; });
+    Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.prefetch_depth; });
+    Loosen(changed, [](Config& c) -> int64_t& { return c.zero.sub_group_size; });
+    const Need need = *TryOf(changed);
+    return absl::StrCat(Told(config_, changed), " would fit",
+                        Grows(need) ? " if the device has room for it" : "", " (", Shown(need),
                         "), or raise it");
+  }
+  void Loosen(Config& changed, int64_t& (*number)(Config&)) const {
+    Config given = config_;
+    Config looser = changed;
+    while (number(changed) < number(given) / 2) {
+      number(looser) = std::max<int64_t>(1, 2 * number(changed));
+      if (looser.gradient_accumulation_steps % looser.ebb.micro_batches_per_round != 0) return;
+      const std::optional<Need> need = TryOf(looser);
+      if (!need || need->over > 0 || (Grows(*need) && !Grows(*TryOf(changed)))) return;
+      changed = looser;
+    }
   }
 
   const Config& config_;
   absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out_;
+  Need now_;
+  std::vector<Setting> settings_;
 };
 
 }  // namespace
+
+int64_t SmallSubGroup(const Pools& pools) {
+  constexpr int64_t kSubGroups = 256;
+  int64_t elements = 0;
+  for (const SubGroup& group : pools.homes.sub_groups) elements += group.count();
+  const int64_t cuts = std::max<int64_t>(1, elements / kSubGroups / kCutElements);
+  return std::min(cuts * kCutElements, kSubGroupElementsMin);
+}
 
 std::string FindAdvice(const Config& config,
                        absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out) {

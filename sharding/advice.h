@@ -1,6 +1,13 @@
 // What of a config would have to be different for its pools to stay within ebb.device_memory and
-// ebb.host_memory. Nothing is guessed: each change is laid out, alone and, where none suffices, on
-// top of those before it, and the one that fits is told.
+// ebb.host_memory. Nothing is guessed: every combination of the settings below is laid out, in the
+// order of how much it changes, and the first that fits is told.
+//
+//   where a class is          parameters, optimizer states, gradients, activations: each tier
+//   what stays above it       offload_param.max_in_cpu 0, offload_optimizer.ratio 1
+//   what is cut, and when     stage (from 0: 1, 3; from 1, 2: 3; from 3: 2), reduce_at round, a
+//                             round of one micro-batch
+//   what is in memory a time  no persistent unit, no prefetch, no coalescing, small sub-groups
+//                             (SmallSubGroup), split masters
 #pragma once
 
 #include <string>
@@ -12,9 +19,18 @@
 
 namespace ebb::sharding {
 
+// At most so many combinations are laid out: one that fits mostly is among the first hundred, and
+// only where none fits all are needed. Of a config with few of these settings to change it is
+// hundreds.
+inline constexpr int kAdviceTrialsMax = 33'000;
+
+// Elements: 256 sub-groups or so of what a rank of the config with these pools updates, and no more
+// than ebb.host_memory leads to by itself.
+int64_t SmallSubGroup(const Pools& pools);
+
 // `config` is resolved, and its pools exceed a cap. `lay_out`: as near to the caps as a changed
-// config's can be; called some sixty times. For a message: which keys would fit, or with which
-// least is needed.
+// config's can be (PlanPools). For a message: the change of the fewest keys that fits, of those the
+// one that moves least, as JSON to merge into the config's file; or what needs least.
 std::string FindAdvice(const Config& config,
                        absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out);
 

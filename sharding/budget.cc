@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -18,7 +19,6 @@ namespace {
 // Of sub-groups that pass through slots: long enough for full bandwidth, short enough for all
 // work slots to be in memory.
 constexpr int64_t kSubGroupElements = int64_t{1} << 20;
-constexpr int64_t kSubGroupElementsMin = int64_t{1} << 16;
 constexpr int kParameterSlotsMin = 2;
 // Of DeepSpeed's limits, which may be any number: more than any host has.
 constexpr int64_t kBufferCountMax = 1 << 16, kBufferElementsMax = int64_t{1} << 40;
@@ -69,73 +69,117 @@ absl::Status CheckParameterBuffers(const PoolInputs& in, const Homes& homes, con
   return absl::OkStatus();
 }
 
+// The pools of one step with other limits, until host memory holds them.
+class HostFit {
+ public:
+  HostFit(const PoolInputs& inputs, const Config& config)
+      : budget_(config.ebb.host_memory.value_or(INT64_MAX)),
+        inputs_(inputs),
+        limits_{.sub_group_elements = SubGroupLimit(inputs, config),
+                .parameters_in_cpu = config.zero.offload_param.max_in_cpu,
+                .states_on_device = 1 - config.zero.offload_optimizer.ratio} {
+    const int64_t count = config.zero.offload_param.buffer_count;
+    const DType compute = inputs.decisions->compute;
+    const int64_t slot_elements = SlotElementsMax(config, *inputs.layout, compute);
+    inputs_.parameter_slots = static_cast<int>(std::min<int64_t>(count, kParameterSlots));
+    inputs_.gather_slot_bytes = std::min(count, kBufferCountMax) *
+                                std::min(slot_elements, kBufferElementsMax) * SizeOf(compute);
+  }
+
+  Pools LayOut() {
+    const Homes homes = DecideHomes(*inputs_.decisions, *inputs_.layout, limits_);
+    inputs_.homes = &homes;
+    return LayOutPools(inputs_);
+  }
+
+  // Within the budget where that can be, else the least there is.
+  Pools Shrunk() {
+    const HostFit wanted = *this;
+    TakeLeast();
+    Pools pools = LayOut();
+    // Then nothing between is tried.
+    if (!Fits(pools) && !FitsWithAllStates(pools)) return pools;
+    *this = wanted;
+    // With all states none passes through slots, and the disk has nothing to do with them.
+    const int slots = inputs_.parameter_slots;
+    for (; inputs_.parameter_slots >= std::min(slots, kParameterSlotsMin);
+         --inputs_.parameter_slots) {
+      if (FitsWithAllStates(pools)) return pools;
+    }
+    inputs_.parameter_slots = slots;
+    pools = LayOut();
+    // Without slots for masters, gathers read parameters: more bytes, but nothing else is slower.
+    if (!Fits(pools)) {
+      inputs_.gather_slot_bytes = 0;
+      pools = LayOut();
+    }
+    while (!Fits(pools) && MayHalve()) {
+      limits_.sub_group_elements /= 2;
+      pools = LayOut();
+    }
+    while (!Fits(pools) && inputs_.parameter_slots > kParameterSlotsMin) {
+      --inputs_.parameter_slots;
+      pools = LayOut();
+    }
+    if (!Fits(pools)) FitsWithAllStates(pools);
+    return pools;
+  }
+
+  // What is left of the budget is for states. Rounding takes a little, so the share is lowered until
+  // it fits.
+  Pools Filled(Pools pools) {
+    if (limits_.states_in_cpu_bytes > 0) return pools;  // all of them are there
+    limits_.states_in_cpu_bytes = budget_ - HostBytes(pools);
+    while (limits_.states_in_cpu_bytes > 0) {
+      Pools granted = LayOut();
+      const int64_t excess = HostBytes(granted) - budget_;
+      if (excess <= 0) return granted;
+      limits_.states_in_cpu_bytes -= excess;
+    }
+    return pools;
+  }
+
+  bool Fits(const Pools& pools) const { return HostBytes(pools) <= budget_; }
+
+ private:
+  // Then `pools` are those.
+  bool FitsWithAllStates(Pools& pools) {
+    if (inputs_.decisions->optimizer_tier != Tier::kNvme) return false;
+    limits_.states_in_cpu_bytes = INT64_MAX;
+    Pools all = LayOut();
+    const bool fits = Fits(all);
+    if (fits) pools = std::move(all);
+    if (!fits) limits_.states_in_cpu_bytes = 0;
+    return fits;
+  }
+  bool MayHalve() const {
+    return !inputs_.decisions->own_optimizer && limits_.sub_group_elements > kSubGroupElementsMin;
+  }
+  void TakeLeast() {
+    inputs_.gather_slot_bytes = 0;
+    inputs_.parameter_slots = std::min(inputs_.parameter_slots, kParameterSlotsMin);
+    while (MayHalve()) limits_.sub_group_elements /= 2;
+  }
+
+  int64_t budget_;
+  PoolInputs inputs_;
+  HomeLimits limits_;
+};
+
 }  // namespace
 
 std::string Megabytes(int64_t bytes) {
   return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-absl::StatusOr<Pools> LayOutNearBudget(PoolInputs inputs, const Config& config) {
-  HomeLimits limits{.sub_group_elements = SubGroupLimit(inputs, config),
-                    .parameters_in_cpu = config.zero.offload_param.max_in_cpu,
-                    .states_on_device = 1 - config.zero.offload_optimizer.ratio};
-  const int slots =
-      static_cast<int>(std::min<int64_t>(config.zero.offload_param.buffer_count, kParameterSlots));
-  inputs.parameter_slots = slots;
-  const int64_t slot_elements = SlotElementsMax(config, *inputs.layout, inputs.decisions->compute);
-  inputs.gather_slot_bytes = std::min(config.zero.offload_param.buffer_count, kBufferCountMax) *
-                             std::min(slot_elements, kBufferElementsMax) *
-                             SizeOf(inputs.decisions->compute);
-  const auto lay_out = [&] {
-    const Homes homes = DecideHomes(*inputs.decisions, *inputs.layout, limits);
-    inputs.homes = &homes;
-    return LayOutPools(inputs);
-  };
-  Pools pools = lay_out();
+absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config) {
+  HostFit fit(inputs, config);
+  Pools pools = fit.LayOut();
   if (!inputs.decisions->offloads() && !config.ebb.device_memory) return pools;
   EBB_RETURN_IF_ERROR(CheckParameterBuffers(inputs, pools.homes, config));
   if (!config.ebb.host_memory) return pools;
-  const int64_t budget = *config.ebb.host_memory;
-  const auto fits_with_all_states = [&] {
-    if (inputs.decisions->optimizer_tier != Tier::kNvme) return false;
-    limits.states_in_cpu_bytes = INT64_MAX;
-    pools = lay_out();
-    limits.states_in_cpu_bytes = 0;
-    return HostBytes(pools) <= budget;
-  };
-  // Then none passes through slots, and the disk has nothing to do with them.
-  for (; inputs.parameter_slots >= std::min(slots, kParameterSlotsMin); --inputs.parameter_slots) {
-    if (fits_with_all_states()) return pools;
-  }
-  inputs.parameter_slots = slots;
-  pools = lay_out();
-  // Without slots for masters, gathers read parameters: more bytes, but nothing else is slower.
-  if (HostBytes(pools) > budget) {
-    inputs.gather_slot_bytes = 0;
-    pools = lay_out();
-  }
-  while (HostBytes(pools) > budget && !inputs.decisions->own_optimizer &&
-         limits.sub_group_elements > kSubGroupElementsMin) {
-    limits.sub_group_elements /= 2;
-    pools = lay_out();
-  }
-  while (HostBytes(pools) > budget && inputs.parameter_slots > kParameterSlotsMin) {
-    --inputs.parameter_slots;
-    pools = lay_out();
-  }
-  if (HostBytes(pools) > budget) {
-    if (!fits_with_all_states()) pools = lay_out();
-    return pools;
-  }
-  // The rest is for states. Rounding takes a little, so the share is lowered until it fits.
-  limits.states_in_cpu_bytes = budget - HostBytes(pools);
-  while (limits.states_in_cpu_bytes > 0) {
-    Pools granted = lay_out();
-    const int64_t excess = HostBytes(granted) - budget;
-    if (excess <= 0) return granted;
-    limits.states_in_cpu_bytes -= excess;
-  }
-  return pools;
+  pools = fit.Shrunk();
+  return inputs.fills_host && fit.Fits(pools) ? fit.Filled(std::move(pools)) : pools;
 }
 
 int64_t DeviceBytes(const Pools& pools) {

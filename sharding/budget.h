@@ -13,10 +13,13 @@
 
 namespace ebb::sharding {
 
-// Homes and parameter_slots of `inputs` are chosen here: all states in RAM if ebb.host_memory has room
-// for them, else as many as it has room for beside staging, which is the smallest there is where even
-// that is too much (CheckBudget).
-absl::StatusOr<Pools> LayOutNearBudget(PoolInputs inputs, const Config& config);
+// To this many elements sub-groups are made smaller where ebb.host_memory asks for it.
+inline constexpr int64_t kSubGroupElementsMin = int64_t{1} << 16;
+
+// Homes, parameter_slots and gather_slot_bytes of `inputs` are chosen here: all states in RAM if
+// ebb.host_memory has room for them, else (with fills_host) as many as it has room for beside staging,
+// which is the smallest there is where even that is too much (CheckBudget).
+absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config);
 
 // kResourceExhausted: a cap is exceeded, and which class needs how much.
 absl::Status CheckBudget(const Pools& pools, const Config& config);

@@ -58,7 +58,7 @@ absl::StatusOr<Basis> DecideBasis(const PlanInputs& inputs, int rounds, bool hol
 }
 
 // Addresses come from the config's own step, so that every variant of it has the same.
-absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs) {
+absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, bool fills_host) {
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
   Decisions configured = base.decisions;
@@ -76,7 +76,8 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs) {
                            .scopes = &scopes,
                            .residency = &residency,
                            .reduction = &reduction,
-                           .micro_batches = config.ebb.micro_batches_per_round},
+                           .micro_batches = config.ebb.micro_batches_per_round,
+                           .fills_host = fills_host},
                           config);
 }
 
@@ -99,7 +100,7 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const Config& config = *inputs.config;
   EBB_ASSIGN_OR_RETURN(Basis base, DecideBasis(inputs, rounds, hold_updates));
   Plan plan;
-  EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOf(base, inputs));
+  EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOf(base, inputs, /*fills_host=*/true));
   EBB_RETURN_IF_ERROR(Check(plan.pools, inputs));
   plan.layout = std::move(base.layout);
   plan.decisions = std::move(base.decisions);
@@ -135,7 +136,7 @@ absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_up
 
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs) {
   EBB_ASSIGN_OR_RETURN(const Basis base, DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
-  return PoolsOf(base, inputs);
+  return PoolsOf(base, inputs, /*fills_host=*/false);
 }
 
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {

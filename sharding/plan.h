@@ -304,7 +304,7 @@ absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
 // The updates that a step carries into the next one, alone: for whoever looks at the state first.
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
 // The pools alone, which take a small part of a plan's time: also those that exceed a cap of the
-// config's (CheckBudget), of which a plan is an error.
+// config's (CheckBudget), of which a plan is an error. What host memory has left is left.
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
 
 }  // namespace ebb::sharding

@@ -30,6 +30,7 @@ struct PoolInputs {
   int64_t micro_batches = 1;      // of a step of the config
   int parameter_slots = 0;        // at most
   int64_t gather_slot_bytes = 0;  // at most, of parameter and master slots together
+  bool fills_host = true;         // with states, where ebb.host_memory leaves room
 };
 
 Pools LayOutPools(const PoolInputs& inputs);

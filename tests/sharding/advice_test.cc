@@ -4,11 +4,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <climits>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/sharding/budget.h"
+#include "random_model.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding {
@@ -91,41 +96,279 @@ TEST(Advice, FoldersThatAreNotGivenAreAskedFor) {
               AllOf(HasSubstr("\"nvme\""), HasSubstr("nvme_path\": \"FOLDER\"")));
 }
 
-// From what nothing can fit to what everything does.
-TEST(Advice, WhatIsAdvisedFitsAndTheLeastDoesNot) {
-  int fitted = 0, impossible = 0;
-  for (const int world : {1, 2}) {
-    for (const Config& start : {OnDevice(0), OnDevice(1), OnDevice(3), OnNvme()}) {
-      const auto free = LaidOut(start, world);
-      ASSERT_TRUE(free.ok()) << free.status();
-      for (const bool device : {true, false}) {
-        for (const int share : {2, 5, 10, 20, 40, 60, 80, 95}) {
-          Config config = start;
-          (device ? config.ebb.device_memory : config.ebb.host_memory) =
-              share * (device ? DeviceBytes(*free) : HostBytes(*free) + 4096) / 100;
-          if (!device && share > 50) config.ebb.device_memory = DeviceBytes(*free) / 2;
-          const absl::Status status = LaidOut(config, world).status();
-          if (status.ok()) continue;
-          SCOPED_TRACE(config.ToJson());
-          SCOPED_TRACE(status.message());
-          ASSERT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-          const std::string message(status.message());
-          const auto taken = Taken(config, message);
-          ASSERT_TRUE(taken.ok()) << taken.status();
-          if (message.find(" would fit (") != std::string::npos) {
-            EXPECT_EQ(LaidOut(*taken, world).status(), absl::OkStatus());
-            EXPECT_NE(*taken, config);
-            ++fitted;
-            continue;
-          }
-          EXPECT_FALSE(LaidOut(*taken, world).ok());
-          ++impossible;
-        }
-      }
+// If the device's room is not known, what is told may take more of it only where nothing else fits.
+TEST(Advice, OfHostMemoryWhatTheDeviceHasRoomForGoesThere) {
+  Config config = OnDevice(2);
+  config.zero.offload_optimizer = {.device = Tier::kCpu, .nvme_paths = {"/disk"}};
+  config.ebb.host_memory = kMebi / 4;
+  EXPECT_THAT(Refusal(config, 1), AllOf(HasSubstr("\"offload_optimizer\": {\"device\": \"none\"}"),
+                                        HasSubstr(" would fit if the device has room for it (")));
+  config.ebb.device_memory = 128 * kMebi;
+  EXPECT_THAT(
+      Refusal(config, 1),
+      HasSubstr("; {\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"none\"}}} "
+                "would fit (82.3 MiB on the device and 0.0 MiB"));
+}
+
+TEST(Advice, WhatIsLoweredIsLoweredNoMoreThanItMust) {
+  Config config = OnDevice(3);
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  config.ebb.prefetch_depth = 2;
+  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 2));
+  config.ebb.host_memory = 1;
+  config.ebb.prefetch_depth = 7;
+  EXPECT_THAT(Refusal(config, 2), HasSubstr("; {\"ebb\": {\"prefetch_depth\": 2}} would fit ("));
+}
+
+// All that can be changed, and pools that always need too much.
+TEST(Advice, LaysOutNoMoreThanItSays) {
+  Config config = OnNvme();
+  config.zero.offload_param.max_in_cpu = 1;
+  config.zero.offload_optimizer.ratio = 0.5;
+  config.ebb.reduce_at = ReduceAt::kStep;
+  config.ebb.micro_batches_per_round = 4;
+  config.ebb.offload_activations = Tier::kCpu;
+  config.ebb.device_memory = 1;
+  int trials = 0;
+  const std::string advice = FindAdvice(config, [&](const Config&) {
+    ++trials;
+    Pools pools;
+    pools.bytes[0] = 64;
+    return pools;
+  });
+  EXPECT_THAT(advice, HasSubstr("no other setting needs less"));
+  EXPECT_LE(trials, kAdviceTrialsMax);
+  EXPECT_GT(trials, kAdviceTrialsMax / 2);
+}
+
+// A small model with a config and caps, of which some leave nothing that fits, some little.
+struct CappedCase {
+  explicit CappedCase(uint64_t seed);
+  PlanInputs inputs(const Config& config) const {
+    return {.model = &model, .config = &config, .world = world, .optimizer_states = 2};
+  }
+  ModelSpec model;
+  Config given;
+  int world = 1;
+};
+
+CappedCase::CappedCase(uint64_t seed) {
+  using enum Tier;
+  Random random(seed);
+  world = static_cast<int>(random.OneOf<int64_t>({1, 2, 4}));
+  std::vector<int64_t> sizes;
+  for (int64_t units = random.Between(1, 5); units > 0; --units)
+    sizes.push_back(random.OneOf<int64_t>({300, 9'000, random.Between(4'000, 60'000)}));
+  model = UnitChain(sizes, random.OneOf<int64_t>({0, 0, 4'000, 60'000}));
+  model.workspace_bytes = random.OneOf<int64_t>({0, 20'000});
+
+  ZeroConfig& zero = given.zero;
+  EbbConfig& ebb = given.ebb;
+  given.micro_batch_size = 1;
+  given.gradient_accumulation_steps = random.OneOf<int64_t>({1, 1, 4});
+  if (random.OneIn(3)) ebb.micro_batches_per_round = given.gradient_accumulation_steps;
+  given.compute = random.OneOf({DType::kFloat32, DType::kFloat32, DType::kBFloat16});
+  ebb.split_master = given.compute == DType::kBFloat16 && random.OneIn(3);
+  zero.stage = static_cast<int>(random.Between(0, 3));
+  if (random.OneIn(3)) ebb.reduce_at = random.OneOf({ReduceAt::kRound, ReduceAt::kStep});
+  zero.param_persistence_threshold = random.OneOf<int64_t>({0, 5'000});
+  ebb.prefetch_depth = random.OneOf<int64_t>({0, 1, 4});
+  if (random.OneIn(2)) ebb.coalesce_bytes = 0;
+  if (random.OneIn(2)) zero.sub_group_size = kCutElements;
+  const std::vector<std::string> folder = {"/disk"};
+  if (zero.stage > 0) {
+    zero.offload_optimizer.device = random.OneOf({kDevice, kCpu, kNvme});
+    if (zero.offload_optimizer.device == kNvme) zero.offload_optimizer.nvme_paths = folder;
+    if (random.OneIn(4)) zero.offload_optimizer.ratio = 0.5;
+  }
+  if (zero.stage == 3) {
+    zero.offload_param.device = random.OneOf({kDevice, kDevice, kCpu, kNvme});
+    if (zero.offload_param.device == kNvme) zero.offload_param.nvme_paths = folder;
+    if (random.OneIn(3)) zero.offload_param.max_in_cpu = 0;
+    if (random.OneIn(4)) zero.offload_param.buffer_size = 20'000;
+  }
+  const bool has_folder = given.uses_nvme();
+  if (zero.stage > 0 && random.OneIn(3))
+    ebb.offload_gradients = random.OneOf({kDevice, kCpu, has_folder ? kNvme : kCpu});
+  if (random.OneIn(3))
+    ebb.offload_activations = random.OneOf({kDevice, kCpu, has_folder ? kNvme : kCpu});
+
+  const absl::StatusOr<Config> resolved = given.ForWorld(world);
+  if (!resolved.ok()) return;
+  const auto free = PlanPools(inputs(*resolved));
+  if (!free.ok()) return;
+  const auto share = [&](int64_t bytes) {
+    return bytes * random.OneOf<int64_t>({5, 30, 50, 60, 70, 80, 90, 95, 130}) / 100 + 1;
+  };
+  const int64_t caps = random.Between(1, 3);
+  if ((caps & 1) != 0) ebb.device_memory = share(DeviceBytes(*free));
+  if ((caps & 2) != 0) ebb.host_memory = share(HostBytes(*free) + DeviceBytes(*free) / 4);
+}
+
+int64_t Beyond(const Pools& pools, const Config& config) {
+  const auto over = [](int64_t bytes, std::optional<int64_t> cap) {
+    return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
+  };
+  return over(DeviceBytes(pools), config.ebb.device_memory) +
+         over(HostBytes(pools), config.ebb.host_memory);
+}
+
+// Every combination of what advice may change, one by one.
+class BruteForce {
+ public:
+  BruteForce(const CappedCase& capped, const Config& resolved)
+      : capped_(capped), given_(resolved), now_(*PlanPools(capped.inputs(given_))) {
+    least_ = Beyond(now_, given_);
+    Vary(0, given_);
+  }
+
+  int keys = INT_MAX;          // the fewest of a change that fits, and needs no more on the device,
+  int keys_growing = INT_MAX;  // or more, where it has no cap
+  int64_t least() const { return least_; }
+
+ private:
+  template <class T>
+  void Each(size_t setting, Config& config, T& value, std::initializer_list<T> others) {
+    const T given = value;
+    Vary(setting + 1, config);
+    for (const T& other : others) {
+      if (other == given) continue;
+      value = other;
+      Vary(setting + 1, config);
+    }
+    value = given;
+  }
+
+  void Vary(size_t setting, Config config) {
+    using enum Tier;
+    using Optional = std::optional<Tier>;
+    ZeroConfig& zero = config.zero;
+    EbbConfig& ebb = config.ebb;
+    switch (setting) {
+      case 0:
+        if (given_.zero.stage == 0) return Each(setting, config, zero.stage, {1, 3});
+        return Each(setting, config, zero.stage, {given_.zero.stage == 3 ? 2 : 3});
+      case 1:
+        return Each(setting, config, ebb.reduce_at, {ReduceAt::kRound});
+      case 2:
+        return Each(setting, config, zero.offload_optimizer.device, {kDevice, kCpu, kNvme});
+      case 3:
+        return Each(setting, config, zero.offload_optimizer.ratio, {1.0});
+      case 4:
+        return Each(setting, config, zero.offload_param.device, {kDevice, kCpu, kNvme});
+      case 5:
+        if (zero.offload_param.device == kNvme && given_.zero.offload_param.device != kNvme)
+          zero.offload_param.max_in_cpu = 0;
+        if (zero.offload_param.device != kNvme) return Vary(setting + 1, config);
+        return Each(setting, config, zero.offload_param.max_in_cpu, {int64_t{0}});
+      case 6:
+        return Each(setting, config, ebb.offload_gradients,
+                    {Optional(kDevice), Optional(kCpu), Optional(kNvme)});
+      case 7:
+        return Each(setting, config, ebb.offload_activations,
+                    {Optional(kDevice), Optional(kCpu), Optional(kNvme)});
+      case 8:
+        return Each(setting, config, ebb.micro_batches_per_round, {int64_t{1}});
+      case 9:
+        return Each(setting, config, zero.param_persistence_threshold, {int64_t{0}});
+      case 10:
+        return Each(setting, config, ebb.prefetch_depth, {int64_t{0}});
+      case 11:
+        return Each(setting, config, ebb.coalesce_bytes, {std::optional<int64_t>(0)});
+      case 12:
+        if (given_.compute != DType::kBFloat16) return Vary(setting + 1, config);
+        return Each(setting, config, ebb.split_master, {true});
+      case 13:
+        if (given_.zero.sub_group_size <= SmallSubGroup(now_)) return Try(config);
+        zero.sub_group_size = SmallSubGroup(now_);
+        Try(config);
+        zero.sub_group_size = given_.zero.sub_group_size;
+        return Try(config);
     }
   }
+
+  void Try(Config& config) {
+    const bool below = config.parameter_tier() != config.zero.offload_param.device ||
+                       config.optimizer_tier() != config.zero.offload_optimizer.device;
+    if (below || (config.zero.stage == 0 && config.gradient_tier() != Tier::kDevice)) return;
+    const auto pools = PlanPools(capped_.inputs(config));
+    if (!pools.ok()) return;
+    least_ = std::min(least_, Beyond(*pools, config));
+    if (Beyond(*pools, config) > 0) return;
+    const bool grows = !config.ebb.device_memory && DeviceBytes(*pools) > DeviceBytes(now_);
+    int& fewest = grows ? keys_growing : keys;
+    fewest = std::min(fewest, KeysOf(config));
+  }
+
+  int KeysOf(const Config& c) const {
+    const bool has_default =
+        (c.zero.stage < 2) != (given_.zero.stage < 2) && c.gradient_accumulation_steps > 1;
+    return (c.zero.stage != given_.zero.stage) +
+           (has_default || c.ebb.reduce_at != given_.ebb.reduce_at) +
+           (c.zero.offload_optimizer.device != given_.zero.offload_optimizer.device) +
+           (c.zero.offload_optimizer.ratio != given_.zero.offload_optimizer.ratio) +
+           (c.zero.offload_param.device != given_.zero.offload_param.device) +
+           (c.zero.offload_param.max_in_cpu != given_.zero.offload_param.max_in_cpu) +
+           (c.ebb.offload_gradients != given_.ebb.offload_gradients) +
+           (c.ebb.offload_activations != given_.ebb.offload_activations) +
+           (c.ebb.micro_batches_per_round != given_.ebb.micro_batches_per_round) +
+           (c.zero.param_persistence_threshold != given_.zero.param_persistence_threshold) +
+           (c.ebb.prefetch_depth != given_.ebb.prefetch_depth) +
+           (c.ebb.coalesce_bytes != given_.ebb.coalesce_bytes) +
+           (c.ebb.split_master != given_.ebb.split_master) +
+           (c.zero.sub_group_size != given_.zero.sub_group_size);
+  }
+
+  const CappedCase& capped_;
+  const Config& given_;
+  const Pools now_;
+  int64_t least_ = 0;
+};
+
+// Of the JSON in a message; folders say where, and are no change of their own.
+int KeysOf(const nlohmann::json& json) {
+  int keys = 0;
+  for (const auto& [name, value] : json.items())
+    keys += value.is_object() ? KeysOf(value) : name == "nvme_path" ? 0 : 1;
+  return keys;
+}
+
+TEST(Advice, IsTheSmallestChangeThatFitsAndElseTheLeast) {
+  int fitted = 0, grown = 0, impossible = 0;
+  for (uint64_t seed = 1; seed <= static_cast<uint64_t>(Cases(150)); ++seed) {
+    const CappedCase capped(seed);
+    const absl::StatusOr<Config> resolved = capped.given.ForWorld(capped.world);
+    ASSERT_TRUE(resolved.ok()) << "seed " << seed << resolved.status();
+    const absl::Status status = PlanStep(capped.inputs(*resolved)).status();
+    if (status.code() != absl::StatusCode::kResourceExhausted) continue;
+    SCOPED_TRACE(absl::StrCat("seed ", seed, " world ", capped.world, capped.given.ToJson()));
+    SCOPED_TRACE(status.message());
+    const std::string message(status.message());
+    const BruteForce all(capped, *resolved);
+    const absl::StatusOr<Config> taken = Taken(capped.given, message);
+    ASSERT_TRUE(taken.ok()) << taken.status();
+    const absl::StatusOr<Config> applied = taken->ForWorld(capped.world);
+    ASSERT_TRUE(applied.ok()) << applied.status();
+    if (all.keys == INT_MAX && all.keys_growing == INT_MAX) {
+      EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("no setting fits"),
+                                            HasSubstr("no other setting needs less")));
+      EXPECT_EQ(Beyond(*PlanPools(capped.inputs(*applied)), *applied), all.least());
+      ++impossible;
+      continue;
+    }
+    EXPECT_EQ(PlanStep(capped.inputs(*applied)).status(), absl::OkStatus());
+    const bool grows = all.keys == INT_MAX;
+    EXPECT_THAT(message, HasSubstr(grows ? " would fit if the device has room" : " would fit ("));
+    const size_t begin = message.find('{');
+    ASSERT_NE(begin, std::string::npos);
+    EXPECT_EQ(KeysOf(nlohmann::json::parse(message.substr(begin, message.rfind('}') + 1 - begin))),
+              grows ? all.keys_growing : all.keys);
+    ++(grows ? grown : fitted);
+  }
   EXPECT_GT(fitted, 20);
-  EXPECT_GT(impossible, 5);
+  EXPECT_GT(grown, 3);
+  EXPECT_GT(impossible, 10);
 }
 
 }  // namespace

@@ -184,6 +184,7 @@ TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
 TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndWhatWouldHelp) {
   Config config = AllOnNvme();
   config.ebb.host_memory = 4096;
+  config.ebb.device_memory = DeviceBytes(*LaidOut(AllOnNvme()));
   const absl::Status host = LaidOut(config).status();
   EXPECT_EQ(host.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(host.message()),
