@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <array>
+#include <barrier>
 #include <mutex>
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/plan.h"
-#include "tests/engine/scripted.h"
+#include "tests/engine/snapshot.h"
 #include "tests/engine/watched_world.h"
 
 namespace ebb::testing {
@@ -19,7 +21,9 @@ namespace {
 using sharding::Dependency;
 using sharding::Operation;
 using sharding::OperationKind;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr int64_t kFaultyStep =
     1;  // the second: the updates of the first may still be on their way
@@ -201,6 +205,57 @@ TEST_P(FaultTest, EveryCollectiveOfCreateFailsItOnEveryRank) {
       for (const absl::Status& status : outcome.statuses)
         EXPECT_THAT(std::string(status.message()), HasSubstr(kInjected));
       EXPECT_TRUE(updates.seen.empty());
+    }
+  }
+}
+
+// Fails call `number` of the last rank in an evaluation between steps. What each rank is told; `calls`:
+// of the last rank in the evaluation.
+std::vector<absl::Status> EvaluateWithFault(const Setting& setting, int64_t number,
+                                            WatchedCalls::Fault fault, int64_t& calls) {
+  std::vector<absl::Status> statuses(static_cast<size_t>(setting.world));
+  const ModelSpec model = ScriptedModel();
+  std::barrier all_trained(setting.world);
+  const absl::Status status = RunThreads(setting.world, [&](World world) -> absl::Status {
+    const auto watched = std::make_shared<WatchedCalls>();
+    const bool is_culprit = world.rank() == setting.world - 1;
+    watched->fault = fault;
+    ScriptedTrainer trainer(model, world.rank());
+    auto engine = Engine::Create(Watch(world, watched), Device::Cpu(), model, ConfigFor(setting));
+    const absl::Status trained = engine.ok() ? TrainStep(*engine, trainer, 0) : engine.status();
+    all_trained.arrive_and_wait();  // else what breaks then may be the end of another rank's step
+    EBB_RETURN_IF_ERROR(trained);
+    const int64_t before = watched->calls;
+    if (is_culprit) watched->fail_at = before + number;
+    Evaluation evaluation = engine->BeginEvaluation();
+    for (int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
+    absl::Status& result = statuses[static_cast<size_t>(world.rank())];
+    result = evaluation.Finish().status();
+    if (is_culprit) calls = watched->calls - before;
+    if (!result.ok()) ExpectSticky(*engine, trainer, result);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+  return statuses;
+}
+
+TEST_P(FaultTest, ACollectiveOfAnEvaluationThatFailsIsTheEnginesError) {
+  for (const WatchedCalls::Fault fault : {WatchedCalls::kRefuse, WatchedCalls::kAbort}) {
+    int64_t calls = 0, ignored = 0;
+    for (const absl::Status& status : EvaluateWithFault(GetParam(), int64_t{1} << 40, fault, calls))
+      ASSERT_TRUE(status.ok()) << status;
+    ASSERT_GT(calls, 0);
+    for (int64_t n = 0; n < calls; ++n) {
+      SCOPED_TRACE(::testing::Message()
+                   << "call " << n << " of " << calls << ", fault " << static_cast<int>(fault));
+      for (const absl::Status& status : EvaluateWithFault(GetParam(), n, fault, ignored)) {
+        EXPECT_THAT(std::string(status.message()),
+                    AllOf(StartsWith("the engine has failed: "), HasSubstr(kInjected)));
+        // The last is the exchange. It breaks on its stream, where others may be at what is before it.
+        if (n + 1 == calls && fault == WatchedCalls::kAbort) {
+          EXPECT_THAT(std::string(status.message()), HasSubstr("in an evaluation, at the "));
+        }
+      }
     }
   }
 }
