@@ -33,6 +33,13 @@ std::span<T> Construct(std::byte* at, size_t count) {
   return {begin, count};
 }
 
+// On the CPU both are the same memory.
+template <class T>
+void CopyAll(Stream& stream, std::span<T> to, std::span<T> from) {
+  if (to.data() != from.data())
+    stream.Copy(to.data(), from.data(), static_cast<int64_t>(from.size_bytes()));
+}
+
 }  // namespace
 
 absl::Status ControlBlock::Create(const Device& device, size_t units, size_t ranks, size_t sets,
@@ -71,16 +78,6 @@ absl::Status ControlBlock::Create(const Device& device, size_t units, size_t ran
   block.device_runs_ = {reinterpret_cast<optim::UpdateRun*>(there + device_runs), runs.size()};
   return absl::OkStatus();
 }
-
-namespace {
-
-template <class T>
-void CopyAll(Stream& stream, std::span<T> to, std::span<T> from) {
-  if (to.data() != from.data())
-    stream.Copy(to.data(), from.data(), static_cast<int64_t>(from.size_bytes()));
-}
-
-}  // namespace
 
 void ControlBlock::CopyConstants(Stream& stream, int parity, bool early) const {
   CopyAll(stream, Of(parity, early, device_constants_), Of(parity, early, constants_));

@@ -203,30 +203,42 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
   template <class T>
   using Vector = std::vector<T>;
 
+  // Before an update, on the host.
+  template <class Gradient, class Parameter>
+  static Memory<Gradient, Parameter, Vector> UpdateMemory(int64_t count) {
+    const auto size = static_cast<size_t>(count);
+    return {Numbers<float>(count, 1),
+            Numbers<float>(count, 2),
+            Numbers<float>(count, 3, Range::kPositive),
+            Numbers<Gradient>(count, 4),
+            Vector<Parameter>(size),
+            Vector<Parameter>(size),
+            Vector<uint16_t>(size)};
+  }
+  // The same in the device's memory.
+  template <class Gradient, class Parameter>
+  Memory<Gradient, Parameter, Array> OnDevice(const Memory<Gradient, Parameter, Vector>& memory,
+                                              int64_t offset) {
+    return {{*this, memory.master, offset},    {*this, memory.first, offset},
+            {*this, memory.second, offset},    {*this, memory.gradient, offset},
+            {*this, memory.parameter, offset}, {*this, memory.parameter_in, offset},
+            {*this, memory.low, offset}};
+  }
+
   template <class Gradient, class Parameter>
   void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_parameter,
                      MasterForm form = MasterForm::kWhole) {
     SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
     ThreadTeam team(1);
     const auto size = static_cast<size_t>(count);
-    Memory<Gradient, Parameter, Vector> expected = {Numbers<float>(count, 1),
-                                                    Numbers<float>(count, 2),
-                                                    Numbers<float>(count, 3, Range::kPositive),
-                                                    Numbers<Gradient>(count, 4),
-                                                    Vector<Parameter>(size),
-                                                    Vector<Parameter>(size),
-                                                    Vector<uint16_t>(size)};
+    auto expected = UpdateMemory<Gradient, Parameter>(count);
     if constexpr (std::is_same_v<Parameter, BFloat16>) {
       for (size_t i = 0; i < size && form != MasterForm::kWhole; ++i) {
         expected.parameter_in[i] = RoundHalfAway(expected.master[i]);
         expected.low[i] = LowHalf(expected.master[i]);
       }
     }
-    Memory<Gradient, Parameter, Array> memory = {
-        {*this, expected.master, offset},    {*this, expected.first, offset},
-        {*this, expected.second, offset},    {*this, expected.gradient, offset},
-        {*this, expected.parameter, offset}, {*this, expected.parameter_in, offset},
-        {*this, expected.low, offset}};
+    auto memory = OnDevice(expected, offset);
     const UpdateConstants constants = UpdateConstantsOf(rule.optimizer, rule.scalars);
     UpdateConstants not_applied = constants;
     not_applied.apply = false;
@@ -433,17 +445,8 @@ TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
       optimizer.weight_decay = decay;
       constants.push_back(UpdateConstantsOf(optimizer, rule.scalars));
     }
-    Memory<float, BFloat16, Vector> expected = {Numbers<float>(kCount, 1),
-                                                Numbers<float>(kCount, 2),
-                                                Numbers<float>(kCount, 3, Range::kPositive),
-                                                Numbers<float>(kCount, 4),
-                                                Vector<BFloat16>(kCount),
-                                                Vector<BFloat16>(kCount),
-                                                Vector<uint16_t>(kCount)};
-    Memory<float, BFloat16, Array> memory = {
-        {*this, expected.master},   {*this, expected.first},     {*this, expected.second},
-        {*this, expected.gradient}, {*this, expected.parameter}, {*this, expected.parameter_in},
-        {*this, expected.low}};
+    auto expected = UpdateMemory<float, BFloat16>(kCount);
+    auto memory = OnDevice(expected, /*offset=*/0);
     Array<UpdateConstants> read(*this, constants);
     Array<UpdateRun> table(*this, runs);
     Enqueue([&](Kernels& kernels, Stream& stream) {

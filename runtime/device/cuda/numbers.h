@@ -136,6 +136,7 @@ EBB_HOST_DEVICE bool Aligned(const void* array, int64_t at) {
   constexpr int kBytes = Group<T, kWidth>::kBytes < 16 ? Group<T, kWidth>::kBytes : 16;
   return reinterpret_cast<uintptr_t>(static_cast<const T*>(array) + at) % kBytes == 0;
 }
+
 // Consecutive numbers as they lie in memory: 4 bytes each, or two of 16 bits in a word.
 template <int kWidth>
 struct Packed {
