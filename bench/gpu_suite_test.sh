@@ -91,6 +91,7 @@ printf '#!/bin/sh\nwhile [ "$1" != 99 ]; do shift; done\nshift\nexec "$@"\n' >"$
 chmod +x "$folder/bin/compute-sanitizer"
 status=0
 PATH=$folder/bin:$PATH "$suite" "$folder/results" "$folder/packed/run" sanitizers >"$folder/said" 2>&1 || status=$?
+[ "$status" = 4 ] || fail "with a sanitizer its exit status is $status: $(cat "$folder/said")"
 expect memcheck-optim_kernels_test ok
 expect racecheck-attention_test 'FAILED \(1\)'
 expect racecheck-layers_test ok

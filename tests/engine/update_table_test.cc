@@ -54,6 +54,7 @@ const UpdateTable::Set& SetAt(const UpdateTable& table, int unit, int64_t at) {
 }
 
 TEST(UpdateTable, HasTheOptionsOfEveryElement) {
+  int planned = 0;
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     sharding::RandomCase random_case(seed);
     random_case.own_optimizer = false;
@@ -64,6 +65,7 @@ TEST(UpdateTable, HasTheOptionsOfEveryElement) {
     SCOPED_TRACE(random_case.description());
     const auto plan = sharding::PlanStep(random_case.inputs());
     if (!plan.ok()) continue;  // row cuts that cannot be
+    ++planned;
     for (int shard = 0; shard < plan->decisions.shards; ++shard) {
       const UpdateTable table(random_case.model, random_case.config, *plan, shard);
       for (int u = 0; u < static_cast<int>(random_case.model.units.size()); ++u) {
@@ -92,6 +94,7 @@ TEST(UpdateTable, HasTheOptionsOfEveryElement) {
       }
     }
   }
+  EXPECT_GT(planned, 30);
 }
 
 // A matrix and a vector by turns, as a model's blocks have them.
