@@ -41,11 +41,11 @@ Config OnNvme() {
 }
 
 // As Engine::Create sees it. Boundaries of 1 MiB, eight units of half a million elements.
-absl::StatusOr<Pools> LaidOut(const Config& config, int world) {
+absl::StatusOr<Pools> LaidOut(const Config& config, int world, size_t units = 8) {
   if (absl::Status valid = config.Validate(); !valid.ok()) return valid;
   const absl::StatusOr<Config> resolved = config.ForWorld(world);
   if (!resolved.ok()) return resolved.status();
-  const ModelSpec model = UnitChain(std::vector<int64_t>(8, kMebi / 2), /*output_bytes=*/kMebi);
+  const ModelSpec model = UnitChain(std::vector<int64_t>(units, kMebi / 2), /*output_bytes=*/kMebi);
   auto plan =
       PlanStep({.model = &model, .config = &*resolved, .world = world, .optimizer_states = 2});
   if (!plan.ok()) return plan.status();
@@ -62,8 +62,8 @@ absl::StatusOr<Config> Taken(const Config& config, const std::string& message) {
   return Config::FromJson(document.dump());
 }
 
-std::string Refusal(const Config& config, int world) {
-  const absl::Status status = LaidOut(config, world).status();
+std::string Refusal(const Config& config, int world, size_t units = 8) {
+  const absl::Status status = LaidOut(config, world, units).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   return std::string(status.message());
 }
@@ -108,6 +108,40 @@ TEST(Advice, OfHostMemoryWhatTheDeviceHasRoomForGoesThere) {
       Refusal(config, 1),
       HasSubstr("; {\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"none\"}}} "
                 "would fit (82.3 MiB on the device and 0.0 MiB"));
+}
+
+// Below stage 2 it is another.
+TEST(Advice, AStageIsToldWithTheReduceAtThatItsDefaultWouldChange) {
+  Config config = OnDevice(3);
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.prefetch_depth = 0;
+  config.ebb.coalesce_bytes = 0;
+  config.ebb.split_master = true;
+  // Whole gradients of a step then take no more than those of a round.
+  config.accumulation = DType::kBFloat16;
+  config.ebb.reduce_at = ReduceAt::kStep;
+  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 4, /*units=*/2));
+  config.ebb.host_memory = 1;
+  config.ebb.reduce_at = ReduceAt::kDefault;
+  config.zero.stage = 1;
+  const std::string message = Refusal(config, 4, /*units=*/2);
+  EXPECT_THAT(message, HasSubstr("; {\"zero_optimization\": {\"stage\": 3}, \"ebb\": "
+                                 "{\"reduce_at\": \"step\"}} would fit ("));
+  EXPECT_EQ(LaidOut(*Taken(config, message), 4, /*units=*/2).status(), absl::OkStatus());
+}
+
+// Which is not in the file, though the resolved config has it for the gradients.
+TEST(Advice, AFolderThatOnlyTheParametersHaveIsToldForTheOptimizer) {
+  Config config = OnNvme();
+  config.zero.offload_optimizer = {.device = Tier::kCpu};
+  config.ebb.offload_gradients = Tier::kNvme;
+  config.zero.sub_group_size = kCutElements;
+  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 1));
+  config.ebb.host_memory = HostBytes(*LaidOut(config, 1)) / 2;
+  const std::string message = Refusal(config, 1);
+  EXPECT_THAT(message, HasSubstr("; {\"zero_optimization\": {\"offload_optimizer\": {\"device\": "
+                                 "\"nvme\", \"nvme_path\": \"/disk\"}}} would fit ("));
+  EXPECT_EQ(LaidOut(*Taken(config, message), 1).status(), absl::OkStatus());
 }
 
 TEST(Advice, WhatIsLoweredIsLoweredNoMoreThanItMust) {
