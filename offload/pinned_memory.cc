@@ -26,13 +26,12 @@ std::string MemlockLimit() {
 void SayUnpinned(int64_t bytes, std::string_view what, int error) {
   static std::once_flag said;
   std::call_once(said, [&] {
-    LogWarning(absl::StrCat(
-        "cannot pin ", (bytes + 1023) >> 10, " KiB of memory for ",
-        absl::string_view(what.data(), what.size()), ": ", std::strerror(error),
-        ". The limit of locked memory (RLIMIT_MEMLOCK) is ", MemlockLimit(),
-        ". Going on unpinned: the system may swap it out, and copies are slower. To raise the "
-        "limit: ulimit -l unlimited, or memlock in /etc/security/limits.conf, LimitMEMLOCK="
-        "infinity of a systemd unit, docker run --ulimit memlock=-1"));
+    LogWarning(
+        absl::StrCat("cannot pin ", (bytes + 1023) >> 10, " KiB of memory for ",
+                     absl::string_view(what.data(), what.size()), ": ", std::strerror(error),
+                     ". The limit of locked memory (RLIMIT_MEMLOCK) is ", MemlockLimit(),
+                     ". Going on unpinned: the system may swap it out, and copies are slower. ",
+                     kRaiseLockedMemory));
   });
 }
 

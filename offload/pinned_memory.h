@@ -10,6 +10,12 @@
 
 namespace ebb {
 
+// For the end of a message: what to do where the limit of locked memory is in the way.
+inline constexpr char kRaiseLockedMemory[] =
+    "To raise the limit of locked memory: ulimit -l unlimited, memlock in "
+    "/etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit, or docker run --ulimit "
+    "memlock=-1";
+
 // Move-only; unlocks its pages and gives them back when destroyed.
 struct PinnedMemory {
   PinnedMemory() = default;

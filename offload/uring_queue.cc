@@ -15,6 +15,7 @@
 #include <cstring>
 #include <future>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_queue.h"
 #include "ebb/offload/io_thread.h"
+#include "ebb/offload/pinned_memory.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/trace/log.h"
@@ -32,9 +34,6 @@ namespace ebb {
 namespace {
 
 constexpr int kRingEntriesMax = 4096;
-constexpr char kRaiseLockedMemory[] =
-    ". To raise the limit of locked memory: ulimit -l unlimited, memlock in "
-    "/etc/security/limits.conf, LimitMEMLOCK=infinity of a systemd unit";
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kCompletionsMax = 64;                   // of one Completed
 
@@ -49,6 +48,11 @@ std::mutex rings_mutex;
 // The kernel is short of something that comes back.
 bool Passing(int error) {
   return error == -EAGAIN || error == -EBUSY || error == -ENOMEM || error == -EINTR;
+}
+
+// The kernel counts rings and registered buffers as locked memory, and says so by this error alone.
+std::string RaiseLockedMemoryAfter(int error) {
+  return error == -ENOMEM ? absl::StrCat(". ", kRaiseLockedMemory) : "";
 }
 
 class UringQueue final : public IoQueue {
@@ -117,11 +121,10 @@ class UringQueue final : public IoQueue {
     if (ring_made_) error = TryRequest();
     if (error < 0) {
       const bool forbidden = error == -EPERM || error == -EACCES;
-      return absl::UnavailableError(
-          absl::StrCat("io_uring is not available: ", std::strerror(-error),
-                       forbidden ? " (a container's seccomp profile, or kernel.io_uring_disabled)"
-                       : error == -ENOMEM ? kRaiseLockedMemory
-                                          : ""));
+      return absl::UnavailableError(absl::StrCat(
+          "io_uring is not available: ", std::strerror(-error),
+          forbidden ? " (a container's seccomp profile, or kernel.io_uring_disabled)" : "",
+          RaiseLockedMemoryAfter(error)));
     }
     Register(options.memory);
     return absl::OkStatus();
@@ -171,7 +174,7 @@ class UringQueue final : public IoQueue {
       LogWarning(absl::StrCat("io_uring cannot register ", (bytes + 1023) >> 10,
                               " KiB of buffers: ", std::strerror(-error),
                               ". Going on without, at the cost of some CPU time",
-                              error == -ENOMEM ? kRaiseLockedMemory : ""));
+                              RaiseLockedMemoryAfter(error)));
     });
   }
 

@@ -126,8 +126,8 @@ TEST(DeniedTest, IoUringWithoutLockedMemorySaysHowToRaiseTheLimit) {
   });
   if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(status.message(), AllOf(HasSubstr("io_uring is not available"),
-                                      HasSubstr("ulimit -l"), HasSubstr("memlock")));
+  EXPECT_THAT(status.message(),
+              AllOf(HasSubstr("io_uring is not available"), HasSubstr(kRaiseLockedMemory)));
 }
 
 TEST(DeniedTest, AFileSystemWithoutLocksIsNamed) {
@@ -211,7 +211,7 @@ TEST(MemlockDeathTest, SmallLimitLeavesMemoryUnpinnedAndSaysSoOnce) {
                              }),
               ::testing::ExitedWithCode(0),
               AllOf(HasOnce("cannot pin 4096 KiB of memory for the host pool"),
-                    HasSubstr("(RLIMIT_MEMLOCK) is 64 KiB"), HasSubstr("ulimit -l")));
+                    HasSubstr("(RLIMIT_MEMLOCK) is 64 KiB"), HasSubstr(kRaiseLockedMemory)));
 }
 
 TEST(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
