@@ -16,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -67,18 +68,28 @@ bool IsLocal(int descriptor) {
              kLocal.end();
 }
 
-std::vector<std::string> Names(int directory) {
+std::vector<std::string> NamesIn(DIR* stream) {
   std::vector<std::string> names;
-  // A descriptor of its own, which closedir closes; another open file: the position is not shared.
-  const int again = openat(directory, ".", kDirectory);
-  DIR* const stream = again < 0 ? nullptr : fdopendir(again);
-  if (stream == nullptr) return names;
+  rewinddir(stream);  // some file systems list what was there when it was opened
   while (const dirent* entry = readdir(stream)) {
     const std::string name = entry->d_name;
     if (name != "." && name != "..") names.push_back(name);
   }
-  closedir(stream);
   return names;
+}
+
+struct CloseDirectory {
+  void operator()(DIR* stream) const { closedir(stream); }
+};
+using DirectoryStream = std::unique_ptr<DIR, CloseDirectory>;
+
+std::vector<std::string> Names(int directory) {
+  // A descriptor of its own, which closedir closes; another open file: the position is not shared.
+  FileHandle again(openat(directory, ".", kDirectory));
+  const DirectoryStream stream(again.is_open() ? fdopendir(again.get()) : nullptr);
+  if (stream == nullptr) return {};
+  again.Release();
+  return NamesIn(stream.get());
 }
 
 bool IsSwapFile(std::string_view name) {
@@ -89,14 +100,21 @@ bool IsSwapFile(std::string_view name) {
       });
 }
 
-void RemoveFilesAndDirectory(int parent, const std::string& leaf, int directory) {
-  for (const std::string& name : Names(directory)) {
-    if (IsSwapFile(name)) unlinkat(directory, name.c_str(), 0);
+void RemoveFilesAndDirectory(FileHandle directory, const std::string& leaf) {
+  const int open = directory.get();
+  int error = 0;
+  if (const DirectoryStream stream(fdopendir(open)); stream == nullptr) {
+    error = errno;
+  } else {
+    directory.Release();
+    for (const std::string& name : NamesIn(stream.get())) {
+      if (IsSwapFile(name)) unlinkat(open, name.c_str(), 0);
+    }
+    // Last: a cleaner that is killed half way leaves what the next one recognises.
+    unlinkat(open, kLockName, 0);
+    if (unlinkat(open, absl::StrCat("../", leaf).c_str(), AT_REMOVEDIR) != 0) error = errno;
   }
-  // Last: a cleaner that is killed half way leaves what the next one recognises.
-  unlinkat(directory, kLockName, 0);
-  if (unlinkat(parent, leaf.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return;
-  const int error = errno;
+  if (error == 0 || error == ENOENT) return;
   LogWarning(
       error == ENOTEMPTY || error == EEXIST
           ? absl::StrCat("the swap directory '", leaf, "' is not removed: it has other files")
@@ -136,7 +154,7 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
                                         std::string_view prefix) {
   const std::string process = ProcessOf(std::string_view(leaf).substr(prefix.size()));
   if (process.empty()) return std::nullopt;
-  const FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
+  FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
   struct stat found = {};
   if (!directory.is_open() || fstat(directory.get(), &found) != 0) return std::nullopt;
   if (found.st_uid != geteuid() || (found.st_mode & 0777) != S_IRWXU) return std::nullopt;
@@ -154,7 +172,7 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
   if (text.empty()) {
     // Killed between lock and text: no file of a run is there yet.
     if (found.st_size != 0 || Names(directory.get()).size() != 1) return std::nullopt;
-    RemoveFilesAndDirectory(parent, leaf, directory.get());
+    RemoveFilesAndDirectory(std::move(directory), leaf);
     return "";
   }
   const std::optional<Owner> owner = OwnerOf(text);
@@ -162,13 +180,13 @@ std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
   if (!IsLocal(directory.get()) && (owner->host != HostName() || owner->boot != BootId())) {
     return std::nullopt;
   }
-  RemoveFilesAndDirectory(parent, leaf, directory.get());
+  RemoveFilesAndDirectory(std::move(directory), leaf);
   return text;
 }
 
 }  // namespace
 
-absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std::string_view path) {
+absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::string_view path) {
   const auto failed = [&](int error) -> absl::Status {
     // A cleaner has removed the directory, or has the lock on its way to that.
     if (error == ENOENT || error == ESTALE || error == EWOULDBLOCK) {
@@ -178,7 +196,7 @@ absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std:
     return IoError(absl::StrCat("cannot lock '", absl::string_view(path.data(), path.size()), "'"),
                    error);
   };
-  const FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
+  FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
   if (!directory.is_open()) return failed(errno);
   FileHandle lock(openat(directory.get(), kLockName,
                          O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
@@ -198,7 +216,7 @@ absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std:
   const std::string owner = absl::StrCat(absl::string_view(kMarker.data(), kMarker.size()), " ",
                                          HostName(), " ", BootId(), " ", getpid(), "\n");
   if (write(lock.get(), owner.data(), owner.size()) < 0) return failed(errno);
-  return lock;
+  return RunLock{std::move(directory), std::move(lock)};
 }
 
 void RemoveDeadRuns(int parent, std::string_view path) {
@@ -219,9 +237,8 @@ void RemoveDeadRuns(int parent, std::string_view path) {
                        absl::string_view(path.data(), path.size()), "'"));
 }
 
-void RemoveRun(int parent, const std::string& leaf) {
-  const FileHandle directory(openat(parent, leaf.c_str(), kDirectory));
-  if (directory.is_open()) RemoveFilesAndDirectory(parent, leaf, directory.get());
+void RemoveRun(FileHandle directory, const std::string& leaf) {
+  RemoveFilesAndDirectory(std::move(directory), leaf);
 }
 
 }  // namespace ebb

@@ -23,9 +23,14 @@ inline constexpr char kNewRunPrefix[] = ".ebb-";  // until it is locked
 // is removed.
 inline constexpr std::string_view kSwapFileNames[] = {"parameters", "states", "shards"};
 
+// A living run's. The directory stays open beside the lock, as the run may have used up all
+// descriptors by the time it removes it.
+struct RunLock {
+  FileHandle directory, lock;
+};
 // Makes and locks the file in the new directory `leaf` of `parent`; `path` for messages. kAborted: a
 // cleaner has removed the directory meanwhile.
-absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std::string_view path);
+absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::string_view path);
 
 // Removes the dead runs' directories that are certainly that: named as ours to the last digit, of
 // this user, private, no links, and with a lock that nobody holds and that says what it is and who
@@ -33,8 +38,9 @@ absl::StatusOr<FileHandle> MakeRunLock(int parent, const std::string& leaf, std:
 // may not tell of other hosts: there only what this host has made since it was started.
 void RemoveDeadRuns(int parent, std::string_view path);
 
-// Removes the directory `leaf` of `parent` and the swap files in it. Follows no link. Where others
-// have put files beside them these stay, and so does the directory, which a warning says.
-void RemoveRun(int parent, const std::string& leaf);
+// Removes the directory, which has the name `leaf`, and the swap files in it. Opens nothing and follows
+// no link. Where others have put files beside them these stay, and so does the directory, which a
+// warning says.
+void RemoveRun(FileHandle directory, const std::string& leaf);
 
 }  // namespace ebb

@@ -22,6 +22,8 @@ class FileHandle {
 
   int get() const { return descriptor_; }
   bool is_open() const { return descriptor_ >= 0; }
+  // It is the caller's to close.
+  int Release() { return std::exchange(descriptor_, -1); }
 
  private:
   int descriptor_ = -1;

@@ -117,9 +117,9 @@ absl::StatusOr<SwapDirectory> SwapDirectory::CreateIn(int parent, const std::str
   SwapDirectory made;
   made.path_ = absl::StrCat(RealPath(parent_path), "/", hidden);
   made.owner_ = getpid();
-  absl::StatusOr<FileHandle> lock = MakeRunLock(parent, hidden, made.path_);
+  absl::StatusOr<RunLock> lock = MakeRunLock(parent, hidden, made.path_);
   if (!lock.ok()) {
-    // By the parent, which is open: the destructor needs descriptors, and there may be no more.
+    // By the parent: nothing else is open, and there may be no more descriptors.
     unlinkat(parent, hidden.c_str(), AT_REMOVEDIR);
     return lock.status();
   }
@@ -132,10 +132,8 @@ absl::StatusOr<SwapDirectory> SwapDirectory::CreateIn(int parent, const std::str
 }
 
 SwapDirectory::~SwapDirectory() {
-  if (path_.empty() || owner_ != getpid()) return;
-  const size_t leaf = path_.rfind('/') + 1;
-  const FileHandle parent(open(path_.substr(0, leaf).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  RemoveRun(parent.get(), path_.substr(leaf));
+  if (!lock_.directory.is_open() || owner_ != getpid()) return;
+  RemoveRun(std::move(lock_.directory), path_.substr(path_.rfind('/') + 1));
 }
 
 }  // namespace ebb

@@ -1,7 +1,7 @@
 // A private directory on a disk for one run's swap files: <nvme_path>/ebb-<name>-<pid>-<random>,
 // mode 0700, removed by the destructor with its swap files (kSwapFileNames). While it lives a file in
 // it is locked; what a killed run left, the next Create on the same nvme_path removes, and nothing
-// that a living one owns.
+// that a living one owns. Takes two descriptors, and no more at its end.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "ebb/offload/file_handle.h"
+#include "ebb/offload/dead_runs.h"
 
 namespace ebb {
 
@@ -36,7 +36,7 @@ class SwapDirectory {
                                                 std::string_view name);
 
   std::string path_;
-  FileHandle lock_;
+  RunLock lock_;
   int owner_ = 0;  // the process that removes it: a forked child does not
 };
 

@@ -328,6 +328,24 @@ TEST(SwapDirectoryTest, WithoutDescriptorsNothingIsLeft) {
   }
 }
 
+TEST(SwapDirectoryTest, WithoutDescriptorsItIsRemovedAsWell) {
+  const Scratch scratch;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  auto directory = SwapDirectory::Create(scratch.path(), "gpt");
+  ASSERT_TRUE(directory.ok()) << directory.status();
+  WriteFile(directory->path() + "/states", "numbers");
+  const int next = dup(STDERR_FILENO);
+  ASSERT_GE(next, 0);
+  close(next);
+  const rlimit tight = {static_cast<rlim_t>(next), before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &tight), 0);
+  EXPECT_LT(dup(STDERR_FILENO), 0);
+  directory = absl::CancelledError("is over");
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
 TEST(SwapDirectoryDeathTest, PathThatMayNotBeWrittenIsNamed) {
   const Scratch scratch;
   fs::permissions(scratch.path(), fs::perms::owner_read | fs::perms::owner_exec |
