@@ -39,6 +39,28 @@ absl::Status GatherBytes(const HostLane& lane, std::span<const std::byte> own,
   return lane.communicator.status();
 }
 
+// Every rank's `text`, whole, by rank.
+absl::StatusOr<std::vector<std::string>> AllTexts(const HostLane& lane, absl::string_view text) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> sizes,
+                       AllValues(lane, static_cast<int64_t>(text.size())));
+  const size_t longest = static_cast<size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  std::string own(text), all(longest * sizes.size(), '\0');
+  own.resize(longest);
+  EBB_RETURN_IF_ERROR(
+      GatherBytes(lane, std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(all))));
+  std::vector<std::string> texts;
+  for (size_t r = 0; r < sizes.size(); ++r)
+    texts.push_back(all.substr(r * longest, static_cast<size_t>(sizes[r])));
+  return texts;
+}
+
+// Of a rank that has an error of its own nothing else matters.
+template <class Value>
+absl::StatusOr<Value> OrOwn(const absl::Status& own, absl::StatusOr<Value> gathered) {
+  if (!own.ok() && !gathered.ok()) return own;
+  return gathered;
+}
+
 absl::Status Differs(int rank, absl::string_view what, absl::string_view detail) {
   return absl::FailedPreconditionError(absl::StrCat("the ", what, " of rank ", rank,
                                                     " differs from rank 0's", detail,
@@ -113,13 +135,18 @@ absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
 }
 
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own) {
-  ExchangeRecord record;
-  if (!own.ok()) record.SetError(own);
-  std::vector<ExchangeRecord> all(static_cast<size_t>(lane.communicator.size()));
-  const absl::Status gathered = GatherRecords(lane, record, all);
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> codes,
+                       OrOwn(own, AllValues(lane, static_cast<int64_t>(own.code()))));
+  const auto failed = std::find_if(codes.begin(), codes.end(), [](int64_t code) {
+    return static_cast<absl::StatusCode>(code) != absl::StatusCode::kOk;
+  });
+  if (failed == codes.end()) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> messages,
+                       OrOwn(own, AllTexts(lane, own.message())));
   if (!own.ok()) return own;
-  EBB_RETURN_IF_ERROR(gathered);
-  return Conclude(all).error;
+  const auto rank = failed - codes.begin();
+  return absl::Status(static_cast<absl::StatusCode>(*failed),
+                      absl::StrCat("rank ", rank, ": ", messages[static_cast<size_t>(rank)]));
 }
 
 absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,

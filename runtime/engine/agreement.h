@@ -26,8 +26,8 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> AllLists(const HostLane& lane,
 absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
                            std::span<ExchangeRecord> all);
 
-// OK if every rank passed OK; else this rank's own error, or one that names the first rank that has
-// one. Blocks.
+// OK if every rank passed OK; else this rank's own error, or that of the first rank that has one, with
+// its name and in full. Blocks.
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own);
 
 // Refuses ranks whose model, config or plan differ, and names the first difference.

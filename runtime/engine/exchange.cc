@@ -8,12 +8,32 @@
 
 namespace ebb {
 
+namespace {
+
+bool BeginsCharacter(char c) {
+  return (static_cast<unsigned char>(c) & 0xc0u) != 0x80u;
+}
+
+// What is too long is cut in the middle, between characters: what failed stands at the beginning, and
+// why it did often behind a path of any length.
+std::string Fitting(absl::string_view text, size_t bytes_max) {
+  if (text.size() <= bytes_max) return std::string(text);
+  constexpr absl::string_view kCut = " ... ";
+  size_t head = (bytes_max - kCut.size()) / 2,
+         tail = text.size() - (bytes_max - kCut.size() - head);
+  while (head > 0 && !BeginsCharacter(text[head])) --head;
+  while (tail < text.size() && !BeginsCharacter(text[tail])) ++tail;
+  return absl::StrCat(text.substr(0, head), kCut, text.substr(tail));
+}
+
+}  // namespace
+
 void ExchangeRecord::SetError(const absl::Status& status) {
   failed = 1;
   status_code = static_cast<int32_t>(status.code());
-  const size_t bytes = std::min(sizeof(message), status.message().size());
-  message_bytes = static_cast<int32_t>(bytes);
-  std::memcpy(message, status.message().data(), bytes);
+  const std::string text = Fitting(status.message(), sizeof(message));
+  message_bytes = static_cast<int32_t>(text.size());
+  std::memcpy(message, text.data(), text.size());
 }
 
 absl::Status ExchangeRecord::Error(int rank) const {

@@ -29,6 +29,7 @@ struct ExchangeRecord {
   bool returned = false;         // its Finish returns this error
   char message[445] = {};        // of the error; without one the trail of the step's scopes
 
+  // Of a long message its beginning and its end.
   void SetError(const absl::Status& status);
   absl::Status Error(int rank) const;
   void SetTrail(const ScopeTrail& trail);

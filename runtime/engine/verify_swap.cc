@@ -13,7 +13,7 @@ namespace ebb {
 using sharding::Place;
 using Extent = SwapChecksums::Extent;
 
-// Others are told the beginning (ExchangeRecord).
+// Others are told the beginning and the end (ExchangeRecord).
 absl::Status Executor::SwapDiffers(const Extent& extent, const ShardFile& file) const {
   return absl::DataLossError(absl::StrCat(
       "the engine has failed: the ", std::string(Name(extent.what)), " of unit '",

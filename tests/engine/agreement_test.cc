@@ -5,7 +5,9 @@
 
 #include <functional>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/exchange.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/scratch.h"
 
@@ -156,6 +158,13 @@ TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
          };
        },
        {"'w4'", "no such file"}},
+      {"LongReason",
+       [](ModelSpec& model, Config&) {
+         model.parameters[7].init = [](const Slice&, std::span<float>) {
+           return absl::NotFoundError(absl::StrCat("from '", std::string(3000, 'p'), "': gone"));
+         };
+       },
+       {"'w4'", absl::StrCat("from '", std::string(3000, 'p'), "': gone")}},
   };
   for (const Difference& fault : kFaults) {
     const std::vector<absl::Status> statuses = Create(odd, fault.change);
@@ -165,6 +174,30 @@ TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
         EXPECT_THAT(std::string(status.message()), HasSubstr(part));
     }
     EXPECT_THAT(std::string(statuses[0].message()), HasSubstr(absl::StrCat("rank ", odd)));
+  }
+}
+
+// Within a step there is room for a part of it: for what failed, and for why, which follows a path.
+TEST(ExchangeRecord, HasTheBeginningAndTheEndOfALongError) {
+  for (size_t bytes = 0; bytes < 1200; ++bytes) {
+    std::string path;
+    while (path.size() < bytes) path += "/\xc3\xa4";  // of two bytes each, which no cut may part
+    ExchangeRecord record;
+    record.SetError(absl::DataLossError(absl::StrCat("'", path, "' has been replaced")));
+    const absl::Status told = record.Error(1);
+    const std::string message(told.message());
+    EXPECT_EQ(told.code(), absl::StatusCode::kDataLoss);
+    EXPECT_TRUE(absl::StartsWith(message, "rank 1: '")) << message;
+    EXPECT_TRUE(absl::EndsWith(message, "' has been replaced")) << message;
+    size_t characters = 0, letters = 0;
+    for (const char c : message) {
+      characters += c == '\xc3';
+      letters += c == '\xa4';
+    }
+    EXPECT_EQ(characters, letters) << message;
+    if (message.find(" ... ") == message.npos) {
+      EXPECT_THAT(message, HasSubstr(path));
+    }
   }
 }
 

@@ -205,7 +205,7 @@ class VerifySwapTest : public ::testing::TestWithParam<Cell> {
  protected:
   Config MakeConfig() const { return ConfigFor(GetParam(), scratch_.path()); }
   int culprit() const { return GetParam().world - 1; }
-  // `text`: of the rank whose file it is. Others are told the beginning.
+  // `text`: of the rank whose file it is. Others are told the beginning and the end.
   void ExpectFailure(const Trained& run, const std::string& text) {
     for (size_t rank = 0; rank < run.statuses.size(); ++rank) {
       const absl::Status& status = run.statuses[rank];
@@ -367,6 +367,24 @@ TEST_P(VerifySwapTest, AFileThatIsNoLongerOursEndsTheTrainingAlways) {
       for (const auto& entry : std::filesystem::directory_iterator(scratch_.path()))
         std::filesystem::remove_all(entry);  // a link of the test's own
     }
+  }
+}
+
+// Also where the path alone is longer than what ranks tell each other in a step.
+TEST(VerifySwap, EveryRankHearsWhatHasHappenedToAFileHoweverLongItsPath) {
+  const Scratch scratch;
+  const std::string path =
+      scratch.path() + "/" + std::string(250, 'a') + "/" + std::string(250, 'b');
+  std::filesystem::create_directories(path);
+  const Cell cell{.name = "two_ranks", .world = 2};
+  const Trained run =
+      Train(cell, ConfigFor(cell, path), 2, 5, [](const std::string& nvme, const sharding::Plan&) {
+        std::filesystem::resize_file(FileOf(nvme, 1, "states"), 4096);
+      });
+  for (size_t rank = 0; rank < run.statuses.size(); ++rank) {
+    const std::string message(run.statuses[rank].message());
+    EXPECT_THAT(message, AllOf(HasSubstr("the engine has failed"), HasSubstr("from outside")));
+    EXPECT_EQ(message.find("rank 1: ") == 0, rank == 0) << message;
   }
 }
 
