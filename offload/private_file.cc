@@ -118,6 +118,7 @@ absl::Status PrivateFile::Changed(std::string_view how) const {
 }
 
 absl::Status PrivateFile::CheckUnchanged() const {
+  if (const auto& injected = GetOffloadTestHooks().check) injected(path_);
   struct stat open_now = {};
   struct stat named_now = {};
   if (fstat(descriptor(), &open_now) != 0) {

@@ -16,6 +16,8 @@ struct OffloadTestHooks {
       wrap_queue = {};
   // The errno with which reserving space for a file fails; 0: it is tried.
   std::function<int(std::string_view path)> reserve = {};
+  // On the thread that waits for the disk to learn whether a file is still this run's.
+  std::function<void(std::string_view path)> check = {};
 };
 
 // Of the process. Not to be changed while engines or shard files are being created.

@@ -339,7 +339,9 @@ absl::Status Executor::Finish(int64_t number) {
   CompleteScopes();
   if (progress_.gradients_written) RefreshWrittenGradients();
   if (progress_.departed) IssueUpdatesLeft();
-  CheckSwapFilesInOrder();
+  // A verdict that is left open does not wait for the disk: the next one has what was found. A GPU's
+  // stream would stop for it.
+  CheckSwapFilesInOrder(/*before_exchange=*/!DefersVerdict());
   IssueCarriedLeft();
   const sharding::Moment& finish = progress_.run->plan.moments.back();
   for (int operation : finish.operations) {
@@ -398,7 +400,7 @@ absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
         "Finish on an Evaluation that is over, or that was begun while another was alive");
   }
   CompleteScopes();
-  CheckSwapFiles().IgnoreError();  // sticks
+  CheckSwapFilesInOrder(/*before_exchange=*/true);
   EnqueueExchange();
   reduce_->WaitIdle();
   StepVerdict& walk = verdicts_[progress_.parity];

@@ -135,10 +135,10 @@ class Executor {
 
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
   // Those that start transfers before those that end them.
-  std::array<std::optional<Stream>*, 13> Streams() {
+  std::array<std::optional<Stream>*, 14> Streams() {
     return {&gather_,          &reduce_,      &update_,          &upload_,      &download_,
             &host_sum_,        &host_update_, &read_parameters_, &read_states_, &write_,
-            &parameters_read_, &states_read_, &written_};
+            &parameters_read_, &states_read_, &written_,         &check_};
   }
   void AwaitStreams();
   void RecordUpdatesDone(sharding::StreamId id, int parity);  // kUpdate or kHostUpdate
@@ -258,8 +258,9 @@ class Executor {
   void AwaitState(int unit);
 
   // verify_swap.cc
+  bool SwapFilesAreOurs();
   absl::Status CheckSwapFiles();
-  void CheckSwapFilesInOrder();
+  void CheckSwapFilesInOrder(bool before_exchange);
   absl::Status SwapDiffers(const SwapChecksums::Extent& extent, const ShardFile& file) const;
   bool VerifiesStates(const sharding::SubGroup& group) const;
   sharding::Place HomeOf(const sharding::SubGroup& group, int array) const;
@@ -569,7 +570,7 @@ class Executor {
   // Streams end before what their tasks use.
   std::vector<Event> updated_, stored_;  // by unit
   std::vector<Event> slot_free_;         // by slot
-  std::optional<Event> exchanged_, fence_, demand_, started_;
+  std::optional<Event> exchanged_, fence_, demand_, started_, checked_;
   std::vector<Event> concluded_, updates_done_, host_updates_done_;  // by parity
   Stream compute_;
   std::optional<Stream> gather_, reduce_, update_;
@@ -577,6 +578,7 @@ class Executor {
   std::optional<Stream> upload_, download_;
   std::optional<Stream> host_sum_, host_update_, read_parameters_, read_states_, write_;
   std::optional<Stream> parameters_read_, states_read_, written_;  // where transfers end
+  std::optional<Stream> check_;                                    // where there are swap files
 };
 
 }  // namespace ebb

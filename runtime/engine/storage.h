@@ -109,7 +109,7 @@ class Storage {
   MemoryLedger::Charge charges_[kStateClasses];
 
   absl::Status CreateHostPools(const Config& config);
-  absl::Status CreateFiles(const Config& config, std::string_view name);
+  absl::Status CreateFiles(const Config& config, int ranks_on_host, std::string_view name);
 
   // Below the device. Directories go after the files in them, files after their transfers.
   int64_t host_bytes_[kStateClasses] = {};

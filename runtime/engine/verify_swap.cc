@@ -26,21 +26,28 @@ absl::Status Executor::SwapDiffers(const Extent& extent, const ShardFile& file) 
 
 // Once a step, and before values are shown: who truncates, replaces or links a swap file changes what
 // is in it, and our own writes may make it as long again.
-absl::Status Executor::CheckSwapFiles() {
+bool Executor::SwapFilesAreOurs() {
   const absl::Status changed = storage_->CheckFiles();
-  if (changed.ok()) return changed;
+  if (changed.ok()) return true;
   Fail(absl::Status(changed.code(), absl::StrCat("the engine has failed: ", changed.message(),
                                                  "; reload the model")));
-  return StuckError();
+  return false;
 }
 
-// Reading from the disk takes its time: beside a device that is not the trainer's. What is found sticks.
-void Executor::CheckSwapFilesInOrder() {
-  if (device_.kind() == DeviceKind::kCpu || !states_read_) {
-    CheckSwapFiles().IgnoreError();
-  } else {
-    states_read_->Enqueue([this] { CheckSwapFiles().IgnoreError(); });
-  }
+// For who calls for state, and waits for the disk anyway.
+absl::Status Executor::CheckSwapFiles() {
+  return SwapFilesAreOurs() ? absl::OkStatus() : StuckError();
+}
+
+// At the end of a step or evaluation. Reading from a busy disk takes its time: on a thread for it alone,
+// as those that end transfers also wait for updates, and beside what is still to be reduced. What is
+// found sticks. `before_exchange`: and is part of the verdict, which waits for it.
+void Executor::CheckSwapFilesInOrder(bool before_exchange) {
+  if (!check_) return;
+  check_->Enqueue([this] { SwapFilesAreOurs(); });
+  if (!before_exchange) return;
+  check_->Record(*checked_);
+  reduce_->Wait(*checked_);
 }
 
 bool Executor::VerifiesStates(const sharding::SubGroup& group) const {

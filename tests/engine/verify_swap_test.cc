@@ -10,7 +10,10 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <mutex>
 #include <ostream>
+#include <set>
+#include <thread>
 #include <vector>
 
 #include "ebb/offload/test_hooks.h"
@@ -368,6 +371,35 @@ TEST_P(VerifySwapTest, AFileThatIsNoLongerOursEndsTheTrainingAlways) {
         std::filesystem::remove_all(entry);  // a link of the test's own
     }
   }
+}
+
+// The trainer's thread computes, or waits for other ranks; it does not wait for the disk.
+TEST_P(VerifySwapTest, WhetherFilesAreOursIsLookedAtBesideTheTrainersThread) {
+  std::mutex mutex;
+  std::set<std::thread::id> looked, trainers;
+  GetOffloadTestHooks().check = [&](std::string_view) {
+    const std::lock_guard lock(mutex);
+    looked.insert(std::this_thread::get_id());
+  };
+  const absl::Status status = RunThreads(GetParam().world, [&](World world) -> absl::Status {
+    {
+      const std::lock_guard lock(mutex);
+      trainers.insert(std::this_thread::get_id());
+    }
+    ToyModel model(ModelOf(GetParam()));
+    absl::StatusOr<Engine> engine =
+        Engine::Create(world, Device::Cpu(1), model.spec(), MakeConfig(), OptionsFor(GetParam()));
+    if (!engine.ok()) return engine.status();
+    for (int step = 0; step < 2; ++step) {
+      if (absl::Status trained = model.Train(*engine, world.rank(), step); !trained.ok())
+        return trained;
+    }
+    return model.Evaluate(*engine, world.rank()).status();
+  });
+  GetOffloadTestHooks() = {};
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(looked.empty());
+  for (const std::thread::id trainer : trainers) EXPECT_EQ(looked.count(trainer), 0u);
 }
 
 // Also where the path alone is longer than what ranks tell each other in a step.
