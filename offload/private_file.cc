@@ -43,12 +43,13 @@ int64_t FreeBytes(int descriptor) {
 
 }  // namespace
 
-absl::StatusOr<PrivateFile> PrivateFile::Create(std::string path, int64_t bytes) {
+absl::StatusOr<PrivateFile> PrivateFile::Create(std::string path, int64_t bytes,
+                                                std::string_view whole_need) {
   FileHandle handle(
       open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!handle.is_open()) return IoError(absl::StrCat("cannot create '", path, "'"), errno);
   PrivateFile file(std::move(handle), std::move(path));
-  EBB_RETURN_IF_ERROR(file.Reserve(bytes + static_cast<int64_t>(kBlockBytes)));
+  EBB_RETURN_IF_ERROR(file.Reserve(bytes + static_cast<int64_t>(kBlockBytes), whole_need));
   file.data_bytes_ = bytes;
   file.stamp_ = RandomStamp();
   if (pwrite(file.descriptor(), &file.stamp_, sizeof(file.stamp_), bytes) < 0) {
@@ -64,11 +65,16 @@ PrivateFile::~PrivateFile() {
   if (handle_.is_open()) unlink(path_.c_str());
 }
 
-absl::Status PrivateFile::Reserve(int64_t bytes) {
+absl::Status PrivateFile::Reserve(int64_t bytes, std::string_view whole_need) {
   const auto failed = [&](int error) {
-    return IoError(absl::StrCat("cannot reserve ", bytes, " bytes for '", path_, "' (",
-                                FreeBytes(descriptor()), " bytes are free there)"),
-                   error);
+    const bool full = (error == ENOSPC || error == EDQUOT) && !whole_need.empty();
+    return IoError(
+        absl::StrCat(
+            "cannot reserve ", bytes, " bytes for '", path_, "' (", FreeBytes(descriptor()),
+            " bytes are free there",
+            full ? absl::StrCat("; ", absl::string_view(whole_need.data(), whole_need.size())) : "",
+            ")"),
+        error);
   };
   if (const auto& injected = GetOffloadTestHooks().reserve) {
     if (const int error = injected(path_)) return failed(error);

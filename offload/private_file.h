@@ -22,7 +22,9 @@ namespace ebb {
 class PrivateFile {
  public:
   // `bytes` of data, a multiple of 4096. Mode 0600; fails if the path exists, as a link too.
-  static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes);
+  // `whole_need`: said where the disk is full.
+  static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes,
+                                            std::string_view whole_need = {});
   PrivateFile(PrivateFile&&) = default;
   PrivateFile& operator=(PrivateFile&&) = delete;
   ~PrivateFile();
@@ -40,7 +42,7 @@ class PrivateFile {
  private:
   PrivateFile(FileHandle handle, std::string path)
       : handle_(std::move(handle)), path_(std::move(path)) {}
-  absl::Status Reserve(int64_t bytes);
+  absl::Status Reserve(int64_t bytes, std::string_view whole_need);
   absl::Status CheckStamp() const;
   absl::Status Changed(std::string_view how) const;
 

@@ -142,7 +142,7 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& opti
         PrivateFile file,
         PrivateFile::Create(
             absl::StrCat(options.directories[static_cast<size_t>(i)], "/", options.name),
-            stripes.FileBytes(i)));
+            stripes.FileBytes(i), options.whole_need));
     files.push_back(std::move(file));
   }
   auto state = std::make_unique<State>(std::move(files), stripes);

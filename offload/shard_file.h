@@ -72,6 +72,8 @@ class ShardFile {
     std::vector<std::string> directories;
     std::string name;
     int64_t bytes = 0;
+    // For people, where a disk is full: what will be put there beside this file.
+    std::string whole_need = {};
     AioOptions aio;
     IoBackend backend = IoBackend::kAuto;
     // Registered with the ring where that is allowed; outlives the file.

@@ -257,7 +257,8 @@ absl::Status Executor::MakeReduceCommunicators() {
 
 absl::Status Executor::MakeState() {
   EBB_RETURN_IF_ERROR(Storage::Create(
-      device_, own_->plan, config_, shard_, absl::StrCat(options_.name, "-rank", rank_), ledger_,
+      device_, own_->plan, config_, shard_, world_.local_size(),
+      absl::StrCat(options_.name, "-rank", rank_), ledger_,
       [this](StateClass state, int64_t bytes, std::string_view what) {
         return AllocatePool(state, bytes, what);
       },

@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/budget.h"
 #include "ebb/sharding/memory_model.h"
 
 namespace ebb {
@@ -12,8 +14,9 @@ namespace ebb {
 using sharding::Section;
 
 absl::Status Storage::Create(const Device& device, const sharding::Plan& plan, const Config& config,
-                             int shard, std::string_view name, MemoryLedger& ledger,
-                             Allocate allocate, std::optional<Storage>& into) {
+                             int shard, int ranks_on_host, std::string_view name,
+                             MemoryLedger& ledger, Allocate allocate,
+                             std::optional<Storage>& into) {
   Storage& storage = into.emplace(Storage());
   storage.device_ = &device;
   storage.plan_ = &plan;
@@ -27,7 +30,7 @@ absl::Status Storage::Create(const Device& device, const sharding::Plan& plan, c
     ledger.Predict(row.state, row.tier, bytes);
   }
   EBB_RETURN_IF_ERROR(storage.CreateHostPools(config));
-  EBB_RETURN_IF_ERROR(storage.CreateFiles(config, name));
+  EBB_RETURN_IF_ERROR(storage.CreateFiles(config, ranks_on_host, name));
   Room room;
   absl::Status made = storage.MakeRoom(Tier::kDevice, room);
   for (int state = 0; state < kStateClasses; ++state) {
@@ -61,7 +64,43 @@ absl::Status Storage::CreateHostPools(const Config& config) {
   return absl::OkStatus();
 }
 
-absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
+namespace {
+
+// What the run needs on the disks of a host, where one file finds no room: by class, and over the ranks.
+std::string NeedOnNvme(const sharding::Plan& plan, const Config& config, int ranks) {
+  using sharding::Megabytes;
+  const std::vector<std::string>&parameter_paths = config.zero.offload_param.nvme_paths,
+        &state_paths = config.zero.offload_optimizer.nvme_paths;
+  std::vector<std::string> classes;
+  int64_t of_parameters = 0, of_states = 0;
+  for (int state = 0; state < kStateClasses; ++state) {
+    const int64_t bytes = plan.pools.file_bytes[state];
+    if (bytes == 0) continue;
+    const StateClass named = static_cast<StateClass>(state);
+    (named == StateClass::kParameter ? of_parameters : of_states) += bytes;
+    classes.push_back(absl::StrCat(std::string(Name(named)), " ", Megabytes(bytes)));
+  }
+  const int64_t all = of_parameters + of_states;
+  std::string need = absl::StrCat("this rank needs ", Megabytes(all),
+                                  " on NVMe in all: ", absl::StrJoin(classes, ", "));
+  if (ranks > 1) {
+    absl::StrAppend(&need, "; every rank of this host needs as much, ", ranks, " of them ",
+                    Megabytes(ranks * all));
+  }
+  if (of_parameters > 0 && of_states > 0 && parameter_paths != state_paths) {
+    const auto in = [](const std::vector<std::string>& paths) {
+      return absl::StrCat("in '", absl::StrJoin(paths, "', '"), "'");
+    };
+    absl::StrAppend(&need, ", of that ", Megabytes(ranks * of_parameters), " ", in(parameter_paths),
+                    " and ", Megabytes(ranks * of_states), " ", in(state_paths));
+  }
+  return need;
+}
+
+}  // namespace
+
+absl::Status Storage::CreateFiles(const Config& config, int ranks_on_host, std::string_view name) {
+  const std::string need = NeedOnNvme(*plan_, config, ranks_on_host);
   std::vector<std::span<std::byte>> registered;
   if (const Buffer& staging = host_[static_cast<int>(StateClass::kStaging)].buffer;
       staging.data() != nullptr)
@@ -72,6 +111,7 @@ absl::Status Storage::CreateFiles(const Config& config, std::string_view name) {
     ShardFile::Options options{.directories = {},
                                .name = std::string(what),
                                .bytes = bytes,
+                               .whole_need = need,
                                .aio = {.block_bytes = config.aio.block_size,
                                        .queue_depth = static_cast<int>(config.aio.queue_depth),
                                        .threads = static_cast<int>(config.aio.intra_op_parallelism),

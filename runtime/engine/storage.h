@@ -35,12 +35,13 @@ class Storage {
       std::function<absl::StatusOr<Buffer>(StateClass state, int64_t bytes, std::string_view what)>;
 
   // `shard`: which slice of every unit is this rank's.
+  // `ranks_on_host`: that put as much on the disk, for the message that it is full.
   // `name`: of the swap directories.
   // An error: `into` holds what could be taken. To give memory back may wait for the device, so that
   // ranks which share one agree on the error first.
   static absl::Status Create(const Device& device, const sharding::Plan& plan, const Config& config,
-                             int shard, std::string_view name, MemoryLedger& ledger,
-                             Allocate allocate, std::optional<Storage>& into);
+                             int shard, int ranks_on_host, std::string_view name,
+                             MemoryLedger& ledger, Allocate allocate, std::optional<Storage>& into);
 
   // Memory for a move to the other place, taken before anything moves, as it may not be there.
   class Room {
@@ -63,7 +64,8 @@ class Storage {
   // Not of kNvme, which File() holds.
   std::byte* At(const sharding::Place& place) const;
   ShardFile& File(const sharding::Place& place) const;  // of kNvme
-  absl::Status CheckFiles() const;                      // ShardFile::CheckUnchanged of each
+  bool HasFiles() const { return parameter_file_ != nullptr || state_file_ != nullptr; }
+  absl::Status CheckFiles() const;  // ShardFile::CheckUnchanged of each; waits for the disk
 
   // A unit's section: whole in its slot, or whole where the unit is kept whole.
   std::byte* Whole(int unit, bool trainable) const;

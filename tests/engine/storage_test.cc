@@ -60,7 +60,7 @@ class StorageTest : public ::testing::Test {
                 {.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2})
                 .value();
     const absl::Status created = Storage::Create(
-        device_, plan_, resolved, 1, "test", ledger_,
+        device_, plan_, resolved, 1, 2, "test", ledger_,
         [this](StateClass, int64_t bytes, std::string_view what) {
           return device_.Allocate(bytes, what);
         },

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/budget.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
@@ -336,6 +337,9 @@ std::vector<absl::Status> CreateBoth(const Config& config,
 
 TEST(SwapFaults, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
   Scratch scratch;
+  const auto predicted =
+      PredictMemory(SomeModel().spec(), kWorld, OnNvme(scratch.path(), Timing::kLate));
+  ASSERT_TRUE(predicted.ok()) << predicted.status();
   for (const char* file : {"parameters", "states"}) {
     Hooks hooks;
     hooks.Reserve([&](std::string_view path) {
@@ -349,12 +353,51 @@ TEST(SwapFaults, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
       EXPECT_THAT(std::string(status.message()),
                   AllOf(HasSubstr("cannot reserve"), HasSubstr(file), HasSubstr(scratch.path()),
                         HasSubstr("No space left"), HasSubstr("nvme_path")));
+      // What a rank needs, and all of this host, by the plan.
+      std::string need = "; this rank needs ";
+      int64_t all = 0;
+      for (const MemoryRow& row : predicted.value()) {
+        if (row.tier == Tier::kNvme) all += static_cast<int64_t>(row.predicted_bytes);
+      }
+      absl::StrAppend(&need, sharding::Megabytes(all), " on NVMe in all: ");
+      const char* comma = "";
+      for (const MemoryRow& row : predicted.value()) {
+        if (row.tier != Tier::kNvme) continue;
+        absl::StrAppend(&need, comma, std::string(Name(row.state)), " ",
+                        sharding::Megabytes(static_cast<int64_t>(row.predicted_bytes)));
+        comma = ", ";
+      }
+      absl::StrAppend(&need, "; every rank of this host needs as much, 2 of them ",
+                      sharding::Megabytes(2 * all), ")");
+      EXPECT_GT(all, 0);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(need));
       // A rank's own errors do not name it.
       if (rank == 0) {
         EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
       }
     }
     EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+  }
+}
+
+// Of disks of their own, each class's folder has its share.
+TEST(SwapFaults, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
+  const Scratch scratch;
+  const std::vector<std::string> disks = scratch.Directories(3);
+  Config config = OnNvme(disks[0], Timing::kLate);
+  config.zero.offload_optimizer.nvme_paths = {disks[1], disks[2]};
+  Hooks hooks;
+  hooks.Reserve([](std::string_view path) { return path.ends_with("states") ? ENOSPC : 0; });
+  for (const absl::Status& status : CreateBoth(config)) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat("MiB in '", disks[0], "' and ")),
+                      HasSubstr(absl::StrCat("MiB in '", disks[1], "', '", disks[2], "')"))));
+  }
+  // What more space does not mend says nothing of space.
+  hooks.Reserve([](std::string_view) { return EFBIG; });
+  for (const absl::Status& status : CreateBoth(config)) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("ulimit -f"), ::testing::Not(HasSubstr("this rank needs"))));
   }
 }
 
