@@ -30,8 +30,9 @@ class Transfers;
 struct AioOptions {
   int64_t block_bytes = int64_t{1} << 20;  // of a request
   int queue_depth = 32;                    // requests in flight, for each directory
-  int threads = 1;                         // at least, where threads move the data
-  bool single_submit = false;              // a system call for each request
+  // Where threads move the data: for all directories, at least, each with one request in flight.
+  int threads = 1;
+  bool single_submit = false;  // a system call for each request
 };
 
 // One transfer between memory and a shard file. Owned and reused by the caller: starting one

@@ -8,6 +8,7 @@
 #include "ebb/runtime/config/fields.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/reader.h"
+#include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::config {
@@ -200,6 +201,14 @@ void RemarkOnTiers(Config& config) {
     Remark(config.remarks, Join({"\"activation_checkpointing.cpu_checkpointing\" is true, but "
                                  "\"ebb.offload_activations\" is given and decides: ",
                                  Quoted(Name(*activations))}));
+  }
+  if (const AioConfig& aio = config.aio;
+      aio.queue_depth * aio.intra_op_parallelism > kRequestsInFlightMax) {
+    Remark(config.remarks, Join({"\"aio.queue_depth\" ", std::to_string(aio.queue_depth),
+                                 " for each of \"aio.intra_op_parallelism\" ",
+                                 std::to_string(aio.intra_op_parallelism), " is more than ",
+                                 std::to_string(kRequestsInFlightMax),
+                                 " requests in flight for each folder: taken as that"}));
   }
 }
 

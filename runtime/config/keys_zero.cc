@@ -191,9 +191,12 @@ constexpr Key kRows[] = {
     Block("aio", kLiterally, "how swap files are read and written"),
     Integer("aio.block_size", "1048576", kLiterally, "bytes of a request, a multiple of 4096")
         .From(4096, 1 << 30),
-    Integer("aio.queue_depth", "8", kLiterally, "requests in flight, per thread of I/O")
+    Integer("aio.queue_depth", "8", kLiterally,
+            "requests in flight, for each of aio.intra_op_parallelism")
         .From(1, 4096),
-    Integer("aio.intra_op_parallelism", "1", kLiterally, "threads of I/O").From(1, 64),
+    Integer("aio.intra_op_parallelism", "1", kLiterally,
+            "queues of aio.queue_depth requests; without io_uring threads, of at least 4")
+        .From(1, 64),
     OtherName("aio.thread_count", "aio.intra_op_parallelism"),
     Flag("aio.single_submit", "false", kLiterally, "whether requests are submitted one by one"),
     Flag("aio.overlap_events", "true", kNoMeaning,

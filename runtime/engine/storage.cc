@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/memory_model.h"
@@ -108,17 +109,18 @@ absl::Status Storage::CreateFiles(const Config& config, int ranks_on_host, std::
   const auto create = [&](const std::vector<std::string>& paths, std::string_view what,
                           int64_t bytes, std::unique_ptr<ShardFile>& file) -> absl::Status {
     if (bytes == 0) return absl::OkStatus();
-    ShardFile::Options options{.directories = {},
-                               .name = std::string(what),
-                               .bytes = bytes,
-                               .whole_need = need,
-                               .aio = {.block_bytes = config.aio.block_size,
-                                       .queue_depth = static_cast<int>(config.aio.queue_depth),
-                                       .threads = static_cast<int>(config.aio.intra_op_parallelism),
-                                       .single_submit = config.aio.single_submit},
-                               .backend = config.ebb.io_backend,
-                               .memory = registered,
-                               .wrap_queue = {}};
+    ShardFile::Options options{
+        .directories = {},
+        .name = std::string(what),
+        .bytes = bytes,
+        .whole_need = need,
+        .aio = {.block_bytes = config.aio.block_size,
+                .queue_depth = static_cast<int>(RequestsInFlight(config.aio)),
+                .threads = static_cast<int>(config.aio.intra_op_parallelism),
+                .single_submit = config.aio.single_submit},
+        .backend = config.ebb.io_backend,
+        .memory = registered,
+        .wrap_queue = {}};
     for (const std::string& path : paths) {
       EBB_ASSIGN_OR_RETURN(SwapDirectory directory, SwapDirectory::Create(path, name));
       options.directories.push_back(directory.path());

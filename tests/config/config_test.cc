@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 
+#include "ebb/runtime/config/requests_in_flight.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -265,6 +266,10 @@ TEST(Config, ReadsTiers) {
   EXPECT_EQ(config.ebb.verify_swap, VerifySwap::kAll);
   EXPECT_EQ(config.ebb.io_backend, IoBackend::kUring);
   EXPECT_EQ(Read(R"({"aio": {"intra_op_parallelism": 3}})").aio.intra_op_parallelism, 3);
+  EXPECT_EQ(RequestsInFlight(Read("{}").aio), 8);
+  EXPECT_EQ(RequestsInFlight(Read(R"({"aio": {"queue_depth": 16, "thread_count": 3}})").aio), 48);
+  EXPECT_EQ(RequestsInFlight(Read(R"({"aio": {"queue_depth": 4096, "thread_count": 64}})").aio),
+            4096);
 }
 
 TEST(Config, KnowsTheTierOfEachClass) {

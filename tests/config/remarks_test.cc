@@ -146,6 +146,16 @@ TEST(Remarks, TiersAreTakenLiterally) {
               ElementsAre());
 }
 
+TEST(Remarks, MoreInFlightThanThereMayBe) {
+  EXPECT_THAT(RemarksOn(R"(, "aio": {"queue_depth": 4096, "intra_op_parallelism": 1})"),
+              ElementsAre());
+  EXPECT_THAT(RemarksOn(R"(, "aio": {"queue_depth": 64, "thread_count": 64})"), ElementsAre());
+  EXPECT_THAT(
+      RemarksOn(R"(, "aio": {"queue_depth": 1024, "thread_count": 5})"),
+      ElementsAre("\"aio.queue_depth\" 1024 for each of \"aio.intra_op_parallelism\" 5 is more "
+                  "than 4096 requests in flight for each folder: taken as that"));
+}
+
 TEST(Remarks, PoolSizesOfTiersAreUpperLimits) {
   EXPECT_THAT(
       RemarksOn(R"(, "zero_optimization": {"sub_group_size": 1e9,

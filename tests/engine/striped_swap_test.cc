@@ -146,5 +146,56 @@ TEST_P(StripedSwapTest, OneDiskThatFailsIsNamedOnEveryRank) {
   }
 }
 
+// Counts what is in flight.
+class CountingQueue final : public IoQueue, public IoListener {
+ public:
+  CountingQueue(IoListener& listener, std::atomic<int>& most) : listener_(listener), most_(most) {}
+  absl::Status Make(const ShardFile::Options::MakeQueue& make) {
+    EBB_ASSIGN_OR_RETURN(inner_, make(*this));
+    return absl::OkStatus();
+  }
+  void Submit(std::span<IoRequest* const> requests) override {
+    const int now = in_flight_ += static_cast<int>(requests.size());
+    for (int most = most_; most < now && !most_.compare_exchange_weak(most, now);) {
+    }
+    inner_->Submit(requests);
+  }
+  void Completed(std::span<const IoCompletion> completions) override {
+    in_flight_ -= static_cast<int>(completions.size());
+    listener_.Completed(completions);
+  }
+  std::string description() const override { return inner_->description(); }
+
+ private:
+  IoListener& listener_;
+  std::atomic<int>& most_;
+  std::atomic<int> in_flight_ = 0;
+  std::unique_ptr<IoQueue> inner_;
+};
+
+// As DeepSpeed's threads have a queue each, for each folder.
+TEST_P(StripedSwapTest, SoManyAreInFlightAsAllThreadsQueuesHold) {
+  const Scratch scratch;
+  const std::vector<std::string> disks = scratch.Directories(2);
+  Config config = Over({disks[0]}, disks, Timing::kLate);
+  config.ebb.io_backend = GetParam();
+  config.aio = {.block_size = 4096, .queue_depth = 2, .intra_op_parallelism = 3};
+  std::atomic<int> of_parameters = 0, of_states = 0;
+  GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view file) {
+    std::atomic<int>& most = file == "parameters" ? of_parameters : of_states;
+    return [&most](IoListener& listener, const ShardFile::Options::MakeQueue& make)
+               -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+      auto queue = std::make_unique<CountingQueue>(listener, most);
+      EBB_RETURN_IF_ERROR(queue->Make(make));
+      return queue;
+    };
+  };
+  const auto trained = Trained(config);
+  GetOffloadTestHooks() = {};
+  EXPECT_TRUE(trained.ok()) << trained.status();
+  EXPECT_EQ(of_parameters, 6);
+  EXPECT_EQ(of_states, 12);
+}
+
 }  // namespace
 }  // namespace ebb::testing
