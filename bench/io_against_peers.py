@@ -35,7 +35,7 @@ def run(command):
 
 def ebb(args):
     row = json.loads(run([args.io_bench, args.path, "--json", "--block-size", args.block_size, "--queue-depth",
-                          args.queue_depth, "--bytes", args.bytes, "--seconds", 0]))
+                          args.queue_depth, "--files", 1, "--bytes", args.bytes, "--seconds", 0]))
     return {"write": row["write"], "read": row["read"], "description": row["description"]}
 
 

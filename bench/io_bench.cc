@@ -6,7 +6,12 @@
 // All candidates of a stage have a file each and are measured in turns, a write and a read of the
 // whole file, until the stage's share of the time is over; medians. Of those within 3% of the best
 // (by the time of a write and a read) the one that needs the least memory is chosen: first the block
-// size, then the queue depth, then, where io_uring is denied, the threads.
+// size, then the queue depth (where io_uring is denied: the threads), then the files, with as many
+// requests in flight over all of them as before. Several files are what nvme_path makes of a folder that
+// its list has more than once: Ebb stripes over the entries.
+//
+// The raw limit is the best of bare loops over as many files: at the settings that were found, and at
+// 1 MiB x 32 (io_uring) and 4 MiB x 8 (threads).
 #include <fcntl.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -49,6 +54,7 @@ struct Arguments {
   double seconds = 30;
   int64_t block_bytes = 0;  // 0: found
   int64_t depth = 0;
+  int64_t files = 0;
   bool json_only = false;
 };
 
@@ -77,19 +83,33 @@ std::string Size(int64_t bytes) {
 // One line on the terminal, or nothing.
 class Progress {
  public:
+  explicit Progress(double seconds) : seconds_(seconds) {}
+  ~Progress() { Clear(); }
+  // With the time that is gone, and what it takes at least.
   void Show(const std::string& text) const {
-    if (terminal_) std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
+    if (!terminal_) return;
+    const double gone = std::chrono::duration<double>(Clock::now() - begin_).count();
+    std::fprintf(stderr, "\r%.0f s of about %.0f s: %s\x1b[K", gone, std::max(gone, seconds_),
+                 text.c_str());
   }
-  ~Progress() { Show(""); }
+  void Clear() const {
+    if (terminal_) std::fprintf(stderr, "\r\x1b[K");
+  }
 
  private:
   const bool terminal_ = isatty(STDERR_FILENO) == 1;
+  const double seconds_;
+  const Clock::time_point begin_ = Clock::now();
 };
 
 // What is measured: something that moves a file once.
+struct Settings {
+  AioOptions aio;
+  int files = 1;
+};
 struct Candidate {
   std::string name;
-  AioOptions aio;
+  Settings settings;
   std::function<absl::Status(bool write)> pass;
   std::vector<double> write_rates, read_rates;  // bytes per second
 
@@ -115,24 +135,31 @@ absl::Status Stream(ShardFile& file, const PinnedMemory& memory, int64_t bytes, 
 
 // A candidate with a file of its own.
 struct EbbFile {
+  std::vector<SwapDirectory> directories;
   PinnedMemory memory;
   std::unique_ptr<ShardFile> file;
 };
 
 class Bench {
  public:
-  explicit Bench(const Arguments& arguments) : arguments_(arguments) {}
+  explicit Bench(const Arguments& arguments)
+      : arguments_(arguments), progress_(arguments.seconds) {}
   absl::Status Run();
 
  private:
-  absl::Status MakeRaw();
-  absl::StatusOr<EbbFile*> MakeFile(const AioOptions& aio, int64_t bytes);
-  absl::StatusOr<Candidate> MakeEbb(const AioOptions& aio);
-  absl::StatusOr<Candidate> MakePair(const AioOptions& aio);
+  absl::Status MakeRaw(const Settings& found);
+  absl::Status AddRaw(int64_t block_bytes, int depth, bool uring);
+  absl::Status Probe();
+  absl::StatusOr<EbbFile*> MakeFile(const Settings& settings, int64_t bytes);
+  absl::StatusOr<Candidate> MakeEbb(const Settings& settings);
+  absl::StatusOr<Candidate> MakePair(const Settings& settings);
   absl::Status Measure(std::vector<Candidate>& candidates, double seconds);
   absl::Status Once(Candidate& candidate, bool write, bool count);
-  absl::StatusOr<AioOptions> Find(const std::vector<AioOptions>& tried, double seconds);
-  absl::Status Compare(const AioOptions& aio, double seconds);
+  absl::StatusOr<Settings> Find(const std::vector<Settings>& tried, double seconds);
+  absl::Status Compare(const Settings& found, double seconds);
+  int InFlight(const Settings& settings) const;
+  std::string Name(const Settings& settings) const;
+  void PrintJson(const Settings& found) const;
   void PrintRow(const Candidate& candidate);
   void Print(const char* line) const {
     if (!arguments_.json_only) std::puts(line);
@@ -142,10 +169,14 @@ class Bench {
   Progress progress_;
   std::string directory_;
   std::vector<std::unique_ptr<EbbFile>> files_;  // of the stage
-  std::string raw_path_;
-  FileHandle raw_file_;
-  PinnedMemory raw_memory_;
-  std::vector<std::unique_ptr<RawDisk>> raw_;
+  struct Raw {
+    std::string name;
+    PinnedMemory memory;
+    std::unique_ptr<RawDisk> disk;
+  };
+  std::vector<FileHandle> raw_files_;
+  std::vector<int> raw_descriptors_;
+  std::vector<Raw> raw_;
   bool uring_ = false;
   bool heading_printed_ = false;
 };
@@ -164,9 +195,9 @@ absl::Status Bench::Once(Candidate& candidate, bool write, bool count) {
 
 // In turns, at least three of each.
 absl::Status Bench::Measure(std::vector<Candidate>& candidates, double seconds) {
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   // The first write to reserved space also changes the file system's records of it.
   for (Candidate& candidate : candidates) EBB_RETURN_IF_ERROR(Once(candidate, true, false));
-  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
   for (int round = 0; round < 3 || Clock::now() < end; ++round) {
     for (Candidate& candidate : candidates) {
       EBB_RETURN_IF_ERROR(Once(candidate, true, true));
@@ -176,13 +207,31 @@ absl::Status Bench::Measure(std::vector<Candidate>& candidates, double seconds) 
   return absl::OkStatus();
 }
 
-absl::StatusOr<EbbFile*> Bench::MakeFile(const AioOptions& aio, int64_t bytes) {
+// Over all files.
+int Bench::InFlight(const Settings& settings) const {
+  return uring_ ? settings.aio.queue_depth * settings.files : settings.aio.threads;
+}
+
+std::string Bench::Name(const Settings& settings) const {
+  const std::string each = absl::StrCat(Size(settings.aio.block_bytes), " x ",
+                                        uring_ ? settings.aio.queue_depth : settings.aio.threads,
+                                        uring_ ? "" : " threads");
+  return settings.files == 1 ? each : absl::StrCat(each, ", ", settings.files, " files");
+}
+
+absl::StatusOr<EbbFile*> Bench::MakeFile(const Settings& settings, int64_t bytes) {
   auto ebb = std::make_unique<EbbFile>();
-  const int64_t window = std::max(aio.block_bytes * aio.queue_depth, 4 * kMiB);
+  const AioOptions& aio = settings.aio;
+  const int64_t window = std::max(aio.block_bytes * InFlight(settings), 4 * kMiB);
   EBB_ASSIGN_OR_RETURN(ebb->memory, AllocatePinned(2 * window, true, "io_bench"));
   ShardFile::Options options;
-  options.directories = {directory_};
-  options.name = absl::StrCat("shards-", files_.size());
+  // As of nvme_path's entries, each has a directory of its own.
+  for (int i = 0; i < settings.files; ++i) {
+    EBB_ASSIGN_OR_RETURN(SwapDirectory made, SwapDirectory::Create(arguments_.path, "io-bench"));
+    options.directories.push_back(made.path());
+    ebb->directories.push_back(std::move(made));
+  }
+  options.name = "shards";
   options.bytes = bytes;
   options.aio = aio;
   options.memory = {ebb->memory.buffer.span()};
@@ -191,27 +240,33 @@ absl::StatusOr<EbbFile*> Bench::MakeFile(const AioOptions& aio, int64_t bytes) {
   return files_.back().get();
 }
 
-absl::StatusOr<Candidate> Bench::MakeEbb(const AioOptions& aio) {
-  EBB_ASSIGN_OR_RETURN(EbbFile* const ebb, MakeFile(aio, arguments_.bytes));
+// Whether it is io_uring.
+absl::Status Bench::Probe() {
+  EBB_ASSIGN_OR_RETURN(EbbFile* const ebb, MakeFile({}, kMiB));
   uring_ = ebb->file->backend() == IoBackend::kUring;
+  files_.clear();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Candidate> Bench::MakeEbb(const Settings& settings) {
+  EBB_ASSIGN_OR_RETURN(EbbFile* const ebb, MakeFile(settings, arguments_.bytes));
   Candidate candidate;
-  candidate.name = absl::StrCat(Size(aio.block_bytes), " x ", aio.queue_depth);
-  if (!uring_) absl::StrAppend(&candidate.name, ", ", ebb->file->description());
-  candidate.aio = aio;
+  candidate.name = Name(settings);
+  candidate.settings = settings;
   candidate.pass = [ebb, bytes = arguments_.bytes](bool write) {
     return Stream(*ebb->file, ebb->memory, bytes, write);
   };
   return candidate;
 }
 
-// As two ranks would: a file and a ring each, half of the bytes.
-absl::StatusOr<Candidate> Bench::MakePair(const AioOptions& aio) {
+// As two ranks would: a ring each, half of the bytes.
+absl::StatusOr<Candidate> Bench::MakePair(const Settings& settings) {
   const int64_t half = (arguments_.bytes / 2 + kMiB - 1) / kMiB * kMiB;
-  EBB_ASSIGN_OR_RETURN(EbbFile* const first, MakeFile(aio, half));
-  EBB_ASSIGN_OR_RETURN(EbbFile* const second, MakeFile(aio, arguments_.bytes - half));
+  EBB_ASSIGN_OR_RETURN(EbbFile* const first, MakeFile(settings, half));
+  EBB_ASSIGN_OR_RETURN(EbbFile* const second, MakeFile(settings, arguments_.bytes - half));
   Candidate candidate;
-  candidate.name = "Ebb, two files at once";
-  candidate.aio = aio;
+  candidate.name = "Ebb, as two ranks";
+  candidate.settings = settings;
   candidate.pass = [first, second, half, rest = arguments_.bytes - half](bool write) {
     absl::Status status;
     std::thread beside([&] { status = Stream(*second->file, second->memory, rest, write); });
@@ -223,25 +278,40 @@ absl::StatusOr<Candidate> Bench::MakePair(const AioOptions& aio) {
   return candidate;
 }
 
-absl::Status Bench::MakeRaw() {
-  RawDiskOptions options;
-  if (arguments_.block_bytes > 0) options.block_bytes = arguments_.block_bytes;
-  if (arguments_.depth > 0) options.depth = static_cast<int>(arguments_.depth);
-  raw_path_ = absl::StrCat(directory_, "/shards-raw");
-  raw_file_ = FileHandle(open(raw_path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!raw_file_.is_open() || fallocate(raw_file_.get(), 0, 0, arguments_.bytes) != 0) {
-    return IoError(absl::StrCat("cannot create '", raw_path_, "'"), errno);
+absl::Status Bench::AddRaw(int64_t block_bytes, int depth, bool uring) {
+  Raw raw;
+  raw.name = absl::StrCat(uring ? "bare io_uring " : "bare preadv ", Size(block_bytes), " x ",
+                          depth, uring ? "" : " threads");
+  for (const Raw& other : raw_) {
+    if (other.name == raw.name) return absl::OkStatus();
   }
-  if (fcntl(raw_file_.get(), F_SETFL, O_DIRECT) != 0) Print("O_DIRECT is refused here");
-  EBB_ASSIGN_OR_RETURN(raw_memory_,
-                       AllocatePinned(options.block_bytes * options.depth, true, "io_bench"));
-  options.file = raw_file_.get();
-  options.bytes = arguments_.bytes;
-  options.memory = raw_memory_.buffer.span();
-  for (auto& disk : {&RawUring, &RawThreads}) {
-    if (std::unique_ptr<RawDisk> made = disk(options)) raw_.push_back(std::move(made));
-  }
+  EBB_ASSIGN_OR_RETURN(raw.memory, AllocatePinned(block_bytes * depth, true, "io_bench"));
+  const RawDiskOptions options{.files = raw_descriptors_,
+                               .bytes = arguments_.bytes,
+                               .block_bytes = block_bytes,
+                               .depth = depth,
+                               .memory = raw.memory.buffer.span()};
+  raw.disk = uring ? RawUring(options) : RawThreads(options);
+  if (raw.disk != nullptr) raw_.push_back(std::move(raw));
   return absl::OkStatus();
+}
+
+absl::Status Bench::MakeRaw(const Settings& found) {
+  // Room for whatever block size takes turns over them.
+  const int64_t bytes = arguments_.bytes / found.files + std::max(found.aio.block_bytes, 4 * kMiB);
+  for (int i = 0; i < found.files; ++i) {
+    const std::string path = absl::StrCat(directory_, "/shards-raw", i);
+    FileHandle file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!file.is_open() || fallocate(file.get(), 0, 0, bytes) != 0) {
+      return IoError(absl::StrCat("cannot create '", path, "'"), errno);
+    }
+    if (fcntl(file.get(), F_SETFL, O_DIRECT) != 0 && i == 0) Print("O_DIRECT is refused here");
+    raw_descriptors_.push_back(file.get());
+    raw_files_.push_back(std::move(file));
+  }
+  EBB_RETURN_IF_ERROR(AddRaw(found.aio.block_bytes, InFlight(found), uring_));
+  EBB_RETURN_IF_ERROR(AddRaw(kMiB, 32, true));
+  return AddRaw(4 * kMiB, 8, false);
 }
 
 void Bench::PrintRow(const Candidate& candidate) {
@@ -255,15 +325,15 @@ void Bench::PrintRow(const Candidate& candidate) {
               candidate.read_rate() / 1e9);
 }
 
-absl::StatusOr<AioOptions> Bench::Find(const std::vector<AioOptions>& tried, double seconds) {
+absl::StatusOr<Settings> Bench::Find(const std::vector<Settings>& tried, double seconds) {
   std::vector<Candidate> candidates;
   files_.clear();
-  for (const AioOptions& aio : tried) {
-    EBB_ASSIGN_OR_RETURN(Candidate candidate, MakeEbb(aio));
+  for (const Settings& settings : tried) {
+    EBB_ASSIGN_OR_RETURN(Candidate candidate, MakeEbb(settings));
     candidates.push_back(std::move(candidate));
   }
   EBB_RETURN_IF_ERROR(Measure(candidates, seconds));
-  progress_.Show("");
+  progress_.Clear();
   double best = candidates.front().seconds_per_byte();
   for (const Candidate& candidate : candidates) {
     PrintRow(candidate);
@@ -272,53 +342,74 @@ absl::StatusOr<AioOptions> Bench::Find(const std::vector<AioOptions>& tried, dou
   files_.clear();
   // From the least memory to the most.
   for (const Candidate& candidate : candidates) {
-    if (candidate.seconds_per_byte() <= kNearBest * best) return candidate.aio;
+    if (candidate.seconds_per_byte() <= kNearBest * best) return candidate.settings;
   }
   return tried.front();
 }
 
-absl::Status Bench::Compare(const AioOptions& aio, double seconds) {
+// Only what Ebb takes from a configuration, so that it does again what was measured.
+void Bench::PrintJson(const Settings& found) const {
+  std::string folders;
+  if (found.files > 1) {
+    std::string path;
+    for (const char c : arguments_.path) {
+      if (c == '"' || c == '\\') path += '\\';
+      path += c;
+    }
+    std::string list;
+    for (int i = 0; i < found.files; ++i)
+      absl::StrAppend(&list, i == 0 ? "" : ", ", "\"", path, "\"");
+    folders = absl::StrCat("\"zero_optimization\": {\"offload_param\": {\"nvme_path\": [", list,
+                           "]}, \"offload_optimizer\": {\"nvme_path\": [", list, "]}}, ");
+  }
+  std::printf(
+      "{%s\"aio\": {\"block_size\": %lld, \"queue_depth\": %d, \"intra_op_parallelism\": %d}}\n",
+      folders.c_str(), static_cast<long long>(found.aio.block_bytes), found.aio.queue_depth,
+      found.aio.threads);
+}
+
+absl::Status Bench::Compare(const Settings& found, double seconds) {
   std::vector<Candidate> candidates;
-  EBB_ASSIGN_OR_RETURN(Candidate ebb, MakeEbb(aio));
+  EBB_ASSIGN_OR_RETURN(Candidate ebb, MakeEbb(found));
   ebb.name = absl::StrCat("Ebb ", ebb.name);
   const std::string description = files_.back()->file->description();
   candidates.push_back(std::move(ebb));
-  EBB_RETURN_IF_ERROR(MakeRaw());
-  for (size_t i = 0; i < raw_.size(); ++i) {
+  EBB_RETURN_IF_ERROR(MakeRaw(found));
+  for (const Raw& raw : raw_) {
     Candidate bare;
-    bare.name = i + 1 == raw_.size() ? "bare preadv, pwritev" : "bare io_uring";
-    bare.pass = [disk = raw_[i].get()](bool write) { return disk->Pass(write); };
+    bare.name = raw.name;
+    bare.pass = [disk = raw.disk.get()](bool write) { return disk->Pass(write); };
     candidates.push_back(std::move(bare));
   }
   if (!arguments_.json_only && arguments_.bytes >= 4 * kMiB) {
-    EBB_ASSIGN_OR_RETURN(Candidate pair, MakePair(aio));
+    EBB_ASSIGN_OR_RETURN(Candidate pair, MakePair(found));
     candidates.push_back(std::move(pair));
   }
   EBB_RETURN_IF_ERROR(Measure(candidates, seconds));
-  progress_.Show("");
-  double write = 0, read = 0;
+  progress_.Clear();
+  const Candidate *write = &candidates[1], *read = &candidates[1];
   for (size_t i = 0; i < candidates.size(); ++i) {
     PrintRow(candidates[i]);
     if (i == 0 || i > raw_.size()) continue;
-    write = std::max(write, candidates[i].write_rate());
-    read = std::max(read, candidates[i].read_rate());
+    if (candidates[i].write_rate() > write->write_rate()) write = &candidates[i];
+    if (candidates[i].read_rate() > read->read_rate()) read = &candidates[i];
   }
   if (!arguments_.json_only) {
     std::printf(
-        "\nEbb (%s) is at %.1f%% of the raw limit in writing and at %.1f%% in reading.\n"
+        "\nEbb (%s) is at %.1f%% of the raw limit in writing (%s) and at %.1f%% in reading (%s).\n"
         "For the configuration:\n\n",
-        description.c_str(), 100 * candidates[0].write_rate() / write,
-        100 * candidates[0].read_rate() / read);
-    std::printf(
-        "{\"aio\": {\"block_size\": %lld, \"queue_depth\": %d, \"intra_op_parallelism\": %d}}\n",
-        static_cast<long long>(aio.block_bytes), aio.queue_depth, aio.threads);
+        description.c_str(), 100 * candidates[0].write_rate() / write->write_rate(),
+        write->name.c_str(), 100 * candidates[0].read_rate() / read->read_rate(),
+        read->name.c_str());
+    PrintJson(found);
     return absl::OkStatus();
   }
   std::printf(
-      "{\"block_size\": %lld, \"queue_depth\": %d, \"write\": %.0f, \"read\": %.0f, "
+      "{\"block_size\": %lld, \"queue_depth\": %d, \"files\": %d, \"write\": %.0f, \"read\": %.0f, "
       "\"raw_write\": %.0f, \"raw_read\": %.0f, \"description\": \"%s\"}\n",
-      static_cast<long long>(aio.block_bytes), aio.queue_depth, candidates[0].write_rate(),
-      candidates[0].read_rate(), write, read, description.c_str());
+      static_cast<long long>(found.aio.block_bytes), found.aio.queue_depth, found.files,
+      candidates[0].write_rate(), candidates[0].read_rate(), write->write_rate(), read->read_rate(),
+      description.c_str());
   return absl::OkStatus();
 }
 
@@ -335,31 +426,46 @@ absl::Status Bench::Run() {
   }
   arguments_.bytes = (arguments_.bytes + ShardFile::kAlignment - 1) / ShardFile::kAlignment *
                      ShardFile::kAlignment;
-  AioOptions aio;
+  EBB_RETURN_IF_ERROR(Probe());
   const bool find_block = arguments_.block_bytes == 0;
   const bool find_depth = arguments_.depth == 0;
-  const double share = arguments_.seconds / (1 + (find_block ? 1 : 0) + (find_depth ? 1 : 0));
-  aio.block_bytes = find_block ? kMiB : arguments_.block_bytes;
-  aio.queue_depth = find_depth ? 32 : static_cast<int>(arguments_.depth);
-  const auto find = [&](auto member, const auto& values) -> absl::Status {
-    std::vector<AioOptions> tried;
+  const bool find_files = arguments_.files == 0;
+  const double share = arguments_.seconds / (1 + find_block + find_depth + find_files);
+  Settings best;
+  best.aio.block_bytes = find_block ? kMiB : arguments_.block_bytes;
+  best.aio.queue_depth = find_depth ? 32 : static_cast<int>(arguments_.depth);
+  best.files = find_files ? 1 : static_cast<int>(arguments_.files);
+  if (!uring_) best.aio.threads = 8;
+  const auto find = [&](const auto& values, const auto& set) -> absl::Status {
+    std::vector<Settings> tried;
     for (const auto value : values) {
-      tried.push_back(aio);
-      tried.back().*member = value;
+      tried.push_back(best);
+      set(tried.back(), value);
     }
-    EBB_ASSIGN_OR_RETURN(aio, Find(tried, share));
+    EBB_ASSIGN_OR_RETURN(best, Find(tried, share));
     return absl::OkStatus();
   };
   if (find_block) {
     EBB_RETURN_IF_ERROR(
-        find(&AioOptions::block_bytes,
-             std::vector<int64_t>{128 * kKiB, 256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB}));
+        find(std::vector<int64_t>{128 * kKiB, 256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB},
+             [](Settings& settings, int64_t bytes) { settings.aio.block_bytes = bytes; }));
   }
-  if (find_depth) {
-    EBB_RETURN_IF_ERROR(find(&AioOptions::queue_depth, std::vector<int>{4, 8, 16, 32, 64}));
-    if (!uring_) EBB_RETURN_IF_ERROR(find(&AioOptions::threads, std::vector<int>{4, 8, 16, 32}));
+  if (find_depth && uring_) {
+    EBB_RETURN_IF_ERROR(find(std::vector<int>{4, 8, 16, 32, 64}, [](Settings& settings, int depth) {
+      settings.aio.queue_depth = depth;
+    }));
+  } else if (find_depth) {
+    EBB_RETURN_IF_ERROR(find(std::vector<int>{4, 8, 16, 32}, [](Settings& settings, int threads) {
+      settings.aio.threads = threads;
+    }));
   }
-  return Compare(aio, share);
+  if (find_files) {
+    EBB_RETURN_IF_ERROR(find(std::vector<int>{1, 2, 4}, [](Settings& settings, int files) {
+      settings.files = files;
+      settings.aio.queue_depth = std::max(settings.aio.queue_depth / files, 1);
+    }));
+  }
+  return Compare(best, share);
 }
 
 int Main(int argc, char** argv) {
@@ -385,6 +491,9 @@ int Main(int argc, char** argv) {
       ->check(positive);
   app.add_option("--queue-depth", arguments.depth, "requests in flight; default: found")
       ->check(positive);
+  app.add_option("--files", arguments.files,
+                 "files that are striped over, of which each has the queue depth; default: found")
+      ->check(CLI::Range(int64_t{1}, int64_t{16}));
   app.add_flag("--json", arguments.json_only,
                "print only one line of JSON, with the rates in bytes per second");
   try {

@@ -13,27 +13,23 @@
 namespace ebb::bench {
 namespace {
 
-constexpr int kThreads = 8;
-constexpr int64_t kRequestBytes = int64_t{4} << 20;
-
 class Threads final : public RawDisk {
  public:
   explicit Threads(const RawDiskOptions& options) : options_(options) {}
 
-  // Each thread takes the next piece of the file: together they stream through it.
+  // Each thread takes the next block: together they stream through the files.
   absl::Status Pass(bool write) override {
-    const int64_t memory = static_cast<int64_t>(options_.memory.size());
-    const int threads = static_cast<int>(std::clamp<int64_t>(memory / kRequestBytes, 1, kThreads));
-    const int64_t piece = std::min(kRequestBytes, memory);
+    const int64_t piece = options_.block_bytes;
     std::atomic<int64_t> next{0};
     std::atomic<int> error{0};
     std::vector<std::thread> running;
-    for (int i = 0; i < threads; ++i) {
+    for (int i = 0; i < options_.depth; ++i) {
       running.emplace_back([&, data = options_.memory.data() + i * piece] {
         for (int64_t at; (at = next.fetch_add(piece)) < options_.bytes;) {
           const iovec part = {data, static_cast<size_t>(std::min(piece, options_.bytes - at))};
-          const ssize_t moved =
-              write ? pwritev(options_.file, &part, 1, at) : preadv(options_.file, &part, 1, at);
+          const RawPlace place = PlaceOf(options_, at);
+          const ssize_t moved = write ? pwritev(place.file, &part, 1, place.offset)
+                                      : preadv(place.file, &part, 1, place.offset);
           if (moved <= 0) error.store(moved == 0 ? EIO : errno);
         }
       });

@@ -41,13 +41,15 @@ class Uring final : public RawDisk {
           options_.memory.data() + static_cast<int64_t>(slot) * options_.block_bytes;
       io_uring_sqe* const sqe = io_uring_get_sqe(&ring_);
       const auto size = static_cast<unsigned>(bytes);
-      const auto offset = static_cast<uint64_t>(next);
+      const RawPlace place = PlaceOf(options_, next);
+      const int file = place.file;
+      const auto offset = static_cast<uint64_t>(place.offset);
       if (registered_) {
-        write ? io_uring_prep_write_fixed(sqe, options_.file, data, size, offset, 0)
-              : io_uring_prep_read_fixed(sqe, options_.file, data, size, offset, 0);
+        write ? io_uring_prep_write_fixed(sqe, file, data, size, offset, 0)
+              : io_uring_prep_read_fixed(sqe, file, data, size, offset, 0);
       } else {
-        write ? io_uring_prep_write(sqe, options_.file, data, size, offset)
-              : io_uring_prep_read(sqe, options_.file, data, size, offset);
+        write ? io_uring_prep_write(sqe, file, data, size, offset)
+              : io_uring_prep_read(sqe, file, data, size, offset);
       }
       io_uring_sqe_set_data64(sqe, slot);
       next += bytes;
