@@ -173,7 +173,7 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
 }
 
 absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
-  if (HasFailed()) return Withdraw();
+  if (failures_.has_failed()) return Withdraw();
   const auto check = [&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(SettleVerdicts());
     EBB_RETURN_IF_ERROR(MayLook());

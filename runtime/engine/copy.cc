@@ -95,11 +95,11 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
   if (copied.ok() && !suspended_) copied = SpreadWritten();
   copied = AgreeOnStatus(Control(), copied);
   if (!copied.ok()) {
-    Fail(absl::Status(copied.code(),
-                      absl::StrCat("the engine '", options_.name,
-                                   "' has failed: CopyParametersFrom ended in the middle; reload "
-                                   "the model. ",
-                                   copied.message())));
+    failures_.Fail(absl::Status(
+        copied.code(), absl::StrCat("the engine '", options_.name,
+                                    "' has failed: CopyParametersFrom ended in the middle; reload "
+                                    "the model. ",
+                                    copied.message())));
   }
   return StuckError();
 }

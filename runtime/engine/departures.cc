@@ -327,7 +327,7 @@ void Executor::ReduceNow(int unit, int visit) {
             Accumulate(stream, unit, slice, shard, first, /*last=*/false);
           });
         });
-    if (!summed.ok()) Fail(summed);
+    if (!summed.ok()) failures_.Fail(summed);
   });
   squares_stale_[unit] = 1;
 }

@@ -1,6 +1,8 @@
-// The step's first error, the engine's failure for good, and what is said of a communicator that broke.
+// The step's first error, who is told of it and of the engine's failure, and what is said of a
+// communicator that broke.
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/executor.h"
@@ -20,20 +22,15 @@ void Executor::StickCollective(Communicator& communicator, absl::Status status) 
 }
 
 absl::Status Executor::StuckError() const {
-  const std::lock_guard lock(errors_mutex_);
-  if (!failed_.ok()) {
-    failure_told_ = true;
-    return failed_;
-  }
+  if (absl::Status failed = failures_.Tell(); !failed.ok()) return failed;
   return progress_.alive ? progress_.error : absl::OkStatus();
 }
 
 // The last steps and their updates may fail when nobody asks any more.
 void Executor::LogUntoldFailure() const {
-  const std::lock_guard lock(errors_mutex_);
-  if (!failed_.ok() && !failure_told_)
-    LogWarning(absl::StrCat(options_.name, " rank ", rank_, ": ", failed_.message()));
-  if (!failed_.ok()) return;
+  if (const absl::Status failed = failures_.Untold(); !failed.ok())
+    LogWarning(absl::StrCat(options_.name, " rank ", rank_, ": ", failed.message()));
+  if (failures_.has_failed()) return;
   const bool failed = std::any_of(
       std::begin(verdicts_), std::end(verdicts_),
       [this](const StepVerdict& step) { return step.open && step.failed && step.cause > told_; });
@@ -43,22 +40,9 @@ void Executor::LogUntoldFailure() const {
                             "Report"));
 }
 
-void Executor::Fail(absl::Status status) {
-  const std::lock_guard lock(errors_mutex_);
-  if (failed_.ok()) failed_ = std::move(status);
-}
-
-bool Executor::HasFailed() const {
-  const std::lock_guard lock(errors_mutex_);
-  return !failed_.ok();
-}
-
 // The first: others fail in its wake.
 absl::Status Executor::CommunicationError() {
-  {
-    const std::lock_guard lock(errors_mutex_);
-    if (!broken_.ok()) return broken_;
-  }
+  if (absl::Status broken = failures_.broken(); !broken.ok()) return broken;
   for (const std::optional<Communicator>* communicator : StepCommunicators()) {
     if (!communicator->has_value()) continue;
     if (absl::Status status = (*communicator)->status(); !status.ok()) return status;
@@ -79,19 +63,17 @@ void Executor::NoteIfBroken(const Communicator& communicator, std::string_view o
                             std::span<const sharding::Part> parts) {
   const absl::Status broken = communicator.status();
   if (broken.ok()) return;
-  {
-    const std::lock_guard lock(errors_mutex_);
-    if (!broken_.ok()) return;
-    broken_ = broken;
-    // NCCL's operations run long after the host was here, and its communicators fail together.
-    if (world_.connected_by_nccl()) return;
-    broken_at_ = operation;
+  std::string where;
+  // NCCL's operations run long after the host was here, and its communicators fail together.
+  if (!world_.connected_by_nccl()) {
+    where = operation;
     const char* between = " of unit '";
     for (const sharding::Part& part : parts) {
-      absl::StrAppend(&broken_at_, between, model_.units[part.unit].name, "'");
+      absl::StrAppend(&where, between, model_.units[part.unit].name, "'");
       between = ", '";
     }
   }
+  if (!failures_.NoteBroken(broken, std::move(where))) return;
   if (absl::IsDeadlineExceeded(broken)) AbortStep(broken);
 }
 
@@ -104,10 +86,8 @@ absl::Status Executor::Located(const absl::Status& broken, std::span<const int64
   } else if (IsEvaluation(log)) {
     where = "in an evaluation";
   }
-  {
-    const std::lock_guard lock(errors_mutex_);
-    if (broken == broken_ && !broken_at_.empty()) absl::StrAppend(&where, ", at the ", broken_at_);
-  }
+  if (const std::string at = failures_.WhereBroken(broken); !at.empty())
+    absl::StrAppend(&where, ", at the ", at);
   if (log.size() > kBegunEntries)
     absl::StrAppend(&where, ", after ", ScopeName(log.back()), " was opened");
   return absl::Status(broken.code(), absl::StrCat(where, ": ", broken.message()));

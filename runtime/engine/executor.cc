@@ -358,14 +358,14 @@ absl::Status Executor::Finish(int64_t number) {
   finished_counted_ = progress_.counted;
   carried_parity_ = progress_.parity;
   // What has failed for good is not left open: nobody waits long for it.
-  const bool waits = !step.deferred || HasFailed() || !CommunicationError().ok();
+  const bool waits = !step.deferred || failures_.has_failed() || !CommunicationError().ok();
   absl::Status status = waits ? TakeVerdicts() : step.error;
   if (status.ok()) has_finished_ = true;
   parameters_differ_ = false;
   WaitCompute(finish.compute);
   if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) {
     AwaitUpdates();
-    if (status.ok() && HasFailed()) {
+    if (status.ok() && failures_.has_failed()) {
       // An optimizer of the trainer's, or the disk. The others have finished the step.
       report_ = status = StuckError();
       AbortStep(status);
@@ -418,7 +418,7 @@ void Executor::Drop(int64_t number) {
   IssueCarriedLeft();
   AwaitStreams();
   if (progress_.updates_started && early_scalars_[progress_.parity].apply) {
-    Fail(
+    failures_.Fail(
         absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
                            "started; reload the model, or begin such steps with hold_updates"));
   }

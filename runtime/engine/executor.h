@@ -3,13 +3,14 @@
 // know: what to do when the trainer leaves the declared order (departures.cc).
 //
 // What it holds of plans, of the step under way and of steps whose outcome is open is in runnable.h,
-// step_progress.h and verdict.h. Implemented in files of one concern each:
+// step_progress.h and verdict.h; what has failed for good in failures.h, what the swap files should
+// hold in swap_verifier.h. Implemented in files of one concern each:
 //
 //   initialise.cc, measure.cc      Create; what a config leaves to it
 //   executor.cc                    steps and evaluations, from begin to end
 //   scopes.cc, departures.cc       opening and closing; off the declared order
 //   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
-//   swaps.cc, verify_swap.cc       moves between tiers; whether the disk returns what was written
+//   swaps.cc, verify_swap.cc       moves between tiers; when the swap files are looked at
 //   updates.cc                     the optimizer
 //   verdict.cc, open_verdicts.cc   norm and overflow, in the order of the reduce stream; what the host
 //                                  learns of it, and when
@@ -41,11 +42,12 @@
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/failures.h"
 #include "ebb/runtime/engine/host_lane.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/storage.h"
-#include "ebb/runtime/engine/swap_checksums.h"
+#include "ebb/runtime/engine/swap_verifier.h"
 #include "ebb/runtime/engine/traffic_count.h"
 #include "ebb/runtime/engine/update_table.h"
 #include "ebb/runtime/engine/verdict.h"
@@ -258,18 +260,8 @@ class Executor {
   void AwaitState(int unit);
 
   // verify_swap.cc
-  bool SwapFilesAreOurs();
   absl::Status CheckSwapFiles();
   void CheckSwapFilesInOrder(bool before_exchange);
-  absl::Status SwapDiffers(const SwapChecksums::Extent& extent, const ShardFile& file) const;
-  bool VerifiesStates(const sharding::SubGroup& group) const;
-  sharding::Place HomeOf(const sharding::SubGroup& group, int array) const;
-  bool AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
-  void SetStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
-  std::span<const uint64_t> SumStates(const sharding::UpdateWork& work, ThreadTeam& team);
-  static bool SumsWhenMoved(StateClass what);
-  void VerifyRead(const sharding::Place& place, std::span<const std::byte> data);
-  void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
   absl::Status VerifyPlace(const sharding::Place& place, int64_t bytes);
   absl::Status VerifyArray(const StateArray& array, int64_t begin = 0, int64_t end = INT64_MAX);
 
@@ -460,8 +452,6 @@ class Executor {
   // of the others.
   void StickCollective(Communicator& communicator, absl::Status status);
   absl::Status StuckError() const;
-  void Fail(absl::Status status);  // the engine's, for good
-  bool HasFailed() const;
   void LogUntoldFailure() const;
   bool Blocked(int parity) const { return blocked_[parity].load(std::memory_order_acquire); }
 
@@ -503,9 +493,7 @@ class Executor {
   bool told_of_copies_ = false;  // the log, that communicators do not take the pools
   std::optional<ControlBlock> control_block_;
   std::mutex host_access_;  // to the device's memory: copies of several threads take turns
-  std::optional<SwapChecksums> swap_checksums_;
-  std::vector<uint64_t> checksum_scratch_;  // of the host's updates
-  std::vector<uint64_t> state_checksums_;   // of a sub-group: its master, its states
+  std::optional<SwapVerifier> swap_verifier_;
 
   UpdateTable update_table_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
@@ -544,11 +532,7 @@ class Executor {
   int64_t exchange_moved_before_ = 0;
   absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
   std::atomic<bool> blocked_[2] = {};  // by parity: no early update of that step may start
-  mutable std::mutex errors_mutex_;
-  absl::Status failed_;
-  mutable bool failure_told_ = false;
-  absl::Status broken_;    // with what a communicator was first seen to have failed
-  std::string broken_at_;  // and at which operation
+  Failures failures_;
   std::atomic<int64_t> moved_bytes_[2][sharding::kOperationKinds] =
       {};  // by parity, by operation kind
   std::atomic<int64_t> predicted_bytes_[2][sharding::kOperationKinds] = {};  // likewise

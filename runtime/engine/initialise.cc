@@ -263,10 +263,7 @@ absl::Status Executor::MakeState() {
         return AllocatePool(state, bytes, what);
       },
       storage_));
-  swap_checksums_.emplace(plan(), config_.ebb.verify_swap);
-  checksum_scratch_.resize(
-      static_cast<size_t>(optim::UpdateChecksumScratch(swap_checksums_->elements_max())));
-  state_checksums_.resize(static_cast<size_t>(1 + plan().decisions.optimizer_states));
+  swap_verifier_.emplace(plan(), model_, config_.ebb.verify_swap, *storage_, failures_);
   EBB_RETURN_IF_ERROR(MakeOffloadStreams());
   const sharding::Decisions& decisions = plan().decisions;
   EBB_RETURN_IF_ERROR(Prepare(*own_));

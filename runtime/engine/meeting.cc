@@ -20,7 +20,7 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   LogEntry(static_cast<int64_t>(meeting));
   LogEntry(subject);
   StepVerdict met{.evaluation = true, .log = progress_.log};
-  if (HasFailed()) {
+  if (failures_.has_failed()) {
     AbortStep(StuckError());
     return Withdraw();
   }
@@ -41,7 +41,8 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
       met.ranks = Conclude(control_block_->records(0));
     } else {
       broken = Located(broken, met.log);
-      Fail(absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
+      failures_.Fail(
+          absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
     }
   } else if (!MayHaveGoneApart(broken)) {
     // Where shards are repeated others may not have it, and wait for this rank's record.
@@ -49,7 +50,7 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   }
   met.error = StuckError();
   const absl::Status agreed = AgreedError(met);
-  return own.ok() || HasFailed() ? agreed : own;
+  return own.ok() || failures_.has_failed() ? agreed : own;
 }
 
 bool Executor::IsMeeting(std::span<const int64_t> log) {

@@ -52,7 +52,7 @@ absl::Status Executor::TakeVerdict(int parity) {
     if (host_update_) host_update_->WaitIdle();
   }
   if (step.updates_started || step.ranks.updates_started) {
-    Fail(
+    failures_.Fail(
         absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
                                          "before it went wrong; reload the model. ",
                                          status.message())));
@@ -65,7 +65,7 @@ absl::Status Executor::TakeVerdict(int parity) {
 
 absl::Status Executor::ReachVerdict(const StepVerdict& step) {
   absl::Status agreed = AgreedError(step);
-  if (HasFailed()) return agreed;
+  if (failures_.has_failed()) return agreed;
   // Held back for an error of a step before it.
   if (step.failed && step.cause != step.exchange) return last_failure_;
   EBB_RETURN_IF_ERROR(agreed);
@@ -125,13 +125,13 @@ int64_t Executor::FinishedSteps() const {
 // What went wrong on any rank, after the exchange; the same step fails on all of them.
 absl::Status Executor::AgreedError(const StepVerdict& step) {
   absl::Status status = step.error;
-  if (HasFailed()) {
+  if (failures_.has_failed()) {
     // The step's first updates may already have failed, after all ranks had agreed on it.
     if (!step.ranks.engine_failed) AbortStep(StuckError());
     return Withdraw();
   }
   if (step.ranks.engine_failed) {
-    Fail(status.ok() ? step.ranks.error : status);
+    failures_.Fail(status.ok() ? step.ranks.error : status);
     return StuckError();
   }
   // What broke after the exchange of a step that was left open fails the next one's.
@@ -142,7 +142,8 @@ absl::Status Executor::AgreedError(const StepVerdict& step) {
     const absl::Status difference =
         MayHaveGoneApart(broken) ? FindDifference(step.log, broken) : absl::OkStatus();
     if (status.ok()) status = difference.ok() ? Located(broken, step.log) : difference;
-    Fail(absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
+    failures_.Fail(
+        absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
     return StuckError();
   }
   if (status.ok()) status = step.ranks.error;

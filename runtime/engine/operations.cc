@@ -162,7 +162,7 @@ void Executor::EnqueueWork(int index) {
       return;
     case OperationKind::kUpdate:
       if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly && !carried &&
-          !Blocked(progress_.parity) && !HasFailed())
+          !Blocked(progress_.parity) && !failures_.has_failed())
         progress_.updates_started = true;
       break;
     default:

@@ -39,10 +39,11 @@ absl::Status Executor::VisitPlace(const Place& place, int64_t bytes, Access acce
   }
   EBB_RETURN_IF_ERROR(visit(bounce.buffer.data() + (place.offset - begin)));
   if (access == Access::kRead) return absl::OkStatus();
-  NoteWrite(place, {bounce.buffer.data() + (place.offset - begin), static_cast<size_t>(bytes)});
+  swap_verifier_->NoteWrite(
+      place, {bounce.buffer.data() + (place.offset - begin), static_cast<size_t>(bytes)});
   file.StartWrite(transfer, begin, bounce.buffer.data(), end - begin);
   absl::Status written = file.Wait(transfer);
-  if (!written.ok()) swap_checksums_->Forget(place, bytes);
+  if (!written.ok()) swap_verifier_->Forget(place, bytes);
   return written;
 }
 
@@ -73,7 +74,8 @@ absl::Status Executor::VisitGradient(int unit, Access access,
     return absl::OkStatus();
   }
   return VisitPlace(shard, bytes, access, [&](std::byte* data) {
-    if (access != Access::kWrite) VerifyRead(shard, {data, static_cast<size_t>(bytes)});
+    if (access != Access::kWrite)
+      swap_verifier_->VerifyRead(shard, {data, static_cast<size_t>(bytes)});
     visit(data);
     return absl::OkStatus();
   });

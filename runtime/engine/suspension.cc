@@ -8,7 +8,7 @@
 namespace ebb {
 
 absl::Status Executor::Suspended() const {
-  if (HasFailed()) return StuckError();
+  if (failures_.has_failed()) return StuckError();
   return absl::FailedPreconditionError(
       absl::StrCat("the engine '", options_.name,
                    "' is suspended: call Resume before BeginStep and BeginEvaluation"));
@@ -23,7 +23,7 @@ absl::Status Executor::MovePools(Storage::Room room) {
     const absl::Status met = given_world_.MeetOnHost(OptionsOf("moved"));
     if (moved.ok()) moved = met;
   }
-  if (!moved.ok()) Fail(moved);
+  if (!moved.ok()) failures_.Fail(moved);
   return moved;
 }
 

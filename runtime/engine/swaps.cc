@@ -43,7 +43,7 @@ void Executor::EnqueueMoves(int index, StepTag step) {
 void Executor::StartTransfers(Runnable& run, int index) {
   const Operation& operation = run.plan.operations[index];
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
-  if (HasFailed()) return;
+  if (failures_.has_failed()) return;
   run.transfers_started[index] = 1;
   const bool reads = operation.kind == OperationKind::kRead;
   IoTransfer* const transfers = run.transfers[static_cast<size_t>(index)].get();
@@ -53,8 +53,8 @@ void Executor::StartTransfers(Runnable& run, int index) {
     if (reads) {
       storage_->File(disk).StartRead(transfers[i], disk.offset, storage_->At(move.to), move.bytes);
     } else {
-      if (SumsWhenMoved(move.state))
-        NoteWrite(disk, {storage_->At(move.from), static_cast<size_t>(move.bytes)});
+      if (SwapVerifier::SumsWhenMoved(move.state))
+        swap_verifier_->NoteWrite(disk, {storage_->At(move.from), static_cast<size_t>(move.bytes)});
       storage_->File(disk).StartWrite(transfers[i], disk.offset, storage_->At(move.from),
                                       move.bytes);
     }
@@ -70,11 +70,12 @@ void Executor::EndTransfers(Runnable& run, int index, StepTag step) {
     const Move& move = operation.moves[i];
     const absl::Status moved = storage_->File(reads ? move.from : move.to).Wait(transfers[i]);
     if (moved.ok()) {
-      if (reads && SumsWhenMoved(move.state))
-        VerifyRead(move.from, {storage_->At(move.to), static_cast<size_t>(move.bytes)});
+      if (reads && SwapVerifier::SumsWhenMoved(move.state))
+        swap_verifier_->VerifyRead(move.from,
+                                   {storage_->At(move.to), static_cast<size_t>(move.bytes)});
       continue;
     }
-    Fail(absl::Status(
+    failures_.Fail(absl::Status(
         moved.code(),
         absl::StrCat("the engine has failed: ", step.counts ? "in step " : "after step ",
                      step.finished + (step.counts ? 1 : 0), ", the ",
@@ -98,8 +99,9 @@ void Executor::Narrow(const sharding::Narrowing& narrowing) {
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(narrowing.sub_group)];
   if (config_.ebb.verify_swap == VerifySwap::kAll) {
-    VerifyRead(group.master, {storage_->At(narrowing.master),
-                              static_cast<size_t>(group.count() * plan().decisions.master_size())});
+    swap_verifier_->VerifyRead(
+        group.master, {storage_->At(narrowing.master),
+                       static_cast<size_t>(group.count() * plan().decisions.master_size())});
   }
   Stream& stream = *parameters_read_;
   KernelsOf(stream).Cast(stream, storage_->At(narrowing.master), DType::kFloat32,
@@ -192,7 +194,7 @@ void Executor::FetchSlice(int unit) {
   for (const bool trainable : {true, false}) {
     const absl::Status verified =
         VerifyArray({.what = StateClass::kParameter, .unit = unit, .trainable = trainable});
-    if (!verified.ok()) Fail(verified);
+    if (!verified.ok()) failures_.Fail(verified);
     const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
     const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
     std::byte* const slice = storage_->Slice(unit, trainable);
@@ -203,7 +205,7 @@ void Executor::FetchSlice(int unit) {
                      upload_->WaitIdle();
                      return absl::OkStatus();
                    });
-    if (!fetched.ok()) Fail(fetched);
+    if (!fetched.ok()) failures_.Fail(fetched);
   }
 }
 

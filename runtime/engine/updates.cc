@@ -72,7 +72,7 @@ void Executor::EnqueueEarlyScalars() {
 void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream) {
   const StepScalars& scalars = (early ? early_scalars_ : scalars_)[parity];
   const bool known = !KernelsOf(stream).enqueues() || own_optimizer_enqueues_;
-  if ((known && !scalars.apply) || HasFailed() ||
+  if ((known && !scalars.apply) || failures_.has_failed() ||
       (own_optimizer_enqueues_ && !device_.status().ok()) ||
       (early && (Blocked(parity) || !CommunicationError().ok())))
     return KeepParameters(work, stream);
@@ -81,15 +81,17 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
   const int unit = work.unit;
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
-  const bool verifies = VerifiesStates(group), in_one_pass = UpdatesInOnePass(group);
-  if (verifies && !in_one_pass && !AgreeStates(group, SumStates(work, team))) return;
+  const bool verifies = swap_verifier_->Verifies(group), in_one_pass = UpdatesInOnePass(group);
+  if (verifies && !in_one_pass &&
+      !swap_verifier_->AgreeStates(group, swap_verifier_->SumStates(work, team)))
+    return;
   if (options_.optimizer) {
     if (absl::Status status = RunOwnOptimizer(work, scalars, stream); !status.ok()) {
-      Fail(absl::Status(status.code(),
-                        absl::StrCat("the engine has failed: its optimizer, in unit '",
-                                     model_.units[unit].name, "': ", status.message())));
+      failures_.Fail(absl::Status(status.code(),
+                                  absl::StrCat("the engine has failed: its optimizer, in unit '",
+                                               model_.units[unit].name, "': ", status.message())));
     }
-    if (verifies) SetStates(group, SumStates(work, team));
+    if (verifies) swap_verifier_->SetStates(group, swap_verifier_->SumStates(work, team));
     return;
   }
   const optim::UpdateArrays arrays = ArraysOf(work);
@@ -97,8 +99,9 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     // Who disagrees fails the engine, and what was just written goes nowhere.
     const UpdateTable::Set& set = SetOf(group);
     const optim::UpdateChecksums sums = optim::UpdateAndSum(
-        team, set.optimizer, arrays, ScalarsOf(set, scalars), checksum_scratch_);
-    if (AgreeStates(group, sums.read)) SetStates(group, sums.written);
+        team, set.optimizer, arrays, ScalarsOf(set, scalars), swap_verifier_->scratch());
+    if (swap_verifier_->AgreeStates(group, sums.read))
+      swap_verifier_->SetStates(group, sums.written);
     return;
   }
   const bool on_device = KernelsOf(stream).enqueues();
@@ -119,7 +122,7 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     KernelsOf(stream).Update(stream, part.rule,
                              optim::PartOf(arrays, first - group.begin, last - first), runs);
   }
-  if (verifies) SetStates(group, SumStates(work, team));
+  if (verifies) swap_verifier_->SetStates(group, swap_verifier_->SumStates(work, team));
 }
 
 // All of the work's sub-group.
@@ -184,7 +187,8 @@ void Executor::KeepParameters(const sharding::UpdateWork& work, Stream& stream) 
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   // The parameters below, and what is written back, are what was read.
-  if (VerifiesStates(group) && !HasFailed() && !AgreeStates(group, SumStates(work, stream.team())))
+  if (swap_verifier_->Verifies(group) && !failures_.has_failed() &&
+      !swap_verifier_->AgreeStates(group, swap_verifier_->SumStates(work, stream.team())))
     return;
   if (!work.passes_slot || decisions.reads_parameters()) return;
   KernelsOf(stream).Cast(stream, storage_->At(work.master), DType::kFloat32,

@@ -155,7 +155,7 @@ absl::Status Executor::SpreadWritten() {
     AwaitState(unit);
     if (absl::Status status = CastMasters(unit, 0, shard); cast.ok()) cast = std::move(status);
   }
-  if (!cast.ok()) Fail(cast);
+  if (!cast.ok()) failures_.Fail(cast);
   return SpreadSlices(masters, parameters, states);
 }
 

@@ -71,7 +71,7 @@ void Executor::RefreshNorms() {
     Stream& stream = SettledStream(unit);
     const absl::Status read =
         VisitGradient(unit, Access::kRead, [&](std::byte* shard) { Norm(stream, unit, shard); });
-    if (!read.ok()) Fail(read);
+    if (!read.ok()) failures_.Fail(read);
   }
 }
 
@@ -98,7 +98,7 @@ void Executor::CompleteRecord(int parity) {
       record.non_finite_unit = static_cast<int32_t>(u);
     if (replica_ == 0) record.squares += square;  // the others have the same
   }
-  if (HasFailed()) {
+  if (failures_.has_failed()) {
     record.engine_failed = true;
     record.SetError(StuckError());
   } else if (absl::Status broken = CommunicationError(); record.failed == 0 && !broken.ok()) {

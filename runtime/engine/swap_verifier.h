@@ -1,0 +1,77 @@
+// Whether what is read of the swap files is what was written (ebb.verify_swap). Whoever reads hands over
+// what came, whoever writes what goes; a difference fails the engine. Streams call it in the order that
+// the plan has; what lies in one place is never read and written at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "ebb/runtime/engine/failures.h"
+#include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/swap_checksums.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/state.h"
+
+namespace ebb {
+
+class SwapVerifier {
+ public:
+  // All that is given outlives it.
+  SwapVerifier(const sharding::Plan& plan, const ModelSpec& model, VerifySwap verify,
+               Storage& storage, Failures& failures);
+
+  // Whether the files are still this run's: who truncates, replaces or links one changes what is in it,
+  // and our own writes may make it as long again. Says no, and fails the engine, where not.
+  bool FilesAreOurs();
+
+  // The states of a sub-group that passes through slots, by its arrays: 0 is the master or its low half,
+  // 1 + k state k.
+  bool Verifies(const sharding::SubGroup& group) const;
+  sharding::Place HomeOf(const sharding::SubGroup& group, int array) const;
+  // What an update has read. Says no, and fails the engine, where that is not what is known.
+  bool AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
+  void SetStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
+  // Of what is in the slot, in a pass of its own: where one update does not cover a sub-group, or does
+  // not happen. Until the next call, and of one thread at a time, as is scratch().
+  std::span<const uint64_t> SumStates(const sharding::UpdateWork& work, ThreadTeam& team);
+  std::span<uint64_t> scratch() {
+    return scratch_;
+  }  // of updates that sum what they read and write
+
+  // Updates sum what they read and write of masters and states. All else is summed where it is moved.
+  static bool SumsWhenMoved(StateClass what);
+  // `data`: what came of the file from `place` on, whole extents.
+  void VerifyRead(const sharding::Place& place, std::span<const std::byte> data);
+  // `data`: what goes into the file from `place` on. Of an extent that it holds a part of, nobody knows
+  // the sum from then on.
+  void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
+  void Forget(const sharding::Place& place, int64_t bytes) { checksums_.Forget(place, bytes); }
+
+  // Reads `bytes` of a file from a place on and shows them.
+  using Reader = absl::FunctionRef<absl::Status(const sharding::Place&, int64_t bytes,
+                                                absl::FunctionRef<void(const std::byte*)>)>;
+  // Of what lies in the file, which is read for it alone: ahead of reads in smaller pieces. False where
+  // it differs, which has failed the engine.
+  absl::StatusOr<bool> VerifyFile(const sharding::Place& place, int64_t bytes, Reader read);
+
+ private:
+  void FailAt(const SwapChecksums::Extent& extent, const sharding::Place& place);
+  int first_array() const { return plan_.decisions.master_size() > 0 ? 0 : 1; }
+
+  const sharding::Plan& plan_;
+  const ModelSpec& model_;
+  const VerifySwap verify_;
+  Storage& storage_;
+  Failures& failures_;
+  SwapChecksums checksums_;
+  std::vector<uint64_t> scratch_;
+  std::vector<uint64_t> of_states_;  // of a sub-group, by array
+};
+
+}  // namespace ebb
