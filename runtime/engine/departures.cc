@@ -282,7 +282,7 @@ void Executor::GatherOnDemand(int unit) {
   }
   StickCollective(*gather_communicator_,
                   gather_communicator_->AllGather(*gather_, single_gather_[unit], config_.compute));
-  Compute(*gather_, [this, unit] { NoteIfBroken(OperationKind::kGather, unit); });
+  Compute(*gather_, [this, unit] { NoteIfBroken(OperationKind::kGather, {.unit = unit}); });
   gather_->Record(*demand_);
   compute_.Wait(*demand_);
 }
@@ -302,12 +302,12 @@ void Executor::ReduceNow(int unit, int visit) {
   StickCollective(*reduce_communicator_,
                   reduce_communicator_->ReduceScatter(*reduce_, single_reduce_[visit],
                                                       decisions.reduced(), replicas ? 1 : divide));
-  Compute(*reduce_, [this, unit] { NoteIfBroken(OperationKind::kReduce, unit); });
+  Compute(*reduce_, [this, unit] { NoteIfBroken(OperationKind::kReduce, {.unit = unit}); });
   if (replicas) {
     StickCollective(*replicas_communicator_,
                     replicas_communicator_->AllReduce(*reduce_, single_all_reduce_[visit],
                                                       decisions.reduced(), ReduceOp::kSum, divide));
-    Compute(*reduce_, [this, unit] { NoteIfBroken(OperationKind::kAllReduce, unit); });
+    Compute(*reduce_, [this, unit] { NoteIfBroken(OperationKind::kAllReduce, {.unit = unit}); });
   }
   std::byte* reduced = source + SliceOffset(unit, decisions.reduced());
   if (decisions.rounds_slices()) {

@@ -438,11 +438,10 @@ class Executor {
   absl::Status Located(const absl::Status& broken, std::span<const int64_t> log) const;
   void NoteIfBroken(const Communicator& communicator, std::string_view operation,
                     std::span<const sharding::Part> parts);
-  void NoteIfBroken(sharding::OperationKind kind, std::span<const sharding::Part> parts) {
+  void NoteIfBroken(sharding::OperationKind kind, std::span<const sharding::Part> parts = {}) {
     NoteIfBroken(CommunicatorOf(kind), sharding::Name(kind), parts);
   }
-  void NoteIfBroken(sharding::OperationKind kind, int unit) {
-    const sharding::Part part{.unit = unit};
+  void NoteIfBroken(sharding::OperationKind kind, const sharding::Part& part) {
     NoteIfBroken(kind, {&part, 1});
   }
   static bool MayHaveGoneApart(const absl::Status& broken);

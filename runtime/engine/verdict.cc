@@ -125,7 +125,7 @@ void Executor::ConcludeExchange(int parity) {
   if (!step.evaluation) JudgeStep(parity);
   // Here and not in a task of its own: the first update waits for all that comes before it, and a GPU's
   // stream stops for each.
-  NoteIfBroken(sharding::OperationKind::kExchange, {});
+  NoteIfBroken(sharding::OperationKind::kExchange);
 }
 
 // The same on every rank, as it follows from the records alone.
