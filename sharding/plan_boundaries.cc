@@ -96,9 +96,8 @@ void PlanBuilder::SendBoundaries(int s) {
     const Place below = swaps ? pools.boundary_slots.Slot(turn) : addresses.home;
     last_boundary_out_ = MoveBoundary(OperationKind::kDownload, StreamId::kDownload, visit,
                                       BoundaryOnDevice(visit), below, std::move(after));
-    out_.push_back({.operation = last_boundary_out_,
-                    .begin = addresses.output,
-                    .end = addresses.output + BoundaryBytes(visit)});
+    boundaries_out_.Use(addresses.output, addresses.output + BoundaryBytes(visit),
+                        last_boundary_out_);
     stored_boundary_[static_cast<size_t>(visit)] = last_boundary_out_;
     if (!swaps) continue;
     const int write = MoveBoundary(OperationKind::kWrite, StreamId::kWrite, visit, below,
@@ -115,14 +114,10 @@ void PlanBuilder::WaitForBoundaries(int s, std::vector<Dependency>& waits) const
     waits.push_back({Dependency::kOperation, coming_op_[static_cast<size_t>(s)]});
   const PlannedScope& scope = plan_.scopes[static_cast<size_t>(s)];
   const int visit = scope.backward ? scope.visit - 1 : scope.visit;
-  if (visit < 0 || out_.empty()) return;
+  if (visit < 0) return;
   const VisitAddresses& addresses = plan_.pools.visits[static_cast<size_t>(visit)];
-  const int64_t begin = scope.backward ? addresses.output_gradient : addresses.output,
-                end = begin + BoundaryBytes(visit);
-  int last = -1;
-  for (const BoundaryOut& out : out_) {
-    if (begin < out.end && out.begin < end) last = out.operation;
-  }
+  const int64_t begin = scope.backward ? addresses.output_gradient : addresses.output;
+  const int last = boundaries_out_.Latest(begin, begin + BoundaryBytes(visit));
   if (last >= 0) waits.push_back({Dependency::kOperation, last});
 }
 

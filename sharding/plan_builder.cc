@@ -97,7 +97,12 @@ void PlanBuilder::Open(int s) {
 
 void PlanBuilder::Close(int s) {
   NewMoment(Moment::kClose, s);
-  mark_of_scope_[s] = Mark({{plan_.scopes[s].unit, s}});
+  const int unit = plan_.scopes[s].unit;
+  mark_of_scope_[s] = Mark({{unit, s}});
+  if (!d_.kept_whole[unit]) {
+    const auto [begin, end] = SlotOf(unit);
+    slots_used_.Use(begin, end, s);
+  }
   SendBoundaries(s);
   const int group = reduction_.group_of_scope[s];
   if (group >= 0 && reduction_.groups[group].back() == s) IssueReduction(reduction_.groups[group]);

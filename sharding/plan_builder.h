@@ -5,6 +5,7 @@
 // updates, when), plan_sub_groups.cc (how one of them runs).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -12,6 +13,7 @@
 
 #include "ebb/sharding/boundaries.h"
 #include "ebb/sharding/last_gathers.h"
+#include "ebb/sharding/latest_use.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/reduction.h"
 #include "ebb/sharding/residency.h"
@@ -52,8 +54,8 @@ class PlanBuilder {
 
   // plan_gathers.cc
   void IssueGathers(int tick);
-  int LastUserOfSlot(int unit, int tick) const;
-  bool SlotsOverlap(int a, int b) const;
+  std::pair<int64_t, int64_t> SlotOf(int unit) const;
+  int LastUserOfSlot(int unit) const;
 
   // plan_swaps.cc
   // One group of gathers with something to read from the swap file, in the slot of its turn.
@@ -108,7 +110,7 @@ class PlanBuilder {
     return plan_.pools.homes.units[static_cast<size_t>(unit)].gradient;
   }
   int IssueGradientGather(const std::vector<int>& units);
-  int64_t WholeGradientBytes(int unit) const;
+  std::pair<int64_t, int64_t> WholeGradient(int s) const;
   int64_t ReduceBytes(const std::vector<Part>& parts) const;
   int64_t AllReduceBytes(const std::vector<Part>& parts) const;
   int64_t RoundBytes(const std::vector<Part>& parts) const;
@@ -166,18 +168,18 @@ class PlanBuilder {
   // Boundaries: by scope the visits whose outputs leave when it closes, are read from the swap file
   // and come back to the device when it opens; what brings its input; by visit the operation after
   // which the output is below the device (or in a slot), and its slot.
-  struct BoundaryOut {
-    int operation = -1;
-    int64_t begin = 0, end = 0;  // where it was
-  };
   std::vector<std::vector<int>> leaving_, reading_, coming_;
   std::vector<int> coming_op_, stored_boundary_;
   std::map<int, int> boundary_slot_;
-  std::vector<BoundaryOut> out_;
+  LatestUse
+      boundaries_out_;  // of the activation pool: the operation that took a boundary from there
   int next_boundary_slot_ = 0, last_boundary_out_ = -1;
   int exchange_ = -1;
   std::vector<int> mark_of_scope_;    // the compute stream's, at the scope's close
+  LatestUse slots_used_;              // of the gather pool: the last scope that closed
   std::vector<int> gradient_reader_;  // by scope: the last that reads its whole gradient
+  // Of the gradient pool, by the stream of that reader: the last such scope.
+  std::array<LatestUse, kStreams> gradients_read_;
   // By unit; -1: none yet. The last gather is what last read the parameters where they live.
   std::vector<int> last_gather_, gradient_final_, update_of_unit_;
   std::vector<int> contributions_, contributions_left_;  // by unit

@@ -20,7 +20,7 @@ void PlanBuilder::IssueGathers(int tick) {
       const UnitLayout& unit = plan_.layout.units[stay.unit];
       gather.parts.push_back({stay.unit, stay.first});
       gather.bytes += RingBytes(unit.shard(), d_.compute);
-      previous_user = std::max(previous_user, LastUserOfSlot(stay.unit, tick));
+      previous_user = std::max(previous_user, LastUserOfSlot(stay.unit));
       if (last_gather_[stay.unit] < 0 && d_.trainable[stay.unit])
         updates.push_back({Dependency::kUpdated, stay.unit});
     }
@@ -39,23 +39,18 @@ void PlanBuilder::IssueGathers(int tick) {
   }
 }
 
-// The mark of the last scope closed before `tick` whose unit's slot overlaps this unit's. Marks
-// are in compute order, so waiting for the last one covers those before it.
-int PlanBuilder::LastUserOfSlot(int unit, int tick) const {
-  for (int s = (tick - 1) / 2 - 1; s >= 0; --s) {
-    const int other = plan_.scopes[s].unit;
-    if (!d_.kept_whole[other] && SlotsOverlap(unit, other)) return mark_of_scope_[s];
-  }
-  return -1;
+std::pair<int64_t, int64_t> PlanBuilder::SlotOf(int unit) const {
+  const UnitAddresses& addresses = plan_.pools.units[unit];
+  const int64_t frozen = plan_.layout.units[unit].frozen.elements * SizeOf(d_.compute);
+  return {addresses.gather_trainable, addresses.gather_frozen + frozen};
 }
 
-bool PlanBuilder::SlotsOverlap(int a, int b) const {
-  const auto end = [&](int u) {
-    return plan_.pools.units[u].gather_frozen +
-           plan_.layout.units[u].frozen.elements * SizeOf(d_.compute);
-  };
-  const auto begin = [&](int u) { return plan_.pools.units[u].gather_trainable; };
-  return begin(a) < end(b) && begin(b) < end(a);
+// The mark of the last closed scope whose unit's slot overlaps this unit's. Marks are in compute
+// order, so waiting for the last one covers those before it.
+int PlanBuilder::LastUserOfSlot(int unit) const {
+  const auto [begin, end] = SlotOf(unit);
+  const int scope = slots_used_.Latest(begin, end);
+  return scope < 0 ? -1 : mark_of_scope_[scope];
 }
 
 }  // namespace ebb::sharding

@@ -4,6 +4,7 @@
 // their norm taken where they are the shard), and at stage 0 the gather that makes complete gradients
 // whole again. Slices whose shards live in host memory go there first, and are summed there.
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "ebb/sharding/plan_builder.h"
@@ -11,29 +12,24 @@
 
 namespace ebb::sharding {
 
-int64_t PlanBuilder::WholeGradientBytes(int unit) const {
-  return plan_.layout.units[unit].trainable.elements * SizeOf(d_.gradient);
+// Where the gradient that scope `s` writes lies in its pool.
+std::pair<int64_t, int64_t> PlanBuilder::WholeGradient(int s) const {
+  const PlannedScope& scope = plan_.scopes[s];
+  const int64_t begin = plan_.pools.visits[scope.visit].gradient;
+  return {begin, begin + plan_.layout.units[scope.unit].trainable.elements * SizeOf(d_.gradient)};
 }
 
 // Before backward writes a whole gradient, whatever read that memory before has read it. Readers of
 // one stream are in order, so the last of each covers those before it.
 void PlanBuilder::WaitForGradientMemory(int s, std::vector<Dependency>& waits) const {
-  const auto begin = [&](int scope) {
-    return plan_.pools.visits[plan_.scopes[scope].visit].gradient;
-  };
-  const auto end = [&](int scope) {
-    return begin(scope) + WholeGradientBytes(plan_.scopes[scope].unit);
-  };
-  bool waits_for[kStreams] = {}, any = false;
-  for (int other = s - 1; other >= 0; --other) {
-    const int reader = gradient_reader_[other];
-    if (reader < 0 || begin(s) >= end(other) || begin(other) >= end(s)) continue;
-    bool& waits_already =
-        waits_for[static_cast<int>(plan_.operations[static_cast<size_t>(reader)].stream)];
-    if (!std::exchange(waits_already, true)) waits.push_back({Dependency::kOperation, reader});
-    any = true;
+  const auto [begin, end] = WholeGradient(s);
+  std::vector<int> readers;  // scopes
+  for (const LatestUse& read : gradients_read_) {
+    if (const int scope = read.Latest(begin, end); scope >= 0) readers.push_back(scope);
   }
-  if (!any) waits.push_back({Dependency::kExchanged, 0});
+  std::sort(readers.begin(), readers.end(), std::greater<>());
+  for (int scope : readers) waits.push_back({Dependency::kOperation, gradient_reader_[scope]});
+  if (readers.empty()) waits.push_back({Dependency::kExchanged, 0});
 }
 
 std::vector<Part> PlanBuilder::PartsOf(const std::vector<int>& group) {
@@ -278,6 +274,9 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
   }
   for (const Part& part : parts) {
     gradient_reader_[part.scope] = reader;
+    const auto [begin, end] = WholeGradient(part.scope);
+    gradients_read_[static_cast<size_t>(plan_.operations[static_cast<size_t>(reader)].stream)].Use(
+        begin, end, part.scope);
     plan_.reduce_of_scope[part.scope] = reduce;
     if (part.last) complete.push_back(part.unit);
   }

@@ -7,11 +7,10 @@ namespace ebb::sharding {
 namespace {
 
 // Whether a unit used by scope `from` stays gathered until its next use at scope `to`.
-bool StaysUntil(std::span<const PlannedScope> scopes, std::span<const int64_t> elements, int from,
+// `used[s]`: elements of the units of all scopes up to s.
+bool StaysUntil(std::span<const PlannedScope> scopes, std::span<const int64_t> used, int from,
                 int to, const ResidencyLimits& limits) {
-  int64_t distance = 0;
-  for (int s = from + 1; s <= to; ++s) distance += elements[scopes[s].unit];
-  if (distance > limits.reuse_elements) return false;
+  if (used[to] - used[from] > limits.reuse_elements) return false;
   if (to == from + 1) return true;
   return !limits.reshard_after_forward && scopes[from].round == scopes[to].round &&
          !scopes[from].backward;
@@ -21,12 +20,14 @@ std::vector<Stay> FindStays(std::span<const PlannedScope> scopes, std::span<cons
                             const std::vector<bool>& kept_whole, const ResidencyLimits& limits) {
   std::vector<Stay> stays;
   std::map<int, size_t> current;  // unit -> its stay
+  std::vector<int64_t> used;
+  int64_t sum = 0;
+  for (const PlannedScope& scope : scopes) used.push_back(sum += elements[scope.unit]);
   for (int s = 0; s < static_cast<int>(scopes.size()); ++s) {
     const int unit = scopes[s].unit;
     if (kept_whole[unit]) continue;
     const auto found = current.find(unit);
-    if (found != current.end() &&
-        StaysUntil(scopes, elements, stays[found->second].last, s, limits)) {
+    if (found != current.end() && StaysUntil(scopes, used, stays[found->second].last, s, limits)) {
       stays[found->second].last = s;
       continue;
     }
