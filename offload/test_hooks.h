@@ -1,8 +1,9 @@
-// Where tests of what stands on shard files put their faults. Nothing else sets these.
+// Where tests of what stands on shard files and host memory put their faults. Nothing else sets these.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 
 #include "ebb/offload/shard_file.h"
@@ -18,6 +19,8 @@ struct OffloadTestHooks {
   std::function<int(std::string_view path)> reserve = {};
   // On the thread that waits for the disk to learn whether a file is still this run's.
   std::function<void(std::string_view path)> check = {};
+  // A folder whose /proc and /sys say what memory the host has; "": the system's.
+  std::string system_root = {};
 };
 
 // Of the process. Not to be changed while engines or shard files are being created.

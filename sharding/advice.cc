@@ -4,6 +4,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -194,15 +195,27 @@ std::string Told(Config from, const Config& to) {
 
 class Search {
  public:
-  Search(const Config& config,
+  Search(const Config& config, const MemoryCaps& caps,
          absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out)
-      : config_(config), lay_out_(lay_out) {}
+      : config_(config), start_(config), caps_(caps), lay_out_(lay_out) {}
 
   std::string Run() {
-    const absl::StatusOr<Pools> pools = lay_out_(config_);
-    if (!pools.ok()) return "raise it";
+    absl::StatusOr<Pools> pools = lay_out_(start_);
+    if (!pools.ok()) return std::string(Relief());
     now_ = NeedOf(*pools);
-    settings_ = SettingsOf(config_, *pools);
+    // Of more than there is the config asks to have it filled.
+    if (const int64_t room = HostRoom();
+        !caps_.of_config && room > 0 && room < start_.ebb.host_memory.value_or(0)) {
+      start_.ebb.host_memory = room;
+      const std::optional<Need> lower = TryOf(start_);
+      if (lower && lower->over == 0) return Fits(start_);
+      start_.ebb.host_memory.reset();  // what must be there, and no states that need not
+      pools = lay_out_(start_);
+      if (!pools.ok()) return std::string(Relief());
+      now_ = NeedOf(*pools);
+      if (now_.over == 0) return Fits(start_);
+    }
+    settings_ = SettingsOf(start_, *pools);
     return Tell();
   }
 
@@ -219,11 +232,11 @@ class Search {
 
   std::string Tell() {
     Need least = now_;
-    Config with_least = config_;
+    Config with_least = start_;
     std::optional<Config> growing;
     for (const Candidate& candidate : Candidates()) {
       const Config changed = With(candidate);
-      if (!MakesSense(config_, changed)) continue;
+      if (!MakesSense(start_, changed)) continue;
       const std::optional<Need> need = TryOf(changed);
       if (!need) continue;
       if (need->over == 0 && Grows(*need)) {
@@ -235,11 +248,12 @@ class Search {
       }
     }
     if (growing) return Fits(*growing);
-    const std::string wanted =
-        "raise it, or take smaller units, a smaller micro-batch or more ranks";
-    if (with_least == config_) return absl::StrCat("no other setting needs less: ", wanted);
+    const std::string wanted = absl::StrCat(
+        std::string(Relief()), ", or take smaller units, a smaller micro-batch or more ",
+        caps_.of_config ? "ranks" : "hosts");
+    if (with_least == start_) return absl::StrCat("no other setting needs less: ", wanted);
     return absl::StrCat("no setting fits; the least, ", Shown(least), ", is with ",
-                        Told(config_, with_least), ": ", wanted);
+                        Told(config_, Capped(with_least, least)), ": ", wanted);
   }
 
   // All combinations, the smallest change first.
@@ -266,7 +280,7 @@ class Search {
   }
 
   Config With(const Candidate& candidate) const {
-    Config changed = config_;
+    Config changed = start_;
     uint64_t choices = candidate.choices;
     for (const Setting& setting : settings_) {
       if (const uint64_t choice = choices % kChoices; choice > 0) setting[choice - 1].make(changed);
@@ -281,8 +295,8 @@ class Search {
       return cap ? std::max<int64_t>(0, bytes - *cap) : 0;
     };
     Need need{.device = DeviceBytes(pools), .host = HostBytes(pools)};
-    need.over =
-        over(need.device, config_.ebb.device_memory) + over(need.host, config_.ebb.host_memory);
+    need.over = std::max(over(need.device, caps_.device) + over(need.host, caps_.host),
+                         over(need.device + need.host, caps_.together));
     return need;
   }
   std::optional<Need> TryOf(const Config& changed) const {
@@ -293,8 +307,22 @@ class Search {
 
   // What the device has room for is not known then: such a change is the last to be told.
   bool Grows(const Need& need) const {
-    return !config_.ebb.device_memory && need.device > now_.device;
+    return !caps_.device && !caps_.together && need.device > now_.device;
   }
+
+  // Of the caps, for pools in host memory beside those on the device, in whole MiB.
+  int64_t HostRoom() const {
+    int64_t room = caps_.host.value_or(INT64_MAX);
+    if (caps_.together) room = std::min(room, std::max<int64_t>(0, *caps_.together - now_.device));
+    return room >> 20 << 20;
+  }
+  // A cap that the search has left out is one again, of what is needed.
+  Config Capped(Config changed, const Need& need) const {
+    if (config_.ebb.host_memory && !changed.ebb.host_memory)
+      changed.ebb.host_memory = std::max<int64_t>(need.host, 1);
+    return changed;
+  }
+  std::string_view Relief() const { return caps_.of_config ? "raise it" : "free memory"; }
 
   std::string Shown(const Need& need) const {
     return absl::StrCat(Megabytes(need.device), " on the device and ", Megabytes(need.host),
@@ -306,12 +334,12 @@ class Search {
     Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.prefetch_depth; });
     Loosen(changed, [](Config& c) -> int64_t& { return c.zero.sub_group_size; });
     const Need need = *TryOf(changed);
-    return absl::StrCat(Told(config_, changed), " would fit",
+    return absl::StrCat(Told(config_, Capped(changed, need)), " would fit",
                         Grows(need) ? " if the device has room for it" : "", " (", Shown(need),
-                        "), or raise it");
+                        "), or ", std::string(Relief()));
   }
   void Loosen(Config& changed, int64_t& (*number)(Config&)) const {
-    Config given = config_;
+    Config given = start_;
     Config looser = changed;
     while (number(changed) < number(given) / 2) {
       number(looser) = std::max<int64_t>(1, 2 * number(changed));
@@ -323,6 +351,8 @@ class Search {
   }
 
   const Config& config_;
+  Config start_;  // which changes are made to
+  const MemoryCaps& caps_;
   absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out_;
   Need now_;
   std::vector<Setting> settings_;
@@ -338,9 +368,9 @@ int64_t SmallSubGroup(const Pools& pools) {
   return std::min(cuts * kCutElements, kSubGroupElementsMin);
 }
 
-std::string FindAdvice(const Config& config,
+std::string FindAdvice(const Config& config, const MemoryCaps& caps,
                        absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out) {
-  return Search(config, lay_out).Run();
+  return Search(config, caps, lay_out).Run();
 }
 
 }  // namespace ebb::sharding

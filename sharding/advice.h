@@ -1,5 +1,5 @@
 // What of a config would have to be different for its pools to stay within ebb.device_memory and
-// ebb.host_memory. Nothing is guessed: every combination of the settings below is laid out, in the
+// ebb.host_memory, or within what a host has. Nothing is guessed: every combination of the settings below is laid out, in the
 // order of how much it changes, and the first that fits is told.
 //
 //   where a class is          parameters, optimizer states, gradients, activations: each tier
@@ -10,6 +10,8 @@
 //                             (SmallSubGroup), split masters
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/functional/function_ref.h"
@@ -28,10 +30,17 @@ inline constexpr int kAdviceTrialsMax = 33'000;
 // than ebb.host_memory leads to by itself.
 int64_t SmallSubGroup(const Pools& pools);
 
+// Bytes of a rank.
+struct MemoryCaps {
+  std::optional<int64_t> device = {}, host = {};
+  std::optional<int64_t> together = {};  // of both, where the device's memory is the host's
+  bool of_config = true;                 // keys of it say so; else the machine
+};
+
 // `config` is resolved, and its pools exceed a cap. `lay_out`: as near to the caps as a changed
 // config's can be (PlanPools). For a message: the change of the fewest keys that fits, of those the
 // one that moves least, as JSON to merge into the config's file; or what needs least.
-std::string FindAdvice(const Config& config,
+std::string FindAdvice(const Config& config, const MemoryCaps& caps,
                        absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out);
 
 }  // namespace ebb::sharding

@@ -189,6 +189,42 @@ int64_t HostBytes(const Pools& pools) {
   return Total(pools.host_bytes);
 }
 
+namespace {
+
+std::string Needed(const Pools& pools, const HostRoom& room) {
+  std::vector<std::string> tiers;
+  if (room.holds_device) tiers.push_back(absl::StrCat("device: ", Table(pools.bytes)));
+  if (HostBytes(pools) > 0) tiers.push_back(absl::StrCat("cpu: ", Table(pools.host_bytes)));
+  const int64_t bytes = BytesInRam(pools, room);
+  const std::string all = room.ranks == 1
+                              ? ""
+                              : absl::StrCat(", ", Megabytes(bytes * room.ranks), " for the ",
+                                             room.ranks, " ranks that share it");
+  return absl::StrCat("has ", Megabytes(room.ram), " of RAM and ", Megabytes(room.swap),
+                      " of swap space left, but the pools in RAM need ", Megabytes(bytes),
+                      " a rank (", absl::StrJoin(tiers, "; "), ")", all);
+}
+
+}  // namespace
+
+int64_t BytesInRam(const Pools& pools, const HostRoom& room) {
+  return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) : 0);
+}
+
+absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room) {
+  int64_t touched = BytesInRam(pools, room);
+  if (room.holds_device)
+    touched -= BufferBytes(pools.bytes[static_cast<int>(StateClass::kWorkspace)]);
+  if (touched * room.ranks <= room.ram + room.swap) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(room.of, " ", Needed(pools, room)));
+}
+
+std::string HostRoomWarning(const Pools& pools, const HostRoom& room) {
+  if (BytesInRam(pools, room) * room.ranks <= room.ram) return "";
+  return absl::StrCat(room.of, " ", Needed(pools, room),
+                      ": what does not fit will be swapped, and the process may be killed");
+}
+
 absl::Status CheckBudget(const Pools& pools, const Config& config) {
   const std::optional<int64_t> host = config.ebb.host_memory, device = config.ebb.device_memory;
   if (host && HostBytes(pools) > *host) {

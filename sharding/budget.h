@@ -24,6 +24,22 @@ absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& c
 // kResourceExhausted: a cap is exceeded, and which class needs how much.
 absl::Status CheckBudget(const Pools& pools, const Config& config);
 
+// What a host has left for the pools of some of its ranks.
+struct HostRoom {
+  std::string of;             // of what: "this machine"
+  int64_t ranks = 1;          // that take their pools from it
+  int64_t ram = 0, swap = 0;  // bytes
+  // Pools on the device are in RAM too.
+  bool holds_device = false;
+};
+// Bytes of a rank's pools that are in RAM.
+int64_t BytesInRam(const Pools& pools, const HostRoom& room);
+// kResourceExhausted: the pools cannot be there with swap space neither, and which class needs how much.
+// Without the workspace, which a trainer may leave untouched.
+absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room);
+// A sentence where they can, but only with swap space or an untouched workspace; else "".
+std::string HostRoomWarning(const Pools& pools, const HostRoom& room);
+
 // Of a rank, all classes.
 int64_t DeviceBytes(const Pools& pools);
 int64_t HostBytes(const Pools& pools);

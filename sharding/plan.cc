@@ -85,12 +85,9 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, bool 
 absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
   const absl::Status status = CheckBudget(pools, *inputs.config);
   if (status.ok()) return status;
-  const std::string advice = FindAdvice(*inputs.config, [&](const Config& changed) {
-    PlanInputs other = inputs;
-    other.config = &changed;
-    return PlanPools(other);
-  });
-  return absl::Status(status.code(), absl::StrCat(status.message(), "; ", advice));
+  const MemoryCaps caps{.device = inputs.config->ebb.device_memory,
+                        .host = inputs.config->ebb.host_memory};
+  return absl::Status(status.code(), absl::StrCat(status.message(), "; ", Advice(inputs, caps)));
 }
 
 enum class Kind { kStep, kWalk, kDrain };
@@ -137,6 +134,14 @@ absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_up
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs) {
   EBB_ASSIGN_OR_RETURN(const Basis base, DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
   return PoolsOf(base, inputs, /*fills_host=*/false);
+}
+
+std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps) {
+  return FindAdvice(*inputs.config, caps, [&](const Config& changed) {
+    PlanInputs other = inputs;
+    other.config = &changed;
+    return PlanPools(other);
+  });
 }
 
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {

@@ -287,6 +287,8 @@ struct Plan {
   int64_t BytesOf(OperationKind kind) const;
 };
 
+struct MemoryCaps;
+
 struct PlanInputs {
   const ModelSpec* model = nullptr;
   const Config* config = nullptr;  // resolved for the world (Config::ForWorld)
@@ -306,5 +308,7 @@ absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
 // The pools alone, which take a small part of a plan's time: also those that exceed a cap of the
 // config's (CheckBudget), of which a plan is an error. What host memory has left is left.
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
+// FindAdvice for the pools of these inputs, which exceed `caps`.
+std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps);
 
 }  // namespace ebb::sharding

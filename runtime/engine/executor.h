@@ -7,6 +7,7 @@
 // hold in swap_verifier.h. Implemented in files of one concern each:
 //
 //   initialise.cc, measure.cc      Create; what a config leaves to it
+//   host_memory.cc                 whether the host has the memory for it
 //   executor.cc                    steps and evaluations, from begin to end
 //   scopes.cc, departures.cc       opening and closing; off the declared order
 //   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
@@ -59,6 +60,7 @@
 namespace ebb {
 
 namespace sharding {
+struct HostRoom;
 struct CopyPlan;
 struct Transfer;
 }  // namespace sharding
@@ -276,6 +278,10 @@ class Executor {
   absl::Status ShowPools();
   absl::Status RegisterPools();
   void DeregisterPools();  // before they move or go, when no operation is under way
+
+  // host_memory.cc
+  absl::Status CheckHostMemory();  // collective
+  absl::Status CheckHostRoom(const sharding::HostRoom& room, bool warns) const;
 
   // suspension.cc
   absl::Status Suspended() const;

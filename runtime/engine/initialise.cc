@@ -51,6 +51,7 @@ absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(Measure());
   // Here no rank waits on its device for another, which may be giving back what it has measured with.
   EBB_RETURN_IF_ERROR(MakeReduceCommunicators());
+  EBB_RETURN_IF_ERROR(CheckHostMemory());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeState()));
   EBB_RETURN_IF_ERROR(ShowPools());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), FillSlices()));

@@ -40,12 +40,17 @@ Config OnNvme() {
   return config;
 }
 
-// As Engine::Create sees it. Boundaries of 1 MiB, eight units of half a million elements.
+// Boundaries of 1 MiB, eight units of half a million elements.
+ModelSpec Chain(size_t units = 8) {
+  return UnitChain(std::vector<int64_t>(units, kMebi / 2), /*output_bytes=*/kMebi);
+}
+
+// As Engine::Create sees it.
 absl::StatusOr<Pools> LaidOut(const Config& config, int world, size_t units = 8) {
   if (absl::Status valid = config.Validate(); !valid.ok()) return valid;
   const absl::StatusOr<Config> resolved = config.ForWorld(world);
   if (!resolved.ok()) return resolved.status();
-  const ModelSpec model = UnitChain(std::vector<int64_t>(units, kMebi / 2), /*output_bytes=*/kMebi);
+  const ModelSpec model = Chain(units);
   auto plan =
       PlanStep({.model = &model, .config = &*resolved, .world = world, .optimizer_states = 2});
   if (!plan.ok()) return plan.status();
@@ -165,7 +170,7 @@ TEST(Advice, LaysOutNoMoreThanItSays) {
   config.ebb.offload_activations = Tier::kCpu;
   config.ebb.device_memory = 1;
   int trials = 0;
-  const std::string advice = FindAdvice(config, [&](const Config&) {
+  const std::string advice = FindAdvice(config, {.device = 1}, [&](const Config&) {
     ++trials;
     Pools pools;
     pools.bytes[0] = 64;
@@ -403,6 +408,43 @@ TEST(Advice, IsTheSmallestChangeThatFitsAndElseTheLeast) {
   EXPECT_GT(fitted, 20);
   EXPECT_GT(grown, 3);
   EXPECT_GT(impossible, 10);
+}
+
+// Where the device's memory is the host's, what leaves one for the other is no help.
+TEST(Advice, WithinOneMemoryWhatIsAdvisedFitsToo) {
+  constexpr int kWorld = 2;
+  Config filled = OnNvme();
+  filled.ebb.host_memory = int64_t{1} << 40;
+  int fitted = 0, impossible = 0;
+  for (const Config& start : {OnDevice(0), OnDevice(2), OnNvme(), filled}) {
+    const auto bytes = [&](const Config& config) {
+      const auto pools = LaidOut(config, kWorld);
+      EXPECT_TRUE(pools.ok()) << pools.status();
+      return DeviceBytes(*pools) + HostBytes(*pools);
+    };
+    for (const int share : {2, 30, 60, 95}) {
+      const int64_t cap = bytes(start) * share / 100;
+      const Config resolved = *start.ForWorld(kWorld);
+      const ModelSpec model = Chain();
+      const std::string message =
+          Advice({.model = &model, .config = &resolved, .world = kWorld, .optimizer_states = 2},
+                 {.together = cap, .of_config = false});
+      SCOPED_TRACE(message);
+      const auto taken = Taken(start, message);
+      ASSERT_TRUE(taken.ok()) << taken.status();
+      if (message.find(" would fit (") != std::string::npos) {
+        EXPECT_LE(bytes(*taken), cap);
+        EXPECT_THAT(message, HasSubstr("or free memory"));
+        ++fitted;
+        continue;
+      }
+      EXPECT_GT(bytes(*taken), cap);
+      EXPECT_THAT(message, HasSubstr("more hosts"));
+      ++impossible;
+    }
+  }
+  EXPECT_GT(fitted, 5);
+  EXPECT_GT(impossible, 2);
 }
 
 }  // namespace

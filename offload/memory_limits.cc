@@ -1,0 +1,195 @@
+#include "ebb/offload/memory_limits.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <initializer_list>
+#include <iterator>
+#include <optional>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace ebb {
+namespace {
+
+std::string Text(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+std::optional<int64_t> Number(absl::string_view text) {
+  int64_t number = 0;
+  if (!absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &number)) return std::nullopt;
+  return number;
+}
+
+// Of lines such as "MemAvailable:   1234 kB" or "inactive_file 1234": the number after the name.
+std::optional<int64_t> Field(const std::string& text, absl::string_view name) {
+  for (absl::string_view line : absl::StrSplit(text, '\n')) {
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line, absl::ByAnyChar(" \t:"), absl::SkipEmpty());
+    if (words.size() >= 2 && words[0] == name) return Number(words[1]);
+  }
+  return std::nullopt;
+}
+
+// The most that its caches of files give back. The kernel's MemAvailable leaves that of ZFS out.
+int64_t OfZfs(const std::string& root) {
+  const std::string statistics = Text(root + "/proc/spl/kstat/zfs/arcstats");
+  const auto value = [&](absl::string_view name) {  // name, type, value
+    for (absl::string_view line : absl::StrSplit(statistics, '\n')) {
+      const std::vector<absl::string_view> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+      if (words.size() == 3 && words[0] == name) return Number(words[2]).value_or(0);
+    }
+    return int64_t{0};
+  };
+  return std::max<int64_t>(0, value("size") - value("c_min"));
+}
+
+std::string IdentityOfMachine(const std::string& root) {
+  const std::string boot = Text(root + "/proc/sys/kernel/random/boot_id");
+  if (!boot.empty()) return std::string(absl::StripAsciiWhitespace(boot));
+  std::array<char, 256> host = {};
+  gethostname(host.data(), host.size() - 1);
+  return host.data();
+}
+
+// Where the memory of control groups is mounted, and the process's group under it.
+struct GroupPath {
+  int version = 2;
+  std::string mount;  // folder
+  std::string group;  // "" or "/a/b", below that
+};
+
+// Of /proc/self/cgroup, a line of each hierarchy: "4:cpu,memory:/a/b", "0::/a/b".
+std::optional<std::string> GroupIn(const std::string& groups, int version) {
+  for (absl::string_view line : absl::StrSplit(groups, '\n')) {
+    const std::vector<absl::string_view> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() < 3) continue;
+    const std::vector<absl::string_view> controllers = absl::StrSplit(parts[1], ',');
+    const bool is_memory = version == 2 ? parts[0] == "0" && parts[1].empty()
+                                        : std::find(controllers.begin(), controllers.end(),
+                                                    "memory") != controllers.end();
+    if (is_memory) return std::string(parts[2]);
+  }
+  return std::nullopt;
+}
+
+// The part of `group` below `root`, of which a mount shows what is in it. A group elsewhere, as a
+// container may be told of, is the mount's own.
+std::string Below(absl::string_view root, absl::string_view group) {
+  absl::ConsumeSuffix(&root, "/");
+  absl::ConsumeSuffix(&group, "/");
+  if (!absl::ConsumePrefix(&group, root)) return "";
+  const bool is_below = absl::StartsWith(group, "/") && !absl::StartsWith(group, "/..");
+  return is_below ? std::string(group) : "";
+}
+
+// Of /proc/self/mountinfo: "... root mount options ... - type device superoptions".
+std::vector<GroupPath> GroupPaths(const std::string& root) {
+  const std::string groups = Text(root + "/proc/self/cgroup"),
+                    mounts = Text(root + "/proc/self/mountinfo");
+  std::vector<GroupPath> paths;
+  for (absl::string_view line : absl::StrSplit(mounts, '\n')) {
+    const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
+    const auto dash = std::find(words.begin(), words.end(), "-");
+    if (words.size() < 5 || words.end() - dash < 4) continue;
+    const absl::string_view type = dash[1];
+    const std::vector<absl::string_view> options = absl::StrSplit(dash[3], ',');
+    const bool is_first =
+        type == "cgroup" && std::find(options.begin(), options.end(), "memory") != options.end();
+    if (type != "cgroup2" && !is_first) continue;
+    const int version = is_first ? 1 : 2;
+    const std::optional<std::string> group = GroupIn(groups, version);
+    if (!group) continue;
+    paths.push_back({.version = version,
+                     .mount = absl::StrCat(root, words[4]),
+                     .group = Below(words[3], *group)});
+  }
+  return paths;
+}
+
+// Nothing where there is no limit.
+std::optional<MemoryLimit> LimitOf(int version, const std::string& folder, int64_t swap_free) {
+  const bool is_first = version == 1;
+  const auto number = [&](absl::string_view file) {
+    return Number(Text(absl::StrCat(folder, "/", file)));
+  };
+  const absl::string_view file = is_first ? "memory.limit_in_bytes" : "memory.max";
+  const std::optional<int64_t> limit = number(file);  // "max" is no number
+  const std::optional<int64_t> usage =
+      number(is_first ? "memory.usage_in_bytes" : "memory.current");
+  constexpr int64_t kUnlimited = int64_t{1} << 60;  // version 1 has a number as large for none
+  if (!limit || *limit >= kUnlimited || !usage) return std::nullopt;
+  const std::string statistics = Text(folder + "/memory.stat");
+  const auto sum = [&](std::initializer_list<absl::string_view> names) {
+    int64_t total = 0;
+    for (absl::string_view name : names) total += Field(statistics, name).value_or(0);
+    return total;
+  };
+  const int64_t droppable = is_first ? sum({"total_inactive_file", "total_active_file"})
+                                     : sum({"inactive_file", "active_file", "slab_reclaimable"});
+  MemoryLimit left{.name = absl::StrCat("control group ", folder, " (", file, " ", *limit, ")"),
+                   .identity = "",
+                   .ram = std::max<int64_t>(0, *limit - *usage + droppable),
+                   .swap = swap_free};
+  // Of version 1 the second limit is of both together.
+  const std::optional<int64_t> swap_limit =
+      number(is_first ? "memory.memsw.limit_in_bytes" : "memory.swap.max");
+  const std::optional<int64_t> swap_usage =
+      number(is_first ? "memory.memsw.usage_in_bytes" : "memory.swap.current");
+  if (swap_limit && swap_usage) {
+    int64_t swap = *swap_limit - *swap_usage;
+    if (is_first) swap += droppable - left.ram;
+    left.swap = std::clamp<int64_t>(swap, 0, swap_free);
+  }
+  return left;
+}
+
+// Which the parents' numbers contain; of version 1 only where they say so.
+bool CountsChildren(int version, const std::string& folder) {
+  return version == 2 || Number(Text(folder + "/memory.use_hierarchy")).value_or(1) != 0;
+}
+
+}  // namespace
+
+std::vector<MemoryLimit> ReadMemoryLimits(const std::string& root) {
+  constexpr int64_t kKibi = 1024;
+  std::vector<MemoryLimit> limits;
+  const std::string meminfo = Text(root + "/proc/meminfo");
+  const std::optional<int64_t> available = Field(meminfo, "MemAvailable");
+  if (!available) return limits;
+  const std::string machine = IdentityOfMachine(root);
+  const int64_t swap_free = Field(meminfo, "SwapFree").value_or(0) * kKibi;
+  limits.push_back({.name = "this machine (MemAvailable of /proc/meminfo)",
+                    .identity = machine,
+                    .ram = *available * kKibi + OfZfs(root),
+                    .swap = swap_free});
+  for (const GroupPath& path : GroupPaths(root)) {
+    std::string group = path.group;
+    for (bool own = true;; own = false) {
+      const std::string folder = path.mount + group;
+      struct stat status = {};
+      if (stat(folder.c_str(), &status) == 0 && (own || CountsChildren(path.version, folder))) {
+        if (std::optional<MemoryLimit> limit = LimitOf(path.version, folder, swap_free)) {
+          // The number of its folder is the same wherever it is mounted.
+          limit->identity = absl::StrCat(machine, " cgroup", path.version, " ", status.st_ino);
+          limits.push_back(*std::move(limit));
+        }
+      }
+      if (group.empty()) break;
+      group.resize(group.rfind('/'));
+    }
+  }
+  return limits;
+}
+
+}  // namespace ebb

@@ -1,0 +1,136 @@
+// A run that the host's memory cannot hold is refused before it takes any: the files that say what
+// there is are the test's own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ebb/offload/test_hooks.h"
+#include "tests/engine/scripted.h"
+#include "tests/offload/has_once.h"
+#include "tests/offload/system_files.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+constexpr int kWorld = 3;
+
+class HostMemoryTest : public ::testing::Test {
+ protected:
+  HostMemoryTest() {
+    GetOffloadTestHooks().system_root = files_.root();
+    for (int u = 0; u < 8; ++u) {
+      const UnitId unit = model_.AddUnit("unit" + std::to_string(u));
+      model_.Add(unit,
+                 {.name = "w" + std::to_string(u), .shape = {100'000}, .init = Constant(0.5f)});
+      model_.forward.push_back({.unit = unit});
+    }
+  }
+  ~HostMemoryTest() override { GetOffloadTestHooks() = {}; }
+
+  // Of the pools of all ranks, which are pages.
+  int64_t NeededKib(const Config& config) const {
+    const auto rows = PredictMemory(model_, kWorld, config);
+    EXPECT_TRUE(rows.ok()) << rows.status();
+    uint64_t bytes = 0;
+    for (const MemoryRow& row : *rows) bytes += row.tier == Tier::kNvme ? 0 : row.predicted_bytes;
+    return kWorld * static_cast<int64_t>(bytes) / 1024;
+  }
+
+  std::vector<absl::Status> Created(const Config& config) {
+    std::vector<absl::Status> statuses(kWorld);
+    ::testing::internal::CaptureStderr();
+    RunThreads(kWorld, [&](World world) {
+      return statuses[static_cast<size_t>(world.rank())] =
+                 Engine::Create(world, Device::Cpu(1), model_, config).status();
+    }).IgnoreError();
+    log_ = ::testing::internal::GetCapturedStderr();
+    return statuses;
+  }
+
+  ModelSpec model_;
+  Config config_ = ConfigFor({.world = kWorld, .stage = 1});
+  SystemFiles files_;
+  std::string log_;
+};
+
+TEST_F(HostMemoryTest, PoolsOfAllRanksThatFitAreTakenAndNothingIsSaid) {
+  files_.Memory(NeededKib(config_), /*swap_kib=*/0);
+  for (const absl::Status& status : Created(config_)) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(log_, Not(HasSubstr("this machine")));
+}
+
+TEST_F(HostMemoryTest, BeyondRamAndSwapSpaceTheyAreRefusedOnEveryRankWithWhatWouldFit) {
+  config_.zero.offload_optimizer.device = Tier::kCpu;
+  files_.Memory(NeededKib(config_) - 5, /*swap_kib=*/4);
+  for (const absl::Status& status : Created(config_)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    const std::string message(status.message());
+    EXPECT_THAT(message, HasSubstr("this machine (MemAvailable of /proc/meminfo) has "));
+    EXPECT_THAT(message,
+                ContainsRegex("need [0-9.]+ MiB a rank \\(device: .*parameter [0-9.]+ MiB.*"
+                              "; cpu: .*optimizer [0-9.]+ MiB"));
+    EXPECT_THAT(message, HasSubstr(" for the 3 ranks that share it; {"));
+    EXPECT_THAT(message, AllOf(HasSubstr("} would fit ("), HasSubstr("or free memory")));
+  }
+}
+
+TEST_F(HostMemoryTest, WhatFitsWithSwapSpaceIsTakenWithOneWarning) {
+  files_.Memory(NeededKib(config_) - 5, /*swap_kib=*/5);
+  for (const absl::Status& status : Created(config_)) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(log_, HasOnce("what does not fit will be swapped"));
+}
+
+// It is declared for the trainer, who may leave a part of it untouched.
+TEST_F(HostMemoryTest, AWorkspaceIsNoReasonToRefuse) {
+  const int64_t without = NeededKib(config_);
+  model_.workspace_bytes = int64_t{1} << 40;
+  files_.Memory(without, 0);
+  const absl::Status status = Created(config_).front();
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("this machine")));
+  EXPECT_THAT(log_, HasOnce("what does not fit will be swapped"));
+}
+
+TEST_F(HostMemoryTest, AControlGroupRefusesWhatTheMachineHas) {
+  const int64_t needed = NeededKib(config_) * 1024;
+  files_.Memory(int64_t{1} << 40, 0);
+  files_.Group("/job/step");
+  files_.GroupMemory("/job/step", "max", 0, 0);
+  files_.GroupMemory("/job", std::to_string(needed + 10'000), 20'000, 10'000);
+  for (const absl::Status& status : Created(config_)) EXPECT_TRUE(status.ok()) << status;
+  files_.GroupMemory("/job", std::to_string(needed + 9'999), 20'000, 10'000);
+  for (const absl::Status& status : Created(config_)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("/sys/fs/cgroup/job (memory.max " + std::to_string(needed + 9'999)));
+  }
+}
+
+TEST_F(HostMemoryTest, ACapBeyondWhatThereIsIsAdvisedDown) {
+  const Scratch scratch;
+  config_ = OnNvme(ConfigFor({.world = kWorld, .stage = 3}), scratch.path());
+  config_.zero.sub_group_size = 2048;
+  const int64_t least = NeededKib(config_);
+  config_.ebb.host_memory = int64_t{1} << 40;
+  ASSERT_GT(NeededKib(config_), least);
+  files_.Memory(NeededKib(config_) - 1, 0);
+  const std::string message(Created(config_).front().message());
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("; {\"ebb\": {\"host_memory\": "), HasSubstr("would fit (")));
+  EXPECT_THAT(scratch.Entries(), IsEmpty());
+}
+
+TEST_F(HostMemoryTest, NothingIsCheckedWhereTheSystemSaysNothing) {
+  for (const absl::Status& status : Created(config_)) EXPECT_TRUE(status.ok()) << status;
+}
+
+}  // namespace
+}  // namespace ebb::testing
