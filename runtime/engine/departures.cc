@@ -70,12 +70,16 @@ int Executor::FindAhead(bool backward, int unit) const {
   return -1;
 }
 
+// Rounds follow each other and are of one length: nothing that is asked of one looks at all of them.
+int Executor::FirstScopeOf(int round) const {
+  const sharding::Plan& plan = progress_.run->plan;
+  return static_cast<int>(plan.scopes.size()) / std::max(1, plan.decisions.rounds) * round;
+}
+
 bool Executor::BackwardHasBegun(int round) const {
   const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
-  for (size_t s = 0; s < scopes.size(); ++s) {
-    if (scopes[s].round == round && scopes[s].backward && progress_.opened[s] &&
-        !progress_.skipped[s])
-      return true;
+  for (int s = FirstScopeOf(round); s < FirstScopeOf(round + 1); ++s) {
+    if (scopes[s].backward && progress_.opened[s] && !progress_.skipped[s]) return true;
   }
   return false;
 }
@@ -89,10 +93,8 @@ bool Executor::StartsNextRound(int unit) const {
       !BackwardHasBegun(progress_.round))
     return false;
   if (unit == scopes.front().unit && !progress_.recomputed) return true;
-  for (size_t s = 0; s < scopes.size(); ++s) {
-    if (scopes[s].round == progress_.round && scopes[s].backward && scopes[s].unit == unit &&
-        !progress_.opened[s])
-      return false;
+  for (int s = FirstScopeOf(progress_.round); s < FirstScopeOf(progress_.round + 1); ++s) {
+    if (scopes[s].backward && scopes[s].unit == unit && !progress_.opened[s]) return false;
   }
   return true;
 }
@@ -104,7 +106,7 @@ void Executor::CheckRound(int planned) {
   const PlannedScope& backward = scopes[planned];
   int forwards = 0;
   bool missing = false;
-  for (size_t s = 0; s < scopes.size(); ++s) {
+  for (int s = FirstScopeOf(backward.round - 1); s < FirstScopeOf(backward.round + 1); ++s) {
     const bool opened = progress_.opened[s] && !progress_.skipped[s];
     if (scopes[s].round == backward.round && !scopes[s].backward && opened) ++forwards;
     missing |= scopes[s].round + 1 == backward.round && scopes[s].backward &&

@@ -373,6 +373,7 @@ class Executor {
   void ReduceNow(int unit, int visit);
   void FlushDeparted();
   void IssueUpdatesLeft();
+  int FirstScopeOf(int round) const;
   bool BackwardHasBegun(int round) const;
   bool StartsNextRound(int unit) const;
   void CheckRound(int planned);
