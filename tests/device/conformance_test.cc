@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,6 +40,49 @@ TEST_P(DeviceConformance, StreamRunsTasksInOrder) {
   stream.WaitIdle();
   ASSERT_EQ(order.size(), static_cast<size_t>(kTasks));
   EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+// Of queues of every length around that of a block of them, now full and now empty.
+TEST_P(DeviceConformance, StreamRunsTasksInOrderHoweverManyItHolds) {
+  for (const int tasks_max : {1, 2, 63, 64, 65, 127, 128, 129, 1'000}) {
+    absl::StatusOr<Stream> stream = device_->NewStream("test", tasks_max);
+    ASSERT_TRUE(stream.ok()) << stream.status();
+    std::vector<int> order;
+    const int tasks = 5 * tasks_max + 300;
+    order.reserve(static_cast<size_t>(tasks));
+    for (int i = 0; i < tasks; ++i) {
+      if (i % (tasks_max + 17) == 0) stream->WaitIdle();
+      stream->Enqueue([&order, i] { order.push_back(i); });
+    }
+    stream->WaitIdle();
+    ASSERT_EQ(order.size(), static_cast<size_t>(tasks)) << tasks_max;
+    EXPECT_TRUE(std::is_sorted(order.begin(), order.end())) << tasks_max;
+  }
+}
+
+int64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total = 0, resident = 0;
+  statm >> total >> resident;
+  return resident * 4096;
+}
+
+// Room for many tasks is no memory until so many wait.
+TEST_P(DeviceConformance, AStreamTakesMemoryForTasksThatWaitOnly) {
+  if (!on_cpu()) GTEST_SKIP() << "its queue is the driver's";
+  constexpr int kTasksMax = 1 << 19;
+  constexpr int64_t kBytes = kTasksMax * static_cast<int64_t>(sizeof(Task));
+  const int64_t before = ResidentBytes();
+  absl::StatusOr<Stream> stream = device_->NewStream("test", kTasksMax);
+  ASSERT_TRUE(stream.ok()) << stream.status();
+  int64_t ran = 0;
+  for (int i = 0; i < 2 * kTasksMax; ++i) {
+    stream->Enqueue([&ran] { ++ran; });
+    if (i % 1'000 == 0) stream->WaitIdle();
+  }
+  stream->WaitIdle();
+  EXPECT_EQ(ran, 2 * kTasksMax);
+  EXPECT_LT(ResidentBytes() - before, kBytes / 4);
 }
 
 TEST_P(DeviceConformance, StreamRunsBesideTheCaller) {

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <new>
 #include <system_error>
 #include <utility>
 
@@ -38,7 +39,10 @@ CpuStream::CpuStream(int tasks_max, std::shared_ptr<ThreadTeam> team,
       pool_(std::move(pool)),
       progress_(pool_->Take()),
       tasks_max_(static_cast<uint64_t>(tasks_max)),
-      ring_(new Task[tasks_max_]) {}
+      blocks_((tasks_max_ + Block::kTasks - 1) / Block::kTasks + 1),
+      memory_(std::make_unique_for_overwrite<Block[]>(blocks_)),
+      taken_(std::make_unique<std::atomic<bool>[]>(blocks_)),
+      block_of_(std::make_unique<Block*[]>(blocks_)) {}
 
 CpuStream::~CpuStream() {
   stop_.store(true, std::memory_order_release);
@@ -54,16 +58,32 @@ void CpuStream::Run() {
       return tail_.load(std::memory_order_acquire) != next || stop_.load(std::memory_order_acquire);
     });
     if (tail_.load(std::memory_order_acquire) == next) return;  // stopped, and everything has run
-    ring_[next % tasks_max_]();
-    head_.store(++next, std::memory_order_release);
+    (*std::launder(reinterpret_cast<Task*>(PlaceOf(next))))();
+    if (++next % Block::kTasks == 0) GiveBlockBack(next - 1);
+    head_.store(next, std::memory_order_release);
     not_full_.Notify();
   }
+}
+
+// By the enqueuing thread. There is one: no more than tasks_max_ tasks wait.
+void CpuStream::TakeBlock(uint64_t first_task) {
+  uint64_t free = 0;
+  while (taken_[free].load(std::memory_order_acquire)) ++free;
+  taken_[free].store(true, std::memory_order_relaxed);
+  block_of_[first_task / Block::kTasks % blocks_] = &memory_[free];
+}
+
+// By the stream's thread, when all tasks of it have run.
+void CpuStream::GiveBlockBack(uint64_t last_task) {
+  const Block* const block = block_of_[last_task / Block::kTasks % blocks_];
+  taken_[static_cast<uint64_t>(block - memory_.get())].store(false, std::memory_order_release);
 }
 
 void CpuStream::Enqueue(const Task& task) {
   const uint64_t tail = tail_.load(std::memory_order_relaxed);
   not_full_.Await([&] { return tail - head_.load(std::memory_order_acquire) < tasks_max_; });
-  ring_[tail % tasks_max_] = task;
+  if (tail % Block::kTasks == 0) TakeBlock(tail);
+  ::new (static_cast<void*>(PlaceOf(tail))) Task(task);
   tail_.store(tail + 1, std::memory_order_release);
   not_empty_.Notify();
 }

@@ -2,6 +2,9 @@
 // itself.
 //
 //   enqueuer --> [ task | task | task | ... ] --> thread    tail_ - head_ tasks wait
+//
+// The queue is in blocks of memory, of which the first that is free is taken next: pages of those that
+// the queue was never long enough for are never touched, and so take no memory.
 #pragma once
 
 #include <atomic>
@@ -44,10 +47,22 @@ class CpuStream : public StreamBackend {
   std::shared_ptr<ThreadTeam> team_;
   std::shared_ptr<ProgressPool> pool_;
   Progress* progress_;
+  struct Block {
+    static constexpr uint64_t kTasks = 64;
+    alignas(Task) std::byte tasks[kTasks][sizeof(Task)];
+  };
+  std::byte* PlaceOf(uint64_t task) const {
+    return (*block_of_[task / Block::kTasks % blocks_]).tasks[task % Block::kTasks];
+  }
+  void TakeBlock(uint64_t first_task);
+  void GiveBlockBack(uint64_t last_task);
+
   const uint64_t tasks_max_;
-  std::unique_ptr<Task[]> ring_;
-  // Counts of tasks, ever growing; a task's place is its number modulo tasks_max_. The two ends on
-  // lines of their own.
+  const uint64_t blocks_;  // as many as hold tasks_max_ wherever the first of them is in its block
+  std::unique_ptr<Block[]> memory_;
+  std::unique_ptr<std::atomic<bool>[]> taken_;  // by block of memory_
+  std::unique_ptr<Block*[]> block_of_;          // by task / Block::kTasks, modulo blocks_
+  // Counts of tasks, ever growing. The two ends on lines of their own.
   alignas(64) std::atomic<uint64_t> tail_{0};
   std::atomic<bool> stop_{false};
   WaitPoint not_empty_;
