@@ -1,6 +1,6 @@
 // What of a config would have to be different for its pools to stay within ebb.device_memory and
-// ebb.host_memory, or within what a host has. Nothing is guessed: every combination of the settings below is laid out, in the
-// order of how much it changes, and the first that fits is told.
+// ebb.host_memory, or within what a host has. Nothing is guessed: every combination of the settings
+// below is laid out, in the order of how much it changes, and the first that fits is told.
 //
 //   where a class is          parameters, optimizer states, gradients, activations: each tier
 //   what stays above it       offload_param.max_in_cpu 0, offload_optimizer.ratio 1
