@@ -364,8 +364,8 @@ void Bench::PrintJson(const Settings& found) const {
   }
   std::printf(
       "{%s\"aio\": {\"block_size\": %lld, \"queue_depth\": %d, \"intra_op_parallelism\": %d}}\n",
-      folders.c_str(), static_cast<long long>(found.aio.block_bytes), found.aio.queue_depth,
-      found.aio.threads);
+      folders.c_str(), static_cast<long long>(found.aio.block_bytes),
+      std::max(found.aio.queue_depth / found.aio.threads, 1), found.aio.threads);
 }
 
 absl::Status Bench::Compare(const Settings& found, double seconds) {

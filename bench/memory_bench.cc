@@ -4,11 +4,11 @@
 //
 //   EBB_BENCH_DISK=FOLDER build/release/bin/memory_bench
 //
-// predicted_MiB: of the engine's table, a rank, of what is in memory. measured_MiB: growth of the peak resident set, a
-// rank. The time is that of making the engine and of three steps.
+// predicted_MiB: of the engine's table, a rank, of what is in memory. measured_MiB: growth of the peak
+// resident set, a rank. The time is that of making the engine and of three steps.
 //
-// PlanOfRounds: units of little memory and steps of many rounds, so that what is measured beside the table is what the
-// engine keeps of plans: operation_bytes, for each operation of the step's.
+// PlanOfRounds: units of little memory and steps of many rounds, so that what is measured beside the
+// table is what the engine keeps of plans: operation_bytes, for each operation of the step's.
 #include <benchmark/benchmark.h>
 #include <sys/wait.h>
 #include <unistd.h>

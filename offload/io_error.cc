@@ -47,6 +47,8 @@ Meaning MeaningOf(int error) {
     case ELOOP:
       return {absl::StatusCode::kFailedPrecondition,
               "something else has put a file or a link there: remove it"};
+    case ENAMETOOLONG:
+      return {absl::StatusCode::kInvalidArgument, "nvme_path has to be shorter"};
     case EAGAIN:
     case ENOMEM:
     case EINTR:

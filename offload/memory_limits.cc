@@ -62,6 +62,19 @@ std::string IdentityOfMachine(const std::string& root) {
   return host.data();
 }
 
+// Whose numbers /proc/meminfo has. Something may be mounted over it (lxcfs) that says what the container
+// has: then other containers of the machine have other memory.
+std::string IdentityOfMeminfo(const std::string& root, const std::string& machine) {
+  for (absl::string_view line : absl::StrSplit(Text(root + "/proc/self/mountinfo"), '\n')) {
+    const std::vector<absl::string_view> words = absl::StrSplit(line, ' ');
+    if (words.size() < 5 || words[4] != "/proc/meminfo") continue;
+    struct stat status = {};
+    const bool is_known = stat((root + "/proc/self/ns/mnt").c_str(), &status) == 0;
+    return absl::StrCat(machine, " mounts ", is_known ? status.st_ino : 0);
+  }
+  return machine;
+}
+
 // Where the memory of control groups is mounted, and the process's group under it.
 struct GroupPath {
   int version = 2;
@@ -170,7 +183,7 @@ std::vector<MemoryLimit> ReadMemoryLimits(const std::string& root) {
   const std::string machine = IdentityOfMachine(root);
   const int64_t swap_free = Field(meminfo, "SwapFree").value_or(0) * kKibi;
   limits.push_back({.name = "this machine (MemAvailable of /proc/meminfo)",
-                    .identity = machine,
+                    .identity = IdentityOfMeminfo(root, machine),
                     .ram = *available * kKibi + OfZfs(root),
                     .swap = swap_free});
   for (const GroupPath& path : GroupPaths(root)) {

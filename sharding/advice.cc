@@ -216,6 +216,7 @@ class Search {
       if (now_.over == 0) return Fits(start_);
     }
     settings_ = SettingsOf(start_, *pools);
+    units_ = std::max<int64_t>(1, static_cast<int64_t>(pools->units.size()));
     return Tell();
   }
 
@@ -234,9 +235,12 @@ class Search {
     Need least = now_;
     Config with_least = start_;
     std::optional<Config> growing;
+    int64_t trials = std::max(kAdviceTrialsMin, kAdviceUnitTrialsMax / units_);
     for (const Candidate& candidate : Candidates()) {
+      if (trials == 0) break;
       const Config changed = With(candidate);
       if (!MakesSense(start_, changed)) continue;
+      --trials;
       const std::optional<Need> need = TryOf(changed);
       if (!need) continue;
       if (need->over == 0 && Grows(*need)) {
@@ -247,6 +251,8 @@ class Search {
         with_least = changed;
       }
     }
+    if (trials == 0) TryAllTogether(least, with_least);
+    if (least.over == 0) return Fits(with_least);
     if (growing) return Fits(*growing);
     const std::string wanted = absl::StrCat(
         std::string(Relief()), ", or take smaller units, a smaller micro-batch or more ",
@@ -254,6 +260,33 @@ class Search {
     if (with_least == start_) return absl::StrCat("no other setting needs less: ", wanted);
     return absl::StrCat("no setting fits; the least, ", Shown(least), ", is with ",
                         Told(config_, Capped(with_least, least)), ": ", wanted);
+  }
+
+  // The last choice of every setting, without those that can be left alone.
+  void TryAllTogether(Need& least, Config& with_least) const {
+    Candidate all;
+    std::vector<uint64_t> digits;
+    uint64_t place = 1;
+    for (const Setting& setting : settings_) {
+      digits.push_back(place * setting.size());
+      all.choices += digits.back();
+      place *= kChoices;
+    }
+    const auto keep = [&](const Candidate& candidate) {
+      const Config changed = With(candidate);
+      if (!MakesSense(start_, changed)) return false;
+      const std::optional<Need> need = TryOf(changed);
+      if (!need || need->over > least.over || (need->over == 0 && Grows(*need))) return false;
+      least = *need;
+      with_least = changed;
+      return true;
+    };
+    if (!keep(all)) return;
+    for (const uint64_t digit : digits) {
+      Candidate fewer = all;
+      fewer.choices -= digit;
+      if (digit > 0 && keep(fewer)) all = fewer;
+    }
   }
 
   // All combinations, the smallest change first.
@@ -355,6 +388,7 @@ class Search {
   const MemoryCaps& caps_;
   absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out_;
   Need now_;
+  int64_t units_ = 1;
   std::vector<Setting> settings_;
 };
 

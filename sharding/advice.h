@@ -25,6 +25,10 @@ namespace ebb::sharding {
 // only where none fits all are needed. Of a config with few of these settings to change it is
 // hundreds.
 inline constexpr int kAdviceTrialsMax = 33'000;
+// A trial takes as long as there are units, so of models of very many fewer combinations are tried: at
+// least the first so many, and in all no more trials times units than this. What all of them together
+// need is tried in any case.
+inline constexpr int64_t kAdviceTrialsMin = 500, kAdviceUnitTrialsMax = 500'000;
 
 // Elements: 256 sub-groups or so of what a rank of the config with these pools updates, and no more
 // than ebb.host_memory leads to by itself.

@@ -211,18 +211,24 @@ int64_t BytesInRam(const Pools& pools, const HostRoom& room) {
   return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) : 0);
 }
 
+int64_t WorkspaceBytes(const Pools& pools) {
+  return BufferBytes(pools.bytes[static_cast<int>(StateClass::kWorkspace)]);
+}
+
 absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room) {
   int64_t touched = BytesInRam(pools, room);
-  if (room.holds_device)
-    touched -= BufferBytes(pools.bytes[static_cast<int>(StateClass::kWorkspace)]);
-  if (touched * room.ranks <= room.ram + room.swap) return absl::OkStatus();
+  if (room.holds_device) touched -= WorkspaceBytes(pools);
+  if (touched <= room.bytes_of_rank()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(room.of, " ", Needed(pools, room)));
 }
 
 std::string HostRoomWarning(const Pools& pools, const HostRoom& room) {
-  if (BytesInRam(pools, room) * room.ranks <= room.ram) return "";
+  const int64_t bytes = BytesInRam(pools, room), of_rank = room.ram / room.ranks;
+  if (bytes <= of_rank - HostRoom::BesidePools(of_rank)) return "";
   return absl::StrCat(room.of, " ", Needed(pools, room),
-                      ": what does not fit will be swapped, and the process may be killed");
+                      bytes <= of_rank
+                          ? ": that leaves little to the rest of the process, which may be killed"
+                          : ": what does not fit will be swapped, and the process may be killed");
 }
 
 absl::Status CheckBudget(const Pools& pools, const Config& config) {

@@ -3,6 +3,7 @@
 // used for states that would else be on NVMe.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -31,13 +32,22 @@ struct HostRoom {
   int64_t ram = 0, swap = 0;  // bytes
   // Pools on the device are in RAM too.
   bool holds_device = false;
+
+  int64_t bytes_of_rank() const { return (ram + swap) / ranks; }
+  // Of so many bytes of a rank, what is left to the rest of its process: some 25 MiB of programs and
+  // libraries, 10 a rank, and a plan.
+  static int64_t BesidePools(int64_t of_rank) {
+    return std::max(of_rank / 20, std::min(of_rank / 4, int64_t{40} << 20));
+  }
 };
+int64_t WorkspaceBytes(const Pools& pools);
 // Bytes of a rank's pools that are in RAM.
 int64_t BytesInRam(const Pools& pools, const HostRoom& room);
 // kResourceExhausted: the pools cannot be there with swap space neither, and which class needs how much.
 // Without the workspace, which a trainer may leave untouched.
 absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room);
-// A sentence where they can, but only with swap space or an untouched workspace; else "".
+// A sentence where they can, but perhaps only with swap space, an untouched workspace or less than
+// BesidePools() for the rest; else "".
 std::string HostRoomWarning(const Pools& pools, const HostRoom& room);
 
 // Of a rank, all classes.

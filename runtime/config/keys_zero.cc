@@ -195,7 +195,8 @@ constexpr Key kRows[] = {
             "requests in flight, for each of aio.intra_op_parallelism")
         .From(1, 4096),
     Integer("aio.intra_op_parallelism", "1", kLiterally,
-            "queues of aio.queue_depth requests; without io_uring threads, of at least 4")
+            "queues of aio.queue_depth requests; without io_uring threads, at least 4 if there are "
+            "as many requests")
         .From(1, 64),
     OtherName("aio.thread_count", "aio.intra_op_parallelism"),
     Flag("aio.single_submit", "false", kLiterally, "whether requests are submitted one by one"),

@@ -23,6 +23,11 @@ void Executor::StickCollective(Communicator& communicator, absl::Status status) 
 
 absl::Status Executor::StuckError() const {
   if (absl::Status failed = failures_.Tell(); !failed.ok()) return failed;
+  return UntoldError();
+}
+
+absl::Status Executor::UntoldError() const {
+  if (absl::Status failed = failures_.failure(); !failed.ok()) return failed;
   return progress_.alive ? progress_.error : absl::OkStatus();
 }
 

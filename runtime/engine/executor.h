@@ -281,7 +281,7 @@ class Executor {
 
   // host_memory.cc
   absl::Status CheckHostMemory();  // collective
-  absl::Status CheckHostRoom(const sharding::HostRoom& room, bool warns) const;
+  std::string AdviceFor(const sharding::HostRoom& room) const;
 
   // suspension.cc
   absl::Status Suspended() const;
@@ -457,7 +457,8 @@ class Executor {
   // A collective that one rank alone does not enqueue would pair its later ones with the wrong ones
   // of the others.
   void StickCollective(Communicator& communicator, absl::Status status);
-  absl::Status StuckError() const;
+  absl::Status StuckError() const;   // for the trainer, who has heard of it then
+  absl::Status UntoldError() const;  // the same, for anybody else
   void LogUntoldFailure() const;
   bool Blocked(int parity) const { return blocked_[parity].load(std::memory_order_acquire); }
 

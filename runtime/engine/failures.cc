@@ -14,6 +14,11 @@ bool Failures::has_failed() const {
   return !failed_.ok();
 }
 
+absl::Status Failures::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failed_;
+}
+
 absl::Status Failures::Tell() const {
   const std::lock_guard lock(mutex_);
   told_ = told_ || !failed_.ok();

@@ -13,7 +13,9 @@ class Failures {
  public:
   void Fail(absl::Status status);
   bool has_failed() const;
-  // The failure, for somebody who hears of it now; OK where there is none.
+  // OK where there is none.
+  absl::Status failure() const;
+  // The failure, for a caller of the trainer's, who hears of it now.
   absl::Status Tell() const;
   // The failure of which nobody has heard.
   absl::Status Untold() const;

@@ -1,5 +1,6 @@
 // Whether the host has the memory that Create is about to take.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/memory_limits.h"
@@ -24,36 +25,52 @@ absl::Status Executor::CheckHostMemory() {
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
                        AllLists(Control(), identities));
-  absl::Status own;
-  for (size_t i = 0; own.ok() && i < limits.size(); ++i) {
+  std::vector<sharding::HostRoom> rooms;
+  std::vector<int64_t> first_ranks;  // under each
+  std::vector<std::string> warnings;
+  for (size_t i = 0; i < limits.size(); ++i) {
     const auto is_under = [&](const std::vector<int64_t>& rank) {
       return std::find(rank.begin(), rank.end(), identities[i]) != rank.end();
     };
-    const bool is_first = std::find_if(all.begin(), all.end(), is_under) - all.begin() == rank_;
-    own = CheckHostRoom({.of = limits[i].name,
-                         .ranks = std::count_if(all.begin(), all.end(), is_under),
-                         .ram = limits[i].ram,
-                         .swap = limits[i].swap,
-                         .holds_device = device_.kind() == DeviceKind::kCpu},
-                        /*warns=*/is_first);
+    first_ranks.push_back(std::find_if(all.begin(), all.end(), is_under) - all.begin());
+    rooms.push_back({.of = limits[i].name,
+                     .ranks = std::count_if(all.begin(), all.end(), is_under),
+                     .ram = limits[i].ram,
+                     .swap = limits[i].swap,
+                     .holds_device = device_.kind() == DeviceKind::kCpu});
+    std::string warning = sharding::HostRoomWarning(plan().pools, rooms.back());
+    if (first_ranks.back() == rank_ && !warning.empty()) warnings.push_back(std::move(warning));
   }
-  return AgreeOnStatus(Control(), own);
+  const auto tightest = std::min_element(
+      rooms.begin(), rooms.end(), [](const sharding::HostRoom& a, const sharding::HostRoom& b) {
+        return a.bytes_of_rank() < b.bytes_of_rank();
+      });
+  absl::Status own;
+  if (tightest != rooms.end()) own = sharding::CheckHostRoom(plan().pools, *tightest);
+  const absl::Status agreed = AgreeOnStatus(Control(), own);
+  for (const std::string& warning : warnings) {
+    if (agreed.ok()) LogWarning(absl::StrCat(options_.name, ": ", warning));
+  }
+  if (own.ok()) return agreed;
+  // One of them looks for what would fit, which takes a while, and nobody waits for it.
+  const int64_t adviser = first_ranks[static_cast<size_t>(tightest - rooms.begin())];
+  return absl::Status(
+      own.code(),
+      absl::StrCat(own.message(), "; ",
+                   adviser == rank_ ? AdviceFor(*tightest)
+                                    : absl::StrCat("rank ", adviser, " says what would fit")));
 }
 
-absl::Status Executor::CheckHostRoom(const sharding::HostRoom& room, bool warns) const {
-  const sharding::Pools& pools = plan().pools;
-  const absl::Status status = sharding::CheckHostRoom(pools, room);
-  if (status.ok()) {
-    const std::string warning = sharding::HostRoomWarning(pools, room);
-    if (warns && !warning.empty()) LogWarning(absl::StrCat(options_.name, ": ", warning));
-    return status;
-  }
+std::string Executor::AdviceFor(const sharding::HostRoom& room) const {
   sharding::MemoryCaps caps{.device = config_.ebb.device_memory, .of_config = false};
-  // A process is more than its pools.
-  const int64_t of_rank = (room.ram + room.swap) / room.ranks;
-  (room.holds_device ? caps.together : caps.host) = of_rank - of_rank / 20;
-  return absl::Status(status.code(),
-                      absl::StrCat(status.message(), "; ", sharding::Advice(Inputs(), caps)));
+  const int64_t of_pools =
+      room.bytes_of_rank() - sharding::HostRoom::BesidePools(room.bytes_of_rank());
+  if (room.holds_device) {
+    caps.together = of_pools + sharding::WorkspaceBytes(plan().pools);  // which may stay untouched
+  } else {
+    caps.host = of_pools;
+  }
+  return sharding::Advice(Inputs(), caps);
 }
 
 }  // namespace ebb

@@ -21,7 +21,7 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   LogEntry(subject);
   StepVerdict met{.evaluation = true, .log = progress_.log};
   if (failures_.has_failed()) {
-    AbortStep(StuckError());
+    AbortStep(UntoldError());
     return Withdraw();
   }
   for (std::optional<Communicator>* communicator : StepCommunicators()) {

@@ -127,7 +127,7 @@ absl::Status Executor::AgreedError(const StepVerdict& step) {
   absl::Status status = step.error;
   if (failures_.has_failed()) {
     // The step's first updates may already have failed, after all ranks had agreed on it.
-    if (!step.ranks.engine_failed) AbortStep(StuckError());
+    if (!step.ranks.engine_failed) AbortStep(UntoldError());
     return Withdraw();
   }
   if (step.ranks.engine_failed) {

@@ -25,7 +25,7 @@ void Executor::EnqueueExchange() {
   step.evaluation = progress_.evaluation;
   step.exchange = ++exchanges_;
   step.divisor = progress_.divisor;
-  step.error = StuckError();
+  step.error = UntoldError();
   step.log.assign(progress_.log.begin(), progress_.log.end());
   ExchangeRecord& record = control_block_->own_record(parity);
   NoteVerdict(VerdictTouch::kBeginRecord, parity);
@@ -100,7 +100,7 @@ void Executor::CompleteRecord(int parity) {
   }
   if (failures_.has_failed()) {
     record.engine_failed = true;
-    record.SetError(StuckError());
+    record.SetError(failures_.failure());
   } else if (absl::Status broken = CommunicationError(); record.failed == 0 && !broken.ok()) {
     record.SetError(broken);
   }

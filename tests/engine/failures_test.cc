@@ -26,7 +26,8 @@ TEST(FailuresTest, IsUntoldUntilSomebodyAsks) {
   EXPECT_TRUE(failures.Untold().ok());
   failures.Fail(absl::DataLossError("first"));
   EXPECT_EQ(failures.Untold(), absl::DataLossError("first"));
-  EXPECT_EQ(failures.Untold(), absl::DataLossError("first")) << "told by Untold itself";
+  EXPECT_EQ(failures.failure(), absl::DataLossError("first"));
+  EXPECT_EQ(failures.Untold(), absl::DataLossError("first")) << "told by who only looked";
   EXPECT_EQ(failures.Tell(), absl::DataLossError("first"));
   EXPECT_TRUE(failures.Untold().ok());
 }

@@ -63,24 +63,61 @@ class HostMemoryTest : public ::testing::Test {
 };
 
 TEST_F(HostMemoryTest, PoolsOfAllRanksThatFitAreTakenAndNothingIsSaid) {
-  files_.Memory(NeededKib(config_), /*swap_kib=*/0);
+  files_.Memory(NeededKib(config_) * 3 / 2, /*swap_kib=*/0);
   for (const absl::Status& status : Created(config_)) EXPECT_TRUE(status.ok()) << status;
   EXPECT_THAT(log_, Not(HasSubstr("this machine")));
+}
+
+TEST_F(HostMemoryTest, PoolsThatLeaveNothingElseAreTakenWithOneWarning) {
+  files_.Memory(NeededKib(config_), /*swap_kib=*/0);
+  for (const absl::Status& status : Created(config_)) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_THAT(log_, HasOnce("that leaves little to the rest of the process"));
 }
 
 TEST_F(HostMemoryTest, BeyondRamAndSwapSpaceTheyAreRefusedOnEveryRankWithWhatWouldFit) {
   config_.zero.offload_optimizer.device = Tier::kCpu;
   files_.Memory(NeededKib(config_) - 5, /*swap_kib=*/4);
-  for (const absl::Status& status : Created(config_)) {
+  const std::vector<absl::Status> statuses = Created(config_);
+  for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
     const std::string message(status.message());
     EXPECT_THAT(message, HasSubstr("this machine (MemAvailable of /proc/meminfo) has "));
     EXPECT_THAT(message,
                 ContainsRegex("need [0-9.]+ MiB a rank \\(device: .*parameter [0-9.]+ MiB.*"
                               "; cpu: .*optimizer [0-9.]+ MiB"));
-    EXPECT_THAT(message, HasSubstr(" for the 3 ranks that share it; {"));
-    EXPECT_THAT(message, AllOf(HasSubstr("} would fit ("), HasSubstr("or free memory")));
+    EXPECT_THAT(message,
+                HasSubstr(&status == &statuses.front()
+                              ? " for the 3 ranks that share it; {"
+                              : " for the 3 ranks that share it; rank 0 says what would fit"));
   }
+  EXPECT_THAT(std::string(statuses.front().message()),
+              AllOf(HasSubstr("} would fit ("), HasSubstr("or free memory")));
+}
+
+// Nor does it take of what an advised change may need.
+TEST_F(HostMemoryTest, WhatWouldFitIsTheSameWithAWorkspace) {
+  files_.Memory(NeededKib(config_) * 9 / 10, /*swap_kib=*/0);
+  const auto advised = [&] {
+    const std::string message(Created(config_).front().message());
+    const size_t from = message.find("; {");
+    return from == message.npos ? message
+                                : message.substr(from, message.find("} would fit") - from);
+  };
+  const std::string without = advised();
+  EXPECT_THAT(without, HasSubstr("; {"));
+  model_.workspace_bytes = int64_t{1} << 40;
+  EXPECT_EQ(advised(), without);
+}
+
+// With the machine's memory alone a change would be advised that the group has no room for.
+TEST_F(HostMemoryTest, WhatWouldFitFitsTheTightestLimit) {
+  const int64_t needed = NeededKib(config_) * 1024;
+  files_.Memory(needed / 1024 * 9 / 10, 0);
+  files_.Group("/job");
+  files_.GroupMemory("/job", std::to_string(needed * 7 / 10), 0, 0);
+  const absl::Status status = Created(config_).front();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/sys/fs/cgroup/job (memory.max "));
 }
 
 TEST_F(HostMemoryTest, WhatFitsWithSwapSpaceIsTakenWithOneWarning) {

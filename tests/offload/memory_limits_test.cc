@@ -66,6 +66,20 @@ TEST(MemoryLimits, AreOfEveryGroupOnTheWayUpThatHasOne) {
   EXPECT_NE(limits[0].identity, limits[1].identity);
 }
 
+// lxcfs shows each container its own.
+TEST(MemoryLimits, OfAContainerAreNotThoseOfTheMachine) {
+  const SystemFiles machine, container;
+  machine.Memory(4'000, 0);
+  container.Memory(4'000, 0);
+  EXPECT_EQ(ReadMemoryLimits(machine.root()).front().identity,
+            ReadMemoryLimits(container.root()).front().identity);
+  container.Write("/proc/self/ns/mnt", "");
+  container.Write("/proc/self/mountinfo",
+                  "612 601 0:71 /proc/meminfo /proc/meminfo rw,nosuid - fuse.lxcfs lxcfs rw\n");
+  EXPECT_NE(ReadMemoryLimits(machine.root()).front().identity,
+            ReadMemoryLimits(container.root()).front().identity);
+}
+
 TEST(MemoryLimits, OfAGroupAreTheSameWhereverItIsMounted) {
   const SystemFiles files;
   files.Memory(4'000, 0);

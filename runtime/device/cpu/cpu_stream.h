@@ -44,9 +44,6 @@ class CpuStream : public StreamBackend {
   CpuStream(int tasks_max, std::shared_ptr<ThreadTeam> team, std::shared_ptr<ProgressPool> pool);
   void Run();
 
-  std::shared_ptr<ThreadTeam> team_;
-  std::shared_ptr<ProgressPool> pool_;
-  Progress* progress_;
   struct Block {
     static constexpr uint64_t kTasks = 64;
     alignas(Task) std::byte tasks[kTasks][sizeof(Task)];
@@ -57,6 +54,9 @@ class CpuStream : public StreamBackend {
   void TakeBlock(uint64_t first_task);
   void GiveBlockBack(uint64_t last_task);
 
+  std::shared_ptr<ThreadTeam> team_;
+  std::shared_ptr<ProgressPool> pool_;
+  Progress* progress_;
   const uint64_t tasks_max_;
   const uint64_t blocks_;  // as many as hold tasks_max_ wherever the first of them is in its block
   std::unique_ptr<Block[]> memory_;

@@ -83,13 +83,19 @@ struct Product {
 
 }  // namespace
 
+// A step's shapes are a few dozen. Sampling has new ones for every length, and a primitive is some
+// tens of KiB: when there are too many all go, and those in use are made again.
 struct Gemm::Cache {
+  static constexpr size_t kProductsMax = 128;
   std::mutex mutex;
-  std::map<GemmShape, Product> products;  // nodes stay where they are
+  std::map<GemmShape, std::shared_ptr<const Product>> products;
 
-  const Product& Find(const GemmShape& shape) {
+  std::shared_ptr<const Product> Find(const GemmShape& shape) {
     std::lock_guard<std::mutex> lock(mutex);
-    return products.try_emplace(shape, shape).first->second;
+    const auto found = products.find(shape);
+    if (found != products.end()) return found->second;
+    if (products.size() == kProductsMax) products.clear();
+    return products.emplace(shape, std::make_shared<const Product>(shape)).first->second;
   }
 };
 
@@ -98,8 +104,8 @@ Gemm::~Gemm() = default;
 
 void Gemm::Run(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c) {
   ThreadState& thread = ThisThread();
-  const Product& product = cache_->Find(shape);
-  const Descriptors& d = product.descriptors;
+  const std::shared_ptr<const Product> product = cache_->Find(shape);
+  const Descriptors& d = product->descriptors;
   const auto memory = [](const dnnl::memory::desc& desc, const void* data) {
     return dnnl::memory(desc, CpuEngine(), const_cast<void*>(data));
   };
@@ -107,10 +113,10 @@ void Gemm::Run(const GemmShape& shape, const void* a, const void* b, const void*
                                                      {DNNL_ARG_WEIGHTS, memory(d.b, b)},
                                                      {DNNL_ARG_DST, memory(d.c, c)}};
   if (shape.bias) arguments.emplace(DNNL_ARG_BIAS, memory(d.bias, bias));
-  if (const size_t bytes = product.scratchpad.get_size(); bytes > 0) {
-    arguments.emplace(DNNL_ARG_SCRATCHPAD, memory(product.scratchpad, thread.Scratch(bytes)));
+  if (const size_t bytes = product->scratchpad.get_size(); bytes > 0) {
+    arguments.emplace(DNNL_ARG_SCRATCHPAD, memory(product->scratchpad, thread.Scratch(bytes)));
   }
-  product.primitive.execute(thread.stream, arguments);
+  product->primitive.execute(thread.stream, arguments);
 }
 
 bool Gemm::HasNative(DType dtype) {

@@ -1,4 +1,4 @@
-// Matrix products of one thread, from oneDNN: primitives made once a shape and kept, safe to run
+// Matrix products of one thread, from oneDNN: primitives made once a shape and kept for a while, safe to run
 // from many threads at once.
 //
 // oneDNN's own threads stay off (one OpenMP thread for each caller), so ranks that are threads of
