@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "ebb/offload/memory_limits.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -51,14 +52,19 @@ absl::Status Executor::CheckHostMemory() {
   for (const std::string& warning : warnings) {
     if (agreed.ok()) LogWarning(absl::StrCat(options_.name, ": ", warning));
   }
-  if (own.ok()) return agreed;
-  // One of them looks for what would fit, which takes a while, and nobody waits for it.
-  const int64_t adviser = first_ranks[static_cast<size_t>(tightest - rooms.begin())];
-  return absl::Status(
-      own.code(),
-      absl::StrCat(own.message(), "; ",
-                   adviser == rank_ ? AdviceFor(*tightest)
-                                    : absl::StrCat("rank ", adviser, " says what would fit")));
+  if (agreed.ok()) return agreed;
+  // One of those that share what is short looks for what would fit, and tells the others.
+  const int64_t adviser =
+      own.ok() ? -1 : first_ranks[static_cast<size_t>(tightest - rooms.begin())];
+  absl::Status advised;
+  if (adviser == rank_)
+    advised = absl::Status(own.code(), absl::StrCat(own.message(), "; ", AdviceFor(*tightest)));
+  const absl::Status told = AgreeOnStatus(Control(), advised);
+  if (adviser == rank_) return advised;
+  absl::string_view text = told.message();
+  if (!absl::ConsumePrefix(&text, absl::StrCat("rank ", adviser, ": ")))
+    return own.ok() ? agreed : own;
+  return absl::Status(own.code(), text);
 }
 
 std::string Executor::AdviceFor(const sharding::HostRoom& room) const {
