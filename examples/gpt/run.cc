@@ -293,8 +293,10 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
   if (!stopped.ok()) world.Fail(stopped.status());
   EBB_RETURN_IF_ERROR(stopped.status());
   if (vote.output_failed()) {
-    EBB_RETURN_IF_ERROR(vote.Meet());  // rank 0 has written its reports
+    const absl::Status met = vote.Meet();  // rank 0 has written its reports
+    // Its own error first: who has met earlier may have left with what follows from it.
     EBB_RETURN_IF_ERROR(OutputError());
+    EBB_RETURN_IF_ERROR(met);
     return absl::UnavailableError("rank 0 cannot write to its standard output any more");
   }
   if (speaks) EBB_RETURN_IF_ERROR(OutputError());  // of what came after the last vote
