@@ -1,7 +1,7 @@
 // Requests for the disk: what a backend (io_uring, threads) must do. A request is at most one block
 // of one file and is owned by the caller, so that submitting allocates nothing.
 //
-//   Submit(requests) -> [the system, in any order] -> IoListener::Completed(results)
+//   Submit(requests) -> [the system, in any order] -> IoListener::Completed(results), Announce()
 #pragma once
 
 #include <cstddef>
@@ -32,6 +32,10 @@ class IoListener {
  public:
   // On a thread of the queue; may submit again.
   virtual void Completed(std::span<const IoCompletion> completions) = 0;
+  // On the same thread, when what Completed has submitted is with the system: now those may be woken
+  // who wait. Whoever is woken may take the processor from this thread, and the disk would stand
+  // still meanwhile.
+  virtual void Announce() = 0;
 
  protected:
   ~IoListener() = default;

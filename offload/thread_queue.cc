@@ -68,6 +68,7 @@ class ThreadQueue final : public IoQueue {
       lock.unlock();
       const IoCompletion completion = {&request, Do(request)};
       listener_.Completed({&completion, 1});
+      listener_.Announce();
       lock.lock();
     }
   }

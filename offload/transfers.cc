@@ -41,19 +41,17 @@ void Transfers::Start(IoTransfer& transfer) {
   transfer.under_way_.store(true, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
-    Line& line = lines_[transfer.write_ ? 1 : 0];
-    (line.first == nullptr ? line.first : line.last->next_) = &transfer;
-    line.last = &transfer;
+    lines_[transfer.write_ ? 1 : 0].Push(transfer);
   }
   Pump();
 }
 
 void Transfers::Wait(const IoTransfer& transfer) {
-  over_.Await([&] { return transfer.done(); });
+  changed_.Await([&] { return transfer.done(); });
 }
 
 void Transfers::WaitAll() {
-  over_.Await([&] { return under_way_.load(std::memory_order_acquire) == 0; });
+  changed_.Await([&] { return under_way_.load(std::memory_order_acquire) == 0; });
 }
 
 void Transfers::Pump() {
@@ -157,11 +155,26 @@ void Transfers::Finish(Request& request) {
       Leave(line);
     }
     if (--transfer.requests_ > 0 || transfer.cut_ < transfer.bytes_) return;
-    // Its owner may reuse or destroy it from here on.
-    transfer.under_way_.store(false, std::memory_order_release);
+    transfer.next_ = nullptr;
+    over_.Push(transfer);
   }
-  under_way_.fetch_sub(1, std::memory_order_release);
-  over_.Notify();
+}
+
+void Transfers::Announce() {
+  Line over;
+  {
+    const std::lock_guard lock(mutex_);
+    over = std::exchange(over_, {});
+  }
+  if (over.first == nullptr) return;
+  for (IoTransfer* transfer = over.first; transfer != nullptr;) {
+    IoTransfer* const next = transfer->next_;
+    // Its owner may reuse or destroy it from here on.
+    transfer->under_way_.store(false, std::memory_order_release);
+    under_way_.fetch_sub(1, std::memory_order_release);
+    transfer = next;
+  }
+  changed_.Notify();
 }
 
 }  // namespace ebb

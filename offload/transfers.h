@@ -32,6 +32,7 @@ class Transfers final : public IoListener {
   void WaitAll();
 
   void Completed(std::span<const IoCompletion> completions) override;
+  void Announce() override;
 
   int64_t bytes_read() const { return moved_[0].load(std::memory_order_relaxed); }
   int64_t bytes_written() const { return moved_[1].load(std::memory_order_relaxed); }
@@ -42,9 +43,13 @@ class Transfers final : public IoListener {
     int repeats = 0;  // without any progress
     Request* next_free = nullptr;
   };
-  struct Line {  // of started transfers that are not cut to the end
+  struct Line {
     IoTransfer* first = nullptr;
     IoTransfer* last = nullptr;
+    void Push(IoTransfer& transfer) {
+      (first == nullptr ? first : last->next_) = &transfer;
+      last = &transfer;
+    }
   };
   static constexpr size_t kBatchMax = 64;
   using Batch = std::array<IoRequest*, kBatchMax>;
@@ -62,14 +67,15 @@ class Transfers final : public IoListener {
   const int64_t granularity_;
   IoQueue* queue_ = nullptr;
   std::vector<Request> requests_;
-  WaitPoint over_;
+  WaitPoint changed_;
   std::array<std::atomic<int64_t>, 2> moved_ = {};  // read, written
   std::atomic<int64_t> under_way_{0};
 
   std::mutex mutex_;  // of all below, and of the transfers under way
   Request* free_ = nullptr;
-  std::array<Line, 2> lines_ = {};  // reads, writes
+  std::array<Line, 2> lines_ = {};  // started reads and writes that are not cut to the end
   size_t turn_ = 0;
+  Line over_;  // not announced yet
 };
 
 }  // namespace ebb

@@ -4,6 +4,8 @@
 // that the ring itself reads:
 //
 //   Submit -> added_ -> [Fill: SQEs] -> one system call: submit and wait -> [Reap: CQEs] -> Completed
+//
+// After completions the ring is filled and submitted before anybody is woken by Announce.
 #include <liburing.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -202,6 +204,11 @@ class UringQueue final : public IoQueue {
   void Run() {
     while (Take()) {
       Fill();
+      if (std::exchange(unannounced_, false)) {
+        Enter(0);
+        listener_.Announce();
+        continue;
+      }
       Enter(1);
       {
         const std::lock_guard lock(mutex_);
@@ -215,11 +222,12 @@ class UringQueue final : public IoQueue {
   bool Take() {
     const std::lock_guard lock(mutex_);
     while (!added_.empty()) waiting_.Push(added_.Pop());
-    if (stopping_ && waiting_.empty() && in_flight_ == 0 && (!listening_ || broken_ != 0)) {
+    if (stopping_ && waiting_.empty() && in_flight_ == 0 && !unannounced_ &&
+        (!listening_ || broken_ != 0)) {
       return false;
     }
     stop_seen_ = stopping_;
-    asleep_ = true;
+    asleep_ = !unannounced_;
     return true;
   }
 
@@ -312,6 +320,7 @@ class UringQueue final : public IoQueue {
   void Complete(IoRequest& request, int64_t result) {
     --in_flight_;
     const IoCompletion completion = {&request, result};
+    unannounced_ = true;
     listener_.Completed({&completion, 1});
   }
 
@@ -328,7 +337,9 @@ class UringQueue final : public IoQueue {
       io_uring_cqe_seen(&ring_, cqe);
     }
     in_flight_ -= static_cast<unsigned>(count);
-    if (count > 0) listener_.Completed({completions.data(), count});
+    if (count == 0) return;
+    unannounced_ = true;
+    listener_.Completed({completions.data(), count});
   }
 
   IoListener& listener_;
@@ -350,8 +361,9 @@ class UringQueue final : public IoQueue {
   unsigned in_flight_ = 0;
   bool listening_ = false;  // a read of the eventfd is under way
   bool stop_seen_ = false;
-  int refusals_ = 0;  // one after another
-  int broken_ = 0;    // -errno after which the kernel takes nothing
+  bool unannounced_ = false;  // the listener has been told of completions since its last Announce
+  int refusals_ = 0;          // one after another
+  int broken_ = 0;            // -errno after which the kernel takes nothing
   uint64_t wakes_ = 0;
 
   std::thread thread_;

@@ -54,7 +54,7 @@ void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decision
     if (visited[unit] || elements == 0) continue;
     visited[unit] = true;
     seen += elements;
-    if (carried * share >= seen) continue;
+    if (share * (2 * carried + elements) > 2 * seen) continue;
     decisions.carried[unit] = true;
     carried += elements;
   }

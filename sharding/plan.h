@@ -255,8 +255,10 @@ struct Decisions {
   std::string timing_reason;
   // By unit: if its parameters are on NVMe, its update runs in the next step, just ahead of its
   // gather, which takes what the update has written on its way to the disk. The same in every
-  // variant of a step. Of late updates all; of early ones a third, evenly spread, since forward is
-  // about a third of a step's kernels: so the disk has as much to do for each of their seconds.
+  // variant of a step. Of late updates all; of early ones a third, since forward is about a third of
+  // a step's kernels: so the disk has as much to do for each of their seconds. Of three units that is
+  // the second: the first forward has little to wait for, whose gradient was the last, and the
+  // disk little to wait for behind the last forward, before there is a gradient.
   std::vector<bool> carried;
   // The config's updates are early and parameters on NVMe: what an update reads of a unit's masters, or
   // of its parameters where it reads those, is there from the unit's last gather on. Which thus reads

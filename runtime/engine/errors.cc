@@ -23,11 +23,15 @@ void Executor::StickCollective(Communicator& communicator, absl::Status status) 
 
 absl::Status Executor::StuckError() const {
   if (absl::Status failed = failures_.Tell(); !failed.ok()) return failed;
-  return UntoldError();
+  return StepError();
 }
 
 absl::Status Executor::UntoldError() const {
   if (absl::Status failed = failures_.failure(); !failed.ok()) return failed;
+  return StepError();
+}
+
+absl::Status Executor::StepError() const {
   return progress_.alive ? progress_.error : absl::OkStatus();
 }
 

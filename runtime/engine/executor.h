@@ -459,6 +459,7 @@ class Executor {
   void StickCollective(Communicator& communicator, absl::Status status);
   absl::Status StuckError() const;   // for the trainer, who has heard of it then
   absl::Status UntoldError() const;  // the same, for anybody else
+  absl::Status StepError() const;    // of the step in progress
   void LogUntoldFailure() const;
   bool Blocked(int parity) const { return blocked_[parity].load(std::memory_order_acquire); }
 

@@ -164,6 +164,7 @@ class CountingQueue final : public IoQueue, public IoListener {
     in_flight_ -= static_cast<int>(completions.size());
     listener_.Completed(completions);
   }
+  void Announce() override { listener_.Announce(); }
   std::string description() const override { return inner_->description(); }
 
  private:

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
@@ -97,36 +98,35 @@ TEST(DeniedTest, IoUringThatTakesNoRequestIsReplacedByThreads) {
   }
 }
 
-TEST(DeniedTest, IoUringThatIsAskedForIsAnErrorWhereThereIsNone) {
-  for (const int system_call : {SYS_io_uring_setup, SYS_io_uring_enter}) {
-    const Scratch scratch;
-    const PinnedMemory memory = Memory(kBytes);
-    absl::Status status;
-    const bool ran = RunRefused({system_call, EPERM}, [&] {
-      ShardFile::Options options = OptionsIn(scratch, memory);
-      options.backend = IoBackend::kUring;
-      status = ShardFile::Create(options).status();
-    });
-    if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
-    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_THAT(status.message(),
-                AllOf(HasSubstr("ebb.io_backend \"auto\""), Not(HasSubstr("ulimit"))));
-    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
-  }
-}
-
-TEST(DeniedTest, IoUringWithoutLockedMemorySaysHowToRaiseTheLimit) {
+// Of a file that asks for io_uring; nothing: no filter can be set here.
+std::optional<absl::Status> ErrorOfUringRefused(Refusal refusal) {
   const Scratch scratch;
   const PinnedMemory memory = Memory(kBytes);
   absl::Status status;
-  const bool ran = RunRefused({SYS_io_uring_setup, ENOMEM}, [&] {
+  const bool ran = RunRefused(refusal, [&] {
     ShardFile::Options options = OptionsIn(scratch, memory);
     options.backend = IoBackend::kUring;
     status = ShardFile::Create(options).status();
   });
-  if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+  if (!ran) return std::nullopt;
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
-  EXPECT_THAT(status.message(),
+  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  return status;
+}
+
+TEST(DeniedTest, IoUringThatIsAskedForIsAnErrorWhereThereIsNone) {
+  for (const int system_call : {SYS_io_uring_setup, SYS_io_uring_enter}) {
+    const auto status = ErrorOfUringRefused({system_call, EPERM});
+    if (!status) GTEST_SKIP() << "no seccomp filter can be set here";
+    EXPECT_THAT(status->message(),
+                AllOf(HasSubstr("ebb.io_backend \"auto\""), Not(HasSubstr("ulimit"))));
+  }
+}
+
+TEST(DeniedTest, IoUringWithoutLockedMemorySaysHowToRaiseTheLimit) {
+  const auto status = ErrorOfUringRefused({SYS_io_uring_setup, ENOMEM});
+  if (!status) GTEST_SKIP() << "no seccomp filter can be set here";
+  EXPECT_THAT(status->message(),
               AllOf(HasSubstr("io_uring is not available"), HasSubstr(kRaiseLockedMemory)));
 }
 

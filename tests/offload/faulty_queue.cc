@@ -54,6 +54,7 @@ void FaultyQueue::Answer() {
     std::vector<IoCompletion> answers = std::exchange(answers_, {});
     lock.unlock();
     Tell(std::move(answers));
+    listener_.Announce();
     lock.lock();
   }
 }

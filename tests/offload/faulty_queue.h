@@ -33,6 +33,7 @@ class FaultyQueue final : public IoQueue, public IoListener {
   absl::Status Make(const ShardFile::Options::MakeQueue& make);
   void Submit(std::span<IoRequest* const> requests) override;
   void Completed(std::span<const IoCompletion> completions) override;
+  void Announce() override { listener_.Announce(); }
   std::string description() const override { return inner_->description(); }
 
  private:

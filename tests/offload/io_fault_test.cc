@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <cerrno>
 #include <cstring>
@@ -156,8 +157,8 @@ TEST(UringQueueTest, FullSubmissionQueueIsEmptiedAndFilledAgain) {
         if (completion.result == 4096) moved.fetch_add(1);
         over.fetch_add(1);
       }
-      changed.Notify();
     }
+    void Announce() override { changed.Notify(); }
     std::atomic<int> moved{0}, over{0};
     WaitPoint changed;
   } listener;
@@ -183,13 +184,59 @@ TEST(UringQueueTest, FullSubmissionQueueIsEmptiedAndFilledAgain) {
   EXPECT_EQ(listener.moved.load(), 500);
 }
 
+// The second request goes through a pipe, so that whoever is announced to can see it.
+TEST(UringQueueTest, WhatACompletionSubmitsIsWithTheSystemBeforeAnyoneIsWoken) {
+  struct Listener final : IoListener {
+    void Completed(std::span<const IoCompletion> completions) override {
+      if (completions[0].request != first) return;
+      IoRequest* const request = &second;
+      queue->Submit({&request, 1});
+    }
+    void Announce() override {
+      if (over.load()) return;
+      pollfd readable = {.fd = pipe_end, .events = POLLIN, .revents = 0};
+      submitted = poll(&readable, 1, /*milliseconds=*/10'000) == 1;
+      over.store(true);
+      changed.Notify();
+    }
+    IoQueue* queue = nullptr;
+    const IoRequest* first = nullptr;
+    IoRequest second;
+    int pipe_end = -1;
+    bool submitted = false;
+    std::atomic<bool> over{false};
+    WaitPoint changed;
+  } listener;
+  const Scratch scratch;
+  const FileHandle file(open((scratch.path() + "/file").c_str(), O_RDWR | O_CREAT, 0600));
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const FileHandle reads(ends[0]), writes(ends[1]);
+  const int descriptors[] = {file.get(), writes.get()};
+  IoQueueOptions options;
+  options.files = descriptors;
+  const PinnedMemory memory = Memory(4096);
+  auto queue = MakeUringQueue(options, listener);
+  if (absl::IsUnavailable(queue.status())) GTEST_SKIP() << queue.status();
+  ASSERT_TRUE(queue.ok()) << queue.status();
+  IoRequest first = {true, 0, 0, memory.buffer.data(), 4096, nullptr};
+  listener.queue = queue->get();
+  listener.first = &first;
+  listener.second = {true, 1, 0, memory.buffer.data(), 1, nullptr};
+  listener.pipe_end = reads.get();
+  IoRequest* const pointer = &first;
+  (*queue)->Submit({&pointer, 1});
+  listener.changed.Await([&] { return listener.over.load(); });
+  EXPECT_TRUE(listener.submitted);
+}
+
 TEST(UringQueueTest, FilesThatAreNotThereFailTheirRequests) {
   struct Listener final : IoListener {
     void Completed(std::span<const IoCompletion> completions) override {
       result = completions[0].result;
       over.store(true);
-      changed.Notify();
     }
+    void Announce() override { changed.Notify(); }
     int64_t result = 0;
     std::atomic<bool> over{false};
     WaitPoint changed;

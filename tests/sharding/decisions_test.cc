@@ -89,6 +89,27 @@ TEST(Decisions, OneRoundAStepReducesTheSameWayWhateverReduceAtSays) {
   EXPECT_FALSE(DecideFor(model, config, 2).keeps_step_gradients);
 }
 
+TEST(Decisions, OfEarlyUpdatesTheSecondOfEachThreeIsCarriedAndOfLateOnesAll) {
+  Config config = ConfigOf(3);
+  config.gradient_clipping = 0;
+  config.ebb.check_overflow = false;
+  config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
+  const auto carried = [&](const std::vector<int64_t>& sizes) {
+    return DecideFor(UnitChain(sizes), config, 1).carried;
+  };
+  EXPECT_THAT(carried({800, 800, 800, 800, 800, 800}),
+              ElementsAre(false, true, false, false, true, false));
+  EXPECT_THAT(carried({800}), ElementsAre(false));
+  EXPECT_THAT(carried({800, 800}), ElementsAre(false, true));
+  // By elements.
+  EXPECT_THAT(carried({80'000, 20'000, 20'000, 20'000, 20'000}),
+              ElementsAre(false, true, true, false, true));
+  config.gradient_clipping = 1;
+  EXPECT_THAT(carried({800, 800, 800}), ElementsAre(true, true, true));
+  config.zero.offload_param.device = Tier::kDevice;
+  EXPECT_THAT(carried({800, 800, 800}), ElementsAre(false, false, false));
+}
+
 TEST(Decisions, SayWhyUpdatesStartWhenTheyDo) {
   const ModelSpec model = UnitChain({100});
   Config config = ConfigOf(2);

@@ -197,8 +197,8 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
         ASSERT_EQ(shared, 0u);
       }
     }
-    // All but those whose updates are carried into the next forward: a third of them, rounded up.
-    ASSERT_EQ(shared, 4u * (kUnits - (kUnits + 2) / 3));
+    // All but those whose updates are carried into the next forward, the second of each three.
+    ASSERT_EQ(shared, 4u * (kUnits - (kUnits + 1) / 3));
   }
 }
 
