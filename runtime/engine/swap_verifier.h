@@ -40,9 +40,8 @@ class SwapVerifier {
   // Of what is in the slot, in a pass of its own: where one update does not cover a sub-group, or does
   // not happen. Until the next call, and of one thread at a time, as is scratch().
   std::span<const uint64_t> SumStates(const sharding::UpdateWork& work, ThreadTeam& team);
-  std::span<uint64_t> scratch() {
-    return scratch_;
-  }  // of updates that sum what they read and write
+  // Of updates that sum what they read and write.
+  std::span<uint64_t> scratch() { return scratch_; }
 
   // Updates sum what they read and write of masters and states. All else is summed where it is moved.
   static bool SumsWhenMoved(StateClass what);
