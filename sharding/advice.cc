@@ -402,6 +402,10 @@ int64_t SmallSubGroup(const Pools& pools) {
   return std::min(cuts * kCutElements, kSubGroupElementsMin);
 }
 
+MemoryCaps CapsOf(const Config& config) {
+  return {.device = config.ebb.device_memory, .host = config.ebb.host_memory};
+}
+
 std::string FindAdvice(const Config& config, const MemoryCaps& caps,
                        absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out) {
   return Search(config, caps, lay_out).Run();

@@ -41,6 +41,9 @@ struct MemoryCaps {
   bool of_config = true;                 // keys of it say so; else the machine
 };
 
+// The config's own.
+MemoryCaps CapsOf(const Config& config);
+
 // `config` is resolved, and its pools exceed a cap. `lay_out`: as near to the caps as a changed
 // config's can be (PlanPools). For a message: the change of the fewest keys that fits, of those the
 // one that moves least, as JSON to merge into the config's file; or what needs least.

@@ -81,13 +81,11 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, bool 
                           config);
 }
 
-// With what would fit in the error.
 absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
   const absl::Status status = CheckBudget(pools, *inputs.config);
-  if (status.ok()) return status;
-  const MemoryCaps caps{.device = inputs.config->ebb.device_memory,
-                        .host = inputs.config->ebb.host_memory};
-  return absl::Status(status.code(), absl::StrCat(status.message(), "; ", Advice(inputs, caps)));
+  if (status.ok() || !inputs.advises) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat(status.message(), "; ", Advice(inputs, CapsOf(*inputs.config))));
 }
 
 enum class Kind { kStep, kWalk, kDrain };

@@ -297,11 +297,13 @@ struct PlanInputs {
   int world = 1;
   int optimizer_states = 0;
   bool own_optimizer = false;
+  // The error of a cap says what would fit, which takes longer to find than the plan.
+  bool advises = true;
 };
 
 // The plan of a step of `rounds` rounds (0: the config's). hold_updates: nothing is updated before
 // Finish. Every variant has the same pools. Errors: the model's or the config's, and rounds that
-// the config's pools do not hold.
+// the config's pools do not hold; kResourceExhausted is a cap of the config's, and nothing else.
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hold_updates = false);
 // One walk of an evaluation: its moments are of forward scopes only, and it has no kExchange.
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);

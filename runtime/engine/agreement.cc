@@ -61,6 +61,32 @@ absl::StatusOr<Value> OrOwn(const absl::Status& own, absl::StatusOr<Value> gathe
   return gathered;
 }
 
+// Every rank's, by rank; of errors the whole message.
+absl::StatusOr<std::vector<absl::Status>> AllStatuses(const HostLane& lane,
+                                                      const absl::Status& own) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> codes,
+                       AllValues(lane, static_cast<int64_t>(own.code())));
+  std::vector<absl::Status> all(codes.size());
+  constexpr auto kOk = static_cast<int64_t>(absl::StatusCode::kOk);
+  if (std::count(codes.begin(), codes.end(), kOk) == std::ssize(codes)) return all;
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> messages, AllTexts(lane, own.message()));
+  for (size_t r = 0; r < all.size(); ++r)
+    all[r] = absl::Status(static_cast<absl::StatusCode>(codes[r]), messages[r]);
+  return all;
+}
+
+std::vector<absl::Status>::const_iterator FirstFailed(const std::vector<absl::Status>& all) {
+  return std::find_if(all.begin(), all.end(), [](const absl::Status& one) { return !one.ok(); });
+}
+
+// What this rank makes of all ranks' statuses.
+absl::Status OfRank(size_t rank, const std::vector<absl::Status>& all) {
+  const auto failed = FirstFailed(all);
+  if (failed == all.end() || !all[rank].ok()) return all[rank];
+  return absl::Status(failed->code(),
+                      absl::StrCat("rank ", failed - all.begin(), ": ", failed->message()));
+}
+
 absl::Status Differs(int rank, absl::string_view what, absl::string_view detail) {
   return absl::FailedPreconditionError(absl::StrCat("the ", what, " of rank ", rank,
                                                     " differs from rank 0's", detail,
@@ -135,18 +161,28 @@ absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
 }
 
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own) {
-  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> codes,
-                       OrOwn(own, AllValues(lane, static_cast<int64_t>(own.code()))));
-  const auto failed = std::find_if(codes.begin(), codes.end(), [](int64_t code) {
-    return static_cast<absl::StatusCode>(code) != absl::StatusCode::kOk;
-  });
-  if (failed == codes.end()) return absl::OkStatus();
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> messages,
-                       OrOwn(own, AllTexts(lane, own.message())));
-  if (!own.ok()) return own;
-  const auto rank = failed - codes.begin();
-  return absl::Status(static_cast<absl::StatusCode>(*failed),
-                      absl::StrCat("rank ", rank, ": ", messages[static_cast<size_t>(rank)]));
+  EBB_ASSIGN_OR_RETURN(const std::vector<absl::Status> all, OrOwn(own, AllStatuses(lane, own)));
+  return OfRank(static_cast<size_t>(lane.communicator.rank()), all);
+}
+
+absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_t cause,
+                           absl::FunctionRef<std::string()> advise) {
+  EBB_ASSIGN_OR_RETURN(std::vector<absl::Status> all, OrOwn(own, AllStatuses(lane, own)));
+  const size_t rank = static_cast<size_t>(lane.communicator.rank());
+  if (FirstFailed(all) == all.end()) return absl::OkStatus();
+  const absl::StatusOr<std::vector<int64_t>> causes = AllValues(lane, own.ok() ? 0 : cause);
+  if (!causes.ok()) return OfRank(rank, all);
+  std::vector<size_t> advisers;  // by rank: whose error it gets
+  for (size_t r = 0; r < all.size(); ++r) {
+    const auto first = std::find(causes->begin(), causes->end(), (*causes)[r]);
+    advisers.push_back((*causes)[r] == 0 ? r : static_cast<size_t>(first - causes->begin()));
+  }
+  if ((*causes)[rank] != 0 && advisers[rank] == rank)
+    all[rank] = absl::Status(own.code(), absl::StrCat(own.message(), "; ", advise()));
+  const absl::StatusOr<std::vector<std::string>> texts = AllTexts(lane, all[rank].message());
+  for (size_t r = 0; texts.ok() && r < all.size(); ++r)
+    all[r] = absl::Status(all[advisers[r]].code(), (*texts)[advisers[r]]);
+  return OfRank(rank, all);
 }
 
 absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
@@ -29,6 +30,13 @@ absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
 // OK if every rank passed OK; else this rank's own error, or that of the first rank that has one, with
 // its name and in full. Blocks.
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own);
+
+// The same for errors of which it takes a while to find out more: of the ranks that pass the same
+// `cause` the first calls `advise`, adds what it returns behind "; ", and its error is that of all of
+// them. Cause 0: there is nothing to add. The others wait no longer than for any collective: after
+// that, or where a rank has gone, their errors are as passed. Of OK alone no more is exchanged.
+absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_t cause,
+                           absl::FunctionRef<std::string()> advise);
 
 // Refuses ranks whose model, config or plan differ, and names the first difference.
 absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,

@@ -151,6 +151,7 @@ class Executor {
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
   absl::Status MakePlans();
+  absl::Status AgreeOnPlanned(const absl::Status& own);  // collective
   absl::Status MakeControl();
   absl::Status MakeCommunicator(absl::string_view name, std::optional<Communicator>& into);
   absl::Status SplitWorld(absl::string_view name, int group,  // by the ranks' groups
@@ -177,7 +178,10 @@ class Executor {
   absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
   HostLane Control() { return {*control_, *reduce_, mirror_}; }
   sharding::PlanInputs Inputs() const {
-    return InputsFor(model_, config_, size_, options_.optimizer ? &*options_.optimizer : nullptr);
+    sharding::PlanInputs inputs =
+        InputsFor(model_, config_, size_, options_.optimizer ? &*options_.optimizer : nullptr);
+    inputs.advises = false;  // one rank does (AgreeOnPlanned)
+    return inputs;
   }
 
   // spans.cc

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "ebb/offload/memory_limits.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -48,23 +47,14 @@ absl::Status Executor::CheckHostMemory() {
       });
   absl::Status own;
   if (tightest != rooms.end()) own = sharding::CheckHostRoom(plan().pools, *tightest);
-  const absl::Status agreed = AgreeOnStatus(Control(), own);
+  // One of those that share what is short looks for what would fit, and tells the others.
+  const absl::Status agreed = AgreeOnStatus(
+      Control(), own, own.ok() ? 0 : identities[static_cast<size_t>(tightest - rooms.begin())],
+      [&] { return AdviceFor(*tightest); });
   for (const std::string& warning : warnings) {
     if (agreed.ok()) LogWarning(absl::StrCat(options_.name, ": ", warning));
   }
-  if (agreed.ok()) return agreed;
-  // One of those that share what is short looks for what would fit, and tells the others.
-  const int64_t adviser =
-      own.ok() ? -1 : first_ranks[static_cast<size_t>(tightest - rooms.begin())];
-  absl::Status advised;
-  if (adviser == rank_)
-    advised = absl::Status(own.code(), absl::StrCat(own.message(), "; ", AdviceFor(*tightest)));
-  const absl::Status told = AgreeOnStatus(Control(), advised);
-  if (adviser == rank_) return advised;
-  absl::string_view text = told.message();
-  if (!absl::ConsumePrefix(&text, absl::StrCat("rank ", adviser, ": ")))
-    return own.ok() ? agreed : own;
-  return absl::Status(own.code(), text);
+  return agreed;
 }
 
 std::string Executor::AdviceFor(const sharding::HostRoom& room) const {

@@ -11,6 +11,8 @@
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/advice.h"
+#include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/interval.h"
 
 namespace ebb {
@@ -44,7 +46,7 @@ absl::Status Executor::Initialise() {
   if (own.ok()) own = MakePlans();
   EBB_RETURN_IF_ERROR(MakeControl());
   EBB_RETURN_IF_ERROR(MakeStreams());
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), own));
+  EBB_RETURN_IF_ERROR(AgreeOnPlanned(own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), model_, config_, own_->plan));
   EBB_RETURN_IF_ERROR(AgreeOnInitialValues(Control(), model_));
   EBB_RETURN_IF_ERROR(MakeGatherCommunicator());
@@ -137,6 +139,16 @@ absl::Status Executor::MakePlans() {
     (*run)->plan = std::move(*plan);
   }
   return absl::OkStatus();
+}
+
+// `own`: what planning has come to. Of a cap that ranks exceed alike one looks for what would fit, and
+// tells the others.
+absl::Status Executor::AgreeOnPlanned(const absl::Status& own) {
+  const bool exceeds_cap = absl::IsResourceExhausted(own);
+  const absl::string_view what = own.message();
+  const uint64_t cause = sharding::Hasher().Add({what.data(), what.size()}).hash();
+  return AgreeOnStatus(Control(), own, exceeds_cap ? static_cast<int64_t>(cause) : 0,
+                       [this] { return sharding::Advice(Inputs(), sharding::CapsOf(config_)); });
 }
 
 absl::Status Executor::MakeControl() {

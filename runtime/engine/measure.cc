@@ -39,7 +39,8 @@ absl::Status Executor::Measure() {
   if (config_.ebb.coalesce_bytes == planned.ebb.coalesce_bytes &&
       config_.zero.offload_optimizer.ratio == planned.zero.offload_optimizer.ratio)
     return absl::OkStatus();
-  EBB_RETURN_IF_ERROR(MakePlans());
+  // A plan that fails does on every rank: all have chosen the same.
+  if (const absl::Status own = MakePlans(); !own.ok()) return AgreeOnPlanned(own);
   return MakeStreams();  // which have room for what is planned
 }
 

@@ -1,8 +1,11 @@
 // Ranks that do not agree, on what they create or on what they do in a step: a Status on every rank
 // that names the first difference.
+#include "ebb/runtime/engine/agreement.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 
 #include "absl/strings/match.h"
@@ -151,6 +154,9 @@ TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
       {"Group",
        [](ModelSpec&, Config& config) { config.ebb.parameter_groups["nobody"] = {}; },
        {"parameter_groups.nobody"}},
+      {"Cap",
+       [](ModelSpec&, Config& config) { config.ebb.device_memory = 1; },
+       {"ebb.device_memory is 0.0 MiB a rank", "; no setting fits; the least, "}},
       {"Initialiser",
        [](ModelSpec& model, Config&) {
          model.parameters[7].init = [](const Slice&, std::span<float>) {
@@ -175,6 +181,96 @@ TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
     }
     EXPECT_THAT(std::string(statuses[0].message()), HasSubstr(absl::StrCat("rank ", odd)));
   }
+}
+
+TEST_P(CreateTest, OfACapThatAllExceedEveryRankGetsWhatAPlanAloneAdvises) {
+  const ModelSpec model = ScriptedModel();
+  Config config = ConfigFor(GetParam());
+  config.ebb.device_memory = 4096;
+  const absl::Status alone = PredictMemory(model, GetParam().world, config).status();
+  EXPECT_EQ(alone.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(alone.message()), HasSubstr(": raise it, or take "));
+  std::vector<absl::Status> statuses(static_cast<size_t>(GetParam().world));
+  RunThreads(GetParam().world, [&](World world) {
+    return statuses[static_cast<size_t>(world.rank())] =
+               Engine::Create(world, Device::Cpu(1), model, config).status();
+  }).IgnoreError();
+  for (const absl::Status& status : statuses) EXPECT_EQ(status, alone);
+}
+
+// What ranks agree on, and how often advice was looked for.
+class AdvisedStatusTest : public ::testing::Test {
+ protected:
+  struct Own {
+    absl::Status status;
+    int64_t cause = 0;
+  };
+  using Advise = std::function<std::string(int rank, Communicator& communicator)>;
+
+  std::vector<absl::Status> Agreed(const std::vector<Own>& all, const Advise& advise) {
+    searches_ = 0;
+    std::vector<absl::Status> statuses(all.size());
+    const absl::Status run =
+        RunThreads(static_cast<int>(all.size()), [&](World world) -> absl::Status {
+          Device device = Device::Cpu(1);
+          absl::StatusOr<Communicator> communicator = world.NewCommunicator({.name = "advised"});
+          if (!communicator.ok()) return communicator.status();
+          absl::StatusOr<Stream> stream = device.NewStream("advised");
+          if (!stream.ok()) return stream.status();
+          const DeviceMirror mirror;
+          const size_t rank = static_cast<size_t>(world.rank());
+          statuses[rank] = AgreeOnStatus({*communicator, *stream, mirror}, all[rank].status,
+                                         all[rank].cause, [&] {
+                                           ++searches_;
+                                           return advise(world.rank(), *communicator);
+                                         });
+          return absl::OkStatus();
+        });
+    EXPECT_TRUE(run.ok()) << run;
+    return statuses;
+  }
+
+  std::atomic<int> searches_{0};
+};
+
+TEST_F(AdvisedStatusTest, OneRankOfEachCauseLooksAndTellsTheOthers) {
+  const absl::Status full = absl::ResourceExhaustedError("full");
+  const std::vector<absl::Status> agreed =
+      Agreed({{},
+              {full, 7},
+              {absl::ResourceExhaustedError("host b is full"), 9},
+              {full, 7},
+              {absl::InvalidArgumentError("wrong")},
+              {absl::ResourceExhaustedError("host b is as full"), 9}},
+             [](int rank, Communicator&) { return absl::StrCat("ask ", rank); });
+  const absl::Status of_b = absl::ResourceExhaustedError("host b is full; ask 2");
+  EXPECT_EQ(searches_, 2);
+  EXPECT_EQ(agreed[0], absl::ResourceExhaustedError("rank 1: full; ask 1"));
+  EXPECT_EQ(agreed[1], absl::ResourceExhaustedError("full; ask 1"));
+  EXPECT_EQ(agreed[2], of_b);
+  EXPECT_EQ(agreed[3], agreed[1]);
+  EXPECT_EQ(agreed[4], absl::InvalidArgumentError("wrong"));
+  EXPECT_EQ(agreed[5], of_b);
+}
+
+TEST_F(AdvisedStatusTest, WithoutAnErrorOfThatKindNobodyLooks) {
+  const Advise none = [](int, Communicator&) { return std::string("ask"); };
+  for (const absl::Status& status : Agreed({{{}, 7}, {{}, 7}}, none)) EXPECT_TRUE(status.ok());
+  EXPECT_EQ(Agreed({{{}, 7}, {absl::AbortedError("gone")}}, none)[0],
+            absl::AbortedError("rank 1: gone"));
+  EXPECT_EQ(searches_, 0);
+}
+
+TEST_F(AdvisedStatusTest, WhoCannotBeToldKeepsItsError) {
+  const absl::Status full = absl::ResourceExhaustedError("full");
+  const std::vector<absl::Status> agreed =
+      Agreed({{full, 7}, {full, 7}, {}}, [](int, Communicator& communicator) {
+        communicator.Abort(absl::DeadlineExceededError("too long"));
+        return std::string("ask");
+      });
+  EXPECT_EQ(agreed[0], absl::ResourceExhaustedError("full; ask"));
+  EXPECT_EQ(agreed[1], full);
+  EXPECT_EQ(agreed[2], absl::ResourceExhaustedError("rank 0: full"));
 }
 
 // Within a step there is room for a part of it: for what failed, and for why, which follows a path.
