@@ -23,6 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "ebb/offload/io_error.h"
+#include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
@@ -35,19 +36,6 @@ std::string ReadSmall(int descriptor) {
   std::array<char, 512> text;
   const ssize_t bytes = pread(descriptor, text.data(), text.size(), 0);
   return std::string(text.data(), static_cast<size_t>(std::max<ssize_t>(bytes, 0)));
-}
-
-// Of this start of this machine's kernel.
-std::string BootId() {
-  const FileHandle file(open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC));
-  const std::string text = ReadSmall(file.get());
-  return text.substr(0, text.find('\n'));
-}
-
-std::string HostName() {
-  std::array<char, 256> name = {};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 // Locks there are of this machine, all of them.

@@ -1,10 +1,8 @@
 #include "ebb/offload/memory_limits.h"
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <initializer_list>
 #include <iterator>
@@ -16,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "ebb/runtime/device/machine.h"
 
 namespace ebb {
 namespace {
@@ -55,11 +54,8 @@ int64_t OfZfs(const std::string& root) {
 }
 
 std::string IdentityOfMachine(const std::string& root) {
-  const std::string boot = Text(root + "/proc/sys/kernel/random/boot_id");
-  if (!boot.empty()) return std::string(absl::StripAsciiWhitespace(boot));
-  std::array<char, 256> host = {};
-  gethostname(host.data(), host.size() - 1);
-  return host.data();
+  const std::string boot = BootId(root);
+  return boot.empty() ? HostName() : boot;
 }
 
 // Whose numbers /proc/meminfo has. Something may be mounted over it (lxcfs) that says what the container

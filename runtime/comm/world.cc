@@ -1,7 +1,5 @@
 #include "ebb/runtime/comm/world.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -18,17 +16,17 @@
 #include "ebb/runtime/comm/node/world.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
 
 absl::Status NeedsMpi(const Launch& launch) {
-  char host[256] = {};
-  gethostname(host, sizeof(host) - 1);
   return absl::UnimplementedError(absl::StrCat(
-      "this process, on host '", host, "', is rank ", launch.rank, " of ", launch.size, " that ",
-      launch.launcher, " has started on several hosts: CPU ranks on several hosts need MPI, ",
+      "this process, on host '", HostName(), "', is rank ", launch.rank, " of ", launch.size,
+      " that ", launch.launcher,
+      " has started on several hosts: CPU ranks on several hosts need MPI, ",
       HasMpi() ? "whose launcher has to start them (mpirun, srun --mpi=pmix)"
                : "which this build does not have (-DEBB_MPI=ON)",
       ". Or start all ranks on one host; set MASTER_ADDR and MASTER_PORT if they are"));

@@ -5,6 +5,7 @@
 
 #include <filesystem>
 
+#include "ebb/runtime/device/machine.h"
 #include "system_files.h"
 
 namespace ebb::testing {
@@ -64,6 +65,17 @@ TEST(MemoryLimits, AreOfEveryGroupOnTheWayUpThatHasOne) {
   EXPECT_EQ(limits[2].swap, 500 * kKibi) << "without a limit of its own, the machine's";
   EXPECT_NE(limits[1].identity, limits[2].identity);
   EXPECT_NE(limits[0].identity, limits[1].identity);
+}
+
+TEST(MemoryLimits, AreKnownByTheStartOfTheMachineOrElseByItsName) {
+  const SystemFiles files;
+  files.Memory(4'000, 0);
+  EXPECT_EQ(BootId(files.root()), "5eb63bbb-e01e");
+  EXPECT_EQ(ReadMemoryLimits(files.root()).front().identity, BootId(files.root()));
+  files.Write("/proc/sys/kernel/random/boot_id", "");
+  EXPECT_EQ(BootId(files.root()), "");
+  EXPECT_FALSE(HostName().empty());
+  EXPECT_EQ(ReadMemoryLimits(files.root()).front().identity, HostName());
 }
 
 // lxcfs shows each container its own.

@@ -4,22 +4,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/rendezvous/build.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/device/machine.h"
 
 namespace ebb {
 namespace {
-
-std::string FirstLine(const char* path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
 
 std::string Namespace(const char* path) {
   struct stat info = {};
@@ -44,14 +37,12 @@ std::string Cores() {
 }  // namespace
 
 Participant Myself(int rank, int size, std::string launcher) {
-  char host_name[256] = {};
-  gethostname(host_name, sizeof(host_name) - 1);
-  const std::string kernel = FirstLine("/proc/sys/kernel/random/boot_id");
+  const std::string kernel = BootId();
   return {.launcher = std::move(launcher),
           .build = ThisBuild(),
           .rank = rank,
           .size = size,
-          .host_name = host_name,
+          .host_name = HostName(),
           .shared_memory = absl::StrCat(kernel, " ", SharedMemory()),
           .network = Namespace("/proc/self/ns/net"),
           .pid_namespace = absl::StrCat(kernel, " ", Namespace("/proc/self/ns/pid")),
