@@ -42,6 +42,11 @@ struct Row : Key {
     row.only_for = types;
     return row;
   }
+  constexpr Row MayRepeat() const {
+    Row row = *this;
+    row.may_repeat = true;
+    return row;
+  }
   constexpr Row RequiredBy(std::string_view types) const {
     Row row = *this;
     row.required_for = types;

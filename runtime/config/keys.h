@@ -56,6 +56,7 @@ struct Key {
   std::string_view only_for = "", required_for = "";
   std::string_view same_as = "";  // the key it stands for, which has its own row
   bool is_deprecated = false;     // of rows with same_as: worth a remark
+  bool may_repeat = false;        // by another name as well, with the same value
 };
 
 std::span<const Key> Keys();

@@ -197,7 +197,8 @@ constexpr Key kRows[] = {
     Integer("aio.intra_op_parallelism", "1", kLiterally,
             "queues of aio.queue_depth requests; without io_uring threads, at least 4 if there are "
             "as many requests")
-        .From(1, 64),
+        .From(1, 64)
+        .MayRepeat(),  // DeepSpeed's own defaults have both names
     OtherName("aio.thread_count", "aio.intra_op_parallelism"),
     Flag("aio.single_submit", "false", kLiterally, "whether requests are submitted one by one"),
     Flag("aio.overlap_events", "true", kNoMeaning,

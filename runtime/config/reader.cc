@@ -72,6 +72,7 @@ class Reader {
                   values.groups[name]);
     }
     const auto [other, is_new] = values.given.emplace(key.path, Given{&value, shown});
+    if (!is_new && key.may_repeat && IsSame(key, other->second, value)) return absl::OkStatus();
     if (!is_new) {
       return Invalid({Quoted(other->second.shown), " and ", Quoted(shown),
                       " are two names of one key; give one"});
@@ -82,6 +83,11 @@ class Reader {
       return ReadBlock(key, value, shown, block, values);
     }
     return Take(key, value, shown, block);
+  }
+
+  // Of a value that has been read under another name.
+  static bool IsSame(const Key& key, const Given& given, const Json& value) {
+    return given.value == nullptr ? IsAuto(key, value) : *given.value == value;
   }
 
   absl::Status ReadBlock(const Key& key, const Json& value, const std::string& shown,

@@ -266,6 +266,11 @@ TEST(Config, ReadsTiers) {
   EXPECT_EQ(config.ebb.verify_swap, VerifySwap::kAll);
   EXPECT_EQ(config.ebb.io_backend, IoBackend::kUring);
   EXPECT_EQ(Read(R"({"aio": {"intra_op_parallelism": 3}})").aio.intra_op_parallelism, 3);
+  for (const char* both : {R"({"aio": {"thread_count": 3, "intra_op_parallelism": 3}})",
+                           R"({"aio": {"intra_op_parallelism": 3, "thread_count": 3}})"})
+    EXPECT_EQ(Read(both).aio.intra_op_parallelism, 3);
+  EXPECT_EQ(Read(R"({"aio": {"thread_count": "auto", "intra_op_parallelism": "auto"}})").aio,
+            AioConfig());
   EXPECT_EQ(RequestsInFlight(Read("{}").aio), 8);
   EXPECT_EQ(RequestsInFlight(Read(R"({"aio": {"queue_depth": 16, "thread_count": 3}})").aio), 48);
   EXPECT_EQ(RequestsInFlight(Read(R"({"aio": {"queue_depth": 4096, "thread_count": 64}})").aio),

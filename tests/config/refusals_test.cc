@@ -344,8 +344,12 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"zero_optimization": {"stage": 3, "cpu_offload_param": true,
                  "offload_param": {"device": "cpu"}}})",
              {"\"zero_optimization.cpu_offload_param\" is an old form of"}},
-        Case{R"({"aio": {"thread_count": 2, "intra_op_parallelism": 2}})",
-             {"\"aio.thread_count\" and \"aio.intra_op_parallelism\" are two names of one key"}}));
+        Case{R"({"aio": {"thread_count": 2, "intra_op_parallelism": 3}})",
+             {"\"aio.thread_count\" and \"aio.intra_op_parallelism\" are two names of one key"}},
+        Case{R"({"aio": {"intra_op_parallelism": 2, "thread_count": "auto"}})",
+             {"\"aio.intra_op_parallelism\" and \"aio.thread_count\" are two names of one key"}},
+        Case{R"({"aio": {"thread_count": 65, "intra_op_parallelism": 65}})",
+             {"\"aio.thread_count\" is 65; allowed: an integer from 1 to 64"}}));
 
 }  // namespace
 }  // namespace ebb
