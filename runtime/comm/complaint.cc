@@ -1,6 +1,9 @@
 #include "ebb/runtime/comm/complaint.h"
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace ebb {
 namespace {
@@ -15,6 +18,15 @@ absl::StatusCode CodeOf(const absl::Status& why) {
 }
 absl::string_view MessageOf(const absl::Status& why) {
   return why.ok() ? "for no stated reason" : why.message();
+}
+
+// "rank 2: ...", "rank 2 failed: ..."
+bool NamesItsRank(const absl::Status& why) {
+  absl::string_view text = why.message();
+  if (!absl::ConsumePrefix(&text, "rank ") || text.empty() || !absl::ascii_isdigit(text.front()))
+    return false;
+  while (!text.empty() && absl::ascii_isdigit(text.front())) text.remove_prefix(1);
+  return absl::StartsWith(text, ": ") || absl::StartsWith(text, " failed: ");
 }
 
 }  // namespace
@@ -59,12 +71,19 @@ absl::Status MismatchStatus(const CommunicatorOptions& options, std::string_view
 
 absl::Status AbortStatus(const CommunicatorOptions& options, int world_rank,
                          const absl::Status& why) {
+  if (NamesItsRank(why)) return why;
   return absl::Status(CodeOf(why), absl::StrCat("rank ", world_rank, " aborted communicator '",
                                                 options.name, "': ", MessageOf(why)));
 }
 
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why) {
+  if (NamesItsRank(why)) return why;
   return absl::Status(CodeOf(why), absl::StrCat("rank ", world_rank, " failed: ", MessageOf(why)));
+}
+
+absl::Status OfRank(int world_rank, const absl::Status& why) {
+  if (NamesItsRank(why)) return why;
+  return absl::Status(CodeOf(why), absl::StrCat("rank ", world_rank, ": ", MessageOf(why)));
 }
 
 }  // namespace ebb

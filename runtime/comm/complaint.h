@@ -32,4 +32,9 @@ absl::Status AbortStatus(const CommunicatorOptions& options, int world_rank,
                          const absl::Status& why);
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
 
+// An error under the name of its rank: "rank 1: ...". A rank passes on what others have told it: what
+// begins with its rank's name ("rank 2: ...", "rank 2 failed: ...") is left as it is, also by the two
+// above.
+absl::Status OfRank(int world_rank, const absl::Status& why);
+
 }  // namespace ebb

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fingerprint.h"
 
@@ -80,11 +81,10 @@ std::vector<absl::Status>::const_iterator FirstFailed(const std::vector<absl::St
 }
 
 // What this rank makes of all ranks' statuses.
-absl::Status OfRank(size_t rank, const std::vector<absl::Status>& all) {
+absl::Status SeenBy(size_t rank, const std::vector<absl::Status>& all) {
   const auto failed = FirstFailed(all);
   if (failed == all.end() || !all[rank].ok()) return all[rank];
-  return absl::Status(failed->code(),
-                      absl::StrCat("rank ", failed - all.begin(), ": ", failed->message()));
+  return OfRank(static_cast<int>(failed - all.begin()), *failed);
 }
 
 absl::Status Differs(int rank, absl::string_view what, absl::string_view detail) {
@@ -162,7 +162,7 @@ absl::Status GatherRecords(const HostLane& lane, const ExchangeRecord& own,
 
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own) {
   EBB_ASSIGN_OR_RETURN(const std::vector<absl::Status> all, OrOwn(own, AllStatuses(lane, own)));
-  return OfRank(static_cast<size_t>(lane.communicator.rank()), all);
+  return SeenBy(static_cast<size_t>(lane.communicator.rank()), all);
 }
 
 absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_t cause,
@@ -171,7 +171,7 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
   const size_t rank = static_cast<size_t>(lane.communicator.rank());
   if (FirstFailed(all) == all.end()) return absl::OkStatus();
   const absl::StatusOr<std::vector<int64_t>> causes = AllValues(lane, own.ok() ? 0 : cause);
-  if (!causes.ok()) return OfRank(rank, all);
+  if (!causes.ok()) return SeenBy(rank, all);
   std::vector<size_t> advisers;  // by rank: whose error it gets
   for (size_t r = 0; r < all.size(); ++r) {
     const auto first = std::find(causes->begin(), causes->end(), (*causes)[r]);
@@ -182,7 +182,7 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
   const absl::StatusOr<std::vector<std::string>> texts = AllTexts(lane, all[rank].message());
   for (size_t r = 0; texts.ok() && r < all.size(); ++r)
     all[r] = absl::Status(all[advisers[r]].code(), (*texts)[advisers[r]]);
-  return OfRank(rank, all);
+  return SeenBy(rank, all);
 }
 
 absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -38,7 +39,7 @@ absl::Status Executor::StepError() const {
 // The last steps and their updates may fail when nobody asks any more.
 void Executor::LogUntoldFailure() const {
   if (const absl::Status failed = failures_.Untold(); !failed.ok())
-    LogWarning(absl::StrCat(options_.name, " rank ", rank_, ": ", failed.message()));
+    LogWarning(absl::StrCat(options_.name, " ", OfRank(rank_, failed).message()));
   if (failures_.has_failed()) return;
   const bool failed = std::any_of(
       std::begin(verdicts_), std::end(verdicts_),

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
 
 namespace ebb {
 
@@ -37,9 +38,8 @@ void ExchangeRecord::SetError(const absl::Status& status) {
 }
 
 absl::Status ExchangeRecord::Error(int rank) const {
-  return absl::Status(static_cast<absl::StatusCode>(status_code),
-                      absl::StrCat("rank ", rank, ": ",
-                                   absl::string_view(message, static_cast<size_t>(message_bytes))));
+  return OfRank(rank, absl::Status(static_cast<absl::StatusCode>(status_code),
+                                   {message, static_cast<size_t>(message_bytes)}));
 }
 
 void ExchangeRecord::SetTrail(const ScopeTrail& trail) {

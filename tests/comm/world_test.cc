@@ -69,6 +69,25 @@ TEST(RunThreads, ReturnsTheErrorOfTheRankThatFailedFirst) {
   EXPECT_EQ(failed, absl::DataLossError("rank 1: a page is missing"));
 }
 
+TEST(RunThreads, PutsAnErrorDownToTheRankThatItIsOf) {
+  // Rank 0 has been told, and passes on what it has heard, also to those that wait.
+  const absl::Status told = absl::DataLossError("rank 1: a page is missing");
+  absl::Status heard;
+  const absl::Status status = RunThreads(3, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    if (world.rank() == 0) {
+      world.Fail(told);
+      return told;
+    }
+    Stream stream = Device::Cpu(1).CallerStream();
+    while (communicator.status().ok()) EBB_RETURN_IF_ERROR(communicator.Barrier(stream));
+    if (world.rank() == 2) heard = communicator.status();
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(status, told);
+  EXPECT_EQ(heard, told);
+}
+
 TEST(RunThreads, ARankWhoseLeavingFailsAnotherFailedFirst) {
   // Rank 1 is on its way out with an error: its communicator is gone already, and rank 0, which
   // needs it, returns before it.

@@ -297,6 +297,20 @@ TEST(ExchangeRecord, HasTheBeginningAndTheEndOfALongError) {
   }
 }
 
+// The others may have failed for what it tells; the first record's is what all ranks hear.
+TEST(ExchangeRecord, KeepsTheNameOfTheRankThatAnErrorIsOf) {
+  const auto told = [](const char* message) {
+    ExchangeRecord record;
+    record.SetError(absl::DataLossError(message));
+    return std::string(record.Error(0).message());
+  };
+  EXPECT_EQ(told("rank 1: a page is missing"), "rank 1: a page is missing");
+  EXPECT_EQ(told("rank 12 failed: a page is missing"), "rank 12 failed: a page is missing");
+  for (const char* own :
+       {"a page is missing", "rank: 1", "rank 1", "ranks 1: differ", "rank 1 has left: it"})
+    EXPECT_EQ(told(own), absl::StrCat("rank 0: ", own));
+}
+
 struct Deviation {
   std::string name;
   StepOptions options;  // of one rank, in one step

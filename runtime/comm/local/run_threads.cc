@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/cpu/core_share.h"
@@ -50,8 +51,7 @@ absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
   for (std::thread& thread : threads) thread.join();
   for (const int rank : world->failures()) {
     const absl::Status& status = statuses[static_cast<size_t>(rank)];
-    if (!status.ok())
-      return absl::Status(status.code(), absl::StrCat("rank ", rank, ": ", status.message()));
+    if (!status.ok()) return OfRank(rank, status);
   }
   return absl::OkStatus();
 }
