@@ -1,14 +1,16 @@
 // gpt: trains a byte-level GPT. Its ranks are threads of this process or, under mpirun, torchrun or
 // srun, the processes that these have started. Exit codes: 0; 1 if training failed; 2 for what the
-// command line or the launcher asked that cannot be; 130 if a signal ended it.
+// command line, the configuration or the launcher asked that cannot be; 130 if a signal ended it.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <span>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
 #include "options.h"
+#include "refusal.h"
 #include "run.h"
 #include "standard_output.h"
 #include "stop.h"
@@ -22,6 +24,11 @@ constexpr int kFailed = 1, kCannotBe = 2, kStopped = 130;
 int Fail(const absl::Status& status, int code) {
   std::fprintf(stderr, "gpt: %s\n", std::string(status.message()).c_str());
   return code;
+}
+
+// Where one rank refuses, the others may end in its wake.
+int CodeOf(std::span<const absl::Status> errors) {
+  return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kCannotBe : kFailed;
 }
 
 absl::StatusOr<Text> LoadText(Options& options) {
@@ -52,7 +59,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
     // Where all ranks have the same to say, `status` would put it down to one.
     const bool alike =
         !ended[0].ok() && std::count(ended.begin(), ended.end(), ended[0]) == options.ranks;
-    return Fail(alike ? ended[0] : status, kFailed);
+    return Fail(alike ? ended[0] : status, CodeOf(ended));
   }
   return stopped ? kStopped : 0;
 }
@@ -60,9 +67,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
 // What goes wrong here is told to the other ranks, which wait for this one otherwise.
 int FailRank(const World& world, const absl::Status& status, int code) {
   world.Fail(status);
-  return Fail(
-      absl::Status(status.code(), absl::StrCat("rank ", world.rank(), ": ", status.message())),
-      code);
+  return Fail(OfRank(world.rank(), status), code);
 }
 
 int RunRankOfLauncher(Options& options, const Config& config) {
@@ -75,7 +80,8 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   CatchStopSignals();
   const auto stopped =
       RunRank(*world, {.options = options, .config = config, .text = *text, .reports = *reports});
-  if (!stopped.ok()) return FailRank(*world, stopped.status(), kFailed);
+  if (!stopped.ok())
+    return FailRank(*world, stopped.status(), CodeOf(std::span(&stopped.status(), 1)));
   return *stopped ? kStopped : 0;
 }
 

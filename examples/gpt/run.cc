@@ -17,6 +17,7 @@
 #include "ebb/sharding/plan_table.h"
 #include "history.h"
 #include "progress.h"
+#include "refusal.h"
 #include "standard_output.h"
 #include "stop.h"
 #include "summary.h"
@@ -269,7 +270,9 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
 
 absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
   const bool speaks = world.rank() == 0;
-  EBB_ASSIGN_OR_RETURN(ChosenDevice device, ChooseDevice(run.options, world.local_rank()));
+  absl::StatusOr<ChosenDevice> chosen = ChooseDevice(run.options, world.local_rank());
+  if (!chosen.ok()) return RefusalByCode(chosen.status());
+  ChosenDevice device = *std::move(chosen);
   if (speaks && !device.instead_of_cuda.empty())
     LogWarning(
         absl::StrCat("no --device cuda, so training uses the CPU: ", device.instead_of_cuda));
@@ -277,9 +280,10 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
       device.device.kind() != DeviceKind::kCuda)
     LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
   EBB_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
-  EBB_ASSIGN_OR_RETURN(
-      std::unique_ptr<Trainer> trainer,
-      Trainer::Create(world, std::move(device.device), run.options, run.config, run.text));
+  absl::StatusOr<std::unique_ptr<Trainer>> made =
+      Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
+  if (!made.ok()) return RefusalByCode(made.status());
+  const std::unique_ptr<Trainer> trainer = *std::move(made);
   if (speaks && run.options.show_plan)
     Print(absl::StrCat(sharding::PlanTable(trainer->engine().plan()), "\n"));
   if (run.options.show_plan && !run.options.steps_given) {

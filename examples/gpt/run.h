@@ -27,7 +27,8 @@ struct Run {
   Reports& reports;  // rank 0's
 };
 
-// True if a signal ended it early; the reports are written then as well.
+// True if a signal ended it early; the reports are written then as well. An error that refuses what was
+// asked for is marked as such (refusal.h).
 absl::StatusOr<bool> RunRank(const World& world, const Run& run);
 
 }  // namespace ebb::gpt

@@ -226,6 +226,27 @@ TEST_F(LaunchedTest, WhatOneRankCannotDoTheOthersAreTold) {
   EXPECT_THAT(first->printed(), AllOf(HasSubstr("rank 1"), HasSubstr(files_.Path("absent"))));
 }
 
+// Each rank in a folder of its own, one without the disk: what it is refused all ranks say alike, and
+// under its name alone.
+TEST_F(LaunchedTest, WhatOneRanksEngineIsRefusedAllRanksSayUnderItsName) {
+  const std::string port = FreePort();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    const std::string folder = files_.Path("rank" + std::to_string(rank));
+    std::filesystem::create_directories(rank == 1 ? folder : folder + "/disk");
+    ranks.push_back(std::make_unique<Program>(
+        Arguments({"--offload-optimizer", "nvme", "--nvme-path", "disk"}),
+        Program::Options{.columns = 0,
+                         .environment = Torchrun(rank, 3, port),
+                         .before = {"sh", "-c", "cd '" + folder + "' && exec \"$0\" \"$@\""}}));
+  }
+  for (auto& rank : ranks) {
+    EXPECT_EQ(rank->Finish(), 2) << rank->printed();
+    EXPECT_THAT(rank->printed(), AllOf(HasSubstr("gpt: rank 1: nvme_path 'disk' does not exist"),
+                                       Not(HasSubstr("rank 0")), Not(HasSubstr("rank 2"))));
+  }
+}
+
 TEST_F(LaunchedTest, ASignalToOneRankEndsAllAfterTheSameStep) {
   const std::string port = FreePort();
   std::vector<std::unique_ptr<Program>> ranks;

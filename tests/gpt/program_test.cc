@@ -41,7 +41,14 @@ TEST_F(ProgramTest, WhatCannotBeDoneExitsWithTwoAndSaysWhy) {
         {Tiny({"--data", data_, "--config",
                files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
                                                "ebb": {"trace": "/absent/trace.json"}})")}),
-         "ebb.trace"}}) {
+         "ebb.trace"},
+        {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path",
+               files_.Path("absent")}),
+         "nvme_path '" + files_.Path("absent") + "' does not exist"},
+        {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", data_}),
+         "is not a directory"},
+        {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", "/proc"}),
+         "cannot create a directory in nvme_path '/proc'"}}) {
     Program program(c.arguments);
     EXPECT_EQ(program.Finish(), 2) << program.printed();
     EXPECT_THAT(program.printed(), HasSubstr(c.said));
@@ -83,14 +90,14 @@ TEST_F(ProgramTest, WhatAllRanksRefuseIsPutDownToNone) {
   const std::string config = files_.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
       "ebb": {"parameter_groups": {"absent": {"lr_factor": 2}}}})");
   Program program(Tiny({"--data", data_, "--config", config, "--ranks", "3"}));
-  EXPECT_EQ(program.Finish(), 1) << program.printed();
+  EXPECT_EQ(program.Finish(), 2) << program.printed();
   EXPECT_THAT(program.printed(), HasSubstr("gpt: ebb.parameter_groups.absent"));
 }
 
 // Lines are broken elsewhere there.
 TEST_F(ProgramTest, TheExampleOfACapInTheDocumentsIsWhatItSays) {
   Program program({"--device", "cpu", "--device-memory", "64MiB"});
-  EXPECT_EQ(program.Finish(), 1) << program.printed();
+  EXPECT_EQ(program.Finish(), 2) << program.printed();
   std::ostringstream page;
   page << std::ifstream(EBB_DOCS "/offload.md").rdbuf();
   const auto one_line = [](std::string text) {
@@ -156,7 +163,7 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
     arguments.insert(arguments.end(), {"--data", data_, "--steps", "1", "--layers", "4", "--width",
                                        "64", "--heads", "2", "--context", "16"});
     Program program(Tiny(arguments));
-    EXPECT_EQ(program.Finish(), 1) << program.printed();
+    EXPECT_EQ(program.Finish(), 2) << program.printed();
     for (const std::string& said : c.said) EXPECT_THAT(program.printed(), HasSubstr(said));
     EXPECT_TRUE(std::filesystem::is_empty(disk));
   }

@@ -1,0 +1,32 @@
+#include "refusal.h"
+
+#include "absl/strings/cord.h"
+
+namespace ebb::gpt {
+namespace {
+
+constexpr char kMark[] = "ebb.gpt/refusal";
+
+}  // namespace
+
+absl::Status RefusalByCode(absl::Status error) {
+  switch (error.code()) {
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+      error.SetPayload(kMark, absl::Cord());
+      break;
+    default:
+      break;
+  }
+  return error;
+}
+
+bool IsRefusal(const absl::Status& error) {
+  return error.GetPayload(kMark).has_value();
+}
+
+}  // namespace ebb::gpt
