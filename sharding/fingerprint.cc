@@ -60,7 +60,7 @@ uint64_t Fingerprint(const Plan& plan) {
   }
   for (const Moment& moment : plan.moments) {
     hasher.Add(moment.kind).Add(moment.scope);
-    for (int operation : moment.operations) hasher.Add(operation);
+    for (int operation : moment.operations()) hasher.Add(operation);
   }
   for (const int64_t* bytes : {plan.pools.bytes, plan.pools.host_bytes, plan.pools.file_bytes}) {
     for (int c = 0; c < kStateClasses; ++c) hasher.Add(bytes[c]);

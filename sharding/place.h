@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "ebb/sharding/state.h"
 
@@ -22,12 +23,21 @@ struct Place {
     return further;
   }
   friend bool operator==(const Place&, const Place&) = default;
+  template <class H>
+  friend H AbslHashValue(H hash, const Place& place) {
+    return H::combine(std::move(hash), place.tier, place.pool, place.offset, place.per_slice);
+  }
 };
 
 struct Move {
   StateClass state{};  // what it is, wherever it lies meanwhile
   Place from, to;
   int64_t bytes = 0;
+  friend bool operator==(const Move&, const Move&) = default;
+  template <class H>
+  friend H AbslHashValue(H hash, const Move& move) {
+    return H::combine(std::move(hash), move.state, move.from, move.to, move.bytes);
+  }
 };
 
 // Transfers with the swap file start and end at multiples of this, in the file and in memory.

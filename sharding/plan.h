@@ -15,8 +15,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <ranges>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -93,6 +97,12 @@ struct Part {
   int gradient_slot = -1;  // kAccumulate, kNorm: turn of the slot, where the shard lives on NVMe
   int64_t landed = -1;     // likewise in Pools::landing, where the shard is in host memory
   int work = -1;           // kUpdate: index into Plan::works; kNarrow: into Plan::narrowings
+  friend bool operator==(const Part&, const Part&) = default;
+  template <class H>
+  friend H AbslHashValue(H hash, const Part& part) {
+    return H::combine(std::move(hash), part.unit, part.scope, part.first, part.last, part.staged,
+                      part.rounded, part.gradient_slot, part.landed, part.work);
+  }
 };
 
 // One update of a sub-group: where it finds and leaves everything. What does not live where the
@@ -117,28 +127,33 @@ struct Narrowing {
 // Whether an operation runs depends on whether updates of the step before are still to be done.
 enum class Condition : uint8_t { kAlways, kCarrying, kNotCarrying };
 
+// Its lists are in Plan::lists.
 struct Operation {
   OperationKind kind{};
   StreamId stream{};
-  std::vector<Part> parts;        // units of a bucket
-  std::vector<Dependency> after;  // beside everything before it on its stream
-  int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
-  std::vector<Move> moves = {};  // kRead, kUpload, kDownload, kWrite
   Condition condition = Condition::kAlways;
   bool of_update = false;  // an update, or what it needs or leaves to be moved
+  bool awaited = false;    // in some Operation::after or Moment::compute of the plan
   // Whose events it records, beside its own.
-  int updates = -1;             // unit: Dependency::kUpdated
-  int stores = -1;              // unit: Dependency::kStored
-  std::vector<int> frees = {};  // slots: Dependency::kSlotFree
+  int updates = -1;   // unit: Dependency::kUpdated
+  int stores = -1;    // unit: Dependency::kStored
+  int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
+  std::span<const int> frees;         // slots: Dependency::kSlotFree
+  std::span<const Part> parts;        // units of a bucket
+  std::span<const Dependency> after;  // beside everything before it on its stream
+  std::span<const Move> moves;        // kRead, kUpload, kDownload, kWrite
 };
 
 struct Moment {
   enum Kind : uint8_t { kBegin, kOpen, kClose, kFinish };
   Kind kind = kBegin;
   int scope = -1;
-  std::vector<int> operations;      // issued now, in this order
-  std::vector<Dependency> compute;  // what the compute stream then waits for
+  int begin = 0, end = 0;               // operations issued now, in their order
+  std::span<const Dependency> compute;  // what the compute stream then waits for
+  auto operations() const { return std::views::iota(begin, end); }
 };
+
+struct PlanLists;
 
 // Bytes from the start of the class's pool.
 struct UnitAddresses {
@@ -278,6 +293,7 @@ struct Plan {
   Pools pools;
   std::vector<PlannedScope> scopes;
   std::vector<Operation> operations;
+  std::shared_ptr<const PlanLists> lists;  // of operations and moments; copies of a plan share them
   std::vector<UpdateWork> works;
   std::vector<Narrowing> narrowings;
   std::vector<Moment> moments;       // kBegin; kOpen and kClose of each scope in turn; kFinish
@@ -287,6 +303,8 @@ struct Plan {
   uint64_t hash = 0;  // of all of the above that ranks must agree on
 
   int64_t BytesOf(OperationKind kind) const;
+  // What the plan itself takes in RAM.
+  int64_t OwnBytes() const;
 };
 
 struct MemoryCaps;

@@ -76,9 +76,7 @@ void PlanBuilder::BringBoundaries(int s) {
         OperationKind::kUpload, StreamId::kUpload, visit,
         swaps ? pools.boundary_slots.Slot(turn) : pools.visits[static_cast<size_t>(visit)].home,
         BoundaryOnDevice(visit), std::move(after));
-    if (swaps)
-      plan_.operations[static_cast<size_t>(upload)].frees = {
-          pools.SlotIndex(SlotKind::kBoundary, turn)};
+    if (swaps) Frees(upload, pools.SlotIndex(SlotKind::kBoundary, turn));
     coming_op_[static_cast<size_t>(s + kBoundaryAhead)] = upload;
   }
 }
@@ -102,8 +100,7 @@ void PlanBuilder::SendBoundaries(int s) {
     if (!swaps) continue;
     const int write = MoveBoundary(OperationKind::kWrite, StreamId::kWrite, visit, below,
                                    addresses.home, {{Dependency::kOperation, last_boundary_out_}});
-    plan_.operations[static_cast<size_t>(write)].frees = {
-        pools.SlotIndex(SlotKind::kBoundary, turn)};
+    Frees(write, pools.SlotIndex(SlotKind::kBoundary, turn));
     stored_boundary_[static_cast<size_t>(visit)] = write;
   }
 }

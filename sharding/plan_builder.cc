@@ -8,11 +8,13 @@ void PlanBuilder::BuildStep() {
   carries_ = true;
   WalkScopes();
   Finish();
+  Complete();
 }
 
 void PlanBuilder::BuildWalk() {
   WalkScopes();
   NewMoment(Moment::kFinish, -1);
+  Complete();
 }
 
 void PlanBuilder::BuildDrain() {
@@ -24,6 +26,13 @@ void PlanBuilder::BuildDrain() {
     if (IsCarried(unit) && update_of_unit_[unit] < 0) IssueUpdate(unit, next_swap_++);
   }
   NewMoment(Moment::kFinish, -1);
+  Complete();
+}
+
+void PlanBuilder::Complete() {
+  lists_->parts.Close();
+  lists_->moves.Close();
+  plan_.lists = lists_;
 }
 
 void PlanBuilder::WalkScopes() {
@@ -32,12 +41,17 @@ void PlanBuilder::WalkScopes() {
   FindSharedReads();
   FindBoundaries();
   FindEarlyUpdates();
+  const int scopes = static_cast<int>(plan_.scopes.size());
+  plan_.moments.reserve(static_cast<size_t>(2 * scopes + 2));
   NewMoment(Moment::kBegin, -1);
   Mark({});
   IssueSwaps(plan_.pools.parameter_slots.count);
   ReadAhead();
   IssueGathers(/*tick=*/0);
-  for (int s = 0; s < static_cast<int>(plan_.scopes.size()); ++s) {
+  for (int s = 0; s < scopes; ++s) {
+    // The rounds to come issue as much as the two that are behind.
+    const size_t issued = plan_.operations.size(), rounds = static_cast<size_t>(d_.rounds);
+    if (s == scopes / d_.rounds * 2) plan_.operations.reserve(issued + issued * rounds / 2);
     Open(s);
     Close(s);
   }
@@ -63,14 +77,37 @@ void PlanBuilder::Prepare() {
 }
 
 void PlanBuilder::NewMoment(Moment::Kind kind, int scope) {
-  plan_.moments.push_back({.kind = kind, .scope = scope, .operations = {}, .compute = {}});
+  const int next = static_cast<int>(plan_.operations.size());
+  plan_.moments.push_back(
+      {.kind = kind, .scope = scope, .begin = next, .end = next, .compute = {}});
 }
 
-int PlanBuilder::Issue(Operation operation) {
-  const int index = static_cast<int>(plan_.operations.size());
-  plan_.operations.push_back(std::move(operation));
-  plan_.moments.back().operations.push_back(index);
-  return index;
+int PlanBuilder::Issue(const OperationDraft& operation) {
+  plan_.operations.push_back({.kind = operation.kind,
+                              .stream = operation.stream,
+                              .condition = operation.condition,
+                              .of_update = operation.of_update,
+                              .bytes = operation.bytes,
+                              .frees = lists_->slots.Keep(operation.frees),
+                              .parts = lists_->parts.KeepOnce(operation.parts),
+                              .after = Keep(operation.after),
+                              .moves = lists_->moves.KeepOnce(operation.moves)});
+  return plan_.moments.back().end++;
+}
+
+void PlanBuilder::Frees(int operation, int slot) {
+  Operation& freeing = plan_.operations[static_cast<size_t>(operation)];
+  std::vector<int> slots(freeing.frees.begin(), freeing.frees.end());
+  slots.push_back(slot);
+  freeing.frees = lists_->slots.Keep(slots);
+}
+
+std::span<const Dependency> PlanBuilder::Keep(std::span<const Dependency> waits) {
+  for (const Dependency& dependency : waits) {
+    if (dependency.kind == Dependency::kOperation)
+      plan_.operations[static_cast<size_t>(dependency.index)].awaited = true;
+  }
+  return lists_->dependencies.Keep(waits);
 }
 
 int PlanBuilder::Mark(std::vector<Part> parts) {
@@ -85,7 +122,7 @@ void PlanBuilder::Open(int s) {
   const PlannedScope& scope = plan_.scopes[s];
   IssueGathers(OpenTick(s));
   BringBoundaries(s);
-  std::vector<Dependency>& waits = plan_.moments.back().compute;
+  std::vector<Dependency> waits;
   if (d_.kept_whole[scope.unit]) {
     waits.push_back({Dependency::kUpdated, scope.unit});
   } else {
@@ -93,6 +130,7 @@ void PlanBuilder::Open(int s) {
   }
   if (scope.backward && d_.trainable[scope.unit]) WaitForGradientMemory(s, waits);
   WaitForBoundaries(s, waits);
+  plan_.moments.back().compute = Keep(waits);
 }
 
 void PlanBuilder::Close(int s) {
@@ -119,9 +157,11 @@ void PlanBuilder::Finish() {
                      .bytes = (d_.world - 1) * kExchangeBytes});
   IssueUpdates();
   if (d_.timing == UpdateTiming::kOff) {
+    std::vector<Dependency> updated;
     for (int u = 0; u < static_cast<int>(plan_.layout.units.size()); ++u) {
-      if (d_.trainable[u]) plan_.moments.back().compute.push_back({Dependency::kUpdated, u});
+      if (d_.trainable[u]) updated.push_back({Dependency::kUpdated, u});
     }
+    plan_.moments.back().compute = Keep(updated);
   }
 }
 

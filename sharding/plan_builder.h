@@ -8,18 +8,42 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "ebb/sharding/boundaries.h"
 #include "ebb/sharding/last_gathers.h"
 #include "ebb/sharding/latest_use.h"
+#include "ebb/sharding/lists.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/reduction.h"
 #include "ebb/sharding/residency.h"
 #include "ebb/sharding/update_chain.h"
 
 namespace ebb::sharding {
+
+// What the spans of a plan's operations and moments point into.
+struct PlanLists {
+  Lists<Part> parts;
+  Lists<Dependency> dependencies;
+  Lists<Move> moves;
+  Lists<int> slots;
+};
+
+// An operation while its lists grow.
+struct OperationDraft {
+  OperationKind kind{};
+  StreamId stream{};
+  std::vector<Part> parts;
+  std::vector<Dependency> after;
+  int64_t bytes = 0;
+  std::vector<Move> moves = {};
+  Condition condition = Condition::kAlways;
+  bool of_update = false;
+  std::vector<int> frees = {};
+};
 
 class PlanBuilder {
  public:
@@ -38,8 +62,11 @@ class PlanBuilder {
 
  private:
   void Prepare();
+  void Complete();
   void NewMoment(Moment::Kind kind, int scope);
-  int Issue(Operation operation);     // in the newest moment; returns its index
+  int Issue(const OperationDraft& operation);  // in the newest moment; returns its index
+  void Frees(int operation, int slot);
+  std::span<const Dependency> Keep(std::span<const Dependency> waits);
   int Mark(std::vector<Part> parts);  // a point of the compute stream
   void WalkScopes();
   void Open(int s);
@@ -144,6 +171,7 @@ class PlanBuilder {
   const Residency& residency_;
   const Reduction& reduction_;
   Plan& plan_;
+  const std::shared_ptr<PlanLists> lists_ = std::make_shared<PlanLists>();
   const Decisions& d_;
   size_t next_group_ = 0;  // of gathers, not issued yet
   bool carries_ = false;   // updates of the step before, which a walk does not

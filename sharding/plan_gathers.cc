@@ -10,10 +10,9 @@ void PlanBuilder::IssueGathers(int tick) {
   for (; next_group_ < residency_.groups.size(); ++next_group_) {
     const GatherGroup& group = residency_.groups[next_group_];
     if (group.issue != tick) return;
-    Operation gather{
+    OperationDraft gather{
         .kind = OperationKind::kGather, .stream = StreamId::kGather, .parts = {}, .after = {}};
-    int previous_user =
-        plan_.moments.front().operations.front();  // the begin mark: all of earlier steps
+    int previous_user = plan_.moments.front().begin;  // the begin mark: all of earlier steps
     std::vector<Dependency> updates;
     for (int i : group.stays) {
       const Stay& stay = residency_.stays[i];
@@ -28,7 +27,7 @@ void PlanBuilder::IssueGathers(int tick) {
     gather.after.insert(gather.after.end(), updates.begin(), updates.end());
     const int upload = UploadParameters(group, static_cast<int>(next_group_), gather.after);
     if (upload >= 0) gather.after = {{Dependency::kOperation, upload}};
-    const int index = Issue(std::move(gather));
+    const int index = Issue(gather);
     for (int i : group.stays) {
       const Stay& stay = residency_.stays[i];
       last_gather_[stay.unit] = upload >= 0 ? upload : index;

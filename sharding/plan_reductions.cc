@@ -77,7 +77,7 @@ Place PlanBuilder::ReducedSlice(const Part& part) const {
 
 // -1: no shard of theirs lives there.
 int PlanBuilder::IssueLanding(const std::vector<Part>& parts) {
-  Operation download{
+  OperationDraft download{
       .kind = OperationKind::kDownload,
       .stream = StreamId::kDownload,
       .parts = {},
@@ -97,7 +97,7 @@ int PlanBuilder::IssueLanding(const std::vector<Part>& parts) {
   if (std::any_of(download.parts.begin(), download.parts.end(),
                   [](const Part& part) { return part.landed >= 0; }))
     AwaitLanding(download.after);
-  return Issue(std::move(download));
+  return Issue(download);
 }
 
 // Where slices land is free again once what landed there has been added up.
@@ -143,7 +143,7 @@ int PlanBuilder::IssueSumInSlot(Part part, int reduced) {
                           .bytes = accumulates ? AccumulateBytes({part}) : NormBytes({part})});
   const int write = move(OperationKind::kWrite, StreamId::kWrite, slot, home, stored,
                          {{Dependency::kOperation, last_host_sum_}});
-  plan_.operations[static_cast<size_t>(write)].frees = {slot_free.index};
+  Frees(write, slot_free.index);
   plan_.operations[static_cast<size_t>(write)].stores = part.unit;
   return write;
 }
@@ -290,15 +290,15 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
 }
 
 int PlanBuilder::IssueGradientGather(const std::vector<int>& units) {
-  Operation gather{.kind = OperationKind::kGatherGradient,
-                   .stream = StreamId::kReduce,
-                   .parts = {},
-                   .after = {}};
+  OperationDraft gather{.kind = OperationKind::kGatherGradient,
+                        .stream = StreamId::kReduce,
+                        .parts = {},
+                        .after = {}};
   for (int unit : units) {
     gather.parts.push_back({.unit = unit});
     gather.bytes += RingBytes(plan_.layout.units[unit].trainable.shard, d_.accumulation);
   }
-  return Issue(std::move(gather));
+  return Issue(gather);
 }
 
 }  // namespace ebb::sharding

@@ -33,15 +33,15 @@ int64_t PlanBuilder::UpdateBytes(int unit, int64_t elements) const {
 
 int PlanBuilder::IssueMoves(UpdateChain& chain, OperationKind kind, StreamId stream,
                             std::vector<Move> moves, std::vector<Dependency> after) {
-  Operation operation{.kind = kind,
-                      .stream = stream,
-                      .parts = {{.unit = chain.unit}},
-                      .after = std::move(after),
-                      .moves = std::move(moves),
-                      .condition = chain.condition,
-                      .of_update = true};
+  OperationDraft operation{.kind = kind,
+                           .stream = stream,
+                           .parts = {{.unit = chain.unit}},
+                           .after = std::move(after),
+                           .moves = std::move(moves),
+                           .condition = chain.condition,
+                           .of_update = true};
   for (const Move& move : operation.moves) operation.bytes += move.bytes;
-  return chain.last[static_cast<int>(stream)] = Issue(std::move(operation));
+  return chain.last[static_cast<int>(stream)] = Issue(operation);
 }
 
 int PlanBuilder::IssueCopy(UpdateChain& chain, bool to_host, const Move& move,
@@ -189,7 +189,7 @@ void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const
   const int64_t parameter_bytes = group.count() * SizeOf(d_.compute);
   const int master_turn = master_turn_[static_cast<size_t>(work.sub_group)];
   const auto frees = [&](int operation, int slot) {
-    if (slot >= 0) plan_.operations[static_cast<size_t>(operation)].frees.push_back(slot);
+    if (slot >= 0) Frees(operation, slot);
   };
   int last = update;
   if (route.moves_parameter && (!route.on_host || home.tier == Tier::kDevice)) {

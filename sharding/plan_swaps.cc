@@ -97,11 +97,11 @@ void PlanBuilder::IssueSwaps(int turns) {
 // `carried`: of what carried updates bring instead, if there are none.
 void PlanBuilder::IssueRead(int turn, bool carried) {
   Swap& swap = swaps_[static_cast<size_t>(turn)];
-  Operation read{.kind = OperationKind::kRead,
-                 .stream = StreamId::kReadParameters,
-                 .parts = {},
-                 .after = {},
-                 .condition = carried ? Condition::kNotCarrying : Condition::kAlways};
+  OperationDraft read{.kind = OperationKind::kRead,
+                      .stream = StreamId::kReadParameters,
+                      .parts = {},
+                      .after = {},
+                      .condition = carried ? Condition::kNotCarrying : Condition::kAlways};
   const int64_t size = SizeOf(d_.compute);
   for (int i : residency_.groups[static_cast<size_t>(swap.group)].stays) {
     const int unit = residency_.stays[i].unit;
@@ -131,7 +131,7 @@ void PlanBuilder::IssueRead(int turn, bool carried) {
   WaitForParameterSlot(turn, read.after);
   const bool shared = d_.reads_parameters() && !swap.shared.empty() && !carried;
   read.of_update = shared;
-  swap.operations.push_back(Issue(std::move(read)));
+  swap.operations.push_back(Issue(read));
   if (!shared) return;
   for (int unit : swap.shared) shared_read_[unit] = swap.operations.back();
 }
@@ -231,11 +231,11 @@ void PlanBuilder::ReadSharedMasters(int turn) {
   Swap& swap = swaps_[static_cast<size_t>(turn)];
   if (d_.reads_parameters() || swap.shared.empty()) return;
   const Pools& pools = plan_.pools;
-  Operation read{.kind = OperationKind::kRead,
-                 .stream = StreamId::kReadParameters,
-                 .parts = {},
-                 .after = {},
-                 .of_update = true};
+  OperationDraft read{.kind = OperationKind::kRead,
+                      .stream = StreamId::kReadParameters,
+                      .parts = {},
+                      .after = {},
+                      .of_update = true};
   for (int unit : swap.shared) {
     const UnitHomes& homes = pools.homes.units[static_cast<size_t>(unit)];
     read.parts.push_back({.unit = unit});
@@ -253,7 +253,7 @@ void PlanBuilder::ReadSharedMasters(int turn) {
       read.bytes += bytes;
     }
   }
-  const int index = Issue(std::move(read));
+  const int index = Issue(read);
   for (int unit : swap.shared) shared_read_[unit] = index;
   swap.operations.push_back(index);
 }
@@ -262,10 +262,10 @@ void PlanBuilder::ReadSharedMasters(int turn) {
 void PlanBuilder::NarrowSharedMasters(int turn) {
   Swap& swap = swaps_[static_cast<size_t>(turn)];
   if (d_.reads_parameters() || swap.shared.empty()) return;
-  Operation narrow{.kind = OperationKind::kNarrow,
-                   .stream = StreamId::kReadParameters,
-                   .parts = {},
-                   .after = {{Dependency::kOperation, shared_read_[swap.shared.front()]}}};
+  OperationDraft narrow{.kind = OperationKind::kNarrow,
+                        .stream = StreamId::kReadParameters,
+                        .parts = {},
+                        .after = {{Dependency::kOperation, shared_read_[swap.shared.front()]}}};
   for (int unit : swap.shared) {
     const UnitHomes& homes = plan_.pools.homes.units[static_cast<size_t>(unit)];
     for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
@@ -281,7 +281,7 @@ void PlanBuilder::NarrowSharedMasters(int turn) {
     }
   }
   WaitForParameterSlot(turn, narrow.after);
-  swap.operations.push_back(Issue(std::move(narrow)));
+  swap.operations.push_back(Issue(narrow));
 }
 
 // Gathers have taken, and writes have stored, what the slot held before.
@@ -292,10 +292,10 @@ void PlanBuilder::WaitForParameterSlot(int turn, std::vector<Dependency>& after)
 
 int PlanBuilder::UploadParameters(const GatherGroup& group, int group_index,
                                   std::vector<Dependency> after) {
-  Operation upload{.kind = OperationKind::kUpload,
-                   .stream = StreamId::kUpload,
-                   .parts = {},
-                   .after = std::move(after)};
+  OperationDraft upload{.kind = OperationKind::kUpload,
+                        .stream = StreamId::kUpload,
+                        .parts = {},
+                        .after = std::move(after)};
   const int64_t size = SizeOf(d_.compute);
   const int turn = swap_of_group_[static_cast<size_t>(group_index)];
   if (turn >= 0) {
@@ -330,7 +330,7 @@ int PlanBuilder::UploadParameters(const GatherGroup& group, int group_index,
     if (upload.moves.size() > moves) upload.parts.push_back({.unit = unit});
   }
   if (upload.moves.empty()) return -1;
-  const int index = Issue(std::move(upload));
+  const int index = Issue(upload);
   if (turn >= 0) IssueSwaps(turn + 1 + plan_.pools.parameter_slots.count);
   return index;
 }

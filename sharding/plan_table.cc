@@ -52,7 +52,7 @@ std::string Describe(const Plan& plan, const Dependency& dependency) {
 }
 
 // As many on a line as fit.
-std::vector<std::string> After(const Plan& plan, const std::vector<Dependency>& after) {
+std::vector<std::string> After(const Plan& plan, std::span<const Dependency> after) {
   constexpr size_t kWidth = 28;
   std::vector<std::string> lines;
   for (const Dependency& dependency : after) {
@@ -156,7 +156,7 @@ std::string PlanTable(const Plan& plan) {
   };
   const std::string stage = absl::StrCat(plan.decisions.stage);
   for (const Moment& moment : plan.moments) {
-    for (int index : moment.operations) {
+    for (int index : moment.operations()) {
       const Operation& operation = plan.operations[index];
       std::vector<std::string> units, addresses;
       for (size_t p = 0; p < operation.parts.size(); ++p) {

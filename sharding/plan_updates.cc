@@ -41,16 +41,16 @@ void PlanBuilder::IssueUpdate(int unit, int turn) {
   }
   int last = *std::max_element(lasts.begin(), lasts.end());
   if (lasts.size() > 1) {
-    Operation settled{.kind = OperationKind::kMark,
-                      .stream = plan_.operations[static_cast<size_t>(last)].stream,
-                      .parts = {{.unit = unit}},
-                      .after = {},
-                      .condition = chain.condition,
-                      .of_update = true};
+    OperationDraft settled{.kind = OperationKind::kMark,
+                           .stream = plan_.operations[static_cast<size_t>(last)].stream,
+                           .parts = {{.unit = unit}},
+                           .after = {},
+                           .condition = chain.condition,
+                           .of_update = true};
     for (int operation : lasts) {
       if (operation != last) settled.after.push_back({Dependency::kOperation, operation});
     }
-    last = Issue(std::move(settled));
+    last = Issue(settled);
   }
   plan_.operations[static_cast<size_t>(last)].updates = unit;
   if (chain.stores) plan_.operations[static_cast<size_t>(chain.last[kWrites])].stores = unit;
@@ -92,12 +92,12 @@ void PlanBuilder::ReadAhead() {
 // update it needs.
 void PlanBuilder::IssueUpdates() {
   const int64_t limit = GatherGroupElements(*inputs_.config, d_.compute);
-  Operation refresh{
+  OperationDraft refresh{
       .kind = OperationKind::kRefresh, .stream = StreamId::kGather, .parts = {}, .after = {}};
   int64_t grouped = 0;
   const auto flush = [&] {
     if (refresh.parts.empty()) return;
-    Issue(std::move(refresh));
+    Issue(refresh);
     refresh = {
         .kind = OperationKind::kRefresh, .stream = StreamId::kGather, .parts = {}, .after = {}};
     grouped = 0;

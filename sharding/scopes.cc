@@ -31,7 +31,9 @@ std::vector<PlannedScope> ScopesOfWalk(const ModelSpec& model) {
 std::vector<PlannedScope> ScopesOfStep(const ModelSpec& model, int rounds) {
   const std::vector<PlannedScope> walk = ScopesOfWalk(model);
   const int first = FirstTrainableVisit(model);
+  const size_t backward = walk.size() - static_cast<size_t>(first);
   std::vector<PlannedScope> scopes;
+  scopes.reserve(static_cast<size_t>(rounds) * (walk.size() + backward));
   for (int round = 0; round < rounds; ++round) {
     for (PlannedScope scope : walk) {
       scope.round = round;

@@ -159,14 +159,18 @@ absl::Status WriteReports(const Run& run, Trainer& trainer, const History& histo
   if (run.reports.losses) EBB_RETURN_IF_ERROR(run.reports.losses->Write(LossesCsv(history)));
   if (run.reports.curve) EBB_RETURN_IF_ERROR(run.reports.curve->Write(CurveSvg(history)));
   if (!run.reports.summary) return absl::OkStatus();
-  return run.reports.summary->Write(SummaryJson({.config_json = trainer.engine().config().ToJson(),
-                                                 .version = EBB_VERSION,
-                                                 .parameters = ParametersOf(trainer.model()),
-                                                 .ranks = run.options.ranks,
-                                                 .usage = usage,
-                                                 .graphs = trainer.graphs(),
-                                                 .parameter_digest = std::move(digest)},
-                                                history));
+  const Engine& engine = trainer.engine();
+  return run.reports.summary->Write(
+      SummaryJson({.config_json = engine.config().ToJson(),
+                   .version = EBB_VERSION,
+                   .parameters = ParametersOf(trainer.model()),
+                   .ranks = run.options.ranks,
+                   .usage = usage,
+                   .plan_operations = std::ssize(engine.plan().operations),
+                   .plan_bytes = engine.plan().OwnBytes(),
+                   .graphs = trainer.graphs(),
+                   .parameter_digest = std::move(digest)},
+                  history));
 }
 
 // What is not a regular file (/dev/stdout, a pipe) may take several.

@@ -106,6 +106,7 @@ std::string SummaryJson(const Summary& summary, const History& history) {
                        {"predicted_bytes", row.predicted_bytes},
                        {"bytes", row.bytes}});
   }
+  json["plan"] = {{"operations", summary.plan_operations}, {"bytes", summary.plan_bytes}};
   json["traffic_is_steady"] = history.traffic_is_steady;
   Json& communication = json["communication"] = Json::array();
   for (const CommunicationRow& row : summary.usage.communication) {

@@ -41,6 +41,11 @@ struct CollectiveSpan {
   const void* send = nullptr;
   void* receive = nullptr;
   int64_t count = 0;  // elements, as above
+  friend bool operator==(const CollectiveSpan&, const CollectiveSpan&) = default;
+  template <class H>
+  friend H AbslHashValue(H hash, const CollectiveSpan& span) {
+    return H::combine(std::move(hash), span.send, span.receive, span.count);
+  }
 };
 
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };

@@ -169,7 +169,7 @@ void Executor::OpenDeparted(const OpenScope& scope) {
   const sharding::Plan& plan = progress_.run->plan;
   if (scope.planned >= 0) progress_.awaited[scope.planned] = 1;
   if (plan.decisions.kept_whole[scope.unit]) {
-    WaitCompute({{sharding::Dependency::kUpdated, scope.unit}});
+    compute_.Wait(updated_[scope.unit]);
   } else {
     const bool gathered = std::any_of(open_.begin(), open_.end(), [&](const OpenScope& other) {
       return other.unit == scope.unit;

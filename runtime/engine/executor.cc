@@ -344,7 +344,7 @@ absl::Status Executor::Finish(int64_t number) {
   CheckSwapFilesInOrder(/*before_exchange=*/!DefersVerdict());
   IssueCarriedLeft();
   const sharding::Moment& finish = progress_.run->plan.moments.back();
-  for (int operation : finish.operations) {
+  for (int operation : finish.operations()) {
     Issue(operation);
     if (own_optimizer_enqueues_ &&
         progress_.run->plan.operations[operation].kind == sharding::OperationKind::kExchange)

@@ -29,6 +29,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -311,7 +312,7 @@ class Executor {
   Communicator& ExchangeCommunicator() {
     return exchange_communicator_ ? *exchange_communicator_ : *reduce_communicator_;
   }
-  void WaitCompute(const std::vector<sharding::Dependency>& waits);
+  void WaitCompute(std::span<const sharding::Dependency> waits);
   void Began(Runnable& run, int operation);
   void Ended(Runnable& run, int operation, StepTag step);
   // Around an operation, on its stream; nothing unless there is a timeline.

@@ -278,7 +278,12 @@ absl::Status Executor::MakeState() {
       storage_));
   swap_verifier_.emplace(plan(), model_, config_.ebb.verify_swap, *storage_, failures_);
   EBB_RETURN_IF_ERROR(MakeOffloadStreams());
-  const sharding::Decisions& decisions = plan().decisions;
+  if (!config_.ebb.trace.empty()) {
+    if (rank_ == 0) EBB_RETURN_IF_ERROR(Timeline::Create(config_.ebb.trace));
+    timeline_ = std::make_unique<Timeline>(Timeline::Options{.rank = rank_, .name = options_.name});
+    for (int s = 0; s < sharding::kStreams; ++s)
+      timeline_->AddTrack(std::string(sharding::Name(static_cast<sharding::StreamId>(s))));
+  }
   EBB_RETURN_IF_ERROR(Prepare(*own_));
   EBB_RETURN_IF_ERROR(Prepare(*walk_));
   EBB_RETURN_IF_ERROR(Prepare(*drain_));
@@ -289,6 +294,7 @@ absl::Status Executor::MakeState() {
       std::any_of(groups.begin(), groups.end(),
                   [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });
 
+  const sharding::Decisions& decisions = plan().decisions;
   const size_t units = model_.units.size(), visits = model_.forward.size();
   EBB_RETURN_IF_ERROR(ControlBlock::Create(device_, units, static_cast<size_t>(size_),
                                            update_table_.sets().size(), update_table_.runs(),
@@ -307,12 +313,6 @@ absl::Status Executor::MakeState() {
     boundary_elements_.push_back(bytes % size == 0 ? bytes / size : bytes);
   }
   PointSingleCollectives();
-  if (!config_.ebb.trace.empty()) {
-    if (rank_ == 0) EBB_RETURN_IF_ERROR(Timeline::Create(config_.ebb.trace));
-    timeline_ = std::make_unique<Timeline>(Timeline::Options{.rank = rank_, .name = options_.name});
-    for (int s = 0; s < sharding::kStreams; ++s)
-      timeline_->AddTrack(std::string(sharding::Name(static_cast<sharding::StreamId>(s))));
-  }
   return absl::OkStatus();
 }
 

@@ -76,7 +76,7 @@ Communicator& Executor::CommunicatorOf(OperationKind kind) {
 Event& Executor::EventOf(const Dependency& dependency) {
   switch (dependency.kind) {
     case Dependency::kOperation:
-      return progress_.run->events[dependency.index];
+      return *progress_.run->EventOf(dependency.index);
     case Dependency::kUpdated:
       return updated_[dependency.index];
     case Dependency::kExchanged:
@@ -89,7 +89,7 @@ Event& Executor::EventOf(const Dependency& dependency) {
   return *exchanged_;
 }
 
-void Executor::WaitCompute(const std::vector<Dependency>& waits) {
+void Executor::WaitCompute(std::span<const Dependency> waits) {
   for (const Dependency& dependency : waits) compute_.Wait(EventOf(dependency));
 }
 
@@ -105,7 +105,7 @@ void Executor::Issue(int index) {
   for (const Dependency& dependency : operation.after) stream.Wait(EventOf(dependency));
   EnqueueWork(index);
   Stream& end = EndStreamOf(operation.stream);
-  end.Record(run.events[index]);
+  if (Event* const event = run.EventOf(index)) end.Record(*event);
   if (operation.updates >= 0) end.Record(updated_[operation.updates]);
   if (operation.stores >= 0) end.Record(stored_[operation.stores]);
   if (operation.kind == OperationKind::kUpdate &&

@@ -104,7 +104,7 @@ void Executor::Advance() {
                                .backward = planned.backward};
       if (ReducesAfter(left_out)) CompleteGradient(left_out);
     }
-    for (int operation : moment.operations) Issue(operation);
+    for (int operation : moment.operations()) Issue(operation);
     if (moment.kind == Moment::kOpen && !progress_.awaited[moment.scope]) {
       progress_.awaited[moment.scope] = 1;
       WaitCompute(moment.compute);

@@ -26,15 +26,15 @@ std::vector<CollectiveSpan> Executor::GatherSpans(int unit) const {
 // Makes the events of a plan's operations and the spans of its collectives.
 absl::Status Executor::Prepare(Runnable& run) {
   const size_t operations = run.plan.operations.size();
-  run.begin_ns.resize(operations);
+  if (timeline_ != nullptr) run.begin_ns.resize(operations);
   run.issued.resize(operations);
   run.transfers_started.resize(operations);
   for (int kind = 0; kind < sharding::kOperationKinds; ++kind)
     run.bytes_of[kind] = run.plan.BytesOf(static_cast<OperationKind>(kind));
   for (size_t index = 0; index < operations; ++index) {
-    EBB_ASSIGN_OR_RETURN(Event event, device_.NewEvent());
-    run.events.push_back(std::move(event));
     const sharding::Operation& operation = run.plan.operations[index];
+    run.event_of.push_back(operation.awaited ? static_cast<int>(run.events.size()) : -1);
+    if (operation.awaited) EBB_RETURN_IF_ERROR(MakeEvents(run.events.size() + 1, run.events));
     const bool transfers =
         operation.kind == OperationKind::kRead || operation.kind == OperationKind::kWrite;
     run.transfers.push_back(transfers ? std::make_unique<IoTransfer[]>(operation.moves.size())
@@ -48,13 +48,14 @@ absl::Status Executor::Prepare(Runnable& run) {
 
 // Where the pools are now; again once they have moved.
 void Executor::PointCollectives(Runnable& run) {
-  run.spans.assign(run.plan.operations.size(), {});
-  for (size_t index = 0; index < run.plan.operations.size(); ++index) {
-    const sharding::Operation& operation = run.plan.operations[index];
+  run.spans.clear();
+  run.span_lists.Clear();
+  std::vector<CollectiveSpan> spans;
+  for (const sharding::Operation& operation : run.plan.operations) {
+    spans.clear();
     for (const sharding::Part& part : operation.parts) {
       const int unit = part.unit;
       const Section& section = run.plan.layout.units[unit].trainable;
-      std::vector<CollectiveSpan>& spans = run.spans[index];
       switch (operation.kind) {
         case OperationKind::kGather: {
           const std::vector<CollectiveSpan> own = GatherSpans(unit);
@@ -86,7 +87,9 @@ void Executor::PointCollectives(Runnable& run) {
           break;
       }
     }
+    run.spans.push_back(run.span_lists.KeepOnce(spans));
   }
+  run.span_lists.Close();
 }
 
 // Of one unit or visit alone, for a step that leaves the declared order.

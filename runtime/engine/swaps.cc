@@ -85,11 +85,12 @@ void Executor::EndTransfers(Runnable& run, int index, StepTag step) {
   }
   CountMoves(operation, step);
   // Spans of one track do not overlap.
+  if (timeline_ == nullptr) return;
   int64_t& begin = run.begin_ns[index];
   int64_t& traced = transfers_traced_ns_[static_cast<size_t>(operation.stream)];
   begin = std::max(begin, traced);
   Trace(run, index, step);
-  if (timeline_ != nullptr) traced = Timeline::NowNs();
+  traced = Timeline::NowNs();
 }
 
 // What a parameter is, from the master that was read for it and for its unit's update. Whether the

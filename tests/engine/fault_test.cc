@@ -38,7 +38,7 @@ bool IsCollective(OperationKind kind) {
 std::vector<int> Collectives(const sharding::Plan& plan) {
   std::vector<int> collectives;
   for (const sharding::Moment& moment : plan.moments) {
-    for (int index : moment.operations) {
+    for (int index : moment.operations()) {
       if (IsCollective(plan.operations[static_cast<size_t>(index)].kind))
         collectives.push_back(index);
     }
@@ -50,14 +50,14 @@ std::vector<int> Collectives(const sharding::Plan& plan) {
 std::set<int> UnitsUpdatedAfter(const sharding::Plan& plan, int failed) {
   std::vector<bool> after(plan.operations.size());
   std::array<bool, sharding::kStreams> stream_after = {};
-  const auto any = [&](const std::vector<Dependency>& dependencies) {
+  const auto any = [&](std::span<const Dependency> dependencies) {
     return std::any_of(dependencies.begin(), dependencies.end(), [&](const Dependency& d) {
       return d.kind == Dependency::kOperation && after[static_cast<size_t>(d.index)];
     });
   };
   std::set<int> units;
   for (const sharding::Moment& moment : plan.moments) {
-    for (int index : moment.operations) {
+    for (int index : moment.operations()) {
       const Operation& operation = plan.operations[static_cast<size_t>(index)];
       bool& stream = stream_after[static_cast<size_t>(operation.stream)];
       stream |= index == failed || any(operation.after);

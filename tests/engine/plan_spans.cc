@@ -39,7 +39,7 @@ StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank,
     std::reverse(left[stream].begin(), left[stream].end());
   }
   for (const sharding::Moment& moment : plan.moments) {
-    for (int index : moment.operations) {
+    for (int index : moment.operations()) {
       const Operation& operation = plan.operations[static_cast<size_t>(index)];
       if (operation.kind == OperationKind::kMark) continue;
       if (operation.condition ==

@@ -115,7 +115,7 @@ void Replay::Begin(const Plan& plan, bool walk) {
 void Replay::Run() {
   for (const Moment& moment : plan_->moments) {
     if (moment.kind == Moment::kClose) Release(moment.scope);
-    for (int operation : moment.operations) Issue(operation);
+    for (int operation : moment.operations()) Issue(operation);
     if (moment.kind == Moment::kOpen) {
       RunKernels(moment.scope, moment.compute);
     } else if (!moment.compute.empty()) {
@@ -127,7 +127,7 @@ void Replay::Run() {
   if (plan_ != drain_) walked_ += plan_->decisions.rounds;
 }
 
-std::vector<int> Replay::Resolve(const std::vector<Dependency>& dependencies) const {
+std::vector<int> Replay::Resolve(std::span<const Dependency> dependencies) const {
   std::vector<int> things;
   for (const Dependency& dependency : dependencies) {
     switch (dependency.kind) {
@@ -219,8 +219,8 @@ void Replay::Issue(int index) {
   Fail(memory_.complaint());
 }
 
-void Replay::RunKernels(int scope, const std::vector<Dependency>& waits) {
-  if (IsLeftOut(plan_->scopes[scope].unit)) return LeaveOut(scope, waits);
+void Replay::RunKernels(int scope, std::span<const Dependency> waits) {
+  if (IsLeftOut(plan_->scopes[scope].unit)) return LeaveOut(scope, {waits.begin(), waits.end()});
   const int thing = order_.Add(StreamId::kCompute, Resolve(waits));
   last_kernels_ = thing;
   const PlannedScope& s = plan_->scopes[scope];

@@ -37,10 +37,10 @@ class Replay {
   void Run();
   void CheckVersions();
   void Issue(int operation);
-  void RunKernels(int scope, const std::vector<Dependency>& waits);
+  void RunKernels(int scope, std::span<const Dependency> waits);
   void LeaveOut(int scope, std::vector<Dependency> waits);
   void Release(int scope);
-  std::vector<int> Resolve(const std::vector<Dependency>& dependencies) const;
+  std::vector<int> Resolve(std::span<const Dependency> dependencies) const;
 
   void ReadWeights(int thing, int scope);
   void TouchBoundaries(int thing, int scope);

@@ -1,0 +1,78 @@
+// The lists of a plan: small, many, and not changed once they are made. They lie end to end in a few
+// blocks, and what comes again in every round is kept once.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "absl/types/span.h"
+
+namespace ebb::sharding {
+
+// T has == and AbslHashValue where KeepOnce is used.
+template <class T>
+class Lists {
+ public:
+  Lists() = default;
+  Lists(const Lists&) = delete;  // what was given out would not be the copy's
+  Lists& operator=(const Lists&) = delete;
+
+  // A copy of `list`, which stays where it is as long as this lives.
+  std::span<const T> Keep(std::span<const T> list) {
+    if (list.empty()) return {};
+    if (blocks_.empty() || blocks_.back().capacity() - blocks_.back().size() < list.size())
+      blocks_.emplace_back().reserve(std::max(list.size(), NextBlock()));
+    std::vector<T>& block = blocks_.back();
+    const size_t at = block.size();
+    block.insert(block.end(), list.begin(), list.end());
+    return std::span<const T>(block).subspan(at);
+  }
+
+  // Likewise; of equal lists there is one.
+  std::span<const T> KeepOnce(std::span<const T> list) {
+    if (const auto found = kept_.find(list); found != kept_.end()) return *found;
+    const std::span<const T> copy = Keep(list);
+    kept_.insert(copy);
+    return copy;
+  }
+
+  // No list is added after this.
+  void Close() { absl::flat_hash_set<std::span<const T>, Hash, Equal>().swap(kept_); }
+
+  void Clear() {
+    Close();
+    blocks_.clear();
+  }
+
+  int64_t bytes() const {
+    size_t elements = 0;
+    for (const std::vector<T>& block : blocks_) elements += block.capacity();
+    return static_cast<int64_t>(elements * sizeof(T));
+  }
+
+ private:
+  struct Hash {
+    size_t operator()(std::span<const T> list) const {
+      return absl::Hash<absl::Span<const T>>()(absl::MakeConstSpan(list.data(), list.size()));
+    }
+  };
+  struct Equal {
+    bool operator()(std::span<const T> a, std::span<const T> b) const {
+      return std::equal(a.begin(), a.end(), b.begin(), b.end());
+    }
+  };
+  // Elements: as many as there are, within limits.
+  size_t NextBlock() const {
+    return blocks_.empty() ? 32 : std::min<size_t>(2 * blocks_.back().capacity(), 1024);
+  }
+  std::vector<std::vector<T>> blocks_;
+  absl::flat_hash_set<std::span<const T>, Hash, Equal> kept_;
+};
+
+}  // namespace ebb::sharding
