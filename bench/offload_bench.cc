@@ -130,7 +130,7 @@ std::vector<Bytes> TrafficOf(const sharding::Plan& plan) {
   size_t phase = 0;
   for (const sharding::Moment& moment : plan.moments) {
     if (moment.scope >= 0 && plan.scopes[static_cast<size_t>(moment.scope)].backward) phase = 1;
-    for (int index : moment.operations) {
+    for (int index : moment.operations()) {
       const sharding::Operation& operation = plan.operations[static_cast<size_t>(index)];
       if (operation.condition == sharding::Condition::kNotCarrying) continue;
       for (const sharding::Move& move : operation.moves) {

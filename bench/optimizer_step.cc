@@ -2,21 +2,50 @@
 // gradients, and a line with its seconds and the first parameter. What
 // optimizer_against_peers.py runs in turns with others.
 //
-//   optimizer_step ELEMENTS THREADS
+//   optimizer_step ELEMENTS THREADS [memory]
+//
+// memory: the same arrays read and the same written, with a mean in the place of the optimizer:
+// what the machine's memory allows.
 #include <chrono>
 #include <cstdlib>
 #include <iomanip>
 #include <iostream>
 #include <string>
+#include <string_view>
 
 #include "ebb/optim/update.h"
 #include "huge_pages.h"
 
+namespace {
+
+#ifdef __x86_64__
+[[gnu::target_clones("avx512f", "avx2", "default")]]
+#endif
+void Average(const float* __restrict gradient, float* __restrict master, float* __restrict momentum,
+             float* __restrict variance, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    momentum[i] = 0.5f * (momentum[i] + gradient[i]);
+    variance[i] = 0.5f * (variance[i] + gradient[i]);
+    master[i] = 0.5f * (master[i] + gradient[i]);
+  }
+}
+
+void ReadAndWrite(ebb::ThreadTeam& team, const ebb::optim::UpdateArrays& arrays) {
+  const auto* const gradient = static_cast<const float*>(arrays.gradient);
+  team.Run(arrays.count, 4096, [&](int64_t begin, int64_t end) {
+    Average(gradient + begin, arrays.master + begin, arrays.states[0] + begin,
+            arrays.states[1] + begin, end - begin);
+  });
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
-  const int64_t count = argc == 3 ? std::atoll(argv[1]) : 0;
-  const int threads = argc == 3 ? std::atoi(argv[2]) : 0;
-  if (count < 1 || threads < 1) {
-    std::cerr << "optimizer_step ELEMENTS THREADS\n";
+  const int64_t count = argc >= 3 ? std::atoll(argv[1]) : 0;
+  const int threads = argc >= 3 ? std::atoi(argv[2]) : 0;
+  const bool memory_alone = argc == 4 && std::string_view(argv[3]) == "memory";
+  if (count < 1 || threads < 1 || (argc > 3 && !memory_alone)) {
+    std::cerr << "optimizer_step ELEMENTS THREADS [memory]\n";
     return 1;
   }
   ebb::HugePages memory(ebb::HugePages::BytesFor(4, count));
@@ -35,7 +64,11 @@ int main(int argc, char** argv) {
   for (std::string line; std::getline(std::cin, line);) {
     ++scalars.step;
     const auto start = std::chrono::steady_clock::now();
-    ebb::optim::Update(team, optimizer, arrays, scalars);
+    if (memory_alone) {
+      ReadAndWrite(team, arrays);
+    } else {
+      ebb::optim::Update(team, optimizer, arrays, scalars);
+    }
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     std::cout << seconds.count() << ' ' << std::setprecision(9) << arrays.master[0] << std::endl;
   }
