@@ -32,7 +32,7 @@ struct Summary {
   int ranks = 1;
   RankUsage usage;
   int64_t plan_operations = 0, plan_bytes = 0;  // of a step, which is the same on every rank
-  GraphUse graphs;  // of rank 0; with `most` 0: none were wanted
+  GraphUse graphs;                              // of rank 0; with `most` 0: none were wanted
   std::string parameter_digest;
 };
 std::string SummaryJson(const Summary& summary, const History& history);

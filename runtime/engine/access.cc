@@ -145,6 +145,7 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
   const sharding::Decisions& decisions = plan().decisions;
   const bool also_masters = what == StateClass::kParameter &&
                             (config_.compute == DType::kFloat32 || decisions.split_master);
+  if (what != StateClass::kGradient) AwaitReaders();
   std::vector<float> values;
   absl::Status written = ForEachPiece(
       what, optimizer_state, [&](const Slice& piece, const StateSlice& found, int64_t at) {

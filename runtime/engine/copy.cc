@@ -89,6 +89,7 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
   EBB_RETURN_IF_ERROR(Meet(Meeting::kCopyInto, static_cast<int64_t>(from), own));
   EBB_RETURN_IF_ERROR(source.Meet(Meeting::kCopyFrom, /*subject=*/0, absl::OkStatus()));
 
+  AwaitReaders();
   absl::Status copied = RunCopy(source, *copy, staging);
   if (copied.ok()) copied = source.StuckError();
   masters_written_ = true;

@@ -265,6 +265,7 @@ class Executor {
   void IssueWithNeeds(int operation);
   void FetchSlice(int unit);
   void AwaitState(int unit);
+  void AwaitReaders();
 
   // verify_swap.cc
   absl::Status CheckSwapFiles();

@@ -217,6 +217,14 @@ void Executor::AwaitState(int unit) {
   stored_[static_cast<size_t>(unit)].Wait();
 }
 
+// Until nothing reads state where it lives, between steps and evaluations. One that ended early has
+// gathers of units under way that it never opened, and what brings their parameters.
+void Executor::AwaitReaders() {
+  for (std::optional<Stream>* stream : {&parameters_read_, &states_read_, &upload_, &gather_}) {
+    if (stream->has_value()) (*stream)->WaitIdle();
+  }
+}
+
 std::vector<TrafficRow> Executor::traffic() const {
   const int counted = finished_counted_;
   if (!has_finished_) return {};
