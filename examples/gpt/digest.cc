@@ -3,7 +3,6 @@
 #include <openssl/evp.h>
 
 #include <bit>
-#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/string_view.h"
@@ -24,12 +23,14 @@ ParameterDigest::ParameterDigest() : state_(std::make_unique<State>()) {
 }
 ParameterDigest::~ParameterDigest() = default;
 
-void ParameterDigest::Add(std::string_view name, std::span<const int64_t> shape,
-                          std::span<const float> values) {
+void ParameterDigest::Begin(std::string_view name, std::span<const int64_t> shape) {
   constexpr char kZero = 0;
   EVP_DigestUpdate(state_->context, name.data(), name.size());
   EVP_DigestUpdate(state_->context, &kZero, 1);
   EVP_DigestUpdate(state_->context, shape.data(), shape.size_bytes());
+}
+
+void ParameterDigest::Add(std::span<const float> values) {
   EVP_DigestUpdate(state_->context, values.data(), values.size_bytes());
 }
 
@@ -42,13 +43,15 @@ std::string ParameterDigest::Finish() {
 
 absl::StatusOr<std::string> DigestOf(Engine& engine, const ModelSpec& model, int rank) {
   ParameterDigest digest;
-  std::vector<float> whole;
+  const auto add = [&](const Slice&, std::span<const float> values) {
+    digest.Add(values);
+    return absl::OkStatus();
+  };
   for (size_t i = 0; i < model.parameters.size(); ++i) {
     const ParameterSpec& parameter = model.parameters[i];
-    if (rank == 0) whole.resize(static_cast<size_t>(Elements(parameter.shape)));
+    if (rank == 0) digest.Begin(parameter.name, parameter.shape);
     EBB_RETURN_IF_ERROR(
-        engine.Gather(static_cast<ParameterId>(i), StateClass::kMaster, whole, /*root=*/0));
-    if (rank == 0) digest.Add(parameter.name, parameter.shape, whole);
+        engine.Gather(static_cast<ParameterId>(i), StateClass::kMaster, add, /*root=*/0));
   }
   return rank == 0 ? digest.Finish() : std::string();
 }

@@ -25,15 +25,16 @@ class ParameterDigest {
   ParameterDigest();
   ~ParameterDigest();
 
-  void Add(std::string_view name, std::span<const int64_t> shape, std::span<const float> values);
-  std::string Finish();  // hexadecimal; once
+  void Begin(std::string_view name, std::span<const int64_t> shape);
+  void Add(std::span<const float> values);  // of the parameter begun last, in any pieces
+  std::string Finish();                     // hexadecimal; once
 
  private:
   struct State;
   std::unique_ptr<State> state_;
 };
 
-// Collective. Gathers one parameter at a time to rank 0, which gets the digest; other ranks get "".
+// Collective. Gathers parameters piece by piece to rank 0, which gets the digest; others get "".
 absl::StatusOr<std::string> DigestOf(Engine& engine, const ModelSpec& model, int rank);
 
 }  // namespace ebb::gpt

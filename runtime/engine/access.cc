@@ -174,6 +174,26 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
 }
 
 absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
+  const auto fits = [&] {
+    const int64_t elements = Elements(model_[p].shape);
+    if ((root >= 0 && root != rank_) || static_cast<int64_t>(whole.size()) == elements)
+      return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("Gather of '", model_[p].name, "' into ",
+                                                   whole.size(), " elements: it has ", elements));
+  };
+  return GatherPieces(p, what, root, fits, [&](const Slice& piece, std::span<const float> values) {
+    std::copy(values.begin(), values.end(), whole.begin() + piece.begin);
+    return absl::OkStatus();
+  });
+}
+
+absl::Status Executor::Gather(ParameterId p, StateClass what, Engine::Sink sink, int root) {
+  return GatherPieces(
+      p, what, root, [] { return absl::OkStatus(); }, sink);
+}
+
+absl::Status Executor::GatherPieces(ParameterId p, StateClass what, int root,
+                                    absl::FunctionRef<absl::Status()> fits, Engine::Sink sink) {
   if (failures_.has_failed()) return Withdraw();
   const auto check = [&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(SettleVerdicts());
@@ -186,39 +206,45 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
     if (root < -1 || root >= size_)
       return absl::InvalidArgumentError(
           absl::StrCat("Gather to root ", root, " in a world of ", size_));
-    const int64_t elements = Elements(model_[p].shape);
-    if ((root < 0 || root == rank_) && static_cast<int64_t>(whole.size()) != elements) {
-      return absl::InvalidArgumentError(absl::StrCat("Gather of '", model_[p].name, "' into ",
-                                                     whole.size(), " elements: it has ", elements));
-    }
-    return absl::OkStatus();
+    return fits();
   };
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), check()));
   const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
   AwaitState(location.unit);
   EBB_ASSIGN_OR_RETURN(const StateSlice own, FindSlice(p, what, ""));
-  std::vector<float> values(static_cast<size_t>(own.end - own.begin));
   absl::Status read = StuckError();  // of the update that was waited for, on this rank
-  if (read.ok() && !values.empty())
+  if (read.ok() && own.begin != own.end)
     read = VerifyArray(own.array, own.offset, own.offset + own.end - own.begin);
-  if (read.ok()) read = ReadValues(own.array, own.offset, values);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), read));
   const sharding::UnitLayout& unit = plan().layout.units[location.unit];
   const sharding::Section& section = location.trainable ? unit.trainable : unit.frozen;
-  const int shards = plan().decisions.shards;
-  for (int r = 0; r < shards; ++r) {  // the first shard group has it all
+  const bool receives = root < 0 || root == rank_;
+  std::vector<float> values;
+  absl::Status taken;
+  for (int r = 0; r < plan().decisions.shards; ++r) {  // the first shard group has it all
+    const bool sends = rank_ == r;
+    if (!sends && !receives) continue;
     for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
-      const bool sends = rank_ == r, receives = root < 0 || root == rank_;
-      if (interval.parameter != p || !(sends || receives)) continue;
-      const int64_t count = interval.end - interval.begin, bytes = count * int64_t{sizeof(float)};
-      float* const to = receives ? whole.data() + interval.begin : nullptr;
-      if (sends && receives) std::memcpy(to, values.data(), static_cast<size_t>(bytes));
-      if (sends && root == r) continue;
-      EBB_RETURN_IF_ERROR(PassValues({receives ? to : values.data(), static_cast<size_t>(count)},
-                                     {.from = r, .to = root}));
+      if (interval.parameter != p) continue;
+      for (int64_t begin = interval.begin; begin < interval.end; begin += kPieceElements) {
+        const int64_t end = std::min(interval.end, begin + kPieceElements);
+        values.resize(static_cast<size_t>(end - begin));
+        // A piece that cannot be read is passed on all the same: the others wait for it.
+        if (sends && read.ok())
+          read = ReadValues(own.array, own.offset + begin - own.begin, values);
+        if (!sends || root != r) EBB_RETURN_IF_ERROR(PassValues(values, {.from = r, .to = root}));
+        if (!receives || !taken.ok()) continue;
+        taken = sink({.parameter = p,
+                      .name = model_[p].name,
+                      .shape = model_[p].shape,
+                      .begin = begin,
+                      .end = end},
+                     values);
+      }
     }
   }
-  return control_->status();
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), read));
+  return taken;
 }
 
 absl::Status Executor::PassValues(std::span<float> values, Passing ranks) {

@@ -62,6 +62,10 @@ absl::Status Engine::Gather(ParameterId p, StateClass what, std::span<float> who
   if (executor_ == nullptr) return MovedFrom();
   return executor_->Gather(p, what, whole, root);
 }
+absl::Status Engine::Gather(ParameterId p, StateClass what, Sink sink, int root) {
+  if (executor_ == nullptr) return MovedFrom();
+  return executor_->Gather(p, what, sink, root);
+}
 absl::Status Engine::Suspend() {
   if (executor_ == nullptr) return MovedFrom();
   return executor_->Suspend();

@@ -104,6 +104,10 @@ class Engine {
   // Collective: one parameter's kMaster or kParameter whole, as fp32. root -1: on every rank; else
   // `whole` may be empty elsewhere.
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1);
+  // The same in pieces of at most 1 MiB, in the order of their elements, so that no rank needs memory
+  // for the whole: `sink` is called where it is gathered to, on the calling thread. Its first error
+  // ends the calls, and is returned on that rank alone.
+  absl::Status Gather(ParameterId p, StateClass what, Sink sink, int root = -1);
 
   // Collective, each one. For engines that take turns on a device: between steps, Suspend waits for
   // pending updates, keeps parameters, masters and optimizer states on the host (tier kCpu of

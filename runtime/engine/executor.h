@@ -105,6 +105,7 @@ class Executor {
   absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
   absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
+  absl::Status Gather(ParameterId p, StateClass what, Engine::Sink sink, int root);
 
   // Beside other engines (suspension.cc, copy.cc).
   absl::Status Suspend();
@@ -228,6 +229,9 @@ class Executor {
     int from = 0;
     int to = 0;  // -1: all
   };
+  // `fits`: what else is checked, of a parameter that there is.
+  absl::Status GatherPieces(ParameterId p, StateClass what, int root,
+                            absl::FunctionRef<absl::Status()> fits, Engine::Sink sink);
   // Called by those that send or receive.
   absl::Status PassValues(std::span<float> values, Passing ranks);
 

@@ -231,5 +231,36 @@ TEST_P(StateAccessTest, NaNRoundTripsAndSkipsTheStepAsAGradient) {
         });
 }
 
+TEST(GatherOfALargeParameter, ComesInPieces) {
+  ModelSpec model;
+  const UnitId unit = model.AddUnit("unit");
+  const int64_t elements = 3 * (int64_t{1} << 18) + 5;
+  const ParameterId p = model.Add(
+      unit, {.name = "p", .shape = {elements}, .init = [](const Slice& slice, std::span<float> v) {
+               for (size_t i = 0; i < v.size(); ++i)
+                 v[i] = static_cast<float>(slice.begin + static_cast<int64_t>(i));
+               return absl::OkStatus();
+             }});
+  model.forward.push_back({.unit = unit});
+  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model,
+                                                       ConfigFor({.world = 2, .stage = 3})));
+    int64_t next = 0;
+    int pieces = 0;
+    const auto look = [&](const Slice& piece, std::span<const float> values) {
+      EXPECT_EQ(piece.begin, next);
+      EXPECT_LE(values.size_bytes(), size_t{1} << 20);
+      for (float value : values) EXPECT_EQ(value, static_cast<float>(next++));
+      ++pieces;
+      return absl::OkStatus();
+    };
+    EBB_RETURN_IF_ERROR(engine.Gather(p, StateClass::kMaster, look));
+    EXPECT_EQ(next, elements);
+    EXPECT_EQ(pieces, 4);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
 }  // namespace
 }  // namespace ebb::testing

@@ -118,10 +118,36 @@ TEST_P(StateRefusalTest, GatherToARootLeavesTheOthersAlone) {
           EBB_RETURN_IF_ERROR(
               engine.Gather(ParameterId{static_cast<int32_t>(p)}, what, whole, root));
           EXPECT_EQ(whole, receives ? everywhere[p] : std::vector<float>());
+          whole.clear();
+          const auto append = [&](const Slice& piece, std::span<const float> values) {
+            EXPECT_EQ(piece.name, model_.parameters[p].name);
+            EXPECT_EQ(piece.begin, std::ssize(whole));
+            EXPECT_EQ(piece.end - piece.begin, std::ssize(values));
+            whole.insert(whole.end(), values.begin(), values.end());
+            return absl::OkStatus();
+          };
+          EBB_RETURN_IF_ERROR(
+              engine.Gather(ParameterId{static_cast<int32_t>(p)}, what, append, root));
+          EXPECT_EQ(whole, receives ? everywhere[p] : std::vector<float>());
         }
       }
     }
     return absl::OkStatus();
+  });
+}
+
+TEST_P(StateRefusalTest, APieceThatIsNotTakenIsTheErrorOfWhoDoesNot) {
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    int pieces = 0;
+    const auto refuse = [&](const Slice&, std::span<const float>) {
+      ++pieces;
+      return absl::CancelledError("enough");
+    };
+    const absl::Status status =
+        engine.Gather(ParameterId{0}, StateClass::kMaster, refuse, /*root=*/0);
+    EXPECT_EQ(pieces, trainer.rank() == 0 ? 1 : 0);
+    EXPECT_EQ(status, trainer.rank() == 0 ? absl::CancelledError("enough") : absl::OkStatus());
+    return TrainStep(engine, trainer, 0);
   });
 }
 

@@ -118,7 +118,9 @@ TEST(DigestTest, HashesNameShapeAndValuesInOrder) {
   ParameterDigest digest;
   const int64_t shape[] = {2, 1};
   const float values[] = {1.0f, -2.5f};
-  digest.Add("w", shape, values);
+  digest.Begin("w", shape);
+  digest.Add({values, 1});
+  digest.Add({values + 1, 1});
   // printf 'w\0\2\0\0\0\0\0\0\0\1\0\0\0\0\0\0\0\0\0\200\77\0\0\40\300' | sha256sum
   EXPECT_EQ(digest.Finish(), "010bb1760b0630c0d2a952c7b248d24596c18014bb52ff829c88fe137ca64d4a");
   EXPECT_EQ(ParameterDigest().Finish(),
