@@ -10,6 +10,9 @@ namespace {
 constexpr int64_t kRowsMax = 512, kColumnsMax = 512, kDepthMax = 1536;
 // A thread's rows are multiples of a kernel's tile.
 constexpr int64_t kRowGrain = 16;
+// A weight's gradient in bf16 is summed in fp32 scratch of oneDNN's, as large as what is asked for at
+// once.
+constexpr int64_t kSumsMax = int64_t{1} << 18;
 
 }  // namespace
 
@@ -54,7 +57,9 @@ void Matmul::RunDirect(const MatmulArrays& x) {
 void Matmul::RunGemm(const GemmShape& whole, const void* a, const void* b, const void* bias,
                      void* c) {
   const int64_t per_thread = (whole.m + team_.threads() - 1) / team_.threads();
-  const int64_t part = (per_thread + kRowGrain - 1) / kRowGrain * kRowGrain;
+  const bool has_sums = whole.a_transposed && whole.output != DType::kFloat32;
+  const int64_t rows = has_sums ? std::min(per_thread, kSumsMax / whole.n) : per_thread;
+  const int64_t part = std::max((rows + kRowGrain - 1) / kRowGrain, int64_t{1}) * kRowGrain;
   team_.Run((whole.m + part - 1) / part, 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       const int64_t row = p * part;
