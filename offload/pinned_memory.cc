@@ -10,7 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
@@ -45,7 +45,7 @@ PinnedMemory::~PinnedMemory() {
 
 absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes, bool pin, std::string_view what) {
   PinnedMemory memory;
-  EBB_ASSIGN_OR_RETURN(memory.buffer, Device::Cpu(1).Allocate(bytes, what));
+  EBB_ASSIGN_OR_RETURN(memory.buffer, AllocatePrivatePages(bytes, what));
   if (!pin || bytes == 0) return memory;
   const auto size = static_cast<size_t>(bytes);
   memory.pinned = mlock(memory.buffer.data(), size) == 0;

@@ -31,7 +31,8 @@ struct PinnedMemory {
   bool pinned = false;  // locked in RAM
 };
 
-// Zero-filled pages of the CPU, in huge pages where the system grants them. `pin`: also touched and
+// Zero-filled pages of the CPU, private to this process also where those of the device are shared with
+// ranks in others, so in huge pages from 2 MiB on where the system grants them. `pin`: also touched and
 // locked now; where the limit (RLIMIT_MEMLOCK) or the kernel refuses that, the memory is handed out
 // unpinned, and one line of the log, once a process, says how to raise the limit.
 absl::StatusOr<PinnedMemory> AllocatePinned(int64_t bytes, bool pin, std::string_view what);

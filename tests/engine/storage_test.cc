@@ -1,5 +1,5 @@
 // The pools of a device whose memory is not the host's: what is kept is copied, other memory is given
-// back, and the ledger says where everything is at each moment.
+// back, and the ledger says where everything is at each moment. And which of a host's are locked.
 #include "ebb/runtime/engine/storage.h"
 
 #include <gtest/gtest.h>
@@ -11,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/backend.h"
 #include "tests/engine/scripted.h"
+#include "tests/offload/locked_memory.h"
+#include "tests/offload/scratch.h"
 
 namespace ebb::testing {
 namespace {
@@ -166,6 +168,44 @@ TEST_F(StorageTest, RoomThatIsNotMovedIntoIsGivenBack) {
   { const Storage::Room unused = RoomIn(Tier::kCpu); }
   EXPECT_EQ(Current(Tier::kCpu), 0u);
   EXPECT_EQ(FarDevice::held, all);
+}
+
+// Of an engine on the CPU, whose pools in host memory are this process's own.
+TEST(HostPoolsTest, AreLockedIfTheyAreToldToBeAndNotOtherwise) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the sanitizers make mlock do nothing";
+#endif
+  const Scratch scratch;
+  const ModelSpec model = ScriptedModel();
+  for (const Tier tier : {Tier::kCpu, Tier::kNvme}) {
+    Config config = OnNvme(ConfigFor({.world = 1, .stage = 3}), scratch.path());
+    config.zero.offload_param.device = config.zero.offload_optimizer.device = tier;
+    const auto rows = PredictMemory(model, 1, config);
+    ASSERT_TRUE(rows.ok()) << rows.status();
+    int64_t host_bytes = 0;
+    for (const MemoryRow& row : *rows)
+      if (row.tier == Tier::kCpu) host_bytes += static_cast<int64_t>(row.predicted_bytes);
+    ASSERT_GT(host_bytes, 0);
+    const auto pin_both = [&](bool pin) {
+      config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = pin;
+    };
+    const int64_t before = LockedBytes();
+    const auto locked_by_one = [&]() -> int64_t {
+      const auto engine = Engine::Create(World::Single(), Device::Cpu(1), model, config);
+      EXPECT_TRUE(engine.ok()) << engine.status();
+      return LockedBytes() - before;
+    };
+    pin_both(false);
+    EXPECT_EQ(locked_by_one(), 0);
+    {
+      auto probe = AllocatePinned(host_bytes + (int64_t{1} << 20), /*pin=*/true, "a test");
+      ASSERT_TRUE(probe.ok()) << probe.status();
+      if (!probe->pinned) GTEST_SKIP() << "no such memory can be locked here";
+    }
+    pin_both(true);
+    EXPECT_GE(locked_by_one(), host_bytes);
+    EXPECT_EQ(LockedBytes(), before);
+  }
 }
 
 }  // namespace

@@ -117,9 +117,11 @@ class LaunchedTest : public testing::Test {
   std::string Digest(const std::string& summary) {
     return nlohmann::json::parse(files_.Read(summary))["parameter_digest"];
   }
-  std::string DigestOfThreads(int ranks) {
-    Program program(Arguments({"--ranks", std::to_string(ranks), "--steps", "4", "--summary",
-                               files_.Path("threads.json")}));
+  std::string DigestOfThreads(int ranks, const std::vector<std::string>& more = {}) {
+    std::vector<std::string> arguments = {"--ranks",   std::to_string(ranks),      "--steps", "4",
+                                          "--summary", files_.Path("threads.json")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    Program program(Arguments(arguments));
     EXPECT_EQ(program.Finish(), 0) << program.printed();
     return Digest("threads.json");
   }
@@ -149,6 +151,30 @@ TEST_F(LaunchedTest, ProcessesHaveTheBitsOfThreadsAndRankZeroSpeaks) {
     for (const auto& event : trace) seen.insert(event["pid"].get<int>());
     EXPECT_EQ(seen, (std::set<int>{0, 1, 2}));
   }
+}
+
+// Whose memory of the device is shared, and host pools are not.
+TEST_F(LaunchedTest, ProcessesWithStateOnDiskHaveTheBitsOfThreads) {
+  const std::string disk = files_.Path("disk");
+  std::filesystem::create_directories(disk);
+  const std::vector<std::string> on_device = {"--stage", "3",   "--dtype",  "bf16",
+                                              "--width", "128", "--layers", "2"};
+  std::vector<std::string> offloads = on_device;
+  for (const char* more : {"--offload-param", "nvme", "--offload-optimizer", "nvme",
+                           "--split-master", "--nvme-path", disk.c_str()})
+    offloads.emplace_back(more);
+  std::vector<std::string> arguments = {"--steps", "4", "--summary", files_.Path("processes.json")};
+  arguments.insert(arguments.end(), offloads.begin(), offloads.end());
+  const std::string port = FreePort();
+  std::vector<std::unique_ptr<Program>> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.push_back(Start(Arguments(arguments), Torchrun(rank, 2, port)));
+  Succeed(ranks);
+  const std::string digest = Digest("processes.json");
+  EXPECT_EQ(digest, DigestOfThreads(2, offloads));
+  EXPECT_EQ(digest, DigestOfThreads(2, on_device));
+  EXPECT_TRUE(std::filesystem::is_empty(disk));
+  EXPECT_THAT(LeftInSharedMemory(ranks[0]->pid()), IsEmpty());
 }
 
 TEST_F(LaunchedTest, UnderMpirunItsProcessesAreTheRanks) {

@@ -9,13 +9,20 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <optional>
+#include <sstream>
+#include <string>
 
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
+#include "ebb/runtime/device/cpu/pages.h"
+#include "ebb/runtime/device/cpu/shared_heap.h"
+#include "ebb/runtime/device/device.h"
 #include "has_once.h"
 #include "scratch.h"
 
@@ -289,6 +296,58 @@ TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {
   }
   EXPECT_EQ(AllocatePinned(-1, true, "a test").status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_TRUE(AllocatePinned(0, true, "a test").ok());
+}
+
+// A line of /proc/self/smaps: of the mapping that `data` lies in, the one that begins with `name`; "":
+// the mapping's own.
+std::string MappingLine(const void* data, const std::string& name) {
+  std::ifstream maps("/proc/self/smaps");
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    std::istringstream range(line);
+    if (range >> std::hex >> begin >> dash >> end && dash == '-') {
+      inside = begin <= address && address < end;
+      if (inside && name.empty()) return line;
+    } else if (inside && !name.empty() && line.starts_with(name)) {
+      return line;
+    }
+  }
+  return "";
+}
+
+// Ranks that are processes. Who installs the heap has it to the end.
+TEST(PinnedMemoryTest, IsPrivateAndInHugePagesWhereTheDevicesMemoryIsShared) {
+  const auto look = [] {
+    SharedHeap* const heap = SharedHeap::Install();
+    if (heap == nullptr) return;
+    const auto offset = [&](const Buffer& buffer) {
+      return heap->OffsetOf(buffer.data(), buffer.bytes());
+    };
+    EXPECT_GE(offset(*Device::Cpu(1).Allocate(kBytes, "a pool of the device")), 0);
+    for (const int64_t bytes : {kBytes, int64_t{1} << 20}) {
+      for (const bool pin : {false, true}) {
+        const PinnedMemory memory = *AllocatePinned(bytes, pin, "a test");
+        std::byte* const data = memory.buffer.data();
+        EXPECT_EQ(offset(memory.buffer), -1);
+        data[bytes - 1] = std::byte{1};
+        EXPECT_THAT(MappingLine(data, ""), HasSubstr(" rw-p "));
+        EXPECT_THAT(MappingLine(data, ""), ::testing::Not(HasSubstr("ebb-buffers")));
+        if (bytes < kHugePageBytes) continue;
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(data) % kHugePageBytes, 0U);
+        if (!std::filesystem::exists("/sys/kernel/mm/transparent_hugepage")) continue;
+        EXPECT_THAT(MappingLine(data, "VmFlags:"), HasSubstr(" hg"));
+      }
+    }
+  };
+  const auto exits = [&] {
+    look();
+    std::fputs(SharedHeap::Installed() == nullptr ? "no heap" : "heap", stderr);
+    _exit(::testing::Test::HasFailure() ? 1 : 0);
+  };
+  EXPECT_EXIT(exits(), ::testing::ExitedWithCode(0), "heap");
 }
 
 }  // namespace

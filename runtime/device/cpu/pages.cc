@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 
 namespace ebb {
@@ -83,25 +84,35 @@ absl::Status Exhausted(int64_t bytes, std::string_view what, std::string_view wh
                    absl::string_view(why.data(), why.size())));
 }
 
-}  // namespace
-
-absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what) {
+absl::Status CheckRequest(int64_t bytes, std::string_view what) {
   if (bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat("cannot allocate ", bytes,
                                                    " bytes of CPU memory for ",
                                                    absl::string_view(what.data(), what.size())));
   }
-  if (bytes == 0) return Buffer();
   if (bytes > kBytesMax) return Exhausted(bytes, what, "more than the address space holds");
-  const int64_t size = MappedBytes(bytes);
-  const int64_t alignment = Alignment(bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what) {
+  EBB_RETURN_IF_ERROR(CheckRequest(bytes, what));
   // Small ones are not worth sharing: what is small is copied.
   if (SharedHeap* const heap = SharedHeap::Installed();
-      heap != nullptr && size >= kSharedBytesMin) {
-    if (std::byte* const data = heap->Allocate(size, alignment)) {
+      heap != nullptr && MappedBytes(bytes) >= kSharedBytesMin) {
+    if (std::byte* const data = heap->Allocate(MappedBytes(bytes), Alignment(bytes))) {
       return Buffer(data, bytes, ReleaseShared);
     }
   }
+  return AllocatePrivatePages(bytes, what);
+}
+
+absl::StatusOr<Buffer> AllocatePrivatePages(int64_t bytes, std::string_view what) {
+  EBB_RETURN_IF_ERROR(CheckRequest(bytes, what));
+  if (bytes == 0) return Buffer();
+  const int64_t size = MappedBytes(bytes);
+  const int64_t alignment = Alignment(bytes);
   const int64_t spare =
       alignment == kHugePageBytes ? alignment : 0;  // cut off below to align the rest
   void* mapped = mmap(nullptr, static_cast<size_t>(size + spare), PROT_READ | PROT_WRITE,

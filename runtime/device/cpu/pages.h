@@ -11,7 +11,11 @@ namespace ebb {
 
 inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
-// As Device::Allocate promises.
+// As Device::Allocate promises. Larger ones lie in the SharedHeap once there is one, where ranks that
+// are processes read them; huge pages there are a setting of the system's of their own
+// (/sys/kernel/mm/transparent_hugepage/shmem_enabled), which is off unless somebody has set it.
 absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what);
+// The same, for memory that no other rank reads: never in the SharedHeap.
+absl::StatusOr<Buffer> AllocatePrivatePages(int64_t bytes, std::string_view what);
 
 }  // namespace ebb

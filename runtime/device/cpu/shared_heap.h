@@ -14,7 +14,8 @@ namespace ebb {
 class SharedHeap {
  public:
   // From now on the large buffers of this process's CPU devices lie in a shared heap, until the
-  // process ends; programs that it forks do not have it. Null: the system does not allow it.
+  // process ends; programs that it forks do not have it. Memory that no rank reads of another does
+  // not (AllocatePrivatePages). Null: the system does not allow it.
   static SharedHeap* Install();
   // Null before that.
   static SharedHeap* Installed();
