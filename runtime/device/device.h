@@ -78,7 +78,8 @@ class Device {
   absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) const;
   // Locks host memory that is there already, so that the device copies from and to it without the
   // host's help. Whole pages are locked; no part of `memory` may be locked yet. On the CPU nothing
-  // has to be done.
+  // has to be done. An error: the system refuses it; status() is what it was, and `memory` can be used
+  // as any other.
   absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,
                                              std::string_view what) const;
 

@@ -7,6 +7,7 @@
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/memory_model.h"
 
@@ -51,16 +52,28 @@ absl::Status Storage::CreateHostPools(const Config& config) {
     const bool pins = is_staging                        ? pins_parameters || pins_states
                       : named == StateClass::kParameter ? pins_parameters
                                                         : pins_states;
-    EBB_ASSIGN_OR_RETURN(host_[state], AllocatePinned(host_bytes_[state], pins,
-                                                      absl::StrCat("the ", std::string(Name(named)),
-                                                                   " pool in host memory")));
-    if (!SharesHostMemory()) {
-      EBB_ASSIGN_OR_RETURN(
-          locked_[state],
-          device_->LockHostMemory(host_[state].buffer.span(),
-                                  absl::StrCat("the ", std::string(Name(named)), " pool")));
-    }
+    const std::string what = absl::StrCat("the ", std::string(Name(named)), " pool in host memory");
+    // A device that has memory of its own locks the pools itself, whatever `pin_memory` is.
+    EBB_ASSIGN_OR_RETURN(host_[state],
+                         AllocatePinned(host_bytes_[state], pins && SharesHostMemory(), what));
+    if (!SharesHostMemory()) EBB_RETURN_IF_ERROR(LockForDevice(state, what));
     below_[state] = MemoryLedger::Charge(*ledger_, named, Tier::kCpu, host_bytes_[state]);
+  }
+  return absl::OkStatus();
+}
+
+// What cannot be locked is used as it is.
+absl::Status Storage::LockForDevice(int state, std::string_view what) {
+  absl::StatusOr<LockedRange> locked = device_->LockHostMemory(host_[state].buffer.span(), what);
+  if (locked.ok()) {
+    locked_[state] = *std::move(locked);
+    return absl::OkStatus();
+  }
+  EBB_RETURN_IF_ERROR(device_->status());
+  if (!std::exchange(told_of_unlocked_, true)) {
+    LogWarning(absl::StrCat(locked.status().message(),
+                            ". Going on without: copies from and to it hold up the host and are "
+                            "slower, and the system may swap it out"));
   }
   return absl::OkStatus();
 }
@@ -154,9 +167,12 @@ absl::Status Storage::MakeRoom(Tier tier, Room& room) const {
     const StateClass named = static_cast<StateClass>(state);
     const std::string what = absl::StrCat("the ", std::string(Name(named)), " pool",
                                           tier == Tier::kCpu ? " of a suspended engine" : "");
-    EBB_ASSIGN_OR_RETURN(room.buffers_[state], on_device
-                                                   ? allocate_(named, bytes_[state], what)
-                                                   : Device::Cpu(1).Allocate(bytes_[state], what));
+    if (on_device) {
+      EBB_ASSIGN_OR_RETURN(room.buffers_[state], allocate_(named, bytes_[state], what));
+    } else {
+      EBB_ASSIGN_OR_RETURN(PinnedMemory memory, AllocatePinned(bytes_[state], /*pin=*/false, what));
+      room.buffers_[state] = std::move(memory.buffer);
+    }
     room.charges_[state] = MemoryLedger::Charge(*ledger_, named, tier, bytes_[state]);
   }
   return absl::OkStatus();
@@ -189,6 +205,10 @@ std::byte* Storage::At(const sharding::Place& place) const {
   std::byte* const base =
       place.tier == Tier::kDevice ? buffers_[pool].data() : host_[pool].buffer.data();
   return base + place.offset + shard_ * place.per_slice;
+}
+
+bool Storage::CopiesHoldUpHost(const sharding::Place& place) const {
+  return !SharesHostMemory() && locked_[static_cast<int>(place.pool)].span().empty();
 }
 
 ShardFile& Storage::File(const sharding::Place& place) const {

@@ -63,6 +63,9 @@ class Storage {
 
   // Not of kNvme, which File() holds.
   std::byte* At(const sharding::Place& place) const;
+  // Of kCpu: the device could not lock it, so that a copy between the two may read it when it is
+  // enqueued, or keep who enqueues it waiting for the stream.
+  bool CopiesHoldUpHost(const sharding::Place& place) const;
   ShardFile& File(const sharding::Place& place) const;  // of kNvme
   bool HasFiles() const { return parameter_file_ != nullptr || state_file_ != nullptr; }
   absl::Status CheckFiles() const;  // ShardFile::CheckUnchanged of each; waits for the disk
@@ -111,12 +114,14 @@ class Storage {
   MemoryLedger::Charge charges_[kStateClasses];
 
   absl::Status CreateHostPools(const Config& config);
+  absl::Status LockForDevice(int state, std::string_view what);
   absl::Status CreateFiles(const Config& config, int ranks_on_host, std::string_view name);
 
   // Below the device. Directories go after the files in them, files after their transfers.
   int64_t host_bytes_[kStateClasses] = {};
   PinnedMemory host_[kStateClasses];
-  LockedRange locked_[kStateClasses];  // of those, for copies of a GPU
+  LockedRange locked_[kStateClasses];  // of those, for copies of a GPU; empty where it could not
+  bool told_of_unlocked_ = false;
   MemoryLedger::Charge below_[2 * kStateClasses];
   std::vector<SwapDirectory> directories_;
   std::unique_ptr<ShardFile> parameter_file_, state_file_;

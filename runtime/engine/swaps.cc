@@ -18,15 +18,20 @@ void Executor::CountMoves(const Operation& operation, StepTag step) {
     traffic_[step.counted].Add(sharding::RowOf(move), move.bytes);
 }
 
-// Copies between the device and host memory are the stream's.
+// Copies between the device and host memory are the stream's. Of memory that the device could not lock,
+// it promises neither to wait for the stream before it reads there nor not to wait on the host while
+// it holds what others need: so the wait is ours, for what was issued before, by all ranks alike.
 void Executor::EnqueueMoves(int index, StepTag step) {
   Runnable* const run = progress_.run;
   const Operation& operation = run->plan.operations[index];
   Stream& stream = StreamOf(operation.stream);
   if (operation.kind == OperationKind::kUpload || operation.kind == OperationKind::kDownload) {
     TraceBegin(stream, *run, index);
-    for (const Move& move : operation.moves)
+    const bool goes_up = operation.kind == OperationKind::kUpload;
+    for (const Move& move : operation.moves) {
+      if (storage_->CopiesHoldUpHost(goes_up ? move.from : move.to)) stream.WaitIdle();
       stream.Copy(storage_->At(move.to), storage_->At(move.from), move.bytes);
+    }
     Compute(stream, [this, run, index, step] { CountMoves(run->plan.operations[index], step); });
     TraceEnd(stream, *run, index, step);
     return;

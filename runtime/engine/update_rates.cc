@@ -87,8 +87,14 @@ absl::StatusOr<sharding::UpdateRates> MeasureUpdateRates(const Device& device,
   const Layout layout(shape, count);
   constexpr int64_t kConstantsBytes = sizeof(optim::UpdateConstants);
   EBB_ASSIGN_OR_RETURN(scratch.device, device.Allocate(layout.bytes() + kConstantsBytes, kWhat));
-  EBB_ASSIGN_OR_RETURN(scratch.host, AllocatePinned(layout.bytes(), shape.pins_host_memory, kWhat));
-  EBB_ASSIGN_OR_RETURN(scratch.locked, device.LockHostMemory(scratch.host.buffer.span(), kWhat));
+  // As the pools of training: a device that has memory of its own locks it itself, and goes on where it
+  // cannot, which those pools then say.
+  const bool shares = device.kind() == DeviceKind::kCpu;
+  EBB_ASSIGN_OR_RETURN(scratch.host,
+                       AllocatePinned(layout.bytes(), shape.pins_host_memory && shares, kWhat));
+  absl::StatusOr<LockedRange> locked = device.LockHostMemory(scratch.host.buffer.span(), kWhat);
+  if (locked.ok()) scratch.locked = *std::move(locked);
+  EBB_RETURN_IF_ERROR(device.status());
   EBB_ASSIGN_OR_RETURN(scratch.shared, device.AllocateShared(kConstantsBytes, kWhat));
   auto* const constants = reinterpret_cast<optim::UpdateConstants*>(scratch.shared.data());
   *constants = optim::UpdateConstantsOf(

@@ -22,7 +22,7 @@ struct UpdateShape {
   DType gradient = DType::kFloat32, parameter = DType::kFloat32;
   DType sent = DType::kFloat32;  // of gradients on their way to the host
   bool parameters_go_up = true;
-  bool pins_host_memory = true;  // asked of the system; a GPU asks for itself
+  bool pins_host_memory = true;  // on the CPU; a GPU locks it always
 };
 
 // More than most caches hold, as the states of a model are.

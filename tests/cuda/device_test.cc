@@ -333,7 +333,8 @@ TEST_F(CudaDeviceTest, FailedHostStreamAndLockSayWhatFor) {
   stand_in::FailCall("cudaHostRegister", cudaErrorMemoryAllocation);
   const absl::Status status = device.LockHostMemory(memory, "the pinned pool").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(Message(status), AllOf(HasSubstr("12345 bytes"), HasSubstr("the pinned pool")));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("12345 bytes"), HasSubstr("the pinned pool"),
+                                     HasSubstr("keep less in host memory")));
   EXPECT_TRUE(device.status().ok());
   const LockedRange locked = *device.LockHostMemory(memory, "the pinned pool");
   EXPECT_EQ(stand_in::Alive().locked, 1);

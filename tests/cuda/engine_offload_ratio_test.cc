@@ -121,7 +121,7 @@ TEST_P(EngineOffloadRatioTest, WhatDoesNotFitAtAllIsRefused) {
 
 // Wherever in Create that is: no rank goes on alone, and none waits for another.
 TEST_P(EngineOffloadRatioTest, WhatFailsWhileMeasuringIsSaidByAllRanks) {
-  for (const char* call : {"cudaMalloc", "cudaHostRegister"}) {
+  for (const char* call : {"cudaMalloc", "cudaHostAlloc"}) {
     bool failed = true;
     for (int nth = 1; failed; ++nth) {
       stand_in::FailCall(call, cudaErrorMemoryAllocation, nth);

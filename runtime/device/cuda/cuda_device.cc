@@ -169,8 +169,10 @@ absl::StatusOr<Buffer> CudaDevice::AllocateShared(int64_t bytes, std::string_vie
   if (result != cudaSuccess) {
     cudaGetLastError();  // it is dealt with here
     return CudaStatus(
-        result, absl::StrCat("locking ", bytes, " bytes of host memory that ", context_->name(),
-                             " shares, for ", absl::string_view(what.data(), what.size())));
+        result,
+        absl::StrCat("locking ", bytes, " bytes of host memory that ", context_->name(),
+                     " shares, for ", absl::string_view(what.data(), what.size())),
+        CudaMemory::kLockedOfHost);
   }
   std::memset(data, 0, static_cast<size_t>(bytes));
   return Buffer(data, bytes, &FreeHostMemory, ordinal());
@@ -185,9 +187,11 @@ absl::StatusOr<LockedRange> CudaDevice::LockHostMemory(std::span<std::byte> memo
                                               cudaHostRegisterPortable | cudaHostRegisterMapped);
   if (result != cudaSuccess) {
     cudaGetLastError();  // it is dealt with here
-    return CudaStatus(result, absl::StrCat("locking ", memory.size(), " bytes of host memory for ",
-                                           context_->name(), ", for ",
-                                           absl::string_view(what.data(), what.size())));
+    return CudaStatus(
+        result,
+        absl::StrCat("locking ", memory.size(), " bytes of host memory for ", context_->name(),
+                     ", for ", absl::string_view(what.data(), what.size())),
+        CudaMemory::kLockedOfHost);
   }
   return LockedRange(memory, &Unlock, ordinal());
 }

@@ -25,9 +25,13 @@ absl::StatusCode CodeOf(cudaError_t error) {
   }
 }
 
-std::string_view Advice(cudaError_t error) {
+std::string_view Advice(cudaError_t error, CudaMemory memory) {
   switch (error) {
     case cudaErrorMemoryAllocation:
+      if (memory == CudaMemory::kLockedOfHost) {
+        return "; free memory of the host, let the container or virtual machine lock more, or keep "
+               "less in host memory (ebb.host_memory, nvme)";
+      }
       return "; use smaller batches, a higher ZeRO stage, or keep more state in host memory";
     case cudaErrorDevicesUnavailable:
       return "; another process has the device to itself (nvidia-smi shows which)";
@@ -52,9 +56,9 @@ std::string_view Advice(cudaError_t error) {
 
 }  // namespace
 
-absl::Status CudaStatus(cudaError_t error, std::string_view what) {
+absl::Status CudaStatus(cudaError_t error, std::string_view what, CudaMemory memory) {
   if (error == cudaSuccess) return absl::OkStatus();
-  const std::string_view advice = Advice(error);
+  const std::string_view advice = Advice(error, memory);
   return absl::Status(CodeOf(error), absl::StrCat(absl::string_view(what.data(), what.size()),
                                                   " failed: ", cudaGetErrorString(error), " (",
                                                   cudaGetErrorName(error), ")",

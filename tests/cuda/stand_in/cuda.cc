@@ -344,6 +344,7 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
 }
 cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
   if (const auto failure = FailureBesideCaptures("cudaHostRegister")) return failure;
+  if (RefusesLocks()) return cudaErrorMemoryAllocation;
   Learn(data, bytes);
   Count(Thing::kLocked, 1);
   return cudaSuccess;
@@ -465,8 +466,15 @@ cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes,
   ebb::Task copy([=] { CopyUnlessLost([=] { std::memcpy(destination, source, bytes); }); });
   if (Captures(stream)) {
     KeepTask(stream, std::move(copy), nullptr, nullptr);
-  } else {
+  } else if (Knows(source, bytes)) {
     stream->stream.Enqueue(std::move(copy));
+  } else {
+    void* const staged = std::malloc(bytes);
+    std::memcpy(staged, source, bytes);
+    stream->stream.Enqueue([=] {
+      CopyUnlessLost([=] { std::memcpy(destination, staged, bytes); });
+      std::free(staged);
+    });
   }
   return cudaSuccess;
 }

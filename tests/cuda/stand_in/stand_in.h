@@ -4,8 +4,9 @@
 // compute as the CPU does. It does what the real ones promise, and fails where a test asks it to.
 //
 // As strict as the real ones may be: the host functions of all streams take turns, what gives memory
-// back waits for the device, only copies reach memory that is not CUDA's, and a kernel of gpt's that
-// was not loaded ends the program.
+// back waits for the device, only copies reach memory that is not CUDA's, and read it when they are
+// called, whatever their stream still has to do, and a kernel of gpt's that was not loaded ends the
+// program.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -33,6 +34,8 @@ void FailCall(const std::string& function, int code, int nth = 1);
 void LoseDevice(cudaError_t error);
 // What devices say that is free, whatever is allocated; 0: all. Until Reset.
 void SetFreeMemory(size_t bytes);
+// No memory of the host can be locked any more that is there already. Until Reset.
+void RefuseLocks();
 // The driver has no cuStreamWaitValue64. Until Reset.
 void HideStreamWaitValue();
 

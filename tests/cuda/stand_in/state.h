@@ -33,6 +33,7 @@ void CopyUnlessLost(absl::FunctionRef<void()> copy);
 // Of a call of CUDA's `function`, which makes a context: what it has to fail with, or cudaSuccess.
 cudaError_t Called(const char* function);
 bool HidesStreamWaitValue();
+bool RefusesLocks();
 size_t FreeMemory();
 // 0: as it was built with.
 int NcclVersion();
