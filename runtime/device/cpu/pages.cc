@@ -23,13 +23,26 @@ constexpr int64_t kBytesMax = int64_t{1} << 47;
 
 constexpr int64_t kSharedBytesMin = int64_t{64} << 10;
 
-int64_t Alignment(int64_t bytes) {
-  return bytes >= kHugePageBytes ? kHugePageBytes : static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+int64_t RoundUp(int64_t bytes, int64_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
 }
 
+int64_t PageBytes() {
+  return static_cast<int64_t>(sysconf(_SC_PAGESIZE));
+}
+
+int64_t Alignment(int64_t bytes) {
+  return bytes >= kHugePageBytes ? kHugePageBytes : PageBytes();
+}
+
+// What is behind the last whole huge page is in small ones: a huge one for it would take up to 2 MiB
+// more of RAM than anybody knows of, with every buffer.
 int64_t MappedBytes(int64_t bytes) {
-  const int64_t alignment = Alignment(bytes);
-  return (bytes + alignment - 1) / alignment * alignment;
+  return RoundUp(bytes, PageBytes());
+}
+
+int64_t HeapBytes(int64_t bytes) {
+  return RoundUp(bytes, Alignment(bytes));
 }
 
 // Released memory of debug builds: poisoned and kept mapped for a while, oldest out first. Without
@@ -74,7 +87,7 @@ void ReleaseShared(void* data, int64_t bytes, int) {
   SharedHeap* const heap = SharedHeap::Installed();
   // In a forked child the buffers of its parent are in no heap.
   if (heap != nullptr && heap->OffsetOf(data, bytes) >= 0)
-    heap->Release(static_cast<std::byte*>(data), MappedBytes(bytes));
+    heap->Release(static_cast<std::byte*>(data), HeapBytes(bytes));
 }
 
 absl::Status Exhausted(int64_t bytes, std::string_view what, std::string_view why) {
@@ -100,8 +113,8 @@ absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what) {
   EBB_RETURN_IF_ERROR(CheckRequest(bytes, what));
   // Small ones are not worth sharing: what is small is copied.
   if (SharedHeap* const heap = SharedHeap::Installed();
-      heap != nullptr && MappedBytes(bytes) >= kSharedBytesMin) {
-    if (std::byte* const data = heap->Allocate(MappedBytes(bytes), Alignment(bytes))) {
+      heap != nullptr && HeapBytes(bytes) >= kSharedBytesMin) {
+    if (std::byte* const data = heap->Allocate(HeapBytes(bytes), Alignment(bytes))) {
       return Buffer(data, bytes, ReleaseShared);
     }
   }
