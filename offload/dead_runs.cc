@@ -136,6 +136,17 @@ std::optional<Owner> OwnerOf(const std::string& text) {
   return Owner{.host = words[1], .boot = words[2], .process = words[3]};
 }
 
+// Also where the system takes it in parts. Its errno, or 0.
+int WriteWhole(int descriptor, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(descriptor, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return written < 0 ? errno : ENOSPC;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+  return 0;
+}
+
 // Whose directory it was, by host, start and process, if it was dead and is gone; "": a process that
 // was killed before it had said so. None: it stays.
 std::optional<std::string> RemoveIfDead(int parent, const std::string& leaf,
@@ -189,9 +200,14 @@ absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::st
   FileHandle lock(openat(directory.get(), kLockName,
                          O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!lock.is_open()) return failed(errno);
+  // With the file in it the directory could not be removed.
+  const auto given_up = [&](int error) {
+    unlinkat(directory.get(), kLockName, 0);
+    return failed(error);
+  };
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
-    if (error != ENOSYS && error != ENOLCK && error != EOPNOTSUPP) return failed(error);
+    if (error != ENOSYS && error != ENOLCK && error != EOPNOTSUPP) return given_up(error);
     unlinkat(directory.get(), kLockName, 0);
     return absl::FailedPreconditionError(absl::StrCat(
         "cannot lock '", absl::string_view(path.data(), path.size()), "': ", std::strerror(error),
@@ -199,11 +215,11 @@ absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::st
         "the mount option flock)"));
   }
   struct stat found = {};
-  if (fstat(lock.get(), &found) != 0) return failed(errno);
+  if (fstat(lock.get(), &found) != 0) return given_up(errno);
   if (found.st_nlink == 0) return failed(ENOENT);
   const std::string owner = absl::StrCat(absl::string_view(kMarker.data(), kMarker.size()), " ",
                                          HostName(), " ", BootId(), " ", getpid(), "\n");
-  if (write(lock.get(), owner.data(), owner.size()) < 0) return failed(errno);
+  if (const int error = WriteWhole(lock.get(), owner)) return given_up(error);
   return RunLock{std::move(directory), std::move(lock)};
 }
 

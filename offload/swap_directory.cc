@@ -84,13 +84,27 @@ std::string Random() {
 
 }  // namespace
 
+absl::Status SwapDirectory::CheckName(std::string_view name) {
+  // With what CreateIn puts around it.
+  static_assert(kNameMax + std::string_view(kNewRunPrefix).size() +
+                    std::string_view("-2147483647-0123456789abcdef").size() <=
+                NAME_MAX);
+  const absl::string_view shown(name.data(), name.size());
+  if (name.empty() || !std::all_of(name.begin(), name.end(), IsNameCharacter)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", shown, "' does not name a swap directory: letters, digits, '_', '.', '-'"));
+  }
+  if (name.size() > kNameMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", shown, "' is too long for a swap directory: ", name.size(),
+                     " characters, ", kNameMax, " at most"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<SwapDirectory> SwapDirectory::Create(std::string_view nvme_path,
                                                     std::string_view name) {
-  if (name.empty() || !std::all_of(name.begin(), name.end(), IsNameCharacter)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", absl::string_view(name.data(), name.size()),
-                     "' does not name a swap directory: letters, digits, '_', '.', '-'"));
-  }
+  EBB_RETURN_IF_ERROR(CheckName(name));
   // A slash at the end would follow a link.
   while (nvme_path.size() > 1 && nvme_path.back() == '/') nvme_path.remove_suffix(1);
   const std::string parent_path(nvme_path);

@@ -4,10 +4,12 @@
 // that a living one owns. Takes two descriptors, and no more at its end.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/offload/dead_runs.h"
 
@@ -15,8 +17,13 @@ namespace ebb {
 
 class SwapDirectory {
  public:
+  // What a name may have: letters, digits, '_', '.', '-', and no more than kNameMax of them. Else
+  // kInvalidArgument.
+  static constexpr size_t kNameMax = 222;
+  static absl::Status CheckName(std::string_view name);
+
   // nvme_path: an existing directory that this user may write, not a link. On memory (tmpfs) it is
-  // one too, which one line of the log says. `name`: letters, digits, '_', '.', '-'.
+  // one too, which one line of the log says. `name`: as CheckName has it.
   static absl::StatusOr<SwapDirectory> Create(std::string_view nvme_path, std::string_view name);
   SwapDirectory(SwapDirectory&& other) noexcept { *this = std::move(other); }
   SwapDirectory& operator=(SwapDirectory&& other) noexcept {

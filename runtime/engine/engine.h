@@ -62,7 +62,9 @@ struct EngineOptions {
   // null, has the name cudaStreamLegacy.
   StreamView compute = {};
   std::optional<OptimizerSpec> optimizer = {};  // instead of the config's
-  std::string name = "engine";                  // in logs, timelines and reports
+  // In logs, timelines, reports, and of swap directories: with anything on NVMe letters, digits, '_',
+  // '.' and '-', some 200 at most, else Create is kInvalidArgument.
+  std::string name = "engine";
 };
 
 class Engine {

@@ -1,5 +1,7 @@
 #include "ebb/runtime/engine/storage.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +17,21 @@ namespace ebb {
 
 using sharding::Section;
 
+namespace {
+
+// Before any pool is made.
+absl::Status CheckName(const sharding::Plan& plan, std::string_view name) {
+  const int64_t(&bytes)[kStateClasses] = plan.pools.file_bytes;
+  if (std::all_of(std::begin(bytes), std::end(bytes), [](int64_t of) { return of == 0; }))
+    return absl::OkStatus();
+  const absl::Status status = SwapDirectory::CheckName(name);
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat("EngineOptions::name, which swap directories have: ", status.message()));
+}
+
+}  // namespace
+
 absl::Status Storage::Create(const Device& device, const sharding::Plan& plan, const Config& config,
                              int shard, int ranks_on_host, std::string_view name,
                              MemoryLedger& ledger, Allocate allocate,
@@ -25,6 +42,7 @@ absl::Status Storage::Create(const Device& device, const sharding::Plan& plan, c
   storage.ledger_ = &ledger;
   storage.allocate_ = std::move(allocate);
   storage.shard_ = shard;
+  EBB_RETURN_IF_ERROR(CheckName(plan, name));
   for (const MemoryRow& row : sharding::PredictMemory(plan)) {
     const int64_t bytes = static_cast<int64_t>(row.predicted_bytes);
     if (row.tier == Tier::kDevice) storage.bytes_[static_cast<int>(row.state)] = bytes;

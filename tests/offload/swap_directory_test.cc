@@ -302,11 +302,32 @@ TEST(SwapDirectoryTest, PathsThatCannotServeAreNamed) {
     EXPECT_THAT(link.message(), HasSubstr("symbolic link"));
     EXPECT_THAT(link.message(), HasSubstr(fs::canonical(scratch.path()).string() + "/real'"));
   }
-  for (const char* name : {"", "a/b", "..\n", "a b"}) {
+  const std::string longest(SwapDirectory::kNameMax, 'x');
+  EXPECT_TRUE(SwapDirectory::Create(scratch.path(), longest).ok());
+  for (const std::string& name : {std::string(), std::string("a/b"), std::string("..\n"),
+                                  std::string("a b"), longest + 'x'}) {
     EXPECT_EQ(SwapDirectory::Create(scratch.path(), name).status().code(),
               absl::StatusCode::kInvalidArgument);
   }
   EXPECT_TRUE(fs::is_empty(scratch.path() + "/real"));
+}
+
+// Of the lock's text nothing, or a part of it.
+TEST(SwapDirectoryTest, ADiskThatIsFullLeavesNothing) {
+  const Scratch scratch;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
+  for (const rlim_t bytes : {0, 12}) {
+    const rlimit full = {bytes, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+    const absl::Status status = SwapDirectory::Create(scratch.path(), "gpt").status();
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(status.message(), HasSubstr("cannot lock"));
+    EXPECT_TRUE(fs::is_empty(scratch.path())) << bytes;
+  }
+  std::signal(SIGXFSZ, signal_before);
 }
 
 // Of the descriptors that making one takes, all but the first, then all but the first two.
