@@ -1,8 +1,12 @@
 #include "ebb/offload/private_file.h"
 
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <array>
@@ -17,14 +21,14 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/io_error.h"
 #include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
 
-// What a transfer past the page cache may be.
-constexpr size_t kBlockBytes = 4096;
+constexpr size_t kBlockBytes{kDiskAlignment};
 struct alignas(kBlockBytes) Block {
   std::array<std::byte, kBlockBytes> bytes = {};
 };
@@ -41,6 +45,25 @@ int64_t FreeBytes(int descriptor) {
   return static_cast<int64_t>(file_system.f_bavail) * static_cast<int64_t>(file_system.f_frsize);
 }
 
+// btrfs writes elsewhere what is written again, and takes new space for that, unless told not to.
+bool CopiesOnWrite(int descriptor) {
+  struct statfs file_system = {};
+  if (fstatfs(descriptor, &file_system) != 0 || file_system.f_type != BTRFS_SUPER_MAGIC)
+    return false;
+  int flags = 0;
+  return ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
+}
+
+void SayNotReserved(std::string_view path, std::string_view advice) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    LogWarning(absl::StrCat("the file system of '", absl::string_view(path.data(), path.size()),
+                            "' cannot reserve space: there is enough now, but others may fill it "
+                            "while the training runs",
+                            absl::string_view(advice.data(), advice.size())));
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<PrivateFile> PrivateFile::Create(std::string path, int64_t bytes,
@@ -52,8 +75,8 @@ absl::StatusOr<PrivateFile> PrivateFile::Create(std::string path, int64_t bytes,
   EBB_RETURN_IF_ERROR(file.Reserve(bytes + static_cast<int64_t>(kBlockBytes), whole_need));
   file.data_bytes_ = bytes;
   file.stamp_ = RandomStamp();
-  if (pwrite(file.descriptor(), &file.stamp_, sizeof(file.stamp_), bytes) < 0) {
-    return IoError(absl::StrCat("cannot write '", file.path_, "'"), errno);
+  if (const int error = file.WriteStamp(sizeof(file.stamp_))) {
+    return TransferError(true, file.path_, bytes, int64_t{sizeof(file.stamp_)}, error);
   }
   if (fstat(file.descriptor(), &file.made_) != 0) {
     return IoError(absl::StrCat("cannot look at '", file.path_, "'"), errno);
@@ -90,27 +113,37 @@ absl::Status PrivateFile::Reserve(int64_t bytes, std::string_view whole_need) {
   do {
     result = fallocate(descriptor(), 0, 0, bytes);
   } while (result != 0 && errno == EINTR);
-  if (result == 0) return absl::OkStatus();
+  if (result == 0) {
+    if (CopiesOnWrite(descriptor())) {
+      SayNotReserved(path_, " (btrfs; chattr +C on nvme_path makes new files there keep theirs)");
+    }
+    return absl::OkStatus();
+  }
   if (errno != EOPNOTSUPP) return failed(errno);
   if (ftruncate(descriptor(), bytes) != 0) return failed(errno);
-  static std::once_flag said;
-  std::call_once(said, [&] {
-    LogWarning(absl::StrCat("the file system of '", path_,
-                            "' cannot reserve space: there is enough "
-                            "now, but others may fill it while the training runs"));
-  });
+  SayNotReserved(path_, "");
   return absl::OkStatus();
 }
 
-bool PrivateFile::SetDirect() {
+absl::StatusOr<bool> PrivateFile::SetDirect() {
   if (fcntl(descriptor(), F_SETFL, O_DIRECT) != 0) return false;
   // Some refuse only what is transferred then. The stamp again, which so leaves the page cache.
+  const int error = WriteStamp(kBlockBytes);
+  if (error == 0) return true;
+  SetBuffered();
+  if (error == EINVAL || error == EOPNOTSUPP) return false;
+  return TransferError(true, path_, data_bytes_, int64_t{kBlockBytes}, error);
+}
+
+int PrivateFile::WriteStamp(size_t bytes) const {
   Block block;
   std::memcpy(block.bytes.data(), &stamp_, sizeof(stamp_));
-  if (pwrite(descriptor(), block.bytes.data(), kBlockBytes, data_bytes_) >= 0 || errno != EINVAL)
-    return true;
-  SetBuffered();
-  return false;
+  ssize_t written;
+  do {
+    written = pwrite(descriptor(), block.bytes.data(), bytes, data_bytes_);
+  } while (written < 0 && errno == EINTR);
+  if (written < 0) return errno;
+  return written == static_cast<ssize_t>(bytes) ? 0 : ENOSPC;
 }
 
 void PrivateFile::SetBuffered() {

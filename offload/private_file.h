@@ -8,6 +8,7 @@
 
 #include <sys/stat.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -21,7 +22,7 @@ namespace ebb {
 
 class PrivateFile {
  public:
-  // `bytes` of data, a multiple of 4096. Mode 0600; fails if the path exists, as a link too.
+  // `bytes` of data, a multiple of kDiskAlignment. Mode 0600; fails if the path exists, as a link too.
   // `whole_need`: said where the disk is full.
   static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes,
                                             std::string_view whole_need = {});
@@ -29,8 +30,9 @@ class PrivateFile {
   PrivateFile& operator=(PrivateFile&&) = delete;
   ~PrivateFile();
 
-  // Transfers past the page cache from now on. False: this file system refuses them.
-  bool SetDirect();
+  // Transfers past the page cache from now on. False: this file system refuses them. Writes a block,
+  // whose error is the disk's.
+  absl::StatusOr<bool> SetDirect();
   void SetBuffered();
 
   // Size, inode, links, mode and stamp are what they were. Reads a block of the disk.
@@ -43,6 +45,8 @@ class PrivateFile {
   PrivateFile(FileHandle handle, std::string path)
       : handle_(std::move(handle)), path_(std::move(path)) {}
   absl::Status Reserve(int64_t bytes, std::string_view whole_need);
+  // Of the last block its first `bytes`. Its errno, or 0.
+  int WriteStamp(size_t bytes) const;
   absl::Status CheckStamp() const;
   absl::Status Changed(std::string_view how) const;
 

@@ -63,9 +63,10 @@ void SayThreads(const absl::Status& why) {
 }
 
 // All of them or none: what is striped moves alike.
-bool SetDirect(std::vector<PrivateFile>& files) {
+absl::StatusOr<bool> SetDirect(std::vector<PrivateFile>& files) {
   for (PrivateFile& file : files) {
-    if (file.SetDirect()) continue;
+    EBB_ASSIGN_OR_RETURN(const bool direct, file.SetDirect());
+    if (direct) continue;
     SayBuffered(file.path());
     for (PrivateFile& other : files) other.SetBuffered();
     return false;
@@ -146,7 +147,7 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& opti
     files.push_back(std::move(file));
   }
   auto state = std::make_unique<State>(std::move(files), stripes);
-  state->direct = SetDirect(state->files);
+  EBB_ASSIGN_OR_RETURN(state->direct, SetDirect(state->files));
   EBB_RETURN_IF_ERROR(state->MakeQueue(options));
   return std::unique_ptr<ShardFile>(new ShardFile(std::move(state)));
 }

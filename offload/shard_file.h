@@ -66,7 +66,7 @@ class IoTransfer {
 class ShardFile {
  public:
   // Offsets, lengths and addresses of transfers are multiples of it.
-  static constexpr int64_t kAlignment = 4096;
+  static constexpr int64_t kAlignment = kDiskAlignment;
 
   struct Options {
     // Existing and private (SwapDirectory), one for each nvme_path: the file is striped over them.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "ebb/runtime/config/io_backend.h"
 #include "ebb/sharding/state.h"
 
 namespace ebb::sharding {
@@ -41,7 +42,7 @@ struct Move {
 };
 
 // Transfers with the swap file start and end at multiples of this, in the file and in memory.
-inline constexpr int64_t kSwapAlignment = 4096;
+inline constexpr int64_t kSwapAlignment = kDiskAlignment;
 constexpr int64_t SwapAligned(int64_t bytes) {
   return (bytes + kSwapAlignment - 1) / kSwapAlignment * kSwapAlignment;
 }

@@ -1,4 +1,5 @@
 // Rows about what is sharded, when it is moved, and where it lives.
+#include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/key_rows.h"
 
 namespace ebb::config {
@@ -190,7 +191,7 @@ constexpr Key kRows[] = {
 
     Block("aio", kLiterally, "how swap files are read and written"),
     Integer("aio.block_size", "1048576", kLiterally, "bytes of a request, a multiple of 4096")
-        .From(4096, 1 << 30),
+        .From(kDiskAlignment, 1 << 30),
     Integer("aio.queue_depth", "8", kLiterally,
             "requests in flight, for each of aio.intra_op_parallelism")
         .From(1, 4096),

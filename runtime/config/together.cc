@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "ebb/runtime/config/convert.h"
+#include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -80,14 +81,12 @@ absl::Status CheckTiers(const Config& config) {
   return absl::OkStatus();
 }
 
-// Direct I/O takes whole pages only.
 absl::Status CheckBlockSize(int64_t bytes) {
-  constexpr int64_t kPage = 4096;
-  if (bytes % kPage == 0) return absl::OkStatus();
-  const int64_t below = bytes / kPage * kPage;
-  return Invalid({"\"aio.block_size\" is ", std::to_string(bytes),
-                  "; allowed: a multiple of 4096; the nearest are ", std::to_string(below), " and ",
-                  std::to_string(below + kPage)});
+  if (bytes % kDiskAlignment == 0) return absl::OkStatus();
+  const int64_t below = bytes / kDiskAlignment * kDiskAlignment;
+  return Invalid({"\"aio.block_size\" is ", std::to_string(bytes), "; allowed: a multiple of ",
+                  std::to_string(kDiskAlignment), "; the nearest are ", std::to_string(below),
+                  " and ", std::to_string(below + kDiskAlignment)});
 }
 
 absl::Status CheckSplitMaster(const Config& config) {

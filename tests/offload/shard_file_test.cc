@@ -3,11 +3,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstring>
 #include <deque>
 #include <filesystem>
@@ -15,6 +17,7 @@
 
 #include "../device/allocation_counter.h"
 #include "backends.h"
+#include "ebb/offload/private_file.h"
 
 namespace ebb::testing {
 namespace {
@@ -259,6 +262,28 @@ TEST_P(ShardFileTest, IsPrivateAndGoneAtTheEnd) {
   EXPECT_EQ(ShardFile::Create(Options(4096)).status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(scratch_.Entries(), ElementsAre("shards"));  // what is not ours stays
+}
+
+// Not the file system's refusal of O_DIRECT, after which the page cache would be tried.
+TEST(PrivateFileTest, ABlockThatTheDiskFailsToTakeIsAnError) {
+  const Scratch scratch;
+  auto file = PrivateFile::Create(scratch.path() + "/shards", kMiB);
+  ASSERT_TRUE(file.ok()) << file.status();
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit full = {4096, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  const absl::StatusOr<bool> direct = file->SetDirect();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, signal_before);
+  if (direct.ok() && !*direct) GTEST_SKIP() << "refuses O_DIRECT";
+  EXPECT_EQ(direct.status().code(), absl::StatusCode::kResourceExhausted) << direct.status();
+  EXPECT_THAT(std::string(direct.status().message()),
+              ::testing::AllOf(HasSubstr("cannot write 4096 bytes at offset 1048576"),
+                               HasSubstr(scratch.path()), HasSubstr("ulimit -f")));
+  EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+  EXPECT_TRUE(file->SetDirect().value_or(false));
 }
 
 TEST_P(ShardFileTest, SpaceThatIsNotThereIsRefusedAtCreate) {
