@@ -42,14 +42,16 @@ std::string Table(const int64_t (&bytes)[kStateClasses]) {
 // DeepSpeed's pool of the swapper: buffer_count buffers of fp32, each as large as the largest
 // sub-group.
 int64_t SubGroupLimit(const PoolInputs& in, const Config& config) {
-  // An optimizer of the trainer's may need whole rows, so it gets slices of parameters uncut.
+  // An optimizer of the trainer's may need whole rows, so it gets slices of parameters uncut
+  // (WhatOwnOptimizerOverrules).
   if (in.decisions->own_optimizer) return int64_t{1} << 40;
   const int64_t limit = std::min(config.zero.sub_group_size, kSubGroupElements);
   if (in.decisions->optimizer_tier != Tier::kNvme) return limit;
   int64_t largest = 0;
   for (const UnitLayout& unit : in.layout->units) largest = std::max(largest, unit.trainable.shard);
-  const int64_t buffers = config.zero.offload_optimizer.buffer_count * 4 *
-                          std::min(largest, config.zero.sub_group_size);
+  const int64_t count = std::min(config.zero.offload_optimizer.buffer_count, kBufferCountMax),
+                elements = std::min({largest, config.zero.sub_group_size, kBufferElementsMax}),
+                buffers = count * 4 * elements;
   const int64_t of_an_element = kWorkSlots * (in.decisions->state_bytes() + 4);
   return std::min(limit, buffers / of_an_element);
 }
@@ -180,6 +182,24 @@ absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& c
   if (!config.ebb.host_memory) return pools;
   pools = fit.Shrunk();
   return inputs.fills_host && fit.Fits(pools) ? fit.Filled(std::move(pools)) : pools;
+}
+
+std::string WhatOwnOptimizerOverrules(const Config& config) {
+  const ZeroConfig& zero = config.zero;
+  const ZeroConfig defaults;
+  std::vector<std::string> keys;
+  if (zero.sub_group_size != defaults.sub_group_size)
+    keys.push_back(absl::StrCat("\"zero_optimization.sub_group_size\" ", zero.sub_group_size));
+  if (zero.offload_optimizer.device == Tier::kNvme &&
+      zero.offload_optimizer.buffer_count != defaults.offload_optimizer.buffer_count) {
+    keys.push_back(absl::StrCat("\"zero_optimization.offload_optimizer.buffer_count\" ",
+                                zero.offload_optimizer.buffer_count));
+  }
+  if (keys.empty()) return "";
+  return absl::StrCat(
+      absl::StrJoin(keys, " and "), keys.size() == 1 ? " is" : " are",
+      " no limit for EngineOptions::optimizer, which may need whole rows: it gets a "
+      "rank's slices of parameters uncut, and staging has room for the largest");
 }
 
 int64_t DeviceBytes(const Pools& pools) {

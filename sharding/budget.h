@@ -22,6 +22,10 @@ inline constexpr int64_t kSubGroupElementsMin = int64_t{1} << 16;
 // which is the smallest there is where even that is too much (CheckBudget).
 absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config);
 
+// Which of the pool sizes that this config gives (those that are not the defaults) are no limits where
+// the optimizer is the trainer's, and why; "": none.
+std::string WhatOwnOptimizerOverrules(const Config& config);
+
 // kResourceExhausted: a cap is exceeded, and which class needs how much.
 absl::Status CheckBudget(const Pools& pools, const Config& config);
 

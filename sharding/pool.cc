@@ -15,10 +15,6 @@ bool LiveAtOnce(const PoolBlock& a, const PoolBlock& b) {
   return false;
 }
 
-int64_t Aligned(int64_t bytes) {
-  return (bytes + kPoolAlignment - 1) / kPoolAlignment * kPoolAlignment;
-}
-
 }  // namespace
 
 int64_t Pack(std::span<PoolBlock> blocks) {
@@ -40,11 +36,11 @@ int64_t Pack(std::span<PoolBlock> blocks) {
               [&](size_t a, size_t b) { return blocks[a].offset < blocks[b].offset; });
     int64_t offset = 0;
     for (size_t other : neighbours) {
-      if (blocks[other].offset >= offset + Aligned(block.bytes)) break;
-      offset = std::max(offset, blocks[other].offset + Aligned(blocks[other].bytes));
+      if (blocks[other].offset >= offset + PoolAligned(block.bytes)) break;
+      offset = std::max(offset, blocks[other].offset + PoolAligned(blocks[other].bytes));
     }
     block.offset = offset;
-    pool_bytes = std::max(pool_bytes, offset + Aligned(block.bytes));
+    pool_bytes = std::max(pool_bytes, offset + PoolAligned(block.bytes));
     placed.push_back(index);
   }
   return pool_bytes;

@@ -82,6 +82,36 @@ TEST(Budget, FewerOrSmallerBuffersMakeFewerSlotsAndSmallerSubGroups) {
   EXPECT_THAT(Counts(LaidOut(config)->homes), Each(::testing::Le(3 * kCutElements)));
 }
 
+// Their product would not be a number of bytes.
+TEST(Budget, AnyNumberOfBuffersOfAnySizeIsALimit) {
+  const std::vector<int64_t> units = {int64_t{1} << 31};
+  Config config = AllOnNvme();
+  config.zero.offload_param.buffer_size.reset();
+  config.zero.sub_group_size = int64_t{1} << 40;
+  const auto usual = LaidOut(config, units);
+  ASSERT_TRUE(usual.ok()) << usual.status();
+  config.zero.offload_optimizer.buffer_count = (int64_t{1} << 31) - 1;
+  const auto pools = LaidOut(config, units);
+  ASSERT_TRUE(pools.ok()) << pools.status();
+  EXPECT_EQ(pools->homes.sub_groups.size(), usual->homes.sub_groups.size());
+  EXPECT_EQ(pools->host_work.ring.bytes, usual->host_work.ring.bytes);
+}
+
+TEST(Budget, WhatAnOptimizerOfTheTrainersOverrulesIsNamed) {
+  Config config = AllOnNvme();
+  EXPECT_EQ(WhatOwnOptimizerOverrules(config), "");
+  config.zero.sub_group_size = kMebi;
+  EXPECT_THAT(WhatOwnOptimizerOverrules(config),
+              AllOf(HasSubstr("\"zero_optimization.sub_group_size\" 1048576 is no limit"),
+                    HasSubstr("EngineOptions::optimizer"), HasSubstr("uncut")));
+  config.zero.offload_optimizer.buffer_count = 2;
+  EXPECT_THAT(
+      WhatOwnOptimizerOverrules(config),
+      HasSubstr(" and \"zero_optimization.offload_optimizer.buffer_count\" 2 are no limit"));
+  config.zero.offload_optimizer.device = Tier::kCpu;  // where it has none
+  EXPECT_THAT(WhatOwnOptimizerOverrules(config), ::testing::Not(HasSubstr("buffer_count")));
+}
+
 TEST(Budget, ASliceThatIsLargerThanABufferIsNamed) {
   Config config = AllOnNvme();
   config.zero.offload_param.buffer_size = kMebi - 1;

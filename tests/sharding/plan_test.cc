@@ -42,11 +42,11 @@ std::vector<int64_t> Addresses(const Pools& pools) {
       for (const ParameterPiece& piece : unit.pieces(trainable)) add({piece.home.offset});
   }
   for (const VisitAddresses& v : pools.visits)
-    add({v.gradient, v.output, v.output_gradient, v.boundary_stride});
+    add({v.gradient, v.output, v.output_gradient, v.boundary_stride, v.home.offset});
   add({pools.staging_cast, pools.staging_rounded, pools.staging_norm, pools.staging_exchange,
        pools.staging_sums, pools.staging_gradient, pools.staging_master, pools.evaluation_stride});
-  for (const SlotRing& ring :
-       {pools.parameter_slots, pools.master_slots, pools.host_work.ring, pools.device_work.ring})
+  for (const SlotRing& ring : {pools.parameter_slots, pools.gradient_slots, pools.boundary_slots,
+                               pools.master_slots, pools.host_work.ring, pools.device_work.ring})
     add({ring.bytes, ring.first.offset});
   for (const Place& place :
        {pools.landing, pools.host_norm, pools.host_gradient, pools.host_master})
@@ -75,7 +75,22 @@ std::vector<int64_t> Flat(const Pools& pools) {
     add({work.ring.count, work.master, work.states, work.states_stride, work.gradient,
          work.parameter});
   }
-  add({pools.parameter_slots.count, pools.master_slots.count, pools.evaluation_micro_batches});
+  const auto add_place = [&](const Place& place) {
+    add({static_cast<int64_t>(place.tier), static_cast<int64_t>(place.pool), place.per_slice});
+  };
+  for (const VisitAddresses& v : pools.visits) {
+    add({v.leaves ? 1 : 0});
+    add_place(v.home);
+  }
+  for (const SlotRing& ring : {pools.parameter_slots, pools.gradient_slots, pools.boundary_slots,
+                               pools.master_slots, pools.host_work.ring, pools.device_work.ring})
+    add_place(ring.first);
+  for (const Place& place :
+       {pools.landing, pools.host_norm, pools.host_gradient, pools.host_master})
+    add_place(place);
+  add({pools.staging_sums_bytes});
+  add({pools.parameter_slots.count, pools.gradient_slots.count, pools.boundary_slots.count,
+       pools.master_slots.count, pools.evaluation_micro_batches});
   return flat;
 }
 
