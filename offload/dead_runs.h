@@ -20,7 +20,7 @@ namespace ebb {
 inline constexpr char kRunPrefix[] = "ebb-";
 inline constexpr char kNewRunPrefix[] = ".ebb-";  // until it is locked
 // What is put in a swap directory has one of these names, or begins with one and '-'. Nothing else
-// is removed.
+// is removed. Engines make the first two, tests and benchmarks "shards".
 inline constexpr std::string_view kSwapFileNames[] = {"parameters", "states", "shards"};
 
 // A living run's. The directory stays open beside the lock, as the run may have used up all

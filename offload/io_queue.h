@@ -56,7 +56,7 @@ struct IoQueueOptions {
   int depth = 32;                                // requests that are in flight at most
   int threads = 1;                               // of the thread backend, at least
   bool single_submit = false;                    // one system call for each request
-  int ring_entries = 0;                          // of the submission queue; 0: as deep
+  int ring_entries = 0;  // of the submission queue; 0: as deep, and else only in tests
 };
 
 // kUnavailable: this machine or this build has no io_uring, and why. Of both, kResourceExhausted: the

@@ -12,10 +12,19 @@
 namespace ebb {
 namespace {
 
-// A request that makes no progress is repeated at once, then with a pause, then it has failed.
+// A request that makes no progress is repeated at once, then with a pause, which is one for all that
+// were told to repeat together. It has failed when it makes none for so many pauses, or none of the
+// queue's does for so long: so what the system refuses for ever ends everything in line at one time.
 constexpr int kRepeatsAtOnce = 16;
 constexpr int kRepeatsMax = 1000;
 constexpr std::chrono::milliseconds kPause{1};
+constexpr std::chrono::seconds kPatience{1};
+
+int64_t Now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
 
 bool AsksAgain(int64_t result) {
   return result == -EINTR || result == -EAGAIN || result == -ENOMEM;
@@ -37,7 +46,8 @@ void Transfers::Start(IoTransfer& transfer) {
   transfer.transfers_ = this;
   transfer.cut_ = 0;
   transfer.next_ = nullptr;
-  under_way_.fetch_add(1, std::memory_order_relaxed);
+  if (under_way_.fetch_add(1, std::memory_order_relaxed) == 0)
+    stuck_since_ns_.store(0, std::memory_order_relaxed);  // that was of others
   transfer.under_way_.store(true, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
@@ -93,27 +103,34 @@ void Transfers::Leave(Line& line) {
 }
 
 void Transfers::Completed(std::span<const IoCompletion> completions) {
-  Batch again;
-  size_t count = 0;
+  IoRequestList again;
+  bool pauses = false;
   for (const IoCompletion& completion : completions) {
     auto& request = static_cast<Request&>(*completion.request);
-    if (!Again(request, completion.result)) {
+    const Next next = NextOf(request, completion.result);
+    if (next == Next::kOver) {
       Finish(request);
       continue;
     }
-    again[count++] = &request;
-    if (count == kBatchMax) queue_->Submit({again.data(), std::exchange(count, 0)});
+    again.Push(request);
+    pauses |= next == Next::kAgainAfterPause;
   }
-  if (count > 0) queue_->Submit({again.data(), count});
+  if (pauses) std::this_thread::sleep_for(kPause);
+  while (!again.empty()) {
+    Batch batch;
+    size_t count = 0;
+    while (count < kBatchMax && !again.empty()) batch[count++] = &again.Pop();
+    queue_->Submit({batch.data(), count});
+  }
   Pump();
 }
 
-// Whether there is more to do for this request, which then is what is left of it.
-bool Transfers::Again(Request& request, int64_t result) {
+// What there is still to do for this request, which then is what is left of it.
+Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
   const auto fail = [&](absl::Status status) {
     const std::lock_guard lock(mutex_);
     request.transfer->status_.Update(std::move(status));
-    return false;
+    return Next::kOver;
   };
   const std::string& path = paths_[static_cast<size_t>(request.file)];
   if (result < 0 && !AsksAgain(result)) {
@@ -125,21 +142,33 @@ bool Transfers::Again(Request& request, int64_t result) {
   }
   const int64_t moved = std::max<int64_t>(result, 0) / granularity_ * granularity_;
   moved_[request.write ? 1 : 0].fetch_add(moved, std::memory_order_relaxed);
-  if (moved == request.bytes) return false;
+  if (moved > 0) stuck_since_ns_.store(0, std::memory_order_relaxed);
+  if (moved == request.bytes) return Next::kOver;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!request.transfer->status_.ok()) return Next::kOver;
+  }
   request.offset += moved;
   request.data += moved;
   request.bytes -= moved;
   request.repeats = moved > 0 ? 0 : request.repeats + 1;
-  if (request.repeats <= kRepeatsAtOnce) return true;
-  if (request.repeats <= kRepeatsMax && result < 0) {
-    std::this_thread::sleep_for(kPause);
-    return true;
-  }
+  const bool stuck = moved == 0 && IsStuck();
+  if (request.repeats <= kRepeatsAtOnce) return Next::kAgain;
+  if (request.repeats <= kRepeatsMax && result < 0 && !stuck) return Next::kAgainAfterPause;
   if (result >= 0 && !request.write) {
     return fail(FileEndsEarly(path, request.offset, request.bytes));
   }
   return fail(TransferError(request.write, path, request.offset, request.bytes,
                             result < 0 ? static_cast<int>(-result) : ENOSPC));
+}
+
+// Of a request that made no progress.
+bool Transfers::IsStuck() {
+  const int64_t now = Now();
+  int64_t since = 0;
+  // Whoever is first to see it says since when.
+  if (stuck_since_ns_.compare_exchange_strong(since, now, std::memory_order_relaxed)) return false;
+  return now - since >= std::chrono::nanoseconds(kPatience).count();
 }
 
 void Transfers::Finish(Request& request) {

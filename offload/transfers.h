@@ -1,5 +1,6 @@
 // Transfers of any size as requests of a block each: cut, handed to the queue as far as it is deep,
-// continued where the system moved less, repeated where it asks for that, and told apart when over.
+// continued where the system moved less, repeated for a second or so where it asks for that, and told
+// apart when over.
 // Reads and writes take turns, each in the order in which they were started.
 #pragma once
 
@@ -40,7 +41,7 @@ class Transfers final : public IoListener {
  private:
   struct Request : IoRequest {
     IoTransfer* transfer = nullptr;
-    int repeats = 0;  // without any progress
+    int repeats = 0;  // without any progress of its own
     Request* next_free = nullptr;
   };
   struct Line {
@@ -57,7 +58,9 @@ class Transfers final : public IoListener {
   size_t Cut(Batch& batch);
   void CutBlock(IoTransfer& transfer, Request& request);
   void Pump();
-  bool Again(Request& request, int64_t result);
+  enum class Next : uint8_t { kOver, kAgain, kAgainAfterPause };
+  Next NextOf(Request& request, int64_t result);
+  bool IsStuck();
   void Finish(Request& request);
   void Leave(Line& line);
 
@@ -70,6 +73,8 @@ class Transfers final : public IoListener {
   WaitPoint changed_;
   std::array<std::atomic<int64_t>, 2> moved_ = {};  // read, written
   std::atomic<int64_t> under_way_{0};
+  // Of the clock: since when the system asks to repeat and moves nothing for any request; 0: it moves.
+  std::atomic<int64_t> stuck_since_ns_{0};
 
   std::mutex mutex_;  // of all below, and of the transfers under way
   Request* free_ = nullptr;

@@ -133,6 +133,51 @@ TEST_P(IoFaultTest, RepeatingEndsAtSomeTime) {
   EXPECT_THAT(status.message(), HasSubstr("queue_depth"));
 }
 
+// Long enough for pauses.
+TEST_P(IoFaultTest, AShortSeriesOfRefusalsIsSurvived) {
+  std::map<int64_t, int> refused;  // by place
+  const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
+    if (request.offset < kBytes / 6 && ++refused[request.offset] % 25 != 0) return -EAGAIN;
+    return std::nullopt;
+  });
+  ExpectRoundTrip(*file);
+  EXPECT_GE(refused.size(), 2u);
+}
+
+// All that is in flight is repeated for one second together, and what is behind it hardly at all.
+TEST_P(IoFaultTest, ASystemThatAsksToRepeatForEverEndsAllTransfersTogether) {
+  constexpr int kTransfers = 12;
+  int refused = 0;
+  const auto file = MakeWith([&](IoRequest&) -> std::optional<int64_t> {
+    ++refused;
+    return -EAGAIN;
+  });
+  const PinnedMemory memory = Memory(kBytes);
+  std::deque<IoTransfer> transfers(kTransfers);
+  for (IoTransfer& transfer : transfers) {
+    file->StartWrite(transfer, 0, memory.buffer.data(), kBytes);
+  }
+  for (IoTransfer& transfer : transfers) {
+    EXPECT_EQ(file->Wait(transfer).code(), absl::StatusCode::kUnavailable);
+  }
+  EXPECT_EQ(file->bytes_written(), 0);
+  // A pause is of a millisecond, and of all that was refused at once.
+  const int depth = Options(kBytes).aio.queue_depth * GetParam().directories;
+  EXPECT_LE(refused, depth * (1000 + 17 * (kTransfers + 1)));
+}
+
+// Of a transfer that has failed the rest is not tried again.
+TEST_P(IoFaultTest, WhatBelongsToAFailedTransferIsNotRepeated) {
+  int requests = 0;
+  // Told latest first, so the first one's failure is known when the others come a second time.
+  const auto file = MakeWith(
+      [&](IoRequest&) -> std::optional<int64_t> { return ++requests == 1 ? -EIO : -EAGAIN; },
+      FaultyQueue::kAllInFlight);
+  const PinnedMemory memory = Memory(kBytes);
+  EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kDataLoss);
+  EXPECT_LE(requests, 2 * Options(kBytes).aio.queue_depth * GetParam().directories);
+}
+
 TEST_P(IoFaultTest, CompletionsMayComeInAnyOrder) {
   // All that are in flight, as long as there is more to do.
   const size_t depth = Options(kBytes).aio.queue_depth * Options(kBytes).directories.size();
