@@ -296,6 +296,26 @@ TEST_P(OptimizerSpecTest, WrongSpecsAreRefusedAtCreate) {
   }
 }
 
+TEST(OptimizerSpecs, LimitsThatItOverrulesAreRemarkedUponAtStart) {
+  const Setting setting{.world = 1, .stage = 3};
+  Config config = ConfigFor(setting);
+  config.zero.offload_optimizer.device = Tier::kCpu;
+  config.zero.offload_optimizer.pin_memory = false;
+  config.zero.sub_group_size = 2048;
+  for (const bool own : {false, true}) {
+    EngineOptions options;
+    if (own) options.optimizer = SignSgd();
+    ::testing::internal::CaptureStderr();
+    const absl::Status status = RunEngines(
+        setting, ScriptedModel(), config,
+        [](Engine&, ScriptedTrainer&) { return absl::OkStatus(); }, options);
+    EXPECT_EQ(Occurrences(::testing::internal::GetCapturedStderr(),
+                          "\"zero_optimization.sub_group_size\" 2048 is no limit"),
+              own ? 1 : 0);
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST_P(OptimizerSpecTest, GroupSettingsThatItWouldIgnoreAreRefusedAtCreate) {
   model_.parameters[0].group = "special";
   Config config = ConfigFor(GetParam());

@@ -20,6 +20,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
+#include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
 
 namespace ebb::testing {
@@ -314,11 +315,57 @@ TEST(SwapFaults, ThreadsInThePlaceOfIoUringChangeNoBit) {
   Scratch scratch;
   const Config config = OnNvme(scratch.path(), Timing::kLate);
   const auto expected = Trained(config);
+  // What serves the files.
+  std::mutex mutex;
+  std::vector<std::string> queues;
+  GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view) {
+    return [&](IoListener& listener, const ShardFile::Options::MakeQueue& make) {
+      auto queue = make(listener);
+      const std::lock_guard lock(mutex);
+      queues.push_back(queue.ok() ? (*queue)->description() : queue.status().ToString());
+      return queue;
+    };
+  };
   setenv("EBB_IO_URING", "0", /*overwrite=*/1);
   const auto bits = Trained(config);
   unsetenv("EBB_IO_URING");
+  GetOffloadTestHooks() = {};
   ASSERT_TRUE(bits.ok() && expected.ok()) << bits.status() << expected.status();
   EXPECT_EQ(*bits, *expected);
+  EXPECT_EQ(queues.size(), 2u * kWorld);
+  EXPECT_THAT(queues, ::testing::Each(HasSubstr("threads")));
+}
+
+TEST(SwapFaults, ANameThatNoDirectoryCanHaveIsRefusedAtCreate) {
+  const Scratch scratch;
+  Config config = OnNvme(scratch.path(), Timing::kLate);
+  const auto create = [&](const std::string& name) {
+    std::vector<absl::Status> statuses(kWorld);
+    RunThreads(kWorld, [&](World world) {
+      ToyModel model = SomeModel();
+      statuses[static_cast<size_t>(world.rank())] =
+          Engine::Create(world, Device::Cpu(1), model.spec(), config, {.name = name}).status();
+      return absl::OkStatus();
+    }).IgnoreError();
+    return statuses;
+  };
+  for (const auto& [name, why] :
+       {std::pair(std::string("my model"), "letters, digits, '_', '.', '-'"),
+        {std::string("a/b"), "letters, digits, '_', '.', '-'"},
+        {std::string(217, 'x'), "is too long for a swap directory: 223 characters, 222 at most"}}) {
+    for (const absl::Status& status : create(name)) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("EngineOptions::name"), HasSubstr(name), HasSubstr(why)));
+    }
+  }
+  EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+  for (const absl::Status& status : create(std::string(216, 'x')))
+    EXPECT_TRUE(status.ok()) << status;
+  // Where none has it, it may be anything.
+  config.zero.offload_param = {};
+  config.zero.offload_optimizer = {};
+  for (const absl::Status& status : create("my model")) EXPECT_TRUE(status.ok()) << status;
 }
 
 // Create on both ranks, `before` on the thread of each; the Statuses.
@@ -465,14 +512,19 @@ TEST(SwapFaults, WhatFailsAfterTheLastStepIsSaidInTheLog) {
   Scratch scratch;
   Config config = OnNvme(scratch.path(), Timing::kLate);
   config.zero.offload_param = {};  // or the updates would be the next step's
-  Hooks hooks;
+  const Hooks hooks;
   std::atomic<bool> armed = false;
-  hooks.Between([&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
-    if (armed && request.write && whose == "rank1/states") return -EIO;
-    return std::nullopt;
-  });
+  // Held until the last Finish is back, which so cannot know of it.
+  Gate gate([&](const IoRequest& request) { return armed && request.write; });
+  GetOffloadTestHooks().wrap_queue = [&](std::string_view directory,
+                                         std::string_view) -> Gate::WrapQueue {
+    if (directory.find("-rank1-") == directory.npos) return {};
+    return gate.Before(WithFaults([&](IoRequest& request) -> std::optional<int64_t> {
+      if (armed && request.write) return -EIO;
+      return std::nullopt;
+    }));
+  };
   ::testing::internal::CaptureStderr();
-  std::atomic<bool> told = false;
   const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
     ToyModel model = SomeModel();
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model.spec(), config,
@@ -480,15 +532,13 @@ TEST(SwapFaults, WhatFailsAfterTheLastStepIsSaidInTheLog) {
     EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
     engine.traffic();  // waits for the updates of the first step
     if (world.rank() == 1) armed = true;
-    // The fault may show before the last Finish is over.
-    if (!model.Train(engine, world.rank(), 1).ok()) told = true;
-    return absl::OkStatus();
+    const absl::Status trained = model.Train(engine, world.rank(), 1);
+    if (world.rank() == 1) gate.Open();
+    return trained;
   });
   const std::string log = ::testing::internal::GetCapturedStderr();
   EXPECT_TRUE(status.ok()) << status;
-  if (!told) {
-    EXPECT_THAT(log, AllOf(HasSubstr("toy rank 1"), HasSubstr("write"), HasSubstr("states")));
-  }
+  EXPECT_THAT(log, AllOf(HasSubstr("toy rank 1"), HasSubstr("write"), HasSubstr("states")));
 }
 
 // With updates carried into the step that is dropped, and a step begun after it.

@@ -6,13 +6,21 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/offload/test_hooks.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/plan_spans.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/watched_world.h"
+#include "tests/offload/gate.h"
+#include "tests/offload/scratch.h"
 #include "tests/trace/trace_events.h"
 
 namespace ebb::testing {
@@ -158,6 +166,139 @@ TEST_P(TimelineTest, TheNextForwardRunsWhileUpdatesDo) {
   });
   EXPECT_TRUE(status.ok()) << status;
   for (const int rank : overlapped) EXPECT_EQ(rank, 1);
+}
+
+struct Offloaded {
+  Timing timing;
+  bool parameters;  // on NVMe as well as states
+  // Units, of whose updates this part is held back. The first write is, as those behind it are shown
+  // from its end on.
+  int written = 0, updated = 3, read = 0;
+};
+
+// The spans of this name in a step of a single rank: there is one at least.
+std::vector<TraceSpan> Named(const TraceTracks& tracks, sharding::StreamId stream,
+                             const std::string& name, int64_t step) {
+  std::vector<TraceSpan> named;
+  for (const TraceSpan& span : tracks.at({0, static_cast<int>(stream)}).spans) {
+    if (span.name == name && span.step == step) named.push_back(span);
+  }
+  EXPECT_FALSE(named.empty()) << name << " is not in step " << step;
+  return named.empty() ? std::vector<TraceSpan>(1) : named;
+}
+
+// A disk that is slow to write for one update and slow to read for another, and between them an update
+// that takes its time: scopes open and close meanwhile.
+TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
+  const ModelSpec model = ScriptedModel();
+  for (const Offloaded& offloaded : {Offloaded{Timing::kLate, false, 0, 3, 4},
+                                     {Timing::kLate, true, 0, 3, 4},
+                                     {Timing::kEarly, false, 4, 3, 1}}) {
+    const bool late = offloaded.timing == Timing::kLate;
+    SCOPED_TRACE(::testing::Message() << (late ? "late" : "early") << ", "
+                                      << (offloaded.parameters ? "all" : "states") << " on NVMe");
+    const Scratch scratch;
+    const std::string path = scratch.path() + "/timeline.json";
+    Config config =
+        OnNvme(ConfigFor({.world = 1, .stage = 3, .timing = offloaded.timing}), scratch.path());
+    if (!offloaded.parameters) config.zero.offload_param = {};
+    config.aio.queue_depth = 64;  // what is held back leaves room for all else
+    config.ebb.trace = path;
+
+    std::mutex mutex;
+    // Writes (true) and reads, by their place in the file of states.
+    std::set<std::pair<bool, int64_t>> held;
+    Gate gate([&](const IoRequest& request) {
+      const std::lock_guard lock(mutex);
+      return held.contains({request.write, request.offset});
+    });
+    GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view file) {
+      return file == "states" ? gate.Before() : Gate::WrapQueue();
+    };
+    std::atomic<bool> updating = false, released = false;
+    const auto update = [&](const UpdateSlice& slice) {
+      if (slice.slice.name == absl::StrCat("w", offloaded.updated)) {
+        updating = true;
+        Comes([&] { return released.load(); });
+      }
+      return absl::OkStatus();
+    };
+    const auto release = [&] {
+      released = true;
+      gate.Open();
+    };
+    const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
+      absl::StatusOr<Engine> engine =
+          Engine::Create(world, Device::Cpu(), model, config,
+                         {.optimizer = OptimizerSpec{.states = {"momentum"}, .update = update}});
+      if (!engine.ok()) return engine.status();
+      for (const sharding::Operation& operation : engine->plan().operations) {
+        if (!operation.of_update || operation.moves.empty()) continue;
+        const bool write = operation.kind == sharding::OperationKind::kWrite;
+        if (!write && operation.kind != sharding::OperationKind::kRead) continue;
+        if (operation.parts[0].unit != (write ? offloaded.written : offloaded.read)) continue;
+        const std::lock_guard lock(mutex);
+        for (const sharding::Move& move : operation.moves) {
+          if (move.state != StateClass::kParameter)
+            held.emplace(write, write ? move.to.offset : move.from.offset);
+        }
+      }
+      const auto all_under_way = [&] {
+        return updating.load() && gate.held_reads() > 0 && gate.held_writes() > 0;
+      };
+      ScriptedTrainer trainer(model, 0);
+      for (int s = 0; s < 2; ++s) {
+        Step step = engine->BeginStep();
+        for (int visit = 0; visit < kScriptedVisits; ++visit) {
+          const ForwardScope scope = step.Forward(UnitId{kScriptedUnits[visit]});
+          if (!late || s == 0) continue;
+          if (visit == 0) {
+            EXPECT_TRUE(Comes(all_under_way));
+          }
+          if (visit == 2) release();
+        }
+        for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
+          BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
+          trainer.Add(scope, visit);
+          if (late || s == 1 || visit > 0) continue;
+          EXPECT_TRUE(Comes(all_under_way));
+          release();
+        }
+        const absl::Status finished = step.Finish();
+        if (s == 1 || !finished.ok()) release();  // at the latest: else the engine would not go
+        if (!finished.ok()) return finished;
+      }
+      return absl::OkStatus();
+    });
+    GetOffloadTestHooks() = {};
+    ASSERT_TRUE(status.ok()) << status;
+
+    const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
+    ASSERT_TRUE(tracks.ok()) << tracks.status();
+    using sharding::StreamId;
+    const int64_t step = offloaded.parameters ? 2 : 1;  // the first one's updates run in the next
+    const TraceSpan parts[] = {
+        Named(*tracks, StreamId::kWrite, absl::StrCat("write u", offloaded.written), step).front(),
+        Named(*tracks, StreamId::kHostUpdate, absl::StrCat("update u", offloaded.updated), step)
+            .front(),
+        Named(*tracks, StreamId::kReadStates, absl::StrCat("read u", offloaded.read), step)
+            .front()};
+    int64_t from = INT64_MIN, to = INT64_MAX;  // when all of them were under way
+    for (const TraceSpan& part : parts) {
+      from = std::max(from, part.begin_ns);
+      to = std::min(to, part.end_ns);
+    }
+    EXPECT_LT(from, to);
+    if (late) {  // a whole scope meanwhile
+      const TraceSpan scope = Named(*tracks, StreamId::kCompute, "forward u1", 2).front();
+      EXPECT_LE(from, scope.begin_ns);
+      EXPECT_LE(scope.end_ns, to);
+    } else {
+      const TraceSpan scope = Named(*tracks, StreamId::kCompute, "backward u0", 1).back();
+      EXPECT_LT(from, scope.end_ns);
+      EXPECT_LT(scope.begin_ns, to);
+    }
+  }
 }
 
 TEST_P(TimelineTest, TheLedgerPeaksAtThePrediction) {
