@@ -187,8 +187,11 @@ absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& c
 std::string WhatOwnOptimizerOverrules(const Config& config) {
   const ZeroConfig& zero = config.zero;
   const ZeroConfig defaults;
+  const bool cuts = zero.offload_optimizer.device != Tier::kDevice ||
+                    zero.offload_param.device != Tier::kDevice ||
+                    config.ebb.offload_gradients.value_or(Tier::kDevice) != Tier::kDevice;
   std::vector<std::string> keys;
-  if (zero.sub_group_size != defaults.sub_group_size)
+  if (cuts && zero.sub_group_size != defaults.sub_group_size)
     keys.push_back(absl::StrCat("\"zero_optimization.sub_group_size\" ", zero.sub_group_size));
   if (zero.offload_optimizer.device == Tier::kNvme &&
       zero.offload_optimizer.buffer_count != defaults.offload_optimizer.buffer_count) {

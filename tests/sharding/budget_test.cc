@@ -110,6 +110,8 @@ TEST(Budget, WhatAnOptimizerOfTheTrainersOverrulesIsNamed) {
       HasSubstr(" and \"zero_optimization.offload_optimizer.buffer_count\" 2 are no limit"));
   config.zero.offload_optimizer.device = Tier::kCpu;  // where it has none
   EXPECT_THAT(WhatOwnOptimizerOverrules(config), ::testing::Not(HasSubstr("buffer_count")));
+  config.zero.offload_optimizer.device = config.zero.offload_param.device = Tier::kDevice;
+  EXPECT_EQ(WhatOwnOptimizerOverrules(config), "");  // units are updated whole there
 }
 
 TEST(Budget, ASliceThatIsLargerThanABufferIsNamed) {
