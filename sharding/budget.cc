@@ -20,6 +20,7 @@ namespace {
 // work slots to be in memory.
 constexpr int64_t kSubGroupElements = int64_t{1} << 20;
 constexpr int kParameterSlotsMin = 2;
+constexpr int64_t kUncut = int64_t{1} << 60;
 // Of DeepSpeed's limits, which may be any number: more than any host has.
 constexpr int64_t kBufferCountMax = 1 << 16, kBufferElementsMax = int64_t{1} << 40;
 
@@ -39,12 +40,20 @@ std::string Table(const int64_t (&bytes)[kStateClasses]) {
   return absl::StrJoin(rows, ", ");
 }
 
+// What a rank updates, in elements.
+int64_t Updated(const PoolInputs& in) {
+  int64_t elements = 0;
+  for (const UnitLayout& unit : in.layout->units)
+    elements += in.decisions->stage == 0 ? unit.trainable.elements : unit.trainable.shard;
+  return elements;
+}
+
 // DeepSpeed's pool of the swapper: buffer_count buffers of fp32, each as large as the largest
 // sub-group.
 int64_t SubGroupLimit(const PoolInputs& in, const Config& config) {
   // An optimizer of the trainer's may need whole rows, so it gets slices of parameters uncut
   // (WhatOwnOptimizerOverrules).
-  if (in.decisions->own_optimizer) return int64_t{1} << 40;
+  if (in.decisions->own_optimizer) return kUncut;
   const int64_t limit = std::min(config.zero.sub_group_size, kSubGroupElements);
   if (in.decisions->optimizer_tier != Tier::kNvme) return limit;
   int64_t largest = 0;
@@ -77,7 +86,8 @@ class HostFit {
   HostFit(const PoolInputs& inputs, const Config& config)
       : budget_(config.ebb.host_memory.value_or(INT64_MAX)),
         inputs_(inputs),
-        limits_{.sub_group_elements = SubGroupLimit(inputs, config),
+        sub_group_least_(SubGroupElementsLeast(Updated(inputs))),
+        limits_{.sub_group_elements = std::max(SubGroupLimit(inputs, config), sub_group_least_),
                 .parameters_in_cpu = config.zero.offload_param.max_in_cpu,
                 .states_on_device = 1 - config.zero.offload_optimizer.ratio} {
     const int64_t count = config.zero.offload_param.buffer_count;
@@ -86,6 +96,35 @@ class HostFit {
     inputs_.parameter_slots = static_cast<int>(std::min<int64_t>(count, kParameterSlots));
     inputs_.gather_slot_bytes = std::min(count, kBufferCountMax) *
                                 std::min(slot_elements, kBufferElementsMax) * SizeOf(compute);
+  }
+
+  // With the least of all that it tries, and nothing of what follows from sub-groups.
+  Pools Least(bool has_budget) {
+    const Decisions& d = *inputs_.decisions;
+    const double on_device = limits_.states_on_device;
+    const int64_t sub_group = std::max(limits_.sub_group_elements, kCutElements);
+    if (has_budget) inputs_.parameter_slots = std::min(inputs_.parameter_slots, kParameterSlotsMin);
+    inputs_.gather_slot_bytes = 0;
+    inputs_.has_work_slots = false;
+    limits_.sub_group_elements = kUncut;
+    if (d.optimizer_tier == Tier::kDevice || on_device <= 0 || on_device >= 1) return LayOut();
+    // Which units' gradients follow the shared states is not known, so neither tier counts any. Of the
+    // states each has its share, to a sub-group.
+    limits_.states_on_device = 0;
+    Pools least = LayOut();
+    limits_.states_on_device = 1;
+    const Pools above = LayOut();
+    std::copy(std::begin(above.host_bytes), std::end(above.host_bytes), least.host_bytes);
+    const auto add = [&](int64_t(&bytes)[kStateClasses], double share) {
+      const double all = static_cast<double>(Updated(inputs_));
+      const int64_t elements =
+          std::max<int64_t>(0, static_cast<int64_t>(share * all * (1 - 1e-9)) - sub_group);
+      bytes[static_cast<int>(StateClass::kMaster)] = elements * d.master_size();
+      bytes[static_cast<int>(StateClass::kOptimizer)] = elements * 4 * d.optimizer_states;
+    };
+    add(least.bytes, on_device);
+    if (d.optimizer_tier == Tier::kCpu) add(least.host_bytes, 1 - on_device);
+    return least;
   }
 
   Pools LayOut() {
@@ -155,7 +194,8 @@ class HostFit {
     return fits;
   }
   bool MayHalve() const {
-    return !inputs_.decisions->own_optimizer && limits_.sub_group_elements > kSubGroupElementsMin;
+    return !inputs_.decisions->own_optimizer &&
+           limits_.sub_group_elements > std::max(kSubGroupElementsMin, 2 * sub_group_least_ - 1);
   }
   void TakeLeast() {
     inputs_.gather_slot_bytes = 0;
@@ -165,13 +205,22 @@ class HostFit {
 
   int64_t budget_;
   PoolInputs inputs_;
+  int64_t sub_group_least_;
   HomeLimits limits_;
 };
 
 }  // namespace
 
 std::string Megabytes(int64_t bytes) {
-  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+  constexpr int64_t kKibi = 1 << 10, kMebi = 1 << 20;
+  if (0 < bytes && bytes < kKibi) return absl::StrCat(bytes, bytes == 1 ? " byte" : " bytes");
+  if (0 < bytes && bytes < kMebi / 10)
+    return absl::StrFormat("%.1f KiB", static_cast<double>(bytes) / kKibi);
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / kMebi);
+}
+
+int64_t SubGroupElementsLeast(int64_t elements) {
+  return (elements / kSubGroupsMax + kCutElements - 1) / kCutElements * kCutElements;
 }
 
 absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config) {
@@ -203,6 +252,10 @@ std::string WhatOwnOptimizerOverrules(const Config& config) {
       absl::StrJoin(keys, " and "), keys.size() == 1 ? " is" : " are",
       " no limit for EngineOptions::optimizer, which may need whole rows: it gets a "
       "rank's slices of parameters uncut, and staging has room for the largest");
+}
+
+Pools LeastPools(const PoolInputs& inputs, const Config& config) {
+  return HostFit(inputs, config).Least(config.ebb.host_memory.has_value());
 }
 
 int64_t DeviceBytes(const Pools& pools) {

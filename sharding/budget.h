@@ -16,6 +16,11 @@ namespace ebb::sharding {
 
 // To this many elements sub-groups are made smaller where ebb.host_memory asks for it.
 inline constexpr int64_t kSubGroupElementsMin = int64_t{1} << 16;
+// A plan has operations for each sub-group, so a rank's are at most so many and one or two a unit,
+// whatever asks for smaller ones: what that costs in slots is nothing beside so many elements.
+inline constexpr int64_t kSubGroupsMax = int64_t{1} << 16;
+// Of so many elements, each sub-group's at least.
+int64_t SubGroupElementsLeast(int64_t elements);
 
 // Homes, parameter_slots and gather_slot_bytes of `inputs` are chosen here: all states in RAM if
 // ebb.host_memory has room for them, else (with fills_host) as many as it has room for beside staging,
@@ -25,6 +30,11 @@ absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& c
 // Which of the pool sizes that this config gives (those that are not the defaults) are no limits where
 // the optimizer is the trainer's, and why; "": none.
 std::string WhatOwnOptimizerOverrules(const Config& config);
+
+// Pools of which no class needs more than LayOutNearBudget's do, but without cutting units into
+// sub-groups and without trying one size of slots after another: for whoever asks only whether a cap
+// is exceeded.
+Pools LeastPools(const PoolInputs& inputs, const Config& config);
 
 // kResourceExhausted: a cap is exceeded, and which class needs how much.
 absl::Status CheckBudget(const Pools& pools, const Config& config);
@@ -57,6 +67,6 @@ std::string HostRoomWarning(const Pools& pools, const HostRoom& room);
 // Of a rank, all classes.
 int64_t DeviceBytes(const Pools& pools);
 int64_t HostBytes(const Pools& pools);
-std::string Megabytes(int64_t bytes);  // "7.1 MiB"
+std::string Megabytes(int64_t bytes);  // "7.1 MiB"; of less than a tenth "20.5 KiB", "7 bytes"
 
 }  // namespace ebb::sharding

@@ -31,6 +31,7 @@ struct PoolInputs {
   int parameter_slots = 0;        // at most
   int64_t gather_slot_bytes = 0;  // at most, of parameter and master slots together
   bool fills_host = true;         // with states, where ebb.host_memory leaves room
+  bool has_work_slots = true;     // and slots for masters; false: they are left out (LeastPools)
 };
 
 Pools LayOutPools(const PoolInputs& inputs);

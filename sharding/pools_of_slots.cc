@@ -110,13 +110,14 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     pools.parameter_slots = {
         .count = count, .bytes = read_bytes, .first = on_host(count * read_bytes)};
   }
-  LayOutMasterSlots(in, pools);
+  if (in.has_work_slots) LayOutMasterSlots(in, pools);
   if (pools.master_slots.count > 0)
     pools.master_slots.first = on_host(pools.master_slots.count * pools.master_slots.bytes);
   // Sub-groups.
   WorkNeeds needs[2];  // of updates on the device, on the host
   int64_t largest = 0;
   for (const SubGroup& group : pools.homes.sub_groups) {
+    if (!in.has_work_slots) break;
     const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
     const Tier parameter = PieceOf(unit.trainable, group.begin).home.tier;
     // Carried updates leave parameters in the slots that gathers read from.

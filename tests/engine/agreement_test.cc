@@ -156,7 +156,7 @@ TEST_P(CreateTest, PassesOnWhatOnlyOneRankCanSee) {
        {"parameter_groups.nobody"}},
       {"Cap",
        [](ModelSpec&, Config& config) { config.ebb.device_memory = 1; },
-       {"ebb.device_memory is 0.0 MiB a rank", "; no setting fits; the least, "}},
+       {"ebb.device_memory is 1 byte a rank", "; no setting fits; the least, "}},
       {"Initialiser",
        [](ModelSpec& model, Config&) {
          model.parameters[7].init = [](const Slice&, std::span<float>) {

@@ -213,6 +213,36 @@ TEST(Budget, LessHostMemoryMakesSubGroupsSmallerAndThenSlotsFewer) {
   EXPECT_EQ(HostBytes(*least), granted);
 }
 
+// Whatever asks for small ones: sub_group_size, or what host_memory leaves to staging.
+TEST(Budget, AUnitOfAnySizeIsCutIntoABoundedNumberOfSubGroups) {
+  constexpr int64_t kElements = int64_t{3} << 40;
+  for (const int64_t sub_group_size : {int64_t{1}, int64_t{1'000'000'000}}) {
+    Config config = AllOnNvme();
+    config.zero.offload_param.buffer_size.reset();
+    config.zero.sub_group_size = sub_group_size;
+    for (const bool capped : {false, true}) {
+      if (capped) config.ebb.host_memory = kMebi;
+      const ModelSpec model = UnitChain({kElements, kElements});
+      const PlanInputs inputs{
+          .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
+      const auto pools = PlanPools(inputs);
+      ASSERT_TRUE(pools.ok()) << pools.status();
+      const std::vector<int64_t> counts = Counts(pools->homes);
+      EXPECT_LE(counts.size(), static_cast<size_t>(kSubGroupsMax + 2));
+      EXPECT_EQ(counts.front() % kCutElements, 0);
+    }
+  }
+}
+
+TEST(Budget, SizesOfAnyMagnitudeAreShown) {
+  EXPECT_EQ(Megabytes(0), "0.0 MiB");
+  EXPECT_EQ(Megabytes(1), "1 byte");
+  EXPECT_EQ(Megabytes(1023), "1023 bytes");
+  EXPECT_EQ(Megabytes(1536), "1.5 KiB");
+  EXPECT_EQ(Megabytes(100 << 10), "100.0 KiB");
+  EXPECT_EQ(Megabytes(kMebi / 2), "0.5 MiB");
+}
+
 TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndWhatWouldHelp) {
   Config config = AllOnNvme();
   config.ebb.host_memory = 4096;
@@ -220,7 +250,7 @@ TEST(Budget, ACapThatCannotBeKeptIsAnErrorWithTheTableAndWhatWouldHelp) {
   const absl::Status host = LaidOut(config).status();
   EXPECT_EQ(host.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(host.message()),
-              AllOf(HasSubstr("ebb.host_memory is 0.0 MiB a rank"), HasSubstr("staging "),
+              AllOf(HasSubstr("ebb.host_memory is 4.0 KiB a rank"), HasSubstr("staging "),
                     HasSubstr("no setting fits; the least, ")));
   config = AllOnNvme();
   const int64_t device = DeviceBytes(*LaidOut(config));
