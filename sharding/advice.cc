@@ -5,6 +5,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +24,8 @@ struct Choice {
   // What a step pays: roughly the bytes that it moves more of each parameter, those of the disk four
   // times, and as much where it moves no more, but waits longer. Only an order: nothing is predicted.
   int cost = 0;
+  bool changes_numbers = false;  // by rounding: something is summed in another order
+  bool saves = true;             // of the setting's choices it may be the one that needs least
 };
 using Setting = std::vector<Choice>;
 
@@ -33,37 +37,67 @@ Setting Tiers(Tier now, const int (&cost)[kTiers], void (*put)(Config&, Tier)) {
   for (const Tier tier : kAllTiers) {
     if (tier == now) continue;
     setting.push_back({.make = [=](Config& c) { put(c, tier); },
-                       .cost = cost[static_cast<int>(tier)] - cost[static_cast<int>(now)]});
+                       .cost = cost[static_cast<int>(tier)] - cost[static_cast<int>(now)],
+                       .saves = tier == Tier::kNvme});
   }
   return setting;
 }
 
-// Where the stage's default of reduce_at is another, the value belongs to the change: the file may
-// have left it out.
-bool ShowsReduceAt(const Config& config, int stage) {
-  return (config.zero.stage < 2) != (stage < 2) && config.gradient_accumulation_steps > 1;
+bool HasOneRound(const Config& config) {
+  return config.gradient_accumulation_steps == config.ebb.micro_batches_per_round;
 }
 
-Setting Stages(const Config& config) {
+// Whether the gradients of a step are the same sums, bit for bit: as many micro-batches are added up,
+// in the accumulation dtype, before they are reduced and added to the shard. Reduced once a step that
+// is all of them, however many rounds they make. Nothing else that is changed here has a say.
+bool SumsAlike(const Config& a, const Config& b) {
+  const auto before_reducing = [](const Config& c) {
+    return c.reduces_at_round() ? c.ebb.micro_batches_per_round : c.gradient_accumulation_steps;
+  };
+  return before_reducing(a) == before_reducing(b);
+}
+
+// Where the stage's default of reduce_at is another, and a step has several rounds, the value belongs
+// to the change: the file may have left it out.
+bool ShowsReduceAt(const Config& from, const Config& to) {
+  return (from.zero.stage < 2) != (to.zero.stage < 2) && !HasOneRound(to);
+}
+
+// The stage, reduce_at and micro_batches_per_round: together they say in what order gradients are
+// summed (SumsAlike), so what one of them would change another may keep.
+Setting StagesAndSums(const Config& config) {
   Setting setting;
   const int now = config.zero.stage;
-  const auto add = [&](int stage, ReduceAt reduce_at) {
-    const bool other = reduce_at != config.ebb.reduce_at;
-    setting.push_back({.make =
-                           [=](Config& c) {
-                             c.zero.stage = stage;
-                             c.ebb.reduce_at = reduce_at;
-                           },
-                       .keys = (stage != now) + (other || ShowsReduceAt(config, stage)),
-                       .cost = 2 * (stage == 3) - 2 * (now == 3) + 3 * other});
+  const int64_t per_round = config.ebb.micro_batches_per_round;
+  const ReduceAt reduce_at = config.ebb.reduce_at;
+  const auto add = [&](int stage, ReduceAt when, int64_t micro_batches) {
+    const auto make = [=](Config& c) {
+      c.zero.stage = stage;
+      c.ebb.reduce_at = when;
+      c.ebb.micro_batches_per_round = micro_batches;
+    };
+    Config changed = config;
+    make(changed);
+    const bool other = when != reduce_at, fewer = micro_batches != per_round;
+    setting.push_back({.make = make,
+                       .keys = (stage != now) + (other || ShowsReduceAt(config, changed)) + fewer,
+                       .cost = 2 * (stage == 3) - 2 * (now == 3) + 3 * other + 4 * fewer,
+                       .changes_numbers = !SumsAlike(config, changed),
+                       .saves = stage == 3 && (reduce_at == ReduceAt::kStep || when == reduce_at)});
   };
   std::vector<int> stages = {now};
   if (now == 0) stages.push_back(1);
   stages.push_back(now == 3 ? 2 : 3);
   for (const int stage : stages) {
-    if (stage != now) add(stage, config.ebb.reduce_at);
-    if (!config.reduces_at_round() && config.gradient_accumulation_steps > 1)
-      add(stage, ReduceAt::kRound);
+    if (stage != now) add(stage, reduce_at, per_round);
+    if (per_round > 1) add(stage, reduce_at, 1);
+    if (config.reduces_at_round()) {
+      // What was one round is several, whose sums are those of one.
+      if (per_round > 1 && HasOneRound(config)) add(stage, ReduceAt::kStep, 1);
+    } else if (config.gradient_accumulation_steps > 1) {
+      if (!HasOneRound(config)) add(stage, ReduceAt::kRound, per_round);
+      if (per_round > 1) add(stage, ReduceAt::kRound, 1);
+    }
   }
   return setting;
 }
@@ -77,7 +111,7 @@ Setting ParameterTiers(const Config& config) {
   });
   if (now.max_in_cpu == 0) return setting;
   if (now.device != Tier::kNvme) {
-    setting.back().keys = 2;
+    setting.back().keys = 2;  // kNvme
   } else {
     setting.push_back({.make = [](Config& c) { c.zero.offload_param.max_in_cpu = 0; }, .cost = 16});
   }
@@ -91,17 +125,20 @@ Setting GradientTiers(const Config& config) {
   // What follows the optimizer may stay where it is when that moves.
   if (!config.ebb.offload_gradients) {
     const Tier now = config.gradient_tier();
-    setting.push_back({.make = [=](Config& c) { put(c, now); }});
+    setting.push_back({.make = [=](Config& c) { put(c, now); }, .saves = false});
   }
   return setting;
 }
 
 // What is the same for every config that it is possible for.
-Setting One(bool possible, std::function<void(Config&)> make, int cost) {
-  return possible ? Setting{{.make = std::move(make), .cost = cost}} : Setting{};
+Setting One(bool possible, std::function<void(Config&)> make, int cost,
+            bool changes_numbers = false) {
+  if (!possible) return {};
+  return {{.make = std::move(make), .cost = cost, .changes_numbers = changes_numbers}};
 }
 
-std::vector<Setting> SettingsOf(const Config& config, const Pools& pools) {
+std::vector<Setting> SettingsOf(const Config& config, const Pools& pools,
+                                bool sums_depend_on_groups) {
   constexpr int kOptimizerCost[kTiers] = {0, 6, 102}, kActivationCost[kTiers] = {0, 7, 28};
   const ZeroConfig& zero = config.zero;
   const EbbConfig& ebb = config.ebb;
@@ -111,7 +148,7 @@ std::vector<Setting> SettingsOf(const Config& config, const Pools& pools) {
                   [](const VisitAddresses& visit) { return visit.boundary_stride > 0; });
   const int64_t sub_group = SmallSubGroup(pools);
   return {
-      Stages(config),
+      StagesAndSums(config),
       Tiers(zero.offload_optimizer.device, kOptimizerCost,
             [](Config& c, Tier tier) { c.zero.offload_optimizer.device = tier; }),
       One(
@@ -128,8 +165,6 @@ std::vector<Setting> SettingsOf(const Config& config, const Pools& pools) {
                              [](Config& c, Tier tier) { c.ebb.offload_activations = tier; })
                      : Setting{},
       One(
-          ebb.micro_batches_per_round > 1, [](Config& c) { c.ebb.micro_batches_per_round = 1; }, 4),
-      One(
           zero.param_persistence_threshold > 0,
           [](Config& c) { c.zero.param_persistence_threshold = 0; }, 9),
       One(
@@ -140,7 +175,7 @@ std::vector<Setting> SettingsOf(const Config& config, const Pools& pools) {
             c.ebb.coalesce_bytes = 0;
             c.ebb.measures_coalesce = false;
           },
-          11),
+          11, sums_depend_on_groups),
       One(
           config.compute == DType::kBFloat16 && !ebb.split_master && !ebb.stochastic_rounding,
           [](Config& c) { c.ebb.split_master = true; }, 12),
@@ -187,7 +222,7 @@ void GiveFolders(Config& c) {
 
 // What resolving the file may have filled in, and would fill in otherwise for `to`, is told as well.
 std::string Told(Config from, const Config& to) {
-  if (ShowsReduceAt(from, to.zero.stage)) from.ebb.reduce_at = ReduceAt::kDefault;
+  if (ShowsReduceAt(from, to)) from.ebb.reduce_at = ReduceAt::kDefault;
   if (from.optimizer_tier() != Tier::kNvme && to.optimizer_tier() == Tier::kNvme)
     from.zero.offload_optimizer.nvme_paths.clear();
   return config::Difference(from, to);
@@ -195,12 +230,11 @@ std::string Told(Config from, const Config& to) {
 
 class Search {
  public:
-  Search(const Config& config, const MemoryCaps& caps,
-         absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out)
-      : config_(config), start_(config), caps_(caps), lay_out_(lay_out) {}
+  Search(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials)
+      : config_(config), start_(config), caps_(caps), trials_(trials) {}
 
   std::string Run() {
-    absl::StatusOr<Pools> pools = lay_out_(start_);
+    absl::StatusOr<Pools> pools = trials_.lay_out(start_);
     if (!pools.ok()) return std::string(Relief());
     now_ = NeedOf(*pools);
     // Of more than there is the config asks to have it filled.
@@ -208,15 +242,16 @@ class Search {
         !caps_.of_config && room > 0 && room < start_.ebb.host_memory.value_or(0)) {
       start_.ebb.host_memory = room;
       const std::optional<Need> lower = TryOf(start_);
-      if (lower && lower->over == 0) return Fits(start_);
+      if (lower && lower->over == 0) return Fits({}, start_);
       start_.ebb.host_memory.reset();  // what must be there, and no states that need not
-      pools = lay_out_(start_);
+      pools = trials_.lay_out(start_);
       if (!pools.ok()) return std::string(Relief());
       now_ = NeedOf(*pools);
-      if (now_.over == 0) return Fits(start_);
+      if (now_.over == 0) return Fits({}, start_);
     }
-    settings_ = SettingsOf(start_, *pools);
+    settings_ = SettingsOf(start_, *pools, trials_.sums_depend_on_groups);
     units_ = std::max<int64_t>(1, static_cast<int64_t>(pools->units.size()));
+    work_left_ = std::max(kAdviceTrialsMin * units_, kAdviceWorkMax);
     return Tell();
   }
 
@@ -228,68 +263,120 @@ class Search {
   struct Candidate {
     uint64_t choices = 0;  // a digit of kChoices for each setting; 0: as given
     int keys = 0, cost = 0;
+    bool changes_numbers = false;
+    // At least, beyond the caps; INT64_MAX where there is nothing left to find out.
+    int64_t over = INT64_MAX;
   };
-  static constexpr uint64_t kChoices = 8;
+  static constexpr uint64_t kChoices = 16;
 
   std::string Tell() {
-    Need least = now_;
-    Config with_least = start_;
-    std::optional<Config> growing;
-    int64_t trials = std::max(kAdviceTrialsMin, kAdviceUnitTrialsMax / units_);
-    for (const Candidate& candidate : Candidates()) {
-      if (trials == 0) break;
+    std::vector<Candidate> candidates = Candidates();
+    least_ = now_;
+    std::optional<Candidate> growing;
+    for (Candidate& candidate : candidates) {
+      if (work_left_ <= 0 || (candidate.changes_numbers && growing)) break;
       const Config changed = With(candidate);
       if (!MakesSense(start_, changed)) continue;
-      --trials;
+      candidate.over = OverAtLeast(changed);
+      if (candidate.over > 0) continue;
       const std::optional<Need> need = TryOf(changed);
+      candidate.over = INT64_MAX;
       if (!need) continue;
-      if (need->over == 0 && Grows(*need)) {
-        if (!growing) growing = changed;
-      } else if (need->over < least.over) {
-        if (need->over == 0) return Fits(changed);
-        least = *need;
-        with_least = changed;
+      if (need->over > 0) {
+        Keep(candidate, *need);
+      } else if (!Grows(*need)) {
+        return Fits(candidate, changed);
+      } else if (!growing) {
+        growing = candidate;
       }
     }
-    if (trials == 0) TryAllTogether(least, with_least);
-    if (least.over == 0) return Fits(with_least);
-    if (growing) return Fits(*growing);
+    if (growing) return Fits(*growing, With(*growing));
+    FindLeast(candidates);
+    if (work_left_ <= 0) {
+      for (const bool changes_numbers : {false, true}) {
+        if (least_.over > 0) TryAllTogether(changes_numbers);
+      }
+    }
+    Trim();
+    const Config with_least = With(with_least_);
+    if (least_.over == 0) return Fits(with_least_, with_least);
     const std::string wanted = absl::StrCat(
         std::string(Relief()), ", or take smaller units, a smaller micro-batch or more ",
         caps_.of_config ? "ranks" : "hosts");
     if (with_least == start_) return absl::StrCat("no other setting needs less: ", wanted);
-    return absl::StrCat("no setting fits; the least, ", Shown(least), ", is with ",
-                        Told(config_, Capped(with_least, least)), ": ", wanted);
+    return absl::StrCat("no setting fits; the least, ", Shown(least_, /*fills=*/false),
+                        ", is with ", Told(config_, Capped(with_least, least_)),
+                        Warning(with_least_), ": ", wanted);
   }
 
-  // The last choice of every setting, without those that can be left alone.
-  void TryAllTogether(Need& least, Config& with_least) const {
+  bool Keep(const Candidate& candidate, const Need& need) {
+    if (need.over >= least_.over) return false;
+    least_ = need;
+    with_least_ = candidate;
+    return true;
+  }
+
+  // Nothing fits, so what needs least at least is tried first, until no other can need less.
+  void FindLeast(std::vector<Candidate> candidates) {
+    std::erase_if(candidates, [&](const Candidate& c) { return c.over >= least_.over; });
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.over < b.over; });
+    for (const Candidate& candidate : candidates) {
+      if (work_left_ <= 0 || candidate.over >= least_.over) break;
+      if (const std::optional<Need> need = TryOf(With(candidate))) Keep(candidate, *need);
+    }
+  }
+
+  // The choice of every setting that needs least by itself.
+  void TryAllTogether(bool changes_numbers) {
     Candidate all;
-    std::vector<uint64_t> digits;
     uint64_t place = 1;
     for (const Setting& setting : settings_) {
-      digits.push_back(place * setting.size());
-      all.choices += digits.back();
+      for (size_t i = setting.size(); i > 0; --i) {
+        const Choice& choice = setting[i - 1];
+        if (!choice.saves || (choice.changes_numbers && !changes_numbers)) continue;
+        all.choices += place * i;
+        all.changes_numbers |= choice.changes_numbers;
+        break;
+      }
       place *= kChoices;
     }
-    const auto keep = [&](const Candidate& candidate) {
-      const Config changed = With(candidate);
-      if (!MakesSense(start_, changed)) return false;
+    const Config changed = With(all);
+    if (!MakesSense(start_, changed)) return;
+    const std::optional<Need> need = TryOf(changed);
+    if (need && !(need->over == 0 && Grows(*need))) Keep(all, *need);
+  }
+
+  // Of what needs least, the changes that can be left out.
+  void Trim() {
+    uint64_t place = 1;
+    for (size_t s = 0; s < settings_.size(); ++s, place *= kChoices) {
+      const uint64_t digit = with_least_.choices / place % kChoices;
+      if (digit == 0) continue;
+      const Candidate fewer = CandidateOf(with_least_.choices - digit * place);
+      const Config changed = With(fewer);
+      if (!MakesSense(start_, changed)) continue;
       const std::optional<Need> need = TryOf(changed);
-      if (!need || need->over > least.over || (need->over == 0 && Grows(*need))) return false;
-      least = *need;
-      with_least = changed;
-      return true;
-    };
-    if (!keep(all)) return;
-    for (const uint64_t digit : digits) {
-      Candidate fewer = all;
-      fewer.choices -= digit;
-      if (digit > 0 && keep(fewer)) all = fewer;
+      if (!need || need->over > least_.over || (need->over == 0 && Grows(*need))) continue;
+      least_ = *need;
+      with_least_ = fewer;
     }
   }
 
-  // All combinations, the smallest change first.
+  Candidate CandidateOf(uint64_t choices) const {
+    Candidate candidate{.choices = choices};
+    for (const Setting& setting : settings_) {
+      if (const uint64_t digit = choices % kChoices; digit > 0) {
+        candidate.keys += setting[digit - 1].keys;
+        candidate.cost += setting[digit - 1].cost;
+        candidate.changes_numbers |= setting[digit - 1].changes_numbers;
+      }
+      choices /= kChoices;
+    }
+    return candidate;
+  }
+
+  // All combinations: those that keep the numbers first, the smallest change first.
   std::vector<Candidate> Candidates() const {
     std::vector<Candidate> candidates = {{}};
     uint64_t digit = 1;
@@ -297,9 +384,12 @@ class Search {
       const size_t before = candidates.size();
       for (size_t i = 0; i < setting.size(); ++i) {
         for (size_t c = 0; c < before; ++c) {
-          candidates.push_back({.choices = candidates[c].choices + digit * (i + 1),
-                                .keys = candidates[c].keys + setting[i].keys,
-                                .cost = candidates[c].cost + setting[i].cost});
+          Candidate candidate = candidates[c];
+          candidate.choices += digit * (i + 1);
+          candidate.keys += setting[i].keys;
+          candidate.cost += setting[i].cost;
+          candidate.changes_numbers |= setting[i].changes_numbers;
+          candidates.push_back(candidate);
         }
       }
       digit *= kChoices;
@@ -307,7 +397,8 @@ class Search {
     candidates.erase(candidates.begin());
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Candidate& a, const Candidate& b) {
-                       return std::pair(a.keys, a.cost) < std::pair(b.keys, b.cost);
+                       return std::tuple(a.changes_numbers, a.keys, a.cost) <
+                              std::tuple(b.changes_numbers, b.keys, b.cost);
                      });
     return candidates;
   }
@@ -332,10 +423,18 @@ class Search {
                          over(need.device + need.host, caps_.together));
     return need;
   }
-  std::optional<Need> TryOf(const Config& changed) const {
-    const absl::StatusOr<Pools> pools = lay_out_(changed);
+  std::optional<Need> TryOf(const Config& changed) {
+    const absl::StatusOr<Pools> pools = trials_.lay_out(changed);
+    work_left_ -= units_;
     if (!pools.ok()) return std::nullopt;
+    work_left_ -= static_cast<int64_t>(pools->homes.sub_groups.size()) / kSubGroupsOfAUnit;
     return NeedOf(*pools);
+  }
+  // Beyond the caps; INT64_MAX where it cannot be laid out.
+  int64_t OverAtLeast(const Config& changed) {
+    const absl::StatusOr<Pools> pools = trials_.lay_out_least(changed);
+    work_left_ -= units_;
+    return pools.ok() ? NeedOf(*pools).over : INT64_MAX;
   }
 
   // What the device has room for is not known then: such a change is the last to be told.
@@ -357,21 +456,29 @@ class Search {
   }
   std::string_view Relief() const { return caps_.of_config ? "raise it" : "free memory"; }
 
-  std::string Shown(const Need& need) const {
-    return absl::StrCat(Megabytes(need.device), " on the device and ", Megabytes(need.host),
-                        " in host memory");
+  static std::string Shown(const Need& need, bool fills) {
+    return absl::StrCat(Megabytes(need.device), " on the device and ", fills ? "at least " : "",
+                        Megabytes(need.host), " in host memory");
+  }
+  static absl::string_view Warning(const Candidate& candidate) {
+    if (!candidate.changes_numbers) return "";
+    return ", but changes the numbers (sums of gradients are rounded otherwise)";
   }
   // With what it lowers no lower than it must.
-  std::string Fits(Config changed) const {
+  std::string Fits(const Candidate& candidate, Config changed) {
     Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.micro_batches_per_round; });
     Loosen(changed, [](Config& c) -> int64_t& { return c.ebb.prefetch_depth; });
     Loosen(changed, [](Config& c) -> int64_t& { return c.zero.sub_group_size; });
     const Need need = *TryOf(changed);
-    return absl::StrCat(Told(config_, Capped(changed, need)), " would fit",
-                        Grows(need) ? " if the device has room for it" : "", " (", Shown(need),
-                        "), or ", std::string(Relief()));
+    changed = Capped(changed, need);
+    // What a cap leaves is filled with states that would else be on NVMe.
+    const bool fills = changed.optimizer_tier() == Tier::kNvme &&
+                       changed.ebb.host_memory.value_or(need.host) > need.host;
+    return absl::StrCat(
+        Told(config_, changed), " would fit", Grows(need) ? " if the device has room for it" : "",
+        " (", Shown(need, fills), ")", Warning(candidate), ", or ", std::string(Relief()));
   }
-  void Loosen(Config& changed, int64_t& (*number)(Config&)) const {
+  void Loosen(Config& changed, int64_t& (*number)(Config&)) {
     Config given = start_;
     Config looser = changed;
     while (number(changed) < number(given) / 2) {
@@ -386,10 +493,11 @@ class Search {
   const Config& config_;
   Config start_;  // which changes are made to
   const MemoryCaps& caps_;
-  absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out_;
-  Need now_;
-  int64_t units_ = 1;
+  const AdviceTrials& trials_;
   std::vector<Setting> settings_;
+  int64_t units_ = 1, work_left_ = 0;
+  Need now_, least_;
+  Candidate with_least_;
 };
 
 }  // namespace
@@ -399,16 +507,16 @@ int64_t SmallSubGroup(const Pools& pools) {
   int64_t elements = 0;
   for (const SubGroup& group : pools.homes.sub_groups) elements += group.count();
   const int64_t cuts = std::max<int64_t>(1, elements / kSubGroups / kCutElements);
-  return std::min(cuts * kCutElements, kSubGroupElementsMin);
+  return std::max(std::min(cuts * kCutElements, kSubGroupElementsMin),
+                  SubGroupElementsLeast(elements));
 }
 
 MemoryCaps CapsOf(const Config& config) {
   return {.device = config.ebb.device_memory, .host = config.ebb.host_memory};
 }
 
-std::string FindAdvice(const Config& config, const MemoryCaps& caps,
-                       absl::FunctionRef<absl::StatusOr<Pools>(const Config& changed)> lay_out) {
-  return Search(config, caps, lay_out).Run();
+std::string FindAdvice(const Config& config, const MemoryCaps& caps, const AdviceTrials& trials) {
+  return Search(config, caps, trials).Run();
 }
 
 }  // namespace ebb::sharding

@@ -58,7 +58,13 @@ absl::StatusOr<Basis> DecideBasis(const PlanInputs& inputs, int rounds, bool hol
 }
 
 // Addresses come from the config's own step, so that every variant of it has the same.
-absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, bool fills_host) {
+enum class Extent {
+  kAll,       // with what fills the host
+  kUnfilled,  // what host memory has left is left
+  kLeast      // LeastPools
+};
+
+absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Extent extent) {
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
   Decisions configured = base.decisions;
@@ -70,15 +76,16 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, bool 
   const Reduction reduction =
       PlanReduction(scopes, base.layout, configured, static_cast<int>(model.forward.size()),
                     ReduceGroupBytes(config));
-  return LayOutNearBudget({.model = &model,
-                           .layout = &base.layout,
-                           .decisions = &base.decisions,
-                           .scopes = &scopes,
-                           .residency = &residency,
-                           .reduction = &reduction,
-                           .micro_batches = config.ebb.micro_batches_per_round,
-                           .fills_host = fills_host},
-                          config);
+  const PoolInputs wanted{.model = &model,
+                          .layout = &base.layout,
+                          .decisions = &base.decisions,
+                          .scopes = &scopes,
+                          .residency = &residency,
+                          .reduction = &reduction,
+                          .micro_batches = config.ebb.micro_batches_per_round,
+                          .fills_host = extent == Extent::kAll};
+  if (extent == Extent::kLeast) return LeastPools(wanted, config);
+  return LayOutNearBudget(wanted, config);
 }
 
 absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
@@ -95,7 +102,7 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const Config& config = *inputs.config;
   EBB_ASSIGN_OR_RETURN(Basis base, DecideBasis(inputs, rounds, hold_updates));
   Plan plan;
-  EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOf(base, inputs, /*fills_host=*/true));
+  EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOf(base, inputs, Extent::kAll));
   EBB_RETURN_IF_ERROR(Check(plan.pools, inputs));
   plan.layout = std::move(base.layout);
   plan.decisions = std::move(base.decisions);
@@ -131,15 +138,25 @@ absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_up
 
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs) {
   EBB_ASSIGN_OR_RETURN(const Basis base, DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
-  return PoolsOf(base, inputs, /*fills_host=*/false);
+  return PoolsOf(base, inputs, Extent::kUnfilled);
+}
+
+absl::StatusOr<Pools> PlanLeastPools(const PlanInputs& inputs) {
+  EBB_ASSIGN_OR_RETURN(const Basis base, DecideBasis(inputs, /*rounds=*/0, /*hold_updates=*/false));
+  return PoolsOf(base, inputs, Extent::kLeast);
 }
 
 std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps) {
-  return FindAdvice(*inputs.config, caps, [&](const Config& changed) {
+  const auto with = [&](const Config& changed) {
     PlanInputs other = inputs;
     other.config = &changed;
-    return PlanPools(other);
-  });
+    return other;
+  };
+  return FindAdvice(
+      *inputs.config, caps,
+      {.lay_out = [&](const Config& changed) { return PlanPools(with(changed)); },
+       .lay_out_least = [&](const Config& changed) { return PlanLeastPools(with(changed)); },
+       .sums_depend_on_groups = inputs.sums_depend_on_groups});
 }
 
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {

@@ -317,6 +317,9 @@ struct PlanInputs {
   bool own_optimizer = false;
   // The error of a cap says what would fit, which takes longer to find than the plan.
   bool advises = true;
+  // Sums over ranks depend on how many collectives are grouped (NCCL's, without
+  // ebb.deterministic_reduce): then such a change is advised only where nothing else fits.
+  bool sums_depend_on_groups = false;
 };
 
 // The plan of a step of `rounds` rounds (0: the config's). hold_updates: nothing is updated before
@@ -330,6 +333,9 @@ absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);
 // The pools alone, which take a small part of a plan's time: also those that exceed a cap of the
 // config's (CheckBudget), of which a plan is an error. What host memory has left is left.
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs);
+// LeastPools of these inputs: what exceeds a cap with these does with PlanPools(), which may take much
+// longer.
+absl::StatusOr<Pools> PlanLeastPools(const PlanInputs& inputs);
 // FindAdvice for the pools of these inputs, which exceed `caps`.
 std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps);
 

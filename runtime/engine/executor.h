@@ -183,6 +183,8 @@ class Executor {
     sharding::PlanInputs inputs =
         InputsFor(model_, config_, size_, options_.optimizer ? &*options_.optimizer : nullptr);
     inputs.advises = false;  // one rank does (AgreeOnPlanned)
+    inputs.sums_depend_on_groups =
+        world_.connected_by_nccl() && !config_.ebb.deterministic_reduce && size_ > 1;
     return inputs;
   }
 

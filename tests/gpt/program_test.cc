@@ -158,7 +158,7 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
          {"ebb.host_memory is 0.5 MiB", "optimizer ",
           "\"offload_optimizer\": {\"device\": \"nvme\"", " would fit ("}},
         {{"--device-memory", "20KiB", "--nvme-path", disk},
-         {"ebb.device_memory is 0.0 MiB", "no setting fits; the least, ", "smaller units"}}}) {
+         {"ebb.device_memory is 20.0 KiB", "no setting fits; the least, ", "smaller units"}}}) {
     std::vector<std::string> arguments = c.arguments;
     arguments.insert(arguments.end(), {"--data", data_, "--steps", "1", "--layers", "4", "--width",
                                        "64", "--heads", "2", "--context", "16"});
@@ -167,6 +167,52 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
     for (const std::string& said : c.said) EXPECT_THAT(program.printed(), HasSubstr(said));
     EXPECT_TRUE(std::filesystem::is_empty(disk));
   }
+}
+
+// Whatever of sums and where they are kept is given, and whatever a cap leaves to it.
+TEST_F(ProgramTest, WhatACapAdvisesTrainsTheSameNumbersOrSaysThatItDoesNot) {
+  std::string varied;
+  for (int i = 0; i < 400; ++i) varied += "the quick brown fox "[i * i % 20];
+  const std::string data = files_.Write("varied", varied);
+  int kept = 0, changed = 0;
+  for (const auto& [stage, per_round, reduce_at] :
+       {std::tuple(3, 4, "round"), std::tuple(3, 2, "round"), std::tuple(1, 1, "step"),
+        std::tuple(2, 4, "step")}) {
+    const nlohmann::json given = {
+        {"train_micro_batch_size_per_gpu", 1},
+        {"gradient_accumulation_steps", 4},
+        {"bf16", {{"enabled", true}}},
+        {"zero_optimization", {{"stage", stage}}},
+        {"ebb", {{"micro_batches_per_round", per_round}, {"reduce_at", reduce_at}}}};
+    const auto train = [&](const nlohmann::json& config, int code) {
+      Program program(Tiny({"--data", data, "--layers", "3", "--ranks", "2", "--recompute",
+                            "--config", files_.Write("config.json", config.dump()), "--steps", "2",
+                            "--sample", "0", "--summary", files_.Path("s.json")}));
+      EXPECT_EQ(program.Finish(), code) << program.printed();
+      return program.printed();
+    };
+    train(given, 0);
+    const auto free = nlohmann::json::parse(files_.Read("s.json"));
+    int64_t needed = 0;
+    for (const auto& row : free["memory"])
+      if (row["tier"] == "device") needed += row["predicted_bytes"].get<int64_t>();
+    for (const int percent : {98, 95, 90, 85, 80}) {
+      nlohmann::json config = given;
+      config["ebb"]["device_memory"] = needed * percent / 100;
+      const std::string said = train(config, 2);
+      SCOPED_TRACE(config.dump() + said);
+      const size_t begin = said.find('{'), end = said.find(" would fit");
+      if (end == said.npos) continue;
+      config.merge_patch(nlohmann::json::parse(said.substr(begin, end - begin)));
+      train(config, 0);
+      const bool same = nlohmann::json::parse(files_.Read("s.json"))["parameter_digest"] ==
+                        free["parameter_digest"];
+      EXPECT_EQ(same, said.find("changes the numbers") == said.npos);
+      ++(same ? kept : changed);
+    }
+  }
+  EXPECT_GT(kept, 5);
+  EXPECT_GT(changed, 0);
 }
 
 TEST_F(ProgramTest, ATierThatGetsNoParametersIsSaidAtStart) {

@@ -169,27 +169,65 @@ TEST(Advice, LaysOutNoMoreThanItSays) {
   config.ebb.micro_batches_per_round = 4;
   config.ebb.offload_activations = Tier::kCpu;
   config.ebb.device_memory = 1;
-  int trials = 0;
-  const std::string advice = FindAdvice(config, {.device = 1}, [&](const Config&) {
-    ++trials;
-    Pools pools;
-    pools.bytes[0] = 64;
-    return pools;
-  });
-  EXPECT_THAT(advice, HasSubstr("no other setting needs less"));
-  EXPECT_LE(trials, kAdviceTrialsMax);
-  EXPECT_GT(trials, kAdviceTrialsMax / 2);
+  const auto with = [](int64_t bytes, int& trials) {
+    return [bytes, &trials](const Config&) {
+      ++trials;
+      Pools pools;
+      pools.bytes[0] = bytes;
+      return pools;
+    };
+  };
+  // Neither where what they need at least rules all out, nor where it says nothing.
+  for (const int64_t least : {64, 1}) {
+    int trials = 0, least_trials = 0;
+    const std::string advice =
+        FindAdvice(config, {.device = 64},
+                   {.lay_out = with(128, trials), .lay_out_least = with(least, least_trials)});
+    EXPECT_THAT(advice, HasSubstr("no other setting needs less"));
+    EXPECT_LE(trials, kAdviceTrialsMax);
+    EXPECT_LE(least_trials, kAdviceTrialsMax);
+    EXPECT_GT(least_trials, kAdviceTrialsMax / 2);
+  }
+}
+
+// The work does not grow with a model: of units that no host holds it ends as of small ones.
+TEST(Advice, OfUnitsOfAnySizeItIsFound) {
+  const ModelSpec model = UnitChain({int64_t{1} << 42, int64_t{1} << 42}, kMebi);
+  for (const bool has_host : {false, true}) {
+    Config config = OnDevice(3);
+    config.ebb.device_memory = int64_t{1} << 30;
+    if (has_host) config.ebb.host_memory = int64_t{1} << 30;
+    const Config resolved = *config.ForWorld(2);
+    EXPECT_THAT(Advice({.model = &model, .config = &resolved, .world = 2, .optimizer_states = 2},
+                       CapsOf(resolved)),
+                HasSubstr("no setting fits; the least, "));
+  }
+}
+
+// More than the config needs may be there by then.
+TEST(Advice, WhatIsFilledIsToldAsTheLeast) {
+  Config config = OnDevice(2);
+  config.zero.offload_optimizer = {.device = Tier::kCpu, .nvme_paths = {"/disk"}};
+  config.ebb.device_memory = 64 * kMebi;
+  config.ebb.host_memory = 40 * kMebi;
+  const std::string message = Refusal(config, 1);
+  EXPECT_THAT(message, AllOf(HasSubstr("\"nvme\""), HasSubstr(" on the device and at least ")));
 }
 
 // A small model with a config and caps, of which some leave nothing that fits, some little.
 struct CappedCase {
   explicit CappedCase(uint64_t seed);
   PlanInputs inputs(const Config& config) const {
-    return {.model = &model, .config = &config, .world = world, .optimizer_states = 2};
+    return {.model = &model,
+            .config = &config,
+            .world = world,
+            .optimizer_states = 2,
+            .sums_depend_on_groups = sums_depend_on_groups};
   }
   ModelSpec model;
   Config given;
   int world = 1;
+  bool sums_depend_on_groups = false;
 };
 
 CappedCase::CappedCase(uint64_t seed) {
@@ -200,6 +238,7 @@ CappedCase::CappedCase(uint64_t seed) {
   for (int64_t units = random.Between(1, 5); units > 0; --units)
     sizes.push_back(random.OneOf<int64_t>({300, 9'000, random.Between(4'000, 60'000)}));
   model = UnitChain(sizes, random.OneOf<int64_t>({0, 0, 4'000, 60'000}));
+  sums_depend_on_groups = world > 1 && random.OneIn(3);
   model.workspace_bytes = random.OneOf<int64_t>({0, 20'000});
 
   ZeroConfig& zero = given.zero;
@@ -240,6 +279,20 @@ CappedCase::CappedCase(uint64_t seed) {
   const auto share = [&](int64_t bytes) {
     return bytes * random.OneOf<int64_t>({5, 30, 50, 60, 70, 80, 90, 95, 130}) / 100 + 1;
   };
+  // As much as sums of one micro-batch need: others may not do with it.
+  if (given.gradient_accumulation_steps > 1 && random.OneIn(3)) {
+    Config least = *resolved;
+    least.zero.stage = 3;
+    least.zero.param_persistence_threshold = 0;
+    least.zero.offload_optimizer.device = least.zero.offload_param.device = kCpu;
+    least.ebb.offload_gradients = least.ebb.offload_activations = kCpu;
+    least.ebb.reduce_at = ReduceAt::kRound;
+    least.ebb.micro_batches_per_round = 1;
+    least.ebb.prefetch_depth = 0;
+    least.ebb.coalesce_bytes = 0;
+    ebb.device_memory = DeviceBytes(*PlanPools(inputs(least)));
+    return;
+  }
   const int64_t caps = random.Between(1, 3);
   if ((caps & 1) != 0) ebb.device_memory = share(DeviceBytes(*free));
   if ((caps & 2) != 0) ebb.host_memory = share(HostBytes(*free) + DeviceBytes(*free) / 4);
@@ -262,8 +315,13 @@ class BruteForce {
     Vary(0, given_);
   }
 
-  int keys = INT_MAX;          // the fewest of a change that fits, and needs no more on the device,
-  int keys_growing = INT_MAX;  // or more, where it has no cap
+  // The fewest of a change that fits. Of what keeps the numbers and of what changes them: what needs
+  // no more on the device, and what needs more where it has no cap.
+  struct Fewest {
+    int keys = INT_MAX, growing = INT_MAX;
+    bool any() const { return std::min(keys, growing) < INT_MAX; }
+  };
+  Fewest keeping, changing;
   int64_t least() const { return least_; }
 
  private:
@@ -289,7 +347,7 @@ class BruteForce {
         if (given_.zero.stage == 0) return Each(setting, config, zero.stage, {1, 3});
         return Each(setting, config, zero.stage, {given_.zero.stage == 3 ? 2 : 3});
       case 1:
-        return Each(setting, config, ebb.reduce_at, {ReduceAt::kRound});
+        return Each(setting, config, ebb.reduce_at, {ReduceAt::kRound, ReduceAt::kStep});
       case 2:
         return Each(setting, config, zero.offload_optimizer.device, {kDevice, kCpu, kNvme});
       case 3:
@@ -331,18 +389,40 @@ class BruteForce {
     const bool below = config.parameter_tier() != config.zero.offload_param.device ||
                        config.optimizer_tier() != config.zero.offload_optimizer.device;
     if (below || (config.zero.stage == 0 && config.gradient_tier() != Tier::kDevice)) return;
+    // Only in order that several rounds have the sums of the one that is given.
+    if (config.ebb.reduce_at == ReduceAt::kStep && given_.reduces_at_round() &&
+        (given_.ebb.micro_batches_per_round < given_.gradient_accumulation_steps ||
+         config.ebb.micro_batches_per_round == given_.ebb.micro_batches_per_round))
+      return;
     const auto pools = PlanPools(capped_.inputs(config));
     if (!pools.ok()) return;
+    const auto bound = PlanLeastPools(capped_.inputs(config));
+    ASSERT_TRUE(bound.ok()) << bound.status();
+    for (int c = 0; c < kStateClasses; ++c) {
+      ASSERT_LE(bound->bytes[c], pools->bytes[c]) << config.ToJson();
+      ASSERT_LE(bound->host_bytes[c], pools->host_bytes[c]) << config.ToJson();
+    }
     least_ = std::min(least_, Beyond(*pools, config));
     if (Beyond(*pools, config) > 0) return;
     const bool grows = !config.ebb.device_memory && DeviceBytes(*pools) > DeviceBytes(now_);
-    int& fewest = grows ? keys_growing : keys;
+    Fewest& of = KeepsNumbers(config) ? keeping : changing;
+    int& fewest = grows ? of.growing : of.keys;
     fewest = std::min(fewest, KeysOf(config));
   }
 
+  // The micro-batches that a rank adds up before others see the sum.
+  static int64_t Summed(const Config& c) {
+    return c.ebb.reduce_at == ReduceAt::kStep ? c.gradient_accumulation_steps
+                                              : c.ebb.micro_batches_per_round;
+  }
+  bool KeepsNumbers(const Config& c) const {
+    return Summed(c) == Summed(given_) &&
+           (!capped_.sums_depend_on_groups || c.ebb.coalesce_bytes == given_.ebb.coalesce_bytes);
+  }
+
   int KeysOf(const Config& c) const {
-    const bool has_default =
-        (c.zero.stage < 2) != (given_.zero.stage < 2) && c.gradient_accumulation_steps > 1;
+    const bool has_default = (c.zero.stage < 2) != (given_.zero.stage < 2) &&
+                             c.gradient_accumulation_steps > c.ebb.micro_batches_per_round;
     return (c.zero.stage != given_.zero.stage) +
            (has_default || c.ebb.reduce_at != given_.ebb.reduce_at) +
            (c.zero.offload_optimizer.device != given_.zero.offload_optimizer.device) +
@@ -374,7 +454,7 @@ int KeysOf(const nlohmann::json& json) {
 }
 
 TEST(Advice, IsTheSmallestChangeThatFitsAndElseTheLeast) {
-  int fitted = 0, grown = 0, impossible = 0;
+  int fitted = 0, grown = 0, changed = 0, impossible = 0;
   for (uint64_t seed = 1; seed <= static_cast<uint64_t>(Cases(150)); ++seed) {
     const CappedCase capped(seed);
     const absl::StatusOr<Config> resolved = capped.given.ForWorld(capped.world);
@@ -389,7 +469,7 @@ TEST(Advice, IsTheSmallestChangeThatFitsAndElseTheLeast) {
     ASSERT_TRUE(taken.ok()) << taken.status();
     const absl::StatusOr<Config> applied = taken->ForWorld(capped.world);
     ASSERT_TRUE(applied.ok()) << applied.status();
-    if (all.keys == INT_MAX && all.keys_growing == INT_MAX) {
+    if (!all.keeping.any() && !all.changing.any()) {
       EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("no setting fits"),
                                             HasSubstr("no other setting needs less")));
       EXPECT_EQ(Beyond(*PlanPools(capped.inputs(*applied)), *applied), all.least());
@@ -397,14 +477,17 @@ TEST(Advice, IsTheSmallestChangeThatFitsAndElseTheLeast) {
       continue;
     }
     EXPECT_EQ(PlanStep(capped.inputs(*applied)).status(), absl::OkStatus());
-    const bool grows = all.keys == INT_MAX;
+    const BruteForce::Fewest& fewest = all.keeping.any() ? all.keeping : all.changing;
+    const bool grows = fewest.keys == INT_MAX;
     EXPECT_THAT(message, HasSubstr(grows ? " would fit if the device has room" : " would fit ("));
     const size_t begin = message.find('{');
     ASSERT_NE(begin, std::string::npos);
     EXPECT_EQ(KeysOf(nlohmann::json::parse(message.substr(begin, message.rfind('}') + 1 - begin))),
-              grows ? all.keys_growing : all.keys);
-    ++(grows ? grown : fitted);
+              grows ? fewest.growing : fewest.keys);
+    EXPECT_EQ(message.find("changes the numbers") != std::string::npos, !all.keeping.any());
+    ++(!all.keeping.any() ? changed : grows ? grown : fitted);
   }
+  EXPECT_GT(changed, 3);
   EXPECT_GT(fitted, 20);
   EXPECT_GT(grown, 3);
   EXPECT_GT(impossible, 10);
