@@ -29,6 +29,7 @@
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/standard_streams.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb::bench {
@@ -294,6 +295,7 @@ absl::Status CompareChecksums(World world, const std::string& directory) {
 }  // namespace ebb::bench
 
 int main(int argc, char** argv) {
+  ebb::OpenMissingStandardStreams();
   const std::string_view only = argc == 4 ? argv[3] : "";
   if (argc < 2 || argc > 4 ||
       (argc == 4 && only != "early" && only != "late" && only != "checksums")) {

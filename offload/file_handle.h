@@ -1,16 +1,19 @@
-// An open file of the system. Move-only, closed by the destructor.
+// An open file of the system, never standard input, output or error. Move-only, closed by the destructor.
 #pragma once
 
 #include <unistd.h>
 
 #include <utility>
 
+#include "ebb/runtime/trace/standard_streams.h"
+
 namespace ebb {
 
 class FileHandle {
  public:
   FileHandle() = default;
-  explicit FileHandle(int descriptor) : descriptor_(descriptor) {}
+  // Takes `descriptor`, which is not open where that has failed (-1).
+  explicit FileHandle(int descriptor) : descriptor_(AboveStandardStreams(descriptor)) {}
   FileHandle(FileHandle&& other) noexcept { *this = std::move(other); }
   FileHandle& operator=(FileHandle&& other) noexcept {
     std::swap(descriptor_, other.descriptor_);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/trace/standard_streams.h"
 #include "options.h"
 #include "refusal.h"
 #include "run.h"
@@ -111,6 +112,8 @@ int Main(int argc, char** argv) {
 }  // namespace ebb::gpt
 
 int main(int argc, char** argv) {
+  // Else the first files that are opened become them.
+  ebb::OpenMissingStandardStreams();
   // Before there are threads, and before the driver starts: docs/ranks.md, "Queues of a GPU".
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
   return ebb::gpt::Main(argc, argv);

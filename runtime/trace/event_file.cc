@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/standard_streams.h"
 
 namespace ebb {
 namespace {
@@ -51,8 +52,8 @@ EventFile::~EventFile() {
 
 absl::StatusOr<EventFile> EventFile::WaitOpen(const std::string& path, int flags) {
   // O_NONBLOCK: opening a pipe by mistake must not wait for its reader.
-  const int fd =
-      open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags, 0644);
+  const int fd = AboveStandardStreams(
+      open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | flags, 0644));
   if (fd < 0 && errno == ELOOP) {
     return absl::InvalidArgumentError(
         absl::StrCat("timeline ", path, ": is a symbolic link; name the file itself"));

@@ -48,7 +48,8 @@ TEST_F(ProgramTest, WhatCannotBeDoneExitsWithTwoAndSaysWhy) {
         {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", data_}),
          "is not a directory"},
         {Tiny({"--data", data_, "--offload-optimizer", "nvme", "--nvme-path", "/proc"}),
-         "cannot create a directory in nvme_path '/proc'"}}) {
+         "cannot create a directory in nvme_path '/proc': No such file or directory; nvme_path has "
+         "to be an existing directory in which new ones can be made"}}) {
     Program program(c.arguments);
     EXPECT_EQ(program.Finish(), 2) << program.printed();
     EXPECT_THAT(program.printed(), HasSubstr(c.said));
@@ -287,6 +288,29 @@ TEST_F(ProgramTest, OutputThatCannotBeWrittenEndsTheRunWithAnErrorAndTheReportsA
     Program program(arguments, full);
     EXPECT_EQ(program.Finish(), 1) << program.printed();
     EXPECT_THAT(program.printed(), HasSubstr("No space left on device"));
+  }
+}
+
+// gpt >&-: what is printed is for nobody, and no part of the files that it opens.
+TEST_F(ProgramTest, WithoutStandardStreamsItTrainsAndItsFilesAreItsOwn) {
+  const std::string disk = files_.Path("disk");
+  std::filesystem::create_directory(disk);
+  std::string digest;
+  for (const char* closed : {">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-"}) {
+    Program program(Tiny({"--data", data_, "--steps", "2", "--ranks", "2", "--offload-optimizer",
+                          "nvme", "--nvme-path", disk, "--summary", files_.Path("s.json"),
+                          "--trace", files_.Path("t.json"), "--losses", files_.Path("l.csv")}),
+                    {.columns = 0,
+                     .environment = {},
+                     .before = {"sh", "-c", std::string("exec \"$0\" \"$@\" ") + closed}});
+    EXPECT_EQ(program.Finish(), 0) << closed << "\n" << program.printed();
+    const auto summary = nlohmann::json::parse(files_.Read("s.json"));
+    EXPECT_EQ(summary["steps"], 2) << closed;
+    if (digest.empty()) digest = summary["parameter_digest"];
+    EXPECT_EQ(summary["parameter_digest"], digest) << closed;
+    EXPECT_FALSE(nlohmann::json::parse(files_.Read("t.json")).empty()) << closed;
+    EXPECT_THAT(files_.Read("l.csv"), testing::StartsWith("step,")) << closed;
+    EXPECT_TRUE(std::filesystem::is_empty(disk)) << closed;
   }
 }
 

@@ -11,9 +11,12 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <string>
+
+#include "ebb/runtime/trace/standard_streams.h"
 
 namespace ebb {
 namespace {
@@ -50,6 +53,58 @@ TEST_F(EventFileTest, IsAnArrayAfterEveryCommit) {
   absl::StatusOr<EventFile> nothing = EventFile::WaitOpen(path_);
   ASSERT_TRUE(nothing.ok() && nothing->Commit().ok());
   EXPECT_EQ(Text(), "[\n\n\n{},\n\n{}\n]\n");
+}
+
+// In a program that was started without standard streams, and that has not opened them.
+TEST_F(EventFileTest, IsNoStandardStream) {
+  EXPECT_EXIT(
+      {
+        for (int stream = 0; stream < 3; ++stream) close(stream);
+        absl::StatusOr<EventFile> file = EventFile::WaitOpen(path_);
+        const bool is_open = file.ok() && file->Add("{}").ok();
+        std::printf("for nobody\n");
+        std::fflush(stdout);
+        _exit(is_open && file->Commit().ok() ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+  EXPECT_EQ(Text(), "[\n\n\n{}\n]\n");
+}
+
+TEST(StandardStreamsTest, ThoseThatAreMissingAreOpenedAndOthersStay) {
+  int pipe_ends[2];
+  ASSERT_EQ(pipe(pipe_ends), 0);
+  EXPECT_EXIT(
+      {
+        dup2(pipe_ends[1], STDOUT_FILENO);
+        close(STDIN_FILENO);
+        close(STDERR_FILENO);
+        OpenMissingStandardStreams();
+        char none = 0;
+        const bool opened = write(STDERR_FILENO, "x", 1) == 1 && read(STDIN_FILENO, &none, 1) == 0;
+        const int next = open("/dev/null", O_RDONLY);
+        _exit(opened && next > STDERR_FILENO && write(STDOUT_FILENO, "y", 1) == 1 ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+  char got = 0;
+  EXPECT_EQ(read(pipe_ends[0], &got, 1), 1);
+  EXPECT_EQ(got, 'y');
+  close(pipe_ends[0]);
+  close(pipe_ends[1]);
+}
+
+TEST(StandardStreamsTest, ADescriptorAboveThemIsKeptAndOneOfThemIsReplaced) {
+  EXPECT_EQ(AboveStandardStreams(-1), -1);
+  const int kept = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(AboveStandardStreams(kept), kept);
+  close(kept);
+  EXPECT_EXIT(
+      {
+        close(STDIN_FILENO);
+        const int above = AboveStandardStreams(open("/dev/null", O_RDONLY));
+        const bool is_free = fcntl(STDIN_FILENO, F_GETFD) < 0;
+        _exit(above > STDERR_FILENO && is_free && fcntl(above, F_GETFD) == FD_CLOEXEC ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
 }
 
 TEST_F(EventFileTest, KeepsOthersOutUntilItIsCommitted) {

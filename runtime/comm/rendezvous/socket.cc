@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/rendezvous/address.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/standard_streams.h"
 
 namespace ebb {
 namespace {
@@ -94,6 +95,8 @@ std::string Describe(const MeetingPlace& place) {
   if (!place.name.empty()) return absl::StrCat("the socket '@", place.name, "'");
   return absl::StrCat("host '", place.host, "', port ", place.port);
 }
+
+Descriptor::Descriptor(int fd) : fd_(AboveStandardStreams(fd)) {}
 
 Descriptor::~Descriptor() {
   if (fd_ >= 0) close(fd_);

@@ -10,11 +10,11 @@
 
 namespace ebb {
 
-// An open file, closed with this object.
+// An open file, never standard input, output or error; closed with this object.
 class Descriptor {
  public:
   Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
+  explicit Descriptor(int fd);
   Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
   Descriptor& operator=(Descriptor&& other) noexcept {
     std::swap(fd_, other.fd_);

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "ebb/runtime/device/cpu/pages.h"
+#include "ebb/runtime/trace/standard_streams.h"
 
 namespace ebb {
 namespace {
@@ -34,7 +35,7 @@ SharedHeap* SharedHeap::Installed() {
 SharedHeap* SharedHeap::Install() {
   const std::scoped_lock lock(installing);
   if (SharedHeap* const heap = Installed()) return heap;
-  const int file = memfd_create("ebb-buffers", MFD_CLOEXEC);
+  const int file = AboveStandardStreams(memfd_create("ebb-buffers", MFD_CLOEXEC));
   if (file < 0) return nullptr;
   const int64_t bytes = HeapBytes();
   void* mapped = MAP_FAILED;
