@@ -42,7 +42,8 @@ Meaning MeaningOf(int error) {
               "nvme_path has to be a directory that this user may write"};
     case ENOENT:
     case ENOTDIR:
-      return {absl::StatusCode::kNotFound, "nvme_path has to be an existing directory"};
+      return {absl::StatusCode::kNotFound,
+              "nvme_path has to be an existing directory in which new ones can be made"};
     case EEXIST:
     case ELOOP:
       return {absl::StatusCode::kFailedPrecondition,

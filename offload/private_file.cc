@@ -1,29 +1,24 @@
 #include "ebb/offload/private_file.h"
 
 #include <fcntl.h>
-#include <linux/fs.h>
-#include <linux/magic.h>
-#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
-#include <mutex>
 #include <random>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/io_error.h"
+#include "ebb/offload/reserve_space.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
@@ -43,25 +38,6 @@ int64_t FreeBytes(int descriptor) {
   struct statvfs file_system = {};
   if (fstatvfs(descriptor, &file_system) != 0) return 0;
   return static_cast<int64_t>(file_system.f_bavail) * static_cast<int64_t>(file_system.f_frsize);
-}
-
-// btrfs writes elsewhere what is written again, and takes new space for that, unless told not to.
-bool CopiesOnWrite(int descriptor) {
-  struct statfs file_system = {};
-  if (fstatfs(descriptor, &file_system) != 0 || file_system.f_type != BTRFS_SUPER_MAGIC)
-    return false;
-  int flags = 0;
-  return ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
-}
-
-void SayNotReserved(std::string_view path, std::string_view advice) {
-  static std::once_flag said;
-  std::call_once(said, [&] {
-    LogWarning(absl::StrCat("the file system of '", absl::string_view(path.data(), path.size()),
-                            "' cannot reserve space: there is enough now, but others may fill it "
-                            "while the training runs",
-                            absl::string_view(advice.data(), advice.size())));
-  });
 }
 
 }  // namespace
@@ -109,19 +85,7 @@ absl::Status PrivateFile::Reserve(int64_t bytes, std::string_view whole_need) {
   }
   // First, as trying would fill the disk for a moment.
   if (FreeBytes(descriptor()) < bytes) return failed(ENOSPC);
-  int result;
-  do {
-    result = fallocate(descriptor(), 0, 0, bytes);
-  } while (result != 0 && errno == EINTR);
-  if (result == 0) {
-    if (CopiesOnWrite(descriptor())) {
-      SayNotReserved(path_, " (btrfs; chattr +C on nvme_path makes new files there keep theirs)");
-    }
-    return absl::OkStatus();
-  }
-  if (errno != EOPNOTSUPP) return failed(errno);
-  if (ftruncate(descriptor(), bytes) != 0) return failed(errno);
-  SayNotReserved(path_, "");
+  if (const int error = WaitReserved(descriptor(), bytes, path_)) return failed(error);
   return absl::OkStatus();
 }
 

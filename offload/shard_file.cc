@@ -115,7 +115,7 @@ absl::Status ShardFile::State::MakeQueue(const Options& options) {
       return MakeThreadQueue(queue_options, listener);
     }
     if (absl::IsUnavailable(uring.status())) {
-      return absl::UnavailableError(absl::StrCat(
+      return absl::FailedPreconditionError(absl::StrCat(
           uring.status().message(), "; ebb.io_backend \"auto\" goes on with threads there"));
     }
     backend = IoBackend::kUring;

@@ -86,7 +86,7 @@ class ShardFile {
   };
 
   // Reserves the space. kResourceExhausted names the path, what is wanted and what is free;
-  // kUnavailable: IoBackend::kUring where there is none.
+  // kFailedPrecondition: IoBackend::kUring where there is none.
   static absl::StatusOr<std::unique_ptr<ShardFile>> Create(const Options& options);
   // Waits for what is under way, and removes the file.
   ~ShardFile();

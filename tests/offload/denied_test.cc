@@ -4,10 +4,14 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -116,7 +120,7 @@ std::optional<absl::Status> ErrorOfUringRefused(Refusal refusal) {
     status = ShardFile::Create(options).status();
   });
   if (!ran) return std::nullopt;
-  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
   return status;
 }
@@ -195,6 +199,65 @@ TEST(DeniedTest, OnMemoryItWorksToo) {
   EXPECT_EQ(rmdir(path.c_str()), 0);
 }
 
+// As on ext2 and over NFS before 4.2; by a seccomp profile.
+TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
+  for (const int error : {EOPNOTSUPP, ENOSYS}) {
+    const Scratch scratch;
+    const PinnedMemory memory = Memory(kBytes);
+    ::testing::internal::CaptureStderr();
+    const bool ran = RunRefused({SYS_fallocate, error}, [&] {
+      ShardFile::Options options = OptionsIn(scratch, memory);
+      auto file = ShardFile::Create(options);
+      ASSERT_TRUE(file.ok()) << file.status();
+      for (const std::string& directory : options.directories) {
+        struct stat filled = {};
+        ASSERT_EQ(stat((directory + "/shards").c_str(), &filled), 0);
+        EXPECT_GT(filled.st_size, kBytes / 2);
+        struct statfs disk = {};
+        ASSERT_EQ(statfs(directory.c_str(), &disk), 0);
+        if (disk.f_type == BTRFS_SUPER_MAGIC) continue;  // may compress them
+        EXPECT_GE(filled.st_blocks * 512, filled.st_size);
+      }
+      FillRandomly(memory.buffer.span(), 1);
+      IoTransfer transfer;
+      (*file)->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+      ASSERT_EQ((*file)->Wait(transfer), absl::OkStatus());
+      const std::span<std::byte> data = memory.buffer.span();
+      EXPECT_TRUE(std::all_of(data.begin(), data.end(), [](auto b) { return b == std::byte{0}; }));
+      file->reset();
+      EXPECT_THAT(RoundTrips(options, memory), Not(HasSubstr("wrong")));
+    });
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+    if (error == EOPNOTSUPP) {
+      EXPECT_THAT(log, HasOnce("is written full of zeros"));  // once a process
+    }
+  }
+}
+
+TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
+  for (const int error : {ENOSPC, EDQUOT}) {
+    const Scratch scratch;
+    const PinnedMemory memory = Memory(kBytes);
+    absl::Status status;
+    bool ran = false;
+    // The zeros come by the MiB; the stamp is shorter.
+    const bool ran_both = RunRefused({SYS_fallocate, EOPNOTSUPP}, [&] {
+      ran = RunRefused({SYS_pwrite64, error, 2, 1 << 20}, [&] {
+        ShardFile::Options options = OptionsIn(scratch, memory);
+        options.whole_need = "this rank needs more";
+        status = ShardFile::Create(options).status();
+      });
+    });
+    if (!ran || !ran_both) GTEST_SKIP() << "no seccomp filter can be set here";
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(status.message(),
+                AllOf(HasSubstr("cannot reserve"), HasSubstr(scratch.path()),
+                      HasSubstr("this rank needs more"), HasSubstr("free space")));
+    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+  }
+}
+
 // What an ordinary user has, in a process of its own; ends it.
 void AsOrdinaryUser(rlim_t memlock_bytes, const std::function<bool()>& function) {
   const rlimit limit = {memlock_bytes, memlock_bytes};
@@ -251,7 +314,7 @@ TEST(ThreadLimitDeathTest, IsAnErrorOfCreateHoweverManyThreadsThereMayBe) {
       if (setrlimit(RLIMIT_NPROC, &limit) != 0) return false;
       const absl::Status status = ShardFile::Create(options).status();
       if (status.ok()) return limit.rlim_cur > 0;
-      if (absl::IsUnavailable(status) && backend == IoBackend::kUring) {
+      if (absl::IsFailedPrecondition(status) && backend == IoBackend::kUring) {
         std::fputs("ulimit -u", stderr);  // there is none to look at
         return true;
       }

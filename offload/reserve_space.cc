@@ -1,0 +1,126 @@
+#include "ebb/offload/reserve_space.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <linux/magic.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kWriteBytes = int64_t{1} << 20;
+// What the page cache holds of it at most, so that other ranks' files and the machine go on.
+constexpr int64_t kSyncBytes = int64_t{64} << 20;
+constexpr int64_t kSectorBytes = 512;  // of st_blocks
+constexpr std::chrono::seconds kBetweenLines{10};
+
+void SayFilling(const std::string& path) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    LogWarning(absl::StrCat("the file system of '", path,
+                            "' cannot reserve space: each swap file is written full of zeros "
+                            "before it is used"));
+  });
+}
+
+void SayNotKept(const std::string& path) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    LogWarning(absl::StrCat("the file system of '", path,
+                            "' keeps no space for zeros: there is enough now, but others, and the "
+                            "other files of this run, may fill it while the training runs"));
+  });
+}
+
+// btrfs writes elsewhere what is written again, and takes new space for that, unless told not to.
+bool CopiesOnWrite(int descriptor) {
+  struct statfs file_system = {};
+  if (fstatfs(descriptor, &file_system) != 0 || file_system.f_type != BTRFS_SUPER_MAGIC)
+    return false;
+  int flags = 0;
+  return ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
+}
+
+void SayCopiesOnWrite(const std::string& path) {
+  static std::once_flag said;
+  std::call_once(said, [&] {
+    LogWarning(absl::StrCat("the file system of '", path,
+                            "' (btrfs) takes new space for what is written again: there is enough "
+                            "now, but others may fill it while the training runs; after chattr +C "
+                            "on nvme_path new files there keep theirs"));
+  });
+}
+
+// One write after which, where `syncs`, all that came before is on the disk. Also errors of a server come then.
+int WriteZeros(int descriptor, int64_t offset, int64_t bytes, bool syncs) {
+  static const std::vector<std::byte>* const zeros = new std::vector<std::byte>(kWriteBytes);
+  while (bytes > 0) {
+    const ssize_t written = pwrite(descriptor, zeros->data(), static_cast<size_t>(bytes), offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return errno;
+    if (written == 0) return ENOSPC;
+    offset += written;
+    bytes -= written;
+  }
+  while (syncs && fdatasync(descriptor) != 0) {
+    if (errno != EINTR) return errno;
+  }
+  return 0;
+}
+
+int Fill(int descriptor, int64_t bytes, const std::string& path) {
+  SayFilling(path);
+  auto said_at = Clock::now();
+  for (int64_t offset = 0; offset < bytes;) {
+    const int64_t part = std::min(kWriteBytes, bytes - offset);
+    const bool syncs = offset + part == bytes || (offset + part) % kSyncBytes == 0;
+    if (const int error = WriteZeros(descriptor, offset, part, syncs)) return error;
+    offset += part;
+    if (!syncs) continue;
+    // Training reads and writes past the page cache.
+    posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
+    if (Clock::now() - said_at < kBetweenLines) continue;
+    said_at = Clock::now();
+    LogInfo(absl::StrFormat("'%s': %.1f of %.1f GiB are filled", path,
+                            static_cast<double>(offset) / 0x1p30,
+                            static_cast<double>(bytes) / 0x1p30));
+  }
+  struct stat filled = {};
+  if (fstat(descriptor, &filled) != 0) return errno;
+  if (filled.st_blocks * kSectorBytes < bytes) SayNotKept(path);
+  return 0;
+}
+
+}  // namespace
+
+int WaitReserved(int descriptor, int64_t bytes, const std::string& path) {
+  int result;
+  do {
+    result = fallocate(descriptor, 0, 0, bytes);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) {
+    if (CopiesOnWrite(descriptor)) SayCopiesOnWrite(path);
+    return 0;
+  }
+  // By the file system; by the kernel, or what stands in for one.
+  if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
+  return Fill(descriptor, bytes, path);
+}
+
+}  // namespace ebb
