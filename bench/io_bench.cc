@@ -3,6 +3,9 @@
 //
 //   build/release/bin/io_bench /nvme/ebb
 //
+// Exit codes: 0; 1 if a transfer failed; 2 for what the command line asked that cannot be (a path, a size); 130 if a
+// signal ended it.
+//
 // All candidates of a stage have a file each and are measured in turns, a write and a read of the
 // whole file, until the stage's share of the time is over; medians. Of those within 3% of the best
 // (by the time of a write and a read) the one that needs the least memory is chosen: first the block
@@ -18,25 +21,30 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_error.h"
 #include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/reserve_space.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/standard_streams.h"
 #include "raw_disk.h"
 
 namespace ebb::bench {
@@ -47,6 +55,15 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kKiB = int64_t{1} << 10;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr double kNearBest = 1.03;
+constexpr int kFailed = 1, kCannotBe = 2, kStopped = 130;
+
+// Below it the requests are fewer than a queue has room for, and what is measured is how long one takes.
+constexpr int64_t kBytesMin = kMiB;
+
+constexpr int64_t kBlocksTried[] = {128 * kKiB, 256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB};
+constexpr int kDepthsTried[] = {4, 8, 16, 32, 64};
+constexpr int kThreadsTried[] = {4, 8, 16, 32};
+constexpr int kFilesTried[] = {1, 2, 4};
 
 struct Arguments {
   std::string path;
@@ -145,11 +162,15 @@ class Bench {
   explicit Bench(const Arguments& arguments)
       : arguments_(arguments), progress_(arguments.seconds) {}
   absl::Status Run();
+  // Whether Run ended by a transfer, and not by what it was asked to do.
+  bool transfer_failed() const { return transfer_failed_; }
 
  private:
   absl::Status MakeRaw(const Settings& found);
   absl::Status AddRaw(int64_t block_bytes, int depth, bool uring);
   absl::Status Probe();
+  int64_t FilesAtATime() const;
+  absl::Status ChooseBytes();
   absl::StatusOr<EbbFile*> MakeFile(const Settings& settings, int64_t bytes);
   absl::StatusOr<Candidate> MakeEbb(const Settings& settings);
   absl::StatusOr<Candidate> MakePair(const Settings& settings);
@@ -178,13 +199,17 @@ class Bench {
   std::vector<int> raw_descriptors_;
   std::vector<Raw> raw_;
   bool uring_ = false;
+  bool transfer_failed_ = false;
   bool heading_printed_ = false;
 };
 
 absl::Status Bench::Once(Candidate& candidate, bool write, bool count) {
   if (interrupted != 0) return absl::CancelledError("interrupted; its files are removed");
   const auto begin = Clock::now();
-  EBB_RETURN_IF_ERROR(candidate.pass(write));
+  if (absl::Status status = candidate.pass(write); !status.ok()) {
+    transfer_failed_ = true;
+    return status;
+  }
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   const double rate = static_cast<double>(arguments_.bytes) / seconds;
   progress_.Show(
@@ -242,7 +267,7 @@ absl::StatusOr<EbbFile*> Bench::MakeFile(const Settings& settings, int64_t bytes
 
 // Whether it is io_uring.
 absl::Status Bench::Probe() {
-  EBB_ASSIGN_OR_RETURN(EbbFile* const ebb, MakeFile({}, kMiB));
+  EBB_ASSIGN_OR_RETURN(EbbFile* const ebb, MakeFile({}, ShardFile::kAlignment));
   uring_ = ebb->file->backend() == IoBackend::kUring;
   files_.clear();
   return absl::OkStatus();
@@ -298,13 +323,14 @@ absl::Status Bench::AddRaw(int64_t block_bytes, int depth, bool uring) {
 
 absl::Status Bench::MakeRaw(const Settings& found) {
   // Room for whatever block size takes turns over them.
-  const int64_t bytes = arguments_.bytes / found.files + std::max(found.aio.block_bytes, 4 * kMiB);
+  const int64_t bytes = std::min(
+      arguments_.bytes, arguments_.bytes / found.files + std::max(found.aio.block_bytes, 4 * kMiB));
   for (int i = 0; i < found.files; ++i) {
     const std::string path = absl::StrCat(directory_, "/shards-raw", i);
     FileHandle file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!file.is_open() || fallocate(file.get(), 0, 0, bytes) != 0) {
-      return IoError(absl::StrCat("cannot create '", path, "'"), errno);
-    }
+    const int error = file.is_open() ? WaitReserved(file.get(), bytes, path) : errno;
+    if (error != 0)
+      return IoError(absl::StrCat("cannot create '", path, "' of ", Size(bytes)), error);
     if (fcntl(file.get(), F_SETFL, O_DIRECT) != 0 && i == 0) Print("O_DIRECT is refused here");
     raw_descriptors_.push_back(file.get());
     raw_files_.push_back(std::move(file));
@@ -413,20 +439,47 @@ absl::Status Bench::Compare(const Settings& found, double seconds) {
   return absl::OkStatus();
 }
 
+// How many files of that size there are at a time: the candidates of the largest stage. The last one has Ebb's, the
+// raw ones, in which there is as much, and the pair's.
+int64_t Bench::FilesAtATime() const {
+  size_t files = 3;
+  if (arguments_.files == 0) files = std::max(files, std::size(kFilesTried));
+  if (arguments_.depth == 0) {
+    files = std::max(files, uring_ ? std::size(kDepthsTried) : std::size(kThreadsTried));
+  }
+  if (arguments_.block_bytes == 0) files = std::max(files, std::size(kBlocksTried));
+  return static_cast<int64_t>(files);
+}
+
+// Those that were asked for, or as many as fit.
+absl::Status Bench::ChooseBytes() {
+  struct statvfs disk = {};
+  if (statvfs(directory_.c_str(), &disk) != 0) {
+    return IoError(absl::StrCat("cannot look at '", directory_, "'"), errno);
+  }
+  const auto free = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
+  const int64_t files = FilesAtATime();
+  if (arguments_.bytes == 0) {
+    // In at most half of what is free, and a little less.
+    const int64_t share = free / (2 * (files + 1));
+    const int64_t unit = share >= 4 * kMiB ? 4 * kMiB : kBytesMin;
+    arguments_.bytes = std::clamp(share / unit * unit, kBytesMin, 512 * kMiB);
+  }
+  arguments_.bytes = (arguments_.bytes + ShardFile::kAlignment - 1) / ShardFile::kAlignment *
+                     ShardFile::kAlignment;
+  if (arguments_.bytes <= free / files) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      files, " files of ", Size(arguments_.bytes), " at a time do not fit into '", arguments_.path,
+      "', where ", Size(free / kMiB * kMiB), " are free: free space there",
+      arguments_.bytes > kBytesMin ? ", or lower --bytes" : ""));
+}
+
 absl::Status Bench::Run() {
   EBB_ASSIGN_OR_RETURN(const SwapDirectory directory,
                        SwapDirectory::Create(arguments_.path, "io-bench"));
   directory_ = directory.path();
-  if (arguments_.bytes == 0) {
-    // Up to seven files at a time, in at most half of what is free.
-    struct statvfs disk = {};
-    statvfs(directory_.c_str(), &disk);
-    const auto free = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
-    arguments_.bytes = std::clamp(free / 14 / (4 * kMiB) * 4 * kMiB, 4 * kMiB, 512 * kMiB);
-  }
-  arguments_.bytes = (arguments_.bytes + ShardFile::kAlignment - 1) / ShardFile::kAlignment *
-                     ShardFile::kAlignment;
   EBB_RETURN_IF_ERROR(Probe());
+  EBB_RETURN_IF_ERROR(ChooseBytes());
   const bool find_block = arguments_.block_bytes == 0;
   const bool find_depth = arguments_.depth == 0;
   const bool find_files = arguments_.files == 0;
@@ -446,21 +499,18 @@ absl::Status Bench::Run() {
     return absl::OkStatus();
   };
   if (find_block) {
-    EBB_RETURN_IF_ERROR(
-        find(std::vector<int64_t>{128 * kKiB, 256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB},
-             [](Settings& settings, int64_t bytes) { settings.aio.block_bytes = bytes; }));
+    EBB_RETURN_IF_ERROR(find(
+        kBlocksTried, [](Settings& settings, int64_t bytes) { settings.aio.block_bytes = bytes; }));
   }
   if (find_depth && uring_) {
-    EBB_RETURN_IF_ERROR(find(std::vector<int>{4, 8, 16, 32, 64}, [](Settings& settings, int depth) {
-      settings.aio.queue_depth = depth;
-    }));
+    EBB_RETURN_IF_ERROR(find(
+        kDepthsTried, [](Settings& settings, int depth) { settings.aio.queue_depth = depth; }));
   } else if (find_depth) {
-    EBB_RETURN_IF_ERROR(find(std::vector<int>{4, 8, 16, 32}, [](Settings& settings, int threads) {
-      settings.aio.threads = threads;
-    }));
+    EBB_RETURN_IF_ERROR(find(
+        kThreadsTried, [](Settings& settings, int threads) { settings.aio.threads = threads; }));
   }
   if (find_files) {
-    EBB_RETURN_IF_ERROR(find(std::vector<int>{1, 2, 4}, [](Settings& settings, int files) {
+    EBB_RETURN_IF_ERROR(find(kFilesTried, [](Settings& settings, int files) {
       settings.files = files;
       settings.aio.queue_depth = std::max(settings.aio.queue_depth / files, 1);
     }));
@@ -479,12 +529,30 @@ int Main(int argc, char** argv) {
   app.add_option("PATH", arguments.path, "directory on the disk to measure, as for nvme_path")
       ->required();
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 50);
-  app.add_option("--bytes", arguments.bytes,
-                 "size of each file (such as 1GiB), up to seven at a time; default up to 512 MiB")
+  const CLI::Validator measurable(
+      [](std::string& text) -> std::string {
+        int64_t bytes = 0;
+        if (absl::SimpleAtoi(text, &bytes) && bytes >= kBytesMin && bytes <= int64_t{1} << 50)
+          return "";
+        return absl::StrCat("is too little or too much to measure: ", text,
+                            " bytes; from 1 MiB to 1 PiB");
+      },
+      "");
+  const CLI::Validator duration(
+      [](std::string& text) -> std::string {
+        double seconds = 0;
+        if (absl::SimpleAtod(text, &seconds) && seconds >= 0 && seconds <= 86400) return "";
+        return absl::StrCat("is not a number of seconds from 0 to 86400: ", text);
+      },
+      "");
+  app.add_option(
+         "--bytes", arguments.bytes,
+         "size of each file (such as 1GiB), 1 MiB or more, up to six at a time; default up to "
+         "512 MiB")
       ->transform(CLI::AsSizeValue(false))
-      ->check(positive);
+      ->check(measurable);
   app.add_option("--seconds", arguments.seconds, "how long to measure, about")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->check(duration)
       ->capture_default_str();
   app.add_option("--block-size", arguments.block_bytes, "bytes of a request; default: found")
       ->transform(CLI::AsSizeValue(false))
@@ -501,26 +569,29 @@ int Main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
     std::fprintf(stderr, "io_bench: %s (see --help)\n", error.what());
-    return 2;
+    return kCannotBe;
   }
   if (const absl::Status status = CheckAio(arguments); !status.ok()) {
     std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
-    return 2;
+    return kCannotBe;
   }
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     // What nohup has them ignore stays ignored.
     if (std::signal(signal, [](int) { interrupted = 1; }) == SIG_IGN) std::signal(signal, SIG_IGN);
   }
-  if (const absl::Status status = Bench(arguments).Run(); !status.ok()) {
-    std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
-    return 1;
-  }
-  return 0;
+  Bench bench(arguments);
+  const absl::Status status = bench.Run();
+  if (status.ok()) return 0;
+  std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
+  if (absl::IsCancelled(status)) return kStopped;
+  return bench.transfer_failed() ? kFailed : kCannotBe;
 }
 
 }  // namespace
 }  // namespace ebb::bench
 
 int main(int argc, char** argv) {
+  // Else the first files that are opened become them.
+  ebb::OpenMissingStandardStreams();
   return ebb::bench::Main(argc, argv);
 }
