@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/config/value.h"
+#include "nlohmann/json.hpp"
 
 namespace ebb::gpt {
 namespace {
@@ -29,6 +30,14 @@ std::string DefaultConfig(int64_t steps) {
                       std::max(steps, warmup + 1), "}}\n}");
 }
 
+bool IsUtf8(const std::string& text) {
+  try {
+    return !nlohmann::json(text).dump().empty();
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
 constexpr char kOffload[] = "Offload";
 
 // Texts that stand for what Options holds, as CLI11 left them.
@@ -47,7 +56,10 @@ void AddOffloadFlags(CLI::App& app, Options& options, Words& words) {
   // After "--nvme-path=" CLI11 takes the next options for values.
   const CLI::Validator folder(
       [](std::string& path) -> std::string {
-        return path.empty() || path[0] == '-' ? "is no folder: '" + path + "'" : "";
+        if (path.empty() || path[0] == '-') return "is no folder: '" + path + "'";
+        // The configuration, which reports show, is JSON.
+        if (!IsUtf8(path)) return "is not in UTF-8: '" + path + "'; give a folder whose name is";
+        return "";
       },
       "");
   const auto tier = CLI::IsMember({"none", "cpu", "nvme"});
@@ -304,7 +316,12 @@ absl::StatusOr<Config> ResolveConfig(const Options& options) {
   EBB_RETURN_IF_ERROR(ApplyOffload(options, *config));
   if (!options.trace_file.empty()) config->ebb.trace = options.trace_file;
   EBB_RETURN_IF_ERROR(config->Validate());
-  return config->ForWorld(options.ranks);
+  absl::StatusOr<Config> resolved = config->ForWorld(options.ranks);
+  if (!resolved.ok() && config->train_batch_size == 0 && config->micro_batch_size == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(resolved.status().message(), "; gpt --batch N gives the micro-batch"));
+  }
+  return resolved;
 }
 
 absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) {

@@ -54,4 +54,14 @@ const Key* NearestKey(std::string_view block, std::string_view name) {
   return nearest;
 }
 
+std::vector<const Key*> KeysNamed(std::string_view name) {
+  std::vector<const Key*> named;
+  for (const Key& key : Keys()) {
+    const std::string_view own = key.path.substr(key.path.rfind('.') + 1);
+    if (own != "*" && own.size() == name.size() && EditDistance(own, name) == 0)
+      named.push_back(&key);
+  }
+  return named;
+}
+
 }  // namespace ebb::config

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string_view>
+#include <vector>
 
 #include "ebb/runtime/config/keys.h"
 
@@ -15,5 +16,8 @@ int EditDistance(std::string_view a, std::string_view b);
 // of another block counts as two edits away, so a misplaced one is found, too. Null for names far
 // longer than any key.
 const Key* NearestKey(std::string_view block, std::string_view name);
+
+// The rows of exactly this name, whatever the case, in any block.
+std::vector<const Key*> KeysNamed(std::string_view name);
 
 }  // namespace ebb::config

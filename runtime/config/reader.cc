@@ -10,6 +10,8 @@
 namespace ebb::config {
 namespace {
 
+constexpr size_t kPlacesShown = 3;  // of a key that stands where it is none
+
 // Where the walk through the document stands.
 struct Block {
   std::string rows;   // prefix of the rows of its keys: "bf16."
@@ -151,8 +153,9 @@ class Reader {
                         Values& values) {
     values.given[key.path].value = nullptr;
     if (!key.required_for.empty()) {
-      return Invalid({Quoted(shown), " is \"auto\", and nothing here says what it should be; give ",
-                      Allowed(key)});
+      return Invalid({Quoted(shown), " is \"auto\", and nothing here says what it should be (",
+                      key.meaning, "); give ", Allowed(key),
+                      " in its place: only Hugging Face's Trainer could fill it in"});
     }
     if (key.taken == Taken::kNoMeaning) return Take(key, "auto", shown, block);
     Remark(remarks_, Join({Quoted(shown), " is \"auto\": taken as ",
@@ -174,9 +177,28 @@ class Reader {
     if (nearest == nullptr) return Invalid({shown, " is not a key"});
     const bool is_sibling = nearest->path.starts_with(block.rows) &&
                             nearest->path.find('.', block.rows.size()) == std::string_view::npos;
+    if (!is_sibling &&
+        EditDistance(name, nearest->path.substr(nearest->path.rfind('.') + 1)) == 0) {
+      return Invalid({shown, " is not a key; ", Misplaced(name, *nearest)});
+    }
     return Invalid({shown, " is not a key; the nearest is ",
                     Quoted(is_sibling ? Join({block.shown, nearest->path.substr(block.rows.size())})
                                       : std::string(nearest->path))});
+  }
+
+  // Where a key of this name belongs. `nearest` is one.
+  static std::string Misplaced(std::string_view name, const Key& nearest) {
+    const std::vector<const Key*> all = KeysNamed(name);
+    if (all.size() > 1 && all.size() <= kPlacesShown) {
+      std::string paths;
+      for (const Key* key : all) paths += Join({paths.empty() ? "" : " and ", Quoted(key->path)});
+      return Join({paths, " are: move it to where it is meant"});
+    }
+    const size_t dot = nearest.path.rfind('.');
+    const std::string place = dot == std::string_view::npos
+                                  ? "to the top level"
+                                  : Join({"into ", Quoted(nearest.path.substr(0, dot))});
+    return Join({Quoted(nearest.path), " is: move it ", place});
   }
 
   std::vector<std::string>& remarks_;

@@ -28,6 +28,12 @@ bool IsNumberInRange(const Key& key, const Json& value) {
   return value.is_number() && IsInRange(key, value.get<double>());
 }
 
+// Whole, and in range but for what a number of 64 bits holds.
+bool IsTooLarge(const Key& key, const Json& value) {
+  if (key.kind != Kind::kInteger && key.kind != Kind::kBytes) return false;
+  return IsNumberInRange(key, value) && value.get<double>() >= 0x1p63;
+}
+
 // That the operating system can take.
 bool IsPath(const Json& value) {
   const std::string* text = value.get_ptr<const std::string*>();
@@ -90,7 +96,8 @@ bool IsAllowed(const Key& key, const Json& value) {
 
 absl::Status Check(const Key& key, const Json& value, std::string_view shown) {
   if (IsAllowed(key, value)) return absl::OkStatus();
-  return Invalid({Quoted(shown), " is ", Shown(value), "; allowed: ", Allowed(key)});
+  return Invalid({Quoted(shown), " is ", Shown(value), "; allowed: ", Allowed(key),
+                  IsTooLarge(key, value) ? ", up to 9223372036854775807" : ""});
 }
 
 bool IsHarmless(const Key& key, const Json& value) {

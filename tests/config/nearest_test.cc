@@ -38,6 +38,14 @@ TEST(NearestKey, FindsAMisplacedKey) {
   EXPECT_EQ(NearestKey("optimizer.", "betas")->path, "optimizer.params.betas");
 }
 
+TEST(KeysNamed, HasThoseOfAllBlocks) {
+  ASSERT_EQ(KeysNamed("AIO").size(), 1u);
+  EXPECT_EQ(KeysNamed("aio")[0]->path, "aio");
+  EXPECT_EQ(KeysNamed("nvme_path").size(), 2u);
+  EXPECT_TRUE(KeysNamed("").empty());
+  EXPECT_TRUE(KeysNamed("*").empty());
+}
+
 TEST(NearestKey, GivesUpOnWhatIsNoName) {
   EXPECT_EQ(NearestKey("", std::string(100, 'x')), nullptr);
   EXPECT_NE(NearestKey("", ""), nullptr);

@@ -222,27 +222,38 @@ TEST_P(BadCommandLineTest, ExitsWithTwoAndNamesTheFlag) {
 
 INSTANTIATE_TEST_SUITE_P(
     Mistakes, BadCommandLineTest,
-    testing::Values(Mistake{{"--stpes", "3"}, "--stpes"}, Mistake{{"--steps", "many"}, "--steps"},
-                    Mistake{{"--steps", "-1"}, "--steps"}, Mistake{{"--stage", "4"}, "--stage"},
-                    Mistake{{"--ranks", "0"}, "--ranks"}, Mistake{{"--dtype", "fp8"}, "--dtype"},
-                    Mistake{{"--seed", "-1"}, "--seed"}, Mistake{{"--seed", "1.5"}, "--seed"},
-                    Mistake{{"--seed", "18446744073709551616"}, "--seed"},
-                    Mistake{{"--batch", "0"}, "--batch"}, Mistake{{"--heads", "5"}, "--heads"},
-                    Mistake{{"--vocabulary", "100"}, "--vocabulary"},
-                    Mistake{{"--layers", "0"}, "--layers"}, Mistake{{"--data"}, "--data"},
-                    Mistake{{"--accumulate", "0"}, "--accumulate"},
-                    Mistake{{"--micro-batches-per-round", "0"}, "--micro-batches-per-round"},
-                    Mistake{{"--micro-batches-per-round", "some"}, "--micro-batches-per-round"},
-                    Mistake{{"--offload-param", "disk"}, "--offload-param"},
-                    Mistake{{"--offload-optimizer", "device"}, "--offload-optimizer"},
-                    Mistake{{"--device-memory", "64MiBs"}, "--device-memory"},
-                    Mistake{{"--device-memory", "0"}, "--device-memory"},
-                    Mistake{{"--host-memory", "-1GiB"}, "--host-memory"},
-                    Mistake{{"--host-memory", "much"}, "--host-memory"},
-                    Mistake{{"--nvme-path"}, "--nvme-path"},
-                    Mistake{{"--nvme-path="}, "--nvme-path"},
-                    Mistake{{"--nvme-path", "", "--offload-optimizer", "nvme"}, "--nvme-path"},
-                    Mistake{{"--nvme-path=", "--offload-optimizer", "nvme"}, "--nvme-path"}));
+    testing::Values(
+        Mistake{{"--stpes", "3"}, "--stpes"}, Mistake{{"--steps", "many"}, "--steps"},
+        Mistake{{"--steps", "-1"}, "--steps"}, Mistake{{"--stage", "4"}, "--stage"},
+        Mistake{{"--ranks", "0"}, "--ranks"}, Mistake{{"--dtype", "fp8"}, "--dtype"},
+        Mistake{{"--seed", "-1"}, "--seed"}, Mistake{{"--seed", "1.5"}, "--seed"},
+        Mistake{{"--seed", "18446744073709551616"}, "--seed"}, Mistake{{"--batch", "0"}, "--batch"},
+        Mistake{{"--heads", "5"}, "--heads"}, Mistake{{"--vocabulary", "100"}, "--vocabulary"},
+        Mistake{{"--layers", "0"}, "--layers"}, Mistake{{"--data"}, "--data"},
+        Mistake{{"--accumulate", "0"}, "--accumulate"},
+        Mistake{{"--micro-batches-per-round", "0"}, "--micro-batches-per-round"},
+        Mistake{{"--micro-batches-per-round", "some"}, "--micro-batches-per-round"},
+        Mistake{{"--offload-param", "disk"}, "--offload-param"},
+        Mistake{{"--offload-optimizer", "device"}, "--offload-optimizer"},
+        Mistake{{"--device-memory", "64MiBs"}, "--device-memory"},
+        Mistake{{"--device-memory", "0"}, "--device-memory"},
+        Mistake{{"--host-memory", "-1GiB"}, "--host-memory"},
+        Mistake{{"--host-memory", "much"}, "--host-memory"},
+        Mistake{{"--nvme-path"}, "--nvme-path"}, Mistake{{"--nvme-path="}, "--nvme-path"},
+        Mistake{{"--nvme-path", "", "--offload-optimizer", "nvme"}, "--nvme-path"},
+        Mistake{{"--nvme-path=", "--offload-optimizer", "nvme"}, "--nvme-path"},
+        Mistake{{"--nvme-path", "/nvme/\xff", "--offload-optimizer", "nvme"}, "is not in UTF-8"}));
+
+TEST(OptionsTest, ABatchThatNothingGivesIsRefusedWithTheOptionThatDoes) {
+  ScratchFiles files;
+  const std::string path = files.Write("config.json", R"({"train_batch_size": "auto",
+      "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})");
+  const auto config = ResolveConfig(*Parse({"--config", path.c_str()}).options);
+  EXPECT_THAT(
+      std::string(config.status().message()),
+      AllOf(HasSubstr("nothing says how large a batch is"), HasSubstr("gpt --batch N gives")));
+  EXPECT_TRUE(ResolveConfig(*Parse({"--config", path.c_str(), "--batch", "2"}).options).ok());
+}
 
 TEST(OptionsTest, ABatchThatTheRanksDoNotDivideIsRefused) {
   ScratchFiles files;

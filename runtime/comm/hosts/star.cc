@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -49,7 +50,7 @@ absl::StatusOr<std::shared_ptr<Star>> Star::Hold(int rank, Rendezvous rendezvous
     star->thread_ = std::thread([star] { star->Run(); });
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("no thread to hear the other ranks: ", error.what()));
+        absl::StrCat("no thread to hear the other ranks: ", error.what(), "; ", kRaiseThreadLimit));
   }
   pthread_setname_np(star->thread_.native_handle(), "ebb-star");
   return star;

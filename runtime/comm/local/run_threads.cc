@@ -12,6 +12,7 @@
 #include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -41,8 +42,8 @@ absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
     try {
       threads.emplace_back([&world, rank, &body, &status] { status = RunRank(world, rank, body); });
     } catch (const std::system_error& error) {
-      status = absl::ResourceExhaustedError(
-          absl::StrCat("cannot start a thread for this rank: ", error.what()));
+      status = absl::ResourceExhaustedError(absl::StrCat(
+          "cannot start a thread for this rank: ", error.what(), "; ", kRaiseThreadLimit));
       world->Fail(rank, status);
       break;
     }

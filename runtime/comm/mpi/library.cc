@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -75,7 +76,8 @@ absl::Status MpiLibrary::Initialise(double timeout_seconds) {
     try {
       thread_ = std::thread([this] { OwnFromInitToFinalize(); });
     } catch (const std::system_error& error) {
-      return absl::ResourceExhaustedError(absl::StrCat("no thread for MPI: ", error.what()));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("no thread for MPI: ", error.what(), "; ", kRaiseThreadLimit));
     }
     owned_ = true;
     pthread_setname_np(thread_.native_handle(), "ebb-mpi");

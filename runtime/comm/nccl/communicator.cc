@@ -12,6 +12,7 @@
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -93,9 +94,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("cannot start the thread that watches communicator '",
-                     communicator->parts_.options.name, "': ", error.what()));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "cannot start the thread that watches communicator '", communicator->parts_.options.name,
+        "': ", error.what(), "; ", kRaiseThreadLimit));
   }
   return communicator;
 }

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -74,8 +75,8 @@ absl::StatusOr<std::shared_ptr<WorldBootstrap>> WorldBootstrap::Create(World wor
   try {
     bootstrap->watcher_ = std::thread([b = bootstrap.get()] { b->Watch(); });
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no thread to watch the other ranks: ", error.what()));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no thread to watch the other ranks: ", error.what(), "; ", kRaiseThreadLimit));
   }
   pthread_setname_np(bootstrap->watcher_.native_handle(), "ebb-gpu-watch");
   return bootstrap;

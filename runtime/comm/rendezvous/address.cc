@@ -19,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_limit.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
@@ -115,8 +116,8 @@ absl::StatusOr<Answer> AskInTime(const MeetingPlace& place, WaitPoint::Deadline 
   try {
     question = std::make_unique<Question>(place.host, place.port);
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no thread to resolve a host's name: ", error.what()));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no thread to resolve a host's name: ", error.what(), "; ", kRaiseThreadLimit));
   }
   if (question->Wait(deadline)) return std::move(question->answer());
   Kept::Get().Add(std::move(question));

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -48,8 +49,8 @@ absl::StatusOr<std::unique_ptr<Lifeline>> Lifeline::Hold(int rank,
   try {
     lifeline->thread_ = std::thread([l = lifeline.get()] { l->Watch(); });
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no thread to watch the other ranks: ", error.what()));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "no thread to watch the other ranks: ", error.what(), "; ", kRaiseThreadLimit));
   }
   pthread_setname_np(lifeline->thread_.native_handle(), "ebb-lifeline");
   return lifeline;

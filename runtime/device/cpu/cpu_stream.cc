@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/cpu/copy.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -26,7 +27,7 @@ absl::StatusOr<std::unique_ptr<CpuStream>> CpuStream::Create(std::string_view na
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot start a thread for stream '",
                                                      absl::string_view(name.data(), name.size()),
-                                                     "': ", error.what()));
+                                                     "': ", error.what(), "; ", kRaiseThreadLimit));
   }
   pthread_setname_np(stream->thread_.native_handle(),
                      std::string(name.substr(0, kThreadNameCharacters)).c_str());

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 
@@ -23,7 +24,8 @@ absl::Status FailureWatch::Add(cudaStream_t crossing, const std::string& name) {
       thread_ = std::thread([this] { Run(); });
     } catch (const std::system_error& error) {
       return absl::ResourceExhaustedError(absl::StrCat("cannot start the thread that watches ",
-                                                       context_.name(), ": ", error.what()));
+                                                       context_.name(), ": ", error.what(), "; ",
+                                                       kRaiseThreadLimit));
     }
   }
   crossings_.emplace(crossing, name);
