@@ -105,8 +105,9 @@ absl::Status SwapDirectory::CheckName(std::string_view name) {
 absl::StatusOr<SwapDirectory> SwapDirectory::Create(std::string_view nvme_path,
                                                     std::string_view name) {
   EBB_RETURN_IF_ERROR(CheckName(name));
-  // A slash at the end would follow a link.
-  while (nvme_path.size() > 1 && nvme_path.back() == '/') nvme_path.remove_suffix(1);
+  // A slash at the end would follow a link, and so would a dot behind it.
+  while (nvme_path.size() > 1 && (nvme_path.ends_with('/') || nvme_path.ends_with("/.")))
+    nvme_path.remove_suffix(1);
   const std::string parent_path(nvme_path);
   EBB_ASSIGN_OR_RETURN(const FileHandle parent, OpenNvmePath(parent_path));
   SayMemory(parent_path, parent.get());

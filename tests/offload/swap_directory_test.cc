@@ -296,7 +296,7 @@ TEST(SwapDirectoryTest, PathsThatCannotServeAreNamed) {
   EXPECT_THAT(refused(scratch.path() + "/file").message(), HasSubstr("is not a directory"));
   fs::create_directory(scratch.path() + "/real");
   fs::create_directory_symlink(scratch.path() + "/real", scratch.path() + "/link");
-  for (const char* slashes : {"", "/", "//"}) {
+  for (const char* slashes : {"", "/", "//", "/.", "/./"}) {
     const absl::Status link = refused(scratch.path() + "/link" + slashes);
     EXPECT_EQ(link.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(link.message(), HasSubstr("symbolic link"));
