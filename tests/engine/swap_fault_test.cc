@@ -437,8 +437,8 @@ TEST(SwapFaults, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
   hooks.Reserve([](std::string_view path) { return path.ends_with("states") ? ENOSPC : 0; });
   for (const absl::Status& status : CreateBoth(config)) {
     EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(absl::StrCat("MiB in '", disks[0], "' and ")),
-                      HasSubstr(absl::StrCat("MiB in '", disks[1], "', '", disks[2], "')"))));
+                AllOf(HasSubstr(absl::StrCat(" KiB in '", disks[0], "' and ")),
+                      HasSubstr(absl::StrCat(" MiB in '", disks[1], "', '", disks[2], "')"))));
   }
   // What more space does not mend says nothing of space.
   hooks.Reserve([](std::string_view) { return EFBIG; });
