@@ -157,6 +157,7 @@ TEST_F(GptRunsAheadTest, ShowsWhatARunShowsThatWaitsForEveryStep) {
     EXPECT_GT(summary["skipped_steps"], 0);
     EXPECT_LT(summary["skipped_steps"], 6);
     summary.erase("tokens_per_second");
+    summary.erase("plan");  // whose compute stream waits at the end of the step, or does not
     summary["config"]["ebb"].erase("asynchronous_step");
     std::string line;  // but for the tokens per second, which come last
     for (std::istringstream file(files_.Read("losses.csv")); std::getline(file, line);)

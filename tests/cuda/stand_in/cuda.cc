@@ -343,8 +343,14 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
-  if (const auto failure = FailureBesideCaptures("cudaHostRegister")) return failure;
-  if (RefusesLocks()) return cudaErrorMemoryAllocation;
+  if (const auto failure = FailureBesideCaptures("cudaHostRegister")) {
+    NoteRefusedLock();
+    return failure;
+  }
+  if (RefusesLocks()) {
+    NoteRefusedLock();
+    return cudaErrorMemoryAllocation;
+  }
   Learn(data, bytes);
   Count(Thing::kLocked, 1);
   return cudaSuccess;
@@ -466,7 +472,7 @@ cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes,
   ebb::Task copy([=] { CopyUnlessLost([=] { std::memcpy(destination, source, bytes); }); });
   if (Captures(stream)) {
     KeepTask(stream, std::move(copy), nullptr, nullptr);
-  } else if (Knows(source, bytes)) {
+  } else if (!HasRefusedLock() || Knows(source, bytes)) {
     stream->stream.Enqueue(std::move(copy));
   } else {
     void* const staged = std::malloc(bytes);

@@ -4,9 +4,9 @@
 // compute as the CPU does. It does what the real ones promise, and fails where a test asks it to.
 //
 // As strict as the real ones may be: the host functions of all streams take turns, what gives memory
-// back waits for the device, only copies reach memory that is not CUDA's, and read it when they are
-// called, whatever their stream still has to do, and a kernel of gpt's that was not loaded ends the
-// program.
+// back waits for the device, only copies reach memory that is not CUDA's, and a kernel of gpt's that
+// was not loaded ends the program. Once memory could not be locked, copies from what is not CUDA's read
+// it when they are called, whatever their stream still has to do.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -19,7 +19,7 @@ std::map<std::string, Fault, std::less<>> faults;
 std::atomic<bool> any_fault{false};
 std::atomic<cudaError_t> lost{cudaSuccess};
 std::shared_mutex copying;  // shared by copies; taken alone by who loses the device
-std::atomic<bool> hides_stream_wait_value{false}, refuses_locks{false};
+std::atomic<bool> hides_stream_wait_value{false}, refuses_locks{false}, has_refused_lock{false};
 std::atomic<size_t> free_memory{0};
 std::atomic<int> nccl_version{0}, cublaslt_version{0};
 std::atomic<int> alive[9];
@@ -65,6 +65,12 @@ void RefuseLocks() {
 bool RefusesLocks() {
   return refuses_locks;
 }
+void NoteRefusedLock() {
+  has_refused_lock = true;
+}
+bool HasRefusedLock() {
+  return has_refused_lock;
+}
 
 void SetFreeMemory(size_t bytes) {
   free_memory = bytes;
@@ -106,7 +112,7 @@ void Reset() {
   faults.clear();
   any_fault = false;
   lost = cudaSuccess;
-  hides_stream_wait_value = refuses_locks = false;
+  hides_stream_wait_value = refuses_locks = has_refused_lock = false;
   free_memory = 0;
   nccl_version = cublaslt_version = 0;
   SetDevices(2);

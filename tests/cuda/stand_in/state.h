@@ -34,6 +34,8 @@ void CopyUnlessLost(absl::FunctionRef<void()> copy);
 cudaError_t Called(const char* function);
 bool HidesStreamWaitValue();
 bool RefusesLocks();
+void NoteRefusedLock();
+bool HasRefusedLock();  // since Reset
 size_t FreeMemory();
 // 0: as it was built with.
 int NcclVersion();
