@@ -19,7 +19,10 @@ FaultyQueue::~FaultyQueue() {
 
 absl::Status FaultyQueue::Make(const ShardFile::Options::MakeQueue& make) {
   auto made = make(*this);
-  if (made.ok()) inner_ = *std::move(made);
+  if (made.ok()) {
+    inner_ = *std::move(made);
+    serving_ = inner_.get();
+  }
   return made.status();
 }
 
@@ -39,7 +42,7 @@ void FaultyQueue::Submit(std::span<IoRequest* const> requests) {
     }
   }
   changed_.notify_all();
-  inner_->Submit(through);
+  serving_->Submit(through);
 }
 
 void FaultyQueue::Completed(std::span<const IoCompletion> completions) {

@@ -52,6 +52,7 @@ class FaultyQueue final : public IoQueue, public IoListener {
   bool stopping_ = false;
   std::thread answerer_;
   std::unique_ptr<IoQueue> inner_;
+  IoQueue* serving_ = nullptr;  // inner_: for its threads, which still run while that is reset
 };
 
 // For ShardFile::Options::wrap_queue.
