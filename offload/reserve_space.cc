@@ -30,22 +30,9 @@ constexpr int64_t kSyncBytes = int64_t{64} << 20;
 constexpr int64_t kSectorBytes = 512;  // of st_blocks
 constexpr std::chrono::seconds kBetweenLines{10};
 
-void SayFilling(const std::string& path) {
-  static std::once_flag said;
-  std::call_once(said, [&] {
-    LogWarning(absl::StrCat("the file system of '", path,
-                            "' cannot reserve space: each swap file is written full of zeros "
-                            "before it is used"));
-  });
-}
-
-void SayNotKept(const std::string& path) {
-  static std::once_flag said;
-  std::call_once(said, [&] {
-    LogWarning(absl::StrCat("the file system of '", path,
-                            "' keeps no space for zeros: there is enough now, but others, and the "
-                            "other files of this run, may fill it while the training runs"));
-  });
+// Once for each `said`.
+void Say(std::once_flag& said, const std::string& path, const char* what) {
+  std::call_once(said, [&] { LogWarning(absl::StrCat("the file system of '", path, "' ", what)); });
 }
 
 // btrfs writes elsewhere what is written again, and takes new space for that, unless told not to.
@@ -55,16 +42,6 @@ bool CopiesOnWrite(int descriptor) {
     return false;
   int flags = 0;
   return ioctl(descriptor, FS_IOC_GETFLAGS, &flags) != 0 || (flags & FS_NOCOW_FL) == 0;
-}
-
-void SayCopiesOnWrite(const std::string& path) {
-  static std::once_flag said;
-  std::call_once(said, [&] {
-    LogWarning(absl::StrCat("the file system of '", path,
-                            "' (btrfs) takes new space for what is written again: there is enough "
-                            "now, but others may fill it while the training runs; after chattr +C "
-                            "on nvme_path new files there keep theirs"));
-  });
 }
 
 // One write after which, where `syncs`, all that came before is on the disk. Also errors of a server come then.
@@ -85,7 +62,9 @@ int WriteZeros(int descriptor, int64_t offset, int64_t bytes, bool syncs) {
 }
 
 int Fill(int descriptor, int64_t bytes, const std::string& path) {
-  SayFilling(path);
+  static std::once_flag said_filling, said_not_kept;
+  Say(said_filling, path,
+      "cannot reserve space: each swap file is written full of zeros before it is used");
   auto said_at = Clock::now();
   for (int64_t offset = 0; offset < bytes;) {
     const int64_t part = std::min(kWriteBytes, bytes - offset);
@@ -103,7 +82,11 @@ int Fill(int descriptor, int64_t bytes, const std::string& path) {
   }
   struct stat filled = {};
   if (fstat(descriptor, &filled) != 0) return errno;
-  if (filled.st_blocks * kSectorBytes < bytes) SayNotKept(path);
+  if (filled.st_blocks * kSectorBytes < bytes) {
+    Say(said_not_kept, path,
+        "keeps no space for zeros: there is enough now, but others, and the other files of this "
+        "run, may fill it while the training runs");
+  }
   return 0;
 }
 
@@ -115,7 +98,13 @@ int WaitReserved(int descriptor, int64_t bytes, const std::string& path) {
     result = fallocate(descriptor, 0, 0, bytes);
   } while (result != 0 && errno == EINTR);
   if (result == 0) {
-    if (CopiesOnWrite(descriptor)) SayCopiesOnWrite(path);
+    static std::once_flag said;
+    if (CopiesOnWrite(descriptor)) {
+      Say(said, path,
+          "(btrfs) takes new space for what is written again: there is enough now, but others may "
+          "fill it while the training runs; after chattr +C on nvme_path new files there keep "
+          "theirs");
+    }
     return 0;
   }
   // By the file system; by the kernel, or what stands in for one.

@@ -2,99 +2,24 @@
 // opened must not meet what is written next.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <memory>
-#include <mutex>
+#include <future>
 #include <span>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "ebb/offload/io_queue.h"
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/plan.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
 
 namespace ebb::testing {
 namespace {
-
-// Reads of the file of parameters, from some byte on, that the disk does not get yet.
-class HeldReads {
- public:
-  HeldReads() {
-    GetOffloadTestHooks().wrap_queue = [this](std::string_view, std::string_view file) {
-      return [this, file = std::string(file)](IoListener& listener,
-                                              const ShardFile::Options::MakeQueue& make)
-                 -> absl::StatusOr<std::unique_ptr<IoQueue>> {
-        EBB_ASSIGN_OR_RETURN(std::unique_ptr<IoQueue> inner, make(listener));
-        return std::make_unique<Queue>(*this, file == "parameters", std::move(inner));
-      };
-    };
-  }
-  ~HeldReads() { GetOffloadTestHooks() = {}; }
-
-  void Hold(int64_t from) {
-    const std::lock_guard lock(mutex_);
-    from_ = from;
-  }
-  void Release() {
-    const std::lock_guard lock(mutex_);
-    from_ = INT64_MAX;
-    for (const auto& [queue, request] : held_) queue->Submit({&request, 1});
-    held_.clear();
-    changed_.notify_all();
-  }
-  void AwaitOne() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return !held_.empty(); });
-  }
-  // Until they are released, or for the while that who does not wait for them needs to show it.
-  void AwaitReleaseOrAWhile() {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, std::chrono::milliseconds(300), [&] { return held_.empty(); });
-  }
-  bool holds() {
-    const std::lock_guard lock(mutex_);
-    return !held_.empty();
-  }
-
- private:
-  class Queue final : public IoQueue {
-   public:
-    Queue(HeldReads& reads, bool parameters, std::unique_ptr<IoQueue> inner)
-        : reads_(reads), parameters_(parameters), inner_(std::move(inner)) {}
-    void Submit(std::span<IoRequest* const> requests) override {
-      for (IoRequest* request : requests) {
-        if (!parameters_ || request->write || !reads_.Keep(*inner_, request))
-          inner_->Submit({&request, 1});
-      }
-    }
-    std::string description() const override { return inner_->description(); }
-
-   private:
-    HeldReads& reads_;
-    const bool parameters_;
-    std::unique_ptr<IoQueue> inner_;
-  };
-
-  bool Keep(IoQueue& queue, IoRequest* request) {
-    const std::lock_guard lock(mutex_);
-    if (request->offset < from_) return false;
-    held_.emplace_back(&queue, request);
-    changed_.notify_all();
-    return true;
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int64_t from_ = INT64_MAX;
-  std::vector<std::pair<IoQueue*, IoRequest*>> held_;
-};
 
 float WrittenValue(ParameterId parameter, int64_t element) {
   return 0.25f * static_cast<float>((static_cast<int64_t>(parameter) + element) % 7);
@@ -140,7 +65,12 @@ class LeftEvaluationTest : public ::testing::TestWithParam<HeldCase> {};
 
 TEST_P(LeftEvaluationTest, ItsReadsFromTheDiskAreOverBeforeAnythingIsWritten) {
   const Scratch scratch;
-  HeldReads reads;
+  std::atomic<int64_t> held_from = INT64_MAX;  // of the file of parameters
+  Gate gate(
+      [&](const IoRequest& request) { return !request.write && request.offset >= held_from; });
+  GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view file) {
+    return file == "parameters" ? gate.Before() : Gate::WrapQueue();
+  };
   const ToyModel toy({.width = 67});
   const ModelSpec& model = toy.spec();
   Config config = OnNvme(ConfigFor({.world = 1, .stage = 3}), scratch.path());
@@ -150,24 +80,28 @@ TEST_P(LeftEvaluationTest, ItsReadsFromTheDiskAreOverBeforeAnythingIsWritten) {
   config.ebb.prefetch_depth = 2;
   const absl::Status status = RunThreads(1, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model, config));
-    reads.Hold(engine.plan().pools.homes.units[1].trainable.front().home.offset);
+    held_from = engine.plan().pools.homes.units[1].trainable.front().home.offset;
     EBB_RETURN_IF_ERROR(LookAtTheFirstUnit(engine, model));
-    reads.AwaitOne();
-    std::thread releaser([&] {
-      reads.AwaitReleaseOrAWhile();
-      reads.Release();
+    while (gate.held_reads() == 0) std::this_thread::yield();
+    // Who does not wait for the reads needs a while to show it.
+    std::promise<void> writes;
+    std::thread opener([&gate, written = writes.get_future()] {
+      written.wait_for(std::chrono::milliseconds(300));
+      gate.Open();
     });
+    bool writing = false;
     const absl::Status written =
         engine.Write(StateClass::kParameter, [&](const Slice& slice, std::span<float> values) {
-          EXPECT_FALSE(reads.holds());
-          reads.Release();
+          EXPECT_EQ(gate.held_reads(), 0);
+          if (!std::exchange(writing, true)) writes.set_value();
           return WrittenValues(slice, values);
         });
-    releaser.join();
+    opener.join();
     EBB_RETURN_IF_ERROR(written);
     EBB_RETURN_IF_ERROR(ExpectWritten(engine, model));
     return ExpectWritten(engine, model);
   });
+  GetOffloadTestHooks() = {};
   EXPECT_TRUE(status.ok()) << status;
 }
 

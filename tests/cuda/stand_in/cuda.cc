@@ -343,13 +343,11 @@ cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
-  if (const auto failure = FailureBesideCaptures("cudaHostRegister")) {
+  auto failure = FailureBesideCaptures("cudaHostRegister");
+  if (failure == cudaSuccess && RefusesLocks()) failure = cudaErrorMemoryAllocation;
+  if (failure != cudaSuccess) {
     NoteRefusedLock();
     return failure;
-  }
-  if (RefusesLocks()) {
-    NoteRefusedLock();
-    return cudaErrorMemoryAllocation;
   }
   Learn(data, bytes);
   Count(Thing::kLocked, 1);
