@@ -231,6 +231,33 @@ class VectorSums {
 
 // [begin, end): a multiple of kSummedStep, from where a block of every array begins.
 constexpr int64_t kSummedStep = 2048;
+// Elements: two stripes of fp32 numbers, one of low halves.
+constexpr int64_t kLowStripe = 32;
+
+// With the sums, fewer elements are in a processor's sight at once: it would ask for what they need so
+// late that one thread alone no longer reads as fast as it can. Elements ahead, by measurement; more
+// is slower where there are more lines to an element. Past an array's end nothing is read.
+template <MasterForm kForm>
+inline constexpr int64_t kFetchAhead = kForm == MasterForm::kWhole ? 48 : 80;
+
+template <class T>
+HWY_INLINE void FetchStripes(const T* from) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; i < kLowStripe; i += kLine) hwy::Prefetch(from + i);
+}
+
+// What the kLowStripe elements from `at` on are updated from.
+template <int kStates, class Gradient, MasterForm kForm>
+HWY_INLINE void Fetch(const LoopArrays& arrays, int64_t at) {
+  for (int s = 0; s < kStates; ++s) FetchStripes(arrays.states[s] + at);
+  if constexpr (kForm == MasterForm::kWhole) {
+    FetchStripes(arrays.master + at);
+  } else {
+    FetchStripes(static_cast<const BFloat16*>(arrays.parameter_in) + at);
+  }
+  if constexpr (kForm == MasterForm::kSplit) FetchStripes(arrays.master_low + at);
+  FetchStripes(static_cast<const Gradient*>(arrays.gradient) + at);
+}
 
 template <int kStates, class Constants, class Gradient, class Parameter, bool kStreams>
 void UpdateVectorsAndSum(const Constants& shared_constants, const LoopArrays& shared_arrays,
@@ -241,7 +268,6 @@ void UpdateVectorsAndSum(const Constants& shared_constants, const LoopArrays& sh
   constexpr MasterForm kForm = kFormOf<Parameter>;
   using Element = ElementOf<Parameter>;
   Element* const parameter = static_cast<Element*>(arrays.parameter);
-  constexpr int64_t kLowStripe = 32;  // elements: two stripes of fp32 numbers
   constexpr int64_t kScramble = checksum::kStripesPerScramble * checksum::kStripe / 4;
   static_assert(kSummedStep == 2 * kScramble);
   VectorSums<kStates, kForm> sums;
@@ -252,6 +278,7 @@ void UpdateVectorsAndSum(const Constants& shared_constants, const LoopArrays& sh
       VectorSums<kStates, kForm> lanes = sums;
       for (int64_t part = step; part < step + kSummedStep; part += kScramble) {
         for (int64_t i = part; i < part + kScramble; i += kLowStripe) {
+          Fetch<kStates, Gradient, kForm>(arrays, i + kFetchAhead<kForm>);
           for (int64_t v = 0; v < kLowStripe / Vector::kLanes; v += 2) {
             const int64_t at = i + v * Vector::kLanes;
             const auto first = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
