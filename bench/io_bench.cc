@@ -404,7 +404,9 @@ absl::Status Bench::Compare(const Settings& found, double seconds) {
   for (const Raw& raw : raw_) {
     Candidate bare;
     bare.name = raw.name;
-    bare.pass = [disk = raw.disk.get()](bool write) { return disk->Pass(write); };
+    bare.pass = [disk = raw.disk.get(), bytes = arguments_.bytes](bool write) {
+      return disk->Move(write ? 0 : bytes, write ? bytes : 0);
+    };
     candidates.push_back(std::move(bare));
   }
   if (!arguments_.json_only && arguments_.bytes >= 4 * kMiB) {

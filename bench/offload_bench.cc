@@ -7,13 +7,16 @@
 // the kernels of a whole step take, a third of it in forward (default: 1000). Bound, late updates:
 // max(forward, its traffic and the states') + max(backward, its traffic); early: max(step, all
 // traffic). Traffic is the plan's; the disk's time for it is that of as many bytes read and written
-// at once, in blocks of 1 MiB, 32 deep, before and after. checksums: what ebb.verify_swap adds to a
+// at once, in blocks of 1 MiB, 32 deep, through Ebb's own file and through a bare loop (raw_disk.h):
+// of the faster, before and after. checksums: what ebb.verify_swap adds to a
 // step that has no kernels but its updates, which read, sum, update, sum and write their states: in
 // time, which is the disk's and as unsteady, and in what the processors have to do.
+#include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -23,14 +26,17 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/ebb.h"
+#include "ebb/offload/file_handle.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "ebb/sharding/plan.h"
+#include "raw_disk.h"
 
 namespace ebb::bench {
 namespace {
@@ -40,6 +46,8 @@ constexpr int kChecksumTurns = 21;
 constexpr int kStepsPerTurn = 4;  // in a row, behind one that is not measured
 constexpr int64_t kRows = 2048, kColumns = 2048;
 constexpr int64_t kPiece = int64_t{12} << 20;
+constexpr int64_t kBlock = int64_t{1} << 20;  // of requests of the bare loop
+constexpr int kDepth = 32;
 
 using Clock = std::chrono::steady_clock;
 double Since(Clock::time_point begin) {
@@ -143,12 +151,62 @@ std::vector<Bytes> TrafficOf(const sharding::Plan& plan) {
   return phases;
 }
 
-// The disk alone.
-class Raw {
+// Seconds for traffic that `run` moves.
+absl::StatusOr<StepTime> TimePhases(const std::vector<Bytes>& phases,
+                                    absl::FunctionRef<absl::Status(const Bytes&)> run) {
+  StepTime time;
+  for (size_t i = 0; i < phases.size(); ++i) {
+    const auto begin = Clock::now();
+    EBB_RETURN_IF_ERROR(run(phases[i]));
+    (i == 0 ? time.forward : time.backward) = Since(begin);
+  }
+  return time;
+}
+
+// The disk alone, without Ebb.
+class BareFile {
  public:
-  static absl::StatusOr<Raw> Create(const std::string& directory, int64_t bytes) {
+  static absl::StatusOr<BareFile> Create(const std::string& directory, int64_t bytes) {
+    EBB_ASSIGN_OR_RETURN(SwapDirectory own, SwapDirectory::Create(directory, "bare"));
+    BareFile bare(std::move(own));
+    const std::string path = absl::StrCat(bare.directory_->path(), "/shards");
+    bare.file_ =
+        FileHandle(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600));
+    if (!bare.file_.is_open()) return absl::ErrnoToStatus(errno, path);
+    bare.descriptors_ = {bare.file_.get()};
+    EBB_ASSIGN_OR_RETURN(bare.memory_, AllocatePinned(kBlock * kDepth, /*pin=*/true, "buffers"));
+    const RawDiskOptions options{.files = bare.descriptors_,
+                                 .bytes = (bytes + kBlock - 1) / kBlock * kBlock,
+                                 .block_bytes = kBlock,
+                                 .depth = kDepth,
+                                 .memory = bare.memory_.buffer.span()};
+    bare.disk_ = RawUring(options);
+    if (bare.disk_ == nullptr) bare.disk_ = RawThreads(options);
+    EBB_RETURN_IF_ERROR(bare.disk_->Move(0, options.bytes));  // the first write
+    return bare;
+  }
+  absl::Status Run(const Bytes& bytes) {
+    const auto aligned = [](int64_t count) { return (count + 4095) / 4096 * 4096; };
+    return disk_->Move(aligned(bytes.read), aligned(bytes.written));
+  }
+
+ private:
+  explicit BareFile(SwapDirectory directory)
+      : directory_(std::make_unique<SwapDirectory>(std::move(directory))) {}
+
+  std::unique_ptr<SwapDirectory> directory_;
+  FileHandle file_;
+  std::vector<int> descriptors_;
+  PinnedMemory memory_;
+  std::unique_ptr<RawDisk> disk_;
+};
+
+// The disk alone, through a file of Ebb's.
+class OwnFile {
+ public:
+  static absl::StatusOr<OwnFile> Create(const std::string& directory, int64_t bytes) {
     EBB_ASSIGN_OR_RETURN(SwapDirectory own, SwapDirectory::Create(directory, "raw"));
-    Raw raw(std::move(own));
+    OwnFile raw(std::move(own));
     raw.bytes_ = (bytes + kPiece - 1) / kPiece * kPiece;
     EBB_ASSIGN_OR_RETURN(raw.memory_, AllocatePinned(4 * kPiece, /*pin=*/true, "buffers"));
     EBB_ASSIGN_OR_RETURN(raw.file_, ShardFile::Create({.directories = {raw.directory_->path()},
@@ -157,18 +215,11 @@ class Raw {
                                                        .aio = {},
                                                        .memory = {raw.memory_.buffer.span()},
                                                        .wrap_queue = {}}));
-    EBB_RETURN_IF_ERROR(raw.Run({.read = 0, .written = raw.bytes_}).status());  // the first write
+    EBB_RETURN_IF_ERROR(raw.Run({.read = 0, .written = raw.bytes_}));  // the first write
     return raw;
   }
-  absl::StatusOr<StepTime> RunPhases(const std::vector<Bytes>& phases) {
-    StepTime time;
-    EBB_ASSIGN_OR_RETURN(time.forward, Run(phases[0]));
-    EBB_ASSIGN_OR_RETURN(time.backward, Run(phases[1]));
-    return time;
-  }
-  // Seconds for so many bytes, reads and writes at once, two pieces of each under way.
-  absl::StatusOr<double> Run(const Bytes& bytes) {
-    const auto begin = Clock::now();
+  // Reads and writes at once, two pieces of each under way.
+  absl::Status Run(const Bytes& bytes) {
     IoTransfer transfers[4];  // two that read, two that write
     int64_t left[2] = {bytes.read, bytes.written}, at[2] = {0, bytes_ / 2 / kPiece * kPiece};
     bool started[4] = {};
@@ -190,11 +241,11 @@ class Raw {
         started[i] = more = true;
       }
     }
-    return Since(begin);
+    return absl::OkStatus();
   }
 
  private:
-  explicit Raw(SwapDirectory directory)
+  explicit OwnFile(SwapDirectory directory)
       : directory_(std::make_unique<SwapDirectory>(std::move(directory))) {}
 
   std::unique_ptr<SwapDirectory> directory_;
@@ -213,12 +264,22 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   const std::vector<Bytes> phases = TrafficOf(on_disk.plan());
   const Bytes all{.read = phases[0].read + phases[1].read,
                   .written = phases[0].written + phases[1].written};
-  EBB_ASSIGN_OR_RETURN(Raw raw, Raw::Create(directory, std::max(all.read, all.written)));
+  const int64_t most = std::max(all.read, all.written);
+  EBB_ASSIGN_OR_RETURN(OwnFile own, OwnFile::Create(directory, most));
+  EBB_ASSIGN_OR_RETURN(BareFile bare, BareFile::Create(directory, most));
+  const auto disk_alone = [&]() -> absl::StatusOr<StepTime> {
+    EBB_ASSIGN_OR_RETURN(const StepTime through_own,
+                         TimePhases(phases, [&](const Bytes& bytes) { return own.Run(bytes); }));
+    EBB_ASSIGN_OR_RETURN(const StepTime through_bare,
+                         TimePhases(phases, [&](const Bytes& bytes) { return bare.Run(bytes); }));
+    return StepTime{.forward = std::min(through_own.forward, through_bare.forward),
+                    .backward = std::min(through_own.backward, through_bare.backward)};
+  };
   std::vector<double> steps, bounds, memory_steps, disks;
   for (int turn = 0; turn < kWarmUps + kTurns; ++turn) {
     EBB_ASSIGN_OR_RETURN(const StepTime memory, RunStep(in_memory, model, compute));
     // A disk's own time changes within seconds: it is taken before and after.
-    EBB_ASSIGN_OR_RETURN(StepTime disk, raw.RunPhases(phases));
+    EBB_ASSIGN_OR_RETURN(StepTime disk, disk_alone());
     EBB_RETURN_IF_ERROR(RunStep(on_disk, model, compute).status());
     double in_row = 0;
     for (int i = 0; i < kStepsPerTurn; ++i) {
@@ -227,7 +288,7 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
     }
     // Updates that go on after a step would run under the next program's turn.
     on_disk.traffic();
-    EBB_ASSIGN_OR_RETURN(const StepTime after, raw.RunPhases(phases));
+    EBB_ASSIGN_OR_RETURN(const StepTime after, disk_alone());
     disk = {.forward = (disk.forward + after.forward) / 2,
             .backward = (disk.backward + after.backward) / 2};
     if (turn < kWarmUps) continue;

@@ -1,9 +1,10 @@
 #include <sys/uio.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -18,18 +19,22 @@ class Threads final : public RawDisk {
   explicit Threads(const RawDiskOptions& options) : options_(options) {}
 
   // Each thread takes the next block: together they stream through the files.
-  absl::Status Pass(bool write) override {
-    const int64_t piece = options_.block_bytes;
-    std::atomic<int64_t> next{0};
+  absl::Status Move(int64_t read, int64_t written) override {
+    std::mutex mutex;
+    RawRequests requests(options_, read, written);
+    const auto take = [&] {
+      const std::lock_guard<std::mutex> lock(mutex);
+      return requests.Next();
+    };
     std::atomic<int> error{0};
     std::vector<std::thread> running;
     for (int i = 0; i < options_.depth; ++i) {
-      running.emplace_back([&, data = options_.memory.data() + i * piece] {
-        for (int64_t at; (at = next.fetch_add(piece)) < options_.bytes;) {
-          const iovec part = {data, static_cast<size_t>(std::min(piece, options_.bytes - at))};
-          const RawPlace place = PlaceOf(options_, at);
-          const ssize_t moved = write ? pwritev(place.file, &part, 1, place.offset)
-                                      : preadv(place.file, &part, 1, place.offset);
+      running.emplace_back([&, data = options_.memory.data() + i * options_.block_bytes] {
+        while (const std::optional<RawRequest> request = take()) {
+          const iovec part = {data, static_cast<size_t>(request->bytes)};
+          const RawPlace place = PlaceOf(options_, request->at);
+          const ssize_t moved = request->write ? pwritev(place.file, &part, 1, place.offset)
+                                               : preadv(place.file, &part, 1, place.offset);
           if (moved <= 0) error.store(moved == 0 ? EIO : errno);
         }
       });

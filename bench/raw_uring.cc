@@ -1,7 +1,7 @@
 #include <liburing.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "raw_disk.h"
@@ -31,28 +31,27 @@ class Uring final : public RawDisk {
     return true;
   }
 
-  absl::Status Pass(bool write) override {
-    int64_t next = 0;
+  absl::Status Move(int64_t read, int64_t written) override {
+    RawRequests requests(options_, read, written);
     int in_flight = 0;
     const auto start = [&](uint64_t slot) {
-      if (next >= options_.bytes) return;
-      const int64_t bytes = std::min(options_.block_bytes, options_.bytes - next);
+      const std::optional<RawRequest> request = requests.Next();
+      if (!request.has_value()) return;
       std::byte* const data =
           options_.memory.data() + static_cast<int64_t>(slot) * options_.block_bytes;
       io_uring_sqe* const sqe = io_uring_get_sqe(&ring_);
-      const auto size = static_cast<unsigned>(bytes);
-      const RawPlace place = PlaceOf(options_, next);
+      const auto size = static_cast<unsigned>(request->bytes);
+      const RawPlace place = PlaceOf(options_, request->at);
       const int file = place.file;
       const auto offset = static_cast<uint64_t>(place.offset);
       if (registered_) {
-        write ? io_uring_prep_write_fixed(sqe, file, data, size, offset, 0)
-              : io_uring_prep_read_fixed(sqe, file, data, size, offset, 0);
+        request->write ? io_uring_prep_write_fixed(sqe, file, data, size, offset, 0)
+                       : io_uring_prep_read_fixed(sqe, file, data, size, offset, 0);
       } else {
-        write ? io_uring_prep_write(sqe, file, data, size, offset)
-              : io_uring_prep_read(sqe, file, data, size, offset);
+        request->write ? io_uring_prep_write(sqe, file, data, size, offset)
+                       : io_uring_prep_read(sqe, file, data, size, offset);
       }
       io_uring_sqe_set_data64(sqe, slot);
-      next += bytes;
       ++in_flight;
     };
     for (int slot = 0; slot < options_.depth; ++slot) start(static_cast<uint64_t>(slot));

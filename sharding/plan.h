@@ -53,8 +53,9 @@ enum class OperationKind : uint8_t {
   kDownload,        // moves from the device to host memory
   kWrite,           // moves from host memory to the swap file
   kNarrow,          // low-precision copies of masters in host memory, for a gather
+  kCheck,           // whether the swap files are still this run's
 };
-inline constexpr int kOperationKinds = 17;
+inline constexpr int kOperationKinds = 18;
 std::string_view Name(OperationKind kind);
 
 enum class StreamId : uint8_t {
@@ -70,8 +71,9 @@ enum class StreamId : uint8_t {
   kReadParameters,
   kReadStates,
   kWrite,
+  kCheck,  // alone, as a busy disk takes its time
 };
-inline constexpr int kStreams = 11;
+inline constexpr int kStreams = 12;
 std::string_view Name(StreamId stream);
 
 struct Dependency {
@@ -326,7 +328,7 @@ struct PlanInputs {
 // Finish. Every variant has the same pools. Errors: the model's or the config's, and rounds that
 // the config's pools do not hold; kResourceExhausted is a cap of the config's, and nothing else.
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hold_updates = false);
-// One walk of an evaluation: its moments are of forward scopes only, and it has no kExchange.
+// One walk of an evaluation: its moments are of forward scopes only, and kFinish.
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
 // The updates that a step carries into the next one, alone: for whoever looks at the state first.
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs);

@@ -1,5 +1,7 @@
 #include "ebb/sharding/plan_builder.h"
 
+#include <algorithm>
+#include <span>
 #include <utility>
 
 namespace ebb::sharding {
@@ -14,6 +16,7 @@ void PlanBuilder::BuildStep() {
 void PlanBuilder::BuildWalk() {
   WalkScopes();
   NewMoment(Moment::kFinish, -1);
+  IssueExchange();
   Complete();
 }
 
@@ -146,15 +149,27 @@ void PlanBuilder::Close(int s) {
   if (group >= 0 && reduction_.groups[group].back() == s) IssueReduction(reduction_.groups[group]);
 }
 
-void PlanBuilder::Finish() {
-  NewMoment(Moment::kFinish, -1);
+// What ranks tell each other has all that this one knows: also what became of its swap files, as who
+// truncates, replaces or links one has changed what is in it.
+void PlanBuilder::IssueExchange() {
   std::vector<Dependency> after = {{Dependency::kOperation, Mark({})}};
   if (last_host_sum_ >= 0) after.push_back({Dependency::kOperation, last_host_sum_});
+  const std::span<const int64_t> file_bytes = plan_.pools.file_bytes;
+  if (std::any_of(file_bytes.begin(), file_bytes.end(), [](int64_t bytes) { return bytes > 0; })) {
+    const int check = Issue(
+        {.kind = OperationKind::kCheck, .stream = StreamId::kCheck, .parts = {}, .after = {}});
+    after.push_back({Dependency::kOperation, check});
+  }
   exchange_ = Issue({.kind = OperationKind::kExchange,
                      .stream = StreamId::kReduce,
                      .parts = {},
                      .after = std::move(after),
                      .bytes = (d_.world - 1) * kExchangeBytes});
+}
+
+void PlanBuilder::Finish() {
+  NewMoment(Moment::kFinish, -1);
+  IssueExchange();
   IssueUpdates();
   if (d_.timing == UpdateTiming::kOff) {
     std::vector<Dependency> updated;

@@ -71,6 +71,7 @@ class PlanBuilder {
   void WalkScopes();
   void Open(int s);
   void Close(int s);
+  void IssueExchange();
   void Finish();
 
   // Bytes that one rank receives when `shard` elements of every rank of a shard group become whole,

@@ -39,6 +39,8 @@ std::string_view Name(OperationKind kind) {
       return "write";
     case OperationKind::kNarrow:
       return "narrow";
+    case OperationKind::kCheck:
+      return "check";
   }
   return "";
 }
@@ -46,7 +48,7 @@ std::string_view Name(OperationKind kind) {
 std::string_view Name(StreamId stream) {
   constexpr std::string_view kNames[kStreams] = {
       "compute",  "gather",      "reduce",          "update",      "upload", "download",
-      "host sum", "host update", "read parameters", "read states", "write"};
+      "host sum", "host update", "read parameters", "read states", "write", "check"};
   return kNames[static_cast<int>(stream)];
 }
 

@@ -102,6 +102,7 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
   switch (operation.kind) {
     case OperationKind::kMark:
     case OperationKind::kExchange:
+    case OperationKind::kCheck:
       return "-";
     case OperationKind::kGather:
       return at("gather", unit.gather_trainable);

@@ -339,9 +339,6 @@ absl::Status Executor::Finish(int64_t number) {
   CompleteScopes();
   if (progress_.gradients_written) RefreshWrittenGradients();
   if (progress_.departed) IssueUpdatesLeft();
-  // A verdict that is left open does not wait for the disk: the next one has what was found. A GPU's
-  // stream would stop for it.
-  CheckSwapFilesInOrder(/*before_exchange=*/!DefersVerdict());
   IssueCarriedLeft();
   const sharding::Moment& finish = progress_.run->plan.moments.back();
   for (int operation : finish.operations()) {
@@ -400,8 +397,7 @@ absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
         "Finish on an Evaluation that is over, or that was begun while another was alive");
   }
   CompleteScopes();
-  CheckSwapFilesInOrder(/*before_exchange=*/true);
-  EnqueueExchange();
+  for (int operation : progress_.run->plan.moments.back().operations()) Issue(operation);
   reduce_->WaitIdle();
   StepVerdict& walk = verdicts_[progress_.parity];
   walk.error = StuckError();

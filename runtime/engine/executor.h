@@ -275,7 +275,6 @@ class Executor {
 
   // verify_swap.cc
   absl::Status CheckSwapFiles();
-  void CheckSwapFilesInOrder(bool before_exchange);
   absl::Status VerifyPlace(const sharding::Place& place, int64_t bytes);
   absl::Status VerifyArray(const StateArray& array, int64_t begin = 0, int64_t end = INT64_MAX);
 
@@ -574,7 +573,7 @@ class Executor {
   // Streams end before what their tasks use.
   std::vector<Event> updated_, stored_;  // by unit
   std::vector<Event> slot_free_;         // by slot
-  std::optional<Event> exchanged_, fence_, demand_, started_, checked_;
+  std::optional<Event> exchanged_, fence_, demand_, started_;
   std::vector<Event> concluded_, updates_done_, host_updates_done_;  // by parity
   Stream compute_;
   std::optional<Stream> gather_, reduce_, update_;

@@ -175,7 +175,7 @@ absl::Status Executor::MakeStreams() {
     EBB_ASSIGN_OR_RETURN(Stream made, device_.NewStream(name, TasksMax(id)));
     into->emplace(std::move(made));
   }
-  for (std::optional<Event>* event : {&exchanged_, &fence_, &demand_, &started_, &checked_}) {
+  for (std::optional<Event>* event : {&exchanged_, &fence_, &demand_, &started_}) {
     EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
     event->emplace(std::move(made));
   }
@@ -219,7 +219,8 @@ absl::Status Executor::MakeOffloadStreams() {
     into->emplace(std::move(made));
   }
   if (!storage_->HasFiles()) return absl::OkStatus();
-  EBB_ASSIGN_OR_RETURN(Stream check, device_.NewHostStream("ebb check"));
+  EBB_ASSIGN_OR_RETURN(Stream check,
+                       device_.NewHostStream("ebb check", TasksMax(StreamId::kCheck)));
   check_.emplace(std::move(check));
   return absl::OkStatus();
 }

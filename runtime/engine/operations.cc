@@ -34,6 +34,8 @@ Stream& Executor::StreamOf(StreamId id) {
       return *read_states_;
     case StreamId::kWrite:
       return *write_;
+    case StreamId::kCheck:
+      return *check_;
   }
   return compute_;
 }
@@ -253,6 +255,7 @@ void Executor::Trace(const Runnable& run, int index, StepTag step) {
 void Executor::RunOperation(Runnable& run, int index, StepTag step) {
   const Operation& operation = run.plan.operations[index];
   Stream& stream = WorkStreamOf(operation);
+  if (operation.kind == OperationKind::kCheck) swap_verifier_->FilesAreOurs();
   for (const sharding::Part& part : operation.parts) {
     switch (operation.kind) {
       case OperationKind::kCast:

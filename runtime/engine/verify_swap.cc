@@ -1,4 +1,4 @@
-// When the swap files are looked at: once a step, and before values are shown (swap_verifier.h).
+// The swap files before values are shown (swap_verifier.h); once a step the plan has it (kCheck).
 #include <algorithm>
 
 #include "ebb/runtime/config/status_macros.h"
@@ -11,17 +11,6 @@ using sharding::Place;
 // For who calls for state, and waits for the disk anyway.
 absl::Status Executor::CheckSwapFiles() {
   return swap_verifier_->FilesAreOurs() ? absl::OkStatus() : StuckError();
-}
-
-// At the end of a step or evaluation. Reading from a busy disk takes its time: on a thread for it alone,
-// as those that end transfers also wait for updates, and beside what is still to be reduced. What is
-// found sticks. `before_exchange`: and is part of the verdict, which waits for it.
-void Executor::CheckSwapFilesInOrder(bool before_exchange) {
-  if (!check_) return;
-  check_->Enqueue([this] { swap_verifier_->FilesAreOurs(); });
-  if (!before_exchange) return;
-  check_->Record(*checked_);
-  reduce_->Wait(*checked_);
 }
 
 absl::Status Executor::VerifyPlace(const Place& place, int64_t bytes) {

@@ -457,7 +457,8 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kNarrow, {kReadParameters}},
       {OperationKind::kUpload, {kUpload}},
       {OperationKind::kDownload, {kDownload}},
-      {OperationKind::kWrite, {kWrite}}};
+      {OperationKind::kWrite, {kWrite}},
+      {OperationKind::kCheck, {kCheck}}};
   for (int number = 1; number <= Cases(200); ++number) {
     const RandomCase random_case = CaseOf(number);
     SCOPED_TRACE(random_case.description());

@@ -110,6 +110,7 @@ void Replay::Begin(const Plan& plan, bool walk) {
   things_.assign(plan.operations.size(), HappensBefore::kStart);
   contributions_.assign(plan.layout.units.size(), 0);
   norms_.clear();
+  check_ = -1;
 }
 
 void Replay::Run() {
@@ -203,8 +204,13 @@ void Replay::Issue(int index) {
         if (!order_.Before(norm, thing))
           Fail(absl::StrCat("the exchange may leave out the norm of ", names_[norm]));
       }
+      if (HasFiles() && (check_ < 0 || !order_.Before(check_, thing)))
+        Fail("the exchange may leave out what became of the swap files");
       memory_.Write(thing, Exchange(), {Content::kExchanged, steps_});
       exchanged_ = thing;
+      break;
+    case OperationKind::kCheck:
+      check_ = thing;
       break;
     case OperationKind::kUpdate:
       Update(thing, operation);

@@ -107,6 +107,7 @@ class Replay {
   Range OwnSliceOf(const Range& whole) const;
   Range NormScratch(Tier tier) const;
   Range Exchange() const;
+  bool HasFiles() const;
   Range Output(int visit, int64_t micro_batch, bool gradient) const;
   Content GradientOf(Content::Kind kind, int scope) const;
 
@@ -128,6 +129,7 @@ class Replay {
   std::vector<int> contributions_carried_;  // likewise, in the step whose updates are carried
   std::vector<int> norms_;                  // things of this step that the exchange tells of
   int exchanged_ = HappensBefore::kStart, last_kernels_ = HappensBefore::kStart;
+  int check_ = -1;        // of this step or walk
   bool carries_ = false;  // updates of the last step are still to be done
   // Steps so far, and of them those that updated: what scopes must see is parameters `version_`.
   int steps_ = 0, version_ = 0, walked_ = 0;

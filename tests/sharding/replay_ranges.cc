@@ -201,6 +201,12 @@ Range Replay::NormScratch(Tier tier) const {
   return {StateClass::kStaging, plan_->pools.staging_norm, bytes};
 }
 
+bool Replay::HasFiles() const {
+  const std::span<const int64_t> bytes = plan_->pools.file_bytes;
+  return std::any_of(bytes.begin(), bytes.end(),
+                     [](int64_t class_bytes) { return class_bytes > 0; });
+}
+
 Range Replay::Exchange() const {
   return {StateClass::kStaging, plan_->pools.staging_exchange,
           (plan_->decisions.world + 1) * kExchangeBytes};
