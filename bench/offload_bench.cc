@@ -7,10 +7,11 @@
 // the kernels of a whole step take, a third of it in forward (default: 1000). Bound, late updates:
 // max(forward, its traffic and the states') + max(backward, its traffic); early: max(step, all
 // traffic). Traffic is the plan's; the disk's time for it is that of as many bytes read and written
-// at once, in blocks of 1 MiB, 32 deep, through Ebb's own file and through a bare loop (raw_disk.h):
-// of the faster, before and after. checksums: what ebb.verify_swap adds to a
-// step that has no kernels but its updates, which read, sum, update, sum and write their states: in
-// time, which is the disk's and as unsteady, and in what the processors have to do.
+// at once, in blocks of 1 MiB, 32 deep, before and after: through a file of Ebb's and through a bare
+// loop (raw_disk.h), of which the one counts that is faster in the median. checksums: what
+// ebb.verify_swap adds to a step that has no kernels but its updates, which read, sum, update, sum
+// and write their states: in time, which is the disk's and as unsteady, and in what the processors
+// have to do.
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -267,19 +269,23 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   const int64_t most = std::max(all.read, all.written);
   EBB_ASSIGN_OR_RETURN(OwnFile own, OwnFile::Create(directory, most));
   EBB_ASSIGN_OR_RETURN(BareFile bare, BareFile::Create(directory, most));
-  const auto disk_alone = [&]() -> absl::StatusOr<StepTime> {
-    EBB_ASSIGN_OR_RETURN(const StepTime through_own,
-                         TimePhases(phases, [&](const Bytes& bytes) { return own.Run(bytes); }));
-    EBB_ASSIGN_OR_RETURN(const StepTime through_bare,
-                         TimePhases(phases, [&](const Bytes& bytes) { return bare.Run(bytes); }));
-    return StepTime{.forward = std::min(through_own.forward, through_bare.forward),
-                    .backward = std::min(through_own.backward, through_bare.backward)};
+  // Each way's, in the order of turns.
+  struct Disk {
+    const char* name;
+    std::function<absl::Status(const Bytes&)> run;
+    std::vector<StepTime> times = {};
   };
-  std::vector<double> steps, bounds, memory_steps, disks;
+  Disk disks[] = {{"Ebb's file", [&](const Bytes& bytes) { return own.Run(bytes); }},
+                  {"a bare loop", [&](const Bytes& bytes) { return bare.Run(bytes); }}};
+  std::vector<StepTime> in_memory_steps;
+  std::vector<double> steps;
   for (int turn = 0; turn < kWarmUps + kTurns; ++turn) {
     EBB_ASSIGN_OR_RETURN(const StepTime memory, RunStep(in_memory, model, compute));
     // A disk's own time changes within seconds: it is taken before and after.
-    EBB_ASSIGN_OR_RETURN(StepTime disk, disk_alone());
+    std::vector<StepTime> before, after;
+    for (const Disk& disk : disks) {
+      EBB_ASSIGN_OR_RETURN(before.emplace_back(), TimePhases(phases, disk.run));
+    }
     EBB_RETURN_IF_ERROR(RunStep(on_disk, model, compute).status());
     double in_row = 0;
     for (int i = 0; i < kStepsPerTurn; ++i) {
@@ -288,25 +294,40 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
     }
     // Updates that go on after a step would run under the next program's turn.
     on_disk.traffic();
-    EBB_ASSIGN_OR_RETURN(const StepTime after, disk_alone());
-    disk = {.forward = (disk.forward + after.forward) / 2,
-            .backward = (disk.backward + after.backward) / 2};
+    for (const Disk& disk : disks) {
+      EBB_ASSIGN_OR_RETURN(after.emplace_back(), TimePhases(phases, disk.run));
+    }
     if (turn < kWarmUps) continue;
     steps.push_back(in_row);
-    memory_steps.push_back(memory.all());
-    disks.push_back(disk.all());
-    bounds.push_back(early ? std::max(memory.all(), disk.all())
-                           : std::max(memory.forward, disk.forward) +
-                                 std::max(memory.backward, disk.backward));
+    in_memory_steps.push_back(memory);
+    for (size_t d = 0; d < std::size(disks); ++d) {
+      disks[d].times.push_back({.forward = (before[d].forward + after[d].forward) / 2,
+                                .backward = (before[d].backward + after[d].backward) / 2});
+    }
   }
-  std::vector<double> ratios;
-  for (size_t i = 0; i < steps.size(); ++i) ratios.push_back(steps[i] / bounds[i]);
+  const auto median = [](const std::vector<StepTime>& times) {
+    std::vector<double> whole;
+    for (const StepTime& time : times) whole.push_back(time.all());
+    return Median(whole);
+  };
+  const int faster = median(disks[0].times) < median(disks[1].times) ? 0 : 1;
+  const Disk &disk = disks[faster], &other = disks[1 - faster];
+  std::vector<double> bounds, ratios;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const StepTime &memory = in_memory_steps[i], &alone = disk.times[i];
+    bounds.push_back(early ? std::max(memory.all(), alone.all())
+                           : std::max(memory.forward, alone.forward) +
+                                 std::max(memory.backward, alone.backward));
+    ratios.push_back(steps[i] / bounds[i]);
+  }
   const double parameters = static_cast<double>(kUnits) * kRows * kColumns;
   std::printf(
-      "%-6s compute %5.0f ms: step %7.1f ms, in memory %7.1f, disk alone %7.1f, bound %7.1f: "
-      "%.2f x the bound; %.1f bytes a parameter\n",
-      early ? "early" : "late", compute * 1e3, Median(steps) * 1e3, Median(memory_steps) * 1e3,
-      Median(disks) * 1e3, Median(bounds) * 1e3, Median(ratios),
+      "%-6s compute %5.0f ms: step %7.1f ms, in memory %7.1f, disk alone %7.1f (%s; %s %.1f), "
+      "bound "
+      "%7.1f: %.2f x the bound; %.1f bytes a parameter\n",
+      early ? "early" : "late", compute * 1e3, Median(steps) * 1e3, median(in_memory_steps) * 1e3,
+      median(disk.times) * 1e3, disk.name, other.name, median(other.times) * 1e3,
+      Median(bounds) * 1e3, Median(ratios),
       static_cast<double>(all.read + all.written) / parameters);
   return absl::OkStatus();
 }
