@@ -16,12 +16,12 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/ebb.h"
+#include "ebb/runtime/trace/resident_set.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb::bench {
@@ -31,12 +31,8 @@ constexpr int kRanks = 2;
 constexpr int kUnits = 20;
 constexpr int64_t kRows = 4096, kColumns = 2048;  // 8.4 M parameters a unit
 
-int64_t StatusBytes(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with(field + ":")) return std::atoll(line.c_str() + field.size() + 1) * 1024;
-  }
-  return 0;
+int64_t PeakBytes() {
+  return ReadResidentSet().value_or(ResidentSet()).peak_bytes;
 }
 
 // `operations`: of the plan.
@@ -97,12 +93,12 @@ absl::StatusOr<Bytes> RunStage(const Run& run) {
     config.zero.offload_param = {.device = tier, .nvme_paths = paths, .max_in_cpu = 0};
     config.zero.offload_optimizer = {.device = tier, .nvme_paths = paths};
   }
-  const int64_t before = StatusBytes("VmHWM");
+  const int64_t before = PeakBytes();
   int64_t predicted = 0, operations = 0;
   const absl::Status status = RunThreads(
       kRanks, [&](World world) { return Train(world, config, run.rows, predicted, operations); });
   if (!status.ok()) return status;
-  return Bytes{predicted, (StatusBytes("VmHWM") - before) / kRanks, operations};
+  return Bytes{predicted, (PeakBytes() - before) / kRanks, operations};
 }
 
 // RunStage in a process of its own, which this one, without threads, is forked to.

@@ -12,6 +12,7 @@
 #include "ebb/runtime/trace/standard_streams.h"
 #include "options.h"
 #include "refusal.h"
+#include "resident.h"
 #include "run.h"
 #include "standard_output.h"
 #include "stop.h"
@@ -49,10 +50,14 @@ int RunRanksAsThreads(Options& options, const Config& config) {
 
   CatchStopSignals();
   std::atomic<bool> stopped{false};
+  ResidentMemory resident;
   std::vector<absl::Status> ended(static_cast<size_t>(options.ranks));
   const absl::Status status = RunThreads(options.ranks, [&](World world) {
-    const auto result =
-        RunRank(world, {.options = options, .config = config, .text = *text, .reports = *reports});
+    const auto result = RunRank(world, {.options = options,
+                                        .config = config,
+                                        .text = *text,
+                                        .reports = *reports,
+                                        .resident = resident});
     if (result.ok() && *result) stopped = true;
     return ended[static_cast<size_t>(world.rank())] = result.status();
   });
@@ -79,8 +84,12 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();
   if (!reports.ok()) return FailRank(*world, reports.status(), kCannotBe);
   CatchStopSignals();
-  const auto stopped =
-      RunRank(*world, {.options = options, .config = config, .text = *text, .reports = *reports});
+  ResidentMemory resident;
+  const auto stopped = RunRank(*world, {.options = options,
+                                        .config = config,
+                                        .text = *text,
+                                        .reports = *reports,
+                                        .resident = resident});
   if (!stopped.ok())
     return FailRank(*world, stopped.status(), CodeOf(std::span(&stopped.status(), 1)));
   return *stopped ? kStopped : 0;

@@ -168,6 +168,7 @@ absl::Status WriteReports(const Run& run, Trainer& trainer, const History& histo
                    .usage = usage,
                    .plan_operations = std::ssize(engine.plan().operations),
                    .plan_bytes = engine.plan().OwnBytes(),
+                   .resident = run.resident.Row(),
                    .graphs = trainer.graphs(),
                    .parameter_digest = std::move(digest)},
                   history));
@@ -288,6 +289,7 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
       Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
   if (!made.ok()) return RefusalByCode(made.status());
   const std::unique_ptr<Trainer> trainer = *std::move(made);
+  run.resident.Add(trainer->engine(), trainer->device().kind());
   if (speaks && run.options.show_plan)
     Print(absl::StrCat(sharding::PlanTable(trainer->engine().plan()), "\n"));
   if (run.options.show_plan && !run.options.steps_given) {

@@ -8,6 +8,7 @@
 #include "ebb/ebb.h"
 #include "options.h"
 #include "output_file.h"
+#include "resident.h"
 #include "text.h"
 
 namespace ebb::gpt {
@@ -24,7 +25,8 @@ struct Run {
   const Options& options;
   const Config& config;
   const Text& text;
-  Reports& reports;  // rank 0's
+  Reports& reports;          // rank 0's
+  ResidentMemory& resident;  // of all ranks of this process
 };
 
 // True if a signal ended it early; the reports are written then as well. An error that refuses what was

@@ -107,6 +107,11 @@ std::string SummaryJson(const Summary& summary, const History& history) {
                        {"bytes", row.bytes}});
   }
   json["plan"] = {{"operations", summary.plan_operations}, {"bytes", summary.plan_bytes}};
+  if (summary.resident) {
+    json["resident"] = {{"before_bytes", summary.resident->before_bytes},
+                        {"predicted_bytes", summary.resident->predicted_bytes},
+                        {"peak_bytes", summary.resident->peak_bytes}};
+  }
   json["traffic_is_steady"] = history.traffic_is_steady;
   Json& communication = json["communication"] = Json::array();
   for (const CommunicationRow& row : summary.usage.communication) {

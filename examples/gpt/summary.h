@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "ebb/runtime/engine/engine.h"
 #include "history.h"
 #include "ops/ops.h"
+#include "resident.h"
 
 namespace ebb::gpt {
 
@@ -32,6 +34,7 @@ struct Summary {
   int ranks = 1;
   RankUsage usage;
   int64_t plan_operations = 0, plan_bytes = 0;  // of a step, which is the same on every rank
+  std::optional<ResidentRow> resident = {};     // of rank 0's process; not known: left out
   GraphUse graphs;                              // of rank 0; with `most` 0: none were wanted
   std::string parameter_digest;
 };

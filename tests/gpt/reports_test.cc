@@ -143,6 +143,7 @@ TEST(SummaryTest, HasEveryField) {
                              .direction = Direction::kWrite,
                              .predicted_bytes = 7,
                              .bytes = 7}}},
+      .resident = ResidentRow{.before_bytes = 10, .predicted_bytes = 30, .peak_bytes = 31},
       .graphs = {.most = 6, .kept = 4, .launches = 40, .given_up = ""},
       .parameter_digest = "abc"};
   History history = ThreeSteps();
@@ -161,6 +162,9 @@ TEST(SummaryTest, HasEveryField) {
   EXPECT_EQ(json["cuda_graphs"],
             nlohmann::json::parse(R"({"most": 6, "kept": 4, "launches": 40, "given_up": ""})"));
   EXPECT_EQ(
+      json["resident"],
+      nlohmann::json::parse(R"({"before_bytes": 10, "predicted_bytes": 30, "peak_bytes": 31})"));
+  EXPECT_EQ(
       json["memory"],
       nlohmann::json::parse(
           R"([{"class": "master", "tier": "device", "predicted_bytes": 8, "peak_bytes": 9}])"));
@@ -170,6 +174,12 @@ TEST(SummaryTest, HasEveryField) {
   EXPECT_EQ(json["traffic"],
             nlohmann::json::parse(R"([{"class": "optimizer", "tier": "nvme", "direction": "write",
                                        "predicted_bytes": 7, "bytes": 7}])"));
+}
+
+TEST(SummaryTest, LeavesOutWhatTheSystemDoesNotSay) {
+  Summary summary;
+  summary.config_json = "{}";
+  EXPECT_FALSE(nlohmann::json::parse(SummaryJson(summary, {})).contains("resident"));
 }
 
 TEST(ProgressTest, TheLineSaysHowItGoes) {

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 
+#include "ebb/runtime/trace/resident_set.h"
 #include "gmock/gmock.h"
 #include "nlohmann/json.hpp"
 #include "ops_fixture.h"
@@ -82,9 +83,13 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   auto reports = Reports::Open(options, *config);
   EXPECT_TRUE(text.ok() && config.ok() && reports.ok())
       << text.status() << config.status() << reports.status();
+  ResidentMemory resident;
   const absl::Status status = RunThreads(recipe.ranks, [&](World world) {
-    const auto stopped =
-        RunRank(world, {.options = options, .config = *config, .text = *text, .reports = *reports});
+    const auto stopped = RunRank(world, {.options = options,
+                                         .config = *config,
+                                         .text = *text,
+                                         .reports = *reports,
+                                         .resident = resident});
     if (ranks_stopped != nullptr && stopped.ok()) *ranks_stopped += *stopped;
     return stopped.status();
   });
@@ -319,6 +324,22 @@ TEST(TrainerTest, LossFallsAndTheSummaryHoldsTheRun) {
     EXPECT_EQ(row["predicted_bytes"], row["peak_bytes"]) << row;
   for (const auto& row : summary["communication"])
     EXPECT_EQ(row["predicted_bytes"], row["bytes"]) << row;
+}
+
+TEST(TrainerTest, TheSummaryPredictsWhatAllRanksOfTheProcessTakeOfItsRam) {
+  if (!ReadResidentSet()) GTEST_SKIP() << "/proc/self/status does not say what is resident";
+  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+    const nlohmann::json summary =
+        Train({.ranks = 2, .dtype = DType::kBFloat16, .parameters = tier, .states = tier});
+    int64_t of_rank = summary["plan"]["bytes"];
+    for (const auto& row : summary["memory"])
+      if (row["tier"] != "nvme") of_rank += row["predicted_bytes"].get<int64_t>();
+    const auto& resident = summary["resident"];
+    const int64_t before = resident["before_bytes"], predicted = resident["predicted_bytes"];
+    EXPECT_GT(before, 0);
+    EXPECT_EQ(predicted - before, 2 * of_rank) << Name(tier);
+    EXPECT_GE(resident["peak_bytes"], before);
+  }
 }
 
 // What the kernel has counted for this process; nothing where it does not count.
