@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ebb/sharding/conflicts.h"
 #include "ebb/sharding/plan_builder.h"
 
 namespace ebb::sharding {
@@ -39,9 +40,7 @@ void PlanBuilder::IssueGathers(int tick) {
 }
 
 std::pair<int64_t, int64_t> PlanBuilder::SlotOf(int unit) const {
-  const UnitAddresses& addresses = plan_.pools.units[unit];
-  const int64_t frozen = plan_.layout.units[unit].frozen.elements * SizeOf(d_.compute);
-  return {addresses.gather_trainable, addresses.gather_frozen + frozen};
+  return GatherMemory(plan_, unit);
 }
 
 // The mark of the last closed scope whose unit's slot overlaps this unit's. Marks are in compute

@@ -7,6 +7,7 @@
 #include <functional>
 #include <utility>
 
+#include "ebb/sharding/conflicts.h"
 #include "ebb/sharding/plan_builder.h"
 #include "ebb/sharding/pool.h"
 
@@ -14,9 +15,7 @@ namespace ebb::sharding {
 
 // Where the gradient that scope `s` writes lies in its pool.
 std::pair<int64_t, int64_t> PlanBuilder::WholeGradient(int s) const {
-  const PlannedScope& scope = plan_.scopes[s];
-  const int64_t begin = plan_.pools.visits[scope.visit].gradient;
-  return {begin, begin + plan_.layout.units[scope.unit].trainable.elements * SizeOf(d_.gradient)};
+  return GradientMemory(plan_, plan_.scopes[s]);
 }
 
 // Before backward writes a whole gradient, whatever read that memory before has read it. Readers of

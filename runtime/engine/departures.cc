@@ -10,7 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
-#include "ebb/sharding/reduction.h"
+#include "ebb/sharding/conflicts.h"
+#include "ebb/sharding/residency.h"
 
 namespace ebb {
 
@@ -203,7 +204,9 @@ void Executor::OpenBlocked(const OpenScope& scope) {
     for (const sharding::Part& part : plan.operations[gather].parts) {
       if (!SlotIsFree(scope, part.unit)) return;
     }
-    if (ReusesWhatUpdatesHold(gather)) {
+    const std::vector<uint8_t>& issued = progress_.run->issued;
+    const std::vector<int> needs = sharding::NeedsOf(plan, issued, gather);
+    if (sharding::TakeSlotsOfUpdates(plan, issued, needs)) {
       return Stick(absl::FailedPreconditionError(
           absl::StrCat(ScopeName(scope.backward, scope.unit),
                        " while a scope before it is open, whose update has host memory that its "
@@ -213,62 +216,44 @@ void Executor::OpenBlocked(const OpenScope& scope) {
     compute_.Record(*fence_);
     gather_->Wait(*fence_);
     if (upload_) upload_->Wait(*fence_);
-    IssueWithNeeds(gather);
+    for (int operation : needs) Issue(operation);
   }
   if (scope.backward && plan.decisions.trainable[scope.unit] && !GradientIsFree(scope)) return;
   WaitCompute(plan.moments[static_cast<size_t>(sharding::OpenTick(scope.planned))].compute);
 }
 
 bool Executor::SlotIsFree(const OpenScope& scope, int unit) {
-  const sharding::Plan& plan = progress_.run->plan;
-  const auto begin = [&](int u) { return plan.pools.units[u].gather_trainable; };
-  const auto end = [&](int u) {
-    return plan.pools.units[u].gather_frozen +
-           plan.layout.units[u].frozen.elements * SizeOf(plan.decisions.compute);
-  };
-  for (const OpenScope& other : open_) {
-    if (other.unit == unit || plan.decisions.kept_whole[other.unit]) continue;
-    if (begin(unit) >= end(other.unit) || begin(other.unit) >= end(unit)) continue;
-    Stick(absl::FailedPreconditionError(absl::StrCat(
-        ScopeName(scope.backward, scope.unit), " while ", ScopeName(other.backward, other.unit),
-        " is open: the gather pool has room for both only one after the other; close the first, or "
-        "raise ebb.prefetch_depth")));
-    return false;
-  }
-  return true;
+  const auto other = std::find_if(open_.begin(), open_.end(), [&](const OpenScope& open) {
+    return sharding::GathersConflict(progress_.run->plan, unit, open.unit);
+  });
+  if (other == open_.end()) return true;
+  Stick(absl::FailedPreconditionError(absl::StrCat(
+      ScopeName(scope.backward, scope.unit), " while ", ScopeName(other->backward, other->unit),
+      " is open: the gather pool has room for both only one after the other; close the first, or "
+      "raise ebb.prefetch_depth")));
+  return false;
 }
 
 bool Executor::GradientIsFree(const OpenScope& scope) {
   const sharding::Plan& plan = progress_.run->plan;
-  const int64_t size = SizeOf(plan.decisions.gradient);
-  const auto begin = [&](int visit) { return plan.pools.visits[visit].gradient; };
-  const auto end = [&](int visit) {
-    return begin(visit) +
-           plan.layout.units[static_cast<int>(model_.forward[visit].unit)].trainable.elements *
-               size;
+  const auto planned = [](const OpenScope& open) {
+    return PlannedScope{.visit = open.visit, .unit = open.unit};
   };
-  const auto conflicts = [&](int visit, int unit) {
-    if (!plan.decisions.trainable[unit] || begin(scope.visit) >= end(visit) ||
-        begin(visit) >= end(scope.visit))
-      return false;
-    Stick(absl::FailedPreconditionError(absl::StrCat(
-        ScopeName(true, scope.unit), " before the gradient of ", ScopeName(true, unit),
-        " has left the memory they share: close that scope, and those before it, first")));
-    return true;
-  };
-  for (const OpenScope& other : open_) {
-    if (other.backward && !(plan.decisions.keeps_step_gradients && other.visit == scope.visit) &&
-        conflicts(other.visit, other.unit))
-      return false;
+  int unit = -1;
+  const auto other = std::find_if(open_.begin(), open_.end(), [&](const OpenScope& open) {
+    return open.backward && sharding::GradientsConflict(plan, planned(scope), planned(open));
+  });
+  if (other != open_.end()) {
+    unit = other->unit;
+  } else if (!progress_.departed) {
+    const int s = sharding::UnreducedInTheWay(plan, progress_.run->issued, scope.planned);
+    if (s >= 0) unit = plan.scopes[s].unit;
   }
-  if (progress_.departed) return true;
-  for (int s = 0; s < scope.planned; ++s) {
-    const int reduce = plan.reduce_of_scope[s];
-    if (reduce >= 0 && !progress_.run->issued[reduce] &&
-        conflicts(plan.scopes[s].visit, plan.scopes[s].unit))
-      return false;
-  }
-  return true;
+  if (unit < 0) return true;
+  Stick(absl::FailedPreconditionError(absl::StrCat(
+      ScopeName(true, scope.unit), " before the gradient of ", ScopeName(true, unit),
+      " has left the memory they share: close that scope, and those before it, first")));
+  return false;
 }
 
 void Executor::GatherOnDemand(int unit) {

@@ -5,7 +5,6 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/executor.h"
-#include "ebb/sharding/budget.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/offload_ratio.h"
 
@@ -25,14 +24,9 @@ Engine::~Engine() = default;
 
 absl::StatusOr<Engine> Engine::Create(World world, Device device, ModelSpec model,
                                       const Config& config, EngineOptions options) {
-  Config remarked = config;
-  if (options.optimizer) {
-    std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
-    if (!overruled.empty()) remarked.remarks.push_back(std::move(overruled));
-  }
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
                        Executor::Create(std::move(world), std::move(device), std::move(model),
-                                        remarked, std::move(options)));
+                                        config, std::move(options)));
   return Engine(std::move(executor));
 }
 

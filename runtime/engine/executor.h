@@ -266,9 +266,7 @@ class Executor {
   void IssueCarriedLeft();
   absl::Status MayLook() const;
   void Narrow(const sharding::Narrowing& narrowing);
-  bool ReusesWhatUpdatesHold(int operation) const;
   void AwaitOffloads();
-  void IssueWithNeeds(int operation);
   void FetchSlice(int unit);
   void AwaitState(int unit);
   void AwaitReaders();

@@ -12,6 +12,7 @@
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/advice.h"
+#include "ebb/sharding/budget.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/interval.h"
 
@@ -26,6 +27,10 @@ absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(World world, Device d
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_RETURN_IF_ERROR(Validate(model));
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
+  if (options.optimizer) {
+    std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
+    if (!overruled.empty()) resolved.remarks.push_back(std::move(overruled));
+  }
   if (options.compute.native != nullptr && device.kind() == DeviceKind::kCuda) {
     EBB_ASSIGN_OR_RETURN(device, Device::Cuda(device.ordinal(), options.compute));
   }

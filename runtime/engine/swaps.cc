@@ -160,41 +160,6 @@ void Executor::AwaitOffloads() {
   }
 }
 
-// What an operation comes after, and then it.
-void Executor::IssueWithNeeds(int index) {
-  if (progress_.run->issued[index]) return;
-  for (const sharding::Dependency& dependency : progress_.run->plan.operations[index].after) {
-    if (dependency.kind != sharding::Dependency::kOperation) continue;
-    if (progress_.run->plan.operations[dependency.index].kind != OperationKind::kMark)
-      IssueWithNeeds(dependency.index);
-  }
-  Issue(index);
-}
-
-// Whether an operation would take a slot whose content an update is still to use that comes before it
-// in the plan, and that waits for a scope to close.
-bool Executor::ReusesWhatUpdatesHold(int index) const {
-  const Runnable& run = *progress_.run;
-  const std::vector<Operation>& operations = run.plan.operations;
-  for (const sharding::Dependency& dependency : operations[static_cast<size_t>(index)].after) {
-    if (dependency.kind == sharding::Dependency::kOperation &&
-        !run.issued[static_cast<size_t>(dependency.index)] &&
-        ReusesWhatUpdatesHold(dependency.index))
-      return true;
-    if (dependency.kind != sharding::Dependency::kSlotFree) continue;
-    for (int before = 0; before < index; ++before) {
-      const Operation& operation = operations[static_cast<size_t>(before)];
-      if (run.issued[static_cast<size_t>(before)] || !operation.of_update ||
-          operation.condition != sharding::Condition::kAlways)
-        continue;
-      if (std::find(operation.frees.begin(), operation.frees.end(), dependency.index) !=
-          operation.frees.end())
-        return true;
-    }
-  }
-  return false;
-}
-
 // A unit's slice from where it lives into its slot, at once.
 void Executor::FetchSlice(int unit) {
   for (const bool trainable : {true, false}) {

@@ -209,6 +209,80 @@ TEST_P(DepartureTest, GivesThemInAllRounds) {
   }
 }
 
+// What a scope that is held open holds back, those behind it do not miss: also not what updates of the
+// step before have yet to bring.
+TEST_P(DepartureTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
+  if (GetParam().stage == 0) GTEST_SKIP() << "nothing is offloaded at stage 0";
+  if (GetParam().world > 2) GTEST_SKIP() << "a disk for three ranks takes its time";
+  Scratch scratch;
+  const Script declared = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
+  const Script held = [](const ScriptedTrainer& trainer, Step& step) {
+    ForwardScope first = step.Forward(UnitId{0});
+    trainer.Look(first, 0);
+    ForwardOf(trainer, step, {1, 2, 3, 4});
+    trainer.Look(first, 0);
+    first = {};
+    trainer.Forward(step, 0);
+    trainer.BackwardAll(step);
+  };
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    for (const double ratio : {1.0, 0.5, 0.0}) {
+      SCOPED_TRACE(::testing::Message() << setting << ", ratio " << ratio);
+      Config config = OnNvme(ConfigFor(setting), scratch.path());
+      config.zero.offload_optimizer.ratio = ratio;
+      config.zero.offload_param.buffer_count = 1;
+      config.zero.sub_group_size = 40;
+      config.ebb.reshard_after_forward = false;  // room for all at once
+      config.ebb.prefetch_depth = 0;
+      const ScriptRun right = RunScript(setting, ScriptedModel(), config, declared);
+      ASSERT_TRUE(right.status.ok()) << right.status;
+      const ScriptRun run =
+          RunScript(setting, ScriptedModel(), config, held, {.shown = &right.shown});
+      EXPECT_TRUE(run.status.ok()) << run.status;
+      EXPECT_EQ(run.masters, right.masters);
+      EXPECT_EQ(Occurrences(run.log, kWarning), 0) << run.log;
+    }
+  }
+}
+
+// What has room only after it is an error, which says what to do.
+TEST(ScopesHeldOpenTest, AreAnErrorWhereWhatComesNextHasNoRoom) {
+  Scratch scratch;
+  const auto failed = [](const Setting& setting, const Config& config, int visits_before,
+                         const std::vector<int>& backward) {
+    const Script script = [&](const ScriptedTrainer& trainer, Step& step) {
+      std::deque<ForwardScope> held;
+      for (int visit = 0; visit < visits_before; ++visit)
+        held.push_back(step.Forward(UnitId{kScriptedUnits[visit]}));
+      if (backward.empty()) return;
+      for (int round = 0; round + 1 < step.rounds(); ++round) trainer.Round(step);
+      trainer.ForwardAll(step);
+      BackwardScope open = step.Backward(UnitId{kScriptedUnits[backward.front()]});
+      BackwardOf(trainer, step, {backward.begin() + 1, backward.end()});
+    };
+    return std::string(
+        RunScript(setting, ScriptedModel(), config, script, {.steps = 1}).status.message());
+  };
+  Setting setting{.world = 2, .stage = 3};
+  Config config = ConfigFor(setting);
+  config.ebb.prefetch_depth = 0;
+  EXPECT_THAT(failed(setting, config, 2, {}),
+              AllOf(HasSubstr("Forward('u1') while Forward('u0') is open"),
+                    HasSubstr("ebb.prefetch_depth")));
+  setting.stage = 2;
+  EXPECT_THAT(failed(setting, ConfigFor(setting), 0, {5, 4, 3, 2, 1, 0}),
+              AllOf(HasSubstr("before the gradient of Backward('u"),
+                    HasSubstr("has left the memory they share: close that scope")));
+  setting = {.world = 2, .stage = 3, .timing = Timing::kEarly};
+  config = OnNvme(ConfigFor(setting), scratch.path());
+  config.zero.offload_param.buffer_count = 1;
+  config.gradient_accumulation_steps = 2;
+  config.ebb.reduce_at = ReduceAt::kStep;  // each gradient has memory of its own
+  EXPECT_THAT(failed(setting, config, 0, {5, 4, 3, 2, 1, 0}),
+              AllOf(HasSubstr("Backward('u0') while a scope before it is open"),
+                    HasSubstr("ebb.asynchronous_step")));
+}
+
 TEST_P(DepartureTest, AddsTheGradientsOfAnUndeclaredVisit) {
   for (const Setting& setting : At(GetParam(), kNotEarly)) {
     SCOPED_TRACE(::testing::Message() << setting);
