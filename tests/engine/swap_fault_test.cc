@@ -153,17 +153,21 @@ struct FaultyRun {
 };
 
 // Rank 1's disk answers `fault` from a request of step `faulty` on, the `skip`th that matches.
-FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty, int skip) {
+// `hold`: of FaultyQueue.
+FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty, int skip,
+                       size_t hold) {
   FaultyRun run;
   std::atomic<bool> armed = false;
   std::atomic<int> left = skip;
   Hooks hooks;
-  hooks.Between([&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
-    if (!armed || whose != absl::StrCat("rank1/", fault.file) || request.write != fault.write ||
-        left.fetch_sub(1) > 0)
-      return std::nullopt;
-    return -fault.error;
-  });
+  hooks.Between(
+      [&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
+        if (!armed || whose != absl::StrCat("rank1/", fault.file) || request.write != fault.write ||
+            left.fetch_sub(1) > 0)
+          return std::nullopt;
+        return -fault.error;
+      },
+      hold);
   const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
     const size_t rank = static_cast<size_t>(world.rank());
     ToyModel model = SomeModel();
@@ -196,7 +200,8 @@ TEST_P(SwapFaultTest, FailsEveryRankWithAStatusThatSaysWhatToDo) {
                                 faulty, ", request ", skip));
       Config config = OnNvme(scratch_.path(), timing);
       config.ebb.io_backend = BackendOf(seed);
-      const FaultyRun run = RunWithFault(config, fault, faulty, skip);
+      const FaultyRun run =
+          RunWithFault(config, fault, faulty, skip, seed < 2 ? 1 : FaultyQueue::kAllInFlight);
       const std::string path = absl::StrCat(scratch_.path(), "/ebb-toy-rank1-");
       for (int rank = 0; rank < kWorld; ++rank) {
         const absl::Status& status = run.statuses[static_cast<size_t>(rank)];

@@ -91,6 +91,22 @@ TEST_P(IoFaultTest, TransferThatFailsInEveryBlockEnds) {
   EXPECT_EQ(file->bytes_written(), 0);
 }
 
+TEST_P(IoFaultTest, FailuresThatNobodyWaitsForLeaveNothing) {
+  auto file = MakeWith([](IoRequest&) -> std::optional<int64_t> { return -EIO; });
+  const PinnedMemory memory = Memory(kBytes);
+  {
+    IoTransfer goes;
+    file->StartWrite(goes, 0, memory.buffer.data(), kBytes);
+  }
+  std::deque<IoTransfer> transfers(3);
+  for (IoTransfer& transfer : transfers) {
+    file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+  }
+  file.reset();
+  for (const IoTransfer& transfer : transfers) EXPECT_TRUE(transfer.done());
+  EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
+}
+
 TEST_P(IoFaultTest, ShortTransfersAreContinued) {
   int requests = 0;
   const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
@@ -235,6 +251,39 @@ TEST_P(IoFaultTest, ErrorsAmongCompletionsInAnyOrderAreThoseOfTheirTransfersAlon
       }
     }
   }
+}
+
+TEST_P(IoFaultTest, WhatMayBeInFlightIsSubmittedTogether) {
+  // How many each Submit has of the caller's.
+  class Counting final : public IoQueue {
+   public:
+    Counting(std::unique_ptr<IoQueue> inner, std::vector<size_t>& counts)
+        : inner_(std::move(inner)), counts_(counts) {}
+    void Submit(std::span<IoRequest* const> requests) override {
+      if (std::this_thread::get_id() == caller_) counts_.push_back(requests.size());
+      inner_->Submit(requests);
+    }
+    std::string description() const override { return inner_->description(); }
+
+   private:
+    const std::unique_ptr<IoQueue> inner_;
+    const std::thread::id caller_ = std::this_thread::get_id();
+    std::vector<size_t>& counts_;
+  };
+  std::vector<size_t> counts;
+  ShardFile::Options options = Options(kBytes);
+  options.wrap_queue =
+      [&](IoListener& listener,
+          const ShardFile::Options::MakeQueue& make) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+    auto inner = make(listener);
+    if (!inner.ok()) return inner.status();
+    return std::make_unique<Counting>(*std::move(inner), counts);
+  };
+  const auto file = Make(options);
+  const PinnedMemory memory = Memory(kBytes);
+  EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+  ASSERT_FALSE(counts.empty());
+  EXPECT_EQ(static_cast<int64_t>(counts.front()), depth());
 }
 
 TEST_P(IoFaultTest, QueueThatCannotBeMadeIsAnErrorOfCreate) {
@@ -410,7 +459,11 @@ TEST_P(UringTest, RequestsThatTheSystemTakesOnlyLaterAreAsGood) {
         ++calls;
         return calls % 6 == 0 ? 0 : kErrors[calls % 4];
       },
-      [&] { ExpectRoundTrip(*Make(Options(kBytes))); });
+      [&] {
+        const auto file = Make(Options(kBytes));
+        ASSERT_NE(file, nullptr);
+        ExpectRoundTrip(*file);
+      });
   if (!IsSkipped()) {
     EXPECT_GE(calls, 3 * 6);
   }
