@@ -11,6 +11,8 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <thread>
+#include <utility>
 
 #include "backends.h"
 #include "denied.h"
@@ -217,19 +219,23 @@ TEST_P(IoFaultTest, ErrorsAmongCompletionsInAnyOrderAreThoseOfTheirTransfersAlon
   const auto transfer_of = [&](const IoRequest& request) {
     return (request.data - (request.write ? written : read).buffer.data()) / kEach;
   };
-  for (const bool of_writes : {true, false}) {
+  // As they come, so that what is answered at once is first, and the other way round.
+  for (const auto& [of_writes, hold] : {std::pair(true, size_t{1}),
+                                        {false, 1},
+                                        {true, FaultyQueue::kAllInFlight},
+                                        {false, FaultyQueue::kAllInFlight}}) {
     // The last block of one, the first of another.
     const auto file = MakeWith(
-        [&](IoRequest& request) -> std::optional<int64_t> {
+        [&, writes = of_writes](IoRequest& request) -> std::optional<int64_t> {
           const int64_t transfer = transfer_of(request);
           const std::byte* const begin =
               (request.write ? written : read).buffer.data() + transfer * kEach;
           const bool is_first = request.data == begin;
           const bool is_last = request.data + request.bytes == begin + kEach;
           const bool fails = (transfer == 1 && is_last) || (transfer == 4 && is_first);
-          return fails && request.write == of_writes ? std::optional<int64_t>(-EIO) : std::nullopt;
+          return fails && request.write == writes ? std::optional<int64_t>(-EIO) : std::nullopt;
         },
-        FaultyQueue::kAllInFlight);
+        hold);
     for (const bool write : {true, false}) {
       SCOPED_TRACE(::testing::Message() << (of_writes ? "of writes" : "of reads") << ": " << write);
       std::deque<IoTransfer> transfers(kTransfers);
