@@ -28,6 +28,7 @@
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/device/device.h"
 #include "has_once.h"
+#include "locked_memory.h"
 #include "scratch.h"
 
 namespace ebb::testing {
@@ -357,8 +358,12 @@ TEST(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
 
 TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {
   for (const bool pin : {false, true}) {
+    [[maybe_unused]] const int64_t locked_before = LockedBytes();
     auto memory = AllocatePinned(3 << 20, pin, "a test");
     ASSERT_TRUE(memory.ok()) << memory.status();
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which make mlock do nothing
+    EXPECT_EQ(LockedBytes() - locked_before, memory->pinned ? 3 << 20 : 0);
+#endif
     EXPECT_TRUE(pin || !memory->pinned);
     EXPECT_EQ(memory->buffer.bytes(), 3 << 20);
     EXPECT_EQ(memory->buffer.data()[(3 << 20) - 1], std::byte{0});
