@@ -1,5 +1,6 @@
 // An engine where the system refuses io_uring, as a container's seccomp profile does: it trains with
 // threads in its place, to the same bits, and says so once. And what the system is asked for.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/io_uring.h>
@@ -15,6 +16,7 @@
 #include <optional>
 #include <vector>
 
+#include "ebb/offload/file_handle.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/offload/test_hooks.h"
 #include "tests/engine/scripted.h"
@@ -115,13 +117,18 @@ TEST(MemlockDeathTest, AnOrdinaryUserTrainsToTheSameBitsAndIsToldOnce) {
 // Nothing is refused here: the system is asked to register all that is read and written in steps.
 TEST(RegisteredSwapTest, AllThatMovesIsInMemoryThatRingsAreToldOf) {
   const Scratch scratch;
+  // As the system reads what calls point at: no tool sees that the calling thread waits meanwhile.
+  const FileHandle memory(open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
   std::vector<iovec> registered;
   int calls = 0;
   const auto look = [&](std::span<const uint64_t, 6> arguments) {
     ++calls;
     if (arguments[1] == IORING_REGISTER_BUFFERS) {
-      const auto* const buffers = reinterpret_cast<const iovec*>(arguments[2]);
-      registered.insert(registered.end(), buffers, buffers + arguments[3]);
+      std::vector<iovec> told(arguments[3]);
+      const size_t bytes = told.size() * sizeof(iovec);
+      EXPECT_EQ(pread(memory.get(), told.data(), bytes, static_cast<off_t>(arguments[2])),
+                static_cast<ssize_t>(bytes));
+      registered.insert(registered.end(), told.begin(), told.end());
     }
     return 0;
   };
