@@ -1,16 +1,28 @@
 // An engine where the system refuses io_uring, as a container's seccomp profile does: it trains with
-// threads in its place, to the same bits, and says so once.
+// threads in its place, to the same bits, and says so once. And what the system is asked for.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/io_uring.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <vector>
 
+#include "ebb/offload/file_handle.h"
+#include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/test_hooks.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/denied.h"
+#include "tests/offload/faulty_queue.h"
 #include "tests/offload/has_once.h"
 #include "tests/offload/scratch.h"
 
@@ -76,6 +88,92 @@ TEST(DeniedSwapTest, IoUringThatIsAskedForIsAnErrorOfCreateOnEveryRank) {
                 AllOf(HasSubstr("io_uring"), HasSubstr("ebb.io_backend \"auto\"")));
   }
   EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+}
+
+// To an ordinary user more than a little locked memory is denied: pools stay unpinned and buffers
+// unregistered.
+TEST(MemlockDeathTest, AnOrdinaryUserTrainsToTheSameBitsAndIsToldOnce) {
+  const Scratch scratch;
+  const auto as_ordinary_user = [&] {
+    const rlimit limit = {64 << 10, 64 << 10};
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(1);
+    for (const Timing timing : kTimings) {
+      Config config = OnNvme(DeviceConfig(timing), scratch.path());
+      config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = true;
+      const auto expected = Trained(DeviceConfig(timing)), bits = Trained(config);
+      if (!expected.ok() || !bits.ok() || *expected != *bits) _exit(1);
+    }
+    _exit(0);
+  };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  const auto said = HasSubstr("");  // the sanitizers make mlock do nothing
+#else
+  const auto said = AllOf(HasOnce("cannot pin "), HasSubstr(kRaiseLockedMemory));
+#endif
+  EXPECT_EXIT(as_ordinary_user(), ::testing::ExitedWithCode(0), said);
+  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+}
+
+// Nothing is refused here: the system is asked to register all that is read and written in steps.
+TEST(RegisteredSwapTest, AllThatMovesIsInMemoryThatRingsAreToldOf) {
+  const Scratch scratch;
+  // As the system reads what calls point at: no tool sees that the calling thread waits meanwhile.
+  const FileHandle memory(open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
+  std::vector<iovec> registered;
+  int calls = 0;
+  const auto look = [&](std::span<const uint64_t, 6> arguments) {
+    ++calls;
+    if (arguments[1] == IORING_REGISTER_BUFFERS) {
+      std::vector<iovec> told(arguments[3]);
+      const size_t bytes = told.size() * sizeof(iovec);
+      EXPECT_EQ(pread(memory.get(), told.data(), bytes, static_cast<off_t>(arguments[2])),
+                static_cast<ssize_t>(bytes));
+      registered.insert(registered.end(), told.begin(), told.end());
+    }
+    return 0;
+  };
+  std::mutex mutex;
+  bool in_steps = false;
+  std::vector<std::span<const std::byte>> moved;
+  GetOffloadTestHooks().wrap_queue = [&](std::string_view, std::string_view) {
+    return WithFaults([&](IoRequest& request) -> std::optional<int64_t> {
+      const std::lock_guard lock(mutex);
+      if (in_steps) moved.emplace_back(request.data, static_cast<size_t>(request.bytes));
+      return std::nullopt;
+    });
+  };
+  std::vector<absl::Status> trained;
+  const bool ran = RunAnswered(SYS_io_uring_register, look, [&] {
+    for (const Timing timing : kTimings) {
+      ToyModel model({.width = 67, .boundaries = true});
+      Config config = OnNvme(DeviceConfig(timing), scratch.path());
+      config.ebb.offload_gradients = config.ebb.offload_activations = Tier::kNvme;
+      auto engine = Engine::Create(World::Single(), Device::Cpu(1), model.spec(), config);
+      trained.push_back(engine.status());
+      if (!engine.ok()) continue;
+      const auto watch = [&](bool watches) {
+        engine->traffic();  // waits for what is still to be updated
+        const std::lock_guard lock(mutex);
+        in_steps = watches;
+      };
+      watch(true);
+      for (int step = 0; step < kSteps; ++step) trained.push_back(model.Train(*engine, 0, step));
+      watch(false);
+    }
+  });
+  GetOffloadTestHooks() = {};
+  if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+  if (calls == 0) GTEST_SKIP() << "no io_uring here";
+  for (const absl::Status& status : trained) EXPECT_EQ(status, absl::OkStatus());
+  const auto is_registered = [&](std::span<const std::byte> data) {
+    return std::any_of(registered.begin(), registered.end(), [&](const iovec& buffer) {
+      const auto* const begin = static_cast<const std::byte*>(buffer.iov_base);
+      return begin <= data.data() && data.data() + data.size() <= begin + buffer.iov_len;
+    });
+  };
+  EXPECT_FALSE(moved.empty());
+  EXPECT_EQ(std::count_if(moved.begin(), moved.end(), std::not_fn(is_registered)), 0)
+      << "of " << moved.size();
 }
 
 }  // namespace

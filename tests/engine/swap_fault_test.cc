@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -141,23 +143,31 @@ INSTANTIATE_TEST_SUITE_P(Disks, SwapFaultTest,
                                                      "free space there"}),
                          NameOf);
 
+IoBackend BackendOf(int seed) {
+  return seed % 2 == 0 ? IoBackend::kAuto : IoBackend::kThreads;
+}
+
 struct FaultyRun {
   std::vector<absl::Status> statuses = std::vector<absl::Status>(kWorld);
   std::vector<int> failed_step = std::vector<int>(kWorld, -1);
 };
 
 // Rank 1's disk answers `fault` from a request of step `faulty` on, the `skip`th that matches.
-FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty, int skip) {
+// `hold`: of FaultyQueue.
+FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty, int skip,
+                       size_t hold) {
   FaultyRun run;
   std::atomic<bool> armed = false;
   std::atomic<int> left = skip;
   Hooks hooks;
-  hooks.Between([&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
-    if (!armed || whose != absl::StrCat("rank1/", fault.file) || request.write != fault.write ||
-        left.fetch_sub(1) > 0)
-      return std::nullopt;
-    return -fault.error;
-  });
+  hooks.Between(
+      [&](const std::string& whose, IoRequest& request) -> std::optional<int64_t> {
+        if (!armed || whose != absl::StrCat("rank1/", fault.file) || request.write != fault.write ||
+            left.fetch_sub(1) > 0)
+          return std::nullopt;
+        return -fault.error;
+      },
+      hold);
   const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
     const size_t rank = static_cast<size_t>(world.rank());
     ToyModel model = SomeModel();
@@ -188,7 +198,10 @@ TEST_P(SwapFaultTest, FailsEveryRankWithAStatusThatSaysWhatToDo) {
       const int faulty = static_cast<int>(random() % 3) + 1, skip = static_cast<int>(random() % 5);
       SCOPED_TRACE(absl::StrCat("timing ", static_cast<int>(timing), ", seed ", seed, ": step ",
                                 faulty, ", request ", skip));
-      const FaultyRun run = RunWithFault(OnNvme(scratch_.path(), timing), fault, faulty, skip);
+      Config config = OnNvme(scratch_.path(), timing);
+      config.ebb.io_backend = BackendOf(seed);
+      const FaultyRun run =
+          RunWithFault(config, fault, faulty, skip, seed < 2 ? 1 : FaultyQueue::kAllInFlight);
       const std::string path = absl::StrCat(scratch_.path(), "/ebb-toy-rank1-");
       for (int rank = 0; rank < kWorld; ++rank) {
         const absl::Status& status = run.statuses[static_cast<size_t>(rank)];
@@ -243,10 +256,11 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
                 of_rank_1[update.step - 1].insert(std::string(update.slice.name));
               return absl::OkStatus();
             }};
-        EBB_ASSIGN_OR_RETURN(
-            Engine engine,
-            Engine::Create(world, Device::Cpu(1), model.spec(), OnNvme(scratch_.path(), timing),
-                           {.optimizer = std::move(optimizer), .name = "toy"}));
+        Config config = OnNvme(scratch_.path(), timing);
+        config.ebb.io_backend = BackendOf(seed);
+        EBB_ASSIGN_OR_RETURN(Engine engine,
+                             Engine::Create(world, Device::Cpu(1), model.spec(), config,
+                                            {.optimizer = std::move(optimizer), .name = "toy"}));
         absl::Status result;
         int step = 0;
         for (; step < kSteps && result.ok(); ++step) {
@@ -283,32 +297,82 @@ TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
     device.zero.offload_optimizer = {};
     const absl::StatusOr<std::vector<uint32_t>> expected = Trained(device);
     ASSERT_TRUE(expected.ok()) << expected.status();
-    Scratch scratch;
-    Config config = OnNvme(scratch.path(), timing);
-    {
-      Hooks reversed;
-      reversed.Between([](const std::string&, IoRequest&) { return std::nullopt; },
-                       FaultyQueue::kAllInFlight);
+    for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
+      Scratch scratch;
+      Config config = OnNvme(scratch.path(), timing);
+      config.ebb.io_backend = backend;
+      {
+        Hooks reversed;
+        reversed.Between([](const std::string&, IoRequest&) { return std::nullopt; },
+                         FaultyQueue::kAllInFlight);
+        const auto bits = Trained(config);
+        ASSERT_TRUE(bits.ok()) << bits.status();
+        EXPECT_EQ(*bits, *expected);
+      }
+      config.aio.block_size = 16384;
+      std::atomic<int> requests = 0;
+      Hooks partial;
+      partial.Between([&](const std::string&, IoRequest& request) -> std::optional<int64_t> {
+        const int number = ++requests;
+        if (number % 7 == 0) return -EINTR;
+        if (number % 5 == 0) return -EAGAIN;
+        if (number % 2 == 0 && request.bytes > 4096) request.bytes = 4096;
+        return std::nullopt;
+      });
       const auto bits = Trained(config);
       ASSERT_TRUE(bits.ok()) << bits.status();
       EXPECT_EQ(*bits, *expected);
+      EXPECT_GT(requests, 0);
+      EXPECT_EQ(EntriesUnder(scratch.path()), 0);
     }
-    config.aio.block_size = 16384;
-    std::atomic<int> requests = 0;
-    Hooks partial;
-    partial.Between([&](const std::string&, IoRequest& request) -> std::optional<int64_t> {
-      const int number = ++requests;
-      if (number % 7 == 0) return -EINTR;
-      if (number % 5 == 0) return -EAGAIN;
-      if (number % 2 == 0 && request.bytes > 4096) request.bytes = 4096;
-      return std::nullopt;
-    });
-    const auto bits = Trained(config);
-    ASSERT_TRUE(bits.ok()) << bits.status();
-    EXPECT_EQ(*bits, *expected);
-    EXPECT_GT(requests, 0);
-    EXPECT_EQ(EntriesUnder(scratch.path()), 0);
   }
+}
+
+TEST(SwapFaults, OnMemoryNoBitChanges) {
+  std::string path = "/dev/shm/ebb-test-XXXXXX";
+  if (mkdtemp(path.data()) == nullptr) GTEST_SKIP() << "no /dev/shm";
+  for (const Timing timing : kTimings) {
+    Config config = OnNvme(path, timing);
+    Config device = config;
+    device.zero.offload_param = {};
+    device.zero.offload_optimizer = {};
+    const auto expected = Trained(device);
+    for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
+      config.ebb.io_backend = backend;
+      const auto bits = Trained(config);
+      ASSERT_TRUE(bits.ok() && expected.ok()) << bits.status() << expected.status();
+      EXPECT_EQ(*bits, *expected);
+      EXPECT_EQ(EntriesUnder(path), 0);
+    }
+  }
+  EXPECT_EQ(rmdir(path.c_str()), 0);
+}
+
+TEST(SwapFaultsDeathTest, WhatAKilledRunLeftIsRemovedByTheNextAndChangesNoBitOfIt) {
+  const Scratch scratch;
+  const Config config = OnNvme(scratch.path(), Timing::kLate);
+  const auto killed = [&] {
+    RunThreads(kWorld, [&](World world) -> absl::Status {
+      ToyModel model = SomeModel();
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), model.spec(), config));
+      for (int step = 0; step < kSteps; ++step) {
+        EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
+        if (step == 2 && world.rank() == 1) raise(SIGKILL);
+      }
+      return absl::OkStatus();
+    }).IgnoreError();
+  };
+  EXPECT_EXIT(killed(), ::testing::KilledBySignal(SIGKILL), "");
+  EXPECT_THAT(scratch.Entries(),
+              ::testing::IsSupersetOf({"parameters", "parameters", "states", "states"}));
+  Config device = config;
+  device.zero.offload_param = {};
+  device.zero.offload_optimizer = {};
+  const auto expected = Trained(device), bits = Trained(config);
+  ASSERT_TRUE(bits.ok() && expected.ok()) << bits.status() << expected.status();
+  EXPECT_EQ(*bits, *expected);
+  EXPECT_EQ(EntriesUnder(scratch.path()), 0);
 }
 
 TEST(SwapFaults, ThreadsInThePlaceOfIoUringChangeNoBit) {

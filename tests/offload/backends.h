@@ -30,6 +30,13 @@ inline std::vector<Backend> Backends() {
           {"threads_striped_over_2", IoBackend::kThreads, 2}};
 }
 
+inline std::vector<Backend> Backends(IoBackend only) {
+  std::vector<Backend> backends;
+  for (const Backend& backend : Backends())
+    if (backend.backend == only) backends.push_back(backend);
+  return backends;
+}
+
 inline std::string NameOf(const ::testing::TestParamInfo<Backend>& info) {
   return info.param.name;
 }

@@ -1,7 +1,9 @@
 // A thread to which the system refuses something, as a container's seccomp profile would.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <span>
 
 namespace ebb::testing {
 
@@ -15,5 +17,11 @@ struct Refusal {
 
 // Runs `function` in such a thread, to the end. False: no filter could be set.
 bool RunRefused(Refusal refusal, const std::function<void()>& function);
+
+// Runs `function` in a thread, to the end. Whenever it, or a thread that it starts, makes the system call,
+// `answer` is asked first, on the caller's thread, with the arguments: 0: the system does it, else the errno
+// with which it fails. False: no filter could be set.
+using Answer = std::function<int(std::span<const uint64_t, 6> arguments)>;
+bool RunAnswered(int system_call, const Answer& answer, const std::function<void()>& function);
 
 }  // namespace ebb::testing

@@ -28,6 +28,7 @@
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/device/device.h"
 #include "has_once.h"
+#include "locked_memory.h"
 #include "scratch.h"
 
 namespace ebb::testing {
@@ -74,13 +75,16 @@ struct Outcome {
   std::string description;
   std::string log;
 };
-std::optional<Outcome> RoundTripsRefused(Refusal refusal) {
+std::optional<Outcome> RoundTripsRefused(Refusal refusal, IoBackend backend = IoBackend::kAuto) {
   const Scratch scratch;
   const PinnedMemory memory = Memory(kBytes);
   Outcome outcome;
   ::testing::internal::CaptureStderr();
-  const bool ran = RunRefused(
-      refusal, [&] { outcome.description = RoundTrips(OptionsIn(scratch, memory), memory); });
+  const bool ran = RunRefused(refusal, [&] {
+    ShardFile::Options options = OptionsIn(scratch, memory);
+    options.backend = backend;
+    outcome.description = RoundTrips(options, memory);
+  });
   outcome.log = ::testing::internal::GetCapturedStderr();
   if (!ran) return std::nullopt;
   return outcome;
@@ -166,10 +170,14 @@ TEST(DeniedTest, RegistrationIsDoneWithout) {
 }
 
 TEST(DeniedTest, DirectTransfersAreReplacedByThePageCache) {
-  const auto outcome = RoundTripsRefused({SYS_fcntl, EINVAL, 2, O_DIRECT});
-  if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
-  EXPECT_THAT(outcome->description, HasSubstr("page cache"));
-  EXPECT_THAT(outcome->log, HasOnce("refuses O_DIRECT"));
+  std::string log;
+  for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
+    const auto outcome = RoundTripsRefused({SYS_fcntl, EINVAL, 2, O_DIRECT}, backend);
+    if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
+    EXPECT_THAT(outcome->description, HasSubstr("page cache"));
+    log += outcome->log;
+  }
+  EXPECT_THAT(log, HasOnce("refuses O_DIRECT"));
 }
 
 TEST(DeniedTest, DirectTransfersThatAreRefusedLateAreReplacedByThePageCache) {
@@ -194,8 +202,11 @@ TEST(DeniedTest, OnMemoryItWorksToo) {
   options.directories = {path};
   options.name = "shards";
   options.bytes = kBytes;
-  EXPECT_THAT(RoundTrips(options, memory),
-              ::testing::AnyOf(HasSubstr("O_DIRECT"), HasSubstr("page cache")));
+  for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
+    options.backend = backend;
+    EXPECT_THAT(RoundTrips(options, memory),
+                ::testing::AnyOf(HasSubstr("O_DIRECT"), HasSubstr("page cache")));
+  }
   EXPECT_EQ(rmdir(path.c_str()), 0);
 }
 
@@ -347,8 +358,12 @@ TEST(FileSizeLimitDeathTest, IsAnErrorOfCreateAndNoSignal) {
 
 TEST(PinnedMemoryTest, IsZeroFilledAndSaysWhetherItIsPinned) {
   for (const bool pin : {false, true}) {
+    [[maybe_unused]] const int64_t locked_before = LockedBytes();
     auto memory = AllocatePinned(3 << 20, pin, "a test");
     ASSERT_TRUE(memory.ok()) << memory.status();
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which make mlock do nothing
+    EXPECT_EQ(LockedBytes() - locked_before, memory->pinned ? 3 << 20 : 0);
+#endif
     EXPECT_TRUE(pin || !memory->pinned);
     EXPECT_EQ(memory->buffer.bytes(), 3 << 20);
     EXPECT_EQ(memory->buffer.data()[(3 << 20) - 1], std::byte{0});

@@ -4,13 +4,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/syscall.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <deque>
 #include <map>
+#include <thread>
+#include <utility>
 
 #include "backends.h"
+#include "denied.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_queue.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -19,12 +24,17 @@
 namespace ebb::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kBytes = int64_t{3} << 20;
 
 class IoFaultTest : public OnEveryBackend {
  protected:
+  // Of all its files.
+  int64_t depth() const {
+    return int64_t{Options(kBytes).aio.queue_depth} * GetParam().directories;
+  }
   std::unique_ptr<ShardFile> MakeWith(FaultyQueue::Fault fault, size_t hold = 1) {
     ShardFile::Options options = Options(kBytes);
     options.wrap_queue = WithFaults(std::move(fault), hold);
@@ -81,6 +91,22 @@ TEST_P(IoFaultTest, TransferThatFailsInEveryBlockEnds) {
     EXPECT_EQ(file->Wait(transfer).code(), absl::StatusCode::kDataLoss);
   }
   EXPECT_EQ(file->bytes_written(), 0);
+}
+
+TEST_P(IoFaultTest, FailuresThatNobodyWaitsForLeaveNothing) {
+  auto file = MakeWith([](IoRequest&) -> std::optional<int64_t> { return -EIO; });
+  const PinnedMemory memory = Memory(kBytes);
+  {
+    IoTransfer goes;
+    file->StartWrite(goes, 0, memory.buffer.data(), kBytes);
+  }
+  std::deque<IoTransfer> transfers(3);
+  for (IoTransfer& transfer : transfers) {
+    file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+  }
+  file.reset();
+  for (const IoTransfer& transfer : transfers) EXPECT_TRUE(transfer.done());
+  EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
 }
 
 TEST_P(IoFaultTest, ShortTransfersAreContinued) {
@@ -186,6 +212,86 @@ TEST_P(IoFaultTest, CompletionsMayComeInAnyOrder) {
   ExpectRoundTrip(*file);
 }
 
+TEST_P(IoFaultTest, ErrorsAmongCompletionsInAnyOrderAreThoseOfTheirTransfersAlone) {
+  constexpr int64_t kTransfers = 6, kEach = kBytes / kTransfers;
+  const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
+  FillRandomly(written.buffer.span(), 8);
+  const auto transfer_of = [&](const IoRequest& request) {
+    return (request.data - (request.write ? written : read).buffer.data()) / kEach;
+  };
+  // As they come, so that what is answered at once is first, and the other way round.
+  for (const auto& [of_writes, hold] : {std::pair(true, size_t{1}),
+                                        {false, 1},
+                                        {true, FaultyQueue::kAllInFlight},
+                                        {false, FaultyQueue::kAllInFlight}}) {
+    // The last block of one, the first of another.
+    const auto file = MakeWith(
+        [&, writes = of_writes](IoRequest& request) -> std::optional<int64_t> {
+          const int64_t transfer = transfer_of(request);
+          const std::byte* const begin =
+              (request.write ? written : read).buffer.data() + transfer * kEach;
+          const bool is_first = request.data == begin;
+          const bool is_last = request.data + request.bytes == begin + kEach;
+          const bool fails = (transfer == 1 && is_last) || (transfer == 4 && is_first);
+          return fails && request.write == writes ? std::optional<int64_t>(-EIO) : std::nullopt;
+        },
+        hold);
+    for (const bool write : {true, false}) {
+      SCOPED_TRACE(::testing::Message() << (of_writes ? "of writes" : "of reads") << ": " << write);
+      std::deque<IoTransfer> transfers(kTransfers);
+      for (int64_t i = 0; i < kTransfers; ++i) {
+        IoTransfer& transfer = transfers[static_cast<size_t>(i)];
+        write ? file->StartWrite(transfer, i * kEach, written.buffer.data() + i * kEach, kEach)
+              : file->StartRead(transfer, i * kEach, read.buffer.data() + i * kEach, kEach);
+      }
+      for (int64_t i = 0; i < kTransfers; ++i) {
+        SCOPED_TRACE(i);
+        const bool is_hit = i == 1 || i == 4;
+        EXPECT_EQ(
+            file->Wait(transfers[static_cast<size_t>(i)]).code(),
+            write == of_writes && is_hit ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk);
+        if (write || is_hit) continue;
+        EXPECT_EQ(std::memcmp(written.buffer.data() + i * kEach, read.buffer.data() + i * kEach,
+                              static_cast<size_t>(kEach)),
+                  0);
+      }
+    }
+  }
+}
+
+TEST_P(IoFaultTest, WhatMayBeInFlightIsSubmittedTogether) {
+  // How many each Submit has of the caller's.
+  class Counting final : public IoQueue {
+   public:
+    Counting(std::unique_ptr<IoQueue> inner, std::vector<size_t>& counts)
+        : inner_(std::move(inner)), counts_(counts) {}
+    void Submit(std::span<IoRequest* const> requests) override {
+      if (std::this_thread::get_id() == caller_) counts_.push_back(requests.size());
+      inner_->Submit(requests);
+    }
+    std::string description() const override { return inner_->description(); }
+
+   private:
+    const std::unique_ptr<IoQueue> inner_;
+    const std::thread::id caller_ = std::this_thread::get_id();
+    std::vector<size_t>& counts_;
+  };
+  std::vector<size_t> counts;
+  ShardFile::Options options = Options(kBytes);
+  options.wrap_queue =
+      [&](IoListener& listener,
+          const ShardFile::Options::MakeQueue& make) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
+    auto inner = make(listener);
+    if (!inner.ok()) return inner.status();
+    return std::make_unique<Counting>(*std::move(inner), counts);
+  };
+  const auto file = Make(options);
+  const PinnedMemory memory = Memory(kBytes);
+  EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+  ASSERT_FALSE(counts.empty());
+  EXPECT_EQ(static_cast<int64_t>(counts.front()), depth());
+}
+
 TEST_P(IoFaultTest, QueueThatCannotBeMadeIsAnErrorOfCreate) {
   ShardFile::Options options = Options(kBytes);
   options.wrap_queue = [](IoListener&, const auto&) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
@@ -275,7 +381,7 @@ TEST(UringQueueTest, WhatACompletionSubmitsIsWithTheSystemBeforeAnyoneIsWoken) {
   EXPECT_TRUE(listener.submitted);
 }
 
-TEST(UringQueueTest, FilesThatAreNotThereFailTheirRequests) {
+TEST(IoQueueTest, FilesThatAreNotThereFailTheirRequests) {
   struct Listener final : IoListener {
     void Completed(std::span<const IoCompletion> completions) override {
       result = completions[0].result;
@@ -285,18 +391,118 @@ TEST(UringQueueTest, FilesThatAreNotThereFailTheirRequests) {
     int64_t result = 0;
     std::atomic<bool> over{false};
     WaitPoint changed;
-  } listener;
+  };
   const int descriptor = 1 << 20;
   IoQueueOptions options;
   options.files = {&descriptor, 1};
-  auto queue = MakeUringQueue(options, listener);
-  if (absl::IsUnavailable(queue.status())) GTEST_SKIP() << queue.status();
   const PinnedMemory memory = Memory(4096);
-  IoRequest request = {true, 0, 0, memory.buffer.data(), 4096, nullptr};
-  IoRequest* const pointer = &request;
-  (*queue)->Submit({&pointer, 1});
-  listener.changed.Await([&] { return listener.over.load(); });
-  EXPECT_EQ(listener.result, -EBADF);
+  for (const auto make : {MakeUringQueue, MakeThreadQueue}) {
+    for (const bool write : {false, true}) {
+      Listener listener;
+      auto queue = make(options, listener);
+      if (absl::IsUnavailable(queue.status())) break;
+      IoRequest request = {write, 0, 0, memory.buffer.data(), 4096, nullptr};
+      IoRequest* const pointer = &request;
+      (*queue)->Submit({&pointer, 1});
+      listener.changed.Await([&] { return listener.over.load(); });
+      EXPECT_EQ(listener.result, -EBADF);
+    }
+  }
+}
+
+// What is between a ring and the system.
+class UringTest : public IoFaultTest {
+ protected:
+  // Runs `function`; of each io_uring_enter that hands requests over `answer` says, as RunAnswered's
+  // does, what comes of it. Given how many these are. One may be the ring's read that waits for wakes.
+  static void Run(const std::function<int(uint64_t requests)>& answer,
+                  const std::function<void()>& function) {
+    const auto answers = [&](std::span<const uint64_t, 6> arguments) {
+      return arguments[1] == 0 ? 0 : answer(arguments[1]);
+    };
+    if (!RunAnswered(SYS_io_uring_enter, answers, function))
+      GTEST_SKIP() << "no seccomp filter can be set here";
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Backends, UringTest, ::testing::ValuesIn(Backends(IoBackend::kUring)),
+                         NameOf);
+
+TEST_P(UringTest, WhatIsSubmittedTogetherIsOneSystemCall) {
+  for (const bool single_submit : {false, true}) {
+    SCOPED_TRACE(single_submit ? "but for each request its own" : "");
+    std::vector<uint64_t> calls;
+    Run(
+        [&](uint64_t requests) {
+          calls.push_back(requests);
+          return 0;
+        },
+        [&] {
+          ShardFile::Options options = Options(kBytes);
+          options.aio.single_submit = single_submit;
+          // All that are in flight end together, so that as many are submitted together.
+          options.wrap_queue =
+              WithFaults([](IoRequest&) { return std::nullopt; }, static_cast<size_t>(depth()));
+          const PinnedMemory memory = Memory(kBytes);
+          EXPECT_EQ(Write(*Make(options), 0, memory.buffer.span()), absl::OkStatus());
+        });
+    if (IsSkipped()) return;
+    const int64_t blocks = kBytes / (64 << 10);
+    const auto full = [&](uint64_t requests) { return requests >= static_cast<uint64_t>(depth()); };
+    EXPECT_EQ(std::count_if(calls.begin(), calls.end(), full),
+              single_submit ? 0 : blocks / depth());
+    if (!single_submit) continue;
+    EXPECT_THAT(calls, ::testing::Each(::testing::Le(2u)));
+    EXPECT_GE(static_cast<int64_t>(calls.size()), blocks);
+  }
+}
+
+// As where it is short of memory.
+TEST_P(UringTest, RequestsThatTheSystemTakesOnlyLaterAreAsGood) {
+  constexpr int kErrors[] = {EAGAIN, EBUSY, ENOMEM, EINTR};
+  int calls = 0;
+  Run(
+      [&](uint64_t) {
+        ++calls;
+        return calls % 6 == 0 ? 0 : kErrors[calls % 4];
+      },
+      [&] {
+        const auto file = Make(Options(kBytes));
+        ASSERT_NE(file, nullptr);
+        ExpectRoundTrip(*file);
+      });
+  if (!IsSkipped()) {
+    EXPECT_GE(calls, 3 * 6);
+  }
+}
+
+// Some are in flight then, or none.
+TEST_P(UringTest, ASystemThatTakesNoMoreRequestsFailsAllThatCome) {
+  for (const int taken : {0, 1}) {
+    SCOPED_TRACE(taken);
+    std::atomic<bool> armed = false;
+    int calls = 0;
+    Run([&](uint64_t) { return armed && ++calls > taken ? EIO : 0; },
+        [&] {
+          const auto file = Make(Options(kBytes));
+          const PinnedMemory memory = Memory(kBytes);
+          EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+          armed = true;
+          std::deque<IoTransfer> transfers(3);
+          for (int round = 0; round < 2; ++round) {
+            for (IoTransfer& transfer : transfers)
+              file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+            for (IoTransfer& transfer : transfers) {
+              const absl::Status status = file->Wait(transfer);
+              EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+              EXPECT_THAT(status.message(),
+                          AllOf(HasSubstr("cannot read"), HasSubstr(scratch_.path()),
+                                HasSubstr("Input/output error")));
+            }
+          }
+          EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kDataLoss);
+        });
+    EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
+  }
 }
 
 }  // namespace

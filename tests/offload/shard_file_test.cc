@@ -1,11 +1,16 @@
 // What a shard file does, on every backend.
 #include "ebb/offload/shard_file.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/io_uring.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,10 +18,13 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
+#include <fstream>
+#include <map>
 #include <thread>
 
 #include "../device/allocation_counter.h"
 #include "backends.h"
+#include "ebb/offload/file_handle.h"
 #include "ebb/offload/private_file.h"
 
 namespace ebb::testing {
@@ -31,6 +39,33 @@ constexpr int64_t kMiB = int64_t{1} << 20;
 bool Same(std::span<const std::byte> a, std::span<const std::byte> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size()) == 0;
 }
+
+// What is open, by descriptor.
+std::map<int, std::string> OpenFiles() {
+  std::map<int, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed;  // what has listed them is
+    const std::string path = std::filesystem::read_symlink(entry.path(), closed);
+    if (!closed) files[std::stoi(entry.path().filename())] = path;
+  }
+  return files;
+}
+
+// A soft limit of this process, for as long as it lives.
+class Limited {
+ public:
+  Limited(__rlimit_resource resource, rlim_t most) : resource_(resource) {
+    EXPECT_EQ(getrlimit(resource_, &before_), 0);
+    const rlimit limit = {most, before_.rlim_max};
+    EXPECT_EQ(setrlimit(resource_, &limit), 0);
+  }
+  Limited(const Limited&) = delete;
+  ~Limited() { EXPECT_EQ(setrlimit(resource_, &before_), 0); }
+
+ private:
+  const __rlimit_resource resource_;
+  rlimit before_ = {};
+};
 
 using ShardFileTest = OnEveryBackend;
 INSTANTIATE_TEST_SUITE_P(Backends, ShardFileTest, ::testing::ValuesIn(Backends()), NameOf);
@@ -130,7 +165,7 @@ TEST_P(ShardFileTest, MoreMayBeStartedThanTheQueueIsDeep) {
   FillRandomly(written.buffer.span(), 2);
   std::deque<IoTransfer> transfers(kCount);
   const auto wait = [&] {
-    for (IoTransfer& transfer : transfers) ASSERT_EQ(file->Wait(transfer), absl::OkStatus());
+    for (IoTransfer& transfer : transfers) EXPECT_EQ(file->Wait(transfer), absl::OkStatus());
   };
   for (size_t i = 0; i < kCount; ++i) {
     const int64_t at = static_cast<int64_t>(i) * kEach;
@@ -296,6 +331,147 @@ TEST_P(ShardFileTest, SpaceThatIsNotThereIsRefusedAtCreate) {
   EXPECT_THAT(status.message(), HasSubstr(FirstPath()));
   EXPECT_THAT(status.message(), HasSubstr("bytes are free"));
   EXPECT_THAT(scratch_.Entries(), IsEmpty());
+}
+
+// The system's own answers, of which the first is short.
+TEST_P(ShardFileTest, AWriteThatIsCutShortAndThenRefusedFailsAndWhatFitIsThere) {
+  constexpr int64_t kBlock = 64 << 10, kBytes = 2 * kBlock, kFits = kBlock + 8192;
+  const auto file = Make(Options(kBytes));
+  const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
+  FillRandomly(written.buffer.span(), 6);
+  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
+  {
+    const Limited full(RLIMIT_FSIZE, kFits);
+    const absl::Status status = Write(*file, 0, written.buffer.span());
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()),
+                ::testing::AllOf(HasSubstr("cannot write 57344 bytes at offset 73728 of"),
+                                 HasSubstr(scratch_.path()), HasSubstr("File too large")));
+  }
+  std::signal(SIGXFSZ, signal_before);
+  EXPECT_EQ(file->bytes_written(), kFits);
+  ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+  EXPECT_TRUE(Same(written.buffer.span().first(kFits), read.buffer.span().first(kFits)));
+  EXPECT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
+}
+
+TEST_P(ShardFileTest, TransfersOpenNothingAndNothingIsOpenAtTheEnd) {
+  const PinnedMemory memory = Memory(kMiB);
+  const auto before = OpenFiles();
+  auto file = Make(Options(kMiB));
+  {
+    const int next = dup(STDERR_FILENO);
+    ASSERT_GE(next, 0);
+    close(next);
+    const Limited none(RLIMIT_NOFILE, static_cast<rlim_t>(next));
+    ASSERT_LT(dup(STDERR_FILENO), 0);
+    EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
+    EXPECT_EQ(Read(*file, 0, memory.buffer.span()), absl::OkStatus());
+    EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+  }
+  EXPECT_NE(OpenFiles(), before);
+  EXPECT_FALSE(ShardFile::Create(Options(4096)).ok());  // the files are there already
+  file.reset();
+  EXPECT_EQ(OpenFiles(), before);
+}
+
+TEST_P(ShardFileTest, TheCacheIsPassedWhereTheFileSystemAllowsThat) {
+  const auto file = Make(Options(kMiB));
+  const std::string probe = FirstPath() + ".probe";
+  const FileHandle direct(open(probe.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600));
+  const PinnedMemory block = Memory(4096);
+  const bool allowed =
+      direct.is_open() && pwrite(direct.get(), block.buffer.data(), 4096, 0) == 4096;
+  std::filesystem::remove(probe);
+  int files = 0;
+  for (const auto& [descriptor, path] : OpenFiles()) {
+    if (!path.starts_with(scratch_.path()) || !path.ends_with("/shards")) continue;
+    ++files;
+    EXPECT_EQ((fcntl(descriptor, F_GETFL) & O_DIRECT) != 0, allowed) << path;
+  }
+  EXPECT_EQ(files, GetParam().directories);
+  EXPECT_THAT(file->description(), HasSubstr(allowed ? "O_DIRECT" : "page cache"));
+}
+
+// Whether the system registers them with a ring for this user.
+struct Registrable {
+  bool files = false, memory = false;
+};
+Registrable MayRegister(std::span<std::byte> memory) {
+  io_uring_params parameters = {};
+  const FileHandle ring(static_cast<int>(syscall(SYS_io_uring_setup, 1, &parameters)));
+  const auto accepts = [&](unsigned kind, const void* what) {
+    return ring.is_open() && syscall(SYS_io_uring_register, ring.get(), kind, what, 1) == 0;
+  };
+  const int descriptor = STDERR_FILENO;
+  const iovec buffer = {memory.data(), memory.size()};
+  return {accepts(IORING_REGISTER_FILES, &descriptor), accepts(IORING_REGISTER_BUFFERS, &buffer)};
+}
+
+using UringFileTest = OnEveryBackend;
+INSTANTIATE_TEST_SUITE_P(Backends, UringFileTest, ::testing::ValuesIn(Backends(IoBackend::kUring)),
+                         NameOf);
+
+// Other pages come to where it was: what is registered are those that were there.
+TEST_P(UringFileTest, RegisteredMemoryIsReachedAsSuch) {
+  // Huge pages and what is left of one, in two spans.
+  constexpr size_t kSpan = (2 << 20) + (192 << 10);
+  constexpr int64_t kBytes = 2 * kSpan;
+  const auto map = [](void* at, int flags) {
+    return mmap(at, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+  };
+  void* const mapped = map(nullptr, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  const std::span<std::byte> memory(static_cast<std::byte*>(mapped), kBytes);
+  const std::span<std::byte> spans[] = {memory.first(kSpan), memory.subspan(kSpan)};
+  FillRandomly(memory, 9);
+  const PinnedMemory expected = Memory(kBytes), read = Memory(kBytes);
+  std::memcpy(expected.buffer.data(), memory.data(), kBytes);
+  if (!MayRegister(memory).memory) GTEST_SKIP() << "no memory may be registered here";
+  ShardFile::Options options = Options(kBytes);
+  options.memory = {spans[1], spans[0]};
+  auto file = Make(options);
+  EXPECT_THAT(file->description(), HasSubstr("registered buffers"));
+  ASSERT_EQ(map(mapped, MAP_FIXED), mapped);
+  // A request that crosses the border of two buffers is no registered one's.
+  const auto each = [&](auto transfer) {
+    for (size_t at = 0; at < kBytes; at += 64 << 10) {
+      const std::span<std::byte> block = memory.subspan(at, 64 << 10);
+      EXPECT_EQ(transfer(static_cast<int64_t>(at), block), absl::OkStatus()) << at;
+    }
+  };
+  each([&](int64_t at, auto block) { return Write(*file, at, block); });
+  ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+  EXPECT_TRUE(Same(read.buffer.span(), expected.buffer.span()));
+  each([&](int64_t at, auto block) { return Read(*file, at, block); });
+  EXPECT_TRUE(std::all_of(memory.begin(), memory.end(), [](auto b) { return b == std::byte{0}; }));
+  file.reset();
+  munmap(mapped, kBytes);
+}
+
+// Its descriptors become another file's: what is registered are those that they were.
+TEST_P(UringFileTest, RegisteredFilesAreReachedAsSuch) {
+  const PinnedMemory written = Memory(kMiB), read = Memory(kMiB);
+  FillRandomly(written.buffer.span(), 10);
+  if (!MayRegister(read.buffer.span()).files) GTEST_SKIP() << "no file may be registered here";
+  const auto file = Make(Options(kMiB));
+  std::vector<FileHandle> true_ones;
+  std::vector<int> descriptors;
+  const FileHandle other(open((scratch_.path() + "/other").c_str(), O_RDWR | O_CREAT, 0600));
+  for (const auto& [descriptor, path] : OpenFiles()) {
+    if (!path.starts_with(scratch_.path()) || !path.ends_with("/shards")) continue;
+    true_ones.emplace_back(dup(descriptor));
+    descriptors.push_back(descriptor);
+    ASSERT_EQ(dup2(other.get(), descriptor), descriptor);
+  }
+  EXPECT_EQ(static_cast<int>(descriptors.size()), GetParam().directories);
+  EXPECT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
+  EXPECT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+  EXPECT_TRUE(Same(written.buffer.span(), read.buffer.span()));
+  EXPECT_EQ(std::filesystem::file_size(scratch_.path() + "/other"), 0u);
+  for (size_t i = 0; i < descriptors.size(); ++i)
+    ASSERT_EQ(dup2(true_ones[i].get(), descriptors[i]), descriptors[i]);
+  EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
 }
 
 TEST_P(ShardFileTest, TruncatedFileIsFoundByReadsAndByTheCheck) {
