@@ -4,6 +4,8 @@
 #include <span>
 #include <utility>
 
+#include "ebb/sharding/conflicts.h"
+
 namespace ebb::sharding {
 
 void PlanBuilder::BuildStep() {
@@ -141,7 +143,7 @@ void PlanBuilder::Close(int s) {
   const int unit = plan_.scopes[s].unit;
   mark_of_scope_[s] = Mark({{unit, s}});
   if (!d_.kept_whole[unit]) {
-    const auto [begin, end] = SlotOf(unit);
+    const auto [begin, end] = GatherMemory(plan_, unit);
     slots_used_.Use(begin, end, s);
   }
   SendBoundaries(s);

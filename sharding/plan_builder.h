@@ -82,7 +82,6 @@ class PlanBuilder {
 
   // plan_gathers.cc
   void IssueGathers(int tick);
-  std::pair<int64_t, int64_t> SlotOf(int unit) const;
   int LastUserOfSlot(int unit) const;
 
   // plan_swaps.cc
@@ -138,7 +137,6 @@ class PlanBuilder {
     return plan_.pools.homes.units[static_cast<size_t>(unit)].gradient;
   }
   int IssueGradientGather(const std::vector<int>& units);
-  std::pair<int64_t, int64_t> WholeGradient(int s) const;
   int64_t ReduceBytes(const std::vector<Part>& parts) const;
   int64_t AllReduceBytes(const std::vector<Part>& parts) const;
   int64_t RoundBytes(const std::vector<Part>& parts) const;

@@ -39,14 +39,10 @@ void PlanBuilder::IssueGathers(int tick) {
   }
 }
 
-std::pair<int64_t, int64_t> PlanBuilder::SlotOf(int unit) const {
-  return GatherMemory(plan_, unit);
-}
-
 // The mark of the last closed scope whose unit's slot overlaps this unit's. Marks are in compute
 // order, so waiting for the last one covers those before it.
 int PlanBuilder::LastUserOfSlot(int unit) const {
-  const auto [begin, end] = SlotOf(unit);
+  const auto [begin, end] = GatherMemory(plan_, unit);
   const int scope = slots_used_.Latest(begin, end);
   return scope < 0 ? -1 : mark_of_scope_[scope];
 }

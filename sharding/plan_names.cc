@@ -48,7 +48,7 @@ std::string_view Name(OperationKind kind) {
 std::string_view Name(StreamId stream) {
   constexpr std::string_view kNames[kStreams] = {
       "compute",  "gather",      "reduce",          "update",      "upload", "download",
-      "host sum", "host update", "read parameters", "read states", "write", "check"};
+      "host sum", "host update", "read parameters", "read states", "write",  "check"};
   return kNames[static_cast<int>(stream)];
 }
 

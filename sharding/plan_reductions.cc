@@ -13,15 +13,10 @@
 
 namespace ebb::sharding {
 
-// Where the gradient that scope `s` writes lies in its pool.
-std::pair<int64_t, int64_t> PlanBuilder::WholeGradient(int s) const {
-  return GradientMemory(plan_, plan_.scopes[s]);
-}
-
 // Before backward writes a whole gradient, whatever read that memory before has read it. Readers of
 // one stream are in order, so the last of each covers those before it.
 void PlanBuilder::WaitForGradientMemory(int s, std::vector<Dependency>& waits) const {
-  const auto [begin, end] = WholeGradient(s);
+  const auto [begin, end] = GradientMemory(plan_, plan_.scopes[s]);
   std::vector<int> readers;  // scopes
   for (const LatestUse& read : gradients_read_) {
     if (const int scope = read.Latest(begin, end); scope >= 0) readers.push_back(scope);
@@ -273,7 +268,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
   }
   for (const Part& part : parts) {
     gradient_reader_[part.scope] = reader;
-    const auto [begin, end] = WholeGradient(part.scope);
+    const auto [begin, end] = GradientMemory(plan_, plan_.scopes[part.scope]);
     gradients_read_[static_cast<size_t>(plan_.operations[static_cast<size_t>(reader)].stream)].Use(
         begin, end, part.scope);
     plan_.reduce_of_scope[part.scope] = reduce;

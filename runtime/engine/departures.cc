@@ -26,8 +26,11 @@ int Executor::MatchScope(bool backward, int unit) {
   };
   if (!progress_.departed) {
     if (next < count && matches(next)) return next;
+    // What is left out behind a scope that is still open would be gathered when that closes: over
+    // what is shown by then.
+    const bool may_leave_out = open_.empty();
     // Head and loss fused into the last visit's backward.
-    if (next + 1 < count && !scopes[next].backward && scopes[next + 1].backward &&
+    if (may_leave_out && next + 1 < count && !scopes[next].backward && scopes[next + 1].backward &&
         matches(next + 1)) {
       SkipTo(next + 1);
       return next + 1;
@@ -35,7 +38,7 @@ int Executor::MatchScope(bool backward, int unit) {
     const int ahead = FindAhead(backward, unit);
     const bool early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
     // An early update would follow the zeros of a skipped backward, which may yet come.
-    if (ahead >= 0 && !(early && backward)) {
+    if (may_leave_out && ahead >= 0 && !(early && backward)) {
       WarnOfDeparture(ScopeName(backward, unit),
                       "what the order has before it is left out of this step");
       SkipTo(ahead);
@@ -219,7 +222,20 @@ void Executor::OpenBlocked(const OpenScope& scope) {
     for (int operation : needs) Issue(operation);
   }
   if (scope.backward && plan.decisions.trainable[scope.unit] && !GradientIsFree(scope)) return;
-  WaitCompute(plan.moments[static_cast<size_t>(sharding::OpenTick(scope.planned))].compute);
+  const std::span<const sharding::Dependency> waits =
+      plan.moments[static_cast<size_t>(sharding::OpenTick(scope.planned))].compute;
+  for (const sharding::Dependency& dependency : waits) {
+    if (dependency.kind != sharding::Dependency::kOperation ||
+        progress_.run->issued[dependency.index] ||
+        plan.operations[dependency.index].kind == OperationKind::kMark)
+      continue;
+    return Stick(absl::FailedPreconditionError(
+        absl::StrCat(ScopeName(scope.backward, scope.unit),
+                     " while a scope before it is open, behind which the ",
+                     std::string(sharding::Name(plan.operations[dependency.index].kind)),
+                     " of what it needs comes: close that scope first")));
+  }
+  WaitCompute(waits);
 }
 
 bool Executor::SlotIsFree(const OpenScope& scope, int unit) {

@@ -5,6 +5,7 @@
 
 #include <deque>
 #include <optional>
+#include <utility>
 
 #include "ebb/runtime/engine/scope.h"
 #include "tests/engine/scripted.h"
@@ -245,6 +246,52 @@ TEST_P(DepartureTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
   }
 }
 
+// What is left out beside a scope that is open is not gathered over what is shown ahead of it.
+TEST_P(DepartureTest, ScopesAheadOfOneHeldOpenShowWhatIsTheirs) {
+  int right_runs = 0;
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
+    Config config = ConfigFor(setting);
+    for (const int depth : {0, 1, 2}) {
+      config.ebb.prefetch_depth = depth;
+      const ScriptRun right = RunScript(
+          setting, ScriptedModel(), config,
+          [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); }, {.steps = 2});
+      ASSERT_TRUE(right.status.ok()) << right.status;
+      for (const auto& [held, ahead] : {std::pair{0, 2}, {0, 3}, {0, 4}, {1, 3}, {1, 4}, {2, 4}}) {
+        SCOPED_TRACE(::testing::Message() << setting << ", depth " << depth << ", unit " << ahead
+                                          << " ahead of " << held);
+        const Script script = [&](const ScriptedTrainer& trainer, Step& step) {
+          for (int unit = 0; unit < held; ++unit) trainer.Forward(step, unit);
+          ForwardScope behind = step.Forward(UnitId{held});
+          ForwardScope shown = step.Forward(UnitId{ahead});
+          trainer.Look(behind, held);
+          trainer.Look(shown, ahead);
+          behind = {};
+          ForwardScope next = step.Forward(UnitId{ahead == 4 ? 0 : ahead + 1});
+          trainer.Look(shown, ahead);
+          next = {};
+          shown = {};
+          if (ahead < 4) ForwardOf(trainer, step, {0});
+          trainer.BackwardAll(step);
+        };
+        // What a scope shows for which there is no room means nothing, and Finish says so.
+        const absl::Status status =
+            RunScript(setting, ScriptedModel(), config, script, {.steps = 1}).status;
+        if (!status.ok()) {
+          EXPECT_THAT(std::string(status.message()), HasSubstr("ebb.prefetch_depth"));
+          continue;
+        }
+        ++right_runs;
+        const ScriptRun run = RunScript(setting, ScriptedModel(), config, script,
+                                        {.steps = 2, .shown = &right.shown});
+        EXPECT_TRUE(run.status.ok()) << run.status;
+        EXPECT_EQ(run.masters, right.masters);
+      }
+    }
+  }
+  EXPECT_GT(right_runs, 0);
+}
+
 // What has room only after it is an error, which says what to do.
 TEST(ScopesHeldOpenTest, AreAnErrorWhereWhatComesNextHasNoRoom) {
   Scratch scratch;
@@ -281,6 +328,41 @@ TEST(ScopesHeldOpenTest, AreAnErrorWhereWhatComesNextHasNoRoom) {
   EXPECT_THAT(failed(setting, config, 0, {5, 4, 3, 2, 1, 0}),
               AllOf(HasSubstr("Backward('u0') while a scope before it is open"),
                     HasSubstr("ebb.asynchronous_step")));
+}
+
+// A boundary comes back to the device when the scope before its own opens in its turn.
+TEST(ScopesHeldOpenTest, AreAnErrorWhereABoundaryComesBehindThem) {
+  Scratch scratch;
+  const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
+  const Script held = [](const ScriptedTrainer& trainer, Step& step) {
+    trainer.ForwardAll(step);
+    BackwardScope open = step.Backward(UnitId{0});
+    BackwardOf(trainer, step, {4, 3, 2, 1});
+    open = {};
+    BackwardOf(trainer, step, {0});
+  };
+  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme}) {
+    SCOPED_TRACE(Name(tier));
+    const Setting setting{.world = 2, .stage = 3};
+    Config config = OnNvme(ConfigFor(setting), scratch.path());
+    config.ebb.offload_activations = tier;
+    config.ebb.reduce_at = ReduceAt::kStep;
+    config.gradient_accumulation_steps = 2;  // each gradient has memory of its own
+    config.ebb.reshard_after_forward = false;
+    const ScriptRun run = RunScript(setting, model, config,
+                                    [&](const ScriptedTrainer& trainer, Step& step) {
+                                      trainer.Round(step);
+                                      held(trainer, step);
+                                    },
+                                    {.steps = 1});
+    if (tier == Tier::kDevice) {
+      EXPECT_TRUE(run.status.ok()) << run.status;
+    } else {
+      EXPECT_THAT(std::string(run.status.message()),
+                  AllOf(HasSubstr("while a scope before it is open"), HasSubstr("upload"),
+                        HasSubstr("close that scope first")));
+    }
+  }
 }
 
 TEST_P(DepartureTest, AddsTheGradientsOfAnUndeclaredVisit) {
