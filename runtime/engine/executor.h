@@ -11,7 +11,7 @@
 //   executor.cc                    steps and evaluations, from begin to end
 //   scopes.cc, departures.cc       opening and closing; off the declared order
 //   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
-//   swaps.cc, verify_swap.cc       moves between tiers; when the swap files are looked at
+//   swaps.cc, verify_swap.cc       moves between tiers; the swap files before values are shown
 //   updates.cc                     the optimizer
 //   verdict.cc, open_verdicts.cc   norm and overflow, in the order of the reduce stream; what the host
 //                                  learns of it, and when
