@@ -48,37 +48,49 @@ int UnreducedInTheWay(const Plan& plan, std::span<const uint8_t> issued, int sco
   return -1;
 }
 
-std::vector<int> NeedsOf(const Plan& plan, std::span<const uint8_t> issued, int operation) {
-  std::vector<uint8_t> needed(static_cast<size_t>(operation) + 1, 0);
-  needed.back() = 1;
-  std::vector<int> needs;
-  for (int i = operation; i >= 0; --i) {
+std::vector<int> CarriedOperations(const Plan& plan) {
+  std::vector<int> carried;
+  for (size_t i = 0; i < plan.operations.size(); ++i)
+    if (plan.operations[i].condition == Condition::kCarrying)
+      carried.push_back(static_cast<int>(i));
+  return carried;
+}
+
+void FindNeeds(const Plan& plan, std::span<const uint8_t> issued, std::span<const int> carried,
+               int operation, std::vector<int>& needs) {
+  needs.clear();
+  for (int i : carried)
+    if (i <= operation && !issued[static_cast<size_t>(i)]) needs.push_back(i);
+  const auto others = std::ssize(needs);
+  const auto add = [&](int i) {
     const Operation& o = plan.operations[static_cast<size_t>(i)];
     const bool of_scope = o.kind == OperationKind::kMark && !o.of_update;
     if (issued[static_cast<size_t>(i)] || of_scope ||
-        (!needed[static_cast<size_t>(i)] && o.condition == Condition::kAlways))
-      continue;
+        std::binary_search(needs.begin(), needs.begin() + others, i) ||
+        std::find(needs.begin() + others, needs.end(), i) != needs.end())
+      return;
     needs.push_back(i);
-    for (const Dependency& dependency : o.after)
-      if (dependency.kind == Dependency::kOperation)
-        needed[static_cast<size_t>(dependency.index)] = 1;
+  };
+  add(operation);
+  for (size_t next = 0; next < needs.size(); ++next) {
+    for (const Dependency& dependency : plan.operations[static_cast<size_t>(needs[next])].after)
+      if (dependency.kind == Dependency::kOperation) add(dependency.index);
   }
-  std::reverse(needs.begin(), needs.end());
-  return needs;
+  std::sort(needs.begin(), needs.end());
 }
 
-bool TakeSlotsOfUpdates(const Plan& plan, std::span<const uint8_t> issued,
-                        std::span<const int> operations) {
-  const auto holds = [&](int update, int slot) {
-    const Operation& o = plan.operations[static_cast<size_t>(update)];
-    return !issued[static_cast<size_t>(update)] && o.of_update &&
-           o.condition == Condition::kAlways &&
-           std::find(o.frees.begin(), o.frees.end(), slot) != o.frees.end();
+bool TakesHeldSlot(const Plan& plan, std::span<const uint8_t> issued, std::span<const int> needs) {
+  const auto first = std::find(issued.begin(), issued.end(), uint8_t{0}) - issued.begin();
+  const auto holds = [&](int before, int slot) {
+    const Operation& o = plan.operations[static_cast<size_t>(before)];
+    return !issued[static_cast<size_t>(before)] && o.condition == Condition::kAlways &&
+           std::find(o.frees.begin(), o.frees.end(), slot) != o.frees.end() &&
+           !std::binary_search(needs.begin(), needs.end(), before);
   };
-  for (int operation : operations) {
+  for (int operation : needs) {
     for (const Dependency& dependency : plan.operations[static_cast<size_t>(operation)].after) {
       if (dependency.kind != Dependency::kSlotFree) continue;
-      for (int before = 0; before < operation; ++before)
+      for (int before = static_cast<int>(first); before < operation; ++before)
         if (holds(before, dependency.index)) return true;
     }
   }

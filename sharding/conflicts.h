@@ -34,14 +34,18 @@ bool GradientsConflict(const Plan& plan, const PlannedScope& scope, const Planne
 // reduction is not issued; -1: none.
 int UnreducedInTheWay(const Plan& plan, std::span<const uint8_t> issued, int scope);
 
-// What is not issued yet and has to be for `operation` to be, itself among it, in the plan's order: what
-// it comes after, directly or not, but for the marks of scopes; and the updates that the step before has
-// left to this one, of which the streams need all before it, and which wait for no scope.
-std::vector<int> NeedsOf(const Plan& plan, std::span<const uint8_t> issued, int operation);
+// The updates that the step before may have left to this one, with all that belongs to them, in order.
+std::vector<int> CarriedOperations(const Plan& plan);
 
-// Whether one of these would take a slot whose content an update is still to use that comes before it
-// in the plan, and that waits for a scope to close.
-bool TakeSlotsOfUpdates(const Plan& plan, std::span<const uint8_t> issued,
-                        std::span<const int> operations);
+// Into `needs`: what is not issued yet and has to be for `operation` to be, itself among it, in the
+// plan's order. What it comes after, directly or not, but for the marks of scopes; and all before it of
+// `carried`, CarriedOperations(): they wait for no scope, and what their streams bring lies in slots that
+// come in turns. Takes time for what it finds, not for the plan.
+void FindNeeds(const Plan& plan, std::span<const uint8_t> issued, std::span<const int> carried,
+               int operation, std::vector<int>& needs);
+
+// Whether one of `needs` would take a slot whose content somebody is still to use who comes before it in
+// the plan and is not among them: an update, or a gather, that waits for a scope to close.
+bool TakesHeldSlot(const Plan& plan, std::span<const uint8_t> issued, std::span<const int> needs);
 
 }  // namespace ebb::sharding

@@ -207,9 +207,10 @@ void Executor::OpenBlocked(const OpenScope& scope) {
     for (const sharding::Part& part : plan.operations[gather].parts) {
       if (!SlotIsFree(scope, part.unit)) return;
     }
-    const std::vector<uint8_t>& issued = progress_.run->issued;
-    const std::vector<int> needs = sharding::NeedsOf(plan, issued, gather);
-    if (sharding::TakeSlotsOfUpdates(plan, issued, needs)) {
+    const Runnable& run = *progress_.run;
+    std::vector<int>& needs = progress_.needs;
+    sharding::FindNeeds(plan, run.issued, run.carried, gather, needs);
+    if (sharding::TakesHeldSlot(plan, run.issued, needs)) {
       return Stick(absl::FailedPreconditionError(
           absl::StrCat(ScopeName(scope.backward, scope.unit),
                        " while a scope before it is open, whose update has host memory that its "

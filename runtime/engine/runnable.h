@@ -27,6 +27,7 @@ struct Runnable {
   std::vector<TrafficRow> traffic[2];  // predicted: without, with updates of the step before
   std::vector<int64_t> begin_ns;       // by operation; empty without a timeline
   std::vector<uint8_t> issued;         // by operation, of the step that runs it
+  std::vector<int> carried;            // CarriedOperations
   Event* EventOf(int operation) {
     const int event = event_of[static_cast<size_t>(operation)];
     return event < 0 ? nullptr : &events[static_cast<size_t>(event)];

@@ -3,6 +3,7 @@
 
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/conflicts.h"
 #include "ebb/sharding/traffic.h"
 
 namespace ebb {
@@ -28,6 +29,7 @@ absl::Status Executor::Prepare(Runnable& run) {
   const size_t operations = run.plan.operations.size();
   if (timeline_ != nullptr) run.begin_ns.resize(operations);
   run.issued.resize(operations);
+  run.carried = sharding::CarriedOperations(run.plan);
   run.transfers_started.resize(operations);
   for (int kind = 0; kind < sharding::kOperationKinds; ++kind)
     run.bytes_of[kind] = run.plan.BytesOf(static_cast<OperationKind>(kind));

@@ -33,6 +33,7 @@ struct StepProgress {
   size_t moment = 0;  // the next of the plan
   int next_scope = 0, round = 0;
   std::vector<uint8_t> opened, closed, awaited, skipped;  // by planned scope
+  std::vector<int> needs;  // of an operation that is issued ahead of the plan
   bool departed = false, recomputed = false, any_backward = false, reduced = false,
        gradients_written = false;
   bool updates_started = false;  // early ones; late ones start after the verdict

@@ -133,14 +133,13 @@ void Executor::IssueCarriedLeft() {
   if (!carries_) return;
   const Runnable& run = *progress_.run;
   bool waited = false;
-  for (size_t index = 0; index < run.plan.operations.size(); ++index) {
-    if (run.plan.operations[index].condition != sharding::Condition::kCarrying || run.issued[index])
-      continue;
+  for (int index : run.carried) {
+    if (run.issued[static_cast<size_t>(index)]) continue;
     if (!std::exchange(waited, true)) {
       parameters_read_->WaitIdle();
       upload_->WaitIdle();
     }
-    Issue(static_cast<int>(index));
+    Issue(index);
   }
   carries_ = false;
 }

@@ -248,9 +248,9 @@ TEST_P(DepartureTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
 
 // What is left out beside a scope that is open is not gathered over what is shown ahead of it.
 TEST_P(DepartureTest, ScopesAheadOfOneHeldOpenShowWhatIsTheirs) {
+  Scratch scratch;
   int right_runs = 0;
-  for (const Setting& setting : At(GetParam(), kNotEarly)) {
-    Config config = ConfigFor(setting);
+  const auto look = [&](const Setting& setting, Config config) {
     for (const int depth : {0, 1, 2}) {
       config.ebb.prefetch_depth = depth;
       const ScriptRun right = RunScript(
@@ -287,6 +287,16 @@ TEST_P(DepartureTest, ScopesAheadOfOneHeldOpenShowWhatIsTheirs) {
         EXPECT_TRUE(run.status.ok()) << run.status;
         EXPECT_EQ(run.masters, right.masters);
       }
+    }
+  };
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
+    look(setting, ConfigFor(setting));
+    if (setting.stage == 0 || setting.world > 1) continue;
+    Config config = OnNvme(ConfigFor(setting), scratch.path());
+    config.zero.offload_param.buffer_count = 1;
+    for (const bool reshards : {true, false}) {
+      config.ebb.reshard_after_forward = reshards;
+      look(setting, config);
     }
   }
   EXPECT_GT(right_runs, 0);
