@@ -235,8 +235,8 @@ constexpr int64_t kSummedStep = 2048;
 constexpr int64_t kLowStripe = 32;
 
 // With the sums, fewer elements are in a processor's sight at once: it would ask for what they need so
-// late that one thread alone no longer reads as fast as it can. Elements ahead, by measurement; more
-// is slower where there are more lines to an element. Past an array's end nothing is read.
+// late that one thread alone no longer reads as fast as it can. Elements ahead, as measured on a Zen 4;
+// more is slower where there are more lines to an element. Past an array's end nothing is read.
 template <MasterForm kForm>
 inline constexpr int64_t kFetchAhead = kForm == MasterForm::kWhole ? 48 : 80;
 

@@ -151,8 +151,10 @@ void PlanBuilder::Close(int s) {
   if (group >= 0 && reduction_.groups[group].back() == s) IssueReduction(reduction_.groups[group]);
 }
 
-// What ranks tell each other has all that this one knows: also what became of its swap files, as who
-// truncates, replaces or links one has changed what is in it.
+// What ranks tell each other has what this one knows: also what became of its swap files, as who
+// truncates, replaces or links one has changed what is in it. They are looked at when the caller comes to
+// the end of the step, beside what is still to be reduced; a caller that runs ahead of a GPU is there
+// long before the exchange, which thus does not stand still for a busy disk.
 void PlanBuilder::IssueExchange() {
   std::vector<Dependency> after = {{Dependency::kOperation, Mark({})}};
   if (last_host_sum_ >= 0) after.push_back({Dependency::kOperation, last_host_sum_});

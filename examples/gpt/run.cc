@@ -289,7 +289,7 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
       Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
   if (!made.ok()) return RefusalByCode(made.status());
   const std::unique_ptr<Trainer> trainer = *std::move(made);
-  run.resident.Add(trainer->engine(), trainer->device().kind());
+  run.resident.Add(trainer->engine(), trainer->device().kind());  // rank 0's digest comes after all
   if (speaks && run.options.show_plan)
     Print(absl::StrCat(sharding::PlanTable(trainer->engine().plan()), "\n"));
   if (run.options.show_plan && !run.options.steps_given) {
