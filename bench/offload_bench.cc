@@ -8,10 +8,13 @@
 // max(forward, its traffic and the states') + max(backward, its traffic); early: max(step, all
 // traffic). Traffic is the plan's; the disk's time for it is that of as many bytes read and written
 // at once, in blocks of 1 MiB, 32 deep, before and after: through a file of Ebb's and through a bare
-// loop (raw_disk.h), of which the one counts that is faster in the median. checksums: what
-// ebb.verify_swap adds to a step that has no kernels but its updates, which read, sum, update, sum
-// and write their states: in time, which is the disk's and as unsteady, and in what the processors
-// have to do.
+// loop (raw_disk.h), of which the one counts that is faster in the median; where the file system
+// refuses O_DIRECT there is no bare loop, and a line says so. checksums: what ebb.verify_swap adds to a
+// step that has no kernels but its updates, which read, sum, update, sum and write their states: in
+// time, which is the disk's and as unsteady, and in what the processors have to do.
+//
+// DIRECTORY needs 2 GiB free: 14 bytes a parameter of the engine's, and for each of both ways to the
+// disk a file as long as a step's traffic in its larger direction. checksums: two engines' own.
 #include <fcntl.h>
 #include <time.h>
 #include <unistd.h>
@@ -22,14 +25,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
-#include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "ebb/ebb.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/pinned_memory.h"
@@ -168,15 +172,21 @@ absl::StatusOr<StepTime> TimePhases(const std::vector<Bytes>& phases,
 // The disk alone, without Ebb.
 class BareFile {
  public:
-  static absl::StatusOr<BareFile> Create(const std::string& directory, int64_t bytes) {
+  // Nothing: the file system refuses O_DIRECT, when a file is opened or when it is written.
+  static absl::StatusOr<std::optional<BareFile>> Create(const std::string& directory,
+                                                        int64_t bytes) {
     EBB_ASSIGN_OR_RETURN(SwapDirectory own, SwapDirectory::Create(directory, "bare"));
     BareFile bare(std::move(own));
     const std::string path = absl::StrCat(bare.directory_->path(), "/shards");
     bare.file_ =
         FileHandle(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600));
+    if (!bare.file_.is_open() && errno == EINVAL) return std::nullopt;
     if (!bare.file_.is_open()) return absl::ErrnoToStatus(errno, path);
     bare.descriptors_ = {bare.file_.get()};
     EBB_ASSIGN_OR_RETURN(bare.memory_, AllocatePinned(kBlock * kDepth, /*pin=*/true, "buffers"));
+    const ssize_t block = pwrite(bare.file_.get(), bare.memory_.buffer.data(), kBlock, 0);
+    if (block < 0 && errno == EINVAL) return std::nullopt;
+    if (block < 0) return absl::ErrnoToStatus(errno, path);
     const RawDiskOptions options{.files = bare.descriptors_,
                                  .bytes = (bytes + kBlock - 1) / kBlock * kBlock,
                                  .block_bytes = kBlock,
@@ -268,15 +278,21 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
                   .written = phases[0].written + phases[1].written};
   const int64_t most = std::max(all.read, all.written);
   EBB_ASSIGN_OR_RETURN(OwnFile own, OwnFile::Create(directory, most));
-  EBB_ASSIGN_OR_RETURN(BareFile bare, BareFile::Create(directory, most));
+  EBB_ASSIGN_OR_RETURN(std::optional<BareFile> bare, BareFile::Create(directory, most));
   // Each way's, in the order of turns.
   struct Disk {
     const char* name;
     std::function<absl::Status(const Bytes&)> run;
     std::vector<StepTime> times = {};
   };
-  Disk disks[] = {{"Ebb's file", [&](const Bytes& bytes) { return own.Run(bytes); }},
-                  {"a bare loop", [&](const Bytes& bytes) { return bare.Run(bytes); }}};
+  std::vector<Disk> disks = {{"Ebb's file", [&](const Bytes& bytes) { return own.Run(bytes); }}};
+  if (bare) {
+    disks.push_back({"a bare loop", [&](const Bytes& bytes) { return bare->Run(bytes); }});
+  } else {
+    std::printf(
+        "%s refuses O_DIRECT: the disk alone is Ebb's file, without a bare loop beside it\n",
+        directory.c_str());
+  }
   std::vector<StepTime> in_memory_steps;
   std::vector<double> steps;
   for (int turn = 0; turn < kWarmUps + kTurns; ++turn) {
@@ -300,7 +316,7 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
     if (turn < kWarmUps) continue;
     steps.push_back(in_row);
     in_memory_steps.push_back(memory);
-    for (size_t d = 0; d < std::size(disks); ++d) {
+    for (size_t d = 0; d < disks.size(); ++d) {
       disks[d].times.push_back({.forward = (before[d].forward + after[d].forward) / 2,
                                 .backward = (before[d].backward + after[d].backward) / 2});
     }
@@ -310,8 +326,12 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
     for (const StepTime& time : times) whole.push_back(time.all());
     return Median(whole);
   };
-  const int faster = median(disks[0].times) < median(disks[1].times) ? 0 : 1;
-  const Disk &disk = disks[faster], &other = disks[1 - faster];
+  std::sort(disks.begin(), disks.end(),
+            [&](const Disk& a, const Disk& b) { return median(a.times) < median(b.times); });
+  const Disk& disk = disks[0];
+  std::string ways = disk.name;
+  if (disks.size() > 1)
+    ways += absl::StrFormat("; %s %.1f", disks[1].name, median(disks[1].times) * 1e3);
   std::vector<double> bounds, ratios;
   for (size_t i = 0; i < steps.size(); ++i) {
     const StepTime &memory = in_memory_steps[i], &alone = disk.times[i];
@@ -322,12 +342,10 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   }
   const double parameters = static_cast<double>(kUnits) * kRows * kColumns;
   std::printf(
-      "%-6s compute %5.0f ms: step %7.1f ms, in memory %7.1f, disk alone %7.1f (%s; %s %.1f), "
-      "bound "
-      "%7.1f: %.2f x the bound; %.1f bytes a parameter\n",
+      "%-6s compute %5.0f ms: step %7.1f ms, in memory %7.1f, disk alone %7.1f (%s), "
+      "bound %7.1f: %.2f x the bound; %.1f bytes a parameter\n",
       early ? "early" : "late", compute * 1e3, Median(steps) * 1e3, median(in_memory_steps) * 1e3,
-      median(disk.times) * 1e3, disk.name, other.name, median(other.times) * 1e3,
-      Median(bounds) * 1e3, Median(ratios),
+      median(disk.times) * 1e3, ways.c_str(), Median(bounds) * 1e3, Median(ratios),
       static_cast<double>(all.read + all.written) / parameters);
   return absl::OkStatus();
 }

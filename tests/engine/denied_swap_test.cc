@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -24,6 +25,7 @@
 #include "tests/offload/denied.h"
 #include "tests/offload/faulty_queue.h"
 #include "tests/offload/has_once.h"
+#include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"
 
 namespace ebb::testing {
@@ -93,24 +95,32 @@ TEST(DeniedSwapTest, IoUringThatIsAskedForIsAnErrorOfCreateOnEveryRank) {
 // To an ordinary user more than a little locked memory is denied: pools stay unpinned and buffers
 // unregistered.
 TEST(MemlockDeathTest, AnOrdinaryUserTrainsToTheSameBitsAndIsToldOnce) {
+  if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
   const Scratch scratch;
+  constexpr int kCannotTrain = 4;  // behind those of OrdinaryUserExit
   const auto as_ordinary_user = [&] {
     const rlimit limit = {64 << 10, 64 << 10};
-    if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || (geteuid() == 0 && setuid(65534) != 0)) _exit(1);
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(kCannotSetLimit);
+    if (BecomeOrdinaryUser() != 0) _exit(kCannotBecomeOrdinary);
     for (const Timing timing : kTimings) {
       Config config = OnNvme(DeviceConfig(timing), scratch.path());
       config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = true;
       const auto expected = Trained(DeviceConfig(timing)), bits = Trained(config);
-      if (!expected.ok() || !bits.ok() || *expected != *bits) _exit(1);
+      if (!expected.ok() || !bits.ok()) {
+        std::fprintf(stderr, "%s\n%s\n", expected.status().ToString().c_str(),
+                     bits.status().ToString().c_str());
+        _exit(kCannotTrain);
+      }
+      if (*expected != *bits) _exit(kNotAsExpected);
     }
-    _exit(0);
+    _exit(kAsExpected);
   };
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   const auto said = HasSubstr("");  // the sanitizers make mlock do nothing
 #else
   const auto said = AllOf(HasOnce("cannot pin "), HasSubstr(kRaiseLockedMemory));
 #endif
-  EXPECT_EXIT(as_ordinary_user(), ::testing::ExitedWithCode(0), said);
+  EXPECT_EXIT(as_ordinary_user(), ::testing::ExitedWithCode(kAsExpected), said);
   EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
 }
 

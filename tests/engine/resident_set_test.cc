@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <fstream>
@@ -19,6 +20,7 @@
 #include "ebb/ebb.h"
 #include "ebb/sharding/plan.h"
 #include "tests/offload/scratch.h"
+#include "tests/offload/status_line.h"
 
 namespace ebb::testing {
 namespace {
@@ -53,12 +55,22 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
   return out << c.name;
 }
 
+// By how much a count of the system's may be wrong: bytes. Since Linux 6.2 each of n processors that
+// there may be keeps up to max(32, 2 n) pages back from each of three counters (of files', anonymous
+// and shared pages), and what /proc says is read without asking all of them.
+double CountingError() {
+  const auto processors = static_cast<double>(sysconf(_SC_NPROCESSORS_CONF));
+  return 3 * processors * std::max(32.0, 2 * processors) *
+         static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
 // What a process measured: bytes.
 struct Measured {
   int64_t before = 0;     // resident before the engines were created
   int64_t predicted = 0;  // of all ranks: pools that are RAM, and plans
   int64_t created = 0;    // the peak when all were
   int64_t peak = 0;       // after the steps
+  int64_t swapped = 0;    // out of RAM by then
 };
 
 // A step whose trainer has nothing of its own.
@@ -111,6 +123,7 @@ absl::StatusOr<Measured> Train(const Case& c, const std::string& disk) {
   measured.predicted = predicted;
   measured.created = created;
   measured.peak = ReadResidentSet()->peak_bytes;
+  measured.swapped = StatusBytes("VmSwap");
   return measured;
 }
 
@@ -145,13 +158,17 @@ TEST_P(ResidentSetOfEnginesTest, PeaksAtWhatWasPredicted) {
   const Measured m = TrainForked(GetParam(), scratch.path());
   const double predicted = static_cast<double>(m.predicted);
   const auto grown = [&](int64_t bytes) { return static_cast<double>(bytes - m.before); };
-  SCOPED_TRACE(absl::StrFormat("MiB: %.1f before, %.1f predicted, grown by %.1f at Create and %.1f",
-                               static_cast<double>(m.before) / kMebi, predicted / kMebi,
-                               grown(m.created) / kMebi, grown(m.peak) / kMebi));
-  EXPECT_LE(grown(m.created), predicted * (1 + kTolerance));
-  EXPECT_LE(grown(m.peak), predicted * (1 + kTolerance));
-  // Steps write to all of every pool.
-  EXPECT_GE(grown(m.peak), predicted * (1 - kTolerance));
+  const double error = 2 * CountingError();  // growth is the difference of two counts
+  SCOPED_TRACE(absl::StrFormat(
+      "MiB: %.1f before, %.1f predicted, grown by %.1f at Create and %.1f, counted to %.1f",
+      static_cast<double>(m.before) / kMebi, predicted / kMebi, grown(m.created) / kMebi,
+      grown(m.peak) / kMebi, error / kMebi));
+  EXPECT_LE(grown(m.created), predicted * (1 + kTolerance) + error);
+  EXPECT_LE(grown(m.peak), predicted * (1 + kTolerance) + error);
+  // Steps write to all of every pool. Where memory is short some of it may have left RAM before the rest
+  // came, and how much of it nothing says.
+  if (m.swapped != 0) GTEST_SKIP() << "swapped out, so not all was in RAM at once: " << m.swapped;
+  EXPECT_GE(grown(m.peak), predicted * (1 - kTolerance) - error);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -29,6 +29,7 @@
 #include "ebb/runtime/device/device.h"
 #include "has_once.h"
 #include "locked_memory.h"
+#include "ordinary_user.h"
 #include "scratch.h"
 
 namespace ebb::testing {
@@ -272,15 +273,16 @@ TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
 // What an ordinary user has, in a process of its own; ends it.
 void AsOrdinaryUser(rlim_t memlock_bytes, const std::function<bool()>& function) {
   const rlimit limit = {memlock_bytes, memlock_bytes};
-  const bool ready =
-      setrlimit(RLIMIT_MEMLOCK, &limit) == 0 && (geteuid() != 0 || setuid(65534) == 0);
-  _exit(ready && function() ? 0 : 1);
+  if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(kCannotSetLimit);
+  if (BecomeOrdinaryUser() != 0) _exit(kCannotBecomeOrdinary);
+  _exit(function() ? kAsExpected : kNotAsExpected);
 }
 
 TEST(MemlockDeathTest, SmallLimitLeavesMemoryUnpinnedAndSaysSoOnce) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizers make mlock do nothing";
 #endif
+  if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
   EXPECT_EXIT(AsOrdinaryUser(64 << 10,
                              [] {
                                auto first = AllocatePinned(kBytes, true, "the host pool");
@@ -290,12 +292,13 @@ TEST(MemlockDeathTest, SmallLimitLeavesMemoryUnpinnedAndSaysSoOnce) {
                                       !second->pinned && small->pinned &&
                                       first->buffer.data()[kBytes - 1] == std::byte{0};
                              }),
-              ::testing::ExitedWithCode(0),
+              ::testing::ExitedWithCode(kAsExpected),
               AllOf(HasOnce("cannot pin 4096 KiB of memory for the host pool"),
                     HasSubstr("(RLIMIT_MEMLOCK) is 64 KiB"), HasSubstr(kRaiseLockedMemory)));
 }
 
 TEST(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
+  if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
   const Scratch scratch;
   const PinnedMemory memory = Memory(kBytes);
   const ShardFile::Options options = OptionsIn(scratch, memory);
@@ -305,37 +308,41 @@ TEST(MemlockDeathTest, SmallLimitLeavesBuffersUnregisteredAndTransfersRight) {
                                std::fputs(description.c_str(), stderr);
                                return true;
                              }),
-              ::testing::ExitedWithCode(0),
+              ::testing::ExitedWithCode(kAsExpected),
               AllOf(::testing::ContainsRegex("O_DIRECT|page cache"),
                     ::testing::AnyOf(HasOnce("cannot register 4096 KiB of buffers"),
                                      HasSubstr("threads"))));
 }
 
 TEST(ThreadLimitDeathTest, IsAnErrorOfCreateHoweverManyThreadsThereMayBe) {
+  if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
   const Scratch scratch;
   const PinnedMemory memory = Memory(kBytes);
-  const auto try_each = [&](IoBackend backend) {
-    if (geteuid() == 0 && setuid(65534) != 0) return false;  // root has no limit
+  const auto try_each = [&](IoBackend backend) -> OrdinaryUserExit {
+    if (BecomeOrdinaryUser() != 0) return kCannotBecomeOrdinary;  // root has no limit
     ShardFile::Options options = OptionsIn(scratch, memory);
     options.backend = backend;
     rlimit limit;
-    if (getrlimit(RLIMIT_NPROC, &limit) != 0) return false;
+    if (getrlimit(RLIMIT_NPROC, &limit) != 0) return kCannotSetLimit;
     // Up to what suffices: with none to begin with, then with some of those that are wanted.
     for (limit.rlim_cur = 0; limit.rlim_cur < limit.rlim_max; ++limit.rlim_cur) {
-      if (setrlimit(RLIMIT_NPROC, &limit) != 0) return false;
+      if (setrlimit(RLIMIT_NPROC, &limit) != 0) return kCannotSetLimit;
       const absl::Status status = ShardFile::Create(options).status();
-      if (status.ok()) return limit.rlim_cur > 0;
+      if (status.ok()) return limit.rlim_cur > 0 ? kAsExpected : kNotAsExpected;
       if (absl::IsFailedPrecondition(status) && backend == IoBackend::kUring) {
         std::fputs("ulimit -u", stderr);  // there is none to look at
-        return true;
+        return kAsExpected;
       }
-      if (!absl::IsResourceExhausted(status)) return false;
+      if (!absl::IsResourceExhausted(status)) {
+        std::fputs(status.ToString().c_str(), stderr);
+        return kNotAsExpected;
+      }
       if (limit.rlim_cur == 0) std::fputs(status.ToString().c_str(), stderr);
     }
-    return false;
+    return kNotAsExpected;
   };
   for (const IoBackend backend : {IoBackend::kThreads, IoBackend::kUring, IoBackend::kAuto}) {
-    EXPECT_EXIT(_exit(try_each(backend) ? 0 : 1), ::testing::ExitedWithCode(0),
+    EXPECT_EXIT(_exit(try_each(backend)), ::testing::ExitedWithCode(kAsExpected),
                 HasSubstr("ulimit -u"));
     EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
   }

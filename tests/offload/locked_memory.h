@@ -1,26 +1,41 @@
-// What of this process's memory is locked in RAM with mlock. What a GPU's driver or io_uring pins is
-// not in it.
+// What of this process's memory is locked in RAM with mlock, which leaves out what a GPU's driver or
+// io_uring pins; and whether there is a limit for it, which holds for io_uring as well.
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
-#include <fstream>
-#include <sstream>
-#include <string>
+
+#include "status_line.h"
 
 namespace ebb::testing {
 
 inline int64_t LockedBytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (!line.starts_with("VmLck:")) continue;
-    int64_t kib = -1;
-    std::istringstream(line.substr(6)) >> kib;
-    return kib * 1024;
-  }
-  ADD_FAILURE() << "/proc/self/status has no VmLck";
-  return -1;
+  const int64_t bytes = StatusBytes("VmLck");
+  EXPECT_GE(bytes, 0) << "/proc/self/status has no VmLck";
+  return bytes;
+}
+
+// Whether RLIMIT_MEMLOCK holds for this process: it has one, and may not pass it. io_uring counts a
+// user's locked memory over all processes and takes what is given back off the count only later, so then
+// it may refuse rings and buffers however few they are. Asked of the system, with a limit of nothing for
+// a moment: root of a user namespace has CAP_IPC_LOCK, and is held to the limit all the same.
+inline bool HasMemlockLimit() {
+  rlimit before = {};
+  if (getrlimit(RLIMIT_MEMLOCK, &before) != 0 || before.rlim_cur == RLIM_INFINITY) return false;
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const mapped = mmap(nullptr, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const rlimit none = {0, before.rlim_max};
+  EXPECT_NE(mapped, MAP_FAILED);
+  EXPECT_EQ(setrlimit(RLIMIT_MEMLOCK, &none), 0);
+  const bool locked = syscall(SYS_mlock, mapped, page) == 0;  // the sanitizers' mlock does nothing
+  EXPECT_EQ(setrlimit(RLIMIT_MEMLOCK, &before), 0);
+  munmap(mapped, page);
+  return !locked;
 }
 
 }  // namespace ebb::testing

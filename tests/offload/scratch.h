@@ -23,9 +23,8 @@ namespace ebb::testing {
 // A new directory that any user may write, removed with all that is in it.
 class Scratch {
  public:
-  Scratch() {
-    const char* disk = std::getenv("EBB_TEST_DISK");
-    path_ = (disk == nullptr ? ::testing::TempDir() : std::string(disk) + "/") + "ebb-test-XXXXXX";
+  Scratch() : Scratch(Disk()) {}
+  explicit Scratch(const std::string& parent) : path_(parent + "/ebb-test-XXXXXX") {
     EXPECT_NE(mkdtemp(path_.data()), nullptr) << path_;
     std::filesystem::permissions(path_, std::filesystem::perms::all);
   }
@@ -54,6 +53,12 @@ class Scratch {
   }
 
  private:
+  static std::string Disk() {
+    const char* disk = std::getenv("EBB_TEST_DISK");
+    return disk == nullptr ? std::filesystem::path(::testing::TempDir()).parent_path().string()
+                           : std::string(disk);
+  }
+
   std::string path_;
 };
 

@@ -20,9 +20,11 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <thread>
 
 #include "../device/allocation_counter.h"
+#include "absl/strings/match.h"
 #include "backends.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/private_file.h"
@@ -74,6 +76,7 @@ TEST_P(ShardFileTest, ReadsWhatWasWritten) {
   for (const int64_t bytes : {4096L, 3 * 4096L, 64L << 10, kMiB + 4096, 5 * kMiB, 40 * kMiB}) {
     SCOPED_TRACE(bytes);
     const auto file = Make(Options(bytes));
+    if (file == nullptr) return;
     const PinnedMemory written = Memory(bytes), read = Memory(bytes);
     FillRandomly(written.buffer.span(), static_cast<uint64_t>(bytes));
     ASSERT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
@@ -96,6 +99,7 @@ TEST_P(ShardFileTest, BlocksOfAnySizeMoveTheSame) {
         options.aio = {block, depth, 2, single_submit};
         options.memory = {read.buffer.span()};
         const auto file = Make(options);
+        if (file == nullptr) return;
         ASSERT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
         std::memset(read.buffer.data(), 0, static_cast<size_t>(kBytes));
         ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
@@ -115,6 +119,7 @@ TEST_P(ShardFileTest, RandomTransfersAgreeWithAModelInMemory) {
   ShardFile::Options options = Options(kBytes);
   options.memory = {memory.buffer.span().first(static_cast<size_t>(kBytes / 2))};
   const auto file = Make(options);
+  if (file == nullptr) return;
   std::mt19937_64 random(seed);
   for (int round = 0; round < 12; ++round) {
     // Cuts the file into parts, each of which is written, read or left alone.
@@ -161,6 +166,7 @@ TEST_P(ShardFileTest, MoreMayBeStartedThanTheQueueIsDeep) {
   ShardFile::Options options = Options(kEach * kCount);
   options.aio = {4096, 2, 1, false};
   const auto file = Make(options);
+  if (file == nullptr) return;
   const PinnedMemory written = Memory(kEach * kCount), read = Memory(kEach * kCount);
   FillRandomly(written.buffer.span(), 2);
   std::deque<IoTransfer> transfers(kCount);
@@ -183,6 +189,7 @@ TEST_P(ShardFileTest, MoreMayBeStartedThanTheQueueIsDeep) {
 TEST_P(ShardFileTest, OneThreadReadsWhileAnotherWrites) {
   constexpr int64_t kHalf = 4 * kMiB;
   const auto file = Make(Options(2 * kHalf));
+  if (file == nullptr) return;
   const PinnedMemory first = Memory(kHalf), second = Memory(kHalf);
   const PinnedMemory read = Memory(kHalf);
   FillRandomly(first.buffer.span(), 3);
@@ -205,6 +212,7 @@ TEST_P(ShardFileTest, OneThreadReadsWhileAnotherWrites) {
 
 TEST_P(ShardFileTest, ThreadThatStartedATransferMayEnd) {
   const auto file = Make(Options(8 * kMiB));
+  if (file == nullptr) return;
   const PinnedMemory written = Memory(8 * kMiB), read = Memory(8 * kMiB);
   FillRandomly(written.buffer.span(), 5);
   IoTransfer transfer;
@@ -217,6 +225,7 @@ TEST_P(ShardFileTest, ThreadThatStartedATransferMayEnd) {
 TEST_P(ShardFileTest, TransfersAllocateNothing) {
   constexpr int64_t kBytes = 2 * kMiB;
   const auto file = Make(Options(kBytes));
+  if (file == nullptr) return;
   const PinnedMemory memory = Memory(kBytes);
   IoTransfer reading, writing;
   int64_t before = 0;
@@ -233,6 +242,7 @@ TEST_P(ShardFileTest, TransfersAllocateNothing) {
 TEST_P(ShardFileTest, WhatIsUnderWayIsAwaitedByItsDestructors) {
   const PinnedMemory memory = Memory(8 * kMiB);
   auto file = Make(Options(8 * kMiB));
+  if (file == nullptr) return;
   {
     IoTransfer transfer;
     file->StartWrite(transfer, 0, memory.buffer.data(), 8 * kMiB);
@@ -246,6 +256,7 @@ TEST_P(ShardFileTest, WhatIsUnderWayIsAwaitedByItsDestructors) {
 
 TEST_P(ShardFileTest, TransfersThatCannotBeAreRefused) {
   const auto file = Make(Options(kMiB));
+  if (file == nullptr) return;
   const PinnedMemory memory = Memory(2 * kMiB);
   const auto write = [&](int64_t offset, int64_t skip, int64_t bytes) {
     IoTransfer transfer;
@@ -276,11 +287,12 @@ TEST_P(ShardFileTest, OptionsThatCannotBeAreRefused) {
   EXPECT_EQ(code([](auto& o) { o.bytes = -1; }), kRefused);
   EXPECT_EQ(code([](auto& o) { o.directories.clear(); }), kRefused);
   EXPECT_EQ(code([](auto& o) { o.directories[0] = "/nowhere"; }), absl::StatusCode::kNotFound);
-  EXPECT_EQ(code([](auto& o) { o.bytes = 0; }), absl::StatusCode::kOk);
+  EXPECT_TRUE(Make(Options(0)) != nullptr || IsSkipped());
 }
 
 TEST_P(ShardFileTest, IsPrivateAndGoneAtTheEnd) {
   auto file = Make(Options(3 * kMiB));
+  if (file == nullptr) return;
   struct stat found = {};
   ASSERT_EQ(stat(FirstPath().c_str(), &found), 0);
   EXPECT_EQ(found.st_mode & 07777, 0600u);
@@ -337,6 +349,7 @@ TEST_P(ShardFileTest, SpaceThatIsNotThereIsRefusedAtCreate) {
 TEST_P(ShardFileTest, AWriteThatIsCutShortAndThenRefusedFailsAndWhatFitIsThere) {
   constexpr int64_t kBlock = 64 << 10, kBytes = 2 * kBlock, kFits = kBlock + 8192;
   const auto file = Make(Options(kBytes));
+  if (file == nullptr) return;
   const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
   FillRandomly(written.buffer.span(), 6);
   const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
@@ -359,6 +372,7 @@ TEST_P(ShardFileTest, TransfersOpenNothingAndNothingIsOpenAtTheEnd) {
   const PinnedMemory memory = Memory(kMiB);
   const auto before = OpenFiles();
   auto file = Make(Options(kMiB));
+  if (file == nullptr) return;
   {
     // The undefined-behaviour sanitizer beside it opens a pipe to look at an object.
 #if !defined(__SANITIZE_ADDRESS__)
@@ -380,6 +394,7 @@ TEST_P(ShardFileTest, TransfersOpenNothingAndNothingIsOpenAtTheEnd) {
 
 TEST_P(ShardFileTest, TheCacheIsPassedWhereTheFileSystemAllowsThat) {
   const auto file = Make(Options(kMiB));
+  if (file == nullptr) return;
   const std::string probe = FirstPath() + ".probe";
   const FileHandle direct(open(probe.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600));
   const PinnedMemory block = Memory(4096);
@@ -396,19 +411,11 @@ TEST_P(ShardFileTest, TheCacheIsPassedWhereTheFileSystemAllowsThat) {
   EXPECT_THAT(file->description(), HasSubstr(allowed ? "O_DIRECT" : "page cache"));
 }
 
-// Whether the system registers them with a ring for this user.
-struct Registrable {
-  bool files = false, memory = false;
-};
-Registrable MayRegister(std::span<std::byte> memory) {
+// Whether the system refuses to register anything of that kind with a ring, as a seccomp profile may.
+bool RefusesToRegister(unsigned kind, const void* first) {
   io_uring_params parameters = {};
   const FileHandle ring(static_cast<int>(syscall(SYS_io_uring_setup, 1, &parameters)));
-  const auto accepts = [&](unsigned kind, const void* what) {
-    return ring.is_open() && syscall(SYS_io_uring_register, ring.get(), kind, what, 1) == 0;
-  };
-  const int descriptor = STDERR_FILENO;
-  const iovec buffer = {memory.data(), memory.size()};
-  return {accepts(IORING_REGISTER_FILES, &descriptor), accepts(IORING_REGISTER_BUFFERS, &buffer)};
+  return ring.is_open() && syscall(SYS_io_uring_register, ring.get(), kind, first, 1) != 0;
 }
 
 using UringFileTest = OnEveryBackend;
@@ -417,24 +424,34 @@ INSTANTIATE_TEST_SUITE_P(Backends, UringFileTest, ::testing::ValuesIn(Backends(I
 
 // Other pages come to where it was: what is registered are those that were there.
 TEST_P(UringFileTest, RegisteredMemoryIsReachedAsSuch) {
-  // Huge pages and what is left of one, in two spans.
-  constexpr size_t kSpan = (2 << 20) + (192 << 10);
-  constexpr int64_t kBytes = 2 * kSpan;
+  // A huge page and what is left of one, and a span that is less than one: well under the 8 MiB that an
+  // ordinary user may lock, also while the system still counts what the test before this has given back.
+  constexpr size_t kLeft = 128 << 10, kFirst = (2 << 20) + kLeft;
+  constexpr int64_t kBytes = kFirst + kLeft;
   const auto map = [](void* at, int flags) {
     return mmap(at, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
   };
   void* const mapped = map(nullptr, 0);
   ASSERT_NE(mapped, MAP_FAILED);
+  const auto unmap = [](void* at) { munmap(at, kBytes); };
+  const std::unique_ptr<void, decltype(unmap)> owner(mapped, unmap);
   const std::span<std::byte> memory(static_cast<std::byte*>(mapped), kBytes);
-  const std::span<std::byte> spans[] = {memory.first(kSpan), memory.subspan(kSpan)};
+  const std::span<std::byte> spans[] = {memory.first(kFirst), memory.subspan(kFirst)};
   FillRandomly(memory, 9);
   const PinnedMemory expected = Memory(kBytes), read = Memory(kBytes);
   std::memcpy(expected.buffer.data(), memory.data(), kBytes);
-  if (!MayRegister(memory).memory) GTEST_SKIP() << "no memory may be registered here";
   ShardFile::Options options = Options(kBytes);
   options.memory = {spans[1], spans[0]};
-  auto file = Make(options);
-  EXPECT_THAT(file->description(), HasSubstr("registered buffers"));
+  const auto file = Make(options);
+  if (file == nullptr) return;
+  // Other pages would come to what is not registered: there is nothing to try then.
+  if (!absl::StrContains(file->description(), "registered buffers")) {
+    if (HasMemlockLimit()) GTEST_SKIP() << "RLIMIT_MEMLOCK leaves too little for these buffers";
+    const iovec page = {memory.data(), 4096};
+    if (RefusesToRegister(IORING_REGISTER_BUFFERS, &page))
+      GTEST_SKIP() << "no memory may be registered here";
+    FAIL() << "may be registered, and is not: " << file->description();
+  }
   ASSERT_EQ(map(mapped, MAP_FIXED), mapped);
   // A request that crosses the border of two buffers is no registered one's.
   const auto each = [&](auto transfer) {
@@ -448,16 +465,17 @@ TEST_P(UringFileTest, RegisteredMemoryIsReachedAsSuch) {
   EXPECT_TRUE(Same(read.buffer.span(), expected.buffer.span()));
   each([&](int64_t at, auto block) { return Read(*file, at, block); });
   EXPECT_TRUE(std::all_of(memory.begin(), memory.end(), [](auto b) { return b == std::byte{0}; }));
-  file.reset();
-  munmap(mapped, kBytes);
 }
 
 // Its descriptors become another file's: what is registered are those that they were.
 TEST_P(UringFileTest, RegisteredFilesAreReachedAsSuch) {
   const PinnedMemory written = Memory(kMiB), read = Memory(kMiB);
   FillRandomly(written.buffer.span(), 10);
-  if (!MayRegister(read.buffer.span()).files) GTEST_SKIP() << "no file may be registered here";
   const auto file = Make(Options(kMiB));
+  if (file == nullptr) return;
+  const int any = STDERR_FILENO;  // for which there is no limit of memory
+  if (RefusesToRegister(IORING_REGISTER_FILES, &any))
+    GTEST_SKIP() << "no file may be registered here";
   std::vector<FileHandle> true_ones;
   std::vector<int> descriptors;
   const FileHandle other(open((scratch_.path() + "/other").c_str(), O_RDWR | O_CREAT, 0600));
@@ -479,6 +497,7 @@ TEST_P(UringFileTest, RegisteredFilesAreReachedAsSuch) {
 
 TEST_P(ShardFileTest, TruncatedFileIsFoundByReadsAndByTheCheck) {
   const auto file = Make(Options(4 * kMiB));
+  if (file == nullptr) return;
   const PinnedMemory memory = Memory(4 * kMiB);
   ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
   for (const int64_t left : {64L << 10, 1000L, 0L}) {
@@ -497,6 +516,7 @@ TEST_P(ShardFileTest, WritesDoNotHideThatAFileWasTruncated) {
   for (const int64_t left : {0L, 64L << 10}) {
     SCOPED_TRACE(left);
     const auto file = Make(Options(4 * kMiB));
+    if (file == nullptr) return;
     const PinnedMemory memory = Memory(4 * kMiB);
     ASSERT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
     ASSERT_EQ(truncate(FirstPath().c_str(), left), 0);
@@ -511,6 +531,7 @@ TEST_P(ShardFileTest, AFileThatWasCutAndGivenItsSizeAgainIsFound) {
   for (const int64_t bytes : {0L, 4096L, 3 * kMiB}) {
     SCOPED_TRACE(bytes);
     const auto file = Make(Options(bytes));
+    if (file == nullptr) return;
     const auto size = static_cast<int64_t>(std::filesystem::file_size(FirstPath()));
     EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
     for (const int64_t left : {0L, size - 4096}) {
@@ -524,26 +545,24 @@ TEST_P(ShardFileTest, AFileThatWasCutAndGivenItsSizeAgainIsFound) {
 }
 
 TEST_P(ShardFileTest, ChangesFromOutsideAreNamed) {
-  const auto why = [&](auto change) {
+  const auto expect = [&](const char* why, auto change) {
     const auto file = Make(Options(kMiB));
+    if (file == nullptr) return;
     EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
     change(FirstPath());
     const absl::Status status = file->CheckUnchanged();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-    return std::string(status.message());
+    EXPECT_THAT(std::string(status.message()), HasSubstr(why));
   };
   namespace fs = std::filesystem;
-  EXPECT_THAT(why([](const auto& path) { fs::resize_file(path, 4 << 20); }), HasSubstr("resized"));
-  EXPECT_THAT(why([](const auto& path) { fs::remove(path); }), HasSubstr("removed"));
-  EXPECT_THAT(why([](const auto& path) { fs::permissions(path, fs::perms::all); }),
-              HasSubstr("mode"));
-  EXPECT_THAT(why([](const auto& path) { fs::create_hard_link(path, path + ".second"); }),
-              HasSubstr("linked"));
-  EXPECT_THAT(why([](const auto& path) {
-                fs::rename(path, path + ".old");
-                fs::copy_file(path + ".old", path);
-              }),
-              HasSubstr("replaced"));
+  expect("resized", [](const auto& path) { fs::resize_file(path, 4 << 20); });
+  expect("removed", [](const auto& path) { fs::remove(path); });
+  expect("mode", [](const auto& path) { fs::permissions(path, fs::perms::all); });
+  expect("linked", [](const auto& path) { fs::create_hard_link(path, path + ".second"); });
+  expect("replaced", [](const auto& path) {
+    fs::rename(path, path + ".old");
+    fs::copy_file(path + ".old", path);
+  });
 }
 
 TEST_P(ShardFileTest, SaysHowItReachesTheDisk) {
@@ -551,6 +570,7 @@ TEST_P(ShardFileTest, SaysHowItReachesTheDisk) {
   ShardFile::Options options = Options(kMiB);
   options.memory = {memory.buffer.span()};
   const auto file = Make(options);
+  if (file == nullptr) return;
   EXPECT_EQ(file->backend(), GetParam().backend);
   EXPECT_THAT(file->description(),
               HasSubstr(GetParam().backend == IoBackend::kUring ? "io_uring" : "threads"));

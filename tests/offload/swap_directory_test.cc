@@ -20,6 +20,7 @@
 #include "ebb/offload/dead_runs.h"
 #include "ebb/offload/file_handle.h"
 #include "has_once.h"
+#include "ordinary_user.h"
 #include "scratch.h"
 
 namespace ebb::testing {
@@ -368,31 +369,32 @@ TEST(SwapDirectoryTest, WithoutDescriptorsItIsRemovedAsWell) {
 }
 
 TEST(SwapDirectoryDeathTest, PathThatMayNotBeWrittenIsNamed) {
+  if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
   const Scratch scratch;
   fs::permissions(scratch.path(), fs::perms::owner_read | fs::perms::owner_exec |
                                       fs::perms::others_read | fs::perms::others_exec);
   EXPECT_EXIT(
       {
-        if (geteuid() == 0 && setuid(65534) != 0) _exit(1);
+        if (BecomeOrdinaryUser() != 0) _exit(kCannotBecomeOrdinary);
         const absl::Status status = SwapDirectory::Create(scratch.path(), "gpt").status();
         std::fputs(status.ToString().c_str(), stderr);
-        _exit(absl::IsPermissionDenied(status) ? 0 : 1);
+        _exit(absl::IsPermissionDenied(status) ? kAsExpected : kNotAsExpected);
       },
-      ::testing::ExitedWithCode(0), HasSubstr("may write"));
+      ::testing::ExitedWithCode(kAsExpected), HasSubstr("may write"));
   fs::permissions(scratch.path(), fs::perms::all);
 }
 
 TEST(SwapDirectoryTest, OnMemoryIsAllowedAndSaidOnce) {
-  std::string path = "/dev/shm/ebb-test-XXXXXX";
-  if (mkdtemp(path.data()) == nullptr) GTEST_SKIP() << "no /dev/shm";
+  if (access("/dev/shm", W_OK | X_OK) != 0) GTEST_SKIP() << "no /dev/shm";
+  const Scratch scratch("/dev/shm");
   ::testing::internal::CaptureStderr();
-  EXPECT_TRUE(SwapDirectory::Create(path, "gpt").ok());
-  EXPECT_TRUE(SwapDirectory::Create(path, "gpt").ok());
+  EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "gpt").ok());
+  EXPECT_TRUE(SwapDirectory::Create(scratch.path(), "gpt").ok());
   const std::string log = ::testing::internal::GetCapturedStderr();
   const size_t at = log.find("tmpfs");
   EXPECT_NE(at, std::string::npos);
   EXPECT_EQ(log.find("tmpfs", at + 1), std::string::npos);
-  EXPECT_EQ(rmdir(path.c_str()), 0);
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
 }
 
 }  // namespace

@@ -1,0 +1,52 @@
+// Root as an ordinary user, who is held to limits and permissions.
+#pragma once
+
+#include <sys/fsuid.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <optional>
+#include <string>
+
+namespace ebb::testing {
+
+inline constexpr uid_t kOrdinaryUser = 65534;  // nobody
+
+// How a process ends that was to go on as an ordinary user; 0: all was as it should.
+enum OrdinaryUserExit {
+  kAsExpected = 0,
+  kNotAsExpected = 1,
+  kCannotSetLimit = 2,
+  kCannotBecomeOrdinary = 3,
+};
+
+// The process for good, so one of its own; one that is not root's is an ordinary user's already. 0, or
+// the errno with which the system refuses that.
+inline int BecomeOrdinaryUser() {
+  return geteuid() != 0 || setuid(kOrdinaryUser) == 0 ? 0 : errno;
+}
+
+// Why BecomeOrdinaryUser would fail here; nothing: it would not. A user namespace that has root alone, as
+// "unshare -r" makes it, has no other user, and a container may leave root without CAP_SETUID.
+inline std::optional<std::string> WhyNotOrdinaryUser() {
+  if (geteuid() != 0) return std::nullopt;
+  const pid_t child = fork();
+  if (child == 0) _exit(BecomeOrdinaryUser());
+  int status = -1;
+  if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
+    return "no process to try to become an ordinary user in";
+  if (WEXITSTATUS(status) == 0) return std::nullopt;
+  return std::string("root cannot become an ordinary user here: ") +
+         std::strerror(WEXITSTATUS(status));
+}
+
+// As for what files the calling thread of root's may reach; false: the system refuses that.
+inline bool ReachFilesAsOrdinaryUser() {
+  setfsuid(kOrdinaryUser);
+  return setfsuid(static_cast<uid_t>(-1)) == static_cast<int>(kOrdinaryUser);  // changes nothing
+}
+
+}  // namespace ebb::testing
