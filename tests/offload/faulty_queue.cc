@@ -8,6 +8,11 @@ FaultyQueue::FaultyQueue(IoListener& listener, Fault fault, size_t hold)
     : listener_(listener), fault_(std::move(fault)), hold_(hold), answerer_([this] { Answer(); }) {}
 
 FaultyQueue::~FaultyQueue() {
+  {
+    // Who hears of an answer submits more: that it was served is heard before Submit has returned.
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return answers_.empty() && !answering_; });
+  }
   inner_.reset();
   {
     const std::lock_guard lock(mutex_);
@@ -55,10 +60,13 @@ void FaultyQueue::Answer() {
     changed_.wait(lock, [&] { return stopping_ || !answers_.empty(); });
     if (answers_.empty()) return;
     std::vector<IoCompletion> answers = std::exchange(answers_, {});
+    answering_ = true;
     lock.unlock();
     Tell(std::move(answers));
     listener_.Announce();
     lock.lock();
+    answering_ = false;
+    changed_.notify_all();
   }
 }
 

@@ -49,7 +49,7 @@ class FaultyQueue final : public IoQueue, public IoListener {
   std::vector<IoCompletion> answers_;
   std::vector<IoCompletion> held_;
   size_t in_flight_ = 0;
-  bool stopping_ = false;
+  bool stopping_ = false, answering_ = false;
   std::thread answerer_;
   std::unique_ptr<IoQueue> inner_;
   IoQueue* serving_ = nullptr;  // inner_: for its threads, which still run while that is reset
