@@ -34,6 +34,7 @@ rmdir "$results/swap" 2>/dev/null || true
 awk -F '[:," ]+' '
   $2 == "class" { class = $3 }
   $2 == "tier" { tier = $3 }
+  $2 == "resident" { class = tier = "" }  # the peak of the process, which is of neither
   $2 == "device_memory" { cap["device"] = $3 }
   $2 == "host_memory" { cap["cpu"] = $3 }
   $2 == "peak_bytes" {
