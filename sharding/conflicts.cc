@@ -97,4 +97,15 @@ bool TakesHeldSlot(const Plan& plan, std::span<const uint8_t> issued, std::span<
   return false;
 }
 
+int NotIssued(const Plan& plan, std::span<const uint8_t> issued,
+              std::span<const Dependency> waits) {
+  for (const Dependency& dependency : waits) {
+    if (dependency.kind != Dependency::kOperation) continue;
+    const auto index = static_cast<size_t>(dependency.index);
+    if (!issued[index] && plan.operations[index].kind != OperationKind::kMark)
+      return dependency.index;
+  }
+  return -1;
+}
+
 }  // namespace ebb::sharding

@@ -48,4 +48,8 @@ void FindNeeds(const Plan& plan, std::span<const uint8_t> issued, std::span<cons
 // the plan and is not among them: an update, or a gather, that waits for a scope to close.
 bool TakesHeldSlot(const Plan& plan, std::span<const uint8_t> issued, std::span<const int> needs);
 
+// The first of the operations that `waits` name, other than marks, that is not issued; -1: all are. Who
+// waited for it would see what was there before.
+int NotIssued(const Plan& plan, std::span<const uint8_t> issued, std::span<const Dependency> waits);
+
 }  // namespace ebb::sharding

@@ -225,15 +225,11 @@ void Executor::OpenBlocked(const OpenScope& scope) {
   if (scope.backward && plan.decisions.trainable[scope.unit] && !GradientIsFree(scope)) return;
   const std::span<const sharding::Dependency> waits =
       plan.moments[static_cast<size_t>(sharding::OpenTick(scope.planned))].compute;
-  for (const sharding::Dependency& dependency : waits) {
-    if (dependency.kind != sharding::Dependency::kOperation ||
-        progress_.run->issued[dependency.index] ||
-        plan.operations[dependency.index].kind == OperationKind::kMark)
-      continue;
+  if (const int held = sharding::NotIssued(plan, progress_.run->issued, waits); held >= 0) {
     return Stick(absl::FailedPreconditionError(
         absl::StrCat(ScopeName(scope.backward, scope.unit),
                      " while a scope before it is open, behind which the ",
-                     std::string(sharding::Name(plan.operations[dependency.index].kind)),
+                     std::string(sharding::Name(plan.operations[held].kind)),
                      " of what it needs comes: close that scope first")));
   }
   WaitCompute(waits);

@@ -354,6 +354,7 @@ TEST(Conflicts, ThereAreNoneInTheDeclaredOrder) {
         }
         issued[static_cast<size_t>(i)] = 1;
       }
+      ASSERT_EQ(NotIssued(*plan, issued, moment.compute), -1);
       if (moment.kind != Moment::kOpen) continue;
       const PlannedScope& opened = plan->scopes[static_cast<size_t>(moment.scope)];
       if (opened.backward) {
