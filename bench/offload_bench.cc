@@ -139,6 +139,10 @@ absl::StatusOr<StepTime> RunStep(Engine& engine, const Model& model, double comp
 struct Bytes {
   int64_t read = 0, written = 0;
 };
+// To what moves past the page cache.
+constexpr int64_t Aligned(int64_t bytes) {
+  return (bytes + ShardFile::kAlignment - 1) / ShardFile::kAlignment * ShardFile::kAlignment;
+}
 // What the operations of a step move from and to the swap file, until the first backward and after.
 std::vector<Bytes> TrafficOf(const sharding::Plan& plan) {
   std::vector<Bytes> phases(2);
@@ -177,7 +181,7 @@ class BareFile {
                                                         int64_t bytes) {
     EBB_ASSIGN_OR_RETURN(SwapDirectory own, SwapDirectory::Create(directory, "bare"));
     BareFile bare(std::move(own));
-    const std::string path = absl::StrCat(bare.directory_->path(), "/shards");
+    const std::string path = absl::StrCat(bare.directory_.path(), "/shards");
     bare.file_ =
         FileHandle(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_DIRECT, 0600));
     if (!bare.file_.is_open() && errno == EINVAL) return std::nullopt;
@@ -198,15 +202,13 @@ class BareFile {
     return bare;
   }
   absl::Status Run(const Bytes& bytes) {
-    const auto aligned = [](int64_t count) { return (count + 4095) / 4096 * 4096; };
-    return disk_->Move(aligned(bytes.read), aligned(bytes.written));
+    return disk_->Move(Aligned(bytes.read), Aligned(bytes.written));
   }
 
  private:
-  explicit BareFile(SwapDirectory directory)
-      : directory_(std::make_unique<SwapDirectory>(std::move(directory))) {}
+  explicit BareFile(SwapDirectory directory) : directory_(std::move(directory)) {}
 
-  std::unique_ptr<SwapDirectory> directory_;
+  SwapDirectory directory_;
   FileHandle file_;
   std::vector<int> descriptors_;
   PinnedMemory memory_;
@@ -221,7 +223,7 @@ class OwnFile {
     OwnFile raw(std::move(own));
     raw.bytes_ = (bytes + kPiece - 1) / kPiece * kPiece;
     EBB_ASSIGN_OR_RETURN(raw.memory_, AllocatePinned(4 * kPiece, /*pin=*/true, "buffers"));
-    EBB_ASSIGN_OR_RETURN(raw.file_, ShardFile::Create({.directories = {raw.directory_->path()},
+    EBB_ASSIGN_OR_RETURN(raw.file_, ShardFile::Create({.directories = {raw.directory_.path()},
                                                        .name = "shards",
                                                        .bytes = raw.bytes_,
                                                        .aio = {},
@@ -241,7 +243,7 @@ class OwnFile {
         const int writes = i / 2;
         if (std::exchange(started[i], false)) EBB_RETURN_IF_ERROR(file_->Wait(transfers[i]));
         if (left[writes] <= 0) continue;
-        const int64_t piece = std::min(kPiece, (left[writes] + 4095) / 4096 * 4096);
+        const int64_t piece = std::min(kPiece, Aligned(left[writes]));
         std::byte* const data = memory_.buffer.data() + i * kPiece;
         if (writes == 0) {
           file_->StartRead(transfers[i], at[writes], data, piece);
@@ -257,10 +259,9 @@ class OwnFile {
   }
 
  private:
-  explicit OwnFile(SwapDirectory directory)
-      : directory_(std::make_unique<SwapDirectory>(std::move(directory))) {}
+  explicit OwnFile(SwapDirectory directory) : directory_(std::move(directory)) {}
 
-  std::unique_ptr<SwapDirectory> directory_;
+  SwapDirectory directory_;
   PinnedMemory memory_;
   std::unique_ptr<ShardFile> file_;
   int64_t bytes_ = 0;
