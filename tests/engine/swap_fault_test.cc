@@ -47,6 +47,13 @@ Config OnNvme(const std::string& path, Timing timing) {
   return config;
 }
 
+// The same with all that it has on NVMe on the device.
+Config OnDevice(Config config) {
+  config.zero.offload_param = {};
+  config.zero.offload_optimizer = {};
+  return config;
+}
+
 int EntriesUnder(const std::string& path) {
   int entries = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::recursive_directory_iterator(path))
@@ -299,10 +306,7 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
 TEST(SwapFaults, SlowAndPartialAnswersChangeNoBit) {
   for (const Timing timing : kTimings) {
     SCOPED_TRACE(static_cast<int>(timing));
-    Config device = OnNvme("/unused", timing);
-    device.zero.offload_param = {};
-    device.zero.offload_optimizer = {};
-    const absl::StatusOr<std::vector<uint32_t>> expected = Trained(device);
+    const auto expected = Trained(OnDevice(OnNvme("/unused", timing)));
     ASSERT_TRUE(expected.ok()) << expected.status();
     for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
       Scratch scratch;
@@ -340,10 +344,7 @@ TEST(SwapFaults, OnMemoryNoBitChanges) {
   const Scratch scratch("/dev/shm");
   for (const Timing timing : kTimings) {
     Config config = OnNvme(scratch.path(), timing);
-    Config device = config;
-    device.zero.offload_param = {};
-    device.zero.offload_optimizer = {};
-    const auto expected = Trained(device);
+    const auto expected = Trained(OnDevice(config));
     for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
       config.ebb.io_backend = backend;
       const auto bits = Trained(config);
@@ -372,10 +373,7 @@ TEST(SwapFaultsDeathTest, WhatAKilledRunLeftIsRemovedByTheNextAndChangesNoBitOfI
   EXPECT_EXIT(killed(), ::testing::KilledBySignal(SIGKILL), "");
   EXPECT_THAT(scratch.Entries(),
               ::testing::IsSupersetOf({"parameters", "parameters", "states", "states"}));
-  Config device = config;
-  device.zero.offload_param = {};
-  device.zero.offload_optimizer = {};
-  const auto expected = Trained(device), bits = Trained(config);
+  const auto expected = Trained(OnDevice(config)), bits = Trained(config);
   ASSERT_TRUE(bits.ok() && expected.ok()) << bits.status() << expected.status();
   EXPECT_EQ(*bits, *expected);
   EXPECT_EQ(EntriesUnder(scratch.path()), 0);
