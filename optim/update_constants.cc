@@ -30,7 +30,8 @@ AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScal
           .l2 = decoupled ? 0.0f : static_cast<float>(optimizer.weight_decay),
           .decay = decoupled ? static_cast<float>(1 - rate * optimizer.weight_decay) : 1.0f,
           .beta1 = static_cast<float>(beta1),
-          .one_minus_beta1 = static_cast<float>(1 - beta1),
+          // With the beta that fp32 has: the two weights of the average then sum to 1.
+          .one_minus_beta1 = 1 - static_cast<float>(beta1),
           .beta2 = static_cast<float>(beta2),
           .one_minus_beta2 = static_cast<float>(1 - beta2),
           .root_correction = static_cast<float>(root_correction),

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ebb/optim/update.h"
+#include "ebb/optim/update_constants.h"
 #include "gtest/gtest.h"
 
 namespace ebb::optim {
@@ -180,6 +181,15 @@ TEST_P(Fp64ReferenceTest, TwentyUpdatesStayWithinRounding) {
       rounding * (3 * 4 * kUpdates + rate * 6 * ratio * kUpdates * kUpdates / 2);
   for (int i = 0; i < kCount; ++i) {
     ASSERT_NEAR(master[i], reference[i].p, tolerance) << i;
+  }
+}
+
+// Exactly, as fp32 numbers: the average then decays as the beta that fp32 has says.
+TEST(FirstMomentTest, TheWeightsOfTheAverageSumToOne) {
+  for (const double beta : {0.5, 0.8, 0.9, 0.95, 0.99, 0.999, 1 - 1e-6}) {
+    const AdamConstants constants =
+        AdamConstantsOf({.beta1 = beta}, {.step = 1, .learning_rate = 0.01});
+    EXPECT_EQ(double{constants.beta1} + double{constants.one_minus_beta1}, 1) << beta;
   }
 }
 

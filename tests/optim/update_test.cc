@@ -22,7 +22,7 @@ void ReferenceAdam(const OptimizerConfig& o, const UpdateScalars& s, float gradi
   const double correction2 = o.bias_correction ? 1 - std::pow(beta2, s.step) : 1;
   float g = s.gradient_factor * gradient;
   if (!o.decoupled_weight_decay && o.weight_decay != 0) g = std::fma(float(o.weight_decay), p, g);
-  const float fresh = float(1 - beta1) * g;
+  const float fresh = (1 - float(beta1)) * g;
   m = std::fma(float(beta1), m, fresh);
   const float weighted = float(1 - beta2) * g;
   const float kept = float(beta2) * v;
