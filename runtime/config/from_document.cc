@@ -258,6 +258,26 @@ absl::Status ReadGroups(const Values& values, Config& config) {
   return absl::OkStatus();
 }
 
+// As in DeepSpeed, a schedule that rises to a rate of its own has it for all parameters.
+void RemarkOnGroupRates(Config& config) {
+  const SchedulerConfig& scheduler = config.scheduler;
+  const bool scales = scheduler.type == SchedulerType::kNone ||
+                      scheduler.type == SchedulerType::kWarmupCosine ||
+                      (scheduler.type == SchedulerType::kWarmup && !scheduler.warmup_max_lr);
+  if (scales) return;
+  std::string groups;
+  for (const auto& [name, group] : config.ebb.parameter_groups) {
+    if (!group.optimizer || group.optimizer->learning_rate == config.optimizer.learning_rate)
+      continue;
+    groups += Join({groups.empty() ? "" : ", ", Quoted(name)});
+  }
+  if (groups.empty()) return;
+  Remark(config.remarks,
+         Join({"the learning rates of the parameter groups ", groups, " are replaced by those of ",
+               Word<SchedulerType>(kSchedulerTypes, scheduler.type),
+               ", as in DeepSpeed; \"lr_factor\" scales them"}));
+}
+
 }  // namespace
 
 absl::StatusOr<Config> FromDocument(Json document) {
@@ -281,6 +301,7 @@ absl::StatusOr<Config> FromDocument(Json document) {
   EBB_RETURN_IF_ERROR(CheckTogether(config));
   RemarkOnDefaults(values, config);
   RemarkOnTiers(config);
+  RemarkOnGroupRates(config);
   return config;
 }
 

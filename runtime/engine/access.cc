@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ebb/optim/cast.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
@@ -39,20 +38,9 @@ absl::StatusOr<Executor::StateSlice> Executor::FindSlice(ParameterId p, StateCla
       found.scale = 1.0f / control_block_->loss_scale();
       break;
     case StateClass::kOptimizer: {
-      std::vector<std::string> names;
-      if (options_.optimizer) {
-        names = options_.optimizer->states;
-      } else {
-        for (std::string_view name : optim::StateNames(config_.optimizer)) names.emplace_back(name);
-      }
-      const auto state = std::find(names.begin(), names.end(), std::string(optimizer_state));
-      if (state == names.end()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("the optimizer has no state '", std::string(optimizer_state), "'; it has ",
-                         names.empty() ? "none" : absl::StrJoin(names, ", ")));
-      }
-      if (!location.trainable) return found;
-      found.array.state = static_cast<int>(state - names.begin());
+      EBB_ASSIGN_OR_RETURN(const int state, state_names_.IndexOf(model_[p].group, optimizer_state));
+      if (!location.trainable || state < 0) return found;
+      found.array.state = state;
       break;
     }
     default:

@@ -46,6 +46,7 @@
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/failures.h"
 #include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/optimizer_state_names.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/storage.h"
@@ -125,9 +126,8 @@ class Executor {
     bool apply = false;
     float gradient_factor = 1;
     int64_t step = 1;
-    optim::ScheduledRates rates = {};
-    bool scheduled =
-        false;  // by the schedule or the step, also for groups with an optimizer of their own
+    optim::ScheduledRates rates = {};  // of the ungrouped parameters
+    bool rate_of_step = false;         // StepOptions::learning_rate, which is that of all groups
   };
 
   // What ranks do together outside of steps. In a log it stands in the place of a number of
@@ -513,6 +513,7 @@ class Executor {
   std::optional<SwapVerifier> swap_verifier_;
 
   UpdateTable update_table_;
+  OptimizerStateNames state_names_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
   std::vector<uint8_t> squares_stale_;           // by unit: to be taken again before the exchange
   std::vector<int> contributions_;               // by unit: reductions issued this step

@@ -294,6 +294,8 @@ absl::Status Executor::MakeState() {
   EBB_RETURN_IF_ERROR(Prepare(*walk_));
   EBB_RETURN_IF_ERROR(Prepare(*drain_));
   update_table_ = UpdateTable(model_, config_, plan(), shard_);
+  state_names_ =
+      OptimizerStateNames(model_, config_, options_.optimizer ? &*options_.optimizer : nullptr);
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
   own_optimizer_enqueues_ =
       options_.optimizer && kernels_->enqueues() &&

@@ -17,7 +17,8 @@ struct StepOptions {
   int micro_batches = 0;  // 0: gradient_accumulation_steps of the config
   double gradient_divisor =
       0;  // global. 0: world * micro_batches; else, for example, the tokens of all ranks
-  std::optional<double> learning_rate = {};  // instead of the schedule's
+  // Instead of the schedule's and of the groups' own; a group's lr_factor scales it.
+  std::optional<double> learning_rate = {};
   bool hold_updates = false;  // no update before Finish(): gradients readable, step droppable
 };
 

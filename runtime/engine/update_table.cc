@@ -25,7 +25,14 @@ UpdateTable::UpdateTable(const ModelSpec& model, const Config& config, const sha
   }
 }
 
-// Groups that the config does not name have no options of their own.
+OptimizerConfig OptimizerOf(const Config& config, const std::string& group) {
+  const auto named = config.ebb.parameter_groups.find(group);
+  if (named == config.ebb.parameter_groups.end()) return config.optimizer;
+  OptimizerConfig optimizer = named->second.optimizer.value_or(config.optimizer);
+  optimizer.weight_decay = named->second.weight_decay.value_or(optimizer.weight_decay);
+  return optimizer;
+}
+
 int64_t UpdateTable::SetOf(const Config& config, const std::string& name) {
   const auto named = config.ebb.parameter_groups.find(name);
   const ParameterGroupConfig* const group =
@@ -33,14 +40,9 @@ int64_t UpdateTable::SetOf(const Config& config, const std::string& name) {
   const auto found = std::find_if(sets_.begin(), sets_.end(),
                                   [group](const Set& set) { return set.group == group; });
   if (found != sets_.end()) return found - sets_.begin();
-  Set set{.group = group, .optimizer = config.optimizer};
-  if (group != nullptr) {
-    set.optimizer = group->optimizer.value_or(config.optimizer);
-    set.optimizer.weight_decay = group->weight_decay.value_or(set.optimizer.weight_decay);
-    set.lr_factor = group->lr_factor;
-    set.own_rate = group->optimizer.has_value();
-  }
-  sets_.push_back(set);
+  sets_.push_back({.group = group,
+                   .optimizer = OptimizerOf(config, name),
+                   .lr_factor = group == nullptr ? 1 : group->lr_factor});
   return static_cast<int64_t>(sets_.size()) - 1;
 }
 

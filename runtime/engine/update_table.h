@@ -20,6 +20,10 @@
 
 namespace ebb {
 
+// Of a group's parameters: the group's own optimizer or the config's, with what the group changes.
+// Groups that the config does not name have no options of their own.
+OptimizerConfig OptimizerOf(const Config& config, const std::string& group);
+
 class UpdateTable {
  public:
   // What the constants of a run are computed from, and by the step.
@@ -27,7 +31,6 @@ class UpdateTable {
     const ParameterGroupConfig* group = nullptr;  // of the config that it was made with, or none
     OptimizerConfig optimizer = {};               // with what the group changes
     double lr_factor = 1;
-    bool own_rate = false;  // the group's optimizer brings its own learning rate
   };
   // Elements [begin, end) of a unit's shard, and the runs in which they are, whose ends are counted
   // from the shard's begin.

@@ -19,16 +19,19 @@ Executor::StepScalars Executor::ScalarsFor(const StepVerdict& step, double norm)
   scalars.gradient_factor = static_cast<float>(factor);
   scalars.rates =
       optim::RatesAt(config_.scheduler, config_.optimizer.learning_rate, standing_.applied);
-  if (step.learning_rate) scalars.rates.learning_rate = *step.learning_rate;
-  scalars.scheduled =
-      config_.scheduler.type != SchedulerType::kNone || step.learning_rate.has_value();
+  scalars.rate_of_step = step.learning_rate.has_value();
+  if (scalars.rate_of_step) scalars.rates.learning_rate = *step.learning_rate;
   return scalars;
 }
 
+// The schedule scales each set's own learning rate, unless it sets the rate itself.
 optim::UpdateScalars Executor::ScalarsOf(const UpdateTable::Set& set,
                                          const StepScalars& scalars) const {
-  const double rate = set.own_rate && !scalars.scheduled ? set.optimizer.learning_rate
-                                                         : scalars.rates.learning_rate;
+  const double rate = scalars.rate_of_step
+                          ? scalars.rates.learning_rate
+                          : optim::RatesAt(config_.scheduler, set.optimizer.learning_rate,
+                                           /*applied=*/scalars.step - 1)
+                                .learning_rate;
   return {.step = scalars.step,
           .learning_rate = rate * set.lr_factor,
           .beta1 = scalars.rates.beta1,

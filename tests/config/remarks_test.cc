@@ -11,6 +11,7 @@
 namespace ebb {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -295,6 +296,39 @@ TEST(Auto, HuggingFaceZero3) {
   Config completed = *config;
   completed.micro_batch_size = 4;
   EXPECT_EQ(completed.ForWorld(2)->train_batch_size, 8);
+}
+
+// Those that scale each group's own rate say nothing.
+TEST(Remarks, NameTheGroupsWhoseRatesAScheduleReplaces) {
+  const auto remarks = [](const char* scheduler) {
+    return RemarksOn(
+        absl::StrCat(R"(, "scheduler": )", scheduler, R"(, "ebb": {"parameter_groups": {
+        "head": {"optimizer": {"type": "SGD", "params": {"lr": 0.5}}},
+        "same": {"optimizer": {"type": "AdamW", "params": {"lr": 0.001}}},
+        "half": {"lr_factor": 0.5},
+        "tail": {"optimizer": {"type": "SGD", "params": {"lr": 0.25}}}}})"));
+  };
+  const char* const replacing[] = {
+      R"({"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}})",
+      R"({"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}})",
+      R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 5000}})",
+      R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}})",
+      R"({"type": "LRRangeTest"})",
+  };
+  for (const char* scheduler : replacing) {
+    EXPECT_THAT(remarks(scheduler),
+                Contains(AllOf(HasSubstr("the learning rates of the parameter groups \"head\", "
+                                         "\"tail\" are replaced by those of "),
+                               HasSubstr("as in DeepSpeed; \"lr_factor\" scales them"))))
+        << scheduler;
+  }
+  const char* const scaling[] = {
+      R"({})",
+      R"({"type": "WarmupLR"})",
+      R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 5000}})",
+  };
+  for (const char* scheduler : scaling)
+    EXPECT_THAT(remarks(scheduler), Not(Contains(HasSubstr("are replaced")))) << scheduler;
 }
 
 }  // namespace

@@ -33,7 +33,6 @@ void ExpectOptions(const UpdateTable::Set& set, const Config& config, const std:
     if (group == "a") expected.weight_decay = 0;
     EXPECT_EQ(set.optimizer, expected);
   }
-  EXPECT_EQ(set.own_rate, group == "other");
   EXPECT_EQ(set.lr_factor, group == "b" ? 0.5 : 1);
 }
 
