@@ -13,21 +13,43 @@
 namespace ebb::gpt {
 namespace {
 
-// A model of this size on a laptop's cores: bf16 with fp32 masters, parameters in shards, a short
-// warm-up and a cosine's way down. What is offloaded to NVMe stays out of RAM.
-std::string DefaultConfig(int64_t steps) {
-  const int64_t warmup = std::clamp<int64_t>(steps / 10, 1, 100);
-  return absl::StrCat(R"({
-    "train_micro_batch_size_per_gpu": 2,
-    "gradient_accumulation_steps": 1,
-    "gradient_clipping": 1.0,
-    "bf16": {"enabled": true},
-    "zero_optimization": {"stage": 3, "offload_param": {"max_in_cpu": 0}},
-    "optimizer": {"type": "AdamW", "params":
-                  {"lr": 0.0006, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.01}},
-    "scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": )",
-                      warmup, R"(, "cos_min_ratio": 0.1, "total_num_steps": )",
-                      std::max(steps, warmup + 1), "}}\n}");
+// A model of this size on a laptop's cores: bf16 with fp32 masters, a short warm-up and a cosine's way
+// down. What of it a configuration file leaves open ("auto"), these values fill.
+TrainerValues Recipe(const Options& options) {
+  const int64_t warmup = std::clamp<int64_t>(options.steps / 10, 1, 100);
+  return {.micro_batch_size = options.batch.value_or(2),
+          .gradient_accumulation_steps = options.accumulate.value_or(1),
+          .total_steps = std::max(options.steps, warmup + 1),
+          .warmup_steps = warmup,
+          .learning_rate = 6e-4,
+          .beta1 = 0.9,
+          .beta2 = 0.95,
+          .epsilon = 1e-8,
+          .weight_decay = 0.01,
+          .gradient_clipping = 1.0,
+          .compute = options.dtype.value_or(DType::kBFloat16)};
+}
+
+// Without a file: the recipe, with parameters in shards. What is offloaded to NVMe stays out of RAM.
+Config DefaultConfig(const TrainerValues& recipe) {
+  Config config;
+  config.micro_batch_size = *recipe.micro_batch_size;
+  config.gradient_accumulation_steps = *recipe.gradient_accumulation_steps;
+  config.gradient_clipping = *recipe.gradient_clipping;
+  config.compute = *recipe.compute;
+  config.zero.stage = 3;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.optimizer = {.type = OptimizerType::kAdamW,
+                      .learning_rate = *recipe.learning_rate,
+                      .beta1 = *recipe.beta1,
+                      .beta2 = *recipe.beta2,
+                      .epsilon = *recipe.epsilon,
+                      .weight_decay = *recipe.weight_decay};
+  config.scheduler = {.type = SchedulerType::kWarmupCosine,
+                      .warmup_num_steps = *recipe.warmup_steps,
+                      .total_num_steps = *recipe.total_steps,
+                      .cos_min_ratio = 0.1};
+  return config;
 }
 
 bool IsUtf8(const std::string& text) {
@@ -307,8 +329,11 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
 }
 
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
-  auto config = options.config_file.empty() ? Config::FromJson(DefaultConfig(options.steps))
-                                            : Config::FromFile(options.config_file);
+  const TrainerValues recipe = Recipe(options);
+  absl::StatusOr<Config> config = DefaultConfig(recipe);
+  if (!options.config_file.empty()) {
+    config = Config::FromFile(options.config_file, {.trainer = recipe});
+  }
   if (!config.ok()) return config.status();
   if (options.stage) config->zero.stage = *options.stage;
   if (options.dtype) config->compute = *options.dtype;
@@ -316,12 +341,7 @@ absl::StatusOr<Config> ResolveConfig(const Options& options) {
   EBB_RETURN_IF_ERROR(ApplyOffload(options, *config));
   if (!options.trace_file.empty()) config->ebb.trace = options.trace_file;
   EBB_RETURN_IF_ERROR(config->Validate());
-  absl::StatusOr<Config> resolved = config->ForWorld(options.ranks);
-  if (!resolved.ok() && config->train_batch_size == 0 && config->micro_batch_size == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(resolved.status().message(), "; gpt --batch N gives the micro-batch"));
-  }
-  return resolved;
+  return config->ForWorld(options.ranks);
 }
 
 absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) {

@@ -82,8 +82,8 @@ struct Triple {
     if (train == 0 && micro == 0) {
       return Invalid({"nothing says how large a batch is (", Numbers(),
                       "): give \"train_batch_size\" or \"train_micro_batch_size_per_gpu\" as a "
-                      "number; \"auto\" counts as not given, as only Hugging Face's Trainer could "
-                      "fill it in"});
+                      "number; \"auto\" counts as not given where the trainer does not say it "
+                      "(ReadOptions::trainer)"});
     }
     int64_t unit = 0;  // what the train batch must be a multiple of; if both are given, be
     if (__builtin_mul_overflow(std::max<int64_t>(micro, 1) * std::max<int64_t>(accumulation, 1),

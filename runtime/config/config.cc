@@ -30,9 +30,9 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<Config> Config::FromFile(const std::string& path) {
+absl::StatusOr<Config> Config::FromFile(const std::string& path, const ReadOptions& options) {
   EBB_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  absl::StatusOr<Config> config = FromJson(text);
+  absl::StatusOr<Config> config = FromJson(text, options);
   if (!config.ok()) {
     return config::Invalid(
         {path, ": ", {config.status().message().data(), config.status().message().size()}});
@@ -40,9 +40,9 @@ absl::StatusOr<Config> Config::FromFile(const std::string& path) {
   return config;
 }
 
-absl::StatusOr<Config> Config::FromJson(std::string_view json) {
+absl::StatusOr<Config> Config::FromJson(std::string_view json, const ReadOptions& options) {
   EBB_ASSIGN_OR_RETURN(config::Json document, config::ParseDocument(json));
-  return config::FromDocument(std::move(document));
+  return config::FromDocument(std::move(document), options);
 }
 
 // Every key's own range is the table's, and a Config that is not one of a file has no other way to

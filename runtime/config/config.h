@@ -196,6 +196,20 @@ struct EbbConfig {
   friend bool operator==(const EbbConfig&, const EbbConfig&) = default;
 };
 
+// What a trainer knows by itself. A file leaves such a value to it with "auto", as it does to Hugging
+// Face's Trainer, or does not have it at all where nothing can be trained without one.
+struct TrainerValues {
+  std::optional<int64_t> micro_batch_size = {}, gradient_accumulation_steps = {};
+  std::optional<int64_t> total_steps = {}, warmup_steps = {};
+  std::optional<double> learning_rate = {}, beta1 = {}, beta2 = {}, epsilon = {};
+  std::optional<double> weight_decay = {}, gradient_clipping = {};
+  std::optional<DType> compute = {};
+};
+
+struct ReadOptions {
+  TrainerValues trainer = {};
+};
+
 struct Config {
   // The batch triple; 0: not given. ForWorld completes it.
   int64_t train_batch_size = 0, micro_batch_size = 0, gradient_accumulation_steps = 0;
@@ -216,8 +230,8 @@ struct Config {
   // rank 0.
   std::vector<std::string> remarks = {};
 
-  static absl::StatusOr<Config> FromFile(const std::string& path);
-  static absl::StatusOr<Config> FromJson(std::string_view json);
+  static absl::StatusOr<Config> FromFile(const std::string& path, const ReadOptions& options = {});
+  static absl::StatusOr<Config> FromJson(std::string_view json, const ReadOptions& options = {});
 
   // The configuration for `world` ranks: the batch triple completed (train = micro * accumulation *
   // world), micro_batches_per_round, reduce_at and communication resolved, io_backend as the

@@ -8,7 +8,7 @@
 
 namespace ebb::config {
 
-absl::StatusOr<Config> FromDocument(Json document);
+absl::StatusOr<Config> FromDocument(Json document, const ReadOptions& options = {});
 
 Json ToDocument(Config config);
 

@@ -10,6 +10,7 @@
 #include "ebb/runtime/config/reader.h"
 #include "ebb/runtime/config/requests_in_flight.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/config/trainer_values.h"
 
 namespace ebb::config {
 namespace {
@@ -124,11 +125,13 @@ absl::Status CheckType(const Values& values, std::string_view block) {
       return Invalid({Quoted(parameter->shown), " is not a parameter of ", type,
                       ", which has: ", ParametersOf(prefix, type)});
     }
-    if (parameter == nullptr && HasWord(key.required_for, type)) {
-      return Invalid({type, " needs ",
-                      Quoted(Join({given->shown, ".params.", key.path.substr(prefix.size())})),
-                      ": ", key.meaning});
-    }
+    if (!HasWord(key.required_for, type) || values.Value(key.path) != nullptr) continue;
+    const std::string shown =
+        Quoted(Join({given->shown, ".params.", key.path.substr(prefix.size())}));
+    if (parameter == nullptr) return Invalid({type, " needs ", shown, ": ", key.meaning});
+    return Invalid({shown, " is \"auto\", and nothing here says what it should be (", key.meaning,
+                    "); give ", Allowed(key),
+                    " in its place, or let the trainer say it (ReadOptions::trainer)"});
   }
   return absl::OkStatus();
 }
@@ -234,7 +237,8 @@ void RemarkOnDefaults(const Values& values, Config& config) {
            "\"gradient_clipping\": 0 turns it off");
   }
   if (values.Find("optimizer.type") == nullptr) {
-    Remark(config.remarks, "no \"optimizer\": AdamW with its defaults, a learning rate of 0.001");
+    Remark(config.remarks, Join({"no \"optimizer\": AdamW, a learning rate of ",
+                                 Shown(config.optimizer.learning_rate)}));
   }
   if (values.Value("data_types.grad_accum_dtype") == nullptr && config.compute != DType::kFloat32) {
     Remark(config.remarks,
@@ -280,10 +284,13 @@ void RemarkOnGroupRates(Config& config) {
 
 }  // namespace
 
-absl::StatusOr<Config> FromDocument(Json document) {
+absl::StatusOr<Config> FromDocument(Json document, const ReadOptions& options) {
   Config config;
   ReplaceOldForm(document, config.remarks);
-  EBB_ASSIGN_OR_RETURN(const Values values, ReadValues(document, config.remarks));
+  EBB_ASSIGN_OR_RETURN(Values values, ReadValues(document, config.remarks));
+  TrainersShare trainer(options.trainer);
+  EBB_RETURN_IF_ERROR(trainer.Fill(values));
+  trainer.Remark(config.remarks);
   EBB_RETURN_IF_ERROR(CheckType(values, "optimizer"));
   EBB_RETURN_IF_ERROR(CheckType(values, "scheduler"));
   const FieldReader read(values);

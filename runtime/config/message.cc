@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "nlohmann/json.hpp"
 
 namespace ebb::config {
 
@@ -14,8 +15,12 @@ std::string Shortened(std::string_view text, size_t bytes_max) {
     end = bytes_max;
     while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0u) == 0x80u) --end;
   }
+  // nlohmann's writer puts U+FFFD where there is no UTF-8.
+  using nlohmann::json;
+  const std::string valid =
+      json::parse(json(text.substr(0, end)).dump(-1, ' ', false, json::error_handler_t::replace));
   std::string shown;
-  for (const char c : text.substr(0, end)) {
+  for (const char c : valid) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f) {
       shown += absl::StrFormat("\\x%02x", byte);

@@ -20,7 +20,8 @@ inline absl::Status Invalid(std::initializer_list<std::string_view> pieces) {
   return absl::InvalidArgumentError(Join(pieces));
 }
 
-// At most about `bytes_max` bytes of it, cut between characters, control characters escaped.
+// At most about `bytes_max` bytes of it, cut between characters, control characters escaped; what is
+// not UTF-8 becomes U+FFFD.
 std::string Shortened(std::string_view text, size_t bytes_max = 160);
 
 inline std::string Quoted(std::string_view text) {

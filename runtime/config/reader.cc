@@ -152,15 +152,7 @@ class Reader {
   absl::Status ReadAuto(const Key& key, const std::string& shown, const Block& block,
                         Values& values) {
     values.given[key.path].value = nullptr;
-    if (!key.required_for.empty()) {
-      return Invalid({Quoted(shown), " is \"auto\", and nothing here says what it should be (",
-                      key.meaning, "); give ", Allowed(key),
-                      " in its place: only Hugging Face's Trainer could fill it in"});
-    }
-    if (key.taken == Taken::kNoMeaning) return Take(key, "auto", shown, block);
-    Remark(remarks_, Join({Quoted(shown), " is \"auto\": taken as ",
-                           key.default_value.empty() ? "not given" : key.default_value}));
-    return absl::OkStatus();
+    return key.taken == Taken::kNoMeaning ? Take(key, "auto", shown, block) : absl::OkStatus();
   }
 
   void RemarkWithoutMeaning(const Block& block) {

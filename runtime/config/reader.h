@@ -14,8 +14,8 @@
 namespace ebb::config {
 
 struct Given {
-  const Json* value = nullptr;  // in the document; null: "auto"
-  std::string shown;            // the path as the file has it
+  const Json* value = nullptr;  // in the document, or what the trainer fills in; null: "auto"
+  std::string shown = "";       // the path as the file has it
 };
 
 // What a document gives, by the path of the key's row; null counts as not given. An optimizer of a

@@ -86,6 +86,15 @@ TEST(ParseDocument, RefusesInvalidUtf8) {
   EXPECT_TRUE(ParseDocument("\xef\xbb\xbf{}").ok()) << "a byte order mark is legal";
 }
 
+TEST(Messages, PutAReplacementCharacterWhereThereIsNoUtf8) {
+  EXPECT_EQ(Shortened("a\xff\xfe b"), "a\xef\xbf\xbd\xef\xbf\xbd b");
+  EXPECT_EQ(Shortened("\xc3\xa4 \xed\xa0\x80"), "\xc3\xa4 \xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd");
+  EXPECT_EQ(Shortened("\x07\xc3\xa4\xc3\xa4", 4), "\\x07\xc3\xa4...");
+  for (const char* text : {"{\"a\": \"\xff\"}", "{\"\xc0\x80\": 1}", "{\xf8: 1}", "\xff"}) {
+    EXPECT_NO_THROW((void)Json(ErrorOf(text)).dump()) << text;
+  }
+}
+
 TEST(ParseDocument, RefusesNumbersBeyondFp64) {
   EXPECT_THAT(ErrorOf("{\"a\": 1e400}"), HasSubstr("line 1, column"));
   EXPECT_TRUE(ParseDocument("{\"a\": 1e-400}").ok());

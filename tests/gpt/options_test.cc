@@ -244,15 +244,34 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{{"--nvme-path=", "--offload-optimizer", "nvme"}, "--nvme-path"},
         Mistake{{"--nvme-path", "/nvme/\xff", "--offload-optimizer", "nvme"}, "is not in UTF-8"}));
 
-TEST(OptionsTest, ABatchThatNothingGivesIsRefusedWithTheOptionThatDoes) {
+// The file that Hugging Face's users have.
+TEST(OptionsTest, WhatAFileLeavesToTheTrainerIsFilledInFromTheOptions) {
   ScratchFiles files;
   const std::string path = files.Write("config.json", R"({"train_batch_size": "auto",
-      "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"})");
-  const auto config = ResolveConfig(*Parse({"--config", path.c_str()}).options);
-  EXPECT_THAT(
-      std::string(config.status().message()),
-      AllOf(HasSubstr("nothing says how large a batch is"), HasSubstr("gpt --batch N gives")));
-  EXPECT_TRUE(ResolveConfig(*Parse({"--config", path.c_str(), "--batch", "2"}).options).ok());
+      "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+      "gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"},
+      "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto",
+                                                "weight_decay": "auto"}},
+      "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_min_lr": "auto",
+          "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}},
+      "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}})");
+  const auto config = ResolveConfig(*Parse({"--config", path.c_str(), "--steps", "50"}).options);
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto plain = ResolveConfig(*Parse({"--steps", "50"}).options);
+  EXPECT_EQ(config->optimizer, plain->optimizer);
+  EXPECT_EQ(config->compute, DType::kBFloat16);
+  EXPECT_EQ(config->micro_batch_size, plain->micro_batch_size);
+  EXPECT_EQ(config->train_batch_size, plain->train_batch_size);
+  EXPECT_EQ(config->scheduler.total_num_steps, 50);
+  EXPECT_EQ(config->scheduler.warmup_num_steps, 5);
+  EXPECT_EQ(config->scheduler.warmup_max_lr, plain->optimizer.learning_rate);
+
+  const auto asked = ResolveConfig(
+      *Parse({"--config", path.c_str(), "--batch", "3", "--accumulate", "2", "--dtype", "fp16"})
+           .options);
+  ASSERT_TRUE(asked.ok()) << asked.status();
+  EXPECT_EQ(asked->train_batch_size, 3 * 2 * 2);
+  EXPECT_EQ(asked->compute, DType::kFloat16);
 }
 
 TEST(OptionsTest, ABatchThatTheRanksDoNotDivideIsRefused) {

@@ -1,0 +1,114 @@
+#include "ebb/runtime/config/trainer_values.h"
+
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb::config {
+namespace {
+
+constexpr std::string_view kOptimizerParameters[] = {
+    "optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps",
+    "optimizer.params.weight_decay"};
+constexpr std::string_view kTotalSteps = "scheduler.params.total_num_steps";
+
+bool IsTrue(const Json* value) {
+  return value != nullptr && value->is_boolean() && value->get<bool>();
+}
+
+void Append(std::string_view sentence, std::string& list) {
+  list += Join({list.empty() ? "" : ", ", sentence});
+}
+
+}  // namespace
+
+TrainersShare::TrainersShare(const TrainerValues& trainer) {
+  const auto know = [&](std::string_view path, const auto& value) {
+    if (value.has_value()) known_.emplace_back(path, Json(*value));
+  };
+  know("train_micro_batch_size_per_gpu", trainer.micro_batch_size);
+  know("gradient_accumulation_steps", trainer.gradient_accumulation_steps);
+  know("gradient_clipping", trainer.gradient_clipping);
+  know("optimizer.params.lr", trainer.learning_rate);
+  if (trainer.beta1.has_value() && trainer.beta2.has_value()) {
+    known_.emplace_back("optimizer.params.betas", Json::array({*trainer.beta1, *trainer.beta2}));
+  }
+  know("optimizer.params.eps", trainer.epsilon);
+  know("optimizer.params.weight_decay", trainer.weight_decay);
+  know("scheduler.params.warmup_num_steps", trainer.warmup_steps);
+  know(kTotalSteps, trainer.total_steps);
+  if (trainer.compute.has_value()) {
+    known_.emplace_back("fp16.enabled", *trainer.compute == DType::kFloat16);
+    known_.emplace_back("bf16.enabled", *trainer.compute == DType::kBFloat16);
+  }
+}
+
+const Json* TrainersShare::Find(std::string_view path) const {
+  for (const auto& [known, value] : known_) {
+    if (known == path) return &value;
+  }
+  return nullptr;
+}
+
+absl::Status TrainersShare::Put(std::string_view path, Values& values) {
+  const Json* value = Find(path);
+  if (value == nullptr) return absl::OkStatus();
+  const Key& key = *FindKey(path);
+  Given& given = values.given[key.path];
+  if (given.shown.empty()) given.shown = path;
+  EBB_RETURN_IF_ERROR(Check(key, *value, Join({"the trainer's ", given.shown})));
+  given.value = value;
+  Append(Join({Quoted(given.shown), " ", Shown(*value)}), filled_);
+  return absl::OkStatus();
+}
+
+absl::Status TrainersShare::FillMissing(Values& values) {
+  const auto has_number = [&](std::string_view path) { return values.Value(path) != nullptr; };
+  if (!has_number("train_batch_size") && !has_number("train_micro_batch_size_per_gpu")) {
+    EBB_RETURN_IF_ERROR(Put("train_micro_batch_size_per_gpu", values));
+  }
+  if (values.Find("optimizer.type") == nullptr) {
+    for (std::string_view path : kOptimizerParameters) EBB_RETURN_IF_ERROR(Put(path, values));
+  }
+  const Json* schedule = values.Value("scheduler.type");
+  if (schedule != nullptr && !has_number(kTotalSteps) &&
+      HasWord(FindKey(kTotalSteps)->required_for,
+              FindWord(FindKey("scheduler.type")->words, schedule->get<std::string>()))) {
+    return Put(kTotalSteps, values);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainersShare::FillAuto(Values& values) {
+  const bool other_is_on =
+      IsTrue(values.Value("fp16.enabled")) || IsTrue(values.Value("bf16.enabled"));
+  for (auto& [path, given] : values.given) {
+    if (given.value != nullptr) continue;
+    // Beside a total, the arithmetic of the triple says what the two others are.
+    const bool is_derived =
+        values.Value("train_batch_size") != nullptr &&
+        (path == "train_micro_batch_size_per_gpu" || path == "gradient_accumulation_steps");
+    const bool is_other_precision =
+        other_is_on && (path == "fp16.enabled" || path == "bf16.enabled");
+    if (!is_derived && !is_other_precision) EBB_RETURN_IF_ERROR(Put(path, values));
+    const Key& key = *FindKey(path);
+    if (given.value != nullptr || path == "train_batch_size" || is_derived) continue;
+    if (path == "scheduler.params.warmup_max_lr") continue;  // the optimizer's
+    Append(Join({Quoted(given.shown), " ",
+                 key.default_value.empty() ? "not given" : key.default_value}),
+           left_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TrainersShare::Fill(Values& values) {
+  EBB_RETURN_IF_ERROR(FillAuto(values));
+  for (auto& [name, group] : values.groups) EBB_RETURN_IF_ERROR(FillAuto(group));
+  return FillMissing(values);
+}
+
+void TrainersShare::Remark(std::vector<std::string>& remarks) const {
+  if (!filled_.empty()) config::Remark(remarks, Join({"filled in by the trainer: ", filled_}));
+  if (!left_.empty()) config::Remark(remarks, Join({"\"auto\" taken as the default: ", left_}));
+}
+
+}  // namespace ebb::config
