@@ -1,5 +1,5 @@
 # cmake --install: static libraries, public headers, a CMake package (find_package(ebb), targets ebb::ebb, ebb::engine,
-# ...) and ebb.pc. What others must find before they can link Ebb is read from the targets, so neither file can forget
+# ...), ebb.pc, the documentation, examples/minimal and the licence. What others must find before they can link Ebb is read from the targets, so neither file can forget
 # one. Both are relocatable: every path inside is relative to where the file lies.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
@@ -83,11 +83,23 @@ install(
         ${PROJECT_SOURCE_DIR}/cmake/Findhwy.cmake ${PROJECT_SOURCE_DIR}/cmake/Findliburing.cmake
   DESTINATION ${ebb_package_dir} COMPONENT development)
 install(FILES ${ebb_generated_dir}/ebb.pc DESTINATION ${ebb_pc_dir} COMPONENT development)
+# The include folder of the build is made of links into the tree: what they lead to is installed.
 foreach(header ${ebb_public_headers})
-  get_filename_component(folder ${header} DIRECTORY)
-  install(FILES ${EBB_INCLUDE_DIR}/ebb/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ebb/${folder}
-    COMPONENT development)
+  cmake_path(GET header PARENT_PATH folder)
+  file(REAL_PATH ${EBB_INCLUDE_DIR}/ebb/${header} file)
+  install(FILES ${file} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ebb/${folder} COMPONENT development)
 endforeach()
+# Where their links find each other.
+install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/ARCHITECTURE.md
+  DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples/minimal DESTINATION ${CMAKE_INSTALL_DOCDIR}/examples
+  COMPONENT development)
+set(ebb_components development)
 if(TARGET gpt)
   install(TARGETS gpt RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT trainer)
+  list(APPEND ebb_components trainer)
 endif()
+foreach(component ${ebb_components})
+  install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT ${component})
+endforeach()
