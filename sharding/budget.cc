@@ -271,6 +271,8 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
   std::vector<std::string> tiers;
   if (room.holds_device) tiers.push_back(absl::StrCat("device: ", Table(pools.bytes)));
   if (HostBytes(pools) > 0) tiers.push_back(absl::StrCat("cpu: ", Table(pools.host_bytes)));
+  if (room.holds_device && room.untouched > 0)
+    tiers.push_back(absl::StrCat("of the workspace untouched: ", Megabytes(room.untouched)));
   const int64_t bytes = BytesInRam(pools, room);
   const std::string all = room.ranks == 1
                               ? ""
@@ -284,17 +286,11 @@ std::string Needed(const Pools& pools, const HostRoom& room) {
 }  // namespace
 
 int64_t BytesInRam(const Pools& pools, const HostRoom& room) {
-  return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) : 0);
-}
-
-int64_t WorkspaceBytes(const Pools& pools) {
-  return BufferBytes(pools.bytes[static_cast<int>(StateClass::kWorkspace)]);
+  return HostBytes(pools) + (room.holds_device ? DeviceBytes(pools) - room.untouched : 0);
 }
 
 absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room) {
-  int64_t touched = BytesInRam(pools, room);
-  if (room.holds_device) touched -= WorkspaceBytes(pools);
-  if (touched <= room.bytes_of_rank()) return absl::OkStatus();
+  if (BytesInRam(pools, room) <= room.bytes_of_rank()) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(room.of, " ", Needed(pools, room)));
 }
 

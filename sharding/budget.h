@@ -44,8 +44,9 @@ struct HostRoom {
   std::string of;             // of what: "this machine"
   int64_t ranks = 1;          // that take their pools from it
   int64_t ram = 0, swap = 0;  // bytes
-  // Pools on the device are in RAM too.
+  // Pools on the device are in RAM too, but for what the trainer leaves untouched of its workspace.
   bool holds_device = false;
+  int64_t untouched = 0;  // bytes of a rank
 
   int64_t bytes_of_rank() const { return (ram + swap) / ranks; }
   // Of so many bytes of a rank, what is left to the rest of its process: some 25 MiB of programs and
@@ -54,14 +55,13 @@ struct HostRoom {
     return std::max(of_rank / 20, std::min(of_rank / 4, int64_t{40} << 20));
   }
 };
-int64_t WorkspaceBytes(const Pools& pools);
 // Bytes of a rank's pools that are in RAM.
 int64_t BytesInRam(const Pools& pools, const HostRoom& room);
-// kResourceExhausted: the pools cannot be there with swap space neither, and which class needs how much.
-// Without the workspace, which a trainer may leave untouched.
+// kResourceExhausted: the pools cannot be there, not even with swap space, and which class needs how
+// much.
 absl::Status CheckHostRoom(const Pools& pools, const HostRoom& room);
-// A sentence where they can, but perhaps only with swap space, an untouched workspace or less than
-// BesidePools() for the rest; else "".
+// A sentence where they can, but perhaps only with swap space or less than BesidePools() for the rest;
+// else "".
 std::string HostRoomWarning(const Pools& pools, const HostRoom& room);
 
 // Of a rank, all classes.

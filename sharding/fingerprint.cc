@@ -19,7 +19,7 @@ uint64_t Fingerprint(const ModelSpec& model) {
   }
   for (const Visit& visit : model.forward)
     hasher.Add(static_cast<int64_t>(visit.unit)).Add(visit.output_bytes);
-  return hasher.Add(model.workspace_bytes).hash();
+  return hasher.Add(model.workspace_bytes).Add(model.workspace_untouched_bytes).hash();
 }
 
 namespace {

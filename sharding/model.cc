@@ -131,6 +131,12 @@ absl::Status CheckForward(const ModelSpec& model) {
     return absl::InvalidArgumentError(
         absl::StrCat("workspace_bytes is ", model.workspace_bytes, "; it must be 0 to 2^53"));
   }
+  if (model.workspace_untouched_bytes < 0 ||
+      model.workspace_untouched_bytes > model.workspace_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("workspace_untouched_bytes is ", model.workspace_untouched_bytes,
+                     "; it must be 0 to workspace_bytes, ", model.workspace_bytes));
+  }
   std::vector<bool> visited(model.units.size(), false);
   int64_t bytes = model.workspace_bytes;
   for (size_t i = 0; i < model.forward.size(); ++i) {

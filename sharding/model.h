@@ -69,6 +69,9 @@ struct ModelSpec {
       forward;  // the order of forward; backward is its reverse, down to the first trainable visit
   int64_t workspace_bytes =
       0;  // the trainer's scratch on the device: planned, counted, served by Engine::workspace()
+  // Of the workspace, bytes that the trainer never writes. Where the device's memory is the host's they
+  // take no RAM, and whether the host has enough is asked without them.
+  int64_t workspace_untouched_bytes = 0;
 
   UnitId AddUnit(std::string name);
   ParameterId Add(UnitId unit, ParameterSpec parameter);

@@ -37,7 +37,8 @@ absl::Status Executor::CheckHostMemory() {
                      .ranks = std::count_if(all.begin(), all.end(), is_under),
                      .ram = limits[i].ram,
                      .swap = limits[i].swap,
-                     .holds_device = device_.kind() == DeviceKind::kCpu});
+                     .holds_device = device_.kind() == DeviceKind::kCpu,
+                     .untouched = model_.workspace_untouched_bytes});
     std::string warning = sharding::HostRoomWarning(plan().pools, rooms.back());
     if (first_ranks.back() == rank_ && !warning.empty()) warnings.push_back(std::move(warning));
   }
@@ -62,7 +63,7 @@ std::string Executor::AdviceFor(const sharding::HostRoom& room) const {
   const int64_t of_pools =
       room.bytes_of_rank() - sharding::HostRoom::BesidePools(room.bytes_of_rank());
   if (room.holds_device) {
-    caps.together = of_pools + sharding::WorkspaceBytes(plan().pools);  // which may stay untouched
+    caps.together = of_pools + room.untouched;
   } else {
     caps.host = of_pools;
   }

@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
 #include "ebb/offload/test_hooks.h"
 #include "tests/engine/scripted.h"
 #include "tests/offload/has_once.h"
@@ -56,6 +58,19 @@ class HostMemoryTest : public ::testing::Test {
     return statuses;
   }
 
+  // config_ with the JSON of the message's advice merged into it; without any, as it is.
+  Config Followed(const std::string& message, const std::string& folder) const {
+    const size_t from = message.find("; {"), to = message.find("} would fit");
+    nlohmann::json config = nlohmann::json::parse(config_.ToJson());
+    if (to != message.npos) {
+      config.merge_patch(nlohmann::json::parse(absl::StrReplaceAll(
+          message.substr(from + 2, to + 1 - (from + 2)), {{"FOLDER", folder}})));
+    }
+    const absl::StatusOr<Config> followed = Config::FromJson(config.dump());
+    EXPECT_TRUE(followed.ok()) << followed.status() << ": " << message;
+    return followed.ok() ? *followed : config_;
+  }
+
   ModelSpec model_;
   Config config_ = ConfigFor({.world = kWorld, .stage = 1});
   SystemFiles files_;
@@ -91,19 +106,26 @@ TEST_F(HostMemoryTest, BeyondRamAndSwapSpaceTheyAreRefusedOnEveryRankWithWhatWou
   }
 }
 
-// Nor does it take of what an advised change may need.
-TEST_F(HostMemoryTest, WhatWouldFitIsTheSameWithAWorkspace) {
-  files_.Memory(NeededKib(config_) * 9 / 10, /*swap_kib=*/0);
-  const auto advised = [&] {
-    const std::string message(Created(config_).front().message());
-    const size_t from = message.find("; {");
-    return from == message.npos ? message
-                                : message.substr(from, message.find("} would fit") - from);
-  };
-  const std::string without = advised();
-  EXPECT_THAT(without, HasSubstr("; {"));
-  model_.workspace_bytes = int64_t{1} << 40;
-  EXPECT_EQ(advised(), without);
+// The group's kernel would kill a process that fills its workspace in the first step.
+TEST_F(HostMemoryTest, WhatIsAdvisedFitsTheGroupWithTheWorkspaceThatTheTrainerFills) {
+  const Scratch scratch;
+  model_.workspace_bytes = 4 << 20;
+  const int64_t needed = NeededKib(config_) * 1024;
+  files_.Memory(int64_t{1} << 40, 0);
+  files_.Group("/job");
+  int fit = 0;
+  for (const int64_t percent : {95, 80, 65, 50}) {
+    const int64_t limit = needed / 100 * percent;
+    files_.GroupMemory("/job", std::to_string(limit), 0, 0);
+    const absl::Status refused = Created(config_).front();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << percent << "%: " << refused;
+    const Config advised = Followed(std::string(refused.message()), scratch.path());
+    if (advised.ToJson() == config_.ToJson()) continue;
+    ++fit;
+    EXPECT_LE(NeededKib(advised) * 1024, limit) << percent << "%: " << refused;
+    EXPECT_TRUE(Created(advised).front().ok()) << percent << "%: " << refused;
+  }
+  EXPECT_GE(fit, 2);
 }
 
 // With the machine's memory alone a change would be advised that the group has no room for.
@@ -123,14 +145,30 @@ TEST_F(HostMemoryTest, WhatFitsWithSwapSpaceIsTakenWithOneWarning) {
   EXPECT_THAT(log_, HasOnce("what does not fit will be swapped"));
 }
 
-// It is declared for the trainer, who may leave a part of it untouched.
-TEST_F(HostMemoryTest, AWorkspaceIsNoReasonToRefuse) {
+TEST_F(HostMemoryTest, WhatStaysUntouchedOfAWorkspaceIsNoReasonToRefuse) {
   const int64_t without = NeededKib(config_);
+  files_.Memory(without * 3 / 2, 0);
   model_.workspace_bytes = int64_t{1} << 40;
-  files_.Memory(without, 0);
-  const absl::Status status = Created(config_).front();
-  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("this machine")));
-  EXPECT_THAT(log_, HasOnce("what does not fit will be swapped"));
+  EXPECT_THAT(std::string(Created(config_).front().message()), HasSubstr("this machine"));
+  model_.workspace_untouched_bytes = model_.workspace_bytes;
+  // An allocation of so much may be refused by the system, but not here.
+  EXPECT_THAT(std::string(Created(config_).front().message()), Not(HasSubstr("this machine")));
+  EXPECT_THAT(log_, Not(HasSubstr("this machine")));
+}
+
+// Nor does it take of what an advised change may need.
+TEST_F(HostMemoryTest, WhatWouldFitIsTheSameWithAWorkspaceThatStaysUntouched) {
+  files_.Memory(NeededKib(config_) * 9 / 10, /*swap_kib=*/0);
+  const auto advised = [&] {
+    const std::string message(Created(config_).front().message());
+    const size_t from = message.find("; {");
+    return from == message.npos ? message
+                                : message.substr(from, message.find("} would fit") - from);
+  };
+  const std::string without = advised();
+  EXPECT_THAT(without, HasSubstr("; {"));
+  model_.workspace_bytes = model_.workspace_untouched_bytes = int64_t{1} << 40;
+  EXPECT_EQ(advised(), without);
 }
 
 TEST_F(HostMemoryTest, AControlGroupRefusesWhatTheMachineHas) {
