@@ -11,7 +11,8 @@
 // loop (raw_disk.h), of which the one counts that is faster in the median; where the file system
 // refuses O_DIRECT there is no bare loop, and a line says so. checksums: what ebb.verify_swap adds to a
 // step that has no kernels but its updates, which read, sum, update, sum and write their states: in
-// time, which is the disk's and as unsteady, and in what the processors have to do.
+// time, which is the disk's and as unsteady, and in what the processors have to do; "states" over "off",
+// and "all" over "states", beside what "auto" takes that for.
 //
 // DIRECTORY needs 2 GiB free: 14 bytes a parameter of the engine's, and for each of both ways to the
 // disk a file as long as a step's traffic in its larger direction. checksums: two engines' own.
@@ -351,13 +352,14 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
   return absl::OkStatus();
 }
 
-absl::Status CompareChecksums(World world, const std::string& directory) {
+absl::Status CompareChecksums(World world, const std::string& directory, VerifySwap fewer,
+                              VerifySwap more, const char* names) {
   const Model model = MakeModel();
   const Device device = Device::Cpu();
   Config config = ConfigFor(/*early=*/false, directory);
-  config.ebb.verify_swap = VerifySwap::kOff;
+  config.ebb.verify_swap = fewer;
   EBB_ASSIGN_OR_RETURN(Engine without, Engine::Create(world, device, model.spec, config));
-  config.ebb.verify_swap = VerifySwap::kStates;
+  config.ebb.verify_swap = more;
   EBB_ASSIGN_OR_RETURN(Engine with, Engine::Create(world, device, model.spec, config));
   std::vector<double> times[2], busy[2], ratios, busy_ratios;
   for (int turn = 0; turn < kWarmUps + kChecksumTurns; ++turn) {
@@ -384,11 +386,22 @@ absl::Status CompareChecksums(World world, const std::string& directory) {
     busy_ratios.push_back(busy_of_turn[1] / busy_of_turn[0]);
   }
   std::printf(
-      "checksums: step of updates alone %.1f ms without, %.1f with: %.3f (quartiles %.3f, %.3f)\n"
-      "           of processors %.1f ms without, %.1f with: %.3f (quartiles %.3f, %.3f)\n",
-      Median(times[0]) * 1e3, Median(times[1]) * 1e3, Median(ratios), Quantile(ratios, 0.25),
+      "checksums, %s: step of updates alone %.1f ms, %.1f: %.3f (quartiles %.3f, %.3f)\n"
+      "           of processors %.1f ms, %.1f: %.3f (quartiles %.3f, %.3f)\n",
+      names, Median(times[0]) * 1e3, Median(times[1]) * 1e3, Median(ratios), Quantile(ratios, 0.25),
       Quantile(ratios, 0.75), Median(busy[0]) * 1e3, Median(busy[1]) * 1e3, Median(busy_ratios),
       Quantile(busy_ratios, 0.25), Quantile(busy_ratios, 0.75));
+  return absl::OkStatus();
+}
+
+// What auto comes to for the same step, and why: the engine's line says it.
+absl::Status ShowAuto(World world, const std::string& directory) {
+  const Model model = MakeModel();
+  Config config = ConfigFor(/*early=*/false, directory);
+  config.ebb.verify_swap = VerifySwap::kAuto;
+  EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(), model.spec, config));
+  std::printf("           auto: %s\n",
+              engine.config().ebb.verify_swap == VerifySwap::kAll ? "all" : "states");
   return absl::OkStatus();
 }
 
@@ -413,7 +426,12 @@ int main(int argc, char** argv) {
         return compared;
     }
     if (!only.empty() && only != "checksums") return absl::OkStatus();
-    return ebb::bench::CompareChecksums(world, argv[1]);
+    using enum ebb::VerifySwap;
+    EBB_RETURN_IF_ERROR(
+        ebb::bench::CompareChecksums(world, argv[1], kOff, kStates, "off and states"));
+    EBB_RETURN_IF_ERROR(
+        ebb::bench::CompareChecksums(world, argv[1], kStates, kAll, "states and all"));
+    return ebb::bench::ShowAuto(world, argv[1]);
   });
   if (status.ok()) return 0;
   std::fprintf(stderr, "offload_bench: %s\n", std::string(status.message()).c_str());

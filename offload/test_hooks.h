@@ -19,6 +19,8 @@ struct OffloadTestHooks {
   std::function<int(std::string_view path)> reserve = {};
   // On the thread that waits for the disk to learn whether a file is still this run's.
   std::function<void(std::string_view path)> check = {};
+  // What measuring how fast the disk moves data comes to, in bytes a second; 0: what it is.
+  double disk_rate = 0;
   // A folder whose /proc and /sys say what memory the host has; "": the system's.
   std::string system_root = {};
 };

@@ -156,8 +156,9 @@ struct ParameterGroupConfig {
 enum class ReduceAt { kDefault, kRound, kStep };
 // Auto: early where it is allowed, else late.
 enum class AsynchronousStep { kAuto, kLate, kOff };
-// What of swap files is compared with a checksum when it is read back: masters and states, or all.
-enum class VerifySwap { kOff, kStates, kAll };
+// What of swap files is compared with a checksum when it is read back: masters and states, or all. Auto:
+// all, where Create measures that a step gets no longer by it, else states.
+enum class VerifySwap { kOff, kStates, kAll, kAuto };
 
 struct EbbConfig {
   ReduceAt reduce_at = ReduceAt::kDefault;
@@ -188,7 +189,7 @@ struct EbbConfig {
   bool split_master = false;  // a master is its bf16 parameter and 16 bits more
   // A master is its bf16 parameter, which updates round up or down by chance.
   bool stochastic_rounding = false;
-  VerifySwap verify_swap = VerifySwap::kStates;
+  VerifySwap verify_swap = VerifySwap::kAuto;
   // Auto: ForWorld takes the environment's EBB_IO_URING=0 as kThreads. May differ between ranks.
   IoBackend io_backend = IoBackend::kAuto;
   std::map<std::string, ParameterGroupConfig> parameter_groups = {};

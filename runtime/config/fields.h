@@ -76,8 +76,10 @@ inline constexpr Spelling<Tier> kOffloadDevices[] = {
     {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
 inline constexpr Spelling<Tier> kTierNames[] = {
     {"device", Tier::kDevice}, {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
-inline constexpr Spelling<VerifySwap> kVerifySwaps[] = {
-    {"off", VerifySwap::kOff}, {"states", VerifySwap::kStates}, {"all", VerifySwap::kAll}};
+inline constexpr Spelling<VerifySwap> kVerifySwaps[] = {{"off", VerifySwap::kOff},
+                                                        {"states", VerifySwap::kStates},
+                                                        {"all", VerifySwap::kAll},
+                                                        {"auto", VerifySwap::kAuto}};
 inline constexpr Spelling<IoBackend> kIoBackends[] = {
     {"auto", IoBackend::kAuto}, {"io_uring", IoBackend::kUring}, {"threads", IoBackend::kThreads}};
 

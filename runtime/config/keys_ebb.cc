@@ -58,8 +58,9 @@ constexpr Key kRows[] = {
          "whether a master is its bf16 parameter and the 16 bits that the cast cuts"),
     Flag("ebb.stochastic_rounding", "false", kLiterally,
          "whether bf16 parameters are their own masters, rounded up or down by chance"),
-    Word("ebb.verify_swap", "off|states|all", "states", kLiterally,
-         "what of the swap files has a checksum: masters and optimizer states, or all"),
+    Word("ebb.verify_swap", "off|states|all|auto", "auto", kLiterally,
+         "what of the swap files has a checksum: masters and optimizer states, or all; auto: all "
+         "where a step gets no longer by it"),
     Word("ebb.io_backend", "auto|io_uring|threads", "auto", kLiterally,
          "what moves data to and from NVMe; auto: io_uring where it is allowed"),
 };

@@ -67,6 +67,8 @@ struct CopyPlan;
 struct Transfer;
 }  // namespace sharding
 
+struct ChecksumWork;
+
 class Executor {
  public:
   static absl::StatusOr<std::unique_ptr<Executor>> Create(World world, Device device,
@@ -272,6 +274,8 @@ class Executor {
   void AwaitReaders();
 
   // verify_swap.cc
+  absl::Status ChooseVerifySwap();                           // collective
+  absl::Status MeasureVerifySwap(const ChecksumWork& work);  // collective
   absl::Status CheckSwapFiles();
   absl::Status VerifyPlace(const sharding::Place& place, int64_t bytes);
   absl::Status VerifyArray(const StateArray& array, int64_t begin = 0, int64_t end = INT64_MAX);

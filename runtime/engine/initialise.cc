@@ -63,6 +63,7 @@ absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(ShowPools());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), FillSlices()));
   EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, /*states=*/false));
+  EBB_RETURN_IF_ERROR(ChooseVerifySwap());
   if (rank_ == 0) {
     for (const std::string& remark : config_.remarks)
       LogInfo(absl::StrCat(options_.name, ": ", remark));
@@ -282,7 +283,10 @@ absl::Status Executor::MakeState() {
         return AllocatePool(state, bytes, what);
       },
       storage_));
-  swap_verifier_.emplace(plan(), model_, config_.ebb.verify_swap, *storage_, failures_);
+  // Auto: what is written from here on is summed, until it is known what is not to be.
+  const VerifySwap verify = config_.ebb.verify_swap;
+  swap_verifier_.emplace(plan(), model_, verify == VerifySwap::kAuto ? VerifySwap::kAll : verify,
+                         *storage_, failures_);
   EBB_RETURN_IF_ERROR(MakeOffloadStreams());
   if (!config_.ebb.trace.empty()) {
     if (rank_ == 0) EBB_RETURN_IF_ERROR(Timeline::Create(config_.ebb.trace));

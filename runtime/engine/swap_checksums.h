@@ -14,16 +14,26 @@
 // them.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "ebb/runtime/config/config.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/state.h"
 
 namespace ebb {
+
+// By class, of what lies in a rank's files.
+using ClassBytes = std::array<int64_t, kStateClasses>;
+// What has no checksum; with kOff that is all.
+ClassBytes BytesWithoutChecksum(const sharding::Plan& plan, VerifySwap verify);
+// For people: "gradients and activations", "" where nothing is left out.
+std::string ClassesWithoutChecksum(const sharding::Plan& plan, VerifySwap verify);
 
 class SwapChecksums {
  public:
@@ -31,6 +41,7 @@ class SwapChecksums {
     StateClass what{};
     int unit = 0;
     int64_t offset = 0, bytes = 0;  // without what fills the last block of the disk
+    bool of_all_only = false;       // not with "states"
 
     // Whether `checksum` is what is known to lie there.
     bool Agrees(uint64_t checksum) const {
@@ -47,12 +58,14 @@ class SwapChecksums {
           unit(other.unit),
           offset(other.offset),
           bytes(other.bytes),
+          of_all_only(other.of_all_only),
           checksum_(other.checksum_.load()) {}
     Extent& operator=(Extent&& other) noexcept {
       what = other.what;
       unit = other.unit;
       offset = other.offset;
       bytes = other.bytes;
+      of_all_only = other.of_all_only;
       checksum_ = other.checksum_.load();
       return *this;
     }
@@ -66,6 +79,8 @@ class SwapChecksums {
 
   // Of files as they are made: zeros, which the optimizer's states begin with.
   SwapChecksums(const sharding::Plan& plan, VerifySwap verify);
+  // What has a sum with "all" alone has none any more; what else is known stays so.
+  void KeepStatesOnly();
 
   // All that overlap `bytes` from `place` on; none where that is not verified.
   std::span<Extent> In(const sharding::Place& place, int64_t bytes);

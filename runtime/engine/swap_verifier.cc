@@ -23,6 +23,11 @@ SwapVerifier::SwapVerifier(const sharding::Plan& plan, const ModelSpec& model, V
       scratch_(static_cast<size_t>(optim::UpdateChecksumScratch(checksums_.elements_max()))),
       of_states_(static_cast<size_t>(1 + plan.decisions.optimizer_states)) {}
 
+void SwapVerifier::VerifyStatesOnly() {
+  verify_ = VerifySwap::kStates;
+  checksums_.KeepStatesOnly();
+}
+
 // Other ranks are told the beginning and the end (ExchangeRecord).
 void SwapVerifier::FailAt(const Extent& extent, const Place& place) {
   failures_.Fail(absl::DataLossError(absl::StrCat(

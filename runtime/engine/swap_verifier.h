@@ -22,9 +22,12 @@ namespace ebb {
 
 class SwapVerifier {
  public:
-  // All that is given outlives it.
+  // All that is given outlives it. `verify` is not kAuto.
   SwapVerifier(const sharding::Plan& plan, const ModelSpec& model, VerifySwap verify,
                Storage& storage, Failures& failures);
+
+  // Before the first step of one that has begun with "all": only masters and states from now on.
+  void VerifyStatesOnly();
 
   // Whether the files are still this run's: who truncates, replaces or links one changes what is in it,
   // and our own writes may make it as long again. Says no, and fails the engine, where not.
@@ -65,7 +68,7 @@ class SwapVerifier {
 
   const sharding::Plan& plan_;
   const ModelSpec& model_;
-  const VerifySwap verify_;
+  VerifySwap verify_;
   Storage& storage_;
   Failures& failures_;
   SwapChecksums checksums_;

@@ -311,7 +311,8 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"ebb": {"io_backend": "aio"}})",
              {"\"ebb.io_backend\" is \"aio\"; allowed: \"auto\", \"io_uring\" or \"threads\""}},
         Case{R"({"ebb": {"verify_swap": "on"}})",
-             {"\"ebb.verify_swap\" is \"on\"; allowed: \"off\", \"states\" or \"all\""}}));
+             {"\"ebb.verify_swap\" is \"on\"; allowed: \"off\", \"states\", \"all\" or "
+              "\"auto\""}}));
 
 INSTANTIATE_TEST_SUITE_P(
     TiersThatDoNotFit, Refusal,

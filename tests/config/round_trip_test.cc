@@ -189,7 +189,7 @@ void RandomiseTiers(Dice& dice, Config& config) {
   config.ebb.split_master = dice.Coin() && config.compute == DType::kBFloat16;
   config.ebb.stochastic_rounding =
       dice.Coin() && config.compute == DType::kBFloat16 && !config.ebb.split_master;
-  config.ebb.verify_swap = static_cast<VerifySwap>(dice.Below(3));
+  config.ebb.verify_swap = static_cast<VerifySwap>(dice.Below(4));
   config.ebb.io_backend = static_cast<IoBackend>(dice.Below(3));
 }
 

@@ -44,6 +44,7 @@ Config OnNvme(Config config, const std::string& path) {
   parameters.nvme_paths = optimizer.nvme_paths = {path};
   parameters.pin_memory = optimizer.pin_memory = false;
   parameters.max_in_cpu = 0;
+  config.ebb.verify_swap = VerifySwap::kStates;  // which needs no look at how fast the disk is
   return config;
 }
 

@@ -21,6 +21,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/faulty_queue.h"
+#include "tests/offload/has_once.h"
 #include "tests/offload/scratch.h"
 
 namespace ebb::testing {
@@ -38,6 +39,7 @@ struct Cell {
   // What passes through the disk within a step: gradients, of several rounds or of one, and boundary
   // activations.
   bool gradients = false, rounds = false, boundaries = false;
+  bool frozen = true;  // parameters that are not trained, too
 };
 void PrintTo(const Cell& cell, std::ostream* out) {
   *out << cell.name;
@@ -65,7 +67,7 @@ std::string NameOfCell(const ::testing::TestParamInfo<Cell>& cell) {
 
 // Width 67: units of more than one sub-group.
 ToyOptions ModelOf(const Cell& cell) {
-  return {.width = 67, .groups = cell.groups, .boundaries = cell.boundaries};
+  return {.width = 67, .frozen = cell.frozen, .groups = cell.groups, .boundaries = cell.boundaries};
 }
 
 Config ConfigFor(const Cell& cell, const std::string& path) {
@@ -79,6 +81,7 @@ Config ConfigFor(const Cell& cell, const std::string& path) {
   config.ebb.split_master = cell.split;
   config.ebb.stochastic_rounding = cell.without_masters;
   config.ebb.timeout_seconds = 60;
+  config.ebb.verify_swap = VerifySwap::kStates;
   if (cell.gradients) config.ebb.offload_gradients = Tier::kNvme;
   if (cell.boundaries) config.ebb.offload_activations = Tier::kNvme;
   if (cell.rounds) config.gradient_accumulation_steps = 2;
@@ -498,8 +501,7 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheActivationsEndsTheTrainingWhereAllIsVerif
   }
 }
 
-// "states" leaves them out.
-TEST(VerifySwap, GradientsAndActivationsHaveNoSumsByDefault) {
+TEST(VerifySwap, GradientsAndActivationsHaveNoSumsWithStates) {
   const Cell cell = PassingThrough({.name = ""}, /*rounds=*/true);
   for (const bool activation : {false, true}) {
     const Scratch scratch;
@@ -587,6 +589,104 @@ TEST(VerifySwap, WhatIsWrittenThroughTheEngineAgrees) {
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+struct Chosen {
+  std::vector<VerifySwap> of_ranks;
+  std::string log;
+};
+
+Chosen ChosenFor(const Cell& cell, const Config& config) {
+  Chosen chosen;
+  chosen.of_ranks.assign(static_cast<size_t>(cell.world), VerifySwap::kAuto);
+  ::testing::internal::CaptureStderr();
+  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
+    const ToyModel model(ModelOf(cell));
+    absl::StatusOr<Engine> engine =
+        Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config);
+    if (!engine.ok()) return engine.status();
+    chosen.of_ranks[static_cast<size_t>(world.rank())] = engine->config().ebb.verify_swap;
+    return absl::OkStatus();
+  });
+  chosen.log = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(status.ok()) << status;
+  return chosen;
+}
+
+// One that is slow beside the sums, and one that is fast.
+constexpr double kDiskRates[] = {1, 1e15};
+
+TEST(VerifySwap, AutoIsAllWhereTheDiskTakesLongerAndSaysWhatItMeasured) {
+  for (const int world : {1, 2}) {
+    for (const double rate : kDiskRates) {
+      const Scratch scratch;
+      const Cell cell{.name = "", .world = world};
+      Config config = ConfigFor(cell, scratch.path());
+      config.ebb.verify_swap = VerifySwap::kAuto;
+      GetOffloadTestHooks().disk_rate = rate;
+      const Chosen chosen = ChosenFor(cell, config);
+      GetOffloadTestHooks() = {};
+      const bool is_all = rate == kDiskRates[0];
+      for (const VerifySwap of_rank : chosen.of_ranks)
+        EXPECT_EQ(of_rank, is_all ? VerifySwap::kAll : VerifySwap::kStates);
+      EXPECT_THAT(chosen.log, HasOnce(is_all ? "\"ebb.verify_swap\" auto is all here: "
+                                             : "\"ebb.verify_swap\" auto is states here: "));
+      EXPECT_EQ(Occurrences(chosen.log, "parameters on the disk have no checksum"), is_all ? 0 : 1);
+    }
+  }
+}
+
+// What was written before the choice keeps its sums, and what the choice leaves out loses them.
+TEST(VerifySwap, AutoFindsAFlippedBitOfWhatItHasChosen) {
+  for (const double rate : kDiskRates) {
+    for (const bool of_states : {false, true}) {
+      const Scratch scratch;
+      const Cell cell{.name = ""};
+      Config config = ConfigFor(cell, scratch.path());
+      config.ebb.verify_swap = VerifySwap::kAuto;
+      GetOffloadTestHooks().disk_rate = rate;
+      const Trained run =
+          Train(cell, config, /*before=*/0, 3, [&](const std::string& path, const sharding::Plan&) {
+            FlipBit(FileOf(path, 0, of_states ? "states" : "parameters"), 1);
+          });
+      GetOffloadTestHooks() = {};
+      const bool is_found = of_states || rate == kDiskRates[0];
+      EXPECT_EQ(run.statuses.front().code(),
+                is_found ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk)
+          << run.statuses.front();
+    }
+  }
+}
+
+TEST(VerifySwap, ClassesOnTheDiskWithoutAChecksumAreSaidAtTheStart) {
+  struct Case {
+    Cell cell;
+    VerifySwap verify;
+    std::string left;  // "": nothing is said
+  };
+  const Cell trained{.name = "", .split = true, .frozen = false};
+  const Cell all_classes{.name = "", .gradients = true, .boundaries = true};
+  for (const Case& c : {
+           Case{all_classes, VerifySwap::kOff,
+                "parameters, masters, optimizer states, gradients and boundary activations"},
+           Case{all_classes, VerifySwap::kStates, "parameters, gradients and boundary activations"},
+           Case{all_classes, VerifySwap::kAll, ""},
+           Case{{.name = "", .split = true}, VerifySwap::kStates, "frozen parameters"},
+           Case{trained, VerifySwap::kStates, ""},
+           Case{trained, VerifySwap::kAuto, ""},
+       }) {
+    SCOPED_TRACE(c.left);
+    const Scratch scratch;
+    Config config = ConfigFor(c.cell, scratch.path());
+    config.ebb.verify_swap = c.verify;
+    const Chosen chosen = ChosenFor(c.cell, config);
+    const std::string line = " on the disk have no checksum";
+    EXPECT_EQ(Occurrences(chosen.log, line), c.left.empty() ? 0 : 1);
+    EXPECT_EQ(Occurrences(chosen.log, "engine: " + c.left + line), c.left.empty() ? 0 : 1);
+    // Where states leave nothing out, all is no more, and nothing has to be measured.
+    EXPECT_THAT(chosen.log, ::testing::Not(HasSubstr("\"ebb.verify_swap\" auto")));
+    EXPECT_EQ(chosen.of_ranks.front(), c.verify == VerifySwap::kAuto ? VerifySwap::kAll : c.verify);
   }
 }
 

@@ -1,0 +1,130 @@
+#include "ebb/runtime/engine/checksum_cost.h"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/test_hooks.h"
+#include "ebb/optim/checksum.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/swap_checksums.h"
+#include "ebb/sharding/traffic.h"
+
+namespace ebb {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kPieces = 4, kPasses = 2;  // and one before them, after which no space is unwritten
+constexpr int64_t kPieceBytes = int64_t{4} << 20;
+
+double SecondsSince(Clock::time_point start) {
+  return std::max(std::chrono::duration<double>(Clock::now() - start).count(), 1e-9);
+}
+
+int64_t StateFileBytes(const sharding::Plan& plan) {
+  int64_t bytes = 0;
+  for (int c = 0; c < kStateClasses; ++c) {
+    if (static_cast<StateClass>(c) != StateClass::kParameter) bytes += plan.pools.file_bytes[c];
+  }
+  return bytes;
+}
+
+// `sum`: lowered to what is measured here.
+absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& sum) {
+  const int64_t blocks = file_bytes / ShardFile::kAlignment,
+                pieces = std::clamp<int64_t>(blocks, 1, kPieces),
+                piece = std::min(kPieceBytes, blocks / pieces * ShardFile::kAlignment);
+  EBB_ASSIGN_OR_RETURN(const PinnedMemory memory,
+                       AllocatePinned(pieces * piece, /*pin=*/false, "measuring the disk"));
+  const std::span<std::byte> data = memory.buffer.span();
+  std::vector<IoTransfer> transfers(static_cast<size_t>(pieces));
+  const auto move = [&](bool writes) -> absl::StatusOr<double> {
+    const Clock::time_point start = Clock::now();
+    int64_t at = 0;
+    for (IoTransfer& transfer : transfers) {
+      if (writes) {
+        file.StartWrite(transfer, at, data.data() + at, piece);
+      } else {
+        file.StartRead(transfer, at, data.data() + at, piece);
+      }
+      at += piece;
+    }
+    absl::Status first;
+    for (IoTransfer& transfer : transfers) first.Update(file.Wait(transfer));
+    EBB_RETURN_IF_ERROR(first);
+    return SecondsSince(start);
+  };
+  const auto bytes = static_cast<double>(pieces * piece);
+  double fastest = 0;
+  for (int pass = -1; pass < kPasses; ++pass) {
+    EBB_ASSIGN_OR_RETURN(const double read, move(/*writes=*/false));
+    const Clock::time_point start = Clock::now();
+    // Part by part, as a step sums what one transfer has brought.
+    uint64_t sums = 0;
+    for (int64_t at = 0; at < pieces * piece; at += piece)
+      sums ^= optim::Checksum(data.subspan(static_cast<size_t>(at), static_cast<size_t>(piece)));
+    const double summed = SecondsSince(start) + (sums == 0 ? 1e-9 : 0);  // so that it is done
+    EBB_ASSIGN_OR_RETURN(const double written, move(/*writes=*/true));
+    if (pass < 0) continue;
+    fastest = std::max(fastest, 2 * bytes / (read + written));
+    sum = std::min(sum, bytes / summed);
+  }
+  const double told = GetOffloadTestHooks().disk_rate;
+  return told > 0 ? told : fastest;
+}
+
+}  // namespace
+
+ChecksumWork ChecksumWorkOf(const sharding::Plan& plan) {
+  const ClassBytes all = BytesWithoutChecksum(plan, VerifySwap::kOff),
+                   left = BytesWithoutChecksum(plan, VerifySwap::kStates);
+  ChecksumWork work;
+  double summed = 0;
+  for (const TrafficRow& row : sharding::PredictTraffic(plan)) {
+    if (row.tier != Tier::kNvme) continue;
+    const auto c = static_cast<size_t>(row.state);
+    const auto moved = static_cast<int64_t>(row.predicted_bytes);
+    (row.state == StateClass::kParameter ? work.parameters : work.states) += moved;
+    if (left[c] > 0)
+      summed +=
+          static_cast<double>(moved) * static_cast<double>(left[c]) / static_cast<double>(all[c]);
+  }
+  // Of masters that an early update's visit takes a copy of, before the update sums them.
+  for (const sharding::Narrowing& narrowing : plan.narrowings) {
+    const sharding::SubGroup& group =
+        plan.pools.homes.sub_groups[static_cast<size_t>(narrowing.sub_group)];
+    summed += static_cast<double>(group.count() * plan.decisions.master_size());
+  }
+  work.summed = static_cast<int64_t>(summed);
+  return work;
+}
+
+absl::StatusOr<ChecksumRates> MeasureChecksumRates(const Storage& storage,
+                                                   const sharding::Plan& plan) {
+  ChecksumRates rates{.sum = std::numeric_limits<double>::infinity()};
+  const auto measure = [&](StateClass pool, int64_t bytes, double& rate) -> absl::Status {
+    if (bytes == 0) return absl::OkStatus();
+    ShardFile& file = storage.File({.tier = Tier::kNvme, .pool = pool});
+    EBB_ASSIGN_OR_RETURN(rate, MeasureFile(file, bytes, rates.sum));
+    return absl::OkStatus();
+  };
+  EBB_RETURN_IF_ERROR(measure(StateClass::kParameter,
+                              plan.pools.file_bytes[static_cast<int>(StateClass::kParameter)],
+                              rates.parameters));
+  EBB_RETURN_IF_ERROR(measure(StateClass::kOptimizer, StateFileBytes(plan), rates.states));
+  return rates;
+}
+
+double LongerAtMost(const ChecksumWork& work, const ChecksumRates& rates, int threads) {
+  if (work.summed == 0) return 0;
+  const double disk = std::max(static_cast<double>(work.parameters) / rates.parameters,
+                               static_cast<double>(work.states) / rates.states);
+  const double sums = static_cast<double>(work.summed) / rates.sum / std::max(threads, 1);
+  return disk > 0 ? sums / disk : std::numeric_limits<double>::infinity();
+}
+
+}  // namespace ebb
