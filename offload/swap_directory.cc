@@ -18,6 +18,7 @@
 #include "ebb/offload/dead_runs.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_error.h"
+#include "ebb/offload/made_folder.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -26,6 +27,8 @@ namespace {
 
 // Each cleaner may take one attempt at most, and runs once in a start.
 constexpr int kAttemptsMax = 1000;
+// Each run that ends may take one attempt at most.
+constexpr int kFolderAttemptsMax = 100;
 
 bool IsNameCharacter(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
@@ -42,10 +45,7 @@ absl::StatusOr<FileHandle> OpenNvmePath(const std::string& path) {
   const std::string quoted = absl::StrCat("nvme_path '", path, "'");
   struct stat found = {};
   if (lstat(path.c_str(), &found) != 0) {
-    if (errno == ENOENT) {
-      return absl::NotFoundError(
-          absl::StrCat(quoted, " does not exist: create it (mkdir -p), on the disk to swap to"));
-    }
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat(quoted, " does not exist"));
     return IoError(absl::StrCat("cannot look at ", quoted), errno);
   }
   if (S_ISLNK(found.st_mode)) {
@@ -108,11 +108,27 @@ absl::StatusOr<SwapDirectory> SwapDirectory::Create(std::string_view nvme_path,
   // A slash at the end would follow a link, and so would a dot behind it.
   while (nvme_path.size() > 1 && (nvme_path.ends_with('/') || nvme_path.ends_with("/.")))
     nvme_path.remove_suffix(1);
-  const std::string parent_path(nvme_path);
+  const std::string path(nvme_path);
+  // Another run that ends may remove a directory that was made for both, at any time before this one
+  // has made its own in it.
+  for (int attempt = 1;; ++attempt) {
+    absl::StatusOr<SwapDirectory> made = CreateAt(path, name);
+    if (!absl::IsNotFound(made.status()) || attempt == kFolderAttemptsMax) {
+      if (!made.ok()) RemoveMadeFolder(path);
+      return made;
+    }
+    const absl::Status folder = MakeFolder(path);
+    if (!folder.ok() && (!absl::IsNotFound(folder) || attempt + 1 == kFolderAttemptsMax)) {
+      return folder;
+    }
+  }
+}
+
+absl::StatusOr<SwapDirectory> SwapDirectory::CreateAt(const std::string& parent_path,
+                                                      std::string_view name) {
   EBB_ASSIGN_OR_RETURN(const FileHandle parent, OpenNvmePath(parent_path));
   SayMemory(parent_path, parent.get());
   RemoveDeadRuns(parent.get(), parent_path);
-
   for (int attempt = 1;; ++attempt) {
     absl::StatusOr<SwapDirectory> made = CreateIn(parent.get(), parent_path, name);
     if (!absl::IsAborted(made.status()) || attempt == kAttemptsMax) return made;
@@ -148,7 +164,9 @@ absl::StatusOr<SwapDirectory> SwapDirectory::CreateIn(int parent, const std::str
 
 SwapDirectory::~SwapDirectory() {
   if (!lock_.directory.is_open() || owner_ != getpid()) return;
-  RemoveRun(std::move(lock_.directory), path_.substr(path_.rfind('/') + 1));
+  const size_t slash = path_.rfind('/');
+  RemoveRun(std::move(lock_.directory), path_.substr(slash + 1));
+  RemoveMadeFolder(path_.substr(0, slash));
 }
 
 }  // namespace ebb

@@ -1,5 +1,6 @@
 // A private directory on a disk for one run's swap files: <nvme_path>/ebb-<name>-<pid>-<random>,
-// mode 0700, removed by the destructor with its swap files (kSwapFileNames). While it lives a file in
+// mode 0700, removed by the destructor with its swap files (kSwapFileNames), and with nvme_path if that
+// was made for such runs and is empty. While it lives a file in
 // it is locked; what a killed run left, the next Create on the same nvme_path removes, and nothing
 // that a living one owns. Takes two descriptors, and no more at its end.
 #pragma once
@@ -22,7 +23,7 @@ class SwapDirectory {
   static constexpr size_t kNameMax = 222;
   static absl::Status CheckName(std::string_view name);
 
-  // nvme_path: an existing directory that this user may write, not a link. On memory (tmpfs) it is
+  // nvme_path: a directory that this user may write, not a link; where there is none, one is made. On memory (tmpfs) it is
   // one too, which one line of the log says. `name`: as CheckName has it.
   static absl::StatusOr<SwapDirectory> Create(std::string_view nvme_path, std::string_view name);
   SwapDirectory(SwapDirectory&& other) noexcept { *this = std::move(other); }
@@ -38,6 +39,8 @@ class SwapDirectory {
 
  private:
   SwapDirectory() = default;
+  static absl::StatusOr<SwapDirectory> CreateAt(const std::string& parent_path,
+                                                std::string_view name);
   // kAborted: taken for a dead run's before it was locked.
   static absl::StatusOr<SwapDirectory> CreateIn(int parent, const std::string& parent_path,
                                                 std::string_view name);

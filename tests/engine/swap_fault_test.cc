@@ -519,7 +519,7 @@ TEST(SwapFaults, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
 TEST(SwapFaults, AnNvmePathThatCannotBeUsedIsNamedOnEveryRank) {
   Scratch scratch;
   const std::string link = scratch.path() + "/link", real = scratch.path() + "/real",
-                    missing = scratch.path() + "/missing", file = scratch.path() + "/file";
+                    missing = "/proc/none/nvme", file = scratch.path() + "/file";
   std::filesystem::create_directory(real);
   std::filesystem::create_directory_symlink(real, link);
   close(open(file.c_str(), O_CREAT | O_WRONLY, 0600));

@@ -285,14 +285,81 @@ TEST(SwapDirectoryTest, SaysHowManyProcessesWereKilledHoweverManyDirectoriesThey
   }
 }
 
+TEST(SwapDirectoryTest, AMissingPathIsMadePrivateAndRemovedByTheLast) {
+  const Scratch scratch;
+  const std::string path = scratch.path() + "/a/b/nvme";
+  auto first = SwapDirectory::Create(path, "gpt");
+  ASSERT_TRUE(first.ok()) << first.status();
+  auto second = SwapDirectory::Create(path + "/", "gpt");
+  ASSERT_TRUE(second.ok()) << second.status();
+  for (const char* made : {"/a", "/a/b", "/a/b/nvme"}) {
+    struct stat found = {};
+    ASSERT_EQ(stat((scratch.path() + made).c_str(), &found), 0);
+    EXPECT_EQ(found.st_mode & 0777u, 0700u) << made;
+  }
+  first = absl::CancelledError("is over");
+  EXPECT_TRUE(fs::exists(path)) << "the second is there";
+  second = absl::CancelledError("is over");
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
+TEST(SwapDirectoryTest, OfWhatWasMadeNothingIsRemovedThatIsInUseOrAUsers) {
+  const Scratch scratch;
+  const auto make_and_end = [](const std::string& path) {
+    EXPECT_TRUE(SwapDirectory::Create(path, "gpt").ok());
+  };
+  fs::create_directory(scratch.path() + "/users");
+  make_and_end(scratch.path() + "/users/nvme");
+  EXPECT_TRUE(fs::is_empty(scratch.path() + "/users"));
+  make_and_end(scratch.path() + "/users");
+  EXPECT_TRUE(fs::exists(scratch.path() + "/users")) << "it was there before";
+  {
+    auto run = SwapDirectory::Create(scratch.path() + "/made/nvme", "gpt");
+    ASSERT_TRUE(run.ok()) << run.status();
+    WriteFile(scratch.path() + "/made/note", "a user's");
+  }
+  EXPECT_FALSE(fs::exists(scratch.path() + "/made/nvme"));
+  EXPECT_TRUE(fs::exists(scratch.path() + "/made/note"));
+}
+
+// One ends while another begins, over and over.
+TEST(SwapDirectoryTest, RunsThatEndAndBeginAtOnceFindTheirFolder) {
+  const Scratch scratch;
+  const std::string path = scratch.path() + "/a/nvme";
+  std::vector<std::thread> runs;
+  for (int thread = 0; thread < 4; ++thread) {
+    runs.emplace_back([&] {
+      for (int i = 0; i < 50; ++i) {
+        const auto run = SwapDirectory::Create(path, "gpt");
+        EXPECT_TRUE(run.ok()) << run.status();
+      }
+    });
+  }
+  for (std::thread& run : runs) run.join();
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
+TEST(SwapDirectoryTest, AFolderThatCannotBeMadeIsNamedAndNothingIsLeft) {
+  const absl::Status status = SwapDirectory::Create("/proc/none/nvme", "gpt").status();
+  EXPECT_THAT(status.message(), HasSubstr("nvme_path '/proc/none/nvme' does not exist, and "
+                                          "'/proc/none' cannot be made"));
+  const Scratch scratch;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto signal_before = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit full = {0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+  EXPECT_FALSE(SwapDirectory::Create(scratch.path() + "/a/b", "gpt").ok());
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, signal_before);
+  EXPECT_TRUE(fs::is_empty(scratch.path()));
+}
+
 TEST(SwapDirectoryTest, PathsThatCannotServeAreNamed) {
   const Scratch scratch;
   const auto refused = [](const std::string& path) {
     return SwapDirectory::Create(path, "gpt").status();
   };
-  const absl::Status missing = refused(scratch.path() + "/none");
-  EXPECT_EQ(missing.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(missing.message(), HasSubstr("mkdir -p"));
   WriteFile(scratch.path() + "/file", "");
   EXPECT_THAT(refused(scratch.path() + "/file").message(), HasSubstr("is not a directory"));
   fs::create_directory(scratch.path() + "/real");
