@@ -89,6 +89,8 @@ foreach(header ${ebb_public_headers})
   file(REAL_PATH ${EBB_INCLUDE_DIR}/ebb/${header} file)
   install(FILES ${file} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ebb/${folder} COMPONENT development)
 endforeach()
+install(FILES ${PROJECT_SOURCE_DIR}/runtime/config/ebb-config.schema.json DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ebb
+  COMPONENT development)
 # Where their links find each other.
 install(FILES ${PROJECT_SOURCE_DIR}/README.md ${PROJECT_SOURCE_DIR}/ARCHITECTURE.md
   DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT development)

@@ -107,12 +107,21 @@ int Main(int argc, char** argv) {
     return printed.ok() ? 0 : Fail(printed, kFailed);
   }
   Options& options = *command.options;
+  if (options.explain_config) {
+    const auto explained = ExplainConfig(options);
+    if (!explained.ok()) return Fail(explained.status(), kCannotBe);
+    Print(*explained);
+    const absl::Status printed = OutputError();
+    return printed.ok() ? 0 : Fail(printed, kFailed);
+  }
   const auto launch = DescribeLaunch(ThisEnvironment());
   if (!launch.ok()) return Fail(launch.status(), kCannotBe);
   if (const auto status = SettleRanks(*launch, options); !status.ok())
     return Fail(status, kCannotBe);
   const auto config = ResolveConfig(options);
   if (!config.ok()) return Fail(config.status(), kCannotBe);
+  options.ranks = static_cast<int>(
+      config->train_batch_size / (config->micro_batch_size * config->gradient_accumulation_steps));
   const bool launched = *launch && (*launch)->size > 1;
   return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
 }

@@ -4,9 +4,9 @@
 #include <map>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/config/value.h"
 #include "nlohmann/json.hpp"
 
@@ -61,11 +61,12 @@ bool IsUtf8(const std::string& text) {
 }
 
 constexpr char kOffload[] = "Offload";
+constexpr int kRanksMax = 1024;
 
 // Texts that stand for what Options holds, as CLI11 left them.
 struct Words {
-  std::string dtype, per_round, cuda_graphs, offload_param, offload_optimizer, device_memory,
-      host_memory;
+  std::string dtype, per_round, cuda_graphs, unknown_keys, offload_param, offload_optimizer,
+      device_memory, host_memory;
 };
 
 void AddOffloadFlags(CLI::App& app, Options& options, Words& words) {
@@ -142,6 +143,16 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int64_t& accumula
   app.add_option("--config", options.config_file,
                  "configuration in DeepSpeed's JSON; flags override it")
       ->group("Training");
+  app.add_option("--explain-config", options.config_file,
+                 "print how each key of this configuration is taken, and stop there")
+      ->excludes("--config")
+      ->group("Training");
+  app.add_option(
+         "--unknown-keys", words.unknown_keys,
+         "what a key of the configuration is that is not known: error, or warn; default: an "
+         "error where DeepSpeed refuses it or it looks like a misspelling")
+      ->check(CLI::IsMember({"error", "warn"}))
+      ->group("Training");
   app.add_option("--steps", options.steps, "optimizer steps")
       ->check(count)
       ->capture_default_str()
@@ -169,7 +180,7 @@ void AddFlags(CLI::App& app, Options& options, int64_t& batch, int64_t& accumula
          "--ranks", options.ranks,
          "ranks, as threads of this process; under mpirun, torchrun or srun their processes "
          "are the ranks")
-      ->check(CLI::Range(1, 1024))
+      ->check(CLI::Range(1, kRanksMax))
       ->capture_default_str()
       ->group("Training");
   app.add_option("--threads", options.threads, "threads of each rank; 0: the cores over the ranks")
@@ -253,6 +264,8 @@ void SetFromWords(const Words& words, Options& options) {
       micro_batches = 0;
     options.micro_batches_per_round = micro_batches;
   }
+  if (words.unknown_keys == "error") options.unknown_keys = UnknownKeys::kError;
+  if (words.unknown_keys == "warn") options.unknown_keys = UnknownKeys::kWarn;
   options.offload_param = TierOf(words.offload_param);
   options.offload_optimizer = TierOf(words.offload_optimizer);
   if (!words.device_memory.empty()) options.device_memory = config::ToBytes(words.device_memory);
@@ -260,25 +273,16 @@ void SetFromWords(const Words& words, Options& options) {
 }
 
 // The flags of offload over the configuration.
-absl::Status ApplyOffload(const Options& options, Config& config) {
+void OverrideOffload(const Options& options, Config& config) {
   OffloadParamConfig& param = config.zero.offload_param;
   OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
   if (!options.nvme_paths.empty()) param.nvme_paths = optimizer.nvme_paths = options.nvme_paths;
   if (options.offload_param) param.device = *options.offload_param;
   if (options.offload_optimizer) optimizer.device = *options.offload_optimizer;
-  if (options.offload_param == Tier::kNvme && param.nvme_paths.empty()) {
-    return absl::InvalidArgumentError(
-        "--offload-param nvme, but no folder for the swap files is given: add --nvme-path");
-  }
-  if (options.offload_optimizer == Tier::kNvme && optimizer.nvme_paths.empty()) {
-    return absl::InvalidArgumentError(
-        "--offload-optimizer nvme, but no folder for the swap files is given: add --nvme-path");
-  }
   if (options.device_memory) config.ebb.device_memory = *options.device_memory;
   if (options.host_memory) config.ebb.host_memory = *options.host_memory;
   if (options.split_master) config.ebb.split_master = true;
   if (options.stochastic_rounding) config.ebb.stochastic_rounding = true;
-  return absl::OkStatus();
 }
 
 // What the flags leave open of the batch triple follows from the rest.
@@ -292,6 +296,21 @@ void ApplyBatch(const Options& options, Config& config) {
   }
   if (options.micro_batches_per_round)
     config.ebb.micro_batches_per_round = *options.micro_batches_per_round;
+}
+
+// Also before a file is checked: what a flag overrides is never held against the file.
+void Override(const Options& options, Config& config) {
+  if (options.stage) config.zero.stage = *options.stage;
+  if (options.dtype) config.compute = *options.dtype;
+  ApplyBatch(options, config);
+  OverrideOffload(options, config);
+  if (!options.trace_file.empty()) config.ebb.trace = options.trace_file;
+}
+
+ReadOptions Reading(const Options& options) {
+  return {.trainer = Recipe(options),
+          .unknown_keys = options.unknown_keys,
+          .overrides = [options](Config& config) { Override(options, config); }};
 }
 
 }  // namespace
@@ -314,6 +333,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
             .text = absl::StrCat("gpt: ", error.what(), "\nTry gpt --help.\n"),
             .exit_code = 2};
   }
+  options.explain_config = app.count("--explain-config") > 0;
   options.ranks_given = app.count("--ranks") > 0;
   options.steps_given = app.count("--steps") > 0;
   if (app.count("--batch") > 0) options.batch = batch;
@@ -329,19 +349,31 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
 }
 
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
-  const TrainerValues recipe = Recipe(options);
-  absl::StatusOr<Config> config = DefaultConfig(recipe);
-  if (!options.config_file.empty()) {
-    config = Config::FromFile(options.config_file, {.trainer = recipe});
+  absl::StatusOr<Config> config = DefaultConfig(Recipe(options));
+  if (options.config_file.empty()) {
+    Override(options, *config);
+  } else {
+    config = Config::FromFile(options.config_file, Reading(options));
   }
-  if (!config.ok()) return config.status();
-  if (options.stage) config->zero.stage = *options.stage;
-  if (options.dtype) config->compute = *options.dtype;
-  ApplyBatch(options, *config);
-  EBB_RETURN_IF_ERROR(ApplyOffload(options, *config));
-  if (!options.trace_file.empty()) config->ebb.trace = options.trace_file;
-  EBB_RETURN_IF_ERROR(config->Validate());
-  return config->ForWorld(options.ranks);
+  if (config.ok()) {
+    const int fitting = options.ranks_given ? options.ranks : config->FittingWorld(options.ranks);
+    const bool fits = fitting <= kRanksMax;
+    if (fits && fitting != options.ranks) {
+      config->remarks.push_back(absl::StrCat("the batch sizes of the configuration need ", fitting,
+                                             fitting == 1 ? " rank" : " ranks"));
+    }
+    config = config->ForWorld(fits ? fitting : options.ranks);
+  }
+  if (!config.ok() && options.nvme_paths.empty() &&
+      absl::StrContains(config.status().message(), "nvme_path\" is not given")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(config.status().message(), "\ngpt --nvme-path FOLDER gives it"));
+  }
+  return config;
+}
+
+absl::StatusOr<std::string> ExplainConfig(const Options& options) {
+  return Config::ExplainFile(options.config_file, Reading(options));
 }
 
 absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) {
@@ -354,6 +386,7 @@ absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options) 
                      launch->size, ": leave --ranks out"));
   }
   options.ranks = launch->size;
+  options.ranks_given = true;
   return absl::OkStatus();
 }
 

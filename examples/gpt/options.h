@@ -18,8 +18,10 @@ namespace ebb::gpt {
 enum class CudaGraphs : uint8_t { kOff, kOn, kAuto };
 
 struct Options {
-  std::string config_file;        // empty: DefaultConfig
-  std::vector<std::string> data;  // empty: DefaultTextFiles
+  std::string config_file;                  // empty: DefaultConfig
+  bool explain_config = false;              // print how the file is taken, and stop there
+  std::optional<UnknownKeys> unknown_keys;  // instead of the file's
+  std::vector<std::string> data;            // empty: DefaultTextFiles
   GptShape shape;
   int64_t steps = 200;
   bool steps_given = false;
@@ -59,8 +61,12 @@ CommandLine ParseCommandLine(int argc, const char* const* argv);
 absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options);
 
 // The configuration for these options' ranks: the file or the default, with the flags' overrides,
-// checked and complete.
+// checked and complete. If nothing says how many ranks there are, there are as many as a file's batch
+// sizes need.
 absl::StatusOr<Config> ResolveConfig(const Options& options);
+
+// How the options' configuration file is taken, as a table.
+absl::StatusOr<std::string> ExplainConfig(const Options& options);
 
 // The device of the rank with this place on its host. Where CUDA was asked for and cannot be used:
 // the CPU, and why.

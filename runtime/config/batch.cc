@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -94,8 +95,8 @@ struct Triple {
     if (train > 0 && (has_all ? train != unit : train % unit != 0)) {
       return Invalid(
           {"the batch sizes do not fit: \"train_batch_size\" must be "
-           "\"train_micro_batch_size_per_gpu\" * \"gradient_accumulation_steps\" * "
-           "ranks, but the numbers are ",
+           "\"train_micro_batch_size_per_gpu\" * \"gradient_accumulation_steps\" * ranks, but the "
+           "numbers are ",
            Numbers(), "; nearest that fit: ", Choices(unit)});
     }
     if (micro > 0) {
@@ -165,6 +166,19 @@ void ResolvePaths(Config& config) {
 }
 
 }  // namespace
+
+int Config::FittingWorld(int preferred) const {
+  const int64_t unit =
+      std::max<int64_t>(micro_batch_size, 1) * std::max<int64_t>(gradient_accumulation_steps, 1);
+  if (preferred < 1 || train_batch_size <= 0 || train_batch_size % unit != 0) return preferred;
+  const int64_t ranks = train_batch_size / unit;
+  if (micro_batch_size > 0 && gradient_accumulation_steps > 0) {
+    return ranks <= std::numeric_limits<int>::max() ? static_cast<int>(ranks) : preferred;
+  }
+  int fitting = preferred;
+  while (ranks % fitting != 0) --fitting;
+  return fitting;
+}
 
 absl::StatusOr<Config> Config::ForWorld(int world) const {
   if (world < 1) return Invalid({"a world has at least one rank, not ", std::to_string(world)});

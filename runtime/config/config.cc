@@ -6,6 +6,7 @@
 
 #include "ebb/runtime/config/convert.h"
 #include "ebb/runtime/config/document.h"
+#include "ebb/runtime/config/explain.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -14,6 +15,10 @@ namespace {
 
 absl::Status Unreadable(const std::string& path, int error) {
   return absl::ErrnoToStatus(error, config::Join({"cannot read the configuration ", path}));
+}
+
+absl::Status OfFile(const std::string& path, const absl::Status& status) {
+  return config::Invalid({path, ": ", {status.message().data(), status.message().size()}});
 }
 
 // Whatever can be read to its end, a pipe too, but never much more than a configuration can have.
@@ -33,23 +38,30 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 absl::StatusOr<Config> Config::FromFile(const std::string& path, const ReadOptions& options) {
   EBB_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
   absl::StatusOr<Config> config = FromJson(text, options);
-  if (!config.ok()) {
-    return config::Invalid(
-        {path, ": ", {config.status().message().data(), config.status().message().size()}});
-  }
+  if (!config.ok()) return OfFile(path, config.status());
   return config;
 }
 
 absl::StatusOr<Config> Config::FromJson(std::string_view json, const ReadOptions& options) {
-  EBB_ASSIGN_OR_RETURN(config::Json document, config::ParseDocument(json));
+  EBB_ASSIGN_OR_RETURN(config::Document document, config::ParseDocument(json));
   return config::FromDocument(std::move(document), options);
+}
+
+absl::StatusOr<std::string> Config::ExplainFile(const std::string& path,
+                                                const ReadOptions& options) {
+  EBB_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
+  absl::StatusOr<std::string> explained = config::Explain(text, options);
+  if (!explained.ok()) return OfFile(path, explained.status());
+  return config::Join({path, "\n", *explained});
 }
 
 // Every key's own range is the table's, and a Config that is not one of a file has no other way to
 // be wrong than a file has.
 absl::Status Config::Validate() const {
-  EBB_RETURN_IF_ERROR(config::FromDocument(config::ToDocument(*this)).status());
-  return config::CheckTogether(*this);
+  config::Problems problems;
+  config::CheckTogether(*this, problems);
+  EBB_RETURN_IF_ERROR(config::FromDocument({config::ToDocument(*this), {}}).status());
+  return problems.status();
 }
 
 std::string Config::ToJson() const {

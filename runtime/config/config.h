@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -95,8 +96,6 @@ struct OffloadOptimizerConfig {
   std::vector<std::string> nvme_paths = {};
   int64_t buffer_count = 4;  // upper limit, staging buffers
   bool pin_memory = true;
-  // Without meaning here: always so.
-  bool pipeline_read = false, pipeline_write = false, fast_init = false;
   double ratio = 1;  // of the states, what is offloaded; the rest stays on the device
   // "auto": Create chooses the ratio and sets it. Whoever plans without an engine plans with what
   // `ratio` is until then; PredictMemory with what ebb.device_memory asks for.
@@ -109,16 +108,14 @@ struct OffloadOptimizerConfig {
 struct AioConfig {
   int64_t block_size = 1048576;      // bytes of a request, a multiple of 4096
   int64_t queue_depth = 8;           // requests in flight, per thread of I/O
-  int64_t intra_op_parallelism = 1;  // threads of I/O; "thread_count"
+  int64_t intra_op_parallelism = 1;  // threads of I/O
   bool single_submit = false;        // requests submitted one by one
-  bool overlap_events = true;        // without meaning here: always so
 
   friend bool operator==(const AioConfig&, const AioConfig&) = default;
 };
 
 struct ActivationCheckpointingConfig {
-  bool partition_activations = false;  // without meaning here: ranks share no activations
-  bool cpu_checkpointing = false;      // ebb.offload_activations "cpu", unless that is given
+  bool cpu_checkpointing = false;  // ebb.offload_activations "cpu", unless that is given
 
   friend bool operator==(const ActivationCheckpointingConfig&,
                          const ActivationCheckpointingConfig&) = default;
@@ -159,6 +156,8 @@ enum class AsynchronousStep { kAuto, kLate, kOff };
 // What of swap files is compared with a checksum when it is read back: masters and states, or all. Auto:
 // all, where Create measures that a step gets no longer by it, else states.
 enum class VerifySwap { kOff, kStates, kAll, kAuto };
+// What a key is that is not known.
+enum class UnknownKeys { kError, kWarn };
 
 struct EbbConfig {
   ReduceAt reduce_at = ReduceAt::kDefault;
@@ -192,6 +191,9 @@ struct EbbConfig {
   VerifySwap verify_swap = VerifySwap::kAuto;
   // Auto: ForWorld takes the environment's EBB_IO_URING=0 as kThreads. May differ between ranks.
   IoBackend io_backend = IoBackend::kAuto;
+  // Unset: an error where DeepSpeed refuses it or where it looks like a misspelling, else a
+  // warning.
+  std::optional<UnknownKeys> unknown_keys = {};
   std::map<std::string, ParameterGroupConfig> parameter_groups = {};
 
   friend bool operator==(const EbbConfig&, const EbbConfig&) = default;
@@ -207,8 +209,13 @@ struct TrainerValues {
   std::optional<DType> compute = {};
 };
 
+struct Config;
 struct ReadOptions {
   TrainerValues trainer = {};
+  std::optional<UnknownKeys> unknown_keys = {};  // set: instead of ebb.unknown_keys
+  // Called with what was read before it is checked together, so that what a program overrides is
+  // never held against the file.
+  std::function<void(Config&)> overrides = {};
 };
 
 struct Config {
@@ -230,9 +237,16 @@ struct Config {
   // approximations, defaults that users of other runtimes may not expect. Logged once at Create, on
   // rank 0.
   std::vector<std::string> remarks = {};
+  // Keys that are not known and were passed over. Logged as warnings, likewise.
+  std::vector<std::string> warnings = {};
 
+  // Where a file is wrong in several ways, the error has them all, each with its line and column.
   static absl::StatusOr<Config> FromFile(const std::string& path, const ReadOptions& options = {});
   static absl::StatusOr<Config> FromJson(std::string_view json, const ReadOptions& options = {});
+
+  // How each key of a file was taken and what its default is, as a table.
+  static absl::StatusOr<std::string> ExplainFile(const std::string& path,
+                                                 const ReadOptions& options = {});
 
   // The configuration for `world` ranks: the batch triple completed (train = micro * accumulation *
   // world), micro_batches_per_round, reduce_at and communication resolved, io_backend as the
@@ -240,6 +254,10 @@ struct Config {
   // are given and gradients or activations are on NVMe. An error names all numbers, which of them
   // were not given, and the nearest choices that work.
   absl::StatusOr<Config> ForWorld(int world) const;
+
+  // The number of ranks whose batch triple fits: `preferred`, or else what the three sizes ask for, or
+  // the largest below `preferred` that divides them. `preferred` where none fits.
+  int FittingWorld(int preferred) const;
 
   // What the fields say together, after a program changed them.
   absl::Status Validate() const;
@@ -255,8 +273,8 @@ struct Config {
   bool reduces_at_round() const;  // resolved reduce_at
   Tier parameter_tier() const;    // below stage 3 the device
   Tier optimizer_tier() const;    // of masters, too; at stage 0 the device
-  Tier gradient_tier() const;     // of reduced gradients; not given: cpu if the optimizer is not
-                                  // on the device, else the device
+  Tier gradient_tier() const;     // of reduced gradients; not given: cpu if the
+                                  // optimizer is not on the device, else the device
   Tier activation_tier() const;   // of boundary activations
   bool uses_nvme() const;         // whether any of the four is there
 

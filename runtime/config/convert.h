@@ -1,18 +1,24 @@
 // Config to JSON and back, before either is text.
 #pragma once
 
-#include "absl/status/status.h"
+#include <vector>
+
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/document.h"
+#include "ebb/runtime/config/problems.h"
+#include "ebb/runtime/config/reader.h"
 #include "ebb/runtime/config/value.h"
 
 namespace ebb::config {
 
-absl::StatusOr<Config> FromDocument(Json document, const ReadOptions& options = {});
+// `keys`, if not null, becomes how each key was taken.
+absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& options = {},
+                                    std::vector<TakenKey>* keys = nullptr);
 
 Json ToDocument(Config config);
 
 // What holds between keys, each of which is allowed by itself.
-absl::Status CheckTogether(const Config& config);
+void CheckTogether(const Config& config, Problems& problems);
 
 }  // namespace ebb::config

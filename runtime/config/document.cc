@@ -1,6 +1,7 @@
 #include "ebb/runtime/config/document.h"
 
 #include <algorithm>
+#include <list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,19 +11,17 @@
 namespace ebb::config {
 namespace {
 
-std::string Place(std::string_view text, size_t offset) {
-  const std::string_view before = text.substr(0, std::min(offset, text.size()));
-  const size_t line_start = before.rfind('\n') + 1;  // npos + 1 is 0
-  return Join({"line ", std::to_string(1 + std::count(before.begin(), before.end(), '\n')),
-               ", column ", std::to_string(1 + before.size() - line_start)});
-}
-
-// Blanks comments and trailing commas, so that every other byte stays where it was.
+// Blanks comments and trailing commas, so that every other byte stays where it was, and notes where
+// each value and each key begins.
 class Relaxed {
  public:
-  explicit Relaxed(std::string_view text) : text_(text) {}
+  explicit Relaxed(std::string_view text) : text_(text) {
+    if (text.starts_with("\xef\xbb\xbf")) at_ = 3;  // a byte order mark
+  }
 
-  absl::StatusOr<std::string> Strict() && {
+  const std::vector<size_t>& tokens() const { return tokens_; }
+
+  absl::StatusOr<std::string> Strict() {
     while (at_ < text_.size()) {
       const std::string_view rest = std::string_view(text_).substr(at_);
       if (rest.starts_with("//") || rest.starts_with('#')) {
@@ -37,7 +36,7 @@ class Relaxed {
         Token();
       }
     }
-    return std::move(text_);
+    return text_;
   }
 
  private:
@@ -58,8 +57,14 @@ class Relaxed {
     follows_value_ = c == ',' && last_ != ',' && last_ != '[' && last_ != '{';
     if (c == ',') comma_ = at_;
     last_ = c;
+    constexpr std::string_view kPunctuation = "]}:,";
+    if (kPunctuation.find(c) == std::string_view::npos) tokens_.push_back(at_);
     ++at_;
-    if (c == '"') SkipString();
+    if (c == '"') {
+      SkipString();
+    } else if (c != '{' && c != '[' && kPunctuation.find(c) == std::string_view::npos) {
+      at_ = std::min(text_.find_first_of(" \t\r\n\"{}[]:,/#", at_), text_.size());
+    }
   }
 
   void SkipString() {
@@ -68,6 +73,7 @@ class Relaxed {
   }
 
   std::string text_;
+  std::vector<size_t> tokens_;
   size_t at_ = 0, comma_ = 0;
   char last_ = '[';  // the last character that is neither space nor comment
   bool follows_value_ = false;
@@ -76,11 +82,12 @@ class Relaxed {
 // Builds the document from the parser's events and stops it at the first thing it does not accept.
 class Builder : public nlohmann::json_sax<Json> {
  public:
-  explicit Builder(std::string_view text) : text_(text) {}
+  Builder(std::string_view text, const std::vector<size_t>& tokens)
+      : text_(text), tokens_(tokens), document_{{}, Problems(std::string(text))} {}
 
-  absl::StatusOr<Json> Result() && {
+  absl::StatusOr<Document> Result() && {
     if (!error_.ok()) return std::move(error_);
-    return std::move(root_);
+    return std::move(document_);
   }
 
   bool null() override { return Put(nullptr) != nullptr; }
@@ -101,12 +108,19 @@ class Builder : public nlohmann::json_sax<Json> {
   bool key(string_t& name) override {
     auto* object = open_.back()->get_ptr<Json::object_t*>();
     if (object->size() >= kObjectKeysMax) {
-      return Refuse({Path(""), " has more than ", std::to_string(kObjectKeysMax), " keys"});
+      names_.back().clear();
+      return Refuse({Shown(), " has more than ", std::to_string(kObjectKeysMax), " keys"});
     }
     names_.back() = name;
+    const size_t offset = NextToken();
     const auto [entry, is_new] = object->emplace(name, nullptr);
-    if (!is_new) return Refuse({"the key ", Path(name), " is there twice"});
-    slot_ = &entry->second;
+    slot_ = is_new ? &entry->second : &repeated_.emplace_back();
+    if (is_new) {
+      document_.problems.Locate(Path(), offset);
+    } else {
+      document_.problems.AddAt(offset, Path(),
+                               Join({"the key ", Quoted(Path()), " is there twice"}));
+    }
     return true;
   }
 
@@ -130,11 +144,15 @@ class Builder : public nlohmann::json_sax<Json> {
     return false;
   }
 
+  // Where the token of this event begins: every key and every value is one.
+  size_t NextToken() { return token_ < tokens_.size() ? tokens_[token_++] : text_.size(); }
+
   // Where the next value goes: the root, the key just read, or the end of the open array.
   Json* Put(Json value) {
+    NextToken();
     if (open_.empty()) {
-      root_ = std::move(value);
-      return &root_;
+      document_.root = std::move(value);
+      return &document_.root;
     }
     if (auto* array = open_.back()->get_ptr<Json::array_t*>()) {
       array->push_back(std::move(value));
@@ -146,7 +164,7 @@ class Builder : public nlohmann::json_sax<Json> {
 
   bool Open(Json empty) {
     if (open_.size() >= kDocumentDepthMax) {
-      return Refuse({Path(""), " nests deeper than ", std::to_string(kDocumentDepthMax)});
+      return Refuse({Shown(), " nests deeper than ", std::to_string(kDocumentDepthMax)});
     }
     open_.push_back(Put(std::move(empty)));
     names_.emplace_back();
@@ -159,27 +177,30 @@ class Builder : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  // Of the innermost open object, or of its key `name`.
-  std::string Path(std::string_view name) const {
+  // Of the key that was read last.
+  std::string Path() const {
     std::string path;
-    for (size_t i = 0; i + 1 < names_.size(); ++i) {
-      if (!names_[i].empty()) path += Join({path.empty() ? "" : ".", names_[i]});
+    for (const std::string& name : names_) {
+      if (!name.empty()) path += Join({path.empty() ? "" : ".", name});
     }
-    if (!name.empty()) path += Join({path.empty() ? "" : ".", name});
-    return path.empty() ? "the configuration" : Quoted(path);
+    return path;
   }
+  std::string Shown() const { return names_.size() <= 1 ? "the configuration" : Quoted(Path()); }
 
   std::string_view text_;
-  Json root_;
+  const std::vector<size_t>& tokens_;
+  size_t token_ = 0;
+  Document document_;
   absl::Status error_;
   std::vector<Json*> open_;         // the objects and arrays around the next value, outermost first
   std::vector<std::string> names_;  // for each, the key that was read last
   Json* slot_ = nullptr;            // the value of that key in the innermost object
+  std::list<Json> repeated_;        // values of keys that are there twice
 };
 
 }  // namespace
 
-absl::StatusOr<Json> ParseDocument(std::string_view text) {
+absl::StatusOr<Document> ParseDocument(std::string_view text) {
   if (text.size() > kDocumentBytesMax) {
     return Invalid({"it has more than ", std::to_string(kDocumentBytesMax),
                     " bytes, the most that a configuration may have"});
@@ -187,13 +208,14 @@ absl::StatusOr<Json> ParseDocument(std::string_view text) {
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
     return Invalid({"it is empty; the least configuration is {\"train_batch_size\": 8}"});
   }
-  absl::StatusOr<std::string> strict = Relaxed(text).Strict();
+  Relaxed relaxed(text);
+  const absl::StatusOr<std::string> strict = relaxed.Strict();
   if (!strict.ok()) return strict.status();
-  Builder builder(*strict);
+  Builder builder(*strict, relaxed.tokens());
   Json::sax_parse(*strict, &builder);
-  absl::StatusOr<Json> document = std::move(builder).Result();
-  if (document.ok() && !document->is_object()) {
-    return Invalid({"it must be an object, {...}, and is ", Shown(*document)});
+  absl::StatusOr<Document> document = std::move(builder).Result();
+  if (document.ok() && !document->root.is_object()) {
+    return Invalid({"it must be an object, {...}, and is ", Shown(document->root)});
   }
   return document;
 }

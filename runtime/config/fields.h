@@ -29,6 +29,8 @@ struct OrAuto {
   Value& value;
   bool& is_auto;
 };
+template <class Value>
+OrAuto(Value&, bool&) -> OrAuto<Value>;
 struct Pair {
   double &first, &second;
 };
@@ -82,6 +84,9 @@ inline constexpr Spelling<VerifySwap> kVerifySwaps[] = {{"off", VerifySwap::kOff
                                                         {"auto", VerifySwap::kAuto}};
 inline constexpr Spelling<IoBackend> kIoBackends[] = {
     {"auto", IoBackend::kAuto}, {"io_uring", IoBackend::kUring}, {"threads", IoBackend::kThreads}};
+
+inline constexpr Spelling<UnknownKeys> kUnknownKeys[] = {{"error", UnknownKeys::kError},
+                                                         {"warn", UnknownKeys::kWarn}};
 
 template <class Enum>
 std::string_view Word(std::span<const Spelling<Enum>> spellings, Enum value) {
@@ -176,9 +181,6 @@ void VisitOffload(OffloadOptimizerConfig& offload, Visitor& visit) {
   visit("zero_optimization.offload_optimizer.nvme_path", offload.nvme_paths);
   visit("zero_optimization.offload_optimizer.buffer_count", offload.buffer_count);
   visit("zero_optimization.offload_optimizer.pin_memory", offload.pin_memory);
-  visit("zero_optimization.offload_optimizer.pipeline_read", offload.pipeline_read);
-  visit("zero_optimization.offload_optimizer.pipeline_write", offload.pipeline_write);
-  visit("zero_optimization.offload_optimizer.fast_init", offload.fast_init);
   visit("zero_optimization.offload_optimizer.ratio", OrAuto{offload.ratio, offload.measures_ratio});
 }
 
@@ -205,7 +207,6 @@ void VisitAio(AioConfig& aio, Visitor& visit) {
   visit("aio.queue_depth", aio.queue_depth);
   visit("aio.intra_op_parallelism", aio.intra_op_parallelism);
   visit("aio.single_submit", aio.single_submit);
-  visit("aio.overlap_events", aio.overlap_events);
 }
 
 template <class Visitor>
@@ -231,6 +232,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.split_master", ebb.split_master);
   visit("ebb.stochastic_rounding", ebb.stochastic_rounding);
   visit("ebb.verify_swap", Choice<VerifySwap>{ebb.verify_swap, kVerifySwaps});
+  visit("ebb.unknown_keys", OptionalChoice<UnknownKeys>{ebb.unknown_keys, kUnknownKeys});
   visit("ebb.io_backend", Choice<IoBackend>{ebb.io_backend, kIoBackends});
 }
 
@@ -246,8 +248,6 @@ void VisitFields(Config& config, Visitor& visit) {
   VisitScheduler(config.scheduler, visit);
   VisitZero(config.zero, visit);
   VisitAio(config.aio, visit);
-  visit("activation_checkpointing.partition_activations",
-        config.activation_checkpointing.partition_activations);
   visit("activation_checkpointing.cpu_checkpointing",
         config.activation_checkpointing.cpu_checkpointing);
   VisitEbb(config.ebb, visit);

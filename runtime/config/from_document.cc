@@ -81,16 +81,6 @@ class FieldReader {
   const Values& values_;
 };
 
-// Early files have true or false for the whole block.
-void ReplaceOldForm(Json& document, std::vector<std::string>& remarks) {
-  const auto zero = document.find("zero_optimization");
-  if (zero == document.end() || !zero->is_boolean()) return;
-  const int stage = zero->get<bool>() ? 1 : 0;
-  *zero = Json{{"stage", stage}};
-  Remark(remarks, Join({"\"zero_optimization\" is an old form: taken as {\"stage\": ",
-                        std::to_string(stage), "}"}));
-}
-
 // "a", "b" or "c": the parameters that an optimizer or scheduler of this type has.
 std::string ParametersOf(std::string_view prefix, std::string_view type) {
   std::string names;
@@ -103,9 +93,9 @@ std::string ParametersOf(std::string_view prefix, std::string_view type) {
 }
 
 // `block` is "optimizer" or "scheduler": its type decides which parameters it has and must have.
-absl::Status CheckType(const Values& values, std::string_view block) {
+void CheckType(const Values& values, std::string_view block, Problems& problems) {
   const Given* given = values.Find(block);
-  if (given == nullptr || given->value->empty()) return absl::OkStatus();
+  if (given == nullptr || given->value->empty()) return;
   const Key& type_key = *FindKey(Join({block, ".type"}));
   const Given* type_given = values.Find(type_key.path);
   std::string_view type = "";
@@ -113,27 +103,34 @@ absl::Status CheckType(const Values& values, std::string_view block) {
     type = type_given->value == nullptr
                ? type_key.default_value
                : FindWord(type_key.words, type_given->value->get<std::string>());
+    // The parameters of what is not built are not known here.
+    if (type_key.taken == Taken::kRefused && FindWord(type_key.harmless, type).empty()) return;
   }
   if (type.empty()) {
-    return Invalid({Quoted(given->shown), " has no \"type\"; allowed: ", Allowed(type_key)});
+    return problems.AddTogether(
+        given->shown + ".type",
+        {Quoted(given->shown), " has no \"type\"; allowed: ", Allowed(type_key)});
   }
   const std::string prefix = Join({block, ".params."});
   for (const Key& key : Keys()) {
     if (!key.path.starts_with(prefix)) continue;
     const Given* parameter = values.Find(key.path);
+    const std::string shown =
+        parameter != nullptr ? parameter->shown
+                             : Join({given->shown, ".params.", key.path.substr(prefix.size())});
     if (parameter != nullptr && !key.only_for.empty() && !HasWord(key.only_for, type)) {
-      return Invalid({Quoted(parameter->shown), " is not a parameter of ", type,
-                      ", which has: ", ParametersOf(prefix, type)});
+      problems.Add(shown, {Quoted(shown), " is not a parameter of ", type,
+                           ", which has: ", ParametersOf(prefix, type)});
     }
     if (!HasWord(key.required_for, type) || values.Value(key.path) != nullptr) continue;
-    const std::string shown =
-        Quoted(Join({given->shown, ".params.", key.path.substr(prefix.size())}));
-    if (parameter == nullptr) return Invalid({type, " needs ", shown, ": ", key.meaning});
-    return Invalid({shown, " is \"auto\", and nothing here says what it should be (", key.meaning,
-                    "); give ", Allowed(key),
-                    " in its place, or let the trainer say it (ReadOptions::trainer)"});
+    if (parameter == nullptr) {
+      problems.AddTogether(shown, {type, " needs ", Quoted(shown), ": ", key.meaning});
+    } else {
+      problems.Add(shown, {Quoted(shown), " is \"auto\", and nothing here says what it should be (",
+                           key.meaning, "); give ", Allowed(key),
+                           " in its place, or let the trainer say it (ReadOptions::trainer)"});
+    }
   }
-  return absl::OkStatus();
 }
 
 void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
@@ -174,18 +171,40 @@ void CompleteScheduler(const Values& values, Config& config) {
 }
 
 // "cpu_offload": true is {"offload_optimizer": {"device": "cpu"}} of early files.
-absl::Status TakeOldOffload(const Values& values, std::string_view old_path, std::string_view block,
-                            Tier& device, std::vector<std::string>& remarks) {
+void TakeOldOffload(const Values& values, std::string_view old_path, std::string_view block,
+                    Tier& device, std::vector<std::string>& remarks, Problems& problems) {
   const Json* old = values.Value(old_path);
-  if (old == nullptr || !old->get<bool>()) return absl::OkStatus();
+  if (old == nullptr || !old->get<bool>()) return;
   const std::string path = Join({block, ".device"});
   if (values.Value(path) != nullptr) {
-    return Invalid({Quoted(old_path), " is an old form of ", Quoted(path),
-                    ", which is given, too; remove the old one"});
+    return problems.Add(old_path, {Quoted(old_path), " is an old form of ", Quoted(path),
+                                   ", which is given, too; remove the old one"});
   }
   device = Tier::kCpu;
   Remark(remarks, Join({Quoted(old_path), " is an old form: taken as ", Quoted(path), " \"cpu\""}));
-  return absl::OkStatus();
+}
+
+// What DeepSpeed takes and what changes nothing, as what it comes to.
+void TakeHarmless(Config& config) {
+  ZeroConfig& zero = config.zero;
+  const auto ignore = [&](std::string_view block, int least, Tier& device, std::string_view why) {
+    if (device == Tier::kDevice || zero.stage >= least) return;
+    Remark(config.remarks, Join({"\"zero_optimization.", block, ".device\" ", Quoted(Name(device)),
+                                 " is ignored at \"zero_optimization.stage\" ",
+                                 std::to_string(zero.stage), ", as in DeepSpeed: ", why}));
+    device = Tier::kDevice;
+  };
+  ignore("offload_param", 3, zero.offload_param.device, "every rank keeps all parameters");
+  ignore("offload_optimizer", 1, zero.offload_optimizer.device,
+         "every rank keeps all optimizer states");
+  if (zero.sub_group_size == 0) {
+    zero.sub_group_size = ZeroConfig().sub_group_size;
+    Remark(config.remarks, "\"zero_optimization.sub_group_size\" 0 is taken as the default");
+  }
+  if (config.loss_scale.min_scale == 0) {
+    config.loss_scale.min_scale = LossScaleConfig().min_scale;
+    Remark(config.remarks, "\"fp16.min_loss_scale\" 0 is taken as 1, the default");
+  }
 }
 
 // What of the keys of the tiers others overrule.
@@ -215,21 +234,22 @@ void RemarkOnTiers(Config& config) {
   }
 }
 
-absl::Status CheckPrecision(const Values& values, const Config& config) {
+void CheckPrecision(const Values& values, const Config& config, Problems& problems) {
   const Json* fp16 = values.Value("fp16.enabled");
   const Json* bf16 = values.Value("bf16.enabled");
   if (fp16 != nullptr && bf16 != nullptr && fp16->get<bool>() && bf16->get<bool>()) {
-    return Invalid({"\"fp16.enabled\" and \"bf16.enabled\" are both true; enable one"});
+    problems.AddTogether("fp16.enabled",
+                         {"\"fp16.enabled\" and \"bf16.enabled\" are both true; enable one"});
   }
   const Json* parameters = values.Value("data_types.param_dtype");
   if (parameters != nullptr && ToDType(parameters->get<std::string>()) != config.compute) {
-    return Invalid({"\"data_types.param_dtype\" is ", Shown(*parameters),
-                    ", but \"fp16\" and \"bf16\" say ", Name(config.compute)});
+    problems.AddTogether("data_types.param_dtype",
+                         {"\"data_types.param_dtype\" is ", Shown(*parameters),
+                          ", but \"fp16\" and \"bf16\" say ", Name(config.compute)});
   }
-  return absl::OkStatus();
 }
 
-// Defaults that somebody who comes from another runtime may not expect.
+// Defaults that users of another runtime may not expect.
 void RemarkOnDefaults(const Values& values, Config& config) {
   if (values.Find("gradient_clipping") == nullptr) {
     Remark(config.remarks,
@@ -241,16 +261,15 @@ void RemarkOnDefaults(const Values& values, Config& config) {
                                  Shown(config.optimizer.learning_rate)}));
   }
   if (values.Value("data_types.grad_accum_dtype") == nullptr && config.compute != DType::kFloat32) {
-    Remark(config.remarks,
-           Join({"gradients are accumulated in fp32, where DeepSpeed's default is the compute "
-                 "dtype; \"data_types\": {\"grad_accum_dtype\": \"",
-                 Name(config.compute), "\"} does the same"}));
+    Remark(config.remarks, Join({"gradients are accumulated in fp32, where DeepSpeed's default is "
+                                 "the compute dtype; \"data_types\": {\"grad_accum_dtype\": \"",
+                                 Name(config.compute), "\"} does the same"}));
   }
 }
 
-absl::Status ReadGroups(const Values& values, Config& config) {
+void ReadGroups(const Values& values, Config& config, Problems& problems) {
   for (const auto& [name, group_values] : values.groups) {
-    EBB_RETURN_IF_ERROR(CheckType(group_values, "optimizer"));
+    CheckType(group_values, "optimizer", problems);
     ParameterGroupConfig& group = config.ebb.parameter_groups[name];
     FieldReader read(group_values);
     VisitGroup(group, read);
@@ -259,7 +278,6 @@ absl::Status ReadGroups(const Values& values, Config& config) {
       CompleteOptimizer(group_values, *group.optimizer, config.remarks);
     }
   }
-  return absl::OkStatus();
 }
 
 // As in DeepSpeed, a schedule that rises to a rate of its own has it for all parameters.
@@ -284,31 +302,37 @@ void RemarkOnGroupRates(Config& config) {
 
 }  // namespace
 
-absl::StatusOr<Config> FromDocument(Json document, const ReadOptions& options) {
-  Config config;
-  ReplaceOldForm(document, config.remarks);
-  EBB_ASSIGN_OR_RETURN(Values values, ReadValues(document, config.remarks));
+absl::StatusOr<Config> FromDocument(Document document, const ReadOptions& options,
+                                    std::vector<TakenKey>* keys) {
+  Reading reading = ReadValues(document, options.unknown_keys);
+  Problems& problems = document.problems;
+  const Values& values = reading.values;
   TrainersShare trainer(options.trainer);
-  EBB_RETURN_IF_ERROR(trainer.Fill(values));
-  trainer.Remark(config.remarks);
-  EBB_RETURN_IF_ERROR(CheckType(values, "optimizer"));
-  EBB_RETURN_IF_ERROR(CheckType(values, "scheduler"));
+  trainer.Fill(reading, problems);
+
+  Config config;
+  config.remarks = std::move(reading.remarks);
+  config.warnings = std::move(reading.warnings);
+  CheckType(values, "optimizer", problems);
+  CheckType(values, "scheduler", problems);
   const FieldReader read(values);
   VisitFields(config, read);
-  EBB_RETURN_IF_ERROR(ReadGroups(values, config));
+  ReadGroups(values, config, problems);
   CompleteOptimizer(values, config.optimizer, config.remarks);
   CompleteScheduler(values, config);
-  EBB_RETURN_IF_ERROR(TakeOldOffload(values, "zero_optimization.cpu_offload",
-                                     "zero_optimization.offload_optimizer",
-                                     config.zero.offload_optimizer.device, config.remarks));
-  EBB_RETURN_IF_ERROR(TakeOldOffload(values, "zero_optimization.cpu_offload_param",
-                                     "zero_optimization.offload_param",
-                                     config.zero.offload_param.device, config.remarks));
-  EBB_RETURN_IF_ERROR(CheckPrecision(values, config));
-  EBB_RETURN_IF_ERROR(CheckTogether(config));
+  TakeOldOffload(values, "zero_optimization.cpu_offload", "zero_optimization.offload_optimizer",
+                 config.zero.offload_optimizer.device, config.remarks, problems);
+  TakeOldOffload(values, "zero_optimization.cpu_offload_param", "zero_optimization.offload_param",
+                 config.zero.offload_param.device, config.remarks, problems);
+  CheckPrecision(values, config, problems);
+  if (options.overrides) options.overrides(config);
+  TakeHarmless(config);
+  CheckTogether(config, problems);
+  EBB_RETURN_IF_ERROR(problems.status());
   RemarkOnDefaults(values, config);
   RemarkOnTiers(config);
   RemarkOnGroupRates(config);
+  if (keys != nullptr) *keys = std::move(reading.keys);
   return config;
 }
 

@@ -95,10 +95,6 @@ constexpr Row Text(std::string_view path, std::string_view default_value, Taken 
                    std::string_view meaning) {
   return MakeRow(Kind::kText, path, default_value, taken, meaning);
 }
-constexpr Row Texts(std::string_view path, std::string_view default_value, Taken taken,
-                    std::string_view meaning) {
-  return MakeRow(Kind::kTexts, path, default_value, taken, meaning);
-}
 constexpr Row Paths(std::string_view path, std::string_view default_value, Taken taken,
                     std::string_view meaning) {
   return MakeRow(Kind::kPaths, path, default_value, taken, meaning);
@@ -129,7 +125,7 @@ constexpr Row OldName(std::string_view path, std::string_view same_as) {
 // The parts of the table, by what they are about.
 std::span<const Key> TrainingKeys();      // batch, precision, gradients, optimizer, scheduler
 std::span<const Key> ZeroKeys();          // zero_optimization and the tiers of state
-std::span<const Key> SurroundingsKeys();  // what DeepSpeed does beside training state
+std::span<const Key> SurroundingsKeys();  // what is not built of all that is beside training state
 std::span<const Key> EbbKeys();           // "ebb"
 
 }  // namespace ebb::config

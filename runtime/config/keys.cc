@@ -52,8 +52,6 @@ std::string AllowedKind(const Key& key) {
       return "bytes, as an integer" + Range(key) + " or text such as \"4MiB\"";
     case Kind::kText:
       return "text";
-    case Kind::kTexts:
-      return "texts in brackets";
     case Kind::kPaths:
       return "a path, or several in brackets";
     case Kind::kWord:
@@ -89,13 +87,17 @@ const Key* FindKey(std::string_view path) {
   return found == by_path->end() ? nullptr : found->second;
 }
 
-bool HasWord(std::string_view list, std::string_view word) {
-  while (!list.empty()) {
-    const size_t bar = std::min(list.find('|'), list.size());
-    if (list.substr(0, bar) == word) return true;
-    list.remove_prefix(std::min(bar + 1, list.size()));
+const WithoutMeaning* FindWithoutMeaning(std::string_view block, std::string_view name) {
+  for (const WithoutMeaning& without : KeysWithoutMeaning()) {
+    if (without.block == block && HasWord(without.names, name)) return &without;
   }
-  return false;
+  return nullptr;
+}
+
+bool HasWord(std::string_view list, std::string_view word) {
+  bool has = false;
+  ForEachWord(list, [&](std::string_view each) { has = has || each == word; });
+  return has;
 }
 
 std::string Allowed(const Key& key) {

@@ -39,6 +39,10 @@ constexpr Key kRows[] = {
     Flag("ebb.register_buffers", "true", kLiterally,
          "whether NCCL, where it can, moves the pools' memory without copies of its own"),
 
+    Word("ebb.unknown_keys", "error|warn", "", kLiterally,
+         "what a key that is not known is; not given: an error where DeepSpeed refuses it or it "
+         "looks like a misspelling, else a warning"),
+
     Block("ebb.parameter_groups", kLiterally, "by ParameterSpec::group"),
     Block("ebb.parameter_groups.*", kLiterally, "one group"),
     Number("ebb.parameter_groups.*.lr_factor", "1", kLiterally, "times the learning rate").From(0),

@@ -25,33 +25,20 @@ constexpr Key kRows[] = {
     Number("gradient_clipping", "1.0", kLiterally,
            "largest global L2 norm of the gradients; 0: off")
         .From(0),
-    Flag("prescale_gradients", "false", kRefused,
-         "sums are taken in fp32 and divided before they are rounded, which needs no prescaling"),
-    Number("gradient_predivide_factor", "1.0", kRefused,
-           "sums are taken in fp32 and divided before they are rounded, which needs no predivision")
-        .Unless("1"),
     Word("gradient_allreduce_op", "mean|sum", "mean", kRefused,
          "gradients are divided by the world; StepOptions::gradient_divisor sets another divisor")
         .Unless("mean"),
     Flag("sparse_gradients", "false", kRefused, "not built: gradients are dense"),
     Type("communication_data_type", "", kLiterally,
          "dtype in which gradients are reduced; the compute dtype when not given"),
-    Type("seq_parallel_communication_data_type", "fp32", kNoMeaning,
-         "there is no sequence parallelism"),
-    Integer("sequence_parallel_size", "1", kRefused, "not built: every rank is data-parallel")
-        .From(1)
-        .Unless("1"),
-    Integer("data_parallel_size", "", kNoMeaning, "every rank is data-parallel").From(1),
 
-    Block("data_types", kLiterally, "dtypes apart from the compute dtype"),
+    OpenBlock("data_types", kLiterally, "dtypes apart from the compute dtype"),
     Type("data_types.grad_accum_dtype", "fp32", kLiterally,
          "dtype in which reduced gradients are accumulated"),
     Type("data_types.param_dtype", "", kLiterally, "the compute dtype once more; must agree"),
-    Type("data_types.buffer_dtype", "", kNoMeaning, "buffers belong to the trainer"),
 
     Block("fp16", kLiterally, "compute in fp16, with loss scaling"),
     Flag("fp16.enabled", "false", kLiterally, "whether parameters are computed with in fp16"),
-    Flag("fp16.auto_cast", "false", kNoMeaning, "inputs are the trainer's"),
     Number("fp16.loss_scale", "0", kLiterally, "static loss scale; 0: dynamic").From(0, 0x1p127),
     Integer("fp16.initial_scale_power", "16", kLiterally, "the dynamic scale starts at 2 to this")
         .From(0, kLargestScalePower),
@@ -60,30 +47,19 @@ constexpr Key kRows[] = {
     Integer("fp16.hysteresis", "2", kLiterally, "overflows until the scale is halved").From(1),
     Flag("fp16.consecutive_hysteresis", "false", kLiterally,
          "whether a clean step gives the overflows of fp16.hysteresis back"),
-    Number("fp16.min_loss_scale", "1", kLiterally, "the dynamic scale never falls below")
-        .Above(0, 0x1p127),
+    Number("fp16.min_loss_scale", "1", kLiterally, "the dynamic scale never falls below; 0: 1")
+        .From(0, 0x1p127),
     Flag("fp16.fp16_master_weights_and_grads", "false", kRefused, "not built: masters are fp32"),
 
     Block("bf16", kLiterally, "compute in bf16"),
     OldName("bfloat16", "bf16"),
     Flag("bf16.enabled", "false", kLiterally, "whether parameters are computed with in bf16"),
-    Flag("bf16.immediate_grad_update", "false", kNoMeaning,
-         "gradients are accumulated as soon as they are reduced"),
     Flag("bf16.check_grad_overflow", "true", kLiterally,
          "whether a step with inf or nan in a gradient is skipped"),
     Flag("bf16.bf16_master_weights_and_grads", "false", kRefused, "not built: masters are fp32"),
     Flag("bf16.bf16_optimizer_states", "false", kRefused, "not built: optimizer states are fp32"),
 
-    OpenBlock("amp", kNoMeaning, "Apex's mixed precision is off"),
-    Flag("amp.enabled", "false", kRefused,
-         "there is no Apex here; set \"fp16\" or \"bf16\" instead"),
-    Block("torch_autocast", kNoMeaning, "PyTorch's autocast is off"),
-    Flag("torch_autocast.enabled", "false", kRefused,
-         "there is no autocast here; set \"fp16\" or \"bf16\" instead"),
-    Type("torch_autocast.dtype", "", kNoMeaning, "autocast is off"),
-    Texts("torch_autocast.lower_precision_safe_modules", "", kNoMeaning, "autocast is off"),
-
-    Block("optimizer", kLiterally, "the update rule; AdamW with its defaults when not given"),
+    OpenBlock("optimizer", kLiterally, "the update rule; AdamW with its defaults when not given"),
     Word("optimizer.type",
          "Adam|AdamW|SGD|Adagrad|Lion|Muon|Lamb|OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|"
          "MuSGD|Adadelta|Adafactor|Adamax|ASGD|LBFGS|NAdam|RAdam|RMSprop|Rprop|SparseAdam",
@@ -91,7 +67,6 @@ constexpr Key kRows[] = {
          "not built; built are Adam, AdamW and SGD, and your own (EngineOptions::optimizer, an "
          "OptimizerSpec)")
         .Unless("Adam|AdamW|SGD"),
-    Flag("optimizer.legacy_fusion", "false", kNoMeaning, "the update is one fused pass"),
     Block("optimizer.params", kLiterally, "parameters of the optimizer"),
     Number("optimizer.params.lr", "0.001", kLiterally, "learning rate").From(0, kLargestRate),
     NumberPair("optimizer.params.betas", "[0.9, 0.999]", kLiterally, "decay of the two moments")
@@ -105,14 +80,8 @@ constexpr Key kRows[] = {
         .Of("Adam|AdamW"),
     Flag("optimizer.params.adam_w_mode", "true", kLiterally, "whether weight decay is decoupled")
         .Of("Adam|AdamW"),
-    Flag("optimizer.params.torch_adam", "false", kNoMeaning, "there is one implementation of Adam")
-        .Of("Adam|AdamW"),
     Flag("optimizer.params.amsgrad", "false", kRefused, "not built").Of("Adam|AdamW"),
-    Flag("optimizer.params.set_grad_none", "true", kNoMeaning, "gradients are the engine's")
-        .Of("Adam|AdamW"),
     Flag("optimizer.params.maximize", "false", kRefused, "not built: turn the loss's sign"),
-    Flag("optimizer.params.fused", "false", kNoMeaning, "the update is one fused pass"),
-    Flag("optimizer.params.foreach", "false", kNoMeaning, "the update is one fused pass"),
     Number("optimizer.params.momentum", "0", kLiterally, "momentum").From(0, 1).Of("SGD"),
     Number("optimizer.params.dampening", "0", kLiterally, "dampening of the momentum")
         .From(0, 1)
@@ -121,7 +90,7 @@ constexpr Key kRows[] = {
     Anything("optimizer.params.max_grad_norm", kRefused,
              "clipping is not the optimizer's: set \"gradient_clipping\""),
 
-    Block("scheduler", kLiterally, "learning rate over applied steps; constant when not given"),
+    OpenBlock("scheduler", kLiterally, "learning rate over applied steps; constant when not given"),
     Word("scheduler.type", "WarmupLR|WarmupDecayLR|WarmupCosineLR|OneCycle|LRRangeTest", "",
          kLiterally, "the schedule"),
     Block("scheduler.params", kLiterally, "parameters of the schedule"),
@@ -134,7 +103,7 @@ constexpr Key kRows[] = {
         .Or("auto")
         .Of("WarmupLR|WarmupDecayLR"),
     Integer("scheduler.params.warmup_num_steps", "1000", kLiterally, "steps of the warm-up")
-        .From(1)
+        .From(0)
         .Of("WarmupLR|WarmupDecayLR|WarmupCosineLR"),
     Word("scheduler.params.warmup_type", "log|linear", "log", kLiterally, "shape of the warm-up")
         .Of("WarmupLR|WarmupDecayLR|WarmupCosineLR"),

@@ -4,12 +4,31 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/config/message.h"
 
 namespace ebb::config {
 namespace {
 
 constexpr int kOtherBlock = 2;        // edits that a key of another block is further away
 constexpr size_t kNameBytesMax = 96;  // twice the longest name of the table
+
+// Of the table's keys, then of those without meaning.
+const std::vector<std::string>& KnownPaths() {
+  static const std::vector<std::string>* const all = [] {
+    auto* paths = new std::vector<std::string>;
+    for (const Key& key : Keys()) {
+      if (!key.path.ends_with('*')) paths->emplace_back(key.path);
+    }
+    for (const WithoutMeaning& without : KeysWithoutMeaning()) {
+      ForEachWord(without.names, [&](std::string_view name) {
+        paths->push_back(Join({without.block, name}));
+      });
+    }
+    return paths;
+  }();
+  return *all;
+}
 
 }  // namespace
 
@@ -37,29 +56,36 @@ int EditDistance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
-const Key* NearestKey(std::string_view block, std::string_view name) {
-  if (name.size() > kNameBytesMax) return nullptr;
-  const Key* nearest = nullptr;
+std::string NearestPath(std::string_view block, std::string_view name) {
+  if (name.size() > kNameBytesMax) return "";
+  const std::string* nearest = nullptr;
   int least = 0;
-  for (const Key& key : Keys()) {
-    const size_t name_at = key.path.rfind('.') + 1;  // npos + 1 is 0
-    if (key.path.ends_with('*')) continue;
-    const int distance = EditDistance(name, key.path.substr(name_at)) +
-                         (key.path.substr(0, name_at) == block ? 0 : kOtherBlock);
+  for (const std::string& path : KnownPaths()) {
+    const size_t name_at = path.rfind('.') + 1;  // npos + 1 is 0
+    const int distance = EditDistance(name, std::string_view(path).substr(name_at)) +
+                         (std::string_view(path).substr(0, name_at) == block ? 0 : kOtherBlock);
     if (nearest == nullptr || distance < least) {
-      nearest = &key;
+      nearest = &path;
       least = distance;
     }
   }
+  return *nearest;
+}
+
+std::string NearestWord(std::string_view list_with_bars, std::string_view name) {
+  std::string nearest;
+  ForEachWord(list_with_bars, [&](std::string_view word) {
+    if (name.size() > kNameBytesMax) return;
+    if (nearest.empty() || EditDistance(name, word) < EditDistance(name, nearest)) nearest = word;
+  });
   return nearest;
 }
 
-std::vector<const Key*> KeysNamed(std::string_view name) {
-  std::vector<const Key*> named;
-  for (const Key& key : Keys()) {
-    const std::string_view own = key.path.substr(key.path.rfind('.') + 1);
-    if (own != "*" && own.size() == name.size() && EditDistance(own, name) == 0)
-      named.push_back(&key);
+std::vector<std::string> PathsNamed(std::string_view name) {
+  std::vector<std::string> named;
+  for (const std::string& path : KnownPaths()) {
+    const std::string_view own = std::string_view(path).substr(path.rfind('.') + 1);
+    if (own.size() == name.size() && EditDistance(own, name) == 0) named.push_back(path);
   }
   return named;
 }

@@ -1,10 +1,9 @@
 // What a mistyped or misplaced key probably meant.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <vector>
-
-#include "ebb/runtime/config/keys.h"
 
 namespace ebb::config {
 
@@ -12,12 +11,15 @@ namespace ebb::config {
 // other, whatever the case.
 int EditDistance(std::string_view a, std::string_view b);
 
-// The row whose name is nearest to `name` as a key of `block` ("" or "zero_optimization."). A key
-// of another block counts as two edits away, so a misplaced one is found, too. Null for names far
-// longer than any key.
-const Key* NearestKey(std::string_view block, std::string_view name);
+// The path of the key whose name is nearest to `name` as a key of `block` ("" or
+// "zero_optimization."), of the table or without meaning. A key of another block counts as two
+// edits away, so a misplaced one is found, too. "" for names far longer than any key.
+std::string NearestPath(std::string_view block, std::string_view name);
 
-// The rows of exactly this name, whatever the case, in any block.
-std::vector<const Key*> KeysNamed(std::string_view name);
+// The nearest word of a list, "a|b".
+std::string NearestWord(std::string_view list_with_bars, std::string_view name);
+
+// The paths of the keys of exactly this name, whatever the case, in any block.
+std::vector<std::string> PathsNamed(std::string_view name);
 
 }  // namespace ebb::config

@@ -5,7 +5,6 @@
 
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/nearest.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::config {
 namespace {
@@ -14,187 +13,235 @@ constexpr size_t kPlacesShown = 3;  // of a key that stands where it is none
 
 // Where the walk through the document stands.
 struct Block {
-  std::string rows;   // prefix of the rows of its keys: "bf16."
-  std::string shown;  // prefix of its keys as the file has them: "bfloat16."
-  bool is_open = false;
-  // The outermost block without meaning around it: one remark for all of its keys.
-  const Key* without_meaning = nullptr;
-  std::string without_meaning_shown = "";
+  std::string rows = "";   // prefix of the rows of its keys: "bf16."
+  std::string shown = "";  // prefix of its keys as the file has them: "bfloat16."
+  bool is_open = true;     // DeepSpeed passes over keys that it does not know
 };
 
-// DeepSpeed's blocks of features that are refused may stand there switched off.
-bool HasFlag(const Json& value, bool wanted) {
-  if (!value.is_structured()) return false;
-  for (const auto& [name, element] : value.items()) {
-    if (name == "enabled" && element.is_boolean() && element.get<bool>() == wanted) return true;
-    if (HasFlag(element, wanted)) return true;
-  }
-  return false;
+bool IsComment(std::string_view name) {
+  return name.starts_with('_') || name.starts_with("//") || name == "$schema" ||
+         EditDistance(name, "comment") == 0;
 }
-bool IsSwitchedOff(const Json& block) {
-  return block.empty() || (HasFlag(block, false) && !HasFlag(block, true));
+
+// Of what DeepSpeed reads with pydantic, which converts what can only be meant in one way.
+bool IsConverted(std::string_view rows) {
+  return rows.starts_with("zero_optimization.") || rows == "fp16." || rows == "bf16.";
 }
 
 class Reader {
  public:
-  explicit Reader(std::vector<std::string>& remarks) : remarks_(remarks) {}
+  Reader(Problems& problems, std::optional<UnknownKeys> unknown_keys, Reading& reading)
+      : problems_(problems), unknown_keys_(unknown_keys), reading_(reading) {}
 
-  absl::Status Read(const Json& object, const Block& block, Values& values) {
-    for (const auto& [name, value] : object.items()) {
-      const Key* key = FindNamed(block, name);
-      if (key == nullptr) {
-        if (!block.is_open) return Unknown(block, name);
-        if (block.without_meaning != nullptr) RemarkWithoutMeaning(block);
-        continue;
+  void Read(Json& object, const Block& block, Values& values) {
+    for (auto& [name, value] : object.get_ref<Json::object_t&>()) {
+      const std::string shown = block.shown + name;
+      const bool is_named_by_user = FindKey(block.rows + "*") != nullptr;
+      const Key* key = is_named_by_user ? FindKey(block.rows + "*") : FindNamed(block, name);
+      if (key == nullptr && IsComment(name)) {
+        Say(shown, value, "a comment", nullptr);
+      } else if (const WithoutMeaning* without =
+                     key == nullptr ? FindWithoutMeaning(block.rows, name) : nullptr) {
+        ReadWithoutMeaning(*without, shown, value);
+      } else if (key == nullptr) {
+        Unknown(block, name, value, NearestPath(block.rows, name));
+      } else if (value.is_null()) {
+        Say(shown, value, "not given", key);
+      } else {
+        ReadKey(*key, name, value, block, values);
       }
-      if (value.is_null()) continue;
-      EBB_RETURN_IF_ERROR(ReadKey(*key, name, value, block, values));
     }
-    return absl::OkStatus();
   }
 
  private:
   static const Key* FindNamed(const Block& block, const std::string& name) {
     // A dot in a name is no step into a block.
-    const Key* key = nullptr;
-    if (name.find('.') == std::string::npos) key = FindKey(block.rows + name);
-    return key != nullptr ? key : FindKey(block.rows + "*");
+    return name.find('.') == std::string::npos ? FindKey(block.rows + name) : nullptr;
   }
 
-  absl::Status ReadKey(const Key& row, const std::string& name, const Json& value,
-                       const Block& block, Values& values) {
+  void Say(const std::string& shown, const Json& value, std::string how, const Key* key) {
+    reading_.keys.push_back({shown, Shown(value), std::move(how), key});
+  }
+
+  void ReadKey(const Key& row, const std::string& name, Json& value, const Block& block,
+               Values& values) {
     const std::string shown = block.shown + name;
     const Key& key = row.same_as.empty() ? row : *FindKey(row.same_as);
     if (row.is_deprecated) {
-      Remark(remarks_, Join({Quoted(shown), " is an old name of ", Quoted(key.path)}));
+      Remark(reading_.remarks, Join({Quoted(shown), " is an old name of ", Quoted(key.path)}));
     }
     if (key.path.ends_with(".*")) {
-      EBB_RETURN_IF_ERROR(Check(key, value, shown));
-      return Read(value, {.rows = Join({key.path, "."}), .shown = shown + "."},
+      if (!Check(key, value, shown, problems_)) return;
+      return Read(value, {.rows = Join({key.path, "."}), .shown = shown + ".", .is_open = false},
                   values.groups[name]);
     }
+    Convert(key, shown, block, value);
+    if (key.kind == Kind::kPaths && value == "") return Say(shown, value, "not given", &key);
     const auto [other, is_new] = values.given.emplace(key.path, Given{&value, shown});
-    if (!is_new && key.may_repeat && IsSame(key, other->second, value)) return absl::OkStatus();
+    if (!is_new && key.may_repeat) {
+      return TakeSecond(key, &row == &key, shown, value, other->second);
+    }
     if (!is_new) {
-      return Invalid({Quoted(other->second.shown), " and ", Quoted(shown),
-                      " are two names of one key; give one"});
+      return problems_.Add(shown, {Quoted(other->second.shown), " and ", Quoted(shown),
+                                   " are two names of one key; give one"});
     }
-    if (IsAuto(key, value)) return ReadAuto(key, shown, block, values);
-    EBB_RETURN_IF_ERROR(Check(key, value, shown));
+    if (IsAuto(key, value)) {
+      other->second.value = nullptr;
+      return Say(shown, value, "auto", &key);
+    }
+    if (!Check(key, value, shown, problems_)) {
+      values.given.erase(other);
+      return;
+    }
+    Take(key, value, shown);
     if (key.kind == Kind::kBlock || key.kind == Kind::kOpenBlock) {
-      return ReadBlock(key, value, shown, block, values);
+      Read(value,
+           {.rows = Join({key.path, "."}),
+            .shown = shown + ".",
+            .is_open = key.kind == Kind::kOpenBlock},
+           values);
     }
-    return Take(key, value, shown, block);
   }
 
-  // Of a value that has been read under another name.
-  static bool IsSame(const Key& key, const Given& given, const Json& value) {
-    return given.value == nullptr ? IsAuto(key, value) : *given.value == value;
+  // The value of a key that has been read under another name: the name of the row counts.
+  void TakeSecond(const Key& key, bool is_rows_name, const std::string& shown, const Json& value,
+                  Given& first) {
+    if (!IsAuto(key, value) && !Check(key, value, shown, problems_)) return;
+    if (first.value != nullptr && *first.value == value) return;
+    const std::string unread = is_rows_name ? first.shown : shown;
+    if (is_rows_name) first = {IsAuto(key, value) ? nullptr : &value, shown};
+    Remark(reading_.remarks,
+           Join({Quoted(unread), " is not read beside ", Quoted(key.path), ", as in DeepSpeed"}));
+    Say(shown, value, is_rows_name ? "literally" : "not read", &key);
   }
 
-  absl::Status ReadBlock(const Key& key, const Json& value, const std::string& shown,
-                         const Block& block, Values& values) {
-    Block inner = {.rows = Join({key.path, "."}),
-                   .shown = shown + ".",
-                   .is_open = key.kind == Kind::kOpenBlock,
-                   .without_meaning = block.without_meaning,
-                   .without_meaning_shown = block.without_meaning_shown};
-    if (key.taken == Taken::kNoMeaning && inner.without_meaning == nullptr) {
-      inner.without_meaning = &key;
-      inner.without_meaning_shown = shown;
+  void Convert(const Key& key, const std::string& shown, const Block& block, Json& value) {
+    std::optional<Json> converted;
+    std::string why = "as DeepSpeed does";
+    if (key.path == "zero_optimization" && value.is_boolean()) {
+      converted = Json{{"stage", value.get<bool>() ? 1 : 0}};
+      why = "an old form";
+    } else if (IsConverted(block.rows)) {
+      converted = Converted(key, value);
     }
-    EBB_RETURN_IF_ERROR(Read(value, inner, values));
-    if (key.taken == Taken::kRefused && !(inner.is_open && IsSwitchedOff(value))) {
-      return Invalid({Quoted(shown), " is given: ", key.meaning});
+    if ((key.taken == Taken::kUpperLimit || key.taken == Taken::kApproximated) &&
+        IsTooLarge(key, value)) {
+      value = INT64_MAX;  // no limit at all
     }
-    return absl::OkStatus();
+    if (!converted.has_value()) return;
+    Remark(reading_.remarks,
+           Join({Quoted(shown), " ", Shown(value), " is taken as ", Shown(*converted), ", ", why}));
+    value = *std::move(converted);
   }
 
-  absl::Status Take(const Key& key, const Json& value, const std::string& shown,
-                    const Block& block) {
-    switch (key.taken) {
-      case Taken::kLiterally:
-        break;
-      case Taken::kUpperLimit:
-        Remark(remarks_,
-               Join({Quoted(shown), " ", Shown(value), " is an upper limit: ", key.meaning}));
-        break;
-      case Taken::kApproximated:
-        Remark(remarks_,
-               Join({Quoted(shown), " ", Shown(value), " is approximated: ", key.meaning}));
-        break;
-      case Taken::kNoMeaning:
-        if (block.without_meaning != nullptr) {
-          RemarkWithoutMeaning(block);
-        } else {
-          Remark(remarks_, Join({Quoted(shown), " has no meaning here: ", key.meaning}));
-        }
-        break;
-      case Taken::kRefused:
-        if (!IsHarmless(key, value)) {
-          return Invalid({Quoted(shown), " is ", Shown(value), ": ", key.meaning,
-                          key.harmless.empty() ? "" : "; allowed: ",
-                          key.harmless.empty() ? "" : Allowed(key)});
-        }
-        break;
+  void Take(const Key& key, const Json& value, const std::string& shown) {
+    const bool is_harmless = IsHarmless(key, value);
+    if (key.taken == Taken::kRefused && !is_harmless) {
+      return problems_.Add(shown, {WhatIsRefused(key, value, shown), ": ", key.meaning,
+                                   key.harmless.empty() || key.kind == Kind::kAnything
+                                       ? ""
+                                       : "; allowed: " + Allowed(key)});
     }
-    return absl::OkStatus();
+    std::string how = "literally";
+    if (!is_harmless && key.taken == Taken::kUpperLimit) {
+      how = Join({"an upper limit: ", key.meaning});
+    } else if (!is_harmless && key.taken == Taken::kApproximated) {
+      how = Join({"approximated: ", key.meaning});
+    }
+    if (how != "literally") {
+      Remark(reading_.remarks, Join({Quoted(shown), " ", Shown(value), " is ", how}));
+    }
+    if (key.kind != Kind::kBlock && key.kind != Kind::kOpenBlock) {
+      Say(shown, value, std::move(how), &key);
+    }
   }
 
-  // Hugging Face's Trainer puts its own arguments where a file says "auto".
-  static bool IsAuto(const Key& key, const Json& value) {
-    const std::string* text = value.get_ptr<const std::string*>();
-    return text != nullptr && *text == "auto" && key.kind != Kind::kText &&
-           key.kind != Kind::kAnything && key.kind != Kind::kBlock &&
-           key.kind != Kind::kOpenBlock && FindWord(key.words, "auto").empty();
+  static std::string WhatIsRefused(const Key& key, const Json& value, const std::string& shown) {
+    if (!value.is_object()) return Join({Quoted(shown), " is ", Shown(value)});
+    return key.harmless == "disabled" ? Join({Quoted(shown + ".enabled"), " is true"})
+                                      : Join({Quoted(shown), " is given"});
   }
 
-  absl::Status ReadAuto(const Key& key, const std::string& shown, const Block& block,
-                        Values& values) {
-    values.given[key.path].value = nullptr;
-    return key.taken == Taken::kNoMeaning ? Take(key, "auto", shown, block) : absl::OkStatus();
+  void ReadWithoutMeaning(const WithoutMeaning& without, const std::string& shown, Json& value) {
+    if (value.is_null()) return Say(shown, value, "not given", nullptr);
+    Remark(reading_.remarks, Join({Quoted(shown), " has no meaning here: ", without.why}));
+    Say(shown, value, Join({"without meaning: ", without.why}), nullptr);
+    if (without.inner.empty() || !value.is_object()) return;
+    for (const auto& [name, element] : value.items()) {
+      if (IsComment(name) || HasWord(without.inner, name)) continue;
+      const std::string nearest = NearestWord(without.inner, name);
+      Unknown({.rows = shown + ".", .shown = shown + ".", .is_open = false}, name, element,
+              Join({shown, ".", nearest}));
+    }
   }
 
-  void RemarkWithoutMeaning(const Block& block) {
-    Remark(remarks_, Join({Quoted(block.without_meaning_shown),
-                           " has no meaning here: ", block.without_meaning->meaning}));
-  }
-
-  static absl::Status Unknown(const Block& block, const std::string& name) {
+  void Unknown(const Block& block, const std::string& name, const Json& value,
+               const std::string& nearest) {
     const std::string shown = Quoted(block.shown + name);
+    const size_t name_at = nearest.rfind('.') + 1;  // npos + 1 is 0
+    const bool is_sibling = !nearest.empty() && nearest.substr(0, name_at) == block.rows;
+    const int edits = nearest.empty() ? 0 : EditDistance(name, nearest.substr(name_at));
+    std::string hint;
     if (FindKey(block.rows + name) != nullptr) {
-      return Invalid({shown, " is one name with a dot in it; write nested objects instead"});
+      hint = " is one name with a dot in it; write nested objects instead";
+    } else if (!is_sibling && !nearest.empty() && edits == 0) {
+      hint = Join({" is not a key; ", Misplaced(name, nearest)});
+    } else if (nearest.empty()) {
+      hint = " is not a key";
+    } else {
+      hint = Join({" is not a key; the nearest is ",
+                   Quoted(is_sibling ? block.shown + nearest.substr(name_at) : nearest)});
     }
-    const Key* nearest = NearestKey(block.rows, name);
-    if (nearest == nullptr) return Invalid({shown, " is not a key"});
-    const bool is_sibling = nearest->path.starts_with(block.rows) &&
-                            nearest->path.find('.', block.rows.size()) == std::string_view::npos;
-    if (!is_sibling &&
-        EditDistance(name, nearest->path.substr(nearest->path.rfind('.') + 1)) == 0) {
-      return Invalid({shown, " is not a key; ", Misplaced(name, *nearest)});
+    // Two slips of the pen, in a name long enough that they are no other word.
+    const bool is_misspelled =
+        is_sibling && edits * 3 <= static_cast<int>(name.size()) && edits <= 2;
+    const bool is_dotted = FindKey(block.rows + name) != nullptr;
+    const bool refuses = unknown_keys_.has_value() ? *unknown_keys_ == UnknownKeys::kError
+                                                   : !block.is_open || is_misspelled || is_dotted;
+    if (refuses) {
+      problems_.Add(block.shown + name, {shown, hint});
+      if (!nearest.empty()) problems_.AddNearest(nearest);
+      return;
     }
-    return Invalid({shown, " is not a key; the nearest is ",
-                    Quoted(is_sibling ? Join({block.shown, nearest->path.substr(block.rows.size())})
-                                      : std::string(nearest->path))});
+    const bool says_nearest = is_misspelled || is_dotted || (!is_sibling && edits == 0);
+    Remark(reading_.warnings,
+           Join({shown, says_nearest ? hint : " is not a key",
+                 block.is_open ? "; it is passed over, as in DeepSpeed" : "; it is passed over"}));
+    Say(block.shown + name, value, "unknown: passed over", nullptr);
   }
 
   // Where a key of this name belongs. `nearest` is one.
-  static std::string Misplaced(std::string_view name, const Key& nearest) {
-    const std::vector<const Key*> all = KeysNamed(name);
+  static std::string Misplaced(std::string_view name, const std::string& nearest) {
+    const std::vector<std::string> all = PathsNamed(name);
     if (all.size() > 1 && all.size() <= kPlacesShown) {
       std::string paths;
-      for (const Key* key : all) paths += Join({paths.empty() ? "" : " and ", Quoted(key->path)});
+      for (const std::string& path : all)
+        paths += Join({paths.empty() ? "" : " and ", Quoted(path)});
       return Join({paths, " are: move it to where it is meant"});
     }
-    const size_t dot = nearest.path.rfind('.');
-    const std::string place = dot == std::string_view::npos
+    const size_t dot = nearest.rfind('.');
+    const std::string place = dot == std::string::npos
                                   ? "to the top level"
-                                  : Join({"into ", Quoted(nearest.path.substr(0, dot))});
-    return Join({Quoted(nearest.path), " is: move it ", place});
+                                  : Join({"into ", Quoted(nearest.substr(0, dot))});
+    return Join({Quoted(nearest), " is: move it ", place});
   }
 
-  std::vector<std::string>& remarks_;
+  Problems& problems_;
+  std::optional<UnknownKeys> unknown_keys_;
+  Reading& reading_;
 };
+
+// What the file itself says of keys that it must not have.
+std::optional<UnknownKeys> OwnUnknownKeys(const Json& root) {
+  const auto ebb = root.find("ebb");
+  if (ebb == root.end() || !ebb->is_object()) return std::nullopt;
+  const auto given = ebb->find("unknown_keys");
+  if (given == ebb->end() || !given->is_string()) return std::nullopt;
+  const std::string word = given->get<std::string>();
+  if (!FindWord("error", word).empty()) return UnknownKeys::kError;
+  if (!FindWord("warn", word).empty()) return UnknownKeys::kWarn;
+  return std::nullopt;
+}
 
 }  // namespace
 
@@ -208,10 +255,11 @@ const Json* Values::Value(std::string_view path) const {
   return found == nullptr ? nullptr : found->value;
 }
 
-absl::StatusOr<Values> ReadValues(const Json& document, std::vector<std::string>& remarks) {
-  Values values;
-  EBB_RETURN_IF_ERROR(Reader(remarks).Read(document, Block{}, values));
-  return values;
+Reading ReadValues(Document& document, std::optional<UnknownKeys> unknown_keys) {
+  Reading reading;
+  if (!unknown_keys.has_value()) unknown_keys = OwnUnknownKeys(document.root);
+  Reader(document.problems, unknown_keys, reading).Read(document.root, {}, reading.values);
+  return reading;
 }
 
 void Remark(std::vector<std::string>& remarks, std::string sentence) {

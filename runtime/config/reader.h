@@ -3,11 +3,13 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/config/document.h"
 #include "ebb/runtime/config/keys.h"
 #include "ebb/runtime/config/value.h"
 
@@ -29,8 +31,22 @@ struct Values {
   const Json* Value(std::string_view path) const;
 };
 
-// The document outlives the result.
-absl::StatusOr<Values> ReadValues(const Json& document, std::vector<std::string>& remarks);
+// How a key of the file was taken.
+struct TakenKey {
+  std::string shown, value;
+  std::string how;
+  const Key* key = nullptr;  // null: none of the table
+};
+
+struct Reading {
+  Values values;
+  std::vector<TakenKey> keys;                  // in the file's order
+  std::vector<std::string> remarks, warnings;  // Config's
+};
+
+// Changes values that DeepSpeed converts, such as "true" for true. The document outlives the
+// result.
+Reading ReadValues(Document& document, std::optional<UnknownKeys> unknown_keys);
 
 // Appends a remark, once.
 void Remark(std::vector<std::string>& remarks, std::string sentence);

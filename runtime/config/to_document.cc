@@ -20,8 +20,12 @@ class FieldWriter {
 
   template <class Field>
   void operator()(std::string_view path, Field&& field) {
+    Put(path, ToJson(field));
+  }
+
+ private:
+  void Put(std::string_view path, Json value) {
     if (path.starts_with(kGroup)) path.remove_prefix(kGroup.size());
-    Json value = ToJson(field);
     if (value.is_null()) return;
     Json* block = &object_;
     for (size_t dot; (dot = path.find('.')) != std::string_view::npos;
@@ -31,7 +35,6 @@ class FieldWriter {
     (*block)[std::string(path)] = std::move(value);
   }
 
- private:
   static Json ToJson(bool value) { return value; }
   static Json ToJson(int value) { return value; }
   static Json ToJson(int64_t value) { return value; }

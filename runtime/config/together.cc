@@ -5,29 +5,29 @@
 #include "ebb/runtime/config/convert.h"
 #include "ebb/runtime/config/io_backend.h"
 #include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::config {
 namespace {
 
-absl::Status CheckOptimizer(const OptimizerConfig& optimizer, const std::string& path) {
+void CheckOptimizer(const OptimizerConfig& optimizer, const std::string& path, Problems& problems) {
   if (optimizer.type == OptimizerType::kAdamW && !optimizer.decoupled_weight_decay) {
-    return Invalid({Quoted(path), ": AdamW decouples weight decay; choose Adam"});
+    problems.AddTogether(path, {Quoted(path), ": AdamW decouples weight decay; choose Adam"});
   }
   if (optimizer.type == OptimizerType::kSgd && optimizer.nesterov &&
       (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
-    return Invalid(
-        {Quoted(path + ".params.nesterov"), " needs \"momentum\" above 0 and \"dampening\" 0"});
+    const std::string nesterov = path + ".params.nesterov";
+    problems.AddTogether(nesterov,
+                         {Quoted(nesterov), " needs \"momentum\" above 0 and \"dampening\" 0"});
   }
-  return absl::OkStatus();
 }
 
-absl::Status CheckLossScale(const Config& config) {
+void CheckLossScale(const Config& config, Problems& problems) {
   const LossScaleConfig& scale = config.loss_scale;
-  if (config.compute != DType::kFloat16 || scale.static_scale != 0) return absl::OkStatus();
+  if (config.compute != DType::kFloat16 || scale.static_scale != 0) return;
   const double start = std::ldexp(1.0, static_cast<int>(scale.initial_scale_power));
-  if (scale.min_scale <= start) return absl::OkStatus();
-  return Invalid(
+  if (scale.min_scale <= start) return;
+  problems.AddTogether(
+      "fp16.min_loss_scale",
       {"\"fp16.min_loss_scale\" ", Shown(scale.min_scale),
        " is above what the scale starts at, 2 to \"fp16.initial_scale_power\" = ", Shown(start)});
 }
@@ -36,108 +36,107 @@ constexpr std::string_view kParam = "zero_optimization.offload_param";
 constexpr std::string_view kOptimizer = "zero_optimization.offload_optimizer";
 
 // `device` of an offload block, at the stage that is given.
-absl::Status CheckDevice(std::string_view block, Tier device, bool has_path, int stage,
-                         int stage_least, std::string_view why) {
-  if (device == Tier::kDevice) return absl::OkStatus();
-  const std::string given = Join({Quoted(Join({block, ".device"})), " is ", Quoted(Name(device))});
+void CheckDevice(std::string_view block, Tier device, bool has_path, int stage, int stage_least,
+                 std::string_view why, Problems& problems) {
+  if (device == Tier::kDevice) return;
+  const std::string key = Join({block, ".device"});
+  const std::string given = Join({Quoted(key), " is ", Quoted(Name(device))});
   if (stage < stage_least) {
-    return Invalid(
-        {given, ", but at \"zero_optimization.stage\" ", std::to_string(stage), " ", why});
+    problems.AddTogether(
+        key, {given, ", but at \"zero_optimization.stage\" ", std::to_string(stage), " ", why});
   }
   if (device == Tier::kNvme && !has_path) {
-    return Invalid({given, ", but ", Quoted(Join({block, ".nvme_path"})),
-                    " is not given; give a folder on the disk, or several in brackets"});
+    problems.AddTogether(key, {given, ", but ", Quoted(Join({block, ".nvme_path"})),
+                               " is not given; give a folder on the disk, or several in brackets"});
   }
-  return absl::OkStatus();
 }
 
-absl::Status CheckTiers(const Config& config) {
+void CheckTiers(const Config& config, Problems& problems) {
   const ZeroConfig& zero = config.zero;
   const bool has_param_path = !zero.offload_param.nvme_paths.empty();
   const bool has_optimizer_path = !zero.offload_optimizer.nvme_paths.empty();
-  EBB_RETURN_IF_ERROR(
-      CheckDevice(kParam, zero.offload_param.device, has_param_path, zero.stage, 3,
-                  "every rank keeps all parameters (DeepSpeed ignores the key there); remove it "
-                  "or use stage 3"));
-  EBB_RETURN_IF_ERROR(
-      CheckDevice(kOptimizer, zero.offload_optimizer.device, has_optimizer_path, zero.stage, 1,
-                  "every rank keeps all optimizer states; remove it or use stage 1, 2 or 3"));
+  CheckDevice(kParam, zero.offload_param.device, has_param_path, zero.stage, 3,
+              "every rank keeps all parameters; remove it or use stage 3", problems);
+  CheckDevice(kOptimizer, zero.offload_optimizer.device, has_optimizer_path, zero.stage, 1,
+              "every rank keeps all optimizer states; remove it or use stage 1, 2 or 3", problems);
   if (const Tier gradients = config.ebb.offload_gradients.value_or(Tier::kDevice);
       zero.stage == 0 && gradients != Tier::kDevice) {
-    return Invalid({"\"ebb.offload_gradients\" is ", Quoted(Name(gradients)),
-                    ", but at \"zero_optimization.stage\" 0 every rank keeps all gradients; remove "
-                    "it or use stage 1, 2 or 3"});
+    problems.AddTogether("ebb.offload_gradients",
+                         {"\"ebb.offload_gradients\" is ", Quoted(Name(gradients)),
+                          ", but at \"zero_optimization.stage\" 0 every rank keeps all gradients; "
+                          "remove it or use stage 1, 2 or 3"});
   }
-  if (has_param_path || has_optimizer_path) return absl::OkStatus();
+  if (has_param_path || has_optimizer_path) return;
   for (const auto& [key, tier] :
        {std::pair("ebb.offload_gradients", config.ebb.offload_gradients),
         std::pair("ebb.offload_activations", config.ebb.offload_activations)}) {
     if (tier == Tier::kNvme) {
-      return Invalid({Quoted(key), " is \"nvme\", but no folder is given; set ",
-                      Quoted(Join({kOptimizer, ".nvme_path"})), " or ",
-                      Quoted(Join({kParam, ".nvme_path"}))});
+      problems.AddTogether(key, {Quoted(key), " is \"nvme\", but no folder is given; set ",
+                                 Quoted(Join({kOptimizer, ".nvme_path"})), " or ",
+                                 Quoted(Join({kParam, ".nvme_path"}))});
     }
   }
-  return absl::OkStatus();
 }
 
-absl::Status CheckBlockSize(int64_t bytes) {
-  if (bytes % kDiskAlignment == 0) return absl::OkStatus();
+void CheckBlockSize(int64_t bytes, Problems& problems) {
+  if (bytes % kDiskAlignment == 0) return;
   const int64_t below = bytes / kDiskAlignment * kDiskAlignment;
-  return Invalid({"\"aio.block_size\" is ", std::to_string(bytes), "; allowed: a multiple of ",
-                  std::to_string(kDiskAlignment), "; the nearest are ", std::to_string(below),
-                  " and ", std::to_string(below + kDiskAlignment)});
+  problems.AddTogether(
+      "aio.block_size",
+      {"\"aio.block_size\" is ", std::to_string(bytes), "; allowed: a multiple of ",
+       std::to_string(kDiskAlignment), "; the nearest are ", std::to_string(below), " and ",
+       std::to_string(below + kDiskAlignment)});
 }
 
-absl::Status CheckSplitMaster(const Config& config) {
-  if (!config.ebb.split_master || config.compute == DType::kBFloat16) return absl::OkStatus();
-  return Invalid({"\"ebb.split_master\" is true, but the compute dtype is ", Name(config.compute),
-                  ": only a bf16 parameter is half of its master; remove it or set \"bf16\": "
-                  "{\"enabled\": true}"});
-}
-
-absl::Status CheckStochasticRounding(const Config& config) {
-  if (!config.ebb.stochastic_rounding) return absl::OkStatus();
-  if (config.compute != DType::kBFloat16) {
-    return Invalid({"\"ebb.stochastic_rounding\" is true, but the compute dtype is ",
-                    Name(config.compute),
-                    ": only bf16 parameters are rounded so; remove it or set \"bf16\": "
-                    "{\"enabled\": true}"});
+void CheckMasters(const Config& config, Problems& problems) {
+  const auto needs_bf16 = [&](std::string_view key, bool is_on, std::string_view why) {
+    if (!is_on || config.compute == DType::kBFloat16) return;
+    problems.AddTogether(
+        key, {Quoted(key), " is true, but the compute dtype is ", Name(config.compute), ": ", why,
+              "; remove it or set \"bf16\": {\"enabled\": true}"});
+  };
+  needs_bf16("ebb.split_master", config.ebb.split_master,
+             "only a bf16 parameter is half of its master");
+  needs_bf16("ebb.stochastic_rounding", config.ebb.stochastic_rounding,
+             "only bf16 parameters are rounded so");
+  if (config.ebb.stochastic_rounding && config.ebb.split_master) {
+    problems.AddTogether(
+        "ebb.stochastic_rounding",
+        {"\"ebb.stochastic_rounding\" and \"ebb.split_master\" are both true: the first keeps no "
+         "masters, the second half of each beside the parameter; remove one"});
   }
-  if (!config.ebb.split_master) return absl::OkStatus();
-  return Invalid(
-      {"\"ebb.stochastic_rounding\" and \"ebb.split_master\" are both true: the first "
-       "keeps no masters, the second half of each beside the parameter; remove one"});
+}
+
+void CheckGroup(const std::string& name, const ParameterGroupConfig& group, Problems& problems) {
+  const std::string path = Join({"ebb.parameter_groups.", name});
+  if (name.empty()) {
+    problems.AddTogether("ebb.parameter_groups",
+                         {"\"ebb.parameter_groups\" has a group without a name; parameters that "
+                          "name no group are those of \"optimizer\""});
+  }
+  if (!group.optimizer.has_value()) return;
+  CheckOptimizer(*group.optimizer, path + ".optimizer", problems);
+  if (group.weight_decay.has_value()) {
+    problems.AddTogether(
+        path,
+        {Quoted(path),
+         " has \"weight_decay\" and an \"optimizer\" of its own; give it in \"optimizer.params\""});
+  }
 }
 
 }  // namespace
 
-absl::Status CheckTogether(const Config& config) {
+void CheckTogether(const Config& config, Problems& problems) {
   if (config.compute == DType::kInt8) {
-    return Invalid({"the compute dtype is int8; allowed: ", Alternatives("fp32|bf16|fp16")});
+    problems.AddTogether("",
+                         {"the compute dtype is int8; allowed: ", Alternatives("fp32|bf16|fp16")});
   }
-  EBB_RETURN_IF_ERROR(CheckOptimizer(config.optimizer, "optimizer"));
-  EBB_RETURN_IF_ERROR(CheckLossScale(config));
-  EBB_RETURN_IF_ERROR(CheckTiers(config));
-  EBB_RETURN_IF_ERROR(CheckBlockSize(config.aio.block_size));
-  EBB_RETURN_IF_ERROR(CheckSplitMaster(config));
-  EBB_RETURN_IF_ERROR(CheckStochasticRounding(config));
-  for (const auto& [name, group] : config.ebb.parameter_groups) {
-    const std::string path = Join({"ebb.parameter_groups.", name});
-    if (name.empty()) {
-      return Invalid(
-          {"\"ebb.parameter_groups\" has a group without a name; parameters that name "
-           "no group are those of \"optimizer\""});
-    }
-    if (!group.optimizer.has_value()) continue;
-    EBB_RETURN_IF_ERROR(CheckOptimizer(*group.optimizer, path + ".optimizer"));
-    if (group.weight_decay.has_value()) {
-      return Invalid({Quoted(path),
-                      " has \"weight_decay\" and an \"optimizer\" of its own; give "
-                      "it in \"optimizer.params\""});
-    }
-  }
-  return absl::OkStatus();
+  CheckOptimizer(config.optimizer, "optimizer", problems);
+  CheckLossScale(config, problems);
+  CheckTiers(config, problems);
+  CheckBlockSize(config.aio.block_size, problems);
+  CheckMasters(config, problems);
+  for (const auto& [name, group] : config.ebb.parameter_groups) CheckGroup(name, group, problems);
 }
 
 }  // namespace ebb::config

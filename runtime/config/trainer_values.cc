@@ -1,7 +1,6 @@
 #include "ebb/runtime/config/trainer_values.h"
 
 #include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::config {
 namespace {
@@ -49,66 +48,79 @@ const Json* TrainersShare::Find(std::string_view path) const {
   return nullptr;
 }
 
-absl::Status TrainersShare::Put(std::string_view path, Values& values) {
+// In the place of what was said of an "auto", or for a key that the file does not have.
+void TrainersShare::Say(const std::string& shown, std::string how) {
+  for (TakenKey& taken : *keys_) {
+    if (taken.shown == shown) {
+      taken.how = std::move(how);
+      return;
+    }
+  }
+  keys_->push_back({shown, "(missing)", std::move(how), FindKey(shown)});
+}
+
+bool TrainersShare::Put(std::string_view path, Values& values, Problems& problems) {
   const Json* value = Find(path);
-  if (value == nullptr) return absl::OkStatus();
+  if (value == nullptr) return false;
   const Key& key = *FindKey(path);
   Given& given = values.given[key.path];
   if (given.shown.empty()) given.shown = path;
-  EBB_RETURN_IF_ERROR(Check(key, *value, Join({"the trainer's ", given.shown})));
+  if (!Check(key, *value, Join({"the trainer's ", given.shown}), problems)) return false;
   given.value = value;
   Append(Join({Quoted(given.shown), " ", Shown(*value)}), filled_);
-  return absl::OkStatus();
+  Say(given.shown, Join({"filled in by the trainer: ", Shown(*value)}));
+  return true;
 }
 
-absl::Status TrainersShare::FillMissing(Values& values) {
-  const auto has_number = [&](std::string_view path) { return values.Value(path) != nullptr; };
-  if (!has_number("train_batch_size") && !has_number("train_micro_batch_size_per_gpu")) {
-    EBB_RETURN_IF_ERROR(Put("train_micro_batch_size_per_gpu", values));
-  }
-  if (values.Find("optimizer.type") == nullptr) {
-    for (std::string_view path : kOptimizerParameters) EBB_RETURN_IF_ERROR(Put(path, values));
-  }
-  const Json* schedule = values.Value("scheduler.type");
-  if (schedule != nullptr && !has_number(kTotalSteps) &&
-      HasWord(FindKey(kTotalSteps)->required_for,
-              FindWord(FindKey("scheduler.type")->words, schedule->get<std::string>()))) {
-    return Put(kTotalSteps, values);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status TrainersShare::FillAuto(Values& values) {
+void TrainersShare::FillAuto(Values& values, Problems& problems) {
   const bool other_is_on =
       IsTrue(values.Value("fp16.enabled")) || IsTrue(values.Value("bf16.enabled"));
   for (auto& [path, given] : values.given) {
     if (given.value != nullptr) continue;
     // Beside a total, the arithmetic of the triple says what the two others are.
     const bool is_derived =
-        values.Value("train_batch_size") != nullptr &&
-        (path == "train_micro_batch_size_per_gpu" || path == "gradient_accumulation_steps");
+        path == "train_batch_size" ||
+        (values.Value("train_batch_size") != nullptr &&
+         (path == "train_micro_batch_size_per_gpu" || path == "gradient_accumulation_steps"));
     const bool is_other_precision =
         other_is_on && (path == "fp16.enabled" || path == "bf16.enabled");
-    if (!is_derived && !is_other_precision) EBB_RETURN_IF_ERROR(Put(path, values));
-    const Key& key = *FindKey(path);
-    if (given.value != nullptr || path == "train_batch_size" || is_derived) continue;
-    if (path == "scheduler.params.warmup_max_lr") continue;  // the optimizer's
-    Append(Join({Quoted(given.shown), " ",
-                 key.default_value.empty() ? "not given" : key.default_value}),
-           left_);
+    if (is_derived) {
+      Say(given.shown, "derived from the other sizes of the batch");
+    } else if (path == "scheduler.params.warmup_max_lr") {
+      Say(given.shown, "the optimizer's rate");
+    } else if (is_other_precision || !Put(path, values, problems)) {
+      const Key& key = *FindKey(path);
+      Append(Join({Quoted(given.shown), " ",
+                   key.default_value.empty() ? "not given" : key.default_value}),
+             left_);
+      Say(given.shown, "the default");
+    }
   }
-  return absl::OkStatus();
 }
 
-absl::Status TrainersShare::Fill(Values& values) {
-  EBB_RETURN_IF_ERROR(FillAuto(values));
-  for (auto& [name, group] : values.groups) EBB_RETURN_IF_ERROR(FillAuto(group));
-  return FillMissing(values);
+void TrainersShare::FillMissing(Values& values, Problems& problems) {
+  const auto has_number = [&](std::string_view path) { return values.Value(path) != nullptr; };
+  if (!has_number("train_batch_size") && !has_number("train_micro_batch_size_per_gpu")) {
+    Put("train_micro_batch_size_per_gpu", values, problems);
+  }
+  if (values.Find("optimizer.type") == nullptr) {
+    for (std::string_view path : kOptimizerParameters) Put(path, values, problems);
+  }
+  const Json* schedule = values.Value("scheduler.type");
+  if (schedule != nullptr && !has_number(kTotalSteps) &&
+      HasWord(FindKey(kTotalSteps)->required_for,
+              FindWord(FindKey("scheduler.type")->words, schedule->get<std::string>()))) {
+    Put(kTotalSteps, values, problems);
+  }
 }
 
-void TrainersShare::Remark(std::vector<std::string>& remarks) const {
-  if (!filled_.empty()) config::Remark(remarks, Join({"filled in by the trainer: ", filled_}));
-  if (!left_.empty()) config::Remark(remarks, Join({"\"auto\" taken as the default: ", left_}));
+void TrainersShare::Fill(Reading& reading, Problems& problems) {
+  keys_ = &reading.keys;
+  FillAuto(reading.values, problems);
+  for (auto& [name, group] : reading.values.groups) FillAuto(group, problems);
+  FillMissing(reading.values, problems);
+  if (!filled_.empty()) Remark(reading.remarks, Join({"filled in by the trainer: ", filled_}));
+  if (!left_.empty()) Remark(reading.remarks, Join({"\"auto\" taken as the default: ", left_}));
 }
 
 }  // namespace ebb::config

@@ -28,16 +28,35 @@ bool IsNumberInRange(const Key& key, const Json& value) {
   return value.is_number() && IsInRange(key, value.get<double>());
 }
 
-// Whole, and in range but for what a number of 64 bits holds.
-bool IsTooLarge(const Key& key, const Json& value) {
-  if (key.kind != Kind::kInteger && key.kind != Kind::kBytes) return false;
-  return IsNumberInRange(key, value) && value.get<double>() >= 0x1p63;
-}
-
 // That the operating system can take.
 bool IsPath(const Json& value) {
   const std::string* text = value.get_ptr<const std::string*>();
   return text != nullptr && !text->empty() && text->find('\0') == std::string::npos;
+}
+
+// "enabled" as such a flag may be written.
+bool IsEnabled(const Json& value) {
+  return value.is_boolean() ? value.get<bool>() : value.is_number() && value != 0;
+}
+
+bool HasFlag(const Json& value, bool wanted) {
+  if (!value.is_structured()) return false;
+  for (const auto& [name, element] : value.items()) {
+    if (name == "enabled" && element.is_boolean() && element.get<bool>() == wanted) return true;
+    if (HasFlag(element, wanted)) return true;
+  }
+  return false;
+}
+
+// Blocks of features that are refused may stand there switched off: by an "enabled" of their own
+// ("disabled"), or by those of everything in them ("off").
+bool IsHarmlessBlock(const Key& key, const Json& block) {
+  if (key.harmless == "disabled") {
+    const auto enabled = block.find("enabled");
+    return enabled == block.end() || !IsEnabled(*enabled);
+  }
+  return key.harmless == "off" &&
+         (block.empty() || (HasFlag(block, false) && !HasFlag(block, true)));
 }
 
 bool IsAllowed(const Key& key, const Json& value) {
@@ -74,12 +93,6 @@ bool IsAllowed(const Key& key, const Json& value) {
     case Kind::kNumberPair:
       return value.is_array() && value.size() == 2 && IsNumberInRange(key, value[0]) &&
              IsNumberInRange(key, value[1]);
-    case Kind::kTexts:
-      if (!value.is_array()) return false;
-      for (const Json& element : value) {
-        if (!element.is_string()) return false;
-      }
-      return true;
     case Kind::kPaths:
       return value.is_array() && !value.empty() && std::all_of(value.begin(), value.end(), IsPath);
     case Kind::kAnything:
@@ -94,13 +107,15 @@ bool IsAllowed(const Key& key, const Json& value) {
 
 }  // namespace
 
-absl::Status Check(const Key& key, const Json& value, std::string_view shown) {
-  if (IsAllowed(key, value)) return absl::OkStatus();
-  return Invalid({Quoted(shown), " is ", Shown(value), "; allowed: ", Allowed(key),
-                  IsTooLarge(key, value) ? ", up to 9223372036854775807" : ""});
+bool Check(const Key& key, const Json& value, std::string_view shown, Problems& problems) {
+  if (IsAllowed(key, value)) return true;
+  problems.Add(shown, {Quoted(shown), " is ", Shown(value), "; allowed: ", Allowed(key),
+                       IsTooLarge(key, value) ? ", up to 9223372036854775807" : ""});
+  return false;
 }
 
 bool IsHarmless(const Key& key, const Json& value) {
+  if (value.is_object()) return IsHarmlessBlock(key, value);
   if (absl::StartsWith(View(key.harmless), "<=")) {
     double bound = 0;
     return absl::SimpleAtod(View(key.harmless.substr(2)), &bound) && value.is_number() &&
@@ -113,6 +128,35 @@ bool IsHarmless(const Key& key, const Json& value) {
   double only = 0;
   return value.is_number() && absl::SimpleAtod(View(key.harmless), &only) &&
          value.get<double>() == only;
+}
+
+bool IsTooLarge(const Key& key, const Json& value) {
+  if (key.kind != Kind::kInteger && key.kind != Kind::kBytes) return false;
+  return IsNumberInRange(key, value) && value.get<double>() >= 0x1p63;
+}
+
+bool IsAuto(const Key& key, const Json& value) {
+  const std::string* text = value.get_ptr<const std::string*>();
+  return text != nullptr && *text == "auto" && key.kind != Kind::kText &&
+         key.kind != Kind::kAnything && key.kind != Kind::kBlock && key.kind != Kind::kOpenBlock &&
+         FindWord(key.words, "auto").empty();
+}
+
+std::optional<Json> Converted(const Key& key, const Json& value) {
+  const std::string* text = value.get_ptr<const std::string*>();
+  if (key.kind == Kind::kFlag && (text != nullptr || value.is_number_integer())) {
+    const std::string word = text != nullptr ? *text : value.dump();
+    if (!FindWord("true|t|yes|y|on|1", word).empty()) return true;
+    if (!FindWord("false|f|no|n|off|0", word).empty()) return false;
+  }
+  if (text == nullptr || !FindWord(key.words, *text).empty()) return std::nullopt;
+  int64_t whole = 0;
+  double number = 0;
+  if (key.kind == Kind::kInteger && absl::SimpleAtoi(*text, &whole)) return whole;
+  if (key.kind == Kind::kNumber && absl::SimpleAtod(*text, &number) && std::isfinite(number)) {
+    return number;
+  }
+  return std::nullopt;
 }
 
 std::string Shown(const Json& value) {

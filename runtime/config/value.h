@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "absl/status/status.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/config/problems.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb::config {
@@ -16,11 +16,23 @@ namespace ebb::config {
 // Keeps the file's order, so that remarks and errors come in it.
 using Json = nlohmann::ordered_json;
 
-// Refuses what the row does not allow. `shown` is the key's path as the file has it.
-absl::Status Check(const Key& key, const Json& value, std::string_view shown);
+// Whether the row allows the value; adds a problem if not. `shown` is the key's path as the file
+// has it.
+bool Check(const Key& key, const Json& value, std::string_view shown, Problems& problems);
 
-// Whether a value of a refused row is one that changes nothing.
+// Whether the row's `harmless` has the value.
 bool IsHarmless(const Key& key, const Json& value);
+
+// Whether it is a whole number in the row's range that 64 bits do not hold.
+bool IsTooLarge(const Key& key, const Json& value);
+
+// Hugging Face's Trainer puts its own arguments where a file says "auto"; rows that have a meaning
+// of their own for the word are no such keys.
+bool IsAuto(const Key& key, const Json& value);
+
+// What pydantic, and with it DeepSpeed, takes another kind of value for: "true" or 1 for true, "3"
+// for 3. Nothing if it is of the row's kind, or no value of it.
+std::optional<Json> Converted(const Key& key, const Json& value);
 
 // The value as JSON, shortened, for messages.
 std::string Shown(const Json& value);

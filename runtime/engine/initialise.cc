@@ -65,11 +65,13 @@ absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, /*states=*/false));
   EBB_RETURN_IF_ERROR(ChooseVerifySwap());
   if (rank_ == 0) {
+    for (const std::string& warning : config_.warnings)
+      LogWarning(absl::StrCat(options_.name, ": ", warning));
     for (const std::string& remark : config_.remarks)
       LogInfo(absl::StrCat(options_.name, ": ", remark));
     const std::string unused =
         sharding::WhyNoneIsOffloaded(plan().decisions, plan().pools.homes, config_);
-    if (!unused.empty()) LogInfo(absl::StrCat(options_.name, ": ", unused));
+    if (!unused.empty()) LogWarning(absl::StrCat(options_.name, ": ", unused));
     const sharding::Decisions& decisions = plan().decisions;
     const std::string_view timing = sharding::Name(decisions.timing);
     const std::string cut = decisions.replicas() == 1

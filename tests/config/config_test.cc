@@ -244,16 +244,11 @@ TEST(Config, ReadsTiers) {
                                                                    .nvme_paths = {"/a", "/b"},
                                                                    .buffer_count = 3,
                                                                    .pin_memory = false,
-                                                                   .pipeline_read = true,
-                                                                   .pipeline_write = true,
-                                                                   .fast_init = true,
                                                                    .ratio = 0.25}));
   EXPECT_EQ(config.aio, (AioConfig{.block_size = 65536,
                                    .queue_depth = 32,
                                    .intra_op_parallelism = 4,
-                                   .single_submit = true,
-                                   .overlap_events = false}));
-  EXPECT_TRUE(config.activation_checkpointing.partition_activations);
+                                   .single_submit = true}));
   EXPECT_TRUE(config.activation_checkpointing.cpu_checkpointing);
   EXPECT_EQ(config.ebb.offload_gradients, Tier::kDevice);
   EXPECT_EQ(config.ebb.offload_activations, Tier::kNvme);

@@ -12,22 +12,23 @@ namespace {
 using ::testing::HasSubstr;
 
 std::string ErrorOf(const std::string& text) {
-  const absl::StatusOr<Json> document = ParseDocument(text);
-  EXPECT_FALSE(document.ok()) << text;
-  return std::string(document.status().message());
+  const absl::StatusOr<Document> document = ParseDocument(text);
+  const absl::Status status = document.ok() ? document->problems.status() : document.status();
+  EXPECT_FALSE(status.ok()) << text;
+  return std::string(status.message());
 }
 
 TEST(ParseDocument, KeepsOrderAndTypes) {
-  const absl::StatusOr<Json> document = ParseDocument(
+  const absl::StatusOr<Document> document = ParseDocument(
       R"({"z": [1, -2, 3.5, {"n": null}], "a": {"t": true, "s": "\u00e4\n"}, "e": {}})");
   ASSERT_TRUE(document.ok()) << document.status();
-  EXPECT_EQ(document->dump(),
+  EXPECT_EQ(document->root.dump(),
             "{\"z\":[1,-2,3.5,{\"n\":null}],\"a\":{\"t\":true,\"s\":\"\xc3\xa4\\n\"},"
             "\"e\":{}}");
 }
 
 TEST(ParseDocument, AllowsCommentsAndTrailingCommas) {
-  const absl::StatusOr<Json> document = ParseDocument(R"(// first
+  const absl::StatusOr<Document> document = ParseDocument(R"(// first
 { # as hjson has them
   "a": [1, 2, /* between */ ], // after
   "b": "// no # comment, /* at all */ \" ,}", /* over
@@ -35,7 +36,7 @@ TEST(ParseDocument, AllowsCommentsAndTrailingCommas) {
   "c": {"d": 1,},
 }  // last)");
   ASSERT_TRUE(document.ok()) << document.status();
-  EXPECT_EQ(document->dump(),
+  EXPECT_EQ(document->root.dump(),
             R"({"a":[1,2],"b":"// no # comment, /* at all */ \" ,}","c":{"d":1}})");
 }
 
@@ -101,9 +102,33 @@ TEST(ParseDocument, RefusesNumbersBeyondFp64) {
 }
 
 TEST(ParseDocument, RefusesDuplicateKeysByPath) {
-  EXPECT_EQ(ErrorOf(R"({"a": 1, "b": 2, "a": 3})"), "the key \"a\" is there twice");
-  EXPECT_EQ(ErrorOf(R"({"x": {"y": [1, {"z": 1, "z": 1}]}})"), "the key \"x.y.z\" is there twice");
+  EXPECT_EQ(ErrorOf(R"({"a": 1, "b": 2, "a": 3})"),
+            "line 1, column 18: the key \"a\" is there twice");
+  EXPECT_EQ(ErrorOf(R"({"x": {"y": [1, {"z": 1, "z": 1}]}})"),
+            "line 1, column 26: the key \"x.y.z\" is there twice");
   EXPECT_TRUE(ParseDocument(R"({"x": {"a": 1}, "y": {"a": 1}, "z": [{"a": 1}, {"a": 2}]})").ok());
+}
+
+// Nothing is left of the later ones, whatever is in them.
+TEST(ParseDocument, ReportsEveryDuplicateKey) {
+  EXPECT_EQ(ErrorOf("{\"a\": 1,\n \"a\": {\"b\": 1, \"b\": [{\"c\": 1}], \"c\": 2},\n \"a\": []}"),
+            "3 problems\n  line 2, column 2: the key \"a\" is there twice"
+            "\n  line 2, column 16: the key \"a.b\" is there twice"
+            "\n  line 3, column 2: the key \"a\" is there twice");
+}
+
+TEST(ParseDocument, KnowsWhereEveryKeyStands) {
+  absl::StatusOr<Document> document = ParseDocument(
+      "\xef\xbb\xbf{\"a\": [1, -2.5e3, \"b\", true, {}], // \"c\": 1\n  \"d\": {\"\\\"e\": "
+      "null,\n\"f\": 1,},}");
+  ASSERT_TRUE(document.ok()) << document.status();
+  for (const char* path : {"d.f", "a", "d.\"e", "d", "absent"}) {
+    document->problems.Add(path, {path});
+  }
+  EXPECT_EQ(
+      std::string(document->problems.status().message()),
+      "5 problems\n  line 1, column 5: a\n  line 2, column 3: d\n  line 2, column 9: d.\"e\n  "
+      "line 3, column 1: d.f\n  absent");
 }
 
 TEST(ParseDocument, RefusesWhatIsNoObject) {

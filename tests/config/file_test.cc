@@ -14,6 +14,7 @@
 namespace ebb {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -97,8 +98,29 @@ TEST_F(FromFile, SyntaxErrorHasPathLineAndColumn) {
 }
 
 TEST_F(FromFile, WrongKeyHasThePath) {
-  const std::string path = Write("{\"batch\": 8}");
-  EXPECT_THAT(std::string(ErrorOf(path).message()), StartsWith(path + ": \"batch\" is not a key"));
+  const std::string path = Write("{\n\"fp16\": {\"opt_level\": \"O2\"}}");
+  EXPECT_THAT(std::string(ErrorOf(path).message()),
+              StartsWith(path + ": line 2, column 10: \"fp16.opt_level\" is not a key"));
+}
+
+TEST_F(FromFile, IsExplained) {
+  const std::string path = Write(R"({"_": 1, "zero_optimization": {"stage": 2,
+      "reduce_bucket_size": 5e8}, "gradient_clipping": "auto", "train_batch_size": 8,
+      "steps_per_print": 10, "job": "x"})");
+  const absl::StatusOr<std::string> text =
+      Config::ExplainFile(path, {.trainer = {.gradient_clipping = 0.5}});
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_THAT(*text, ContainsRegex("zero_optimization.stage +2 +0 +literally\n"));
+  EXPECT_THAT(*text, ContainsRegex("reduce_bucket_size +500000000 +not given +an upper limit: "));
+  EXPECT_THAT(*text,
+              ContainsRegex("gradient_clipping +\"auto\" +1.0 +filled in by the trainer: 0.5"));
+  EXPECT_THAT(*text, ContainsRegex("steps_per_print +10 +without meaning: "));
+  EXPECT_THAT(*text, ContainsRegex("job +\"x\" +unknown: passed over"));
+  EXPECT_THAT(*text, ContainsRegex("_ +1 +a comment"));
+  EXPECT_THAT(*text, HasSubstr("Warnings:\n  \"job\" is not a key"));
+  const auto wrong = Config::ExplainFile(Write(R"({"fp16": 1})"));
+  EXPECT_THAT(std::string(wrong.status().message()),
+              HasSubstr(": line 1, column 2: \"fp16\" is 1"));
 }
 
 }  // namespace

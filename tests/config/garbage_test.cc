@@ -1,32 +1,21 @@
-// Text that nobody meant as a configuration: always an answer, never a crash, and what is accepted
+// Text that was never meant as a configuration: always an answer, never a crash, and what is accepted
 // can be written and read again. Run under the sanitizers this is a small, reproducible fuzzer.
+#include <algorithm>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/keys.h"
+#include "fuzz_config.h"
 #include "gtest/gtest.h"
 
 namespace ebb {
 namespace {
-
-constexpr char kRich[] = R"(// comment
-{ "train_batch_size": 32, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1e0,
-  "fp16": {"enabled": true, "loss_scale": 0, "hysteresis": 2, "min_loss_scale": 1},
-  "bfloat16": {"enabled": false}, /* more */
-  "optimizer": {"type": "Adam", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8}},
-  "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_type": "log"}},
-  "zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "overlap_comm": true,
-                        "offload_param": {"device": "nvme", "nvme_path": ["/a", "/b"]},
-                        "offload_optimizer": {"device": "cpu", "ratio": 0.5}},
-  "aio": {"block_size": 65536, "thread_count": 2}, "activation_checkpointing": {},
-  "tensorboard": {"enabled": true, "job_name": "\u00e4\n"},
-  "ebb": {"micro_batches_per_round": "all", "coalesce": "4MiB", "host_memory": "1 GB",
-          "offload_gradients": "device", "verify_swap": "all", "parameter_groups": {
-      "no_decay": {"weight_decay": 0}, "b.c": {"optimizer": {"type": "SGD"}}}}, # end
-})";
 
 class Chance {
  public:
@@ -37,47 +26,44 @@ class Chance {
   std::mt19937_64 generator_;
 };
 
-// An error with a message of bounded length, or a Config.
-absl::StatusOr<Config> Answer(const std::string& text, uint64_t seed) {
-  absl::StatusOr<Config> config = Config::FromJson(text);
-  if (!config.ok()) {
-    EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << "seed " << seed;
-    EXPECT_FALSE(config.status().message().empty()) << "seed " << seed;
-    EXPECT_LT(config.status().message().size(), 2000u) << "seed " << seed;
+// Aborts, with the text, if it does not.
+void Survives(const std::string& text) {
+  LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+}
+
+// The files of tests/config/corpus, in one order.
+std::vector<std::string> Corpus() {
+  std::vector<std::filesystem::path> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(EBB_CORPUS)) {
+    paths.push_back(entry.path());
   }
-  return config;
+  std::sort(paths.begin(), paths.end());
+  std::vector<std::string> texts;
+  for (const auto& path : paths) {
+    std::ifstream file(path, std::ios::binary);
+    texts.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  }
+  return texts;
 }
 
-// The answer; and a Config is valid and can be written and read again.
-void Survives(const std::string& text, uint64_t seed) {
-  const absl::StatusOr<Config> config = Answer(text, seed);
-  if (!config.ok()) return;
-  ASSERT_TRUE(config->Validate().ok()) << "seed " << seed << ": " << config->Validate() << "\n"
-                                       << text;
-  const absl::StatusOr<Config> read = Config::FromJson(config->ToJson());
-  ASSERT_TRUE(read.ok()) << "seed " << seed << ": " << read.status();
-  EXPECT_EQ(read->ToJson(), config->ToJson()) << "seed " << seed;
-  (void)config->ForWorld(7);
-}
-
-TEST(Garbage, RichExampleIsAccepted) {
-  const absl::StatusOr<Config> config = Config::FromJson(kRich);
-  ASSERT_TRUE(config.ok()) << config.status();
-}
-
-TEST(Garbage, EveryPrefixIsAnswered) {
-  const std::string rich = kRich;
-  for (size_t length = 0; length < rich.size() - 1; ++length) {
-    EXPECT_FALSE(Config::FromJson(rich.substr(0, length)).ok()) << length;
+TEST(Garbage, EveryFileOfTheCorpusSurvivesWholeAndCut) {
+  const std::vector<std::string> corpus = Corpus();
+  ASSERT_GT(corpus.size(), 10u);
+  for (const std::string& text : corpus) {
+    Survives(text);
+    for (size_t length = 0; length < text.rfind('}'); length += 7) {
+      EXPECT_FALSE(Config::FromJson(text.substr(0, length)).ok()) << text.substr(0, length);
+    }
   }
 }
 
-TEST(Garbage, MutatedText) {
-  const std::string rich = kRich;
+TEST(Garbage, MutatedFiles) {
+  const std::vector<std::string> corpus = Corpus();
   constexpr char kBytes[] = "{}[]\",:\\/*#\n .-+eE0159ntf\x00\x01\x7f\x80\xc3\xff";
   for (uint64_t seed = 0; seed < 1500; ++seed) {
     Chance chance(seed);
-    std::string text = rich;
+    std::string text = corpus[chance.Below(corpus.size())];
+    const std::string& other = corpus[chance.Below(corpus.size())];
     for (size_t i = 1 + chance.Below(4); i > 0; --i) {
       const size_t at = chance.Below(text.size());
       const char byte = kBytes[chance.Below(sizeof(kBytes))];
@@ -92,11 +78,11 @@ TEST(Garbage, MutatedText) {
           text.erase(at, 1 + chance.Below(8));
           break;
         case 3:
-          text.insert(at, text.substr(chance.Below(text.size()), chance.Below(40)));
+          text.insert(at, other.substr(chance.Below(other.size()), chance.Below(40)));
           break;
       }
     }
-    Survives(text, seed);
+    Survives(text);
   }
 }
 
@@ -105,8 +91,8 @@ TEST(Garbage, RandomBytes) {
     Chance chance(seed);
     std::string text(chance.Below(300), '\0');
     for (char& byte : text) byte = static_cast<char>(chance.Below(256));
-    Survives(text, seed);
-    Survives("{\"" + text, seed);
+    Survives(text);
+    Survives("{\"" + text);
   }
 }
 
@@ -114,11 +100,9 @@ TEST(Garbage, RandomBytes) {
 TEST(Garbage, EveryKeyWithEveryKindOfValue) {
   const char* const values[] = {"null",
                                 "true",
-                                "false",
                                 "0",
                                 "1",
                                 "-1",
-                                "3",
                                 "0.5",
                                 "5e8",
                                 "1e300",
@@ -130,7 +114,6 @@ TEST(Garbage, EveryKeyWithEveryKindOfValue) {
                                 "\"\"",
                                 "\"auto\"",
                                 "\"all\"",
-                                "\"none\"",
                                 "\"fp16\"",
                                 "\"1e3\"",
                                 "\"\\u0000\"",
@@ -141,15 +124,20 @@ TEST(Garbage, EveryKeyWithEveryKindOfValue) {
                                 "{\"enabled\":true}",
                                 "{\"type\":\"SGD\"}",
                                 "{\"x\":{\"y\":[{}]}}"};
-  uint64_t number = 0;
-  for (const config::Key& key : config::Keys()) {
+  std::vector<std::string> paths;
+  for (const config::Key& key : config::Keys()) paths.emplace_back(key.path);
+  for (const config::WithoutMeaning& without : config::KeysWithoutMeaning()) {
+    config::ForEachWord(without.names, [&](std::string_view name) {
+      paths.push_back(std::string(without.block) + std::string(name));
+    });
+  }
+  for (const std::string& whole : paths) {
     for (const char* value : values) {
-      std::string text(value), path(key.path);
+      std::string text(value), path(whole);
       for (size_t dot; (dot = path.rfind('.')) != std::string::npos; path.resize(dot)) {
         text = "{\"" + path.substr(dot + 1) + "\":" + text + "}";
       }
-      const absl::StatusOr<Config> config = Answer("{\"" + path + "\":" + text + "}", number++);
-      EXPECT_TRUE(!config.ok() || config->Validate().ok()) << path << " " << value;
+      Survives("{\"" + path + "\":" + text + "}");
     }
   }
 }
@@ -177,7 +165,7 @@ TEST(Garbage, RandomCombinationsOfParameters) {
     }
     const std::string text =
         "{\"" + block + "\":{\"type\":\"" + type + "\",\"params\":{" + params + "}}}";
-    Survives(text, seed);
+    Survives(text);
     accepted += Config::FromJson(text).ok() ? 1 : 0;
   }
   EXPECT_GT(accepted, 10) << "the combinations are too wild to test anything but refusals";

@@ -24,31 +24,36 @@ TEST(EditDistance, IsSymmetric) {
   }
 }
 
-TEST(NearestKey, PrefersTheSameBlock) {
-  EXPECT_EQ(NearestKey("fp16.", "enable")->path, "fp16.enabled");
-  EXPECT_EQ(NearestKey("bf16.", "enable")->path, "bf16.enabled");
-  EXPECT_EQ(NearestKey("", "train_batch_sise")->path, "train_batch_size");
-  EXPECT_EQ(NearestKey("zero_optimization.", "stage3_prefetch_bucketsize")->path,
+TEST(NearestPath, PrefersTheSameBlock) {
+  EXPECT_EQ(NearestPath("fp16.", "enable"), "fp16.enabled");
+  EXPECT_EQ(NearestPath("bf16.", "enable"), "bf16.enabled");
+  EXPECT_EQ(NearestPath("", "train_batch_sise"), "train_batch_size");
+  EXPECT_EQ(NearestPath("zero_optimization.", "stage3_prefetch_bucketsize"),
             "zero_optimization.stage3_prefetch_bucket_size");
 }
 
-TEST(NearestKey, FindsAMisplacedKey) {
-  EXPECT_EQ(NearestKey("", "stage")->path, "zero_optimization.stage");
-  EXPECT_EQ(NearestKey("zero_optimization.", "gradient_clipping")->path, "gradient_clipping");
-  EXPECT_EQ(NearestKey("optimizer.", "betas")->path, "optimizer.params.betas");
+TEST(NearestPath, FindsAMisplacedKey) {
+  EXPECT_EQ(NearestPath("", "stage"), "zero_optimization.stage");
+  EXPECT_EQ(NearestPath("zero_optimization.", "gradient_clipping"), "gradient_clipping");
+  EXPECT_EQ(NearestPath("optimizer.", "betas"), "optimizer.params.betas");
 }
 
-TEST(KeysNamed, HasThoseOfAllBlocks) {
-  ASSERT_EQ(KeysNamed("AIO").size(), 1u);
-  EXPECT_EQ(KeysNamed("aio")[0]->path, "aio");
-  EXPECT_EQ(KeysNamed("nvme_path").size(), 2u);
-  EXPECT_TRUE(KeysNamed("").empty());
-  EXPECT_TRUE(KeysNamed("*").empty());
+TEST(NearestPath, KnowsKeysWithoutMeaning) {
+  EXPECT_EQ(NearestPath("", "wall_clock_breakdwon"), "wall_clock_breakdown");
+  EXPECT_EQ(NearestWord("enabled|output_path", "output_pat"), "output_path");
 }
 
-TEST(NearestKey, GivesUpOnWhatIsNoName) {
-  EXPECT_EQ(NearestKey("", std::string(100, 'x')), nullptr);
-  EXPECT_NE(NearestKey("", ""), nullptr);
+TEST(PathsNamed, HasThoseOfAllBlocks) {
+  ASSERT_EQ(PathsNamed("AIO").size(), 1u);
+  EXPECT_EQ(PathsNamed("aio")[0], "aio");
+  EXPECT_EQ(PathsNamed("nvme_path").size(), 2u);
+  EXPECT_TRUE(PathsNamed("").empty());
+  EXPECT_TRUE(PathsNamed("*").empty());
+}
+
+TEST(NearestPath, GivesUpOnWhatIsNoName) {
+  EXPECT_EQ(NearestPath("", std::string(100, 'x')), "");
+  EXPECT_NE(NearestPath("", ""), "");
 }
 
 }  // namespace

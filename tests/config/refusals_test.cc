@@ -2,6 +2,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "ebb/runtime/config/config.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -9,6 +11,7 @@
 namespace ebb {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 struct Case {
@@ -38,9 +41,6 @@ INSTANTIATE_TEST_SUITE_P(
              {"\"train_batchsize\" is not a key; the nearest is \"train_batch_size\""}},
         Case{R"({"zero_optimization": {"stag": 1}})",
              {"\"zero_optimization.stag\" is not a key", "\"zero_optimization.stage\""}},
-        Case{R"({"stage": 3})",
-             {"\"stage\" is not a key; \"zero_optimization.stage\" is: move it into "
-              "\"zero_optimization\""}},
         Case{R"({"zero_optimization": {"aio": {"block_size": 1048576}}})",
              {"\"zero_optimization.aio\" is not a key; \"aio\" is: move it to the top level"}},
         Case{R"({"zero_optimization": {"Gradient_Clipping": 1}})",
@@ -50,7 +50,6 @@ INSTANTIATE_TEST_SUITE_P(
               "\"zero_optimization.offload_param.nvme_path\" and "
               "\"zero_optimization.offload_optimizer.nvme_path\" are: move it to where it is "
               "meant"}},
-        Case{R"({"split_master": true})", {"\"ebb.split_master\" is: move it into \"ebb\""}},
         Case{R"({"bfloat16": {"enable": true}})",
              {"\"bfloat16.enable\" is not a key; the nearest is \"bfloat16.enabled\""}},
         Case{R"({"ebb": {"parameter_groups": {"g": {"lr_facto": 1}}}})",
@@ -61,30 +60,26 @@ INSTANTIATE_TEST_SUITE_P(
               "\"ebb.parameter_groups.g.optimizer.params.momentum\""}},
         Case{R"({"tensorboard": {"path": "x"}})", {"\"tensorboard.path\" is not a key"}},
         Case{R"({"fp16.enabled": true})",
-             {"\"fp16.enabled\" is one name with a dot in it; write nested objects instead"}},
-        Case{R"({"*": 1})", {"\"*\" is not a key"}}, Case{R"({"": 1})", {"\"\" is not a key"}},
-        Case{"{\"" + std::string(5000, 'k') + "\": 1}", {"kkkk...\" is not a key"}},
-        Case{R"({"a\u0007b": 1})", {R"("a\x07b" is not a key)"}}));
+             {"\"fp16.enabled\" is one name with a dot in it; write nested objects instead"}}));
 
 INSTANTIATE_TEST_SUITE_P(
     WrongValues, Refusal,
     ::testing::Values(
         Case{R"({"zero_optimization": {"stage": 4}})",
              {"\"zero_optimization.stage\" is 4; allowed: an integer from 0 to 3"}},
-        Case{R"({"zero_optimization": {"stage": "3"}})", {"\"zero_optimization.stage\" is \"3\""}},
         Case{R"({"zero_optimization": {"stage": true}})", {"is true; allowed: an integer"}},
         Case{R"({"zero_optimization": 3})", {"\"zero_optimization\" is 3; allowed: an object"}},
         Case{R"({"zero_optimization": "auto"})", {"is \"auto\"; allowed: an object"}},
         Case{R"({"zero_optimization": {"reduce_bucket_size": 15099494.4}})",
              {"is 15099494.4; allowed: an integer of at least 0"}},
         Case{R"({"zero_optimization": {"reduce_bucket_size": -1}})", {"is -1"}},
-        Case{R"({"zero_optimization": {"stage3_max_live_parameters": 1e19}})", {"is 1e+19"}},
-        Case{R"({"zero_optimization": {"stage3_max_live_parameters": 9223372036854775808}})",
-             {"is 9223372036854775808; allowed: an integer of at least 0, up to "
-              "9223372036854775807"}},
-        Case{R"({"zero_optimization": {"sub_group_size": 1e30}})",
-             {"is 1e+30; allowed: an integer of at least 1, up to 9223372036854775807"}},
-        Case{R"({"zero_optimization": {"sub_group_size": -1e30}})", {"an integer of at least 1"}},
+        Case{R"({"zero_optimization": {"sub_group_size": -1e30}})", {"an integer of at least 0"}},
+        Case{R"({"zero_optimization": {"sub_group_size": 0.5}})", {"an integer of at least 0"}},
+        Case{R"({"zero_optimization": {"stage": "three"}})", {"\"zero_optimization.stage\" is"}},
+        Case{R"({"fp16": {"enabled": 2}})", {"is 2; allowed: true or false"}},
+        Case{R"({"train_batch_size": true})", {"is true; allowed: an integer"}},
+        Case{R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": -1}}})",
+             {"\"scheduler.params.warmup_num_steps\" is -1; allowed: an integer of at least 0"}},
         Case{R"({"ebb": {"host_memory": 1e30}})", {"is 1e+30", "up to 9223372036854775807"}},
         Case{R"({"train_batch_size": 0})", {"allowed: an integer of at least 1"}},
         Case{R"({"train_batch_size": "8"})", {"is \"8\""}},
@@ -96,20 +91,16 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"communication_data_type": "int8"})", {"is \"int8\""}},
         Case{R"({"data_types": {"grad_accum_dtype": 32}})", {"is 32"}},
         Case{R"({"fp16": true})", {"\"fp16\" is true; allowed: an object"}},
-        Case{R"({"fp16": {"enabled": 1}})", {"is 1; allowed: true or false"}},
         Case{R"({"fp16": {"loss_scale": -1}})", {"\"fp16.loss_scale\" is -1"}},
         Case{R"({"fp16": {"loss_scale": true}})", {"\"fp16.loss_scale\" is true"}},
         Case{R"({"fp16": {"initial_scale_power": 128}})", {"from 0 to 127"}},
         Case{R"({"fp16": {"loss_scale_window": 0}})", {"\"fp16.loss_scale_window\" is 0"}},
         Case{R"({"fp16": {"hysteresis": 0}})", {"\"fp16.hysteresis\" is 0"}},
-        Case{R"({"fp16": {"min_loss_scale": 0}})", {"allowed: a number above 0"}},
         Case{R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}})",
              {"\"optimizer.params.betas\" is [0.9,1]", "each of at least 0 and below 1"}},
         Case{R"({"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}})", {"two numbers"}},
         Case{R"({"optimizer": {"type": "AdamW", "params": {"betas": 0.9}}})", {"two numbers"}},
         Case{R"({"optimizer": {"type": "AdamW", "params": {"lr": "auto "}}})", {"is \"auto \""}},
-        Case{R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}})",
-             {"\"scheduler.params.warmup_num_steps\" is 0; allowed: an integer of at least 1"}},
         Case{R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_type": "square"}}})",
              {"allowed: \"log\" or \"linear\""}},
         Case{R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": [1, 2]}}})",
@@ -135,10 +126,6 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"ebb": {"parameter_groups": []}})", {"is []; allowed: an object"}},
         Case{R"({"ebb": {"parameter_groups": {"g": 1}}})", {"\"ebb.parameter_groups.g\" is 1"}},
         Case{R"({"ebb": {"parameter_groups": {"g": {"lr_factor": -1}}}})", {"is -1"}},
-        Case{R"({"wall_clock_breakdown": "yes"})", {"allowed: true or false"}},
-        Case{R"({"checkpoint": {"tag_validation": "maybe"}})",
-             {"\"Ignore\", \"Warn\" or \"Fail\""}},
-        Case{R"({"comms_logger": {"prof_ops": [1]}})", {"texts in brackets"}},
         Case{"{\"zero_optimization\": {\"stage\": \"" + std::string(5000, 's') + "\"}}",
              {"sss...; allowed: an integer from 0 to 3"}}));
 
@@ -209,12 +196,12 @@ INSTANTIATE_TEST_SUITE_P(
              {"\"optimizer.params.max_grad_norm\" is 1", "set \"gradient_clipping\""}},
         Case{R"({"zero_optimization": {"zero_hpz_partition_size": 8}})", {"allowed: at most 1"}},
         Case{R"({"zero_optimization": {"zero_quantized_weights": true}})",
-             {"not built; allowed: false"}},
+             {"not built: parameters gathered in int8 change results; allowed: false"}},
         Case{R"({"zero_optimization": {"zero_quantized_gradients": true}})", {"not built"}},
         Case{R"({"zero_optimization": {"zeropp_loco_param": {"err_beta": 0.8}}})",
              {"\"zero_optimization.zeropp_loco_param\" is given: not built"}},
         Case{R"({"zero_optimization": {"zenflow": {}}})",
-             {"\"zero_optimization.zenflow\" is given: not built"}},
+             {"\"zero_optimization.zenflow\" is given: not built: every gradient"}},
         Case{R"({"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}})", {"not built"}},
         Case{R"({"zero_optimization": {"legacy_stage1": true}})", {"DeepSpeed has removed it"}},
         Case{R"({"fp16": {"fp16_master_weights_and_grads": true}})", {"masters are fp32"}},
@@ -224,8 +211,6 @@ INSTANTIATE_TEST_SUITE_P(
              {"\"amp.enabled\" is true", "\"bf16\""}},
         Case{R"({"torch_autocast": {"enabled": true}})", {"\"torch_autocast.enabled\" is true"}},
         Case{R"({"sparse_gradients": true})", {"gradients are dense"}},
-        Case{R"({"prescale_gradients": true})", {"allowed: false"}},
-        Case{R"({"gradient_predivide_factor": 2})", {"allowed: 1"}},
         Case{R"({"gradient_allreduce_op": "sum"})", {"gradient_divisor", "allowed: \"mean\""}},
         Case{R"({"managed_gradient_accumulation": false})", {"BeginStep", "allowed: true"}},
         Case{R"({"sequence_parallel_size": 2})", {"every rank is data-parallel"}},
@@ -236,8 +221,6 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"compression_training": {"x": 1}})", {"is given"}},
         Case{R"({"sparse_attention": {"mode": "fixed"}})", {"\"sparse_attention\" is given"}},
         Case{R"({"tensor_parallel": {"autotp_size": 2}})", {"data-parallel; allowed: at most 1"}},
-        Case{R"({"aio": {"use_gds": true}})",
-             {"\"aio.use_gds\" is true: not built", "allowed: false"}},
         Case{R"({"compile": {"offload_parameters": true}})",
              {"set \"zero_optimization.offload_param\"; allowed: false"}},
         Case{R"({"compile": {"offload_opt_states": true}})",
@@ -255,9 +238,6 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"zero_optimization": {"offload_optimizer": {"device": "device"}}})",
              {"allowed: \"none\", \"cpu\" or \"nvme\""}},
         Case{R"({"zero_optimization": {"offload_param": "cpu"}})", {"allowed: an object"}},
-        Case{R"({"zero_optimization": {"offload_param": {"nvme_path": ""}}})",
-             {"\"zero_optimization.offload_param.nvme_path\" is \"\"; allowed: a path, or several "
-              "in brackets"}},
         Case{R"({"zero_optimization": {"offload_optimizer": {"nvme_path": []}}})",
              {"\"zero_optimization.offload_optimizer.nvme_path\" is []; allowed: a path"}},
         Case{R"({"zero_optimization": {"offload_optimizer": {"nvme_path": ["/a", ""]}}})",
@@ -272,7 +252,6 @@ INSTANTIATE_TEST_SUITE_P(
              {"allowed: an integer of at least 1"}},
         Case{R"({"zero_optimization": {"offload_param": {"max_in_cpu": -1}}})",
              {"allowed: an integer of at least 0"}},
-        Case{R"({"zero_optimization": {"offload_param": {"pin_memory": 1}}})", {"true or false"}},
         Case{R"({"zero_optimization": {"offload_param": {"path": "/x"}}})",
              {"\"zero_optimization.offload_param.path\" is not a key"}},
         Case{R"({"zero_optimization": {"offload_optimizer": {"buffer_count": 0}}})",
@@ -283,9 +262,6 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"zero_optimization": {"offload_optimizer": {"ratio": "most"}}})",
              {"is \"most\"; allowed: a number from 0 to 1 or \"auto\""}},
         Case{R"({"zero_optimization": {"offload_optimizer": {"ratio": -0.1}}})", {"from 0 to 1"}},
-        Case{R"({"zero_optimization": {"sub_group_size": 0}})",
-             {"\"zero_optimization.sub_group_size\" is 0; allowed: an integer of at least 1"}},
-        Case{R"({"zero_optimization": {"cpu_offload": "yes"}})", {"allowed: true or false"}},
         Case{R"({"aio": {"block_size": 4095}})",
              {"\"aio.block_size\" is 4095; allowed: an integer from 4096 to 1073741824"}},
         Case{R"({"aio": {"block_size": 1000000}})",
@@ -317,16 +293,6 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     TiersThatDoNotFit, Refusal,
     ::testing::Values(
-        Case{R"({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}})",
-             {"\"zero_optimization.offload_param.device\" is \"cpu\", but at "
-              "\"zero_optimization.stage\" 2 every rank keeps all parameters",
-              "remove it or use stage 3"}},
-        Case{R"({"zero_optimization": {"cpu_offload_param": true, "stage": 1}})",
-             {"offload_param.device\" is \"cpu\"", "use stage 3"}},
-        Case{R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})",
-             {"\"zero_optimization.offload_optimizer.device\" is \"cpu\", but at "
-              "\"zero_optimization.stage\" 0 every rank keeps all optimizer states; remove it or "
-              "use stage 1, 2 or 3"}},
         Case{R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}})",
              {"\"zero_optimization.offload_param.device\" is \"nvme\", but "
               "\"zero_optimization.offload_param.nvme_path\" is not given; give a folder"}},
@@ -363,12 +329,78 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"zero_optimization": {"stage": 3, "cpu_offload_param": true,
                  "offload_param": {"device": "cpu"}}})",
              {"\"zero_optimization.cpu_offload_param\" is an old form of"}},
-        Case{R"({"aio": {"thread_count": 2, "intra_op_parallelism": 3}})",
-             {"\"aio.thread_count\" and \"aio.intra_op_parallelism\" are two names of one key"}},
-        Case{R"({"aio": {"intra_op_parallelism": 2, "thread_count": "auto"}})",
-             {"\"aio.intra_op_parallelism\" and \"aio.thread_count\" are two names of one key"}},
         Case{R"({"aio": {"thread_count": 65, "intra_op_parallelism": 65}})",
              {"\"aio.thread_count\" is 65; allowed: an integer from 1 to 64"}}));
+
+// The sentences of an error, in its order.
+std::vector<std::string> ProblemsOf(const std::string& json, const ReadOptions& options = {}) {
+  const absl::StatusOr<Config> config = Config::FromJson(json, options);
+  EXPECT_FALSE(config.ok()) << json;
+  return absl::StrSplit(config.status().message(), "\n  ");
+}
+
+TEST(Problems, AreReportedTogetherEachWithItsPlace) {
+  EXPECT_THAT(
+      ProblemsOf(R"({
+  "train_batch_size": 0,
+  "fp16": {"enabled": true, "enable": 1}, "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 3,
+    "offload_param": {"device": "nvme"}, "offload_param": {}},
+  "optimizer": {"type": "SGD", "params": {"betas": [0, 0]}},
+  "aio": {"block_size": 5000}
+})"),
+      ElementsAre("7 problems", HasSubstr("line 2, column 3: \"train_batch_size\" is 0; allowed: "),
+                  HasSubstr("line 3, column 12: \"fp16.enabled\" and \"bf16.enabled\""),
+                  HasSubstr("line 3, column 29: \"fp16.enable\" is not a key"),
+                  HasSubstr("line 5, column 23: \"zero_optimization.offload_param.device\""),
+                  HasSubstr("line 5, column 42: the key \"zero_optimization.offload_param\""),
+                  HasSubstr("line 6, column 43: \"optimizer.params.betas\" is not"),
+                  HasSubstr("line 7, column 11: \"aio.block_size\" is 5000")));
+}
+
+// One slip is one problem.
+TEST(Problems, NothingFollowsFromAWrongKey) {
+  EXPECT_THAT(
+      ProblemsOf(R"({"zero_optimization": {"stag": 3}, "ebb": {"offload_gradients": "cpu"}})"),
+      ElementsAre(HasSubstr("\"zero_optimization.stag\" is not a key")));
+  EXPECT_THAT(ProblemsOf(R"({"optimizer": {"type": "Adan", "params": {"betas": [0, 0]}}})"),
+              ElementsAre(HasSubstr("\"optimizer.type\" is \"Adan\"")));
+  EXPECT_THAT(ProblemsOf(R"({"optimizer": {"params": {"freeze_step": 23, "lr": "x"},
+                                           "type": "OneBitAdam"}})"),
+              ElementsAre(HasSubstr("\"optimizer.type\" is \"OneBitAdam\": not built")));
+  EXPECT_THAT(ProblemsOf(R"({"scheduler": {"type": "WarmupDecayLR",
+                                           "params": {"total_num_steps": "many"}}})"),
+              ElementsAre(HasSubstr("\"scheduler.params.total_num_steps\" is \"many\"")));
+  EXPECT_THAT(ProblemsOf(R"({"bf16": 1, "ebb": {"split_master": true}})"),
+              ElementsAre(HasSubstr("\"bf16\" is 1; allowed: an object")));
+}
+
+TEST(Problems, AreBounded) {
+  std::string keys;
+  for (int i = 0; i < 500; ++i) keys += absl::StrCat(i == 0 ? "" : ",", "\"x", i, "\": 1");
+  const std::vector<std::string> said = ProblemsOf("{\"ebb\": {" + keys + "}}");
+  EXPECT_EQ(said.front(), "500 problems");
+  EXPECT_EQ(said.back(), "and 480 more");
+}
+
+TEST(UnknownKeys, AreErrorsOrWarningsAsAsked) {
+  const std::string json =
+      R"({"job": 1, "train_batchsize": 2, "fp16": {"opt_level": "O2"}, "_note": 1, "ebb": {)";
+  EXPECT_EQ(ProblemsOf(json + "}}").size(), 3u) << "2 of them, under a head";
+  EXPECT_EQ(ProblemsOf(json + R"("unknown_keys": "error"}})").size(), 4u);
+  EXPECT_EQ(ProblemsOf(json + "}}", {.unknown_keys = UnknownKeys::kError}).size(), 4u);
+  for (const absl::StatusOr<Config>& config :
+       {Config::FromJson(json + R"("unknown_keys": "warn"}})"),
+        Config::FromJson(json + R"("unknown_keys": "error"}})",
+                         {.unknown_keys = UnknownKeys::kWarn})}) {
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_THAT(config->warnings,
+                ElementsAre("\"job\" is not a key; it is passed over, as in DeepSpeed",
+                            "\"train_batchsize\" is not a key; the nearest is "
+                            "\"train_batch_size\"; it is passed over, as in DeepSpeed",
+                            "\"fp16.opt_level\" is not a key; it is passed over"));
+  }
+}
 
 }  // namespace
 }  // namespace ebb

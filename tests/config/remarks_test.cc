@@ -62,7 +62,7 @@ TEST(Remarks, OneLineForABlockWithoutMeaning) {
   EXPECT_THAT(
       RemarksOn(R"(, "tensorboard": {"enabled": true, "output_path": "x", "job_name": "y"})"),
       ElementsAre(HasSubstr("\"tensorboard\" has no meaning here")));
-  EXPECT_THAT(RemarksOn(R"(, "autotuning": {"anything": {"goes": 1}, "enabled": false})"),
+  EXPECT_THAT(RemarksOn(R"(, "autotuning": {"anything": {"goes": 1}, "enabled": "perhaps"})"),
               ElementsAre(HasSubstr("\"autotuning\" has no meaning here")));
   EXPECT_THAT(RemarksOn(R"(, "timers": {"throughput": {"enabled": true}})"),
               ElementsAre(HasSubstr("\"timers\" has no meaning here")));
@@ -70,7 +70,7 @@ TEST(Remarks, OneLineForABlockWithoutMeaning) {
 
 TEST(Remarks, OldFormsAndNames) {
   EXPECT_THAT(RemarksOn(R"(, "zero_optimization": true)"),
-              ElementsAre("\"zero_optimization\" is an old form: taken as {\"stage\": 1}"));
+              ElementsAre("\"zero_optimization\" true is taken as {\"stage\":1}, an old form"));
   EXPECT_THAT(RemarksOn(R"(, "bfloat16": {"enabled": false})"),
               ElementsAre("\"bfloat16\" is an old name of \"bf16\""));
   EXPECT_THAT(
@@ -122,13 +122,15 @@ INSTANTIATE_TEST_SUITE_P(
         R"(, "zero_optimization": {"zero_quantized_weights": false, "zenflow": null})",
         R"(, "fp16": {"enabled": false, "fp16_master_weights_and_grads": false})",
         R"(, "amp": {"enabled": false}, "elasticity": {"enabled": false})",
-        R"(, "prescale_gradients": false, "gradient_predivide_factor": 1.0)",
         R"(, "gradient_allreduce_op": "mean", "sparse_gradients": false)",
         R"(, "managed_gradient_accumulation": true)",
         R"(, "activation_checkpointing": {"cpu_checkpointing": false})",
         R"(, "compression_training": {}, "sparse_attention": {})",
         R"(, "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": false}}})",
-        R"(, "aio": {"use_gds": false})",
+        R"(, "zero_optimization": {"stage3_param_persistence_threshold": 0,
+                                   "stage3_max_reuse_distance": 1e9})",
+        R"(, "fp16": {"enabled": null}, "zero_optimization": {"offload_param": {"nvme_path": ""}})",
+        R"(, "elasticity": {"max_train_batch_size": 8}, "amp": {"opt_level": "O1"})",
         R"(, "ebb": {"shard_group": 0, "offload_gradients": "none", "offload_activations": "device",
              "split_master": false, "stochastic_rounding": false, "verify_swap": "off",
               "device_memory": null})"));
@@ -163,26 +165,113 @@ TEST(Remarks, PoolSizesOfTiersAreUpperLimits) {
           "offload_param": {"buffer_count": 5, "buffer_size": 1e8},
           "offload_optimizer": {"buffer_count": 4}})"),
       ElementsAre(
-          "\"zero_optimization.sub_group_size\" 1000000000 is an upper limit: elements "
-          "updated as one piece, none of which crosses a unit",
+          HasSubstr("\"zero_optimization.sub_group_size\" 1000000000 is an upper limit: elements "
+                    "updated as one piece, none of which crosses a unit"),
           HasSubstr("\"zero_optimization.offload_param.buffer_count\" 5 is an upper limit"),
           HasSubstr("\"zero_optimization.offload_param.buffer_size\" 100000000 is an upper"),
           HasSubstr("\"zero_optimization.offload_optimizer.buffer_count\" 4 is an upper")));
 }
 
-TEST(Remarks, SwitchesThatAreAlwaysOn) {
+// What DeepSpeed takes and what changes nothing here: one remark each.
+class TakenWithARemark : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
+TEST_P(TakenWithARemark, IsAccepted) {
+  EXPECT_THAT(RemarksOn(GetParam().first), ElementsAre(HasSubstr(GetParam().second)));
+}
+INSTANTIATE_TEST_SUITE_P(
+    Keys, TakenWithARemark,
+    ::testing::Values(
+        std::pair(R"(, "prescale_gradients": true)", "needs no prescaling"),
+        std::pair(R"(, "gradient_predivide_factor": 8.0)", "needs no prescaling"),
+        std::pair(R"(, "wall_clock_breakdown": "yes")", "\"wall_clock_breakdown\" has no meaning"),
+        std::pair(R"(, "aio": {"use_gds": true})", "passes through host memory"),
+        std::pair(R"(, "aio": {"overlap_events": false})", "\"aio.overlap_events\" has no meaning"),
+        std::pair(R"(, "aio": {"thread_count": 2, "intra_op_parallelism": 3})",
+                  "\"aio.thread_count\" is not read beside \"aio.intra_op_parallelism\""),
+        std::pair(R"(, "aio": {"intra_op_parallelism": 2, "thread_count": "auto"})",
+                  "\"aio.thread_count\" is not read"),
+        std::pair(R"(, "zero_optimization": {"sub_group_size": 1e30})",
+                  "sub_group_size\" 9223372036854775807 is an upper limit"),
+        std::pair(R"(, "zero_optimization": {"stage3_gather_fp16_weights_on_model_save": true})",
+                  "Engine::Gather gives any parameter"),
+        std::pair(R"(, "zero_optimization": {"leaf_module": {"classes": ["a"]}})",
+                  "\"zero_optimization.leaf_module\" has no meaning here"),
+        std::pair(
+            R"(, "zero_optimization": {"offload_optimizer": {"pipeline_read": true}})",
+            "\"zero_optimization.offload_optimizer.pipeline_read\" has no meaning here: reads "
+            "and writes always run beside the update"),
+        std::pair(R"(, "activation_checkpointing": {"number_checkpoints": null, "profile": true})",
+                  "\"activation_checkpointing.profile\" has no meaning here"),
+        std::pair(R"(, "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}})",
+                  "\"zero_optimization.offload_param.device\" \"cpu\" is ignored at "
+                  "\"zero_optimization.stage\" 2, as in DeepSpeed"),
+        std::pair(R"(, "zero_optimization": {"offload_optimizer": {"device": "cpu"}})",
+                  "\"zero_optimization.offload_optimizer.device\" \"cpu\" is ignored at "
+                  "\"zero_optimization.stage\" 0"),
+        std::pair(R"(, "zero_optimization": {"stage": "3"})",
+                  "\"zero_optimization.stage\" \"3\" is taken as 3, as DeepSpeed does"),
+        std::pair(R"(, "fp16": {"enabled": "False"})", "is taken as false"),
+        std::pair(R"(, "zero_optimization": {"overlap_comm": 1})", "is taken as true"),
+        std::pair(R"(, "zero_optimization": {"offload_optimizer": {"device": "none",
+                       "ratio": "1.0"}})",
+                  "is taken as 1, as")));
+
+TEST(Remarks, ZerosThatMeanTheDefault) {
+  const absl::StatusOr<Config> config = Config::FromJson(
+      R"({"zero_optimization": {"sub_group_size": 0}, "fp16": {"enabled": true,
+          "min_loss_scale": 0}, "scheduler": {"type": "WarmupLR",
+          "params": {"warmup_num_steps": 0}}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->zero.sub_group_size, 1'000'000'000);
+  EXPECT_EQ(config->loss_scale.min_scale, 1);
+  EXPECT_EQ(config->scheduler.warmup_num_steps, 0);
+  EXPECT_THAT(config->remarks, Contains(HasSubstr("\"fp16.min_loss_scale\" 0 is taken as 1")));
+  EXPECT_THAT(config->remarks, Contains(HasSubstr("sub_group_size\" 0 is taken as the default")));
+}
+
+TEST(Remarks, CommentsAreNoKeys) {
+  const absl::StatusOr<Config> config = Config::FromJson(
+      R"({"_comment": "x", "// note": [1], "Comment": {}, "$schema": "ebb-config.schema.json",
+          "zero_optimization": {"_why": 1, "//": 2, "stage": 1}, "tensorboard": {"_x": 1}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->zero.stage, 1);
+  EXPECT_THAT(config->warnings, ElementsAre());
+}
+
+// What DeepSpeed passes over in silence.
+TEST(Warnings, NameKeysThatAreNone) {
+  const auto warnings = [](const std::string& json) {
+    const absl::StatusOr<Config> config = Config::FromJson(json);
+    EXPECT_TRUE(config.ok()) << config.status();
+    return config.ok() ? config->warnings : std::vector<std::string>();
+  };
+  EXPECT_THAT(warnings(R"({"job": 1})"),
+              ElementsAre("\"job\" is not a key; it is passed over, as in DeepSpeed"));
+  EXPECT_THAT(warnings(R"({"stage": 3})"),
+              ElementsAre(HasSubstr("\"stage\" is not a key; \"zero_optimization.stage\" is: move "
+                                    "it into \"zero_optimization\"; it is passed over")));
+  EXPECT_THAT(warnings(R"({"split_master": true})"),
+              ElementsAre(HasSubstr("\"ebb.split_master\" is: move it into \"ebb\"")));
+  EXPECT_THAT(warnings(R"({"optimizer": {"type": "AdamW", "note": 1}, "aio": {"files": 3}})"),
+              ElementsAre(HasSubstr("\"optimizer.note\""), HasSubstr("\"aio.files\"")));
   EXPECT_THAT(
-      RemarksOn(R"(, "zero_optimization": {"offload_optimizer": {"pipeline_read": true,
-          "pipeline_write": false, "fast_init": true}}, "aio": {"overlap_events": false},
-          "activation_checkpointing": {"partition_activations": true, "number_checkpoints": 4})"),
-      ElementsAre(
-          "\"zero_optimization.offload_optimizer.pipeline_read\" has no meaning here: reads always "
-          "run beside the update",
-          HasSubstr("\"zero_optimization.offload_optimizer.pipeline_write\" has no meaning here"),
-          HasSubstr("\"zero_optimization.offload_optimizer.fast_init\" has no meaning here"),
-          HasSubstr("\"aio.overlap_events\" has no meaning here"),
-          HasSubstr("\"activation_checkpointing.partition_activations\" has no meaning here"),
-          HasSubstr("\"activation_checkpointing.number_checkpoints\" has no meaning here")));
+      warnings(R"({"a\u0007b": 1, "*": 1, "": 1})"),
+      ElementsAre(HasSubstr(R"("a\x07b" is not a key)"), HasSubstr("\"*\""), HasSubstr("\"\"")));
+  EXPECT_LT(warnings("{\"" + std::string(5000, 'k') + "\": 1}")[0].size(), 400u);
+}
+
+// A later override is never held against the file.
+TEST(Overrides, ComeBeforeTheCheck) {
+  const std::string json =
+      R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}},
+                               "ebb": {"split_master": true}})";
+  EXPECT_FALSE(Config::FromJson(json).ok());
+  const absl::StatusOr<Config> config =
+      Config::FromJson(json, {.overrides = [](Config& read) {
+                         read.zero.offload_param.nvme_paths = {"/disk"};
+                         read.compute = DType::kBFloat16;
+                       }});
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->compute, DType::kBFloat16);
 }
 
 TEST(Remarks, OldFormsOfOffload) {

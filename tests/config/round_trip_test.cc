@@ -165,19 +165,14 @@ void RandomiseTiers(Dice& dice, Config& config) {
   }
   optimizer.buffer_count = 1 + dice.Below(100);
   optimizer.pin_memory = dice.Coin();
-  optimizer.pipeline_read = dice.Coin();
-  optimizer.pipeline_write = dice.Coin();
-  optimizer.fast_init = dice.Coin();
   optimizer.ratio = dice.Coin() ? 1 : dice.Fraction();
   optimizer.measures_ratio = optimizer.ratio == 1 && dice.Coin();
   config.zero.sub_group_size = dice.Count();
   config.aio = {.block_size = 4096 * (1 + dice.Below(1 << 18)),
                 .queue_depth = 1 + dice.Below(4096),
                 .intra_op_parallelism = 1 + dice.Below(64),
-                .single_submit = dice.Coin(),
-                .overlap_events = dice.Coin()};
-  config.activation_checkpointing = {.partition_activations = dice.Coin(),
-                                     .cpu_checkpointing = dice.Coin()};
+                .single_submit = dice.Coin()};
+  config.activation_checkpointing = {.cpu_checkpointing = dice.Coin()};
   const bool has_path = !param.nvme_paths.empty() || !optimizer.nvme_paths.empty();
   const auto tier = [&] { return RandomTier(dice, has_path); };
   config.ebb.offload_gradients =

@@ -274,6 +274,77 @@ TEST(OptionsTest, WhatAFileLeavesToTheTrainerIsFilledInFromTheOptions) {
   EXPECT_EQ(asked->compute, DType::kFloat16);
 }
 
+// What an option overrides is never held against the file.
+TEST(OptionsTest, OptionsOverrideTheFileBeforeItIsChecked) {
+  ScratchFiles files;
+  const std::string path = files.Write("config.json", R"({"bf16": {"enabled": true},
+      "zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"},
+                            "offload_optimizer": {"device": "nvme"}},
+      "ebb": {"split_master": true}})");
+  const auto without = ResolveConfig(*Parse({"--config", path.c_str()}).options);
+  EXPECT_THAT(std::string(without.status().message()),
+              AllOf(HasSubstr("offload_param.nvme_path\" is not given"),
+                    HasSubstr("gpt --nvme-path FOLDER")));
+  const auto config =
+      ResolveConfig(*Parse({"--config", path.c_str(), "--nvme-path", "/disk"}).options);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(config->zero.offload_optimizer.nvme_paths, testing::ElementsAre("/disk"));
+  const auto lower = ResolveConfig(
+      *Parse({"--config", path.c_str(), "--stage", "2", "--offload-optimizer", "cpu"}).options);
+  ASSERT_TRUE(lower.ok()) << lower.status();
+  EXPECT_EQ(lower->zero.offload_param.device, Tier::kDevice) << "ignored, as in DeepSpeed";
+  EXPECT_FALSE(
+      ResolveConfig(
+          *Parse({"--config", path.c_str(), "--nvme-path", "/disk", "--dtype", "fp32"}).options)
+          .ok());
+}
+
+TEST(OptionsTest, WithoutRanksThereAreAsManyAsTheFilesBatchNeeds) {
+  const auto ranks = [](const char* json, std::vector<const char*> arguments = {}) {
+    ScratchFiles files;
+    const std::string path = files.Write("config.json", json);
+    arguments.insert(arguments.end(), {"--config", path.c_str()});
+    const auto config = ResolveConfig(*Parse(arguments).options);
+    return config.ok() ? config->train_batch_size /
+                             (config->micro_batch_size * config->gradient_accumulation_steps)
+                       : -1;
+  };
+  const char* const of_8 = R"({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4,
+                               "gradient_accumulation_steps": 2})";
+  EXPECT_EQ(ranks(of_8), 8);
+  EXPECT_EQ(ranks(of_8, {"--ranks", "8"}), 8);
+  EXPECT_EQ(ranks(of_8, {"--ranks", "2"}), -1);
+  EXPECT_EQ(ranks(of_8, {"--batch", "1"}), 2);
+  EXPECT_EQ(ranks(R"({"train_batch_size": 12})"), 2);
+  EXPECT_EQ(ranks(R"({"train_batch_size": 5})"), 1);
+  EXPECT_EQ(ranks(R"({"train_batch_size": 4, "train_micro_batch_size_per_gpu": 4})"), 1);
+  EXPECT_EQ(ranks(R"({"train_batch_size": 5, "train_micro_batch_size_per_gpu": 4})"), -1);
+}
+
+TEST(OptionsTest, UnknownKeysAreAsAsked) {
+  ScratchFiles files;
+  const std::string path = files.Write("config.json", R"({"job": 1, "fp16": {"opt_level": "O2"}})");
+  EXPECT_FALSE(ResolveConfig(*Parse({"--config", path.c_str()}).options).ok());
+  const auto warned =
+      ResolveConfig(*Parse({"--config", path.c_str(), "--unknown-keys", "warn"}).options);
+  ASSERT_TRUE(warned.ok()) << warned.status();
+  EXPECT_EQ(warned->warnings.size(), 2u);
+  const auto refused =
+      ResolveConfig(*Parse({"--config", path.c_str(), "--unknown-keys", "error"}).options);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("2 problems"));
+}
+
+TEST(OptionsTest, AFileIsExplained) {
+  ScratchFiles files;
+  const std::string path = files.Write("config.json", R"({"gradient_clipping": "auto"})");
+  const CommandLine command = Parse({"--explain-config", path.c_str()});
+  ASSERT_TRUE(command.options.has_value()) << command.text;
+  EXPECT_TRUE(command.options->explain_config);
+  const auto text = ExplainConfig(*command.options);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_THAT(*text, HasSubstr("filled in by the trainer: 1"));
+}
+
 TEST(OptionsTest, ABatchThatTheRanksDoNotDivideIsRefused) {
   ScratchFiles files;
   const std::string path = files.Write("config.json", R"({"train_batch_size": 8})");

@@ -1,0 +1,50 @@
+#include "ebb/runtime/config/explain.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/config/convert.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb::config {
+namespace {
+
+std::string Default(const TakenKey& taken) {
+  if (taken.key == nullptr) return "";
+  return std::string(taken.key->default_value.empty() ? "not given" : taken.key->default_value);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& options) {
+  EBB_ASSIGN_OR_RETURN(Document document, ParseDocument(text));
+  std::vector<TakenKey> keys;
+  EBB_ASSIGN_OR_RETURN(const Config config, FromDocument(std::move(document), options, &keys));
+  size_t key_width = 3, default_width = 7;
+  for (const TakenKey& taken : keys) {
+    key_width = std::max(key_width, Shortened(taken.shown).size());
+    default_width = std::max(default_width, Default(taken).size());
+  }
+  // Values are short but for lists of paths; those push their line out.
+  const auto line = [&](const std::string& key, const std::string& value,
+                        const std::string& default_value, const std::string& how) {
+    return absl::StrFormat("%-*s  %-16s  %-*s  %s\n", static_cast<int>(key_width), key, value,
+                           static_cast<int>(default_width), default_value, how);
+  };
+  std::string lines = line("key", "value", "default", "taken");
+  for (const TakenKey& taken : keys) {
+    lines += line(Shortened(taken.shown), taken.value, Default(taken), taken.how);
+  }
+  const auto list = [&](std::string_view title, const std::vector<std::string>& sentences) {
+    if (!sentences.empty()) lines += Join({"\n", title, "\n"});
+    for (const std::string& sentence : sentences) lines += Join({"  ", sentence, "\n"});
+  };
+  list("Warnings:", config.warnings);
+  list("Said when training starts:", config.remarks);
+  return lines;
+}
+
+}  // namespace ebb::config

@@ -1,0 +1,16 @@
+// How a configuration file is taken, for its author.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/config.h"
+
+namespace ebb::config {
+
+// A line for each key of the text: its value, its default, how it was taken. Then what is said when
+// training starts. An error is that of Config::FromJson.
+absl::StatusOr<std::string> Explain(std::string_view text, const ReadOptions& options);
+
+}  // namespace ebb::config

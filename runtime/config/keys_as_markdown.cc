@@ -1,0 +1,130 @@
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/strings/str_replace.h"
+#include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/config/keys_as_text.h"
+#include "ebb/runtime/config/message.h"
+
+namespace ebb::config {
+namespace {
+
+constexpr std::string_view kHead = R"(# Configuration
+
+<!-- Generated from the table in runtime/config/keys_*.cc; EBB_WRITE_DOCUMENTS=1 build/release/bin/config_keys_as_text_test writes it. -->
+
+One JSON file in DeepSpeed's vocabulary. `gpt --explain-config FILE` shows how each key of a file is taken;
+`ebb-config.schema.json`, in `runtime/config/` and installed beside the headers, is a JSON Schema for editors (`"$schema"` in a file names
+it).
+
+- **Comments.** `//`, `/* */`, `#` and trailing commas pass. Keys that begin with `_` or `//`, or are named `comment` or `$schema`, are
+  comments.
+- **`"auto"`** is filled in by what the trainer tells `Config` (`ReadOptions::trainer`; gpt: from its options and their defaults), else it
+  is the default. So is what is missing and must be there: the size of the batch, the optimizer, the steps of a schedule.
+- **Unknown keys.** In a section in which DeepSpeed refuses them ("strict" below), and where one looks like a misspelling, they are
+  errors that name the nearest key. Elsewhere DeepSpeed passes over them in silence, and Ebb with a warning. `ebb.unknown_keys`, or
+  `gpt --unknown-keys`, makes all of them errors, or warnings.
+- **Values.** `5e8` is an integer. Words are taken in any case. `null` is not given. In `zero_optimization`, `fp16` and `bf16` text and
+  numbers are converted as DeepSpeed converts them (`"true"`, `1`, `"3"`).
+- **Errors.** All that is wrong with a file is reported together, each with its line and column.
+
+How a key is taken: *literally*; as an *upper limit* of what the plan needs; *approximated*, nearly as it says; or *refused* unless it
+has a value that changes nothing, because what it asks for is not built. What is not taken literally is said once at the start.
+)";
+
+// In a cell of a table.
+std::string Cell(std::string_view text) {
+  return absl::StrReplaceAll(absl::string_view(text.data(), text.size()),
+                             {{"|", "\\|"}, {"*", "\\*"}, {"<", "&lt;"}});
+}
+
+std::string_view TakenAs(const Key& key) {
+  switch (key.taken) {
+    case Taken::kLiterally:
+      return "literally";
+    case Taken::kUpperLimit:
+      return "upper limit";
+    case Taken::kApproximated:
+      return "approximated";
+    case Taken::kRefused:
+      return "refused";
+  }
+  return "";
+}
+
+std::string AllowedHere(const Key& key) {
+  if (key.taken != Taken::kRefused) return Allowed(key);
+  if (key.harmless == "disabled") return "an object whose \"enabled\" is not true";
+  if (key.harmless == "off") return "an empty object, or one of which all is switched off";
+  return key.harmless.empty() ? "nothing" : Allowed(key);
+}
+
+bool IsBlock(const Key& key) {
+  return key.kind == Kind::kBlock || key.kind == Kind::kOpenBlock;
+}
+
+std::string Row(const Key& key, std::string_view prefix) {
+  const std::string name = Join({"`", key.path.substr(prefix.size()), "`"});
+  if (!key.same_as.empty()) {
+    return Join({"| ", name, " | | | | ", key.is_deprecated ? "old" : "another", " name of `",
+                 key.same_as, "` |\n"});
+  }
+  std::string meaning(key.meaning);
+  if (!key.only_for.empty()) {
+    meaning +=
+        Join({" (",
+              absl::StrReplaceAll(absl::string_view(key.only_for.data(), key.only_for.size()),
+                                  {{"|", ", "}}),
+              ")"});
+  }
+  return Join({"| ", name, " | ", Cell(AllowedHere(key)), " | ",
+               key.default_value.empty() ? "" : Join({"`", key.default_value, "`"}), " | ",
+               TakenAs(key), " | ", Cell(meaning), " |\n"});
+}
+
+// The keys of one block, but for those of blocks within.
+std::string Section(const Key* block) {
+  const std::string prefix = block == nullptr ? "" : Join({block->path, "."});
+  std::string rows;
+  for (const Key& key : Keys()) {
+    if (IsBlock(key) || !key.path.starts_with(prefix)) continue;
+    if (key.path.find('.', prefix.size()) == std::string_view::npos) rows += Row(key, prefix);
+  }
+  if (rows.empty()) return "";
+  std::string head = "\n## Top level\n\n";
+  if (block != nullptr) {
+    const bool is_strict = block->kind == Kind::kBlock;
+    head = Join({"\n## `", block->path, "`\n\n", Cell(block->meaning), is_strict ? " (strict)" : "",
+                 ".\n\n"});
+  }
+  return Join(
+      {head, "| key | allowed | default | taken | meaning |\n|---|---|---|---|---|\n", rows});
+}
+
+std::string NamesWithoutMeaning() {
+  std::string rows;
+  for (const WithoutMeaning& without : KeysWithoutMeaning()) {
+    std::string names;
+    ForEachWord(without.names, [&](std::string_view name) {
+      names += Join({names.empty() ? "" : ", ", "`", without.block, name, "`"});
+    });
+    rows += Join({"| ", names, " | ", Cell(without.why), " |\n"});
+  }
+  return Join(
+      {"\n## Keys without meaning here\n\nAccepted with one remark, whatever their value.\n\n"
+       "| key | why |\n|---|---|\n",
+       rows});
+}
+
+}  // namespace
+
+std::string KeysAsMarkdown() {
+  std::string text = Join({kHead, Section(nullptr)});
+  for (const Key& key : Keys()) {
+    if (IsBlock(key) && key.same_as.empty()) text += Section(&key);
+  }
+  return text + NamesWithoutMeaning();
+}
+
+}  // namespace ebb::config

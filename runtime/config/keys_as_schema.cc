@@ -1,0 +1,178 @@
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/ascii.h"
+#include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/config/keys_as_text.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/value.h"
+
+namespace ebb::config {
+namespace {
+
+constexpr std::string_view kDTypes = "fp32|float32|float|bf16|bfloat16|fp16|float16|half";
+
+// Words in the case of the table, in small letters and, as some write them, in capitals.
+void AddWords(std::string_view list, Json& words) {
+  ForEachWord(list, [&](std::string_view word) {
+    const absl::string_view text(word.data(), word.size());
+    for (const std::string& spelling :
+         {std::string(word), absl::AsciiStrToLower(text), absl::AsciiStrToUpper(text)}) {
+      if (std::find(words.begin(), words.end(), spelling) == words.end()) {
+        words.push_back(spelling);
+      }
+    }
+  });
+}
+
+Json Words(std::string_view list) {
+  Json words = Json::array();
+  AddWords(list, words);
+  return words;
+}
+
+Json Number(const Key& key, std::string_view type) {
+  Json schema = {{"type", type}};
+  // What the plan does not need is no limit, however large.
+  if (std::isfinite(key.least))
+    schema[key.least_is_open ? "exclusiveMinimum" : "minimum"] = key.least;
+  if (std::isfinite(key.most)) schema[key.most_is_open ? "exclusiveMaximum" : "maximum"] = key.most;
+  return schema;
+}
+
+Json Paths() {
+  const Json path = {{"type", "string"}};
+  return {{"anyOf", {path, {{"type", "array"}, {"items", path}, {"minItems", 1}}}}};
+}
+
+// A value of the row's kind, without the words besides.
+Json OfKind(const Key& key) {
+  switch (key.kind) {
+    case Kind::kFlag:
+      return {{"type", "boolean"}};
+    case Kind::kInteger:
+      return Number(key, "integer");
+    case Kind::kNumber:
+      return Number(key, "number");
+    case Kind::kNumberPair:
+      return {
+          {"type", "array"}, {"items", Number(key, "number")}, {"minItems", 2}, {"maxItems", 2}};
+    case Kind::kBytes:
+      return {
+          {"anyOf",
+           {Number(key, "integer"),
+            {{"type", "string"}, {"pattern", "^[0-9]+([.][0-9]+)? *([kKmMgGtT][iI]?)?[bB]?$"}}}}};
+    case Kind::kText:
+      return {{"type", "string"}};
+    case Kind::kPaths:
+      return Paths();
+    case Kind::kDType: {
+      Json words = Words(kDTypes);
+      ForEachWord(kDTypes, [&](std::string_view word) { words.push_back(Join({"torch.", word})); });
+      return {{"enum", std::move(words)}};
+    }
+    default:
+      return Json::object();
+  }
+}
+
+// Of a row that is refused: the values that are not.
+Json Harmless(const Key& key) {
+  if (key.harmless == "disabled") {
+    return {{"type", "object"}, {"properties", {{"enabled", {{"enum", Json::array({false, 0})}}}}}};
+  }
+  if (key.harmless == "off") return {{"type", "object"}};
+  if (key.kind == Kind::kWord) return {{"enum", Words(key.harmless)}};
+  if (key.kind == Kind::kFlag) return {{"const", key.harmless == "true"}};
+  if (key.harmless.starts_with("<=")) {
+    return {{"type", "integer"}, {"maximum", Json::parse(key.harmless.substr(2))}};
+  }
+  return key.harmless.empty() ? Json{{"type", "null"}} : Json{{"const", Json::parse(key.harmless)}};
+}
+
+Json Leaf(const Key& key) {
+  Json choices = Json::array();
+  Json words = Json::array({nullptr});
+  if (key.taken == Taken::kRefused) {
+    choices.push_back(Harmless(key));
+  } else {
+    if (key.kind != Kind::kWord) choices.push_back(OfKind(key));
+    AddWords(key.words, words);
+  }
+  if (IsAuto(key, "auto")) words.push_back("auto");
+  choices.push_back({{"enum", std::move(words)}});
+  return {{"anyOf", std::move(choices)}};
+}
+
+// "/properties/zero_optimization/properties/stage", of a path without "*".
+std::string Reference(std::string_view path) {
+  std::string text = "#";
+  while (!path.empty()) {
+    const size_t dot = path.find('.');
+    text += Join({"/properties/", path.substr(0, dot)});
+    path.remove_prefix(dot == std::string_view::npos ? path.size() : dot + 1);
+  }
+  return text;
+}
+
+Json Object(std::string_view prefix, bool is_strict);
+
+Json Property(const Key& key) {
+  if (!key.same_as.empty()) {
+    return {{"allOf", Json::array({Json{{"$ref", Reference(key.same_as)}}})},
+            {"description", Join({key.meaning, ": ", key.same_as})}};
+  }
+  Json schema;
+  if (key.kind == Kind::kBlock || key.kind == Kind::kOpenBlock) {
+    schema = Object(Join({key.path, "."}), key.kind == Kind::kBlock);
+    // Early files have a flag for the whole block.
+    if (key.path == "zero_optimization") schema["type"] = {"object", "boolean", "null"};
+  } else {
+    schema = Leaf(key);
+  }
+  schema["description"] = std::string(key.meaning);
+  if (!key.default_value.empty()) {
+    schema["description"] = Join({key.meaning, "; default: ", key.default_value});
+  }
+  return schema;
+}
+
+Json Object(std::string_view prefix, bool is_strict) {
+  Json properties = Json::object();
+  Json others = !is_strict;
+  for (const Key& key : Keys()) {
+    if (!key.path.starts_with(prefix)) continue;
+    const std::string name(key.path.substr(prefix.size()));
+    if (name.find('.') != std::string::npos) continue;
+    if (name == "*") {
+      others = Property(key);
+    } else {
+      properties[name] = Property(key);
+    }
+  }
+  for (const WithoutMeaning& without : KeysWithoutMeaning()) {
+    if (without.block != prefix) continue;
+    ForEachWord(without.names, [&](std::string_view name) {
+      properties[std::string(name)] = {
+          {"description", Join({"without meaning here: ", without.why})}};
+    });
+  }
+  return {{"type", {"object", "null"}},
+          {"properties", std::move(properties)},
+          {"patternProperties", {{"^(_|//|[cC][oO][mM][mM][eE][nN][tT]$)", Json::object()}}},
+          {"additionalProperties", std::move(others)}};
+}
+
+}  // namespace
+
+std::string KeysAsSchema() {
+  Json schema = {{"$schema", "http://json-schema.org/draft-07/schema#"},
+                 {"title", "Ebb's configuration, in DeepSpeed's vocabulary"}};
+  schema.update(Object("", /*is_strict=*/false));
+  schema["type"] = "object";
+  return schema.dump(1) + "\n";
+}
+
+}  // namespace ebb::config
