@@ -46,7 +46,7 @@ function(expect_same what installed wanted)
 endfunction()
 
 file(GLOB_RECURSE installed RELATIVE ${moved}/include/ebb ${moved}/include/*)
-expect_same(headers "${installed}" "${HEADERS}")
+expect_same(headers "${installed}" "${HEADERS};ebb-config.schema.json")
 file(GLOB_RECURSE installed RELATIVE ${moved}/${DOC_DIR} ${moved}/${DOC_DIR}/*)
 file(GLOB_RECURSE wanted RELATIVE ${SOURCE_DIR} ${SOURCE_DIR}/docs/* ${SOURCE_DIR}/examples/minimal/*)
 expect_same(documentation "${installed}" "LICENSE;README.md;ARCHITECTURE.md;${wanted}")
