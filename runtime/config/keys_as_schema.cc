@@ -78,12 +78,18 @@ Json OfKind(const Key& key) {
   }
 }
 
+// Anything in which no "enabled" is true, however deep.
+Json Off() {
+  return {{"properties", {{"enabled", {{"not", {{"const", true}}}}}}},
+          {"additionalProperties", {{"$ref", "#/definitions/off"}}}};
+}
+
 // Of a row that is refused: the values that are not.
 Json Harmless(const Key& key) {
   if (key.harmless == "disabled") {
     return {{"type", "object"}, {"properties", {{"enabled", {{"enum", Json::array({false, 0})}}}}}};
   }
-  if (key.harmless == "off") return {{"type", "object"}};
+  if (key.harmless == "off") return {{"$ref", "#/definitions/off"}};
   if (key.kind == Kind::kWord) return {{"enum", Words(key.harmless)}};
   if (key.kind == Kind::kFlag) return {{"const", key.harmless == "true"}};
   if (key.harmless.starts_with("<=")) {
@@ -172,6 +178,7 @@ std::string KeysAsSchema() {
                  {"title", "Ebb's configuration, in DeepSpeed's vocabulary"}};
   schema.update(Object("", /*is_strict=*/false));
   schema["type"] = "object";
+  schema["definitions"] = {{"off", Off()}};
   return schema.dump(1) + "\n";
 }
 

@@ -84,6 +84,7 @@ std::string NearestWord(std::string_view list_with_bars, std::string_view name) 
 std::vector<std::string> PathsNamed(std::string_view name) {
   std::vector<std::string> named;
   for (const std::string& path : KnownPaths()) {
+    if (path.find('*') != std::string::npos) continue;  // by a name of the user's
     const std::string_view own = std::string_view(path).substr(path.rfind('.') + 1);
     if (own.size() == name.size() && EditDistance(own, name) == 0) named.push_back(path);
   }

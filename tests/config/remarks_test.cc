@@ -256,6 +256,9 @@ TEST(Warnings, NameKeysThatAreNone) {
   EXPECT_THAT(
       warnings(R"({"a\u0007b": 1, "*": 1, "": 1})"),
       ElementsAre(HasSubstr(R"("a\x07b" is not a key)"), HasSubstr("\"*\""), HasSubstr("\"\"")));
+  EXPECT_THAT(warnings(R"({"optimizer": {"type": "AdamW", "weight_decay": 0.1}})"),
+              ElementsAre(HasSubstr("\"optimizer.params.weight_decay\" is: move it into "
+                                    "\"optimizer.params\"")));
   EXPECT_LT(warnings("{\"" + std::string(5000, 'k') + "\": 1}")[0].size(), 400u);
 }
 

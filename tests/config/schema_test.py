@@ -49,6 +49,7 @@ WRONG = [
     {"optimizer": {"type": "AdamW", "params": {"betas": [0.9]}}},
     {"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 1]}}},
     {"amp": {"enabled": True}},
+    {"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": True}}}},
     {"communication_data_type": "fp8"},
     {"ebb": {"prefetch": 2}},
     {"ebb": {"host_memory": "much"}},
