@@ -12,4 +12,5 @@ libraries=(absl_status absl_statusor absl_strings absl_str_format)
 # shellcheck disable=SC2046
 clang++ "${flags[@]}" tests/config/fuzz_config.cc runtime/config/*.cc \
   $(pkg-config --cflags --libs "${libraries[@]}") -o "$build/fuzz_config"
-"$build/fuzz_config" -max_total_time="${1:-600}" -max_len=8192 -timeout=5 -print_final_stats=1 "$build/corpus" tests/config/corpus
+"$build/fuzz_config" -max_total_time="${1:-600}" -max_len=8192 -timeout=5 -print_final_stats=1 \
+  -artifact_prefix="$build/" "$build/corpus" tests/config/corpus
