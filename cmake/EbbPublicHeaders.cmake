@@ -22,6 +22,7 @@ set(ebb_public_headers
   runtime/config/dtype.h
   runtime/config/io_backend.h
   runtime/config/keys.h
+  runtime/config/name_view.h
   runtime/config/tier.h
   runtime/device/backend.h
   runtime/device/buffer.h

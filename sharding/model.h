@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/config/name_view.h"
 #include "absl/status/status.h"
 
 namespace ebb {
@@ -22,7 +24,7 @@ enum class ParameterId : int32_t {};
 // Elements [begin, end) of one flattened (row-major) parameter.
 struct Slice {
   ParameterId parameter{};
-  std::string_view name;
+  NameView name;  // lives as long as the engine
   std::span<const int64_t> shape;
   int64_t begin = 0, end = 0;
 };

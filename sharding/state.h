@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/config/tier.h"
 
 namespace ebb {
@@ -51,7 +52,7 @@ struct TrafficRow {
 
 // Bytes that a step's collectives move from or to other ranks.
 struct CommunicationRow {
-  std::string_view operation;  // "gather", "reduce", "gather_gradient", "exchange"
+  NameView operation;  // "gather", "reduce", "gather_gradient", "exchange"
   uint64_t predicted_bytes = 0, bytes = 0;
 };
 

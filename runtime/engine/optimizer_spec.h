@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "ebb/runtime/config/name_view.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/sharding/model.h"
@@ -19,7 +20,7 @@ namespace ebb {
 // `stream` is given, else they are the host's and it is null.
 struct UpdateSlice {
   Slice slice;
-  std::string_view group;
+  NameView group;
   int64_t step = 0;          // of applied updates, from 1
   double learning_rate = 0;  // the schedule's or the step's, times the group's lr_factor
   std::span<float> master;   // with ebb.stochastic_rounding rounded to the parameter afterwards
