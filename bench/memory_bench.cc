@@ -54,9 +54,10 @@ absl::Status Train(World world, const Config& config, int64_t rows, int64_t& pre
       for (int u = 0; u < kUnits; ++u) step.Forward(UnitId{u}).Close();
       for (int u = kUnits; u-- > 0;) {
         BackwardScope scope = step.Backward(UnitId{u});
-        const MutableTensorView gradient = scope.gradient(weights[static_cast<size_t>(u)]);
-        for (float& g : gradient.as<float>()) g += 1e-3f;
-        for (BFloat16& g : gradient.as<BFloat16>()) g = BFloat16(1e-3f);
+        WithNumbers(scope.gradient(weights[static_cast<size_t>(u)]), [](auto gradient) {
+          using T = typename decltype(gradient)::value_type;
+          for (T& g : gradient) g = T(static_cast<float>(g) + 1e-3f);
+        });
       }
     }
     if (absl::Status status = step.Finish(); !status.ok()) return status;

@@ -69,9 +69,9 @@ absl::Status Run(World world, const Arguments& arguments) {
     const auto begin = Clock::now();
     for (int u = arguments.units; u-- > 0;) {
       BackwardScope scope = step.Backward(UnitId{u});
-      const MutableTensorView view = scope.fused_gradient(weights[static_cast<size_t>(u)]).tensor;
-      std::ranges::fill(view.as<BFloat16>(), BFloat16(gradient));
-      std::ranges::fill(view.as<Float16>(), Float16(gradient));
+      WithNumbers(scope.fused_gradient(weights[static_cast<size_t>(u)]).tensor, [&](auto elements) {
+        std::ranges::fill(elements, typename decltype(elements)::value_type(gradient));
+      });
     }
     EBB_RETURN_IF_ERROR(step.Reduce());
     const auto reduced = Clock::now();

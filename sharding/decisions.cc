@@ -1,6 +1,8 @@
 #include "ebb/sharding/decisions.h"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -81,6 +83,53 @@ void DecideKeptWhole(const PlanInputs& inputs, const ModelLayout& layout, Decisi
   }
 }
 
+std::string Names(const std::vector<DType>& dtypes) {
+  std::string names;
+  for (DType dtype : dtypes)
+    absl::StrAppend(&names, names.empty() ? "" : " or ", std::string(Name(dtype)));
+  return names;
+}
+
+bool Takes(const std::vector<DType>& dtypes, DType dtype) {
+  return dtypes.empty() || std::find(dtypes.begin(), dtypes.end(), dtype) != dtypes.end();
+}
+
+// Whether the trainer takes what the config makes. What follows from which key is said in full: the
+// dtype of gradients depends on several.
+absl::Status CheckDTypes(const PlanInputs& inputs, const Decisions& decisions) {
+  const Config& config = *inputs.config;
+  const ModelSpec& model = *inputs.model;
+  const auto name = [](DType dtype) { return std::string(Name(dtype)); };
+  if (!Takes(model.compute_dtypes, decisions.compute)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameters are ", name(decisions.compute), " (\"",
+                     decisions.compute == DType::kFloat32
+                         ? "bf16.enabled\" and \"fp16.enabled\" are false"
+                         : absl::StrCat(name(decisions.compute), ".enabled\" is true"),
+                     "), but the trainer takes ", Names(model.compute_dtypes),
+                     " (ModelSpec::compute_dtypes): change \"bf16.enabled\" or \"fp16.enabled\""));
+  }
+  const bool has_gradients = FirstTrainableVisit(model) < static_cast<int>(model.forward.size());
+  if (!has_gradients || Takes(model.gradient_dtypes, decisions.gradient)) return absl::OkStatus();
+  const bool sums = decisions.keeps_step_gradients || decisions.micro_batches_per_round > 1;
+  const std::string from =
+      sums ? absl::StrCat("\"data_types.grad_accum_dtype\", as backward adds up ",
+                          decisions.keeps_step_gradients
+                              ? absl::StrCat("the step's ", config.gradient_accumulation_steps)
+                              : absl::StrCat(decisions.micro_batches_per_round),
+                          " micro-batches before a reduction (\"ebb.reduce_at\", "
+                          "\"ebb.micro_batches_per_round\")")
+           : absl::StrCat(
+                 "\"communication_data_type\", by default the dtype of parameters, as every "
+                 "micro-batch is reduced (\"ebb.reduce_at\", "
+                 "\"ebb.micro_batches_per_round\")");
+  return absl::InvalidArgumentError(absl::StrCat(
+      "gradients are ", name(decisions.gradient), ", which is ", from, ", but the trainer takes ",
+      Names(model.gradient_dtypes), " (ModelSpec::gradient_dtypes): set ",
+      sums ? "\"data_types.grad_accum_dtype\"" : "\"communication_data_type\"", " to \"",
+      name(model.gradient_dtypes.front()), "\""));
+}
+
 }  // namespace
 
 // The plan lists every operation of a step.
@@ -132,6 +181,7 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.gradients_follow = !config.ebb.offload_gradients.has_value();
   decisions.split_master = config.ebb.split_master;
   decisions.stochastic_rounding = config.ebb.stochastic_rounding;
+  if (absl::Status taken = CheckDTypes(inputs, decisions); !taken.ok()) return taken;
   DecideTiming(inputs, hold_updates, decisions);
   DecideCarried(inputs, layout, decisions);
   DecideKeptWhole(inputs, layout, decisions);

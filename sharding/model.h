@@ -7,12 +7,11 @@
 #include <functional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/config/name_view.h"
-#include "absl/status/status.h"
 
 namespace ebb {
 
@@ -74,6 +73,10 @@ struct ModelSpec {
   // Of the workspace, bytes that the trainer never writes. Where the device's memory is the host's they
   // take no RAM, and whether the host has enough is asked without them.
   int64_t workspace_untouched_bytes = 0;
+  // What the trainer's kernels take parameters and boundary activations in, and gradients; empty: any.
+  // A configuration that makes others is refused, by Engine::Create and PredictMemory, in a sentence
+  // that names its keys.
+  std::vector<DType> compute_dtypes = {}, gradient_dtypes = {};
 
   UnitId AddUnit(std::string name);
   ParameterId Add(UnitId unit, ParameterSpec parameter);

@@ -19,6 +19,7 @@ struct Layer {
 
 absl::Status Train(ebb::World world) {
   ebb::ModelSpec model;
+  model.compute_dtypes = model.gradient_dtypes = {ebb::DType::kFloat32};  // all that is taken below
   std::vector<Layer> net;
   for (auto [in, out] : {std::pair{16, 64}, {64, 64}, {64, 1}}) {
     const ebb::UnitId unit = model.AddUnit(absl::StrCat("layer", net.size()));

@@ -47,7 +47,8 @@ absl::Status ControlBlock::Create(const Device& device, size_t units, size_t ran
                                   std::optional<ControlBlock>& into) {
   constexpr std::string_view kWhat = "what host and device tell each other";
   Cutter cutter;
-  const size_t squares = cutter.Take<double>(units), losses = cutter.Take<double>(2),
+  const size_t squares = cutter.Take<double>(units),
+               sums = cutter.Take<double>(2 * Evaluation::kSums),
                loss_scale = cutter.Take<float>(1),
                records = cutter.Take<ExchangeRecord>(2 * (ranks + 1)),
                constants = cutter.Take<optim::UpdateConstants>(4 * sets),
@@ -56,7 +57,7 @@ absl::Status ControlBlock::Create(const Device& device, size_t units, size_t ran
   EBB_ASSIGN_OR_RETURN(block.memory_, device.AllocateShared(cutter.bytes(), kWhat));
   std::byte* const memory = block.memory_.data();
   block.squares_ = Construct<double>(memory + squares, units);
-  block.losses_ = Construct<double>(memory + losses, 2);
+  block.sums_ = Construct<double>(memory + sums, 2 * Evaluation::kSums);
   block.loss_scale_ = Construct<float>(memory + loss_scale, 1).data();
   block.records_ = Construct<ExchangeRecord>(memory + records, 2 * (ranks + 1));
   block.device_constants_ = block.constants_ =

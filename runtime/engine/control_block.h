@@ -17,6 +17,7 @@
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/step.h"
 
 namespace ebb {
 
@@ -29,7 +30,10 @@ class ControlBlock {
                              std::optional<ControlBlock>& into);
 
   double& square(int unit) const { return squares_[static_cast<size_t>(unit)]; }  // of its shard
-  double& loss(int parity) const { return losses_[static_cast<size_t>(parity)]; }
+  // An evaluation's sums. Of a step the first is its loss, and the others are nothing.
+  std::span<double> sums(int parity) const {
+    return sums_.subspan(static_cast<size_t>(parity) * Evaluation::kSums, Evaluation::kSums);
+  }
   float& loss_scale() const { return *loss_scale_; }
   ExchangeRecord& own_record(int parity) const { return RecordsOf(parity).back(); }
   std::span<ExchangeRecord> records(int parity) const {
@@ -64,7 +68,7 @@ class ControlBlock {
   }
 
   Buffer memory_, device_memory_;
-  std::span<double> squares_, losses_;
+  std::span<double> squares_, sums_;   // sums: by parity
   std::span<ExchangeRecord> records_;  // by parity: by rank, then this rank's own
   std::span<optim::UpdateConstants> constants_, device_constants_;
   std::span<optim::UpdateRun> runs_, device_runs_;

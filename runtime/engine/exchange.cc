@@ -53,6 +53,30 @@ ScopeTrail ExchangeRecord::Trail() const {
   return trail;
 }
 
+void ExchangeRecord::SetSums(const Evaluation::Sums& sums) {
+  static_assert(sizeof(Evaluation::Sums) <= sizeof(message) &&
+                std::is_trivially_copyable_v<Evaluation::Sums>);
+  std::memcpy(message, &sums, sizeof(sums));
+}
+
+Evaluation::Sums ExchangeRecord::Sums() const {
+  Evaluation::Sums sums;
+  std::memcpy(&sums, message, sizeof(sums));
+  return sums;
+}
+
+Evaluation::Sums SumsOf(std::span<const ExchangeRecord> records) {
+  Evaluation::Sums all = {};
+  for (const ExchangeRecord& record : records) {
+    const Evaluation::Sums sums = record.Sums();
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].sum += sums[i].sum;
+      all[i].count += sums[i].count;
+    }
+  }
+  return all;
+}
+
 Verdict Conclude(std::span<const ExchangeRecord> records) {
   Verdict verdict;
   verdict.told = records.front().told;
@@ -61,7 +85,6 @@ Verdict Conclude(std::span<const ExchangeRecord> records) {
     const ExchangeRecord& record = records[rank];
     verdict.squares += record.squares;
     verdict.loss += record.loss;
-    verdict.loss_count += record.loss_count;
     verdict.told = std::min(verdict.told, record.told);
     verdict.returned &= record.returned;
     verdict.engine_failed |= record.engine_failed;

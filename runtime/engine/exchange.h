@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/scope_trail.h"
+#include "ebb/runtime/engine/step.h"
 #include "ebb/sharding/plan.h"
 
 namespace ebb {
@@ -16,7 +17,6 @@ namespace ebb {
 struct ExchangeRecord {
   double squares = 0;  // of this rank's slices, unscaled by nothing
   double loss = 0;     // sum of what was added
-  int64_t loss_count = 0;
   uint64_t scopes_hash = 0;
   int32_t non_finite_unit = -1;  // the first unit with a non-finite gradient here
   int32_t failed = 0;            // this rank has an error; `message` says which
@@ -27,20 +27,22 @@ struct ExchangeRecord {
   bool engine_failed = false;    // and it is the engine's, for good
   bool updates_started = false;  // early ones, of this step
   bool returned = false;         // its Finish returns this error
-  char message[445] = {};        // of the error; without one the trail of the step's scopes
+  // Of the error; without one the trail of the step's scopes, or the evaluation's sums.
+  char message[453] = {};
 
   // Of a long message its beginning and its end.
   void SetError(const absl::Status& status);
   absl::Status Error(int rank) const;
   void SetTrail(const ScopeTrail& trail);
   ScopeTrail Trail() const;
+  void SetSums(const Evaluation::Sums& sums);
+  Evaluation::Sums Sums() const;
 };
 static_assert(sizeof(ExchangeRecord) == sharding::kExchangeBytes);
 
 // What all ranks conclude from all records, in rank order.
 struct Verdict {
   double squares = 0, loss = 0;
-  int64_t loss_count = 0;
   int non_finite_rank = -1, non_finite_unit = -1;
   bool scopes_differ = false;
   int64_t told = 0;                                     // on every rank
@@ -49,5 +51,7 @@ struct Verdict {
   absl::Status error;                                   // of the first rank that has one
 };
 Verdict Conclude(std::span<const ExchangeRecord> records);
+// Of an evaluation that no rank has an error of.
+Evaluation::Sums SumsOf(std::span<const ExchangeRecord> records);
 
 }  // namespace ebb

@@ -22,6 +22,7 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
       options_(std::move(options)),
       rank_(world_.rank()),
       size_(world_.size()),
+      view_errors_(absl::StrCat(options_.name, " rank ", rank_), model_),
       standing_({.scaler = optim::LossScaler(config_.loss_scale, config_.compute)}),
       compute_(device_.CallerStream()) {}
 
@@ -193,14 +194,14 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.number = number;
   progress_.parity = 1 - finished_parity_;
   NoteVerdict(VerdictTouch::kBeginLoss, progress_.parity);
-  control_block_->loss(progress_.parity) = 0;
+  for (double& sum : control_block_->sums(progress_.parity)) sum = 0;
   progress_.options = {};
   progress_.round = 0;
   progress_.departed = progress_.recomputed = progress_.any_backward = progress_.reduced =
       progress_.gradients_written = false;
   progress_.updates_started = false;
   progress_.divisor = 1;
-  progress_.loss_count = 0;
+  progress_.sums = {};
   progress_.hash = 0;
   progress_.log.clear();
   progress_.trail = {};
@@ -208,6 +209,8 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.error = StuckError();
   if (!untold_.ok()) Stick(untold_);
 }
+  view_errors_.Begin();
+  TakeViewErrors();
 
 // What must be the same on every rank; the hash of it goes with the exchange.
 void Executor::LogEntry(int64_t code) {
@@ -269,22 +272,28 @@ float Executor::LossScale(int64_t number) {
   return control_block_->loss_scale();
 }
 
-const float* Executor::DeviceLossScale(int64_t number) {
+TensorView Executor::DeviceLossScale(int64_t number) {
   // Kernels of a step that is over read it, too: it is always memory that the device reaches.
   const bool alive = progress_.alive && progress_.number == number;
   if (alive && config_.compute == DType::kFloat16) compute_.Wait(*exchanged_);
-  return &control_block_->loss_scale();
+  return {.data = &control_block_->loss_scale(), .origin = view_errors_.Of(Shown::kLossScale)};
 }
 
-void Executor::AddLoss(int64_t number, const TensorView& scalar) {
+void Executor::Add(int64_t number, int sum, const TensorView& scalar) {
   if (!progress_.alive || progress_.number != number) return;
-  if (scalar.as<float>().size() != 1) {
-    Stick(absl::InvalidArgumentError("AddLoss takes one fp32 scalar"));
-    return;
+  if (sum < 0 || sum >= Evaluation::kSums) {
+    return Stick(absl::InvalidArgumentError(absl::StrCat(
+        "sum ", sum, " of an evaluation, which has ", Evaluation::kSums, ", counted from 0")));
+  }
+  if (scalar.dtype != DType::kFloat32 || scalar.size() != 1) {
+    return Stick(absl::InvalidArgumentError(
+        absl::StrCat(sum == 0 ? "AddLoss" : "Add", " takes one fp32 scalar, and was given ",
+                     scalar.size(), " of ", std::string(Name(scalar.dtype)))));
   }
   KernelsOf(compute_).AddTo(compute_, static_cast<const float*>(scalar.data),
-                            &control_block_->loss(progress_.parity));
-  ++progress_.loss_count;
+  const size_t index = static_cast<size_t>(sum);
+                            &control_block_->sums(progress_.parity)[index]);
+  ++progress_.sums[index].count;
 }
 
 // End.
@@ -292,6 +301,7 @@ void Executor::AddLoss(int64_t number, const TensorView& scalar) {
 // Closes every scope and brings the reductions of what was left out on their way.
 void Executor::CompleteScopes() {
   while (!open_.empty()) CloseScope(open_.back());
+  TakeViewErrors();
   if (progress_.evaluation || !progress_.any_backward) return;
   if (progress_.departed) {
     FlushDeparted();
@@ -390,7 +400,7 @@ void Executor::AwaitUpdates() {
   }
 }
 
-absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
+absl::StatusOr<Evaluation::Sums> Executor::FinishEvaluation(int64_t number) {
   if (number < 0) return Suspended();
   if (!progress_.alive || progress_.number != number || !progress_.evaluation) {
     return absl::FailedPreconditionError(
@@ -404,8 +414,7 @@ absl::StatusOr<double> Executor::FinishEvaluation(int64_t number) {
   const absl::Status status = AgreedError(walk);
   EndProgress();
   if (!status.ok()) return Told(status);
-  const Verdict& verdict = walk.ranks;
-  return verdict.loss_count == 0 ? 0 : verdict.loss / static_cast<double>(verdict.loss_count);
+  return walk.sums;
 }
 
 void Executor::Drop(int64_t number) {
@@ -414,6 +423,7 @@ void Executor::Drop(int64_t number) {
   IssueCarriedLeft();
   AwaitStreams();
   if (progress_.updates_started && early_scalars_[progress_.parity].apply) {
+  TakeViewErrors();  // gone with the step
     failures_.Fail(
         absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
                            "started; reload the model, or begin such steps with hold_updates"));
@@ -453,8 +463,10 @@ int Executor::NextCode() const {
 
 MutableTensorView Executor::workspace() const {
   if (model_.workspace_bytes == 0 || suspended_) return {};
-  return {
-      .data = storage_->Workspace(), .dtype = DType::kInt8, .shape = {&model_.workspace_bytes, 1}};
+  return {.data = storage_->Workspace(),
+          .dtype = DType::kInt8,
+          .shape = {&model_.workspace_bytes, 1},
+          .origin = view_errors_.Of(Shown::kWorkspace)};
 }
 
 std::vector<CommunicationRow> Executor::communication() const {

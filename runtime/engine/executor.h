@@ -55,6 +55,7 @@
 #include "ebb/runtime/engine/update_table.h"
 #include "ebb/runtime/engine/verdict.h"
 #include "ebb/runtime/trace/ledger.h"
+#include "ebb/runtime/engine/view_errors.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan.h"
@@ -86,11 +87,11 @@ class Executor {
   ForwardScope OpenForward(int64_t number, UnitId unit);
   BackwardScope OpenBackward(int64_t number, UnitId unit);
   float LossScale(int64_t number);
-  const float* DeviceLossScale(int64_t number);
-  void AddLoss(int64_t number, const TensorView& scalar);
+  TensorView DeviceLossScale(int64_t number);
+  void Add(int64_t number, int sum, const TensorView& scalar);
   absl::Status Reduce(int64_t number);
   absl::Status Finish(int64_t number);
-  absl::StatusOr<double> FinishEvaluation(int64_t number);
+  absl::StatusOr<Evaluation::Sums> FinishEvaluation(int64_t number);
   void Drop(int64_t number);
   absl::StatusOr<StepReport> Report();
 
@@ -370,9 +371,13 @@ class Executor {
   bool WalkIsOver(int unit) const;
   void CompleteGradient(const OpenScope& scope);
   bool ReducesAfter(const OpenScope& scope) const;
-  MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient);
+  MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient, Shown shown);
   void PoisonSlot(const OpenScope& scope);
 
+  bool Holds(const OpenScope& scope, ParameterId p) const;
+  absl::Status NotHeld(absl::string_view what, const OpenScope& scope, ParameterId p) const;
+  void Refuse(absl::Status mistake);
+  void TakeViewErrors();
   // departures.cc
   int MatchScope(bool backward, int unit);  // the planned scope; -1: undeclared
   int FindAhead(bool backward, int unit) const;
@@ -538,6 +543,7 @@ class Executor {
   StepProgress progress_;
   std::vector<OpenScope> open_;
   int64_t last_scope_id_ = 0, last_number_ = 0;
+  ViewErrors view_errors_;
   int64_t finished_steps_ = 0;  // those whose verdict was taken
   std::atomic<bool> has_finished_ = false;
   bool warned_of_departure_ = false;

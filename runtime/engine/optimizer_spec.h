@@ -5,11 +5,10 @@
 #include <functional>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "ebb/runtime/config/name_view.h"
 #include "absl/status/status.h"
+#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/sharding/model.h"
 

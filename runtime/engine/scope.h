@@ -26,7 +26,7 @@ class Scope {
   Scope& operator=(Scope&& other) noexcept;
   ~Scope() { Close(); }
 
-  // The whole parameter in the compute dtype; the same address at every visit, in forward and
+  // The whole parameter in the compute dtype (ModelSpec::compute_dtypes); the same address at every visit, in forward and
   // backward, in every step.
   TensorView parameter(ParameterId p) const;
   // The micro-batches this scope serves: loop over them, always. Numbers within the step, 0 ...
@@ -64,7 +64,8 @@ class BackwardScope : public Scope {
  public:
   BackwardScope() = default;
   // ADD into it; zero-filled at the first request of a reduction. Of the communication dtype where
-  // one micro-batch makes a reduction; of the accumulation dtype where several are summed first.
+  // one micro-batch makes a reduction; of the accumulation dtype where several are summed first: of
+  // those of ModelSpec::gradient_dtypes, where the trainer states any.
   MutableTensorView gradient(ParameterId p);
   struct Fused {
     MutableTensorView tensor;

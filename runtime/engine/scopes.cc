@@ -1,9 +1,12 @@
 // Opening and closing scopes: the trainer's side of the plan's moments.
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/reduction.h"
 
 namespace ebb {
@@ -21,6 +24,7 @@ BackwardScope Executor::OpenBackward(int64_t number, UnitId unit) {
 
 int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
   if (!progress_.alive || progress_.number != number) return 0;
+  TakeViewErrors();
   const int unit = static_cast<int>(id);
   if (unit < 0 || unit >= static_cast<int>(model_.units.size())) {
     Stick(absl::InvalidArgumentError(absl::StrCat("unit ", unit,
@@ -121,6 +125,7 @@ void Executor::CloseScope(OpenScope& scope) {
   open_.erase(open_.begin() + (&scope - open_.data()));
   if (timeline_ != nullptr) {
     timeline_->Add({.operation = closing.backward ? "backward" : "forward",
+  TakeViewErrors();  // before what this rank adds is updated with
                     .subject = model_.units[closing.unit].name,
                     .track = 0,
                     .begin_ns = closing.opened_ns,
@@ -188,6 +193,17 @@ OpenScope* Executor::Find(int64_t id) {
   const auto found = std::find_if(open_.begin(), open_.end(),
                                   [&](const OpenScope& scope) { return scope.id == id; });
   return found == open_.end() ? nullptr : &*found;
+// A request for a view that there is not: the trainer goes on with an empty one.
+void Executor::Refuse(absl::Status mistake) {
+  if (const std::string line = view_errors_.Note(std::move(mistake)); !line.empty())
+    LogWarning(line);
+  TakeViewErrors();
+}
+
+void Executor::TakeViewErrors() {
+  if (view_errors_.any()) Stick(view_errors_.Take());
+}
+
 }
 const OpenScope* Executor::Find(int64_t id) const {
   return const_cast<Executor*>(this)->Find(id);
@@ -197,18 +213,39 @@ TensorView Executor::Parameter(int64_t id, ParameterId p) {
   const OpenScope* scope = Find(id);
   if (scope == nullptr) return {};
   const size_t index = static_cast<size_t>(p);
+bool Executor::Holds(const OpenScope& scope, ParameterId p) const {
+  const std::vector<sharding::ParameterLocation>& parameters = plan().layout.parameters;
+  const size_t index = static_cast<size_t>(p);
+  return index < parameters.size() && parameters[index].unit == scope.unit;
+}
+
+absl::Status Executor::NotHeld(absl::string_view what, const OpenScope& scope,
+                               ParameterId p) const {
+  const std::vector<sharding::ParameterLocation>& parameters = plan().layout.parameters;
+  const size_t index = static_cast<size_t>(p);
+  const std::string asked = absl::StrCat(" asked of ", ScopeName(scope.backward, scope.unit), ", ");
+  if (index >= parameters.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(what, "parameter ", static_cast<int>(p), asked,
+                                                   "but the model has ", parameters.size(),
+                                                   " parameters: the view is empty"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      what, "parameter '", model_.parameters[index].name, "'", asked,
+      "which does not hold it: it is of unit '",
+      model_.units[static_cast<size_t>(parameters[index].unit)].name, "', and the view is empty"));
+}
+
   const sharding::Plan& plan = progress_.run->plan;
-  if (index >= plan.layout.parameters.size() || plan.layout.parameters[index].unit != scope->unit) {
-    Stick(absl::InvalidArgumentError(absl::StrCat("parameter ", index, " asked of ",
-                                                  ScopeName(scope->backward, scope->unit),
-                                                  ", which does not hold it")));
+  if (!Holds(*scope, p)) {
+    Refuse(NotHeld("", *scope, p));
     return {};
   }
   const sharding::ParameterLocation& location = plan.layout.parameters[index];
   return {.data = storage_->Whole(scope->unit, location.trainable) +
                   location.offset * SizeOf(plan.decisions.compute),
           .dtype = plan.decisions.compute,
-          .shape = model_.parameters[index].shape};
+          .shape = model_.parameters[index].shape,
+          .origin = view_errors_.Of(Shown::kParameter, static_cast<int>(index))};
 }
 
 BackwardScope::Fused Executor::Gradient(int64_t id, ParameterId p, bool zero_fill) {
@@ -216,17 +253,15 @@ BackwardScope::Fused Executor::Gradient(int64_t id, ParameterId p, bool zero_fil
   if (scope == nullptr) return {};
   const size_t index = static_cast<size_t>(p);
   const sharding::Plan& plan = progress_.run->plan;
-  if (index >= plan.layout.parameters.size() || plan.layout.parameters[index].unit != scope->unit) {
-    Stick(absl::InvalidArgumentError(absl::StrCat("the gradient of parameter ", index, " asked of ",
-                                                  ScopeName(true, scope->unit),
-                                                  ", which does not hold it")));
+  if (!Holds(*scope, p)) {
+    Refuse(NotHeld("the gradient of ", *scope, p));
     return {};
   }
   const sharding::ParameterLocation& location = plan.layout.parameters[index];
   if (!location.trainable) {
-    Stick(absl::InvalidArgumentError(absl::StrCat("the gradient of parameter '",
-                                                  model_.parameters[index].name,
-                                                  "', which is frozen (trainable = false)")));
+    Refuse(absl::InvalidArgumentError(absl::StrCat("the gradient of parameter '",
+                                                   model_.parameters[index].name,
+                                                   "', which is frozen (trainable = false)")));
     return {};
   }
   const Section& section = plan.layout.units[scope->unit].trainable;
@@ -243,7 +278,8 @@ BackwardScope::Fused Executor::Gradient(int64_t id, ParameterId p, bool zero_fil
   if (first && zero_fill) compute_.Zero(data, location.elements * size);
   return {.tensor = {.data = data,
                      .dtype = plan.decisions.gradient,
-                     .shape = model_.parameters[index].shape},
+                     .shape = model_.parameters[index].shape,
+                     .origin = view_errors_.Of(Shown::kGradient, static_cast<int>(index))},
           .beta = first ? 0.0f : 1.0f};
 }
 
@@ -259,14 +295,15 @@ std::span<const int> Executor::MicroBatches(int64_t id) const {
 }
 
 // What visit `visit` wrote as its output, or the gradient of that.
-MutableTensorView Executor::Boundary(int64_t id, int micro_batch, int visit, bool gradient) {
+MutableTensorView Executor::Boundary(int64_t id, int micro_batch, int visit, bool gradient,
+                                     Shown shown) {
   const OpenScope* scope = Find(id);
   if (scope == nullptr || visit < 0 || visit + 1 >= static_cast<int>(model_.forward.size()) ||
       model_.forward[visit].output_bytes == 0)
     return {};
   const std::span<const int> served = MicroBatches(id);
   if (std::find(served.begin(), served.end(), micro_batch) == served.end()) {
-    Stick(absl::InvalidArgumentError(absl::StrCat(
+    Refuse(absl::InvalidArgumentError(absl::StrCat(
         "micro-batch ", micro_batch, " asked of ", ScopeName(scope->backward, scope->unit),
         ", which serves ", served.front(), " to ", served.back())));
     return {};
@@ -275,28 +312,34 @@ MutableTensorView Executor::Boundary(int64_t id, int micro_batch, int visit, boo
   std::byte* data = progress_.evaluation ? storage_->EvaluationOutput(visit, index)
                     : gradient           ? storage_->OutputGradient(visit, index)
                                          : storage_->Output(visit, index);
-  return {.data = data, .dtype = boundary_dtypes_[visit], .shape = {&boundary_elements_[visit], 1}};
+  return {.data = data,
+          .dtype = boundary_dtypes_[visit],
+          .shape = {&boundary_elements_[visit], 1},
+          .origin = view_errors_.Of(shown, scope->visit)};
 }
 
 MutableTensorView Executor::Input(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
-  return scope == nullptr ? MutableTensorView{}
-                          : Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/false);
+  return scope == nullptr
+             ? MutableTensorView{}
+             : Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/false, Shown::kInput);
 }
 MutableTensorView Executor::Output(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
-  return scope == nullptr ? MutableTensorView{}
-                          : Boundary(id, micro_batch, scope->visit, /*gradient=*/false);
+  return scope == nullptr
+             ? MutableTensorView{}
+             : Boundary(id, micro_batch, scope->visit, /*gradient=*/false, Shown::kOutput);
 }
 MutableTensorView Executor::OutputGradient(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
-  return scope == nullptr ? MutableTensorView{}
-                          : Boundary(id, micro_batch, scope->visit, /*gradient=*/true);
+  return scope == nullptr
+             ? MutableTensorView{}
+             : Boundary(id, micro_batch, scope->visit, /*gradient=*/true, Shown::kOutputGradient);
 }
 MutableTensorView Executor::InputGradient(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
   if (scope == nullptr || scope->visit <= sharding::FirstTrainableVisit(model_)) return {};
-  return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/true);
+  return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/true, Shown::kInputGradient);
 }
 
 }  // namespace ebb

@@ -38,11 +38,10 @@ float Step::loss_scale() const {
   return executor_ == nullptr ? 1 : executor_->LossScale(number_);
 }
 TensorView Step::device_loss_scale() const {
-  return executor_ == nullptr ? TensorView{}
-                              : TensorView{.data = executor_->DeviceLossScale(number_)};
+  return executor_ == nullptr ? TensorView{} : executor_->DeviceLossScale(number_);
 }
 void Step::AddLoss(TensorView scalar) {
-  if (executor_ != nullptr) executor_->AddLoss(number_, scalar);
+  if (executor_ != nullptr) executor_->Add(number_, /*sum=*/0, scalar);
 }
 absl::Status Step::Reduce() {
   return executor_ == nullptr ? Moved() : executor_->Reduce(number_);
@@ -66,12 +65,17 @@ Evaluation::~Evaluation() {
 ForwardScope Evaluation::Forward(UnitId unit) {
   return executor_ == nullptr ? ForwardScope() : executor_->OpenForward(number_, unit);
 }
-void Evaluation::AddLoss(TensorView scalar) {
-  if (executor_ != nullptr) executor_->AddLoss(number_, scalar);
+void Evaluation::Add(int sum, TensorView scalar) {
+  if (executor_ != nullptr) executor_->Add(number_, sum, scalar);
 }
 absl::StatusOr<double> Evaluation::Finish() {
-  return executor_ == nullptr ? Moved()
-                              : std::exchange(executor_, nullptr)->FinishEvaluation(number_);
+  const absl::StatusOr<Sums> sums = FinishSums();
+  if (!sums.ok()) return sums.status();
+  return sums->front().mean();
+}
+absl::StatusOr<Evaluation::Sums> Evaluation::FinishSums() {
+  if (executor_ == nullptr) return Moved();
+  return std::exchange(executor_, nullptr)->FinishEvaluation(number_);
 }
 
 }  // namespace ebb

@@ -2,6 +2,7 @@
 // alive per engine.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -76,11 +77,24 @@ class Evaluation {
   Evaluation() = default;
   Evaluation(Evaluation&& other) noexcept { *this = static_cast<Evaluation&&>(other); }
   Evaluation& operator=(Evaluation&& other) noexcept;
+// One of an evaluation's sums, over calls and all ranks.
+struct EvaluationSum {
+  double sum = 0;
+  int64_t count = 0;  // calls that added to it
+  double mean() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
+};
+
   ~Evaluation();
 
   ForwardScope Forward(UnitId unit);
-  void AddLoss(TensorView scalar);
-  // The mean of what was added, over calls and all ranks. Waits. Collective.
+  static constexpr int kSums = 8;
+  using Sums = std::array<EvaluationSum, kSums>;
+
+  // Adds one fp32 scalar on the device to sum number `sum`, 0 ... kSums - 1. Which is what is the
+  // trainer's matter, but for 0, which is the loss.
+  void Add(int sum, TensorView scalar);
+  void AddLoss(TensorView scalar) { Add(0, scalar); }
+  // The mean of the losses that were added, over calls and all ranks. Waits. Collective.
   absl::StatusOr<double> Finish();
 
  private:
@@ -88,6 +102,8 @@ class Evaluation {
   explicit Evaluation(Executor* executor, int64_t number) : executor_(executor), number_(number) {}
 
   Executor* executor_ = nullptr;
+  // The same, with all sums: loss, right answers, tokens ...
+  absl::StatusOr<Sums> FinishSums();
   int64_t number_ = 0;
 };
 

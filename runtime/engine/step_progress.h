@@ -37,7 +37,7 @@ struct StepProgress {
   bool departed = false, recomputed = false, any_backward = false, reduced = false,
        gradients_written = false;
   bool updates_started = false;  // early ones; late ones start after the verdict
-  int64_t loss_count = 0;
+  Evaluation::Sums sums = {};    // the counts; values come from the device. The loss is the first
   uint64_t hash = 0;
   std::vector<int64_t> log;  // how it was begun (kBegunEntries), then scopes opened, as codes
   ScopeTrail trail;          // the same for the ranks' records; of a step

@@ -5,15 +5,30 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "ebb/runtime/config/dtype.h"
 
 namespace ebb {
 
+// Which engine a view is of, and what it shows, so that a wrong as<T>() can be named. The engine sets
+// it; a view that a trainer makes itself has none.
+struct ViewOrigin {
+  uint32_t engine = 0;  // 0: none
+  uint32_t shows = 0;
+};
+
+// What as<T>() does beside returning an empty span where T is not the view's dtype: one line in the
+// log, which names what the view shows, `wanted` and `there`, and an error of the engine's open step or
+// evaluation, or of its next one where none is open. On any thread, also of a view that has outlived
+// its scope or its engine.
+void ReportWrongType(const ViewOrigin& origin, DType wanted, DType there);
+
 struct TensorView {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;
   std::span<const int64_t> shape = {};
+  ViewOrigin origin = {};
 
   // Elements; a shape of {} with data is a scalar, 1.
   int64_t size() const {
@@ -22,11 +37,16 @@ struct TensorView {
     for (int64_t dimension : shape) elements *= dimension;
     return elements;
   }
-  // The elements as T; empty if T is not the dtype.
+  // The elements as T, which must be the dtype: another T is a mistake that is reported, not a question.
+  // `dtype` answers that, and WithNumbers serves code that takes several. Of an empty view: empty.
   template <class T>
   std::span<const T> as() const {
     static_assert(kIsNumber<T>, "float, BFloat16, Float16 or int8_t");
-    if (data == nullptr || kDTypeOf<T> != dtype) return {};
+    if (data == nullptr) return {};
+    if (kDTypeOf<T> != dtype) {
+      ReportWrongType(origin, kDTypeOf<T>, dtype);
+      return {};
+    }
     return {static_cast<const T*>(data), static_cast<size_t>(size())};
   }
 };
@@ -35,15 +55,31 @@ struct MutableTensorView {
   void* data = nullptr;
   DType dtype = DType::kFloat32;
   std::span<const int64_t> shape = {};
+  ViewOrigin origin = {};
 
   int64_t size() const { return TensorView(*this).size(); }
   template <class T>
   std::span<T> as() const {
-    static_assert(kIsNumber<T>, "float, BFloat16, Float16 or int8_t");
-    if (data == nullptr || kDTypeOf<T> != dtype) return {};
-    return {static_cast<T*>(data), static_cast<size_t>(size())};
+    const std::span<const T> elements = TensorView(*this).as<T>();
+    return {const_cast<T*>(elements.data()), elements.size()};
   }
-  operator TensorView() const { return {data, dtype, shape}; }
+  operator TensorView() const { return {data, dtype, shape, origin}; }
 };
+
+// Calls `use` with the view's elements as a span of float, BFloat16 or Float16, whichever they are, and
+// returns what it returns: for a trainer that takes parameters or gradients of any dtype.
+template <class View, class Use>
+decltype(auto) WithNumbers(const View& view, Use&& use) {
+  switch (view.dtype) {
+    case DType::kBFloat16:
+      return std::forward<Use>(use)(view.template as<BFloat16>());
+    case DType::kFloat16:
+      return std::forward<Use>(use)(view.template as<Float16>());
+    case DType::kInt8:  // bytes are no numbers
+    case DType::kFloat32:
+      break;
+  }
+  return std::forward<Use>(use)(view.template as<float>());
+}
 
 }  // namespace ebb

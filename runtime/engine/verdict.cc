@@ -29,16 +29,17 @@ void Executor::EnqueueExchange() {
   step.log.assign(progress_.log.begin(), progress_.log.end());
   ExchangeRecord& record = control_block_->own_record(parity);
   NoteVerdict(VerdictTouch::kBeginRecord, parity);
-  record = {.loss_count = progress_.loss_count,
-            .scopes_hash = progress_.hash,
+  record = {.scopes_hash = progress_.hash,
             .exchange = step.exchange,
             .told = told_,
             .updates_started = progress_.updates_started,
             .returned = !step.error.ok()};
-  if (step.error.ok()) {
-    record.SetTrail(progress_.trail);
-  } else {
+  if (!step.error.ok()) {
     record.SetError(step.error);
+  } else if (step.evaluation) {
+    record.SetSums(progress_.sums);
+  } else {
+    record.SetTrail(progress_.trail);
   }
   if (!progress_.evaluation) Compute(*reduce_, [this] { RefreshNorms(); });
   compute_.Record(*fence_);  // behind the last loss
@@ -90,7 +91,13 @@ Stream& Executor::SettledStream(int unit) {
 void Executor::CompleteRecord(int parity) {
   StepVerdict& step = verdicts_[parity];
   ExchangeRecord& record = control_block_->own_record(parity);
-  record.loss = control_block_->loss(parity);
+  const std::span<const double> values = control_block_->sums(parity);
+  record.loss = values.front();
+  if (step.evaluation && record.failed == 0) {
+    Evaluation::Sums sums = record.Sums();
+    for (size_t i = 0; i < sums.size(); ++i) sums[i].sum = values[i];
+    record.SetSums(sums);
+  }
   for (size_t u = 0; u < model_.units.size() && !step.evaluation; ++u) {
     if (!plan().decisions.trainable[u]) continue;
     const double square = control_block_->square(static_cast<int>(u));
@@ -118,6 +125,7 @@ void Executor::ConcludeExchange(int parity) {
   });
   if (absl::Status broken = ExchangeCommunicator().status(); broken.ok() || step.complete) {
     step.ranks = Conclude(records);
+    if (step.evaluation && step.ranks.error.ok()) step.sums = SumsOf(records);
   } else {
     step.ranks = {};
     step.ranks.error = broken;

@@ -29,8 +29,9 @@ struct StepVerdict {
   bool updates_started = false;  // early ones, on this rank
   bool complete = false;         // all ranks' records have come
   Verdict ranks = {};
-  bool failed = false;  // nothing of it is applied, and no step was finished
-  int64_t cause = 0;    // the exchange of the error that is to blame, perhaps an earlier one
+  Evaluation::Sums sums = {};  // an evaluation's
+  bool failed = false;         // nothing of it is applied, and no step was finished
+  int64_t cause = 0;           // the exchange of the error that is to blame, perhaps an earlier one
   StepReport report = {};
   float next_loss_scale = 1;
   bool at_minimum = false;  // the scale

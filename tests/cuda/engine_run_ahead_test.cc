@@ -357,13 +357,14 @@ TEST_P(EngineRunsAheadTest, AnErrorOfOneRankLetsNoUpdateThroughOnAny) {
             finished.push_back(step.Finish());
           }
           if (rank == 0 && first_rank_asks) {
-            EXPECT_THAT(Text(engine.Report().status()), HasSubstr("rank 1: parameter 2 asked of"));
+            EXPECT_THAT(Text(engine.Report().status()),
+                        HasSubstr("rank 1: parameter 'w1' asked of"));
             EXPECT_FALSE(engine.Report().ok());
           }
           for (int64_t number = 2; number < 5; ++number)
             finished.push_back(trainer.Train(engine, number));
           if (rank == 1) {  // whose own it is
-            EXPECT_THAT(Text(finished[0]), HasSubstr("parameter 2 asked of"));
+            EXPECT_THAT(Text(finished[0]), HasSubstr("parameter 'w1' asked of"));
             EXPECT_TRUE(finished[2].ok()) << finished[2];
           } else {
             EXPECT_TRUE(finished[0].ok()) << finished[0];
@@ -391,7 +392,7 @@ TEST_P(EngineRunsAheadTest, WhoLooksHearsOfAnErrorBeforeItReadsWhatThatHasLeft) 
         trainer.EnqueueWithMistake(step, 1);
         EXPECT_EQ(step.Finish().ok(), rank == 0);
         const absl::Status looked = GatherAll(engine, model_, StateClass::kMaster).status();
-        EXPECT_THAT(Text(looked), HasSubstr("parameter 2 asked of"));
+        EXPECT_THAT(Text(looked), HasSubstr("parameter 'w1' asked of"));
         return Keep(engine, rank, masters);
       });
   ASSERT_TRUE(status.ok()) << status;
@@ -407,7 +408,7 @@ TEST_P(EngineRunsAheadTest, EarlyUpdatesOfAStepThatFailsFailTheEngineOfAllRanks)
             trainer.EnqueueWithMistake(step, 1);
             EXPECT_EQ(step.Finish().ok(), rank == 0);
             trainer.Train(engine, 2).IgnoreError();
-            EXPECT_THAT(Text(engine.Report().status()), HasSubstr("parameter 2 asked of"));
+            EXPECT_THAT(Text(engine.Report().status()), HasSubstr("parameter 'w1' asked of"));
             EXPECT_THAT(Text(trainer.Train(engine, 3)), HasSubstr("the engine has failed"));
             EXPECT_FALSE(GatherAll(engine, model_, StateClass::kMaster).ok());
             return absl::OkStatus();
@@ -497,10 +498,10 @@ TEST_P(EngineRunsAheadTest, ARankThatLeavesAfterItsErrorIsQuoted) {
         if (rank == 1) return finished;
         for (int64_t number = 2; number < 5 && finished.ok(); ++number)
           finished = trainer.Train(engine, number);
-        EXPECT_THAT(Text(finished), HasSubstr("parameter 2 asked of"));
+        EXPECT_THAT(Text(finished), HasSubstr("parameter 'w1' asked of"));
         return absl::OkStatus();
       });
-  EXPECT_THAT(Text(status), HasSubstr("parameter 2 asked of"));
+  EXPECT_THAT(Text(status), HasSubstr("parameter 'w1' asked of"));
 }
 
 TEST_P(EngineRunsAheadTest, AnEngineEndsWithVerdictsOpen) {

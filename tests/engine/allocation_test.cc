@@ -30,7 +30,10 @@ void Train(Engine& engine, const ModelSpec& model, const StepOptions& options) {
       BackwardScope scope = step.Backward(model.forward[v].unit);
       for (ParameterId p : model[model.forward[v].unit].parameters) {
         if (!model[p].trainable) continue;
-        for (float& value : scope.gradient(p).as<float>()) value += 0.25f;
+        WithNumbers(scope.gradient(p), [](auto gradient) {
+          using T = typename decltype(gradient)::value_type;
+          for (T& value : gradient) value = T(static_cast<float>(value) + 0.25f);
+        });
       }
     }
   }

@@ -186,6 +186,20 @@ TEST_P(EvaluationTest, RefusedLeavesNoTrace) {
          evaluation.AddLoss({});
          return evaluation.Finish().status();
        }},
+      {"sum 8 of an evaluation, which has 8",
+       [](Engine& engine) {
+         const float one = 1;
+         Evaluation evaluation = engine.BeginEvaluation();
+         evaluation.Add(Evaluation::kSums, {.data = &one});
+         return evaluation.FinishSums().status();
+       }},
+      {"Add takes one fp32 scalar, and was given 1 of bf16",
+       [](Engine& engine) {
+         const BFloat16 one(1);
+         Evaluation evaluation = engine.BeginEvaluation();
+         evaluation.Add(1, {.data = &one, .dtype = DType::kBFloat16});
+         return evaluation.FinishSums().status();
+       }},
       {"BeginStep while a Step or Evaluation",
        [](Engine& engine) {
          Evaluation evaluation = engine.BeginEvaluation();
@@ -214,6 +228,31 @@ TEST_P(EvaluationTest, LossIsTheMeanOverTheCallsOfAllRanks) {
       }
     }
     ExpectLoss(evaluation, sum / calls);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(EvaluationTest, SumsAreOfEachNumberOverTheCallsOfAllRanks) {
+  RunOn(GetParam(), model_, ConfigFor(GetParam()), [&](Engine& engine, ScriptedTrainer& trainer) {
+    const int world = GetParam().world;
+    for (int repeat = 0; repeat < 2; ++repeat) {  // nothing of the one before is in the second
+      Evaluation evaluation = engine.BeginEvaluation();
+      const float loss = static_cast<float>(trainer.rank() + 1), right = 3, tokens = 8;
+      evaluation.AddLoss({.data = &loss});
+      for (int call = 0; call <= trainer.rank(); ++call) evaluation.Add(1, {.data = &right});
+      evaluation.Add(Evaluation::kSums - 1, {.data = &tokens});
+      const absl::StatusOr<Evaluation::Sums> sums = evaluation.FinishSums();
+      if (!sums.ok()) return sums.status();
+      const int calls = world * (world + 1) / 2;
+      EXPECT_EQ((*sums)[0].sum, calls);
+      EXPECT_EQ((*sums)[0].count, world);
+      EXPECT_EQ((*sums)[0].mean(), (world + 1) / 2.0);
+      EXPECT_EQ((*sums)[1].sum, 3 * calls);
+      EXPECT_EQ((*sums)[1].count, calls);
+      EXPECT_EQ((*sums)[2].count, 0);
+      EXPECT_EQ((*sums)[2].mean(), 0);
+      EXPECT_EQ(sums->back().sum, 8 * world);
+    }
     return absl::OkStatus();
   });
 }

@@ -274,7 +274,7 @@ TEST_P(StepTest, AWrongRequestOfOneRankFailsTheStepOfAll) {
        }},
       {"'base1', which is frozen",
        [](Step&, BackwardScope& s) { EXPECT_EQ(s.fused_gradient(kFrozen).tensor.size(), 0); }},
-      {"parameter 0 asked of Backward('u1')",
+      {"parameter 'embedding' asked of Backward('u1'), which does not hold it: it is of unit 'u0'",
        [](Step&, BackwardScope& s) { EXPECT_EQ(s.parameter(kEmbedding).data, nullptr); }},
       {"gradient of parameter 99",
        [](Step&, BackwardScope& s) { EXPECT_EQ(s.gradient(ParameterId{99}).data, nullptr); }},

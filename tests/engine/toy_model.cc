@@ -22,14 +22,11 @@ void Round(DType dtype, std::span<float> values) {
 
 // A boundary may hold more elements than were asked for: its size is in bytes of the widest dtype.
 void Write(const MutableTensorView& view, std::span<const float> values) {
-  const auto copy = [&](auto elements) {
+  WithNumbers(view, [&](auto elements) {
     using T = typename decltype(elements)::value_type;
     for (size_t i = 0; i < std::min(elements.size(), values.size()); ++i)
       elements[i] = T(values[i]);
-  };
-  copy(view.as<float>());
-  copy(view.as<BFloat16>());
-  copy(view.as<Float16>());
+  });
 }
 
 std::vector<float> FirstValues(const Reach& reach, const TensorView& view, size_t count) {
@@ -82,21 +79,18 @@ ToyModel::ToyModel(ToyOptions options, const Device& device) : options_(options)
 
 std::vector<float> Values(const TensorView& view) {
   std::vector<float> values;
-  for (float value : view.as<float>()) values.push_back(value);
-  for (BFloat16 value : view.as<BFloat16>()) values.push_back(static_cast<float>(value));
-  for (Float16 value : view.as<Float16>()) values.push_back(static_cast<float>(value));
+  WithNumbers(view, [&](auto elements) {
+    for (auto element : elements) values.push_back(static_cast<float>(element));
+  });
   return values;
 }
 
 void AddTo(const MutableTensorView& view, std::span<const float> values) {
-  const auto add = [&](auto elements) {
+  WithNumbers(view, [&](auto elements) {
     using T = typename decltype(elements)::value_type;
     for (size_t i = 0; i < elements.size(); ++i)
       elements[i] = T(static_cast<float>(elements[i]) + values[i]);
-  };
-  add(view.as<float>());
-  add(view.as<BFloat16>());
-  add(view.as<Float16>());
+  });
 }
 
 struct Reach::Far {

@@ -12,6 +12,7 @@
 namespace ebb::sharding {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -127,6 +128,57 @@ TEST(Decisions, SayWhyUpdatesStartWhenTheyDo) {
   EXPECT_THAT(reason(), HasSubstr("asynchronous_step is late"));
   config.ebb.asynchronous_step = AsynchronousStep::kOff;
   EXPECT_EQ(DecideFor(model, config, 2).timing, UpdateTiming::kOff);
+}
+
+TEST(Decisions, RefuseWhatTheTrainerDoesNotTakeAndNameTheKeys) {
+  ModelSpec model = UnitChain({100});
+  Config config = ConfigOf(2);
+  const auto refusal = [&] {
+    const PlanInputs inputs{.model = &model, .config = &config, .world = 2};
+    const absl::StatusOr<Decisions> decisions = Decide(inputs, *LayOut(model, 2), 0, false);
+    return std::string(decisions.status().message());
+  };
+  EXPECT_EQ(refusal(), "");
+  model.compute_dtypes = {DType::kBFloat16, DType::kFloat16};
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("parameters are fp32 (\"bf16.enabled\" and"),
+                               HasSubstr("takes bf16 or fp16 (ModelSpec::compute_dtypes)")));
+  config.compute = DType::kBFloat16;
+  EXPECT_EQ(refusal(), "");
+  config.compute = DType::kFloat16;
+  EXPECT_EQ(refusal(), "");
+  model.compute_dtypes = {DType::kFloat32};
+  EXPECT_THAT(refusal(), HasSubstr("parameters are fp16 (\"fp16.enabled\" is true)"));
+
+  // One micro-batch a reduction: what is sent.
+  model.compute_dtypes = {};
+  model.gradient_dtypes = {DType::kFloat32};
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("gradients are fp16"),
+                               HasSubstr("set \"communication_data_type\" to \"fp32\"")));
+  config.communication = DType::kFloat32;
+  EXPECT_EQ(refusal(), "");
+  model.gradient_dtypes = {DType::kFloat16};
+  EXPECT_THAT(refusal(), HasSubstr("set \"communication_data_type\" to \"fp16\""));
+  config.communication = {};
+  EXPECT_EQ(refusal(), "");
+
+  // Several: what they are added up in, over a round or over the step.
+  config.gradient_accumulation_steps = 4;
+  EXPECT_EQ(refusal(), "");
+  config.ebb.micro_batches_per_round = 2;
+  EXPECT_THAT(refusal(),
+              AllOf(HasSubstr("gradients are fp32"), HasSubstr("adds up 2 micro-batches"),
+                    HasSubstr("set \"data_types.grad_accum_dtype\" to \"fp16\"")));
+  config.ebb.micro_batches_per_round = 1;
+  config.ebb.reduce_at = ReduceAt::kStep;
+  EXPECT_THAT(refusal(), HasSubstr("adds up the step's 4 micro-batches"));
+  model.gradient_dtypes = {DType::kFloat16, DType::kFloat32};
+  EXPECT_EQ(refusal(), "");
+
+  // Of a model without anything trainable there are no gradients.
+  model.gradient_dtypes = {DType::kBFloat16};
+  EXPECT_NE(refusal(), "");
+  model.parameters[0].trainable = false;
+  EXPECT_EQ(refusal(), "");
 }
 
 TEST(Decisions, GroupsAreOfCoalesceBytesElseOfTheBucketsUpToOneMebibyte) {

@@ -154,7 +154,7 @@ void Executor::NoteVerdict(VerdictTouch what, int parity) {
   };
   switch (what) {
     case VerdictTouch::kBeginLoss: {
-      const Touched touched[] = {Writes(&block.loss(parity), sizeof(double))};
+      const Touched touched[] = {all(block.sums(parity))};
       return stand_in::NoteHostTouch("the begin of a step", touched);
     }
     case VerdictTouch::kBeginRecord: {
@@ -171,8 +171,9 @@ void Executor::NoteVerdict(VerdictTouch what, int parity) {
       return on_stream("early constants", touched);
     }
     case VerdictTouch::kCompleteRecord: {
-      std::vector<Touched> touched = {Writes(&block.own_record(parity), sizeof(ExchangeRecord)),
-                                      Reads(&block.loss(parity), sizeof(double))};
+      std::vector<Touched> touched = {
+          Writes(&block.own_record(parity), sizeof(ExchangeRecord)),
+          Reads(block.sums(parity).data(), block.sums(parity).size_bytes())};
       for (size_t u = 0; u < model_.units.size() && !verdicts_[parity].evaluation; ++u) {
         if (plan().decisions.trainable[u])
           touched.push_back(Reads(&block.square(static_cast<int>(u)), sizeof(double)));

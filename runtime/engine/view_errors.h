@@ -1,0 +1,66 @@
+// What a trainer asked of views that they do not give. TensorView::as<T>() of another type may come on
+// any thread, at any time, and of a view that has outlived its scope or its engine; so views carry
+// numbers (ViewOrigin), by which as<T>() finds this object as long as it lives. The engine takes what
+// was reported wherever its step may still be stopped.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/engine/tensor_view.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb {
+
+enum class Shown : uint8_t {
+  kParameter,  // by number
+  kGradient,
+  kInput,  // by visit
+  kOutput,
+  kOutputGradient,
+  kInputGradient,
+  kWorkspace,
+  kLossScale,
+};
+
+class ViewErrors {
+ public:
+  // `speaker`: what a line of the log begins with. The model outlives this object.
+  ViewErrors(std::string speaker, const ModelSpec& model);
+  ~ViewErrors();  // from here on no view finds it
+  ViewErrors(const ViewErrors&) = delete;
+  ViewErrors& operator=(const ViewErrors&) = delete;
+
+  ViewOrigin Of(Shown what, int index = 0) const {
+    return {.engine = number_,
+            .shows = static_cast<uint32_t>(what) << kIndexBits | static_cast<uint32_t>(index)};
+  }
+
+  // A step or an evaluation begins: its first mistake is logged again, unless it is the one that was
+  // logged last.
+  void Begin();
+  // Any thread. The first since Take is kept. Returned is the line to log, or "".
+  std::string NoteWrongType(uint32_t shows, DType wanted, DType there);
+  std::string Note(absl::Status mistake);
+  bool any() const { return any_.load(std::memory_order_acquire); }
+  absl::Status Take();
+
+ private:
+  static constexpr int kIndexBits = 28;
+  std::string NameOf(uint32_t shows) const;
+
+  const std::string speaker_;
+  const ModelSpec& model_;
+  const uint32_t number_;
+  std::atomic<bool> any_ = false;
+  std::mutex mutex_;
+  bool logged_ = false;  // something of this step
+  std::string last_logged_;
+  absl::Status first_;
+};
+
+}  // namespace ebb
