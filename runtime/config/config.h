@@ -164,6 +164,9 @@ struct EbbConfig {
   int64_t micro_batches_per_round = 1;  // 0: "all"
   AsynchronousStep asynchronous_step = AsynchronousStep::kAuto;
   bool check_overflow = true;
+  // Whether a step that leaves out the backward of a trainable visit, or a round, is an error unless
+  // its StepOptions::may_leave_out is true.
+  bool strict = true;
   int64_t prefetch_depth = 1;  // units gathered ahead of the one in use; "all": INT64_MAX
   // "coalesce". Unset: the smaller of DeepSpeed's bucket and 1 MiB.
   std::optional<int64_t> coalesce_bytes = {};

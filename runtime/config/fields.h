@@ -216,6 +216,7 @@ void VisitEbb(EbbConfig& ebb, Visitor& visit) {
   visit("ebb.asynchronous_step",
         Choice<AsynchronousStep>{ebb.asynchronous_step, kAsynchronousSteps});
   visit("ebb.check_overflow", ebb.check_overflow);
+  visit("ebb.strict", ebb.strict);
   visit("ebb.prefetch_depth", OrAll{ebb.prefetch_depth, INT64_MAX});
   visit("ebb.coalesce", OrAuto{ebb.coalesce_bytes, ebb.measures_coalesce});
   visit("ebb.reshard_after_forward", ebb.reshard_after_forward);

@@ -18,6 +18,8 @@ constexpr Key kRows[] = {
          "how the update overlaps: under backward where allowed, under the next forward, not"),
     Flag("ebb.check_overflow", "true", kLiterally,
          "whether a step with inf or nan in a gradient is skipped; fp16 always checks"),
+    Flag("ebb.strict", "true", kLiterally,
+         "whether a step that leaves out a trainable unit's backward, or a round, is an error"),
     Integer("ebb.prefetch_depth", "1", kLiterally, "units gathered ahead of the one in use")
         .From(0)
         .Or("all"),

@@ -138,9 +138,7 @@ void Executor::WarnOfDeparture(std::string_view what_came, std::string_view how)
                                    : "the end of the step";
   const std::string what =
       absl::StrCat(std::string(what_came), " where the declared order has ", expected);
-  const bool boundaries =
-      progress_.run->plan.pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
-  if (boundaries) {
+  if (OwnsBoundaries()) {
     Stick(absl::FailedPreconditionError(
         absl::StrCat(what,
                      ": boundary activations belong to the engine (Visit::output_bytes), so every "
@@ -150,6 +148,17 @@ void Executor::WarnOfDeparture(std::string_view what_came, std::string_view how)
                             "; ModelSpec::forward declares the order (said once)"));
   }
   warned_of_departure_ = true;
+}
+
+bool Executor::OwnsBoundaries() const {
+  return progress_.run->plan.pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
+}
+
+// Before anything is updated with what is incomplete. Where boundaries are the engine's, what is left
+// out is an error in any step.
+void Executor::CheckNothingLeftOut() {
+  if (!config_.ebb.strict || progress_.options.may_leave_out || OwnsBoundaries()) return;
+  if (absl::Status missing = progress_.backwards.Error(); !missing.ok()) Stick(std::move(missing));
 }
 
 // Leaves the plan for the rest of the step. Gradients that wait for their bucket are reduced on

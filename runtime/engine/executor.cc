@@ -155,6 +155,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   traffic_[progress_.counted].Reset();
   predicted_traffic_[progress_.counted] = progress_.run->traffic[carries_ ? 1 : 0];
   LogBegun();
+  progress_.backwards.Begin(progress_.run->plan);
   Start();
   progress_.trail.next = NextCode();
   return number;
@@ -208,9 +209,9 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.error = absl::OkStatus();
   progress_.error = StuckError();
   if (!untold_.ok()) Stick(untold_);
-}
   view_errors_.Begin();
   TakeViewErrors();
+}
 
 // What must be the same on every rank; the hash of it goes with the exchange.
 void Executor::LogEntry(int64_t code) {
@@ -223,7 +224,7 @@ void Executor::LogBegun() {
   LogEntry(progress_.evaluation ? -progress_.micro_batches : progress_.micro_batches);
   LogEntry(std::bit_cast<int64_t>(progress_.divisor));
   LogEntry(std::bit_cast<int64_t>(progress_.options.learning_rate.value_or(-1)));
-  LogEntry(progress_.options.hold_updates ? 1 : 0);
+  LogEntry((progress_.options.hold_updates ? 1 : 0) + (progress_.options.may_leave_out ? 2 : 0));
   std::copy_n(progress_.log.begin(), kBegunEntries, progress_.trail.begun.begin());
 }
 
@@ -290,8 +291,8 @@ void Executor::Add(int64_t number, int sum, const TensorView& scalar) {
         absl::StrCat(sum == 0 ? "AddLoss" : "Add", " takes one fp32 scalar, and was given ",
                      scalar.size(), " of ", std::string(Name(scalar.dtype)))));
   }
-  KernelsOf(compute_).AddTo(compute_, static_cast<const float*>(scalar.data),
   const size_t index = static_cast<size_t>(sum);
+  KernelsOf(compute_).AddTo(compute_, static_cast<const float*>(scalar.data),
                             &control_block_->sums(progress_.parity)[index]);
   ++progress_.sums[index].count;
 }
@@ -300,9 +301,11 @@ void Executor::Add(int64_t number, int sum, const TensorView& scalar) {
 
 // Closes every scope and brings the reductions of what was left out on their way.
 void Executor::CompleteScopes() {
-  while (!open_.empty()) CloseScope(open_.back());
   TakeViewErrors();
+  while (!open_.empty()) CloseScope(open_.back());
   if (progress_.evaluation || !progress_.any_backward) return;
+  progress_.backwards.End();
+  CheckNothingLeftOut();
   if (progress_.departed) {
     FlushDeparted();
     return;
@@ -420,10 +423,10 @@ absl::StatusOr<Evaluation::Sums> Executor::FinishEvaluation(int64_t number) {
 void Executor::Drop(int64_t number) {
   if (!progress_.alive || progress_.number != number) return;
   while (!open_.empty()) CloseScope(open_.back());
+  TakeViewErrors();  // gone with the step
   IssueCarriedLeft();
   AwaitStreams();
   if (progress_.updates_started && early_scalars_[progress_.parity].apply) {
-  TakeViewErrors();  // gone with the step
     failures_.Fail(
         absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
                            "started; reload the model, or begin such steps with hold_updates"));

@@ -4,7 +4,8 @@
 //
 // What it holds of plans, of the step under way and of steps whose outcome is open is in runnable.h,
 // step_progress.h and verdict.h; what has failed for good in failures.h, what the swap files should
-// hold in swap_verifier.h. Implemented in files of one concern each:
+// hold in swap_verifier.h, what a step has left out in missing_backwards.h, what was asked of views that
+// they do not give in view_errors.h. Implemented in files of one concern each:
 //
 //   initialise.cc, measure.cc      Create; what a config leaves to it
 //   host_memory.cc                 whether the host has the memory for it
@@ -54,8 +55,8 @@
 #include "ebb/runtime/engine/traffic_count.h"
 #include "ebb/runtime/engine/update_table.h"
 #include "ebb/runtime/engine/verdict.h"
-#include "ebb/runtime/trace/ledger.h"
 #include "ebb/runtime/engine/view_errors.h"
+#include "ebb/runtime/trace/ledger.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan.h"
@@ -373,11 +374,11 @@ class Executor {
   bool ReducesAfter(const OpenScope& scope) const;
   MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient, Shown shown);
   void PoisonSlot(const OpenScope& scope);
-
   bool Holds(const OpenScope& scope, ParameterId p) const;
   absl::Status NotHeld(absl::string_view what, const OpenScope& scope, ParameterId p) const;
   void Refuse(absl::Status mistake);
   void TakeViewErrors();
+
   // departures.cc
   int MatchScope(bool backward, int unit);  // the planned scope; -1: undeclared
   int FindAhead(bool backward, int unit) const;
@@ -395,6 +396,8 @@ class Executor {
   bool BackwardHasBegun(int round) const;
   bool StartsNextRound(int unit) const;
   void CheckRound(int planned);
+  bool OwnsBoundaries() const;
+  void CheckNothingLeftOut();
   void WarnOfDeparture(std::string_view what_came, std::string_view how);
 
   // updates.cc
@@ -540,10 +543,10 @@ class Executor {
   bool refused_step_ = false;  // since then, and Report has to say so
   int64_t refusals_ = 0;       // Steps and Evaluations of a suspended engine: numbers below 0
 
+  ViewErrors view_errors_;
   StepProgress progress_;
   std::vector<OpenScope> open_;
   int64_t last_scope_id_ = 0, last_number_ = 0;
-  ViewErrors view_errors_;
   int64_t finished_steps_ = 0;  // those whose verdict was taken
   std::atomic<bool> has_finished_ = false;
   bool warned_of_departure_ = false;

@@ -227,7 +227,7 @@ absl::Status Executor::BegunDifferently(std::span<const int64_t> first,
       "and CopyParametersFrom)",
       "began one with different micro_batches (negative: an evaluation)",
       "began a step with different gradient_divisor", "began a step with different learning_rate",
-      "began a step with different hold_updates"};
+      "began a step with different hold_updates (1) or may_leave_out (2)"};
   const bool is_double = index == 2 || index == 3;
   const auto value = [&](int64_t code) {
     return is_double ? absl::StrCat(std::bit_cast<double>(code)) : absl::StrCat(code);

@@ -58,6 +58,10 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
     }
   }
   progress_.trail.Open(unit * 2 + backward, expected, NextCode());
+  if (!progress_.evaluation) {
+    progress_.backwards.Opened(backward, unit, scope.round);
+    if (backward) CheckNothingLeftOut();
+  }
   progress_.any_backward |= backward;
   if (progress_.departed) {
     OpenDeparted(scope);
@@ -121,11 +125,11 @@ void Executor::Close(int64_t id) {
 }
 
 void Executor::CloseScope(OpenScope& scope) {
+  TakeViewErrors();  // before what this rank adds is updated with
   const OpenScope closing = scope;
   open_.erase(open_.begin() + (&scope - open_.data()));
   if (timeline_ != nullptr) {
     timeline_->Add({.operation = closing.backward ? "backward" : "forward",
-  TakeViewErrors();  // before what this rank adds is updated with
                     .subject = model_.units[closing.unit].name,
                     .track = 0,
                     .begin_ns = closing.opened_ns,
@@ -189,10 +193,6 @@ void Executor::PoisonSlot(const OpenScope& scope) {
 
 // Views.
 
-OpenScope* Executor::Find(int64_t id) {
-  const auto found = std::find_if(open_.begin(), open_.end(),
-                                  [&](const OpenScope& scope) { return scope.id == id; });
-  return found == open_.end() ? nullptr : &*found;
 // A request for a view that there is not: the trainer goes on with an empty one.
 void Executor::Refuse(absl::Status mistake) {
   if (const std::string line = view_errors_.Note(std::move(mistake)); !line.empty())
@@ -204,15 +204,15 @@ void Executor::TakeViewErrors() {
   if (view_errors_.any()) Stick(view_errors_.Take());
 }
 
+OpenScope* Executor::Find(int64_t id) {
+  const auto found = std::find_if(open_.begin(), open_.end(),
+                                  [&](const OpenScope& scope) { return scope.id == id; });
+  return found == open_.end() ? nullptr : &*found;
 }
 const OpenScope* Executor::Find(int64_t id) const {
   return const_cast<Executor*>(this)->Find(id);
 }
 
-TensorView Executor::Parameter(int64_t id, ParameterId p) {
-  const OpenScope* scope = Find(id);
-  if (scope == nullptr) return {};
-  const size_t index = static_cast<size_t>(p);
 bool Executor::Holds(const OpenScope& scope, ParameterId p) const {
   const std::vector<sharding::ParameterLocation>& parameters = plan().layout.parameters;
   const size_t index = static_cast<size_t>(p);
@@ -235,6 +235,10 @@ absl::Status Executor::NotHeld(absl::string_view what, const OpenScope& scope,
       model_.units[static_cast<size_t>(parameters[index].unit)].name, "', and the view is empty"));
 }
 
+TensorView Executor::Parameter(int64_t id, ParameterId p) {
+  const OpenScope* scope = Find(id);
+  if (scope == nullptr) return {};
+  const size_t index = static_cast<size_t>(p);
   const sharding::Plan& plan = progress_.run->plan;
   if (!Holds(*scope, p)) {
     Refuse(NotHeld("", *scope, p));

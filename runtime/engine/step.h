@@ -21,6 +21,11 @@ struct StepOptions {
   // Instead of the schedule's and of the groups' own; a group's lr_factor scales it.
   std::optional<double> learning_rate = {};
   bool hold_updates = false;  // no update before Finish(): gradients readable, step droppable
+  // With ebb.strict (the default): this step may leave out the backward of trainable visits, and rounds.
+  // What is left out adds zero to its gradient. Else it is an error, which Reduce and Finish return; where
+  // early updates were made before it was known, the engine has failed. The same on every rank. It
+  // changes nothing where boundary activations are the engine's, which need every visit.
+  bool may_leave_out = false;
 };
 
 // BeginStep ... rounds of Forward and Backward ... Finish. Destroyed unfinished, it is dropped with
@@ -37,7 +42,8 @@ class Step {
   int rounds() const;
   // The next visit of `unit` in this round. Off the declared order it is gathered on demand, with
   // one warning; where boundaries belong to the engine that is an error. The last visit's Forward
-  // may be left out (head and loss fused into its backward).
+  // may be left out (head and loss fused into its backward). A Backward of a trainable visit may not,
+  // unless StepOptions::may_leave_out or ebb.strict says so.
   ForwardScope Forward(UnitId unit);
   BackwardScope Backward(UnitId unit);
   // What the loss is to be multiplied with before backward; 1 unless fp16, where it waits for the
@@ -71,12 +77,6 @@ class Step {
   int64_t number_ = 0;
 };
 
-// Forward only, any number of walks through the model; sees the finished updates, unit by unit.
-class Evaluation {
- public:
-  Evaluation() = default;
-  Evaluation(Evaluation&& other) noexcept { *this = static_cast<Evaluation&&>(other); }
-  Evaluation& operator=(Evaluation&& other) noexcept;
 // One of an evaluation's sums, over calls and all ranks.
 struct EvaluationSum {
   double sum = 0;
@@ -84,26 +84,32 @@ struct EvaluationSum {
   double mean() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
 };
 
-  ~Evaluation();
-
-  ForwardScope Forward(UnitId unit);
+// Forward only, any number of walks through the model; sees the finished updates, unit by unit.
+class Evaluation {
+ public:
   static constexpr int kSums = 8;
   using Sums = std::array<EvaluationSum, kSums>;
 
+  Evaluation() = default;
+  Evaluation(Evaluation&& other) noexcept { *this = static_cast<Evaluation&&>(other); }
+  Evaluation& operator=(Evaluation&& other) noexcept;
+  ~Evaluation();
+
+  ForwardScope Forward(UnitId unit);
   // Adds one fp32 scalar on the device to sum number `sum`, 0 ... kSums - 1. Which is what is the
   // trainer's matter, but for 0, which is the loss.
   void Add(int sum, TensorView scalar);
   void AddLoss(TensorView scalar) { Add(0, scalar); }
   // The mean of the losses that were added, over calls and all ranks. Waits. Collective.
   absl::StatusOr<double> Finish();
+  // The same, with all sums: loss, right answers, tokens ...
+  absl::StatusOr<Sums> FinishSums();
 
  private:
   friend class Engine;
   explicit Evaluation(Executor* executor, int64_t number) : executor_(executor), number_(number) {}
 
   Executor* executor_ = nullptr;
-  // The same, with all sums: loss, right answers, tokens ...
-  absl::StatusOr<Sums> FinishSums();
   int64_t number_ = 0;
 };
 

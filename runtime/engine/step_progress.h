@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ebb/runtime/engine/missing_backwards.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/scope_trail.h"
 #include "ebb/runtime/engine/step.h"
@@ -39,8 +40,9 @@ struct StepProgress {
   bool updates_started = false;  // early ones; late ones start after the verdict
   Evaluation::Sums sums = {};    // the counts; values come from the device. The loss is the first
   uint64_t hash = 0;
-  std::vector<int64_t> log;  // how it was begun (kBegunEntries), then scopes opened, as codes
-  ScopeTrail trail;          // the same for the ranks' records; of a step
+  std::vector<int64_t> log;    // how it was begun (kBegunEntries), then scopes opened, as codes
+  MissingBackwards backwards;  // of a step
+  ScopeTrail trail;            // the same for the ranks' records; of a step
   absl::Status error;
 };
 

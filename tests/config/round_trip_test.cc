@@ -185,6 +185,7 @@ void RandomiseTiers(Dice& dice, Config& config) {
   config.ebb.stochastic_rounding =
       dice.Coin() && config.compute == DType::kBFloat16 && !config.ebb.split_master;
   config.ebb.verify_swap = static_cast<VerifySwap>(dice.Below(4));
+  config.ebb.strict = dice.Coin();
   config.ebb.io_backend = static_cast<IoBackend>(dice.Below(3));
 }
 

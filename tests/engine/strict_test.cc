@@ -1,0 +1,245 @@
+// ebb.strict: a step that leaves out a backward of a trainable visit, or a round, is the same error on
+// every rank, unless it may.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/snapshot.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct LeftOut {
+  const char* name;
+  int rounds;
+  std::vector<std::vector<int>> backward;  // visits of each round that is run
+  const char* says;                        // "": it is legal
+  bool before_updates = false;             // found before the first early one
+};
+
+const LeftOut kLeftOut[] = {
+    {"Nothing", 1, {{5, 4, 3, 2, 1, 0}}, ""},
+    {"TheBackwardOfWhatIsFrozen", 1, {{5, 4, 3, 1, 0}}, ""},
+    {"ABackward", 1, {{5, 3, 2, 1, 0}}, "Backward('u4') was left out of the step", true},
+    {"TheFirstBackward", 1, {{4, 3, 2, 1, 0}}, "Backward('u0') of the step came once", true},
+    {"ABackwardBehindOthers", 1, {{5, 4, 3, 2, 0}}, "Backward('u1') was left out of the step"},
+    {"TheLastBackward", 1, {{5, 4, 3, 2, 1}}, "Backward('u0') of the step came once"},
+    {"ABackwardOfTheFirstRound",
+     3,
+     {{5, 4, 2, 1, 0}, {5, 4, 3, 2, 1, 0}, {5, 4, 3, 2, 1, 0}},
+     "Backward('u3') was left out of round 1 of 3",
+     true},
+    {"ABackwardOfTheLastRound",
+     3,
+     {{5, 4, 3, 2, 1, 0}, {5, 4, 3, 2, 1, 0}, {5, 4, 3, 2, 0}},
+     "Backward('u1') was left out of round 3 of 3"},
+    {"AllBackwardsOfARound",
+     3,
+     {{5, 4, 3, 2, 1, 0}, {5, 4, 3, 2, 1, 0}, {}},
+     "Backward('u0') was left out of round 3 of 3",
+     true},
+    {"TheLastRounds", 3, {{5, 4, 3, 2, 1, 0}}, "the step ended after 1 of its 3 rounds", true},
+};
+
+const LeftOut& kABackward = kLeftOut[2];
+
+void RunLeaving(const LeftOut& left_out, const ScriptedTrainer& trainer, Step& step) {
+  for (const std::vector<int>& visits : left_out.backward) {
+    trainer.ForwardAll(step);
+    for (int visit : visits) trainer.Backward(step, visit);
+  }
+}
+
+class StrictTest : public ::testing::TestWithParam<Setting> {
+ protected:
+  static Config ConfigOf(const Setting& setting, int rounds, bool strict = true) {
+    Config config = ConfigFor(setting);
+    config.gradient_accumulation_steps = rounds;
+    config.ebb.strict = strict;
+    return config;
+  }
+  const ModelSpec model_ = ScriptedModel();
+};
+INSTANTIATE_TEST_SUITE_P(Cells, StrictTest,
+                         ::testing::Values(Setting{.world = 1, .stage = 3},
+                                           Setting{.world = 2, .stage = 0},
+                                           Setting{.world = 2, .stage = 2},
+                                           Setting{.world = 3, .stage = 3}),
+                         NameOf);
+
+TEST_P(StrictTest, WhatIsLeftOutIsAnErrorThatChangesNothing) {
+  for (const Setting& setting : At(GetParam(), kNotEarly)) {
+    for (const LeftOut& left_out : kLeftOut) {
+      for (const ReduceAt at : {ReduceAt::kRound, ReduceAt::kStep}) {
+        SCOPED_TRACE(::testing::Message() << left_out.name << ", " << setting);
+        if (left_out.rounds == 1 && at == ReduceAt::kStep) continue;
+        Config config = ConfigOf(setting, left_out.rounds);
+        config.ebb.reduce_at = at;
+        RunOn(setting, model_, config,
+              [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model_));
+                Step step = engine.BeginStep(kExactStep);
+                RunLeaving(left_out, trainer, step);
+                const absl::Status finished = step.Finish();
+                if (*left_out.says == '\0') return finished;
+                // Of the rank's own, not of another's.
+                EXPECT_EQ(finished.code(), absl::StatusCode::kFailedPrecondition);
+                EXPECT_THAT(std::string(finished.message()), ::testing::StartsWith(left_out.says));
+                EXPECT_EQ(engine.Report().status(), finished);
+                EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model_));
+                EXPECT_EQ(before, after);
+                return TrainStep(engine, trainer, 1);
+              });
+      }
+    }
+  }
+}
+
+TEST_P(StrictTest, AStepMayLeaveOutAndAConfigMayAllowItToAll) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    for (const LeftOut& left_out : kLeftOut) {
+      SCOPED_TRACE(::testing::Message() << left_out.name << ", " << setting);
+      std::vector<ParameterValues> masters;
+      for (const bool strict : {true, false}) {
+        const ScriptRun run =
+            RunScript(setting, model_, ConfigOf(setting, left_out.rounds, strict),
+                      [&](const ScriptedTrainer& trainer, Step& step) {
+                        RunLeaving(left_out, trainer, step);
+                      },
+                      {.steps = 2, .step = {.gradient_divisor = 4, .may_leave_out = strict}});
+        EXPECT_TRUE(run.status.ok()) << run.status;
+        masters.push_back(run.masters);
+      }
+      EXPECT_EQ(masters[0], masters[1]);
+    }
+  }
+}
+
+// Where updates were made before it is known, the engine has failed; else the step is dropped.
+TEST_P(StrictTest, WithEarlyUpdatesTheEngineFailsUnlessItWasFoundBeforeTheFirst) {
+  Setting setting = GetParam();
+  setting.timing = Timing::kEarly;
+  for (const LeftOut& left_out : kLeftOut) {
+    if (*left_out.says == '\0') continue;
+    SCOPED_TRACE(left_out.name);
+    RunOn(setting, model_, ConfigOf(setting, left_out.rounds),
+          [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+            Step step = engine.BeginStep(kExactStep);
+            RunLeaving(left_out, trainer, step);
+            const std::string message(step.Finish().message());
+            EXPECT_THAT(message, HasSubstr(left_out.says));
+            const auto failed = HasSubstr("the engine has failed");
+            if (left_out.before_updates) {
+              EXPECT_THAT(message, Not(failed));
+              return TrainStep(engine, trainer, 1);
+            }
+            EXPECT_THAT(message, failed);
+            EXPECT_FALSE(TrainStep(engine, trainer, 1).ok());
+            return absl::OkStatus();
+          });
+  }
+}
+
+TEST_P(StrictTest, AHeldStepLearnsOfItFromReduceAndMayBeDropped) {
+  RunOn(GetParam(), model_, ConfigOf(GetParam(), 1),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          StepOptions held = kExactStep;
+          held.hold_updates = true;
+          for (const bool reduces : {false, true}) {
+            Step step = engine.BeginStep(held);
+            RunLeaving(kABackward, trainer, step);
+            if (!reduces) continue;  // a dropped step leaves out what it likes
+            EXPECT_THAT(std::string(step.Reduce().message()), HasSubstr(kABackward.says));
+            EXPECT_THAT(std::string(step.Finish().message()), HasSubstr(kABackward.says));
+          }
+          return TrainStep(engine, trainer, 0);
+        });
+}
+
+// Scopes that ask for no gradient, forwards left out or repeated, and any order of backward.
+TEST_P(StrictTest, EveryOtherDepartureIsLegal) {
+  const Script departures[] = {
+      [](const ScriptedTrainer& trainer, Step& step) {
+        trainer.Round(step, {0, 1, 2, 3, 4, 5});
+      },
+      [](const ScriptedTrainer& trainer, Step& step) {
+        for (int unit : {0, 1, 3, 1}) trainer.Forward(step, unit);
+        trainer.BackwardAll(step);
+      },
+      [](const ScriptedTrainer& trainer, Step& step) {
+        trainer.ForwardAll(step);
+        for (int visit : {5, 4, 1, 3, 0}) trainer.Backward(step, visit);
+      },
+  };
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    for (const Script& script : departures) {
+      const ScriptRun run = RunScript(setting, model_, ConfigOf(setting, 1), script,
+                                      {.steps = 2, .step = kExactStep});
+      EXPECT_TRUE(run.status.ok()) << setting << ": " << run.status;
+    }
+  }
+}
+
+TEST_P(StrictTest, WhatWentWrongFirstIsWhatIsSaid) {
+  RunOn(GetParam(), model_, ConfigOf(GetParam(), 2),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          for (const auto& [says, wrong] :
+               std::vector<std::pair<std::string, std::function<void(Step&)>>>{
+                   {"unit 17 is not of this engine's model",
+                    [](Step& step) { step.Backward(UnitId{17}); }},
+                   {"'base1', which is frozen",
+                    [](Step& step) { step.Backward(UnitId{1}).gradient(ParameterId{3}); }},
+                   {"Finish without any Backward", [](Step&) {}}}) {
+            Step step = engine.BeginStep(kExactStep);
+            trainer.ForwardAll(step);
+            wrong(step);
+            EXPECT_THAT(std::string(step.Finish().message()), HasSubstr(says));
+          }
+          return TrainStep(engine, trainer, 0);
+        });
+}
+
+// It is a rank's own error, and the others hear which rank's.
+TEST(StrictOnOneRank, IsNamedOnAll) {
+  const ModelSpec model = ScriptedModel();
+  const Setting setting = {.world = 2, .stage = 2};
+  RunOn(setting, model, ConfigFor(setting),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          Step step = engine.BeginStep(kExactStep);
+          RunLeaving(trainer.rank() == 1 ? kABackward : kLeftOut[0], trainer, step);
+          const std::string message(step.Finish().message());
+          EXPECT_THAT(message, HasSubstr(kABackward.says));
+          EXPECT_THAT(message, HasSubstr(trainer.rank() == 0 ? "rank 1" : ""));
+          return TrainStep(engine, trainer, 0);
+        });
+}
+
+// The engine's own boundaries need every visit, whatever may be left out.
+TEST(StrictWithBoundaries, TheErrorIsThatOfTheBoundaries) {
+  const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
+  const Setting setting = {.world = 2, .stage = 2};
+  RunOn(setting, model, ConfigFor(setting),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          for (const bool may : {false, true}) {
+            StepOptions options = kExactStep;
+            options.may_leave_out = may;
+            for (const LeftOut& left_out : {kABackward, kLeftOut[5]}) {
+              Step step = engine.BeginStep(options);
+              RunLeaving(left_out, trainer, step);
+              EXPECT_THAT(std::string(step.Finish().message()),
+                          AllOf(HasSubstr("Visit::output_bytes"), Not(HasSubstr("may_leave_out"))));
+            }
+          }
+          return TrainStep(engine, trainer, 0);
+        });
+}
+
+}  // namespace
+}  // namespace ebb::testing
