@@ -62,8 +62,13 @@ std::string NearestPath(std::string_view block, std::string_view name) {
   int least = 0;
   for (const std::string& path : KnownPaths()) {
     const size_t name_at = path.rfind('.') + 1;  // npos + 1 is 0
-    const int distance = EditDistance(name, std::string_view(path).substr(name_at)) +
-                         (std::string_view(path).substr(0, name_at) == block ? 0 : kOtherBlock);
+    const std::string_view own = std::string_view(path).substr(name_at);
+    const int detour = std::string_view(path).substr(0, name_at) == block ? 0 : kOtherBlock;
+    // As many edits as one is longer than the other, at least.
+    const size_t longer =
+        own.size() > name.size() ? own.size() - name.size() : name.size() - own.size();
+    if (nearest != nullptr && static_cast<int>(longer) + detour >= least) continue;
+    const int distance = EditDistance(name, own) + detour;
     if (nearest == nullptr || distance < least) {
       nearest = &path;
       least = distance;

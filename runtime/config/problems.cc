@@ -7,17 +7,21 @@
 namespace ebb::config {
 namespace {
 
-constexpr size_t kShownMax = 20;
+constexpr size_t kShownMax = 20, kKeptMax = 1000;
 
 }  // namespace
 
 void Problems::Add(std::string_view path, std::initializer_list<std::string_view> sentence) {
   const auto found = offsets_.find(path);
+  if (problems_.size() < kKeptMax) wrong_.emplace_back(path);
   AddAt(found == offsets_.end() ? std::string::npos : found->second, path, Join(sentence));
-  wrong_.emplace_back(path);
 }
 
 void Problems::AddAt(size_t offset, std::string_view path, std::string sentence) {
+  if (problems_.size() >= kKeptMax) {
+    ++dropped_;
+    return;
+  }
   if (offset != std::string::npos) sentence = Join({Place(text_, offset), ": ", sentence});
   problems_.push_back({offset, std::string(path), std::move(sentence)});
 }
@@ -53,12 +57,13 @@ absl::Status Problems::status() const {
   if (sorted.size() == 1) return Invalid({sorted[0].sentence});
   std::stable_sort(sorted.begin(), sorted.end(),
                    [](const Problem& a, const Problem& b) { return a.offset < b.offset; });
-  std::string all = Join({std::to_string(sorted.size()), " problems"});
+  const size_t count = sorted.size() + dropped_;
+  std::string all = Join({std::to_string(count), " problems"});
   for (size_t i = 0; i < std::min(sorted.size(), kShownMax); ++i) {
     all += Join({"\n  ", sorted[i].sentence});
   }
   if (sorted.size() > kShownMax) {
-    all += Join({"\n  and ", std::to_string(sorted.size() - kShownMax), " more"});
+    all += Join({"\n  and ", std::to_string(count - kShownMax), " more"});
   }
   return Invalid({all});
 }

@@ -31,7 +31,6 @@ class Problems {
   // What follows from keys that are allowed by themselves. Nothing follows from one that is wrong.
   void AddTogether(std::string_view path, std::initializer_list<std::string_view> sentence);
 
-  bool empty() const { return problems_.empty(); }
   // kInvalidArgument with all of them in the file's order, or ok.
   absl::Status status() const;
 
@@ -45,6 +44,7 @@ class Problems {
   std::string text_;
   std::map<std::string, size_t, std::less<>> offsets_;
   std::vector<Problem> problems_;
+  size_t dropped_ = 0;              // beyond as many as anything is worth
   std::vector<std::string> wrong_;  // paths
 };
 

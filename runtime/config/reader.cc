@@ -9,6 +9,7 @@
 namespace ebb::config {
 namespace {
 
+constexpr int kUnknownMax = 100;    // that are worth a sentence of their own
 constexpr size_t kPlacesShown = 3;  // of a key that stands where it is none
 
 // Where the walk through the document stands.
@@ -44,7 +45,7 @@ class Reader {
                      key == nullptr ? FindWithoutMeaning(block.rows, name) : nullptr) {
         ReadWithoutMeaning(*without, shown, value);
       } else if (key == nullptr) {
-        Unknown(block, name, value, NearestPath(block.rows, name));
+        Unknown(block, name, value, unknown_ < kUnknownMax ? NearestPath(block.rows, name) : "");
       } else if (value.is_null()) {
         Say(shown, value, "not given", key);
       } else {
@@ -177,6 +178,7 @@ class Reader {
 
   void Unknown(const Block& block, const std::string& name, const Json& value,
                const std::string& nearest) {
+    ++unknown_;
     const std::string shown = Quoted(block.shown + name);
     const size_t name_at = nearest.rfind('.') + 1;  // npos + 1 is 0
     const bool is_sibling = !nearest.empty() && nearest.substr(0, name_at) == block.rows;
@@ -202,6 +204,9 @@ class Reader {
       problems_.Add(block.shown + name, {shown, hint});
       if (!nearest.empty()) problems_.AddNearest(nearest);
       return;
+    }
+    if (unknown_ > kUnknownMax) {
+      return Remark(reading_.warnings, "more keys that are not known are passed over");
     }
     const bool says_nearest = is_misspelled || is_dotted || (!is_sibling && edits == 0);
     Remark(reading_.warnings,
@@ -229,6 +234,7 @@ class Reader {
   Problems& problems_;
   std::optional<UnknownKeys> unknown_keys_;
   Reading& reading_;
+  int unknown_ = 0;
 };
 
 // What the file itself says of keys that it must not have.
