@@ -20,6 +20,7 @@ fi
 
 install_packages
 mkdir -p "$results" "$disk"
+rm -f "$results/summary.json"
 cmake --preset release -DEBB_TESTS=ON >build/offload.log 2>&1 || { cat build/offload.log >&2; exit 1; }
 cmake --build --preset release --target gpt
 
@@ -29,6 +30,7 @@ build/release/bin/gpt --ranks 1 --layers 36 --width 512 --heads 8 --context 128 
   --losses "$results/losses.csv" --trace "$results/timeline.json" --summary "$results/summary.json" "$@"
 
 rmdir "$results/swap" 2>/dev/null || true
+[ -e "$results/summary.json" ] || exit 0  # nothing was trained: --help, --show-plan
 
 # The states against the caps, from the summary.
 awk -F '[:," ]+' '

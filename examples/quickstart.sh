@@ -16,8 +16,10 @@ cmake --build --preset release --target gpt
 
 results=build/quickstart
 mkdir -p "$results"
+rm -f "$results/summary.json"
 build/release/bin/gpt --losses "$results/losses.csv" --curve "$results/losses.svg" \
   --trace "$results/timeline.json" --summary "$results/summary.json" "$@"
+[ -e "$results/summary.json" ] || exit 0  # nothing was trained: --help, --show-plan
 echo
 echo "Loss curve: $results/losses.svg and $results/losses.csv"
 echo "Timeline:   $results/timeline.json (open it at https://ui.perfetto.dev)"
