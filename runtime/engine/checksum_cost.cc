@@ -18,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kPieces = 4, kPasses = 2;  // and one before them, after which no space is unwritten
+constexpr int kPieces = 4, kPasses = 3;  // and one before them, after which no space is unwritten
 constexpr int64_t kPieceBytes = int64_t{4} << 20;
 
 double SecondsSince(Clock::time_point start) {
@@ -59,7 +59,7 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
     return SecondsSince(start);
   };
   const auto bytes = static_cast<double>(pieces * piece);
-  double fastest = 0;
+  double fastest = 0, fastest_sum = 0;
   for (int pass = -1; pass < kPasses; ++pass) {
     EBB_ASSIGN_OR_RETURN(const double read, move(/*writes=*/false));
     const Clock::time_point start = Clock::now();
@@ -71,8 +71,9 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
     EBB_ASSIGN_OR_RETURN(const double written, move(/*writes=*/true));
     if (pass < 0) continue;
     fastest = std::max(fastest, 2 * bytes / (read + written));
-    sum = std::min(sum, bytes / summed);
+    fastest_sum = std::max(fastest_sum, bytes / summed);
   }
+  sum = std::min(sum, fastest_sum);
   const double told = GetOffloadTestHooks().disk_rate;
   return told > 0 ? told : fastest;
 }

@@ -30,8 +30,8 @@ struct ChecksumRates {
          states = 1;  // of the file of either, read and written; 1 where there is none
 };
 
-// Blocks: reads up to 16 MiB of each file, sums them, and writes them back, a few times, of which those
-// count that speak against all.
+// Blocks: reads up to 16 MiB of each file, sums them, and writes them back, a few times, of which the
+// fastest counts.
 absl::StatusOr<ChecksumRates> MeasureChecksumRates(const Storage& storage,
                                                    const sharding::Plan& plan);
 

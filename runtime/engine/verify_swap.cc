@@ -62,7 +62,7 @@ absl::Status Executor::MeasureVerifySwap(const ChecksumWork& work) {
   LogChosen(
       "ebb.verify_swap",
       absl::StrFormat("%s here: with all a step may get %.1f%% longer, and up to %.1f%% counts "
-                      "as no longer (the disk moves %s, one of %d threads sums %d MB/s)",
+                      "as no longer (the disk moves %s, one thread of %d sums %d MB/s)",
                       keeps_all ? "all" : "states", longer * 100, kNoLonger * 100,
                       absl::StrJoin(disk, " and "), worst[4], worst[1]));
   return absl::OkStatus();
