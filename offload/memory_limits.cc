@@ -1,11 +1,13 @@
 #include "ebb/offload/memory_limits.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <array>
+#include <cerrno>
 #include <initializer_list>
-#include <iterator>
 #include <optional>
 
 #include "absl/strings/ascii.h"
@@ -14,14 +16,25 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "ebb/offload/file_handle.h"
 #include "ebb/runtime/device/machine.h"
 
 namespace ebb {
 namespace {
 
+// A file that cannot be read counts as absent. The standard library's streams throw there.
 std::string Text(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.is_open()) return "";
+  std::string text;
+  std::array<char, 4096> piece;
+  for (;;) {
+    const ssize_t bytes = read(file.get(), piece.data(), piece.size());
+    if (bytes < 0 && errno == EINTR) continue;
+    if (bytes < 0) return "";
+    if (bytes == 0) return text;
+    text.append(piece.data(), static_cast<size_t>(bytes));
+  }
 }
 
 std::optional<int64_t> Number(absl::string_view text) {

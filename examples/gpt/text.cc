@@ -65,9 +65,11 @@ uint64_t Scramble(uint64_t x) {
 absl::StatusOr<std::vector<std::string>> DefaultTextFiles() {
   std::set<std::filesystem::path> files;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(kDefaultFolder, error)) {
+  // `increment`: the operator of a loop over the range throws where the folder cannot be read on.
+  for (std::filesystem::directory_iterator entry(kDefaultFolder, error), end;
+       !error && entry != end; entry.increment(error)) {
     std::error_code unreadable;
-    const auto path = std::filesystem::canonical(entry.path(), unreadable);
+    const auto path = std::filesystem::canonical(entry->path(), unreadable);
     if (unreadable || !std::filesystem::is_regular_file(path, unreadable) ||
         access(path.c_str(), R_OK) != 0) {
       continue;

@@ -34,6 +34,35 @@ TEST(MemoryLimits, AreNoneWithoutProcOrWhereItSaysNothing) {
   EXPECT_THAT(ReadMemoryLimits(files.root()), IsEmpty());
 }
 
+// A read of a directory fails after it has been opened, as one of /proc may with EIO.
+TEST(MemoryLimits, AFileThatCannotBeReadIsAnAbsentOne) {
+  const auto make_unreadable = [](const SystemFiles& files, const std::string& path) {
+    std::filesystem::remove(files.root() + path);
+    std::filesystem::create_directories(files.root() + path);
+  };
+  const auto write_all = [](const SystemFiles& files) {
+    files.Memory(4'000, 500);
+    files.Group("/job");
+    files.GroupMemory("/job", "1000000", 400'000, 0);
+  };
+  for (const char* path : {"/proc/self/cgroup", "/proc/self/mountinfo",
+                           "/sys/fs/cgroup/job/memory.max", "/sys/fs/cgroup/job/memory.current"}) {
+    SCOPED_TRACE(path);
+    const SystemFiles files;
+    write_all(files);
+    EXPECT_THAT(ReadMemoryLimits(files.root()), SizeIs(2));
+    make_unreadable(files, path);
+    EXPECT_THAT(ReadMemoryLimits(files.root()), SizeIs(1));
+  }
+  const SystemFiles files;
+  write_all(files);
+  make_unreadable(files, "/sys/fs/cgroup/job/memory.stat");
+  make_unreadable(files, "/proc/sys/kernel/random/boot_id");
+  EXPECT_THAT(ReadMemoryLimits(files.root()), SizeIs(2));
+  make_unreadable(files, "/proc/meminfo");
+  EXPECT_THAT(ReadMemoryLimits(files.root()), IsEmpty());
+}
+
 // Linux says nothing of it.
 TEST(MemoryLimits, CountTheCacheOfZfsAsAvailable) {
   const SystemFiles files;
