@@ -14,20 +14,14 @@ namespace {
 
 // A request that makes no progress is repeated at once, then with a pause, which is one for all that
 // were told to repeat together. It has failed when it makes none for so many pauses, or none of the
-// queue's does for so long: so what the system refuses for ever ends everything in line at one time.
+// queue's or none of the process's does for long enough (Refusals): so what the system refuses for ever
+// ends everything in line at one time.
 constexpr int kRepeatsAtOnce = 16;
 constexpr int kRepeatsMax = 1000;
 constexpr std::chrono::milliseconds kPause{1};
-constexpr std::chrono::seconds kPatience{1};
-
-int64_t Now() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 bool AsksAgain(int64_t result) {
-  return result == -EINTR || result == -EAGAIN || result == -ENOMEM;
+  return result < 0 && MayBeTakenLater(static_cast<int>(-result));
 }
 
 }  // namespace
@@ -46,8 +40,7 @@ void Transfers::Start(IoTransfer& transfer) {
   transfer.transfers_ = this;
   transfer.cut_ = 0;
   transfer.next_ = nullptr;
-  if (under_way_.fetch_add(1, std::memory_order_relaxed) == 0)
-    stuck_since_ns_.store(0, std::memory_order_relaxed);  // that was of others
+  under_way_.fetch_add(1, std::memory_order_relaxed);
   transfer.under_way_.store(true, std::memory_order_relaxed);
   {
     const std::lock_guard lock(mutex_);
@@ -142,7 +135,10 @@ Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
   }
   const int64_t moved = std::max<int64_t>(result, 0) / granularity_ * granularity_;
   moved_[request.write ? 1 : 0].fetch_add(moved, std::memory_order_relaxed);
-  if (moved > 0) stuck_since_ns_.store(0, std::memory_order_relaxed);
+  if (moved > 0) {
+    refusals_.Moved();
+    Refusals::OfProcess().Moved();
+  }
   if (moved == request.bytes) return Next::kOver;
   {
     const std::lock_guard lock(mutex_);
@@ -152,9 +148,9 @@ Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
   request.data += moved;
   request.bytes -= moved;
   request.repeats = moved > 0 ? 0 : request.repeats + 1;
-  const bool stuck = moved == 0 && IsStuck();
+  const bool for_ever = moved == 0 && IsRefusedForEver();
   if (request.repeats <= kRepeatsAtOnce) return Next::kAgain;
-  if (request.repeats <= kRepeatsMax && result < 0 && !stuck) return Next::kAgainAfterPause;
+  if (request.repeats <= kRepeatsMax && result < 0 && !for_ever) return Next::kAgainAfterPause;
   if (result >= 0 && !request.write) {
     return fail(FileEndsEarly(path, request.offset, request.bytes));
   }
@@ -163,12 +159,10 @@ Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
 }
 
 // Of a request that made no progress.
-bool Transfers::IsStuck() {
-  const int64_t now = Now();
-  int64_t since = 0;
-  // Whoever is first to see it says since when.
-  if (stuck_since_ns_.compare_exchange_strong(since, now, std::memory_order_relaxed)) return false;
-  return now - since >= std::chrono::nanoseconds(kPatience).count();
+bool Transfers::IsRefusedForEver() {
+  const auto now = Refusals::Clock::now();
+  const bool by_queue = refusals_.Refused(now), by_process = Refusals::OfProcess().Refused(now);
+  return by_queue || by_process;
 }
 
 void Transfers::Finish(Request& request) {

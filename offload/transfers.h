@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/offload/io_queue.h"
+#include "ebb/offload/refusals.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/stripes.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -60,7 +61,7 @@ class Transfers final : public IoListener {
   void Pump();
   enum class Next : uint8_t { kOver, kAgain, kAgainAfterPause };
   Next NextOf(Request& request, int64_t result);
-  bool IsStuck();
+  bool IsRefusedForEver();
   void Finish(Request& request);
   void Leave(Line& line);
 
@@ -73,8 +74,7 @@ class Transfers final : public IoListener {
   WaitPoint changed_;
   std::array<std::atomic<int64_t>, 2> moved_ = {};  // read, written
   std::atomic<int64_t> under_way_{0};
-  // Of the clock: since when the system asks to repeat and moves nothing for any request; 0: it moves.
-  std::atomic<int64_t> stuck_since_ns_{0};
+  Refusals refusals_;  // of requests that made no progress
 
   std::mutex mutex_;  // of all below, and of the transfers under way
   Request* free_ = nullptr;

@@ -28,6 +28,7 @@
 #include "ebb/offload/io_queue.h"
 #include "ebb/offload/io_thread.h"
 #include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/refusals.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/trace/log.h"
@@ -39,8 +40,8 @@ constexpr int kRingEntriesMax = 4096;
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kCompletionsMax = 64;                   // of one Completed
 
-// So often, a millisecond each, the kernel may be short of something before it counts as broken.
-constexpr int kRefusalsMax = 10'000;
+// Also where nothing of the process moves any more, a queue tries so often itself.
+constexpr int kRefusalsMin = 16;
 
 // Held while a ring is made or given back. liburing maps and unmaps rings by system calls that no
 // tool sees, so a new ring in the place of one that is gone looks to the thread sanitizer like two
@@ -49,7 +50,7 @@ std::mutex rings_mutex;
 
 // The kernel is short of something that comes back.
 bool Passing(int error) {
-  return error == -EAGAIN || error == -EBUSY || error == -ENOMEM || error == -EINTR;
+  return error == -EBUSY || MayBeTakenLater(-error);
 }
 
 // The kernel counts rings and registered buffers as locked memory, and says so by this error alone.
@@ -288,18 +289,30 @@ class UringQueue final : public IoQueue {
   // Hands the kernel what is prepared and waits for `completions`.
   void Enter(unsigned completions) {
     if (broken_ == 0) {
+      const bool submits = io_uring_sq_ready(&ring_) > 0;
       const int result = io_uring_submit_and_wait(&ring_, completions);
       if (result >= 0) {
-        refusals_ = 0;
-        return;
+        refused_for_ever_ = 0;
+        return;  // what moves is seen when it has; this may have been the read that waits for wakes
       }
-      if (!Passing(result) || (result != -EINTR && ++refusals_ > kRefusalsMax)) broken_ = result;
-      // Short of memory: what is in flight gives some back, else time does.
-      if (Passing(result) && result != -EINTR && io_uring_cq_ready(&ring_) == 0) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      // A signal may end a wait for the disk, however often. What is not submitted has been refused.
+      const bool interrupts_wait = result == -EINTR && !submits;
+      if (!Passing(result)) {
+        broken_ = result;
+      } else if (!interrupts_wait && io_uring_cq_ready(&ring_) == 0) {
+        AfterRefusal(result);
       }
     }
     if (broken_ != 0) FailPrepared();
+  }
+
+  // Short of memory: what is in flight gives some back, else time does.
+  void AfterRefusal(int error) {
+    if (Refusals::OfProcess().Refused() && ++refused_for_ever_ >= kRefusalsMin) {
+      broken_ = error;
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 
   // The kernel takes nothing any more: what it has not taken is over.
@@ -362,7 +375,7 @@ class UringQueue final : public IoQueue {
   bool listening_ = false;  // a read of the eventfd is under way
   bool stop_seen_ = false;
   bool unannounced_ = false;  // the listener has been told of completions since its last Announce
-  int refusals_ = 0;          // one after another
+  int refused_for_ever_ = 0;  // refusals of this queue, one after another, once nothing moves
   int broken_ = 0;            // -errno after which the kernel takes nothing
   uint64_t wakes_ = 0;
 

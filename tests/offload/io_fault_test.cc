@@ -18,6 +18,7 @@
 #include "denied.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_queue.h"
+#include "ebb/offload/refusals.h"
 #include "ebb/runtime/device/wait_point.h"
 #include "faulty_queue.h"
 
@@ -31,6 +32,9 @@ constexpr int64_t kBytes = int64_t{3} << 20;
 
 class IoFaultTest : public OnEveryBackend {
  protected:
+  // What an earlier test has had refused for ever says nothing of this one's queues.
+  IoFaultTest() { Refusals::OfProcess().Moved(); }
+
   // Of all its files.
   int64_t depth() const {
     return int64_t{Options(kBytes).aio.queue_depth} * GetParam().directories;
@@ -200,6 +204,28 @@ TEST_P(IoFaultTest, ASystemThatAsksToRepeatForEverEndsAllTransfersTogether) {
   // A pause is of a millisecond, and of all that was refused at once.
   const int depth = Options(kBytes).aio.queue_depth * GetParam().directories;
   EXPECT_LE(refused, depth * (1000 + 17 * (kTransfers + 1)));
+}
+
+// One second for both, not one second each.
+TEST_P(IoFaultTest, WhatIsRefusedForEverEndsTheNextQueueWithoutAnotherWait) {
+  const PinnedMemory memory = Memory(kBytes);
+  int refused = 0;
+  const auto refuse = [&](IoRequest&) -> std::optional<int64_t> {
+    return ++refused % 2 == 0 ? -EAGAIN : -EINTR;
+  };
+  int64_t of_first = 0;
+  for (const bool first : {true, false}) {
+    ShardFile::Options options = Options(kBytes);
+    options.name = first ? "first" : "second";
+    options.wrap_queue = WithFaults(refuse);
+    const auto file = Make(options);
+    if (file == nullptr) return;
+    refused = 0;
+    EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kUnavailable);
+    if (first) of_first = refused;
+  }
+  EXPECT_GT(of_first, 2 * 17 * depth());
+  EXPECT_LE(refused, 17 * depth());
 }
 
 // Of a transfer that has failed the rest is not tried again.
@@ -489,6 +515,42 @@ TEST_P(UringTest, RequestsThatTheSystemTakesOnlyLaterAreAsGood) {
       });
   if (!IsSkipped()) {
     EXPECT_GE(calls, 3 * 6);
+  }
+}
+
+// It is asked once a millisecond for one second, and by later queues only a few times each.
+TEST_P(UringTest, ASystemThatTakesRequestsOnlyLaterForEverEndsAllQueues) {
+  for (const int error : {EAGAIN, EINTR}) {
+    SCOPED_TRACE(std::strerror(error));
+    std::atomic<bool> armed = false;
+    std::atomic<int> calls = 0;
+    Run(
+        [&](uint64_t) {
+          if (armed) ++calls;
+          return armed ? error : 0;
+        },
+        [&] {
+          const PinnedMemory memory = Memory(kBytes);
+          std::vector<std::unique_ptr<ShardFile>> files;
+          for (const char* name : {"first", "second", "third"}) {
+            ShardFile::Options options = Options(kBytes);
+            options.name = name;
+            files.push_back(Make(options));
+            if (files.back() == nullptr) return;
+          }
+          EXPECT_EQ(Write(*files[0], 0, memory.buffer.span()), absl::OkStatus());
+          armed = true;
+          for (const auto& file : files)
+            EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kUnavailable);
+          EXPECT_LE(calls, 1000 + 3 * 17);
+          calls = 0;
+          ShardFile::Options late = Options(kBytes);
+          late.name = "late";
+          const absl::Status made = ShardFile::Create(late).status();
+          EXPECT_EQ(made.code(), absl::StatusCode::kFailedPrecondition) << made;
+          EXPECT_LE(calls, 17);
+        });
+    if (IsSkipped()) return;
   }
 }
 
