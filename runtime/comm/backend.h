@@ -20,6 +20,7 @@
 namespace ebb {
 
 class Bootstrap;
+class CallOrder;
 class LocalWorld;
 
 enum class CollectiveKind : uint8_t {
@@ -72,15 +73,23 @@ class CommunicatorBackend {
   virtual int64_t bytes_moved() const = 0;
 };
 
+// When the log says which ranks are waited for.
+struct NoticeTimes {
+  double first_seconds = 5;
+  double interval_seconds = 60;
+};
+
 struct CommunicatorOptions {
   std::string name = "communicator";  // in messages
   int reduction_group = 0;       // consecutive ranks summed first; 0: all. Must divide the size
   double timeout_seconds = 600;  // a rank that has not come by then fails the communicator
+  NoticeTimes notices = {};
 
   // Of what Split makes: the groups of the whole need not divide its parts. An empty name: the whole's.
   CommunicatorOptions OfPart(std::string_view part_name) const {
     return {.name = part_name.empty() ? name : std::string(part_name),
-            .timeout_seconds = timeout_seconds};
+            .timeout_seconds = timeout_seconds,
+            .notices = notices};
   }
 };
 
@@ -104,6 +113,8 @@ class WorldBackend {
     return device.Allocate(bytes, what);
   }
   virtual void Fail(absl::Status why) = 0;
+  // Where the ranks compare the order of their calls. Null: nowhere, or there is one rank.
+  virtual CallOrder* calls() { return nullptr; }
   // How ranks with GPUs reach each other beside those. Null: through communicators of this world.
   virtual std::shared_ptr<Bootstrap> bootstrap() { return nullptr; }
   // What ranks that are threads of one process share. Null: they are not.

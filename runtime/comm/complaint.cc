@@ -1,5 +1,7 @@
 #include "ebb/runtime/comm/complaint.h"
 
+#include <algorithm>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -20,9 +22,10 @@ absl::string_view MessageOf(const absl::Status& why) {
   return why.ok() ? "for no stated reason" : why.message();
 }
 
-// "rank 2: ...", "rank 2 failed: ..."
+// "rank 2: ...", "rank 2 failed: ...", "ranks do different things: rank 1 ..."
 bool NamesItsRank(const absl::Status& why) {
   absl::string_view text = why.message();
+  if (absl::StartsWith(text, "ranks ")) return true;
   if (!absl::ConsumePrefix(&text, "rank ") || text.empty() || !absl::ascii_isdigit(text.front()))
     return false;
   while (!text.empty() && absl::ascii_isdigit(text.front())) text.remove_prefix(1);
@@ -37,11 +40,29 @@ std::string RankName(std::span<const int> world_ranks, int rank) {
   return absl::StrCat("rank ", rank, " (world rank ", world_rank, ")");
 }
 
+bool SpeaksFor(const Collective& call, int rank, std::span<const int> absent) {
+  if (IsPointToPoint(call.kind)) return true;
+  for (int first = 0; first < rank; ++first) {
+    if (std::find(absent.begin(), absent.end(), first) == absent.end()) return false;
+  }
+  return true;
+}
+
+std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,
+                        std::string_view for_whom) {
+  return absl::StrCat("for ", Absl(for_whom), " in ", Describe(call), " on communicator '",
+                      options.name, "'");
+}
+
+std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view for_whom) {
+  return absl::StrCat("for ", Absl(for_whom), " to create communicator '", options.name, "'");
+}
+
 absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
                         const CallSummary& call, std::string_view for_whom) {
-  return absl::DeadlineExceededError(absl::StrCat(
-      Absl(waiting), " has waited ", options.timeout_seconds, " s for ", Absl(for_whom), " in ",
-      Describe(call), " on communicator '", options.name, "'"));
+  return absl::DeadlineExceededError(absl::StrCat(Absl(waiting), " has waited ",
+                                                  options.timeout_seconds, " s ",
+                                                  WaitsInCall(options, call, for_whom)));
 }
 
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view for_whom) {

@@ -14,6 +14,15 @@ namespace ebb {
 // "rank 1", or "rank 1 (world rank 5)". `world_ranks`: of a communicator's members, in their order.
 std::string RankName(std::span<const int> world_ranks, int rank);
 
+// Of the ranks that wait in `call` for `absent`, one says so in the log: the first of those that have
+// come, and of two that exchange something the one that waits.
+bool SpeaksFor(const Collective& call, int rank, std::span<const int> absent);
+
+// What a rank waits in: "for rank 1 in barrier on communicator 'reduce'".
+std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,
+                        std::string_view for_whom);
+std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view for_whom);
+
 // kDeadlineExceeded: a rank has waited too long for others. `for_whom` completes "has waited 5 s
 // for ...".
 absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
@@ -33,8 +42,8 @@ absl::Status AbortStatus(const CommunicatorOptions& options, int world_rank,
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
 
 // An error under the name of its rank: "rank 1: ...". A rank passes on what others have told it: what
-// begins with its rank's name ("rank 2: ...", "rank 2 failed: ...") is left as it is, also by the two
-// above.
+// begins with its rank's name ("rank 2: ...", "rank 2 failed: ...") or says of several ranks how they
+// differ ("ranks ...") is left as it is, also by the two above.
 absl::Status OfRank(int world_rank, const absl::Status& why);
 
 }  // namespace ebb

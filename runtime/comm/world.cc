@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/hosts/world.h"
 #include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/local/device_world.h"
@@ -92,9 +93,16 @@ absl::StatusOr<World> World::On(const Device& device) const {
 }
 
 absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& options) const {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<CommunicatorBackend> backend,
-                       backend_->NewCommunicator(options));
-  return Communicator(std::move(backend));
+  CallOrder* const order = calls();
+  if (order != nullptr) {
+    if (absl::Status apart = order->Note({.kind = CallKind::kCommunicator}); !apart.ok())
+      backend_->Fail(std::move(apart));
+  }
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> made = backend_->NewCommunicator(options);
+  // What a world never has, all of its ranks lack alike.
+  if (order != nullptr && !made.ok() && !absl::IsUnimplemented(made.status())) order->Close();
+  EBB_RETURN_IF_ERROR(made.status());
+  return Communicator(*std::move(made));
 }
 
 absl::Status World::MeetOnHost(const CommunicatorOptions& options) const {

@@ -77,6 +77,9 @@ class World {
   // Whether both are handles of the same world.
   friend bool operator==(const World& a, const World& b) { return a.backend_ == b.backend_; }
 
+  // The calls that all ranks make in one order; null in a world of one rank. Lives as long as the world.
+  CallOrder* calls() const { return backend_->calls(); }
+
   // Every communicator of every rank fails with `why`; nobody waits for this rank any longer.
   void Fail(absl::Status why) const { backend_->Fail(std::move(why)); }
 

@@ -182,6 +182,7 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, Engine::Sink sink,
 
 absl::Status Executor::GatherPieces(ParameterId p, StateClass what, int root,
                                     absl::FunctionRef<absl::Status()> fits, Engine::Sink sink) {
+  calls_.Note(CallKind::kGather);
   if (failures_.has_failed()) return Withdraw();
   const auto check = [&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(SettleVerdicts());

@@ -68,6 +68,7 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
         absl::StrCat("CopyParametersFrom into '", options_.name,
                      "' while a Step or Evaluation of it is alive: finish or drop it first"));
   }
+  calls_.Note(CallKind::kCopy);
   const auto side = [](const Executor& engine) {
     const bool own_masters = engine.plan().decisions.stochastic_rounding;
     return sharding::CopySide{.model = &engine.model_,

@@ -24,10 +24,11 @@ Engine::~Engine() = default;
 
 absl::StatusOr<Engine> Engine::Create(World world, Device device, ModelSpec model,
                                       const Config& config, EngineOptions options) {
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<Executor> executor,
-                       Executor::Create(std::move(world), std::move(device), std::move(model),
-                                        config, std::move(options)));
-  return Engine(std::move(executor));
+  absl::StatusOr<std::unique_ptr<Executor>> executor = EngineCalls::Returned(
+      world,
+      Executor::Create(world, std::move(device), std::move(model), config, std::move(options)));
+  EBB_RETURN_IF_ERROR(executor.status());
+  return Engine(*std::move(executor));
 }
 
 StreamView Engine::compute_stream() const {
@@ -52,34 +53,34 @@ absl::StatusOr<StepReport> Engine::Report() {
 }
 absl::Status Engine::Read(StateClass what, Sink sink, std::string_view optimizer_state) {
   if (executor_ == nullptr) return MovedFrom();
-  return executor_->Read(what, sink, optimizer_state);
+  return executor_->calls().Returned(executor_->Read(what, sink, optimizer_state));
 }
 absl::Status Engine::Write(StateClass what, const Initialiser& source,
                            std::string_view optimizer_state) {
   if (executor_ == nullptr) return MovedFrom();
   if (source == nullptr)
     return absl::InvalidArgumentError("Write without a source of values: an empty Initialiser");
-  return executor_->Write(what, source, optimizer_state);
+  return executor_->calls().Returned(executor_->Write(what, source, optimizer_state));
 }
 absl::Status Engine::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
   if (executor_ == nullptr) return MovedFrom();
-  return executor_->Gather(p, what, whole, root);
+  return executor_->calls().Returned(executor_->Gather(p, what, whole, root));
 }
 absl::Status Engine::Gather(ParameterId p, StateClass what, Sink sink, int root) {
   if (executor_ == nullptr) return MovedFrom();
-  return executor_->Gather(p, what, sink, root);
+  return executor_->calls().Returned(executor_->Gather(p, what, sink, root));
 }
 absl::Status Engine::Suspend() {
   if (executor_ == nullptr) return MovedFrom();
-  return executor_->Suspend();
+  return executor_->calls().Returned(executor_->Suspend());
 }
 absl::Status Engine::Resume() {
   if (executor_ == nullptr) return MovedFrom();
-  return executor_->Resume();
+  return executor_->calls().Returned(executor_->Resume());
 }
 absl::Status Engine::CopyParametersFrom(Engine& other) {
   if (executor_ == nullptr || other.executor_ == nullptr) return MovedFrom();
-  return executor_->CopyParametersFrom(*other.executor_);
+  return executor_->calls().Returned(executor_->CopyParametersFrom(*other.executor_));
 }
 std::vector<MemoryRow> Engine::memory() const {
   if (executor_ == nullptr) return {};

@@ -20,6 +20,7 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
       model_(std::move(model)),
       config_(std::move(config)),
       options_(std::move(options)),
+      calls_(given_world_, options_.name),
       rank_(world_.rank()),
       size_(world_.size()),
       view_errors_(absl::StrCat(options_.name, " rank ", rank_), model_),
@@ -96,6 +97,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
                                       "alive: finish or drop that one first"));
     return number;
   }
+  calls_.Note(HasWritten() ? CallKind::kStepWithWritten : CallKind::kStep);
   // Of all that is by parity, what that of two steps before has used is free then.
   TakeVerdicts(/*may_stay_open=*/1).IgnoreError();
   Reset(number, /*evaluation=*/false);
@@ -170,6 +172,7 @@ int64_t Executor::BeginEvaluation(int micro_batches) {
                                       "engine is alive: finish or drop that one first"));
     return number;
   }
+  calls_.Note(HasWritten() ? CallKind::kEvaluationWithWritten : CallKind::kEvaluation);
   TakeVerdicts().IgnoreError();
   Drain();
   Reset(number, /*evaluation=*/true);
@@ -344,6 +347,7 @@ absl::Status Executor::Finish(int64_t number) {
     return absl::FailedPreconditionError(
         "Finish on a Step that is over, or that was begun while another was alive");
   }
+  calls_.Note(CallKind::kFinish);
   if (!progress_.any_backward) {
     Stick(
         absl::FailedPreconditionError("Finish without any Backward: there is no gradient to update "
@@ -409,6 +413,7 @@ absl::StatusOr<Evaluation::Sums> Executor::FinishEvaluation(int64_t number) {
     return absl::FailedPreconditionError(
         "Finish on an Evaluation that is over, or that was begun while another was alive");
   }
+  calls_.Note(CallKind::kFinishEvaluation);
   CompleteScopes();
   for (int operation : progress_.run->plan.moments.back().operations()) Issue(operation);
   reduce_->WaitIdle();
@@ -443,9 +448,10 @@ absl::StatusOr<StepReport> Executor::Report() {
   TakeVerdicts().IgnoreError();
   // What goes wrong in a step that is open is for its Finish to say.
   if (progress_.alive && untold_.ok() && report_.ok()) return report_;
-  if (absl::Status status = Told(StuckError()); !status.ok()) return status;
+  if (absl::Status status = Told(StuckError()); !status.ok()) return calls_.Returned(status);
   if (refused_step_) return Suspended();
-  return report_;
+  // Where there is only no report yet, nothing has gone wrong.
+  return last_failure_.ok() ? report_ : calls_.Returned(report_);
 }
 
 std::string Executor::ScopeName(bool backward, int unit) const {

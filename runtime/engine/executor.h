@@ -44,6 +44,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/engine_calls.h"
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/failures.h"
 #include "ebb/runtime/engine/host_lane.h"
@@ -122,6 +123,7 @@ class Executor {
   std::vector<TrafficRow> traffic() const;  // swaps.cc
   const sharding::Plan& plan() const { return own_->plan; }
   const Config& config() const { return config_; }
+  const EngineCalls& calls() const { return calls_; }
   MutableTensorView workspace() const;
   StreamView compute_stream() const { return compute_.view(); }
 
@@ -208,6 +210,7 @@ class Executor {
   absl::Status Fill(const FillPiece& piece);
   absl::Status CastMasters(int unit, int64_t begin, int64_t end);
   absl::Status SpreadSlices(bool masters, bool parameters, bool states);
+  bool HasWritten() const { return masters_written_ || parameters_written_ || states_written_; }
   absl::Status SpreadWritten();
 
   // access.cc
@@ -500,6 +503,7 @@ class Executor {
   ModelSpec model_;
   Config config_;
   EngineOptions options_;
+  EngineCalls calls_;
   int rank_ = 0, size_ = 1;
   int shard_ = 0, replica_ = 0;  // which slice is this rank's, and in which shard group it is
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -222,15 +223,24 @@ absl::Status Executor::BegunDifferently(std::span<const int64_t> first,
         absl::StrCat("ranks copy parameters into the engine '", options_.name,
                      "' from different engines: rank ", rank, " from another one than rank 0"));
   }
+  if (index == 1 && IsEvaluation(first) != IsEvaluation(other)) {
+    const auto begun = [](bool evaluation) {
+      return evaluation ? " began an evaluation" : " began a step";
+    };
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks do different things with the engine '", options_.name, "': rank ", rank,
+                     begun(IsEvaluation(other)), " where rank 0", begun(IsEvaluation(first))));
+  }
   constexpr const char* kWhat[kBegunEntries] = {
       "are in different steps or evaluations (counted from the first, with every Suspend, Resume "
       "and CopyParametersFrom)",
-      "began one with different micro_batches (negative: an evaluation)",
+      "began a step or evaluation with different micro_batches",
       "began a step with different gradient_divisor", "began a step with different learning_rate",
       "began a step with different hold_updates (1) or may_leave_out (2)"};
   const bool is_double = index == 2 || index == 3;
   const auto value = [&](int64_t code) {
-    return is_double ? absl::StrCat(std::bit_cast<double>(code)) : absl::StrCat(code);
+    // An evaluation's are negative in a log.
+    return is_double ? absl::StrCat(std::bit_cast<double>(code)) : absl::StrCat(std::abs(code));
   };
   return absl::FailedPreconditionError(absl::StrCat("ranks ", kWhat[index], ": ",
                                                     value(first[index]), " on rank 0, ",

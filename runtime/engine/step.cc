@@ -44,10 +44,12 @@ void Step::AddLoss(TensorView scalar) {
   if (executor_ != nullptr) executor_->Add(number_, /*sum=*/0, scalar);
 }
 absl::Status Step::Reduce() {
-  return executor_ == nullptr ? Moved() : executor_->Reduce(number_);
+  return executor_ == nullptr ? Moved() : executor_->calls().Returned(executor_->Reduce(number_));
 }
 absl::Status Step::Finish() {
-  return executor_ == nullptr ? Moved() : std::exchange(executor_, nullptr)->Finish(number_);
+  if (executor_ == nullptr) return Moved();
+  Executor& executor = *std::exchange(executor_, nullptr);
+  return executor.calls().Returned(executor.Finish(number_));
 }
 
 Evaluation& Evaluation::operator=(Evaluation&& other) noexcept {
@@ -75,7 +77,8 @@ absl::StatusOr<double> Evaluation::Finish() {
 }
 absl::StatusOr<Evaluation::Sums> Evaluation::FinishSums() {
   if (executor_ == nullptr) return Moved();
-  return std::exchange(executor_, nullptr)->FinishEvaluation(number_);
+  Executor& executor = *std::exchange(executor_, nullptr);
+  return executor.calls().Returned(executor.FinishEvaluation(number_));
 }
 
 }  // namespace ebb

@@ -32,6 +32,7 @@ absl::Status Executor::Suspend() {
     return absl::FailedPreconditionError(
         "Suspend while a Step or Evaluation of the engine is alive: finish or drop it first");
   }
+  calls_.Note(CallKind::kSuspend);
   const absl::Status settled = SettleVerdicts();
   Drain();
   AwaitStreams();
@@ -51,6 +52,7 @@ absl::Status Executor::Resume() {
         "Resume while a Step or Evaluation of the engine is alive, which shows that it is not "
         "suspended");
   }
+  calls_.Note(CallKind::kResume);
   const absl::Status settled = SettleVerdicts();
   Storage::Room room;
   absl::Status made = settled;

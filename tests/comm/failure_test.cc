@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "backends.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/trace/log.h"
 #include "processes.h"
 
 namespace ebb {
@@ -28,6 +30,7 @@ using ebb::testing::Signal;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr DType kType = DType::kFloat32;
 
@@ -171,6 +174,91 @@ TEST_P(FailureTest, RankThatDoesNotComeInTimeIsNamed) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(Message(status), AllOf(HasSubstr("for rank 1, rank 2, rank 3 in barrier"),
                                        HasSubstr("'gather'"), HasSubstr("0.2 s")));
+  }
+}
+
+// The last rank comes when that line has been written.
+TEST_P(FailureTest, WhoIsWaitedForIsSaidInTheLog) {
+  Signal said;
+  const auto seen = Seen(3, [&](World& world) -> absl::Status {
+    EBB_RETURN_IF_ERROR(world.NewCommunicator().status());
+    constexpr NoticeTimes kSoon{.first_seconds = 0.01, .interval_seconds = 0.01};
+    EBB_ASSIGN_OR_RETURN(Communicator communicator,
+                         world.NewCommunicator({.name = "gather", .notices = kSoon}));
+    const auto meet = [&] {
+      return After(GetParam(), communicator, [&](Stream& s) { return communicator.Barrier(s); });
+    };
+    if (world.rank() == 2) said.Wait();
+    if (world.rank() != 0) return meet();
+    ::testing::internal::CaptureStderr();
+    SurroundLogLines([&](const std::function<void()>& write) {
+      write();
+      said.Set();
+    });
+    const absl::Status met = meet();
+    SurroundLogLines({});
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EBB_RETURN_IF_ERROR(met);
+    return absl::UnknownError(log.substr(0, 1000));
+  });
+  EXPECT_THAT(Message(seen[0]),
+              AllOf(HasSubstr("rank 0 has waited "), HasSubstr(" s of at most 600 s for "),
+                    AnyOf(HasSubstr("for rank 2 in "), HasSubstr("for other ranks in ")),
+                    HasSubstr("in barrier on communicator 'gather'")));
+  for (const size_t rank : {1, 2}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
+}
+
+TEST_P(FailureTest, WhoIsWaitedForToCreateACommunicatorIsSaidInTheLog) {
+  Signal said;
+  const auto seen = Seen(3, [&](World& world) -> absl::Status {
+    EBB_RETURN_IF_ERROR(world.NewCommunicator().status());
+    constexpr NoticeTimes kSoon{.first_seconds = 0.01, .interval_seconds = 0.01};
+    const auto create = [&] {
+      return world.NewCommunicator({.name = "gather", .notices = kSoon}).status();
+    };
+    if (world.rank() == 2) said.Wait();
+    if (world.rank() != 0) return create();
+    ::testing::internal::CaptureStderr();
+    SurroundLogLines([&](const std::function<void()>& write) {
+      write();
+      said.Set();
+    });
+    const absl::Status created = create();
+    SurroundLogLines({});
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EBB_RETURN_IF_ERROR(created);
+    return absl::UnknownError(log.substr(0, 1000));
+  });
+  EXPECT_THAT(Message(seen[0]),
+              AllOf(HasSubstr("rank 0 has waited "),
+                    HasSubstr(" s of at most 600 s for rank 2 to create communicator 'g")));
+  for (const size_t rank : {1, 2}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
+}
+
+// Each waits for the others on a communicator of its own, and they differ in what they have said before.
+TEST_P(FailureTest, RanksWhoseCallsGoApartAreToldAtOnce) {
+  const auto seen = Seen(3, [&](World& world) -> absl::Status {
+    CallOrder* const order = world.calls();
+    if (order == nullptr) return absl::UnimplementedError("");
+    constexpr NoticeTimes kSoon{.first_seconds = 0.05};
+    EBB_ASSIGN_OR_RETURN(Communicator first,
+                         world.NewCommunicator({.name = "first", .notices = kSoon}));
+    EBB_ASSIGN_OR_RETURN(Communicator second,
+                         world.NewCommunicator({.name = "second", .notices = kSoon}));
+    const int engine = order->AddEngine("policy");
+    const CallKind kind = world.rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;
+    const absl::Status apart = order->Note({.kind = kind, .engine = engine});
+    if (!apart.ok()) world.Fail(apart);
+    Communicator& mine = world.rank() == 2 ? second : first;
+    return After(GetParam(), mine, [&](Stream& s) { return mine.Barrier(s); });
+  });
+  if (absl::IsUnimplemented(seen[0])) GTEST_SKIP() << "these worlds do not compare calls";
+  for (const absl::Status& status : seen) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(Message(status),
+                AllOf(HasSubstr("ranks do different things with the engine 'policy': rank 2 began "
+                                "an evaluation where rank "),
+                      HasSubstr(" began a step. "), Not(HasSubstr("failed"))));
   }
 }
 

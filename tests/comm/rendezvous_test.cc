@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/trace/log.h"
 #include "processes.h"
 
 namespace ebb {
@@ -154,6 +155,41 @@ TEST(Rendezvous, WithoutRankZeroTheOthersSayWhereTheyHaveWaited) {
   ExpectAllFail(
       {Rank(1, 2, place, 0.2)}, absl::StatusCode::kDeadlineExceeded,
       "rank 1 has waited for rank 0 at host '127.0.0.1', port " + std::to_string(place.port));
+}
+
+// The missing one comes when that line has been written.
+TEST(Rendezvous, WhoIsMissingIsSaidInTheLog) {
+  const MeetingPlace place = Tcp("127.0.0.1");
+  for (const int missing : {0, 2}) {
+    SCOPED_TRACE(missing);
+    ::testing::internal::CaptureStderr();
+    std::atomic<bool> said{false};
+    WaitPoint changed;
+    SurroundLogLines([&](const std::function<void()>& write) {
+      write();
+      said.store(true);
+      changed.Notify();
+    });
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks.emplace_back([&, rank] {
+        if (rank == missing) changed.Await([&] { return said.load(); });
+        RendezvousOptions options = Rank(rank, 3, place);
+        options.notices = {.first_seconds = 0.02, .interval_seconds = 60};
+        const auto joined = Rendezvous::Join(options);
+        EXPECT_TRUE(joined.ok()) << joined.status();
+      });
+    }
+    for (std::thread& rank : ranks) rank.join();
+    SurroundLogLines({});
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    if (missing == 0) {
+      EXPECT_THAT(log, HasSubstr(" s for rank 0 at host '127.0.0.1', port "));
+    } else {
+      EXPECT_THAT(log, AllOf(HasSubstr("rank 0 has waited "), HasSubstr("for rank "),
+                             HasSubstr("rank 2"), HasSubstr(" of 3 ranks")));
+    }
+  }
 }
 
 TEST(Rendezvous, NameThatIsNoneIsSaid) {

@@ -80,6 +80,7 @@ class WatchedWorld : public WorldBackend {
   int local_size() const override { return world_.local_size(); }
   int ranks_per_host() const override { return world_.ranks_per_host(); }
   void Fail(absl::Status why) override { world_.Fail(std::move(why)); }
+  CallOrder* calls() override { return world_.calls(); }
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {

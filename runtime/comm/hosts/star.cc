@@ -64,6 +64,7 @@ Star::Star(int rank, Rendezvous rendezvous)
         const std::scoped_lock lock(mutex_);
         TellOthers(MessageType::kNote, note, rank_);
       })),
+      calls_(rank, std::vector<CallRecord*>(participants_.size())),
       connections_(std::move(rendezvous).TakeConnections()),
       has_left_(participants_.size()),
       texts_(participants_.size()) {}
@@ -96,13 +97,18 @@ void Star::Run() {
     for (const Connection& connection : connections_)  // -1 is passed over
       polled_.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
     constexpr int kSliceMilliseconds = 60'000;
-    const int wait = PollMilliseconds(due_, kSliceMilliseconds);
+    const WaitPoint::Deadline next = notice_.has_value() ? std::min(due_, notice_->due()) : due_;
+    const int wait = PollMilliseconds(next, kSliceMilliseconds);
     lock.unlock();
     const int ready = poll(polled_.data(), polled_.size(), wait);
     lock.lock();
     if (ready > 0 && polled_[0].revents != 0) Rest(wake_);
     for (size_t i = 0; ready > 0 && i < connections_.size(); ++i) {
       if (polled_[1 + i].revents != 0) Hear(i);
+    }
+    if (due_ == WaitPoint::kNever) notice_.reset();
+    if (notice_.has_value()) {
+      if (const std::optional<double> seconds = notice_->Take()) SayWaiting(*seconds);
     }
     if (due_ != WaitPoint::kNever && WaitPoint::Clock::now() >= due_) Broken(Late(), rank_);
   }
@@ -135,6 +141,9 @@ void Star::Understand(int from, Message message) {
   } else if (message.type == MessageType::kNote) {
     notes_->Hear(message.payload);
     if (rank_ == 0) TellOthers(MessageType::kNote, message.payload, from);
+  } else if (message.type == MessageType::kCalls) {
+    if (rank_ == 0) TellOthers(MessageType::kCalls, message.payload, from);
+    Broken(calls_.Hear(message.payload), rank_);
   } else if (message.type == MessageType::kBlob && rank_ == 0) {
     const auto timeout_seconds = std::bit_cast<double>(unpacker.Number());
     std::string text = unpacker.Text();
@@ -154,6 +163,7 @@ void Star::Collect(int from, std::string text, double timeout_seconds) {
   if (due_ == WaitPoint::kNever) {
     timeout_seconds_ = timeout_seconds;
     due_ = DeadlineAfter(timeout_seconds);
+    notice_.emplace(NoticeTimes());
   }
   texts_[static_cast<size_t>(from)] = std::move(text);
   if (const auto left = std::find(has_left_.begin(), has_left_.end(), true);
@@ -206,6 +216,23 @@ absl::Status Star::Late() const {
         absl::StrCat(Name(0), " has not answered ", Name(rank_), " within ", timeout_seconds_,
                      " s, while its connection is open: it is stuck or stopped"));
   }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "the other ranks have waited ", timeout_seconds_, " s for ", Missing(),
+      ": not there where all ranks tell each other what they need to connect their GPUs"));
+}
+
+void Star::SayWaiting(double seconds) const {
+  LogWaiting(Name(rank_), seconds, absl::StrCat("for ", Missing(), " to connect the ranks' GPUs"),
+             timeout_seconds_, "");
+}
+
+void Star::TellCalls() {
+  const std::scoped_lock lock(mutex_);
+  Broken(calls_.Check(), rank_);
+  TellOthers(MessageType::kCalls, calls_.Pack(), rank_);
+}
+
+std::string Star::Missing() const {
   constexpr int kNamed = 8;
   std::string names;
   int missing = 0;
@@ -214,9 +241,7 @@ absl::Status Star::Late() const {
     absl::StrAppend(&names, names.empty() ? "" : ", ", Name(static_cast<int>(rank)));
   }
   if (missing > kNamed) absl::StrAppend(&names, " and ", missing - kNamed, " more");
-  return absl::DeadlineExceededError(absl::StrCat(
-      "the other ranks have waited ", timeout_seconds_, " s for ", names,
-      ": not there where all ranks tell each other what they need to connect their GPUs"));
+  return names;
 }
 
 absl::StatusOr<std::vector<std::string>> Star::AllGather(std::string_view mine,

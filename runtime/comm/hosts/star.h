@@ -23,10 +23,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/farewells.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/wait_notice.h"
 
 namespace ebb {
 
@@ -48,6 +50,9 @@ class Star {
   bool Fail(const absl::Status& why);
   void OnFailure(Heard heard);
   absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells() { return notes_->New(); }
+  CallOrder& calls() { return calls_; }
+  // This rank's calls, to all others. Fails where those that are known have gone apart.
+  void TellCalls();
 
  private:
   Star(int rank, Rendezvous rendezvous);
@@ -63,12 +68,15 @@ class Star {
   void Leave(int rank);
   void Broken(absl::Status why, int told_by);
   void TellOthers(MessageType type, std::string_view payload, int except);
+  std::string Missing() const;
+  void SayWaiting(double seconds) const;
   absl::Status Late() const;
 
   const int rank_;
   const std::vector<Participant> participants_;
   const Descriptor wake_;
   const std::shared_ptr<FarewellNotes> notes_;
+  CallOrder calls_;
   std::vector<pollfd> polled_;  // of the thread
   std::thread thread_;
 
@@ -82,6 +90,7 @@ class Star {
   std::vector<bool> has_left_;                     // by rank
   std::vector<std::optional<std::string>> texts_;  // rank 0's, of the present round
   WaitPoint::Deadline due_ = WaitPoint::kNever;    // and until when all have to be there
+  std::optional<WaitNotice> notice_;               // rank 0's, likewise
   double timeout_seconds_ = 0;
   std::optional<std::vector<std::string>> round_;  // that is complete
 };

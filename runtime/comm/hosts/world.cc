@@ -63,6 +63,8 @@ class HostsRank::StarBootstrap : public Bootstrap {
     return star_->AllGather(mine, timeout_seconds);
   }
   void Fail(const absl::Status& why) override { star_->Fail(why); }
+  CallOrder* calls() override { return size() > 1 ? &star_->calls() : nullptr; }
+  void TellCalls() override { star_->TellCalls(); }
   void OnFailure(std::function<void(const absl::Status& why)> heard) override {
     star_->OnFailure(std::move(heard));
   }
@@ -112,6 +114,10 @@ std::shared_ptr<Bootstrap> HostsRank::bootstrap() {
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> HostsRank::NewCommunicator(
     const CommunicatorOptions&) {
   return CpuRanksNeedMpi(bootstrap_->star().participants());
+}
+
+CallOrder* HostsRank::calls() {
+  return bootstrap_->calls();
 }
 
 void HostsRank::Fail(absl::Status why) {

@@ -33,6 +33,7 @@ class HostsRank : public WorldBackend {
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   void Fail(absl::Status why) override;
+  CallOrder* calls() override;
   std::shared_ptr<Bootstrap> bootstrap() override;
 
  private:

@@ -1,12 +1,24 @@
 #include "ebb/runtime/comm/local/formation.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/local/world.h"
+#include "ebb/runtime/comm/wait_notice.h"
 
 namespace ebb {
+namespace {
+
+std::string RankNames(const std::vector<int>& world_ranks) {
+  return absl::StrJoin(world_ranks, ", ",
+                       [](std::string* out, int rank) { absl::StrAppend(out, "rank ", rank); });
+}
+
+}  // namespace
+
 Formation::Formation(LocalWorld& world, std::vector<int> world_ranks)
     : world_(world),
       world_ranks_(std::move(world_ranks)),
@@ -31,23 +43,44 @@ absl::StatusOr<Formation::Place> Formation::Join(int rank, Proposal proposal) {
       changed_.Notify();
     }
   }
-  changed_.Await([&] { return complete_.load() >= round || broken_.load(); }, deadline);
+  AwaitAndSay(
+      changed_, [&] { return complete_.load() >= round || broken_.load(); }, deadline,
+      WaitPoint::kSpin, options.notices,
+      [&](double seconds) { SayWaiting(rank, round, options, seconds); });
   const std::scoped_lock lock(mutex_);
   if (complete_.load() >= round) {
     if (!places_.ok()) return places_.status();
     return (*places_)[me];
   }
   if (broken_.load()) return FailBrokenLocked();
-  return BreakLocked(LateCreationStatus(options, Absent(round)));
+  return BreakLocked(LateCreationStatus(options, RankNames(AbsentLocked(round))));
 }
 
-std::string Formation::Absent(int64_t round) const {
-  std::string names;
+std::vector<int> Formation::AbsentLocked(int64_t round) const {
+  std::vector<int> absent;
   for (size_t i = 0; i < joined_.size(); ++i) {
-    if (joined_[i] < round)
-      absl::StrAppend(&names, names.empty() ? "" : ", ", "rank ", world_ranks_[i]);
+    if (joined_[i] < round) absent.push_back(world_ranks_[i]);
   }
-  return names;
+  return absent;
+}
+
+// The first of those that have come says it.
+void Formation::SayWaiting(int rank, int64_t round, const CommunicatorOptions& options,
+                           double seconds) {
+  const int world_rank = world_ranks_[static_cast<size_t>(rank)];
+  std::vector<int> absent;
+  bool is_first = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    absent = AbsentLocked(round);
+    const auto first = std::find_if(joined_.begin(), joined_.end(),
+                                    [&](int64_t joined) { return joined >= round; });
+    is_first = first - joined_.begin() == rank;
+  }
+  const std::string known = world_.CompareCalls(world_rank, absent);
+  if (broken_.load() || absent.empty() || !is_first) return;
+  LogWaiting(absl::StrCat("rank ", world_rank), seconds,
+             WaitsForCreation(options, RankNames(absent)), options.timeout_seconds, known);
 }
 
 absl::Status Formation::BreakLocked(absl::Status why) {

@@ -38,7 +38,8 @@ class Formation {
  private:
   absl::Status BreakLocked(absl::Status why);
   absl::Status FailBrokenLocked();
-  std::string Absent(int64_t round) const;
+  std::vector<int> AbsentLocked(int64_t round) const;  // as ranks of the world
+  void SayWaiting(int rank, int64_t round, const CommunicatorOptions& options, double seconds);
 
   LocalWorld& world_;
   const std::vector<int> world_ranks_;

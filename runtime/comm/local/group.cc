@@ -3,9 +3,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/local/world.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
 namespace ebb {
@@ -37,8 +39,10 @@ bool LocalGroup::Meet(int rank, WaitPoint::Deadline deadline) {
   }
   if (posted_.load(std::memory_order_seq_cst) > 0) FailIfAwaitedByAnExchange(rank);
   const auto met = [&] { return met_.load(std::memory_order_acquire) >= meeting; };
-  meeting_.Await([&] { return met() || failed() || left_.load(std::memory_order_acquire) >= 0; },
-                 deadline, spin_);
+  AwaitAndSay(
+      meeting_, [&] { return met() || failed() || left_.load(std::memory_order_acquire) >= 0; },
+      deadline, spin_, options_.notices,
+      [&](double seconds) { SayWaiting(rank, Absent(meeting), seconds); });
   // A rank that has left came to this meeting before, or it would not be complete: so look at that
   // last.
   if (met()) return true;
@@ -46,7 +50,10 @@ bool LocalGroup::Meet(int rank, WaitPoint::Deadline deadline) {
   if (const int left = left_.load(std::memory_order_acquire); left >= 0) {
     FailBecauseLeft(left);
   } else {
-    FailLate(rank, seat(rank).call, Absent(meeting));
+    const std::vector<int> absent = Absent(meeting);
+    const int world_rank = world_ranks_[static_cast<size_t>(rank)];
+    FailLate(rank, seat(rank).call, RankNames(absent),
+             world_.CompareCalls(world_rank, WorldRanks(absent)));
   }
   return false;
 }
@@ -90,9 +97,13 @@ bool LocalGroup::Exchange(int rank, WaitPoint::Deadline deadline,
   lock.unlock();
 
   const auto exchanged = [&] { return mine.exchanged.load(std::memory_order_acquire); };
-  mine.own.Await(
+  AwaitAndSay(
+      mine.own,
       [&] { return exchanged() || failed() || other.left.load(std::memory_order_acquire); },
-      deadline, spin_);
+      deadline, spin_, options_.notices,
+      [&](double seconds) {
+        SayWaiting(rank, {&peer, 1}, seconds);
+      });
   lock.lock();
   if (mine.taken) {
     lock.unlock();
@@ -190,11 +201,15 @@ void LocalGroup::FailBecauseLeft(int rank) {
     const std::scoped_lock lock(status_mutex_);
     how = seat(rank).how_left;
   }
-  Fail(LeftStatus(options_, RankName(rank), how));
+  // Where the world has failed, the rank may have left for that before this group has heard of it.
+  const absl::Status failed = world_.status();
+  Fail(failed.ok() ? LeftStatus(options_, RankName(rank), how) : failed);
 }
 
-void LocalGroup::FailLate(int rank, const Collective& call, const std::string& for_what) {
-  Fail(LateStatus(options_, RankName(rank), Summarise(call), for_what));
+void LocalGroup::FailLate(int rank, const Collective& call, const std::string& for_what,
+                          const std::string& more) {
+  const absl::Status late = LateStatus(options_, RankName(rank), Summarise(call), for_what);
+  Fail(more.empty() ? late : absl::Status(late.code(), absl::StrCat(late.message(), ": ", more)));
 }
 
 void LocalGroup::WakeAll() {
@@ -209,13 +224,31 @@ std::string LocalGroup::RankName(int rank) const {
   return ebb::RankName(world_ranks_, rank);
 }
 
-std::string LocalGroup::Absent(uint64_t meeting) {
-  std::string names;
+std::string LocalGroup::RankNames(std::span<const int> ranks) const {
+  return absl::StrJoin(ranks, ", ", [this](std::string* out, int rank) { *out += RankName(rank); });
+}
+
+std::vector<int> LocalGroup::WorldRanks(std::span<const int> ranks) const {
+  std::vector<int> world_ranks;
+  for (const int rank : ranks) world_ranks.push_back(world_ranks_[static_cast<size_t>(rank)]);
+  return world_ranks;
+}
+
+std::vector<int> LocalGroup::Absent(uint64_t meeting) {
+  std::vector<int> absent;
   for (int rank = 0; rank < size(); ++rank) {
-    if (seat(rank).meetings.load(std::memory_order_relaxed) >= meeting) continue;
-    absl::StrAppend(&names, names.empty() ? "" : ", ", RankName(rank));
+    if (seat(rank).meetings.load(std::memory_order_relaxed) < meeting) absent.push_back(rank);
   }
-  return names;
+  return absent;
+}
+
+void LocalGroup::SayWaiting(int rank, std::span<const int> absent, double seconds) {
+  const std::string known =
+      world_.CompareCalls(world_ranks_[static_cast<size_t>(rank)], WorldRanks(absent));
+  const Collective& call = seat(rank).call;
+  if (failed() || absent.empty() || !SpeaksFor(call, rank, absent)) return;
+  LogWaiting(RankName(rank), seconds, WaitsInCall(options_, Summarise(call), RankNames(absent)),
+             options_.timeout_seconds, known);
 }
 
 }  // namespace ebb

@@ -18,6 +18,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -95,8 +96,9 @@ class LocalGroup {
   // `rank` will call nothing any more: whoever waits for it, now or later, fails. `how` completes
   // "rank 1 has left: ...".
   void Leave(int rank, const std::string& how);
-  // kDeadlineExceeded: `call` of `rank` has waited too long `for_what`.
-  void FailLate(int rank, const Collective& call, const std::string& for_what);
+  // kDeadlineExceeded: `call` of `rank` has waited too long `for_what`, of which `more` is known.
+  void FailLate(int rank, const Collective& call, const std::string& for_what,
+                const std::string& more = "");
 
  private:
   void FailBecauseLeft(int rank);
@@ -105,7 +107,11 @@ class LocalGroup {
   void FailMismatch(int first, int second);
   void WakeAll();
   std::string RankName(int rank) const;  // "rank 1", or "rank 1 (world rank 5)"
-  std::string Absent(uint64_t meeting);
+  std::string RankNames(std::span<const int> ranks) const;
+  std::vector<int> WorldRanks(std::span<const int> ranks) const;
+  std::vector<int> Absent(uint64_t meeting);
+  // `call` of `rank` has waited `seconds` for `absent`. One of those that wait says so.
+  void SayWaiting(int rank, std::span<const int> absent, double seconds);
 
   LocalWorld& world_;
   const CommunicatorOptions options_;

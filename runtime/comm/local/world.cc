@@ -20,7 +20,23 @@ std::vector<int> AllRanks(int size) {
 }  // namespace
 
 LocalWorld::LocalWorld(int size)
-    : size_(size), communicators_(*this, AllRanks(size)), how_left_(static_cast<size_t>(size)) {}
+    : size_(size),
+      records_(std::make_unique<CallRecord[]>(static_cast<size_t>(size))),
+      communicators_(*this, AllRanks(size)),
+      how_left_(static_cast<size_t>(size)) {
+  if (size == 1) return;
+  std::vector<CallRecord*> records;
+  for (int rank = 0; rank < size; ++rank) records.push_back(&records_[static_cast<size_t>(rank)]);
+  for (int rank = 0; rank < size; ++rank)
+    calls_.push_back(std::make_unique<CallOrder>(rank, records));
+}
+
+std::string LocalWorld::CompareCalls(int rank, std::span<const int> others) {
+  const CallOrder* const order = calls(rank);
+  if (order == nullptr) return "";
+  if (const absl::Status apart = order->Check(); !apart.ok()) Fail(rank, apart);
+  return order->Describe(others);
+}
 
 absl::StatusOr<std::vector<Formation::Place>> LocalWorld::FormGroups(
     std::span<const int> world_ranks, std::span<const Proposal> proposals) {
@@ -64,8 +80,14 @@ void LocalWorld::Fail(int rank, const absl::Status& why) {
     if (status_.ok()) status_ = status;
     groups = Groups();
   }
-  for (const auto& group : groups) group->Fail(status);
+  // First: a rank that hears of it in a group may leave, which would look like the cause.
   communicators_.Break(status);
+  for (const auto& group : groups) group->Fail(status);
+}
+
+absl::Status LocalWorld::status() const {
+  const std::scoped_lock lock(mutex_);
+  return status_;
 }
 
 void LocalWorld::Leave(int rank, const std::string& how) {

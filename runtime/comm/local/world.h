@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/local/formation.h"
 #include "ebb/runtime/comm/local/group.h"
 
@@ -22,6 +23,13 @@ class LocalWorld {
 
   int size() const { return size_; }
   Formation& communicators() { return communicators_; }
+  // Of one rank; null in a world of one.
+  CallOrder* calls(int rank) {
+    return calls_.empty() ? nullptr : calls_[static_cast<size_t>(rank)].get();
+  }
+  // Fails, with all communicators, where the ranks' calls have gone apart, as `rank` has noticed. Else
+  // what is known of the last calls of `others`.
+  std::string CompareCalls(int rank, std::span<const int> others);
 
   // One group for each colour, as places of `world_ranks` in their order.
   absl::StatusOr<std::vector<Formation::Place>> FormGroups(std::span<const int> world_ranks,
@@ -29,6 +37,7 @@ class LocalWorld {
 
   // `rank` gives up: all communicators fail, and no new ones are formed.
   void Fail(int rank, const absl::Status& why);
+  absl::Status status() const;  // why a rank has given up
   // `rank` calls nothing any more. Those that do not wait for it go on.
   void Leave(int rank, const std::string& how);
   // Ranks in the order in which they first failed, aborted, returned an error or, by leaving, made
@@ -40,6 +49,8 @@ class LocalWorld {
   std::vector<std::shared_ptr<LocalGroup>> Groups();
 
   const int size_;
+  const std::unique_ptr<CallRecord[]> records_;    // by rank
+  std::vector<std::unique_ptr<CallOrder>> calls_;  // likewise
   Formation communicators_;
   mutable std::mutex mutex_;
   std::vector<std::weak_ptr<LocalGroup>> groups_;
@@ -63,6 +74,7 @@ class LocalRank : public WorldBackend {
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   void Fail(absl::Status why) override { world_->Fail(rank_, why); }
+  CallOrder* calls() override { return world_->calls(rank_); }
   std::shared_ptr<LocalWorld> threads() override { return world_; }
 
  private:

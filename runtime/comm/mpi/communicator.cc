@@ -95,8 +95,12 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     if (!fits) fail(peer);
     return fits;
   };
+  const auto waits = [&](std::string_view names) {
+    return WaitsInCall(group_->options(), mine, names);
+  };
   const Letters::Meeting meeting =
-      group_->calls().Meet(peers, &mine, deadline, arrived, [] { return true; });
+      group_->calls().Meet(peers, &mine, deadline, arrived, [] { return true; },
+                           {.options = group_->options(), .text = waits});
   switch (meeting.outcome) {
     case Letters::Outcome::kMet:
       break;

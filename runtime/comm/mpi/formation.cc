@@ -85,6 +85,7 @@ absl::StatusOr<MpiGroup::Place> MpiGroup::Join(const Proposal& proposal) {
     for (const size_t member : members) place.world_ranks.push_back(place_.world_ranks[member]);
   }
   place.options = proposals[me].options;
+  place.options.notices = wanted.notices;
   world_.UseId(place.id);
 
   absl::Status made;
@@ -117,8 +118,10 @@ absl::StatusOr<MpiGroup::Place> MpiGroup::Join(const Proposal& proposal) {
 
 absl::Status MpiGroup::MeetToJoin(const void* letter, const CommunicatorOptions& options,
                                   WaitPoint::Deadline deadline) {
+  const auto waits = [&](std::string_view names) { return WaitsForCreation(options, names); };
   const Letters::Meeting meeting = proposals_->Meet(
-      others_, letter, deadline, [](int) { return true; }, [this] { return broken().ok(); });
+      others_, letter, deadline, [](int) { return true; }, [this] { return broken().ok(); },
+      {.options = options, .text = waits});
   EBB_RETURN_IF_ERROR(status());
   EBB_RETURN_IF_ERROR(broken());
   switch (meeting.outcome) {

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/wait_notice.h"
 
 namespace ebb {
 namespace {
@@ -76,7 +77,22 @@ void MpiGroup::Hear(int world_rank, const Notice& notice) {
     case Notice::Kind::kFarewell:
       HearFarewell(world_rank, notice);
       return;
+    case Notice::Kind::kCalls:
+      return;  // the world's
   }
+}
+
+void MpiGroup::SayWaiting(std::span<const int> absent, double seconds,
+                          const Letters::Waits& waits) {
+  std::vector<int> world_ranks;
+  for (const int rank : absent) world_ranks.push_back(world_rank(rank));
+  const std::string known = world_.CompareCalls(world_ranks);
+  if (failed() || absent.empty()) return;
+  for (int first = 0; first < rank(); ++first) {
+    if (std::find(absent.begin(), absent.end(), first) == absent.end()) return;
+  }
+  LogWaiting(RankName(rank()), seconds, waits.text(RankNames(absent)),
+             waits.options.timeout_seconds, known);
 }
 
 void MpiGroup::FailLate(const Collective& call, std::string_view for_whom) {

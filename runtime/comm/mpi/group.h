@@ -19,6 +19,7 @@
 #include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/node/communicator.h"
 #include "ebb/runtime/comm/turns.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -54,16 +55,30 @@ class MpiGroup {
   Letters& proposals() { return *proposals_; }
   int data_tag() const { return kTags * id() + 2; }
 
-  // Until `condition()`, which looks at messages. False: the group has failed, or it is too late.
-  template <class Condition>
-  bool Await(Condition condition, WaitPoint::Deadline deadline) {
+  // Until `condition()`, which looks at messages. False: the group has failed, or it is too late. `say`:
+  // of the seconds, when the log is to hear of it.
+  template <class Condition, class Say>
+  bool Await(Condition condition, WaitPoint::Deadline deadline, NoticeTimes times, Say say) {
     Patience patience;
+    std::optional<WaitNotice> notice, telling;
     for (;;) {
       world_.Poll();
       if (condition()) return true;
-      if (failed() || WaitPoint::Clock::now() >= deadline) return false;
+      const WaitPoint::Deadline now = WaitPoint::Clock::now();
+      if (failed() || now >= deadline) return false;
+      if (!notice.has_value()) {
+        notice.emplace(times, now);
+        times.first_seconds /= 5;  // the other hosts need them to compare
+        telling.emplace(times, now);
+      }
+      if (telling->Take(now).has_value()) world_.TellCalls();
+      if (const std::optional<double> seconds = notice->Take(now)) say(*seconds);
       patience.Pause();
     }
+  }
+  template <class Condition>
+  bool Await(Condition condition, WaitPoint::Deadline deadline) {
+    return Await(condition, deadline, options().notices, [](double) {});
   }
 
   // Where ranks of the group meet to create communicators, in the same order on all.
@@ -73,6 +88,8 @@ class MpiGroup {
   absl::Status status() const;
   // The first failure stays, and is told to the others.
   void Fail(const absl::Status& why);
+  // This rank has waited `seconds` for `absent`. The first of those that have come says so in the log.
+  void SayWaiting(std::span<const int> absent, double seconds, const Letters::Waits& waits);
   void FailLate(const Collective& call, std::string_view for_whom);
   void FailMismatch(int first, const CallSummary& first_call, int second,
                     const CallSummary& second_call);

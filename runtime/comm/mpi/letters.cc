@@ -34,7 +34,7 @@ void Letters::Expect(int peer) {
 Letters::Meeting Letters::Meet(std::span<const int> peers, const void* mine,
                                WaitPoint::Deadline deadline,
                                absl::FunctionRef<bool(int peer)> arrived,
-                               absl::FunctionRef<bool()> goes_on) {
+                               absl::FunctionRef<bool()> goes_on, const Waits& waits) {
   for (const int peer : peers) {
     Pair& pair = pairs_[static_cast<size_t>(peer)];
     const int which = static_cast<int>(pair.sent % 2);
@@ -68,16 +68,22 @@ Letters::Meeting Letters::Meet(std::span<const int> peers, const void* mine,
     }
     return missing == 0 || !fits || gone >= 0 || !goes_on();
   };
-  const bool done = group_.Await(look, deadline);
+  const bool done = group_.Await(look, deadline, waits.options.notices, [&](double seconds) {
+    group_.SayWaiting(Absent(peers), seconds, waits);
+  });
   // A failure that is known counts also where all letters have come: it is older than they are.
   if (!fits || !goes_on() || group_.failed()) return {.outcome = Outcome::kFailed, .absent = {}};
   if (missing == 0) return {};
   if (done) return {.outcome = Outcome::kLeft, .absent = {gone}};
-  Meeting late = {.outcome = Outcome::kLate, .absent = {}};
+  return {.outcome = Outcome::kLate, .absent = Absent(peers)};
+}
+
+std::vector<int> Letters::Absent(std::span<const int> peers) const {
+  std::vector<int> absent;
   for (const int peer : peers) {
-    if (!pairs_[static_cast<size_t>(peer)].here) late.absent.push_back(peer);
+    if (!pairs_[static_cast<size_t>(peer)].here) absent.push_back(peer);
   }
-  return late;
+  return absent;
 }
 
 void Letters::Next(std::span<const int> peers) {

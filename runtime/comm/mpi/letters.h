@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/mpi/port.h"
 
 namespace ebb {
@@ -24,12 +26,19 @@ class Letters {
     std::vector<int> absent;  // ranks that have left, or are late
   };
 
+  // In what a rank waits, for messages, given the names of those that are absent.
+  struct Waits {
+    const CommunicatorOptions& options;
+    absl::FunctionRef<std::string(std::string_view names)> text;
+  };
+
   Letters(MpiGroup& group, int tag, size_t bytes);
 
   // Sends `mine` to `peers` and waits for theirs. `arrived` sees each; false from it, or from
   // `goes_on`, ends the waiting with kFailed.
   Meeting Meet(std::span<const int> peers, const void* mine, WaitPoint::Deadline deadline,
-               absl::FunctionRef<bool(int peer)> arrived, absl::FunctionRef<bool()> goes_on);
+               absl::FunctionRef<bool(int peer)> arrived, absl::FunctionRef<bool()> goes_on,
+               const Waits& waits);
   // What `peer` has sent, until Next.
   const void* From(int peer) const;
   // The letters have been read; the next may come.
@@ -47,6 +56,7 @@ class Letters {
     bool here = false;
   };
   std::byte* Place(int peer, int which) const;
+  std::vector<int> Absent(std::span<const int> peers) const;
   void Expect(int peer);
 
   MpiGroup& group_;

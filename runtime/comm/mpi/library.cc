@@ -2,14 +2,17 @@
 
 #include <pthread.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
+#include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
@@ -83,8 +86,13 @@ absl::Status MpiLibrary::Initialise(double timeout_seconds) {
     pthread_setname_np(thread_.native_handle(), "ebb-mpi");
     std::atexit([] { TheLibrary().AtExit(); });
   }
-  if (!changed_.Await([&] { return initialised_.load(std::memory_order_acquire); },
-                      DeadlineAfter(timeout_seconds))) {
+  const auto say = [](double seconds) {
+    LogWarning(absl::StrCat("MPI_Init_thread has waited ", std::round(seconds),
+                            " s: not all processes that the launcher has started have come to it"));
+  };
+  if (!AwaitAndSay(
+          changed_, [&] { return initialised_.load(std::memory_order_acquire); },
+          DeadlineAfter(timeout_seconds), WaitPoint::kSpin, NoticeTimes(), say)) {
     return absl::DeadlineExceededError(
         absl::StrCat("MPI_Init_thread has waited ", timeout_seconds,
                      " s: not all processes that the launcher has started have come to it"));

@@ -9,14 +9,16 @@
 namespace ebb {
 
 struct Notice {
-  // kBroken: no more communicators can be created out of the group.
-  enum class Kind : int32_t { kFailure, kBroken, kFarewell };
+  // kBroken: no more communicators can be created out of the group. kCalls: the sender's, as CallOrder
+  // packs them.
+  enum class Kind : int32_t { kFailure, kBroken, kFarewell, kCalls };
   static constexpr int kTextBytesMax = 2040;
 
   Kind kind = Kind::kFailure;
   int32_t group = 0;   // 0: the world
   int32_t code = 0;    // of a Status
   uint64_t calls = 0;  // of a farewell: letters that the receiver has been sent before
+  uint64_t bytes = 0;  // of `text`, of kCalls
   uint64_t proposals = 0;
   char text[kTextBytesMax] = {};  // longer ones are cut
 

@@ -2,14 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <new>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
 
 namespace ebb {
 namespace {
@@ -25,12 +29,27 @@ absl::Status NotAllHaveCome(MpiLibrary& library, MPI_Comm comm, const char* what
       "world, for the other ranks: not all ", size, " have come there (", what, ")"));
 }
 
+// MPI does not tell which are missing. So the first two say it, of which one may be it.
+void SayNotAllHaveCome(MpiLibrary& library, MPI_Comm comm, double seconds) {
+  int rank = 0, size = 1;
+  {
+    const std::scoped_lock lock(library.mutex());
+    MPI_Comm_rank(comm, &rank);
+    MPI_Comm_size(comm, &size);
+  }
+  if (rank > 1) return;
+  LogWarning(absl::StrCat(Describe(Myself(rank, size, "MPI")), " has waited ", std::round(seconds),
+                          " s, at the start of the world, for the other ranks: not all ", size,
+                          " have come there"));
+}
+
 // Until a non-blocking collective of `comm` is complete. One that is not keeps `memory`, to which
 // MPI may write at any time.
 absl::Status AwaitRequest(MpiLibrary& library, MPI_Comm comm, MPI_Request request,
                           const MessageMemory& memory, const char* what,
                           WaitPoint::Deadline deadline) {
   Patience patience;
+  WaitNotice notice{NoticeTimes()};
   absl::Status status;
   for (int complete = 0; status.ok();) {
     {
@@ -41,6 +60,8 @@ absl::Status AwaitRequest(MpiLibrary& library, MPI_Comm comm, MPI_Request reques
     if (WaitPoint::Clock::now() >= deadline) {
       status.Update(NotAllHaveCome(library, comm, what));
     } else {
+      if (const std::optional<double> seconds = notice.Take())
+        SayNotAllHaveCome(library, comm, *seconds);
       patience.Pause();
     }
   }

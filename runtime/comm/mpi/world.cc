@@ -148,10 +148,11 @@ absl::Status MpiWorld::FormNode(const std::string& name, double timeout_seconds)
                                          .one_host = true,
                                          .launcher = "MPI",
                                          .timeout_seconds = timeout_seconds}));
-  EBB_ASSIGN_OR_RETURN(
-      node_,
-      NodeWorld::Form(local, std::move(rendezvous),
-                      {.named_ranks = ranks, .launcher = std::nullopt, .launcher_name = ""}));
+  EBB_ASSIGN_OR_RETURN(node_, NodeWorld::Form(local, std::move(rendezvous),
+                                              {.named_ranks = ranks,
+                                               .named_size = size(),
+                                               .launcher = std::nullopt,
+                                               .launcher_name = ""}));
   MpiGroup::Place place;
   place.options.name = "world";
   place.options.timeout_seconds = timeout_seconds;
@@ -277,7 +278,27 @@ void MpiWorld::Tell(int rank, const Notice& notice) {
               sizeof(Notice));
 }
 
+void MpiWorld::TellCalls() {
+  const std::string packed = calls().Pack();
+  Notice notice = {.kind = Notice::Kind::kCalls, .bytes = packed.size()};
+  std::copy_n(packed.data(), std::min(packed.size(), sizeof(notice.text)), notice.text);
+  for (const std::vector<int>& ranks : hosts_.ranks) {
+    if (std::find(ranks.begin(), ranks.end(), rank()) == ranks.end()) Tell(ranks[0], notice);
+  }
+}
+
+std::string MpiWorld::CompareCalls(std::span<const int> world_ranks) {
+  if (const absl::Status apart = calls().Check(); !apart.ok()) all_->Fail(apart);
+  return calls().Describe(world_ranks);
+}
+
 void MpiWorld::Deliver(int from, const Notice& notice) {
+  if (notice.kind == Notice::Kind::kCalls) {
+    const size_t bytes = std::min<size_t>(notice.bytes, sizeof(notice.text));
+    const absl::Status apart = calls().Hear(std::string_view(notice.text, bytes));
+    if (!apart.ok() && all_ != nullptr) all_->Fail(apart);
+    return;
+  }
   {
     const std::scoped_lock lock(groups_mutex_);
     const auto found = groups_.find(notice.group);
@@ -331,6 +352,13 @@ int MpiRank::ranks_per_host() const {
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiRank::NewCommunicator(
     const CommunicatorOptions& options) {
   return MpiCommunicator::Join(world_, world_->all(), {.options = options});
+}
+
+// Whoever calls hears what others have told: they wait for it.
+CallOrder* MpiRank::calls() {
+  if (world_->size() == 1) return nullptr;
+  world_->Poll();
+  return &world_->calls();
 }
 
 void MpiRank::Fail(absl::Status why) {

@@ -64,6 +64,12 @@ class MpiWorld {
   void Poll();
   void Tell(int rank, const Notice& notice);
 
+  CallOrder& calls() { return node_->calls(); }
+  // This rank's calls, to the first rank of every other host.
+  void TellCalls();
+  // As NodeWorld's.
+  std::string CompareCalls(std::span<const int> world_ranks);
+
   // Groups hear what is told to them from Register to Forget, and before if it has come before.
   void Register(MpiGroup& group);
   void Forget(MpiGroup& group);
@@ -126,6 +132,7 @@ class MpiRank : public WorldBackend {
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   void Fail(absl::Status why) override;
+  CallOrder* calls() override;
 
  private:
   const std::shared_ptr<MpiWorld> world_;

@@ -15,6 +15,8 @@
 
 namespace ebb {
 
+class CallOrder;
+
 class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
@@ -35,6 +37,10 @@ class Bootstrap {
   // `heard` is called, on any thread, when another rank has failed ("rank 2 failed: ...") or its
   // process has ended: at once if that has happened already. One for a world, before it is used.
   virtual void OnFailure(std::function<void(const absl::Status& why)> heard) = 0;
+
+  // As WorldBackend's; and what others do not see of it, they are told. Any thread.
+  virtual CallOrder* calls() { return nullptr; }
+  virtual void TellCalls() {}
 
   // Of a communicator between all ranks. Collective, as AllGather, which may wait.
   virtual absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells(double timeout_seconds) = 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/grouping.h"
@@ -289,6 +290,7 @@ void NcclCommunicator::Watch() {
     };
     while (!stopped() && !channel_->failed() && busy()) {
       if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) parts_.failure->Report(wrong);
+      SayIfWaiting();
       changed_.Await(stopped, WaitPoint::Clock::now() + period, std::chrono::nanoseconds(0));
     }
   }
@@ -303,6 +305,37 @@ absl::Status NcclCommunicator::WhatIsWrong() {
   if (error.ok() || channel_->failed()) return absl::OkStatus();
   return absl::Status(error.code(), absl::StrCat(RankName(), " on communicator '",
                                                  parts_.options.name, "': ", error.message()));
+}
+
+// NCCL does not say which ranks are waited for; what these have called last may.
+void NcclCommunicator::SayIfWaiting() {
+  const NoticeTimes& times = parts_.options.notices;
+  const double tells_after = times.first_seconds / 5;  // the others need it to compare
+  const std::optional<CallSummary> call = in_flight_->Late(tells_after);
+  if (!call.has_value() || channel_->failed()) {
+    notice_.reset();
+    return;
+  }
+  Bootstrap& bootstrap = parts_.failure->bootstrap();
+  CallOrder* const order = bootstrap.calls();
+  if (!notice_.has_value()) {
+    notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - tells_after,
+                                .interval_seconds = times.interval_seconds});
+    bootstrap.TellCalls();
+  }
+  const std::optional<double> more_seconds = notice_->Take();
+  if (!more_seconds.has_value()) return;
+  std::vector<int> behind;
+  for (int rank = 0; order != nullptr && rank < bootstrap.size(); ++rank) {
+    if (order->IsBehind(rank)) behind.push_back(rank);
+  }
+  if (order != nullptr) {
+    if (const absl::Status apart = order->Check(); !apart.ok()) parts_.failure->Report(apart);
+  }
+  if (group_.rank > 1) return;  // of the first two one may be waited for
+  LogWaiting(RankName(), tells_after + *more_seconds,
+             WaitsInCall(parts_.options, *call, "other ranks"), parts_.options.timeout_seconds,
+             order == nullptr ? "" : order->Describe(behind));
 }
 
 absl::Status NcclCommunicator::Deserted() {

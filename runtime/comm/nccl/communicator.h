@@ -24,6 +24,7 @@
 #include "ebb/runtime/comm/nccl/ordered_sums.h"
 #include "ebb/runtime/comm/nccl/registrations.h"
 #include "ebb/runtime/comm/nccl/shared_failure.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/wait_point.h"
 
@@ -77,6 +78,7 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status EnqueueSums(Stream& stream, const Collective& call);
   void Watch();
   absl::Status WhatIsWrong();
+  void SayIfWaiting();
   absl::Status Deserted();
   absl::Status LateStatus(const CallSummary& call) const;
   absl::Status Named(const absl::Status& error, const CallSummary& call) const;
@@ -97,6 +99,7 @@ class NcclCommunicator : public CommunicatorBackend {
   std::atomic<bool> stop_{false};
   std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately
   WaitPoint changed_;
+  std::optional<WaitNotice> notice_;  // of the watching thread
   std::thread watch_;
 };
 

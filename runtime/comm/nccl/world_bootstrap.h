@@ -31,6 +31,7 @@ class WorldBootstrap : public Bootstrap {
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine,
                                                      double timeout_seconds) override;
   void Fail(const absl::Status& why) override { world_.Fail(why); }
+  CallOrder* calls() override { return world_.calls(); }
   void OnFailure(std::function<void(const absl::Status& why)> heard) override;
   absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells(double timeout_seconds) override;
 

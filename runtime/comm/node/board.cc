@@ -7,8 +7,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/node/world.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::node {
@@ -29,6 +31,11 @@ void Write(const Proposal& proposal, SharedProposal& to) {
   to.timeout_seconds = proposal.options.timeout_seconds;
   to.colour = proposal.colour;
   to.key = proposal.key;
+}
+
+std::string RankNames(const std::vector<int>& named_ranks) {
+  return absl::StrJoin(named_ranks, ", ",
+                       [](std::string* out, int rank) { absl::StrAppend(out, "rank ", rank); });
 }
 
 Proposal Read(const SharedProposal& from) {
@@ -82,6 +89,7 @@ absl::StatusOr<Board::Place> Board::Join(const Proposal& proposal) {
   const int size = static_cast<int>(members.size());
   Place place;
   place.options = proposals[me].options;
+  place.options.notices = proposal.options.notices;
   place.layout = GroupLayout(size, world_.lanes());
   std::vector<int> ranks;
   for (const size_t member : members) {
@@ -125,8 +133,11 @@ absl::Status Board::AwaitAll(int64_t round, const CommunicatorOptions& options,
     return -1;
   };
   const auto over = [&] { return broken_->is_set() || !failure_().ok() || gone() >= 0; };
-  world_.point(world_ranks_[static_cast<size_t>(rank_)], kPoint)
-      .Await([&] { return complete() || over(); }, DeadlineAfter(CreationSeconds(options)));
+  const auto say = [&](double seconds) { SayWaiting(options, ranks, is_absent, seconds); };
+  AwaitAndSay(
+      world_.point(world_ranks_[static_cast<size_t>(rank_)], kPoint),
+      [&] { return complete() || over(); }, DeadlineAfter(CreationSeconds(options)),
+      WaitPoint::kSpin, options.notices, say);
   // Failing is for good: also for those who come when all the others are there already.
   EBB_RETURN_IF_ERROR(failure_());
   if (broken_->is_set()) return broken_->Get();
@@ -134,12 +145,30 @@ absl::Status Board::AwaitAll(int64_t round, const CommunicatorOptions& options,
   if (const int rank = gone(); rank >= 0) {
     return Break(LeftBeforeCreationStatus(NamedRank(rank), farewell_(rank)->how));
   }
-  std::string absent;
+  std::vector<int> absent;
   for (const int rank : ranks) {
-    if (is_absent(rank))
-      absl::StrAppend(&absent, absent.empty() ? "" : ", ", "rank ", NamedRank(rank));
+    if (is_absent(rank)) absent.push_back(NamedRank(rank));
   }
-  return Break(LateCreationStatus(options, absent));
+  return Break(LateCreationStatus(options, RankNames(absent)));
+}
+
+// The first of those that have come says it.
+void Board::SayWaiting(const CommunicatorOptions& options, std::span<const int> ranks,
+                       absl::FunctionRef<bool(int rank)> is_absent, double seconds) {
+  std::vector<int> absent;
+  int first = -1;
+  for (const int rank : ranks) {
+    if (is_absent(rank)) {
+      absent.push_back(NamedRank(rank));
+    } else if (first < 0) {
+      first = rank;
+    }
+  }
+  const std::string known = world_.CompareCalls(absent);
+  // Of those that wait for a group's memory, none of which is absent for the others, each says it.
+  if (absent.empty() || (first >= 0 && first != rank_) || world_.failed()) return;
+  LogWaiting(absl::StrCat("rank ", NamedRank(rank_)), seconds,
+             WaitsForCreation(options, RankNames(absent)), options.timeout_seconds, known);
 }
 
 absl::StatusOr<int64_t> Board::MakeMemory(const GroupLayout& layout, int ranks) {

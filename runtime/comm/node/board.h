@@ -47,6 +47,8 @@ class Board {
   absl::Status AwaitAll(int64_t round, const CommunicatorOptions& options,
                         std::span<const int> ranks,
                         absl::FunctionRef<int64_t(const BoardSeat&)> rounds);
+  void SayWaiting(const CommunicatorOptions& options, std::span<const int> ranks,
+                  absl::FunctionRef<bool(int rank)> is_absent, double seconds);
   absl::StatusOr<int64_t> MakeMemory(const GroupLayout& layout, int ranks);
   absl::Status Break(const absl::Status& why);
   void Wake(std::span<const int> ranks);

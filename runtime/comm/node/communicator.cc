@@ -184,17 +184,19 @@ bool NodeCommunicator::Meet(const Collective& call, uint64_t number,
     }
     return -1;
   };
+  const auto absent = [&] {
+    std::vector<int> ranks;
+    for (int other = 0; other < size(); ++other) {
+      if (is_absent(other)) ranks.push_back(other);
+    }
+    return ranks;
+  };
   group_->Sleep([&] { return met() || missing() >= 0 || exchange_.Awaiting() >= 0; }, deadline,
-                spin_);
+                spin_, [&](double seconds) { group_->SayWaiting(call, absent(), seconds); });
   if (met()) return true;
   if (group_->failed() || exchange_.FailIfAwaited(Summarise(call))) return false;
   if (const int other = missing(); other >= 0) return group_->Missed(other, call);
-  std::string absent;
-  for (int other = 0; other < size(); ++other) {
-    if (is_absent(other))
-      absl::StrAppend(&absent, absent.empty() ? "" : ", ", group_->RankName(other));
-  }
-  group_->FailLate(call, absent);
+  group_->FailLate(call, absent());
   return false;
 }
 

@@ -3,7 +3,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
 namespace ebb {
@@ -69,8 +71,28 @@ void NodeGroup::Fail(const absl::Status& why) {
   }
 }
 
-void NodeGroup::FailLate(const Collective& call, const std::string& for_what) {
-  Fail(LateStatus(options_, RankName(rank_), Summarise(call), for_what));
+void NodeGroup::SayWaiting(const Collective& call, std::span<const int> absent, double seconds) {
+  const std::string known = world_->CompareCalls(NamedRanks(absent));
+  if (failed() || absent.empty() || !SpeaksFor(call, rank_, absent)) return;
+  {
+    const std::scoped_lock lock(mutex_);
+    const WaitPoint::Deadline now = WaitPoint::Clock::now();
+    if (now < said_until_) return;
+    said_until_ = now + std::chrono::duration_cast<WaitPoint::Clock::duration>(
+                            std::chrono::duration<double>(options_.notices.first_seconds / 2));
+  }
+  LogWaiting(RankName(rank_), seconds, WaitsInCall(options_, Summarise(call), RankNames(absent)),
+             options_.timeout_seconds, known);
+}
+
+void NodeGroup::FailLate(const Collective& call, const std::string& for_what,
+                         const std::string& more) {
+  const absl::Status late = LateStatus(options_, RankName(rank_), Summarise(call), for_what);
+  Fail(more.empty() ? late : absl::Status(late.code(), absl::StrCat(late.message(), ": ", more)));
+}
+
+void NodeGroup::FailLate(const Collective& call, std::span<const int> absent) {
+  FailLate(call, RankNames(absent), world_->CompareCalls(NamedRanks(absent)));
 }
 
 void NodeGroup::FailMismatch(int first, const CallSummary& first_call, int second,
@@ -85,9 +107,19 @@ bool NodeGroup::Missed(int rank, const Collective& call) {
     Fail(LeftStatus(options_, RankName(rank),
                     said ? seat(rank).farewell.how : "its process has ended"));
   } else {
-    FailLate(call, RankName(rank));
+    FailLate(call, {&rank, 1});
   }
   return false;
+}
+
+std::string NodeGroup::RankNames(std::span<const int> ranks) const {
+  return absl::StrJoin(ranks, ", ", [this](std::string* out, int rank) { *out += RankName(rank); });
+}
+
+std::vector<int> NodeGroup::NamedRanks(std::span<const int> ranks) const {
+  std::vector<int> named;
+  for (const int rank : ranks) named.push_back(named_ranks_[static_cast<size_t>(rank)]);
+  return named;
 }
 
 std::string NodeGroup::RankName(int rank) const {

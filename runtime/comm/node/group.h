@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "ebb/runtime/comm/node/layout.h"
 #include "ebb/runtime/comm/node/world.h"
 #include "ebb/runtime/comm/turns.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -68,17 +70,21 @@ class NodeGroup {
   bool AwaitRank(int rank, const Collective& call, WaitPoint::Deadline deadline, Spin& spin,
                  Condition condition) {
     if (condition()) return true;
-    Sleep([&] { return condition() || HasLeft(rank); }, deadline, spin);
+    Sleep([&] { return condition() || HasLeft(rank); }, deadline, spin,
+          [&](double seconds) {
+            SayWaiting(call, {&rank, 1}, seconds);
+          });
     if (condition()) return true;
     return Missed(rank, call);
   }
-  // Until `condition()` or the group has failed.
-  template <class Condition>
-  void Sleep(Condition condition, WaitPoint::Deadline deadline, Spin& spin) {
+  // Until `condition()` or the group has failed. `say`: of the seconds, when the log is to hear of it.
+  template <class Condition, class Say>
+  void Sleep(Condition condition, WaitPoint::Deadline deadline, Spin& spin, Say say) {
     const auto begin = WaitPoint::Clock::now();
     const std::chrono::nanoseconds time = spins_ ? spin.time : std::chrono::nanoseconds(0);
-    world_->point(world_rank(rank_), point_)
-        .Await([&] { return condition() || failed(); }, deadline, time);
+    AwaitAndSay(
+        world_->point(world_rank(rank_), point_), [&] { return condition() || failed(); }, deadline,
+        time, options_.notices, say);
     constexpr std::chrono::nanoseconds kShortest{1000}, kLongest{30'000};
     const bool slept = WaitPoint::Clock::now() - begin > time;
     spin.time = slept ? std::max(kShortest, spin.time / 2) : std::min(kLongest, spin.time * 2);
@@ -97,7 +103,10 @@ class NodeGroup {
   absl::Status status();
   // The first failure stays.
   void Fail(const absl::Status& why);
-  void FailLate(const Collective& call, const std::string& for_what);
+  // `call` of this rank has waited `seconds` for `absent`. One of those that wait says so, once.
+  void SayWaiting(const Collective& call, std::span<const int> absent, double seconds);
+  void FailLate(const Collective& call, const std::string& for_what, const std::string& more = "");
+  void FailLate(const Collective& call, std::span<const int> absent);
   void FailMismatch(int first, const CallSummary& first_call, int second,
                     const CallSummary& second_call);
   // The group fails because `rank` has left, or is late. False.
@@ -105,6 +114,9 @@ class NodeGroup {
   std::string RankName(int rank) const;
 
  private:
+  std::string RankNames(std::span<const int> ranks) const;
+  std::vector<int> NamedRanks(std::span<const int> ranks) const;
+
   const std::shared_ptr<NodeWorld> world_;
   const CommunicatorOptions options_;
   const std::vector<int> world_ranks_;
@@ -118,7 +130,8 @@ class NodeGroup {
   Turns turns_;
   std::unique_ptr<node::Board> splits_;
   std::mutex mutex_;
-  absl::Status status_;  // as this process has first seen it
+  WaitPoint::Deadline said_until_ = {};  // threads of one operation wait for the same rank
+  absl::Status status_;                  // as this process has first seen it
 };
 
 }  // namespace ebb

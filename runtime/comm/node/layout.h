@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/node/shared_status.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -55,6 +56,7 @@ struct alignas(64) Point {
 
 struct alignas(64) RankPlace {
   std::array<Point, kWaitPoints> points;
+  CallRecord calls;
   Farewell world;               // creates no more communicators
   std::atomic<uint32_t> ended;  // its process may end now and nobody minds
 };

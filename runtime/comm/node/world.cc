@@ -104,8 +104,9 @@ absl::StatusOr<std::shared_ptr<NodeWorld>> NodeWorld::Form(int rank, Rendezvous 
                        }));
   EBB_ASSIGN_OR_RETURN(Mapping mapping, file.Map(0, layout.bytes));
   EBB_ASSIGN_OR_RETURN(std::vector<Mapping> heaps, node::ShareHeaps(rank, rendezvous));
+  const int named_size = std::max(options.named_size, ranks);
   std::shared_ptr<NodeWorld> world(new NodeWorld(rank, participants, std::move(named_ranks),
-                                                 std::move(file), std::move(mapping),
+                                                 named_size, std::move(file), std::move(mapping),
                                                  std::move(heaps)));
   CoreShare::SetForProcess(Sharers(participants, rank));
   Lifeline::Ends ends = {.of_rank = [w = world.get()](int ended) { w->Ended(ended); },
@@ -126,7 +127,7 @@ absl::StatusOr<std::shared_ptr<NodeWorld>> NodeWorld::Form(int rank, Rendezvous 
 }
 
 NodeWorld::NodeWorld(int rank, std::vector<Participant> participants, std::vector<int> named_ranks,
-                     SharedFile file, Mapping mapping, std::vector<Mapping> heaps)
+                     int named_size, SharedFile file, Mapping mapping, std::vector<Mapping> heaps)
     : rank_(rank),
       participants_(std::move(participants)),
       named_ranks_(std::move(named_ranks)),
@@ -137,6 +138,9 @@ NodeWorld::NodeWorld(int rank, std::vector<Participant> participants, std::vecto
       header_(reinterpret_cast<node::WorldHeader*>(mapping_.data())),
       places_(reinterpret_cast<node::RankPlace*>(mapping_.data() + WorldLayout(size()).places)) {
   const WorldLayout layout(size());
+  std::vector<CallRecord*> records(static_cast<size_t>(named_size));
+  for (int i = 0; i < size(); ++i) records[static_cast<size_t>(named_rank(i))] = &place(i).calls;
+  calls_ = std::make_unique<CallOrder>(named_rank(rank_), std::move(records));
   communicators_ = std::make_unique<node::Board>(
       *this, AllRanks(participants_.size()), rank_,
       reinterpret_cast<node::BoardSeat*>(mapping_.data() + layout.board),
@@ -157,6 +161,11 @@ void NodeWorld::Fail(const absl::Status& why) {
   if (!failed()) header_->failure.TrySet(why);
   // Whoever was first may have been killed before it has woken anybody.
   WakeAll();
+}
+
+std::string NodeWorld::CompareCalls(std::span<const int> named_ranks) {
+  if (const absl::Status apart = calls_->Check(); !apart.ok()) Fail(apart);
+  return calls_->Describe(named_ranks);
 }
 
 void NodeWorld::Leave(const std::string& how) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/node/board.h"
 #include "ebb/runtime/comm/node/layout.h"
 #include "ebb/runtime/comm/node/shared_file.h"
@@ -28,6 +30,7 @@ class NodeWorld {
   struct Options {
     // What messages call the ranks, if these are the ones of one host among several.
     std::vector<int> named_ranks;
+    int named_size = 0;  // of the world that these are ranks of; 0: of this one
     // Its end before this world's is a failure.
     std::optional<ParentProcess> launcher;
     std::string launcher_name;
@@ -45,6 +48,11 @@ class NodeWorld {
   int named_rank(int rank) const { return named_ranks_[static_cast<size_t>(rank)]; }
   int lanes() const { return lanes_; }
   node::Board& communicators() { return *communicators_; }
+  // Of this rank, by the ranks' names.
+  CallOrder& calls() { return *calls_; }
+  // Fails, with all communicators, where the ranks' calls have gone apart. Else what is known of the
+  // last calls of `named_ranks`.
+  std::string CompareCalls(std::span<const int> named_ranks);
   SharedFile& file() { return file_; }
   // Whether large buffers of all ranks can be read by all, and where another rank's are here.
   bool shares_buffers() const { return !heaps_.empty(); }
@@ -67,7 +75,7 @@ class NodeWorld {
 
  private:
   NodeWorld(int rank, std::vector<Participant> participants, std::vector<int> named_ranks,
-            SharedFile file, Mapping mapping, std::vector<Mapping> heaps);
+            int named_size, SharedFile file, Mapping mapping, std::vector<Mapping> heaps);
   void WakeAll();
   void Ended(int rank);
 
@@ -80,6 +88,7 @@ class NodeWorld {
   const std::vector<Mapping> heaps_;  // by rank; none if not all could be mapped
   node::WorldHeader* const header_;
   node::RankPlace* const places_;
+  std::unique_ptr<CallOrder> calls_;
   std::unique_ptr<node::Board> communicators_;
   std::unique_ptr<Lifeline> lifeline_;
 };
@@ -99,6 +108,7 @@ class NodeRank : public WorldBackend {
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
   void Fail(absl::Status why) override;
+  CallOrder* calls() override { return world_->size() > 1 ? &world_->calls() : nullptr; }
 
  private:
   std::shared_ptr<NodeWorld> world_;

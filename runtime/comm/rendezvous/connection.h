@@ -28,6 +28,7 @@ enum class MessageType : uint16_t {
   kGone,       // rank 0 has lost the connection to a rank
   kGoodbye,    // the sender leaves as it should
   kNote,       // for all ranks, of what is none of the rendezvous' business
+  kCalls,      // for all ranks, the sender's calls (CallOrder)
 };
 
 struct Message {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -36,8 +37,11 @@ Door::Door(const RendezvousOptions& options, Descriptor listener)
 
 absl::Status Door::HearAll(WaitPoint::Deadline deadline) {
   absl::Status status;
+  WaitNotice notice(options_.notices);
   while (status.ok() && missing_ > 0) {
-    status = WaitPoint::Clock::now() < deadline ? HearSome(deadline) : Late();
+    const WaitPoint::Deadline now = WaitPoint::Clock::now();
+    if (const std::optional<double> seconds = notice.Take(now)) SayWaiting(*seconds);
+    status = now < deadline ? HearSome(std::min(deadline, notice.due())) : Late();
   }
   if (!status.ok()) TurnAllAway(status, deadline);
   return status;
@@ -149,20 +153,38 @@ absl::Status Door::HearRank(int rank) {
       Describe(participant), " has ended while the others were still being waited for"));
 }
 
-absl::Status Door::Late() const {
+// "rank 2, rank 5", of the first few that have come, or that have not.
+std::string Door::RankNames(bool have_come) const {
+  constexpr int kNamed = 8;
   std::string names;
-  int named = 0;
+  int count = 0;
   for (size_t rank = 1; rank < connections_.size(); ++rank) {
-    if (connections_[rank].is_open() || ++named > 8) continue;
+    if (connections_[rank].is_open() != have_come || ++count > kNamed) continue;
     absl::StrAppend(&names, names.empty() ? "" : ", ", "rank ", rank);
   }
-  if (named > 8) absl::StrAppend(&names, " and ", named - 8, " more");
-  std::string text =
-      absl::StrCat("rank 0 has waited ", options_.timeout_seconds, " s at ",
-                   Describe(options_.place), " for ", names, " of ", options_.size, " ranks");
+  if (count > kNamed) absl::StrAppend(&names, " and ", count - kNamed, " more");
+  return names;
+}
+
+std::string Door::MissingRanks() const {
+  std::string text = absl::StrCat(RankNames(/*have_come=*/false), " of ", options_.size, " ranks");
+  if (const std::string here = RankNames(/*have_come=*/true); !here.empty())
+    absl::StrAppend(&text, " (here: ", here, ")");
   if (strangers_ > 0)
     absl::StrAppend(&text, "; ", strangers_, " connections that were no rank's have been closed");
-  return absl::DeadlineExceededError(text);
+  return text;
+}
+
+void Door::SayWaiting(double seconds) const {
+  LogWaiting("rank 0", seconds,
+             absl::StrCat("at ", Describe(options_.place), " for ", MissingRanks()),
+             options_.timeout_seconds, "");
+}
+
+absl::Status Door::Late() const {
+  return absl::DeadlineExceededError(absl::StrCat("rank 0 has waited ", options_.timeout_seconds,
+                                                  " s at ", Describe(options_.place), " for ",
+                                                  MissingRanks()));
 }
 
 void Door::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline) {

@@ -26,6 +26,9 @@ class Door {
   absl::Status HearRank(int rank);
   absl::StatusOr<bool> CheckBuild(Connection& connection, const Message& hello);
   absl::Status Admit(Connection& connection, const Participant& guest);
+  std::string RankNames(bool have_come) const;
+  std::string MissingRanks() const;
+  void SayWaiting(double seconds) const;
   absl::Status Late() const;
   void TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline);
 

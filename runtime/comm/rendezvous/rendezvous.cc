@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
@@ -11,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/rendezvous/door.h"
+#include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -100,13 +102,23 @@ absl::Status Rendezvous::NotWelcomed(const absl::Status& error) const {
           "the same for all ranks. Or rank 0 has stalled"));
 }
 
+void Rendezvous::SayWaiting(double seconds, const absl::Status& last) const {
+  LogWaiting(absl::StrCat("rank ", options_.rank), seconds,
+             absl::StrCat("for rank 0 at ", Describe(options_.place)), options_.timeout_seconds,
+             {last.message().data(), last.message().size()});
+}
+
 absl::Status Rendezvous::JoinAsGuest() {
   const std::string hello = Pack(Myself(options_.rank, options_.size, options_.launcher));
   absl::Status last;
   WaitPoint::Deadline patience = WaitPoint::kNever;  // with who lets in and closes
+  WaitNotice notice(options_.notices);
   for (;;) {
-    absl::StatusOr<Descriptor> socket = Connect(options_.place, deadline_);
+    if (const std::optional<double> seconds = notice.Take()) SayWaiting(*seconds, last);
+    absl::StatusOr<Descriptor> socket = Connect(options_.place, std::min(deadline_, notice.due()));
     last = socket.status();
+    // Only a line for the log was due.
+    const bool goes_on = absl::IsDeadlineExceeded(last) && WaitPoint::Clock::now() < deadline_;
     if (socket.ok()) {
       Connection connection(*std::move(socket));
       connection.Trust();
@@ -127,6 +139,7 @@ absl::Status Rendezvous::JoinAsGuest() {
     } else {
       patience = WaitPoint::kNever;
     }
+    if (goes_on) continue;
     // Nobody listens yet, or has just stopped to: rank 0 may still come.
     if (last.code() != absl::StatusCode::kUnavailable) return FromRankZero(last);
     if (WaitPoint::Clock::now() + kBetweenAttempts >= deadline_) {
@@ -134,7 +147,19 @@ absl::Status Rendezvous::JoinAsGuest() {
     }
     std::this_thread::sleep_for(kBetweenAttempts);
   }
-  absl::StatusOr<Message> table = connections_[0].Receive(deadline_);
+  return ReceiveTable();
+}
+
+// Rank 0 says in the log which ranks are missing; this one only if that takes very long.
+absl::Status Rendezvous::ReceiveTable() {
+  WaitNotice notice({.first_seconds = options_.notices.interval_seconds,
+                     .interval_seconds = options_.notices.interval_seconds});
+  absl::StatusOr<Message> table = connections_[0].Receive(std::min(deadline_, notice.due()));
+  while (absl::IsDeadlineExceeded(table.status()) && WaitPoint::Clock::now() < deadline_) {
+    if (const std::optional<double> seconds = notice.Take())
+      SayWaiting(*seconds, absl::UnavailableError("it has not said yet that all ranks are there"));
+    table = connections_[0].Receive(std::min(deadline_, notice.due()));
+  }
   if (!table.ok()) return FromRankZero(table.status());
   if (table->type == MessageType::kRefusal) return UnpackStatus(table->payload);
   return ReadTable(table->payload);

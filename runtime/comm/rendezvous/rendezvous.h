@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
@@ -32,6 +33,7 @@ struct RendezvousOptions {
   bool one_host = false;  // as far as the launcher has said
   std::string launcher;   // and job: the same on all ranks
   double timeout_seconds = 600;
+  NoticeTimes notices = {};  // when the log says who is waited for
 };
 
 class Rendezvous {
@@ -56,6 +58,8 @@ class Rendezvous {
   explicit Rendezvous(const RendezvousOptions& options);
   absl::Status JoinAsHost();
   absl::Status JoinAsGuest();
+  absl::Status ReceiveTable();
+  void SayWaiting(double seconds, const absl::Status& last) const;
   absl::StatusOr<std::vector<std::string>> AllGatherAsHost(std::string_view mine);
   absl::StatusOr<std::vector<std::string>> AllGatherAsGuest(std::string_view mine);
   absl::Status ReadTable(std::string_view payload);

@@ -1,0 +1,221 @@
+#include "ebb/runtime/comm/call_order.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+constexpr int kEngineShift = 8;
+
+uint64_t Pack(CallOfWorld call) {
+  return static_cast<uint64_t>(call.kind) | static_cast<uint64_t>(call.engine + 1) << kEngineShift;
+}
+
+CallOfWorld Unpack(uint64_t word) {
+  return {.kind = static_cast<CallKind>(word & 0xff),
+          .engine = static_cast<int>(word >> kEngineShift) - 1};
+}
+
+bool Meets(CallKind kind) {
+  return kind == CallKind::kSuspend || kind == CallKind::kResume || kind == CallKind::kCopy;
+}
+
+bool Alike(CallOfWorld one, CallOfWorld other) {
+  return one.engine == other.engine &&
+         (one.kind == other.kind || (Meets(one.kind) && Meets(other.kind)));
+}
+
+// Where call `number`, from 1, has its place.
+size_t PlaceOf(uint64_t number) {
+  return (number - 1) % CallRecord::kKept;
+}
+
+// Nothing where it is not kept any more, or not made yet.
+std::optional<CallOfWorld> CallAt(const CallRecord& record, uint64_t number) {
+  if (record.count.load(std::memory_order_seq_cst) < number) return std::nullopt;
+  const uint64_t word = record.calls[PlaceOf(number)].load(std::memory_order_acquire);
+  // The rank writes a call before it counts it, so the place may be that of one more already.
+  const uint64_t count = record.count.load(std::memory_order_seq_cst);
+  if (count < number || count + 1 >= number + CallRecord::kKept) return std::nullopt;
+  return Unpack(word);
+}
+
+}  // namespace
+
+CallOrder::CallOrder(int rank, std::vector<CallRecord*> records)
+    : rank_(rank), records_(std::move(records)) {
+  const auto read = std::find_if(records_.begin(), records_.end(),
+                                 [](const CallRecord* record) { return record != nullptr; });
+  nearest_ = read == records_.end() ? rank : static_cast<int>(read - records_.begin());
+  for (CallRecord*& record : records_) {
+    if (record == nullptr) record = told_.emplace_back(std::make_unique<CallRecord>()).get();
+  }
+}
+
+int CallOrder::AddEngine(std::string_view name) {
+  const std::scoped_lock lock(names_mutex_);
+  names_.emplace_back(name);
+  return static_cast<int>(names_.size()) - 1;
+}
+
+absl::Status CallOrder::Note(CallOfWorld call) {
+  CallRecord& mine = Mine();
+  if (mine.closed.load(std::memory_order_relaxed) != 0) return absl::OkStatus();
+  const uint64_t number = mine.count.load(std::memory_order_relaxed) + 1;
+  mine.calls[PlaceOf(number)].store(ebb::Pack(call), std::memory_order_release);
+  // In one order with the look at others: of two that differ, the second to come sees it.
+  mine.count.store(number, std::memory_order_seq_cst);
+  if (rank_ != nearest_) EBB_RETURN_IF_ERROR(Compare(nearest_, rank_, number));
+  if (rank_ == nearest_ || !told_.empty()) {
+    for (int other = 0; other < static_cast<int>(records_.size()); ++other)
+      EBB_RETURN_IF_ERROR(Compare(rank_, other, number));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CallOrder::Check() const {
+  for (int first = 0; first < static_cast<int>(records_.size()); ++first) {
+    for (int second = first + 1; second < static_cast<int>(records_.size()); ++second)
+      EBB_RETURN_IF_ERROR(Compare(first, second, /*oldest=*/1));
+  }
+  return absl::OkStatus();
+}
+
+// Of calls from number `oldest` on those that both have made and keep.
+absl::Status CallOrder::Compare(int first, int second, uint64_t oldest) const {
+  if (first == second) return absl::OkStatus();
+  if (first > second) std::swap(first, second);
+  const CallRecord &one = *records_[static_cast<size_t>(first)],
+                   &other = *records_[static_cast<size_t>(second)];
+  const uint64_t last = std::min(one.count.load(std::memory_order_seq_cst),
+                                 other.count.load(std::memory_order_seq_cst));
+  if (last > CallRecord::kKept) oldest = std::max(oldest, last - CallRecord::kKept + 1);
+  for (uint64_t number = oldest; number <= last; ++number) {
+    const std::optional<CallOfWorld> of_one = CallAt(one, number), of_other = CallAt(other, number);
+    if (!of_one.has_value() || !of_other.has_value() || Alike(*of_one, *of_other)) continue;
+    // Closed before its rank has made calls that may differ.
+    if (one.closed.load(std::memory_order_seq_cst) != 0 ||
+        other.closed.load(std::memory_order_seq_cst) != 0)
+      return absl::OkStatus();
+    return Different(first, *of_one, second, *of_other);
+  }
+  return absl::OkStatus();
+}
+
+std::string CallOrder::NameOf(int engine) const {
+  const std::scoped_lock lock(names_mutex_);
+  const auto index = static_cast<size_t>(engine);
+  return index < names_.size() ? absl::StrCat("the engine '", names_[index], "'")
+                               : "another engine";
+}
+
+// "began a step", "began a step of the engine 'policy'".
+std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
+  const bool names = with_engine && call.engine >= 0;
+  const std::string engine = names ? NameOf(call.engine) : "it";
+  const std::string of = names ? absl::StrCat(" of ", engine) : "";
+  switch (call.kind) {
+    case CallKind::kNone:
+      break;
+    case CallKind::kCommunicator:
+      return "created a communicator";
+    case CallKind::kCreate:
+      return absl::StrCat("created ", engine);
+    case CallKind::kStep:
+      return absl::StrCat("began a step", of);
+    case CallKind::kStepWithWritten:
+      return absl::StrCat("began a step", of, " after a Write");
+    case CallKind::kFinish:
+      return absl::StrCat("finished a step", of);
+    case CallKind::kEvaluation:
+      return absl::StrCat("began an evaluation", of);
+    case CallKind::kEvaluationWithWritten:
+      return absl::StrCat("began an evaluation", of, " after a Write");
+    case CallKind::kFinishEvaluation:
+      return absl::StrCat("finished an evaluation", of);
+    case CallKind::kGather:
+      return absl::StrCat("gathered a parameter", of);
+    case CallKind::kSuspend:
+      return absl::StrCat("called Suspend", of);
+    case CallKind::kResume:
+      return absl::StrCat("called Resume", of);
+    case CallKind::kCopy:
+      return absl::StrCat("copied parameters into ", engine);
+  }
+  return "made another call";
+}
+
+absl::Status CallOrder::Different(int first, CallOfWorld one, int second, CallOfWorld other) const {
+  const bool same = one.engine == other.engine && one.engine >= 0;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "ranks do different things", same ? absl::StrCat(" with ", NameOf(one.engine)) : "",
+      ": rank ", second, " ", Past(other, !same), " where rank ", first, " ", Past(one, !same),
+      ". Every rank has to make the same calls in the same order"));
+}
+
+bool CallOrder::IsBehind(int rank) const {
+  const CallRecord& theirs = *records_[static_cast<size_t>(rank)];
+  return theirs.count.load() > 0 && theirs.count.load() < Mine().count.load();
+}
+
+std::string CallOrder::Describe(int rank) const {
+  const CallRecord &theirs = *records_[static_cast<size_t>(rank)], &mine = Mine();
+  if (theirs.closed.load() != 0 || mine.closed.load() != 0) return "";
+  const uint64_t count = theirs.count.load(std::memory_order_seq_cst), here = mine.count.load();
+  const std::optional<CallOfWorld> last = count == 0 ? std::nullopt : CallAt(theirs, count);
+  if (!last.has_value()) return "";
+  const std::string text = absl::StrCat("rank ", rank, " last ", Past(*last, /*with_engine=*/true));
+  if (count == here) return absl::StrCat(text, ", as rank ", rank_, " did");
+  const std::optional<CallOfWorld> next = count < here ? CallAt(mine, count + 1) : std::nullopt;
+  if (!next.has_value()) return text;
+  return absl::StrCat(text, "; rank ", rank_, " then ", Past(*next, /*with_engine=*/true));
+}
+
+std::string CallOrder::Describe(std::span<const int> ranks) const {
+  constexpr size_t kNamed = 4;
+  std::string text;
+  for (const int rank : ranks.first(std::min(ranks.size(), kNamed))) {
+    const std::string one = Describe(rank);
+    if (!one.empty()) absl::StrAppend(&text, text.empty() ? "" : "; ", one);
+  }
+  return text;
+}
+
+std::string CallOrder::Pack() const {
+  for (;;) {
+    const uint64_t count = Mine().count.load();
+    Packer packer;
+    packer.Add(static_cast<uint64_t>(rank_)).Add(uint64_t{Mine().closed.load()}).Add(count);
+    for (const std::atomic<uint64_t>& call : Mine().calls) packer.Add(call.load());
+    if (Mine().count.load() == count) return packer.Take();
+  }
+}
+
+absl::Status CallOrder::Hear(std::string_view packed) {
+  Unpacker unpacker(packed);
+  const uint64_t rank = unpacker.Number(), closed = unpacker.Number(), count = unpacker.Number();
+  uint64_t calls[CallRecord::kKept];
+  for (uint64_t& call : calls) call = unpacker.Number();
+  const bool is_other = rank < records_.size() && rank != static_cast<uint64_t>(rank_);
+  if (!unpacker.ok() || !is_other) return absl::OkStatus();
+  {
+    const std::scoped_lock lock(hearing_);
+    CallRecord& theirs = *records_[rank];
+    const bool is_told = std::any_of(told_.begin(), told_.end(),
+                                     [&](const auto& told) { return told.get() == &theirs; });
+    if (!is_told || count < theirs.count.load()) return absl::OkStatus();
+    theirs.closed.store(static_cast<uint32_t>(closed));
+    theirs.count.store(0);  // who compares meanwhile finds no calls
+    for (uint64_t i = 0; i < CallRecord::kKept; ++i) theirs.calls[i].store(calls[i]);
+    theirs.count.store(count);
+  }
+  return Check();
+}
+
+}  // namespace ebb

@@ -1,0 +1,103 @@
+// The calls that all ranks of a world make together, in one order: which call each rank has come to, and
+// whether two ranks have made different ones in the same place. Ranks that go apart so learn it with the
+// call, where a collective would wait for its time-out.
+//
+//   rank 0   create 'policy' | step | finish | step ...       the third call of rank 2 is another one:
+//   rank 1   create 'policy' | step | finish                  "rank 2 began an evaluation where rank 0
+//   rank 2   create 'policy' | step | evaluation               finished a step"
+//
+// Each rank keeps a record of its last calls. Others read it where the ranks share memory (threads,
+// processes of a host); to other hosts a rank sends it when it has waited for a while. A call costs one
+// store and a look at one other record.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace ebb {
+
+enum class CallKind : uint8_t {
+  kNone,
+  kCommunicator,
+  kCreate,
+  kStep,
+  kStepWithWritten,  // which passes on what was written from outside
+  kFinish,
+  kEvaluation,
+  kEvaluationWithWritten,
+  kFinishEvaluation,
+  kGather,
+  // Ranks that call different ones of these meet all the same, and all get a Status (engine/meeting.cc).
+  kSuspend,
+  kResume,
+  kCopy,
+};
+
+struct CallOfWorld {
+  CallKind kind = CallKind::kNone;
+  int engine = -1;  // which one, counted over the calls of Create; -1: of none
+};
+
+// One rank's calls, for all who can read its memory. Zeros are no calls.
+struct alignas(64) CallRecord {
+  static constexpr uint64_t kKept = 14;
+  std::atomic<uint64_t> count;
+  std::atomic<uint32_t> closed;  // CallOrder::Close
+  std::atomic<uint64_t> calls[kKept];
+};
+
+class CallOrder {
+ public:
+  // Of rank `rank`. `records`: by rank of the world, null for ranks whose memory cannot be read; where
+  // this rank's is null, none can.
+  CallOrder(int rank, std::vector<CallRecord*> records);
+
+  // The number of an engine whose Create is the next call.
+  int AddEngine(std::string_view name);
+  // This rank's next call. kFailedPrecondition: another rank has made a different one in its place.
+  absl::Status Note(CallOfWorld call);
+  // A call has returned an error. What ranks do then may differ, because some learn of a failure one
+  // step later than others: the calls of this rank are not compared any more. Any thread.
+  void Close() { Mine().closed.store(1, std::memory_order_seq_cst); }
+  // Compares all that is known. Any thread.
+  absl::Status Check() const;
+
+  // Whether `rank` is known to have made fewer calls than this one.
+  bool IsBehind(int rank) const;
+  // "rank 2 has begun a step of the engine 'policy' as its last call, number 7; ...", or "" where it
+  // is not known. Any thread.
+  std::string Describe(int rank) const;
+  // The same of the first few of these.
+  std::string Describe(std::span<const int> ranks) const;
+
+  // For ranks whose records are not in shared memory: a text with this rank's, and what Check says
+  // once another's has come. Any thread.
+  std::string Pack() const;
+  absl::Status Hear(std::string_view packed);
+
+ private:
+  CallRecord& Mine() const { return *records_[static_cast<size_t>(rank_)]; }
+  absl::Status Compare(int first, int second, uint64_t oldest) const;
+  std::string NameOf(int engine) const;
+  std::string Past(CallOfWorld call, bool with_engine) const;
+  absl::Status Different(int first, CallOfWorld one, int second, CallOfWorld other) const;
+
+  const int rank_;
+  std::vector<CallRecord*> records_;
+  std::vector<std::unique_ptr<CallRecord>> told_;  // of ranks elsewhere
+  int nearest_ = 0;                                // the first rank whose memory is read
+  mutable std::mutex names_mutex_;
+  std::vector<std::string> names_;
+  std::mutex hearing_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,52 @@
+// When a rank that waits for others says so in the log: after a few seconds, and then once a minute. A
+// wait may be legal for hours, up to its time-out; until it ends, the log says who is waited for.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+class WaitNotice {
+ public:
+  using Clock = WaitPoint::Clock;
+
+  explicit WaitNotice(const NoticeTimes& times, Clock::time_point begin = Clock::now());
+  // When the next line is due.
+  WaitPoint::Deadline due() const { return due_; }
+  // How many seconds have been waited, if a line is due by `now`: it then counts as said.
+  std::optional<double> Take(Clock::time_point now = Clock::now());
+
+ private:
+  const NoticeTimes times_;
+  const Clock::time_point begin_;
+  WaitPoint::Deadline due_;
+};
+
+// The line, of which `waits` is all but the time: "rank 0 has waited 5 s " + "for rank 1 in ...".
+// `time_out`: in seconds. `more`: what else is known, or "".
+void LogWaiting(std::string_view waiting, double seconds, std::string_view waits, double time_out,
+                std::string_view more);
+
+// As point.Await(condition, deadline, spin), and calls `say(seconds)` whenever a line is due.
+template <class Condition, class Say>
+bool AwaitAndSay(WaitPoint& point, Condition condition, WaitPoint::Deadline deadline,
+                 std::chrono::nanoseconds spin, const NoticeTimes& times, Say say) {
+  if (condition()) return true;
+  WaitNotice notice(times);
+  for (;;) {
+    if (point.Await(condition, std::min(deadline, notice.due()), spin)) return true;
+    const WaitPoint::Deadline now = WaitPoint::Clock::now();
+    if (now >= deadline) return condition();
+    if (const std::optional<double> seconds = notice.Take(now)) say(*seconds);
+    spin = std::chrono::nanoseconds(0);
+  }
+}
+
+}  // namespace ebb

@@ -1,0 +1,38 @@
+// One engine's part in the order of calls of its world (comm/call_order.h): each call that all ranks
+// make is noted before anything of it waits for other ranks.
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+#include "ebb/runtime/comm/call_order.h"
+#include "ebb/runtime/comm/world.h"
+
+namespace ebb {
+
+class EngineCalls {
+ public:
+  // Create, which is the engine's first call.
+  EngineCalls(World world, std::string_view name);
+
+  // Ranks whose calls have gone apart fail their world: every rank gets a Status, now or in the
+  // collective that it waits in, and no engine of that world goes on.
+  void Note(CallKind kind) const;
+  // What a call returns. After an error the calls of this rank are not compared any more.
+  template <class Result>
+  Result Returned(Result result) const {
+    return Returned(world_, std::move(result));
+  }
+  template <class Result>
+  static Result Returned(const World& world, Result result) {
+    CallOrder* const order = result.ok() ? nullptr : world.calls();
+    if (order != nullptr) order->Close();
+    return result;
+  }
+
+ private:
+  const World world_;
+  int engine_ = -1;
+};
+
+}  // namespace ebb

@@ -1,0 +1,167 @@
+#include "ebb/runtime/comm/call_order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+
+// The ranks of a world that share memory, each with its order of calls.
+class CallOrderTest : public ::testing::Test {
+ protected:
+  static constexpr int kRanks = 3;
+
+  CallOrderTest() : records_(std::make_unique<CallRecord[]>(kRanks)) {
+    std::vector<CallRecord*> records;
+    for (int rank = 0; rank < kRanks; ++rank)
+      records.push_back(&records_[static_cast<size_t>(rank)]);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      orders_.push_back(std::make_unique<CallOrder>(rank, records));
+      orders_.back()->AddEngine("policy");
+      orders_.back()->AddEngine("other");
+    }
+  }
+  absl::Status Note(int rank, CallKind kind, int engine = 0) {
+    return orders_[static_cast<size_t>(rank)]->Note({.kind = kind, .engine = engine});
+  }
+  const CallOrder& order(int rank) const { return *orders_[static_cast<size_t>(rank)]; }
+  static std::string Text(const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    return std::string(status.message());
+  }
+
+  std::unique_ptr<CallRecord[]> records_;
+  std::vector<std::unique_ptr<CallOrder>> orders_;
+};
+
+TEST_F(CallOrderTest, TheSecondOfTwoThatDifferHearsOfIt) {
+  EXPECT_TRUE(Note(0, CallKind::kStep).ok());
+  EXPECT_TRUE(Note(1, CallKind::kStep).ok());
+  EXPECT_EQ(Text(Note(2, CallKind::kEvaluation)),
+            "ranks do different things with the engine 'policy': rank 2 began an evaluation where "
+            "rank 0 began a step. Every rank has to make the same calls in the same order");
+}
+
+TEST_F(CallOrderTest, RankZeroComparesWithAllThatCameBefore) {
+  EXPECT_TRUE(Note(1, CallKind::kStep).ok());
+  EXPECT_TRUE(Note(2, CallKind::kGather).ok()) << "compared with rank 0 only, which has not come";
+  EXPECT_THAT(Text(order(1).Check()),
+              HasSubstr("rank 2 gathered a parameter where rank 1 began a step"));
+  EXPECT_THAT(Text(Note(0, CallKind::kStep)),
+              HasSubstr("rank 2 gathered a parameter where rank 0 began a step"));
+}
+
+TEST_F(CallOrderTest, EnginesInDifferentOrdersAreNamed) {
+  EXPECT_TRUE(Note(0, CallKind::kStep, 0).ok());
+  EXPECT_THAT(
+      Text(Note(1, CallKind::kStep, 1)),
+      HasSubstr("ranks do different things: rank 1 began a step of the engine 'other' where "
+                "rank 0 began a step of the engine 'policy'"));
+}
+
+TEST_F(CallOrderTest, RanksThatMeetInSuspendResumeAndCopyAreNotApart) {
+  EXPECT_TRUE(Note(0, CallKind::kSuspend).ok());
+  EXPECT_TRUE(Note(1, CallKind::kResume).ok());
+  EXPECT_TRUE(Note(2, CallKind::kCopy).ok());
+  EXPECT_TRUE(Note(0, CallKind::kSuspend, 0).ok());
+  EXPECT_FALSE(Note(1, CallKind::kSuspend, 1).ok()) << "of another engine";
+}
+
+TEST_F(CallOrderTest, ARankThatIsAheadOrBehindIsNotApart) {
+  for (int call = 0; call < 3; ++call) EXPECT_TRUE(Note(0, CallKind::kStep).ok());
+  EXPECT_TRUE(Note(1, CallKind::kStep).ok());
+  EXPECT_TRUE(order(2).Check().ok());
+  EXPECT_TRUE(order(0).IsBehind(1));
+  EXPECT_FALSE(order(1).IsBehind(0));
+}
+
+TEST_F(CallOrderTest, CallsThatAreNotKeptAnyMoreAreNotCompared) {
+  for (uint64_t call = 0; call < 3 * CallRecord::kKept; ++call)
+    EXPECT_TRUE(Note(0, CallKind::kStep).ok());
+  EXPECT_TRUE(Note(1, CallKind::kEvaluation).ok());
+  EXPECT_TRUE(order(1).Check().ok());
+}
+
+// Some ranks learn of a failure a step later than others.
+TEST_F(CallOrderTest, AfterAnErrorTheCallsOfARankAreNotCompared) {
+  orders_[0]->Close();
+  EXPECT_TRUE(Note(0, CallKind::kCreate).ok());
+  EXPECT_TRUE(Note(1, CallKind::kStep).ok());
+  EXPECT_TRUE(order(2).Check().ok());
+  EXPECT_EQ(order(1).Describe(0), "");
+  EXPECT_FALSE(order(0).IsBehind(1));
+}
+
+TEST_F(CallOrderTest, ARankThatHasCalledBeforeAnErrorIsNotComparedAfterIt) {
+  EXPECT_TRUE(Note(0, CallKind::kStep).ok());
+  orders_[0]->Close();
+  EXPECT_TRUE(Note(1, CallKind::kEvaluation).ok());
+  EXPECT_TRUE(order(2).Check().ok());
+}
+
+TEST_F(CallOrderTest, SaysWhatARankHasCalledLast) {
+  EXPECT_EQ(order(0).Describe(1), "");
+  EXPECT_TRUE(Note(1, CallKind::kFinish).ok());
+  EXPECT_TRUE(Note(0, CallKind::kFinish).ok());
+  EXPECT_EQ(order(0).Describe(1),
+            "rank 1 last finished a step of the engine 'policy', as rank 0 did");
+  EXPECT_TRUE(Note(0, CallKind::kStep, 1).ok());
+  EXPECT_EQ(order(0).Describe(1),
+            "rank 1 last finished a step of the engine 'policy'; rank 0 then began a step of the "
+            "engine 'other'");
+  const int ranks[] = {1, 2};
+  EXPECT_EQ(order(0).Describe(ranks), order(0).Describe(1)) << "of rank 2 nothing is known";
+}
+
+// What one rank packs another hears, where they share no memory.
+TEST_F(CallOrderTest, RanksOfOtherHostsAreToldAndCompareThen) {
+  CallOrder first(0, std::vector<CallRecord*>(2)), second(1, std::vector<CallRecord*>(2));
+  for (CallOrder* const order : {&first, &second}) {
+    order->AddEngine("policy");
+    EXPECT_TRUE(order->Note({.kind = CallKind::kStep, .engine = 0}).ok());
+  }
+  EXPECT_TRUE(first.Note({.kind = CallKind::kFinish, .engine = 0}).ok());
+  EXPECT_TRUE(second.Hear(first.Pack()).ok()) << "ahead";
+  EXPECT_THAT(Text(second.Note({.kind = CallKind::kEvaluation, .engine = 0})),
+              HasSubstr("rank 1 began an evaluation where rank 0 finished a step"));
+  EXPECT_THAT(Text(first.Hear(second.Pack())),
+              HasSubstr("rank 1 began an evaluation where rank 0 finished a step"));
+  first.Close();
+  EXPECT_TRUE(second.Hear(first.Pack()).ok());
+}
+
+TEST_F(CallOrderTest, TextsThatAreNoneAreNotHeard) {
+  CallOrder order(0, std::vector<CallRecord*>(2));
+  EXPECT_TRUE(order.Note({.kind = CallKind::kStep}).ok());
+  std::string text = order.Pack();
+  for (size_t bytes = 0; bytes <= text.size(); ++bytes)
+    EXPECT_TRUE(order.Hear(text.substr(0, bytes)).ok());
+  text[0] = 9;  // a rank that there is not
+  EXPECT_TRUE(order.Hear(text).ok());
+}
+
+// Ranks that call the same never seem apart, whoever looks when.
+TEST_F(CallOrderTest, RanksThatCallTheSameAreNeverApart) {
+  std::atomic<int> apart{0};
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    ranks.emplace_back([&, rank] {
+      for (int call = 0; call < 20'000; ++call) {
+        const auto kind = static_cast<CallKind>(1 + call % 9);
+        if (!Note(rank, kind, call % 7).ok() || !order(rank).Check().ok()) ++apart;
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(apart, 0);
+}
+
+}  // namespace
+}  // namespace ebb
