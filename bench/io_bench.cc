@@ -29,6 +29,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -44,6 +45,7 @@
 #include "ebb/offload/swap_directory.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/thread_limit.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "raw_disk.h"
 
@@ -207,7 +209,7 @@ absl::Status Bench::Once(Candidate& candidate, bool write, bool count) {
   if (interrupted != 0) return absl::CancelledError("interrupted; its files are removed");
   const auto begin = Clock::now();
   if (absl::Status status = candidate.pass(write); !status.ok()) {
-    transfer_failed_ = true;
+    transfer_failed_ = !IsNoThread(status);
     return status;
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -294,7 +296,12 @@ absl::StatusOr<Candidate> Bench::MakePair(const Settings& settings) {
   candidate.settings = settings;
   candidate.pass = [first, second, half, rest = arguments_.bytes - half](bool write) {
     absl::Status status;
-    std::thread beside([&] { status = Stream(*second->file, second->memory, rest, write); });
+    std::thread beside;
+    try {
+      beside = std::thread([&] { status = Stream(*second->file, second->memory, rest, write); });
+    } catch (const std::system_error& error) {
+      return NoThread("cannot start a thread for the second rank", error);
+    }
     absl::Status own = Stream(*first->file, first->memory, half, write);
     beside.join();
     own.Update(status);

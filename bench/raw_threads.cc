@@ -5,10 +5,13 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/device/thread_limit.h"
 #include "raw_disk.h"
 
 namespace ebb::bench {
@@ -28,8 +31,17 @@ class Threads final : public RawDisk {
     };
     std::atomic<int> error{0};
     std::vector<std::thread> running;
-    for (int i = 0; i < options_.depth; ++i) {
-      running.emplace_back([&, data = options_.memory.data() + i * options_.block_bytes] {
+    absl::Status started;
+    const auto start = [&](auto body) {
+      try {
+        running.emplace_back(std::move(body));
+      } catch (const std::system_error& why) {
+        started = NoThread("cannot start a thread of bare reads and writes", why,
+                           "lower --queue-depth, ");
+      }
+    };
+    for (int i = 0; i < options_.depth && started.ok(); ++i) {
+      start([&, data = options_.memory.data() + i * options_.block_bytes] {
         while (const std::optional<RawRequest> request = take()) {
           const iovec part = {data, static_cast<size_t>(request->bytes)};
           const RawPlace place = PlaceOf(options_, request->at);
@@ -40,6 +52,7 @@ class Threads final : public RawDisk {
       });
     }
     for (std::thread& thread : running) thread.join();
+    if (!started.ok()) return started;
     if (error.load() == 0) return absl::OkStatus();
     return absl::InternalError(
         absl::StrCat("bare reads and writes failed: ", std::strerror(error.load())));

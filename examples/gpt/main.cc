@@ -65,7 +65,8 @@ int RunRanksAsThreads(Options& options, const Config& config) {
     // Where all ranks have the same to say, `status` would put it down to one.
     const bool alike =
         !ended[0].ok() && std::count(ended.begin(), ended.end(), ended[0]) == options.ranks;
-    return Fail(alike ? ended[0] : status, CodeOf(ended));
+    // A rank that got no thread has not ended.
+    return Fail(alike ? ended[0] : status, IsRefusal(status) ? kCannotBe : CodeOf(ended));
   }
   return stopped ? kStopped : 0;
 }
@@ -78,7 +79,7 @@ int FailRank(const World& world, const absl::Status& status, int code) {
 
 int RunRankOfLauncher(Options& options, const Config& config) {
   const auto world = World::FromEnvironment({.timeout_seconds = config.ebb.timeout_seconds});
-  if (!world.ok()) return Fail(world.status(), kFailed);
+  if (!world.ok()) return Fail(world.status(), CodeOf(std::span(&world.status(), 1)));
   const auto text = LoadText(options);
   if (!text.ok()) return FailRank(*world, text.status(), kCannotBe);
   auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();

@@ -1,6 +1,7 @@
 #include "refusal.h"
 
 #include "absl/strings/cord.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb::gpt {
 namespace {
@@ -26,7 +27,7 @@ absl::Status RefusalByCode(absl::Status error) {
 }
 
 bool IsRefusal(const absl::Status& error) {
-  return error.GetPayload(kMark).has_value();
+  return error.GetPayload(kMark).has_value() || IsNoThread(error);
 }
 
 }  // namespace ebb::gpt

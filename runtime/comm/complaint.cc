@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -104,7 +105,11 @@ absl::Status RankFailedStatus(int world_rank, const absl::Status& why) {
 
 absl::Status OfRank(int world_rank, const absl::Status& why) {
   if (NamesItsRank(why)) return why;
-  return absl::Status(CodeOf(why), absl::StrCat("rank ", world_rank, ": ", MessageOf(why)));
+  absl::Status named(CodeOf(why), absl::StrCat("rank ", world_rank, ": ", MessageOf(why)));
+  why.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
+    named.SetPayload(type, payload);
+  });
+  return named;
 }
 
 }  // namespace ebb

@@ -43,7 +43,7 @@ absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
 
 // An error under the name of its rank: "rank 1: ...". A rank passes on what others have told it: what
 // begins with its rank's name ("rank 2: ...", "rank 2 failed: ...") or says of several ranks how they
-// differ ("ranks ...") is left as it is, also by the two above.
+// differ ("ranks ...") is left as it is, also by the two above. Payloads are kept.
 absl::Status OfRank(int world_rank, const absl::Status& why);
 
 }  // namespace ebb

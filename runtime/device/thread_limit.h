@@ -1,10 +1,18 @@
-// The end of an error where the system grants no thread.
+// The error where the system grants no thread: one kind everywhere, so that a program can tell it from
+// other resources that are exhausted.
 #pragma once
+
+#include <string_view>
+#include <system_error>
+
+#include "absl/status/status.h"
 
 namespace ebb {
 
-inline constexpr char kRaiseThreadLimit[] =
-    "raise the limit of processes and threads (ulimit -u, pids of the container) or run fewer "
-    "ranks on this host";
+// kResourceExhausted. `what`: "no thread to watch the other ranks"; `remedy` comes before the general one.
+absl::Status NoThread(std::string_view what, const std::system_error& error,
+                      std::string_view remedy = "");
+// Whether `status` is such an error, of this rank.
+bool IsNoThread(const absl::Status& status);
 
 }  // namespace ebb

@@ -2,10 +2,12 @@
 #include "program.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -25,6 +27,35 @@ class ProgramTest : public testing::Test {
   ScratchFiles files_;
   const std::string data_ = files_.Write("text", std::string(400, 'a'));
 };
+
+// With one thread more each time, until there are enough: whichever is missed, it is said alike.
+TEST_F(ProgramTest, ThreadsThatTheMachineDoesNotGrantExitWithTwo) {
+  std::filesystem::permissions(files_.Path(""), std::filesystem::perms::all);
+  // Root has no such limit, and another user's processes would count.
+  const std::string user = std::to_string(100'000 + getpid() % 100'000);
+  const auto run = [&](int threads) {
+    return std::make_unique<Program>(
+        Tiny({"--data", data_, "--ranks", "2", "--steps", "1", "--sample", "0"}),
+        Program::Options{.columns = 0,
+                         .environment = {},
+                         .before = {"prlimit", "--nproc=" + std::to_string(threads), "setpriv",
+                                    "--reuid=" + user, "--clear-groups"}});
+  };
+  constexpr int kPlenty = 200;
+  if (const auto program = run(kPlenty); program->Finish() != 0)
+    GTEST_SKIP() << "no user of its own here: " << program->printed();
+  int refused = 0;
+  for (int threads = 1; threads < kPlenty; ++threads) {
+    SCOPED_TRACE(threads);
+    const auto program = run(threads);
+    const int code = program->Finish();
+    if (code == 0) break;
+    ++refused;
+    EXPECT_EQ(code, 2) << program->printed();
+    EXPECT_THAT(program->printed(), HasSubstr("ulimit -u"));
+  }
+  EXPECT_GT(refused, 3);
+}
 
 TEST_F(ProgramTest, WhatCannotBeDoneExitsWithTwoAndSaysWhy) {
   struct Case {

@@ -49,8 +49,7 @@ absl::StatusOr<std::shared_ptr<Star>> Star::Hold(int rank, Rendezvous rendezvous
   try {
     star->thread_ = std::thread([star] { star->Run(); });
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("no thread to hear the other ranks: ", error.what(), "; ", kRaiseThreadLimit));
+    return NoThread("no thread to hear the other ranks", error);
   }
   pthread_setname_np(star->thread_.native_handle(), "ebb-star");
   return star;

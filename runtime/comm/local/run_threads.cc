@@ -42,8 +42,7 @@ absl::Status RunThreads(int ranks, std::function<absl::Status(World)> body) {
     try {
       threads.emplace_back([&world, rank, &body, &status] { status = RunRank(world, rank, body); });
     } catch (const std::system_error& error) {
-      status = absl::ResourceExhaustedError(absl::StrCat(
-          "cannot start a thread for this rank: ", error.what(), "; ", kRaiseThreadLimit));
+      status = NoThread("cannot start a thread for this rank", error);
       world->Fail(rank, status);
       break;
     }

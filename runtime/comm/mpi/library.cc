@@ -79,8 +79,7 @@ absl::Status MpiLibrary::Initialise(double timeout_seconds) {
     try {
       thread_ = std::thread([this] { OwnFromInitToFinalize(); });
     } catch (const std::system_error& error) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("no thread for MPI: ", error.what(), "; ", kRaiseThreadLimit));
+      return NoThread("no thread for MPI", error);
     }
     owned_ = true;
     pthread_setname_np(thread_.native_handle(), "ebb-mpi");

@@ -95,9 +95,9 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "cannot start the thread that watches communicator '", communicator->parts_.options.name,
-        "': ", error.what(), "; ", kRaiseThreadLimit));
+    return NoThread(absl::StrCat("cannot start the thread that watches communicator '",
+                                 communicator->parts_.options.name, "'"),
+                    error);
   }
   return communicator;
 }

@@ -75,8 +75,7 @@ absl::StatusOr<std::shared_ptr<WorldBootstrap>> WorldBootstrap::Create(World wor
   try {
     bootstrap->watcher_ = std::thread([b = bootstrap.get()] { b->Watch(); });
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no thread to watch the other ranks: ", error.what(), "; ", kRaiseThreadLimit));
+    return NoThread("no thread to watch the other ranks", error);
   }
   pthread_setname_np(bootstrap->watcher_.native_handle(), "ebb-gpu-watch");
   return bootstrap;

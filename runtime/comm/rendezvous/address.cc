@@ -116,8 +116,7 @@ absl::StatusOr<Answer> AskInTime(const MeetingPlace& place, WaitPoint::Deadline 
   try {
     question = std::make_unique<Question>(place.host, place.port);
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no thread to resolve a host's name: ", error.what(), "; ", kRaiseThreadLimit));
+    return NoThread("no thread to resolve a host's name", error);
   }
   if (question->Wait(deadline)) return std::move(question->answer());
   Kept::Get().Add(std::move(question));

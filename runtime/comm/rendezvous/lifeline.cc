@@ -49,8 +49,7 @@ absl::StatusOr<std::unique_ptr<Lifeline>> Lifeline::Hold(int rank,
   try {
     lifeline->thread_ = std::thread([l = lifeline.get()] { l->Watch(); });
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "no thread to watch the other ranks: ", error.what(), "; ", kRaiseThreadLimit));
+    return NoThread("no thread to watch the other ranks", error);
   }
   pthread_setname_np(lifeline->thread_.native_handle(), "ebb-lifeline");
   return lifeline;

@@ -25,9 +25,7 @@ absl::StatusOr<std::unique_ptr<CpuStream>> CpuStream::Create(std::string_view na
   try {
     stream->thread_ = std::thread([raw = stream.get()] { raw->Run(); });
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat("cannot start a thread for stream '",
-                                                     absl::string_view(name.data(), name.size()),
-                                                     "': ", error.what(), "; ", kRaiseThreadLimit));
+    return NoThread("cannot start a thread for stream '" + std::string(name) + "'", error);
   }
   pthread_setname_np(stream->thread_.native_handle(),
                      std::string(name.substr(0, kThreadNameCharacters)).c_str());

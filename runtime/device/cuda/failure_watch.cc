@@ -23,9 +23,8 @@ absl::Status FailureWatch::Add(cudaStream_t crossing, const std::string& name) {
     try {
       thread_ = std::thread([this] { Run(); });
     } catch (const std::system_error& error) {
-      return absl::ResourceExhaustedError(absl::StrCat("cannot start the thread that watches ",
-                                                       context_.name(), ": ", error.what(), "; ",
-                                                       kRaiseThreadLimit));
+      return NoThread(absl::StrCat("cannot start the thread that watches ", context_.name()),
+                      error);
     }
   }
   crossings_.emplace(crossing, name);
