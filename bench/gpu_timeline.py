@@ -35,7 +35,7 @@ def read(path):
     tracks = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     steps = collections.defaultdict(list)
     for e in events:
-        if e["ph"] == "X" and e["pid"] == 0:
+        if e["ph"] == "X" and e["pid"] == 0 and "step" in e["args"]:
             operation, _, subject = e["name"].partition(" ")
             begin = e["ts"] / 1e3
             steps[e["args"]["step"]].append(

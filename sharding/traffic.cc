@@ -32,4 +32,24 @@ std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying) {
   return table;
 }
 
+std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKind moved) {
+  const auto row = [&](std::string_view name, std::initializer_list<OperationKind> kinds) {
+    CommunicationRow sum{.operation = name};
+    for (const OperationKind kind : kinds) {
+      sum.predicted_bytes += static_cast<uint64_t>(predicted(kind));
+      sum.bytes += static_cast<uint64_t>(moved(kind));
+    }
+    return sum;
+  };
+  return {row("gather", {OperationKind::kGather, OperationKind::kRefresh}),
+          row("reduce", {OperationKind::kReduce, OperationKind::kAllReduce}),
+          row("gather_gradient", {OperationKind::kGatherGradient}),
+          row("exchange", {OperationKind::kExchange})};
+}
+
+std::vector<CommunicationRow> PredictCommunication(const Plan& plan) {
+  return CommunicationRows([&](OperationKind kind) { return plan.BytesOf(kind); },
+                           [](OperationKind) { return int64_t{0}; });
+}
+
 }  // namespace ebb::sharding

@@ -1,8 +1,11 @@
-// What a step moves between tiers, from the plan alone: the table that the engine's count must equal.
+// What a step moves between tiers and between ranks, from the plan alone: the tables that the
+// engine's counts must equal.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/state.h"
 
@@ -15,5 +18,11 @@ TrafficRow RowOf(const Move& move);
 // any; `carrying` false: the first step, or one after a look at the state. Rows in the order of
 // class, tier, direction; none of what does not move.
 std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying = true);
+
+// What a step's collectives move. `predicted` and `moved` are asked for the bytes of one kind of
+// operation.
+using BytesOfKind = absl::FunctionRef<int64_t(OperationKind)>;
+std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKind moved);
+std::vector<CommunicationRow> PredictCommunication(const Plan& plan);
 
 }  // namespace ebb::sharding

@@ -43,9 +43,9 @@ Step Engine::BeginStep(StepOptions options) {
   if (executor_ == nullptr) return Step();
   return Step(executor_.get(), executor_->BeginStep(options));
 }
-Evaluation Engine::BeginEvaluation(int micro_batches) {
+Evaluation Engine::BeginEvaluation(int micro_batches, EvaluationOptions options) {
   if (executor_ == nullptr) return Evaluation();
-  return Evaluation(executor_.get(), executor_->BeginEvaluation(micro_batches));
+  return Evaluation(executor_.get(), executor_->BeginEvaluation(micro_batches, options));
 }
 absl::StatusOr<StepReport> Engine::Report() {
   if (executor_ == nullptr) return MovedFrom();
@@ -101,14 +101,19 @@ const Config& Engine::config() const {
   return executor_->config();
 }
 
-absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
-                                                     const Config& config) {
+absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world,
+                                           const Config& config) {
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
   const sharding::PlanInputs inputs = Executor::InputsFor(model, resolved, world, /*own=*/nullptr);
   if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
     optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
-  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan, sharding::PlanStep(inputs));
+  return sharding::PlanStep(inputs);
+}
+
+absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
+                                                     const Config& config) {
+  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan, PredictPlan(model, world, config));
   return sharding::PredictMemory(plan);
 }
 

@@ -84,7 +84,7 @@ class Engine {
 
   // Waits for the updates of the step before the last, so a GPU has two steps in its queue at most.
   Step BeginStep(StepOptions options = {});
-  Evaluation BeginEvaluation(int micro_batches = 1);
+  Evaluation BeginEvaluation(int micro_batches = 1, EvaluationOptions options = {});
 
   // Of the last finished step; waits for its norm. The error of that step, if it had one. Asked in
   // the next step, before its Finish, it waits for no work of that one: who asks there keeps a GPU
@@ -150,10 +150,13 @@ class Engine {
   std::unique_ptr<Executor> executor_;
 };
 
-// The memory table of the fullest rank from the model and the config alone: no engine, no device. Of
+// The plan of a step from the model and the config alone: no engine, no device, no disk. Of
 // offload_optimizer.ratio "auto" it has what ebb.device_memory asks for, as an engine on the
-// CPU does; one on a GPU may offload more. An engine on a GPU has 1 MiB more of staging, through which
-// ranks tell each other what lies in host memory (512 bytes a rank from 2,048 ranks on).
+// CPU does; one on a GPU may offload more.
+absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world, const Config& config);
+
+// The memory table of the fullest rank by that plan. An engine on a GPU has 1 MiB more of staging,
+// through which ranks tell each other what lies in host memory (512 bytes a rank from 2,048 ranks on).
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
                                                      const Config& config);
 

@@ -9,6 +9,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/traffic.h"
 
 namespace ebb {
 
@@ -101,6 +102,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   // Of all that is by parity, what that of two steps before has used is free then.
   TakeVerdicts(/*may_stay_open=*/1).IgnoreError();
   Reset(number, /*evaluation=*/false);
+  progress_.trace = {.step = ++last_trace_.step};
   updates_done_[progress_.parity].Wait();
   host_updates_done_[progress_.parity].Wait();
   progress_.options = options;
@@ -163,7 +165,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   return number;
 }
 
-int64_t Executor::BeginEvaluation(int micro_batches) {
+int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& options) {
   if (suspended_) return --refusals_;
   const int64_t number = ++last_number_;
   if (progress_.alive) {
@@ -176,6 +178,8 @@ int64_t Executor::BeginEvaluation(int micro_batches) {
   TakeVerdicts().IgnoreError();
   Drain();
   Reset(number, /*evaluation=*/true);
+  if (options.traced) ++last_trace_.evaluation;
+  progress_.trace = {.evaluation = last_trace_.evaluation, .shown = options.traced};
   progress_.micro_batches = micro_batches;
   progress_.run = walk_.get();
   const sharding::Pools& pools = walk_->plan.pools;
@@ -436,6 +440,7 @@ void Executor::Drop(int64_t number) {
         absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
                            "started; reload the model, or begin such steps with hold_updates"));
   }
+  if (!progress_.evaluation) --last_trace_.step;  // the next one has this one's number
   EndProgress();
 }
 
@@ -479,22 +484,13 @@ MutableTensorView Executor::workspace() const {
 }
 
 std::vector<CommunicationRow> Executor::communication() const {
-  using sharding::OperationKind;
-  const auto row = [&](std::string_view name, std::initializer_list<OperationKind> kinds) {
-    CommunicationRow result{.operation = name};
-    for (OperationKind operation : kinds) {
-      const int kind = static_cast<int>(operation);
-      result.predicted_bytes +=
-          static_cast<uint64_t>(predicted_bytes_[finished_parity_][kind].load());
-      result.bytes += static_cast<uint64_t>(moved_bytes_[finished_parity_][kind].load());
-    }
-    return result;
-  };
   for (const Event& event : updated_) event.Wait();
-  return {row("gather", {OperationKind::kGather, OperationKind::kRefresh}),
-          row("reduce", {OperationKind::kReduce, OperationKind::kAllReduce}),
-          row("gather_gradient", {OperationKind::kGatherGradient}),
-          row("exchange", {OperationKind::kExchange})};
+  const auto of_finished = [this](const auto& bytes) {
+    return [this, &bytes](sharding::OperationKind kind) {
+      return bytes[finished_parity_][static_cast<size_t>(kind)].load();
+    };
+  };
+  return sharding::CommunicationRows(of_finished(predicted_bytes_), of_finished(moved_bytes_));
 }
 
 }  // namespace ebb

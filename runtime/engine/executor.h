@@ -84,7 +84,7 @@ class Executor {
 
   // Steps (executor.cc).
   int64_t BeginStep(const StepOptions& options);  // the number that its Step carries
-  int64_t BeginEvaluation(int micro_batches);
+  int64_t BeginEvaluation(int micro_batches, const EvaluationOptions& options);
   int rounds(int64_t number) const;
   ForwardScope OpenForward(int64_t number, UnitId unit);
   BackwardScope OpenBackward(int64_t number, UnitId unit);
@@ -551,6 +551,7 @@ class Executor {
   StepProgress progress_;
   std::vector<OpenScope> open_;
   int64_t last_scope_id_ = 0, last_number_ = 0;
+  TraceLabel last_trace_;       // of steps and of evaluations
   int64_t finished_steps_ = 0;  // those whose verdict was taken
   std::atomic<bool> has_finished_ = false;
   bool warned_of_departure_ = false;

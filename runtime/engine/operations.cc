@@ -137,7 +137,7 @@ void Executor::EnqueueWork(int index) {
   Runnable* const run = progress_.run;
   const Operation& operation = run->plan.operations[index];
   const bool carried = operation.condition == sharding::Condition::kCarrying;
-  const StepTag step{.number = progress_.number,
+  const StepTag step{.trace = progress_.trace,
                      .finished = FinishedSteps(),
                      .parity = carried ? carried_parity_ : progress_.parity,
                      .counted = progress_.counted,
@@ -183,7 +183,7 @@ void Executor::EnqueueCollective(int index) {
   const sharding::Decisions& decisions = run->plan.decisions;
   Stream& stream = StreamOf(operation.stream);
   Communicator& communicator = CommunicatorOf(operation.kind);
-  const StepTag step{.number = progress_.number, .parity = progress_.parity};
+  const StepTag step{.trace = progress_.trace, .parity = progress_.parity};
   TraceBegin(stream, *run, index);
   Compute(stream, [this, run, index] { Began(*run, index); });
   absl::Status status;
@@ -224,17 +224,17 @@ void Executor::Ended(Runnable& run, int index, StepTag step) {
 }
 
 void Executor::TraceBegin(Stream& stream, Runnable& run, int index) {
-  if (timeline_ == nullptr) return;
+  if (timeline_ == nullptr || !progress_.trace.shown) return;
   stream.Enqueue([&run, index] { run.begin_ns[index] = Timeline::NowNs(); });
 }
 
 void Executor::TraceEnd(Stream& stream, Runnable& run, int index, StepTag step) {
-  if (timeline_ == nullptr) return;
+  if (timeline_ == nullptr || !step.trace.shown) return;
   stream.Enqueue([this, &run, index, step] { Trace(run, index, step); });
 }
 
 void Executor::Trace(const Runnable& run, int index, StepTag step) {
-  if (timeline_ == nullptr) return;
+  if (timeline_ == nullptr || !step.trace.shown) return;
   const Operation& operation = run.plan.operations[index];
   const int64_t end_ns = Timeline::NowNs();
   timeline_->Add(
@@ -245,7 +245,8 @@ void Executor::Trace(const Runnable& run, int index, StepTag step) {
        .track = static_cast<int>(operation.stream),
        .begin_ns = run.begin_ns[index],
        .end_ns = end_ns,
-       .step = step.number,
+       .step = step.trace.step,
+       .evaluation = step.trace.evaluation,
        .bytes = operation.bytes});
   // The next transfer's span, which has begun before.
   if (operation.kind == OperationKind::kNarrow)

@@ -69,14 +69,15 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
     Advance();
     if (!progress_.awaited[scope.planned]) OpenBlocked(scope);
   }
-  if (timeline_ != nullptr) {
+  if (timeline_ != nullptr && progress_.trace.shown) {
     const int64_t now = Timeline::NowNs();
     timeline_->Add({.operation = "wait",
                     .subject = model_.units[unit].name,
                     .track = 0,
                     .begin_ns = scope.opened_ns,
                     .end_ns = now,
-                    .step = progress_.number});
+                    .step = progress_.trace.step,
+                    .evaluation = progress_.trace.evaluation});
     scope.opened_ns = now;
   }
   open_.push_back(scope);
@@ -128,13 +129,14 @@ void Executor::CloseScope(OpenScope& scope) {
   TakeViewErrors();  // before what this rank adds is updated with
   const OpenScope closing = scope;
   open_.erase(open_.begin() + (&scope - open_.data()));
-  if (timeline_ != nullptr) {
+  if (timeline_ != nullptr && progress_.trace.shown) {
     timeline_->Add({.operation = closing.backward ? "backward" : "forward",
                     .subject = model_.units[closing.unit].name,
                     .track = 0,
                     .begin_ns = closing.opened_ns,
                     .end_ns = Timeline::NowNs(),
-                    .step = progress_.number});
+                    .step = progress_.trace.step,
+                    .evaluation = progress_.trace.evaluation});
   }
   if (ReducesAfter(closing)) CompleteGradient(closing);
   if (kPoisonReleased && device_.kind() == DeviceKind::kCpu) PoisonSlot(closing);

@@ -21,10 +21,17 @@ struct OpenScope {
   int64_t opened_ns = 0;
 };
 
+// What spans of the timeline are said to belong to: a step or an evaluation, each counted from 1.
+struct TraceLabel {
+  int64_t step = 0, evaluation = 0;
+  bool shown = true;
+};
+
 // Reset in place, so that a step allocates nothing.
 struct StepProgress {
   bool alive = false, evaluation = false;
   int64_t number = 0;
+  TraceLabel trace;
   int parity = 0;   // not that of the step that finished last, whose updates may still run
   int counted = 0;  // which of the engine's counts of traffic is its
   StepOptions options;
@@ -48,7 +55,7 @@ struct StepProgress {
 
 // Whose operation it is that runs on a stream, when the host may already be elsewhere.
 struct StepTag {
-  int64_t number = 0;
+  TraceLabel trace;
   int64_t finished = 0;  // steps before it
   int parity = 0;        // of the step whose update it is, or that runs it
   int counted = 0;       // in which count of traffic it is

@@ -34,14 +34,16 @@ std::string MetadataEvent(std::string_view name, int rank, size_t track, std::st
 
 // A "complete" event. Microseconds with three decimals, so that no nanosecond is lost.
 std::string SpanEvent(const Timeline::Span& span, int rank) {
-  std::string name = span.operation;
+  const bool evaluates = span.evaluation > 0;
+  std::string name = absl::StrCat(evaluates ? "evaluation: " : "", span.operation);
   if (!span.subject.empty()) name.append(" ").append(span.subject);
   const int64_t duration_ns = span.end_ns - span.begin_ns;
   return absl::StrFormat(R"({"name":%s,"cat":%s,"ph":"X","pid":%d,"tid":%d,"ts":%d.%03d,)"
-                         R"("dur":%d.%03d,"args":{"step":%d,"bytes":%d}})",
+                         R"("dur":%d.%03d,"args":{"%s":%d,"bytes":%d}})",
                          Quoted(name), Quoted(span.operation), rank, span.track,
                          span.begin_ns / 1000, span.begin_ns % 1000, duration_ns / 1000,
-                         duration_ns % 1000, span.step, span.bytes);
+                         duration_ns % 1000, evaluates ? "evaluation" : "step",
+                         evaluates ? span.evaluation : span.step, span.bytes);
 }
 
 }  // namespace

@@ -29,7 +29,9 @@ class Timeline {
     std::string_view subject = {};  // unit or bucket; borrowed alike
     int track = 0;
     int64_t begin_ns = 0, end_ns = 0;
-    int64_t step = 0, bytes = 0;
+    int64_t step = 0;        // counted from 1
+    int64_t evaluation = 0;  // likewise, of a span that belongs to an evaluation and to no step
+    int64_t bytes = 0;
   };
 
   explicit Timeline(Options options);

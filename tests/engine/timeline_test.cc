@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -94,6 +95,52 @@ TEST_P(TimelineTest, ShowsEveryOperationOnItsStreamInOrder) {
       }
     }
   }
+}
+
+// Steps have the numbers of their reports, evaluations numbers of their own; a dropped step leaves its
+// number to the next one. An evaluation that is not to be traced is not there.
+TEST_P(TimelineTest, EvaluationsAreNamedAndAreNoSteps) {
+  const ModelSpec model = ScriptedModel();
+  Config config = ConfigFor(GetParam());
+  config.ebb.trace = path_;
+  const absl::Status status = RunEngines(
+      GetParam(), model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        const auto train = [&](int64_t expected) -> absl::Status {
+          Step step = engine.BeginStep();
+          trainer.Round(step);
+          if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
+          const absl::StatusOr<StepReport> report = engine.Report();
+          if (!report.ok()) return report.status();
+          EXPECT_EQ(report->step, expected);
+          return absl::OkStatus();
+        };
+        const auto evaluate = [&](EvaluationOptions options) {
+          Evaluation evaluation = engine.BeginEvaluation(1, options);
+          for (const int unit : kScriptedUnits) evaluation.Forward(UnitId{unit});
+          return evaluation.Finish().status();
+        };
+        if (absl::Status failed = train(1); !failed.ok()) return failed;
+        if (absl::Status failed = evaluate({}); !failed.ok()) return failed;
+        if (absl::Status failed = evaluate({.traced = false}); !failed.ok()) return failed;
+        engine.BeginStep({.hold_updates = true});  // dropped
+        if (absl::Status failed = train(2); !failed.ok()) return failed;
+        return evaluate({});
+      });
+  ASSERT_TRUE(status.ok()) << status;
+  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path_);
+  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  std::map<int64_t, int> forwards;  // by evaluation
+  std::set<int64_t> steps;
+  for (const auto& [id, track] : *tracks) {
+    for (const TraceSpan& span : track.spans) {
+      EXPECT_EQ(span.name.starts_with("evaluation: "), span.evaluation > 0) << span.name;
+      if (span.evaluation == 0) steps.insert(span.step);
+      if (id.first == 0 && span.evaluation > 0 && span.category == "forward")
+        ++forwards[span.evaluation];
+    }
+  }
+  EXPECT_EQ(steps, (std::set<int64_t>{1, 2}));
+  EXPECT_EQ(forwards, (std::map<int64_t, int>{{1, kScriptedVisits}, {2, kScriptedVisits}}));
 }
 
 // Waits for what another thread does meanwhile; a run in which it never does ends all the same.

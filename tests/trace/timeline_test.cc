@@ -103,6 +103,25 @@ TEST_F(TimelineTest, KeepsNamesTimesStepsAndBytes) {
   EXPECT_THAT(Text(), HasSubstr(R"("ts":1234567890.123,"dur":0.007)"));
 }
 
+TEST_F(TimelineTest, WhatBelongsToAnEvaluationSaysSoAndHasNoStep) {
+  Timeline timeline({});
+  timeline.AddTrack("compute");
+  timeline.Add({.operation = "forward",
+                .subject = "block0",
+                .begin_ns = 1,
+                .end_ns = 2,
+                .evaluation = 3,
+                .bytes = 4});
+  ASSERT_TRUE(timeline.AppendTo(path_).ok());
+  const TraceSpan span = Read().at({0, 0}).spans.at(0);
+  EXPECT_EQ(span.name, "evaluation: forward block0");
+  EXPECT_EQ(span.category, "forward");
+  EXPECT_EQ(span.step, 0);
+  EXPECT_EQ(span.evaluation, 3);
+  EXPECT_EQ(span.bytes, 4);
+  EXPECT_THAT(Text(), HasSubstr(R"("args":{"evaluation":3,"bytes":4})"));
+}
+
 TEST_F(TimelineTest, IsValidAfterEveryAppend) {
   size_t spans = 0;
   for (int rank = 0; rank < 4; ++rank) {

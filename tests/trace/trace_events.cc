@@ -61,15 +61,17 @@ absl::Status ReadSpan(const json& event, TraceTracks& tracks) {
   if (!IsTime(event, "ts")) return Refuse(event, "ts must be a number, not negative");
   if (!IsTime(event, "dur")) return Refuse(event, "dur must be a number, not negative");
   if (!IsString(event, "cat")) return Refuse(event, "no category");
-  if (!IsCount(event["args"], "step") || !IsCount(event["args"], "bytes")) {
-    return Refuse(event, "args must have step and bytes");
+  const json& args = event["args"];
+  if (IsCount(args, "step") == IsCount(args, "evaluation") || !IsCount(args, "bytes")) {
+    return Refuse(event, "args must have bytes, and either step or evaluation");
   }
   TraceSpan span = {.name = event["name"],
                     .category = event["cat"],
                     .begin_ns = Nanoseconds(event, "ts"),
                     .end_ns = Nanoseconds(event, "ts") + Nanoseconds(event, "dur"),
-                    .step = event["args"]["step"],
-                    .bytes = event["args"]["bytes"]};
+                    .step = args.value("step", int64_t{0}),
+                    .evaluation = args.value("evaluation", int64_t{0}),
+                    .bytes = args["bytes"]};
   tracks[{event["pid"], event["tid"]}].spans.push_back(std::move(span));
   return absl::OkStatus();
 }

@@ -15,7 +15,8 @@ namespace ebb {
 struct TraceSpan {
   std::string name, category;
   int64_t begin_ns = 0, end_ns = 0;
-  int64_t step = 0, bytes = 0;
+  int64_t step = 0, evaluation = 0;  // one of them, the other 0
+  int64_t bytes = 0;
 };
 
 struct TraceTrack {
