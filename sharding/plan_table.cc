@@ -137,6 +137,22 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
   return "-";
 }
 
+// Of the columns, a line each.
+constexpr char kLegend[] =
+    "  when       begin and finish of the step; open or close of a scope: F forward, B backward "
+    "and the "
+    "number of\n"
+    "             the visit, behind the round's where there are several (1:B3)\n"
+    "  operation  use: the compute stream may begin with the scope\n"
+    "  after      what its stream waits for: #N operation N; updated(U) and stored(U) the last "
+    "update of "
+    "unit U and\n"
+    "             its last write to the disk, also the step before's; exchanged the ranks' verdict "
+    "on the "
+    "step\n"
+    "             before; slot N the last use of that slot\n"
+    "  address    offset in a pool of the device, or of RAM (cpu), or in the swap file (nvme)\n";
+
 }  // namespace
 
 std::string PlanTable(const Plan& plan) {
@@ -184,6 +200,7 @@ std::string PlanTable(const Plan& plan) {
       plan.decisions.world, plan.decisions.stage, plan.decisions.rounds,
       plan.decisions.micro_batches_per_round, absl::string_view(timing.data(), timing.size()),
       plan.decisions.timing_reason);
+  absl::StrAppend(&table, kLegend);
   for (const Row& row : rows) {
     std::string line;
     for (size_t c = 0; c < row.size(); ++c) {

@@ -7,7 +7,7 @@
 
 namespace ebb::sharding {
 
-// A line per operation: number, when it is issued, operation, unit, stage, stream, after what,
+// What the step is, a legend, the columns, and a line per operation: number, when it is issued, operation, unit, stage, stream, after what,
 // bytes, address. Lines without a number go on with the operation above: another unit of its bucket
 // and that unit's address, more that it comes after.
 std::string PlanTable(const Plan& plan);

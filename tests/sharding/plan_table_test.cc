@@ -19,10 +19,16 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
+// What the step is, the columns and the rows; the legend is left out.
 std::vector<std::string> Lines(const Plan& plan) {
   std::vector<std::string> lines = absl::StrSplit(PlanTable(plan), '\n');
   EXPECT_EQ(lines.back(), "");
   lines.pop_back();
+  const auto columns = std::find_if(lines.begin(), lines.end(), [](const std::string& line) {
+    return line.find_first_not_of(' ') == line.find('#') && line.find("address") != line.npos;
+  });
+  EXPECT_GT(columns - lines.begin(), 2);
+  lines.erase(lines.begin() + 1, columns);
   return lines;
 }
 
@@ -47,6 +53,15 @@ TEST(PlanTable, StartsWithWhatTheStepIsAndTheColumns) {
   const std::vector<std::string> columns = absl::StrSplit(lines[1], ' ', absl::SkipEmpty());
   EXPECT_THAT(columns, testing::ElementsAre("#", "when", "operation", "unit", "stage", "stream",
                                             "after", "bytes", "address"));
+}
+
+TEST(PlanTable, ALegendSaysWhatTheColumnsMean) {
+  const std::string table = PlanTable(TwoLayers());
+  for (const char* column : {"when", "operation", "after", "address"})
+    EXPECT_THAT(table, HasSubstr(absl::StrCat("\n  ", column, " ")));
+  for (const char* word :
+       {"updated(U)", "stored(U)", "exchanged", "slot N", "F forward, B backward"})
+    EXPECT_THAT(table, HasSubstr(word));
 }
 
 // The lines that hold all of these words.
