@@ -5,9 +5,9 @@
 
 namespace ebb::gpt {
 
-int64_t Layers::WorkspaceBytes(const Device& device, const GptShape& shape,
+int64_t Layers::WorkspaceBytes(const Processor& processor, const GptShape& shape,
                                const Options& options) {
-  return Space(device, shape, options, nullptr).bytes;
+  return Space(processor, shape, options, nullptr).bytes;
 }
 
 Layers::Layers(const Device& device, const Gpt& gpt, const Options& options)
@@ -19,9 +19,10 @@ absl::StatusOr<std::unique_ptr<Layers>> Layers::Create(const Device& device, con
   std::unique_ptr<Layers> layers(new Layers(device, gpt, options));
   layers->space_ = std::make_unique<Space>(device, gpt.shape, options, workspace.data());
   const Space& space = *layers->space_;
-  EBB_ASSIGN_OR_RETURN(layers->ops_,
+  EBB_ASSIGN_OR_RETURN(layers->own_ops_,
                        NewOps(device, options.compute, Space::Limits(gpt.shape, options),
                               {space.ops_scratch, static_cast<size_t>(space.ops_scratch_bytes)}));
+  layers->ops_ = layers->own_ops_.get();
   EBB_ASSIGN_OR_RETURN(layers->host_logits_,
                        device.AllocateShared(gpt.shape.vocabulary * int64_t{sizeof(float)},
                                              "logits to sample from"));
@@ -29,6 +30,22 @@ absl::StatusOr<std::unique_ptr<Layers>> Layers::Create(const Device& device, con
 }
 
 Layers::~Layers() = default;
+
+absl::Status Layers::Prepare(DType gradient) {
+  void* const any = space_->hidden;  // nothing is read or written
+  const Batch batch = {.sequences = options_.sequences, .length = gpt_.shape.context};
+  const auto parameter = [&](ParameterId) -> const void* { return any; };
+  return own_ops_->Prepare([&](Ops& preparing) {
+    ops_ = &preparing;
+    BlockForward(parameter, 0, batch, any, /*slot=*/0, any);
+    for (const float beta : {0.0f, 1.0f}) {
+      const auto target = [&](ParameterId) { return Target{any, gradient, beta}; };
+      HeadBackward(parameter, target, batch, any, nullptr, any);
+      BlockBackward(parameter, target, 0, batch, any, /*slot=*/0, any, any);
+    }
+    ops_ = own_ops_.get();
+  });
+}
 
 void Layers::Linear(Parameters parameters, const void* input, ParameterId weight, ParameterId bias,
                     int64_t rows, int64_t inputs, int64_t outputs, void* output) {

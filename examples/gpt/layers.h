@@ -40,7 +40,7 @@ class Layers {
     int64_t sequences = 1;  // of a micro-batch, the most
     int64_t slots = 1;
   };
-  static int64_t WorkspaceBytes(const Device& device, const GptShape& shape,
+  static int64_t WorkspaceBytes(const Processor& processor, const GptShape& shape,
                                 const Options& options);
   // `workspace` is the device's memory, outlives the layers and is theirs alone.
   static absl::StatusOr<std::unique_ptr<Layers>> Create(const Device& device, const Gpt& gpt,
@@ -48,7 +48,12 @@ class Layers {
                                                         std::span<std::byte> workspace);
   ~Layers();
 
-  // The first thing that could not be enqueued on the device; nothing was, since.
+  // Makes what the passes over whole micro-batches need, so that a step lacks no memory. `gradient`:
+  // the dtype of parameters' gradients.
+  absl::Status Prepare(DType gradient);
+  int64_t unprepared() const { return own_ops_->unprepared(); }  // of ops.h
+
+  // The first thing that could not be computed, or enqueued on the device; nothing was, since.
   absl::Status status() const { return ops_->status(); }
 
   // On a GPU: launches a block's pass as a CUDA graph when it comes again with the same addresses and
@@ -109,7 +114,8 @@ class Layers {
   const Options options_;
   std::unique_ptr<Space> space_;
   Buffer host_logits_;
-  std::unique_ptr<Ops> ops_;
+  std::unique_ptr<Ops> own_ops_;
+  Ops* ops_ = nullptr;  // own_ops_, but in Prepare
   bool keeps_graphs_ = false;
 };
 

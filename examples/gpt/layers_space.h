@@ -62,10 +62,11 @@ struct Layers::Space {
     return std::min(rows, (even + kTile - 1) / kTile * kTile);
   }
 
-  Space(const Device& device, const GptShape& shape, const Options& options, std::byte* base) {
+  Space(const Processor& processor, const GptShape& shape, const Options& options,
+        std::byte* base) {
     const int64_t rows = options.sequences * shape.context, element = SizeOf(options.compute);
     Arena arena(base);
-    ops_scratch_bytes = ScratchBytes(device, options.compute, Limits(shape, options));
+    ops_scratch_bytes = ScratchBytes(processor, options.compute, Limits(shape, options));
     ops_scratch = arena.Take<std::byte>(ops_scratch_bytes);
     losses = arena.Take<float>(rows);
     loss = arena.Take<float>(1);
@@ -78,8 +79,8 @@ struct Layers::Space {
     narrow = block.Take(rows * shape.width * element);
     narrow_gradient = block.Take(rows * shape.width * element);
 
-    const DType logits_dtype = LogitsDtype(device, options.compute);
-    chunk_rows = device.kind() == DeviceKind::kCpu
+    const DType logits_dtype = LogitsDtype(processor, options.compute);
+    chunk_rows = processor.kind == DeviceKind::kCpu
                      ? ChunkForCaches(rows, shape.vocabulary)
                      : ChunkForTiles(rows, block.used() / (shape.vocabulary * element));
     logits = head.Take(chunk_rows * shape.vocabulary * SizeOf(logits_dtype));

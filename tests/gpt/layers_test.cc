@@ -131,6 +131,7 @@ class TinyGpt {
     return {logits.begin(), logits.end()};
   }
 
+  Layers& layers() { return *layers_; }
   const ModelSpec& spec() const { return spec_; }
   const std::vector<Array>& gradients() const { return gradients_; }
 
@@ -252,6 +253,22 @@ TEST_P(LayersTest, TheHeadsChunksAddUp) {
       ExpectSlope(gpt, 1, i, RandomDirection(values[i].size(), random));
     }
   }
+}
+
+// Attention in three blocks of queries, the last one shorter; a head of two chunks.
+TEST_P(LayersTest, AStepNeedsNothingThatWasNotPrepared) {
+  if (OnCuda()) GTEST_SKIP() << "there is nothing to make on a GPU";
+  for (const int threads : {1, 3}) {
+    TinyGpt gpt(NewDevice(threads), Compute(), 2, /*context=*/150, /*vocabulary=*/20'000);
+    const absl::Status prepared = gpt.layers().Prepare(DType::kFloat32);
+    ASSERT_TRUE(prepared.ok()) << prepared;
+    gpt.Train(1, /*recompute=*/false);
+    gpt.Train(1, /*recompute=*/true);
+    EXPECT_EQ(gpt.layers().unprepared(), 0);
+  }
+  TinyGpt gpt(NewDevice(1), Compute(), 2);
+  gpt.Train(1, false);
+  EXPECT_GT(gpt.layers().unprepared(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Devices, LayersTest, testing::ValuesIn(OpsCases()), OpsTestName);

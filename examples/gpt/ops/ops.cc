@@ -6,13 +6,17 @@
 
 namespace ebb::gpt {
 
-DType LogitsDtype(const Device& device, DType compute) {
-  return device.kind() == DeviceKind::kCuda ? compute : DType::kFloat32;
+Processor::Processor(const Device& device)
+    : Processor(device.kind(),
+                device.kind() == DeviceKind::kCpu ? device.CallerStream().team().threads() : 1) {}
+
+DType LogitsDtype(const Processor& processor, DType compute) {
+  return processor.kind == DeviceKind::kCuda ? compute : DType::kFloat32;
 }
 
-int64_t ScratchBytes(const Device& device, DType compute, const OpsLimits& limits) {
-  if (device.kind() == DeviceKind::kCuda) return CudaScratchBytes(compute, limits);
-  return CpuScratchBytes(compute, device.CallerStream().team().threads(), limits);
+int64_t ScratchBytes(const Processor& processor, DType compute, const OpsLimits& limits) {
+  if (processor.kind == DeviceKind::kCuda) return CudaScratchBytes(compute, limits);
+  return CpuScratchBytes(compute, processor.threads, limits);
 }
 
 absl::StatusOr<std::unique_ptr<Ops>> NewOps(const Device& device, DType compute,

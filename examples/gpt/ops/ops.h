@@ -129,8 +129,15 @@ class Ops {
  public:
   virtual ~Ops() = default;
 
-  // The first call that could not be enqueued: nothing was, since.
+  // The first call that failed: nothing is computed since.
   virtual absl::Status status() const { return absl::OkStatus(); }
+  // `calls` makes on the ops that it gets the calls that are to come on these, with any addresses;
+  // what they need is made now, so that memory for it is not missing later. Nothing is computed. On
+  // a GPU, where a call that fails is an error of the step, there is nothing to make.
+  virtual absl::Status Prepare(absl::FunctionRef<void(Ops&)> /*calls*/) { return absl::OkStatus(); }
+  // How often a call had to make something that had not been prepared.
+  virtual int64_t unprepared() const { return 0; }
+
   virtual void Matmul(const MatmulArrays& arrays) = 0;
   virtual void Norm(const NormArrays& arrays) = 0;
   virtual void NormBackward(const NormBackwardArrays& arrays) = 0;
@@ -154,8 +161,17 @@ class Ops {
   virtual GraphUse graphs() const { return {}; }
 };
 
+// What sizes of memory depend on: where one rank computes. It need not be there.
+struct Processor {
+  Processor(DeviceKind a_kind, int a_threads) : kind(a_kind), threads(a_threads) {}
+  Processor(const Device& device);  // NOLINT: a device is a processor that is there
+
+  DeviceKind kind;
+  int threads;  // of a CPU
+};
+
 // What cross-entropy reads logits in: on a GPU the compute dtype, as their bytes take the time there.
-DType LogitsDtype(const Device& device, DType compute);
+DType LogitsDtype(const Processor& processor, DType compute);
 
 // What the scratch of the kernels depends on.
 struct OpsLimits {
@@ -165,7 +181,7 @@ struct OpsLimits {
 
 // Scratch is the caller's memory of the device, of at least so many bytes, aligned to 64, and
 // outlives the ops.
-int64_t ScratchBytes(const Device& device, DType compute, const OpsLimits& limits);
+int64_t ScratchBytes(const Processor& processor, DType compute, const OpsLimits& limits);
 absl::StatusOr<std::unique_ptr<Ops>> NewOps(const Device& device, DType compute,
                                             const OpsLimits& limits, std::span<std::byte> scratch);
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "ebb/runtime/config/status_macros.h"
+
 namespace ebb::gpt::cpu {
 namespace {
 
@@ -30,6 +32,60 @@ struct Attention::Scratch {
   }
 };
 
+// The products of a block of query rows, of which the last sees `columns` keys.
+struct Attention::Products {
+  int64_t depth = 0;
+  int64_t qkv_stride = 0, output_stride = 0, gradient_stride = 0;  // of a head's columns
+  DType inputs = DType::kFloat32;
+
+  GemmShape Scores(int64_t rows, int64_t columns) const {
+    return {.m = rows,
+            .n = columns,
+            .k = depth,
+            .a_stride = qkv_stride,
+            .b_stride = qkv_stride,
+            .c_stride = columns,
+            .b_transposed = true,
+            .inputs = inputs};
+  }
+  GemmShape ProbabilityGradients(int64_t rows, int64_t columns) const {
+    GemmShape shape = Scores(rows, columns);
+    shape.a_stride = gradient_stride;
+    return shape;
+  }
+  GemmShape QueryGradients(int64_t rows, int64_t columns) const {
+    return {.m = rows,
+            .n = depth,
+            .k = columns,
+            .a_stride = columns,
+            .b_stride = qkv_stride,
+            .c_stride = depth,
+            .inputs = inputs};
+  }
+  GemmShape Output(int64_t rows, int64_t columns) const {
+    GemmShape shape = QueryGradients(rows, columns);
+    shape.c_stride = output_stride;
+    shape.output = inputs;
+    return shape;
+  }
+  GemmShape KeyGradients(int64_t rows, int64_t columns, bool accumulate) const {
+    return {.m = columns,
+            .n = depth,
+            .k = rows,
+            .a_stride = columns,
+            .b_stride = qkv_stride,
+            .c_stride = depth,
+            .a_transposed = true,
+            .accumulate = accumulate,
+            .inputs = inputs};
+  }
+  GemmShape ValueGradients(int64_t rows, int64_t columns, bool accumulate) const {
+    GemmShape shape = KeyGradients(rows, columns, accumulate);
+    shape.b_stride = gradient_stride;
+    return shape;
+  }
+};
+
 int64_t Attention::ScratchFloats(int64_t tokens, int64_t depth) {
   return 6 * tokens * depth + kQueryRows * depth + 4 * kQueryRows * tokens + tokens;
 }
@@ -39,7 +95,42 @@ Attention::Attention(DType compute, Gemm& gemm)
       multiplied_(Gemm::HasNative(compute) ? compute : DType::kFloat32),
       gemm_(gemm) {}
 
-Block Attention::Prepare(const void* matrix, int64_t first, int64_t stride, int64_t tokens,
+Attention::Products Attention::ProductsOf(int64_t width, int64_t heads) const {
+  const int64_t depth = width / heads;
+  const bool widens = compute_ != multiplied_;
+  return {.depth = depth,
+          .qkv_stride = widens ? depth : 3 * width,
+          .output_stride = widens ? depth : width,
+          .gradient_stride = widens ? depth : width,
+          .inputs = multiplied_};
+}
+
+absl::Status Attention::Prepare(const AttentionArrays& x) {
+  const Products products = ProductsOf(x.width, x.heads);
+  for (int64_t row = 0; row < x.tokens; row += kQueryRows) {
+    const int64_t rows = std::min(kQueryRows, x.tokens - row), columns = row + rows;
+    EBB_RETURN_IF_ERROR(gemm_.Prepare(products.Scores(rows, columns)));
+    EBB_RETURN_IF_ERROR(gemm_.Prepare(products.Output(rows, columns)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Attention::Prepare(const AttentionBackwardArrays& x) {
+  const Products products = ProductsOf(x.width, x.heads);
+  for (int64_t row = 0; row < x.tokens; row += kQueryRows) {
+    const int64_t rows = std::min(kQueryRows, x.tokens - row), columns = row + rows;
+    const bool accumulates = columns < x.tokens;
+    for (const GemmShape& shape :
+         {products.Scores(rows, columns), products.ProbabilityGradients(rows, columns),
+          products.ValueGradients(rows, columns, accumulates),
+          products.KeyGradients(rows, columns, accumulates),
+          products.QueryGradients(rows, columns)})
+      EBB_RETURN_IF_ERROR(gemm_.Prepare(shape));
+  }
+  return absl::OkStatus();
+}
+
+Block Attention::Widened(const void* matrix, int64_t first, int64_t stride, int64_t tokens,
                          int64_t depth, float* scratch) const {
   const void* data = At(matrix, compute_, first);
   if (compute_ == multiplied_) return {data, stride};
@@ -51,23 +142,17 @@ void Attention::ForwardHead(const AttentionArrays& x, int64_t sequence, int64_t 
                             float* memory) {
   const int64_t depth = x.width / x.heads, tokens = x.tokens;
   const Scratch scratch(memory, tokens, depth);
+  const Products products = ProductsOf(x.width, x.heads);
   const int64_t first = sequence * tokens * 3 * x.width + head * depth;
-  const Block q = Prepare(x.qkv, first, 3 * x.width, tokens, depth, scratch.queries);
-  const Block k = Prepare(x.qkv, first + x.width, 3 * x.width, tokens, depth, scratch.keys);
-  const Block v = Prepare(x.qkv, first + 2 * x.width, 3 * x.width, tokens, depth, scratch.values);
+  const Block q = Widened(x.qkv, first, 3 * x.width, tokens, depth, scratch.queries);
+  const Block k = Widened(x.qkv, first + x.width, 3 * x.width, tokens, depth, scratch.keys);
+  const Block v = Widened(x.qkv, first + 2 * x.width, 3 * x.width, tokens, depth, scratch.values);
   void* probabilities = multiplied_ == DType::kFloat32 ? scratch.scores : scratch.probabilities;
 
   for (int64_t row = 0; row < tokens; row += kQueryRows) {
     const int64_t rows = std::min(kQueryRows, tokens - row), columns = row + rows;
-    gemm_.Run({.m = rows,
-               .n = columns,
-               .k = depth,
-               .a_stride = q.stride,
-               .b_stride = k.stride,
-               .c_stride = columns,
-               .b_transposed = true,
-               .inputs = multiplied_},
-              At(q.data, multiplied_, row * q.stride), k.data, nullptr, scratch.scores);
+    gemm_.Run(products.Scores(rows, columns), At(q.data, multiplied_, row * q.stride), k.data,
+              nullptr, scratch.scores);
     Softmax(multiplied_, {.scores = scratch.scores,
                           .probabilities = probabilities,
                           .log_sum_exp = x.log_sum_exp + (sequence * x.heads + head) * tokens + row,
@@ -77,15 +162,8 @@ void Attention::ForwardHead(const AttentionArrays& x, int64_t sequence, int64_t 
                           .scale = 1 / std::sqrt(static_cast<float>(depth))});
     void* output = At(x.output, compute_, (sequence * tokens + row) * x.width + head * depth);
     const bool direct = compute_ == multiplied_;
-    gemm_.Run({.m = rows,
-               .n = depth,
-               .k = columns,
-               .a_stride = columns,
-               .b_stride = v.stride,
-               .c_stride = direct ? x.width : depth,
-               .inputs = multiplied_,
-               .output = multiplied_},
-              probabilities, v.data, nullptr, direct ? output : scratch.query_gradients);
+    gemm_.Run(products.Output(rows, columns), probabilities, v.data, nullptr,
+              direct ? output : scratch.query_gradients);
     if (!direct) {
       Store({.source = scratch.query_gradients,
              .target = {output, compute_, 0},
@@ -99,13 +177,14 @@ void Attention::BackwardHead(const AttentionBackwardArrays& x, int64_t sequence,
                              float* memory) {
   const int64_t depth = x.width / x.heads, tokens = x.tokens;
   const Scratch scratch(memory, tokens, depth);
+  const Products products = ProductsOf(x.width, x.heads);
   const int64_t first = sequence * tokens * 3 * x.width + head * depth;
   const int64_t output_first = sequence * tokens * x.width + head * depth;
-  const Block q = Prepare(x.qkv, first, 3 * x.width, tokens, depth, scratch.queries);
-  const Block k = Prepare(x.qkv, first + x.width, 3 * x.width, tokens, depth, scratch.keys);
-  const Block v = Prepare(x.qkv, first + 2 * x.width, 3 * x.width, tokens, depth, scratch.values);
+  const Block q = Widened(x.qkv, first, 3 * x.width, tokens, depth, scratch.queries);
+  const Block k = Widened(x.qkv, first + x.width, 3 * x.width, tokens, depth, scratch.keys);
+  const Block v = Widened(x.qkv, first + 2 * x.width, 3 * x.width, tokens, depth, scratch.values);
   const Block dy =
-      Prepare(x.output_gradient, output_first, x.width, tokens, depth, scratch.output_gradients);
+      Widened(x.output_gradient, output_first, x.width, tokens, depth, scratch.output_gradients);
   RowDots(compute_, {At(x.output, compute_, output_first), x.width},
           {At(x.output_gradient, compute_, output_first), x.width}, tokens, depth,
           scratch.row_dots);
@@ -119,24 +198,9 @@ void Attention::BackwardHead(const AttentionBackwardArrays& x, int64_t sequence,
     const int64_t rows = std::min(kQueryRows, tokens - row), columns = row + rows;
     const void* query_rows = At(q.data, multiplied_, row * q.stride);
     const void* output_gradient_rows = At(dy.data, multiplied_, row * dy.stride);
-    gemm_.Run({.m = rows,
-               .n = columns,
-               .k = depth,
-               .a_stride = q.stride,
-               .b_stride = k.stride,
-               .c_stride = columns,
-               .b_transposed = true,
-               .inputs = multiplied_},
-              query_rows, k.data, nullptr, scratch.scores);
-    gemm_.Run({.m = rows,
-               .n = columns,
-               .k = depth,
-               .a_stride = dy.stride,
-               .b_stride = v.stride,
-               .c_stride = columns,
-               .b_transposed = true,
-               .inputs = multiplied_},
-              output_gradient_rows, v.data, nullptr, scratch.probability_gradients);
+    gemm_.Run(products.Scores(rows, columns), query_rows, k.data, nullptr, scratch.scores);
+    gemm_.Run(products.ProbabilityGradients(rows, columns), output_gradient_rows, v.data, nullptr,
+              scratch.probability_gradients);
     SoftmaxBackward(multiplied_,
                     {.forward = {.scores = scratch.scores,
                                  .probabilities = probabilities,
@@ -149,34 +213,12 @@ void Attention::BackwardHead(const AttentionBackwardArrays& x, int64_t sequence,
                      .probability_gradients = scratch.probability_gradients,
                      .row_dots = scratch.row_dots + row,
                      .score_gradients = score_gradients});
-    gemm_.Run({.m = columns,
-               .n = depth,
-               .k = rows,
-               .a_stride = columns,
-               .b_stride = dy.stride,
-               .c_stride = depth,
-               .a_transposed = true,
-               .accumulate = row != last,
-               .inputs = multiplied_},
-              probabilities, output_gradient_rows, nullptr, scratch.value_gradients);
-    gemm_.Run({.m = columns,
-               .n = depth,
-               .k = rows,
-               .a_stride = columns,
-               .b_stride = q.stride,
-               .c_stride = depth,
-               .a_transposed = true,
-               .accumulate = row != last,
-               .inputs = multiplied_},
-              score_gradients, query_rows, nullptr, scratch.key_gradients);
-    gemm_.Run({.m = rows,
-               .n = depth,
-               .k = columns,
-               .a_stride = columns,
-               .b_stride = k.stride,
-               .c_stride = depth,
-               .inputs = multiplied_},
-              score_gradients, k.data, nullptr, scratch.query_gradients);
+    gemm_.Run(products.ValueGradients(rows, columns, row != last), probabilities,
+              output_gradient_rows, nullptr, scratch.value_gradients);
+    gemm_.Run(products.KeyGradients(rows, columns, row != last), score_gradients, query_rows,
+              nullptr, scratch.key_gradients);
+    gemm_.Run(products.QueryGradients(rows, columns), score_gradients, k.data, nullptr,
+              scratch.query_gradients);
     Store({.source = scratch.query_gradients,
            .target = {At(x.qkv_gradient, compute_, first + row * 3 * x.width), compute_, 0},
            .target_stride = 3 * x.width},

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/kernels.h"
 #include "ops/ops.h"
@@ -22,15 +23,20 @@ class Attention {
   Attention(DType compute, Gemm& gemm);
   static int64_t ScratchFloats(int64_t tokens, int64_t depth);  // of one thread
 
+  // Makes the products that the passes of these need; touches no memory of theirs.
+  absl::Status Prepare(const AttentionArrays& arrays);
+  absl::Status Prepare(const AttentionBackwardArrays& arrays);
   void ForwardHead(const AttentionArrays& arrays, int64_t sequence, int64_t head, float* scratch);
   void BackwardHead(const AttentionBackwardArrays& arrays, int64_t sequence, int64_t head,
                     float* scratch);
 
  private:
   struct Scratch;
+  struct Products;
+  Products ProductsOf(int64_t width, int64_t heads) const;
   // A head's columns of a matrix in the dtype of the products: themselves, or widened into
   // `scratch`.
-  Block Prepare(const void* matrix, int64_t first, int64_t stride, int64_t tokens, int64_t depth,
+  Block Widened(const void* matrix, int64_t first, int64_t stride, int64_t tokens, int64_t depth,
                 float* scratch) const;
 
   const DType compute_, multiplied_;

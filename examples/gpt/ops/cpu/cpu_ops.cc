@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cassert>
+#include <mutex>
 #include <numeric>
 #include <vector>
 
+#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ops/cpu/attention.h"
 #include "ops/cpu/gemm.h"
@@ -28,6 +30,31 @@ int64_t ScatterInts(int64_t table_rows, int64_t rows) {
   return table_rows + 1 + rows;
 }
 
+// Makes the products of the calls that it gets, for other ops that will get the same.
+class Preparation final : public Ops {
+ public:
+  Preparation(cpu::Matmul& matmul, cpu::Attention& attention)
+      : matmul_(matmul), attention_(attention) {}
+
+  absl::Status status() const override { return status_; }
+  void Matmul(const MatmulArrays& x) override { status_.Update(matmul_.Prepare(x)); }
+  void Attention(const AttentionArrays& x) override { status_.Update(attention_.Prepare(x)); }
+  void AttentionBackward(const AttentionBackwardArrays& x) override {
+    status_.Update(attention_.Prepare(x));
+  }
+  void Norm(const NormArrays&) override {}
+  void NormBackward(const NormBackwardArrays&) override {}
+  void CrossEntropy(const CrossEntropyArrays&) override {}
+  void Mean(const float*, int64_t, float*) override {}
+  void Embed(const EmbedArrays&) override {}
+  void EmbedBackward(const EmbedBackwardArrays&) override {}
+
+ private:
+  cpu::Matmul& matmul_;
+  cpu::Attention& attention_;
+  absl::Status status_;
+};
+
 class CpuOps final : public Ops {
  public:
   CpuOps(DType compute, int threads, std::span<std::byte> scratch)
@@ -37,6 +64,22 @@ class CpuOps final : public Ops {
         matmul_(compute, gemm_, team_,
                 scratch_.first(static_cast<size_t>(cpu::Matmul::ScratchFloats(compute)))),
         attention_(compute, gemm_) {}
+
+  absl::Status status() const override { return gemm_.status(); }
+  int64_t unprepared() const override { return gemm_.unprepared(); }
+  absl::Status Prepare(absl::FunctionRef<void(Ops&)> calls) override {
+    Preparation preparation(matmul_, attention_);
+    calls(preparation);
+    EBB_RETURN_IF_ERROR(preparation.status());
+    std::mutex mutex;
+    absl::Status threads;
+    team_.Run(team_.threads(), 1, [&](int64_t, int64_t) {
+      absl::Status own = gemm_.PrepareThread();
+      const std::lock_guard lock(mutex);
+      threads.Update(own);
+    });
+    return threads;
+  }
 
   void Matmul(const MatmulArrays& x) override {
     const int64_t count = x.m * x.n;

@@ -1,13 +1,20 @@
 #include "ops/cpu/gemm.h"
 
 #include <omp.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
+#include "absl/strings/str_cat.h"
 #include "oneapi/dnnl/dnnl.hpp"
 
 namespace ebb::gpt::cpu {
@@ -81,42 +88,120 @@ struct Product {
   dnnl::matmul primitive;
 };
 
+// oneDNN 2.7 crashes where memory for a primitive's machine code is missing. So none is made unless far
+// more than that can be had, and by one thread at a time.
+std::shared_ptr<const Product> Make(const GemmShape& shape) {
+  ThisThread();  // oneDNN must not start threads of OpenMP's
+  constexpr size_t kRoom = size_t{32} << 20;
+  static std::mutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
+  void* const room =
+      mmap(nullptr, kRoom, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) throw std::bad_alloc();
+  munmap(room, kRoom);
+  return std::make_shared<const Product>(shape);
+}
+
 }  // namespace
 
-// A step's shapes are a few dozen. Sampling has new ones for every length, and a primitive is some
-// tens of KiB: when there are too many all go, and those in use are made again.
+// A step's shapes are a few dozen, more with long sequences, and are prepared. Sampling has new ones for
+// every length, and a primitive is some tens of KiB: when there are too many of these all go.
 struct Gemm::Cache {
-  static constexpr size_t kProductsMax = 128;
-  std::mutex mutex;
-  std::map<GemmShape, std::shared_ptr<const Product>> products;
+  static constexpr size_t kPreparedMax = 4096, kProductsMax = 128;
+  mutable std::mutex mutex;
+  std::map<GemmShape, std::shared_ptr<const Product>> prepared, products;
+  size_t scratch_bytes = 0;  // of what is prepared, the most
+  int64_t unprepared = 0;
+  absl::Status status;
+  std::atomic<bool> failed{false};
 
   std::shared_ptr<const Product> Find(const GemmShape& shape) {
-    std::lock_guard<std::mutex> lock(mutex);
-    const auto found = products.find(shape);
-    if (found != products.end()) return found->second;
+    const std::lock_guard lock(mutex);
+    for (const auto* known : {&prepared, &products}) {
+      const auto found = known->find(shape);
+      if (found != known->end()) return found->second;
+    }
+    ++unprepared;
     if (products.size() == kProductsMax) products.clear();
-    return products.emplace(shape, std::make_shared<const Product>(shape)).first->second;
+    return products.emplace(shape, Make(shape)).first->second;
+  }
+
+  void Prepare(const GemmShape& shape) {
+    const std::lock_guard lock(mutex);
+    if (prepared.size() == kPreparedMax || prepared.contains(shape)) return;
+    std::shared_ptr<const Product> product = Make(shape);
+    scratch_bytes = std::max(scratch_bytes, product->scratchpad.get_size());
+    prepared.emplace(shape, std::move(product));
   }
 };
+
+namespace {
+
+// What a function of oneDNN's, or memory for it, comes to.
+absl::Status Try(const GemmShape* shape, absl::FunctionRef<void()> work) {
+  const auto what = [&] {
+    return shape == nullptr ? std::string("scratch for matrix products")
+                            : absl::StrCat("a matrix product of [", shape->m, ", ", shape->k,
+                                           "] and [", shape->k, ", ", shape->n, "]");
+  };
+  constexpr char kNoMemory[] =
+      ": no memory is left for it; free some, raise the limit (ulimit -v), "
+      "or use fewer ranks or a smaller model";
+  try {
+    work();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(absl::StrCat(what(), kNoMemory));
+  } catch (const dnnl::error& error) {
+    if (error.status == dnnl_out_of_memory)
+      return absl::ResourceExhaustedError(absl::StrCat(what(), kNoMemory));
+    return absl::InternalError(absl::StrCat(what(), ": oneDNN: ", error.what()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 Gemm::Gemm() : cache_(std::make_unique<Cache>()) {}
 Gemm::~Gemm() = default;
 
+absl::Status Gemm::Prepare(const GemmShape& shape) {
+  return Try(&shape, [&] { cache_->Prepare(shape); });
+}
+
+absl::Status Gemm::PrepareThread() {
+  return Try(nullptr, [&] { ThisThread().Scratch(cache_->scratch_bytes); });
+}
+
+int64_t Gemm::unprepared() const {
+  const std::lock_guard lock(cache_->mutex);
+  return cache_->unprepared;
+}
+
+absl::Status Gemm::status() const {
+  const std::lock_guard lock(cache_->mutex);
+  return cache_->status;
+}
+
 void Gemm::Run(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c) {
-  ThreadState& thread = ThisThread();
-  const std::shared_ptr<const Product> product = cache_->Find(shape);
-  const Descriptors& d = product->descriptors;
-  const auto memory = [](const dnnl::memory::desc& desc, const void* data) {
-    return dnnl::memory(desc, CpuEngine(), const_cast<void*>(data));
-  };
-  std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, memory(d.a, a)},
-                                                     {DNNL_ARG_WEIGHTS, memory(d.b, b)},
-                                                     {DNNL_ARG_DST, memory(d.c, c)}};
-  if (shape.bias) arguments.emplace(DNNL_ARG_BIAS, memory(d.bias, bias));
-  if (const size_t bytes = product->scratchpad.get_size(); bytes > 0) {
-    arguments.emplace(DNNL_ARG_SCRATCHPAD, memory(product->scratchpad, thread.Scratch(bytes)));
-  }
-  product->primitive.execute(thread.stream, arguments);
+  if (cache_->failed.load(std::memory_order_relaxed)) return;
+  const absl::Status run = Try(&shape, [&] {
+    ThreadState& thread = ThisThread();
+    const std::shared_ptr<const Product> product = cache_->Find(shape);
+    const Descriptors& d = product->descriptors;
+    const auto memory = [](const dnnl::memory::desc& desc, const void* data) {
+      return dnnl::memory(desc, CpuEngine(), const_cast<void*>(data));
+    };
+    std::unordered_map<int, dnnl::memory> arguments = {{DNNL_ARG_SRC, memory(d.a, a)},
+                                                       {DNNL_ARG_WEIGHTS, memory(d.b, b)},
+                                                       {DNNL_ARG_DST, memory(d.c, c)}};
+    if (shape.bias) arguments.emplace(DNNL_ARG_BIAS, memory(d.bias, bias));
+    if (const size_t bytes = product->scratchpad.get_size(); bytes > 0)
+      arguments.emplace(DNNL_ARG_SCRATCHPAD, memory(product->scratchpad, thread.Scratch(bytes)));
+    product->primitive.execute(thread.stream, arguments);
+  });
+  if (run.ok()) return;
+  const std::lock_guard lock(cache_->mutex);
+  if (!cache_->failed.exchange(true)) cache_->status = run;
 }
 
 bool Gemm::HasNative(DType dtype) {

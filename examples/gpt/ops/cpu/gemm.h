@@ -1,5 +1,5 @@
-// Matrix products of one thread, from oneDNN: primitives made once a shape and kept for a while, safe to run
-// from many threads at once.
+// Matrix products of one thread, from oneDNN: primitives made once a shape, before the first step or
+// when they are first run, safe to run from many threads at once.
 //
 // oneDNN's own threads stay off (one OpenMP thread for each caller), so ranks that are threads of
 // one process do not share a pool and the number of threads a rank uses is its team's. The bits of
@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "absl/status/status.h"
 #include "ebb/runtime/config/dtype.h"
 
 namespace ebb::gpt::cpu {
@@ -29,7 +30,18 @@ class Gemm {
  public:
   Gemm();
   ~Gemm();
+
+  // Makes what Run of this shape needs, and keeps it; of some thousand shapes, beyond which they are
+  // made when they are run. An error is kResourceExhausted or oneDNN's.
+  absl::Status Prepare(const GemmShape& shape);
+  // On each thread that is to run what was prepared: takes its scratch.
+  absl::Status PrepareThread();
+
+  // Does nothing after an error: status() is the first.
   void Run(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c);
+  absl::Status status() const;
+  // Products that Run had to make, as they had not been prepared or were no longer kept.
+  int64_t unprepared() const;
 
   // Whether this CPU multiplies numbers of `dtype` at their own speed (bf16: AVX-512 BF16 or AMX).
   static bool HasNative(DType dtype);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "ebb/runtime/config/status_macros.h"
+
 namespace ebb::gpt::cpu {
 namespace {
 
@@ -31,35 +33,93 @@ int64_t Matmul::ScratchFloats(DType compute) {
   return Gemm::HasNative(compute) ? c : c + kRowsMax * kDepthMax + kDepthMax * kColumnsMax;
 }
 
-void Matmul::Run(const MatmulArrays& arrays) {
+bool Matmul::IsDirect(const MatmulArrays& arrays) const {
   const bool writes_target = arrays.c.dtype == DType::kFloat32 || arrays.c.dtype == multiplied_;
   const bool adds_bias = arrays.bias == nullptr || compute_ == multiplied_;
-  if (compute_ == multiplied_ && writes_target && adds_bias) return RunDirect(arrays);
+  return compute_ == multiplied_ && writes_target && adds_bias;
+}
+
+void Matmul::Run(const MatmulArrays& arrays) {
+  if (IsDirect(arrays)) return RunDirect(arrays);
   RunBlocked(arrays);
 }
 
+absl::Status Matmul::Prepare(const MatmulArrays& x) {
+  if (IsDirect(x)) return PrepareGemm(DirectShape(x));
+  // Of each extent whole blocks, and what is left at its end.
+  for (const int64_t rows : {std::min(kRowsMax, x.m), x.m % kRowsMax}) {
+    for (const int64_t columns : {std::min(kColumnsMax, x.n), x.n % kColumnsMax}) {
+      for (const int64_t depth : {std::min(kDepthMax, x.k), x.k % kDepthMax}) {
+        for (const bool accumulate : {false, true}) {
+          const bool comes = accumulate ? x.k > kDepthMax : depth == std::min(kDepthMax, x.k);
+          if (rows == 0 || columns == 0 || depth == 0 || !comes) continue;
+          EBB_RETURN_IF_ERROR(PrepareGemm(BlockShape(x, rows, columns, depth, accumulate)));
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+GemmShape Matmul::DirectShape(const MatmulArrays& x) const {
+  return {.m = x.m,
+          .n = x.n,
+          .k = x.k,
+          .a_stride = x.a_transposed ? x.m : x.k,
+          .b_stride = x.b_transposed ? x.k : x.n,
+          .c_stride = x.n,
+          .a_transposed = x.a_transposed,
+          .b_transposed = x.b_transposed,
+          .bias = x.bias != nullptr,
+          .accumulate = x.c.beta != 0,
+          .inputs = compute_,
+          .output = x.c.dtype};
+}
+
+GemmShape Matmul::BlockShape(const MatmulArrays& x, int64_t rows, int64_t columns, int64_t depth,
+                             bool accumulate) const {
+  const bool widens = compute_ != multiplied_;
+  const int64_t a_stride = x.a_transposed ? x.m : x.k, b_stride = x.b_transposed ? x.k : x.n;
+  return {.m = rows,
+          .n = columns,
+          .k = depth,
+          .a_stride = !widens          ? a_stride
+                      : x.a_transposed ? rows
+                                       : depth,
+          .b_stride = !widens          ? b_stride
+                      : x.b_transposed ? depth
+                                       : columns,
+          .c_stride = columns,
+          .a_transposed = x.a_transposed,
+          .b_transposed = x.b_transposed,
+          .accumulate = accumulate,
+          .inputs = multiplied_};
+}
+
 void Matmul::RunDirect(const MatmulArrays& x) {
-  const GemmShape shape = {.m = x.m,
-                           .n = x.n,
-                           .k = x.k,
-                           .a_stride = x.a_transposed ? x.m : x.k,
-                           .b_stride = x.b_transposed ? x.k : x.n,
-                           .c_stride = x.n,
-                           .a_transposed = x.a_transposed,
-                           .b_transposed = x.b_transposed,
-                           .bias = x.bias != nullptr,
-                           .accumulate = x.c.beta != 0,
-                           .inputs = compute_,
-                           .output = x.c.dtype};
-  RunGemm(shape, x.a, x.b, x.bias, x.c.data);
+  RunGemm(DirectShape(x), x.a, x.b, x.bias, x.c.data);
+}
+
+int64_t Matmul::PartOf(const GemmShape& whole) const {
+  const int64_t per_thread = (whole.m + team_.threads() - 1) / team_.threads();
+  const bool has_sums = whole.a_transposed && whole.output != DType::kFloat32;
+  const int64_t rows = has_sums ? std::min(per_thread, kSumsMax / whole.n) : per_thread;
+  return std::max((rows + kRowGrain - 1) / kRowGrain, int64_t{1}) * kRowGrain;
+}
+
+absl::Status Matmul::PrepareGemm(GemmShape whole) {
+  const int64_t part = PartOf(whole), last = whole.m % part;
+  for (const int64_t rows : {std::min(part, whole.m), last}) {
+    if (rows == 0) continue;
+    whole.m = rows;
+    EBB_RETURN_IF_ERROR(gemm_.Prepare(whole));
+  }
+  return absl::OkStatus();
 }
 
 void Matmul::RunGemm(const GemmShape& whole, const void* a, const void* b, const void* bias,
                      void* c) {
-  const int64_t per_thread = (whole.m + team_.threads() - 1) / team_.threads();
-  const bool has_sums = whole.a_transposed && whole.output != DType::kFloat32;
-  const int64_t rows = has_sums ? std::min(per_thread, kSumsMax / whole.n) : per_thread;
-  const int64_t part = std::max((rows + kRowGrain - 1) / kRowGrain, int64_t{1}) * kRowGrain;
+  const int64_t part = PartOf(whole);
   team_.Run((whole.m + part - 1) / part, 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       const int64_t row = p * part;
@@ -71,7 +131,7 @@ void Matmul::RunGemm(const GemmShape& whole, const void* a, const void* b, const
   });
 }
 
-Block Matmul::Prepare(const void* matrix, int64_t stride, int64_t row, int64_t column, int64_t rows,
+Block Matmul::Widened(const void* matrix, int64_t stride, int64_t row, int64_t column, int64_t rows,
                       int64_t columns, float* scratch) {
   const Block block = {At(matrix, compute_, row * stride + column), stride};
   if (compute_ == multiplied_) return block;
@@ -94,23 +154,14 @@ void Matmul::RunBlocked(const MatmulArrays& x) {
       for (int64_t k = 0; k < x.k; k += kDepthMax) {
         const int64_t depth = std::min(kDepthMax, x.k - k);
         if (a_depth != k) {
-          a = x.a_transposed ? Prepare(x.a, a_stride, k, m, depth, rows, a_scratch_)
-                             : Prepare(x.a, a_stride, m, k, rows, depth, a_scratch_);
+          a = x.a_transposed ? Widened(x.a, a_stride, k, m, depth, rows, a_scratch_)
+                             : Widened(x.a, a_stride, m, k, rows, depth, a_scratch_);
           a_depth = k;
         }
-        const Block b = x.b_transposed ? Prepare(x.b, b_stride, n, k, columns, depth, b_scratch_)
-                                       : Prepare(x.b, b_stride, k, n, depth, columns, b_scratch_);
-        RunGemm({.m = rows,
-                 .n = columns,
-                 .k = depth,
-                 .a_stride = a.stride,
-                 .b_stride = b.stride,
-                 .c_stride = columns,
-                 .a_transposed = x.a_transposed,
-                 .b_transposed = x.b_transposed,
-                 .accumulate = k > 0,
-                 .inputs = multiplied_},
-                a.data, b.data, nullptr, c_scratch_);
+        const Block b = x.b_transposed ? Widened(x.b, b_stride, n, k, columns, depth, b_scratch_)
+                                       : Widened(x.b, b_stride, k, n, depth, columns, b_scratch_);
+        RunGemm(BlockShape(x, rows, columns, depth, /*accumulate=*/k > 0), a.data, b.data, nullptr,
+                c_scratch_);
       }
       team_.Run(rows, 8, [&](int64_t begin, int64_t end) {
         Store({.source = c_scratch_ + begin * columns,

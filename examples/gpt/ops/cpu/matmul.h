@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 
+#include "absl/status/status.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/kernels.h"
@@ -24,14 +25,24 @@ class Matmul {
   static int64_t ScratchFloats(DType compute);
 
   void Run(const MatmulArrays& arrays);
+  // Makes the products that Run of these needs; touches no memory of theirs.
+  absl::Status Prepare(const MatmulArrays& arrays);
 
  private:
+  bool IsDirect(const MatmulArrays& arrays) const;
+  GemmShape DirectShape(const MatmulArrays& arrays) const;
+  // Of a block of so many rows, columns and depth, `a` and `b` as Widened says.
+  GemmShape BlockShape(const MatmulArrays& arrays, int64_t rows, int64_t columns, int64_t depth,
+                       bool accumulate) const;
+  // Rows of the part of one thread.
+  int64_t PartOf(const GemmShape& whole) const;
+  absl::Status PrepareGemm(GemmShape whole);
   void RunDirect(const MatmulArrays& arrays);
   void RunBlocked(const MatmulArrays& arrays);
   // One product over the team; `shape` is that of all rows.
   void RunGemm(const GemmShape& shape, const void* a, const void* b, const void* bias, void* c);
   // A block of an operand as the product wants it: itself, or widened into `scratch`.
-  Block Prepare(const void* matrix, int64_t stride, int64_t row, int64_t column, int64_t rows,
+  Block Widened(const void* matrix, int64_t stride, int64_t row, int64_t column, int64_t rows,
                 int64_t columns, float* scratch);
 
   const DType compute_, multiplied_;

@@ -3,6 +3,10 @@
 
 namespace ebb::gpt {
 
+bool CudaOpsAreBuilt() {
+  return false;
+}
+
 int64_t CudaScratchBytes(DType, const OpsLimits&) {
   return 0;
 }
