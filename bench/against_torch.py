@@ -39,7 +39,7 @@ def ebb(args, batch, dtype, folder, processes):
     """As two threads of one process, or as two processes that meet as torchrun's do."""
     config, summary = folder / "config.json", folder / "summary.json"
     config.write_text(json.dumps(CONFIG | {"train_micro_batch_size_per_gpu": batch // 2}))
-    command = [args.gpt, "--config", config, "--dtype", dtype, "--data", DATA, "--steps", args.steps,
+    command = [args.gpt, "--config", config, "--context", 256, "--dtype", dtype, "--data", DATA, "--steps", args.steps,
                "--summary", summary, "--sample", 0]
     if not processes:
         command += ["--ranks", 2]

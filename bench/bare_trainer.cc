@@ -156,19 +156,21 @@ gpt::Target BareTrainer::Gradient(ParameterId p, bool head) {
           first ? 0.0f : 1.0f};
 }
 
-void BareTrainer::LoadBatch(int64_t step) {
+absl::Status BareTrainer::LoadBatch(int64_t step) {
   const gpt::Batches::HostArrays host = batches_->Fill(0);
   const size_t length = static_cast<size_t>(options_.shape.context);
   for (int64_t s = 0; s < options_.sequences; ++s) {
     const size_t at = static_cast<size_t>(s) * length;
-    text_.Training(options_.seed, static_cast<uint64_t>(step * options_.sequences + s),
-                   host.tokens.subspan(at, length), host.targets.subspan(at, length));
+    EBB_RETURN_IF_ERROR(
+        text_.Training(options_.seed, static_cast<uint64_t>(step * options_.sequences + s),
+                       host.tokens.subspan(at, length), host.targets.subspan(at, length)));
   }
   batches_->Load(0, options_.sequences, options_.shape.context);
+  return absl::OkStatus();
 }
 
 absl::Status BareTrainer::Step(int64_t step) {
-  LoadBatch(step);
+  EBB_RETURN_IF_ERROR(LoadBatch(step));
   const gpt::Batch& batch = batches_->batch(0);
   const int64_t blocks = options_.shape.layers;
   const auto input = [&](int64_t block) { return boundaries_.data() + boundary_bytes_ * block; };

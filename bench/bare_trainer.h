@@ -55,7 +55,7 @@ class BareTrainer {
   absl::Status MakeArrays();
   absl::Status MakeMasters();
   absl::Status FillMasters(ParameterId p);
-  void LoadBatch(int64_t step);
+  absl::Status LoadBatch(int64_t step);
   int64_t OffsetOf(ParameterId p) const;
   const void* Parameter(ParameterId p) const;
   gpt::Target Gradient(ParameterId p, bool head);

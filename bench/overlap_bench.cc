@@ -33,6 +33,7 @@ struct Interval {
 
 absl::Status Train(const std::string& trace, int stage, bool early) {
   gpt::Options options;
+  options.shape = gpt::GptShape();
   options.ranks = kRanks;
   options.threads = 1;
   Config config;

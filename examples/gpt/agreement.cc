@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "configuration.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fingerprint.h"
 
@@ -14,7 +15,7 @@ struct Entry {
   const char* option;
   uint64_t value;
 };
-constexpr size_t kEntries = 14;
+constexpr size_t kEntries = 13;
 using Entries = std::array<Entry, kEntries>;
 
 Entries EntriesOf(const Run& run, const Device& device) {
@@ -30,9 +31,8 @@ Entries EntriesOf(const Run& run, const Device& device) {
           {"--seed", o.seed},
           {"--steps", number(o.steps)},
           {"--evaluate-every", number(o.evaluate_every)},
-          {"--sample", number(o.sample_bytes)},
+          {"--sample", number(SampleBytes(o, run.config))},
           {"--prompt", sharding::Hasher().Add(o.prompt).hash()},
-          {"--show-plan without --steps", o.show_plan && !o.steps_given},
           {"--summary (given or not)", !o.summary_file.empty()},
           {"--device (as it was found)", static_cast<uint64_t>(device.kind())}};
 }

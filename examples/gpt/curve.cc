@@ -5,13 +5,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "history.h"
+#include "progress.h"
 
 namespace ebb::gpt {
 namespace {
 
 constexpr double kWidth = 720, kHeight = 400;
-constexpr double kLeft = 56, kRight = 16, kTop = 36, kBottom = 44;
+constexpr double kLeft = 56, kRight = 16, kTop = 58, kBottom = 44;
 constexpr int kTicks = 6;
 
 using Points = std::vector<std::pair<double, double>>;
@@ -88,6 +90,18 @@ void AddAxes(const Frame& f, std::string& svg) {
                         (kLeft + kWidth - kRight) / 2, kHeight - 8);
 }
 
+// Printable ASCII as XML; a path may have any bytes.
+std::string XmlText(const std::string& text) {
+  return absl::StrReplaceAll(Printable(text),
+                             {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\n", " "}});
+}
+
+std::string LastOf(const char* what, const Points& points) {
+  if (points.empty()) return what;
+  return absl::StrFormat("%s %.4f after step %.0f", what, points.back().second,
+                         points.back().first);
+}
+
 void AddLine(const Frame& frame, const Points& points, std::string_view style, std::string& svg) {
   if (points.empty()) return;
   svg += "<polyline fill=\"none\" stroke-linejoin=\"round\" ";
@@ -100,7 +114,7 @@ void AddLine(const Frame& frame, const Points& points, std::string_view style, s
 
 }  // namespace
 
-std::string CurveSvg(const History& history) {
+std::string CurveSvg(const History& history, const CurveTitle& title) {
   const Points losses = LossesOf(history);
   Points held_out;
   for (const Evaluated& e : history.held_out) {
@@ -117,9 +131,12 @@ std::string CurveSvg(const History& history) {
       "height=\"100%%\" fill=\"white\"/>\n",
       kWidth, kHeight, kWidth, kHeight);
   absl::StrAppendFormat(&svg,
-                        "<text x=\"%.1f\" y=\"20\"><tspan fill=\"#1f5fa8\">loss</tspan>"
-                        "<tspan dx=\"12\" fill=\"#c0392b\">held-out loss</tspan></text>\n",
-                        kLeft);
+                        "<text x=\"%.1f\" y=\"16\" font-weight=\"bold\">%s</text>\n"
+                        "<text x=\"%.1f\" y=\"32\">%s</text>\n"
+                        "<text x=\"%.1f\" y=\"48\"><tspan fill=\"#1f5fa8\">%s</tspan>"
+                        "<tspan dx=\"12\" fill=\"#c0392b\">%s</tspan></text>\n",
+                        kLeft, XmlText(title.model), kLeft, XmlText(title.data), kLeft,
+                        LastOf("loss", losses), LastOf("held-out loss", held_out));
   AddAxes(frame, svg);
   AddLine(frame, losses, "stroke=\"#a9c8e8\"", svg);
   AddLine(frame, Smooth(losses), "stroke=\"#1f5fa8\" stroke-width=\"2\"", svg);

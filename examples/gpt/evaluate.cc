@@ -47,20 +47,20 @@ absl::Status LostIn(Evaluation& evaluation, absl::Status voted) {
 
 ForwardScope Trainer::WalkToHead(Evaluation& evaluation, const Batch& batch) {
   {
-    ForwardScope unit = evaluation.Forward(gpt_.embedding);
+    ForwardScope unit = evaluation.Forward(work_.gpt.embedding);
     layers_->Embed(ScopeParameters{unit}, batch, unit.output(0).data);
   }
   for (int64_t b = 0; b < options_.shape.layers; ++b) {
-    ForwardScope unit = evaluation.Forward(gpt_.blocks[static_cast<size_t>(b)].unit);
+    ForwardScope unit = evaluation.Forward(work_.gpt.blocks[static_cast<size_t>(b)].unit);
     layers_->BlockForward(ScopeParameters{unit}, b, batch, unit.input(0).data, /*slot=*/0,
                           unit.output(0).data);
   }
-  return evaluation.Forward(gpt_.embedding);
+  return evaluation.Forward(work_.gpt.embedding);
 }
 
 absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
   const size_t length = static_cast<size_t>(options_.shape.context);
-  const int64_t per_walk = world_.size() * sequences_;
+  const int64_t per_walk = world_.size() * work_.sequences;
   const int64_t walks = std::clamp<int64_t>(
       text_.held_out_bytes() / options_.shape.context / per_walk, 1, kHeldOutBatches);
   Evaluation evaluation = engine_->BeginEvaluation();
@@ -68,16 +68,17 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
     if (absl::Status voted = vote.Decide(); !voted.ok()) return LostIn(evaluation, voted);
     if (vote.stopped()) return std::nullopt;
     const Batches::HostArrays host = batches_->Fill(0);
-    for (int64_t s = 0; s < sequences_; ++s) {
+    for (int64_t s = 0; s < work_.sequences; ++s) {
       const size_t at = static_cast<size_t>(s) * length;
-      text_.HeldOut((walk * world_.size() + world_.rank()) * sequences_ + s, walks * per_walk,
-                    host.tokens.subspan(at, length), host.targets.subspan(at, length));
+      text_status_.Update(text_.HeldOut(
+          (walk * world_.size() + world_.rank()) * work_.sequences + s, walks * per_walk,
+          host.tokens.subspan(at, length), host.targets.subspan(at, length)));
     }
-    const Batch batch = batches_->Load(0, sequences_, options_.shape.context);
+    const Batch batch = batches_->Load(0, work_.sequences, options_.shape.context);
     ForwardScope head = WalkToHead(evaluation, batch);
     evaluation.AddLoss(Scalar(layers_->HeadLoss(ScopeParameters{head}, batch, head.input(0).data)));
   }
-  EBB_RETURN_IF_ERROR(layers_->status());
+  EBB_RETURN_IF_ERROR(status());
   return evaluation.Finish();
 }
 
@@ -86,7 +87,8 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
   const int64_t context = options_.shape.context;
   std::string text = prompt.empty() ? "\n" : prompt;
   std::mt19937_64 random(options_.seed);
-  Evaluation evaluation = engine_->BeginEvaluation();
+  // A walk a byte would fill the timeline.
+  Evaluation evaluation = engine_->BeginEvaluation(/*micro_batches=*/1, {.traced = false});
   for (int64_t i = 0; i < bytes; ++i) {
     if (absl::Status voted = vote.Decide(); !voted.ok()) return LostIn(evaluation, voted);
     if (vote.stopped()) break;
@@ -99,7 +101,7 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
     text.push_back(
         Draw(layers_->LastLogits(ScopeParameters{head}, batch, head.input(0).data), random));
   }
-  EBB_RETURN_IF_ERROR(layers_->status());
+  EBB_RETURN_IF_ERROR(status());
   EBB_RETURN_IF_ERROR(evaluation.Finish().status());
   return text;
 }

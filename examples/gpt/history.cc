@@ -11,14 +11,22 @@ int64_t History::WarmUp(int64_t steps) {
   return std::min(kWarmUp, steps / 2);
 }
 
+void History::Add(const StepRecord& record) {
+  (finished < warm_up ? cold_seconds : warm_seconds) += record.seconds;
+  ++finished;
+  last = record.report;
+  if (keeps_steps) steps.push_back(record);
+}
+
+double History::SecondsOfStep() const {
+  const bool is_warm = finished > warm_up;
+  const int64_t count = is_warm ? finished - warm_up : finished;
+  return count > 0 ? (is_warm ? warm_seconds : cold_seconds) / static_cast<double>(count) : 0;
+}
+
 double History::TokensPerSecond() const {
-  const auto first = static_cast<size_t>(warm_up);
-  const size_t warm = steps.size() > first ? first : 0;
-  double seconds = 0;
-  for (size_t i = warm; i < steps.size(); ++i) seconds += steps[i].seconds;
-  return seconds > 0 ? static_cast<double>(tokens_per_step) *
-                           static_cast<double>(steps.size() - warm) / seconds
-                     : 0;
+  const double seconds = SecondsOfStep();
+  return seconds > 0 ? static_cast<double>(tokens_per_step) / seconds : 0;
 }
 
 std::string LossesCsv(const History& history) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,24 @@ struct Evaluated {
   double loss = 0;
 };
 
+// What ended a run before its last step, evaluation or sample.
+struct Stopped {
+  std::string by;      // "SIGINT"
+  std::string during;  // "training", "evaluation" or "sample"
+  int64_t steps = 0;   // finished before
+};
+
 struct History {
   int64_t tokens_per_step = 0;  // of all ranks
-  std::vector<StepRecord> steps;
-  std::vector<Evaluated> held_out;
+  bool scales_loss = false;     // in fp16
+  bool keeps_steps = true;      // false: nothing is to be written of single steps
+
+  void Add(const StepRecord& record);
+  int64_t finished = 0;  // steps
+  StepReport last = {};
+  std::vector<StepRecord> steps = {};  // where they are kept
+  std::vector<Evaluated> held_out = {};
+  std::optional<Stopped> stopped = {};
   // Of this rank, in a step in steady state: one that ran the updates of the step before, where
   // neither was skipped. Where there was none, of the last.
   std::vector<TrafficRow> traffic = {};
@@ -35,15 +50,22 @@ struct History {
   static constexpr int64_t kWarmUp = 2;
   static int64_t WarmUp(int64_t steps);
   int64_t warm_up = kWarmUp;
-  // Over the steps after the first warm_up; over all if there are no more.
+  double cold_seconds = 0, warm_seconds = 0;  // of the first warm_up steps, and of those after
+  // Over the steps after the first warm_up; over all if there are no more. 0: none was finished.
+  double SecondsOfStep() const;
   double TokensPerSecond() const;
+};
+
+// What a curve is of, a line each.
+struct CurveTitle {
+  std::string model, data;
 };
 
 // A header and a line for each step.
 std::string LossesCsv(const History& history);
 
-// The loss over the steps, its moving average, and the held-out losses; losses that are not numbers
-// are left out.
-std::string CurveSvg(const History& history);
+// The loss over the steps, its moving average, and the held-out losses, with what the last ones are;
+// losses that are not numbers are left out.
+std::string CurveSvg(const History& history, const CurveTitle& title);
 
 }  // namespace ebb::gpt

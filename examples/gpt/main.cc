@@ -5,12 +5,17 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "configuration.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "options.h"
+#include "out_of_memory.h"
+#include "planning.h"
 #include "refusal.h"
 #include "resident.h"
 #include "run.h"
@@ -28,6 +33,12 @@ int Fail(const absl::Status& status, int code) {
   return code;
 }
 
+int PrintAll(std::string_view text) {
+  Print(text);
+  const absl::Status printed = OutputError();
+  return printed.ok() ? 0 : Fail(printed, kFailed);
+}
+
 // Where one rank refuses, the others may end in its wake.
 int CodeOf(std::span<const absl::Status> errors) {
   return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kCannotBe : kFailed;
@@ -39,7 +50,7 @@ absl::StatusOr<Text> LoadText(Options& options) {
     if (!files.ok()) return files.status();
     options.data = *std::move(files);
   }
-  return Text::Load(options.data, options.shape.context);
+  return OrOutOfMemory([&] { return Text::Load(options.data, options.shape.context); });
 }
 
 int RunRanksAsThreads(Options& options, const Config& config) {
@@ -96,6 +107,13 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   return *stopped ? kStopped : 0;
 }
 
+// Of a launcher's processes the first one prints; they do not meet.
+int Plan(const std::optional<Launch>& launch, const Options& options) {
+  const auto text = PlanningText(options);
+  if (!text.ok()) return Fail(text.status(), kCannotBe);
+  return launch && launch->rank > 0 ? 0 : PrintAll(*text);
+}
+
 int Main(int argc, char** argv) {
   CommandLine command = ParseCommandLine(argc, argv);
   if (!command.options) {
@@ -103,26 +121,22 @@ int Main(int argc, char** argv) {
       std::fputs(command.text.c_str(), stderr);
       return command.exit_code;
     }
-    Print(command.text);
-    const absl::Status printed = OutputError();
-    return printed.ok() ? 0 : Fail(printed, kFailed);
+    return PrintAll(command.text);
   }
   Options& options = *command.options;
   if (options.explain_config) {
     const auto explained = ExplainConfig(options);
     if (!explained.ok()) return Fail(explained.status(), kCannotBe);
-    Print(*explained);
-    const absl::Status printed = OutputError();
-    return printed.ok() ? 0 : Fail(printed, kFailed);
+    return PrintAll(*explained);
   }
   const auto launch = DescribeLaunch(ThisEnvironment());
   if (!launch.ok()) return Fail(launch.status(), kCannotBe);
   if (const auto status = SettleRanks(*launch, options); !status.ok())
     return Fail(status, kCannotBe);
+  if (options.PlansOnly()) return Plan(*launch, options);
   const auto config = ResolveConfig(options);
   if (!config.ok()) return Fail(config.status(), kCannotBe);
-  options.ranks = static_cast<int>(
-      config->train_batch_size / (config->micro_batch_size * config->gradient_accumulation_steps));
+  options.ranks = RanksOf(*config);
   const bool launched = *launch && (*launch)->size > 1;
   return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
 }
@@ -135,5 +149,7 @@ int main(int argc, char** argv) {
   ebb::OpenMissingStandardStreams();
   // Before there are threads, and before the driver starts: docs/ranks.md, "Queues of a GPU".
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
-  return ebb::gpt::Main(argc, argv);
+  const auto code =
+      ebb::gpt::OrOutOfMemory([&]() -> absl::StatusOr<int> { return ebb::gpt::Main(argc, argv); });
+  return code.ok() ? *code : ebb::gpt::Fail(code.status(), ebb::gpt::kCannotBe);
 }

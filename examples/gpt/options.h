@@ -15,15 +15,21 @@
 
 namespace ebb::gpt {
 
+// kOperations: those of kTables, and the operations.
+enum class ShowPlan : uint8_t { kNo, kTables, kOperations };
 enum class CudaGraphs : uint8_t { kOff, kOn, kAuto };
 
+inline constexpr int kRanksMax = 1024;
+
 struct Options {
-  std::string config_file;                  // empty: DefaultConfig
+  static constexpr int64_t kSampleBytes = 300;
+
+  std::string config_file;                  // empty: Recipe
   bool explain_config = false;              // print how the file is taken, and stop there
   std::optional<UnknownKeys> unknown_keys;  // instead of the file's
   std::vector<std::string> data;            // empty: DefaultTextFiles
-  GptShape shape;
-  int64_t steps = 200;
+  GptShape shape = {.context = 64};
+  int64_t steps = 400;
   bool steps_given = false;
   uint64_t seed = 1;
   int ranks = 2;
@@ -33,6 +39,8 @@ struct Options {
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   // These override the configuration.
   std::optional<int> stage;
+  std::optional<double> learning_rate;
+  std::optional<int64_t> warmup;                                      // steps
   std::optional<int64_t> batch, accumulate, micro_batches_per_round;  // of the last, 0: all
   std::optional<DType> dtype;
   std::optional<Tier> offload_param, offload_optimizer;
@@ -40,14 +48,18 @@ struct Options {
   std::optional<int64_t> device_memory, host_memory;  // bytes of a rank's pools
   bool split_master = false, stochastic_rounding = false;
   bool recompute = false;
-  bool show_plan = false;
-  int64_t evaluate_every = 0;  // steps; 0: only at the end
-  int64_t sample_bytes = 300;
+  ShowPlan show_plan = ShowPlan::kNo;
+  bool predict = false;
+  int64_t evaluate_every = 0;           // steps; 0: only at the end
+  std::optional<int64_t> sample_bytes;  // not given: kSampleBytes; with parameters on NVMe, 0
   std::string prompt = "The ";
   std::string losses_file, curve_file, trace_file, summary_file;  // empty: not written
+
+  // Nothing is trained: no ranks meet, no text is read, nothing is written.
+  bool PlansOnly() const { return predict || (show_plan != ShowPlan::kNo && !steps_given); }
 };
 
-// Either options, or a text to print and the code to exit with: 0 after --help, 2 for a wrong
+// Either options, or a text to print and the code to exit with: 0 after --help and --version, 2 for a wrong
 // command line.
 struct CommandLine {
   std::optional<Options> options;
@@ -59,14 +71,6 @@ CommandLine ParseCommandLine(int argc, const char* const* argv);
 // Settles `ranks`: a launcher's number of processes, or the option's of threads. Both, and not the
 // same, is an error.
 absl::Status SettleRanks(const std::optional<Launch>& launch, Options& options);
-
-// The configuration for these options' ranks: the file or the default, with the flags' overrides,
-// checked and complete. If nothing says how many ranks there are, there are as many as a file's batch
-// sizes need.
-absl::StatusOr<Config> ResolveConfig(const Options& options);
-
-// How the options' configuration file is taken, as a table.
-absl::StatusOr<std::string> ExplainConfig(const Options& options);
 
 // The device of the rank with this place on its host. Where CUDA was asked for and cannot be used:
 // the CPU, and why.

@@ -1,6 +1,7 @@
 #include "output_file.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -9,14 +10,17 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
 
 namespace ebb::gpt {
 absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::string& path) {
   OutputFile file(std::string(flag), path, "", -1);
   struct stat status = {};
   if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) {
+    file.is_direct_ = true;
     if (S_ISDIR(status.st_mode)) errno = EISDIR;
-    if (!S_ISDIR(status.st_mode)) file.descriptor_ = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (!S_ISDIR(status.st_mode)) file.OpenDirectly();
   } else {
     file.temporary_ = absl::StrCat(path, ".", getpid(), ".partial");
     file.descriptor_ =
@@ -25,6 +29,25 @@ absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::st
   }
   if (file.descriptor_ < 0) return file.Failed("cannot be written");
   return file;
+}
+
+// To open a pipe that has no reader waits, unless it is not to block, which fails.
+void OutputFile::OpenDirectly() {
+  descriptor_ = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+  if (descriptor_ >= 0 || errno != ENXIO) return;
+  LogWarning(absl::StrCat(flag_, " ", path_, ": waiting for what reads this pipe"));
+  do {
+    descriptor_ = open(path_.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+  } while (descriptor_ < 0 && errno == EINTR);
+  if (descriptor_ >= 0) fcntl(descriptor_, F_SETFL, O_WRONLY | O_NONBLOCK);
+}
+
+void OutputFile::AwaitReader() const {
+  constexpr int kSilenceMilliseconds = 5000;
+  pollfd polled = {.fd = descriptor_, .events = POLLOUT, .revents = 0};
+  if (poll(&polled, 1, kSilenceMilliseconds) != 0) return;
+  LogWarning(absl::StrCat(flag_, " ", path_, ": waiting for what reads this pipe to take more"));
+  poll(&polled, 1, -1);
 }
 
 OutputFile::OutputFile(std::string flag, std::string path, std::string temporary, int descriptor)
@@ -37,7 +60,8 @@ OutputFile::OutputFile(OutputFile&& other) noexcept
     : flag_(std::move(other.flag_)),
       path_(std::move(other.path_)),
       temporary_(std::exchange(other.temporary_, "")),
-      descriptor_(std::exchange(other.descriptor_, -1)) {}
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      is_direct_(other.is_direct_) {}
 
 OutputFile::~OutputFile() {
   if (descriptor_ >= 0) close(descriptor_);
@@ -52,7 +76,8 @@ absl::Status OutputFile::Failed(std::string_view action) const {
 absl::Status OutputFile::Write(std::string_view contents) {
   while (!contents.empty()) {
     const ssize_t written = write(descriptor_, contents.data(), contents.size());
-    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EAGAIN) AwaitReader();
+    if (written < 0 && (errno == EINTR || errno == EAGAIN)) continue;
     if (written < 0) return Failed("writing failed");
     contents.remove_prefix(static_cast<size_t>(written));
   }
@@ -61,6 +86,12 @@ absl::Status OutputFile::Write(std::string_view contents) {
   if (rename(temporary_.c_str(), path_.c_str()) != 0) return Failed("cannot be put in place");
   temporary_.clear();
   return absl::OkStatus();
+}
+
+absl::Status OutputFile::Replace(std::string_view contents) const {
+  if (is_direct_) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(OutputFile again, Open(flag_, path_));
+  return again.Write(contents);
 }
 
 }  // namespace ebb::gpt

@@ -1,6 +1,6 @@
 // A file that is there whole or not at all. Open proves, before hours of training, that it can be
 // written; Write puts the contents beside it and renames them into place. What is not a regular
-// file (/dev/stdout, a pipe) is written directly.
+// file (/dev/stdout, a pipe) is written directly; a pipe's reader is waited for, which is said.
 #pragma once
 
 #include <string>
@@ -20,14 +20,19 @@ class OutputFile {
   ~OutputFile();  // removes what was not written to the end
 
   absl::Status Write(std::string_view contents);
+  // Puts other contents in place of those that were written; a device or a pipe keeps what it got.
+  absl::Status Replace(std::string_view contents) const;
   const std::string& path() const { return path_; }
 
  private:
   OutputFile(std::string flag, std::string path, std::string temporary, int descriptor);
   absl::Status Failed(std::string_view action) const;  // with errno's text
+  void OpenDirectly();
+  void AwaitReader() const;
 
   std::string flag_, path_, temporary_;  // temporary: empty if written directly
   int descriptor_ = -1;
+  bool is_direct_ = false;
 };
 
 }  // namespace ebb::gpt

@@ -22,6 +22,12 @@ std::string Duration(double seconds) {
   return absl::StrFormat("%dh%02dm", whole / 3600, whole / 60 % 60);
 }
 
+std::string Milliseconds(double seconds) {
+  const double milliseconds = 1e3 * seconds;
+  return milliseconds < 10 ? absl::StrFormat("%.1f ms", milliseconds)
+                           : absl::StrFormat("%.0f ms", milliseconds);
+}
+
 // One column less than the terminal has: a full line would wrap, and \r return to its last row.
 size_t LineMax() {
   winsize size = {};
@@ -49,7 +55,7 @@ Progress::~Progress() {
 }
 
 void Progress::Show(const History& history, uint64_t memory_bytes) {
-  const int64_t done = static_cast<int64_t>(history.steps.size());
+  const int64_t done = history.finished;
   if (!terminal_ && done != 1 && done != steps_ && done % every_ != 0) return;
   std::string line = ProgressLine(history, steps_, memory_bytes);
   if (terminal_) line.resize(std::min(line.size(), LineMax()));
@@ -65,16 +71,15 @@ void Progress::Say(const std::string& line) {
 }
 
 std::string ProgressLine(const History& history, int64_t steps, uint64_t memory_bytes) {
-  const StepReport& report = history.steps.back().report;
-  const int64_t done = static_cast<int64_t>(history.steps.size());
-  const double rate = history.TokensPerSecond();
-  const double left =
-      rate > 0 ? static_cast<double>((steps - done) * history.tokens_per_step) / rate : 0;
+  const StepReport& report = history.last;
+  const double of_step = history.SecondsOfStep();
   std::string line =
-      absl::StrFormat("step %d/%d  loss %.4f  %.0f tokens/s  %.1f MiB a rank", done, steps,
-                      report.loss, rate, static_cast<double>(memory_bytes) / (1 << 20));
-  absl::StrAppendFormat(&line, "  loss scale %g", report.loss_scale);
+      absl::StrFormat("step %d/%d  loss %.4f  %s a step  %.0f tokens/s  %.1f MiB a rank",
+                      history.finished, steps, report.loss, Milliseconds(of_step),
+                      history.TokensPerSecond(), static_cast<double>(memory_bytes) / (1 << 20));
+  if (history.scales_loss) absl::StrAppendFormat(&line, "  loss scale %g", report.loss_scale);
   if (report.skipped_steps > 0) absl::StrAppendFormat(&line, "  skipped %d", report.skipped_steps);
+  const double left = of_step * static_cast<double>(steps - history.finished);
   return line + "  " + Duration(left) + " left";
 }
 

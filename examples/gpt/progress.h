@@ -30,7 +30,7 @@ class Progress {
   bool open_ = false;  // a rewritten line stands
 };
 
-// One line: step, loss, tokens per second, memory, loss scale, time left.
+// One line: step, loss, time of a step, tokens per second, memory, in fp16 the loss scale, time left.
 std::string ProgressLine(const History& history, int64_t steps, uint64_t memory_bytes);
 
 // Text with everything but printable ASCII and line ends as \xNN: a terminal obeys other bytes.

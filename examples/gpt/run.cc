@@ -10,12 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "agreement.h"
+#include "configuration.h"
 #include "digest.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/runtime/trace/timeline.h"
-#include "ebb/sharding/plan_table.h"
 #include "history.h"
+#include "out_of_memory.h"
+#include "planning.h"
 #include "progress.h"
 #include "refusal.h"
 #include "standard_output.h"
@@ -23,18 +25,13 @@
 #include "summary.h"
 #include "traffic.h"
 #include "trainer.h"
+#include "workload.h"
 
 namespace ebb::gpt {
 namespace {
 
 double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-int64_t ParametersOf(const ModelSpec& model) {
-  int64_t parameters = 0;
-  for (const ParameterSpec& parameter : model.parameters) parameters += Elements(parameter.shape);
-  return parameters;
 }
 
 // Of memory: what is on NVMe takes none.
@@ -53,17 +50,17 @@ bool IsSteady(int64_t step, int64_t evaluate_every) {
 std::string Headline(Trainer& trainer, const Run& run, const std::string& graphs) {
   const Config& config = trainer.engine().config();
   return absl::StrFormat(
-      "%.2f M parameters, %d %s (%s), stage %d, %s, %d tokens a step, %d bytes of text%s",
+      "%.2f M parameters, %d %s (%s), stage %d, %s, %d tokens a step, %d bytes of text, %s%s",
       static_cast<double>(ParametersOf(trainer.model())) / 1e6, run.options.ranks,
       run.options.ranks == 1 ? "rank" : "ranks", trainer.device().description(), config.zero.stage,
       std::string(Name(config.compute)), trainer.tokens_per_step(), run.text.training_bytes(),
-      graphs.empty() ? "" : ", " + graphs);
+      RatesText(config), graphs.empty() ? "" : ", " + graphs);
 }
 
 absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress) {
   EBB_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate(vote));
   if (!loss) return absl::OkStatus();
-  history.held_out.push_back({.step = static_cast<int64_t>(history.steps.size()), .loss = *loss});
+  history.held_out.push_back({.step = history.finished, .loss = *loss});
   if (progress != nullptr) {
     progress->Say(
         absl::StrFormat("held-out loss after %d steps: %.4f", history.held_out.back().step, *loss));
@@ -81,7 +78,7 @@ class Recorder {
   void StartClock() { since_ = Now(); }
   void Take(const StepReport& report) {
     const double now = Now();
-    history_.steps.push_back({.report = report, .seconds = now - std::exchange(since_, now)});
+    history_.Add({.report = report, .seconds = now - std::exchange(since_, now)});
     if (progress_ == nullptr) return;
     progress_->Show(history_, BytesHeld(trainer_.engine()));
     if (!std::isfinite(report.loss) && !std::exchange(warned_, true)) {
@@ -106,6 +103,9 @@ class TrafficWatch {
   TrafficWatch(Trainer& trainer, History& history, int64_t evaluate_every)
       : trainer_(trainer), history_(history), evaluate_every_(evaluate_every) {}
 
+  void Reported(const StepReport& report) {
+    applied_[static_cast<size_t>(report.step % kRemembered)] = report.applied;
+  }
   // After step number `step`, from 0, and before any evaluation.
   void Take(int64_t step) {
     Decide();
@@ -116,16 +116,18 @@ class TrafficWatch {
   }
   // What is left to decide, when reports have come.
   void Decide() {
-    if (candidate_ < 0 || candidate_ >= static_cast<int64_t>(history_.steps.size())) return;
-    const auto at = static_cast<size_t>(std::exchange(candidate_, -1));
-    history_.traffic_is_steady =
-        history_.steps[at - 1].report.applied && history_.steps[at].report.applied;
+    if (candidate_ < 0 || candidate_ >= history_.finished) return;
+    const int64_t number = std::exchange(candidate_, -1) + 1;  // in its report
+    history_.traffic_is_steady = applied_[static_cast<size_t>(number % kRemembered)] &&
+                                 applied_[static_cast<size_t>((number - 1) % kRemembered)];
   }
 
  private:
   Trainer& trainer_;
   History& history_;
   const int64_t evaluate_every_;
+  static constexpr int64_t kRemembered = 4;
+  std::array<bool, kRemembered> applied_ = {};  // the last reports, by number
   // The step whose traffic the history has, until it is decided on; -1: none.
   int64_t candidate_ = -1;
 };
@@ -134,7 +136,13 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
                         Progress* progress) {
   Recorder recorder(trainer, history, progress);
   TrafficWatch traffic(trainer, history, run.options.evaluate_every);
-  const auto record = [&](const StepReport& report) { recorder.Take(report); };
+  const auto record = [&](const StepReport& report) {
+    recorder.Take(report);
+    traffic.Reported(report);
+  };
+  const auto stopped_in = [&](const char* what) {
+    history.stopped = {.by = vote.stopped_by(), .during = what, .steps = history.finished};
+  };
   for (int64_t step = 0; step < run.options.steps; ++step) {
     const absl::Status voted = vote.Decide();
     if (vote.stopped()) break;
@@ -147,31 +155,51 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
     // The tokens per second count from a device that has nothing left to do.
     if (evaluates || step + 1 == history.warm_up) EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
     traffic.Take(step);
-    if (evaluates) EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
+    if (!evaluates) continue;
+    EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
+    if (vote.stopped()) stopped_in("evaluation");
   }
   EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
   traffic.Decide();
+  if (vote.stopped() && !history.stopped) stopped_in("training");
   return absl::OkStatus();
 }
 
-absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
-                          const RankUsage& usage, std::string digest) {
-  if (run.reports.losses) EBB_RETURN_IF_ERROR(run.reports.losses->Write(LossesCsv(history)));
-  if (run.reports.curve) EBB_RETURN_IF_ERROR(run.reports.curve->Write(CurveSvg(history)));
-  if (!run.reports.summary) return absl::OkStatus();
+CurveTitle TitleOf(const Run& run, const Trainer& trainer, const Config& config) {
+  const GptShape& shape = run.options.shape;
+  const std::vector<std::string>& data = run.options.data;
+  const std::string more = data.size() > 1 ? absl::StrCat(" and ", data.size() - 1, " more") : "";
+  return {.model = absl::StrFormat(
+              "GPT, %.2f M parameters: %d layers, %d heads, width %d, context %d, %s",
+              static_cast<double>(ParametersOf(trainer.model())) / 1e6, shape.layers, shape.heads,
+              shape.width, shape.context, std::string(Name(config.compute))),
+          .data = absl::StrCat(run.text.training_bytes(), " bytes of ",
+                               data.empty() ? "text" : data.front(), more)};
+}
+
+Summary SummaryOf(const Run& run, Trainer& trainer, RankUsage usage, std::string digest) {
   const Engine& engine = trainer.engine();
-  return run.reports.summary->Write(
-      SummaryJson({.config_json = engine.config().ToJson(),
-                   .version = EBB_VERSION,
-                   .parameters = ParametersOf(trainer.model()),
-                   .ranks = run.options.ranks,
-                   .usage = usage,
-                   .plan_operations = std::ssize(engine.plan().operations),
-                   .plan_bytes = engine.plan().OwnBytes(),
-                   .resident = run.resident.Row(),
-                   .graphs = trainer.graphs(),
-                   .parameter_digest = std::move(digest)},
-                  history));
+  return {.config_json = engine.config().ToJson(),
+          .version = EBB_VERSION,
+          .parameters = ParametersOf(trainer.model()),
+          .ranks = run.options.ranks,
+          .usage = std::move(usage),
+          .plan_operations = std::ssize(engine.plan().operations),
+          .plan_bytes = engine.plan().OwnBytes(),
+          .resident = run.resident.Row(),
+          .graphs = trainer.graphs(),
+          .parameter_digest = std::move(digest)};
+}
+
+absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
+                          const Summary& summary) {
+  if (run.reports.losses) EBB_RETURN_IF_ERROR(run.reports.losses->Write(LossesCsv(history)));
+  if (run.reports.curve) {
+    const CurveTitle title = TitleOf(run, trainer, trainer.engine().config());
+    EBB_RETURN_IF_ERROR(run.reports.curve->Write(CurveSvg(history, title)));
+  }
+  if (!run.reports.summary) return absl::OkStatus();
+  return run.reports.summary->Write(SummaryJson(summary, history));
 }
 
 // What is not a regular file (/dev/stdout, a pipe) may take several.
@@ -238,9 +266,14 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   std::optional<Progress> progress;
   if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run, graphs));
   Progress* shown = progress ? &*progress : nullptr;
-  History history = {.tokens_per_step = trainer.tokens_per_step(), .steps = {}, .held_out = {}};
+  const bool writes_steps =
+      speaks && (run.reports.losses || run.reports.curve || run.reports.summary);
+  History history = {.tokens_per_step = trainer.tokens_per_step(),
+                     .scales_loss = run.config.compute == DType::kFloat16,
+                     .keeps_steps = writes_steps};
   history.warm_up = History::WarmUp(run.options.steps);
-  history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
+  if (writes_steps)
+    history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, history, shown));
   EBB_ASSIGN_OR_RETURN(const RankUsage usage,
                        FullestRank(world, trainer.engine(), history.traffic));
@@ -248,8 +281,15 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   if (!run.options.summary_file.empty()) {
     EBB_ASSIGN_OR_RETURN(digest, DigestOf(trainer.engine(), trainer.model(), world.rank()));
   }
+  const Summary summary = SummaryOf(run, trainer, usage, std::move(digest));
   if (speaks) {
-    EBB_RETURN_IF_ERROR(WriteReports(run, trainer, history, usage, std::move(digest)));
+    if (history.stopped) {
+      progress->Say(
+          absl::StrFormat("Stopped by %s in %s, after step %d of %d", history.stopped->by,
+                          history.stopped->during == "training" ? "training" : "the evaluation",
+                          history.finished, run.options.steps));
+    }
+    EBB_RETURN_IF_ERROR(WriteReports(run, trainer, history, summary));
     progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
     if (!usage.traffic.empty()) {
       const int64_t own = ParametersOf(trainer.model()) / trainer.engine().plan().layout.shards;
@@ -263,12 +303,24 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
   }
   // After the reports: they are there whatever ends it now.
-  if (vote.stopped() || run.options.steps == 0 || run.options.sample_bytes == 0)
-    return vote.stopped();
+  const int64_t sample_bytes = SampleBytes(run.options, run.config);
+  if (speaks && sample_bytes == 0 && !run.options.sample_bytes) {
+    progress->Say(
+        "No sample: parameters are on NVMe, and each byte of text reads all of them; "
+        "--sample N generates N bytes");
+  }
+  if (vote.stopped() || run.options.steps == 0 || sample_bytes == 0) return vote.stopped();
   EBB_ASSIGN_OR_RETURN(const std::string sample,
-                       trainer.Sample(run.options.prompt, run.options.sample_bytes, vote));
+                       trainer.Sample(run.options.prompt, sample_bytes, vote));
   if (speaks) progress->Say("\nSample\n" + Printable(sample));
-  return vote.stopped();
+  if (!vote.stopped() || !speaks) return vote.stopped();
+  history.stopped = {.by = vote.stopped_by(), .during = "sample", .steps = history.finished};
+  const int64_t written = std::ssize(sample) - std::max<int64_t>(1, std::ssize(run.options.prompt));
+  progress->Say(absl::StrFormat("Stopped by %s in the sample, after %d of %d bytes",
+                                history.stopped->by, written, sample_bytes));
+  if (run.reports.summary)
+    EBB_RETURN_IF_ERROR(run.reports.summary->Replace(SummaryJson(summary, history)));
+  return true;
 }
 
 }  // namespace
@@ -285,20 +337,22 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
       device.device.kind() != DeviceKind::kCuda)
     LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
   EBB_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
-  absl::StatusOr<std::unique_ptr<Trainer>> made =
-      Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
+  absl::StatusOr<std::unique_ptr<Trainer>> made = OrOutOfMemory([&] {
+    return Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
+  });
   if (!made.ok()) return RefusalByCode(made.status());
   const std::unique_ptr<Trainer> trainer = *std::move(made);
   run.resident.Add(trainer->engine(), trainer->device().kind());  // rank 0's digest comes after all
-  if (speaks && run.options.show_plan)
-    Print(absl::StrCat(sharding::PlanTable(trainer->engine().plan()), "\n"));
-  if (run.options.show_plan && !run.options.steps_given) {
-    if (speaks) EBB_RETURN_IF_ERROR(OutputError());
-    return false;
+  if (speaks && run.options.show_plan != ShowPlan::kNo) {
+    const Engine& engine = trainer->engine();
+    Print(absl::StrCat(PlanText(engine.plan(), engine.config(), ParametersOf(trainer->model()),
+                                run.options.show_plan),
+                       "\n"));
   }
   EBB_ASSIGN_OR_RETURN(StopVote vote,
                        StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
-  absl::StatusOr<bool> stopped = TrainAndReport(world, run, *trainer, vote);
+  absl::StatusOr<bool> stopped =
+      OrOutOfMemory([&] { return TrainAndReport(world, run, *trainer, vote); });
   // Before the vote ends, which waits for those that are cast.
   if (!stopped.ok()) world.Fail(stopped.status());
   EBB_RETURN_IF_ERROR(stopped.status());

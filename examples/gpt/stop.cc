@@ -4,30 +4,31 @@
 #include <csignal>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "standard_output.h"
 
 namespace ebb::gpt {
 namespace {
 
-std::atomic<bool> signal_seen{false};
+std::atomic<int> signal_seen{0};  // its number
 
-// Votes; the highest counts.
-constexpr float kGoOn = 0, kStop = 1, kOutputFailed = 2;
+// Votes, of which the highest counts; between these a signal's number.
+constexpr float kGoOn = 0, kOutputFailed = 1000;
 
 float Vote() {
   if (!OutputError().ok()) return kOutputFailed;
-  return signal_seen.load(std::memory_order_relaxed) ? kStop : kGoOn;
+  return static_cast<float>(signal_seen.load(std::memory_order_relaxed));
 }
 
 void Remember(int signal) {
-  signal_seen.store(true, std::memory_order_relaxed);
+  signal_seen.store(signal, std::memory_order_relaxed);
   std::signal(signal, SIG_DFL);
 }
 
 // The write that it comes with fails, and so do those that follow on the way to the end.
-void RememberClosedOutput(int) {
-  signal_seen.store(true, std::memory_order_relaxed);
+void RememberClosedOutput(int signal) {
+  signal_seen.store(signal, std::memory_order_relaxed);
 }
 
 // What the parent has switched off, as nohup does, stays off.
@@ -75,6 +76,23 @@ bool StopVote::stopped() const {
 
 bool StopVote::output_failed() const {
   return state_->stopped && state_->vote == kOutputFailed;
+}
+
+std::string StopVote::stopped_by() const {
+  if (!state_->stopped) return "";
+  if (output_failed()) return "standard output, which cannot be written";
+  switch (const int signal = static_cast<int>(state_->vote)) {
+    case SIGINT:
+      return "SIGINT";
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGHUP:
+      return "SIGHUP";
+    case SIGPIPE:
+      return "SIGPIPE";
+    default:
+      return absl::StrCat("signal ", signal);
+  }
 }
 
 absl::Status StopVote::Meet() {

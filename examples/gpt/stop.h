@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/world.h"
@@ -30,6 +31,8 @@ class StopVote {
   bool stopped() const;
   // Stopped, because a rank cannot print.
   bool output_failed() const;
+  // The signal's name, or what else it was, where stopped.
+  std::string stopped_by() const;
   // Collective: returns once all ranks have come.
   absl::Status Meet();
 

@@ -80,10 +80,16 @@ std::string SummaryJson(const Summary& summary, const History& history) {
   json["config"] = Json::parse(summary.config_json);
   json["ranks"] = summary.ranks;
   json["parameters"] = summary.parameters;
-  json["steps"] = history.steps.size();
+  json["steps"] = history.finished;
   json["tokens_per_step"] = history.tokens_per_step;
   json["tokens_per_second"] = history.TokensPerSecond();
-  json["skipped_steps"] = history.steps.empty() ? 0 : history.steps.back().report.skipped_steps;
+  json["skipped_steps"] = history.last.skipped_steps;
+  json["stopped"] = nullptr;
+  if (history.stopped) {
+    json["stopped"] = {{"by", history.stopped->by},
+                       {"during", history.stopped->during},
+                       {"after_steps", history.stopped->steps}};
+  }
   json["parameter_digest"] = summary.parameter_digest;
   if (summary.graphs.most > 0) {
     json["cuda_graphs"] = {{"most", summary.graphs.most},
@@ -131,14 +137,16 @@ std::string SummaryJson(const Summary& summary, const History& history) {
   return json.dump(2) + "\n";
 }
 
-std::string MemoryTable(const std::vector<MemoryRow>& rows) {
+std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted) {
   constexpr double kMebi = 1024.0 * 1024.0;
-  std::string table =
-      absl::StrFormat("%-12s %-8s %14s %14s\n", "class", "tier", "predicted MiB", "peak MiB");
+  std::string table = absl::StrFormat("%-12s %-8s %14s", "class", "tier", "predicted MiB");
+  if (counted) absl::StrAppendFormat(&table, " %14s", "peak MiB");
+  table += "\n";
   const auto append = [&](std::string_view what, Tier tier, uint64_t predicted, uint64_t peak) {
-    absl::StrAppendFormat(&table, "%-12s %-8s %14.2f %14.2f\n", std::string(what),
-                          std::string(Name(tier)), static_cast<double>(predicted) / kMebi,
-                          static_cast<double>(peak) / kMebi);
+    absl::StrAppendFormat(&table, "%-12s %-8s %14.2f", std::string(what), std::string(Name(tier)),
+                          static_cast<double>(predicted) / kMebi);
+    if (counted) absl::StrAppendFormat(&table, " %14.2f", static_cast<double>(peak) / kMebi);
+    table += "\n";
   };
   std::array<uint64_t, kTiers> predicted = {}, peak = {};
   for (const MemoryRow& row : rows) {

@@ -40,7 +40,8 @@ struct Summary {
 };
 std::string SummaryJson(const Summary& summary, const History& history);
 
-// The memory table for people: class, tier, predicted and peak, and the sums of each tier.
-std::string MemoryTable(const std::vector<MemoryRow>& rows);
+// The memory table for people: class, tier, predicted and, where it has been counted, peak; and the
+// sums of each tier.
+std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted = true);
 
 }  // namespace ebb::gpt

@@ -3,16 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <memory>
 #include <set>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "ebb/offload/memory_limits.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fingerprint.h"
 
@@ -21,34 +17,13 @@ namespace {
 
 constexpr char kDefaultFolder[] = "/usr/share/common-licenses";
 
-absl::Status Append(const std::string& path, std::vector<uint8_t>& bytes) {
-  std::error_code error;
-  const auto kind = std::filesystem::status(path, error).type();
-  if (kind == std::filesystem::file_type::not_found) {
-    return absl::NotFoundError(absl::StrCat("--data ", path, ": no such file"));
-  }
-  if (kind == std::filesystem::file_type::directory) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--data ", path, ": is a directory; name the files in it"));
-  }
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                             std::fclose);
-  if (file == nullptr) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("--data ", path, ": cannot be opened: ", std::strerror(errno)));
-  }
-  const size_t before = bytes.size();
-  std::array<uint8_t, 1 << 16> piece;
-  while (const size_t got = std::fread(piece.data(), 1, piece.size(), file.get())) {
-    bytes.insert(bytes.end(), piece.begin(), piece.begin() + static_cast<int64_t>(got));
-  }
-  if (std::ferror(file.get())) {
-    return absl::DataLossError(
-        absl::StrCat("--data ", path, ": cannot be read: ", std::strerror(errno)));
-  }
-  if (bytes.size() == before)
-    return absl::InvalidArgumentError(absl::StrCat("--data ", path, ": is empty"));
-  return absl::OkStatus();
+constexpr int64_t kFingerprinted = int64_t{64} << 20, kPiece = int64_t{1} << 16;
+
+// What a pipe's text may take of memory.
+int64_t PipeMax() {
+  int64_t most = Text::kPipeMax;
+  for (const MemoryLimit& limit : ReadMemoryLimits()) most = std::min(most, limit.ram / 4);
+  return std::max(most, kPiece);
 }
 
 // SplitMix64's finaliser (Steele, Lea & Flood 2014, "Fast splittable pseudorandom number
@@ -83,52 +58,122 @@ absl::StatusOr<std::vector<std::string>> DefaultTextFiles() {
   return std::vector<std::string>(files.begin(), files.end());
 }
 
+int64_t Text::held_bytes() const {
+  int64_t held = 0;
+  for (const Part& part : parts_) held += std::ssize(part.bytes);
+  return held;
+}
+
+absl::Status Text::Append(const std::string& path) {
+  EBB_ASSIGN_OR_RETURN(TextFile file, TextFile::Open(path));
+  const int64_t size = file.size();
+  if (size > kFileHeldMax || held_bytes() + size > kFilesHeldMax) {
+    parts_.push_back({.begin = size_, .size = size, .file = std::move(file), .bytes = {}});
+    size_ += size;
+    return absl::OkStatus();
+  }
+  if (parts_.empty() || parts_.back().file.is_open())
+    parts_.push_back({.begin = size_, .size = 0, .file = {}, .bytes = {}});
+  Part& part = parts_.back();
+  EBB_RETURN_IF_ERROR(file.ReadToEnd(std::max(size, PipeMax()), part.bytes));
+  if (std::ssize(part.bytes) == part.size)
+    return absl::InvalidArgumentError(absl::StrCat("--data ", path, ": is empty"));
+  size_ += std::ssize(part.bytes) - part.size;
+  part.size = std::ssize(part.bytes);
+  return absl::OkStatus();
+}
+
+absl::Status Text::Finish(int64_t context) {
+  const int64_t held_out = std::max(size_ / 20, context + 1);
+  if (size_ - held_out < context + 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(size_, " bytes of text are too few for --context ", context,
+                     ": training and held-out text need ", context + 1, " each"));
+  }
+  held_out_begin_ = size_ - held_out;
+  sharding::Hasher hasher;
+  hasher.Add(size_);
+  std::vector<uint8_t> piece(static_cast<size_t>(std::min(kPiece, size_)));
+  const int64_t step = std::max(kPiece, size_ / (kFingerprinted / kPiece));
+  for (int64_t begin = 0; begin < size_; begin += step) {
+    const auto bytes = std::span(piece).first(static_cast<size_t>(std::min(kPiece, size_ - begin)));
+    EBB_RETURN_IF_ERROR(Read(begin, bytes));
+    hasher.Add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+  }
+  fingerprint_ = hasher.hash();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Text> Text::Load(std::span<const std::string> paths, int64_t context) {
-  std::vector<uint8_t> bytes;
-  for (const std::string& path : paths) EBB_RETURN_IF_ERROR(Append(path, bytes));
-  auto text = FromBytes(std::move(bytes), context);
-  if (!text.ok()) {
+  Text text;
+  for (const std::string& path : paths) EBB_RETURN_IF_ERROR(text.Append(path));
+  const absl::Status finished = text.Finish(context);
+  if (absl::IsInvalidArgument(finished)) {
     return absl::InvalidArgumentError(
         absl::StrCat("--data ", paths.front(),
                      paths.size() > 1 ? absl::StrCat(" and ", paths.size() - 1, " more") : "", ": ",
-                     text.status().message()));
+                     finished.message()));
   }
+  EBB_RETURN_IF_ERROR(finished);
   return text;
 }
 
 absl::StatusOr<Text> Text::FromBytes(std::vector<uint8_t> bytes, int64_t context) {
-  const int64_t size = static_cast<int64_t>(bytes.size());
-  const int64_t held_out = std::max(size / 20, context + 1);
-  if (size - held_out < context + 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(size, " bytes of text are too few for --context ", context,
-                     ": training and held-out text need ", context + 1, " each"));
-  }
   Text text;
-  text.bytes_ = std::move(bytes);
-  text.fingerprint_ =
-      sharding::Hasher()
-          .Add({reinterpret_cast<const char*>(text.bytes_.data()), text.bytes_.size()})
-          .hash();
-  text.held_out_begin_ = size - held_out;
+  text.size_ = std::ssize(bytes);
+  text.parts_.push_back({.begin = 0, .size = text.size_, .file = {}, .bytes = std::move(bytes)});
+  EBB_RETURN_IF_ERROR(text.Finish(context));
   return text;
 }
 
-void Text::Training(uint64_t seed, uint64_t index, std::span<int32_t> tokens,
-                    std::span<int32_t> targets) const {
+absl::Status Text::Training(uint64_t seed, uint64_t index, std::span<int32_t> tokens,
+                            std::span<int32_t> targets) const {
   const uint64_t places = static_cast<uint64_t>(held_out_begin_) - tokens.size();
-  Copy(static_cast<int64_t>(Scramble(Scramble(seed) ^ index) % places), tokens, targets);
+  return Copy(static_cast<int64_t>(Scramble(Scramble(seed) ^ index) % places), tokens, targets);
 }
 
-void Text::HeldOut(int64_t index, int64_t count, std::span<int32_t> tokens,
-                   std::span<int32_t> targets) const {
+absl::Status Text::HeldOut(int64_t index, int64_t count, std::span<int32_t> tokens,
+                           std::span<int32_t> targets) const {
   const int64_t places = held_out_bytes() - static_cast<int64_t>(tokens.size());
-  Copy(held_out_begin_ + index * places / count, tokens, targets);
+  return Copy(held_out_begin_ + index * places / count, tokens, targets);
 }
 
-void Text::Copy(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const {
-  std::copy_n(bytes_.begin() + begin, tokens.size(), tokens.begin());
-  std::copy_n(bytes_.begin() + begin + 1, targets.size(), targets.begin());
+absl::Status Text::Read(int64_t begin, std::span<uint8_t> bytes) const {
+  auto part = std::upper_bound(parts_.begin(), parts_.end(), begin,
+                               [](int64_t at, const Part& p) { return at < p.begin + p.size; });
+  while (!bytes.empty()) {
+    const int64_t from = begin - part->begin;
+    const int64_t count = std::min(part->size - from, std::ssize(bytes));
+    const auto now = bytes.first(static_cast<size_t>(count));
+    if (part->file.is_open()) {
+      EBB_RETURN_IF_ERROR(part->file.ReadAt(from, now));
+    } else {
+      std::copy_n(part->bytes.begin() + from, count, now.begin());
+    }
+    bytes = bytes.subspan(now.size());
+    begin += count;
+    ++part;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Text::Copy(int64_t begin, std::span<int32_t> tokens,
+                        std::span<int32_t> targets) const {
+  // The bytes lie in the memory of the targets, which has room for them, until each is widened from
+  // the last one down, and so past those that are yet to be read.
+  const size_t length = tokens.size();
+  const std::span bytes(reinterpret_cast<uint8_t*>(targets.data()), length + 1);
+  if (absl::Status read = Read(begin, bytes); !read.ok()) {
+    for (const std::span<int32_t> numbers : {tokens, targets})
+      std::fill(numbers.begin(), numbers.end(), 0);  // which an embedding has
+    return read;
+  }
+  std::copy_n(bytes.begin(), length, tokens.begin());
+  for (size_t i = length; i-- > 0;) {
+    const int32_t target = bytes[i + 1];
+    targets[i] = target;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace ebb::gpt

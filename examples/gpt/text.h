@@ -1,5 +1,8 @@
 // The text to train on: bytes of files, the last twentieth held out, and batches of it that are
 // pure functions of a counter.
+//
+// Small files are read at once and held. Larger ones stay where they are: what a batch takes is read
+// from them when it is asked for, so text may be larger than memory. Pipes are held, up to a limit.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "text_file.h"
 
 namespace ebb::gpt {
 
@@ -17,27 +22,45 @@ absl::StatusOr<std::vector<std::string>> DefaultTextFiles();
 
 class Text {
  public:
-  // The files one after the other. Each part must hold a sequence and the byte after it.
+  // What is held of files, all together; of one pipe; and of memory that is free, a quarter at most.
+  static constexpr int64_t kFileHeldMax = int64_t{4} << 20, kFilesHeldMax = int64_t{256} << 20;
+  static constexpr int64_t kPipeMax = int64_t{1} << 30;
+
+  // The files one after the other. Each part must hold a sequence and the byte after it. Refuses
+  // devices, and pipes that give more than is held.
   static absl::StatusOr<Text> Load(std::span<const std::string> paths, int64_t context);
   static absl::StatusOr<Text> FromBytes(std::vector<uint8_t> bytes, int64_t context);
 
-  uint64_t fingerprint() const { return fingerprint_; }  // of all bytes
+  // Of the sizes and the bytes; of more than 64 MiB, of pieces spread evenly.
+  uint64_t fingerprint() const { return fingerprint_; }
   int64_t training_bytes() const { return held_out_begin_; }
-  int64_t held_out_bytes() const { return static_cast<int64_t>(bytes_.size()) - held_out_begin_; }
+  int64_t held_out_bytes() const { return size_ - held_out_begin_; }
+  int64_t held_bytes() const;  // in memory
 
   // Training sequence number `index` of those drawn with `seed`: tokens, and as targets the byte
   // after each. A batch of a step is the sequences step * batch + i, so it is the same whichever
-  // ranks draw which.
-  void Training(uint64_t seed, uint64_t index, std::span<int32_t> tokens,
-                std::span<int32_t> targets) const;
+  // ranks draw which. Any thread. An error: a file cannot be read any more, and all numbers are 0.
+  absl::Status Training(uint64_t seed, uint64_t index, std::span<int32_t> tokens,
+                        std::span<int32_t> targets) const;
   // Sequence `index` of `count` spread evenly over the held-out part.
-  void HeldOut(int64_t index, int64_t count, std::span<int32_t> tokens,
-               std::span<int32_t> targets) const;
+  absl::Status HeldOut(int64_t index, int64_t count, std::span<int32_t> tokens,
+                       std::span<int32_t> targets) const;
 
  private:
-  void Copy(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
+  // A file, or several that are held.
+  struct Part {
+    int64_t begin = 0, size = 0;
+    TextFile file;  // not open: the bytes are held
+    std::vector<uint8_t> bytes;
+  };
 
-  std::vector<uint8_t> bytes_;
+  absl::Status Append(const std::string& path);
+  absl::Status Finish(int64_t context);
+  absl::Status Read(int64_t begin, std::span<uint8_t> bytes) const;
+  absl::Status Copy(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
+
+  std::vector<Part> parts_;
+  int64_t size_ = 0;
   uint64_t fingerprint_ = 0;
   int64_t held_out_begin_ = 0;
 };

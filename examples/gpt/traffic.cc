@@ -39,18 +39,22 @@ std::optional<double> DeepSpeedBytes(const Config& config) {
 }
 
 std::string TrafficTable(const std::vector<TrafficRow>& rows, const Config& config,
-                         int64_t parameters) {
-  std::string table = absl::StrFormat("%-12s %-8s %-9s %14s %14s %20s\n", "class", "tier",
-                                      "direction", "predicted MiB", "MiB", "bytes a parameter");
+                         int64_t parameters, bool counted) {
+  std::string table =
+      absl::StrFormat("%-12s %-8s %-9s %14s", "class", "tier", "direction", "predicted MiB");
+  if (counted) absl::StrAppendFormat(&table, " %14s", "MiB");
+  absl::StrAppendFormat(&table, " %20s\n", "bytes a parameter");
   const double each = static_cast<double>(parameters);
   double of_nvme[2] = {};
   for (const TrafficRow& row : rows) {
-    const double bytes = static_cast<double>(row.bytes);
+    const double predicted = static_cast<double>(row.predicted_bytes);
+    const double bytes = counted ? static_cast<double>(row.bytes) : predicted;
     const bool writes = row.direction == Direction::kWrite;
-    absl::StrAppendFormat(
-        &table, "%-12s %-8s %-9s %14.2f %14.2f %20.2f\n", std::string(Name(row.state)),
-        std::string(Name(row.tier)), std::string(Name(row.direction)),
-        static_cast<double>(row.predicted_bytes) / kMebi, bytes / kMebi, bytes / each);
+    absl::StrAppendFormat(&table, "%-12s %-8s %-9s %14.2f", std::string(Name(row.state)),
+                          std::string(Name(row.tier)), std::string(Name(row.direction)),
+                          predicted / kMebi);
+    if (counted) absl::StrAppendFormat(&table, " %14.2f", bytes / kMebi);
+    absl::StrAppendFormat(&table, " %20.2f\n", bytes / each);
     if (row.tier == Tier::kNvme) of_nvme[writes] += bytes / each;
   }
   if (of_nvme[0] + of_nvme[1] == 0) return table;

@@ -25,8 +25,9 @@ std::optional<double> LeastBytes(const Config& config);
 // once.
 std::optional<double> DeepSpeedBytes(const Config& config);
 
-// A row for each of `rows`, and the NVMe's sum beside both. `parameters` are this rank's own.
+// A row for each of `rows`, and the NVMe's sum beside both. `parameters` are this rank's own. Not
+// counted: what is predicted alone.
 std::string TrafficTable(const std::vector<TrafficRow>& rows, const Config& config,
-                         int64_t parameters);
+                         int64_t parameters, bool counted = true);
 
 }  // namespace ebb::gpt

@@ -16,9 +16,6 @@ namespace {
 // passes beyond that are launched kernel by kernel.
 constexpr int64_t kGraphsMax = 1024;
 
-constexpr char kVectorGroup[] =
-    "no_decay";  // of norms and biases, where the configuration has such a group
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, Device device,
@@ -30,36 +27,17 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, Device dev
 }
 
 absl::Status Trainer::MakeEngine(const Config& config) {
-  sequences_ = config.micro_batch_size;
-  micro_batches_ = config.gradient_accumulation_steps;
-  const int64_t per_round = config.ebb.micro_batches_per_round > 0
-                                ? std::min(config.ebb.micro_batches_per_round, micro_batches_)
-                                : micro_batches_;
-  const int64_t rows = sequences_ * options_.shape.context;
-  gpt_ = Declare(
-      {.shape = options_.shape,
-       .seed = options_.seed,
-       .boundary_bytes = rows * options_.shape.width * SizeOf(config.compute),
-       .vector_group = config.ebb.parameter_groups.contains(kVectorGroup) ? kVectorGroup : ""},
-      model_);
-  layers_options_ = {.compute = config.compute,
-                     .sequences = sequences_,
-                     .slots = options_.recompute ? 1 : per_round * options_.shape.layers};
-  // Forward, forward again in backward, and backward, which writes gradients or adds to them, of each
-  // micro-batch of a round; and the evaluation's forward.
-  passes_ = options_.shape.layers * (per_round * (options_.recompute ? 4 : 3) + 1);
-  const int64_t batches_bytes = Batches::DeviceBytes(micro_batches_, rows);
-  model_.workspace_bytes =
-      batches_bytes + Layers::WorkspaceBytes(device_, options_.shape, layers_options_);
-
-  EBB_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, model_, config));
+  EBB_ASSIGN_OR_RETURN(work_, WorkloadOf(options_, config, device_));
+  EBB_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, work_.spec, config));
   const std::span workspace(static_cast<std::byte*>(engine_->workspace().data),
-                            static_cast<size_t>(model_.workspace_bytes));
-  const auto cut = static_cast<size_t>(batches_bytes);
+                            static_cast<size_t>(work_.spec.workspace_bytes));
+  const auto cut = static_cast<size_t>(work_.batches_bytes);
+  const int64_t rows = work_.sequences * options_.shape.context;
   EBB_ASSIGN_OR_RETURN(batches_,
-                       Batches::Create(device_, micro_batches_, rows, workspace.first(cut)));
+                       Batches::Create(device_, work_.micro_batches, rows, workspace.first(cut)));
   EBB_ASSIGN_OR_RETURN(layers_,
-                       Layers::Create(device_, gpt_, layers_options_, workspace.subspan(cut)));
+                       Layers::Create(device_, work_.gpt, work_.layers, workspace.subspan(cut)));
+  EBB_RETURN_IF_ERROR(layers_->Prepare(engine_->plan().decisions.gradient));
   return absl::OkStatus();
 }
 
@@ -68,7 +46,7 @@ absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
   bool on = options_.cuda_graphs == CudaGraphs::kOn;
   std::string why;
   if (options_.cuda_graphs == CudaGraphs::kAuto) {
-    const auto times = MeasureLaunches(device_, gpt_, layers_options_,
+    const auto times = MeasureLaunches(device_, work_.gpt, work_.layers,
                                        engine_->plan().decisions.gradient, *layers_);
     EBB_RETURN_IF_ERROR(layers_->status());
     EBB_RETURN_IF_ERROR(device_.status());
@@ -78,25 +56,27 @@ absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
     on = times.ok() && times->GraphsPay();
     why = absl::StrCat(" (", times.ok() ? times->Text() : times.status().message(), ")");
   }
-  if (on) layers_->KeepGraphs(std::min(passes_, kGraphsMax));
+  if (on) layers_->KeepGraphs(std::min(work_.passes, kGraphsMax));
   return absl::StrCat("CUDA graphs ", on ? "on" : "off", why);
 }
 
 int64_t Trainer::tokens_per_step() const {
-  return world_.size() * micro_batches_ * sequences_ * options_.shape.context;
+  return world_.size() * work_.micro_batches * work_.sequences * options_.shape.context;
 }
 
 const Batch& Trainer::LoadBatch(int64_t step, int micro_batch) {
   const Batches::HostArrays host = batches_->Fill(micro_batch);
   const size_t length = static_cast<size_t>(options_.shape.context);
   const int64_t first =
-      ((step * micro_batches_ + micro_batch) * world_.size() + world_.rank()) * sequences_;
-  for (int64_t s = 0; s < sequences_; ++s) {
+      ((step * work_.micro_batches + micro_batch) * world_.size() + world_.rank()) *
+      work_.sequences;
+  for (int64_t s = 0; s < work_.sequences; ++s) {
     const size_t at = static_cast<size_t>(s) * length;
-    text_.Training(options_.seed, static_cast<uint64_t>(first + s), host.tokens.subspan(at, length),
-                   host.targets.subspan(at, length));
+    text_status_.Update(text_.Training(options_.seed, static_cast<uint64_t>(first + s),
+                                       host.tokens.subspan(at, length),
+                                       host.targets.subspan(at, length)));
   }
-  return batches_->Load(micro_batch, sequences_, options_.shape.context);
+  return batches_->Load(micro_batch, work_.sequences, options_.shape.context);
 }
 
 int64_t Trainer::SlotOf(const Scope& scope, int micro_batch, int64_t block) const {
@@ -106,13 +86,13 @@ int64_t Trainer::SlotOf(const Scope& scope, int micro_batch, int64_t block) cons
 
 void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
   {
-    ForwardScope unit = step.Forward(gpt_.embedding);
+    ForwardScope unit = step.Forward(work_.gpt.embedding);
     for (int m : unit.micro_batches()) {
       layers_->Embed(ScopeParameters{unit}, LoadBatch(step_number, m), unit.output(m).data);
     }
   }
   for (int64_t b = 0; b < options_.shape.layers; ++b) {
-    ForwardScope unit = step.Forward(gpt_.blocks[static_cast<size_t>(b)].unit);
+    ForwardScope unit = step.Forward(work_.gpt.blocks[static_cast<size_t>(b)].unit);
     for (int m : unit.micro_batches()) {
       layers_->BlockForward(ScopeParameters{unit}, b, batches_->batch(m), unit.input(m).data,
                             SlotOf(unit, m, b), unit.output(m).data);
@@ -120,7 +100,7 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
   }
   {
     BackwardScope unit =
-        step.Backward(gpt_.embedding);  // head and loss, forward and backward at once
+        step.Backward(work_.gpt.embedding);  // head and loss, forward and backward at once
     ScopeGradients gradients{unit};
     for (int m : unit.micro_batches()) {
       step.AddLoss(Scalar(layers_->HeadBackward(
@@ -129,7 +109,7 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
     }
   }
   for (int64_t b = options_.shape.layers; b-- > 0;) {
-    BackwardScope unit = step.Backward(gpt_.blocks[static_cast<size_t>(b)].unit);
+    BackwardScope unit = step.Backward(work_.gpt.blocks[static_cast<size_t>(b)].unit);
     ScopeGradients gradients{unit};
     for (int m : unit.micro_batches()) {
       const Batch& batch = batches_->batch(m);
@@ -141,7 +121,7 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
                              unit.output_gradient(m).data, unit.input_gradient(m).data);
     }
   }
-  BackwardScope unit = step.Backward(gpt_.embedding);
+  BackwardScope unit = step.Backward(work_.gpt.embedding);
   ScopeGradients gradients{unit};
   for (int m : unit.micro_batches()) {
     layers_->EmbedBackward(gradients, batches_->batch(m), unit.output_gradient(m).data);
@@ -153,7 +133,7 @@ absl::Status Trainer::Step(int64_t step_number, Reported reported) {
   for (int round = 0; round < step.rounds(); ++round) RunRound(step, step_number);
   // What Finish enqueues is little: the device has all of this step to do meanwhile.
   EBB_RETURN_IF_ERROR(AwaitReport(reported));
-  if (absl::Status failed = layers_->status(); !failed.ok()) {
+  if (absl::Status failed = status(); !failed.ok()) {
     return absl::Status(failed.code(),
                         absl::StrCat("in step ", step_number + 1, ": ", failed.message()));
   }

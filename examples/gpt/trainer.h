@@ -16,6 +16,7 @@
 #include "options.h"
 #include "stop.h"
 #include "text.h"
+#include "workload.h"
 
 namespace ebb::gpt {
 
@@ -46,7 +47,7 @@ class Trainer {
   absl::StatusOr<std::string> Sample(const std::string& prompt, int64_t bytes, StopVote& vote);
 
   int64_t tokens_per_step() const;  // of all ranks
-  const ModelSpec& model() const { return model_; }
+  const ModelSpec& model() const { return work_.spec; }
   const World& world() const { return world_; }
   const Device& device() const { return device_; }
   GraphUse graphs() const { return layers_->graphs(); }
@@ -56,6 +57,8 @@ class Trainer {
   Trainer(World world, Device device, const Options& options, const Text& text)
       : world_(std::move(world)), device_(std::move(device)), options_(options), text_(text) {}
   absl::Status MakeEngine(const Config& config);
+  // What has failed beside the engine.
+  absl::Status status() const { return text_status_.ok() ? layers_->status() : text_status_; }
 
   // Fills micro-batch `micro_batch` of a step.
   const Batch& LoadBatch(int64_t step, int micro_batch);
@@ -68,12 +71,8 @@ class Trainer {
   const Device device_;
   const Options& options_;
   const Text& text_;
-  ModelSpec model_;  // as declared: names and shapes for reports
-  Gpt gpt_;
-  int64_t sequences_ = 0;      // of a micro-batch
-  int64_t micro_batches_ = 0;  // of a step
-  Layers::Options layers_options_;
-  int64_t passes_ = 0;  // over blocks, with addresses or betas of their own
+  Workload work_;
+  absl::Status text_status_;  // of reading it
   std::optional<Engine> engine_;
   std::unique_ptr<Layers> layers_;
   std::optional<Batches> batches_;  // one a micro-batch of a step

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "../gpt/scratch_files.h"
+#include "configuration.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/plan.h"
 #include "nlohmann/json.hpp"

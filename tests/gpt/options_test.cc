@@ -2,6 +2,7 @@
 
 #include <ostream>
 
+#include "configuration.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "gmock/gmock.h"
 #include "scratch_files.h"
@@ -168,6 +169,103 @@ TEST(OptionsTest, NvmeWithoutAFolderAndTiersThatTheStageHasNotAreRefused) {
   }
 }
 
+TEST(OptionsTest, RatesOverrideTheRecipeAndTheConfiguration) {
+  const auto recipe = ResolveConfig(*Parse({"--steps", "400"}).options);
+  ASSERT_TRUE(recipe.ok()) << recipe.status();
+  EXPECT_EQ(recipe->scheduler.type, SchedulerType::kWarmupCosine);
+  EXPECT_EQ(recipe->scheduler.warmup_num_steps, Recipe::Warmup(400));
+  EXPECT_EQ(recipe->scheduler.total_num_steps, 400);
+  EXPECT_EQ(recipe->optimizer.learning_rate, Recipe::kLearningRate);
+  const auto given =
+      ResolveConfig(*Parse({"--steps", "400", "--lr", "3e-3", "--warmup", "70"}).options);
+  ASSERT_TRUE(given.ok()) << given.status();
+  EXPECT_EQ(given->optimizer.learning_rate, 3e-3);
+  EXPECT_EQ(given->scheduler.warmup_num_steps, 70);
+  EXPECT_TRUE(ResolveConfig(*Parse({"--steps", "4", "--warmup", "70"}).options).ok());
+
+  ScratchFiles files;
+  const auto with = [&](const std::string& scheduler, std::vector<const char*> more) {
+    static std::string path;
+    path = files.Write("config.json",
+                       R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW",
+                           "params": {"lr": 0.01}})" +
+                           scheduler + "}");
+    more.insert(more.end(), {"--config", path.c_str()});
+    return ResolveConfig(*Parse(more).options);
+  };
+  const auto constant = with("", {"--lr", "0.5"});
+  ASSERT_TRUE(constant.ok()) << constant.status();
+  EXPECT_EQ(constant->optimizer.learning_rate, 0.5);
+  EXPECT_EQ(constant->scheduler.type, SchedulerType::kNone);
+  const auto warmed = with("", {"--warmup", "9"});
+  ASSERT_TRUE(warmed.ok()) << warmed.status();
+  EXPECT_EQ(warmed->scheduler.type, SchedulerType::kWarmup);
+  EXPECT_EQ(warmed->scheduler.warmup_num_steps, 9);
+  const auto decaying = with(R"(, "scheduler": {"type": "WarmupDecayLR",
+                "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 5, "total_num_steps": 50}})",
+                             {"--lr", "0.5", "--warmup", "9"});
+  ASSERT_TRUE(decaying.ok()) << decaying.status();
+  EXPECT_EQ(decaying->scheduler.warmup_max_lr, 0.5);
+  EXPECT_EQ(decaying->scheduler.warmup_num_steps, 9);
+  const auto cycle = with(R"(, "scheduler": {"type": "OneCycle",
+                "params": {"cycle_min_lr": 0.001, "cycle_max_lr": 0.01}})",
+                          {"--lr", "0.5"});
+  EXPECT_THAT(std::string(cycle.status().message()),
+              AllOf(HasSubstr("--lr"), HasSubstr("OneCycle")));
+}
+
+TEST(OptionsTest, RatesAreSaidInWords) {
+  const auto words = [](std::vector<const char*> arguments) {
+    return RatesText(*ResolveConfig(*Parse(std::move(arguments)).options));
+  };
+  EXPECT_EQ(
+      words({"--steps", "400", "--lr", "0.002", "--warmup", "30"}),
+      "learning rate 0.002 after a warm-up of 30 steps, then as a cosine to 0.0001 at step 400");
+  ScratchFiles files;
+  const std::string path = files.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
+      "optimizer": {"type": "SGD", "params": {"lr": 0.25}}})");
+  EXPECT_EQ(words({"--config", path.c_str()}), "learning rate 0.25");
+  EXPECT_EQ(words({"--config", path.c_str(), "--warmup", "7"}),
+            "learning rate 0.25 after a warm-up of 7 steps");
+}
+
+TEST(OptionsTest, WithParametersOnNvmeTextIsGeneratedOnlyWhereItIsAskedFor) {
+  const auto bytes = [](std::vector<const char*> arguments) {
+    const Options options = *Parse(std::move(arguments)).options;
+    return SampleBytes(options, *ResolveConfig(options));
+  };
+  EXPECT_EQ(bytes({}), Options::kSampleBytes);
+  EXPECT_EQ(bytes({"--offload-optimizer", "nvme", "--nvme-path", "/a"}), Options::kSampleBytes);
+  EXPECT_EQ(bytes({"--offload-param", "nvme", "--nvme-path", "/a"}), 0);
+  EXPECT_EQ(bytes({"--offload-param", "nvme", "--nvme-path", "/a", "--sample", "9"}), 9);
+  EXPECT_EQ(bytes({"--sample", "0"}), 0);
+}
+
+TEST(OptionsTest, APlanIsShownInTablesOrWithItsOperations) {
+  EXPECT_EQ(Parse({}).options->show_plan, ShowPlan::kNo);
+  EXPECT_FALSE(Parse({}).options->PlansOnly());
+  for (const auto& [given, shown] : {std::pair("--show-plan", ShowPlan::kTables),
+                                     std::pair("--show-plan=tables", ShowPlan::kTables),
+                                     std::pair("--show-plan=operations", ShowPlan::kOperations)}) {
+    const CommandLine command = Parse({given, "--ranks", "3"});
+    ASSERT_TRUE(command.options.has_value()) << command.text;
+    EXPECT_EQ(command.options->show_plan, shown) << given;
+    EXPECT_EQ(command.options->ranks, 3);
+    EXPECT_TRUE(command.options->PlansOnly());
+    EXPECT_FALSE(Parse({given, "--steps", "3"}).options->PlansOnly());
+  }
+  EXPECT_TRUE(Parse({"--predict", "--steps", "3"}).options->PlansOnly());
+  // No folder is needed for what is not written.
+  EXPECT_TRUE(ResolveConfig(*Parse({"--show-plan", "--offload-param", "nvme"}).options).ok());
+}
+
+TEST(OptionsTest, TheVersionIsPrinted) {
+  const CommandLine command = Parse({"--version"});
+  EXPECT_FALSE(command.options.has_value());
+  EXPECT_EQ(command.exit_code, 0);
+  EXPECT_THAT(command.text, testing::MatchesRegex("gpt [0-9]+\\.[0-9]+\\.[0-9]+ \\(Ebb\\)\n"));
+}
+
 TEST(OptionsTest, HelpIsNoError) {
   const CommandLine command = Parse({"--help"});
   EXPECT_FALSE(command.options.has_value());
@@ -180,6 +278,10 @@ TEST(OptionsTest, HelpIsNoError) {
                            "--context",
                            "--vocabulary",
                            "--steps",
+                           "--lr",
+                           "--warmup",
+                           "--version",
+                           "--predict",
                            "--seed",
                            "--stage",
                            "--ranks",
@@ -197,6 +299,9 @@ TEST(OptionsTest, HelpIsNoError) {
                            "--split-master"}) {
     EXPECT_THAT(command.text, HasSubstr(flag));
   }
+  for (const char* fallback : {"(default: 400)", "(default: 0.0008, or the configuration's)",
+                               "(default: 3, or the configuration's)", "Without --config, and"})
+    EXPECT_THAT(command.text, HasSubstr(fallback));
 }
 
 struct Mistake {
@@ -239,6 +344,9 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{{"--device-memory", "0"}, "--device-memory"},
         Mistake{{"--host-memory", "-1GiB"}, "--host-memory"},
         Mistake{{"--host-memory", "much"}, "--host-memory"},
+        Mistake{{"--show-plan=all"}, "--show-plan"}, Mistake{{"--lr", "fast"}, "--lr"},
+        Mistake{{"--lr", "-1"}, "--lr"}, Mistake{{"--lr", "nan"}, "--lr"},
+        Mistake{{"--warmup", "-1"}, "--warmup"}, Mistake{{"--warmup", "1.5"}, "--warmup"},
         Mistake{{"--nvme-path"}, "--nvme-path"}, Mistake{{"--nvme-path="}, "--nvme-path"},
         Mistake{{"--nvme-path", "", "--offload-optimizer", "nvme"}, "--nvme-path"},
         Mistake{{"--nvme-path=", "--offload-optimizer", "nvme"}, "--nvme-path"},
@@ -263,7 +371,7 @@ TEST(OptionsTest, WhatAFileLeavesToTheTrainerIsFilledInFromTheOptions) {
   EXPECT_EQ(config->micro_batch_size, plain->micro_batch_size);
   EXPECT_EQ(config->train_batch_size, plain->train_batch_size);
   EXPECT_EQ(config->scheduler.total_num_steps, 50);
-  EXPECT_EQ(config->scheduler.warmup_num_steps, 5);
+  EXPECT_EQ(config->scheduler.warmup_num_steps, Recipe::Warmup(50));
   EXPECT_EQ(config->scheduler.warmup_max_lr, plain->optimizer.learning_rate);
 
   const auto asked = ResolveConfig(

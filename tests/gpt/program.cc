@@ -85,6 +85,13 @@ int Program::Finish() {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
+Program::Options WithAddressSpace(int64_t kibibytes) {
+  return {
+      .columns = 0,
+      .environment = {},
+      .before = {"sh", "-c", "ulimit -v " + std::to_string(kibibytes) + "; exec \"$0\" \"$@\""}};
+}
+
 std::vector<std::string> Tiny(std::vector<std::string> more) {
   std::vector<std::string> arguments = {"--layers", "1",         "--heads", "1",       "--width",
                                         "16",       "--context", "8",       "--batch", "1"};

@@ -1,6 +1,7 @@
 // gpt as a child process: started, read from, signalled and waited for.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <vector>
@@ -35,6 +36,14 @@ class Program {
   int output_ = -1;
   std::string printed_;
 };
+
+// What starts a program with so much address space; not where a sanitizer takes all of it for itself.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kCanLimitAddressSpace = false;
+#else
+inline constexpr bool kCanLimitAddressSpace = true;
+#endif
+Program::Options WithAddressSpace(int64_t kibibytes);
 
 // A model that trains in no time; `more` arguments after it.
 std::vector<std::string> Tiny(std::vector<std::string> more);

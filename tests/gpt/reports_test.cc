@@ -1,6 +1,11 @@
 // What a run leaves behind: files that are whole or absent, CSV, SVG, digest, summary, lines for
 // people.
+#include <sys/stat.h>
+
+#include <fstream>
+#include <iterator>
 #include <limits>
+#include <thread>
 
 #include "digest.h"
 #include "gmock/gmock.h"
@@ -46,6 +51,38 @@ TEST(OutputFileTest, WhatCannotBeWrittenIsNamedAtOpen) {
   }
 }
 
+TEST(OutputFileTest, WhatIsReplacedIsThereWholeToo) {
+  ScratchFiles files;
+  auto file = OutputFile::Open("--summary", files.Path("new"));
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE(file->Write("first").ok());
+  ASSERT_TRUE(file->Replace("second").ok());
+  EXPECT_EQ(files.Read("new"), "second");
+  EXPECT_EQ(files.Count(), 1u);
+}
+
+// More than a pipe holds, so that writing waits for the reader.
+TEST(OutputFileTest, APipeGetsAllAndNothingInItsPlace) {
+  ScratchFiles files;
+  const std::string path = files.Path("pipe");
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  const std::string contents(1 << 20, 'x');
+  std::string read;
+  std::thread reader([&] {
+    std::ifstream in(path);
+    read.assign(std::istreambuf_iterator<char>(in), {});
+  });
+  {
+    auto file = OutputFile::Open("--losses", path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_TRUE(file->Write(contents).ok());
+    EXPECT_TRUE(file->Replace("other").ok());
+  }
+  reader.join();
+  EXPECT_EQ(read, contents);
+  EXPECT_TRUE(std::filesystem::is_fifo(path));
+}
+
 TEST(OutputFileTest, DevicesAreWrittenDirectly) {
   auto file = OutputFile::Open("--losses", "/dev/null");
   ASSERT_TRUE(file.ok()) << file.status();
@@ -53,29 +90,41 @@ TEST(OutputFileTest, DevicesAreWrittenDirectly) {
   EXPECT_TRUE(std::filesystem::is_character_file("/dev/null"));
 }
 
-History ThreeSteps() {
-  History history = {.tokens_per_step = 100, .steps = {}, .held_out = {}};
-  for (int i = 1; i <= 3; ++i) {
-    history.steps.push_back({.report = {.step = i,
-                                        .applied = i != 2,
-                                        .skipped_steps = i > 1,
-                                        .loss = 6.0 - i,
-                                        .gradient_norm = 0.5,
-                                        .loss_scale = 2,
-                                        .learning_rate = 0.001},
-                             .seconds = i < 3 ? 100.0 : 0.5});
+History Steps(int count, int64_t warm_up = History::kWarmUp) {
+  History history = {.tokens_per_step = 100, .warm_up = warm_up};
+  for (int i = 1; i <= count; ++i) {
+    history.Add({.report = {.step = i,
+                            .applied = i != 2,
+                            .skipped_steps = i > 1,
+                            .loss = 6.0 - i,
+                            .gradient_norm = 0.5,
+                            .loss_scale = 2,
+                            .learning_rate = 0.001},
+                 .seconds = i < 3 ? 100.0 : 0.5});
   }
-  history.held_out.push_back({.step = 3, .loss = 3.5});
+  history.held_out.push_back({.step = count, .loss = 3.5});
   return history;
+}
+History ThreeSteps() {
+  return Steps(3);
 }
 
 TEST(HistoryTest, SpeedLeavesOutTheFirstTwoSteps) {
-  History history = ThreeSteps();
+  EXPECT_DOUBLE_EQ(ThreeSteps().TokensPerSecond(), 200);
+  EXPECT_DOUBLE_EQ(Steps(2).TokensPerSecond(), 1);
+  EXPECT_EQ(Steps(0).TokensPerSecond(), 0);
+}
+
+// Where no file has a line for every step, memory does not grow with their number.
+TEST(HistoryTest, StepsThatNothingWritesAreNotKept) {
+  History history = {.tokens_per_step = 100, .keeps_steps = false};
+  for (int i = 1; i <= 5; ++i)
+    history.Add({.report = {.step = i, .skipped_steps = 2, .loss = 6.0 - i}, .seconds = 0.5});
+  EXPECT_TRUE(history.steps.empty());
+  EXPECT_EQ(history.finished, 5);
+  EXPECT_EQ(history.last.loss, 1);
   EXPECT_DOUBLE_EQ(history.TokensPerSecond(), 200);
-  history.steps.resize(2);
-  EXPECT_DOUBLE_EQ(history.TokensPerSecond(), 1);
-  history.steps.clear();
-  EXPECT_EQ(history.TokensPerSecond(), 0);
+  EXPECT_DOUBLE_EQ(history.SecondsOfStep(), 0.5);
 }
 
 TEST(HistoryTest, OfFewStepsHalfMayWarmUp) {
@@ -84,9 +133,7 @@ TEST(HistoryTest, OfFewStepsHalfMayWarmUp) {
   EXPECT_EQ(History::WarmUp(3), 1);
   EXPECT_EQ(History::WarmUp(4), 2);
   EXPECT_EQ(History::WarmUp(1000), 2);
-  History history = ThreeSteps();
-  history.warm_up = History::WarmUp(3);
-  EXPECT_DOUBLE_EQ(history.TokensPerSecond(), 200 / 100.5);
+  EXPECT_DOUBLE_EQ(Steps(3, History::WarmUp(3)).TokensPerSecond(), 200 / 100.5);
 }
 
 TEST(HistoryTest, CsvHasAHeaderAndALineForEveryStep) {
@@ -100,7 +147,7 @@ TEST(HistoryTest, CsvHasAHeaderAndALineForEveryStep) {
 TEST(CurveTest, DrawsLossesAndLeavesOutWhatIsNotANumber) {
   History history = ThreeSteps();
   history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
-  const std::string svg = CurveSvg(history);
+  const std::string svg = CurveSvg(history, {});
   EXPECT_THAT(svg, testing::StartsWith("<svg "));
   EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
   EXPECT_THAT(svg, HasSubstr("<polyline"));
@@ -108,8 +155,16 @@ TEST(CurveTest, DrawsLossesAndLeavesOutWhatIsNotANumber) {
   EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
 }
 
+TEST(CurveTest, NamesModelDataAndTheLastLosses) {
+  const std::string svg =
+      CurveSvg(ThreeSteps(), {.model = "GPT, 1 layer", .data = "400 bytes of a<b>&\xff"});
+  for (const char* named : {">GPT, 1 layer<", ">400 bytes of a&lt;b&gt;&amp;\\xff<",
+                            ">loss 3.0000 after step 3<", ">held-out loss 3.5000 after step 3<"})
+    EXPECT_THAT(svg, HasSubstr(named));
+}
+
 TEST(CurveTest, IsAPictureWithoutAnySteps) {
-  const std::string svg = CurveSvg({});
+  const std::string svg = CurveSvg({}, {});
   EXPECT_THAT(svg, testing::EndsWith("</svg>\n"));
   EXPECT_THAT(svg, testing::Not(HasSubstr("nan")));
 }
@@ -158,6 +213,7 @@ TEST(SummaryTest, HasEveryField) {
   EXPECT_EQ(json["steps"], 3);
   EXPECT_EQ(json["parameters"], 42);
   EXPECT_EQ(json["version"], "1.2.3");
+  EXPECT_TRUE(json["stopped"].is_null());
   EXPECT_EQ(json["parameter_digest"], "abc");
   EXPECT_EQ(json["cuda_graphs"],
             nlohmann::json::parse(R"({"most": 6, "kept": 4, "launches": 40, "given_up": ""})"));
@@ -176,6 +232,15 @@ TEST(SummaryTest, HasEveryField) {
                                        "predicted_bytes": 7, "bytes": 7}])"));
 }
 
+TEST(SummaryTest, SaysWhatStoppedTheRunAndWhere) {
+  Summary summary;
+  summary.config_json = "{}";
+  History history = ThreeSteps();
+  history.stopped = {.by = "SIGINT", .during = "evaluation", .steps = 3};
+  EXPECT_EQ(nlohmann::json::parse(SummaryJson(summary, history))["stopped"],
+            nlohmann::json::parse(R"({"by": "SIGINT", "during": "evaluation", "after_steps": 3})"));
+}
+
 TEST(SummaryTest, LeavesOutWhatTheSystemDoesNotSay) {
   Summary summary;
   summary.config_json = "{}";
@@ -183,9 +248,15 @@ TEST(SummaryTest, LeavesOutWhatTheSystemDoesNotSay) {
 }
 
 TEST(ProgressTest, TheLineSaysHowItGoes) {
-  EXPECT_EQ(
-      ProgressLine(ThreeSteps(), 403, 3 << 20),
-      "step 3/403  loss 3.0000  200 tokens/s  3.0 MiB a rank  loss scale 2  skipped 1  3m20s left");
+  History history = ThreeSteps();
+  EXPECT_EQ(ProgressLine(history, 403, 3 << 20),
+            "step 3/403  loss 3.0000  500 ms a step  200 tokens/s  3.0 MiB a rank  skipped 1  "
+            "3m20s left");
+  history.warm_seconds = 0.0042;
+  history.scales_loss = true;
+  EXPECT_EQ(ProgressLine(history, 403, 3 << 20),
+            "step 3/403  loss 3.0000  4.2 ms a step  23810 tokens/s  3.0 MiB a rank  loss scale 2  "
+            "skipped 1  2s left");
 }
 
 TEST(ProgressTest, GeneratedTextCannotSteerATerminal) {

@@ -1,10 +1,18 @@
 #include "text.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <csignal>
 #include <set>
+#include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "scratch_files.h"
+#include "text_file.h"
 
 namespace ebb::gpt {
 namespace {
@@ -33,6 +41,116 @@ TEST(TextTest, BadFilesAreNamedWithTheReason) {
               testing::AllOf(HasSubstr(files.Path("short")), HasSubstr("--context 8")));
 }
 
+TEST(TextTest, DevicesAndWhatIsNoTextAreRefused) {
+  for (const char* device : {"/dev/zero", "/dev/null"}) {
+    EXPECT_THAT(
+        std::string(Text::Load(std::vector<std::string>{device}, kContext).status().message()),
+        testing::AllOf(HasSubstr(device), HasSubstr("is a device")));
+  }
+}
+
+// A pipe whose writer gives `bytes` bytes, or until nothing reads any more.
+class FedPipe {
+ public:
+  FedPipe(const std::string& path, int64_t bytes) {
+    EXPECT_EQ(mkfifo(path.c_str(), 0600), 0);
+    std::signal(SIGPIPE, SIG_IGN);
+    writer_ = std::thread([path, bytes] {
+      const int pipe = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+      const std::string piece(1 << 16, 'x');
+      int64_t left = bytes;
+      while (left > 0) {
+        const ssize_t written =
+            write(pipe, piece.data(), std::min(piece.size(), static_cast<size_t>(left)));
+        if (written < 0) break;
+        left -= written;
+      }
+      close(pipe);
+    });
+  }
+  ~FedPipe() { writer_.join(); }
+
+ private:
+  std::thread writer_;
+};
+
+TEST(TextTest, APipesTextIsReadToItsEnd) {
+  ScratchFiles files;
+  const std::string path = files.Path("pipe");
+  const FedPipe pipe(path, 300'000);
+  const auto text = Text::Load(std::vector<std::string>{path}, kContext);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->training_bytes() + text->held_out_bytes(), 300'000);
+}
+
+TEST(TextTest, APipeThatGivesMoreThanMemoryMayHoldIsRefused) {
+  ScratchFiles files;
+  const std::string path = files.Path("pipe");
+  const FedPipe pipe(path, INT64_MAX);
+  auto file = TextFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<uint8_t> bytes;
+  const absl::Status read = file->ReadToEnd(/*most=*/3 << 20, bytes);
+  EXPECT_EQ(read.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(read.message()),
+              testing::AllOf(HasSubstr(path), HasSubstr("gives more than 3 MiB")));
+  EXPECT_LE(bytes.size(), size_t{3} << 20);
+  *file = TextFile();
+}
+
+TEST(TextTest, LargeFilesStayWhereTheyAre) {
+  ScratchFiles files;
+  const std::string small(1000, 's');
+  const std::vector<std::string> paths = {files.Write("small", small), files.Path("large"),
+                                          files.Write("end", small)};
+  // A terabyte of zeros that takes no space.
+  constexpr int64_t kLarge = int64_t{1} << 40;
+  files.Write("large", "");
+  std::filesystem::resize_file(paths[1], kLarge);
+  const auto text = Text::Load(paths, kContext);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->training_bytes() + text->held_out_bytes(), kLarge + 2000);
+  EXPECT_LE(text->held_bytes(), 4096);
+  std::vector<int32_t> tokens(kContext, 7), targets(kContext, 7);
+  ASSERT_TRUE(text->HeldOut(0, 1, tokens, targets).ok());
+  EXPECT_THAT(tokens, testing::Each(0));
+  EXPECT_THAT(targets, testing::Each(0));
+
+  std::filesystem::resize_file(paths[1], 5);
+  const absl::Status gone = text->HeldOut(0, 1, tokens, targets);
+  EXPECT_THAT(std::string(gone.message()),
+              testing::AllOf(HasSubstr(paths[1]), HasSubstr("when training began")));
+  EXPECT_THAT(tokens, testing::Each(0));
+}
+
+// The same text, whichever of its files are held.
+TEST(TextTest, BatchesAreTheSameHeldOrNot) {
+  ScratchFiles files;
+  std::string bytes(Text::kFileHeldMax + 3000, ' ');
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<char>(i * 2654435761u >> 24);
+  const std::string whole = files.Write("whole", bytes);
+  std::vector<std::string> pieces;
+  for (size_t at = 0, n = 0; at < bytes.size(); at += 1'000'003, ++n)
+    pieces.push_back(files.Write("piece" + std::to_string(n), bytes.substr(at, 1'000'003)));
+  pieces.push_back(files.Write("tail", bytes));
+  pieces.insert(pieces.begin(), whole);
+  const auto mixed = Text::Load(pieces, kContext);
+  ASSERT_TRUE(mixed.ok()) << mixed.status();
+  const std::string all = bytes + bytes + bytes;
+  const auto held = Text::FromBytes({all.begin(), all.end()}, kContext);
+  ASSERT_TRUE(held.ok());
+  EXPECT_GT(held->held_bytes(), mixed->held_bytes());
+  EXPECT_EQ(mixed->fingerprint(), held->fingerprint());
+  std::vector<int32_t> tokens[2], targets[2];
+  for (auto* each : {&tokens[0], &tokens[1], &targets[0], &targets[1]}) each->resize(3000);
+  for (uint64_t index = 0; index < 200; ++index) {
+    ASSERT_TRUE(mixed->Training(3, index, tokens[0], targets[0]).ok());
+    ASSERT_TRUE(held->Training(3, index, tokens[1], targets[1]).ok());
+    ASSERT_EQ(tokens[0], tokens[1]);
+    ASSERT_EQ(targets[0], targets[1]);
+  }
+}
+
 TEST(TextTest, AFileWhoseReadsFailIsNamed) {
   // The first page of a process is never mapped: opening works, reading does not.
   const std::vector<std::string> paths = {"/proc/self/mem"};
@@ -58,7 +176,7 @@ TEST(TextTest, FilesAreReadInOrderAndTheEndIsHeldOut) {
   EXPECT_EQ(text->training_bytes(), 380);
   EXPECT_EQ(text->held_out_bytes(), 20);
   std::vector<int32_t> tokens(kContext), targets(kContext);
-  text->HeldOut(0, 1, tokens, targets);
+  ASSERT_TRUE(text->HeldOut(0, 1, tokens, targets).ok());
   EXPECT_THAT(tokens, testing::Each('b'));
 }
 
@@ -73,12 +191,12 @@ TEST(TextTest, TargetsAreTheBytesAfterTheTokens) {
   ASSERT_TRUE(text.ok());
   std::vector<int32_t> tokens(kContext), targets(kContext);
   for (uint64_t index = 0; index < 50; ++index) {
-    text->Training(1, index, tokens, targets);
+    ASSERT_TRUE(text->Training(1, index, tokens, targets).ok());
     for (size_t i = 0; i < kContext; ++i) ASSERT_EQ(targets[i], tokens[i] + 1);
     ASSERT_LT(targets.back(), text->training_bytes());
   }
   for (int64_t index = 0; index < 5; ++index) {
-    text->HeldOut(index, 5, tokens, targets);
+    ASSERT_TRUE(text->HeldOut(index, 5, tokens, targets).ok());
     ASSERT_GE(tokens.front(), text->training_bytes());
     ASSERT_LT(targets.back(), 200);
   }
@@ -91,8 +209,8 @@ TEST(TextTest, SequencesDependOnSeedAndIndexAlone) {
   std::set<int32_t> begins[2];
   for (uint64_t seed : {0, 1}) {
     for (uint64_t index = 0; index < 100; ++index) {
-      text->Training(seed, index, tokens, targets);
-      text->Training(seed, index, again, targets);
+      ASSERT_TRUE(text->Training(seed, index, tokens, targets).ok());
+      ASSERT_TRUE(text->Training(seed, index, again, targets).ok());
       ASSERT_EQ(tokens, again);
       begins[seed].insert(tokens.front());
     }

@@ -1,0 +1,23 @@
+// The memory that C++ asks the system for: where there is none, a Status.
+#pragma once
+
+#include <new>
+#include <utility>
+
+#include "absl/status/status.h"
+
+namespace ebb::gpt {
+
+// `work` returns a Status or a StatusOr.
+template <class Work>
+auto OrOutOfMemory(Work&& work) -> decltype(work()) {
+  try {
+    return std::forward<Work>(work)();
+  } catch (const std::bad_alloc&) {
+    return absl::ResourceExhaustedError(
+        "no memory is left for this process: free some, raise the limit (ulimit -v), or use fewer "
+        "ranks or a smaller model");
+  }
+}
+
+}  // namespace ebb::gpt

@@ -1,0 +1,21 @@
+// gpt --show-plan and gpt --predict: what a run would hold and move. Neither ranks nor text nor disk are
+// needed, nor a machine that could hold it.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/sharding/plan.h"
+#include "options.h"
+
+namespace ebb::gpt {
+
+// Memory of a rank; what a step moves between tiers and between ranks; the operations, where asked for.
+std::string PlanText(const sharding::Plan& plan, const Config& config, int64_t parameters,
+                     ShowPlan what);
+
+// What `options` ask to be printed instead of training.
+absl::StatusOr<std::string> PlanningText(Options options);
+
+}  // namespace ebb::gpt

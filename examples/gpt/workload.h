@@ -1,0 +1,32 @@
+// What a rank computes in a step: the model as the engine is to know it, and the memory of the device
+// that the trainer takes for itself. It follows from options and configuration alone, so a run can be
+// planned on a machine that could not hold it.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/config.h"
+#include "layers.h"
+#include "model.h"
+#include "options.h"
+
+namespace ebb::gpt {
+
+struct Workload {
+  ModelSpec spec;
+  Gpt gpt;
+  Layers::Options layers;
+  int64_t sequences = 0;      // of a micro-batch
+  int64_t micro_batches = 0;  // of a step
+  int64_t passes = 0;         // over blocks, with addresses or betas of their own
+  int64_t batches_bytes = 0;  // the start of the workspace; the rest is the layers'
+};
+
+// `config` as Config::ForWorld has completed it. kInvalidArgument: no memory is as large as that.
+absl::StatusOr<Workload> WorkloadOf(const Options& options, const Config& config,
+                                    const Processor& processor);
+
+int64_t ParametersOf(const ModelSpec& model);
+
+}  // namespace ebb::gpt
