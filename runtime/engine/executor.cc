@@ -216,7 +216,7 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.error = absl::OkStatus();
   progress_.error = StuckError();
   if (!untold_.ok()) Stick(untold_);
-  view_errors_.Begin();
+  view_errors_.Begin(last_scope_id_);
   TakeViewErrors();
 }
 
@@ -447,6 +447,7 @@ void Executor::Drop(int64_t number) {
 void Executor::EndProgress() {
   open_.clear();
   progress_.alive = false;
+  view_errors_.End();
 }
 
 absl::StatusOr<StepReport> Executor::Report() {

@@ -36,16 +36,20 @@ class Scope {
   // dtype, of the previous visit's output_bytes; empty in the first visit and where the trainer
   // keeps its own activations.
   TensorView input(int micro_batch) const;
-  // Releases the parameters. Backward: what was not asked for counts as zero, and the reduction
+  // Releases the parameters; what is asked for after it is an error of the step. Backward: what was not asked for counts as zero, and the reduction
   // starts.
   void Close();
 
  protected:
   friend class Executor;
-  Scope(Executor* executor, int64_t id) : executor_(executor), id_(id) {}
+  Scope(Executor* executor, int64_t id, uint32_t engine)
+      : executor_(executor), id_(id), engine_(engine) {}
+  // Whether views may be asked for. Else says so, if the scope was open once and its step still is.
+  bool IsOpen(const char* asked, const ParameterId* of = nullptr) const;
 
-  Executor* executor_ = nullptr;
-  int64_t id_ = 0;  // of this opening, never used twice
+  Executor* executor_ = nullptr;  // null: closed, or moved from
+  int64_t id_ = 0;                // of this opening, never used twice
+  uint32_t engine_ = 0;           // ViewOrigin::engine
 };
 
 class ForwardScope : public Scope {

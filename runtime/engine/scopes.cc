@@ -16,10 +16,10 @@ using sharding::PlannedScope;
 using sharding::Section;
 
 ForwardScope Executor::OpenForward(int64_t number, UnitId unit) {
-  return ForwardScope(this, Open(number, /*backward=*/false, unit));
+  return ForwardScope(this, Open(number, /*backward=*/false, unit), view_errors_.number());
 }
 BackwardScope Executor::OpenBackward(int64_t number, UnitId unit) {
-  return BackwardScope(this, Open(number, /*backward=*/true, unit));
+  return BackwardScope(this, Open(number, /*backward=*/true, unit), view_errors_.number());
 }
 
 int64_t Executor::Open(int64_t number, bool backward, UnitId id) {

@@ -66,6 +66,17 @@ void ReportWrongType(const ViewOrigin& origin, DType wanted, DType there) {
   if (!line.empty()) LogWarning(line);
 }
 
+void ReportClosedScope(uint32_t engine, int64_t scope, const char* asked, const ParameterId* of) {
+  std::string line;
+  {
+    Living& living = AllLiving();
+    const std::lock_guard lock(living.mutex);
+    const auto found = living.engines.find(engine);
+    if (found != living.engines.end()) line = found->second->NoteClosedScope(scope, asked, of);
+  }
+  if (!line.empty()) LogWarning(line);
+}
+
 ViewErrors::ViewErrors(std::string speaker, const ModelSpec& model)
     : speaker_(std::move(speaker)), model_(model), number_(Enter(this)) {}
 
@@ -75,9 +86,16 @@ ViewErrors::~ViewErrors() {
   living.engines.erase(number_);
 }
 
-void ViewErrors::Begin() {
+void ViewErrors::Begin(int64_t last_scope) {
   const std::lock_guard lock(mutex_);
+  open_ = true;
+  last_scope_ = last_scope;
   logged_ = false;
+}
+
+void ViewErrors::End() {
+  const std::lock_guard lock(mutex_);
+  open_ = false;
 }
 
 std::string ViewErrors::NoteWrongType(uint32_t shows, DType wanted, DType there) {
@@ -98,6 +116,18 @@ std::string ViewErrors::NoteWrongType(uint32_t shows, DType wanted, DType there)
   }
   return Note(
       absl::InvalidArgumentError(absl::StrCat(WrongType(NameOf(shows), wanted, there), advice)));
+}
+
+std::string ViewErrors::NoteClosedScope(int64_t scope, const char* asked, const ParameterId* of) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!open_ || scope <= last_scope_) return "";
+  }
+  std::string what = asked;
+  if (of != nullptr && static_cast<size_t>(*of) < model_.parameters.size())
+    absl::StrAppend(&what, " of parameter '", model_[*of].name, "'");
+  return Note(absl::FailedPreconditionError(absl::StrCat(
+      what, " asked of a scope that is closed, or was moved from: what it returns is empty")));
 }
 
 std::string ViewErrors::Note(absl::Status mistake) {

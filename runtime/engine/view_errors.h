@@ -1,4 +1,4 @@
-// What a trainer asked of views that they do not give. TensorView::as<T>() of another type may come on
+// What a trainer asked of views, or of scopes that are closed, that they do not give. TensorView::as<T>() of another type may come on
 // any thread, at any time, and of a view that has outlived its scope or its engine; so views carry
 // numbers (ViewOrigin), by which as<T>() finds this object as long as it lives. The engine takes what
 // was reported wherever its step may still be stopped.
@@ -40,11 +40,15 @@ class ViewErrors {
             .shows = static_cast<uint32_t>(what) << kIndexBits | static_cast<uint32_t>(index)};
   }
 
+  uint32_t number() const { return number_; }
+
   // A step or an evaluation begins: its first mistake is logged again, unless it is the one that was
-  // logged last.
-  void Begin();
+  // logged last. `last_scope`: the last scope, by number, that was opened before it.
+  void Begin(int64_t last_scope);
+  void End();
   // Any thread. The first since Take is kept. Returned is the line to log, or "".
   std::string NoteWrongType(uint32_t shows, DType wanted, DType there);
+  std::string NoteClosedScope(int64_t scope, const char* asked, const ParameterId* of);
   std::string Note(absl::Status mistake);
   bool any() const { return any_.load(std::memory_order_acquire); }
   absl::Status Take();
@@ -58,9 +62,15 @@ class ViewErrors {
   const uint32_t number_;
   std::atomic<bool> any_ = false;
   std::mutex mutex_;
+  bool open_ = false;  // a step or an evaluation is
+  int64_t last_scope_ = 0;
   bool logged_ = false;  // something of this step
   std::string last_logged_;
   absl::Status first_;
 };
+
+// A view asked of a scope of the open step after its Close, or of one that was moved from. Of a scope
+// whose step or engine is over nothing is said: it gives empty views, as scope.h states.
+void ReportClosedScope(uint32_t engine, int64_t scope, const char* asked, const ParameterId* of);
 
 }  // namespace ebb

@@ -229,6 +229,59 @@ TEST_P(ViewErrorsTest, AreErrorsOfEvaluationsAndOfWhatBeginsNext) {
         });
 }
 
+// What is asked of a scope after its Close is lost without a word otherwise.
+TEST_P(ViewErrorsTest, ScopesThatAreClosedOrWereMovedFromSayIt) {
+  const ModelSpec model = ScriptedModel();
+  struct Late {
+    const char* says;
+    std::function<void(Step&)> make;
+  };
+  const Late lates[] = {{"gradient() of parameter 'w1' asked of a scope that is closed",
+                         [](Step& step) {
+                           BackwardScope scope = step.Backward(UnitId{1});
+                           scope.Close();
+                           EXPECT_EQ(scope.gradient(kW1).size(), 0);
+                         }},
+                        {"fused_gradient() of parameter 'w1' asked of a scope that is closed",
+                         [](Step& step) {
+                           BackwardScope scope = step.Backward(UnitId{1});
+                           const BackwardScope moved = std::move(scope);
+                           EXPECT_EQ(scope.fused_gradient(kW1).tensor.size(), 0);
+                         }},
+                        {"micro_batches() asked of a scope that is closed", [](Step& step) {
+                           BackwardScope scope = step.Backward(UnitId{1});
+                           scope.Close();
+                           EXPECT_TRUE(scope.micro_batches().empty());
+                         }}};
+  RunOn(GetParam(), model, ConfigFor(GetParam()),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          for (const Late& late : lates) {
+            Step step = engine.BeginStep(kExactStep);
+            trainer.ForwardAll(step);
+            for (int visit : {5, 4, 3}) trainer.Backward(step, visit);
+            late.make(step);
+            trainer.Backward(step, 0);
+            EXPECT_THAT(std::string(step.Finish().message()), HasSubstr(late.says));
+          }
+          // Scopes that end with their step are empty, and that is all.
+          BackwardScope kept;
+          {
+            Step step = engine.BeginStep(kExactStep);
+            trainer.ForwardAll(step);
+            for (int visit : {5, 4, 3, 2, 1}) trainer.Backward(step, visit);
+            kept = step.Backward(UnitId{0});
+            EBB_RETURN_IF_ERROR(step.Finish());
+          }
+          EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
+          kept.Close();
+          EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
+          Step next = engine.BeginStep(kExactStep);
+          EXPECT_EQ(kept.gradient(kEmbedding).size(), 0);
+          trainer.Round(next);
+          return next.Finish();
+        });
+}
+
 TEST(ViewErrors, ViewsOutliveScopesAndEngines) {
   const ModelSpec model = ModelWithWorkspace();
   TensorView kept;
