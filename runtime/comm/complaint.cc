@@ -106,9 +106,8 @@ absl::Status RankFailedStatus(int world_rank, const absl::Status& why) {
 absl::Status OfRank(int world_rank, const absl::Status& why) {
   if (NamesItsRank(why)) return why;
   absl::Status named(CodeOf(why), absl::StrCat("rank ", world_rank, ": ", MessageOf(why)));
-  why.ForEachPayload([&](absl::string_view type, const absl::Cord& payload) {
-    named.SetPayload(type, payload);
-  });
+  why.ForEachPayload(
+      [&](absl::string_view type, const absl::Cord& payload) { named.SetPayload(type, payload); });
   return named;
 }
 
