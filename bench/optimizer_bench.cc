@@ -44,7 +44,7 @@ void Stream(const UpdateArrays& shared, int64_t begin, int64_t end) {
     } else {
       gradient = hn::LoadU(d, static_cast<const float*>(arrays.gradient) + i);
     }
-    for (float* const state : arrays.states) {
+    for (float* const state : {arrays.states[0], arrays.states[1]}) {  // AdamW's two
       hn::StoreU(hn::Max(hn::LoadU(d, state + i), gradient), d, state + i);
     }
     if (arrays.master_low != nullptr) {
@@ -110,7 +110,7 @@ void AdamW(benchmark::State& state, Kind kind) {
   } else if (kind != Kind::kRounded) {
     arrays.master = memory.Take(count, 1.0f);
   }
-  for (float*& array : arrays.states) array = memory.Take(count, 0.5f);
+  for (const int s : {0, 1}) arrays.states[s] = memory.Take(count, 0.5f);
   if (kind != Kind::kSingle) {
     arrays.gradient = memory.Take(count, BFloat16(0.25f));
     arrays.gradient_dtype = DType::kBFloat16;
@@ -147,7 +147,7 @@ void AdamW(benchmark::State& state, Kind kind) {
     summed_ratios.push_back(summed / adamw_seconds.back());
     ratios.push_back(stream_seconds.back() / adamw_seconds.back());
     checksum_seconds.push_back(Seconds([&] {
-      for (float* const array : arrays.states) {
+      for (float* const array : {arrays.states[0], arrays.states[1]}) {
         benchmark::DoNotOptimize(Checksum(team, Bytes(array, count), blocks));
       }
       if (kind == Kind::kSplit) {

@@ -20,6 +20,10 @@ struct ScalarOps {
   static Number Fma(Number a, Number b, Number c) { return std::fma(a, b, c); }
   static Number Div(Number a, Number b) { return a / b; }
   static Number Sqrt(Number a) { return std::sqrt(a); }
+  // 1, -1, or a zero or NaN as it is.
+  static Number Sign(Number a) { return a > 0 ? 1.0f : a < 0 ? -1.0f : a; }
+  // A NaN stays one.
+  static Number ZeroIfNegative(Number a) { return a < 0 ? 0.0f : a; }
 
   template <class T>
   static Number Load(const T* from) {

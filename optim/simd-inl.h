@@ -45,6 +45,13 @@ struct VectorOps {
   static HWY_INLINE Number Fma(Number a, Number b, Number c) { return hn::MulAdd(a, b, c); }
   static HWY_INLINE Number Div(Number a, Number b) { return hn::Div(a, b); }
   static HWY_INLINE Number Sqrt(Number a) { return hn::Sqrt(a); }
+  static HWY_INLINE Number Sign(Number a) {
+    const auto unless_positive = hn::IfThenElse(hn::Lt(a, hn::Zero(D())), Set(-1), a);
+    return hn::IfThenElse(hn::Gt(a, hn::Zero(D())), Set(1), unless_positive);
+  }
+  static HWY_INLINE Number ZeroIfNegative(Number a) {
+    return hn::IfThenElse(hn::Lt(a, hn::Zero(D())), hn::Zero(D()), a);
+  }
 
   static HWY_INLINE Number Load(const float* from) { return hn::LoadU(D(), from); }
   static HWY_INLINE Number Load(const BFloat16* from) {

@@ -1,454 +1,31 @@
 #include "ebb/optim/update.h"
 
 #include <algorithm>
-#include <array>
 #include <cassert>
-#include <type_traits>
 
-#include "ebb/optim/cast.h"
-#include "ebb/optim/scalar_ops.h"
-#include "ebb/optim/simd_targets.h"
 #include "ebb/optim/update_constants.h"
+#include "ebb/optim/update_loops.h"
 
-#ifndef EBB_OPTIM_UPDATE_CONSTANTS_
-#define EBB_OPTIM_UPDATE_CONSTANTS_
-namespace ebb::optim {
-
-// From this many elements on the caches have lost the first parameters when the last are written,
-// so 16-bit ones that are written only go past them: lines that are written whole are then not read
-// first, 2 bytes less of traffic per element.
-constexpr int64_t kStreamedCount = int64_t{1} << 20;
-
-// As the loops below see them.
-struct LoopArrays : UpdateArrays {
-  LoopArrays(const UpdateArrays& arrays, int64_t step)
-      : UpdateArrays(arrays), key(RoundingKeyOf(arrays.rounding, step)) {
-    if (parameter_in == nullptr) parameter_in = parameter;
-  }
-  RoundingKey key;
-};
-
-// Where the sums of blocks go, array after array, those of what was read first.
-struct BlockSums {
-  uint64_t* blocks = nullptr;
-  int64_t stride = 0;  // of an array
-
-  uint64_t* Read(int array) const { return blocks + 2 * array * stride; }
-  uint64_t* Written(int array) const { return blocks + (2 * array + 1) * stride; }
-};
-
-// Of an array of fp32 numbers, and of one of low halves.
-constexpr int64_t kBlockElements = kChecksumBlock / 4, kLowBlockElements = kChecksumBlock / 2;
-
-}  // namespace ebb::optim
-#endif
-
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ebb/optim/update.cc"
-#include "hwy/foreach_target.h"
-// After foreach_target.h, which includes this file again for every target.
-#include "ebb/optim/checksum-inl.h"
-#include "ebb/optim/simd-inl.h"
-#include "hwy/cache_control.h"
-#include "hwy/highway.h"
-
-HWY_BEFORE_NAMESPACE();
-namespace ebb::optim::HWY_NAMESPACE {
-
-#define EBB_ELEMENT HWY_INLINE
-#include "ebb/optim/update_element.inc"
-#undef EBB_ELEMENT
-
-// What stands for the parameter's type: where there is none, where it is half of the master, and
-// where it is the master.
-struct NoParameter {};
-struct SplitMaster {};
-struct OwnMaster {};
-
-template <class Parameter>
-inline constexpr MasterForm kFormOf =
-    std::is_same_v<Parameter, SplitMaster> ? MasterForm::kSplit
-    : std::is_same_v<Parameter, OwnMaster> ? MasterForm::kParameter
-                                           : MasterForm::kWhole;
-template <class Parameter>
-using ElementOf = std::conditional_t<kFormOf<Parameter> == MasterForm::kWhole, Parameter, BFloat16>;
-
-// Sees what an update reads and writes.
-struct NoSums {
-  template <class Number>
-  HWY_INLINE void Read(int, int64_t, const Number&) {}
-  template <class Number>
-  HWY_INLINE void Write(int, int64_t, const Number&) {}
-  HWY_INLINE void ReadLow(int64_t, const uint16_t*) {}
-  template <class Number>
-  HWY_INLINE void WriteLow(int64_t, const Number&) {}
-};
-
-// Elements [i, i + the width of Ops), but for the parameter; the new master. `sums` sees them as
-// vector v of a stripe.
-template <class Ops, int kStates, class Constants, class Gradient, class Parameter, class Sums>
-HWY_INLINE typename Ops::Number UpdateAt(const Constants& constants, const LoopArrays& arrays,
-                                         int64_t i, int64_t v, Sums& sums) {
-  constexpr MasterForm kForm = kFormOf<Parameter>;
-  typename Ops::Number states[kStatesMax] = {};
-  for (int s = 0; s < kStates; ++s) {
-    states[s] = Ops::Load(arrays.states[s] + i);
-    sums.Read(1 + s, v, states[s]);
-  }
-  typename Ops::Number master{};
-  if constexpr (kForm == MasterForm::kSplit) {
-    master = Ops::LoadSplit(static_cast<const BFloat16*>(arrays.parameter_in) + i,
-                            arrays.master_low + i);
-    sums.ReadLow(v, arrays.master_low + i);
-  } else if constexpr (kForm == MasterForm::kParameter) {
-    master = Ops::Load(static_cast<const BFloat16*>(arrays.parameter_in) + i);
-  } else {
-    master = Ops::Load(arrays.master + i);
-    sums.Read(0, v, master);
-  }
-  UpdateElement<Ops>(constants, Ops::Load(static_cast<const Gradient*>(arrays.gradient) + i),
-                     master, states);
-  if constexpr (kForm == MasterForm::kSplit) {
-    Ops::StoreLow(master, arrays.master_low + i);
-    sums.WriteLow(v, master);
-  } else if constexpr (kForm == MasterForm::kParameter) {
-    master =
-        Ops::RoundAtRandom(master, arrays.key, static_cast<uint32_t>(arrays.rounding.index + i));
-  } else {
-    Ops::template Store<Rounding::kNearest>(master, arrays.master + i);
-    sums.Write(0, v, master);
-  }
-  for (int s = 0; s < kStates; ++s) {
-    sums.Write(1 + s, v, states[s]);
-    Ops::template Store<Rounding::kNearest>(states[s], arrays.states[s] + i);
-  }
-  return master;
-}
-
-template <int kStates, class Constants, class Gradient, class Parameter>
-void UpdateLoop(const Constants& shared_constants, const LoopArrays& shared_arrays, int64_t begin,
-                int64_t end) {
-  // Copies that no store below can alias, so that they stay in registers.
-  const Constants constants = shared_constants;
-  const LoopArrays arrays = shared_arrays;
-  using Element = ElementOf<Parameter>;
-  Element* const parameter = static_cast<Element*>(arrays.parameter);
-  int64_t i = begin;
-  NoSums none;
-#if EBB_VECTOR_OPS
-  using Vector = VectorOps<hn::ScalableTag<float>>;
-  if constexpr (sizeof(Element) == 2) {
-    if (arrays.count >= kStreamedCount && reinterpret_cast<uintptr_t>(parameter + i) % 64 == 0 &&
-        !(kFormOf<Parameter> != MasterForm::kWhole && arrays.parameter_in == arrays.parameter)) {
-      for (; i + 2 * Vector::kLanes <= end; i += 2 * Vector::kLanes) {
-        const auto first = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
-            constants, arrays, i, 0, none);
-        const auto second = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
-            constants, arrays, i + Vector::kLanes, 0, none);
-        Vector::template StreamPair<Rounding::kParameter>(first, second, parameter + i);
-      }
-      hwy::FlushStream();
-    }
-  }
-  for (; i + Vector::kLanes <= end; i += Vector::kLanes) {
-    const auto master =
-        UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(constants, arrays, i, 0, none);
-    if constexpr (!std::is_same_v<Parameter, NoParameter>) {
-      Vector::template Store<Rounding::kParameter>(master, parameter + i);
-    }
-  }
-#endif
-  for (; i < end; ++i) {
-    const float master =
-        UpdateAt<ScalarOps, kStates, Constants, Gradient, Parameter>(constants, arrays, i, 0, none);
-    if constexpr (!std::is_same_v<Parameter, NoParameter>) {
-      ScalarOps::Store<Rounding::kParameter>(master, parameter + i);
-    }
-  }
-}
-
-#if EBB_VECTOR_OPS
-
-// The lanes of all arrays' blocks. Of vectors of one stripe, v counts from its begin; of low halves,
-// two vectors of elements fill one of a stripe.
-template <int kStates, MasterForm kForm>
-class VectorSums {
-  using Vector = VectorOps<hn::ScalableTag<float>>;
-  using Pair = hn::Twice<typename Vector::Halves>;
-
- public:
-  HWY_INLINE VectorSums() {}  // implicit, it would not be of this target
-  HWY_INLINE void Read(int array, int64_t v, Vector::Number number) {
-    read_[array].AddVector(v % checksum::Lanes::kVectors, number);
-  }
-  HWY_INLINE void Write(int array, int64_t v, Vector::Number number) {
-    written_[array].AddVector(v % checksum::Lanes::kVectors, number);
-  }
-  HWY_INLINE void ReadLow(int64_t v, const uint16_t* low) {
-    // Of both vectors at once, before the first of them is written.
-    if (v % 2 == 0) read_[0].AddVector(v / 2, hn::LoadU(Pair(), low));
-  }
-  HWY_INLINE void WriteLow(int64_t v, Vector::Number master) {
-    if (v % 2 == 0) {
-      half_ = Vector::LowHalves(master);
-    } else {
-      written_[0].AddVector(v / 2, hn::Combine(Pair(), Vector::LowHalves(master), half_));
-    }
-  }
-
-  // Of the arrays of fp32 numbers, and of the low halves.
-  HWY_INLINE void Scramble() {
-    for (int a = kFirst; a <= kStates; ++a) {
-      read_[a].Scramble();
-      written_[a].Scramble();
-    }
-  }
-  HWY_INLINE void ScrambleLow() {
-    read_[0].Scramble();
-    written_[0].Scramble();
-  }
-  // The block that begins at element `begin` has been seen to its end.
-  void Take(const BlockSums& out, int64_t begin, int64_t end) {
-    for (int a = kFirst; a <= kStates; ++a)
-      TakeArray(out, a, begin / kBlockElements, (end - begin) * 4);
-  }
-  void TakeLow(const BlockSums& out, int64_t begin, int64_t end) {
-    TakeArray(out, 0, begin / kLowBlockElements, (end - begin) * 2);
-  }
-
- private:
-  static constexpr int kFirst = kForm == MasterForm::kWhole ? 0 : 1;  // of fp32 numbers
-
-  void TakeArray(const BlockSums& out, int array, int64_t block, int64_t bytes) {
-    out.Read(array)[block] = checksum::SumOfLanes(read_[array], bytes);
-    out.Written(array)[block] = checksum::SumOfLanes(written_[array], bytes);
-    read_[array] = written_[array] = checksum::Lanes();
-  }
-
-  checksum::Lanes read_[1 + kStates], written_[1 + kStates];
-  hn::Vec<typename Vector::Halves> half_{};  // the written low halves of the even vector
-};
-
-// [begin, end): a multiple of kSummedStep, from where a block of every array begins.
-constexpr int64_t kSummedStep = 2048;
-// Elements: two stripes of fp32 numbers, one of low halves.
-constexpr int64_t kLowStripe = 32;
-
-// With the sums, fewer elements are in a processor's sight at once: it would ask for what they need so
-// late that one thread alone no longer reads as fast as it can. Elements ahead, as measured on a Zen 4;
-// more is slower where there are more lines to an element. Past an array's end nothing is read.
-template <MasterForm kForm>
-inline constexpr int64_t kFetchAhead = kForm == MasterForm::kWhole ? 48 : 80;
-
-template <class T>
-HWY_INLINE void FetchStripes(const T* from) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  for (int64_t i = 0; i < kLowStripe; i += kLine) hwy::Prefetch(from + i);
-}
-
-// What the kLowStripe elements from `at` on are updated from.
-template <int kStates, class Gradient, MasterForm kForm>
-HWY_INLINE void Fetch(const LoopArrays& arrays, int64_t at) {
-  for (int s = 0; s < kStates; ++s) FetchStripes(arrays.states[s] + at);
-  if constexpr (kForm == MasterForm::kWhole) {
-    FetchStripes(arrays.master + at);
-  } else {
-    FetchStripes(static_cast<const BFloat16*>(arrays.parameter_in) + at);
-  }
-  if constexpr (kForm == MasterForm::kSplit) FetchStripes(arrays.master_low + at);
-  FetchStripes(static_cast<const Gradient*>(arrays.gradient) + at);
-}
-
-template <int kStates, class Constants, class Gradient, class Parameter, bool kStreams>
-void UpdateVectorsAndSum(const Constants& shared_constants, const LoopArrays& shared_arrays,
-                         const BlockSums& out, int64_t begin, int64_t end) {
-  using Vector = VectorOps<hn::ScalableTag<float>>;
-  const Constants constants = shared_constants;
-  const LoopArrays arrays = shared_arrays;
-  constexpr MasterForm kForm = kFormOf<Parameter>;
-  using Element = ElementOf<Parameter>;
-  Element* const parameter = static_cast<Element*>(arrays.parameter);
-  constexpr int64_t kScramble = checksum::kStripesPerScramble * checksum::kStripe / 4;
-  static_assert(kSummedStep == 2 * kScramble);
-  VectorSums<kStates, kForm> sums;
-  for (int64_t block = begin; block < end; block += kBlockElements) {
-    const int64_t block_end = std::min(end, block + kBlockElements);
-    for (int64_t step = block; step < block_end; step += kSummedStep) {
-      // In registers until the step is done: what is not a local would be stored at every stripe.
-      VectorSums<kStates, kForm> lanes = sums;
-      for (int64_t part = step; part < step + kSummedStep; part += kScramble) {
-        for (int64_t i = part; i < part + kScramble; i += kLowStripe) {
-          Fetch<kStates, Gradient, kForm>(arrays, i + kFetchAhead<kForm>);
-          for (int64_t v = 0; v < kLowStripe / Vector::kLanes; v += 2) {
-            const int64_t at = i + v * Vector::kLanes;
-            const auto first = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
-                constants, arrays, at, v, lanes);
-            const auto second = UpdateAt<Vector, kStates, Constants, Gradient, Parameter>(
-                constants, arrays, at + Vector::kLanes, v + 1, lanes);
-            if constexpr (kStreams) {
-              Vector::template StreamPair<Rounding::kParameter>(first, second, parameter + at);
-            } else if constexpr (!std::is_same_v<Parameter, NoParameter>) {
-              Vector::template Store<Rounding::kParameter>(first, parameter + at);
-              Vector::template Store<Rounding::kParameter>(second, parameter + at + Vector::kLanes);
-            }
-          }
-        }
-        lanes.Scramble();
-      }
-      if constexpr (kForm == MasterForm::kSplit) lanes.ScrambleLow();
-      sums = lanes;
-    }
-    sums.Take(out, block, block_end);
-    if constexpr (kForm == MasterForm::kSplit) {
-      const int64_t low = block / kLowBlockElements * kLowBlockElements;
-      if (block_end == end || block_end == low + kLowBlockElements)
-        sums.TakeLow(out, low, block_end);
-    }
-  }
-  if constexpr (kStreams) hwy::FlushStream();
-}
-
-#endif
-
-template <int kStates>
-void SumArrays(const LoopArrays& arrays, uint64_t* (BlockSums::*of)(int) const,
-               const BlockSums& out, int64_t begin, int64_t end) {
-  const auto sum = [&](int array, const auto* elements, int64_t block_elements) {
-    for (int64_t i = begin; i < end; i += block_elements) {
-      const int64_t bytes =
-          (std::min(end, i + block_elements) - i) * static_cast<int64_t>(sizeof(*elements));
-      (out.*of)(array)[i / block_elements] =
-          checksum::BlockSum(reinterpret_cast<const std::byte*>(elements + i), bytes);
-    }
-  };
-  if (arrays.master_low != nullptr) {
-    sum(0, arrays.master_low, kLowBlockElements);
-  } else if (arrays.master != nullptr) {
-    sum(0, arrays.master, kBlockElements);
-  }
-  for (int s = 0; s < kStates; ++s) sum(1 + s, arrays.states[s], kBlockElements);
-}
-
-// [begin, end): from where a block of every array begins. What fills no step is the last block's,
-// which is summed before and after its update; so are all of them where there are no vectors.
-template <int kStates, class Constants, class Gradient, class Parameter>
-void UpdateLoopAndSum(const Constants& constants, const LoopArrays& arrays, const BlockSums& out,
-                      int64_t begin, int64_t end) {
-  constexpr MasterForm kForm = kFormOf<Parameter>;
-  constexpr int64_t kBlock = kForm == MasterForm::kSplit ? kLowBlockElements : kBlockElements;
-  int64_t i = begin;
-#if EBB_VECTOR_OPS
-  using Element = ElementOf<Parameter>;
-  const int64_t summed =
-      (end - begin) % kSummedStep == 0 ? end : begin + (end - begin) / kBlock * kBlock;
-  bool streams = false;
-  if constexpr (sizeof(Element) == 2) {
-    streams = arrays.count >= kStreamedCount &&
-              reinterpret_cast<uintptr_t>(static_cast<Element*>(arrays.parameter) + i) % 64 == 0 &&
-              !(kForm != MasterForm::kWhole && arrays.parameter_in == arrays.parameter);
-    if (streams) {
-      UpdateVectorsAndSum<kStates, Constants, Gradient, Parameter, true>(constants, arrays, out, i,
-                                                                         summed);
-    }
-  }
-  if (!streams) {
-    UpdateVectorsAndSum<kStates, Constants, Gradient, Parameter, false>(constants, arrays, out, i,
-                                                                        summed);
-  }
-  i = summed;
-#endif
-  for (; i < end; i += kBlock) {
-    const int64_t block_end = std::min(end, i + kBlock);
-    SumArrays<kStates>(arrays, &BlockSums::Read, out, i, block_end);
-    UpdateLoop<kStates, Constants, Gradient, Parameter>(constants, arrays, i, block_end);
-    SumArrays<kStates>(arrays, &BlockSums::Written, out, i, block_end);
-  }
-}
-
-// Elements [begin, end); `sums`: null, or where to.
-template <int kStates, class Constants, class Gradient, class Parameter>
-void UpdatePart(const Constants& constants, const LoopArrays& arrays, const BlockSums* sums,
-                int64_t begin, int64_t end) {
-  if (sums != nullptr) {
-    UpdateLoopAndSum<kStates, Constants, Gradient, Parameter>(constants, arrays, *sums, begin, end);
-  } else {
-    UpdateLoop<kStates, Constants, Gradient, Parameter>(constants, arrays, begin, end);
-  }
-}
-
-template <int kStates, class Constants, class Gradient>
-void UpdateForParameter(const Constants& constants, const LoopArrays& arrays, const BlockSums* sums,
-                        int64_t begin, int64_t end) {
-  if (arrays.form() != MasterForm::kWhole) {
-    assert(arrays.parameter != nullptr && arrays.parameter_dtype == DType::kBFloat16);
-    return arrays.form() == MasterForm::kSplit
-               ? UpdatePart<kStates, Constants, Gradient, SplitMaster>(constants, arrays, sums,
-                                                                       begin, end)
-               : UpdatePart<kStates, Constants, Gradient, OwnMaster>(constants, arrays, sums, begin,
-                                                                     end);
-  }
-  if (arrays.parameter == nullptr) {
-    return UpdatePart<kStates, Constants, Gradient, NoParameter>(constants, arrays, sums, begin,
-                                                                 end);
-  }
-  switch (arrays.parameter_dtype) {
-    case DType::kFloat32:
-      return UpdatePart<kStates, Constants, Gradient, float>(constants, arrays, sums, begin, end);
-    case DType::kBFloat16:
-      return UpdatePart<kStates, Constants, Gradient, BFloat16>(constants, arrays, sums, begin,
-                                                                end);
-    case DType::kFloat16:
-      return UpdatePart<kStates, Constants, Gradient, Float16>(constants, arrays, sums, begin, end);
-    case DType::kInt8:
-      assert(!"parameters are fp32, bf16 or fp16");
-  }
-}
-
-template <int kStates, class Constants>
-void UpdateRange(const Constants& constants, const LoopArrays& arrays, const BlockSums* sums,
-                 int64_t begin, int64_t end) {
-  switch (arrays.gradient_dtype) {
-    case DType::kFloat32:
-      return UpdateForParameter<kStates, Constants, float>(constants, arrays, sums, begin, end);
-    case DType::kBFloat16:
-      return UpdateForParameter<kStates, Constants, BFloat16>(constants, arrays, sums, begin, end);
-    case DType::kFloat16:
-      return UpdateForParameter<kStates, Constants, Float16>(constants, arrays, sums, begin, end);
-    case DType::kInt8:
-      assert(!"gradients are fp32, bf16 or fp16");
-  }
-}
-
-void Adam(const AdamConstants& constants, const LoopArrays& arrays, const BlockSums* sums,
-          int64_t begin, int64_t end) {
-  UpdateRange<2>(constants, arrays, sums, begin, end);
-}
-void Sgd(const SgdConstants& constants, const LoopArrays& arrays, const BlockSums* sums,
-         int64_t begin, int64_t end) {
-  UpdateRange<0>(constants, arrays, sums, begin, end);
-}
-void SgdWithMomentum(const SgdConstants& constants, const LoopArrays& arrays, const BlockSums* sums,
-                     int64_t begin, int64_t end) {
-  UpdateRange<1>(constants, arrays, sums, begin, end);
-}
-
-}  // namespace ebb::optim::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
 namespace ebb::optim {
 namespace {
-
-HWY_EXPORT(Adam);
-HWY_EXPORT(Sgd);
-HWY_EXPORT(SgdWithMomentum);
 
 // Elements that are worth waking a thread for: half a megabyte of Adam's traffic. Also a multiple
 // of every vector, which keeps aligned arrays aligned in every part.
 constexpr int64_t kGrain = 16 * 1024;
 
-constexpr std::array<std::string_view, 2> kAdamStates = {"exp_avg", "exp_avg_sq"};
-constexpr std::array<std::string_view, 1> kMomentumState = {"momentum_buffer"};
+using Names = std::span<const std::string_view>;
+constexpr std::string_view kAdamStates[] = {"exp_avg", "exp_avg_sq"};
+constexpr std::string_view kAdagradStates[] = {"sum"};
+constexpr std::string_view kMomentumState[] = {"momentum_buffer"};
+constexpr std::string_view kRmspropStates[] = {"square_avg", "momentum_buffer", "grad_avg"};
+constexpr std::string_view kCenteredStates[] = {"square_avg", "grad_avg"};
+
+RangeUpdate* UpdateOf(UpdateRule rule) {
+  if (rule == UpdateRule::kAdam) return &UpdateRangeByAdam;
+  if (rule == UpdateRule::kLion) return &UpdateRangeByLion;
+  if (rule == UpdateRule::kAdagrad) return &UpdateRangeByAdagrad;
+  return IsRmsprop(rule) ? &UpdateRangeByRmsprop : &UpdateRangeBySgd;
+}
 
 }  // namespace
 
@@ -456,10 +33,22 @@ std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
   switch (UpdateRuleOf(optimizer)) {
     case UpdateRule::kAdam:
       return kAdamStates;
-    case UpdateRule::kSgdWithMomentum:
-      return kMomentumState;
     case UpdateRule::kSgd:
       break;
+    case UpdateRule::kSgdWithMomentum:
+      return kMomentumState;
+    case UpdateRule::kLion:
+      return Names(kAdamStates).first(1);
+    case UpdateRule::kAdagrad:
+      return kAdagradStates;
+    case UpdateRule::kRmsprop:
+      return Names(kRmspropStates).first(1);
+    case UpdateRule::kRmspropWithMomentum:
+      return Names(kRmspropStates).first(2);
+    case UpdateRule::kCenteredRmsprop:
+      return kCenteredStates;
+    case UpdateRule::kCenteredRmspropWithMomentum:
+      return kRmspropStates;
   }
   return {};
 }
@@ -472,15 +61,9 @@ void Run(ThreadTeam& team, int64_t grain, UpdateRule rule, const UpdateArrays& a
   assert(arrays.form() != MasterForm::kParameter ||
          arrays.rounding.index % kRoundingKeyElements + arrays.count <= kRoundingKeyElements);
   const LoopArrays in_loops(arrays, constants.step);
+  RangeUpdate* const update = UpdateOf(rule);
   team.Run(arrays.count, grain, [&](int64_t begin, int64_t end) {
-    switch (rule) {
-      case UpdateRule::kAdam:
-        return HWY_DYNAMIC_DISPATCH(Adam)(constants.adam, in_loops, sums, begin, end);
-      case UpdateRule::kSgd:
-        return HWY_DYNAMIC_DISPATCH(Sgd)(constants.sgd, in_loops, sums, begin, end);
-      case UpdateRule::kSgdWithMomentum:
-        return HWY_DYNAMIC_DISPATCH(SgdWithMomentum)(constants.sgd, in_loops, sums, begin, end);
-    }
+    update(rule, constants, in_loops, sums, begin, end);
   });
 }
 
@@ -518,4 +101,3 @@ UpdateChecksums UpdateAndSum(ThreadTeam& team, const OptimizerConfig& optimizer,
 }
 
 }  // namespace ebb::optim
-#endif  // HWY_ONCE

@@ -9,6 +9,10 @@
 //                two states, momentum and variance
 //   SGD          torch.optim.SGD's rule for momentum, dampening, nesterov and weight decay:
 //                one state where momentum is not 0
+//   Lion         Chen et al. 2023, algorithm 2: one state, momentum
+//   Adagrad      torch.optim.Adagrad's rule: one state, the sum of squares
+//   RMSprop      torch.optim.RMSprop's rule: the average of squares; a state more where momentum
+//                is not 0, and one where it is centered
 //
 // Bytes per element: 4 master and 4 each state, read and written; the gradient read; the parameter
 // written. With a split master (split_master.h) 2 less: parameter and low half are read and
@@ -26,8 +30,8 @@
 
 namespace ebb::optim {
 
-// Names of the fp32 states that an optimizer keeps per element, in order: {"exp_avg",
-// "exp_avg_sq"}, {"momentum_buffer"} or {}.
+// Names of the fp32 states that an optimizer keeps per element, in order, as torch has them:
+// {"exp_avg", "exp_avg_sq"} of Adam, {} of SGD without momentum.
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer);
 
 // What changes from step to step.

@@ -7,7 +7,7 @@
 
 namespace ebb::optim {
 
-inline constexpr int kStatesMax = 2;
+inline constexpr int kStatesMax = 3;
 
 // What an update reads as the master, and writes as it.
 enum class MasterForm : uint8_t {

@@ -8,8 +8,23 @@
 namespace ebb::optim {
 
 UpdateRule UpdateRuleOf(const OptimizerConfig& optimizer) {
-  if (optimizer.type != OptimizerType::kSgd) return UpdateRule::kAdam;
-  return optimizer.momentum != 0 ? UpdateRule::kSgdWithMomentum : UpdateRule::kSgd;
+  const bool momentum = optimizer.momentum != 0;
+  switch (optimizer.type) {
+    case OptimizerType::kAdam:
+    case OptimizerType::kAdamW:
+      break;
+    case OptimizerType::kSgd:
+      return momentum ? UpdateRule::kSgdWithMomentum : UpdateRule::kSgd;
+    case OptimizerType::kLion:
+      return UpdateRule::kLion;
+    case OptimizerType::kAdagrad:
+      return UpdateRule::kAdagrad;
+    case OptimizerType::kRmsprop:
+      if (optimizer.centered)
+        return momentum ? UpdateRule::kCenteredRmspropWithMomentum : UpdateRule::kCenteredRmsprop;
+      return momentum ? UpdateRule::kRmspropWithMomentum : UpdateRule::kRmsprop;
+  }
+  return UpdateRule::kAdam;
 }
 
 AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
@@ -50,12 +65,61 @@ SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalar
           .nesterov = optimizer.nesterov};
 }
 
+LionConstants LionConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
+  const double beta1 = scalars.beta1 < 0 ? optimizer.beta1 : scalars.beta1;
+  const double beta2 = scalars.beta2 < 0 ? optimizer.beta2 : scalars.beta2;
+  const double rate = scalars.learning_rate;
+  return {.gradient_factor = scalars.gradient_factor,
+          .decay = static_cast<float>(1 - rate * optimizer.weight_decay),
+          .beta1 = static_cast<float>(beta1),
+          .one_minus_beta1 = 1 - static_cast<float>(beta1),
+          .beta2 = static_cast<float>(beta2),
+          .one_minus_beta2 = 1 - static_cast<float>(beta2),
+          .minus_learning_rate = static_cast<float>(-rate)};
+}
+
+AdagradConstants AdagradConstantsOf(const OptimizerConfig& optimizer,
+                                    const UpdateScalars& scalars) {
+  assert(scalars.step >= 1);
+  const double slowed = 1 + static_cast<double>(scalars.step - 1) * optimizer.lr_decay;
+  return {.gradient_factor = scalars.gradient_factor,
+          .l2 = static_cast<float>(optimizer.weight_decay),
+          .epsilon = static_cast<float>(optimizer.epsilon),
+          .minus_learning_rate = static_cast<float>(-scalars.learning_rate / slowed)};
+}
+
+RmspropConstants RmspropConstantsOf(const OptimizerConfig& optimizer,
+                                    const UpdateScalars& scalars) {
+  return {.gradient_factor = scalars.gradient_factor,
+          .l2 = static_cast<float>(optimizer.weight_decay),
+          .alpha = static_cast<float>(optimizer.alpha),
+          .one_minus_alpha = 1 - static_cast<float>(optimizer.alpha),
+          .epsilon = static_cast<float>(optimizer.epsilon),
+          .momentum = static_cast<float>(optimizer.momentum),
+          .minus_learning_rate = static_cast<float>(-scalars.learning_rate)};
+}
+
 UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
-  UpdateConstants constants = {.step = scalars.step, .apply = true, .adam = {}, .sgd = {}};
-  if (UpdateRuleOf(optimizer) == UpdateRule::kAdam) {
-    constants.adam = AdamConstantsOf(optimizer, scalars);
-  } else {
-    constants.sgd = SgdConstantsOf(optimizer, scalars);
+  UpdateConstants constants = {};
+  constants.step = scalars.step;
+  constants.apply = true;
+  switch (optimizer.type) {
+    case OptimizerType::kAdam:
+    case OptimizerType::kAdamW:
+      constants.adam = AdamConstantsOf(optimizer, scalars);
+      break;
+    case OptimizerType::kSgd:
+      constants.sgd = SgdConstantsOf(optimizer, scalars);
+      break;
+    case OptimizerType::kLion:
+      constants.lion = LionConstantsOf(optimizer, scalars);
+      break;
+    case OptimizerType::kAdagrad:
+      constants.adagrad = AdagradConstantsOf(optimizer, scalars);
+      break;
+    case OptimizerType::kRmsprop:
+      constants.rmsprop = RmspropConstantsOf(optimizer, scalars);
+      break;
   }
   return constants;
 }

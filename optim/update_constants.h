@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "ebb/optim/update_arrays.h"
 
@@ -17,8 +19,36 @@ namespace ebb::optim {
 struct UpdateScalars;
 
 // Which of update_element.inc's rules, by the states that it keeps.
-enum class UpdateRule : uint8_t { kAdam, kSgd, kSgdWithMomentum };
+enum class UpdateRule : uint8_t {
+  kAdam,
+  kSgd,
+  kSgdWithMomentum,
+  kLion,
+  kAdagrad,
+  kRmsprop,
+  kRmspropWithMomentum,
+  kCenteredRmsprop,
+  kCenteredRmspropWithMomentum,
+};
+inline constexpr int kUpdateRules = 9;
 UpdateRule UpdateRuleOf(const OptimizerConfig& optimizer);
+
+constexpr bool IsRmsprop(UpdateRule rule) {
+  return rule >= UpdateRule::kRmsprop && rule <= UpdateRule::kCenteredRmspropWithMomentum;
+}
+constexpr bool HasMomentumBuffer(UpdateRule rule) {
+  return rule == UpdateRule::kSgdWithMomentum || rule == UpdateRule::kRmspropWithMomentum ||
+         rule == UpdateRule::kCenteredRmspropWithMomentum;
+}
+constexpr bool IsCentered(UpdateRule rule) {
+  return rule == UpdateRule::kCenteredRmsprop || rule == UpdateRule::kCenteredRmspropWithMomentum;
+}
+// How many fp32 states it keeps per element.
+constexpr int StatesOf(UpdateRule rule) {
+  if (rule == UpdateRule::kAdam) return 2;
+  if (rule == UpdateRule::kLion || rule == UpdateRule::kAdagrad) return 1;
+  return (IsRmsprop(rule) ? 1 : 0) + (HasMomentumBuffer(rule) ? 1 : 0) + (IsCentered(rule) ? 1 : 0);
+}
 
 struct AdamConstants {
   float gradient_factor;
@@ -39,8 +69,35 @@ struct SgdConstants {
   bool first, nesterov;
 };
 
+struct LionConstants {
+  float gradient_factor;
+  float decay;  // 1 - learning_rate * weight_decay
+  float beta1, one_minus_beta1;
+  float beta2, one_minus_beta2;
+  float minus_learning_rate;
+};
+
+struct AdagradConstants {
+  float gradient_factor;
+  float l2;
+  float epsilon;
+  float minus_learning_rate;  // of this step, with lr_decay
+};
+
+struct RmspropConstants {
+  float gradient_factor;
+  float l2;
+  float alpha, one_minus_alpha;
+  float epsilon;
+  float momentum;
+  float minus_learning_rate;
+};
+
 AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+LionConstants LionConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+AdagradConstants AdagradConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+RmspropConstants RmspropConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 
 // What an update reads when it runs, not when it is enqueued, so that a step's verdict may come in
 // between. Trivially copyable, without initializers: it lies in memory that host and device reach.
@@ -49,10 +106,59 @@ struct UpdateConstants {
   bool apply;    // false: the update writes nothing
   AdamConstants adam;
   SgdConstants sgd;
+  LionConstants lion;
+  AdagradConstants adagrad;
+  RmspropConstants rmsprop;
 };
 
-// `apply` is true; of the two rules' constants those of the optimizer's rule are set.
+// `apply` is true; of the rules' constants those of the optimizer's rule are set.
 UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+
+// Those of a rule.
+template <UpdateRule kRule>
+constexpr const auto& ConstantsIn(const UpdateConstants& set) {
+  if constexpr (kRule == UpdateRule::kAdam) {
+    return set.adam;
+  } else if constexpr (kRule == UpdateRule::kLion) {
+    return set.lion;
+  } else if constexpr (kRule == UpdateRule::kAdagrad) {
+    return set.adagrad;
+  } else if constexpr (IsRmsprop(kRule)) {
+    return set.rmsprop;
+  } else {
+    return set.sgd;
+  }
+}
+template <UpdateRule kRule>
+using ConstantsOf =
+    std::remove_cvref_t<decltype(ConstantsIn<kRule>(std::declval<UpdateConstants&>()))>;
+
+// visit.operator()<rule>(), for a rule that is known when it runs.
+template <class Visit>
+auto WithRule(UpdateRule rule, const Visit& visit) {
+  using enum UpdateRule;
+  switch (rule) {
+    case kAdam:
+      break;
+    case kSgd:
+      return visit.template operator()<kSgd>();
+    case kSgdWithMomentum:
+      return visit.template operator()<kSgdWithMomentum>();
+    case kLion:
+      return visit.template operator()<kLion>();
+    case kAdagrad:
+      return visit.template operator()<kAdagrad>();
+    case kRmsprop:
+      return visit.template operator()<kRmsprop>();
+    case kRmspropWithMomentum:
+      return visit.template operator()<kRmspropWithMomentum>();
+    case kCenteredRmsprop:
+      return visit.template operator()<kCenteredRmsprop>();
+    case kCenteredRmspropWithMomentum:
+      return visit.template operator()<kCenteredRmspropWithMomentum>();
+  }
+  return visit.template operator()<kAdam>();
+}
 
 // The core of update.h's Update.
 void Update(ThreadTeam& team, UpdateRule rule, const UpdateArrays& arrays,

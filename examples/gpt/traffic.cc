@@ -8,7 +8,10 @@ namespace {
 constexpr double kMebi = 1024.0 * 1024.0;
 
 bool SchemesApply(const Config& config) {
-  return config.compute != DType::kFloat32 && config.optimizer.type != OptimizerType::kSgd &&
+  // With two optimizer states.
+  const OptimizerType type = config.optimizer.type;
+  return config.compute != DType::kFloat32 &&
+         (type == OptimizerType::kAdam || type == OptimizerType::kAdamW) &&
          (config.parameter_tier() == Tier::kNvme || config.optimizer_tier() == Tier::kNvme);
 }
 

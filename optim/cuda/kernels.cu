@@ -186,9 +186,10 @@ cudaError_t LoadKernels(Grids* grids) {
   loader.Load(&EachElementKernel<cuda::AccumulateWork, AccumulateArrays>, &grids->accumulate);
   loader.Load(&SumBlocksKernel, &grids->squares);
   loader.Load(&AddLevelKernel, &grids->level);
-  loader.LoadUpdates<UpdateRule::kAdam>(grids);
-  loader.LoadUpdates<UpdateRule::kSgd>(grids);
-  loader.LoadUpdates<UpdateRule::kSgdWithMomentum>(grids);
+  for (int rule = 0; rule < kUpdateRules; ++rule) {
+    WithRule(static_cast<UpdateRule>(rule),
+             [&]<UpdateRule kRule>() { loader.LoadUpdates<kRule>(grids); });
+  }
   int always_one = 0;
   loader.Load(&AddLevelsKernel, &always_one, kLevelThreads);
   loader.Load(&AddToKernel, &always_one, 1);
@@ -240,15 +241,8 @@ cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
 
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
                          const UpdateArrays& arrays, const UpdateRuns& runs) {
-  switch (rule) {
-    case UpdateRule::kAdam:
-      return LaunchUpdateOf<UpdateRule::kAdam>(grids, stream, arrays, runs);
-    case UpdateRule::kSgd:
-      return LaunchUpdateOf<UpdateRule::kSgd>(grids, stream, arrays, runs);
-    case UpdateRule::kSgdWithMomentum:
-      return LaunchUpdateOf<UpdateRule::kSgdWithMomentum>(grids, stream, arrays, runs);
-  }
-  return cudaErrorInvalidValue;
+  return WithRule(
+      rule, [&]<UpdateRule kRule>() { return LaunchUpdateOf<kRule>(grids, stream, arrays, runs); });
 }
 
 }  // namespace ebb::optim

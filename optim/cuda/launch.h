@@ -17,7 +17,7 @@ namespace ebb::optim {
 struct Grids {
   int cast = 1, accumulate = 1, squares = 1, level = 1;
   int load_master[2] = {1, 1}, store_master[2] = {1, 1};  // of a split one, of a parameter
-  int update[3][3] = {{1, 1, 1}, {1, 1, 1}, {1, 1, 1}};   // of an UpdateRule and a MasterForm
+  int update[kUpdateRules][3] = {};                       // of an UpdateRule and a MasterForm
 };
 
 // Loads all kernels onto the current device. An error where it is older than what this build has

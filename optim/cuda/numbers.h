@@ -23,6 +23,8 @@ using kernel::Unpack;
 struct Ops {
   using Number = float;
   static EBB_HOST_DEVICE float Set(float value) { return value; }
+  static EBB_HOST_DEVICE float Sign(float a) { return a > 0 ? 1.0f : a < 0 ? -1.0f : a; }
+  static EBB_HOST_DEVICE float ZeroIfNegative(float a) { return a < 0 ? 0.0f : a; }
 #if defined(__CUDA_ARCH__)
   static EBB_HOST_DEVICE float Add(float a, float b) {
     return __fadd_rn(a, b);

@@ -329,17 +329,14 @@ template <UpdateRule kRule, MasterForm kForm>
 struct UpdateWork {
   static constexpr bool kWhole = kForm == MasterForm::kWhole, kSplit = kForm == MasterForm::kSplit;
   static constexpr int kMany = 1;  // its arrays alone are enough loads
-  static constexpr int kStates = kRule == UpdateRule::kAdam              ? 2
-                                 : kRule == UpdateRule::kSgdWithMomentum ? 1
-                                                                         : 0;
-  using Constants = std::conditional_t<kRule == UpdateRule::kAdam, AdamConstants, SgdConstants>;
+  static constexpr int kStates = StatesOf(kRule);
 
   const UpdateArrays& arrays;
   const UpdateRuns& runs;
   RoundingKey key = {};  // of parameters that are the master
   // Of the run that the thread is in: elements [begin, end) of the arrays.
   int64_t begin = 0, end = 0;
-  Constants constants;
+  ConstantsOf<kRule> constants;
 
   EBB_HOST_DEVICE UpdateWork(const UpdateArrays& of, const UpdateRuns& with)
       : arrays(of), runs(with) {
@@ -359,6 +356,7 @@ struct UpdateWork {
                                           {arrays.gradient, SizeOf(arrays.gradient_dtype)},
                                           {kStates > 0 ? arrays.states[0] : nullptr, 4},
                                           {kStates > 1 ? arrays.states[1] : nullptr, 4},
+                                          {kStates > 2 ? arrays.states[2] : nullptr, 4},
                                           {arrays.parameter, parameter}});
     // With a head groups would have elements of two runs.
     return runs.runs.empty() || cut.head == 0 ? cut : Cut{.count = arrays.count};
@@ -391,8 +389,9 @@ struct UpdateWork {
     }
 
     for (int i = 0; i < kWidth; ++i) {
-      float element[kStatesMax] = {states[0][i], states[1][i]};
-      UpdateElement<Ops>(constants, gradient[i], master[i], element);
+      float element[kStatesMax];
+      for (int s = 0; s < kStatesMax; ++s) element[s] = states[s][i];
+      UpdateElement<kRule, Ops>(constants, gradient[i], master[i], element);
       for (int s = 0; s < kStates; ++s) states[s][i] = element[s];
       if constexpr (kForm == MasterForm::kParameter) {
         const auto index = static_cast<uint32_t>(arrays.rounding.index + at + i);
@@ -418,13 +417,7 @@ struct UpdateWork {
   }
 
  private:
-  EBB_HOST_DEVICE void Take(const UpdateConstants& set) {
-    if constexpr (kRule == UpdateRule::kAdam) {
-      constants = set.adam;
-    } else {
-      constants = set.sgd;
-    }
-  }
+  EBB_HOST_DEVICE void Take(const UpdateConstants& set) { constants = ConstantsIn<kRule>(set); }
 
   // The run of element `at`: the first that ends beyond it.
   EBB_HOST_DEVICE void Enter(int64_t at) {

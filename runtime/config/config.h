@@ -22,7 +22,7 @@
 
 namespace ebb {
 
-enum class OptimizerType { kAdam, kAdamW, kSgd };
+enum class OptimizerType { kAdam, kAdamW, kSgd, kLion, kAdagrad, kRmsprop };
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double learning_rate = 1e-3;
@@ -32,9 +32,13 @@ struct OptimizerConfig {
   bool bias_correction = true;
   // adam_w_mode. "Adam" has it too unless adam_w_mode is false, as in DeepSpeed.
   bool decoupled_weight_decay = true;
-  double momentum = 0;    // SGD
-  double dampening = 0;   // SGD
-  bool nesterov = false;  // SGD
+  double momentum = 0;                   // SGD, RMSprop
+  double dampening = 0;                  // SGD
+  bool nesterov = false;                 // SGD
+  double lr_decay = 0;                   // Adagrad
+  double initial_accumulator_value = 0;  // Adagrad
+  double alpha = 0.99;                   // RMSprop
+  bool centered = false;                 // RMSprop
 
   friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };

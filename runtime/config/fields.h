@@ -61,7 +61,9 @@ struct OptionalChoice {
 };
 
 inline constexpr Spelling<OptimizerType> kOptimizerTypes[] = {
-    {"Adam", OptimizerType::kAdam}, {"AdamW", OptimizerType::kAdamW}, {"SGD", OptimizerType::kSgd}};
+    {"Adam", OptimizerType::kAdam},       {"AdamW", OptimizerType::kAdamW},
+    {"SGD", OptimizerType::kSgd},         {"Lion", OptimizerType::kLion},
+    {"Adagrad", OptimizerType::kAdagrad}, {"RMSprop", OptimizerType::kRmsprop}};
 inline constexpr Spelling<SchedulerType> kSchedulerTypes[] = {
     {"WarmupLR", SchedulerType::kWarmup},
     {"WarmupDecayLR", SchedulerType::kWarmupDecay},
@@ -118,6 +120,10 @@ void VisitOptimizer(OptimizerConfig& optimizer, Visitor& visit) {
   parameter("optimizer.params.momentum", optimizer.momentum);
   parameter("optimizer.params.dampening", optimizer.dampening);
   parameter("optimizer.params.nesterov", optimizer.nesterov);
+  parameter("optimizer.params.lr_decay", optimizer.lr_decay);
+  parameter("optimizer.params.initial_accumulator_value", optimizer.initial_accumulator_value);
+  parameter("optimizer.params.alpha", optimizer.alpha);
+  parameter("optimizer.params.centered", optimizer.centered);
 }
 
 template <class Visitor>

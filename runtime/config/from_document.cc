@@ -135,6 +135,15 @@ void CheckType(const Values& values, std::string_view block, Problems& problems)
 
 void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
                        std::vector<std::string>& remarks) {
+  // PyTorch's, which DeepSpeed passes the parameters on to.
+  const auto given = [&](std::string_view name) {
+    return values.Find(Join({"optimizer.params.", name})) != nullptr;
+  };
+  const OptimizerType type = optimizer.type;
+  if (type == OptimizerType::kAdagrad || type == OptimizerType::kRmsprop) {
+    if (!given("lr")) optimizer.learning_rate = 0.01;
+  }
+  if (type == OptimizerType::kAdagrad && !given("eps")) optimizer.epsilon = 1e-10;
   const Given* mode = values.Find("optimizer.params.adam_w_mode");
   if (optimizer.type == OptimizerType::kAdam && mode == nullptr) {
     Remark(remarks,
@@ -164,9 +173,11 @@ void CompleteScheduler(const Values& values, Config& config) {
            "the schedule's total_num_steps is less than its warmup_num_steps: the rate never "
            "reaches its height");
   }
+  const std::string_view type = Word<OptimizerType>(kOptimizerTypes, config.optimizer.type);
   if (scheduler.type == SchedulerType::kOneCycle && scheduler.cycle_momentum &&
-      config.optimizer.type == OptimizerType::kSgd) {
-    Remark(config.remarks, "\"scheduler.params.cycle_momentum\" cycles betas, which SGD has not");
+      !HasWord(FindKey("optimizer.params.betas")->only_for, type)) {
+    Remark(config.remarks,
+           Join({"\"scheduler.params.cycle_momentum\" cycles betas, which ", type, " has not"}));
   }
 }
 

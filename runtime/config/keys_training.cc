@@ -64,17 +64,21 @@ constexpr Key kRows[] = {
          "Adam|AdamW|SGD|Adagrad|Lion|Muon|Lamb|OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|"
          "MuSGD|Adadelta|Adafactor|Adamax|ASGD|LBFGS|NAdam|RAdam|RMSprop|Rprop|SparseAdam",
          "AdamW", kRefused,
-         "not built; built are Adam, AdamW and SGD, and your own (EngineOptions::optimizer, an "
-         "OptimizerSpec)")
-        .Unless("Adam|AdamW|SGD"),
+         "not built; built are Adam, AdamW, SGD, Lion, Adagrad and RMSprop, and your own "
+         "(EngineOptions::optimizer, an OptimizerSpec)")
+        .Unless("Adam|AdamW|SGD|Lion|Adagrad|RMSprop"),
     Block("optimizer.params", kLiterally, "parameters of the optimizer"),
-    Number("optimizer.params.lr", "0.001", kLiterally, "learning rate").From(0, kLargestRate),
-    NumberPair("optimizer.params.betas", "[0.9, 0.999]", kLiterally, "decay of the two moments")
+    Number("optimizer.params.lr", "0.001", kLiterally,
+           "learning rate; 0.01 when not given to Adagrad or RMSprop")
+        .From(0, kLargestRate),
+    NumberPair("optimizer.params.betas", "[0.9, 0.999]", kLiterally,
+               "decay of the two moments; Lion: of what is added, and of what is kept")
         .Within(0, 1)
-        .Of("Adam|AdamW"),
-    Number("optimizer.params.eps", "1e-8", kLiterally, "added to the denominator")
+        .Of("Adam|AdamW|Lion"),
+    Number("optimizer.params.eps", "1e-8", kLiterally,
+           "added to the denominator; 1e-10 when not given to Adagrad")
         .From(0)
-        .Of("Adam|AdamW"),
+        .Of("Adam|AdamW|Adagrad|RMSprop"),
     Number("optimizer.params.weight_decay", "0", kLiterally, "weight decay").From(0),
     Flag("optimizer.params.bias_correction", "true", kLiterally, "whether moments are corrected")
         .Of("Adam|AdamW"),
@@ -82,11 +86,25 @@ constexpr Key kRows[] = {
         .Of("Adam|AdamW"),
     Flag("optimizer.params.amsgrad", "false", kRefused, "not built").Of("Adam|AdamW"),
     Flag("optimizer.params.maximize", "false", kRefused, "not built: turn the loss's sign"),
-    Number("optimizer.params.momentum", "0", kLiterally, "momentum").From(0, 1).Of("SGD"),
+    Number("optimizer.params.momentum", "0", kLiterally, "momentum").From(0, 1).Of("SGD|RMSprop"),
     Number("optimizer.params.dampening", "0", kLiterally, "dampening of the momentum")
         .From(0, 1)
         .Of("SGD"),
     Flag("optimizer.params.nesterov", "false", kLiterally, "Nesterov's momentum").Of("SGD"),
+    Number("optimizer.params.lr_decay", "0", kLiterally,
+           "the rate of step n is lr / (1 + (n - 1) * lr_decay)")
+        .From(0)
+        .Of("Adagrad"),
+    Number("optimizer.params.initial_accumulator_value", "0", kLiterally,
+           "what the sum of squares starts from")
+        .From(0, kLargestRate)
+        .Of("Adagrad"),
+    Number("optimizer.params.alpha", "0.99", kLiterally, "decay of the average of squares")
+        .Within(0, 1)
+        .Of("RMSprop"),
+    Flag("optimizer.params.centered", "false", kLiterally,
+         "whether the square of the average gradient is taken from the average of squares")
+        .Of("RMSprop"),
     Anything("optimizer.params.max_grad_norm", kRefused,
              "clipping is not the optimizer's: set \"gradient_clipping\""),
 

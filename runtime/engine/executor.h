@@ -208,6 +208,7 @@ class Executor {
     int64_t begin = 0, end = 0;
   };
   absl::Status Fill(const FillPiece& piece);
+  bool FillsStates() const;  // some of them with other values than 0
   absl::Status CastMasters(int unit, int64_t begin, int64_t end);
   absl::Status SpreadSlices(bool masters, bool parameters, bool states);
   bool HasWritten() const { return masters_written_ || parameters_written_ || states_written_; }

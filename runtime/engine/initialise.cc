@@ -62,7 +62,7 @@ absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeState()));
   EBB_RETURN_IF_ERROR(ShowPools());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), FillSlices()));
-  EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, /*states=*/false));
+  EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, FillsStates()));
   EBB_RETURN_IF_ERROR(ChooseVerifySwap());
   if (rank_ == 0) {
     for (const std::string& warning : config_.warnings)

@@ -33,6 +33,12 @@ OptimizerConfig OptimizerOf(const Config& config, const std::string& group) {
   return optimizer;
 }
 
+float InitialState(const Config& config, const std::string& group) {
+  const OptimizerConfig optimizer = OptimizerOf(config, group);
+  if (optimizer.type != OptimizerType::kAdagrad) return 0;
+  return static_cast<float>(optimizer.initial_accumulator_value);
+}
+
 int64_t UpdateTable::SetOf(const Config& config, const std::string& name) {
   const auto named = config.ebb.parameter_groups.find(name);
   const ParameterGroupConfig* const group =

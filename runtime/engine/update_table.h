@@ -23,6 +23,9 @@ namespace ebb {
 // Of a group's parameters: the group's own optimizer or the config's, with what the group changes.
 // Groups that the config does not name have no options of their own.
 OptimizerConfig OptimizerOf(const Config& config, const std::string& group);
+// What the states of these parameters begin with: Adagrad's sum, its only state, with the value that
+// the config gives, and all others with 0.
+float InitialState(const Config& config, const std::string& group);
 
 class UpdateTable {
  public:

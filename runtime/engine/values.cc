@@ -46,7 +46,7 @@ absl::Status Executor::FillSlices() {
 absl::Status Executor::Fill(const FillPiece& piece) {
   const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(piece.unit)];
   const Section& section = piece.trainable ? layout.trainable : layout.frozen;
-  std::vector<float> values(static_cast<size_t>(piece.end - piece.begin));
+  std::vector<float> values(static_cast<size_t>(piece.end - piece.begin)), states;
   const int64_t start = shard_ * section.shard;
   for (const sharding::Interval& interval :
        sharding::IntervalsIn(section, start + piece.begin, start + piece.end)) {
@@ -65,6 +65,11 @@ absl::Status Executor::Fill(const FillPiece& piece) {
                                                       " to ", slice.end, ": ", status.message()));
     };
     if (absl::Status status = parameter.init(slice, out); !status.ok()) return named(status);
+    const float state = options_.optimizer ? 0 : InitialState(config_, parameter.group);
+    if (state != 0 && piece.trainable) {
+      states.resize(values.size());
+      std::fill_n(states.begin() + interval.offset, count, state);
+    }
     if (!kPoisonReleased || count < 2) continue;
     // A hidden state, such as a random generator, gives other values when the same elements are
     // asked for in another cut.
@@ -84,9 +89,21 @@ absl::Status Executor::Fill(const FillPiece& piece) {
   if (!piece.trainable) return WriteValues(parameters, piece.begin, values);
   EBB_RETURN_IF_ERROR(
       WriteValues({.what = StateClass::kMaster, .unit = piece.unit}, piece.begin, values));
+  if (!states.empty()) {
+    EBB_RETURN_IF_ERROR(
+        WriteValues({.what = StateClass::kOptimizer, .unit = piece.unit}, piece.begin, states));
+  }
   const sharding::Decisions& decisions = plan().decisions;
   if (!decisions.writes_parameters() || decisions.reads_parameters()) return absl::OkStatus();
   return WriteValues(parameters, piece.begin, values);
+}
+
+bool Executor::FillsStates() const {
+  return !options_.optimizer && std::any_of(model_.parameters.begin(), model_.parameters.end(),
+                                            [this](const ParameterSpec& parameter) {
+                                              return parameter.trainable &&
+                                                     InitialState(config_, parameter.group) != 0;
+                                            });
 }
 
 // This rank's slice of the parameters from its masters.

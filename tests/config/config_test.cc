@@ -98,8 +98,46 @@ TEST(Config, ReadsOptimizers) {
   EXPECT_EQ(optimizer(R"({"params": {"lr": 0.1, "momentum": 0.9, "nesterov": true,
                           "weight_decay": 1e-4, "dampening": 0}, "type": "SGD"})"),
             expected);
+  expected = {.type = OptimizerType::kRmsprop,
+              .learning_rate = 0.1,
+              .epsilon = 1e-6,
+              .momentum = 0.5,
+              .alpha = 0.9,
+              .centered = true};
+  EXPECT_EQ(optimizer(R"({"type": "RMSprop", "params": {"lr": 0.1, "alpha": 0.9, "eps": 1e-6,
+                          "momentum": 0.5, "centered": true}})"),
+            expected);
+  expected = {.type = OptimizerType::kAdagrad,
+              .learning_rate = 0.1,
+              .epsilon = 1e-6,
+              .weight_decay = 0.25,
+              .lr_decay = 0.5,
+              .initial_accumulator_value = 2};
+  EXPECT_EQ(optimizer(R"({"type": "Adagrad", "params": {"lr": 0.1, "lr_decay": 0.5, "eps": 1e-6,
+                          "initial_accumulator_value": 2, "weight_decay": 0.25}})"),
+            expected);
   EXPECT_EQ(optimizer("{}"), OptimizerConfig());
   EXPECT_EQ(optimizer("null"), OptimizerConfig());
+}
+
+// PyTorch's, and of Lion DeepSpeed's.
+TEST(Config, EachOptimizerHasItsOwnDefaults) {
+  const auto optimizer = [](const std::string& type) {
+    return Read(R"({"optimizer": {"type": ")" + type + R"("}, "ebb": {"parameter_groups": {
+        "g": {"optimizer": {"type": ")" +
+                type + R"("}}}}})");
+  };
+  const std::pair<const char*, OptimizerConfig> defaults[] = {
+      {"Lion", {.type = OptimizerType::kLion, .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.999}},
+      {"Adagrad", {.type = OptimizerType::kAdagrad, .learning_rate = 1e-2, .epsilon = 1e-10}},
+      {"RMSprop",
+       {.type = OptimizerType::kRmsprop, .learning_rate = 1e-2, .epsilon = 1e-8, .alpha = 0.99}},
+      {"SGD", {.type = OptimizerType::kSgd, .learning_rate = 1e-3}},
+  };
+  for (const auto& [type, expected] : defaults) {
+    EXPECT_EQ(optimizer(type).optimizer, expected) << type;
+    EXPECT_EQ(optimizer(type).ebb.parameter_groups.at("g").optimizer, expected) << type;
+  }
 }
 
 TEST(Config, ReadsSchedulers) {

@@ -112,7 +112,8 @@ TEST(Keys, SaysWhatIsAllowed) {
             "two numbers in brackets, each of at least 0 and below 1");
   EXPECT_EQ(allowed("fp16.enabled"), "true or false");
   EXPECT_EQ(allowed("communication_data_type"), "\"fp32\", \"bf16\" or \"fp16\"");
-  EXPECT_EQ(allowed("optimizer.type"), "\"Adam\", \"AdamW\" or \"SGD\"");
+  EXPECT_EQ(allowed("optimizer.type"),
+            "\"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\" or \"RMSprop\"");
   EXPECT_EQ(allowed("zero_optimization.zero_hpz_partition_size"), "at most 1");
   EXPECT_EQ(allowed("zero_optimization.offload_param.nvme_path"), "a path, or several in brackets");
   EXPECT_EQ(allowed("ebb.coalesce"),

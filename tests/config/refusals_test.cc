@@ -150,7 +150,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})",
              {"nesterov"}},
         Case{R"({"optimizer": {"params": {"lr": 1}}})",
-             {"\"optimizer\" has no \"type\"; allowed: \"Adam\", \"AdamW\" or \"SGD\""}},
+             {"\"optimizer\" has no \"type\"; allowed: \"Adam\", \"AdamW\", \"SGD\", \"Lion\", "
+              "\"Adagrad\" or \"RMSprop\""}},
         Case{R"({"scheduler": {"params": {}}})", {"\"scheduler\" has no \"type\""}},
         Case{R"({"scheduler": {"type": "auto"}})", {"\"scheduler\" has no \"type\""}},
         Case{R"({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}})",
@@ -184,12 +185,17 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     NotBuilt, Refusal,
     ::testing::Values(
-        Case{R"({"optimizer": {"type": "Lion"}})",
-             {"\"optimizer.type\" is \"Lion\": not built; built are Adam, AdamW and SGD",
+        Case{R"({"optimizer": {"type": "Muon"}})",
+             {"\"optimizer.type\" is \"Muon\": not built; built are Adam, AdamW, SGD, Lion, "
+              "Adagrad and "
+              "RMSprop",
               "OptimizerSpec"}},
+        Case{R"({"optimizer": {"type": "Lion", "params": {"eps": 1e-8}}})",
+             {"\"optimizer.params.eps\" is not a parameter of Lion"}},
         Case{R"({"optimizer": {"type": "OneBitAdam"}})", {"not built"}},
         Case{R"({"optimizer": {"type": "Foo"}})",
-             {"is \"Foo\"; allowed: \"Adam\", \"AdamW\" or \"SGD\""}},
+             {"is \"Foo\"; allowed: \"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\" or "
+              "\"RMSprop\""}},
         Case{R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
              {"amsgrad\" is true: not built"}},
         Case{R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})",

@@ -39,20 +39,37 @@ class Dice {
 };
 
 OptimizerConfig RandomOptimizer(Dice& dice) {
-  OptimizerConfig optimizer = {.type = static_cast<OptimizerType>(dice.Below(3)),
+  OptimizerConfig optimizer = {.type = static_cast<OptimizerType>(dice.Below(6)),
                                .learning_rate = dice.Number(),
                                .weight_decay = dice.Number()};
-  if (optimizer.type == OptimizerType::kSgd) {
-    optimizer.momentum = dice.Fraction();
-    optimizer.nesterov = dice.Coin() && optimizer.momentum > 0;
-    optimizer.dampening = optimizer.nesterov ? 0 : dice.Fraction();
-    return optimizer;
+  switch (optimizer.type) {
+    case OptimizerType::kAdam:
+    case OptimizerType::kAdamW:
+      optimizer.epsilon = dice.Number();
+      optimizer.bias_correction = dice.Coin();
+      optimizer.decoupled_weight_decay = optimizer.type == OptimizerType::kAdamW || dice.Coin();
+      [[fallthrough]];
+    case OptimizerType::kLion:
+      optimizer.beta1 = dice.Fraction();
+      optimizer.beta2 = dice.Fraction();
+      break;
+    case OptimizerType::kSgd:
+      optimizer.momentum = dice.Fraction();
+      optimizer.nesterov = dice.Coin() && optimizer.momentum > 0;
+      optimizer.dampening = optimizer.nesterov ? 0 : dice.Fraction();
+      break;
+    case OptimizerType::kAdagrad:
+      optimizer.epsilon = dice.Number();
+      optimizer.lr_decay = dice.Number();
+      optimizer.initial_accumulator_value = dice.Number();
+      break;
+    case OptimizerType::kRmsprop:
+      optimizer.epsilon = dice.Number();
+      optimizer.momentum = dice.Fraction();
+      optimizer.alpha = dice.Fraction();
+      optimizer.centered = dice.Coin();
+      break;
   }
-  optimizer.beta1 = dice.Fraction();
-  optimizer.beta2 = dice.Fraction();
-  optimizer.epsilon = dice.Number();
-  optimizer.bias_correction = dice.Coin();
-  optimizer.decoupled_weight_decay = optimizer.type == OptimizerType::kAdamW || dice.Coin();
   return optimizer;
 }
 

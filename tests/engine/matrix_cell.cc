@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/optim/update.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/sharding/random_model.h"
 
@@ -23,14 +24,28 @@ constexpr Rounds kRoundLevels[] = {{1, 1}, {4, 1}, {4, 2}, {4, 4}};
 
 enum Update : int { kAuto, kLate, kOff, kHeld };
 
+// Of two states, of one, of one that does not begin with zero, and of three.
+constexpr OptimizerType kRules[] = {OptimizerType::kAdamW, OptimizerType::kLion,
+                                    OptimizerType::kAdagrad, OptimizerType::kRmsprop};
+
 struct StateRead {
   StateClass what;
-  std::string_view name;
+  std::string name = "";
 };
-constexpr StateRead kStates[] = {{StateClass::kMaster, ""},
-                                 {StateClass::kParameter, ""},
-                                 {StateClass::kOptimizer, "exp_avg"},
-                                 {StateClass::kOptimizer, "exp_avg_sq"}};
+std::vector<StateRead> StatesOf(const Config& config) {
+  std::vector<StateRead> states = {{StateClass::kMaster}, {StateClass::kParameter}};
+  const auto add = [&](const OptimizerConfig& optimizer) {
+    for (std::string_view name : optim::StateNames(optimizer)) {
+      const auto same = [&](const StateRead& state) { return state.name == name; };
+      if (std::none_of(states.begin(), states.end(), same))
+        states.push_back({StateClass::kOptimizer, std::string(name)});
+    }
+  };
+  add(config.optimizer);
+  for (const auto& [name, group] : config.ebb.parameter_groups)
+    if (group.optimizer) add(*group.optimizer);
+  return states;
+}
 
 }  // namespace
 
@@ -63,6 +78,7 @@ std::span<const AxisLevels> Axes() {
       {"sub-groups", {"default", "2048"}},
       {"masters", {"plain", "split", "none"}},
       {"disk", {"default", "threads"}},
+      {"rule", {"AdamW", "Lion, and AdamW of biases", "Adagrad", "centered RMSprop with momentum"}},
       {"reports", {"each step", "last"}},
   };
   return kLevels;
@@ -141,9 +157,23 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   config.loss_scale.initial_scale_power = 8;
   config.loss_scale.hysteresis = 1;
   config.loss_scale.window = 1;
+  config.optimizer.type = pick(kRule, std::to_array(kRules));
   config.optimizer.learning_rate = 1e-2;
   config.optimizer.weight_decay = 0.1;
-  if (MakeModel().groups) config.ebb.parameter_groups["bias"] = {.weight_decay = 0.0};
+  config.optimizer.initial_accumulator_value = 0.5;
+  if (config.optimizer.type == OptimizerType::kRmsprop) {
+    config.optimizer.momentum = 0.5;
+    config.optimizer.epsilon = 1e-3;
+    config.optimizer.centered = true;
+  }
+  if (MakeModel().groups) {
+    ParameterGroupConfig& bias = config.ebb.parameter_groups["bias"];
+    if (config.optimizer.type == OptimizerType::kLion) {
+      bias.optimizer = OptimizerConfig();
+    } else {
+      bias.weight_decay = 0.0;
+    }
+  }
 
   OffloadParamConfig& parameters = config.zero.offload_param;
   OffloadOptimizerConfig& optimizer = config.zero.offload_optimizer;
@@ -183,7 +213,8 @@ int Cell::shard_group() const {
 
 Cell Cell::Reference() const {
   Cell plain;
-  for (const Axis axis : {kWorld, kDType, kChecks, kCommunication, kAccumulation, kModel, kSize})
+  for (const Axis axis :
+       {kWorld, kDType, kChecks, kCommunication, kAccumulation, kModel, kSize, kRule})
     plain[axis] = (*this)[axis];
   // With every group of one rank, and with one group of all, the sum is in rank order.
   if (shard_group() == 0 && world() == 4 && (*this)[kReductionGroup] == 2)
@@ -260,6 +291,7 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
   Config config = cell.MakeConfig(given == nullptr ? "/tmp" : given);
   config.ebb.deterministic_reduce = deterministic_reduce;
   const ModelSpec spec = ToyModel(cell.MakeModel()).spec();
+  const std::vector<StateRead> states = StatesOf(config);
   std::vector<size_t> starts(1);  // of each parameter in a vector of all
   for (const ParameterSpec& parameter : spec.parameters)
     starts.push_back(starts.back() + static_cast<size_t>(Elements(parameter.shape)));
@@ -271,8 +303,7 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
   const size_t group =
       static_cast<size_t>(cell.shard_group() == 0 ? cell.world() : cell.shard_group());
   for (size_t first = 0; first < outcomes.size(); first += group) {
-    outcomes[first].state.assign(std::size(kStates),
-                                 std::vector<uint32_t>(starts.back(), ~uint32_t{0}));
+    outcomes[first].state.assign(states.size(), std::vector<uint32_t>(starts.back(), ~uint32_t{0}));
   }
   const auto rank_body = [&](World world) -> absl::Status {
     const int rank = world.rank();
@@ -303,7 +334,7 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
         EBB_RETURN_IF_ERROR(engine.Resume());
       }
     }
-    for (size_t s = 0; s < std::size(kStates); ++s) {
+    for (size_t s = 0; s < states.size(); ++s) {
       const auto keep = [&](const Slice& slice, std::span<const float> values) {
         uint32_t* const to = outcomes[static_cast<size_t>(rank) / group * group].state[s].data() +
                              starts[static_cast<size_t>(slice.parameter)];
@@ -311,7 +342,7 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
           to[static_cast<size_t>(slice.begin) + i] = std::bit_cast<uint32_t>(values[i]);
         return absl::OkStatus();
       };
-      EBB_RETURN_IF_ERROR(engine.Read(kStates[s].what, keep, kStates[s].name));
+      EBB_RETURN_IF_ERROR(engine.Read(states[s].what, keep, states[s].name));
     }
     EBB_ASSIGN_OR_RETURN(own.evaluation, model.Evaluate(engine, rank));
     return absl::OkStatus();
@@ -323,6 +354,8 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
     if (!other.state.empty() && other.state != whole.state)
       return absl::InternalError("replicas of the same slices differ");
   }
+  for (const StateRead& state : states)
+    whole.arrays.push_back(absl::StrCat(std::string(Name(state.what)), " ", state.name));
   return whole;
 }
 
@@ -343,8 +376,7 @@ std::string FirstDifference(const Outcome& outcome, const Outcome& reference) {
     const auto [mine, theirs] =
         std::mismatch(outcome.state[s].begin(), outcome.state[s].end(), reference.state[s].begin());
     if (mine == outcome.state[s].end()) continue;
-    return absl::StrCat(std::string(Name(kStates[s].what)), " ", std::string(kStates[s].name),
-                        " element ", mine - outcome.state[s].begin(), ": ",
+    return absl::StrCat(reference.arrays[s], " element ", mine - outcome.state[s].begin(), ": ",
                         std::bit_cast<float>(*mine), ", not ", std::bit_cast<float>(*theirs));
   }
   if (outcome.evaluation != reference.evaluation)

@@ -44,6 +44,7 @@ enum Axis : int {
   kSubGroups,       // at most so many elements
   kMasters,         // split; none, with stochastic rounding: bf16 only
   kDisk,            // what moves data to and from it
+  kRule,            // of the optimizer
   kReports,         // which steps' are asked for; last: on a GPU steps run ahead of their verdicts
   kAxes
 };
@@ -94,7 +95,8 @@ struct Outcome {
     double loss = 0, gradient_norm = 0, loss_scale = 0, learning_rate = 0;
     friend bool operator==(const Step&, const Step&) = default;
   };
-  std::vector<std::vector<uint32_t>> state;  // masters, parameters, both moments, by element
+  std::vector<std::string> arrays;           // masters, parameters and the optimizer's states ...
+  std::vector<std::vector<uint32_t>> state;  // ... by element
   std::vector<Step> steps;                   // whose reports were asked for
   double evaluation = 0;                     // loss after the last step
 };

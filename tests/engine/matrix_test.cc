@@ -55,8 +55,8 @@ const std::vector<std::vector<int>>& PairwiseRows() {
 // Settings that a cell of the product takes by turns instead of with every combination of the
 // others: who keeps activations, what is frozen, evaluations in between, and the reduction's
 // dtypes, shard groups.
-constexpr Axis kTakenByTurns[] = {kBoundaries,   kModel,      kBetween,    kCommunication,
-                                  kAccumulation, kShardGroup, kActivations};
+constexpr Axis kTakenByTurns[] = {kBoundaries,   kModel,      kBetween,     kCommunication,
+                                  kAccumulation, kShardGroup, kActivations, kRule};
 // Tiers are multiplied with each other only (kTiers).
 constexpr Axis kTierAxes[] = {kSize,        kParameters, kOptimizer, kGradients,
                               kFasterShare, kSubGroups,  kMasters,   kDisk};

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <string>
@@ -198,6 +200,44 @@ TEST_P(ParameterGroupsTest, AGroupThatKeepsNoStateHasNone) {
   });
   EXPECT_THAT(with_first, UnorderedElementsAre("embedding", "norm", "w3", "b4"));
   EXPECT_EQ(with_second, with_first);
+}
+
+// Adagrad's sum begins with its initial value wherever it lives, and what lies beside it with 0.
+TEST_P(ParameterGroupsTest, StatesBeginAsTheirRuleSays) {
+  const char* given = std::getenv("TEST_TMPDIR");
+  const Config plain = ConfigFor(GetParam());
+  for (Config config : {plain, OnNvme(plain, given == nullptr ? "/tmp" : given)}) {
+    config.ebb.parameter_groups = {
+        {"own",
+         {.optimizer = OptimizerConfig{.type = OptimizerType::kAdagrad,
+                                       .initial_accumulator_value = 0.25}}}};
+    config.ebb.parameter_groups["factor"] = {.lr_factor = 0.5};
+    std::atomic<int64_t> sums = 0, others = 0;
+    RunOn(
+        GetParam(), model_, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          const auto expect = [&](float value, std::atomic<int64_t>& seen) {
+            return [&, value](const Slice& slice, std::span<const float> values) {
+              for (const float each : values) EXPECT_EQ(each, value) << slice.name;
+              seen += static_cast<int64_t>(values.size());
+              return absl::OkStatus();
+            };
+          };
+          EBB_RETURN_IF_ERROR(engine.Read(StateClass::kOptimizer, expect(0.25f, sums), "sum"));
+          EBB_RETURN_IF_ERROR(engine.Read(StateClass::kOptimizer, expect(0, others), "exp_avg"));
+          EBB_RETURN_IF_ERROR(engine.Read(StateClass::kOptimizer, expect(0, others), "exp_avg_sq"));
+          // The first update adds to it, on every rank that keeps a copy.
+          EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+          return engine.Read(
+              StateClass::kOptimizer,
+              [](const Slice&, std::span<const float> values) {
+                for (const float each : values) EXPECT_GE(each, 0.25f);
+                return absl::OkStatus();
+              },
+              "sum");
+        });
+    EXPECT_EQ(sums, 13 * 10);
+    EXPECT_EQ(others, 2 * (11 * 9 + 7 + 13 * 10 + 300 + 1));
+  }
 }
 
 }  // namespace

@@ -35,6 +35,20 @@ const Optimizer kOptimizers[] = {
       .decoupled_weight_decay = false}},
     {"Sgd",
      {.type = OptimizerType::kSgd, .learning_rate = 0.5, .weight_decay = 0.01, .momentum = 0.9}},
+    {"Adagrad",
+     {.type = OptimizerType::kAdagrad,
+      .learning_rate = 0.1,
+      .epsilon = 1e-4,
+      .weight_decay = 0.01,
+      .lr_decay = 0.1,
+      .initial_accumulator_value = 1e-4}},
+    {"Rmsprop",
+     {.type = OptimizerType::kRmsprop,
+      .learning_rate = 0.01,
+      .epsilon = 1e-3,
+      .weight_decay = 0.01,
+      .momentum = 0.5,
+      .alpha = 0.9}},
 };
 
 struct Report {
@@ -47,6 +61,10 @@ class Reference {
       : model_(model), config_(config), weights_(std::move(weights)) {
     for (const Vector& values : weights_) zeros_.emplace_back(values.size());
     momentum_ = variance_ = zeros_;
+    if (config.optimizer.type == OptimizerType::kAdagrad) {
+      for (Vector& sums : variance_)
+        std::fill(sums.begin(), sums.end(), config.optimizer.initial_accumulator_value);
+    }
   }
 
   Report Step(int world, int micro_batches, int64_t number) {
@@ -126,6 +144,19 @@ class Reference {
     if (o.type == OptimizerType::kSgd) {  // Sutskever et al. 2013, as torch.optim.SGD writes it
       g += o.weight_decay * w;
       m = applied_ == 1 ? g : o.momentum * m + g;
+      w -= o.learning_rate * m;
+      return;
+    }
+    if (o.type == OptimizerType::kAdagrad) {  // Duchi, Hazan & Singer 2011, as torch writes it
+      g += o.weight_decay * w;
+      v += g * g;
+      w -= o.learning_rate / (1 + (applied_ - 1) * o.lr_decay) * g / (std::sqrt(v) + o.epsilon);
+      return;
+    }
+    if (o.type == OptimizerType::kRmsprop) {  // Tieleman & Hinton 2012, as torch writes it
+      g += o.weight_decay * w;
+      v = o.alpha * v + (1 - o.alpha) * g * g;
+      m = o.momentum * m + g / (std::sqrt(v) + o.epsilon);
       w -= o.learning_rate * m;
       return;
     }

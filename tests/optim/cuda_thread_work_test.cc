@@ -268,14 +268,7 @@ void RunUpdate(const UpdateArrays& arrays, const UpdateRuns& runs, int64_t threa
 template <MasterForm kForm>
 void RunUpdate(UpdateRule rule, const UpdateArrays& arrays, const UpdateRuns& runs,
                int64_t threads) {
-  switch (rule) {
-    case UpdateRule::kAdam:
-      return RunUpdate<UpdateRule::kAdam, kForm>(arrays, runs, threads);
-    case UpdateRule::kSgd:
-      return RunUpdate<UpdateRule::kSgd, kForm>(arrays, runs, threads);
-    case UpdateRule::kSgdWithMomentum:
-      return RunUpdate<UpdateRule::kSgdWithMomentum, kForm>(arrays, runs, threads);
-  }
+  WithRule(rule, [&]<UpdateRule kRule>() { RunUpdate<kRule, kForm>(arrays, runs, threads); });
 }
 
 // `runs`: ends of runs that take turns with two sets of constants; none: one set for all elements.
@@ -290,14 +283,16 @@ void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_pa
                    const Runs& runs = {}) {
   SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
   struct Memory {
-    std::vector<float> master, first, second;
+    std::vector<float> master, first, second, third;
     std::vector<Parameter> parameter;
     std::vector<uint16_t> low;
   };
   const int64_t size = count + offset;
   const auto gradient = Numbers<Gradient>(size, 4);
-  Memory before = {Numbers<float>(size, 1), Numbers<float>(size, 2),
+  Memory before = {Numbers<float>(size, 1),
+                   Numbers<float>(size, 2, RangeOfFirstState(rule)),
                    Numbers<float>(size, 3, Range::kPositive),
+                   Numbers<float>(size, 5),
                    std::vector<Parameter>(static_cast<size_t>(size)),
                    std::vector<uint16_t>(static_cast<size_t>(size))};
   if constexpr (kForm != MasterForm::kWhole) {
@@ -311,7 +306,8 @@ void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_pa
         .master = kForm == MasterForm::kWhole ? memory.master.data() + offset : nullptr,
         .gradient = gradient.data() + offset,
         .gradient_dtype = kDTypeOf<Gradient>,
-        .states = {memory.first.data() + offset, memory.second.data() + offset},
+        .states = {memory.first.data() + offset, memory.second.data() + offset,
+                   memory.third.data() + offset},
         .parameter = with_parameter ? memory.parameter.data() + offset : nullptr,
         .parameter_dtype = kDTypeOf<Parameter>,
         .master_low = kForm == MasterForm::kSplit ? memory.low.data() + offset : nullptr,
@@ -344,6 +340,7 @@ void ExpectUpdates(const Rule& rule, int64_t count, int64_t offset, bool with_pa
       ASSERT_EQ(Bits(memory.master[i]), Bits(expected.master[i])) << i;
       ASSERT_EQ(Bits(memory.first[i]), Bits(expected.first[i])) << i;
       ASSERT_EQ(Bits(memory.second[i]), Bits(expected.second[i])) << i;
+      ASSERT_EQ(Bits(memory.third[i]), Bits(expected.third[i])) << i;
       ASSERT_EQ(Bits(memory.parameter[i]), Bits(expected.parameter[i])) << i;
       ASSERT_EQ(memory.low[i], expected.low[i]) << i;
     }

@@ -182,7 +182,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
   // What an update works on, in vectors (of the host) or Arrays.
   template <class Gradient, class Parameter, template <class> class Of>
   struct Memory {
-    Of<float> master, first, second;
+    Of<float> master, first, second, third;
     Of<Gradient> gradient;
     Of<Parameter> parameter, parameter_in;
     Of<uint16_t> low;
@@ -191,7 +191,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
       return {.master = form == MasterForm::kWhole ? master.data() : nullptr,
               .gradient = gradient.data(),
               .gradient_dtype = kDTypeOf<Gradient>,
-              .states = {first.data(), second.data()},
+              .states = {first.data(), second.data(), third.data()},
               .parameter = with_parameter ? parameter.data() : nullptr,
               .parameter_dtype = kDTypeOf<Parameter>,
               .master_low = form == MasterForm::kSplit ? low.data() : nullptr,
@@ -205,11 +205,12 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
 
   // Before an update, on the host.
   template <class Gradient, class Parameter>
-  static Memory<Gradient, Parameter, Vector> UpdateMemory(int64_t count) {
+  static Memory<Gradient, Parameter, Vector> UpdateMemory(const Rule& rule, int64_t count) {
     const auto size = static_cast<size_t>(count);
     return {Numbers<float>(count, 1),
-            Numbers<float>(count, 2),
+            Numbers<float>(count, 2, RangeOfFirstState(rule)),
             Numbers<float>(count, 3, Range::kPositive),
+            Numbers<float>(count, 5),
             Numbers<Gradient>(count, 4),
             Vector<Parameter>(size),
             Vector<Parameter>(size),
@@ -219,10 +220,10 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
   template <class Gradient, class Parameter>
   Memory<Gradient, Parameter, Array> OnDevice(const Memory<Gradient, Parameter, Vector>& memory,
                                               int64_t offset) {
-    return {{*this, memory.master, offset},    {*this, memory.first, offset},
-            {*this, memory.second, offset},    {*this, memory.gradient, offset},
-            {*this, memory.parameter, offset}, {*this, memory.parameter_in, offset},
-            {*this, memory.low, offset}};
+    return {{*this, memory.master, offset},       {*this, memory.first, offset},
+            {*this, memory.second, offset},       {*this, memory.third, offset},
+            {*this, memory.gradient, offset},     {*this, memory.parameter, offset},
+            {*this, memory.parameter_in, offset}, {*this, memory.low, offset}};
   }
 
   template <class Gradient, class Parameter>
@@ -231,7 +232,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
     SCOPED_TRACE(testing::Message() << count << " elements from " << offset);
     ThreadTeam team(1);
     const auto size = static_cast<size_t>(count);
-    auto expected = UpdateMemory<Gradient, Parameter>(count);
+    auto expected = UpdateMemory<Gradient, Parameter>(rule, count);
     if constexpr (std::is_same_v<Parameter, BFloat16>) {
       for (size_t i = 0; i < size && form != MasterForm::kWhole; ++i) {
         expected.parameter_in[i] = RoundHalfAway(expected.master[i]);
@@ -253,6 +254,7 @@ class KernelsTest : public ::testing::TestWithParam<Backend> {
       ExpectEqual(memory.master.Read(), expected.master);
       ExpectEqual(memory.first.Read(), expected.first);
       ExpectEqual(memory.second.Read(), expected.second);
+      ExpectEqual(memory.third.Read(), expected.third);
       ExpectEqual(memory.parameter.Read(), expected.parameter);
       EXPECT_EQ(memory.low.Read(), expected.low);
     };
@@ -445,7 +447,7 @@ TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
       optimizer.weight_decay = decay;
       constants.push_back(UpdateConstantsOf(optimizer, rule.scalars));
     }
-    auto expected = UpdateMemory<float, BFloat16>(kCount);
+    auto expected = UpdateMemory<float, BFloat16>(rule, kCount);
     auto memory = OnDevice(expected, /*offset=*/0);
     Array<UpdateConstants> read(*this, constants);
     Array<UpdateRun> table(*this, runs);
@@ -470,6 +472,7 @@ TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
     ExpectEqual(memory.master.Read(), expected.master);
     ExpectEqual(memory.first.Read(), expected.first);
     ExpectEqual(memory.second.Read(), expected.second);
+    ExpectEqual(memory.third.Read(), expected.third);
     ExpectEqual(memory.parameter.Read(), expected.parameter);
   }
 }

@@ -5,6 +5,8 @@
 #include <string>
 
 #include "ebb/optim/update.h"
+#include "ebb/optim/update_constants.h"
+#include "numbers.h"
 
 namespace ebb::optim {
 
@@ -36,6 +38,34 @@ inline const Rule kRules[] = {
     {"SgdsFirstStep",
      {.type = OptimizerType::kSgd, .momentum = 0.9, .dampening = 0.3},
      {.step = 1, .learning_rate = 0.3}},
+    {"Lion",
+     {.type = OptimizerType::kLion, .beta2 = 0.99, .weight_decay = 0.1},
+     {.step = 3, .learning_rate = 0.01, .gradient_factor = 0.37f}},
+    {"LionWithCycledBetas",
+     {.type = OptimizerType::kLion},
+     {.step = 9, .learning_rate = 0.01, .beta1 = 0.83, .beta2 = 0.95}},
+    {"Adagrad",
+     {.type = OptimizerType::kAdagrad, .epsilon = 1e-10, .weight_decay = 0.1, .lr_decay = 0.25},
+     {.step = 3, .learning_rate = 0.1, .gradient_factor = 0.37f}},
+    {"Rmsprop",
+     {.type = OptimizerType::kRmsprop, .alpha = 0.9},
+     {.step = 3, .learning_rate = 0.01, .gradient_factor = 0.37f}},
+    {"RmspropWithMomentum",
+     {.type = OptimizerType::kRmsprop, .weight_decay = 0.1, .momentum = 0.7},
+     {.step = 3, .learning_rate = 0.01}},
+    {"CenteredRmsprop",
+     {.type = OptimizerType::kRmsprop, .weight_decay = 0.1, .centered = true},
+     {.step = 3, .learning_rate = 0.01}},
+    {"CenteredRmspropWithMomentum",
+     {.type = OptimizerType::kRmsprop, .momentum = 0.7, .alpha = 0.8, .centered = true},
+     {.step = 3, .learning_rate = 0.01, .gradient_factor = 0.5f}},
 };
+
+// Of numbers that its first state may have before an update: averages of squares have no sign.
+inline Range RangeOfFirstState(const Rule& rule) {
+  const UpdateRule update_rule = UpdateRuleOf(rule.optimizer);
+  const bool squares = update_rule == UpdateRule::kAdagrad || IsRmsprop(update_rule);
+  return squares ? Range::kPositive : Range::kAll;
+}
 
 }  // namespace ebb::optim

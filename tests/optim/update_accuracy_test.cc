@@ -37,12 +37,14 @@ TEST_P(TorchTableTest, FourUpdatesGiveTorchsNumbers) {
   ThreadTeam team(1);
   std::array<float, kElements> master = {}, gradient = {}, states[kStatesMax] = {};
   std::copy(kStart.begin(), kStart.end(), master.begin());
+  if (expected.optimizer.type == OptimizerType::kAdagrad)
+    states[0].fill(static_cast<float>(expected.optimizer.initial_accumulator_value));
   for (int step = 1; step <= kSteps; ++step) {
     std::copy(kGradients[step - 1].begin(), kGradients[step - 1].end(), gradient.begin());
     Update(team, expected.optimizer,
            {.master = master.data(),
             .gradient = gradient.data(),
-            .states = {states[0].data(), states[1].data()},
+            .states = {states[0].data(), states[1].data(), states[2].data()},
             .count = kElements},
            {.step = step, .learning_rate = expected.optimizer.learning_rate});
   }
@@ -59,9 +61,9 @@ TEST_P(TorchTableTest, FourUpdatesGiveTorchsNumbers) {
   for (size_t s = 0; s < expected.states.size(); ++s) expect_near(states[s], expected.states[s]);
 }
 
-// Source of the numbers: torch 2.15.0 on the CPU, torch.optim.AdamW, Adam and SGD with the
-// arguments of each case (foreach and fused false), float64 parameters kStart, gradients
-// kGradients, one step() for each.
+// Source of the numbers: torch 2.15.0 on the CPU, torch.optim.AdamW, Adam, SGD, Adagrad and RMSprop
+// with the arguments of each case (foreach and fused false), float64 parameters kStart, gradients
+// kGradients, one step() for each. torch has no Lion: algorithm 2 of Chen et al. 2023 in float64.
 INSTANTIATE_TEST_SUITE_P(
     All, TorchTableTest,
     testing::Values(Case{"AdamW",
@@ -125,7 +127,84 @@ INSTANTIATE_TEST_SUITE_P(
                          {0.527983053766337, -0.40734248409566853, -0.662332822025607,
                           3.718169104313044, -3.005322236742545, -0.20182808477009254},
                          {{1.46675516907191, -0.6824712307859551, 2.8852974480163525,
-                           -4.23116289227918, -0.3111629344866049, 0.36293060010575}}}),
+                           -4.23116289227918, -0.3111629344866049, 0.36293060010575}}},
+                    Case{"Adagrad",
+                         {.type = OptimizerType::kAdagrad, .learning_rate = 0.1, .epsilon = 1e-10},
+                         {0.8263256526358858, -0.42449232502384826, 0.04418293207245859,
+                          2.2239718833556688, -3.1021555629088327, -0.07125610455868292},
+                         {{1.453125, 1.328125, 5.8125, 7.8125, 0.328125, 0.875}}},
+                    Case{"AdagradWithAllOptions",
+                         {.type = OptimizerType::kAdagrad,
+                          .learning_rate = 0.1,
+                          .epsilon = 1e-3,
+                          .weight_decay = 0.1,
+                          .lr_decay = 0.25,
+                          .initial_accumulator_value = 0.5},
+                         {0.8806242104081634, -0.4637514023210633, 0.10153621202881355,
+                          2.1709123423243257, -2.9051678532265863, -0.0511083983725986},
+                         {{2.299264420543806, 1.9056414882832122, 6.435120452188715,
+                           6.309388996286083, 1.2524891231110473, 1.380492375781797}}},
+                    Case{"Rmsprop",
+                         {.type = OptimizerType::kRmsprop, .learning_rate = 0.01},
+                         {0.8261170504967438, -0.42447832478711334, 0.043942915967773125,
+                          2.2247322535305107, -3.1020169962624395, -0.07127469921852089},
+                         {{0.014344560000000011, 0.013211374375000012, 0.05769105250000005,
+                           0.07638921000000007, 0.003264171718750003, 0.008526931875000006}}},
+                    Case{"RmspropWithMomentum",
+                         {.type = OptimizerType::kRmsprop,
+                          .learning_rate = 0.01,
+                          .epsilon = 1e-3,
+                          .weight_decay = 0.1,
+                          .momentum = 0.5,
+                          .alpha = 0.9},
+                         {0.9014387132847195, -0.4663831121287241, 0.14738288858974416,
+                          2.1177911815368025, -2.8567026023776565, -0.04059966470805781},
+                         {{0.15816673503920167, 0.13376415517032844, 0.5528541454263929,
+                           0.45827922648947955, 0.07271468736632825, 0.0670085461583452},
+                          {2.7673209819936386, -2.3501821734841544, 2.997313568747609,
+                           -2.242887893470828, -4.88939870613981, 0.37577755087176856}}},
+                    Case{"CenteredRmsprop",
+                         {.type = OptimizerType::kRmsprop,
+                          .learning_rate = 0.01,
+                          .epsilon = 1e-3,
+                          .alpha = 0.9,
+                          .centered = true},
+                         {0.940404271095901, -0.47475805460479487, 0.17859103506363772,
+                          2.0809455483178607, -3.0351304776566708, -0.02427400915851817},
+                         {{0.12734999999999996, 0.12621249999999998, 0.5409624999999999,
+                           0.6200999999999999, 0.031201562499999995, 0.06688124999999998},
+                          {0.14369999999999997, -0.06647499999999999, 0.2886499999999999,
+                           -0.4322999999999999, -0.020637499999999996, 0.036675}}},
+                    Case{"CenteredRmspropWithMomentum",
+                         {.type = OptimizerType::kRmsprop,
+                          .learning_rate = 0.01,
+                          .epsilon = 1e-3,
+                          .weight_decay = 0.1,
+                          .momentum = 0.5,
+                          .alpha = 0.8,
+                          .centered = true},
+                         {0.9180290286362273, -0.47116157499794165, 0.16310882536776364,
+                          2.1038687509183234, -2.877043634778925, -0.03386392992695434},
+                         {{0.27638618412195987, 0.2564247033994035, 1.0361166113332325,
+                           0.7069862832553871, 0.14287863791371205, 0.09973063150595912},
+                          {2.434442818133581, -1.8339549954490095, 2.601547469370612,
+                           -2.232407660131588, -4.371064399737716, 0.3226886058576655},
+                          {0.3112722108166596, -0.17030915601713972, 0.5307388022823653,
+                           -0.5858921779339664, -0.22970885211123004, 0.05148452636206051}}},
+                    Case{"Lion",
+                         {.type = OptimizerType::kLion, .learning_rate = 0.01, .beta2 = 0.99},
+                         {0.98, -0.5, 0.23, 2.04, -3.02, -0.02},
+                         {{0.016051245000000013, -0.0062877475000000065, 0.032103740000000026,
+                           -0.05150748000000004, -0.001336876250000001, 0.004851742500000004}}},
+                    Case{"LionWithOtherBetasAndWeightDecay",
+                         {.type = OptimizerType::kLion,
+                          .learning_rate = 0.05,
+                          .beta1 = 0.6,
+                          .beta2 = 0.8,
+                          .weight_decay = 0.1},
+                         {0.8806470068749999, -0.4900722565625, 0.14603238140625, 2.158803995,
+                          -3.0389534956250004, -0.09950249375},
+                         {{0.2542, -0.1416, 0.5184, -0.7068, -0.0552, 0.0528}}}),
     [](const testing::TestParamInfo<Case>& test) { return test.param.name; });
 
 // Algorithm 1 of Kingma & Ba with its bias corrections where the paper has them, decoupled decay

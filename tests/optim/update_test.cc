@@ -9,50 +9,20 @@
 #include "ebb/optim/split_master.h"
 #include "ebb/optim/stochastic_rounding.h"
 #include "every_target.h"
+#include "reference.h"
 #include "rules.h"
 
 namespace ebb::optim {
 namespace {
 
-// The reference: update.h's rules, element by element, each line one rounding.
-void ReferenceAdam(const OptimizerConfig& o, const UpdateScalars& s, float gradient, float& p,
-                   float& m, float& v) {
-  const double beta1 = s.beta1 < 0 ? o.beta1 : s.beta1, beta2 = s.beta2 < 0 ? o.beta2 : s.beta2;
-  const double correction1 = o.bias_correction ? 1 - std::pow(beta1, s.step) : 1;
-  const double correction2 = o.bias_correction ? 1 - std::pow(beta2, s.step) : 1;
-  float g = s.gradient_factor * gradient;
-  if (!o.decoupled_weight_decay && o.weight_decay != 0) g = std::fma(float(o.weight_decay), p, g);
-  const float fresh = (1 - float(beta1)) * g;
-  m = std::fma(float(beta1), m, fresh);
-  const float weighted = float(1 - beta2) * g;
-  const float kept = float(beta2) * v;
-  v = std::fma(weighted, g, kept);
-  const float root = std::sqrt(v);
-  const float denominator = std::fma(root, float(1 / std::sqrt(correction2)), float(o.epsilon));
-  const float ratio = m / denominator;
-  if (o.decoupled_weight_decay) p = p * float(1 - s.learning_rate * o.weight_decay);
-  p = std::fma(float(-s.learning_rate / correction1), ratio, p);
-}
-
-void ReferenceSgd(const OptimizerConfig& o, const UpdateScalars& s, float gradient, float& p,
-                  float& m) {
-  float g = s.gradient_factor * gradient;
-  if (o.weight_decay != 0) g = std::fma(float(o.weight_decay), p, g);
-  if (o.momentum != 0) {
-    const float fresh = float(1 - o.dampening) * g;
-    m = s.step == 1 ? g : std::fma(float(o.momentum), m, fresh);
-    g = o.nesterov ? std::fma(float(o.momentum), m, g) : m;
-  }
-  p = std::fma(float(-s.learning_rate), g, p);
-}
-
 // The arrays of one shard. The gradient's and the parameter's bytes are kept as what they are.
 template <class Gradient, class Parameter>
 struct Shard {
-  explicit Shard(int64_t count)
+  explicit Shard(int64_t count, const Rule& rule = kRules[0])
       : master(Numbers<float>(count, 1)),
-        first(Numbers<float>(count, 2)),
+        first(Numbers<float>(count, 2, RangeOfFirstState(rule))),
         second(Numbers<float>(count, 3, Range::kPositive)),
+        third(Numbers<float>(count, 5)),
         gradient(Numbers<Gradient>(count, 4)),
         parameter(static_cast<size_t>(count)) {}
 
@@ -60,20 +30,16 @@ struct Shard {
     return {.master = master.data() + begin,
             .gradient = gradient.data() + begin,
             .gradient_dtype = kDTypeOf<Gradient>,
-            .states = {first.data() + begin, second.data() + begin},
+            .states = {first.data() + begin, second.data() + begin, third.data() + begin},
             .parameter = with_parameter ? parameter.data() + begin : nullptr,
             .parameter_dtype = kDTypeOf<Parameter>,
             .count = end - begin};
   }
 
-  void Reference(const Rule& rule) {
+  void UpdateByReference(const Rule& rule) {
     for (size_t i = 0; i < master.size(); ++i) {
-      const float g = static_cast<float>(gradient[i]);
-      if (rule.optimizer.type == OptimizerType::kSgd) {
-        ReferenceSgd(rule.optimizer, rule.scalars, g, master[i], first[i]);
-      } else {
-        ReferenceAdam(rule.optimizer, rule.scalars, g, master[i], first[i], second[i]);
-      }
+      Reference(rule.optimizer, rule.scalars, static_cast<float>(gradient[i]), master[i],
+                {&first[i], &second[i], &third[i]});
       if constexpr (std::is_same_v<Parameter, BFloat16>) {
         parameter[i] = RoundHalfAway(master[i]);
       } else {
@@ -90,13 +56,15 @@ struct Shard {
           << "state 0, " << i << " of " << master.size();
       ASSERT_EQ(Bits(second[i]), Bits(other.second[i]))
           << "state 1, " << i << " of " << master.size();
+      ASSERT_EQ(Bits(third[i]), Bits(other.third[i]))
+          << "state 2, " << i << " of " << master.size();
       if (with_parameter) {
         ASSERT_EQ(Bits(parameter[i]), Bits(other.parameter[i])) << "parameter " << i;
       }
     }
   }
 
-  std::vector<float> master, first, second;
+  std::vector<float> master, first, second, third;
   std::vector<Gradient> gradient;
   std::vector<Parameter> parameter;
 };
@@ -105,9 +73,9 @@ template <class Gradient, class Parameter>
 void ExpectReferenceBits(const Rule& rule, bool with_parameter) {
   ThreadTeam team(1);
   for (const int64_t count : {0, 1, 3, 7, 8, 15, 16, 17, 31, 33, 1000}) {
-    const Shard<Gradient, Parameter> before(count);
+    const Shard<Gradient, Parameter> before(count, rule);
     auto expected = before;
-    expected.Reference(rule);
+    expected.UpdateByReference(rule);
     ForEveryTarget([&] {
       auto shard = before;
       Update(team, rule.optimizer, shard.Part(0, count, with_parameter), rule.scalars);
@@ -128,9 +96,9 @@ TEST_P(UpdateBitsTest, EveryTargetGivesTheReferenceBits) {
 
 TEST_P(UpdateBitsTest, ThreadsAndCutsDoNotShow) {
   constexpr int64_t kCount = 70'003;
-  const Shard<BFloat16, BFloat16> before(kCount);
+  const Shard<BFloat16, BFloat16> before(kCount, GetParam());
   auto expected = before;
-  expected.Reference(GetParam());
+  expected.UpdateByReference(GetParam());
   constexpr uint64_t kSeed = 5;
   SCOPED_TRACE(testing::Message() << "seed " << kSeed);
   std::mt19937_64 random(kSeed);
@@ -154,9 +122,9 @@ TEST_P(UpdateBitsTest, ThreadsAndCutsDoNotShow) {
 TEST_P(UpdateBitsTest, ASplitMasterHasTheBitsOfAWholeOne) {
   ThreadTeam team(2);
   const auto update = [&](auto gradient, int64_t count, bool in_place) {
-    const Shard<decltype(gradient), BFloat16> before(count);
+    const Shard<decltype(gradient), BFloat16> before(count, GetParam());
     auto whole = before;
-    whole.Reference(GetParam());
+    whole.UpdateByReference(GetParam());
     ForEveryTarget([&] {
       auto shard = before;
       std::vector<BFloat16> parameter(before.master.size());
@@ -198,7 +166,7 @@ template <class Gradient>
 void ReferenceOwnMaster(const Rule& rule, Shard<Gradient, BFloat16>& shard) {
   for (size_t i = 0; i < shard.master.size(); ++i)
     shard.master[i] = static_cast<float>(shard.parameter[i]);
-  shard.Reference(rule);
+  shard.UpdateByReference(rule);
   const RoundingKey key = RoundingKeyOf(kPlace, rule.scalars.step);
   for (size_t i = 0; i < shard.master.size(); ++i) {
     shard.parameter[i] = RoundHalfAway(RoundStochastically(
@@ -208,8 +176,8 @@ void ReferenceOwnMaster(const Rule& rule, Shard<Gradient, BFloat16>& shard) {
 }
 
 template <class Gradient>
-Shard<Gradient, BFloat16> OwnMasters(int64_t count) {
-  Shard<Gradient, BFloat16> shard(count);
+Shard<Gradient, BFloat16> OwnMasters(int64_t count, const Rule& rule = kRules[0]) {
+  Shard<Gradient, BFloat16> shard(count, rule);
   for (size_t i = 0; i < shard.master.size(); ++i) {
     shard.parameter[i] = RoundHalfAway(shard.master[i]);
     shard.master[i] = 0;
@@ -227,7 +195,7 @@ UpdateArrays WithoutMaster(UpdateArrays arrays, int64_t begin) {
 TEST_P(UpdateBitsTest, AParameterThatIsItsMasterIsRoundedStochastically) {
   const auto update = [&](auto gradient, int64_t count, int threads, bool in_place) {
     ThreadTeam team(threads);
-    const auto before = OwnMasters<decltype(gradient)>(count);
+    const auto before = OwnMasters<decltype(gradient)>(count, GetParam());
     auto expected = before;
     ReferenceOwnMaster(GetParam(), expected);
     ForEveryTarget([&] {
@@ -259,7 +227,7 @@ TEST(UpdateTest, ManyElementsHaveTheBitsOfFew) {
     using Parameter = decltype(parameter_type);
     const Shard<BFloat16, Parameter> before(kCount + 64);
     auto expected = before;
-    expected.Reference(kRules[0]);
+    expected.UpdateByReference(kRules[0]);
     ForEveryTarget([&] {
       auto shard = before;
       const auto address = reinterpret_cast<uintptr_t>(shard.parameter.data());
@@ -302,7 +270,7 @@ uint64_t ChecksumOf(const T* array, int64_t count) {
 template <class Gradient, class Parameter>
 void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split) {
   SCOPED_TRACE(testing::Message() << count << " elements, " << (split ? "split" : "whole"));
-  const Shard<Gradient, Parameter> before(count);
+  const Shard<Gradient, Parameter> before(count, rule);
   const size_t size = before.master.size();
   std::vector<uint16_t> low_before(size);
   auto expected = before;
@@ -340,6 +308,7 @@ void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split
                   split ? ChecksumOf(low_now.data(), count) : ChecksumOf(now.master.data(), count));
         EXPECT_EQ(of[1], states > 0 ? ChecksumOf(now.first.data(), count) : 0);
         EXPECT_EQ(of[2], states > 1 ? ChecksumOf(now.second.data(), count) : 0);
+        EXPECT_EQ(of[3], states > 2 ? ChecksumOf(now.third.data(), count) : 0);
       };
       expect(sums.read, start, low_before);
       expect(sums.written, shard, low);
@@ -352,7 +321,7 @@ void ExpectSums(const Rule& rule, int64_t count, bool with_parameter, bool split
 template <class Gradient>
 void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
   SCOPED_TRACE(testing::Message() << count << " elements without masters");
-  const auto before = OwnMasters<Gradient>(count);
+  const auto before = OwnMasters<Gradient>(count, rule);
   auto expected = before;
   ReferenceOwnMaster(rule, expected);
   const int states = static_cast<int>(StateNames(rule.optimizer).size());
@@ -372,6 +341,8 @@ void ExpectSumsWithoutMaster(const Rule& rule, int64_t count, bool in_place) {
       EXPECT_EQ(sums.written[1], states > 0 ? ChecksumOf(shard.first.data(), count) : 0);
       EXPECT_EQ(sums.read[2], states > 1 ? ChecksumOf(before.second.data(), count) : 0);
       EXPECT_EQ(sums.written[2], states > 1 ? ChecksumOf(shard.second.data(), count) : 0);
+      EXPECT_EQ(sums.read[3], states > 2 ? ChecksumOf(before.third.data(), count) : 0);
+      EXPECT_EQ(sums.written[3], states > 2 ? ChecksumOf(shard.third.data(), count) : 0);
       EXPECT_EQ(scratch.back(), 5u);
     }
   });
@@ -458,7 +429,7 @@ TEST(UpdateTest, ANonFiniteGradientReachesItsElementAndNoOther) {
       Shard<float, BFloat16> shard(kCount);
       shard.gradient[3] = shard.gradient[39] = bad;
       auto expected = shard;
-      expected.Reference(kRules[0]);
+      expected.UpdateByReference(kRules[0]);
       Update(team, kRules[0].optimizer, shard.Part(0, kCount, true), kRules[0].scalars);
       shard.ExpectEqual(expected, true);
       for (size_t i = 0; i < kCount; ++i) {
@@ -496,37 +467,6 @@ TEST(UpdateTest, ASplitMasterSurvivesNumbersBesideInfinityAndKeepsANaN) {
       ASSERT_EQ(Bits(JoinMaster(parameter[i], low[i])), Bits(values[i % 6])) << i;
     }
   });
-}
-
-// torch copies the gradient, so whatever memory held before must not show.
-TEST(UpdateTest, SgdsFirstStepDoesNotReadTheMomentum) {
-  ThreadTeam team(1);
-  ForEveryTarget([&] {
-    std::vector<float> master(20, 1.0f), gradient(20, 0.5f),
-        momentum(20, std::numeric_limits<float>::quiet_NaN());
-    Update(team, {.type = OptimizerType::kSgd, .momentum = 0.9},
-           {.master = master.data(),
-            .gradient = gradient.data(),
-            .states = {momentum.data()},
-            .count = 20},
-           {.step = 1, .learning_rate = 0.5});
-    for (const float value : momentum) EXPECT_EQ(value, 0.5f);
-    for (const float value : master) EXPECT_EQ(value, 0.75f);
-  });
-}
-
-TEST(UpdateTest, StatesAreNamedAsInTorch) {
-  const auto names = [](const OptimizerConfig& optimizer) {
-    const auto states = StateNames(optimizer);
-    return std::vector<std::string>(states.begin(), states.end());
-  };
-  EXPECT_EQ(names({.type = OptimizerType::kAdamW}),
-            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
-  EXPECT_EQ(names({.type = OptimizerType::kAdam}),
-            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
-  EXPECT_EQ(names({.type = OptimizerType::kSgd, .momentum = 0.9}),
-            (std::vector<std::string>{"momentum_buffer"}));
-  EXPECT_TRUE(names({.type = OptimizerType::kSgd}).empty());
 }
 
 }  // namespace

@@ -179,7 +179,8 @@ cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rul
       Writes(arrays.master, arrays.master == nullptr ? 0 : fp32),
       Writes(arrays.master_low, arrays.master_low == nullptr ? 0 : count * int64_t{2}),
       Writes(arrays.states[0], arrays.states[0] == nullptr ? 0 : fp32),
-      Writes(arrays.states[1], arrays.states[1] == nullptr ? 0 : fp32)};
+      Writes(arrays.states[1], arrays.states[1] == nullptr ? 0 : fp32),
+      Writes(arrays.states[2], arrays.states[2] == nullptr ? 0 : fp32)};
   if (const cudaError_t result = NoteLaunch("LaunchUpdate", stream, touched); result != cudaSuccess)
     return result;
   EnqueueKernel(stream, &RunUpdate, new UpdateArguments{rule, arrays, runs},

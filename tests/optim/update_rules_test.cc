@@ -1,0 +1,109 @@
+// What is particular to one rule, and the names of every rule's states.
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "ebb/optim/update.h"
+#include "every_target.h"
+#include "rules.h"
+
+namespace ebb::optim {
+namespace {
+
+// torch copies the gradient, so whatever memory held before must not show.
+TEST(UpdateRulesTest, SgdsFirstStepDoesNotReadTheMomentum) {
+  ThreadTeam team(1);
+  ForEveryTarget([&] {
+    std::vector<float> master(20, 1.0f), gradient(20, 0.5f),
+        momentum(20, std::numeric_limits<float>::quiet_NaN());
+    Update(team, {.type = OptimizerType::kSgd, .momentum = 0.9},
+           {.master = master.data(),
+            .gradient = gradient.data(),
+            .states = {momentum.data()},
+            .count = 20},
+           {.step = 1, .learning_rate = 0.5});
+    for (const float value : momentum) EXPECT_EQ(value, 0.5f);
+    for (const float value : master) EXPECT_EQ(value, 0.75f);
+  });
+}
+
+// The sign of zero is zero: what has neither gradient nor momentum only decays, as padding does.
+TEST(UpdateRulesTest, LionMovesNothingWithoutADirection) {
+  ThreadTeam team(1);
+  ForEveryTarget([&] {
+    std::vector<float> master(20, 0.5f), gradient(20, -0.0f), momentum(20);
+    gradient[3] = std::numeric_limits<float>::quiet_NaN();
+    gradient[17] = 1e-40f;
+    Update(team, {.type = OptimizerType::kLion},
+           {.master = master.data(),
+            .gradient = gradient.data(),
+            .states = {momentum.data()},
+            .count = 20},
+           {.step = 1, .learning_rate = 0.25});
+    for (size_t i = 0; i < master.size(); ++i) {
+      if (i == 3) {
+        EXPECT_TRUE(std::isnan(master[i]));
+      } else {
+        EXPECT_EQ(master[i], i == 17 ? 0.25f : 0.5f) << i;
+      }
+    }
+  });
+}
+
+// A steady gradient, whose centered variance rounding makes negative now and then.
+TEST(UpdateRulesTest, CenteredRmspropOfASteadyGradientStaysFinite) {
+  ThreadTeam team(1);
+  const OptimizerConfig optimizer = {
+      .type = OptimizerType::kRmsprop, .alpha = 0.5, .centered = true};
+  ForEveryTarget([&] {
+    std::vector<float> master(64), gradient(64), square(64), average(64);
+    for (size_t i = 0; i < 64; ++i) gradient[i] = 0.7f + 0.01f * static_cast<float>(i);
+    for (int step = 1; step <= 80; ++step) {
+      Update(team, optimizer,
+             {.master = master.data(),
+              .gradient = gradient.data(),
+              .states = {square.data(), average.data()},
+              .count = 64},
+             {.step = step, .learning_rate = 1e-9});
+    }
+    bool negative = false;
+    for (size_t i = 0; i < 64; ++i) {
+      EXPECT_TRUE(std::isfinite(master[i])) << i;
+      negative |= std::fma(-average[i], average[i], square[i]) < 0;
+    }
+    EXPECT_TRUE(negative);  // the case that the test is about has come
+  });
+}
+
+TEST(UpdateRulesTest, StatesAreNamedAsInTorch) {
+  const auto names = [](const OptimizerConfig& optimizer) {
+    const auto states = StateNames(optimizer);
+    return std::vector<std::string>(states.begin(), states.end());
+  };
+  EXPECT_EQ(names({.type = OptimizerType::kAdamW}),
+            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+  EXPECT_EQ(names({.type = OptimizerType::kAdam}),
+            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+  EXPECT_EQ(names({.type = OptimizerType::kSgd, .momentum = 0.9}),
+            (std::vector<std::string>{"momentum_buffer"}));
+  EXPECT_TRUE(names({.type = OptimizerType::kSgd}).empty());
+  EXPECT_EQ(names({.type = OptimizerType::kLion}), (std::vector<std::string>{"exp_avg"}));
+  EXPECT_EQ(names({.type = OptimizerType::kAdagrad}), (std::vector<std::string>{"sum"}));
+  OptimizerConfig rmsprop = {.type = OptimizerType::kRmsprop};
+  EXPECT_EQ(names(rmsprop), (std::vector<std::string>{"square_avg"}));
+  rmsprop.momentum = 0.9;
+  EXPECT_EQ(names(rmsprop), (std::vector<std::string>{"square_avg", "momentum_buffer"}));
+  rmsprop.centered = true;
+  EXPECT_EQ(names(rmsprop),
+            (std::vector<std::string>{"square_avg", "momentum_buffer", "grad_avg"}));
+  rmsprop.momentum = 0;
+  EXPECT_EQ(names(rmsprop), (std::vector<std::string>{"square_avg", "grad_avg"}));
+  for (const Rule& rule : kRules)
+    EXPECT_EQ(static_cast<int>(names(rule.optimizer).size()),
+              StatesOf(UpdateRuleOf(rule.optimizer)))
+        << rule.name;
+}
+
+}  // namespace
+}  // namespace ebb::optim
