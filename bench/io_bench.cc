@@ -536,7 +536,8 @@ int Main(int argc, char** argv) {
       "prints\n"
       "the JSON to put into the configuration.");
   app.add_option("PATH", arguments.path, "directory on the disk to measure, as for nvme_path")
-      ->required();
+      ->required()
+      ->check(CLI::ExistingDirectory);  // one that is made may lie on a disk that was not meant
   const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 50);
   const CLI::Validator measurable(
       [](std::string& text) -> std::string {

@@ -26,7 +26,7 @@ absl::string_view MessageOf(const absl::Status& why) {
 // "rank 2: ...", "rank 2 failed: ...", "ranks do different things: rank 1 ..."
 bool NamesItsRank(const absl::Status& why) {
   absl::string_view text = why.message();
-  if (absl::StartsWith(text, "ranks ")) return true;
+  if (absl::StartsWith(text, "ranks do different things")) return true;
   if (!absl::ConsumePrefix(&text, "rank ") || text.empty() || !absl::ascii_isdigit(text.front()))
     return false;
   while (!text.empty() && absl::ascii_isdigit(text.front())) text.remove_prefix(1);

@@ -102,7 +102,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   // Of all that is by parity, what that of two steps before has used is free then.
   TakeVerdicts(/*may_stay_open=*/1).IgnoreError();
   Reset(number, /*evaluation=*/false);
-  progress_.trace = {.step = ++last_trace_.step};
+  progress_.trace = {.step = FinishedSteps() + 1};
   updates_done_[progress_.parity].Wait();
   host_updates_done_[progress_.parity].Wait();
   progress_.options = options;
@@ -178,8 +178,8 @@ int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& op
   TakeVerdicts().IgnoreError();
   Drain();
   Reset(number, /*evaluation=*/true);
-  if (options.traced) ++last_trace_.evaluation;
-  progress_.trace = {.evaluation = last_trace_.evaluation, .shown = options.traced};
+  if (options.traced) ++traced_evaluations_;
+  progress_.trace = {.evaluation = traced_evaluations_, .shown = options.traced};
   progress_.micro_batches = micro_batches;
   progress_.run = walk_.get();
   const sharding::Pools& pools = walk_->plan.pools;
@@ -440,7 +440,6 @@ void Executor::Drop(int64_t number) {
         absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
                            "started; reload the model, or begin such steps with hold_updates"));
   }
-  if (!progress_.evaluation) --last_trace_.step;  // the next one has this one's number
   EndProgress();
 }
 

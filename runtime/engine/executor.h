@@ -552,7 +552,7 @@ class Executor {
   StepProgress progress_;
   std::vector<OpenScope> open_;
   int64_t last_scope_id_ = 0, last_number_ = 0;
-  TraceLabel last_trace_;       // of steps and of evaluations
+  int64_t traced_evaluations_ = 0;
   int64_t finished_steps_ = 0;  // those whose verdict was taken
   std::atomic<bool> has_finished_ = false;
   bool warned_of_departure_ = false;

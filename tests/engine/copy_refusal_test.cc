@@ -99,8 +99,8 @@ TEST(CopyRefusal, AnErrorOfOneRankIsEveryRanks) {
       Refused(whole, kPlain, [](Engine& destination, Engine& source, int rank) {
         // What was written spreads over the ranks at the first opening, which all have to be at.
         EBB_RETURN_IF_ERROR(source.BeginEvaluation().Finish().status());
-        Evaluation evaluation;
-        if (rank == 1) evaluation = source.BeginEvaluation();
+        Evaluation evaluation = source.BeginEvaluation();
+        if (rank == 0) evaluation = {};
         return destination.CopyParametersFrom(source);
       });
   EXPECT_THAT(std::string(statuses[0].message()), AllOf(HasSubstr("rank 1"), HasSubstr("alive")));

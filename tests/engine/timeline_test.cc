@@ -97,8 +97,8 @@ TEST_P(TimelineTest, ShowsEveryOperationOnItsStreamInOrder) {
   }
 }
 
-// Steps have the numbers of their reports, evaluations numbers of their own; a dropped step leaves its
-// number to the next one. An evaluation that is not to be traced is not there.
+// Steps have the numbers of their reports, evaluations numbers of their own; a step that was dropped or
+// has failed leaves its number to the next one. An evaluation that is not to be traced is not there.
 TEST_P(TimelineTest, EvaluationsAreNamedAndAreNoSteps) {
   const ModelSpec model = ScriptedModel();
   Config config = ConfigFor(GetParam());
@@ -122,7 +122,8 @@ TEST_P(TimelineTest, EvaluationsAreNamedAndAreNoSteps) {
         if (absl::Status failed = train(1); !failed.ok()) return failed;
         if (absl::Status failed = evaluate({}); !failed.ok()) return failed;
         if (absl::Status failed = evaluate({.traced = false}); !failed.ok()) return failed;
-        engine.BeginStep({.hold_updates = true});  // dropped
+        engine.BeginStep({.hold_updates = true});        // dropped
+        EXPECT_FALSE(engine.BeginStep().Finish().ok());  // no Backward
         if (absl::Status failed = train(2); !failed.ok()) return failed;
         return evaluate({});
       });
