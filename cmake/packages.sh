@@ -11,6 +11,13 @@ ebb_packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 
+# For the tests: tests/config/schema_test.py is skipped without jsonschema. A python3 on PATH that has it needs no package.
+add_test_packages() {
+  if ! python3 -c 'import jsonschema' 2>/dev/null; then
+    ebb_packages+=(python3-jsonschema)
+  fi
+}
+
 install_packages() {
   local missing=()
   local package

@@ -48,7 +48,7 @@ run_inside() {
   git clone --quiet --depth 1 "file://$(dirname "$(dirname "$script")")" "$root$home"
   if [ "$user" != root ]; then
     chroot "$root" chown -R "$user:" "$home"
-    chroot "$root" sh -c "cd $home && bash -c 'source cmake/packages.sh && install_packages'"
+    chroot "$root" sh -c "cd $home && bash -c 'source cmake/packages.sh && add_test_packages && install_packages'"
   fi
   chroot "$root" "${as_user[@]}" sh -c "cd $home && exec \"\$@\"" sh "$@"
 }

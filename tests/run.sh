@@ -35,6 +35,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 
+add_test_packages
 install_packages
 cmake --preset "$preset"
 if [ ${#programs[@]} -eq 0 ]; then
