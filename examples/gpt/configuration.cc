@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::gpt {
@@ -73,6 +74,14 @@ absl::Status CheckRates(const Options& options, const Config& config) {
       absl::StrCat(options.learning_rate ? "--lr" : "--warmup", ", but the configuration's \"",
                    type == SchedulerType::kOneCycle ? "OneCycle" : "LRRangeTest",
                    "\" has rates of its own: change scheduler.params in the file"));
+}
+
+// A file's tier is ignored below the stage that has it, as in DeepSpeed; a flag is not.
+absl::Status CheckTier(NameView flag, std::optional<Tier> tier, int stage, int least) {
+  if (!tier || *tier == Tier::kDevice || stage >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      flag, " ", NameView(Name(*tier)), " is for ZeRO from stage ", least, " on, but the stage is ",
+      stage, "; give --stage ", least, " or leave ", flag, " out"));
 }
 
 void OverrideOffload(const Options& options, Config& config) {
@@ -202,6 +211,9 @@ int64_t SampleBytes(const Options& options, const Config& config) {
 
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
   EBB_ASSIGN_OR_RETURN(Config config, OverriddenConfig(options));
+  const int stage = config.zero.stage;
+  EBB_RETURN_IF_ERROR(CheckTier("--offload-param", options.offload_param, stage, 3));
+  EBB_RETURN_IF_ERROR(CheckTier("--offload-optimizer", options.offload_optimizer, stage, 1));
   const int fitting = options.ranks_given ? options.ranks : config.FittingWorld(options.ranks);
   const bool fits = fitting <= kRanksMax;
   if (fits && fitting != options.ranks) {

@@ -166,13 +166,13 @@ void AddTraining(CLI::App& app, Options& o) {
       .excludes("--config");
   s.AddWord<UnknownKeys>("--unknown-keys", o.unknown_keys,
                          {{"error", UnknownKeys::kError}, {"warn", UnknownKeys::kWarn}},
-                         "what a key of the configuration is that is not known",
+                         "whether an unknown key of the configuration is an error or a warning",
                          "an error where DeepSpeed refuses it or it looks like a misspelling");
   s.Add("--steps", o.steps, "N", "optimizer steps", absl::StrCat(o.steps), Whole(0));
   s.Add("--lr", o.learning_rate, "RATE", "learning rate, at its highest",
         or_file(Recipe::kLearningRate), Rate());
   s.Add("--warmup", o.warmup, "N", "steps in which the learning rate rises to that",
-        or_file("three tenths of the steps"), Whole(0));
+        or_file("three tenths of the steps, 200 at most"), Whole(0));
   s.Add("--seed", o.seed, "N", "of initial values and batches", absl::StrCat(o.seed), Seed());
   s.Add("--stage", o.stage, "0|1|2|3", "ZeRO stage", or_file(3), Whole(0, 3));
   s.AddWord<DType>(

@@ -5,6 +5,7 @@
 #include "configuration.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "gmock/gmock.h"
+#include "parse.h"
 #include "scratch_files.h"
 
 namespace ebb::gpt {
@@ -12,11 +13,6 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-CommandLine Parse(std::vector<const char*> arguments) {
-  arguments.insert(arguments.begin(), "gpt");
-  return ParseCommandLine(static_cast<int>(arguments.size()), arguments.data());
-}
 
 TEST(OptionsTest, DefaultsTrainTheQuickstartsModel) {
   const CommandLine command = Parse({});
@@ -148,85 +144,6 @@ TEST(OptionsTest, StochasticRoundingIsAskedForInBf16) {
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_TRUE(config->ebb.stochastic_rounding);
   EXPECT_FALSE(config->ebb.split_master);
-}
-
-TEST(OptionsTest, NvmeWithoutAFolderAndTiersThatTheStageHasNotAreRefused) {
-  struct Case {
-    std::vector<const char*> arguments;
-    const char* named;
-  };
-  for (const Case& c :
-       {Case{{"--offload-param", "nvme"}, "--nvme-path"},
-        {{"--offload-optimizer", "nvme"}, "--nvme-path"},
-        {{"--offload-param", "cpu", "--stage", "2"}, "offload_param.device"},
-        {{"--offload-optimizer", "cpu", "--stage", "0"}, "offload_optimizer.device"},
-        {{"--split-master", "--dtype", "fp32"}, "split_master"},
-        {{"--stochastic-rounding", "--dtype", "fp16"}, "stochastic_rounding"},
-        {{"--stochastic-rounding", "--split-master", "--dtype", "bf16"}, "are both true"}}) {
-    const auto config = ResolveConfig(*Parse(c.arguments).options);
-    ASSERT_FALSE(config.ok()) << c.named;
-    EXPECT_THAT(std::string(config.status().message()), HasSubstr(c.named));
-  }
-}
-
-TEST(OptionsTest, RatesOverrideTheRecipeAndTheConfiguration) {
-  const auto recipe = ResolveConfig(*Parse({"--steps", "400"}).options);
-  ASSERT_TRUE(recipe.ok()) << recipe.status();
-  EXPECT_EQ(recipe->scheduler.type, SchedulerType::kWarmupCosine);
-  EXPECT_EQ(recipe->scheduler.warmup_num_steps, Recipe::Warmup(400));
-  EXPECT_EQ(recipe->scheduler.total_num_steps, 400);
-  EXPECT_EQ(recipe->optimizer.learning_rate, Recipe::kLearningRate);
-  const auto given =
-      ResolveConfig(*Parse({"--steps", "400", "--lr", "3e-3", "--warmup", "70"}).options);
-  ASSERT_TRUE(given.ok()) << given.status();
-  EXPECT_EQ(given->optimizer.learning_rate, 3e-3);
-  EXPECT_EQ(given->scheduler.warmup_num_steps, 70);
-  EXPECT_TRUE(ResolveConfig(*Parse({"--steps", "4", "--warmup", "70"}).options).ok());
-
-  ScratchFiles files;
-  const auto with = [&](const std::string& scheduler, std::vector<const char*> more) {
-    static std::string path;
-    path = files.Write("config.json",
-                       R"({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "AdamW",
-                           "params": {"lr": 0.01}})" +
-                           scheduler + "}");
-    more.insert(more.end(), {"--config", path.c_str()});
-    return ResolveConfig(*Parse(more).options);
-  };
-  const auto constant = with("", {"--lr", "0.5"});
-  ASSERT_TRUE(constant.ok()) << constant.status();
-  EXPECT_EQ(constant->optimizer.learning_rate, 0.5);
-  EXPECT_EQ(constant->scheduler.type, SchedulerType::kNone);
-  const auto warmed = with("", {"--warmup", "9"});
-  ASSERT_TRUE(warmed.ok()) << warmed.status();
-  EXPECT_EQ(warmed->scheduler.type, SchedulerType::kWarmup);
-  EXPECT_EQ(warmed->scheduler.warmup_num_steps, 9);
-  const auto decaying = with(R"(, "scheduler": {"type": "WarmupDecayLR",
-                "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 5, "total_num_steps": 50}})",
-                             {"--lr", "0.5", "--warmup", "9"});
-  ASSERT_TRUE(decaying.ok()) << decaying.status();
-  EXPECT_EQ(decaying->scheduler.warmup_max_lr, 0.5);
-  EXPECT_EQ(decaying->scheduler.warmup_num_steps, 9);
-  const auto cycle = with(R"(, "scheduler": {"type": "OneCycle",
-                "params": {"cycle_min_lr": 0.001, "cycle_max_lr": 0.01}})",
-                          {"--lr", "0.5"});
-  EXPECT_THAT(std::string(cycle.status().message()),
-              AllOf(HasSubstr("--lr"), HasSubstr("OneCycle")));
-}
-
-TEST(OptionsTest, RatesAreSaidInWords) {
-  const auto words = [](std::vector<const char*> arguments) {
-    return RatesText(*ResolveConfig(*Parse(std::move(arguments)).options));
-  };
-  EXPECT_EQ(
-      words({"--steps", "400", "--lr", "0.002", "--warmup", "30"}),
-      "learning rate 0.002 after a warm-up of 30 steps, then as a cosine to 0.0001 at step 400");
-  ScratchFiles files;
-  const std::string path = files.Write("config.json", R"({"train_micro_batch_size_per_gpu": 1,
-      "optimizer": {"type": "SGD", "params": {"lr": 0.25}}})");
-  EXPECT_EQ(words({"--config", path.c_str()}), "learning rate 0.25");
-  EXPECT_EQ(words({"--config", path.c_str(), "--warmup", "7"}),
-            "learning rate 0.25 after a warm-up of 7 steps");
 }
 
 TEST(OptionsTest, WithParametersOnNvmeTextIsGeneratedOnlyWhereItIsAskedFor) {
