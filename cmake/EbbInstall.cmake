@@ -1,6 +1,7 @@
 # cmake --install: static libraries, public headers, a CMake package (find_package(ebb), targets ebb::ebb, ebb::engine,
-# ...), ebb.pc, the documentation, examples/minimal and the licence. What others must find before they can link Ebb is read from the targets, so neither file can forget
-# one. Both are relocatable: every path inside is relative to where the file lies.
+# ...), ebb.pc, the documentation, examples/minimal and the licence. The package and ebb.pc name what a program must find
+# before it can link Ebb; that is read from the targets, so neither can forget a library. The package and ebb.pc are
+# relocatable: every path inside is relative to where the file lies.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 

@@ -160,7 +160,7 @@ enum class AsynchronousStep { kAuto, kLate, kOff };
 // What of swap files is compared with a checksum when it is read back: masters and states, or all. Auto:
 // all, where Create measures that a step gets no longer by it, else states.
 enum class VerifySwap { kOff, kStates, kAll, kAuto };
-// What a key is that is not known.
+// Whether an unknown key is an error or a warning.
 enum class UnknownKeys { kError, kWarn };
 
 struct EbbConfig {
@@ -244,7 +244,7 @@ struct Config {
   // approximations, defaults that users of other runtimes may not expect. Logged once at Create, on
   // rank 0.
   std::vector<std::string> remarks = {};
-  // Keys that are not known and were passed over. Logged as warnings, likewise.
+  // Unknown keys that were passed over. Logged as warnings, likewise.
   std::vector<std::string> warnings = {};
 
   // Where a file is wrong in several ways, the error has them all, each with its line and column.

@@ -122,6 +122,9 @@ constexpr Row OldName(std::string_view path, std::string_view same_as) {
   return row;
 }
 
+// Why keys about data are refused or have no meaning.
+inline constexpr std::string_view kTrainersData = "the data are the trainer's";
+
 // The parts of the table, by what they are about.
 std::span<const Key> TrainingKeys();      // batch, precision, gradients, optimizer, scheduler
 std::span<const Key> ZeroKeys();          // zero_optimization and the tiers of state

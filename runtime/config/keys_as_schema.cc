@@ -12,8 +12,6 @@
 namespace ebb::config {
 namespace {
 
-constexpr std::string_view kDTypes = "fp32|float32|float|bf16|bfloat16|fp16|float16|half";
-
 // Words in the case of the table, in small letters and, as some write them, in capitals.
 void AddWords(std::string_view list, Json& words) {
   ForEachWord(list, [&](std::string_view word) {
@@ -69,8 +67,13 @@ Json OfKind(const Key& key) {
     case Kind::kPaths:
       return Paths();
     case Kind::kDType: {
-      Json words = Words(kDTypes);
-      ForEachWord(kDTypes, [&](std::string_view word) { words.push_back(Join({"torch.", word})); });
+      Json words = Json::array();
+      for (const DTypeSpellings& spellings : kDTypes) AddWords(spellings.words, words);
+      for (const DTypeSpellings& spellings : kDTypes) {
+        ForEachWord(spellings.words, [&](std::string_view word) {
+          words.push_back(Join({"torch.", word}));
+        });
+      }
       return {{"enum", std::move(words)}};
     }
     default:

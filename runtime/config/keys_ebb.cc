@@ -42,8 +42,8 @@ constexpr Key kRows[] = {
          "whether NCCL, where it can, moves the pools' memory without copies of its own"),
 
     Word("ebb.unknown_keys", "error|warn", "", kLiterally,
-         "what a key that is not known is; not given: an error where DeepSpeed refuses it or it "
-         "looks like a misspelling, else a warning"),
+         "whether an unknown key is an error or a warning; not given: an error where DeepSpeed "
+         "refuses it or it looks like a misspelling, else a warning"),
 
     Block("ebb.parameter_groups", kLiterally, "by ParameterSpec::group"),
     Block("ebb.parameter_groups.*", kLiterally, "one group"),

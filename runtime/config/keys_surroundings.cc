@@ -8,7 +8,6 @@ namespace {
 using enum Taken;
 
 constexpr std::string_view kOneKind = "not built: every rank is data-parallel";
-constexpr std::string_view kTrainersData = "the data are the trainer's";
 constexpr std::string_view kPlainParameters = "not built: parameters are trained as they are";
 
 constexpr Key kRows[] = {

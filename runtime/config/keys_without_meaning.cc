@@ -1,12 +1,11 @@
 // DeepSpeed's keys that change nothing here.
-#include "ebb/runtime/config/keys.h"
+#include "ebb/runtime/config/key_rows.h"
 
 namespace ebb::config {
 namespace {
 
 constexpr std::string_view kTimeline = "the timeline (ebb.trace) shows it";
 constexpr std::string_view kReport = "a program logs what Engine::Report gives it";
-constexpr std::string_view kTrainersData = "the data are the trainer's";
 constexpr std::string_view kTrainersChoice = "what is recomputed is the trainer's choice";
 constexpr std::string_view kCheckpoints = "checkpoints are not written by the engine";
 constexpr std::string_view kDataParallel = "every rank is data-parallel";

@@ -4,8 +4,10 @@
 #include <vector>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "ebb/runtime/config/keys.h"
 #include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/name_view.h"
 
 namespace ebb::config {
 namespace {
@@ -91,7 +93,7 @@ std::vector<std::string> PathsNamed(std::string_view name) {
   for (const std::string& path : KnownPaths()) {
     if (path.find('*') != std::string::npos) continue;  // by a name of the user's
     const std::string_view own = std::string_view(path).substr(path.rfind('.') + 1);
-    if (own.size() == name.size() && EditDistance(own, name) == 0) named.push_back(path);
+    if (absl::EqualsIgnoreCase(NameView(own), NameView(name))) named.push_back(path);
   }
   return named;
 }

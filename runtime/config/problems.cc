@@ -38,11 +38,13 @@ bool Problems::FollowsFromWrongType(const Problem& problem) const {
 void Problems::AddTogether(std::string_view path,
                            std::initializer_list<std::string_view> sentence) {
   const std::string text = Join(sentence);
-  for (const std::string& wrong : wrong_) {
-    // The key itself, or one within it.
-    if (wrong == path || text.find(Join({"\"", wrong, "\""})) != std::string::npos ||
-        text.find(Join({"\"", wrong, "."})) != std::string::npos) {
-      return;
+  for (const std::vector<std::string>* keys : {&wrong_, &meant_}) {
+    for (const std::string& key : *keys) {
+      // The key itself, or one within it.
+      if (key == path || text.find(Join({"\"", key, "\""})) != std::string::npos ||
+          text.find(Join({"\"", key, "."})) != std::string::npos) {
+        return;
+      }
     }
   }
   Add(path, {text});
@@ -53,6 +55,8 @@ absl::Status Problems::status() const {
   for (const Problem& problem : problems_) {
     if (!FollowsFromWrongType(problem)) sorted.push_back(problem);
   }
+  // A problem is left out only beside the one that it follows from.
+  if (sorted.empty()) sorted = problems_;
   if (sorted.empty()) return absl::OkStatus();
   if (sorted.size() == 1) return Invalid({sorted[0].sentence});
   std::stable_sort(sorted.begin(), sorted.end(),

@@ -24,9 +24,10 @@ class Problems {
   void Add(std::string_view path, std::initializer_list<std::string_view> sentence);
   // Of a key at this byte of the text.
   void AddAt(size_t offset, std::string_view path, std::string sentence);
-  // The key that an unknown one probably stands for counts as wrong, too, unless it is there.
+  // The key that an unknown one probably stands for, unless it is there: that it is missing is no
+  // problem of its own.
   void AddNearest(std::string_view path) {
-    if (!offsets_.contains(path)) wrong_.emplace_back(path);
+    if (!offsets_.contains(path)) meant_.emplace_back(path);
   }
   // What follows from keys that are allowed by themselves. Nothing follows from one that is wrong.
   void AddTogether(std::string_view path, std::initializer_list<std::string_view> sentence);
@@ -44,8 +45,8 @@ class Problems {
   std::string text_;
   std::map<std::string, size_t, std::less<>> offsets_;
   std::vector<Problem> problems_;
-  size_t dropped_ = 0;              // beyond as many as anything is worth
-  std::vector<std::string> wrong_;  // paths
+  size_t dropped_ = 0;                      // beyond as many as anything is worth
+  std::vector<std::string> wrong_, meant_;  // paths: of Add, of AddNearest
 };
 
 // "line 3, column 5".

@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/name_view.h"
 #include "ebb/runtime/config/nearest.h"
 
 namespace ebb::config {
 namespace {
 
 constexpr int kUnknownMax = 100;    // that are worth a sentence of their own
-constexpr size_t kPlacesShown = 3;  // of a key that stands where it is none
+constexpr size_t kPlacesShown = 3;  // of a misplaced key
 
 // Where the walk through the document stands.
 struct Block {
@@ -21,7 +23,7 @@ struct Block {
 
 bool IsComment(std::string_view name) {
   return name.starts_with('_') || name.starts_with("//") || name == "$schema" ||
-         EditDistance(name, "comment") == 0;
+         absl::EqualsIgnoreCase(NameView(name), "comment");
 }
 
 // Of what DeepSpeed reads with pydantic, which converts what can only be meant in one way.
@@ -39,7 +41,7 @@ class Reader {
       const std::string shown = block.shown + name;
       const bool is_named_by_user = FindKey(block.rows + "*") != nullptr;
       const Key* key = is_named_by_user ? FindKey(block.rows + "*") : FindNamed(block, name);
-      if (key == nullptr && IsComment(name)) {
+      if (IsComment(name) && (key == nullptr || (is_named_by_user && !value.is_object()))) {
         Say(shown, value, "a comment", nullptr);
       } else if (const WithoutMeaning* without =
                      key == nullptr ? FindWithoutMeaning(block.rows, name) : nullptr) {
@@ -206,7 +208,7 @@ class Reader {
       return;
     }
     if (unknown_ > kUnknownMax) {
-      return Remark(reading_.warnings, "more keys that are not known are passed over");
+      return Remark(reading_.warnings, "more unknown keys are passed over");
     }
     const bool says_nearest = is_misspelled || is_dotted || (!is_sibling && edits == 0);
     Remark(reading_.warnings,

@@ -104,7 +104,9 @@ void TrainersShare::FillMissing(Values& values, Problems& problems) {
     Put("train_micro_batch_size_per_gpu", values, problems);
   }
   if (values.Find("optimizer.type") == nullptr) {
-    for (std::string_view path : kOptimizerParameters) Put(path, values, problems);
+    for (std::string_view path : kOptimizerParameters) {
+      if (values.Value(path) == nullptr) Put(path, values, problems);
+    }
   }
   const Json* schedule = values.Value("scheduler.type");
   if (schedule != nullptr && !has_number(kTotalSteps) &&

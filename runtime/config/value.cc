@@ -225,9 +225,9 @@ std::optional<int64_t> ToBytes(const Json& value) {
 std::optional<DType> ToDType(std::string_view text) {
   std::string name = absl::AsciiStrToLower(View(text));
   if (absl::StartsWith(name, "torch.")) name.erase(0, 6);
-  if (HasWord("fp32|float32|float", name)) return DType::kFloat32;
-  if (HasWord("bf16|bfloat16", name)) return DType::kBFloat16;
-  if (HasWord("fp16|float16|half", name)) return DType::kFloat16;
+  for (const DTypeSpellings& spellings : kDTypes) {
+    if (HasWord(spellings.words, name)) return spellings.dtype;
+  }
   return std::nullopt;
 }
 

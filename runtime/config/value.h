@@ -42,6 +42,14 @@ std::optional<int64_t> ToInteger(const Json& value);
 // Bytes: an integer, or text such as "1.5GiB" (powers of 1024) or "4MB" (powers of 1000), rounded
 // down.
 std::optional<int64_t> ToBytes(const Json& value);
+// Every spelling that ToDType takes, each also after "torch.".
+struct DTypeSpellings {
+  DType dtype;
+  std::string_view words;  // "a|b"
+};
+inline constexpr DTypeSpellings kDTypes[] = {{DType::kFloat32, "fp32|float32|float"},
+                                             {DType::kBFloat16, "bf16|bfloat16"},
+                                             {DType::kFloat16, "fp16|float16|half"}};
 // "bf16", "bfloat16", "torch.bfloat16", ... in any case; never int8.
 std::optional<DType> ToDType(std::string_view text);
 // The word of the list that `text` is, whatever the case; "" if none.

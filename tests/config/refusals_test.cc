@@ -58,6 +58,10 @@ INSTANTIATE_TEST_SUITE_P(
                  "params": {"moment": 1}}}}}})",
              {"\"ebb.parameter_groups.g.optimizer.params.moment\"",
               "\"ebb.parameter_groups.g.optimizer.params.momentum\""}},
+        Case{R"({"ebb": {"parameter_groups": {"g": 1}}})",
+             {"\"ebb.parameter_groups.g\" is 1; allowed: an object"}},
+        Case{R"({"ebb": {"parameter_groups": {"_g": {"lr": 1}}}})",
+             {"\"ebb.parameter_groups._g.lr\" is not a key"}},
         Case{R"({"tensorboard": {"path": "x"}})", {"\"tensorboard.path\" is not a key"}},
         Case{R"({"fp16.enabled": true})",
              {"\"fp16.enabled\" is one name with a dot in it; write nested objects instead"}}));
@@ -377,6 +381,8 @@ TEST(Problems, NothingFollowsFromAWrongKey) {
   EXPECT_THAT(ProblemsOf(R"({"scheduler": {"type": "WarmupDecayLR",
                                            "params": {"total_num_steps": "many"}}})"),
               ElementsAre(HasSubstr("\"scheduler.params.total_num_steps\" is \"many\"")));
+  EXPECT_THAT(ProblemsOf(R"({"optimizer": {"params": {"type": "SGD", "lr": 0.1}}})"),
+              ElementsAre(HasSubstr("\"optimizer.params.type\" is not a key; \"optimizer.type\"")));
   EXPECT_THAT(ProblemsOf(R"({"bf16": 1, "ebb": {"split_master": true}})"),
               ElementsAre(HasSubstr("\"bf16\" is 1; allowed: an object")));
 }

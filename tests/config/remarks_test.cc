@@ -228,6 +228,17 @@ TEST(Remarks, ZerosThatMeanTheDefault) {
   EXPECT_THAT(config->remarks, Contains(HasSubstr("sub_group_size\" 0 is taken as the default")));
 }
 
+// A name of the user's choice is a group only where its value is one.
+TEST(Remarks, CommentsAreNoParameterGroups) {
+  const absl::StatusOr<Config> config = Config::FromJson(
+      R"({"ebb": {"parameter_groups": {"_comment": "x", "// note": [1], "comment": null,
+                                       "_group": {"lr_factor": 0.5}}}})");
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_EQ(config->ebb.parameter_groups.size(), 1u);
+  EXPECT_EQ(config->ebb.parameter_groups.at("_group").lr_factor, 0.5);
+  EXPECT_THAT(config->warnings, testing::IsEmpty());
+}
+
 TEST(Remarks, CommentsAreNoKeys) {
   const absl::StatusOr<Config> config = Config::FromJson(
       R"({"_comment": "x", "// note": [1], "Comment": {}, "$schema": "ebb-config.schema.json",
