@@ -11,6 +11,7 @@
 #include "ebb/offload/memory_limits.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/fingerprint.h"
+#include "text_file.h"
 
 namespace ebb::gpt {
 namespace {
@@ -67,12 +68,13 @@ int64_t Text::held_bytes() const {
 absl::Status Text::Append(const std::string& path) {
   EBB_ASSIGN_OR_RETURN(TextFile file, TextFile::Open(path));
   const int64_t size = file.size();
-  if (size > kFileHeldMax || held_bytes() + size > kFilesHeldMax) {
-    parts_.push_back({.begin = size_, .size = size, .file = std::move(file), .bytes = {}});
+  // A pipe has no size, and cannot be opened again.
+  if (size > 0 && (size > kFileHeldMax || held_bytes() + size > kFilesHeldMax)) {
+    parts_.push_back({.begin = size_, .size = size, .file = files_->Add(file), .bytes = {}});
     size_ += size;
     return absl::OkStatus();
   }
-  if (parts_.empty() || parts_.back().file.is_open())
+  if (parts_.empty() || parts_.back().file)
     parts_.push_back({.begin = size_, .size = 0, .file = {}, .bytes = {}});
   Part& part = parts_.back();
   EBB_RETURN_IF_ERROR(file.ReadToEnd(std::max(size, PipeMax()), part.bytes));
@@ -145,8 +147,8 @@ absl::Status Text::Read(int64_t begin, std::span<uint8_t> bytes) const {
     const int64_t from = begin - part->begin;
     const int64_t count = std::min(part->size - from, std::ssize(bytes));
     const auto now = bytes.first(static_cast<size_t>(count));
-    if (part->file.is_open()) {
-      EBB_RETURN_IF_ERROR(part->file.ReadAt(from, now));
+    if (part->file) {
+      EBB_RETURN_IF_ERROR(files_->ReadAt(*part->file, from, now));
     } else {
       std::copy_n(part->bytes.begin() + from, count, now.begin());
     }

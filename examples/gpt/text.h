@@ -6,13 +6,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "text_file.h"
+#include "data_files.h"
 
 namespace ebb::gpt {
 
@@ -35,7 +37,9 @@ class Text {
   uint64_t fingerprint() const { return fingerprint_; }
   int64_t training_bytes() const { return held_out_begin_; }
   int64_t held_out_bytes() const { return size_ - held_out_begin_; }
-  int64_t held_bytes() const;  // in memory
+  // In memory. It needs no place in the engine's memory check, which is of what the system has left once
+  // the text is there.
+  int64_t held_bytes() const;
 
   // Training sequence number `index` of those drawn with `seed`: tokens, and as targets the byte
   // after each. A batch of a step is the sequences step * batch + i, so it is the same whichever
@@ -50,7 +54,7 @@ class Text {
   // A file, or several that are held.
   struct Part {
     int64_t begin = 0, size = 0;
-    TextFile file;  // not open: the bytes are held
+    std::optional<size_t> file;  // in files_; none: the bytes are held
     std::vector<uint8_t> bytes;
   };
 
@@ -60,6 +64,7 @@ class Text {
   absl::Status Copy(int64_t begin, std::span<int32_t> tokens, std::span<int32_t> targets) const;
 
   std::vector<Part> parts_;
+  std::unique_ptr<DataFiles> files_ = std::make_unique<DataFiles>();
   int64_t size_ = 0;
   uint64_t fingerprint_ = 0;
   int64_t held_out_begin_ = 0;

@@ -47,19 +47,23 @@ absl::StatusOr<TextFile> TextFile::Open(const std::string& path) {
     return absl::PermissionDeniedError(Of(path, "cannot be opened: ", std::strerror(errno)));
   }
   if (fstat(file.descriptor_, &status) != 0) return file.CannotBeRead(errno);
-  if (S_ISREG(status.st_mode)) file.size_ = status.st_size;
+  file.version_ = {.device = status.st_dev,
+                   .inode = status.st_ino,
+                   .size = S_ISREG(status.st_mode) ? status.st_size : 0,
+                   .seconds = status.st_mtim.tv_sec,
+                   .nanoseconds = status.st_mtim.tv_nsec};
   return file;
 }
 
 TextFile::TextFile(TextFile&& other) noexcept
     : path_(std::move(other.path_)),
       descriptor_(std::exchange(other.descriptor_, -1)),
-      size_(other.size_) {}
+      version_(other.version_) {}
 
 TextFile& TextFile::operator=(TextFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(descriptor_, other.descriptor_);
-  std::swap(size_, other.size_);
+  std::swap(version_, other.version_);
   return *this;
 }
 
@@ -78,7 +82,7 @@ absl::Status TextFile::ReadAt(int64_t begin, std::span<uint8_t> bytes) const {
     if (got < 0) return CannotBeRead(errno);
     if (got == 0) {
       return absl::DataLossError(
-          Of(path_, "ends at byte ", begin, "; it had ", size_, " bytes when training began"));
+          Of(path_, "ends at byte ", begin, "; it had ", size(), " bytes when training began"));
     }
     begin += got;
     bytes = bytes.subspan(static_cast<size_t>(got));

@@ -1,6 +1,7 @@
 #include "text.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -120,6 +121,62 @@ TEST(TextTest, LargeFilesStayWhereTheyAre) {
   const absl::Status gone = text->HeldOut(0, 1, tokens, targets);
   EXPECT_THAT(std::string(gone.message()),
               testing::AllOf(HasSubstr(paths[1]), HasSubstr("when training began")));
+  EXPECT_THAT(tokens, testing::Each(0));
+}
+
+// More than a process may have open.
+class ManyFilesTest : public testing::Test {
+ protected:
+  static constexpr int kFiles = 200;
+  static constexpr int64_t kSize = Text::kFileHeldMax + 1;
+
+  ManyFilesTest() {
+    for (int i = 0; i < kFiles; ++i) {
+      paths_.push_back(files_.Write("file" + std::to_string(i), std::string(1, 'a')));
+      std::filesystem::resize_file(paths_.back(), kSize);
+    }
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const rlimit few = {.rlim_cur = 64, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  }
+  ~ManyFilesTest() override { setrlimit(RLIMIT_NOFILE, &before_); }
+
+  ScratchFiles files_;
+  std::vector<std::string> paths_;
+  rlimit before_ = {};
+};
+
+TEST_F(ManyFilesTest, AreReadWithFewOfThemOpen) {
+  const auto text = Text::Load(paths_, kContext);
+  ASSERT_TRUE(text.ok()) << text.status();
+  EXPECT_EQ(text->training_bytes() + text->held_out_bytes(), kFiles * kSize);
+  std::vector<std::thread> readers;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    readers.emplace_back([&text, seed] {
+      std::vector<int32_t> tokens(kContext), targets(kContext);
+      for (uint64_t index = 0; index < 500; ++index) {
+        const absl::Status read = text->Training(seed, index, tokens, targets);
+        ASSERT_TRUE(read.ok()) << read;
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+}
+
+TEST_F(ManyFilesTest, OneThatIsReplacedIsAnErrorThatNamesIt) {
+  const auto text = Text::Load(paths_, kContext);
+  ASSERT_TRUE(text.ok()) << text.status();
+  // Long closed: the held-out text, which was read last, begins after it. Of the same size.
+  const std::string other = files_.Write("other", "b");
+  std::filesystem::resize_file(other, kSize);
+  std::filesystem::rename(other, paths_[3]);
+  std::vector<int32_t> tokens(kContext), targets(kContext);
+  absl::Status read;
+  for (uint64_t index = 0; read.ok() && index < 20'000; ++index)
+    read = text->Training(/*seed=*/1, index, tokens, targets);
+  EXPECT_EQ(read.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(read.message()),
+              testing::AllOf(HasSubstr(paths_[3]), HasSubstr("was replaced or changed")));
   EXPECT_THAT(tokens, testing::Each(0));
 }
 
