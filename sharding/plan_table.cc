@@ -155,6 +155,15 @@ constexpr char kLegend[] =
 
 }  // namespace
 
+std::string PlanHeadline(const Plan& plan) {
+  const std::string_view timing = Name(plan.decisions.timing);
+  return absl::StrFormat(
+      "Plan of a step: %d ranks, stage %d, %d rounds of %d micro-batches, updates %s (%s)\n",
+      plan.decisions.world, plan.decisions.stage, plan.decisions.rounds,
+      plan.decisions.micro_batches_per_round, absl::string_view(timing.data(), timing.size()),
+      plan.decisions.timing_reason);
+}
+
 std::string PlanTable(const Plan& plan) {
   std::vector<Row> rows = {
       {"#", "when", "operation", "unit", "stage", "stream", "after", "bytes", "address"}};
@@ -194,13 +203,7 @@ std::string PlanTable(const Plan& plan) {
   for (const Row& row : rows) {
     for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
   }
-  const std::string_view timing = Name(plan.decisions.timing);
-  std::string table = absl::StrFormat(
-      "Plan of a step: %d ranks, stage %d, %d rounds of %d micro-batches, updates %s (%s)\n",
-      plan.decisions.world, plan.decisions.stage, plan.decisions.rounds,
-      plan.decisions.micro_batches_per_round, absl::string_view(timing.data(), timing.size()),
-      plan.decisions.timing_reason);
-  absl::StrAppend(&table, kLegend);
+  std::string table = absl::StrCat(PlanHeadline(plan), kLegend);
   for (const Row& row : rows) {
     std::string line;
     for (size_t c = 0; c < row.size(); ++c) {

@@ -1,6 +1,7 @@
 // gpt: trains a byte-level GPT. Its ranks are threads of this process or, under mpirun, torchrun or
 // srun, the processes that these have started. Exit codes: 0; 1 if training failed; 2 for what the
-// command line, the configuration or the launcher asked that cannot be; 130 if a signal ended it.
+// command line, the configuration or the launcher asked that cannot be, also for lack of memory; 130 if a
+// signal ended it.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -39,7 +40,7 @@ int PrintAll(std::string_view text) {
   return printed.ok() ? 0 : Fail(printed, kFailed);
 }
 
-// Where one rank refuses, the others may end in its wake.
+// Where one rank refuses, the others may fail because it is gone.
 int CodeOf(std::span<const absl::Status> errors) {
   return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kCannotBe : kFailed;
 }

@@ -1,10 +1,11 @@
-// The memory that C++ asks the system for: where there is none, a Status.
+// The memory that C++ asks the system for: where there is none, a Status, which is a refusal (refusal.h).
 #pragma once
 
 #include <new>
 #include <utility>
 
 #include "absl/status/status.h"
+#include "refusal.h"
 
 namespace ebb::gpt {
 
@@ -14,9 +15,9 @@ auto OrOutOfMemory(Work&& work) -> decltype(work()) {
   try {
     return std::forward<Work>(work)();
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(
+    return RefusalByCode(absl::ResourceExhaustedError(
         "no memory is left for this process: free some, raise the limit (ulimit -v), or use fewer "
-        "ranks or a smaller model");
+        "ranks or a smaller model"));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan_table.h"
 #include "ebb/sharding/traffic.h"
+#include "mebibytes.h"
 #include "ops/cuda/cuda_ops.h"
 #include "summary.h"
 #include "traffic.h"
@@ -20,8 +21,6 @@
 
 namespace ebb::gpt {
 namespace {
-
-constexpr double kMebi = 1024.0 * 1024.0;
 
 // Where the ranks would compute; for a GPU also where there is none.
 Processor ProcessorOf(const Options& options) {
@@ -144,7 +143,7 @@ std::string PlanText(const sharding::Plan& plan, const Config& config, int64_t p
                                                  /*counted=*/false));
   absl::StrAppend(&text, "\nCommunication of a rank in a step\n", CommunicationTable(plan), "\n");
   if (what == ShowPlan::kOperations) return absl::StrCat(text, sharding::PlanTable(plan));
-  return absl::StrCat(text, plan.operations.size(),
+  return absl::StrCat(text, sharding::PlanHeadline(plan), plan.operations.size(),
                       " operations, which --show-plan=operations lists\n");
 }
 

@@ -323,9 +323,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   return true;
 }
 
-}  // namespace
-
-absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
+absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
   const bool speaks = world.rank() == 0;
   absl::StatusOr<ChosenDevice> chosen = ChooseDevice(run.options, world.local_rank());
   if (!chosen.ok()) return RefusalByCode(chosen.status());
@@ -337,9 +335,8 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
       device.device.kind() != DeviceKind::kCuda)
     LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
   EBB_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
-  absl::StatusOr<std::unique_ptr<Trainer>> made = OrOutOfMemory([&] {
-    return Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
-  });
+  absl::StatusOr<std::unique_ptr<Trainer>> made =
+      Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
   if (!made.ok()) return RefusalByCode(made.status());
   const std::unique_ptr<Trainer> trainer = *std::move(made);
   run.resident.Add(trainer->engine(), trainer->device().kind());  // rank 0's digest comes after all
@@ -351,9 +348,10 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
   }
   EBB_ASSIGN_OR_RETURN(StopVote vote,
                        StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
+  // A Status of its own, which the other ranks hear of before the vote ends: that waits for the votes
+  // that are cast.
   absl::StatusOr<bool> stopped =
       OrOutOfMemory([&] { return TrainAndReport(world, run, *trainer, vote); });
-  // Before the vote ends, which waits for those that are cast.
   if (!stopped.ok()) world.Fail(stopped.status());
   EBB_RETURN_IF_ERROR(stopped.status());
   if (vote.output_failed()) {
@@ -365,6 +363,13 @@ absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
   }
   if (speaks) EBB_RETURN_IF_ERROR(OutputError());  // of what came after the last vote
   return stopped;
+}
+
+}  // namespace
+
+absl::StatusOr<bool> RunRank(const World& world, const Run& run) {
+  // In the rank's thread, where an exception would end the process.
+  return OrOutOfMemory([&] { return RunRankWithMemory(world, run); });
 }
 
 }  // namespace ebb::gpt

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "mebibytes.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb::gpt {
@@ -138,7 +139,6 @@ std::string SummaryJson(const Summary& summary, const History& history) {
 }
 
 std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted) {
-  constexpr double kMebi = 1024.0 * 1024.0;
   std::string table = absl::StrFormat("%-12s %-8s %14s", "class", "tier", "predicted MiB");
   if (counted) absl::StrAppendFormat(&table, " %14s", "peak MiB");
   table += "\n";

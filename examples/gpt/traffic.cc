@@ -1,11 +1,10 @@
 #include "traffic.h"
 
 #include "absl/strings/str_format.h"
+#include "mebibytes.h"
 
 namespace ebb::gpt {
 namespace {
-
-constexpr double kMebi = 1024.0 * 1024.0;
 
 bool SchemesApply(const Config& config) {
   // With two optimizer states.

@@ -1,0 +1,75 @@
+// The program with data that never ends or is larger than memory, and without memory.
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "program.h"
+#include "scratch_files.h"
+
+namespace ebb::gpt {
+namespace {
+
+using testing::HasSubstr;
+
+class DataAndMemoryTest : public testing::Test {
+ protected:
+  ScratchFiles files_;
+  const std::string data_ = files_.Write("text", std::string(400, 'a'));
+};
+
+TEST_F(DataAndMemoryTest, DataThatNeverEndsIsRefused) {
+  Program device(Tiny({"--data", "/dev/zero"}));
+  EXPECT_EQ(device.Finish(), 2) << device.printed();
+  EXPECT_THAT(device.printed(), HasSubstr("/dev/zero: is a device"));
+
+  if (!kCanLimitAddressSpace) GTEST_SKIP() << "a pipe's limit may be a GiB";
+  const std::string pipe = files_.Path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  Program::Options options = WithAddressSpace(700'000);
+  options.before[2].insert(0, "yes > " + pipe + " & ");
+  Program program(Tiny({"--data", pipe}), options);
+  EXPECT_EQ(program.Finish(), 2) << program.printed();
+  EXPECT_THAT(program.printed(), testing::AllOf(HasSubstr(pipe), HasSubstr("write it to a file")));
+}
+
+// Address space runs out somewhere between the start and the first step; at the end there is enough.
+// oneDNN by itself crashes where it lacks memory.
+TEST_F(DataAndMemoryTest, WithoutMemoryItIsRefusedWithASentence) {
+  if (!kCanLimitAddressSpace) GTEST_SKIP();
+  int trained = 0, refused = 0;
+  for (int64_t kibibytes = 140'000; trained == 0; kibibytes += 20'000) {
+    ASSERT_LT(kibibytes, 4'000'000);
+    Program program(
+        Tiny({"--data", data_, "--steps", "2", "--ranks", "1", "--threads", "1", "--sample", "0"}),
+        WithAddressSpace(kibibytes));
+    const int code = program.Finish();
+    SCOPED_TRACE(std::to_string(kibibytes) + " KiB:\n" + program.printed());
+    // Before main the program's loader may lack memory for the libraries.
+    if (code == 127 && program.printed().find("shared object") != std::string::npos) continue;
+    if (code == 0) {
+      ++trained;
+      continue;
+    }
+    ++refused;
+    EXPECT_EQ(code, 2);
+    EXPECT_THAT(program.printed(), HasSubstr("gpt: "));
+  }
+  EXPECT_GT(refused, 0);
+}
+
+// A file that is larger than the address space.
+TEST_F(DataAndMemoryTest, TrainsOnDataLargerThanMemory) {
+  if (!kCanLimitAddressSpace) GTEST_SKIP();
+  const std::string large = files_.Write("large", "");
+  std::filesystem::resize_file(large, int64_t{1} << 36);
+  Program program(
+      Tiny({"--data", large, "--steps", "2", "--sample", "0", "--threads", "1", "--ranks", "1"}),
+      WithAddressSpace(4'000'000));
+  EXPECT_EQ(program.Finish(), 0) << program.printed();
+}
+
+}  // namespace
+}  // namespace ebb::gpt

@@ -1,0 +1,96 @@
+// Where a rank's thread gets no memory, before training and in it, the run is refused and the process
+// goes on.
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "configuration.h"
+#include "gmock/gmock.h"
+#include "refusal.h"
+#include "run.h"
+#include "scratch_files.h"
+
+namespace {
+
+// No allocation may be larger.
+std::atomic<size_t> largest{SIZE_MAX};
+
+}  // namespace
+
+// Not inlined: the compiler takes a new with a free for a mistake.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  if (bytes <= largest)
+    if (void* memory = std::malloc(std::max<size_t>(1, bytes))) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept {
+  std::free(memory);
+}
+
+namespace ebb::gpt {
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t layers = 1, steps = 1;
+  bool shows_plan = false, writes_losses = false;
+  size_t largest = 0;
+};
+void PrintTo(const Case& c, std::ostream* out) {
+  *out << c.name;
+}
+
+class OutOfMemoryTest : public testing::TestWithParam<Case> {};
+
+TEST_P(OutOfMemoryTest, IsARefusal) {
+  const Case& c = GetParam();
+  ScratchFiles files;
+  Options options;
+  options.shape = {.layers = c.layers, .heads = 1, .width = 16, .context = 8, .vocabulary = 256};
+  options.ranks = 2;
+  options.threads = 1;
+  options.device = "cpu";
+  options.steps = c.steps;
+  options.sample_bytes = 0;
+  if (c.shows_plan) options.show_plan = ShowPlan::kOperations;
+  if (c.writes_losses) options.losses_file = files.Path("losses.csv");
+  const auto text = Text::FromBytes(std::vector<uint8_t>(600, 'a'), options.shape.context);
+  const auto config = ResolveConfig(options);
+  auto reports = Reports::Open(options, *config);
+  ASSERT_TRUE(text.ok() && config.ok() && reports.ok())
+      << text.status() << config.status() << reports.status();
+  ResidentMemory resident;
+  std::vector<absl::Status> ended(static_cast<size_t>(options.ranks));
+  largest = c.largest;
+  const absl::Status status = RunThreads(options.ranks, [&](World world) {
+    return ended[static_cast<size_t>(world.rank())] = RunRank(world, {.options = options,
+                                                                      .config = *config,
+                                                                      .text = *text,
+                                                                      .reports = *reports,
+                                                                      .resident = resident})
+                                                          .status();
+  });
+  largest = SIZE_MAX;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("no memory is left"));
+  EXPECT_TRUE(std::any_of(ended.begin(), ended.end(), IsRefusal)) << status;
+}
+
+// What is larger: the text of the plan; the places for the losses of 2^16 steps.
+INSTANTIATE_TEST_SUITE_P(
+    Places, OutOfMemoryTest,
+    testing::Values(
+        Case{.name = "BeforeTraining", .layers = 200, .shows_plan = true, .largest = 550 << 10},
+        Case{.name = "InTraining", .steps = 1 << 20, .writes_losses = true, .largest = 1 << 20}),
+    [](const auto& c) { return c.param.name; });
+
+}  // namespace
+}  // namespace ebb::gpt
