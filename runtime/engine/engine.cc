@@ -15,6 +15,11 @@ absl::Status MovedFrom() {
   return absl::FailedPreconditionError("this Engine was moved from; use the one it was moved to");
 }
 
+// What a call of this rank alone returns: only an engine that has failed lets its ranks go apart.
+absl::Status Local(const Executor& executor, absl::Status status) {
+  return executor.has_failed() ? executor.calls().Returned(std::move(status)) : status;
+}
+
 }  // namespace
 
 Engine::Engine(std::unique_ptr<Executor> executor) : executor_(std::move(executor)) {}
@@ -53,14 +58,16 @@ absl::StatusOr<StepReport> Engine::Report() {
 }
 absl::Status Engine::Read(StateClass what, Sink sink, std::string_view optimizer_state) {
   if (executor_ == nullptr) return MovedFrom();
-  return executor_->calls().Returned(executor_->Read(what, sink, optimizer_state));
+  absl::Status read = executor_->Read(what, sink, optimizer_state);
+  return Local(*executor_, std::move(read));
 }
 absl::Status Engine::Write(StateClass what, const Initialiser& source,
                            std::string_view optimizer_state) {
   if (executor_ == nullptr) return MovedFrom();
   if (source == nullptr)
     return absl::InvalidArgumentError("Write without a source of values: an empty Initialiser");
-  return executor_->calls().Returned(executor_->Write(what, source, optimizer_state));
+  absl::Status written = executor_->Write(what, source, optimizer_state);
+  return Local(*executor_, std::move(written));
 }
 absl::Status Engine::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
   if (executor_ == nullptr) return MovedFrom();

@@ -124,6 +124,7 @@ class Executor {
   const sharding::Plan& plan() const { return own_->plan; }
   const Config& config() const { return config_; }
   const EngineCalls& calls() const { return calls_; }
+  bool has_failed() const { return failures_.has_failed(); }
   MutableTensorView workspace() const;
   StreamView compute_stream() const { return compute_.view(); }
 

@@ -104,6 +104,11 @@ std::vector<absl::Status> Disagree(Run run, const Setting& setting, int odd, con
                     .other = std::move(other),
                     .script = ScriptedTrainer(model, world.rank())};
     EBB_RETURN_IF_ERROR(TrainStep(trainer.policy, trainer.script, 0));
+    // An error that no other rank has to do with ends no comparing.
+    const auto refuse = [](const Slice&, std::span<const float>) {
+      return absl::InternalError("the disk is full");
+    };
+    EXPECT_FALSE(trainer.policy.Read(StateClass::kMaster, refuse).ok());
     // Else a rank that is still in the first step hears of it there.
     absl::Status status = world.MeetOnHost();
     if (status.ok()) status = (world.rank() == odd ? its : rest).run(trainer);
