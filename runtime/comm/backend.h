@@ -115,6 +115,8 @@ class WorldBackend {
   virtual void Fail(absl::Status why) = 0;
   // Where the ranks compare the order of their calls. Null: nowhere, or there is one rank.
   virtual CallOrder* calls() { return nullptr; }
+  // Sends this rank's calls to the ranks that cannot read its memory. Any thread.
+  virtual void TellCalls() {}
   // How ranks with GPUs reach each other beside those. Null: through communicators of this world.
   virtual std::shared_ptr<Bootstrap> bootstrap() { return nullptr; }
   // What ranks that are threads of one process share. Null: they are not.

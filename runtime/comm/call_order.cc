@@ -79,6 +79,12 @@ absl::Status CallOrder::Note(CallOfWorld call) {
   return absl::OkStatus();
 }
 
+absl::Status CallOrder::Check(int rank) const {
+  for (int other = 0; other < static_cast<int>(records_.size()); ++other)
+    EBB_RETURN_IF_ERROR(Compare(rank, other, /*oldest=*/1));
+  return absl::OkStatus();
+}
+
 absl::Status CallOrder::Check() const {
   for (int first = 0; first < static_cast<int>(records_.size()); ++first) {
     for (int second = first + 1; second < static_cast<int>(records_.size()); ++second)
@@ -164,6 +170,15 @@ bool CallOrder::IsBehind(int rank) const {
   return theirs.count.load() > 0 && theirs.count.load() < Mine().count.load();
 }
 
+bool CallOrder::IsFirstHere() const {
+  const uint64_t here = Mine().count.load();
+  return std::all_of(records_.begin(), records_.begin() + rank_,
+                     [&](const CallRecord* theirs) {
+                       return theirs->count.load() < here && theirs->closed.load() == 0;
+                     }) &&
+         Mine().closed.load() == 0;
+}
+
 std::string CallOrder::Describe(int rank) const {
   const CallRecord &theirs = *records_[static_cast<size_t>(rank)], &mine = Mine();
   if (theirs.closed.load() != 0 || mine.closed.load() != 0) return "";
@@ -215,7 +230,7 @@ absl::Status CallOrder::Hear(std::string_view packed) {
     for (uint64_t i = 0; i < CallRecord::kKept; ++i) theirs.calls[i].store(calls[i]);
     theirs.count.store(count);
   }
-  return Check();
+  return Check(static_cast<int>(rank));
 }
 
 }  // namespace ebb

@@ -70,17 +70,22 @@ class CallOrder {
   void Close() { Mine().closed.store(1, std::memory_order_seq_cst); }
   // Compares all that is known. Any thread.
   absl::Status Check() const;
+  // Compares what is known of `rank` with all others. Any thread.
+  absl::Status Check(int rank) const;
 
   // Whether `rank` is known to have made fewer calls than this one.
   bool IsBehind(int rank) const;
+  // Whether this rank is the first that is known to have come so far: all before it are behind, and a
+  // rank that waits tells what it has called. Not once any of them has closed. Any thread.
+  bool IsFirstHere() const;
   // "rank 2 has begun a step of the engine 'policy' as its last call, number 7; ...", or "" where it
   // is not known. Any thread.
   std::string Describe(int rank) const;
   // The same of the first few of these.
   std::string Describe(std::span<const int> ranks) const;
 
-  // For ranks whose records are not in shared memory: a text with this rank's, and what Check says
-  // once another's has come. Any thread.
+  // For ranks whose records are not in shared memory: a text with this rank's, and what Check says of
+  // another once its text has come. Any thread.
   std::string Pack() const;
   absl::Status Hear(std::string_view packed);
 

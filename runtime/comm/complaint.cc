@@ -41,8 +41,8 @@ std::string RankName(std::span<const int> world_ranks, int rank) {
   return absl::StrCat("rank ", rank, " (world rank ", world_rank, ")");
 }
 
-bool SpeaksFor(const Collective& call, int rank, std::span<const int> absent) {
-  if (IsPointToPoint(call.kind)) return true;
+bool SpeaksFor(CollectiveKind kind, int rank, std::span<const int> absent) {
+  if (IsPointToPoint(kind)) return true;
   for (int first = 0; first < rank; ++first) {
     if (std::find(absent.begin(), absent.end(), first) == absent.end()) return false;
   }

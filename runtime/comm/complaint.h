@@ -14,9 +14,9 @@ namespace ebb {
 // "rank 1", or "rank 1 (world rank 5)". `world_ranks`: of a communicator's members, in their order.
 std::string RankName(std::span<const int> world_ranks, int rank);
 
-// Of the ranks that wait in `call` for `absent`, one says so in the log: the first of those that have
+// Of the ranks that wait in a call of `kind` for `absent`, one says so in the log: the first of those that have
 // come, and of two that exchange something the one that waits.
-bool SpeaksFor(const Collective& call, int rank, std::span<const int> absent);
+bool SpeaksFor(CollectiveKind kind, int rank, std::span<const int> absent);
 
 // What a rank waits in: "for rank 1 in barrier on communicator 'reduce'".
 std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& call,

@@ -79,6 +79,8 @@ class World {
 
   // The calls that all ranks make in one order; null in a world of one rank. Lives as long as the world.
   CallOrder* calls() const { return backend_->calls(); }
+  // Sends this rank's to the ranks of other hosts: a wait that is not this world's does so. Any thread.
+  void TellCalls() const { backend_->TellCalls(); }
 
   // Every communicator of every rank fails with `why`; nobody waits for this rank any longer.
   void Fail(absl::Status why) const { backend_->Fail(std::move(why)); }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -145,6 +146,54 @@ TEST_F(CallOrderTest, TextsThatAreNoneAreNotHeard) {
     EXPECT_TRUE(order.Hear(text.substr(0, bytes)).ok());
   text[0] = 9;  // a rank that there is not
   EXPECT_TRUE(order.Hear(text).ok());
+}
+
+TEST_F(CallOrderTest, TheFirstThatHasComeSoFarKnowsIt) {
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(Note(rank, CallKind::kStep).ok());
+  EXPECT_TRUE(order(0).IsFirstHere());
+  EXPECT_FALSE(order(1).IsFirstHere());
+  EXPECT_FALSE(order(2).IsFirstHere());
+  EXPECT_TRUE(Note(2, CallKind::kFinish).ok());
+  EXPECT_TRUE(order(2).IsFirstHere()) << "the others have not come";
+  EXPECT_TRUE(Note(1, CallKind::kFinish).ok());
+  EXPECT_TRUE(order(1).IsFirstHere());
+  EXPECT_FALSE(order(2).IsFirstHere());
+  orders_[0]->Close();
+  EXPECT_FALSE(order(1).IsFirstHere()) << "rank 0 is not known any more";
+}
+
+TEST_F(CallOrderTest, WhatIsHeardOfOneRankIsComparedWithAllThatAreKnown) {
+  CallOrder here(0, std::vector<CallRecord*>(kRanks));
+  here.AddEngine("policy");
+  const CallKind kinds[] = {CallKind::kNone, CallKind::kStep, CallKind::kEvaluation};
+  absl::Status heard;
+  for (const int rank : {1, 2}) {
+    EXPECT_TRUE(heard.ok()) << heard;
+    CallOrder there(rank, std::vector<CallRecord*>(kRanks));
+    EXPECT_TRUE(there.Note({.kind = kinds[rank], .engine = 0}).ok());
+    heard = here.Hear(there.Pack());
+  }
+  EXPECT_THAT(Text(heard), HasSubstr("rank 2 began an evaluation where rank 1 began a step"));
+}
+
+// Whichever comes second sees it; of two that come at once, one does at least.
+TEST_F(CallOrderTest, OfTwoThatDifferAtTheSameTimeOneHearsOfIt) {
+  constexpr int kRounds = 20'000;
+  std::vector<char> heard[2] = {std::vector<char>(kRounds), std::vector<char>(kRounds)};
+  std::barrier together(2);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      for (size_t round = 0; round < kRounds; ++round) {
+        together.arrive_and_wait();
+        const absl::Status apart = Note(rank, rank == 0 ? CallKind::kStep : CallKind::kEvaluation);
+        heard[rank][round] = apart.ok() ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (size_t round = 0; round < kRounds; ++round)
+    ASSERT_TRUE(heard[0][round] != 0 || heard[1][round] != 0) << "round " << round;
 }
 
 // Ranks that call the same never seem apart, whoever looks when.

@@ -6,6 +6,10 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <functional>
+#include <future>
+#include <memory>
 #include <optional>
 #include <ostream>
 #include <random>
@@ -13,8 +17,10 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "backends.h"
 #include "ebb/runtime/comm/call_order.h"
+#include "ebb/runtime/comm/nccl/world_bootstrap.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/log.h"
@@ -177,34 +183,46 @@ TEST_P(FailureTest, RankThatDoesNotComeInTimeIsNamed) {
   }
 }
 
-// The last rank comes when that line has been written.
+// What the log of this process says while `call` lasts, as an error; else what `call` returns. `said`: a
+// line says that a rank has waited.
+absl::Status LogOf(Signal& said, absl::FunctionRef<absl::Status()> call) {
+  std::string log;
+  ::testing::internal::CaptureStderr();
+  SurroundLogLines([&](const std::function<void()>& write) {
+    write();
+    const std::string line = ::testing::internal::GetCapturedStderr();
+    ::testing::internal::CaptureStderr();
+    log += line;
+    if (line.find(" has waited ") != std::string::npos) said.Set();
+  });
+  const absl::Status status = call();
+  SurroundLogLines({});
+  log += ::testing::internal::GetCapturedStderr();
+  return status.ok() ? absl::UnknownError(log.substr(0, 1000)) : status;
+}
+
+constexpr NoticeTimes kSoon{.first_seconds = 0.01, .interval_seconds = 0.01};
+constexpr NoticeTimes kNotInThisTest{.first_seconds = 1e6, .interval_seconds = 1e6};
+
+// The last rank comes when that line has been written. Before rank 0 comes, rank 1 may say it for both.
 TEST_P(FailureTest, WhoIsWaitedForIsSaidInTheLog) {
   Signal said;
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
     EBB_RETURN_IF_ERROR(world.NewCommunicator().status());
-    constexpr NoticeTimes kSoon{.first_seconds = 0.01, .interval_seconds = 0.01};
     EBB_ASSIGN_OR_RETURN(Communicator communicator,
                          world.NewCommunicator({.name = "gather", .notices = kSoon}));
     const auto meet = [&] {
       return After(GetParam(), communicator, [&](Stream& s) { return communicator.Barrier(s); });
     };
     if (world.rank() == 2) said.Wait();
-    if (world.rank() != 0) return meet();
-    ::testing::internal::CaptureStderr();
-    SurroundLogLines([&](const std::function<void()>& write) {
-      write();
-      said.Set();
-    });
-    const absl::Status met = meet();
-    SurroundLogLines({});
-    const std::string log = ::testing::internal::GetCapturedStderr();
-    EBB_RETURN_IF_ERROR(met);
-    return absl::UnknownError(log.substr(0, 1000));
+    return world.rank() == 0 ? LogOf(said, meet) : meet();
   });
-  EXPECT_THAT(Message(seen[0]),
-              AllOf(HasSubstr("rank 0 has waited "), HasSubstr(" s of at most 600 s for "),
-                    AnyOf(HasSubstr("for rank 2 in "), HasSubstr("for other ranks in ")),
-                    HasSubstr("in barrier on communicator 'gather'")));
+  EXPECT_THAT(
+      Message(seen[0]),
+      AllOf(AnyOf(HasSubstr("rank 0 has waited "), HasSubstr("rank 1 has waited ")),
+            HasSubstr(" s of at most 600 s for "),
+            AnyOf(HasSubstr("rank 2 in barrier on "), HasSubstr("for other ranks in barrier on ")),
+            HasSubstr("on communicator 'gather'")));
   for (const size_t rank : {1, 2}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
 }
 
@@ -212,27 +230,50 @@ TEST_P(FailureTest, WhoIsWaitedForToCreateACommunicatorIsSaidInTheLog) {
   Signal said;
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
     EBB_RETURN_IF_ERROR(world.NewCommunicator().status());
-    constexpr NoticeTimes kSoon{.first_seconds = 0.01, .interval_seconds = 0.01};
     const auto create = [&] {
-      return world.NewCommunicator({.name = "gather", .notices = kSoon}).status();
+      const NoticeTimes& notices = world.rank() == 0 ? kSoon : kNotInThisTest;
+      return world.NewCommunicator({.name = "gather", .notices = notices}).status();
     };
     if (world.rank() == 2) said.Wait();
-    if (world.rank() != 0) return create();
-    ::testing::internal::CaptureStderr();
-    SurroundLogLines([&](const std::function<void()>& write) {
-      write();
-      said.Set();
-    });
-    const absl::Status created = create();
-    SurroundLogLines({});
-    const std::string log = ::testing::internal::GetCapturedStderr();
-    EBB_RETURN_IF_ERROR(created);
-    return absl::UnknownError(log.substr(0, 1000));
+    return world.rank() == 0 ? LogOf(said, create) : create();
   });
   EXPECT_THAT(Message(seen[0]),
-              AllOf(HasSubstr("rank 0 has waited "),
-                    HasSubstr(" s of at most 600 s for rank 2 to create communicator 'g")));
+              AllOf(HasSubstr("rank 0 has waited "), HasSubstr(" s of at most 600 s for "),
+                    HasSubstr("rank 2 to create communicator 'g")));
   for (const size_t rank : {1, 2}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
+}
+
+// Also where ranks before it, which the exchange has nothing to do with, are there.
+TEST_P(FailureTest, ThePeerThatIsWaitedForIsSaidInTheLog) {
+  Signal said, over;
+  const auto seen = Seen(3, [&](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator,
+                         world.NewCommunicator({.name = "pipe", .notices = kSoon}));
+    float value = 0;
+    const CollectiveSpan span = {.send = &value, .receive = &value, .count = 1};
+    if (world.rank() == 1) {
+      over.Wait();
+      return absl::OkStatus();
+    }
+    if (world.rank() == 0) {
+      said.Wait();
+      return After(GetParam(), communicator, [&](Stream& s) {
+        return communicator.Send(s, {&span, 1}, kType, 2);
+      });
+    }
+    const absl::Status log = LogOf(said, [&] {
+      return After(GetParam(), communicator, [&](Stream& s) {
+        return communicator.Receive(s, {&span, 1}, kType, 0);
+      });
+    });
+    over.Set();
+    return log;
+  });
+  EXPECT_THAT(Message(seen[2]),
+              AllOf(HasSubstr("rank 2 has waited "),
+                    AnyOf(HasSubstr("for rank 0 in "), HasSubstr("for other ranks in ")),
+                    HasSubstr("in receive of 1 span")));
+  for (const size_t rank : {0, 1}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
 }
 
 // Each waits for the others on a communicator of its own, and they differ in what they have said before.
@@ -240,12 +281,12 @@ TEST_P(FailureTest, RanksWhoseCallsGoApartAreToldAtOnce) {
   const auto seen = Seen(3, [&](World& world) -> absl::Status {
     CallOrder* const order = world.calls();
     if (order == nullptr) return absl::UnimplementedError("");
-    constexpr NoticeTimes kSoon{.first_seconds = 0.05};
+    const int engine = order->AddEngine("policy");  // all know its name before any calls
+    constexpr NoticeTimes kTells{.first_seconds = 0.05};
     EBB_ASSIGN_OR_RETURN(Communicator first,
-                         world.NewCommunicator({.name = "first", .notices = kSoon}));
+                         world.NewCommunicator({.name = "first", .notices = kTells}));
     EBB_ASSIGN_OR_RETURN(Communicator second,
-                         world.NewCommunicator({.name = "second", .notices = kSoon}));
-    const int engine = order->AddEngine("policy");
+                         world.NewCommunicator({.name = "second", .notices = kTells}));
     const CallKind kind = world.rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;
     const absl::Status apart = order->Note({.kind = kind, .engine = engine});
     if (!apart.ok()) world.Fail(apart);
@@ -259,6 +300,32 @@ TEST_P(FailureTest, RanksWhoseCallsGoApartAreToldAtOnce) {
                 AllOf(HasSubstr("ranks do different things with the engine 'policy': rank 2 began "
                                 "an evaluation where rank "),
                       HasSubstr(" began a step. "), Not(HasSubstr("failed"))));
+  }
+}
+
+// Ranks that wait for their GPUs call nothing of the world that connects them beside those.
+TEST_P(FailureTest, RanksWhoseCallsGoApartBesideTheirWorldAreToldAtOnce) {
+  const auto seen = Seen(3, [](World& world) -> absl::Status {
+    CallOrder* const order = world.calls();
+    if (order == nullptr) return absl::UnimplementedError("");
+    const int engine = order->AddEngine("policy");  // all know its name before any calls
+    EBB_ASSIGN_OR_RETURN(const std::shared_ptr<WorldBootstrap> beside,
+                         WorldBootstrap::Create(world));
+    const auto heard = std::make_shared<std::promise<absl::Status>>();
+    beside->OnFailure([heard](const absl::Status& why) { heard->set_value(why); });
+    const CallKind kind = world.rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;
+    if (const absl::Status apart = order->Note({.kind = kind, .engine = engine}); !apart.ok())
+      world.Fail(apart);
+    beside->TellCalls();
+    std::future<absl::Status> failure = heard->get_future();
+    if (failure.wait_for(std::chrono::minutes(1)) != std::future_status::ready)
+      return absl::DeadlineExceededError("nothing has been heard");
+    return failure.get();
+  });
+  if (absl::IsUnimplemented(seen[0])) GTEST_SKIP() << "these worlds do not compare calls";
+  for (const absl::Status& status : seen) {
+    EXPECT_THAT(Message(status), HasSubstr("ranks do different things with the engine 'policy': "
+                                           "rank 2 began an evaluation where rank "));
   }
 }
 

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/hosts/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "processes.h"
@@ -92,6 +93,23 @@ TEST(HostsWorld, CommunicatorsForTheCpuAreRefusedOnEveryRank) {
   for (const absl::Status& status : seen) {
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
     EXPECT_THAT(Message(status), HasSubstr("need MPI"));
+  }
+}
+
+TEST(HostsWorld, RanksWhoseCallsGoApartAllHearOfIt) {
+  const auto seen = OnThreads(4, [](const Backend& world) -> absl::Status {
+    Ear ear(*world->bootstrap());
+    const int engine = world->calls()->AddEngine("policy");
+    EBB_RETURN_IF_ERROR(world->bootstrap()->AllGather("", 60).status());  // all know its name
+    const CallKind kind = world->rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;
+    const absl::Status apart = world->calls()->Note({.kind = kind, .engine = engine});
+    if (!apart.ok()) world->Fail(apart);
+    world->bootstrap()->TellCalls();
+    return ear.Wait();
+  });
+  for (const absl::Status& status : seen) {
+    EXPECT_THAT(Message(status), HasSubstr("ranks do different things with the engine 'policy': "
+                                           "rank 2 began an evaluation where rank "));
   }
 }
 

@@ -166,6 +166,16 @@ TEST(Launch, ALauncherThatStaysIsKnown) {
   EXPECT_FALSE(stays({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TORCHELASTIC_RUN_ID", "r1"}}));
 }
 
+TEST(Launch, TheFirstOfAHostIsKnown) {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) {
+    EXPECT_TRUE(IsFirstOfHost({{name, "0"}})) << name;
+    EXPECT_FALSE(IsFirstOfHost({{name, "1"}})) << name;
+  }
+  EXPECT_FALSE(IsFirstOfHost({}));
+  // srun has started mpirun.
+  EXPECT_FALSE(IsFirstOfHost({{"OMPI_COMM_WORLD_LOCAL_RANK", "3"}, {"SLURM_LOCALID", "0"}}));
+}
+
 TEST(Launch, RanksOfOneJobMeetAtOnePlaceAndThoseOfAnotherElsewhere) {
   for (const Environment& slurm : {kSlurm, kSlurmOfOneHost}) {
     std::set<std::string> places;

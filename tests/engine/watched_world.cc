@@ -81,6 +81,7 @@ class WatchedWorld : public WorldBackend {
   int ranks_per_host() const override { return world_.ranks_per_host(); }
   void Fail(absl::Status why) override { world_.Fail(std::move(why)); }
   CallOrder* calls() override { return world_.calls(); }
+  void TellCalls() override { world_.TellCalls(); }
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {

@@ -105,6 +105,14 @@ void Star::Run() {
     for (size_t i = 0; ready > 0 && i < connections_.size(); ++i) {
       if (polled_[1 + i].revents != 0) Hear(i);
     }
+    if (!calls_to_hear_.empty()) {
+      const std::vector<std::string> packed = std::exchange(calls_to_hear_, {});
+      absl::Status apart;
+      lock.unlock();  // of many ranks, comparing takes a while
+      for (const std::string& text : packed) apart.Update(calls_.Hear(text));
+      lock.lock();
+      Broken(std::move(apart), rank_);
+    }
     if (due_ == WaitPoint::kNever) notice_.reset();
     if (notice_.has_value()) {
       if (const std::optional<double> seconds = notice_->Take()) SayWaiting(*seconds);
@@ -142,7 +150,7 @@ void Star::Understand(int from, Message message) {
     if (rank_ == 0) TellOthers(MessageType::kNote, message.payload, from);
   } else if (message.type == MessageType::kCalls) {
     if (rank_ == 0) TellOthers(MessageType::kCalls, message.payload, from);
-    Broken(calls_.Hear(message.payload), rank_);
+    calls_to_hear_.push_back(std::move(message.payload));
   } else if (message.type == MessageType::kBlob && rank_ == 0) {
     const auto timeout_seconds = std::bit_cast<double>(unpacker.Number());
     std::string text = unpacker.Text();
@@ -226,8 +234,9 @@ void Star::SayWaiting(double seconds) const {
 }
 
 void Star::TellCalls() {
+  absl::Status apart = calls_.Check(rank_);  // the others are compared as they are heard
   const std::scoped_lock lock(mutex_);
-  Broken(calls_.Check(), rank_);
+  Broken(std::move(apart), rank_);
   TellOthers(MessageType::kCalls, calls_.Pack(), rank_);
 }
 

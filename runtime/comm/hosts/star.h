@@ -77,7 +77,8 @@ class Star {
   const Descriptor wake_;
   const std::shared_ptr<FarewellNotes> notes_;
   CallOrder calls_;
-  std::vector<pollfd> polled_;  // of the thread
+  std::vector<pollfd> polled_;              // of the thread
+  std::vector<std::string> calls_to_hear_;  // likewise
   std::thread thread_;
 
   std::mutex mutex_;  // of what follows; the thread alone receives, and alone closes

@@ -244,6 +244,11 @@ absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environm
   return launch;
 }
 
+bool IsFirstOfHost(const Environment& environment) {
+  return ValueOr(environment, {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}) ==
+         "0";
+}
+
 Environment ThisEnvironment() {
   Environment environment;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {

@@ -40,6 +40,10 @@ using Environment = std::map<std::string, std::string>;
 // or missing; kFailedPrecondition the launchers that disagree.
 absl::StatusOr<std::optional<Launch>> DescribeLaunch(const Environment& environment);
 
+// Whether an MPI launcher or SLURM has said that this process is the first of its host. No, where none
+// has said which it is.
+bool IsFirstOfHost(const Environment& environment);
+
 // The variables of this process.
 Environment ThisEnvironment();
 

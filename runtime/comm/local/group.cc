@@ -246,7 +246,7 @@ void LocalGroup::SayWaiting(int rank, std::span<const int> absent, double second
   const std::string known =
       world_.CompareCalls(world_ranks_[static_cast<size_t>(rank)], WorldRanks(absent));
   const Collective& call = seat(rank).call;
-  if (failed() || absent.empty() || !SpeaksFor(call, rank, absent)) return;
+  if (failed() || absent.empty() || !SpeaksFor(call.kind, rank, absent)) return;
   LogWaiting(RankName(rank), seconds, WaitsInCall(options_, Summarise(call), RankNames(absent)),
              options_.timeout_seconds, known);
 }

@@ -100,7 +100,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   };
   const Letters::Meeting meeting =
       group_->calls().Meet(peers, &mine, deadline, arrived, [] { return true; },
-                           {.options = group_->options(), .text = waits});
+                           {.options = group_->options(), .kind = call.kind, .text = waits});
   switch (meeting.outcome) {
     case Letters::Outcome::kMet:
       break;

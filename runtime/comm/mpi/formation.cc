@@ -121,7 +121,7 @@ absl::Status MpiGroup::MeetToJoin(const void* letter, const CommunicatorOptions&
   const auto waits = [&](std::string_view names) { return WaitsForCreation(options, names); };
   const Letters::Meeting meeting = proposals_->Meet(
       others_, letter, deadline, [](int) { return true; }, [this] { return broken().ok(); },
-      {.options = options, .text = waits});
+      {.options = options, .kind = CollectiveKind::kBarrier, .text = waits});
   EBB_RETURN_IF_ERROR(status());
   EBB_RETURN_IF_ERROR(broken());
   switch (meeting.outcome) {

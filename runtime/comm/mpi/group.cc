@@ -87,10 +87,7 @@ void MpiGroup::SayWaiting(std::span<const int> absent, double seconds,
   std::vector<int> world_ranks;
   for (const int rank : absent) world_ranks.push_back(world_rank(rank));
   const std::string known = world_.CompareCalls(world_ranks);
-  if (failed() || absent.empty()) return;
-  for (int first = 0; first < rank(); ++first) {
-    if (std::find(absent.begin(), absent.end(), first) == absent.end()) return;
-  }
+  if (failed() || absent.empty() || !SpeaksFor(waits.kind, rank(), absent)) return;
   LogWaiting(RankName(rank()), seconds, waits.text(RankNames(absent)),
              waits.options.timeout_seconds, known);
 }

@@ -29,6 +29,7 @@ class Letters {
   // In what a rank waits, for messages, given the names of those that are absent.
   struct Waits {
     const CommunicatorOptions& options;
+    CollectiveKind kind;  // says for which ranks one rank speaks in the log (SpeaksFor)
     absl::FunctionRef<std::string(std::string_view names)> text;
   };
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -29,7 +30,8 @@ absl::Status NotAllHaveCome(MpiLibrary& library, MPI_Comm comm, const char* what
       "world, for the other ranks: not all ", size, " have come there (", what, ")"));
 }
 
-// MPI does not tell which are missing. So the first two say it, of which one may be it.
+// MPI does not tell which are missing. So the first two say it, of which one may be it, and the first of
+// each host, where neither has come.
 void SayNotAllHaveCome(MpiLibrary& library, MPI_Comm comm, double seconds) {
   int rank = 0, size = 1;
   {
@@ -37,7 +39,7 @@ void SayNotAllHaveCome(MpiLibrary& library, MPI_Comm comm, double seconds) {
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
   }
-  if (rank > 1) return;
+  if (rank > 1 && !IsFirstOfHost(ThisEnvironment())) return;
   LogWarning(absl::StrCat(Describe(Myself(rank, size, "MPI")), " has waited ", std::round(seconds),
                           " s, at the start of the world, for the other ranks: not all ", size,
                           " have come there"));

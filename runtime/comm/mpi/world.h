@@ -133,6 +133,7 @@ class MpiRank : public WorldBackend {
       const CommunicatorOptions& options) override;
   void Fail(absl::Status why) override;
   CallOrder* calls() override;
+  void TellCalls() override { world_->TellCalls(); }
 
  private:
   const std::shared_ptr<MpiWorld> world_;

@@ -332,7 +332,10 @@ void NcclCommunicator::SayIfWaiting() {
   if (order != nullptr) {
     if (const absl::Status apart = order->Check(); !apart.ok()) parts_.failure->Report(apart);
   }
-  if (group_.rank > 1) return;  // of the first two one may be waited for
+  // Of an exchange, of the first two, of which one may be waited for, and where neither has come.
+  const bool speaks =
+      IsPointToPoint(call->kind) || group_.rank <= 1 || (order != nullptr && order->IsFirstHere());
+  if (!speaks) return;
   LogWaiting(RankName(), tells_after + *more_seconds,
              WaitsInCall(parts_.options, *call, "other ranks"), parts_.options.timeout_seconds,
              order == nullptr ? "" : order->Describe(behind));

@@ -32,6 +32,7 @@ class WorldBootstrap : public Bootstrap {
                                                      double timeout_seconds) override;
   void Fail(const absl::Status& why) override { world_.Fail(why); }
   CallOrder* calls() override { return world_.calls(); }
+  void TellCalls() override { world_.TellCalls(); }
   void OnFailure(std::function<void(const absl::Status& why)> heard) override;
   absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells(double timeout_seconds) override;
 

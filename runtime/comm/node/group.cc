@@ -73,7 +73,7 @@ void NodeGroup::Fail(const absl::Status& why) {
 
 void NodeGroup::SayWaiting(const Collective& call, std::span<const int> absent, double seconds) {
   const std::string known = world_->CompareCalls(NamedRanks(absent));
-  if (failed() || absent.empty() || !SpeaksFor(call, rank_, absent)) return;
+  if (failed() || absent.empty() || !SpeaksFor(call.kind, rank_, absent)) return;
   {
     const std::scoped_lock lock(mutex_);
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
