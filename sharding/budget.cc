@@ -303,17 +303,20 @@ std::string HostRoomWarning(const Pools& pools, const HostRoom& room) {
                           : ": what does not fit will be swapped, and the process may be killed");
 }
 
-absl::Status CheckBudget(const Pools& pools, const Config& config) {
+absl::Status CheckBudget(const Pools& pools, const Config& config, bool names_classes) {
+  const auto classes = [&](const auto& bytes) {
+    return names_classes ? absl::StrCat(" (", Table(bytes), ")") : "";
+  };
   const std::optional<int64_t> host = config.ebb.host_memory, device = config.ebb.device_memory;
   if (host && HostBytes(pools) > *host) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "ebb.host_memory is ", Megabytes(*host), " a rank, but the pools in host memory need ",
-        Megabytes(HostBytes(pools)), " (", Table(pools.host_bytes), ")"));
+        Megabytes(HostBytes(pools)), classes(pools.host_bytes)));
   }
   if (device && DeviceBytes(pools) > *device) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "ebb.device_memory is ", Megabytes(*device), " a rank, but the pools on the device need ",
-        Megabytes(DeviceBytes(pools)), " (", Table(pools.bytes), ")"));
+        Megabytes(DeviceBytes(pools)), classes(pools.bytes)));
   }
   return absl::OkStatus();
 }

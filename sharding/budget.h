@@ -36,8 +36,8 @@ std::string WhatOwnOptimizerOverrules(const Config& config);
 // is exceeded.
 Pools LeastPools(const PoolInputs& inputs, const Config& config);
 
-// kResourceExhausted: a cap is exceeded, and which class needs how much.
-absl::Status CheckBudget(const Pools& pools, const Config& config);
+// kResourceExhausted: a cap is exceeded, and (names_classes) which class needs how much.
+absl::Status CheckBudget(const Pools& pools, const Config& config, bool names_classes = true);
 
 // What a host has left for the pools of some of its ranks.
 struct HostRoom {

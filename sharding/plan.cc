@@ -89,8 +89,10 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Exten
 }
 
 absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
-  const absl::Status status = CheckBudget(pools, *inputs.config);
-  if (status.ok() || !inputs.advises) return status;
+  using CapError = PlanInputs::CapError;
+  const absl::Status status =
+      CheckBudget(pools, *inputs.config, /*names_classes=*/inputs.cap_error != CapError::kNeed);
+  if (status.ok() || inputs.cap_error != CapError::kAdvice) return status;
   return absl::Status(status.code(),
                       absl::StrCat(status.message(), "; ", Advice(inputs, CapsOf(*inputs.config))));
 }

@@ -317,8 +317,10 @@ struct PlanInputs {
   int world = 1;
   int optimizer_states = 0;
   bool own_optimizer = false;
-  // The error of a cap says what would fit, which takes longer to find than the plan.
-  bool advises = true;
+  // How much the error of a cap says: what is needed; which class needs how much, too; and what would
+  // fit, which takes longer to find than the plan.
+  enum class CapError : uint8_t { kNeed, kClasses, kAdvice };
+  CapError cap_error = CapError::kAdvice;
   // Sums over ranks depend on how many collectives are grouped (NCCL's, without
   // ebb.deterministic_reduce): then such a change is advised only where nothing else fits.
   bool sums_depend_on_groups = false;

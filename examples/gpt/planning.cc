@@ -68,14 +68,16 @@ std::vector<Choice> Choices() {
   return choices;
 }
 
-// What a row of the table says of one choice.
-absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice, Config config) {
+// What a row of the table says of one choice. Not advises: why it is refused in a few words.
+absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice, Config config,
+                                    bool advises) {
   config.zero.stage = choice.stage;
   config.zero.offload_param.device = choice.parameters;
   config.zero.offload_optimizer.device = choice.states;
   EBB_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(options.ranks));
   EBB_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, resolved, ProcessorOf(options)));
-  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan, PredictPlan(work.spec, options.ranks, resolved));
+  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan,
+                       PredictPlan(work.spec, options.ranks, resolved, advises));
   std::array<double, kTiers> held = {};
   for (const MemoryRow& row : sharding::PredictMemory(plan))
     held[static_cast<size_t>(row.tier)] += static_cast<double>(row.predicted_bytes) / kMebi;
@@ -92,12 +94,6 @@ absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice
                          held[static_cast<size_t>(Tier::kNvme)], of_ranks, of_host, of_nvme);
 }
 
-// Of a cap, without the classes and the advice, which another row gives.
-std::string WhyNot(const absl::Status& refused) {
-  const std::string why(refused.message());
-  return absl::IsResourceExhausted(refused) ? why.substr(0, why.find(" (")) : why;
-}
-
 absl::StatusOr<std::string> PredictionText(const Options& options, const Config& resolved) {
   EBB_ASSIGN_OR_RETURN(const Config config, OverriddenConfig(options));
   EBB_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, resolved, ProcessorOf(options)));
@@ -110,18 +106,19 @@ absl::StatusOr<std::string> PredictionText(const Options& options, const Config&
       "  %-6s %-11s %-9s %12s %12s %12s   %12s %12s %12s\n",
       "stage", "parameters", "states", "device", "RAM", "NVMe", "ranks", "RAM", "NVMe");
   bool any = false;
-  absl::Status refused;
-  for (const Choice& choice : Choices()) {
-    const auto figures = Figures(options, choice, config);
+  const std::vector<Choice> choices = Choices();
+  for (const Choice& choice : choices) {
+    const auto figures = Figures(options, choice, config, /*advises=*/false);
     const std::string_view parameters = Name(choice.parameters), states = Name(choice.states);
     absl::StrAppendFormat(&text, "%s %-6d %-11s %-9s ", choice == asked ? "*" : " ", choice.stage,
                           absl::string_view(parameters.data(), parameters.size()),
                           absl::string_view(states.data(), states.size()));
-    absl::StrAppend(&text, figures.ok() ? *figures : WhyNot(figures.status()), "\n");
+    absl::StrAppend(&text, figures.ok() ? absl::string_view(*figures) : figures.status().message(),
+                    "\n");
     any |= figures.ok();
-    if (!figures.ok()) refused = figures.status();
   }
-  if (!any) return refused;
+  // Of the one that takes the least of a device.
+  if (!any) return Figures(options, choices.back(), config, /*advises=*/true).status();
   absl::StrAppend(&text,
                   "\nstates: masters and optimizer states.  *: as these options and their "
                   "configuration ask.\n");

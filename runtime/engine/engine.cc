@@ -108,11 +108,12 @@ const Config& Engine::config() const {
   return executor_->config();
 }
 
-absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world,
-                                           const Config& config) {
+absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world, const Config& config,
+                                           bool advises) {
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
-  const sharding::PlanInputs inputs = Executor::InputsFor(model, resolved, world, /*own=*/nullptr);
+  sharding::PlanInputs inputs = Executor::InputsFor(model, resolved, world, /*own=*/nullptr);
+  if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
   if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
     optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
   return sharding::PlanStep(inputs);

@@ -152,8 +152,10 @@ class Engine {
 
 // The plan of a step from the model and the config alone: no engine, no device, no disk. Of
 // offload_optimizer.ratio "auto" it has what ebb.device_memory asks for, as an engine on the
-// CPU does; one on a GPU may offload more.
-absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world, const Config& config);
+// CPU does; one on a GPU may offload more. Not advises: the error of a cap says what is needed, without
+// the classes and what would fit, which takes longer to find than the plan.
+absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world, const Config& config,
+                                           bool advises = true);
 
 // The memory table of the fullest rank by that plan. An engine on a GPU has 1 MiB more of staging,
 // through which ranks tell each other what lies in host memory (512 bytes a rank from 2,048 ranks on).

@@ -189,7 +189,8 @@ class Executor {
   sharding::PlanInputs Inputs() const {
     sharding::PlanInputs inputs =
         InputsFor(model_, config_, size_, options_.optimizer ? &*options_.optimizer : nullptr);
-    inputs.advises = false;  // one rank does (AgreeOnPlanned)
+    inputs.cap_error =
+        sharding::PlanInputs::CapError::kClasses;  // one rank advises (AgreeOnPlanned)
     inputs.sums_depend_on_groups =
         world_.connected_by_nccl() && !config_.ebb.deterministic_reduce && size_ > 1;
     return inputs;
