@@ -23,8 +23,8 @@ class SwapDirectory {
   static constexpr size_t kNameMax = 222;
   static absl::Status CheckName(std::string_view name);
 
-  // nvme_path: a directory that this user may write, not a link; where there is none, one is made. On memory (tmpfs) it is
-  // one too, which one line of the log says. `name`: as CheckName has it.
+  // nvme_path: a directory that this user may write, not a link. Where there is none, one is made. A
+  // directory in memory (tmpfs) is taken, too, and one line of the log says so. `name`: see CheckName.
   static absl::StatusOr<SwapDirectory> Create(std::string_view nvme_path, std::string_view name);
   SwapDirectory(SwapDirectory&& other) noexcept { *this = std::move(other); }
   SwapDirectory& operator=(SwapDirectory&& other) noexcept {

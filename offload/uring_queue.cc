@@ -40,7 +40,7 @@ constexpr int kRingEntriesMax = 4096;
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kCompletionsMax = 64;                   // of one Completed
 
-// Also where nothing of the process moves any more, a queue tries so often itself.
+// A queue tries at least so often itself, even when the time of the whole process is over.
 constexpr int kRefusalsMin = 16;
 
 // Held while a ring is made or given back. liburing maps and unmaps rings by system calls that no
@@ -293,7 +293,7 @@ class UringQueue final : public IoQueue {
       const int result = io_uring_submit_and_wait(&ring_, completions);
       if (result >= 0) {
         refused_for_ever_ = 0;
-        return;  // what moves is seen when it has; this may have been the read that waits for wakes
+        return;  // no progress yet: this may have been the read of the pipe by which others wake the ring
       }
       // A signal may end a wait for the disk, however often. What is not submitted has been refused.
       const bool interrupts_wait = result == -EINTR && !submits;

@@ -1,5 +1,5 @@
-// One engine's part in the order of calls of its world (comm/call_order.h): each call that all ranks
-// make is noted before anything of it waits for other ranks.
+// One engine's part in the order of calls of its world (comm/call_order.h). Each call that all ranks make
+// is noted before it waits for other ranks.
 #pragma once
 
 #include <string_view>

@@ -26,8 +26,8 @@ class Scope {
   Scope& operator=(Scope&& other) noexcept;
   ~Scope() { Close(); }
 
-  // The whole parameter in the compute dtype (ModelSpec::compute_dtypes); the same address at every visit, in forward and
-  // backward, in every step.
+  // The whole parameter in the compute dtype (ModelSpec::compute_dtypes). Its address is the same at
+  // every visit, in forward and backward, in every step.
   TensorView parameter(ParameterId p) const;
   // The micro-batches this scope serves: loop over them, always. Numbers within the step, 0 ...
   // StepOptions::micro_batches - 1.
@@ -36,8 +36,8 @@ class Scope {
   // dtype, of the previous visit's output_bytes; empty in the first visit and where the trainer
   // keeps its own activations.
   TensorView input(int micro_batch) const;
-  // Releases the parameters; what is asked for after it is an error of the step. Backward: what was not asked for counts as zero, and the reduction
-  // starts.
+  // Releases the parameters. A view that is asked for after it is an error of the step. Backward: a
+  // gradient that was not asked for counts as zero, and the reduction starts.
   void Close();
 
  protected:

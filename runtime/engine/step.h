@@ -100,8 +100,8 @@ class Evaluation {
   ~Evaluation();
 
   ForwardScope Forward(UnitId unit);
-  // Adds one fp32 scalar on the device to sum number `sum`, 0 ... kSums - 1. Which is what is the
-  // trainer's matter, but for 0, which is the loss.
+  // Adds one fp32 scalar on the device to sum number `sum`, 0 ... kSums - 1. Sum 0 is the loss. What the
+  // others mean is up to the trainer.
   void Add(int sum, TensorView scalar);
   void AddLoss(TensorView scalar) { Add(0, scalar); }
   // The mean of the losses that were added, over calls and all ranks. Waits. Collective.

@@ -1,7 +1,7 @@
-// What a trainer asked of views, or of scopes that are closed, that they do not give. TensorView::as<T>() of another type may come on
-// any thread, at any time, and of a view that has outlived its scope or its engine; so views carry
-// numbers (ViewOrigin), by which as<T>() finds this object as long as it lives. The engine takes what
-// was reported wherever its step may still be stopped.
+// The mistakes that a trainer makes with views: the wrong type, another unit's parameter, a scope that is
+// closed. TensorView::as<T>() may be called on any thread, at any time, also after the scope or the engine
+// is gone. So a view carries numbers (ViewOrigin), by which as<T>() finds this object as long as it lives.
+// The engine takes the first mistake wherever its step may still be stopped.
 #pragma once
 
 #include <atomic>
