@@ -36,28 +36,28 @@ __global__ void __launch_bounds__(kThreads)
   cuda::Walk<Work::kMany>(cut, Thread(), Threads(), Work(arrays, runs));
 }
 
-__device__ void AddUpperQuarter(double (&lanes)[cuda::kGroup], int distance) {
-  double upper[cuda::kGroup];
-  for (int i = 0; i < cuda::kGroup; ++i)
-    upper[i] = __shfl_down_sync(kAllLanes, lanes[i], static_cast<unsigned>(distance));
-  cuda::AddQuarter(lanes, upper);
-}
-
-// A warp takes as many blocks as it has fours of threads, and all of it stays for the shuffles.
+// A warp takes as many blocks as it has parts of threads, and all of it stays for the shuffles.
+template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
     SumBlocksKernel(const AccumulateArrays arrays, bool groups_aligned, double* blocks) {
-  constexpr int kBlocksOfWarp = kWarp / cuda::kQuarters;
+  using Work = cuda::SquaresWork<kLanes>;
+  constexpr int kBlocksOfWarp = kWarp / Work::kParts;
   const int64_t count = NormBlocks(arrays.count);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   for (int64_t first = Thread() / kWarp * kBlocksOfWarp; first < count;
        first += Threads() / kWarp * kBlocksOfWarp) {
-    const int64_t block = first + lane / cuda::kQuarters;
-    const int quarter = lane % cuda::kQuarters;
-    double lanes[cuda::kGroup] = {};
-    if (block < count) cuda::SquaresWork{arrays}.Quarter(block, quarter, groups_aligned, lanes);
-    AddUpperQuarter(lanes, 2);
-    AddUpperQuarter(lanes, 1);
-    if (quarter == 0 && block < count) blocks[block] = cuda::AddLanes(lanes);
+    const int64_t block = first + lane / Work::kParts;
+    const int part = lane % Work::kParts;
+    double lanes[kLanes] = {};
+    if (block < count) Work{arrays}.Part(block, part, groups_aligned, lanes);
+#pragma unroll
+    for (unsigned distance = Work::kParts / 2; distance > 0; distance /= 2) {
+      double upper[kLanes];
+#pragma unroll
+      for (int i = 0; i < kLanes; ++i) upper[i] = __shfl_down_sync(kAllLanes, lanes[i], distance);
+      cuda::AddPart(lanes, upper);
+    }
+    if (part == 0 && block < count) blocks[block] = cuda::AddLanes(lanes);
   }
 }
 
@@ -112,6 +112,14 @@ cudaError_t Launch(cudaStream_t stream, int64_t threads, int blocks_max,
   const int64_t blocks =
       std::clamp<int64_t>((threads + kThreads - 1) / kThreads, 1, std::max(blocks_max, 1));
   return LaunchBlocks(stream, blocks, kThreads, kernel, arguments...);
+}
+
+template <int kLanes>
+cudaError_t LaunchSumBlocks(cudaStream_t stream, int blocks_max, const AccumulateArrays& arrays,
+                            double* blocks) {
+  using Work = cuda::SquaresWork<kLanes>;
+  return Launch(stream, NormBlocks(arrays.count) * Work::kParts, blocks_max,
+                &SumBlocksKernel<kLanes>, arrays, Work::Aligned(arrays), blocks);
 }
 
 int64_t ThreadsFor(const Cut& cut) {
@@ -184,7 +192,9 @@ cudaError_t LoadKernels(Grids* grids) {
   loader.Load(&EachElementKernel<cuda::StoreMasterWork<false>, MasterArrays>,
               &grids->store_master[1]);
   loader.Load(&EachElementKernel<cuda::AccumulateWork, AccumulateArrays>, &grids->accumulate);
-  loader.Load(&SumBlocksKernel, &grids->squares);
+  loader.Load(&SumBlocksKernel<4>, &grids->squares[0]);
+  loader.Load(&SumBlocksKernel<2>, &grids->squares[1]);
+  loader.Load(&SumBlocksKernel<1>, &grids->squares[2]);
   loader.Load(&AddLevelKernel, &grids->level);
   for (int rule = 0; rule < kUpdateRules; ++rule) {
     WithRule(static_cast<UpdateRule>(rule),
@@ -221,9 +231,16 @@ cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays, double* blocks, double* sum) {
   cuda::LevelWork level = {.sums = blocks, .count = NormBlocks(arrays.count)};
   if (level.count > 0) {
+    // With as few threads a block of numbers as give every SM two of its resident blocks' worth.
+    const auto fills = [&](int parts, int resident) {
+      return level.count * parts >= int64_t{2} * resident * kThreads;
+    };
     const cudaError_t result =
-        Launch(stream, level.count * cuda::kQuarters, grids.squares, &SumBlocksKernel, arrays,
-               cuda::SquaresWork::Aligned(arrays), blocks);
+        fills(cuda::SquaresWork<4>::kParts, grids.squares[0])
+            ? LaunchSumBlocks<4>(stream, grids.squares[0], arrays, blocks)
+        : fills(cuda::SquaresWork<2>::kParts, grids.squares[1])
+            ? LaunchSumBlocks<2>(stream, grids.squares[1], arrays, blocks)
+            : LaunchSumBlocks<1>(stream, grids.squares[2], arrays, blocks);
     if (result != cudaSuccess) return result;
   }
   // More than one block of threads adds at once: shards of more than 2^26 elements.

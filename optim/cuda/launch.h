@@ -15,7 +15,8 @@ namespace ebb::optim {
 
 // The largest grids of one device, in blocks of threads (resident_blocks.h).
 struct Grids {
-  int cast = 1, accumulate = 1, squares = 1, level = 1;
+  int cast = 1, accumulate = 1, level = 1;
+  int squares[3] = {1, 1, 1};  // with 4, 8 and 16 threads a block of a norm
   int load_master[2] = {1, 1}, store_master[2] = {1, 1};  // of a split one, of a parameter
   int update[kUpdateRules][3] = {};                       // of an UpdateRule and a MasterForm
 };

@@ -221,15 +221,20 @@ struct AccumulateWork {
   }
 };
 
-// Four threads share a block of norm.h's sum: thread `quarter` of them has lanes 4 * quarter to
-// 4 * quarter + 3, and of every 16 elements the four that belong to these. So each thread's accesses
-// are groups, and each lane sees its elements in ascending order.
+// Four threads share a block of norm.h's sum, or eight or sixteen where there are too few blocks for
+// that to fill a device: thread `part` of them has lanes kLanes * part and on, and of every 16 elements
+// those that belong to these. So each thread's accesses are groups, and each lane sees its elements in
+// ascending order, however many threads there are.
 inline constexpr int kNormLanes = 16;
-inline constexpr int kQuarters = kNormLanes / kGroup;
 
+template <int kLanes>
 struct SquaresWork {
-  static constexpr int kSteps = 4;  // of 16 elements, whose loads are in flight together
-  static_assert(kNormBlock % (kSteps * kNormLanes) == 0);
+  static constexpr int kParts = kNormLanes / kLanes;
+  // Numbers of a thread whose loads are in flight together: as many bytes for an SM as a copy has, with
+  // half of its threads.
+  static constexpr int kNumbers = 32;
+  static constexpr int kSteps = kNumbers / kLanes;  // of 16 elements
+  static_assert(kGroup % kLanes == 0 && kNormBlock % (kSteps * kNormLanes) == 0);
   const AccumulateArrays& arrays;  // without a destination: of the source
 
   // Blocks begin at multiples of 1,024 elements: what aligns one aligns all.
@@ -238,19 +243,19 @@ struct SquaresWork {
            GroupsAligned({arrays.destination, SizeOf(arrays.destination_dtype)}, 0);
   }
 
-  EBB_HOST_DEVICE void Quarter(int64_t block, int quarter, bool groups_aligned,
-                               double (&lanes)[kGroup]) const {
+  EBB_HOST_DEVICE void Part(int64_t block, int part, bool groups_aligned,
+                            double (&lanes)[kLanes]) const {
     const int64_t begin = block * kNormBlock;
     const int64_t left = arrays.count - begin;
-    int64_t at = begin + kGroup * quarter;
+    int64_t at = begin + kLanes * part;
     if (groups_aligned && left >= kNormBlock) {
       for (int step = 0; step < kNormBlock / kNormLanes; step += kSteps, at += kSteps * kNormLanes)
-        Take<kGroup, kSteps>(at, lanes);
+        Take<kLanes, kSteps>(at, lanes);
       return;
     }
     const int64_t end = left < kNormBlock ? arrays.count : begin + kNormBlock;
     for (; at < end; at += kNormLanes) {
-      for (int i = 0; i < kGroup; ++i) {
+      for (int i = 0; i < kLanes; ++i) {
         double lane[1] = {lanes[i]};
         if (at + i < end) Take<1, 1>(at + i, lane);
         lanes[i] = lane[0];
@@ -284,13 +289,22 @@ struct SquaresWork {
   }
 };
 
-// norm.h's tree over the lanes of four threads: quarters 2 and 3 are added to 0 and 1, then 1 to 0,
-// and then quarter 0 has the block's sum in its own four lanes.
-EBB_HOST_DEVICE void AddQuarter(double (&lanes)[kGroup], const double (&upper)[kGroup]) {
-  for (int i = 0; i < kGroup; ++i) lanes[i] += upper[i];
+// norm.h's tree over the lanes of a block's threads: the upper half of the parts is added to the lower,
+// and so on, and then part 0 has the block's sum in its own lanes.
+template <int kLanes>
+EBB_HOST_DEVICE void AddPart(double (&lanes)[kLanes], const double (&upper)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) lanes[i] += upper[i];
 }
-EBB_HOST_DEVICE double AddLanes(const double (&lanes)[kGroup]) {
-  return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+template <int kLanes>
+EBB_HOST_DEVICE double AddLanes(const double (&lanes)[kLanes]) {
+  if constexpr (kLanes == 1) {
+    return lanes[0];
+  } else if constexpr (kLanes == 2) {
+    return lanes[0] + lanes[1];
+  } else {
+    static_assert(kLanes == 4);
+    return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+  }
 }
 
 // A level of norm.h's sums above the elements, of which sixteen threads add 1,024, one a lane. All

@@ -162,19 +162,21 @@ TEST(CudaMasters, ComeAndGoWithTheBitsOfTheCpu) {
   }
 }
 
-// As SumBlocksKernel has the quarters added.
-double BlockSum(const cuda::SquaresWork& work, int64_t block) {
-  double lanes[cuda::kQuarters][cuda::kGroup] = {};
-  for (int quarter = 0; quarter < cuda::kQuarters; ++quarter)
-    work.Quarter(block, quarter, cuda::SquaresWork::Aligned(work.arrays), lanes[quarter]);
-  cuda::AddQuarter(lanes[0], lanes[2]);
-  cuda::AddQuarter(lanes[1], lanes[3]);
-  cuda::AddQuarter(lanes[0], lanes[1]);
+// As SumBlocksKernel has the parts added.
+template <int kLanes>
+double BlockSum(const cuda::SquaresWork<kLanes>& work, int64_t block) {
+  constexpr int kParts = cuda::SquaresWork<kLanes>::kParts;
+  double lanes[kParts][kLanes] = {};
+  for (int part = 0; part < kParts; ++part)
+    work.Part(block, part, cuda::SquaresWork<kLanes>::Aligned(work.arrays), lanes[part]);
+  for (int distance = kParts / 2; distance > 0; distance /= 2) {
+    for (int part = 0; part < distance; ++part) cuda::AddPart(lanes[part], lanes[part + distance]);
+  }
   return cuda::AddLanes(lanes[0]);
 }
 
 // `numbers`: what the squares are of.
-template <class T>
+template <int kLanes, class T>
 void ExpectBlocks(const AccumulateArrays& arrays, const T* numbers) {
   ThreadTeam team(1);
   for (int64_t block = 0; block < NormBlocks(arrays.count); ++block) {
@@ -182,7 +184,7 @@ void ExpectBlocks(const AccumulateArrays& arrays, const T* numbers) {
     double scratch = 0;
     const double expected = SumOfSquares(team, numbers + begin, kDTypeOf<T>,
                                          std::min(kNormBlock, arrays.count - begin), {&scratch, 1});
-    ASSERT_EQ(BlockSum({arrays}, block), expected) << block;
+    ASSERT_EQ(BlockSum(cuda::SquaresWork<kLanes>{arrays}, block), expected) << block;
   }
 }
 
@@ -203,10 +205,16 @@ void ExpectAccumulates(int64_t count, int64_t offset, bool add) {
 
   auto added = before;
   arrays.destination = added.data() + offset;
-  ExpectBlocks(arrays, expected.data() + offset);
   const auto expect_added = [&] {
     for (size_t i = 0; i < before.size(); ++i) ASSERT_EQ(Bits(added[i]), Bits(expected[i])) << i;
   };
+  ExpectBlocks<4>(arrays, expected.data() + offset);
+  expect_added();
+  added = before;
+  ExpectBlocks<2>(arrays, expected.data() + offset);
+  expect_added();
+  added = before;
+  ExpectBlocks<1>(arrays, expected.data() + offset);
   expect_added();
   for (const int64_t threads : kGrids) {
     added = before;
@@ -216,7 +224,9 @@ void ExpectAccumulates(int64_t count, int64_t offset, bool add) {
 
   const AccumulateArrays alone = {
       .source = source.data() + offset, .source_dtype = kDTypeOf<Source>, .count = count};
-  ExpectBlocks(alone, source.data() + offset);
+  ExpectBlocks<4>(alone, source.data() + offset);
+  ExpectBlocks<2>(alone, source.data() + offset);
+  ExpectBlocks<1>(alone, source.data() + offset);
 }
 
 TEST(CudaNorm, AccumulationsAndBlocksHaveTheBitsOfTheCpu) {

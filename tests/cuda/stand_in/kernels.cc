@@ -68,7 +68,8 @@ void CastTwice(const CastArrays& arrays) {
 
 cudaError_t LoadKernels(Grids* grids) {
   const int blocks = stand_in::ResidentBlocks();
-  grids->cast = grids->accumulate = grids->squares = grids->level = blocks;
+  grids->cast = grids->accumulate = grids->level = blocks;
+  for (int& squares : grids->squares) squares = blocks;
   std::fill_n(grids->load_master, 2, blocks);
   std::fill_n(grids->store_master, 2, blocks);
   for (auto& of_rule : grids->update) std::fill_n(of_rule, 3, blocks);
@@ -127,7 +128,9 @@ cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,
 
 cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays, double* blocks, double* sum) {
-  if (grids.squares != stand_in::ResidentBlocks()) return cudaErrorInvalidConfiguration;
+  for (const int squares : grids.squares) {
+    if (squares != stand_in::ResidentBlocks()) return cudaErrorInvalidConfiguration;
+  }
   const auto scratch = static_cast<size_t>(NormBlocks(arrays.count)) * sizeof(double);
   const std::initializer_list<Touched> touched = {SourceOf(arrays), DestinationOf(arrays),
                                                   Writes(blocks, scratch),
