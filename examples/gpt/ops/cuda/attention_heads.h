@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "ebb/runtime/device/cuda/number_bits.h"
+#include "ops/cuda/exponential.h"
 
 namespace ebb::gpt::cuda {
 
@@ -26,21 +27,9 @@ EBB_HOST_DEVICE float Larger(float a, float b) {
   return std::fmax(a, b);
 #endif
 }
-// 2^x, on the device within 2^-22 of it and without subnormals.
-EBB_HOST_DEVICE float Exp2(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return std::exp2(x);
-#endif
-}
 EBB_HOST_DEVICE float MinusInfinity() {
   return kernel::NumberOf(0xff800000u);
 }
-
-inline constexpr float kLog2E = 1.44269504f;
 
 // Attention of `sequences` with `heads` heads each; the same for all blocks of a launch. Tokens of a
 // sequence and blocks of a launch are fewer than 2^31.

@@ -6,6 +6,7 @@
 
 #include "ebb/runtime/device/cuda/kernel_thread.h"
 #include "ops/cuda/block_sum.h"
+#include "ops/cuda/exponential.h"
 #include "ops/cuda/numbers.h"
 
 namespace ebb::gpt::cuda {
@@ -35,20 +36,26 @@ struct CrossEntropyKernel {
     // Before the gradient may overwrite it: nobody writes until all have summed.
     Unpack(Load<T, 1>(logits, target), at_target);
 
+    const int count = static_cast<int>(a.vocabulary);
     Sum mine;
-    Each(thread, logits, a.vocabulary, [&](const auto& numbers, int64_t) { mine.Add(numbers); });
+    Each(thread, logits, count, [&](const auto& numbers, int) { mine.Add(numbers); });
     const float log_sum_exp = LogSumExp(thread, mine);
     if (thread.index() == 0) a.losses[row] = log_sum_exp - at_target[0];
     if (a.gradient == nullptr) return;
 
     auto* const gradient = static_cast<T*>(a.gradient) + row * a.vocabulary;
-    Each(thread, logits, a.vocabulary, [&](auto& numbers, int64_t at) {
+    const float factor = *scale;
+    Each(thread, logits, count, [&](auto& numbers, int at) {
       constexpr int kNumbers = sizeof(numbers) / sizeof(float);
       EBB_UNROLL
-      for (int i = 0; i < kNumbers; ++i) {
-        const float probability = std::exp(numbers[i] - log_sum_exp);
-        numbers[i] = (probability - (at + i == target ? 1.0f : 0.0f)) * *scale;
+      for (int i = 0; i < kNumbers; ++i) numbers[i] = Exp(numbers[i] - log_sum_exp);
+      // Of the row's groups one has the target.
+      if (const int of_group = target - at; 0 <= of_group && of_group < kNumbers) {
+        EBB_UNROLL
+        for (int i = 0; i < kNumbers; ++i) numbers[i] -= i == of_group ? 1.0f : 0.0f;
       }
+      EBB_UNROLL
+      for (int i = 0; i < kNumbers; ++i) numbers[i] *= factor;
       StoreAnywhere<T>(numbers, gradient, at);
     });
   }
@@ -65,11 +72,11 @@ struct CrossEntropyKernel {
       for (int i = 0; i < kNumbers; ++i) highest = numbers[i] > highest ? numbers[i] : highest;
       Raise(highest);
       EBB_UNROLL
-      for (int i = 0; i < kNumbers; ++i) sum += std::exp(numbers[i] - top);
+      for (int i = 0; i < kNumbers; ++i) sum += Exp(numbers[i] - top);
     }
     EBB_HOST_DEVICE void Raise(float highest) {
       if (highest == top) return;
-      sum *= std::exp(top - highest);
+      sum *= Exp(top - highest);
       top = highest;
     }
   };
@@ -91,32 +98,31 @@ struct CrossEntropyKernel {
 
   // Calls body(numbers, index of the first) for the thread's groups and single numbers of a row.
   template <class Thread, class Body>
-  EBB_HOST_DEVICE static void Each(const Thread& thread, const T* logits, int64_t count,
+  EBB_HOST_DEVICE static void Each(const Thread& thread, const T* logits, int count,
                                    const Body& body) {
-    const int64_t before =
-        static_cast<int64_t>(reinterpret_cast<uintptr_t>(logits) % 16 / sizeof(T));
-    const int64_t unaligned = (kWidth - before) % kWidth;
-    const int64_t head = unaligned < count ? unaligned : count;
-    const int64_t groups = (count - head) / kWidth;
-    for (int64_t first = thread.index(); first < groups; first += kMany * kThreads) {
+    const int before = static_cast<int>(reinterpret_cast<uintptr_t>(logits) % 16 / sizeof(T));
+    const int unaligned = (kWidth - before) % kWidth;
+    const int head = unaligned < count ? unaligned : count;
+    const int groups = (count - head) / kWidth;
+    for (int first = thread.index(); first < groups; first += kMany * kThreads) {
       Group<T, kWidth> loaded[kMany];
       EBB_UNROLL
       for (int m = 0; m < kMany; ++m) {
-        const int64_t group = first + m * kThreads;
+        const int group = first + m * kThreads;
         if (group < groups) loaded[m] = Load<T, kWidth>(logits, head + group * kWidth);
       }
       EBB_UNROLL
       for (int m = 0; m < kMany; ++m) {
-        const int64_t group = first + m * kThreads;
+        const int group = first + m * kThreads;
         if (group >= groups) break;
         float numbers[kWidth];
         Unpack(loaded[m], numbers);
         body(numbers, head + group * kWidth);
       }
     }
-    const int64_t single = thread.index();
+    const int single = thread.index();
     if (single >= count - groups * kWidth) return;
-    const int64_t at = single < head ? single : single + groups * kWidth;
+    const int at = single < head ? single : single + groups * kWidth;
     float number[1];
     Unpack(Load<T, 1>(logits, at), number);
     body(number, at);

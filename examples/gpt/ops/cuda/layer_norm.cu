@@ -29,16 +29,17 @@ cudaError_t LaunchNorm(cudaStream_t stream, DType dtype, const NormArrays& array
 }
 
 int64_t NormBackwardPartials(int64_t rows, int64_t width) {
-  return NormParts(rows) * 2 * width;
+  return NormParts(rows, kNormPartsMax) * 2 * width;
 }
 
 cudaError_t LaunchNormBackward(cudaStream_t stream, DType dtype, const NormBackwardArrays& arrays,
                                float* partials) {
-  const int64_t parts = NormParts(arrays.rows);
+  int64_t parts = 0;
   const cudaError_t result = WithType(dtype, [&](auto type) {
     using T = decltype(type);
     const auto launch = [&](auto which) {
       using Kernel = decltype(which);
+      parts = NormParts(arrays.rows, Kernel::kPartsMax);
       return kernel::LaunchKernel<Kernel>(
           stream,
           {.blocks = parts * Kernel::Tiles(arrays.width), .shared_bytes = Kernel::kSharedBytes},

@@ -20,14 +20,18 @@
 
 namespace ebb::gpt::cuda {
 
-// Two waves of the largest blocks on an H200, of at least 16 rows each.
-inline int64_t NormParts(int64_t rows) {
-  return std::clamp<int64_t>(Ceil(rows, 16), 1, 264);
+// Parts have at least 16 rows. Of the largest blocks two waves on an H200; of 128 threads, three of
+// which an SM has room for (146 registers each), one: 12 warps take turns at a row's barriers, not 8.
+inline constexpr int64_t kNormPartsMax = 396;
+
+inline int64_t NormParts(int64_t rows, int64_t most) {
+  return std::clamp<int64_t>(Ceil(rows, 16), 1, most);
 }
 
 template <class T, int kWidth, int kRowThreads>
 struct NormBackwardKernel {
   static constexpr int kThreads = kNormThreads<kRowThreads>;
+  static constexpr int64_t kPartsMax = kThreads == 128 ? kNormPartsMax : 264;
   static constexpr int kRows = kThreads / kRowThreads;  // of a block at once
   static constexpr int kHeld = 3;                       // groups of a thread
   static constexpr int kTile = kHeld * kRowThreads * kWidth;
