@@ -226,7 +226,7 @@ absl::Status CallOrder::Hear(std::string_view packed) {
                                      [&](const auto& told) { return told.get() == &theirs; });
     if (!is_told || count < theirs.count.load()) return absl::OkStatus();
     theirs.closed.store(static_cast<uint32_t>(closed));
-    theirs.count.store(0);  // who compares meanwhile finds no calls
+    theirs.count.store(0);  // a comparison meanwhile finds no calls
     for (uint64_t i = 0; i < CallRecord::kKept; ++i) theirs.calls[i].store(calls[i]);
     theirs.count.store(count);
   }

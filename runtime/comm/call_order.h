@@ -47,7 +47,7 @@ struct CallOfWorld {
   int engine = -1;  // which one, counted over the calls of Create; -1: of none
 };
 
-// One rank's calls, for all who can read its memory. Zeros are no calls.
+// One rank's calls, for the ranks that can read its memory. Zeros are no calls.
 struct alignas(64) CallRecord {
   static constexpr uint64_t kKept = 14;
   std::atomic<uint64_t> count;
