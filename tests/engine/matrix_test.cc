@@ -5,18 +5,25 @@
 // Always: a pairwise covering array of all settings, 50 random cells (EBB_SEED=n for others), and 12 of
 // early updates on NVMe.
 // With EBB_FULL=1: the product of all settings, as IsRedundant and ProductCells thin it out.
+//
+// matrix_test --digests=FILE writes what all these cells left behind instead of testing them, so that two
+// commits can be compared (matrix_digests.h).
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/covering_array.h"
 #include "tests/engine/matrix_cell.h"
+#include "tests/engine/matrix_digests.h"
 #include "tests/sharding/random_model.h"
 
 namespace ebb::testing {
@@ -179,6 +186,27 @@ std::vector<Batch> Batches(Part part, int count) {
   for (int i = 0; i < count; ++i) batches.push_back({part, i});
   return batches;
 }
+constexpr int kProductBatches = 12, kTierBatches = 9;
+
+// Those that run always; with EBB_FULL=1 all.
+std::vector<Cell> AllCells() {
+  std::vector<Cell> cells;
+  const auto add = [&](Part part, int count) {
+    for (const Batch& batch : Batches(part, count)) {
+      const std::vector<Cell> of_batch = CellsOf(batch);
+      cells.insert(cells.end(), of_batch.begin(), of_batch.end());
+    }
+  };
+  add(Part::kPairwise, static_cast<int>(PairwiseRows().size()));
+  add(Part::kRandom, kRandomCells);
+  add(Part::kRandomEarly, kRandomEarlyCells);
+  if (Full()) {
+    add(Part::kProduct, kProductBatches);
+    add(Part::kTiers, kTierBatches);
+  }
+  return cells;
+}
+
 const auto kIndexAsName = [](const ::testing::TestParamInfo<Batch>& info) {
   return std::to_string(info.param.index);
 };
@@ -191,11 +219,12 @@ INSTANTIATE_TEST_SUITE_P(Random, MatrixTest,
 INSTANTIATE_TEST_SUITE_P(RandomEarly, MatrixTest,
                          ::testing::ValuesIn(Batches(Part::kRandomEarly, kRandomEarlyCells)),
                          kIndexAsName);
-INSTANTIATE_TEST_SUITE_P(Product, MatrixTest, ::testing::ValuesIn(Batches(Part::kProduct, 12)),
+INSTANTIATE_TEST_SUITE_P(Product, MatrixTest,
+                         ::testing::ValuesIn(Batches(Part::kProduct, kProductBatches)),
                          kIndexAsName);
 
-INSTANTIATE_TEST_SUITE_P(Tiers, MatrixTest, ::testing::ValuesIn(Batches(Part::kTiers, 9)),
-                         kIndexAsName);
+INSTANTIATE_TEST_SUITE_P(Tiers, MatrixTest,
+                         ::testing::ValuesIn(Batches(Part::kTiers, kTierBatches)), kIndexAsName);
 
 // Without clipping the norm, which depends on where slices begin, changes nothing.
 TEST(ShardGroupTest, HasTheMastersOfAWorldWhoseReductionGroupItIs) {
@@ -223,6 +252,22 @@ TEST(ShardGroupTest, HasTheMastersOfAWorldWhoseReductionGroupItIs) {
   }
 }
 
+TEST(DigestsTest, AreTheSameOfTheSameCellAndOthersOfAnother) {
+  Cell other;
+  other[kRule] = 1;
+  const std::string path = ::testing::TempDir() + "/digests";
+  ASSERT_EQ(WriteDigests(path, std::vector<Cell>{Cell(), other, Cell()}), absl::OkStatus());
+  std::ifstream file(path);
+  std::string first, second, third;
+  std::getline(file, first);
+  std::getline(file, second);
+  std::getline(file, third);
+  EXPECT_THAT(first, ::testing::StartsWith("cell\tworld 1, "));
+  EXPECT_EQ(third, first);
+  EXPECT_NE(second.substr(second.find("\tstate ")), first.substr(first.find("\tstate ")));
+  EXPECT_EQ(WriteDigests("/proc/no file", {}).code(), absl::StatusCode::kUnavailable);
+}
+
 TEST(CoveringArrayTest, HasEveryPairOfSettings) {
   EXPECT_TRUE(MissingPairs(LevelCounts(), PairwiseRows()).empty());
 }
@@ -235,3 +280,15 @@ TEST(CoveringArrayTest, MissingPairsAreFound) {
 
 }  // namespace
 }  // namespace ebb::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  constexpr std::string_view kDigests = "--digests=";
+  const std::string_view option = argc == 2 ? argv[1] : "";
+  if (!option.starts_with(kDigests)) return RUN_ALL_TESTS();
+  setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0);
+  const std::string file(option.substr(kDigests.size()));
+  const absl::Status written = ebb::testing::WriteDigests(file, ebb::testing::AllCells());
+  if (!written.ok()) std::cerr << "matrix_test: " << written.message() << "\n";
+  return written.ok() ? 0 : 1;
+}
