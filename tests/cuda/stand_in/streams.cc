@@ -1,0 +1,185 @@
+// Streams, events, and what runs on streams.
+#include "streams.h"
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "calls.h"
+#include "graph.h"
+#include "order.h"
+#include "state.h"
+
+namespace ebb::stand_in {
+namespace {
+
+constexpr int kLeastPriority = 0, kGreatestPriority = -5;
+
+thread_local std::atomic<int> host_waits{0};
+std::mutex host_functions;  // one at a time, whatever their streams
+std::mutex streams_mutex;
+std::set<cudaStream_t> streams;  // of all devices
+
+}  // namespace
+
+void AwaitOnHost(const Event& event) {
+  if (!event.Passed()) ++host_waits;
+  event.Wait();
+}
+
+ebb::Device& Host() {
+  static ebb::Device device = ebb::Device::Cpu(1);
+  return device;
+}
+
+const std::atomic<int>& HostWaits() {
+  return host_waits;
+}
+void AwaitDevice() {
+  if (Lost() != cudaSuccess) return;
+  std::vector<Event> ends;
+  {
+    const std::scoped_lock lock(streams_mutex);
+    for (const cudaStream_t stream : streams) {
+      if (stream->device != CurrentDevice()) continue;
+      const std::scoped_lock turn(stream->mutex);
+      stream->stream.Record(ends.emplace_back(*Host().NewEvent()));
+    }
+  }
+  for (const Event& end : ends) AwaitOnHost(end);
+}
+void HoldUntilHostWaits(cudaStream_t stream) {
+  EnqueueKernel(stream, Task([waits = &host_waits, before = host_waits.load()] {
+                  while (waits->load() == before) std::this_thread::yield();
+                }));
+}
+bool HasPriority(cudaStream_t stream) {
+  return stream->has_priority;
+}
+void EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument,
+                   void (*release)(void*)) {
+  if (KeepTask(stream, Task([run, argument] { run(argument); }), argument, release)) return;
+  EnqueueKernel(stream, Task([run, argument, release] {
+                  run(argument);
+                  if (release != nullptr) release(argument);
+                }));
+}
+void EnqueueKernel(cudaStream_t stream, const Task& kernel) {
+  UseContext();
+  if (KeepTask(stream, kernel, nullptr, nullptr)) return;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Enqueue(kernel);
+}
+
+}  // namespace ebb::stand_in
+
+using namespace ebb::stand_in;  // what the C functions below use
+
+extern "C" {
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = kLeastPriority;
+  *greatest = kGreatestPriority;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  if (const auto failure = FailureBesideCaptures("cudaStreamCreateWithPriority")) return failure;
+  if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
+  auto made = Host().NewStream("stand-in");
+  if (!made.ok()) return cudaErrorMemoryAllocation;
+  *stream = new CUstream_st{
+      *std::move(made), *Host().NewEvent(), priority == kGreatestPriority, CurrentDevice(), {}};
+  Count(Thing::kStream, 1);
+  const std::scoped_lock lock(streams_mutex);
+  streams.insert(*stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  UseContext();
+  Forget(stream);
+  {
+    const std::scoped_lock lock(streams_mutex);
+    streams.erase(stream);
+  }
+  delete stream;
+  Count(Thing::kStream, -1);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  if (const auto failure = FailureOutsideOfCapture("cudaStreamQuery", stream)) return failure;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Record(stream->end);
+  if (!stream->end.Passed()) return cudaErrorNotReady;
+  NotePassed(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  if (const auto failure = FailureOutsideOfCapture("cudaStreamSynchronize", stream)) return failure;
+  {
+    const std::scoped_lock lock(stream->mutex);
+    stream->stream.Record(stream->end);
+  }
+  AwaitOnHost(stream->end);
+  NotePassed(stream);
+  return Lost();
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (const auto failure = Called("cudaStreamWaitEvent")) return failure;
+  if (const auto refused = RefuseWhileCapturing(stream, cudaErrorStreamCaptureIsolation))
+    return refused;
+  const std::scoped_lock lock(stream->mutex);
+  NoteWait(stream, event);
+  stream->stream.Wait(event->event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  if (const auto failure = FailureBesideCaptures("cudaEventCreateWithFlags")) return failure;
+  if (flags != cudaEventDisableTiming) return cudaErrorInvalidValue;
+  *event = new CUevent_st{*Host().NewEvent()};
+  Count(Thing::kEvent, 1);
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  UseContext();
+  Forget(event);
+  delete event;
+  Count(Thing::kEvent, -1);
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (const auto failure = FailureOutsideOfCapture("cudaEventRecord", stream)) return failure;
+  const std::scoped_lock lock(stream->mutex);
+  NoteRecord(stream, event);
+  stream->stream.Record(event->event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  if (const auto failure = FailureBesideCaptures("cudaEventQuery")) return failure;
+  if (!event->event.Passed()) return cudaErrorNotReady;
+  NotePassed(event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (const auto failure = FailureBesideCaptures("cudaEventSynchronize")) return failure;
+  AwaitOnHost(event->event);
+  NotePassed(event);
+  return Lost();
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
+  if (const auto failure = FailureOutsideOfCapture("cudaLaunchHostFunc", stream)) return failure;
+  const std::scoped_lock lock(stream->mutex);
+  stream->stream.Enqueue([function, argument] {
+    const std::scoped_lock turn(host_functions);
+    if (Lost() == cudaSuccess) function(argument);
+  });
+  return cudaSuccess;
+}
+
+}  // extern "C"
