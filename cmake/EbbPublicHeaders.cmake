@@ -35,6 +35,7 @@ set(ebb_public_headers
   runtime/engine/scope.h
   runtime/engine/step.h
   runtime/engine/tensor_view.h
+  runtime/engine/training_state.h
   runtime/trace/ledger.h
   runtime/trace/log.h
   runtime/trace/timeline.h

@@ -6,36 +6,39 @@
 namespace ebb::optim {
 
 LossScaler::LossScaler(const LossScaleConfig& config, DType compute)
-    : config_(config), hysteresis_(config.hysteresis) {
+    : config_(config), state_({.hysteresis_left = config.hysteresis}) {
   if (compute != DType::kFloat16) return;
   dynamic_ = config.static_scale == 0;
-  scale_ = dynamic_ ? std::ldexp(1.0, static_cast<int>(config.initial_scale_power))
-                    : config.static_scale;
+  state_.scale = dynamic_ ? std::ldexp(1.0, static_cast<int>(config.initial_scale_power))
+                          : config.static_scale;
 }
 
 bool LossScaler::at_minimum() const {
-  return dynamic_ && scale_ <= config_.min_scale;
+  return dynamic_ && state_.scale <= config_.min_scale;
 }
 
 void LossScaler::Update(bool overflow) {
   if (!dynamic_) return;
   if (overflow) {
-    if (config_.hysteresis == 1 || hysteresis_ == 1) {
-      scale_ = std::max(scale_ / 2, config_.min_scale);
+    if (config_.hysteresis == 1 || state_.hysteresis_left == 1) {
+      state_.scale = std::max(state_.scale / 2, config_.min_scale);
     } else {
-      --hysteresis_;
+      --state_.hysteresis_left;
     }
-    last_overflow_ = iteration_;
-  } else {
-    if (config_.consecutive_hysteresis) hysteresis_ = config_.hysteresis;
-    // The step after an overflow is not yet part of the window.
-    const int64_t stable = iteration_ - last_overflow_ - 1;
-    if (stable > 0 && stable % config_.window == 0) {
-      hysteresis_ = config_.hysteresis;
-      scale_ *= 2;
-    }
+    state_.clean_steps = 0;
+    return;
   }
-  ++iteration_;
+  if (config_.consecutive_hysteresis) state_.hysteresis_left = config_.hysteresis;
+  // The step after an overflow is not yet part of the window.
+  if (state_.clean_steps > 0 && state_.clean_steps % config_.window == 0) {
+    state_.hysteresis_left = config_.hysteresis;
+    state_.scale *= 2;
+  }
+  ++state_.clean_steps;
+}
+
+void LossScaler::Resume(const LossScalerState& state) {
+  if (dynamic_) state_ = state;
 }
 
 }  // namespace ebb::optim

@@ -23,7 +23,8 @@ CallOfWorld Unpack(uint64_t word) {
 }
 
 bool Meets(CallKind kind) {
-  return kind == CallKind::kSuspend || kind == CallKind::kResume || kind == CallKind::kCopy;
+  return kind == CallKind::kSuspend || kind == CallKind::kResume || kind == CallKind::kCopy ||
+         kind == CallKind::kSetTrainingState;
 }
 
 bool Alike(CallOfWorld one, CallOfWorld other) {
@@ -153,6 +154,8 @@ std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
       return absl::StrCat("called Resume", of);
     case CallKind::kCopy:
       return absl::StrCat("copied parameters into ", engine);
+    case CallKind::kSetTrainingState:
+      return absl::StrCat("called SetTrainingState", of);
   }
   return "made another call";
 }

@@ -40,6 +40,7 @@ enum class CallKind : uint8_t {
   kSuspend,
   kResume,
   kCopy,
+  kSetTrainingState,
 };
 
 struct CallOfWorld {

@@ -77,6 +77,16 @@ absl::Status Engine::Gather(ParameterId p, StateClass what, Sink sink, int root)
   if (executor_ == nullptr) return MovedFrom();
   return executor_->calls().Returned(executor_->Gather(p, what, sink, root));
 }
+absl::StatusOr<TrainingState> Engine::training_state() {
+  if (executor_ == nullptr) return MovedFrom();
+  absl::StatusOr<TrainingState> state = executor_->training_state();
+  if (!state.ok()) return Local(*executor_, state.status());
+  return state;
+}
+absl::Status Engine::SetTrainingState(const TrainingState& state) {
+  if (executor_ == nullptr) return MovedFrom();
+  return executor_->calls().Returned(executor_->SetTrainingState(state));
+}
 absl::Status Engine::Suspend() {
   if (executor_ == nullptr) return MovedFrom();
   return executor_->calls().Returned(executor_->Suspend());

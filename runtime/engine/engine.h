@@ -38,6 +38,7 @@
 #include "ebb/runtime/engine/scope.h"
 #include "ebb/runtime/engine/step.h"
 #include "ebb/runtime/engine/tensor_view.h"
+#include "ebb/runtime/engine/training_state.h"
 #include "ebb/sharding/model.h"
 #include "ebb/sharding/state.h"
 
@@ -103,6 +104,14 @@ class Engine {
   // BeginEvaluation, whose scopes see them.
   absl::Status Write(StateClass what, const Initialiser& source,
                      std::string_view optimizer_state = "");
+  // What the run is beside its tensors. Of all finished steps: waits for the verdict on the last one.
+  // Local, and the same on every rank.
+  absl::StatusOr<TrainingState> training_state();
+  // The reverse, as of a run that is resumed: the next step is state.finished_steps + 1, and until it
+  // has finished there is no Report. Collective, between steps. It waits for pending updates. An error
+  // on any rank, or states that differ, is every rank's error and nothing is set.
+  absl::Status SetTrainingState(const TrainingState& state);
+
   // Collective: one parameter's kMaster or kParameter whole, as fp32. root -1: on every rank; else
   // `whole` may be empty elsewhere.
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root = -1);

@@ -19,6 +19,7 @@
 //   errors.cc, meeting.cc          what fails, and who hears of it; calls of all ranks outside of steps
 //   values.cc, access.cc           initial values; Read, Write and Gather
 //   state_runs.cc                  state wherever it lives
+//   training_state.cc              steps counted and the loss scale, as values that resume a run
 //   suspension.cc, copy.cc         beside other engines
 //   pools_for_collectives.cc       memory that NCCL moves without copies
 //   host_touches.cc                what the host touches beside the device, for who checks the order
@@ -113,6 +114,10 @@ class Executor {
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
   absl::Status Gather(ParameterId p, StateClass what, Engine::Sink sink, int root);
 
+  // What a run is beside its tensors (training_state.cc).
+  absl::StatusOr<TrainingState> training_state();
+  absl::Status SetTrainingState(const TrainingState& state);
+
   // Beside other engines (suspension.cc, copy.cc).
   absl::Status Suspend();
   absl::Status Resume();
@@ -144,6 +149,7 @@ class Executor {
     kResume,
     kCopyInto,
     kCopyFrom,
+    kSetTrainingState,
   };
 
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);

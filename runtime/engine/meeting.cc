@@ -72,6 +72,8 @@ std::string Executor::Describe(int64_t begun) {
       return "calls CopyParametersFrom";
     case Meeting::kCopyFrom:
       return "copies its parameters into another engine";
+    case Meeting::kSetTrainingState:
+      return "calls SetTrainingState";
   }
   return begun < 0 ? "is in an evaluation" : "is in a step";
 }

@@ -218,6 +218,11 @@ absl::Status Executor::BegunDifferently(std::span<const int64_t> first,
         absl::StrCat("ranks do different things with the engine '", options_.name, "': rank 0 ",
                      Describe(first[1]), ", rank ", rank, " ", Describe(other[1])));
   }
+  if (index > 0 && first[1] == static_cast<int64_t>(Meeting::kSetTrainingState)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks set different training states of the engine '", options_.name,
+                     "': rank ", rank, " another one than rank 0; all must set the same"));
+  }
   if (index > 0 && IsMeeting(first)) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks copy parameters into the engine '", options_.name,
@@ -232,8 +237,8 @@ absl::Status Executor::BegunDifferently(std::span<const int64_t> first,
                      begun(IsEvaluation(other)), " where rank 0", begun(IsEvaluation(first))));
   }
   constexpr const char* kWhat[kBegunEntries] = {
-      "are in different steps or evaluations (counted from the first, with every Suspend, Resume "
-      "and CopyParametersFrom)",
+      "are in different steps or evaluations (counted from the first, with every Suspend, Resume, "
+      "SetTrainingState and CopyParametersFrom)",
       "began a step or evaluation with different micro_batches",
       "began a step with different gradient_divisor", "began a step with different learning_rate",
       "began a step with different hold_updates (1) or may_leave_out (2)"};

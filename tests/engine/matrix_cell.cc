@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/optim/update.h"
@@ -47,6 +49,50 @@ std::vector<StateRead> StatesOf(const Config& config) {
   return states;
 }
 
+// What a run is on a rank, so that another engine can go on with it.
+class SavedRun {
+ public:
+  // `starts`: of each parameter in a vector of all, and their end.
+  static absl::StatusOr<SavedRun> Of(Engine& engine, std::span<const StateRead> states,
+                                     std::span<const size_t> starts) {
+    SavedRun saved;
+    saved.starts_ = starts;
+    for (const StateRead& state : states) {
+      if (state.what == StateClass::kParameter) continue;  // masters say what they are
+      std::vector<float>& whole =
+          saved.states_.emplace_back(state, std::vector<float>(starts.back())).second;
+      const auto keep = [&](const Slice& slice, std::span<const float> values) {
+        std::copy(values.begin(), values.end(), saved.At(slice, whole));
+        return absl::OkStatus();
+      };
+      EBB_RETURN_IF_ERROR(engine.Read(state.what, keep, state.name));
+    }
+    EBB_ASSIGN_OR_RETURN(saved.run_, engine.training_state());
+    return saved;
+  }
+
+  // Into an engine of the same world, model and config.
+  absl::Status Resume(Engine& engine) {
+    for (auto& [state, whole] : states_) {
+      const auto give = [&](const Slice& slice, std::span<float> values) {
+        std::copy_n(At(slice, whole), values.size(), values.begin());
+        return absl::OkStatus();
+      };
+      EBB_RETURN_IF_ERROR(engine.Write(state.what, give, state.name));
+    }
+    return engine.SetTrainingState(run_);
+  }
+
+ private:
+  float* At(const Slice& slice, std::vector<float>& whole) const {
+    return whole.data() + starts_[static_cast<size_t>(slice.parameter)] + slice.begin;
+  }
+
+  std::span<const size_t> starts_;
+  std::vector<std::pair<StateRead, std::vector<float>>> states_;
+  TrainingState run_;
+};
+
 }  // namespace
 
 std::span<const AxisLevels> Axes() {
@@ -68,7 +114,7 @@ std::span<const AxisLevels> Axes() {
       {"reduction_group", {"world", "1", "half"}},
       {"shard_group", {"world", "1", "half"}},
       {"model", {"tied", "frozen first"}},
-      {"between", {"nothing", "evaluation", "suspension"}},
+      {"between", {"nothing", "evaluation", "suspension", "another engine"}},
       {"size", {"small", "large"}},
       {"parameters", {"device", "cpu", "nvme"}},
       {"optimizer", {"device", "cpu", "nvme"}},
@@ -309,15 +355,17 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
     const int rank = world.rank();
     EBB_ASSIGN_OR_RETURN(const Device own_device, device());
     ToyModel model(cell.MakeModel(), own_device);
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, own_device, model.spec(), config));
+    const auto create = [&] { return Engine::Create(world, own_device, model.spec(), config); };
+    std::optional<Engine> engine;
+    EBB_ASSIGN_OR_RETURN(engine, create());
     Outcome& own = outcomes[static_cast<size_t>(rank)];
     for (int step = 0; step < kMatrixSteps; ++step) {
       const bool overflows = cell[kChecks] == 1 && step == 1 && rank + 1 == cell.world();
       const bool holds = cell[kUpdate] == kHeld && step % 2 == 1;
       EBB_RETURN_IF_ERROR(
-          model.Train(engine, rank, step, StepOptions{.hold_updates = holds}, overflows));
+          model.Train(*engine, rank, step, StepOptions{.hold_updates = holds}, overflows));
       if (cell[kReports] == 0 || step + 1 == kMatrixSteps) {
-        EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+        EBB_ASSIGN_OR_RETURN(const StepReport report, engine->Report());
         own.steps.push_back({.number = step,
                              .applied = report.applied,
                              .skipped_steps = report.skipped_steps,
@@ -328,10 +376,16 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
         // NaN equals nothing.
         if (!std::isfinite(report.gradient_norm)) own.steps.back().gradient_norm = -1;
       }
-      if (cell[kBetween] == 1) EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank).status());
+      if (cell[kBetween] == 1) EBB_RETURN_IF_ERROR(model.Evaluate(*engine, rank).status());
       if (cell[kBetween] == 2) {
-        EBB_RETURN_IF_ERROR(engine.Suspend());
-        EBB_RETURN_IF_ERROR(engine.Resume());
+        EBB_RETURN_IF_ERROR(engine->Suspend());
+        EBB_RETURN_IF_ERROR(engine->Resume());
+      }
+      if (cell[kBetween] == 3 && step + 1 < kMatrixSteps) {
+        EBB_ASSIGN_OR_RETURN(SavedRun saved, SavedRun::Of(*engine, states, starts));
+        engine.reset();
+        EBB_ASSIGN_OR_RETURN(engine, create());
+        EBB_RETURN_IF_ERROR(saved.Resume(*engine));
       }
     }
     for (size_t s = 0; s < states.size(); ++s) {
@@ -342,9 +396,9 @@ absl::StatusOr<Outcome> RunCell(const Cell& cell,
           to[static_cast<size_t>(slice.begin) + i] = std::bit_cast<uint32_t>(values[i]);
         return absl::OkStatus();
       };
-      EBB_RETURN_IF_ERROR(engine.Read(states[s].what, keep, states[s].name));
+      EBB_RETURN_IF_ERROR(engine->Read(states[s].what, keep, states[s].name));
     }
-    EBB_ASSIGN_OR_RETURN(own.evaluation, model.Evaluate(engine, rank));
+    EBB_ASSIGN_OR_RETURN(own.evaluation, model.Evaluate(*engine, rank));
     return absl::OkStatus();
   };
   EBB_RETURN_IF_ERROR(RunThreads(cell.world(), rank_body));

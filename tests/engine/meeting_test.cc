@@ -1,4 +1,5 @@
-// Ranks that do different things with an engine, one of them suspending, resuming or copying: every
+// Ranks that do different things with an engine, one of them suspending, resuming, copying or setting the
+// training state: every
 // rank gets a Status that says so, and none waits for the time-out.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,6 +33,10 @@ const Act kMeetings[] = {
      [](Engine& engine, Engine& other, ScriptedTrainer&) {
        return engine.CopyParametersFrom(other);
      }},
+    {"SetTrainingState", "calls SetTrainingState", "called SetTrainingState",
+     [](Engine& engine, Engine&, ScriptedTrainer&) {
+       return engine.SetTrainingState(TrainingState());
+     }},
 };
 const Act kOthers[] = {
     {"Step", "", "began a step",
@@ -49,6 +54,7 @@ const Act kOthers[] = {
     kMeetings[0],
     kMeetings[1],
     kMeetings[2],
+    kMeetings[3],
 };
 
 // Every rank's status of what it did, `odd` another thing than the rest.

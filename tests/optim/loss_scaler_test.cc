@@ -86,6 +86,25 @@ TEST(LossScalerTest, ConsecutiveHysteresisIsRefilledByAnyCleanStep) {
   EXPECT_THAT(ScalesAfter(scaler, "o.o.ooo"), ElementsAre(256, 256, 256, 256, 256, 128, 64));
 }
 
+TEST(LossScalerTest, GoesOnWhereAnotherOneWas) {
+  const LossScaleConfig config = {.initial_scale_power = 8, .window = 3, .hysteresis = 2};
+  const std::string_view steps = "..o.o....o..oo......";
+  for (size_t at = 0; at <= steps.size(); ++at) {
+    LossScaler whole = Dynamic(config), first = Dynamic(config), second = Dynamic(config);
+    ScalesAfter(whole, steps.substr(0, at));
+    ScalesAfter(first, steps.substr(0, at));
+    second.Resume(first.state());
+    EXPECT_EQ(second.scale(), whole.scale());
+    EXPECT_EQ(ScalesAfter(second, steps.substr(at)), ScalesAfter(whole, steps.substr(at))) << at;
+  }
+}
+
+TEST(LossScalerTest, AStaticScaleIsTheConfigsWhateverIsResumed) {
+  LossScaler scaler({.static_scale = 128}, DType::kFloat16);
+  scaler.Resume({.scale = 4});
+  EXPECT_EQ(scaler.scale(), 128);
+}
+
 TEST(LossScalerTest, AStaticScaleNeverChanges) {
   LossScaler scaler({.static_scale = 128, .window = 1, .hysteresis = 1}, DType::kFloat16);
   EXPECT_THAT(ScalesAfter(scaler, "o.o..oo"), ElementsAre(128, 128, 128, 128, 128, 128, 128));
