@@ -51,8 +51,9 @@ Meaning MeaningOf(int error) {
     case ENAMETOOLONG:
       return {absl::StatusCode::kInvalidArgument, "nvme_path has to be shorter"};
     case EAGAIN:
-    case ENOMEM:
+    case EBUSY:
     case EINTR:
+    case ENOMEM:
       return {absl::StatusCode::kUnavailable,
               "the system stays short of memory for requests: lower aio.queue_depth or "
               "aio.block_size, or free memory"};

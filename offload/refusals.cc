@@ -1,30 +1,34 @@
 #include "ebb/offload/refusals.h"
 
+#include <atomic>
 #include <cerrno>
+#include <cstdint>
 
 namespace ebb {
 namespace {
 
-int64_t Nanoseconds(Refusals::Clock::duration duration) {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
+constexpr int64_t kNever = -1;
+// When anything of the process was given up last, in ticks of the clock.
+std::atomic<int64_t> last_given_up{kNever};
+
+bool WasGivenUpLately(Refusals::Clock::time_point now) {
+  const int64_t last = last_given_up.load(std::memory_order_relaxed);
+  return last != kNever &&
+         now.time_since_epoch() - Refusals::Clock::duration(last) < Refusals::kRemembered;
 }
 
 }  // namespace
 
-Refusals& Refusals::OfProcess() {
-  static Refusals* const all = new Refusals();  // queues of static objects may outlive it otherwise
-  return *all;
+bool Refusals::Refused(Clock::time_point now) {
+  if (count_++ == 0) since_ = now;
+  if (count_ <= kTriesMin) return false;
+  if (now - since_ < kPatience && !WasGivenUpLately(now)) return false;
+  last_given_up.store(now.time_since_epoch().count(), std::memory_order_relaxed);
+  return true;
 }
 
-bool Refusals::Refused(Clock::time_point now) {
-  const int64_t at = Nanoseconds(now.time_since_epoch());
-  const int64_t before = last_.exchange(at, std::memory_order_relaxed);
-  int64_t since = since_.load(std::memory_order_relaxed);
-  if (since == 0 || at - before > Nanoseconds(kForgottenAfter)) {
-    since_.store(at, std::memory_order_relaxed);
-    return false;
-  }
-  return at - since >= Nanoseconds(kPatience);
+void Refusals::ForgetGivenUp() {
+  last_given_up.store(kNever, std::memory_order_relaxed);
 }
 
 bool MayBeTakenLater(int error) {

@@ -1,36 +1,40 @@
-// How long the system has refused every request that it may take when it is repeated (EAGAIN, EINTR,
-// ENOMEM). One object for a queue, and one for all queues of the process: what is refused for ever
-// ends one wait, and not one wait for each queue behind the other.
+// How long the system has refused one thing that it may take when it is repeated (EAGAIN, EINTR, ENOMEM):
+// a request, or what a ring hands over. Each has its own object, so it ends within kPatience, whatever
+// else moves meanwhile. What is refused after that, anywhere in the process, ends after kTriesMin tries:
+// many queues that are used one after the other wait once, and not once each.
+//
+//   request 1 of ring A    refused .... 1 s ....  given up
+//   request 2 of ring A         refused ........  given up
+//   request of ring B                                refused 17 times, given up
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <cstdint>
 
 namespace ebb {
 
 class Refusals {
  public:
   using Clock = std::chrono::steady_clock;
-  // So long may all be refused.
+  // So long may one thing be refused.
   static constexpr std::chrono::seconds kPatience{1};
-  // A refusal that is so much older than the next one has nothing to do with it.
-  static constexpr std::chrono::seconds kForgottenAfter{10};
+  // So often it may be refused in any case.
+  static constexpr int kTriesMin = 16;
+  // For so long after the last thing that was given up the next one is given up early.
+  static constexpr std::chrono::seconds kRemembered{10};
 
-  // Of all queues of the process.
-  static Refusals& OfProcess();
-
-  // The system has moved something. Any thread.
-  void Moved() {
-    // Seldom anything but 0, and a store takes the cache line from other queues.
-    if (since_.load(std::memory_order_relaxed) != 0) since_.store(0, std::memory_order_relaxed);
-  }
-  // The system has refused something. True: nothing has moved for longer than kPatience. Any thread.
+  // The system has taken it, or a part of it.
+  void Moved() { count_ = 0; }
+  // The system has refused it. True: it is to be given up.
   bool Refused(Clock::time_point now = Clock::now());
+  // How often one after the other.
+  int count() const { return count_; }
+
+  // For tests: what has been given up says nothing of what comes.
+  static void ForgetGivenUp();
 
  private:
-  std::atomic<int64_t> since_{0};  // nanoseconds of the clock; 0: something has moved
-  std::atomic<int64_t> last_{0};
+  int count_ = 0;
+  Clock::time_point since_;  // of the first
 };
 
 // Whether the system says by `error`, an errno, that it may take the same later.

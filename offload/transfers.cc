@@ -12,12 +12,8 @@
 namespace ebb {
 namespace {
 
-// A request that makes no progress is repeated at once, then with a pause, which is one for all that
-// were told to repeat together. It has failed when it makes none for so many pauses, or none of the
-// queue's or none of the process's does for long enough (Refusals): so what the system refuses for ever
-// ends everything in line at one time.
-constexpr int kRepeatsAtOnce = 16;
-constexpr int kRepeatsMax = 1000;
+// A request that makes no progress is repeated at once, after Refusals::kTriesMin times with a pause, which
+// is one for all that were told to repeat together.
 constexpr std::chrono::milliseconds kPause{1};
 
 bool AsksAgain(int64_t result) {
@@ -86,7 +82,7 @@ void Transfers::CutBlock(IoTransfer& transfer, Request& request) {
   request.data = transfer.data_ + transfer.cut_;
   request.bytes = std::min({block_bytes_, place.bytes, transfer.bytes_ - transfer.cut_});
   request.transfer = &transfer;
-  request.repeats = 0;
+  request.refusals.Moved();
   transfer.cut_ += request.bytes;
   ++transfer.requests_;
 }
@@ -135,10 +131,6 @@ Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
   }
   const int64_t moved = std::max<int64_t>(result, 0) / granularity_ * granularity_;
   moved_[request.write ? 1 : 0].fetch_add(moved, std::memory_order_relaxed);
-  if (moved > 0) {
-    refusals_.Moved();
-    Refusals::OfProcess().Moved();
-  }
   if (moved == request.bytes) return Next::kOver;
   {
     const std::lock_guard lock(mutex_);
@@ -147,22 +139,18 @@ Transfers::Next Transfers::NextOf(Request& request, int64_t result) {
   request.offset += moved;
   request.data += moved;
   request.bytes -= moved;
-  request.repeats = moved > 0 ? 0 : request.repeats + 1;
-  const bool for_ever = moved == 0 && IsRefusedForEver();
-  if (request.repeats <= kRepeatsAtOnce) return Next::kAgain;
-  if (request.repeats <= kRepeatsMax && result < 0 && !for_ever) return Next::kAgainAfterPause;
+  if (moved > 0) {
+    request.refusals.Moved();
+    return Next::kAgain;
+  }
+  const bool given_up = request.refusals.Refused();
+  if (request.refusals.count() <= Refusals::kTriesMin) return Next::kAgain;
+  if (result < 0 && !given_up) return Next::kAgainAfterPause;
   if (result >= 0 && !request.write) {
     return fail(FileEndsEarly(path, request.offset, request.bytes));
   }
   return fail(TransferError(request.write, path, request.offset, request.bytes,
                             result < 0 ? static_cast<int>(-result) : ENOSPC));
-}
-
-// Of a request that made no progress.
-bool Transfers::IsRefusedForEver() {
-  const auto now = Refusals::Clock::now();
-  const bool by_queue = refusals_.Refused(now), by_process = Refusals::OfProcess().Refused(now);
-  return by_queue || by_process;
 }
 
 void Transfers::Finish(Request& request) {

@@ -1,6 +1,6 @@
 // Transfers of any size as requests of a block each: cut, handed to the queue as far as it is deep,
-// continued where the system moved less, repeated for a second or so where it asks for that, and told
-// apart when over.
+// continued where the system moved less, repeated for a second or so where it asks for that (refusals.h),
+// and told apart when over.
 // Reads and writes take turns, each in the order in which they were started.
 #pragma once
 
@@ -42,7 +42,7 @@ class Transfers final : public IoListener {
  private:
   struct Request : IoRequest {
     IoTransfer* transfer = nullptr;
-    int repeats = 0;  // without any progress of its own
+    Refusals refusals;
     Request* next_free = nullptr;
   };
   struct Line {
@@ -61,7 +61,6 @@ class Transfers final : public IoListener {
   void Pump();
   enum class Next : uint8_t { kOver, kAgain, kAgainAfterPause };
   Next NextOf(Request& request, int64_t result);
-  bool IsRefusedForEver();
   void Finish(Request& request);
   void Leave(Line& line);
 
@@ -74,7 +73,6 @@ class Transfers final : public IoListener {
   WaitPoint changed_;
   std::array<std::atomic<int64_t>, 2> moved_ = {};  // read, written
   std::atomic<int64_t> under_way_{0};
-  Refusals refusals_;  // of requests that made no progress
 
   std::mutex mutex_;  // of all below, and of the transfers under way
   Request* free_ = nullptr;

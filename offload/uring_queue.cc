@@ -40,9 +40,6 @@ constexpr int kRingEntriesMax = 4096;
 constexpr size_t kRegisteredBytesMax = size_t{1} << 30;  // of one buffer: the kernel's limit
 constexpr size_t kCompletionsMax = 64;                   // of one Completed
 
-// A queue tries at least so often itself, even when the time of the whole process is over.
-constexpr int kRefusalsMin = 16;
-
 // Held while a ring is made or given back. liburing maps and unmaps rings by system calls that no
 // tool sees, so a new ring in the place of one that is gone looks to the thread sanitizer like two
 // threads on one memory, unless the two are in an order that it knows.
@@ -292,10 +289,11 @@ class UringQueue final : public IoQueue {
       const bool submits = io_uring_sq_ready(&ring_) > 0;
       const int result = io_uring_submit_and_wait(&ring_, completions);
       if (result >= 0) {
-        refused_for_ever_ = 0;
+        refusals_.Moved();
         return;  // no progress yet: this may have been the read of the pipe by which others wake the ring
       }
-      // A signal may end a wait for the disk, however often. What is not submitted has been refused.
+      // A signal may end a wait for the disk, however often: what the disk has belongs to it until it
+      // answers. What is not submitted has been refused.
       const bool interrupts_wait = result == -EINTR && !submits;
       if (!Passing(result)) {
         broken_ = result;
@@ -308,7 +306,7 @@ class UringQueue final : public IoQueue {
 
   // Short of memory: what is in flight gives some back, else time does.
   void AfterRefusal(int error) {
-    if (Refusals::OfProcess().Refused() && ++refused_for_ever_ >= kRefusalsMin) {
+    if (refusals_.Refused()) {
       broken_ = error;
     } else {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -375,7 +373,7 @@ class UringQueue final : public IoQueue {
   bool listening_ = false;  // a read of the eventfd is under way
   bool stop_seen_ = false;
   bool unannounced_ = false;  // the listener has been told of completions since its last Announce
-  int refused_for_ever_ = 0;  // refusals of this queue, one after another, once nothing moves
+  Refusals refusals_;         // of what is handed over
   int broken_ = 0;            // -errno after which the kernel takes nothing
   uint64_t wakes_ = 0;
 

@@ -10,21 +10,27 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <span>
+#include <thread>
 #include <vector>
 
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/refusals.h"
+#include "ebb/offload/shard_file.h"
 #include "ebb/offload/test_hooks.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 #include "tests/offload/denied.h"
 #include "tests/offload/faulty_queue.h"
 #include "tests/offload/has_once.h"
+#include "tests/offload/locked_memory.h"
 #include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"
 
@@ -90,6 +96,73 @@ TEST(DeniedSwapTest, IoUringThatIsAskedForIsAnErrorOfCreateOnEveryRank) {
                 AllOf(HasSubstr("io_uring"), HasSubstr("ebb.io_backend \"auto\"")));
   }
   EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
+}
+
+// Each ring in another way, while one more of the process reads.
+TEST(DeniedSwapTest, RingsThatAreRefusedForEverEndAStepAndACreateTogether) {
+  constexpr int kErrors[] = {EAGAIN, EINTR, EBUSY};
+  constexpr int kRings = kWorld * 2;
+  constexpr int kMany = 20'000;  // calls, after which they are refused no more
+  Refusals::ForgetGivenUp();
+  const Scratch scratch;
+  std::atomic<bool> refuses = false;
+  std::atomic<int> calls = 0;
+  std::atomic<int64_t> ring_that_reads = -1;
+  const auto answer = [&](std::span<const uint64_t, 6> arguments) {
+    const auto ring = static_cast<int64_t>(arguments[0]);
+    if (arguments[1] == 0) return 0;  // which hands nothing over
+    if (ring_that_reads < 0) ring_that_reads = ring;
+    if (!refuses || ring == ring_that_reads || ++calls > kMany) return 0;
+    return kErrors[ring % 3];
+  };
+  bool has_rings = true;
+  std::vector<absl::Status> steps(kWorld), creates(kWorld);
+  const bool ran = RunAnswered(SYS_io_uring_enter, answer, [&] {
+    ShardFile::Options options;
+    options.directories = scratch.Directories(1);
+    options.name = "reads";
+    options.bytes = 4096;
+    options.backend = IoBackend::kUring;
+    const auto file = ShardFile::Create(options);
+    has_rings = file.ok();
+    if (!has_rings) return;
+    std::atomic<bool> reads = true;
+    std::thread reader([&] {
+      const PinnedMemory memory = Memory(4096);
+      while (reads) {
+        IoTransfer transfer;
+        (*file)->StartWrite(transfer, 0, memory.buffer.data(), 4096);
+        EXPECT_EQ((*file)->Wait(transfer), absl::OkStatus());
+      }
+    });
+    Config config = OnNvme(DeviceConfig(Timing::kLate), scratch.path());
+    config.ebb.io_backend = IoBackend::kUring;
+    RunThreads(kWorld, [&](World world) -> absl::Status {
+      const auto rank = static_cast<size_t>(world.rank());
+      ToyModel model({.width = 67});
+      auto engine = Engine::Create(world, Device::Cpu(1), model.spec(), config);
+      if (!engine.ok()) return engine.status();
+      for (int step = 0; step < kSteps && steps[rank].ok(); ++step) {
+        if (step == 2) refuses = true;
+        steps[rank] = model.Train(*engine, world.rank(), step);
+      }
+      return absl::OkStatus();
+    }).IgnoreError();
+    RunThreads(kWorld, [&](World world) {
+      return creates[static_cast<size_t>(world.rank())] =
+                 Engine::Create(world, Device::Cpu(1), ToyModel({}).spec(), config).status();
+    }).IgnoreError();
+    reads = false;
+    reader.join();
+  });
+  Refusals::ForgetGivenUp();
+  if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+  if (!has_rings) GTEST_SKIP() << "no io_uring here";
+  for (const absl::Status& status : steps)
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  for (const absl::Status& status : creates)
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_LE(calls, kRings * (1000 + 2 * 17));
 }
 
 // To an ordinary user more than a little locked memory is denied: pools stay unpinned and buffers

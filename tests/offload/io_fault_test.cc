@@ -3,10 +3,9 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/syscall.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <deque>
@@ -14,13 +13,10 @@
 #include <thread>
 #include <utility>
 
-#include "backends.h"
-#include "denied.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/io_queue.h"
-#include "ebb/offload/refusals.h"
 #include "ebb/runtime/device/wait_point.h"
-#include "faulty_queue.h"
+#include "io_fault_fixture.h"
 
 namespace ebb::testing {
 namespace {
@@ -28,33 +24,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kBytes = int64_t{3} << 20;
-
-class IoFaultTest : public OnEveryBackend {
- protected:
-  // What an earlier test has had refused for ever says nothing of this one's queues.
-  IoFaultTest() { Refusals::OfProcess().Moved(); }
-
-  // Of all its files.
-  int64_t depth() const {
-    return int64_t{Options(kBytes).aio.queue_depth} * GetParam().directories;
-  }
-  std::unique_ptr<ShardFile> MakeWith(FaultyQueue::Fault fault, size_t hold = 1) {
-    ShardFile::Options options = Options(kBytes);
-    options.wrap_queue = WithFaults(std::move(fault), hold);
-    return Make(options);
-  }
-  // Writes and reads the whole file.
-  void ExpectRoundTrip(ShardFile& file) {
-    const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
-    FillRandomly(written.buffer.span(), 7);
-    ASSERT_EQ(Write(file, 0, written.buffer.span()), absl::OkStatus());
-    ASSERT_EQ(Read(file, 0, read.buffer.span()), absl::OkStatus());
-    EXPECT_EQ(std::memcmp(written.buffer.data(), read.buffer.data(), kBytes), 0);
-    EXPECT_EQ(file.bytes_written(), kBytes);
-    EXPECT_EQ(file.bytes_read(), kBytes);
-  }
-};
 INSTANTIATE_TEST_SUITE_P(Backends, IoFaultTest, ::testing::ValuesIn(Backends()), NameOf);
 
 TEST_P(IoFaultTest, FailingDiskIsDataLossAndTheNextTransferGoesOn) {
@@ -241,6 +210,28 @@ TEST_P(IoFaultTest, WhatBelongsToAFailedTransferIsNotRepeated) {
   EXPECT_LE(requests, 2 * Options(kBytes).aio.queue_depth * GetParam().directories);
 }
 
+// One second for all that follows one another, also where the same queue reads meanwhile.
+TEST_P(IoFaultTest, WhatIsRefusedForEverEndsTogetherThoughOthersMakeProgress) {
+  constexpr int kTransfers = 12;
+  std::atomic<int> refused = 0;
+  const auto file = MakeWith([&](IoRequest& request) -> std::optional<int64_t> {
+    if (!request.write) return std::nullopt;
+    ++refused;
+    return -EAGAIN;
+  });
+  if (file == nullptr) return;
+  const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
+  std::atomic<bool> over = false;
+  std::thread reads([&] {
+    while (!over) EXPECT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+  });
+  for (int i = 0; i < kTransfers; ++i)
+    EXPECT_EQ(Write(*file, 0, written.buffer.span()).code(), absl::StatusCode::kUnavailable);
+  over = true;
+  reads.join();
+  EXPECT_LE(refused, depth() * (1000 + 17 * (kTransfers + 1)));
+}
+
 TEST_P(IoFaultTest, CompletionsMayComeInAnyOrder) {
   // All that are in flight, as long as there is more to do.
   const size_t depth = Options(kBytes).aio.queue_depth * Options(kBytes).directories.size();
@@ -341,86 +332,6 @@ TEST_P(IoFaultTest, QueueThatCannotBeMadeIsAnErrorOfCreate) {
   EXPECT_TRUE(scratch_.Entries().empty());
 }
 
-TEST(UringQueueTest, FullSubmissionQueueIsEmptiedAndFilledAgain) {
-  struct Listener final : IoListener {
-    void Completed(std::span<const IoCompletion> completions) override {
-      for (const IoCompletion& completion : completions) {
-        if (completion.result == 4096) moved.fetch_add(1);
-        over.fetch_add(1);
-      }
-    }
-    void Announce() override { changed.Notify(); }
-    std::atomic<int> moved{0}, over{0};
-    WaitPoint changed;
-  } listener;
-  const Scratch scratch;
-  const FileHandle file(open((scratch.path() + "/file").c_str(), O_RDWR | O_CREAT, 0600));
-  const int descriptor = file.get();
-  IoQueueOptions options;
-  options.files = {&descriptor, 1};
-  options.depth = 500;
-  options.ring_entries = 2;
-  auto queue = MakeUringQueue(options, listener);
-  if (absl::IsUnavailable(queue.status())) GTEST_SKIP() << queue.status();
-  ASSERT_TRUE(queue.ok()) << queue.status();
-  const PinnedMemory memory = Memory(4096);
-  std::vector<IoRequest> requests(500);
-  std::vector<IoRequest*> pointers;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    requests[i] = {true, 0, static_cast<int64_t>(i) * 4096, memory.buffer.data(), 4096, nullptr};
-    pointers.push_back(&requests[i]);
-  }
-  (*queue)->Submit(pointers);
-  listener.changed.Await([&] { return listener.over.load() == 500; });
-  EXPECT_EQ(listener.moved.load(), 500);
-}
-
-// The second request goes through a pipe, so that whoever is announced to can see it.
-TEST(UringQueueTest, WhatACompletionSubmitsIsWithTheSystemBeforeAnyoneIsWoken) {
-  struct Listener final : IoListener {
-    void Completed(std::span<const IoCompletion> completions) override {
-      if (completions[0].request != first) return;
-      IoRequest* const request = &second;
-      queue->Submit({&request, 1});
-    }
-    void Announce() override {
-      if (over.load()) return;
-      pollfd readable = {.fd = pipe_end, .events = POLLIN, .revents = 0};
-      submitted = poll(&readable, 1, /*milliseconds=*/10'000) == 1;
-      over.store(true);
-      changed.Notify();
-    }
-    IoQueue* queue = nullptr;
-    const IoRequest* first = nullptr;
-    IoRequest second;
-    int pipe_end = -1;
-    bool submitted = false;
-    std::atomic<bool> over{false};
-    WaitPoint changed;
-  } listener;
-  const Scratch scratch;
-  const FileHandle file(open((scratch.path() + "/file").c_str(), O_RDWR | O_CREAT, 0600));
-  int ends[2];
-  ASSERT_EQ(pipe(ends), 0);
-  const FileHandle reads(ends[0]), writes(ends[1]);
-  const int descriptors[] = {file.get(), writes.get()};
-  IoQueueOptions options;
-  options.files = descriptors;
-  const PinnedMemory memory = Memory(4096);
-  auto queue = MakeUringQueue(options, listener);
-  if (absl::IsUnavailable(queue.status())) GTEST_SKIP() << queue.status();
-  ASSERT_TRUE(queue.ok()) << queue.status();
-  IoRequest first = {true, 0, 0, memory.buffer.data(), 4096, nullptr};
-  listener.queue = queue->get();
-  listener.first = &first;
-  listener.second = {true, 1, 0, memory.buffer.data(), 1, nullptr};
-  listener.pipe_end = reads.get();
-  IoRequest* const pointer = &first;
-  (*queue)->Submit({&pointer, 1});
-  listener.changed.Await([&] { return listener.over.load(); });
-  EXPECT_TRUE(listener.submitted);
-}
-
 TEST(IoQueueTest, FilesThatAreNotThereFailTheirRequests) {
   struct Listener final : IoListener {
     void Completed(std::span<const IoCompletion> completions) override {
@@ -448,140 +359,6 @@ TEST(IoQueueTest, FilesThatAreNotThereFailTheirRequests) {
       listener.changed.Await([&] { return listener.over.load(); });
       EXPECT_EQ(listener.result, -EBADF);
     }
-  }
-}
-
-// What is between a ring and the system.
-class UringTest : public IoFaultTest {
- protected:
-  // Runs `function`; of each io_uring_enter that hands requests over `answer` says, as RunAnswered's
-  // does, what comes of it. Given how many these are. One may be the ring's read that waits for wakes.
-  static void Run(const std::function<int(uint64_t requests)>& answer,
-                  const std::function<void()>& function) {
-    const auto answers = [&](std::span<const uint64_t, 6> arguments) {
-      return arguments[1] == 0 ? 0 : answer(arguments[1]);
-    };
-    if (!RunAnswered(SYS_io_uring_enter, answers, function))
-      GTEST_SKIP() << "no seccomp filter can be set here";
-  }
-};
-INSTANTIATE_TEST_SUITE_P(Backends, UringTest, ::testing::ValuesIn(Backends(IoBackend::kUring)),
-                         NameOf);
-
-TEST_P(UringTest, WhatIsSubmittedTogetherIsOneSystemCall) {
-  for (const bool single_submit : {false, true}) {
-    SCOPED_TRACE(single_submit ? "but for each request its own" : "");
-    std::vector<uint64_t> calls;
-    Run(
-        [&](uint64_t requests) {
-          calls.push_back(requests);
-          return 0;
-        },
-        [&] {
-          ShardFile::Options options = Options(kBytes);
-          options.aio.single_submit = single_submit;
-          // All that are in flight end together, so that as many are submitted together.
-          options.wrap_queue =
-              WithFaults([](IoRequest&) { return std::nullopt; }, static_cast<size_t>(depth()));
-          const PinnedMemory memory = Memory(kBytes);
-          const auto file = Make(options);
-          if (file == nullptr) return;
-          EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
-        });
-    if (IsSkipped()) return;
-    const int64_t blocks = kBytes / (64 << 10);
-    const auto full = [&](uint64_t requests) { return requests >= static_cast<uint64_t>(depth()); };
-    EXPECT_EQ(std::count_if(calls.begin(), calls.end(), full),
-              single_submit ? 0 : blocks / depth());
-    if (!single_submit) continue;
-    EXPECT_THAT(calls, ::testing::Each(::testing::Le(2u)));
-    EXPECT_GE(static_cast<int64_t>(calls.size()), blocks);
-  }
-}
-
-// As where it is short of memory.
-TEST_P(UringTest, RequestsThatTheSystemTakesOnlyLaterAreAsGood) {
-  constexpr int kErrors[] = {EAGAIN, EBUSY, ENOMEM, EINTR};
-  int calls = 0;
-  Run(
-      [&](uint64_t) {
-        ++calls;
-        return calls % 6 == 0 ? 0 : kErrors[calls % 4];
-      },
-      [&] {
-        const auto file = Make(Options(kBytes));
-        if (file == nullptr) return;
-        ExpectRoundTrip(*file);
-      });
-  if (!IsSkipped()) {
-    EXPECT_GE(calls, 3 * 6);
-  }
-}
-
-// It is asked once a millisecond for one second, and by later queues only a few times each.
-TEST_P(UringTest, ASystemThatTakesRequestsOnlyLaterForEverEndsAllQueues) {
-  for (const int error : {EAGAIN, EINTR}) {
-    SCOPED_TRACE(std::strerror(error));
-    std::atomic<bool> armed = false;
-    std::atomic<int> calls = 0;
-    Run(
-        [&](uint64_t) {
-          if (armed) ++calls;
-          return armed ? error : 0;
-        },
-        [&] {
-          const PinnedMemory memory = Memory(kBytes);
-          std::vector<std::unique_ptr<ShardFile>> files;
-          for (const char* name : {"first", "second", "third"}) {
-            ShardFile::Options options = Options(kBytes);
-            options.name = name;
-            files.push_back(Make(options));
-            if (files.back() == nullptr) return;
-          }
-          EXPECT_EQ(Write(*files[0], 0, memory.buffer.span()), absl::OkStatus());
-          armed = true;
-          for (const auto& file : files)
-            EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kUnavailable);
-          EXPECT_LE(calls, 1000 + 3 * 17);
-          calls = 0;
-          ShardFile::Options late = Options(kBytes);
-          late.name = "late";
-          const absl::Status made = ShardFile::Create(late).status();
-          EXPECT_EQ(made.code(), absl::StatusCode::kFailedPrecondition) << made;
-          EXPECT_LE(calls, 17);
-        });
-    if (IsSkipped()) return;
-  }
-}
-
-// Some are in flight then, or none.
-TEST_P(UringTest, ASystemThatTakesNoMoreRequestsFailsAllThatCome) {
-  for (const int taken : {0, 1}) {
-    SCOPED_TRACE(taken);
-    std::atomic<bool> armed = false;
-    int calls = 0;
-    Run([&](uint64_t) { return armed && ++calls > taken ? EIO : 0; },
-        [&] {
-          const auto file = Make(Options(kBytes));
-          if (file == nullptr) return;
-          const PinnedMemory memory = Memory(kBytes);
-          EXPECT_EQ(Write(*file, 0, memory.buffer.span()), absl::OkStatus());
-          armed = true;
-          std::deque<IoTransfer> transfers(3);
-          for (int round = 0; round < 2; ++round) {
-            for (IoTransfer& transfer : transfers)
-              file->StartRead(transfer, 0, memory.buffer.data(), kBytes);
-            for (IoTransfer& transfer : transfers) {
-              const absl::Status status = file->Wait(transfer);
-              EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-              EXPECT_THAT(status.message(),
-                          AllOf(HasSubstr("cannot read"), HasSubstr(scratch_.path()),
-                                HasSubstr("Input/output error")));
-            }
-          }
-          EXPECT_EQ(Write(*file, 0, memory.buffer.span()).code(), absl::StatusCode::kDataLoss);
-        });
-    EXPECT_THAT(scratch_.Entries(), ::testing::IsEmpty());
   }
 }
 

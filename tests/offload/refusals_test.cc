@@ -11,31 +11,67 @@ using std::chrono::milliseconds;
 
 constexpr Refusals::Clock::time_point kStart{std::chrono::hours(1)};
 
-TEST(RefusalsTest, LastForThePatienceCountedFromTheFirst) {
+class RefusalsTest : public ::testing::Test {
+ protected:
+  RefusalsTest() { Refusals::ForgetGivenUp(); }
+
+  // Refuses once a millisecond until it is given up. For so long it was not.
+  static milliseconds RefuseFrom(Refusals& refusals, Refusals::Clock::time_point start) {
+    auto now = start;
+    while (!refusals.Refused(now)) now += milliseconds(1);
+    return std::chrono::duration_cast<milliseconds>(now - start);
+  }
+};
+
+constexpr milliseconds kAtOnce{Refusals::kTriesMin};
+
+TEST_F(RefusalsTest, LastForThePatienceCountedFromTheFirst) {
   Refusals refusals;
-  for (int ms = 0; ms < 1000; ms += 100)
-    EXPECT_FALSE(refusals.Refused(kStart + milliseconds(ms))) << ms;
-  EXPECT_TRUE(refusals.Refused(kStart + Refusals::kPatience));
+  EXPECT_EQ(RefuseFrom(refusals, kStart), Refusals::kPatience);
   EXPECT_TRUE(refusals.Refused(kStart + 2 * Refusals::kPatience)) << "not counted again";
 }
 
-TEST(RefusalsTest, EndWithWhateverMoves) {
+TEST_F(RefusalsTest, EndWithWhateverMoves) {
   Refusals refusals;
   EXPECT_FALSE(refusals.Refused(kStart));
+  EXPECT_EQ(refusals.count(), 1);
   refusals.Moved();
-  EXPECT_FALSE(refusals.Refused(kStart + Refusals::kPatience));
-  EXPECT_TRUE(refusals.Refused(kStart + 2 * Refusals::kPatience));
+  EXPECT_EQ(refusals.count(), 0);
+  EXPECT_EQ(RefuseFrom(refusals, kStart + Refusals::kPatience), Refusals::kPatience);
 }
 
-TEST(RefusalsTest, AreForgotten) {
+// As those of a thread that the processor had no time for.
+TEST_F(RefusalsTest, FewAreNeverEnough) {
   Refusals refusals;
-  EXPECT_FALSE(refusals.Refused(kStart));
-  const auto later = kStart + Refusals::kForgottenAfter + milliseconds(1);
-  EXPECT_FALSE(refusals.Refused(later));
-  EXPECT_TRUE(refusals.Refused(later + Refusals::kPatience));
+  for (int i = 0; i < Refusals::kTriesMin; ++i)
+    EXPECT_FALSE(refusals.Refused(kStart + i * Refusals::kPatience)) << i;
+  EXPECT_TRUE(refusals.Refused(kStart + Refusals::kTriesMin * Refusals::kPatience));
 }
 
-TEST(RefusalsTest, AreOfErrorsThatMayPass) {
+TEST_F(RefusalsTest, OfAllThatIsRefusedTogetherEndTogether) {
+  Refusals first, second;
+  const auto later = kStart + Refusals::kPatience / 2;
+  while (second.count() < Refusals::kTriesMin) EXPECT_FALSE(second.Refused(later));
+  RefuseFrom(first, kStart);
+  EXPECT_TRUE(second.Refused(kStart + Refusals::kPatience));
+}
+
+TEST_F(RefusalsTest, AfterSomethingWasGivenUpTheNextEndsSoon) {
+  Refusals first, moves;
+  RefuseFrom(first, kStart);
+  auto now = kStart + Refusals::kPatience;
+  for (int i = 0; i < 3; ++i) {
+    moves.Moved();  // which is nothing to what is refused
+    Refusals next;
+    now += Refusals::kRemembered / 2;
+    EXPECT_EQ(RefuseFrom(next, now), kAtOnce);
+    now += kAtOnce;
+  }
+  Refusals later;
+  EXPECT_EQ(RefuseFrom(later, now + Refusals::kRemembered), Refusals::kPatience);
+}
+
+TEST_F(RefusalsTest, AreOfErrorsThatMayPass) {
   for (const int error : {EINTR, EAGAIN, ENOMEM}) EXPECT_TRUE(MayBeTakenLater(error)) << error;
   for (const int error : {0, EIO, ENOSPC, EPERM}) EXPECT_FALSE(MayBeTakenLater(error)) << error;
 }

@@ -1,0 +1,47 @@
+// Faults between a shard file and the system, on every way to the disk.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "backends.h"
+#include "ebb/offload/refusals.h"
+#include "faulty_queue.h"
+
+namespace ebb::testing {
+
+class IoFaultTest : public OnEveryBackend {
+ protected:
+  static constexpr int64_t kBytes = int64_t{3} << 20;
+
+  IoFaultTest() { ForgetRefusals(); }
+
+  // What has been refused for ever before says nothing of the queues that come.
+  static void ForgetRefusals() { Refusals::ForgetGivenUp(); }
+
+  // Of all its files.
+  int64_t depth() const {
+    return int64_t{Options(kBytes).aio.queue_depth} * GetParam().directories;
+  }
+  std::unique_ptr<ShardFile> MakeWith(FaultyQueue::Fault fault, size_t hold = 1) {
+    ShardFile::Options options = Options(kBytes);
+    options.wrap_queue = WithFaults(std::move(fault), hold);
+    return Make(options);
+  }
+  // Writes and reads the whole file.
+  void ExpectRoundTrip(ShardFile& file) {
+    const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);
+    FillRandomly(written.buffer.span(), 7);
+    ASSERT_EQ(Write(file, 0, written.buffer.span()), absl::OkStatus());
+    ASSERT_EQ(Read(file, 0, read.buffer.span()), absl::OkStatus());
+    EXPECT_EQ(std::memcmp(written.buffer.data(), read.buffer.data(), kBytes), 0);
+    EXPECT_EQ(file.bytes_written(), kBytes);
+    EXPECT_EQ(file.bytes_read(), kBytes);
+  }
+};
+
+}  // namespace ebb::testing
