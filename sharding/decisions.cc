@@ -195,11 +195,12 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   // values.
   const bool exact = decisions.accumulation == DType::kFloat32 ||
                      decisions.accumulation == decisions.communication;
+  const bool gathers_gradients = decisions.stage == 0 && decisions.world > 1;
   for (size_t u = 0; u < units; ++u) {
     decisions.trainable[u] = layout.units[u].trainable.shard > 0;
     const int contributions = visits[u] * (decisions.keeps_step_gradients ? 1 : configured);
     decisions.accumulates[u] =
-        decisions.trainable[u] && (contributions > 1 || decisions.stage == 0 || !exact);
+        decisions.trainable[u] && (contributions > 1 || gathers_gradients || !exact);
   }
   return decisions;
 }

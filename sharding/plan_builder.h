@@ -123,6 +123,9 @@ class PlanBuilder {
 
   // plan_reductions.cc
   void WaitForGradientMemory(int s, std::vector<Dependency>& waits) const;
+  bool GradientIsShard(int unit) const {
+    return sharding::GradientIsShard(d_, plan_.pools.homes, unit);
+  }
   void IssueReduction(const std::vector<int>& group);
   std::vector<Part> PartsOf(const std::vector<int>& group);
   std::vector<Part> PartsThat(bool accumulate, Tier home, const std::vector<Part>& parts) const;

@@ -24,6 +24,10 @@ void PlanBuilder::WaitForGradientMemory(int s, std::vector<Dependency>& waits) c
   std::sort(readers.begin(), readers.end(), std::greater<>());
   for (int scope : readers) waits.push_back({Dependency::kOperation, gradient_reader_[scope]});
   if (readers.empty()) waits.push_back({Dependency::kExchanged, 0});
+  const Dependency updated{Dependency::kUpdated, plan_.scopes[s].unit};
+  if (GradientIsShard(updated.index) &&
+      std::find(waits.begin(), waits.end(), updated) == waits.end())
+    waits.push_back(updated);
 }
 
 std::vector<Part> PlanBuilder::PartsOf(const std::vector<int>& group) {
@@ -213,7 +217,9 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
   std::vector<Dependency> after = {{Dependency::kOperation, mark_of_scope_[group.back()]}};
   for (const Part& part : parts) {
     // The previous step's update has read the shard before this step writes it.
-    if (part.first) after.push_back({Dependency::kUpdated, part.unit});
+    // Where backward has written the shard itself, that has waited.
+    if (part.first && !GradientIsShard(part.unit))
+      after.push_back({Dependency::kUpdated, part.unit});
   }
   // Staging is free again once what lay there has gone to host memory.
   if (last_landing_ >= 0 && (d_.casts() || d_.rounds_slices()))

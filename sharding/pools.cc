@@ -31,6 +31,7 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
   for (size_t v = 0; v < in.model->forward.size(); ++v) {
     const int unit = static_cast<int>(in.model->forward[v].unit);
     const int key = d.keeps_step_gradients ? static_cast<int>(v) : unit;
+    if (GradientIsShard(d, pools.homes, unit)) continue;
     blocks[key].bytes = in.layout->units[unit].trainable.elements * SizeOf(d.gradient);
     blocks[key].lifetimes = in.reduction->lifetimes[key];
   }
@@ -38,10 +39,6 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
   const int64_t states = pools.file_bytes[static_cast<int>(StateClass::kMaster)] +
                          pools.file_bytes[static_cast<int>(StateClass::kOptimizer)];
   int64_t file = states, slot = 0;
-  for (size_t v = 0; v < in.model->forward.size(); ++v) {
-    const int unit = static_cast<int>(in.model->forward[v].unit);
-    pools.visits[v].gradient = blocks[d.keeps_step_gradients ? static_cast<int>(v) : unit].offset;
-  }
   for (size_t u = 0; u < in.layout->units.size(); ++u) {
     const Section& section = in.layout->units[u].trainable;
     const int64_t elements = d.stage == 0 ? section.elements : section.shard;
@@ -54,6 +51,13 @@ void LayOutGradients(const PoolInputs& in, Pools& pools) {
     } else {
       pools.units[u].gradient_shard = (tier == Tier::kDevice ? shards : host).Take(bytes);
     }
+  }
+  for (size_t v = 0; v < in.model->forward.size(); ++v) {
+    const int unit = static_cast<int>(in.model->forward[v].unit);
+    pools.visits[v].gradient =
+        GradientIsShard(d, pools.homes, unit)
+            ? pools.units[static_cast<size_t>(unit)].gradient_shard
+            : blocks[d.keeps_step_gradients ? static_cast<int>(v) : unit].offset;
   }
   pools.file_bytes[static_cast<int>(StateClass::kGradient)] = file - states;
   if (slot > 0) pools.gradient_slots = {.count = kGradientSlots, .bytes = slot, .first = {}};

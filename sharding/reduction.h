@@ -25,6 +25,15 @@ inline int GradientKey(const Decisions& decisions, const PlannedScope& scope) {
   return decisions.keeps_step_gradients ? scope.visit : scope.unit;
 }
 
+// Whether the whole gradient that backward writes is the shard as it lies there: one rank's slice is all
+// of it, it is reduced once a step, and neither dtype nor tier change. Then it has one buffer, which the
+// update of the step before reads until backward writes it again.
+inline bool GradientIsShard(const Decisions& decisions, const Homes& homes, int unit) {
+  return decisions.shards == 1 && !decisions.casts() && decisions.trainable[unit] &&
+         !decisions.accumulates[unit] &&
+         homes.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
+}
+
 // Neighbouring backward scopes whose slices fit `group_bytes` together; a unit at most once in a
 // group. A gradient keeps its memory until the scope after its group's last has closed, so that its
 // reduction runs beside that scope's backward.

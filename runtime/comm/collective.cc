@@ -214,6 +214,12 @@ std::string DescribeMismatch(std::string_view first_rank, const CallSummary& fir
   return text;
 }
 
+bool MovesNothing(const Collective& call, int size) {
+  return size == 1 && call.scale == 1 && !call.spans.empty() &&
+         std::all_of(call.spans.begin(), call.spans.end(),
+                     [&](const CollectiveSpan& span) { return IsInPlace(call, /*rank=*/0, span); });
+}
+
 int64_t BytesMoved(const Collective& call, int rank, int size) {
   int64_t count = 0;
   for (const CollectiveSpan& span : call.spans) count += span.count;

@@ -56,6 +56,10 @@ std::string Describe(const CallSummary& call);
 std::string DescribeMismatch(std::string_view first_rank, const CallSummary& first,
                              std::string_view second_rank, const CallSummary& second);
 
+// Whether the call leaves every byte what and where it is: of one rank, in place, unscaled. What a
+// backend would do more, a NaN without its payload, is none of the caller's concern.
+bool MovesNothing(const Collective& call, int size);
+
 // Bytes as Communicator::bytes_moved counts them.
 int64_t BytesMoved(const Collective& call, int rank, int size);
 

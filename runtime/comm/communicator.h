@@ -8,8 +8,9 @@
 //
 // Every call takes several spans and runs them as one group. In place is allowed where NCCL allows
 // it: all-gather with send == receive + rank * count, reduce-scatter with receive == send + rank *
-// count, all-reduce and broadcast with send == receive. The span array and the memory are borrowed
-// until the operation has run on `stream`.
+// count, all-reduce and broadcast with send == receive. Of one rank in place nothing is enqueued, unless
+// a sum is to be scaled. The span array and the memory are borrowed until the operation has run on
+// `stream`.
 //
 // Order of sums: rank order inside a reduction group, then group order, partials in fp32,
 // multiplied by `scale` before the one rounding to the dtype (nearest, ties to even). int8 sums

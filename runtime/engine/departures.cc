@@ -11,6 +11,7 @@
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/conflicts.h"
+#include "ebb/sharding/reduction.h"
 #include "ebb/sharding/residency.h"
 
 namespace ebb {
@@ -202,6 +203,15 @@ void Executor::OpenDeparted(const OpenScope& scope) {
     }
   }
   if (!GradientIsFree(scope)) return;
+  if (GradientIsShard(scope.unit)) {
+    compute_.Wait(updated_[scope.unit]);
+    if (contributions_[scope.unit] > 0) {
+      const absl::Status kept =
+          displaced_gradients_.Keep(scope.unit, storage_->GradientSlice(scope.unit),
+                                    GradientShardBytes(scope.unit), *reduce_, device_, ledger_);
+      if (!kept.ok()) Stick(kept);
+    }
+  }
   reduce_->Record(*fence_);
   compute_.Wait(*fence_);
 }
@@ -325,6 +335,8 @@ void Executor::ReduceNow(int unit, int visit) {
     Compute(*reduce_, [this, unit, summed, reduced] { Round(unit, summed, reduced); });
   }
   const bool first = contributions_[unit]++ == 0;
+  squares_stale_[unit] = 1;
+  if (GradientIsShard(unit)) return AddDisplacedGradient(unit);
   Compute(*reduce_, [this, unit, reduced, first] {
     Stream& stream = SettledStream(unit);
     const int64_t bytes =
@@ -338,7 +350,26 @@ void Executor::ReduceNow(int unit, int visit) {
         });
     if (!summed.ok()) failures_.Fail(summed);
   });
-  squares_stale_[unit] = 1;
+}
+
+bool Executor::GradientIsShard(int unit) const {
+  return sharding::GradientIsShard(plan().decisions, plan().pools.homes, unit);
+}
+
+int64_t Executor::GradientShardBytes(int unit) const {
+  return plan().layout.units[static_cast<size_t>(unit)].trainable.shard *
+         SizeOf(plan().decisions.shard_dtype(unit));
+}
+
+// To what was there before backward wrote over it: nothing but for a second backward.
+void Executor::AddDisplacedGradient(int unit) {
+  std::byte* const sum = displaced_gradients_.Take(unit);
+  if (sum == nullptr) return;
+  std::byte* const shard = storage_->GradientSlice(unit);
+  Compute(*reduce_, [this, unit, shard, sum] {
+    Accumulate(*reduce_, unit, shard, sum, /*first=*/false, /*last=*/false);
+  });
+  reduce_->Copy(shard, sum, GradientShardBytes(unit));
 }
 
 // Reductions of what was left out, with zeros, in the plan's order; then what the plan has after
@@ -350,6 +381,7 @@ void Executor::FlushDeparted() {
     const PlannedScope& planned = plan.scopes[s];
     reduce_->Record(*fence_);
     compute_.Wait(*fence_);
+    compute_.Wait(updated_[planned.unit]);  // which reads what is the gradient's own shard
     CompleteGradient({.planned = static_cast<int>(s),
                       .unit = planned.unit,
                       .visit = planned.visit,

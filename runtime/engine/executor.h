@@ -5,7 +5,8 @@
 // What it holds of plans, of the step under way and of steps whose outcome is open is in runnable.h,
 // step_progress.h and verdict.h; what has failed for good in failures.h, what the swap files should
 // hold in swap_verifier.h, what a step has left out in missing_backwards.h, what was asked of views that
-// they do not give in view_errors.h. Implemented in files of one concern each:
+// they do not give in view_errors.h, sums that a second backward writes over in displaced_gradients.h.
+// Implemented in files of one concern each:
 //
 //   initialise.cc, measure.cc      Create; what a config leaves to it
 //   host_memory.cc                 whether the host has the memory for it
@@ -44,6 +45,7 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/displaced_gradients.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/engine_calls.h"
 #include "ebb/runtime/engine/exchange.h"
@@ -402,6 +404,9 @@ class Executor {
   bool GradientIsFree(const OpenScope& scope);
   void GatherOnDemand(int unit);
   void ReduceNow(int unit, int visit);
+  bool GradientIsShard(int unit) const;
+  int64_t GradientShardBytes(int unit) const;
+  void AddDisplacedGradient(int unit);
   void FlushDeparted();
   void IssueUpdatesLeft();
   int FirstScopeOf(int round) const;
@@ -536,6 +541,7 @@ class Executor {
   std::optional<ControlBlock> control_block_;
   std::mutex host_access_;  // to the device's memory: copies of several threads take turns
   std::optional<SwapVerifier> swap_verifier_;
+  DisplacedGradients displaced_gradients_;
 
   UpdateTable update_table_;
   OptimizerStateNames state_names_;

@@ -6,6 +6,9 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -53,6 +56,29 @@ TEST_P(CommunicatorTest, RanksMeetOnTheHost) {
       if (came->load() < 3 * round) return absl::InternalError("a rank went on alone");
     }
     return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A NaN keeps what sums take from it: nothing has touched it.
+TEST_P(CommunicatorTest, OneRankInPlaceIsScaledAndElseLeftAsItIs) {
+  const absl::Status status = GetParam().run(1, [](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
+    EBB_ASSIGN_OR_RETURN(Stream stream, GetParam().device(1).NewStream("comm"));
+    constexpr uint32_t kNanWithPayload = 0x7fc12345;
+    std::array<float, 3> values = {1.5f, -0.0f, std::bit_cast<float>(kNanWithPayload)};
+    const CollectiveSpan span = {.send = values.data(), .receive = values.data(), .count = 3};
+    const std::array<float, 3> before = values;
+    EBB_RETURN_IF_ERROR(communicator.ReduceScatter(stream, {&span, 1}, DType::kFloat32));
+    EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
+    EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kFloat32));
+    stream.WaitIdle();
+    if (std::memcmp(values.data(), before.data(), sizeof(values)) != 0)
+      return absl::InternalError("values have changed");
+    EBB_RETURN_IF_ERROR(communicator.ReduceScatter(stream, {&span, 1}, DType::kFloat32, 0.5f));
+    stream.WaitIdle();
+    if (values[0] != 0.75f) return absl::InternalError("the sum was not scaled");
+    return communicator.status();
   });
   EXPECT_TRUE(status.ok()) << status;
 }

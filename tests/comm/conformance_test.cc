@@ -185,7 +185,9 @@ TEST_P(CommunicatorConformance, AllReduceOfEveryKind) {
       for (size_t s = 0; s < kCounts.size(); ++s) {
         const int64_t count = kCounts[s];
         const Numbers mine = Sent(communicator.rank(), s, count);
-        operation.Add(count, mine, in_place() ? mine : Numbers(dtype(), count), reduced[s]);
+        const bool stays = ranks() == 1 && in_place() && scale == 1;  // NaNs, too
+        operation.Add(count, mine, in_place() ? mine : Numbers(dtype(), count),
+                      stays ? mine : reduced[s]);
         bytes += count * SizeOf(dtype());
       }
       operation.Spans();

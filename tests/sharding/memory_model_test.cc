@@ -14,10 +14,10 @@
 namespace ebb::sharding {
 namespace {
 
-// Equal layers of 512 x world elements: whole slices of whole alignments.
+// Equal layers of 1,024 x world elements: whole slices of whole alignments.
 struct Layers {
   int stage = 3, world = 4;
-  int64_t slice = 512;  // elements of a layer's, on each rank
+  int64_t slice = 1024;  // elements of a layer's, on each rank
   int layers = 6, depth = 1, rounds = 1, states = 2;
   int64_t micro_batches_per_round = 1, output_bytes = 0;
   bool deterministic_reduce = false;
@@ -88,15 +88,17 @@ TEST_P(MemoryOfLayers, GathersTakeTheUnitInUseAndThoseAhead) {
   }
 }
 
-// Whole gradients: the one that backward writes and the one that is being reduced.
+// Whole gradients: the one that backward writes and the one that is being reduced. Of one rank's, reduced
+// as they are, nothing but the shards, at every stage.
 TEST_P(MemoryOfLayers, GradientsAreTwoUnitsAndTheShards) {
   for (int stage : {0, 1, 2, 3}) {
     SCOPED_TRACE(stage);
     const Layers once{.stage = stage, .world = GetParam()};
     const int64_t whole = once.parameters(), slice = whole / once.world;
+    const bool alone = once.world == 1, gathers = stage == 0 && !alone;
     // One contribution needs no accumulator beside the reduced bf16 slice.
     EXPECT_EQ(once.Predict()[StateClass::kGradient],
-              Pages(2 * 2 * once.elements() + (stage == 0 ? 4 * whole : 2 * slice)));
+              Pages((alone ? 0 : 2 * 2 * once.elements()) + (gathers ? 4 * whole : 2 * slice)));
     const Layers rounds{
         .stage = stage, .world = GetParam(), .rounds = 2, .reduce_at = ReduceAt::kRound};
     EXPECT_EQ(rounds.Predict()[StateClass::kGradient],
@@ -105,7 +107,7 @@ TEST_P(MemoryOfLayers, GradientsAreTwoUnitsAndTheShards) {
     const Layers step{
         .stage = stage, .world = GetParam(), .rounds = 2, .reduce_at = ReduceAt::kStep};
     EXPECT_EQ(step.Predict()[StateClass::kGradient],
-              Pages(4 * whole + (stage == 0 ? 4 * whole : 2 * slice)));
+              Pages(4 * whole + (gathers ? 4 * whole : 2 * slice)));
   }
 }
 

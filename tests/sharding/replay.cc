@@ -239,11 +239,12 @@ void Replay::RunKernels(int scope, std::span<const Dependency> waits) {
 }
 
 // The gradient of what is left out is zeros, in the same memory. Its gather is waited for only where
-// uploads need that: gathers are behind gathers of whatever shares their slot, uploads are not.
+// uploads need that: gathers are behind gathers of whatever shares their slot, uploads are not; the update
+// only where what is zeroed is the shard itself.
 void Replay::LeaveOut(int scope, std::vector<Dependency> waits) {
   const PlannedScope& s = plan_->scopes[scope];
   const Decisions& d = plan_->decisions;
-  if (d.parameter_tier == Tier::kDevice) {
+  if (d.parameter_tier == Tier::kDevice && !IsShard(scope)) {
     std::erase_if(waits, [&](const Dependency& wait) {
       return wait.kind == Dependency::kUpdated ||
              wait == Dependency{Dependency::kOperation, plan_->gather_of_scope[scope]};

@@ -91,6 +91,7 @@ class Replay {
   Content FrozenOf(int unit) const;
   Range GradientShard(int unit, bool whole) const;
   Range WholeGradient(int scope) const;
+  bool IsShard(int scope) const;                                 // that gradient, where it lies
   Range Reduced(const Operation& operation, size_t part) const;  // what a reduction reads
   Range Summed(const Operation& operation, size_t part) const;
   Range ReducedSlice(const Operation& operation, size_t part) const;

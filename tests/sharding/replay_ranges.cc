@@ -100,6 +100,13 @@ Range Replay::WholeGradient(int scope) const {
           trainable(s.unit).elements * SizeOf(plan_->decisions.gradient)};
 }
 
+bool Replay::IsShard(int scope) const {
+  const PlannedScope& s = plan_->scopes[scope];
+  if (!s.backward || !plan_->decisions.trainable[s.unit]) return false;
+  const Range whole = WholeGradient(scope), shard = GradientShard(s.unit, /*whole=*/true);
+  return whole.begin == shard.begin && whole.tier == shard.tier;
+}
+
 Range Replay::Reduced(const Operation& operation, size_t part) const {
   if (!casts()) return WholeGradient(operation.parts[part].scope);
   const int64_t size = rounds() ? SizeOf(DType::kFloat32) : SizeOf(plan_->decisions.communication);

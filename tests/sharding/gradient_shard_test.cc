@@ -1,0 +1,150 @@
+// Where one rank's slice is all of a gradient, the buffer that backward writes is the shard.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/pool.h"
+#include "ebb/sharding/reduction.h"
+#include "random_model.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+constexpr int64_t kSizes[] = {3'000, 5'000, 700};
+
+int64_t GradientBytes(const Plan& plan) {
+  for (const MemoryRow& row : PredictMemory(plan)) {
+    if (row.state == StateClass::kGradient && row.tier == Tier::kDevice)
+      return static_cast<int64_t>(row.predicted_bytes);
+  }
+  return 0;
+}
+
+struct Setting {
+  std::string name;
+  Config config = {};
+  int world = 1;
+  bool is_shard = true;
+};
+
+// bf16, one round, one micro-batch: nothing is cut, cast or added up.
+Config Plain() {
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 2;
+  return config;
+}
+
+std::vector<Setting> Settings() {
+  std::vector<Setting> settings;
+  const auto add = [&](std::string name, bool is_shard, auto change, int world = 1) {
+    settings.push_back(
+        {.name = std::move(name), .config = Plain(), .world = world, .is_shard = is_shard});
+    change(settings.back().config);
+  };
+  for (int stage = 0; stage <= 3; ++stage)
+    add(absl::StrCat("Stage", stage), true, [&](Config& c) { c.zero.stage = stage; });
+  add(
+      "Replicas", true,
+      [](Config& c) {
+        c.compute = DType::kFloat32;
+        c.ebb.shard_group = 1;
+      },
+      /*world=*/2);
+  add("SummedInFp32OverAStep", true, [](Config& c) {
+    c.communication = DType::kFloat32;
+    c.gradient_accumulation_steps = 3;
+    c.ebb.reduce_at = ReduceAt::kStep;
+  });
+  add("ParametersOnNvme", true, [](Config& c) {
+    c.zero.stage = 3;
+    c.zero.offload_param.device = Tier::kNvme;
+  });
+  add(
+      "TwoShards", false, [](Config&) {}, /*world=*/2);
+  add(
+      "ReplicasThatRound", false, [](Config& c) { c.ebb.shard_group = 1; }, /*world=*/2);
+  add("SeveralRounds", false, [](Config& c) { c.gradient_accumulation_steps = 2; });
+  add("CastToSend", false,
+      [](Config& c) { c.gradient_accumulation_steps = c.ebb.micro_batches_per_round = 2; });
+  add("GradientsInRam", false, [](Config& c) {
+    c.zero.offload_optimizer.device = Tier::kCpu;
+    c.ebb.offload_gradients = Tier::kCpu;
+  });
+  return settings;
+}
+
+TEST(GradientShard, HasOneBufferWhereNothingIsCutCastOrAddedUp) {
+  const ModelSpec model = UnitChain({kSizes, std::end(kSizes)});
+  for (const Setting& setting : Settings()) {
+    SCOPED_TRACE(setting.name);
+    const absl::StatusOr<Plan> plan = PlanStep({.model = &model,
+                                                .config = &setting.config,
+                                                .world = setting.world,
+                                                .optimizer_states = 2});
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    int64_t shards = 0;
+    for (size_t u = 0; u < std::size(kSizes); ++u) {
+      const UnitHomes& homes = plan->pools.homes.units[u];
+      shards += PoolAligned(plan->layout.units[u].trainable.shard *
+                            SizeOf(plan->decisions.shard_dtype(static_cast<int>(u))));
+      const bool same = homes.gradient == Tier::kDevice &&
+                        plan->pools.visits[u].gradient == plan->pools.units[u].gradient_shard;
+      EXPECT_EQ(same, setting.is_shard) << "unit " << u;
+      EXPECT_EQ(GradientIsShard(plan->decisions, plan->pools.homes, static_cast<int>(u)), same);
+    }
+    // The table has the shards and, elsewhere, whole gradients beside them.
+    if (setting.is_shard) {
+      EXPECT_EQ(GradientBytes(*plan), BufferBytes(shards));
+    } else if (plan->pools.homes.units[0].gradient == Tier::kDevice) {
+      EXPECT_GT(GradientBytes(*plan), BufferBytes(shards));
+    }
+  }
+}
+
+// A unit that is visited twice adds its gradients up in a shard; those around it have one buffer each.
+TEST(GradientShard, IsDecidedByUnit) {
+  ModelSpec model = UnitChain({kSizes, std::end(kSizes)});
+  model.forward.push_back({.unit = UnitId{1}});
+  const Config config = Plain();
+  const absl::StatusOr<Plan> plan =
+      PlanStep({.model = &model, .config = &config, .world = 1, .optimizer_states = 2});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.homes, 0));
+  EXPECT_FALSE(GradientIsShard(plan->decisions, plan->pools.homes, 1));
+  EXPECT_TRUE(GradientIsShard(plan->decisions, plan->pools.homes, 2));
+}
+
+// Backward of such a unit waits for the update that reads what it writes over; so does what zeroes the
+// gradient of a scope that is left out.
+TEST(GradientShard, IsWrittenBehindTheUpdateOfTheStepBefore) {
+  int waits = 0;
+  for (int number = 1; number <= Cases(300); ++number) {
+    const RandomCase random_case(static_cast<uint64_t>(number), /*offloads=*/number % 2 == 0);
+    SCOPED_TRACE(random_case.description());
+    const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    for (const Moment& moment : plan->moments) {
+      if (moment.kind != Moment::kOpen || !plan->scopes[moment.scope].backward) continue;
+      const int unit = plan->scopes[moment.scope].unit;
+      if (!GradientIsShard(plan->decisions, plan->pools.homes, unit)) continue;
+      const Dependency updated{Dependency::kUpdated, unit};
+      ASSERT_EQ(std::count(moment.compute.begin(), moment.compute.end(), updated), 1);
+      ++waits;
+    }
+  }
+  EXPECT_GT(waits, 0);
+}
+
+}  // namespace
+}  // namespace ebb::sharding
