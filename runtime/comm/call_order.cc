@@ -11,15 +11,33 @@
 namespace ebb {
 namespace {
 
-constexpr int kEngineShift = 8;
+constexpr int kEngineShift = 8, kErrorsShift = 32;
 
-uint64_t Pack(CallOfWorld call) {
-  return static_cast<uint64_t>(call.kind) | static_cast<uint64_t>(call.engine + 1) << kEngineShift;
+// A call, and the errors that its rank had had before it.
+struct KeptCall {
+  CallOfWorld call;
+  uint32_t errors = 0;
+};
+
+uint64_t Pack(const KeptCall& kept) {
+  return static_cast<uint64_t>(kept.call.kind) |
+         static_cast<uint64_t>(kept.call.engine + 1) << kEngineShift |
+         static_cast<uint64_t>(kept.errors) << kErrorsShift;
 }
 
-CallOfWorld Unpack(uint64_t word) {
-  return {.kind = static_cast<CallKind>(word & 0xff),
-          .engine = static_cast<int>(word >> kEngineShift) - 1};
+KeptCall Unpack(uint64_t word) {
+  return {.call = {.kind = static_cast<CallKind>(word & 0xff),
+                   .engine =
+                       static_cast<int>(word << kErrorsShift >> (kErrorsShift + kEngineShift)) - 1},
+          .errors = static_cast<uint32_t>(word >> kErrorsShift)};
+}
+
+// Of one error. The sum of those of a rank does not depend on the order of errors behind one call.
+uint32_t HashOf(uint64_t number, int engine) {
+  uint64_t hash = (number << 24 ^ static_cast<uint64_t>(engine + 1)) + 0x9e3779b97f4a7c15u;
+  hash = (hash ^ hash >> 30) * 0xbf58476d1ce4e5b9u;
+  hash = (hash ^ hash >> 27) * 0x94d049bb133111ebu;
+  return static_cast<uint32_t>(hash >> 32);
 }
 
 bool Meets(CallKind kind) {
@@ -38,7 +56,7 @@ size_t PlaceOf(uint64_t number) {
 }
 
 // Nothing where it is not kept any more, or not made yet.
-std::optional<CallOfWorld> CallAt(const CallRecord& record, uint64_t number) {
+std::optional<KeptCall> CallAt(const CallRecord& record, uint64_t number) {
   if (record.count.load(std::memory_order_seq_cst) < number) return std::nullopt;
   const uint64_t word = record.calls[PlaceOf(number)].load(std::memory_order_acquire);
   // The rank writes a call before it counts it, so the place may be that of one more already.
@@ -67,9 +85,10 @@ int CallOrder::AddEngine(std::string_view name) {
 
 absl::Status CallOrder::Note(CallOfWorld call) {
   CallRecord& mine = Mine();
-  if (mine.closed.load(std::memory_order_relaxed) != 0) return absl::OkStatus();
   const uint64_t number = mine.count.load(std::memory_order_relaxed) + 1;
-  mine.calls[PlaceOf(number)].store(ebb::Pack(call), std::memory_order_release);
+  mine.calls[PlaceOf(number)].store(
+      ebb::Pack({.call = call, .errors = mine.errors.load(std::memory_order_seq_cst)}),
+      std::memory_order_release);
   // In one order with the look at others: of two that differ, the second to come sees it.
   mine.count.store(number, std::memory_order_seq_cst);
   if (rank_ != nearest_) EBB_RETURN_IF_ERROR(Compare(nearest_, rank_, number));
@@ -78,6 +97,17 @@ absl::Status CallOrder::Note(CallOfWorld call) {
       EBB_RETURN_IF_ERROR(Compare(rank_, other, number));
   }
   return absl::OkStatus();
+}
+
+void CallOrder::NoteError(int engine) {
+  const std::scoped_lock lock(errors_mutex_);
+  CallRecord& mine = Mine();
+  const uint64_t number = mine.count.load(std::memory_order_seq_cst);
+  if (std::exchange(errors_at_, number) != number) engines_at_.clear();
+  // An error that is returned again, as that of the last step by Report, is the same one.
+  if (std::find(engines_at_.begin(), engines_at_.end(), engine) != engines_at_.end()) return;
+  engines_at_.push_back(engine);
+  mine.errors.fetch_add(HashOf(number, engine), std::memory_order_seq_cst);
 }
 
 absl::Status CallOrder::Check(int rank) const {
@@ -104,13 +134,15 @@ absl::Status CallOrder::Compare(int first, int second, uint64_t oldest) const {
                                  other.count.load(std::memory_order_seq_cst));
   if (last > CallRecord::kKept) oldest = std::max(oldest, last - CallRecord::kKept + 1);
   for (uint64_t number = oldest; number <= last; ++number) {
-    const std::optional<CallOfWorld> of_one = CallAt(one, number), of_other = CallAt(other, number);
-    if (!of_one.has_value() || !of_other.has_value() || Alike(*of_one, *of_other)) continue;
-    // Closed before its rank has made calls that may differ.
-    if (one.closed.load(std::memory_order_seq_cst) != 0 ||
-        other.closed.load(std::memory_order_seq_cst) != 0)
+    const std::optional<KeptCall> of_one = CallAt(one, number), of_other = CallAt(other, number);
+    if (!of_one.has_value() || !of_other.has_value() || Alike(of_one->call, of_other->call))
+      continue;
+    // Both have had the same errors before, and none since.
+    const uint32_t errors = of_one->errors;
+    if (of_other->errors != errors || one.errors.load(std::memory_order_seq_cst) != errors ||
+        other.errors.load(std::memory_order_seq_cst) != errors)
       return absl::OkStatus();
-    return Different(first, *of_one, second, *of_other);
+    return Different(first, of_one->call, second, of_other->call);
   }
   return absl::OkStatus();
 }
@@ -175,24 +207,23 @@ bool CallOrder::IsBehind(int rank) const {
 
 bool CallOrder::IsFirstHere() const {
   const uint64_t here = Mine().count.load();
-  return std::all_of(records_.begin(), records_.begin() + rank_,
-                     [&](const CallRecord* theirs) {
-                       return theirs->count.load() < here && theirs->closed.load() == 0;
-                     }) &&
-         Mine().closed.load() == 0;
+  return std::all_of(records_.begin(), records_.begin() + rank_, [&](const CallRecord* theirs) {
+    return theirs->count.load() < here && theirs->errors.load() == Mine().errors.load();
+  });
 }
 
 std::string CallOrder::Describe(int rank) const {
   const CallRecord &theirs = *records_[static_cast<size_t>(rank)], &mine = Mine();
-  if (theirs.closed.load() != 0 || mine.closed.load() != 0) return "";
+  if (theirs.errors.load() != mine.errors.load()) return "";
   const uint64_t count = theirs.count.load(std::memory_order_seq_cst), here = mine.count.load();
-  const std::optional<CallOfWorld> last = count == 0 ? std::nullopt : CallAt(theirs, count);
+  const std::optional<KeptCall> last = count == 0 ? std::nullopt : CallAt(theirs, count);
   if (!last.has_value()) return "";
-  const std::string text = absl::StrCat("rank ", rank, " last ", Past(*last, /*with_engine=*/true));
+  const std::string text =
+      absl::StrCat("rank ", rank, " last ", Past(last->call, /*with_engine=*/true));
   if (count == here) return absl::StrCat(text, ", as rank ", rank_, " did");
-  const std::optional<CallOfWorld> next = count < here ? CallAt(mine, count + 1) : std::nullopt;
+  const std::optional<KeptCall> next = count < here ? CallAt(mine, count + 1) : std::nullopt;
   if (!next.has_value()) return text;
-  return absl::StrCat(text, "; rank ", rank_, " then ", Past(*next, /*with_engine=*/true));
+  return absl::StrCat(text, "; rank ", rank_, " then ", Past(next->call, /*with_engine=*/true));
 }
 
 std::string CallOrder::Describe(std::span<const int> ranks) const {
@@ -209,7 +240,7 @@ std::string CallOrder::Pack() const {
   for (;;) {
     const uint64_t count = Mine().count.load();
     Packer packer;
-    packer.Add(static_cast<uint64_t>(rank_)).Add(uint64_t{Mine().closed.load()}).Add(count);
+    packer.Add(static_cast<uint64_t>(rank_)).Add(uint64_t{Mine().errors.load()}).Add(count);
     for (const std::atomic<uint64_t>& call : Mine().calls) packer.Add(call.load());
     if (Mine().count.load() == count) return packer.Take();
   }
@@ -217,7 +248,7 @@ std::string CallOrder::Pack() const {
 
 absl::Status CallOrder::Hear(std::string_view packed) {
   Unpacker unpacker(packed);
-  const uint64_t rank = unpacker.Number(), closed = unpacker.Number(), count = unpacker.Number();
+  const uint64_t rank = unpacker.Number(), errors = unpacker.Number(), count = unpacker.Number();
   uint64_t calls[CallRecord::kKept];
   for (uint64_t& call : calls) call = unpacker.Number();
   const bool is_other = rank < records_.size() && rank != static_cast<uint64_t>(rank_);
@@ -228,7 +259,7 @@ absl::Status CallOrder::Hear(std::string_view packed) {
     const bool is_told = std::any_of(told_.begin(), told_.end(),
                                      [&](const auto& told) { return told.get() == &theirs; });
     if (!is_told || count < theirs.count.load()) return absl::OkStatus();
-    theirs.closed.store(static_cast<uint32_t>(closed));
+    theirs.errors.store(static_cast<uint32_t>(errors));
     theirs.count.store(0);  // a comparison meanwhile finds no calls
     for (uint64_t i = 0; i < CallRecord::kKept; ++i) theirs.calls[i].store(calls[i]);
     theirs.count.store(count);

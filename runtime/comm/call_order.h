@@ -52,7 +52,7 @@ struct CallOfWorld {
 struct alignas(64) CallRecord {
   static constexpr uint64_t kKept = 14;
   std::atomic<uint64_t> count;
-  std::atomic<uint32_t> closed;  // CallOrder::Close
+  std::atomic<uint32_t> errors;  // a hash of which calls have returned one
   std::atomic<uint64_t> calls[kKept];
 };
 
@@ -66,9 +66,10 @@ class CallOrder {
   int AddEngine(std::string_view name);
   // This rank's next call. kFailedPrecondition: another rank has made a different one in its place.
   absl::Status Note(CallOfWorld call);
-  // A call has returned an error. What ranks do then may differ, because some learn of a failure one
-  // step later than others: the calls of this rank are not compared any more. Any thread.
-  void Close() { Mine().closed.store(1, std::memory_order_seq_cst); }
+  // A call of this engine (-1: of none) has returned an error, this rank's last one or one behind it. What
+  // ranks do then may differ, because some learn of a failure one step later than others. So the next
+  // calls of two ranks are compared only where both have had errors from the same calls. Any thread.
+  void NoteError(int engine);
   // Compares all that is known. Any thread.
   absl::Status Check() const;
   // Compares what is known of `rank` with all others. Any thread.
@@ -77,7 +78,7 @@ class CallOrder {
   // Whether `rank` is known to have made fewer calls than this one.
   bool IsBehind(int rank) const;
   // Whether this rank is the first that is known to have come so far: all before it are behind, and a
-  // rank that waits tells what it has called. Not once any of them has closed. Any thread.
+  // rank that waits tells what it has called. Not where one of them has had other errors. Any thread.
   bool IsFirstHere() const;
   // "rank 2 has begun a step of the engine 'policy' as its last call, number 7; ...", or "" where it
   // is not known. Any thread.
@@ -103,6 +104,9 @@ class CallOrder {
   int nearest_ = 0;                                // the first rank whose memory is read
   mutable std::mutex names_mutex_;
   std::vector<std::string> names_;
+  std::mutex errors_mutex_;
+  uint64_t errors_at_ = 0;       // the number of calls made when the last errors came
+  std::vector<int> engines_at_;  // theirs
   std::mutex hearing_;
 };
 

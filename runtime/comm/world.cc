@@ -100,7 +100,8 @@ absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& o
   }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> made = backend_->NewCommunicator(options);
   // What a world never has, all of its ranks lack alike.
-  if (order != nullptr && !made.ok() && !absl::IsUnimplemented(made.status())) order->Close();
+  if (order != nullptr && !made.ok() && !absl::IsUnimplemented(made.status()))
+    order->NoteError(/*engine=*/-1);
   EBB_RETURN_IF_ERROR(made.status());
   return Communicator(*std::move(made));
 }

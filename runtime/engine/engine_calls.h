@@ -18,15 +18,16 @@ class EngineCalls {
   // Ranks whose calls have gone apart fail their world: every rank gets a Status, now or in the
   // collective that it waits in, and no engine of that world goes on.
   void Note(CallKind kind) const;
-  // What a call returns. After an error the calls of this rank are not compared any more.
+  // What a call returns: its errors are noted (CallOrder::NoteError).
   template <class Result>
   Result Returned(Result result) const {
-    return Returned(world_, std::move(result));
+    return Returned(world_, std::move(result), engine_);
   }
+  // Of a call by which there is no engine yet.
   template <class Result>
-  static Result Returned(const World& world, Result result) {
+  static Result Returned(const World& world, Result result, int engine = -1) {
     CallOrder* const order = result.ok() ? nullptr : world.calls();
-    if (order != nullptr) order->Close();
+    if (order != nullptr) order->NoteError(engine);
     return result;
   }
 

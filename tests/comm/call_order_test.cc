@@ -32,6 +32,7 @@ class CallOrderTest : public ::testing::Test {
   absl::Status Note(int rank, CallKind kind, int engine = 0) {
     return orders_[static_cast<size_t>(rank)]->Note({.kind = kind, .engine = engine});
   }
+  void Fail(int rank, int engine = 0) { orders_[static_cast<size_t>(rank)]->NoteError(engine); }
   const CallOrder& order(int rank) const { return *orders_[static_cast<size_t>(rank)]; }
   static std::string Text(const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
@@ -91,8 +92,8 @@ TEST_F(CallOrderTest, CallsThatAreNotKeptAnyMoreAreNotCompared) {
 }
 
 // Some ranks learn of a failure a step later than others.
-TEST_F(CallOrderTest, AfterAnErrorTheCallsOfARankAreNotCompared) {
-  orders_[0]->Close();
+TEST_F(CallOrderTest, AfterAnErrorOfOneRankItsCallsAreNotCompared) {
+  Fail(0);
   EXPECT_TRUE(Note(0, CallKind::kCreate).ok());
   EXPECT_TRUE(Note(1, CallKind::kStep).ok());
   EXPECT_TRUE(order(2).Check().ok());
@@ -102,9 +103,43 @@ TEST_F(CallOrderTest, AfterAnErrorTheCallsOfARankAreNotCompared) {
 
 TEST_F(CallOrderTest, ARankThatHasCalledBeforeAnErrorIsNotComparedAfterIt) {
   EXPECT_TRUE(Note(0, CallKind::kStep).ok());
-  orders_[0]->Close();
+  Fail(0);
   EXPECT_TRUE(Note(1, CallKind::kEvaluation).ok());
   EXPECT_TRUE(order(2).Check().ok());
+}
+
+TEST_F(CallOrderTest, AfterAnErrorOfTheSameCallRanksAreComparedAgain) {
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_TRUE(Note(rank, CallKind::kFinish).ok());
+  for (const int rank : {0, 0, 1}) Fail(rank);  // rank 0 asks a second time
+  EXPECT_TRUE(Note(0, CallKind::kStep).ok());
+  EXPECT_TRUE(Note(2, CallKind::kStep).ok()) << "which has had none";
+  EXPECT_EQ(Text(Note(1, CallKind::kEvaluation)),
+            "ranks do different things with the engine 'policy': rank 1 began an evaluation where "
+            "rank 0 began a step. Every rank has to make the same calls in the same order");
+}
+
+// Rank 0 makes its new engine while rank 1 is in a step that is dropped.
+TEST_F(CallOrderTest, RanksThatHaveHadTheirErrorsFromDifferentCallsAreNotCompared) {
+  for (const int rank : {0, 1}) EXPECT_TRUE(Note(rank, CallKind::kFinish).ok());
+  Fail(0);
+  EXPECT_TRUE(Note(0, CallKind::kCreate).ok());
+  EXPECT_TRUE(Note(1, CallKind::kStep).ok());
+  Fail(1);
+  for (const CallKind kind : {CallKind::kStep, CallKind::kFinish, CallKind::kStep})
+    EXPECT_TRUE(Note(0, kind).ok());
+  for (const CallKind kind : {CallKind::kCreate, CallKind::kStep, CallKind::kFinish})
+    EXPECT_TRUE(Note(1, kind).ok());
+  EXPECT_TRUE(order(2).Check().ok());
+}
+
+TEST_F(CallOrderTest, ErrorsOfDifferentEnginesAreDifferentOnes) {
+  Fail(0, /*engine=*/0);
+  Fail(1, /*engine=*/1);
+  EXPECT_TRUE(Note(0, CallKind::kCreate).ok());
+  EXPECT_TRUE(Note(1, CallKind::kStep).ok());
+  Fail(0, 1);
+  Fail(1, 0);
+  EXPECT_TRUE(order(2).Check().ok()) << "of calls made before";
 }
 
 TEST_F(CallOrderTest, SaysWhatARankHasCalledLast) {
@@ -134,7 +169,7 @@ TEST_F(CallOrderTest, RanksOfOtherHostsAreToldAndCompareThen) {
               HasSubstr("rank 1 began an evaluation where rank 0 finished a step"));
   EXPECT_THAT(Text(first.Hear(second.Pack())),
               HasSubstr("rank 1 began an evaluation where rank 0 finished a step"));
-  first.Close();
+  first.NoteError(0);
   EXPECT_TRUE(second.Hear(first.Pack()).ok());
 }
 
@@ -158,7 +193,7 @@ TEST_F(CallOrderTest, TheFirstThatHasComeSoFarKnowsIt) {
   EXPECT_TRUE(Note(1, CallKind::kFinish).ok());
   EXPECT_TRUE(order(1).IsFirstHere());
   EXPECT_FALSE(order(2).IsFirstHere());
-  orders_[0]->Close();
+  orders_[0]->NoteError(0);
   EXPECT_FALSE(order(1).IsFirstHere()) << "rank 0 is not known any more";
 }
 

@@ -201,5 +201,39 @@ TEST_P(EngineCallsTest, AfterAnErrorRanksMayMakeOtherCalls) {
   EXPECT_TRUE(ran.ok()) << ran;
 }
 
+// All have had an error from the same call, so they are where they would be without it.
+TEST_P(EngineCallsTest, AfterAnErrorOfTheSameCallRanksAreComparedAgain) {
+  const auto& [name, run, setting] = GetParam();
+  const int odd = setting.world - 1;
+  Results seen;
+  const absl::Status ran = run(setting.world, [&](World world) -> absl::Status {
+    const ModelSpec model = ScriptedModel();
+    Config config = ConfigFor(setting);
+    config.ebb.timeout_seconds = 20;
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), model, config));
+    ScriptedTrainer trainer(model, world.rank());
+    trainer.BeginStep(0, nullptr);
+    {
+      Step step = engine.BeginStep(kExactStep);
+      trainer.ForwardAll(step);
+      EXPECT_FALSE(step.Finish().ok()) << "without any Backward";
+    }
+    EXPECT_FALSE(engine.Report().ok());
+    // Else a rank that is still in the step hears of it there.
+    absl::Status status = world.MeetOnHost();
+    if (status.ok())
+      status = world.rank() == odd ? Evaluate(engine) : TrainStep(engine, trainer, 1);
+    seen.Set(world.rank(), status);
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(ran.ok()) << ran;
+  for (const absl::Status& status : seen.Take(setting.world)) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("ranks do different things"), HasSubstr("began a step"),
+                      HasSubstr(absl::StrCat("rank ", odd, " began an evaluation"))));
+  }
+}
+
 }  // namespace
 }  // namespace ebb::testing
