@@ -155,6 +155,7 @@ bool Comes(const std::function<bool()>& condition) {
 }
 
 TEST_P(TimelineTest, ReductionsRunWhileALaterBackwardIsOpen) {
+  if (GetParam().world == 1) GTEST_SKIP() << "one rank's gradients lie in their shards";
   const ModelSpec model = ScriptedModel();
   for (const Setting& setting : At(GetParam(), kTimings)) {
     SCOPED_TRACE(::testing::Message() << setting);
