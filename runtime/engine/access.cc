@@ -251,8 +251,9 @@ absl::Status Executor::PassValues(std::span<float> values, Passing ranks) {
         ranks.to < 0 ? control_->Broadcast(*reduce_, {&span, 1}, DType::kFloat32, ranks.from)
         : sends      ? control_->Send(*reduce_, {&span, 1}, DType::kFloat32, ranks.to)
                      : control_->Receive(*reduce_, {&span, 1}, DType::kFloat32, ranks.from));
-    if (receives) mirror_.Download(*reduce_, host + begin, 0, length);
+    if (receives) mirror_.Download(*reduce_, 0, length);
     reduce_->WaitIdle();
+    if (receives) mirror_.Take(host + begin, 0, length);
   }
   return absl::OkStatus();
 }

@@ -32,10 +32,10 @@ absl::Status GatherBytes(const HostLane& lane, std::span<const std::byte> own,
       lane.communicator.Abort(called);  // every rank comes to the collective, or none waits for it
       return called;
     }
-    for (int64_t rank = 0; rank < ranks; ++rank)
-      lane.mirror.Download(lane.stream, all.data() + rank * bytes + begin, piece + rank * count,
-                           count);
+    lane.mirror.Download(lane.stream, piece, ranks * count);
     lane.stream.WaitIdle();  // until then the communicator borrows `span`
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      lane.mirror.Take(all.data() + rank * bytes + begin, piece + rank * count, count);
   }
   return lane.communicator.status();
 }

@@ -38,10 +38,7 @@ struct Executor::CopyStaging {
 
 // What a device receives lies behind what it sends.
 absl::Status Executor::MakeCopyMirror() {
-  if (copy_mirror_.made() || device_.kind() == DeviceKind::kCpu) return absl::OkStatus();
-  EBB_ASSIGN_OR_RETURN(copy_mirror_,
-                       DeviceMirror::Create(device_, 2 * CopyStaging::kBytesMax, ledger_));
-  return absl::OkStatus();
+  return copy_mirror_.Allocate(device_, 2 * CopyStaging::kBytesMax, ledger_);
 }
 
 absl::Status Executor::CheckCopy(const Executor& source) const {
@@ -193,8 +190,9 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
     }
     if (!called.ok()) control_->Abort(called);
   }
-  copy_mirror_.Download(*reduce_, staging.receive.data(), CopyStaging::kBytesMax, received);
+  copy_mirror_.Download(*reduce_, CopyStaging::kBytesMax, received);
   reduce_->WaitIdle();
+  copy_mirror_.Take(staging.receive.data(), CopyStaging::kBytesMax, received);
   EBB_RETURN_IF_ERROR(control_->status());
   int64_t unpacked = 0;
   for (const Transfer& transfer : transfers) {

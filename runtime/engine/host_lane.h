@@ -5,41 +5,49 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/ledger.h"
 
 namespace ebb {
 
-// Memory of the device for what lies in host memory, as collectives of a device reach its own only;
-// none on the CPU, whose collectives use the host's. Kept for as long as there are collectives:
-// to give memory of a device back waits for its kernels, among them perhaps another rank's collective,
-// which waits for this rank.
+// Memory of the device for what lies in host memory, as collectives of a device reach its own only,
+// and locked memory of the host that it is copied to and from; none on the CPU, whose collectives use
+// the host's. A copy of other memory of the host waits for the stream inside the driver, which may
+// hold meanwhile what another rank's thread needs for the collective that the stream waits for.
+//
+//   host --Upload--> [ locked | device ] --collective--> [ device | locked ] --Take--> host
+//
+// Kept for as long as there are collectives: to give memory of a device back waits for its kernels,
+// among them perhaps another rank's collective, which waits for this rank.
 class DeviceMirror {
  public:
   DeviceMirror() = default;
-  // Predicted and counted in the ledger, as staging.
-  static absl::StatusOr<DeviceMirror> Create(const Device& device, int64_t bytes,
-                                             MemoryLedger& ledger);
+  // Predicted and counted in the ledger, as staging; nothing on the CPU. What is there when it fails
+  // stays: a rank gives no memory back before the others know that it has failed.
+  absl::Status Allocate(const Device& device, int64_t bytes, MemoryLedger& ledger);
 
-  bool made() const { return copy_.data() != nullptr; }
+  bool made() const { return locked_.data() != nullptr; }
   // How many of `bytes` fit where they share the mirror with `others` as large: all on the CPU.
   int64_t Fitting(int64_t bytes, int64_t others) const;
   // `host`, or on a device its place in the mirror.
   std::byte* Of(std::byte* host, int64_t offset) const {
-    return copy_.data() != nullptr ? copy_.data() + offset : host;
+    return made() ? copy_.data() + offset : host;
   }
   const std::byte* Of(const std::byte* host, int64_t offset) const {
-    return copy_.data() != nullptr ? copy_.data() + offset : host;
+    return made() ? copy_.data() + offset : host;
   }
-  // In the order of `stream`; nothing on the CPU.
+  // Nothing of these on the CPU. `host` is read at once, so the last copies of these bytes have to be
+  // over; the device has them in the order of `stream`.
   void Upload(Stream& stream, const std::byte* host, int64_t offset, int64_t bytes) const;
-  void Download(Stream& stream, std::byte* host, int64_t offset, int64_t bytes) const;
+  // In the order of `stream`; once that is idle the host finds them by Take.
+  void Download(Stream& stream, int64_t offset, int64_t bytes) const;
+  void Take(std::byte* host, int64_t offset, int64_t bytes) const;
 
  private:
-  Buffer copy_;
-  MemoryLedger::Charge charge_;
+  Buffer copy_, locked_;
+  MemoryLedger::Charge charge_, locked_charge_;
 };
 
 struct HostLane {

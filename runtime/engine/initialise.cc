@@ -163,14 +163,10 @@ absl::Status Executor::MakeControl() {
   EBB_ASSIGN_OR_RETURN(Communicator control, world_.NewCommunicator(OptionsOf("control")));
   control_.emplace(std::move(control));
   constexpr int64_t kMirrorBytes = int64_t{1} << 20, kOfRankMin = 512;
-  absl::StatusOr<DeviceMirror> mirror =
-      DeviceMirror::Create(device_, std::max(kMirrorBytes, (size_ + 1) * kOfRankMin), ledger_);
-  if (!mirror.ok()) {
-    control_->Abort(mirror.status());  // the others are about to wait in it
-    return mirror.status();
-  }
-  mirror_ = *std::move(mirror);
-  return absl::OkStatus();
+  const absl::Status mirrored =
+      mirror_.Allocate(device_, std::max(kMirrorBytes, (size_ + 1) * kOfRankMin), ledger_);
+  if (!mirrored.ok()) control_->Abort(mirrored);  // the others are about to wait in it
+  return mirrored;
 }
 
 absl::Status Executor::MakeStreams() {

@@ -47,13 +47,16 @@ absl::Status Executor::VisitPlace(const Place& place, int64_t bytes, Access acce
   return written;
 }
 
-// What lies on a device whose memory the host cannot reach is looked at, and changed, in a copy.
+// What lies on a device whose memory the host cannot reach is looked at, and changed, in a copy. That
+// is memory which the device has not locked: a copy waits inside the driver for all that is before it
+// on the stream, other ranks' collectives too, so it is enqueued when nothing is.
 absl::Status Executor::VisitMemory(std::byte* at, Tier tier, int64_t bytes, Access access,
                                    absl::FunctionRef<absl::Status(std::byte*)> visit) {
   if (tier != Tier::kDevice || device_.kind() == DeviceKind::kCpu) return visit(at);
   const auto copy = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
   const auto move = [&](void* to, const void* from) {
     const std::lock_guard turn(host_access_);
+    reduce_->WaitIdle();
     reduce_->Copy(to, from, bytes);
     reduce_->WaitIdle();
     return device_.status();

@@ -168,13 +168,14 @@ void Executor::FetchSlice(int unit) {
     const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
     const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
     std::byte* const slice = storage_->Slice(unit, trainable);
-    const absl::Status fetched =
-        VisitState({.what = StateClass::kParameter, .unit = unit, .trainable = trainable}, 0, shard,
-                   Access::kRead, [&](std::byte* data, DType dtype, int64_t first, int64_t count) {
-                     upload_->Copy(slice + first * SizeOf(dtype), data, count * SizeOf(dtype));
-                     upload_->WaitIdle();
-                     return absl::OkStatus();
-                   });
+    const absl::Status fetched = VisitState(
+        {.what = StateClass::kParameter, .unit = unit, .trainable = trainable}, 0, shard,
+        Access::kRead, [&](std::byte* data, DType dtype, int64_t first, int64_t count) {
+          upload_->WaitIdle();  // a copy of memory that is not locked would, in the driver
+          upload_->Copy(slice + first * SizeOf(dtype), data, count * SizeOf(dtype));
+          upload_->WaitIdle();
+          return absl::OkStatus();
+        });
     if (!fetched.ok()) failures_.Fail(fetched);
   }
 }

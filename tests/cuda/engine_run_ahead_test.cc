@@ -4,9 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <deque>
 #include <functional>
 #include <latch>
 #include <limits>
@@ -52,7 +52,10 @@ class Hold {
 class Trainer {
  public:
   Trainer(const ModelSpec& model, const Device& device, int rank)
-      : model_(model), stream_(device.CallerStream()), rank_(rank) {}
+      : model_(model),
+        stream_(device.CallerStream()),
+        sent_(*device.AllocateShared(kSentBytes, "gradients to copy")),
+        rank_(rank) {}
 
   void Forward(Step& step, std::vector<int> without = {}) const {
     for (int visit = 0; visit < visits(); ++visit) {
@@ -99,16 +102,23 @@ class Trainer {
     for (size_t i = 0; i < values.size(); ++i)
       values[i] = static_cast<float>((static_cast<int64_t>(i) * 5 + seed) % 17 - 8) / 8;
     if (overflows) values.back() = std::numeric_limits<float>::infinity();
-    std::vector<std::byte>& sent =
-        sent_.emplace_back(static_cast<size_t>(view.size() * SizeOf(view.dtype)));
-    AddTo(MutableTensorView{.data = sent.data(), .dtype = view.dtype, .shape = view.shape}, values);
-    stream_.Copy(view.data, sent.data(), static_cast<int64_t>(sent.size()));
+    const int64_t bytes = view.size() * SizeOf(view.dtype);
+    ASSERT_LE(sent_end_ + bytes, kSentBytes);
+    std::byte* const sent = sent_.data() + sent_end_;
+    sent_end_ += (bytes + kSentAlignment - 1) / kSentAlignment * kSentAlignment;
+    std::fill_n(sent, bytes, std::byte{0});
+    AddTo(MutableTensorView{.data = sent, .dtype = view.dtype, .shape = view.shape}, values);
+    stream_.Copy(view.data, sent, bytes);
   }
+
+  static constexpr int64_t kSentBytes = int64_t{4} << 20, kSentAlignment = 64;
 
   const ModelSpec& model_;
   Stream stream_;
+  // What copies read when they run, each at a place of its own. Locked: a copy of other memory waits.
+  Buffer sent_;
+  int64_t sent_end_ = 0;
   const int rank_;
-  std::deque<std::vector<std::byte>> sent_;  // what copies read when they run
 };
 
 struct RunAhead {

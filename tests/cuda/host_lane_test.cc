@@ -34,7 +34,8 @@ TEST(HostLaneTest, ListsLongerThanTheMirrorGoInPieces) {
       EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
       EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("comm"));
       MemoryLedger ledger;
-      EBB_ASSIGN_OR_RETURN(const DeviceMirror mirror, DeviceMirror::Create(device, bytes, ledger));
+      DeviceMirror mirror;
+      EBB_RETURN_IF_ERROR(mirror.Allocate(device, bytes, ledger));
       EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
                            AllLists({communicator, stream, mirror}, ListOf(world.rank())));
       EXPECT_EQ(all, expected) << bytes;

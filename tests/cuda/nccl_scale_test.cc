@@ -48,6 +48,7 @@ class NcclScaleTest : public ::testing::Test {
       const CollectiveSpan span = {.send = memory.data(), .receive = mine, .count = kCount};
       EBB_RETURN_IF_ERROR(communicator.ReduceScatter(stream, {&span, 1}, dtype, scale));
       Numbers result(dtype, kCount), expected(dtype, kCount);
+      stream.WaitIdle();
       stream.Copy(result.at(0), mine, kCount * SizeOf(dtype));
       stream.WaitIdle();
       for (int64_t i = 0; i < kCount; ++i) {

@@ -190,6 +190,7 @@ TEST_F(WorldOnGpusTest, RanksKeepTheirPlacesAndSumOnTheirDevices) {
     stream.Copy(memory.data(), &own, sizeof(own));
     const CollectiveSpan span = {.send = memory.data(), .receive = memory.data(), .count = 1};
     EBB_RETURN_IF_ERROR(communicator.AllReduce(stream, {&span, 1}, DType::kFloat32));
+    stream.WaitIdle();
     stream.Copy(&sum, memory.data(), sizeof(sum));
     stream.WaitIdle();
     EXPECT_EQ(sum, 6);

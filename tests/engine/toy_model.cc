@@ -96,10 +96,16 @@ void AddTo(const MutableTensorView& view, std::span<const float> values) {
 struct Reach::Far {
   explicit Far(const Device& device)
       : stream(device.CallerStream()), scalar(*device.Allocate(sizeof(float), "a loss")) {}
-  // A trainer's kernels would not wait. What checks the order of streams (tests/cuda/stand_in/order.h)
-  // counts what a thread has waited for as known to that thread alone.
+  // A trainer's kernels would not wait. A copy of pageable memory does, inside the driver, where another
+  // rank of this process may not get past it to the gather that is waited for: so the gather is waited
+  // for before. What checks the order of streams (tests/cuda/stand_in/order.h) counts what a thread has
+  // waited for as known to that thread alone.
   void Copy(void* to, const void* from, int64_t bytes) {
+    Wait();
     stream.Copy(to, from, bytes);
+    Wait();
+  }
+  void Wait() {
     std::thread([this] { stream.WaitIdle(); }).join();
   }
 

@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <shared_mutex>
 
 namespace ebb::stand_in {
 
@@ -13,6 +14,8 @@ inline constexpr size_t kDeviceBytes = size_t{1} << 32;
 int CurrentDevice();  // of the calling thread
 // What needs a context makes it on the current device.
 void UseContext();
+// Of the current device. A call that waits inside the driver keeps all other calls of the context out.
+std::shared_mutex& ContextLock();
 
 // Of a call that allocates, makes or waits for something, or of one on `stream`, that no stream may
 // capture.

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -30,6 +31,7 @@ std::atomic<int> device_count{2};
 std::atomic<cudaError_t> device_count_result{cudaSuccess};
 thread_local int current_device = 0;
 std::array<std::atomic<bool>, 64> contexts;  // of devices that have one
+std::array<std::shared_mutex, 64> context_locks;
 
 std::mutex callers_mutex;
 // Of a fixed size, as those who enqueue are tested to allocate nothing.
@@ -83,6 +85,10 @@ int CurrentDevice() {
 void UseContext() {
   NoteCaller("");
   contexts[static_cast<size_t>(current_device)] = true;
+  const std::shared_lock turn(ContextLock());
+}
+std::shared_mutex& ContextLock() {
+  return context_locks[static_cast<size_t>(current_device)];
 }
 
 cudaError_t FailureBesideCaptures(const char* function) {

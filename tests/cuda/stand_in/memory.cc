@@ -119,22 +119,28 @@ cudaError_t cudaFree(void* data) {
 cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes, cudaMemcpyKind,
                             cudaStream_t stream) {
   if (const auto failure = FailureOrSpoilt("cudaMemcpyAsync", stream)) return failure;
-  const std::scoped_lock lock(stream->mutex);
-  const Touched touched[] = {Reads(source, bytes), Writes(destination, bytes)};
-  NoteTouch(stream, "cudaMemcpyAsync", touched);
-  ebb::Task copy([=] { CopyUnlessLost([=] { std::memcpy(destination, source, bytes); }); });
-  if (Captures(stream)) {
-    KeepTask(stream, std::move(copy), nullptr, nullptr);
-  } else if (!HasRefusedLock() || Knows(source, bytes)) {
+  const bool pageable = !Knows(source, bytes) || !Knows(destination, bytes);
+  {
+    const std::scoped_lock lock(stream->mutex);
+    const Touched touched[] = {Reads(source, bytes), Writes(destination, bytes)};
+    NoteTouch(stream, "cudaMemcpyAsync", touched);
+    ebb::Task copy([=] { CopyUnlessLost([=] { std::memcpy(destination, source, bytes); }); });
+    if (Captures(stream)) {
+      KeepTask(stream, std::move(copy), nullptr, nullptr);
+      return cudaSuccess;
+    }
+    if (HasRefusedLock() && !Knows(source, bytes)) {
+      void* const staged = std::malloc(bytes);
+      std::memcpy(staged, source, bytes);
+      stream->stream.Enqueue([=] {
+        CopyUnlessLost([=] { std::memcpy(destination, staged, bytes); });
+        std::free(staged);
+      });
+      return cudaSuccess;
+    }
     stream->stream.Enqueue(std::move(copy));
-  } else {
-    void* const staged = std::malloc(bytes);
-    std::memcpy(staged, source, bytes);
-    stream->stream.Enqueue([=] {
-      CopyUnlessLost([=] { std::memcpy(destination, staged, bytes); });
-      std::free(staged);
-    });
   }
+  if (pageable) AwaitInDriver(stream);
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t stream) {

@@ -195,6 +195,7 @@ ncclResult_t Launch() {
     comm->looks = launch_looks;
   }
   NoteTouches(comm, group.parts);
+  if (comm->clique->size() > 1) NoteCollective(group_stream);
   EnqueueKernel(group_stream, &RunGroup, &group, nullptr);
   return ncclInProgress;
 }

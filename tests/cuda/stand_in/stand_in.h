@@ -5,8 +5,10 @@
 //
 // As strict as the real ones may be: the host functions of all streams take turns, what gives memory
 // back waits for the device, only copies reach memory that is not CUDA's, and a kernel of gpt's that
-// was not loaded ends the program. Once memory could not be locked, copies from what is not CUDA's read
-// it when they are called, whatever their stream still has to do.
+// was not loaded ends the program. A copy to or from pageable memory waits inside the call for what
+// is before it on its stream, and holds the context meanwhile, so no other thread's call gets
+// through; behind a collective it ends the program. Once memory could not be locked, copies from
+// what is not CUDA's read it when they are called, whatever their stream still has to do.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -51,6 +51,9 @@ void ForgetGraphLaunches();
 // so it ties no operations together.
 void AwaitDevice();
 
+// Of what is enqueued on it next: it ends only when other ranks have come.
+void NoteCollective(cudaStream_t stream);
+
 // What kernels are said to have resident on the current device, each device its own number.
 int ResidentBlocks();
 

@@ -5,8 +5,12 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <mutex>
 #include <set>
+#include <shared_mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -25,6 +29,22 @@ thread_local std::atomic<int> host_waits{0};
 std::mutex host_functions;  // one at a time, whatever their streams
 std::mutex streams_mutex;
 std::set<cudaStream_t> streams;  // of all devices
+
+// Whether the event stands behind a collective whose end the host has not seen. `sees`: from now on it
+// has.
+bool AwaitsCollective(cudaEvent_t event, bool sees) {
+  if (event->collectives == 0) return false;
+  const std::scoped_lock lock(streams_mutex);
+  const cudaStream_t stream = event->stream;
+  if (!streams.contains(stream) || event->collectives <= stream->collectives_seen) return false;
+  if (sees) stream->collectives_seen = event->collectives.load();
+  return true;
+}
+
+void SeePassed(cudaEvent_t event) {
+  AwaitsCollective(event, /*sees=*/true);
+  NotePassed(event);
+}
 
 }  // namespace
 
@@ -62,6 +82,23 @@ void HoldUntilHostWaits(cudaStream_t stream) {
 bool HasPriority(cudaStream_t stream) {
   return stream->has_priority;
 }
+void NoteCollective(cudaStream_t stream) {
+  ++stream->collectives;
+}
+void AwaitInDriver(cudaStream_t stream) {
+  {
+    const std::scoped_lock lock(stream->mutex);
+    if (stream->collectives > stream->collectives_seen) {
+      std::fprintf(stderr,
+                   "stand-in for CUDA: a copy of pageable memory waits inside the driver for a "
+                   "collective, which may wait for another thread's call\n");
+      std::abort();
+    }
+    stream->stream.Record(stream->end);
+  }
+  const std::unique_lock turn(ContextLock());
+  AwaitOnHost(stream->end);
+}
 void EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument,
                    void (*release)(void*)) {
   if (KeepTask(stream, Task([run, argument] { run(argument); }), argument, release)) return;
@@ -93,8 +130,11 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
   if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue;
   auto made = Host().NewStream("stand-in");
   if (!made.ok()) return cudaErrorMemoryAllocation;
-  *stream = new CUstream_st{
-      *std::move(made), *Host().NewEvent(), priority == kGreatestPriority, CurrentDevice(), {}};
+  *stream = new CUstream_st{.stream = *std::move(made),
+                            .end = *Host().NewEvent(),
+                            .has_priority = priority == kGreatestPriority,
+                            .device = CurrentDevice(),
+                            .mutex = {}};
   Count(Thing::kStream, 1);
   const std::scoped_lock lock(streams_mutex);
   streams.insert(*stream);
@@ -116,16 +156,20 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const std::scoped_lock lock(stream->mutex);
   stream->stream.Record(stream->end);
   if (!stream->end.Passed()) return cudaErrorNotReady;
+  stream->collectives_seen = stream->collectives.load();
   NotePassed(stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (const auto failure = FailureOutsideOfCapture("cudaStreamSynchronize", stream)) return failure;
+  int64_t collectives = 0;
   {
     const std::scoped_lock lock(stream->mutex);
     stream->stream.Record(stream->end);
+    collectives = stream->collectives;
   }
   AwaitOnHost(stream->end);
+  stream->collectives_seen = collectives;
   NotePassed(stream);
   return Lost();
 }
@@ -133,8 +177,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (const auto failure = Called("cudaStreamWaitEvent")) return failure;
   if (const auto refused = RefuseWhileCapturing(stream, cudaErrorStreamCaptureIsolation))
     return refused;
+  const bool awaits = AwaitsCollective(event, /*sees=*/false);
   const std::scoped_lock lock(stream->mutex);
   NoteWait(stream, event);
+  if (awaits) ++stream->collectives;
   stream->stream.Wait(event->event);
   return cudaSuccess;
 }
@@ -156,19 +202,21 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (const auto failure = FailureOutsideOfCapture("cudaEventRecord", stream)) return failure;
   const std::scoped_lock lock(stream->mutex);
   NoteRecord(stream, event);
+  event->stream = stream;
+  event->collectives = stream->collectives.load();
   stream->stream.Record(event->event);
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (const auto failure = FailureBesideCaptures("cudaEventQuery")) return failure;
   if (!event->event.Passed()) return cudaErrorNotReady;
-  NotePassed(event);
+  SeePassed(event);
   return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const auto failure = FailureBesideCaptures("cudaEventSynchronize")) return failure;
   AwaitOnHost(event->event);
-  NotePassed(event);
+  SeePassed(event);
   return Lost();
 }
 
