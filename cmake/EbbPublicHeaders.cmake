@@ -11,6 +11,7 @@ set(ebb_public_headers
   optim/schedule.h
   optim/update.h
   optim/update_arrays.h
+  runtime/checkpoint/checkpoint.h
   runtime/comm/backend.h
   runtime/comm/collective.h
   runtime/comm/communicator.h

@@ -1,6 +1,7 @@
 // All of Ebb's public face.
 #pragma once
 
+#include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/dtype.h"

@@ -42,7 +42,7 @@ uint32_t HashOf(uint64_t number, int engine) {
 
 bool Meets(CallKind kind) {
   return kind == CallKind::kSuspend || kind == CallKind::kResume || kind == CallKind::kCopy ||
-         kind == CallKind::kSetTrainingState;
+         kind == CallKind::kSetTrainingState || kind == CallKind::kAgree;
 }
 
 bool Alike(CallOfWorld one, CallOfWorld other) {
@@ -188,6 +188,8 @@ std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
       return absl::StrCat("copied parameters into ", engine);
     case CallKind::kSetTrainingState:
       return absl::StrCat("called SetTrainingState", of);
+    case CallKind::kAgree:
+      return absl::StrCat("called Agree", of);
   }
   return "made another call";
 }

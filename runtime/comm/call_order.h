@@ -41,6 +41,7 @@ enum class CallKind : uint8_t {
   kResume,
   kCopy,
   kSetTrainingState,
+  kAgree,
 };
 
 struct CallOfWorld {

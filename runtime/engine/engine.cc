@@ -87,6 +87,10 @@ absl::Status Engine::SetTrainingState(const TrainingState& state) {
   if (executor_ == nullptr) return MovedFrom();
   return executor_->calls().Returned(executor_->SetTrainingState(state));
 }
+absl::Status Engine::Agree(const absl::Status& own, std::string_view about) {
+  if (executor_ == nullptr) return MovedFrom();
+  return executor_->calls().Returned(executor_->Agree(own, about));
+}
 absl::Status Engine::Suspend() {
   if (executor_ == nullptr) return MovedFrom();
   return executor_->calls().Returned(executor_->Suspend());
@@ -110,6 +114,15 @@ std::vector<TrafficRow> Engine::traffic() const {
 std::vector<CommunicationRow> Engine::communication() const {
   if (executor_ == nullptr) return {};
   return executor_->communication();
+}
+const World& Engine::world() const {
+  return executor_->world();
+}
+const ModelSpec& Engine::model() const {
+  return executor_->model();
+}
+std::vector<std::string> Engine::optimizer_states(ParameterId parameter) const {
+  return executor_->optimizer_states(parameter);
 }
 const sharding::Plan& Engine::plan() const {
   return executor_->plan();

@@ -146,7 +146,15 @@ class Engine {
   // the engine says that it has failed.
   absl::Status CopyParametersFrom(Engine& other);
 
+  // Collective, between steps: OK if every rank passes OK and the same `about`. Else this rank's own error, or that of
+  // the first rank that has one, in 450 bytes of its message.
+  absl::Status Agree(const absl::Status& own, std::string_view about = "");
+
   // Any thread.
+  const World& world() const;      // as Create was given it
+  const ModelSpec& model() const;  // likewise
+  // The names of the states that a parameter's optimizer keeps; of a frozen one there are none.
+  std::vector<std::string> optimizer_states(ParameterId parameter) const;
   std::vector<MemoryRow> memory() const;
   std::vector<TrafficRow> traffic()
       const;  // of the last finished step: nothing while all state is on the device

@@ -120,6 +120,8 @@ class Executor {
   absl::StatusOr<TrainingState> training_state();
   absl::Status SetTrainingState(const TrainingState& state);
 
+  absl::Status Agree(const absl::Status& own, std::string_view about);  // meeting.cc
+
   // Beside other engines (suspension.cc, copy.cc).
   absl::Status Suspend();
   absl::Status Resume();
@@ -130,6 +132,12 @@ class Executor {
   std::vector<TrafficRow> traffic() const;  // swaps.cc
   const sharding::Plan& plan() const { return own_->plan; }
   const Config& config() const { return config_; }
+  const World& world() const { return given_world_; }
+  const ModelSpec& model() const { return model_; }
+  std::vector<std::string> optimizer_states(ParameterId parameter) const {
+    const ParameterSpec& of = model_[parameter];
+    return of.trainable ? state_names_.Of(of.group) : std::vector<std::string>();
+  }
   const EngineCalls& calls() const { return calls_; }
   bool has_failed() const { return failures_.has_failed(); }
   MutableTensorView workspace() const;
@@ -152,6 +160,7 @@ class Executor {
     kCopyInto,
     kCopyFrom,
     kSetTrainingState,
+    kAgree,
   };
 
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);

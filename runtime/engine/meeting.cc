@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/executor.h"
+#include "ebb/sharding/fingerprint.h"
 
 namespace ebb {
 
@@ -53,6 +54,17 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   return own.ok() || failures_.has_failed() ? agreed : own;
 }
 
+absl::Status Executor::Agree(const absl::Status& own, std::string_view about) {
+  if (progress_.alive) {
+    return absl::FailedPreconditionError(
+        "Agree while a Step or Evaluation of the engine is alive: finish or drop it first");
+  }
+  calls_.Note(CallKind::kAgree);
+  const absl::Status settled = SettleVerdicts();
+  return Meet(Meeting::kAgree, static_cast<int64_t>(sharding::Hasher().Add(about).hash()),
+              settled.ok() ? own : settled);
+}
+
 bool Executor::IsMeeting(std::span<const int64_t> log) {
   return log.size() > 1 && log[1] >= static_cast<int64_t>(Meeting::kSuspend);
 }
@@ -74,6 +86,8 @@ std::string Executor::Describe(int64_t begun) {
       return "copies its parameters into another engine";
     case Meeting::kSetTrainingState:
       return "calls SetTrainingState";
+    case Meeting::kAgree:
+      return "calls Agree";
   }
   return begun < 0 ? "is in an evaluation" : "is in a step";
 }

@@ -223,6 +223,11 @@ absl::Status Executor::BegunDifferently(std::span<const int64_t> first,
         absl::StrCat("ranks set different training states of the engine '", options_.name,
                      "': rank ", rank, " another one than rank 0; all must set the same"));
   }
+  if (index > 0 && first[1] == static_cast<int64_t>(Meeting::kAgree)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ranks call Agree of the engine '", options_.name,
+                     "' about different things: rank ", rank, " about another one than rank 0"));
+  }
   if (index > 0 && IsMeeting(first)) {
     return absl::FailedPreconditionError(
         absl::StrCat("ranks copy parameters into the engine '", options_.name,

@@ -24,6 +24,7 @@ class OptimizerStateNames {
   // `own`: an optimizer of the trainer's instead of the config's, or null.
   OptimizerStateNames(const ModelSpec& model, const Config& config, const OptimizerSpec* own);
 
+  const std::vector<std::string>& Of(const std::string& group) const { return by_group_.at(group); }
   // The array in which parameters of this group have the state; -1 where the group's rule keeps no
   // such state. A name that no group has is an error that lists the names there are.
   absl::StatusOr<int> IndexOf(const std::string& group, std::string_view name) const;

@@ -37,6 +37,8 @@ const Act kMeetings[] = {
      [](Engine& engine, Engine&, ScriptedTrainer&) {
        return engine.SetTrainingState(TrainingState());
      }},
+    {"Agree", "calls Agree", "called Agree",
+     [](Engine& engine, Engine&, ScriptedTrainer&) { return engine.Agree(absl::OkStatus()); }},
 };
 const Act kOthers[] = {
     {"Step", "", "began a step",
@@ -55,6 +57,7 @@ const Act kOthers[] = {
     kMeetings[1],
     kMeetings[2],
     kMeetings[3],
+    kMeetings[4],
 };
 
 // Every rank's status of what it did, `odd` another thing than the rest.

@@ -1,0 +1,191 @@
+#include "ebb/runtime/checkpoint/folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/optim/checksum.h"
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/manifest.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+constexpr char kLatest[] = "latest", kLock[] = ".lock", kSaving[] = ".saving",
+               kReplaced[] = ".replaced";
+constexpr std::string_view kPrefix = "step-";
+
+bool IsCheckpointName(std::string_view name) {
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() && name.size() < 40 &&
+         std::all_of(name.begin() + kPrefix.size(), name.end(),
+                     [](char c) { return c >= '0' && c <= '9'; });
+}
+
+// More digits are more.
+bool Newer(const std::string& a, const std::string& b) {
+  return a.size() != b.size() ? a.size() > b.size() : a > b;
+}
+
+bool IsThere(const std::string& path) {
+  struct stat what = {};
+  return lstat(path.c_str(), &what) == 0;
+}
+
+absl::Status Remove(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  return error ? FileError("removing", path, error.value()) : absl::OkStatus();
+}
+
+absl::Status Rename(const std::string& from, const std::string& to) {
+  return rename(from.c_str(), to.c_str()) == 0
+             ? absl::OkStatus()
+             : FileError(absl::StrCat("renaming '", from, "' to"), to, errno);
+}
+
+// Two folders change places at once, where the file system can.
+bool Exchange(const std::string& a, const std::string& b) {
+  return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
+absl::Status MakeFolders(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  return error ? FileError("making the folder", path, error.value()) : absl::OkStatus();
+}
+
+}  // namespace
+
+std::string CheckpointName(int64_t step) {
+  return absl::StrFormat("step-%09d", step);
+}
+
+absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (IsCheckpointName(name) &&
+        entry->symlink_status(error).type() == std::filesystem::file_type::directory)
+      names.push_back(name);
+  }
+  if (error) return FileError("listing", folder, error.value());
+  std::sort(names.begin(), names.end(), Newer);
+  return names;
+}
+
+absl::Status CheckWhole(const std::string& checkpoint) {
+  EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(checkpoint));
+  for (size_t rank = 0; rank < manifest.files.size(); ++rank) {
+    const std::string path =
+        absl::StrCat(checkpoint, "/",
+                     RankFileName(static_cast<int>(rank), static_cast<int>(manifest.files.size())));
+    EBB_ASSIGN_OR_RETURN(const Manifest::File found, DescribeRankFile(path));
+    if (found.bytes != manifest.files[rank].bytes)
+      return absl::DataLossError(absl::StrCat("'", path, "' has ", found.bytes, " bytes, where ",
+                                              manifest.files[rank].bytes, " were saved"));
+    if (found != manifest.files[rank])
+      return absl::DataLossError(
+          absl::StrCat("the header of '", path,
+                       "' has changed since it was saved (its checksum is another one)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
+  if (IsThere(absl::StrCat(path, "/", kManifestName))) return path;
+  EBB_ASSIGN_OR_RETURN(std::vector<std::string> names, CheckpointsIn(path));
+  const absl::StatusOr<std::string> latest =
+      ReadWholeFile(absl::StrCat(path, "/", kLatest), /*bytes_max=*/100);
+  if (latest.ok()) {
+    const std::string name = latest->substr(0, latest->find('\n'));
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found != names.end()) std::rotate(names.begin(), found, found + 1);
+  }
+  std::string why;
+  for (const std::string& name : names) {
+    const std::string checkpoint = absl::StrCat(path, "/", name);
+    const absl::Status whole = CheckWhole(checkpoint);
+    if (whole.ok()) return checkpoint;
+    LogWarning(absl::StrCat("the checkpoint '", checkpoint, "' is passed over: ", whole.message()));
+    absl::StrAppend(&why, why.empty() ? "; " : ", ", whole.message());
+  }
+  return absl::NotFoundError(absl::StrCat("no whole checkpoint in '", path, "'", why));
+}
+
+std::string PathOfNewCheckpoint(const std::string& folder) {
+  return absl::StrCat(folder, "/", kSaving);
+}
+
+NewCheckpoint::NewCheckpoint(std::string folder, FileHandle lock)
+    : folder_(std::move(folder)), path_(PathOfNewCheckpoint(folder_)), lock_(std::move(lock)) {}
+
+absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder) {
+  EBB_RETURN_IF_ERROR(MakeFolders(folder));
+  const std::string path = absl::StrCat(folder, "/", kLock);
+  FileHandle lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+  if (!lock.is_open()) return FileError("opening", path, errno);
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return FileError("locking", path, errno);
+    return absl::FailedPreconditionError(
+        absl::StrCat("another run is saving to '", folder, "' ('", path,
+                     "' is locked): give each run a folder of its own"));
+  }
+  NewCheckpoint checkpoint(folder, std::move(lock));
+  // Of a run that was killed between two names: the replaced one is whole, and its step has no other.
+  const std::string replaced = absl::StrCat(folder, "/", kReplaced);
+  if (const absl::StatusOr<Manifest> lost = ReadManifest(replaced); lost.ok()) {
+    const std::string name = absl::StrCat(folder, "/", CheckpointName(lost->state.finished_steps));
+    if (!IsThere(name)) EBB_RETURN_IF_ERROR(Rename(replaced, name));
+  }
+  EBB_RETURN_IF_ERROR(Remove(replaced));
+  EBB_RETURN_IF_ERROR(Remove(checkpoint.path_));
+  if (mkdir(checkpoint.path_.c_str(), 0777) != 0)
+    return FileError("making the folder", checkpoint.path_, errno);
+  return checkpoint;
+}
+
+NewCheckpoint::~NewCheckpoint() {
+  if (lock_.is_open()) Remove(path_).IgnoreError();
+}
+
+absl::StatusOr<std::string> NewCheckpoint::Commit(int64_t step, int keep) {
+  const std::string name = CheckpointName(step), path = absl::StrCat(folder_, "/", name);
+  EBB_RETURN_IF_ERROR(SyncFolder(path_));
+  if (!IsThere(path)) {
+    EBB_RETURN_IF_ERROR(Rename(path_, path));
+  } else if (!Exchange(path_, path)) {
+    const std::string replaced = absl::StrCat(folder_, "/", kReplaced);
+    EBB_RETURN_IF_ERROR(Rename(path, replaced));
+    EBB_RETURN_IF_ERROR(Rename(path_, path));
+    EBB_RETURN_IF_ERROR(SyncFolder(folder_));
+    EBB_RETURN_IF_ERROR(Remove(replaced));
+  }
+  EBB_RETURN_IF_ERROR(SyncFolder(folder_));
+  EBB_RETURN_IF_ERROR(Remove(path_));  // the one that it has changed places with
+  EBB_RETURN_IF_ERROR(ReplaceFile(absl::StrCat(folder_, "/", kLatest), name + "\n"));
+  if (keep > 0) {
+    EBB_ASSIGN_OR_RETURN(std::vector<std::string> names, CheckpointsIn(folder_));
+    // The newest by name may be of a run that went further before it was taken back to this step.
+    std::erase(names, name);
+    for (size_t i = static_cast<size_t>(keep) - 1; i < names.size(); ++i)
+      EBB_RETURN_IF_ERROR(Remove(absl::StrCat(folder_, "/", names[i])));
+  }
+  return path;
+}
+
+}  // namespace ebb

@@ -1,0 +1,59 @@
+// A folder of checkpoints:
+//
+//   DIR/step-000000200/       whole: rank files and the manifest
+//   DIR/step-000000300/       the newest
+//   DIR/latest                "step-000000300"
+//   DIR/.saving/              one that is being written, or was when its run was killed
+//   DIR/.lock                 held while one is written
+//
+// A checkpoint gets its name when all of it is on the disk. So what has the name is whole, at any instant.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/offload/file_handle.h"
+
+namespace ebb {
+
+// "step-000000300"
+std::string CheckpointName(int64_t step);
+// Of a folder of checkpoints, the newest first. Nothing of it is opened.
+absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder);
+
+// The checkpoint to load from `path`, which is one, or a folder of them: then the one that `latest` names, or where
+// that one is not whole the newest that is, with a warning. kNotFound: there is none, or none that is whole, and why.
+// Whole: its manifest is valid, and its files are there with the sizes and headers that it says.
+absl::StatusOr<std::string> FindCheckpoint(const std::string& path);
+// OK if the checkpoint is whole by that rule.
+absl::Status CheckWhole(const std::string& checkpoint);
+
+// One checkpoint that is being written, by one process: the folder `path()` until Commit gives it its name. Its
+// destructor removes what has not got it.
+class NewCheckpoint {
+ public:
+  // Makes `folder` where it is not there. kFailedPrecondition: another run writes to it.
+  static absl::StatusOr<NewCheckpoint> Begin(const std::string& folder);
+  NewCheckpoint(NewCheckpoint&&) = default;
+  ~NewCheckpoint();
+
+  const std::string& path() const { return path_; }
+  // Behind the last byte of all files: names it, replaces one of the same step, points `latest` to it, and removes
+  // all but the newest `keep` (0: none).
+  absl::StatusOr<std::string> Commit(int64_t step, int keep);
+
+ private:
+  NewCheckpoint(std::string folder, FileHandle lock);
+
+  std::string folder_, path_;
+  FileHandle lock_;
+};
+
+// Where the ranks that do not begin it write: NewCheckpoint::path().
+std::string PathOfNewCheckpoint(const std::string& folder);
+
+}  // namespace ebb

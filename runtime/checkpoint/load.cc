@@ -1,0 +1,134 @@
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/folder.h"
+#include "ebb/runtime/checkpoint/manifest.h"
+#include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/runtime/checkpoint/state_arrays.h"
+#include "ebb/runtime/checkpoint/stored_values.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/update_table.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+namespace {
+
+std::string ShapeOf(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// What the model and the checkpoint do not have in common, as an error; where a part is asked for, as a warning.
+absl::Status CheckFit(const Engine& engine, const Manifest& manifest, const LoadOptions& options) {
+  std::vector<std::string> differences;
+  std::map<std::string, const Manifest::Parameter*> saved;
+  for (const Manifest::Parameter& parameter : manifest.parameters)
+    saved.emplace(parameter.name, &parameter);
+  const ModelSpec& model = engine.model();
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    const ParameterSpec& parameter = model.parameters[p];
+    const auto found = saved.find(parameter.name);
+    if (found == saved.end()) {
+      differences.push_back(absl::StrCat("it lacks the parameter '", parameter.name, "'"));
+      continue;
+    }
+    const Manifest::Parameter& from = *found->second;
+    saved.erase(found);
+    if (from.shape != parameter.shape) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("parameter '", parameter.name, "' has the shape ", ShapeOf(parameter.shape),
+                       " in the model and ", ShapeOf(from.shape), " in the checkpoint"));
+    }
+    if (!options.states) continue;
+    const std::vector<std::string> states =
+        engine.optimizer_states(ParameterId{static_cast<int32_t>(p)});
+    for (const std::string& state : states)
+      if (std::find(from.states.begin(), from.states.end(), state) == from.states.end())
+        differences.push_back(absl::StrCat("it lacks ", state, " of '", parameter.name, "'"));
+    for (const std::string& state : from.states)
+      if (std::find(states.begin(), states.end(), state) == states.end())
+        differences.push_back(absl::StrCat("it has ", state, " of '", parameter.name,
+                                           "', which the optimizer does not keep"));
+  }
+  for (const auto& [name, parameter] : saved)
+    differences.push_back(absl::StrCat("it has '", name, "', which the model lacks"));
+  if (differences.empty()) return absl::OkStatus();
+  constexpr size_t kShown = 5;
+  std::string all = absl::StrCat("the checkpoint does not fit: ");
+  for (size_t i = 0; i < std::min(kShown, differences.size()); ++i)
+    absl::StrAppend(&all, i == 0 ? "" : "; ", differences[i]);
+  if (differences.size() > kShown)
+    absl::StrAppend(&all, "; and ", differences.size() - kShown, " differences more");
+  if (!options.partial)
+    return absl::FailedPreconditionError(
+        absl::StrCat(all,
+                     ". LoadOptions::partial loads what both have, LoadOptions::states = false no "
+                     "optimizer states"));
+  if (engine.world().rank() == 0)
+    LogWarning(absl::StrCat(all, "; what it lacks has its initial value"));
+  return absl::OkStatus();
+}
+
+// Of what a checkpoint lacks.
+absl::Status InitialValues(const Engine& engine, const StateArrayName& array, const Slice& slice,
+                           std::span<float> values) {
+  if (array.what == StateClass::kMaster) return engine.model()[slice.parameter].init(slice, values);
+  std::fill(values.begin(), values.end(),
+            InitialState(engine.config(), engine.model()[slice.parameter].group));
+  return absl::OkStatus();
+}
+
+absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& options) {
+  for (const StateArrayName& array : ArraysOf(engine)) {
+    if (array.what == StateClass::kOptimizer && !options.states) continue;
+    const auto give = [&](const Slice& slice, std::span<float> values) {
+      const std::string name(slice.name);
+      std::string of = ClassOf(engine, slice.parameter, array);
+      // A parameter may be frozen here and was trained there, and the reverse.
+      if (array.what == StateClass::kMaster && !stored.Has(of, name))
+        of = std::string(of == kMasterClass ? kParameterClass : kMasterClass);
+      if (!stored.Has(of, name)) return InitialValues(engine, array, slice, values);
+      return stored.Read(of, name, slice.begin, values);
+    };
+    EBB_RETURN_IF_ERROR(engine.Write(array.what, give, array.state));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
+                                                const LoadOptions& options) {
+  LoadedCheckpoint loaded;
+  std::optional<StoredValues> stored;
+  Manifest manifest;
+  const auto open = [&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(loaded.path, FindCheckpoint(path));
+    EBB_RETURN_IF_ERROR(CheckWhole(loaded.path));
+    EBB_ASSIGN_OR_RETURN(manifest, ReadManifest(loaded.path));
+    EBB_RETURN_IF_ERROR(CheckFit(engine, manifest, options));
+    EBB_ASSIGN_OR_RETURN(StoredValues values, StoredValues::Open(loaded.path, manifest));
+    stored.emplace(std::move(values));
+    return absl::OkStatus();
+  };
+  const absl::Status opened = open();
+  // A run that saves meanwhile may have given another rank a newer one.
+  EBB_RETURN_IF_ERROR(
+      engine.Agree(opened, absl::StrCat("LoadCheckpoint: ", loaded.path, " ", ToText(manifest))));
+  EBB_RETURN_IF_ERROR(engine.Agree(Fill(engine, *stored, options), "LoadCheckpoint: values"));
+  if (options.states) EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
+  loaded.state = manifest.state;
+  loaded.trainer = std::move(manifest.trainer);
+  loaded.config = std::move(manifest.config);
+  loaded.ranks = static_cast<int>(manifest.files.size());
+  if (loaded.ranks == engine.world().size())
+    loaded.of_this_rank = stored->of_rank(engine.world().rank());
+  return loaded;
+}
+
+}  // namespace ebb

@@ -1,0 +1,230 @@
+#include "ebb/runtime/checkpoint/manifest.h"
+
+#include <charconv>
+#include <initializer_list>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/optim/checksum.h"
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace ebb {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kFormat[] = "ebb-checkpoint";
+constexpr std::string_view kChecksumField = "\"checksum\": \"";
+constexpr std::string_view kNoChecksum = "0000000000000000";
+constexpr int64_t kRanksMax = 1 << 20;
+
+std::string Hex(uint64_t value) {
+  return absl::StrFormat("%016x", value);
+}
+
+// Digits as Hex writes them and no others, so that each changed bit shows.
+std::optional<uint64_t> FromHex(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 16);
+  if (error != std::errc() || Hex(value) != text) return std::nullopt;
+  return value;
+}
+
+// Fields of objects that another program may have written, or a disk changed. The first thing that is wrong stays.
+class Fields {
+ public:
+  explicit Fields(const std::string& path) : path_(path) {}
+
+  const absl::Status& status() const { return status_; }
+  void Fail(std::string_view what) {
+    if (status_.ok())
+      status_ = absl::DataLossError(absl::StrCat(
+          "'", path_,
+          "' is no manifest of a checkpoint that this version reads: ", std::string(what)));
+  }
+  const Json& At(const Json& object, const char* key) {
+    static const Json kNothing;
+    if (object.is_object() && object.contains(key)) return object[key];
+    Fail(absl::StrCat("it lacks \"", key, "\""));
+    return kNothing;
+  }
+  const Json& List(const Json& object, const char* key) {
+    static const Json kEmpty = Json::array();
+    const Json& list = At(object, key);
+    if (list.is_array()) return list;
+    Fail(absl::StrCat("\"", key, "\" is no list"));
+    return kEmpty;
+  }
+  std::string Text(const Json& value, const char* key) {
+    if (value.is_string()) return value.get<std::string>();
+    Fail(absl::StrCat("\"", key, "\" is no string"));
+    return "";
+  }
+  int64_t Count(const Json& value, const char* key) {
+    if (value.is_number_unsigned() &&
+        value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      return static_cast<int64_t>(value.get<uint64_t>());
+    Fail(absl::StrCat("\"", key, "\" is no count"));
+    return 0;
+  }
+  double Number(const Json& value, const char* key) {
+    if (value.is_number()) return value.get<double>();
+    Fail(absl::StrCat("\"", key, "\" is no number"));
+    return 0;
+  }
+
+ private:
+  const std::string& path_;
+  absl::Status status_;
+};
+
+DType ParseDType(Fields& fields, const std::string& name) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16})
+    if (Name(dtype) == name) return dtype;
+  fields.Fail(absl::StrCat("a parameter has an unknown dtype"));
+  return DType::kFloat32;
+}
+
+Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
+  Manifest::Parameter parameter{
+      .name = fields.Text(fields.At(json, "name"), "name"), .shape = {}, .group = {}, .states = {}};
+  int64_t elements = 1;
+  for (const Json& dimension : fields.List(json, "shape")) {
+    const int64_t size = fields.Count(dimension, "shape");
+    if (size < 1 || __builtin_mul_overflow(elements, size, &elements) ||
+        elements > int64_t{1} << 53)
+      fields.Fail("the shape of a parameter is none");
+    parameter.shape.push_back(size);
+  }
+  const Json& trainable = fields.At(json, "trainable");
+  if (!trainable.is_boolean()) fields.Fail("\"trainable\" is neither true nor false");
+  parameter.trainable = trainable.is_boolean() && trainable.get<bool>();
+  parameter.group = fields.Text(fields.At(json, "group"), "group");
+  parameter.dtype = ParseDType(fields, fields.Text(fields.At(json, "dtype"), "dtype"));
+  for (const Json& state : fields.List(json, "states"))
+    parameter.states.push_back(fields.Text(state, "states"));
+  return parameter;
+}
+
+}  // namespace
+
+std::string ToText(const Manifest& manifest) {
+  Json json;
+  json["format"] = kFormat;
+  json["version"] = kCheckpointVersion;
+  json["checksum"] = kNoChecksum;
+  const TrainingState& state = manifest.state;
+  json["training_state"] = {{"finished_steps", state.finished_steps},
+                            {"applied_steps", state.applied_steps},
+                            {"skipped_steps", state.skipped_steps},
+                            {"loss_scaler",
+                             {{"scale", state.loss_scaler.scale},
+                              {"clean_steps", state.loss_scaler.clean_steps},
+                              {"hysteresis_left", state.loss_scaler.hysteresis_left}}}};
+  Json& trainer = json["trainer"] = Json::object();
+  for (const auto& [name, bytes] : manifest.trainer) trainer[name] = absl::Base64Escape(bytes);
+  Json& files = json["files"] = Json::array();
+  for (size_t rank = 0; rank < manifest.files.size(); ++rank)
+    files.push_back({{"bytes", manifest.files[rank].bytes},
+                     {"header_checksum", Hex(manifest.files[rank].header_checksum)}});
+  Json& parameters = json["parameters"] = Json::array();
+  for (const Manifest::Parameter& parameter : manifest.parameters) {
+    parameters.push_back({{"name", parameter.name},
+                          {"shape", parameter.shape},
+                          {"trainable", parameter.trainable},
+                          {"group", parameter.group},
+                          {"dtype", Name(parameter.dtype)},
+                          {"states", parameter.states}});
+  }
+  json["config"] = manifest.config;
+  std::string text =
+      json.dump(1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+  const std::string checksum = Hex(optim::Checksum(std::as_bytes(std::span(text))));
+  return text.replace(text.find(kChecksumField) + kChecksumField.size(), checksum.size(), checksum);
+}
+
+absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path) {
+  Fields fields(path);
+  int levels = 0;
+  const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
+    levels = std::max(levels, depth);
+    return depth <= 8;
+  };
+  const Json json = Json::parse(text, shallow, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object() || levels > 8) fields.Fail("it is no JSON object");
+  EBB_RETURN_IF_ERROR(fields.status());
+  if (fields.Text(fields.At(json, "format"), "format") != kFormat) fields.Fail("another format");
+  const int64_t version = fields.Count(fields.At(json, "version"), "version");
+  if (version != kCheckpointVersion)
+    fields.Fail(absl::StrCat("it has version ", version, ", this is version ", kCheckpointVersion));
+  EBB_RETURN_IF_ERROR(fields.status());
+
+  std::string unsigned_text = text;
+  const size_t field = text.find(kChecksumField);
+  const std::optional<uint64_t> checksum =
+      FromHex(fields.Text(fields.At(json, "checksum"), "checksum"));
+  if (field == std::string::npos || !checksum) {
+    fields.Fail("its checksum is none");
+  } else {
+    unsigned_text.replace(field + kChecksumField.size(), kNoChecksum.size(), kNoChecksum);
+    if (optim::Checksum(std::as_bytes(std::span(unsigned_text))) != *checksum)
+      fields.Fail("it has changed since it was written (its checksum is another one)");
+  }
+
+  Manifest manifest;
+  const Json& state = fields.At(json, "training_state");
+  const auto count = [&](const Json& object, const char* key) {
+    return fields.Count(fields.At(object, key), key);
+  };
+  const Json& scaler = fields.At(state, "loss_scaler");
+  manifest.state = {.finished_steps = count(state, "finished_steps"),
+                    .applied_steps = count(state, "applied_steps"),
+                    .skipped_steps = count(state, "skipped_steps"),
+                    .loss_scaler = {.scale = fields.Number(fields.At(scaler, "scale"), "scale"),
+                                    .clean_steps = count(scaler, "clean_steps"),
+                                    .hysteresis_left = count(scaler, "hysteresis_left")}};
+  if (fields.status().ok())
+    if (const absl::Status valid = Validate(manifest.state); !valid.ok())
+      fields.Fail(valid.ToString());
+  const Json& trainer = fields.At(json, "trainer");
+  if (!trainer.is_object()) fields.Fail("\"trainer\" is no object");
+  for (const auto& [name, bytes] : trainer.items()) {
+    if (!absl::Base64Unescape(fields.Text(bytes, "trainer"), &manifest.trainer[name]))
+      fields.Fail("a value of the trainer is not in base64");
+  }
+  for (const Json& file : fields.List(json, "files")) {
+    const std::optional<uint64_t> header =
+        FromHex(fields.Text(fields.At(file, "header_checksum"), "header_checksum"));
+    if (!header) fields.Fail("\"header_checksum\" is none");
+    manifest.files.push_back(
+        {.bytes = count(file, "bytes"), .header_checksum = header.value_or(0)});
+  }
+  if (manifest.files.empty() || static_cast<int64_t>(manifest.files.size()) > kRanksMax)
+    fields.Fail("it names no files");
+  std::set<std::string_view> names;
+  const Json& parameters = fields.List(json, "parameters");
+  manifest.parameters.reserve(parameters.size());
+  for (const Json& parameter : parameters) {
+    manifest.parameters.push_back(ParseParameter(fields, parameter));
+    if (!names.insert(manifest.parameters.back().name).second)
+      fields.Fail("a parameter is named twice");
+    if (!fields.status().ok()) break;
+  }
+  manifest.config = fields.Text(fields.At(json, "config"), "config");
+  EBB_RETURN_IF_ERROR(fields.status());
+  return manifest;
+}
+
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder) {
+  const std::string path = folder + "/" + kManifestName;
+  EBB_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kManifestBytesMax));
+  return ParseManifest(text, path);
+}
+
+}  // namespace ebb

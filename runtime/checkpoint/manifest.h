@@ -1,0 +1,50 @@
+// manifest.json: what a checkpoint is. It is written last, so a folder that has one is whole unless something has
+// happened to it since, which checksums show: that of each file's header stands here, and those of all data there.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/engine/training_state.h"
+
+namespace ebb {
+
+inline constexpr int kCheckpointVersion = 1;
+inline constexpr int64_t kManifestBytesMax = int64_t{1} << 30;
+inline constexpr char kManifestName[] = "manifest.json";
+
+struct Manifest {
+  struct Parameter {
+    std::string name;
+    std::vector<int64_t> shape;
+    bool trainable = true;
+    std::string group;
+    DType dtype{};                    // of its values; states are fp32
+    std::vector<std::string> states;  // of its optimizer
+    friend bool operator==(const Parameter&, const Parameter&) = default;
+  };
+  struct File {  // by rank, RankFileName
+    int64_t bytes = 0;
+    uint64_t header_checksum = 0;
+    friend bool operator==(const File&, const File&) = default;
+  };
+
+  TrainingState state;
+  std::string config;  // the resolved one, JSON
+  std::vector<Parameter> parameters;
+  std::vector<File> files;
+  std::map<std::string, std::string> trainer;  // its own named bytes, rank 0's for all ranks
+  friend bool operator==(const Manifest&, const Manifest&) = default;
+};
+
+std::string ToText(const Manifest& manifest);
+// Untrusted text. `path` is for messages.
+absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path);
+// Of a checkpoint's folder.
+absl::StatusOr<Manifest> ReadManifest(const std::string& folder);
+
+}  // namespace ebb

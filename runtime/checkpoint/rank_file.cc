@@ -1,0 +1,121 @@
+#include "ebb/runtime/checkpoint/rank_file.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/optim/checksum.h"
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+constexpr size_t kDigits = 16;
+// What the page cache holds of a file that is written: the disk writes one window while the next one fills.
+constexpr int64_t kWindow = 16 << 20;
+
+}  // namespace
+
+std::string RankFileName(int rank, int ranks) {
+  return absl::StrFormat("rank-%05d-of-%05d.safetensors", rank, ranks);
+}
+
+absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path) {
+  EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(path));
+  EBB_ASSIGN_OR_RETURN(const SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));
+  EBB_ASSIGN_OR_RETURN(const int64_t bytes, BytesOfRegularFile(file.get(), path));
+  std::vector<std::byte> prefix(static_cast<size_t>(header.data_begin));
+  EBB_RETURN_IF_ERROR(ReadAt(file.get(), path, 0, prefix));
+  return Manifest::File{.bytes = bytes, .header_checksum = optim::Checksum(prefix)};
+}
+
+absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
+                                                      std::vector<StoredTensor> tensors,
+                                                      std::map<std::string, std::string> metadata) {
+  EBB_ASSIGN_OR_RETURN(FileHandle file, OpenToWrite(path));
+  RankFileWriter writer(std::move(file), std::move(path));
+  writer.header_.metadata = std::move(metadata);
+  int64_t end = 0;
+  for (StoredTensor& tensor : tensors) {
+    const int64_t bytes = tensor.bytes();
+    tensor.begin = end;
+    tensor.end = end += bytes;
+    // As long as what takes its place.
+    writer.header_.metadata[tensor.name].assign(static_cast<size_t>(CheckedBlocks(bytes)) * kDigits,
+                                                '0');
+  }
+  writer.sums_.resize(tensors.size());
+  writer.header_.tensors = std::move(tensors);
+  writer.data_begin_ =
+      static_cast<int64_t>(SafetensorsPrefix(writer.header_, kDataAlignment).size());
+  if (writer.data_begin_ > kSafetensorsHeaderMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("'", writer.path_, "' would need a header of ", writer.data_begin_,
+                     " bytes for ", writer.sums_.size(), " tensors; safetensors' limit is ",
+                     kSafetensorsHeaderMax, ": train on more ranks"));
+  }
+  writer.settled_ = writer.started_ = writer.data_begin_;
+  writer.block_.reserve(static_cast<size_t>(kCheckedBlock));
+  return writer;
+}
+
+absl::Status RankFileWriter::Append(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (tensor_ == sums_.size())
+      return absl::InternalError(absl::StrCat("more data than '", path_, "' has tensors for"));
+    const int64_t left = header_.tensors[tensor_].bytes() - of_tensor_;
+    const size_t taken = std::min({bytes.size(), static_cast<size_t>(left),
+                                   static_cast<size_t>(kCheckedBlock) - block_.size()});
+    block_.insert(block_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(taken));
+    bytes = bytes.subspan(taken);
+    of_tensor_ += static_cast<int64_t>(taken);
+    if (static_cast<int64_t>(taken) == left || static_cast<int64_t>(block_.size()) == kCheckedBlock)
+      EBB_RETURN_IF_ERROR(WriteBlock());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankFileWriter::WriteBlock() {
+  sums_[tensor_] += absl::StrFormat("%016x", optim::Checksum(block_));
+  EBB_RETURN_IF_ERROR(WriteAt(file_.get(), path_, data_begin_ + written_, block_));
+  written_ += static_cast<int64_t>(block_.size());
+  block_.clear();
+  if (of_tensor_ == header_.tensors[tensor_].bytes()) {
+    ++tensor_;
+    of_tensor_ = 0;
+  }
+  if (data_begin_ + written_ - started_ >= kWindow) StartWriteback(data_begin_ + written_);
+  return absl::OkStatus();
+}
+
+// So that the disk is at work from the first window on, and little of the file is in memory. What goes wrong here
+// the sync at the end says.
+void RankFileWriter::StartWriteback(int64_t end) {
+  sync_file_range(file_.get(), started_, end - started_, SYNC_FILE_RANGE_WRITE);
+  if (started_ > settled_) {
+    sync_file_range(
+        file_.get(), settled_, started_ - settled_,
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    posix_fadvise(file_.get(), settled_, started_ - settled_, POSIX_FADV_DONTNEED);
+  }
+  settled_ = started_;
+  started_ = end;
+}
+
+absl::Status RankFileWriter::Finish() {
+  if (tensor_ != sums_.size())
+    return absl::InternalError(
+        absl::StrCat("'", path_, "' lacks data of ", sums_.size() - tensor_, " tensors"));
+  for (size_t i = 0; i < sums_.size(); ++i)
+    header_.metadata[header_.tensors[i].name] = std::move(sums_[i]);
+  const std::string prefix = SafetensorsPrefix(header_, kDataAlignment);
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(prefix));
+  EBB_RETURN_IF_ERROR(WriteAt(file_.get(), path_, 0, bytes));
+  return SyncFile(file_.get(), path_);
+}
+
+}  // namespace ebb

@@ -1,0 +1,66 @@
+// One rank's file of a checkpoint, a safetensors file. Its metadata has, by the name of each tensor, checksums of its
+// data in blocks of 4 MiB (ebb/optim/checksum.h): 16 hexadecimal digits a block, end to end. So a reader of a part of a
+// tensor checks what it reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/offload/file_handle.h"
+#include "ebb/runtime/checkpoint/manifest.h"
+#include "ebb/runtime/checkpoint/safetensors.h"
+
+namespace ebb {
+
+inline constexpr int64_t kCheckedBlock = int64_t{4}
+                                         << 20;  // bytes; the last one of a tensor may have less
+inline constexpr int64_t kDataAlignment = 4096;
+
+constexpr int64_t CheckedBlocks(int64_t bytes) {
+  return (bytes + kCheckedBlock - 1) / kCheckedBlock;
+}
+
+// "rank-00002-of-00004.safetensors"
+std::string RankFileName(int rank, int ranks);
+
+// What a manifest says of a file that is there. Its header is read and its checksum made; its data is not.
+absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path);
+
+class RankFileWriter {
+ public:
+  // `tensors`: in the order in which their data comes; their offsets are set here.
+  // `metadata`: what else the file says; no name of a tensor among it.
+  static absl::StatusOr<RankFileWriter> Create(std::string path, std::vector<StoredTensor> tensors,
+                                               std::map<std::string, std::string> metadata);
+  RankFileWriter(RankFileWriter&&) = default;
+
+  // The next bytes. One call is of one tensor; a tensor may take several.
+  absl::Status Append(std::span<const std::byte> bytes);
+  // When all data has come: writes the header, and returns when all of it is on the disk.
+  absl::Status Finish();
+
+ private:
+  RankFileWriter(FileHandle file, std::string path)
+      : file_(std::move(file)), path_(std::move(path)) {}
+  absl::Status WriteBlock();
+  void StartWriteback(int64_t end);
+
+  FileHandle file_;
+  std::string path_;
+  SafetensorsHeader header_;
+  int64_t data_begin_ = 0;
+  std::vector<std::byte> block_;       // of the tensor under way
+  size_t tensor_ = 0;                  // which one that is
+  int64_t of_tensor_ = 0;              // bytes of it that have come
+  int64_t written_ = 0;                // of all data
+  int64_t started_ = 0, settled_ = 0;  // of the file: the disk was told to write, and has written
+  std::vector<std::string> sums_;      // by tensor
+};
+
+}  // namespace ebb

@@ -1,0 +1,53 @@
+// Files of named tensors (https://github.com/huggingface/safetensors, "Format"):
+//
+//   | bytes of the header: 8, little-endian | header: JSON, blanks at its end | data of all tensors, end to end |
+//
+// A header may come from anywhere. Sizes, offsets, dtypes and names are checked before a byte is used.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/dtype.h"
+
+namespace ebb {
+
+// The format's own limit for a header.
+inline constexpr int64_t kSafetensorsHeaderMax = 100'000'000;
+
+struct StoredTensor {
+  std::string name;
+  std::string dtype;  // the format's name: "F32", "BF16", "I64" ...
+  std::vector<int64_t> shape;
+  int64_t begin = 0, end = 0;  // bytes from the start of the data
+
+  int64_t bytes() const { return end - begin; }
+};
+
+struct SafetensorsHeader {
+  std::vector<StoredTensor> tensors;  // in the order of their data
+  std::map<std::string, std::string> metadata;
+  int64_t data_begin = 0;  // byte of the file
+};
+
+// The format's name of a dtype, and the reverse: nothing for those that no tensor of Ebb has.
+std::string_view SafetensorsName(DType dtype);
+std::optional<DType> DTypeOfSafetensors(std::string_view name);
+
+// `text`: the JSON. `file_bytes`: of the whole file. `path` is for messages.
+absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, int64_t file_bytes,
+                                                         std::string_view path);
+// Of an open file, which is read with pread. A file that ends early is an error.
+absl::StatusOr<SafetensorsHeader> ReadSafetensorsHeader(int descriptor, std::string_view path);
+
+// The first bytes of a file, up to its data, which begins at a multiple of `alignment`: the length, the JSON
+// and blanks. Where values of the metadata change and keep their length, so do these bytes.
+std::string SafetensorsPrefix(const SafetensorsHeader& header, int64_t alignment);
+
+}  // namespace ebb

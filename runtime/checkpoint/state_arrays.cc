@@ -1,0 +1,40 @@
+#include "ebb/runtime/checkpoint/state_arrays.h"
+
+#include <algorithm>
+
+#include "ebb/runtime/checkpoint/slice_name.h"
+
+namespace ebb {
+
+std::vector<StateArrayName> ArraysOf(const Engine& engine) {
+  std::vector<StateArrayName> arrays = {{.what = StateClass::kMaster, .state = ""}};
+  const ModelSpec& model = engine.model();
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    for (const std::string& state : engine.optimizer_states(ParameterId{static_cast<int32_t>(p)})) {
+      const auto same = [&](const StateArrayName& array) { return array.state == state; };
+      if (std::none_of(arrays.begin(), arrays.end(), same))
+        arrays.push_back({.what = StateClass::kOptimizer, .state = state});
+    }
+  }
+  return arrays;
+}
+
+bool Keeps(const Engine& engine, ParameterId parameter, const StateArrayName& array) {
+  if (array.what == StateClass::kMaster) return true;
+  const std::vector<std::string> states = engine.optimizer_states(parameter);
+  return std::find(states.begin(), states.end(), array.state) != states.end();
+}
+
+std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArrayName& array) {
+  if (array.what == StateClass::kOptimizer) return array.state;
+  return std::string(engine.model()[parameter].trainable ? kMasterClass : kParameterClass);
+}
+
+DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array) {
+  const bool kept_narrow =
+      !engine.model()[parameter].trainable || engine.config().ebb.stochastic_rounding;
+  return array.what == StateClass::kMaster && kept_narrow ? engine.config().compute
+                                                          : DType::kFloat32;
+}
+
+}  // namespace ebb

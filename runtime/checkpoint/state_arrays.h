@@ -1,0 +1,27 @@
+// The arrays that a run consists of, one a call of Engine::Read or Write: masters, with the values of frozen parameters,
+// and each optimizer state.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/engine/engine.h"
+
+namespace ebb {
+
+struct StateArrayName {
+  StateClass what{};
+  std::string state;  // of kOptimizer
+};
+
+std::vector<StateArrayName> ArraysOf(const Engine& engine);
+// Whether the array has values of a parameter.
+bool Keeps(const Engine& engine, ParameterId parameter, const StateArrayName& array);
+// As SliceName::of.
+std::string ClassOf(const Engine& engine, ParameterId parameter, const StateArrayName& array);
+// The narrowest dtype that holds what the engine keeps: fp32, or the compute dtype of frozen parameters and of
+// those without masters (ebb.stochastic_rounding).
+DType StoredDType(const Engine& engine, ParameterId parameter, const StateArrayName& array);
+
+}  // namespace ebb

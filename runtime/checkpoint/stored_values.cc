@@ -1,0 +1,171 @@
+#include "ebb/runtime/checkpoint/stored_values.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/optim/cast.h"
+#include "ebb/optim/checksum.h"
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
+#include "ebb/runtime/checkpoint/safetensors.h"
+#include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb {
+namespace {
+
+constexpr size_t kDigits = 16;
+
+std::string Described(const std::string& of, const std::string& parameter) {
+  return absl::StrCat(of, " of '", parameter, "'");
+}
+
+}  // namespace
+
+std::string StoredValues::PathOf(int rank) const {
+  return absl::StrCat(folder_, "/", RankFileName(rank, ranks_));
+}
+
+absl::StatusOr<StoredValues> StoredValues::Open(const std::string& checkpoint,
+                                                const Manifest& manifest) {
+  StoredValues values;
+  values.folder_ = checkpoint;
+  values.ranks_ = static_cast<int>(manifest.files.size());
+  values.of_ranks_.resize(manifest.files.size());
+  for (int rank = 0; rank < values.ranks_; ++rank) EBB_RETURN_IF_ERROR(values.AddFile(rank));
+  for (auto& [key, pieces] : values.pieces_) {
+    std::sort(pieces.begin(), pieces.end(),
+              [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
+  }
+  EBB_RETURN_IF_ERROR(values.CheckCoverage(manifest));
+  return values;
+}
+
+absl::Status StoredValues::AddFile(int rank) {
+  const std::string path = PathOf(rank);
+  EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(path));
+  EBB_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));
+  for (const StoredTensor& tensor : header.tensors) {
+    const auto bad = [&](std::string_view what) {
+      return absl::DataLossError(
+          absl::StrCat("tensor '", tensor.name, "' of '", path, "' ", std::string(what)));
+    };
+    const std::optional<SliceName> slice = ParseSliceName(tensor.name);
+    const std::optional<DType> dtype = DTypeOfSafetensors(tensor.dtype);
+    if (!slice || !dtype || *dtype == DType::kInt8) return bad("is no slice of a parameter");
+    if (tensor.bytes() != (slice->end - slice->begin) * SizeOf(*dtype))
+      return bad("has another size than its name says");
+    const auto sums = header.metadata.find(tensor.name);
+    if (sums == header.metadata.end() ||
+        sums->second.size() != static_cast<size_t>(CheckedBlocks(tensor.bytes())) * kDigits)
+      return bad("has no checksums");
+    pieces_[{slice->of, slice->parameter}].push_back({.rank = rank,
+                                                      .begin = slice->begin,
+                                                      .end = slice->end,
+                                                      .at = header.data_begin + tensor.begin,
+                                                      .dtype = *dtype,
+                                                      .sums = std::move(sums->second)});
+    header.metadata.erase(sums);
+  }
+  for (const auto& [name, text] : header.metadata) {
+    if (!absl::Base64Unescape(text, &of_ranks_[static_cast<size_t>(rank)][name]))
+      return absl::DataLossError(
+          absl::StrCat("metadata '", name, "' of '", path, "' is not in base64"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StoredValues::CheckCoverage(const Manifest& manifest) const {
+  const auto check = [&](const std::string& of,
+                         const Manifest::Parameter& parameter) -> absl::Status {
+    const auto lacks = [&](int64_t element) {
+      return absl::DataLossError(absl::StrCat("the checkpoint '", folder_,
+                                              "' has no one value of element ", element, " of ",
+                                              Described(of, parameter.name)));
+    };
+    const auto found = pieces_.find({of, parameter.name});
+    if (found == pieces_.end()) return lacks(0);
+    int64_t next = 0;
+    for (const Piece& piece : found->second) {
+      if (piece.begin != next) return lacks(std::min(next, piece.begin));
+      next = piece.end;
+    }
+    return next == Elements(parameter.shape) ? absl::OkStatus() : lacks(next);
+  };
+  size_t checked = 0;
+  for (const Manifest::Parameter& parameter : manifest.parameters) {
+    EBB_RETURN_IF_ERROR(
+        check(std::string(parameter.trainable ? kMasterClass : kParameterClass), parameter));
+    for (const std::string& state : parameter.states) EBB_RETURN_IF_ERROR(check(state, parameter));
+    checked += 1 + parameter.states.size();
+  }
+  if (checked == pieces_.size()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("the checkpoint '", folder_, "' has values of ",
+                                          pieces_.size(),
+                                          " parameters and states, its manifest names ", checked));
+}
+
+bool StoredValues::Has(const std::string& of, const std::string& parameter) const {
+  return pieces_.contains({of, parameter});
+}
+
+absl::Status StoredValues::ReadBlock(const Piece& piece, int64_t block) {
+  if (block_piece_ == &piece && block_number_ == block) return absl::OkStatus();
+  block_piece_ = nullptr;
+  const std::string path = PathOf(piece.rank);
+  if (open_rank_ != piece.rank) {
+    open_rank_ = -1;
+    EBB_ASSIGN_OR_RETURN(file_, OpenToRead(path));
+    open_rank_ = piece.rank;
+  }
+  const int64_t first = block * kCheckedBlock,
+                bytes = (piece.end - piece.begin) * SizeOf(piece.dtype);
+  block_.resize(static_cast<size_t>(std::min(kCheckedBlock, bytes - first)));
+  EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, piece.at + first, block_));
+  const char* const digits = piece.sums.data() + static_cast<size_t>(block) * kDigits;
+  uint64_t sum = 0;
+  const auto [end, error] = std::from_chars(digits, digits + kDigits, sum, 16);
+  if (error != std::errc() || end != digits + kDigits || optim::Checksum(block_) != sum) {
+    return absl::DataLossError(absl::StrCat(
+        "bytes ", piece.at + first, " to ", piece.at + first + static_cast<int64_t>(block_.size()),
+        " of '", path,
+        "' are not what was saved (their checksum is another one): load an older checkpoint"));
+  }
+  block_piece_ = &piece;
+  block_number_ = block;
+  return absl::OkStatus();
+}
+
+absl::Status StoredValues::Read(const std::string& of, const std::string& parameter, int64_t begin,
+                                std::span<float> values) {
+  const auto found = pieces_.find({of, parameter});
+  if (found == pieces_.end())
+    return absl::NotFoundError(
+        absl::StrCat("the checkpoint '", folder_, "' has no ", Described(of, parameter)));
+  const std::vector<Piece>& pieces = found->second;
+  auto piece = std::upper_bound(pieces.begin(), pieces.end(), begin,
+                                [](int64_t at, const Piece& p) { return at < p.end; });
+  ThreadTeam caller_only(1);
+  while (!values.empty()) {
+    if (piece == pieces.end())
+      return absl::InvalidArgumentError(
+          absl::StrCat("values beyond the end of ", Described(of, parameter)));
+    const int64_t size = SizeOf(piece->dtype), per_block = kCheckedBlock / size;
+    const int64_t block = (begin - piece->begin) / per_block;
+    EBB_RETURN_IF_ERROR(ReadBlock(*piece, block));
+    const int64_t in_block = begin - piece->begin - block * per_block;
+    const int64_t count = std::min<int64_t>(static_cast<int64_t>(values.size()),
+                                            static_cast<int64_t>(block_.size()) / size - in_block);
+    optim::Cast(caller_only, block_.data() + in_block * size, piece->dtype, values.data(),
+                DType::kFloat32, count, optim::Rounding::kNearest);
+    values = values.subspan(static_cast<size_t>(count));
+    begin += count;
+    if (begin == piece->end) ++piece;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ebb

@@ -1,0 +1,366 @@
+// A run that is saved and loaded goes on with the same bits, at any stage and tier of its world; at another world each
+// rank gets the exact values of its slices. What has changed on the disk is named.
+#include "ebb/runtime/checkpoint/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/folder.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/snapshot.h"
+#include "tests/engine/toy_model.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+// One way to train the toy model.
+struct Way {
+  int world = 1, stage = 0;
+  Tier tier = Tier::kDevice;  // of all that its stage allows
+  DType compute = DType::kFloat32;
+  bool stochastic_rounding = false;
+  int shard_group = 0;
+};
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  CheckpointTest()
+      : folder_(absl::StrCat(::testing::TempDir(), "/",
+                             ::testing::UnitTest::GetInstance()->current_test_info()->name())) {
+    fs::remove_all(folder_);
+  }
+  ~CheckpointTest() override { fs::remove_all(folder_); }
+
+  static Config ConfigOf(const Way& way) {
+    Config config = ConfigFor({.world = way.world, .stage = way.stage});
+    config.compute = way.compute;
+    config.ebb.reduce_at = ReduceAt::kRound;
+    config.loss_scale.initial_scale_power = 8;
+    config.ebb.stochastic_rounding = way.stochastic_rounding;
+    config.ebb.shard_group = way.shard_group;
+    if (way.stage > 0) config.zero.offload_optimizer.device = way.tier;
+    if (way.stage == 3) config.zero.offload_param.device = way.tier;
+    config.zero.offload_optimizer.nvme_paths =
+        config.zero.offload_param.nvme_paths = {::testing::TempDir()};
+    return config;
+  }
+  static absl::Status Run(const Way& way,
+                          const std::function<absl::Status(Engine&, ToyModel&, int rank)>& body) {
+    return RunThreads(way.world, [&](World world) -> absl::Status {
+      ToyModel model({.groups = true});
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), model.spec(), ConfigOf(way)));
+      return body(engine, model, world.rank());
+    });
+  }
+  static absl::Status Train(Engine& engine, ToyModel& model, int rank, int from, int to) {
+    for (int step = from; step < to; ++step)
+      EBB_RETURN_IF_ERROR(model.Train(engine, rank, step, {}));
+    return absl::OkStatus();
+  }
+
+  const std::string folder_;
+};
+
+const Way kWays[] = {{.world = 1, .stage = 0},
+                     {.world = 2, .stage = 0},
+                     {.world = 2, .stage = 1, .tier = Tier::kCpu},
+                     {.world = 2, .stage = 2, .tier = Tier::kNvme},
+                     {.world = 2, .stage = 3},
+                     {.world = 2, .stage = 3, .tier = Tier::kCpu},
+                     {.world = 2, .stage = 3, .tier = Tier::kNvme},
+                     {.world = 3, .stage = 3},
+                     {.world = 4, .stage = 3, .shard_group = 2}};
+
+TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
+  for (const DType compute : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const int world : {1, 2}) {
+      const auto way_of = [&](Way way) {
+        way.compute = compute;
+        return way;
+      };
+      ParameterValues expected;
+      ASSERT_EQ(Run(way_of({.world = world, .stage = 1}),
+                    [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 4));
+                      EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                                           GatherAll(engine, model.spec(), StateClass::kMaster));
+                      if (rank == 0) expected = std::move(masters);
+                      return absl::OkStatus();
+                    }),
+                absl::OkStatus());
+      for (const Way& saver : kWays) {
+        if (saver.world != world) continue;
+        ASSERT_EQ(Run(way_of(saver),
+                      [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                        EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                        return SaveCheckpoint(engine, folder_).status();
+                      }),
+                  absl::OkStatus());
+        for (const Way& loader : kWays) {
+          if (loader.world != world) continue;
+          ASSERT_EQ(Run(way_of(loader),
+                        [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                          EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                                               LoadCheckpoint(engine, folder_));
+                          EXPECT_EQ(loaded.path, folder_ + "/step-000000002");
+                          EXPECT_EQ(loaded.state.finished_steps, 2);
+                          EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
+                          EBB_ASSIGN_OR_RETURN(
+                              const ParameterValues masters,
+                              GatherAll(engine, model.spec(), StateClass::kMaster));
+                          EXPECT_EQ(masters, expected)
+                              << "stage " << saver.stage << " tier " << static_cast<int>(saver.tier)
+                              << " to stage " << loader.stage << " tier "
+                              << static_cast<int>(loader.tier) << " world " << world;
+                          return absl::OkStatus();
+                        }),
+                    absl::OkStatus());
+        }
+      }
+    }
+  }
+}
+
+TEST_F(CheckpointTest, AnotherWorldGetsTheExactValues) {
+  for (const Way& saver : kWays) {
+    Snapshot saved;
+    ASSERT_EQ(Run(saver,
+                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                    EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+                    EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
+                    if (rank == 0) saved = std::move(snapshot);
+                    return absl::OkStatus();
+                  }),
+              absl::OkStatus());
+    // The states, too, by saving them again from a world of one.
+    std::string whole[2];
+    for (const int world : {1, 3}) {
+      ASSERT_EQ(Run({.world = world, .stage = 3},
+                    [&](Engine& engine, ToyModel& model, int) -> absl::Status {
+                      EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                      EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
+                                           GatherAll(engine, model.spec(), StateClass::kMaster));
+                      EXPECT_EQ(masters, saved.masters);
+                      return SaveCheckpoint(engine, folder_ + "/again").status();
+                    }),
+                absl::OkStatus());
+      ASSERT_EQ(Run({.world = 1, .stage = 0},
+                    [&](Engine& engine, ToyModel&, int) -> absl::Status {
+                      EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_ + "/again").status());
+                      EBB_ASSIGN_OR_RETURN(const std::string path,
+                                           SaveCheckpoint(engine, folder_ + "/whole"));
+                      std::ifstream file(path + "/rank-00000-of-00001.safetensors",
+                                         std::ios::binary);
+                      whole[world == 3] = std::string(std::istreambuf_iterator<char>(file), {});
+                      return absl::OkStatus();
+                    }),
+                absl::OkStatus());
+    }
+    EXPECT_FALSE(whole[0].empty());
+    EXPECT_EQ(whole[0], whole[1]);
+  }
+}
+
+TEST_F(CheckpointTest, WithoutMastersTheParametersAreKeptAsTheyAre) {
+  const Way way = {
+      .world = 2, .stage = 3, .compute = DType::kBFloat16, .stochastic_rounding = true};
+  ParameterValues expected;
+  for (const bool interrupted : {false, true}) {
+    ASSERT_EQ(Run(way,
+                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                    if (!interrupted) EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
+                    EBB_ASSIGN_OR_RETURN(ParameterValues values,
+                                         GatherAll(engine, model.spec(), StateClass::kParameter));
+                    if (!interrupted && rank == 0) expected = std::move(values);
+                    return interrupted ? SaveCheckpoint(engine, folder_).status()
+                                       : absl::OkStatus();
+                  }),
+              absl::OkStatus());
+  }
+  ASSERT_EQ(Run(way,
+                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                  EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
+                  EBB_ASSIGN_OR_RETURN(const ParameterValues values,
+                                       GatherAll(engine, model.spec(), StateClass::kParameter));
+                  EXPECT_EQ(values, expected);
+                  return absl::OkStatus();
+                }),
+            absl::OkStatus());
+}
+
+TEST_F(CheckpointTest, TheTrainersOwnBytesComeBack) {
+  const std::string bytes("\0\x01\xff", 3);
+  ASSERT_EQ(Run({.world = 2, .stage = 1},
+                [&](Engine& engine, ToyModel&, int rank) {
+                  return SaveCheckpoint(
+                             engine, folder_,
+                             {.trainer = {{"place", rank == 0 ? bytes : "of another rank"}},
+                              .of_this_rank = {{"random", absl::StrCat("rank ", rank)}}})
+                      .status();
+                }),
+            absl::OkStatus());
+  for (const int world : {1, 2}) {
+    ASSERT_EQ(Run({.world = world, .stage = 1},
+                  [&](Engine& engine, ToyModel&, int rank) -> absl::Status {
+                    EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                                         LoadCheckpoint(engine, folder_));
+                    EXPECT_EQ(loaded.trainer.at("place"), bytes);
+                    EXPECT_EQ(loaded.ranks, 2);
+                    if (world == 2) {
+                      EXPECT_EQ(loaded.of_this_rank.at("random"), absl::StrCat("rank ", rank));
+                    } else {
+                      EXPECT_TRUE(loaded.of_this_rank.empty());
+                    }
+                    return absl::OkStatus();
+                  }),
+              absl::OkStatus());
+  }
+}
+
+// What a load says on every rank, after `change` of the files.
+absl::Status LoadAfter(const std::string& folder,
+                       const std::function<void(const std::string& checkpoint)>& change,
+                       const ModelSpec& model, const LoadOptions& options = {}) {
+  const Way way = {.world = 2, .stage = 3};
+  const absl::Status saved = RunThreads(2, [&](World world) -> absl::Status {
+    ToyModel toy({.groups = true});
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), toy.spec(),
+                                                       ConfigFor({.world = 2, .stage = 3})));
+    EBB_RETURN_IF_ERROR(toy.Train(engine, world.rank(), 0, {}));
+    return SaveCheckpoint(engine, folder).status();
+  });
+  if (!saved.ok()) return saved;
+  change(folder + "/step-000000001");
+  absl::Status statuses[2];
+  const absl::Status run = RunThreads(2, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Engine engine,
+                         Engine::Create(world, Device::Cpu(1), model,
+                                        ConfigFor({.world = way.world, .stage = way.stage})));
+    statuses[world.rank()] = LoadCheckpoint(engine, folder, options).status();
+    return absl::OkStatus();
+  });
+  if (!run.ok()) return run;
+  EXPECT_EQ(statuses[0].ok(), statuses[1].ok()) << statuses[0] << statuses[1];
+  return statuses[0];
+}
+
+TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
+  const ModelSpec model = ToyModel({.groups = true}).spec();
+  const auto flip = [](const std::string& path, int64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get() ^ 4);
+    file.seekp(at);
+    file.put(byte);
+  };
+  const std::string name = "rank-00001-of-00002.safetensors";
+  struct Change {
+    const char* what;
+    std::function<void(const std::string&)> run;
+    std::vector<const char*> said;
+  };
+  const Change kChanges[] = {
+      {"nothing", [](const std::string&) {}, {}},
+      {"a bit of the data",
+       [&](const std::string& at) { flip(at + "/" + name, 4096 + 100); },
+       {"rank-00001", "checksum"}},
+      {"the last byte",
+       [&](const std::string& at) {
+         flip(at + "/" + name, static_cast<int64_t>(fs::file_size(at + "/" + name)) - 1);
+       },
+       {"rank-00001", "checksum"}},
+      {"a bit of the header",
+       [&](const std::string& at) { flip(at + "/" + name, 200); },
+       {"rank-00001"}},
+      {"a cut file",
+       [&](const std::string& at) { fs::resize_file(at + "/" + name, 5000); },
+       {"rank-00001"}},
+      {"an empty file",
+       [&](const std::string& at) { fs::resize_file(at + "/" + name, 0); },
+       {"rank-00001"}},
+      {"a missing file",
+       [&](const std::string& at) { fs::remove(at + "/" + name); },
+       {"rank-00001"}},
+      {"a link",
+       [&](const std::string& at) {
+         fs::rename(at + "/" + name, at + "/elsewhere");
+         fs::create_symlink(at + "/elsewhere", at + "/" + name);
+       },
+       {"rank-00001", "link"}},
+      {"files of two ranks in each other's place",
+       [&](const std::string& at) {
+         fs::rename(at + "/" + name, at + "/other");
+         fs::rename(at + "/rank-00000-of-00002.safetensors", at + "/" + name);
+         fs::rename(at + "/other", at + "/rank-00000-of-00002.safetensors");
+       },
+       {"rank-0000"}},
+      {"a bit of the manifest",
+       [&](const std::string& at) { flip(at + "/manifest.json", 300); },
+       {"manifest.json"}},
+  };
+  for (const Change& change : kChanges) {
+    SCOPED_TRACE(change.what);
+    fs::remove_all(folder_);
+    const absl::Status status = LoadAfter(folder_, change.run, model);
+    EXPECT_EQ(status.ok(), change.said.empty()) << status;
+    for (const char* said : change.said)
+      EXPECT_THAT(std::string(status.message()), HasSubstr(said));
+  }
+}
+
+TEST_F(CheckpointTest, AModelThatDoesNotFitIsNamed) {
+  const auto nothing = [](const std::string&) {};
+  ModelSpec more = ToyModel({.groups = true}).spec();
+  more.Add(UnitId{0}, {.name = "new", .shape = {3}, .init = Constant(7)});
+  absl::Status status = LoadAfter(folder_, nothing, more);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("it lacks the parameter 'new'"), HasSubstr("LoadOptions::partial")));
+  EXPECT_EQ(LoadAfter(folder_, nothing, more, {.partial = true}), absl::OkStatus());
+
+  ModelSpec other = ToyModel({.groups = true}).spec();
+  other.parameters[0].name = "renamed";
+  status = LoadAfter(folder_, nothing, other);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("lacks the parameter 'renamed'"),
+                                                   HasSubstr("which the model lacks")));
+
+  ModelSpec wider = ToyModel({.width = 14, .groups = true}).spec();
+  status = LoadAfter(folder_, nothing, wider, {.partial = true});
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has the shape"));
+}
+
+TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
+  absl::Status statuses[2];
+  ASSERT_EQ(Run({.world = 2, .stage = 3},
+                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                  EBB_RETURN_IF_ERROR(model.Train(engine, rank, 0, {}));
+                  EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+                  EBB_RETURN_IF_ERROR(model.Train(engine, rank, 1, {}));
+                  statuses[rank] =
+                      SaveCheckpoint(engine, rank == 0 ? folder_ : folder_ + "/nowhere").status();
+                  return model.Train(engine, rank, 2, {});
+                }),
+            absl::OkStatus());
+  for (const absl::Status& status : statuses)
+    EXPECT_THAT(std::string(status.message()), HasSubstr("nowhere/.saving"));
+  const auto left = CheckpointsIn(folder_);
+  ASSERT_TRUE(left.ok()) << left.status();
+  EXPECT_THAT(*left, ::testing::ElementsAre("step-000000001"));
+  EXPECT_FALSE(fs::exists(folder_ + "/.saving"));
+}
+
+}  // namespace
+}  // namespace ebb::testing

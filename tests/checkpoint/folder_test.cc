@@ -1,0 +1,140 @@
+// Folders of checkpoints: what has a checkpoint's name is whole at any instant.
+#include "ebb/runtime/checkpoint/folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/manifest.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+class FolderTest : public ::testing::Test {
+ protected:
+  FolderTest()
+      : folder_(::testing::TempDir() + "/" +
+                ::testing::UnitTest::GetInstance()->current_test_info()->name()) {
+    fs::remove_all(folder_);
+  }
+  ~FolderTest() override { fs::remove_all(folder_); }
+
+  // A checkpoint of one rank and no parameters.
+  absl::Status Save(int64_t step, int keep = 0) {
+    auto checkpoint = NewCheckpoint::Begin(folder_);
+    if (!checkpoint.ok()) return checkpoint.status();
+    const std::string file = checkpoint->path() + "/" + RankFileName(0, 1);
+    auto writer = RankFileWriter::Create(file, {}, {});
+    if (!writer.ok()) return writer.status();
+    if (absl::Status finished = writer->Finish(); !finished.ok()) return finished;
+    Manifest manifest;
+    manifest.state = {.finished_steps = step, .applied_steps = step};
+    manifest.files = {*DescribeRankFile(file)};
+    if (absl::Status written =
+            ReplaceFile(checkpoint->path() + "/" + kManifestName, ToText(manifest));
+        !written.ok())
+      return written;
+    return checkpoint->Commit(step, keep).status();
+  }
+  std::string At(const std::string& name) const { return folder_ + "/" + name; }
+  // Which one is found; "" for none.
+  std::string Found() const {
+    const auto found = FindCheckpoint(folder_);
+    return found.ok() ? found->substr(folder_.size() + 1) : "";
+  }
+
+  const std::string folder_;
+};
+
+TEST_F(FolderTest, TheNewestIsFoundByItsFolderAndByItself) {
+  EXPECT_EQ(FindCheckpoint(folder_).status().code(), absl::StatusCode::kNotFound);
+  ASSERT_EQ(Save(1), absl::OkStatus());
+  ASSERT_EQ(Save(20), absl::OkStatus());
+  EXPECT_EQ(Found(), "step-000000020");
+  EXPECT_EQ(*FindCheckpoint(At("step-000000001")), At("step-000000001"));
+  // A run that was taken back goes on from there, whatever the other one had reached.
+  ASSERT_EQ(Save(2), absl::OkStatus());
+  EXPECT_EQ(Found(), "step-000000002");
+}
+
+TEST_F(FolderTest, TheNewestSoManyAreKept) {
+  for (const int64_t step : {1, 2, 3, 4}) ASSERT_EQ(Save(step, /*keep=*/2), absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000004", "step-000000003"));
+  fs::create_directory(At("step-notes"));
+  fs::create_directory(At("stepping"));
+  ASSERT_EQ(Save(5, /*keep=*/1), absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000005"));
+  EXPECT_TRUE(fs::exists(At("step-notes")));
+}
+
+TEST_F(FolderTest, AnotherOfTheSameStepTakesItsPlace) {
+  ASSERT_EQ(Save(7), absl::OkStatus());
+  std::ofstream(At("step-000000007/note")) << "of the first";
+  ASSERT_EQ(Save(7), absl::OkStatus());
+  EXPECT_FALSE(fs::exists(At("step-000000007/note")));
+  EXPECT_EQ(Found(), "step-000000007");
+  EXPECT_FALSE(fs::exists(At(".saving")));
+}
+
+TEST_F(FolderTest, WhatIsNotWholeIsPassedOver) {
+  ASSERT_EQ(Save(1), absl::OkStatus());
+  ASSERT_EQ(Save(2), absl::OkStatus());
+  const std::string file = At("step-000000002/" + RankFileName(0, 1));
+  fs::resize_file(file, fs::file_size(file) - 1);
+  EXPECT_EQ(Found(), "step-000000001");
+  fs::remove(file);
+  EXPECT_EQ(Found(), "step-000000001");
+  fs::remove(At("step-000000001/manifest.json"));
+  const auto none = FindCheckpoint(folder_);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr(RankFileName(0, 1)));
+}
+
+TEST_F(FolderTest, ALatestThatLeadsElsewhereIsNotFollowed) {
+  ASSERT_EQ(Save(3), absl::OkStatus());
+  for (const char* name : {"../step-000000003", "/etc", "", "step-9", "\xff\xfe"}) {
+    std::ofstream(At("latest")) << name;
+    EXPECT_EQ(Found(), "step-000000003") << name;
+  }
+  fs::remove(At("latest"));
+  fs::create_symlink("/dev/zero", At("latest"));
+  EXPECT_EQ(Found(), "step-000000003");
+}
+
+TEST_F(FolderTest, OneRunAtATimeSaves) {
+  const auto first = NewCheckpoint::Begin(folder_);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto second = NewCheckpoint::Begin(folder_);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(second.status().message()), HasSubstr("another run is saving"));
+}
+
+TEST_F(FolderTest, WhatAKilledRunLeftIsClearedAway) {
+  ASSERT_EQ(Save(1), absl::OkStatus());
+  fs::create_directories(At(".saving/deep"));
+  std::ofstream(At(".saving/" + RankFileName(0, 4))) << "half";
+  // Killed between two names, where the file system cannot exchange them.
+  fs::rename(At("step-000000001"), At(".replaced"));
+  EXPECT_EQ(Found(), "");
+  { ASSERT_TRUE(NewCheckpoint::Begin(folder_).ok()); }
+  EXPECT_EQ(Found(), "step-000000001");
+  EXPECT_FALSE(fs::exists(At(".saving")));
+}
+
+TEST_F(FolderTest, AFolderThatMayNotBeWrittenIsNamed) {
+  const auto begun = NewCheckpoint::Begin("/proc/ebb/checkpoints");
+  EXPECT_FALSE(begun.ok());
+  EXPECT_THAT(std::string(begun.status().message()), HasSubstr("/proc/ebb"));
+}
+
+}  // namespace
+}  // namespace ebb

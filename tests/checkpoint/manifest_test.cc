@@ -1,0 +1,68 @@
+#include "ebb/runtime/checkpoint/manifest.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+
+Manifest Example() {
+  return {.state = {.finished_steps = 12,
+                    .applied_steps = 10,
+                    .skipped_steps = 2,
+                    .loss_scaler = {.scale = 1024.5, .clean_steps = 3, .hysteresis_left = 1}},
+          .config = "{\"a\": \"\\u00e9\"}",
+          .parameters = {{.name = "w \"\xc3\xa9\"",
+                          .shape = {3, 4},
+                          .trainable = true,
+                          .group = "g",
+                          .dtype = DType::kFloat32,
+                          .states = {"exp_avg", "exp_avg_sq"}},
+                         {.name = "scalar",
+                          .shape = {},
+                          .trainable = false,
+                          .group = "",
+                          .dtype = DType::kBFloat16,
+                          .states = {}}},
+          .files = {{.bytes = 5000, .header_checksum = 0xfedcba9876543210},
+                    {.bytes = 4096, .header_checksum = 0}},
+          .trainer = {{"place", std::string("\0\xff\x01", 3)}, {"empty", ""}}};
+}
+
+TEST(ManifestTest, WhatIsWrittenIsRead) {
+  const auto read = ParseManifest(ToText(Example()), "manifest.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, Example());
+}
+
+TEST(ManifestTest, OneChangedBitIsNoticedWhereverItIs) {
+  const std::string text = ToText(Example());
+  for (size_t byte = 0; byte < text.size(); ++byte) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string changed = text;
+      changed[byte] = static_cast<char>(changed[byte] ^ (1 << bit));
+      const auto read = ParseManifest(changed, "manifest.json");
+      EXPECT_FALSE(read.ok()) << "bit " << bit << " of byte " << byte;
+    }
+  }
+}
+
+TEST(ManifestTest, ACutOneIsNoticed) {
+  const std::string text = ToText(Example());
+  for (size_t bytes = 0; bytes + 1 < text.size(); ++bytes)
+    EXPECT_FALSE(ParseManifest(text.substr(0, bytes), "manifest.json").ok()) << bytes;
+}
+
+TEST(ManifestTest, AnotherVersionIsNamed) {
+  std::string text = ToText(Example());
+  text.replace(text.find("\"version\": 1"), 12, "\"version\": 2");
+  const auto read = ParseManifest(text, "manifest.json");
+  EXPECT_THAT(std::string(read.status().message()), HasSubstr("version 2, this is version 1"));
+}
+
+}  // namespace
+}  // namespace ebb

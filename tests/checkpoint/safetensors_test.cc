@@ -1,0 +1,108 @@
+// Headers of safetensors files, our own and those that anyone may have made.
+#include "ebb/runtime/checkpoint/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/checkpoint/slice_name.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(SafetensorsTest, WhatIsWrittenIsRead) {
+  SafetensorsHeader header;
+  header.tensors = {
+      {.name = "master/a \"b\"@0:3", .dtype = "F32", .shape = {3}, .begin = 0, .end = 12},
+      {.name = "scalar", .dtype = "BF16", .shape = {}, .begin = 12, .end = 14},
+      {.name = "nothing", .dtype = "U8", .shape = {4, 0}, .begin = 14, .end = 14}};
+  header.metadata = {{"key", "value"}};
+  const std::string prefix = SafetensorsPrefix(header, 4096);
+  ASSERT_EQ(prefix.size(), 4096u);
+  const auto read = ParseSafetensorsHeader(std::string_view(prefix).substr(8), 4096 + 14, "file");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->data_begin, 4096);
+  EXPECT_EQ(read->metadata, header.metadata);
+  ASSERT_EQ(read->tensors.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(read->tensors[i].name, header.tensors[i].name);
+    EXPECT_EQ(read->tensors[i].dtype, header.tensors[i].dtype);
+    EXPECT_EQ(read->tensors[i].shape, header.tensors[i].shape);
+    EXPECT_EQ(read->tensors[i].begin, header.tensors[i].begin);
+    EXPECT_EQ(read->tensors[i].end, header.tensors[i].end);
+  }
+}
+
+struct Wrong {
+  const char* text;
+  const char* said;
+};
+
+TEST(SafetensorsTest, WhatIsNoHeaderIsRefusedAndNamed) {
+  const std::string deep(100'000, '[');
+  const Wrong kWrong[] = {
+      {"", "no JSON object"},
+      {"[]", "no JSON object"},
+      {"{", "no JSON object"},
+      {deep.c_str(), "no JSON object"},
+      {R"({"a": 1})", "other fields"},
+      {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "more": 1}})",
+       "other fields"},
+      {R"({"a": {"dtype": "F33", "shape": [1], "data_offsets": [0, 4]}})", "unknown dtype"},
+      {R"({"a": {"dtype": 4, "shape": [1], "data_offsets": [0, 4]}})", "its dtype is no name"},
+      {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}})",
+       "4 bytes where its shape needs 8"},
+      {R"({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}})", "no list of sizes"},
+      {R"({"a": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}})", "no list of sizes"},
+      {R"({"a": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 0]}})",
+       "no list of sizes"},
+      {R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}})",
+       "outside of the 4 bytes"},
+      {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}})",
+       "outside of the 4 bytes"},
+      {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0]}})", "offsets are no pair"},
+      {R"({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})",
+       "a name twice"},
+      {R"({"a": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}, "b": {"dtype": "I8", "shape": [3], "data_offsets": [1, 4]}})",
+       "overlap, or leave a hole"},
+      {R"({"a": {"dtype": "I8", "shape": [2], "data_offsets": [0, 2]}, "b": {"dtype": "I8", "shape": [1], "data_offsets": [3, 4]}})",
+       "overlap, or leave a hole"},
+      {R"({"a": {"dtype": "I8", "shape": [3], "data_offsets": [0, 3]}})", "end at byte 3 of 4"},
+      {R"({"__metadata__": {"a": 1}})", "no string"},
+      {R"({"__metadata__": []})", "no JSON object"},
+      {R"({"a": {"dtype": "F32", "shape": [[[[[1]]]]], "data_offsets": [0, 4]}})",
+       "nested too deeply"},
+  };
+  for (const Wrong& wrong : kWrong) {
+    const std::string_view text = wrong.text;
+    const auto read =
+        ParseSafetensorsHeader(text, static_cast<int64_t>(text.size()) + 8 + 4, "some file");
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss) << text.substr(0, 200);
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr(wrong.said)) << text.substr(0, 200);
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr("'some file'"));
+  }
+}
+
+TEST(SliceNameTest, IsReadAsItWasWritten) {
+  for (const char* parameter : {"a", "layers.0.weight", "a/b", "a@b:c", "@", "/", ""}) {
+    const SliceName slice = {.of = "exp_avg", .parameter = parameter, .begin = 3, .end = 1000};
+    const auto read = ParseSliceName(NameOf(slice));
+    if (std::string_view(parameter).empty()) {
+      EXPECT_FALSE(read.has_value());
+    } else {
+      ASSERT_TRUE(read.has_value()) << NameOf(slice);
+      EXPECT_EQ(*read, slice);
+    }
+  }
+  for (const char* text :
+       {"", "a", "a/b", "a/b@", "a/b@1", "a/b@1:", "a/b@:2", "a/b@2:2", "a/b@3:2", "a/b@-1:2",
+        "a/b@1:2x", "/b@1:2", "b@1:2", "a/b@1:99999999999999999999"})
+    EXPECT_FALSE(ParseSliceName(text).has_value()) << text;
+}
+
+}  // namespace
+}  // namespace ebb
