@@ -168,6 +168,8 @@ std::vector<Setting> SettingsOf(const Config& config, const Pools& pools,
           zero.param_persistence_threshold > 0,
           [](Config& c) { c.zero.param_persistence_threshold = 0; }, 9),
       One(
+          zero.hpz_partition_size > 1, [](Config& c) { c.zero.hpz_partition_size = 1; }, 2),
+      One(
           ebb.prefetch_depth > 0, [](Config& c) { c.ebb.prefetch_depth = 0; }, 10),
       One(
           ebb.coalesce_bytes != 0,
@@ -195,6 +197,7 @@ bool MakesSense(const Config& given, const Config& c) {
   if (zero.stage == 0 && (has_optimizer || has_gradients)) return false;
   if (zero.stage < 3 &&
       (zero.param_persistence_threshold != given.zero.param_persistence_threshold ||
+       zero.hpz_partition_size != given.zero.hpz_partition_size ||
        c.ebb.prefetch_depth != given.ebb.prefetch_depth))
     return false;
   if (!has_optimizer && zero.offload_optimizer.ratio != given.zero.offload_optimizer.ratio)

@@ -72,7 +72,14 @@ void FindNeeds(const Plan& plan, std::span<const uint8_t> issued, std::span<cons
     needs.push_back(i);
   };
   add(operation);
+  const auto fills_secondary = [&](int i) {
+    return i < std::ssize(plan.operations) &&
+           plan.operations[static_cast<size_t>(i)].kind == OperationKind::kFillSecondary;
+  };
   for (size_t next = 0; next < needs.size(); ++next) {
+    // Right behind its gather: what is gathered to the same place next may come before the plan's turn.
+    if (fills_secondary(needs[next] + 1)) add(needs[next] + 1);
+    if (fills_secondary(needs[next])) add(needs[next] - 1);
     for (const Dependency& dependency : plan.operations[static_cast<size_t>(needs[next])].after)
       if (dependency.kind == Dependency::kOperation) add(dependency.index);
   }

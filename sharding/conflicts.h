@@ -38,7 +38,8 @@ int UnreducedInTheWay(const Plan& plan, std::span<const uint8_t> issued, int sco
 std::vector<int> CarriedOperations(const Plan& plan);
 
 // Into `needs`: what is not issued yet and has to be for `operation` to be, itself among it, in the
-// plan's order. What it comes after, directly or not, but for the marks of scopes; and all before it of
+// plan's order. What it comes after, directly or not, but for the marks of scopes; what fills secondary
+// shards from a gather, with that gather; and all before it of
 // `carried`, CarriedOperations(): they wait for no scope, and what their streams bring lies in slots that
 // come in turns. Takes time for what it finds, not for the plan.
 void FindNeeds(const Plan& plan, std::span<const uint8_t> issued, std::span<const int> carried,

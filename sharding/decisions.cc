@@ -46,7 +46,8 @@ void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decision
   Decisions own;
   DecideTiming(inputs, /*hold_updates=*/false, own);
   if (own.timing == UpdateTiming::kOff) return;
-  decisions.shares_reads = own.timing == UpdateTiming::kEarly;
+  // A unit's last gather reads nothing where it is from secondary shards.
+  decisions.shares_reads = own.timing == UpdateTiming::kEarly && !decisions.has_secondary();
   const int64_t share = own.timing == UpdateTiming::kLate ? 1 : 3;
   int64_t carried = 0, seen = 0;  // elements
   std::vector<bool> visited(layout.units.size(), false);
@@ -143,6 +144,8 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.world = inputs.world;
   decisions.shards = layout.shards;
   decisions.stage = config.zero.stage;
+  if (decisions.stage == 3 && config.zero.hpz_partition_size > 1)
+    decisions.secondary_shards = static_cast<int>(config.zero.hpz_partition_size);
   decisions.micro_batches_per_round = config.ebb.micro_batches_per_round;
   const int configured =
       static_cast<int>(config.gradient_accumulation_steps / config.ebb.micro_batches_per_round);

@@ -72,6 +72,7 @@ uint64_t Fingerprint(const Plan& plan) {
   }
   for (const UnitAddresses& unit : plan.pools.units) {
     hasher.Add(unit.parameter_trainable).Add(unit.gradient_shard).Add(unit.gather_trainable);
+    hasher.Add(unit.secondary_trainable);
   }
   for (const VisitAddresses& visit : plan.pools.visits)
     hasher.Add(visit.gradient).Add(visit.output).Add(visit.output_gradient);

@@ -20,16 +20,17 @@ namespace {
 // before it.
 constexpr int kPoolRoundsMax = 3;
 
-ResidencyLimits LimitsOf(const Config& config, const ModelLayout& layout, DType compute) {
+ResidencyLimits LimitsOf(const Config& config, const ModelLayout& layout, const Decisions& d) {
   const bool reads = config.parameter_tier() == Tier::kNvme;
   return {.prefetch_depth = config.zero.overlap_comm ? config.ebb.prefetch_depth : 0,
           .prefetch_elements = config.zero.prefetch_bucket_size,
           .live_elements = config.zero.max_live_parameters,
           .reuse_elements = config.zero.max_reuse_distance,
-          .group_elements = GatherGroupElements(config, compute),
-          .slot_elements = reads ? SlotElements(layout, compute) : std::vector<int64_t>(),
-          .slot_elements_max = SlotElementsMax(config, layout, compute),
-          .reshard_after_forward = config.ebb.reshard_after_forward};
+          .group_elements = GatherGroupElements(config, d.compute),
+          .slot_elements = reads ? SlotElements(layout, d.compute) : std::vector<int64_t>(),
+          .slot_elements_max = SlotElementsMax(config, layout, d.compute),
+          .reshard_after_forward = config.ebb.reshard_after_forward,
+          .has_secondary = d.has_secondary()};
 }
 
 std::vector<int64_t> UnitElements(const ModelLayout& layout) {
@@ -53,7 +54,7 @@ absl::StatusOr<Basis> DecideBasis(const PlanInputs& inputs, int rounds, bool hol
   EBB_ASSIGN_OR_RETURN(base.layout, LayOut(*inputs.model, group > 0 ? group : inputs.world));
   EBB_ASSIGN_OR_RETURN(base.decisions, Decide(inputs, base.layout, rounds, hold_updates));
   base.elements = UnitElements(base.layout);
-  base.limits = LimitsOf(config, base.layout, base.decisions.compute);
+  base.limits = LimitsOf(config, base.layout, base.decisions);
   return base;
 }
 
@@ -114,6 +115,8 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
 
   if (kind != Kind::kDrain)
     plan.scopes = kind == Kind::kWalk ? ScopesOfWalk(model) : ScopesOfStep(model, d.rounds);
+  // Evaluations come when they like, and leave to steps what those have filled.
+  if (kind == Kind::kWalk) base.limits.has_secondary = false;
   const Residency residency = PlanResidency(plan.scopes, base.elements, d.kept_whole, base.limits);
   const Reduction reduction =
       PlanReduction(plan.scopes, plan.layout, d, visits, ReduceGroupBytes(config));

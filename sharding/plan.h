@@ -36,14 +36,18 @@
 namespace ebb::sharding {
 
 enum class OperationKind : uint8_t {
-  kMark,       // compute: what was enqueued before has run: a scope's kernels, or all before a step
-  kGather,     // all-gather of units from their slices into their slots
-  kCast,       // whole gradients from the accumulation to the communication dtype, into staging
-  kReduce,     // reduce-scatter of whole gradients, divided (with replicas: only summed)
-  kAllReduce,  // replicas: sums the reduced slices over the shard groups, divided
-  kRound,      // replicas: the slices from fp32 to the communication dtype
-  kAccumulate,      // adds the reduced slice to the shard; the last one takes the norm's squares
-  kNorm,            // the squares of a shard that kReduce wrote itself
+  kMark,    // compute: what was enqueued before has run: a scope's kernels, or all before a step
+  kGather,  // all-gather of units from their slices into their slots
+  // ZeRO++'s hpZ: this rank's part of units just gathered, into its secondary shards; all-gather of
+  // units from those, within the ranks that hold a copy of them together
+  kFillSecondary,
+  kGatherSecondary,
+  kCast,        // whole gradients from the accumulation to the communication dtype, into staging
+  kReduce,      // reduce-scatter of whole gradients, divided (with replicas: only summed)
+  kAllReduce,   // replicas: sums the reduced slices over the shard groups, divided
+  kRound,       // replicas: the slices from fp32 to the communication dtype
+  kAccumulate,  // adds the reduced slice to the shard; the last one takes the norm's squares
+  kNorm,        // the squares of a shard that kReduce wrote itself
   kGatherGradient,  // stage 0: the reduced gradient whole on every rank
   kExchange,        // norm, overflow, loss, scope hash and errors of all ranks
   kUpdate,          // the optimizer, one unit
@@ -55,7 +59,7 @@ enum class OperationKind : uint8_t {
   kNarrow,          // low-precision copies of masters in host memory, for a gather
   kCheck,           // whether the swap files are still this run's
 };
-inline constexpr int kOperationKinds = 18;
+inline constexpr int kOperationKinds = 20;
 std::string_view Name(OperationKind kind);
 
 enum class StreamId : uint8_t {
@@ -164,6 +168,8 @@ struct UnitAddresses {
   // Of the tier of UnitHomes::gradient, pool or swap file.
   int64_t gradient_shard = 0;                       // gradient pool of UnitHomes::gradient
   int64_t gather_trainable = 0, gather_frozen = 0;  // gather pool; unused for a unit kept whole
+  // Secondary pool; unused for a unit that a step gathers once, or not at all.
+  int64_t secondary_trainable = 0, secondary_frozen = 0;
 };
 struct VisitAddresses {
   int64_t gradient = 0;  // gradient pool: the whole gradient that backward writes
@@ -230,6 +236,14 @@ struct Decisions {
   int world = 1;
   int shards = 1;  // ranks that each unit is cut over: the world, or a shard group of it
   int replicas() const { return world / shards; }
+  // hpZ: ranks that hold a secondary copy of each unit together, a part each, in the order of their
+  // slices; a divisor of `shards`. 0: there is none.
+  int secondary_shards = 0;
+  bool has_secondary() const { return secondary_shards > 0; }
+  // Elements of this rank's part of a section.
+  int64_t SecondaryShard(const Section& section) const {
+    return section.elements / secondary_shards;
+  }
   int stage = 0;
   int rounds = 1;
   int64_t micro_batches_per_round = 1;
@@ -300,7 +314,7 @@ struct Plan {
   std::vector<Narrowing> narrowings;
   std::vector<Moment> moments;       // kBegin; kOpen and kClose of each scope in turn; kFinish
   std::vector<int> reduce_of_scope;  // the kReduce that takes scope s's gradient; -1: none
-  std::vector<int> gather_of_scope;  // the kGather whose stay serves scope s; -1: kept whole
+  std::vector<int> gather_of_scope;  // the gather whose stay serves scope s; -1: kept whole
   std::vector<std::string> unit_names;
   uint64_t hash = 0;  // of all of the above that ranks must agree on
 

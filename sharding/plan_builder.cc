@@ -69,6 +69,8 @@ void PlanBuilder::Prepare() {
   mark_of_scope_.assign(scopes, -1);
   gradient_reader_.assign(scopes, -1);
   last_gather_.assign(units, -1);
+  fill_of_unit_.assign(units, -1);
+  ready_of_scope_.assign(scopes, -1);
   gradient_final_.assign(units, -1);
   update_of_unit_.assign(units, -1);
   shared_turn_.assign(units, -1);
@@ -131,7 +133,7 @@ void PlanBuilder::Open(int s) {
   if (d_.kept_whole[scope.unit]) {
     waits.push_back({Dependency::kUpdated, scope.unit});
   } else {
-    waits.push_back({Dependency::kOperation, plan_.gather_of_scope[s]});
+    waits.push_back({Dependency::kOperation, ready_of_scope_[s]});
   }
   if (scope.backward && d_.trainable[scope.unit]) WaitForGradientMemory(s, waits);
   WaitForBoundaries(s, waits);

@@ -83,6 +83,8 @@ class PlanBuilder {
   // plan_gathers.cc
   void IssueGathers(int tick);
   int LastUserOfSlot(int unit) const;
+  int64_t GatherBytes(const Stay& stay) const;
+  int IssueFill(const GatherGroup& group);  // -1: nothing to fill
 
   // plan_swaps.cc
   // One group of gathers with something to read from the swap file, in the slot of its turn.
@@ -212,6 +214,8 @@ class PlanBuilder {
   std::array<LatestUse, kStreams> gradients_read_;
   // By unit; -1: none yet. The last gather is what last read the parameters where they live.
   std::vector<int> last_gather_, gradient_final_, update_of_unit_;
+  std::vector<int> fill_of_unit_;    // of its secondary shards; -1: none yet
+  std::vector<int> ready_of_scope_;  // what its kernels wait for: the gather, or the fill behind it
   std::vector<int> contributions_, contributions_left_;  // by unit
 };
 

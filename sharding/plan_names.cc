@@ -9,6 +9,10 @@ std::string_view Name(OperationKind kind) {
       return "mark";
     case OperationKind::kGather:
       return "gather";
+    case OperationKind::kFillSecondary:
+      return "fill secondary";
+    case OperationKind::kGatherSecondary:
+      return "gather secondary";
     case OperationKind::kCast:
       return "cast";
     case OperationKind::kReduce:

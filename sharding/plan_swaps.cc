@@ -39,6 +39,7 @@ void PlanBuilder::FindSwaps() {
     Swap swap{.group = static_cast<int>(g), .updated = {}};
     int64_t bytes = 0;
     for (int i : residency_.groups[g].stays) {
+      if (residency_.groups[g].from_secondary) break;  // which lies on the device
       const int unit = residency_.stays[i].unit;
       bytes += SwapBytes(plan_.pools.homes, unit, size);
       if (!visited[unit] && IsCarried(unit)) swap.updated.push_back(unit);

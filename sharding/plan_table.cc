@@ -105,7 +105,10 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
     case OperationKind::kCheck:
       return "-";
     case OperationKind::kGather:
+    case OperationKind::kGatherSecondary:
       return at("gather", unit.gather_trainable);
+    case OperationKind::kFillSecondary:
+      return at("secondary", unit.secondary_trainable);
     case OperationKind::kCast:
       return cast();
     case OperationKind::kReduce:

@@ -25,6 +25,25 @@ void LayOutGather(const PoolInputs& in, Pools& pools) {
   }
 }
 
+// Of units that a step gathers more than once. Every step fills what it gathers from.
+void LayOutSecondary(const PoolInputs& in, Pools& pools) {
+  const Decisions& d = *in.decisions;
+  if (!d.has_secondary()) return;
+  const int64_t size = SizeOf(d.compute);
+  std::vector<bool> fills(in.layout->units.size(), false);
+  for (const Stay& stay : in.residency->stays) {
+    if (stay.fills_secondary) fills[static_cast<size_t>(stay.unit)] = true;
+  }
+  Bump secondary;
+  for (size_t u = 0; u < fills.size(); ++u) {
+    if (!fills[u]) continue;
+    const UnitLayout& unit = in.layout->units[u];
+    pools.units[u].secondary_trainable = secondary.Take(d.SecondaryShard(unit.trainable) * size);
+    pools.units[u].secondary_frozen = secondary.Take(d.SecondaryShard(unit.frozen) * size);
+  }
+  Bytes(pools, StateClass::kSecondary) = secondary.end();
+}
+
 void LayOutGradients(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
   std::vector<PoolBlock> blocks(in.reduction->lifetimes.size());
@@ -117,6 +136,7 @@ Pools LayOutPools(const PoolInputs& inputs) {
   LayOutParameters(inputs, pools);
   LayOutStates(inputs, pools);
   LayOutGather(inputs, pools);
+  LayOutSecondary(inputs, pools);
   LayOutGradients(inputs, pools);
   LayOutBoundaries(inputs, pools);
   LayOutStaging(inputs, pools);

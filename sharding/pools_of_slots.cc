@@ -99,6 +99,7 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   int64_t read_bytes = 0;
   int reads = 0;
   for (const GatherGroup& group : in.residency->groups) {
+    if (group.from_secondary) continue;
     int64_t bytes = 0;
     for (int stay : group.stays)
       bytes += SwapBytes(pools.homes, in.residency->stays[stay].unit, size);

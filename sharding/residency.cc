@@ -31,14 +31,20 @@ std::vector<Stay> FindStays(std::span<const PlannedScope> scopes, std::span<cons
       stays[found->second].last = s;
       continue;
     }
+    const bool from_secondary = limits.has_secondary && found != current.end();
+    if (from_secondary) {
+      Stay& before = stays[found->second];
+      before.fills_secondary = !before.from_secondary;
+    }
     current[unit] = stays.size();
-    stays.push_back({.unit = unit, .first = s, .last = s});
+    stays.push_back({.unit = unit, .first = s, .last = s, .from_secondary = from_secondary});
   }
   return stays;
 }
 
-// Neighbouring stays of one direction of one round, while they fit the limits. A unit joins only if
-// its last stay is over when the group is gathered: both have the same slot.
+// Neighbouring stays of one direction of one round, gathered over the same ranks, while they fit the
+// limits. A unit joins only if its last stay is over when the group is gathered: both have the same
+// slot.
 std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
                                     std::span<const int64_t> elements,
                                     const std::vector<Stay>& stays, const ResidencyLimits& limits) {
@@ -49,8 +55,10 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
   for (int i = 0; i < static_cast<int>(stays.size()); ++i) {
     const Stay& stay = stays[i];
     const int64_t size = elements[stay.unit];
-    const int64_t slot_size = limits.slot_elements.empty() ? 0 : limits.slot_elements[stay.unit];
-    bool joins = !groups.empty() && grouped + size <= group_elements &&
+    const bool reads = !limits.slot_elements.empty() && !stay.from_secondary;
+    const int64_t slot_size = reads ? limits.slot_elements[stay.unit] : 0;
+    bool joins = !groups.empty() && groups.back().from_secondary == stay.from_secondary &&
+                 grouped + size <= group_elements &&
                  in_slot + slot_size <= limits.slot_elements_max;
     if (joins) {
       const int first = stays[groups.back().stays.front()].first;
@@ -58,7 +66,7 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
               scopes[first].backward == scopes[stay.first].backward && last_use[stay.unit] < first;
     }
     if (!joins) {
-      groups.emplace_back();
+      groups.push_back({.stays = {}, .from_secondary = stay.from_secondary});
       grouped = 0;
       in_slot = 0;
     }

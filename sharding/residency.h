@@ -28,11 +28,14 @@ constexpr int CloseTick(int scope) {
 struct Stay {
   int unit = 0;
   int first = 0, last = 0;  // scopes
+  // With secondary shards: the first of several stays fills them, the others are gathered from them.
+  bool fills_secondary = false, from_secondary = false;
 };
 
 struct GatherGroup {
-  std::vector<int> stays;  // indices into Residency::stays, in order of first use
-  int issue = 0;           // tick
+  std::vector<int> stays;       // indices into Residency::stays, in order of first use
+  bool from_secondary = false;  // all of them, or none
+  int issue = 0;                // tick
 };
 
 struct Residency {
@@ -53,6 +56,8 @@ struct ResidencyLimits {
   std::vector<int64_t> slot_elements = {};  // by unit; empty: nothing is read
   int64_t slot_elements_max = INT64_MAX;
   bool reshard_after_forward = true;
+  bool has_secondary =
+      false;  // shards within a group of ranks, for all gathers of a unit but its first
 };
 
 // `elements[u]` of unit u's flat buffers; units with kept_whole[u] are never gathered.

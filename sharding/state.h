@@ -16,17 +16,18 @@ enum class StateClass : uint8_t {
   kOptimizer,   // optimizer states
   kActivation,  // boundary activations and their gradients
   kGather,      // whole units, gathered for use
+  kSecondary,   // parts of units for gathers within a group of ranks (ZeRO++'s hpZ)
   kStaging,     // casts before a reduction, norms, what ranks exchange
   kWorkspace,   // the trainer's scratch
 };
-inline constexpr int kStateClasses = 8;
+inline constexpr int kStateClasses = 9;
 enum class Direction : uint8_t { kRead, kWrite };
 
 // The spelling of every report: "parameter", "master", ...
 constexpr std::string_view Name(StateClass state) {
   constexpr std::string_view kNames[kStateClasses] = {"parameter", "master",     "gradient",
                                                       "optimizer", "activation", "gather",
-                                                      "staging",   "workspace"};
+                                                      "secondary", "staging",    "workspace"};
   return kNames[static_cast<int>(state)];
 }
 
@@ -52,7 +53,7 @@ struct TrafficRow {
 
 // Bytes that a step's collectives move from or to other ranks.
 struct CommunicationRow {
-  NameView operation;  // "gather", "reduce", "gather_gradient", "exchange"
+  NameView operation;  // "gather", "gather_secondary", "reduce", "gather_gradient", "exchange"
   uint64_t predicted_bytes = 0, bytes = 0;
 };
 

@@ -42,6 +42,7 @@ std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKi
     return sum;
   };
   return {row("gather", {OperationKind::kGather, OperationKind::kRefresh}),
+          row("gather_secondary", {OperationKind::kGatherSecondary}),
           row("reduce", {OperationKind::kReduce, OperationKind::kAllReduce}),
           row("gather_gradient", {OperationKind::kGatherGradient}),
           row("exchange", {OperationKind::kExchange})};

@@ -6,9 +6,11 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/reader.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -16,6 +18,8 @@ namespace {
 
 using config::Invalid;
 using config::Join;
+using config::Quoted;
+using config::Remark;
 
 // How far the search for a divisor goes; no message is worth more.
 constexpr int64_t kSearch = 100'000;
@@ -142,6 +146,29 @@ absl::Status ResolveShardGroup(int world, Config& config) {
   return absl::OkStatus();
 }
 
+// 1 where it would change nothing. At other stages the file's reader says so.
+absl::Status ResolvePartition(int world, Config& config) {
+  int64_t& size = config.zero.hpz_partition_size;
+  const int64_t given = std::exchange(size, 1);
+  if (given <= 1 || config.zero.stage < 3) return absl::OkStatus();
+  constexpr std::string_view kKey = "zero_optimization.zero_hpz_partition_size";
+  const int64_t shards = config.ebb.shard_group > 0 ? config.ebb.shard_group : world;
+  const std::string over = Join({std::to_string(shards), shards == 1 ? " rank" : " ranks",
+                                 shards < world ? " of a shard group" : ""});
+  if (given >= shards) {
+    Remark(config.remarks, Join({Quoted(kKey), " ", std::to_string(given),
+                                 " changes nothing: parameters are cut over ", over,
+                                 ", and a copy within all of them is what they hold anyway"}));
+    return absl::OkStatus();
+  }
+  if (shards % given != 0) {
+    return Invalid({Quoted(kKey), " ", std::to_string(given), " does not divide ", over,
+                    "; nearest that do: ", DivisorsNear(shards, given)});
+  }
+  size = given;
+  return absl::OkStatus();
+}
+
 // Where io_uring is there, and is not wanted on one machine or in one run.
 absl::Status TakeEnvironment(Config& config) {
   const char* const given = std::getenv("EBB_IO_URING");
@@ -206,6 +233,7 @@ absl::StatusOr<Config> Config::ForWorld(int world) const {
                     " ranks; nearest that do: ", DivisorsNear(world, ebb.reduction_group)});
   }
   EBB_RETURN_IF_ERROR(ResolveShardGroup(world, resolved));
+  EBB_RETURN_IF_ERROR(ResolvePartition(world, resolved));
   EBB_RETURN_IF_ERROR(TakeEnvironment(resolved));
   ResolvePaths(resolved);
   EBB_RETURN_IF_ERROR(resolved.Validate());  // what was derived may be too large a number

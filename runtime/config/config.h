@@ -136,6 +136,9 @@ struct ZeroConfig {
   int64_t max_live_parameters = 1'000'000'000;
   int64_t max_reuse_distance = 1'000'000'000;
   int64_t mics_shard_size = -1;  // ebb.shard_group by another name; below 1: not given
+  // ZeRO++'s hpZ: consecutive ranks that hold each unit together a second time, for all gathers of a
+  // step but the first. 1: none; ForWorld makes it 1 where it would change nothing.
+  int64_t hpz_partition_size = 1;  // zero_hpz_partition_size
   OffloadParamConfig offload_param = {};
   OffloadOptimizerConfig offload_optimizer = {};
   int64_t sub_group_size = 1'000'000'000;  // upper limit, elements updated as one piece

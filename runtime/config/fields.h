@@ -202,6 +202,7 @@ void VisitZero(ZeroConfig& zero, Visitor& visit) {
   visit("zero_optimization.stage3_max_live_parameters", zero.max_live_parameters);
   visit("zero_optimization.stage3_max_reuse_distance", zero.max_reuse_distance);
   visit("zero_optimization.mics_shard_size", zero.mics_shard_size);
+  visit("zero_optimization.zero_hpz_partition_size", zero.hpz_partition_size);
   visit("zero_optimization.sub_group_size", zero.sub_group_size);
   VisitOffload(zero.offload_param, visit);
   VisitOffload(zero.offload_optimizer, visit);

@@ -208,6 +208,14 @@ void TakeHarmless(Config& config) {
   ignore("offload_param", 3, zero.offload_param.device, "every rank keeps all parameters");
   ignore("offload_optimizer", 1, zero.offload_optimizer.device,
          "every rank keeps all optimizer states");
+  if (zero.hpz_partition_size > 1 && zero.stage < 3) {
+    Remark(config.remarks,
+           Join({"\"zero_optimization.zero_hpz_partition_size\" ",
+                 std::to_string(zero.hpz_partition_size),
+                 " is ignored at \"zero_optimization.stage\" ", std::to_string(zero.stage),
+                 ", as in DeepSpeed: no step gathers parameters"}));
+    zero.hpz_partition_size = 1;
+  }
   if (zero.sub_group_size == 0) {
     zero.sub_group_size = ZeroConfig().sub_group_size;
     Remark(config.remarks, "\"zero_optimization.sub_group_size\" 0 is taken as the default");

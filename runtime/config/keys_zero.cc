@@ -52,10 +52,10 @@ constexpr Key kRows[] = {
             "elements updated as one piece, none of which crosses a unit; 0: as by default")
         .From(0),
     Flag("zero_optimization.legacy_stage1", "false", kRefused, "DeepSpeed has removed it"),
-    Integer("zero_optimization.zero_hpz_partition_size", "1", kRefused,
-            "not built: parameters are sharded once, over the world")
-        .From(0)
-        .Unless("<=1"),
+    Integer("zero_optimization.zero_hpz_partition_size", "1", kLiterally,
+            "ranks that hold all parameters together a second time (hpZ), so that the gathers of "
+            "a step but a unit's first stay among them; at stage 3; 0 or 1: none")
+        .From(0, 2147483647),
     Flag("zero_optimization.zero_quantized_weights", "false", kRefused,
          "not built: parameters gathered in int8 change results"),
     Flag("zero_optimization.zero_quantized_nontrainable_weights", "false", kRefused,

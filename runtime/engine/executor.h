@@ -183,6 +183,7 @@ class Executor {
   absl::Status SplitWorld(absl::string_view name, int group,  // by the ranks' groups
                           std::optional<Communicator>& into);
   absl::Status MakeGatherCommunicator();
+  absl::Status MakeSecondaryCommunicator();
   absl::Status MakeReduceCommunicators();
   // measure.cc
   struct MeasuringScratch;
@@ -218,6 +219,8 @@ class Executor {
   void PointCollectives(Runnable& run);
   void PointSingleCollectives();
   std::vector<CollectiveSpan> GatherSpans(int unit) const;
+  // Of a gather from secondary shards, or of the copies that fill them.
+  std::vector<CollectiveSpan> SecondarySpans(int unit, bool fills) const;
 
   // values.cc
   absl::Status FillSlices();
@@ -337,6 +340,7 @@ class Executor {
   void Issue(int operation);
   void EnqueueWork(int operation);
   void EnqueueCollective(int operation);
+  void FillSecondary(int operation, StepTag step);
   Event& EventOf(const sharding::Dependency& dependency);
   Stream& StreamOf(sharding::StreamId id);
   Stream& EndStreamOf(sharding::StreamId id);
@@ -483,9 +487,9 @@ class Executor {
   absl::Status OpenedDifferently(int number, int first, int other, size_t rank) const;
 
   // errors.cc
-  std::array<std::optional<Communicator>*, 4> StepCommunicators() {
-    return {&reduce_communicator_, &gather_communicator_, &replicas_communicator_,
-            &exchange_communicator_};
+  std::array<std::optional<Communicator>*, 5> StepCommunicators() {
+    return {&reduce_communicator_, &gather_communicator_, &secondary_communicator_,
+            &replicas_communicator_, &exchange_communicator_};
   }
   absl::Status CommunicationError();
   void AbortStep(const absl::Status& why);
@@ -536,6 +540,7 @@ class Executor {
   DeviceMirror mirror_, copy_mirror_;    // of what passes through it
   // Of this rank's shard group, which is the world unless there are replicas.
   std::optional<Communicator> gather_communicator_, reduce_communicator_;
+  std::optional<Communicator> secondary_communicator_;  // of the ranks that hold a secondary copy
   // With replicas: of the ranks that hold the same slice, and of the world.
   std::optional<Communicator> replicas_communicator_, exchange_communicator_;
   std::vector<std::unique_ptr<Runnable>>

@@ -57,6 +57,7 @@ absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(MakeGatherCommunicator());
   EBB_RETURN_IF_ERROR(Measure());
   // Here no rank waits on its device for another, which may be giving back what it has measured with.
+  EBB_RETURN_IF_ERROR(MakeSecondaryCommunicator());
   EBB_RETURN_IF_ERROR(MakeReduceCommunicators());
   EBB_RETURN_IF_ERROR(CheckHostMemory());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeState()));
@@ -239,6 +240,8 @@ int Executor::TasksMax(sharding::StreamId id) const {
     constexpr size_t kOwn = 5;  // begin, work, end, and what ties both streams of transfers
     tasks += kOwn + operation.after.size() + operation.moves.size() + operation.parts.size() +
              operation.frees.size();
+    if (operation.kind == sharding::OperationKind::kFillSecondary)
+      tasks += operation.parts.size();  // a copy each of what is trainable and what is frozen
   }
   return kStreamTasksMax + 2 * static_cast<int>(tasks);
 }
@@ -264,6 +267,14 @@ absl::Status Executor::MakeGatherCommunicator() {
   replica_ = rank_ / decisions.shards;
   if (decisions.replicas() == 1) return MakeCommunicator("gather", gather_communicator_);
   return SplitWorld("gather", replica_, gather_communicator_);
+}
+
+// Gathers of either kind are on one stream; these reach the ranks of one group only.
+absl::Status Executor::MakeSecondaryCommunicator() {
+  const sharding::Decisions& decisions = plan().decisions;
+  if (!decisions.has_secondary()) return absl::OkStatus();
+  return SplitWorld("gather secondary", rank_ / decisions.secondary_shards,
+                    secondary_communicator_);
 }
 
 absl::Status Executor::MakeReduceCommunicators() {

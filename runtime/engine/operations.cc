@@ -66,6 +66,8 @@ Communicator& Executor::CommunicatorOf(OperationKind kind) {
     case OperationKind::kGather:
     case OperationKind::kRefresh:
       return *gather_communicator_;
+    case OperationKind::kGatherSecondary:
+      return *secondary_communicator_;
     case OperationKind::kAllReduce:
       return *replicas_communicator_;
     case OperationKind::kExchange:
@@ -150,7 +152,10 @@ void Executor::EnqueueWork(int index) {
     case OperationKind::kDownload:
     case OperationKind::kWrite:
       return EnqueueMoves(index, step);
+    case OperationKind::kFillSecondary:
+      return FillSecondary(index, step);
     case OperationKind::kGather:
+    case OperationKind::kGatherSecondary:
     case OperationKind::kReduce:
     case OperationKind::kAllReduce:
     case OperationKind::kGatherGradient:
@@ -202,6 +207,16 @@ void Executor::EnqueueCollective(int index) {
   StickCollective(communicator, std::move(status));
   Compute(stream, [this, run, index, step] { Ended(*run, index, step); });
   TraceEnd(stream, *run, index, step);
+}
+
+// What the gather before it has brought, of which this rank keeps a part.
+void Executor::FillSecondary(int index, StepTag step) {
+  Runnable& run = *progress_.run;
+  const int64_t size = SizeOf(run.plan.decisions.compute);
+  TraceBegin(*gather_, run, index);
+  for (const CollectiveSpan& part : run.spans[index])
+    gather_->Copy(part.receive, part.send, part.count * size);
+  TraceEnd(*gather_, run, index, step);
 }
 
 // Of a device that runs nothing of the host's beside its operations: what it will have moved.

@@ -15,7 +15,8 @@ namespace ebb {
 absl::StatusOr<Buffer> Executor::AllocatePool(StateClass state, int64_t bytes,
                                               std::string_view what) {
   const bool sent = state == StateClass::kParameter || state == StateClass::kGather ||
-                    state == StateClass::kGradient || state == StateClass::kStaging;
+                    state == StateClass::kSecondary || state == StateClass::kGradient ||
+                    state == StateClass::kStaging;
   if (sent && config_.ebb.register_buffers) return world_.Allocate(device_, bytes, what);
   return device_.Allocate(bytes, what);
 }
@@ -46,6 +47,7 @@ absl::Status Executor::RegisterPools() {
     }
   };
   show(gather_communicator_, {StateClass::kGather, StateClass::kParameter});
+  show(secondary_communicator_, {StateClass::kGather, StateClass::kSecondary});
   show(reduce_communicator_, {StateClass::kGradient, StateClass::kStaging});
   show(replicas_communicator_, {StateClass::kGradient, StateClass::kStaging});
   show(exchange_communicator_, {StateClass::kStaging});

@@ -19,9 +19,10 @@ struct Runnable {
   sharding::Plan plan;
   bool hold_updates = false;
   sharding::Lists<CollectiveSpan> span_lists;
-  std::vector<std::span<const CollectiveSpan>> spans;    // by operation; empty: not a collective
-  std::vector<Event> events;                             // of the operations that are awaited
-  std::vector<int> event_of;                             // by operation; -1: not awaited
+  std::vector<std::span<const CollectiveSpan>>
+      spans;                  // by operation; empty: not a collective, nor a fill
+  std::vector<Event> events;  // of the operations that are awaited
+  std::vector<int> event_of;  // by operation; -1: not awaited
   std::vector<std::unique_ptr<IoTransfer[]>> transfers;  // by operation; of its moves
   std::vector<uint8_t> transfers_started;                // by operation
   std::vector<TrafficRow> traffic[2];  // predicted: without, with updates of the step before

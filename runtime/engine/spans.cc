@@ -24,6 +24,25 @@ std::vector<CollectiveSpan> Executor::GatherSpans(int unit) const {
   return spans;
 }
 
+std::vector<CollectiveSpan> Executor::SecondarySpans(int unit, bool fills) const {
+  std::vector<CollectiveSpan> spans;
+  for (const bool trainable : {true, false}) {
+    const sharding::UnitLayout& layout = plan().layout.units[unit];
+    const int64_t part =
+        plan().decisions.SecondaryShard(trainable ? layout.trainable : layout.frozen);
+    if (part == 0) continue;
+    std::byte* const secondary = storage_->Secondary(unit, trainable);
+    if (fills) {
+      spans.push_back(
+          {.send = storage_->SecondaryPart(unit, trainable), .receive = secondary, .count = part});
+    } else {
+      spans.push_back(
+          {.send = secondary, .receive = storage_->Whole(unit, trainable), .count = part});
+    }
+  }
+  return spans;
+}
+
 // Makes the events of a plan's operations and the spans of its collectives.
 absl::Status Executor::Prepare(Runnable& run) {
   const size_t operations = run.plan.operations.size();
@@ -61,6 +80,13 @@ void Executor::PointCollectives(Runnable& run) {
       switch (operation.kind) {
         case OperationKind::kGather: {
           const std::vector<CollectiveSpan> own = GatherSpans(unit);
+          spans.insert(spans.end(), own.begin(), own.end());
+          break;
+        }
+        case OperationKind::kFillSecondary:
+        case OperationKind::kGatherSecondary: {
+          const std::vector<CollectiveSpan> own =
+              SecondarySpans(unit, operation.kind == OperationKind::kFillSecondary);
           spans.insert(spans.end(), own.begin(), own.end());
           break;
         }

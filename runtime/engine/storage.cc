@@ -259,6 +259,19 @@ std::byte* Storage::Slice(int unit, bool trainable) const {
                   trainable ? Unit(unit).parameter_trainable : Unit(unit).parameter_frozen);
 }
 
+std::byte* Storage::Secondary(int unit, bool trainable) const {
+  return OnDevice(StateClass::kSecondary,
+                  trainable ? Unit(unit).secondary_trainable : Unit(unit).secondary_frozen);
+}
+
+std::byte* Storage::SecondaryPart(int unit, bool trainable) const {
+  const sharding::Decisions& decisions = plan_->decisions;
+  const sharding::UnitLayout& layout = plan_->layout.units[unit];
+  const int64_t part = decisions.SecondaryShard(trainable ? layout.trainable : layout.frozen);
+  return Whole(unit, trainable) +
+         shard_ % decisions.secondary_shards * part * SizeOf(decisions.compute);
+}
+
 std::byte* Storage::Gradient(int visit) const {
   return OnDevice(StateClass::kGradient, plan_->pools.visits[visit].gradient);
 }

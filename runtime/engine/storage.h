@@ -76,6 +76,10 @@ class Storage {
   // device in a pool of its own.
   std::byte* Slice(int unit, bool trainable) const;
 
+  // This rank's secondary shard of a section, and the part of the whole that it is a copy of.
+  std::byte* Secondary(int unit, bool trainable) const;
+  std::byte* SecondaryPart(int unit, bool trainable) const;
+
   std::byte* Gradient(int visit) const;        // whole, of Decisions::gradient
   std::byte* GradientSlice(int unit) const;    // the reduced shard
   std::byte* ReducedGradient(int unit) const;  // all that this rank updates with

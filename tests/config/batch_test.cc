@@ -13,6 +13,7 @@ namespace ebb {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -158,6 +159,40 @@ TEST(ForWorld, TakesTheShardGroupByEitherName) {
   config.zero.stage = 1;
   config.ebb.shard_group = 4;
   EXPECT_THAT(std::string(config.ForWorld(4).status().message()), HasSubstr("two names"));
+}
+
+TEST(ForWorld, TakesTheGroupOfSecondaryShardsWithinTheShards) {
+  Config config = Given(0, 1, 1);
+  config.zero.stage = 3;
+  config.zero.hpz_partition_size = 2;
+  EXPECT_EQ(config.ForWorld(8)->zero.hpz_partition_size, 2);
+  EXPECT_THAT(config.ForWorld(8)->remarks, ElementsAre());
+  EXPECT_EQ(ErrorOf(config, 3),
+            "\"zero_optimization.zero_hpz_partition_size\" 2 does not divide 3 ranks; nearest that "
+            "do: 1 or 3");
+  config.ebb.shard_group = 4;
+  EXPECT_EQ(config.ForWorld(8)->zero.hpz_partition_size, 2);
+  config.zero.hpz_partition_size = 3;
+  EXPECT_EQ(ErrorOf(config, 8),
+            "\"zero_optimization.zero_hpz_partition_size\" 3 does not divide 4 ranks of a shard "
+            "group; nearest that do: 2 or 4");
+  // As many as there are at most, as in DeepSpeed: nothing is gained.
+  for (const int64_t all : {4, 5, 8}) {
+    config.zero.hpz_partition_size = all;
+    const Config resolved = *config.ForWorld(8);
+    EXPECT_EQ(resolved.zero.hpz_partition_size, 1);
+    EXPECT_THAT(resolved.remarks, ElementsAre(HasSubstr("changes nothing: parameters are cut over "
+                                                        "4 ranks of a shard group")));
+    EXPECT_EQ(resolved.ForWorld(8)->remarks, resolved.remarks);
+  }
+  for (const int64_t none : {0, 1}) {
+    config.zero.hpz_partition_size = none;
+    EXPECT_EQ(config.ForWorld(8)->zero.hpz_partition_size, 1);
+    EXPECT_THAT(config.ForWorld(8)->remarks, ElementsAre());
+  }
+  config.zero.stage = 2;
+  config.zero.hpz_partition_size = 3;
+  EXPECT_EQ(config.ForWorld(8)->zero.hpz_partition_size, 1);
 }
 
 TEST(ForWorld, ChecksTheReductionGroup) {

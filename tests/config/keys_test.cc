@@ -114,7 +114,8 @@ TEST(Keys, SaysWhatIsAllowed) {
   EXPECT_EQ(allowed("communication_data_type"), "\"fp32\", \"bf16\" or \"fp16\"");
   EXPECT_EQ(allowed("optimizer.type"),
             "\"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\" or \"RMSprop\"");
-  EXPECT_EQ(allowed("zero_optimization.zero_hpz_partition_size"), "at most 1");
+  EXPECT_EQ(allowed("zero_optimization.zero_hpz_partition_size"),
+            "an integer from 0 to 2147483647");
   EXPECT_EQ(allowed("zero_optimization.offload_param.nvme_path"), "a path, or several in brackets");
   EXPECT_EQ(allowed("ebb.coalesce"),
             "bytes, as an integer of at least 0 or text such as \"4MiB\" or \"auto\"");

@@ -106,6 +106,18 @@ TEST(Remarks, SchedulesThatCannotDoWhatTheySay) {
   EXPECT_THAT(config->remarks, Contains(HasSubstr("betas, which SGD has not")));
 }
 
+TEST(Remarks, SecondaryShardsAreOfStage3) {
+  const auto at = [](int stage) {
+    return RemarksOn(", \"zero_optimization\": {\"zero_hpz_partition_size\": 8, \"stage\": " +
+                     std::to_string(stage) + "}");
+  };
+  EXPECT_THAT(at(3), ElementsAre());
+  for (int stage = 0; stage < 3; ++stage) {
+    EXPECT_THAT(at(stage), ElementsAre(HasSubstr("\"zero_optimization.zero_hpz_partition_size\" 8 "
+                                                 "is ignored at \"zero_optimization.stage\"")));
+  }
+}
+
 // Refused keys whose value changes nothing are silent; blocks around them, too, if nothing else is
 // in them.
 class Harmless : public ::testing::TestWithParam<const char*> {};

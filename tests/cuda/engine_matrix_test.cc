@@ -70,13 +70,13 @@ int Queues() {
 }
 
 // Of one rank: an engine's, and NCCL's for the communicators of control, gathers and reductions and
-// for two more between replicas.
+// for two more between replicas, or one more of gathers within groups.
 int Streams(const Cell& cell) {
   const Config config = cell.MakeConfig();
   const bool offloads = config.parameter_tier() != Tier::kDevice ||
                         config.optimizer_tier() != Tier::kDevice ||
                         (cell[kBoundaries] == 1 && config.activation_tier() != Tier::kDevice);
-  return (offloads ? 15 : 5) + (cell.shard_group() == 0 ? 3 : 5);
+  return (offloads ? 15 : 5) + (cell.shard_group() == 0 ? 3 : 5) + (cell.has_secondary() ? 1 : 0);
 }
 
 // Over NCCL streams that share a queue might wait for each other in a circle: makes the cell one of

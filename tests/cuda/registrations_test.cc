@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -71,7 +72,10 @@ class RegistrationsTest : public ::testing::Test {
       EBB_RETURN_IF_ERROR(engine.Suspend());
       note();
       EBB_RETURN_IF_ERROR(engine.Resume());
-      return train(engine);
+      EBB_RETURN_IF_ERROR(train(engine));
+      EBB_ASSIGN_OR_RETURN(std::vector<uint32_t> masters, MasterBits(engine, model.spec()));
+      if (world.rank() == 0) masters_ = std::move(masters);
+      return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
     EXPECT_EQ(unregistered, 0);
@@ -80,6 +84,7 @@ class RegistrationsTest : public ::testing::Test {
 
   const NcclSharesDevice nccl_;
   Config config_;
+  std::vector<uint32_t> masters_;  // after the last Train()
 };
 
 // A rank whose host fails when it is to make the `nth` communicator of a name there.
@@ -153,6 +158,17 @@ TEST_F(RegistrationsTest, CoverReplicasAndTheirExchange) {
   config_.ebb.shard_group = 2;
   const int all = kRanks * (kPools + 2 + 1);
   EXPECT_EQ(Train(), (std::vector<int>{all, 0, all}));
+}
+
+// Those of the gather pool with the other communicator, and of a pool of their own.
+TEST_F(RegistrationsTest, CoverSecondaryShardsWhichChangeNoBit) {
+  Train();
+  const std::vector<uint32_t> masters = std::exchange(masters_, {});
+  config_.zero.hpz_partition_size = 2;
+  const int all = kRanks * (kPools + 2);
+  EXPECT_EQ(Train(), (std::vector<int>{all, 0, all}));
+  EXPECT_EQ(masters_, masters);
+  EXPECT_FALSE(masters.empty());
 }
 
 TEST_F(RegistrationsTest, NcclThatTakesNoMemoryCopiesIt) {

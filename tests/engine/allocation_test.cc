@@ -95,6 +95,16 @@ TEST_P(AllocationTest, StepsAllocateNothing) {
   }
 }
 
+class SecondaryAllocationTest : public AllocationTest {};
+INSTANTIATE_TEST_SUITE_P(Cells, SecondaryAllocationTest,
+                         ::testing::Values(Setting{.world = 4, .stage = 3}), NameOf);
+
+TEST_P(SecondaryAllocationTest, StepsAllocateNothing) {
+  Config config = ConfigFor(GetParam());
+  config.zero.hpz_partition_size = 2;
+  EXPECT_EQ(Count(GetParam(), config), 0);
+}
+
 TEST_P(AllocationTest, NorDoTracedSteps) {
   Config config = ConfigFor(GetParam());
   config.ebb.trace = absl::StrCat(::testing::TempDir(), "allocation_test.", getpid(), ".json");

@@ -126,6 +126,7 @@ std::span<const AxisLevels> Axes() {
       {"disk", {"default", "threads"}},
       {"rule", {"AdamW", "Lion, and AdamW of biases", "Adagrad", "centered RMSprop with momentum"}},
       {"reports", {"each step", "last"}},
+      {"secondary", {"1", "2", "4"}},
   };
   return kLevels;
 }
@@ -196,6 +197,8 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
   if ((*this)[kPersistence] == 1) config.zero.model_persistence_threshold = 2 * small_unit;
   config.ebb.reshard_after_forward = (*this)[kReshard] == 0;
   config.ebb.shard_group = shard_group();
+  // ForWorld refuses 2 of 3 ranks.
+  if (world() != 3) config.zero.hpz_partition_size = int64_t{1} << (*this)[kSecondary];
   if (shard_group() == 0 && (*this)[kReductionGroup] == 1) config.ebb.reduction_group = 1;
   if (shard_group() == 0 && (*this)[kReductionGroup] == 2 && world() % 2 == 0)
     config.ebb.reduction_group = world() / 2;
@@ -257,6 +260,11 @@ int Cell::shard_group() const {
   return (*this)[kShardGroup] == 2 && world() % 2 == 0 ? world() / 2 : 0;
 }
 
+bool Cell::has_secondary() const {
+  return (*this)[kStage] == 3 && world() == 4 && shard_group() == 0 && (*this)[kSecondary] == 1 &&
+         (*this)[kPersistence] != 2;
+}
+
 Cell Cell::Reference() const {
   Cell plain;
   for (const Axis axis :
@@ -297,6 +305,7 @@ bool Cell::IsRedundant() const {
   if (never_early && (*this)[kUpdate] == kAuto) return true;  // is late
   if ((*this)[kDType] == 0 && (*this)[kCommunication] == 1) return true;
   if (shard_group() == 0 && (*this)[kShardGroup] != 0) return true;
+  if ((*this)[kSecondary] != 0 && !has_secondary()) return true;
   if (shard_group() > 0 && (*this)[kReductionGroup] != 0) return true;
   if (world() < 4 && (*this)[kReductionGroup] != 0) return true;
   if ((*this)[kParameters] != 0 && parameter_tier() == Tier::kDevice) return true;

@@ -46,6 +46,7 @@ enum Axis : int {
   kDisk,            // what moves data to and from it
   kRule,            // of the optimizer
   kReports,         // which steps' are asked for; last: on a GPU steps run ahead of their verdicts
+  kSecondary,       // ranks that hold secondary shards (hpZ); some are there with 2 of 4 at stage 3
   kAxes
 };
 struct AxisLevels {
@@ -66,6 +67,7 @@ struct Cell {
   // Rounds whose gradients are reduced one by one and then summed: what legitimately changes sums.
   int reductions() const;
   int shard_group() const;  // ranks; 0: the world
+  bool has_secondary() const;
   Tier parameter_tier() const;
   Tier optimizer_tier() const;
   Config MakeConfig(const std::string& nvme_path = "/unused") const;

@@ -2,7 +2,7 @@
 // runs beside what, the masters, moments, losses and norms are the same bits (DESIGN.md, "Same
 // bits").
 //
-// Always: a pairwise covering array of all settings, 50 random cells (EBB_SEED=n for others), and 12 of
+// Always: a pairwise covering array of all settings, the same with secondary shards, 50 random cells (EBB_SEED=n for others), and 12 of
 // early updates on NVMe.
 // With EBB_FULL=1: the product of all settings, as IsRedundant and ProductCells thin it out.
 //
@@ -31,7 +31,7 @@ namespace {
 
 constexpr int kRandomCells = 50, kRandomEarlyCells = 12;
 
-enum class Part { kPairwise, kRandom, kRandomEarly, kProduct, kTiers };
+enum class Part { kPairwise, kSecondary, kRandom, kRandomEarly, kProduct, kTiers };
 struct Batch {
   Part part{};
   int index = 0;
@@ -137,6 +137,17 @@ std::vector<Cell> CellsOf(const Batch& batch) {
       std::copy(row.begin(), row.end(), cell.levels.begin());
       return {cell};
     }
+    case Part::kSecondary: {
+      Cell cell;
+      const std::vector<int>& row = PairwiseRows()[static_cast<size_t>(batch.index)];
+      std::copy(row.begin(), row.end(), cell.levels.begin());
+      cell[kWorld] = 3;
+      cell[kStage] = 3;
+      cell[kShardGroup] = 0;
+      cell[kPersistence] %= 2;
+      cell[kSecondary] = 1;
+      return {cell};
+    }
     case Part::kRandom:
       return {RandomCell(Seed() * 1000 + static_cast<uint64_t>(batch.index))};
     case Part::kRandomEarly:
@@ -198,6 +209,7 @@ std::vector<Cell> AllCells() {
     }
   };
   add(Part::kPairwise, static_cast<int>(PairwiseRows().size()));
+  add(Part::kSecondary, static_cast<int>(PairwiseRows().size()));
   add(Part::kRandom, kRandomCells);
   add(Part::kRandomEarly, kRandomEarlyCells);
   if (Full()) {
@@ -212,6 +224,11 @@ const auto kIndexAsName = [](const ::testing::TestParamInfo<Batch>& info) {
 };
 INSTANTIATE_TEST_SUITE_P(Pairwise, MatrixTest,
                          ::testing::ValuesIn(Batches(Part::kPairwise,
+                                                     static_cast<int>(PairwiseRows().size()))),
+                         kIndexAsName);
+// Every pair of the other settings beside secondary shards, which need several of them at once.
+INSTANTIATE_TEST_SUITE_P(Secondary, MatrixTest,
+                         ::testing::ValuesIn(Batches(Part::kSecondary,
                                                      static_cast<int>(PairwiseRows().size()))),
                          kIndexAsName);
 INSTANTIATE_TEST_SUITE_P(Random, MatrixTest,

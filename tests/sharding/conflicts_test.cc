@@ -242,6 +242,10 @@ bool SectionsMeet(const Plan& plan, int a, int b) {
   return false;
 }
 
+bool FillsSecondary(const Plan& plan, int operation) {
+  return plan.operations[static_cast<size_t>(operation)].kind == OperationKind::kFillSecondary;
+}
+
 // Grows until nothing is missing.
 std::vector<int> NeedsByDefinition(const Plan& plan, const std::vector<uint8_t>& issued,
                                    int operation) {
@@ -251,9 +255,19 @@ std::vector<int> NeedsByDefinition(const Plan& plan, const std::vector<uint8_t>&
         plan.operations[static_cast<size_t>(i)].condition == Condition::kCarrying)
       needs.insert(i);
   }
+  // A gather and what it fills are issued together.
+  const auto insert_pair = [&](int need) {
+    const int next = need + 1;
+    if (next < std::ssize(plan.operations) && FillsSecondary(plan, next) &&
+        !issued[static_cast<size_t>(next)])
+      needs.insert(next);
+    if (FillsSecondary(plan, need) && !issued[static_cast<size_t>(need - 1)])
+      needs.insert(need - 1);
+  };
   for (size_t before = 0; before != needs.size();) {
     before = needs.size();
     for (int need : std::vector<int>(needs.begin(), needs.end())) {
+      insert_pair(need);
       for (const Dependency& dependency : plan.operations[static_cast<size_t>(need)].after) {
         if (dependency.kind != Dependency::kOperation) continue;
         const Operation& o = plan.operations[static_cast<size_t>(dependency.index)];
@@ -349,7 +363,8 @@ TEST(Conflicts, ThereAreNoneInTheDeclaredOrder) {
         const Operation& o = plan->operations[static_cast<size_t>(i)];
         if (o.kind == OperationKind::kGather) {
           const std::vector<int> needs = NeedsOf(*plan, issued, i);
-          ASSERT_EQ(needs, std::vector<int>{i});
+          const bool fills = FillsSecondary(*plan, i + 1);
+          ASSERT_EQ(needs, fills ? (std::vector<int>{i, i + 1}) : std::vector<int>{i});
           ASSERT_FALSE(TakesHeldSlot(*plan, issued, needs)) << i;
         }
         issued[static_cast<size_t>(i)] = 1;

@@ -21,6 +21,7 @@ struct Layers {
   int layers = 6, depth = 1, rounds = 1, states = 2;
   int64_t micro_batches_per_round = 1, output_bytes = 0;
   bool deterministic_reduce = false;
+  int64_t secondary = 1;  // ranks that hold secondary shards
   DType compute = DType::kBFloat16;
   ReduceAt reduce_at = ReduceAt::kDefault;
 
@@ -39,6 +40,7 @@ struct Layers {
     config.ebb.coalesce_bytes = 0;
     config.ebb.reduce_at = reduce_at;
     config.ebb.deterministic_reduce = deterministic_reduce;
+    config.zero.hpz_partition_size = secondary;
     const PlanInputs inputs{
         .model = &model, .config = &config, .world = world, .optimizer_states = states};
     const absl::StatusOr<Plan> plan = PlanStep(inputs);
@@ -85,6 +87,23 @@ TEST_P(MemoryOfLayers, GathersTakeTheUnitInUseAndThoseAhead) {
     const Layers layers{.stage = 3, .world = GetParam(), .depth = depth, .rounds = 3};
     EXPECT_EQ(layers.Predict()[StateClass::kGather],
               layers.world == 1 ? 0 : Pages((1 + depth) * 2 * layers.elements()));
+  }
+}
+
+// A second copy of the model over each group of ranks, but for a layer that a step gathers once: the
+// last, whose backward comes at once, where there is one round.
+TEST_P(MemoryOfLayers, SecondaryShardsAreTheModelOverTheirGroup) {
+  for (const int64_t group : {1, 2, 4}) {
+    for (const int rounds : {1, 2, 4}) {
+      SCOPED_TRACE(testing::Message() << "groups of " << group << ", " << rounds << " rounds");
+      Layers layers{.world = GetParam(), .rounds = rounds, .secondary = group};
+      if (group >= layers.world) continue;
+      const int64_t copied = layers.layers - (rounds == 1 ? 1 : 0);
+      EXPECT_EQ(layers.Predict()[StateClass::kSecondary],
+                group == 1 ? 0 : Pages(2 * copied * layers.elements() / group));
+      layers.stage = 2;
+      EXPECT_EQ(layers.Predict().count(StateClass::kSecondary), 0u);
+    }
   }
 }
 

@@ -23,6 +23,14 @@ struct Case {
   int64_t RingBytes(int64_t whole_bytes) const {
     return whole_bytes / random_case.shards() * (random_case.shards() - 1);
   }
+  // Likewise, of the ranks that hold a secondary copy.
+  int64_t SecondaryRingBytes(int64_t whole_bytes) const {
+    return whole_bytes / secondary() * (secondary() - 1);
+  }
+  // Ranks; 1: there are no secondary shards.
+  int64_t secondary() const {
+    return config().zero.stage == 3 ? config().zero.hpz_partition_size : 1;
+  }
   int replicas() const { return random_case.world / random_case.shards(); }
   int64_t TrainableBytes(int unit, DType dtype) const {
     return plan.layout.units[unit].trainable.elements * SizeOf(dtype);
@@ -65,10 +73,16 @@ TEST(PlanBytes, CollectivesMoveWhatRingsMove) {
     const Case c(seed);
     SCOPED_TRACE(c.random_case.description());
     const Plan& plan = c.plan;
-    int64_t gather = 0, reduce = 0, gather_gradient = 0, refresh = 0;
+    int64_t gather = 0, secondary = 0, fill = 0, reduce = 0, gather_gradient = 0, refresh = 0;
     for (int u = 0; u < std::ssize(plan.layout.units); ++u) {
       const int64_t unit_bytes = plan.layout.units[u].elements() * SizeOf(c.config().compute);
-      if (!plan.decisions.kept_whole[u]) gather += c.Gathers(u) * c.RingBytes(unit_bytes);
+      // With secondary shards all ranks meet for the first gather of a unit only, which fills them for
+      // the others.
+      const int gathers = plan.decisions.kept_whole[u] ? 0 : c.Gathers(u);
+      const int later = c.secondary() > 1 ? std::max(gathers - 1, 0) : 0;
+      gather += (gathers - later) * c.RingBytes(unit_bytes);
+      secondary += later * c.SecondaryRingBytes(unit_bytes);
+      fill += later > 0 ? 2 * unit_bytes / c.secondary() : 0;
       const DType sent = c.replicas() > 1 ? DType::kFloat32 : c.config().communication_dtype();
       reduce += c.Contributions(u) * c.RingBytes(c.TrainableBytes(u, sent));
       if (c.config().zero.stage == 0)
@@ -77,6 +91,8 @@ TEST(PlanBytes, CollectivesMoveWhatRingsMove) {
         refresh += c.RingBytes(c.TrainableBytes(u, c.config().compute));
     }
     ASSERT_EQ(plan.BytesOf(OperationKind::kGather), gather);
+    ASSERT_EQ(plan.BytesOf(OperationKind::kGatherSecondary), secondary);
+    ASSERT_EQ(plan.BytesOf(OperationKind::kFillSecondary), fill);
     ASSERT_EQ(plan.BytesOf(OperationKind::kReduce), reduce);
     ASSERT_EQ(plan.BytesOf(OperationKind::kGatherGradient), gather_gradient);
     ASSERT_EQ(plan.BytesOf(OperationKind::kRefresh), refresh);
@@ -128,13 +144,14 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
 // Equal layers of 4,096 elements on 4 ranks: no padding anywhere.
 constexpr int64_t kLayers = 5, kElements = 4'096, kWorld = 4;
 
-Plan LayersPlan(int stage, int rounds) {
+Plan LayersPlan(int stage, int rounds, int64_t secondary = 1) {
   const ModelSpec model = UnitChain(std::vector<int64_t>(kLayers, kElements));
   Config config;
   config.compute = DType::kBFloat16;
   config.gradient_accumulation_steps = rounds;
   config.zero.stage = stage;
   config.zero.param_persistence_threshold = 0;
+  config.zero.hpz_partition_size = secondary;
   const PlanInputs inputs{
       .model = &model, .config = &config, .world = kWorld, .optimizer_states = 2};
   const absl::StatusOr<Plan> plan = PlanStep(inputs);
@@ -162,6 +179,12 @@ TEST(PlanBytes, OfEqualLayersAreThePublishedVolumes) {
               rounds * (2 * kRing - layer) - (rounds - 1) * layer);
     EXPECT_EQ(LayersPlan(3, rounds).BytesOf(OperationKind::kReduce), rounds * kRing);
     EXPECT_EQ(LayersPlan(3, rounds).BytesOf(OperationKind::kRefresh), 0);
+    // ZeRO++'s hpZ: all ranks gather the model once a step, whatever its rounds; all else stays in
+    // groups of 2.
+    const Plan plan = LayersPlan(3, rounds, /*secondary=*/2);
+    EXPECT_EQ(plan.BytesOf(OperationKind::kGather), kRing);
+    const int64_t others = rounds * (2 * kLayers - 1) - (rounds - 1) - kLayers;  // of layers
+    EXPECT_EQ(plan.BytesOf(OperationKind::kGatherSecondary), others * kElements / 2 * 2);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <ostream>
@@ -33,7 +34,7 @@ std::vector<int64_t> Addresses(const Pools& pools) {
   };
   for (const UnitAddresses& u : pools.units) {
     add({u.parameter_trainable, u.parameter_frozen, u.gradient_shard, u.gather_trainable,
-         u.gather_frozen});
+         u.gather_frozen, u.secondary_trainable, u.secondary_frozen});
   }
   for (const SubGroup& g : pools.homes.sub_groups)
     add({g.master.offset, g.states.offset, g.states_stride});
@@ -442,6 +443,8 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
   const std::map<OperationKind, std::set<StreamId>> streams = {
       {OperationKind::kMark, {kCompute}},
       {OperationKind::kGather, {kGather}},
+      {OperationKind::kFillSecondary, {kGather}},
+      {OperationKind::kGatherSecondary, {kGather}},
       {OperationKind::kRefresh, {kGather}},
       {OperationKind::kCast, {kReduce}},
       {OperationKind::kReduce, {kReduce}},
@@ -474,6 +477,48 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       }
     }
   }
+}
+
+// Evaluations, which come between any steps, know of no secondary shards.
+TEST(PlanLaws, AfterAUnitsFirstGatherNoByteOfItsParametersCrossesTheGroupsOfSecondaryShards) {
+  int later = 0;
+  for (int number = 1; number <= Cases(600); ++number) {
+    const RandomCase random_case = CaseOf(number);
+    SCOPED_TRACE(random_case.description());
+    for (const Variant& variant : Variants(random_case)) {
+      const Plan& plan = variant.plan;
+      const bool has_secondary = plan.decisions.has_secondary() && !variant.walk;
+      std::vector<int> gathers(plan.layout.units.size()), fills = gathers;
+      for (size_t i = 0; i < plan.operations.size(); ++i) {
+        const Operation& operation = plan.operations[i];
+        const bool fill = operation.kind == OperationKind::kFillSecondary;
+        const bool from_secondary = operation.kind == OperationKind::kGatherSecondary;
+        if (!fill && !from_secondary && operation.kind != OperationKind::kGather) continue;
+        ASSERT_TRUE(has_secondary || operation.kind == OperationKind::kGather);
+        // Right behind its gather, of some of whose units it keeps parts.
+        ASSERT_TRUE(!fill || plan.operations[i - 1].kind == OperationKind::kGather);
+        for (const Part& part : operation.parts) {
+          const size_t unit = static_cast<size_t>(part.unit);
+          if (fill) {
+            ++fills[unit];
+            ASSERT_TRUE(std::any_of(plan.operations[i - 1].parts.begin(),
+                                    plan.operations[i - 1].parts.end(),
+                                    [&](const Part& of) { return of.unit == part.unit; }));
+          } else if (from_secondary) {
+            ASSERT_EQ(fills[unit], 1) << "unit " << unit;
+            ++later;
+          } else {
+            ++gathers[unit];
+          }
+        }
+      }
+      for (size_t unit = 0; has_secondary && unit < gathers.size(); ++unit) {
+        ASSERT_LE(gathers[unit], 1) << "unit " << unit;
+        ASSERT_LE(fills[unit], 1) << "unit " << unit;
+      }
+    }
+  }
+  EXPECT_GT(later, 0);
 }
 
 // Clipping, overflow checks and held updates need all gradients before the first update.

@@ -135,6 +135,11 @@ RandomCase::RandomCase(uint64_t seed_value, bool offloads) : seed(seed_value) {
   if (!LayOut(model, world).ok() || !LayOut(model, shards()).ok()) {
     for (ParameterSpec& parameter : model.parameters) parameter.cut_rows = 0;
   }
+  // Drawn apart, so that a seed is the case that it was without it.
+  Random partition(~seed);
+  const int ranks = static_cast<int>(partition.Between(2, 4));
+  if (ranks < shards() && shards() % ranks == 0 && !partition.OneIn(3))
+    config.zero.hpz_partition_size = ranks;
   if (offloads) Offload(random);
 }
 
@@ -200,8 +205,9 @@ std::string RandomCase::description() const {
     return std::string(text);
   };
   return absl::StrCat(
-      "seed ", seed, ": world ", world, " in groups of ", shards(), ", stage ", config.zero.stage,
-      ", ", model.units.size(), " units visited ", forward, ", accumulation steps ",
+      "seed ", seed, ": world ", world, " in groups of ", shards(), ", of which ",
+      config.zero.hpz_partition_size, " hold secondary shards, stage ", config.zero.stage, ", ",
+      model.units.size(), " units visited ", forward, ", accumulation steps ",
       config.gradient_accumulation_steps, ", micro-batches per round ",
       config.ebb.micro_batches_per_round, ", reduces at ",
       config.reduces_at_round() ? "round" : "step", ", dtypes ", name(config.compute), " ",

@@ -175,6 +175,12 @@ void Replay::Issue(int index) {
     case OperationKind::kGather:
       Gather(thing, operation);
       break;
+    case OperationKind::kFillSecondary:
+      FillSecondary(thing, operation);
+      break;
+    case OperationKind::kGatherSecondary:
+      GatherSecondary(thing, operation);
+      break;
     case OperationKind::kCast:
       Cast(thing, operation);
       break;
@@ -246,8 +252,11 @@ void Replay::LeaveOut(int scope, std::vector<Dependency> waits) {
   const Decisions& d = plan_->decisions;
   if (d.parameter_tier == Tier::kDevice && !IsShard(scope)) {
     std::erase_if(waits, [&](const Dependency& wait) {
+      const int gather = plan_->gather_of_scope[scope];
       return wait.kind == Dependency::kUpdated ||
-             wait == Dependency{Dependency::kOperation, plan_->gather_of_scope[scope]};
+             wait == Dependency{Dependency::kOperation, gather} ||
+             (wait == Dependency{Dependency::kOperation, gather + 1} &&
+              plan_->operations[gather + 1].kind == OperationKind::kFillSecondary);
     });
   }
   const int thing = order_.Add(StreamId::kCompute, Resolve(waits));
@@ -313,6 +322,38 @@ void Replay::Gather(int thing, const Operation& operation) {
     memory_.Read(thing, OwnSlice(u, /*is_trainable=*/false), FrozenOf(u));
     memory_.Write(thing, Gathered(u), {Content::kParameter, u, version_});
     memory_.Write(thing, GatheredFrozen(u), {Content::kFrozen, u});
+  }
+}
+
+// A part of what its gather has brought, which is still there.
+void Replay::FillSecondary(int thing, const Operation& operation) {
+  for (const Part& part : operation.parts) {
+    const int u = part.unit;
+    for (const bool of_trainable : {true, false}) {
+      const SecondaryRange to = Secondary(u, of_trainable);
+      Content content =
+          of_trainable ? Content{Content::kParameter, u, version_} : Content{Content::kFrozen, u};
+      content.first = to.first;
+      const Range whole = of_trainable ? Gathered(u) : GatheredFrozen(u);
+      memory_.Read(thing, {whole.pool, whole.begin + to.first, to.shard.bytes}, content);
+      memory_.Write(thing, to.shard, content);
+    }
+  }
+}
+
+void Replay::GatherSecondary(int thing, const Operation& operation) {
+  for (const Part& part : operation.parts) {
+    const int u = part.unit;
+    if (walks_) Fail("an evaluation gathers what a step has filled");
+    for (const bool of_trainable : {true, false}) {
+      const SecondaryRange from = Secondary(u, of_trainable);
+      Content content =
+          of_trainable ? Content{Content::kParameter, u, version_} : Content{Content::kFrozen, u};
+      const Range whole = of_trainable ? Gathered(u) : GatheredFrozen(u);
+      memory_.Write(thing, whole, content);
+      content.first = from.first;
+      memory_.Read(thing, from.shard, content);
+    }
   }
 }
 

@@ -47,6 +47,8 @@ class Replay {
   void WriteGradient(int thing, int scope);
 
   void Gather(int thing, const Operation& operation);
+  void FillSecondary(int thing, const Operation& operation);
+  void GatherSecondary(int thing, const Operation& operation);
   void Cast(int thing, const Operation& operation);
   void Reduce(int thing, const Operation& operation);
   void AllReduce(int thing, const Operation& operation);
@@ -84,6 +86,12 @@ class Replay {
   Range RangeOf(const Place& place, int64_t bytes) const;
   Range Gathered(int unit) const;  // trainable parameters, whole
   Range GatheredFrozen(int unit) const;
+  // This rank's secondary shard of a section; of the section, from the byte `first` on.
+  struct SecondaryRange {
+    Range shard;
+    int64_t first = 0;
+  };
+  SecondaryRange Secondary(int unit, bool is_trainable) const;
   const UnitHomes& HomesOf(int unit) const { return plan_->pools.homes.units[unit]; }
   Tier GradientHome(int unit) const { return HomesOf(unit).gradient; }
   Content ParameterOf(int unit, int version, int64_t first_element) const;

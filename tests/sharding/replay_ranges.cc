@@ -49,6 +49,17 @@ Range Replay::GatheredFrozen(int unit) const {
   return {StateClass::kGather, addresses.gather_frozen, bytes};
 }
 
+Replay::SecondaryRange Replay::Secondary(int unit, bool is_trainable) const {
+  const int ranks = static_cast<int>(inputs_.config->zero.hpz_partition_size);
+  const UnitAddresses& addresses = plan_->pools.units[unit];
+  const Section& section = is_trainable ? trainable(unit) : frozen(unit);
+  const int64_t bytes = section.elements * SizeOf(plan_->decisions.compute) / ranks;
+  return {
+      .shard = {StateClass::kSecondary,
+                is_trainable ? addresses.secondary_trainable : addresses.secondary_frozen, bytes},
+      .first = rank_ % ranks * bytes};
+}
+
 int64_t Replay::SliceBytes(int unit, bool is_trainable) const {
   const Section& section = is_trainable ? trainable(unit) : frozen(unit);
   return section.shard * SizeOf(plan_->decisions.compute);

@@ -287,5 +287,34 @@ TEST(Residency, UnitsKeptWholeAreNeverGathered) {
   EXPECT_THAT(residency.lifetimes, ElementsAre(IsEmpty(), IsEmpty()));
 }
 
+// Secondary shards change over which ranks a unit is gathered, not when it is there.
+TEST(Residency, OnlyTheFirstOfAUnitsStaysIsGatheredOverAllRanksWithSecondaryShards) {
+  int from_secondary = 0;
+  for (int seed = 1; seed <= Cases(300); ++seed) {
+    SCOPED_TRACE(absl::StrCat("seed ", seed));
+    Case c(static_cast<uint64_t>(seed));
+    c.limits.has_secondary = true;
+    const Residency residency = PlanResidency(c.scopes, c.elements, c.kept_whole, c.limits);
+    ASSERT_EQ(residency.stays.size(), c.residency.stays.size());
+    std::vector<int> stays(c.elements.size()), so_far = stays;
+    for (const Stay& stay : residency.stays) ++stays[stay.unit];
+    for (size_t i = 0; i < residency.stays.size(); ++i) {
+      const Stay &stay = residency.stays[i], &without = c.residency.stays[i];
+      ASSERT_EQ(stay.unit, without.unit);
+      ASSERT_EQ(stay.first, without.first);
+      ASSERT_EQ(stay.last, without.last);
+      ASSERT_FALSE(without.from_secondary || without.fills_secondary);
+      const bool first = so_far[stay.unit]++ == 0;
+      ASSERT_EQ(stay.from_secondary, !first);
+      ASSERT_EQ(stay.fills_secondary, first && stays[stay.unit] > 1);
+      from_secondary += stay.from_secondary;
+    }
+    for (const GatherGroup& group : residency.groups) {
+      for (int i : group.stays) ASSERT_EQ(residency.stays[i].from_secondary, group.from_secondary);
+    }
+  }
+  EXPECT_GT(from_secondary, 0);
+}
+
 }  // namespace
 }  // namespace ebb::sharding
