@@ -15,7 +15,7 @@ struct Entry {
   const char* option;
   uint64_t value;
 };
-constexpr size_t kEntries = 13;
+constexpr size_t kEntries = 16;
 using Entries = std::array<Entry, kEntries>;
 
 Entries EntriesOf(const Run& run, const Device& device) {
@@ -30,6 +30,9 @@ Entries EntriesOf(const Run& run, const Device& device) {
           {"--data (the bytes of the files)", run.text.fingerprint()},
           {"--seed", o.seed},
           {"--steps", number(o.steps)},
+          {"--save", sharding::Hasher().Add(o.save_folder).hash()},
+          {"--save-every", number(o.save_every)},
+          {"--resume", sharding::Hasher().Add(o.resume).hash()},
           {"--evaluate-every", number(o.evaluate_every)},
           {"--sample", number(SampleBytes(o, run.config))},
           {"--prompt", sharding::Hasher().Add(o.prompt).hash()},

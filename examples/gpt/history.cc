@@ -11,6 +11,11 @@ int64_t History::WarmUp(int64_t steps) {
   return std::min(kWarmUp, steps / 2);
 }
 
+void History::Begin(int64_t resumed_steps, int64_t to_do) {
+  resumed = finished = resumed_steps;
+  warm_up = resumed + WarmUp(to_do);
+}
+
 void History::Add(const StepRecord& record) {
   (finished < warm_up ? cold_seconds : warm_seconds) += record.seconds;
   ++finished;
@@ -20,7 +25,7 @@ void History::Add(const StepRecord& record) {
 
 double History::SecondsOfStep() const {
   const bool is_warm = finished > warm_up;
-  const int64_t count = is_warm ? finished - warm_up : finished;
+  const int64_t count = finished - (is_warm ? warm_up : resumed);
   return count > 0 ? (is_warm ? warm_seconds : cold_seconds) / static_cast<double>(count) : 0;
 }
 

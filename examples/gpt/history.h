@@ -35,7 +35,8 @@ struct History {
   bool keeps_steps = true;      // false: nothing is to be written of single steps
 
   void Add(const StepRecord& record);
-  int64_t finished = 0;  // steps
+  int64_t resumed = 0;   // steps that were finished before this run began
+  int64_t finished = 0;  // steps, with those
   StepReport last = {};
   std::vector<StepRecord> steps = {};  // where they are kept
   std::vector<Evaluated> held_out = {};
@@ -45,11 +46,13 @@ struct History {
   std::vector<TrafficRow> traffic = {};
   bool traffic_is_steady = false;
 
+  // Of a run that is to do so many steps beside those that were resumed.
+  void Begin(int64_t resumed_steps, int64_t to_do);
   // The first steps still meet cold caches and untouched pages: so many, and no more than half of
   // those to come.
   static constexpr int64_t kWarmUp = 2;
   static int64_t WarmUp(int64_t steps);
-  int64_t warm_up = kWarmUp;
+  int64_t warm_up = kWarmUp;                  // where that ends: finished steps
   double cold_seconds = 0, warm_seconds = 0;  // of the first warm_up steps, and of those after
   // Over the steps after the first warm_up; over all if there are no more. 0: none was finished.
   double SecondsOfStep() const;

@@ -27,7 +27,7 @@
 namespace ebb::gpt {
 namespace {
 
-constexpr int kFailed = 1, kCannotBe = 2, kStopped = 130;
+constexpr int kFailed = 1, kCannotBe = 2, kSaved = 75, kStopped = 130;
 
 int Fail(const absl::Status& status, int code) {
   std::fprintf(stderr, "gpt: %s\n", std::string(status.message()).c_str());
@@ -45,6 +45,11 @@ int CodeOf(std::span<const absl::Status> errors) {
   return std::any_of(errors.begin(), errors.end(), IsRefusal) ? kCannotBe : kFailed;
 }
 
+// What was saved can be resumed: a scheduler may start the same command again.
+int CodeOfStop(const Options& options) {
+  return options.save_folder.empty() ? kStopped : kSaved;
+}
+
 absl::StatusOr<Text> LoadText(Options& options) {
   if (options.data.empty()) {
     auto files = DefaultTextFiles();
@@ -60,7 +65,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
   auto reports = Reports::Open(options, config);
   if (!reports.ok()) return Fail(reports.status(), kCannotBe);
 
-  CatchStopSignals();
+  CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
   std::atomic<bool> stopped{false};
   ResidentMemory resident;
   std::vector<absl::Status> ended(static_cast<size_t>(options.ranks));
@@ -80,7 +85,7 @@ int RunRanksAsThreads(Options& options, const Config& config) {
     // A rank that got no thread has not ended.
     return Fail(alike ? ended[0] : status, IsRefusal(status) ? kCannotBe : CodeOf(ended));
   }
-  return stopped ? kStopped : 0;
+  return stopped ? CodeOfStop(options) : 0;
 }
 
 // What goes wrong here is told to the other ranks, which wait for this one otherwise.
@@ -96,7 +101,7 @@ int RunRankOfLauncher(Options& options, const Config& config) {
   if (!text.ok()) return FailRank(*world, text.status(), kCannotBe);
   auto reports = world->rank() == 0 ? Reports::Open(options, config) : Reports();
   if (!reports.ok()) return FailRank(*world, reports.status(), kCannotBe);
-  CatchStopSignals();
+  CatchStopSignals(/*before_time_is_up=*/!options.save_folder.empty());
   ResidentMemory resident;
   const auto stopped = RunRank(*world, {.options = options,
                                         .config = config,
@@ -105,7 +110,7 @@ int RunRankOfLauncher(Options& options, const Config& config) {
                                         .resident = resident});
   if (!stopped.ok())
     return FailRank(*world, stopped.status(), CodeOf(std::span(&stopped.status(), 1)));
-  return *stopped ? kStopped : 0;
+  return *stopped ? CodeOfStop(options) : 0;
 }
 
 // Of a launcher's processes the first one prints; they do not meet.

@@ -245,6 +245,23 @@ void AddReports(CLI::App& app, Options& o) {
         absl::StrCat("\"", o.prompt, "\""));
 }
 
+void AddSaving(CLI::App& app, Options& o) {
+  const Section s(app, "Saving");
+  auto* const save = &s.Add(
+      "--save", o.save_folder, "DIR",
+      "save the run there at the end, and where a signal stops it; it exits with 75 then", "");
+  s.Add("--save-every", o.save_every, "N", "steps between saves; 0: at the end only",
+        absl::StrCat(o.save_every), Whole(0))
+      .needs(save);
+  s.Add("--keep", o.keep, "K", "the newest so many stay; 0: all", absl::StrCat(o.keep),
+        Whole(0, 1 << 20))
+      .needs(save);
+  s.Add("--resume", o.resume, "DIR|latest",
+        "go on from a checkpoint, or from the newest of a folder; latest: of the folder of --save, "
+        "and afresh where there is none",
+        "");
+}
+
 void AddPlanning(CLI::App& app, Options& o) {
   const Section s(app, "Before training");
   s.AddWord<ShowPlan>(
@@ -305,6 +322,7 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   AddTraining(app, options);
   AddModelAndData(app, options);
   AddReports(app, options);
+  AddSaving(app, options);
   AddPlanning(app, options);
   AddOffload(app, options);
   try {
@@ -318,6 +336,8 @@ CommandLine ParseCommandLine(int argc, const char* const* argv) {
   options.explain_config = app.count("--explain-config") > 0;
   options.ranks_given = app.count("--ranks") > 0;
   options.steps_given = app.count("--steps") > 0;
+  if (options.resume == Options::kLatest && options.save_folder.empty())
+    return Wrong("--resume latest requires --save, whose folder it looks in");
   if (absl::Status status = Validate(options.shape); !status.ok())
     return Wrong({status.message().data(), status.message().size()});
   return {.options = std::move(options), .text = "", .exit_code = 0};

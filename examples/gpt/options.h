@@ -53,6 +53,11 @@ struct Options {
   int64_t evaluate_every = 0;           // steps; 0: only at the end
   std::optional<int64_t> sample_bytes;  // not given: kSampleBytes; with parameters on NVMe, 0
   std::string prompt = "The ";
+  std::string save_folder;  // empty: nothing is saved
+  int64_t save_every = 0;   // steps; 0: only at the end
+  int64_t keep = 2;         // checkpoints; 0: all
+  static constexpr char kLatest[] = "latest";
+  std::string resume;  // a checkpoint, a folder of them, or kLatest
   std::string losses_file, curve_file, trace_file, summary_file;  // empty: not written
 
   // Nothing is trained: no ranks meet, no text is read, nothing is written.

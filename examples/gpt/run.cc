@@ -20,6 +20,7 @@
 #include "planning.h"
 #include "progress.h"
 #include "refusal.h"
+#include "saved_run.h"
 #include "standard_output.h"
 #include "stop.h"
 #include "summary.h"
@@ -42,9 +43,10 @@ uint64_t BytesHeld(const Engine& engine) {
   return bytes;
 }
 
-// Whether `step`, from 0, ran the updates of a step before it, and buffers were in use before that.
-bool IsSteady(int64_t step, int64_t evaluate_every) {
-  return step >= 2 && (evaluate_every == 0 || step % evaluate_every != 0);
+// Whether `step`, the `nth` of this run, both from 0, ran the updates of a step before it, and buffers were in use
+// before that.
+bool IsSteady(int64_t step, int64_t nth, int64_t evaluate_every) {
+  return nth >= 2 && (evaluate_every == 0 || step % evaluate_every != 0);
 }
 
 std::string Headline(Trainer& trainer, const Run& run, const std::string& graphs) {
@@ -111,7 +113,7 @@ class TrafficWatch {
     Decide();
     if (history_.traffic_is_steady) return;
     history_.traffic = trainer_.engine().traffic();
-    if (IsSteady(step, evaluate_every_)) candidate_ = step;
+    if (IsSteady(step, step - history_.resumed, evaluate_every_)) candidate_ = step;
     Decide();
   }
   // What is left to decide, when reports have come.
@@ -132,6 +134,12 @@ class TrafficWatch {
   int64_t candidate_ = -1;
 };
 
+absl::Status SaveAndSay(const Run& run, Trainer& trainer, Progress* progress) {
+  EBB_ASSIGN_OR_RETURN(const std::string path, Save(trainer, run));
+  if (progress != nullptr) progress->Say(absl::StrCat("saved ", path));
+  return absl::OkStatus();
+}
+
 absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, History& history,
                         Progress* progress) {
   Recorder recorder(trainer, history, progress);
@@ -143,7 +151,7 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
   const auto stopped_in = [&](const char* what) {
     history.stopped = {.by = vote.stopped_by(), .during = what, .steps = history.finished};
   };
-  for (int64_t step = 0; step < run.options.steps; ++step) {
+  for (int64_t step = history.resumed; step < run.options.steps; ++step) {
     const absl::Status voted = vote.Decide();
     if (vote.stopped()) break;
     if (!trainer.owes_report()) recorder.StartClock();
@@ -151,10 +159,15 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
     EBB_RETURN_IF_ERROR(voted);  // of a lost rank the engine has more to say
     const int64_t every = run.options.evaluate_every;
     const bool last = step + 1 == run.options.steps;
+    const int64_t save_every = run.options.save_every;
+    const bool saves =
+        !last && save_every > 0 && (step + 1) % save_every == 0;  // the last one at the end
     const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
     // The tokens per second count from a device that has nothing left to do.
-    if (evaluates || step + 1 == history.warm_up) EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
+    if (evaluates || saves || step + 1 == history.warm_up)
+      EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
     traffic.Take(step);
+    if (saves) EBB_RETURN_IF_ERROR(SaveAndSay(run, trainer, progress));
     if (!evaluates) continue;
     EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
     if (vote.stopped()) stopped_in("evaluation");
@@ -262,6 +275,7 @@ namespace {
 absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
                                     StopVote& vote) {
   const bool speaks = world.rank() == 0;
+  EBB_ASSIGN_OR_RETURN(const int64_t resumed, Resume(trainer, run));
   EBB_ASSIGN_OR_RETURN(const std::string graphs, trainer.ChooseCudaGraphs());
   std::optional<Progress> progress;
   if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run, graphs));
@@ -271,10 +285,13 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   History history = {.tokens_per_step = trainer.tokens_per_step(),
                      .scales_loss = run.config.compute == DType::kFloat16,
                      .keeps_steps = writes_steps};
-  history.warm_up = History::WarmUp(run.options.steps);
+  history.Begin(resumed, std::max<int64_t>(0, run.options.steps - resumed));
   if (writes_steps)
     history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, history, shown));
+  // Steps that a checkpoint has already are not saved again.
+  if (!run.options.save_folder.empty() && history.finished > history.resumed)
+    EBB_RETURN_IF_ERROR(SaveAndSay(run, trainer, shown));
   EBB_ASSIGN_OR_RETURN(const RankUsage usage,
                        FullestRank(world, trainer.engine(), history.traffic));
   std::string digest;

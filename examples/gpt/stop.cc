@@ -38,9 +38,10 @@ void CatchUnlessIgnored(int signal, void (*handler)(int)) {
 
 }  // namespace
 
-void CatchStopSignals() {
+void CatchStopSignals(bool before_time_is_up) {
   std::signal(SIGINT, Remember);
   std::signal(SIGTERM, Remember);
+  if (before_time_is_up) std::signal(SIGUSR1, Remember);
   CatchUnlessIgnored(SIGHUP, Remember);
   CatchUnlessIgnored(SIGPIPE, RememberClosedOutput);
 }
@@ -88,6 +89,8 @@ std::string StopVote::stopped_by() const {
       return "SIGTERM";
     case SIGHUP:
       return "SIGHUP";
+    case SIGUSR1:
+      return "SIGUSR1";
     case SIGPIPE:
       return "SIGPIPE";
     default:

@@ -12,8 +12,9 @@
 namespace ebb::gpt {
 
 // From here on SIGINT, SIGTERM and SIGHUP (a terminal that is gone) are remembered; a second one ends
-// the process at once. So is SIGPIPE, any number of them: nobody reads the output any more.
-void CatchStopSignals();
+// the process at once. `before_time_is_up`: so is SIGUSR1, with which SLURM says that it will soon
+// end the job. So is SIGPIPE, any number of them: nobody reads the output any more.
+void CatchStopSignals(bool before_time_is_up);
 
 // Before each step, and each walk of an evaluation or sample, every rank casts a vote, which travels
 // meanwhile, and reads the one before.

@@ -82,6 +82,7 @@ std::string SummaryJson(const Summary& summary, const History& history) {
   json["ranks"] = summary.ranks;
   json["parameters"] = summary.parameters;
   json["steps"] = history.finished;
+  json["resumed_after_steps"] = history.resumed;
   json["tokens_per_step"] = history.tokens_per_step;
   json["tokens_per_second"] = history.TokensPerSecond();
   json["skipped_steps"] = history.last.skipped_steps;

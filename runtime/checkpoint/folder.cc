@@ -124,7 +124,9 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
     LogWarning(absl::StrCat("the checkpoint '", checkpoint, "' is passed over: ", whole.message()));
     absl::StrAppend(&why, why.empty() ? "; " : ", ", whole.message());
   }
-  return absl::NotFoundError(absl::StrCat("no whole checkpoint in '", path, "'", why));
+  if (names.empty())
+    return absl::NotFoundError(absl::StrCat("there is no checkpoint in '", path, "'"));
+  return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", why));
 }
 
 std::string PathOfNewCheckpoint(const std::string& folder) {

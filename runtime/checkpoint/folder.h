@@ -26,7 +26,7 @@ std::string CheckpointName(int64_t step);
 absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder);
 
 // The checkpoint to load from `path`, which is one, or a folder of them: then the one that `latest` names, or where
-// that one is not whole the newest that is, with a warning. kNotFound: there is none, or none that is whole, and why.
+// that one is not whole the newest that is, with a warning. kNotFound: there is none. kDataLoss: none is whole, and why.
 // Whole: its manifest is valid, and its files are there with the sizes and headers that it says.
 absl::StatusOr<std::string> FindCheckpoint(const std::string& path);
 // OK if the checkpoint is whole by that rule.

@@ -95,7 +95,7 @@ TEST_F(FolderTest, WhatIsNotWholeIsPassedOver) {
   EXPECT_EQ(Found(), "step-000000001");
   fs::remove(At("step-000000001/manifest.json"));
   const auto none = FindCheckpoint(folder_);
-  EXPECT_EQ(none.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(none.status().message()), HasSubstr(RankFileName(0, 1)));
 }
 

@@ -410,7 +410,7 @@ TEST(TrafficOfTraining, OnNvmeIsWhatTheKernelCounts) {
 // the evaluation after that step then reads.
 TEST(StopDeathTest, ASignalDuringTheLastStepEndsTheRunInItsEvaluation) {
   const auto train_and_exit = [] {
-    CatchStopSignals();
+    CatchStopSignals(/*before_time_is_up=*/false);
     std::raise(SIGINT);
     std::atomic<int> ranks_stopped = 0;
     const nlohmann::json summary = Train({.ranks = 3, .steps = 1}, &ranks_stopped);
