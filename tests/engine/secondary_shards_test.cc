@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstdint>
 #include <limits>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -99,10 +100,13 @@ std::vector<std::vector<uint32_t>> BitsOf(const Cell& cell, int64_t secondary) {
   return bits;
 }
 
+void PrintTo(const Cell& cell, std::ostream* out) {
+  *out << Describe(cell);
+}
+
 class SecondaryShards : public ::testing::TestWithParam<Cell> {};
 TEST_P(SecondaryShards, ChangeNoBitWhateverComesBetween) {
   const Cell& cell = GetParam();
-  SCOPED_TRACE(Describe(cell));
   EXPECT_EQ(BitsOf(cell, 2), BitsOf(cell, 1));
 }
 INSTANTIATE_TEST_SUITE_P(

@@ -59,42 +59,57 @@ void ExpectScopes(const sharding::Plan& plan, const StepSpans& spans, const Trac
   }
 }
 
+// Trains with a timeline, and compares that with the plan.
+void ExpectEveryOperation(const Setting& setting, Config config, const std::string& path) {
+  config.ebb.trace = path;
+  sharding::Plan plan;
+  const absl::Status status =
+      RunEngines(setting, ScriptedModel(), config,
+                 [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                   if (trainer.rank() == 0) plan = engine.plan();
+                   for (int s = 0; s < kSteps; ++s) {
+                     trainer.BeginStep(s, nullptr);
+                     Step step = engine.BeginStep();
+                     trainer.Round(step);
+                     if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
+                   }
+                   return absl::OkStatus();
+                 });
+  ASSERT_TRUE(status.ok()) << status;
+  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
+  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  for (int rank = 0; rank < setting.world; ++rank) {
+    StepSpans before;
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      SCOPED_TRACE(::testing::Message() << "rank " << rank << ", step " << step);
+      const StepSpans spans = Match(plan, *tracks, rank, step);
+      ExpectOrder(plan, spans, before.empty() ? nullptr : &before);
+      ExpectScopes(plan, spans, tracks->at({rank, 0}), step);
+      before = spans;
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
 TEST_P(TimelineTest, ShowsEveryOperationOnItsStreamInOrder) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
     for (const int64_t coalesce : {0, 1200}) {
       SCOPED_TRACE(::testing::Message() << setting << ", coalesce_bytes " << coalesce);
       Config config = ConfigFor(setting);
       config.ebb.coalesce_bytes = coalesce;
-      config.ebb.trace = path_;
-      sharding::Plan plan;
-      const absl::Status status =
-          RunEngines(setting, ScriptedModel(), config,
-                     [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-                       if (trainer.rank() == 0) plan = engine.plan();
-                       for (int s = 0; s < kSteps; ++s) {
-                         trainer.BeginStep(s, nullptr);
-                         Step step = engine.BeginStep();
-                         trainer.Round(step);
-                         if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
-                       }
-                       return absl::OkStatus();
-                     });
-      ASSERT_TRUE(status.ok()) << status;
-      const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path_);
-      ASSERT_TRUE(tracks.ok()) << tracks.status();
-      for (int rank = 0; rank < setting.world; ++rank) {
-        StepSpans before;
-        for (int64_t step = 1; step <= kSteps; ++step) {
-          SCOPED_TRACE(::testing::Message() << "rank " << rank << ", step " << step);
-          const StepSpans spans = Match(plan, *tracks, rank, step);
-          ExpectOrder(plan, spans, before.empty() ? nullptr : &before);
-          ExpectScopes(plan, spans, tracks->at({rank, 0}), step);
-          before = spans;
-          if (HasFailure()) return;
-        }
-      }
+      ExpectEveryOperation(setting, config, path_);
     }
   }
+}
+
+class SecondaryTimelineTest : public TimelineTest {};
+INSTANTIATE_TEST_SUITE_P(Cells, SecondaryTimelineTest,
+                         ::testing::Values(Setting{.world = 4, .stage = 3}), NameOf);
+
+TEST_P(SecondaryTimelineTest, ShowsFillsAndGathersFromThem) {
+  Config config = ConfigFor(GetParam());
+  config.zero.hpz_partition_size = 2;
+  ExpectEveryOperation(GetParam(), config, path_);
 }
 
 // Steps have the numbers of their reports, evaluations numbers of their own; a step that was dropped or

@@ -160,6 +160,20 @@ TEST(Advice, WhatIsLoweredIsLoweredNoMoreThanItMust) {
   EXPECT_THAT(Refusal(config, 2), HasSubstr("; {\"ebb\": {\"prefetch_depth\": 2}} would fit ("));
 }
 
+TEST(Advice, SecondaryShardsGoWhereTheirMemoryIsMissing) {
+  Config config = OnDevice(3);
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  config.ebb.prefetch_depth = 0;
+  config.ebb.device_memory = DeviceBytes(*LaidOut(config, 4));
+  config.ebb.host_memory = 1;
+  config.zero.hpz_partition_size = 2;
+  EXPECT_THAT(Refusal(config, 4),
+              AllOf(HasSubstr("secondary 4.0 MiB"),
+                    HasSubstr("; {\"zero_optimization\": {\"zero_hpz_partition_size\": 1}} would "
+                              "fit (")));
+}
+
 // All that can be changed, and pools that always need too much.
 TEST(Advice, LaysOutNoMoreThanItSays) {
   Config config = OnNvme();
