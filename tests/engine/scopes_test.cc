@@ -9,6 +9,7 @@
 
 #include "ebb/runtime/engine/scope.h"
 #include "tests/engine/scripted.h"
+#include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
 
 namespace ebb::testing {
@@ -126,6 +127,8 @@ class DepartureTest : public ::testing::TestWithParam<Setting> {
         });
     ASSERT_TRUE(declared.status.ok()) << declared.status;
     EXPECT_EQ(Occurrences(declared.log, kWarning), 0) << declared.log;
+    StepOptions options = kExactStep;
+    options.may_leave_out = !departure.without.empty();
     const ScriptRun departed = RunScript(setting, model, config,
                                          [&](const ScriptedTrainer& trainer, Step& step) {
                                            for (int r = 0; r < step.rounds(); ++r) {
@@ -136,7 +139,7 @@ class DepartureTest : public ::testing::TestWithParam<Setting> {
                                              }
                                            }
                                          },
-                                         {.shown = &declared.shown});
+                                         {.step = options, .shown = &declared.shown});
     ASSERT_TRUE(departed.status.ok()) << departed.status;
     EXPECT_EQ(departed.masters, declared.masters);
     EXPECT_EQ(Occurrences(departed.log, kWarning), 1) << departed.log;

@@ -91,8 +91,8 @@ struct ScriptRun {
 
 struct ScriptOptions {
   int steps = 3;
-  // A power of two keeps the bits exact. Scripts may leave things out.
-  StepOptions step = {.gradient_divisor = 4, .may_leave_out = true};
+  // A power of two keeps the bits exact.
+  StepOptions step = {.gradient_divisor = 4};
   const std::vector<ParameterValues>* shown =
       nullptr;  // compare with this; null: gather and return it
 };
