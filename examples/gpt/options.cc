@@ -7,21 +7,13 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "configuration.h"
+#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/value.h"
-#include "nlohmann/json.hpp"
 
 namespace ebb::gpt {
 namespace {
 
-bool IsUtf8(const std::string& text) {
-  try {
-    return !nlohmann::json(text).dump().empty();
-  } catch (const nlohmann::json::type_error&) {
-    return false;
-  }
-}
-
-// A check whose text help does not repeat: what may be given stands in the meaning.
+// A check with a text that help does not repeat: the meaning says what may be given.
 CLI::Validator Check(std::function<std::string(std::string&)> check) {
   return CLI::Validator(std::move(check), "");
 }
@@ -88,7 +80,8 @@ CLI::Validator Folder() {
   return Check([](std::string& path) -> std::string {
     if (path.empty() || path[0] == '-') return "is no folder: '" + path + "'";
     // The configuration, which reports show, is JSON.
-    if (!IsUtf8(path)) return "is not in UTF-8: '" + path + "'; give a folder whose name is";
+    if (!config::IsUtf8(path))
+      return "is not in UTF-8: '" + path + "'; give a folder whose name is";
     return "";
   });
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "ops/no_memory.h"
 #include "refusal.h"
 
 namespace ebb::gpt {
@@ -15,9 +16,7 @@ auto OrOutOfMemory(Work&& work) -> decltype(work()) {
   try {
     return std::forward<Work>(work)();
   } catch (const std::bad_alloc&) {
-    return RefusalByCode(absl::ResourceExhaustedError(
-        "no memory is left for this process: free some, raise the limit (ulimit -v), or use fewer "
-        "ranks or a smaller model"));
+    return RefusalByCode(NoMemoryFor("this process"));
   }
 }
 

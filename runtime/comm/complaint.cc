@@ -6,6 +6,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 
 namespace ebb {
@@ -39,6 +40,23 @@ std::string RankName(std::span<const int> world_ranks, int rank) {
   const int world_rank = world_ranks[static_cast<size_t>(rank)];
   if (world_rank == rank) return absl::StrCat("rank ", rank);
   return absl::StrCat("rank ", rank, " (world rank ", world_rank, ")");
+}
+
+std::string RankNames(std::span<const int> world_ranks, std::span<const int> ranks) {
+  return absl::StrJoin(ranks, ", ", [&](std::string* out, int rank) {
+    absl::StrAppend(out, RankName(world_ranks, rank));
+  });
+}
+
+std::string RankNames(std::span<const int> world_ranks) {
+  return absl::StrJoin(world_ranks, ", ",
+                       [](std::string* out, int rank) { absl::StrAppend(out, "rank ", rank); });
+}
+
+std::vector<int> WorldRanksOf(std::span<const int> world_ranks, std::span<const int> ranks) {
+  std::vector<int> of_world;
+  for (const int rank : ranks) of_world.push_back(world_ranks[static_cast<size_t>(rank)]);
+  return of_world;
 }
 
 bool SpeaksFor(CollectiveKind kind, int rank, std::span<const int> absent) {

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/backend.h"
@@ -13,6 +14,12 @@ namespace ebb {
 
 // "rank 1", or "rank 1 (world rank 5)". `world_ranks`: of a communicator's members, in their order.
 std::string RankName(std::span<const int> world_ranks, int rank);
+// The same of several: "rank 1, rank 2 (world rank 5)".
+std::string RankNames(std::span<const int> world_ranks, std::span<const int> ranks);
+// Of ranks of the world: "rank 1, rank 5".
+std::string RankNames(std::span<const int> world_ranks);
+// Which ranks of the world these ranks of a communicator are.
+std::vector<int> WorldRanksOf(std::span<const int> world_ranks, std::span<const int> ranks);
 
 // Of the ranks that wait in a call of `kind` for `absent`, one says so in the log: the first of those that have
 // come, and of two that exchange something the one that waits.

@@ -32,6 +32,14 @@ std::string Shortened(std::string_view text, size_t bytes_max) {
   return shown;
 }
 
+bool IsUtf8(std::string_view text) {
+  try {
+    return !nlohmann::json(text).dump().empty();
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
 std::string Alternatives(std::string_view list_with_bars) {
   const std::vector<std::string> words =
       absl::StrSplit(absl::string_view(list_with_bars.data(), list_with_bars.size()), '|');

@@ -24,6 +24,8 @@ inline absl::Status Invalid(std::initializer_list<std::string_view> pieces) {
 // not UTF-8 becomes U+FFFD.
 std::string Shortened(std::string_view text, size_t bytes_max = 160);
 
+bool IsUtf8(std::string_view text);
+
 inline std::string Quoted(std::string_view text) {
   return Join({"\"", Shortened(text), "\""});
 }

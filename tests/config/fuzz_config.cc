@@ -6,7 +6,7 @@
 
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/explain.h"
-#include "nlohmann/json.hpp"
+#include "ebb/runtime/config/message.h"
 
 namespace {
 
@@ -30,14 +30,6 @@ void Require(bool holds, std::string_view law, std::string_view text) {
   std::abort();
 }
 
-bool IsUtf8(std::string_view text) {
-  try {
-    return !nlohmann::json(text).dump().empty();
-  } catch (const nlohmann::json::type_error&) {
-    return false;
-  }
-}
-
 void CheckOne(std::string_view text, const ebb::ReadOptions& options) {
   const absl::StatusOr<ebb::Config> config = ebb::Config::FromJson(text, options);
   if (!config.ok()) {
@@ -45,7 +37,7 @@ void CheckOne(std::string_view text, const ebb::ReadOptions& options) {
                                    config.status().message().size());
     Require(config.status().code() == absl::StatusCode::kInvalidArgument, "the code", text);
     Require(!message.empty() && message.size() < kMessageBytesMax, "the message's length", text);
-    Require(IsUtf8(message), "the message's UTF-8", text);
+    Require(ebb::config::IsUtf8(message), "the message's UTF-8", text);
     return;
   }
   Require(config->Validate().ok(), "validity", text);

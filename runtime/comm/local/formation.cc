@@ -4,21 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/wait_notice.h"
 
 namespace ebb {
-namespace {
-
-std::string RankNames(const std::vector<int>& world_ranks) {
-  return absl::StrJoin(world_ranks, ", ",
-                       [](std::string* out, int rank) { absl::StrAppend(out, "rank ", rank); });
-}
-
-}  // namespace
-
 Formation::Formation(LocalWorld& world, std::vector<int> world_ranks)
     : world_(world),
       world_ranks_(std::move(world_ranks)),

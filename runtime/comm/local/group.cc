@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/local/world.h"
@@ -52,8 +51,8 @@ bool LocalGroup::Meet(int rank, WaitPoint::Deadline deadline) {
   } else {
     const std::vector<int> absent = Absent(meeting);
     const int world_rank = world_ranks_[static_cast<size_t>(rank)];
-    FailLate(rank, seat(rank).call, RankNames(absent),
-             world_.CompareCalls(world_rank, WorldRanks(absent)));
+    FailLate(rank, seat(rank).call, RankNames(world_ranks_, absent),
+             world_.CompareCalls(world_rank, WorldRanksOf(world_ranks_, absent)));
   }
   return false;
 }
@@ -149,7 +148,7 @@ void LocalGroup::FailMismatch(int first, int second) {
 }
 
 LocalGroup::Reading::Reading(LocalGroup& group) : group_(group) {
-  // Before the look at failed_: whoever fails the group sees this reader or this reader sees the
+  // Before the look at failed_: a rank that fails the group sees this reader or this reader sees the
   // failure.
   group_.readers_.fetch_add(1, std::memory_order_seq_cst);
   allowed_ = !group_.failed();
@@ -224,16 +223,6 @@ std::string LocalGroup::RankName(int rank) const {
   return ebb::RankName(world_ranks_, rank);
 }
 
-std::string LocalGroup::RankNames(std::span<const int> ranks) const {
-  return absl::StrJoin(ranks, ", ", [this](std::string* out, int rank) { *out += RankName(rank); });
-}
-
-std::vector<int> LocalGroup::WorldRanks(std::span<const int> ranks) const {
-  std::vector<int> world_ranks;
-  for (const int rank : ranks) world_ranks.push_back(world_ranks_[static_cast<size_t>(rank)]);
-  return world_ranks;
-}
-
 std::vector<int> LocalGroup::Absent(uint64_t meeting) {
   std::vector<int> absent;
   for (int rank = 0; rank < size(); ++rank) {
@@ -243,11 +232,12 @@ std::vector<int> LocalGroup::Absent(uint64_t meeting) {
 }
 
 void LocalGroup::SayWaiting(int rank, std::span<const int> absent, double seconds) {
-  const std::string known =
-      world_.CompareCalls(world_ranks_[static_cast<size_t>(rank)], WorldRanks(absent));
+  const std::string known = world_.CompareCalls(world_ranks_[static_cast<size_t>(rank)],
+                                                WorldRanksOf(world_ranks_, absent));
   const Collective& call = seat(rank).call;
   if (failed() || absent.empty() || !SpeaksFor(call.kind, rank, absent)) return;
-  LogWaiting(RankName(rank), seconds, WaitsInCall(options_, Summarise(call), RankNames(absent)),
+  LogWaiting(RankName(rank), seconds,
+             WaitsInCall(options_, Summarise(call), RankNames(world_ranks_, absent)),
              options_.timeout_seconds, known);
 }
 

@@ -9,7 +9,7 @@
 //
 // A meeting costs each rank one atomic increment, and one system call to the last that comes.
 //
-// Failing and leaving break every meeting that is not complete. Whoever gives up waits until nobody
+// Failing and leaving break every meeting that is not complete. A rank that gives up waits until none
 // is reading, so memory is never read after its owner's operation has ended, however it has.
 #pragma once
 
@@ -93,7 +93,7 @@ class LocalGroup {
   void Fail(absl::Status why);
   bool failed() const { return failed_.load(std::memory_order_seq_cst); }
   absl::Status status() const;
-  // `rank` will call nothing any more: whoever waits for it, now or later, fails. `how` completes
+  // `rank` will call nothing any more: a rank that waits for it, now or later, fails. `how` completes
   // "rank 1 has left: ...".
   void Leave(int rank, const std::string& how);
   // kDeadlineExceeded: `call` of `rank` has waited too long `for_what`, of which `more` is known.
@@ -107,8 +107,6 @@ class LocalGroup {
   void FailMismatch(int first, int second);
   void WakeAll();
   std::string RankName(int rank) const;  // "rank 1", or "rank 1 (world rank 5)"
-  std::string RankNames(std::span<const int> ranks) const;
-  std::vector<int> WorldRanks(std::span<const int> ranks) const;
   std::vector<int> Absent(uint64_t meeting);
   // `call` of `rank` has waited `seconds` for `absent`. One of those that wait says so.
   void SayWaiting(int rank, std::span<const int> absent, double seconds);

@@ -84,9 +84,7 @@ void MpiGroup::Hear(int world_rank, const Notice& notice) {
 
 void MpiGroup::SayWaiting(std::span<const int> absent, double seconds,
                           const Letters::Waits& waits) {
-  std::vector<int> world_ranks;
-  for (const int rank : absent) world_ranks.push_back(world_rank(rank));
-  const std::string known = world_.CompareCalls(world_ranks);
+  const std::string known = world_.CompareCalls(WorldRanksOf(place_.world_ranks, absent));
   if (failed() || absent.empty() || !SpeaksFor(waits.kind, rank(), absent)) return;
   LogWaiting(RankName(rank()), seconds, waits.text(RankNames(absent)),
              waits.options.timeout_seconds, known);
@@ -115,9 +113,7 @@ std::string MpiGroup::RankName(int rank) const {
 }
 
 std::string MpiGroup::RankNames(std::span<const int> ranks) const {
-  std::string names;
-  for (const int rank : ranks) absl::StrAppend(&names, names.empty() ? "" : ", ", RankName(rank));
-  return names;
+  return ebb::RankNames(place_.world_ranks, ranks);
 }
 
 void MpiGroup::Leave(const std::string& how) {

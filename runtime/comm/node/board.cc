@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/node/world.h"
 #include "ebb/runtime/comm/wait_notice.h"
@@ -31,11 +30,6 @@ void Write(const Proposal& proposal, SharedProposal& to) {
   to.timeout_seconds = proposal.options.timeout_seconds;
   to.colour = proposal.colour;
   to.key = proposal.key;
-}
-
-std::string RankNames(const std::vector<int>& named_ranks) {
-  return absl::StrJoin(named_ranks, ", ",
-                       [](std::string* out, int rank) { absl::StrAppend(out, "rank ", rank); });
 }
 
 Proposal Read(const SharedProposal& from) {
@@ -138,7 +132,7 @@ absl::Status Board::AwaitAll(int64_t round, const CommunicatorOptions& options,
       world_.point(world_ranks_[static_cast<size_t>(rank_)], kPoint),
       [&] { return complete() || over(); }, DeadlineAfter(CreationSeconds(options)),
       WaitPoint::kSpin, options.notices, say);
-  // Failing is for good: also for those who come when all the others are there already.
+  // Failing is for good: also for a rank that comes when all the others are there already.
   EBB_RETURN_IF_ERROR(failure_());
   if (broken_->is_set()) return broken_->Get();
   if (complete()) return absl::OkStatus();

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/cpu/core_share.h"
@@ -51,7 +50,7 @@ void NodeGroup::WakeOthers() {
 void NodeGroup::Leave(const std::string& how) {
   node::SayFarewell(seat(rank_).farewell, how);
   WakeOthers();
-  // Those who would form a part of this communicator sleep elsewhere.
+  // Ranks that would form a part of this communicator sleep elsewhere.
   for (int other = 0; other < size(); ++other) world_->point(world_rank(other), 0).Notify();
 }
 
@@ -64,7 +63,7 @@ absl::Status NodeGroup::status() {
 
 void NodeGroup::Fail(const absl::Status& why) {
   if (!failed()) header().failure.TrySet(why);
-  // Whoever was first may have been killed before it has woken anybody.
+  // The first rank to fail it may have been killed before it has woken any.
   for (int rank = 0; rank < size(); ++rank) {
     Wake(rank);
     world_->point(world_rank(rank), 0).Notify();
@@ -72,7 +71,7 @@ void NodeGroup::Fail(const absl::Status& why) {
 }
 
 void NodeGroup::SayWaiting(const Collective& call, std::span<const int> absent, double seconds) {
-  const std::string known = world_->CompareCalls(NamedRanks(absent));
+  const std::string known = world_->CompareCalls(WorldRanksOf(named_ranks_, absent));
   if (failed() || absent.empty() || !SpeaksFor(call.kind, rank_, absent)) return;
   {
     const std::scoped_lock lock(mutex_);
@@ -81,7 +80,8 @@ void NodeGroup::SayWaiting(const Collective& call, std::span<const int> absent, 
     said_until_ = now + std::chrono::duration_cast<WaitPoint::Clock::duration>(
                             std::chrono::duration<double>(options_.notices.first_seconds / 2));
   }
-  LogWaiting(RankName(rank_), seconds, WaitsInCall(options_, Summarise(call), RankNames(absent)),
+  LogWaiting(RankName(rank_), seconds,
+             WaitsInCall(options_, Summarise(call), RankNames(named_ranks_, absent)),
              options_.timeout_seconds, known);
 }
 
@@ -92,7 +92,8 @@ void NodeGroup::FailLate(const Collective& call, const std::string& for_what,
 }
 
 void NodeGroup::FailLate(const Collective& call, std::span<const int> absent) {
-  FailLate(call, RankNames(absent), world_->CompareCalls(NamedRanks(absent)));
+  FailLate(call, RankNames(named_ranks_, absent),
+           world_->CompareCalls(WorldRanksOf(named_ranks_, absent)));
 }
 
 void NodeGroup::FailMismatch(int first, const CallSummary& first_call, int second,
@@ -110,16 +111,6 @@ bool NodeGroup::Missed(int rank, const Collective& call) {
     FailLate(call, {&rank, 1});
   }
   return false;
-}
-
-std::string NodeGroup::RankNames(std::span<const int> ranks) const {
-  return absl::StrJoin(ranks, ", ", [this](std::string* out, int rank) { *out += RankName(rank); });
-}
-
-std::vector<int> NodeGroup::NamedRanks(std::span<const int> ranks) const {
-  std::vector<int> named;
-  for (const int rank : ranks) named.push_back(named_ranks_[static_cast<size_t>(rank)]);
-  return named;
 }
 
 std::string NodeGroup::RankName(int rank) const {

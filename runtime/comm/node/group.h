@@ -1,7 +1,7 @@
 // One process's view of a communicator between processes of a host: where the others are with their
 // calls, whose data is where, and the first failure.
 //
-// Nobody ever reads another rank's own memory: what is for others is staged in shared memory that
+// No rank ever reads another's own memory: what is for others is staged in shared memory that
 // stays as long as anybody maps it. So an operation's buffers are free as soon as it has ended on
 // its rank, however it has ended, and a rank that dies leaves nothing dangling.
 #pragma once
@@ -114,9 +114,6 @@ class NodeGroup {
   std::string RankName(int rank) const;
 
  private:
-  std::string RankNames(std::span<const int> ranks) const;
-  std::vector<int> NamedRanks(std::span<const int> ranks) const;
-
   const std::shared_ptr<NodeWorld> world_;
   const CommunicatorOptions options_;
   const std::vector<int> world_ranks_;

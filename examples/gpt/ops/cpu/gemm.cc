@@ -16,6 +16,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "ops/no_memory.h"
 
 namespace ebb::gpt::cpu {
 namespace {
@@ -144,16 +145,12 @@ absl::Status Try(const GemmShape* shape, absl::FunctionRef<void()> work) {
                             : absl::StrCat("a matrix product of [", shape->m, ", ", shape->k,
                                            "] and [", shape->k, ", ", shape->n, "]");
   };
-  constexpr char kNoMemory[] =
-      ": no memory is left for it; free some, raise the limit (ulimit -v), "
-      "or use fewer ranks or a smaller model";
   try {
     work();
   } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(absl::StrCat(what(), kNoMemory));
+    return NoMemoryFor(what());
   } catch (const dnnl::error& error) {
-    if (error.status == dnnl_out_of_memory)
-      return absl::ResourceExhaustedError(absl::StrCat(what(), kNoMemory));
+    if (error.status == dnnl_out_of_memory) return NoMemoryFor(what());
     return absl::InternalError(absl::StrCat(what(), ": oneDNN: ", error.what()));
   }
   return absl::OkStatus();
