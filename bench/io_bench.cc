@@ -19,7 +19,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -28,13 +27,13 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/offload/file_handle.h"
@@ -43,10 +42,12 @@
 #include "ebb/offload/reserve_space.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/offload/swap_directory.h"
-#include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 #include "ebb/runtime/trace/standard_streams.h"
+#include "io_bench_arguments.h"
+#include "io_bench_candidate.h"
+#include "progress.h"
 #include "raw_disk.h"
 
 namespace ebb::bench {
@@ -57,85 +58,19 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kKiB = int64_t{1} << 10;
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr double kNearBest = 1.03;
-constexpr int kFailed = 1, kCannotBe = 2, kStopped = 130;
-
-// Below it the requests are fewer than a queue has room for, and what is measured is how long one takes.
-constexpr int64_t kBytesMin = kMiB;
+constexpr int kFailed = 1, kCannotBe = kArgumentsCannotBe, kStopped = 130;
 
 constexpr int64_t kBlocksTried[] = {128 * kKiB, 256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB};
 constexpr int kDepthsTried[] = {4, 8, 16, 32, 64};
 constexpr int kThreadsTried[] = {4, 8, 16, 32};
 constexpr int kFilesTried[] = {1, 2, 4};
 
-struct Arguments {
-  std::string path;
-  int64_t bytes = 0;  // of each file; 0: chosen
-  double seconds = 30;
-  int64_t block_bytes = 0;  // 0: found
-  int64_t depth = 0;
-  int64_t files = 0;
-  bool json_only = false;
-};
-
-// What is printed is to be pasted into a configuration, so it has to be allowed there.
-absl::Status CheckAio(const Arguments& arguments) {
-  Config config;
-  if (arguments.block_bytes > 0) config.aio.block_size = arguments.block_bytes;
-  if (arguments.depth > 0) config.aio.queue_depth = arguments.depth;
-  return config.Validate();
-}
-
 volatile std::sig_atomic_t interrupted = 0;
-
-double Median(std::vector<double> values) {
-  const size_t middle = values.size() / 2;
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(middle),
-                   values.end());
-  return values[middle];
-}
 
 std::string Size(int64_t bytes) {
   return bytes % kMiB == 0 ? absl::StrCat(bytes / kMiB, " MiB")
                            : absl::StrCat(bytes / kKiB, " KiB");
 }
-
-// One line on the terminal, or nothing.
-class Progress {
- public:
-  explicit Progress(double seconds) : seconds_(seconds) {}
-  ~Progress() { Clear(); }
-  // With the time that is gone, and what it takes at least.
-  void Show(const std::string& text) const {
-    if (!terminal_) return;
-    const double gone = std::chrono::duration<double>(Clock::now() - begin_).count();
-    std::fprintf(stderr, "\r%.0f s of about %.0f s: %s\x1b[K", gone, std::max(gone, seconds_),
-                 text.c_str());
-  }
-  void Clear() const {
-    if (terminal_) std::fprintf(stderr, "\r\x1b[K");
-  }
-
- private:
-  const bool terminal_ = isatty(STDERR_FILENO) == 1;
-  const double seconds_;
-  const Clock::time_point begin_ = Clock::now();
-};
-
-// What is measured: something that moves a file once.
-struct Settings {
-  AioOptions aio;
-  int files = 1;
-};
-struct Candidate {
-  std::string name;
-  Settings settings;
-  std::function<absl::Status(bool write)> pass;
-  std::vector<double> write_rates, read_rates;  // bytes per second
-
-  double write_rate() const { return Median(write_rates); }
-  double read_rate() const { return Median(read_rates); }
-  double seconds_per_byte() const { return 1 / write_rate() + 1 / read_rate(); }
-};
 
 // Streams through the whole file with two windows: one is filled while the other is on its way.
 absl::Status Stream(ShardFile& file, const PinnedMemory& memory, int64_t bytes, bool write) {
@@ -529,62 +464,7 @@ absl::Status Bench::Run() {
 
 int Main(int argc, char** argv) {
   Arguments arguments;
-  CLI::App app(
-      "Finds good aio settings for a path: measures reads and writes past the page cache in a "
-      "private\n"
-      "directory there, which it removes, beside the raw limit of the same file system, and "
-      "prints\n"
-      "the JSON to put into the configuration.");
-  app.add_option("PATH", arguments.path, "directory on the disk to measure, as for nvme_path")
-      ->required()
-      ->check(CLI::ExistingDirectory);  // one that is made may lie on a disk that was not meant
-  const auto positive = CLI::Range(int64_t{1}, int64_t{1} << 50);
-  const CLI::Validator measurable(
-      [](std::string& text) -> std::string {
-        int64_t bytes = 0;
-        if (absl::SimpleAtoi(text, &bytes) && bytes >= kBytesMin && bytes <= int64_t{1} << 50)
-          return "";
-        return absl::StrCat("is too little or too much to measure: ", text,
-                            " bytes; from 1 MiB to 1 PiB");
-      },
-      "");
-  const CLI::Validator duration(
-      [](std::string& text) -> std::string {
-        double seconds = 0;
-        if (absl::SimpleAtod(text, &seconds) && seconds >= 0 && seconds <= 86400) return "";
-        return absl::StrCat("is not a number of seconds from 0 to 86400: ", text);
-      },
-      "");
-  app.add_option(
-         "--bytes", arguments.bytes,
-         "size of each file (such as 1GiB), 1 MiB or more, up to six at a time; default up to "
-         "512 MiB")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(measurable);
-  app.add_option("--seconds", arguments.seconds, "how long to measure, about")
-      ->check(duration)
-      ->capture_default_str();
-  app.add_option("--block-size", arguments.block_bytes, "bytes of a request; default: found")
-      ->transform(CLI::AsSizeValue(false))
-      ->check(positive);
-  app.add_option("--queue-depth", arguments.depth, "requests in flight; default: found")
-      ->check(positive);
-  app.add_option("--files", arguments.files,
-                 "files that are striped over, of which each has the queue depth; default: found")
-      ->check(CLI::Range(int64_t{1}, int64_t{16}));
-  app.add_flag("--json", arguments.json_only,
-               "print only one line of JSON, with the rates in bytes per second");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);
-    std::fprintf(stderr, "io_bench: %s (see --help)\n", error.what());
-    return kCannotBe;
-  }
-  if (const absl::Status status = CheckAio(arguments); !status.ok()) {
-    std::fprintf(stderr, "io_bench: %s\n", std::string(status.message()).c_str());
-    return kCannotBe;
-  }
+  if (const std::optional<int> exit_code = Parse(argc, argv, arguments)) return *exit_code;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     // What nohup has them ignore stays ignored.
     if (std::signal(signal, [](int) { interrupted = 1; }) == SIG_IGN) std::signal(signal, SIG_IGN);

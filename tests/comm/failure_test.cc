@@ -18,19 +18,21 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "backends.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/nccl/world_bootstrap.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/log.h"
-#include "processes.h"
+#include "failing_ranks.h"
 
 namespace ebb {
 namespace {
 
+using ebb::testing::After;
 using ebb::testing::Backend;
 using ebb::testing::Backends;
+using ebb::testing::FailingRanks;
+using ebb::testing::Message;
 using ebb::testing::Results;
 using ebb::testing::Signal;
 using ::testing::AllOf;
@@ -40,32 +42,7 @@ using ::testing::Not;
 
 constexpr DType kType = DType::kFloat32;
 
-class FailureTest : public ::testing::TestWithParam<Backend> {
- protected:
-  // Runs `body` on every rank. What it returns is what that rank saw; the run itself does not fail.
-  std::vector<absl::Status> Seen(int ranks, std::function<absl::Status(World&)> body) {
-    Results seen;
-    const absl::Status status = GetParam().run(ranks, [&](World world) {
-      seen.Set(world.rank(), body(world));
-      return absl::OkStatus();
-    });
-    EXPECT_TRUE(status.ok()) << status;
-    return seen.Take(ranks);
-  }
-};
-
-std::string Message(const absl::Status& status) {
-  return std::string(status.message());
-}
-
-// Calls `call` on the calling thread's stream and returns what became of the communicator.
-template <class Call>
-absl::Status After(const Backend& backend, Communicator& communicator, Call call) {
-  Stream stream = backend.device(1).CallerStream();
-  EBB_RETURN_IF_ERROR(call(stream));
-  stream.WaitIdle();
-  return communicator.status();
-}
+class FailureTest : public FailingRanks {};
 
 TEST_P(FailureTest, RankThatReturnsLeavesAndTheOthersAreToldWho) {
   const auto seen = Seen(3, [](World& world) -> absl::Status {
@@ -370,127 +347,6 @@ TEST_P(FailureTest, PeerThatHasLeftIsNamed) {
     });
   });
   EXPECT_THAT(Message(seen[0]), HasSubstr("rank 1 has left"));
-}
-
-// What two ranks call, and what must be said about it.
-struct Mismatch {
-  std::string name;
-  std::function<absl::Status(Communicator&, Stream&, std::span<const CollectiveSpan>)> first,
-      second;
-  std::string first_text, second_text;
-};
-void PrintTo(const Mismatch& mismatch, std::ostream* out) {
-  *out << mismatch.name;
-}
-
-std::vector<Mismatch> Mismatches() {
-  using Spans = std::span<const CollectiveSpan>;
-  const auto gather = [](Communicator& c, Stream& s, Spans spans) {
-    return c.AllGather(s, spans, kType);
-  };
-  const auto reduce = [](Communicator& c, Stream& s, Spans spans) {
-    return c.AllReduce(s, spans, kType);
-  };
-  const auto send = [](Communicator& c, Stream& s, Spans spans) {
-    return c.Send(s, spans, kType, 1 - c.rank());
-  };
-  const auto receive = [](Communicator& c, Stream& s, Spans spans) {
-    return c.Receive(s, spans, kType, 1 - c.rank());
-  };
-  const std::string gathered = "all-gather of 2 spans, 5 fp32 elements",
-                    reduced = "all-reduce of 2 spans, 5 fp32 elements";
-  return {
-      {"kind", gather, reduce, gathered, reduced},
-      {"dtype", gather,
-       [](Communicator& c, Stream& s, Spans spans) { return c.AllGather(s, spans, DType::kInt8); },
-       gathered, "all-gather of 2 spans, 5 int8 elements"},
-      {"spans", gather,
-       [&](Communicator& c, Stream& s, Spans spans) {
-         return c.AllGather(s, spans.first(1), kType);
-       },
-       gathered, "all-gather of 1 span, 3 fp32 elements"},
-      {"counts", gather,
-       [](Communicator& c, Stream& s, Spans spans) {
-         std::array swapped = {spans[1], spans[0]};
-         return c.AllGather(s, swapped, kType);
-       },
-       gathered, "span 0 has 3 elements on rank 0 and 2 on rank 1"},
-      {"op", reduce,
-       [](Communicator& c, Stream& s, Spans spans) {
-         return c.AllReduce(s, spans, kType, ReduceOp::kMax);
-       },
-       reduced, reduced + ", maximum"},
-      {"scale", reduce,
-       [](Communicator& c, Stream& s, Spans spans) {
-         return c.AllReduce(s, spans, kType, ReduceOp::kSum, 0.5f);
-       },
-       reduced, reduced + ", scale 0.5"},
-      {"root",
-       [](Communicator& c, Stream& s, Spans spans) { return c.Broadcast(s, spans, kType, 0); },
-       [](Communicator& c, Stream& s, Spans spans) { return c.Broadcast(s, spans, kType, 1); },
-       "root 0", "root 1"},
-      {"both_send", send, send, "send of 2 spans, 5 fp32 elements, to 1",
-       "send of 2 spans, 5 fp32 elements, to 0"},
-      {"exchange_counts", send,
-       [](Communicator& c, Stream& s, Spans spans) {
-         return c.Receive(s, spans.first(1), kType, 0);
-       },
-       "send of 2 spans, 5 fp32 elements, to 1", "receive of 1 span, 3 fp32 elements, from 0"},
-      {"send_and_collective", send, gather, "send of 2 spans, 5 fp32 elements, to 1", gathered},
-      {"collective_and_receive", reduce, receive, reduced,
-       "receive of 2 spans, 5 fp32 elements, from 0"},
-  };
-}
-
-class MismatchTest : public ::testing::TestWithParam<std::tuple<Backend, Mismatch>> {};
-
-TEST_P(MismatchTest, EveryRankIsToldWhatTheTwoCalled) {
-  const auto& [backend, mismatch] = GetParam();
-  for (int round = 0; round < 20; ++round) {
-    Results seen;
-    const absl::Status run =
-        backend.run(2, [&, &backend = backend, &mismatch = mismatch](World world) -> absl::Status {
-          EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator());
-          std::array<float, 32> send = {}, receive = {};
-          const std::array spans = {CollectiveSpan{send.data(), receive.data(), 3},
-                                    CollectiveSpan{send.data() + 8, receive.data() + 8, 2}};
-          const absl::Status status = After(backend, communicator, [&](Stream& s) {
-            return world.rank() == 0 ? mismatch.first(communicator, s, spans)
-                                     : mismatch.second(communicator, s, spans);
-          });
-          EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
-          seen.Set(world.rank(), status);
-          return absl::OkStatus();
-        });
-    EXPECT_TRUE(run.ok()) << run;
-    EXPECT_EQ(seen.Get(0), seen.Get(1));
-    EXPECT_THAT(Message(seen.Get(0)),
-                AllOf(HasSubstr("rank 0"), HasSubstr("rank 1"), HasSubstr(mismatch.first_text),
-                      HasSubstr(mismatch.second_text)));
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Backends, MismatchTest,
-                         ::testing::Combine(::testing::ValuesIn(Backends()),
-                                            ::testing::ValuesIn(Mismatches())),
-                         [](const auto& test) {
-                           return std::get<0>(test.param).name + "_" + std::get<1>(test.param).name;
-                         });
-
-TEST_P(FailureTest, MismatchOfOneAmongManyNamesIt) {
-  const auto seen = Seen(5, [](World& world) -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(Communicator communicator, world.NewCommunicator({.name = "reduce"}));
-    std::array<float, 8> values = {};
-    const CollectiveSpan span = {
-        .send = values.data(), .receive = values.data(), .count = world.rank() == 3 ? 8 : 4};
-    return After(GetParam(), communicator, [&](Stream& s) {
-      return communicator.AllReduce(s, {&span, 1}, kType);
-    });
-  });
-  for (const absl::Status& status : seen) {
-    EXPECT_THAT(Message(status),
-                AllOf(HasSubstr("'reduce'"), HasSubstr("4 elements on rank 0 and 8 on rank 3")));
-  }
 }
 
 TEST_P(FailureTest, CreationDoesNotWaitForARankThatHasLeftOrFailed) {

@@ -1,6 +1,5 @@
 // Disks that fail under an engine: every rank ends with a Status that says what failed and what to
 // do, nothing waits for ever, no update passes the error, and nothing is left on the disk.
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,86 +7,22 @@
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
-#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/budget.h"
 #include "ebb/sharding/plan.h"
-#include "tests/engine/scripted.h"
-#include "tests/engine/toy_model.h"
-#include "tests/offload/faulty_queue.h"
+#include "tests/engine/swap_faults.h"
 #include "tests/offload/gate.h"
-#include "tests/offload/ordinary_user.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::swap_faults {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr int kWorld = 2, kSteps = 6;
-
-// Shards of two or three sub-groups.
-ToyModel SomeModel() {
-  return ToyModel({.width = 67});
-}
-
-Config OnNvme(const std::string& path, Timing timing) {
-  Config config = testing::OnNvme(ConfigFor({.world = kWorld, .stage = 3, .timing = timing}), path);
-  config.compute = DType::kBFloat16;
-  config.ebb.timeout_seconds = 20;
-  config.zero.sub_group_size = 2048;
-  config.aio.block_size = 4096;
-  return config;
-}
-
-// The same with all that it has on NVMe on the device.
-Config OnDevice(Config config) {
-  config.zero.offload_param = {};
-  config.zero.offload_optimizer = {};
-  return config;
-}
-
-int EntriesUnder(const std::string& path) {
-  int entries = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::recursive_directory_iterator(path))
-    ++entries;
-  return entries;
-}
-
-// Sets what stands between engines and their disks, for as long as it lives.
-class Hooks {
- public:
-  Hooks() = default;
-  Hooks(const Hooks&) = delete;
-  ~Hooks() { GetOffloadTestHooks() = {}; }
-
-  // `fault`: of the file, by "rank0/states" and the like.
-  using Fault = std::function<std::optional<int64_t>(const std::string& whose, IoRequest& request)>;
-  void Between(Fault fault, size_t hold = 1) {
-    GetOffloadTestHooks().wrap_queue = [fault, hold](std::string_view directory,
-                                                     std::string_view file) {
-      const size_t rank = directory.find("-rank");
-      const std::string whose =
-          absl::StrCat("rank", std::string(directory.substr(rank + 5, 1)), "/", std::string(file));
-      return WithFaults([fault, whose](IoRequest& request) { return fault(whose, request); }, hold);
-    };
-  }
-  void Reserve(std::function<int(std::string_view)> error) {
-    GetOffloadTestHooks().reserve = std::move(error);
-  }
-};
-
-// Bits of the masters after a few steps, or the first error.
-absl::StatusOr<std::vector<uint32_t>> Trained(const Config& config) {
-  return TrainedMasterBits(kWorld, SomeModel(), config, kSteps);
-}
 
 struct DiskFault {
   const char* name;
@@ -404,154 +339,6 @@ TEST(SwapFaults, ThreadsInThePlaceOfIoUringChangeNoBit) {
   EXPECT_THAT(queues, ::testing::Each(HasSubstr("threads")));
 }
 
-TEST(SwapFaults, ANameThatNoDirectoryCanHaveIsRefusedAtCreate) {
-  const Scratch scratch;
-  Config config = OnNvme(scratch.path(), Timing::kLate);
-  const auto create = [&](const std::string& name) {
-    std::vector<absl::Status> statuses(kWorld);
-    RunThreads(kWorld, [&](World world) {
-      ToyModel model = SomeModel();
-      statuses[static_cast<size_t>(world.rank())] =
-          Engine::Create(world, Device::Cpu(1), model.spec(), config, {.name = name}).status();
-      return absl::OkStatus();
-    }).IgnoreError();
-    return statuses;
-  };
-  for (const auto& [name, why] :
-       {std::pair(std::string("my model"), "letters, digits, '_', '.', '-'"),
-        {std::string("a/b"), "letters, digits, '_', '.', '-'"},
-        {std::string(217, 'x'), "is too long for a swap directory: 223 characters, 222 at most"}}) {
-    for (const absl::Status& status : create(name)) {
-      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr("EngineOptions::name"), HasSubstr(name), HasSubstr(why)));
-    }
-  }
-  EXPECT_EQ(EntriesUnder(scratch.path()), 0);
-  for (const absl::Status& status : create(std::string(216, 'x')))
-    EXPECT_TRUE(status.ok()) << status;
-  // Where none has it, it may be anything.
-  config.zero.offload_param = {};
-  config.zero.offload_optimizer = {};
-  for (const absl::Status& status : create("my model")) EXPECT_TRUE(status.ok()) << status;
-}
-
-// Create on both ranks, `before` on the thread of each; the Statuses.
-std::vector<absl::Status> CreateBoth(const Config& config,
-                                     const std::function<void(int rank)>& before = {}) {
-  std::vector<absl::Status> statuses(kWorld);
-  RunThreads(kWorld, [&](World world) {
-    if (before) before(world.rank());
-    ToyModel model = SomeModel();
-    statuses[static_cast<size_t>(world.rank())] =
-        Engine::Create(world, Device::Cpu(1), model.spec(), config, {.name = "toy"}).status();
-    return absl::OkStatus();
-  }).IgnoreError();
-  return statuses;
-}
-
-TEST(SwapFaults, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
-  Scratch scratch;
-  const auto predicted =
-      PredictMemory(SomeModel().spec(), kWorld, OnNvme(scratch.path(), Timing::kLate));
-  ASSERT_TRUE(predicted.ok()) << predicted.status();
-  for (const char* file : {"parameters", "states"}) {
-    Hooks hooks;
-    hooks.Reserve([&](std::string_view path) {
-      const bool is_meant = path.find("-rank1-") != path.npos && path.ends_with(file);
-      return is_meant ? ENOSPC : 0;
-    });
-    const auto statuses = CreateBoth(OnNvme(scratch.path(), Timing::kLate));
-    for (int rank = 0; rank < kWorld; ++rank) {
-      const absl::Status& status = statuses[static_cast<size_t>(rank)];
-      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr("cannot reserve"), HasSubstr(file), HasSubstr(scratch.path()),
-                        HasSubstr("No space left"), HasSubstr("nvme_path")));
-      // What a rank needs, and all of this host, by the plan.
-      std::string need = "; this rank needs ";
-      int64_t all = 0;
-      for (const MemoryRow& row : predicted.value()) {
-        if (row.tier == Tier::kNvme) all += static_cast<int64_t>(row.predicted_bytes);
-      }
-      absl::StrAppend(&need, sharding::Megabytes(all), " on NVMe in all: ");
-      const char* comma = "";
-      for (const MemoryRow& row : predicted.value()) {
-        if (row.tier != Tier::kNvme) continue;
-        absl::StrAppend(&need, comma, std::string(Name(row.state)), " ",
-                        sharding::Megabytes(static_cast<int64_t>(row.predicted_bytes)));
-        comma = ", ";
-      }
-      absl::StrAppend(&need, "; every rank of this host needs as much, 2 of them ",
-                      sharding::Megabytes(2 * all), ")");
-      EXPECT_GT(all, 0);
-      EXPECT_THAT(std::string(status.message()), HasSubstr(need));
-      // A rank's own errors do not name it.
-      if (rank == 0) {
-        EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
-      }
-    }
-    EXPECT_EQ(EntriesUnder(scratch.path()), 0);
-  }
-}
-
-// Of disks of their own, each class's folder has its share.
-TEST(SwapFaults, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
-  const Scratch scratch;
-  const std::vector<std::string> disks = scratch.Directories(3);
-  Config config = OnNvme(disks[0], Timing::kLate);
-  config.zero.offload_optimizer.nvme_paths = {disks[1], disks[2]};
-  Hooks hooks;
-  hooks.Reserve([](std::string_view path) { return path.ends_with("states") ? ENOSPC : 0; });
-  for (const absl::Status& status : CreateBoth(config)) {
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(absl::StrCat(" KiB in '", disks[0], "' and ")),
-                      HasSubstr(absl::StrCat(" MiB in '", disks[1], "', '", disks[2], "')"))));
-  }
-  // What more space does not mend says nothing of space.
-  hooks.Reserve([](std::string_view) { return EFBIG; });
-  for (const absl::Status& status : CreateBoth(config)) {
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr("ulimit -f"), ::testing::Not(HasSubstr("this rank needs"))));
-  }
-}
-
-TEST(SwapFaults, AnNvmePathThatCannotBeUsedIsNamedOnEveryRank) {
-  Scratch scratch;
-  const std::string link = scratch.path() + "/link", real = scratch.path() + "/real",
-                    missing = "/proc/none/nvme", file = scratch.path() + "/file";
-  std::filesystem::create_directory(real);
-  std::filesystem::create_directory_symlink(real, link);
-  close(open(file.c_str(), O_CREAT | O_WRONLY, 0600));
-  for (const auto& [path, said] : {std::pair(missing, "does not exist"), std::pair(link, "link"),
-                                   std::pair(file, "is not a directory")}) {
-    const auto statuses = CreateBoth(OnNvme(path, Timing::kLate));
-    for (const absl::Status& status : statuses) {
-      EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(path), HasSubstr(said)));
-    }
-  }
-}
-
-TEST(SwapFaults, AnNvmePathThatOneRankMayNotWriteIsNamedOnEveryRank) {
-  if (geteuid() != 0) GTEST_SKIP() << "only a thread of root's can be another user";
-  if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
-  Scratch scratch;
-  std::filesystem::permissions(scratch.path(), std::filesystem::perms::owner_all |
-                                                   std::filesystem::perms::group_read |
-                                                   std::filesystem::perms::others_read |
-                                                   std::filesystem::perms::others_exec);
-  const auto statuses = CreateBoth(OnNvme(scratch.path(), Timing::kLate), [](int rank) {
-    EXPECT_TRUE(rank != 1 || ReachFilesAsOrdinaryUser());
-  });
-  for (const absl::Status& status : statuses) {
-    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(scratch.path()), HasSubstr("may write")));
-  }
-  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("rank 1"));
-  EXPECT_EQ(EntriesUnder(scratch.path()), 0);
-}
-
 TEST(SwapFaults, TwoEnginesOnOnePathDoNotDisturbEachOther) {
   Scratch scratch;
   const Config config = OnNvme(scratch.path(), Timing::kLate);
@@ -672,4 +459,4 @@ TEST(SwapFaults, AnEngineMayGoInMidStepAndWithUpdatesToCome) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::swap_faults

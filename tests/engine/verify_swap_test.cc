@@ -1,7 +1,8 @@
 // A swap file that another program has changed between two steps, or between a write and a read of
 // one: the step that reads it ends with a Status that says so, on every rank, before anything is made
 // of it (ebb.verify_swap).
-#include <fcntl.h>
+#include "tests/engine/verify_swap.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -11,39 +12,17 @@
 #include <fstream>
 #include <functional>
 #include <mutex>
-#include <ostream>
 #include <set>
 #include <thread>
 #include <vector>
 
-#include "ebb/offload/test_hooks.h"
-#include "ebb/sharding/plan.h"
-#include "tests/engine/scripted.h"
-#include "tests/engine/toy_model.h"
-#include "tests/offload/faulty_queue.h"
-#include "tests/offload/has_once.h"
 #include "tests/offload/scratch.h"
 
-namespace ebb::testing {
+namespace ebb::testing::verify_swap {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-struct Cell {
-  std::string name;
-  int world = 1;
-  Timing timing = Timing::kLate;
-  DType compute = DType::kBFloat16;
-  bool split = false, without_masters = false, groups = false, own = false, threads = false;
-  // What passes through the disk within a step: gradients, of several rounds or of one, and boundary
-  // activations.
-  bool gradients = false, rounds = false, boundaries = false;
-  bool frozen = true;  // parameters that are not trained, too
-};
-void PrintTo(const Cell& cell, std::ostream* out) {
-  *out << cell.name;
-}
 
 const Cell kCells[] = {
     {.name = "late"},
@@ -63,148 +42,6 @@ const Cell kCells[] = {
 
 std::string NameOfCell(const ::testing::TestParamInfo<Cell>& cell) {
   return cell.param.name;
-}
-
-// Width 67: units of more than one sub-group.
-ToyOptions ModelOf(const Cell& cell) {
-  return {.width = 67, .frozen = cell.frozen, .groups = cell.groups, .boundaries = cell.boundaries};
-}
-
-Config ConfigFor(const Cell& cell, const std::string& path) {
-  Config config = testing::ConfigFor({.world = cell.world, .stage = 3, .timing = cell.timing});
-  config.compute = cell.compute;
-  config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
-  config.zero.offload_param.nvme_paths = config.zero.offload_optimizer.nvme_paths = {path};
-  config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = false;
-  config.zero.offload_param.max_in_cpu = 0;
-  config.zero.sub_group_size = 2048;
-  config.ebb.split_master = cell.split;
-  config.ebb.stochastic_rounding = cell.without_masters;
-  config.ebb.timeout_seconds = 60;
-  config.ebb.verify_swap = VerifySwap::kStates;
-  if (cell.gradients) config.ebb.offload_gradients = Tier::kNvme;
-  if (cell.boundaries) config.ebb.offload_activations = Tier::kNvme;
-  if (cell.rounds) config.gradient_accumulation_steps = 2;
-  if (cell.groups) config.ebb.parameter_groups["bias"] = {.weight_decay = 0.0};
-  return config;
-}
-
-EngineOptions OptionsFor(const Cell& cell) {
-  if (!cell.own) return {};
-  return {.optimizer = OptimizerSpec{.states = {"seen"}, .update = [](const UpdateSlice& slice) {
-                                       for (size_t i = 0; i < slice.master.size(); ++i) {
-                                         slice.states[0][i] += slice.gradient[i];
-                                         slice.master[i] -= 0.01f * slice.states[0][i];
-                                       }
-                                       return absl::OkStatus();
-                                     }}};
-}
-
-// The file of `rank` for "states" or "parameters".
-std::string FileOf(const std::string& path, int rank, const std::string& what) {
-  const std::string of_rank = "-rank" + std::to_string(rank) + "-";
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(path)) {
-    if (entry.path().filename() == what && entry.path().string().find(of_rank) != std::string::npos)
-      return entry.path();
-  }
-  ADD_FAILURE() << "no file of " << what << " of rank " << rank << " in " << path;
-  return "";
-}
-
-// Of the file, but for the stamp behind.
-int64_t DataBytes(const std::string& file) {
-  return static_cast<int64_t>(std::filesystem::file_size(file)) - 4096;
-}
-
-// Another program's write, past whatever caches there are.
-void FlipBit(const std::string& file, int64_t offset) {
-  const int fd = open(file.c_str(), O_RDWR);
-  ASSERT_GE(fd, 0) << file;
-  unsigned char byte = 0;
-  ASSERT_EQ(pread(fd, &byte, 1, offset), 1);
-  byte ^= 4;
-  ASSERT_EQ(pwrite(fd, &byte, 1, offset), 1);
-  ASSERT_EQ(fsync(fd), 0);
-  close(fd);
-}
-
-// Another program that changes a byte of a rank's states while a step goes on: a bit of it, as the next
-// read of the byte begins.
-class FlipAtRead {
- public:
-  explicit FlipAtRead(int rank) {
-    GetOffloadTestHooks().wrap_queue = [this, rank](std::string_view directory,
-                                                    std::string_view file) {
-      const std::string path = std::string(directory) + "/" + std::string(file);
-      const bool is_meant =
-          file == "states" && path.find("-rank" + std::to_string(rank) + "-") != path.npos;
-      return WithFaults([this, path, is_meant](IoRequest& request) -> std::optional<int64_t> {
-        int64_t at = at_;
-        if (is_meant && !request.write && request.offset <= at &&
-            at < request.offset + request.bytes && at_.compare_exchange_strong(at, -1)) {
-          FlipBit(path, at);
-          path_ = path;
-        }
-        return std::nullopt;
-      });
-    };
-  }
-  FlipAtRead(const FlipAtRead&) = delete;
-  ~FlipAtRead() { GetOffloadTestHooks() = {}; }
-
-  void Arm(int64_t offset) { at_ = offset; }
-  // Where the bit was flipped; empty: nowhere. Once the engines are gone.
-  const std::string& path() const { return path_; }
-
- private:
-  std::atomic<int64_t> at_ = -1;
-  std::string path_;
-};
-
-using Tamper = std::function<void(const std::string& path, const sharding::Plan& plan)>;
-
-struct Trained {
-  std::vector<absl::Status> statuses;  // by rank: the first that is no success, of up to `steps`
-  int64_t steps_done = 0;
-  std::vector<uint32_t> masters;
-};
-
-// Tampers once, after `before` steps, when all that these leave behind has been written.
-Trained Train(const Cell& cell, const Config& config, int before, int steps, const Tamper& tamper) {
-  Trained run;
-  run.statuses.resize(static_cast<size_t>(cell.world));
-  setenv("EBB_IO_URING", cell.threads ? "0" : "1", /*overwrite=*/1);
-  const std::string path = config.zero.offload_optimizer.nvme_paths.front();
-  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
-    ToyModel model(ModelOf(cell));
-    absl::StatusOr<Engine> engine =
-        Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config, OptionsFor(cell));
-    if (!engine.ok()) return engine.status();
-    absl::Status& own = run.statuses[static_cast<size_t>(world.rank())];
-    for (int number = 0; number < steps && own.ok(); ++number) {
-      if (number == before) {
-        // Gathers wait for the updates and what they write.
-        const auto bits = MasterBits(*engine, model.spec());
-        if (!bits.ok()) return bits.status();
-        engine->traffic();
-        if (world.rank() + 1 == cell.world) tamper(path, engine->plan());
-        const auto again = MasterBits(*engine, model.spec());  // a barrier
-        (void)again;
-      }
-      own = model.Train(*engine, world.rank(), number);
-      if (own.ok() && world.rank() == 0) ++run.steps_done;
-    }
-    if (own.ok()) own = MasterBits(*engine, model.spec()).status();
-    if (own.ok() && world.rank() == 0) {
-      auto bits = MasterBits(*engine, model.spec());
-      if (bits.ok()) run.masters = *std::move(bits);
-    } else if (own.ok()) {
-      MasterBits(*engine, model.spec()).status().IgnoreError();
-    }
-    return absl::OkStatus();
-  });
-  EXPECT_TRUE(status.ok()) << status;
-  return run;
 }
 
 class VerifySwapTest : public ::testing::TestWithParam<Cell> {
@@ -592,104 +429,6 @@ TEST(VerifySwap, WhatIsWrittenThroughTheEngineAgrees) {
   }
 }
 
-struct Chosen {
-  std::vector<VerifySwap> of_ranks;
-  std::string log;
-};
-
-Chosen ChosenFor(const Cell& cell, const Config& config) {
-  Chosen chosen;
-  chosen.of_ranks.assign(static_cast<size_t>(cell.world), VerifySwap::kAuto);
-  ::testing::internal::CaptureStderr();
-  const absl::Status status = RunThreads(cell.world, [&](World world) -> absl::Status {
-    const ToyModel model(ModelOf(cell));
-    absl::StatusOr<Engine> engine =
-        Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config);
-    if (!engine.ok()) return engine.status();
-    chosen.of_ranks[static_cast<size_t>(world.rank())] = engine->config().ebb.verify_swap;
-    return absl::OkStatus();
-  });
-  chosen.log = ::testing::internal::GetCapturedStderr();
-  EXPECT_TRUE(status.ok()) << status;
-  return chosen;
-}
-
-// One that is slow beside the sums, and one that is fast.
-constexpr double kDiskRates[] = {1, 1e15};
-
-TEST(VerifySwap, AutoIsAllWhereTheDiskTakesLongerAndSaysWhatItMeasured) {
-  for (const int world : {1, 2}) {
-    for (const double rate : kDiskRates) {
-      const Scratch scratch;
-      const Cell cell{.name = "", .world = world};
-      Config config = ConfigFor(cell, scratch.path());
-      config.ebb.verify_swap = VerifySwap::kAuto;
-      GetOffloadTestHooks().disk_rate = rate;
-      const Chosen chosen = ChosenFor(cell, config);
-      GetOffloadTestHooks() = {};
-      const bool is_all = rate == kDiskRates[0];
-      for (const VerifySwap of_rank : chosen.of_ranks)
-        EXPECT_EQ(of_rank, is_all ? VerifySwap::kAll : VerifySwap::kStates);
-      EXPECT_THAT(chosen.log, HasOnce(is_all ? "\"ebb.verify_swap\" auto is all here: "
-                                             : "\"ebb.verify_swap\" auto is states here: "));
-      EXPECT_EQ(Occurrences(chosen.log, "parameters on the disk have no checksum"), is_all ? 0 : 1);
-    }
-  }
-}
-
-// What was written before the choice keeps its sums, and what the choice leaves out loses them.
-TEST(VerifySwap, AutoFindsAFlippedBitOfWhatItHasChosen) {
-  for (const double rate : kDiskRates) {
-    for (const bool of_states : {false, true}) {
-      const Scratch scratch;
-      const Cell cell{.name = ""};
-      Config config = ConfigFor(cell, scratch.path());
-      config.ebb.verify_swap = VerifySwap::kAuto;
-      GetOffloadTestHooks().disk_rate = rate;
-      const Trained run =
-          Train(cell, config, /*before=*/0, 3, [&](const std::string& path, const sharding::Plan&) {
-            FlipBit(FileOf(path, 0, of_states ? "states" : "parameters"), 1);
-          });
-      GetOffloadTestHooks() = {};
-      const bool is_found = of_states || rate == kDiskRates[0];
-      EXPECT_EQ(run.statuses.front().code(),
-                is_found ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk)
-          << run.statuses.front();
-    }
-  }
-}
-
-TEST(VerifySwap, ClassesOnTheDiskWithoutAChecksumAreSaidAtTheStart) {
-  struct Case {
-    Cell cell;
-    VerifySwap verify;
-    std::string left;  // "": nothing is said
-  };
-  const Cell trained{.name = "", .split = true, .frozen = false};
-  const Cell all_classes{.name = "", .gradients = true, .boundaries = true};
-  for (const Case& c : {
-           Case{all_classes, VerifySwap::kOff,
-                "parameters, masters, optimizer states, gradients and boundary activations"},
-           Case{all_classes, VerifySwap::kStates, "parameters, gradients and boundary activations"},
-           Case{all_classes, VerifySwap::kAll, ""},
-           Case{{.name = "", .split = true}, VerifySwap::kStates, "frozen parameters"},
-           Case{trained, VerifySwap::kStates, ""},
-           Case{trained, VerifySwap::kAuto, ""},
-       }) {
-    SCOPED_TRACE(c.left);
-    const Scratch scratch;
-    Config config = ConfigFor(c.cell, scratch.path());
-    config.ebb.verify_swap = c.verify;
-    const Chosen chosen = ChosenFor(c.cell, config);
-    const std::string line = " on the disk have no checksum";
-    EXPECT_EQ(Occurrences(chosen.log, line), c.left.empty() ? 0 : 1);
-    EXPECT_EQ(Occurrences(chosen.log, "engine: " + c.left + line), c.left.empty() ? 0 : 1);
-    // Where states leave nothing out, all is no more, and nothing has to be measured.
-    EXPECT_THAT(chosen.log, ::testing::Not(HasSubstr("\"ebb.verify_swap\" auto")));
-    EXPECT_EQ(chosen.of_ranks.front(), c.verify == VerifySwap::kAuto ? VerifySwap::kAll : c.verify);
-  }
-}
-
 // A checkpoint of what was changed is not taken, and a step that is skipped passes nothing on.
 TEST(VerifySwap, ReadsAndSkippedStepsFindItToo) {
   for (const bool skips : {false, true}) {
@@ -719,4 +458,4 @@ TEST(VerifySwap, ReadsAndSkippedStepsFindItToo) {
 }
 
 }  // namespace
-}  // namespace ebb::testing
+}  // namespace ebb::testing::verify_swap

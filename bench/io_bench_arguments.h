@@ -1,0 +1,29 @@
+// What io_bench is asked for.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace ebb::bench {
+
+// Below it the requests are fewer than a queue has room for, and what is measured is how long one takes.
+inline constexpr int64_t kBytesMin = int64_t{1} << 20;
+
+// The exit code where the command line asks for what cannot be.
+inline constexpr int kArgumentsCannotBe = 2;
+
+struct Arguments {
+  std::string path;
+  int64_t bytes = 0;  // of each file; 0: chosen
+  double seconds = 30;
+  int64_t block_bytes = 0;  // 0: found
+  int64_t depth = 0;
+  int64_t files = 0;
+  bool json_only = false;
+};
+
+// Nothing: go on with `arguments`. Else the exit code, and what there is to say has been said.
+std::optional<int> Parse(int argc, char** argv, Arguments& arguments);
+
+}  // namespace ebb::bench

@@ -1,0 +1,176 @@
+// Disks and paths that an engine cannot have its files on: every rank's Create says what is wrong and what
+// to do, and nothing is left on the disk.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/sharding/budget.h"
+#include "tests/engine/swap_faults.h"
+#include "tests/offload/ordinary_user.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing::swap_faults {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(SwapCreation, ANameThatNoDirectoryCanHaveIsRefusedAtCreate) {
+  const Scratch scratch;
+  Config config = OnNvme(scratch.path(), Timing::kLate);
+  const auto create = [&](const std::string& name) {
+    std::vector<absl::Status> statuses(kWorld);
+    RunThreads(kWorld, [&](World world) {
+      ToyModel model = SomeModel();
+      statuses[static_cast<size_t>(world.rank())] =
+          Engine::Create(world, Device::Cpu(1), model.spec(), config, {.name = name}).status();
+      return absl::OkStatus();
+    }).IgnoreError();
+    return statuses;
+  };
+  for (const auto& [name, why] :
+       {std::pair(std::string("my model"), "letters, digits, '_', '.', '-'"),
+        {std::string("a/b"), "letters, digits, '_', '.', '-'"},
+        {std::string(217, 'x'), "is too long for a swap directory: 223 characters, 222 at most"}}) {
+    for (const absl::Status& status : create(name)) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("EngineOptions::name"), HasSubstr(name), HasSubstr(why)));
+    }
+  }
+  EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+  for (const absl::Status& status : create(std::string(216, 'x')))
+    EXPECT_TRUE(status.ok()) << status;
+  // Where none has it, it may be anything.
+  config.zero.offload_param = {};
+  config.zero.offload_optimizer = {};
+  for (const absl::Status& status : create("my model")) EXPECT_TRUE(status.ok()) << status;
+}
+
+// Create on both ranks, `before` on the thread of each; the Statuses.
+std::vector<absl::Status> CreateBoth(const Config& config,
+                                     const std::function<void(int rank)>& before = {}) {
+  std::vector<absl::Status> statuses(kWorld);
+  RunThreads(kWorld, [&](World world) {
+    if (before) before(world.rank());
+    ToyModel model = SomeModel();
+    statuses[static_cast<size_t>(world.rank())] =
+        Engine::Create(world, Device::Cpu(1), model.spec(), config, {.name = "toy"}).status();
+    return absl::OkStatus();
+  }).IgnoreError();
+  return statuses;
+}
+
+TEST(SwapCreation, ADiskThatIsFullAtCreateIsNamedOnEveryRank) {
+  Scratch scratch;
+  const auto predicted =
+      PredictMemory(SomeModel().spec(), kWorld, OnNvme(scratch.path(), Timing::kLate));
+  ASSERT_TRUE(predicted.ok()) << predicted.status();
+  for (const char* file : {"parameters", "states"}) {
+    Hooks hooks;
+    hooks.Reserve([&](std::string_view path) {
+      const bool is_meant = path.find("-rank1-") != path.npos && path.ends_with(file);
+      return is_meant ? ENOSPC : 0;
+    });
+    const auto statuses = CreateBoth(OnNvme(scratch.path(), Timing::kLate));
+    for (int rank = 0; rank < kWorld; ++rank) {
+      const absl::Status& status = statuses[static_cast<size_t>(rank)];
+      EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("cannot reserve"), HasSubstr(file), HasSubstr(scratch.path()),
+                        HasSubstr("No space left"), HasSubstr("nvme_path")));
+      // What a rank needs, and all of this host, by the plan.
+      std::string need = "; this rank needs ";
+      int64_t all = 0;
+      for (const MemoryRow& row : predicted.value()) {
+        if (row.tier == Tier::kNvme) all += static_cast<int64_t>(row.predicted_bytes);
+      }
+      absl::StrAppend(&need, sharding::Megabytes(all), " on NVMe in all: ");
+      const char* comma = "";
+      for (const MemoryRow& row : predicted.value()) {
+        if (row.tier != Tier::kNvme) continue;
+        absl::StrAppend(&need, comma, std::string(Name(row.state)), " ",
+                        sharding::Megabytes(static_cast<int64_t>(row.predicted_bytes)));
+        comma = ", ";
+      }
+      absl::StrAppend(&need, "; every rank of this host needs as much, 2 of them ",
+                      sharding::Megabytes(2 * all), ")");
+      EXPECT_GT(all, 0);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(need));
+      // A rank's own errors do not name it.
+      if (rank == 0) {
+        EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
+      }
+    }
+    EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+  }
+}
+
+// Of disks of their own, each class's folder has its share.
+TEST(SwapCreation, ADiskThatIsFullAtCreateSaysHowMuchGoesWhere) {
+  const Scratch scratch;
+  const std::vector<std::string> disks = scratch.Directories(3);
+  Config config = OnNvme(disks[0], Timing::kLate);
+  config.zero.offload_optimizer.nvme_paths = {disks[1], disks[2]};
+  Hooks hooks;
+  hooks.Reserve([](std::string_view path) { return path.ends_with("states") ? ENOSPC : 0; });
+  for (const absl::Status& status : CreateBoth(config)) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat(" KiB in '", disks[0], "' and ")),
+                      HasSubstr(absl::StrCat(" MiB in '", disks[1], "', '", disks[2], "')"))));
+  }
+  // What more space does not mend says nothing of space.
+  hooks.Reserve([](std::string_view) { return EFBIG; });
+  for (const absl::Status& status : CreateBoth(config)) {
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("ulimit -f"), ::testing::Not(HasSubstr("this rank needs"))));
+  }
+}
+
+TEST(SwapCreation, AnNvmePathThatCannotBeUsedIsNamedOnEveryRank) {
+  Scratch scratch;
+  const std::string link = scratch.path() + "/link", real = scratch.path() + "/real",
+                    missing = "/proc/none/nvme", file = scratch.path() + "/file";
+  std::filesystem::create_directory(real);
+  std::filesystem::create_directory_symlink(real, link);
+  close(open(file.c_str(), O_CREAT | O_WRONLY, 0600));
+  for (const auto& [path, said] : {std::pair(missing, "does not exist"), std::pair(link, "link"),
+                                   std::pair(file, "is not a directory")}) {
+    const auto statuses = CreateBoth(OnNvme(path, Timing::kLate));
+    for (const absl::Status& status : statuses) {
+      EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(path), HasSubstr(said)));
+    }
+  }
+}
+
+TEST(SwapCreation, AnNvmePathThatOneRankMayNotWriteIsNamedOnEveryRank) {
+  if (geteuid() != 0) GTEST_SKIP() << "only a thread of root's can be another user";
+  if (const auto why = WhyNotOrdinaryUser()) GTEST_SKIP() << *why;
+  Scratch scratch;
+  std::filesystem::permissions(scratch.path(), std::filesystem::perms::owner_all |
+                                                   std::filesystem::perms::group_read |
+                                                   std::filesystem::perms::others_read |
+                                                   std::filesystem::perms::others_exec);
+  const auto statuses = CreateBoth(OnNvme(scratch.path(), Timing::kLate), [](int rank) {
+    EXPECT_TRUE(rank != 1 || ReachFilesAsOrdinaryUser());
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << status;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(scratch.path()), HasSubstr("may write")));
+  }
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("rank 1"));
+  EXPECT_EQ(EntriesUnder(scratch.path()), 0);
+}
+
+}  // namespace
+}  // namespace ebb::testing::swap_faults
