@@ -124,7 +124,7 @@ std::string ProcessOf(std::string_view leaf) {
   return ours ? std::string(digits) : "";
 }
 
-// What a lock says of who made it.
+// What a lock says of the run that made it.
 struct Owner {
   std::string host, boot, process;
 };

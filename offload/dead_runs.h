@@ -33,7 +33,7 @@ struct RunLock {
 absl::StatusOr<RunLock> MakeRunLock(int parent, const std::string& leaf, std::string_view path);
 
 // Removes the dead runs' directories that are certainly that: named as ours to the last digit, of
-// this user, private, no links, and with a lock that nobody holds and that says what it is and who
+// this user, private, no links, and with a lock that no process holds and that says what it is and who
 // made it; or, where its process got no further, empty. On a file system that hosts share, a lock
 // may not tell of other hosts: there only what this host has made since it was started.
 void RemoveDeadRuns(int parent, std::string_view path);

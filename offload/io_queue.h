@@ -32,9 +32,9 @@ class IoListener {
  public:
   // On a thread of the queue; may submit again.
   virtual void Completed(std::span<const IoCompletion> completions) = 0;
-  // On the same thread, when what Completed has submitted is with the system: now those may be woken
-  // who wait. Whoever is woken may take the processor from this thread, and the disk would stand
-  // still meanwhile.
+  // On the same thread, when what Completed has submitted is with the system: now waiting threads may be
+  // woken. A woken thread may take the processor from this one, and the disk would stand still
+  // meanwhile.
   virtual void Announce() = 0;
 
  protected:

@@ -8,7 +8,7 @@
 
 namespace ebb {
 
-// Named for whoever looks at the process. kResourceExhausted where the system grants no thread.
+// Its name is shown by tools that look at the process. kResourceExhausted where the system grants no thread.
 absl::StatusOr<std::thread> StartIoThread(const char* name, std::function<void()> body);
 
 }  // namespace ebb

@@ -5,7 +5,7 @@
 //
 //   Submit -> added_ -> [Fill: SQEs] -> one system call: submit and wait -> [Reap: CQEs] -> Completed
 //
-// After completions the ring is filled and submitted before anybody is woken by Announce.
+// After completions the ring is filled and submitted before Announce wakes any thread.
 #include <liburing.h>
 #include <sys/eventfd.h>
 #include <unistd.h>

@@ -59,11 +59,11 @@ struct alignas(64) CallRecord {
 
 class CallOrder {
  public:
-  // Of rank `rank`. `records`: by rank of the world, null for ranks whose memory cannot be read; where
-  // this rank's is null, none can.
+  // Of rank `rank`. `records`: by rank of the world, null where this process cannot read that rank's memory;
+  // where this rank's is null, it can read none.
   CallOrder(int rank, std::vector<CallRecord*> records);
 
-  // The number of an engine whose Create is the next call.
+  // The number of a new engine. Its Create is the next call.
   int AddEngine(std::string_view name);
   // This rank's next call. kFailedPrecondition: another rank has made a different one in its place.
   absl::Status Note(CallOfWorld call);
@@ -87,7 +87,7 @@ class CallOrder {
   // The same of the first few of these.
   std::string Describe(std::span<const int> ranks) const;
 
-  // For ranks whose records are not in shared memory: a text with this rank's, and what Check says of
+  // For records that are not in shared memory: a text with this rank's, and what Check says of
   // another once its text has come. Any thread.
   std::string Pack() const;
   absl::Status Hear(std::string_view packed);
@@ -102,7 +102,7 @@ class CallOrder {
   const int rank_;
   std::vector<CallRecord*> records_;
   std::vector<std::unique_ptr<CallRecord>> told_;  // of ranks elsewhere
-  int nearest_ = 0;                                // the first rank whose memory is read
+  int nearest_ = 0;                                // the first rank that has its memory read
   mutable std::mutex names_mutex_;
   std::vector<std::string> names_;
   std::mutex errors_mutex_;

@@ -94,7 +94,7 @@ class Communicator {
   absl::Status Register(std::span<std::byte> memory);
   void Deregister();
 
-  // This rank calls nothing more: whoever calls it and waits for this rank fails. So does destroying
+  // This rank calls nothing more: a rank that calls it and waits for this one fails. So does destroying
   // it; to be called before by who gives back memory of a device first, or has several communicators,
   // since that waits for the device, where ranks that share it may wait for this one. Waits until what
   // this rank has called has ended.

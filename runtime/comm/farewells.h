@@ -32,7 +32,7 @@ struct Farewell {
 class Farewells {
  public:
   virtual ~Farewells() = default;
-  // This rank has left. Waits for nobody.
+  // This rank has left. Waits for no rank.
   virtual void Say(const Farewell& mine) = 0;
   // Of any rank that is known to have left; once there is one, it stays. Any thread.
   virtual std::optional<Farewell> First() = 0;
@@ -52,7 +52,7 @@ class FarewellNotes : public std::enable_shared_from_this<FarewellNotes> {
   void Hear(std::string_view note);
   // All ranks call it in the same order.
   std::unique_ptr<Farewells> New();
-  // Communicators that somebody is known to have left. Any thread.
+  // Communicators that a rank is known to have left. Any thread.
   size_t known();
 
  private:

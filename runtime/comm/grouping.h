@@ -1,4 +1,4 @@
-// Who forms a communicator with whom: a pure function of what all ranks propose, so that every rank
+// Which ranks form a communicator together: a pure function of what all ranks propose, so that every rank
 // can compute it.
 #pragma once
 

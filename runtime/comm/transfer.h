@@ -1,5 +1,5 @@
 // What a rank does in a collective when it can read the other ranks' buffers where they are. All
-// ranks have called the same; nobody's buffers change until all have done it.
+// ranks have called the same; no rank's buffers change until all have done it.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // When a rank that waits for others says so in the log: after a few seconds, and then once a minute. A
-// wait may be legal for hours, up to its time-out; until it ends, the log says who is waited for.
+// wait may be legal for hours, up to its time-out; until it ends, the log says which ranks are waited for.
 #pragma once
 
 #include <algorithm>

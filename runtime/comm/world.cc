@@ -107,7 +107,7 @@ absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& o
 }
 
 absl::Status World::MeetOnHost(const CommunicatorOptions& options) const {
-  // Nobody has a communicator before all have come for it.
+  // No rank has a communicator before all have come for it.
   const absl::Status met = NewCommunicator(options).status();
   return absl::IsUnimplemented(met) ? absl::OkStatus() : met;
 }

@@ -1,4 +1,4 @@
-// Who am I, who else is there. A cheap, copyable handle; engines and their communicators are made
+// Which rank this is, and which others there are. A cheap, copyable handle; engines and their communicators are made
 // from it.
 #pragma once
 
@@ -82,7 +82,7 @@ class World {
   // Sends this rank's to the ranks of other hosts: a wait that is not this world's does so. Any thread.
   void TellCalls() const { backend_->TellCalls(); }
 
-  // Every communicator of every rank fails with `why`; nobody waits for this rank any longer.
+  // Every communicator of every rank fails with `why`; none waits for this rank any longer.
   void Fail(absl::Status why) const { backend_->Fail(std::move(why)); }
 
  private:

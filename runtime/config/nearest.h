@@ -11,7 +11,7 @@ namespace ebb::config {
 // other, whatever the case.
 int EditDistance(std::string_view a, std::string_view b);
 
-// The path of the key whose name is nearest to `name` as a key of `block` ("" or
+// The path of the key with the name nearest to `name` as a key of `block` ("" or
 // "zero_optimization."), of the table or without meaning. A key of another block counts as two
 // edits away, so a misplaced one is found, too. "" for names far longer than any key.
 std::string NearestPath(std::string_view block, std::string_view name);

@@ -15,7 +15,7 @@ class EngineCalls {
   // Create, which is the engine's first call.
   EngineCalls(World world, std::string_view name);
 
-  // Ranks whose calls have gone apart fail their world: every rank gets a Status, now or in the
+  // Different calls of two ranks fail their world: every rank gets a Status, now or in the
   // collective that it waits in, and no engine of that world goes on.
   void Note(CallKind kind) const;
   // What a call returns: its errors are noted (CallOrder::NoteError).

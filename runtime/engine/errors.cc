@@ -36,7 +36,7 @@ absl::Status Executor::StepError() const {
   return progress_.alive ? progress_.error : absl::OkStatus();
 }
 
-// The last steps and their updates may fail when nobody asks any more.
+// The last steps and their updates may fail when the trainer asks no more.
 void Executor::LogUntoldFailure() const {
   if (const absl::Status failed = failures_.Untold(); !failed.ok())
     LogWarning(absl::StrCat(options_.name, " ", OfRank(rank_, failed).message()));

@@ -17,7 +17,7 @@ class Failures {
   absl::Status failure() const;
   // The failure, for a caller of the trainer's, who hears of it now.
   absl::Status Tell() const;
-  // The failure of which nobody has heard.
+  // The failure that no caller has heard of.
   absl::Status Untold() const;
 
   // What a communicator was seen to have failed with, and at which operation; empty: unknown. False if

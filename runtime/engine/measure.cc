@@ -108,7 +108,7 @@ absl::Status Executor::MeasureRatio(MeasuringScratch& scratch) {
 absl::StatusOr<double> Executor::MeasureBalance(MeasuringScratch& scratch) {
   const sharding::Decisions& decisions = plan().decisions;
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
-  // Nobody knows what an optimizer of the trainer's takes.
+  // The time of an optimizer of the trainer's is not known.
   if (options_.optimizer || groups.empty()) return 0;
   UpdateShape shape{.optimizer = config_.optimizer,
                     .master = decisions.stochastic_rounding ? optim::MasterForm::kParameter

@@ -17,7 +17,7 @@
 namespace ebb {
 namespace {
 
-// How long those who have waited out the time-out wait for each other to learn why.
+// How long ranks that have waited out the time-out wait for each other to learn why.
 constexpr double kDifferenceSecondsMin = 2, kDifferenceOfTimeout = 0.05;
 
 }  // namespace
@@ -37,7 +37,7 @@ absl::Status Executor::TakeVerdicts(int may_stay_open) {
 
 void Executor::AwaitConclusion(int parity) {
   concluded_[static_cast<size_t>(parity)].Wait();
-  // Nobody waits for a device that has failed, but what it has begun may still be writing the verdict.
+  // A failed device is not waited for. It may still write the verdict.
   if (!device_.status().ok()) reduce_->WaitIdle();
 }
 
@@ -100,7 +100,7 @@ void Executor::LogSkipped(const StepVerdict& step) const {
   }
 }
 
-// What a call is about to return: its own, or the error of a step that nobody has heard of yet.
+// What a call is about to return: its own, or the error of a step that no call has returned yet.
 absl::Status Executor::Told(absl::Status status) {
   if (!untold_.ok()) status = untold_;
   if (!status.ok()) {
@@ -110,7 +110,7 @@ absl::Status Executor::Told(absl::Status status) {
   return status;
 }
 
-// For whoever looks at the state, or changes it: errors come before what they left behind.
+// For calls that look at the state, or change it: errors come before what they left behind.
 absl::Status Executor::SettleVerdicts() {
   TakeVerdicts().IgnoreError();
   return Told(StuckError());

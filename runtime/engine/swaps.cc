@@ -115,7 +115,7 @@ void Executor::Narrow(const sharding::Narrowing& narrowing) {
                          optim::Rounding::kParameter);
 }
 
-// Runs the updates that the last step left to the next one, for whoever looks first.
+// Runs the updates that the last step left to the next one, for the call that looks first.
 void Executor::Drain() {
   if (!carries_) return;
   Runnable* const run = std::exchange(progress_.run, drain_.get());

@@ -132,7 +132,7 @@ absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) 
   for (size_t i = 0; i < model_.units.size(); ++i) {
     const int unit = static_cast<int>(i);
     const sharding::UnitLayout& layout = plan().layout.units[i];
-    // Whoever wrote has waited for its own parameters' updates, but a slice may be padding alone.
+    // The rank that wrote has waited for its own parameters' updates, but a slice may be padding alone.
     gather_->Wait(updated_[i]);
     std::vector<CollectiveSpan> fp32, halves, compute;
     const int64_t shard = layout.trainable.shard;

@@ -68,7 +68,7 @@ absl::Status Executor::MeasureVerifySwap(const ChecksumWork& work) {
   return absl::OkStatus();
 }
 
-// For who calls for state, and waits for the disk anyway.
+// For calls for state, which wait for the disk anyway.
 absl::Status Executor::CheckSwapFiles() {
   return swap_verifier_->FilesAreOurs() ? absl::OkStatus() : StuckError();
 }

@@ -69,8 +69,8 @@ class ViewErrors {
   absl::Status first_;
 };
 
-// A view asked of a scope of the open step after its Close, or of one that was moved from. Of a scope
-// whose step or engine is over nothing is said: it gives empty views, as scope.h states.
+// A view asked of a scope of the open step after its Close, or of one that was moved from. After the
+// end of its step or engine nothing is said: the scope gives empty views, as scope.h states.
 void ReportClosedScope(uint32_t engine, int64_t scope, const char* asked, const ParameterId* of);
 
 }  // namespace ebb

@@ -231,7 +231,7 @@ TEST_F(CallOrderTest, OfTwoThatDifferAtTheSameTimeOneHearsOfIt) {
     ASSERT_TRUE(heard[0][round] != 0 || heard[1][round] != 0) << "round " << round;
 }
 
-// Ranks that call the same never seem apart, whoever looks when.
+// Ranks that call the same never seem apart, whichever looks, and when.
 TEST_F(CallOrderTest, RanksThatCallTheSameAreNeverApart) {
   std::atomic<int> apart{0};
   std::vector<std::thread> ranks;

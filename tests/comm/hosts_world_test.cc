@@ -1,5 +1,5 @@
 // Ranks that only rank 0's connections join: what they tell each other, and what they hear when one
-// is late, fails, dies or leaves. Who is on which host makes no difference to that; two_hosts.sh
+// is late, fails, dies or leaves. Which rank is on which host makes no difference to that; two_hosts.sh
 // has two.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

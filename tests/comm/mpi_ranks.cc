@@ -137,7 +137,7 @@ int main(int argc, char** argv) {
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   ::testing::TestEventListeners& listeners = ::testing::UnitTest::GetInstance()->listeners();
-  // What fails is said by whoever sees it; one says the rest.
+  // What fails is said by the rank that sees it; one says the rest.
   class OnlyFailures : public ::testing::EmptyTestEventListener {
     void OnTestStart(const ::testing::TestInfo& test) override {
       name_ = absl::StrCat(test.test_suite_name(), ".", test.name());

@@ -54,7 +54,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Listens at a port that nobody else has.
+// Listens at a port that no other process has.
 Descriptor Occupy(int& port) {
   Descriptor listener(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
   sockaddr_in address = {};
@@ -362,7 +362,7 @@ TEST(Rendezvous, StrangersAreSentAwayAndDoNotDisturb) {
                       std::string(100'000, 'x')});
 }
 
-// What rank 0 and whoever sends it `hello` get to know.
+// What rank 0 and a process that sends it `hello` get to know.
 void ExpectRefused(const std::string& hello, const std::string& text) {
   const MeetingPlace place = Tcp("127.0.0.1");
   absl::StatusOr<Rendezvous> zero = absl::UnknownError("not run");

@@ -164,7 +164,7 @@ TEST_P(EngineCallsTest, RanksThatDoDifferentThingsAllSayWhichRankDidWhat) {
   }
 }
 
-// Whose engine has gone, or who ends, is named for that.
+// The rank that ends, or has destroyed its engine, is named.
 TEST_P(EngineCallsTest, ARankThatEndsWhileOthersGoOnIsNamed) {
   const auto& [name, run, setting] = GetParam();
   const Act ends = {"Ends", "", [](Trainer&) { return absl::OkStatus(); }};

@@ -182,7 +182,7 @@ TEST_P(ParameterGroupsTest, StatesAreNamedByTheRuleOfTheirOwnGroup) {
   EXPECT_THAT(with_moments, UnorderedElementsAre("w1"));
 }
 
-// The parameters of a group whose optimizer keeps less are not shown with what others keep.
+// Parameters of a group with an optimizer that keeps less are not shown with what others keep.
 TEST_P(ParameterGroupsTest, AGroupThatKeepsNoStateHasNone) {
   Config config = ConfigFor(GetParam());
   config.ebb.parameter_groups = {

@@ -35,7 +35,7 @@ ModelSpec ModelWithWorkspace() {
   return model;
 }
 
-// A whole step, in which `wrong` is done in the scopes of visit 1, whose unit is u1.
+// A whole step, in which `wrong` is done in the scopes of visit 1, of unit u1.
 struct Scopes {
   Engine& engine;
   Step& step;
@@ -179,7 +179,7 @@ TEST_P(ViewErrorsTest, OneRanksMistakeIsTheErrorOfAll) {
   EXPECT_EQ(Occurrences(::testing::internal::GetCapturedStderr(), kMistakes[2].says), 1);
 }
 
-// The update of the unit whose gradient is incomplete is not made, nor any behind it.
+// The update of a unit with an incomplete gradient is not made, nor any behind it.
 TEST_P(ViewErrorsTest, BlocksEarlyUpdates) {
   const ModelSpec model = ScriptedModel();
   Setting setting = GetParam();

@@ -50,7 +50,7 @@ TEST(TextTest, DevicesAndWhatIsNoTextAreRefused) {
   }
 }
 
-// A pipe whose writer gives `bytes` bytes, or until nothing reads any more.
+// A pipe that is given `bytes` bytes, or as many as are read.
 class FedPipe {
  public:
   FedPipe(const std::string& path, int64_t bytes) {

@@ -403,7 +403,7 @@ std::string MappingLine(const void* data, const std::string& name) {
   return "";
 }
 
-// Ranks that are processes. Who installs the heap has it to the end.
+// Ranks that are processes. The rank that installs the heap has it to the end.
 TEST(PinnedMemoryTest, IsPrivateAndInHugePagesWhereTheDevicesMemoryIsShared) {
   const auto look = [] {
     SharedHeap* const heap = SharedHeap::Install();

@@ -1,4 +1,4 @@
-// Root as an ordinary user, who is held to limits and permissions.
+// Root as an ordinary user, to which limits and permissions apply.
 #pragma once
 
 #include <sys/fsuid.h>

@@ -64,7 +64,7 @@ TEST(UringQueueTest, FullSubmissionQueueIsEmptiedAndFilledAgain) {
   EXPECT_EQ(listener.moved.load(), 500);
 }
 
-// The second request goes through a pipe, so that whoever is announced to can see it.
+// The second request goes through a pipe, so that the listener can see it in Announce.
 TEST(UringQueueTest, WhatACompletionSubmitsIsWithTheSystemBeforeAnyoneIsWoken) {
   struct Listener final : IoListener {
     void Completed(std::span<const IoCompletion> completions) override {

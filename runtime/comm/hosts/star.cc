@@ -20,9 +20,9 @@
 namespace ebb {
 namespace {
 
-// Every rank's thread reads whatever comes: who takes nothing for so long has ended or is stuck.
+// Every rank's thread reads whatever comes: a rank that takes nothing for so long has ended or is stuck.
 constexpr std::chrono::milliseconds kSendPatience{500};
-// Others wait a little longer than rank 0 does, so that they hear from it who is missing.
+// Others wait a little longer than rank 0 does, so that they hear from it which rank is missing.
 constexpr double kGraceSeconds = 1;
 
 WaitPoint::Deadline Soon() {
@@ -189,7 +189,7 @@ void Star::Collect(int from, std::string text, double timeout_seconds) {
   changed_.notify_all();
 }
 
-// No failure, unless somebody waits for it.
+// No failure, unless a rank waits for it.
 void Star::Leave(int rank) {
   has_left_[static_cast<size_t>(rank)] = true;
   if (due_ == WaitPoint::kNever) return;
@@ -203,7 +203,7 @@ void Star::Broken(absl::Status why, int told_by) {
   failure_ = std::move(why);
   due_ = WaitPoint::kNever;
   to_tell_ = true;
-  // Of those who are not connected to each other, rank 0 tells the others.
+  // Rank 0 passes it on between ranks that are not connected to each other.
   if (rank_ == 0 || told_by == rank_)
     TellOthers(MessageType::kRefusal, PackStatus(failure_), told_by);
   changed_.notify_all();
@@ -213,7 +213,7 @@ void Star::Broken(absl::Status why, int told_by) {
 void Star::TellOthers(MessageType type, std::string_view payload, int except) {
   for (size_t i = 0; i < connections_.size(); ++i) {
     if (connections_[i].is_open() && RankAt(i) != except)
-      connections_[i].Send(type, payload, Soon()).IgnoreError();  // who has ended is heard of
+      connections_[i].Send(type, payload, Soon()).IgnoreError();  // one that has ended is heard of
   }
 }
 

@@ -46,7 +46,7 @@ class Star {
 
   // As Bootstrap's.
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine, double timeout_seconds);
-  // Whether all can have been told: without rank 0 nobody is.
+  // Whether all can have been told: without rank 0 no rank is.
   bool Fail(const absl::Status& why);
   void OnFailure(Heard heard);
   absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells() { return notes_->New(); }
@@ -86,7 +86,7 @@ class Star {
   std::vector<Connection> connections_;
   bool stopping_ = false;
   absl::Status failure_;
-  bool to_tell_ = false;  // failure_, to whom it is new
+  bool to_tell_ = false;  // failure_, to ranks that do not know it
   std::vector<Heard> listeners_;
   std::vector<bool> has_left_;                     // by rank
   std::vector<std::optional<std::string>> texts_;  // rank 0's, of the present round

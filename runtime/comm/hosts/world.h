@@ -1,4 +1,4 @@
-// Ranks on several hosts that no MPI connects: they know who and where they are and can tell each
+// Ranks on several hosts that no MPI connects: they know each other's numbers and hosts and can tell each
 // other so much as GPUs need to be connected (World::On), but have no operations of their own.
 #pragma once
 

@@ -8,7 +8,7 @@
 //                           PMI's variables, which agree (srun --mpi=pmi2)
 //
 // RANK and WORLD_SIZE count most, then MPI, then SLURM, which may have started the others.
-// MASTER_ADDR and MASTER_PORT say where to meet, whoever has launched.
+// MASTER_ADDR and MASTER_PORT say where to meet, whatever the launcher.
 #pragma once
 
 #include <map>

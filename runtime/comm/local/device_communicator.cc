@@ -78,7 +78,7 @@ bool LocalDeviceCommunicator::RunCollective(Stream& stream, StreamMover& mover) 
   const WaitPoint::Deadline deadline = DeadlineAfter(group_->options().timeout_seconds);
   const Collective& call = CallOf(rank_);
   group_->seat(rank_).fingerprint = Fingerprint(call);
-  // Nobody reads anything before all have come here.
+  // No rank reads anything before all have come here.
   if (!RecordMark(next_mark(), stream, mover) || !Meet(stream, deadline)) return false;
   const auto run = [&] {
     if (!group_->AllCalledTheSame()) return false;
@@ -130,7 +130,7 @@ bool LocalDeviceCommunicator::RecordMark(size_t mark, Stream& stream, const Stre
   stream.Record(Mark(rank_, mark));
   const absl::Status status = mover.status();
   if (status.ok()) return true;
-  // Of a stream that takes no records any more, nobody else can tell when it has stopped reading.
+  // Of a stream that takes no records any more, no other rank can tell when it has stopped reading.
   if (!stream.status().ok()) stream.WaitIdle();
   FailBecause(status);
   return false;

@@ -1,5 +1,5 @@
 // Moves elements between the ranks of a communicator in steps, staged in memory of its own: what is
-// under way when an operation fails touches nobody else's. In step s a rank fills a slot for every
+// under way when an operation fails touches no other's. In step s a rank fills a slot for every
 // peer it sends to, and later consumes, at once, what all have sent in that step:
 //
 //   fill 0 | fill 1 | fill 2 | fill 3, consume 0 | fill 4, consume 1 | ...

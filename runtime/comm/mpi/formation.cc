@@ -1,4 +1,4 @@
-// How ranks of a group create communicators: they propose, in letters, and all of those who become
+// How ranks of a group create communicators: they propose, in letters, and all that become
 // members compute the same place; then they tell each other whether it has worked on their hosts.
 #include <algorithm>
 #include <cstring>

@@ -1,4 +1,4 @@
-// One rank's view of a communicator between hosts: who its members are, which of them have left,
+// One rank's view of a communicator between hosts: its members, which of them have left,
 // and the first failure. Every failure is told to all members by a notice (MpiWorld).
 #pragma once
 

@@ -1,5 +1,5 @@
 // The MPI of this process, initialised by us or by the program. All of our calls are made by one
-// thread at a time, so MPI_THREAD_SERIALIZED is enough where nobody else calls it; a program that
+// thread at a time, so MPI_THREAD_SERIALIZED is enough where nothing else calls it; a program that
 // has initialised MPI may call it at any time, and needs MPI_THREAD_MULTIPLE. The calls are all
 // short ones: nothing here waits inside MPI, because MPI's waits burn a core and have no time-out.
 #pragma once
@@ -21,7 +21,7 @@ namespace ebb {
 
 class MpiLibrary {
  public:
-  // Initialises MPI if nobody has, on a thread of its own, which also ends it at exit: so a rank
+  // Initialises MPI if that is still to do, on a thread of its own, which also ends it at exit: so a rank
   // that never comes to MPI_Init costs the others the time-out and no more.
   static absl::StatusOr<MpiLibrary*> Get(double timeout_seconds);
 
@@ -37,10 +37,10 @@ class MpiLibrary {
   void WorldEnds(bool failed);
   void WorldNotMade();
 
-  // Messages that nobody waits for any more, until they are complete or the process ends. With
+  // Messages that no thread waits for any more, until they are complete or the process ends. With
   // mutex() held.
   void BuryLocked(MPI_Request request, std::shared_ptr<std::byte[]> memory);
-  // Memory of messages that nobody asks MPI about any more.
+  // Memory of messages that MPI is not asked about any more.
   void KeepLocked(std::shared_ptr<std::byte[]> memory) { kept_.push_back(std::move(memory)); }
 
  private:

@@ -102,7 +102,7 @@ class MpiPort {
   absl::Status status_;
 };
 
-// Sleeps between looks. MPI has nothing to sleep on that a message wakes, so whoever waits for one
+// Sleeps between looks. MPI has nothing to sleep on that a message wakes, so a thread that waits for one
 // has to look: at once while messages are coming, more and more seldom while they are not.
 class Patience {
  public:

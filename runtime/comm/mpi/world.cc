@@ -25,7 +25,7 @@ namespace {
 // Who ends has said it within this time, or is alone with it. Of those who have failed, others may
 // have ended.
 constexpr std::chrono::milliseconds kFarewell{2000}, kFarewellOfTheFailed{200};
-// All ranks are there when they connect by TCP: who has not come by then cannot.
+// All ranks are there when they connect by TCP: a rank that has not come by then cannot.
 constexpr double kConnectSeconds = 10;
 
 std::vector<int> RanksOn(std::span<const int> host_of, int host) {
@@ -354,7 +354,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiRank::NewCommunicator(
   return MpiCommunicator::Join(world_, world_->all(), {.options = options});
 }
 
-// Whoever calls hears what others have told: they wait for it.
+// A rank that calls hears first what others have told: they wait for it.
 CallOrder* MpiRank::calls() {
   if (world_->size() == 1) return nullptr;
   world_->Poll();

@@ -1,4 +1,4 @@
-// A world of ranks on several hosts: who shares a host, what ranks tell each other outside of their
+// A world of ranks on several hosts: which ranks share a host, what ranks tell each other outside of their
 // calls, and the first failure, which is that of group 0, whose members are all ranks.
 #pragma once
 
@@ -103,7 +103,7 @@ class MpiWorld {
   const Hosts hosts_;
   std::shared_ptr<NodeWorld> node_;
   std::unique_ptr<MpiGroup> all_;
-  std::shared_ptr<Star> star_;  // null: nobody listens for the end of others
+  std::shared_ptr<Star> star_;  // null: the end of others is not listened for
   std::atomic<int> next_id_{1};
 
   std::mutex hearing_;  // by one thread at a time

@@ -27,8 +27,8 @@ class Bootstrap {
   virtual int ranks_per_host() const = 0;  // as WorldBackend's
 
   // Every rank's text, by rank; a few hundred bytes. Collective: all ranks call it in the same
-  // order, one thread a rank. Waits at most `timeout_seconds` for others who have not come. An
-  // error on one rank is one on all, and names who is missing.
+  // order, one thread a rank. Waits at most `timeout_seconds` for ranks that have not come. An
+  // error on one rank is one on all, and names the missing one.
   virtual absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine,
                                                              double timeout_seconds) = 0;
 

@@ -46,7 +46,7 @@ class NcclCommunicator : public CommunicatorBackend {
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
       Parts parts, std::unique_ptr<Farewells> farewells, const ncclUniqueId& id, int rank,
       int size);
-  // Waits for what was enqueued, then leaves: who calls more than this rank has is told.
+  // Waits for what was enqueued, then leaves: a rank that calls more than this one has is told.
   ~NcclCommunicator() override;
 
   int rank() const override { return group_.rank; }

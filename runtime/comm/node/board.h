@@ -34,7 +34,7 @@ class Board {
     Mapping memory;
   };
 
-  // `failure`: of those who meet; they form nothing any more then. `farewell`: of a rank, which
+  // `failure`: of the ranks that meet; they form nothing any more then. `farewell`: of a rank, which
   // is then not waited for.
   Board(NodeWorld& world, std::vector<int> world_ranks, int rank, BoardSeat* seats,
         SharedStatus* broken, std::function<absl::Status()> failure,

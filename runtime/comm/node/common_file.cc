@@ -86,7 +86,7 @@ absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous, Fill fill
   if (nameless.has_value()) return *std::move(nameless);
   const std::string name = CommonFileName(rendezvous);
   absl::StatusOr<SharedFile> file = ShareNamed(rank, rendezvous, fill, name);
-  // On every way, by every rank: whoever made it may have been killed.
+  // On every way, by every rank: the one that made it may have been killed.
   SharedFile::RemoveName(name);
   return file;
 }

@@ -10,7 +10,7 @@
 namespace ebb {
 namespace {
 
-// An exchange as one word: its number between the two ranks, and whom it is with.
+// An exchange as one word: its number between the two ranks, and the other rank.
 constexpr int kPeerBits = 20;
 uint64_t Word(uint64_t number, int peer) {
   return number << kPeerBits | static_cast<uint64_t>(peer + 1);

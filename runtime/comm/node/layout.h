@@ -58,7 +58,7 @@ struct alignas(64) RankPlace {
   std::array<Point, kWaitPoints> points;
   CallRecord calls;
   Farewell world;               // creates no more communicators
-  std::atomic<uint32_t> ended;  // its process may end now and nobody minds
+  std::atomic<uint32_t> ended;  // its process may end now: that is no failure
 };
 
 // What a rank proposes in one round of forming communicators.

@@ -99,7 +99,7 @@ class Conveyor::Pass {
   }
   bool stages() const { return call_.kind != CollectiveKind::kBroadcast || call_.peer == me_; }
 
-  // Until nobody reads any more what the slot of `step` held before.
+  // Until no rank reads any more what the slot of `step` held before.
   bool AwaitFree(int ring, int64_t step) {
     const uint64_t needed = base_[ring] + static_cast<uint64_t>(step) + 1;
     if (needed <= node::kSlots) return true;

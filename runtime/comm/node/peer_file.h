@@ -1,5 +1,5 @@
 // A file without a name that another process of this host opens: it is found among the open files of
-// the process that has it. Nothing can stay behind of it, whoever is killed when.
+// the process that has it. Nothing can stay behind of it, whichever process is killed.
 #pragma once
 
 #include <string>

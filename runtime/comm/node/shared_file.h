@@ -49,7 +49,7 @@ class SharedFile {
   // Makes sure that the pages exist, filled with zeros, so that no later access can fail.
   // kResourceExhausted says how much is missing where.
   absl::Status Reserve(int64_t offset, int64_t bytes);
-  // Gives pages back that nobody will touch any more.
+  // Gives pages back that no rank will touch any more.
   void Release(int64_t offset, int64_t bytes);
   absl::StatusOr<Mapping> Map(int64_t offset, int64_t bytes) const;
   int descriptor() const { return file_.get(); }

@@ -13,8 +13,8 @@ class SharedStatus {
  public:
   static constexpr size_t kMessageBytesMax = 2040;  // longer messages are cut
 
-  // False: somebody else was first; what they have set can be read when this returns. Processes
-  // may be killed at any point: what somebody has begun to set and not finished in time is set by
+  // False: another process was first; what it has set can be read when this returns. Processes
+  // may be killed at any point: what one has begun to set and not finished in time is set by
   // the next.
   bool TrySet(const absl::Status& status);
   bool is_set() const { return state_.load(std::memory_order_seq_cst) == kSet; }

@@ -159,7 +159,7 @@ int64_t NodeWorld::NextOffset(int64_t bytes) {
 
 void NodeWorld::Fail(const absl::Status& why) {
   if (!failed()) header_->failure.TrySet(why);
-  // Whoever was first may have been killed before it has woken anybody.
+  // The first rank to fail it may have been killed before it has woken any.
   WakeAll();
 }
 

@@ -1,8 +1,8 @@
 // A world whose ranks are processes of this host: the memory that they share, who of them is still
-// there, and who failed first.
+// there, and which failed first.
 //
 // The end of a process that has not said that it leaves fails the whole world, on every rank, with
-// its name and host: noticed by a Lifeline, or by whoever is told first.
+// its name and host: noticed by a Lifeline, or by the rank that is told first.
 #pragma once
 
 #include <cstdint>

@@ -90,7 +90,7 @@ class Question {
   std::thread thread_;  // last: it uses the others
 };
 
-// Questions that nobody waits for any more, kept until they have been answered or the process ends,
+// Questions that no thread waits for any more, kept until they have been answered or the process ends,
 // which must not wait for them: hence never destroyed.
 struct Kept {
   static Kept& Get() {

@@ -21,7 +21,7 @@ inline constexpr uint16_t kProtocolVersion = 2;
 enum class MessageType : uint16_t {
   kHello = 1,  // a rank introduces itself
   kWelcome,    // rank 0 has heard it
-  kTable,      // all ranks are there; who they are
+  kTable,      // all ranks are there; a list of them
   kRefusal,    // the rendezvous has failed, and why
   kBlob,       // one rank's part of an all-gather
   kBlobs,      // all ranks' parts

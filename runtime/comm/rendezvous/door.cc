@@ -14,9 +14,9 @@
 namespace ebb {
 namespace {
 
-// How long somebody who does not read may hold up everybody else.
+// How long a process that does not read may hold up all others.
 constexpr std::chrono::seconds kSendPatience{2};
-// How long rank 0 stays, after an error, to tell it to those who are still on their way.
+// How long rank 0 stays, after an error, to tell it to ranks that are still on their way.
 constexpr std::chrono::seconds kFarewell{2};
 constexpr size_t kUnknownMax = 4096;
 
@@ -73,7 +73,7 @@ absl::Status Door::HearSome(WaitPoint::Deadline deadline) {
   return absl::OkStatus();
 }
 
-// What somebody says who has not said hello. Only an error of a rank is an error.
+// What a process says that has not said hello. Only an error of a rank is an error.
 absl::Status Door::Hear(Connection& connection) {
   absl::StatusOr<std::optional<Message>> message = connection.TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
@@ -88,7 +88,7 @@ absl::Status Door::Hear(Connection& connection) {
   return absl::OkStatus();
 }
 
-// False: it is a stranger's, who has been sent away. An error: a rank's of this launch.
+// False: it is a stranger's, which has been sent away. An error: a rank's of this launch.
 absl::StatusOr<bool> Door::CheckBuild(Connection& connection, const Message& hello) {
   Unpacker unpacker(hello.payload);
   const std::string launcher = unpacker.Text(), build = unpacker.Text();
@@ -199,7 +199,7 @@ void Door::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline) {
   for (Connection& connection : connections_) tell(connection);
   for (Connection& connection : unknown_) tell(connection);
   unknown_.clear();
-  // Ranks that come in a moment would else wait for somebody who has gone.
+  // Ranks that come in a moment would else wait for a rank that has gone.
   const WaitPoint::Deadline end = std::min(Soon(kFarewell), deadline);
   while (told < options_.size - 1 && WaitPoint::Clock::now() < end) {
     pollfd polled = {.fd = listener_.get(), .events = POLLIN, .revents = 0};

@@ -18,7 +18,7 @@
 namespace ebb {
 namespace {
 
-// A farewell is a few bytes: who does not take them now has ended or is stuck.
+// A farewell is a few bytes: a rank that does not take them now has ended or is stuck.
 constexpr std::chrono::milliseconds kFarewell{100};
 
 // Not open where the kernel or a container does not let us.

@@ -19,9 +19,9 @@ namespace ebb {
 namespace {
 
 constexpr std::chrono::milliseconds kBetweenAttempts{20};
-// Guests wait a little longer than rank 0 does, so that they hear from it who is missing.
+// Guests wait a little longer than rank 0 does, so that they hear from it which rank is missing.
 constexpr double kGraceSeconds = 0.5;
-// How long whoever has rank 0's place may take to answer another rank 0.
+// How long the process that has rank 0's place may take to answer another rank 0.
 constexpr std::chrono::seconds kOccupantPatience{1};
 // Likewise a guest: rank 0 welcomes each at once, whoever else is still missing. So does not who lets
 // each in and closes again for so long.
@@ -79,7 +79,7 @@ absl::Status Rendezvous::JoinAsHost() {
   for (const Participant& participant : participants_) table.Add(Pack(participant));
   const std::string packed = table.Take();
   for (Connection& connection : connections_) {
-    // Who cannot be told has ended, and is missed at the next all-gather.
+    // A rank that cannot be told has ended, and is missed at the next all-gather.
     if (connection.is_open()) connection.Send(MessageType::kTable, packed, deadline_).IgnoreError();
   }
   return absl::OkStatus();
@@ -111,7 +111,7 @@ void Rendezvous::SayWaiting(double seconds, const absl::Status& last) const {
 absl::Status Rendezvous::JoinAsGuest() {
   const std::string hello = Pack(Myself(options_.rank, options_.size, options_.launcher));
   absl::Status last;
-  WaitPoint::Deadline patience = WaitPoint::kNever;  // with who lets in and closes
+  WaitPoint::Deadline patience = WaitPoint::kNever;  // with a peer that lets in and closes
   WaitNotice notice(options_.notices);
   for (;;) {
     if (const std::optional<double> seconds = notice.Take()) SayWaiting(*seconds, last);
@@ -140,7 +140,7 @@ absl::Status Rendezvous::JoinAsGuest() {
       patience = WaitPoint::kNever;
     }
     if (goes_on) continue;
-    // Nobody listens yet, or has just stopped to: rank 0 may still come.
+    // No process listens yet, or it has just stopped: rank 0 may still come.
     if (last.code() != absl::StatusCode::kUnavailable) return FromRankZero(last);
     if (WaitPoint::Clock::now() + kBetweenAttempts >= deadline_) {
       return FromRankZero(absl::DeadlineExceededError(last.message()));

@@ -1,5 +1,5 @@
 // How processes that know nothing but a place and their numbers become a world: rank 0 listens,
-// all others come and say who they are, and all get to know all.
+// all others come and give their numbers, and all get to know all.
 //
 //   rank 0   listen --- hear all --- table ---+--- all-gather of small texts ... --+
 //   rank r   connect --- hello --- welcome ---+                                    +-- connections
@@ -33,7 +33,7 @@ struct RendezvousOptions {
   bool one_host = false;  // as far as the launcher has said
   std::string launcher;   // and job: the same on all ranks
   double timeout_seconds = 600;
-  NoticeTimes notices = {};  // when the log says who is waited for
+  NoticeTimes notices = {};  // when the log says which ranks are waited for
 };
 
 class Rendezvous {

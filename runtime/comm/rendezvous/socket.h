@@ -31,7 +31,7 @@ class Descriptor {
 
 // All sockets are non-blocking and are not inherited by programs that this one starts.
 // Not to the network if the place is a loopback address, or a name of one and all ranks are on
-// `one_host`. kAlreadyExists: somebody else listens there.
+// `one_host`. kAlreadyExists: another process listens there.
 absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
                                   WaitPoint::Deadline deadline);
 // A connection that waits at `listener`; not open if there is none.
