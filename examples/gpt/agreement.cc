@@ -15,7 +15,7 @@ struct Entry {
   const char* option;
   uint64_t value;
 };
-constexpr size_t kEntries = 16;
+constexpr size_t kEntries = 17;
 using Entries = std::array<Entry, kEntries>;
 
 Entries EntriesOf(const Run& run, const Device& device) {
@@ -36,6 +36,7 @@ Entries EntriesOf(const Run& run, const Device& device) {
           {"--evaluate-every", number(o.evaluate_every)},
           {"--sample", number(SampleBytes(o, run.config))},
           {"--prompt", sharding::Hasher().Add(o.prompt).hash()},
+          {"--products", sharding::Hasher().Add(o.products).hash()},
           {"--summary (given or not)", !o.summary_file.empty()},
           {"--device (as it was found)", static_cast<uint64_t>(device.kind())}};
 }
@@ -64,6 +65,25 @@ absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> TextOfFirst(const World& world, const std::string& text,
+                                        double timeout_seconds) {
+  EBB_ASSIGN_OR_RETURN(
+      Communicator communicator,
+      world.NewCommunicator({.name = "gpt-text", .timeout_seconds = timeout_seconds}));
+  Stream stream = Device::Cpu(1).CallerStream();
+  const auto broadcast = [&](void* data, int64_t count) -> absl::Status {
+    const CollectiveSpan span = {.send = data, .receive = data, .count = count};
+    EBB_RETURN_IF_ERROR(communicator.Broadcast(stream, {&span, 1}, DType::kInt8, /*root=*/0));
+    return communicator.status();
+  };
+  int64_t size = static_cast<int64_t>(text.size());
+  EBB_RETURN_IF_ERROR(broadcast(&size, sizeof(size)));
+  std::string first = text;
+  first.resize(static_cast<size_t>(size));
+  if (size > 0) EBB_RETURN_IF_ERROR(broadcast(first.data(), size));
+  return first;
 }
 
 }  // namespace ebb::gpt

@@ -2,7 +2,10 @@
 // what differs would end in a wait for each other, or in a model put together from two.
 #pragma once
 
+#include <string>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/device.h"
 #include "run.h"
@@ -12,5 +15,9 @@ namespace ebb::gpt {
 // Collective. kFailedPrecondition, on every rank, names the first option that differs and the two
 // ranks. The engine compares model and configuration itself.
 absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device);
+
+// Collective: rank 0's `text`, on every rank. The others wait for it up to `timeout_seconds`.
+absl::StatusOr<std::string> TextOfFirst(const World& world, const std::string& text,
+                                        double timeout_seconds);
 
 }  // namespace ebb::gpt

@@ -11,10 +11,15 @@ class Arena {
  public:
   explicit Arena(std::byte* base = nullptr) : base_(base) {}
 
-  // `bytes` at a multiple of 64.
+  static constexpr int64_t kAlignment = 256;  // what cuBLASLt's workspace needs
+
+  static int64_t Rounded(int64_t bytes) {
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  // `bytes` at a multiple of kAlignment.
   void* Take(int64_t bytes) {
     void* piece = base_ == nullptr ? nullptr : base_ + used_;
-    used_ += (bytes + 63) / 64 * 64;
+    used_ += Rounded(bytes);
     return piece;
   }
   template <class T>

@@ -7,8 +7,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "arena.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "pass_buffers.h"
 
 namespace ebb::gpt {
 namespace {
@@ -16,25 +16,6 @@ namespace {
 // So few that the host enqueues them without waiting for the device. Of the repeats the best counts,
 // which nothing else on the machine has disturbed.
 constexpr int kPasses = 4, kRepeats = 3;
-
-// Of a micro-batch's pass over one block. What kernels read is as good in one place as in many.
-struct Buffers {
-  void *parameters = nullptr, *gradients = nullptr;
-  void *input = nullptr, *output = nullptr, *output_gradient = nullptr, *input_gradient = nullptr;
-  int64_t bytes = 0;
-
-  Buffers(const GptShape& shape, const Layers::Options& options, DType gradient, std::byte* base) {
-    const int64_t largest = 4 * shape.width * shape.width;  // of a block's parameters
-    const int64_t boundary =
-        options.sequences * shape.context * shape.width * SizeOf(options.compute);
-    Arena arena(base);
-    parameters = arena.Take(largest * SizeOf(options.compute));
-    gradients = arena.Take(largest * SizeOf(gradient));
-    for (void** each : {&input, &output, &output_gradient, &input_gradient})
-      *each = arena.Take(boundary);
-    bytes = arena.used();
-  }
-};
 
 // Of one of kPasses calls, at best.
 double Best(absl::FunctionRef<void()> before, absl::FunctionRef<void()> pass,
@@ -61,15 +42,15 @@ std::string LaunchTimes::Text() const {
 absl::StatusOr<LaunchTimes> MeasureLaunches(const Device& device, const Gpt& gpt,
                                             const Layers::Options& options, DType gradient,
                                             Layers& layers) {
-  EBB_ASSIGN_OR_RETURN(
-      const Buffer memory,
-      device.Allocate(Buffers(gpt.shape, options, gradient, nullptr).bytes, "measuring launches"));
-  const Buffers buffers(gpt.shape, options, gradient, memory.data());
+  EBB_ASSIGN_OR_RETURN(const Buffer memory,
+                       device.Allocate(PassBuffers(gpt.shape, options, gradient, nullptr).bytes,
+                                       "measuring launches"));
+  const PassBuffers buffers(gpt.shape, options, gradient, memory.data());
   Stream stream =
       device.CallerStream();  // goes first: what it runs has ended before the memory does
   const Batch batch = {.sequences = options.sequences, .length = gpt.shape.context};
   const auto parameter = [&](ParameterId) -> const void* { return buffers.parameters; };
-  const auto target = [&](ParameterId) { return Target{buffers.gradients, gradient, 0}; };
+  const auto target = [&](ParameterId) { return Target{buffers.parameters, gradient, 0}; };
   const auto wait = [&] { stream.WaitIdle(); };
   const auto pass = [&] {
     layers.BlockForward(parameter, 0, batch, buffers.input, 0, buffers.output);

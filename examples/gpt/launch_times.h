@@ -1,8 +1,7 @@
 // Whether CUDA graphs pay, measured before the first step: what the host takes to launch a block's
 // forward and backward kernel by kernel, against what the device takes to run them.
 //
-// The passes run on buffers of their own, which are given back. They also bring what cuBLASLt does
-// when a product first comes, choosing an algorithm and loading its kernels, ahead of the first step.
+// The passes run on buffers of their own, which are given back.
 #pragma once
 
 #include <string>

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -64,6 +65,10 @@ class Layers {
     keeps_graphs_ = most > 0;
   }
   GraphUse graphs() const { return ops_->graphs(); }
+
+  // As of Ops.
+  void ChooseProducts(const ProductChoice& choice) { ops_->ChooseProducts(choice); }
+  std::string product_letters() const { return ops_->product_letters(); }
 
   void Embed(Parameters parameters, const Batch& batch, void* output);
   // Fills the slot, and `output` unless that is null.

@@ -68,6 +68,14 @@ CLI::Validator CountOrAll() {
   });
 }
 
+CLI::Validator Products() {
+  return Check([](std::string& text) -> std::string {
+    if (text == kMeasuredProducts || text == kDefaultProducts) return "";
+    if (!text.empty() && text.find_first_not_of("abcdABCD") == std::string::npos) return "";
+    return "is neither auto, default nor the letters that a run has printed: " + text;
+  });
+}
+
 CLI::Validator Size() {
   return Check([](std::string& text) -> std::string {
     if (config::ToBytes(text).value_or(0) > 0) return "";
@@ -201,6 +209,10 @@ void AddTraining(CLI::App& app, Options& o) {
       "launch a block's kernels as one CUDA graph; auto: where launching them takes more than half "
       "as long as running them",
       "auto");
+  s.Add("--products", o.products, "auto|default|LETTERS",
+        "how matrix products are computed on a GPU: auto, each as rank 0 measures before the first "
+        "step; default; or the letters that such a run has printed, which repeat its bits",
+        o.products, Products());
   s.AddFlag("--recompute", o.recompute,
             "keep only the blocks' inputs and run their forward again in backward");
 }

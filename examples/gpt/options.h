@@ -20,6 +20,8 @@ enum class ShowPlan : uint8_t { kNo, kTables, kOperations };
 enum class CudaGraphs : uint8_t { kOff, kOn, kAuto };
 
 inline constexpr int kRanksMax = 1024;
+// Of Options::products, beside letters of ProductChoice (ops/ops.h).
+inline constexpr char kMeasuredProducts[] = "auto", kDefaultProducts[] = "default";
 
 struct Options {
   static constexpr int64_t kSampleBytes = 300;
@@ -37,6 +39,7 @@ struct Options {
   int threads = 0;  // of one rank; 0: this machine's cores over its ranks
   std::string device = "cpu";
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
+  std::string products = kMeasuredProducts;
   // These override the configuration.
   std::optional<int> stage;
   std::optional<double> learning_rate;

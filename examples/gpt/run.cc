@@ -201,6 +201,7 @@ Summary SummaryOf(const Run& run, Trainer& trainer, RankUsage usage, std::string
           .plan_bytes = engine.plan().OwnBytes(),
           .resident = run.resident.Row(),
           .graphs = trainer.graphs(),
+          .products = trainer.product_letters(),
           .parameter_digest = std::move(digest)};
 }
 
@@ -277,8 +278,10 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   const bool speaks = world.rank() == 0;
   EBB_ASSIGN_OR_RETURN(const int64_t resumed, Resume(trainer, run));
   EBB_ASSIGN_OR_RETURN(const std::string graphs, trainer.ChooseCudaGraphs());
+  const std::string how =
+      absl::StrCat(trainer.products(), trainer.products().empty() ? "" : "; ", graphs);
   std::optional<Progress> progress;
-  if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run, graphs));
+  if (speaks) progress.emplace(run.options.steps).Say(Headline(trainer, run, how));
   Progress* shown = progress ? &*progress : nullptr;
   const bool writes_steps =
       speaks && (run.reports.losses || run.reports.curve || run.reports.summary);
@@ -351,6 +354,9 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
   if (speaks && run.options.cuda_graphs == CudaGraphs::kOn &&
       device.device.kind() != DeviceKind::kCuda)
     LogWarning("--cuda-graphs on has no meaning on the CPU, which launches nothing");
+  if (speaks && device.device.kind() == DeviceKind::kCpu &&
+      run.options.products != kMeasuredProducts)
+    LogWarning("--products has no meaning on the CPU, which computes all products in one way");
   EBB_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
   absl::StatusOr<std::unique_ptr<Trainer>> made =
       Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);

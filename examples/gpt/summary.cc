@@ -93,6 +93,7 @@ std::string SummaryJson(const Summary& summary, const History& history) {
                        {"after_steps", history.stopped->steps}};
   }
   json["parameter_digest"] = summary.parameter_digest;
+  if (!summary.products.empty()) json["products"] = summary.products;
   if (summary.graphs.most > 0) {
     json["cuda_graphs"] = {{"most", summary.graphs.most},
                            {"kept", summary.graphs.kept},

@@ -36,6 +36,7 @@ struct Summary {
   int64_t plan_operations = 0, plan_bytes = 0;  // of a step, which is the same on every rank
   std::optional<ResidentRow> resident = {};     // of rank 0's process; not known: left out
   GraphUse graphs;                              // of rank 0; with `most` 0: none were wanted
+  std::string products;                         // letters of --products; empty: the default
   std::string parameter_digest;
 };
 std::string SummaryJson(const Summary& summary, const History& history);

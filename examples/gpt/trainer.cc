@@ -4,10 +4,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "agreement.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/plan.h"
 #include "launch_times.h"
 #include "scope_access.h"
+#include "warm_up.h"
 
 namespace ebb::gpt {
 namespace {
@@ -23,6 +26,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, Device dev
                                                          const Config& config, const Text& text) {
   std::unique_ptr<Trainer> trainer(new Trainer(std::move(world), std::move(device), options, text));
   EBB_RETURN_IF_ERROR(trainer->MakeEngine(config));
+  if (trainer->device_.kind() == DeviceKind::kCuda) EBB_RETURN_IF_ERROR(trainer->SettleProducts());
   return trainer;
 }
 
@@ -39,6 +43,49 @@ absl::Status Trainer::MakeEngine(const Config& config) {
                        Layers::Create(device_, work_.gpt, work_.layers, workspace.subspan(cut)));
   EBB_RETURN_IF_ERROR(layers_->Prepare(engine_->plan().decisions.gradient));
   return absl::OkStatus();
+}
+
+absl::Status Trainer::SettleProducts() {
+  const double timeout = engine_->config().ebb.timeout_seconds;
+  // What ranks have enqueued so far needs nothing more of each other from here on.
+  const auto meet = [&](const char* name) {
+    return world_.MeetOnHost({.name = name, .timeout_seconds = timeout});
+  };
+  EBB_RETURN_IF_ERROR(meet("engines made"));
+  const bool measures = options_.products == kMeasuredProducts;
+  const bool given = !measures && options_.products != kDefaultProducts;
+  const auto pass = [&](const ProductChoice& choice) -> absl::StatusOr<std::string> {
+    absl::StatusOr<std::string> letters = WarmUp(
+        device_, work_.gpt, work_.layers, engine_->plan().decisions.gradient, choice, *layers_);
+    if (letters.ok() || !absl::IsResourceExhausted(letters.status())) return letters;
+    LogWarning(
+        absl::StrCat("kernels are loaded in the first step, and products computed in the "
+                     "default way: ",
+                     letters.status().message()));
+    return "";
+  };
+  std::string letters = given ? options_.products : "";
+  if (measures) {
+    if (world_.rank() == 0) {
+      EBB_ASSIGN_OR_RETURN(letters, pass({.measures = true, .letters = ""}));
+    }
+    EBB_ASSIGN_OR_RETURN(letters, TextOfFirst(world_, letters, timeout));
+  }
+  if (!measures || world_.rank() != 0) {
+    EBB_ASSIGN_OR_RETURN(const std::string used, pass({.measures = false, .letters = letters}));
+    if (given && !used.empty() && used.size() != letters.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--products ", letters, " has ", letters.size(), " letters, and this model has ",
+          used.size(), " products here: give what a run of the same model has printed"));
+    }
+    if (used.empty()) letters.clear();
+  }
+  products_ = letters.empty() ? "products by default"
+              : given         ? "products as given"
+                      : absl::StrCat("products as measured (--products ", letters, " repeats it)");
+  product_letters_ = std::move(letters);
+  // The pass's memory has been given back.
+  return meet("products settled");
 }
 
 absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
@@ -102,10 +149,13 @@ void Trainer::RunRound(ebb::Step& step, int64_t step_number) {
     BackwardScope unit =
         step.Backward(work_.gpt.embedding);  // head and loss, forward and backward at once
     ScopeGradients gradients{unit};
+    // Each block of the loss reads the scale, of a GPU's from the host's memory: not where it is 1.
+    const bool scales = engine_->config().compute == DType::kFloat16;
     for (int m : unit.micro_batches()) {
       step.AddLoss(Scalar(layers_->HeadBackward(
           ScopeParameters{unit}, gradients, batches_->batch(m), unit.input(m).data,
-          step.device_loss_scale().as<float>().data(), unit.input_gradient(m).data)));
+          scales ? step.device_loss_scale().as<float>().data() : nullptr,
+          unit.input_gradient(m).data)));
     }
   }
   for (int64_t b = options_.shape.layers; b-- > 0;) {

@@ -27,6 +27,12 @@ class Trainer {
                                                          const Options& options,
                                                          const Config& config, const Text& text);
 
+  // How products are computed, in words; empty on the CPU. On a GPU Create has settled it, in a pass of its
+  // own over the layers (warm_up.h): rank 0 chooses as the options want it, and all do the same.
+  const std::string& products() const { return products_; }
+  // The same as the letters of --products; empty: the default.
+  const std::string& product_letters() const { return product_letters_; }
+
   // Whether blocks run as CUDA graphs from now on, as the options want it; in words, with the reason.
   // Empty on the CPU, which has none. Once, before the first step; waits for the device. Each rank
   // decides for itself, as it changes no bits.
@@ -57,6 +63,7 @@ class Trainer {
   Trainer(World world, Device device, const Options& options, const Text& text)
       : world_(std::move(world)), device_(std::move(device)), options_(options), text_(text) {}
   absl::Status MakeEngine(const Config& config);
+  absl::Status SettleProducts();
   // What has failed beside the engine.
   absl::Status status() const { return text_status_.ok() ? layers_->status() : text_status_; }
 
@@ -76,6 +83,7 @@ class Trainer {
   std::optional<Engine> engine_;
   std::unique_ptr<Layers> layers_;
   std::optional<Batches> batches_;  // one a micro-batch of a step
+  std::string products_, product_letters_;
   bool owes_report_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "arena.h"
 #include "batches.h"
 
 namespace ebb::gpt {
@@ -57,7 +58,7 @@ absl::StatusOr<Workload> WorkloadOf(const Options& options, const Config& config
   // Forward, forward again in backward, and backward, which writes gradients or adds to them, of each
   // micro-batch of a round; and the evaluation's forward.
   work.passes = shape.layers * (per_round * (options.recompute ? 4 : 3) + 1);
-  work.batches_bytes = Batches::DeviceBytes(work.micro_batches, rows);
+  work.batches_bytes = Arena::Rounded(Batches::DeviceBytes(work.micro_batches, rows));
   work.spec.workspace_bytes =
       work.batches_bytes + Layers::WorkspaceBytes(processor, shape, work.layers);
   return work;

@@ -54,5 +54,17 @@ TEST_F(DriverWaitsDeathTest, ACopyOfPageableMemoryBehindTheEventOfACollective) {
   CopyOut(second_, pageable_.data());
 }
 
+TEST_F(DriverWaitsDeathTest, ALaunchThatFindsItsQueueFullBehindACollective) {
+  const auto launch = [&] { first_.Zero(memory_.data(), 64); };
+  stand_in::SetLaunchQueue(3);
+  stand_in::HoldUntilHostWaits(static_cast<cudaStream_t>(first_.view().native));
+  NoteCollective(first_);
+  launch();
+  launch();
+  EXPECT_DEATH(launch(), "a launch waits inside the driver for room behind a collective");
+  first_.WaitIdle();
+  for (int i = 0; i < 10; ++i) launch();
+}
+
 }  // namespace
 }  // namespace ebb

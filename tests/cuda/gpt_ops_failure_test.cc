@@ -167,6 +167,16 @@ TEST(GptOpsFailure, ACublasLtOfAnotherMajorVersionIsRefused) {
   stand_in::Reset();
 }
 
+TEST(GptOpsFailure, ScratchThatIsNotAlignedForCublasLtIsRefused) {
+  const Device device = *Device::Cuda();
+  const Buffer scratch =
+      *device.Allocate(64 + ScratchBytes(device, DType::kFloat32, kLimits), "scratch");
+  EXPECT_THAT(
+      std::string(
+          NewOps(device, DType::kFloat32, kLimits, scratch.span().subspan(64)).status().message()),
+      HasSubstr("a multiple of 256 bytes"));
+}
+
 TEST(GptOpsFailure, TooLittleScratchIsRefused) {
   const Device device = *Device::Cuda();
   const Buffer scratch = *device.Allocate(256, "scratch");

@@ -1,5 +1,6 @@
 // The GPT's trainer on a GPU, where the host is a step ahead of what it knows: when it waits, and
 // that what people see of a run is what they see of one that waits for every step.
+#include <cublasLt.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "configuration.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/plan.h"
+#include "nccl_shares_device.h"
 #include "nlohmann/json.hpp"
 #include "run.h"
 #include "stand_in.h"
@@ -24,7 +26,7 @@ namespace {
 
 constexpr int kRanks = 2;
 
-class GptRunsAheadTest : public testing::Test {
+class GptRunsAheadTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void SetUp() override {
@@ -32,6 +34,7 @@ class GptRunsAheadTest : public testing::Test {
     options_.ranks = kRanks;
     options_.threads = 1;
     options_.device = "cuda";
+    options_.products = kDefaultProducts;
     options_.sample_bytes = 0;
     std::vector<uint8_t> bytes;
     for (int i = 0; i < 600; ++i)
@@ -41,9 +44,9 @@ class GptRunsAheadTest : public testing::Test {
   }
   void TearDown() override { stand_in::Reset(); }
 
-  Config Resolve(nlohmann::json config) {
+  Config Resolve(nlohmann::json config, int micro_batches = 2) {
     config["train_micro_batch_size_per_gpu"] = 1;
-    config["gradient_accumulation_steps"] = 2;
+    config["gradient_accumulation_steps"] = micro_batches;
     config["zero_optimization"] = {{"stage", 3}, {"stage3_param_persistence_threshold", 0}};
     options_.config_file = files_.Write("config.json", config.dump());
     absl::StatusOr<Config> resolved = ResolveConfig(options_);
@@ -55,6 +58,95 @@ class GptRunsAheadTest : public testing::Test {
   Options options_;
   absl::StatusOr<Text> text_;
 };
+
+// What cuBLASLt works in lies behind the tokens, however many those are.
+TEST_F(GptRunsAheadTest, WhatCublasLtWorksInIsAligned) {
+  for (const int micro_batches : {1, 2, 3}) {
+    const Config config = Resolve({}, micro_batches);
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Device device, Device::Cuda());
+      return Trainer::Create(world, std::move(device), options_, config, *text_).status();
+    });
+    EXPECT_TRUE(status.ok()) << micro_batches << " micro-batches: " << status;
+  }
+}
+
+// What a library loads at a first launch waits for the device, where the other rank's gather may be
+// waiting for this thread.
+TEST_F(GptRunsAheadTest, NoKernelIsLaunchedForTheFirstTimeInAStep) {
+  const testing::NcclSharesDevice shares;
+  const Config config = Resolve({});
+  stand_in::LoadProductsLazily();
+  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                         Trainer::Create(world, std::move(device), options_, config, *text_));
+    const auto ignore = [](const StepReport&) {};
+    for (int64_t step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(trainer->Step(step, ignore));
+    return trainer->AwaitReport(ignore);
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(GptRunsAheadTest, AllRanksComputeProductsAsTheFirstHasMeasured) {
+  options_.products = kMeasuredProducts;
+  // Sums are faster fused, GELUs apart, and of plain products the third algorithm is.
+  constexpr int64_t kSecond = 1'000'000'000;
+  for (int algorithm = 0; algorithm < stand_in::kProductAlgorithms; ++algorithm) {
+    stand_in::SetProductTime(CUBLASLT_EPILOGUE_DEFAULT, algorithm, (9 - algorithm) * kSecond);
+    stand_in::SetProductTime(CUBLASLT_EPILOGUE_BIAS, algorithm, (9 - algorithm) * kSecond);
+    stand_in::SetProductTime(CUBLASLT_EPILOGUE_BGRADB, algorithm, kSecond * (1 + algorithm));
+    stand_in::SetProductTime(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, algorithm, 20 * kSecond);
+    stand_in::SetProductTime(CUBLASLT_EPILOGUE_DGELU, algorithm, 20 * kSecond);
+  }
+  const Config config = Resolve({});
+  std::string said[kRanks];
+  const auto run = [&] {
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Device device, Device::Cuda());
+      EBB_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
+                           Trainer::Create(world, std::move(device), options_, config, *text_));
+      said[world.rank()] = trainer->products();
+      const auto ignore = [](const StepReport&) {};
+      EBB_RETURN_IF_ERROR(trainer->Step(0, ignore));
+      return trainer->AwaitReport(ignore);
+    });
+    return status;
+  };
+  absl::Status status = run();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(said[0], said[1]);
+  const std::string mark = "--products ";
+  ASSERT_NE(said[0].find(mark), std::string::npos) << said[0];
+  const size_t begin = said[0].find(mark) + mark.size();
+  const std::string letters = said[0].substr(begin, said[0].find(' ', begin) - begin);
+  // Forward: qkv, projection, GELU, down.
+  EXPECT_EQ(letters.substr(0, 4), "cccc") << letters;
+  EXPECT_NE(letters.find('A'), std::string::npos) << letters;
+
+  options_.products = letters;
+  status = run();
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(said[0], "products as given");
+  options_.products = letters + "a";
+  status = run();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+}
+
+// The second rank waits for what the first measures.
+TEST_F(GptRunsAheadTest, AFailureWhileProductsAreMeasuredEndsAllRanks) {
+  options_.products = kMeasuredProducts;
+  const Config config = Resolve({});
+  stand_in::FailCall("cudaEventElapsedTime", cudaErrorInvalidResourceHandle);
+  absl::Status seen[kRanks];
+  const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(Device device, Device::Cuda());
+    return seen[world.rank()] =
+               Trainer::Create(world, std::move(device), options_, config, *text_).status();
+  });
+  EXPECT_FALSE(status.ok());
+  for (const absl::Status& of_rank : seen) EXPECT_FALSE(of_rank.ok());
+}
 
 // The compute stream stands still until the host waits for the first time. So what it enqueues before
 // that has not run, and the first report cannot be there without waiting.

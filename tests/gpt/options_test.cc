@@ -56,6 +56,17 @@ TEST(OptionsTest, CudaGraphsAreOnOffOrChosen) {
   EXPECT_THAT(wrong.text, AllOf(HasSubstr("--cuda-graphs"), HasSubstr("auto")));
 }
 
+TEST(OptionsTest, ProductsAreMeasuredInTheDefaultWayOrAsLettersSay) {
+  EXPECT_EQ(Parse({}).options->products, kMeasuredProducts);
+  for (const char* products : {"auto", "default", "aBcD"})
+    EXPECT_EQ(Parse({"--products", products}).options->products, products);
+  for (const char* products : {"", "abx", "fast"}) {
+    const CommandLine wrong = Parse({"--products", products});
+    EXPECT_EQ(wrong.exit_code, 2) << products;
+    EXPECT_THAT(wrong.text, HasSubstr("--products")) << products;
+  }
+}
+
 TEST(OptionsTest, SeedsAreAllNumbersOf64Bits) {
   EXPECT_EQ(Parse({"--seed", "0"}).options->seed, 0u);
   EXPECT_EQ(Parse({"--seed", "010"}).options->seed, 10u);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -276,13 +277,13 @@ TEST_F(ProgramTest, ASignalLeavesNothingOnTheDisk) {
   EXPECT_TRUE(std::filesystem::is_empty(disk));
 }
 
-TEST_F(ProgramTest, CudaGraphsHaveNoMeaningOnTheCpuWhichIsSaidToWhoAsksForThem) {
-  for (const char* graphs : {"on", "auto"}) {
-    Program program(Tiny({"--data", data_, "--cuda-graphs", graphs}));
+TEST_F(ProgramTest, WhatHasNoMeaningOnTheCpuIsSaidToWhoAsksForIt) {
+  for (const auto& [graphs, products, says] :
+       {std::tuple("on", "default", true), std::tuple("auto", "auto", false)}) {
+    Program program(Tiny({"--data", data_, "--cuda-graphs", graphs, "--products", products}));
     EXPECT_EQ(program.Finish(), 0) << program.printed();
-    const bool says =
-        program.printed().find("--cuda-graphs on has no meaning") != std::string::npos;
-    EXPECT_EQ(says, std::string(graphs) == "on") << program.printed();
+    for (const char* what : {"--cuda-graphs on has no meaning", "--products has no meaning"})
+      EXPECT_EQ(program.printed().find(what) != std::string::npos, says) << program.printed();
   }
 }
 

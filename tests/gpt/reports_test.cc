@@ -200,6 +200,7 @@ TEST(SummaryTest, HasEveryField) {
                              .bytes = 7}}},
       .resident = ResidentRow{.before_bytes = 10, .predicted_bytes = 30, .peak_bytes = 31},
       .graphs = {.most = 6, .kept = 4, .launches = 40, .given_up = ""},
+      .products = "abA",
       .parameter_digest = "abc"};
   History history = ThreeSteps();
   history.steps[1].report.loss = std::numeric_limits<double>::quiet_NaN();
@@ -215,6 +216,7 @@ TEST(SummaryTest, HasEveryField) {
   EXPECT_EQ(json["version"], "1.2.3");
   EXPECT_TRUE(json["stopped"].is_null());
   EXPECT_EQ(json["parameter_digest"], "abc");
+  EXPECT_EQ(json["products"], "abA");
   EXPECT_EQ(json["cuda_graphs"],
             nlohmann::json::parse(R"({"most": 6, "kept": 4, "launches": 40, "given_up": ""})"));
   EXPECT_EQ(

@@ -51,6 +51,7 @@ nlohmann::json Train(const Recipe& recipe, std::atomic<int>* ranks_stopped = nul
   options.threads = recipe.threads;
   options.device = recipe.device;
   options.cuda_graphs = recipe.graphs;
+  options.products = kDefaultProducts;  // what is measured may have other bits
   options.stage = recipe.stage;
   options.dtype = recipe.dtype;
   options.steps = recipe.steps;

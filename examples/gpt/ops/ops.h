@@ -125,6 +125,16 @@ struct GraphUse {
   std::string given_up;  // why nothing more is captured; empty: it is
 };
 
+// How a product is computed that comes for the first time, where there are several ways to: see
+// ops/cuda/product_ways.h. A way may have other bits than another.
+struct ProductChoice {
+  // Times each way, with the operands of the call, whose results are then of no use.
+  bool measures = false;
+  // Unless it measures: a letter a product, in the order in which they come; those beyond are computed
+  // the way that is the default.
+  std::string letters;
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -159,6 +169,11 @@ class Ops {
   // none. Those of before are forgotten.
   virtual void KeepGraphs(int64_t /*most*/) {}
   virtual GraphUse graphs() const { return {}; }
+
+  // Of products from now on; what was chosen before stays.
+  virtual void ChooseProducts(const ProductChoice& /*choice*/) {}
+  // What has been chosen since the last ChooseProducts, as letters of ProductChoice.
+  virtual std::string product_letters() const { return ""; }
 };
 
 // What sizes of memory depend on: where one rank computes. It need not be there.
@@ -179,8 +194,8 @@ struct OpsLimits {
   int64_t tokens = 0, width = 0, heads = 0, vocabulary = 0;
 };
 
-// Scratch is the caller's memory of the device, of at least so many bytes, aligned to 64, and
-// outlives the ops.
+// Scratch is the caller's memory of the device, of at least so many bytes, aligned to 256,
+// and outlives the ops.
 int64_t ScratchBytes(const Processor& processor, DType compute, const OpsLimits& limits);
 absl::StatusOr<std::unique_ptr<Ops>> NewOps(const Device& device, DType compute,
                                             const OpsLimits& limits, std::span<std::byte> scratch);

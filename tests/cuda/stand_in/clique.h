@@ -44,8 +44,13 @@ class Clique {
   bool Leave() { return ++left_ == size_; }
 
   // Windows are registered by all ranks together, one after the other. By one thread at a time.
-  void JoinWindow(int window) { ++windows_[window]; }
-  bool IsWindow(int window) { return windows_[window] == size_; }
+  // False: of another size than a rank before.
+  bool JoinWindow(int window, size_t bytes) {
+    Window& joined = windows_[window];
+    if (joined.ranks++ == 0) joined.bytes = bytes;
+    return joined.bytes == bytes;
+  }
+  bool IsWindow(int window) { return windows_[window].ranks == size_; }
 
   // One rank's group, on its stream's thread. Returns early once `aborted`.
   void Run(int rank, const std::vector<Part>& parts, const std::atomic<bool>& aborted,
@@ -54,6 +59,10 @@ class Clique {
   void Abort();
 
  private:
+  struct Window {
+    int ranks = 0;  // that have come
+    size_t bytes = 0;
+  };
   struct Post {
     const Part* part = nullptr;
     bool taken = false;
@@ -68,7 +77,7 @@ class Clique {
 
   const int size_;
   std::atomic<int> joined_{0}, left_{0};
-  std::map<int, int> windows_;  // how many ranks have come
+  std::map<int, Window> windows_;
   std::mutex mutex_;
   std::condition_variable changed_;
   int here_ = 0;

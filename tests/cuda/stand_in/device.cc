@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include "calls.h"
 #include "ebb/runtime/device/stream.h"
@@ -30,6 +31,7 @@ namespace {
 std::atomic<int> device_count{2};
 std::atomic<cudaError_t> device_count_result{cudaSuccess};
 thread_local int current_device = 0;
+thread_local cudaError_t last_error = cudaSuccess;
 std::array<std::atomic<bool>, 64> contexts;  // of devices that have one
 std::array<std::shared_mutex, 64> context_locks;
 
@@ -83,6 +85,7 @@ int CurrentDevice() {
 }
 
 void UseContext() {
+  RequireNoHostFunction();
   NoteCaller("");
   contexts[static_cast<size_t>(current_device)] = true;
   const std::shared_lock turn(ContextLock());
@@ -107,8 +110,10 @@ cudaError_t FailureOrSpoilt(const char* function, cudaStream_t stream) {
 cudaError_t Called(const char* function) {
   UseContext();
   NoteCaller(function);
-  if (Lost() != cudaSuccess) return Lost();
-  return static_cast<cudaError_t>(Injected(function));
+  const cudaError_t result =
+      Lost() != cudaSuccess ? Lost() : static_cast<cudaError_t>(Injected(function));
+  if (result != cudaSuccess) last_error = result;
+  return result;
 }
 void SetDevices(int count, cudaError_t result) {
   device_count = count;
@@ -203,7 +208,7 @@ cudaError_t cudaGetDriverEntryPoint(const char* symbol, void** function, unsigne
   return cudaSuccess;
 }
 cudaError_t cudaGetLastError() {
-  return cudaSuccess;
+  return std::exchange(last_error, cudaSuccess);
 }
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) {
   UseContext();

@@ -19,6 +19,7 @@
 #include "ops/cuda/embedding_kernels.h"
 #include "ops/cuda/norm_backward_kernels.h"
 #include "ops/cuda/norm_kernels.h"
+#include "ops/cuda/plain_product_kernel.h"
 #include "ops/cuda/store_kernel.h"
 #include "order.h"
 
@@ -186,6 +187,12 @@ auto TouchedBy(Which<PlainAttentionKeyGradients<T>>, const AttentionBackwardWork
   return TouchedForKeys<T>(a);
 }
 
+template <class T>
+auto TouchedBy(Which<PlainProductKernel<T>>, const PlainProductArrays& a) {
+  return std::array{ReadsNumbers<T>(a.a, (a.m - 1) * a.a_row + (a.k - 1) * a.a_depth + 1),
+                    ReadsNumbers<T>(a.b, (a.k - 1) * a.b_depth + (a.n - 1) * a.b_column + 1),
+                    WritesNumbers<float>(a.c, a.m * a.n)};
+}
 inline auto TouchedBy(Which<StoreKernel>, const StoreKernel::Arrays& a) {
   return std::array{ReadsNumbers<float>(a.source, a.rows * a.columns),
                     a.bias == nullptr ? Touched() : Reads(a.bias, a.columns * SizeOf(a.bias_dtype)),

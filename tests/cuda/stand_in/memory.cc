@@ -33,15 +33,15 @@ void Forget(const void* data) {
   memory.erase(static_cast<const std::byte*>(data));
 }
 
-// What gives memory of the current device back.
-cudaError_t Release(void* data) {
-  UseContext();
+// What gives memory of the current device back, whatever it answers: an error is of an earlier call.
+cudaError_t Release(const char* function, void* data) {
+  const cudaError_t earlier = Called(function);
   if (const auto refused = RefuseOnCapturingThread()) return refused;
   AwaitDevice();
   Forget(data);
   std::free(data);
   Count(Thing::kAllocation, -1);
-  return cudaSuccess;
+  return earlier;
 }
 
 }  // namespace
@@ -102,18 +102,18 @@ cudaError_t cudaHostRegister(void* data, size_t bytes, unsigned) {
   return cudaSuccess;
 }
 cudaError_t cudaHostUnregister(void* data) {
-  UseContext();
+  const cudaError_t earlier = Called("cudaHostUnregister");
   if (const auto refused = RefuseOnCapturingThread()) return refused;
   AwaitDevice();
   Forget(data);
   Count(Thing::kLocked, -1);
-  return cudaSuccess;
+  return earlier;
 }
 cudaError_t cudaFreeHost(void* data) {
-  return Release(data);
+  return Release("cudaFreeHost", data);
 }
 cudaError_t cudaFree(void* data) {
-  return Release(data);
+  return Release("cudaFree", data);
 }
 
 cudaError_t cudaMemcpyAsync(void* destination, const void* source, size_t bytes, cudaMemcpyKind,
@@ -152,7 +152,9 @@ cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t st
   if (Captures(stream)) {
     KeepTask(stream, ebb::Task([=] { std::memset(data, 0, bytes); }), nullptr, nullptr);
   } else {
+    TakePlaceInQueue(stream);
     stream->stream.Zero(data, static_cast<int64_t>(bytes));
+    GivePlaceBack(stream);
   }
   return cudaSuccess;
 }

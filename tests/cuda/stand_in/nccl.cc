@@ -91,6 +91,7 @@ thread_local ncclComm_t group_comm = nullptr;
 thread_local cudaStream_t group_stream = nullptr;
 
 ncclResult_t Failure(const char* function) {
+  RequireNoHostFunction();
   return static_cast<ncclResult_t>(Injected(function));
 }
 
@@ -195,7 +196,10 @@ ncclResult_t Launch() {
     comm->looks = launch_looks;
   }
   NoteTouches(comm, group.parts);
-  if (comm->clique->size() > 1) NoteCollective(group_stream);
+  if (comm->clique->size() > 1) {
+    RequireNoLoading();
+    NoteCollective(group_stream);
+  }
   EnqueueKernel(group_stream, &RunGroup, &group, nullptr);
   return ncclInProgress;
 }
@@ -331,6 +335,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm_t* par
   return ncclInProgress;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* state) {
+  RequireNoHostFunction();
   Require(!comm->gone, "a call on a communicator that is gone");
   const std::scoped_lock lock(mutex);
   const bool splitting = comm->splits_begun > 0 &&
@@ -367,6 +372,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+  RequireNoHostFunction();
   Require(!comm->gone, "a communicator aborted that is gone");
   for (const auto& made : comm->operators) Count(Thing::kOperator, made.alive ? -1 : 0);
   {
@@ -414,7 +420,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t bytes, n
           "a window of memory that is not NCCL's");
   comm->window = {.data = Bytes(data), .bytes = bytes};
   comm->window_answer = reinterpret_cast<void**>(window);
-  comm->clique->JoinWindow(comm->windows_begun++);
+  Require(comm->clique->JoinWindow(comm->windows_begun++, bytes),
+          "a window of another size on another rank");
   return ncclInProgress;
 }
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {

@@ -3,11 +3,12 @@
 // streams that are threads, collectives between the threads of this process, and kernels that
 // compute as the CPU does. It does what the real ones promise, and fails where a test asks it to.
 //
-// As strict as the real ones may be: the host functions of all streams take turns, what gives memory
-// back waits for the device, only copies reach memory that is not CUDA's, and a kernel of gpt's that
-// was not loaded ends the program. A copy to or from pageable memory waits inside the call for what
+// As strict as the real ones may be: the host functions of all streams take turns and call
+// neither CUDA nor NCCL, what gives memory back waits for the device, only copies reach memory that is
+// not CUDA's, and a kernel of gpt's that was not loaded ends the program. A copy to or from pageable memory waits inside the call for what
 // is before it on its stream, and holds the context meanwhile, so no other thread's call gets
-// through; behind a collective it ends the program. Once memory could not be locked, copies from
+// through; behind a collective it ends the program. So do, where they are looked for, a launch that
+// finds its queue full and the first launch of a library's kernel. Once memory could not be locked, copies from
 // what is not CUDA's read it when they are called, whatever their stream still has to do.
 #pragma once
 
@@ -44,6 +45,16 @@ void HideStreamWaitValue();
 // What NCCL and cuBLASLt say of their versions, as NCCL_VERSION_CODE and CUBLAS_VERSION. Until Reset.
 void SetNcclVersion(int version);
 void SetCublasLtVersion(int version);
+// cuBLASLt has no algorithm for any product. Until Reset.
+void OfferNoProducts();
+// How long a product with this epilogue takes on a device, by the algorithm with this number, of
+// kProductAlgorithms that the heuristic names; 0: next to nothing. Until Reset.
+inline constexpr int kProductAlgorithms = 3;
+void SetProductTime(uint32_t epilogue, int algorithm, int64_t ns);
+// The first launch of a product's kernel waits for the device. Until Reset.
+void LoadProductsLazily();
+// Launches that a stream takes before one more waits. Until Reset.
+void SetLaunchQueue(int most);
 
 // Communicators that are being made from now on never become ready / have an operation's host part
 // never become ready: a rank is missing.
@@ -85,6 +96,8 @@ Live Alive();
 int GraphLaunches();
 // How often the calling thread has waited for the device so far, where it had to.
 const std::atomic<int>& HostWaits();
+// How often it has waited for an event that was not made to let it sleep.
+int SpinningWaits();
 // `stream` stands still until the calling thread waits for the device again.
 void HoldUntilHostWaits(cudaStream_t stream);
 // Whether the stream was made with the higher priority.

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <set>
 #include <shared_mutex>
 #include <string_view>
+#include <utility>
 
 namespace ebb::stand_in {
 namespace {
@@ -19,6 +21,10 @@ std::map<std::string, Fault, std::less<>> faults;
 std::atomic<bool> any_fault{false};
 std::atomic<cudaError_t> lost{cudaSuccess};
 std::shared_mutex copying;  // shared by copies; taken alone by who loses the device
+std::atomic<bool> offers_products{true};
+std::map<std::pair<uint32_t, int>, int64_t> product_ns;  // by epilogue and algorithm
+bool loads_products_lazily = false;
+std::set<std::array<int64_t, 8>> loaded_products;
 std::atomic<bool> hides_stream_wait_value{false}, refuses_locks{false}, has_refused_lock{false};
 std::atomic<size_t> free_memory{0};
 std::atomic<int> nccl_version{0}, cublaslt_version{0};
@@ -72,6 +78,30 @@ bool HasRefusedLock() {
   return has_refused_lock;
 }
 
+void SetProductTime(uint32_t epilogue, int algorithm, int64_t ns) {
+  const std::scoped_lock lock(mutex);
+  product_ns[{epilogue, algorithm}] = ns;
+}
+int64_t ProductTime(uint32_t epilogue, int algorithm) {
+  const std::scoped_lock lock(mutex);
+  const auto found = product_ns.find({epilogue, algorithm});
+  return found == product_ns.end() ? 0 : found->second;
+}
+void LoadProductsLazily() {
+  const std::scoped_lock lock(mutex);
+  loads_products_lazily = true;
+}
+bool LoadsProductNow(const std::array<int64_t, 8>& kernel) {
+  const std::scoped_lock lock(mutex);
+  return loads_products_lazily && loaded_products.insert(kernel).second;
+}
+void OfferNoProducts() {
+  offers_products = false;
+}
+bool OffersProducts() {
+  return offers_products;
+}
+
 void SetFreeMemory(size_t bytes) {
   free_memory = bytes;
 }
@@ -113,6 +143,11 @@ void Reset() {
   any_fault = false;
   lost = cudaSuccess;
   hides_stream_wait_value = refuses_locks = has_refused_lock = false;
+  offers_products = true;
+  product_ns.clear();
+  loads_products_lazily = false;
+  loaded_products.clear();
+  SetLaunchQueue(0);
   free_memory = 0;
   nccl_version = cublaslt_version = 0;
   SetDevices(2);

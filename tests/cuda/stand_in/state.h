@@ -3,6 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
+#include <cstdint>
+
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/device/stream.h"
 #include "stand_in.h"
@@ -40,6 +43,10 @@ size_t FreeMemory();
 // 0: as it was built with.
 int NcclVersion();
 int CublasLtVersion();
+bool OffersProducts();
+int64_t ProductTime(uint32_t epilogue, int algorithm);
+// Whether a kernel that these numbers tell from others has to be loaded first.
+bool LoadsProductNow(const std::array<int64_t, 8>& kernel);
 
 // Of the two halves, for Reset.
 void ForgetContexts();
@@ -50,6 +57,16 @@ void ForgetGraphLaunches();
 // one: a kernel that waits for what comes behind such a call waits for ever. Nobody may count on it,
 // so it ties no operations together.
 void AwaitDevice();
+
+// The first launch of a library's kernel, which waits for the device and holds the context meanwhile.
+void LoadWhileOthersWait();
+// Of a collective: ends the program where it would have to wait for another thread's first launch.
+void RequireNoLoading();
+// Events behind what is enqueued on the stream now are said to be so much later.
+void TakeTime(cudaStream_t stream, int64_t ns);
+
+// Ends the program on the thread that runs a host function, where nothing of CUDA may be called.
+void RequireNoHostFunction();
 
 // Of what is enqueued on it next: it ends only when other ranks have come.
 void NoteCollective(cudaStream_t stream);

@@ -3,7 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -26,9 +28,21 @@ namespace {
 constexpr int kLeastPriority = 0, kGreatestPriority = -5;
 
 thread_local std::atomic<int> host_waits{0};
+thread_local int spinning_waits = 0;
 std::mutex host_functions;  // one at a time, whatever their streams
+thread_local bool in_host_function = false;
 std::mutex streams_mutex;
-std::set<cudaStream_t> streams;  // of all devices
+std::set<cudaStream_t> streams;            // of all devices
+std::array<std::atomic<int>, 64> loading;  // threads that load a kernel, by device
+std::atomic<int> launch_queue{0};          // 0: endless
+
+[[noreturn]] void EndFor(const char* what) {
+  std::fprintf(stderr, "stand-in for CUDA: %s\n", what);
+  std::abort();
+}
+bool AwaitsCollective(cudaStream_t stream) {
+  return stream->collectives > stream->collectives_seen;
+}
 
 // Whether the event stands behind a collective whose end the host has not seen. `sees`: from now on it
 // has.
@@ -74,6 +88,9 @@ void AwaitDevice() {
   }
   for (const Event& end : ends) AwaitOnHost(end);
 }
+int SpinningWaits() {
+  return spinning_waits;
+}
 void HoldUntilHostWaits(cudaStream_t stream) {
   EnqueueKernel(stream, Task([waits = &host_waits, before = host_waits.load()] {
                   while (waits->load() == before) std::this_thread::yield();
@@ -82,22 +99,62 @@ void HoldUntilHostWaits(cudaStream_t stream) {
 bool HasPriority(cudaStream_t stream) {
   return stream->has_priority;
 }
+void RequireNoHostFunction() {
+  if (in_host_function) EndFor("a call of CUDA or NCCL in a host function");
+}
 void NoteCollective(cudaStream_t stream) {
   ++stream->collectives;
 }
 void AwaitInDriver(cudaStream_t stream) {
   {
     const std::scoped_lock lock(stream->mutex);
-    if (stream->collectives > stream->collectives_seen) {
-      std::fprintf(stderr,
-                   "stand-in for CUDA: a copy of pageable memory waits inside the driver for a "
-                   "collective, which may wait for another thread's call\n");
-      std::abort();
+    if (AwaitsCollective(stream)) {
+      EndFor(
+          "a copy of pageable memory waits inside the driver for a collective, which may wait for "
+          "another thread's call");
     }
     stream->stream.Record(stream->end);
   }
   const std::unique_lock turn(ContextLock());
   AwaitOnHost(stream->end);
+}
+void TakePlaceInQueue(cudaStream_t stream) {
+  if (launch_queue == 0) return;
+  if (stream->launched - stream->ended >= launch_queue) {
+    if (AwaitsCollective(stream)) {
+      EndFor(
+          "a launch waits inside the driver for room behind a collective, which may wait for "
+          "another thread's call");
+    }
+    const std::unique_lock turn(ContextLock());
+    while (stream->launched - stream->ended >= launch_queue) std::this_thread::yield();
+  }
+  ++stream->launched;
+}
+void GivePlaceBack(cudaStream_t stream) {
+  if (launch_queue == 0) return;
+  stream->stream.Enqueue([stream] { ++stream->ended; });
+}
+void SetLaunchQueue(int most) {
+  launch_queue = most;
+}
+void LoadWhileOthersWait() {
+  std::atomic<int>& loads = loading[static_cast<size_t>(CurrentDevice())];
+  ++loads;
+  const std::unique_lock turn(ContextLock());
+  AwaitDevice();
+  --loads;
+}
+void RequireNoLoading() {
+  const std::shared_lock turn(ContextLock(), std::try_to_lock);
+  if (!turn.owns_lock() && loading[static_cast<size_t>(CurrentDevice())] > 0) {
+    EndFor(
+        "a collective is called while the first launch of a kernel waits for the device, where "
+        "another rank's collective may wait for it");
+  }
+}
+void TakeTime(cudaStream_t stream, int64_t ns) {
+  stream->taken_ns += ns;
 }
 void EnqueueKernel(cudaStream_t stream, void (*run)(void*), void* argument,
                    void (*release)(void*)) {
@@ -111,7 +168,9 @@ void EnqueueKernel(cudaStream_t stream, const Task& kernel) {
   UseContext();
   if (KeepTask(stream, kernel, nullptr, nullptr)) return;
   const std::scoped_lock lock(stream->mutex);
+  TakePlaceInQueue(stream);
   stream->stream.Enqueue(kernel);
+  GivePlaceBack(stream);
 }
 
 }  // namespace ebb::stand_in
@@ -186,8 +245,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   if (const auto failure = FailureBesideCaptures("cudaEventCreateWithFlags")) return failure;
-  if (flags != cudaEventDisableTiming) return cudaErrorInvalidValue;
-  *event = new CUevent_st{*Host().NewEvent()};
+  if ((flags & ~(cudaEventDisableTiming | cudaEventBlockingSync)) != 0)
+    return cudaErrorInvalidValue;
+  *event = new CUevent_st{.event = *Host().NewEvent(),
+                          .timed = (flags & cudaEventDisableTiming) == 0,
+                          .sleeps = (flags & cudaEventBlockingSync) != 0};
   Count(Thing::kEvent, 1);
   return cudaSuccess;
 }
@@ -204,7 +266,20 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   NoteRecord(stream, event);
   event->stream = stream;
   event->collectives = stream->collectives.load();
+  if (event->timed) {
+    stream->stream.Enqueue([stream, event] {
+      const auto now = std::chrono::steady_clock::now().time_since_epoch();
+      event->ns = std::chrono::nanoseconds(now).count() + stream->taken_ns;
+    });
+  }
   stream->stream.Record(event->event);
+  return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  if (const auto failure = FailureBesideCaptures("cudaEventElapsedTime")) return failure;
+  if (!begin->timed || !end->timed) return cudaErrorInvalidResourceHandle;
+  if (!begin->event.Passed() || !end->event.Passed()) return cudaErrorNotReady;
+  *milliseconds = static_cast<float>(end->ns - begin->ns) / 1e6f;
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
@@ -215,6 +290,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (const auto failure = FailureBesideCaptures("cudaEventSynchronize")) return failure;
+  if (!event->sleeps) ++spinning_waits;
   AwaitOnHost(event->event);
   SeePassed(event);
   return Lost();
@@ -225,7 +301,10 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
   const std::scoped_lock lock(stream->mutex);
   stream->stream.Enqueue([function, argument] {
     const std::scoped_lock turn(host_functions);
-    if (Lost() == cudaSuccess) function(argument);
+    if (Lost() != cudaSuccess) return;
+    in_host_function = true;
+    function(argument);
+    in_host_function = false;
   });
   return cudaSuccess;
 }

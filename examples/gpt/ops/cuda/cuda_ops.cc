@@ -16,6 +16,7 @@
 #include "ops/cuda/embedding.h"
 #include "ops/cuda/layer_norm.h"
 #include "ops/cuda/matmul.h"
+#include "ops/cuda/plain_product.h"
 #include "ops/cuda/store.h"
 
 namespace ebb::gpt {
@@ -105,6 +106,8 @@ class CudaOps final : public Ops {
     if (most > 0) graphs_.emplace(device_, stream_, most);
   }
   GraphUse graphs() const override { return graphs_ ? graphs_->use() : GraphUse(); }
+  void ChooseProducts(const ProductChoice& choice) override { matmul_->Choose(choice); }
+  std::string product_letters() const override { return matmul_->letters(); }
 
  private:
   template <class Launch>
@@ -129,9 +132,10 @@ class CudaOps final : public Ops {
 };
 
 cudaError_t LoadKernels(DType compute) {
-  for (const auto load : {&cuda::LoadElementWiseKernels, &cuda::LoadNormKernels,
-                          &cuda::LoadCrossEntropyKernels, &cuda::LoadEmbeddingKernels,
-                          &cuda::LoadAttentionKernels, &cuda::LoadAttentionBackwardKernels}) {
+  for (const auto load :
+       {&cuda::LoadElementWiseKernels, &cuda::LoadNormKernels, &cuda::LoadCrossEntropyKernels,
+        &cuda::LoadEmbeddingKernels, &cuda::LoadAttentionKernels,
+        &cuda::LoadAttentionBackwardKernels, &cuda::LoadPlainProductKernel}) {
     if (const cudaError_t result = load(compute); result != cudaSuccess) return result;
   }
   return cuda::LoadStoreKernel();

@@ -1,13 +1,19 @@
 #include "ops/cuda/matmul.h"
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
 #include "ops/cuda/element_wise.h"
+#include "ops/cuda/launch_timer.h"
+#include "ops/cuda/plain_product.h"
 #include "ops/cuda/product.h"
+#include "ops/cuda/product_ways.h"
 #include "ops/cuda/store.h"
 
 namespace ebb::gpt::cuda {
@@ -31,10 +37,22 @@ class FusedMatmul final : public Matmul {
 
   absl::Status Run(cudaStream_t stream, const MatmulArrays& x) override {
     if (x.m == 0 || x.n == 0) return absl::OkStatus();
-    EBB_ASSIGN_OR_RETURN(const bool fused, RunFused(stream, x));
-    if (!fused) EBB_RETURN_IF_ERROR(RunApart(stream, x));
-    return absl::OkStatus();
+    const std::optional<Product> fused = Fusable(x);
+    const ProductPlans::Key key = ProductPlans::KeyOf(fused ? *fused : Plain(x));
+    auto way = ways_.find(key);
+    if (way == ways_.end()) {
+      EBB_ASSIGN_OR_RETURN(const ProductWay chosen, NewWay(stream, x, fused));
+      letters_.push_back(chosen.letter());
+      way = ways_.emplace(key, chosen).first;
+    }
+    return RunAs(way->second, stream, x, fused);
   }
+
+  void Choose(const ProductChoice& choice) override {
+    choice_ = choice;
+    letters_.clear();
+  }
+  std::string letters() const override { return letters_; }
 
  private:
   Product Plain(const MatmulArrays& x) const {
@@ -54,15 +72,8 @@ class FusedMatmul final : public Matmul {
             .bias = x.bias};
   }
 
-  absl::StatusOr<bool> TryRun(cudaStream_t stream, const Product& product) {
-    EBB_ASSIGN_OR_RETURN(const ProductPlans::Plan* const plan, plans_.Find(product));
-    if (plan == nullptr) return false;
-    EBB_RETURN_IF_ERROR(plans_.Run(stream, *plan, product));
-    return true;
-  }
-
-  // With all that cuBLASLt takes on, and kernels for the rest; false where it takes nothing on.
-  absl::StatusOr<bool> RunFused(cudaStream_t stream, const MatmulArrays& x) {
+  // With all that cuBLASLt might take on; nothing where that is the product alone.
+  std::optional<Product> Fusable(const MatmulArrays& x) const {
     Product product = Plain(x);
     if (x.before_gelu != nullptr) {
       product.fused = Fused::kGelu;
@@ -75,23 +86,71 @@ class FusedMatmul final : public Matmul {
       product.fused = Fused::kASums;
       product.a_sums = x.a_sums.data;
     } else {
-      return false;
+      return std::nullopt;
     }
-    EBB_ASSIGN_OR_RETURN(const bool ran, TryRun(stream, product));
-    if (ran && x.gelu_input != nullptr) {
+    return product;
+  }
+
+  absl::StatusOr<ProductWay> NewWay(cudaStream_t stream, const MatmulArrays& x,
+                                    const std::optional<Product>& fused) {
+    const ProductWay by_default = {.fused = fused.has_value() && fused->fused != Fused::kASums};
+    if (choice_.measures) return Fastest(by_default, stream, x, fused);
+    if (letters_.size() >= choice_.letters.size()) return by_default;
+    return ProductWay::Of(choice_.letters[letters_.size()]).value_or(by_default);
+  }
+
+  // A way other than the default has to be so much faster that noise does not choose it.
+  absl::StatusOr<ProductWay> Fastest(const ProductWay& by_default, cudaStream_t stream,
+                                     const MatmulArrays& x, const std::optional<Product>& fused) {
+    constexpr float kWorthIt = 0.97f;
+    EBB_ASSIGN_OR_RETURN(LaunchTimer timer, LaunchTimer::Create(stream));
+    const auto time = [&](const ProductWay& way) {
+      return timer.Milliseconds([&] { return RunAs(way, stream, x, fused); });
+    };
+    ProductWay best = by_default;
+    EBB_ASSIGN_OR_RETURN(const float usual, time(by_default));
+    float least = usual * kWorthIt;
+    for (const bool fuses : {false, true}) {
+      if (fuses && !fused) continue;
+      MatmulArrays alone = x;
+      if (x.before_gelu != nullptr) alone.c.data = x.before_gelu;
+      EBB_ASSIGN_OR_RETURN(const int answers, plans_.Answers(fuses ? *fused : Plain(alone)));
+      for (int answer = 0; answer < answers; ++answer) {
+        const ProductWay way = {.fused = fuses, .answer = answer};
+        if (way == by_default) continue;
+        EBB_ASSIGN_OR_RETURN(const float took, time(way));
+        if (took >= least) continue;
+        best = way;
+        least = took;
+      }
+    }
+    return best;
+  }
+
+  // Where cuBLASLt does not fuse it after all, apart.
+  absl::Status RunAs(const ProductWay& way, cudaStream_t stream, const MatmulArrays& x,
+                     const std::optional<Product>& fused) {
+    if (way.fused && fused) {
+      EBB_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, *fused, way.answer));
+      if (ran) return AfterFused(stream, x, fused->fused);
+    }
+    return RunApart(stream, x, way.fused ? 0 : way.answer);
+  }
+
+  // What goes with a product and cuBLASLt never fuses, or has not fused this time.
+  absl::Status AfterFused(cudaStream_t stream, const MatmulArrays& x, Fused done) {
+    if (x.gelu_input != nullptr) {
       EBB_RETURN_IF_ERROR(
           Launched(LaunchGelu(stream, compute_, x.gelu_input, x.gelu_output, x.m * x.n), "a GELU"));
     }
-    if (ran && x.a_sums.data != nullptr && product.fused != Fused::kASums)
-      EBB_RETURN_IF_ERROR(SumA(stream, x));
-    return ran;
+    return x.a_sums.data == nullptr || done == Fused::kASums ? absl::OkStatus() : SumA(stream, x);
   }
 
   // The product alone, and all else by kernels.
-  absl::Status RunApart(cudaStream_t stream, const MatmulArrays& x) {
+  absl::Status RunApart(cudaStream_t stream, const MatmulArrays& x, int answer) {
     MatmulArrays plain = x;
     if (x.before_gelu != nullptr) plain.c.data = x.before_gelu;
-    EBB_ASSIGN_OR_RETURN(const bool ran, TryRun(stream, Plain(plain)));
+    EBB_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, Plain(plain), answer));
     if (!ran) EBB_RETURN_IF_ERROR(RunThroughFloat32(stream, plain));
     const int64_t count = x.m * x.n;
     if (x.before_gelu != nullptr) {
@@ -104,6 +163,28 @@ class FusedMatmul final : public Matmul {
           "a GELU's backward"));
     }
     return x.a_sums.data == nullptr ? absl::OkStatus() : SumA(stream, x);
+  }
+
+  // Of `product`, to fp32, which cuBLASLt has no algorithm for.
+  absl::Status RunPlain(cudaStream_t stream, const Product& product) {
+    if (!std::exchange(warned_, true)) {
+      LogWarning(absl::StrCat("cuBLASLt has no algorithm for a product of ", product.m, " x ",
+                              product.n, " x ", product.k, " of ", std::string(Name(compute_)),
+                              ", so a plain kernel computes it and others like it, slowly"));
+    }
+    const int64_t b_columns = product.b_transposed ? product.k : product.n;
+    return Launched(LaunchPlainProduct(stream, compute_,
+                                       {.a = product.a,
+                                        .b = product.b,
+                                        .c = static_cast<float*>(product.c),
+                                        .m = product.m,
+                                        .n = product.n,
+                                        .k = product.k,
+                                        .a_row = product.a_transposed ? 1 : product.a_stride,
+                                        .a_depth = product.a_transposed ? product.a_stride : 1,
+                                        .b_depth = product.b_transposed ? 1 : b_columns,
+                                        .b_column = product.b_transposed ? b_columns : 1}),
+                    "a plain product");
   }
 
   // Where cuBLASLt does not write the target's dtype, or does not add the bias to it.
@@ -127,12 +208,8 @@ class FusedMatmul final : public Matmul {
       product.c = piece;
       product.a = static_cast<const std::byte*>(x.a) +
                   (x.a_transposed ? row : row * x.k) * SizeOf(compute_);
-      EBB_ASSIGN_OR_RETURN(const bool ran, TryRun(stream, product));
-      if (!ran) {
-        return absl::UnimplementedError(absl::StrCat("cuBLASLt multiplies no matrices of ",
-                                                     std::string(Name(compute_)), " here, ", x.m,
-                                                     " x ", x.n, " x ", x.k));
-      }
+      EBB_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, product, /*answer=*/0));
+      if (!ran) EBB_RETURN_IF_ERROR(RunPlain(stream, product));
       Target target = x.c;
       target.data = static_cast<std::byte*>(x.c.data) + row * x.n * SizeOf(x.c.dtype);
       EBB_RETURN_IF_ERROR(
@@ -152,6 +229,10 @@ class FusedMatmul final : public Matmul {
   const DType compute_;
   ProductPlans plans_;
   const std::span<std::byte> pieces_;
+  std::map<ProductPlans::Key, ProductWay> ways_;
+  ProductChoice choice_;
+  std::string letters_;
+  bool warned_ = false;
 };
 
 }  // namespace

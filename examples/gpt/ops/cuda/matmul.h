@@ -1,8 +1,9 @@
 // Matrix products by cuBLASLt (NVIDIA, "cuBLASLt API"), with what is done to the product fused into
-// it where cuBLASLt can, and done by our kernels where it cannot: which of the two is asked once a
-// shape, when it is first seen.
+// it or done by our kernels: which of the two, and by which algorithm, is settled once a shape, when it
+// is first seen (product_ways.h). By default a GELU is fused where cuBLASLt offers it, sums of a are
+// not, and the heuristic's first answer is taken.
 //
-// The same bits in every run on the same device: one algorithm a shape and
+// The same bits in every run on the same device that has chosen the same: one algorithm a shape and
 // alignment, none that adds with atomics.
 #pragma once
 
@@ -12,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -29,6 +31,9 @@ class Matmul {
                                                         std::span<std::byte> scratch);
 
   virtual absl::Status Run(cudaStream_t stream, const MatmulArrays& arrays) = 0;
+  // As of Ops.
+  virtual void Choose(const ProductChoice& choice) = 0;
+  virtual std::string letters() const = 0;
 };
 
 }  // namespace ebb::gpt::cuda

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <bit>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ops/cuda/product_ways.h"
 
 namespace ebb::gpt::cuda {
 namespace {
@@ -25,6 +27,11 @@ cudaDataType_t CudaType(DType dtype) {
     default:
       return CUDA_R_32F;
   }
+}
+
+// What cublasLtMatmul answers to what it does not do, before it has enqueued anything.
+bool IsRefusal(cublasStatus_t result) {
+  return result == CUBLAS_STATUS_NOT_SUPPORTED || result == CUBLAS_STATUS_INVALID_VALUE;
 }
 
 cublasLtEpilogue_t EpilogueOf(Fused fused, bool has_bias) {
@@ -57,7 +64,11 @@ class ProductPlans::Plan {
       std::unique_ptr<cublasLtMatrixLayoutOpaque_t, decltype(&::cublasLtMatrixLayoutDestroy)>;
   std::unique_ptr<cublasLtMatmulDescOpaque_t, decltype(&::cublasLtMatmulDescDestroy)> description;
   Layout a, b, c;  // ours: a is what cuBLASLt calls B
-  cublasLtMatmulAlgo_t algorithm = {};
+  struct Algorithm {
+    cublasLtMatmulAlgo_t algo = {};
+    bool launched = false, refused = false;
+  };
+  std::vector<Algorithm> algorithms;  // as the heuristic has them
 };
 
 ProductPlans::ProductPlans(const CublasLt& library, std::span<std::byte> workspace)
@@ -66,6 +77,10 @@ ProductPlans::ProductPlans(ProductPlans&&) noexcept = default;
 ProductPlans::~ProductPlans() = default;
 
 absl::StatusOr<ProductPlans> ProductPlans::Create(std::span<std::byte> workspace) {
+  if (reinterpret_cast<uintptr_t>(workspace.data()) % kWorkspaceAlignment != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "cuBLASLt's workspace has to begin at a multiple of ", kWorkspaceAlignment, " bytes"));
+  }
   EBB_ASSIGN_OR_RETURN(const CublasLt* const library, LoadCublasLt());
   ProductPlans plans(*library, workspace);
   cublasLtHandle_t handle = nullptr;
@@ -94,7 +109,7 @@ ProductPlans::Key ProductPlans::KeyOf(const Product& x) {
           .gelu_alignment = AlignmentOf(x.gelu_input)};
 }
 
-absl::StatusOr<const ProductPlans::Plan*> ProductPlans::Find(const Product& product) {
+absl::StatusOr<ProductPlans::Plan*> ProductPlans::Find(const Product& product) {
   const Key key = KeyOf(product);
   const auto found = plans_.find(key);
   if (found != plans_.end()) return found->second.get();
@@ -102,8 +117,35 @@ absl::StatusOr<const ProductPlans::Plan*> ProductPlans::Find(const Product& prod
   return plans_.emplace(key, std::move(made)).first->second.get();
 }
 
+absl::StatusOr<int> ProductPlans::Answers(const Product& product) {
+  EBB_ASSIGN_OR_RETURN(const Plan* const plan, Find(product));
+  return plan == nullptr ? 0 : static_cast<int>(plan->algorithms.size());
+}
+
+absl::StatusOr<bool> ProductPlans::TryRun(cudaStream_t stream, const Product& x, int answer) {
+  EBB_ASSIGN_OR_RETURN(Plan* const plan, Find(x));
+  if (plan == nullptr) return false;
+  const size_t count = plan->algorithms.size(), first = static_cast<size_t>(answer);
+  for (size_t i = 0; i < count; ++i) {
+    Plan::Algorithm& algorithm = plan->algorithms[(first + i) % count];
+    if (algorithm.refused) continue;
+    const cublasStatus_t result = Launch(stream, *plan, algorithm.algo, x);
+    if (!algorithm.launched && IsRefusal(result)) {
+      algorithm.refused = true;
+      continue;
+    }
+    EBB_RETURN_IF_ERROR(CublasStatus(
+        *library_, result, absl::StrCat("launching a product of ", x.m, " x ", x.n, " x ", x.k)));
+    algorithm.launched = true;
+    return true;
+  }
+  return false;
+}
+
 absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
     const Key& key, const Product& product) const {
+  // The reference of cublasLtMatmul has no bias of 16 bits beside results of 32.
+  if (key.has_bias && key.output != key.inputs) return nullptr;
   const CublasLt& lt = *library_;
   auto plan = std::make_unique<Plan>(lt);
   cublasStatus_t result = CUBLAS_STATUS_SUCCESS;
@@ -169,22 +211,23 @@ absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
   EBB_RETURN_IF_ERROR(CublasStatus(
       lt, result, absl::StrCat("describing a product of ", key.m, " x ", key.n, " x ", key.k)));
 
-  cublasLtMatmulHeuristicResult_t best = {};
+  cublasLtMatmulHeuristicResult_t best[ProductWay::kAnswersMax] = {};
   int found = 0;
   result = lt.MatmulAlgoGetHeuristic(handle_.get(), plan->description.get(), plan->b.get(),
-                                     plan->a.get(), plan->c.get(), plan->c.get(), native, 1, &best,
-                                     &found);
-  const bool refused =
-      result == CUBLAS_STATUS_NOT_SUPPORTED || result == CUBLAS_STATUS_INVALID_VALUE;
-  if (refused || (result == CUBLAS_STATUS_SUCCESS && found == 0)) return nullptr;
+                                     plan->a.get(), plan->c.get(), plan->c.get(), native,
+                                     ProductWay::kAnswersMax, best, &found);
+  if (IsRefusal(result) || (result == CUBLAS_STATUS_SUCCESS && found == 0)) return nullptr;
   EBB_RETURN_IF_ERROR(CublasStatus(
       lt, result,
       absl::StrCat("finding an algorithm for a product of ", key.m, " x ", key.n, " x ", key.k)));
-  plan->algorithm = best.algo;
-  return plan;
+  for (int i = 0; i < found; ++i) {
+    if (best[i].state == CUBLAS_STATUS_SUCCESS) plan->algorithms.push_back({.algo = best[i].algo});
+  }
+  return plan->algorithms.empty() ? nullptr : std::move(plan);
 }
 
-absl::Status ProductPlans::Run(cudaStream_t stream, const Plan& plan, const Product& x) const {
+cublasStatus_t ProductPlans::Launch(cudaStream_t stream, const Plan& plan,
+                                    const cublasLtMatmulAlgo_t& algorithm, const Product& x) const {
   const CublasLt& lt = *library_;
   cublasStatus_t result = CUBLAS_STATUS_SUCCESS;
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* pointer) {
@@ -195,14 +238,10 @@ absl::Status ProductPlans::Run(cudaStream_t stream, const Plan& plan, const Prod
   set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, x.fused == Fused::kASums ? x.a_sums : x.bias);
   set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x.gelu_input);
   const float alpha = 1, beta = x.added != nullptr ? 1 : 0;
-  if (result == CUBLAS_STATUS_SUCCESS) {
-    result = lt.Matmul(handle_.get(), plan.description.get(), &alpha, x.b, plan.b.get(), x.a,
-                       plan.a.get(), &beta, x.added != nullptr ? x.added : x.c, plan.c.get(), x.c,
-                       plan.c.get(), &plan.algorithm, workspace_.data(), workspace_.size(), stream);
-  }
-  if (result == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  return CublasStatus(lt, result,
-                      absl::StrCat("launching a product of ", x.m, " x ", x.n, " x ", x.k));
+  if (result != CUBLAS_STATUS_SUCCESS) return result;
+  return lt.Matmul(handle_.get(), plan.description.get(), &alpha, x.b, plan.b.get(), x.a,
+                   plan.a.get(), &beta, x.added != nullptr ? x.added : x.c, plan.c.get(), x.c,
+                   plan.c.get(), &algorithm, workspace_.data(), workspace_.size(), stream);
 }
 
 }  // namespace ebb::gpt::cuda

@@ -1,5 +1,5 @@
 // One product as cuBLASLt computes it, and the plans of all that were seen: descriptors and the
-// algorithm that its heuristic names first, found when a shape comes for the first time.
+// algorithms that its heuristic names first, found when a shape comes for the first time.
 //
 // cuBLASLt's matrices are column-major. Read so, a row-major c = a b is c' = b' a': what it calls A
 // is our b, its rows are our columns.
@@ -40,17 +40,22 @@ struct Product {
 
 class ProductPlans {
  public:
-  // Workspace is memory of the device that is current.
+  // What the reference of cuBLASLt asks for (cublasLtMatmul, "workspace").
+  static constexpr int64_t kWorkspaceAlignment = 256;
+
+  // Workspace is memory of the device that is current, aligned to kWorkspaceAlignment.
   static absl::StatusOr<ProductPlans> Create(std::span<std::byte> workspace);
   ProductPlans(ProductPlans&&) noexcept;
   ~ProductPlans();
 
-  class Plan;
-  // Null where cuBLASLt does not offer it.
-  absl::StatusOr<const Plan*> Find(const Product& product);
-  absl::Status Run(cudaStream_t stream, const Plan& plan, const Product& product) const;
+  // With the algorithm that the heuristic's `answer` names, counted from 0, or where there is none with
+  // another. False, and nothing is enqueued, where cuBLASLt does not offer the product. That its
+  // heuristic names an algorithm does not promise that it runs (cublasLt.h): one that is refused when
+  // it is first launched is not offered either.
+  absl::StatusOr<bool> TryRun(cudaStream_t stream, const Product& product, int answer);
+  // How many algorithms there are to choose from.
+  absl::StatusOr<int> Answers(const Product& product);
 
- private:
   // All that an algorithm depends on.
   struct Key {
     int64_t m, n, k, a_stride;
@@ -61,9 +66,16 @@ class ProductPlans {
     uint32_t vector_alignment, gelu_alignment;  // of the bias or the sums, and of GELU's input
     friend auto operator<=>(const Key&, const Key&) = default;
   };
-  ProductPlans(const CublasLt& library, std::span<std::byte> workspace);
   static Key KeyOf(const Product& product);
+
+ private:
+  class Plan;
+  ProductPlans(const CublasLt& library, std::span<std::byte> workspace);
+  // Null where cuBLASLt does not offer it.
+  absl::StatusOr<Plan*> Find(const Product& product);
   absl::StatusOr<std::unique_ptr<Plan>> Make(const Key& key, const Product& product) const;
+  cublasStatus_t Launch(cudaStream_t stream, const Plan& plan,
+                        const cublasLtMatmulAlgo_t& algorithm, const Product& product) const;
 
   const CublasLt* library_;
   std::span<std::byte> workspace_;

@@ -1,0 +1,59 @@
+// A product of matrices of any strides: plain_product.h. A block makes a tile of c, to which it walks
+// along the depth, a tile of a and one of b in shared memory at a time.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "ebb/runtime/device/cuda/kernel_thread.h"
+#include "ops/cuda/numbers.h"
+#include "ops/cuda/plain_product.h"
+
+namespace ebb::gpt::cuda {
+
+template <class T>
+struct PlainProductKernel {
+  static constexpr int kTile = 16, kThreads = kTile * kTile;
+  static constexpr int kStride = kTile + 1;  // of a tile's rows, which then share no bank
+  static constexpr size_t kSharedBytes = 2 * kTile * kStride * sizeof(float);
+  using Arrays = PlainProductArrays;
+
+  static int64_t Blocks(const Arrays& x) { return Ceil(x.m, kTile) * Ceil(x.n, kTile); }
+
+  template <class Thread>
+  EBB_HOST_DEVICE static void Run(Thread& thread, const Arrays& x) {
+    auto* const a_tile = reinterpret_cast<float*>(thread.shared());
+    float* const b_tile = a_tile + kTile * kStride;
+    const int64_t tiles = (x.n + kTile - 1) / kTile;
+    const int64_t first_row = thread.block() / tiles * kTile;
+    const int64_t first_column = thread.block() % tiles * kTile;
+    const int of_row = thread.index() / kTile, of_column = thread.index() % kTile;
+    const int64_t row = first_row + of_row, column = first_column + of_column;
+    float sum = 0;
+    for (int64_t depth = 0; depth < x.k; depth += kTile) {
+      a_tile[of_row * kStride + of_column] =
+          row < x.m && depth + of_column < x.k
+              ? At(x.a, row * x.a_row + (depth + of_column) * x.a_depth)
+              : 0.0f;
+      b_tile[of_row * kStride + of_column] =
+          column < x.n && depth + of_row < x.k
+              ? At(x.b, (depth + of_row) * x.b_depth + column * x.b_column)
+              : 0.0f;
+      thread.Sync();
+      const int count = x.k - depth < kTile ? static_cast<int>(x.k - depth) : kTile;
+      for (int d = 0; d < count; ++d)
+        sum = std::fma(a_tile[of_row * kStride + d], b_tile[d * kStride + of_column], sum);
+      thread.Sync();
+    }
+    if (row < x.m && column < x.n) x.c[row * x.n + column] = sum;
+  }
+
+ private:
+  EBB_HOST_DEVICE static float At(const void* array, int64_t index) {
+    float number[1];
+    Unpack(Load<T, 1>(array, index), number);
+    return number[0];
+  }
+};
+
+}  // namespace ebb::gpt::cuda
