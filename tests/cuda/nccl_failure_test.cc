@@ -296,9 +296,9 @@ TEST_F(NcclFailureTest, AsynchronousErrorIsToldToAllRanks) {
 // Whoever watches a call that does not return has to be able to say that it is late.
 TEST_F(NcclFailureTest, AsynchronousErrorsAreAskedForWithoutWaitingForACall) {
   const NcclLibrary& nccl = **LoadNccl();
-  NcclChannel channel(nccl, /*device=*/0);
-  const absl::Status called = channel.Call("a call", [&](ncclComm_t&) {
-    std::thread watch([&] { EXPECT_TRUE(channel.AsynchronousError().ok()); });
+  const std::shared_ptr<NcclChannel> channel = *NcclChannel::Create(nccl, /*device=*/0);
+  const absl::Status called = channel->Call("a call", [&](ncclComm_t&) {
+    std::thread watch([&] { EXPECT_TRUE(channel->AsynchronousError().ok()); });
     watch.join();
     return ncclSuccess;
   });

@@ -7,7 +7,9 @@
 #include <system_error>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
 namespace {
@@ -21,9 +23,34 @@ constexpr std::chrono::microseconds kFirstPause{50}, kLongestPause{1000};
 
 }  // namespace
 
+absl::StatusOr<std::shared_ptr<NcclChannel>> NcclChannel::Create(const NcclLibrary& nccl,
+                                                                 int device) {
+  std::shared_ptr<NcclChannel> channel(new NcclChannel(nccl, device));
+  try {
+    channel->abort_ = std::thread([raw = channel.get()] { raw->AbortOnceFailed(); });
+  } catch (const std::system_error& error) {
+    return NoThread("cannot start the thread that ends what waits in a communicator of NCCL",
+                    error);
+  }
+  return channel;
+}
+
 NcclChannel::~NcclChannel() {
+  ends_.store(true, std::memory_order_release);
+  changed_.Notify();
   if (abort_.joinable()) abort_.join();
   Abort();
+}
+
+void NcclChannel::AbortOnceFailed() {
+  pthread_setname_np(pthread_self(), "ebb-nccl-abort");
+  changed_.Await([this] { return failed() || ends_.load(std::memory_order_acquire); });
+  if (!failed()) return;
+  // What it asks of CUDA is harmless while another thread captures a graph.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  Abort();
+  aborted_.count_down();
 }
 
 void NcclChannel::Close(WaitPoint::Deadline deadline) {
@@ -87,21 +114,7 @@ void NcclChannel::Fail(const absl::Status& why) {
     status_ = why;
     failed_.store(true, std::memory_order_release);
   }
-  const auto abort = [this] {
-    Abort();
-    aborted_.count_down();
-  };
-  try {
-    abort_ = std::thread([abort] {
-      pthread_setname_np(pthread_self(), "ebb-nccl-abort");
-      // What it asks of CUDA is harmless while another thread captures a graph.
-      cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-      cudaThreadExchangeStreamCaptureMode(&mode);
-      abort();
-    });
-  } catch (const std::system_error&) {
-    abort();  // ends if no other communicator keeps the device
-  }
+  changed_.Notify();
 }
 
 void NcclChannel::Abort() {

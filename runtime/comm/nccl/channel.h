@@ -4,8 +4,10 @@
 // ncclCommAbort blocks. First it tells the kernels of its own communicator to end, then it gives back
 // memory, and so waits for the whole device, where kernels of other communicators wait for the same
 // dead rank and have not been told. So every channel aborts on a thread of its own, and none waits for
-// another. NCCL's groups would do for channels that are ready, from 2.22 on; not for one whose launch
-// is under way, because each ncclCommAbort of a group waits for that before the next one is called.
+// another. The thread is there from the first: a failure is also noticed by host functions, which may
+// call no CUDA, and the system may grant no thread by then. NCCL's groups would do for channels that are
+// ready, from 2.22 on; not for one whose launch is under way, because each ncclCommAbort of a group
+// waits for that before the next one is called.
 //
 // Communicators do not block (ncclConfig_t::blocking 0), which costs each operation a thread of NCCL's,
 // made and joined. Only so may ncclCommAbort come while a call has not finished: it ends and joins that
@@ -17,12 +19,14 @@
 
 #include <atomic>
 #include <latch>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <thread>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/device/wait_point.h"
 
@@ -31,7 +35,7 @@ namespace ebb {
 class NcclChannel {
  public:
   // `device`: the ordinal of the CUDA device of all its calls.
-  NcclChannel(const NcclLibrary& nccl, int device) : nccl_(nccl), device_(device) {}
+  static absl::StatusOr<std::shared_ptr<NcclChannel>> Create(const NcclLibrary& nccl, int device);
   // Lets go of a communicator in order, unless something has failed; other ranks are waited for
   // until the deadline.
   void Close(WaitPoint::Deadline deadline);
@@ -48,7 +52,7 @@ class NcclChannel {
   absl::Status AsynchronousError();
 
   // Ends the operations of this rank, running and later ones; what they receive into is undefined.
-  // The first failure stays. Any thread; waits for nothing.
+  // The first failure stays. Any thread, host functions too; waits for nothing and calls no CUDA.
   void Fail(const absl::Status& why);
   // After Fail: until NCCL is done with the communicator, and with what it was given to write to.
   void WaitAborted() const { aborted_.wait(); }
@@ -56,6 +60,8 @@ class NcclChannel {
   absl::Status status() const;
 
  private:
+  NcclChannel(const NcclLibrary& nccl, int device) : nccl_(nccl), device_(device) {}
+
   struct State {
     absl::Status error;
     bool in_progress = false;
@@ -63,6 +69,7 @@ class NcclChannel {
   State Poll();
   State PollLocked();
   void Abort();
+  void AbortOnceFailed();
 
   const NcclLibrary& nccl_;
   const int device_;
@@ -71,6 +78,8 @@ class NcclChannel {
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
   absl::Status status_;
+  std::atomic<bool> ends_{false};
+  WaitPoint changed_;
   std::thread abort_;
   std::latch aborted_{1};
 };

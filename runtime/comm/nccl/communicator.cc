@@ -62,14 +62,15 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
     Parts parts, std::unique_ptr<Farewells> farewells, const ncclUniqueId& id, int rank, int size) {
   const auto deadline = DeadlineAfter(parts.options.timeout_seconds);
   EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
-  auto channel = std::make_shared<NcclChannel>(parts.nccl, parts.device.ordinal());
+  EBB_ASSIGN_OR_RETURN(const std::shared_ptr<NcclChannel> channel,
+                       NcclChannel::Create(parts.nccl, parts.device.ordinal()));
   EBB_RETURN_IF_ERROR(channel->Call("ncclCommInitRankConfig", [&](ncclComm_t& comm) {
     ncclConfig_t config = NonBlocking();
     return parts.nccl.CommInitRankConfig(&comm, size, id, rank, &config);
   }));
   // From here on a failure of another rank ends the waiting for it.
   parts.failure->Join(channel);
-  return Finish(std::move(parts), std::move(farewells), std::move(channel), deadline);
+  return Finish(std::move(parts), std::move(farewells), channel, deadline);
 }
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
@@ -239,15 +240,21 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   const auto deadline = DeadlineAfter(parts_.options.timeout_seconds);
   const Calling calling(*this);
-  auto part = std::make_shared<NcclChannel>(parts_.nccl, parts_.device.ordinal());
+  absl::StatusOr<std::shared_ptr<NcclChannel>> made =
+      NcclChannel::Create(parts_.nccl, parts_.device.ordinal());
+  if (!made.ok()) {  // the others are about to wait for this rank
+    parts_.failure->Report(RankFailedStatus(parts_.failure->bootstrap().rank(), made.status()));
+    return status();
+  }
+  const std::shared_ptr<NcclChannel> part = *std::move(made);
   const absl::Status begun = channel_->Call("ncclCommSplit", [&](ncclComm_t& comm) {
     ncclResult_t result = ncclSuccess;
-    const absl::Status made = part->Call("ncclCommSplit", [&](ncclComm_t& new_comm) {
+    const absl::Status split = part->Call("ncclCommSplit", [&](ncclComm_t& new_comm) {
       ncclConfig_t config = NonBlocking();
       result = parts_.nccl.CommSplit(comm, colour, key, &new_comm, &config);
       return ncclSuccess;
     });
-    return made.ok() ? result : ncclInternalError;
+    return split.ok() ? result : ncclInternalError;
   });
   const auto finish = [&]() -> absl::StatusOr<std::unique_ptr<NcclCommunicator>> {
     EBB_RETURN_IF_ERROR(begun);
