@@ -30,6 +30,7 @@ set(ebb_public_headers
   runtime/device/device.h
   runtime/device/event.h
   runtime/device/stream.h
+  runtime/device/stream_priority.h
   runtime/device/thread_team.h
   runtime/engine/engine.h
   runtime/engine/optimizer_spec.h

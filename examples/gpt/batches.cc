@@ -1,6 +1,7 @@
 #include "batches.h"
 
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/awaited_event.h"
 
 namespace ebb::gpt {
 namespace {
@@ -29,7 +30,7 @@ absl::StatusOr<Batches> Batches::Create(const Device& device, int64_t count, int
   EBB_ASSIGN_OR_RETURN(batches.host_,
                        device.AllocateShared(DeviceBytes(2 * count, rows), "two steps' tokens"));
   for (int64_t i = 0; i < 2 * count; ++i) {
-    EBB_ASSIGN_OR_RETURN(Event event, device.NewEvent());
+    EBB_ASSIGN_OR_RETURN(Event event, NewAwaitedEvent(device));
     batches.copied_.push_back(std::move(event));
   }
   batches.turns_.resize(static_cast<size_t>(count));

@@ -14,6 +14,7 @@
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/device/stream_priority.h"
 
 namespace ebb {
 
@@ -49,6 +50,12 @@ class DeviceBackend {
   virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                                    int tasks_max) = 0;
+  // Where all streams are of equal rank.
+  virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStreamOf(StreamPriority /*priority*/,
+                                                                     std::string_view name,
+                                                                     int tasks_max) {
+    return NewStream(name, tasks_max);
+  }
   // Where every stream's tasks may compute and wait.
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewHostStream(std::string_view name,
                                                                        int tasks_max) {
@@ -56,6 +63,8 @@ class DeviceBackend {
   }
   virtual std::unique_ptr<StreamBackend> CallerStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() = 0;
+  // One that threads of the host wait for, where that makes a difference.
+  virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewAwaitedEvent() { return NewEvent(); }
   virtual absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) = 0;
   // Where the device's memory is the host's, any of it.
   virtual absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) {

@@ -7,9 +7,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/awaited_event.h"
 #include "ebb/runtime/device/backend.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 #include "ebb/runtime/device/cpu/cpu_device.h"
+#include "ebb/runtime/device/stream_priority.h"
 
 namespace ebb {
 namespace {
@@ -66,6 +68,13 @@ absl::StatusOr<Stream> Device::NewStream(std::string_view name, int tasks_max) c
   return Stream(std::move(stream));
 }
 
+absl::StatusOr<Stream> NewStream(const Device& device, std::string_view name, int tasks_max,
+                                 StreamPriority priority) {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<StreamBackend> stream,
+                       device.backend().NewStreamOf(priority, name, tasks_max));
+  return Stream(std::move(stream));
+}
+
 absl::StatusOr<Stream> Device::NewHostStream(std::string_view name, int tasks_max) const {
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<StreamBackend> stream,
                        backend_->NewHostStream(name, tasks_max));
@@ -74,6 +83,11 @@ absl::StatusOr<Stream> Device::NewHostStream(std::string_view name, int tasks_ma
 
 Stream Device::CallerStream() const {
   return Stream(backend_->CallerStream());
+}
+
+absl::StatusOr<Event> NewAwaitedEvent(const Device& device) {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<EventBackend> event, device.backend().NewAwaitedEvent());
+  return Event(std::move(event));
 }
 
 absl::StatusOr<Event> Device::NewEvent() const {

@@ -28,6 +28,7 @@ static_assert(std::atomic<Claims>::is_always_lock_free);
 
 struct ThreadTeam::State {
   int threads = 1;
+  int parts_per_thread = 1;
   std::vector<std::thread> workers;
   std::atomic<bool> busy{false};
   std::atomic<bool> stop{false};
@@ -71,8 +72,9 @@ struct ThreadTeam::State {
   }
 };
 
-ThreadTeam::ThreadTeam(int threads) : state_(std::make_unique<State>()) {
-  assert(threads >= 1 && threads <= UINT16_MAX);
+ThreadTeam::ThreadTeam(int threads, int parts_per_thread) : state_(std::make_unique<State>()) {
+  assert(threads >= 1 && parts_per_thread >= 1 && threads <= UINT16_MAX / parts_per_thread);
+  state_->parts_per_thread = parts_per_thread;
   state_->workers.reserve(static_cast<size_t>(threads - 1));
   for (int i = 1; i < threads; ++i) {
     try {
@@ -100,7 +102,8 @@ void ThreadTeam::Run(int64_t count, int64_t grain,
   assert(grain >= 1);
   if (count <= 0) return;
   const int64_t grains = (count - 1) / grain + 1;
-  const int64_t parts = std::min<int64_t>(state_->threads, grains);
+  const int64_t most = state_->threads == 1 ? 1 : state_->threads * state_->parts_per_thread;
+  const int64_t parts = std::min<int64_t>(most, grains);
   if (parts <= 1 || state_->busy.exchange(true, std::memory_order_acquire)) {
     body(0, count);
     return;

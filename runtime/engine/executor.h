@@ -199,6 +199,7 @@ class Executor {
   CommunicatorOptions OptionsOf(absl::string_view name) const;
   absl::Status MakeState();
   absl::Status MakeStreams();
+  int StreamsOfDevice();
   absl::Status MakeOffloadStreams();
   int TasksMax(sharding::StreamId id) const;
   absl::Status MakeEvents(size_t count, std::vector<Event>& events);

@@ -1,6 +1,7 @@
 // Create: checks, streams, communicators, plans and pools.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <mutex>
 #include <utility>
 
@@ -8,7 +9,10 @@
 #include "absl/strings/str_join.h"
 #include "ebb/optim/cast.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/awaited_event.h"
+#include "ebb/runtime/device/stream_priority.h"
 #include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/device_queues.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/advice.h"
@@ -68,6 +72,9 @@ absl::Status Executor::Initialise() {
   if (rank_ == 0) {
     for (const std::string& warning : config_.warnings)
       LogWarning(absl::StrCat(options_.name, ": ", warning));
+    const std::string queues =
+        WarnOfFewQueues(StreamsOfDevice(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+    if (!queues.empty()) LogWarning(absl::StrCat(options_.name, ": ", queues));
     for (const std::string& remark : config_.remarks)
       LogInfo(absl::StrCat(options_.name, ": ", remark));
     const std::string unused =
@@ -86,6 +93,17 @@ absl::Status Executor::Initialise() {
                          ", updates ", std::string(timing), ": ", decisions.timing_reason));
   }
   return absl::OkStatus();
+}
+
+// With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's for
+// each communicator. None of CUDA's on a CPU.
+int Executor::StreamsOfDevice() {
+  if (device_.kind() != DeviceKind::kCuda) return 0;
+  const auto made = [](const auto& all) {
+    return static_cast<int>(
+        std::count_if(all.begin(), all.end(), [](const auto* one) { return one->has_value(); }));
+  };
+  return 2 + made(Streams()) + (world_.connected_by_nccl() ? 1 + made(StepCommunicators()) : 0);
 }
 
 // A group that the config names and no parameter has is a misspelling.
@@ -172,21 +190,26 @@ absl::Status Executor::MakeControl() {
 
 absl::Status Executor::MakeStreams() {
   using sharding::StreamId;
-  const std::tuple<const char*, StreamId, std::optional<Stream>*> streams[] = {
-      {"ebb gather", StreamId::kGather, &gather_},
-      {"ebb reduce", StreamId::kReduce, &reduce_},
-      {"ebb update", StreamId::kUpdate, &update_}};
-  for (const auto& [name, id, into] : streams) {
-    EBB_ASSIGN_OR_RETURN(Stream made, device_.NewStream(name, TasksMax(id)));
+  // The others wait for what gathers and reductions carry.
+  const std::tuple<const char*, StreamId, StreamPriority, std::optional<Stream>*> streams[] = {
+      {"ebb gather", StreamId::kGather, StreamPriority::kFirst, &gather_},
+      {"ebb reduce", StreamId::kReduce, StreamPriority::kFirst, &reduce_},
+      {"ebb update", StreamId::kUpdate, StreamPriority::kUsual, &update_}};
+  for (const auto& [name, id, priority, into] : streams) {
+    EBB_ASSIGN_OR_RETURN(Stream made, NewStream(device_, name, TasksMax(id), priority));
     into->emplace(std::move(made));
   }
   for (std::optional<Event>* event : {&exchanged_, &fence_, &demand_, &started_}) {
     EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
     event->emplace(std::move(made));
   }
-  EBB_RETURN_IF_ERROR(MakeEvents(2, concluded_));
-  EBB_RETURN_IF_ERROR(MakeEvents(2, updates_done_));
-  EBB_RETURN_IF_ERROR(MakeEvents(2, host_updates_done_));
+  // What the caller waits for when it is two steps ahead.
+  for (std::vector<Event>* events : {&concluded_, &updates_done_, &host_updates_done_}) {
+    while (events->size() < 2) {
+      EBB_ASSIGN_OR_RETURN(Event made, NewAwaitedEvent(device_));
+      events->push_back(std::move(made));
+    }
+  }
   EBB_RETURN_IF_ERROR(MakeEvents(model_.units.size(), updated_));
   return MakeEvents(model_.units.size(), stored_);
 }

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -13,6 +15,9 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cpu/pages.h"
+#include "ebb/runtime/device/stream_priority.h"
 #include "stand_in.h"
 
 namespace ebb {
@@ -20,8 +25,10 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Ne;
 using ::testing::Not;
 
 std::string Message(const absl::Status& status) {
@@ -78,16 +85,14 @@ TEST_F(CudaDeviceTest, SaysHowMuchOfItsMemoryIsFree) {
   EXPECT_EQ(Device::Cpu(1).free_bytes(), std::nullopt);
 }
 
-TEST_F(CudaDeviceTest, StreamsThatOthersWaitForComeFirst) {
+TEST_F(CudaDeviceTest, StreamsComeFirstThatAreMadeSo) {
   const Device device = *Device::Cuda();
-  for (const char* name : {"gather", "reduce", "gather/rollout"}) {
-    const Stream stream = *device.NewStream(name);
-    EXPECT_TRUE(stand_in::HasPriority(static_cast<cudaStream_t>(stream.view().native))) << name;
-  }
-  for (const char* name : {"update", "copy"}) {
-    const Stream stream = *device.NewStream(name);
-    EXPECT_FALSE(stand_in::HasPriority(static_cast<cudaStream_t>(stream.view().native))) << name;
-  }
+  const auto has_priority = [](const Stream& stream) {
+    return stand_in::HasPriority(static_cast<cudaStream_t>(stream.view().native));
+  };
+  EXPECT_TRUE(has_priority(*NewStream(device, "copy", kStreamTasksMax, StreamPriority::kFirst)));
+  EXPECT_FALSE(has_priority(*NewStream(device, "gather", kStreamTasksMax, StreamPriority::kUsual)));
+  EXPECT_FALSE(has_priority(*device.NewStream("reduce")));
 }
 
 TEST_F(CudaDeviceTest, CallerStreamIsTheTrainersWhichStaysTheTrainers) {
@@ -338,6 +343,42 @@ TEST_F(CudaDeviceTest, FailedHostStreamAndLockSayWhatFor) {
   EXPECT_TRUE(device.status().ok());
   const LockedRange locked = *device.LockHostMemory(memory, "the pinned pool");
   EXPECT_EQ(stand_in::Alive().locked, 1);
+}
+
+// By the device's threads, ahead of CUDA, which would do it on one.
+TEST_F(CudaDeviceTest, WhatIsLockedIsResidentBefore) {
+  constexpr int64_t kBytes = (int64_t{9} << 20) + 1;
+  const Device device = *Device::Cuda();
+  const Buffer memory = *AllocatePrivatePages(kBytes, "test");
+  if (madvise(memory.data(), kBytes, MADV_POPULATE_WRITE) != 0)
+    GTEST_SKIP() << "the system does not make pages resident when asked to";
+  ASSERT_EQ(madvise(memory.data(), kBytes, MADV_DONTNEED), 0);
+  const LockedRange locked = *device.LockHostMemory(memory.span(), "test");
+  std::vector<unsigned char> resident(static_cast<size_t>(kBytes / sysconf(_SC_PAGESIZE) + 1));
+  ASSERT_EQ(mincore(memory.data(), kBytes, resident.data()), 0);
+  EXPECT_THAT(resident, Each(Ne(0)));
+}
+
+// An error that CUDA answers then is an earlier one. Left as its last error it would be taken for that of
+// the next launch.
+TEST_F(CudaDeviceTest, GivingMemoryBackLeavesNoError) {
+  const Device device = *Device::Cuda();
+  std::vector<std::byte> memory(64);
+  Buffer allocated = *device.Allocate(64, "test"), shared = *device.AllocateShared(64, "test");
+  LockedRange locked = *device.LockHostMemory(memory, "test");
+  for (const char* call : {"cudaFree", "cudaFreeHost", "cudaHostUnregister"})
+    stand_in::FailCall(call, cudaErrorIllegalAddress);
+  allocated = Buffer();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  shared = Buffer();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  locked = LockedRange();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+}
+
+TEST_F(CudaDeviceTest, LeavesACoreToTheTrainer) {
+  const Device device = *Device::Cuda();
+  EXPECT_EQ(device.CallerStream().team().threads(), std::max(CoreShare::CoresPerRank() - 1, 1));
 }
 
 TEST_F(CudaDeviceTest, MoreHostStreamsThanCountsOfOnePage) {

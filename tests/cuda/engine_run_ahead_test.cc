@@ -215,6 +215,7 @@ TEST_P(EngineRunsAheadTest, OneStepBehindAnotherWithTheBitsOfTheCpu) {
     const absl::Status status =
         Run(LateConfig(), on_gpu, [&](Engine& engine, Trainer& trainer, int rank) -> absl::Status {
           std::optional<Hold> hold;
+          const int spinning_waits = stand_in::SpinningWaits();
           for (int number = 0; number < kSteps; ++number) {
             if (number == 0) hold.emplace(engine);
             Step step = engine.BeginStep();
@@ -223,6 +224,7 @@ TEST_P(EngineRunsAheadTest, OneStepBehindAnotherWithTheBitsOfTheCpu) {
             // Two steps are in the queue, and a third would be one too many.
             EXPECT_EQ(hold->has_waited(), on_gpu && number >= 2) << number;
           }
+          EXPECT_EQ(stand_in::SpinningWaits(), spinning_waits);  // for events it sleeps
           EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
           if (rank == 0) result.report = report;
           {

@@ -4,14 +4,16 @@
 
 #include <atomic>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace ebb {
 namespace {
 
 TEST(ThreadTeam, CutsIntoPartsOfWholeGrainsThatCoverEverythingOnce) {
-  for (const int threads : {1, 2, 3, 5}) {
-    ThreadTeam team(threads);
+  for (const auto& [threads, of_thread] : {std::pair(1, 1), std::pair(2, 1), std::pair(3, 1),
+                                           std::pair(5, 1), std::pair(1, 4), std::pair(3, 4)}) {
+    ThreadTeam team(threads, of_thread);
     EXPECT_EQ(team.threads(), threads);
     for (const int64_t grain : {1, 7, 64}) {
       for (const int64_t count : {1, 6, 7, 8, 63, 64, 65, 1000, 4096}) {
@@ -25,7 +27,7 @@ TEST(ThreadTeam, CutsIntoPartsOfWholeGrainsThatCoverEverythingOnce) {
           for (int64_t i = begin; i < end; ++i) ++touched[static_cast<size_t>(i)];
         });
         EXPECT_EQ(touched, std::vector<int>(static_cast<size_t>(count), 1));
-        EXPECT_LE(parts.load(), threads);
+        EXPECT_LE(parts.load(), threads * of_thread);
         EXPECT_TRUE(whole_grains.load()) << threads << " " << grain << " " << count;
       }
     }
@@ -48,6 +50,23 @@ TEST(ThreadTeam, PartsRunBesideEachOther) {
     });
     EXPECT_EQ(here.load(), 3);
   }
+}
+
+TEST(ThreadTeam, AThreadThatIsSlowTakesFewerParts) {
+  ThreadTeam team(2, /*parts_per_thread=*/4);
+  std::atomic<int64_t> done{0}, of_slow{0};
+  std::atomic<std::thread::id> slow;
+  team.Run(8, 1, [&](int64_t begin, int64_t end) {
+    if (begin == 0) {
+      slow = std::this_thread::get_id();
+      for (int64_t seen = done; seen < 8 - end; seen = done) done.wait(seen);
+    }
+    if (std::this_thread::get_id() == slow.load()) of_slow += end - begin;
+    done += end - begin;
+    done.notify_all();
+  });
+  EXPECT_EQ(done, 8);
+  EXPECT_EQ(of_slow, 1);
 }
 
 TEST(ThreadTeam, NestedRunIsDoneByItsCallerWhole) {

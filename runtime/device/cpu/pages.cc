@@ -144,4 +144,18 @@ absl::StatusOr<Buffer> AllocatePrivatePages(int64_t bytes, std::string_view what
   return Buffer(start, bytes, ReleasePages);
 }
 
+void PopulatePages(ThreadTeam& team, std::span<std::byte> memory) {
+#ifdef MADV_POPULATE_WRITE
+  const auto page = static_cast<uintptr_t>(PageBytes());
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(memory.data()) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(memory.data()) + memory.size();
+  team.Run(static_cast<int64_t>(end - begin), kHugePageBytes, [&](int64_t first, int64_t last) {
+    madvise(reinterpret_cast<void*>(begin + static_cast<uintptr_t>(first)),
+            static_cast<size_t>(last - first), MADV_POPULATE_WRITE);
+  });
+#else
+  static_cast<void>(team), static_cast<void>(memory);
+#endif
+}
+
 }  // namespace ebb

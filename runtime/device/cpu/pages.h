@@ -1,11 +1,14 @@
 // Memory of the CPU device: zero-filled pages straight from the system.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/device/buffer.h"
+#include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
 
@@ -17,5 +20,9 @@ inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 absl::StatusOr<Buffer> AllocatePages(int64_t bytes, std::string_view what);
 // The same, for memory that no other rank reads: never in the SharedHeap.
 absl::StatusOr<Buffer> AllocatePrivatePages(int64_t bytes, std::string_view what);
+
+// Makes pages resident that were never touched, on all threads: what locks them would otherwise do that
+// on one. What the system refuses comes with the first touch.
+void PopulatePages(ThreadTeam& team, std::span<std::byte> memory);
 
 }  // namespace ebb

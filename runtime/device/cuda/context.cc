@@ -31,7 +31,8 @@ CudaCurrent::~CudaCurrent() {
 
 void FreeHostMemory(void* data, int64_t, int device) {
   const CudaCurrent current(device);
-  cudaFreeHost(data);
+  if (cudaFreeHost(data) != cudaSuccess)
+    cudaGetLastError();  // an earlier one, of which status() tells
 }
 
 absl::Status CudaContext::status() const {

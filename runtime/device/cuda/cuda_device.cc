@@ -1,5 +1,6 @@
 #include "ebb/runtime/device/cuda/cuda_device.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -7,12 +8,15 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
+#include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/device/cuda/cuda_event.h"
 #include "ebb/runtime/device/cuda/cuda_host_stream.h"
 #include "ebb/runtime/device/cuda/error.h"
 
 namespace ebb {
 namespace {
+
+constexpr int kPartsPerThread = 4;
 
 absl::StatusOr<int> CountDevices() {
   int count = 0;
@@ -32,14 +36,16 @@ uint64_t IdentityOf(const cudaDeviceProp& properties) {
   return halves[0] ^ std::rotl(halves[1], 1);
 }
 
+// An error of these is an earlier one, of which status() tells; left as CUDA's last error it would be
+// blamed on the next launch.
 void Free(void* data, int64_t, int device) {
   const CudaCurrent current(device);
-  cudaFree(data);
+  if (cudaFree(data) != cudaSuccess) cudaGetLastError();
 }
 
 void Unlock(void* data, int64_t, int device) {
   const CudaCurrent current(device);
-  cudaHostUnregister(data);
+  if (cudaHostUnregister(data) != cudaSuccess) cudaGetLastError();
 }
 
 // Of an allocation that comes with nothing else to blame.
@@ -94,10 +100,14 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Create(int ordinal, cuda
   return device;
 }
 
+// The team updates what is offloaded, while the trainer's thread is enqueuing or in a call of CUDA that
+// spins: that has a core of its own. A part that shares its core with something else is slow, so there
+// are several a thread, and the others take more of them.
 CudaDevice::CudaDevice(std::shared_ptr<CudaContext> context, uint64_t identity)
     : context_(std::move(context)),
       identity_(identity),
-      team_(std::make_shared<ThreadTeam>(CoreShare::CoresPerRank())) {}
+      team_(std::make_shared<ThreadTeam>(std::max(CoreShare::CoresPerRank() - 1, 1),
+                                         kPartsPerThread)) {}
 
 absl::Status CudaDevice::MakeStreams(cudaStream_t compute) {
   EBB_ASSIGN_OR_RETURN(fill_, NewCudaStream(*context_, "fill"));
@@ -122,8 +132,14 @@ std::optional<int64_t> CudaDevice::free_bytes() const {
 
 absl::StatusOr<std::unique_ptr<StreamBackend>> CudaDevice::NewStream(std::string_view name,
                                                                      int tasks_max) {
+  return NewStreamOf(StreamPriority::kUsual, name, tasks_max);
+}
+
+absl::StatusOr<std::unique_ptr<StreamBackend>> CudaDevice::NewStreamOf(StreamPriority priority,
+                                                                       std::string_view name,
+                                                                       int tasks_max) {
   EBB_RETURN_IF_ERROR(context_->status());
-  EBB_ASSIGN_OR_RETURN(SharedCudaStream stream, NewCudaStream(*context_, name));
+  EBB_ASSIGN_OR_RETURN(SharedCudaStream stream, NewCudaStream(*context_, name, priority));
   return std::make_unique<CudaStream>(context_, team_, std::move(stream), name, tasks_max);
 }
 
@@ -138,7 +154,11 @@ std::unique_ptr<StreamBackend> CudaDevice::CallerStream() {
 }
 
 absl::StatusOr<std::unique_ptr<EventBackend>> CudaDevice::NewEvent() {
-  return CudaEvent::Create(context_);
+  return CudaEvent::Create(context_, /*awaited=*/false);
+}
+
+absl::StatusOr<std::unique_ptr<EventBackend>> CudaDevice::NewAwaitedEvent() {
+  return CudaEvent::Create(context_, /*awaited=*/true);
 }
 
 absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t bytes, std::string_view what) {
@@ -182,6 +202,7 @@ absl::StatusOr<LockedRange> CudaDevice::LockHostMemory(std::span<std::byte> memo
                                                        std::string_view what) {
   EBB_RETURN_IF_ERROR(context_->status());
   if (memory.empty()) return LockedRange();
+  PopulatePages(*team_, memory);
   const CudaCurrent current(context_->ordinal());
   const cudaError_t result = cudaHostRegister(memory.data(), memory.size(),
                                               cudaHostRegisterPortable | cudaHostRegisterMapped);

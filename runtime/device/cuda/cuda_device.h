@@ -31,10 +31,14 @@ class CudaDevice : public DeviceBackend {
   std::optional<int64_t> free_bytes() const override;
   absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                            int tasks_max) override;
+  absl::StatusOr<std::unique_ptr<StreamBackend>> NewStreamOf(StreamPriority priority,
+                                                             std::string_view name,
+                                                             int tasks_max) override;
   absl::StatusOr<std::unique_ptr<StreamBackend>> NewHostStream(std::string_view name,
                                                                int tasks_max) override;
   std::unique_ptr<StreamBackend> CallerStream() override;
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
+  absl::StatusOr<std::unique_ptr<EventBackend>> NewAwaitedEvent() override;
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;
   absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) override;
   absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,

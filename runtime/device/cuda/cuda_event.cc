@@ -7,11 +7,15 @@
 
 namespace ebb {
 
-absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(std::shared_ptr<CudaContext> context) {
+absl::StatusOr<std::unique_ptr<CudaEvent>> CudaEvent::Create(std::shared_ptr<CudaContext> context,
+                                                             bool awaited) {
   EBB_RETURN_IF_ERROR(context->status());
   const CudaCurrent current(context->ordinal());
+  // Only where threads wait: an event without blocking synchronisation is the fastest to wait for on
+  // streams and to query (cudaEventCreateWithFlags).
+  const unsigned flags = cudaEventDisableTiming | (awaited ? cudaEventBlockingSync : 0u);
   cudaEvent_t event = nullptr;
-  EBB_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+  EBB_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, flags),
                                  absl::StrCat("creating an event of ", context->name())));
   return std::unique_ptr<CudaEvent>(new CudaEvent(std::move(context), event));
 }

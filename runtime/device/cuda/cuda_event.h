@@ -24,7 +24,9 @@ class CudaEvent : public EventBackend {
     bool on_host() const { return host.progress != nullptr; }
   };
 
-  static absl::StatusOr<std::unique_ptr<CudaEvent>> Create(std::shared_ptr<CudaContext> context);
+  // `awaited`: threads that wait for it sleep.
+  static absl::StatusOr<std::unique_ptr<CudaEvent>> Create(std::shared_ptr<CudaContext> context,
+                                                           bool awaited);
   ~CudaEvent() override;
 
   void HostWait() const override;

@@ -22,12 +22,13 @@ void Destroy(cudaStream_t stream, int device) {
 
 }  // namespace
 
-absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::string_view name) {
+absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::string_view name,
+                                               StreamPriority priority) {
   const CudaCurrent current(context.ordinal());
   const std::string what = absl::StrCat("creating ", NameOf(name), " of ", context.name());
   int least = 0, greatest = 0;
   EBB_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), what));
-  const bool comes_first = name.find("gather") != name.npos || name.find("reduce") != name.npos;
+  const bool comes_first = priority == StreamPriority::kFirst;
   cudaStream_t stream = nullptr;
   EBB_RETURN_IF_ERROR(CudaStatus(
       cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, comes_first ? greatest : least),

@@ -23,10 +23,9 @@ namespace ebb {
 // Destroyed with the last that holds it, or borrowed.
 using SharedCudaStream = std::shared_ptr<CUstream_st>;
 
-// A stream of our own that never waits for the default stream nor is waited for by it. Streams
-// whose names contain "gather" or "reduce" come first where the device has to choose: what they
-// carry is what others wait for.
-absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::string_view name);
+// A stream of our own that never waits for the default stream nor is waited for by it.
+absl::StatusOr<SharedCudaStream> NewCudaStream(const CudaContext& context, std::string_view name,
+                                               StreamPriority priority = StreamPriority::kUsual);
 
 class CudaStream : public StreamBackend {
  public:
