@@ -4,6 +4,8 @@
 // of all that is read and written cost in the update's own pass, as a part of its time;
 // `checksum_of_adamw` the time of those of what is written alone, as a pass of their own.
 //
+// LAMB and LARS: `norms_of_update` is the time of the norms before an update over that of the update.
+//
 //   build/release/bin/optimizer_bench --benchmark_counters_tabular=true
 #include <algorithm>
 #include <chrono>
@@ -13,6 +15,7 @@
 
 #include "benchmark/benchmark.h"
 #include "ebb/optim/checksum.h"
+#include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/simd_targets.h"
 #include "ebb/optim/update.h"
 #include "huge_pages.h"
@@ -175,6 +178,37 @@ void AdamW(benchmark::State& state, Kind kind) {
   state.counters["checksum_of_adamw"] = Median(checksum_ratios);
 }
 
+// bf16 gradient and copy, of one parameter.
+void Norms(benchmark::State& state, OptimizerType type) {
+  const int64_t count = state.range(0);
+  ThreadTeam team(static_cast<int>(state.range(1)));
+  HugePages memory(HugePages::BytesFor(6, count));
+  if (!memory.ok()) return state.SkipWithError("no memory");
+  UpdateArrays arrays = {
+      .gradient_dtype = DType::kBFloat16, .parameter_dtype = DType::kBFloat16, .count = count};
+  arrays.master = memory.Take(count, 1.0f);
+  for (const int s : {0, 1}) arrays.states[s] = memory.Take(count, 0.5f);
+  arrays.gradient = memory.Take(count, BFloat16(0.25f));
+  arrays.parameter = memory.Take(count, BFloat16(1.0f));
+  const OptimizerConfig optimizer = {.type = type, .weight_decay = 0.1, .momentum = 0.9};
+  UpdateScalars scalars = {.learning_rate = 1e-5, .gradient_factor = 0.5f};
+  std::vector<double> norm_seconds, update_seconds, ratios;
+  for (auto _ : state) {
+    const UpdateConstants constants = UpdateConstantsOf(optimizer, scalars);
+    NormSums sums = {};
+    norm_seconds.push_back(
+        Seconds([&] { SumNorms(team, UpdateRuleOf(optimizer), arrays, constants, sums); }));
+    scalars.trust_ratio = TrustRatio(optimizer, Rounded(sums.parameter), Rounded(sums.direction));
+    update_seconds.push_back(Seconds([&] { Update(team, optimizer, arrays, scalars); }));
+    ratios.push_back(norm_seconds.back() / update_seconds.back());
+    state.SetIterationTime(norm_seconds.back());
+    ++scalars.step;
+  }
+  const int64_t bytes = 4 + 2 + 4 * StatesOfNorms(UpdateRuleOf(optimizer));
+  state.counters["norms_GB/s"] = static_cast<double>(count * bytes) * 1e-9 / Median(norm_seconds);
+  state.counters["norms_of_update"] = Median(ratios);
+}
+
 void Sizes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"elements", "threads"})
       ->ArgsProduct({{10'000'000, 100'000'000}, {1, 2}})
@@ -187,6 +221,8 @@ BENCHMARK_CAPTURE(AdamW, bf16_gradient_bf16_copy, Kind::kHalf)->Apply(Sizes);
 BENCHMARK_CAPTURE(AdamW, bf16_gradient_split_master, Kind::kSplit)->Apply(Sizes);
 BENCHMARK_CAPTURE(AdamW, bf16_gradient_stochastic_rounding, Kind::kRounded)->Apply(Sizes);
 BENCHMARK_CAPTURE(AdamW, fp32_gradient, Kind::kSingle)->Apply(Sizes);
+BENCHMARK_CAPTURE(Norms, lamb, OptimizerType::kLamb)->Apply(Sizes);
+BENCHMARK_CAPTURE(Norms, lars, OptimizerType::kLars)->Apply(Sizes);
 
 }  // namespace
 }  // namespace ebb::optim

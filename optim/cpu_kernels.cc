@@ -69,6 +69,18 @@ void CpuKernels::AddTo(Stream&, const float* value, double* sum) {
   *sum += double{*value};
 }
 
+void CpuKernels::ClearNorms(Stream&, std::span<NormSums> sums) {
+  std::fill(sums.begin(), sums.end(), NormSums());
+}
+
+void CpuKernels::SumNorms(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
+                          const UpdateRuns& runs, std::span<NormSums> sums) {
+  ForEachRun(arrays, runs, [&](const UpdateArrays& part, const UpdateConstants& constants) {
+    const auto set = static_cast<size_t>(&constants - runs.constants.data());
+    optim::SumNorms(stream.team(), rule, part, constants, sums[set]);
+  });
+}
+
 void CpuKernels::Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
                         const UpdateRuns& runs) {
   ForEachRun(arrays, runs, [&](const UpdateArrays& part, const UpdateConstants& constants) {

@@ -23,6 +23,9 @@ class CpuKernels : public Kernels {
   void SumOfSquares(Stream& stream, const void* gradient, DType dtype, int64_t count,
                     std::span<double> blocks, double* sum) override;
   void AddTo(Stream& stream, const float* value, double* sum) override;
+  void ClearNorms(Stream& stream, std::span<NormSums> sums) override;
+  void SumNorms(Stream& stream, UpdateRule rule, const UpdateArrays& arrays, const UpdateRuns& runs,
+                std::span<NormSums> sums) override;
   void Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
               const UpdateRuns& runs) override;
 

@@ -22,6 +22,7 @@
 #include "ebb/optim/cast.h"
 #include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
+#include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/update.h"
 #include "ebb/optim/update_constants.h"
 #include "ebb/optim/update_runs.h"
@@ -63,6 +64,12 @@ class Kernels {
                             std::span<double> blocks, double* sum) = 0;
   // *sum += *value.
   virtual void AddTo(Stream& stream, const float* value, double* sum) = 0;
+
+  // Before updates by a rule that takes norms: `sums` begin as zeros, and each run adds to those with the
+  // number of its set of constants. Nothing is added where the constants say not to apply.
+  virtual void ClearNorms(Stream& stream, std::span<NormSums> sums) = 0;
+  virtual void SumNorms(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
+                        const UpdateRuns& runs, std::span<NormSums> sums) = 0;
 
   // One pass, and on CUDA one launch, however many runs there are. Constants of the rule, read when
   // the update runs: nothing is written where they say not to apply. On CUDA every thread reads them,

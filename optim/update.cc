@@ -24,6 +24,8 @@ RangeUpdate* UpdateOf(UpdateRule rule) {
   if (rule == UpdateRule::kAdam) return &UpdateRangeByAdam;
   if (rule == UpdateRule::kLion) return &UpdateRangeByLion;
   if (rule == UpdateRule::kAdagrad) return &UpdateRangeByAdagrad;
+  if (rule == UpdateRule::kLamb) return &UpdateRangeByLamb;
+  if (IsLars(rule)) return &UpdateRangeByLars;
   return IsRmsprop(rule) ? &UpdateRangeByRmsprop : &UpdateRangeBySgd;
 }
 
@@ -32,10 +34,13 @@ RangeUpdate* UpdateOf(UpdateRule rule) {
 std::span<const std::string_view> StateNames(const OptimizerConfig& optimizer) {
   switch (UpdateRuleOf(optimizer)) {
     case UpdateRule::kAdam:
+    case UpdateRule::kLamb:
       return kAdamStates;
     case UpdateRule::kSgd:
+    case UpdateRule::kLars:
       break;
     case UpdateRule::kSgdWithMomentum:
+    case UpdateRule::kLarsWithMomentum:
       return kMomentumState;
     case UpdateRule::kLion:
       return Names(kAdamStates).first(1);

@@ -13,6 +13,16 @@
 //   Adagrad      torch.optim.Adagrad's rule: one state, the sum of squares
 //   RMSprop      torch.optim.RMSprop's rule: the average of squares; a state more where momentum
 //                is not 0, and one where it is centered
+//   LAMB         You et al. 2020, algorithm 2: Adam's two states. After Adam's moments, each parameter w
+//                by itself:
+//                  u = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay * w
+//                  w = w - learning_rate * ratio * u
+//   LARS         You et al. 2017, algorithm 1, each parameter by itself; one state where momentum is
+//                not 0:
+//                  b = momentum * b + ratio * (g + weight_decay * w)
+//                  w = w - learning_rate * b
+//
+// The ratio of the last two is TrustRatio() of norms of all of w (parameter_norms.h).
 //
 // Bytes per element: 4 master and 4 each state, read and written; the gradient read; the parameter
 // written. With a split master (split_master.h) 2 less: parameter and low half are read and
@@ -42,6 +52,7 @@ struct UpdateScalars {
   // Adam's, instead of the config's, where a schedule cycles them; negative: the config's.
   double beta1 = -1, beta2 = -1;
   float gradient_factor = 1;  // unscaling and clipping in one
+  double trust_ratio = 1;     // of LAMB and LARS, for the parameter that is updated
 };
 
 void Update(ThreadTeam& team, const OptimizerConfig& optimizer, const UpdateArrays& arrays,

@@ -23,6 +23,10 @@ UpdateRule UpdateRuleOf(const OptimizerConfig& optimizer) {
       if (optimizer.centered)
         return momentum ? UpdateRule::kCenteredRmspropWithMomentum : UpdateRule::kCenteredRmsprop;
       return momentum ? UpdateRule::kRmspropWithMomentum : UpdateRule::kRmsprop;
+    case OptimizerType::kLamb:
+      return UpdateRule::kLamb;
+    case OptimizerType::kLars:
+      return momentum ? UpdateRule::kLarsWithMomentum : UpdateRule::kLars;
   }
   return UpdateRule::kAdam;
 }
@@ -99,6 +103,42 @@ RmspropConstants RmspropConstantsOf(const OptimizerConfig& optimizer,
           .minus_learning_rate = static_cast<float>(-scalars.learning_rate)};
 }
 
+LambConstants LambConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
+  assert(scalars.step >= 1);
+  const double beta1 = scalars.beta1 < 0 ? optimizer.beta1 : scalars.beta1;
+  const double beta2 = scalars.beta2 < 0 ? optimizer.beta2 : scalars.beta2;
+  double of_momentum = 1, of_variance = 1;
+  if (optimizer.bias_correction) {
+    const double step = static_cast<double>(scalars.step);
+    of_momentum = 1 / (1 - std::pow(beta1, step));
+    of_variance = 1 / (1 - std::pow(beta2, step));
+  }
+  return {.gradient_factor = scalars.gradient_factor,
+          .weight_decay = static_cast<float>(optimizer.weight_decay),
+          .beta1 = static_cast<float>(beta1),
+          .one_minus_beta1 = 1 - static_cast<float>(beta1),
+          .beta2 = static_cast<float>(beta2),
+          .one_minus_beta2 = static_cast<float>(1 - beta2),
+          .momentum_correction = static_cast<float>(of_momentum),
+          .variance_correction = static_cast<float>(of_variance),
+          .root_correction = static_cast<float>(std::sqrt(of_variance)),
+          .epsilon = static_cast<float>(optimizer.epsilon),
+          .epsilon_inside_root = optimizer.epsilon_inside_root,
+          .minus_step_size = static_cast<float>(-scalars.learning_rate * scalars.trust_ratio)};
+}
+
+LarsConstants LarsConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
+  assert(scalars.step >= 1);
+  return {.gradient_factor = scalars.gradient_factor,
+          .l2 = static_cast<float>(optimizer.weight_decay),
+          .trust_ratio = static_cast<float>(scalars.trust_ratio),
+          .momentum = static_cast<float>(optimizer.momentum),
+          .one_minus_dampening = static_cast<float>(1 - optimizer.dampening),
+          .minus_learning_rate = static_cast<float>(-scalars.learning_rate),
+          .first = scalars.step == 1,
+          .nesterov = optimizer.nesterov};
+}
+
 UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars) {
   UpdateConstants constants = {};
   constants.step = scalars.step;
@@ -119,6 +159,12 @@ UpdateConstants UpdateConstantsOf(const OptimizerConfig& optimizer, const Update
       break;
     case OptimizerType::kRmsprop:
       constants.rmsprop = RmspropConstantsOf(optimizer, scalars);
+      break;
+    case OptimizerType::kLamb:
+      constants.lamb = LambConstantsOf(optimizer, scalars);
+      break;
+    case OptimizerType::kLars:
+      constants.lars = LarsConstantsOf(optimizer, scalars);
       break;
   }
   return constants;

@@ -29,15 +29,30 @@ enum class UpdateRule : uint8_t {
   kRmspropWithMomentum,
   kCenteredRmsprop,
   kCenteredRmspropWithMomentum,
+  kLamb,
+  kLars,
+  kLarsWithMomentum,
 };
-inline constexpr int kUpdateRules = 9;
+inline constexpr int kUpdateRules = 12;
 UpdateRule UpdateRuleOf(const OptimizerConfig& optimizer);
 
 constexpr bool IsRmsprop(UpdateRule rule) {
   return rule >= UpdateRule::kRmsprop && rule <= UpdateRule::kCenteredRmspropWithMomentum;
 }
+constexpr bool IsLars(UpdateRule rule) {
+  return rule == UpdateRule::kLars || rule == UpdateRule::kLarsWithMomentum;
+}
+// Whether an update needs norms of whole parameters first (parameter_norms.h) ...
+constexpr bool TakesNorms(UpdateRule rule) {
+  return rule == UpdateRule::kLamb || IsLars(rule);
+}
+// ... and how many of the states these read.
+constexpr int StatesOfNorms(UpdateRule rule) {
+  return rule == UpdateRule::kLamb ? 2 : 0;
+}
 constexpr bool HasMomentumBuffer(UpdateRule rule) {
-  return rule == UpdateRule::kSgdWithMomentum || rule == UpdateRule::kRmspropWithMomentum ||
+  return rule == UpdateRule::kSgdWithMomentum || rule == UpdateRule::kLarsWithMomentum ||
+         rule == UpdateRule::kRmspropWithMomentum ||
          rule == UpdateRule::kCenteredRmspropWithMomentum;
 }
 constexpr bool IsCentered(UpdateRule rule) {
@@ -45,7 +60,7 @@ constexpr bool IsCentered(UpdateRule rule) {
 }
 // How many fp32 states it keeps per element.
 constexpr int StatesOf(UpdateRule rule) {
-  if (rule == UpdateRule::kAdam) return 2;
+  if (rule == UpdateRule::kAdam || rule == UpdateRule::kLamb) return 2;
   if (rule == UpdateRule::kLion || rule == UpdateRule::kAdagrad) return 1;
   return (IsRmsprop(rule) ? 1 : 0) + (HasMomentumBuffer(rule) ? 1 : 0) + (IsCentered(rule) ? 1 : 0);
 }
@@ -93,11 +108,35 @@ struct RmspropConstants {
   float minus_learning_rate;
 };
 
+struct LambConstants {
+  float gradient_factor;
+  float weight_decay;
+  float beta1, one_minus_beta1;
+  float beta2, one_minus_beta2;
+  float momentum_correction;  // 1 / (1 - beta1^step), or 1 without bias correction
+  float variance_correction;  // 1 / (1 - beta2^step), or 1
+  float root_correction;      // the square root of that
+  float epsilon;
+  bool epsilon_inside_root;
+  float minus_step_size;  // -learning_rate * trust_ratio
+};
+
+struct LarsConstants {
+  float gradient_factor;
+  float l2;
+  float trust_ratio;
+  float momentum, one_minus_dampening;
+  float minus_learning_rate;
+  bool first, nesterov;
+};
+
 AdamConstants AdamConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 SgdConstants SgdConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 LionConstants LionConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 AdagradConstants AdagradConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 RmspropConstants RmspropConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+LambConstants LambConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
+LarsConstants LarsConstantsOf(const OptimizerConfig& optimizer, const UpdateScalars& scalars);
 
 // What an update reads when it runs, not when it is enqueued, so that a step's verdict may come in
 // between. Trivially copyable, without initializers: it lies in memory that host and device reach.
@@ -109,6 +148,8 @@ struct UpdateConstants {
   LionConstants lion;
   AdagradConstants adagrad;
   RmspropConstants rmsprop;
+  LambConstants lamb;
+  LarsConstants lars;
 };
 
 // `apply` is true; of the rules' constants those of the optimizer's rule are set.
@@ -125,6 +166,10 @@ constexpr const auto& ConstantsIn(const UpdateConstants& set) {
     return set.adagrad;
   } else if constexpr (IsRmsprop(kRule)) {
     return set.rmsprop;
+  } else if constexpr (kRule == UpdateRule::kLamb) {
+    return set.lamb;
+  } else if constexpr (IsLars(kRule)) {
+    return set.lars;
   } else {
     return set.sgd;
   }
@@ -156,6 +201,12 @@ auto WithRule(UpdateRule rule, const Visit& visit) {
       return visit.template operator()<kCenteredRmsprop>();
     case kCenteredRmspropWithMomentum:
       return visit.template operator()<kCenteredRmspropWithMomentum>();
+    case kLamb:
+      return visit.template operator()<kLamb>();
+    case kLars:
+      return visit.template operator()<kLars>();
+    case kLarsWithMomentum:
+      return visit.template operator()<kLarsWithMomentum>();
   }
   return visit.template operator()<kAdam>();
 }

@@ -43,6 +43,6 @@ using RangeUpdate = void(UpdateRule rule, const UpdateConstants& constants,
                          const LoopArrays& arrays, const BlockSums* sums, int64_t begin,
                          int64_t end);
 RangeUpdate UpdateRangeByAdam, UpdateRangeBySgd, UpdateRangeByLion, UpdateRangeByAdagrad,
-    UpdateRangeByRmsprop;
+    UpdateRangeByRmsprop, UpdateRangeByLamb, UpdateRangeByLars;
 
 }  // namespace ebb::optim

@@ -25,7 +25,9 @@ void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisi
     return;
   }
   decisions.timing = UpdateTiming::kLate;
-  if (hold_updates) {
+  if (decisions.has_norms()) {
+    decisions.timing_reason = "LAMB and LARS need norms of whole parameters first";
+  } else if (hold_updates) {
     decisions.timing_reason = "the step holds its updates";
   } else if (config.ebb.asynchronous_step == AsynchronousStep::kLate) {
     decisions.timing_reason = "ebb.asynchronous_step is late";
@@ -43,6 +45,8 @@ void DecideTiming(const PlanInputs& inputs, bool hold_updates, Decisions& decisi
 void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decisions& decisions) {
   decisions.carried.assign(layout.units.size(), false);
   if (decisions.parameter_tier != Tier::kNvme) return;
+  // A carried update would have to wait for the norms of all others, and so would its gather.
+  if (decisions.has_norms()) return;
   Decisions own;
   DecideTiming(inputs, /*hold_updates=*/false, own);
   if (own.timing == UpdateTiming::kOff) return;
@@ -60,6 +64,29 @@ void DecideCarried(const PlanInputs& inputs, const ModelLayout& layout, Decision
     if (share * (2 * carried + elements) > 2 * seen) continue;
     decisions.carried[unit] = true;
     carried += elements;
+  }
+}
+
+OptimizerType OptimizerTypeOf(const Config& config, const std::string& group) {
+  const auto named = config.ebb.parameter_groups.find(group);
+  const bool own = named != config.ebb.parameter_groups.end() && named->second.optimizer;
+  return own ? named->second.optimizer->type : config.optimizer.type;
+}
+
+void DecideNorms(const PlanInputs& inputs, Decisions& decisions) {
+  const ModelSpec& model = *inputs.model;
+  decisions.takes_norms.assign(model.parameters.size(), false);
+  decisions.norm_states.assign(model.units.size(), -1);
+  decisions.sets_without_norms = static_cast<int>(inputs.config->ebb.parameter_groups.size()) + 1;
+  if (inputs.own_optimizer) return;
+  for (size_t u = 0; u < model.units.size(); ++u) {
+    for (ParameterId id : model.units[u].parameters) {
+      const OptimizerType type = OptimizerTypeOf(*inputs.config, model[id].group);
+      if (!model[id].trainable || !TakesNorms(type)) continue;
+      decisions.takes_norms[static_cast<size_t>(id)] = true;
+      int& states = decisions.norm_states[u];
+      states = std::max(states, type == OptimizerType::kLamb ? 2 : 0);
+    }
   }
 }
 
@@ -185,6 +212,7 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   decisions.split_master = config.ebb.split_master;
   decisions.stochastic_rounding = config.ebb.stochastic_rounding;
   if (absl::Status taken = CheckDTypes(inputs, decisions); !taken.ok()) return taken;
+  DecideNorms(inputs, decisions);
   DecideTiming(inputs, hold_updates, decisions);
   DecideCarried(inputs, layout, decisions);
   DecideKeptWhole(inputs, layout, decisions);

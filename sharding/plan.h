@@ -50,6 +50,8 @@ enum class OperationKind : uint8_t {
   kNorm,        // the squares of a shard that kReduce wrote itself
   kGatherGradient,  // stage 0: the reduced gradient whole on every rank
   kExchange,        // norm, overflow, loss, scope hash and errors of all ranks
+  kParameterNorms,  // of a sub-group: what LAMB and LARS know of whole parameters before an update
+  kExchangeNorms,   // the same of all ranks
   kUpdate,          // the optimizer, one unit
   kRefresh,         // all-gather of updated parameters of units that are kept whole
   kRead,            // moves from the swap file to host memory
@@ -59,7 +61,7 @@ enum class OperationKind : uint8_t {
   kNarrow,          // low-precision copies of masters in host memory, for a gather
   kCheck,           // whether the swap files are still this run's
 };
-inline constexpr int kOperationKinds = 20;
+inline constexpr int kOperationKinds = 22;
 std::string_view Name(OperationKind kind);
 
 enum class StreamId : uint8_t {
@@ -95,14 +97,17 @@ struct Dependency {
 
 struct Part {
   int unit = 0;
-  int scope = -1;       // of the step; -1 where the operation is not a scope's
-  bool first = false;   // kAccumulate: the shard's first contribution of the step, which overwrites
-  bool last = false;    // kAccumulate, kNorm: the gradient is final
-  int64_t staged = 0;   // where in the staging pool a bucket's cast of this unit lies
-  int64_t rounded = 0;  // likewise, kRound's slice
+  int scope = -1;  // of the step; -1 where the operation is not a scope's
+  // kAccumulate: the shard's first contribution of the step, which overwrites. kParameterNorms: the first
+  // of its stream, likewise.
+  bool first = false;
+  bool last = false;       // kAccumulate, kNorm: the gradient is final
+  int64_t staged = 0;      // where in the staging pool a bucket's cast of this unit lies
+  int64_t rounded = 0;     // likewise, kRound's slice
   int gradient_slot = -1;  // kAccumulate, kNorm: turn of the slot, where the shard lives on NVMe
   int64_t landed = -1;     // likewise in Pools::landing, where the shard is in host memory
-  int work = -1;           // kUpdate: index into Plan::works; kNarrow: into Plan::narrowings
+  int work =
+      -1;  // kParameterNorms, kUpdate: index into Plan::works; kNarrow: into Plan::narrowings
   friend bool operator==(const Part&, const Part&) = default;
   template <class H>
   friend H AbslHashValue(H hash, const Part& part) {
@@ -111,7 +116,7 @@ struct Part {
   }
 };
 
-// One update of a sub-group: where it finds and leaves everything. What does not live where the
+// One update of a sub-group, or its norms: where it finds and leaves everything. What does not live where the
 // update runs is in a slot there.
 struct UpdateWork {
   int unit = 0, sub_group = 0;
@@ -211,6 +216,10 @@ struct Pools {
   int64_t staging_rounded = 0;   // kRound's slices of one bucket
   int64_t staging_norm = 0;      // scratch of optim::SumOfSquares
   int64_t staging_exchange = 0;  // one record of kExchangeBytes per rank, then this rank's own
+  // Of optimizers that take norms (norm_records.h): sums of this rank's parameters, and records of all
+  // ranks of a shard group, then this rank's own. Sums of what is updated on the host are there.
+  int64_t staging_norm_sums = 0, staging_norm_records = 0;
+  Place host_norm_sums;
   // Where pieces of all ranks are summed in one order (ebb.deterministic_reduce).
   int64_t staging_sums = 0, staging_sums_bytes = 0;
   // fp32 gradient of one slice, and where masters are not kept as such their fp32 values, for an
@@ -261,6 +270,14 @@ struct Decisions {
   bool sums_in_scratch = false;  // ebb.deterministic_reduce, of several ranks
   int optimizer_states = 0;
   bool own_optimizer = false;
+  // By parameter: its optimizer takes norms of all of it before an update (LAMB, LARS). By unit: how many
+  // states these read, -1: it has no such parameter.
+  std::vector<bool> takes_norms = {};
+  std::vector<int> norm_states = {};
+  int sets_without_norms = 0;  // at most: of options that other parameters are updated with
+  bool has_norms() const {
+    return std::find(takes_norms.begin(), takes_norms.end(), true) != takes_norms.end();
+  }
   // Where each class lives. Units kept whole have their parameters on the device.
   Tier parameter_tier = Tier::kDevice, optimizer_tier = Tier::kDevice,
        gradient_tier = Tier::kDevice, activation_tier = Tier::kDevice;

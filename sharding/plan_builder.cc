@@ -176,6 +176,7 @@ void PlanBuilder::IssueExchange() {
 void PlanBuilder::Finish() {
   NewMoment(Moment::kFinish, -1);
   IssueExchange();
+  IssueParameterNorms();
   IssueUpdates();
   if (d_.timing == UpdateTiming::kOff) {
     std::vector<Dependency> updated;

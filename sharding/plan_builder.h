@@ -2,11 +2,14 @@
 // close, what may start there. Implemented in files of one concern each: plan_builder.cc (the
 // walk), plan_gathers.cc, plan_swaps.cc (what gathers take from below the device),
 // plan_boundaries.cc (activations that wait there), plan_reductions.cc, plan_updates.cc (which
-// updates, when), plan_sub_groups.cc (how one of them runs).
+// updates, when), plan_sub_groups.cc (how one of them runs), plan_norms.cc (norms of parameters before
+// them).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <span>
@@ -54,7 +57,9 @@ class PlanBuilder {
         residency_(residency),
         reduction_(reduction),
         plan_(plan),
-        d_(plan.decisions) {}
+        d_(plan.decisions) {
+    std::fill(std::begin(last_norms_), std::end(last_norms_), -1);
+  }
 
   void BuildStep();
   void BuildWalk();
@@ -163,6 +168,12 @@ class PlanBuilder {
   SubGroupRoute RouteOf(const UpdateChain& chain, const SubGroup& group) const;
   void TakeSlots(const UpdateChain& chain, const SubGroup& group, SubGroupRoute& route);
   SubGroupRoute BringStates(UpdateChain& chain, int sub_group);
+  // The first `states` of its states; beside them the master, and the parameters where those are read.
+  void ReadStates(UpdateChain& chain, int sub_group, int states, SubGroupRoute& route);
+  UpdateWork WorkOf(const UpdateChain& chain, int sub_group, const SubGroupRoute& route) const;
+  // Brings the rest, and issues `operation` of one part with that work behind all of it.
+  int IssueOnSubGroup(UpdateChain& chain, SubGroupRoute& route, UpdateWork work,
+                      OperationDraft operation);
   void BringGradient(UpdateChain& chain, SubGroupRoute& route, UpdateWork& work);
   void BringParameter(UpdateChain& chain, SubGroupRoute& route, UpdateWork& work);
   void TakeHome(UpdateChain& chain, const SubGroupRoute& route, const UpdateWork& work, int update);
@@ -170,6 +181,11 @@ class PlanBuilder {
                  std::vector<Dependency> after);
   int IssueCopy(UpdateChain& chain, bool to_host, const Move& move, std::vector<Dependency> after);
   int64_t UpdateBytes(int unit, int64_t elements) const;
+
+  // plan_norms.cc
+  void IssueParameterNorms();
+  void IssueNormsOf(UpdateChain& chain, int sub_group);
+  int64_t NormsBytes(int unit, int64_t elements) const;
 
   const PlanInputs& inputs_;
   const Residency& residency_;
@@ -206,7 +222,8 @@ class PlanBuilder {
   LatestUse
       boundaries_out_;  // of the activation pool: the operation that took a boundary from there
   int next_boundary_slot_ = 0, last_boundary_out_ = -1;
-  int exchange_ = -1;
+  int exchange_ = -1, exchange_norms_ = -1;
+  int last_norms_[kStreams];          // operation, by stream; -1: none
   std::vector<int> mark_of_scope_;    // the compute stream's, at the scope's close
   LatestUse slots_used_;              // of the gather pool: the last scope that closed
   std::vector<int> gradient_reader_;  // by scope: the last that reads its whole gradient

@@ -29,6 +29,10 @@ std::string_view Name(OperationKind kind) {
       return "gather gradient";
     case OperationKind::kExchange:
       return "exchange";
+    case OperationKind::kParameterNorms:
+      return "parameter norms";
+    case OperationKind::kExchangeNorms:
+      return "exchange norms";
     case OperationKind::kUpdate:
       return "update";
     case OperationKind::kRefresh:

@@ -101,6 +101,12 @@ SubGroupRoute PlanBuilder::BringStates(UpdateChain& chain, int index) {
   const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(index)];
   SubGroupRoute route = RouteOf(chain, group);
   TakeSlots(chain, group, route);
+  ReadStates(chain, index, d_.optimizer_states, route);
+  return route;
+}
+
+void PlanBuilder::ReadStates(UpdateChain& chain, int index, int states, SubGroupRoute& route) {
+  const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(index)];
   std::vector<Move> reads;
   if (route.swaps) {
     const WorkSlots& slots = plan_.pools.host_work;
@@ -110,7 +116,7 @@ SubGroupRoute PlanBuilder::BringStates(UpdateChain& chain, int index) {
                        .to = route.host_slot.Plus(slots.master),
                        .bytes = SwapAligned(group.count() * d_.master_size())});
     }
-    for (int k = 0; k < d_.optimizer_states; ++k) {
+    for (int k = 0; k < states; ++k) {
       reads.push_back({.state = StateClass::kOptimizer,
                        .from = group.states.Plus(k * group.states_stride),
                        .to = route.host_slot.Plus(slots.states + k * slots.states_stride),
@@ -130,7 +136,6 @@ SubGroupRoute PlanBuilder::BringStates(UpdateChain& chain, int index) {
         IssueMoves(chain, OperationKind::kRead, StreamId::kReadStates, std::move(reads),
                    Joined(route.slot_free, {{Dependency::kStored, chain.unit}})));
   }
-  return route;
 }
 
 void PlanBuilder::BringGradient(UpdateChain& chain, SubGroupRoute& route, UpdateWork& work) {
@@ -234,12 +239,10 @@ void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const
   if (master_turn >= 0) frees(last, pools.SlotIndex(SlotKind::kMaster, master_turn));
 }
 
-void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
+UpdateWork PlanBuilder::WorkOf(const UpdateChain& chain, int index,
+                               const SubGroupRoute& route) const {
   const Pools& pools = plan_.pools;
   const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(index)];
-  const auto found = ahead_.extract(index);
-  SubGroupRoute route = found ? std::move(found.mapped()) : BringStates(chain, index);
-  if (chain.shared >= 0) route.brought.insert(route.brought.begin(), chain.shared);
   UpdateWork work{
       .unit = chain.unit,
       .sub_group = index,
@@ -261,22 +264,36 @@ void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
     work.states = route.host_slot.Plus(pools.host_work.states);
     work.states_stride = pools.host_work.states_stride;
   }
+  return work;
+}
+
+int PlanBuilder::IssueOnSubGroup(UpdateChain& chain, SubGroupRoute& route, UpdateWork work,
+                                 OperationDraft operation) {
   BringGradient(chain, route, work);
   BringParameter(chain, route, work);
-  std::vector<Dependency> after = Joined(chain.ready, route.slot_free);
-  for (int operation : route.brought) after.push_back(On(operation));
-  const StreamId stream = route.on_host ? StreamId::kHostUpdate : StreamId::kUpdate;
-  plan_.works.push_back(work);
+  operation.after = Joined(chain.ready, route.slot_free);
+  for (int brought : route.brought) operation.after.push_back(On(brought));
+  operation.parts.front().work = static_cast<int>(plan_.works.size());
+  operation.condition = chain.condition;
+  operation.of_update = true;
+  plan_.works.push_back(std::move(work));
+  return chain.last[static_cast<int>(operation.stream)] = Issue(operation);
+}
+
+void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
+  const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(index)];
+  const auto found = ahead_.extract(index);
+  SubGroupRoute route = found ? std::move(found.mapped()) : BringStates(chain, index);
+  if (chain.shared >= 0) route.brought.insert(route.brought.begin(), chain.shared);
   const int update =
-      Issue({.kind = OperationKind::kUpdate,
-             .stream = stream,
-             .parts = {{.unit = chain.unit, .work = static_cast<int>(plan_.works.size()) - 1}},
-             .after = std::move(after),
-             .bytes = UpdateBytes(chain.unit, group.count()),
-             .condition = chain.condition,
-             .of_update = true});
-  chain.last[static_cast<int>(stream)] = update;
-  TakeHome(chain, route, work, update);
+      IssueOnSubGroup(chain, route, WorkOf(chain, index, route),
+                      {.kind = OperationKind::kUpdate,
+                       .stream = route.on_host ? StreamId::kHostUpdate : StreamId::kUpdate,
+                       .parts = {{.unit = chain.unit}},
+                       .after = {},
+                       .bytes = UpdateBytes(chain.unit, group.count())});
+  // Of the last one, where everything lies by now.
+  TakeHome(chain, route, plan_.works.back(), update);
 }
 
 }  // namespace ebb::sharding

@@ -102,6 +102,7 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
   switch (operation.kind) {
     case OperationKind::kMark:
     case OperationKind::kExchange:
+    case OperationKind::kExchangeNorms:
     case OperationKind::kCheck:
       return "-";
     case OperationKind::kGather:
@@ -123,6 +124,7 @@ std::string Address(const Plan& plan, const Operation& operation, size_t p) {
     case OperationKind::kNorm:
     case OperationKind::kGatherGradient:
       return at("gradient", unit.gradient_shard);
+    case OperationKind::kParameterNorms:
     case OperationKind::kUpdate: {
       const Place& master = plan.works[part.work].master;
       return Address(master);

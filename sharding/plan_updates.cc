@@ -22,6 +22,8 @@ void PlanBuilder::IssueUpdate(int unit, int turn) {
       chain.ready.push_back({Dependency::kOperation, gradient_final_[unit]});
     if (d_.timing != UpdateTiming::kEarly)
       chain.ready.push_back({Dependency::kOperation, exchange_});
+    // Every update reads constants of which some come from the norms.
+    if (exchange_norms_ >= 0) chain.ready.push_back({Dependency::kOperation, exchange_norms_});
     // The last gather has read the slice that the update writes.
     if (last_gather_[unit] >= 0)
       chain.ready.push_back({Dependency::kOperation, last_gather_[unit]});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/pool_parts.h"
 
 namespace ebb::sharding {
@@ -116,6 +117,10 @@ void LayOutStaging(const PoolInputs& in, Pools& pools) {
   if (d.rounds_slices()) pools.staging_rounded = staging.Take(rounded);
   pools.staging_norm = staging.Take(norm_blocks * 8);
   pools.staging_exchange = staging.Take((d.world + 1) * kExchangeBytes);
+  if (const NormRecords norms = LayOutNormRecords(*in.layout, d); norms.sums > 0) {
+    pools.staging_norm_sums = staging.Take(norms.sums * kNormSumsBytes);
+    if (norms.exchanged) pools.staging_norm_records = staging.Take((d.shards + 1) * norms.bytes());
+  }
   if (d.sums_in_scratch && cast > 0) {
     pools.staging_sums_bytes = SumScratchBytes(d.world, cast);
     pools.staging_sums = staging.Take(pools.staging_sums_bytes);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "ebb/sharding/last_gathers.h"
+#include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/pool_parts.h"
 
 namespace ebb::sharding {
@@ -176,6 +177,8 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   pools.gradient_slots.first = on_host(pools.gradient_slots.count * pools.gradient_slots.bytes);
   pools.boundary_slots.first = on_host(pools.boundary_slots.count * pools.boundary_slots.bytes);
   pools.host_norm = on_host(norm_blocks * 8);
+  if (const NormRecords norms = LayOutNormRecords(*in.layout, d); norms.sums > 0)
+    pools.host_norm_sums = on_host(norms.sums * kNormSumsBytes);
   if (d.own_optimizer && d.optimizer_tier != Tier::kDevice) {
     pools.host_gradient = on_host(slice * 4);
     if (d.reads_parameters()) pools.host_master = on_host(slice * 4);

@@ -45,7 +45,7 @@ std::vector<CommunicationRow> CommunicationRows(BytesOfKind predicted, BytesOfKi
           row("gather_secondary", {OperationKind::kGatherSecondary}),
           row("reduce", {OperationKind::kReduce, OperationKind::kAllReduce}),
           row("gather_gradient", {OperationKind::kGatherGradient}),
-          row("exchange", {OperationKind::kExchange})};
+          row("exchange", {OperationKind::kExchange, OperationKind::kExchangeNorms})};
 }
 
 std::vector<CommunicationRow> PredictCommunication(const Plan& plan) {

@@ -104,6 +104,17 @@ class CudaKernels : public Kernels {
             [&](cudaStream_t native) { return LaunchAddTo(native, value, sum); });
   }
 
+  void ClearNorms(Stream& stream, std::span<NormSums> sums) override {
+    if (!sums.empty()) stream.Zero(sums.data(), static_cast<int64_t>(sums.size_bytes()));
+  }
+
+  void SumNorms(Stream& stream, UpdateRule rule, const UpdateArrays& arrays, const UpdateRuns& runs,
+                std::span<NormSums> sums) override {
+    Enqueue(stream, "launching the norms of parameters", [&](cudaStream_t native) {
+      return LaunchSumNorms(grids_, native, rule, arrays, runs, sums);
+    });
+  }
+
   void Update(Stream& stream, UpdateRule rule, const UpdateArrays& arrays,
               const UpdateRuns& runs) override {
     Enqueue(stream, "launching an update",

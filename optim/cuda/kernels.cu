@@ -36,6 +36,60 @@ __global__ void __launch_bounds__(kThreads)
   cuda::Walk<Work::kMany>(cut, Thread(), Threads(), Work(arrays, runs));
 }
 
+__device__ uint64_t& LimbOf(NormSums& sums, int limb) {
+  return limb < ExactSum::kLimbs ? sums.parameter.limbs[limb]
+                                 : sums.direction.limbs[limb - ExactSum::kLimbs];
+}
+
+// What a warp has summed of a run goes to all others' in one addition a limb. Integers: in any order.
+__device__ void AddNorms(NormSums& own, NormSums& sums, int lane) {
+  __syncwarp();
+  for (int limb = lane; limb < 2 * ExactSum::kLimbs; limb += kWarp) {
+    uint64_t& piece = LimbOf(own, limb);
+    if (piece != 0) {
+      atomicAdd(reinterpret_cast<unsigned long long*>(&LimbOf(sums, limb)),
+                static_cast<unsigned long long>(piece));
+    }
+    piece = 0;
+  }
+  __syncwarp();
+}
+
+// A warp takes a stretch of blocks, and adds up each run's part of it in shared memory.
+template <UpdateRule kRule, MasterForm kForm>
+__global__ void __launch_bounds__(kThreads)
+    SumNormsKernel(const UpdateArrays arrays, const UpdateRuns runs, NormSums* sums) {
+  __shared__ NormSums of_warps[kThreads / kWarp];
+  if (!runs.constants.data()->apply) return;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  NormSums& own = of_warps[threadIdx.x / kWarp];
+  for (int limb = lane; limb < 2 * ExactSum::kLimbs; limb += kWarp) LimbOf(own, limb) = 0;
+  __syncwarp();
+  const int64_t blocks = (arrays.count + kExactBlock - 1) / kExactBlock;
+  const int64_t warps = Threads() / kWarp, each = (blocks + warps - 1) / warps;
+  const int64_t first = Thread() / kWarp * each;
+  const int64_t last = first + each < blocks ? first + each : blocks;
+  if (first >= last) return;
+  cuda::NormWork<kRule, kForm> work(arrays, runs, first);
+  for (int64_t block = first; block < last; ++block) {
+    if (!work.Has(block)) {
+      AddNorms(own, sums[work.set], lane);
+      work.Enter(block);
+    }
+    double parameter, direction;
+    work.Lane(block, lane, parameter, direction);
+#pragma unroll
+    for (unsigned distance = kWarp / 2; distance > 0; distance /= 2) {
+      parameter += __shfl_down_sync(kAllLanes, parameter, distance);
+      direction += __shfl_down_sync(kAllLanes, direction, distance);
+    }
+    if (lane != 0) continue;
+    ForEachLimbOf(parameter, [&](int limb, uint64_t piece) { own.parameter.limbs[limb] += piece; });
+    ForEachLimbOf(direction, [&](int limb, uint64_t piece) { own.direction.limbs[limb] += piece; });
+  }
+  AddNorms(own, sums[work.set], lane);
+}
+
 // A warp takes as many blocks as it has parts of threads, and all of it stays for the shuffles.
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads)
@@ -157,6 +211,30 @@ cudaError_t LaunchUpdateOf(const Grids& grids, cudaStream_t stream, const Update
   return cudaErrorInvalidValue;
 }
 
+template <UpdateRule kRule, MasterForm kForm>
+cudaError_t LaunchSumNormsOf(int blocks_max, cudaStream_t stream, const UpdateArrays& arrays,
+                             const UpdateRuns& runs, NormSums* sums) {
+  const int64_t blocks = (arrays.count + kExactBlock - 1) / kExactBlock;
+  if (blocks == 0) return cudaSuccess;
+  return Launch(stream, blocks * kWarp, blocks_max, &SumNormsKernel<kRule, kForm>, arrays, runs,
+                sums);
+}
+
+template <UpdateRule kRule>
+cudaError_t LaunchSumNormsOf(const int (&blocks_max)[3], cudaStream_t stream,
+                             const UpdateArrays& arrays, const UpdateRuns& runs, NormSums* sums) {
+  const int blocks = blocks_max[static_cast<int>(arrays.form())];
+  switch (arrays.form()) {
+    case MasterForm::kWhole:
+      return LaunchSumNormsOf<kRule, MasterForm::kWhole>(blocks, stream, arrays, runs, sums);
+    case MasterForm::kSplit:
+      return LaunchSumNormsOf<kRule, MasterForm::kSplit>(blocks, stream, arrays, runs, sums);
+    case MasterForm::kParameter:
+      return LaunchSumNormsOf<kRule, MasterForm::kParameter>(blocks, stream, arrays, runs, sums);
+  }
+  return cudaErrorInvalidValue;
+}
+
 // Keeps the first error.
 class Loader {
  public:
@@ -171,6 +249,13 @@ class Loader {
     Load(&UpdateKernel<kRule, MasterForm::kWhole>, &blocks[static_cast<int>(MasterForm::kWhole)]);
     Load(&UpdateKernel<kRule, MasterForm::kSplit>, &blocks[static_cast<int>(MasterForm::kSplit)]);
     Load(&UpdateKernel<kRule, MasterForm::kParameter>,
+         &blocks[static_cast<int>(MasterForm::kParameter)]);
+  }
+  template <UpdateRule kRule>
+  void LoadNorms(int (&blocks)[3]) {
+    Load(&SumNormsKernel<kRule, MasterForm::kWhole>, &blocks[static_cast<int>(MasterForm::kWhole)]);
+    Load(&SumNormsKernel<kRule, MasterForm::kSplit>, &blocks[static_cast<int>(MasterForm::kSplit)]);
+    Load(&SumNormsKernel<kRule, MasterForm::kParameter>,
          &blocks[static_cast<int>(MasterForm::kParameter)]);
   }
   cudaError_t result() const { return result_; }
@@ -200,6 +285,8 @@ cudaError_t LoadKernels(Grids* grids) {
     WithRule(static_cast<UpdateRule>(rule),
              [&]<UpdateRule kRule>() { loader.LoadUpdates<kRule>(grids); });
   }
+  loader.LoadNorms<UpdateRule::kLamb>(grids->norms[0]);
+  loader.LoadNorms<UpdateRule::kLars>(grids->norms[1]);
   int always_one = 0;
   loader.Load(&AddLevelsKernel, &always_one, kLevelThreads);
   loader.Load(&AddToKernel, &always_one, 1);
@@ -254,6 +341,15 @@ cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
 
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum) {
   return LaunchBlocks(stream, 1, 1, &AddToKernel, value, sum);
+}
+
+cudaError_t LaunchSumNorms(const Grids& grids, cudaStream_t stream, UpdateRule rule,
+                           const UpdateArrays& arrays, const UpdateRuns& runs,
+                           std::span<NormSums> sums) {
+  if (rule == UpdateRule::kLamb) {
+    return LaunchSumNormsOf<UpdateRule::kLamb>(grids.norms[0], stream, arrays, runs, sums.data());
+  }
+  return LaunchSumNormsOf<UpdateRule::kLars>(grids.norms[1], stream, arrays, runs, sums.data());
 }
 
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,

@@ -9,6 +9,7 @@
 #include "ebb/optim/cuda/cast_arrays.h"
 #include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
+#include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/update_runs.h"
 
 namespace ebb::optim {
@@ -19,6 +20,7 @@ struct Grids {
   int squares[3] = {1, 1, 1};  // with 4, 8 and 16 threads a block of a norm
   int load_master[2] = {1, 1}, store_master[2] = {1, 1};  // of a split one, of a parameter
   int update[kUpdateRules][3] = {};                       // of an UpdateRule and a MasterForm
+  int norms[2][3] = {};                                   // of LAMB and of LARS, likewise
 };
 
 // Loads all kernels onto the current device. An error where it is older than what this build has
@@ -36,6 +38,10 @@ cudaError_t LaunchAccumulate(const Grids& grids, cudaStream_t stream,
 cudaError_t LaunchSumSquares(const Grids& grids, cudaStream_t stream,
                              const AccumulateArrays& arrays, double* blocks, double* sum);
 cudaError_t LaunchAddTo(cudaStream_t stream, const float* value, double* sum);
+// Adds to `sums`, by the runs' sets.
+cudaError_t LaunchSumNorms(const Grids& grids, cudaStream_t stream, UpdateRule rule,
+                           const UpdateArrays& arrays, const UpdateRuns& runs,
+                           std::span<NormSums> sums);
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
                          const UpdateArrays& arrays, const UpdateRuns& runs);
 

@@ -19,6 +19,7 @@
 #include "ebb/optim/cuda/numbers.h"
 #include "ebb/optim/master_arrays.h"
 #include "ebb/optim/norm.h"
+#include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update_runs.h"
 
@@ -339,6 +340,21 @@ struct LevelWork {
   }
 };
 
+// The run of element `at` of the arrays: the first that ends beyond it.
+EBB_HOST_DEVICE int64_t RunOf(const UpdateRuns& runs, int64_t at) {
+  const UpdateRun* const table = runs.runs.data();
+  int64_t run = 0;
+  for (auto last = static_cast<int64_t>(runs.runs.size()) - 1; run < last;) {
+    const int64_t middle = (run + last) / 2;
+    if (table[middle].end - runs.begin > at) {
+      last = middle;
+    } else {
+      run = middle + 1;
+    }
+  }
+  return run;
+}
+
 template <UpdateRule kRule, MasterForm kForm>
 struct UpdateWork {
   static constexpr bool kWhole = kForm == MasterForm::kWhole, kSplit = kForm == MasterForm::kSplit;
@@ -433,21 +449,69 @@ struct UpdateWork {
  private:
   EBB_HOST_DEVICE void Take(const UpdateConstants& set) { constants = ConstantsIn<kRule>(set); }
 
-  // The run of element `at`: the first that ends beyond it.
   EBB_HOST_DEVICE void Enter(int64_t at) {
     const UpdateRun* const table = runs.runs.data();
-    int64_t run = 0;
-    for (auto last = static_cast<int64_t>(runs.runs.size()) - 1; run < last;) {
-      const int64_t middle = (run + last) / 2;
-      if (table[middle].end - runs.begin > at) {
-        last = middle;
-      } else {
-        run = middle + 1;
-      }
-    }
+    const int64_t run = RunOf(runs, at);
     begin = run == 0 ? 0 : table[run - 1].end - runs.begin;
     end = table[run].end - runs.begin;
     Take(runs.constants.data()[table[run].set]);
+  }
+};
+
+// A warp sums a block of parameter_norms.h: lane `lane` of it has two of its elements.
+template <UpdateRule kRule, MasterForm kForm>
+struct NormWork {
+  static constexpr int kLanes = 32;
+  static_assert(kExactBlock == 2 * kLanes);
+
+  const UpdateArrays& arrays;
+  const UpdateRuns& runs;
+  // Of the run that the block is in: blocks up to `end` of the arrays.
+  int64_t end = 0, set = 0;
+  ConstantsOf<kRule> constants;
+
+  EBB_HOST_DEVICE NormWork(const UpdateArrays& of, const UpdateRuns& with, int64_t first_block)
+      : arrays(of), runs(with) {
+    Enter(first_block);
+  }
+
+  // Of a block behind those before: whether it is of their run.
+  EBB_HOST_DEVICE bool Has(int64_t block) const { return block * kExactBlock < end; }
+  EBB_HOST_DEVICE void Enter(int64_t block) {
+    if (runs.runs.empty()) {
+      end = arrays.count;
+    } else {
+      const UpdateRun& run = runs.runs.data()[RunOf(runs, block * kExactBlock)];
+      end = run.end - runs.begin;
+      set = run.set;
+    }
+    constants = ConstantsIn<kRule>(runs.constants.data()[set]);
+  }
+
+  EBB_HOST_DEVICE void Lane(int64_t block, int lane, double& parameter, double& direction) const {
+    parameter = direction = 0;
+    for (int64_t at = block * kExactBlock + lane; at < (block + 1) * kExactBlock; at += kLanes) {
+      if (at >= arrays.count) return;
+      float master[1], gradient[1], states[kStatesMax] = {};
+      for (int s = 0; s < StatesOfNorms(kRule); ++s) states[s] = arrays.states[s][at];
+      if constexpr (kForm == MasterForm::kWhole) {
+        master[0] = arrays.master[at];
+      } else {
+        const void* const before =
+            arrays.parameter_in == nullptr ? arrays.parameter : arrays.parameter_in;
+        const Packed<1> packed = Load<1>(before, 2, at);
+        if constexpr (kForm == MasterForm::kSplit) {
+          JoinMasters(packed, Load<1>(arrays.master_low, 2, at), master);
+        } else {
+          Unpack(packed, DType::kBFloat16, master);
+        }
+      }
+      Unpack(Load<1>(arrays.gradient, SizeOf(arrays.gradient_dtype), at), arrays.gradient_dtype,
+             gradient);
+      const double u = Direction<Ops>(constants, gradient[0], master[0], states);
+      parameter = AddSquare(parameter, double{master[0]});
+      direction = AddSquare(direction, u);
+    }
   }
 };
 

@@ -22,7 +22,11 @@
 
 namespace ebb {
 
-enum class OptimizerType { kAdam, kAdamW, kSgd, kLion, kAdagrad, kRmsprop };
+enum class OptimizerType { kAdam, kAdamW, kSgd, kLion, kAdagrad, kRmsprop, kLamb, kLars };
+// Whether an update needs norms of whole parameters first.
+constexpr bool TakesNorms(OptimizerType type) {
+  return type == OptimizerType::kLamb || type == OptimizerType::kLars;
+}
 struct OptimizerConfig {
   OptimizerType type = OptimizerType::kAdamW;
   double learning_rate = 1e-3;
@@ -32,13 +36,17 @@ struct OptimizerConfig {
   bool bias_correction = true;
   // adam_w_mode. "Adam" has it too unless adam_w_mode is false, as in DeepSpeed.
   bool decoupled_weight_decay = true;
-  double momentum = 0;                   // SGD, RMSprop
-  double dampening = 0;                  // SGD
-  bool nesterov = false;                 // SGD
+  double momentum = 0;                   // SGD, RMSprop, LARS
+  double dampening = 0;                  // SGD, LARS
+  bool nesterov = false;                 // SGD, LARS
   double lr_decay = 0;                   // Adagrad
   double initial_accumulator_value = 0;  // Adagrad
   double alpha = 0.99;                   // RMSprop
   bool centered = false;                 // RMSprop
+  // LAMB: bounds of the ratio of a parameter's norm to its update's (max_coeff, min_coeff).
+  double max_coefficient = 10, min_coefficient = 0.01;
+  bool epsilon_inside_root = false;  // LAMB: eps_inside_sqrt
+  double trust_coefficient = 0.001;  // LARS
 
   friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };

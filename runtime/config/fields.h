@@ -63,7 +63,25 @@ struct OptionalChoice {
 inline constexpr Spelling<OptimizerType> kOptimizerTypes[] = {
     {"Adam", OptimizerType::kAdam},       {"AdamW", OptimizerType::kAdamW},
     {"SGD", OptimizerType::kSgd},         {"Lion", OptimizerType::kLion},
-    {"Adagrad", OptimizerType::kAdagrad}, {"RMSprop", OptimizerType::kRmsprop}};
+    {"Adagrad", OptimizerType::kAdagrad}, {"RMSprop", OptimizerType::kRmsprop},
+    {"Lamb", OptimizerType::kLamb},       {"Lars", OptimizerType::kLars}};
+// Defaults of PyTorch's that are not the row's: of these types of optimizer.
+struct DefaultOfType {
+  std::string_view path, types;
+  double value;
+  std::string_view text;
+};
+inline constexpr DefaultOfType kDefaultsOfTypes[] = {
+    {"optimizer.params.lr", "Adagrad|RMSprop", 0.01, "0.01"},
+    {"optimizer.params.eps", "Adagrad", 1e-10, "1e-10"}};
+// Null: the row's.
+inline const DefaultOfType* FindDefault(std::string_view path, std::string_view type) {
+  for (const DefaultOfType& each : kDefaultsOfTypes) {
+    if (each.path == path && HasWord(each.types, type)) return &each;
+  }
+  return nullptr;
+}
+
 inline constexpr Spelling<SchedulerType> kSchedulerTypes[] = {
     {"WarmupLR", SchedulerType::kWarmup},
     {"WarmupDecayLR", SchedulerType::kWarmupDecay},
@@ -117,6 +135,10 @@ void VisitOptimizer(OptimizerConfig& optimizer, Visitor& visit) {
   parameter("optimizer.params.weight_decay", optimizer.weight_decay);
   parameter("optimizer.params.bias_correction", optimizer.bias_correction);
   parameter("optimizer.params.adam_w_mode", optimizer.decoupled_weight_decay);
+  parameter("optimizer.params.max_coeff", optimizer.max_coefficient);
+  parameter("optimizer.params.min_coeff", optimizer.min_coefficient);
+  parameter("optimizer.params.eps_inside_sqrt", optimizer.epsilon_inside_root);
+  parameter("optimizer.params.trust_coefficient", optimizer.trust_coefficient);
   parameter("optimizer.params.momentum", optimizer.momentum);
   parameter("optimizer.params.dampening", optimizer.dampening);
   parameter("optimizer.params.nesterov", optimizer.nesterov);

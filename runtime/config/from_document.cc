@@ -135,15 +135,14 @@ void CheckType(const Values& values, std::string_view block, Problems& problems)
 
 void CompleteOptimizer(const Values& values, OptimizerConfig& optimizer,
                        std::vector<std::string>& remarks) {
-  // PyTorch's, which DeepSpeed passes the parameters on to.
-  const auto given = [&](std::string_view name) {
-    return values.Find(Join({"optimizer.params.", name})) != nullptr;
+  // What is neither given nor filled in by the trainer.
+  const std::string_view type = Word<OptimizerType>(kOptimizerTypes, optimizer.type);
+  const auto complete = [&](std::string_view path, double& value) {
+    const DefaultOfType* own = FindDefault(path, type);
+    if (own != nullptr && values.Value(path) == nullptr) value = own->value;
   };
-  const OptimizerType type = optimizer.type;
-  if (type == OptimizerType::kAdagrad || type == OptimizerType::kRmsprop) {
-    if (!given("lr")) optimizer.learning_rate = 0.01;
-  }
-  if (type == OptimizerType::kAdagrad && !given("eps")) optimizer.epsilon = 1e-10;
+  complete("optimizer.params.lr", optimizer.learning_rate);
+  complete("optimizer.params.eps", optimizer.epsilon);
   const Given* mode = values.Find("optimizer.params.adam_w_mode");
   if (optimizer.type == OptimizerType::kAdam && mode == nullptr) {
     Remark(remarks,

@@ -61,12 +61,14 @@ constexpr Key kRows[] = {
 
     OpenBlock("optimizer", kLiterally, "the update rule; AdamW with its defaults when not given"),
     Word("optimizer.type",
-         "Adam|AdamW|SGD|Adagrad|Lion|Muon|Lamb|OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|MuAdamW|"
+         "Adam|AdamW|SGD|Adagrad|Lion|Lamb|Lars|Muon|OneBitAdam|ZeroOneAdam|OneBitLamb|MuAdam|"
+         "MuAdamW|"
          "MuSGD|Adadelta|Adafactor|Adamax|ASGD|LBFGS|NAdam|RAdam|RMSprop|Rprop|SparseAdam",
          "AdamW", kRefused,
-         "not built; built are Adam, AdamW, SGD, Lion, Adagrad and RMSprop, and your own "
+         "not built; built are Adam, AdamW, SGD, Lion, Adagrad, RMSprop, Lamb and Lars, and your "
+         "own "
          "(EngineOptions::optimizer, an OptimizerSpec)")
-        .Unless("Adam|AdamW|SGD|Lion|Adagrad|RMSprop"),
+        .Unless("Adam|AdamW|SGD|Lion|Adagrad|RMSprop|Lamb|Lars"),
     Block("optimizer.params", kLiterally, "parameters of the optimizer"),
     Number("optimizer.params.lr", "0.001", kLiterally,
            "learning rate; 0.01 when not given to Adagrad or RMSprop")
@@ -74,23 +76,39 @@ constexpr Key kRows[] = {
     NumberPair("optimizer.params.betas", "[0.9, 0.999]", kLiterally,
                "decay of the two moments; Lion: of what is added, and of what is kept")
         .Within(0, 1)
-        .Of("Adam|AdamW|Lion"),
+        .Of("Adam|AdamW|Lion|Lamb"),
     Number("optimizer.params.eps", "1e-8", kLiterally,
            "added to the denominator; 1e-10 when not given to Adagrad")
         .From(0)
-        .Of("Adam|AdamW|Adagrad|RMSprop"),
+        .Of("Adam|AdamW|Adagrad|RMSprop|Lamb|Lars"),
     Number("optimizer.params.weight_decay", "0", kLiterally, "weight decay").From(0),
     Flag("optimizer.params.bias_correction", "true", kLiterally, "whether moments are corrected")
-        .Of("Adam|AdamW"),
+        .Of("Adam|AdamW|Lamb"),
+    Number("optimizer.params.max_coeff", "10.0", kLiterally,
+           "most that a parameter's update is scaled by: its norm over the update's")
+        .From(0, kLargestRate)
+        .Of("Lamb"),
+    Number("optimizer.params.min_coeff", "0.01", kLiterally, "least of the same")
+        .From(0, kLargestRate)
+        .Of("Lamb"),
+    Flag("optimizer.params.eps_inside_sqrt", "false", kLiterally,
+         "whether eps is added to the variance instead of its root")
+        .Of("Lamb"),
+    Number("optimizer.params.trust_coefficient", "0.001", kLiterally,
+           "a parameter's update is scaled by this times its norm over that of its gradient")
+        .From(0, kLargestRate)
+        .Of("Lars"),
     Flag("optimizer.params.adam_w_mode", "true", kLiterally, "whether weight decay is decoupled")
         .Of("Adam|AdamW"),
-    Flag("optimizer.params.amsgrad", "false", kRefused, "not built").Of("Adam|AdamW"),
+    Flag("optimizer.params.amsgrad", "false", kRefused, "not built").Of("Adam|AdamW|Lamb"),
     Flag("optimizer.params.maximize", "false", kRefused, "not built: turn the loss's sign"),
-    Number("optimizer.params.momentum", "0", kLiterally, "momentum").From(0, 1).Of("SGD|RMSprop"),
+    Number("optimizer.params.momentum", "0", kLiterally, "momentum")
+        .From(0, 1)
+        .Of("SGD|RMSprop|Lars"),
     Number("optimizer.params.dampening", "0", kLiterally, "dampening of the momentum")
         .From(0, 1)
-        .Of("SGD"),
-    Flag("optimizer.params.nesterov", "false", kLiterally, "Nesterov's momentum").Of("SGD"),
+        .Of("SGD|Lars"),
+    Flag("optimizer.params.nesterov", "false", kLiterally, "Nesterov's momentum").Of("SGD|Lars"),
     Number("optimizer.params.lr_decay", "0", kLiterally,
            "the rate of step n is lr / (1 + (n - 1) * lr_decay)")
         .From(0)

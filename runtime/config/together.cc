@@ -13,11 +13,17 @@ void CheckOptimizer(const OptimizerConfig& optimizer, const std::string& path, P
   if (optimizer.type == OptimizerType::kAdamW && !optimizer.decoupled_weight_decay) {
     problems.AddTogether(path, {Quoted(path), ": AdamW decouples weight decay; choose Adam"});
   }
-  if (optimizer.type == OptimizerType::kSgd && optimizer.nesterov &&
-      (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
+  if ((optimizer.type == OptimizerType::kSgd || optimizer.type == OptimizerType::kLars) &&
+      optimizer.nesterov && (optimizer.momentum <= 0 || optimizer.dampening != 0)) {
     const std::string nesterov = path + ".params.nesterov";
     problems.AddTogether(nesterov,
                          {Quoted(nesterov), " needs \"momentum\" above 0 and \"dampening\" 0"});
+  }
+  if (optimizer.type == OptimizerType::kLamb &&
+      optimizer.min_coefficient > optimizer.max_coefficient) {
+    const std::string least = path + ".params.min_coeff";
+    problems.AddTogether(least, {Quoted(least), " ", Shown(optimizer.min_coefficient),
+                                 " is above \"max_coeff\" ", Shown(optimizer.max_coefficient)});
   }
 }
 

@@ -1,5 +1,6 @@
 #include "ebb/runtime/config/trainer_values.h"
 
+#include "ebb/runtime/config/fields.h"
 #include "ebb/runtime/config/message.h"
 
 namespace ebb::config {
@@ -90,9 +91,14 @@ void TrainersShare::FillAuto(Values& values, Problems& problems) {
       Say(given.shown, "the optimizer's rate");
     } else if (is_other_precision || !Put(path, values, problems)) {
       const Key& key = *FindKey(path);
-      Append(Join({Quoted(given.shown), " ",
-                   key.default_value.empty() ? "not given" : key.default_value}),
-             left_);
+      const Json* type = values.Value("optimizer.type");
+      const DefaultOfType* own = nullptr;
+      if (type != nullptr && type->is_string()) {
+        own = FindDefault(
+            path, FindWord(FindKey("optimizer.type")->words, type->get_ref<const std::string&>()));
+      }
+      const std::string_view value = own != nullptr ? own->text : key.default_value;
+      Append(Join({Quoted(given.shown), " ", value.empty() ? "not given" : value}), left_);
       Say(given.shown, "the default");
     }
   }

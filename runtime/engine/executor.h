@@ -14,7 +14,7 @@
 //   scopes.cc, departures.cc       opening and closing; off the declared order
 //   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
 //   swaps.cc, verify_swap.cc       moves between tiers; the swap files before values are shown
-//   updates.cc                     the optimizer
+//   updates.cc, parameter_norms.cc the optimizer; what LAMB and LARS have to know before it
 //   verdict.cc, open_verdicts.cc   norm and overflow, in the order of the reduce stream; what the host
 //                                  learns of it, and when
 //   errors.cc, meeting.cc          what fails, and who hears of it; calls of all ranks outside of steps
@@ -51,6 +51,7 @@
 #include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/failures.h"
 #include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/optimizer_state_names.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/step_progress.h"
@@ -434,6 +435,16 @@ class Executor {
   // updates.cc
   void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream);
   void EnqueueEarlyScalars();
+  // What of a work one rule updates, and with which constants: those of the runs are counted from
+  // `first_set`.
+  struct PartOfUpdate {
+    optim::UpdateRule rule{};
+    optim::UpdateArrays arrays;
+    optim::UpdateRuns runs;
+    int64_t first_set = 0;
+  };
+  void ForEachPart(const sharding::UpdateWork& work, int parity, bool early, Stream& stream,
+                   absl::FunctionRef<void(const PartOfUpdate&)> visit) const;
   void KeepParameters(const sharding::UpdateWork& work, Stream& stream);
   optim::UpdateArrays ArraysOf(const sharding::UpdateWork& work) const;
   bool UpdatesInOnePass(const sharding::SubGroup& group) const;
@@ -444,6 +455,12 @@ class Executor {
   StepScalars ScalarsFor(const StepVerdict& step, double norm) const;
   void SetScalars(int parity, bool early, const StepScalars& scalars);
   optim::UpdateScalars ScalarsOf(const UpdateTable::Set& set, const StepScalars& scalars) const;
+
+  // parameter_norms.cc
+  std::span<optim::NormSums> NormSumsOn(bool device) const;
+  void RunParameterNorms(const sharding::UpdateWork& work, int parity, bool first, Stream& stream);
+  void EnqueueNormExchange(Runnable& run, int index, StepTag step);
+  void ConcludeNorms(int parity);
 
   // verdict.cc
   bool DefersVerdict() const;
@@ -467,6 +484,8 @@ class Executor {
     kEarlyConstants,  // in the order of the reduce stream
     kCompleteRecord,
     kConclude,
+    kCompleteNorms,
+    kConcludeNorms,
   };
   void NoteVerdict(VerdictTouch what, int parity);
 
@@ -559,6 +578,7 @@ class Executor {
   DisplacedGradients displaced_gradients_;
 
   UpdateTable update_table_;
+  std::optional<NormExchange> norms_;  // where an optimizer takes norms
   OptimizerStateNames state_names_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
   std::vector<uint8_t> squares_stale_;           // by unit: to be taken again before the exchange
@@ -594,7 +614,7 @@ class Executor {
   absl::Status last_failure_;                  // of a step; of those whose verdict was taken
   absl::Status untold_;                        // of a step that no caller has heard of yet
   int64_t told_ = 0;                           // ExchangeRecord::told
-  CollectiveSpan exchange_span_;
+  CollectiveSpan exchange_span_, norm_span_;
   int64_t exchange_moved_before_ = 0;
   absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
   std::atomic<bool> blocked_[2] = {};  // by parity: no early update of that step may start

@@ -343,6 +343,8 @@ absl::Status Executor::MakeState() {
   EBB_RETURN_IF_ERROR(ControlBlock::Create(device_, units, static_cast<size_t>(size_),
                                            update_table_.sets().size(), update_table_.runs(),
                                            control_block_));
+  if (decisions.has_norms())
+    EBB_RETURN_IF_ERROR(NormExchange::Create(device_, plan(), update_table_, shard_, norms_));
   control_block_->CopyRuns(*update_);  // before whatever is updated on that stream
   control_block_->loss_scale() = standing_.scaler.scale();
   squares_stale_.assign(units, 0);

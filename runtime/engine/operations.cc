@@ -167,6 +167,8 @@ void Executor::EnqueueWork(int index) {
       EnqueueExchange();
       TraceEnd(*reduce_, *run, index, step);
       return;
+    case OperationKind::kExchangeNorms:
+      return EnqueueNormExchange(*run, index, step);
     case OperationKind::kUpdate:
       if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly && !carried &&
           !Blocked(progress_.parity) && !failures_.has_failed())
@@ -286,6 +288,10 @@ void Executor::RunOperation(Runnable& run, int index, StepTag step) {
         break;
       case OperationKind::kNorm:
         Norm(stream, part.unit, ShardOf(run.plan, part));
+        break;
+      case OperationKind::kParameterNorms:
+        RunParameterNorms(run.plan.works[static_cast<size_t>(part.work)], step.parity, part.first,
+                          stream);
         break;
       case OperationKind::kUpdate:
         RunUpdate(run.plan.works[static_cast<size_t>(part.work)], step.parity,

@@ -57,10 +57,10 @@ Place SwapVerifier::HomeOf(const sharding::SubGroup& group, int array) const {
   return array == 0 ? group.master : group.states.Plus((array - 1) * group.states_stride);
 }
 
-bool SwapVerifier::AgreeStates(const sharding::SubGroup& group,
-                               std::span<const uint64_t> checksums) {
-  const sharding::Decisions& decisions = plan_.decisions;
-  for (int array = first_array(); array <= decisions.optimizer_states; ++array) {
+bool SwapVerifier::AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums,
+                               std::optional<int> states) {
+  const int last = states.value_or(plan_.decisions.optimizer_states);
+  for (int array = first_array(); array <= last; ++array) {
     const Place home = HomeOf(group, array);
     const Extent& extent = checksums_.In(home, 1).front();
     if (extent.Agrees(checksums[static_cast<size_t>(array)])) continue;
@@ -78,10 +78,11 @@ void SwapVerifier::SetStates(const sharding::SubGroup& group, std::span<const ui
 }
 
 std::span<const uint64_t> SwapVerifier::SumStates(const sharding::UpdateWork& work,
-                                                  ThreadTeam& team) {
+                                                  ThreadTeam& team, std::optional<int> states) {
   const sharding::Decisions& decisions = plan_.decisions;
+  const int last = states.value_or(decisions.optimizer_states);
   const int64_t count = plan_.pools.homes.sub_groups[static_cast<size_t>(work.sub_group)].count();
-  for (int array = first_array(); array <= decisions.optimizer_states; ++array) {
+  for (int array = first_array(); array <= last; ++array) {
     const Place place =
         array == 0 ? work.master : work.states.Plus((array - 1) * work.states_stride);
     const int64_t bytes = count * (array == 0 ? decisions.master_size() : 4);

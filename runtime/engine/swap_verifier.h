@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,11 +39,14 @@ class SwapVerifier {
   bool Verifies(const sharding::SubGroup& group) const;
   sharding::Place HomeOf(const sharding::SubGroup& group, int array) const;
   // What an update has read. Says no, and fails the engine, where that is not what is known.
-  bool AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
+  // `states`: how many were read beside the master; all.
+  bool AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums,
+                   std::optional<int> states = {});
   void SetStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
   // Of what is in the slot, in a pass of its own: where one update does not cover a sub-group, or does
   // not happen. Until the next call, and of one thread at a time, as is scratch().
-  std::span<const uint64_t> SumStates(const sharding::UpdateWork& work, ThreadTeam& team);
+  std::span<const uint64_t> SumStates(const sharding::UpdateWork& work, ThreadTeam& team,
+                                      std::optional<int> states = {});
   // Of updates that sum what they read and write.
   std::span<uint64_t> scratch() { return scratch_; }
 

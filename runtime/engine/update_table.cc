@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "ebb/optim/stochastic_rounding.h"
 #include "ebb/sharding/interval.h"
@@ -39,16 +40,21 @@ float InitialState(const Config& config, const std::string& group) {
   return static_cast<float>(optimizer.initial_accumulator_value);
 }
 
-int64_t UpdateTable::SetOf(const Config& config, const std::string& name) {
-  const auto named = config.ebb.parameter_groups.find(name);
+int64_t UpdateTable::SetOf(const Config& config, const ParameterSpec& spec, ParameterId parameter) {
+  const auto named = config.ebb.parameter_groups.find(spec.group);
   const ParameterGroupConfig* const group =
       named == config.ebb.parameter_groups.end() ? nullptr : &named->second;
-  const auto found = std::find_if(sets_.begin(), sets_.end(),
-                                  [group](const Set& set) { return set.group == group; });
-  if (found != sets_.end()) return found - sets_.begin();
-  sets_.push_back({.group = group,
-                   .optimizer = OptimizerOf(config, name),
-                   .lr_factor = group == nullptr ? 1 : group->lr_factor});
+  Set set{.group = group,
+          .optimizer = OptimizerOf(config, spec.group),
+          .lr_factor = group == nullptr ? 1 : group->lr_factor};
+  if (TakesNorms(set.optimizer.type)) {
+    set.parameter = parameter;
+  } else {
+    const auto found = std::find_if(sets_.begin(), sets_.end(),
+                                    [group](const Set& each) { return each.group == group; });
+    if (found != sets_.end()) return found - sets_.begin();
+  }
+  sets_.push_back(std::move(set));
   return static_cast<int64_t>(sets_.size()) - 1;
 }
 
@@ -58,7 +64,7 @@ void UpdateTable::AddRuns(const ModelSpec& model, const Config& config,
   const size_t first = runs_.size();
   for (const sharding::Interval& interval :
        sharding::IntervalsIn(section, begin, begin + elements)) {
-    const int64_t set = SetOf(config, model[interval.parameter].group);
+    const int64_t set = SetOf(config, model[interval.parameter], interval.parameter);
     if (runs_.size() > first) {
       if (runs_.back().set == set) continue;
       runs_.back().end = interval.offset;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -34,6 +35,8 @@ class UpdateTable {
     const ParameterGroupConfig* group = nullptr;  // of the config that it was made with, or none
     OptimizerConfig optimizer = {};               // with what the group changes
     double lr_factor = 1;
+    // The one parameter that it is of, where its optimizer takes norms.
+    std::optional<ParameterId> parameter = {};
   };
   // Elements [begin, end) of a unit's shard, and the runs in which they are, whose ends are counted
   // from the shard's begin.
@@ -58,7 +61,7 @@ class UpdateTable {
   Runs RunsIn(const Part& part, int64_t begin, int64_t end) const;
 
  private:
-  int64_t SetOf(const Config& config, const std::string& name);
+  int64_t SetOf(const Config& config, const ParameterSpec& spec, ParameterId parameter);
   void AddRuns(const ModelSpec& model, const Config& config, const sharding::Section& section,
                int64_t begin, int64_t elements);
   void AddParts(const sharding::Plan& plan, int64_t first_run, int64_t begin,

@@ -81,7 +81,6 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     return KeepParameters(work, stream);
   if (!known) KeepParameters(work, stream);  // for an update that then writes nothing
   ThreadTeam& team = stream.team();
-  const int unit = work.unit;
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   const bool verifies = swap_verifier_->Verifies(group), in_one_pass = UpdatesInOnePass(group);
@@ -90,9 +89,9 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     return;
   if (options_.optimizer) {
     if (absl::Status status = RunOwnOptimizer(work, scalars, stream); !status.ok()) {
-      failures_.Fail(absl::Status(status.code(),
-                                  absl::StrCat("the engine has failed: its optimizer, in unit '",
-                                               model_.units[unit].name, "': ", status.message())));
+      failures_.Fail(absl::Status(
+          status.code(), absl::StrCat("the engine has failed: its optimizer, in unit '",
+                                      model_.units[work.unit].name, "': ", status.message())));
     }
     if (verifies) swap_verifier_->SetStates(group, swap_verifier_->SumStates(work, team));
     return;
@@ -107,25 +106,36 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
       swap_verifier_->SetStates(group, sums.written);
     return;
   }
+  ForEachPart(work, parity, early, stream, [&](const PartOfUpdate& part) {
+    KernelsOf(stream).Update(stream, part.rule, part.arrays, part.runs);
+  });
+  if (verifies) swap_verifier_->SetStates(group, swap_verifier_->SumStates(work, team));
+}
+
+void Executor::ForEachPart(const sharding::UpdateWork& work, int parity, bool early, Stream& stream,
+                           absl::FunctionRef<void(const PartOfUpdate&)> visit) const {
+  const sharding::SubGroup& group =
+      plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+  const optim::UpdateArrays arrays = ArraysOf(work);
   const bool on_device = KernelsOf(stream).enqueues();
   const auto constants = control_block_->constants_for(on_device, parity, early);
   const auto table = control_block_->runs_for(on_device);
-  for (const UpdateTable::Part& part : update_table_.parts(unit)) {
+  for (const UpdateTable::Part& part : update_table_.parts(work.unit)) {
     const int64_t first = std::max(part.begin, group.begin), last = std::min(part.end, group.end);
     if (first >= last) continue;
     const UpdateTable::Runs in = update_table_.RunsIn(part, first, last);
-    optim::UpdateRuns runs{
-        .constants = constants,
-        .runs = table.subspan(static_cast<size_t>(in.first), static_cast<size_t>(in.count)),
-        .begin = first};
+    PartOfUpdate of{.rule = part.rule,
+                    .arrays = optim::PartOf(arrays, first - group.begin, last - first),
+                    .runs = {.constants = constants,
+                             .runs = table.subspan(static_cast<size_t>(in.first),
+                                                   static_cast<size_t>(in.count)),
+                             .begin = first}};
     if (in.count == 1) {
-      const int64_t set = update_table_.runs()[static_cast<size_t>(in.first)].set;
-      runs = {.constants = constants.subspan(static_cast<size_t>(set), 1)};
+      of.first_set = update_table_.runs()[static_cast<size_t>(in.first)].set;
+      of.runs = {.constants = constants.subspan(static_cast<size_t>(of.first_set), 1)};
     }
-    KernelsOf(stream).Update(stream, part.rule,
-                             optim::PartOf(arrays, first - group.begin, last - first), runs);
+    visit(of);
   }
-  if (verifies) swap_verifier_->SetStates(group, swap_verifier_->SumStates(work, team));
 }
 
 // All of the work's sub-group.
@@ -164,7 +174,7 @@ optim::RoundingPlace Executor::RoundingOf(int unit, int64_t at) const {
 bool Executor::UpdatesInOnePass(const sharding::SubGroup& group) const {
   if (options_.optimizer) return false;
   for (const UpdateTable::Part& part : update_table_.parts(group.unit)) {
-    if (part.begin > group.begin || part.end < group.end) continue;
+    if (part.begin > group.begin || part.end < group.end || optim::TakesNorms(part.rule)) continue;
     return update_table_.RunsIn(part, group.begin, group.end).count == 1 &&
            static_cast<int>(optim::StateNames(SetOf(group).optimizer).size()) ==
                plan().decisions.optimizer_states;

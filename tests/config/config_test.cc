@@ -1,6 +1,7 @@
 // What a configuration says becomes the field it means.
 #include "ebb/runtime/config/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -116,6 +117,30 @@ TEST(Config, ReadsOptimizers) {
   EXPECT_EQ(optimizer(R"({"type": "Adagrad", "params": {"lr": 0.1, "lr_decay": 0.5, "eps": 1e-6,
                           "initial_accumulator_value": 2, "weight_decay": 0.25}})"),
             expected);
+  expected = {.type = OptimizerType::kLamb,
+              .learning_rate = 2e-3,
+              .beta1 = 0.8,
+              .beta2 = 0.99,
+              .epsilon = 1e-6,
+              .weight_decay = 0.01,
+              .bias_correction = false,
+              .max_coefficient = 0.3,
+              .min_coefficient = 0.02,
+              .epsilon_inside_root = true};
+  EXPECT_EQ(optimizer(R"({"type": "Lamb", "params": {"lr": 2e-3, "betas": [0.8, 0.99], "eps": 1e-6,
+                          "weight_decay": 0.01, "bias_correction": false, "max_coeff": 0.3,
+                          "min_coeff": 0.02, "eps_inside_sqrt": true, "amsgrad": false}})"),
+            expected);
+  expected = {.type = OptimizerType::kLars,
+              .learning_rate = 4,
+              .epsilon = 1e-9,
+              .weight_decay = 1e-4,
+              .momentum = 0.9,
+              .nesterov = true,
+              .trust_coefficient = 0.02};
+  EXPECT_EQ(optimizer(R"({"type": "LARS", "params": {"lr": 4, "momentum": 0.9, "nesterov": true,
+                          "weight_decay": 1e-4, "eps": 1e-9, "trust_coefficient": 0.02}})"),
+            expected);
   EXPECT_EQ(optimizer("{}"), OptimizerConfig());
   EXPECT_EQ(optimizer("null"), OptimizerConfig());
 }
@@ -133,11 +158,49 @@ TEST(Config, EachOptimizerHasItsOwnDefaults) {
       {"RMSprop",
        {.type = OptimizerType::kRmsprop, .learning_rate = 1e-2, .epsilon = 1e-8, .alpha = 0.99}},
       {"SGD", {.type = OptimizerType::kSgd, .learning_rate = 1e-3}},
+      {"Lamb",
+       {.type = OptimizerType::kLamb,
+        .learning_rate = 1e-3,
+        .beta1 = 0.9,
+        .beta2 = 0.999,
+        .epsilon = 1e-8,
+        .max_coefficient = 10,
+        .min_coefficient = 0.01}},
+      {"Lars",
+       {.type = OptimizerType::kLars,
+        .learning_rate = 1e-3,
+        .epsilon = 1e-8,
+        .trust_coefficient = 1e-3}},
   };
   for (const auto& [type, expected] : defaults) {
     EXPECT_EQ(optimizer(type).optimizer, expected) << type;
     EXPECT_EQ(optimizer(type).ebb.parameter_groups.at("g").optimizer, expected) << type;
   }
+}
+
+// Where the trainer does not know better, as if the key were not there.
+TEST(Config, AutoIsEachOptimizersOwnDefault) {
+  const auto read = [](const std::string& type) {
+    return Read(R"({"optimizer": {"type": ")" + type +
+                R"(", "params": {"lr": "auto", "eps": "auto", "weight_decay": "auto"}}})");
+  };
+  const Config adagrad = read("Adagrad"), rmsprop = read("RMSprop"), adam = read("AdamW");
+  EXPECT_EQ(
+      adagrad.optimizer,
+      (OptimizerConfig{.type = OptimizerType::kAdagrad, .learning_rate = 1e-2, .epsilon = 1e-10}));
+  EXPECT_EQ(rmsprop.optimizer,
+            (OptimizerConfig{.type = OptimizerType::kRmsprop, .learning_rate = 1e-2}));
+  EXPECT_EQ(adam.optimizer, OptimizerConfig());
+  const auto says = [](const Config& config, const std::string& what) {
+    return std::any_of(
+        config.remarks.begin(), config.remarks.end(),
+        [&](const std::string& remark) { return remark.find(what) != std::string::npos; });
+  };
+  EXPECT_TRUE(says(adagrad, "\"optimizer.params.lr\" 0.01")) << adagrad.remarks.front();
+  EXPECT_TRUE(says(adagrad, "\"optimizer.params.eps\" 1e-10"));
+  EXPECT_TRUE(says(rmsprop, "\"optimizer.params.lr\" 0.01"));
+  EXPECT_TRUE(says(rmsprop, "\"optimizer.params.eps\" 1e-8"));
+  EXPECT_TRUE(says(adam, "\"optimizer.params.lr\" 0.001"));
 }
 
 TEST(Config, ReadsSchedulers) {

@@ -148,14 +148,14 @@ TEST(Garbage, RandomCombinationsOfParameters) {
                                            "true",      "false",   "\"auto\"", "7e3",
                                            "[0.5,0.5]", "\"log\"", "null",     "-1"};
   const std::vector<std::string> types = {
-      "WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest", "Adam",
-      "AdamW",    "SGD",           "Lion",           "Adagrad",  "RMSprop"};
+      "WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest", "Adam", "AdamW",
+      "SGD",      "Lion",          "Adagrad",        "RMSprop",  "Lamb",        "Lars"};
   int accepted = 0;
   for (uint64_t seed = 0; seed < 1000; ++seed) {
     Chance chance(seed);
     const bool is_optimizer = chance.Below(2) == 0;
     const std::string block = is_optimizer ? "optimizer" : "scheduler";
-    const std::string type = types[is_optimizer ? 5 + chance.Below(6) : chance.Below(5)];
+    const std::string type = types[is_optimizer ? 5 + chance.Below(8) : chance.Below(5)];
     std::string params;
     for (const config::Key& key : config::Keys()) {
       if (!key.path.starts_with(block + ".params.") || chance.Below(4) != 0) continue;

@@ -113,7 +113,8 @@ TEST(Keys, SaysWhatIsAllowed) {
   EXPECT_EQ(allowed("fp16.enabled"), "true or false");
   EXPECT_EQ(allowed("communication_data_type"), "\"fp32\", \"bf16\" or \"fp16\"");
   EXPECT_EQ(allowed("optimizer.type"),
-            "\"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\" or \"RMSprop\"");
+            "\"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\", \"RMSprop\", \"Lamb\" or "
+            "\"Lars\"");
   EXPECT_EQ(allowed("zero_optimization.zero_hpz_partition_size"),
             "an integer from 0 to 2147483647");
   EXPECT_EQ(allowed("zero_optimization.offload_param.nvme_path"), "a path, or several in brackets");

@@ -153,9 +153,14 @@ INSTANTIATE_TEST_SUITE_P(
         Case{R"({"optimizer": {"type": "SGD",
                  "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})",
              {"nesterov"}},
+        Case{R"({"optimizer": {"type": "Lars", "params": {"nesterov": true}}})", {"nesterov"}},
+        Case{R"({"optimizer": {"type": "Lamb", "params": {"min_coeff": 11}}})",
+             {"\"optimizer.params.min_coeff\" 11 is above \"max_coeff\" 10"}},
+        Case{R"({"optimizer": {"type": "AdamW", "params": {"max_coeff": 1}}})",
+             {"\"optimizer.params.max_coeff\" is not a parameter of AdamW"}},
         Case{R"({"optimizer": {"params": {"lr": 1}}})",
              {"\"optimizer\" has no \"type\"; allowed: \"Adam\", \"AdamW\", \"SGD\", \"Lion\", "
-              "\"Adagrad\" or \"RMSprop\""}},
+              "\"Adagrad\", \"RMSprop\", \"Lamb\" or \"Lars\""}},
         Case{R"({"scheduler": {"params": {}}})", {"\"scheduler\" has no \"type\""}},
         Case{R"({"scheduler": {"type": "auto"}})", {"\"scheduler\" has no \"type\""}},
         Case{R"({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}})",
@@ -191,15 +196,14 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         Case{R"({"optimizer": {"type": "Muon"}})",
              {"\"optimizer.type\" is \"Muon\": not built; built are Adam, AdamW, SGD, Lion, "
-              "Adagrad and "
-              "RMSprop",
+              "Adagrad, RMSprop, Lamb and Lars",
               "OptimizerSpec"}},
         Case{R"({"optimizer": {"type": "Lion", "params": {"eps": 1e-8}}})",
              {"\"optimizer.params.eps\" is not a parameter of Lion"}},
         Case{R"({"optimizer": {"type": "OneBitAdam"}})", {"not built"}},
         Case{R"({"optimizer": {"type": "Foo"}})",
-             {"is \"Foo\"; allowed: \"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\" or "
-              "\"RMSprop\""}},
+             {"is \"Foo\"; allowed: \"Adam\", \"AdamW\", \"SGD\", \"Lion\", \"Adagrad\", "
+              "\"RMSprop\", \"Lamb\" or \"Lars\""}},
         Case{R"({"optimizer": {"type": "Adam", "params": {"amsgrad": true}}})",
              {"amsgrad\" is true: not built"}},
         Case{R"({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}})",

@@ -39,7 +39,7 @@ class Dice {
 };
 
 OptimizerConfig RandomOptimizer(Dice& dice) {
-  OptimizerConfig optimizer = {.type = static_cast<OptimizerType>(dice.Below(6)),
+  OptimizerConfig optimizer = {.type = static_cast<OptimizerType>(dice.Below(8)),
                                .learning_rate = dice.Number(),
                                .weight_decay = dice.Number()};
   switch (optimizer.type) {
@@ -68,6 +68,22 @@ OptimizerConfig RandomOptimizer(Dice& dice) {
       optimizer.momentum = dice.Fraction();
       optimizer.alpha = dice.Fraction();
       optimizer.centered = dice.Coin();
+      break;
+    case OptimizerType::kLamb:
+      optimizer.beta1 = dice.Fraction();
+      optimizer.beta2 = dice.Fraction();
+      optimizer.epsilon = dice.Number();
+      optimizer.bias_correction = dice.Coin();
+      optimizer.min_coefficient = dice.Number();
+      optimizer.max_coefficient = optimizer.min_coefficient + dice.Number();
+      optimizer.epsilon_inside_root = dice.Coin();
+      break;
+    case OptimizerType::kLars:
+      optimizer.epsilon = dice.Number();
+      optimizer.momentum = dice.Fraction();
+      optimizer.nesterov = dice.Coin() && optimizer.momentum > 0;
+      optimizer.dampening = optimizer.nesterov ? 0 : dice.Fraction();
+      optimizer.trust_coefficient = dice.Number();
       break;
   }
   return optimizer;

@@ -105,6 +105,12 @@ TEST_P(SecondaryAllocationTest, StepsAllocateNothing) {
   EXPECT_EQ(Count(GetParam(), config), 0);
 }
 
+TEST_P(AllocationTest, NorDoNormsOfParameters) {
+  Config config = ConfigFor(GetParam());
+  config.optimizer.type = OptimizerType::kLamb;
+  EXPECT_EQ(Count(GetParam(), config), 0);
+}
+
 TEST_P(AllocationTest, NorDoTracedSteps) {
   Config config = ConfigFor(GetParam());
   config.ebb.trace = absl::StrCat(::testing::TempDir(), "allocation_test.", getpid(), ".json");

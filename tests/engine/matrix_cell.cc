@@ -26,9 +26,11 @@ constexpr Rounds kRoundLevels[] = {{1, 1}, {4, 1}, {4, 2}, {4, 4}};
 
 enum Update : int { kAuto, kLate, kOff, kHeld };
 
-// Of two states, of one, of one that does not begin with zero, and of three.
-constexpr OptimizerType kRules[] = {OptimizerType::kAdamW, OptimizerType::kLion,
-                                    OptimizerType::kAdagrad, OptimizerType::kRmsprop};
+// Of two states, of one, of one that does not begin with zero, of three; and of norms of whole parameters, with
+// and without other rules beside them.
+constexpr OptimizerType kRules[] = {OptimizerType::kAdamW,   OptimizerType::kLion,
+                                    OptimizerType::kAdagrad, OptimizerType::kRmsprop,
+                                    OptimizerType::kLamb,    OptimizerType::kLars};
 
 struct StateRead {
   StateClass what;
@@ -124,7 +126,9 @@ std::span<const AxisLevels> Axes() {
       {"sub-groups", {"default", "2048"}},
       {"masters", {"plain", "split", "none"}},
       {"disk", {"default", "threads"}},
-      {"rule", {"AdamW", "Lion, and AdamW of biases", "Adagrad", "centered RMSprop with momentum"}},
+      {"rule",
+       {"AdamW", "Lion, and AdamW of biases", "Adagrad", "centered RMSprop with momentum",
+        "LAMB, and AdamW of biases", "LARS with momentum"}},
       {"reports", {"each step", "last"}},
       {"secondary", {"1", "2", "4"}},
   };
@@ -215,9 +219,14 @@ Config Cell::MakeConfig(const std::string& nvme_path) const {
     config.optimizer.epsilon = 1e-3;
     config.optimizer.centered = true;
   }
+  if (config.optimizer.type == OptimizerType::kLars) {
+    config.optimizer.momentum = 0.5;
+    config.optimizer.trust_coefficient = 0.1;
+  }
   if (MakeModel().groups) {
     ParameterGroupConfig& bias = config.ebb.parameter_groups["bias"];
-    if (config.optimizer.type == OptimizerType::kLion) {
+    if (config.optimizer.type == OptimizerType::kLion ||
+        config.optimizer.type == OptimizerType::kLamb) {
       bias.optimizer = OptimizerConfig();
     } else {
       bias.weight_decay = 0.0;

@@ -49,6 +49,14 @@ const Optimizer kOptimizers[] = {
       .weight_decay = 0.01,
       .momentum = 0.5,
       .alpha = 0.9}},
+    {"Lamb",
+     {.type = OptimizerType::kLamb, .learning_rate = 0.02, .epsilon = 1e-4, .weight_decay = 0.1}},
+    {"Lars",
+     {.type = OptimizerType::kLars,
+      .learning_rate = 0.5,
+      .weight_decay = 0.01,
+      .momentum = 0.9,
+      .trust_coefficient = 0.05}},
 };
 
 struct Report {
@@ -88,6 +96,11 @@ class Reference {
     ++applied_;
     for (size_t p = 0; p < weights_.size(); ++p) {
       if (!model_.spec().parameters[p].trainable) continue;
+      if (TakesNorms(config_.optimizer.type)) {
+        for (double& g : gradients[p]) g *= clip;
+        UpdateWhole(gradients[p], weights_[p], momentum_[p], variance_[p]);
+        continue;
+      }
       for (size_t i = 0; i < weights_[p].size(); ++i)
         Update(clip * gradients[p][i], weights_[p][i], momentum_[p][i], variance_[p][i]);
     }
@@ -168,6 +181,37 @@ class Reference {
     const double v_hat = v / (1 - std::pow(o.beta2, applied_));
     const double decay = o.type == OptimizerType::kAdamW ? o.weight_decay * w : 0;
     w -= o.learning_rate * (m_hat / (std::sqrt(v_hat) + o.epsilon) + decay);
+  }
+
+  static double Norm(const Vector& values) {
+    double squares = 0;
+    for (const double value : values) squares += value * value;
+    return std::sqrt(squares);
+  }
+
+  // You et al. 2020, algorithm 2, with DeepSpeed's bounds of the ratio; You et al. 2017, algorithm 1, with the
+  // rate outside of the momentum.
+  void UpdateWhole(const Vector& g, Vector& w, Vector& m, Vector& v) const {
+    const OptimizerConfig& o = config_.optimizer;
+    Vector u(w.size());
+    if (o.type == OptimizerType::kLars) {
+      const double ratio =
+          o.trust_coefficient * Norm(w) / (Norm(g) + o.weight_decay * Norm(w) + o.epsilon);
+      for (size_t i = 0; i < w.size(); ++i) {
+        m[i] = o.momentum * m[i] + ratio * (g[i] + o.weight_decay * w[i]);
+        w[i] -= o.learning_rate * m[i];
+      }
+      return;
+    }
+    for (size_t i = 0; i < w.size(); ++i) {
+      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g[i];
+      v[i] = o.beta2 * v[i] + (1 - o.beta2) * g[i] * g[i];
+      const double m_hat = m[i] / (1 - std::pow(o.beta1, applied_));
+      const double v_hat = v[i] / (1 - std::pow(o.beta2, applied_));
+      u[i] = m_hat / (std::sqrt(v_hat) + o.epsilon) + o.weight_decay * w[i];
+    }
+    const double ratio = std::clamp(Norm(w) / Norm(u), o.min_coefficient, o.max_coefficient);
+    for (size_t i = 0; i < w.size(); ++i) w[i] -= o.learning_rate * ratio * u[i];
   }
 
   const ToyModel& model_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ebb/sharding/interval.h"
+#include "ebb/sharding/norm_records.h"
 #include "tests/sharding/random_model.h"
 
 namespace ebb {
@@ -123,6 +124,41 @@ TEST(UpdateTable, RunsOfOneRuleAreOnePart) {
   const UpdateTable::Runs in = table.RunsIn(part, 4096, 2 * (4096 + 64));
   EXPECT_EQ(in.first, 1);
   EXPECT_EQ(in.count, 3);
+}
+
+// A set of constants for each parameter that takes norms, whose runs are therefore its own.
+TEST(UpdateTable, OfNormsEveryParameterHasASet) {
+  ModelSpec model;
+  const UnitId unit = model.AddUnit("block");
+  for (int i = 0; i < 6; ++i) {
+    model.Add(unit, {.name = std::to_string(i),
+                     .shape = {i % 2 == 1 ? 64 : 4096},
+                     .init = Constant(0),
+                     .group = i == 5 ? "plain" : ""});
+  }
+  model.forward = {{.unit = unit}};
+  Config config;
+  config.zero.stage = 3;
+  config.optimizer.type = OptimizerType::kLamb;
+  config.ebb.parameter_groups["plain"].optimizer = OptimizerConfig();
+  const sharding::PlanInputs inputs = {
+      .model = &model, .config = &config, .world = 2, .optimizer_states = 2};
+  const auto plan = sharding::PlanStep(inputs);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  // Slices of 6,272 elements: parameter 2 is cut.
+  for (const int shard : {0, 1}) {
+    const UpdateTable table(model, config, *plan, shard);
+    std::vector<int> of;
+    for (const UpdateTable::Set& set : table.sets())
+      of.push_back(set.parameter ? static_cast<int>(*set.parameter) : -1);
+    EXPECT_EQ(of, shard == 0 ? (std::vector<int>{0, 1, 2}) : (std::vector<int>{2, 3, 4, -1}));
+    ASSERT_EQ(table.parts(0).size(), shard == 0 ? 1u : 2u);
+    EXPECT_EQ(table.parts(0).front().runs, 3);
+    const sharding::NormRecords records =
+        sharding::LayOutNormRecords(plan->layout, plan->decisions);
+    EXPECT_EQ(records.entries, 3);
+    EXPECT_TRUE(records.exchanged);
+  }
 }
 
 }  // namespace

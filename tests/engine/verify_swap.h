@@ -34,6 +34,7 @@ struct Cell {
   // activations.
   bool gradients = false, rounds = false, boundaries = false;
   bool frozen = true;  // parameters that are not trained, too
+  OptimizerType optimizer = OptimizerType::kAdamW;
 };
 inline void PrintTo(const Cell& cell, std::ostream* out) {
   *out << cell.name;
@@ -47,6 +48,8 @@ inline ToyOptions ModelOf(const Cell& cell) {
 inline Config ConfigFor(const Cell& cell, const std::string& path) {
   Config config = testing::ConfigFor({.world = cell.world, .stage = 3, .timing = cell.timing});
   config.compute = cell.compute;
+  config.optimizer.type = cell.optimizer;
+  config.optimizer.momentum = cell.optimizer == OptimizerType::kLars ? 0.9 : 0;
   config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
   config.zero.offload_param.nvme_paths = config.zero.offload_optimizer.nvme_paths = {path};
   config.zero.offload_param.pin_memory = config.zero.offload_optimizer.pin_memory = false;

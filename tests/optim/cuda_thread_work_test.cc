@@ -9,6 +9,7 @@
 #include "ebb/optim/cast.h"
 #include "ebb/optim/cuda/thread_work.h"
 #include "ebb/optim/norm.h"
+#include "ebb/optim/parameter_norms.h"
 #include "ebb/optim/update.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "numbers.h"
@@ -385,6 +386,95 @@ TEST_P(CudaUpdate, OfSeveralRunsHasTheBitsOfTheCpu) {
         ExpectUpdates<BFloat16, BFloat16, MasterForm::kParameter>(GetParam(), count, offset, true,
                                                                   runs);
       }
+    }
+  }
+}
+
+// All warps of the kernel, one after the other: lanes, then the tree that its shuffles are.
+template <UpdateRule kRule, MasterForm kForm>
+void SumNormsByWarps(const UpdateArrays& arrays, const UpdateRuns& runs, int64_t warps,
+                     std::vector<NormSums>& sums) {
+  using Work = cuda::NormWork<kRule, kForm>;
+  for (int64_t warp = 0; warp < warps; ++warp) {
+    const int64_t blocks = (arrays.count + kExactBlock - 1) / kExactBlock;
+    const int64_t each = (blocks + warps - 1) / warps, first = warp * each;
+    if (first >= blocks) break;
+    Work work(arrays, runs, first);
+    for (int64_t block = first; block < std::min(first + each, blocks); ++block) {
+      if (!work.Has(block)) work.Enter(block);
+      double parameter[Work::kLanes], direction[Work::kLanes];
+      for (int lane = 0; lane < Work::kLanes; ++lane)
+        work.Lane(block, lane, parameter[lane], direction[lane]);
+      for (int distance = Work::kLanes / 2; distance > 0; distance /= 2) {
+        for (int lane = 0; lane < distance; ++lane) {
+          parameter[lane] += parameter[lane + distance];
+          direction[lane] += direction[lane + distance];
+        }
+      }
+      Add(parameter[0], sums[static_cast<size_t>(work.set)].parameter);
+      Add(direction[0], sums[static_cast<size_t>(work.set)].direction);
+    }
+  }
+}
+
+template <class Gradient, MasterForm kForm>
+void ExpectNorms(const OptimizerConfig& optimizer, int64_t count) {
+  const auto gradient = Numbers<Gradient>(count, 4);
+  const auto master = Numbers<float>(count, 1), first = Numbers<float>(count, 2);
+  const auto second = Numbers<float>(count, 3, Range::kPositive);
+  std::vector<BFloat16> parameter(static_cast<size_t>(count));
+  std::vector<uint16_t> low(static_cast<size_t>(count));
+  for (size_t i = 0; i < master.size(); ++i) {
+    parameter[i] = RoundHalfAway(master[i]);
+    low[i] = LowHalf(master[i]);
+  }
+  const UpdateArrays arrays = {
+      .master = kForm == MasterForm::kWhole ? const_cast<float*>(master.data()) : nullptr,
+      .gradient = gradient.data(),
+      .gradient_dtype = kDTypeOf<Gradient>,
+      .states = {const_cast<float*>(first.data()), const_cast<float*>(second.data())},
+      .parameter = parameter.data(),
+      .parameter_dtype = DType::kBFloat16,
+      .master_low = kForm == MasterForm::kSplit ? low.data() : nullptr,
+      .count = count};
+  OptimizerConfig other = optimizer;
+  other.weight_decay = 0.3;
+  const UpdateScalars scalars = {.step = 3, .learning_rate = 0.1, .gradient_factor = 0.3f};
+  const UpdateConstants constants[] = {UpdateConstantsOf(optimizer, scalars),
+                                       UpdateConstantsOf(other, scalars)};
+  const UpdateRun table[] = {
+      {.end = 640, .set = 1}, {.end = 704, .set = 0}, {.end = 4096, .set = 1}};
+  const UpdateRuns runs = {.constants = constants, .runs = table, .begin = 512};
+  const UpdateRule rule = UpdateRuleOf(optimizer);
+  ThreadTeam team(1);
+  std::vector<NormSums> expected(2);
+  ForEachRun(arrays, runs, [&](const UpdateArrays& part, const UpdateConstants& of) {
+    SumNorms(team, rule, part, of, expected[static_cast<size_t>(&of - constants)]);
+  });
+  for (const int64_t warps : {1, 3, 100}) {
+    std::vector<NormSums> sums(2);
+    if (rule == UpdateRule::kLamb) {
+      SumNormsByWarps<UpdateRule::kLamb, kForm>(arrays, runs, warps, sums);
+    } else {
+      SumNormsByWarps<UpdateRule::kLars, kForm>(arrays, runs, warps, sums);
+    }
+    for (size_t set = 0; set < 2; ++set) {
+      ASSERT_GT(Rounded(sums[set].parameter), 0);
+      ASSERT_EQ(Rounded(sums[set].parameter), Rounded(expected[set].parameter));
+      ASSERT_EQ(Rounded(sums[set].direction), Rounded(expected[set].direction));
+    }
+  }
+}
+
+TEST(CudaNorms, HaveTheBitsOfTheCpu) {
+  for (const OptimizerType type : {OptimizerType::kLamb, OptimizerType::kLars}) {
+    for (const int64_t count : {256, 1000, 1024}) {
+      SCOPED_TRACE(count);
+      const OptimizerConfig optimizer = {.type = type, .weight_decay = 0.1};
+      ExpectNorms<float, MasterForm::kWhole>(optimizer, count);
+      ExpectNorms<Float16, MasterForm::kWhole>(optimizer, count);
+      ExpectNorms<BFloat16, MasterForm::kSplit>(optimizer, count);
+      ExpectNorms<float, MasterForm::kParameter>(optimizer, count);
     }
   }
 }

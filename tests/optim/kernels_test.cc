@@ -477,6 +477,66 @@ TEST_P(KernelsTest, UpdatesOfSeveralRunsHaveTheBitsOfEachRunAlone) {
   }
 }
 
+// Added to what is there, and nothing where the constants do not apply.
+TEST_P(KernelsTest, NormsOfSeveralRunsHaveTheBitsOfSumNorms) {
+  constexpr int64_t kCount = 3000, kBegin = 320;
+  const std::vector<UpdateRun> runs = {{.end = 256, .set = 1},
+                                       {.end = 1024, .set = 0},
+                                       {.end = 1088, .set = 2},
+                                       {.end = 4096, .set = 1}};
+  for (const Rule& rule : kRules) {
+    const UpdateRule update_rule = UpdateRuleOf(rule.optimizer);
+    if (!TakesNorms(update_rule)) continue;
+    SCOPED_TRACE(rule.name);
+    std::vector<UpdateConstants> constants(3, UpdateConstantsOf(rule.optimizer, rule.scalars));
+    const auto before = UpdateMemory<float, BFloat16>(rule, kCount);
+    auto expected = before;
+    auto memory = OnDevice(before, /*offset=*/0);
+    std::vector<UpdateConstants> not_applied = constants;
+    for (UpdateConstants& set : not_applied) set.apply = false;
+    Array<UpdateConstants> read(*this, constants), unread(*this, not_applied);
+    Array<UpdateRun> table(*this, runs);
+    Array<NormSums> sums(*this,
+                         std::vector<NormSums>(3, NormSums{.parameter = {{7}}, .direction = {}}));
+    Enqueue([&](Kernels& kernels, Stream& stream) {
+      const UpdateArrays arrays = memory.Arrays(kCount, true, MasterForm::kWhole);
+      const std::span<NormSums> all(sums.data(), 3);
+      kernels.ClearNorms(stream, all);
+      for (int times = 0; times < 2; ++times) {
+        for (Array<UpdateConstants>* of : {&read, &unread}) {
+          kernels.SumNorms(stream, update_rule, arrays,
+                           {.constants = {of->data(), constants.size()},
+                            .runs = {table.data(), runs.size()},
+                            .begin = kBegin},
+                           all);
+        }
+      }
+    });
+    ThreadTeam team(1);
+    const UpdateArrays whole = expected.Arrays(kCount, true, MasterForm::kWhole);
+    std::vector<NormSums> expected_sums(3);
+    for (int times = 0; times < 2; ++times) {
+      int64_t begin = 0;
+      for (const UpdateRun& run : runs) {
+        const int64_t end = std::min(run.end - kBegin, kCount);
+        if (end <= begin) continue;
+        optim::SumNorms(team, update_rule, PartOf(whole, begin, end - begin), constants[0],
+                        expected_sums[static_cast<size_t>(run.set)]);
+        begin = end;
+      }
+    }
+    const std::vector<NormSums> actual = sums.Read();
+    for (size_t set = 0; set < 3; ++set) {
+      EXPECT_GT(Rounded(expected_sums[set].parameter), 0);
+      EXPECT_EQ(Rounded(actual[set].parameter), Rounded(expected_sums[set].parameter));
+      EXPECT_EQ(Rounded(actual[set].direction), Rounded(expected_sums[set].direction));
+    }
+    ExpectEqual(memory.master.Read(), before.master);
+    ExpectEqual(memory.first.Read(), before.first);
+    ExpectEqual(memory.second.Read(), before.second);
+  }
+}
+
 // As an engine has it: the verdict is written by what is enqueued between.
 TEST_P(KernelsTest, UpdatesReadTheirConstantsWhenTheyRun) {
   const Rule& rule = kRules[0];

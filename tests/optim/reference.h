@@ -92,6 +92,50 @@ inline void ReferenceRmsprop(const OptimizerConfig& o, const UpdateScalars& s, f
   p = std::fma(float(-s.learning_rate), step, p);
 }
 
+// Where LAMB's update goes; the moments as they then are.
+inline float ReferenceLambDirection(const OptimizerConfig& o, const UpdateScalars& s,
+                                    float gradient, float p, float& m, float& v) {
+  const double beta1 = s.beta1 < 0 ? o.beta1 : s.beta1, beta2 = s.beta2 < 0 ? o.beta2 : s.beta2;
+  const double correction1 = o.bias_correction ? 1 - std::pow(beta1, s.step) : 1;
+  const double correction2 = o.bias_correction ? 1 - std::pow(beta2, s.step) : 1;
+  const float g = s.gradient_factor * gradient;
+  const float fresh = (1 - float(beta1)) * g;
+  m = std::fma(float(beta1), m, fresh);
+  const float weighted = float(1 - beta2) * g;
+  const float kept = float(beta2) * v;
+  v = std::fma(weighted, g, kept);
+  float denominator;
+  if (o.epsilon_inside_root) {
+    const float inside = std::fma(v, float(1 / correction2), float(o.epsilon));
+    denominator = std::sqrt(inside);
+  } else {
+    const float root = std::sqrt(v);
+    denominator = std::fma(root, float(std::sqrt(1 / correction2)), float(o.epsilon));
+  }
+  const float corrected = float(1 / correction1) * m;
+  const float ratio = corrected / denominator;
+  return std::fma(float(o.weight_decay), p, ratio);
+}
+
+inline void ReferenceLamb(const OptimizerConfig& o, const UpdateScalars& s, float gradient,
+                          float& p, float& m, float& v) {
+  const float u = ReferenceLambDirection(o, s, gradient, p, m, v);
+  p = std::fma(float(-s.learning_rate * s.trust_ratio), u, p);
+}
+
+inline void ReferenceLars(const OptimizerConfig& o, const UpdateScalars& s, float gradient,
+                          float& p, float& m) {
+  float g = s.gradient_factor * gradient;
+  if (o.weight_decay != 0) g = std::fma(float(o.weight_decay), p, g);
+  g = float(s.trust_ratio) * g;
+  if (o.momentum != 0) {
+    const float fresh = float(1 - o.dampening) * g;
+    m = s.step == 1 ? g : std::fma(float(o.momentum), m, fresh);
+    g = o.nesterov ? std::fma(float(o.momentum), m, g) : m;
+  }
+  p = std::fma(float(-s.learning_rate), g, p);
+}
+
 // One element by its optimizer's rule.
 inline void Reference(const OptimizerConfig& o, const UpdateScalars& s, float gradient, float& p,
                       float* const (&states)[3]) {
@@ -107,6 +151,10 @@ inline void Reference(const OptimizerConfig& o, const UpdateScalars& s, float gr
       return ReferenceAdagrad(o, s, gradient, p, *states[0]);
     case OptimizerType::kRmsprop:
       return ReferenceRmsprop(o, s, gradient, p, states);
+    case OptimizerType::kLamb:
+      return ReferenceLamb(o, s, gradient, p, *states[0], *states[1]);
+    case OptimizerType::kLars:
+      return ReferenceLars(o, s, gradient, p, *states[0]);
   }
 }
 

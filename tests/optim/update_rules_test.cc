@@ -99,6 +99,11 @@ TEST(UpdateRulesTest, StatesAreNamedAsInTorch) {
             (std::vector<std::string>{"square_avg", "momentum_buffer", "grad_avg"}));
   rmsprop.momentum = 0;
   EXPECT_EQ(names(rmsprop), (std::vector<std::string>{"square_avg", "grad_avg"}));
+  EXPECT_EQ(names({.type = OptimizerType::kLamb}),
+            (std::vector<std::string>{"exp_avg", "exp_avg_sq"}));
+  EXPECT_EQ(names({.type = OptimizerType::kLars, .momentum = 0.9}),
+            (std::vector<std::string>{"momentum_buffer"}));
+  EXPECT_TRUE(names({.type = OptimizerType::kLars}).empty());
   for (const Rule& rule : kRules)
     EXPECT_EQ(static_cast<int>(names(rule.optimizer).size()),
               StatesOf(UpdateRuleOf(rule.optimizer)))

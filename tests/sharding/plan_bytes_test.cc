@@ -107,7 +107,7 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
     const Case c(seed);
     SCOPED_TRACE(c.random_case.description());
     const Decisions& d = c.plan.decisions;
-    int64_t cast = 0, round = 0, all_reduce = 0, accumulate = 0, norm = 0, update = 0;
+    int64_t cast = 0, round = 0, all_reduce = 0, accumulate = 0, norm = 0, update = 0, norms = 0;
     for (int u = 0; u < std::ssize(c.plan.layout.units); ++u) {
       const Section& section = c.plan.layout.units[u].trainable;
       const int64_t contributions = c.Contributions(u);
@@ -126,6 +126,18 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
       }
       const int64_t owned = d.stage == 0 ? section.elements : section.shard;
       const int64_t copy = d.compute == DType::kFloat32 ? 0 : SizeOf(d.compute);
+      // Of LAMB both states are read before, of LARS none.
+      int states_of_norms = -1;
+      for (const Placement& placement : section.placements) {
+        if (c.random_case.own_optimizer) break;
+        const OptimizerType type = c.random_case.OptimizerOf(placement.parameter);
+        if (type == OptimizerType::kLamb) states_of_norms = 2;
+        if (type == OptimizerType::kLars) states_of_norms = std::max(states_of_norms, 0);
+      }
+      if (states_of_norms >= 0) {
+        norms += owned * (4 + 4 * states_of_norms +
+                          SizeOf(d.accumulates[u] ? d.accumulation : d.communication));
+      }
       update += owned * (2 * 4 + 2 * 4 * c.random_case.optimizer_states +
                          SizeOf(d.accumulates[u] ? d.accumulation : d.communication) + copy);
     }
@@ -138,6 +150,7 @@ TEST(PlanBytes, KernelsReadAndWriteEachByteOnce) {
     ASSERT_EQ(c.plan.BytesOf(OperationKind::kAccumulate), accumulate);
     ASSERT_EQ(c.plan.BytesOf(OperationKind::kNorm), norm);
     ASSERT_EQ(c.plan.BytesOf(OperationKind::kUpdate), update);
+    ASSERT_EQ(c.plan.BytesOf(OperationKind::kParameterNorms), norms);
   }
 }
 

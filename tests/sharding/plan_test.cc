@@ -455,6 +455,8 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
       {OperationKind::kNorm, {kReduce, kHostSum}},
       {OperationKind::kGatherGradient, {kReduce}},
       {OperationKind::kExchange, {kReduce}},
+      {OperationKind::kParameterNorms, {kUpdate, kHostUpdate}},
+      {OperationKind::kExchangeNorms, {kReduce}},
       {OperationKind::kUpdate, {kUpdate, kHostUpdate}},
       {OperationKind::kRead, {kReadParameters, kReadStates}},
       {OperationKind::kNarrow, {kReadParameters}},
@@ -470,7 +472,9 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
         // Marks of an update are on the stream of its last operation.
         if (operation.kind == OperationKind::kMark && operation.updates >= 0) continue;
         ASSERT_TRUE(streams.at(operation.kind).contains(operation.stream));
-        if (operation.kind != OperationKind::kUpdate) continue;
+        if (operation.kind != OperationKind::kUpdate &&
+            operation.kind != OperationKind::kParameterNorms)
+          continue;
         const SubGroup& group = variant.plan.pools.homes.sub_groups[static_cast<size_t>(
             variant.plan.works[static_cast<size_t>(operation.parts.front().work)].sub_group)];
         ASSERT_EQ(operation.stream, group.tier == Tier::kDevice ? kUpdate : kHostUpdate);
@@ -521,7 +525,7 @@ TEST(PlanLaws, AfterAUnitsFirstGatherNoByteOfItsParametersCrossesTheGroupsOfSeco
   EXPECT_GT(later, 0);
 }
 
-// Clipping, overflow checks and held updates need all gradients before the first update.
+// Clipping, overflow checks, norms of parameters and held updates need all gradients before the first update.
 TEST(PlanLaws, UpdatesStartUnderBackwardOnlyWhereNothingNeedsAllGradientsFirst) {
   for (int number = 1; number <= Cases(600); ++number) {
     const RandomCase random_case = CaseOf(number);
@@ -530,15 +534,20 @@ TEST(PlanLaws, UpdatesStartUnderBackwardOnlyWhereNothingNeedsAllGradientsFirst) 
     for (bool hold : {false, true}) {
       const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs(), 0, hold);
       ASSERT_TRUE(plan.ok()) << plan.status();
-      const bool early = !hold && config.gradient_clipping == 0 && !config.checks_overflow() &&
+      const bool norms = random_case.TakesNorms();
+      const bool early = !hold && !norms && config.gradient_clipping == 0 &&
+                         !config.checks_overflow() &&
                          config.ebb.asynchronous_step == AsynchronousStep::kAuto;
       ASSERT_EQ(plan->decisions.timing == UpdateTiming::kEarly, early);
-      bool exchanged = false;
+      bool exchanged = false, norms_exchanged = !norms;
       for (const Operation& operation : plan->operations) {
         exchanged |= operation.kind == OperationKind::kExchange;
+        norms_exchanged |= operation.kind == OperationKind::kExchangeNorms;
         // Carried updates are the step before's.
         if (operation.condition == Condition::kCarrying) continue;
         ASSERT_TRUE(operation.kind != OperationKind::kUpdate || exchanged == !early);
+        ASSERT_TRUE(operation.kind != OperationKind::kUpdate || norms_exchanged);
+        ASSERT_TRUE(operation.kind != OperationKind::kParameterNorms || exchanged);
       }
     }
   }

@@ -140,7 +140,29 @@ RandomCase::RandomCase(uint64_t seed_value, bool offloads) : seed(seed_value) {
   const int ranks = static_cast<int>(partition.Between(2, 4));
   if (ranks < shards() && shards() % ranks == 0 && !partition.OneIn(3))
     config.zero.hpz_partition_size = ranks;
+  TakeNorms();
   if (offloads) Offload(random);
+}
+
+// Of some parameters or of all, by chance of its own.
+void RandomCase::TakeNorms() {
+  Random random(seed + 1'000'000);
+  if (own_optimizer || !random.OneIn(3)) return;
+  config.optimizer.type = optimizer_states == 2 ? OptimizerType::kLamb : OptimizerType::kLars;
+  config.optimizer.momentum = optimizer_states == 1 ? 0.9 : 0;
+  if (optimizer_states == 0 || random.OneIn(2)) return;
+  OptimizerConfig other = {.type = optimizer_states == 2 ? OptimizerType::kAdamW
+                                                         : OptimizerType::kLion};
+  if (random.OneIn(3)) other = {.type = OptimizerType::kLars, .momentum = 0.9};
+  config.ebb.parameter_groups["other"].optimizer = other;
+  const bool units = random.OneIn(2);
+  for (const UnitSpec& unit : model.units) {
+    const bool whole = random.OneIn(2);
+    for (ParameterId id : unit.parameters) {
+      if (units ? whole : random.OneIn(2))
+        model.parameters[static_cast<size_t>(id)].group = "other";
+    }
+  }
 }
 
 void RandomCase::Offload(Random& random) {
@@ -196,6 +218,21 @@ void RandomCase::Offload(Random& random) {
   if (!PlanStep(inputs()).ok()) config.ebb.host_memory = bytes;
 }
 
+OptimizerType RandomCase::OptimizerOf(ParameterId id) const {
+  const auto group = config.ebb.parameter_groups.find(model[id].group);
+  return group == config.ebb.parameter_groups.end() ? config.optimizer.type
+                                                    : group->second.optimizer->type;
+}
+
+bool RandomCase::TakesNorms() const {
+  for (const UnitSpec& unit : model.units) {
+    for (ParameterId id : unit.parameters) {
+      if (!own_optimizer && model[id].trainable && ebb::TakesNorms(OptimizerOf(id))) return true;
+    }
+  }
+  return false;
+}
+
 std::string RandomCase::description() const {
   const auto forward = absl::StrJoin(model.forward, " ", [](std::string* out, const Visit& visit) {
     absl::StrAppend(out, static_cast<int>(visit.unit));
@@ -224,8 +261,8 @@ std::string RandomCase::description() const {
       name(config.activation_tier()), ", sub-groups ", config.zero.sub_group_size, ", host memory ",
       config.ebb.host_memory.value_or(-1), ", split masters ", config.ebb.split_master,
       ", stochastic rounding ", config.ebb.stochastic_rounding, ", states ", optimizer_states,
-      own_optimizer ? ", own optimizer" : "", ", clipping ", config.gradient_clipping, ", checks ",
-      config.ebb.check_overflow, ", asynchronous step ",
+      own_optimizer ? ", own optimizer" : "", TakesNorms() ? ", norms" : "", ", clipping ",
+      config.gradient_clipping, ", checks ", config.ebb.check_overflow, ", asynchronous step ",
       static_cast<int>(config.ebb.asynchronous_step));
 }
 

@@ -56,6 +56,9 @@ struct RandomCase {
     return config.ebb.shard_group > 0 ? static_cast<int>(config.ebb.shard_group) : world;
   }
   std::string description() const;
+  // Some trainable parameter's optimizer takes norms.
+  bool TakesNorms() const;
+  OptimizerType OptimizerOf(ParameterId id) const;
 
   uint64_t seed;
   ModelSpec model;  // one that LayOut accepts for `world`
@@ -64,6 +67,7 @@ struct RandomCase {
   bool own_optimizer = false;
 
  private:
+  void TakeNorms();
   void Offload(Random& random);
 };
 

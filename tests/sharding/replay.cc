@@ -111,6 +111,9 @@ void Replay::Begin(const Plan& plan, bool walk) {
   contributions_.assign(plan.layout.units.size(), 0);
   norms_.clear();
   check_ = -1;
+  norms_taken_.assign(plan.pools.homes.sub_groups.size(), -1);
+  norms_begun_[0] = norms_begun_[1] = false;
+  norms_exchanged_ = -1;
 }
 
 void Replay::Run() {
@@ -217,6 +220,12 @@ void Replay::Issue(int index) {
       break;
     case OperationKind::kCheck:
       check_ = thing;
+      break;
+    case OperationKind::kParameterNorms:
+      ParameterNorms(thing, operation);
+      break;
+    case OperationKind::kExchangeNorms:
+      ExchangeNorms(thing);
       break;
     case OperationKind::kUpdate:
       Update(thing, operation);

@@ -59,6 +59,8 @@ class Replay {
   void Norm(int thing, const Operation& operation);
   void GatherGradient(int thing, const Operation& operation);
   void Update(int thing, const Operation& operation);
+  void ParameterNorms(int thing, const Operation& operation);
+  void ExchangeNorms(int thing);
   void Narrow(int thing, const Operation& operation);
   void KeepParameters(int thing, const UpdateWork& work);
   void UseStaging(int thing, int unit, Tier here);
@@ -116,6 +118,8 @@ class Replay {
   Range OwnSliceOf(const Range& whole) const;
   Range NormScratch(Tier tier) const;
   Range Exchange() const;
+  Range NormSums(bool on_host) const;
+  Range NormRecordsOfRanks() const;
   bool HasFiles() const;
   Range Output(int visit, int64_t micro_batch, bool gradient) const;
   Content GradientOf(Content::Kind kind, int scope) const;
@@ -138,7 +142,11 @@ class Replay {
   std::vector<int> contributions_carried_;  // likewise, in the step whose updates are carried
   std::vector<int> norms_;                  // things of this step that the exchange tells of
   int exchanged_ = HappensBefore::kStart, last_kernels_ = HappensBefore::kStart;
-  int check_ = -1;        // of this step or walk
+  int check_ = -1;  // of this step or walk
+  // By sub-group: what has summed its norms in this step; and the exchange of them. -1: nothing.
+  std::vector<int> norms_taken_;
+  bool norms_begun_[2] = {};  // on the device, on the host
+  int norms_exchanged_ = -1;
   bool carries_ = false;  // updates of the last step are still to be done
   // Steps so far, and of them those that updated: what scopes must see is parameters `version_`.
   int steps_ = 0, version_ = 0, walked_ = 0;

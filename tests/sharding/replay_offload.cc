@@ -18,6 +18,8 @@ void Replay::Update(int thing, const Operation& operation) {
     if (work.unit != u || group.unit != u) Fail("an update's work is another unit's");
     if (d.timing != UpdateTiming::kEarly || carried)
       memory_.Read(thing, Exchange(), {Content::kExchanged, step});
+    if (d.has_norms() && (norms_exchanged_ < 0 || !order_.Before(norms_exchanged_, thing)))
+      Fail("an update may come before the norms of parameters");
     if (!carried && options_.overflows) {
       KeepParameters(thing, work);
       continue;
@@ -57,6 +59,65 @@ void Replay::Update(int thing, const Operation& operation) {
     }
     UseStaging(thing, u, group.tier == Tier::kDevice ? Tier::kDevice : Tier::kCpu);
   }
+}
+
+// What the update of the sub-group will read, which it leaves as it is.
+void Replay::ParameterNorms(int thing, const Operation& operation) {
+  const Decisions& d = plan_->decisions;
+  memory_.Read(thing, Exchange(), {Content::kExchanged, steps_});
+  for (const Part& part : operation.parts) {
+    const UpdateWork& work = plan_->works[part.work];
+    const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
+    const int u = part.unit;
+    if (work.unit != u || group.unit != u) Fail("the norms' work is another unit's");
+    if (norms_taken_[work.sub_group] >= 0) Fail("norms of a sub-group are taken twice");
+    norms_taken_[work.sub_group] = thing;
+    const bool on_host = group.tier != Tier::kDevice;
+    if (part.first == norms_begun_[on_host]) Fail("norms: wrong first");
+    if (!part.first) memory_.Read(thing, NormSums(on_host), {Content::kParameterNorms, steps_});
+    memory_.Write(thing, NormSums(on_host), {Content::kParameterNorms, steps_});
+    norms_begun_[on_host] = true;
+    const int64_t gradient_size = SizeOf(d.shard_dtype(u));
+    const bool gathered = d.stage == 0 && d.world > 1;
+    memory_.Read(
+        thing, RangeOf(work.gradient, group.count() * gradient_size),
+        gathered ? Content{Content::kGatheredGradient, u, steps_, 0, group.begin * gradient_size}
+                 : Content{Content::kGradientShard, u, steps_, expected_contributions(u),
+                           group.begin * gradient_size});
+    const Range master = RangeOf(work.master, group.count() * d.master_size());
+    if (!d.writes_parameters()) {
+      memory_.Read(thing, master, ParameterOf(u, version_, group.begin));
+    } else if (d.master_size() > 0) {
+      memory_.Read(thing, master,
+                   {Content::kMaster, u, version_, 0, group.begin * d.master_size()});
+    }
+    if (d.reads_parameters()) {
+      memory_.Read(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute)),
+                   ParameterOf(u, version_, group.begin));
+    }
+    for (int i = 0; i < d.norm_states[u]; ++i) {
+      memory_.Read(thing, RangeOf(work.states.Plus(i * work.states_stride), group.count() * 4),
+                   {Content::kOptimizerState, u, version_, i, group.begin * 4});
+    }
+  }
+}
+
+void Replay::ExchangeNorms(int thing) {
+  const Decisions& d = plan_->decisions;
+  for (size_t g = 0; g < norms_taken_.size(); ++g) {
+    if (d.norm_states[plan_->pools.homes.sub_groups[g].unit] < 0) {
+      if (norms_taken_[g] >= 0) Fail("norms of parameters that need none");
+    } else if (norms_taken_[g] < 0 || !order_.Before(norms_taken_[g], thing)) {
+      Fail(absl::StrCat("the exchange may leave out the norms of sub-group ", g));
+    }
+  }
+  for (const bool on_host : {false, true}) {
+    if (norms_begun_[on_host])
+      memory_.Read(thing, NormSums(on_host), {Content::kParameterNorms, steps_});
+  }
+  if (const Range records = NormRecordsOfRanks(); records.bytes > 0)
+    memory_.Write(thing, records, {Content::kNormRecords, steps_});
+  norms_exchanged_ = thing;
 }
 
 // Masters of the step before, which the update of this one is still to read.

@@ -1,6 +1,7 @@
 // Where everything that a replay touches lies.
 #include <algorithm>
 
+#include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/pool.h"
 #include "replay.h"
 
@@ -217,6 +218,21 @@ Range Replay::NormScratch(Tier tier) const {
   const int64_t bytes = (longest + 1023) / 1024 * 8;
   if (tier == Tier::kCpu) return RangeOf(plan_->pools.host_norm, bytes);
   return {StateClass::kStaging, plan_->pools.staging_norm, bytes};
+}
+
+// 304 bytes for each parameter that this rank may have a part of, and each group of options.
+Range Replay::NormSums(bool on_host) const {
+  const int64_t bytes = LayOutNormRecords(plan_->layout, plan_->decisions).sums * 304;
+  if (on_host) return RangeOf(plan_->pools.host_norm_sums, bytes);
+  return {StateClass::kStaging, plan_->pools.staging_norm_sums, bytes};
+}
+
+// 64 bytes and 160 for each parameter of every rank of a shard group, and this one's own once more.
+Range Replay::NormRecordsOfRanks() const {
+  const NormRecords records = LayOutNormRecords(plan_->layout, plan_->decisions);
+  if (!records.exchanged) return {};
+  return {StateClass::kStaging, plan_->pools.staging_norm_records,
+          (plan_->decisions.shards + 1) * (64 + 160 * int64_t{records.entries})};
 }
 
 bool Replay::HasFiles() const {

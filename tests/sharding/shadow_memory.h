@@ -36,6 +36,8 @@ struct Content {
     kSums,
     kExchanged,  // step
     kOptimizerGradient,
+    kParameterNorms,  // step: what sub-groups so far have summed
+    kNormRecords,     // step
   };
   Kind kind = kNothing;
   int a = 0, b = 0, c = 0;

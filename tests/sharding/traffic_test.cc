@@ -29,6 +29,29 @@ Table Predicted(const Plan& plan, bool carrying) {
   return table;
 }
 
+// What a sub-group's norms read before its update does.
+template <class Add>
+void AddNorms(const Plan& plan, const SubGroup& group, const Add& add) {
+  using enum StateClass;
+  const Decisions& d = plan.decisions;
+  const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(group.unit)];
+  const bool on_host = group.tier != Tier::kDevice;
+  const int64_t count = group.count(), gradient = count * SizeOf(d.shard_dtype(group.unit));
+  if (group.tier == Tier::kNvme) {
+    add(kMaster, Tier::kNvme, kUp, SwapAligned(count * d.master_size()));
+    add(kOptimizer, Tier::kNvme, kUp,
+        d.norm_states[static_cast<size_t>(group.unit)] * SwapAligned(count * 4));
+  }
+  if (unit.gradient == Tier::kNvme) add(kGradient, Tier::kNvme, kUp, SwapAligned(gradient));
+  if (on_host != (unit.gradient != Tier::kDevice))
+    add(kGradient, Tier::kCpu, on_host ? kDown : kUp, gradient);
+  if (!d.writes_parameters() || !d.reads_parameters()) return;
+  const Tier home = PieceOf(unit.trainable, group.begin).home.tier;
+  const int64_t bytes = count * SizeOf(d.compute);
+  if (home == Tier::kNvme) add(kParameter, Tier::kNvme, kUp, SwapAligned(bytes));
+  if (on_host != (home != Tier::kDevice)) add(kParameter, Tier::kCpu, on_host ? kDown : kUp, bytes);
+}
+
 // What follows from where everything lives, how often it is gathered and how often it is reduced.
 Table Formula(const Plan& plan, bool carrying) {
   Table table;
@@ -108,6 +131,7 @@ Table Formula(const Plan& plan, bool carrying) {
     if (on_host != (unit.gradient != Tier::kDevice)) {
       add(kGradient, Tier::kCpu, on_host ? kDown : kUp, count * SizeOf(d.shard_dtype(group.unit)));
     }
+    if (d.norm_states[static_cast<size_t>(group.unit)] >= 0) AddNorms(plan, group, add);
     if (!d.writes_parameters()) continue;
     const Tier home = PieceOf(unit.trainable, group.begin).home.tier;
     if (home == Tier::kNvme) {

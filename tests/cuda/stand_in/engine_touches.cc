@@ -45,6 +45,8 @@ const char* NameOf(const Operation& operation) {
       return "the host's norm";
     case OperationKind::kNarrow:
       return "the host's cast of masters";
+    case OperationKind::kParameterNorms:
+      return "the host's norms of parameters";
     default:
       return "the host's update";
   }
@@ -94,6 +96,24 @@ void Executor::NoteWork(Stream& stream, const Runnable& run, int index, StepTag 
     if (decisions.reads_parameters())
       touched.push_back(Writes(storage_->MasterStaging(Tier::kCpu), count * int64_t{4}));
   };
+  const auto norms = [&](const sharding::UpdateWork& work) {
+    const int64_t count =
+        plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)].count();
+    touched.push_back(
+        Reads(storage_->At(work.gradient), count * SizeOf(decisions.shard_dtype(work.unit))));
+    if (decisions.master_size() > 0)
+      touched.push_back(Reads(storage_->At(work.master), count * decisions.master_size()));
+    for (int k = 0; k < decisions.norm_states[static_cast<size_t>(work.unit)]; ++k) {
+      touched.push_back(
+          Reads(storage_->At(work.states.Plus(k * work.states_stride)), count * int64_t{4}));
+    }
+    if (decisions.reads_parameters())
+      touched.push_back(Reads(storage_->At(work.parameter), count * SizeOf(decisions.compute)));
+    const auto constants = control_block_->constants(step.parity, /*early=*/false);
+    touched.push_back(Reads(constants.data(), constants.size_bytes()));
+    const std::span<optim::NormSums> sums = NormSumsOn(/*device=*/false);
+    touched.push_back(Writes(sums.data(), sums.size_bytes()));
+  };
   for (const sharding::Part& part : operation.parts) {
     const int64_t shard = of.layout.units[static_cast<size_t>(part.unit)].trainable.shard;
     switch (operation.kind) {
@@ -105,6 +125,9 @@ void Executor::NoteWork(Stream& stream, const Runnable& run, int index, StepTag 
       case OperationKind::kNorm:
         touched.push_back(
             Reads(ShardOf(of, part), shard * SizeOf(decisions.shard_dtype(part.unit))));
+        break;
+      case OperationKind::kParameterNorms:
+        norms(of.works[static_cast<size_t>(part.work)]);
         break;
       case OperationKind::kUpdate:
         update(of.works[static_cast<size_t>(part.work)]);
@@ -189,6 +212,19 @@ void Executor::NoteVerdict(VerdictTouch what, int parity) {
           touched.push_back(Writes(&block.loss_scale(), sizeof(float)));
       }
       return on_stream("the verdict", touched);
+    }
+    case VerdictTouch::kCompleteNorms: {
+      std::vector<Touched> touched = {all(norms_->own_record()), all(norms_->device_sums())};
+      if (norms_->sums_on_host()) {
+        const std::span<optim::NormSums> sums = NormSumsOn(/*device=*/false);
+        touched.push_back(Reads(sums.data(), sums.size_bytes()));
+      }
+      return on_stream("the end of a rank's norms", touched);
+    }
+    case VerdictTouch::kConcludeNorms: {
+      const Touched touched[] = {Reads(norms_->records().data(), norms_->records().size_bytes()),
+                                 all(block.constants(parity, /*early=*/false))};
+      return on_stream("the norms of all ranks", touched);
     }
   }
 }

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <initializer_list>
+#include <span>
+#include <vector>
 
 #include "ebb/optim/cast.h"
 #include "ebb/optim/cuda/launch.h"
@@ -26,7 +28,7 @@ ThreadTeam& Team() {
 }
 
 cudaError_t NoteLaunch(const char* function, cudaStream_t stream,
-                       std::initializer_list<Touched> touched) {
+                       std::span<const Touched> touched) {
   if (stand_in::Lost() != cudaSuccess) return stand_in::Lost();
   if (const int code = stand_in::Injected(function)) return static_cast<cudaError_t>(code);
   stand_in::NoteKernel(stream, function, touched);
@@ -73,6 +75,7 @@ cudaError_t LoadKernels(Grids* grids) {
   std::fill_n(grids->load_master, 2, blocks);
   std::fill_n(grids->store_master, 2, blocks);
   for (auto& of_rule : grids->update) std::fill_n(of_rule, 3, blocks);
+  for (auto& of_rule : grids->norms) std::fill_n(of_rule, 3, blocks);
   return static_cast<cudaError_t>(stand_in::Injected("LoadKernels"));
 }
 
@@ -164,6 +167,53 @@ void RunUpdate(void* given) {
 }
 
 }  // namespace
+
+namespace {
+
+struct NormArguments {
+  UpdateArguments of;
+  NormSums* sums;
+};
+
+void RunSumNorms(void* given) {
+  const auto& [of, sums] = *static_cast<const NormArguments*>(given);
+  ForEachRun(of.arrays, of.runs, [&](const UpdateArrays& part, const UpdateConstants& constants) {
+    SumNorms(Team(), of.rule, part, constants, sums[&constants - of.runs.constants.data()]);
+  });
+}
+
+// What an update and its norms both look at.
+std::vector<Touched> ReadsOf(UpdateRule rule, const UpdateArrays& arrays, const UpdateRuns& runs) {
+  const int64_t count = arrays.count, fp32 = count * int64_t{sizeof(float)};
+  const bool reads_parameter = arrays.form() != MasterForm::kWhole;
+  std::vector<Touched> touched = {
+      Reads(runs.constants.data(), runs.constants.size_bytes()),
+      Reads(runs.runs.data(), runs.runs.size_bytes()),
+      Reads(arrays.gradient, count * SizeOf(arrays.gradient_dtype)),
+      Reads(arrays.parameter, reads_parameter ? count * int64_t{sizeof(BFloat16)} : 0),
+      Reads(arrays.master, arrays.master == nullptr ? 0 : fp32),
+      Reads(arrays.master_low, arrays.master_low == nullptr ? 0 : count * int64_t{2})};
+  for (int s = 0; s < StatesOfNorms(rule); ++s) touched.push_back(Reads(arrays.states[s], fp32));
+  return touched;
+}
+
+}  // namespace
+
+cudaError_t LaunchSumNorms(const Grids& grids, cudaStream_t stream, UpdateRule rule,
+                           const UpdateArrays& arrays, const UpdateRuns& runs,
+                           std::span<NormSums> sums) {
+  if (grids.norms[rule == UpdateRule::kLamb ? 0 : 1][static_cast<int>(arrays.form())] !=
+      stand_in::ResidentBlocks())
+    return cudaErrorInvalidConfiguration;
+  std::vector<Touched> touched = ReadsOf(rule, arrays, runs);
+  touched.push_back(Writes(sums.data(), sums.size_bytes()));
+  if (const cudaError_t result = NoteLaunch("LaunchSumNorms", stream, touched);
+      result != cudaSuccess)
+    return result;
+  EnqueueKernel(stream, &RunSumNorms, new NormArguments{{rule, arrays, runs}, sums.data()},
+                [](void* given) { delete static_cast<NormArguments*>(given); });
+  return cudaSuccess;
+}
 
 cudaError_t LaunchUpdate(const Grids& grids, cudaStream_t stream, UpdateRule rule,
                          const UpdateArrays& arrays, const UpdateRuns& runs) {

@@ -1,0 +1,98 @@
+// What ranks tell each other of whole parameters before LAMB or LARS update them, and what each concludes:
+// from the sums that this rank's sub-groups leave on the device and in host memory, by set of constants
+// (UpdateTable), over a record to all ranks of its shard group, to the squares of all of a parameter. Sums are
+// exact (optim/exact_sum.h), so neither cuts nor the order of ranks matter.
+//
+// All of it happens in the order of the reduce stream, in memory that host and device reach.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/optim/parameter_norms.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/update_table.h"
+#include "ebb/sharding/norm_records.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+class NormExchange {
+ public:
+  // `shard`: which slice of every unit is this rank's. An error: `into` holds what could be taken.
+  static absl::Status Create(const Device& device, const sharding::Plan& plan,
+                             const UpdateTable& table, int shard,
+                             std::optional<NormExchange>& into);
+
+  // How many sums there are on either side.
+  size_t sums() const { return totals_.size(); }
+  bool sums_on_device() const { return sums_on_device_; }
+  bool sums_on_host() const { return sums_on_host_; }
+  // A copy of those on the device.
+  std::span<optim::NormSums> device_sums() const { return device_sums_; }
+  bool exchanged() const { return layout_.exchanged; }
+  std::span<std::byte> own_record() const { return own_record_; }
+  std::span<std::byte> records() const { return records_; }  // of all ranks, in their order
+
+  // Adds up this rank's, and writes its record of exchange number `exchange`. `failed`: they are nothing.
+  void Complete(std::span<const optim::NormSums> on_host, int64_t exchange, bool failed);
+
+  // False: of some rank the record of that exchange has not come, or has no sums.
+  bool Conclude(int64_t exchange);
+
+  struct Norms {
+    int64_t set = 0;
+    double parameter_squares = 0, direction_squares = 0;
+  };
+  // After a Conclude that said true: one for each set that takes norms.
+  std::span<const Norms> norms() const { return norms_; }
+
+ private:
+  struct Header {
+    int64_t exchange, failed;
+  };
+  // An entry of a record.
+  struct Entry {
+    optim::PackedSum parameter, direction;
+  };
+  struct Source {
+    int rank = 0, entry = 0;  // of the shard group; of its record
+  };
+  // A set that takes norms: this rank's entry, and where the parameter's parts are.
+  struct Parameter {
+    int64_t set = 0;
+    int entry = 0;
+    std::vector<Source> sources = {};
+  };
+
+  Header& HeaderOf(std::span<std::byte> record) const {
+    return *reinterpret_cast<Header*>(record.data());
+  }
+  Entry& EntryOf(std::span<std::byte> record, int entry) const {
+    return *reinterpret_cast<Entry*>(record.data() + sharding::kNormHeaderBytes +
+                                     entry * sharding::kNormEntryBytes);
+  }
+  std::span<std::byte> RecordOf(int rank) const {
+    const auto bytes = static_cast<size_t>(layout_.bytes());
+    return records_.subspan(static_cast<size_t>(rank) * bytes, bytes);
+  }
+
+  static_assert(sizeof(Header) <= sharding::kNormHeaderBytes);
+  static_assert(sizeof(Entry) == sharding::kNormEntryBytes);
+  static_assert(sizeof(optim::NormSums) == sharding::kNormSumsBytes);
+
+  sharding::NormRecords layout_;
+  int shards_ = 1;
+  bool sums_on_device_ = false, sums_on_host_ = false;
+  Buffer memory_;
+  std::span<optim::NormSums> device_sums_;
+  std::span<std::byte> own_record_, records_;
+  std::vector<Parameter> parameters_;
+  std::vector<optim::NormSums> totals_;  // by set: this rank's
+  std::vector<Norms> norms_;
+};
+
+}  // namespace ebb
