@@ -11,7 +11,7 @@ namespace ebb {
 
 enum class StreamPriority { kUsual, kFirst };
 
-// As Device::NewStream, whose streams are usual ones.
+// As Device::NewStream, which makes usual ones.
 absl::StatusOr<Stream> NewStream(const Device& device, std::string_view name, int tasks_max,
                                  StreamPriority priority);
 

@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Forms, ProductsTest,
                                             ::testing::ValuesIn(kForms)),
                          NameOfProduct);
 
-// Of weight gradients, whose sums of a column can be fused, and of plain products.
+// Of weight gradients with sums of a column, which can be fused, and of plain products.
 class MeasuredProductsTest : public ::testing::Test {
  protected:
   struct Memory {

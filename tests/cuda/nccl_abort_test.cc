@@ -32,7 +32,7 @@ extern "C" int pthread_create(pthread_t* thread, const pthread_attr_t* attribute
 namespace ebb {
 namespace {
 
-// The engine notices a broken communicator in a host function, whose thread may call no CUDA.
+// The engine notices a broken communicator in a host function, which may call no CUDA.
 TEST(NcclAbortTest, AbortInAHostFunctionIsCarriedOutByAThreadThatIsThere) {
   std::array<absl::Status, 2> seen;
   const absl::Status status = testing::RunOnGpus(2, 2, [&](World world) -> absl::Status {

@@ -128,7 +128,7 @@ struct GraphUse {
 // How a product is computed that comes for the first time, where there are several ways to: see
 // ops/cuda/product_ways.h. A way may have other bits than another.
 struct ProductChoice {
-  // Times each way, with the operands of the call, whose results are then of no use.
+  // Times each way, with the operands of the call. Its results are of no use then.
   bool measures = false;
   // Unless it measures: a letter a product, in the order in which they come; those beyond are computed
   // the way that is the default.
