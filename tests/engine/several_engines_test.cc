@@ -261,9 +261,10 @@ TEST_P(SeveralEnginesTest, ACallEnqueuesItsOwnEnginesCollectivesOnly) {
     expect_only(0);
     EBB_RETURN_IF_ERROR(second.Finish());
     expect_only(1);
-    // Both are the same model: gathers, reductions and an exchange, as many in each.
+    // Both are the same model: gathers, reductions and an exchange, as many in each. Of one rank the
+    // exchange alone calls anything.
     EXPECT_EQ(of[0], of[1]);
-    EXPECT_GT(of[0], 2);
+    EXPECT_GT(of[0], GetParam() == 1 ? 0 : 2);
     calls->lists = false;
     return absl::OkStatus();
   });
