@@ -28,7 +28,9 @@ set(ebb_public_headers
   runtime/device/backend.h
   runtime/device/buffer.h
   runtime/device/device.h
+  runtime/device/driver_memory.h
   runtime/device/event.h
+  runtime/device/span_clock.h
   runtime/device/stream.h
   runtime/device/stream_priority.h
   runtime/device/thread_team.h

@@ -19,15 +19,18 @@ enum class StateClass : uint8_t {
   kSecondary,   // parts of units for gathers within a group of ranks (ZeRO++'s hpZ)
   kStaging,     // casts before a reduction, norms, what ranks exchange
   kWorkspace,   // the trainer's scratch
+  // Beside those that a plan lays out: what the driver and libraries have of the device, which is measured
+  // (Device::driver_bytes). Of a device whose memory is the host's there is none.
+  kDriver,
 };
-inline constexpr int kStateClasses = 9;
+inline constexpr int kStateClasses = 9;  // those that a plan lays out
 enum class Direction : uint8_t { kRead, kWrite };
 
 // The spelling of every report: "parameter", "master", ...
 constexpr std::string_view Name(StateClass state) {
-  constexpr std::string_view kNames[kStateClasses] = {"parameter", "master",     "gradient",
-                                                      "optimizer", "activation", "gather",
-                                                      "secondary", "staging",    "workspace"};
+  constexpr std::string_view kNames[kStateClasses + 1] = {
+      "parameter", "master",    "gradient", "optimizer", "activation",
+      "gather",    "secondary", "staging",  "workspace", "driver"};
   return kNames[static_cast<int>(state)];
 }
 
@@ -36,7 +39,7 @@ constexpr std::string_view Name(Direction direction) {
   return direction == Direction::kRead ? "read" : "write";
 }
 
-// Bytes of one class in one tier on one rank.
+// Bytes of one class in one tier on one rank. Of kDriver nothing is predicted.
 struct MemoryRow {
   StateClass state{};
   Tier tier{};

@@ -151,7 +151,16 @@ std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted) {
     table += "\n";
   };
   std::array<uint64_t, kTiers> predicted = {}, peak = {};
+  std::string driver;
   for (const MemoryRow& row : rows) {
+    if (row.state == StateClass::kDriver) {  // measured; the sums compare what is predicted
+      if (counted) {
+        driver = absl::StrFormat("%-12s %-8s %14s %14.2f\n", std::string(Name(row.state)),
+                                 std::string(Name(row.tier)), "-",
+                                 static_cast<double>(row.peak_bytes) / kMebi);
+      }
+      continue;
+    }
     append(Name(row.state), row.tier, row.predicted_bytes, row.peak_bytes);
     predicted[static_cast<size_t>(row.tier)] += row.predicted_bytes;
     peak[static_cast<size_t>(row.tier)] += row.peak_bytes;
@@ -160,7 +169,7 @@ std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted) {
     const size_t at = static_cast<size_t>(tier);
     if (predicted[at] + peak[at] > 0) append("all", tier, predicted[at], peak[at]);
   }
-  return table;
+  return table + driver;
 }
 
 }  // namespace ebb::gpt

@@ -42,7 +42,7 @@ struct Summary {
 std::string SummaryJson(const Summary& summary, const History& history);
 
 // The memory table for people: class, tier, predicted and, where it has been counted, peak; and the
-// sums of each tier.
+// sums of each tier. Below them, what the driver and libraries were measured to take of a GPU.
 std::string MemoryTable(const std::vector<MemoryRow>& rows, bool counted = true);
 
 }  // namespace ebb::gpt

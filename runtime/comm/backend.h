@@ -33,6 +33,7 @@ enum class CollectiveKind : uint8_t {
   kReceive,
   kBarrier,
 };
+inline constexpr int kCollectiveKinds = 8;
 
 // Makes a reduce-scatter the first stage of a larger one: only of elements [begin, end) of the row
 // that all spans make one behind the other, and not to `receive` but, in fp32 and as `scale` 1 and

@@ -13,6 +13,8 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/device/buffer.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/driver_memory.h"
+#include "ebb/runtime/device/span_clock.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/device/stream_priority.h"
 
@@ -48,6 +50,8 @@ class DeviceBackend {
   virtual uint64_t identity() const { return 0; }
   virtual absl::Status status() const { return absl::OkStatus(); }
   virtual std::optional<int64_t> free_bytes() const { return std::nullopt; }
+  // Null: the device's memory is the host's.
+  virtual DriverMemory* driver_memory() { return nullptr; }
   virtual absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                                    int tasks_max) = 0;
   // Where all streams are of equal rank.
@@ -65,6 +69,7 @@ class DeviceBackend {
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() = 0;
   // One that threads of the host wait for, where that makes a difference.
   virtual absl::StatusOr<std::unique_ptr<EventBackend>> NewAwaitedEvent() { return NewEvent(); }
+  virtual absl::StatusOr<std::unique_ptr<SpanClock>> NewSpanClock() { return nullptr; }
   virtual absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) = 0;
   // Where the device's memory is the host's, any of it.
   virtual absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) {

@@ -59,6 +59,11 @@ std::optional<int64_t> Device::free_bytes() const {
   return backend_->free_bytes();
 }
 
+int64_t Device::driver_bytes() const {
+  const DriverMemory* const memory = backend_->driver_memory();
+  return memory == nullptr ? 0 : memory->bytes();
+}
+
 std::string Device::description() const {
   return backend_->description();
 }
@@ -88,6 +93,10 @@ Stream Device::CallerStream() const {
 absl::StatusOr<Event> NewAwaitedEvent(const Device& device) {
   EBB_ASSIGN_OR_RETURN(std::unique_ptr<EventBackend> event, device.backend().NewAwaitedEvent());
   return Event(std::move(event));
+}
+
+absl::StatusOr<std::unique_ptr<SpanClock>> Device::NewSpanClock() const {
+  return backend_->NewSpanClock();
 }
 
 absl::StatusOr<Event> Device::NewEvent() const {

@@ -23,6 +23,7 @@ namespace ebb {
 enum class DeviceKind : uint8_t { kCpu, kCuda };
 
 class DeviceBackend;
+class SpanClock;
 
 class Device {
  public:
@@ -52,6 +53,11 @@ class Device {
   // Memory of its own that Allocate could still hand out, whoever has the rest. Not known where the
   // device's memory is the host's, and of a device that has failed.
   std::optional<int64_t> free_bytes() const;
+  // What the driver and libraries have taken of that memory, as far as it was measured (DriverMemory): the
+  // context, NCCL's communicators, and what the trainer measured. Of the context it is what was in use
+  // on the whole device, by whichever process, once this process had made it; where it was there before,
+  // 0. Also 0: on the CPU.
+  int64_t driver_bytes() const;
 
   // A stream that runs beside the caller. `name` is what debuggers and timelines show, at most 15
   // characters on Linux. `tasks_max`: how many tasks may wait in it before Enqueue does.
@@ -68,6 +74,8 @@ class Device {
   // The trainer's stream. On the CPU it is the calling thread: Enqueue runs at once, Wait blocks.
   Stream CallerStream() const;
   absl::StatusOr<Event> NewEvent() const;
+  // Null on the CPU, whose streams tell the time themselves.
+  absl::StatusOr<std::unique_ptr<SpanClock>> NewSpanClock() const;
   // Zero-filled pages, aligned to 2 MiB from 2 MiB on (huge pages where the system grants them),
   // else to a page. Touched lazily: what is never written costs nothing. kResourceExhausted names
   // `what` and the size. CUDA: zero-filled memory of the device, aligned to 256 bytes, which the host

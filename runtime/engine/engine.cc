@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/backend.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/offload_ratio.h"
@@ -105,7 +106,15 @@ absl::Status Engine::CopyParametersFrom(Engine& other) {
 }
 std::vector<MemoryRow> Engine::memory() const {
   if (executor_ == nullptr) return {};
-  return executor_->memory();
+  std::vector<MemoryRow> rows = executor_->memory();
+  const DriverMemory* const driver = executor_->device().backend().driver_memory();
+  if (driver != nullptr && driver->peak_bytes() > 0) {
+    rows.push_back({.state = StateClass::kDriver,
+                    .tier = Tier::kDevice,
+                    .current_bytes = static_cast<uint64_t>(driver->bytes()),
+                    .peak_bytes = static_cast<uint64_t>(driver->peak_bytes())});
+  }
+  return rows;
 }
 std::vector<TrafficRow> Engine::traffic() const {
   if (executor_ == nullptr) return {};

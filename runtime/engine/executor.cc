@@ -38,6 +38,7 @@ Executor::~Executor() {
   DeregisterPools();
   LogUntoldFailure();
   if (timeline_ == nullptr) return;
+  CollectSpans(/*next=*/nullptr);
   if (absl::Status written = timeline_->AppendTo(config_.ebb.trace); !written.ok()) {
     LogWarning(absl::StrCat("the timeline was not written: ", written.message()));
   } else if (timeline_->dropped() > 0) {
@@ -250,6 +251,7 @@ void Executor::Start() {
       (*starts)->Wait(*started_);
     }
   }
+  CollectSpans(&run);
   std::fill(run.issued.begin(), run.issued.end(), uint8_t{0});
   progress_.opened.assign(run.plan.scopes.size(), 0);
   progress_.closed.assign(run.plan.scopes.size(), 0);
@@ -451,6 +453,7 @@ void Executor::EndProgress() {
 
 absl::StatusOr<StepReport> Executor::Report() {
   TakeVerdicts().IgnoreError();
+  CollectSpans(/*next=*/nullptr);
   // What goes wrong in a step that is open is for its Finish to say.
   if (progress_.alive && untold_.ok() && report_.ok()) return report_;
   if (absl::Status status = Told(StuckError()); !status.ok()) return calls_.Returned(status);

@@ -13,6 +13,7 @@
 //   executor.cc                    steps and evaluations, from begin to end
 //   scopes.cc, departures.cc       opening and closing; off the declared order
 //   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
+//   tracing.cc                     spans of the timeline
 //   swaps.cc, verify_swap.cc       moves between tiers; the swap files before values are shown
 //   updates.cc, parameter_norms.cc the optimizer; what LAMB and LARS have to know before it
 //   verdict.cc, open_verdicts.cc   norm and overflow, in the order of the reduce stream; what the host
@@ -45,6 +46,7 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/device_spans.h"
 #include "ebb/runtime/engine/displaced_gradients.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/engine_calls.h"
@@ -53,6 +55,7 @@
 #include "ebb/runtime/engine/host_lane.h"
 #include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/optimizer_state_names.h"
+#include "ebb/runtime/engine/profiler_ranges.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/step_progress.h"
 #include "ebb/runtime/engine/storage.h"
@@ -129,6 +132,7 @@ class Executor {
   absl::Status CopyParametersFrom(Executor& source);
 
   std::vector<MemoryRow> memory() const { return ledger_.Rows(); }
+  const Device& device() const { return device_; }
   std::vector<CommunicationRow> communication() const;
   std::vector<TrafficRow> traffic() const;  // swaps.cc
   const sharding::Plan& plan() const { return own_->plan; }
@@ -340,6 +344,7 @@ class Executor {
 
   // operations.cc
   void Issue(int operation);
+  void Enqueue(int operation);  // between its waits and what it records
   void EnqueueWork(int operation);
   void EnqueueCollective(int operation);
   void FillSecondary(int operation, StepTag step);
@@ -354,10 +359,16 @@ class Executor {
   void WaitCompute(std::span<const sharding::Dependency> waits);
   void Began(Runnable& run, int operation);
   void Ended(Runnable& run, int operation, StepTag step);
-  // Around an operation, on its stream; nothing unless there is a timeline.
+  // tracing.cc: around an operation, on its stream; nothing unless there is a timeline.
   void TraceBegin(Stream& stream, Runnable& run, int operation);
   void TraceEnd(Stream& stream, Runnable& run, int operation, StepTag step);
   void Trace(const Runnable& run, int operation, StepTag step);
+  Timeline::Span SpanOf(const Runnable& run, int operation, StepTag step) const;  // without times
+  bool TimedByDevice(const Stream& stream) const {
+    return device_spans_ != nullptr && stream.view().native != nullptr;
+  }
+  absl::Status MakeTimeline();
+  void CollectSpans(const Runnable* next);  // `next`: what is to run, with spans of its own
   optim::Kernels& KernelsOf(const Stream& stream) const {
     return stream.view().native == nullptr ? *host_kernels_ : *kernels_;
   }
@@ -556,8 +567,9 @@ class Executor {
 
   MemoryLedger ledger_;
   std::unique_ptr<Timeline> timeline_;
-  std::optional<Communicator> control_;  // of the world, outside steps
-  DeviceMirror mirror_, copy_mirror_;    // of what passes through it
+  std::unique_ptr<DeviceSpans> device_spans_;  // of its streams; null: the host's tell the time
+  std::optional<Communicator> control_;        // of the world, outside steps
+  DeviceMirror mirror_, copy_mirror_;          // of what passes through it
   // Of this rank's shard group, which is the world unless there are replicas.
   std::optional<Communicator> gather_communicator_, reduce_communicator_;
   std::optional<Communicator> secondary_communicator_;  // of the ranks that hold a secondary copy
@@ -598,6 +610,7 @@ class Executor {
   int64_t refusals_ = 0;       // Steps and Evaluations of a suspended engine: numbers below 0
 
   ViewErrors view_errors_;
+  std::optional<ProfilerRanges> profiler_ranges_;
   StepProgress progress_;
   std::vector<OpenScope> open_;
   int64_t last_scope_id_ = 0, last_number_ = 0;

@@ -320,12 +320,8 @@ absl::Status Executor::MakeState() {
   swap_verifier_.emplace(plan(), model_, verify == VerifySwap::kAuto ? VerifySwap::kAll : verify,
                          *storage_, failures_);
   EBB_RETURN_IF_ERROR(MakeOffloadStreams());
-  if (!config_.ebb.trace.empty()) {
-    if (rank_ == 0) EBB_RETURN_IF_ERROR(Timeline::Create(config_.ebb.trace));
-    timeline_ = std::make_unique<Timeline>(Timeline::Options{.rank = rank_, .name = options_.name});
-    for (int s = 0; s < sharding::kStreams; ++s)
-      timeline_->AddTrack(std::string(sharding::Name(static_cast<sharding::StreamId>(s))));
-  }
+  EBB_RETURN_IF_ERROR(MakeTimeline());
+  profiler_ranges_.emplace(plan().unit_names);
   EBB_RETURN_IF_ERROR(Prepare(*own_));
   EBB_RETURN_IF_ERROR(Prepare(*walk_));
   EBB_RETURN_IF_ERROR(Prepare(*drain_));

@@ -105,6 +105,14 @@ void Executor::Issue(int index) {
   if (operation.condition ==
       (carries_ ? sharding::Condition::kNotCarrying : sharding::Condition::kCarrying))
     return;
+  if (operation.kind == OperationKind::kMark) return Enqueue(index);
+  const ProfilerRanges::Range range = profiler_ranges_->Enqueues(operation);
+  Enqueue(index);
+}
+
+void Executor::Enqueue(int index) {
+  Runnable& run = *progress_.run;
+  const Operation& operation = run.plan.operations[index];
   Stream& stream = WorkStreamOf(operation);
   for (const Dependency& dependency : operation.after) stream.Wait(EventOf(dependency));
   EnqueueWork(index);
@@ -238,36 +246,6 @@ void Executor::Ended(Runnable& run, int index, StepTag step) {
   if (&run != walk_.get())
     moved_bytes_[step.parity][static_cast<int>(operation.kind)] += moved;  // a step's only
   NoteIfBroken(operation.kind, operation.parts);
-}
-
-void Executor::TraceBegin(Stream& stream, Runnable& run, int index) {
-  if (timeline_ == nullptr || !progress_.trace.shown) return;
-  stream.Enqueue([&run, index] { run.begin_ns[index] = Timeline::NowNs(); });
-}
-
-void Executor::TraceEnd(Stream& stream, Runnable& run, int index, StepTag step) {
-  if (timeline_ == nullptr || !step.trace.shown) return;
-  stream.Enqueue([this, &run, index, step] { Trace(run, index, step); });
-}
-
-void Executor::Trace(const Runnable& run, int index, StepTag step) {
-  if (timeline_ == nullptr || !step.trace.shown) return;
-  const Operation& operation = run.plan.operations[index];
-  const int64_t end_ns = Timeline::NowNs();
-  timeline_->Add(
-      {.operation = sharding::Name(operation.kind).data(),
-       .subject = operation.parts.empty()
-                      ? std::string_view()
-                      : std::string_view(run.plan.unit_names[operation.parts.front().unit]),
-       .track = static_cast<int>(operation.stream),
-       .begin_ns = run.begin_ns[index],
-       .end_ns = end_ns,
-       .step = step.trace.step,
-       .evaluation = step.trace.evaluation,
-       .bytes = operation.bytes});
-  // The next transfer's span, which has begun before.
-  if (operation.kind == OperationKind::kNarrow)
-    transfers_traced_ns_[static_cast<size_t>(operation.stream)] = end_ns;
 }
 
 void Executor::RunOperation(Runnable& run, int index, StepTag step) {

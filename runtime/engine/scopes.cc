@@ -42,6 +42,7 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
 
   OpenScope scope{
       .id = ++last_scope_id_, .unit = unit, .backward = backward, .opened_ns = Timeline::NowNs()};
+  profiler_ranges_->Open(scope.id, backward, unit);
   const int expected = NextCode();
   scope.planned = MatchScope(backward, unit);
   if (scope.planned >= 0) {
@@ -147,6 +148,7 @@ void Executor::CloseScope(OpenScope& scope) {
     ReduceNow(closing.unit, closing.visit);
     if (closing.planned >= 0) reduced_scopes_[closing.planned] = 1;
   }
+  profiler_ranges_->Close(closing.id);
 }
 
 bool Executor::ReducesAfter(const OpenScope& scope) const {

@@ -119,6 +119,7 @@ void Executor::Narrow(const sharding::Narrowing& narrowing) {
 void Executor::Drain() {
   if (!carries_) return;
   Runnable* const run = std::exchange(progress_.run, drain_.get());
+  CollectSpans(drain_.get());
   std::fill(drain_->issued.begin(), drain_->issued.end(), uint8_t{0});
   for (size_t index = 0; index < drain_->plan.operations.size(); ++index)
     Issue(static_cast<int>(index));

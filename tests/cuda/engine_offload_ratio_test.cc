@@ -55,7 +55,11 @@ class EngineOffloadRatioTest : public ::testing::TestWithParam<bool> {
         EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), step));
       Outcome& outcome = outcomes[static_cast<size_t>(world.rank())];
       EBB_ASSIGN_OR_RETURN(outcome.bits, MasterBits(engine, model.spec()));
-      for (const MemoryRow& row : engine.memory()) EXPECT_EQ(row.predicted_bytes, row.peak_bytes);
+      for (const MemoryRow& row : engine.memory()) {
+        if (row.state != StateClass::kDriver) {
+          EXPECT_EQ(row.predicted_bytes, row.peak_bytes);
+        }
+      }
       outcome.config = engine.config();
       return absl::OkStatus();
     });

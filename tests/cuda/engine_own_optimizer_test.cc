@@ -187,6 +187,7 @@ class OwnOptimizerOnGpuTest : public ::testing::TestWithParam<OwnCase> {
         EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
         if (rank == 0) outcome.report = report;
         for (const MemoryRow& row : engine.memory()) {
+          if (row.state == StateClass::kDriver) continue;
           EXPECT_EQ(row.predicted_bytes, row.peak_bytes)
               << Name(row.state) << " " << Name(row.tier);
         }

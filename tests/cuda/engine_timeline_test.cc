@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <ostream>
 #include <string>
 
@@ -96,7 +97,8 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
       SCOPED_TRACE(::testing::Message() << "rank " << rank << ", step " << step);
       const bool carrying = step > 1 && plan.decisions.carries();
       const StepSpans spans = Match(plan, *tracks, rank, step, carrying);
-      ExpectOrder(plan, spans, before.empty() || carrying ? nullptr : &before);
+      ExpectOrder(plan, spans, before.empty() || carrying ? nullptr : &before,
+                  Clocks::kOfGpuAndHost);
       if (HasFailure()) return;
       // Two were open: the host had closed the second one's scopes before the first had its verdict.
       int64_t closed = 0, concluded = 0;
@@ -111,6 +113,63 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
       }
       before = spans;
     }
+  }
+}
+
+// The device tells the times: a timeline puts nothing on its streams that calls the host. What a step
+// reduces is reduced after the step's first scope was opened, whose time is the host's, and ends before
+// the next step's first reduction.
+TEST_P(TimelineOfGpuTest, EnqueuesNoHostFunctionAndKeepsSpansInTheirStep) {
+  const Traced& of = GetParam();
+  const ModelSpec model = ScriptedModel();
+  const std::string path = scratch_.path() + "/trace.json";
+  Config config =
+      OnNvme(ConfigFor({.world = kRanks, .stage = of.stage, .timing = of.timing}), scratch_.path());
+  config.compute = DType::kBFloat16;
+  config.zero.offload_param.device = of.parameters;
+  config.zero.offload_optimizer.device = of.states;
+  config.ebb.coalesce_bytes = of.coalesce;
+  const auto host_functions = [&]() -> absl::StatusOr<int> {
+    const int before = stand_in::HostFunctions();
+    const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model, config));
+      for (int64_t step = 1; step <= kSteps; ++step) {
+        EBB_RETURN_IF_ERROR(Train(engine, model));
+        EBB_RETURN_IF_ERROR(engine.Report().status());
+      }
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    return stand_in::HostFunctions() - before;
+  };
+  const absl::StatusOr<int> untraced = host_functions();
+  config.ebb.trace = path;
+  const absl::StatusOr<int> traced = host_functions();
+  ASSERT_TRUE(untraced.ok() && traced.ok()) << untraced.status() << traced.status();
+  EXPECT_EQ(*traced, *untraced);
+  const absl::StatusOr<TraceTracks> tracks = ReadTraceEvents(path);
+  ASSERT_TRUE(tracks.ok()) << tracks.status();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    std::map<int64_t, int64_t> begun;  // by step
+    for (const TraceSpan& span : tracks->at({rank, 0}).spans) {
+      const auto [found, is_first] = begun.try_emplace(span.step, span.begin_ns);
+      if (!is_first) found->second = std::min(found->second, span.begin_ns);
+    }
+    int64_t ended = 0, reduced_in = 0;
+    for (const auto& [id, track] : *tracks) {
+      if (id.first != rank || track.name != "reduce") continue;
+      for (const TraceSpan& span : track.spans) {
+        SCOPED_TRACE(::testing::Message()
+                     << "rank " << rank << ", step " << span.step << ": " << span.name);
+        EXPECT_GE(span.begin_ns, begun.at(span.step));
+        EXPECT_GE(span.begin_ns, ended);
+        EXPECT_GE(span.step, reduced_in);
+        ended = span.end_ns;
+        reduced_in = span.step;
+      }
+    }
+    EXPECT_EQ(reduced_in, kSteps);
   }
 }
 

@@ -64,6 +64,8 @@ class GptGraphsTest : public ::testing::Test {
 };
 
 TEST_F(GptGraphsTest, TheSecondTimeIsCapturedAndLaterOnesOnlyLaunched) {
+  const int64_t before = small_.device.driver_bytes();
+  EXPECT_GE(before, stand_in::kContextBytes + stand_in::kHandleBytes);
   for (int i = 1; i <= 5; ++i) {
     Replay(0);
     EXPECT_EQ(calls_, std::min(i, 2));
@@ -72,6 +74,7 @@ TEST_F(GptGraphsTest, TheSecondTimeIsCapturedAndLaterOnesOnlyLaunched) {
   }
   EXPECT_EQ(stand_in::GraphLaunches(), 4);
   EXPECT_EQ(ops_->graphs().kept, 1);
+  EXPECT_EQ(small_.device.driver_bytes(), before + stand_in::kGraphBytes);
 }
 
 TEST_F(GptGraphsTest, AnotherKeyIsAnotherGraphAndWhatFindsNoPlaceIsLaunchedOneByOne) {

@@ -61,24 +61,47 @@ StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank,
   return spans;
 }
 
-void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before) {
+namespace {
+
+bool IsOfHost(sharding::StreamId stream) {
+  switch (stream) {
+    case sharding::StreamId::kHostSum:
+    case sharding::StreamId::kHostUpdate:
+    case sharding::StreamId::kReadParameters:
+    case sharding::StreamId::kReadStates:
+    case sharding::StreamId::kWrite:
+    case sharding::StreamId::kCheck:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before,
+                 Clocks clocks) {
   for (size_t index = 0; index < spans.size(); ++index) {
     if (spans[index] == nullptr) continue;
-    const auto follows = [&](const TraceSpan* earlier) {
-      if (earlier == nullptr) return;
+    const auto follows = [&](const StepSpans& of, size_t other) {
+      const TraceSpan* const earlier = of[other];
+      const bool late = clocks == Clocks::kOfGpuAndHost &&
+                        IsOfHost(plan.operations[index].stream) &&
+                        !IsOfHost(plan.operations[other].stream);
+      if (earlier == nullptr || late) return;
       EXPECT_GE(spans[index]->begin_ns, earlier->end_ns)
           << spans[index]->name << " begins before the end of " << earlier->name;
     };
     for (const Dependency& dependency : plan.operations[index].after) {
       if (dependency.kind == Dependency::kOperation)
-        follows(spans[static_cast<size_t>(dependency.index)]);
+        follows(spans, static_cast<size_t>(dependency.index));
       if (dependency.kind != Dependency::kUpdated || before == nullptr) continue;
       for (size_t other = 0; other < before->size(); ++other) {
         const Operation& operation = plan.operations[other];
         const bool updates =
             operation.kind == OperationKind::kUpdate || operation.kind == OperationKind::kRefresh;
         for (const sharding::Part& part : operation.parts) {
-          if (updates && part.unit == dependency.index) follows((*before)[other]);
+          if (updates && part.unit == dependency.index) follows(*before, other);
         }
       }
     }

@@ -18,7 +18,10 @@ StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank,
                 bool carrying = false);
 
 // None begins before what it waits for has ended. Of kUpdated only what an earlier step has left is
-// looked at, of which `before` may be null.
-void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before);
+// looked at, of which `before` may be null. A GPU's times are late by some microseconds: what the host
+// does behind it is not compared with them.
+enum class Clocks { kOne, kOfGpuAndHost };
+void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before,
+                 Clocks clocks = Clocks::kOne);
 
 }  // namespace ebb::testing

@@ -266,22 +266,25 @@ TEST(ProgressTest, GeneratedTextCannotSteerATerminal) {
 }
 
 TEST(MemoryTableTest, SumsTheRowsOfEachTier) {
-  const std::string table = MemoryTable({{.state = StateClass::kMaster,
-                                          .tier = Tier::kDevice,
-                                          .predicted_bytes = 1 << 20,
-                                          .peak_bytes = 2 << 20},
-                                         {.state = StateClass::kGather,
-                                          .tier = Tier::kDevice,
-                                          .predicted_bytes = 1 << 20,
-                                          .peak_bytes = 1 << 20},
-                                         {.state = StateClass::kMaster,
-                                          .tier = Tier::kNvme,
-                                          .predicted_bytes = 5 << 20,
-                                          .peak_bytes = 5 << 20}});
+  const std::string table =
+      MemoryTable({{.state = StateClass::kMaster,
+                    .tier = Tier::kDevice,
+                    .predicted_bytes = 1 << 20,
+                    .peak_bytes = 2 << 20},
+                   {.state = StateClass::kGather,
+                    .tier = Tier::kDevice,
+                    .predicted_bytes = 1 << 20,
+                    .peak_bytes = 1 << 20},
+                   {.state = StateClass::kMaster,
+                    .tier = Tier::kNvme,
+                    .predicted_bytes = 5 << 20,
+                    .peak_bytes = 5 << 20},
+                   {.state = StateClass::kDriver, .tier = Tier::kDevice, .peak_bytes = 7 << 20}});
   EXPECT_THAT(table, HasSubstr("master"));
   EXPECT_THAT(table, testing::ContainsRegex("all +device +2.00 +3.00"));
   EXPECT_THAT(table, testing::ContainsRegex("all +nvme +5.00 +5.00"));
   EXPECT_THAT(table, testing::Not(testing::ContainsRegex("all +cpu")));
+  EXPECT_THAT(table, testing::ContainsRegex("driver +device +- +7.00"));
 }
 
 Config OnNvme(bool parameters, bool states, int64_t micro_batches) {

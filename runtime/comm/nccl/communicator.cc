@@ -13,6 +13,7 @@
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/driver_memory.h"
 #include "ebb/runtime/device/thread_limit.h"
 
 namespace ebb {
@@ -61,6 +62,7 @@ class NcclCommunicator::Calling {
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
     Parts parts, std::unique_ptr<Farewells> farewells, const ncclUniqueId& id, int rank, int size) {
   const auto deadline = DeadlineAfter(parts.options.timeout_seconds);
+  const DriverMemory::Measured measured(parts.device);
   EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
   EBB_ASSIGN_OR_RETURN(const std::shared_ptr<NcclChannel> channel,
                        NcclChannel::Create(parts.nccl, parts.device.ordinal()));
@@ -120,6 +122,7 @@ NcclCommunicator::~NcclCommunicator() {
   stop_.store(true, std::memory_order_release);
   changed_.Notify();
   if (watch_.joinable()) watch_.join();
+  const DriverMemory::Measured measured(parts_.device);
   registrations_.RemoveAll();
   channel_->Close(DeadlineAfter(std::min(parts_.options.timeout_seconds, kCloseSecondsMax)));
 }
@@ -144,6 +147,10 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   // What two ranks do the others do not count.
   std::optional<Calling> calling;
   if (!IsPointToPoint(call.kind)) calling.emplace(*this);
+  // NCCL connects ranks, and loads kernels, when it first needs them.
+  std::optional<DriverMemory::Measured> measured;
+  if (!std::exchange(has_called_[static_cast<size_t>(call.kind)], true))
+    measured.emplace(parts_.device);
   in_flight_->Begin(stream, summary);
   absl::Status enqueued = in_order ? EnqueueSums(stream, call) : EnqueueNow(stream, call);
   in_flight_->End(stream, enqueued.ok() ? BytesMoved(call, group_.rank, group_.size) : 0);
@@ -205,6 +212,7 @@ absl::Status NcclCommunicator::SumInOrder(std::span<std::byte> scratch) {
 absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
   if (memory.empty() || channel_->failed()) return absl::OkStatus();
   const Calling calling(*this);
+  const DriverMemory::Measured measured(parts_.device);
   ++registering_calls_;
   const absl::Status added =
       registrations_.Add(memory, DeadlineAfter(parts_.options.timeout_seconds));
@@ -240,6 +248,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
   const auto deadline = DeadlineAfter(parts_.options.timeout_seconds);
   const Calling calling(*this);
+  const DriverMemory::Measured measured(parts_.device);
   absl::StatusOr<std::shared_ptr<NcclChannel>> made =
       NcclChannel::Create(parts_.nccl, parts_.device.ordinal());
   if (!made.ok()) {  // the others are about to wait for this rank

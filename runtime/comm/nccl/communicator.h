@@ -6,6 +6,7 @@
 // Whatever goes wrong ends in SharedFailure, which aborts the world's communicators on all ranks.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -96,6 +97,7 @@ class NcclCommunicator : public CommunicatorBackend {
   uint64_t registering_calls_ = 0;  // of them, since the last Deregister
   std::atomic<bool> calling_{false};
   bool left_ = false;
+  std::array<bool, kCollectiveKinds> has_called_ = {};  // by kind
   std::atomic<bool> stop_{false};
   std::atomic<bool> idle_{true};  // for the watching thread: nothing has been enqueued lately
   WaitPoint changed_;

@@ -7,9 +7,8 @@
 #include "ebb/runtime/device/cuda/error.h"
 
 namespace ebb {
-namespace {
 
-bool HasContext(int ordinal) {
+bool HasCudaContext(int ordinal) {
   using GetState = CUresult (*)(CUdevice, unsigned*, int*);
   static const auto get_state =
       reinterpret_cast<GetState>(DriverFunction("cuDevicePrimaryCtxGetState"));
@@ -18,15 +17,13 @@ bool HasContext(int ordinal) {
   return get_state != nullptr && get_state(ordinal, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
-}  // namespace
-
 CudaCurrent::CudaCurrent(int ordinal) : ordinal_(ordinal), outer_(ordinal) {
   if (cudaGetDevice(&outer_) != cudaSuccess) outer_ = ordinal;
   if (outer_ != ordinal) result_ = cudaSetDevice(ordinal);
 }
 
 CudaCurrent::~CudaCurrent() {
-  if (outer_ != ordinal_ && HasContext(outer_)) cudaSetDevice(outer_);
+  if (outer_ != ordinal_ && HasCudaContext(outer_)) cudaSetDevice(outer_);
 }
 
 void FreeHostMemory(void* data, int64_t, int device) {

@@ -79,6 +79,9 @@ class CudaCurrent {
   cudaError_t result_ = cudaSuccess;
 };
 
+// Whether this process has a context on a device. Makes none.
+bool HasCudaContext(int ordinal);
+
 // The release of a Buffer of locked host memory.
 void FreeHostMemory(void* data, int64_t bytes, int device);
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,7 @@
 #include "ebb/runtime/device/cpu/pages.h"
 #include "ebb/runtime/device/cuda/cuda_event.h"
 #include "ebb/runtime/device/cuda/cuda_host_stream.h"
+#include "ebb/runtime/device/cuda/cuda_span_clock.h"
 #include "ebb/runtime/device/cuda/error.h"
 
 namespace ebb {
@@ -46,6 +49,19 @@ void Free(void* data, int64_t, int device) {
 void Unlock(void* data, int64_t, int device) {
   const CudaCurrent current(device);
   if (cudaHostUnregister(data) != cudaSuccess) cudaGetLastError();
+}
+
+// What this process's context took of a device, and others had of it: measured once, when the first
+// CudaDevice made that context. 0: it was there before.
+int64_t ContextBytes(int ordinal, bool was_there) {
+  static std::mutex mutex;
+  static std::map<int, int64_t> bytes;
+  const std::scoped_lock lock(mutex);
+  const auto [found, is_first] = bytes.try_emplace(ordinal, 0);
+  size_t free_bytes = 0, total_bytes = 0;
+  if (is_first && !was_there && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
+    found->second = static_cast<int64_t>(total_bytes - free_bytes);
+  return found->second;
 }
 
 // Of an allocation that comes with nothing else to blame.
@@ -86,6 +102,7 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Create(int ordinal, cuda
         absl::StrCat("there is no CUDA device ", ordinal, ": this process sees ", count,
                      ", numbered from 0 (CUDA_VISIBLE_DEVICES decides which)"));
   }
+  const bool had_context = HasCudaContext(ordinal);
   const CudaCurrent current(ordinal);
   const std::string name = absl::StrCat("CUDA device ", ordinal);
   EBB_RETURN_IF_ERROR(CudaStatus(current.result(), absl::StrCat("opening ", name)));
@@ -97,6 +114,7 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Create(int ordinal, cuda
           ordinal, absl::StrCat(name, " (", static_cast<const char*>(properties.name), ")")),
       IdentityOf(properties)));
   EBB_RETURN_IF_ERROR(device->MakeStreams(compute));
+  device->driver_memory_.Add(ContextBytes(ordinal, had_context));
   return device;
 }
 
@@ -159,6 +177,10 @@ absl::StatusOr<std::unique_ptr<EventBackend>> CudaDevice::NewEvent() {
 
 absl::StatusOr<std::unique_ptr<EventBackend>> CudaDevice::NewAwaitedEvent() {
   return CudaEvent::Create(context_, /*awaited=*/true);
+}
+
+absl::StatusOr<std::unique_ptr<SpanClock>> CudaDevice::NewSpanClock() {
+  return CudaSpanClock::Create(context_);
 }
 
 absl::StatusOr<Buffer> CudaDevice::Allocate(int64_t bytes, std::string_view what) {

@@ -29,6 +29,7 @@ class CudaDevice : public DeviceBackend {
   std::string description() const override { return context_->name(); }
   absl::Status status() const override { return context_->status(); }
   std::optional<int64_t> free_bytes() const override;
+  DriverMemory* driver_memory() override { return &driver_memory_; }
   absl::StatusOr<std::unique_ptr<StreamBackend>> NewStream(std::string_view name,
                                                            int tasks_max) override;
   absl::StatusOr<std::unique_ptr<StreamBackend>> NewStreamOf(StreamPriority priority,
@@ -39,6 +40,7 @@ class CudaDevice : public DeviceBackend {
   std::unique_ptr<StreamBackend> CallerStream() override;
   absl::StatusOr<std::unique_ptr<EventBackend>> NewEvent() override;
   absl::StatusOr<std::unique_ptr<EventBackend>> NewAwaitedEvent() override;
+  absl::StatusOr<std::unique_ptr<SpanClock>> NewSpanClock() override;
   absl::StatusOr<Buffer> Allocate(int64_t bytes, std::string_view what) override;
   absl::StatusOr<Buffer> AllocateShared(int64_t bytes, std::string_view what) override;
   absl::StatusOr<LockedRange> LockHostMemory(std::span<std::byte> memory,
@@ -54,6 +56,7 @@ class CudaDevice : public DeviceBackend {
   const std::shared_ptr<CudaContext> context_;
   const uint64_t identity_;
   const std::shared_ptr<ThreadTeam> team_;
+  DriverMemory driver_memory_;
   SharedCudaStream compute_;
   SharedCudaStream fill_;  // zeroes new memory
 };

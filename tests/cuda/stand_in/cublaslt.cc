@@ -199,9 +199,11 @@ size_t cublasLtGetVersion() {
 }
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   if (const int code = Injected("cublasLtCreate")) return static_cast<cublasStatus_t>(code);
+  Count(Thing::kHandle, 1);
   return Give(handle, 0);
 }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  Count(Thing::kHandle, -1);
   return TakeBack<int>(handle);
 }
 const char* cublasLtGetStatusString(cublasStatus_t) {

@@ -171,7 +171,8 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   UseContext();
   if (const int code = Injected("cudaMemGetInfo")) return static_cast<cudaError_t>(code);
   *total_bytes = kDeviceBytes;
-  *free_bytes = FreeMemory() > 0 ? FreeMemory() : kDeviceBytes;
+  *free_bytes = FreeMemory() > 0 ? FreeMemory()
+                                 : kDeviceBytes - static_cast<size_t>(DriverBytes(CurrentDevice()));
   return cudaSuccess;
 }
 const char* cudaGetErrorName(cudaError_t error) {

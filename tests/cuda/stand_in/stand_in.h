@@ -35,8 +35,13 @@ void FailCall(const std::string& function, int code, int nth = 1);
 // The device is lost: from now on every call that enqueues or waits returns `error`, and host
 // functions that have not run never will. Until Reset.
 void LoseDevice(cudaError_t error);
-// What devices say that is free, whatever is allocated; 0: all. Until Reset.
+// What devices say that is free, whatever is allocated; 0: all but what the driver and libraries take.
+// Until Reset.
 void SetFreeMemory(size_t bytes);
+// That is, of every device: its context, if it has one, and of all communicators, handles of cuBLASLt
+// and graphs so much each.
+inline constexpr int64_t kContextBytes = int64_t{64} << 20, kCommunicatorBytes = int64_t{8} << 20,
+                         kHandleBytes = int64_t{1} << 20, kGraphBytes = int64_t{64} << 10;
 // No memory of the host can be locked any more that is there already. Until Reset.
 void RefuseLocks();
 // The driver has no cuStreamWaitValue64. Until Reset.
@@ -94,6 +99,8 @@ struct Live {
 Live Alive();
 // Of instantiated graphs, by all threads since Reset.
 int GraphLaunches();
+// Host functions that were enqueued, by all threads since Reset.
+int HostFunctions();
 // How often the calling thread has waited for the device so far, where it had to.
 const std::atomic<int>& HostWaits();
 // How often it has waited for an event that was not made to let it sleep.

@@ -28,7 +28,7 @@ std::set<std::array<int64_t, 8>> loaded_products;
 std::atomic<bool> hides_stream_wait_value{false}, refuses_locks{false}, has_refused_lock{false};
 std::atomic<size_t> free_memory{0};
 std::atomic<int> nccl_version{0}, cublaslt_version{0};
-std::atomic<int> alive[9];
+std::atomic<int> alive[10];
 
 }  // namespace
 
@@ -108,6 +108,11 @@ void SetFreeMemory(size_t bytes) {
 size_t FreeMemory() {
   return free_memory;
 }
+int64_t DriverBytes(int device) {
+  const auto of = [](Thing thing, int64_t bytes) { return alive[static_cast<int>(thing)] * bytes; };
+  return (HasContext(device) ? kContextBytes : 0) + of(Thing::kCommunicator, kCommunicatorBytes) +
+         of(Thing::kHandle, kHandleBytes) + of(Thing::kGraph, kGraphBytes);
+}
 
 void SetNcclVersion(int version) {
   nccl_version = version;
@@ -155,6 +160,7 @@ void Reset() {
   ForgetCallers();
   ForgetNcclFaults();
   ForgetGraphLaunches();
+  ForgetHostFunctions();
 }
 
 }  // namespace ebb::stand_in

@@ -24,7 +24,8 @@ enum class Thing {
   kLocked,
   kRegistration,
   kProduct,
-  kGraph
+  kGraph,
+  kHandle
 };
 void Count(Thing thing, int change);
 
@@ -40,6 +41,7 @@ bool RefusesLocks();
 void NoteRefusedLock();
 bool HasRefusedLock();  // since Reset
 size_t FreeMemory();
+int64_t DriverBytes(int device);  // what is not free without SetFreeMemory
 // 0: as it was built with.
 int NcclVersion();
 int CublasLtVersion();
@@ -52,6 +54,7 @@ bool LoadsProductNow(const std::array<int64_t, 8>& kernel);
 void ForgetContexts();
 void ForgetNcclFaults();
 void ForgetGraphLaunches();
+void ForgetHostFunctions();
 
 // Waits for all that is enqueued on the current device, as whatever gives memory back does on a real
 // one: a kernel that waits for what comes behind such a call waits for ever. Nobody may count on it,

@@ -29,6 +29,7 @@ constexpr int kLeastPriority = 0, kGreatestPriority = -5;
 
 thread_local std::atomic<int> host_waits{0};
 thread_local int spinning_waits = 0;
+std::atomic<int> host_functions_enqueued{0};
 std::mutex host_functions;  // one at a time, whatever their streams
 thread_local bool in_host_function = false;
 std::mutex streams_mutex;
@@ -74,6 +75,12 @@ ebb::Device& Host() {
 
 const std::atomic<int>& HostWaits() {
   return host_waits;
+}
+int HostFunctions() {
+  return host_functions_enqueued;
+}
+void ForgetHostFunctions() {
+  host_functions_enqueued = 0;
 }
 void AwaitDevice() {
   if (Lost() != cudaSuccess) return;
@@ -256,6 +263,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   UseContext();
   Forget(event);
+  if (event->timed) event->event.Wait();  // what notes the time is about to
   delete event;
   Count(Thing::kEvent, -1);
   return cudaSuccess;
@@ -298,6 +306,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   if (const auto failure = FailureOutsideOfCapture("cudaLaunchHostFunc", stream)) return failure;
+  ++host_functions_enqueued;
   const std::scoped_lock lock(stream->mutex);
   stream->stream.Enqueue([function, argument] {
     const std::scoped_lock turn(host_functions);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/device/cuda/error.h"
+#include "ebb/runtime/device/driver_memory.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb::gpt::cuda {
@@ -20,6 +21,7 @@ absl::Status CallGraphs::Run(std::span<const uint64_t> key,
   std::optional<CapturedGraph>& graph = found->second;
   if (!graph) {
     if (!use_.given_up.empty()) return launch();
+    const DriverMemory::Measured measured(device_);
     absl::StatusOr<CapturedGraph> captured =
         CapturedGraph::Capture(device_.ordinal(), stream_, launch);
     if (!captured.ok()) {

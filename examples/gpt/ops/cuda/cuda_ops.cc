@@ -9,6 +9,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/error.h"
+#include "ebb/runtime/device/driver_memory.h"
 #include "ops/cuda/attention.h"
 #include "ops/cuda/call_graphs.h"
 #include "ops/cuda/cross_entropy.h"
@@ -161,6 +162,7 @@ absl::StatusOr<std::unique_ptr<Ops>> NewCudaOps(const Device& device, DType comp
                                                    " bytes of scratch and need ", sizes.all()));
   }
   const CudaCurrent current(device.ordinal());
+  const DriverMemory::Measured measured(device);
   EBB_RETURN_IF_ERROR(CudaStatus(
       LoadKernels(compute), absl::StrCat("loading gpt's kernels onto ", device.description())));
   EBB_ASSIGN_OR_RETURN(

@@ -1,0 +1,44 @@
+// The times of CUDA's events.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/span_clock.h"
+
+namespace ebb {
+
+class CudaSpanClock : public SpanClock {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaSpanClock>> Create(
+      std::shared_ptr<CudaContext> context);
+  ~CudaSpanClock() override;
+
+  absl::Status Reserve(int pairs) override;
+  int Begin(Stream& stream) override;
+  void End(int pair, Stream& stream) override;
+  State Take(int pair, Span& span) override;
+
+ private:
+  struct Pair {
+    cudaEvent_t begin = nullptr, end = nullptr;
+  };
+
+  explicit CudaSpanClock(std::shared_ptr<CudaContext> context) : context_(std::move(context)) {}
+  absl::Status MakeEvent(cudaEvent_t& event) const;
+  absl::Status TieToHost();
+  void Record(cudaEvent_t event, Stream& stream);
+
+  const std::shared_ptr<CudaContext> context_;
+  std::vector<Pair> pairs_;
+  std::vector<int> unused_;  // of pairs_
+  cudaEvent_t tie_ = nullptr;
+  int64_t tie_ns_ = 0;  // of the steady clock, when tie_ was passed
+};
+
+}  // namespace ebb

@@ -1,0 +1,49 @@
+// What the driver and libraries take of a device's memory beside its buffers: the context, NCCL's
+// communicators, handles, graphs, the code of kernels. None of them says how much; it is measured by how
+// much less is free once they are there. What others take or give back on the same device meanwhile is
+// counted with it, so it is for people to read and for nothing else.
+//
+//   {
+//     const DriverMemory::Measured measured(device);   // nested and concurrent ones count once
+//     cublasLtCreate(&handle);                         // no buffer of the device is made in here
+//   }
+//   device.driver_bytes();                             // more by what the handle took
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+#include "ebb/runtime/device/device.h"
+
+namespace ebb {
+
+class DriverMemory {
+ public:
+  class Measured {
+   public:
+    explicit Measured(const Device& device);
+    ~Measured();
+    Measured(const Measured&) = delete;
+    Measured& operator=(const Measured&) = delete;
+
+   private:
+    const Device device_;
+  };
+
+  // `bytes` that were taken before anything was measured.
+  void Add(int64_t bytes);
+  int64_t bytes() const;
+  int64_t peak_bytes() const;
+
+ private:
+  void Begin(const Device& device);
+  void End(const Device& device);
+
+  mutable std::mutex mutex_;
+  int open_ = 0;                        // Measured objects
+  std::optional<int64_t> free_before_;  // the first of them; not known: nothing is measured
+  int64_t bytes_ = 0, peak_bytes_ = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,43 @@
+// What a device does, for a timeline, without a function of the host on its streams: marks around each
+// operation, whose times are looked at later, by the thread that calls the engine.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/device/span_clock.h"
+#include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/trace/timeline.h"
+
+namespace ebb {
+
+class DeviceSpans {
+ public:
+  DeviceSpans(std::unique_ptr<SpanClock> clock, Timeline& timeline)
+      : clock_(std::move(clock)), timeline_(timeline) {}
+
+  // Room for `spans` more than are under way. Not within a step: it allocates.
+  absl::Status Reserve(int spans);
+  // A number for End; -1, which End takes, where there is no room.
+  int Begin(Stream& stream) { return clock_->Begin(stream); }
+  // Those of one track are on one stream. The times are not looked at.
+  void End(int number, Stream& stream, const Timeline::Span& span);
+  // Into the timeline, what is over by now. Does not wait.
+  void Collect();
+
+ private:
+  struct UnderWay {
+    int number = 0;
+    Timeline::Span span;
+  };
+
+  const std::unique_ptr<SpanClock> clock_;
+  Timeline& timeline_;
+  std::vector<UnderWay> under_way_;  // in the order of the calls
+  std::vector<uint8_t> waits_;       // by track, which is a sharding::StreamId
+};
+
+}  // namespace ebb

@@ -1,0 +1,49 @@
+#include "ebb/runtime/engine/profiler_ranges.h"
+
+#include <cstddef>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb {
+
+ProfilerRanges::ProfilerRanges(std::span<const std::string> units) : units_(units.size()) {
+  for (const std::string& unit : units) {
+    scopes_.push_back(absl::StrCat("forward ", unit));
+    scopes_.push_back(absl::StrCat("backward ", unit));
+  }
+  for (int kind = 0; kind < sharding::kOperationKinds; ++kind) {
+    const std::string name(sharding::Name(static_cast<sharding::OperationKind>(kind)));
+    operations_.push_back(name);
+    for (const std::string& unit : units) operations_.push_back(absl::StrCat(name, " ", unit));
+  }
+}
+
+ProfilerRanges::Range ProfilerRanges::Enqueues(const sharding::Operation& operation) const {
+  const size_t unit =
+      operation.parts.empty() ? 0 : 1 + static_cast<size_t>(operation.parts.front().unit);
+  return Range(operations_[static_cast<size_t>(operation.kind) * (units_ + 1) + unit].c_str());
+}
+
+void ProfilerRanges::Open(int64_t scope, bool backward, int unit) {
+  PopClosed();
+  profiler::Push(scopes_[2 * static_cast<size_t>(unit) + (backward ? 1 : 0)].c_str());
+  open_.push_back({.scope = scope, .thread = std::this_thread::get_id()});
+}
+
+void ProfilerRanges::Close(int64_t scope) {
+  for (OpenRange& range : open_) range.closed |= range.scope == scope;
+  PopClosed();
+}
+
+// Of this thread's ranges.
+void ProfilerRanges::PopClosed() {
+  const std::thread::id here = std::this_thread::get_id();
+  for (size_t i = open_.size(); i-- > 0;) {
+    if (open_[i].thread != here) continue;
+    if (!open_[i].closed) return;
+    open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(i));
+    profiler::Pop();
+  }
+}
+
+}  // namespace ebb

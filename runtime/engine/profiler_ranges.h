@@ -1,0 +1,51 @@
+// What a profiler shows of the thread that calls an engine: which scope it is in, and which operation of
+// the plan it enqueues, named as the timeline names them ("backward block3", "reduce block3").
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ebb/runtime/trace/profiler.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+class ProfilerRanges {
+ public:
+  class Range {
+   public:
+    explicit Range(const char* name) { profiler::Push(name); }
+    ~Range() { profiler::Pop(); }
+    Range(const Range&) = delete;
+    Range& operator=(const Range&) = delete;
+  };
+
+  // Makes all names, so that steps make none.
+  explicit ProfilerRanges(std::span<const std::string> units);
+
+  // While it is enqueued.
+  Range Enqueues(const sharding::Operation& operation) const;
+
+  // A scope's range ends when it is closed and all that its thread opened after it are: ranges nest. Of
+  // a scope that another thread closes, when its own thread calls next.
+  void Open(int64_t scope, bool backward, int unit);
+  void Close(int64_t scope);
+
+ private:
+  struct OpenRange {
+    int64_t scope = 0;
+    std::thread::id thread = {};
+    bool closed = false;
+  };
+  void PopClosed();
+
+  std::vector<std::string> scopes_;      // by unit: forward, backward
+  std::vector<std::string> operations_;  // by kind: of no unit, of each
+  size_t units_ = 0;
+  std::vector<OpenRange> open_;
+};
+
+}  // namespace ebb

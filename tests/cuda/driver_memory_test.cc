@@ -1,0 +1,78 @@
+// What the driver and libraries take of a GPU, in the memory table. On the stand-in, which says how much
+// it lets each of them take.
+#include "ebb/runtime/device/driver_memory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "nccl_shares_device.h"
+#include "stand_in.h"
+#include "tests/engine/scripted.h"
+
+namespace ebb::testing {
+namespace {
+
+class DriverMemoryTest : public ::testing::Test {
+ protected:
+  void TearDown() override { stand_in::Reset(); }
+
+  static std::vector<MemoryRow> DriverRows(const Engine& engine) {
+    std::vector<MemoryRow> rows = engine.memory();
+    std::erase_if(rows, [](const MemoryRow& row) { return row.state != StateClass::kDriver; });
+    return rows;
+  }
+};
+
+TEST_F(DriverMemoryTest, IsMeasuredAroundWhatTakesIt) {
+  const Device device = *Device::Cuda();
+  const int64_t before = device.driver_bytes();
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  {
+    const DriverMemory::Measured outer(device), nested(device);
+    ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+    ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  }
+  EXPECT_EQ(device.driver_bytes(), before + stand_in::kGraphBytes);
+  {
+    const DriverMemory::Measured measured(device);
+    ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  }
+  EXPECT_EQ(device.driver_bytes(), before);
+  cudaStreamDestroy(stream);
+}
+
+// Ranks that share a GPU see what the other takes at the same time, too.
+TEST_F(DriverMemoryTest, IsARowOfAnEngineOverNccl) {
+  const NcclSharesDevice nccl(true);
+  const absl::Status status = RunThreads(2, [](World world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, ScriptedModel(),
+                                                       ConfigFor({.world = 2, .stage = 2})));
+    const std::vector<MemoryRow> rows = DriverRows(engine);
+    if (rows.size() != 1) return absl::InternalError("there is no one row");
+    EXPECT_EQ(rows[0].tier, Tier::kDevice);
+    EXPECT_EQ(rows[0].predicted_bytes, 0u);
+    EXPECT_EQ(rows[0].current_bytes, static_cast<uint64_t>(device.driver_bytes()));
+    EXPECT_GE(rows[0].peak_bytes, rows[0].current_bytes);
+    EXPECT_GE(rows[0].current_bytes,
+              static_cast<uint64_t>(stand_in::kContextBytes + stand_in::kCommunicatorBytes));
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_F(DriverMemoryTest, HasNoRowOnTheCpu) {
+  EXPECT_EQ(Device::Cpu().driver_bytes(), 0);
+  const absl::StatusOr<Engine> engine = Engine::Create(
+      World::Single(), Device::Cpu(1), ScriptedModel(), ConfigFor({.world = 1, .stage = 2}));
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  EXPECT_TRUE(DriverRows(*engine).empty());
+}
+
+}  // namespace
+}  // namespace ebb::testing
