@@ -22,7 +22,7 @@ bool WasGivenUpLately(Refusals::Clock::time_point now) {
 bool Refusals::Refused(Clock::time_point now) {
   if (count_++ == 0) since_ = now;
   if (count_ <= kTriesMin) return false;
-  if (now - since_ < kPatience && !WasGivenUpLately(now)) return false;
+  if (now - since_ < kPatience) return WasGivenUpLately(now);
   last_given_up.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   return true;
 }

@@ -19,7 +19,7 @@ class Refusals {
   static constexpr std::chrono::seconds kPatience{1};
   // So often it may be refused in any case.
   static constexpr int kTriesMin = 16;
-  // For so long after the last thing that was given up the next one is given up early.
+  // For so long after something was given up behind its whole patience others are given up early.
   static constexpr std::chrono::seconds kRemembered{10};
 
   // The system has taken it, or a part of it.

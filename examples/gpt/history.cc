@@ -12,7 +12,7 @@ int64_t History::WarmUp(int64_t steps) {
 }
 
 void History::Begin(int64_t resumed_steps, int64_t to_do) {
-  resumed = finished = resumed_steps;
+  resumed = finished = saved = resumed_steps;
   warm_up = resumed + WarmUp(to_do);
 }
 

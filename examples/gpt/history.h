@@ -37,6 +37,7 @@ struct History {
   void Add(const StepRecord& record);
   int64_t resumed = 0;   // steps that were finished before this run began
   int64_t finished = 0;  // steps, with those
+  int64_t saved = 0;     // of these the newest checkpoint has so many
   StepReport last = {};
   std::vector<StepRecord> steps = {};  // where they are kept
   std::vector<Evaluated> held_out = {};

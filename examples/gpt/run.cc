@@ -134,8 +134,9 @@ class TrafficWatch {
   int64_t candidate_ = -1;
 };
 
-absl::Status SaveAndSay(const Run& run, Trainer& trainer, Progress* progress) {
+absl::Status SaveAndSay(const Run& run, Trainer& trainer, History& history, Progress* progress) {
   EBB_ASSIGN_OR_RETURN(const std::string path, Save(trainer, run));
+  history.saved = history.finished;
   if (progress != nullptr) progress->Say(absl::StrCat("saved ", path));
   return absl::OkStatus();
 }
@@ -167,7 +168,7 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
     if (evaluates || saves || step + 1 == history.warm_up)
       EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
     traffic.Take(step);
-    if (saves) EBB_RETURN_IF_ERROR(SaveAndSay(run, trainer, progress));
+    if (saves) EBB_RETURN_IF_ERROR(SaveAndSay(run, trainer, history, progress));
     if (!evaluates) continue;
     EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
     if (vote.stopped()) stopped_in("evaluation");
@@ -292,9 +293,10 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   if (writes_steps)
     history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, history, shown));
-  // Steps that a checkpoint has already are not saved again.
-  if (!run.options.save_folder.empty() && history.finished > history.resumed)
-    EBB_RETURN_IF_ERROR(SaveAndSay(run, trainer, shown));
+  // Steps that a checkpoint has already are not saved again. An error is returned behind the reports.
+  absl::Status saved;
+  if (!run.options.save_folder.empty() && history.finished > history.saved)
+    saved = SaveAndSay(run, trainer, history, shown);
   EBB_ASSIGN_OR_RETURN(const RankUsage usage,
                        FullestRank(world, trainer.engine(), history.traffic));
   std::string digest;
@@ -322,6 +324,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     }
     progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
   }
+  EBB_RETURN_IF_ERROR(saved);
   // After the reports: they are there whatever ends it now.
   const int64_t sample_bytes = SampleBytes(run.options, run.config);
   if (speaks && sample_bytes == 0 && !run.options.sample_bytes) {

@@ -26,7 +26,7 @@ struct SaveOptions {
 };
 
 // Writes `folder`/step-N, N being the finished steps, and points `folder`/latest to it. Waits until it is on the disk.
-// Memory: 4 MiB a rank. Returns the path.
+// Memory: 4 MiB a rank beside the header of its file. It has to end within ebb.timeout_seconds. Returns the path.
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options = {});
 

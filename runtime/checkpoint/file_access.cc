@@ -48,8 +48,8 @@ absl::StatusOr<FileHandle> OpenToRead(const std::string& path) {
   return file;
 }
 
-absl::StatusOr<FileHandle> OpenToWrite(const std::string& path) {
-  FileHandle file(open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0666));
+absl::StatusOr<FileHandle> CreateFile(const std::string& path) {
+  FileHandle file(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!file.is_open()) return FileError("creating", path, errno);
   return file;
 }
@@ -119,7 +119,9 @@ absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t bytes
 absl::Status ReplaceFile(const std::string& path, std::string_view text) {
   const std::string written = path + ".new";
   {
-    EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToWrite(written));
+    if (unlink(written.c_str()) != 0 && errno != ENOENT)
+      return FileError("removing", written, errno);
+    EBB_ASSIGN_OR_RETURN(const FileHandle file, CreateFile(written));
     EBB_RETURN_IF_ERROR(WriteAt(file.get(), written, 0, std::as_bytes(std::span(text))));
     EBB_RETURN_IF_ERROR(SyncFile(file.get(), written));
   }

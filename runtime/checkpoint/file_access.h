@@ -19,8 +19,8 @@ absl::Status FileError(std::string_view action, std::string_view path, int error
 
 // Of an existing regular file; a link, a device or a pipe is an error.
 absl::StatusOr<FileHandle> OpenToRead(const std::string& path);
-// A new file, or an empty one in the place of what was there.
-absl::StatusOr<FileHandle> OpenToWrite(const std::string& path);
+// A new file. One that is there already is another process's, and an error.
+absl::StatusOr<FileHandle> CreateFile(const std::string& path);
 absl::StatusOr<int64_t> BytesOfRegularFile(int descriptor, std::string_view path);
 
 // All of the span, or an error that names the file and the byte.

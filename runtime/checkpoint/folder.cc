@@ -24,8 +24,8 @@
 namespace ebb {
 namespace {
 
-constexpr char kLatest[] = "latest", kLock[] = ".lock", kSaving[] = ".saving",
-               kReplaced[] = ".replaced";
+constexpr char kLatest[] = "latest", kLock[] = ".lock", kReplaced[] = ".replaced";
+constexpr std::string_view kSaving = ".saving-", kRemoving = ".removing-";
 constexpr std::string_view kPrefix = "step-";
 
 bool IsCheckpointName(std::string_view name) {
@@ -61,10 +61,40 @@ bool Exchange(const std::string& a, const std::string& b) {
   return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-absl::Status MakeFolders(const std::string& path) {
+// With those that it lies in; each is on the disk when this returns.
+absl::Status MakeFolders(const std::filesystem::path& path) {
+  if (path.empty() || IsThere(path.string())) return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(MakeFolders(path.parent_path()));
+  if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST)
+    return FileError("making the folder", path.string(), errno);
+  return SyncFolder(path.has_parent_path() ? path.parent_path().string() : ".");
+}
+
+// What runs that were killed have left.
+absl::Status RemoveRests(const std::string& folder) {
   std::error_code error;
-  std::filesystem::create_directories(path, error);
-  return error ? FileError("making the folder", path, error.value()) : absl::OkStatus();
+  std::vector<std::string> rests;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with(kSaving) || name.starts_with(kRemoving))
+      rests.push_back(entry->path().string());
+  }
+  if (error) return FileError("listing", folder, error.value());
+  for (const std::string& rest : rests) EBB_RETURN_IF_ERROR(Remove(rest));
+  return absl::OkStatus();
+}
+
+// A killed run may have left the one that it was about to replace under this name, where the file system cannot exchange.
+absl::Status RestoreReplaced(const std::string& folder) {
+  const std::string replaced = absl::StrCat(folder, "/", kReplaced);
+  if (!IsThere(replaced)) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(replaced));
+  const std::string named =
+      absl::StrCat(folder, "/", CheckpointName(manifest.state.finished_steps));
+  if (!IsThere(named)) return Rename(replaced, named);
+  EBB_RETURN_IF_ERROR(CheckWhole(named));
+  return Remove(replaced);
 }
 
 }  // namespace
@@ -107,7 +137,10 @@ absl::Status CheckWhole(const std::string& checkpoint) {
 }
 
 absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
-  if (IsThere(absl::StrCat(path, "/", kManifestName))) return path;
+  if (IsThere(absl::StrCat(path, "/", kManifestName))) {
+    EBB_RETURN_IF_ERROR(CheckWhole(path));
+    return path;
+  }
   EBB_ASSIGN_OR_RETURN(std::vector<std::string> names, CheckpointsIn(path));
   const absl::StatusOr<std::string> latest =
       ReadWholeFile(absl::StrCat(path, "/", kLatest), /*bytes_max=*/100);
@@ -116,6 +149,7 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
     const auto found = std::find(names.begin(), names.end(), name);
     if (found != names.end()) std::rotate(names.begin(), found, found + 1);
   }
+  if (IsThere(absl::StrCat(path, "/", kReplaced))) names.push_back(kReplaced);
   std::string why;
   for (const std::string& name : names) {
     const std::string checkpoint = absl::StrCat(path, "/", name);
@@ -129,14 +163,17 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
   return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", why));
 }
 
-std::string PathOfNewCheckpoint(const std::string& folder) {
-  return absl::StrCat(folder, "/", kSaving);
+std::string PathOfNewCheckpoint(const std::string& folder, int64_t step) {
+  return absl::StrCat(folder, "/", std::string(kSaving), CheckpointName(step));
 }
 
-NewCheckpoint::NewCheckpoint(std::string folder, FileHandle lock)
-    : folder_(std::move(folder)), path_(PathOfNewCheckpoint(folder_)), lock_(std::move(lock)) {}
+NewCheckpoint::NewCheckpoint(std::string folder, int64_t step, FileHandle lock)
+    : folder_(std::move(folder)),
+      step_(step),
+      path_(PathOfNewCheckpoint(folder_, step)),
+      lock_(std::move(lock)) {}
 
-absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder) {
+absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder, int64_t step) {
   EBB_RETURN_IF_ERROR(MakeFolders(folder));
   const std::string path = absl::StrCat(folder, "/", kLock);
   FileHandle lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
@@ -147,15 +184,9 @@ absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder) {
         absl::StrCat("another run is saving to '", folder, "' ('", path,
                      "' is locked): give each run a folder of its own"));
   }
-  NewCheckpoint checkpoint(folder, std::move(lock));
-  // Of a run that was killed between two names: the replaced one is whole, and its step has no other.
-  const std::string replaced = absl::StrCat(folder, "/", kReplaced);
-  if (const absl::StatusOr<Manifest> lost = ReadManifest(replaced); lost.ok()) {
-    const std::string name = absl::StrCat(folder, "/", CheckpointName(lost->state.finished_steps));
-    if (!IsThere(name)) EBB_RETURN_IF_ERROR(Rename(replaced, name));
-  }
-  EBB_RETURN_IF_ERROR(Remove(replaced));
-  EBB_RETURN_IF_ERROR(Remove(checkpoint.path_));
+  NewCheckpoint checkpoint(folder, step, std::move(lock));
+  EBB_RETURN_IF_ERROR(RestoreReplaced(folder));
+  EBB_RETURN_IF_ERROR(RemoveRests(folder));
   if (mkdir(checkpoint.path_.c_str(), 0777) != 0)
     return FileError("making the folder", checkpoint.path_, errno);
   return checkpoint;
@@ -165,29 +196,50 @@ NewCheckpoint::~NewCheckpoint() {
   if (lock_.is_open()) Remove(path_).IgnoreError();
 }
 
-absl::StatusOr<std::string> NewCheckpoint::Commit(int64_t step, int keep) {
-  const std::string name = CheckpointName(step), path = absl::StrCat(folder_, "/", name);
-  EBB_RETURN_IF_ERROR(SyncFolder(path_));
-  if (!IsThere(path)) {
-    EBB_RETURN_IF_ERROR(Rename(path_, path));
-  } else if (!Exchange(path_, path)) {
-    const std::string replaced = absl::StrCat(folder_, "/", kReplaced);
-    EBB_RETURN_IF_ERROR(Rename(path, replaced));
-    EBB_RETURN_IF_ERROR(Rename(path_, path));
-    EBB_RETURN_IF_ERROR(SyncFolder(folder_));
-    EBB_RETURN_IF_ERROR(Remove(replaced));
+absl::Status NewCheckpoint::Name(const std::string& path) {
+  if (!IsThere(path)) return Rename(path_, path);
+  if (Exchange(path_, path)) return absl::OkStatus();
+  const std::string replaced = absl::StrCat(folder_, "/", kReplaced);
+  EBB_RETURN_IF_ERROR(Rename(path, replaced));
+  if (const absl::Status named = Rename(path_, path); !named.ok()) {
+    Rename(replaced, path).IgnoreError();  // else the next run does
+    return named;
   }
   EBB_RETURN_IF_ERROR(SyncFolder(folder_));
-  EBB_RETURN_IF_ERROR(Remove(path_));  // the one that it has changed places with
+  return Remove(replaced);
+}
+
+absl::StatusOr<std::string> NewCheckpoint::Commit(int keep) {
+  const std::string name = CheckpointName(step_), path = absl::StrCat(folder_, "/", name);
+  EBB_RETURN_IF_ERROR(SyncFolder(path_));
+  EBB_RETURN_IF_ERROR(Name(path));
+  EBB_RETURN_IF_ERROR(SyncFolder(folder_));
   EBB_RETURN_IF_ERROR(ReplaceFile(absl::StrCat(folder_, "/", kLatest), name + "\n"));
-  if (keep > 0) {
-    EBB_ASSIGN_OR_RETURN(std::vector<std::string> names, CheckpointsIn(folder_));
-    // The newest by name may be of a run that went further before it was taken back to this step.
-    std::erase(names, name);
-    for (size_t i = static_cast<size_t>(keep) - 1; i < names.size(); ++i)
-      EBB_RETURN_IF_ERROR(Remove(absl::StrCat(folder_, "/", names[i])));
-  }
+  if (keep > 0) RemoveOld(name, keep);
   return path;
+}
+
+// A run that was taken back to an earlier step has saved `name` last, and what lies behind it in steps before.
+void NewCheckpoint::RemoveOld(const std::string& name, int keep) const {
+  absl::StatusOr<std::vector<std::string>> names = CheckpointsIn(folder_);
+  if (!names.ok())
+    return LogWarning(absl::StrCat("old checkpoints stay: ", names.status().message()));
+  std::erase(*names, name);
+  std::stable_partition(names->begin(), names->end(),
+                        [&](const std::string& other) { return Newer(name, other); });
+  int kept = 1;
+  for (const std::string& old : *names) {
+    const std::string path = absl::StrCat(folder_, "/", old);
+    if (kept < keep) {
+      if (CheckWhole(path).ok()) ++kept;
+      continue;  // what is not whole is for its owner to look at
+    }
+    // Under another name before it is in pieces.
+    const std::string removing = absl::StrCat(folder_, "/", std::string(kRemoving), old);
+    absl::Status removed = Rename(path, removing);
+    if (removed.ok()) removed = Remove(removing);
+    if (!removed.ok()) LogWarning(absl::StrCat("an old checkpoint stays: ", removed.message()));
+  }
 }
 
 }  // namespace ebb

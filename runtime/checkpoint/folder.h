@@ -3,7 +3,8 @@
 //   DIR/step-000000200/       whole: rank files and the manifest
 //   DIR/step-000000300/       the newest
 //   DIR/latest                "step-000000300"
-//   DIR/.saving/              one that is being written, or was when its run was killed
+//   DIR/.saving-step-000000400/   one that is being written, or was when its run was killed
+//   DIR/.removing-step-000000100/ an old one on its way out
 //   DIR/.lock                 held while one is written
 //
 // A checkpoint gets its name when all of it is on the disk. So what has the name is whole, at any instant.
@@ -33,27 +34,31 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path);
 absl::Status CheckWhole(const std::string& checkpoint);
 
 // One checkpoint that is being written, by one process: the folder `path()` until Commit gives it its name. Its
-// destructor removes what has not got it.
+// destructor removes one that was not named.
 class NewCheckpoint {
  public:
   // Makes `folder` where it is not there. kFailedPrecondition: another run writes to it.
-  static absl::StatusOr<NewCheckpoint> Begin(const std::string& folder);
+  static absl::StatusOr<NewCheckpoint> Begin(const std::string& folder, int64_t step);
   NewCheckpoint(NewCheckpoint&&) = default;
   ~NewCheckpoint();
 
   const std::string& path() const { return path_; }
-  // Behind the last byte of all files: names it, replaces one of the same step, points `latest` to it, and removes
-  // all but the newest `keep` (0: none).
-  absl::StatusOr<std::string> Commit(int64_t step, int keep);
+  // When all files are on the disk: gives it its name in the place of one of the same step, points `latest` to it,
+  // and keeps the `keep` whole ones that were saved last (0: all). What cannot be removed is a warning.
+  absl::StatusOr<std::string> Commit(int keep);
 
  private:
-  NewCheckpoint(std::string folder, FileHandle lock);
+  NewCheckpoint(std::string folder, int64_t step, FileHandle lock);
+  absl::Status Name(const std::string& path);
+  void RemoveOld(const std::string& name, int keep) const;
 
-  std::string folder_, path_;
+  std::string folder_;
+  int64_t step_ = 0;
+  std::string path_;
   FileHandle lock_;
 };
 
 // Where the ranks that do not begin it write: NewCheckpoint::path().
-std::string PathOfNewCheckpoint(const std::string& folder);
+std::string PathOfNewCheckpoint(const std::string& folder, int64_t step);
 
 }  // namespace ebb

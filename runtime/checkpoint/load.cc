@@ -83,10 +83,13 @@ absl::Status InitialValues(const Engine& engine, const StateArrayName& array, co
   return absl::OkStatus();
 }
 
+// After an error each array is written to all the same, by nothing: ranks then spread the same ones.
 absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& options) {
+  absl::Status first;
   for (const StateArrayName& array : ArraysOf(engine)) {
     if (array.what == StateClass::kOptimizer && !options.states) continue;
-    const auto give = [&](const Slice& slice, std::span<float> values) {
+    const auto give = [&](const Slice& slice, std::span<float> values) -> absl::Status {
+      if (!first.ok()) return first;
       const std::string name(slice.name);
       std::string of = ClassOf(engine, slice.parameter, array);
       // A parameter may be frozen here and was trained there, and the reverse.
@@ -95,9 +98,10 @@ absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& optio
       if (!stored.Has(of, name)) return InitialValues(engine, array, slice, values);
       return stored.Read(of, name, slice.begin, values);
     };
-    EBB_RETURN_IF_ERROR(engine.Write(array.what, give, array.state));
+    const absl::Status written = engine.Write(array.what, give, array.state);
+    if (first.ok()) first = written;
   }
-  return absl::OkStatus();
+  return first;
 }
 
 }  // namespace
@@ -108,26 +112,44 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   std::optional<StoredValues> stored;
   Manifest manifest;
   const auto open = [&]() -> absl::Status {
-    EBB_ASSIGN_OR_RETURN(loaded.path, FindCheckpoint(path));
-    EBB_RETURN_IF_ERROR(CheckWhole(loaded.path));
     EBB_ASSIGN_OR_RETURN(manifest, ReadManifest(loaded.path));
     EBB_RETURN_IF_ERROR(CheckFit(engine, manifest, options));
-    EBB_ASSIGN_OR_RETURN(StoredValues values, StoredValues::Open(loaded.path, manifest));
+    EBB_ASSIGN_OR_RETURN(StoredValues values,
+                         StoredValues::Open(loaded.path, manifest, engine.world().rank()));
     stored.emplace(std::move(values));
     return absl::OkStatus();
   };
-  const absl::Status opened = open();
-  // A run that saves meanwhile may have given another rank a newer one.
-  EBB_RETURN_IF_ERROR(
-      engine.Agree(opened, absl::StrCat("LoadCheckpoint: ", loaded.path, " ", ToText(manifest))));
-  EBB_RETURN_IF_ERROR(engine.Agree(Fill(engine, *stored, options), "LoadCheckpoint: values"));
+  const absl::StatusOr<std::string> found = FindCheckpoint(path);
+  const bool none = absl::IsNotFound(found.status());
+  absl::Status own = none ? absl::OkStatus() : found.status();
+  if (found.ok()) {
+    loaded.path = *found;
+    own = open();
+  }
+  // A file that is gone by now is no sign that there has never been a checkpoint.
+  if (absl::IsNotFound(own)) own = absl::DataLossError(own.message());
+  // A run that saves meanwhile may have given another rank a newer one, or a rank may not see the folder.
+  const absl::Status agreed = engine.Agree(
+      own, none ? "LoadCheckpoint: none"
+                : absl::StrCat("LoadCheckpoint: ", loaded.path, " ", ToText(manifest)));
+  if (!agreed.ok() && own.ok() && absl::IsFailedPrecondition(agreed)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("LoadCheckpoint of '", path, "': ", agreed.message(),
+                     ". Ranks may see different checkpoints there: does another run save to it, "
+                     "and do all ranks see "
+                     "one file system?"));
+  }
+  EBB_RETURN_IF_ERROR(agreed);
+  if (none) return found.status();
+  own = Fill(engine, *stored, options);
+  if (absl::IsNotFound(own)) own = absl::DataLossError(own.message());
+  EBB_RETURN_IF_ERROR(engine.Agree(own, "LoadCheckpoint: values"));
   if (options.states) EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
   loaded.state = manifest.state;
   loaded.trainer = std::move(manifest.trainer);
   loaded.config = std::move(manifest.config);
   loaded.ranks = static_cast<int>(manifest.files.size());
-  if (loaded.ranks == engine.world().size())
-    loaded.of_this_rank = stored->of_rank(engine.world().rank());
+  if (loaded.ranks == engine.world().size()) loaded.of_this_rank = stored->of_this_rank();
   return loaded;
 }
 

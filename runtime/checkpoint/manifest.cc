@@ -99,7 +99,7 @@ Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
     const int64_t size = fields.Count(dimension, "shape");
     if (size < 1 || __builtin_mul_overflow(elements, size, &elements) ||
         elements > int64_t{1} << 53)
-      fields.Fail("the shape of a parameter is none");
+      fields.Fail("a parameter has a shape that is no list of sizes");
     parameter.shape.push_back(size);
   }
   const Json& trainable = fields.At(json, "trainable");
@@ -151,6 +151,21 @@ std::string ToText(const Manifest& manifest) {
 
 absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::string& path) {
   Fields fields(path);
+  const size_t field = text.find(kChecksumField);
+  const size_t digits = field + kChecksumField.size();
+  const std::optional<uint64_t> checksum =
+      field == std::string::npos
+          ? std::nullopt
+          : FromHex(std::string_view(text).substr(digits, kNoChecksum.size()));
+  if (!checksum) {
+    fields.Fail("it has no checksum");
+  } else {
+    std::string unsigned_text = text;
+    unsigned_text.replace(digits, kNoChecksum.size(), kNoChecksum);
+    if (optim::Checksum(std::as_bytes(std::span(unsigned_text))) != *checksum)
+      fields.Fail("it has changed since it was written (its checksum is another one)");
+  }
+  EBB_RETURN_IF_ERROR(fields.status());
   int levels = 0;
   const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
     levels = std::max(levels, depth);
@@ -164,18 +179,6 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
   if (version != kCheckpointVersion)
     fields.Fail(absl::StrCat("it has version ", version, ", this is version ", kCheckpointVersion));
   EBB_RETURN_IF_ERROR(fields.status());
-
-  std::string unsigned_text = text;
-  const size_t field = text.find(kChecksumField);
-  const std::optional<uint64_t> checksum =
-      FromHex(fields.Text(fields.At(json, "checksum"), "checksum"));
-  if (field == std::string::npos || !checksum) {
-    fields.Fail("its checksum is none");
-  } else {
-    unsigned_text.replace(field + kChecksumField.size(), kNoChecksum.size(), kNoChecksum);
-    if (optim::Checksum(std::as_bytes(std::span(unsigned_text))) != *checksum)
-      fields.Fail("it has changed since it was written (its checksum is another one)");
-  }
 
   Manifest manifest;
   const Json& state = fields.At(json, "training_state");
@@ -201,7 +204,7 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
   for (const Json& file : fields.List(json, "files")) {
     const std::optional<uint64_t> header =
         FromHex(fields.Text(fields.At(file, "header_checksum"), "header_checksum"));
-    if (!header) fields.Fail("\"header_checksum\" is none");
+    if (!header) fields.Fail("\"header_checksum\" is not 16 digits");
     manifest.files.push_back(
         {.bytes = count(file, "bytes"), .header_checksum = header.value_or(0)});
   }

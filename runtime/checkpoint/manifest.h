@@ -14,7 +14,7 @@
 namespace ebb {
 
 inline constexpr int kCheckpointVersion = 1;
-inline constexpr int64_t kManifestBytesMax = int64_t{1} << 30;
+inline constexpr int64_t kManifestBytesMax = int64_t{1} << 28;
 inline constexpr char kManifestName[] = "manifest.json";
 
 struct Manifest {

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -36,7 +37,7 @@ absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path) {
 absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
                                                       std::vector<StoredTensor> tensors,
                                                       std::map<std::string, std::string> metadata) {
-  EBB_ASSIGN_OR_RETURN(FileHandle file, OpenToWrite(path));
+  EBB_ASSIGN_OR_RETURN(FileHandle file, CreateFile(path));
   RankFileWriter writer(std::move(file), std::move(path));
   writer.header_.metadata = std::move(metadata);
   int64_t end = 0;
@@ -88,22 +89,30 @@ absl::Status RankFileWriter::WriteBlock() {
     ++tensor_;
     of_tensor_ = 0;
   }
-  if (data_begin_ + written_ - started_ >= kWindow) StartWriteback(data_begin_ + written_);
-  return absl::OkStatus();
+  return data_begin_ + written_ - started_ >= kWindow ? StartWriteback(data_begin_ + written_)
+                                                      : absl::OkStatus();
 }
 
-// So that the disk is at work from the first window on, and little of the file is in memory. What goes wrong here
-// the sync at the end says.
-void RankFileWriter::StartWriteback(int64_t end) {
-  sync_file_range(file_.get(), started_, end - started_, SYNC_FILE_RANGE_WRITE);
+// So that the disk is at work from the first window on, and little of the file is in memory. An error of the disk is
+// reported to the call that waits for it, and to no sync after that.
+absl::Status RankFileWriter::StartWriteback(int64_t end) {
+  const auto flush = [&](int64_t from, int64_t to, unsigned flags) {
+    const bool done = sync_file_range(file_.get(), from, to - from, flags) == 0;
+    // A file system that has no such call writes when it likes; the sync at the end waits for it.
+    return done || errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP
+               ? absl::OkStatus()
+               : FileError("writing", path_, errno);
+  };
+  EBB_RETURN_IF_ERROR(flush(started_, end, SYNC_FILE_RANGE_WRITE));
   if (started_ > settled_) {
-    sync_file_range(
-        file_.get(), settled_, started_ - settled_,
-        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    EBB_RETURN_IF_ERROR(
+        flush(settled_, started_,
+              SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER));
     posix_fadvise(file_.get(), settled_, started_ - settled_, POSIX_FADV_DONTNEED);
   }
   settled_ = started_;
   started_ = end;
+  return absl::OkStatus();
 }
 
 absl::Status RankFileWriter::Finish() {

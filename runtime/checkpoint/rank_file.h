@@ -49,7 +49,7 @@ class RankFileWriter {
   RankFileWriter(FileHandle file, std::string path)
       : file_(std::move(file)), path_(std::move(path)) {}
   absl::Status WriteBlock();
-  void StartWriteback(int64_t end);
+  absl::Status StartWriteback(int64_t end);
 
   FileHandle file_;
   std::string path_;

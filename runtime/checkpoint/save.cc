@@ -13,6 +13,7 @@
 #include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/checkpoint/slice_name.h"
 #include "ebb/runtime/checkpoint/state_arrays.h"
+#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan.h"
@@ -105,26 +106,51 @@ absl::Status WriteManifest(const Engine& engine, int ranks, const std::string& f
   return ReplaceFile(absl::StrCat(folder, "/", kManifestName), ToText(manifest));
 }
 
+// What JSON and the names of slices can hold.
+absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
+  const auto refuse = [](std::string_view what, std::string_view name, std::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("SaveCheckpoint: the ", std::string(what), " '",
+                                                   std::string(name), "' ", std::string(why)));
+  };
+  const ModelSpec& model = engine.model();
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    if (!config::IsUtf8(model.parameters[p].name))
+      return refuse("parameter", model.parameters[p].name, "is not UTF-8");
+    for (const std::string& state : engine.optimizer_states(ParameterId{static_cast<int32_t>(p)})) {
+      if (!config::IsUtf8(state) || state.empty() || state.find('/') != std::string::npos ||
+          state == kMasterClass || state == kParameterClass)
+        return refuse("optimizer state", state,
+                      "is not UTF-8, has a '/', or is a name that checkpoints use: rename it");
+    }
+  }
+  for (const auto* own : {&options.trainer, &options.of_this_rank}) {
+    for (const auto& [name, bytes] : *own)
+      if (!config::IsUtf8(name) || name.find('/') != std::string::npos)
+        return refuse("trainer's name", name, "is not UTF-8, or has a '/'");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options) {
   const int rank = engine.world().rank(), ranks = engine.world().size();
   const absl::StatusOr<TrainingState> state = engine.training_state();
-  absl::Status own = state.status();
+  absl::Status own = state.ok() ? CheckNames(engine, options) : state.status();
   std::optional<NewCheckpoint> checkpoint;  // rank 0's
   if (own.ok() && rank == 0) {
-    absl::StatusOr<NewCheckpoint> begun = NewCheckpoint::Begin(folder);
+    absl::StatusOr<NewCheckpoint> begun = NewCheckpoint::Begin(folder, state->finished_steps);
     own = begun.status();
     if (own.ok()) checkpoint.emplace(*std::move(begun));
   }
   EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: begin"));
-  const std::string path = PathOfNewCheckpoint(folder);
+  const std::string path = PathOfNewCheckpoint(folder, state->finished_steps);
   own = WriteRankFile(engine, rank, absl::StrCat(path, "/", RankFileName(rank, ranks)), options);
   EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: write"));
   if (rank == 0) {
     own = WriteManifest(engine, ranks, path, *state, options);
-    if (own.ok()) own = checkpoint->Commit(state->finished_steps, options.keep).status();
+    if (own.ok()) own = checkpoint->Commit(options.keep).status();
     checkpoint.reset();
   }
   EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: commit"));

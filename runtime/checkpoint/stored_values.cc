@@ -30,12 +30,12 @@ std::string StoredValues::PathOf(int rank) const {
 }
 
 absl::StatusOr<StoredValues> StoredValues::Open(const std::string& checkpoint,
-                                                const Manifest& manifest) {
+                                                const Manifest& manifest, int rank) {
   StoredValues values;
   values.folder_ = checkpoint;
   values.ranks_ = static_cast<int>(manifest.files.size());
-  values.of_ranks_.resize(manifest.files.size());
-  for (int rank = 0; rank < values.ranks_; ++rank) EBB_RETURN_IF_ERROR(values.AddFile(rank));
+  for (int file = 0; file < values.ranks_; ++file)
+    EBB_RETURN_IF_ERROR(values.AddFile(file, file == rank));
   for (auto& [key, pieces] : values.pieces_) {
     std::sort(pieces.begin(), pieces.end(),
               [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
@@ -44,7 +44,7 @@ absl::StatusOr<StoredValues> StoredValues::Open(const std::string& checkpoint,
   return values;
 }
 
-absl::Status StoredValues::AddFile(int rank) {
+absl::Status StoredValues::AddFile(int rank, bool own) {
   const std::string path = PathOf(rank);
   EBB_ASSIGN_OR_RETURN(const FileHandle file, OpenToRead(path));
   EBB_ASSIGN_OR_RETURN(SafetensorsHeader header, ReadSafetensorsHeader(file.get(), path));
@@ -56,7 +56,8 @@ absl::Status StoredValues::AddFile(int rank) {
     const std::optional<SliceName> slice = ParseSliceName(tensor.name);
     const std::optional<DType> dtype = DTypeOfSafetensors(tensor.dtype);
     if (!slice || !dtype || *dtype == DType::kInt8) return bad("is no slice of a parameter");
-    if (tensor.bytes() != (slice->end - slice->begin) * SizeOf(*dtype))
+    if (tensor.bytes() % SizeOf(*dtype) != 0 ||
+        tensor.bytes() / SizeOf(*dtype) != slice->end - slice->begin)
       return bad("has another size than its name says");
     const auto sums = header.metadata.find(tensor.name);
     if (sums == header.metadata.end() ||
@@ -71,7 +72,7 @@ absl::Status StoredValues::AddFile(int rank) {
     header.metadata.erase(sums);
   }
   for (const auto& [name, text] : header.metadata) {
-    if (!absl::Base64Unescape(text, &of_ranks_[static_cast<size_t>(rank)][name]))
+    if (own && !absl::Base64Unescape(text, &of_this_rank_[name]))
       return absl::DataLossError(
           absl::StrCat("metadata '", name, "' of '", path, "' is not in base64"));
   }
@@ -83,7 +84,7 @@ absl::Status StoredValues::CheckCoverage(const Manifest& manifest) const {
                          const Manifest::Parameter& parameter) -> absl::Status {
     const auto lacks = [&](int64_t element) {
       return absl::DataLossError(absl::StrCat("the checkpoint '", folder_,
-                                              "' has no one value of element ", element, " of ",
+                                              "' lacks, or has twice, element ", element, " of ",
                                               Described(of, parameter.name)));
     };
     const auto found = pieces_.find({of, parameter.name});

@@ -21,17 +21,17 @@ namespace ebb {
 class StoredValues {
  public:
   // Reads all headers and checks that they have each parameter and state of the manifest once, whole.
-  static absl::StatusOr<StoredValues> Open(const std::string& checkpoint, const Manifest& manifest);
+  // `rank`: whose own bytes are kept.
+  static absl::StatusOr<StoredValues> Open(const std::string& checkpoint, const Manifest& manifest,
+                                           int rank);
   StoredValues(StoredValues&&) = default;
 
   bool Has(const std::string& of, const std::string& parameter) const;
   // Elements [begin, begin + values.size()). From one thread at a time.
   absl::Status Read(const std::string& of, const std::string& parameter, int64_t begin,
                     std::span<float> values);
-  // What a rank of the run that saved has named in its file: SaveOptions::of_this_rank.
-  const std::map<std::string, std::string>& of_rank(int rank) const {
-    return of_ranks_[static_cast<size_t>(rank)];
-  }
+  // What that rank of the run that saved has named in its file: SaveOptions::of_this_rank.
+  const std::map<std::string, std::string>& of_this_rank() const { return of_this_rank_; }
 
  private:
   struct Piece {
@@ -44,7 +44,7 @@ class StoredValues {
   using Key = std::pair<std::string, std::string>;  // class, parameter
 
   StoredValues() = default;
-  absl::Status AddFile(int rank);
+  absl::Status AddFile(int rank, bool own);
   absl::Status CheckCoverage(const Manifest& manifest) const;
   // Into block_.
   absl::Status ReadBlock(const Piece& piece, int64_t block);
@@ -53,7 +53,7 @@ class StoredValues {
   std::string folder_;
   int ranks_ = 0;
   std::map<Key, std::vector<Piece>> pieces_;  // each list in the order of its elements
-  std::vector<std::map<std::string, std::string>> of_ranks_;
+  std::map<std::string, std::string> of_this_rank_;
   FileHandle file_;  // the one that was read last
   int open_rank_ = -1;
   const Piece* block_piece_ = nullptr;  // whose block is in block_

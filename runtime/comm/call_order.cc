@@ -99,7 +99,7 @@ absl::Status CallOrder::Note(CallOfWorld call) {
   return absl::OkStatus();
 }
 
-void CallOrder::NoteError(int engine) {
+void CallOrder::NoteError(int engine, bool in_call) {
   const std::scoped_lock lock(errors_mutex_);
   CallRecord& mine = Mine();
   const uint64_t number = mine.count.load(std::memory_order_seq_cst);
@@ -107,7 +107,7 @@ void CallOrder::NoteError(int engine) {
   // An error that is returned again, as that of the last step by Report, is the same one.
   if (std::find(engines_at_.begin(), engines_at_.end(), engine) != engines_at_.end()) return;
   engines_at_.push_back(engine);
-  mine.errors.fetch_add(HashOf(number, engine), std::memory_order_seq_cst);
+  mine.errors.fetch_add(HashOf(2 * number + (in_call ? 0 : 1), engine), std::memory_order_seq_cst);
 }
 
 absl::Status CallOrder::Check(int rank) const {

@@ -70,7 +70,8 @@ class CallOrder {
   // A call of this engine (-1: of none) has returned an error, this rank's last one or one behind it. What
   // ranks do then may differ, because some learn of a failure one step later than others. So the next
   // calls of two ranks are compared only where both have had errors from the same calls. Any thread.
-  void NoteError(int engine);
+  // `in_call`: of one that all ranks make; an error that a rank only asks for, as by Report, is another one.
+  void NoteError(int engine, bool in_call = true);
   // Compares all that is known. Any thread.
   absl::Status Check() const;
   // Compares what is known of `rank` with all others. Any thread.

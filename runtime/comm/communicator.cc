@@ -99,7 +99,7 @@ void Communicator::Abort(absl::Status why) {
 
 absl::Status Communicator::Enqueue(Stream& stream, const Collective& call) {
   EBB_RETURN_IF_ERROR(CheckArguments(call, rank(), size()));
-  if (MovesNothing(call, size())) return absl::OkStatus();
+  if (MovesNothing(call, size())) return backend_->status();
   EBB_RETURN_IF_ERROR(backend_->Enqueue(stream, call));
   bytes_enqueued_ += BytesMoved(call, rank(), size());
   return absl::OkStatus();

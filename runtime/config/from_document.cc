@@ -212,7 +212,7 @@ void TakeHarmless(Config& config) {
            Join({"\"zero_optimization.zero_hpz_partition_size\" ",
                  std::to_string(zero.hpz_partition_size),
                  " is ignored at \"zero_optimization.stage\" ", std::to_string(zero.stage),
-                 ", as in DeepSpeed: no step gathers parameters"}));
+                 ", as in DeepSpeed: only stage 3 gathers a unit more than once a step"}));
     zero.hpz_partition_size = 1;
   }
   if (zero.sub_group_size == 0) {

@@ -18,7 +18,7 @@ absl::Status MovedFrom() {
 
 // What a call of this rank alone returns: only an engine that has failed lets its ranks go apart.
 absl::Status Local(const Executor& executor, absl::Status status) {
-  return executor.has_failed() ? executor.calls().Returned(std::move(status)) : status;
+  return executor.has_failed() ? executor.calls().ReturnedAlone(std::move(status)) : status;
 }
 
 }  // namespace

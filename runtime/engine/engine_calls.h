@@ -23,6 +23,13 @@ class EngineCalls {
   Result Returned(Result result) const {
     return Returned(world_, std::move(result), engine_);
   }
+  // Of one that a rank may make alone.
+  template <class Result>
+  Result ReturnedAlone(Result result) const {
+    CallOrder* const order = result.ok() ? nullptr : world_.calls();
+    if (order != nullptr) order->NoteError(engine_, /*in_call=*/false);
+    return result;
+  }
   // Of a call by which there is no engine yet.
   template <class Result>
   static Result Returned(const World& world, Result result, int engine = -1) {

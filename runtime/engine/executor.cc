@@ -456,10 +456,10 @@ absl::StatusOr<StepReport> Executor::Report() {
   CollectSpans(/*next=*/nullptr);
   // What goes wrong in a step that is open is for its Finish to say.
   if (progress_.alive && untold_.ok() && report_.ok()) return report_;
-  if (absl::Status status = Told(StuckError()); !status.ok()) return calls_.Returned(status);
+  if (absl::Status status = Told(StuckError()); !status.ok()) return calls_.ReturnedAlone(status);
   if (refused_step_) return Suspended();
   // Where there is only no report yet, nothing has gone wrong.
-  return last_failure_.ok() ? report_ : calls_.Returned(report_);
+  return last_failure_.ok() ? report_ : calls_.ReturnedAlone(report_);
 }
 
 std::string Executor::ScopeName(bool backward, int unit) const {

@@ -70,6 +70,7 @@ absl::Status Executor::SetTrainingState(const TrainingState& state) {
   standing_.scaler.Resume(state.loss_scaler);
   control_block_->loss_scale() = standing_.scaler.scale();
   report_ = absl::FailedPreconditionError("no step has finished since SetTrainingState");
+  last_failure_ = absl::OkStatus();
   return absl::OkStatus();
 }
 

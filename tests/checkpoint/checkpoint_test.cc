@@ -355,11 +355,11 @@ TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
                 }),
             absl::OkStatus());
   for (const absl::Status& status : statuses)
-    EXPECT_THAT(std::string(status.message()), HasSubstr("nowhere/.saving"));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("nowhere/.saving-step-000000002"));
   const auto left = CheckpointsIn(folder_);
   ASSERT_TRUE(left.ok()) << left.status();
   EXPECT_THAT(*left, ::testing::ElementsAre("step-000000001"));
-  EXPECT_FALSE(fs::exists(folder_ + "/.saving"));
+  EXPECT_FALSE(fs::exists(folder_ + "/.saving-step-000000002"));
 }
 
 }  // namespace

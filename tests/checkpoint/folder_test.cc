@@ -30,7 +30,7 @@ class FolderTest : public ::testing::Test {
 
   // A checkpoint of one rank and no parameters.
   absl::Status Save(int64_t step, int keep = 0) {
-    auto checkpoint = NewCheckpoint::Begin(folder_);
+    auto checkpoint = NewCheckpoint::Begin(folder_, step);
     if (!checkpoint.ok()) return checkpoint.status();
     const std::string file = checkpoint->path() + "/" + RankFileName(0, 1);
     auto writer = RankFileWriter::Create(file, {}, {});
@@ -43,13 +43,21 @@ class FolderTest : public ::testing::Test {
             ReplaceFile(checkpoint->path() + "/" + kManifestName, ToText(manifest));
         !written.ok())
       return written;
-    return checkpoint->Commit(step, keep).status();
+    return checkpoint->Commit(keep).status();
   }
   std::string At(const std::string& name) const { return folder_ + "/" + name; }
   // Which one is found; "" for none.
   std::string Found() const {
     const auto found = FindCheckpoint(folder_);
     return found.ok() ? found->substr(folder_.size() + 1) : "";
+  }
+
+  // Folders that are of no whole checkpoint.
+  int Rests() const {
+    int rests = 0;
+    for (const auto& entry : fs::directory_iterator(folder_))
+      rests += entry.is_directory() && entry.path().filename().string().front() == '.';
+    return rests;
   }
 
   const std::string folder_;
@@ -76,13 +84,25 @@ TEST_F(FolderTest, TheNewestSoManyAreKept) {
   EXPECT_TRUE(fs::exists(At("step-notes")));
 }
 
+TEST_F(FolderTest, WhatWasSavedLastIsKeptAndWhatIsNotWholeDoesNotCount) {
+  for (const int64_t step : {5, 9}) ASSERT_EQ(Save(step), absl::OkStatus());
+  // Taken back: 9 is of a run that was given up.
+  for (const int64_t step : {6, 7}) ASSERT_EQ(Save(step, /*keep=*/3), absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(folder_),
+              ElementsAre("step-000000007", "step-000000006", "step-000000005"));
+  fs::remove(At("step-000000007/" + RankFileName(0, 1)));
+  ASSERT_EQ(Save(8, /*keep=*/2), absl::OkStatus());
+  EXPECT_THAT(*CheckpointsIn(folder_),
+              ElementsAre("step-000000008", "step-000000007", "step-000000006"));
+}
+
 TEST_F(FolderTest, AnotherOfTheSameStepTakesItsPlace) {
   ASSERT_EQ(Save(7), absl::OkStatus());
   std::ofstream(At("step-000000007/note")) << "of the first";
   ASSERT_EQ(Save(7), absl::OkStatus());
   EXPECT_FALSE(fs::exists(At("step-000000007/note")));
   EXPECT_EQ(Found(), "step-000000007");
-  EXPECT_FALSE(fs::exists(At(".saving")));
+  EXPECT_EQ(Rests(), 0);
 }
 
 TEST_F(FolderTest, WhatIsNotWholeIsPassedOver) {
@@ -111,27 +131,27 @@ TEST_F(FolderTest, ALatestThatLeadsElsewhereIsNotFollowed) {
 }
 
 TEST_F(FolderTest, OneRunAtATimeSaves) {
-  const auto first = NewCheckpoint::Begin(folder_);
+  const auto first = NewCheckpoint::Begin(folder_, 9);
   ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = NewCheckpoint::Begin(folder_);
+  const auto second = NewCheckpoint::Begin(folder_, 9);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(second.status().message()), HasSubstr("another run is saving"));
 }
 
 TEST_F(FolderTest, WhatAKilledRunLeftIsClearedAway) {
   ASSERT_EQ(Save(1), absl::OkStatus());
-  fs::create_directories(At(".saving/deep"));
-  std::ofstream(At(".saving/" + RankFileName(0, 4))) << "half";
+  fs::create_directories(At(".saving-step-000000004/deep"));
+  std::ofstream(At(".saving-step-000000004/" + RankFileName(0, 4))) << "half";
   // Killed between two names, where the file system cannot exchange them.
   fs::rename(At("step-000000001"), At(".replaced"));
-  EXPECT_EQ(Found(), "");
-  { ASSERT_TRUE(NewCheckpoint::Begin(folder_).ok()); }
+  EXPECT_EQ(Found(), ".replaced");
+  { ASSERT_TRUE(NewCheckpoint::Begin(folder_, 9).ok()); }
   EXPECT_EQ(Found(), "step-000000001");
-  EXPECT_FALSE(fs::exists(At(".saving")));
+  EXPECT_EQ(Rests(), 0);
 }
 
 TEST_F(FolderTest, AFolderThatMayNotBeWrittenIsNamed) {
-  const auto begun = NewCheckpoint::Begin("/proc/ebb/checkpoints");
+  const auto begun = NewCheckpoint::Begin("/proc/ebb/checkpoints", 1);
   EXPECT_FALSE(begun.ok());
   EXPECT_THAT(std::string(begun.status().message()), HasSubstr("/proc/ebb"));
 }

@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <span>
 #include <string>
+
+#include "absl/strings/str_format.h"
+#include "ebb/optim/checksum.h"
 
 namespace ebb {
 namespace {
@@ -60,6 +64,10 @@ TEST(ManifestTest, ACutOneIsNoticed) {
 TEST(ManifestTest, AnotherVersionIsNamed) {
   std::string text = ToText(Example());
   text.replace(text.find("\"version\": 1"), 12, "\"version\": 2");
+  const size_t digits = text.find("\"checksum\": \"") + 13;
+  text.replace(digits, 16, std::string(16, '0'));
+  const uint64_t checksum = optim::Checksum(std::as_bytes(std::span(text)));
+  text.replace(digits, 16, absl::StrFormat("%016x", checksum));
   const auto read = ParseManifest(text, "manifest.json");
   EXPECT_THAT(std::string(read.status().message()), HasSubstr("version 2, this is version 1"));
 }

@@ -32,7 +32,9 @@ class CallOrderTest : public ::testing::Test {
   absl::Status Note(int rank, CallKind kind, int engine = 0) {
     return orders_[static_cast<size_t>(rank)]->Note({.kind = kind, .engine = engine});
   }
-  void Fail(int rank, int engine = 0) { orders_[static_cast<size_t>(rank)]->NoteError(engine); }
+  void Fail(int rank, int engine = 0, bool in_call = true) {
+    orders_[static_cast<size_t>(rank)]->NoteError(engine, in_call);
+  }
   const CallOrder& order(int rank) const { return *orders_[static_cast<size_t>(rank)]; }
   static std::string Text(const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
@@ -130,6 +132,16 @@ TEST_F(CallOrderTest, RanksThatHaveHadTheirErrorsFromDifferentCallsAreNotCompare
   for (const CallKind kind : {CallKind::kCreate, CallKind::kStep, CallKind::kFinish})
     EXPECT_TRUE(Note(1, kind).ok());
   EXPECT_TRUE(order(2).Check().ok());
+}
+
+// On a GPU rank 0 knows of its own error in Finish. Rank 1 learns of it when it asks for the report.
+TEST_F(CallOrderTest, ARankThatOnlyAsksForAnErrorIsNotCompared) {
+  for (const int rank : {0, 1}) EXPECT_TRUE(Note(rank, CallKind::kFinish).ok());
+  Fail(0);
+  Fail(0, /*engine=*/0, /*in_call=*/false);  // the report says the same once more
+  Fail(1, /*engine=*/0, /*in_call=*/false);
+  EXPECT_TRUE(Note(0, CallKind::kCreate).ok());
+  EXPECT_TRUE(Note(1, CallKind::kStep).ok());
 }
 
 TEST_F(CallOrderTest, ErrorsOfDifferentEnginesAreDifferentOnes) {

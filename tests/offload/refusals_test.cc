@@ -63,12 +63,14 @@ TEST_F(RefusalsTest, AfterSomethingWasGivenUpTheNextEndsSoon) {
   for (int i = 0; i < 3; ++i) {
     moves.Moved();  // which is nothing to what is refused
     Refusals next;
-    now += Refusals::kRemembered / 2;
+    now += Refusals::kRemembered / 4;
     EXPECT_EQ(RefuseFrom(next, now), kAtOnce);
     now += kAtOnce;
   }
+  // Those that ended soon say nothing new.
   Refusals later;
-  EXPECT_EQ(RefuseFrom(later, now + Refusals::kRemembered), Refusals::kPatience);
+  now = kStart + Refusals::kPatience + Refusals::kRemembered;
+  EXPECT_EQ(RefuseFrom(later, now), Refusals::kPatience);
 }
 
 TEST_F(RefusalsTest, AreOfErrorsThatMayPass) {
