@@ -83,18 +83,18 @@ absl::Status BareTrainer::MakeArrays() {
 absl::Status BareTrainer::MakeMasters() {
   constexpr int64_t kLine = 64;
   const int64_t squares = static_cast<int64_t>(layout_.units.size() * sizeof(double));
-  const int64_t begin = (squares / kLine + 1) * kLine + 4 * kLine;
+  const int64_t begin = (squares / kLine + 1) * kLine + 5 * kLine;
   EBB_ASSIGN_OR_RETURN(shared_memory_,
                        device_.AllocateShared(begin + kPieceMax * int64_t{sizeof(float)},
                                               "a bare trainer's masters on the host"));
   std::byte* const memory = shared_memory_.data();
   shared_.squares = {reinterpret_cast<double*>(memory), layout_.units.size()};
-  shared_.loss_scale = reinterpret_cast<float*>(memory + begin - 4 * kLine);
+  shared_.loss_scale = reinterpret_cast<float*>(memory + begin - 5 * kLine);
   *shared_.loss_scale = 1;
   EBB_ASSIGN_OR_RETURN(constants_, device_.Allocate(sizeof(optim::UpdateConstants),
                                                     "a bare trainer's constants of updates"));
-  shared_.constants = new (memory + begin - 3 * kLine) optim::UpdateConstants();
-  static_assert(sizeof(optim::UpdateConstants) <= 3 * kLine);
+  shared_.constants = new (memory + begin - 4 * kLine) optim::UpdateConstants();
+  static_assert(sizeof(optim::UpdateConstants) <= 4 * kLine);
   shared_.staging = reinterpret_cast<float*>(memory + begin);
 
   for (size_t p = 0; p < model_.parameters.size(); ++p)

@@ -35,11 +35,11 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Of memory: what is on NVMe takes none.
+// Of memory: what is on NVMe takes none, and what the driver takes may be other processes'.
 uint64_t BytesHeld(const Engine& engine) {
   uint64_t bytes = 0;
   for (const MemoryRow& row : engine.memory())
-    if (row.tier != Tier::kNvme) bytes += row.current_bytes;
+    if (row.tier != Tier::kNvme && row.state != StateClass::kDriver) bytes += row.current_bytes;
   return bytes;
 }
 

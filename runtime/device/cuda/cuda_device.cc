@@ -57,11 +57,13 @@ int64_t ContextBytes(int ordinal, bool was_there) {
   static std::mutex mutex;
   static std::map<int, int64_t> bytes;
   const std::scoped_lock lock(mutex);
-  const auto [found, is_first] = bytes.try_emplace(ordinal, 0);
+  // A rank that comes second may be here before the rank that has made the context.
   size_t free_bytes = 0, total_bytes = 0;
-  if (is_first && !was_there && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
-    found->second = static_cast<int64_t>(total_bytes - free_bytes);
-  return found->second;
+  if (!was_there && !bytes.contains(ordinal) &&
+      cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
+    bytes[ordinal] = static_cast<int64_t>(total_bytes - free_bytes);
+  const auto found = bytes.find(ordinal);
+  return found == bytes.end() ? 0 : found->second;
 }
 
 // Of an allocation that comes with nothing else to blame.
@@ -135,6 +137,7 @@ absl::Status CudaDevice::MakeStreams(cudaStream_t compute) {
   }
   compute_ = SharedCudaStream(compute, [](cudaStream_t) {});
   const cudaError_t state = cudaStreamQuery(compute);
+  if (state == cudaErrorNotReady) cudaGetLastError();  // it is no error
   return CudaStatus(state == cudaErrorNotReady ? cudaSuccess : state,
                     absl::StrCat("using the given stream on ", context_->name()));
 }

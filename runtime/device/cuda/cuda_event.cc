@@ -55,7 +55,10 @@ bool CudaEvent::Passed() const {
   if (context_->failed()) return true;
   const CudaCurrent current(context_->ordinal());
   const cudaError_t result = cudaEventQuery(event_);
-  if (result == cudaErrorNotReady) return false;
+  if (result == cudaErrorNotReady) {
+    cudaGetLastError();  // a trainer that asks for CUDA's last error has made none
+    return false;
+  }
   context_->Check(result, "cudaEventQuery", "an event");
   return true;
 }

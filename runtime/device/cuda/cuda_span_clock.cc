@@ -13,6 +13,8 @@ namespace ebb {
 namespace {
 
 constexpr int kTies = 5;  // the first may be slow
+// In fp32 milliseconds, steps of 1 us come after 8 s.
+constexpr int64_t kTieLastsNs = int64_t{10'000'000'000};
 
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -36,7 +38,10 @@ CudaSpanClock::~CudaSpanClock() {
     cudaEventDestroy(pair.begin);
     if (pair.end != nullptr) cudaEventDestroy(pair.end);
   }
-  if (tie_ != nullptr) cudaEventDestroy(tie_);
+}
+
+CudaSpanClock::Tie::~Tie() {
+  if (event != nullptr) cudaEventDestroy(event);
 }
 
 absl::Status CudaSpanClock::MakeEvent(cudaEvent_t& event) const {
@@ -51,26 +56,25 @@ absl::Status CudaSpanClock::TieToHost() {
   const CudaCurrent current(context_->ordinal());
   int64_t shortest = std::numeric_limits<int64_t>::max();
   for (int i = 0; i < kTies; ++i) {
-    cudaEvent_t event = nullptr;
-    EBB_RETURN_IF_ERROR(MakeEvent(event));
+    const auto tie = std::make_shared<Tie>();
+    EBB_RETURN_IF_ERROR(MakeEvent(tie->event));
     const int64_t before = NowNs();
-    cudaError_t result = cudaEventRecord(event, stream.get());
-    if (result == cudaSuccess) result = cudaEventSynchronize(event);
-    const int64_t waited = NowNs() - before;
-    if (result == cudaSuccess && waited < shortest) {
-      shortest = waited;
-      tie_ns_ = before + waited;
-      std::swap(tie_, event);
-    }
-    if (event != nullptr) cudaEventDestroy(event);
+    cudaError_t result = cudaEventRecord(tie->event, stream.get());
+    if (result == cudaSuccess) result = cudaEventSynchronize(tie->event);
+    tie->ns = NowNs();
     EBB_RETURN_IF_ERROR(CudaStatus(
         result, absl::StrCat("tying the clock of ", context_->name(), " to the host's")));
+    if (tie->ns - before >= shortest) continue;
+    shortest = tie->ns - before;
+    tie_ = tie;
   }
   return absl::OkStatus();
 }
 
 absl::Status CudaSpanClock::Reserve(int pairs) {
   const CudaCurrent current(context_->ordinal());
+  // Times since an old tie have coarse steps, and the clocks have drifted apart.
+  if (NowNs() - tie_->ns > kTieLastsNs) EBB_RETURN_IF_ERROR(TieToHost());
   pairs_.reserve(static_cast<size_t>(pairs));
   unused_.reserve(static_cast<size_t>(pairs));
   while (static_cast<int>(pairs_.size()) < pairs) {
@@ -97,6 +101,7 @@ int CudaSpanClock::Begin(Stream& stream) {
   if (unused_.empty()) return -1;
   const int pair = unused_.back();
   unused_.pop_back();
+  pairs_[static_cast<size_t>(pair)].tie = tie_;
   Record(pairs_[static_cast<size_t>(pair)].begin, stream);
   return pair;
 }
@@ -110,14 +115,17 @@ SpanClock::State CudaSpanClock::Take(int number, Span& span) {
   const CudaCurrent current(context_->ordinal());
   const auto at = [&](cudaEvent_t event, int64_t& ns) {
     float milliseconds = 0;
-    const cudaError_t result = cudaEventElapsedTime(&milliseconds, tie_, event);
-    ns = tie_ns_ + static_cast<int64_t>(double{milliseconds} * 1e6);
+    const cudaError_t result = cudaEventElapsedTime(&milliseconds, pair.tie->event, event);
+    ns = pair.tie->ns + static_cast<int64_t>(double{milliseconds} * 1e6);
     return result;
   };
   State state = State::kLost;
   if (!context_->failed()) {
     cudaError_t result = cudaEventQuery(pair.end);
-    if (result == cudaErrorNotReady) return State::kUnderWay;
+    if (result == cudaErrorNotReady) {
+      cudaGetLastError();  // a trainer that asks for CUDA's last error has made none
+      return State::kUnderWay;
+    }
     if (result == cudaSuccess) result = at(pair.begin, span.begin_ns);
     if (result == cudaSuccess) result = at(pair.end, span.end_ns);
     if (context_->Check(result, "cudaEventElapsedTime", "a traced stream")) state = State::kOver;

@@ -25,8 +25,18 @@ class CudaSpanClock : public SpanClock {
   State Take(int pair, Span& span) override;
 
  private:
+  // An event that the device has passed at a known time of the steady clock.
+  struct Tie {
+    Tie() = default;
+    Tie(const Tie&) = delete;
+    Tie& operator=(const Tie&) = delete;
+    ~Tie();
+    cudaEvent_t event = nullptr;
+    int64_t ns = 0;
+  };
   struct Pair {
     cudaEvent_t begin = nullptr, end = nullptr;
+    std::shared_ptr<const Tie> tie = nullptr;  // what its times are counted from
   };
 
   explicit CudaSpanClock(std::shared_ptr<CudaContext> context) : context_(std::move(context)) {}
@@ -37,8 +47,7 @@ class CudaSpanClock : public SpanClock {
   const std::shared_ptr<CudaContext> context_;
   std::vector<Pair> pairs_;
   std::vector<int> unused_;  // of pairs_
-  cudaEvent_t tie_ = nullptr;
-  int64_t tie_ns_ = 0;  // of the steady clock, when tie_ was passed
+  std::shared_ptr<const Tie> tie_;
 };
 
 }  // namespace ebb

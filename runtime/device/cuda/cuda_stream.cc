@@ -56,7 +56,11 @@ void CudaStream::Enqueue(const Task& task) {
     place = tasks_.TryPut(task, WaitPoint::Clock::now() + kLookEvery);
     if (place != nullptr) break;
     const cudaError_t state = cudaStreamQuery(stream_.get());
-    if (state != cudaErrorNotReady) Check(state, "cudaStreamQuery");
+    if (state != cudaErrorNotReady) {
+      Check(state, "cudaStreamQuery");
+    } else {
+      cudaGetLastError();  // a trainer that asks for CUDA's last error has made none
+    }
   }
   if (place != nullptr &&
       Check(cudaLaunchHostFunc(stream_.get(), &HostTasks::Run, place), "cudaLaunchHostFunc"))
