@@ -58,6 +58,12 @@ absl::Status Trainer::SettleProducts() {
     absl::StatusOr<std::string> letters = WarmUp(
         device_, work_.gpt, work_.layers, engine_->plan().decisions.gradient, choice, *layers_);
     if (letters.ok() || !absl::IsResourceExhausted(letters.status())) return letters;
+    // Another rank may compute by these letters: one that cannot try them may not compute otherwise.
+    if (!choice.letters.empty()) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("trying products before the first step: ", letters.status().message(),
+                       "; --products default computes them without a trial"));
+    }
     LogWarning(
         absl::StrCat("kernels are loaded in the first step, and products computed in the "
                      "default way: ",

@@ -25,6 +25,13 @@ void CheckOptimizer(const OptimizerConfig& optimizer, const std::string& path, P
     problems.AddTogether(least, {Quoted(least), " ", Shown(optimizer.min_coefficient),
                                  " is above \"max_coeff\" ", Shown(optimizer.max_coefficient)});
   }
+  // Elements that have had no gradient would be 0 / 0, and so would the norm of their parameter.
+  if (optimizer.type == OptimizerType::kLamb && static_cast<float>(optimizer.epsilon) == 0) {
+    const std::string eps = path + ".params.eps";
+    problems.AddTogether(
+        eps,
+        {Quoted(eps), " is 0 as an fp32 number; Lamb divides by it where there was no gradient"});
+  }
 }
 
 void CheckLossScale(const Config& config, Problems& problems) {

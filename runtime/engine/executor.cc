@@ -386,7 +386,8 @@ absl::Status Executor::Finish(int64_t number) {
   if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) {
     AwaitUpdates();
     if (status.ok() && failures_.has_failed()) {
-      // An optimizer of the trainer's, or the disk. The others have finished the step.
+      // An optimizer of the trainer's, the disk, or norms that could not be taken. The others have reported the step as
+      // applied.
       report_ = status = StuckError();
       AbortStep(status);
     }

@@ -154,6 +154,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})",
              {"nesterov"}},
         Case{R"({"optimizer": {"type": "Lars", "params": {"nesterov": true}}})", {"nesterov"}},
+        Case{R"({"optimizer": {"type": "Lamb", "params": {"eps": 0}}})",
+             {"\"optimizer.params.eps\" is 0 as an fp32 number; Lamb divides by it"}},
         Case{R"({"optimizer": {"type": "Lamb", "params": {"min_coeff": 11}}})",
              {"\"optimizer.params.min_coeff\" 11 is above \"max_coeff\" 10"}},
         Case{R"({"optimizer": {"type": "AdamW", "params": {"max_coeff": 1}}})",

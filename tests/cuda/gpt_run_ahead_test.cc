@@ -220,6 +220,7 @@ TEST_F(GptRunsAheadTest, AnErrorNamesItsStep) {
 }
 
 TEST_F(GptRunsAheadTest, ShowsWhatARunShowsThatWaitsForEveryStep) {
+  options_.products = kDefaultProducts;  // what is measured may differ
   options_.steps = 7;
   options_.evaluate_every = 3;
   options_.dtype = DType::kFloat16;
@@ -256,6 +257,11 @@ TEST_F(GptRunsAheadTest, ShowsWhatARunShowsThatWaitsForEveryStep) {
     summary.erase("tokens_per_second");
     summary.erase("resident");  // the second run begins with what the first has left
     summary.erase("plan");      // whose compute stream waits at the end of the step, or does not
+    // Ranks that share a device make their communicators at the same time, and each counts what is taken meanwhile.
+    nlohmann::json& memory = summary["memory"];
+    memory.erase(std::remove_if(memory.begin(), memory.end(),
+                                [](const nlohmann::json& row) { return row["class"] == "driver"; }),
+                 memory.end());
     summary["config"]["ebb"].erase("asynchronous_step");
     std::string line;  // but for the tokens per second, which come last
     for (std::istringstream file(files_.Read("losses.csv")); std::getline(file, line);)
