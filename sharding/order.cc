@@ -1,0 +1,174 @@
+#include "ebb/sharding/order.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb::sharding {
+namespace {
+
+constexpr uint64_t kHashBasis = 0xcbf29ce484222325ull, kHashPrime = 0x100000001b3ull;  // FNV-1a
+
+std::string_view LeftOutBefore() {
+  static const std::string& reason =
+      *new std::string(absl::StrCat("was left out when a later scope was opened, and its gradient "
+                                    "has its place before that: open "
+                                    "scopes in the order that ",
+                                    kOrderDeclaredIn, " declares"));
+  return reason;
+}
+
+std::string_view CameBefore() {
+  static const std::string& reason =
+      *new std::string(absl::StrCat("came once more than declared, and its gradient has been "
+                                    "reduced: declare the most visits that "
+                                    "a round may have (",
+                                    kOrderDeclaredIn, ") and leave out the rest"));
+  return reason;
+}
+
+std::string_view TakenForRound() {
+  static const std::string& reason = *new std::string(absl::StrCat(
+      "follows a Forward that was taken for the start of the next round, before which this "
+      "Backward "
+      "was left out: recompute inside the BackwardScope, which has the parameters too (",
+      kOrderDeclaredIn, " declares what a round has)"));
+  return reason;
+}
+
+}  // namespace
+
+void OrderProgress::BeginStep(std::span<const PlannedScope> round,
+                              const std::vector<bool>& trainable, int rounds) {
+  trainable_ = &trainable;
+  Begin(round, rounds);
+}
+
+void OrderProgress::BeginWalks(std::span<const PlannedScope> walk) {
+  trainable_ = nullptr;
+  Begin(walk, /*rounds=*/1);
+}
+
+void OrderProgress::Begin(std::span<const PlannedScope> scopes, int rounds) {
+  scopes_ = scopes;
+  states_.assign(scopes.size() * static_cast<size_t>(rounds), State::kToCome);
+  next_ = round_ = open_ = 0;
+  backward_begun_ = recomputed_ = false;
+  hash_ = kHashBasis;
+}
+
+void OrderProgress::StartWalk() {
+  std::fill(states_.begin(), states_.end(), State::kToCome);
+  next_ = 0;
+}
+
+Match OrderProgress::Open(bool backward, int unit) {
+  hash_ = (hash_ ^ static_cast<uint64_t>(unit * 2 + (backward ? 1 : 0))) * kHashPrime;
+  const int expected = next_;
+  Match match = Find(backward, unit);
+  match.expected = expected;
+  if (match.scope >= 0) {
+    Take(match.scope);
+  } else if (match.kind == Match::kAgain && !backward && backward_begun_) {
+    recomputed_ = true;
+  }
+  ++open_;
+  return match;
+}
+
+// Rounds that are complete leave the next one's start as what comes next. So what is not in the rest of
+// that one's is asked for again, or starts the round after it.
+Match OrderProgress::Find(bool backward, int unit) {
+  const int n = per_round();
+  const int end = std::min(scopes(), (next_ / n + 1) * n);
+  if (const int found = FindFrom(next_, end, backward, unit); found >= 0) {
+    const std::string_view reason = backward ? WhyNotInRound(found) : std::string_view();
+    if (!reason.empty()) return {.reason = reason};
+    return {.kind = found == next_ ? Match::kNext : Match::kAhead, .scope = found};
+  }
+  if (trainable_ == nullptr) {
+    if (open_ > 0 || next_ == 0) return {.kind = Match::kAgain};
+    const int found = FindFrom(0, n, backward, unit);
+    if (found < 0) return {.kind = Match::kAgain};
+    StartWalk();
+    return {.kind = Match::kNextRound, .scope = found};
+  }
+  if (backward) {
+    if (!(*trainable_)[static_cast<size_t>(unit)]) return {.kind = Match::kAgain};
+    return {.reason = WhyNoBackward(unit)};
+  }
+  if (!MayStartNextRound(unit)) return {.kind = Match::kAgain};
+  const int found = FindFrom(end, end + n, backward, unit);
+  if (found < 0) return {.kind = Match::kAgain};
+  return {.kind = Match::kNextRound, .scope = found};
+}
+
+int OrderProgress::FindFrom(int begin, int end, bool backward, int unit) const {
+  for (int s = begin; s < end; ++s)
+    if (ScopeOf(s).backward == backward && ScopeOf(s).unit == unit) return s;
+  return -1;
+}
+
+// After the backward of a round has begun, a Forward is the next round's, unless the unit's own backward
+// is still to come: then it is recomputed in a scope of its own. For the first unit that may be either;
+// those before it tell.
+bool OrderProgress::MayStartNextRound(int unit) const {
+  const int n = per_round(), end = (next_ / n + 1) * n;
+  if (!backward_begun_ || next_ % n == 0 || end >= scopes()) return false;
+  if (unit == scopes_.front().unit && !recomputed_) return true;
+  return FindFrom(next_, end, /*backward=*/true, unit) < 0;
+}
+
+std::string_view OrderProgress::WhyNoBackward(int unit) const {
+  const int n = per_round(), begin = (next_ - 1) / n * n;
+  for (int s = begin; s < next_; ++s)
+    if (ScopeOf(s).backward && ScopeOf(s).unit == unit && state(s) == State::kLeftOut)
+      return LeftOutBefore();
+  return CameBefore();
+}
+
+// A backward that the round before lacks, and whose own round has seen nothing yet, or one Forward only,
+// shows that it was meant for the round before. Empty: it is of its own round.
+std::string_view OrderProgress::WhyNotInRound(int scope) const {
+  const int n = per_round(), begin = scope / n * n;
+  int forwards = 0;
+  bool missing = false;
+  for (int s = std::max(0, begin - n); s < next_; ++s) {
+    const PlannedScope& other = ScopeOf(s);
+    if (s >= begin && !other.backward && state(s) != State::kLeftOut) ++forwards;
+    missing |= s < begin && other.backward && other.visit == ScopeOf(scope).visit &&
+               state(s) == State::kLeftOut;
+  }
+  if (!missing) return {};
+  return next_ == begin ? LeftOutBefore() : forwards == 1 ? TakenForRound() : std::string_view();
+}
+
+void OrderProgress::LeaveOut(int end) {
+  std::fill(states_.begin() + next_, states_.begin() + end, State::kLeftOut);
+  next_ = end;
+}
+
+void OrderProgress::Take(int scope) {
+  LeaveOut(scope);
+  states_[static_cast<size_t>(scope)] = State::kOpen;
+  next_ = scope + 1;
+  if (const int round = scope / per_round(); round != round_) {
+    round_ = round;
+    backward_begun_ = recomputed_ = false;
+  }
+  backward_begun_ |= ScopeOf(scope).backward;
+}
+
+void OrderProgress::Close(int scope) {
+  if (scope >= 0) states_[static_cast<size_t>(scope)] = State::kClosed;
+  --open_;
+}
+
+int OrderProgress::LeaveOutRest() {
+  const int first = next_;
+  LeaveOut(scopes());
+  return first;
+}
+
+}  // namespace ebb::sharding

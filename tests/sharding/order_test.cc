@@ -1,0 +1,342 @@
+#include "ebb/sharding/order.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Call {
+  enum Kind { kForward, kBackward, kClose } kind{};
+  int unit = 0;  // kClose: of the open scopes, in the order they were opened
+};
+
+struct SmallModel {
+  const char* name;
+  std::vector<int> forward;     // units
+  std::vector<bool> trainable;  // by unit
+  int rounds;                   // 0: walks of an evaluation
+  int length;                   // of the sequences that are tried
+};
+
+std::vector<PlannedScope> ScopesOf(const SmallModel& model) {
+  ModelSpec spec = UnitChain(std::vector<int64_t>(model.trainable.size(), 1));
+  for (size_t unit = 0; unit < model.trainable.size(); ++unit)
+    spec.parameters[unit].trainable = model.trainable[unit];
+  spec.forward.clear();
+  for (int unit : model.forward) spec.forward.push_back({.unit = UnitId{unit}});
+  return model.rounds == 0 ? ScopesOfWalk(spec) : ScopesOfStep(spec, 1);
+}
+
+// What a sequence of calls means, worked out anew from all that came before: `taken` holds the scopes
+// of the order that were opened, by round and place.
+class Specification {
+ public:
+  explicit Specification(const SmallModel& model) : model_(model), order_(ScopesOf(model)) {}
+
+  Match Open(bool backward, int unit) {
+    const int n = std::ssize(order_), rounds = std::max(1, model_.rounds);
+    int next = taken_.empty() ? 0 : taken_.back() + 1;
+    Match match;
+    match.expected = next;
+    ++open_;
+    const int round = next / n;  // whose scopes come
+    const auto is = [&](int s) {
+      return order_[s % n].backward == backward && order_[s % n].unit == unit;
+    };
+    const auto first = [&](int from, int to) {
+      while (from < to && !is(from)) ++from;
+      return from < to ? from : -1;
+    };
+    const auto take = [&](Match::Kind kind, int scope) {
+      taken_.push_back(scope);
+      if (scope / n != round_) recomputed_ = false;
+      round_ = scope / n;
+      match.kind = kind;
+      match.scope = scope;
+      return match;
+    };
+    const auto opened = [&](int s) { return std::count(taken_.begin(), taken_.end(), s) > 0; };
+
+    // 1. What is still to come in the round.
+    if (round < rounds) {
+      if (const int s = first(next, (round + 1) * n); s >= 0) {
+        if (backward && round > 0) {
+          // But for a round that has nothing or one Forward where the round before lacks this backward.
+          const auto forwards = std::count_if(taken_.begin(), taken_.end(), [&](int t) {
+            return t / n == round && !order_[t % n].backward;
+          });
+          if ((next == round * n || forwards == 1) && !opened(s - n)) return match;
+        }
+        return take(s == next ? Match::kNext : Match::kAhead, s);
+      }
+    }
+    // 2. A walk starts over when nothing is open.
+    if (model_.rounds == 0) {
+      if (open_ == 1 && next > 0 && first(0, n) >= 0) {
+        taken_.clear();
+        return take(Match::kNextRound, first(0, n));
+      }
+      match.kind = Match::kAgain;
+      return match;
+    }
+    // 3. A gradient has one place. What has no gradient is shown.
+    if (backward) {
+      if (!model_.trainable[unit]) match.kind = Match::kAgain;
+      return match;
+    }
+    // 4. A Forward starts the next round if this one's backward has begun, and is over for its unit, or
+    // the unit is the round's first and nothing was recomputed.
+    const bool begun = std::any_of(taken_.begin(), taken_.end(),
+                                   [&](int t) { return t / n == round && order_[t % n].backward; });
+    bool to_come = false;
+    for (int s = next; s < (round + 1) * n; ++s)
+      to_come |= order_[s % n].backward && order_[s % n].unit == unit;
+    if (begun && round + 1 < rounds &&
+        (!to_come || (unit == order_.front().unit && !recomputed_)) &&
+        first((round + 1) * n, (round + 2) * n) >= 0)
+      return take(Match::kNextRound, first((round + 1) * n, (round + 2) * n));
+    // 5. Else it is shown again.
+    const bool backward_of_newest = std::any_of(taken_.begin(), taken_.end(), [&](int t) {
+      return t / n == round_ && order_[t % n].backward;
+    });
+    recomputed_ |= backward_of_newest;
+    match.kind = Match::kAgain;
+    return match;
+  }
+  void Close() { --open_; }
+
+  bool at_seam() const {
+    const int n = std::ssize(order_), next = taken_.empty() ? 0 : taken_.back() + 1;
+    return open_ == 0 && next % n == 0 && next / n > 0 && next / n < model_.rounds;
+  }
+  const std::vector<int>& taken() const { return taken_; }
+  int round() const { return round_; }
+
+ private:
+  const SmallModel& model_;
+  const std::vector<PlannedScope> order_;
+  std::vector<int> taken_;
+  int open_ = 0, round_ = 0;
+  bool recomputed_ = false;
+};
+
+std::string Written(const std::vector<Call>& calls) {
+  std::string text;
+  for (const Call& call : calls)
+    absl::StrAppend(&text,
+                    call.kind == Call::kForward    ? " F"
+                    : call.kind == Call::kBackward ? " B"
+                                                   : " close ",
+                    call.unit);
+  return text;
+}
+
+class Comparison {
+ public:
+  explicit Comparison(const SmallModel& model) : model_(model), order_(ScopesOf(model)) {}
+
+  // Runs the calls on both; false where they disagree.
+  void Run(const std::vector<Call>& calls) {
+    Specification right(model_);
+    if (model_.rounds == 0) {
+      progress_.BeginWalks(order_);
+    } else {
+      progress_.BeginStep(order_, model_.trainable, model_.rounds);
+    }
+    std::vector<int> open;
+    std::vector<bool> closed(static_cast<size_t>(progress_.scopes()), false);
+    for (const Call& call : calls) {
+      if (call.kind == Call::kClose) {
+        const int scope = open[static_cast<size_t>(call.unit)];
+        open.erase(open.begin() + call.unit);
+        progress_.Close(scope);
+        right.Close();
+        if (scope >= 0) closed[static_cast<size_t>(scope)] = true;
+      } else {
+        const bool backward = call.kind == Call::kBackward;
+        const Match match = progress_.Open(backward, call.unit);
+        const Match expected = right.Open(backward, call.unit);
+        ASSERT_EQ(match.kind, expected.kind) << Written(calls);
+        ASSERT_EQ(match.scope, expected.scope) << Written(calls);
+        ASSERT_EQ(match.expected, expected.expected) << Written(calls);
+        ASSERT_EQ(match.reason.empty(), match.kind != Match::kRefused) << Written(calls);
+        if (match.kind == Match::kNextRound && model_.rounds == 0)
+          std::fill(closed.begin(), closed.end(), false);
+        open.push_back(match.scope);
+        kinds_[match.kind]++;
+      }
+    }
+    ASSERT_EQ(progress_.at_seam(), right.at_seam()) << Written(calls);
+    ASSERT_EQ(progress_.round(), right.round()) << Written(calls);
+    const std::vector<int>& taken = right.taken();
+    for (int s = 0; s < progress_.scopes(); ++s) {
+      const bool came = std::count(taken.begin(), taken.end(), s) > 0;
+      const auto state = !came && (taken.empty() || s > taken.back())
+                             ? OrderProgress::State::kToCome
+                         : !came                          ? OrderProgress::State::kLeftOut
+                         : closed[static_cast<size_t>(s)] ? OrderProgress::State::kClosed
+                                                          : OrderProgress::State::kOpen;
+      ASSERT_EQ(progress_.state(s), state) << Written(calls) << ", scope " << s;
+    }
+  }
+
+  // All sequences of the model's length: each comes with all that it begins with.
+  void RunAll() {
+    std::vector<Call> calls;
+    Extend(calls, /*open=*/0);
+  }
+  int kinds(Match::Kind kind) const { return kinds_[kind]; }
+  int sequences() const { return sequences_; }
+
+ private:
+  void Extend(std::vector<Call>& calls, int open) {
+    Run(calls);
+    if (::testing::Test::HasFatalFailure()) return;
+    ++sequences_;
+    if (std::ssize(calls) == model_.length) return;
+    const auto extend = [&](Call call, int then_open) {
+      calls.push_back(call);
+      Extend(calls, then_open);
+      calls.pop_back();
+    };
+    for (int unit = 0; unit < std::ssize(model_.trainable); ++unit) {
+      extend({Call::kForward, unit}, open + 1);
+      if (model_.rounds > 0) extend({Call::kBackward, unit}, open + 1);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    if (open > 0) extend({Call::kClose, 0}, open - 1);
+    if (open > 1) extend({Call::kClose, open - 1}, open - 1);
+  }
+
+  const SmallModel& model_;
+  const std::vector<PlannedScope> order_;
+  OrderProgress progress_;  // one for all: what is begun anew has forgotten everything
+  int kinds_[5] = {};
+  int sequences_ = 0;
+};
+
+const SmallModel kModels[] = {
+    {"OneUnit", {0}, {true}, 1, 8},
+    {"OneUnitInThreeRounds", {0}, {true}, 3, 9},
+    {"TwoUnits", {0, 1}, {true, true}, 1, 6},
+    {"TwoUnitsInTwoRounds", {0, 1}, {true, true}, 2, 7},
+    {"ThreeUnitsInTwoRounds", {0, 1, 2}, {true, true, true}, 2, 5},
+    {"TiedEnds", {0, 1, 0}, {true, true}, 2, 7},
+    {"FrozenMiddle", {0, 1, 2}, {true, false, true}, 2, 5},
+    {"FrozenStart", {0, 1}, {false, true}, 2, 7},
+    {"OneUnitVisitedThreeTimes", {0, 0, 0}, {true}, 2, 9},
+    {"Walks", {0, 1, 2}, {true, true, true}, 0, 7},
+    {"WalksOfTiedEnds", {0, 1, 0}, {true, true}, 0, 8},
+};
+
+class OrderTest : public ::testing::TestWithParam<SmallModel> {};
+INSTANTIATE_TEST_SUITE_P(Models, OrderTest, ::testing::ValuesIn(kModels),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+TEST_P(OrderTest, EverySequenceOfCallsMeansWhatTheSpecificationSays) {
+  Comparison comparison(GetParam());
+  comparison.RunAll();
+  EXPECT_GT(comparison.sequences(), 500);
+  EXPECT_GT(comparison.kinds(Match::kNext), 0);
+  EXPECT_GT(comparison.kinds(Match::kAgain), 0);
+  const std::vector<PlannedScope> order = ScopesOf(GetParam());
+  const auto backwards = std::count_if(order.begin(), order.end(),
+                                       [](const PlannedScope& scope) { return scope.backward; });
+  EXPECT_EQ(comparison.kinds(Match::kNextRound) > 0,
+            GetParam().rounds == 0 || (GetParam().rounds > 1 && backwards > 1));
+  EXPECT_EQ(comparison.kinds(Match::kRefused) > 0, GetParam().rounds > 0);
+}
+
+TEST_P(OrderTest, TheDeclaredOrderIsAlwaysWhatComesNext) {
+  const std::vector<PlannedScope> order = ScopesOf(GetParam());
+  OrderProgress progress;
+  const int rounds = std::max(1, GetParam().rounds);
+  if (GetParam().rounds == 0) {
+    progress.BeginWalks(order);
+  } else {
+    progress.BeginStep(order, GetParam().trainable, rounds);
+  }
+  for (int s = 0; s < rounds * std::ssize(order); ++s) {
+    const PlannedScope& scope = order[static_cast<size_t>(s) % order.size()];
+    EXPECT_EQ(progress.at_seam(), s > 0 && s % std::ssize(order) == 0);
+    const Match match = progress.Open(scope.backward, scope.unit);
+    EXPECT_EQ(match.kind, Match::kNext);
+    EXPECT_EQ(match.scope, s);
+    EXPECT_EQ(match.expected, s);
+    EXPECT_EQ(progress.round(), s / std::ssize(order));
+    progress.Close(s);
+  }
+  EXPECT_FALSE(progress.at_seam());
+  EXPECT_EQ(progress.LeaveOutRest(), progress.scopes());
+}
+
+// Every refusal names what declares the order.
+TEST(OrderRefusalTest, SaysWhy) {
+  const SmallModel model{"", {0, 1, 2}, {true, true, true}, 2, 0};
+  const std::vector<PlannedScope> order = ScopesOf(model);
+  const auto reason = [&](const std::vector<Call>& calls) {
+    OrderProgress progress;
+    progress.BeginStep(order, model.trainable, model.rounds);
+    Match match;
+    for (const Call& call : calls) {
+      match = progress.Open(call.kind == Call::kBackward, call.unit);
+      progress.Close(match.scope);
+    }
+    EXPECT_EQ(match.kind, Match::kRefused);
+    EXPECT_THAT(std::string(match.reason), HasSubstr(kOrderDeclaredIn));
+    return std::string(match.reason);
+  };
+  const auto f = [](int unit) { return Call{Call::kForward, unit}; };
+  const auto b = [](int unit) { return Call{Call::kBackward, unit}; };
+  EXPECT_THAT(reason({f(0), f(1), f(2), b(2), b(0), b(1)}),
+              HasSubstr("was left out when a later scope was opened"));
+  EXPECT_THAT(reason({f(0), f(1), f(2), b(1), b(2)}),
+              HasSubstr("was left out when a later scope was opened"));
+  EXPECT_THAT(reason({f(0), f(1), f(2), b(2), b(2)}), HasSubstr("came once more than declared"));
+  EXPECT_THAT(reason({f(0), f(1), f(2), b(2), b(1), b(2)}),
+              AllOf(HasSubstr("came once more than declared"), HasSubstr("the most visits")));
+  EXPECT_THAT(reason({f(0), f(1), f(2), b(2), b(1), f(0), b(0)}),
+              HasSubstr("recompute inside the BackwardScope"));
+}
+
+TEST(OrderHashTest, IsOfTheScopesInTheirOrder) {
+  const SmallModel model{"", {0, 1}, {true, true}, 1, 0};
+  const std::vector<PlannedScope> order = ScopesOf(model);
+  const auto hash = [&](const std::vector<Call>& calls) {
+    OrderProgress progress;
+    progress.BeginStep(order, model.trainable, model.rounds);
+    for (const Call& call : calls) progress.Open(call.kind == Call::kBackward, call.unit);
+    return progress.hash();
+  };
+  const std::vector<Call> walk = {{Call::kForward, 0}, {Call::kForward, 1}};
+  EXPECT_EQ(hash(walk), hash(walk));
+  EXPECT_NE(hash(walk), hash({{Call::kForward, 1}, {Call::kForward, 0}}));
+  EXPECT_NE(hash(walk), hash({{Call::kForward, 0}, {Call::kBackward, 1}}));
+  EXPECT_NE(hash(walk), hash({{Call::kForward, 0}}));
+}
+
+TEST(OrderRestTest, IsLeftOutAtTheEnd) {
+  const SmallModel model{"", {0, 1}, {true, true}, 2, 0};
+  const std::vector<PlannedScope> order = ScopesOf(model);
+  OrderProgress progress;
+  progress.BeginStep(order, model.trainable, model.rounds);
+  progress.Close(progress.Open(false, 0).scope);
+  EXPECT_EQ(progress.LeaveOutRest(), 1);
+  EXPECT_EQ(progress.next(), progress.scopes());
+  for (int s = 1; s < progress.scopes(); ++s)
+    EXPECT_EQ(progress.state(s), OrderProgress::State::kLeftOut);
+}
+
+}  // namespace
+}  // namespace ebb::sharding
