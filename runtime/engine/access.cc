@@ -62,14 +62,14 @@ absl::StatusOr<Executor::StateSlice> Executor::FindSlice(ParameterId p, StateCla
 absl::Status Executor::ForEachPiece(
     StateClass what, std::string_view optimizer_state,
     absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, int64_t at)> visit) {
-  EBB_RETURN_IF_ERROR(SettleVerdicts());
+  EBB_RETURN_IF_ERROR(Settle());
   EBB_RETURN_IF_ERROR(MayLook());
   for (size_t i = 0; i < model_.parameters.size(); ++i) {
     const ParameterId p{static_cast<int32_t>(i)};
     EBB_ASSIGN_OR_RETURN(const StateSlice found, FindSlice(p, what, optimizer_state));
     if (found.begin == found.end) continue;
     AwaitState(found.array.unit);
-    EBB_RETURN_IF_ERROR(StuckError());
+    EBB_RETURN_IF_ERROR(errors_.Tell());
     for (int64_t begin = found.begin; begin < found.end; begin += kPieceElements) {
       const Slice piece{.parameter = p,
                         .name = model_.parameters[i].name,
@@ -79,7 +79,7 @@ absl::Status Executor::ForEachPiece(
       EBB_RETURN_IF_ERROR(visit(piece, found, found.offset + begin - found.begin));
     }
   }
-  return StuckError();
+  return errors_.Tell();
 }
 
 absl::Status Executor::ReadValues(const StateArray& array, int64_t begin, std::span<float> values) {
@@ -183,9 +183,9 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, Engine::Sink sink,
 absl::Status Executor::GatherPieces(ParameterId p, StateClass what, int root,
                                     absl::FunctionRef<absl::Status()> fits, Engine::Sink sink) {
   calls_.Note(CallKind::kGather);
-  if (failures_.has_failed()) return Withdraw();
+  if (errors_.has_failed()) return Withdraw();
   const auto check = [&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(SettleVerdicts());
+    EBB_RETURN_IF_ERROR(Settle());
     EBB_RETURN_IF_ERROR(MayLook());
     if (static_cast<size_t>(p) >= model_.parameters.size())
       return absl::InvalidArgumentError(absl::StrCat("Gather of parameter ", static_cast<int>(p),
@@ -201,7 +201,7 @@ absl::Status Executor::GatherPieces(ParameterId p, StateClass what, int root,
   const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
   AwaitState(location.unit);
   EBB_ASSIGN_OR_RETURN(const StateSlice own, FindSlice(p, what, ""));
-  absl::Status read = StuckError();  // of the update that was waited for, on this rank
+  absl::Status read = errors_.Tell();  // of the update that was waited for, on this rank
   if (read.ok() && own.begin != own.end)
     read = VerifyArray(own.array, own.offset, own.offset + own.end - own.begin);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), read));

@@ -30,6 +30,7 @@ class ControlBlock {
                              std::optional<ControlBlock>& into);
 
   double& square(int unit) const { return squares_[static_cast<size_t>(unit)]; }  // of its shard
+  std::span<const double> squares() const { return squares_; }                    // by unit
   // An evaluation's sums. Of a step the first is its loss, and the others are nothing.
   std::span<double> sums(int parity) const {
     return sums_.subspan(static_cast<size_t>(parity) * Evaluation::kSums, Evaluation::kSums);

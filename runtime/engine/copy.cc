@@ -41,7 +41,7 @@ absl::Status Executor::MakeCopyMirror() {
   return copy_mirror_.Allocate(device_, 2 * CopyStaging::kBytesMax, ledger_);
 }
 
-absl::Status Executor::CheckCopy(const Executor& source) const {
+absl::Status Executor::CheckCopy(Executor& source) const {
   if (!(source.given_world_ == given_world_)) {
     return absl::FailedPreconditionError(
         absl::StrCat("CopyParametersFrom('", source.options_.name, "') into '", options_.name,
@@ -52,7 +52,7 @@ absl::Status Executor::CheckCopy(const Executor& source) const {
         "CopyParametersFrom('", source.options_.name,
         "') while a Step or Evaluation of that engine is alive: finish or drop it first"));
   }
-  return source.StuckError();
+  return source.errors_.Tell();
 }
 
 absl::Status Executor::CopyParametersFrom(Executor& source) {
@@ -76,8 +76,8 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
   const absl::StatusOr<sharding::CopyPlan> copy =
       sharding::PlanCopy(side(source), side(*this), size_, CopyStaging::kBytesMax);
   CopyStaging staging;
-  absl::Status own = SettleVerdicts();
-  if (absl::Status settled = source.SettleVerdicts(); own.ok()) own = std::move(settled);
+  absl::Status own = Settle();
+  if (absl::Status settled = source.Settle(); own.ok()) own = std::move(settled);
   if (own.ok()) own = CheckCopy(source);
   if (own.ok()) own = copy.status();
   if (own.ok()) own = staging.Allocate(*copy, ledger_);
@@ -89,18 +89,18 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
 
   AwaitReaders();
   absl::Status copied = RunCopy(source, *copy, staging);
-  if (copied.ok()) copied = source.StuckError();
+  if (copied.ok()) copied = source.errors_.Tell();
   masters_written_ = true;
   if (copied.ok() && !suspended_) copied = SpreadWritten();
   copied = AgreeOnStatus(Control(), copied);
   if (!copied.ok()) {
-    failures_.Fail(absl::Status(
+    errors_.Fail(absl::Status(
         copied.code(), absl::StrCat("the engine '", options_.name,
                                     "' has failed: CopyParametersFrom ended in the middle; reload "
                                     "the model. ",
                                     copied.message())));
   }
-  return StuckError();
+  return errors_.Tell();
 }
 
 absl::Status Executor::RunCopy(Executor& source, const sharding::CopyPlan& copy,

@@ -118,7 +118,7 @@ void Executor::CheckRound(int planned) {
                scopes[s].visit == backward.visit && !opened;
   }
   if (forwards != 1 || !missing) return;
-  Stick(absl::FailedPreconditionError(absl::StrCat(
+  errors_.Note(absl::FailedPreconditionError(absl::StrCat(
       "the Forward before ", ScopeName(true, backward.unit), " was taken for the start of round ",
       backward.round, "; recompute inside the BackwardScope, which has the parameters too")));
 }
@@ -140,7 +140,7 @@ void Executor::WarnOfDeparture(std::string_view what_came, std::string_view how)
   const std::string what =
       absl::StrCat(std::string(what_came), " where the declared order has ", expected);
   if (OwnsBoundaries()) {
-    Stick(absl::FailedPreconditionError(
+    errors_.Note(absl::FailedPreconditionError(
         absl::StrCat(what,
                      ": boundary activations belong to the engine (Visit::output_bytes), so every "
                      "visit must come in its order")));
@@ -159,7 +159,8 @@ bool Executor::OwnsBoundaries() const {
 // out is an error in any step.
 void Executor::CheckNothingLeftOut() {
   if (!config_.ebb.strict || progress_.options.may_leave_out || OwnsBoundaries()) return;
-  if (absl::Status missing = progress_.backwards.Error(); !missing.ok()) Stick(std::move(missing));
+  if (absl::Status missing = progress_.backwards.Error(); !missing.ok())
+    errors_.Note(std::move(missing));
 }
 
 // Leaves the plan for the rest of the step. Gradients that wait for their bucket are reduced on
@@ -196,7 +197,7 @@ void Executor::OpenDeparted(const OpenScope& scope) {
     // Carried ones are the step before's.
     if (operation.kind == OperationKind::kUpdate && operation.parts.front().unit == scope.unit &&
         operation.condition != sharding::Condition::kCarrying && progress_.run->issued[index]) {
-      Stick(absl::FailedPreconditionError(
+      errors_.Note(absl::FailedPreconditionError(
           absl::StrCat(ScopeName(true, scope.unit),
                        " after its update of this step had started; declare every visit, or set "
                        "ebb.asynchronous_step to late")));
@@ -209,7 +210,7 @@ void Executor::OpenDeparted(const OpenScope& scope) {
       const absl::Status kept =
           displaced_gradients_.Keep(scope.unit, storage_->GradientSlice(scope.unit),
                                     GradientShardBytes(scope.unit), *reduce_, device_, ledger_);
-      if (!kept.ok()) Stick(kept);
+      if (!kept.ok()) errors_.Note(kept);
     }
   }
   reduce_->Record(*fence_);
@@ -230,7 +231,7 @@ void Executor::OpenBlocked(const OpenScope& scope) {
     std::vector<int>& needs = progress_.needs;
     sharding::FindNeeds(plan, run.issued, run.carried, gather, needs);
     if (sharding::TakesHeldSlot(plan, run.issued, needs)) {
-      return Stick(absl::FailedPreconditionError(
+      return errors_.Note(absl::FailedPreconditionError(
           absl::StrCat(ScopeName(scope.backward, scope.unit),
                        " while a scope before it is open, whose update has host memory that its "
                        "parameters are read to: close that scope first, or set "
@@ -245,7 +246,7 @@ void Executor::OpenBlocked(const OpenScope& scope) {
   const std::span<const sharding::Dependency> waits =
       plan.moments[static_cast<size_t>(sharding::OpenTick(scope.planned))].compute;
   if (const int held = sharding::NotIssued(plan, progress_.run->issued, waits); held >= 0) {
-    return Stick(absl::FailedPreconditionError(
+    return errors_.Note(absl::FailedPreconditionError(
         absl::StrCat(ScopeName(scope.backward, scope.unit),
                      " while a scope before it is open, behind which the ",
                      std::string(sharding::Name(plan.operations[held].kind)),
@@ -259,7 +260,7 @@ bool Executor::SlotIsFree(const OpenScope& scope, int unit) {
     return sharding::GathersConflict(progress_.run->plan, unit, open.unit);
   });
   if (other == open_.end()) return true;
-  Stick(absl::FailedPreconditionError(absl::StrCat(
+  errors_.Note(absl::FailedPreconditionError(absl::StrCat(
       ScopeName(scope.backward, scope.unit), " while ", ScopeName(other->backward, other->unit),
       " is open: the gather pool has room for both only one after the other; close the first, or "
       "raise ebb.prefetch_depth")));
@@ -282,7 +283,7 @@ bool Executor::GradientIsFree(const OpenScope& scope) {
     if (s >= 0) unit = plan.scopes[s].unit;
   }
   if (unit < 0) return true;
-  Stick(absl::FailedPreconditionError(absl::StrCat(
+  errors_.Note(absl::FailedPreconditionError(absl::StrCat(
       ScopeName(true, scope.unit), " before the gradient of ", ScopeName(true, unit),
       " has left the memory they share: close that scope, and those before it, first")));
   return false;
@@ -299,8 +300,8 @@ void Executor::GatherOnDemand(int unit) {
     AwaitState(unit);
     FetchSlice(unit);
   }
-  StickCollective(*gather_communicator_,
-                  gather_communicator_->AllGather(*gather_, single_gather_[unit], config_.compute));
+  NoteCollective(*gather_communicator_,
+                 gather_communicator_->AllGather(*gather_, single_gather_[unit], config_.compute));
   Compute(*gather_, [this, unit] { NoteIfBroken(OperationKind::kGather, {.unit = unit}); });
   gather_->Record(*demand_);
   compute_.Wait(*demand_);
@@ -318,14 +319,14 @@ void Executor::ReduceNow(int unit, int visit) {
   }
   const float divide = static_cast<float>(1.0 / progress_.divisor);
   const bool replicas = decisions.replicas() > 1;
-  StickCollective(*reduce_communicator_,
-                  reduce_communicator_->ReduceScatter(*reduce_, single_reduce_[visit],
-                                                      decisions.reduced(), replicas ? 1 : divide));
+  NoteCollective(*reduce_communicator_,
+                 reduce_communicator_->ReduceScatter(*reduce_, single_reduce_[visit],
+                                                     decisions.reduced(), replicas ? 1 : divide));
   Compute(*reduce_, [this, unit] { NoteIfBroken(OperationKind::kReduce, {.unit = unit}); });
   if (replicas) {
-    StickCollective(*replicas_communicator_,
-                    replicas_communicator_->AllReduce(*reduce_, single_all_reduce_[visit],
-                                                      decisions.reduced(), ReduceOp::kSum, divide));
+    NoteCollective(*replicas_communicator_,
+                   replicas_communicator_->AllReduce(*reduce_, single_all_reduce_[visit],
+                                                     decisions.reduced(), ReduceOp::kSum, divide));
     Compute(*reduce_, [this, unit] { NoteIfBroken(OperationKind::kAllReduce, {.unit = unit}); });
   }
   std::byte* reduced = source + SliceOffset(unit, decisions.reduced());
@@ -348,7 +349,7 @@ void Executor::ReduceNow(int unit, int visit) {
             Accumulate(stream, unit, slice, shard, first, /*last=*/false);
           });
         });
-    if (!summed.ok()) failures_.Fail(summed);
+    if (!summed.ok()) errors_.Fail(summed);
   });
 }
 

@@ -79,13 +79,13 @@ Evaluation::Sums SumsOf(std::span<const ExchangeRecord> records) {
 
 Verdict Conclude(std::span<const ExchangeRecord> records) {
   Verdict verdict;
-  verdict.told = records.front().told;
+  verdict.known = records.front().known;
   verdict.returned = true;
   for (size_t rank = 0; rank < records.size(); ++rank) {
     const ExchangeRecord& record = records[rank];
     verdict.squares += record.squares;
     verdict.loss += record.loss;
-    verdict.told = std::min(verdict.told, record.told);
+    verdict.known = std::min(verdict.known, record.known);
     verdict.returned &= record.returned;
     verdict.engine_failed |= record.engine_failed;
     verdict.updates_started |= record.updates_started;

@@ -23,7 +23,7 @@ struct ExchangeRecord {
   int32_t status_code = 0;
   int32_t message_bytes = 0;
   int64_t exchange = 0;  // which one of this engine's, from 1: what is of an older one has not come
-  int64_t told = 0;      // the last exchange whose error, if it had one, this rank's caller knows
+  int64_t known = 0;     // the last exchange whose error, if it had one, this rank's caller knows
   bool engine_failed = false;    // and it is the engine's, for good
   bool updates_started = false;  // early ones, of this step
   bool returned = false;         // its Finish returns this error
@@ -45,7 +45,7 @@ struct Verdict {
   double squares = 0, loss = 0;
   int non_finite_rank = -1, non_finite_unit = -1;
   bool scopes_differ = false;
-  int64_t told = 0;                                     // on every rank
+  int64_t known = 0;                                    // on every rank
   bool returned = false;                                // on every rank
   bool engine_failed = false, updates_started = false;  // on any rank
   absl::Status error;                                   // of the first rank that has one

@@ -25,18 +25,26 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
       rank_(world_.rank()),
       size_(world_.size()),
       view_errors_(absl::StrCat(options_.name, " rank ", rank_), model_),
-      standing_({.scaler = optim::LossScaler(config_.loss_scale, config_.compute)}),
+      messages_(options_.name, rank_, model_),
+      peers_({.of_steps = {&reduce_communicator_, &gather_communicator_, &secondary_communicator_,
+                           &replicas_communicator_, &exchange_communicator_},
+              .control = &control_,
+              .device = &device_,
+              .concluded = &concluded_,
+              .reduce = &reduce_,
+              .mirror = &mirror_,
+              .timeout_seconds = config_.ebb.timeout_seconds}),
       compute_(device_.CallerStream()) {}
 
 Executor::~Executor() {
   if (progress_.alive) Drop(progress_.number);
   AwaitStreams();
   // Before any memory goes, which waits for the device: there ranks that share it may wait for this one.
-  for (std::optional<Communicator>* communicator : StepCommunicators())
+  for (std::optional<Communicator>* communicator : peers_.of_steps())
     if (communicator->has_value()) (*communicator)->Leave();
   if (control_.has_value()) control_->Leave();
   DeregisterPools();
-  LogUntoldFailure();
+  outcome_.reset();  // says what was not asked for
   if (timeline_ == nullptr) return;
   CollectSpans(/*next=*/nullptr);
   if (absl::Status written = timeline_->AppendTo(config_.ebb.trace); !written.ok()) {
@@ -94,16 +102,15 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   }
   const int64_t number = ++last_number_;
   if (progress_.alive) {
-    Stick(
+    errors_.Note(
         absl::FailedPreconditionError("BeginStep while a Step or Evaluation of the same engine is "
                                       "alive: finish or drop that one first"));
     return number;
   }
   calls_.Note(HasWritten() ? CallKind::kStepWithWritten : CallKind::kStep);
   // Of all that is by parity, what that of two steps before has used is free then.
-  TakeVerdicts(/*may_stay_open=*/1).IgnoreError();
   Reset(number, /*evaluation=*/false);
-  progress_.trace = {.step = FinishedSteps() + 1};
+  progress_.trace = {.step = outcome_->finished_steps() + 1};
   updates_done_[progress_.parity].Wait();
   host_updates_done_[progress_.parity].Wait();
   progress_.options = options;
@@ -113,7 +120,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
                                 : static_cast<int>(config_.gradient_accumulation_steps);
   const int per_round = static_cast<int>(config_.ebb.micro_batches_per_round);
   if (options.micro_batches < 0 || progress_.micro_batches % per_round != 0) {
-    Stick(absl::InvalidArgumentError(absl::StrCat(
+    errors_.Note(absl::InvalidArgumentError(absl::StrCat(
         "a step of ", options.micro_batches,
         " micro-batches: it must be a positive multiple of ebb.micro_batches_per_round, ",
         per_round)));
@@ -125,7 +132,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   if (run.ok()) {
     progress_.run = *run;
   } else {
-    Stick(run.status());
+    errors_.Note(run.status());
     progress_.micro_batches = progress_.run->plan.decisions.rounds * per_round;
   }
   progress_.divisor = options.gradient_divisor;
@@ -133,7 +140,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
     progress_.divisor = static_cast<double>(size_) * progress_.micro_batches;
   const float divide = static_cast<float>(1.0 / progress_.divisor);
   if (!std::isnormal(divide) || divide < 0) {
-    Stick(absl::InvalidArgumentError(
+    errors_.Note(absl::InvalidArgumentError(
         absl::StrCat("gradient_divisor ", options.gradient_divisor,
                      ": it must be positive, and its inverse an fp32 number; 0 means ranks times "
                      "micro-batches")));
@@ -141,15 +148,14 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   }
   if (options.learning_rate &&
       !(std::isfinite(static_cast<float>(*options.learning_rate)) && *options.learning_rate >= 0)) {
-    Stick(absl::InvalidArgumentError(absl::StrCat(
+    errors_.Note(absl::InvalidArgumentError(absl::StrCat(
         "learning_rate ", *options.learning_rate,
         ": it must be 0 or more, and an fp32 number; leave it out for the schedule's")));
   }
   if (sharding::FirstTrainableVisit(model_) == static_cast<int>(model_.forward.size())) {
-    Stick(absl::FailedPreconditionError(
+    errors_.Note(absl::FailedPreconditionError(
         "BeginStep on a model without anything trainable: use BeginEvaluation"));
   }
-  blocked_[progress_.parity] = !progress_.error.ok();
   EnqueueEarlyScalars();
   for (int kind = 0; kind < sharding::kOperationKinds; ++kind) {
     moved_bytes_[progress_.parity][kind] = 0;
@@ -170,14 +176,12 @@ int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& op
   if (suspended_) return --refusals_;
   const int64_t number = ++last_number_;
   if (progress_.alive) {
-    Stick(
+    errors_.Note(
         absl::FailedPreconditionError("BeginEvaluation while a Step or Evaluation of the same "
                                       "engine is alive: finish or drop that one first"));
     return number;
   }
   calls_.Note(HasWritten() ? CallKind::kEvaluationWithWritten : CallKind::kEvaluation);
-  TakeVerdicts().IgnoreError();
-  Drain();
   Reset(number, /*evaluation=*/true);
   if (options.traced) ++traced_evaluations_;
   progress_.trace = {.evaluation = traced_evaluations_, .shown = options.traced};
@@ -186,7 +190,7 @@ int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& op
   const sharding::Pools& pools = walk_->plan.pools;
   const bool has_boundaries = pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
   if (micro_batches < 1 || (has_boundaries && micro_batches > pools.evaluation_micro_batches)) {
-    Stick(absl::InvalidArgumentError(absl::StrCat(
+    errors_.Note(absl::InvalidArgumentError(absl::StrCat(
         "an evaluation of ", micro_batches,
         " micro-batches in one walk: the activation pool holds the boundaries of 1 to ",
         pools.evaluation_micro_batches, "; evaluate the rest in further walks")));
@@ -198,25 +202,21 @@ int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& op
 }
 
 void Executor::Reset(int64_t number, bool evaluation) {
+  progress_.parity = outcome_->Begin(evaluation);
+  NoteVerdict(VerdictTouch::kBeginLoss, progress_.parity);
+  if (evaluation) Drain();
   progress_.alive = true;
   progress_.evaluation = evaluation;
   progress_.number = number;
-  progress_.parity = 1 - finished_parity_;
-  NoteVerdict(VerdictTouch::kBeginLoss, progress_.parity);
-  for (double& sum : control_block_->sums(progress_.parity)) sum = 0;
   progress_.options = {};
   progress_.round = 0;
   progress_.departed = progress_.recomputed = progress_.any_backward = progress_.reduced =
       progress_.gradients_written = false;
-  progress_.updates_started = false;
   progress_.divisor = 1;
   progress_.sums = {};
   progress_.hash = 0;
   progress_.log.clear();
   progress_.trail = {};
-  progress_.error = absl::OkStatus();
-  progress_.error = StuckError();
-  if (!untold_.ok()) Stick(untold_);
   view_errors_.Begin(last_scope_id_);
   TakeViewErrors();
 }
@@ -239,7 +239,7 @@ void Executor::LogBegun() {
 // From the first moment of the plan: a step, an evaluation, and each of its walks.
 void Executor::Start() {
   Runnable& run = *progress_.run;
-  if (absl::Status spread = SpreadWritten(); !spread.ok()) Stick(spread);
+  if (absl::Status spread = SpreadWritten(); !spread.ok()) errors_.Note(spread);
   if (upload_) {
     // A walk that ended early may have left a gather on its way to a slot, and reads under way that
     // this one starts again.
@@ -277,7 +277,7 @@ int Executor::rounds(int64_t number) const {
 float Executor::LossScale(int64_t number) {
   if (!progress_.alive || progress_.number != number || config_.compute != DType::kFloat16)
     return 1;
-  TakeVerdicts().IgnoreError();  // the last step decided this one's scale
+  outcome_->Take();  // the last step decided this one's scale
   NoteVerdict(VerdictTouch::kReadScale, progress_.parity);
   return control_block_->loss_scale();
 }
@@ -292,11 +292,11 @@ TensorView Executor::DeviceLossScale(int64_t number) {
 void Executor::Add(int64_t number, int sum, const TensorView& scalar) {
   if (!progress_.alive || progress_.number != number) return;
   if (sum < 0 || sum >= Evaluation::kSums) {
-    return Stick(absl::InvalidArgumentError(absl::StrCat(
+    return errors_.Note(absl::InvalidArgumentError(absl::StrCat(
         "sum ", sum, " of an evaluation, which has ", Evaluation::kSums, ", counted from 0")));
   }
   if (scalar.dtype != DType::kFloat32 || scalar.size() != 1) {
-    return Stick(absl::InvalidArgumentError(
+    return errors_.Note(absl::InvalidArgumentError(
         absl::StrCat(sum == 0 ? "AddLoss" : "Add", " takes one fp32 scalar, and was given ",
                      scalar.size(), " of ", std::string(Name(scalar.dtype)))));
   }
@@ -320,7 +320,7 @@ void Executor::CompleteScopes() {
     return;
   }
   const int count = static_cast<int>(progress_.run->plan.scopes.size());
-  if (progress_.next_scope < count && progress_.error.ok())
+  if (progress_.next_scope < count && errors_.Known().ok())
     WarnOfDeparture("the end of the step", "the rest is left out, with zero gradients");
   SkipTo(count);
 }
@@ -330,21 +330,20 @@ absl::Status Executor::Reduce(int64_t number) {
   if (!progress_.alive || progress_.number != number)
     return absl::FailedPreconditionError("Reduce on a Step that is over");
   if (!progress_.options.hold_updates) {
-    Stick(
+    errors_.Note(
         absl::FailedPreconditionError("Reduce needs StepOptions::hold_updates: without it updates "
                                       "may already have consumed the gradients"));
   } else if (!progress_.any_backward) {
-    Stick(absl::FailedPreconditionError("Reduce before any Backward: there is no gradient"));
+    errors_.Note(absl::FailedPreconditionError("Reduce before any Backward: there is no gradient"));
   }
   CompleteScopes();
   IssueCarriedLeft();
-  TakeVerdicts().IgnoreError();  // Read needs this step's scale
+  outcome_->Take();  // Read needs this step's scale
   reduce_->WaitIdle();
   AwaitOffloads();
   progress_.reduced = true;
-  if (absl::Status broken = CommunicationError(); !broken.ok())
-    Stick(Located(broken, progress_.log));
-  return Told(StuckError());
+  if (absl::Status broken = peers_.Broken(); !broken.ok()) errors_.Note(Located(broken));
+  return errors_.Tell();
 }
 
 absl::Status Executor::Finish(int64_t number) {
@@ -355,7 +354,7 @@ absl::Status Executor::Finish(int64_t number) {
   }
   calls_.Note(CallKind::kFinish);
   if (!progress_.any_backward) {
-    Stick(
+    errors_.Note(
         absl::FailedPreconditionError("Finish without any Backward: there is no gradient to update "
                                       "with; to run forward only, use BeginEvaluation"));
   }
@@ -368,35 +367,24 @@ absl::Status Executor::Finish(int64_t number) {
     Issue(operation);
     if (own_optimizer_enqueues_ &&
         progress_.run->plan.operations[operation].kind == sharding::OperationKind::kExchange)
-      AwaitConclusion(progress_.parity);
+      peers_.AwaitConclusion(progress_.parity);
   }
   RecordUpdatesDone(sharding::StreamId::kUpdate, progress_.parity);
   if (host_update_) RecordUpdatesDone(sharding::StreamId::kHostUpdate, progress_.parity);
-  StepVerdict& step = verdicts_[progress_.parity];
-  step.error = StuckError();
-  finished_parity_ = progress_.parity;
   finished_counted_ = progress_.counted;
   carried_parity_ = progress_.parity;
-  // What has failed for good is not left open: nobody waits long for it.
-  const bool waits = !step.deferred || failures_.has_failed() || !CommunicationError().ok();
-  absl::Status status = waits ? TakeVerdicts() : step.error;
+  WaitCompute(finish.compute);
+  // What fails in an update is this step's error then.
+  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) AwaitUpdates();
+  const absl::Status status = outcome_->Finish();
   if (status.ok()) has_finished_ = true;
   parameters_differ_ = false;
-  WaitCompute(finish.compute);
-  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) {
-    AwaitUpdates();
-    if (status.ok() && failures_.has_failed()) {
-      // An optimizer of the trainer's, the disk, or norms that could not be taken. The others have reported the step as
-      // applied.
-      report_ = status = StuckError();
-      AbortStep(status);
-    }
-  }
   // Carried updates of a step that is not applied leave everything as it was.
   carries_ = progress_.run->plan.decisions.carries() &&
-             (!waits || (status.ok() && scalars_[progress_.parity].apply));
+             (!FinishWaits() ||
+              (status.ok() && step_constants_->of(progress_.parity, /*early=*/false).apply));
   EndProgress();
-  return Told(status);
+  return status;
 }
 
 // The next step of this parity waits for what is enqueued by now before it begins: so no later than
@@ -424,12 +412,9 @@ absl::StatusOr<Evaluation::Sums> Executor::FinishEvaluation(int64_t number) {
   CompleteScopes();
   for (int operation : progress_.run->plan.moments.back().operations()) Issue(operation);
   reduce_->WaitIdle();
-  StepVerdict& walk = verdicts_[progress_.parity];
-  walk.error = StuckError();
-  const absl::Status status = AgreedError(walk);
+  absl::StatusOr<Evaluation::Sums> sums = outcome_->FinishEvaluation();
   EndProgress();
-  if (!status.ok()) return Told(status);
-  return walk.sums;
+  return sums;
 }
 
 void Executor::Drop(int64_t number) {
@@ -438,11 +423,7 @@ void Executor::Drop(int64_t number) {
   TakeViewErrors();  // gone with the step
   IssueCarriedLeft();
   AwaitStreams();
-  if (progress_.updates_started && early_scalars_[progress_.parity].apply) {
-    failures_.Fail(
-        absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
-                           "started; reload the model, or begin such steps with hold_updates"));
-  }
+  outcome_->Drop();
   EndProgress();
 }
 
@@ -453,22 +434,39 @@ void Executor::EndProgress() {
 }
 
 absl::StatusOr<StepReport> Executor::Report() {
-  TakeVerdicts().IgnoreError();
+  absl::StatusOr<StepReport> report = outcome_->Report();
   CollectSpans(/*next=*/nullptr);
-  // What goes wrong in a step that is open is for its Finish to say.
-  if (progress_.alive && untold_.ok() && report_.ok()) return report_;
-  if (absl::Status status = Told(StuckError()); !status.ok()) return calls_.ReturnedAlone(status);
-  if (refused_step_) return Suspended();
+  if (refused_step_ && !errors_.has_failed()) return Suspended();
   // Where there is only no report yet, nothing has gone wrong.
-  return last_failure_.ok() ? report_ : calls_.ReturnedAlone(report_);
+  return outcome_->has_nothing_to_report() ? report : calls_.ReturnedAlone(report);
 }
 
-std::string Executor::ScopeName(bool backward, int unit) const {
-  return absl::StrCat(backward ? "Backward" : "Forward", "('", model_.units[unit].name, "')");
+absl::Status Executor::Located(const absl::Status& broken) const {
+  return messages_.Located(broken, peers_.WhereBroken(broken), progress_.log,
+                           outcome_->finished_steps() + 1);
 }
 
-std::string Executor::ScopeName(int64_t code) const {
-  return ScopeName(code % 2 == 1, static_cast<int>(code / 2));
+// A collective that one rank alone does not enqueue would pair its later ones with the wrong ones of the
+// others.
+void Executor::NoteCollective(Communicator& communicator, absl::Status status) {
+  if (status.ok()) return;
+  communicator.Abort(status);
+  errors_.Note(std::move(status));
+}
+
+void Executor::NoteIfBroken(const Communicator& communicator, std::string_view operation,
+                            std::span<const sharding::Part> parts) {
+  peers_.NoteIfBroken(communicator, [&]() -> std::string {
+    // NCCL's operations run long after the host was here, and its communicators fail together.
+    if (world_.connected_by_nccl()) return "";
+    std::string where(operation);
+    const char* between = " of unit '";
+    for (const sharding::Part& part : parts) {
+      absl::StrAppend(&where, between, model_.units[part.unit].name, "'");
+      between = ", '";
+    }
+    return where;
+  });
 }
 
 // What the declared order has next, as a log has it.
@@ -491,7 +489,7 @@ std::vector<CommunicationRow> Executor::communication() const {
   for (const Event& event : updated_) event.Wait();
   const auto of_finished = [this](const auto& bytes) {
     return [this, &bytes](sharding::OperationKind kind) {
-      return bytes[finished_parity_][static_cast<size_t>(kind)].load();
+      return bytes[outcome_->last_parity()][static_cast<size_t>(kind)].load();
     };
   };
   return sharding::CommunicationRows(of_finished(predicted_bytes_), of_finished(moved_bytes_));

@@ -2,8 +2,8 @@
 // and the plan's operations into work on streams. What it decides itself is only what a plan cannot
 // know: what to do when the trainer leaves the declared order (departures.cc).
 //
-// What it holds of plans, of the step under way and of steps whose outcome is open is in runnable.h,
-// step_progress.h and verdict.h; what has failed for good in failures.h, what the swap files should
+// What it holds of plans and of the step under way is in runnable.h and step_progress.h; what came of
+// steps in step_outcome.h and what went wrong in step_errors.h, what the swap files should
 // hold in swap_verifier.h, what a step has left out in missing_backwards.h, what was asked of views that
 // they do not give in view_errors.h, sums that a second backward writes over in displaced_gradients.h.
 // Implemented in files of one concern each:
@@ -16,9 +16,7 @@
 //   tracing.cc                     spans of the timeline
 //   swaps.cc, verify_swap.cc       moves between tiers; the swap files before values are shown
 //   updates.cc, parameter_norms.cc the optimizer; what LAMB and LARS have to know before it
-//   verdict.cc, open_verdicts.cc   norm and overflow, in the order of the reduce stream; what the host
-//                                  learns of it, and when
-//   errors.cc, meeting.cc          what fails, and who hears of it; calls of all ranks outside of steps
+//   step_exchange.cc, meeting.cc   what ranks tell each other at the end of a step, and outside of steps
 //   values.cc, access.cc           initial values; Read, Write and Gather
 //   state_runs.cc                  state wherever it lives
 //   training_state.cc              steps counted and the loss scale, as values that resume a run
@@ -50,19 +48,22 @@
 #include "ebb/runtime/engine/displaced_gradients.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/engine_calls.h"
-#include "ebb/runtime/engine/exchange.h"
-#include "ebb/runtime/engine/failures.h"
 #include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/meeting.h"
 #include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/optimizer_state_names.h"
+#include "ebb/runtime/engine/outcome_messages.h"
 #include "ebb/runtime/engine/profiler_ranges.h"
 #include "ebb/runtime/engine/runnable.h"
+#include "ebb/runtime/engine/step_communicators.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/step_outcome.h"
 #include "ebb/runtime/engine/step_progress.h"
+#include "ebb/runtime/engine/step_scalars.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_verifier.h"
 #include "ebb/runtime/engine/traffic_count.h"
 #include "ebb/runtime/engine/update_table.h"
-#include "ebb/runtime/engine/verdict.h"
 #include "ebb/runtime/engine/view_errors.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/runtime/trace/timeline.h"
@@ -144,30 +145,11 @@ class Executor {
     return of.trainable ? state_names_.Of(of.group) : std::vector<std::string>();
   }
   const EngineCalls& calls() const { return calls_; }
-  bool has_failed() const { return failures_.has_failed(); }
+  bool has_failed() const { return errors_.has_failed(); }
   MutableTensorView workspace() const;
   StreamView compute_stream() const { return compute_.view(); }
 
  private:
-  struct StepScalars {
-    bool apply = false;
-    float gradient_factor = 1;
-    int64_t step = 1;
-    optim::ScheduledRates rates = {};  // of the ungrouped parameters
-    bool rate_of_step = false;         // StepOptions::learning_rate, which is that of all groups
-  };
-
-  // What ranks do together outside of steps. In a log it stands in the place of a number of
-  // micro-batches, which is less.
-  enum class Meeting : int64_t {
-    kSuspend = int64_t{1} << 40,
-    kResume,
-    kCopyInto,
-    kCopyFrom,
-    kSetTrainingState,
-    kAgree,
-  };
-
   Executor(World world, Device device, ModelSpec model, Config config, EngineOptions options);
   // Those that start transfers before those that end them.
   std::array<std::optional<Stream>*, 14> Streams() {
@@ -316,9 +298,6 @@ class Executor {
 
   // meeting.cc
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
-  static bool IsMeeting(std::span<const int64_t> log);
-  static bool IsEvaluation(std::span<const int64_t> log);
-  static std::string Describe(int64_t begun);
 
   // pools_for_collectives.cc
   absl::StatusOr<Buffer> AllocatePool(StateClass state, int64_t bytes, std::string_view what);
@@ -331,13 +310,13 @@ class Executor {
   std::string AdviceFor(const sharding::HostRoom& room) const;
 
   // suspension.cc
-  absl::Status Suspended() const;
+  absl::Status Suspended();
   absl::Status MovePools(Storage::Room room);
 
   // copy.cc
   struct CopyStaging;
   absl::Status MakeCopyMirror();
-  absl::Status CheckCopy(const Executor& source) const;
+  absl::Status CheckCopy(Executor& source) const;
   absl::Status RunCopy(Executor& source, const sharding::CopyPlan& plan, CopyStaging& staging);
   absl::Status ExchangePieces(Executor& source, std::span<const sharding::Transfer> transfers,
                               StateArray& verified, CopyStaging& staging);
@@ -463,9 +442,6 @@ class Executor {
   optim::RoundingPlace RoundingOf(int unit, int64_t at) const;
   absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
                                Stream& stream);
-  StepScalars ScalarsFor(const StepVerdict& step, double norm) const;
-  void SetScalars(int parity, bool early, const StepScalars& scalars);
-  optim::UpdateScalars ScalarsOf(const UpdateTable::Set& set, const StepScalars& scalars) const;
 
   // parameter_norms.cc
   std::span<optim::NormSums> NormSumsOn(bool device) const;
@@ -473,15 +449,12 @@ class Executor {
   void EnqueueNormExchange(Runnable& run, int index, StepTag step);
   void ConcludeNorms(int parity);
 
-  // verdict.cc
-  bool DefersVerdict() const;
+  // step_exchange.cc
+  bool FinishWaits() const;
   void EnqueueExchange();
-  void RefreshNorms();
+  void RefreshNorms(int parity);
   Stream& SettledStream(int unit);
   void RefreshWrittenGradients();
-  void CompleteRecord(int parity);    // this rank's, before the all-gather
-  void ConcludeExchange(int parity);  // after it, still on the stream
-  void JudgeStep(int parity);         // likewise
 
   // host_touches.cc: memory that the device reaches, touched by the host in the order of a stream or
   // by the calling thread. Told before it is enqueued or done.
@@ -500,31 +473,19 @@ class Executor {
   };
   void NoteVerdict(VerdictTouch what, int parity);
 
-  // open_verdicts.cc
-  absl::Status TakeVerdicts(int may_stay_open = 0);
-  void AwaitConclusion(int parity);
-  absl::Status TakeVerdict(int parity);
-  absl::Status ReachVerdict(const StepVerdict& step);
-  absl::Status Told(absl::Status status);
-  absl::Status SettleVerdicts();
-  int64_t FinishedSteps() const;
-  absl::Status AgreedError(const StepVerdict& step);
-  std::string NonFinite(const StepVerdict& step) const;
-  void LogSkipped(const StepVerdict& step) const;
-  absl::Status FindDifference(std::span<const int64_t> log, const absl::Status& broken);
-  absl::Status DifferenceOfTrails(const StepVerdict& step) const;
-  absl::Status BegunDifferently(std::span<const int64_t> first, std::span<const int64_t> other,
-                                size_t rank) const;
-  absl::Status OpenedDifferently(int number, int first, int other, size_t rank) const;
-
-  // errors.cc
-  std::array<std::optional<Communicator>*, 5> StepCommunicators() {
-    return {&reduce_communicator_, &gather_communicator_, &secondary_communicator_,
-            &replicas_communicator_, &exchange_communicator_};
+  // Errors, and the collectives that may have them.
+  // For calls that look at the state, or change it: errors come before what they left behind.
+  absl::Status Settle() {
+    outcome_->Take();
+    return errors_.Tell();
   }
-  absl::Status CommunicationError();
-  void AbortStep(const absl::Status& why);
-  absl::Status Located(const absl::Status& broken, std::span<const int64_t> log) const;
+  // The failure of the engine, for which no rank is to wait any longer for this one.
+  absl::Status Withdraw() {
+    peers_.Withdraw(errors_.failure());
+    return errors_.Tell();
+  }
+  absl::Status Located(const absl::Status& broken) const;
+  void NoteCollective(Communicator& communicator, absl::Status status);
   void NoteIfBroken(const Communicator& communicator, std::string_view operation,
                     std::span<const sharding::Part> parts);
   void NoteIfBroken(sharding::OperationKind kind, std::span<const sharding::Part> parts = {}) {
@@ -533,20 +494,10 @@ class Executor {
   void NoteIfBroken(sharding::OperationKind kind, const sharding::Part& part) {
     NoteIfBroken(kind, {&part, 1});
   }
-  static bool MayHaveGoneApart(const absl::Status& broken);
-  absl::Status Withdraw();
-  void Stick(absl::Status status);  // the step's first error
-  // A collective that one rank alone does not enqueue would pair its later ones with the wrong ones
-  // of the others.
-  void StickCollective(Communicator& communicator, absl::Status status);
-  absl::Status StuckError() const;   // for the trainer, who has heard of it then
-  absl::Status UntoldError() const;  // the same, for anybody else
-  absl::Status StepError() const;    // of the step in progress
-  void LogUntoldFailure() const;
-  bool Blocked(int parity) const { return blocked_[parity].load(std::memory_order_acquire); }
 
-  std::string ScopeName(bool backward, int unit) const;
-  std::string ScopeName(int64_t code) const;
+  std::string ScopeName(bool backward, int unit) const {
+    return messages_.ScopeName(backward, unit);
+  }
   int NextCode() const;
   void Reset(int64_t number, bool evaluation);
   void LogEntry(int64_t code);
@@ -594,6 +545,7 @@ class Executor {
   OptimizerStateNames state_names_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
   std::vector<uint8_t> squares_stale_;           // by unit: to be taken again before the exchange
+  std::vector<uint8_t> squares_to_take_[2];      // by parity: likewise, of one that is enqueued
   std::vector<int> contributions_;               // by unit: reductions issued this step
   std::vector<uint8_t> reduced_scopes_;          // by planned scope
   std::vector<std::vector<CollectiveSpan>> single_reduce_,
@@ -610,28 +562,21 @@ class Executor {
   int64_t refusals_ = 0;       // Steps and Evaluations of a suspended engine: numbers below 0
 
   ViewErrors view_errors_;
+  OutcomeMessages messages_;
+  StepErrors errors_;
+  StepCommunicators peers_;
+  std::optional<StepConstants> step_constants_;
+  std::optional<StepOutcome> outcome_;
   std::optional<ProfilerRanges> profiler_ranges_;
   StepProgress progress_;
   std::vector<OpenScope> open_;
   int64_t last_scope_id_ = 0, last_number_ = 0;
   int64_t traced_evaluations_ = 0;
-  int64_t finished_steps_ = 0;  // those whose verdict was taken
   std::atomic<bool> has_finished_ = false;
   bool warned_of_departure_ = false;
-  std::atomic<int> finished_parity_ = 1;  // of the last step that finished
   std::atomic<int> finished_counted_ = 0;
-  int64_t exchanges_ = 0;
-  StepVerdict verdicts_[2];  // by parity
-  Standing standing_;
-  StepScalars scalars_[2], early_scalars_[2];  // by parity: likewise of that stream
-  absl::Status last_failure_;                  // of a step; of those whose verdict was taken
-  absl::Status untold_;                        // of a step that no caller has heard of yet
-  int64_t told_ = 0;                           // ExchangeRecord::told
-  CollectiveSpan exchange_span_, norm_span_;
+  CollectiveSpan exchange_spans_[2], norm_spans_[2];  // by parity
   int64_t exchange_moved_before_ = 0;
-  absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
-  std::atomic<bool> blocked_[2] = {};  // by parity: no early update of that step may start
-  Failures failures_;
   std::atomic<int64_t> moved_bytes_[2][sharding::kOperationKinds] =
       {};  // by parity, by operation kind
   std::atomic<int64_t> predicted_bytes_[2][sharding::kOperationKinds] = {};  // likewise

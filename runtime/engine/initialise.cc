@@ -103,7 +103,7 @@ int Executor::StreamsOfDevice() {
     return static_cast<int>(
         std::count_if(all.begin(), all.end(), [](const auto* one) { return one->has_value(); }));
   };
-  return 2 + made(Streams()) + (world_.connected_by_nccl() ? 1 + made(StepCommunicators()) : 0);
+  return 2 + made(Streams()) + (world_.connected_by_nccl() ? 1 + made(peers_.of_steps()) : 0);
 }
 
 // A group that the config names and no parameter has is a misspelling.
@@ -318,7 +318,7 @@ absl::Status Executor::MakeState() {
   // Auto: what is written from here on is summed, until it is known what is not to be.
   const VerifySwap verify = config_.ebb.verify_swap;
   swap_verifier_.emplace(plan(), model_, verify == VerifySwap::kAuto ? VerifySwap::kAll : verify,
-                         *storage_, failures_);
+                         *storage_, errors_);
   EBB_RETURN_IF_ERROR(MakeOffloadStreams());
   EBB_RETURN_IF_ERROR(MakeTimeline());
   profiler_ranges_.emplace(plan().unit_names);
@@ -342,8 +342,17 @@ absl::Status Executor::MakeState() {
   if (decisions.has_norms())
     EBB_RETURN_IF_ERROR(NormExchange::Create(device_, plan(), update_table_, shard_, norms_));
   control_block_->CopyRuns(*update_);  // before whatever is updated on that stream
-  control_block_->loss_scale() = standing_.scaler.scale();
-  squares_stale_.assign(units, 0);
+  step_constants_.emplace(config_, update_table_, *control_block_);
+  outcome_.emplace(StepOutcome::Parts{.config = &config_,
+                                      .errors = &errors_,
+                                      .peers = &peers_,
+                                      .control = &*control_block_,
+                                      .constants = &*step_constants_,
+                                      .messages = &messages_,
+                                      .adds_squares = replica_ == 0});
+  for (std::vector<uint8_t>* squares :
+       {&squares_stale_, &squares_to_take_[0], &squares_to_take_[1]})
+    squares->assign(units, 0);
   contributions_.assign(units, 0);
   requested_.resize(decisions.keeps_step_gradients ? visits : units);
   for (size_t v = 0; v < visits; ++v) {

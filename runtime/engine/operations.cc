@@ -148,7 +148,7 @@ void Executor::EnqueueWork(int index) {
   const Operation& operation = run->plan.operations[index];
   const bool carried = operation.condition == sharding::Condition::kCarrying;
   const StepTag step{.trace = progress_.trace,
-                     .finished = FinishedSteps(),
+                     .finished = outcome_->finished_steps(),
                      .parity = carried ? carried_parity_ : progress_.parity,
                      .counted = progress_.counted,
                      .counts = progress_.alive && !progress_.evaluation && run != drain_.get()};
@@ -178,9 +178,8 @@ void Executor::EnqueueWork(int index) {
     case OperationKind::kExchangeNorms:
       return EnqueueNormExchange(*run, index, step);
     case OperationKind::kUpdate:
-      if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly && !carried &&
-          !Blocked(progress_.parity) && !failures_.has_failed())
-        progress_.updates_started = true;
+      if (run->plan.decisions.timing == sharding::UpdateTiming::kEarly && !carried)
+        outcome_->StartEarlyUpdate();
       break;
     default:
       break;
@@ -214,7 +213,7 @@ void Executor::EnqueueCollective(int index) {
                                                                          : decisions.compute;
     status = communicator.AllGather(stream, run->spans[index], dtype);
   }
-  StickCollective(communicator, std::move(status));
+  NoteCollective(communicator, std::move(status));
   Compute(stream, [this, run, index, step] { Ended(*run, index, step); });
   TraceEnd(stream, *run, index, step);
 }

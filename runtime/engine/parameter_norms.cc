@@ -20,7 +20,8 @@ void Executor::RunParameterNorms(const sharding::UpdateWork& work, int parity, b
   const std::span<optim::NormSums> sums = NormSumsOn(group.tier == Tier::kDevice);
   if (first) KernelsOf(stream).ClearNorms(stream, sums);
   const bool known = !KernelsOf(stream).enqueues();
-  if ((known && !scalars_[parity].apply) || failures_.has_failed()) return;
+  if ((known && !step_constants_->of(parity, /*early=*/false).apply) || errors_.has_failed())
+    return;
   const int states = plan().decisions.norm_states[static_cast<size_t>(work.unit)];
   if (swap_verifier_->Verifies(group) &&
       !swap_verifier_->AgreeStates(group, swap_verifier_->SumStates(work, stream.team(), states),
@@ -45,18 +46,19 @@ void Executor::EnqueueNormExchange(Runnable& run, int index, StepTag step) {
   reduce_->Enqueue([this, parity] {
     norms_->Complete(
         norms_->sums_on_host() ? NormSumsOn(/*device=*/false) : std::span<optim::NormSums>(),
-        verdicts_[parity].exchange, failures_.has_failed());
+        outcome_->exchange(parity), errors_.has_failed());
   });
   if (norms_->exchanged()) {
     const std::span<std::byte> own = norms_->own_record(), all = norms_->records();
     std::byte* const records = storage_->Staging(plan().pools.staging_norm_records);
     reduce_->Copy(records + all.size(), own.data(), static_cast<int64_t>(own.size()));
-    norm_span_ = {.send = records + all.size(),
-                  .receive = records,
-                  .count = static_cast<int64_t>(own.size())};
+    norm_spans_[parity] = {.send = records + all.size(),
+                           .receive = records,
+                           .count = static_cast<int64_t>(own.size())};
     Communicator& communicator = CommunicatorOf(sharding::OperationKind::kExchangeNorms);
     Compute(*reduce_, [this, &run, index] { Began(run, index); });
-    StickCollective(communicator, communicator.AllGather(*reduce_, {&norm_span_, 1}, DType::kInt8));
+    NoteCollective(communicator,
+                   communicator.AllGather(*reduce_, {&norm_spans_[parity], 1}, DType::kInt8));
     Compute(*reduce_, [this, &run, index, step] { Ended(run, index, step); });
     reduce_->Copy(all.data(), records, static_cast<int64_t>(all.size()));
   }
@@ -70,17 +72,18 @@ void Executor::EnqueueNormExchange(Runnable& run, int index, StepTag step) {
 // record has not come as the communicator is broken, none of them updates anything; all learn of the failure
 // as they do of one in a late update, with the next exchange.
 void Executor::ConcludeNorms(int parity) {
-  if (!scalars_[parity].apply) return;
-  if (!norms_->Conclude(verdicts_[parity].exchange))
-    return SetScalars(parity, /*early=*/false, StepScalars());
+  const StepScalars& scalars = step_constants_->of(parity, /*early=*/false);
+  if (!scalars.apply) return;
+  if (!norms_->Conclude(outcome_->exchange(parity)))
+    return step_constants_->Set(parity, /*early=*/false, StepScalars());
   const std::span<optim::UpdateConstants> constants =
       control_block_->constants(parity, /*early=*/false);
   for (const NormExchange::Norms& norms : norms_->norms()) {
     const UpdateTable::Set& set = update_table_.sets()[static_cast<size_t>(norms.set)];
-    optim::UpdateScalars scalars = ScalarsOf(set, scalars_[parity]);
-    scalars.trust_ratio =
+    optim::UpdateScalars of_set = step_constants_->ScalarsOf(set, scalars);
+    of_set.trust_ratio =
         optim::TrustRatio(set.optimizer, norms.parameter_squares, norms.direction_squares);
-    constants[static_cast<size_t>(norms.set)] = optim::UpdateConstantsOf(set.optimizer, scalars);
+    constants[static_cast<size_t>(norms.set)] = optim::UpdateConstantsOf(set.optimizer, of_set);
   }
 }
 

@@ -63,7 +63,7 @@ absl::Status Executor::RegisterPools() {
 }
 
 void Executor::DeregisterPools() {
-  for (std::optional<Communicator>* communicator : StepCommunicators())
+  for (std::optional<Communicator>* communicator : peers_.of_steps())
     if (communicator->has_value()) (*communicator)->Deregister();
 }
 

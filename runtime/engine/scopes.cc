@@ -27,13 +27,13 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
   TakeViewErrors();
   const int unit = static_cast<int>(id);
   if (unit < 0 || unit >= static_cast<int>(model_.units.size())) {
-    Stick(absl::InvalidArgumentError(absl::StrCat("unit ", unit,
-                                                  " is not of this engine's model, which has ",
-                                                  model_.units.size(), " units")));
+    errors_.Note(absl::InvalidArgumentError(
+        absl::StrCat("unit ", unit, " is not of this engine's model, which has ",
+                     model_.units.size(), " units")));
     return 0;
   }
   if (backward && progress_.reduced) {
-    Stick(absl::FailedPreconditionError(absl::StrCat(
+    errors_.Note(absl::FailedPreconditionError(absl::StrCat(
         ScopeName(true, unit), " after Step::Reduce, which has made the gradients final")));
     return 0;
   }
@@ -205,7 +205,7 @@ void Executor::Refuse(absl::Status mistake) {
 }
 
 void Executor::TakeViewErrors() {
-  if (view_errors_.any()) Stick(view_errors_.Take());
+  if (view_errors_.any()) errors_.Note(view_errors_.Take());
 }
 
 OpenScope* Executor::Find(int64_t id) {

@@ -44,13 +44,11 @@ struct StepProgress {
   std::vector<int> needs;  // of an operation that is issued ahead of the plan
   bool departed = false, recomputed = false, any_backward = false, reduced = false,
        gradients_written = false;
-  bool updates_started = false;  // early ones; late ones start after the verdict
-  Evaluation::Sums sums = {};    // the counts; values come from the device. The loss is the first
+  Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
   uint64_t hash = 0;
   std::vector<int64_t> log;    // how it was begun (kBegunEntries), then scopes opened, as codes
   MissingBackwards backwards;  // of a step
   ScopeTrail trail;            // the same for the ranks' records; of a step
-  absl::Status error;
 };
 
 // Whose operation it is that runs on a stream, when the host may already be elsewhere.

@@ -7,8 +7,8 @@
 
 namespace ebb {
 
-absl::Status Executor::Suspended() const {
-  if (failures_.has_failed()) return StuckError();
+absl::Status Executor::Suspended() {
+  if (errors_.has_failed()) return errors_.Tell();
   return absl::FailedPreconditionError(
       absl::StrCat("the engine '", options_.name,
                    "' is suspended: call Resume before BeginStep and BeginEvaluation"));
@@ -24,7 +24,7 @@ absl::Status Executor::MovePools(Storage::Room room) {
     const absl::Status met = given_world_.MeetOnHost(OptionsOf("moved"));
     if (moved.ok()) moved = met;
   }
-  if (!moved.ok()) failures_.Fail(moved);
+  if (!moved.ok()) errors_.Fail(moved);
   return moved;
 }
 
@@ -34,7 +34,7 @@ absl::Status Executor::Suspend() {
         "Suspend while a Step or Evaluation of the engine is alive: finish or drop it first");
   }
   calls_.Note(CallKind::kSuspend);
-  const absl::Status settled = SettleVerdicts();
+  const absl::Status settled = Settle();
   Drain();
   AwaitStreams();
   Storage::Room room;
@@ -54,14 +54,14 @@ absl::Status Executor::Resume() {
         "suspended");
   }
   calls_.Note(CallKind::kResume);
-  const absl::Status settled = SettleVerdicts();
+  const absl::Status settled = Settle();
   Storage::Room room;
   absl::Status made = settled;
   if (made.ok() && suspended_) made = storage_->MakeRoom(Tier::kDevice, room);
   EBB_RETURN_IF_ERROR(Meet(Meeting::kResume, /*subject=*/0, made));
   if (!suspended_) return absl::OkStatus();
   if (const absl::Status moved = MovePools(std::move(room)); !moved.ok()) {
-    AbortStep(moved);  // the others are about to register their pools
+    peers_.Abort(moved);  // the others are about to register their pools
     return moved;
   }
   PointCollectives(*own_);

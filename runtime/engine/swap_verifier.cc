@@ -13,12 +13,12 @@ using sharding::Place;
 using Extent = SwapChecksums::Extent;
 
 SwapVerifier::SwapVerifier(const sharding::Plan& plan, const ModelSpec& model, VerifySwap verify,
-                           Storage& storage, Failures& failures)
+                           Storage& storage, StepErrors& errors)
     : plan_(plan),
       model_(model),
       verify_(verify),
       storage_(storage),
-      failures_(failures),
+      errors_(errors),
       checksums_(plan, verify),
       scratch_(static_cast<size_t>(optim::UpdateChecksumScratch(checksums_.elements_max()))),
       of_states_(static_cast<size_t>(1 + plan.decisions.optimizer_states)) {}
@@ -30,7 +30,7 @@ void SwapVerifier::VerifyStatesOnly() {
 
 // Other ranks are told the beginning and the end (ExchangeRecord).
 void SwapVerifier::FailAt(const Extent& extent, const Place& place) {
-  failures_.Fail(absl::DataLossError(absl::StrCat(
+  errors_.Fail(absl::DataLossError(absl::StrCat(
       "the engine has failed: the ", std::string(Name(extent.what)), " of unit '",
       model_.units[static_cast<size_t>(extent.unit)].name,
       "' came back from the disk with other bytes than were written; reload the model. Another "
@@ -43,9 +43,8 @@ void SwapVerifier::FailAt(const Extent& extent, const Place& place) {
 bool SwapVerifier::FilesAreOurs() {
   const absl::Status changed = storage_.CheckFiles();
   if (changed.ok()) return true;
-  failures_.Fail(absl::Status(
-      changed.code(),
-      absl::StrCat("the engine has failed: ", changed.message(), "; reload the model")));
+  errors_.Fail(absl::Status(changed.code(), absl::StrCat("the engine has failed: ",
+                                                         changed.message(), "; reload the model")));
   return false;
 }
 

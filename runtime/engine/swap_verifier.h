@@ -12,7 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/device/thread_team.h"
-#include "ebb/runtime/engine/failures.h"
+#include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_checksums.h"
 #include "ebb/sharding/model.h"
@@ -25,7 +25,7 @@ class SwapVerifier {
  public:
   // All that is given outlives it. `verify` is not kAuto.
   SwapVerifier(const sharding::Plan& plan, const ModelSpec& model, VerifySwap verify,
-               Storage& storage, Failures& failures);
+               Storage& storage, StepErrors& errors);
 
   // Before the first step of one that has begun with "all": only masters and states from now on.
   void VerifyStatesOnly();
@@ -74,7 +74,7 @@ class SwapVerifier {
   const ModelSpec& model_;
   VerifySwap verify_;
   Storage& storage_;
-  Failures& failures_;
+  StepErrors& errors_;
   SwapChecksums checksums_;
   std::vector<uint64_t> scratch_;
   std::vector<uint64_t> of_states_;  // of a sub-group, by array

@@ -48,7 +48,7 @@ void Executor::EnqueueMoves(int index, StepTag step) {
 void Executor::StartTransfers(Runnable& run, int index) {
   const Operation& operation = run.plan.operations[index];
   if (timeline_ != nullptr) run.begin_ns[index] = Timeline::NowNs();
-  if (failures_.has_failed()) return;
+  if (errors_.has_failed()) return;
   run.transfers_started[index] = 1;
   const bool reads = operation.kind == OperationKind::kRead;
   IoTransfer* const transfers = run.transfers[static_cast<size_t>(index)].get();
@@ -80,7 +80,7 @@ void Executor::EndTransfers(Runnable& run, int index, StepTag step) {
                                    {storage_->At(move.to), static_cast<size_t>(move.bytes)});
       continue;
     }
-    failures_.Fail(absl::Status(
+    errors_.Fail(absl::Status(
         moved.code(),
         absl::StrCat("the engine has failed: ", step.counts ? "in step " : "after step ",
                      step.finished + (step.counts ? 1 : 0), ", the ",
@@ -165,7 +165,7 @@ void Executor::FetchSlice(int unit) {
   for (const bool trainable : {true, false}) {
     const absl::Status verified =
         VerifyArray({.what = StateClass::kParameter, .unit = unit, .trainable = trainable});
-    if (!verified.ok()) failures_.Fail(verified);
+    if (!verified.ok()) errors_.Fail(verified);
     const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
     const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
     std::byte* const slice = storage_->Slice(unit, trainable);
@@ -177,7 +177,7 @@ void Executor::FetchSlice(int unit) {
           upload_->WaitIdle();
           return absl::OkStatus();
         });
-    if (!fetched.ok()) failures_.Fail(fetched);
+    if (!fetched.ok()) errors_.Fail(fetched);
   }
 }
 
@@ -199,7 +199,8 @@ void Executor::AwaitReaders() {
 std::vector<TrafficRow> Executor::traffic() const {
   const int counted = finished_counted_;
   if (!has_finished_) return {};
-  concluded_[static_cast<size_t>(finished_parity_)].Wait();  // what a step reads ends before that
+  concluded_[static_cast<size_t>(outcome_->last_parity())]
+      .Wait();  // what a step reads ends before that
   for (const std::vector<Event>* events : {&updated_, &stored_}) {
     for (const Event& event : *events) event.Wait();
   }

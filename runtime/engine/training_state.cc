@@ -44,11 +44,8 @@ absl::Status Validate(const TrainingState& state) {
 }
 
 absl::StatusOr<TrainingState> Executor::training_state() {
-  EBB_RETURN_IF_ERROR(SettleVerdicts());
-  return TrainingState{.finished_steps = standing_.finished,
-                       .applied_steps = standing_.applied,
-                       .skipped_steps = standing_.skipped,
-                       .loss_scaler = standing_.scaler.state()};
+  EBB_RETURN_IF_ERROR(Settle());
+  return outcome_->training_state();
 }
 
 absl::Status Executor::SetTrainingState(const TrainingState& state) {
@@ -58,19 +55,13 @@ absl::Status Executor::SetTrainingState(const TrainingState& state) {
         "first");
   }
   calls_.Note(CallKind::kSetTrainingState);
-  absl::Status own = SettleVerdicts();
+  absl::Status own = Settle();
   if (own.ok()) own = Validate(state);
   // A carried update is of the steps that were counted so far.
   Drain();
   AwaitStreams();
   EBB_RETURN_IF_ERROR(Meet(Meeting::kSetTrainingState, SubjectOf(state), own));
-  standing_.finished = finished_steps_ = state.finished_steps;
-  standing_.applied = state.applied_steps;
-  standing_.skipped = state.skipped_steps;
-  standing_.scaler.Resume(state.loss_scaler);
-  control_block_->loss_scale() = standing_.scaler.scale();
-  report_ = absl::FailedPreconditionError("no step has finished since SetTrainingState");
-  last_failure_ = absl::OkStatus();
+  outcome_->SetTrainingState(state);
   return absl::OkStatus();
 }
 

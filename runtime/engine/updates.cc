@@ -11,59 +11,15 @@
 
 namespace ebb {
 
-Executor::StepScalars Executor::ScalarsFor(const StepVerdict& step, double norm) const {
-  StepScalars scalars{.apply = true, .step = standing_.applied + 1};
-  double factor = 1.0 / standing_.scaler.scale();
-  if (config_.gradient_clipping > 0)
-    factor /= std::max(1.0, (norm + 1e-6) / config_.gradient_clipping);
-  scalars.gradient_factor = static_cast<float>(factor);
-  scalars.rates =
-      optim::RatesAt(config_.scheduler, config_.optimizer.learning_rate, standing_.applied);
-  scalars.rate_of_step = step.learning_rate.has_value();
-  if (scalars.rate_of_step) scalars.rates.learning_rate = *step.learning_rate;
-  return scalars;
-}
-
-// The schedule scales each set's own learning rate, unless it sets the rate itself.
-optim::UpdateScalars Executor::ScalarsOf(const UpdateTable::Set& set,
-                                         const StepScalars& scalars) const {
-  const double rate = scalars.rate_of_step
-                          ? scalars.rates.learning_rate
-                          : optim::RatesAt(config_.scheduler, set.optimizer.learning_rate,
-                                           /*applied=*/scalars.step - 1)
-                                .learning_rate;
-  return {.step = scalars.step,
-          .learning_rate = rate * set.lr_factor,
-          .beta1 = scalars.rates.beta1,
-          .beta2 = scalars.rates.beta2,
-          .gradient_factor = scalars.gradient_factor};
-}
-
-// What the updates of a step read when they run: those of the device once it is copied there.
-void Executor::SetScalars(int parity, bool early, const StepScalars& scalars) {
-  (early ? early_scalars_ : scalars_)[parity] = scalars;
-  const std::span<optim::UpdateConstants> constants = control_block_->constants(parity, early);
-  for (size_t i = 0; i < constants.size(); ++i) {
-    const UpdateTable::Set& set = update_table_.sets()[i];
-    constants[i] = scalars.apply ? optim::UpdateConstantsOf(set.optimizer, ScalarsOf(set, scalars))
-                                 : optim::UpdateConstants();
-  }
-}
-
 // Of a step that begins: what its early updates read, behind the verdict on the step before.
 void Executor::EnqueueEarlyScalars() {
-  StepVerdict& step = verdicts_[progress_.parity];
-  step.early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly;
-  step.learning_rate = progress_.options.learning_rate;
-  if (!step.early) return;
+  if (progress_.run->plan.decisions.timing != sharding::UpdateTiming::kEarly) return;
   NoteVerdict(VerdictTouch::kEarlyConstants, progress_.parity);
-  const auto set = [this, parity = progress_.parity] {
-    StepScalars scalars = ScalarsFor(verdicts_[parity], /*norm=*/0);
-    scalars.apply = standing_.cause == 0;
-    SetScalars(parity, /*early=*/true, scalars);
+  const auto prepare = [this, parity = progress_.parity, rate = progress_.options.learning_rate] {
+    outcome_->Prepare(parity, rate);
   };
-  if (own_optimizer_enqueues_) return set();  // the last Finish has waited for that verdict
-  reduce_->Enqueue(set);
+  if (own_optimizer_enqueues_) return prepare();  // the last Finish has waited for that verdict
+  reduce_->Enqueue(prepare);
   control_block_->CopyConstants(*reduce_, progress_.parity, /*early=*/true);
 }
 
@@ -73,11 +29,10 @@ void Executor::EnqueueEarlyScalars() {
 // that is known, and look when they run, unless an optimizer of the trainer's enqueues them: the host
 // has waited then for what decides.
 void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream) {
-  const StepScalars& scalars = (early ? early_scalars_ : scalars_)[parity];
+  const StepScalars& scalars = step_constants_->of(parity, early);
   const bool known = !KernelsOf(stream).enqueues() || own_optimizer_enqueues_;
-  if ((known && !scalars.apply) || failures_.has_failed() ||
-      (own_optimizer_enqueues_ && !device_.status().ok()) ||
-      (early && (Blocked(parity) || !CommunicationError().ok())))
+  if ((known && !scalars.apply) || !outcome_->MayUpdate(parity, early) ||
+      (own_optimizer_enqueues_ && !device_.status().ok()))
     return KeepParameters(work, stream);
   if (!known) KeepParameters(work, stream);  // for an update that then writes nothing
   ThreadTeam& team = stream.team();
@@ -89,7 +44,7 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     return;
   if (options_.optimizer) {
     if (absl::Status status = RunOwnOptimizer(work, scalars, stream); !status.ok()) {
-      failures_.Fail(absl::Status(
+      errors_.Fail(absl::Status(
           status.code(), absl::StrCat("the engine has failed: its optimizer, in unit '",
                                       model_.units[work.unit].name, "': ", status.message())));
     }
@@ -100,8 +55,9 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
   if (verifies && in_one_pass) {
     // Who disagrees fails the engine, and what was just written goes nowhere.
     const UpdateTable::Set& set = SetOf(group);
-    const optim::UpdateChecksums sums = optim::UpdateAndSum(
-        team, set.optimizer, arrays, ScalarsOf(set, scalars), swap_verifier_->scratch());
+    const optim::UpdateChecksums sums =
+        optim::UpdateAndSum(team, set.optimizer, arrays, step_constants_->ScalarsOf(set, scalars),
+                            swap_verifier_->scratch());
     if (swap_verifier_->AgreeStates(group, sums.read))
       swap_verifier_->SetStates(group, sums.written);
     return;
@@ -200,7 +156,7 @@ void Executor::KeepParameters(const sharding::UpdateWork& work, Stream& stream) 
   const sharding::SubGroup& group =
       plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   // The parameters below, and what is written back, are what was read.
-  if (swap_verifier_->Verifies(group) && !failures_.has_failed() &&
+  if (swap_verifier_->Verifies(group) && !errors_.has_failed() &&
       !swap_verifier_->AgreeStates(group, swap_verifier_->SumStates(work, stream.team())))
     return;
   if (!work.passes_slot || decisions.reads_parameters()) return;

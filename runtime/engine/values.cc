@@ -172,7 +172,7 @@ absl::Status Executor::SpreadWritten() {
     AwaitState(unit);
     if (absl::Status status = CastMasters(unit, 0, shard); cast.ok()) cast = std::move(status);
   }
-  if (!cast.ok()) failures_.Fail(cast);
+  if (!cast.ok()) errors_.Fail(cast);
   return SpreadSlices(masters, parameters, states);
 }
 

@@ -70,7 +70,7 @@ absl::Status Executor::MeasureVerifySwap(const ChecksumWork& work) {
 
 // For calls for state, which wait for the disk anyway.
 absl::Status Executor::CheckSwapFiles() {
-  return swap_verifier_->FilesAreOurs() ? absl::OkStatus() : StuckError();
+  return swap_verifier_->FilesAreOurs() ? absl::OkStatus() : errors_.failure();
 }
 
 absl::Status Executor::VerifyPlace(const Place& place, int64_t bytes) {
@@ -83,7 +83,7 @@ absl::Status Executor::VerifyPlace(const Place& place, int64_t bytes) {
           return absl::OkStatus();
         });
       }));
-  return agrees ? absl::OkStatus() : StuckError();
+  return agrees ? absl::OkStatus() : errors_.failure();
 }
 
 // What holds elements [begin, end) of this rank's slice, before values of it are shown.

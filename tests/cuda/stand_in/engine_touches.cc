@@ -197,7 +197,7 @@ void Executor::NoteVerdict(VerdictTouch what, int parity) {
       std::vector<Touched> touched = {
           Writes(&block.own_record(parity), sizeof(ExchangeRecord)),
           Reads(block.sums(parity).data(), block.sums(parity).size_bytes())};
-      for (size_t u = 0; u < model_.units.size() && !verdicts_[parity].evaluation; ++u) {
+      for (size_t u = 0; u < model_.units.size() && !progress_.evaluation; ++u) {
         if (plan().decisions.trainable[u])
           touched.push_back(Reads(&block.square(static_cast<int>(u)), sizeof(double)));
       }
@@ -206,7 +206,7 @@ void Executor::NoteVerdict(VerdictTouch what, int parity) {
     case VerdictTouch::kConclude: {
       const auto records = block.records(parity);
       std::vector<Touched> touched = {Reads(records.data(), records.size_bytes())};
-      if (!verdicts_[parity].evaluation) {
+      if (!progress_.evaluation) {
         touched.push_back(all(block.constants(parity, /*early=*/false)));
         if (config_.compute == DType::kFloat16)
           touched.push_back(Writes(&block.loss_scale(), sizeof(float)));

@@ -1,0 +1,65 @@
+// What follows from all steps so far: which were applied, the loss scale, and whether steps are held back.
+// It is the same on all ranks, as it follows from their records alone, in the order of the reduce stream.
+//
+//   Healthy -> Holding(cause) -> Healthy
+//
+// A step that was rejected, by an error that the Finish of some rank has not returned, holds back the steps
+// that were begun as if it had gone well: none of them is applied until every rank's caller knows of the
+// error. Their early updates are held back, too, and since those start before ranks tell each other
+// anything, the first step after that has none.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "ebb/optim/loss_scaler.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/step_scalars.h"
+#include "ebb/runtime/engine/training_state.h"
+
+namespace ebb {
+
+// Of a step, before its verdict.
+struct StepTerms {
+  int64_t exchange = 0;       // ExchangeRecord::exchange
+  bool waits = false;         // its Finish waits for the verdict
+  bool early = false;         // it has updates that come before it, ...
+  bool early_applied = true;  // ... which did something
+  double divisor = 1;
+  std::optional<double> learning_rate = {};  // the step's own
+};
+
+struct Judgement {
+  bool failed = false;  // nothing of it is applied, and no step was finished
+  int64_t cause = 0;    // the exchange of the error that is to blame, perhaps an earlier one
+  StepReport report = {};
+  StepScalars scalars = {};
+  float next_loss_scale = 1;
+  bool at_minimum = false;  // the scale
+};
+
+class Standing {
+ public:
+  explicit Standing(const Config& config);
+
+  // Of updates that come before their step's verdict.
+  StepScalars Early(std::optional<double> learning_rate) const;
+  Judgement Judge(const StepTerms& step, const Verdict& ranks);
+
+  float loss_scale() const { return scaler_.scale(); }
+  TrainingState state() const;
+  void Resume(const TrainingState& state);
+
+ private:
+  StepScalars ScalarsFor(std::optional<double> learning_rate, double norm) const;
+
+  const Config& config_;
+  optim::LossScaler scaler_;
+  int64_t finished_ = 0, applied_ = 0, skipped_ = 0;  // steps
+  // The exchange of an error that some rank's caller may not know yet; 0: there is none.
+  int64_t cause_ = 0;
+};
+
+}  // namespace ebb

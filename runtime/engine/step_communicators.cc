@@ -1,0 +1,83 @@
+#include "ebb/runtime/engine/step_communicators.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/watchdog.h"
+
+namespace ebb {
+namespace {
+
+// How long ranks that have waited out the time-out wait for each other to learn why.
+constexpr double kDifferenceSecondsMin = 2, kDifferenceOfTimeout = 0.05;
+
+}  // namespace
+
+void StepCommunicators::AwaitConclusion(int parity) {
+  (*with_.concluded)[static_cast<size_t>(parity)].Wait();
+  // A failed device is not waited for. It may still write the verdict.
+  if (!with_.device->status().ok()) (*with_.reduce)->WaitIdle();
+}
+
+// The first that was seen, since others fail in its wake.
+absl::Status StepCommunicators::Broken() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!broken_.ok()) return broken_;
+  }
+  for (const std::optional<Communicator>* communicator : with_.of_steps) {
+    if (!communicator->has_value()) continue;
+    if (absl::Status status = (*communicator)->status(); !status.ok()) return status;
+  }
+  return with_.device->status();
+}
+
+std::string StepCommunicators::WhereBroken(const absl::Status& broken) const {
+  const std::lock_guard lock(mutex_);
+  return broken == broken_ ? broken_at_ : "";
+}
+
+void StepCommunicators::Abort(const absl::Status& why) {
+  for (std::optional<Communicator>* communicator : with_.of_steps) {
+    if (communicator->has_value()) (*communicator)->Abort(why);
+  }
+}
+
+absl::StatusOr<std::vector<std::vector<int64_t>>> StepCommunicators::Logs(
+    std::span<const int64_t> own, const absl::Status& broken) {
+  Communicator& control = **with_.control;
+  Stream& reduce = **with_.reduce;
+  // Ranks that are at work have been woken and come as soon as what they compute has ended. A rank that
+  // does not has stalled, or is in a call of another engine.
+  std::optional<Watchdog> watchdog;
+  if (absl::IsDeadlineExceeded(broken) && control.status().ok()) {
+    watchdog.emplace(control,
+                     std::max(kDifferenceSecondsMin, kDifferenceOfTimeout * with_.timeout_seconds),
+                     broken);
+  }
+  auto logs = AllLists({control, reduce, *with_.mirror}, own);
+  if (!logs.ok()) return logs;
+  // No rank goes on, and perhaps withdraws, before all have the logs.
+  if (const absl::Status met = control.Barrier(reduce); !met.ok()) control.Abort(met);
+  reduce.WaitIdle();
+  return logs;
+}
+
+// The time-out is waited out once: nobody who waits, here or on other ranks, in another of the step's
+// communicators waits for that of its own.
+void StepCommunicators::NoteIfBroken(const Communicator& communicator,
+                                     absl::FunctionRef<std::string()> where) {
+  const absl::Status broken = communicator.status();
+  if (broken.ok()) return;
+  std::string at = where();
+  {
+    const std::lock_guard lock(mutex_);
+    if (!broken_.ok()) return;
+    broken_ = broken;
+    broken_at_ = std::move(at);
+  }
+  if (absl::IsDeadlineExceeded(broken)) Abort(broken);
+}
+
+}  // namespace ebb

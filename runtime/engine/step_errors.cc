@@ -1,0 +1,92 @@
+#include "ebb/runtime/engine/step_errors.h"
+
+#include <utility>
+
+namespace ebb {
+
+void StepErrors::Open(int parity) {
+  const std::lock_guard lock(mutex_);
+  is_open_ = true;
+  parity_ = parity;
+  own_ = absl::OkStatus();
+  if (parity_ != kEvaluation) blocked_[parity_] = false;
+  NoteLocked(failed_);
+  NoteLocked(untold_);
+}
+
+void StepErrors::Close() {
+  const std::lock_guard lock(mutex_);
+  is_open_ = false;
+  own_ = absl::OkStatus();
+}
+
+void StepErrors::NoteLocked(const absl::Status& status) {
+  if (!is_open_ || status.ok()) return;
+  if (own_.ok()) own_ = status;
+  if (parity_ != kEvaluation) Block(parity_);
+}
+
+void StepErrors::Note(absl::Status status) {
+  const std::lock_guard lock(mutex_);
+  NoteLocked(status);
+}
+
+void StepErrors::Fail(absl::Status status) {
+  const std::lock_guard lock(mutex_);
+  if (!failed_.ok() || status.ok()) return;
+  failed_ = std::move(status);
+  has_failed_.store(true, std::memory_order_release);
+}
+
+absl::Status StepErrors::KnownLocked() const {
+  if (!untold_.ok()) return untold_;
+  return failed_.ok() ? own_ : failed_;
+}
+
+absl::Status StepErrors::Tell() {
+  const std::lock_guard lock(mutex_);
+  absl::Status told = KnownLocked();
+  if (told.ok()) return told;
+  failure_told_ = failure_told_ || told == failed_;
+  untold_ = absl::OkStatus();
+  known_ = exchanges_;
+  return told;
+}
+
+absl::Status StepErrors::Known() const {
+  const std::lock_guard lock(mutex_);
+  return KnownLocked();
+}
+
+absl::Status StepErrors::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failed_;
+}
+
+int64_t StepErrors::NextExchange() {
+  const std::lock_guard lock(mutex_);
+  return ++exchanges_;
+}
+
+int64_t StepErrors::known_exchange() const {
+  const std::lock_guard lock(mutex_);
+  return known_;
+}
+
+void StepErrors::Learn(const absl::Status& status, int64_t cause) {
+  const std::lock_guard lock(mutex_);
+  if (cause > known_ && untold_.ok()) untold_ = status;
+  NoteLocked(untold_);
+}
+
+bool StepErrors::has_untold() const {
+  const std::lock_guard lock(mutex_);
+  return !untold_.ok();
+}
+
+absl::Status StepErrors::UntoldFailure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_told_ ? absl::OkStatus() : failed_;
+}
+
+}  // namespace ebb

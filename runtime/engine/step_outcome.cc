@@ -1,0 +1,314 @@
+#include "ebb/runtime/engine/step_outcome.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+
+StepOutcome::StepOutcome(const Parts& parts) : with_(parts), standing_(*parts.config) {
+  with_.control->loss_scale() = standing_.loss_scale();
+}
+
+// The last steps and their updates may fail when the trainer asks no more.
+StepOutcome::~StepOutcome() {
+  const StepErrors& errors = *with_.errors;
+  const std::string& engine = with_.messages->engine();
+  const int rank = with_.messages->rank();
+  if (const absl::Status failed = errors.UntoldFailure(); !failed.ok())
+    LogWarning(absl::StrCat(engine, " ", OfRank(rank, failed).message()));
+  if (errors.has_failed()) return;
+  const bool failed = std::any_of(std::begin(slots_), std::end(slots_), [&](const Slot& slot) {
+    return slot.state == State::kJudged && !slot.evaluation && slot.judged.failed &&
+           slot.judged.cause > errors.known_exchange();
+  });
+  if (failed || errors.has_untold())
+    LogWarning(absl::StrCat(engine, " rank ", rank,
+                            ": one of the last steps has failed, and nobody has asked for its "
+                            "Report"));
+}
+
+// By the calling thread.
+
+int StepOutcome::Begin(bool evaluation) {
+  Take(/*may_stay_open=*/evaluation ? 0 : 1);
+  const int parity = 1 - last_;
+  Slot& slot = slots_[parity];
+  slot.state = State::kBegun;
+  slot.evaluation = evaluation;
+  slot.updates_started = false;
+  open_ = parity;
+  for (double& sum : with_.control->sums(parity)) sum = 0;
+  with_.errors->Open(evaluation ? StepErrors::kEvaluation : parity);
+  return parity;
+}
+
+void StepOutcome::StartEarlyUpdate() {
+  if (!with_.errors->blocked(*open_) && !with_.errors->has_failed())
+    slots_[*open_].updates_started = true;
+}
+
+bool StepOutcome::MayUpdate(int parity, bool early) const {
+  if (with_.errors->has_failed()) return false;
+  return !early || (!with_.errors->blocked(parity) && with_.peers->Broken().ok());
+}
+
+void StepOutcome::Close(const Closing& closing) {
+  const int parity = *open_;
+  Slot& slot = slots_[parity];
+  slot.terms = {.exchange = with_.errors->NextExchange(),
+                .waits = closing.waits,
+                .early = closing.early,
+                .divisor = closing.divisor,
+                .learning_rate = closing.learning_rate};
+  slot.error = with_.errors->Known();
+  slot.log.assign(closing.log.begin(), closing.log.end());
+  ExchangeRecord& record = with_.control->own_record(parity);
+  record = {.scopes_hash = closing.scopes_hash,
+            .exchange = slot.terms.exchange,
+            .known = with_.errors->known_exchange(),
+            .updates_started = slot.updates_started,
+            .returned = !slot.error.ok()};
+  if (!slot.error.ok()) {
+    record.SetError(slot.error);
+  } else if (slot.evaluation) {
+    record.SetSums(*closing.sums);
+  } else {
+    record.SetTrail(*closing.trail);
+  }
+  slot.state = State::kSealed;
+}
+
+absl::Status StepOutcome::Finish() {
+  Slot& slot = slots_[*open_];
+  slot.error = with_.errors->Known();
+  last_ = *open_;
+  // A failure for good is not left open, as nothing waits long for it.
+  if (slot.terms.waits || with_.errors->has_failed() || !with_.peers->Broken().ok()) Take();
+  absl::Status told = with_.errors->Tell();
+  open_.reset();
+  with_.errors->Close();
+  return told;
+}
+
+absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
+  const int parity = *open_;
+  Slot& slot = slots_[parity];
+  with_.peers->AwaitConclusion(parity);
+  slot.error = with_.errors->Known();
+  slot.state = State::kFree;
+  if (const absl::Status agreed = AgreedError(slot, parity); !agreed.ok())
+    with_.errors->Learn(agreed, slot.terms.exchange);
+  const absl::Status told = with_.errors->Tell();
+  open_.reset();
+  with_.errors->Close();
+  if (!told.ok()) return told;
+  return slot.sums;
+}
+
+void StepOutcome::Drop() {
+  Slot& slot = slots_[*open_];
+  if (slot.updates_started && with_.constants->of(*open_, /*early=*/true).apply) {
+    with_.errors->Fail(
+        absl::AbortedError("the engine has failed: a step was dropped after its first updates had "
+                           "started; reload the model, or begin such steps with hold_updates"));
+  }
+  slot.state = State::kFree;
+  open_.reset();
+  with_.errors->Close();
+}
+
+void StepOutcome::Take(int may_stay_open) {
+  const int last = last_;
+  if (may_stay_open < 2 && slots_[1 - last].IsUntaken()) TakeOne(slots_[1 - last], 1 - last);
+  if (may_stay_open < 1 && slots_[last].IsUntaken()) TakeOne(slots_[last], last);
+}
+
+void StepOutcome::TakeOne(Slot& slot, int parity) {
+  with_.peers->AwaitConclusion(parity);
+  slot.state = State::kFree;
+  absl::Status status = Reach(slot, parity);
+  if (status.ok()) return;
+  if (slot.updates_started || slot.ranks.updates_started) {
+    with_.errors->Fail(
+        absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
+                                         "before it went wrong; reload the model. ",
+                                         status.message())));
+    status = with_.errors->failure();
+  }
+  report_ = last_failure_ = status;
+  with_.errors->Learn(status, slot.judged.cause);
+}
+
+absl::Status StepOutcome::Reach(const Slot& slot, int parity) {
+  absl::Status agreed = AgreedError(slot, parity);
+  if (with_.errors->has_failed()) return agreed;
+  // Held back for an error of a step before it.
+  if (slot.judged.failed && slot.judged.cause != slot.terms.exchange) return last_failure_;
+  EBB_RETURN_IF_ERROR(agreed);
+  if (slot.judged.failed) return with_.messages->Overflowed(slot.ranks);
+  report_ = slot.judged.report;
+  finished_ = slot.judged.report.step;
+  if (slot.judged.report.applied || with_.messages->rank() != 0) return absl::OkStatus();
+  const std::string message =
+      with_.messages->Skipped(slot.ranks, slot.judged.report, slot.judged.next_loss_scale);
+  // fp16 finds its scale by overflowing now and then; anything else deserves attention.
+  if (with_.config->compute == DType::kFloat16 && !slot.judged.at_minimum) {
+    LogInfo(message);
+  } else {
+    LogWarning(message);
+  }
+  return absl::OkStatus();
+}
+
+// What went wrong on any rank, after the exchange; the same step fails on all of them.
+absl::Status StepOutcome::AgreedError(const Slot& slot, int parity) {
+  StepErrors& errors = *with_.errors;
+  if (errors.has_failed()) {
+    const absl::Status failure = errors.failure();
+    // The step's first updates may already have failed, after all ranks had agreed on it.
+    if (!slot.ranks.engine_failed) with_.peers->Abort(failure);
+    with_.peers->Withdraw(failure);
+    return failure;
+  }
+  absl::Status status = slot.error;
+  // The first thing that ranks did differently. OK if there is none, or if they can no longer tell each
+  // other. `broken`: why they have to.
+  const auto difference = [&](const absl::Status& broken) {
+    const absl::StatusOr<std::vector<std::vector<int64_t>>> logs =
+        with_.peers->Logs(slot.log, broken);
+    return logs.ok() ? with_.messages->DifferenceOfLogs(*logs) : absl::OkStatus();
+  };
+  if (slot.ranks.engine_failed) {
+    errors.Fail(status.ok() ? slot.ranks.error : status);
+    return errors.failure();
+  }
+  // What broke after the exchange of a step that was left open fails the next one's.
+  const bool stands = !slot.evaluation && !slot.terms.waits && slot.complete;
+  const absl::Status broken = stands ? with_.peers->DeviceFailure() : with_.peers->Broken();
+  if (!broken.ok()) {
+    // A rank may be waiting in another communicator for this rank.
+    with_.peers->Abort(broken);
+    // The ranks may have gone apart before the collectives noticed; what they opened explains it better.
+    // Of any other failure some ranks may learn a step later than others.
+    const bool may_have_gone_apart =
+        absl::IsFailedPrecondition(broken) || absl::IsDeadlineExceeded(broken);
+    const absl::Status apart = may_have_gone_apart ? difference(broken) : absl::OkStatus();
+    if (status.ok()) status = apart;
+    if (status.ok()) {
+      status = with_.messages->Located(broken, with_.peers->WhereBroken(broken), slot.log,
+                                       finished_ + 1);
+    }
+    errors.Fail(
+        absl::Status(status.code(), absl::StrCat("the engine has failed: ", status.message())));
+    return errors.failure();
+  }
+  if (status.ok()) status = slot.ranks.error;
+  if (status.ok() && slot.ranks.scopes_differ) {
+    // The ranks come here at different times where the step was left open.
+    status = slot.evaluation || slot.terms.waits
+                 ? difference(absl::OkStatus())
+                 : with_.messages->DifferenceOfTrails(with_.control->records(parity));
+    if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
+  }
+  return status;
+}
+
+absl::StatusOr<StepReport> StepOutcome::Report() {
+  Take();
+  // What goes wrong in a step that is open is for its Finish to say.
+  if (open_ && !with_.errors->has_untold() && report_.ok()) return report_;
+  EBB_RETURN_IF_ERROR(with_.errors->Tell());
+  return report_;
+}
+
+absl::Status StepOutcome::Agree(std::span<const int64_t> log, const Verdict& ranks) {
+  Slot met;
+  met.evaluation = true;
+  met.log.assign(log.begin(), log.end());
+  met.ranks = ranks;
+  met.error = with_.errors->Tell();
+  absl::Status agreed = AgreedError(met, /*parity=*/0);
+  return with_.errors->has_failed() ? with_.errors->Tell() : agreed;
+}
+
+int64_t StepOutcome::finished_steps() const {
+  int64_t steps = finished_;
+  for (const int parity : {0, 1})
+    if (open_ != parity && slots_[parity].IsUntaken()) ++steps;
+  return steps;
+}
+
+void StepOutcome::SetTrainingState(const TrainingState& state) {
+  standing_.Resume(state);
+  finished_ = state.finished_steps;
+  with_.control->loss_scale() = standing_.loss_scale();
+  report_ = absl::FailedPreconditionError("no step has finished since SetTrainingState");
+  last_failure_ = absl::OkStatus();
+}
+
+// In the order of the reduce stream.
+
+void StepOutcome::Prepare(int parity, std::optional<double> learning_rate) {
+  with_.constants->Set(parity, /*early=*/true, standing_.Early(learning_rate));
+}
+
+void StepOutcome::Seal(int parity) {
+  Slot& slot = slots_[parity];
+  ExchangeRecord& record = with_.control->own_record(parity);
+  const std::span<const double> values = with_.control->sums(parity);
+  record.loss = values.front();
+  if (slot.evaluation && record.failed == 0) {
+    Evaluation::Sums sums = record.Sums();
+    for (size_t i = 0; i < sums.size(); ++i) sums[i].sum = values[i];
+    record.SetSums(sums);
+  }
+  const std::span<const double> squares = with_.control->squares();  // frozen units have none
+  for (size_t u = 0; u < squares.size() && !slot.evaluation; ++u) {
+    if (!std::isfinite(squares[u]) && record.non_finite_unit < 0)
+      record.non_finite_unit = static_cast<int32_t>(u);
+    if (with_.adds_squares) record.squares += squares[u];
+  }
+  if (with_.errors->has_failed()) {
+    record.engine_failed = true;
+    record.SetError(with_.errors->failure());
+  } else if (absl::Status broken = with_.peers->Broken(); record.failed == 0 && !broken.ok()) {
+    record.SetError(broken);
+  }
+  // Those of a step that was held back have run and written nothing.
+  slot.terms.early_applied = slot.terms.early && with_.constants->of(parity, /*early=*/true).apply;
+  record.updates_started = record.updates_started && slot.terms.early_applied;
+  slot.updates_started = record.updates_started;
+}
+
+void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
+  Slot& slot = slots_[parity];
+  // A rank that told the others of its failure may have left since: what it told counts.
+  const std::span<const ExchangeRecord> records = with_.control->records(parity);
+  slot.complete = std::all_of(records.begin(), records.end(), [&](const ExchangeRecord& record) {
+    return record.exchange == slot.terms.exchange;
+  });
+  if (exchanged.ok() || slot.complete) {
+    slot.ranks = ebb::Conclude(records);
+    if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
+  } else {
+    slot.ranks = {};
+    slot.ranks.error = exchanged;
+  }
+  if (!slot.evaluation) {
+    slot.judged = standing_.Judge(slot.terms, slot.ranks);
+    if (!slot.judged.scalars.apply) with_.errors->Block(parity);
+    with_.constants->Set(parity, /*early=*/false, slot.judged.scalars);
+    if (!slot.judged.failed && with_.config->compute == DType::kFloat16)
+      with_.control->loss_scale() = slot.judged.next_loss_scale;
+  }
+  slot.state = State::kJudged;
+}
+
+}  // namespace ebb

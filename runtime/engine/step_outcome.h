@@ -1,0 +1,144 @@
+// What came of a step: from its first scope to its report, as one state machine of two slots, by parity.
+//
+//   Free -Begin-> Begun -Close-> Sealed -Conclude-> Judged -Report, or the second Begin-> Free
+//                  \-Drop-> Free
+//
+//   Begin, Close, Finish, Report ...   by the calling thread
+//   Prepare, Seal, Conclude            host tasks in the order of the reduce stream: as a step with early
+//                                      updates begins, and around the exchange of all ranks' records
+//
+// The device and the steps after it go by what Conclude leaves (Standing, StepConstants), so the calling
+// thread may be two steps ahead of what it knows. It looks when it wants to know, and Begin looks at the
+// step before the last. The verdict is the same on all ranks; callers may hear of an error at different
+// times, and Standing holds steps back until all know.
+//
+// It knows nothing of storage and plans, and of other ranks only their records and StepPeers.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/engine.h"
+#include "ebb/runtime/engine/exchange.h"
+#include "ebb/runtime/engine/outcome_messages.h"
+#include "ebb/runtime/engine/standing.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/step_peers.h"
+#include "ebb/runtime/engine/step_scalars.h"
+
+namespace ebb {
+
+class StepOutcome {
+ public:
+  enum class State : uint8_t { kFree, kBegun, kSealed, kJudged };
+
+  struct Parts {  // borrowed
+    const Config* config = nullptr;
+    StepErrors* errors = nullptr;
+    StepPeers* peers = nullptr;
+    ControlBlock* control = nullptr;
+    StepConstants* constants = nullptr;
+    OutcomeMessages* messages = nullptr;
+    // False on a rank whose shards another rank has, too: they count once.
+    bool adds_squares = true;
+  };
+  explicit StepOutcome(const Parts& parts);
+  // Logs the error of a last step that no call has returned.
+  ~StepOutcome();
+  StepOutcome(const StepOutcome&) = delete;
+  StepOutcome& operator=(const StepOutcome&) = delete;
+
+  // Takes the verdicts of the steps before: all of them before an evaluation, and else all but the last.
+  // Then a step or an evaluation is open. Returns its parity, whose slot was free.
+  int Begin(bool evaluation);
+  // An early update of the open step is to be enqueued: its updates have started, unless it is blocked.
+  void StartEarlyUpdate();
+  // Of what is about to be updated; any thread. An early update has only what is known by now.
+  bool MayUpdate(int parity, bool early) const;
+
+  // What a rank knows of its step as the exchange of records is enqueued.
+  struct Closing {
+    bool waits = false;  // Finish waits for the verdict
+    bool early = false;  // it has updates that come before the verdict
+    double divisor = 1;
+    std::optional<double> learning_rate = {};
+    uint64_t scopes_hash = 0;
+    const ScopeTrail* trail = nullptr;       // of a step
+    const Evaluation::Sums* sums = nullptr;  // of an evaluation
+    std::span<const int64_t> log = {};
+  };
+  void Close(const Closing& closing);
+
+  // Constants of early updates, behind the verdict of the step before.
+  void Prepare(int parity, std::optional<double> learning_rate);
+  // This rank's record, before the all-gather: what only the stream knows.
+  void Seal(int parity);
+  // After it. `exchanged`: what became of the all-gather.
+  void Conclude(int parity, const absl::Status& exchanged);
+
+  // The open step is over: what this rank knows by then, or the verdict where the step waits for it.
+  absl::Status Finish();
+  absl::StatusOr<Evaluation::Sums> FinishEvaluation();
+  // The open step or evaluation is over, and nothing comes of it.
+  void Drop();
+  // Waits for the verdicts of all finished steps but the last `may_stay_open`.
+  void Take(int may_stay_open = 0);
+  // Of the last finished step. Waits for its verdict.
+  absl::StatusOr<StepReport> Report();
+  // Of a call of all ranks outside of steps: `log` says which, `ranks` is what the records say.
+  absl::Status Agree(std::span<const int64_t> log, const Verdict& ranks);
+
+  int last_parity() const { return last_; }  // of the step that finished last; any thread
+  int64_t exchange(int parity) const { return slots_[parity].terms.exchange; }
+  State state(int parity) const { return slots_[parity].state; }
+  // As if every step whose verdict was not taken went well.
+  int64_t finished_steps() const;
+  // No step has finished, or gone wrong, since the engine was made or its training state was set.
+  bool has_nothing_to_report() const { return !report_.ok() && last_failure_.ok(); }
+
+  // Between steps, once all verdicts were taken.
+  TrainingState training_state() const { return standing_.state(); }
+  void SetTrainingState(const TrainingState& state);
+
+ private:
+  struct Slot {
+    std::atomic<State> state = State::kFree;
+    bool evaluation = false;
+    bool updates_started = false;  // early ones, on this rank; when sealed: and they did something
+    StepTerms terms = {};
+    absl::Status error = {};        // this rank's
+    std::vector<int64_t> log = {};  // as StepProgress has it
+    // Of Conclude.
+    bool complete = false;  // all ranks' records have come
+    Verdict ranks = {};
+    Evaluation::Sums sums = {};  // an evaluation's
+    Judgement judged = {};
+
+    bool IsUntaken() const {
+      const State now = state;
+      return !evaluation && (now == State::kSealed || now == State::kJudged);
+    }
+  };
+
+  void TakeOne(Slot& slot, int parity);
+  absl::Status Reach(const Slot& slot, int parity);
+  absl::Status AgreedError(const Slot& slot, int parity);
+
+  const Parts with_;
+  Standing standing_;
+  Slot slots_[2];            // by parity
+  std::optional<int> open_;  // the parity of the open step or evaluation
+  std::atomic<int> last_ = 1;
+  int64_t finished_ = 0;       // steps whose verdict was taken
+  absl::Status last_failure_;  // of a step; of those whose verdict was taken
+  absl::StatusOr<StepReport> report_ = absl::FailedPreconditionError("no step has finished yet");
+};
+
+}  // namespace ebb

@@ -1,0 +1,45 @@
+// What a step's updates depend on beside their arrays, and the constants that follow from it for each set
+// of options (UpdateTable), in the control block, where updates read them.
+#pragma once
+
+#include <cstdint>
+
+#include "ebb/optim/schedule.h"
+#include "ebb/optim/update.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/update_table.h"
+
+namespace ebb {
+
+struct StepScalars {
+  bool apply = false;
+  float gradient_factor = 1;
+  int64_t step = 1;
+  optim::ScheduledRates rates = {};  // of the ungrouped parameters
+  bool rate_of_step = false;         // StepOptions::learning_rate, which is that of all groups
+};
+
+// By parity, and whether they are of updates that come before their step's verdict. Those are set as the
+// step begins, the others with the verdict, each in the order of the reduce stream.
+class StepConstants {
+ public:
+  // All borrowed.
+  StepConstants(const Config& config, const UpdateTable& table, const ControlBlock& control)
+      : config_(config), table_(table), control_(control) {}
+
+  // Also the constants, which those of the device become once they are copied there. Not applied: of an
+  // update that writes nothing.
+  void Set(int parity, bool early, const StepScalars& scalars);
+  const StepScalars& of(int parity, bool early) const { return scalars_[parity][early ? 1 : 0]; }
+  // The schedule scales each set's own learning rate, unless the step sets the rate itself.
+  optim::UpdateScalars ScalarsOf(const UpdateTable::Set& set, const StepScalars& scalars) const;
+
+ private:
+  const Config& config_;
+  const UpdateTable& table_;
+  const ControlBlock& control_;
+  StepScalars scalars_[2][2];
+};
+
+}  // namespace ebb

@@ -1,0 +1,130 @@
+#include "ebb/runtime/engine/step_errors.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace ebb {
+namespace {
+
+const absl::Status kOwn = absl::InvalidArgumentError("own"), kOther = absl::AbortedError("other"),
+                   kFailure = absl::DataLossError("failure");
+
+TEST(StepErrorsTest, TheFirstFailureIsTheCause) {
+  StepErrors errors;
+  EXPECT_FALSE(errors.has_failed());
+  EXPECT_TRUE(errors.Tell().ok());
+  errors.Fail(absl::OkStatus());
+  EXPECT_FALSE(errors.has_failed());
+  errors.Fail(kFailure);
+  errors.Fail(absl::InternalError("in its wake"));
+  EXPECT_TRUE(errors.has_failed());
+  EXPECT_EQ(errors.failure(), kFailure);
+  EXPECT_EQ(errors.Tell(), kFailure);
+  EXPECT_EQ(errors.Tell(), kFailure) << "every call returns it";
+}
+
+TEST(StepErrorsTest, AFailureIsUntoldUntilACallReturnsIt) {
+  StepErrors errors;
+  EXPECT_TRUE(errors.Tell().ok());
+  EXPECT_TRUE(errors.UntoldFailure().ok());
+  errors.Fail(kFailure);
+  EXPECT_EQ(errors.UntoldFailure(), kFailure);
+  EXPECT_EQ(errors.Known(), kFailure);
+  EXPECT_EQ(errors.UntoldFailure(), kFailure) << "Known does not tell";
+  EXPECT_EQ(errors.Tell(), kFailure);
+  EXPECT_TRUE(errors.UntoldFailure().ok());
+}
+
+TEST(StepErrorsTest, TheFirstErrorOfAStepSticksAndEndsWithIt) {
+  StepErrors errors;
+  errors.Note(kOther);
+  EXPECT_TRUE(errors.Known().ok()) << "no step is open";
+  errors.Open(1);
+  EXPECT_FALSE(errors.blocked(1));
+  errors.Note(absl::OkStatus());
+  EXPECT_FALSE(errors.blocked(1));
+  errors.Note(kOwn);
+  errors.Note(kOther);
+  EXPECT_TRUE(errors.blocked(1));
+  EXPECT_FALSE(errors.blocked(0));
+  EXPECT_EQ(errors.Known(), kOwn);
+  EXPECT_EQ(errors.Tell(), kOwn);
+  EXPECT_EQ(errors.Tell(), kOwn) << "as by Reduce and by Finish";
+  errors.Close();
+  EXPECT_TRUE(errors.Tell().ok());
+  EXPECT_TRUE(errors.blocked(1)) << "its early updates may still be in the queue";
+  errors.Open(1);
+  EXPECT_FALSE(errors.blocked(1));
+  EXPECT_TRUE(errors.Known().ok());
+}
+
+TEST(StepErrorsTest, AnEvaluationBlocksNoUpdate) {
+  StepErrors errors;
+  errors.Open(StepErrors::kEvaluation);
+  errors.Note(kOwn);
+  EXPECT_FALSE(errors.blocked(0));
+  EXPECT_FALSE(errors.blocked(1));
+  EXPECT_EQ(errors.Tell(), kOwn);
+}
+
+TEST(StepErrorsTest, AnErrorOfAJudgedStepIsToldOnceAndMeanwhileEveryStepHasIt) {
+  StepErrors errors;
+  const int64_t first = errors.NextExchange(), second = errors.NextExchange();
+  EXPECT_EQ(second, first + 1);
+  errors.Learn(kOther, first);
+  errors.Learn(kOwn, second);
+  EXPECT_TRUE(errors.has_untold());
+  EXPECT_EQ(errors.Known(), kOther) << "the oldest";
+  EXPECT_LT(errors.known_exchange(), first);
+  errors.Open(0);
+  EXPECT_TRUE(errors.blocked(0));
+  EXPECT_EQ(errors.Tell(), kOther);
+  EXPECT_FALSE(errors.has_untold());
+  EXPECT_EQ(errors.known_exchange(), second) << "with all that was exchanged by then";
+  EXPECT_EQ(errors.Tell(), kOther) << "the error of the step that is open";
+  errors.Close();
+  EXPECT_TRUE(errors.Tell().ok());
+  errors.Learn(kOwn, second);
+  EXPECT_TRUE(errors.Tell().ok()) << "the caller knows";
+}
+
+TEST(StepErrorsTest, AnErrorLearntInAStepIsTheStepsToo) {
+  StepErrors errors;
+  const int64_t exchange = errors.NextExchange();
+  errors.Open(0);
+  errors.Learn(kOther, exchange);
+  EXPECT_TRUE(errors.blocked(0));
+  EXPECT_EQ(errors.Tell(), kOther);
+  EXPECT_EQ(errors.Tell(), kOther);
+}
+
+TEST(StepErrorsTest, WhatWasLearntBeforeAFailureIsToldBeforeIt) {
+  StepErrors errors;
+  errors.Learn(kOther, errors.NextExchange());
+  errors.Fail(kFailure);
+  EXPECT_EQ(errors.Tell(), kOther);
+  EXPECT_EQ(errors.UntoldFailure(), kFailure);
+  EXPECT_EQ(errors.Tell(), kFailure);
+  EXPECT_TRUE(errors.UntoldFailure().ok());
+}
+
+TEST(StepErrorsTest, OfManyThreadsOneFailsFirst) {
+  StepErrors errors;
+  constexpr int kThreads = 8;
+  std::vector<std::thread> threads;
+  std::vector<absl::Status> seen(kThreads);
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&, i] {
+      errors.Fail(absl::AbortedError(std::to_string(i)));
+      seen[static_cast<size_t>(i)] = errors.Known();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : seen) EXPECT_EQ(status, errors.failure());
+}
+
+}  // namespace
+}  // namespace ebb
