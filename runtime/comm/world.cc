@@ -7,7 +7,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"
-#include "ebb/runtime/comm/hosts/world.h"
 #include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/local/device_world.h"
 #include "ebb/runtime/comm/local/world.h"
@@ -15,6 +14,7 @@
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/comm/nccl/world_bootstrap.h"
 #include "ebb/runtime/comm/node/world.h"
+#include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"

@@ -1,12 +1,10 @@
 // Which ranks share a host, and which ways of numbering them make a grid.
-#include "ebb/runtime/comm/hosts/hosts.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
-
-#include "ebb/runtime/comm/hosts/world.h"
 
 namespace ebb {
 namespace {

@@ -40,10 +40,8 @@ std::vector<std::string> Exchange(std::string_view mine) {
 
 absl::Status RunRank(MPI_Comm ranks, const std::string& host,
                      const std::function<absl::Status(World)>& body) {
-  EBB_ASSIGN_OR_RETURN(
-      std::shared_ptr<MpiWorld> world,
-      MpiWorld::Form(
-          {.ranks = ranks, .timeout_seconds = 60, .host = host, .meeting = std::nullopt}));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<MpiWorld> world,
+                       MpiWorld::Form({.ranks = ranks, .timeout_seconds = 60, .host = host}));
   return body(World(std::make_shared<MpiRank>(std::move(world))));
 }
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "../comm/processes.h"
-#include "ebb/runtime/comm/hosts/world.h"
 #include "ebb/runtime/comm/local/world.h"
+#include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"

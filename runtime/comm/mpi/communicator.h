@@ -1,56 +1,105 @@
-// One rank's end of a communicator between hosts: runs its operations, each as a task of the stream
-// it was enqueued on. All ranks first tell each other what they have called, so that a rank that is
-// missing or calls something else is known by name, and nothing moves before; then elements move,
-// all staged, in one level (Flat) or two (Grid).
+// One rank's end of a communicator between hosts. All ranks first tell each other, in letters, what they have called, so
+// that a rank that is missing or calls something else is known by name, and nothing moves before; then elements move
+// straight between the ranks, as staged operations. Communicators are formed, and their failures told, through the store.
+//
+// All communicators of a world share one MPI communicator and differ by tags. A rank that leaves says so in its next
+// letter. MPI has nothing to sleep on that a message wakes: a rank that waits looks again and again (Patience).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
 
-#include "ebb/runtime/comm/backend.h"
-#include "ebb/runtime/comm/mpi/ferry.h"
-#include "ebb/runtime/comm/mpi/flat.h"
-#include "ebb/runtime/comm/mpi/grid.h"
-#include "ebb/runtime/comm/mpi/group.h"
+#include "absl/functional/function_ref.h"
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/mpi/messages.h"
 #include "ebb/runtime/comm/mpi/world.h"
-#include "ebb/runtime/device/thread_team.h"
+#include "ebb/runtime/comm/staged.h"
+#include "ebb/runtime/comm/task_communicator.h"
 
 namespace ebb {
 
-class MpiCommunicator : public CommunicatorBackend {
+class MpiCommunicator : public TaskCommunicator {
  public:
-  // This rank's end of the communicator that it forms with others of `parent`. If they are all on
-  // this host it is one between processes that share memory.
-  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Join(
-      const std::shared_ptr<MpiWorld>& world, MpiGroup& parent, const Proposal& proposal);
+  // This rank's end of the communicator that it forms with others of `parent`, in whose order rounds are counted.
+  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(
+      const std::shared_ptr<MpiWorld>& world, MpiWorld::Parent& parent, const Proposal& proposal);
 
-  MpiCommunicator(std::shared_ptr<MpiWorld> world, MpiGroup::Place place);
   // Waits for what was enqueued, then leaves.
   ~MpiCommunicator() override;
 
-  int rank() const override { return group_->rank(); }
-  int size() const override { return group_->size(); }
-  absl::Status Enqueue(Stream& stream, const Collective& call) override;
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(self_.world_ranks.size()); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
                                                              std::string_view name) override;
   absl::Status status() const override;
   void Abort(absl::Status why) override;
-  int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
+
+  std::span<const int> others() const { return others_; }
+  int world_rank(int rank) const { return self_.world_ranks[static_cast<size_t>(rank)]; }
+  MpiPort& port() { return world_->port(); }
+  int data_tag() const { return MpiWorld::kTags * id_ + 1; }
+
+  // Until `condition()`, which looks at messages. False: the communicator has failed, by this call if the ranks that
+  // `absent()` names are late.
+  bool Await(const Collective& call, absl::FunctionRef<bool()> condition,
+             absl::FunctionRef<std::vector<int>()> absent, WaitPoint::Deadline deadline);
+  // The first failure stays. Any thread.
+  void SetFailed(const absl::Status& why);
+
+ protected:
+  bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
+  bool failed() override { return failed_.load(std::memory_order_acquire); }
+  void FailBehindAnother(const Collective& call) override;
 
  private:
-  void Run(const Collective& call, uint64_t number, ThreadTeam& team);
-  bool RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
-  // False: the group has failed.
+  // What a rank says to a peer: its next call, or that it has left, and why.
+  struct Letter {
+    static constexpr size_t kTextBytesMax = 2040;
+    CallSummary call;
+    int32_t has_left;
+    int32_t code;  // of the failure that it has left with
+    char text[kTextBytesMax];
+  };
+  // The letters between this rank and a peer. The n-th of the one answers the n-th of the other.
+  struct Pair {
+    MpiMessage incoming, outgoing[2];
+    uint64_t sent = 0;
+    bool here = false;
+  };
+
+  MpiCommunicator(std::shared_ptr<MpiWorld> world, int id, MpiWorld::Parent self, int rank,
+                  CommunicatorOptions options);
+  Letter* LetterOf(int peer, int which) const;
+  void Expect(int peer);
   bool Meet(const Collective& call, std::span<const int> peers, WaitPoint::Deadline deadline);
-  bool AllCalledTheSame(const CallSummary& mine);
+  // Whether the letter that has come from `peer` fits this rank's call.
+  bool Read(const CallSummary& mine, int peer);
+  void Fail(const absl::Status& why);
+  void FailMismatch(int first, const CallSummary& first_call, int second,
+                    const CallSummary& second_call);
+  std::string RankName(int rank) const;
+  void Leave();
 
   const std::shared_ptr<MpiWorld> world_;
-  const std::shared_ptr<MpiGroup> group_;
-  Ferry ferry_;
-  Flat flat_;
-  Grid grid_;
-  std::atomic<int64_t> bytes_moved_{0};
+  const int id_;
+  MpiWorld::Parent self_;  // of what is split from it
+  const int rank_;
+  const CommunicatorOptions options_;
+  std::vector<int> others_;
+  const MessageMemory letters_;  // by peer: the one that comes, two that go
+  std::vector<Pair> pairs_;
+  std::vector<int> absent_;  // peers whose letter has not come yet
+  MpiMessages messages_;
+  StagedOperations operations_;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  absl::Status status_;
 };
 
 }  // namespace ebb

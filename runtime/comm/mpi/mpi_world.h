@@ -1,11 +1,6 @@
-// CPU ranks on several hosts, started by an MPI launcher: shared memory connects those of a host,
-// MPI the hosts. What differs from communicator.h: nothing.
-//
-// Where every host has the same number of ranks, numbered host by host, collectives have two
-// levels, and a byte crosses the network once for each host that needs it; a reduce-scatter does if
-// the reduction group is a host's ranks, which is the default: each host then sends one fp32 partial
-// of a slice. With other numberings and groups every rank sends to every other what it needs, which
-// is right and slower.
+// CPU ranks on several hosts, started by an MPI launcher. What differs from communicator.h: nothing. Every rank sends
+// every other what it needs; inside a host MPI's own shared memory moves the bytes. Ranks that turn out to share a
+// host's memory become a world of processes in shared memory.
 #pragma once
 
 #include <memory>

@@ -8,10 +8,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/complaint.h"
-#include "ebb/runtime/comm/hosts/world.h"
 #include "ebb/runtime/comm/node/common_file.h"
 #include "ebb/runtime/comm/node/communicator.h"
 #include "ebb/runtime/comm/node/heaps.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
@@ -109,20 +109,17 @@ absl::StatusOr<std::shared_ptr<NodeWorld>> NodeWorld::Form(int rank, Rendezvous 
                                                  named_size, std::move(file), std::move(mapping),
                                                  std::move(heaps)));
   CoreShare::SetForProcess(Sharers(participants, rank));
-  Lifeline::Ends ends = {.of_rank = [w = world.get()](int ended) { w->Ended(ended); },
-                         .of_launcher = {}};
-  Descriptor launcher;
-  if (options.launcher.has_value()) {
-    launcher = std::move(options.launcher->process);
-    ends.of_launcher = [w = world.get(), name = std::move(options.launcher_name),
-                        pid = options.launcher->pid] {
-      w->Fail(absl::UnavailableError(absl::StrCat("the launcher of the ranks, ", name, " (process ",
-                                                  pid, "), has ended: it was killed or crashed")));
-    };
-  }
-  EBB_ASSIGN_OR_RETURN(world->lifeline_,
-                       Lifeline::Hold(rank, participants, std::move(rendezvous).TakeConnections(),
-                                      std::move(launcher), std::move(ends)));
+  const auto weak = std::weak_ptr(world);
+  Store::Watched watched = {.launcher = std::move(options.launcher),
+                            .launcher_name = std::move(options.launcher_name),
+                            .ended_in_order = [weak](int ended) {
+                              const auto alive = weak.lock();
+                              return alive == nullptr || alive->place(ended).ended.load() != 0;
+                            }};
+  EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(rank, std::move(rendezvous), std::move(watched)));
+  world->store_->OnFailure([weak](const absl::Status& why) {
+    if (const auto alive = weak.lock()) alive->Fail(why);
+  });
   return world;
 }
 
@@ -177,14 +174,6 @@ void NodeWorld::WakeAll() {
   for (int rank = 0; rank < size(); ++rank) {
     for (int which = 0; which < node::kWaitPoints; ++which) point(rank, which).Notify();
   }
-}
-
-void NodeWorld::Ended(int rank) {
-  if (place(rank).ended.load(std::memory_order_seq_cst) != 0) return;
-  Participant named = participants_[static_cast<size_t>(rank)];
-  named.rank = named_rank(rank);
-  Fail(absl::UnavailableError(absl::StrCat(
-      Describe(named), " has died: it was killed, has crashed or has exited without leaving")));
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NodeRank::NewCommunicator(

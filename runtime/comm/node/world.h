@@ -2,7 +2,7 @@
 // there, and which failed first.
 //
 // The end of a process that has not said that it leaves fails the whole world, on every rank, with
-// its name and host: noticed by a Lifeline, or by the rank that is told first.
+// its name and host: noticed by the store.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@
 #include "ebb/runtime/comm/node/board.h"
 #include "ebb/runtime/comm/node/layout.h"
 #include "ebb/runtime/comm/node/shared_file.h"
-#include "ebb/runtime/comm/rendezvous/lifeline.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
 
 namespace ebb {
 
@@ -77,7 +77,6 @@ class NodeWorld {
   NodeWorld(int rank, std::vector<Participant> participants, std::vector<int> named_ranks,
             int named_size, SharedFile file, Mapping mapping, std::vector<Mapping> heaps);
   void WakeAll();
-  void Ended(int rank);
 
   const int rank_;
   const std::vector<Participant> participants_;
@@ -90,7 +89,7 @@ class NodeWorld {
   node::RankPlace* const places_;
   std::unique_ptr<CallOrder> calls_;
   std::unique_ptr<node::Board> communicators_;
-  std::unique_ptr<Lifeline> lifeline_;
+  std::shared_ptr<Store> store_;
 };
 
 // One rank's handle.

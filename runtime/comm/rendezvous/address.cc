@@ -1,6 +1,8 @@
 #include "ebb/runtime/comm/rendezvous/address.h"
 
 #include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/un.h>
@@ -18,7 +20,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/device/thread_limit.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -136,8 +141,34 @@ bool Address::is_loopback() const {
 }
 
 std::vector<Address> LiteralAddresses(const MeetingPlace& place) {
-  return place.host.empty() ? std::vector<Address>()
-                            : Ask(place.host, place.port, AI_NUMERICHOST).addresses;
+  std::vector<Address> all;
+  if (place.host.empty()) return all;
+  for (const absl::string_view host : absl::StrSplit(place.host, ',')) {
+    for (Address& address : Ask(std::string(host), place.port, AI_NUMERICHOST).addresses)
+      all.push_back(std::move(address));
+  }
+  return all;
+}
+
+std::string AddressesOfThisHost() {
+  std::vector<std::string> texts;
+  ifaddrs* interfaces = nullptr;
+  if (getifaddrs(&interfaces) != 0) return HostName();
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* each = interfaces; each != nullptr; each = each->ifa_next) {
+      if (each->ifa_addr == nullptr || each->ifa_addr->sa_family != family ||
+          (each->ifa_flags & IFF_LOOPBACK) != 0 || (each->ifa_flags & IFF_UP) == 0)
+        continue;
+      const socklen_t bytes = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+      char text[NI_MAXHOST] = {};
+      if (getnameinfo(each->ifa_addr, bytes, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0)
+        continue;
+      // Of a link alone: it means nothing without the name of this host's device.
+      if (std::strchr(text, '%') == nullptr) texts.emplace_back(text);
+    }
+  }
+  freeifaddrs(interfaces);
+  return texts.empty() ? HostName() : absl::StrJoin(texts, ",");
 }
 
 std::vector<Address> AnyAddresses(int port) {

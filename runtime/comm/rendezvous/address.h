@@ -20,8 +20,11 @@ struct Address {
   bool is_loopback() const;
 };
 
-// Of a place whose host is an address, not a name; else none.
+// Of a place whose host is an address, or several with commas in between, not a name; else none.
 std::vector<Address> LiteralAddresses(const MeetingPlace& place);
+
+// By which other hosts may reach this one, in the form of MeetingPlace::host; its name if it has none.
+std::string AddressesOfThisHost();
 
 // All of this host's: a name may resolve here to another one than elsewhere.
 std::vector<Address> AnyAddresses(int port);

@@ -16,7 +16,7 @@
 
 namespace ebb {
 
-inline constexpr uint16_t kProtocolVersion = 2;
+inline constexpr uint16_t kProtocolVersion = 3;
 
 enum class MessageType : uint16_t {
   kHello = 1,  // a rank introduces itself
@@ -25,8 +25,8 @@ enum class MessageType : uint16_t {
   kRefusal,    // the rendezvous has failed, and why
   kBlob,       // one rank's part of an all-gather
   kBlobs,      // all ranks' parts
-  kGone,       // rank 0 has lost the connection to a rank
   kGoodbye,    // the sender leaves as it should
+  kFarewell,   // for all ranks, that the sender has left a communicator (farewells.h)
   kNote,       // for all ranks, of what is none of the rendezvous' business
   kCalls,      // for all ranks, the sender's calls (CallOrder)
 };

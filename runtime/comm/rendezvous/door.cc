@@ -32,7 +32,7 @@ Door::Door(const RendezvousOptions& options, Descriptor listener)
       participants_(static_cast<size_t>(options.size)),
       connections_(static_cast<size_t>(options.size)),
       missing_(options.size - 1) {
-  participants_[0] = Myself(0, options.size, options.launcher);
+  participants_[0] = Me(options);
 }
 
 absl::Status Door::HearAll(WaitPoint::Deadline deadline) {

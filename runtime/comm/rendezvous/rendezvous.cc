@@ -34,6 +34,12 @@ uint64_t NewNonce() {
 
 }  // namespace
 
+Participant Me(const RendezvousOptions& options) {
+  Participant me = Myself(options.rank, options.size, options.launcher);
+  if (!options.host_name.empty()) me.host_name = options.host_name;
+  return me;
+}
+
 Rendezvous::Rendezvous(const RendezvousOptions& options)
     : options_(options),
       deadline_(DeadlineAfter(options.timeout_seconds + (options.rank == 0 ? 0 : kGraceSeconds))) {}
@@ -45,14 +51,16 @@ absl::StatusOr<Rendezvous> Rendezvous::Join(const RendezvousOptions& options) {
 }
 
 absl::Status Rendezvous::JoinAsHost() {
-  absl::StatusOr<Descriptor> listener = Listen(options_.place, options_.one_host, deadline_);
+  absl::StatusOr<Descriptor> listener = options_.listener != nullptr
+                                            ? std::move(*options_.listener)
+                                            : Listen(options_.place, options_.one_host, deadline_);
   if (listener.status().code() == absl::StatusCode::kAlreadyExists) {
     // Another rank 0 of this world, which can tell the others, or a stranger.
     absl::StatusOr<Descriptor> socket = Connect(options_.place, deadline_);
     if (socket.ok()) {
       Connection occupant(*std::move(socket));
       const WaitPoint::Deadline soon = WaitPoint::Clock::now() + kOccupantPatience;
-      const std::string hello = Pack(Myself(0, options_.size, options_.launcher));
+      const std::string hello = Pack(Me(options_));
       if (occupant.Send(MessageType::kHello, hello, soon).ok()) {
         const absl::StatusOr<Message> answer = occupant.Receive(soon);
         if (answer.ok() && answer->type == MessageType::kRefusal)
@@ -65,7 +73,7 @@ absl::Status Rendezvous::JoinAsHost() {
                      "is free, the same for all ranks"));
   }
   if (!listener.ok()) {
-    const Participant me = Myself(0, options_.size, options_.launcher);
+    const Participant me = Me(options_);
     return absl::Status(listener.status().code(),
                         absl::StrCat(Describe(me), ": ", listener.status().message()));
   }
@@ -109,7 +117,7 @@ void Rendezvous::SayWaiting(double seconds, const absl::Status& last) const {
 }
 
 absl::Status Rendezvous::JoinAsGuest() {
-  const std::string hello = Pack(Myself(options_.rank, options_.size, options_.launcher));
+  const std::string hello = Pack(Me(options_));
   absl::Status last;
   WaitPoint::Deadline patience = WaitPoint::kNever;  // with a peer that lets in and closes
   WaitNotice notice(options_.notices);

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,12 +30,17 @@ namespace ebb {
 struct RendezvousOptions {
   int rank = 0;
   int size = 1;
-  MeetingPlace place;
+  MeetingPlace place = {};
   bool one_host = false;  // as far as the launcher has said
   std::string launcher;   // and job: the same on all ranks
   double timeout_seconds = 600;
-  NoticeTimes notices = {};  // when the log says which ranks are waited for
+  NoticeTimes notices = {};                        // when the log says which ranks are waited for
+  std::shared_ptr<Descriptor> listener = nullptr;  // rank 0's, where it listens already
+  std::string host_name = {};                      // in place of this host's; for tests
 };
+
+// This process, as it introduces itself.
+Participant Me(const RendezvousOptions& options);
 
 class Rendezvous {
  public:

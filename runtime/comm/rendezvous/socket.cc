@@ -140,6 +140,14 @@ absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
   return first;
 }
 
+int PortOf(const Descriptor& listener) {
+  sockaddr_storage own = {};
+  socklen_t bytes = sizeof(own);
+  getsockname(listener.get(), reinterpret_cast<sockaddr*>(&own), &bytes);
+  return ntohs(own.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(own).sin6_port
+                                         : reinterpret_cast<const sockaddr_in&>(own).sin_port);
+}
+
 Descriptor Accept(const Descriptor& listener) {
   Descriptor socket(accept4(listener.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!socket.is_open()) return socket;

@@ -34,6 +34,8 @@ class Descriptor {
 // `one_host`. kAlreadyExists: another process listens there.
 absl::StatusOr<Descriptor> Listen(const MeetingPlace& place, bool one_host,
                                   WaitPoint::Deadline deadline);
+// Where one of a network listens.
+int PortOf(const Descriptor& listener);
 // A connection that waits at `listener`; not open if there is none.
 Descriptor Accept(const Descriptor& listener);
 // One attempt at every address of the place, whose name is waited for. kUnavailable: nobody listens

@@ -1,4 +1,9 @@
-// The spans of a call as one row of elements (node/pieces.h), and the memory behind it.
+// The spans of a call as one row of elements, so that it can be cut into steps that know nothing of spans, and the
+// memory behind it.
+//
+//   spans     |  0  | 1 |      2      |
+//   steps     |    0   |    1   |   2   |
+//   pieces    |  0  |1.|.| 2    |  2   |
 #pragma once
 
 #include <algorithm>
@@ -7,7 +12,6 @@
 #include <cstring>
 
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/node/pieces.h"
 #include "ebb/runtime/comm/transfer.h"
 #include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/runtime/device/thread_team.h"
@@ -56,13 +60,24 @@ class Row {
   int64_t BytesOf(RowRange range) const { return range.count() * element_; }
   int64_t element_bytes() const { return element_; }
 
+  // Steps are visited one behind the other mostly, so the look for a range's first span begins where the last ended.
   template <class Visitor>
   void Visit(RowRange range, Visitor visit) const {
-    node::Pieces pieces(spans_);
-    pieces(range.begin, range.end,
-           [&](const CollectiveSpan& span, int64_t first, int64_t count, int64_t at) {
-             visit(Piece{.span = span, .first = first, .count = count, .at = at});
-           });
+    if (range.begin < before_) span_ = 0, before_ = 0;
+    while (span_ < spans_.size() && before_ + spans_[span_].count <= range.begin)
+      before_ += spans_[span_++].count;
+    int64_t before = before_;
+    for (size_t i = span_; i < spans_.size() && before < range.end; ++i) {
+      const int64_t first = std::max(range.begin - before, int64_t{0});
+      const int64_t last = std::min(range.end - before, spans_[i].count);
+      if (first < last) {
+        visit(Piece{.span = spans_[i],
+                    .first = first,
+                    .count = last - first,
+                    .at = before + first - range.begin});
+      }
+      before += spans_[i].count;
+    }
   }
   // Where a piece lies in block `block` of its span's memory.
   std::byte* At(const Piece& piece, Side side, int64_t block) const {
@@ -83,11 +98,7 @@ class Row {
                 piece.count * element_, bytes_);
     });
   }
-  // All of this rank's own, to block `block` of what it receives, unless it is there.
-  void CopySent(int64_t block, ThreadTeam& team) const { CopyOwn(0, block, team); }
-  void CopyOwnBlock(int64_t block, ThreadTeam& team) const { CopyOwn(block, block, team); }
-
- private:
+  // Block `from` of what this rank sends, to block `to` of what it receives, unless it is there.
   void CopyOwn(int64_t from, int64_t to, ThreadTeam& team) const {
     Visit(all(), [&](const Piece& piece) {
       std::byte* const target = At(piece, kReceive, to);
@@ -96,9 +107,12 @@ class Row {
     });
   }
 
+ private:
   const std::span<const CollectiveSpan> spans_;
   const int64_t element_;
   const int64_t bytes_;
+  mutable size_t span_ = 0;
+  mutable int64_t before_ = 0;  // elements of the spans before span_
 };
 
 }  // namespace ebb

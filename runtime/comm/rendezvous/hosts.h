@@ -1,0 +1,37 @@
+// Which ranks share a host, and whether they form a grid: a pure function, the same on all ranks.
+//
+//   host 0   | 0 | 1 | 2 |        a grid: every host has as many ranks, numbered host by host
+//   host 1   | 3 | 4 | 5 |
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/rendezvous/participant.h"
+
+namespace ebb {
+
+struct Hosts {
+  // By host in the order of their first ranks, then ranks in their order.
+  std::vector<std::vector<int>> ranks;
+  bool is_grid = false;
+
+  int count() const { return static_cast<int>(ranks.size()); }
+  // Of a grid.
+  int width() const { return static_cast<int>(ranks[0].size()); }
+  // The ranks that share a host with `rank`.
+  const std::vector<int>& With(int rank) const;
+};
+
+// `host_of`: equal for ranks that share a host.
+Hosts FindHosts(std::span<const int> host_of);
+// By host name.
+Hosts FindHosts(const std::vector<Participant>& participants);
+// "2 hosts (node1, node2)".
+std::string DescribeHosts(const std::vector<Participant>& participants);
+
+// kUnimplemented; names the hosts.
+absl::Status CpuRanksNeedMpi(const std::vector<Participant>& participants);
+
+}  // namespace ebb

@@ -1,0 +1,36 @@
+// Ranks on several hosts: they know each other's numbers and hosts, and can tell each other through the store so much as
+// GPUs need to be connected (World::On). Operations of their own they have only where MPI connects them (mpi/world.h).
+#pragma once
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
+
+namespace ebb {
+
+class HostsRank : public WorldBackend {
+ public:
+  static absl::StatusOr<std::shared_ptr<WorldBackend>> Form(int rank, Rendezvous rendezvous);
+  explicit HostsRank(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+
+  int rank() const override { return store_->rank(); }
+  int size() const override { return store_->size(); }
+  int local_rank() const override { return store_->local_rank(); }
+  int local_size() const override { return store_->local_size(); }
+  int ranks_per_host() const override { return store_->ranks_per_host(); }
+  // kUnimplemented, on every rank and at once.
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) override;
+  void Fail(absl::Status why) override;
+  CallOrder* calls() override { return store_->calls(); }
+  void TellCalls() override { store_->TellCalls(); }
+  std::shared_ptr<Bootstrap> bootstrap() override { return store_; }
+
+ protected:
+  const std::shared_ptr<Store> store_;
+};
+
+}  // namespace ebb

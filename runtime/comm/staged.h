@@ -1,0 +1,68 @@
+// Collectives of memory that other ranks cannot read: every rank puts what each other needs, unreduced, into slots,
+// step by step, and takes what they have put there for it. How a slot gets to another rank, a StepChannel says: ranks
+// of a host read it where it is (shared/ring.h), others get a message (mpi/messages.h). Sums have the order of
+// communicator.h whatever the steps are, since a step's inputs are read at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/row.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+class StepChannel {
+ public:
+  // What one operation moves; the same on all ranks as far as they see the same.
+  struct Load {
+    int64_t steps = 0;
+    // What is sent does not depend on the peer: one slot is filled for all.
+    bool same_for_all = false;
+    // At most slot_bytes(same_for_all); 0: nothing.
+    absl::FunctionRef<int64_t(int peer, int64_t step)> sent_bytes;
+    absl::FunctionRef<int64_t(int peer, int64_t step)> received_bytes;
+    absl::FunctionRef<void(int peer, int64_t step, std::byte* slot)> fill;
+    absl::FunctionRef<void(int64_t step)> consume;
+  };
+
+  virtual ~StepChannel() = default;
+  virtual int64_t slot_bytes(bool same_for_all) const = 0;
+  // False: the communicator has failed.
+  virtual bool Run(const Collective& call, const Load& load, WaitPoint::Deadline deadline) = 0;
+  // In `consume`.
+  virtual const std::byte* Received(int peer, int64_t step) const = 0;
+};
+
+class StagedOperations {
+ public:
+  StagedOperations(int rank, int size, int reduction_group, StepChannel& channel);
+
+  // Once all have called the same. False: the communicator has failed.
+  bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+
+ private:
+  bool CopyToAll(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  bool Scatter(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  bool ReduceParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  bool GatherParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  bool Exchange(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  // What has come of `range` in a step, and of this rank's own what is in block `block` of its sent memory.
+  void SumReceived(const Collective& call, const Row& row, RowRange range, int64_t step,
+                   int64_t block, ThreadTeam& team);
+  // An all-reduced row is cut into one part a rank, none longer than the first.
+  RowRange PartOf(int rank, int64_t elements) const;
+  RowSteps StepsOf(const Row& row, RowRange range, bool same_for_all) const {
+    return {range, channel_.slot_bytes(same_for_all) / row.element_bytes()};
+  }
+
+  const int rank_, size_, reduction_group_;
+  StepChannel& channel_;
+  std::vector<const void*> inputs_;  // of a reduction, by rank
+};
+
+}  // namespace ebb

@@ -1,0 +1,36 @@
+#include "ebb/runtime/comm/task_communicator.h"
+
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/grouping.h"
+
+namespace ebb {
+
+absl::Status TaskCommunicator::Enqueue(Stream& stream, const Collective& call) {
+  const uint64_t number = ++taken_;
+  stream.Enqueue([this, call, number, team = &stream.team()] {
+    if (RunInTurn(call, number, *team))
+      bytes_moved_.fetch_add(BytesMoved(call, rank(), size()), std::memory_order_relaxed);
+    // The destructor may be waiting for just this: from the count on, this object is not touched.
+    const std::shared_ptr<Ended> ended = ended_;
+    ended->count.fetch_add(1, std::memory_order_acq_rel);
+    ended->changed.Notify();
+  });
+  return absl::OkStatus();
+}
+
+bool TaskCommunicator::RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team) {
+  const WaitPoint::Deadline deadline = DeadlineAfter(timeout_seconds_);
+  // The one before ends with a failure of the communicator, too.
+  if (!ended_->changed.Await(
+          [&] { return ended_->count.load(std::memory_order_acquire) + 1 == number; }, deadline)) {
+    FailBehindAnother(call);
+    return false;
+  }
+  return !failed() && Run(call, deadline, team);
+}
+
+void TaskCommunicator::AwaitAllEnded() {
+  ended_->changed.Await([&] { return ended_->count.load(std::memory_order_acquire) == taken_; });
+}
+
+}  // namespace ebb

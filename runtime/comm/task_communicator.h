@@ -1,0 +1,44 @@
+// What communicators have in common whose operations run on the CPU: each is a task of the stream it was enqueued on, and
+// they run in the order of their calls, also those on different streams.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+class TaskCommunicator : public CommunicatorBackend {
+ public:
+  absl::Status Enqueue(Stream& stream, const Collective& call) override;
+  int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
+
+ protected:
+  explicit TaskCommunicator(double timeout_seconds) : timeout_seconds_(timeout_seconds) {}
+
+  // False: the communicator has failed.
+  virtual bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) = 0;
+  virtual bool failed() = 0;
+  // `call` has waited too long for the one that this rank had called before.
+  virtual void FailBehindAnother(const Collective& call) = 0;
+  // To be called first by what destroys a communicator.
+  void AwaitAllEnded();
+
+ private:
+  struct Ended {
+    std::atomic<uint64_t> count{0};
+    WaitPoint changed;
+  };
+  bool RunInTurn(const Collective& call, uint64_t number, ThreadTeam& team);
+
+  const double timeout_seconds_;
+  uint64_t taken_ = 0;
+  const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();
+  std::atomic<int64_t> bytes_moved_{0};
+};
+
+}  // namespace ebb
