@@ -65,9 +65,8 @@ void OrderProgress::StartWalk() {
 
 Match OrderProgress::Open(bool backward, int unit) {
   hash_ = (hash_ ^ static_cast<uint64_t>(unit * 2 + (backward ? 1 : 0))) * kHashPrime;
-  const int expected = next_;
   Match match = Find(backward, unit);
-  match.expected = expected;
+  match.expected = next_;
   if (match.scope >= 0) {
     Take(match.scope);
   } else if (match.kind == Match::kAgain && !backward && backward_begun_) {

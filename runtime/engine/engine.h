@@ -1,7 +1,7 @@
 // The engine keeps a model's parameters, gradients and optimizer states in shards over the ranks
 // and moves them so that each scope finds what it needs. It executes a plan (ebb/sharding/plan.h)
-// computed at Create; what a plan cannot know, a trainer that leaves
-// the declared order, it meets as ebb/runtime/engine/departures.cc says.
+// computed at Create, also where a trainer leaves out scopes of the declared order, and gathers a unit that
+// it opens again.
 //
 //   auto engine = Engine::Create(world, device, model, config);
 //   Step step = engine->BeginStep();

@@ -166,7 +166,11 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   traffic_[progress_.counted].Reset();
   predicted_traffic_[progress_.counted] = progress_.run->traffic[carries_ ? 1 : 0];
   LogBegun();
-  progress_.backwards.Begin(progress_.run->plan);
+  const sharding::Plan& plan = progress_.run->plan;
+  progress_.backwards.Begin(plan);
+  const auto rounds = static_cast<size_t>(plan.decisions.rounds);
+  progress_.order.BeginStep(std::span(plan.scopes).first(plan.scopes.size() / rounds),
+                            plan.decisions.trainable, plan.decisions.rounds);
   Start();
   progress_.trail.next = NextCode();
   return number;
@@ -197,6 +201,7 @@ int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& op
     progress_.micro_batches = 1;
   }
   LogBegun();
+  progress_.order.BeginWalks(walk_->plan.scopes);
   Start();
   return number;
 }
@@ -209,9 +214,7 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.evaluation = evaluation;
   progress_.number = number;
   progress_.options = {};
-  progress_.round = 0;
-  progress_.departed = progress_.recomputed = progress_.any_backward = progress_.reduced =
-      progress_.gradients_written = false;
+  progress_.any_backward = progress_.reduced = progress_.gradients_written = false;
   progress_.divisor = 1;
   progress_.sums = {};
   progress_.hash = 0;
@@ -253,15 +256,8 @@ void Executor::Start() {
   }
   CollectSpans(&run);
   std::fill(run.issued.begin(), run.issued.end(), uint8_t{0});
-  progress_.opened.assign(run.plan.scopes.size(), 0);
-  progress_.closed.assign(run.plan.scopes.size(), 0);
   progress_.awaited.assign(run.plan.scopes.size(), 0);
-  progress_.skipped.assign(run.plan.scopes.size(), 0);
   progress_.moment = 0;
-  progress_.next_scope = 0;
-  reduced_scopes_.assign(run.plan.scopes.size(), 0);
-  std::fill(contributions_.begin(), contributions_.end(), 0);
-  std::fill(squares_stale_.begin(), squares_stale_.end(), uint8_t{0});
   for (std::vector<uint8_t>& requested : requested_)
     std::fill(requested.begin(), requested.end(), uint8_t{0});
   while (static_cast<int>(micro_batch_numbers_.size()) < progress_.micro_batches) {
@@ -312,17 +308,9 @@ void Executor::Add(int64_t number, int sum, const TensorView& scalar) {
 void Executor::CompleteScopes() {
   TakeViewErrors();
   while (!open_.empty()) CloseScope(open_.back());
-  if (progress_.evaluation || !progress_.any_backward) return;
-  progress_.backwards.End();
-  CheckNothingLeftOut();
-  if (progress_.departed) {
-    FlushDeparted();
-    return;
-  }
-  const int count = static_cast<int>(progress_.run->plan.scopes.size());
-  if (progress_.next_scope < count && errors_.Known().ok())
-    WarnOfDeparture("the end of the step", "the rest is left out, with zero gradients");
-  SkipTo(count);
+  if (progress_.evaluation) return;
+  LeaveOutRest();
+  Advance();
 }
 
 absl::Status Executor::Reduce(int64_t number) {
@@ -360,7 +348,6 @@ absl::Status Executor::Finish(int64_t number) {
   }
   CompleteScopes();
   if (progress_.gradients_written) RefreshWrittenGradients();
-  if (progress_.departed) IssueUpdatesLeft();
   IssueCarriedLeft();
   const sharding::Moment& finish = progress_.run->plan.moments.back();
   for (int operation : finish.operations()) {
@@ -472,7 +459,7 @@ void Executor::NoteIfBroken(const Communicator& communicator, std::string_view o
 // What the declared order has next, as a log has it.
 int Executor::NextCode() const {
   const std::vector<sharding::PlannedScope>& scopes = progress_.run->plan.scopes;
-  const size_t next = static_cast<size_t>(progress_.next_scope);
+  const size_t next = static_cast<size_t>(progress_.order.next());
   return next < scopes.size() ? scopes[next].unit * 2 + scopes[next].backward
                               : ScopeTrail::kNothing;
 }

@@ -1,17 +1,17 @@
 // Executes plans: turns the scopes that a trainer opens and closes into the moments of the plan,
 // and the plan's operations into work on streams. What it decides itself is only what a plan cannot
-// know: what to do when the trainer leaves the declared order (departures.cc).
+// know: what to do where the trainer leaves the declared order (order.cc).
 //
 // What it holds of plans and of the step under way is in runnable.h and step_progress.h; what came of
 // steps in step_outcome.h and what went wrong in step_errors.h, what the swap files should
 // hold in swap_verifier.h, what a step has left out in missing_backwards.h, what was asked of views that
-// they do not give in view_errors.h, sums that a second backward writes over in displaced_gradients.h.
+// they do not give in view_errors.h.
 // Implemented in files of one concern each:
 //
 //   initialise.cc, measure.cc      Create; what a config leaves to it
 //   host_memory.cc                 whether the host has the memory for it
 //   executor.cc                    steps and evaluations, from begin to end
-//   scopes.cc, departures.cc       opening and closing; off the declared order
+//   scopes.cc, order.cc            opening and closing; off the declared order
 //   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
 //   tracing.cc                     spans of the timeline
 //   swaps.cc, verify_swap.cc       moves between tiers; the swap files before values are shown
@@ -45,7 +45,6 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/device_spans.h"
-#include "ebb/runtime/engine/displaced_gradients.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/engine_calls.h"
 #include "ebb/runtime/engine/host_lane.h"
@@ -388,39 +387,32 @@ class Executor {
   int64_t Open(int64_t number, bool backward, UnitId unit);
   void CloseScope(OpenScope& scope);
   void Advance();
-  bool WalkIsOver(int unit) const;
   void CompleteGradient(const OpenScope& scope);
   bool ReducesAfter(const OpenScope& scope) const;
   MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient, Shown shown);
   void PoisonSlot(const OpenScope& scope);
+  void PoisonUnit(int unit);
   bool Holds(const OpenScope& scope, ParameterId p) const;
   absl::Status NotHeld(absl::string_view what, const OpenScope& scope, ParameterId p) const;
   void Refuse(absl::Status mistake);
   void TakeViewErrors();
 
-  // departures.cc
-  int MatchScope(bool backward, int unit);  // the planned scope; -1: undeclared
-  int FindAhead(bool backward, int unit) const;
-  void SkipTo(int planned);
-  void Depart(bool backward, int unit);
-  void OpenDeparted(const OpenScope& scope);
-  void OpenBlocked(const OpenScope& scope);
-  bool SlotIsFree(const OpenScope& scope, int unit);
-  bool GradientIsFree(const OpenScope& scope);
-  void GatherOnDemand(int unit);
-  void ReduceNow(int unit, int visit);
-  bool GradientIsShard(int unit) const;
-  int64_t GradientShardBytes(int unit) const;
-  void AddDisplacedGradient(int unit);
-  void FlushDeparted();
-  void IssueUpdatesLeft();
-  int FirstScopeOf(int round) const;
-  bool BackwardHasBegun(int round) const;
-  bool StartsNextRound(int unit) const;
-  void CheckRound(int planned);
+  // order.cc
+  void FollowOrder(const sharding::Match& match, bool backward, int unit);
+  void LeaveOutRest();
+  void WarnOfOrder(int expected, std::string_view what_came, std::string_view how);
   bool OwnsBoundaries() const;
   void CheckNothingLeftOut();
-  void WarnOfDeparture(std::string_view what_came, std::string_view how);
+  void OpenAheadOfHeld(const OpenScope& scope);
+  std::string HeldScope() const;
+  void OpenAgain(OpenScope& scope);
+  void CloseAgain(const OpenScope& scope);
+  bool IsGathered(int unit) const;
+  bool UpdateHasStarted(int unit) const;
+  bool HasRoom(const OpenScope& scope, bool all);
+  void GatherAlone(int unit);
+  void HoldBehindCompute();
+  void AwaitEverything();
 
   // updates.cc
   void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream);
@@ -452,7 +444,7 @@ class Executor {
   // step_exchange.cc
   bool FinishWaits() const;
   void EnqueueExchange();
-  void RefreshNorms(int parity);
+  void RefreshNorms();
   Stream& SettledStream(int unit);
   void RefreshWrittenGradients();
 
@@ -538,18 +530,11 @@ class Executor {
   std::optional<ControlBlock> control_block_;
   std::mutex host_access_;  // to the device's memory: copies of several threads take turns
   std::optional<SwapVerifier> swap_verifier_;
-  DisplacedGradients displaced_gradients_;
 
   UpdateTable update_table_;
   std::optional<NormExchange> norms_;  // where an optimizer takes norms
   OptimizerStateNames state_names_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
-  std::vector<uint8_t> squares_stale_;           // by unit: to be taken again before the exchange
-  std::vector<uint8_t> squares_to_take_[2];      // by parity: likewise, of one that is enqueued
-  std::vector<int> contributions_;               // by unit: reductions issued this step
-  std::vector<uint8_t> reduced_scopes_;          // by planned scope
-  std::vector<std::vector<CollectiveSpan>> single_reduce_,
-      single_all_reduce_;  // by visit: its reduction alone, into its own slice
   std::vector<std::vector<CollectiveSpan>> single_gather_;  // by unit
   std::vector<int> micro_batch_numbers_;
   std::vector<DType> boundary_dtypes_;  // by visit
@@ -573,7 +558,7 @@ class Executor {
   int64_t last_scope_id_ = 0, last_number_ = 0;
   int64_t traced_evaluations_ = 0;
   std::atomic<bool> has_finished_ = false;
-  bool warned_of_departure_ = false;
+  bool warned_of_order_ = false;
   std::atomic<int> finished_counted_ = 0;
   CollectiveSpan exchange_spans_[2], norm_spans_[2];  // by parity
   int64_t exchange_moved_before_ = 0;

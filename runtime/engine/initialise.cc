@@ -350,10 +350,6 @@ absl::Status Executor::MakeState() {
                                       .constants = &*step_constants_,
                                       .messages = &messages_,
                                       .adds_squares = replica_ == 0});
-  for (std::vector<uint8_t>* squares :
-       {&squares_stale_, &squares_to_take_[0], &squares_to_take_[1]})
-    squares->assign(units, 0);
-  contributions_.assign(units, 0);
   requested_.resize(decisions.keeps_step_gradients ? visits : units);
   for (size_t v = 0; v < visits; ++v) {
     const size_t unit = static_cast<size_t>(model_.forward[v].unit);

@@ -1,6 +1,10 @@
 #include "ebb/runtime/engine/missing_backwards.h"
 
+#include <algorithm>
+#include <string>
+
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/order.h"
 
 namespace ebb {
 namespace {
@@ -16,65 +20,56 @@ std::string Times(int count) {
 
 void MissingBackwards::Begin(const sharding::Plan& plan) {
   plan_ = &plan;
-  declared_.assign(plan.layout.units.size(), 0);
-  came_.assign(plan.layout.units.size(), 0);
-  for (const sharding::PlannedScope& scope : plan.scopes) {
-    if (scope.round > 0) break;
-    if (scope.backward && plan.decisions.trainable[static_cast<size_t>(scope.unit)])
-      ++declared_[static_cast<size_t>(scope.unit)];
-  }
-  round_ = 0;
-  any_ = found_ = false;
+  found_ = false;
 }
 
-void MissingBackwards::Opened(bool backward, int unit, int round) {
-  while (round_ < round) EndRound();
-  any_ = true;
-  if (backward) ++came_[static_cast<size_t>(unit)];
-}
-
-void MissingBackwards::End() {
-  while (round_ < plan_->decisions.rounds) EndRound();
-}
-
-void MissingBackwards::EndRound() {
-  for (const sharding::PlannedScope& scope : plan_->scopes) {
-    if (found_ || scope.round > 0) break;
-    const size_t unit = static_cast<size_t>(scope.unit);
-    if (!scope.backward || came_[unit] >= declared_[unit]) continue;
+void MissingBackwards::LeftOut(int begin, int end) {
+  const std::span<const sharding::PlannedScope> scopes = plan_->scopes;
+  const int per_round = static_cast<int>(scopes.size()) / plan_->decisions.rounds;
+  for (int s = begin; s < end && !found_; ++s) {
+    const sharding::PlannedScope& scope = scopes[static_cast<size_t>(s)];
+    const int round_begin = scope.round * per_round, round_end = round_begin + per_round;
+    const bool whole_round = s == round_begin && end >= round_end;
+    if (!whole_round &&
+        !(scope.backward && plan_->decisions.trainable[static_cast<size_t>(scope.unit)]))
+      continue;
+    const auto count = [&](int from, int to) {
+      return static_cast<int>(std::count_if(scopes.begin() + from, scopes.begin() + to,
+                                            [&](const sharding::PlannedScope& other) {
+                                              return other.backward && other.unit == scope.unit;
+                                            }));
+    };
     found_ = true;
-    missing_round_ = round_;
-    missing_unit_ = any_ ? scope.unit : -1;
-    missing_came_ = came_[unit];
+    round_ = scope.round;
+    unit_ = whole_round ? -1 : scope.unit;
+    left_out_ = count(s, std::min(end, round_end));
+    declared_ = count(round_begin, round_end);
   }
-  came_.assign(came_.size(), 0);
-  any_ = false;
-  ++round_;
 }
 
 absl::Status MissingBackwards::Error() const {
   if (!found_) return absl::OkStatus();
   const int rounds = plan_->decisions.rounds;
-  if (missing_unit_ < 0) {
+  if (unit_ < 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the step ended after ", missing_round_, " of its ", rounds,
+        "the step ended after ", round_, " of its ", rounds,
         " rounds, so its gradients lack the rest: run them all (Step::rounds()), or begin the step "
         "with as many micro-batches as there are (StepOptions::micro_batches)",
         kAllow));
   }
-  const size_t unit = static_cast<size_t>(missing_unit_);
-  const std::string scope = absl::StrCat("Backward('", plan_->unit_names[unit], "')");
+  const std::string scope =
+      absl::StrCat("Backward('", plan_->unit_names[static_cast<size_t>(unit_)], "')");
   const std::string where =
-      rounds == 1 ? "of the step" : absl::StrCat("of round ", missing_round_ + 1, " of ", rounds);
-  const std::string what =
-      missing_came_ == 0
-          ? absl::StrCat(scope, " was left out ", where)
-          : absl::StrCat(scope, " ", where, " came ", Times(missing_came_), ", but ",
-                         "ModelSpec::forward visits the unit ", Times(declared_[unit]));
+      rounds == 1 ? "of the step" : absl::StrCat("of round ", round_ + 1, " of ", rounds);
+  const bool all = left_out_ == declared_;
   return absl::FailedPreconditionError(
-      absl::StrCat(what, ", so its gradient would ",
-                   rounds == 1 && missing_came_ == 0 ? "be zero" : "lack a part",
-                   ": open the scope, which may ask for no gradient", kAllow));
+      absl::StrCat(scope, " was left out ", where,
+                   all ? ""
+                       : absl::StrCat(" ", Times(left_out_), " of the ", declared_, " times that ",
+                                      sharding::kOrderDeclaredIn, " has it"),
+                   ", so its gradient would ", rounds == 1 && all ? "be zero" : "lack a part",
+                   ": open the scope, which may ask for no gradient, in the order that ",
+                   sharding::kOrderDeclaredIn, " declares", kAllow));
 }
 
 }  // namespace ebb

@@ -1,9 +1,6 @@
-// Which declared backwards of a step have not come. Where one does not come its gradient is zero, or
-// lacks a round, which ebb.strict makes an error of the step.
+// Which declared backwards of a step were left out. What is left out comes no more: its gradient is
+// zero, or lacks a part, which ebb.strict makes an error of the step.
 #pragma once
-
-#include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "ebb/sharding/plan.h"
@@ -14,24 +11,17 @@ class MissingBackwards {
  public:
   // A step of this plan begins. The plan outlives the step.
   void Begin(const sharding::Plan& plan);
-  // A scope was opened, declared or not. Rounds come in their order: what those before `round` lack by
-  // now is missing.
-  void Opened(bool backward, int unit, int round);
-  // No scope comes any more: so are the rest of the last round, and all rounds after it.
-  void End();
-  // The first that is missing, in the order of backward; OK if none is.
+  // Scopes [begin, end) of the plan are left out. In their order, call by call.
+  void LeftOut(int begin, int end);
+  // The first backward that is missing; OK if none is.
   absl::Status Error() const;
 
  private:
-  void EndRound();
-
   const sharding::Plan* plan_ = nullptr;
-  std::vector<int> declared_, came_;  // backwards of a round, by unit; declared: of trainable ones
-  int round_ = 0;                     // of the scopes that come now
-  bool any_ = false;                  // scope of this round has come
-  // The first that is missing.
+  // The first that is missing: a round from 0; unit -1: the whole of it. How often the unit's backward was
+  // left out by then, of how many times.
   bool found_ = false;
-  int missing_round_ = 0, missing_unit_ = -1, missing_came_ = 0;  // unit -1: the whole round
+  int round_ = 0, unit_ = -1, left_out_ = 0, declared_ = 0;
 };
 
 }  // namespace ebb

@@ -132,12 +132,6 @@ void Executor::Enqueue(int index) {
       stream.Record(*exchanged_);
       stream.Record(concluded_[progress_.parity]);
       break;
-    case OperationKind::kReduce:
-      for (const sharding::Part& part : operation.parts) {
-        ++contributions_[part.unit];
-        reduced_scopes_[part.scope] = 1;
-      }
-      break;
     default:
       break;
   }

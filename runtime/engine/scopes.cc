@@ -37,38 +37,33 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
         ScopeName(true, unit), " after Step::Reduce, which has made the gradients final")));
     return 0;
   }
-  LogEntry(int64_t{unit} * 2 + backward);
-  if (progress_.evaluation && WalkIsOver(unit)) Start();
+  progress_.log.push_back(int64_t{unit} * 2 + backward);
 
   OpenScope scope{
       .id = ++last_scope_id_, .unit = unit, .backward = backward, .opened_ns = Timeline::NowNs()};
   profiler_ranges_->Open(scope.id, backward, unit);
   const int expected = NextCode();
-  scope.planned = MatchScope(backward, unit);
+  const sharding::Match match = progress_.order.Open(backward, unit);
+  if (progress_.evaluation && match.kind == sharding::Match::kNextRound) Start();
+  scope.planned = match.scope;
+  scope.round = progress_.order.round();
   if (scope.planned >= 0) {
-    const PlannedScope& planned = progress_.run->plan.scopes[scope.planned];
-    scope.visit = planned.visit;
-    scope.round = progress_.round = planned.round;
-    progress_.opened[scope.planned] = 1;
-    if (backward && planned.round > 0) CheckRound(scope.planned);
-    progress_.next_scope = std::max(progress_.next_scope, scope.planned + 1);
+    scope.visit = progress_.run->plan.scopes[scope.planned].visit;
   } else {
-    scope.round = progress_.round;
     for (size_t v = 0; v < model_.forward.size(); ++v) {
       if (static_cast<int>(model_.forward[v].unit) == unit) scope.visit = static_cast<int>(v);
     }
   }
   progress_.trail.Open(unit * 2 + backward, expected, NextCode());
-  if (!progress_.evaluation) {
-    progress_.backwards.Opened(backward, unit, scope.round);
-    if (backward) CheckNothingLeftOut();
-  }
+  FollowOrder(match, backward, unit);
   progress_.any_backward |= backward;
-  if (progress_.departed) {
-    OpenDeparted(scope);
+  if (match.kind == sharding::Match::kRefused) {
+    AwaitEverything();
+  } else if (match.kind == sharding::Match::kAgain) {
+    OpenAgain(scope);
   } else {
     Advance();
-    if (!progress_.awaited[scope.planned]) OpenBlocked(scope);
+    if (!progress_.awaited[scope.planned]) OpenAheadOfHeld(scope);
   }
   if (timeline_ != nullptr && progress_.trace.shown) {
     const int64_t now = Timeline::NowNs();
@@ -85,27 +80,22 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
   return scope.id;
 }
 
-// An evaluation starts over once every scope of the walk was opened, or when what is asked for lies
-// behind.
-bool Executor::WalkIsOver(int unit) const {
-  const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
-  for (size_t s = static_cast<size_t>(progress_.next_scope); s < scopes.size(); ++s) {
-    if (scopes[s].unit == unit) return false;
-  }
-  return progress_.next_scope > 0 && open_.empty();
-}
-
 // Runs the plan's moments in order as far as the trainer has come. A scope left open holds back
-// what comes after its close.
+// what comes after its close, and one that is not the plan's everything.
 void Executor::Advance() {
+  if (std::any_of(open_.begin(), open_.end(),
+                  [](const OpenScope& scope) { return scope.planned < 0; }))
+    return;
   Runnable& run = *progress_.run;
+  const sharding::OrderProgress& order = progress_.order;
   while (progress_.moment < run.plan.moments.size()) {
     const Moment& moment = run.plan.moments[progress_.moment];
     if (moment.kind == Moment::kFinish) return;  // Finish's own
-    if (moment.kind == Moment::kOpen && !progress_.opened[moment.scope]) return;
-    if (moment.kind == Moment::kClose && !progress_.closed[moment.scope]) return;
+    if (moment.kind == Moment::kOpen && !order.has_come(moment.scope)) return;
+    if (moment.kind == Moment::kClose && !order.is_over(moment.scope)) return;
     ++progress_.moment;
-    if (moment.kind == Moment::kClose && progress_.skipped[moment.scope]) {
+    if (moment.kind == Moment::kClose &&
+        order.state(moment.scope) == sharding::OrderProgress::State::kLeftOut) {
       const PlannedScope& planned = run.plan.scopes[moment.scope];
       const OpenScope left_out{.planned = moment.scope,
                                .unit = planned.unit,
@@ -140,20 +130,19 @@ void Executor::CloseScope(OpenScope& scope) {
                     .evaluation = progress_.trace.evaluation});
   }
   if (ReducesAfter(closing)) CompleteGradient(closing);
-  if (kPoisonReleased && device_.kind() == DeviceKind::kCpu) PoisonSlot(closing);
-  if (closing.planned >= 0) progress_.closed[closing.planned] = 1;
-  if (!progress_.departed) {
-    Advance();
-  } else if (ReducesAfter(closing)) {
-    ReduceNow(closing.unit, closing.visit);
-    if (closing.planned >= 0) reduced_scopes_[closing.planned] = 1;
+  progress_.order.Close(closing.planned);
+  if (closing.planned < 0) {
+    CloseAgain(closing);
+  } else if (kPoisonReleased && device_.kind() == DeviceKind::kCpu) {
+    PoisonSlot(closing);
   }
+  Advance();
   profiler_ranges_->Close(closing.id);
 }
 
 bool Executor::ReducesAfter(const OpenScope& scope) const {
   const sharding::Decisions& decisions = progress_.run->plan.decisions;
-  return scope.backward && decisions.trainable[scope.unit] &&
+  return scope.planned >= 0 && scope.backward && decisions.trainable[scope.unit] &&
          (!decisions.keeps_step_gradients || scope.round == decisions.rounds - 1);
 }
 
@@ -178,7 +167,7 @@ void Executor::CompleteGradient(const OpenScope& scope) {
 
 void Executor::PoisonSlot(const OpenScope& scope) {
   const sharding::Plan& plan = progress_.run->plan;
-  if (plan.decisions.kept_whole[scope.unit] || progress_.departed || scope.planned < 0) return;
+  if (plan.decisions.kept_whole[scope.unit]) return;
   for (const OpenScope& other : open_) {
     if (other.unit == scope.unit) return;
   }
@@ -187,12 +176,16 @@ void Executor::PoisonSlot(const OpenScope& scope) {
     if (plan.gather_of_scope[s] == plan.gather_of_scope[scope.planned]) return;  // stays gathered
     break;
   }
-  const sharding::UnitLayout& unit = plan.layout.units[scope.unit];
-  const int64_t size = SizeOf(plan.decisions.compute);
-  std::memset(storage_->Whole(scope.unit, true), kPoison,
-              static_cast<size_t>(unit.trainable.elements * size));
-  std::memset(storage_->Whole(scope.unit, false), kPoison,
-              static_cast<size_t>(unit.frozen.elements * size));
+  PoisonUnit(scope.unit);
+}
+
+void Executor::PoisonUnit(int unit) {
+  const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
+  const int64_t size = SizeOf(plan().decisions.compute);
+  std::memset(storage_->Whole(unit, true), kPoison,
+              static_cast<size_t>(layout.trainable.elements * size));
+  std::memset(storage_->Whole(unit, false), kPoison,
+              static_cast<size_t>(layout.frozen.elements * size));
 }
 
 // Views.

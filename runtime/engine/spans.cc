@@ -120,23 +120,11 @@ void Executor::PointCollectives(Runnable& run) {
   run.span_lists.Close();
 }
 
-// Of one unit or visit alone, for a step that leaves the declared order.
+// Of one unit alone, for a scope that is opened again.
 void Executor::PointSingleCollectives() {
-  const sharding::Decisions& decisions = plan().decisions;
-  const size_t units = model_.units.size(), visits = model_.forward.size();
-  single_reduce_.resize(visits);
-  single_all_reduce_.resize(visits);
-  single_gather_.resize(units);
-  for (size_t v = 0; v < visits; ++v) {
-    const int unit = static_cast<int>(model_.forward[v].unit);
-    const int64_t shard = plan().layout.units[unit].trainable.shard;
-    std::byte* const source = decisions.casts() ? storage_->Staging(plan().pools.staging_cast)
-                                                : storage_->Gradient(static_cast<int>(v));
-    std::byte* const slice = source + SliceOffset(unit, decisions.reduced());
-    single_reduce_[v] = {{.send = source, .receive = slice, .count = shard}};
-    single_all_reduce_[v] = {{.send = slice, .receive = slice, .count = shard}};
-  }
-  for (size_t u = 0; u < units; ++u) single_gather_[u] = GatherSpans(static_cast<int>(u));
+  single_gather_.resize(model_.units.size());
+  for (size_t u = 0; u < single_gather_.size(); ++u)
+    single_gather_[u] = GatherSpans(static_cast<int>(u));
 }
 
 }  // namespace ebb

@@ -70,7 +70,8 @@ absl::Status Executor::VisitMemory(std::byte* at, Tier tier, int64_t bytes, Acce
 absl::Status Executor::VisitGradient(int unit, Access access,
                                      absl::FunctionRef<void(std::byte*)> visit) {
   const Place shard = plan().pools.GradientShard(unit);
-  const int64_t bytes = GradientShardBytes(unit);
+  const int64_t bytes = plan().layout.units[static_cast<size_t>(unit)].trainable.shard *
+                        SizeOf(plan().decisions.shard_dtype(unit));
   if (shard.tier != Tier::kNvme) {
     visit(storage_->GradientSlice(unit));
     return absl::OkStatus();

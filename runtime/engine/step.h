@@ -44,10 +44,15 @@ class Step {
 
   // Walks through the model: micro_batches over ebb.micro_batches_per_round.
   int rounds() const;
-  // The next visit of `unit` in this round. Off the declared order it is gathered on demand, with
-  // one warning; where boundaries belong to the engine that is an error. The last visit's Forward
-  // may be left out (head and loss fused into its backward). A Backward of a trainable visit may not,
-  // unless StepOptions::may_leave_out or ebb.strict says so.
+  // The next visit of `unit` in this round. Those before it in the declared order are left out of the
+  // step: their gradients are zero, which is an error of trainable ones unless StepOptions::may_leave_out or
+  // ebb.strict says so. The last visit's Forward may be left out as a matter of course (head and loss fused
+  // into its backward).
+  //
+  // A Forward of a unit whose visits are over shows it again: it is gathered for that scope alone, which
+  // takes its time. A Backward of a trainable unit that comes again, or once a later scope was opened, is an
+  // error. What is not the declared order's next is warned of once; where boundaries belong to the engine
+  // it is an error.
   ForwardScope Forward(UnitId unit);
   BackwardScope Backward(UnitId unit);
   // What the loss is to be multiplied with before backward; 1 unless fp16, where it waits for the

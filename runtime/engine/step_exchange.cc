@@ -1,7 +1,5 @@
 // The exchange of all ranks' records on the reduce stream, around which StepOutcome does its part, and the
 // norms that have to be taken anew before it.
-#include <algorithm>
-
 #include "ebb/runtime/engine/executor.h"
 
 namespace ebb {
@@ -21,14 +19,11 @@ void Executor::EnqueueExchange() {
                    .early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly,
                    .divisor = progress_.divisor,
                    .learning_rate = progress_.options.learning_rate,
-                   .scopes_hash = progress_.hash,
+                   .scopes_hash = progress_.hash ^ progress_.order.hash(),
                    .trail = &progress_.trail,
                    .sums = &progress_.sums,
                    .log = progress_.log});
-  if (!progress_.evaluation) {
-    squares_to_take_[parity].swap(squares_stale_);
-    Compute(*reduce_, [this, parity] { RefreshNorms(parity); });
-  }
+  if (progress_.gradients_written) Compute(*reduce_, [this] { RefreshNorms(); });
   compute_.Record(*fence_);  // behind the last loss
   reduce_->Wait(*fence_);
   NoteVerdict(VerdictTouch::kCompleteRecord, parity);
@@ -56,11 +51,10 @@ void Executor::EnqueueExchange() {
   if (!progress_.evaluation) control_block_->CopyConstants(*reduce_, parity, /*early=*/false);
 }
 
-// Of shards that have changed since they were summed.
-void Executor::RefreshNorms(int parity) {
-  for (size_t u = 0; u < squares_to_take_[parity].size(); ++u) {
-    if (!squares_to_take_[parity][u] || !plan().decisions.trainable[u]) continue;
-    const int unit = static_cast<int>(u);
+// Of shards that were written after they were summed.
+void Executor::RefreshNorms() {
+  for (int unit = 0; unit < static_cast<int>(model_.units.size()); ++unit) {
+    if (!plan().decisions.trainable[static_cast<size_t>(unit)]) continue;
     Stream& stream = SettledStream(unit);
     const absl::Status read =
         VisitGradient(unit, Access::kRead, [&](std::byte* shard) { Norm(stream, unit, shard); });
@@ -68,7 +62,7 @@ void Executor::RefreshNorms(int parity) {
   }
 }
 
-// Where the gradient of a unit is summed off the plan, as if by a task of the reduce stream. On a GPU
+// Where the norm of a unit's gradient is taken off the plan, as if by a task of the reduce stream. On a GPU
 // that does not reach what lives in host memory: the calling thread does, once it is at rest.
 Stream& Executor::SettledStream(int unit) {
   if (GradientOnDevice(unit) || reduce_->view().native == nullptr) return *reduce_;
@@ -79,9 +73,8 @@ Stream& Executor::SettledStream(int unit) {
   return *host_sum_;
 }
 
-// Gradients written between Reduce and Finish: norms anew, and at stage 0 whole again.
+// Gradients written between Reduce and Finish: at stage 0 they are made whole again.
 void Executor::RefreshWrittenGradients() {
-  std::fill(squares_stale_.begin(), squares_stale_.end(), uint8_t{1});
   Runnable& run = *progress_.run;
   for (size_t index = 0; index < run.plan.operations.size(); ++index) {
     if (run.plan.operations[index].kind != sharding::OperationKind::kGatherGradient) continue;

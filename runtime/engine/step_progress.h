@@ -10,12 +10,14 @@
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/scope_trail.h"
 #include "ebb/runtime/engine/step.h"
+#include "ebb/sharding/order.h"
 
 namespace ebb {
 
 struct OpenScope {
   int64_t id = 0;
-  int planned = -1;  // scope of the plan; -1: an undeclared visit
+  int planned = -1;        // scope of the plan; -1: none of its, which is open again
+  bool displaces = false;  // gathered over what the plan has there
   int unit = 0, visit = 0, round = 0;
   bool backward = false;
   int64_t opened_ns = 0;
@@ -39,13 +41,11 @@ struct StepProgress {
   double divisor = 1;
   Runnable* run = nullptr;
   size_t moment = 0;  // the next of the plan
-  int next_scope = 0, round = 0;
-  std::vector<uint8_t> opened, closed, awaited, skipped;  // by planned scope
-  std::vector<int> needs;  // of an operation that is issued ahead of the plan
-  bool departed = false, recomputed = false, any_backward = false, reduced = false,
-       gradients_written = false;
+  sharding::OrderProgress order;
+  std::vector<uint8_t> awaited;  // by planned scope: its kernels wait for what they need
+  bool any_backward = false, reduced = false, gradients_written = false;
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
-  uint64_t hash = 0;
+  uint64_t hash = 0;           // of how it was begun
   std::vector<int64_t> log;    // how it was begun (kBegunEntries), then scopes opened, as codes
   MissingBackwards backwards;  // of a step
   ScopeTrail trail;            // the same for the ranks' records; of a step

@@ -17,7 +17,6 @@ absl::Status Executor::Suspended() {
 // An engine whose device fails under the copies, or whose ranks do not all come here, has failed for
 // good: its pools are elsewhere by then.
 absl::Status Executor::MovePools(Storage::Room room) {
-  displaced_gradients_ = {};
   absl::Status moved = storage_->MoveInto(std::move(room), *gather_);
   if (world_.connected_by_nccl()) {
     // Memory has been given back. Those that failed come, too.

@@ -339,7 +339,6 @@ std::vector<Deviation> Deviations() {
       {"ForwardLeftOut", kOneRound, forward({0, 1, 2, 4, 0}), {"number 4", "'u3'", "'u4'"}},
       {"ForwardSwapped", kOneRound, forward({0, 3, 2, 1, 4, 0}), {"number 2", "'u1'", "'u3'"}},
       {"BackwardLeftOut", kOneRound, backward({5, 3, 2, 1, 0}), {"number 8", "'u4'", "'u3'"}},
-      {"BackwardSwapped", kOneRound, backward({5, 4, 1, 2, 3, 0}), {"number 9", "'u3'", "'u1'"}},
       {"LastLeftOut", kOneRound, backward({5, 4, 3, 2, 1}), {"number 12", "'u0'", "nothing more"}},
       {"MicroBatches",
        {.micro_batches = 2, .may_leave_out = true},
@@ -388,10 +387,6 @@ TEST_P(StepAgreementTest, NamesTheFirstDifferenceOnEveryRank) {
     for (const Deviation& deviation : Deviations()) {
       const int odd = setting.world - 1;
       SCOPED_TRACE(::testing::Message() << deviation.name << ", " << setting);
-      // Of these, one rank waits in a gather for another that has gone on: until the time-out.
-      const bool deadlocks = setting.stage == 3 && deviation.name == "BackwardSwapped";
-      if (deadlocks && setting.timing == Timing::kOff) continue;
-      config.ebb.timeout_seconds = deadlocks ? 4 : 120;
       std::vector<absl::Status> differs(static_cast<size_t>(setting.world));
       const absl::Status run = RunEngines(
           setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -25,15 +26,22 @@ class MissingBackwardsTest : public ::testing::Test {
     EXPECT_TRUE(plan.ok()) << plan.status();
     return *plan;
   }
-  // A step of `rounds` rounds in which `backwards` come, by round.
+  // A step of `rounds` rounds in which visits are opened, by round: all of its forward, and of its backward
+  // those of `backwards`.
   std::string After(int rounds, const std::vector<std::vector<int>>& backwards) {
     const sharding::Plan plan = PlanOf(rounds, model_);
     missing_.Begin(plan);
-    for (size_t round = 0; round < backwards.size(); ++round) {
-      for (int unit : kScriptedUnits) missing_.Opened(false, unit, static_cast<int>(round));
-      for (int unit : backwards[round]) missing_.Opened(true, unit, static_cast<int>(round));
+    int next = 0;
+    for (int s = 0; s < static_cast<int>(plan.scopes.size()); ++s) {
+      const sharding::PlannedScope& scope = plan.scopes[static_cast<size_t>(s)];
+      if (scope.round >= static_cast<int>(backwards.size())) break;
+      const std::vector<int>& visits = backwards[static_cast<size_t>(scope.round)];
+      if (scope.backward && std::find(visits.begin(), visits.end(), scope.visit) == visits.end())
+        continue;
+      missing_.LeftOut(next, s);
+      next = s + 1;
     }
-    missing_.End();
+    missing_.LeftOut(next, static_cast<int>(plan.scopes.size()));
     return std::string(missing_.Error().message());
   }
 
@@ -41,38 +49,37 @@ class MissingBackwardsTest : public ::testing::Test {
   MissingBackwards missing_;
 };
 
-TEST_F(MissingBackwardsTest, NothingIsMissingInAnyOrderAndWithoutFrozenUnits) {
-  EXPECT_EQ(After(1, {{0, 4, 3, 2, 1, 0}}), "");
-  EXPECT_EQ(After(1, {{0, 4, 3, 1, 0}}), "");
-  EXPECT_EQ(After(1, {{1, 0, 3, 0, 4}}), "");
-  EXPECT_EQ(After(1, {{0, 4, 4, 3, 2, 1, 0, 0}}), "");
-  EXPECT_EQ(After(3, {{0, 4, 3, 2, 1, 0}, {0, 4, 3, 1, 0}, {0, 4, 1, 3, 0}}), "");
+TEST_F(MissingBackwardsTest, NothingIsMissingWithoutFrozenUnits) {
+  EXPECT_EQ(After(1, {{5, 4, 3, 2, 1, 0}}), "");
+  EXPECT_EQ(After(1, {{5, 4, 3, 1, 0}}), "");
+  EXPECT_EQ(After(3, {{5, 4, 3, 2, 1, 0}, {5, 4, 3, 1, 0}, {5, 4, 3, 1, 0}}), "");
 }
 
 TEST_F(MissingBackwardsTest, TheFirstInTheOrderOfBackwardIsNamed) {
   EXPECT_THAT(
-      After(1, {{0, 2, 0}}),
+      After(1, {{5, 2, 0}}),
       AllOf(HasSubstr("Backward('u4') was left out of the step, so its gradient would be zero"),
+            HasSubstr("in the order that ModelSpec::forward declares"),
             HasSubstr("StepOptions::may_leave_out"), HasSubstr("\"strict\": false")));
-  EXPECT_THAT(After(1, {{0, 4, 2, 0}}), HasSubstr("Backward('u3') was left out of the step"));
-  EXPECT_THAT(
-      After(1, {{0, 4, 3, 2, 1}}),
-      HasSubstr("Backward('u0') of the step came once, but ModelSpec::forward visits the unit "
-                "2 times, so its gradient would lack a part"));
+  EXPECT_THAT(After(1, {{5, 4, 2, 0}}), HasSubstr("Backward('u3') was left out of the step"));
+  for (const std::vector<int>& backwards : {std::vector{5, 4, 3, 2, 1}, {4, 3, 2, 1, 0}}) {
+    EXPECT_THAT(After(1, {backwards}),
+                HasSubstr("Backward('u0') was left out of the step once of the 2 times that "
+                          "ModelSpec::forward has it, so its gradient would lack a part"));
+  }
 }
 
 TEST_F(MissingBackwardsTest, OfSeveralRoundsTheRoundIsNamed) {
-  const std::vector<int> whole = {0, 4, 3, 2, 1, 0};
-  EXPECT_THAT(After(3, {whole, {0, 4, 3, 2, 0}, {0, 0}}),
+  const std::vector<int> whole = {5, 4, 3, 2, 1, 0};
+  EXPECT_THAT(After(3, {whole, {5, 4, 3, 2, 0}, {5, 0}}),
               HasSubstr("Backward('u1') was left out of round 2 of 3, so its gradient would lack"));
-  // A second one in one round does not stand for that of another.
-  EXPECT_THAT(After(2, {{0, 4, 4, 3, 2, 1, 0}, {0, 3, 2, 1, 0}}),
+  EXPECT_THAT(After(2, {whole, {5, 3, 2, 1, 0}}),
               HasSubstr("Backward('u4') was left out of round 2 of 2"));
-  EXPECT_THAT(After(2, {whole, {}}), HasSubstr("Backward('u0') was left out of round 2 of 2"));
+  EXPECT_THAT(After(2, {whole, {}}), HasSubstr("Backward('u0') was left out of round 2 of 2, so"));
 }
 
 TEST_F(MissingBackwardsTest, RoundsThatNeverBeganAreCounted) {
-  const std::vector<int> whole = {0, 4, 3, 2, 1, 0};
+  const std::vector<int> whole = {5, 4, 3, 2, 1, 0};
   EXPECT_THAT(
       After(4, {whole}),
       AllOf(HasSubstr("the step ended after 1 of its 4 rounds"), HasSubstr("Step::rounds()"),
@@ -80,13 +87,15 @@ TEST_F(MissingBackwardsTest, RoundsThatNeverBeganAreCounted) {
   EXPECT_THAT(After(4, {whole, whole, whole}), HasSubstr("ended after 3 of its 4 rounds"));
 }
 
-// So what is missing is known before the last round, in which updates may start.
-TEST_F(MissingBackwardsTest, ARoundIsJudgedWhenTheNextOneBegins) {
+// What is left out comes no more, so it is known before the updates that follow.
+TEST_F(MissingBackwardsTest, IsKnownAtOnce) {
   const sharding::Plan plan = PlanOf(2, model_);
   missing_.Begin(plan);
-  for (int unit : {0, 4, 3, 2, 0}) missing_.Opened(true, unit, 0);
+  missing_.LeftOut(9, 10);  // of u2, which is frozen
   EXPECT_TRUE(missing_.Error().ok());
-  missing_.Opened(false, 0, 1);
+  missing_.LeftOut(10, 11);
+  EXPECT_THAT(std::string(missing_.Error().message()), HasSubstr("Backward('u1')"));
+  missing_.LeftOut(11, 12);
   EXPECT_THAT(std::string(missing_.Error().message()), HasSubstr("Backward('u1')"));
   missing_.Begin(plan);
   EXPECT_TRUE(missing_.Error().ok());
@@ -99,8 +108,7 @@ TEST_F(MissingBackwardsTest, UnitsBeforeTheFirstTrainableVisitAreNotMissed) {
     model.parameters[static_cast<size_t>(id)].trainable = false;
   const sharding::Plan plan = PlanOf(1, model);
   missing_.Begin(plan);
-  for (int unit : {4, 3, 1}) missing_.Opened(true, unit, 0);
-  missing_.End();
+  missing_.LeftOut(0, 6);  // every Forward
   EXPECT_TRUE(missing_.Error().ok()) << missing_.Error();
 }
 

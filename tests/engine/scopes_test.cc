@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ebb/runtime/engine/scope.h"
+#include "ebb/sharding/order.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
@@ -75,10 +76,19 @@ std::vector<Departure> Departures() {
          ForwardOf(trainer, step, {0, 3, 2, 1, 4, 0});
          trainer.BackwardAll(step);
        }},
-      {"BackwardSwapped",
+      {"FrozenBackwardOutOfOrderAndAgain",
        [](const ScriptedTrainer& trainer, Step& step) {
          trainer.ForwardAll(step);
-         BackwardOf(trainer, step, {5, 4, 1, 2, 3, 0});
+         BackwardOf(trainer, step, {5, 4, 3, 1, 2, 2, 0});
+       }},
+      {"ForwardAgainBetweenBackwards",
+       [](const ScriptedTrainer& trainer, Step& step) {
+         trainer.ForwardAll(step);
+         trainer.Backward(step, 5);
+         ForwardOf(trainer, step, {3, 2});
+         BackwardOf(trainer, step, {4, 3});
+         ForwardOf(trainer, step, {1});
+         BackwardOf(trainer, step, {2, 1, 0});
        }},
       {"ForwardAgainAtOnce",
        [](const ScriptedTrainer& trainer, Step& step) {
@@ -213,8 +223,8 @@ TEST_P(DepartureTest, GivesThemInAllRounds) {
   }
 }
 
-// What a scope that is held open holds back, those behind it do not miss: also not what updates of the
-// step before have yet to bring.
+// What was issued before a scope that is held open is there for those behind it: also what updates of
+// the step before bring.
 TEST_P(DepartureTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
   if (GetParam().stage == 0) GTEST_SKIP() << "nothing is offloaded at stage 0";
   if (GetParam().world > 2) GTEST_SKIP() << "a disk for three ranks takes its time";
@@ -237,7 +247,7 @@ TEST_P(DepartureTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
       config.zero.offload_param.buffer_count = 1;
       config.zero.sub_group_size = 40;
       config.ebb.reshard_after_forward = false;  // room for all at once
-      config.ebb.prefetch_depth = 0;
+      config.ebb.prefetch_depth = kScriptedVisits;
       const ScriptRun right = RunScript(setting, ScriptedModel(), config, declared);
       ASSERT_TRUE(right.status.ok()) << right.status;
       const ScriptRun run =
@@ -245,6 +255,11 @@ TEST_P(DepartureTest, ScopesHeldOpenOverOthersShowWhatIsTheirs) {
       EXPECT_TRUE(run.status.ok()) << run.status;
       EXPECT_EQ(run.masters, right.masters);
       EXPECT_EQ(Occurrences(run.log, kWarning), 0) << run.log;
+      config.ebb.prefetch_depth = 0;  // what is behind the first is gathered when that closes
+      if (setting.stage < 3) continue;
+      EXPECT_THAT(std::string(RunScript(setting, ScriptedModel(), config, held).status.message()),
+                  AllOf(HasSubstr("Forward('u1') while Forward('u0') is open"),
+                        HasSubstr("close that scope first, or raise ebb.prefetch_depth")));
     }
   }
 }
@@ -332,16 +347,16 @@ TEST(ScopesHeldOpenTest, AreAnErrorWhereWhatComesNextHasNoRoom) {
                     HasSubstr("ebb.prefetch_depth")));
   setting.stage = 2;
   EXPECT_THAT(failed(setting, ConfigFor(setting), 0, {5, 4, 3, 2, 1, 0}),
-              AllOf(HasSubstr("before the gradient of Backward('u"),
-                    HasSubstr("has left the memory they share: close that scope")));
+              AllOf(HasSubstr("Backward('u3') while Backward('u0') is open, behind which the "),
+                    HasSubstr("close that scope first")));
   setting = {.world = 2, .stage = 3, .timing = Timing::kEarly};
   config = OnNvme(ConfigFor(setting), scratch.path());
   config.zero.offload_param.buffer_count = 1;
   config.gradient_accumulation_steps = 2;
   config.ebb.reduce_at = ReduceAt::kStep;  // each gradient has memory of its own
   EXPECT_THAT(failed(setting, config, 0, {5, 4, 3, 2, 1, 0}),
-              AllOf(HasSubstr("Backward('u0') while a scope before it is open"),
-                    HasSubstr("ebb.asynchronous_step")));
+              AllOf(HasSubstr("while Backward('u0') is open, behind which the gather"),
+                    HasSubstr("close that scope first")));
 }
 
 // A boundary comes back to the device when the scope before its own opens in its turn.
@@ -373,40 +388,91 @@ TEST(ScopesHeldOpenTest, AreAnErrorWhereABoundaryComesBehindThem) {
       EXPECT_TRUE(run.status.ok()) << run.status;
     } else {
       EXPECT_THAT(std::string(run.status.message()),
-                  AllOf(HasSubstr("while a scope before it is open"), HasSubstr("upload"),
+                  AllOf(HasSubstr("while Backward('u0') is open"), HasSubstr("upload"),
                         HasSubstr("close that scope first")));
     }
   }
 }
 
-TEST_P(DepartureTest, AddsTheGradientsOfAnUndeclaredVisit) {
+// A gradient has one place in the order: what comes out of it, or once more, is an error that names the
+// scope and where the order is declared. The step is dropped, and the engine goes on.
+TEST_P(DepartureTest, ABackwardOutOfOrderOrAgainIsAnErrorThatChangesNothing) {
+  struct Refused {
+    std::vector<int> backward;  // visits
+    const char* says;
+    const char* why;
+  };
+  const Refused kRefused[] = {
+      {{5, 4, 1, 2, 3, 0}, "Backward('u3')", "was left out when a later scope was opened"},
+      {{4, 3, 2, 1, 0, 5}, "Backward('u0')", "was left out when a later scope was opened"},
+      {{5, 4, 4, 3, 2, 1, 0}, "Backward('u4')", "came once more than declared"},
+      {{5, 4, 3, 2, 1, 0, 1}, "Backward('u1')", "came once more than declared"},
+      {{5, 4, 3, 2, 1, 0, 0}, "Backward('u0')", "came once more than declared"},
+  };
+  const ModelSpec model = ScriptedModel();
   for (const Setting& setting : At(GetParam(), kNotEarly)) {
-    SCOPED_TRACE(::testing::Message() << setting);
-    const ModelSpec model = ScriptedModel();
-    // Declared, with the contribution of what comes again below added in the same scope.
-    const ScriptRun declared = RunScript(
-        setting, model, ConfigFor(setting), [](const ScriptedTrainer& trainer, Step& step) {
-          trainer.ForwardAll(step);
-          for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
-            BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
-            trainer.Add(scope, visit);
-            if (visit == 4 || visit == 1) trainer.Add(scope, visit);
-          }
-        });
-    const ScriptRun departed = RunScript(setting, model, ConfigFor(setting),
-                                         [](const ScriptedTrainer& trainer, Step& step) {
-                                           trainer.ForwardAll(step);
-                                           BackwardOf(trainer, step, {5, 4, 4, 3, 2, 1, 0, 1});
-                                         },
-                                         {.shown = &declared.shown});
-    ASSERT_TRUE(departed.status.ok()) << departed.status;
-    EXPECT_EQ(departed.masters, declared.masters);
-    EXPECT_EQ(Occurrences(departed.log, kWarning), 1) << departed.log;
+    const Config config = ConfigFor(setting);
+    const ScriptRun right =
+        RunScript(setting, model, config,
+                  [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); });
+    ASSERT_TRUE(right.status.ok()) << right.status;
+    for (const Refused& refused : kRefused) {
+      SCOPED_TRACE(::testing::Message() << refused.says << " " << refused.why << ", " << setting);
+      const absl::Status status = RunEngines(
+          setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+            for (int number = 0; number < 3; ++number) {
+              trainer.BeginStep(number, nullptr);
+              if (number == 1) {
+                Step step = engine.BeginStep({.gradient_divisor = 4, .may_leave_out = true});
+                trainer.ForwardAll(step);
+                BackwardOf(trainer, step, refused.backward);
+                const absl::Status wrong = step.Finish();
+                EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition) << wrong;
+                EXPECT_THAT(std::string(wrong.message()),
+                            AllOf(HasSubstr(refused.says), HasSubstr(refused.why),
+                                  HasSubstr(sharding::kOrderDeclaredIn)));
+                EXPECT_EQ(engine.Report().status(), wrong);
+              }
+              trainer.BeginStep(number, &right.shown[static_cast<size_t>(number)]);
+              Step step = engine.BeginStep({.gradient_divisor = 4});
+              trainer.Round(step);
+              if (absl::Status finished = step.Finish(); !finished.ok()) return finished;
+            }
+            EXPECT_EQ(*GatherAll(engine, model, StateClass::kMaster), right.masters);
+            return absl::OkStatus();
+          });
+      EXPECT_TRUE(status.ok()) << status;
+    }
   }
 }
 
-// The update of a unit is over when its gradient comes again: nothing can be right any more.
-TEST_P(DepartureTest, AnUndeclaredGradientAfterAnEarlyUpdateFailsTheEngine) {
+// The other ranks hear of it, and wait for no collective that the rank at fault left out.
+TEST_P(DepartureTest, ABackwardRefusedOnOneRankIsNamedOnAll) {
+  if (GetParam().world == 1) GTEST_SKIP() << "it has no others";
+  const ModelSpec model = ScriptedModel();
+  const absl::Status status =
+      RunEngines(GetParam(), model, ConfigFor(GetParam()),
+                 [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                   trainer.BeginStep(0, nullptr);
+                   {
+                     Step step = engine.BeginStep({.may_leave_out = true});
+                     trainer.ForwardAll(step);
+                     BackwardOf(trainer, step,
+                                trainer.rank() == 1 ? std::vector<int>{5, 4, 2, 3, 1, 0}
+                                                    : std::vector<int>{5, 4, 3, 2, 1, 0});
+                     const std::string message(step.Finish().message());
+                     EXPECT_THAT(message, HasSubstr("Backward('u3') was left out when"));
+                     EXPECT_THAT(message, HasSubstr(trainer.rank() == 1 ? "" : "rank 1"));
+                   }
+                   Step step = engine.BeginStep();
+                   trainer.Round(step);
+                   return step.Finish();
+                 });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// Where parts of the step were updated before it, nothing can be right any more.
+TEST_P(DepartureTest, ABackwardAgainAfterAnEarlyUpdateFailsTheEngine) {
   Setting setting = GetParam();
   setting.timing = Timing::kEarly;
   const ScriptRun run = RunScript(setting, ScriptedModel(), ConfigFor(setting),
@@ -416,6 +482,20 @@ TEST_P(DepartureTest, AnUndeclaredGradientAfterAnEarlyUpdateFailsTheEngine) {
                                   });
   EXPECT_THAT(std::string(run.status.message()),
               AllOf(HasSubstr("the engine has failed"), HasSubstr("Backward('u4')"),
+                    HasSubstr(sharding::kOrderDeclaredIn)));
+}
+
+// What it showed would be of the next step.
+TEST_P(DepartureTest, AForwardAgainAfterAnEarlyUpdateFailsTheEngine) {
+  Setting setting = GetParam();
+  setting.timing = Timing::kEarly;
+  const ScriptRun run = RunScript(setting, ScriptedModel(), ConfigFor(setting),
+                                  [](const ScriptedTrainer& trainer, Step& step) {
+                                    trainer.Round(step);
+                                    trainer.Forward(step, 4);
+                                  });
+  EXPECT_THAT(std::string(run.status.message()),
+              AllOf(HasSubstr("the engine has failed"), HasSubstr("Forward('u4')"),
                     HasSubstr("ebb.asynchronous_step")));
 }
 

@@ -163,7 +163,7 @@ TEST_P(SuspensionTest, AStepOffTheDeclaredOrderFindsTheNewPools) {
             trainer.BeginStep(1, nullptr);
             Step step = engine.BeginStep(kExactStep);
             for (int unit : {3, 0, 1, 2, 4}) trainer.Forward(step, unit);
-            for (int visit : {1, 5, 4, 3, 2, 0}) trainer.Backward(step, visit);
+            trainer.BackwardAll(step);
             EBB_RETURN_IF_ERROR(step.Finish());
             EBB_ASSIGN_OR_RETURN(ends[suspends][static_cast<size_t>(trainer.rank())],
                                  TakeSnapshot(engine, model));

@@ -85,6 +85,7 @@ class Specification {
     if (model_.rounds == 0) {
       if (open_ == 1 && next > 0 && first(0, n) >= 0) {
         taken_.clear();
+        match.expected = 0;
         return take(Match::kNextRound, first(0, n));
       }
       match.kind = Match::kAgain;
