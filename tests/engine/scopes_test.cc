@@ -12,6 +12,7 @@
 #include "tests/engine/scripted.h"
 #include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
+#include "tests/sharding/random_model.h"
 
 namespace ebb::testing {
 namespace {
@@ -533,6 +534,121 @@ TEST_P(DepartureTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
       EXPECT_TRUE(status.ok()) << status;
     }
   }
+}
+
+// A step of a trainer that leaves out, holds open and opens again what it likes, as far as that is legal:
+// the same on every rank. Units 1 to 4 are visited once, so what is opened again cannot be taken for a visit
+// to come.
+class RandomStep {
+ public:
+  RandomStep(uint64_t seed, int rounds) : random_(seed), rounds_(rounds) {}
+
+  // Opens what it draws; null: only draws. Returns the visits of each round whose backward adds nothing.
+  std::vector<std::vector<int>> Run(const ScriptedTrainer* trainer, Step* step) {
+    std::vector<std::vector<int>> without(static_cast<size_t>(rounds_));
+    trainer_ = trainer;
+    step_ = step;
+    for (std::vector<int>& left_out : without) {
+      for (int visit = 0; visit < kScriptedVisits; ++visit) {
+        // The first Forward tells rounds apart.
+        if (visit == 0 || !random_.OneIn(6)) Forward(kScriptedUnits[visit]);
+        if (visit > 0 && random_.OneIn(3)) Forward(Between(1, std::min(visit, 4)));
+      }
+      for (int visit = kScriptedVisits - 1; visit >= 0; --visit) {
+        // As the last one tells the rounds apart, too.
+        const bool leaves_out = visit > 0 && random_.OneIn(6);
+        if (leaves_out) left_out.push_back(visit);
+        if (!leaves_out) Backward(visit);
+        // Its own backward is still to come.
+        if (visit > 1 && random_.OneIn(3)) Forward(Between(1, std::min(visit - 1, 4)));
+      }
+      Close(/*all=*/true);
+    }
+    return without;
+  }
+
+ private:
+  int Between(int low, int high) { return static_cast<int>(random_.Between(low, high)); }
+
+  void Forward(int unit) {
+    const bool holds = random_.OneIn(8);
+    if (trainer_ != nullptr) {
+      held_.push_back({step_->Forward(UnitId{unit}), unit});
+      trainer_->Look(held_.back().scope, unit);
+    }
+    if (!holds) Close(random_.OneIn(2));
+  }
+  void Backward(int visit) {
+    if (trainer_ != nullptr) trainer_->Backward(*step_, visit);
+    Close(random_.OneIn(2));
+  }
+  // The newest, or all of them.
+  void Close(bool all) {
+    while (!held_.empty()) {
+      trainer_->Look(held_.back().scope, held_.back().unit);
+      held_.pop_back();
+      if (!all) return;
+    }
+  }
+
+  struct Held {
+    ForwardScope scope;
+    int unit;
+  };
+  sharding::Random random_;
+  const int rounds_;
+  const ScriptedTrainer* trainer_ = nullptr;
+  Step* step_ = nullptr;
+  std::vector<Held> held_;
+};
+
+TEST_P(DepartureTest, RandomTrainersGiveTheNumbersOfTheDeclaredOrder) {
+  if (GetParam().world > 2) GTEST_SKIP() << "a disk for three ranks takes its time";
+  Scratch scratch;
+  int right_runs = 0, runs = 0;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    Setting setting = GetParam();
+    setting.timing = kTimings[seed % 3];
+    Config config = ConfigFor(setting);
+    const bool on_nvme = setting.stage > 0 && seed % 4 == 0;
+    if (on_nvme) config = OnNvme(config, scratch.path());
+    const int rounds = seed % 2 == 0 ? 2 : 1;
+    config.gradient_accumulation_steps = rounds;
+    config.ebb.reduce_at = seed % 8 < 4 ? ReduceAt::kRound : ReduceAt::kStep;
+    config.ebb.prefetch_depth = static_cast<int64_t>(seed / 2 % 4);
+    if (seed % 5 == 0) config.ebb.coalesce_bytes = 1200;
+    config.ebb.reshard_after_forward = seed % 7 != 0;
+    SCOPED_TRACE(::testing::Message() << setting << ", seed " << seed);
+    const auto drawn = [&](const ScriptedTrainer& trainer) {
+      return RandomStep(seed * 100 + static_cast<uint64_t>(trainer.step()), rounds);
+    };
+    const ScriptRun declared = RunScript(
+        setting, ScriptedModel(), config, [&](const ScriptedTrainer& trainer, Step& step) {
+          for (const std::vector<int>& without : drawn(trainer).Run(nullptr, nullptr))
+            trainer.Round(step, without);
+        });
+    ASSERT_TRUE(declared.status.ok()) << declared.status;
+    const Script script = [&](const ScriptedTrainer& trainer, Step& step) {
+      drawn(trainer).Run(&trainer, &step);
+    };
+    ScriptOptions options{.step = kExactStep};
+    options.step.may_leave_out = true;
+    ++runs;
+    // What a scope shows for which there is no room means nothing, and Finish says so.
+    if (const ScriptRun tried = RunScript(setting, ScriptedModel(), config, script, options);
+        !tried.status.ok()) {
+      EXPECT_THAT(
+          std::string(tried.status.message()),
+          ::testing::AnyOf(HasSubstr("close that scope first"), HasSubstr("gather pool has room")));
+      continue;
+    }
+    ++right_runs;
+    options.shown = &declared.shown;
+    const ScriptRun run = RunScript(setting, ScriptedModel(), config, script, options);
+    EXPECT_TRUE(run.status.ok()) << run.status;
+    EXPECT_EQ(run.masters, declared.masters);
+  }
+  EXPECT_GT(right_runs, GetParam().stage < 3 ? runs - 1 : 1);
 }
 
 }  // namespace
