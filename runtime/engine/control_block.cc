@@ -48,18 +48,18 @@ absl::Status ControlBlock::Create(const Device& device, size_t units, size_t ran
   constexpr std::string_view kWhat = "what host and device tell each other";
   Cutter cutter;
   const size_t squares = cutter.Take<double>(units),
-               sums = cutter.Take<double>(2 * Evaluation::kSums),
+               sums = cutter.Take<double>(kSlots * Evaluation::kSums),
                loss_scale = cutter.Take<float>(1),
-               records = cutter.Take<ExchangeRecord>(2 * (ranks + 1)),
+               records = cutter.Take<ExchangeRecord>(kSlots * (ranks + 1)),
                constants = cutter.Take<optim::UpdateConstants>(4 * sets),
                table = cutter.Take<optim::UpdateRun>(runs.size());
   ControlBlock& block = into.emplace();
   EBB_ASSIGN_OR_RETURN(block.memory_, device.AllocateShared(cutter.bytes(), kWhat));
   std::byte* const memory = block.memory_.data();
   block.squares_ = Construct<double>(memory + squares, units);
-  block.sums_ = Construct<double>(memory + sums, 2 * Evaluation::kSums);
+  block.sums_ = Construct<double>(memory + sums, kSlots * Evaluation::kSums);
   block.loss_scale_ = Construct<float>(memory + loss_scale, 1).data();
-  block.records_ = Construct<ExchangeRecord>(memory + records, 2 * (ranks + 1));
+  block.records_ = Construct<ExchangeRecord>(memory + records, kSlots * (ranks + 1));
   block.device_constants_ = block.constants_ =
       Construct<optim::UpdateConstants>(memory + constants, 4 * sets);
   block.device_runs_ = block.runs_ = Construct<optim::UpdateRun>(memory + table, runs.size());

@@ -4,7 +4,8 @@
 // all of it is memory like any other.
 //
 // Two steps may be under way, so what a step's updates, its loss and its exchange need is there by
-// parity. The scale is one for all steps: each one's exchange, behind all that reads it, writes the
+// parity. An evaluation, which may come within a step, has sums and records of its own: kEvaluation stands
+// for its parity. The scale is one for all steps: each one's exchange, behind all that reads it, writes the
 // next one's. Who writes is ordered with who reads by events of the streams.
 #pragma once
 
@@ -23,6 +24,8 @@ namespace ebb {
 
 class ControlBlock {
  public:
+  static constexpr int kEvaluation = 2, kSlots = 3;  // of sums and records
+
   // `sets`: of constants, that one step's updates need; `runs`: of all updates. An error: `into` holds
   // what could be taken, as with Storage.
   static absl::Status Create(const Device& device, size_t units, size_t ranks, size_t sets,
@@ -38,7 +41,7 @@ class ControlBlock {
   float& loss_scale() const { return *loss_scale_; }
   ExchangeRecord& own_record(int parity) const { return RecordsOf(parity).back(); }
   std::span<ExchangeRecord> records(int parity) const {
-    return RecordsOf(parity).first(records_.size() / 2 - 1);
+    return RecordsOf(parity).first(records_.size() / kSlots - 1);
   }
   // `early`: of updates that come before their step's verdict.
   std::span<optim::UpdateConstants> constants(int parity, bool early) const {
@@ -65,7 +68,8 @@ class ControlBlock {
     return constants.subspan((2 * static_cast<size_t>(parity) + (early ? 1 : 0)) * count, count);
   }
   std::span<ExchangeRecord> RecordsOf(int parity) const {
-    return records_.subspan(static_cast<size_t>(parity) * records_.size() / 2, records_.size() / 2);
+    const size_t count = records_.size() / kSlots;
+    return records_.subspan(static_cast<size_t>(parity) * count, count);
   }
 
   Buffer memory_, device_memory_;

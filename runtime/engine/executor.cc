@@ -37,7 +37,7 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
       compute_(device_.CallerStream()) {}
 
 Executor::~Executor() {
-  if (progress_.alive) Drop(progress_.number);
+  while (progress_.alive) Drop(progress_.number);
   AwaitStreams();
   // Before any memory goes, which waits for the device: there ranks that share it may wait for this one.
   for (std::optional<Communicator>* communicator : peers_.of_steps())
@@ -180,10 +180,11 @@ int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& op
   if (suspended_) return --refusals_;
   const int64_t number = ++last_number_;
   if (progress_.alive) {
-    errors_.Note(
-        absl::FailedPreconditionError("BeginEvaluation while a Step or Evaluation of the same "
-                                      "engine is alive: finish or drop that one first"));
-    return number;
+    if (absl::Status may = MayEvaluate(); !may.ok()) {
+      errors_.Note(std::move(may));
+      return number;
+    }
+    SuspendStep();
   }
   calls_.Note(HasWritten() ? CallKind::kEvaluationWithWritten : CallKind::kEvaluation);
   Reset(number, /*evaluation=*/true);
@@ -258,8 +259,9 @@ void Executor::Start() {
   std::fill(run.issued.begin(), run.issued.end(), uint8_t{0});
   progress_.awaited.assign(run.plan.scopes.size(), 0);
   progress_.moment = 0;
-  for (std::vector<uint8_t>& requested : requested_)
-    std::fill(requested.begin(), requested.end(), uint8_t{0});
+  for (std::vector<uint8_t>& requested : requested_) {
+    if (!progress_.evaluation) std::fill(requested.begin(), requested.end(), uint8_t{0});
+  }
   while (static_cast<int>(micro_batch_numbers_.size()) < progress_.micro_batches) {
     micro_batch_numbers_.push_back(static_cast<int>(micro_batch_numbers_.size()));
   }
@@ -267,12 +269,13 @@ void Executor::Start() {
 }
 
 int Executor::rounds(int64_t number) const {
-  return progress_.alive && progress_.number == number ? progress_.run->plan.decisions.rounds : 0;
+  for (const StepProgress* progress : {&progress_, &outer_})
+    if (progress->alive && progress->number == number) return progress->run->plan.decisions.rounds;
+  return 0;
 }
 
 float Executor::LossScale(int64_t number) {
-  if (!progress_.alive || progress_.number != number || config_.compute != DType::kFloat16)
-    return 1;
+  if (config_.compute != DType::kFloat16 || !IsOpen(number, "loss_scale")) return 1;
   outcome_->Take();  // the last step decided this one's scale
   NoteVerdict(VerdictTouch::kReadScale, progress_.parity);
   return control_block_->loss_scale();
@@ -280,13 +283,13 @@ float Executor::LossScale(int64_t number) {
 
 TensorView Executor::DeviceLossScale(int64_t number) {
   // Kernels of a step that is over read it, too: it is always memory that the device reaches.
-  const bool alive = progress_.alive && progress_.number == number;
-  if (alive && config_.compute == DType::kFloat16) compute_.Wait(*exchanged_);
+  if (config_.compute == DType::kFloat16 && IsOpen(number, "device_loss_scale"))
+    compute_.Wait(*exchanged_);
   return {.data = &control_block_->loss_scale(), .origin = view_errors_.Of(Shown::kLossScale)};
 }
 
 void Executor::Add(int64_t number, int sum, const TensorView& scalar) {
-  if (!progress_.alive || progress_.number != number) return;
+  if (!IsOpen(number, sum == 0 ? "AddLoss" : "Add")) return;
   if (sum < 0 || sum >= Evaluation::kSums) {
     return errors_.Note(absl::InvalidArgumentError(absl::StrCat(
         "sum ", sum, " of an evaluation, which has ", Evaluation::kSums, ", counted from 0")));
@@ -315,8 +318,9 @@ void Executor::CompleteScopes() {
 
 absl::Status Executor::Reduce(int64_t number) {
   if (number < 0) return Suspended();
-  if (!progress_.alive || progress_.number != number)
-    return absl::FailedPreconditionError("Reduce on a Step that is over");
+  if (!IsOpen(number, "Reduce"))
+    return outer_misuse_.ok() ? absl::FailedPreconditionError("Reduce on a Step that is over")
+                              : outer_misuse_;
   if (!progress_.options.hold_updates) {
     errors_.Note(
         absl::FailedPreconditionError("Reduce needs StepOptions::hold_updates: without it updates "
@@ -336,7 +340,11 @@ absl::Status Executor::Reduce(int64_t number) {
 
 absl::Status Executor::Finish(int64_t number) {
   if (number < 0) return Suspended();
-  if (!progress_.alive || progress_.number != number || progress_.evaluation) {
+  if (!IsOpen(number, "Finish") || progress_.evaluation) {
+    if (const absl::Status misuse = outer_misuse_; !misuse.ok()) {
+      Drop(number);  // nothing can finish it any more
+      return misuse;
+    }
     return absl::FailedPreconditionError(
         "Finish on a Step that is over, or that was begun while another was alive");
   }
@@ -405,6 +413,7 @@ absl::StatusOr<Evaluation::Sums> Executor::FinishEvaluation(int64_t number) {
 }
 
 void Executor::Drop(int64_t number) {
+  if (outer_.alive && outer_.number == number) Drop(progress_.number);
   if (!progress_.alive || progress_.number != number) return;
   while (!open_.empty()) CloseScope(open_.back());
   TakeViewErrors();  // gone with the step
@@ -418,6 +427,7 @@ void Executor::EndProgress() {
   open_.clear();
   progress_.alive = false;
   view_errors_.End();
+  if (outer_.alive) ResumeStep();
 }
 
 absl::StatusOr<StepReport> Executor::Report() {

@@ -12,6 +12,7 @@
 //   host_memory.cc                 whether the host has the memory for it
 //   executor.cc                    steps and evaluations, from begin to end
 //   scopes.cc, order.cc            opening and closing; off the declared order
+//   evaluation_in_step.cc          an evaluation while a step is open
 //   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
 //   tracing.cc                     spans of the timeline
 //   swaps.cc, verify_swap.cc       moves between tiers; the swap files before values are shown
@@ -414,6 +415,13 @@ class Executor {
   void HoldBehindCompute();
   void AwaitEverything();
 
+  // evaluation_in_step.cc
+  absl::Status MayEvaluate() const;
+  void SuspendStep();
+  void ResumeStep();
+  void ReadSlotsAgain();
+  bool IsOpen(int64_t number, std::string_view call);
+
   // updates.cc
   void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream);
   void EnqueueEarlyScalars();
@@ -554,13 +562,15 @@ class Executor {
   std::optional<StepOutcome> outcome_;
   std::optional<ProfilerRanges> profiler_ranges_;
   StepProgress progress_;
+  StepProgress outer_;         // of a step in which an evaluation is open: then it is alive
+  absl::Status outer_misuse_;  // of that step, by then
   std::vector<OpenScope> open_;
   int64_t last_scope_id_ = 0, last_number_ = 0;
   int64_t traced_evaluations_ = 0;
   std::atomic<bool> has_finished_ = false;
   bool warned_of_order_ = false;
   std::atomic<int> finished_counted_ = 0;
-  CollectiveSpan exchange_spans_[2], norm_spans_[2];  // by parity
+  CollectiveSpan exchange_spans_[ControlBlock::kSlots], norm_spans_[2];  // by parity
   int64_t exchange_moved_before_ = 0;
   std::atomic<int64_t> moved_bytes_[2][sharding::kOperationKinds] =
       {};  // by parity, by operation kind

@@ -205,7 +205,7 @@ absl::Status Executor::MakeStreams() {
   }
   // What the caller waits for when it is two steps ahead.
   for (std::vector<Event>* events : {&concluded_, &updates_done_, &host_updates_done_}) {
-    while (events->size() < 2) {
+    while (events->size() < ControlBlock::kSlots) {
       EBB_ASSIGN_OR_RETURN(Event made, NewAwaitedEvent(device_));
       events->push_back(std::move(made));
     }

@@ -23,7 +23,7 @@ BackwardScope Executor::OpenBackward(int64_t number, UnitId unit) {
 }
 
 int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
-  if (!progress_.alive || progress_.number != number) return 0;
+  if (!IsOpen(number, backward ? "Backward" : "Forward")) return 0;
   TakeViewErrors();
   const int unit = static_cast<int>(id);
   if (unit < 0 || unit >= static_cast<int>(model_.units.size())) {

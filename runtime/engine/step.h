@@ -1,5 +1,5 @@
-// One optimizer step, and one evaluation: the objects scopes come from. Move-only; one of either
-// alive per engine.
+// One optimizer step, and one evaluation: the objects scopes come from. Move-only; one of each
+// alive per engine, the evaluation between steps or within one.
 #pragma once
 
 #include <array>
@@ -93,7 +93,10 @@ struct EvaluationSum {
   double mean() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
 };
 
-// Forward only, any number of walks through the model; sees the finished updates, unit by unit.
+// Forward only, any number of walks through the model; sees the finished updates, unit by unit. It may
+// begin while a Step is open, where no scope of that is, and has to end before the Step goes on: that shows
+// the step's parameters, and changes no bit of it. What it may not is an error of the step: in a round
+// whose boundaries belong to the engine, and once early updates of the step have started.
 class Evaluation {
  public:
   static constexpr int kSums = 8;

@@ -6,9 +6,10 @@ namespace ebb {
 
 void StepErrors::Open(int parity) {
   const std::lock_guard lock(mutex_);
+  outer_parity_ = is_open_ ? parity_ : kEvaluation;
+  outer_ = std::exchange(own_, absl::OkStatus());
   is_open_ = true;
   parity_ = parity;
-  own_ = absl::OkStatus();
   if (parity_ != kEvaluation) blocked_[parity_] = false;
   NoteLocked(failed_);
   NoteLocked(untold_);
@@ -16,8 +17,9 @@ void StepErrors::Open(int parity) {
 
 void StepErrors::Close() {
   const std::lock_guard lock(mutex_);
-  is_open_ = false;
-  own_ = absl::OkStatus();
+  is_open_ = outer_parity_ != kEvaluation;
+  parity_ = std::exchange(outer_parity_, kEvaluation);
+  own_ = std::exchange(outer_, absl::OkStatus());
 }
 
 void StepErrors::NoteLocked(const absl::Status& status) {

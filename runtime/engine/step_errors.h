@@ -17,7 +17,8 @@ class StepErrors {
  public:
   static constexpr int kEvaluation = -1;
 
-  // A step of this parity is open from now on, or an evaluation. It begins with what no call has returned.
+  // A step of this parity is open from now on, or an evaluation, also one within a step. It begins with
+  // what no call has returned. Closed is what was opened last.
   void Open(int parity);
   void Close();
 
@@ -56,6 +57,8 @@ class StepErrors {
 
   mutable std::mutex mutex_;
   absl::Status failed_, untold_, own_;  // of the engine, of a judged step, of the open one
+  absl::Status outer_;                  // of the step in which an evaluation is open
+  int outer_parity_ = kEvaluation;      // of that; kEvaluation: there is none
   bool failure_told_ = false;
   bool is_open_ = false;
   int parity_ = kEvaluation;  // of the open step

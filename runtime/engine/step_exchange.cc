@@ -16,7 +16,8 @@ void Executor::EnqueueExchange() {
   const size_t own = sizeof(ExchangeRecord), all = own * static_cast<size_t>(size_);
   NoteVerdict(VerdictTouch::kBeginRecord, parity);
   outcome_->Close({.waits = FinishWaits(),
-                   .early = progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly,
+                   .early = !progress_.evaluation &&
+                            progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly,
                    .divisor = progress_.divisor,
                    .learning_rate = progress_.options.learning_rate,
                    .scopes_hash = progress_.hash ^ progress_.order.hash(),

@@ -38,7 +38,8 @@ StepOutcome::~StepOutcome() {
 
 int StepOutcome::Begin(bool evaluation) {
   Take(/*may_stay_open=*/evaluation ? 0 : 1);
-  const int parity = 1 - last_;
+  const int parity = evaluation ? ControlBlock::kEvaluation : 1 - last_;
+  outer_ = open_;
   Slot& slot = slots_[parity];
   slot.state = State::kBegun;
   slot.evaluation = evaluation;
@@ -47,6 +48,11 @@ int StepOutcome::Begin(bool evaluation) {
   for (double& sum : with_.control->sums(parity)) sum = 0;
   with_.errors->Open(evaluation ? StepErrors::kEvaluation : parity);
   return parity;
+}
+
+void StepOutcome::EndOpen() {
+  open_ = std::exchange(outer_, std::nullopt);
+  with_.errors->Close();
 }
 
 void StepOutcome::StartEarlyUpdate() {
@@ -92,8 +98,7 @@ absl::Status StepOutcome::Finish() {
   // A failure for good is not left open, as nothing waits long for it.
   if (slot.terms.waits || with_.errors->has_failed() || !with_.peers->Broken().ok()) Take();
   absl::Status told = with_.errors->Tell();
-  open_.reset();
-  with_.errors->Close();
+  EndOpen();
   return told;
 }
 
@@ -106,8 +111,7 @@ absl::StatusOr<Evaluation::Sums> StepOutcome::FinishEvaluation() {
   if (const absl::Status agreed = AgreedError(slot, parity); !agreed.ok())
     with_.errors->Learn(agreed, slot.terms.exchange);
   const absl::Status told = with_.errors->Tell();
-  open_.reset();
-  with_.errors->Close();
+  EndOpen();
   if (!told.ok()) return told;
   return slot.sums;
 }
@@ -120,8 +124,7 @@ void StepOutcome::Drop() {
                            "started; reload the model, or begin such steps with hold_updates"));
   }
   slot.state = State::kFree;
-  open_.reset();
-  with_.errors->Close();
+  EndOpen();
 }
 
 void StepOutcome::Take(int may_stay_open) {

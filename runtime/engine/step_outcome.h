@@ -1,4 +1,5 @@
 // What came of a step: from its first scope to its report, as one state machine of two slots, by parity.
+// An evaluation has a slot of its own, as it may come within a step.
 //
 //   Free -Begin-> Begun -Close-> Sealed -Conclude-> Judged -Report, or the second Begin-> Free
 //                  \-Drop-> Free
@@ -56,7 +57,8 @@ class StepOutcome {
   StepOutcome& operator=(const StepOutcome&) = delete;
 
   // Takes the verdicts of the steps before: all of them before an evaluation, and else all but the last.
-  // Then a step or an evaluation is open. Returns its parity, whose slot was free.
+  // Then a step or an evaluation is open, which may be one within a step: until it is over, the calls
+  // below are about the evaluation. Returns its parity, whose slot was free.
   int Begin(bool evaluation);
   // An early update of the open step is to be enqueued: its updates have started, unless it is blocked.
   void StartEarlyUpdate();
@@ -133,8 +135,11 @@ class StepOutcome {
 
   const Parts with_;
   Standing standing_;
-  Slot slots_[2];            // by parity
-  std::optional<int> open_;  // the parity of the open step or evaluation
+  void EndOpen();
+
+  Slot slots_[ControlBlock::kSlots];  // by parity
+  std::optional<int> open_;           // the parity of the open step or evaluation
+  std::optional<int> outer_;          // of the step in which that is open
   std::atomic<int> last_ = 1;
   int64_t finished_ = 0;       // steps whose verdict was taken
   absl::Status last_failure_;  // of a step; of those whose verdict was taken

@@ -232,12 +232,13 @@ TEST_P(StepTest, DroppedAfterItsFirstEarlyUpdateItFailsTheEngine) {
   });
 }
 
-TEST_P(StepTest, OnlyOneStepOrEvaluationIsAlive) {
+TEST_P(StepTest, OnlyOneStepIsAliveAndNoEvaluationBesideItsScopes) {
   for (const Setting& setting : At(GetParam(), kTimings)) {
     for (const bool evaluation : {false, true}) {
       ExpectNoTrace(setting, [&](Engine& engine, ScriptedTrainer& trainer) {
         Step first = engine.BeginStep(kExactStep);
         if (evaluation) {
+          const ForwardScope open = first.Forward(UnitId{0});
           Evaluation second = engine.BeginEvaluation();
           ForwardScope scope = second.Forward(UnitId{0});
           ExpectDead(scope);
@@ -251,7 +252,8 @@ TEST_P(StepTest, OnlyOneStepOrEvaluationIsAlive) {
         EXPECT_EQ(finished.code(), kPrecondition);
         EXPECT_THAT(std::string(finished.message()),
                     AllOf(HasSubstr(evaluation ? "BeginEvaluation while" : "BeginStep while"),
-                          HasSubstr("finish or drop that one first")));
+                          HasSubstr(evaluation ? "close that scope first"
+                                               : "finish or drop that one first")));
         return absl::OkStatus();
       });
     }
