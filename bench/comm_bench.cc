@@ -1,4 +1,4 @@
-// Collectives of threads (`local`) and processes (`node`) against copies of the same memory traffic, taken in turns in
+// Collectives of threads and processes against copies of the same memory traffic, taken in turns in
 // the same run: what counts is the ratio, since machines and their neighbours differ from minute to
 // minute.
 //

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/node/world.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
@@ -22,9 +22,9 @@ absl::Status RunRank(const std::string& name, int rank, int ranks,
                                          .one_host = true,
                                          .launcher = "a benchmark",
                                          .timeout_seconds = 60}));
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<NodeWorld> world,
-                       NodeWorld::Form(rank, std::move(rendezvous)));
-  return body(World(std::make_shared<NodeRank>(std::move(world))));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<SharedWorld> world,
+                       SharedWorld::Form(rank, std::move(rendezvous)));
+  return body(World(std::make_shared<SharedRank>(std::move(world))));
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ namespace ebb {
 
 class Bootstrap;
 class CallOrder;
-class LocalWorld;
+class SharedWorld;
 
 enum class CollectiveKind : uint8_t {
   kAllGather,
@@ -35,15 +35,6 @@ enum class CollectiveKind : uint8_t {
 };
 inline constexpr int kCollectiveKinds = 8;
 
-// Makes a reduce-scatter the first stage of a larger one: only of elements [begin, end) of the row
-// that all spans make one behind the other, and not to `receive` but, in fp32 and as `scale` 1 and
-// no rounding leave them, to `sums`.
-struct PartialSums {
-  int64_t begin = 0;
-  int64_t end = 0;
-  float* sums = nullptr;
-};
-
 // One call, checked for what a rank can see alone.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kBarrier;
@@ -52,7 +43,6 @@ struct Collective {
   float scale = 1;
   int peer = -1;  // root or peer
   std::span<const CollectiveSpan> spans = {};
-  const PartialSums* partial = nullptr;  // between backends only
 };
 
 class CommunicatorBackend {
@@ -121,7 +111,7 @@ class WorldBackend {
   // How ranks with GPUs reach each other beside those. Null: through communicators of this world.
   virtual std::shared_ptr<Bootstrap> bootstrap() { return nullptr; }
   // What ranks that are threads of one process share. Null: they are not.
-  virtual std::shared_ptr<LocalWorld> threads() { return nullptr; }
+  virtual std::shared_ptr<SharedWorld> threads() { return nullptr; }
 };
 
 }  // namespace ebb

@@ -78,10 +78,10 @@ std::string WaitsForCreation(const CommunicatorOptions& options, std::string_vie
 }
 
 absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
-                        const CallSummary& call, std::string_view for_whom) {
-  return absl::DeadlineExceededError(absl::StrCat(Absl(waiting), " has waited ",
-                                                  options.timeout_seconds, " s ",
-                                                  WaitsInCall(options, call, for_whom)));
+                        const CallSummary& call, std::string_view for_whom, std::string_view more) {
+  return absl::DeadlineExceededError(
+      absl::StrCat(Absl(waiting), " has waited ", options.timeout_seconds, " s ",
+                   WaitsInCall(options, call, for_whom), more.empty() ? "" : ": ", Absl(more)));
 }
 
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view for_whom) {

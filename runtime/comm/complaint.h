@@ -31,9 +31,10 @@ std::string WaitsInCall(const CommunicatorOptions& options, const CallSummary& c
 std::string WaitsForCreation(const CommunicatorOptions& options, std::string_view for_whom);
 
 // kDeadlineExceeded: a rank has waited too long for others. `for_whom` completes "has waited 5 s
-// for ...".
+// for ...". `more`: what else is known, or "".
 absl::Status LateStatus(const CommunicatorOptions& options, std::string_view waiting,
-                        const CallSummary& call, std::string_view for_whom);
+                        const CallSummary& call, std::string_view for_whom,
+                        std::string_view more = {});
 absl::Status LateCreationStatus(const CommunicatorOptions& options, std::string_view for_whom);
 // kUnavailable. `how` completes "rank 1 has left: ...".
 absl::Status LeftStatus(const CommunicatorOptions& options, std::string_view rank,

@@ -49,10 +49,10 @@ T Rounded(float value) {
   }
 }
 
-template <class In, class Out, ReduceOp kOp>
+template <class T, ReduceOp kOp>
 void ReduceElement(const ReduceArguments& a, int64_t i) {
   const auto input = [&](int r) {
-    return static_cast<float>(static_cast<const In*>(a.inputs[r])[i]);
+    return static_cast<float>(static_cast<const T*>(a.inputs[r])[i]);
   };
   float total = 0;
   for (int first = 0; first < a.inputs_count; first += a.group) {
@@ -60,7 +60,7 @@ void ReduceElement(const ReduceArguments& a, int64_t i) {
     for (int r = first + 1; r < first + a.group; ++r) partial = Combine<kOp>(partial, input(r));
     total = first == 0 ? partial : Combine<kOp>(total, partial);
   }
-  static_cast<Out*>(a.destination)[i] = Rounded<Out>(total * a.scale);
+  static_cast<T*>(a.destination)[i] = Rounded<T>(total * a.scale);
 }
 
 }  // namespace
@@ -155,23 +155,23 @@ HWY_INLINE Vector CombineLanes(Vector so_far, Vector next) {
   return hn::IfThenElse(hn::Or(better, hn::IsNaN(next)), next, so_far);
 }
 
-template <class In, class Out, ReduceOp kOp>
+template <class T, ReduceOp kOp>
 void ReduceLoop(const ReduceArguments& a, int64_t begin, int64_t end) {
-  Out* const destination = static_cast<Out*>(a.destination);
+  T* const destination = static_cast<T*>(a.destination);
   const auto lanes = static_cast<int64_t>(hn::Lanes(Floats()));
   const Vector scale = hn::Set(Floats(), a.scale);
   int64_t i = begin;
   if (a.past_caches) {  // such stores must be aligned
     for (; i < end && reinterpret_cast<uintptr_t>(destination + i) % 64 != 0; ++i)
-      ReduceElement<In, Out, kOp>(a, i);
+      ReduceElement<T, kOp>(a, i);
   }
   for (; i + 2 * lanes <= end; i += 2 * lanes) {
     Vector total0 = scale, total1 = scale;
     for (int first = 0; first < a.inputs_count; first += a.group) {
-      const In* input = static_cast<const In*>(a.inputs[first]) + i;
+      const T* input = static_cast<const T*>(a.inputs[first]) + i;
       Vector partial0 = Load(input), partial1 = Load(input + lanes);
       for (int r = first + 1; r < first + a.group; ++r) {
-        input = static_cast<const In*>(a.inputs[r]) + i;
+        input = static_cast<const T*>(a.inputs[r]) + i;
         partial0 = CombineLanes<kOp>(partial0, Load(input));
         partial1 = CombineLanes<kOp>(partial1, Load(input + lanes));
       }
@@ -181,47 +181,34 @@ void ReduceLoop(const ReduceArguments& a, int64_t begin, int64_t end) {
     Store(hn::Mul(total0, scale), destination + i, a.past_caches);
     Store(hn::Mul(total1, scale), destination + i + lanes, a.past_caches);
   }
-  for (; i < end; ++i) ReduceElement<In, Out, kOp>(a, i);
+  for (; i < end; ++i) ReduceElement<T, kOp>(a, i);
   // Streaming stores are not ordered by the release stores that later tell others that the data is
   // there.
   if (a.past_caches) hwy::FlushStream();
 }
 
-template <class In, class Out>
+template <class T>
 void ReduceAs(ReduceOp op, const ReduceArguments& a, int64_t begin, int64_t end) {
   switch (op) {
     case ReduceOp::kSum:
-      return ReduceLoop<In, Out, ReduceOp::kSum>(a, begin, end);
+      return ReduceLoop<T, ReduceOp::kSum>(a, begin, end);
     case ReduceOp::kMax:
-      return ReduceLoop<In, Out, ReduceOp::kMax>(a, begin, end);
+      return ReduceLoop<T, ReduceOp::kMax>(a, begin, end);
     case ReduceOp::kMin:
-      return ReduceLoop<In, Out, ReduceOp::kMin>(a, begin, end);
-  }
-}
-
-template <class T>
-void ReduceStage(Reduction::Stage stage, ReduceOp op, const ReduceArguments& a, int64_t begin,
-                 int64_t end) {
-  switch (stage) {
-    case Reduction::Stage::kWhole:
-      return ReduceAs<T, T>(op, a, begin, end);
-    case Reduction::Stage::kToPartials:
-      return ReduceAs<T, float>(op, a, begin, end);
-    case Reduction::Stage::kFromPartials:
-      return ReduceAs<float, T>(op, a, begin, end);
+      return ReduceLoop<T, ReduceOp::kMin>(a, begin, end);
   }
 }
 
 void ReduceRange(const Reduction& reduction, const ReduceArguments& a, int64_t begin, int64_t end) {
   switch (reduction.dtype) {
     case DType::kFloat32:
-      return ReduceAs<float, float>(reduction.op, a, begin, end);
+      return ReduceAs<float>(reduction.op, a, begin, end);
     case DType::kBFloat16:
-      return ReduceStage<BFloat16>(reduction.stage, reduction.op, a, begin, end);
+      return ReduceAs<BFloat16>(reduction.op, a, begin, end);
     case DType::kFloat16:
-      return ReduceStage<Float16>(reduction.stage, reduction.op, a, begin, end);
+      return ReduceAs<Float16>(reduction.op, a, begin, end);
     case DType::kInt8:
-      return ReduceStage<int8_t>(reduction.stage, reduction.op, a, begin, end);
+      return ReduceAs<int8_t>(reduction.op, a, begin, end);
   }
 }
 
@@ -243,9 +230,7 @@ void Reduce(ThreadTeam& team, const Reduction& reduction, std::span<const void* 
   const auto inputs_count = static_cast<int>(inputs.size());
   assert(inputs_count > 0 && (reduction.group == 0 || inputs_count % reduction.group == 0));
   const bool in_place = std::find(inputs.begin(), inputs.end(), destination) != inputs.end();
-  const DType result =
-      reduction.stage == Reduction::Stage::kToPartials ? DType::kFloat32 : reduction.dtype;
-  const int64_t bytes = std::max(together_bytes, count * SizeOf(result));
+  const int64_t bytes = std::max(together_bytes, count * SizeOf(reduction.dtype));
   const ReduceArguments arguments = {.inputs = inputs.data(),
                                      .inputs_count = inputs_count,
                                      .group = reduction.group == 0 ? inputs_count : reduction.group,

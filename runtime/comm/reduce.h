@@ -11,15 +11,10 @@
 namespace ebb {
 
 struct Reduction {
-  // A sum may be made in two stages, in two places: reduction groups give partials, in fp32, with a
-  // scale of 1; their results are then the inputs of a reduction of one group.
-  enum class Stage : uint8_t { kWhole, kToPartials, kFromPartials };
-
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   float scale = 1;
   int group = 0;  // consecutive inputs reduced first; 0: all. Divides the number of inputs
-  Stage stage = Stage::kWhole;
 };
 
 // destination[i] = scale * (inputs[0][i] op inputs[1][i] op ...), in fp32 in the order that

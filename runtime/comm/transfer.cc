@@ -35,12 +35,7 @@ int64_t TotalBytes(const Collective& call, int64_t blocks) {
 }
 
 Reduction ReductionOf(const Collective& call, int reduction_group) {
-  return {
-      .dtype = call.dtype,
-      .op = call.op,
-      .scale = call.scale,
-      .group = reduction_group,
-      .stage = call.partial != nullptr ? Reduction::Stage::kToPartials : Reduction::Stage::kWhole};
+  return {.dtype = call.dtype, .op = call.op, .scale = call.scale, .group = reduction_group};
 }
 
 Transfer::Transfer(int rank, int size, int reduction_group)
@@ -94,26 +89,10 @@ void Transfer::CopyFromRoot(const Collective& call, MemoryOf send, Mover& mover)
 }
 
 void Transfer::ReduceOwnBlocks(const Collective& call, MemoryOf send, Mover& mover) {
-  if (call.partial != nullptr) return ReducePartially(call, *call.partial, send, mover);
   const int64_t total = TotalBytes(call, 1);
   for (size_t i = 0; i < call.spans.size(); ++i) {
     const int64_t count = call.spans[i].count;
     Reduce(call, send, i, rank_ * count, call.spans[i].receive, count, total, mover);
-  }
-}
-
-void Transfer::ReducePartially(const Collective& call, const PartialSums& partial, MemoryOf send,
-                               Mover& mover) {
-  int64_t before = 0;  // elements of the row
-  for (size_t i = 0; i < call.spans.size(); ++i) {
-    const int64_t count = call.spans[i].count;
-    const int64_t begin = std::max(partial.begin, before);
-    const int64_t end = std::min(partial.end, before + count);
-    if (begin < end) {
-      Reduce(call, send, i, rank_ * count + begin - before, partial.sums + (begin - partial.begin),
-             end - begin, 0, mover);
-    }
-    before += count;
   }
 }
 
@@ -138,15 +117,6 @@ void Transfer::RunSecond(const Collective& call, MemoryOf receive, Mover& mover)
                  part.count * SizeOf(call.dtype), total);
     }
   }
-}
-
-void Transfer::RunExchange(const Collective& call, const Collective& peer_call, Mover& mover) {
-  const bool sends = call.kind == CollectiveKind::kSend;
-  const std::span<const CollectiveSpan> from = sends ? call.spans : peer_call.spans;
-  const std::span<const CollectiveSpan> to = sends ? peer_call.spans : call.spans;
-  const int64_t total = TotalBytes(call, 1);
-  for (size_t i = 0; i < to.size(); ++i)
-    mover.Copy(to[i].receive, from[i].send, to[i].count * SizeOf(call.dtype), total);
 }
 
 void Transfer::Reduce(const Collective& call, MemoryOf send, size_t span, int64_t send_offset,

@@ -24,8 +24,6 @@ class Transfer {
   // An all-reduce is complete after a second part, between which all have to meet.
   static bool HasSecond(const Collective& call) { return call.kind == CollectiveKind::kAllReduce; }
   void RunSecond(const Collective& call, MemoryOf receive, Mover& mover);
-  // Both sides of a send and receive, by either of the two.
-  static void RunExchange(const Collective& call, const Collective& peer_call, Mover& mover);
 
  private:
   // Where element 0 of a peer's block begins, in counts of a span.
@@ -36,8 +34,6 @@ class Transfer {
   void CopyFromAll(const Collective& call, MemoryOf send, Blocks blocks, Mover& mover);
   void CopyFromRoot(const Collective& call, MemoryOf send, Mover& mover);
   void ReduceOwnBlocks(const Collective& call, MemoryOf send, Mover& mover);
-  void ReducePartially(const Collective& call, const PartialSums& partial, MemoryOf send,
-                       Mover& mover);
   void ReduceOwnSlices(const Collective& call, MemoryOf send, Mover& mover);
   void Reduce(const Collective& call, MemoryOf send, size_t span, int64_t send_offset,
               void* destination, int64_t count, int64_t total_bytes, Mover& mover);

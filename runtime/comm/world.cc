@@ -8,14 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/launch/launch.h"
-#include "ebb/runtime/comm/local/device_world.h"
-#include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/mpi/mpi_world.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
 #include "ebb/runtime/comm/nccl/world_bootstrap.h"
-#include "ebb/runtime/comm/node/world.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/shared/device_world.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
@@ -50,9 +49,8 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
     return World(std::move(backend));
   }
   if (!launch->place.has_value()) return NeedsMpi(*launch);
-  NodeWorld::Options node;
-  node.launcher_name = launch->launcher;
-  if (launch->launcher_stays) node.launcher = ParentProcess::Find();
+  std::optional<ParentProcess> launcher;
+  if (launch->launcher_stays) launcher = ParentProcess::Find();
   EBB_ASSIGN_OR_RETURN(
       Rendezvous rendezvous,
       Rendezvous::Join({.rank = launch->rank,
@@ -70,13 +68,14 @@ absl::StatusOr<World> World::FromEnvironment(const WorldOptions& options) {
                          HostsRank::Form(launch->rank, std::move(rendezvous)));
     return World(std::move(backend));
   }
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<NodeWorld> world,
-                       NodeWorld::Form(launch->rank, std::move(rendezvous), std::move(node)));
-  return World(std::make_shared<NodeRank>(std::move(world)));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<SharedWorld> world,
+                       SharedWorld::Form(launch->rank, std::move(rendezvous), std::move(launcher),
+                                         launch->launcher));
+  return World(std::make_shared<SharedRank>(std::move(world)));
 }
 
 World World::Single() {
-  return World(std::make_shared<LocalRank>(std::make_shared<LocalWorld>(1), 0));
+  return World(std::make_shared<SharedRank>(ThreadWorld(1).rank(0)));
 }
 
 absl::StatusOr<World> World::On(const Device& device) const {

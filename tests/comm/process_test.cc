@@ -20,8 +20,8 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/comm/node/common_file.h"
-#include "ebb/runtime/comm/node/world.h"
+#include "ebb/runtime/comm/shared/common_file.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
@@ -256,8 +256,8 @@ TEST(Killed, RankThatHasFailedTheWorldAndTellsNobodyHoldsNobodyUp) {
   const Shared<std::atomic<int64_t>> waiting(0);
   Results seen;
   Fork(2, [&](int rank) {
-    auto node = NodeWorld::Form(rank, *Meet(name, rank, 2));
-    const World world(std::make_shared<NodeRank>(*node));
+    auto node = SharedWorld::Form(rank, *Meet(name, rank, 2));
+    const World world(std::make_shared<SharedRank>(*node));
     absl::StatusOr<Communicator> communicator = world.NewCommunicator({.timeout_seconds = 1e6});
     if (rank == 0) {
       Stream stream = Device::Cpu(1).CallerStream();
@@ -268,9 +268,9 @@ TEST(Killed, RankThatHasFailedTheWorldAndTellsNobodyHoldsNobodyUp) {
     }
     while (waiting->load() == 0) sched_yield();
     AwaitAsleep(waiting->load());
-    // What a rank that is killed in NodeWorld::Fail has got to.
-    const absl::StatusOr<Mapping> pages = (*node)->file().Map(0, sizeof(node::WorldHeader));
-    reinterpret_cast<node::WorldHeader*>(pages->data())
+    // What a rank that is killed in SharedWorld::Fail has got to.
+    const absl::StatusOr<Mapping> pages = (*node)->file().Map(0, sizeof(shared::WorldHeader));
+    reinterpret_cast<shared::WorldHeader*>(pages->data())
         ->failure.TrySet(absl::AbortedError("the first failure"));
     raise(SIGKILL);
     return 1;
@@ -350,10 +350,10 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
         // Rank 0 with the file made that the others are about to open.
         const auto no_descriptor = rendezvous->AllGather("");
         const auto open = rendezvous->AllGather("not open");
-        const auto file = SharedFile::Create(node::CommonFileName(*rendezvous));
+        const auto file = SharedFile::Create(shared::CommonFileName(*rendezvous));
         raise(SIGKILL);
       }
-      seen.Set(rank, NodeWorld::Form(rank, *std::move(rendezvous)).status());
+      seen.Set(rank, SharedWorld::Form(rank, *std::move(rendezvous)).status());
       return 0;
     });
     for (int rank = 0; rank < 3; ++rank) {

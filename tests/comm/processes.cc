@@ -9,7 +9,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/node/world.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::testing {
@@ -25,9 +25,9 @@ absl::Status RunRank(const std::string& name, int rank, int ranks,
                                          .place = {.host = "", .port = 0, .name = name},
                                          .launcher = "a test",
                                          .timeout_seconds = 60}));
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<NodeWorld> world,
-                       NodeWorld::Form(rank, std::move(rendezvous)));
-  const absl::Status status = body(World(std::make_shared<NodeRank>(std::move(world))));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<SharedWorld> world,
+                       SharedWorld::Form(rank, std::move(rendezvous)));
+  const absl::Status status = body(World(std::make_shared<SharedRank>(std::move(world))));
   if (status.ok() && ::testing::Test::HasFailure())
     return absl::InternalError("what was expected has not come true, see above");
   return status;

@@ -14,7 +14,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "ebb/runtime/comm/node/shared_status.h"
+#include "ebb/runtime/comm/shared/shared_status.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/wait_point.h"
 

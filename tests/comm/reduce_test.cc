@@ -116,37 +116,6 @@ TEST_P(ReduceTest, ThreadsDoNotShowInTheBits) {
   }
 }
 
-TEST_P(ReduceTest, InTwoStagesGivesTheSameBits) {
-  constexpr int kRanks = 6, kGroup = 2, kGroups = kRanks / kGroup;
-  constexpr int64_t kCount = 1003;
-  ThreadTeam team(2);
-  const Reduction whole = {.dtype = dtype(), .op = op(), .scale = 1.0f / 3, .group = kGroup};
-  std::vector<Numbers> sent;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    sent.emplace_back(dtype(), kCount);
-    sent.back().Fill(static_cast<uint64_t>(rank));
-  }
-  OnEveryTarget([&] {
-    std::vector<std::vector<float>> partials(kGroups, std::vector<float>(kCount));
-    std::vector<const void*> inputs;
-    for (size_t group = 0; group < kGroups; ++group) {
-      const std::array<const void*, kGroup> of_group = {sent[kGroup * group].at(0),
-                                                        sent[kGroup * group + 1].at(0)};
-      Reduce(team, {.dtype = dtype(), .op = op(), .stage = Reduction::Stage::kToPartials}, of_group,
-             partials[group].data(), kCount);
-      inputs.push_back(partials[group].data());
-    }
-    Numbers result(dtype(), kCount);
-    Reduce(team,
-           {.dtype = dtype(),
-            .op = op(),
-            .scale = whole.scale,
-            .stage = Reduction::Stage::kFromPartials},
-           inputs, result.at(0), kCount);
-    EXPECT_EQ(FirstDifference(result, Expected(sent, whole)), -1);
-  });
-}
-
 INSTANTIATE_TEST_SUITE_P(Types, ReduceTest,
                          ::testing::Combine(::testing::Values(DType::kFloat32, DType::kBFloat16,
                                                               DType::kFloat16, DType::kInt8),

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/nccl/communicator.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "engine_creation.h"
 #include "nccl_shares_device.h"
@@ -88,14 +88,14 @@ class RegistrationsTest : public ::testing::Test {
 };
 
 // A rank whose host fails when it is to make the `nth` communicator of a name there.
-class RankOfAFailingHost : public LocalRank {
+class RankOfAFailingHost : public SharedRank {
  public:
-  RankOfAFailingHost(std::shared_ptr<LocalWorld> world, int rank, std::string name, int nth)
-      : LocalRank(std::move(world), rank), name_(std::move(name)), left_(nth) {}
+  RankOfAFailingHost(std::shared_ptr<ThreadWorld> world, int rank, std::string name, int nth)
+      : SharedRank(std::move(world), rank), name_(std::move(name)), left_(nth) {}
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
     if (options.name == name_ && --left_ == 0) Fail(absl::DataLossError("the host is gone"));
-    return LocalRank::NewCommunicator(options);
+    return SharedRank::NewCommunicator(options);
   }
 
  private:
@@ -108,7 +108,7 @@ TEST_F(RegistrationsTest, PoolsThatMoveWithoutTheRanksMeetingAfterwardsFailTheEn
   config_.ebb.timeout_seconds = 3600;
   for (const bool resumes : {false, true}) {
     SCOPED_TRACE(resumes ? "Resume" : "Suspend");
-    const auto host = std::make_shared<LocalWorld>(kRanks);
+    const auto host = std::make_shared<ThreadWorld>(kRanks);
     const absl::Status status = RunThreads(kRanks, [&](World threads) -> absl::Status {
       const int rank = threads.rank();
       const World world(std::make_shared<RankOfAFailingHost>(host, rank, "engine moved",

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "../comm/processes.h"
-#include "ebb/runtime/comm/local/world.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
@@ -27,14 +27,14 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A rank of one of several hosts, as it says.
-class PairedRank : public LocalRank {
+class PairedRank : public SharedRank {
  public:
-  using LocalRank::LocalRank;
+  using SharedRank::SharedRank;
   int ranks_per_host() const override { return 2; }
 };
 
 void ExpectTheCpusReductionGroup() {
-  const auto ranks = std::make_shared<LocalWorld>(4);
+  const auto ranks = std::make_shared<ThreadWorld>(4);
   const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
     const World pairs(std::make_shared<PairedRank>(ranks, world.rank()));
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
@@ -46,10 +46,10 @@ void ExpectTheCpusReductionGroup() {
 }
 
 // A rank of a process that is alone.
-class LonelyProcess : public LocalRank {
+class LonelyProcess : public SharedRank {
  public:
-  using LocalRank::LocalRank;
-  std::shared_ptr<LocalWorld> threads() override { return nullptr; }
+  using SharedRank::SharedRank;
+  std::shared_ptr<SharedWorld> threads() override { return nullptr; }
 };
 
 class ConnectionTest : public ::testing::Test {
@@ -104,7 +104,7 @@ TEST_F(ConnectionTest, NcclThatMayShareADeviceIsTakenAtItsWord) {
 
 TEST_F(ConnectionTest, RankThatIsAloneNeedsNoNcclWhateverItsWorld) {
   EXPECT_EQ(NcclCommunicators(1, [](const World& world) { return world.On(*Device::Cuda()); }), 0);
-  const World lonely(std::make_shared<LonelyProcess>(std::make_shared<LocalWorld>(1), 0));
+  const World lonely(std::make_shared<LonelyProcess>(std::make_shared<ThreadWorld>(1), 0));
   const World gpus = *lonely.On(*Device::Cuda());
   const Communicator communicator = *gpus.NewCommunicator();
   EXPECT_EQ(communicator.size(), 1);

@@ -10,7 +10,7 @@
 
 namespace ebb {
 
-// A Reduction of one stage and its arrays, as they travel in a kernel's parameters.
+// A Reduction and its arrays, as they travel in a kernel's parameters.
 struct ReduceArrays {
   static constexpr int kInputsMax = 64;  // that need no stride
   enum class Combine : uint8_t { kSum, kMax, kMin };

@@ -29,7 +29,6 @@ class StreamMover final : public Mover {
       : device_(device), grids_(grids), stream_(stream) {}
 
   void Copy(void* destination, const void* source, int64_t bytes, int64_t together_bytes) override;
-  // Reductions of one stage.
   void Reduce(const Reduction& reduction, std::span<const void* const> inputs, void* destination,
               int64_t count, int64_t together_bytes) override;
   // The same of any number of inputs that lie in a row, each `stride` bytes behind the one before:

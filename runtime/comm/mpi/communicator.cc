@@ -197,9 +197,8 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (now >= deadline) {
       const std::vector<int> late = absent();
       const std::string known = world_->store().CompareCalls(WorldRanksOf(self_.world_ranks, late));
-      Fail(LateStatus(
-          options_, RankName(rank_), Summarise(call),
-          absl::StrCat(RankNames(self_.world_ranks, late), known.empty() ? "" : ": ", known)));
+      Fail(LateStatus(options_, RankName(rank_), Summarise(call),
+                      RankNames(self_.world_ranks, late), known));
       return false;
     }
     if (!notice.has_value()) {

@@ -11,9 +11,9 @@
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/mpi/communicator.h"
 #include "ebb/runtime/comm/mpi/mpi_world.h"
-#include "ebb/runtime/comm/node/world.h"
 #include "ebb/runtime/comm/rendezvous/address.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
@@ -86,16 +86,15 @@ absl::StatusOr<Rendezvous> Meet(MpiPort& port, const MpiWorldOptions& wanted,
 }
 
 // Ranks that MPI has let meet, but that share memory.
-class SharedMemoryRank : public NodeRank {
+class SharedMemoryRank : public SharedRank {
  public:
-  SharedMemoryRank(std::shared_ptr<NodeWorld> world, MpiLibrary& library)
-      : NodeRank(world), world_(std::move(world)), library_(library) {
+  SharedMemoryRank(std::shared_ptr<SharedWorld> world, MpiLibrary& library)
+      : SharedRank(std::move(world)), library_(library) {
     library_.WorldBegins();
   }
   ~SharedMemoryRank() override { library_.WorldEnds(!world_->status().ok()); }
 
  private:
-  const std::shared_ptr<NodeWorld> world_;
   MpiLibrary& library_;
 };
 
@@ -132,8 +131,8 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
       return other.shared_memory == all[0].shared_memory;
     });
     if (share_memory) {
-      EBB_ASSIGN_OR_RETURN(std::shared_ptr<NodeWorld> world,
-                           NodeWorld::Form(launch.rank, std::move(rendezvous)));
+      EBB_ASSIGN_OR_RETURN(std::shared_ptr<SharedWorld> world,
+                           SharedWorld::Form(launch.rank, std::move(rendezvous)));
       return std::make_shared<SharedMemoryRank>(std::move(world), *library);
     }
     EBB_ASSIGN_OR_RETURN(std::shared_ptr<MpiWorld> world,

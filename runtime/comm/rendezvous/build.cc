@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/node/layout.h"
+#include "ebb/runtime/comm/shared/layout.h"
 
 namespace ebb {
 namespace {
@@ -11,20 +11,16 @@ namespace {
 // FNV-1a of all that says where in shared memory something lies.
 constexpr uint64_t LayoutNumber() {
   const uint64_t numbers[] = {sizeof(void*),
-                              sizeof(node::WorldHeader),
-                              sizeof(node::RankPlace),
-                              sizeof(node::BoardSeat),
-                              sizeof(node::GroupHeader),
-                              sizeof(node::GroupSeat),
+                              sizeof(shared::WorldHeader),
+                              sizeof(shared::RankPlace),
+                              sizeof(shared::GroupHeader),
+                              sizeof(shared::GroupSeat),
                               sizeof(SharedStatus),
-                              sizeof(WaitPoint),
+                              sizeof(shared::Point),
                               sizeof(CallSummary),
-                              node::kLanesMax,
-                              node::kSlots,
-                              node::kSlotBytes,
-                              node::kRings,
-                              node::kWaitPoints,
-                              node::kSharedSpansMax};
+                              shared::kSlots,
+                              shared::kSlotBytes,
+                              shared::kWaitPoints};
   uint64_t hash = 14695981039346656037u;
   for (const uint64_t number : numbers) hash = (hash ^ number) * 1099511628211u;
   return hash;

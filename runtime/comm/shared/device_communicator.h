@@ -1,5 +1,5 @@
 // One rank's end of a communicator between threads that share a GPU: its operations run on streams,
-// straight from the other ranks' memory, with the sums of the CPU's `local` communicator.
+// straight from the other ranks' memory, with the sums of the CPU's communicators.
 //
 // A stream cannot wait for a call that another rank has not made yet. So the enqueuing threads meet
 // on the host, and the streams are put in order by events, the marks. A meeting of streams:
@@ -14,65 +14,77 @@
 // same order: a call returns when all ranks have made it. bytes_moved() counts it then.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "ebb/runtime/comm/cuda/stream_mover.h"
-#include "ebb/runtime/comm/local/member.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/transfer.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/event.h"
 
 namespace ebb {
 
-class LocalDeviceCommunicator : public LocalMember {
+class SharedDeviceCommunicator : public CommunicatorBackend {
  public:
-  // Not collective, but what fails here fails the group.
+  // Of ranks of `parent`. What fails on this rank alone fails it on all.
   static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Create(
-      std::shared_ptr<LocalWorld> world, Formation::Place place, const Device& device);
+      std::shared_ptr<SharedWorld> world, SharedGroup& parent, Proposal proposal,
+      const Device& device);
   // Leaves. What was enqueued runs to its end.
-  ~LocalDeviceCommunicator() override;
+  ~SharedDeviceCommunicator() override;
 
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
   absl::Status Enqueue(Stream& stream, const Collective& call) override;
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                             std::string_view name) override;
   absl::Status status() const override;
+  void Abort(absl::Status why) override;
+  int64_t bytes_moved() const override { return bytes_moved_.load(std::memory_order_relaxed); }
 
  private:
-  // Of a seat's marks two are for meetings in turn: a rank's mark for the next meeting but one is
-  // recorded only after all have waited for this one's. One is for the exchange with a peer.
+  // A rank's marks. Two are for meetings in turn: a rank's mark for the next meeting but one is recorded only after all
+  // have waited for this one's. One is for the exchange with a peer.
+  using Marks = std::shared_ptr<std::vector<Event>>;
   static constexpr size_t kExchangeMark = 2, kMarks = 3;
 
-  LocalDeviceCommunicator(std::shared_ptr<LocalWorld> world, Formation::Place place,
-                          const Device& device);
+  SharedDeviceCommunicator(std::shared_ptr<SharedWorld> world, SharedGroup::Place place,
+                           std::vector<Marks> marks, const Device& device);
 
-  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Join(Formation::Place place) override;
-
-  bool RunCollective(Stream& stream, StreamMover& mover);
-  bool RunExchange(Stream& stream, StreamMover& mover);
+  bool RunCollective(Stream& stream, const Collective& call, StreamMover& mover);
+  bool RunExchange(Stream& stream, const Collective& call, StreamMover& mover);
   // What happens between two meetings of a collective, and the second of them.
-  bool RunPart(Stream& stream, StreamMover& mover, WaitPoint::Deadline deadline,
-               absl::FunctionRef<bool()> read_others);
-
-  absl::Status Prepare();
+  bool RunPart(Stream& stream, StreamMover& mover, const CallSummary& call,
+               WaitPoint::Deadline deadline, absl::FunctionRef<bool()> read_others);
 
   // Where `stream` is now, for the others. False: the group has failed, because the stream or the
   // mover has.
   bool RecordMark(size_t mark, Stream& stream, const StreamMover& mover);
-  bool Meet(Stream& stream, WaitPoint::Deadline deadline);
+  bool Meet(Stream& stream, const CallSummary& call, WaitPoint::Deadline deadline);
   // The memory of an operation that ends without its last meeting is its owner's again once the
   // others have stopped enqueuing, which is waited for here, and what they enqueued has run.
   void AwaitReaders(Stream& stream);
   void WaitForMarks(Stream& stream, size_t mark);
+  void WaitForMark(Stream& stream, int peer, size_t mark);
   // Operations run in the order of their calls, also those on different streams.
   void FollowLastStream(Stream& stream);
 
   size_t next_mark() const { return meetings_ % 2; }
-  Event& Mark(int rank, size_t mark) const { return group_->seat(rank).marks[mark]; }
+  Event& Mark(int rank, size_t mark) const { return (*marks_[static_cast<size_t>(rank)])[mark]; }
   void FailBecause(const absl::Status& why) const;
 
+  const std::shared_ptr<SharedWorld> world_;
+  mutable SharedGroup group_;
   const Device device_;
   std::shared_ptr<const ReduceGrids> grids_;
   Transfer transfer_;
-  uint64_t meetings_ = 0;  // of streams
+  const std::vector<Marks> marks_;  // by rank; one may have left when another waits for its marks
+  uint64_t meetings_ = 0;           // of streams
   void* last_stream_ = nullptr;
+  std::atomic<int64_t> bytes_moved_{0};
 };
 
 }  // namespace ebb

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/node/shared_status.h"
+#include "ebb/runtime/comm/shared/shared_status.h"
 
 #include <algorithm>
 #include <chrono>

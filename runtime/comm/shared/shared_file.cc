@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/node/shared_file.h"
+#include "ebb/runtime/comm/shared/shared_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -26,7 +26,7 @@ absl::StatusOr<Descriptor> OpenNamed(std::string_view name, int flags) {
 }  // namespace
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+  if (data_ != nullptr && bytes_ > 0) munmap(data_, bytes_);
 }
 
 std::optional<SharedFile> SharedFile::CreateNameless() {

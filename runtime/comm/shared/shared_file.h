@@ -15,7 +15,7 @@
 
 namespace ebb {
 
-// Pages of a file in this process's memory, until this object ends.
+// Pages of a file in this process's memory, until this object ends. Of no bytes: memory of another owner.
 class Mapping {
  public:
   Mapping() = default;
@@ -30,6 +30,8 @@ class Mapping {
   ~Mapping();
 
   std::byte* data() const { return data_; }
+  // From now on nothing ends them.
+  std::byte* Keep() && { return std::exchange(data_, nullptr); }
 
  private:
   std::byte* data_ = nullptr;

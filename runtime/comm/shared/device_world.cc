@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/local/device_world.h"
+#include "ebb/runtime/comm/shared/device_world.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -8,18 +8,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/comm/local/device_communicator.h"
-#include "ebb/runtime/comm/local/world.h"
+#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/shared/device_communicator.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {
 
 // One rank's handle. It keeps the one it was made from, which says when the rank leaves.
-class LocalDeviceRank : public WorldBackend {
+class SharedDeviceRank : public WorldBackend {
  public:
-  LocalDeviceRank(std::shared_ptr<WorldBackend> ranks, std::shared_ptr<LocalWorld> world,
-                  const Device& device)
+  SharedDeviceRank(std::shared_ptr<WorldBackend> ranks, std::shared_ptr<SharedWorld> world,
+                   const Device& device)
       : ranks_(std::move(ranks)), world_(std::move(world)), device_(device) {}
 
   int rank() const override { return ranks_->rank(); }
@@ -30,21 +31,17 @@ class LocalDeviceRank : public WorldBackend {
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
-    EBB_ASSIGN_OR_RETURN(Formation::Place place,
-                         world_->communicators().Join(
-                             rank(), {.options = options,
-                                      .device = absl::StrCat("CUDA device ", device_.ordinal())}));
-    return LocalDeviceCommunicator::Create(world_, std::move(place), device_);
+    return SharedDeviceCommunicator::Create(world_, world_->all(), {.options = options}, device_);
   }
 
   void Fail(absl::Status why) override {
-    world_->Fail(rank(), why);
+    world_->Fail(RankFailedStatus(rank(), why));
     if (ranks_->threads() != world_) ranks_->Fail(std::move(why));
   }
 
  private:
   const std::shared_ptr<WorldBackend> ranks_;
-  const std::shared_ptr<LocalWorld> world_;
+  const std::shared_ptr<SharedWorld> world_;
   const Device device_;
 };
 
@@ -71,7 +68,7 @@ absl::StatusOr<bool> AllHave(WorldBackend& world, const Device& device) {
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldBackend> world,
                                                           const Device& device) {
-  std::shared_ptr<LocalWorld> threads = world->threads();
+  std::shared_ptr<SharedWorld> threads = world->threads();
   if (world->size() > 1) {
     if (threads == nullptr || NcclSharesDevices()) return nullptr;
     EBB_ASSIGN_OR_RETURN(const bool shared, AllHave(*world, device));
@@ -82,8 +79,8 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldB
                                                    device.description(), "; at most ",
                                                    StreamMover::kInputsMax));
   }
-  if (threads == nullptr) threads = std::make_shared<LocalWorld>(1);
-  return std::make_shared<LocalDeviceRank>(std::move(world), std::move(threads), device);
+  if (threads == nullptr) threads = ThreadWorld(1).rank(0);
+  return std::make_shared<SharedDeviceRank>(std::move(world), std::move(threads), device);
 }
 
 }  // namespace ebb

@@ -4,14 +4,14 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/node/shared_file.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/shared/shared_file.h"
 
-namespace ebb::node {
+namespace ebb::shared {
 
 // Installs this process's shared heap and maps, for reading, those of all others, by rank. The same
 // on all ranks: none if one of them cannot, for example because a container hides processes from
 // each other; operations then stage what they send. Every rank calls it.
 absl::StatusOr<std::vector<Mapping>> ShareHeaps(int rank, Rendezvous& rendezvous);
 
-}  // namespace ebb::node
+}  // namespace ebb::shared

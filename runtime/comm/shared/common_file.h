@@ -6,10 +6,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/comm/node/shared_file.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/shared/shared_file.h"
 
-namespace ebb::node {
+namespace ebb::shared {
 
 // Rank 0's file, after `fill` has run on it there, open on all ranks. It has no name, so that
 // nothing stays behind even if all ranks are killed; only where ranks may not look into each other's
@@ -20,4 +20,4 @@ absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous,
 // That name.
 std::string CommonFileName(const Rendezvous& rendezvous);
 
-}  // namespace ebb::node
+}  // namespace ebb::shared

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/node/heaps.h"
+#include "ebb/runtime/comm/shared/heaps.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/node/peer_file.h"
+#include "ebb/runtime/comm/shared/peer_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/trace/log.h"
 
-namespace ebb::node {
+namespace ebb::shared {
 namespace {
 
 // Not mapped if the owner has none or this process cannot have it.
@@ -57,4 +57,4 @@ absl::StatusOr<std::vector<Mapping>> ShareHeaps(int rank, Rendezvous& rendezvous
   return std::vector<Mapping>();
 }
 
-}  // namespace ebb::node
+}  // namespace ebb::shared

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/node/common_file.h"
+#include "ebb/runtime/comm/shared/common_file.h"
 
 #include <fcntl.h>
 
@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/node/peer_file.h"
+#include "ebb/runtime/comm/shared/peer_file.h"
 #include "ebb/runtime/config/status_macros.h"
 
-namespace ebb::node {
+namespace ebb::shared {
 namespace {
 
 using Fill = absl::FunctionRef<absl::Status(SharedFile& file)>;
@@ -91,4 +91,4 @@ absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous, Fill fill
   return file;
 }
 
-}  // namespace ebb::node
+}  // namespace ebb::shared

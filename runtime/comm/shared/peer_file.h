@@ -8,7 +8,7 @@
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
 
-namespace ebb::node {
+namespace ebb::shared {
 
 // What others have to be told of this process's `file`.
 std::string TellFile(int file);
@@ -17,4 +17,4 @@ std::string TellFile(int file);
 // each other, or `owner`'s process id means another process here.
 Descriptor OpenPeerFile(const Participant& owner, std::string_view told, int flags);
 
-}  // namespace ebb::node
+}  // namespace ebb::shared

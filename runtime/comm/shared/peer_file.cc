@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/node/peer_file.h"
+#include "ebb/runtime/comm/shared/peer_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 
-namespace ebb::node {
+namespace ebb::shared {
 namespace {
 
 struct Identity {
@@ -43,4 +43,4 @@ Descriptor OpenPeerFile(const Participant& owner, std::string_view told, int fla
   return file;
 }
 
-}  // namespace ebb::node
+}  // namespace ebb::shared

@@ -1,0 +1,60 @@
+// One rank's end of a communicator between ranks that share memory, threads or processes.
+//
+// Large operations read the others' memory where it is: each rank publishes its call, all meet, each reads what it needs
+// straight from the others' memory, and all meet again, after which the buffers are their owners'.
+//
+//   rank 0   publish --+-- read others --+-- done
+//   rank 1   publish --+-- read others --+-- done
+//
+// Small ones, and those of memory that processes cannot read of each other (not World::Allocate's), are staged through
+// slots (ring.h), which takes one meeting less and a copy more.
+#pragma once
+
+#include <memory>
+
+#include "ebb/runtime/comm/shared/group.h"
+#include "ebb/runtime/comm/shared/ring.h"
+#include "ebb/runtime/comm/shared/world.h"
+#include "ebb/runtime/comm/staged.h"
+#include "ebb/runtime/comm/task_communicator.h"
+#include "ebb/runtime/comm/transfer.h"
+
+namespace ebb {
+
+class SharedCommunicator : public TaskCommunicator {
+ public:
+  SharedCommunicator(std::shared_ptr<SharedWorld> world, SharedGroup::Place place);
+  // Waits for what was enqueued, then leaves.
+  ~SharedCommunicator() override;
+
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
+                                                             std::string_view name) override;
+  absl::Status status() const override { return group_.status(); }
+  void Abort(absl::Status why) override;
+
+ protected:
+  bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
+  bool failed() override { return group_.failed(); }
+  void FailBehindAnother(const Collective& call) override;
+
+ private:
+  bool RunNow(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  bool RunExchange(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
+  bool RunDirect(const Collective& call, uint64_t meeting, WaitPoint::Deadline deadline,
+                 ThreadTeam& team);
+  // What the others need to know of `call`, for `meeting`: where its memory lies, if they can read that.
+  shared::GroupSeat::Call Publish(const Collective& call, uint64_t meeting);
+  // Where a span of a rank that has published it is.
+  CollectiveSpan SpanOf(int rank, const shared::GroupSeat::Call& published, uint64_t meeting,
+                        size_t span) const;
+
+  const std::shared_ptr<SharedWorld> world_;
+  SharedGroup group_;
+  SharedRing ring_;
+  StagedOperations staged_;
+  Transfer transfer_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,386 @@
+#include "ebb/runtime/comm/shared/group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/shared/world.h"
+#include "ebb/runtime/comm/wait_notice.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+
+namespace ebb {
+namespace {
+
+using shared::GroupSeat;
+using shared::kCalls;
+using shared::kForming;
+
+// An exchange as one word: its number between the two ranks, and the other rank.
+uint64_t Word(uint64_t number, int peer) {
+  constexpr int kPeerBits = 20;
+  return number << kPeerBits | static_cast<uint64_t>(peer + 1);
+}
+
+template <size_t kBytes>
+void WriteText(char (&to)[kBytes], absl::string_view text) {
+  const size_t bytes = std::min(text.size(), kBytes - 1);
+  std::copy_n(text.data(), bytes, to);
+  to[bytes] = '\0';
+}
+
+template <size_t kBytes>
+std::string ReadText(const char (&from)[kBytes]) {
+  return std::string(from, strnlen(from, kBytes));
+}
+
+void Write(const Proposal& proposal, shared::SharedProposal& to) {
+  WriteText(to.name, proposal.options.name);
+  WriteText(to.device, proposal.device);
+  to.reduction_group = proposal.options.reduction_group;
+  to.timeout_seconds = proposal.options.timeout_seconds;
+  to.colour = proposal.colour;
+  to.key = proposal.key;
+}
+
+Proposal Read(const shared::SharedProposal& from) {
+  return {.options = {.name = ReadText(from.name),
+                      .reduction_group = from.reduction_group,
+                      .timeout_seconds = from.timeout_seconds},
+          .device = ReadText(from.device),
+          .colour = from.colour,
+          .key = from.key};
+}
+
+}  // namespace
+
+SharedGroup::SharedGroup(SharedWorld& world, Place place)
+    : world_(world),
+      place_(std::move(place)),
+      spins_(world.size() <= CoreShare::Cores()),
+      exchanges_(place_.world_ranks.size()) {
+  world_.Add(*this);
+}
+
+SharedGroup::~SharedGroup() {
+  world_.Remove(*this);
+  if (slot_bytes() > 0 && header().users.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    world_.Release(place_.offset, place_.layout.bytes());
+}
+
+WaitPoint& SharedGroup::point() const {
+  return world_.point(header().point);
+}
+
+void SharedGroup::Wake() {
+  point().Notify();
+}
+
+std::string SharedGroup::RankName(int rank) const {
+  return ebb::RankName(place_.world_ranks, rank);
+}
+
+uint64_t SharedGroup::Arrive(shared::Meetings which) {
+  const uint64_t meeting = mine().arrived[which].load(std::memory_order_relaxed) + 1;
+  mine().arrived[which].store(meeting, std::memory_order_seq_cst);
+  const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
+  if (header().arrivals[which].of[meeting % 2].fetch_add(1, std::memory_order_seq_cst) + 1 == all)
+    Wake();
+  return meeting;
+}
+
+bool SharedGroup::Await(uint64_t meeting, const CallSummary& call, WaitPoint::Deadline deadline) {
+  return AwaitMeeting(kCalls, meeting, options(), &call, deadline).ok();
+}
+
+// `call` is none where ranks meet to form others, with the options that they propose. Once they have agreed on these, a
+// failure does not undo what they have formed.
+absl::Status SharedGroup::AwaitMeeting(shared::Meetings which, uint64_t meeting,
+                                       const CommunicatorOptions& options, const CallSummary* call,
+                                       WaitPoint::Deadline deadline, bool is_agreed) {
+  const std::atomic<uint64_t>& arrivals = header().arrivals[which].of[meeting % 2];
+  const uint64_t all = (meeting + 1) / 2 * static_cast<uint64_t>(size());
+  const auto met = [&] { return arrivals.load(std::memory_order_seq_cst) >= all; };
+  if (call != nullptr && met()) return absl::OkStatus();
+  const auto left = [&] { return header().left.load(std::memory_order_acquire) - 1; };
+  const auto is_over = [&] {
+    return met() || left() >= 0 || (which == kForming && header().broken.is_set());
+  };
+  const auto absent = [&] {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < size(); ++rank) {
+      if (seat(rank).arrived[which].load() < meeting) ranks.push_back(rank);
+    }
+    return ranks;
+  };
+  if (call != nullptr && header().posted.load(std::memory_order_seq_cst) > 0)
+    FailIfAwaited(*call, meeting);
+  Sleep(is_over, deadline, options.notices,
+        [&](double seconds) { SayWaiting(options, call, absent(), seconds); });
+  if (call != nullptr) {
+    // A rank that has left came to this meeting before, or it would not be complete: so that is looked at last.
+    if (met()) return absl::OkStatus();
+    if (failed()) return status();
+    if (left() >= 0) {
+      FailBecauseLeft(left());
+    } else {
+      FailLate(*call, absent());
+    }
+    return status();
+  }
+  if (is_agreed && met()) return absl::OkStatus();
+  // Failing is for good: also for a rank that comes when all the others are there already.
+  EBB_RETURN_IF_ERROR(status());
+  if (header().broken.is_set()) return header().broken.Get();
+  if (met()) return absl::OkStatus();
+  if (const int rank = left(); rank >= 0) {
+    world_.NoteFailure(world_rank(rank));
+    return Break(LeftBeforeCreationStatus(world_rank(rank), ReadText(seat(rank).how_left)));
+  }
+  return Break(LateCreationStatus(options, RankNames(WorldRanksOf(place_.world_ranks, absent()))));
+}
+
+void SharedGroup::Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
+                        const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say) {
+  const auto begin = WaitPoint::Clock::now();
+  const std::chrono::nanoseconds spin = spins_ ? spin_ : std::chrono::nanoseconds(0);
+  AwaitAndSay(
+      point(), [&] { return condition() || failed(); }, deadline, spin, notices, say);
+  constexpr std::chrono::nanoseconds kShortest{1000}, kLongest{30'000};
+  const bool slept = WaitPoint::Clock::now() - begin > spin;
+  spin_ = slept ? std::max(kShortest, spin_ / 2) : std::min(kLongest, spin_ * 2);
+}
+
+void SharedGroup::SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
+                             std::span<const int> absent, double seconds) {
+  const std::vector<int> world_ranks = WorldRanksOf(place_.world_ranks, absent);
+  const std::string known = world_.CompareCalls(world_ranks);
+  const CollectiveKind kind = call != nullptr ? call->kind : CollectiveKind::kBarrier;
+  if (failed() || header().broken.is_set() || absent.empty() || !SpeaksFor(kind, rank(), absent))
+    return;
+  LogWaiting(call != nullptr ? RankName(rank()) : absl::StrCat("rank ", world_rank(rank())),
+             seconds,
+             call != nullptr ? WaitsInCall(options, *call, RankNames(place_.world_ranks, absent))
+                             : WaitsForCreation(options, RankNames(world_ranks)),
+             options.timeout_seconds, known);
+}
+
+void SharedGroup::FailLate(const CallSummary& call, std::span<const int> absent) {
+  const std::string known = world_.CompareCalls(WorldRanksOf(place_.world_ranks, absent));
+  Fail(LateStatus(options(), RankName(rank()), call, RankNames(place_.world_ranks, absent), known));
+}
+
+bool SharedGroup::AllCalledTheSame(uint64_t meeting) {
+  const CallSummary& first = call(0, meeting).summary;
+  for (int other = 1; other < size(); ++other) {
+    const CallSummary& called = call(other, meeting).summary;
+    if (called.fingerprint == first.fingerprint) continue;
+    FailMismatch(0, first, other, called);
+    return false;
+  }
+  return true;
+}
+
+bool SharedGroup::AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadline,
+                            absl::FunctionRef<bool()> condition) {
+  const int peer = call.peer;
+  const auto has_left = [&] { return seat(peer).has_left.load(std::memory_order_acquire) != 0; };
+  Sleep([&] { return condition() || has_left(); }, deadline, options().notices,
+        [&](double seconds) {
+          SayWaiting(options(), &call, {&peer, 1}, seconds);
+        });
+  if (condition()) return true;
+  if (failed()) return false;
+  if (has_left()) return FailBecauseLeft(peer);
+  FailLate(call, {&peer, 1});
+  return false;
+}
+
+bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline deadline,
+                           absl::FunctionRef<bool()> send, absl::FunctionRef<bool()> receive) {
+  const int peer = call.summary.peer;
+  const uint64_t number = ++exchanges_[static_cast<size_t>(peer)];
+  GroupSeat &own = mine(), &other = seat(peer);
+  const uint64_t met = own.arrived[kCalls].load();
+  own.post = call;
+  own.post_meeting = met;
+  own.sent.store(0);
+  own.taken.store(0);
+  own.posted.store(Word(number, peer), std::memory_order_seq_cst);
+  header().posted.fetch_add(1, std::memory_order_seq_cst);
+  Wake();
+  const auto came = [&] { return other.posted.load() == Word(number, rank()); };
+  const auto is_over = [&] { return own.acknowledged.load() == Word(number, peer); };
+  const auto is_at_a_collective = [&] { return other.arrived[kCalls].load() > met; };
+  if (!AwaitPeer(own.post.summary, deadline,
+                 [&] { return came() || is_over() || is_at_a_collective(); }))
+    return false;
+  if (!is_over()) {
+    // A rank calls in one order: the peer cannot have gone on to its next meeting, for which it needs this rank, and
+    // never comes here.
+    if (!came()) {
+      FailMismatch(peer, this->call(peer, met + 1).summary, rank(), own.post.summary);
+      return false;
+    }
+    if (!FitForExchange(own.post.summary, other.post.summary)) {
+      const int first = std::min(rank(), peer), second = std::max(rank(), peer);
+      FailMismatch(first, seat(first).post.summary, second, seat(second).post.summary);
+      return false;
+    }
+    if (call.summary.kind == CollectiveKind::kSend) {
+      if (!send() || !AwaitPeer(own.post.summary, deadline, is_over)) return false;
+    } else {
+      if (!receive()) return false;
+      other.acknowledged.store(Word(number, rank()), std::memory_order_seq_cst);
+    }
+  }
+  own.posted.store(0, std::memory_order_seq_cst);
+  header().posted.fetch_sub(1, std::memory_order_relaxed);
+  Wake();
+  return true;
+}
+
+// For a rank that has come to a meeting of all: a peer that waits for it in a send or receive will never come there. Of
+// the two, the one that comes second sees it.
+void SharedGroup::FailIfAwaited(const CallSummary& call, uint64_t meeting) {
+  for (int peer = 0; peer < size(); ++peer) {
+    const uint64_t next = exchanges_[static_cast<size_t>(peer)] + 1;
+    // One that has come to the meeting may have gone on already.
+    if (seat(peer).posted.load(std::memory_order_seq_cst) == Word(next, rank()) &&
+        seat(peer).post_meeting < meeting)
+      FailMismatch(rank(), call, peer, seat(peer).post.summary);
+  }
+}
+
+SharedGroup::Reading::Reading(SharedGroup& group) : group_(group) {
+  // Before the look for a failure: a rank that fails the group sees this reader or this reader sees the failure.
+  if (group_.world_.is_threads()) group_.header().readers.fetch_add(1, std::memory_order_seq_cst);
+  allowed_ = !group_.failed();
+}
+
+SharedGroup::Reading::~Reading() {
+  if (group_.world_.is_threads() &&
+      group_.header().readers.fetch_sub(1, std::memory_order_seq_cst) == 1 && group_.failed())
+    group_.Wake();
+}
+
+void SharedGroup::AwaitNoReader() {
+  point().Await([&] { return header().readers.load(std::memory_order_seq_cst) == 0; });
+}
+
+absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
+    const Proposal& proposal, const void* attached,
+    absl::FunctionRef<void(int rank, const void* attached)> see) {
+  const auto half = static_cast<size_t>(formed_++ % 2);
+  const CommunicatorOptions& options = proposal.options;
+  const WaitPoint::Deadline deadline = DeadlineAfter(CreationSeconds(options));
+  Write(proposal, mine().proposals[half]);
+  mine().proposals[half].attached = attached;
+  EBB_RETURN_IF_ERROR(AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline));
+  std::vector<Proposal> proposals;
+  for (int other = 0; other < size(); ++other)
+    proposals.push_back(Read(seat(other).proposals[half]));
+  EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(place_.world_ranks, proposals));
+  const auto me = static_cast<size_t>(rank());
+  const std::vector<size_t>& members =
+      *std::find_if(groups.begin(), groups.end(), [&](const std::vector<size_t>& group) {
+        return std::find(group.begin(), group.end(), me) != group.end();
+      });
+  Place place;
+  place.options = proposals[me].options;
+  place.options.notices = options.notices;
+  place.layout = shared::GroupLayout(static_cast<int>(members.size()));
+  for (const size_t member : members) place.world_ranks.push_back(place_.world_ranks[member]);
+  place.rank = static_cast<int>(std::find(members.begin(), members.end(), me) - members.begin());
+  if (place.rank == 0) {
+    const absl::StatusOr<int64_t> offset =
+        MakeMemory(place.layout, static_cast<int>(members.size()));
+    GroupSeat::Formed& formed = mine().formed[half];
+    formed.code = static_cast<int32_t>(offset.status().code());
+    WriteText(formed.message, offset.status().message());
+    formed.offset = offset.value_or(0);
+  }
+  {
+    const Reading reading(*this);
+    if (!reading.allowed()) return status();
+    for (size_t i = 0; i < members.size(); ++i)
+      see(static_cast<int>(i), seat(static_cast<int>(members[i])).proposals[half].attached);
+  }
+  if (const absl::Status met = AwaitMeeting(kForming, Arrive(kForming), options, nullptr, deadline,
+                                            /*is_agreed=*/true);
+      !met.ok()) {
+    AwaitNoReader();  // of what is attached
+    return met;
+  }
+  const GroupSeat::Formed& formed = seat(static_cast<int>(members[0])).formed[half];
+  if (formed.code != 0)
+    return absl::Status(static_cast<absl::StatusCode>(formed.code), ReadText(formed.message));
+  place.offset = formed.offset;
+  absl::StatusOr<Mapping> memory = world_.Map(place.offset, place.layout.bytes());
+  if (!memory.ok()) return Break(memory.status());
+  place.memory = *std::move(memory);
+  return place;
+}
+
+absl::StatusOr<int64_t> SharedGroup::MakeMemory(const shared::GroupLayout& layout, int ranks) {
+  EBB_ASSIGN_OR_RETURN(const int64_t offset, world_.Reserve(layout.bytes()));
+  EBB_ASSIGN_OR_RETURN(const Mapping memory, world_.Map(offset, layout.bytes()));
+  auto* const made = reinterpret_cast<shared::GroupHeader*>(memory.data());
+  made->users.store(ranks);
+  made->point = world_.NextPoint();
+  return offset;
+}
+
+absl::Status SharedGroup::Break(const absl::Status& why) {
+  header().broken.TrySet(why);
+  Wake();
+  return header().broken.Get();
+}
+
+bool SharedGroup::failed() const {
+  return header().failure.is_set() || world_.failed();
+}
+
+absl::Status SharedGroup::status() const {
+  if (!failed()) return absl::OkStatus();
+  const std::scoped_lock lock(mutex_);
+  if (status_.ok()) status_ = header().failure.is_set() ? header().failure.Get() : world_.status();
+  return status_;
+}
+
+void SharedGroup::Fail(const absl::Status& why) {
+  if (!failed()) header().failure.TrySet(why);
+  // The first rank to fail it may have been killed before it has woken any.
+  Wake();
+}
+
+void SharedGroup::FailBehindAnother(const CallSummary& call) {
+  Fail(LateStatus(options(), RankName(rank()), call, "the operation that it had called before"));
+}
+
+void SharedGroup::FailMismatch(int first, const CallSummary& first_call, int second,
+                               const CallSummary& second_call) {
+  Fail(MismatchStatus(options(), RankName(first), first_call, RankName(second), second_call));
+}
+
+bool SharedGroup::FailBecauseLeft(int rank) {
+  world_.NoteFailure(world_rank(rank));
+  Fail(LeftStatus(options(), RankName(rank), ReadText(seat(rank).how_left)));
+  return false;
+}
+
+void SharedGroup::Leave(const std::string& how) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (mine().has_left.load() != 0) return;
+    WriteText(mine().how_left, how);
+    mine().has_left.store(1, std::memory_order_seq_cst);
+  }
+  int32_t none = 0;
+  header().left.compare_exchange_strong(none, rank() + 1, std::memory_order_seq_cst);
+  Wake();
+}
+
+}  // namespace ebb

@@ -1,0 +1,153 @@
+// One rank's view of a communicator between ranks that share memory: where the others are with their calls, the first
+// failure, and how others are formed of it.
+//
+// An operation is a few meetings: each rank publishes what it has called and comes to a meeting, and knows then what all
+// have called. A meeting costs each rank one atomic increment, and one system call to the last that comes. Failing and
+// leaving end the waits for every meeting that is not complete.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/shared/layout.h"
+#include "ebb/runtime/comm/shared/shared_file.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb {
+
+class SharedWorld;
+
+class SharedGroup {
+ public:
+  // A rank's place in a communicator. `offset`: of its memory.
+  struct Place {
+    CommunicatorOptions options;
+    std::vector<int> world_ranks;
+    int rank = 0;
+    int64_t offset = 0;
+    shared::GroupLayout layout{1};
+    Mapping memory;
+  };
+
+  SharedGroup(SharedWorld& world, Place place);
+  // Gives the memory back if this rank is the last that uses it.
+  ~SharedGroup();
+  SharedGroup(const SharedGroup&) = delete;
+  SharedGroup& operator=(const SharedGroup&) = delete;
+
+  int rank() const { return place_.rank; }
+  int size() const { return static_cast<int>(place_.world_ranks.size()); }
+  int world_rank(int rank) const { return place_.world_ranks[static_cast<size_t>(rank)]; }
+  const CommunicatorOptions& options() const { return place_.options; }
+  SharedWorld& world() const { return world_; }
+
+  shared::GroupHeader& header() const {
+    return *reinterpret_cast<shared::GroupHeader*>(place_.memory.data());
+  }
+  shared::GroupSeat& seat(int rank) const {
+    return reinterpret_cast<shared::GroupSeat*>(place_.memory.data() + place_.layout.seats())[rank];
+  }
+  shared::GroupSeat& mine() const { return seat(rank()); }
+  int64_t slot_bytes() const { return place_.layout.slot_bytes(); }
+  std::byte* slot(int rank, uint64_t meeting) const {
+    return place_.memory.data() + place_.layout.slot(rank, meeting);
+  }
+  // What `rank` has called for `meeting`.
+  shared::GroupSeat::Call& call(int rank, uint64_t meeting) const {
+    return seat(rank).calls[meeting % shared::kSlots];
+  }
+
+  // The meeting that this rank comes to next, and coming to it. A rank comes to at most one more before it has waited.
+  uint64_t next() const { return mine().arrived[shared::kCalls].load() + 1; }
+  uint64_t Arrive(shared::Meetings which = shared::kCalls);
+  // Until all have come. False: the communicator has failed, by this call if a rank has left or is late.
+  bool Await(uint64_t meeting, const CallSummary& call, WaitPoint::Deadline deadline);
+  bool Meet(const CallSummary& call, WaitPoint::Deadline deadline) {
+    return Await(Arrive(), call, deadline);
+  }
+  // Whether all have called the same for this meeting, which is over. If not, the communicator fails.
+  bool AllCalledTheSame(uint64_t meeting);
+
+  // One side of a send and receive: waits until the peer has posted the other one, calls `send` or `receive`, and
+  // returns when both are done. What the peer has posted is seat(peer).post. False: the communicator has failed.
+  bool Exchange(const shared::GroupSeat::Call& call, WaitPoint::Deadline deadline,
+                absl::FunctionRef<bool()> send, absl::FunctionRef<bool()> receive);
+  // In `send` or `receive`: until `condition()`, which only the peer can make true.
+  bool AwaitPeer(const CallSummary& call, WaitPoint::Deadline deadline,
+                 absl::FunctionRef<bool()> condition);
+  void Wake();
+
+  // Around every access to another thread's memory or spans between two meetings. Not allowed once the communicator has
+  // failed. Processes need none: what they read of others stays mapped.
+  class Reading {
+   public:
+    explicit Reading(SharedGroup& group);
+    ~Reading();
+    Reading(const Reading&) = delete;
+    Reading& operator=(const Reading&) = delete;
+    bool allowed() const { return allowed_; }
+
+   private:
+    SharedGroup& group_;
+    bool allowed_;
+  };
+  // Once it has failed: until all threads that were reading have stopped.
+  void AwaitNoReader();
+
+  // The communicator that this rank forms with others of this one: all ranks call it in the same order. Threads may
+  // attach an object, and see those of the members, by rank, while it certainly exists.
+  absl::StatusOr<Place> Join(
+      const Proposal& proposal, const void* attached = nullptr,
+      absl::FunctionRef<void(int rank, const void* attached)> see = [](int, const void*) {});
+
+  bool failed() const;
+  absl::Status status() const;
+  // The first failure stays.
+  void Fail(const absl::Status& why);
+  // As TaskCommunicator's.
+  void FailBehindAnother(const CallSummary& call);
+  // This rank calls nothing any more.
+  void Leave(const std::string& how);
+
+ private:
+  absl::Status AwaitMeeting(shared::Meetings which, uint64_t meeting,
+                            const CommunicatorOptions& options, const CallSummary* call,
+                            WaitPoint::Deadline deadline, bool is_agreed = false);
+  // Until `condition()` or a failure; `say`: of the seconds, when the log is to hear of it.
+  void Sleep(absl::FunctionRef<bool()> condition, WaitPoint::Deadline deadline,
+             const NoticeTimes& notices, absl::FunctionRef<void(double seconds)> say);
+  void SayWaiting(const CommunicatorOptions& options, const CallSummary* call,
+                  std::span<const int> absent, double seconds);
+  void FailLate(const CallSummary& call, std::span<const int> absent);
+  void FailIfAwaited(const CallSummary& call, uint64_t meeting);
+  bool FailBecauseLeft(int rank);
+  void FailMismatch(int first, const CallSummary& first_call, int second,
+                    const CallSummary& second_call);
+  absl::Status Break(const absl::Status& why);
+  absl::StatusOr<int64_t> MakeMemory(const shared::GroupLayout& layout, int ranks);
+  WaitPoint& point() const;
+  std::string RankName(int rank) const;
+
+  SharedWorld& world_;
+  Place place_;
+  const bool spins_;
+  // How long a waiter spins before it sleeps: longer where that has helped, not at all where there are more ranks than
+  // cores, as it would keep from its core the very rank that is waited for.
+  std::chrono::nanoseconds spin_{2000};
+  std::vector<uint64_t> exchanges_;  // with each peer
+  uint64_t formed_ = 0;
+  mutable std::mutex mutex_;
+  mutable absl::Status status_;  // as this rank has first seen it
+};
+
+}  // namespace ebb

@@ -1,0 +1,146 @@
+// What lies where in the memory that ranks of one host share: this process's heap, where they are threads, pages of one
+// file, where they are processes. Zeros are the initial state of all of it but the wait points. Processes map it at
+// different places, so addresses mean something to threads only.
+//
+//   a world:         header | places of ranks | a communicator without slots, in which others are formed
+//   a communicator:  header | seats of ranks | slots of ranks
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "ebb/runtime/comm/call_order.h"
+#include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/shared/shared_status.h"
+#include "ebb/runtime/device/wait_point.h"
+
+namespace ebb::shared {
+
+// A rank's slots take turns: it fills the next one while slower ranks read those before it (ring.h).
+inline constexpr int kSlots = 4;
+inline constexpr int64_t kSlotBytes = int64_t{128} << 10;
+// Communicators share the points where their ranks sleep, so that whoever fails a world can wake all.
+inline constexpr int kWaitPoints = 64;
+inline constexpr size_t kTextBytesMax = 180;
+
+static_assert(std::atomic<uint64_t>::is_always_lock_free &&
+                  std::atomic<uint32_t>::is_always_lock_free,
+              "locks inside a process do not help others");
+
+struct alignas(64) Point {
+  explicit Point(WaitPoint::Scope scope) : wait(scope) {}
+  WaitPoint wait;
+};
+
+struct WorldHeader {
+  SharedStatus failure;              // of all communicators
+  std::atomic<int64_t> next_offset;  // of the file: where the next communicator's memory begins
+  std::atomic<uint32_t> next_point;
+  std::atomic<uint32_t> failures;  // ranks that have failed
+};
+
+struct alignas(64) RankPlace {
+  CallRecord calls;
+  std::atomic<uint32_t> ended;  // its process may end now: that is no failure
+  std::atomic<uint32_t>
+      failed_as;  // which of the ranks that have failed it is, from 1; 0: it has not
+};
+
+// What ranks of a communicator meet for: the operations that they call, and to form others.
+enum Meetings : uint8_t { kCalls, kForming };
+inline constexpr int kMeetings = 2;
+
+struct GroupHeader {
+  SharedStatus failure;
+  SharedStatus broken;         // no more parts are formed
+  std::atomic<int32_t> users;  // ranks that have not left; the last releases the memory
+  uint32_t point;
+  std::atomic<int32_t> posted;   // seats with a posted send or receive
+  std::atomic<int32_t> readers;  // threads that read others' memory
+  std::atomic<int32_t> left;     // the rank that left first, plus 1
+  // A rank may have come to a meeting more than another, so even and odd meetings have a count each.
+  struct alignas(64) Arrivals {
+    std::atomic<uint64_t> of[2];
+  } arrivals[kMeetings];
+};
+
+struct SharedProposal {
+  char name[kTextBytesMax];
+  char device[kTextBytesMax];
+  int32_t reduction_group;
+  int32_t colour;
+  int32_t key;
+  double timeout_seconds;
+  const void* attached;  // of threads: an object of the rank's that the others may copy
+};
+
+struct alignas(64) GroupSeat {
+  std::atomic<uint64_t> arrived[kMeetings];  // meetings that the rank has come to
+  std::atomic<uint32_t> has_left;
+  char how_left[kTextBytesMax];
+
+  // What the rank has called, by meeting.
+  struct Call {
+    CallSummary summary;
+    // Its spans, for threads; processes copy them to the rank's slot, with places in its heap for addresses.
+    const CollectiveSpan* spans;
+    int32_t readable;  // others can read the memory that they need of it
+  } calls[kSlots];
+
+  // A send or receive that waits for its peer: the number of the exchange between the two, and the peer; 0: none.
+  alignas(64) std::atomic<uint64_t> posted;
+  Call post;
+  uint64_t post_meeting;               // the last before it
+  std::atomic<uint64_t> acknowledged;  // by the receiver: the exchange that is over
+  std::atomic<int64_t> sent, taken;    // steps of the present exchange
+
+  // Of forming others, in odd and even rounds.
+  SharedProposal proposals[2];
+  struct Formed {
+    int64_t offset;  // of the memory of the group whose first rank this is
+    int32_t code;    // or why there is none
+    char message[256];
+  } formed[2];
+};
+
+// The offsets of a communicator's parts, for N ranks.
+class GroupLayout {
+ public:
+  explicit GroupLayout(int ranks, bool has_slots = true)
+      : ranks_(ranks),
+        // At least a few cache lines for each peer, however many there are.
+        slot_bytes_(has_slots ? std::max(kSlotBytes, int64_t{256} * ranks) : 0) {}
+
+  int64_t slot_bytes() const { return slot_bytes_; }
+  int64_t seats() const { return RoundUp(sizeof(GroupHeader), 64); }
+  int64_t slot(int rank, uint64_t meeting) const {
+    return slots() +
+           (int64_t{rank} * kSlots + static_cast<int64_t>(meeting % kSlots)) * slot_bytes_;
+  }
+  int64_t bytes() const { return slots() + int64_t{ranks_} * kSlots * slot_bytes_; }
+
+  static int64_t RoundUp(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
+
+ private:
+  int64_t slots() const {
+    constexpr int64_t kPage = 4096;
+    return RoundUp(seats() + ranks_ * int64_t{sizeof(GroupSeat)}, kPage);
+  }
+
+  int ranks_;
+  int64_t slot_bytes_;
+};
+
+// The offsets of a world's parts.
+struct WorldLayout {
+  explicit WorldLayout(int ranks)
+      : points(GroupLayout::RoundUp(sizeof(WorldHeader), 64)),
+        places(points + kWaitPoints * int64_t{sizeof(Point)}),
+        all(places + ranks * int64_t{sizeof(RankPlace)}),
+        bytes(all + GroupLayout(ranks, /*has_slots=*/false).bytes()) {}
+  int64_t points, places, all, bytes;
+};
+
+}  // namespace ebb::shared

@@ -1,0 +1,237 @@
+#include "ebb/runtime/comm/shared/world.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <map>
+#include <new>
+#include <numeric>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
+#include "ebb/runtime/comm/shared/common_file.h"
+#include "ebb/runtime/comm/shared/communicator.h"
+#include "ebb/runtime/comm/shared/heaps.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/core_share.h"
+
+namespace ebb {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+absl::Status CheckOneHost(const std::vector<Participant>& participants) {
+  std::set<std::string> hosts, memories;
+  for (const Participant& participant : participants) {
+    hosts.insert(participant.host_name);
+    memories.insert(participant.shared_memory);
+  }
+  if (memories.size() == 1) return absl::OkStatus();
+  if (hosts.size() == 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the ranks on host '", *hosts.begin(),
+                     "' share no /dev/shm: containers of one job need a common one"));
+  }
+  return CpuRanksNeedMpi(participants);
+}
+
+// How many processes have to share this one's cores.
+int Sharers(const std::vector<Participant>& participants, int rank) {
+  const std::string& mine = participants[static_cast<size_t>(rank)].cores;
+  return static_cast<int>(
+      std::count_if(participants.begin(), participants.end(), [&](const Participant& other) {
+        for (size_t core = 0; core < std::min(mine.size(), other.cores.size()); ++core) {
+          if (mine[core] == '1' && other.cores[core] == '1') return true;
+        }
+        return other.rank == rank;
+      }));
+}
+
+// Of pages that are zeros.
+void MakeWorld(const Mapping& memory, int ranks, WaitPoint::Scope scope) {
+  const shared::WorldLayout layout(ranks);
+  reinterpret_cast<shared::WorldHeader*>(memory.data())
+      ->next_offset.store(shared::GroupLayout::RoundUp(layout.bytes, kPage));
+  for (int point = 0; point < shared::kWaitPoints; ++point) {
+    new (memory.data() + layout.points + point * int64_t{sizeof(shared::Point)})
+        shared::Point(scope);
+  }
+}
+
+absl::Status FillFile(SharedFile& file, int ranks) {
+  const int64_t bytes = shared::WorldLayout(ranks).bytes;
+  EBB_RETURN_IF_ERROR(file.Reserve(0, bytes));
+  EBB_ASSIGN_OR_RETURN(const Mapping memory, file.Map(0, bytes));
+  MakeWorld(memory, ranks, WaitPoint::Scope::kProcesses);
+  return absl::OkStatus();
+}
+
+Mapping NewPages(int64_t bytes) {
+  void* const pages = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  return pages == MAP_FAILED ? Mapping()
+                             : Mapping(static_cast<std::byte*>(pages), static_cast<size_t>(bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
+    int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher,
+    std::string launcher_name) {
+  const std::vector<Participant>& participants = rendezvous.participants();
+  EBB_RETURN_IF_ERROR(CheckOneHost(participants));
+  const int ranks = static_cast<int>(participants.size());
+  EBB_ASSIGN_OR_RETURN(SharedFile file, shared::ShareFile(rank, rendezvous, [&](SharedFile& made) {
+                         return FillFile(made, ranks);
+                       }));
+  EBB_ASSIGN_OR_RETURN(Mapping memory, file.Map(0, shared::WorldLayout(ranks).bytes));
+  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> heaps, shared::ShareHeaps(rank, rendezvous));
+  CoreShare::SetForProcess(Sharers(participants, rank));
+  std::shared_ptr<SharedWorld> world(
+      new SharedWorld(rank, ranks, std::move(file), std::move(memory), std::move(heaps)));
+  // The store may live on when the world is gone.
+  const auto weak = std::weak_ptr(world);
+  Store::Watched watched = {.launcher = std::move(launcher),
+                            .launcher_name = std::move(launcher_name),
+                            .ended_in_order = [weak](int ended) {
+                              const auto alive = weak.lock();
+                              return alive == nullptr || alive->place(ended).ended.load() != 0;
+                            }};
+  EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(rank, std::move(rendezvous), std::move(watched)));
+  world->store_->OnFailure([weak](const absl::Status& why) {
+    if (const auto alive = weak.lock()) alive->SetFailed(why);
+  });
+  return world;
+}
+
+SharedWorld::SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory)
+    : rank_(rank), size_(size), layout_(size), memory_(std::move(memory)) {
+  SetUp();
+}
+
+SharedWorld::SharedWorld(int rank, int size, SharedFile file, Mapping memory,
+                         std::vector<Mapping> heaps)
+    : rank_(rank),
+      size_(size),
+      layout_(size),
+      file_(std::move(file)),
+      memory_(std::make_shared<const Mapping>(std::move(memory))),
+      heaps_(std::move(heaps)) {
+  SetUp();
+}
+
+void SharedWorld::SetUp() {
+  std::vector<CallRecord*> records;
+  for (int other = 0; other < size_; ++other) records.push_back(&place(other).calls);
+  calls_ = std::make_unique<CallOrder>(rank_, std::move(records));
+  SharedGroup::Place all;
+  all.options.name = "world";
+  all.world_ranks.resize(static_cast<size_t>(size_));
+  all.rank = rank_;
+  all.offset = layout_.all;
+  all.layout = shared::GroupLayout(size_, /*has_slots=*/false);
+  all.memory = Mapping(memory_->data() + layout_.all, 0);
+  std::iota(all.world_ranks.begin(), all.world_ranks.end(), 0);
+  all_ = std::make_unique<SharedGroup>(*this, std::move(all));
+}
+
+SharedWorld::~SharedWorld() {
+  all_->Leave("its process ends");
+  place(rank_).ended.store(1, std::memory_order_seq_cst);
+}
+
+absl::StatusOr<int64_t> SharedWorld::Reserve(int64_t bytes) {
+  const int64_t whole = shared::GroupLayout::RoundUp(bytes, kPage);
+  if (is_threads()) {
+    Mapping pages = NewPages(whole);
+    if (pages.data() == nullptr)
+      return absl::ResourceExhaustedError(absl::StrCat("no ", whole, " bytes for a communicator"));
+    return reinterpret_cast<int64_t>(std::move(pages).Keep());
+  }
+  const int64_t offset = header().next_offset.fetch_add(whole);
+  EBB_RETURN_IF_ERROR(file_->Reserve(offset, whole));
+  return offset;
+}
+
+absl::StatusOr<Mapping> SharedWorld::Map(int64_t offset, int64_t bytes) const {
+  if (is_threads()) return Mapping(reinterpret_cast<std::byte*>(offset), 0);
+  return file_->Map(offset, bytes);
+}
+
+void SharedWorld::Release(int64_t offset, int64_t bytes) {
+  const int64_t whole = shared::GroupLayout::RoundUp(bytes, kPage);
+  if (!is_threads()) return file_->Release(offset, whole);
+  Mapping(reinterpret_cast<std::byte*>(offset), static_cast<size_t>(whole));
+}
+
+std::string SharedWorld::CompareCalls(std::span<const int> ranks) {
+  if (const absl::Status apart = calls_->Check(); !apart.ok()) Fail(apart);
+  return calls_->Describe(ranks);
+}
+
+void SharedWorld::SetFailed(const absl::Status& why) {
+  if (!failed()) header().failure.TrySet(why);
+  // The first rank to fail it may have been killed before it has woken any.
+  for (uint32_t which = 0; which < shared::kWaitPoints; ++which) point(which).Notify();
+}
+
+void SharedWorld::Fail(const absl::Status& why) {
+  NoteFailure(rank_);
+  SetFailed(why);
+  if (store_ != nullptr) store_->Break(status());
+}
+
+void SharedWorld::NoteFailure(int rank) {
+  uint32_t none = 0;
+  if (place(rank).failed_as.load() == none)
+    place(rank).failed_as.compare_exchange_strong(none, header().failures.fetch_add(1) + 1);
+}
+
+void SharedWorld::Leave(const std::string& how) {
+  const std::scoped_lock lock(groups_mutex_);
+  for (SharedGroup* const group : groups_) group->Leave(how);
+}
+
+void SharedWorld::Add(SharedGroup& group) {
+  const std::scoped_lock lock(groups_mutex_);
+  groups_.push_back(&group);
+}
+
+void SharedWorld::Remove(SharedGroup& group) {
+  const std::scoped_lock lock(groups_mutex_);
+  std::erase(groups_, &group);
+}
+
+ThreadWorld::ThreadWorld(int size) {
+  const auto memory = std::make_shared<const Mapping>(NewPages(shared::WorldLayout(size).bytes));
+  if (memory->data() == nullptr) throw std::bad_alloc();
+  MakeWorld(*memory, size, WaitPoint::Scope::kThreads);
+  for (int rank = 0; rank < size; ++rank)
+    ranks_.push_back(std::make_shared<SharedWorld>(rank, size, memory));
+}
+
+std::vector<int> ThreadWorld::failures() const {
+  std::map<uint32_t, int> order;
+  for (const auto& world : ranks_) {
+    if (const uint32_t failed_as = world->place(world->rank()).failed_as.load(); failed_as != 0)
+      order.emplace(failed_as, world->rank());
+  }
+  std::vector<int> ranks;
+  for (const auto& [failed_as, rank] : order) ranks.push_back(rank);
+  return ranks;
+}
+
+absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedRank::NewCommunicator(
+    const CommunicatorOptions& options) {
+  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place, world_->all().Join({.options = options}));
+  return std::make_unique<SharedCommunicator>(world_, std::move(place));
+}
+
+void SharedRank::Fail(absl::Status why) {
+  world_->Fail(RankFailedStatus(world_->rank(), why));
+}
+
+}  // namespace ebb

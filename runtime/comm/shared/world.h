@@ -1,0 +1,141 @@
+// One rank's view of a world whose ranks share a host's memory, threads of this process or processes: the memory that
+// they share, who of them is still there, and which failed first.
+//
+// The end of a process that has not said that it leaves fails the whole world, on every rank, with its name and host.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/backend.h"
+#include "ebb/runtime/comm/call_order.h"
+#include "ebb/runtime/comm/rendezvous/rendezvous.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
+#include "ebb/runtime/comm/shared/group.h"
+#include "ebb/runtime/comm/shared/layout.h"
+#include "ebb/runtime/comm/shared/shared_file.h"
+
+namespace ebb {
+
+class SharedWorld {
+ public:
+  // Of processes that have met. kUnimplemented: the ranks are on several hosts, which the message names.
+  static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
+      int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt,
+      std::string launcher_name = "");
+  // Of threads, in `memory` (ThreadWorld).
+  SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory);
+  ~SharedWorld();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool is_threads() const { return !file_.has_value(); }
+  const SharedFile& file() const { return *file_; }
+  // Where others are formed.
+  SharedGroup& all() { return *all_; }
+  CallOrder* calls() { return size_ > 1 ? calls_.get() : nullptr; }
+  const std::shared_ptr<Store>& store() const { return store_; }
+  // Fails, with all communicators, where the ranks' calls have gone apart. Else what is known of the last calls of `ranks`.
+  std::string CompareCalls(std::span<const int> ranks);
+
+  // Memory that all ranks can have, filled with zeros.
+  absl::StatusOr<int64_t> Reserve(int64_t bytes);
+  absl::StatusOr<Mapping> Map(int64_t offset, int64_t bytes) const;
+  void Release(int64_t offset, int64_t bytes);
+  // Whether processes can read the large buffers of all others, and what is to be added to an address that `rank` has
+  // told of its own, to read there.
+  bool shares_buffers() const { return is_threads() || !heaps_.empty(); }
+  uintptr_t BaseOf(int rank) const {
+    return is_threads() ? 0 : reinterpret_cast<uintptr_t>(heaps_[static_cast<size_t>(rank)].data());
+  }
+
+  WaitPoint& point(uint32_t which) const {
+    return reinterpret_cast<shared::Point*>(memory_->data() + layout_.points)[which].wait;
+  }
+  uint32_t NextPoint() { return header().next_point.fetch_add(1) % shared::kWaitPoints; }
+  shared::RankPlace& place(int rank) const {
+    return reinterpret_cast<shared::RankPlace*>(memory_->data() + layout_.places)[rank];
+  }
+
+  bool failed() const { return header().failure.is_set(); }
+  absl::Status status() const { return header().failure.Get(); }
+  // This rank gives up: the first failure stays.
+  void Fail(const absl::Status& why);
+  // `rank` has failed, aborted, returned an error or, by leaving, made another fail.
+  void NoteFailure(int rank);
+  // This rank calls nothing any more, of all communicators.
+  void Leave(const std::string& how);
+
+  void Add(SharedGroup& group);
+  void Remove(SharedGroup& group);
+
+ private:
+  SharedWorld(int rank, int size, SharedFile file, Mapping memory, std::vector<Mapping> heaps);
+  void SetUp();
+  void SetFailed(const absl::Status& why);
+  shared::WorldHeader& header() const {
+    return *reinterpret_cast<shared::WorldHeader*>(memory_->data());
+  }
+
+  const int rank_, size_;
+  const shared::WorldLayout layout_;
+  std::optional<SharedFile> file_;
+  const std::shared_ptr<const Mapping> memory_;
+  const std::vector<Mapping> heaps_;  // by rank; none if not all could be mapped
+  std::unique_ptr<CallOrder> calls_;
+  std::mutex groups_mutex_;
+  std::vector<SharedGroup*> groups_;
+  std::unique_ptr<SharedGroup> all_;
+  std::shared_ptr<Store> store_;
+};
+
+// What ranks that are threads share.
+class ThreadWorld {
+ public:
+  explicit ThreadWorld(int size);
+  int size() const { return static_cast<int>(ranks_.size()); }
+  const std::shared_ptr<SharedWorld>& rank(int rank) const {
+    return ranks_[static_cast<size_t>(rank)];
+  }
+  // Ranks in the order in which they first failed.
+  std::vector<int> failures() const;
+
+ private:
+  std::vector<std::shared_ptr<SharedWorld>> ranks_;
+};
+
+// One rank's handle.
+class SharedRank : public WorldBackend {
+ public:
+  explicit SharedRank(std::shared_ptr<SharedWorld> world) : world_(std::move(world)) {}
+  SharedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
+      : SharedRank(threads->rank(rank)) {}
+  // Communicators go on; new ones are not waited for.
+  ~SharedRank() override { world_->all().Leave("its World was destroyed"); }
+
+  int rank() const override { return world_->rank(); }
+  int size() const override { return world_->size(); }
+  int local_rank() const override { return world_->rank(); }
+  int local_size() const override { return world_->size(); }
+  int ranks_per_host() const override { return world_->size(); }
+  absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
+      const CommunicatorOptions& options) override;
+  void Fail(absl::Status why) override;
+  CallOrder* calls() override { return world_->calls(); }
+  std::shared_ptr<SharedWorld> threads() override {
+    return world_->is_threads() ? world_ : nullptr;
+  }
+
+ protected:
+  const std::shared_ptr<SharedWorld> world_;
+};
+
+}  // namespace ebb
