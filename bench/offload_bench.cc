@@ -133,6 +133,7 @@ absl::StatusOr<StepTime> RunStep(Engine& engine, const Model& model, double comp
     Compute(compute * 2 / 3 / kUnits);
   }
   EBB_RETURN_IF_ERROR(step.Finish());
+  EBB_RETURN_IF_ERROR(engine.Report().status());
   time.backward = Since(begin);
   return time;
 }

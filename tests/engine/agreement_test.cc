@@ -402,13 +402,13 @@ TEST_P(StepAgreementTest, NamesTheFirstDifferenceOnEveryRank) {
                   trainer.Round(step);
                 }
                 const absl::Status status = differs[static_cast<size_t>(trainer.rank())] =
-                    step.Finish();
+                    FinishAndReport(engine, step);
                 failed = status.message().find("the engine has failed") != absl::string_view::npos;
                 EXPECT_EQ(engine.Report().status(), status);
               }
               Step step = engine.BeginStep(one_round);
               trainer.Round(step);
-              const absl::Status finished = step.Finish();
+              const absl::Status finished = FinishAndReport(engine, step);
               EXPECT_EQ(finished.ok(), !failed || number == 0) << finished;
             }
             if (!failed) {

@@ -101,7 +101,7 @@ void ExpectSticky(Engine& engine, ScriptedTrainer& trainer, const absl::Status& 
   for (int again = 0; again < 2; ++again) {
     Step step = engine.BeginStep();
     trainer.Round(step);
-    EXPECT_EQ(step.Finish(), first);
+    EXPECT_EQ(FinishAndReport(engine, step), first);
   }
   const auto sink = [](const Slice&, std::span<const float>) { return absl::OkStatus(); };
   EXPECT_EQ(engine.Read(StateClass::kMaster, sink), first);
@@ -110,9 +110,14 @@ void ExpectSticky(Engine& engine, ScriptedTrainer& trainer, const absl::Status& 
   EXPECT_EQ(evaluation.Finish().status(), first);
 }
 
+// What a rank does about its steps: it asks for the report of each, and calls on after an error, or it asks
+// for none, and leaves as soon as a Finish returns an error.
+enum class Trainers { kAsk, kLeave };
+
 // Fails call `number` of rank `culprit` in `step`; a number beyond its calls fails none.
 Outcome RunWithFault(const Setting& setting, int64_t step_of_fault, int64_t number,
-                     WatchedCalls::Fault fault, Updates& updates) {
+                     WatchedCalls::Fault fault, Updates& updates,
+                     Trainers trainers = Trainers::kAsk) {
   Outcome outcome;
   outcome.statuses.resize(static_cast<size_t>(setting.world));
   const int culprit = setting.world - 1;
@@ -139,10 +144,10 @@ Outcome RunWithFault(const Setting& setting, int64_t step_of_fault, int64_t numb
       trainer.BeginStep(s, nullptr);
       Step step = engine->BeginStep();
       trainer.Round(step);
-      result = step.Finish();
+      result = trainers == Trainers::kAsk ? FinishAndReport(*engine, step) : step.Finish();
       if (is_culprit && s == step_of_fault) outcome.calls = calls->calls - before;
     }
-    if (!result.ok()) ExpectSticky(*engine, trainer, result);
+    if (!result.ok() && trainers == Trainers::kAsk) ExpectSticky(*engine, trainer, result);
     return result;
   });
   const bool all_ok = std::all_of(outcome.statuses.begin(), outcome.statuses.end(),
@@ -154,7 +159,8 @@ Outcome RunWithFault(const Setting& setting, int64_t step_of_fault, int64_t numb
 
 class FaultTest : public ::testing::TestWithParam<Setting> {
  protected:
-  static void FailEveryCollective(const Setting& setting, WatchedCalls::Fault fault) {
+  static void FailEveryCollective(const Setting& setting, WatchedCalls::Fault fault,
+                                  Trainers trainers = Trainers::kAsk) {
     Updates clean_updates;
     const Outcome clean =
         RunWithFault(setting, kFaultyStep, /*number=*/int64_t{1} << 40, fault, clean_updates);
@@ -167,7 +173,7 @@ class FaultTest : public ::testing::TestWithParam<Setting> {
                                         << ", fault " << static_cast<int>(fault));
       Updates updates;
       const Outcome outcome =
-          RunWithFault(setting, kFaultyStep, static_cast<int64_t>(n), fault, updates);
+          RunWithFault(setting, kFaultyStep, static_cast<int64_t>(n), fault, updates, trainers);
       for (const absl::Status& status : outcome.statuses)
         EXPECT_THAT(std::string(status.message()), HasSubstr(kInjected));
       const std::set<int> forbidden = UnitsUpdatedAfter(clean.plan, collectives[n]);
@@ -190,6 +196,14 @@ TEST_P(FaultTest, NoUpdatePassesACollectiveThatWasRefused) {
 TEST_P(FaultTest, NoUpdatePassesACollectiveThatFailedOnItsStream) {
   for (const Setting& setting : At(GetParam(), kTimings))
     FailEveryCollective(setting, WatchedCalls::kAbort);
+}
+
+// The others still learn of it: what a rank told them before it left counts.
+TEST_P(FaultTest, ARankThatLeavesRightAfterItsFinishHasToldTheOthers) {
+  for (const Setting& setting : At(GetParam(), kTimings)) {
+    for (const WatchedCalls::Fault fault : {WatchedCalls::kRefuse, WatchedCalls::kAbort})
+      FailEveryCollective(setting, fault, Trainers::kLeave);
+  }
 }
 
 TEST_P(FaultTest, EveryCollectiveOfCreateFailsItOnEveryRank) {
@@ -284,7 +298,7 @@ TEST_P(FaultTest, ARankThatLeavesInMidStepIsNamed) {
                            }
                          }
                          if (leaves) return absl::OkStatus();
-                         result = step.Finish();
+                         result = FinishAndReport(engine, step);
                        }
                        if (!result.ok()) ExpectSticky(engine, trainer, result);
                        return absl::OkStatus();
@@ -314,7 +328,7 @@ TEST_P(FaultTest, AnErrorOfOnesOwnOptimizerFailsEveryRank) {
                        trainer.BeginStep(s, nullptr);
                        Step step = engine.BeginStep();
                        trainer.Round(step);
-                       result = step.Finish();
+                       result = FinishAndReport(engine, step);
                      }
                      if (!result.ok()) ExpectSticky(engine, trainer, result);
                      return absl::OkStatus();

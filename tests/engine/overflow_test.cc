@@ -101,7 +101,7 @@ TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankWhereChecksAreOff) {
             trainer.BeginStep(0, nullptr);
             Step step = engine.BeginStep();
             RoundWith(trainer, step, kNotNumbers[0], culprit());
-            const absl::Status wrong = step.Finish();
+            const absl::Status wrong = FinishAndReport(engine, step);
             EXPECT_THAT(std::string(wrong.message()),
                         AllOf(HasSubstr("non-finite gradient in unit 'u3'"), HasSubstr("of rank "),
                               HasSubstr("ebb.check_overflow")));
@@ -116,7 +116,7 @@ TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankWhereChecksAreOff) {
             }
             Step next = engine.BeginStep();
             trainer.Round(next);
-            const absl::Status finished = next.Finish();
+            const absl::Status finished = FinishAndReport(engine, next);
             EXPECT_EQ(finished, early ? wrong : absl::OkStatus());
             return absl::OkStatus();
           });

@@ -518,7 +518,7 @@ TEST_P(DepartureTest, IsAnErrorWhereBoundariesBelongToTheEngine) {
               if (number == 1) {
                 Step step = engine.BeginStep({.gradient_divisor = 4});
                 departure.script(trainer, step);
-                const absl::Status wrong = step.Finish();
+                const absl::Status wrong = FinishAndReport(engine, step);
                 EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition) << wrong;
                 EXPECT_THAT(std::string(wrong.message()),
                             AllOf(HasSubstr(kWarning), HasSubstr("Visit::output_bytes")));

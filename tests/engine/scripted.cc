@@ -168,6 +168,15 @@ absl::Status RunEngines(
   });
 }
 
+absl::Status FinishAndReport(Engine& engine, Step& step) {
+  return Reported(engine, step.Finish());
+}
+
+absl::Status Reported(Engine& engine, const absl::Status& finished) {
+  const absl::Status reported = engine.Report().status();
+  return reported.ok() ? finished : reported;
+}
+
 ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config& config,
                     const Script& script, ScriptOptions options) {
   ScriptRun run;
@@ -186,7 +195,10 @@ ScriptRun RunScript(const Setting& setting, const ModelSpec& model, const Config
           }
           Step step = engine.BeginStep(options.step);
           script(trainer, step);
-          if (absl::Status status = step.Finish(); !status.ok()) return status;
+          // The next step begins before it is known what came of this one.
+          absl::Status status = step.Finish();
+          if (!status.ok() || number + 1 == options.steps) status = Reported(engine, status);
+          if (!status.ok()) return status;
         }
         absl::StatusOr<ParameterValues> masters = GatherAll(engine, model, StateClass::kMaster);
         if (!masters.ok()) return masters.status();

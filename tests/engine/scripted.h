@@ -80,6 +80,11 @@ absl::Status RunEngines(
     const std::function<absl::Status(Engine& engine, ScriptedTrainer& trainer)>& body,
     const EngineOptions& options = {});
 
+// What came of a step, on every rank: Finish returns what this rank knows by then, and Report the verdict.
+absl::Status FinishAndReport(Engine& engine, Step& step);
+// The same of a step that has finished.
+absl::Status Reported(Engine& engine, const absl::Status& finished);
+
 using Script = std::function<void(const ScriptedTrainer& trainer, Step& step)>;
 
 struct ScriptRun {

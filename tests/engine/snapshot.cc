@@ -48,7 +48,7 @@ absl::Status TrainStep(Engine& engine, ScriptedTrainer& trainer, int64_t number,
   trainer.BeginStep(number, nullptr);
   Step step = engine.BeginStep(options);
   for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
-  return step.Finish();
+  return FinishAndReport(engine, step);
 }
 
 ParameterValues GradientSums(const ModelSpec& model, int world, int64_t step, int micro_batches) {

@@ -127,7 +127,7 @@ TEST(StallTest, AWaitOffTheDeclaredOrderEndsAllOthers) {
     engines.trainer.BeginStep(1, nullptr);
     engines.trainer.ForwardAll(step);
     for (const int visit : {5, 4, 1, 2, 3, 0}) engines.trainer.Backward(step, visit);
-    return step.Finish();
+    return FinishAndReport(engines.policy, step);
   };
   for (const int stage : {2, 3}) {
     const std::string first = stage == 3 ? "gather" : "reduce";
@@ -217,7 +217,7 @@ TEST(StallTest, RanksThatAreWokenSayWhatDiffers) {
                         engines.trainer.ForwardAll(step);
                         for (const int visit : {5, 4, 1, 2, 3, 0})
                           engines.trainer.Backward(step, visit);
-                        return step.Finish();
+                        return FinishAndReport(engines.policy, step);
                       },
                   .stalls = false});
   for (const absl::Status& status : statuses) {

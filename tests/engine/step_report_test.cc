@@ -80,14 +80,14 @@ TEST_P(StepReportTest, ReduceNeedsHeldUpdatesAndABackward) {
         const absl::Status reduced = step.Reduce();
         EXPECT_EQ(reduced.code(), absl::StatusCode::kFailedPrecondition);
         EXPECT_THAT(std::string(reduced.message()), HasSubstr("StepOptions::hold_updates"));
-        EXPECT_EQ(step.Finish().code(), reduced.code());
+        EXPECT_EQ(FinishAndReport(engine, step).code(), reduced.code());
       }
       Step step = engine.BeginStep({.hold_updates = true});
       trainer.ForwardAll(step);
       const absl::Status reduced = step.Reduce();
       EXPECT_EQ(reduced.code(), absl::StatusCode::kFailedPrecondition);
       EXPECT_THAT(std::string(reduced.message()), HasSubstr("before any Backward"));
-      EXPECT_EQ(step.Finish().code(), reduced.code());
+      EXPECT_EQ(FinishAndReport(engine, step).code(), reduced.code());
       EXPECT_EQ(*GatherAll(engine, model_, StateClass::kMaster), *before);
       return TrainStep(engine, trainer, 1);
     });

@@ -160,7 +160,7 @@ TEST_P(StepTest, FinishWithoutAnyBackwardIsAnErrorThatLeavesNothing) {
         Begin(trainer, step, forwards);
         ForwardScope open;
         if (forwards < kScriptedVisits) open = step.Forward(UnitId{kScriptedUnits[forwards]});
-        const absl::Status finished = step.Finish();
+        const absl::Status finished = FinishAndReport(engine, step);
         ExpectDead(open);
         ExpectDead(step);
         EXPECT_EQ(finished.code(), kPrecondition) << finished;
@@ -207,7 +207,7 @@ TEST_P(StepTest, ABackwardAfterReduceIsAnError) {
     EXPECT_TRUE(step.Reduce().ok());
     BackwardScope late = step.Backward(UnitId{1});
     ExpectDead(late);
-    const absl::Status finished = step.Finish();
+    const absl::Status finished = FinishAndReport(engine, step);
     EXPECT_EQ(finished.code(), kPrecondition);
     EXPECT_THAT(std::string(finished.message()), HasSubstr("after Step::Reduce"));
     return absl::OkStatus();
@@ -248,7 +248,7 @@ TEST_P(StepTest, OnlyOneStepIsAliveAndNoEvaluationBesideItsScopes) {
           ExpectDead(second);
         }
         trainer.Round(first);
-        const absl::Status finished = first.Finish();
+        const absl::Status finished = FinishAndReport(engine, first);
         EXPECT_EQ(finished.code(), kPrecondition);
         EXPECT_THAT(std::string(finished.message()),
                     AllOf(HasSubstr(evaluation ? "BeginEvaluation while" : "BeginStep while"),
@@ -297,7 +297,7 @@ TEST_P(StepTest, AWrongRequestOfOneRankFailsTheStepOfAll) {
           trainer.Add(scope, visit);
           if (visit == 1 && trainer.rank() == culprit) request.make(step, scope);
         }
-        const absl::Status finished = step.Finish();
+        const absl::Status finished = FinishAndReport(engine, step);
         EXPECT_EQ(finished.code(), kInvalid) << finished;
         EXPECT_THAT(std::string(finished.message()), HasSubstr(request.what));
         const std::string who = trainer.rank() == culprit ? "" : absl::StrCat("rank ", culprit);

@@ -109,7 +109,7 @@ TEST_P(StrictTest, WhatIsLeftOutIsAnErrorThatChangesNothing) {
                 EBB_ASSIGN_OR_RETURN(const Snapshot before, TakeSnapshot(engine, model_));
                 Step step = engine.BeginStep(kExactStep);
                 RunLeaving(left_out, trainer, step);
-                const absl::Status finished = step.Finish();
+                const absl::Status finished = FinishAndReport(engine, step);
                 if (*left_out.says == '\0') return finished;
                 // Of the rank's own, not of another's.
                 EXPECT_EQ(finished.code(), absl::StatusCode::kFailedPrecondition);
@@ -155,7 +155,7 @@ TEST_P(StrictTest, WithEarlyUpdatesTheEngineFailsUnlessItWasFoundBeforeTheFirst)
           [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
             Step step = engine.BeginStep(kExactStep);
             RunLeaving(left_out, trainer, step);
-            const std::string message(step.Finish().message());
+            const std::string message(FinishAndReport(engine, step).message());
             EXPECT_THAT(message, HasSubstr(left_out.says));
             const auto failed = HasSubstr("the engine has failed");
             if (left_out.before_updates) {
@@ -179,7 +179,8 @@ TEST_P(StrictTest, AHeldStepLearnsOfItFromReduceAndMayBeDropped) {
             RunLeaving(kABackward, trainer, step);
             if (!reduces) continue;  // a dropped step leaves out what it likes
             EXPECT_THAT(std::string(step.Reduce().message()), HasSubstr(kABackward.says));
-            EXPECT_THAT(std::string(step.Finish().message()), HasSubstr(kABackward.says));
+            EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
+                        HasSubstr(kABackward.says));
           }
           return TrainStep(engine, trainer, 0);
         });
@@ -226,7 +227,7 @@ TEST_P(StrictTest, WhatWentWrongFirstIsWhatIsSaid) {
             Step step = engine.BeginStep(kExactStep);
             trainer.ForwardAll(step);
             wrong(trainer, step);
-            EXPECT_THAT(std::string(step.Finish().message()), HasSubstr(says));
+            EXPECT_THAT(std::string(FinishAndReport(engine, step).message()), HasSubstr(says));
           }
           return TrainStep(engine, trainer, 0);
         });
@@ -240,7 +241,7 @@ TEST(StrictOnOneRank, IsNamedOnAll) {
         [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
           Step step = engine.BeginStep(kExactStep);
           RunLeaving(trainer.rank() == 1 ? kABackward : kLeftOut[0], trainer, step);
-          const std::string message(step.Finish().message());
+          const std::string message(FinishAndReport(engine, step).message());
           EXPECT_THAT(message, HasSubstr(kABackward.says));
           EXPECT_THAT(message, HasSubstr(trainer.rank() == 0 ? "rank 1" : ""));
           return TrainStep(engine, trainer, 0);
@@ -259,7 +260,7 @@ TEST(StrictWithBoundaries, TheErrorIsThatOfTheBoundaries) {
             for (const LeftOut& left_out : {kABackward, kLeftOut[5]}) {
               Step step = engine.BeginStep(options);
               RunLeaving(left_out, trainer, step);
-              EXPECT_THAT(std::string(step.Finish().message()),
+              EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
                           AllOf(HasSubstr("Visit::output_bytes"), Not(HasSubstr("may_leave_out"))));
             }
           }

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/plan.h"
+#include "tests/engine/scripted.h"
 #include "tests/engine/swap_faults.h"
 #include "tests/offload/gate.h"
 #include "tests/offload/scratch.h"
@@ -118,7 +119,7 @@ FaultyRun RunWithFault(const Config& config, const DiskFault& fault, int faulty,
     absl::Status& result = run.statuses[rank];
     for (int step = 0; step < kSteps && result.ok(); ++step) {
       if (rank == 1 && step == faulty) armed = true;
-      result = model.Train(engine, world.rank(), step);
+      result = Reported(engine, model.Train(engine, world.rank(), step));
       if (!result.ok()) run.failed_step[rank] = step;
     }
     // It stays failed, and says so at once.
@@ -214,7 +215,7 @@ TEST_P(SwapFaultTest, NoUpdatePassesTheError) {
         int step = 0;
         for (; step < kSteps && result.ok(); ++step) {
           if (world.rank() == 1 && step == faulty) armed = true;
-          result = model.Train(engine, world.rank(), step);
+          result = Reported(engine, model.Train(engine, world.rank(), step));
         }
         over[static_cast<size_t>(world.rank())] = true;
         EXPECT_FALSE(result.ok());
@@ -388,7 +389,7 @@ TEST(SwapFaults, WhatFailsAfterTheLastStepIsSaidInTheLog) {
     EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
     engine.traffic();  // waits for the updates of the first step
     if (world.rank() == 1) armed = true;
-    const absl::Status trained = model.Train(engine, world.rank(), 1);
+    const absl::Status trained = Reported(engine, model.Train(engine, world.rank(), 1));
     if (world.rank() == 1) gate.Open();
     return trained;
   });

@@ -169,7 +169,7 @@ inline Trained Train(const Cell& cell, const Config& config, int before, int ste
         const auto again = MasterBits(*engine, model.spec());  // a barrier
         (void)again;
       }
-      own = model.Train(*engine, world.rank(), number);
+      own = Reported(*engine, model.Train(*engine, world.rank(), number));
       if (own.ok() && world.rank() == 0) ++run.steps_done;
     }
     if (own.ok()) own = MasterBits(*engine, model.spec()).status();

@@ -54,7 +54,7 @@ absl::Status StepWith(Engine& engine, const ScriptedTrainer& trainer, const Wron
     trainer.Add(scope, visit);
     if (visit == 1) wrong({engine, step, nullptr, &scope});
   }
-  return step.Finish();
+  return FinishAndReport(engine, step);
 }
 
 struct Mistake {
@@ -191,7 +191,7 @@ TEST_P(ViewErrorsTest, BlocksEarlyUpdates) {
           trainer.ForwardAll(step);
           Take<BFloat16>(step.Backward(UnitId{0}).gradient(kEmbedding));
           for (int visit = kScriptedVisits - 2; visit >= 0; --visit) trainer.Backward(step, visit);
-          EXPECT_THAT(std::string(step.Finish().message()),
+          EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
                       AllOf(HasSubstr("the gradient of parameter 'embedding' is fp32"),
                             ::testing::Not(HasSubstr("the engine has failed"))));
           EBB_ASSIGN_OR_RETURN(const Snapshot after, TakeSnapshot(engine, model));
@@ -261,7 +261,7 @@ TEST_P(ViewErrorsTest, ScopesThatAreClosedOrWereMovedFromSayIt) {
             for (int visit : {5, 4, 3}) trainer.Backward(step, visit);
             late.make(step);
             trainer.Backward(step, 0);
-            EXPECT_THAT(std::string(step.Finish().message()), HasSubstr(late.says));
+            EXPECT_THAT(std::string(FinishAndReport(engine, step).message()), HasSubstr(late.says));
           }
           // Scopes that end with their step are empty, and that is all.
           BackwardScope kept;
