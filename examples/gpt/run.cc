@@ -157,7 +157,10 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
     if (vote.stopped()) break;
     if (!trainer.owes_report()) recorder.StartClock();
     EBB_RETURN_IF_ERROR(trainer.Step(step, record));
-    EBB_RETURN_IF_ERROR(voted);  // of a lost rank the engine has more to say
+    if (!voted.ok()) {  // of a lost rank the engine has more to say
+      EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
+      return voted;
+    }
     const int64_t every = run.options.evaluate_every;
     const bool last = step + 1 == run.options.steps;
     const int64_t save_every = run.options.save_every;

@@ -38,12 +38,11 @@ class Trainer {
   // decides for itself, as it changes no bits.
   absl::StatusOr<std::string> ChooseCudaGraphs();
 
-  // Step number `step`, from 0: forward, backward and update. Every step's report comes once, in
-  // their order: on the CPU that of this one; on a GPU that of the one before, when this one's
-  // kernels are in the queue, so that the device does not run out of work while the host waits.
+  // Step number `step`, from 0: forward, backward and update. Every step's report comes once, in their order:
+  // that of the step before, when this one's work is in the queues, so that the wait for it costs nothing.
   using Reported = absl::FunctionRef<void(const StepReport&)>;
   absl::Status Step(int64_t step, Reported reported);
-  // Whether the report of the last step has not come yet, and that. Waits for the step's norm.
+  // Whether the report of the last step has not come yet, and that. Waits for the step's verdict.
   bool owes_report() const { return owes_report_; }
   absl::Status AwaitReport(Reported reported);
   // The mean loss over held-out text; nothing if `vote` stopped it. Collective.

@@ -7,7 +7,8 @@
 //   Step step = engine->BeginStep();
 //   { ForwardScope unit = step.Forward(id);  ... unit.parameter(p) ... }
 //   { BackwardScope unit = step.Backward(id); ... unit.gradient(p) += ... }
-//   step.Finish();
+//   step.Finish();      // what this rank knows by now
+//   engine->Report();   // the step's verdict
 //
 // Not bound to a thread: calls must be ordered, from whichever thread. SPMD: every rank opens the
 // same scopes in the same order, which a hash checks with every step. On a GPU, work on a scope's views
@@ -83,13 +84,13 @@ class Engine {
   // ModelSpec::workspace_bytes of device memory as kInt8; the trainer's between any two calls.
   MutableTensorView workspace() const;
 
-  // Waits for the updates of the step before the last, so a GPU has two steps in its queue at most.
+  // Waits for the updates of the step before the last, so two steps are in the queues at most.
   Step BeginStep(StepOptions options = {});
   Evaluation BeginEvaluation(int micro_batches = 1, EvaluationOptions options = {});
 
-  // Of the last finished step; waits for its norm. The error of that step, if it had one. Asked in
-  // the next step, before its Finish, it waits for no work of that one: who asks there keeps a GPU
-  // busy, and knows of every step all the same.
+  // Of the last finished step; waits for its verdict, and returns its error if it had one. Asked in
+  // the next step, before its Finish, it waits for no work of that one, and tells of every step all the
+  // same; the last step's needs a Report of its own.
   absl::StatusOr<StepReport> Report();
 
   // This rank's slices as fp32 on the host, at most 4 MiB a call, on the calling thread, in

@@ -88,6 +88,7 @@ Verdict Conclude(std::span<const ExchangeRecord> records) {
     verdict.known = std::min(verdict.known, record.known);
     verdict.returned &= record.returned;
     verdict.engine_failed |= record.engine_failed;
+    verdict.broken |= record.broken;
     verdict.updates_started |= record.updates_started;
     verdict.scopes_differ |= record.scopes_hash != records.front().scopes_hash;
     if (record.non_finite_unit >= 0 && verdict.non_finite_rank < 0) {

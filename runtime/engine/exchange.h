@@ -27,8 +27,9 @@ struct ExchangeRecord {
   bool engine_failed = false;    // and it is the engine's, for good
   bool updates_started = false;  // early ones, of this step
   bool returned = false;         // its Finish returns this error
+  bool broken = false;           // a communicator of its steps is, or its device
   // Of the error; without one the trail of the step's scopes, or the evaluation's sums.
-  char message[453] = {};
+  char message[452] = {};
 
   // Of a long message its beginning and its end.
   void SetError(const absl::Status& status);
@@ -45,10 +46,10 @@ struct Verdict {
   double squares = 0, loss = 0;
   int non_finite_rank = -1, non_finite_unit = -1;
   bool scopes_differ = false;
-  int64_t known = 0;                                    // on every rank
-  bool returned = false;                                // on every rank
-  bool engine_failed = false, updates_started = false;  // on any rank
-  absl::Status error;                                   // of the first rank that has one
+  int64_t known = 0;                                                    // on every rank
+  bool returned = false;                                                // on every rank
+  bool engine_failed = false, updates_started = false, broken = false;  // on any rank
+  absl::Status error;  // of the first rank that has one
 };
 Verdict Conclude(std::span<const ExchangeRecord> records);
 // Of an evaluation that no rank has an error of.

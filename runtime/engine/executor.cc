@@ -32,6 +32,7 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
               .device = &device_,
               .concluded = &concluded_,
               .reduce = &reduce_,
+              .updates = {&update_, &host_update_},
               .mirror = &mirror_,
               .timeout_seconds = config_.ebb.timeout_seconds}),
       compute_(device_.CallerStream()) {}
@@ -374,10 +375,8 @@ absl::Status Executor::Finish(int64_t number) {
   const absl::Status status = outcome_->Finish();
   if (status.ok()) has_finished_ = true;
   parameters_differ_ = false;
-  // Carried updates of a step that is not applied leave everything as it was.
-  carries_ = progress_.run->plan.decisions.carries() &&
-             (!FinishWaits() ||
-              (status.ok() && step_constants_->of(progress_.parity, /*early=*/false).apply));
+  // Of a step that is not applied they leave everything as it was.
+  carries_ = progress_.run->plan.decisions.carries();
   EndProgress();
   return status;
 }

@@ -66,16 +66,15 @@ class Step {
   // Optional, with hold_updates: makes the gradients final, so that Engine::Read may see them
   // and no Backward may follow.
   absl::Status Reduce();
-  // Closes what is open; issues norm, clip and update. The first error of the step, if any: then
-  // nothing was updated, or the engine says that it has failed.
-  //
-  // On the CPU it waits until the ranks have exchanged norms and errors, and all of them return the
-  // same. So it does on a GPU where updates are off, or where an optimizer of the trainer's updates
-  // what is on the device. Else on a GPU it only enqueues: updates look at the device whether they
-  // are to happen. It returns what this rank knows by then, which is its own errors; those of others
-  // and what the exchange shows (Engine::Report) are returned by the first call that learns of them:
-  // Report, Read, Write, Gather, an Evaluation, Suspend, CopyParametersFrom, or the Finish of the step
-  // after the next. Steps until then are dropped too.
+  // Closes what is open, enqueues norm, clip and update, and returns what this rank knows by then: its own
+  // error, or an earlier one that no call has returned. It does not wait for the other ranks. What they say,
+  // and what the exchange of norms shows, is the step's verdict, the same on all ranks: Engine::Report waits
+  // for it and returns it. Read, Write, Gather, an Evaluation, Suspend and CopyParametersFrom wait for it,
+  // too, and return an error that no call has returned, as does the Finish of the step after the next. After
+  // an error nothing of the step was updated, or the engine says that it has failed; the steps after it are
+  // dropped, too, until the error was returned on all ranks (where updates are early, one step longer). With
+  // asynchronous_step off, and where an optimizer of the trainer's enqueues on the device, Finish has waited,
+  // and what it returns is the verdict.
   absl::Status Finish();
 
  private:

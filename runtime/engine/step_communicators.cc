@@ -20,6 +20,12 @@ void StepCommunicators::AwaitConclusion(int parity) {
   if (!with_.device->status().ok()) (*with_.reduce)->WaitIdle();
 }
 
+void StepCommunicators::AwaitUpdates() {
+  for (std::optional<Stream>* updates : with_.updates) {
+    if (updates->has_value()) (*updates)->WaitIdle();
+  }
+}
+
 // The first that was seen, since others fail in its wake.
 absl::Status StepCommunicators::Broken() const {
   {

@@ -27,12 +27,14 @@ class StepCommunicators : public StepPeers {
     const Device* device = nullptr;
     const std::vector<Event>* concluded = nullptr;  // by parity
     std::optional<Stream>* reduce = nullptr;
+    std::array<std::optional<Stream>*, 2> updates = {};
     DeviceMirror* mirror = nullptr;
     double timeout_seconds = 0;
   };
   explicit StepCommunicators(const Parts& parts) : with_(parts) {}
 
   void AwaitConclusion(int parity) override;
+  void AwaitUpdates() override;
   absl::Status Broken() const override;
   absl::Status DeviceFailure() const override { return with_.device->status(); }
   std::string WhereBroken(const absl::Status& broken) const override;

@@ -7,7 +7,7 @@ namespace ebb {
 // With updates off the step is over when Finish returns, and an optimizer of the trainer's is only called
 // for what is applied.
 bool Executor::FinishWaits() const {
-  return device_.kind() == DeviceKind::kCpu || own_optimizer_enqueues_ ||
+  return own_optimizer_enqueues_ ||
          progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff;
 }
 

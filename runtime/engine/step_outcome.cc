@@ -93,7 +93,11 @@ void StepOutcome::Close(const Closing& closing) {
 
 absl::Status StepOutcome::Finish() {
   Slot& slot = slots_[*open_];
-  slot.error = with_.errors->Known();
+  // In no record, and the step may be applied: a collective behind the exchange that was not enqueued.
+  if (const absl::Status known = with_.errors->Known(); slot.error.ok() && !known.ok()) {
+    with_.errors->Fail(
+        absl::Status(known.code(), absl::StrCat("the engine has failed: ", known.message())));
+  }
   last_ = *open_;
   // A failure for good is not left open, as nothing waits long for it.
   if (slot.terms.waits || with_.errors->has_failed() || !with_.peers->Broken().ok()) Take();
@@ -145,6 +149,11 @@ void StepOutcome::TakeOne(Slot& slot, int parity) {
                                          status.message())));
     status = with_.errors->failure();
   }
+  if (with_.errors->has_failed()) {
+    // Ranks may wait in the next step for this one. No update begins after its failure was returned.
+    with_.peers->Abort(with_.errors->failure());
+    with_.peers->AwaitUpdates();
+  }
   report_ = last_failure_ = status;
   with_.errors->Learn(status, slot.judged.cause);
 }
@@ -175,8 +184,7 @@ absl::Status StepOutcome::AgreedError(const Slot& slot, int parity) {
   StepErrors& errors = *with_.errors;
   if (errors.has_failed()) {
     const absl::Status failure = errors.failure();
-    // The step's first updates may already have failed, after all ranks had agreed on it.
-    if (!slot.ranks.engine_failed) with_.peers->Abort(failure);
+    with_.peers->Abort(failure);
     with_.peers->Withdraw(failure);
     return failure;
   }
@@ -193,8 +201,9 @@ absl::Status StepOutcome::AgreedError(const Slot& slot, int parity) {
     return errors.failure();
   }
   // What broke after the exchange of a step that was left open fails the next one's.
-  const bool stands = !slot.evaluation && !slot.terms.waits && slot.complete;
-  const absl::Status broken = stands ? with_.peers->DeviceFailure() : with_.peers->Broken();
+  const bool stands = !slot.evaluation && !slot.terms.waits && slot.complete && !slot.ranks.broken;
+  absl::Status broken = stands ? with_.peers->DeviceFailure() : with_.peers->Broken();
+  if (broken.ok() && slot.ranks.broken) broken = slot.ranks.error;
   if (!broken.ok()) {
     // A rank may be waiting in another communicator for this rank.
     with_.peers->Abort(broken);
@@ -244,7 +253,7 @@ absl::Status StepOutcome::Agree(std::span<const int64_t> log, const Verdict& ran
 int64_t StepOutcome::finished_steps() const {
   int64_t steps = finished_;
   for (const int parity : {0, 1})
-    if (open_ != parity && slots_[parity].IsUntaken()) ++steps;
+    if (open_ != parity && slots_[parity].IsUntaken() && slots_[parity].error.ok()) ++steps;
   return steps;
 }
 
@@ -278,10 +287,12 @@ void StepOutcome::Seal(int parity) {
       record.non_finite_unit = static_cast<int32_t>(u);
     if (with_.adds_squares) record.squares += squares[u];
   }
+  const absl::Status broken = with_.peers->Broken();
+  record.broken = !broken.ok();
   if (with_.errors->has_failed()) {
     record.engine_failed = true;
     record.SetError(with_.errors->failure());
-  } else if (absl::Status broken = with_.peers->Broken(); record.failed == 0 && !broken.ok()) {
+  } else if (record.failed == 0 && record.broken) {
     record.SetError(broken);
   }
   // Those of a step that was held back have run and written nothing.

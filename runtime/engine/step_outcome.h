@@ -100,7 +100,7 @@ class StepOutcome {
   int last_parity() const { return last_; }  // of the step that finished last; any thread
   int64_t exchange(int parity) const { return slots_[parity].terms.exchange; }
   State state(int parity) const { return slots_[parity].state; }
-  // As if every step whose verdict was not taken went well.
+  // As if every step whose verdict was not taken went well, but for the errors of this rank.
   int64_t finished_steps() const;
   // No step has finished, or gone wrong, since the engine was made or its training state was set.
   bool has_nothing_to_report() const { return !report_.ok() && last_failure_.ok(); }

@@ -18,6 +18,8 @@ class StepPeers {
 
   // Until the exchange of the step of this parity was concluded on the reduce stream.
   virtual void AwaitConclusion(int parity) = 0;
+  // Until the updates in the queues have ended. Only of an engine that has failed.
+  virtual void AwaitUpdates() = 0;
   // The first failure of a communicator of the steps, or else of the device. Any thread.
   virtual absl::Status Broken() const = 0;
   virtual absl::Status DeviceFailure() const = 0;

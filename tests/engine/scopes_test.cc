@@ -427,7 +427,7 @@ TEST_P(DepartureTest, ABackwardOutOfOrderOrAgainIsAnErrorThatChangesNothing) {
                 Step step = engine.BeginStep({.gradient_divisor = 4, .may_leave_out = true});
                 trainer.ForwardAll(step);
                 BackwardOf(trainer, step, refused.backward);
-                const absl::Status wrong = step.Finish();
+                const absl::Status wrong = FinishAndReport(engine, step);
                 EXPECT_EQ(wrong.code(), absl::StatusCode::kFailedPrecondition) << wrong;
                 EXPECT_THAT(std::string(wrong.message()),
                             AllOf(HasSubstr(refused.says), HasSubstr(refused.why),
@@ -461,13 +461,13 @@ TEST_P(DepartureTest, ABackwardRefusedOnOneRankIsNamedOnAll) {
                      BackwardOf(trainer, step,
                                 trainer.rank() == 1 ? std::vector<int>{5, 4, 2, 3, 1, 0}
                                                     : std::vector<int>{5, 4, 3, 2, 1, 0});
-                     const std::string message(step.Finish().message());
+                     const std::string message(FinishAndReport(engine, step).message());
                      EXPECT_THAT(message, HasSubstr("Backward('u3') was left out when"));
                      EXPECT_THAT(message, HasSubstr(trainer.rank() == 1 ? "" : "rank 1"));
                    }
                    Step step = engine.BeginStep();
                    trainer.Round(step);
-                   return step.Finish();
+                   return FinishAndReport(engine, step);
                  });
   EXPECT_TRUE(status.ok()) << status;
 }

@@ -1,0 +1,647 @@
+// What came of steps, without an engine: ranks whose calls, records and streams a script plays. A rank's
+// stream runs its tasks when the script says so, or at the latest when the rank waits for a verdict.
+#include "ebb/runtime/engine/step_outcome.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <deque>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using State = StepOutcome::State;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+const absl::Status kMistake = absl::InvalidArgumentError("a mistake");
+
+std::string Text(const absl::Status& status) {
+  return std::string(status.message());
+}
+
+ModelSpec TwoUnits() {
+  ModelSpec model;
+  for (const char* name : {"a", "b"}) {
+    const UnitId unit = model.AddUnit(name);
+    model.Add(unit, {.name = absl::StrCat(name, ".weight"), .shape = {2}, .init = Constant(0)});
+    model.forward.push_back({.unit = unit});
+  }
+  return model;
+}
+
+// What the script has become of the communicators of one rank.
+struct ScriptedPeers : StepPeers {
+  std::function<void(int parity)> await;
+  absl::Status broken, device, aborted, withdrawn;
+  absl::StatusOr<std::vector<std::vector<int64_t>>> logs = absl::UnavailableError("no rank came");
+  int logs_asked = 0;
+  bool updates_awaited = false;
+
+  void AwaitUpdates() override { updates_awaited = true; }
+  void AwaitConclusion(int parity) override { await(parity); }
+  absl::Status Broken() const override { return broken.ok() ? device : broken; }
+  absl::Status DeviceFailure() const override { return device; }
+  std::string WhereBroken(const absl::Status& seen) const override {
+    return seen == broken ? "gather of unit 'a'" : "";
+  }
+  void Abort(const absl::Status& why) override {
+    if (aborted.ok()) aborted = why;
+  }
+  void Withdraw(const absl::Status& why) override { withdrawn = why; }
+  absl::StatusOr<std::vector<std::vector<int64_t>>> Logs(std::span<const int64_t>,
+                                                         const absl::Status&) override {
+    ++logs_asked;
+    return logs;
+  }
+};
+
+// What one rank does in a step.
+struct Script {
+  absl::Status error = {};  // noted while the step is open
+  bool waits = false, early = false, starts_early = false;
+  double loss = 0;
+  std::array<double, 2> squares = {4, 5};  // by unit
+  std::optional<double> learning_rate = {};
+  std::vector<int> opened = {};  // scopes, by their codes
+  absl::Status fails_before_seal = {}, exchanged = {};
+};
+
+struct Rank {
+  const ModelSpec model = TwoUnits();
+  const Config config;
+  const UpdateTable table;
+  StepErrors errors;
+  ScriptedPeers peers;
+  OutcomeMessages messages;
+  std::optional<ControlBlock> control;
+  std::optional<StepConstants> constants;
+  std::optional<StepOutcome> outcome;
+  std::deque<std::function<bool()>> stream;  // false: it waits for other ranks
+  std::map<int64_t, ExchangeRecord> sealed;  // by exchange
+  int parity = 0;
+
+  Rank(const Config& of, int rank, int ranks) : config(of), messages("engine", rank, model) {
+    EXPECT_TRUE(
+        ControlBlock::Create(Device::Cpu(1), 2, static_cast<size_t>(ranks), 0, {}, control).ok());
+    constants.emplace(config, table, *control);
+    outcome.emplace(StepOutcome::Parts{.config = &config,
+                                       .errors = &errors,
+                                       .peers = &peers,
+                                       .control = &*control,
+                                       .constants = &*constants,
+                                       .messages = &messages});
+  }
+};
+
+class Ranks {
+ public:
+  explicit Ranks(int count, const Config& config = {}) {
+    for (int r = 0; r < count; ++r) {
+      ranks_.push_back(std::make_unique<Rank>(config, r, count));
+      ranks_.back()->peers.await = [this, r](int parity) {
+        Run();
+        const State state = at(r).outcome->state(parity);
+        ASSERT_EQ(state, State::kJudged) << "rank " << r << " would wait for ever";
+      };
+    }
+  }
+  Rank& at(int rank) { return *ranks_[static_cast<size_t>(rank)]; }
+  StepOutcome& operator[](int rank) { return *at(rank).outcome; }
+  int size() const { return static_cast<int>(ranks_.size()); }
+
+  // All streams, as far as they come.
+  void Run() {
+    bool ran = true;
+    while (std::exchange(ran, false)) {
+      for (const auto& rank : ranks_) {
+        while (!rank->stream.empty() && rank->stream.front()()) {
+          rank->stream.pop_front();
+          ran = true;
+        }
+      }
+    }
+  }
+
+  // From its begin until all is enqueued.
+  void Enqueue(int r, const Script& script, bool evaluation = false) {
+    Rank& rank = at(r);
+    rank.parity = rank.outcome->Begin(evaluation);
+    const int parity = rank.parity;
+    EXPECT_EQ(rank.outcome->state(parity), State::kBegun);
+    if (script.early) {
+      rank.stream.push_back([&rank, parity, rate = script.learning_rate] {
+        rank.outcome->Prepare(parity, rate);
+        return true;
+      });
+    }
+    rank.errors.Note(script.error);
+    if (script.starts_early) rank.outcome->StartEarlyUpdate();
+    rank.control->sums(parity)[0] = script.loss;
+    ScopeTrail trail;
+    trail.begun = {1, 1};
+    uint64_t hash = 1;
+    for (const int code : script.opened) {
+      trail.Open(code, /*expected=*/ScopeTrail::kNothing, /*then=*/ScopeTrail::kNothing);
+      hash = hash * 31 + static_cast<uint64_t>(code);
+    }
+    std::vector<int64_t> log(trail.begun.begin(), trail.begun.end());
+    Evaluation::Sums sums = {};
+    sums[0].count = 1;
+    rank.outcome->Close({.waits = script.waits,
+                         .early = script.early,
+                         .divisor = 2,
+                         .learning_rate = script.learning_rate,
+                         .scopes_hash = hash,
+                         .trail = &trail,
+                         .sums = &sums,
+                         .log = log});
+    EXPECT_EQ(rank.outcome->state(parity), State::kSealed);
+    rank.stream.push_back([&rank, parity, script] {
+      for (int u = 0; u < 2; ++u) rank.control->square(u) = script.squares[static_cast<size_t>(u)];
+      rank.errors.Fail(script.fails_before_seal);
+      rank.outcome->Seal(parity);
+      rank.sealed[rank.outcome->exchange(parity)] = rank.control->own_record(parity);
+      return true;
+    });
+    rank.stream.push_back([this, &rank, parity, script] { return Exchange(rank, parity, script); });
+  }
+  // A step of all ranks, `odd` other than the others. What their Finish returns.
+  std::vector<absl::Status> Train(const Script& script = {}, int odd = -1,
+                                  const Script& other = {}) {
+    for (int r = 0; r < size(); ++r) Enqueue(r, r == odd ? other : script);
+    std::vector<absl::Status> finished;
+    for (int r = 0; r < size(); ++r) finished.push_back((*this)[r].Finish());
+    return finished;
+  }
+
+ private:
+  // The all-gather of records, which waits for the ranks that are not there yet, and what follows from it.
+  bool Exchange(Rank& rank, int parity, const Script& script) {
+    const int64_t exchange = rank.outcome->exchange(parity);
+    if (script.exchanged.ok()) {
+      for (int r = 0; r < size(); ++r)
+        if (!at(r).sealed.contains(exchange)) return false;
+      for (int r = 0; r < size(); ++r)
+        rank.control->records(parity)[static_cast<size_t>(r)] = at(r).sealed.at(exchange);
+    }
+    rank.outcome->Conclude(parity, script.exchanged);
+    return true;
+  }
+
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+TEST(StepOutcomeTest, ASlotIsFreeAgainOnceItsVerdictWasTakenOrItsStepDropped) {
+  Ranks ranks(2);
+  for (const int r : {0, 1}) ranks.Enqueue(r, {});
+  const int first = ranks.at(0).parity;
+  EXPECT_EQ(ranks[0].state(1 - first), State::kFree);
+  for (const int r : {0, 1}) EXPECT_TRUE(ranks[r].Finish().ok());
+  EXPECT_EQ(ranks[0].state(first), State::kSealed) << "Finish waits for nothing";
+  EXPECT_EQ(ranks[0].last_parity(), first);
+  ranks.Run();
+  EXPECT_EQ(ranks[0].state(first), State::kJudged);
+  EXPECT_EQ(ranks[0].finished_steps(), 1);
+  EXPECT_TRUE(ranks[0].Report().ok());
+  EXPECT_EQ(ranks[0].state(first), State::kFree);
+  EXPECT_EQ(ranks[0].finished_steps(), 1);
+  // Rank 1 does not look before its second step from there.
+  for (const int r : {0, 1}) ranks.Enqueue(r, {});
+  EXPECT_EQ(ranks.at(1).parity, 1 - first);
+  EXPECT_EQ(ranks[1].state(first), State::kJudged);
+  EXPECT_EQ(ranks[1].finished_steps(), 1) << "the open one does not count";
+  for (const int r : {0, 1}) EXPECT_TRUE(ranks[r].Finish().ok());
+  EXPECT_EQ(ranks[1].finished_steps(), 2);
+  EXPECT_EQ(ranks[1].Begin(/*evaluation=*/false), first);
+  EXPECT_EQ(ranks[1].state(first), State::kBegun);
+  EXPECT_NE(ranks[1].state(1 - first), State::kFree) << "that verdict may stay open";
+  ranks[1].Drop();
+  EXPECT_EQ(ranks[1].state(first), State::kFree);
+  EXPECT_FALSE(ranks.at(1).errors.has_failed());
+  EXPECT_EQ(ranks[1].Begin(/*evaluation=*/true), ControlBlock::kEvaluation) << "takes all verdicts";
+  EXPECT_EQ(ranks[1].state(1 - first), State::kFree);
+}
+
+TEST(StepOutcomeTest, TheReportIsTheSameOnAllRanks) {
+  Config config;
+  config.gradient_clipping = 1.5;
+  Ranks ranks(3, config);
+  EXPECT_TRUE(ranks[0].has_nothing_to_report());
+  EXPECT_THAT(Text(ranks[0].Report().status()), HasSubstr("no step has finished yet"));
+  ranks.Train({.loss = 3, .learning_rate = 0.25});
+  for (int r = 0; r < 3; ++r) {
+    const absl::StatusOr<StepReport> report = ranks[r].Report();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_EQ(report->step, 1);
+    EXPECT_TRUE(report->applied);
+    EXPECT_EQ(report->loss, 4.5);
+    EXPECT_EQ(report->gradient_norm, std::sqrt(27.0));
+    EXPECT_EQ(report->learning_rate, 0.25);
+    const StepScalars& scalars = ranks.at(r).constants->of(ranks.at(r).parity, /*early=*/false);
+    EXPECT_TRUE(scalars.apply);
+    EXPECT_EQ(scalars.step, 1);
+    EXPECT_NEAR(scalars.gradient_factor, 1.5 / std::sqrt(27.0), 1e-6);
+    EXPECT_FALSE(ranks[r].has_nothing_to_report());
+    const TrainingState state = ranks[r].training_state();
+    EXPECT_EQ(state.finished_steps, 1);
+    EXPECT_EQ(state.applied_steps, 1);
+  }
+}
+
+TEST(StepOutcomeTest, AnOverflowSkipsAndLowersTheScale) {
+  Config config;
+  config.compute = DType::kFloat16;
+  config.loss_scale.initial_scale_power = 4;
+  config.loss_scale.hysteresis = 1;
+  Ranks ranks(2, config);
+  EXPECT_EQ(ranks.at(1).control->loss_scale(), 16);
+  ranks.Train({}, /*odd=*/1, {.squares = {1, kInfinity}});
+  for (int r = 0; r < 2; ++r) {
+    const absl::StatusOr<StepReport> report = ranks[r].Report();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_FALSE(report->applied);
+    EXPECT_EQ(report->skipped_steps, 1);
+    EXPECT_EQ(report->loss_scale, 16);
+    EXPECT_EQ(ranks.at(r).control->loss_scale(), 8);
+    EXPECT_FALSE(ranks.at(r).constants->of(ranks.at(r).parity, /*early=*/false).apply);
+    EXPECT_FALSE(ranks[r].MayUpdate(ranks.at(r).parity, /*early=*/true));
+    EXPECT_TRUE(ranks[r].MayUpdate(ranks.at(r).parity, /*early=*/false)) << "the constants say no";
+    EXPECT_EQ(ranks[r].training_state().applied_steps, 0);
+  }
+  ranks.Train();
+  EXPECT_EQ(ranks[0].Report()->gradient_norm, std::sqrt(18.0) / 8);
+}
+
+TEST(StepOutcomeTest, WhereOverflowsAreNotCheckedOneIsAnErrorThatNamesUnitAndRank) {
+  Config config;
+  config.ebb.check_overflow = false;
+  Ranks ranks(2, config);
+  ranks.Train({}, /*odd=*/1, {.squares = {1, kInfinity}});
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_THAT(Text(ranks[r].Report().status()),
+                AllOf(HasSubstr("unit 'b' of rank 1"), HasSubstr("ebb.check_overflow")));
+  }
+}
+
+// Whether the streams run as soon as all is enqueued, once Finish has returned, or when a rank waits.
+enum class StreamsRun { kAtOnce, kAfterFinish, kWhenAwaited };
+
+struct Case {
+  StreamsRun streams{};
+  bool early = false;
+  int culprit = 0;
+  int looks = 0;  // bit 3 s + r: rank r asks for the report after step s
+};
+
+constexpr int kRanks = 3, kSteps = 4, kFaulty = 0;
+
+// The faulty step comes first. A rank is told by Finish or by Report; what every rank knows by the end of a
+// step decides whether that one is applied.
+void RunCase(const Case& of) {
+  Ranks ranks(kRanks);
+  std::vector<bool> knows(kRanks, false);
+  std::vector<int> times_told(kRanks, 0);
+  const auto tell = [&](int r, const absl::Status& status) {
+    if (status.ok()) return;
+    EXPECT_THAT(Text(status),
+                HasSubstr(r == of.culprit ? "a mistake"
+                                          : absl::StrCat("rank ", of.culprit, ": a mistake")));
+    knows[static_cast<size_t>(r)] = true;
+    ++times_told[static_cast<size_t>(r)];
+  };
+  int64_t applied = 0;
+  bool all_knew_before = false;  // as the step before was exchanged
+  for (int step = 0; step < kSteps; ++step) {
+    for (int r = 0; r < kRanks; ++r) {
+      const bool mistaken = step == kFaulty && r == of.culprit;
+      ranks.Enqueue(r, {.error = mistaken ? kMistake : absl::OkStatus(), .early = of.early});
+    }
+    const bool all_know = std::all_of(knows.begin(), knows.end(), [](bool each) { return each; });
+    if (of.streams == StreamsRun::kAtOnce) ranks.Run();
+    for (int r = 0; r < kRanks; ++r) tell(r, ranks[r].Finish());
+    if (of.streams == StreamsRun::kAfterFinish) ranks.Run();
+    if (step != kFaulty && (of.early ? all_knew_before : all_know)) ++applied;
+    all_knew_before = all_know;
+    for (int r = 0; r < kRanks; ++r)
+      if ((of.looks >> (kRanks * step + r)) % 2 == 1) tell(r, ranks[r].Report().status());
+  }
+  for (int r = 0; r < kRanks; ++r) {
+    tell(r, ranks[r].Report().status());
+    EXPECT_EQ(ranks[r].training_state().applied_steps, applied) << "rank " << r;
+    EXPECT_EQ(ranks[r].training_state().finished_steps, applied) << "rank " << r;
+    EXPECT_GE(times_told[static_cast<size_t>(r)], 1) << "rank " << r << " was not told";
+    EXPECT_FALSE(ranks.at(r).errors.has_failed());
+  }
+  // Once all know the engine goes on.
+  const int more = of.early ? 2 : 1;
+  for (int step = 0; step < more; ++step) ranks.Train({.early = of.early});
+  for (int r = 0; r < kRanks; ++r) {
+    const absl::StatusOr<StepReport> report = ranks[r].Report();
+    ASSERT_TRUE(report.ok()) << report.status();
+    EXPECT_GT(report->step, applied);
+  }
+}
+
+TEST(StepOutcomeTest, NoStepIsAppliedUntilEveryCallerKnowsOfAnError) {
+  for (const StreamsRun streams :
+       {StreamsRun::kAtOnce, StreamsRun::kAfterFinish, StreamsRun::kWhenAwaited}) {
+    for (const bool early : {false, true}) {
+      for (int culprit = 0; culprit < kRanks; ++culprit) {
+        for (int looks = 0; looks < 1 << (kRanks * (kSteps - 1)); ++looks) {
+          SCOPED_TRACE(absl::StrCat("streams ", static_cast<int>(streams), ", early ", early,
+                                    ", culprit ", culprit, ", looks ", looks));
+          RunCase({.streams = streams, .early = early, .culprit = culprit, .looks = looks});
+          if (::testing::Test::HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+TEST(StepOutcomeTest, WhereFinishWaitsItReturnsTheVerdictAndNothingIsHeldBack) {
+  for (const bool early : {false, true}) {
+    Ranks ranks(2);
+    const std::vector<absl::Status> finished =
+        ranks.Train({.waits = true, .early = early}, /*odd=*/1,
+                    {.error = kMistake, .waits = true, .early = early});
+    EXPECT_EQ(finished[1], kMistake);
+    EXPECT_EQ(Text(finished[0]), "rank 1: a mistake");
+    for (const absl::Status& status : ranks.Train({.waits = true, .early = early}))
+      EXPECT_TRUE(status.ok()) << status;
+    EXPECT_EQ(ranks[0].Report()->step, 1);
+  }
+}
+
+TEST(StepOutcomeTest, AnErrorThatAllRanksReturnHoldsNothingBack) {
+  Ranks ranks(2);
+  for (const absl::Status& status : ranks.Train({.error = kMistake})) EXPECT_EQ(status, kMistake);
+  for (const absl::Status& status : ranks.Train()) EXPECT_TRUE(status.ok()) << status;
+  for (int r = 0; r < 2; ++r) EXPECT_EQ(ranks[r].Report()->step, 1);
+}
+
+TEST(StepOutcomeTest, TheErrorOfTheLastStepStaysItsReportUntilAStepGoesWell) {
+  Ranks ranks(2);
+  ranks.Train({}, /*odd=*/1, {.error = kMistake});
+  for (int times = 0; times < 3; ++times) {
+    EXPECT_EQ(Text(ranks[0].Report().status()), "rank 1: a mistake");
+    EXPECT_EQ(ranks[1].Report().status(), kMistake);
+  }
+  EXPECT_FALSE(ranks.at(0).peers.updates_awaited);
+  ranks.Train();
+  EXPECT_TRUE(ranks[0].Report().ok());
+}
+
+TEST(StepOutcomeTest, AReportWithinAStepLeavesItsOwnErrorToItsFinish) {
+  Ranks ranks(1);
+  ranks.Train();
+  ranks[0].Begin(/*evaluation=*/false);
+  ranks.at(0).errors.Note(kMistake);
+  const absl::StatusOr<StepReport> report = ranks[0].Report();
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->step, 1);
+}
+
+TEST(StepOutcomeTest, NamesTheFirstScopeThatRanksOpenedDifferently) {
+  Ranks ranks(3);
+  ranks.Train({.opened = {0, 2, 3}}, /*odd=*/2, {.opened = {0, 3}});
+  for (int r = 0; r < 3; ++r) {
+    EXPECT_THAT(Text(ranks[r].Report().status()),
+                AllOf(HasSubstr("number 2"), HasSubstr("rank 0 opened Forward('b')"),
+                      HasSubstr("rank 2 Backward('b')")));
+    EXPECT_EQ(ranks.at(r).peers.logs_asked, 0) << "the records say it";
+  }
+}
+
+TEST(StepOutcomeTest, WhereFinishWaitsOrInEvaluationsTheLogsAreCompared) {
+  for (const bool evaluation : {false, true}) {
+    Ranks ranks(2);
+    for (int r = 0; r < 2; ++r) {
+      ranks.at(r).peers.logs = {{1, 1, 0, 0, 0, 2}, {1, 1, 0, 0, 0, 3}};
+      ranks.Enqueue(r, {.waits = true, .opened = {2 + r}}, evaluation);
+    }
+    for (int r = 0; r < 2; ++r) {
+      const absl::Status status =
+          evaluation ? ranks[r].FinishEvaluation().status() : ranks[r].Finish();
+      EXPECT_THAT(Text(status), AllOf(HasSubstr("Forward('b')"), HasSubstr("Backward('b')")));
+      EXPECT_EQ(ranks.at(r).peers.logs_asked, 1);
+    }
+  }
+}
+
+TEST(StepOutcomeTest, AFailureBeforeTheExchangeFailsAllRanks) {
+  Ranks ranks(2);
+  const absl::Status disk = absl::DataLossError("the disk");
+  ranks.Train({}, /*odd=*/1, {.fails_before_seal = disk});
+  EXPECT_EQ(Text(ranks[0].Report().status()), "rank 1: the disk");
+  EXPECT_EQ(ranks[1].Report().status(), disk);
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_TRUE(ranks.at(r).errors.has_failed());
+    EXPECT_FALSE(ranks[r].MayUpdate(0, /*early=*/false));
+    EXPECT_EQ(ranks.at(r).peers.aborted, ranks.at(r).errors.failure()) << "others may be ahead";
+    EXPECT_TRUE(ranks.at(r).peers.updates_awaited) << "none begins once it was returned";
+  }
+}
+
+TEST(StepOutcomeTest, WhatIsNotedBehindTheExchangeFailsTheEngine) {
+  Ranks ranks(2);
+  for (const int r : {0, 1}) ranks.Enqueue(r, {});
+  ranks.Run();
+  ranks.at(1).errors.Note(kMistake);
+  EXPECT_TRUE(ranks[0].Finish().ok());
+  EXPECT_FALSE(ranks[1].Finish().ok());
+  EXPECT_TRUE(ranks[0].Report().ok()) << "it was applied on every rank";
+  EXPECT_EQ(Text(ranks[1].Report().status()), "the engine has failed: a mistake");
+  EXPECT_EQ(Text(ranks.at(1).peers.aborted), "the engine has failed: a mistake");
+}
+
+TEST(StepOutcomeTest, ABreakBeforeTheRecordsFailsTheEngineOnAllRanks) {
+  Ranks ranks(2);
+  for (const int r : {0, 1}) ranks.Enqueue(r, {.error = r == 1 ? kMistake : absl::OkStatus()});
+  ranks.at(1).peers.broken = absl::UnavailableError("the line was cut");
+  EXPECT_TRUE(ranks[0].Finish().ok());
+  for (const int r : {0, 1}) {
+    EXPECT_THAT(Text(ranks[r].Report().status()),
+                AllOf(HasSubstr("the engine has failed"), HasSubstr("a mistake")));
+    EXPECT_TRUE(ranks.at(r).errors.has_failed());
+  }
+}
+
+TEST(StepOutcomeTest, AFailureAfterTheExchangeIsToldToRanksThatWait) {
+  Ranks ranks(2);
+  ranks.Train();
+  ranks.Run();
+  const absl::Status disk = absl::DataLossError("the disk");
+  ranks.at(1).errors.Fail(disk);
+  EXPECT_EQ(ranks[1].Report().status(), disk);
+  EXPECT_EQ(ranks.at(1).peers.aborted, disk);
+  EXPECT_EQ(ranks.at(1).peers.withdrawn, disk);
+  EXPECT_TRUE(ranks[0].Report().ok());
+}
+
+TEST(StepOutcomeTest, ABrokenCommunicatorIsTheEnginesFailureAndSaysWhere) {
+  for (const bool in_finish : {false, true}) {
+    Ranks ranks(1);
+    const absl::Status gone = absl::UnavailableError("rank 1 has gone");
+    ranks.Enqueue(0, {.exchanged = gone});
+    if (in_finish) ranks.at(0).peers.broken = gone;
+    const absl::Status finished = ranks[0].Finish();
+    EXPECT_EQ(finished.ok(), !in_finish) << "known by then, or not";
+    ranks.at(0).peers.broken = gone;
+    const absl::Status reported = ranks[0].Report().status();
+    EXPECT_THAT(Text(reported),
+                AllOf(HasSubstr("the engine has failed: in step 1, at the gather of unit 'a'"),
+                      HasSubstr("rank 1 has gone")));
+    if (in_finish) {
+      EXPECT_EQ(finished, reported);
+    }
+    EXPECT_EQ(ranks.at(0).peers.aborted, gone);
+    EXPECT_EQ(ranks.at(0).peers.logs_asked, 0) << "ranks have not gone apart";
+  }
+}
+
+// What a rank told the others before it left counts, and what breaks after is the next step's.
+TEST(StepOutcomeTest, AStepWhoseRecordsHaveAllComeStands) {
+  Ranks ranks(2);
+  ranks.Train();
+  ranks.Run();
+  ranks.at(0).peers.broken = absl::UnavailableError("rank 1 has gone");
+  const absl::StatusOr<StepReport> report = ranks[0].Report();
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->step, 1);
+  ranks.at(0).peers.device = absl::InternalError("the device is lost");
+}
+
+TEST(StepOutcomeTest, RanksThatHaveGoneApartSayHow) {
+  Ranks ranks(2);
+  const absl::Status apart = absl::FailedPreconditionError("collectives do not fit");
+  for (int r = 0; r < 2; ++r) {
+    ranks.Enqueue(r, {.exchanged = apart});
+    ranks.at(r).peers.logs = {{1, 1, 0, 0, 0, 2}, {1, 1, 0, 0, 0}};
+    EXPECT_TRUE(ranks[r].Finish().ok());
+    ranks.at(r).peers.broken = apart;
+    EXPECT_THAT(Text(ranks[r].Report().status()),
+                AllOf(HasSubstr("Forward('b')"), HasSubstr("rank 1 nothing more")));
+  }
+}
+
+TEST(StepOutcomeTest, AnErrorAfterEarlyUpdatesHaveStartedFailsTheEngine) {
+  for (const bool blocked : {false, true}) {
+    Ranks ranks(2);
+    const Script well{.early = true, .starts_early = !blocked};
+    ranks.Train(well, /*odd=*/1, {.error = kMistake, .early = true, .starts_early = true});
+    for (int r = 0; r < 2; ++r) {
+      const absl::Status status = ranks[r].Report().status();
+      EXPECT_THAT(Text(status), HasSubstr("a mistake"));
+      EXPECT_EQ(ranks.at(r).errors.has_failed(), !blocked) << status;
+      if (!blocked) {
+        EXPECT_THAT(Text(status), HasSubstr("parts of the step were updated"));
+      }
+    }
+  }
+}
+
+TEST(StepOutcomeTest, AStepThatIsDroppedAfterItsEarlyUpdatesHaveStartedFailsTheEngine) {
+  for (const bool started : {false, true}) {
+    Ranks ranks(1);
+    const int parity = ranks[0].Begin(/*evaluation=*/false);
+    ranks[0].Prepare(parity, std::nullopt);
+    if (started) ranks[0].StartEarlyUpdate();
+    ranks[0].Drop();
+    EXPECT_EQ(ranks.at(0).errors.has_failed(), started);
+  }
+}
+
+TEST(StepOutcomeTest, AnEvaluationSumsOverRanksAndHasTheErrorsOfAll) {
+  Ranks ranks(2);
+  for (int r = 0; r < 2; ++r) ranks.Enqueue(r, {.loss = 3}, /*evaluation=*/true);
+  for (int r = 0; r < 2; ++r) {
+    const absl::StatusOr<Evaluation::Sums> sums = ranks[r].FinishEvaluation();
+    ASSERT_TRUE(sums.ok()) << sums.status();
+    EXPECT_EQ((*sums)[0].sum, 6);
+    EXPECT_EQ((*sums)[0].count, 2);
+  }
+  for (int r = 0; r < 2; ++r)
+    ranks.Enqueue(r, {.error = r == 1 ? kMistake : absl::OkStatus()}, /*evaluation=*/true);
+  EXPECT_EQ(Text(ranks[0].FinishEvaluation().status()), "rank 1: a mistake");
+  EXPECT_EQ(ranks[1].FinishEvaluation().status(), kMistake);
+  EXPECT_TRUE(ranks[0].has_nothing_to_report());
+  ranks.Train();
+  EXPECT_EQ(ranks[0].Report()->step, 1);
+}
+
+TEST(StepOutcomeTest, AnEvaluationReturnsTheErrorOfAStepThatNoCallHasReturned) {
+  Ranks ranks(2);
+  ranks.Train({}, /*odd=*/1, {.error = kMistake});
+  for (int r = 0; r < 2; ++r) ranks.Enqueue(r, {}, /*evaluation=*/true);
+  for (int r = 0; r < 2; ++r)
+    EXPECT_THAT(Text(ranks[r].FinishEvaluation().status()), HasSubstr("a mistake"));
+  for (int r = 0; r < 2; ++r) ranks.Enqueue(r, {}, /*evaluation=*/true);
+  for (int r = 0; r < 2; ++r) EXPECT_TRUE(ranks[r].FinishEvaluation().ok());
+}
+
+TEST(StepOutcomeTest, CallsOfAllRanksOutsideOfStepsHaveTheErrorsOfAll) {
+  Ranks ranks(1);
+  const std::vector<int64_t> log = {1, 1};
+  EXPECT_TRUE(ranks[0].Agree(log, {}).ok());
+  Verdict other;
+  other.error = kMistake;
+  EXPECT_EQ(ranks[0].Agree(log, other), kMistake);
+  EXPECT_TRUE(ranks[0].Agree(log, {}).ok());
+  ranks.at(0).errors.Fail(absl::DataLossError("the disk"));
+  EXPECT_EQ(ranks[0].Agree(log, {}), absl::DataLossError("the disk"));
+  EXPECT_EQ(ranks.at(0).peers.withdrawn, absl::DataLossError("the disk"));
+}
+
+TEST(StepOutcomeTest, ATrainingStateIsWhereTheNextStepGoesOn) {
+  Config config;
+  config.compute = DType::kFloat16;
+  Ranks ranks(1, config);
+  ranks.Train();
+  ranks[0].Take();
+  ranks[0].SetTrainingState({.finished_steps = 10,
+                             .applied_steps = 8,
+                             .skipped_steps = 2,
+                             .loss_scaler = {.scale = 4, .clean_steps = 1, .hysteresis_left = 1}});
+  EXPECT_EQ(ranks.at(0).control->loss_scale(), 4);
+  EXPECT_TRUE(ranks[0].has_nothing_to_report());
+  EXPECT_EQ(ranks[0].finished_steps(), 10);
+  ranks.Train();
+  const absl::StatusOr<StepReport> report = ranks[0].Report();
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->step, 11);
+  EXPECT_EQ(report->skipped_steps, 2);
+  EXPECT_EQ(ranks.at(0).constants->of(ranks.at(0).parity, /*early=*/false).step, 9);
+}
+
+// What the log says of an engine that goes away.
+TEST(StepOutcomeTest, AnErrorThatNoCallHasReturnedIsLoggedInTheEnd) {
+  for (const bool asked : {false, true}) {
+    ::testing::internal::CaptureStderr();
+    {
+      Ranks ranks(2);
+      ranks.Train({}, /*odd=*/1, {.error = kMistake});
+      ranks.Run();
+      if (asked) ranks[0].Report().IgnoreError();
+    }
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_EQ(log.find("nobody has asked for its Report") != std::string::npos, !asked) << log;
+  }
+}
+
+}  // namespace
+}  // namespace ebb
