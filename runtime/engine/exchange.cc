@@ -90,6 +90,8 @@ Verdict Conclude(std::span<const ExchangeRecord> records) {
     verdict.engine_failed |= record.engine_failed;
     verdict.broken |= record.broken;
     verdict.updates_started |= record.updates_started;
+    if (record.rates_hash != records.front().rates_hash && verdict.other_rates < 0)
+      verdict.other_rates = static_cast<int>(rank);
     verdict.scopes_differ |= record.scopes_hash != records.front().scopes_hash;
     if (record.non_finite_unit >= 0 && verdict.non_finite_rank < 0) {
       verdict.non_finite_rank = static_cast<int>(rank);

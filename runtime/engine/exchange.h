@@ -18,6 +18,7 @@ struct ExchangeRecord {
   double squares = 0;  // of this rank's slices, unscaled by nothing
   double loss = 0;     // sum of what was added
   uint64_t scopes_hash = 0;
+  uint64_t rates_hash = 0;       // of what the step was given: StepRates, and a gradient scale
   int32_t non_finite_unit = -1;  // the first unit with a non-finite gradient here
   int32_t failed = 0;            // this rank has an error; `message` says which
   int32_t status_code = 0;
@@ -29,7 +30,7 @@ struct ExchangeRecord {
   bool returned = false;         // its Finish returns this error
   bool broken = false;           // a communicator of its steps is, or its device
   // Of the error; without one the trail of the step's scopes, or the evaluation's sums.
-  char message[452] = {};
+  char message[444] = {};
 
   // Of a long message its beginning and its end.
   void SetError(const absl::Status& status);
@@ -46,8 +47,9 @@ struct Verdict {
   double squares = 0, loss = 0;
   int non_finite_rank = -1, non_finite_unit = -1;
   bool scopes_differ = false;
-  int64_t known = 0;                                                    // on every rank
-  bool returned = false;                                                // on every rank
+  int other_rates = -1;   // the first rank that was given others than rank 0
+  int64_t known = 0;      // on every rank
+  bool returned = false;  // on every rank
   bool engine_failed = false, updates_started = false, broken = false;  // on any rank
   absl::Status error;  // of the first rank that has one
 };

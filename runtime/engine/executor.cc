@@ -128,8 +128,10 @@ int64_t Executor::BeginStep(const StepOptions& options) {
     progress_.micro_batches = static_cast<int>(config_.gradient_accumulation_steps);
   }
   // Gathers that take copies of masters would not see what was written.
-  absl::StatusOr<Runnable*> run =
-      PlanFor(progress_.micro_batches / per_round, options.hold_updates || parameters_differ_);
+  absl::StatusOr<Runnable*> run = PlanFor(
+      progress_.micro_batches / per_round,
+      options.hold_updates || parameters_differ_ ||
+          (options.rates_at_finish && plan().decisions.timing == sharding::UpdateTiming::kEarly));
   if (run.ok()) {
     progress_.run = *run;
   } else {
@@ -153,6 +155,8 @@ int64_t Executor::BeginStep(const StepOptions& options) {
         "learning_rate ", *options.learning_rate,
         ": it must be 0 or more, and an fp32 number; leave it out for the schedule's")));
   }
+  step_constants_->rates().Clear(progress_.parity);
+  errors_.Note(step_constants_->rates().Give(progress_.parity, options.rates));
   if (sharding::FirstTrainableVisit(model_) == static_cast<int>(model_.forward.size())) {
     errors_.Note(absl::FailedPreconditionError(
         "BeginStep on a model without anything trainable: use BeginEvaluation"));
@@ -217,7 +221,7 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.number = number;
   progress_.options = {};
   progress_.any_backward = progress_.reduced = progress_.gradients_written = false;
-  progress_.divisor = 1;
+  progress_.divisor = progress_.gradient_scale = 1;
   progress_.sums = {};
   progress_.hash = 0;
   progress_.log.clear();
@@ -237,7 +241,8 @@ void Executor::LogBegun() {
   LogEntry(progress_.evaluation ? -progress_.micro_batches : progress_.micro_batches);
   LogEntry(std::bit_cast<int64_t>(progress_.divisor));
   LogEntry(std::bit_cast<int64_t>(progress_.options.learning_rate.value_or(-1)));
-  LogEntry((progress_.options.hold_updates ? 1 : 0) + (progress_.options.may_leave_out ? 2 : 0));
+  LogEntry((progress_.options.hold_updates ? 1 : 0) + (progress_.options.may_leave_out ? 2 : 0) +
+           (progress_.options.rates_at_finish ? 4 : 0));
   std::copy_n(progress_.log.begin(), kBegunEntries, progress_.trail.begun.begin());
 }
 
@@ -339,7 +344,7 @@ absl::Status Executor::Reduce(int64_t number) {
   return errors_.Tell();
 }
 
-absl::Status Executor::Finish(int64_t number) {
+absl::Status Executor::Finish(int64_t number, const FinishOptions& options) {
   if (number < 0) return Suspended();
   if (!IsOpen(number, "Finish") || progress_.evaluation) {
     if (const absl::Status misuse = outer_misuse_; !misuse.ok()) {
@@ -355,6 +360,7 @@ absl::Status Executor::Finish(int64_t number) {
         absl::FailedPreconditionError("Finish without any Backward: there is no gradient to update "
                                       "with; to run forward only, use BeginEvaluation"));
   }
+  errors_.Note(TakeRates(options));
   CompleteScopes();
   if (progress_.gradients_written) RefreshWrittenGradients();
   IssueCarriedLeft();
@@ -435,34 +441,6 @@ absl::StatusOr<StepReport> Executor::Report() {
   if (refused_step_ && !errors_.has_failed()) return Suspended();
   // Where there is only no report yet, nothing has gone wrong.
   return outcome_->has_nothing_to_report() ? report : calls_.ReturnedAlone(report);
-}
-
-absl::Status Executor::Located(const absl::Status& broken) const {
-  return messages_.Located(broken, peers_.WhereBroken(broken), progress_.log,
-                           outcome_->finished_steps() + 1);
-}
-
-// A collective that one rank alone does not enqueue would pair its later ones with the wrong ones of the
-// others.
-void Executor::NoteCollective(Communicator& communicator, absl::Status status) {
-  if (status.ok()) return;
-  communicator.Abort(status);
-  errors_.Note(std::move(status));
-}
-
-void Executor::NoteIfBroken(const Communicator& communicator, std::string_view operation,
-                            std::span<const sharding::Part> parts) {
-  peers_.NoteIfBroken(communicator, [&]() -> std::string {
-    // NCCL's operations run long after the host was here, and its communicators fail together.
-    if (world_.connected_by_nccl()) return "";
-    std::string where(operation);
-    const char* between = " of unit '";
-    for (const sharding::Part& part : parts) {
-      absl::StrAppend(&where, between, model_.units[part.unit].name, "'");
-      between = ", '";
-    }
-    return where;
-  });
 }
 
 // What the declared order has next, as a log has it.

@@ -100,7 +100,8 @@ class Executor {
   TensorView DeviceLossScale(int64_t number);
   void Add(int64_t number, int sum, const TensorView& scalar);
   absl::Status Reduce(int64_t number);
-  absl::Status Finish(int64_t number);
+  absl::Status Finish(int64_t number, const FinishOptions& options);
+  absl::Status TakeRates(const FinishOptions& options);
   absl::StatusOr<Evaluation::Sums> FinishEvaluation(int64_t number);
   void Drop(int64_t number);
   absl::StatusOr<StepReport> Report();

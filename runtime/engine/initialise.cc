@@ -342,7 +342,8 @@ absl::Status Executor::MakeState() {
   if (decisions.has_norms())
     EBB_RETURN_IF_ERROR(NormExchange::Create(device_, plan(), update_table_, shard_, norms_));
   control_block_->CopyRuns(*update_);  // before whatever is updated on that stream
-  step_constants_.emplace(config_, update_table_, *control_block_);
+  step_constants_.emplace(config_, update_table_, *control_block_,
+                          /*own_optimizer=*/options_.optimizer.has_value());
   outcome_.emplace(StepOutcome::Parts{.config = &config_,
                                       .errors = &errors_,
                                       .peers = &peers_,

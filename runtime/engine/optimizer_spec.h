@@ -20,9 +20,10 @@ namespace ebb {
 struct UpdateSlice {
   Slice slice;
   NameView group;
-  int64_t step = 0;          // of applied updates, from 1
-  double learning_rate = 0;  // the schedule's or the step's, times the group's lr_factor
-  std::span<float> master;   // with ebb.stochastic_rounding rounded to the parameter afterwards
+  int64_t step = 0;  // of applied updates, from 1
+  double learning_rate =
+      0;  // the schedule's or the step's, times the group's lr_factor; or GroupRates
+  std::span<float> master;  // with ebb.stochastic_rounding rounded to the parameter afterwards
   std::span<const float> gradient;
   std::span<const std::span<float>>
       states;  // in the order of OptimizerSpec::states; zero before the first update

@@ -39,6 +39,13 @@ absl::Status OutcomeMessages::Overflowed(const Verdict& ranks) const {
                    "with it; lower the learning rate, or turn the checks on to skip such steps"));
 }
 
+absl::Status OutcomeMessages::OtherRates(const Verdict& ranks) const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "ranks gave a step different learning rates or weight decays by group, or another "
+      "gradient_scale: rank ",
+      ranks.other_rates, " others than rank 0; give BeginStep and Finish the same on every rank"));
+}
+
 absl::Status OutcomeMessages::Located(const absl::Status& broken, std::string_view operation,
                                       std::span<const int64_t> log, int64_t step) const {
   std::string where = absl::StrCat("in step ", step);
@@ -126,7 +133,7 @@ absl::Status OutcomeMessages::BegunDifferently(std::span<const int64_t> first,
       "SetTrainingState and CopyParametersFrom)",
       "began a step or evaluation with different micro_batches",
       "began a step with different gradient_divisor", "began a step with different learning_rate",
-      "began a step with different hold_updates (1) or may_leave_out (2)"};
+      "began a step with different hold_updates (1), may_leave_out (2) or rates_at_finish (4)"};
   const bool is_double = index == 2 || index == 3;
   const auto value = [&](int64_t code) {
     // An evaluation's are negative in a log.

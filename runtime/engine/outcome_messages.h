@@ -24,6 +24,7 @@ class OutcomeMessages {
   std::string ScopeName(bool backward, int unit) const;
   std::string ScopeName(int64_t code) const;  // as a log has it
   std::string Skipped(const Verdict& ranks, const StepReport& report, float next_loss_scale) const;
+  absl::Status OtherRates(const Verdict& ranks) const;
   absl::Status Overflowed(const Verdict& ranks) const;  // where overflows are not checked
   // What broke, and what this rank was doing. `operation`: at which it was seen; empty: unknown.
   absl::Status Located(const absl::Status& broken, std::string_view operation,

@@ -81,9 +81,10 @@ void Executor::ConcludeNorms(int parity) {
   for (const NormExchange::Norms& norms : norms_->norms()) {
     const UpdateTable::Set& set = update_table_.sets()[static_cast<size_t>(norms.set)];
     optim::UpdateScalars of_set = step_constants_->ScalarsOf(set, scalars);
+    const OptimizerConfig optimizer = step_constants_->OptimizerOf(set, scalars);
     of_set.trust_ratio =
-        optim::TrustRatio(set.optimizer, norms.parameter_squares, norms.direction_squares);
-    constants[static_cast<size_t>(norms.set)] = optim::UpdateConstantsOf(set.optimizer, of_set);
+        optim::TrustRatio(optimizer, norms.parameter_squares, norms.direction_squares);
+    constants[static_cast<size_t>(norms.set)] = optim::UpdateConstantsOf(optimizer, of_set);
   }
 }
 

@@ -8,9 +8,10 @@ namespace ebb {
 Standing::Standing(const Config& config)
     : config_(config), scaler_(config.loss_scale, config.compute) {}
 
-StepScalars Standing::ScalarsFor(std::optional<double> learning_rate, double norm) const {
+StepScalars Standing::ScalarsFor(std::optional<double> learning_rate, double gradient_scale,
+                                 double norm) const {
   StepScalars scalars{.apply = true, .step = applied_ + 1};
-  double factor = 1.0 / scaler_.scale();
+  double factor = gradient_scale / scaler_.scale();
   if (config_.gradient_clipping > 0)
     factor /= std::max(1.0, (norm + 1e-6) / config_.gradient_clipping);
   scalars.gradient_factor = static_cast<float>(factor);
@@ -21,7 +22,7 @@ StepScalars Standing::ScalarsFor(std::optional<double> learning_rate, double nor
 }
 
 StepScalars Standing::Early(std::optional<double> learning_rate) const {
-  StepScalars scalars = ScalarsFor(learning_rate, /*norm=*/0);
+  StepScalars scalars = ScalarsFor(learning_rate, /*gradient_scale=*/1, /*norm=*/0);
   scalars.apply = cause_ == 0;
   return scalars;
 }
@@ -31,21 +32,21 @@ Judgement Standing::Judge(const StepTerms& step, const Verdict& ranks) {
   const bool finite = std::isfinite(ranks.squares);
   const bool known = ranks.known >= cause_;
   const bool held_back = cause_ > 0 && (!known || (step.early && !step.early_applied));
-  judged.failed = held_back || !ranks.error.ok() || ranks.scopes_differ ||
+  judged.failed = held_back || !ranks.error.ok() || ranks.scopes_differ || ranks.other_rates >= 0 ||
                   (!finite && !config_.checks_overflow());
   judged.cause = held_back ? cause_ : step.exchange;
   if (known || !held_back) cause_ = 0;
   if (judged.failed && !held_back && !step.waits && !ranks.returned) cause_ = judged.cause;
   if (judged.failed) return judged;
 
-  const double norm = std::sqrt(ranks.squares) / scaler_.scale();
-  const StepScalars scalars = ScalarsFor(step.learning_rate, norm);
+  const double norm = std::sqrt(ranks.squares) / scaler_.scale() * step.gradient_scale;
+  const StepScalars scalars = ScalarsFor(step.learning_rate, step.gradient_scale, norm);
   if (finite) judged.scalars = scalars;
   StepReport& report = judged.report;
   report.step = ++finished_;
   report.applied = finite;
   report.skipped_steps = skipped_ += finite ? 0 : 1;
-  report.loss = ranks.loss / step.divisor;
+  report.loss = ranks.loss / step.divisor * step.gradient_scale;
   report.gradient_norm = norm;
   report.loss_scale = scaler_.scale();
   report.learning_rate = scalars.rates.learning_rate;

@@ -29,6 +29,7 @@ struct StepTerms {
   bool early_applied = true;  // ... which did something
   double divisor = 1;
   std::optional<double> learning_rate = {};  // the step's own
+  double gradient_scale = 1;
 };
 
 struct Judgement {
@@ -53,7 +54,8 @@ class Standing {
   void Resume(const TrainingState& state);
 
  private:
-  StepScalars ScalarsFor(std::optional<double> learning_rate, double norm) const;
+  StepScalars ScalarsFor(std::optional<double> learning_rate, double gradient_scale,
+                         double norm) const;
 
   const Config& config_;
   optim::LossScaler scaler_;

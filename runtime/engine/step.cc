@@ -46,10 +46,10 @@ void Step::AddLoss(TensorView scalar) {
 absl::Status Step::Reduce() {
   return executor_ == nullptr ? Moved() : executor_->calls().Returned(executor_->Reduce(number_));
 }
-absl::Status Step::Finish() {
+absl::Status Step::Finish(const FinishOptions& options) {
   if (executor_ == nullptr) return Moved();
   Executor& executor = *std::exchange(executor_, nullptr);
-  return executor.calls().Returned(executor.Finish(number_));
+  return executor.calls().Returned(executor.Finish(number_, options));
 }
 
 Evaluation& Evaluation::operator=(Evaluation&& other) noexcept {

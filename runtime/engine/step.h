@@ -5,6 +5,8 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -14,18 +16,38 @@
 
 namespace ebb {
 
+// For one step, instead of what the config and its schedule say; what is not given stays as it is.
+struct GroupRates {
+  std::string group = {};  // of "ebb.parameter_groups"; empty: the parameters of no group
+  // Exactly this, instead of StepOptions::learning_rate, too: lr_factor does not scale it.
+  std::optional<double> learning_rate = {};
+  std::optional<double> weight_decay = {};  // not of an optimizer of the trainer's
+};
+
 struct StepOptions {
   int micro_batches = 0;  // 0: gradient_accumulation_steps of the config
   double gradient_divisor =
       0;  // global. 0: world * micro_batches; else, for example, the tokens of all ranks
   // Instead of the schedule's and of the groups' own; a group's lr_factor scales it.
   std::optional<double> learning_rate = {};
+  std::vector<GroupRates> rates = {};  // the same on every rank
+  // FinishOptions may have rates or a gradient_scale. This step's updates then wait for Finish, also where
+  // updates are early.
+  bool rates_at_finish = false;
   bool hold_updates = false;  // no update before Finish(): gradients readable, step droppable
   // With ebb.strict (the default): this step may leave out the backward of trainable visits, and rounds.
   // What is left out adds zero to its gradient. Else it is an error, which Reduce and Finish return; where
   // early updates were made before it was known, the engine has failed. The same on every rank. It
   // changes nothing where boundary activations are the engine's, which need every visit.
   bool may_leave_out = false;
+};
+
+// What a trainer may know only at the end of a step; the same on every rank. Updates that are early had
+// theirs at BeginStep: there it is an error, unless the step was begun with StepOptions::rates_at_finish.
+struct FinishOptions {
+  std::vector<GroupRates> rates = {};  // in the place of those of StepOptions
+  // As if gradient_divisor had been divided by it: gradients, their norm, which is clipped, and the loss.
+  double gradient_scale = 1;
 };
 
 struct EvaluationOptions {
@@ -75,7 +97,7 @@ class Step {
   // dropped, too, until the error was returned on all ranks (where updates are early, one step longer). With
   // asynchronous_step off, and where an optimizer of the trainer's enqueues on the device, Finish has waited,
   // and what it returns is the verdict.
-  absl::Status Finish();
+  absl::Status Finish(const FinishOptions& options = {});
 
  private:
   friend class Engine;

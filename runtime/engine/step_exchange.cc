@@ -1,5 +1,5 @@
-// The exchange of all ranks' records on the reduce stream, around which StepOutcome does its part, and the
-// norms that have to be taken anew before it.
+// The exchange of all ranks' records on the reduce stream, around which StepOutcome does its part, what has
+// to be there before it (what Finish was given, norms to be taken anew), and collectives that fail.
 #include "ebb/runtime/engine/executor.h"
 
 namespace ebb {
@@ -11,6 +11,24 @@ bool Executor::FinishWaits() const {
          progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff;
 }
 
+// What Finish was given: the updates of the step have not been enqueued yet.
+absl::Status Executor::TakeRates(const FinishOptions& options) {
+  if (options.rates.empty() && options.gradient_scale == 1) return absl::OkStatus();
+  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly) {
+    return absl::FailedPreconditionError(
+        "Finish was given rates or a gradient_scale, and updates are early: they had theirs at "
+        "BeginStep; begin such steps with StepOptions::rates_at_finish, or set "
+        "ebb.asynchronous_step to late");
+  }
+  const float scale = static_cast<float>(options.gradient_scale);
+  if (!std::isnormal(scale) || scale < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient_scale ", options.gradient_scale,
+                                                   ": it must be positive, and an fp32 number"));
+  }
+  progress_.gradient_scale = options.gradient_scale;
+  return step_constants_->rates().Give(progress_.parity, options.rates);
+}
+
 void Executor::EnqueueExchange() {
   const int parity = progress_.parity;
   const size_t own = sizeof(ExchangeRecord), all = own * static_cast<size_t>(size_);
@@ -20,6 +38,7 @@ void Executor::EnqueueExchange() {
                             progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly,
                    .divisor = progress_.divisor,
                    .learning_rate = progress_.options.learning_rate,
+                   .gradient_scale = progress_.gradient_scale,
                    .scopes_hash = progress_.hash ^ progress_.order.hash(),
                    .trail = &progress_.trail,
                    .sums = &progress_.sums,
@@ -82,6 +101,34 @@ void Executor::RefreshWrittenGradients() {
     run.issued[index] = 0;
     Issue(static_cast<int>(index));
   }
+}
+
+absl::Status Executor::Located(const absl::Status& broken) const {
+  return messages_.Located(broken, peers_.WhereBroken(broken), progress_.log,
+                           outcome_->finished_steps() + 1);
+}
+
+// A collective that one rank alone does not enqueue would pair its later ones with the wrong ones of the
+// others.
+void Executor::NoteCollective(Communicator& communicator, absl::Status status) {
+  if (status.ok()) return;
+  communicator.Abort(status);
+  errors_.Note(std::move(status));
+}
+
+void Executor::NoteIfBroken(const Communicator& communicator, std::string_view operation,
+                            std::span<const sharding::Part> parts) {
+  peers_.NoteIfBroken(communicator, [&]() -> std::string {
+    // NCCL's operations run long after the host was here, and its communicators fail together.
+    if (world_.connected_by_nccl()) return "";
+    std::string where(operation);
+    const char* between = " of unit '";
+    for (const sharding::Part& part : parts) {
+      absl::StrAppend(&where, between, model_.units[part.unit].name, "'");
+      between = ", '";
+    }
+    return where;
+  });
 }
 
 }  // namespace ebb

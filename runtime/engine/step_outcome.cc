@@ -1,6 +1,7 @@
 #include "ebb/runtime/engine/step_outcome.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <utility>
@@ -72,11 +73,14 @@ void StepOutcome::Close(const Closing& closing) {
                 .waits = closing.waits,
                 .early = closing.early,
                 .divisor = closing.divisor,
-                .learning_rate = closing.learning_rate};
+                .learning_rate = closing.learning_rate,
+                .gradient_scale = closing.gradient_scale};
   slot.error = with_.errors->Known();
   slot.log.assign(closing.log.begin(), closing.log.end());
   ExchangeRecord& record = with_.control->own_record(parity);
+  const uint64_t rates = slot.evaluation ? 0 : with_.constants->rates().hash(parity);
   record = {.scopes_hash = closing.scopes_hash,
+            .rates_hash = rates ^ std::bit_cast<uint64_t>(closing.gradient_scale),
             .exchange = slot.terms.exchange,
             .known = with_.errors->known_exchange(),
             .updates_started = slot.updates_started,
@@ -229,6 +233,7 @@ absl::Status StepOutcome::AgreedError(const Slot& slot, int parity) {
                  : with_.messages->DifferenceOfTrails(with_.control->records(parity));
     if (status.ok()) status = absl::FailedPreconditionError("ranks opened different scopes");
   }
+  if (status.ok() && slot.ranks.other_rates >= 0) status = with_.messages->OtherRates(slot.ranks);
   return status;
 }
 
@@ -319,6 +324,8 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
     slot.judged = standing_.Judge(slot.terms, slot.ranks);
     if (!slot.judged.scalars.apply) with_.errors->Block(parity);
     with_.constants->Set(parity, /*early=*/false, slot.judged.scalars);
+    double& rate = slot.judged.report.learning_rate;
+    rate = with_.constants->rates().learning_rate(parity, /*group=*/nullptr).value_or(rate);
     if (!slot.judged.failed && with_.config->compute == DType::kFloat16)
       with_.control->loss_scale() = slot.judged.next_loss_scale;
   }

@@ -71,6 +71,7 @@ class StepOutcome {
     bool early = false;  // it has updates that come before the verdict
     double divisor = 1;
     std::optional<double> learning_rate = {};
+    double gradient_scale = 1;
     uint64_t scopes_hash = 0;
     const ScopeTrail* trail = nullptr;       // of a step
     const Evaluation::Sums* sums = nullptr;  // of an evaluation

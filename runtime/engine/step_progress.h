@@ -38,7 +38,7 @@ struct StepProgress {
   int counted = 0;  // which of the engine's counts of traffic is its
   StepOptions options;
   int micro_batches = 0;
-  double divisor = 1;
+  double divisor = 1, gradient_scale = 1;
   Runnable* run = nullptr;
   size_t moment = 0;  // the next of the plan
   sharding::OrderProgress order;

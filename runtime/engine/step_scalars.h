@@ -8,6 +8,7 @@
 #include "ebb/optim/update.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/step_rates.h"
 #include "ebb/runtime/engine/update_table.h"
 
 namespace ebb {
@@ -18,15 +19,19 @@ struct StepScalars {
   int64_t step = 1;
   optim::ScheduledRates rates = {};  // of the ungrouped parameters
   bool rate_of_step = false;         // StepOptions::learning_rate, which is that of all groups
+  int parity = 0;                    // of the step, whose StepRates count
 };
 
 // By parity, and whether they are of updates that come before their step's verdict. Those are set as the
 // step begins, the others with the verdict, each in the order of the reduce stream.
 class StepConstants {
  public:
-  // All borrowed.
-  StepConstants(const Config& config, const UpdateTable& table, const ControlBlock& control)
-      : config_(config), table_(table), control_(control) {}
+  // All borrowed. `own_optimizer`: updates are the trainer's.
+  StepConstants(const Config& config, const UpdateTable& table, const ControlBlock& control,
+                bool own_optimizer)
+      : config_(config), table_(table), control_(control), rates_(config, own_optimizer) {}
+
+  StepRates& rates() { return rates_; }
 
   // Also the constants, which those of the device become once they are copied there. Not applied: of an
   // update that writes nothing.
@@ -34,11 +39,15 @@ class StepConstants {
   const StepScalars& of(int parity, bool early) const { return scalars_[parity][early ? 1 : 0]; }
   // The schedule scales each set's own learning rate, unless the step sets the rate itself.
   optim::UpdateScalars ScalarsOf(const UpdateTable::Set& set, const StepScalars& scalars) const;
+  // With the step's weight decay.
+  OptimizerConfig OptimizerOf(const UpdateTable::Set& set, const StepScalars& scalars) const;
+  double LearningRateOf(const ParameterGroupConfig* group, const StepScalars& scalars) const;
 
  private:
   const Config& config_;
   const UpdateTable& table_;
   const ControlBlock& control_;
+  StepRates rates_;
   StepScalars scalars_[2][2];
 };
 

@@ -56,8 +56,8 @@ void Executor::RunUpdate(const sharding::UpdateWork& work, int parity, bool earl
     // Who disagrees fails the engine, and what was just written goes nowhere.
     const UpdateTable::Set& set = SetOf(group);
     const optim::UpdateChecksums sums =
-        optim::UpdateAndSum(team, set.optimizer, arrays, step_constants_->ScalarsOf(set, scalars),
-                            swap_verifier_->scratch());
+        optim::UpdateAndSum(team, step_constants_->OptimizerOf(set, scalars), arrays,
+                            step_constants_->ScalarsOf(set, scalars), swap_verifier_->scratch());
     if (swap_verifier_->AgreeStates(group, sums.read))
       swap_verifier_->SetStates(group, sums.written);
     return;
@@ -203,8 +203,8 @@ absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const S
       kernels.LoadMaster(stream, kept);
     }
     const auto options = config_.ebb.parameter_groups.find(spec.group);
-    const double lr_factor =
-        options == config_.ebb.parameter_groups.end() ? 1 : options->second.lr_factor;
+    const double rate = step_constants_->LearningRateOf(
+        options == config_.ebb.parameter_groups.end() ? nullptr : &options->second, scalars);
     const UpdateSlice slice{.slice = {.parameter = interval.parameter,
                                       .name = spec.name,
                                       .shape = spec.shape,
@@ -212,7 +212,7 @@ absl::Status Executor::RunOwnOptimizer(const sharding::UpdateWork& work, const S
                                       .end = interval.end},
                             .group = spec.group,
                             .step = scalars.step,
-                            .learning_rate = scalars.rates.learning_rate * lr_factor,
+                            .learning_rate = rate,
                             .master = {values, static_cast<size_t>(count)},
                             .gradient = {gradient, static_cast<size_t>(count)},
                             .states = states,

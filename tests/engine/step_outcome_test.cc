@@ -98,7 +98,7 @@ struct Rank {
   Rank(const Config& of, int rank, int ranks) : config(of), messages("engine", rank, model) {
     EXPECT_TRUE(
         ControlBlock::Create(Device::Cpu(1), 2, static_cast<size_t>(ranks), 0, {}, control).ok());
-    constants.emplace(config, table, *control);
+    constants.emplace(config, table, *control, /*own_optimizer=*/false);
     outcome.emplace(StepOutcome::Parts{.config = &config,
                                        .errors = &errors,
                                        .peers = &peers,

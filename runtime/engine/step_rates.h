@@ -1,0 +1,44 @@
+// The learning rates and weight decays that a trainer gives for one step, by group. What it does not give is
+// the schedule's and the config's. By parity, as updates of two steps may be under way: what is read is
+// ordered behind what was given.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/engine/step.h"
+
+namespace ebb {
+
+class StepRates {
+ public:
+  // `config`: borrowed. `own_optimizer`: the trainer's, which has its own weight decay.
+  StepRates(const Config& config, bool own_optimizer);
+
+  // A step begins: nothing is given.
+  void Clear(int parity);
+  // Also in the place of what was given before. An error, which names group and value: none of it counts.
+  absl::Status Give(int parity, std::span<const GroupRates> rates);
+  // `group`: of the config; null: the parameters of none.
+  std::optional<double> learning_rate(int parity, const ParameterGroupConfig* group) const;
+  std::optional<double> weight_decay(int parity, const ParameterGroupConfig* group) const;
+  // The same on ranks that were given the same.
+  uint64_t hash(int parity) const;
+
+ private:
+  struct Rates {
+    std::optional<double> learning_rate = {}, weight_decay = {};
+  };
+  size_t IndexOf(const ParameterGroupConfig* group) const;
+
+  const Config& config_;
+  const bool own_optimizer_;
+  std::vector<const ParameterGroupConfig*> groups_;  // the first: none
+  std::vector<Rates> rates_[2];                      // by parity, by group
+};
+
+}  // namespace ebb
