@@ -144,43 +144,40 @@ void StepOutcome::Take(int may_stay_open) {
 void StepOutcome::TakeOne(Slot& slot, int parity) {
   with_.peers->AwaitConclusion(parity);
   slot.state = State::kFree;
-  absl::Status status = Reach(slot, parity);
-  if (status.ok()) return;
+  StepErrors& errors = *with_.errors;
+  const Judgement& judged = slot.judged;
+  absl::Status status = AgreedError(slot, parity);
+  if (!errors.has_failed()) {
+    if (judged.failed && judged.cause != slot.terms.exchange) {
+      status = last_failure_;  // held back for an error of a step before it
+    } else if (status.ok() && judged.failed) {
+      status = with_.messages->Overflowed(slot.ranks);
+    }
+  }
+  if (status.ok()) {
+    report_ = judged.report;
+    finished_ = judged.report.step;
+    if (judged.report.applied || with_.messages->rank() != 0) return;
+    const std::string message =
+        with_.messages->Skipped(slot.ranks, judged.report, judged.next_loss_scale);
+    // fp16 finds its scale by overflowing now and then; anything else deserves attention.
+    return with_.config->compute == DType::kFloat16 && !judged.at_minimum ? LogInfo(message)
+                                                                          : LogWarning(message);
+  }
   if (slot.updates_started || slot.ranks.updates_started) {
-    with_.errors->Fail(
+    errors.Fail(
         absl::InternalError(absl::StrCat("the engine has failed: parts of the step were updated "
                                          "before it went wrong; reload the model. ",
                                          status.message())));
-    status = with_.errors->failure();
+    status = errors.failure();
   }
-  if (with_.errors->has_failed()) {
+  if (errors.has_failed()) {
     // Ranks may wait in the next step for this one. No update begins after its failure was returned.
-    with_.peers->Abort(with_.errors->failure());
+    with_.peers->Abort(errors.failure());
     with_.peers->AwaitUpdates();
   }
   report_ = last_failure_ = status;
-  with_.errors->Learn(status, slot.judged.cause);
-}
-
-absl::Status StepOutcome::Reach(const Slot& slot, int parity) {
-  absl::Status agreed = AgreedError(slot, parity);
-  if (with_.errors->has_failed()) return agreed;
-  // Held back for an error of a step before it.
-  if (slot.judged.failed && slot.judged.cause != slot.terms.exchange) return last_failure_;
-  EBB_RETURN_IF_ERROR(agreed);
-  if (slot.judged.failed) return with_.messages->Overflowed(slot.ranks);
-  report_ = slot.judged.report;
-  finished_ = slot.judged.report.step;
-  if (slot.judged.report.applied || with_.messages->rank() != 0) return absl::OkStatus();
-  const std::string message =
-      with_.messages->Skipped(slot.ranks, slot.judged.report, slot.judged.next_loss_scale);
-  // fp16 finds its scale by overflowing now and then; anything else deserves attention.
-  if (with_.config->compute == DType::kFloat16 && !slot.judged.at_minimum) {
-    LogInfo(message);
-  } else {
-    LogWarning(message);
-  }
-  return absl::OkStatus();
+  errors.Learn(status, judged.cause);
 }
 
 // What went wrong on any rank, after the exchange; the same step fails on all of them.

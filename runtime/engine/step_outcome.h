@@ -130,14 +130,12 @@ class StepOutcome {
     }
   };
 
+  void EndOpen();
   void TakeOne(Slot& slot, int parity);
-  absl::Status Reach(const Slot& slot, int parity);
   absl::Status AgreedError(const Slot& slot, int parity);
 
   const Parts with_;
   Standing standing_;
-  void EndOpen();
-
   Slot slots_[ControlBlock::kSlots];  // by parity
   std::optional<int> open_;           // the parity of the open step or evaluation
   std::optional<int> outer_;          // of the step in which that is open

@@ -526,16 +526,25 @@ TEST(StepOutcomeTest, AStepWhoseRecordsHaveAllComeStands) {
   ranks.at(0).peers.device = absl::InternalError("the device is lost");
 }
 
+// Whether their collectives did not fit or one waited out the time-out for another.
 TEST(StepOutcomeTest, RanksThatHaveGoneApartSayHow) {
-  Ranks ranks(2);
-  const absl::Status apart = absl::FailedPreconditionError("collectives do not fit");
-  for (int r = 0; r < 2; ++r) {
-    ranks.Enqueue(r, {.exchanged = apart});
-    ranks.at(r).peers.logs = {{1, 1, 0, 0, 0, 2}, {1, 1, 0, 0, 0}};
-    EXPECT_TRUE(ranks[r].Finish().ok());
-    ranks.at(r).peers.broken = apart;
-    EXPECT_THAT(Text(ranks[r].Report().status()),
-                AllOf(HasSubstr("Forward('b')"), HasSubstr("rank 1 nothing more")));
+  const std::pair<std::vector<int64_t>, std::vector<std::string>> others[] = {
+      {{1, 1, 0, 0, 0}, {"Forward('b')", "rank 1 nothing more"}},
+      {{1, 1, 0, 0, 1, 2}, {"hold_updates", "0 on rank 0, 1 on rank 1"}}};
+  for (const absl::Status& apart : {absl::FailedPreconditionError("collectives do not fit"),
+                                    absl::DeadlineExceededError("waited out")}) {
+    for (const auto& [other, says] : others) {
+      Ranks ranks(2);
+      for (int r = 0; r < 2; ++r) {
+        ranks.Enqueue(r, {.exchanged = apart});
+        ranks.at(r).peers.logs = {{1, 1, 0, 0, 0, 2}, other};
+        EXPECT_TRUE(ranks[r].Finish().ok());
+        ranks.at(r).peers.broken = apart;
+        EXPECT_THAT(
+            Text(ranks[r].Report().status()),
+            AllOf(HasSubstr("the engine has failed"), HasSubstr(says[0]), HasSubstr(says[1])));
+      }
+    }
   }
 }
 
