@@ -54,7 +54,7 @@ void StreamMover::Copy(void* destination, const void* source, int64_t bytes, int
 
 void StreamMover::Reduce(const Reduction& reduction, std::span<const void* const> inputs,
                          void* destination, int64_t count, int64_t) {
-  assert(reduction.stage == Reduction::Stage::kWhole && inputs.size() <= kInputsMax);
+  assert(inputs.size() <= kInputsMax);
   ReduceArrays arrays = ArraysOf(reduction, static_cast<int>(inputs.size()), destination, count);
   std::copy(inputs.begin(), inputs.end(), arrays.inputs);
   Launch(arrays);
@@ -62,7 +62,6 @@ void StreamMover::Reduce(const Reduction& reduction, std::span<const void* const
 
 void StreamMover::ReduceRow(const Reduction& reduction, const void* first, int64_t stride,
                             int inputs, void* destination, int64_t count) {
-  assert(reduction.stage == Reduction::Stage::kWhole);
   ReduceArrays arrays = ArraysOf(reduction, inputs, destination, count);
   arrays.inputs[0] = first;
   arrays.stride = stride;
