@@ -24,6 +24,7 @@ inline constexpr int64_t kSlotBytes = int64_t{128} << 10;
 // Communicators share the points where their ranks sleep, so that whoever fails a world can wake all.
 inline constexpr int kWaitPoints = 64;
 inline constexpr size_t kTextBytesMax = 180;
+inline constexpr size_t kReasonBytesMax = 2040;  // why a rank left: all of most errors
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free &&
                   std::atomic<uint32_t>::is_always_lock_free,
@@ -79,7 +80,7 @@ struct SharedProposal {
 struct alignas(64) GroupSeat {
   std::atomic<uint64_t> arrived[kMeetings];  // meetings that the rank has come to
   std::atomic<uint32_t> has_left;
-  char how_left[kTextBytesMax];
+  char how_left[kReasonBytesMax];
 
   // What the rank has called, by meeting.
   struct Call {
