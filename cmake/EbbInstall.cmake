@@ -6,7 +6,7 @@ include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
 # Each after those it stands on.
-set(ebb_installed_targets config sharding trace device comm offload optim engine checkpoint)
+set(ebb_installed_targets config sharding trace device kernels comm offload optim engine checkpoint)
 
 # As names for find_package, for pkg-config and for the linker.
 set(ebb_packages Threads)

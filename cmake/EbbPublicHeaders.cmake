@@ -16,7 +16,7 @@ set(ebb_public_headers
   runtime/comm/collective.h
   runtime/comm/communicator.h
   runtime/comm/launch/launch.h
-  runtime/comm/reduce.h
+  runtime/kernels/reduce.h
   runtime/comm/rendezvous/meeting_place.h
   runtime/comm/world.h
   runtime/config/config.h

@@ -35,6 +35,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/kernels/reduce.h"
 
 namespace ebb {
 
@@ -48,8 +49,6 @@ struct CollectiveSpan {
     return H::combine(std::move(hash), span.send, span.receive, span.count);
   }
 };
-
-enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
 class CommunicatorBackend;
 struct Collective;

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <span>
 
-#include "ebb/runtime/comm/reduce.h"
 #include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/runtime/device/thread_team.h"
+#include "ebb/runtime/kernels/reduce.h"
 
 namespace ebb {
 

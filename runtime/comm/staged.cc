@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/kernels/reduce.h"
 
 namespace ebb {
 

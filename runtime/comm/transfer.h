@@ -9,7 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/comm/collective.h"
 #include "ebb/runtime/comm/mover.h"
-#include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/kernels/reduce.h"
 
 namespace ebb {
 

@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/bucket_measurement.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/bucket_measurement.h"
 #include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/engine/update_rates.h"
 #include "ebb/runtime/trace/log.h"

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/kernels/reduce.h"
 
 #include <gtest/gtest.h>
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/bucket_measurement.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/bucket_measurement.h"
 #include "engine_creation.h"
 #include "nccl_shares_device.h"
 #include "stand_in.h"

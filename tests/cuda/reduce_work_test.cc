@@ -1,5 +1,5 @@
 // What the threads of the reduction kernel do, run on the host: the bits of Reduce.
-#include "ebb/runtime/comm/cuda/reduce_work.h"
+#include "ebb/runtime/kernels/reduce_work.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 
 #include "../comm/numbers.h"
 #include "../print_dtype.h"
-#include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/kernels/reduce.h"
 
 namespace ebb {
 namespace {

@@ -4,10 +4,10 @@
 #include <cassert>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/cuda/launch.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/context.h"
 #include "ebb/runtime/device/cuda/error.h"
+#include "ebb/runtime/kernels/reduce_launch.h"
 
 namespace ebb {
 namespace {

@@ -9,6 +9,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/comm/mover.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/stream.h"

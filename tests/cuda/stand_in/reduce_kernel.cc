@@ -7,8 +7,8 @@
 #include <new>
 #include <type_traits>
 
-#include "ebb/runtime/comm/cuda/launch.h"
-#include "ebb/runtime/comm/cuda/reduce_work.h"
+#include "ebb/runtime/kernels/reduce_launch.h"
+#include "ebb/runtime/kernels/reduce_work.h"
 #include "order.h"
 #include "state.h"
 

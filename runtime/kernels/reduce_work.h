@@ -12,9 +12,9 @@
 #include <cstring>
 #include <type_traits>
 
-#include "ebb/runtime/comm/cuda/launch.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/device/cuda/number_bits.h"
+#include "ebb/runtime/kernels/reduce_launch.h"
 
 namespace ebb::reduce_work {
 

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/reduce.h"
+#include "ebb/runtime/kernels/reduce.h"
 
 #include <algorithm>
 #include <bit>
@@ -8,15 +8,15 @@
 #include "ebb/runtime/device/cpu/copy.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "ebb/runtime/comm/reduce.cc"
+#define HWY_TARGET_INCLUDE "ebb/runtime/kernels/reduce.cc"
 #include "hwy/foreach_target.h"
 // After foreach_target.h, which includes this file again for every target.
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 // What a kernel is called with; one definition for all targets.
-#ifndef EBB_RUNTIME_COMM_REDUCE_CC_
-#define EBB_RUNTIME_COMM_REDUCE_CC_
+#ifndef EBB_RUNTIME_KERNELS_REDUCE_CC_
+#define EBB_RUNTIME_KERNELS_REDUCE_CC_
 namespace ebb {
 namespace {
 
@@ -65,7 +65,7 @@ void ReduceElement(const ReduceArguments& a, int64_t i) {
 
 }  // namespace
 }  // namespace ebb
-#endif  // EBB_RUNTIME_COMM_REDUCE_CC_
+#endif  // EBB_RUNTIME_KERNELS_REDUCE_CC_
 
 HWY_BEFORE_NAMESPACE();
 namespace ebb::HWY_NAMESPACE {

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "ebb/runtime/comm/cuda/launch.h"
-#include "ebb/runtime/comm/cuda/reduce_work.h"
+#include "ebb/runtime/kernels/reduce_launch.h"
+#include "ebb/runtime/kernels/reduce_work.h"
 #include "ebb/runtime/device/cuda/resident_blocks.h"
 
 namespace ebb {

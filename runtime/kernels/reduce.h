@@ -4,11 +4,12 @@
 #include <cstdint>
 #include <span>
 
-#include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/config/dtype.h"
 #include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
+
+enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
 struct Reduction {
   DType dtype = DType::kFloat32;

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/bucket_measurement.h"
+#include "ebb/runtime/engine/bucket_measurement.h"
 
 #include <algorithm>
 #include <chrono>
