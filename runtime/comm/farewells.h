@@ -1,6 +1,6 @@
 // Where the ranks of one communicator of NCCL's learn that one of them has left it, which NCCL does
 // not tell: who waits for that rank would wait for the time-out. Ranks on several hosts say it through
-// what they hold to each other (hosts/star.h), others through a communicator (nccl/world_bootstrap.h).
+// what they tell each other (rendezvous/store.h), others through a communicator (nccl/world_bootstrap.h).
 //
 // A rank leaves when all that it has called has ended, and says how many calls those were. So the
 // first that leaves before others do has called least, and one farewell says enough: who has

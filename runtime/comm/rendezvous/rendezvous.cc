@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/grouping.h"
-#include "ebb/runtime/comm/rendezvous/door.h"
+#include "ebb/runtime/comm/rendezvous/admission.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -77,10 +77,10 @@ absl::Status Rendezvous::JoinAsHost() {
     return absl::Status(listener.status().code(),
                         absl::StrCat(Describe(me), ": ", listener.status().message()));
   }
-  Door door(options_, *std::move(listener));
-  EBB_RETURN_IF_ERROR(door.HearAll(deadline_));
-  participants_ = std::move(door).TakeParticipants();
-  connections_ = std::move(door).TakeConnections();
+  Admission admission(options_, *std::move(listener));
+  EBB_RETURN_IF_ERROR(admission.HearAll(deadline_));
+  participants_ = std::move(admission).TakeParticipants();
+  connections_ = std::move(admission).TakeConnections();
   nonce_ = NewNonce();
   Packer table;
   table.Add(nonce_);

@@ -8,7 +8,7 @@
 // that it has come to a stranger.
 //
 // What is wrong with one is told to every rank that can be reached: a rank that comes twice or not
-// in time, or with another size, launcher or build of Ebb. Strangers at the door are
+// in time, or with another size, launcher or build of Ebb. Strangers are
 // sent away and do not disturb. The connections stay open: one that closes means that a rank has
 // ended.
 #pragma once

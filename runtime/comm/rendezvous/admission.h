@@ -10,9 +10,9 @@
 
 namespace ebb {
 
-class Door {
+class Admission {
  public:
-  Door(const RendezvousOptions& options, Descriptor listener);
+  Admission(const RendezvousOptions& options, Descriptor listener);
 
   // Waits until every rank has said hello. An error has been told to all that are there.
   absl::Status HearAll(WaitPoint::Deadline deadline);

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/rendezvous/door.h"
+#include "ebb/runtime/comm/rendezvous/admission.h"
 
 #include <poll.h>
 
@@ -17,7 +17,7 @@ namespace {
 // How long a process that does not read may hold up all others.
 constexpr std::chrono::seconds kSendPatience{2};
 // How long rank 0 stays, after an error, to tell it to ranks that are still on their way.
-constexpr std::chrono::seconds kFarewell{2};
+constexpr std::chrono::seconds kTurningAway{2};
 constexpr size_t kUnknownMax = 4096;
 
 WaitPoint::Deadline Soon(std::chrono::seconds patience) {
@@ -26,7 +26,7 @@ WaitPoint::Deadline Soon(std::chrono::seconds patience) {
 
 }  // namespace
 
-Door::Door(const RendezvousOptions& options, Descriptor listener)
+Admission::Admission(const RendezvousOptions& options, Descriptor listener)
     : options_(options),
       listener_(std::move(listener)),
       participants_(static_cast<size_t>(options.size)),
@@ -35,7 +35,7 @@ Door::Door(const RendezvousOptions& options, Descriptor listener)
   participants_[0] = Me(options);
 }
 
-absl::Status Door::HearAll(WaitPoint::Deadline deadline) {
+absl::Status Admission::HearAll(WaitPoint::Deadline deadline) {
   absl::Status status;
   WaitNotice notice(options_.notices);
   while (status.ok() && missing_ > 0) {
@@ -47,7 +47,7 @@ absl::Status Door::HearAll(WaitPoint::Deadline deadline) {
   return status;
 }
 
-absl::Status Door::HearSome(WaitPoint::Deadline deadline) {
+absl::Status Admission::HearSome(WaitPoint::Deadline deadline) {
   std::vector<pollfd> polled = {{.fd = listener_.get(), .events = POLLIN, .revents = 0}};
   for (const Connection& connection : unknown_)
     polled.push_back({.fd = connection.fd(), .events = POLLIN, .revents = 0});
@@ -74,7 +74,7 @@ absl::Status Door::HearSome(WaitPoint::Deadline deadline) {
 }
 
 // What a process says that has not said hello. Only an error of a rank is an error.
-absl::Status Door::Hear(Connection& connection) {
+absl::Status Admission::Hear(Connection& connection) {
   absl::StatusOr<std::optional<Message>> message = connection.TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
   if (message.ok() && (*message)->type == MessageType::kHello) {
@@ -89,7 +89,7 @@ absl::Status Door::Hear(Connection& connection) {
 }
 
 // False: it is a stranger's, which has been sent away. An error: a rank's of this launch.
-absl::StatusOr<bool> Door::CheckBuild(Connection& connection, const Message& hello) {
+absl::StatusOr<bool> Admission::CheckBuild(Connection& connection, const Message& hello) {
   Unpacker unpacker(hello.payload);
   const std::string launcher = unpacker.Text(), build = unpacker.Text();
   if (!unpacker.ok()) {
@@ -109,7 +109,7 @@ absl::StatusOr<bool> Door::CheckBuild(Connection& connection, const Message& hel
   return false;
 }
 
-absl::Status Door::Admit(Connection& connection, const Participant& guest) {
+absl::Status Admission::Admit(Connection& connection, const Participant& guest) {
   const auto refused = [&](std::string text) {
     // Kept among the unknown, so that it is told with the others.
     return absl::FailedPreconditionError(absl::StrCat(
@@ -143,7 +143,7 @@ absl::Status Door::Admit(Connection& connection, const Participant& guest) {
 }
 
 // A rank that is waiting for the table has nothing to say: its connection has closed.
-absl::Status Door::HearRank(int rank) {
+absl::Status Admission::HearRank(int rank) {
   const auto& participant = participants_[static_cast<size_t>(rank)];
   const auto message = connections_[static_cast<size_t>(rank)].TryReceive();
   if (message.ok() && !message->has_value()) return absl::OkStatus();
@@ -154,7 +154,7 @@ absl::Status Door::HearRank(int rank) {
 }
 
 // "rank 2, rank 5", of the first few that have come, or that have not.
-std::string Door::RankNames(bool have_come) const {
+std::string Admission::RankNames(bool have_come) const {
   constexpr int kNamed = 8;
   std::string names;
   int count = 0;
@@ -166,7 +166,7 @@ std::string Door::RankNames(bool have_come) const {
   return names;
 }
 
-std::string Door::MissingRanks() const {
+std::string Admission::MissingRanks() const {
   std::string text = absl::StrCat(RankNames(/*have_come=*/false), " of ", options_.size, " ranks");
   if (const std::string here = RankNames(/*have_come=*/true); !here.empty())
     absl::StrAppend(&text, " (here: ", here, ")");
@@ -175,19 +175,19 @@ std::string Door::MissingRanks() const {
   return text;
 }
 
-void Door::SayWaiting(double seconds) const {
+void Admission::SayWaiting(double seconds) const {
   LogWaiting("rank 0", seconds,
              absl::StrCat("at ", Describe(options_.place), " for ", MissingRanks()),
              options_.timeout_seconds, "");
 }
 
-absl::Status Door::Late() const {
+absl::Status Admission::Late() const {
   return absl::DeadlineExceededError(absl::StrCat("rank 0 has waited ", options_.timeout_seconds,
                                                   " s at ", Describe(options_.place), " for ",
                                                   MissingRanks()));
 }
 
-void Door::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline) {
+void Admission::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline) {
   const std::string refusal = PackStatus(why);
   int told = 0;
   const auto tell = [&](Connection& connection) {
@@ -200,7 +200,7 @@ void Door::TurnAllAway(const absl::Status& why, WaitPoint::Deadline deadline) {
   for (Connection& connection : unknown_) tell(connection);
   unknown_.clear();
   // Ranks that come in a moment would else wait for a rank that has gone.
-  const WaitPoint::Deadline end = std::min(Soon(kFarewell), deadline);
+  const WaitPoint::Deadline end = std::min(Soon(kTurningAway), deadline);
   while (told < options_.size - 1 && WaitPoint::Clock::now() < end) {
     pollfd polled = {.fd = listener_.get(), .events = POLLIN, .revents = 0};
     constexpr int kSliceMilliseconds = 1000;
