@@ -140,6 +140,36 @@ TEST_P(FailureTest, AbortFromAnotherThreadEndsWhatWaits) {
   }
 }
 
+// Whatever way the news of the failure take: no rank sees what a rank does afterwards before it.
+TEST_P(FailureTest, AFailureIsKnownToWhoeverMeetsItsRankLater) {
+  for (const bool leaves : {false, true}) {
+    const auto seen = Seen(3, [&](World& world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Communicator gathers, world.NewCommunicator({.name = "gather"}));
+      for (int round = 0; round < 20; ++round) {
+        EBB_ASSIGN_OR_RETURN(Communicator aborted, world.NewCommunicator({.name = "aborted"}));
+        EBB_ASSIGN_OR_RETURN(std::optional<Communicator> other,
+                             world.NewCommunicator({.name = "other"}));
+        if (world.rank() == 2) aborted.Abort(absl::DataLossError("the disk is gone"));
+        if (world.rank() == 2 && leaves) {
+          other.reset();
+        } else {
+          After(GetParam(), *other, [&](Stream& s) { return other->Barrier(s); }).IgnoreError();
+        }
+        if (aborted.status().ok()) return absl::InternalError("it is not known yet");
+        if (!gathers.status().ok()) return aborted.status();  // of a world that fails as one
+        EBB_RETURN_IF_ERROR(
+            After(GetParam(), gathers, [&](Stream& s) { return gathers.Barrier(s); }));
+        if (round == 19) return aborted.status();
+      }
+      return absl::OkStatus();
+    });
+    for (const absl::Status& status : seen) {
+      EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 2"), HasSubstr("'aborted'"),
+                                         HasSubstr("the disk is gone")));
+    }
+  }
+}
+
 TEST_P(FailureTest, RankThatDoesNotComeInTimeIsNamed) {
   Signal late;
   const auto seen = Seen(4, [&](World& world) -> absl::Status {

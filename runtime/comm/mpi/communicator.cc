@@ -116,6 +116,7 @@ void MpiCommunicator::Leave() {
   const MessageMemory memory(new std::byte[sizeof(Letter)]());
   auto* const letter = reinterpret_cast<Letter*>(memory.get());
   letter->has_left = 1;
+  letter->told = world_->told();
   const absl::Status failure = status();
   letter->code = static_cast<int32_t>(failure.code());
   const absl::string_view text =
@@ -165,6 +166,7 @@ void MpiCommunicator::SetFailed(const absl::Status& why) {
 
 void MpiCommunicator::Fail(const absl::Status& why) {
   if (failed()) return;
+  world_->CountFailure();  // before any thread of this rank can act on it
   SetFailed(why);
   world_->TellFailure(self_.name, why);
 }
@@ -255,6 +257,7 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
       return false;
     Letter* const letter = LetterOf(peer, 1 + which);
     letter->call = mine;
+    letter->told = world_->told();
     // The text is of use to a last letter only; its size is every letter's, as MPI checks that what comes fits.
     port().Send(outgoing, world_rank(peer), data_tag() - 1, letters_,
                 reinterpret_cast<const std::byte*>(letter), offsetof(Letter, text));
@@ -263,7 +266,8 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     std::erase_if(absent_, [&](int peer) {
       Pair& pair = pairs_[static_cast<size_t>(peer)];
       if (!pair.here) {
-        pair.here = pair.incoming.Test();
+        pair.here =
+            pair.incoming.Test() && world_->HasHeard(world_rank(peer), LetterOf(peer, 0)->told);
         if (pair.here && !Read(mine, peer)) return false;
       }
       return pair.here;

@@ -62,6 +62,7 @@ class MpiCommunicator : public TaskCommunicator {
   struct Letter {
     static constexpr size_t kTextBytesMax = 2040;
     CallSummary call;
+    uint64_t told;  // failures that the sender has told before (MpiWorld)
     int32_t has_left;
     int32_t code;  // of the failure that it has left with
     char text[kTextBytesMax];

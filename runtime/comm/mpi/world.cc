@@ -168,6 +168,7 @@ absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Hold(std::unique_ptr<MpiPort
 }
 
 MpiWorld::MpiWorld(std::unique_ptr<MpiPort> port) : port_(std::move(port)) {
+  heard_.resize(static_cast<size_t>(size()));
   all_.name = "world";
   all_.world_ranks.resize(static_cast<size_t>(size()));
   std::iota(all_.world_ranks.begin(), all_.world_ranks.end(), 0);
@@ -211,15 +212,25 @@ void MpiWorld::Forget(const std::string& name) {
 }
 
 void MpiWorld::TellFailure(const std::string& name, const absl::Status& why) {
-  store_->Tell(Packer().Add(name).Add(PackStatus(why)).Take());
+  store_->Tell(Packer().Add(name).Add(PackStatus(why)).Add(static_cast<uint64_t>(rank())).Take());
+}
+
+bool MpiWorld::HasHeard(int rank, uint64_t told) const {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (heard_[static_cast<size_t>(rank)] >= told) return true;
+  }
+  return store_->HasLeft(0);  // which passes on what the others tell
 }
 
 void MpiWorld::Hear(std::string_view note) {
   Unpacker unpacker(note);
   const std::string name = unpacker.Text();
   const absl::Status why = UnpackStatus(unpacker.Text());
-  if (!unpacker.ok()) return;
+  const uint64_t from = unpacker.Number();
+  if (!unpacker.ok() || from >= heard_.size()) return;
   const std::scoped_lock lock(mutex_);
+  ++heard_[from];
   const auto found = communicators_.find(name);
   if (found != communicators_.end()) {
     found->second->SetFailed(why);

@@ -59,7 +59,12 @@ class MpiWorld {
   // Communicators hear of their failure and the world's from Register to Forget, and of those that came before.
   void Register(const std::string& name, MpiCommunicator& communicator);
   void Forget(const std::string& name);
+  // MPI's messages may overtake what a rank has told before through the store. So they carry how many failures their
+  // sender has counted, and mean nothing before the receiver has heard so many of it, or can hear no more.
+  void CountFailure() { told_.fetch_add(1); }
   void TellFailure(const std::string& name, const absl::Status& why);
+  uint64_t told() const { return told_.load(); }
+  bool HasHeard(int rank, uint64_t told) const;
 
  private:
   explicit MpiWorld(std::unique_ptr<MpiPort> port);
@@ -73,6 +78,8 @@ class MpiWorld {
   mutable std::mutex mutex_;
   absl::Status status_;
   std::map<std::string, MpiCommunicator*> communicators_;
+  std::atomic<uint64_t> told_{0};
+  std::vector<uint64_t> heard_;                   // by rank
   std::map<std::string, absl::Status> failures_;  // of communicators that are not here
 };
 

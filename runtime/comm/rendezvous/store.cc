@@ -377,6 +377,11 @@ void Store::TellOthers(MessageType type, std::string_view payload, int except) {
   }
 }
 
+bool Store::HasLeft(int rank) {
+  const std::scoped_lock lock(mutex_);
+  return has_left_[static_cast<size_t>(rank)];
+}
+
 void Store::Tell(std::string_view note) {
   const std::scoped_lock lock(mutex_);
   TellOthers(MessageType::kNote, note, rank_);

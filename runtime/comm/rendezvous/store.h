@@ -102,6 +102,9 @@ class Store : public Bootstrap {
   // The same of what is known here; else what `ranks` have called last.
   std::string CompareCalls(std::span<const int> ranks);
 
+  // Whether `rank` has ended in order. All that it had told before has been heard then.
+  bool HasLeft(int rank);
+
   // A text for all other ranks, and what hears theirs, on the store's thread; set before any can come.
   void Tell(std::string_view note);
   void OnNote(std::function<void(std::string_view note)> hear);
