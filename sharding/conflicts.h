@@ -17,13 +17,7 @@ namespace ebb::sharding {
 
 // Bytes [begin, end) of the gather pool that a unit is gathered into; not of one that is kept whole.
 std::pair<int64_t, int64_t> GatherMemory(const Plan& plan, int unit);
-// Bytes [begin, end) of the gradient pool that a backward of this visit and unit writes.
-std::pair<int64_t, int64_t> GradientMemory(const Plan& plan, const PlannedScope& scope);
-
 // Whether two units cannot both be gathered. A unit does not conflict with itself.
 bool GathersConflict(const Plan& plan, int unit, int other);
-
-// The updates that the step before may have left to this one, with all that belongs to them, in order.
-std::vector<int> CarriedOperations(const Plan& plan);
 
 }  // namespace ebb::sharding

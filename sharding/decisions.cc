@@ -214,6 +214,7 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   if (absl::Status taken = CheckDTypes(inputs, decisions); !taken.ok()) return taken;
   DecideNorms(inputs, decisions);
   DecideTiming(inputs, hold_updates, decisions);
+  decisions.holds = hold_updates;
   DecideCarried(inputs, layout, decisions);
   DecideKeptWhole(inputs, layout, decisions);
 

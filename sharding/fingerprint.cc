@@ -39,14 +39,9 @@ uint64_t Fingerprint(const Plan& plan) {
     hasher.Add(static_cast<int64_t>(operation.kind))
         .Add(static_cast<int64_t>(operation.stream))
         .Add(static_cast<int64_t>(operation.condition))
-        .Add(operation.bytes)
-        .Add(operation.updates)
-        .Add(operation.stores);
-    for (int slot : operation.frees) hasher.Add(slot);
+        .Add(operation.bytes);
     for (const Part& part : operation.parts)
       hasher.Add(part.unit).Add(part.scope).Add(part.first).Add(part.last);
-    for (const Dependency& dependency : operation.after)
-      hasher.Add(dependency.kind).Add(dependency.index);
     for (const Move& move : operation.moves) {
       AddPlace(hasher, move.from);
       AddPlace(hasher, move.to);

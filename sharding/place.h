@@ -16,7 +16,9 @@ struct Place {
   Tier tier = Tier::kDevice;
   StateClass pool{};
   int64_t offset = 0;
-  int64_t per_slice = 0;  // plus this times the number of the rank's slice
+  int64_t per_slice = 0;  // plus this times the number of the rank's slice ...
+  // ... or, with hpZ, that of the part of a secondary copy that the rank holds
+  bool of_secondary = false;
 
   Place Plus(int64_t bytes) const {
     Place further = *this;
@@ -26,7 +28,8 @@ struct Place {
   friend bool operator==(const Place&, const Place&) = default;
   template <class H>
   friend H AbslHashValue(H hash, const Place& place) {
-    return H::combine(std::move(hash), place.tier, place.pool, place.offset, place.per_slice);
+    return H::combine(std::move(hash), place.tier, place.pool, place.offset, place.per_slice,
+                      place.of_secondary);
   }
 };
 

@@ -176,8 +176,7 @@ int64_t Plan::OwnBytes() const {
   const auto held = [](const auto& list) { return list.capacity() * sizeof(list.front()); };
   return static_cast<int64_t>(held(operations) + held(moments) + held(scopes) + held(works) +
                               held(narrowings) + held(reduce_of_scope) + held(gather_of_scope)) +
-         lists->parts.bytes() + lists->dependencies.bytes() + lists->moves.bytes() +
-         lists->slots.bytes();
+         lists->parts.bytes() + lists->moves.bytes();
 }
 
 int64_t Plan::BytesOf(OperationKind kind) const {

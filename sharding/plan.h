@@ -1,6 +1,6 @@
 // The plan of a step, as data: for each scope that the trainer opens or closes, which operations
-// are issued, on which stream, after which others, how many bytes they move, and where everything
-// lies. The engine executes it, the memory model adds it up, tests check its laws without running
+// are issued, on which stream, how many bytes they move, and where everything lies. What each comes
+// after follows from that (program.h). The engine executes it, the memory model adds it up, tests check its laws without running
 // anything:
 //   - nothing is used before it is there, and no two live things overlap in a pool;
 //   - a unit has one gathered address, in forward, backward and every step; so has the gradient of
@@ -8,9 +8,7 @@
 //   - every visit's gradient is reduced exactly once;
 //   - the bytes of all ranks' operations are what ring collectives move.
 //
-// A plan is the same on every rank. One step's operations order themselves by `after`; what the
-// next step must wait for is named by unit (Dependency::kUpdated), since the next thing to run may
-// be another step, an evaluation or a plan of more rounds.
+// A plan is the same on every rank.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +34,7 @@
 namespace ebb::sharding {
 
 enum class OperationKind : uint8_t {
-  kMark,    // compute: what was enqueued before has run: a scope's kernels, or all before a step
+  kMark,    // compute: what a trainer enqueues outside of scopes: losses
   kGather,  // all-gather of units from their slices into their slots
   // ZeRO++'s hpZ: this rank's part of units just gathered, into its secondary shards; all-gather of
   // units from those, within the ranks that hold a copy of them together
@@ -81,19 +79,6 @@ enum class StreamId : uint8_t {
 };
 inline constexpr int kStreams = 12;
 std::string_view Name(StreamId stream);
-
-struct Dependency {
-  enum Kind : uint8_t {
-    kOperation,  // operation `index` of this step
-    kUpdated,    // the last update of unit `index`, and its refresh, of whichever step
-    kExchanged,  // the last step's exchange
-    kStored,     // the last writes of unit `index` to the swap file, of whichever step
-    kSlotFree,   // the last use of slot `index` (SlotIndex), of whichever step
-  };
-  Kind kind = kOperation;
-  int index = 0;
-  friend bool operator==(const Dependency&, const Dependency&) = default;
-};
 
 struct Part {
   int unit = 0;
@@ -144,23 +129,16 @@ struct Operation {
   StreamId stream{};
   Condition condition = Condition::kAlways;
   bool of_update = false;  // an update, or what it needs or leaves to be moved
-  bool awaited = false;    // in some Operation::after or Moment::compute of the plan
-  // Whose events it records, beside its own.
-  int updates = -1;   // unit: Dependency::kUpdated
-  int stores = -1;    // unit: Dependency::kStored
   int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
-  std::span<const int> frees;         // slots: Dependency::kSlotFree
-  std::span<const Part> parts;        // units of a bucket
-  std::span<const Dependency> after;  // beside everything before it on its stream
-  std::span<const Move> moves;        // kRead, kUpload, kDownload, kWrite
+  std::span<const Part> parts;  // units of a bucket
+  std::span<const Move> moves;  // kRead, kUpload, kDownload, kWrite
 };
 
 struct Moment {
   enum Kind : uint8_t { kBegin, kOpen, kClose, kFinish };
   Kind kind = kBegin;
   int scope = -1;
-  int begin = 0, end = 0;               // operations issued now, in their order
-  std::span<const Dependency> compute;  // what the compute stream then waits for
+  int begin = 0, end = 0;  // operations issued now, in their order
   auto operations() const { return std::views::iota(begin, end); }
 };
 
@@ -205,12 +183,6 @@ struct Pools {
     return {.tier = homes.units[static_cast<size_t>(unit)].gradient,
             .pool = StateClass::kGradient,
             .offset = units[static_cast<size_t>(unit)].gradient_shard};
-  }
-  // Of all rings in one row, for Dependency::kSlotFree.
-  int SlotIndex(SlotKind kind, int turn) const;
-  int slots() const {
-    return 2 * parameter_slots.count + host_work.ring.count + device_work.ring.count +
-           boundary_slots.count + gradient_slots.count + master_slots.count;
   }
   int64_t staging_cast = 0;      // staging pool: casts of one bucket
   int64_t staging_rounded = 0;   // kRound's slices of one bucket
@@ -301,6 +273,8 @@ struct Decisions {
   int64_t state_bytes() const { return master_size() + 4 * optimizer_states; }
   UpdateTiming timing = UpdateTiming::kLate;
   std::string timing_reason;
+  // Of a step whose gradients the trainer may write until Finish: norms are taken there, of what is there.
+  bool holds = false;
   // By unit: if its parameters are on NVMe, its update runs in the next step, just ahead of its
   // gather, which takes what the update has written on its way to the disk. The same in every
   // variant of a step. Of late updates all; of early ones a third, since forward is about a third of

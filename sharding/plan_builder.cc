@@ -4,8 +4,6 @@
 #include <span>
 #include <utility>
 
-#include "ebb/sharding/conflicts.h"
-
 namespace ebb::sharding {
 
 void PlanBuilder::BuildStep() {
@@ -28,7 +26,7 @@ void PlanBuilder::BuildDrain() {
   NewMoment(Moment::kBegin, -1);
   for (const Visit& visit : inputs_.model->forward) {
     const int unit = static_cast<int>(visit.unit);
-    if (IsCarried(unit) && update_of_unit_[unit] < 0) IssueUpdate(unit, next_swap_++);
+    if (IsCarried(unit) && !updated_[static_cast<size_t>(unit)]) IssueUpdate(unit, next_swap_++);
   }
   NewMoment(Moment::kFinish, -1);
   Complete();
@@ -49,7 +47,7 @@ void PlanBuilder::WalkScopes() {
   const int scopes = static_cast<int>(plan_.scopes.size());
   plan_.moments.reserve(static_cast<size_t>(2 * scopes + 2));
   NewMoment(Moment::kBegin, -1);
-  Mark({});
+  Mark();
   IssueSwaps(plan_.pools.parameter_slots.count);
   ReadAhead();
   IssueGathers(/*tick=*/0);
@@ -66,15 +64,8 @@ void PlanBuilder::Prepare() {
   const size_t scopes = plan_.scopes.size(), units = plan_.layout.units.size();
   plan_.reduce_of_scope.assign(scopes, -1);
   plan_.gather_of_scope.assign(scopes, -1);
-  mark_of_scope_.assign(scopes, -1);
-  gradient_reader_.assign(scopes, -1);
-  last_gather_.assign(units, -1);
-  fill_of_unit_.assign(units, -1);
-  ready_of_scope_.assign(scopes, -1);
-  gradient_final_.assign(units, -1);
-  update_of_unit_.assign(units, -1);
+  updated_.assign(units, 0);
   shared_turn_.assign(units, -1);
-  shared_read_.assign(units, -1);
   master_turn_.assign(plan_.pools.homes.sub_groups.size(), -1);
   contributions_.assign(units, 0);
   contributions_left_.assign(units, 0);
@@ -85,8 +76,7 @@ void PlanBuilder::Prepare() {
 
 void PlanBuilder::NewMoment(Moment::Kind kind, int scope) {
   const int next = static_cast<int>(plan_.operations.size());
-  plan_.moments.push_back(
-      {.kind = kind, .scope = scope, .begin = next, .end = next, .compute = {}});
+  plan_.moments.push_back({.kind = kind, .scope = scope, .begin = next, .end = next});
 }
 
 int PlanBuilder::Issue(const OperationDraft& operation) {
@@ -95,59 +85,23 @@ int PlanBuilder::Issue(const OperationDraft& operation) {
                               .condition = operation.condition,
                               .of_update = operation.of_update,
                               .bytes = operation.bytes,
-                              .frees = lists_->slots.Keep(operation.frees),
                               .parts = lists_->parts.KeepOnce(operation.parts),
-                              .after = Keep(operation.after),
                               .moves = lists_->moves.KeepOnce(operation.moves)});
   return plan_.moments.back().end++;
 }
 
-void PlanBuilder::Frees(int operation, int slot) {
-  Operation& freeing = plan_.operations[static_cast<size_t>(operation)];
-  std::vector<int> slots(freeing.frees.begin(), freeing.frees.end());
-  slots.push_back(slot);
-  freeing.frees = lists_->slots.Keep(slots);
-}
-
-std::span<const Dependency> PlanBuilder::Keep(std::span<const Dependency> waits) {
-  for (const Dependency& dependency : waits) {
-    if (dependency.kind == Dependency::kOperation)
-      plan_.operations[static_cast<size_t>(dependency.index)].awaited = true;
-  }
-  return lists_->dependencies.Keep(waits);
-}
-
-int PlanBuilder::Mark(std::vector<Part> parts) {
-  return Issue({.kind = OperationKind::kMark,
-                .stream = StreamId::kCompute,
-                .parts = std::move(parts),
-                .after = {}});
+void PlanBuilder::Mark() {
+  Issue({.kind = OperationKind::kMark, .stream = StreamId::kCompute, .parts = {}});
 }
 
 void PlanBuilder::Open(int s) {
   NewMoment(Moment::kOpen, s);
-  const PlannedScope& scope = plan_.scopes[s];
   IssueGathers(OpenTick(s));
   BringBoundaries(s);
-  std::vector<Dependency> waits;
-  if (d_.kept_whole[scope.unit]) {
-    waits.push_back({Dependency::kUpdated, scope.unit});
-  } else {
-    waits.push_back({Dependency::kOperation, ready_of_scope_[s]});
-  }
-  if (scope.backward && d_.trainable[scope.unit]) WaitForGradientMemory(s, waits);
-  WaitForBoundaries(s, waits);
-  plan_.moments.back().compute = Keep(waits);
 }
 
 void PlanBuilder::Close(int s) {
   NewMoment(Moment::kClose, s);
-  const int unit = plan_.scopes[s].unit;
-  mark_of_scope_[s] = Mark({{unit, s}});
-  if (!d_.kept_whole[unit]) {
-    const auto [begin, end] = GatherMemory(plan_, unit);
-    slots_used_.Use(begin, end, s);
-  }
   SendBoundaries(s);
   const int group = reduction_.group_of_scope[s];
   if (group >= 0 && reduction_.groups[group].back() == s) IssueReduction(reduction_.groups[group]);
@@ -158,33 +112,23 @@ void PlanBuilder::Close(int s) {
 // the end of the step, beside what is still to be reduced; a caller that runs ahead of a GPU is there
 // long before the exchange, which thus does not stand still for a busy disk.
 void PlanBuilder::IssueExchange() {
-  std::vector<Dependency> after = {{Dependency::kOperation, Mark({})}};
-  if (last_host_sum_ >= 0) after.push_back({Dependency::kOperation, last_host_sum_});
+  Mark();
   const std::span<const int64_t> file_bytes = plan_.pools.file_bytes;
   if (std::any_of(file_bytes.begin(), file_bytes.end(), [](int64_t bytes) { return bytes > 0; })) {
-    const int check = Issue(
-        {.kind = OperationKind::kCheck, .stream = StreamId::kCheck, .parts = {}, .after = {}});
-    after.push_back({Dependency::kOperation, check});
+    Issue({.kind = OperationKind::kCheck, .stream = StreamId::kCheck, .parts = {}});
   }
-  exchange_ = Issue({.kind = OperationKind::kExchange,
-                     .stream = StreamId::kReduce,
-                     .parts = {},
-                     .after = std::move(after),
-                     .bytes = (d_.world - 1) * kExchangeBytes});
+  Issue({.kind = OperationKind::kExchange,
+         .stream = StreamId::kReduce,
+         .parts = {},
+         .bytes = (d_.world - 1) * kExchangeBytes});
 }
 
 void PlanBuilder::Finish() {
   NewMoment(Moment::kFinish, -1);
+  IssueHeldNorms();
   IssueExchange();
   IssueParameterNorms();
   IssueUpdates();
-  if (d_.timing == UpdateTiming::kOff) {
-    std::vector<Dependency> updated;
-    for (int u = 0; u < static_cast<int>(plan_.layout.units.size()); ++u) {
-      if (d_.trainable[u]) updated.push_back({Dependency::kUpdated, u});
-    }
-    plan_.moments.back().compute = Keep(updated);
-  }
 }
 
 }  // namespace ebb::sharding

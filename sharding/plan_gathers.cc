@@ -5,13 +5,9 @@
 //
 //   gather over 4 ranks     | 0 | 1 | 2 | 3 |
 //   filled on the ranks     | 0     | 1     |   of each group of 2
-//
-// Kernels wait for the fill, and not for the gather alone: so whatever takes the slot behind them comes
-// behind the fill, too.
 #include <algorithm>
 #include <utility>
 
-#include "ebb/sharding/conflicts.h"
 #include "ebb/sharding/plan_builder.h"
 
 namespace ebb::sharding {
@@ -23,41 +19,19 @@ void PlanBuilder::IssueGathers(int tick) {
     OperationDraft gather{
         .kind = group.from_secondary ? OperationKind::kGatherSecondary : OperationKind::kGather,
         .stream = StreamId::kGather,
-        .parts = {},
-        .after = {}};
-    int previous_user = plan_.moments.front().begin;  // the begin mark: all of earlier steps
-    std::vector<Dependency> filled_or_updated;
+        .parts = {}};
     for (int i : group.stays) {
       const Stay& stay = residency_.stays[i];
       gather.parts.push_back({stay.unit, stay.first});
       gather.bytes += GatherBytes(stay);
-      previous_user = std::max(previous_user, LastUserOfSlot(stay.unit));
-      if (stay.from_secondary) {
-        const Dependency filled{Dependency::kOperation, fill_of_unit_[stay.unit]};
-        if (std::find(filled_or_updated.begin(), filled_or_updated.end(), filled) ==
-            filled_or_updated.end())
-          filled_or_updated.push_back(filled);
-      } else if (last_gather_[stay.unit] < 0 && d_.trainable[stay.unit]) {
-        filled_or_updated.push_back({Dependency::kUpdated, stay.unit});
-      }
     }
-    gather.after.push_back({Dependency::kOperation, previous_user});
-    gather.after.insert(gather.after.end(), filled_or_updated.begin(), filled_or_updated.end());
-    int upload = -1;
-    if (!group.from_secondary)
-      upload = UploadParameters(group, static_cast<int>(next_group_), gather.after);
-    if (upload >= 0) gather.after = {{Dependency::kOperation, upload}};
+    if (!group.from_secondary) UploadParameters(group, static_cast<int>(next_group_));
     const int index = Issue(gather);
-    const int fill = IssueFill(group);
+    IssueFill(group);
     for (int i : group.stays) {
       const Stay& stay = residency_.stays[i];
-      if (!stay.from_secondary) last_gather_[stay.unit] = upload >= 0 ? upload : index;
-      if (stay.fills_secondary) fill_of_unit_[stay.unit] = fill;
-      for (int s = stay.first; s <= stay.last; ++s) {
-        if (plan_.scopes[s].unit != stay.unit) continue;
-        plan_.gather_of_scope[s] = index;
-        ready_of_scope_[s] = stay.fills_secondary ? fill : index;
-      }
+      for (int s = stay.first; s <= stay.last; ++s)
+        if (plan_.scopes[s].unit == stay.unit) plan_.gather_of_scope[s] = index;
     }
   }
 }
@@ -70,9 +44,9 @@ int64_t PlanBuilder::GatherBytes(const Stay& stay) const {
   return (d_.secondary_shards - 1) * part * SizeOf(d_.compute);
 }
 
-int PlanBuilder::IssueFill(const GatherGroup& group) {
+void PlanBuilder::IssueFill(const GatherGroup& group) {
   OperationDraft fill{
-      .kind = OperationKind::kFillSecondary, .stream = StreamId::kGather, .parts = {}, .after = {}};
+      .kind = OperationKind::kFillSecondary, .stream = StreamId::kGather, .parts = {}};
   for (int i : group.stays) {
     const Stay& stay = residency_.stays[i];
     if (!stay.fills_secondary) continue;
@@ -81,15 +55,7 @@ int PlanBuilder::IssueFill(const GatherGroup& group) {
     fill.bytes += 2 * (d_.SecondaryShard(unit.trainable) + d_.SecondaryShard(unit.frozen)) *
                   SizeOf(d_.compute);
   }
-  return fill.parts.empty() ? -1 : Issue(fill);
-}
-
-// The mark of the last closed scope whose unit's slot overlaps this unit's. Marks are in compute
-// order, so waiting for the last one covers those before it.
-int PlanBuilder::LastUserOfSlot(int unit) const {
-  const auto [begin, end] = GatherMemory(plan_, unit);
-  const int scope = slots_used_.Latest(begin, end);
-  return scope < 0 ? -1 : mark_of_scope_[scope];
+  if (!fill.parts.empty()) Issue(fill);
 }
 
 }  // namespace ebb::sharding

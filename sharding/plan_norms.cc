@@ -30,16 +30,12 @@ void PlanBuilder::IssueNormsOf(UpdateChain& chain, int index) {
   UpdateWork work = WorkOf(chain, index, route);
   work.writes_parameter = d_.reads_parameters();
   const StreamId stream = route.on_host ? StreamId::kHostUpdate : StreamId::kUpdate;
-  const int sums = IssueOnSubGroup(
-      chain, route, std::move(work),
-      {.kind = OperationKind::kParameterNorms,
-       .stream = stream,
-       .parts = {{.unit = chain.unit, .first = last_norms_[static_cast<int>(stream)] < 0}},
-       .after = {},
-       .bytes = NormsBytes(chain.unit, group.count())});
-  last_norms_[static_cast<int>(stream)] = sums;
-  if (route.device_index >= 0) Frees(sums, route.device_index);
-  if (route.host_index >= 0) Frees(sums, route.host_index);
+  IssueOnSubGroup(chain, route, std::move(work),
+                  {.kind = OperationKind::kParameterNorms,
+                   .stream = stream,
+                   .parts = {{.unit = chain.unit, .first = !norms_begun_[route.on_host ? 1 : 0]}},
+                   .bytes = NormsBytes(chain.unit, group.count())});
+  norms_begun_[route.on_host ? 1 : 0] = true;
 }
 
 void PlanBuilder::IssueParameterNorms() {
@@ -49,23 +45,15 @@ void PlanBuilder::IssueParameterNorms() {
     const auto unit = static_cast<size_t>(visit.unit);
     if (seen[unit] || !d_.trainable[unit] || d_.norm_states[unit] < 0) continue;
     seen[unit] = true;
-    UpdateChain chain(static_cast<int>(unit));
-    chain.ready = {{Dependency::kOperation, exchange_}};
-    if (gradient_final_[unit] >= 0)
-      chain.ready.push_back({Dependency::kOperation, gradient_final_[unit]});
+    UpdateChain chain{.unit = static_cast<int>(unit)};
     const UnitHomes& homes = plan_.pools.homes.units[unit];
     for (int g = 0; g < homes.sub_groups; ++g) IssueNormsOf(chain, homes.first_sub_group + g);
   }
   const NormRecords records = LayOutNormRecords(plan_.layout, d_);
-  OperationDraft exchange{.kind = OperationKind::kExchangeNorms,
-                          .stream = StreamId::kReduce,
-                          .parts = {},
-                          .after = {},
-                          .bytes = records.exchanged ? (d_.shards - 1) * records.bytes() : 0};
-  for (int last : last_norms_) {
-    if (last >= 0) exchange.after.push_back({Dependency::kOperation, last});
-  }
-  exchange_norms_ = Issue(exchange);
+  Issue({.kind = OperationKind::kExchangeNorms,
+         .stream = StreamId::kReduce,
+         .parts = {},
+         .bytes = records.exchanged ? (d_.shards - 1) * records.bytes() : 0});
 }
 
 }  // namespace ebb::sharding

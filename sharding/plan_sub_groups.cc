@@ -11,19 +11,6 @@
 #include "ebb/sharding/update_chain.h"
 
 namespace ebb::sharding {
-namespace {
-
-std::vector<Dependency> Joined(std::vector<Dependency> after, const std::vector<Dependency>& more) {
-  after.insert(after.end(), more.begin(), more.end());
-  return after;
-}
-
-Dependency On(int operation) {
-  return {Dependency::kOperation, operation};
-}
-
-}  // namespace
-
 int64_t PlanBuilder::UpdateBytes(int unit, int64_t elements) const {
   const int64_t states = 2 * d_.state_bytes() + SizeOf(d_.shard_dtype(unit));
   int64_t parameter = d_.writes_parameters() ? SizeOf(d_.compute) : 0;
@@ -31,23 +18,21 @@ int64_t PlanBuilder::UpdateBytes(int unit, int64_t elements) const {
   return elements * (states + parameter);
 }
 
-int PlanBuilder::IssueMoves(UpdateChain& chain, OperationKind kind, StreamId stream,
-                            std::vector<Move> moves, std::vector<Dependency> after) {
+void PlanBuilder::IssueMoves(UpdateChain& chain, OperationKind kind, StreamId stream,
+                             std::vector<Move> moves) {
   OperationDraft operation{.kind = kind,
                            .stream = stream,
                            .parts = {{.unit = chain.unit}},
-                           .after = std::move(after),
                            .moves = std::move(moves),
                            .condition = chain.condition,
                            .of_update = true};
   for (const Move& move : operation.moves) operation.bytes += move.bytes;
-  return chain.last[static_cast<int>(stream)] = Issue(operation);
+  Issue(operation);
 }
 
-int PlanBuilder::IssueCopy(UpdateChain& chain, bool to_host, const Move& move,
-                           std::vector<Dependency> after) {
-  return IssueMoves(chain, to_host ? OperationKind::kDownload : OperationKind::kUpload,
-                    to_host ? StreamId::kDownload : StreamId::kUpload, {move}, std::move(after));
+void PlanBuilder::IssueCopy(UpdateChain& chain, bool to_host, const Move& move) {
+  IssueMoves(chain, to_host ? OperationKind::kDownload : OperationKind::kUpload,
+             to_host ? StreamId::kDownload : StreamId::kUpload, {move});
 }
 
 SubGroupRoute PlanBuilder::RouteOf(const UpdateChain& chain, const SubGroup& group) const {
@@ -71,29 +56,15 @@ void PlanBuilder::TakeSlots(const UpdateChain& chain, const SubGroup& group, Sub
   const bool parameter_in_host = route.moves_parameter && !route.in_parameter_slot &&
                                  (route.on_host || route.parameter_home.tier == Tier::kNvme);
   const bool gradient_in_host = route.on_host ? route.moves_gradient : gradient == Tier::kNvme;
-  if (route.swaps || gradient_in_host || parameter_in_host) {
-    route.host_slot = pools.host_work.ring.Slot(next_host_work_);
-    route.host_index = pools.SlotIndex(SlotKind::kHostWork, next_host_work_++);
-    route.slot_free.push_back({Dependency::kSlotFree, route.host_index});
-  }
-  if (!route.on_host && (route.moves_gradient || route.moves_parameter)) {
-    route.device_slot = pools.device_work.ring.Slot(next_device_work_);
-    route.device_index = pools.SlotIndex(SlotKind::kDeviceWork, next_device_work_++);
-    route.slot_free.push_back({Dependency::kSlotFree, route.device_index});
-  }
+  if (route.swaps || gradient_in_host || parameter_in_host)
+    route.host_slot = pools.host_work.ring.Slot(next_host_work_++);
+  if (!route.on_host && (route.moves_gradient || route.moves_parameter))
+    route.device_slot = pools.device_work.ring.Slot(next_device_work_++);
   if (!route.in_parameter_slot) {
     route.host_parameter = route.host_slot.Plus(pools.host_work.parameter);
     return;
   }
   route.host_parameter = InSlot(chain.turn, chain.unit, true, group.begin);
-  if (!chain.carried) return;  // the last gather's read has brought them
-  if (opened_turn_ == chain.turn) {
-    route.slot_free.push_back(On(opened_by_));
-  } else {
-    WaitForParameterSlot(chain.turn, route.slot_free);
-    opened_turn_ = chain.turn;
-    opened_by_ = static_cast<int>(plan_.operations.size());
-  }
 }
 
 // Reads need no verdict and no gradient, only that what they read was written.
@@ -132,37 +103,30 @@ void PlanBuilder::ReadStates(UpdateChain& chain, int index, int states, SubGroup
                      .bytes = SwapAligned(group.count() * SizeOf(d_.compute))});
   }
   if (!reads.empty()) {
-    route.brought.push_back(
-        IssueMoves(chain, OperationKind::kRead, StreamId::kReadStates, std::move(reads),
-                   Joined(route.slot_free, {{Dependency::kStored, chain.unit}})));
+    IssueMoves(chain, OperationKind::kRead, StreamId::kReadStates, std::move(reads));
   }
 }
 
 void PlanBuilder::BringGradient(UpdateChain& chain, SubGroupRoute& route, UpdateWork& work) {
   const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   const int64_t size = SizeOf(d_.shard_dtype(chain.unit));
-  const std::vector<Dependency> ready = Joined(route.slot_free, chain.ready);
   if (work.gradient.tier == Tier::kNvme) {
     const Place in_host = route.host_slot.Plus(plan_.pools.host_work.gradient);
-    route.brought.push_back(IssueMoves(chain, OperationKind::kRead, StreamId::kReadStates,
-                                       {{.state = StateClass::kGradient,
-                                         .from = work.gradient,
-                                         .to = in_host,
-                                         .bytes = SwapAligned(group.count() * size)}},
-                                       Joined(ready, {{Dependency::kStored, chain.unit}})));
+    IssueMoves(chain, OperationKind::kRead, StreamId::kReadStates,
+               {{.state = StateClass::kGradient,
+                 .from = work.gradient,
+                 .to = in_host,
+                 .bytes = SwapAligned(group.count() * size)}});
     work.gradient = in_host;
   }
   if (!route.moves_gradient || work.gradient.tier == route.here()) return;
   const WorkSlots& slots = route.on_host ? plan_.pools.host_work : plan_.pools.device_work;
   const Place to = route.slot().Plus(slots.gradient);
-  std::vector<Dependency> after = ready;
-  if (!route.brought.empty()) after.push_back(On(route.brought.back()));
-  route.brought.push_back(IssueCopy(chain, route.on_host,
-                                    {.state = StateClass::kGradient,
-                                     .from = work.gradient,
-                                     .to = to,
-                                     .bytes = group.count() * size},
-                                    std::move(after)));
+  IssueCopy(chain, route.on_host,
+            {.state = StateClass::kGradient,
+             .from = work.gradient,
+             .to = to,
+             .bytes = group.count() * size});
   work.gradient = to;
 }
 
@@ -175,37 +139,25 @@ void PlanBuilder::BringParameter(UpdateChain& chain, SubGroupRoute& route, Updat
                                                              : route.slot().Plus(slots.parameter);
   // What is there is needed as the master or half of it, and from the swap file has come already.
   if (!d_.reads_parameters() || (route.on_host && home.tier == Tier::kNvme)) return;
-  std::vector<Dependency> after = Joined(route.slot_free, chain.ready);
-  if (!route.brought.empty()) after.push_back(On(route.brought.front()));
-  route.brought.push_back(IssueCopy(chain, route.on_host,
-                                    {.state = StateClass::kParameter,
-                                     .from = home.tier == Tier::kNvme ? route.host_parameter : home,
-                                     .to = work.parameter,
-                                     .bytes = group.count() * SizeOf(d_.compute)},
-                                    std::move(after)));
+  IssueCopy(chain, route.on_host,
+            {.state = StateClass::kParameter,
+             .from = home.tier == Tier::kNvme ? route.host_parameter : home,
+             .to = work.parameter,
+             .bytes = group.count() * SizeOf(d_.compute)});
 }
 
-// What the update wrote goes home; the slots are free once it is there.
-void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const UpdateWork& work,
-                           int update) {
-  const Pools& pools = plan_.pools;
-  const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
+// What the update wrote goes home.
+void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const UpdateWork& work) {
+  const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   const Place& home = route.parameter_home;
   const int64_t parameter_bytes = group.count() * SizeOf(d_.compute);
-  const int master_turn = master_turn_[static_cast<size_t>(work.sub_group)];
-  const auto frees = [&](int operation, int slot) {
-    if (slot >= 0) Frees(operation, slot);
-  };
-  int last = update;
   if (route.moves_parameter && (!route.on_host || home.tier == Tier::kDevice)) {
-    last = IssueCopy(chain, /*to_host=*/!route.on_host,
-                     {.state = StateClass::kParameter,
-                      .from = work.parameter,
-                      .to = home.tier == Tier::kNvme ? route.host_parameter : home,
-                      .bytes = parameter_bytes},
-                     {On(update)});
+    IssueCopy(chain, /*to_host=*/!route.on_host,
+              {.state = StateClass::kParameter,
+               .from = work.parameter,
+               .to = home.tier == Tier::kNvme ? route.host_parameter : home,
+               .bytes = parameter_bytes});
   }
-  frees(last, route.device_index);
   std::vector<Move> writes;
   if (route.swaps) {
     if (d_.master_size() > 0) {
@@ -227,16 +179,8 @@ void PlanBuilder::TakeHome(UpdateChain& chain, const SubGroupRoute& route, const
                       .to = home,
                       .bytes = SwapAligned(parameter_bytes)});
   }
-  if (!writes.empty()) {
-    // In order also where nothing has read what it replaces.
-    last = IssueMoves(chain, OperationKind::kWrite, StreamId::kWrite, std::move(writes),
-                      {On(last), {Dependency::kStored, chain.unit}});
-    chain.stores = true;
-    if (route.in_parameter_slot)
-      frees(last, pools.SlotIndex(SlotKind::kParameterStored, chain.turn));
-  }
-  frees(last, route.host_index);
-  if (master_turn >= 0) frees(last, pools.SlotIndex(SlotKind::kMaster, master_turn));
+  if (!writes.empty())
+    IssueMoves(chain, OperationKind::kWrite, StreamId::kWrite, std::move(writes));
 }
 
 UpdateWork PlanBuilder::WorkOf(const UpdateChain& chain, int index,
@@ -267,33 +211,28 @@ UpdateWork PlanBuilder::WorkOf(const UpdateChain& chain, int index,
   return work;
 }
 
-int PlanBuilder::IssueOnSubGroup(UpdateChain& chain, SubGroupRoute& route, UpdateWork work,
-                                 OperationDraft operation) {
+void PlanBuilder::IssueOnSubGroup(UpdateChain& chain, SubGroupRoute& route, UpdateWork work,
+                                  OperationDraft operation) {
   BringGradient(chain, route, work);
   BringParameter(chain, route, work);
-  operation.after = Joined(chain.ready, route.slot_free);
-  for (int brought : route.brought) operation.after.push_back(On(brought));
   operation.parts.front().work = static_cast<int>(plan_.works.size());
   operation.condition = chain.condition;
   operation.of_update = true;
   plan_.works.push_back(std::move(work));
-  return chain.last[static_cast<int>(operation.stream)] = Issue(operation);
+  Issue(operation);
 }
 
 void PlanBuilder::IssueSubGroup(UpdateChain& chain, int index) {
   const SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(index)];
   const auto found = ahead_.extract(index);
   SubGroupRoute route = found ? std::move(found.mapped()) : BringStates(chain, index);
-  if (chain.shared >= 0) route.brought.insert(route.brought.begin(), chain.shared);
-  const int update =
-      IssueOnSubGroup(chain, route, WorkOf(chain, index, route),
-                      {.kind = OperationKind::kUpdate,
-                       .stream = route.on_host ? StreamId::kHostUpdate : StreamId::kUpdate,
-                       .parts = {{.unit = chain.unit}},
-                       .after = {},
-                       .bytes = UpdateBytes(chain.unit, group.count())});
+  IssueOnSubGroup(chain, route, WorkOf(chain, index, route),
+                  {.kind = OperationKind::kUpdate,
+                   .stream = route.on_host ? StreamId::kHostUpdate : StreamId::kUpdate,
+                   .parts = {{.unit = chain.unit}},
+                   .bytes = UpdateBytes(chain.unit, group.count())});
   // Of the last one, where everything lies by now.
-  TakeHome(chain, route, plan_.works.back(), update);
+  TakeHome(chain, route, plan_.works.back());
 }
 
 }  // namespace ebb::sharding

@@ -88,10 +88,7 @@ void PlanBuilder::IssueSwaps(int turns) {
     NarrowSharedMasters(turn);
     if (swaps_[static_cast<size_t>(turn)].updated.empty()) continue;
     IssueRead(turn, /*carried=*/true);
-    for (int unit : swaps_[static_cast<size_t>(turn)].updated) {
-      IssueUpdate(unit, turn);
-      swaps_[static_cast<size_t>(turn)].operations.push_back(update_of_unit_[unit]);
-    }
+    for (int unit : swaps_[static_cast<size_t>(turn)].updated) IssueUpdate(unit, turn);
   }
 }
 
@@ -101,7 +98,6 @@ void PlanBuilder::IssueRead(int turn, bool carried) {
   OperationDraft read{.kind = OperationKind::kRead,
                       .stream = StreamId::kReadParameters,
                       .parts = {},
-                      .after = {},
                       .condition = carried ? Condition::kNotCarrying : Condition::kAlways};
   const int64_t size = SizeOf(d_.compute);
   for (int i : residency_.groups[static_cast<size_t>(swap.group)].stays) {
@@ -126,15 +122,10 @@ void PlanBuilder::IssueRead(int turn, bool carried) {
     }
     if (read.moves.size() == moves) continue;
     read.parts.push_back({.unit = unit});
-    read.after.push_back({Dependency::kStored, unit});
   }
   if (read.moves.empty()) return;
-  WaitForParameterSlot(turn, read.after);
-  const bool shared = d_.reads_parameters() && !swap.shared.empty() && !carried;
-  read.of_update = shared;
-  swap.operations.push_back(Issue(read));
-  if (!shared) return;
-  for (int unit : swap.shared) shared_read_[unit] = swap.operations.back();
+  read.of_update = d_.reads_parameters() && !swap.shared.empty() && !carried;
+  Issue(read);
 }
 
 // What a read brings of a piece: all but the sub-groups whose masters are read instead.
@@ -225,7 +216,7 @@ void PlanBuilder::ShareMasters(int unit, const std::vector<LastGather>& gathers,
 bool PlanBuilder::MayRead(int turn) const {
   const std::vector<int>& behind = swaps_[static_cast<size_t>(turn)].behind;
   return std::all_of(behind.begin(), behind.end(),
-                     [&](int unit) { return update_of_unit_[unit] >= 0; });
+                     [&](int unit) { return updated_[static_cast<size_t>(unit)] != 0; });
 }
 
 void PlanBuilder::ReadSharedMasters(int turn) {
@@ -235,18 +226,15 @@ void PlanBuilder::ReadSharedMasters(int turn) {
   OperationDraft read{.kind = OperationKind::kRead,
                       .stream = StreamId::kReadParameters,
                       .parts = {},
-                      .after = {},
                       .of_update = true};
   for (int unit : swap.shared) {
     const UnitHomes& homes = pools.homes.units[static_cast<size_t>(unit)];
     read.parts.push_back({.unit = unit});
-    read.after.push_back({Dependency::kStored, unit});
     for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
       const int slot = master_turn_[static_cast<size_t>(g)];
       if (slot < 0) continue;
       const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(g)];
       const int64_t bytes = SwapAligned(group.count() * d_.master_size());
-      read.after.push_back({Dependency::kSlotFree, pools.SlotIndex(SlotKind::kMaster, slot)});
       read.moves.push_back({.state = StateClass::kMaster,
                             .from = group.master,
                             .to = pools.master_slots.Slot(slot),
@@ -254,19 +242,15 @@ void PlanBuilder::ReadSharedMasters(int turn) {
       read.bytes += bytes;
     }
   }
-  const int index = Issue(read);
-  for (int unit : swap.shared) shared_read_[unit] = index;
-  swap.operations.push_back(index);
+  Issue(read);
 }
 
 // On the stream of the reads, where their ends are.
 void PlanBuilder::NarrowSharedMasters(int turn) {
   Swap& swap = swaps_[static_cast<size_t>(turn)];
   if (d_.reads_parameters() || swap.shared.empty()) return;
-  OperationDraft narrow{.kind = OperationKind::kNarrow,
-                        .stream = StreamId::kReadParameters,
-                        .parts = {},
-                        .after = {{Dependency::kOperation, shared_read_[swap.shared.front()]}}};
+  OperationDraft narrow{
+      .kind = OperationKind::kNarrow, .stream = StreamId::kReadParameters, .parts = {}};
   for (int unit : swap.shared) {
     const UnitHomes& homes = plan_.pools.homes.units[static_cast<size_t>(unit)];
     for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
@@ -281,30 +265,14 @@ void PlanBuilder::NarrowSharedMasters(int turn) {
       narrow.bytes += group.count() * (d_.master_size() + SizeOf(d_.compute));
     }
   }
-  WaitForParameterSlot(turn, narrow.after);
-  swap.operations.push_back(Issue(narrow));
+  Issue(narrow);
 }
 
-// Gathers have taken, and writes have stored, what the slot held before.
-void PlanBuilder::WaitForParameterSlot(int turn, std::vector<Dependency>& after) const {
-  for (const SlotKind use : {SlotKind::kParameter, SlotKind::kParameterStored})
-    after.push_back({Dependency::kSlotFree, plan_.pools.SlotIndex(use, turn)});
-}
-
-int PlanBuilder::UploadParameters(const GatherGroup& group, int group_index,
-                                  std::vector<Dependency> after) {
-  OperationDraft upload{.kind = OperationKind::kUpload,
-                        .stream = StreamId::kUpload,
-                        .parts = {},
-                        .after = std::move(after)};
+void PlanBuilder::UploadParameters(const GatherGroup& group, int group_index) {
+  OperationDraft upload{.kind = OperationKind::kUpload, .stream = StreamId::kUpload, .parts = {}};
   const int64_t size = SizeOf(d_.compute);
   const int turn = swap_of_group_[static_cast<size_t>(group_index)];
-  if (turn >= 0) {
-    IssueSwaps(turn + 1);
-    for (int operation : swaps_[static_cast<size_t>(turn)].operations)
-      upload.after.push_back({Dependency::kOperation, operation});
-    upload.frees = {plan_.pools.SlotIndex(SlotKind::kParameter, turn)};
-  }
+  if (turn >= 0) IssueSwaps(turn + 1);
   for (int i : group.stays) {
     const int unit = residency_.stays[i].unit;
     const size_t moves = upload.moves.size();
@@ -330,10 +298,9 @@ int PlanBuilder::UploadParameters(const GatherGroup& group, int group_index,
     }
     if (upload.moves.size() > moves) upload.parts.push_back({.unit = unit});
   }
-  if (upload.moves.empty()) return -1;
-  const int index = Issue(upload);
+  if (upload.moves.empty()) return;
+  Issue(upload);
   if (turn >= 0) IssueSwaps(turn + 1 + plan_.pools.parameter_slots.count);
-  return index;
 }
 
 }  // namespace ebb::sharding

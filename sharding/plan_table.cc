@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/sharding/pool.h"
+#include "ebb/sharding/waits.h"
 
 namespace ebb::sharding {
 namespace {
@@ -35,36 +36,59 @@ std::string When(const Plan& plan, const Moment& moment) {
   return "";
 }
 
-std::string Describe(const Plan& plan, const Dependency& dependency) {
-  switch (dependency.kind) {
-    case Dependency::kOperation:
-      return absl::StrCat("#", dependency.index);
-    case Dependency::kUpdated:
-      return absl::StrCat("updated(", plan.unit_names[dependency.index], ")");
-    case Dependency::kExchanged:
-      return "exchanged";
-    case Dependency::kStored:
-      return absl::StrCat("stored(", plan.unit_names[dependency.index], ")");
-    case Dependency::kSlotFree:
-      return absl::StrCat("slot ", dependency.index);
+// What waits follow from what a step touches, with and without updates of the step before.
+class Waits {
+ public:
+  explicit Waits(const Plan& plan) : plan_(plan) {
+    for (const bool carrying : {true, false}) fragments_.push_back(Lower(plan, carrying));
+    const Fragment* const both[] = {&fragments_[0], &fragments_[1]};
+    const Cells cells(both, static_cast<int>(plan.layout.units.size()), plan.decisions.shards);
+    for (Fragment& fragment : fragments_) DeriveWaits(cells, fragment);
   }
-  return "";
-}
 
-// As many on a line as fit.
-std::vector<std::string> After(const Plan& plan, std::span<const Dependency> after) {
-  constexpr size_t kWidth = 28;
-  std::vector<std::string> lines;
-  for (const Dependency& dependency : after) {
-    const std::string text = Describe(plan, dependency);
-    if (lines.empty() || lines.back().size() + 1 + text.size() > kWidth) {
-      lines.push_back(text);
-    } else {
-      absl::StrAppend(&lines.back(), " ", text);
+  // As many on a line as fit.
+  std::vector<std::string> OfOperation(int operation) const {
+    for (const Fragment& fragment : fragments_) {
+      const int index = fragment.instruction_of[static_cast<size_t>(operation)];
+      if (index >= 0) return Lines(fragment, index);
     }
+    return {};
   }
-  return lines;
-}
+  std::vector<std::string> OfScope(int scope) const {
+    const Fragment& fragment = fragments_.front();
+    for (const FragmentMoment& moment : fragment.moments) {
+      if (moment.kind == Moment::kOpen && moment.scope == scope)
+        return Lines(fragment, moment.end - 1);
+    }
+    return {};
+  }
+
+ private:
+  std::vector<std::string> Lines(const Fragment& fragment, int index) const {
+    const Instruction& instruction = fragment.instructions[static_cast<size_t>(index)];
+    std::vector<std::string> waits;
+    for (int wait : instruction.waits) {
+      const Instruction& other = fragment.instructions[static_cast<size_t>(wait)];
+      waits.push_back(other.scope >= 0       ? ScopeName(plan_, other.scope)
+                      : other.operation >= 0 ? absl::StrCat("#", other.operation)
+                                             : std::string(Name(other.code)));
+    }
+    if (!instruction.enters.empty()) waits.push_back("earlier");
+    constexpr size_t kWidth = 28;
+    std::vector<std::string> lines;
+    for (const std::string& text : waits) {
+      if (lines.empty() || lines.back().size() + 1 + text.size() > kWidth) {
+        lines.push_back(text);
+      } else {
+        absl::StrAppend(&lines.back(), " ", text);
+      }
+    }
+    return lines;
+  }
+
+  const Plan& plan_;
+  std::vector<Fragment> fragments_;
+};
 
 // Part `p` of a bucket, whose parts lie end to end in the staging pool.
 int64_t Staged(const Plan& plan, const Operation& operation, size_t p, bool slices, DType dtype) {
@@ -149,13 +173,10 @@ constexpr char kLegend[] =
     "number of\n"
     "             the visit, behind the round's where there are several (1:B3)\n"
     "  operation  use: the compute stream may begin with the scope\n"
-    "  after      what its stream waits for: #N operation N; updated(U) and stored(U) the last "
-    "update of "
-    "unit U and\n"
-    "             its last write to the disk, also the step before's; exchanged the ranks' verdict "
-    "on the "
-    "step\n"
-    "             before; slot N the last use of that slot\n"
+    "  after      what its stream waits for: #N operation N; B3 the kernels of that scope; earlier "
+    "the "
+    "last uses,\n"
+    "             by earlier steps, of what it touches\n"
     "  address    offset in a pool of the device, or of RAM (cpu), or in the swap file (nvme)\n";
 
 }  // namespace
@@ -186,6 +207,7 @@ std::string PlanTable(const Plan& plan) {
     }
   };
   const std::string stage = absl::StrCat(plan.decisions.stage);
+  const Waits waits(plan);
   for (const Moment& moment : plan.moments) {
     for (int index : moment.operations()) {
       const Operation& operation = plan.operations[index];
@@ -197,11 +219,11 @@ std::string PlanTable(const Plan& plan) {
       const std::string_view name = Name(operation.kind), stream = Name(operation.stream);
       add({absl::StrCat(index), When(plan, moment), std::string(name), "", stage,
            std::string(stream), "", absl::StrCat(operation.bytes), "-"},
-          units, addresses, After(plan, operation.after));
+          units, addresses, waits.OfOperation(index));
     }
     if (moment.kind == Moment::kOpen) {
       add({"", When(plan, moment), "use", "", stage, "compute", "", "", ""},
-          {plan.unit_names[plan.scopes[moment.scope].unit]}, {}, After(plan, moment.compute));
+          {plan.unit_names[plan.scopes[moment.scope].unit]}, {}, waits.OfScope(moment.scope));
     }
   }
   std::array<size_t, 9> widths{};

@@ -186,27 +186,4 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
   pools.host_bytes[static_cast<int>(StateClass::kStaging)] = host.end();
 }
 
-int Pools::SlotIndex(SlotKind kind, int turn) const {
-  const int parameters = parameter_slots.count, host = host_work.ring.count;
-  switch (kind) {
-    case SlotKind::kParameter:
-      return turn % parameters;
-    case SlotKind::kParameterStored:
-      return parameters + turn % parameters;
-    case SlotKind::kHostWork:
-      return 2 * parameters + turn % host;
-    case SlotKind::kDeviceWork:
-      return 2 * parameters + host + turn % device_work.ring.count;
-    case SlotKind::kBoundary:
-      return 2 * parameters + host + device_work.ring.count + turn % boundary_slots.count;
-    case SlotKind::kGradient:
-      return 2 * parameters + host + device_work.ring.count + boundary_slots.count +
-             turn % gradient_slots.count;
-    case SlotKind::kMaster:
-      return 2 * parameters + host + device_work.ring.count + boundary_slots.count +
-             gradient_slots.count + turn % master_slots.count;
-  }
-  return 0;
-}
-
 }  // namespace ebb::sharding

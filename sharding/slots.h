@@ -7,18 +7,6 @@
 
 namespace ebb::sharding {
 
-// What uses a slot. Parameter slots have two uses at once: gathers take from them, and writes store
-// what updates left there.
-enum class SlotKind : uint8_t {
-  kParameter,
-  kParameterStored,
-  kHostWork,
-  kDeviceWork,
-  kBoundary,
-  kGradient,
-  kMaster
-};
-
 // Equal slots, used in turns.
 struct SlotRing {
   int count = 0;

@@ -22,15 +22,17 @@ enum class StateClass : uint8_t {
   // Beside those that a plan lays out: what the driver and libraries have of the device, which is measured
   // (Device::driver_bytes). Of a device whose memory is the host's there is none.
   kDriver,
+  // What the host and the streams tell each other in a step (ControlCells), of which no table counts a byte.
+  kControl,
 };
 inline constexpr int kStateClasses = 9;  // those that a plan lays out
 enum class Direction : uint8_t { kRead, kWrite };
 
 // The spelling of every report: "parameter", "master", ...
 constexpr std::string_view Name(StateClass state) {
-  constexpr std::string_view kNames[kStateClasses + 1] = {
-      "parameter", "master",    "gradient", "optimizer", "activation",
-      "gather",    "secondary", "staging",  "workspace", "driver"};
+  constexpr std::string_view kNames[kStateClasses + 2] = {
+      "parameter", "master",  "gradient",  "optimizer", "activation", "gather",
+      "secondary", "staging", "workspace", "driver",    "control"};
   return kNames[static_cast<int>(state)];
 }
 

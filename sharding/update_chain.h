@@ -1,10 +1,6 @@
 // What PlanBuilder knows of an update while it writes its operations.
 #pragma once
 
-#include <algorithm>
-#include <iterator>
-#include <vector>
-
 #include "ebb/sharding/plan.h"
 
 namespace ebb::sharding {
@@ -13,16 +9,8 @@ namespace ebb::sharding {
 struct UpdateChain {
   int unit = 0;
   bool carried = false;
-  int turn = -1;    // of the parameter slot that carried updates fill, and shared reads have filled
-  int shared = -1;  // the read that the unit's last gather shares with the update
+  int turn = -1;  // of the parameter slot that carried updates fill, and shared reads have filled
   Condition condition = Condition::kAlways;
-  std::vector<Dependency> ready;  // what every operation on its gradient and parameters comes after
-  int last[kStreams];             // operation, by stream; -1: none
-  bool stores = false;
-
-  explicit UpdateChain(int of_unit) : unit(of_unit) {
-    std::fill(std::begin(last), std::end(last), -1);
-  }
 };
 
 // The way of one sub-group: what moves to where it is updated, and through which slots.
@@ -33,10 +21,7 @@ struct SubGroupRoute {
   bool in_parameter_slot = false;  // its parameters pass through the slot that gathers read from
   Place parameter_home = {};
   Place host_slot = {}, device_slot = {};
-  int host_index = -1, device_index = -1;  // of Dependency::kSlotFree
-  Place host_parameter = {};               // on the way to or from the swap file
-  std::vector<Dependency> slot_free = {};
-  std::vector<int> brought = {};  // operations that bring what the update needs
+  Place host_parameter = {};  // on the way to or from the swap file
   Tier here() const { return on_host ? Tier::kCpu : Tier::kDevice; }
   const Place& slot() const { return on_host ? host_slot : device_slot; }
 };

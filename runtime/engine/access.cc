@@ -68,7 +68,7 @@ absl::Status Executor::ForEachPiece(
     const ParameterId p{static_cast<int32_t>(i)};
     EBB_ASSIGN_OR_RETURN(const StateSlice found, FindSlice(p, what, optimizer_state));
     if (found.begin == found.end) continue;
-    AwaitState(found.array.unit);
+    AwaitState();
     EBB_RETURN_IF_ERROR(errors_.Tell());
     for (int64_t begin = found.begin; begin < found.end; begin += kPieceElements) {
       const Slice piece{.parameter = p,
@@ -133,7 +133,6 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
   const sharding::Decisions& decisions = plan().decisions;
   const bool also_masters = what == StateClass::kParameter &&
                             (config_.compute == DType::kFloat32 || decisions.split_master);
-  if (what != StateClass::kGradient) AwaitReaders();
   std::vector<float> values;
   absl::Status written = ForEachPiece(
       what, optimizer_state, [&](const Slice& piece, const StateSlice& found, int64_t at) {
@@ -157,7 +156,6 @@ absl::Status Executor::Write(StateClass what, const Initialiser& source,
   states_written_ |= what == StateClass::kOptimizer;
   parameters_differ_ |= what == StateClass::kParameter && decisions.shares_reads &&
                         !decisions.reads_parameters() && !also_masters;
-  progress_.gradients_written |= what == StateClass::kGradient;
   return written;
 }
 
@@ -199,7 +197,7 @@ absl::Status Executor::GatherPieces(ParameterId p, StateClass what, int root,
   };
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), check()));
   const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
-  AwaitState(location.unit);
+  AwaitState();
   EBB_ASSIGN_OR_RETURN(const StateSlice own, FindSlice(p, what, ""));
   absl::Status read = errors_.Tell();  // of the update that was waited for, on this rank
   if (read.ok() && own.begin != own.end)

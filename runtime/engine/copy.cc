@@ -87,7 +87,8 @@ absl::Status Executor::CopyParametersFrom(Executor& source) {
   EBB_RETURN_IF_ERROR(Meet(Meeting::kCopyInto, static_cast<int64_t>(from), own));
   EBB_RETURN_IF_ERROR(source.Meet(Meeting::kCopyFrom, /*subject=*/0, absl::OkStatus()));
 
-  AwaitReaders();
+  AwaitState();
+  source.AwaitState();
   absl::Status copied = RunCopy(source, *copy, staging);
   if (copied.ok()) copied = source.errors_.Tell();
   masters_written_ = true;
@@ -121,7 +122,6 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
   const auto visit = [](Executor& engine, ParameterId p, int64_t begin, int64_t count,
                         Access access, StateVisitor visit_run) -> absl::Status {
     const StateSlice found = engine.FindSlice(p, StateClass::kMaster, "").value();
-    engine.AwaitState(found.array.unit);
     const int64_t at = found.offset + begin - found.begin;
     return engine.VisitState(found.array, at, at + count, access,
                              [&](std::byte* data, DType dtype, int64_t first, int64_t length) {
@@ -139,7 +139,6 @@ absl::Status Executor::ExchangePieces(Executor& source, std::span<const Transfer
     if (transfer.from != rank_) continue;
     const StateArray array = source.FindSlice(transfer.source, StateClass::kMaster, "")->array;
     if (array.unit != verified.unit || array.trainable != verified.trainable) {
-      source.AwaitState(array.unit);
       if (const absl::Status agrees = source.VerifyArray(array); !agrees.ok())
         return failed(agrees);
       verified = array;

@@ -1,6 +1,5 @@
 // An evaluation while a step is open, between its scopes: the step's progress waits aside, walks run as
 // always, in places where parameters of the step are on their way, and then those are brought again.
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -45,8 +44,17 @@ absl::Status Executor::MayEvaluate() const {
 
 void Executor::SuspendStep() {
   TakeViewErrors();
-  AwaitReaders();
-  IssueCarriedLeft();  // walks see the finished updates
+  // Walks see the finished updates; what the plan has left of them, the step then reads.
+  if (carries_) {
+    IssueCarriedLeft();
+    if (absl::StatusOr<LinkedFragment*> rest = Link(*progress_.run, /*carrying=*/false);
+        rest.ok()) {
+      progress_.fragment = *rest;
+    } else {
+      errors_.Fail(rest.status());
+    }
+  }
+  issuer_->WaitIdle();
   std::swap(progress_, outer_);
 }
 
@@ -55,35 +63,56 @@ void Executor::ResumeStep() {
   view_errors_.Begin(last_scope_id_);
   if (!outer_misuse_.ok()) errors_.Note(std::exchange(outer_misuse_, absl::OkStatus()));
   CollectSpans(progress_.run);
-  AwaitReaders();
+  issuer_->WaitIdle();
   for (int unit = 0; unit < static_cast<int>(model_.units.size()); ++unit)
     if (IsGathered(unit)) GatherAlone(unit);
-  HoldBehindCompute();
+  issuer_->Fence();
   ReadSlotsAgain();
 }
 
 // What was read for a gather or an update that is still to come.
 void Executor::ReadSlotsAgain() {
-  Runnable& run = *progress_.run;
-  const std::vector<sharding::Operation>& operations = run.plan.operations;
-  std::vector<int> reads;
-  for (size_t index = 0; index < operations.size(); ++index) {
-    if (run.issued[index]) continue;
-    for (const sharding::Dependency& dependency : operations[index].after) {
-      if (dependency.kind != sharding::Dependency::kOperation) continue;
-      const size_t before = static_cast<size_t>(dependency.index);
-      const OperationKind kind = operations[before].kind;
-      if (run.issued[before] && operations[before].stream == sharding::StreamId::kReadParameters &&
-          (kind == OperationKind::kRead || kind == OperationKind::kNarrow))
-        reads.push_back(dependency.index);
+  const std::vector<sharding::Instruction>& instructions =
+      progress_.fragment->fragment().instructions;
+  std::vector<int> brought_by(static_cast<size_t>(cells_->count()),
+                              -1);  // by cell: a read, or a copy of it
+  std::vector<uint8_t> again(instructions.size(), 0);
+  std::vector<sharding::CellRange> ranges;
+  for (int index = 0; index < static_cast<int>(instructions.size()); ++index) {
+    const sharding::Instruction& instruction = instructions[static_cast<size_t>(index)];
+    const bool brings = instruction.stream == sharding::StreamId::kReadParameters;
+    for (const sharding::Operand& operand : instruction.operands) {
+      if (operand.place.tier != Tier::kCpu || operand.place.pool == StateClass::kControl) continue;
+      ranges.clear();
+      cells_->Find(operand, ranges);
+      for (const auto& [begin, end] : ranges) {
+        for (int cell = begin; cell < end; ++cell) {
+          int& source = brought_by[static_cast<size_t>(cell)];
+          if (sharding::Reads(operand.access) && source >= 0 && index >= issued())
+            again[static_cast<size_t>(source)] = 1;
+          if (sharding::Writes(operand.access)) source = brings && index < issued() ? index : -1;
+        }
+      }
     }
   }
-  std::sort(reads.begin(), reads.end());
-  reads.erase(std::unique(reads.begin(), reads.end()), reads.end());
-  for (int read : reads) {
-    run.issued[static_cast<size_t>(read)] = 0;
-    Issue(read);
+  // Copies of masters are made of what is read with them.
+  for (int index = issued() - 1; index > 0; --index) {
+    if (again[static_cast<size_t>(index)] == 0 ||
+        instructions[static_cast<size_t>(index)].role != OperationKind::kNarrow)
+      continue;
+    for (int read = index - 1; read >= 0; --read) {
+      const sharding::Instruction& before = instructions[static_cast<size_t>(read)];
+      if (before.code != sharding::Code::kRead ||
+          before.stream != sharding::StreamId::kReadParameters)
+        continue;
+      const bool masters = before.operands.front().place.pool == StateClass::kMaster;
+      again[static_cast<size_t>(read)] |= masters ? 1 : 0;
+      if (masters) break;
+    }
   }
+  for (int index = 0; index < issued(); ++index)
+    if (again[static_cast<size_t>(index)] != 0) Issue(index, index + 1);
+  issuer_->Fence();
 }
 
 // Whether a call of this step or evaluation may go on. What is asked of a step while an evaluation in it is

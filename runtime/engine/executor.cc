@@ -34,6 +34,7 @@ Executor::Executor(World world, Device device, ModelSpec model, Config config,
               .reduce = &reduce_,
               .updates = {&update_, &host_update_},
               .mirror = &mirror_,
+              .world = &world_,
               .timeout_seconds = config_.ebb.timeout_seconds}),
       compute_(device_.CallerStream()) {}
 
@@ -89,7 +90,6 @@ absl::StatusOr<Runnable*> Executor::PlanFor(int rounds, bool hold_updates) {
   auto run = std::make_unique<Runnable>();
   run->hold_updates = hold_updates;
   EBB_ASSIGN_OR_RETURN(run->plan, sharding::PlanStep(Inputs(), rounds, hold_updates));
-  EBB_RETURN_IF_ERROR(Prepare(*run));
   plans_.push_back(std::move(run));
   return plans_.back().get();
 }
@@ -112,8 +112,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   // Of all that is by parity, what that of two steps before has used is free then.
   Reset(number, /*evaluation=*/false);
   progress_.trace = {.step = outcome_->finished_steps() + 1};
-  updates_done_[progress_.parity].Wait();
-  host_updates_done_[progress_.parity].Wait();
+  issuer_->AwaitParity(progress_.parity);
   progress_.options = options;
   progress_.run = own_.get();
   progress_.micro_batches = options.micro_batches > 0
@@ -161,15 +160,18 @@ int64_t Executor::BeginStep(const StepOptions& options) {
     errors_.Note(absl::FailedPreconditionError(
         "BeginStep on a model without anything trainable: use BeginEvaluation"));
   }
-  EnqueueEarlyScalars();
-  for (int kind = 0; kind < sharding::kOperationKinds; ++kind) {
-    moved_bytes_[progress_.parity][kind] = 0;
-    predicted_bytes_[progress_.parity][kind] = progress_.run->bytes_of[kind];
-  }
   if (!progress_.run->plan.decisions.carries()) Drain();
-  progress_.counted = (finished_counted_ + 1) % kTrafficCounts;
-  traffic_[progress_.counted].Reset();
-  predicted_traffic_[progress_.counted] = progress_.run->traffic[carries_ ? 1 : 0];
+  absl::StatusOr<LinkedFragment*> linked = Link(*progress_.run, carries_);
+  if (!linked.ok()) {  // other ranks issue what this one cannot
+    errors_.Fail(linked.status());
+    progress_.run = own_.get();
+    linked = Link(*own_, carries_);
+  }
+  progress_.fragment = linked.value_or(nullptr);
+  record_exchange_->Begin(options.learning_rate);
+  moved_[progress_.parity].Reset();
+  counted_[progress_.parity] = progress_.run;
+  counted_carrying_[progress_.parity] = carries_;
   LogBegun();
   const sharding::Plan& plan = progress_.run->plan;
   progress_.backwards.Begin(plan);
@@ -197,6 +199,7 @@ int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& op
   progress_.trace = {.evaluation = traced_evaluations_, .shown = options.traced};
   progress_.micro_batches = micro_batches;
   progress_.run = walk_.get();
+  progress_.fragment = walk_->linked[0].get();
   const sharding::Pools& pools = walk_->plan.pools;
   const bool has_boundaries = pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
   if (micro_batches < 1 || (has_boundaries && micro_batches > pools.evaluation_micro_batches)) {
@@ -220,7 +223,8 @@ void Executor::Reset(int64_t number, bool evaluation) {
   progress_.evaluation = evaluation;
   progress_.number = number;
   progress_.options = {};
-  progress_.any_backward = progress_.reduced = progress_.gradients_written = false;
+  progress_.moment = 0;
+  progress_.any_backward = progress_.reduced = false;
   progress_.divisor = progress_.gradient_scale = 1;
   progress_.sums = {};
   progress_.hash = 0;
@@ -250,19 +254,9 @@ void Executor::LogBegun() {
 void Executor::Start() {
   Runnable& run = *progress_.run;
   if (absl::Status spread = SpreadWritten(); !spread.ok()) errors_.Note(spread);
-  if (upload_) {
-    // A walk that ended early may have left a gather on its way to a slot, and reads under way that
-    // this one starts again.
-    gather_->Record(*demand_);
-    upload_->Wait(*demand_);
-    for (auto [starts, ends] :
-         {std::pair(&read_parameters_, &parameters_read_), {&read_states_, &states_read_}}) {
-      (*ends)->Record(*started_);
-      (*starts)->Wait(*started_);
-    }
-  }
+  // A walk that ended early has not told what it used last.
+  if (progress_.evaluation && progress_.moment > 0) issuer_->EndEarly();
   CollectSpans(&run);
-  std::fill(run.issued.begin(), run.issued.end(), uint8_t{0});
   progress_.awaited.assign(run.plan.scopes.size(), 0);
   progress_.moment = 0;
   for (std::vector<uint8_t>& requested : requested_) {
@@ -290,7 +284,7 @@ float Executor::LossScale(int64_t number) {
 TensorView Executor::DeviceLossScale(int64_t number) {
   // Kernels of a step that is over read it, too: it is always memory that the device reaches.
   if (config_.compute == DType::kFloat16 && IsOpen(number, "device_loss_scale"))
-    compute_.Wait(*exchanged_);
+    issuer_->AwaitScale();
   return {.data = &control_block_->loss_scale(), .origin = view_errors_.Of(Shown::kLossScale)};
 }
 
@@ -335,10 +329,9 @@ absl::Status Executor::Reduce(int64_t number) {
     errors_.Note(absl::FailedPreconditionError("Reduce before any Backward: there is no gradient"));
   }
   CompleteScopes();
-  IssueCarriedLeft();
+  carries_ = false;
   outcome_->Take();  // Read needs this step's scale
-  reduce_->WaitIdle();
-  AwaitOffloads();
+  issuer_->WaitIdle();
   progress_.reduced = true;
   if (absl::Status broken = peers_.Broken(); !broken.ok()) errors_.Note(Located(broken));
   return errors_.Tell();
@@ -362,22 +355,10 @@ absl::Status Executor::Finish(int64_t number, const FinishOptions& options) {
   }
   errors_.Note(TakeRates(options));
   CompleteScopes();
-  if (progress_.gradients_written) RefreshWrittenGradients();
-  IssueCarriedLeft();
-  const sharding::Moment& finish = progress_.run->plan.moments.back();
-  for (int operation : finish.operations()) {
-    Issue(operation);
-    if (own_optimizer_enqueues_ &&
-        progress_.run->plan.operations[operation].kind == sharding::OperationKind::kExchange)
-      peers_.AwaitConclusion(progress_.parity);
-  }
-  RecordUpdatesDone(sharding::StreamId::kUpdate, progress_.parity);
-  if (host_update_) RecordUpdatesDone(sharding::StreamId::kHostUpdate, progress_.parity);
-  finished_counted_ = progress_.counted;
-  carried_parity_ = progress_.parity;
-  WaitCompute(finish.compute);
+  carries_ = false;
+  IssueFinish();
   // What fails in an update is this step's error then.
-  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) AwaitUpdates();
+  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) issuer_->WaitIdle();
   const absl::Status status = outcome_->Finish();
   if (status.ok()) has_finished_ = true;
   parameters_differ_ = false;
@@ -387,19 +368,51 @@ absl::Status Executor::Finish(int64_t number, const FinishOptions& options) {
   return status;
 }
 
-// The next step of this parity waits for what is enqueued by now before it begins: so no later than
-// behind the step's last update, or it would wait for those of the step in between, too.
-void Executor::RecordUpdatesDone(sharding::StreamId id, int parity) {
-  std::vector<Event>& done = id == sharding::StreamId::kUpdate ? updates_done_ : host_updates_done_;
-  StreamOf(id).Record(done[static_cast<size_t>(parity)]);
+// What Finish was given: the updates of the step have not been enqueued yet.
+absl::Status Executor::TakeRates(const FinishOptions& options) {
+  if (options.rates.empty() && options.gradient_scale == 1) return absl::OkStatus();
+  if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly) {
+    return absl::FailedPreconditionError(
+        "Finish was given rates or a gradient_scale, and updates are early: they had theirs at "
+        "BeginStep; begin such steps with StepOptions::rates_at_finish, or set "
+        "ebb.asynchronous_step to late");
+  }
+  const float scale = static_cast<float>(options.gradient_scale);
+  if (!std::isnormal(scale) || scale < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("gradient_scale ", options.gradient_scale,
+                                                   ": it must be positive, and an fp32 number"));
+  }
+  progress_.gradient_scale = options.gradient_scale;
+  return step_constants_->rates().Give(progress_.parity, options.rates);
 }
 
-// On the CPU the compute stream has waited for them.
-void Executor::AwaitUpdates() {
-  if (device_.kind() == DeviceKind::kCpu) return;
-  for (std::optional<Stream>* stream : {&update_, &host_update_, &written_}) {
-    if (stream->has_value()) (*stream)->WaitIdle();
+// The records before all that follows from them, where an optimizer of the trainer's is called by the host.
+void Executor::IssueFinish() {
+  const sharding::FragmentMoment& finish = progress_.fragment->fragment().moments.back();
+  ++progress_.moment;
+  NoteVerdict(VerdictTouch::kBeginRecord, progress_.parity);
+  outcome_->Close({.waits = !progress_.evaluation && FinishWaits(),
+                   .early = !progress_.evaluation &&
+                            progress_.run->plan.decisions.timing == sharding::UpdateTiming::kEarly,
+                   .divisor = progress_.divisor,
+                   .learning_rate = progress_.options.learning_rate,
+                   .gradient_scale = progress_.gradient_scale,
+                   .scopes_hash = progress_.hash ^ progress_.order.hash(),
+                   .trail = &progress_.trail,
+                   .sums = &progress_.sums,
+                   .log = progress_.log});
+  for (int index = finish.begin; index < finish.end; ++index) {
+    Issue(index, index + 1);
+    if (own_optimizer_enqueues_ && (*progress_.fragment)[index].code == sharding::Code::kExchange)
+      peers_.AwaitConclusion(progress_.parity);
   }
+}
+
+// With updates off the step is over when Finish returns, and an optimizer of the trainer's is only called for what
+// is applied.
+bool Executor::FinishWaits() const {
+  return own_optimizer_enqueues_ ||
+         progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff;
 }
 
 absl::StatusOr<Evaluation::Sums> Executor::FinishEvaluation(int64_t number) {
@@ -410,8 +423,10 @@ absl::StatusOr<Evaluation::Sums> Executor::FinishEvaluation(int64_t number) {
   }
   calls_.Note(CallKind::kFinishEvaluation);
   CompleteScopes();
-  for (int operation : progress_.run->plan.moments.back().operations()) Issue(operation);
+  const bool early = progress_.moment + 1 < progress_.fragment->fragment().moments.size();
+  IssueFinish();
   reduce_->WaitIdle();
+  if (early) issuer_->EndEarly();
   absl::StatusOr<Evaluation::Sums> sums = outcome_->FinishEvaluation();
   EndProgress();
   return sums;
@@ -423,7 +438,7 @@ void Executor::Drop(int64_t number) {
   while (!open_.empty()) CloseScope(open_.back());
   TakeViewErrors();  // gone with the step
   IssueCarriedLeft();
-  AwaitStreams();
+  issuer_->WaitIdle();
   outcome_->Drop();
   EndProgress();
 }
@@ -443,6 +458,15 @@ absl::StatusOr<StepReport> Executor::Report() {
   return outcome_->has_nothing_to_report() ? report : calls_.ReturnedAlone(report);
 }
 
+absl::Status Executor::Located(const absl::Status& broken) const {
+  return messages_.Located(broken, peers_.WhereBroken(broken), progress_.log,
+                           outcome_->finished_steps() + 1);
+}
+
+void Executor::NoteIfBroken(const Communicator& communicator, std::string_view operation) {
+  peers_.NoteIfBroken(communicator, [&] { return std::string(operation); });
+}
+
 // What the declared order has next, as a log has it.
 int Executor::NextCode() const {
   const std::vector<sharding::PlannedScope>& scopes = progress_.run->plan.scopes;
@@ -459,14 +483,20 @@ MutableTensorView Executor::workspace() const {
           .origin = view_errors_.Of(Shown::kWorkspace)};
 }
 
+// Both count what was issued, so that there is nothing to wait for.
 std::vector<CommunicationRow> Executor::communication() const {
-  for (const Event& event : updated_) event.Wait();
-  const auto of_finished = [this](const auto& bytes) {
-    return [this, &bytes](sharding::OperationKind kind) {
-      return bytes[outcome_->last_parity()][static_cast<size_t>(kind)].load();
-    };
-  };
-  return sharding::CommunicationRows(of_finished(predicted_bytes_), of_finished(moved_bytes_));
+  using Kind = sharding::OperationKind;
+  const auto parity = static_cast<size_t>(outcome_->last_parity());
+  const Runnable* const run = counted_[parity];
+  return sharding::CommunicationRows(
+      [&](Kind kind) { return run == nullptr ? 0 : run->bytes_of[static_cast<size_t>(kind)]; },
+      [&](Kind kind) { return moved_[parity].between_ranks(kind); });
+}
+
+std::vector<TrafficRow> Executor::traffic() const {
+  if (!has_finished_) return {};
+  const auto parity = static_cast<size_t>(outcome_->last_parity());
+  return moved_[parity].Rows(counted_[parity].load()->traffic[counted_carrying_[parity] ? 1 : 0]);
 }
 
 }  // namespace ebb

@@ -1,6 +1,6 @@
-// Executes plans: turns the scopes that a trainer opens and closes into the moments of the plan,
-// and the plan's operations into work on streams. What it decides itself is only what a plan cannot
-// know: what to do where the trainer leaves the declared order (order.cc).
+// Turns the scopes that a trainer opens and closes into the moments of a plan, whose instructions the issuer
+// runs (issuer.h). What it decides itself is only what a plan cannot know: what to do where the trainer leaves
+// the declared order (order.cc).
 //
 // What it holds of plans and of the step under way is in runnable.h and step_progress.h; what came of
 // steps in step_outcome.h and what went wrong in step_errors.h, what the swap files should
@@ -13,17 +13,16 @@
 //   executor.cc                    steps and evaluations, from begin to end
 //   scopes.cc, order.cc            opening and closing; off the declared order
 //   evaluation_in_step.cc          an evaluation while a step is open
-//   operations.cc, spans.cc        enqueuing the plan's operations; the memory of collectives
-//   tracing.cc                     spans of the timeline
-//   swaps.cc, verify_swap.cc       moves between tiers; the swap files before values are shown
-//   updates.cc, parameter_norms.cc the optimizer; what LAMB and LARS have to know before it
-//   step_exchange.cc, meeting.cc   what ranks tell each other at the end of a step, and outside of steps
+//   linking.cc, issuing.cc         the issuer and its fragments; what of them is issued when
+//   tracing.cc                     the timeline
+//   verify_swap.cc                 the swap files before values are shown
+//   meeting.cc                     what ranks tell each other outside of steps
 //   values.cc, access.cc           initial values; Read, Write and Gather
 //   state_runs.cc                  state wherever it lives
 //   training_state.cc              steps counted and the loss scale, as values that resume a run
 //   suspension.cc, copy.cc         beside other engines
 //   pools_for_collectives.cc       memory that NCCL moves without copies
-//   host_touches.cc                what the host touches beside the device, for who checks the order
+//   host_touches.cc                what the calling thread touches beside the device, for checks of the order
 #pragma once
 
 #include <array>
@@ -49,11 +48,15 @@
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/engine_calls.h"
 #include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/issue_tracer.h"
+#include "ebb/runtime/engine/issuer.h"
 #include "ebb/runtime/engine/meeting.h"
+#include "ebb/runtime/engine/moved_bytes.h"
 #include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/optimizer_state_names.h"
 #include "ebb/runtime/engine/outcome_messages.h"
 #include "ebb/runtime/engine/profiler_ranges.h"
+#include "ebb/runtime/engine/record_exchange.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/step_communicators.h"
 #include "ebb/runtime/engine/step_errors.h"
@@ -62,13 +65,14 @@
 #include "ebb/runtime/engine/step_scalars.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_verifier.h"
-#include "ebb/runtime/engine/traffic_count.h"
+#include "ebb/runtime/engine/update_call.h"
 #include "ebb/runtime/engine/update_table.h"
 #include "ebb/runtime/engine/view_errors.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/waits.h"
 
 namespace ebb {
 
@@ -136,7 +140,7 @@ class Executor {
   std::vector<MemoryRow> memory() const { return ledger_.Rows(); }
   const Device& device() const { return device_; }
   std::vector<CommunicationRow> communication() const;
-  std::vector<TrafficRow> traffic() const;  // swaps.cc
+  std::vector<TrafficRow> traffic() const;
   const sharding::Plan& plan() const { return own_->plan; }
   const Config& config() const { return config_; }
   const World& world() const { return given_world_; }
@@ -159,8 +163,6 @@ class Executor {
             &parameters_read_, &states_read_, &written_,         &check_};
   }
   void AwaitStreams();
-  void RecordUpdatesDone(sharding::StreamId id, int parity);  // kUpdate or kHostUpdate
-  void AwaitUpdates();
   absl::Status Initialise();  // initialise.cc
   absl::Status CheckGroups() const;
   absl::Status CheckOptimizer() const;
@@ -190,7 +192,6 @@ class Executor {
   int StreamsOfDevice();
   absl::Status MakeOffloadStreams();
   int TasksMax(sharding::StreamId id) const;
-  absl::Status MakeEvents(size_t count, std::vector<Event>& events);
   absl::StatusOr<Runnable*> PlanFor(int rounds, bool hold_updates);
   HostLane Control() { return {*control_, *reduce_, mirror_}; }
   sharding::PlanInputs Inputs() const {
@@ -203,13 +204,11 @@ class Executor {
     return inputs;
   }
 
-  // spans.cc
-  absl::Status Prepare(Runnable& run);
-  void PointCollectives(Runnable& run);
-  void PointSingleCollectives();
+  // linking.cc
+  absl::Status MakeIssuer();
+  absl::StatusOr<LinkedFragment*> Link(Runnable& run, bool carrying);
+  void PointAll();  // once the pools have moved
   std::vector<CollectiveSpan> GatherSpans(int unit) const;
-  // Of a gather from secondary shards, or of the copies that fill them.
-  std::vector<CollectiveSpan> SecondarySpans(int unit, bool fills) const;
 
   // values.cc
   absl::Status FillSlices();
@@ -276,20 +275,6 @@ class Executor {
   absl::Status VisitMemory(std::byte* at, Tier tier, int64_t bytes, Access access,
                            absl::FunctionRef<absl::Status(std::byte*)> visit);
 
-  // swaps.cc
-  void EnqueueMoves(int operation, StepTag step);
-  void StartTransfers(Runnable& run, int operation);
-  void EndTransfers(Runnable& run, int operation, StepTag step);
-  void CountMoves(const sharding::Operation& operation, StepTag step);
-  void Drain();
-  void IssueCarriedLeft();
-  absl::Status MayLook() const;
-  void Narrow(const sharding::Narrowing& narrowing);
-  void AwaitOffloads();
-  void FetchSlice(int unit);
-  void AwaitState(int unit);
-  void AwaitReaders();
-
   // verify_swap.cc
   absl::Status ChooseVerifySwap();                           // collective
   absl::Status MeasureVerifySwap(const ChecksumWork& work);  // collective
@@ -322,31 +307,17 @@ class Executor {
   absl::Status ExchangePieces(Executor& source, std::span<const sharding::Transfer> transfers,
                               StateArray& verified, CopyStaging& staging);
 
-  // operations.cc
-  void Issue(int operation);
-  void Enqueue(int operation);  // between its waits and what it records
-  void EnqueueWork(int operation);
-  void EnqueueCollective(int operation);
-  void FillSecondary(int operation, StepTag step);
-  Event& EventOf(const sharding::Dependency& dependency);
-  Stream& StreamOf(sharding::StreamId id);
-  Stream& EndStreamOf(sharding::StreamId id);
-  Stream& WorkStreamOf(const sharding::Operation& operation);
-  Communicator& CommunicatorOf(sharding::OperationKind kind);
-  Communicator& ExchangeCommunicator() {
-    return exchange_communicator_ ? *exchange_communicator_ : *reduce_communicator_;
-  }
-  void WaitCompute(std::span<const sharding::Dependency> waits);
-  void Began(Runnable& run, int operation);
-  void Ended(Runnable& run, int operation, StepTag step);
-  // tracing.cc: around an operation, on its stream; nothing unless there is a timeline.
-  void TraceBegin(Stream& stream, Runnable& run, int operation);
-  void TraceEnd(Stream& stream, Runnable& run, int operation, StepTag step);
-  void Trace(const Runnable& run, int operation, StepTag step);
-  Timeline::Span SpanOf(const Runnable& run, int operation, StepTag step) const;  // without times
-  bool TimedByDevice(const Stream& stream) const {
-    return device_spans_ != nullptr && stream.view().native != nullptr;
-  }
+  // issuing.cc
+  void Issue(int begin, int end);  // instructions of the fragment that runs
+  int issued() const;              // of those, how many have been: in their order
+  StepTag TagOf() const;
+  void Drain();
+  void IssueCarriedLeft();
+  absl::Status MayLook() const;
+  void FetchSlice(int unit);
+  void AwaitState();
+
+  // tracing.cc
   absl::Status MakeTimeline();
   void CollectSpans(const Runnable* next);  // `next`: what is to run, with spans of its own
   optim::Kernels& KernelsOf(const Stream& stream) const {
@@ -361,34 +332,13 @@ class Executor {
       stream.Enqueue(work);
     }
   }
-  void RunOperation(Runnable& run, int operation, StepTag step);
-  int64_t Moved(const Communicator& communicator) const;
-  void Cast(int unit, int visit, std::byte* destination);
-  // Where the sums of a part are made: its shard, or the slot that this passes through.
-  std::byte* ShardOf(const sharding::Plan& plan, const sharding::Part& part) const;
-  void Accumulate(Stream& stream, int unit, const std::byte* reduced, std::byte* shard_data,
-                  bool first, bool last);
-  void Norm(Stream& stream, int unit, const std::byte* shard_data);
-  // Where kReduce and kAllReduce leave this rank's slice, and where it is in the communication
-  // dtype: the shard itself unless it is to be accumulated there.
-  std::byte* SummedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
-  std::byte* RoundedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
-  std::byte* ReducedSlice(const sharding::Plan& plan, const sharding::Part& part) const;
-  bool GradientOnDevice(int unit) const {
-    return plan().pools.homes.units[static_cast<size_t>(unit)].gradient == Tier::kDevice;
-  }
-  std::span<double> NormScratch(int unit) const;
-  void Round(int unit, const std::byte* summed, std::byte* reduced);
-  std::byte* ReduceSource(const sharding::Plan& plan, const sharding::Part& part) const;
-  int64_t SliceOffset(int unit,
-                      DType dtype) const;  // of this rank's slice in the trainable section, bytes
-
   // scopes.cc
   OpenScope* Find(int64_t scope);
   const OpenScope* Find(int64_t scope) const;
   int64_t Open(int64_t number, bool backward, UnitId unit);
   void CloseScope(OpenScope& scope);
   void Advance();
+  int KernelsOfScope(int scope) const;
   void CompleteGradient(const OpenScope& scope);
   bool ReducesAfter(const OpenScope& scope) const;
   MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient, Shown shown);
@@ -413,8 +363,6 @@ class Executor {
   bool UpdateHasStarted(int unit) const;
   bool HasRoom(const OpenScope& scope, bool all);
   void GatherAlone(int unit);
-  void HoldBehindCompute();
-  void AwaitEverything();
 
   // evaluation_in_step.cc
   absl::Status MayEvaluate() const;
@@ -423,54 +371,14 @@ class Executor {
   void ReadSlotsAgain();
   bool IsOpen(int64_t number, std::string_view call);
 
-  // updates.cc
-  void RunUpdate(const sharding::UpdateWork& work, int parity, bool early, Stream& stream);
-  void EnqueueEarlyScalars();
-  // What of a work one rule updates, and with which constants: those of the runs are counted from
-  // `first_set`.
-  struct PartOfUpdate {
-    optim::UpdateRule rule{};
-    optim::UpdateArrays arrays;
-    optim::UpdateRuns runs;
-    int64_t first_set = 0;
-  };
-  void ForEachPart(const sharding::UpdateWork& work, int parity, bool early, Stream& stream,
-                   absl::FunctionRef<void(const PartOfUpdate&)> visit) const;
-  void KeepParameters(const sharding::UpdateWork& work, Stream& stream);
-  optim::UpdateArrays ArraysOf(const sharding::UpdateWork& work) const;
-  bool UpdatesInOnePass(const sharding::SubGroup& group) const;
-  const UpdateTable::Set& SetOf(const sharding::SubGroup& group) const;
-  optim::RoundingPlace RoundingOf(int unit, int64_t at) const;
-  absl::Status RunOwnOptimizer(const sharding::UpdateWork& work, const StepScalars& scalars,
-                               Stream& stream);
-
-  // parameter_norms.cc
-  std::span<optim::NormSums> NormSumsOn(bool device) const;
-  void RunParameterNorms(const sharding::UpdateWork& work, int parity, bool first, Stream& stream);
-  void EnqueueNormExchange(Runnable& run, int index, StepTag step);
-  void ConcludeNorms(int parity);
-
-  // step_exchange.cc
+  void IssueFinish();
   bool FinishWaits() const;
-  void EnqueueExchange();
-  void RefreshNorms();
-  Stream& SettledStream(int unit);
-  void RefreshWrittenGradients();
 
-  // host_touches.cc: memory that the device reaches, touched by the host in the order of a stream or
-  // by the calling thread. Told before it is enqueued or done.
-  void NoteTransfers(Stream& stream, const sharding::Operation& operation);  // at either end
-  void NoteWork(Stream& stream, const Runnable& run, int operation, StepTag step);
-  void NoteSettled(int unit);  // the calling thread sums its gradient
-  enum class VerdictTouch {    // of the control block
-    kBeginLoss,                // by the calling thread
+  // host_touches.cc: memory that the device reaches, touched by the calling thread. Told before it is done.
+  enum class VerdictTouch {  // of the control block
+    kBeginLoss,              // by the calling thread
     kBeginRecord,
     kReadScale,
-    kEarlyConstants,  // in the order of the reduce stream
-    kCompleteRecord,
-    kConclude,
-    kCompleteNorms,
-    kConcludeNorms,
   };
   void NoteVerdict(VerdictTouch what, int parity);
 
@@ -486,15 +394,7 @@ class Executor {
     return errors_.Tell();
   }
   absl::Status Located(const absl::Status& broken) const;
-  void NoteCollective(Communicator& communicator, absl::Status status);
-  void NoteIfBroken(const Communicator& communicator, std::string_view operation,
-                    std::span<const sharding::Part> parts);
-  void NoteIfBroken(sharding::OperationKind kind, std::span<const sharding::Part> parts = {}) {
-    NoteIfBroken(CommunicatorOf(kind), sharding::Name(kind), parts);
-  }
-  void NoteIfBroken(sharding::OperationKind kind, const sharding::Part& part) {
-    NoteIfBroken(kind, {&part, 1});
-  }
+  void NoteIfBroken(const Communicator& communicator, std::string_view operation);
 
   std::string ScopeName(bool backward, int unit) const {
     return messages_.ScopeName(backward, unit);
@@ -531,6 +431,7 @@ class Executor {
       plans_;  // of steps of other rounds, or that hold their updates
   // The config's own step; a walk of an evaluation; carried updates alone.
   std::unique_ptr<Runnable> own_, walk_, drain_;
+  std::vector<CollectiveSpan> single_gather_;     // of a unit that is gathered alone
   ThreadTeam alone_{1};                           // for arithmetic within a task of a team
   std::unique_ptr<optim::Kernels> kernels_;       // of the device's streams
   std::unique_ptr<optim::Kernels> host_kernels_;  // of the host's
@@ -544,7 +445,6 @@ class Executor {
   std::optional<NormExchange> norms_;  // where an optimizer takes norms
   OptimizerStateNames state_names_;
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
-  std::vector<std::vector<CollectiveSpan>> single_gather_;  // by unit
   std::vector<int> micro_batch_numbers_;
   std::vector<DType> boundary_dtypes_;  // by visit
   std::vector<int64_t> boundary_elements_;
@@ -570,32 +470,17 @@ class Executor {
   int64_t traced_evaluations_ = 0;
   std::atomic<bool> has_finished_ = false;
   bool warned_of_order_ = false;
-  std::atomic<int> finished_counted_ = 0;
-  CollectiveSpan exchange_spans_[ControlBlock::kSlots], norm_spans_[2];  // by parity
-  int64_t exchange_moved_before_ = 0;
-  std::atomic<int64_t> moved_bytes_[2][sharding::kOperationKinds] =
-      {};  // by parity, by operation kind
-  std::atomic<int64_t> predicted_bytes_[2][sharding::kOperationKinds] = {};  // likewise
-  int64_t transfers_traced_ns_[sharding::kStreams] = {};  // until when, by those that end them
-  int64_t moved_before_[sharding::kStreams] =
-      {};  // of a stream's communicator, at the operation's start
-
-  // By step, in turns. A write of a step is waited for by the next one's update of that unit, which
-  // the third waits for before it begins: a count is at rest when its turn comes again.
-  static constexpr int kTrafficCounts = 4;
-  TrafficCount traffic_[kTrafficCounts];
-  std::vector<TrafficRow> predicted_traffic_[kTrafficCounts];
+  MovedBytes moved_[2];                           // by parity
+  std::atomic<const Runnable*> counted_[2] = {};  // likewise: what was predicted for it ...
+  std::atomic<bool> counted_carrying_[2] = {};    // ... with updates of the step before
   // An optimizer of the trainer's enqueues updates on the device: the host calls it when it knows
   // that they are to happen.
   bool own_optimizer_enqueues_ = false;
-  bool carries_ = false;    // updates of the last step are still to be done ...
-  int carried_parity_ = 0;  // ... whose parity this is
+  bool carries_ = false;  // updates of the last step are still to be done
 
   // Streams end before what their tasks use.
-  std::vector<Event> updated_, stored_;  // by unit
-  std::vector<Event> slot_free_;         // by slot
-  std::optional<Event> exchanged_, fence_, demand_, started_;
-  std::vector<Event> concluded_, updates_done_, host_updates_done_;  // by parity
+  std::optional<Event> started_;
+  std::vector<Event> concluded_;  // by parity
   Stream compute_;
   std::optional<Stream> gather_, reduce_, update_;
   // Where something is offloaded.
@@ -603,6 +488,14 @@ class Executor {
   std::optional<Stream> host_sum_, host_update_, read_parameters_, read_states_, write_;
   std::optional<Stream> parameters_read_, states_read_, written_;  // where transfers end
   std::optional<Stream> check_;                                    // where there are swap files
+
+  // What runs the plans, over all of the above.
+  std::optional<sharding::Cells> cells_;
+  std::optional<RecordExchange> record_exchange_;
+  std::optional<UpdateCall> update_call_;
+  std::optional<IssueTracer> tracer_;
+  std::unique_ptr<IssueObserver> observer_;
+  std::optional<Issuer> issuer_;
 };
 
 }  // namespace ebb

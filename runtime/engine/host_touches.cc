@@ -5,9 +5,6 @@
 
 namespace ebb {
 
-void Executor::NoteTransfers(Stream&, const sharding::Operation&) {}
-void Executor::NoteWork(Stream&, const Runnable&, int, StepTag) {}
-void Executor::NoteSettled(int) {}
 void Executor::NoteVerdict(VerdictTouch, int) {}
 
 }  // namespace ebb

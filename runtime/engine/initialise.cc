@@ -22,7 +22,6 @@
 
 namespace ebb {
 
-using sharding::OperationKind;
 using sharding::Section;
 
 absl::StatusOr<std::unique_ptr<Executor>> Executor::Create(World world, Device device,
@@ -199,31 +198,17 @@ absl::Status Executor::MakeStreams() {
     EBB_ASSIGN_OR_RETURN(Stream made, NewStream(device_, name, TasksMax(id), priority));
     into->emplace(std::move(made));
   }
-  for (std::optional<Event>* event : {&exchanged_, &fence_, &demand_, &started_}) {
-    EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
-    event->emplace(std::move(made));
-  }
+  EBB_ASSIGN_OR_RETURN(Event started, device_.NewEvent());
+  started_.emplace(std::move(started));
   // What the caller waits for when it is two steps ahead.
-  for (std::vector<Event>* events : {&concluded_, &updates_done_, &host_updates_done_}) {
-    while (events->size() < ControlBlock::kSlots) {
-      EBB_ASSIGN_OR_RETURN(Event made, NewAwaitedEvent(device_));
-      events->push_back(std::move(made));
-    }
-  }
-  EBB_RETURN_IF_ERROR(MakeEvents(model_.units.size(), updated_));
-  return MakeEvents(model_.units.size(), stored_);
-}
-
-absl::Status Executor::MakeEvents(size_t count, std::vector<Event>& events) {
-  while (events.size() < count) {
-    EBB_ASSIGN_OR_RETURN(Event made, device_.NewEvent());
-    events.push_back(std::move(made));
+  while (concluded_.size() < ControlBlock::kSlots) {
+    EBB_ASSIGN_OR_RETURN(Event made, NewAwaitedEvent(device_));
+    concluded_.push_back(std::move(made));
   }
   return absl::OkStatus();
 }
 
 absl::Status Executor::MakeOffloadStreams() {
-  EBB_RETURN_IF_ERROR(MakeEvents(static_cast<size_t>(plan().pools.slots()), slot_free_));
   if (!plan().decisions.offloads()) return absl::OkStatus();
   using sharding::StreamId;
   const std::tuple<const char*, StreamId, std::optional<Stream>*> copies[] = {
@@ -261,8 +246,7 @@ int Executor::TasksMax(sharding::StreamId id) const {
     const sharding::Operation& operation = plan().operations[i];
     if (operation.stream != id) continue;
     constexpr size_t kOwn = 5;  // begin, work, end, and what ties both streams of transfers
-    tasks += kOwn + operation.after.size() + operation.moves.size() + operation.parts.size() +
-             operation.frees.size();
+    tasks += kOwn + sharding::kLines + operation.moves.size() + operation.parts.size();
     if (operation.kind == sharding::OperationKind::kFillSecondary)
       tasks += operation.parts.size();  // a copy each of what is trainable and what is frozen
   }
@@ -322,9 +306,6 @@ absl::Status Executor::MakeState() {
   EBB_RETURN_IF_ERROR(MakeOffloadStreams());
   EBB_RETURN_IF_ERROR(MakeTimeline());
   profiler_ranges_.emplace(plan().unit_names);
-  EBB_RETURN_IF_ERROR(Prepare(*own_));
-  EBB_RETURN_IF_ERROR(Prepare(*walk_));
-  EBB_RETURN_IF_ERROR(Prepare(*drain_));
   update_table_ = UpdateTable(model_, config_, plan(), shard_);
   state_names_ =
       OptimizerStateNames(model_, config_, options_.optimizer ? &*options_.optimizer : nullptr);
@@ -360,8 +341,7 @@ absl::Status Executor::MakeState() {
     boundary_dtypes_.push_back(bytes % size == 0 ? decisions.compute : DType::kInt8);
     boundary_elements_.push_back(bytes % size == 0 ? bytes / size : bytes);
   }
-  PointSingleCollectives();
-  return absl::OkStatus();
+  return MakeIssuer();
 }
 
 }  // namespace ebb

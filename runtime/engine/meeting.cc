@@ -28,8 +28,8 @@ absl::Status Executor::Meet(Meeting meeting, int64_t subject, const absl::Status
   for (std::optional<Communicator>* communicator : peers_.of_steps()) {
     if (!communicator->has_value()) continue;
     Stream& stream = communicator == &gather_communicator_ ? *gather_ : *reduce_;
-    NoteCollective(**communicator, (*communicator)->Barrier(stream));
-    Compute(stream, [this, communicator] { NoteIfBroken(**communicator, "", {}); });
+    peers_.NoteCollective(**communicator, (*communicator)->Barrier(stream), errors_);
+    Compute(stream, [this, communicator] { NoteIfBroken(**communicator, ""); });
   }
   gather_->WaitIdle();
   reduce_->WaitIdle();

@@ -92,28 +92,35 @@ void Executor::CheckNothingLeftOut() {
 
 // The plan's next moment is the close of a scope that is still open, but the trainer opens a later one.
 void Executor::OpenAheadOfHeld(const OpenScope& scope) {
-  const sharding::Plan& plan = progress_.run->plan;
-  progress_.awaited[scope.planned] = 1;
   if (!HasRoom(scope, /*all=*/false)) return;
-  const std::span<const sharding::Dependency> waits =
-      plan.moments[static_cast<size_t>(sharding::OpenTick(scope.planned))].compute;
-  for (const sharding::Dependency& dependency : waits) {
-    if (dependency.kind != sharding::Dependency::kOperation) continue;
-    const size_t index = static_cast<size_t>(dependency.index);
-    const OperationKind kind = plan.operations[index].kind;
-    // Marks are the compute stream's own.
-    if (progress_.run->issued[index] || kind == OperationKind::kMark) continue;
-    const bool gathers = kind == OperationKind::kGather ||
-                         kind == OperationKind::kGatherSecondary ||
-                         kind == OperationKind::kFillSecondary;
-    errors_.Note(absl::FailedPreconditionError(
-        absl::StrCat(ScopeName(scope.backward, scope.unit), " while ", HeldScope(),
-                     " is open, behind which the ", std::string(sharding::Name(kind)),
-                     " of what it needs comes: close that scope first",
-                     gathers ? ", or raise ebb.prefetch_depth" : "")));
-    return AwaitEverything();
+  // The kernels of scopes ahead of it that are left out wait, too: what they wait for, those behind them on
+  // the compute stream do not wait for again.
+  const int kernels = KernelsOfScope(scope.planned);
+  std::vector<int> to_start;
+  for (int index = issued(); index <= kernels; ++index) {
+    const sharding::Instruction& instruction = (*progress_.fragment)[index];
+    if (instruction.code != sharding::Code::kKernels ||
+        (index < kernels && progress_.awaited[instruction.scope]))
+      continue;
+    to_start.push_back(index);
+    for (int wait : instruction.waits) {
+      const sharding::Instruction& other = (*progress_.fragment)[wait];
+      if (wait < issued() || other.code == sharding::Code::kKernels) continue;
+      const bool gathers = other.role == OperationKind::kGather ||
+                           other.role == OperationKind::kGatherSecondary ||
+                           other.role == OperationKind::kFillSecondary;
+      errors_.Note(absl::FailedPreconditionError(
+          absl::StrCat(ScopeName(scope.backward, scope.unit), " while ", HeldScope(),
+                       " is open, behind which the ", std::string(sharding::Name(other.role)),
+                       " of what it needs comes: close that scope first",
+                       gathers ? ", or raise ebb.prefetch_depth" : "")));
+      return issuer_->Fence();
+    }
   }
-  WaitCompute(waits);
+  for (int index : to_start) {
+    progress_.awaited[(*progress_.fragment)[index].scope] = 1;
+    issuer_->StartKernels(*progress_.fragment, index, TagOf());
+  }
 }
 
 // What holds the plan back.
@@ -133,14 +140,13 @@ void Executor::OpenAgain(OpenScope& scope) {
         ScopeName(scope.backward, scope.unit),
         " after the unit's update of this step has started, so its parameters are the next step's: "
         "open it before its last Backward, or set ebb.asynchronous_step to late")));
-    return AwaitEverything();
+    return issuer_->Fence();
   }
-  if (plan.decisions.kept_whole[scope.unit]) return compute_.Wait(updated_[scope.unit]);
+  if (plan.decisions.kept_whole[scope.unit]) return issuer_->Fence();
   const bool shown = std::any_of(open_.begin(), open_.end(),
                                  [&](const OpenScope& other) { return other.unit == scope.unit; });
   if (shown || IsGathered(scope.unit)) {
-    gather_->Record(*demand_);
-    return compute_.Wait(*demand_);
+    return issuer_->Fence();
   }
   if (!HasRoom(scope, /*all=*/true)) return;
   scope.displaces = true;
@@ -160,7 +166,7 @@ void Executor::CloseAgain(const OpenScope& scope) {
         GatherAlone(unit);
     }
   }
-  HoldBehindCompute();
+  issuer_->Fence();
 }
 
 // Whether a gather has brought the unit, or brings it, for a scope that is not over.
@@ -168,7 +174,8 @@ bool Executor::IsGathered(int unit) const {
   const sharding::Plan& plan = progress_.run->plan;
   for (int s = 0; s < progress_.order.scopes(); ++s) {
     const int gather = plan.gather_of_scope[s];
-    if (plan.scopes[s].unit == unit && gather >= 0 && progress_.run->issued[gather] &&
+    if (plan.scopes[s].unit == unit && gather >= 0 &&
+        progress_.fragment->fragment().instruction_of[gather] < issued() &&
         !progress_.order.is_over(s))
       return true;
   }
@@ -177,11 +184,10 @@ bool Executor::IsGathered(int unit) const {
 
 // Early ones; those that are carried are the step before's.
 bool Executor::UpdateHasStarted(int unit) const {
-  const sharding::Plan& plan = progress_.run->plan;
-  for (size_t index = 0; index < plan.operations.size(); ++index) {
-    const sharding::Operation& operation = plan.operations[index];
-    if (operation.kind == OperationKind::kUpdate && operation.parts.front().unit == unit &&
-        operation.condition != sharding::Condition::kCarrying && progress_.run->issued[index])
+  for (int index = 0; index < issued(); ++index) {
+    const sharding::Instruction& instruction = (*progress_.fragment)[index];
+    if (instruction.code == sharding::Code::kUpdate && !instruction.carried &&
+        instruction.parts.front().unit == unit)
       return true;
   }
   return false;
@@ -198,43 +204,28 @@ bool Executor::HasRoom(const OpenScope& scope, bool all) {
       ScopeName(scope.backward, scope.unit), " while ", ScopeName(other->backward, other->unit),
       " is open: the gather pool has room for both only one after the other; close the first, or "
       "raise ebb.prefetch_depth")));
-  AwaitEverything();
+  issuer_->Fence();
   return false;
 }
 
-// From where its slices live, between what compute has done and what it does next.
+// From where its slices live, between all that was issued and all that comes.
 void Executor::GatherAlone(int unit) {
-  HoldBehindCompute();
-  gather_->Wait(updated_[unit]);
+  issuer_->Fence();
   if (plan().decisions.parameter_tier != Tier::kDevice) {
-    // A gather that was on its way may lie where this slice goes.
-    gather_->Record(*demand_);
-    upload_->Wait(*demand_);
-    updated_[static_cast<size_t>(unit)].Wait();
-    stored_[static_cast<size_t>(unit)].Wait();
+    issuer_->WaitIdle();
     FetchSlice(unit);
   }
-  NoteCollective(*gather_communicator_,
-                 gather_communicator_->AllGather(*gather_, single_gather_[unit], config_.compute));
-  Compute(*gather_, [this, unit] { NoteIfBroken(OperationKind::kGather, {.unit = unit}); });
-  gather_->Record(*demand_);
-  compute_.Wait(*demand_);
-}
-
-// What writes parameters where kernels find them comes behind what compute has done.
-void Executor::HoldBehindCompute() {
-  compute_.Record(*fence_);
-  for (std::optional<Stream>* stream : {&gather_, &update_, &upload_})
-    if (stream->has_value()) (*stream)->Wait(*fence_);
-}
-
-// For kernels of a scope that is an error: they touch what nothing else does by then.
-void Executor::AwaitEverything() {
-  for (std::optional<Stream>* stream : Streams()) {
-    if (!stream->has_value()) continue;
-    (*stream)->Record(*fence_);
-    compute_.Wait(*fence_);
-  }
+  gather_->WaitIdle();  // of the spans of the one before
+  single_gather_ = GatherSpans(unit);
+  peers_.NoteCollective(*gather_communicator_,
+                        gather_communicator_->AllGather(*gather_, single_gather_, config_.compute),
+                        errors_);
+  Compute(*gather_, [this, unit] {
+    peers_.NoteIfBroken(*gather_communicator_, [&] {
+      return absl::StrCat("gather of unit '", model_.units[static_cast<size_t>(unit)].name, "'");
+    });
+  });
+  issuer_->Fence();
 }
 
 }  // namespace ebb

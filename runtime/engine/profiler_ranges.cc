@@ -13,15 +13,21 @@ ProfilerRanges::ProfilerRanges(std::span<const std::string> units) : units_(unit
   }
   for (int kind = 0; kind < sharding::kOperationKinds; ++kind) {
     const std::string name(sharding::Name(static_cast<sharding::OperationKind>(kind)));
-    operations_.push_back(name);
-    for (const std::string& unit : units) operations_.push_back(absl::StrCat(name, " ", unit));
+    instructions_.push_back(name);
+    for (const std::string& unit : units) instructions_.push_back(absl::StrCat(name, " ", unit));
   }
 }
 
-ProfilerRanges::Range ProfilerRanges::Enqueues(const sharding::Operation& operation) const {
+void ProfilerRanges::Begin(LinkedFragment& run, int index, const StepTag&, Stream&) {
+  const sharding::Instruction& instruction = run[index];
   const size_t unit =
-      operation.parts.empty() ? 0 : 1 + static_cast<size_t>(operation.parts.front().unit);
-  return Range(operations_[static_cast<size_t>(operation.kind) * (units_ + 1) + unit].c_str());
+      instruction.parts.empty() ? 0 : 1 + static_cast<size_t>(instruction.parts.front().unit);
+  profiler::Push(
+      instructions_[static_cast<size_t>(instruction.role) * (units_ + 1) + unit].c_str());
+}
+
+void ProfilerRanges::End(LinkedFragment&, int, const StepTag&, Stream&) {
+  profiler::Pop();
 }
 
 void ProfilerRanges::Open(int64_t scope, bool backward, int unit) {

@@ -1,5 +1,5 @@
-// What a profiler shows of the thread that calls an engine: which scope it is in, and which operation of
-// the plan it enqueues, named as the timeline names them ("backward block3", "reduce block3").
+// What a profiler shows of the thread that calls an engine: which scope it is in, and which instruction
+// it enqueues, named as the timeline names them ("backward block3", "reduce block3").
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,19 @@
 #include <thread>
 #include <vector>
 
+#include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/trace/profiler.h"
-#include "ebb/sharding/plan.h"
 
 namespace ebb {
 
-class ProfilerRanges {
+class ProfilerRanges : public IssueObserver {
  public:
-  class Range {
-   public:
-    explicit Range(const char* name) { profiler::Push(name); }
-    ~Range() { profiler::Pop(); }
-    Range(const Range&) = delete;
-    Range& operator=(const Range&) = delete;
-  };
-
   // Makes all names, so that steps make none.
   explicit ProfilerRanges(std::span<const std::string> units);
 
   // While it is enqueued.
-  Range Enqueues(const sharding::Operation& operation) const;
+  void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
+  void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
 
   // A scope's range ends when it is closed and all that its thread opened after it are: ranges nest. Of
   // a scope that another thread closes, when its own thread calls next.
@@ -42,8 +35,8 @@ class ProfilerRanges {
   };
   void PopClosed();
 
-  std::vector<std::string> scopes_;      // by unit: forward, backward
-  std::vector<std::string> operations_;  // by kind: of no unit, of each
+  std::vector<std::string> scopes_;        // by unit: forward, backward
+  std::vector<std::string> instructions_;  // by role: of no unit, of each
   size_t units_ = 0;
   std::vector<OpenRange> open_;
 };

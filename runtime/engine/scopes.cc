@@ -58,7 +58,7 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
   FollowOrder(match, backward, unit);
   progress_.any_backward |= backward;
   if (match.kind == sharding::Match::kRefused) {
-    AwaitEverything();
+    issuer_->Fence();
   } else if (match.kind == sharding::Match::kAgain) {
     OpenAgain(scope);
   } else {
@@ -86,17 +86,17 @@ void Executor::Advance() {
   if (std::any_of(open_.begin(), open_.end(),
                   [](const OpenScope& scope) { return scope.planned < 0; }))
     return;
-  Runnable& run = *progress_.run;
+  const std::vector<sharding::FragmentMoment>& moments = progress_.fragment->fragment().moments;
   const sharding::OrderProgress& order = progress_.order;
-  while (progress_.moment < run.plan.moments.size()) {
-    const Moment& moment = run.plan.moments[progress_.moment];
+  while (progress_.moment < moments.size()) {
+    const sharding::FragmentMoment& moment = moments[progress_.moment];
     if (moment.kind == Moment::kFinish) return;  // Finish's own
     if (moment.kind == Moment::kOpen && !order.has_come(moment.scope)) return;
     if (moment.kind == Moment::kClose && !order.is_over(moment.scope)) return;
     ++progress_.moment;
     if (moment.kind == Moment::kClose &&
         order.state(moment.scope) == sharding::OrderProgress::State::kLeftOut) {
-      const PlannedScope& planned = run.plan.scopes[moment.scope];
+      const PlannedScope& planned = progress_.run->plan.scopes[moment.scope];
       const OpenScope left_out{.planned = moment.scope,
                                .unit = planned.unit,
                                .visit = planned.visit,
@@ -104,12 +104,22 @@ void Executor::Advance() {
                                .backward = planned.backward};
       if (ReducesAfter(left_out)) CompleteGradient(left_out);
     }
-    for (int operation : moment.operations()) Issue(operation);
+    if (moment.kind == Moment::kClose)
+      issuer_->EndKernels(*progress_.fragment, KernelsOfScope(moment.scope), TagOf());
+    Issue(moment.begin, moment.end);
     if (moment.kind == Moment::kOpen && !progress_.awaited[moment.scope]) {
       progress_.awaited[moment.scope] = 1;
-      WaitCompute(moment.compute);
+      issuer_->StartKernels(*progress_.fragment, moment.end - 1, TagOf());
     }
   }
+}
+
+// The last instruction of the moment in which it opens.
+int Executor::KernelsOfScope(int scope) const {
+  return progress_.fragment->fragment()
+             .moments[static_cast<size_t>(sharding::OpenTick(scope))]
+             .end -
+         1;
 }
 
 void Executor::Close(int64_t id) {

@@ -70,13 +70,21 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> StepCommunicators::Logs(
   return logs;
 }
 
+void StepCommunicators::NoteCollective(Communicator& communicator, absl::Status status,
+                                       StepErrors& errors) {
+  if (status.ok()) return;
+  communicator.Abort(status);
+  errors.Note(std::move(status));
+}
+
 // The time-out is waited out once: nobody who waits, here or on other ranks, in another of the step's
 // communicators waits for that of its own.
 void StepCommunicators::NoteIfBroken(const Communicator& communicator,
                                      absl::FunctionRef<std::string()> where) {
   const absl::Status broken = communicator.status();
   if (broken.ok()) return;
-  std::string at = where();
+  // NCCL's operations run long after the host was here, and its communicators fail together.
+  std::string at = with_.world->connected_by_nccl() ? "" : where();
   {
     const std::lock_guard lock(mutex_);
     if (!broken_.ok()) return;

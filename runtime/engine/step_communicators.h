@@ -13,8 +13,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_peers.h"
 
 namespace ebb {
@@ -29,6 +31,7 @@ class StepCommunicators : public StepPeers {
     std::optional<Stream>* reduce = nullptr;
     std::array<std::optional<Stream>*, 2> updates = {};
     DeviceMirror* mirror = nullptr;
+    const World* world = nullptr;
     double timeout_seconds = 0;
   };
   explicit StepCommunicators(const Parts& parts) : with_(parts) {}
@@ -43,6 +46,9 @@ class StepCommunicators : public StepPeers {
   absl::StatusOr<std::vector<std::vector<int64_t>>> Logs(std::span<const int64_t> own,
                                                          const absl::Status& broken) override;
 
+  // What came of enqueuing a collective. One that one rank alone does not enqueue would pair its later ones
+  // with the wrong ones of the others.
+  void NoteCollective(Communicator& communicator, absl::Status status, StepErrors& errors);
   // On an operation's stream, after it: `communicator` may have failed with it, and `where` says in words
   // which operation it is. Only the first failure is kept.
   void NoteIfBroken(const Communicator& communicator, absl::FunctionRef<std::string()> where);

@@ -10,6 +10,7 @@
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/scope_trail.h"
 #include "ebb/runtime/engine/step.h"
+#include "ebb/runtime/engine/step_tag.h"
 #include "ebb/sharding/order.h"
 
 namespace ebb {
@@ -23,41 +24,26 @@ struct OpenScope {
   int64_t opened_ns = 0;
 };
 
-// What spans of the timeline are said to belong to: a step or an evaluation, each counted from 1.
-struct TraceLabel {
-  int64_t step = 0, evaluation = 0;
-  bool shown = true;
-};
-
 // Reset in place, so that a step allocates nothing.
 struct StepProgress {
   bool alive = false, evaluation = false;
   int64_t number = 0;
   TraceLabel trace;
-  int parity = 0;   // not that of the step that finished last, whose updates may still run
-  int counted = 0;  // which of the engine's counts of traffic is its
+  int parity = 0;  // not that of the step that finished last, whose updates may still run
   StepOptions options;
   int micro_batches = 0;
   double divisor = 1, gradient_scale = 1;
   Runnable* run = nullptr;
-  size_t moment = 0;  // the next of the plan
+  LinkedFragment* fragment = nullptr;  // of it
+  size_t moment = 0;                   // the next of the plan
   sharding::OrderProgress order;
   std::vector<uint8_t> awaited;  // by planned scope: its kernels wait for what they need
-  bool any_backward = false, reduced = false, gradients_written = false;
+  bool any_backward = false, reduced = false;
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
   uint64_t hash = 0;           // of how it was begun
   std::vector<int64_t> log;    // how it was begun (kBegunEntries), then scopes opened, as codes
   MissingBackwards backwards;  // of a step
   ScopeTrail trail;            // the same for the ranks' records; of a step
-};
-
-// Whose operation it is that runs on a stream, when the host may already be elsewhere.
-struct StepTag {
-  TraceLabel trace;
-  int64_t finished = 0;  // steps before it
-  int parity = 0;        // of the step whose update it is, or that runs it
-  int counted = 0;       // in which count of traffic it is
-  bool counts = true;    // it is a step's
 };
 
 }  // namespace ebb

@@ -222,7 +222,8 @@ std::byte* Storage::At(const sharding::Place& place) const {
   const int pool = static_cast<int>(place.pool);
   std::byte* const base =
       place.tier == Tier::kDevice ? buffers_[pool].data() : host_[pool].buffer.data();
-  return base + place.offset + shard_ * place.per_slice;
+  const int slice = place.of_secondary ? shard_ % plan_->decisions.secondary_shards : shard_;
+  return base + place.offset + slice * place.per_slice;
 }
 
 bool Storage::CopiesHoldUpHost(const sharding::Place& place) const {

@@ -34,8 +34,7 @@ absl::Status Executor::Suspend() {
   }
   calls_.Note(CallKind::kSuspend);
   const absl::Status settled = Settle();
-  Drain();
-  AwaitStreams();
+  AwaitState();
   Storage::Room room;
   absl::Status made = settled;
   if (made.ok() && !suspended_) made = storage_->MakeRoom(Tier::kCpu, room);
@@ -63,10 +62,7 @@ absl::Status Executor::Resume() {
     peers_.Abort(moved);  // the others are about to register their pools
     return moved;
   }
-  PointCollectives(*own_);
-  PointCollectives(*walk_);
-  for (const std::unique_ptr<Runnable>& run : plans_) PointCollectives(*run);
-  PointSingleCollectives();
+  PointAll();
   EBB_RETURN_IF_ERROR(ShowPools());
   suspended_ = refused_step_ = false;
   return absl::OkStatus();

@@ -76,17 +76,17 @@ void SwapVerifier::SetStates(const sharding::SubGroup& group, std::span<const ui
   }
 }
 
-std::span<const uint64_t> SwapVerifier::SumStates(const sharding::UpdateWork& work,
+std::span<const uint64_t> SwapVerifier::SumStates(const sharding::SubGroup& group,
+                                                  const std::byte* master,
+                                                  std::span<std::byte* const> states_at,
                                                   ThreadTeam& team, std::optional<int> states) {
   const sharding::Decisions& decisions = plan_.decisions;
   const int last = states.value_or(decisions.optimizer_states);
-  const int64_t count = plan_.pools.homes.sub_groups[static_cast<size_t>(work.sub_group)].count();
   for (int array = first_array(); array <= last; ++array) {
-    const Place place =
-        array == 0 ? work.master : work.states.Plus((array - 1) * work.states_stride);
-    const int64_t bytes = count * (array == 0 ? decisions.master_size() : 4);
+    const std::byte* const at = array == 0 ? master : states_at[static_cast<size_t>(array) - 1];
+    const int64_t bytes = group.count() * (array == 0 ? decisions.master_size() : 4);
     of_states_[static_cast<size_t>(array)] =
-        optim::Checksum(team, {storage_.At(place), static_cast<size_t>(bytes)}, scratch_);
+        optim::Checksum(team, {at, static_cast<size_t>(bytes)}, scratch_);
   }
   return of_states_;
 }
@@ -102,6 +102,13 @@ void SwapVerifier::VerifyRead(const Place& place, std::span<const std::byte> dat
     if (!extent.Agrees(checksum)) return FailAt(extent, place);
     extent.Set(checksum);
   }
+}
+
+void SwapVerifier::VerifyMasters(int sub_group, const std::byte* masters) {
+  if (verify_ != VerifySwap::kAll) return;
+  const sharding::SubGroup& group = plan_.pools.homes.sub_groups[static_cast<size_t>(sub_group)];
+  VerifyRead(group.master,
+             {masters, static_cast<size_t>(group.count() * plan_.decisions.master_size())});
 }
 
 void SwapVerifier::NoteWrite(const Place& place, std::span<const std::byte> data) {

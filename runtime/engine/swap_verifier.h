@@ -45,7 +45,8 @@ class SwapVerifier {
   void SetStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
   // Of what is in the slot, in a pass of its own: where one update does not cover a sub-group, or does
   // not happen. Until the next call, and of one thread at a time, as is scratch().
-  std::span<const uint64_t> SumStates(const sharding::UpdateWork& work, ThreadTeam& team,
+  std::span<const uint64_t> SumStates(const sharding::SubGroup& group, const std::byte* master,
+                                      std::span<std::byte* const> states_at, ThreadTeam& team,
                                       std::optional<int> states = {});
   // Of updates that sum what they read and write.
   std::span<uint64_t> scratch() { return scratch_; }
@@ -54,6 +55,9 @@ class SwapVerifier {
   static bool SumsWhenMoved(StateClass what);
   // `data`: what came of the file from `place` on, whole extents.
   void VerifyRead(const sharding::Place& place, std::span<const std::byte> data);
+  // Masters that a gather shares with its unit's update. Whether they are what was written, the update finds
+  // out before it writes back; where parameters are summed, too, so is what stands for them.
+  void VerifyMasters(int sub_group, const std::byte* masters);
   // `data`: what goes into the file from `place` on. Of an extent that it holds a part of, nobody knows
   // the sum from then on.
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);

@@ -9,9 +9,6 @@
 
 namespace ebb {
 
-using sharding::Operation;
-using sharding::OperationKind;
-
 absl::Status Executor::MakeTimeline() {
   if (config_.ebb.trace.empty()) return absl::OkStatus();
   if (rank_ == 0) EBB_RETURN_IF_ERROR(Timeline::Create(config_.ebb.trace));
@@ -36,49 +33,6 @@ void Executor::CollectSpans(const Runnable* next) {
   if (!reserved.ok()) {
     LogWarning(absl::StrCat("operations are missing from the timeline: ", reserved.message()));
   }
-}
-
-void Executor::TraceBegin(Stream& stream, Runnable& run, int index) {
-  if (timeline_ == nullptr || !progress_.trace.shown) return;
-  if (TimedByDevice(stream)) {
-    run.begin_ns[index] = device_spans_->Begin(stream);
-    return;
-  }
-  stream.Enqueue([&run, index] { run.begin_ns[index] = Timeline::NowNs(); });
-}
-
-void Executor::TraceEnd(Stream& stream, Runnable& run, int index, StepTag step) {
-  if (timeline_ == nullptr || !step.trace.shown) return;
-  if (TimedByDevice(stream)) {
-    return device_spans_->End(static_cast<int>(run.begin_ns[index]), stream,
-                              SpanOf(run, index, step));
-  }
-  stream.Enqueue([this, &run, index, step] { Trace(run, index, step); });
-}
-
-Timeline::Span Executor::SpanOf(const Runnable& run, int index, StepTag step) const {
-  const Operation& operation = run.plan.operations[index];
-  return {.operation = sharding::Name(operation.kind).data(),
-          .subject = operation.parts.empty()
-                         ? std::string_view()
-                         : std::string_view(run.plan.unit_names[operation.parts.front().unit]),
-          .track = static_cast<int>(operation.stream),
-          .step = step.trace.step,
-          .evaluation = step.trace.evaluation,
-          .bytes = operation.bytes};
-}
-
-void Executor::Trace(const Runnable& run, int index, StepTag step) {
-  if (timeline_ == nullptr || !step.trace.shown) return;
-  const Operation& operation = run.plan.operations[index];
-  const int64_t end_ns = Timeline::NowNs();
-  Timeline::Span span = SpanOf(run, index, step);
-  span.begin_ns = run.begin_ns[index];
-  span.end_ns = end_ns;
-  timeline_->Add(span);
-  // The next transfer's span, which has begun before.
-  if (operation.kind == OperationKind::kNarrow)
-    transfers_traced_ns_[static_cast<size_t>(operation.stream)] = end_ns;
 }
 
 }  // namespace ebb

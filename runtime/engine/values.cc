@@ -132,8 +132,6 @@ absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) 
   for (size_t i = 0; i < model_.units.size(); ++i) {
     const int unit = static_cast<int>(i);
     const sharding::UnitLayout& layout = plan().layout.units[i];
-    // The rank that wrote has waited for its own parameters' updates, but a slice may be padding alone.
-    gather_->Wait(updated_[i]);
     std::vector<CollectiveSpan> fp32, halves, compute;
     const int64_t shard = layout.trainable.shard;
     const auto add = [&](std::vector<CollectiveSpan>& spans, const sharding::Place& whole,
@@ -154,7 +152,7 @@ absl::Status Executor::SpreadSlices(bool masters, bool parameters, bool states) 
     if (decisions.kept_whole[i] && (parameters || masters)) compute = GatherSpans(unit);
     EBB_RETURN_IF_ERROR(gather(compute, decisions.compute));
   }
-  NoteIfBroken(*gather_communicator_, "spreading of values", {});
+  NoteIfBroken(*gather_communicator_, "spreading of values");
   return gather_communicator_->status();
 }
 
@@ -164,12 +162,12 @@ absl::Status Executor::SpreadWritten() {
              parameters = std::exchange(parameters_written_, false),
              states = std::exchange(states_written_, false);
   if (!masters && !parameters && !states) return absl::OkStatus();
+  AwaitState();
   absl::Status cast;  // of this rank; all ranks spread what they have
   for (size_t u = 0; masters && u < model_.units.size(); ++u) {
     const int unit = static_cast<int>(u);
     const int64_t shard = plan().layout.units[u].trainable.shard;
     if (shard == 0) continue;
-    AwaitState(unit);
     if (absl::Status status = CastMasters(unit, 0, shard); cast.ok()) cast = std::move(status);
   }
   if (!cast.ok()) errors_.Fail(cast);

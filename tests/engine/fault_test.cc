@@ -12,13 +12,13 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/waits.h"
 #include "tests/engine/snapshot.h"
 #include "tests/engine/watched_world.h"
 
 namespace ebb::testing {
 namespace {
 
-using sharding::Dependency;
 using sharding::Operation;
 using sharding::OperationKind;
 using ::testing::AllOf;
@@ -46,26 +46,25 @@ std::vector<int> Collectives(const sharding::Plan& plan) {
   return collectives;
 }
 
-// The units whose update comes after operation `failed` by streams and dependencies.
+// The units whose update comes after operation `failed` by streams and waits.
 std::set<int> UnitsUpdatedAfter(const sharding::Plan& plan, int failed) {
-  std::vector<bool> after(plan.operations.size());
-  std::array<bool, sharding::kStreams> stream_after = {};
-  const auto any = [&](std::span<const Dependency> dependencies) {
-    return std::any_of(dependencies.begin(), dependencies.end(), [&](const Dependency& d) {
-      return d.kind == Dependency::kOperation && after[static_cast<size_t>(d.index)];
-    });
-  };
+  sharding::Fragment fragment = sharding::Lower(plan, /*carrying=*/false);
+  const sharding::Fragment* const only[] = {&fragment};
+  sharding::DeriveWaits(
+      sharding::Cells(only, static_cast<int>(plan.layout.units.size()), plan.decisions.shards),
+      fragment);
+  std::vector<bool> after(fragment.instructions.size());
+  std::array<bool, sharding::kLines> line_after = {};
   std::set<int> units;
-  for (const sharding::Moment& moment : plan.moments) {
-    for (int index : moment.operations()) {
-      const Operation& operation = plan.operations[static_cast<size_t>(index)];
-      bool& stream = stream_after[static_cast<size_t>(operation.stream)];
-      stream |= index == failed || any(operation.after);
-      after[static_cast<size_t>(index)] = stream;
-      if (!stream || operation.kind != OperationKind::kUpdate) continue;
-      for (const sharding::Part& part : operation.parts) units.insert(part.unit);
-    }
-    stream_after[static_cast<size_t>(sharding::StreamId::kCompute)] |= any(moment.compute);
+  for (size_t index = 0; index < fragment.instructions.size(); ++index) {
+    const sharding::Instruction& instruction = fragment.instructions[index];
+    bool comes_after = line_after[instruction.starts] || instruction.operation == failed;
+    for (int wait : instruction.waits) comes_after |= after[static_cast<size_t>(wait)];
+    after[index] = comes_after;
+    line_after[instruction.starts] = line_after[instruction.starts] || comes_after;
+    line_after[instruction.ends] = line_after[instruction.ends] || comes_after;
+    if (!comes_after || instruction.code != sharding::Code::kUpdate) continue;
+    for (const sharding::Part& part : instruction.parts) units.insert(part.unit);
   }
   return units;
 }

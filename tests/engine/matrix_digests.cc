@@ -11,6 +11,7 @@
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/traffic.h"
+#include "ebb/sharding/waits.h"
 #include "tests/sharding/random_model.h"
 
 namespace ebb::testing {
@@ -60,8 +61,13 @@ std::string LineOf(const sharding::RandomCase& random) {
   for (const CommunicationRow& row : sharding::PredictCommunication(*plan))
     communication.Add(row.operation).Add(static_cast<int64_t>(row.predicted_bytes));
   size_t waits = 0;
-  for (const sharding::Operation& operation : plan->operations) waits += operation.after.size();
-  for (const sharding::Moment& moment : plan->moments) waits += moment.compute.size();
+  sharding::Fragment fragment = sharding::Lower(*plan, plan->decisions.carries());
+  const sharding::Fragment* const only[] = {&fragment};
+  sharding::DeriveWaits(
+      sharding::Cells(only, static_cast<int>(plan->layout.units.size()), plan->decisions.shards),
+      fragment);
+  for (const sharding::Instruction& instruction : fragment.instructions)
+    waits += instruction.waits.size();
   absl::StrAppend(&line, "memory ", Hex(memory), "\ttraffic ", Hex(traffic), "\tcommunication ",
                   Hex(communication), "\toperations ", plan->operations.size(), "\twaits ", waits);
   return line;

@@ -7,10 +7,10 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/waits.h"
 
 namespace ebb::testing {
 
-using sharding::Dependency;
 using sharding::Operation;
 using sharding::OperationKind;
 
@@ -81,29 +81,41 @@ bool IsOfHost(sharding::StreamId stream) {
 
 void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before,
                  Clocks clocks) {
-  for (size_t index = 0; index < spans.size(); ++index) {
-    if (spans[index] == nullptr) continue;
-    const auto follows = [&](const StepSpans& of, size_t other) {
-      const TraceSpan* const earlier = of[other];
-      const bool late = clocks == Clocks::kOfGpuAndHost &&
-                        IsOfHost(plan.operations[index].stream) &&
-                        !IsOfHost(plan.operations[other].stream);
-      if (earlier == nullptr || late) return;
-      EXPECT_GE(spans[index]->begin_ns, earlier->end_ns)
-          << spans[index]->name << " begins before the end of " << earlier->name;
-    };
-    for (const Dependency& dependency : plan.operations[index].after) {
-      if (dependency.kind == Dependency::kOperation)
-        follows(spans, static_cast<size_t>(dependency.index));
-      if (dependency.kind != Dependency::kUpdated || before == nullptr) continue;
-      for (size_t other = 0; other < before->size(); ++other) {
-        const Operation& operation = plan.operations[other];
-        const bool updates =
-            operation.kind == OperationKind::kUpdate || operation.kind == OperationKind::kRefresh;
-        for (const sharding::Part& part : operation.parts) {
-          if (updates && part.unit == dependency.index) follows(*before, other);
-        }
-      }
+  sharding::Fragment fragment = sharding::Lower(plan, plan.decisions.carries());
+  const sharding::Fragment* const only[] = {&fragment};
+  const sharding::Cells cells(only, static_cast<int>(plan.layout.units.size()),
+                              plan.decisions.shards);
+  sharding::DeriveWaits(cells, fragment);
+  const std::vector<sharding::Instruction>& instructions = fragment.instructions;
+  const auto follows = [&](const sharding::Instruction& now, const StepSpans& of,
+                           const sharding::Instruction& other) {
+    if (other.operation < 0) return;  // a scope's kernels, which have no span
+    const TraceSpan* const then = spans[static_cast<size_t>(now.operation)];
+    const TraceSpan* const earlier = of[static_cast<size_t>(other.operation)];
+    const bool late =
+        clocks == Clocks::kOfGpuAndHost && IsOfHost(now.stream) && !IsOfHost(other.stream);
+    if (earlier == nullptr || late) return;
+    EXPECT_GE(then->begin_ns, earlier->end_ns)
+        << then->name << " begins before the end of " << earlier->name;
+  };
+  const auto touches = [&](const sharding::Instruction& instruction, sharding::CellUse entered) {
+    std::vector<sharding::CellRange> ranges;
+    for (const sharding::Operand& operand : instruction.operands) {
+      if (entered.writes || sharding::Writes(operand.access)) cells.Find(operand, ranges);
+    }
+    return std::any_of(ranges.begin(), ranges.end(), [&](const sharding::CellRange& range) {
+      return entered.cell >= range.first && entered.cell < range.second;
+    });
+  };
+  for (const sharding::Instruction& now : instructions) {
+    if (now.operation < 0 || spans[static_cast<size_t>(now.operation)] == nullptr) continue;
+    for (int wait : now.waits) follows(now, spans, instructions[static_cast<size_t>(wait)]);
+    if (before == nullptr) continue;
+    // What the step before has done with the same bytes.
+    for (const sharding::CellUse& entered : now.enters) {
+      if (entered.by_parity) continue;
+      for (const sharding::Instruction& other : instructions)
+        if (touches(other, entered)) follows(now, *before, other);
     }
   }
 }

@@ -17,8 +17,8 @@ using StepSpans = std::vector<const TraceSpan*>;
 StepSpans Match(const sharding::Plan& plan, const TraceTracks& tracks, int rank, int64_t step,
                 bool carrying = false);
 
-// None begins before what it waits for has ended. Of kUpdated only what an earlier step has left is
-// looked at, of which `before` may be null. A GPU's times are late by some microseconds: what the host
+// None begins before what it waits for has ended, in its step and in the one before, which may be null. A
+// GPU's times are late by some microseconds: what the host
 // does behind it is not compared with them.
 enum class Clocks { kOne, kOfGpuAndHost };
 void ExpectOrder(const sharding::Plan& plan, const StepSpans& spans, const StepSpans* before,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ebb/sharding/residency.h"
+#include "ebb/sharding/waits.h"
 #include "random_model.h"
 #include "unit_chain.h"
 
@@ -51,13 +52,36 @@ Pairs GatherConflicts(const Plan& plan) {
   return pairs;
 }
 
-// Of operations, as the engine has it when the trainer opens scopes and closes none from `held` on.
-std::vector<uint8_t> IssuedWhileHeld(const Plan& plan, int held) {
-  std::vector<uint8_t> issued(plan.operations.size(), 0);
-  const Moment& open = plan.moments[static_cast<size_t>(OpenTick(held))];
-  std::fill(issued.begin(), issued.begin() + open.end, uint8_t{1});
-  return issued;
-}
+// The instructions of a step, of which those before one are issued.
+struct Instructions {
+  explicit Instructions(const Plan& plan) : fragment(Lower(plan, plan.decisions.carries())) {
+    const Fragment* const only[] = {&fragment};
+    DeriveWaits(Cells(only, static_cast<int>(plan.layout.units.size()), plan.decisions.shards),
+                fragment);
+  }
+  const FragmentMoment& Opening(int scope) const {
+    return fragment.moments[static_cast<size_t>(OpenTick(scope))];
+  }
+  bool IsIssued(int operation, int before) const {
+    return fragment.instruction_of[static_cast<size_t>(operation)] < before;
+  }
+  // What the kernels of a scope, and those of scopes ahead of it, wait for and that is not issued; -1: they
+  // may start. Kernels are the compute stream's own.
+  int Missing(int scope, int before) const {
+    for (int i = before; i < Opening(scope).end; ++i) {
+      const Instruction& instruction = fragment.instructions[static_cast<size_t>(i)];
+      if (instruction.code != Code::kKernels) continue;
+      for (int wait : instruction.waits) {
+        if (wait >= before &&
+            fragment.instructions[static_cast<size_t>(wait)].code != Code::kKernels)
+          return wait;
+      }
+    }
+    return -1;
+  }
+
+  Fragment fragment;
+};
 
 TEST(Conflicts, OfGathersAreOfUnitsThatTakeTurns) {
   const ModelSpec model = UnitChain({64, 64, 64, 64, 64});
@@ -124,18 +148,6 @@ bool GradientsMeet(const Plan& plan, const PlannedScope& a, const PlannedScope& 
               plan.pools.visits[static_cast<size_t>(b.visit)].gradient, bytes(b));
 }
 
-// The operation that a scope's kernels wait for and that is not issued; -1: they may start. Marks are the
-// compute stream's own, on which they are.
-int Missing(const Plan& plan, const std::vector<uint8_t>& issued, int scope) {
-  for (const Dependency& wait : plan.moments[static_cast<size_t>(OpenTick(scope))].compute) {
-    const size_t index = static_cast<size_t>(wait.index);
-    if (wait.kind == Dependency::kOperation && !issued[index] &&
-        plan.operations[index].kind != OperationKind::kMark)
-      return wait.index;
-  }
-  return -1;
-}
-
 template <class Check>
 void ForRandomPlans(const Check& check) {
   for (int seed = 1; seed <= Cases(120); ++seed) {
@@ -165,16 +177,14 @@ TEST(Conflicts, AreWhatTheirDefinitionSays) {
 
 TEST(Conflicts, ThereAreNoneInTheDeclaredOrder) {
   ForRandomPlans([](const Plan& plan) {
-    std::vector<uint8_t> issued(plan.operations.size(), 0);
-    for (const Moment& moment : plan.moments) {
-      for (int i : moment.operations()) issued[static_cast<size_t>(i)] = 1;
+    const Instructions instructions(plan);
+    for (const FragmentMoment& moment : instructions.fragment.moments) {
       if (moment.kind != Moment::kOpen) continue;
-      ASSERT_EQ(Missing(plan, issued, moment.scope), -1);
       const PlannedScope& opened = plan.scopes[static_cast<size_t>(moment.scope)];
       // Gathered already, and used now or later.
       for (size_t s = static_cast<size_t>(moment.scope); s < plan.scopes.size(); ++s) {
         const int gather = plan.gather_of_scope[s];
-        if (gather < 0 || !issued[static_cast<size_t>(gather)]) continue;
+        if (gather < 0 || !instructions.IsIssued(gather, moment.end)) continue;
         ASSERT_FALSE(GathersConflict(plan, opened.unit, plan.scopes[s].unit)) << s;
       }
     }
@@ -189,10 +199,11 @@ TEST(Conflicts, WhatMayOpenWhileAScopeIsHeldOpenMeetsNothing) {
   ForRandomPlans([&](const Plan& plan) {
     const int count = static_cast<int>(plan.scopes.size());
     const Decisions& d = plan.decisions;
+    const Instructions instructions(plan);
     for (int held = 0; held < count; ++held) {
-      const std::vector<uint8_t> issued = IssuedWhileHeld(plan, held);
+      const int issued = instructions.Opening(held).end;
       for (int s = held + 1; s < count; ++s) {
-        if (Missing(plan, issued, s) >= 0) {
+        if (instructions.Missing(s, issued) >= 0) {
           ++waits;
           continue;
         }
@@ -200,6 +211,8 @@ TEST(Conflicts, WhatMayOpenWhileAScopeIsHeldOpenMeetsNothing) {
         const PlannedScope& opened = plan.scopes[static_cast<size_t>(s)];
         for (int before = held; before < s; ++before) {
           const PlannedScope& other = plan.scopes[static_cast<size_t>(before)];
+          const int gather = plan.gather_of_scope[static_cast<size_t>(s)];
+          ASSERT_TRUE(gather < 0 || instructions.IsIssued(gather, issued));
           if (plan.gather_of_scope[static_cast<size_t>(before)] >= 0) {
             ASSERT_FALSE(GathersConflict(plan, opened.unit, other.unit))
                 << s << " while " << held << " is open, over " << before;
@@ -207,7 +220,7 @@ TEST(Conflicts, WhatMayOpenWhileAScopeIsHeldOpenMeetsNothing) {
           const int reduce = plan.reduce_of_scope[static_cast<size_t>(before)];
           const bool summed = d.keeps_step_gradients && other.visit == opened.visit;
           if (!opened.backward || !d.trainable[opened.unit] || reduce < 0 || summed) continue;
-          ASSERT_FALSE(!issued[static_cast<size_t>(reduce)] && GradientsMeet(plan, opened, other))
+          ASSERT_FALSE(!instructions.IsIssued(reduce, issued) && GradientsMeet(plan, opened, other))
               << s << " while " << held << " is open, over the gradient of " << before;
         }
       }

@@ -4,33 +4,20 @@
 
 namespace ebb::sharding {
 
-int HappensBefore::Add(StreamId stream, std::span<const int> after) {
-  const int number = static_cast<int>(things_.size());
-  int& last = last_[static_cast<int>(stream)];
-  Thing thing{.stream = stream, .clock = {}};
-  std::fill(std::begin(thing.clock), std::end(thing.clock), kStart);
-  const auto follow = [&](int other) {
-    if (other == kStart) return;
-    for (int s = 0; s < kStreams; ++s)
-      thing.clock[s] = std::max(thing.clock[s], things_[other].clock[s]);
+int HappensBefore::Add(Line starts, Line ends, std::span<const int> after) {
+  const auto follow = [](Clock& clock, const Clock& other) {
+    for (size_t l = 0; l < clock.size(); ++l) clock[l] = std::max(clock[l], other[l]);
   };
-  const auto after_all_of = [&](int other) {
-    follow(other);
-    if (other == kStart) return;
-    int& over = thing.clock[static_cast<int>(things_[other].stream)];
-    over = std::max(over, other);
-  };
-  const bool overlaps = stream == StreamId::kReadParameters || stream == StreamId::kReadStates ||
-                        stream == StreamId::kWrite;
-  if (overlaps) {
-    follow(last);  // has started
-  } else {
-    after_all_of(last);
+  Clock& start = lines_[starts];
+  for (int other : after) {
+    if (other != kStart) follow(start, things_[other].ends);
   }
-  for (int other : after) after_all_of(other);
-  last = number;
+  Thing thing{.line = ends, .starts = start, .ends = lines_[ends]};
+  follow(thing.ends, start);
+  thing.ends[ends] = static_cast<int>(things_.size());
+  lines_[ends] = thing.ends;
   things_.push_back(thing);
-  return number;
+  return static_cast<int>(things_.size()) - 1;
 }
 
 }  // namespace ebb::sharding

@@ -1,14 +1,14 @@
-// What streams and dependencies guarantee about the order of things: vector clocks, one entry a
-// stream. A thing happens after everything before it on its stream and after all it waits for, and
-// after nothing else. Transfers with swap files start in the order of their stream and end in it,
-// but one may start before the one ahead of it ends.
+// What streams and waits guarantee about the order of things: vector clocks, one entry a line. A thing happens
+// after everything that ended on the line where it starts and after all it waits for, and after nothing else.
+// Transfers with swap files start on one line and end on another, in the same order on both, but one may start
+// before the one ahead of it ends.
 #pragma once
 
 #include <array>
 #include <span>
 #include <vector>
 
-#include "ebb/sharding/plan.h"
+#include "ebb/sharding/program.h"
 
 namespace ebb::sharding {
 
@@ -16,27 +16,31 @@ class HappensBefore {
  public:
   static constexpr int kStart = -1;  // before everything
 
-  // The next thing on `stream`. Things are numbered in the order in which they are added.
-  int Add(StreamId stream, std::span<const int> after);
+  HappensBefore() { lines_.fill(None()); }
+
+  // The next thing on these lines. Things are numbered in the order in which they are added.
+  int Add(Line starts, Line ends, std::span<const int> after);
 
   // Whether `first` is certain to be over when `then` starts.
   bool Before(int first, int then) const {
     if (first == kStart) return true;
-    return first != then && things_[then].clock[static_cast<int>(things_[first].stream)] >= first;
+    return first != then && things_[then].starts[things_[first].line] >= first;
   }
-  StreamId stream(int thing) const { return things_[thing].stream; }
+  Line line(int thing) const { return things_[thing].line; }
 
  private:
-  struct Thing {
-    StreamId stream;
-    std::array<int, kStreams> clock;  // the last thing of each stream that is over by then
-  };
-  std::vector<Thing> things_;
-  std::array<int, kStreams> last_ = [] {
-    std::array<int, kStreams> none;
+  using Clock = std::array<int, kLines>;  // the last thing of each line that is over
+  static Clock None() {
+    Clock none;
     none.fill(kStart);
     return none;
-  }();
+  }
+  struct Thing {
+    Line line;           // where it ends
+    Clock starts, ends;  // what is over when it starts, and when it has ended
+  };
+  std::vector<Thing> things_;
+  std::array<Clock, kLines> lines_;
 };
 
 }  // namespace ebb::sharding

@@ -10,6 +10,7 @@
 
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/plan_table.h"
+#include "ebb/sharding/waits.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding {
@@ -34,31 +35,28 @@ TEST(PlanOfRounds, EveryRoundInTheMiddleIsTheOneBeforeItAgain) {
     const PlanInputs inputs{.model = &model, .config = &config, .world = 2, .optimizer_states = 2};
     const absl::StatusOr<Plan> plan = PlanStep(inputs);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    // A round has an opening and a closing for each scope; the first closing has a mark.
+    // A round has an opening and a closing for each scope. Rounds behind the first wait for the same, a
+    // round later: as instructions, of which kernels are some.
+    Fragment fragment = Lower(*plan, /*carrying=*/false);
+    const Fragment* const only[] = {&fragment};
+    DeriveWaits(Cells(only, kUnits, plan->decisions.shards), fragment);
     constexpr size_t kMoments = 4 * kUnits;
     const auto first = [&](int round) {
-      return plan->moments[2 + kMoments * static_cast<size_t>(round)].begin;
+      return fragment.moments[2 + kMoments * static_cast<size_t>(round)].begin;
     };
     const int period = first(3) - first(2);
-    const auto shifted = [&](std::span<const Dependency> waits, int rounds) {
-      std::vector<Dependency> later(waits.begin(), waits.end());
-      for (Dependency& wait : later)
-        if (wait.kind == Dependency::kOperation) wait.index += rounds * period;
+    const auto shifted = [&](std::span<const int> waits, int rounds) {
+      std::vector<int> later(waits.begin(), waits.end());
+      for (int& wait : later) wait += rounds * period;
       return ElementsAreArray(later);
     };
     for (int round = 3; round < kRounds - 2; ++round) {
       ASSERT_EQ(first(round) - first(round - 1), period) << round;
       for (int i = 0; i < period; ++i) {
-        const Operation& operation = plan->operations[static_cast<size_t>(first(round) + i)];
-        const Operation& before = plan->operations[static_cast<size_t>(first(2) + i)];
-        ASSERT_EQ(operation.kind, before.kind) << i << " of round " << round;
-        ASSERT_THAT(operation.after, shifted(before.after, round - 2))
-            << i << " of round " << round;
-      }
-      for (size_t m = 1; m <= kMoments; ++m) {
-        const Moment& moment = plan->moments[kMoments * static_cast<size_t>(round) + m];
-        ASSERT_THAT(moment.compute, shifted(plan->moments[2 * kMoments + m].compute, round - 2))
-            << m << " of round " << round;
+        const Instruction& now = fragment.instructions[static_cast<size_t>(first(round) + i)];
+        const Instruction& before = fragment.instructions[static_cast<size_t>(first(2) + i)];
+        ASSERT_EQ(now.role, before.role) << i << " of round " << round;
+        ASSERT_THAT(now.waits, shifted(before.waits, round - 2)) << i << " of round " << round;
       }
     }
   }

@@ -60,7 +60,7 @@ TEST(PlanTable, ALegendSaysWhatTheColumnsMean) {
   for (const char* column : {"when", "operation", "after", "address"})
     EXPECT_THAT(table, HasSubstr(absl::StrCat("\n  ", column, " ")));
   for (const char* word :
-       {"updated(U)", "stored(U)", "exchanged", "slot N", "F forward, B backward"})
+       {"#N operation N", "B3 the kernels", "earlier the last uses", "F forward, B backward"})
     EXPECT_THAT(table, HasSubstr(word));
 }
 
@@ -75,10 +75,10 @@ int Count(const std::vector<std::string>& lines, std::vector<std::string> words)
 
 TEST(PlanTable, TellsWhenWhereAndAfterWhat) {
   const std::vector<std::string> lines = Lines(TwoLayers());
-  EXPECT_EQ(Count(lines, {"begin", "gather", "unit0", "updated(unit0)", "1024", "gather+0x0"}), 1);
+  EXPECT_EQ(Count(lines, {"begin", "gather", "unit0", "earlier", "1024", "gather+0x0"}), 1);
   EXPECT_EQ(Count(lines, {"open F0", "use", "unit0", "compute"}), 1);
-  EXPECT_EQ(Count(lines, {"open B1", "use", "unit1", "exchanged"}), 1);
-  EXPECT_EQ(Count(lines, {"close B1", "reduce", "unit1", "updated(unit1)", "gradient+0x800"}), 1);
+  EXPECT_EQ(Count(lines, {"open B1", "use", "unit1", "earlier"}), 1);
+  EXPECT_EQ(Count(lines, {"close B1", "reduce", "unit1", "B1 earlier", "gradient+0x800"}), 1);
   EXPECT_EQ(Count(lines, {"close B0", "norm", "unit0", "reduce", "gradient+0x1000"}), 1);
   EXPECT_EQ(Count(lines, {"finish", "exchange"}), 1);
   EXPECT_EQ(Count(lines, {"finish", "update", "unit1", "master+0x800"}), 1);

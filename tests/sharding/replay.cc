@@ -7,19 +7,40 @@
 
 namespace ebb::sharding {
 
-Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, const Plan* drain)
+Fragments::Fragments(std::span<const Plan* const> plans)
+    : units_(static_cast<int>(plans.front()->layout.units.size())),
+      slices_(plans.front()->decisions.shards) {
+  std::vector<const Fragment*> all;
+  for (const Plan* plan : plans) {
+    for (const bool carrying : {false, true})
+      all.push_back(&(fragments_[{plan, carrying}] = Lower(*plan, carrying)));
+  }
+  cells_ = std::make_unique<Cells>(all, units_, slices_);
+  for (auto& [key, fragment] : fragments_) DeriveWaits(*cells_, fragment);
+}
+
+Fragment& Fragments::Of(const Plan& plan, bool carrying) {
+  const auto [found, is_new] = fragments_.try_emplace({&plan, carrying});
+  if (is_new) {
+    found->second = Lower(plan, carrying);
+    DeriveWaits(*cells_, found->second);
+  }
+  return found->second;
+}
+
+Replay::Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& fragments,
+               const Plan* drain)
     : inputs_(inputs),
       rank_(rank % plan.decisions.shards),
       plan_(&plan),
       drain_(drain),
-      memory_(order_, plan.pools) {
+      memory_(order_, plan.pools),
+      fragments_(fragments),
+      frontier_(fragments.cells().count()) {
   constexpr int kStart = HappensBefore::kStart;
   const Decisions& d = plan.decisions;
   const int64_t size = SizeOf(d.compute);
   const int units = static_cast<int>(plan.layout.units.size());
-  updated_.assign(units, kStart);
-  stored_ = updated_;
-  slot_free_.assign(static_cast<size_t>(plan.pools.slots()), kStart);
   sub_group_versions_.assign(plan.pools.homes.sub_groups.size(), 0);
   for (int u = 0; u < units; ++u) {
     if (d.kept_whole[u]) {
@@ -107,7 +128,8 @@ void Replay::CheckVersions() {
 void Replay::Begin(const Plan& plan, bool walk) {
   plan_ = &plan;
   walks_ = walk;
-  things_.assign(plan.operations.size(), HappensBefore::kStart);
+  fragment_ = &fragments_.Of(plan, carries_);
+  things_.assign(fragment_->instructions.size(), HappensBefore::kStart);
   contributions_.assign(plan.layout.units.size(), 0);
   norms_.clear();
   check_ = -1;
@@ -117,52 +139,73 @@ void Replay::Begin(const Plan& plan, bool walk) {
 }
 
 void Replay::Run() {
-  for (const Moment& moment : plan_->moments) {
-    if (moment.kind == Moment::kClose) Release(moment.scope);
-    for (int operation : moment.operations()) Issue(operation);
-    if (moment.kind == Moment::kOpen) {
-      RunKernels(moment.scope, moment.compute);
-    } else if (!moment.compute.empty()) {
-      order_.Add(StreamId::kCompute, Resolve(moment.compute));
-      names_.push_back("wait");
-    }
+  for (const FragmentMoment& moment : fragment_->moments) {
+    for (int i = moment.begin; i < moment.end; ++i) Issue(i);
     if (!violation_.empty()) return;
   }
   if (plan_ != drain_) walked_ += plan_->decisions.rounds;
 }
 
-std::vector<int> Replay::Resolve(std::span<const Dependency> dependencies) const {
-  std::vector<int> things;
-  for (const Dependency& dependency : dependencies) {
-    switch (dependency.kind) {
-      case Dependency::kOperation:
-        things.push_back(things_[dependency.index]);
-        break;
-      case Dependency::kUpdated:
-        things.push_back(updated_[dependency.index]);
-        break;
-      case Dependency::kExchanged:
-        things.push_back(exchanged_);
-        break;
-      case Dependency::kStored:
-        things.push_back(stored_[dependency.index]);
-        break;
-      case Dependency::kSlotFree:
-        things.push_back(slot_free_[dependency.index]);
-        break;
+int Replay::Add(int index) {
+  const Instruction& instruction = fragment_->instructions[static_cast<size_t>(index)];
+  std::vector<std::array<int, 2>>& events = events_[fragment_];
+  if (events.empty()) {
+    for (const Instruction& each : fragment_->instructions) {
+      const int first = each.awaited ? frontier_.AddEvent(each.ends) : -1;
+      events.push_back(
+          {first, each.awaited && each.by_parity ? frontier_.AddEvent(each.ends) : first});
     }
+    thing_of_event_.resize(static_cast<size_t>(frontier_.events()), HappensBefore::kStart);
   }
-  return things;
+  const int parity = steps_ % 2;
+  const auto event_of = [&](int of) { return events[static_cast<size_t>(of)][parity]; };
+  std::vector<int> after;
+  for (int wait : instruction.waits) {
+    after.push_back(things_[static_cast<size_t>(wait)]);
+    frontier_.Follow(instruction.starts, event_of(wait));
+  }
+  frontier_.Enter(instruction.starts, instruction.enters, parity,
+                  [&](int event) { after.push_back(thing_of_event_[static_cast<size_t>(event)]); });
+  const int thing = order_.Add(instruction.starts, instruction.ends, after);
+  const int event = event_of(index);
+  frontier_.Issue(instruction.starts, instruction.ends, event);
+  if (event >= 0) {
+    thing_of_event_[static_cast<size_t>(event)] = thing;
+    frontier_.Leave(instruction.leaves, parity, event);
+  }
+  return things_[static_cast<size_t>(index)] = thing;
 }
 
 void Replay::Issue(int index) {
-  const Operation& operation = plan_->operations[index];
-  if (operation.condition == (carries_ ? Condition::kNotCarrying : Condition::kCarrying)) return;
-  const int thing = order_.Add(operation.stream, Resolve(operation.after));
-  const std::string_view name = Name(operation.kind);
-  names_.push_back(absl::StrCat(plan_ == drain_ ? "drain before " : "", "step ", steps_, " #",
-                                index, " ", std::string(name)));
-  things_[index] = thing;
+  const Instruction& instruction = fragment_->instructions[static_cast<size_t>(index)];
+  const int thing = Add(index);
+  const int scope = instruction.scope;
+  const std::string step = absl::StrCat(plan_ == drain_ ? "drain before " : "",
+                                        walks_ ? "walk before " : "", "step ", steps_);
+  if (scope >= 0) {
+    const PlannedScope& s = plan_->scopes[static_cast<size_t>(scope)];
+    names_.push_back(absl::StrCat(step, " ", s.round, ":", s.backward ? "B" : "F", s.visit));
+    if (IsLeftOut(s.unit)) {
+      LeaveOut(thing, scope);
+    } else {
+      RunKernels(thing, scope);
+    }
+  } else if (instruction.code == Code::kKernels) {
+    names_.push_back(absl::StrCat(step, " kernels of no scope"));
+    last_kernels_ = thing;
+  } else if (instruction.operation < 0) {
+    names_.push_back(absl::StrCat(step, " ", std::string(Name(instruction.code))));
+    memory_.Write(thing, EarlyConstants(), {Content::kExchanged, steps_});
+  } else {
+    const Operation& operation = plan_->operations[static_cast<size_t>(instruction.operation)];
+    names_.push_back(
+        absl::StrCat(step, " #", instruction.operation, " ", std::string(Name(operation.kind))));
+    Touch(thing, operation);
+  }
+  Fail(memory_.complaint());
+}
+
+void Replay::Touch(int thing, const Operation& operation) {
   switch (operation.kind) {
     case OperationKind::kMark:
       break;
@@ -216,7 +259,7 @@ void Replay::Issue(int index) {
       if (HasFiles() && (check_ < 0 || !order_.Before(check_, thing)))
         Fail("the exchange may leave out what became of the swap files");
       memory_.Write(thing, Exchange(), {Content::kExchanged, steps_});
-      exchanged_ = thing;
+      if (!walks_) memory_.Write(thing, Constants(steps_), {Content::kExchanged, steps_});
       break;
     case OperationKind::kCheck:
       check_ = thing;
@@ -234,57 +277,33 @@ void Replay::Issue(int index) {
       Refresh(thing, operation);
       break;
   }
-  if (operation.updates >= 0) updated_[operation.updates] = thing;
-  if (operation.stores >= 0) stored_[operation.stores] = thing;
-  for (int slot : operation.frees) slot_free_[slot] = thing;
-  Fail(memory_.complaint());
 }
 
-void Replay::RunKernels(int scope, std::span<const Dependency> waits) {
-  if (IsLeftOut(plan_->scopes[scope].unit)) return LeaveOut(scope, {waits.begin(), waits.end()});
-  const int thing = order_.Add(StreamId::kCompute, Resolve(waits));
+void Replay::RunKernels(int thing, int scope) {
   last_kernels_ = thing;
   const PlannedScope& s = plan_->scopes[scope];
-  names_.push_back(absl::StrCat(walks_ ? "walk" : "step ", walks_ ? "" : absl::StrCat(steps_), " ",
-                                s.round, ":", s.backward ? "B" : "F", s.visit));
   ReadWeights(thing, scope);
   if (!walks_) TouchBoundaries(thing, scope);
   if (s.backward && plan_->decisions.trainable[s.unit]) WriteGradient(thing, scope);
-  Fail(memory_.complaint());
+  Release(thing, scope);
 }
 
-// The gradient of what is left out is zeros, in the same memory. Its gather is waited for only where
-// uploads need that: gathers are behind gathers of whatever shares their slot, uploads are not; the update
-// only where what is zeroed is the shard itself.
-void Replay::LeaveOut(int scope, std::vector<Dependency> waits) {
+// The gradient of what is left out is zeros, in the same memory.
+void Replay::LeaveOut(int thing, int scope) {
   const PlannedScope& s = plan_->scopes[scope];
   const Decisions& d = plan_->decisions;
-  if (d.parameter_tier == Tier::kDevice && !IsShard(scope)) {
-    std::erase_if(waits, [&](const Dependency& wait) {
-      const int gather = plan_->gather_of_scope[scope];
-      return wait.kind == Dependency::kUpdated ||
-             wait == Dependency{Dependency::kOperation, gather} ||
-             (wait == Dependency{Dependency::kOperation, gather + 1} &&
-              plan_->operations[gather + 1].kind == OperationKind::kFillSecondary);
-    });
-  }
-  const int thing = order_.Add(StreamId::kCompute, Resolve(waits));
-  names_.push_back(absl::StrCat("step ", steps_, " scope ", scope, " left out"));
   if (!s.backward || !d.trainable[s.unit]) return;
   if (d.keeps_step_gradients && s.round + 1 < d.rounds) return;
   memory_.Write(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
 }
 
-// Behind the kernels of the last scope that a gather serves, as debug builds poison what is
-// released.
-void Replay::Release(int scope) {
+// After the kernels of the last scope that a gather serves, as debug builds poison what is released.
+void Replay::Release(int thing, int scope) {
   const int gather = plan_->gather_of_scope[scope], unit = plan_->scopes[scope].unit;
-  if (gather < 0 || IsLeftOut(unit)) return;
+  if (gather < 0) return;
   for (int later = scope + 1; later < static_cast<int>(plan_->scopes.size()); ++later) {
     if (plan_->scopes[later].unit == unit && plan_->gather_of_scope[later] == gather) return;
   }
-  const int thing = order_.Add(StreamId::kCompute, {});
-  names_.push_back(absl::StrCat("step ", steps_, " release after scope ", scope));
   memory_.Write(thing, Gathered(unit), {Content::kNothing});
   memory_.Write(thing, GatheredFrozen(unit), {Content::kNothing});
 }
@@ -466,23 +485,26 @@ void Replay::Accumulate(int thing, const Operation& operation) {
     const Range shard = SummedShard(part);
     if (!part.first) memory_.Read(thing, shard, {Content::kGradientShard, unit, steps_, so_far});
     memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, ++so_far});
-    if (part.last != (so_far == expected_contributions(unit)))
-      Fail(absl::StrCat("unit ", unit, ": wrong last"));
+    const bool is_last = so_far == expected_contributions(unit) && !plan_->decisions.holds;
+    if (part.last != is_last) Fail(absl::StrCat("unit ", unit, ": wrong last"));
     if (part.last) memory_.Write(thing, NormScratch(home), {Content::kNorm});
   }
 }
 
 void Replay::Norm(int thing, const Operation& operation) {
-  const Operation* const reduction = ReductionOf(operation);
-  if (reduction == nullptr) return Fail("a norm without its reduction");
   const Tier home = GradientHome(operation.parts.front().unit);
   if (home != Tier::kDevice && operation.stream != StreamId::kHostSum) Fail("a norm out of place");
-  if (!HasTheParts(operation, *reduction,
-                   PartsThat(*reduction, /*accumulate=*/false, home, operation)))
-    return;
+  if (!plan_->decisions.holds) {
+    const Operation* const reduction = ReductionOf(operation);
+    if (reduction == nullptr) return Fail("a norm without its reduction");
+    if (!HasTheParts(operation, *reduction,
+                     PartsThat(*reduction, /*accumulate=*/false, home, operation)))
+      return;
+  }
   for (const Part& part : operation.parts) {
     if (!part.first || !part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong first or last"));
-    memory_.Read(thing, SummedShard(part), {Content::kGradientShard, part.unit, steps_, 1});
+    memory_.Read(thing, SummedShard(part),
+                 {Content::kGradientShard, part.unit, steps_, expected_contributions(part.unit)});
     memory_.Write(thing, NormScratch(home), {Content::kNorm});
   }
 }
@@ -503,7 +525,6 @@ void Replay::Refresh(int thing, const Operation& operation) {
       Fail(absl::StrCat("unit ", part.unit, " is refreshed, but not whole"));
     memory_.Read(thing, OwnParameters(part.unit), OwnParametersOf(part.unit, version));
     memory_.Write(thing, Gathered(part.unit), {Content::kParameter, part.unit, version});
-    updated_[part.unit] = thing;
   }
 }
 

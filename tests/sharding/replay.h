@@ -4,20 +4,42 @@
 // between tiers carry whatever they find: whoever uses what they brought says what it must be.
 #pragma once
 
+#include <array>
+#include <map>
+#include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "ebb/sharding/frontier.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/waits.h"
 #include "shadow_memory.h"
 
 namespace ebb::sharding {
+
+// The fragments of plans of one engine. Cells are cut by the operands of those that are given first; others may
+// come later.
+class Fragments {
+ public:
+  explicit Fragments(std::span<const Plan* const> plans);
+
+  Fragment& Of(const Plan& plan, bool carrying);
+  const Cells& cells() const { return *cells_; }
+
+ private:
+  std::map<std::pair<const Plan*, bool>, Fragment> fragments_;
+  std::unique_ptr<Cells> cells_;
+  int units_ = 0, slices_ = 1;
+};
 
 class Replay {
  public:
   // As `rank` sees it. The pools are those of `plan`; parameters, masters and states are there.
   // `drain`: runs whenever updates were carried and what comes next does not take them.
-  Replay(const PlanInputs& inputs, const Plan& plan, int rank, const Plan* drain = nullptr);
+  Replay(const PlanInputs& inputs, const Plan& plan, int rank, Fragments& fragments,
+         const Plan* drain = nullptr);
 
   struct StepOptions {
     // Units that are not used: nothing waits for their gathers, and what is reduced for them is zeros.
@@ -36,11 +58,13 @@ class Replay {
   void Begin(const Plan& plan, bool walk);
   void Run();
   void CheckVersions();
-  void Issue(int operation);
-  void RunKernels(int scope, std::span<const Dependency> waits);
-  void LeaveOut(int scope, std::vector<Dependency> waits);
-  void Release(int scope);
-  std::vector<int> Resolve(std::span<const Dependency> dependencies) const;
+  void Issue(int instruction);
+  void Touch(int thing, const Operation& operation);
+  void RunKernels(int thing, int scope);
+  void LeaveOut(int thing, int scope);
+  void Release(int thing, int scope);
+  // Waits, and enters and leaves the frontier.
+  int Add(int instruction);
 
   void ReadWeights(int thing, int scope);
   void TouchBoundaries(int thing, int scope);
@@ -118,6 +142,8 @@ class Replay {
   Range OwnSliceOf(const Range& whole) const;
   Range NormScratch(Tier tier) const;
   Range Exchange() const;
+  Range Constants(int step) const;
+  Range EarlyConstants() const;  // of the step that runs
   Range NormSums(bool on_host) const;
   Range NormRecordsOfRanks() const;
   bool HasFiles() const;
@@ -135,13 +161,17 @@ class Replay {
   HappensBefore order_;
   ShadowMemory memory_;
   std::vector<std::string> names_;  // of the things in `order_`
-  std::vector<int> things_;         // by operation of the plan that runs; kStart: has not run
-  // The last ones, of whichever step: by unit, by unit, by slot.
-  std::vector<int> updated_, stored_, slot_free_;
+  Fragments& fragments_;
+  Frontier frontier_;
+  const Fragment* fragment_ = nullptr;  // the one that runs
+  std::vector<int> things_;             // by its instructions; kStart: has not run
+  // Events of the frontier by instruction and parity, and the last thing of each.
+  std::map<const Fragment*, std::vector<std::array<int, 2>>> events_;
+  std::vector<int> thing_of_event_;
   std::vector<int> contributions_;          // by unit: added to the shard in this step
   std::vector<int> contributions_carried_;  // likewise, in the step whose updates are carried
   std::vector<int> norms_;                  // things of this step that the exchange tells of
-  int exchanged_ = HappensBefore::kStart, last_kernels_ = HappensBefore::kStart;
+  int last_kernels_ = HappensBefore::kStart;
   int check_ = -1;  // of this step or walk
   // By sub-group: what has summed its norms in this step; and the exchange of them. -1: nothing.
   std::vector<int> norms_taken_;

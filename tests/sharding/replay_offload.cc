@@ -16,8 +16,9 @@ void Replay::Update(int thing, const Operation& operation) {
     const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
     const int u = part.unit;
     if (work.unit != u || group.unit != u) Fail("an update's work is another unit's");
-    if (d.timing != UpdateTiming::kEarly || carried)
-      memory_.Read(thing, Exchange(), {Content::kExchanged, step});
+    memory_.Read(thing,
+                 d.timing != UpdateTiming::kEarly || carried ? Constants(step) : EarlyConstants(),
+                 {Content::kExchanged, step});
     if (d.has_norms() && (norms_exchanged_ < 0 || !order_.Before(norms_exchanged_, thing)))
       Fail("an update may come before the norms of parameters");
     if (!carried && options_.overflows) {
@@ -64,7 +65,7 @@ void Replay::Update(int thing, const Operation& operation) {
 // What the update of the sub-group will read, which it leaves as it is.
 void Replay::ParameterNorms(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
-  memory_.Read(thing, Exchange(), {Content::kExchanged, steps_});
+  memory_.Read(thing, Constants(steps_), {Content::kExchanged, steps_});
   for (const Part& part : operation.parts) {
     const UpdateWork& work = plan_->works[part.work];
     const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];

@@ -241,6 +241,15 @@ bool Replay::HasFiles() const {
                      [](int64_t class_bytes) { return class_bytes > 0; });
 }
 
+// Of updates, by parity of their step: beside the pools, as the workspace of the host, which has none.
+Range Replay::Constants(int step) const {
+  return {StateClass::kWorkspace, step % 2, 1, Tier::kCpu};
+}
+
+Range Replay::EarlyConstants() const {
+  return {StateClass::kWorkspace, 2 + steps_ % 2, 1, Tier::kCpu};
+}
+
 Range Replay::Exchange() const {
   return {StateClass::kStaging, plan_->pools.staging_exchange,
           (plan_->decisions.world + 1) * kExchangeBytes};

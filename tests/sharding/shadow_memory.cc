@@ -37,6 +37,7 @@ ShadowMemory::ShadowMemory(const HappensBefore& order, const Pools& pools) : ord
     }
   }
   make(Tier::kNvme, StateClass::kMaster, states);
+  make(Tier::kCpu, StateClass::kWorkspace, kConstants);
 }
 
 void ShadowMemory::NoteRead(int thing, const Range& range, Segment& segment) {
@@ -46,7 +47,7 @@ void ShadowMemory::NoteRead(int thing, const Range& range, Segment& segment) {
                           segment.writer, " writes"));
   }
   if (thing != HappensBefore::kStart)
-    segment.readers[static_cast<size_t>(order_.stream(thing))] = thing;
+    segment.readers[static_cast<size_t>(order_.line(thing))] = thing;
 }
 
 void ShadowMemory::Read(int thing, const Range& range, const Content& expected) {

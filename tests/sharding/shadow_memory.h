@@ -52,6 +52,9 @@ struct Range {
   Tier tier = Tier::kDevice;
 };
 
+// Bytes that stand for the constants of updates, as the workspace of the host, which has none.
+inline constexpr int64_t kConstants = 4;
+
 class ShadowMemory {
  public:
   // Two files: pool kParameter of kNvme, and pool kMaster, which holds all else.
@@ -71,7 +74,7 @@ class ShadowMemory {
     int64_t end = 0;
     Content content;
     int writer = HappensBefore::kStart;
-    std::array<int, kStreams> readers;  // the last one on each stream since it was written
+    std::array<int, kLines> readers;  // the last one on each line since it was written
   };
   using Segments = std::map<int64_t, Segment>;  // by first byte; they tile the pool
   struct Pool {

@@ -88,6 +88,8 @@ Table Formula(const Plan& plan, bool carrying) {
     const int64_t stored = SwapAligned(shard * SizeOf(d.shard_dtype(static_cast<int>(u))));
     add(kGradient, Tier::kNvme, kDown, contributions[u] * stored);
     add(kGradient, Tier::kNvme, kUp, (contributions[u] - 1) * stored);  // to be added to
+    // Norms of what the trainer has left there.
+    if (d.holds && contributions[u] > 0) add(kGradient, Tier::kNvme, kUp, stored);
   }
   for (const VisitAddresses& visit : plan.pools.visits) {
     if (!visit.leaves) continue;

@@ -3,20 +3,19 @@
 //
 // A transfer with the swap file is noted where it starts and where it ends: who uses its memory next
 // has to wait for the end, and it for all who used it before.
+#include <memory>
 #include <span>
 #include <vector>
 
-#include "ebb/optim/norm.h"
 #include "ebb/runtime/device/cuda/cuda_host_stream.h"
 #include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/engine/issue_observer.h"
 #include "order.h"
 
 namespace ebb {
 namespace {
 
-using sharding::Operation;
-using sharding::OperationKind;
-using sharding::Place;
+using sharding::Code;
 using stand_in::Reads;
 using stand_in::Touched;
 using stand_in::Writes;
@@ -33,148 +32,113 @@ bool IsOrdered(const Device& device) {
   return stand_in::WatchesOrder() && device.status().ok();
 }
 
-const char* NameOf(const Operation& operation) {
-  switch (operation.kind) {
-    case OperationKind::kRead:
+const char* NameOf(const sharding::Instruction& instruction) {
+  switch (instruction.code) {
+    case Code::kRead:
       return "the host's read of the swap file";
-    case OperationKind::kWrite:
+    case Code::kWrite:
       return "the host's write of the swap file";
-    case OperationKind::kAccumulate:
+    case Code::kAccumulate:
       return "the host's sum";
-    case OperationKind::kNorm:
+    case Code::kNorm:
       return "the host's norm";
-    case OperationKind::kNarrow:
+    case Code::kCast:
       return "the host's cast of masters";
-    case OperationKind::kParameterNorms:
+    case Code::kParameterNorms:
       return "the host's norms of parameters";
+    case Code::kPrepare:
+      return "early constants";
+    case Code::kExchange:
+      return "the exchange of records";
+    case Code::kExchangeNorms:
+      return "the exchange of norms";
     default:
       return "the host's update";
   }
 }
 
-}  // namespace
+// Instructions in which the host touches memory in the order of a stream. What the device does in its own, it notes
+// itself.
+class HostTouches : public IssueObserver {
+ public:
+  explicit HostTouches(const ObservedEngine& engine) : engine_(engine) {}
 
-void Executor::NoteTransfers(Stream& stream, const Operation& operation) {
-  const cudaStream_t native = NativeOf(stream);
-  if (native == nullptr || !IsOrdered(device_)) return;
-  std::vector<Touched> touched;
-  for (const sharding::Move& move : operation.moves) {
-    touched.push_back(operation.kind == OperationKind::kRead
-                          ? Writes(storage_->At(move.to), move.bytes)
-                          : Reads(storage_->At(move.from), move.bytes));
+  void Begin(LinkedFragment& run, int index, const StepTag& step, Stream& stream) override {
+    const bool exchanges = IsExchange(run[index]);
+    if (exchanges || stream.view().native == nullptr)
+      Note(run, index, step, stream, /*reads=*/true, /*writes=*/!exchanges);
   }
-  stand_in::NoteTouch(native, NameOf(operation), touched);
-}
+  void End(LinkedFragment& run, int index, const StepTag& step, Stream& stream) override {
+    const sharding::Instruction& instruction = run[index];
+    const bool exchanges = IsExchange(instruction);
+    if (exchanges || instruction.starts != instruction.ends)
+      Note(run, index, step, stream, /*reads=*/!exchanges, /*writes=*/true);
+  }
 
-void Executor::NoteWork(Stream& stream, const Runnable& run, int index, StepTag step) {
-  const cudaStream_t native = NativeOf(stream);
-  // Kernels that enqueue themselves are noted where they are launched.
-  if (native == nullptr || KernelsOf(stream).enqueues() || !IsOrdered(device_)) return;
-  const sharding::Plan& of = run.plan;
-  const Operation& operation = of.operations[static_cast<size_t>(index)];
-  const sharding::Decisions& decisions = of.decisions;
-  std::vector<Touched> touched;
-  const auto update = [&](const sharding::UpdateWork& work) {
-    const int64_t count =
-        plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)].count();
-    touched.push_back(
-        Reads(storage_->At(work.gradient), count * SizeOf(decisions.shard_dtype(work.unit))));
-    if (decisions.master_size() > 0)
-      touched.push_back(Writes(storage_->At(work.master), count * decisions.master_size()));
-    for (int k = 0; k < decisions.optimizer_states; ++k) {
-      touched.push_back(
-          Writes(storage_->At(work.states.Plus(k * work.states_stride)), count * int64_t{4}));
-    }
-    if (work.writes_parameter)
-      touched.push_back(Writes(storage_->At(work.parameter), count * SizeOf(decisions.compute)));
-    const bool early = decisions.timing == sharding::UpdateTiming::kEarly &&
-                       operation.condition != sharding::Condition::kCarrying;
-    const auto constants = control_block_->constants(step.parity, early);
-    touched.push_back(Reads(constants.data(), constants.size_bytes()));
-    if (!decisions.own_optimizer) return;
-    touched.push_back(Writes(storage_->GradientStaging(Tier::kCpu), count * int64_t{4}));
-    if (decisions.reads_parameters())
-      touched.push_back(Writes(storage_->MasterStaging(Tier::kCpu), count * int64_t{4}));
-  };
-  const auto norms = [&](const sharding::UpdateWork& work) {
-    const int64_t count =
-        plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)].count();
-    touched.push_back(
-        Reads(storage_->At(work.gradient), count * SizeOf(decisions.shard_dtype(work.unit))));
-    if (decisions.master_size() > 0)
-      touched.push_back(Reads(storage_->At(work.master), count * decisions.master_size()));
-    for (int k = 0; k < decisions.norm_states[static_cast<size_t>(work.unit)]; ++k) {
-      touched.push_back(
-          Reads(storage_->At(work.states.Plus(k * work.states_stride)), count * int64_t{4}));
-    }
-    if (decisions.reads_parameters())
-      touched.push_back(Reads(storage_->At(work.parameter), count * SizeOf(decisions.compute)));
-    const auto constants = control_block_->constants(step.parity, /*early=*/false);
-    touched.push_back(Reads(constants.data(), constants.size_bytes()));
-    const std::span<optim::NormSums> sums = NormSumsOn(/*device=*/false);
-    touched.push_back(Writes(sums.data(), sums.size_bytes()));
-  };
-  for (const sharding::Part& part : operation.parts) {
-    const int64_t shard = of.layout.units[static_cast<size_t>(part.unit)].trainable.shard;
-    switch (operation.kind) {
-      case OperationKind::kAccumulate:
-        touched.push_back(Reads(ReducedSlice(of, part), shard * SizeOf(decisions.communication)));
-        touched.push_back(
-            Writes(ShardOf(of, part), shard * SizeOf(decisions.shard_dtype(part.unit))));
-        break;
-      case OperationKind::kNorm:
-        touched.push_back(
-            Reads(ShardOf(of, part), shard * SizeOf(decisions.shard_dtype(part.unit))));
-        break;
-      case OperationKind::kParameterNorms:
-        norms(of.works[static_cast<size_t>(part.work)]);
-        break;
-      case OperationKind::kUpdate:
-        update(of.works[static_cast<size_t>(part.work)]);
-        break;
-      case OperationKind::kNarrow: {
-        const sharding::Narrowing& narrowing = of.narrowings[static_cast<size_t>(part.work)];
-        const int64_t count =
-            plan().pools.homes.sub_groups[static_cast<size_t>(narrowing.sub_group)].count();
-        touched.push_back(Reads(storage_->At(narrowing.master), count * decisions.master_size()));
-        touched.push_back(
-            Writes(storage_->At(narrowing.parameter), count * SizeOf(decisions.compute)));
-        break;
+ private:
+  static bool IsExchange(const sharding::Instruction& instruction) {
+    return instruction.code == Code::kPrepare || instruction.code == Code::kExchange ||
+           instruction.code == Code::kExchangeNorms;
+  }
+  void Note(const LinkedFragment& run, int index, const StepTag& step, Stream& stream, bool reads,
+            bool writes) const {
+    const cudaStream_t native = NativeOf(stream);
+    if (native == nullptr || !IsOrdered(*engine_.device)) return;
+    const sharding::Instruction& instruction = run[index];
+    const int parity = instruction.carried ? 1 - step.parity : step.parity;
+    std::vector<Touched> touched;
+    for (int k = 0; k < std::ssize(instruction.operands); ++k) {
+      const sharding::Operand& operand = instruction.operands[static_cast<size_t>(k)];
+      const bool is_written = sharding::Writes(operand.access);
+      if (operand.access == sharding::Access::kNone || !(is_written ? writes : reads)) continue;
+      const auto add = [&](const void* at, int64_t bytes) {
+        touched.push_back(is_written ? Writes(at, bytes) : Reads(at, bytes));
+      };
+      if (operand.place.pool == StateClass::kControl) {
+        Control(run, operand, parity, add);
+      } else if (run.At(index, k) != nullptr && !IsExchange(instruction)) {
+        add(run.At(index, k), operand.bytes());
       }
-      default:
-        break;
     }
-    if (operation.kind == OperationKind::kNorm ||
-        (operation.kind == OperationKind::kAccumulate && part.last)) {
-      const std::span<double> scratch = NormScratch(part.unit);
-      touched.push_back(Writes(scratch.data(), scratch.size_bytes()));
-      touched.push_back(Writes(&control_block_->square(part.unit), sizeof(double)));
+    stand_in::NoteTouch(native, NameOf(instruction), touched);
+  }
+  template <class Add>
+  void Control(const LinkedFragment& run, const sharding::Operand& operand, int parity,
+               Add add) const {
+    const ControlBlock& block = *engine_.control;
+    const sharding::ControlCells cells(static_cast<int>(run.plan().layout.units.size()));
+    const auto all = [&](auto span) { add(span.data(), static_cast<int64_t>(span.size_bytes())); };
+    const int64_t cell = operand.place.offset;
+    if (cell < cells.scale) {
+      for (int64_t unit = cell; unit < cell + operand.count; ++unit) {
+        if (run.plan().decisions.trainable[static_cast<size_t>(unit)])
+          add(&block.square(static_cast<int>(unit)), int64_t{sizeof(double)});
+      }
+    } else if (cell == cells.sums() || cell == cells.of_walks()) {
+      add(block.sums(parity).data(), int64_t{sizeof(double)});
+    } else if (cell == cells.constants() || cell == cells.early()) {
+      all(block.constants(parity, /*early=*/cell == cells.early()));
+    } else if (cell == cells.scale && run.plan().decisions.compute == DType::kFloat16) {
+      add(&block.loss_scale(), int64_t{sizeof(float)});
     }
   }
-  stand_in::NoteTouch(native, NameOf(operation), touched);
-}
 
-void Executor::NoteSettled(int unit) {
-  if (!IsOrdered(device_)) return;
-  std::vector<Touched> touched = {Writes(&control_block_->square(unit), sizeof(double))};
-  const std::span<double> scratch = NormScratch(unit);
-  touched.push_back(Writes(scratch.data(), scratch.size_bytes()));
-  const Place shard = plan().pools.GradientShard(unit);
-  if (shard.tier != Tier::kNvme) {
-    touched.push_back(Writes(storage_->GradientSlice(unit),
-                             plan().layout.units[static_cast<size_t>(unit)].trainable.shard *
-                                 SizeOf(plan().decisions.shard_dtype(unit))));
-  }
-  stand_in::NoteHostTouch("the calling thread's sum", touched);
-}
+  const ObservedEngine engine_;
+};
+
+const bool kIsSet = [] {
+  SetIssueObserver([](const ObservedEngine& engine) -> std::unique_ptr<IssueObserver> {
+    return std::make_unique<HostTouches>(engine);
+  });
+  return true;
+}();
+
+}  // namespace
 
 void Executor::NoteVerdict(VerdictTouch what, int parity) {
   if (device_.kind() != DeviceKind::kCuda || !IsOrdered(device_)) return;
   const ControlBlock& block = *control_block_;
   const auto all = [](auto span) { return Writes(span.data(), span.size_bytes()); };
-  const auto on_stream = [&](const char* name, std::span<const Touched> touched) {
-    stand_in::NoteTouch(NativeOf(*reduce_), name, touched);
-  };
   switch (what) {
     case VerdictTouch::kBeginLoss: {
       const Touched touched[] = {all(block.sums(parity))};
@@ -187,44 +151,6 @@ void Executor::NoteVerdict(VerdictTouch what, int parity) {
     case VerdictTouch::kReadScale: {
       const Touched touched[] = {Reads(&block.loss_scale(), sizeof(float))};
       return stand_in::NoteHostTouch("the host's look at the loss scale", touched);
-    }
-    case VerdictTouch::kEarlyConstants: {
-      const Touched touched[] = {all(block.constants(parity, /*early=*/true))};
-      if (own_optimizer_enqueues_) return stand_in::NoteHostTouch("early constants", touched);
-      return on_stream("early constants", touched);
-    }
-    case VerdictTouch::kCompleteRecord: {
-      std::vector<Touched> touched = {
-          Writes(&block.own_record(parity), sizeof(ExchangeRecord)),
-          Reads(block.sums(parity).data(), block.sums(parity).size_bytes())};
-      for (size_t u = 0; u < model_.units.size() && !progress_.evaluation; ++u) {
-        if (plan().decisions.trainable[u])
-          touched.push_back(Reads(&block.square(static_cast<int>(u)), sizeof(double)));
-      }
-      return on_stream("the end of a rank's record", touched);
-    }
-    case VerdictTouch::kConclude: {
-      const auto records = block.records(parity);
-      std::vector<Touched> touched = {Reads(records.data(), records.size_bytes())};
-      if (!progress_.evaluation) {
-        touched.push_back(all(block.constants(parity, /*early=*/false)));
-        if (config_.compute == DType::kFloat16)
-          touched.push_back(Writes(&block.loss_scale(), sizeof(float)));
-      }
-      return on_stream("the verdict", touched);
-    }
-    case VerdictTouch::kCompleteNorms: {
-      std::vector<Touched> touched = {all(norms_->own_record()), all(norms_->device_sums())};
-      if (norms_->sums_on_host()) {
-        const std::span<optim::NormSums> sums = NormSumsOn(/*device=*/false);
-        touched.push_back(Reads(sums.data(), sums.size_bytes()));
-      }
-      return on_stream("the end of a rank's norms", touched);
-    }
-    case VerdictTouch::kConcludeNorms: {
-      const Touched touched[] = {Reads(norms_->records().data(), norms_->records().size_bytes()),
-                                 all(block.constants(parity, /*early=*/false))};
-      return on_stream("the norms of all ranks", touched);
     }
   }
 }

@@ -1,0 +1,31 @@
+// Spans of the timeline: instructions where their streams come to them, timed by the device where it has a clock
+// for its streams, and by tasks of the streams elsewhere.
+#pragma once
+
+#include <cstdint>
+
+#include "ebb/runtime/engine/device_spans.h"
+#include "ebb/runtime/engine/issue_observer.h"
+#include "ebb/runtime/trace/timeline.h"
+
+namespace ebb {
+
+class IssueTracer : public IssueObserver {
+ public:
+  // `device`: of its streams; null: the host's tell the time.
+  IssueTracer(Timeline& timeline, DeviceSpans* device) : timeline_(timeline), device_(device) {}
+
+  void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
+  void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) override;
+
+ private:
+  bool TimedByDevice(const Stream& stream) const {
+    return device_ != nullptr && stream.view().native != nullptr;
+  }
+
+  Timeline& timeline_;
+  DeviceSpans* const device_;
+  int64_t traced_ns_[sharding::kStreams] = {};  // until when, by stream
+};
+
+}  // namespace ebb

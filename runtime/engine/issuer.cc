@@ -1,0 +1,368 @@
+#include "ebb/runtime/engine/issuer.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/optim/norm.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/traffic.h"
+
+namespace ebb {
+
+using sharding::Access;
+using sharding::Code;
+using sharding::Instruction;
+using sharding::Operand;
+using sharding::OperationKind;
+
+namespace {
+
+std::string Describe(const LinkedFragment& run, const Instruction& instruction) {
+  std::string text(sharding::Name(instruction.role));
+  const char* between = " of unit '";
+  for (const sharding::Part& part : instruction.parts) {
+    absl::StrAppend(&text, between, run.plan().unit_names[static_cast<size_t>(part.unit)], "'");
+    between = ", '";
+  }
+  return text;
+}
+
+}  // namespace
+
+void Issuer::Await(LinkedFragment& run, int index, const StepTag& step) {
+  const Instruction& instruction = run[index];
+  Stream& stream = At(instruction.starts);
+  const int parity = step.parity % 2;  // an evaluation has nothing by parity
+  for (int wait : instruction.waits) {
+    const int event = run.event(wait, parity);
+    stream.Wait(*events_[static_cast<size_t>(event)]);
+    frontier_.Follow(instruction.starts, event);
+  }
+  frontier_.Enter(instruction.starts, instruction.enters, parity,
+                  [&](int event) { stream.Wait(*events_[static_cast<size_t>(event)]); });
+}
+
+void Issuer::Leave(LinkedFragment& run, int index, const StepTag& step) {
+  const Instruction& instruction = run[index];
+  const int parity = step.parity % 2;
+  const int event = run.event(index, parity);
+  if (event >= 0) At(instruction.ends).Record(*events_[static_cast<size_t>(event)]);
+  frontier_.Issue(instruction.starts, instruction.ends, event);
+  if (event >= 0) frontier_.Leave(instruction.leaves, parity, event);
+}
+
+void Issuer::Run(LinkedFragment& run, int begin, int end, const StepTag& step,
+                 MovedBytes* counted) {
+  for (int index = begin; index < end; ++index) {
+    const Instruction& instruction = run[index];
+    if (instruction.code == Code::kKernels) {
+      if (instruction.scope >= 0) continue;
+      Await(run, index, step);
+      Leave(run, index, step);
+    } else {
+      Issue(run, index, step, counted);
+    }
+  }
+}
+
+void Issuer::StartKernels(LinkedFragment& run, int index, const StepTag& step) {
+  Await(run, index, step);
+}
+
+void Issuer::EndKernels(LinkedFragment& run, int index, const StepTag& step) {
+  Leave(run, index, step);
+}
+
+absl::Status Issuer::MakeFence(const Device& device) {
+  while (fence_.size() < sharding::kLines) {
+    EBB_ASSIGN_OR_RETURN(Event made, device.NewEvent());
+    fence_.push_back(std::move(made));
+  }
+  for (size_t line = 0; line < sharding::kLines; ++line) {
+    floor_.push_back(frontier_.AddEvent(static_cast<sharding::Line>(line)));
+    events_.push_back(&fence_[line]);
+  }
+  return absl::OkStatus();
+}
+
+void Issuer::Fence() {
+  for (size_t line = 0; line < sharding::kLines; ++line)
+    if (with_.streams[line] != nullptr) with_.streams[line]->Record(fence_[line]);
+  for (size_t line = 0; line < sharding::kLines; ++line) {
+    for (size_t other = 0; other < sharding::kLines; ++other) {
+      if (line != other && with_.streams[line] != nullptr && with_.streams[other] != nullptr)
+        with_.streams[line]->Wait(fence_[other]);
+    }
+  }
+  frontier_.Clear();
+}
+
+void Issuer::EndEarly() {
+  std::vector<int> floor;
+  for (size_t line = 0; line < sharding::kLines; ++line) {
+    if (with_.streams[line] == nullptr) continue;
+    with_.streams[line]->Record(fence_[line]);
+    frontier_.Issue(static_cast<sharding::Line>(line), static_cast<sharding::Line>(line),
+                    floor_[line]);
+    floor.push_back(floor_[line]);
+  }
+  frontier_.SetFloor(std::move(floor));
+}
+
+// Where transfers start before where they end.
+void Issuer::WaitIdle() {
+  for (Stream* stream : with_.streams)
+    if (stream != nullptr) stream->WaitIdle();
+  frontier_.Clear();
+}
+
+void Issuer::AwaitParity(int parity) {
+  for (int64_t pair = control_.sums(); pair < control_.of_walks(); pair += 2) {
+    frontier_.ForEachUse(static_cast<int>(pair) + parity,
+                         [this](int event) { events_[static_cast<size_t>(event)]->Wait(); });
+  }
+}
+
+void Issuer::AwaitScale() {
+  const sharding::CellUse use{.cell = static_cast<int>(control_.scale)};
+  constexpr sharding::Line kCompute = sharding::LineOf(sharding::StreamId::kCompute);
+  frontier_.Enter(kCompute, {&use, 1}, /*parity=*/0,
+                  [this](int event) { At(kCompute).Wait(*events_[static_cast<size_t>(event)]); });
+}
+
+void Issuer::Issue(LinkedFragment& run, int index, const StepTag& step, MovedBytes* counted) {
+  const Instruction& instruction = run[index];
+  Await(run, index, step);
+  Stream &starts = At(instruction.starts), &ends = At(instruction.ends);
+  for (IssueObserver* observer : observers_) observer->Begin(run, index, step, starts);
+  const bool collects = instruction.lane != sharding::Lane::kNone && counted != nullptr;
+  const int64_t before =
+      collects ? (*with_.lanes[static_cast<size_t>(instruction.lane)])->bytes_enqueued() : 0;
+  Work(run, index, step, starts);
+  if (collects) {
+    const Communicator& lane = **with_.lanes[static_cast<size_t>(instruction.lane)];
+    counted->Add(instruction.role, lane.bytes_enqueued() - before);
+  }
+  if (counted != nullptr && instruction.operation >= 0) {
+    const sharding::Operation& operation =
+        run.plan().operations[static_cast<size_t>(instruction.operation)];
+    for (const sharding::Move& move : operation.moves)
+      counted->Add(sharding::RowOf(move), move.bytes);
+  }
+  for (IssueObserver* observer : observers_) observer->End(run, index, step, ends);
+  if (instruction.code == Code::kExchange) with_.exchange->RecordConclusion(step.parity);
+  Leave(run, index, step);
+}
+
+void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
+  const Instruction& instruction = run[index];
+  switch (instruction.code) {
+    case Code::kKernels:
+      return;
+    case Code::kAllGather:
+    case Code::kReduceScatter:
+    case Code::kAllReduce:
+      return Collect(run, index, step, stream);
+    case Code::kCopy:
+      return Copy(run, index, stream);
+    case Code::kRead:
+    case Code::kWrite: {
+      stream.Enqueue([this, &run, index] { StartTransfers(run, index); });
+      Stream& end = At(instruction.ends);
+      Event& started = *with_.started;
+      stream.Record(started);
+      end.Wait(started);
+      return end.Enqueue([this, &run, index, step] { EndTransfers(run, index, step); });
+    }
+    case Code::kPrepare:
+      return with_.exchange->Prepare(step.parity);
+    case Code::kExchange:
+      return with_.exchange->Exchange(step.parity);
+    case Code::kExchangeNorms:
+      return with_.exchange->ExchangeNorms(step.parity);
+    case Code::kUpdate:
+      if (run.plan().decisions.timing == sharding::UpdateTiming::kEarly && !instruction.carried)
+        with_.outcome->StartEarlyUpdate();
+      [[fallthrough]];
+    default:
+      Compute(stream,
+              [this, &run, index, step] { Calculate(run, index, step, At(run[index].starts)); });
+  }
+}
+
+void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
+  const Instruction& instruction = run[index];
+  Communicator& lane = **with_.lanes[static_cast<size_t>(instruction.lane)];
+  const std::span<const CollectiveSpan> spans = run.spans(index);
+  const DType dtype = instruction.operands.front().dtype;
+  absl::Status status;
+  switch (instruction.code) {
+    case Code::kReduceScatter:
+      status = lane.ReduceScatter(stream, spans, dtype, instruction.divides ? step.divide : 1.0f);
+      break;
+    case Code::kAllReduce:
+      status = lane.AllReduce(stream, spans, dtype, ReduceOp::kSum, step.divide);
+      break;
+    default:
+      status = lane.AllGather(stream, spans, dtype);
+  }
+  with_.peers->NoteCollective(lane, std::move(status), *with_.errors);
+  Compute(stream, [this, &run, index] {
+    const Instruction& of = run[index];
+    with_.peers->NoteIfBroken(**with_.lanes[static_cast<size_t>(of.lane)],
+                              [&] { return Describe(run, of); });
+  });
+}
+
+// Of memory that the device could not lock, it promises neither to wait for the stream before it reads there nor
+// not to wait on the host while it holds what others need: so the wait is ours, for what was issued before, by all
+// ranks alike.
+void Issuer::Copy(LinkedFragment& run, int index, Stream& stream) {
+  const Instruction& instruction = run[index];
+  for (size_t k = 0; k < instruction.operands.size(); k += 2) {
+    const Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
+    for (const Operand* end : {&from, &to}) {
+      if (end->place.tier == Tier::kCpu && with_.storage->CopiesHoldUpHost(end->place))
+        stream.WaitIdle();
+    }
+    const int operand = static_cast<int>(k);
+    stream.Copy(run.At(index, operand + 1), run.At(index, operand), from.bytes());
+  }
+}
+
+void Issuer::Calculate(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
+  const Instruction& instruction = run[index];
+  switch (instruction.code) {
+    case Code::kCheckFiles:
+      with_.verifier->FilesAreOurs();
+      return;
+    case Code::kUpdate:
+    case Code::kParameterNorms:
+      return with_.updates->Run(run, index, step, stream);
+    default:
+      break;
+  }
+  for (int part = 0; part < std::ssize(instruction.parts); ++part) {
+    switch (instruction.code) {
+      case Code::kCast:
+        Cast(run, index, 2 * part, stream);
+        break;
+      case Code::kAccumulate:
+        Accumulate(run, index, part, stream);
+        break;
+      case Code::kNorm:
+        Norm(run, index, part, stream);
+        break;
+      default:
+        break;
+    }
+  }
+}
+
+void Issuer::Cast(const LinkedFragment& run, int index, int first, Stream& stream) {
+  const Instruction& instruction = run[index];
+  const Operand &from = instruction.operands[static_cast<size_t>(first)],
+                &to = instruction.operands[static_cast<size_t>(first) + 1];
+  const std::byte* const source = run.At(index, first);
+  std::byte* const destination = run.At(index, first + 1);
+  const bool narrows = instruction.role == OperationKind::kNarrow;
+  if (narrows) {
+    const sharding::Part& part = instruction.parts[static_cast<size_t>(first) / 2];
+    const sharding::Narrowing& of = run.plan().narrowings[static_cast<size_t>(part.work)];
+    with_.verifier->VerifyMasters(of.sub_group, source);
+  }
+  if (instruction.via) {
+    KernelsOf(stream).CastVia(stream, source, from.dtype, *instruction.via, destination, to.dtype,
+                              to.count);
+  } else {
+    KernelsOf(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
+                           narrows ? optim::Rounding::kParameter : optim::Rounding::kNearest);
+  }
+}
+
+namespace {
+
+std::span<double> BlocksAt(std::byte* scratch, int64_t count) {
+  return {reinterpret_cast<double*>(scratch), static_cast<size_t>(optim::NormBlocks(count))};
+}
+
+}  // namespace
+
+void Issuer::Accumulate(const LinkedFragment& run, int index, int part, Stream& stream) {
+  constexpr int kOperands = 4;  // slice, shard, square, scratch
+  const int first = part * kOperands;
+  const std::span<const Operand> operands =
+      run[index].operands.subspan(static_cast<size_t>(first), kOperands);
+  const optim::AccumulateArrays arrays{.source = run.At(index, first),
+                                       .source_dtype = operands[0].dtype,
+                                       .destination = run.At(index, first + 1),
+                                       .destination_dtype = operands[1].dtype,
+                                       .count = operands[1].count,
+                                       .add = sharding::Reads(operands[1].access)};
+  if (operands[2].access == Access::kNone) {
+    KernelsOf(stream).Accumulate(stream, arrays);
+  } else {
+    KernelsOf(stream).AccumulateAndSumSquares(
+        stream, arrays, BlocksAt(run.At(index, first + 3), operands[1].count),
+        &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
+  }
+}
+
+void Issuer::Norm(const LinkedFragment& run, int index, int part, Stream& stream) {
+  constexpr int kOperands = 3;  // shard, square, scratch
+  const int first = part * kOperands;
+  const Operand& shard = run[index].operands[static_cast<size_t>(first)];
+  KernelsOf(stream).SumOfSquares(
+      stream, run.At(index, first), shard.dtype, shard.count,
+      BlocksAt(run.At(index, first + 2), shard.count),
+      &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
+}
+
+void Issuer::StartTransfers(LinkedFragment& run, int index) {
+  if (with_.errors->has_failed()) return;
+  const Instruction& instruction = run[index];
+  run.started(index) = 1;
+  IoTransfer* const transfers = run.transfers(index);
+  for (int i = 0; i < std::ssize(instruction.operands) / 2; ++i) {
+    const Operand &from = instruction.operands[static_cast<size_t>(2 * i)],
+                  &to = instruction.operands[static_cast<size_t>(2 * i) + 1];
+    if (instruction.code == Code::kRead) {
+      with_.storage->File(from.place)
+          .StartRead(transfers[i], from.place.offset, run.At(index, 2 * i + 1), to.bytes());
+      continue;
+    }
+    const std::byte* const data = run.At(index, 2 * i);
+    if (SwapVerifier::SumsWhenMoved(to.place.pool))
+      with_.verifier->NoteWrite(to.place, {data, static_cast<size_t>(from.bytes())});
+    with_.storage->File(to.place).StartWrite(transfers[i], to.place.offset, data, from.bytes());
+  }
+}
+
+void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
+  if (!std::exchange(run.started(index), uint8_t{0})) return;
+  const Instruction& instruction = run[index];
+  const bool reads = instruction.code == Code::kRead;
+  IoTransfer* const transfers = run.transfers(index);
+  for (int i = 0; i < std::ssize(instruction.operands) / 2; ++i) {
+    const Operand& file = instruction.operands[static_cast<size_t>(reads ? 2 * i : 2 * i + 1)];
+    const StateClass state = file.place.pool;
+    const absl::Status moved = with_.storage->File(file.place).Wait(transfers[i]);
+    if (moved.ok()) {
+      if (reads && SwapVerifier::SumsWhenMoved(state)) {
+        with_.verifier->VerifyRead(file.place,
+                                   {run.At(index, 2 * i + 1), static_cast<size_t>(file.bytes())});
+      }
+      continue;
+    }
+    with_.errors->Fail(absl::Status(
+        moved.code(),
+        absl::StrCat("the engine has failed: ", step.counts ? "in step " : "after step ",
+                     step.finished + (step.counts ? 1 : 0), ", the ",
+                     std::string(sharding::Name(instruction.role)), " of the ",
+                     std::string(Name(state)), " of unit '", std::string(run.unit_name(index)),
+                     "': ", moved.message())));
+  }
+}
+
+}  // namespace ebb

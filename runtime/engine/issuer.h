@@ -1,0 +1,111 @@
+// Runs a fragment's instructions: each waits for what it says, does one of a few things with the operands that
+// it names, and leaves an event. What to do, where and when is all in the instruction; what is decided here is
+// only how a code is done.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "ebb/optim/kernels.h"
+#include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/issue_observer.h"
+#include "ebb/runtime/engine/linked_fragment.h"
+#include "ebb/runtime/engine/moved_bytes.h"
+#include "ebb/runtime/engine/record_exchange.h"
+#include "ebb/runtime/engine/step_communicators.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/swap_verifier.h"
+#include "ebb/runtime/engine/update_call.h"
+#include "ebb/sharding/frontier.h"
+#include "ebb/sharding/program.h"
+#include "ebb/sharding/waits.h"
+
+namespace ebb {
+
+class Issuer {
+ public:
+  struct Parts {                                             // borrowed
+    std::array<Stream*, sharding::kLines> streams = {};      // null: no instruction runs there
+    std::array<std::optional<Communicator>*, 6> lanes = {};  // by sharding::Lane
+    Storage* storage = nullptr;
+    optim::Kernels* kernels = nullptr;       // of the device's streams
+    optim::Kernels* host_kernels = nullptr;  // of the host's
+    ControlBlock* control = nullptr;
+    Event* started = nullptr;  // ties the streams on which transfers start and end
+    SwapVerifier* verifier = nullptr;
+    UpdateCall* updates = nullptr;
+    RecordExchange* exchange = nullptr;
+    StepOutcome* outcome = nullptr;
+    StepErrors* errors = nullptr;
+    StepCommunicators* peers = nullptr;
+  };
+  Issuer(const Parts& parts, const sharding::Cells& cells, int units)
+      : with_(parts), control_(units), frontier_(cells.count()) {}
+  absl::Status MakeFence(const Device& device);
+
+  sharding::Frontier& frontier() { return frontier_; }
+  std::vector<Event*>& events() { return events_; }
+  void Observe(IssueObserver& observer) { observers_.push_back(&observer); }
+
+  // Instructions [begin, end), whose kernels are left to StartKernels and EndKernels if they are a scope's.
+  void Run(LinkedFragment& run, int begin, int end, const StepTag& step, MovedBytes* counted);
+  // What the compute stream runs from now on finds what the kernels need; it has run.
+  void StartKernels(LinkedFragment& run, int instruction, const StepTag& step);
+  void EndKernels(LinkedFragment& run, int instruction, const StepTag& step);
+  // Every stream comes after all that was issued on any. For what no fragment has.
+  void Fence();
+  // The fragment has ended early: what comes next waits for all that was issued, as far as it enters anything.
+  void EndEarly();
+  // The caller waits for what has used, of the control block, what is there by this parity.
+  void AwaitParity(int parity);
+  // The compute stream waits for what decides the loss scale.
+  void AwaitScale();
+  // The caller waits for all that was issued.
+  void WaitIdle();
+
+ private:
+  Stream& At(sharding::Line line) { return *with_.streams[line]; }
+  optim::Kernels& KernelsOf(const Stream& stream) const {
+    return stream.view().native == nullptr ? *with_.host_kernels : *with_.kernels;
+  }
+  // What calls kernels: at once where those enqueue themselves, else as a task of `stream`.
+  template <class Work>
+  void Compute(Stream& stream, Work work) {
+    if (KernelsOf(stream).enqueues()) {
+      work();
+    } else {
+      stream.Enqueue(work);
+    }
+  }
+  void Await(LinkedFragment& run, int instruction, const StepTag& step);
+  void Leave(LinkedFragment& run, int instruction, const StepTag& step);
+  void Issue(LinkedFragment& run, int instruction, const StepTag& step, MovedBytes* counted);
+  void Work(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
+  void Collect(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
+  void Copy(LinkedFragment& run, int instruction, Stream& stream);
+  void Calculate(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
+  void Cast(const LinkedFragment& run, int instruction, int first, Stream& stream);
+  void Accumulate(const LinkedFragment& run, int instruction, int part, Stream& stream);
+  void Norm(const LinkedFragment& run, int instruction, int part, Stream& stream);
+  void StartTransfers(LinkedFragment& run, int instruction);
+  void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
+
+  const Parts with_;
+  const sharding::ControlCells control_;
+  sharding::Frontier frontier_;
+  std::vector<Event> fence_;    // by line
+  std::vector<int> floor_;      // likewise: its number in the frontier
+  std::vector<Event*> events_;  // by their numbers in the frontier
+  std::vector<IssueObserver*> observers_;
+};
+
+}  // namespace ebb

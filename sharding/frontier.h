@@ -1,0 +1,100 @@
+// The last uses of every cell by whatever has run: what the first uses of a fragment wait for, whichever fragment
+// ran before it. It knows streams only as lines and events as numbers, and remembers how far each line is known to
+// be behind the others, so that nothing is waited for twice.
+//
+// An event stands for its newest record. That is right as an instruction touches the same cells each time it runs;
+// one that touches what is there by parity has an event for each parity.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "ebb/sharding/program.h"
+
+namespace ebb::sharding {
+
+class Frontier {
+ public:
+  explicit Frontier(int cells);
+
+  // A new event, of things that end on `line`.
+  int AddEvent(Line line);
+  int events() const { return static_cast<int>(events_.size()); }
+
+  // Calls `wait(event)` for each event that a thing which starts on `line` and uses the cells so has to wait for.
+  template <class Wait>
+  void Enter(Line line, std::span<const CellUse> uses, int parity, Wait wait) {
+    for (int event : uses.empty() ? std::span<const int>() : std::span<const int>(floor_)) {
+      if (Covers(line, event)) continue;
+      wait(event);
+      Follow(line, event);
+    }
+    for (const CellUse& use : uses) {
+      const Cell& cell = cells_[static_cast<size_t>(At(use, parity))];
+      if (cell.writer >= 0 && !Covers(line, cell.writer)) {
+        wait(cell.writer);
+        Follow(line, cell.writer);
+      }
+      if (!use.writes) continue;
+      for (int reader : cell.readers) {
+        if (reader < 0 || Covers(line, reader)) continue;
+        wait(reader);
+        Follow(line, reader);
+      }
+    }
+  }
+  // Calls `visit(event)` for each last use of the cell.
+  template <class Visit>
+  void ForEachUse(int cell, Visit visit) const {
+    const Cell& of = cells_[static_cast<size_t>(cell)];
+    if (of.writer >= 0) visit(of.writer);
+    for (int reader : of.readers)
+      if (reader >= 0) visit(reader);
+  }
+  // What starts next on `line` comes after the newest record of `event`.
+  void Follow(Line line, int event);
+  // A thing was issued that starts and ends on these lines; -1: without an event.
+  void Issue(Line starts, Line ends, int event);
+  // These were its last uses of the cells.
+  void Leave(std::span<const CellUse> uses, int parity, int event);
+  // Whether what ends with the newest record of `event` is over before what starts next on `line`.
+  bool Covers(Line line, int event) const {
+    const Recorded& of = events_[static_cast<size_t>(event)];
+    return clocks_[line][of.line] >= of.number;
+  }
+  // A fragment has ended early, so that its last uses are not known: from now on these events, one of each line,
+  // stand for the uses of all cells.
+  void SetFloor(std::vector<int> events);
+  // Every line is idle: nothing is to be waited for.
+  void Clear();
+
+ private:
+  using Clock = std::array<int64_t, kLines>;  // by line: things on it that are over
+  struct Cell {
+    int writer = -1;
+    std::array<int, kLines> readers = None();  // by line: events since the write
+  };
+  struct Recorded {
+    Line line = 0;
+    int64_t number = 0;  // of the thing, on its line; 0: not recorded yet
+    Clock clock = {};
+  };
+  static constexpr std::array<int, kLines> None() {
+    std::array<int, kLines> none{};
+    none.fill(-1);
+    return none;
+  }
+  static int At(const CellUse& use, int parity) {
+    return use.by_parity ? use.cell ^ parity : use.cell;
+  }
+
+  std::vector<Cell> cells_;
+  std::vector<Recorded> events_;
+  std::vector<int> floor_;
+  std::array<Clock, kLines> clocks_ = {};
+  std::array<int64_t, kLines> issued_ = {};
+};
+
+}  // namespace ebb::sharding

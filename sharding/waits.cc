@@ -1,0 +1,325 @@
+#include "ebb/sharding/waits.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+
+namespace ebb::sharding {
+namespace {
+
+void SortUnique(std::vector<int64_t>& values) {
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+}
+
+// The interval between two cuts that holds `at`.
+size_t Holding(const std::vector<int64_t>& cuts, int64_t at) {
+  const auto next = std::upper_bound(cuts.begin(), cuts.end(), at);
+  return next == cuts.begin() ? 0 : static_cast<size_t>(next - cuts.begin()) - 1;
+}
+
+// Past the last interval that holds a byte before `end`.
+size_t PastHolding(const std::vector<int64_t>& cuts, int64_t end) {
+  return static_cast<size_t>(std::lower_bound(cuts.begin(), cuts.end(), end) - cuts.begin());
+}
+
+bool IsControl(const Operand& operand) {
+  return operand.place.pool == StateClass::kControl;
+}
+
+}  // namespace
+
+// Two files a rank: of parameters, and of all else.
+std::pair<int, int> Cells::KeyOf(const Place& place) {
+  const bool of_states = place.tier == Tier::kNvme && place.pool != StateClass::kParameter;
+  return {static_cast<int>(place.tier),
+          static_cast<int>(of_states ? StateClass::kMaster : place.pool)};
+}
+
+// Of all slices.
+int64_t Cells::EndOf(const Operand& operand) const {
+  return operand.place.offset + (slices_ - 1) * operand.place.per_slice + operand.bytes();
+}
+
+Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices)
+    : slices_(slices), control_(units) {
+  std::map<std::pair<int, int>, std::vector<const Operand*>> sliced;
+  for (const Fragment* fragment : fragments) {
+    for (const Instruction& instruction : fragment->instructions) {
+      for (const Operand& operand : instruction.operands) {
+        if (operand.access == Access::kNone || IsControl(operand)) continue;
+        const auto key = KeyOf(operand.place);
+        std::vector<int64_t>& cuts = pools_[key].cuts;
+        cuts.push_back(operand.place.offset);
+        cuts.push_back(EndOf(operand));
+        if (operand.place.per_slice > 0 && !operand.place.of_secondary)
+          sliced[key].push_back(&operand);
+      }
+    }
+  }
+  // Sections: operands of one stride that begin within one slice of each other.
+  for (auto& [key, operands] : sliced) {
+    std::sort(operands.begin(), operands.end(), [](const Operand* a, const Operand* b) {
+      return std::pair(a->place.per_slice, a->place.offset) <
+             std::pair(b->place.per_slice, b->place.offset);
+    });
+    std::vector<Slices> found;
+    for (const Operand* operand : operands) {
+      const Place& place = operand->place;
+      if (found.empty() || found.back().stride != place.per_slice ||
+          place.offset >= found.back().begin + place.per_slice)
+        found.push_back({.begin = place.offset, .end = 0, .stride = place.per_slice, .cuts = {}});
+      Slices& section = found.back();
+      section.end = std::max(section.end, EndOf(*operand));
+      section.cuts.push_back(place.offset - section.begin);
+      section.cuts.push_back(place.offset - section.begin + operand->bytes());
+    }
+    // Of sections that share memory all slices conflict.
+    Pool& pool = pools_[key];
+    for (Slices& section : found) {
+      const bool alone = std::none_of(found.begin(), found.end(), [&](const Slices& other) {
+        return &other != &section && other.begin < section.end && section.begin < other.end;
+      });
+      if (alone) {
+        SortUnique(section.cuts);
+        pool.sliced.push_back(section);
+      }
+    }
+    // What is sliced is not cut where its slices' parts begin and end.
+    if (pool.sliced.empty()) continue;
+    const auto cuts_slices = [&](const Place& place) {
+      return std::any_of(pool.sliced.begin(), pool.sliced.end(), [&](const Slices& section) {
+        return section.stride == place.per_slice && place.offset >= section.begin &&
+               place.offset < section.begin + section.stride;
+      });
+    };
+    pool.cuts.clear();
+    for (const Fragment* fragment : fragments) {
+      for (const Instruction& instruction : fragment->instructions) {
+        for (const Operand& operand : instruction.operands) {
+          if (operand.access == Access::kNone || IsControl(operand) ||
+              KeyOf(operand.place) != key ||
+              (operand.place.per_slice > 0 && !operand.place.of_secondary &&
+               cuts_slices(operand.place)))
+            continue;
+          pool.cuts.push_back(operand.place.offset);
+          pool.cuts.push_back(EndOf(operand));
+        }
+      }
+    }
+    for (const Slices& section : pool.sliced) {
+      pool.cuts.push_back(section.begin);
+      pool.cuts.push_back(section.end);
+    }
+  }
+  count_ = static_cast<int>(control_.count());
+  for (auto& [key, pool] : pools_) {
+    SortUnique(pool.cuts);
+    pool.slices.assign(pool.cuts.size(), -1);
+    for (size_t s = 0; s < pool.sliced.size(); ++s) {
+      const Slices& section = pool.sliced[s];
+      for (size_t i = Holding(pool.cuts, section.begin); i < PastHolding(pool.cuts, section.end);
+           ++i)
+        pool.slices[i] = static_cast<int>(s);
+    }
+    for (size_t i = 0; i < pool.cuts.size(); ++i) {
+      pool.first_cell.push_back(count_);
+      if (i + 1 == pool.cuts.size()) break;
+      const int s = pool.slices[i];
+      count_ += s < 0 ? 1 : static_cast<int>(pool.sliced[static_cast<size_t>(s)].cuts.size()) - 1;
+    }
+  }
+}
+
+void Cells::Find(const Operand& operand, std::vector<CellRange>& ranges) const {
+  if (operand.access == Access::kNone) return;
+  const Place& place = operand.place;
+  if (IsControl(operand)) {
+    ranges.emplace_back(static_cast<int>(place.offset),
+                        static_cast<int>(place.offset + operand.count));
+    return;
+  }
+  const auto found = pools_.find(KeyOf(place));
+  if (found == pools_.end()) return;
+  const Pool& pool = found->second;
+  const size_t first = Holding(pool.cuts, place.offset),
+               last = std::min(PastHolding(pool.cuts, EndOf(operand)), pool.cuts.size() - 1);
+  if (first >= last) return;
+  const int s = place.of_secondary || place.per_slice == 0 ? -1 : pool.slices[first];
+  if (s >= 0) {
+    const Slices& section = pool.sliced[static_cast<size_t>(s)];
+    const int64_t at = place.offset - section.begin;
+    if (section.stride == place.per_slice && at >= 0 && at < section.stride) {
+      const int begin = static_cast<int>(Holding(section.cuts, at)),
+                end = static_cast<int>(std::min(PastHolding(section.cuts, at + operand.bytes()),
+                                                section.cuts.size() - 1));
+      for (size_t i = first; i < last && pool.slices[i] == s; ++i)
+        ranges.emplace_back(pool.first_cell[i] + begin, pool.first_cell[i] + end);
+      return;
+    }
+  }
+  ranges.emplace_back(pool.first_cell[first], pool.first_cell[last]);
+}
+
+namespace {
+
+class Derivation {
+ public:
+  Derivation(const Cells& cells, Fragment& fragment)
+      : cells_(cells), fragment_(fragment), of_cell_(static_cast<size_t>(cells.count())) {}
+
+  void Run();
+
+ private:
+  using Clock = std::array<int, kLines>;  // by line: the last instruction that is over; -1: none
+  static Clock None() {
+    Clock none;
+    none.fill(-1);
+    return none;
+  }
+  struct CellState {
+    int writer = -1;
+    Clock readers = None();  // by line, since the write
+    uint32_t entered = 0;    // lines on which a reader has started that waits for earlier fragments
+    bool written_later = false;
+    uint32_t read_later = 0;  // lines
+  };
+  struct CellTouch {
+    int cell = 0;
+    Access access{};
+    bool by_parity = false;
+  };
+
+  void FindTouches(const Instruction& instruction);
+  void Await(int index);
+  void Leave(int index);
+
+  const Cells& cells_;
+  Fragment& fragment_;
+  std::vector<CellState> of_cell_;
+  std::vector<Clock> over_;  // by instruction: what is over when it is
+  std::array<Clock, kLines> clocks_;
+  std::vector<CellTouch> touches_;
+  std::vector<CellRange> ranges_;
+  std::vector<int> candidates_, waits_;
+  std::vector<CellUse> uses_;
+};
+
+// Each cell once. What is carried belongs to the other parity.
+void Derivation::FindTouches(const Instruction& instruction) {
+  touches_.clear();
+  for (const Operand& operand : instruction.operands) {
+    ranges_.clear();
+    cells_.Find(operand, ranges_);
+    const bool control = operand.place.pool == StateClass::kControl;
+    for (const auto& [begin, end] : ranges_) {
+      for (int cell = begin; cell < end; ++cell) {
+        const bool by_parity = control && cells_.control().by_parity(cell);
+        touches_.push_back({.cell = by_parity && instruction.carried ? cell ^ 1 : cell,
+                            .access = operand.access,
+                            .by_parity = by_parity});
+      }
+    }
+  }
+  if (instruction.operands.size() == 1) return;
+  std::sort(touches_.begin(), touches_.end(),
+            [](const CellTouch& a, const CellTouch& b) { return a.cell < b.cell; });
+  size_t kept = 0;
+  for (size_t i = 0; i < touches_.size(); ++i) {
+    if (kept > 0 && touches_[kept - 1].cell == touches_[i].cell) {
+      CellTouch& touch = touches_[kept - 1];
+      if (touch.access != touches_[i].access) touch.access = Access::kReadWrite;
+    } else {
+      touches_[kept++] = touches_[i];
+    }
+  }
+  touches_.resize(kept);
+}
+
+void Derivation::Await(int index) {
+  Instruction& instruction = fragment_.instructions[static_cast<size_t>(index)];
+  Clock& clock = clocks_[instruction.starts];
+  FindTouches(instruction);
+  candidates_.clear();
+  for (const CellTouch& touch : touches_) {
+    const CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
+    if (cell.writer >= 0) candidates_.push_back(cell.writer);
+    if (!Writes(touch.access)) continue;
+    for (int reader : cell.readers) {
+      if (reader >= 0) candidates_.push_back(reader);
+    }
+  }
+  std::sort(candidates_.begin(), candidates_.end(), std::greater<>());
+  waits_.clear();
+  for (int candidate : candidates_) {
+    Instruction& other = fragment_.instructions[static_cast<size_t>(candidate)];
+    if (clock[other.ends] >= candidate) continue;
+    waits_.push_back(candidate);
+    other.awaited = true;
+    const Clock& over = over_[static_cast<size_t>(candidate)];
+    for (size_t l = 0; l < clock.size(); ++l) clock[l] = std::max(clock[l], over[l]);
+  }
+  instruction.waits = fragment_.lists->waits.Keep(waits_);
+  // Uses before the fragment: readers on the same line have waited for its last write already.
+  uses_.clear();
+  const uint32_t line = 1u << instruction.starts;
+  for (const CellTouch& touch : touches_) {
+    CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
+    if (cell.writer >= 0) continue;
+    const bool writes = Writes(touch.access);
+    if (!writes && (cell.entered & line) != 0) continue;
+    cell.entered |= line;
+    uses_.push_back({.cell = touch.cell, .writes = writes, .by_parity = touch.by_parity});
+  }
+  instruction.enters = fragment_.lists->uses.Keep(uses_);
+  for (const CellTouch& touch : touches_) {
+    CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
+    if (Writes(touch.access)) {
+      cell.writer = index;
+      cell.readers = None();
+    } else {
+      cell.readers[instruction.ends] = index;
+    }
+  }
+  Clock& ends = clocks_[instruction.ends];
+  for (size_t l = 0; l < ends.size(); ++l) ends[l] = std::max(ends[l], clock[l]);
+  ends[instruction.ends] = index;
+  over_[static_cast<size_t>(index)] = ends;
+}
+
+void Derivation::Leave(int index) {
+  Instruction& instruction = fragment_.instructions[static_cast<size_t>(index)];
+  FindTouches(instruction);
+  uses_.clear();
+  const uint32_t line = 1u << instruction.ends;
+  for (const CellTouch& touch : touches_) {
+    CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
+    if (cell.written_later) continue;
+    const bool writes = Writes(touch.access);
+    if (writes) {
+      cell.written_later = true;
+    } else {
+      if ((cell.read_later & line) != 0) continue;
+      cell.read_later |= line;
+    }
+    uses_.push_back({.cell = touch.cell, .writes = writes, .by_parity = touch.by_parity});
+  }
+  instruction.leaves = fragment_.lists->uses.Keep(uses_);
+  instruction.awaited |= !uses_.empty();
+}
+
+void Derivation::Run() {
+  const int count = static_cast<int>(fragment_.instructions.size());
+  over_.resize(static_cast<size_t>(count));
+  clocks_.fill(None());
+  for (int index = 0; index < count; ++index) Await(index);
+  for (int index = count - 1; index >= 0; --index) Leave(index);
+}
+
+}  // namespace
+
+void DeriveWaits(const Cells& cells, Fragment& fragment) {
+  Derivation(cells, fragment).Run();
+}
+
+}  // namespace ebb::sharding

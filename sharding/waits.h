@@ -1,0 +1,61 @@
+// What an instruction waits for follows from what it touches: it comes after every earlier one that it conflicts
+// with, two being in conflict if they touch the same bytes and one of them writes. A wait that streams and other
+// waits guarantee anyway is left out.
+//
+// Bytes are counted in cells: the pools and files, cut wherever an operand begins or ends. A rank's slice lies
+// elsewhere on each rank, while waits must be the same on all: so a sliced operand counts as all slices. Among
+// operands that are cut in the same way what counts is where in the slice they lie:
+//
+//   slices of one section     | a  b  | a  b  | a  b  |      a and b do not conflict; the section as a whole
+//                             |-------- whole --------|      conflicts with both
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "ebb/sharding/program.h"
+
+namespace ebb::sharding {
+
+// Cells [first, second).
+using CellRange = std::pair<int, int>;
+
+class Cells {
+ public:
+  // Of all operands of these; `slices`: ranks that a unit is cut over.
+  Cells(std::span<const Fragment* const> fragments, int units, int slices);
+
+  int count() const { return count_; }
+  const ControlCells& control() const { return control_; }
+  // Into `ranges`: what an operand touches, at least; also of fragments that were not given.
+  void Find(const Operand& operand, std::vector<CellRange>& ranges) const;
+
+ private:
+  // Sections of which operands take the same slices: bytes [begin, end), cut at multiples of `stride`.
+  struct Slices {
+    int64_t begin = 0, end = 0, stride = 0;
+    std::vector<int64_t> cuts;  // in the slice
+  };
+  struct Pool {
+    std::vector<int64_t> cuts;
+    std::vector<int> first_cell;  // by cut
+    std::vector<int>
+        slices;  // by cut: index of what lies between this one and the next; -1: not cut
+    std::vector<Slices> sliced;
+  };
+  static std::pair<int, int> KeyOf(const Place& place);
+  int64_t EndOf(const Operand& operand) const;
+
+  int slices_;
+  ControlCells control_;
+  int count_ = 0;
+  std::map<std::pair<int, int>, Pool> pools_;
+};
+
+// Writes waits, enters, leaves and awaited of every instruction.
+void DeriveWaits(const Cells& cells, Fragment& fragment);
+
+}  // namespace ebb::sharding

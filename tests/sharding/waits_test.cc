@@ -1,0 +1,240 @@
+// Waits that are derived from what instructions touch. That they are enough is for plan_test; here that none is
+// too many: whichever is taken away, the replay misses it.
+#include "ebb/sharding/waits.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "random_model.h"
+#include "replay.h"
+
+namespace ebb::sharding {
+namespace {
+
+// Instructions by hand.
+
+struct Written {
+  StreamId stream{};
+  std::vector<Operand> operands;
+  bool carried = false;
+};
+
+Operand OnDevice(Access access, int64_t begin, int64_t bytes, int64_t per_slice = 0) {
+  return {.place = {.pool = StateClass::kGather, .offset = begin, .per_slice = per_slice},
+          .access = access,
+          .count = bytes};
+}
+
+Operand Control(Access access, int64_t cell) {
+  return {.place = {.tier = Tier::kCpu, .pool = StateClass::kControl, .offset = cell},
+          .access = access,
+          .count = 1};
+}
+
+constexpr int kUnits = 2, kSlices = 4;
+
+Fragment FragmentOf(std::initializer_list<Written> instructions) {
+  Fragment fragment;
+  for (const Written& each : instructions) {
+    Instruction instruction{.code = Code::kCopy,
+                            .role = OperationKind::kUpload,
+                            .stream = each.stream,
+                            .starts = LineOf(each.stream),
+                            .ends = EndOf(each.stream),
+                            .carried = each.carried};
+    for (const Operand& operand : each.operands) {
+      instruction.by_parity |= operand.place.pool == StateClass::kControl &&
+                               ControlCells(kUnits).by_parity(operand.place.offset);
+    }
+    instruction.operands = fragment.lists->operands.Keep(each.operands);
+    fragment.instructions.push_back(instruction);
+  }
+  const Fragment* const only[] = {&fragment};
+  DeriveWaits(Cells(only, kUnits, kSlices), fragment);
+  return fragment;
+}
+
+std::vector<int> WaitsOf(const Fragment& fragment, size_t instruction) {
+  const std::span<const int> waits = fragment.instructions[instruction].waits;
+  return {waits.begin(), waits.end()};
+}
+
+using Waits = std::vector<int>;
+
+TEST(DeriveWaits, WhatTouchesTheSameBytesOfWhichOneWrites) {
+  const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                                        {StreamId::kGather, {OnDevice(Access::kRead, 32, 64)}},
+                                        {StreamId::kReduce, {OnDevice(Access::kRead, 64, 64)}},
+                                        {StreamId::kCompute, {OnDevice(Access::kRead, 0, 16)}},
+                                        {StreamId::kUpdate, {OnDevice(Access::kWrite, 48, 32)}}});
+  EXPECT_EQ(WaitsOf(fragment, 1), Waits{0});
+  EXPECT_EQ(WaitsOf(fragment, 2), Waits{});
+  EXPECT_EQ(WaitsOf(fragment, 3), Waits{0});
+  EXPECT_EQ(WaitsOf(fragment, 4), (Waits{2, 1})) << "the first comes before the second";
+}
+
+TEST(DeriveWaits, ATransferWaitsForTheOneBeforeItWhereBothUseTheMemory) {
+  const Fragment fragment = FragmentOf({{StreamId::kReadStates, {OnDevice(Access::kWrite, 0, 64)}},
+                                        {StreamId::kReadStates, {OnDevice(Access::kWrite, 64, 64)}},
+                                        {StreamId::kReadStates, {OnDevice(Access::kWrite, 0, 64)}},
+                                        {StreamId::kUpdate, {OnDevice(Access::kRead, 0, 128)}}});
+  EXPECT_EQ(WaitsOf(fragment, 1), Waits{});
+  EXPECT_EQ(WaitsOf(fragment, 2), Waits{0});
+  EXPECT_EQ(WaitsOf(fragment, 3), Waits{2}) << "the second ends before the third";
+}
+
+// Ranks lie at different places of one section; parts of a slice stay apart on all of them.
+TEST(DeriveWaits, SlicesCountAsThoseOfAllRanks) {
+  const Fragment fragment =
+      FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 32, 64)}},
+                  {StreamId::kDownload, {OnDevice(Access::kRead, 32, 32, 64)}},
+                  {StreamId::kUpdate, {OnDevice(Access::kRead, 0, 16, 64)}},
+                  {StreamId::kCompute, {OnDevice(Access::kRead, 192, 16)}},
+                  {StreamId::kGather, {OnDevice(Access::kWrite, 0, 64 * kSlices)}}});
+  EXPECT_EQ(WaitsOf(fragment, 1), Waits{}) << "another part of the slice";
+  EXPECT_EQ(WaitsOf(fragment, 2), Waits{0});
+  EXPECT_EQ(WaitsOf(fragment, 3), Waits{0}) << "the last rank's";
+  EXPECT_EQ(WaitsOf(fragment, 4), (Waits{3, 2, 1}));
+}
+
+TEST(DeriveWaits, SectionsThatShareMemoryConflictWhole) {
+  const Fragment fragment =
+      FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 32, 64)}},
+                  {StreamId::kDownload, {OnDevice(Access::kWrite, 48, 16, 128)}}});
+  EXPECT_EQ(WaitsOf(fragment, 1), Waits{0});
+}
+
+TEST(DeriveWaits, WhatIsCarriedBelongsToTheOtherParity) {
+  const int64_t constants = ControlCells(kUnits).constants();
+  const Fragment fragment =
+      FragmentOf({{StreamId::kUpdate, {Control(Access::kRead, constants)}, /*carried=*/true},
+                  {StreamId::kReduce, {Control(Access::kWrite, constants)}},
+                  {StreamId::kHostUpdate, {Control(Access::kRead, constants)}}});
+  EXPECT_EQ(WaitsOf(fragment, 1), Waits{}) << "of the next step";
+  EXPECT_EQ(WaitsOf(fragment, 2), Waits{1});
+}
+
+// Through the frontier, whichever fragment ran before.
+
+class Runs {
+ public:
+  // What each instruction waits for of what ran before it, as numbers of instructions over all runs.
+  std::vector<std::vector<int>> Run(const Fragment& fragment, int parity) {
+    std::vector<std::vector<int>> all;
+    std::vector<int> events;
+    for (const Instruction& each : fragment.instructions) {
+      std::vector<int> waits;
+      for (int wait : each.waits) frontier_.Follow(each.starts, events[static_cast<size_t>(wait)]);
+      frontier_.Enter(each.starts, each.enters, parity,
+                      [&](int event) { waits.push_back(number_[static_cast<size_t>(event)]); });
+      const int event = frontier_.AddEvent(each.ends);
+      number_.push_back(issued_++);
+      events.push_back(event);
+      frontier_.Issue(each.starts, each.ends, event);
+      frontier_.Leave(each.leaves, parity, event);
+      all.push_back(std::move(waits));
+    }
+    return all;
+  }
+  void Clear() { frontier_.Clear(); }
+
+ private:
+  Frontier frontier_{64};
+  std::vector<int> number_;  // by event
+  int issued_ = 0;
+};
+
+TEST(Frontier, TheFirstUsesOfAFragmentWaitForTheLastOfThoseBeforeIt) {
+  const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                                        {StreamId::kGather, {OnDevice(Access::kRead, 0, 64)}},
+                                        {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}});
+  Runs runs;
+  EXPECT_EQ(runs.Run(fragment, 0), (std::vector<Waits>{{}, {}, {}}));
+  EXPECT_EQ(runs.Run(fragment, 1)[0], (Waits{2, 1})) << "both that read";
+  runs.Clear();
+  EXPECT_EQ(runs.Run(fragment, 0)[0], Waits{});
+}
+
+TEST(Frontier, NothingIsWaitedForTwice) {
+  const Fragment write = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}}}),
+                 read = FragmentOf({{StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}});
+  Runs runs;
+  runs.Run(write, 0);
+  EXPECT_EQ(runs.Run(read, 0)[0], Waits{0});
+  EXPECT_EQ(runs.Run(read, 0)[0], Waits{}) << "the stream is behind the write already";
+}
+
+TEST(Frontier, StepsOfOneParityMeetAgain) {
+  const int64_t constants = ControlCells(kUnits).constants();
+  const Fragment fragment = FragmentOf({{StreamId::kReduce, {Control(Access::kWrite, constants)}},
+                                        {StreamId::kUpdate, {Control(Access::kRead, constants)}}});
+  Runs runs;
+  runs.Run(fragment, 0);
+  EXPECT_EQ(runs.Run(fragment, 1)[0], Waits{});
+  EXPECT_EQ(runs.Run(fragment, 0)[0], Waits{1}) << "the update of the step before the last";
+}
+
+// Over random models.
+
+struct Plans {
+  Plan step, walk, drain;
+};
+
+// Whether the replay of some steps complains, as the first or the last rank sees them.
+bool IsNoticed(const PlanInputs& inputs, const Plans& plans, Fragments& fragments) {
+  for (int rank : {0, inputs.world - 1}) {
+    Replay replay(inputs, plans.step, rank, fragments, &plans.drain);
+    for (int i = 0; i < 3; ++i) replay.Step(plans.step);
+    replay.Walk(plans.walk);
+    replay.Step(plans.step);
+    replay.Drain();
+    if (!replay.violation().empty()) return true;
+  }
+  return false;
+}
+
+// One wait less, or what one instruction waits for of the fragments before. Those that are not noticed stand for
+// slices of ranks in between.
+TEST(DeriveWaits, NineteenOfTwentyAreMissedWhenTheyAreTakenAway) {
+  constexpr int kTries = 6;
+  int taken = 0, noticed = 0;
+  for (int number = 1; number <= Cases(200); ++number) {
+    const RandomCase random_case(static_cast<uint64_t>((number + 1) / 2),
+                                 /*offloads=*/number % 2 == 0);
+    SCOPED_TRACE(random_case.description());
+    const PlanInputs inputs = random_case.inputs();
+    absl::StatusOr<Plan> step = PlanStep(inputs), walk = PlanWalk(inputs),
+                         drain = PlanDrain(inputs);
+    ASSERT_TRUE(step.ok() && walk.ok() && drain.ok());
+    const Plans plans{*std::move(step), *std::move(walk), *std::move(drain)};
+    const Plan* const all[] = {&plans.step, &plans.walk, &plans.drain};
+    Fragments fragments(all);
+    ASSERT_FALSE(IsNoticed(inputs, plans, fragments));
+    Random random(random_case.seed);
+    Fragment& fragment = fragments.Of(plans.step, plans.step.decisions.carries());
+    std::vector<size_t> waiting;
+    for (size_t i = 0; i < fragment.instructions.size(); ++i) {
+      if (!fragment.instructions[i].waits.empty()) waiting.push_back(i);
+    }
+    for (int tries = 0; tries < kTries && !waiting.empty(); ++tries) {
+      const size_t at = waiting[static_cast<size_t>(random.Between(0, std::ssize(waiting) - 1))];
+      Instruction& instruction = fragment.instructions[at];
+      const std::span<const int> waits = instruction.waits;
+      std::vector<int> fewer(waits.begin(), waits.end());
+      fewer.erase(fewer.begin() + random.Between(0, std::ssize(fewer) - 1));
+      instruction.waits = fewer;
+      ++taken;
+      noticed += IsNoticed(inputs, plans, fragments) ? 1 : 0;
+      instruction.waits = waits;
+    }
+  }
+  RecordProperty("taken", taken);
+  RecordProperty("noticed", noticed);
+  EXPECT_GE(noticed, taken * 95 / 100) << noticed << " of " << taken;
+}
+
+}  // namespace
+}  // namespace ebb::sharding
