@@ -1,0 +1,61 @@
+// What instructions cost on a machine: amounts of its resources, which whatever runs at the same time shares. A
+// duration of its own for each instruction would be wrong wherever streams share cores, or reads a disk with writes.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "ebb/sharding/program.h"
+
+namespace ebb::sharding {
+
+// Of one rank: what ranks of a host share counts in parts.
+enum class Resource : uint8_t {
+  kDevice,        // seconds of the device's arithmetic
+  kDeviceMemory,  // bytes read and written
+  kCores,         // seconds of a core
+  kHostMemory,    // bytes read and written
+  kToDevice,      // bytes from host memory to the device
+  kToHost,        // bytes from the device to host memory
+  kPeers,         // bytes from other devices of the host
+  kNetwork,       // bytes from other hosts
+  kDiskRead,      // bytes
+  kDiskWrite,     // bytes
+  kDisk,          // bytes either way
+};
+inline constexpr int kResources = 11;
+std::string_view Name(Resource resource);
+
+// By resource: amounts, or amounts a second.
+class Amounts {
+ public:
+  double& operator[](Resource resource) { return of_[static_cast<size_t>(resource)]; }
+  double operator[](Resource resource) const { return of_[static_cast<size_t>(resource)]; }
+
+ private:
+  std::array<double, kResources> of_ = {};
+};
+
+struct Cost {
+  double caller_seconds = 0;  // of the thread that calls, to issue it
+  double latency = 0;         // seconds before it uses anything; of transfers these overlap
+  // Then its amounts, in this time where nothing else runs: of the resource that takes longest, but not less
+  // than `seconds`, for what one thread or one transfer cannot have all of.
+  double seconds = 0;
+  Amounts amounts = {};
+};
+
+class Costs {
+ public:
+  virtual ~Costs() = default;
+  virtual Cost Of(const Instruction& instruction) const = 0;
+  virtual Amounts rates() const = 0;  // a second
+  // The compute stream is the thread that calls, as on the CPU: it issues nothing while kernels run.
+  virtual bool caller_computes() const = 0;
+  // It asks for each step's report before it begins the next one.
+  virtual bool caller_awaits_report() const = 0;
+};
+
+}  // namespace ebb::sharding

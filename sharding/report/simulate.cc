@@ -1,0 +1,126 @@
+#include "ebb/sharding/report/simulate.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/report/step_clock.h"
+
+namespace ebb::sharding {
+namespace {
+
+constexpr int kNone = ClockedInstruction::kNone;
+
+// What a step's kernels end with.
+int LastOf(const StepClock& clock, int step) {
+  int last = kNone;
+  bool computes = false;
+  for (int number = clock.first(step); number < clock.first(step + 1); ++number) {
+    const auto& clocked = clock.clocked()[static_cast<size_t>(number)];
+    const bool is_compute = clock.InstructionOf(clocked).stream == StreamId::kCompute;
+    if (computes && !is_compute) continue;
+    if (is_compute == computes && last != kNone &&
+        clocked.end < clock.clocked()[static_cast<size_t>(last)].end)
+      continue;
+    last = number;
+    computes = is_compute;
+  }
+  return last;
+}
+
+// From the end of `last` back to `from`.
+void AddCritical(const StepClock& clock, int last, double from, StepSeconds& seconds) {
+  const auto end_of = [&](int number) {
+    return number == kNone ? 0 : clock.clocked()[static_cast<size_t>(number)].end;
+  };
+  for (int number = last; number != kNone && end_of(number) > from;) {
+    const ClockedInstruction& clocked = clock.clocked()[static_cast<size_t>(number)];
+    const double since = std::max(clocked.since, from), alone = clocked.end - since;
+    seconds.lines[clock.InstructionOf(clocked).ends] += alone;
+    for (size_t r = 0; r < kResources && alone > 0; ++r)
+      seconds.resources[r] += alone / (clocked.end - clocked.since) * clocked.limited[r];
+    number = clocked.cause;
+    seconds.lines[kCallerLine] += std::max(since - std::max(end_of(number), from), 0.0);
+  }
+}
+
+// Of steps [begin, end).
+void AddBusy(const StepClock& clock, const Amounts& rates, int begin, int end,
+             StepSeconds& seconds) {
+  std::array<double, kLines> until = {};
+  for (int number = clock.first(begin); number < clock.first(end); ++number) {
+    const ClockedInstruction& clocked = clock.clocked()[static_cast<size_t>(number)];
+    const MachineCost& cost = clock.CostOf(clocked);
+    const Line line = clock.InstructionOf(clocked).ends;
+    seconds.lines[line] += clocked.end - std::max(clocked.since, until[line]);
+    until[line] = clocked.end;
+    seconds.lines[kCallerLine] += cost.caller_seconds;
+    for (size_t r = 0; r < kResources; ++r) {
+      const auto resource = static_cast<Resource>(r);
+      if (cost.amounts[resource] > 0)
+        seconds.resources[r] += cost.amounts[resource] / rates[resource];
+    }
+  }
+}
+
+Simulated ResultOf(const StepClock& clock, const Amounts& rates, int steps) {
+  Simulated result;
+  for (const ClockedInstruction& clocked : clock.clocked()) {
+    result.spans.push_back({.step = clocked.step,
+                            .instruction = clocked.instruction,
+                            .begin = clocked.begin,
+                            .end = clocked.end});
+    result.seconds = std::max(result.seconds, clocked.end);
+  }
+  const int before = steps / 2 - 1, after = steps - 2, count = after - before;
+  const int last = LastOf(clock, after), first = LastOf(clock, before);
+  if (last == kNone) return result;
+  const double from = clock.clocked()[static_cast<size_t>(first)].end;
+  result.seconds_per_step = (clock.clocked()[static_cast<size_t>(last)].end - from) / count;
+  AddCritical(clock, last, from, result.critical);
+  AddBusy(clock, rates, before + 1, after + 1, result.busy);
+  for (StepSeconds* sums : {&result.busy, &result.critical}) {
+    for (double& each : sums->lines) each /= count;
+    for (double& each : sums->resources) each /= count;
+  }
+  return result;
+}
+
+}  // namespace
+
+int Simulated::critical_line() const {
+  return static_cast<int>(std::max_element(critical.lines.begin(), critical.lines.end()) -
+                          critical.lines.begin());
+}
+
+std::optional<Resource> Simulated::critical_resource() const {
+  const auto most = std::max_element(critical.resources.begin(), critical.resources.end());
+  if (*most == 0) return std::nullopt;
+  return static_cast<Resource>(most - critical.resources.begin());
+}
+
+absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, const Fragment& later,
+                                   const Costs& costs, int steps) {
+  constexpr int kStepsMin = 4;
+  if (steps < kStepsMin)
+    return absl::InvalidArgumentError(absl::StrCat("a simulation of ", steps,
+                                                   " steps: the steady state needs at least ",
+                                                   kStepsMin, ", pass more"));
+  StepClock clock(cells, costs, steps);
+  for (const Fragment* fragment : {&first, &later}) EBB_RETURN_IF_ERROR(clock.Add(*fragment));
+  EBB_RETURN_IF_ERROR(clock.Run());
+  return ResultOf(clock, costs.rates(), steps);
+}
+
+absl::StatusOr<Simulated> Simulate(const Plan& plan, const Costs& costs, int steps) {
+  Fragment first = Lower(plan, /*carrying=*/false), later = Lower(plan, /*carrying=*/true);
+  const Fragment* const both[] = {&first, &later};
+  const Cells cells(both, static_cast<int>(plan.layout.units.size()), plan.decisions.shards);
+  for (Fragment* fragment : {&first, &later}) DeriveWaits(cells, *fragment);
+  return Simulate(cells, first, later, costs, steps);
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,60 @@
+// How long steps take on a machine, from the very instructions that an engine runs: a virtual clock goes over
+// them. An instruction starts when its stream is free, what it waits for is over (its waits, and through the
+// frontier what the steps before have done with the same bytes) and the caller has issued it. The caller is a
+// clock of its own: it waits where the engine's does, and on the CPU it is the compute stream.
+//
+// What runs at once shares the machine's resources, so that an instruction takes the longer the more runs beside
+// it. Transfers that start on one line and end on another move their bytes one behind the other; what each takes
+// to answer (Cost::latency) passes meanwhile. One rank stands for all.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/sharding/program.h"
+#include "ebb/sharding/report/costs.h"
+#include "ebb/sharding/waits.h"
+
+namespace ebb::sharding {
+
+struct SimulatedSpan {
+  int step = 0, instruction = 0;
+  double begin = 0, end = 0;  // seconds from the first step's begin
+};
+
+// Seconds of a step, by line and by resource. The caller's line is what it does beside waiting and computing.
+inline constexpr int kCallerLine = kLines;
+struct StepSeconds {
+  std::array<double, kLines + 1> lines = {};
+  std::array<double, kResources> resources = {};
+};
+
+struct Simulated {
+  // In the steady state: from the end of one step's kernels to that of the next one's.
+  double seconds_per_step = 0;
+  double seconds = 0;  // until all that was issued is over
+  // In the steady state, how long each line is in use, and each resource would be at its full rate.
+  StepSeconds busy;
+  // What a step waits for: the chain of instructions, each the last that the next one waited for, that ends with
+  // a step's kernels. By line these are all of the step's seconds; by resource those for which one was full.
+  StepSeconds critical;
+  std::vector<SimulatedSpan> spans;  // as issued
+
+  int critical_line() const;                          // kLines: the caller
+  std::optional<Resource> critical_resource() const;  // none where no resource was ever full
+};
+
+inline constexpr int kSimulatedSteps = 6;
+
+// `first` runs once, then `later`, with the waits that DeriveWaits has given them; at least 4 steps, of which
+// those in the second half but the last are the steady state. Errors: costs that are negative, infinite or not a
+// number, or ask for a resource whose rate is not positive.
+absl::StatusOr<Simulated> Simulate(const Cells& cells, const Fragment& first, const Fragment& later,
+                                   const Costs& costs, int steps = kSimulatedSteps);
+// Steps of a plan, of which all but the first carry what the one before has left.
+absl::StatusOr<Simulated> Simulate(const Plan& plan, const Costs& costs,
+                                   int steps = kSimulatedSteps);
+
+}  // namespace ebb::sharding

@@ -1,0 +1,155 @@
+// The virtual clock of Simulate: runs instructions of several steps on a machine and keeps when each began and
+// ended, and what it waited for last.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/sharding/frontier.h"
+#include "ebb/sharding/program.h"
+#include "ebb/sharding/report/costs.h"
+#include "ebb/sharding/report/shared_rates.h"
+#include "ebb/sharding/waits.h"
+
+namespace ebb::sharding {
+
+// A cost on the machine that it is for.
+struct MachineCost {
+  double caller_seconds = 0, latency = 0;
+  double alone = 0;  // seconds of its amounts
+  Amounts amounts = {}, demand = {};
+};
+
+// One instruction of one step.
+struct ClockedInstruction {
+  int step = 0, instruction = 0;
+  double begin = 0, end = 0;
+  double since = 0;  // its line is in use for this one alone
+  // What happened last before it began, and before `since`: the end of another one, or what the caller did after
+  // that. kNone: the beginning.
+  static constexpr int kNone = -1;
+  int begin_cause = kNone, cause = kNone;
+  std::array<double, kResources + 1> limited = {};  // seconds, by Limit
+};
+
+class StepClock {
+ public:
+  StepClock(const Cells& cells, const Costs& costs, int steps)
+      : control_(cells.control()),
+        costs_(costs),
+        rates_(costs.rates()),
+        steps_(steps),
+        frontier_(cells.count()) {}
+
+  absl::Status Add(const Fragment& fragment);  // the first step's, then that of all others
+  absl::Status Run();
+
+  // In the order in which they were issued; [first(n), first(n + 1)) are of step n.
+  const std::vector<ClockedInstruction>& clocked() const { return clocked_; }
+  int first(int step) const {
+    return step == steps_ ? static_cast<int>(clocked_.size()) : first_[static_cast<size_t>(step)];
+  }
+  const Instruction& InstructionOf(const ClockedInstruction& of) const {
+    return Of(of.step).fragment->instructions[static_cast<size_t>(of.instruction)];
+  }
+  const MachineCost& CostOf(const ClockedInstruction& of) const {
+    return Of(of.step).costs[static_cast<size_t>(of.instruction)];
+  }
+
+ private:
+  static constexpr int kNone = ClockedInstruction::kNone;
+  struct FragmentCosts {
+    const Fragment* fragment = nullptr;
+    std::vector<MachineCost> costs;
+    std::vector<std::array<int, 2>> events;  // by instruction and parity
+    int count() const { return static_cast<int>(costs.size()); }
+  };
+  // kReady: its latency is over, what is before it on its line may not be.
+  enum class State : uint8_t { kIssued, kStarted, kReady, kMoving, kOver };
+  // Of a ClockedInstruction, as long as it is not over.
+  struct Progress {
+    State state = State::kIssued;
+    bool holds_caller = false;
+    int awaited = 0;           // what it waits for that is not over
+    int first_waiter = kNone;  // of waiters_
+  };
+  struct Waiter {
+    int number = kNone, next = kNone;
+  };
+  struct Queue {
+    std::vector<int> numbers;
+    size_t head = 0;
+    int front() const { return head < numbers.size() ? numbers[head] : kNone; }
+  };
+  struct Moving {
+    int number = kNone;
+    double left = 0;  // seconds alone
+  };
+
+  struct Caller {
+    int step = 0, next = kNone;  // instruction; kNone: it has not begun the step
+    bool took_time = false;      // for the next one
+    bool reports = false;
+    double busy_until = 0;
+    int held_by = 0;    // instructions
+    int cause = kNone;  // the last that it waited for
+  };
+
+  const FragmentCosts& Of(int step) const { return of_[step == 0 ? 0 : 1]; }
+  ClockedInstruction& At(int number) { return clocked_[static_cast<size_t>(number)]; }
+  Progress& ProgressOf(int number) { return progress_[static_cast<size_t>(number)]; }
+  const Instruction& InstructionOf(int number) { return InstructionOf(At(number)); }
+
+  // The caller: what it does next, until it has to wait.
+  void RunCaller();
+  void BeginStep();
+  void Issue();
+  void EndStep();
+  void HoldCaller(int number);
+  void Await(int number, int other);
+
+  // Lines.
+  void Look(Line line) { to_look_at_ |= 1u << line; }
+  void Settle();
+  void Start(Line line);
+  void Move(Line line);
+  void End(int number);
+
+  // Time.
+  bool CallerIsDone() const { return caller_.step == steps_; }
+  double NextEvent();
+  void Advance(double to);
+
+  const ControlCells control_;
+  const Costs& costs_;
+  const Amounts rates_;
+  const int steps_;
+  std::vector<FragmentCosts> of_;
+  Frontier frontier_;
+  std::vector<int> newest_;  // by event: the instruction that has recorded it
+
+  double now_ = 0;
+  std::vector<ClockedInstruction> clocked_;
+  std::vector<Progress> progress_;
+  std::vector<int> first_;  // by step
+  std::vector<Waiter> waiters_;
+  std::array<Queue, kLines> starts_, ends_;  // what is still to start, and to end, on each line
+  uint32_t to_look_at_ = 0;                  // lines
+  std::vector<Moving> moving_;
+  std::vector<RunningShare> shares_;  // of what moves
+  bool shares_stand_ = true;
+  std::vector<int> over_;
+  using Answer = std::pair<double, int>;  // when the latency of one is over
+  std::priority_queue<Answer, std::vector<Answer>, std::greater<>> answers_;
+
+  Caller caller_;
+};
+
+}  // namespace ebb::sharding

@@ -1,0 +1,526 @@
+#include "ebb/sharding/report/simulate.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "random_model.h"
+
+namespace ebb::sharding {
+namespace {
+
+using enum Resource;
+
+Amounts Of(std::initializer_list<std::pair<Resource, double>> amounts) {
+  Amounts made;
+  for (const auto& [resource, amount] : amounts) made[resource] = amount;
+  return made;
+}
+
+// Programs by hand, on a machine whose rates are 1 a second.
+
+struct Written {
+  StreamId stream{};
+  Cost cost;
+  std::vector<Operand> operands = {};
+  Code code = Code::kCopy;
+  bool carried = false;
+};
+
+class WrittenCosts : public Costs {
+ public:
+  Cost Of(const Instruction& instruction) const override {
+    return list[static_cast<size_t>(instruction.operation)];
+  }
+  Amounts rates() const override { return all; }
+  bool caller_computes() const override { return computes; }
+  bool caller_awaits_report() const override { return awaits; }
+
+  std::vector<Cost> list;
+  Amounts all;
+  bool computes = false, awaits = false;
+};
+
+constexpr int kUnits = 2, kSlices = 4;
+
+Cost Seconds(double seconds) {
+  return {.seconds = seconds};
+}
+Cost Uses(Resource resource, double amount) {
+  return {.amounts = Of({{resource, amount}})};
+}
+
+Operand Memory(Access access, int64_t begin, int64_t bytes = 64) {
+  return {
+      .place = {.pool = StateClass::kGather, .offset = begin}, .access = access, .count = bytes};
+}
+Operand Control(Access access, int64_t cell) {
+  return {.place = {.tier = Tier::kCpu, .pool = StateClass::kControl, .offset = cell},
+          .access = access,
+          .count = 1};
+}
+Operand Losses(Access access) {
+  return Control(access, ControlCells(kUnits).sums());
+}
+
+class Program {
+ public:
+  Program() {
+    for (int r = 0; r < kResources; ++r) costs.all[static_cast<Resource>(r)] = 1;
+  }
+  void Write(Fragment& fragment, const std::vector<Written>& instructions) {
+    for (const Written& each : instructions) {
+      Instruction instruction{.code = each.code,
+                              .stream = each.stream,
+                              .starts = LineOf(each.stream),
+                              .ends = EndOf(each.stream),
+                              .carried = each.carried,
+                              .operation = static_cast<int>(costs.list.size())};
+      for (const Operand& operand : each.operands) {
+        instruction.by_parity |= operand.place.pool == StateClass::kControl &&
+                                 ControlCells(kUnits).by_parity(operand.place.offset);
+      }
+      instruction.operands = fragment.lists->operands.Keep(each.operands);
+      fragment.instructions.push_back(instruction);
+      costs.list.push_back(each.cost);
+    }
+  }
+  explicit Program(const std::vector<Written>& every_step) : Program() {
+    Write(first_, every_step);
+    Write(later_, every_step);
+  }
+  Program(const std::vector<Written>& first, const std::vector<Written>& later) : Program() {
+    Write(first_, first);
+    Write(later_, later);
+  }
+
+  absl::StatusOr<Simulated> TrySimulate(int steps = kSimulatedSteps) {
+    const Fragment* const both[] = {&first_, &later_};
+    const Cells cells(both, kUnits, kSlices);
+    for (Fragment* fragment : {&first_, &later_}) DeriveWaits(cells, *fragment);
+    return Simulate(cells, first_, later_, costs, steps);
+  }
+  Simulated Run(int steps = kSimulatedSteps) {
+    absl::StatusOr<Simulated> simulated = TrySimulate(steps);
+    EXPECT_TRUE(simulated.ok()) << simulated.status();
+    return *std::move(simulated);
+  }
+
+  WrittenCosts costs;
+
+ private:
+  Fragment first_, later_;
+};
+
+using Times = std::pair<double, double>;
+Times At(const Simulated& simulated, int step, int instruction) {
+  for (const SimulatedSpan& span : simulated.spans)
+    if (span.step == step && span.instruction == instruction) return {span.begin, span.end};
+  ADD_FAILURE() << "no instruction " << instruction << " of step " << step;
+  return {};
+}
+
+double LineOfPath(const Simulated& simulated, StreamId stream) {
+  return simulated.critical.lines[LineOf(stream)];
+}
+
+TEST(Simulate, WhatIsOnOneStreamRunsOneBehindTheOther) {
+  const Simulated simulated = Program({{StreamId::kCompute, Seconds(1)},
+                                       {StreamId::kCompute, Seconds(2)},
+                                       {StreamId::kCompute, Seconds(0)},
+                                       {StreamId::kCompute, Seconds(4)}})
+                                  .Run();
+  EXPECT_EQ(At(simulated, 0, 1), Times(1, 3));
+  EXPECT_EQ(At(simulated, 0, 2), Times(3, 3));
+  EXPECT_EQ(At(simulated, 1, 3), Times(10, 14));
+  EXPECT_EQ(simulated.seconds_per_step, 7);
+  EXPECT_EQ(simulated.seconds, 42);
+  EXPECT_EQ(simulated.busy.lines[LineOf(StreamId::kCompute)], 7);
+  EXPECT_EQ(LineOfPath(simulated, StreamId::kCompute), 7);
+  EXPECT_EQ(simulated.critical_line(), LineOf(StreamId::kCompute));
+  EXPECT_EQ(simulated.critical_resource(), std::nullopt);
+}
+
+TEST(Simulate, StreamsOverlapButForWhatTheyWaitFor) {
+  const Simulated apart =
+      Program({{StreamId::kUpload, Seconds(2)}, {StreamId::kCompute, Seconds(3)}}).Run();
+  EXPECT_EQ(At(apart, 0, 1), Times(0, 3));
+  EXPECT_EQ(apart.seconds_per_step, 3);
+  // One buffer, which the next step's upload waits for, too.
+  const Simulated together = Program({{StreamId::kUpload, Seconds(2), {Memory(Access::kWrite, 0)}},
+                                      {StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 0)}}})
+                                 .Run();
+  EXPECT_EQ(At(together, 0, 1), Times(2, 5));
+  EXPECT_EQ(At(together, 1, 0), Times(5, 7));
+  EXPECT_EQ(together.seconds_per_step, 5);
+  EXPECT_EQ(LineOfPath(together, StreamId::kUpload), 2);
+  EXPECT_EQ(LineOfPath(together, StreamId::kCompute), 3);
+  // Two buffers: the second fills while the first is in use.
+  const Simulated two = Program({{StreamId::kUpload, Seconds(2), {Memory(Access::kWrite, 0)}},
+                                 {StreamId::kUpload, Seconds(2), {Memory(Access::kWrite, 64)}},
+                                 {StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 0)}},
+                                 {StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 64)}}})
+                            .Run();
+  EXPECT_EQ(two.seconds_per_step, 6);
+  EXPECT_EQ(At(two, 1, 0), Times(5, 7));
+}
+
+TEST(Simulate, WhatRunsAtOnceSharesResources) {
+  const Simulated simulated = Program({{StreamId::kUpload, Uses(kToDevice, 1)},
+                                       {StreamId::kDownload, Uses(kToDevice, 3)},
+                                       {StreamId::kCompute, Seconds(2)}})
+                                  .Run();
+  EXPECT_EQ(At(simulated, 0, 0), Times(0, 2)) << "half the rate";
+  EXPECT_EQ(At(simulated, 0, 2), Times(0, 2)) << "uses another resource";
+  EXPECT_EQ(simulated.seconds, 24) << "nothing is left unused";
+  EXPECT_EQ(simulated.busy.resources[static_cast<size_t>(kToDevice)], 4);
+}
+
+// Alone 4 seconds of which it uses a quarter of the rate, and 3 at all of it.
+TEST(Simulate, WhatCannotHaveAllOfAResourceSlowsDownAlike) {
+  const Simulated simulated =
+      Program({{StreamId::kUpload, {.seconds = 4, .amounts = Of({{kCores, 1}})}},
+               {StreamId::kDownload, Uses(kCores, 3)},
+               {StreamId::kCompute, Seconds(0), {Memory(Access::kWrite, 0)}}})
+          .Run();
+  EXPECT_DOUBLE_EQ(At(simulated, 0, 1).second, 3.75);
+}
+
+TEST(Simulate, TheCriticalResourceIsTheOneThatIsFullOnThePath) {
+  const Simulated simulated =
+      Program({{StreamId::kReadStates, Uses(kDiskRead, 5), {Memory(Access::kWrite, 0)}},
+               {StreamId::kHostUpdate, Uses(kCores, 2), {Memory(Access::kReadWrite, 0)}},
+               {StreamId::kCompute, Seconds(1), {Memory(Access::kRead, 0)}}})
+          .Run();
+  EXPECT_EQ(simulated.seconds_per_step, 8);
+  EXPECT_EQ(simulated.critical_resource(), kDiskRead);
+  EXPECT_EQ(simulated.critical_line(), kStatesRead);
+  EXPECT_EQ(simulated.critical.resources[static_cast<size_t>(kCores)], 2);
+  EXPECT_EQ(std::accumulate(simulated.critical.lines.begin(), simulated.critical.lines.end(), 0.0),
+            8);
+}
+
+// What takes long to answer is asked for ahead; bytes come in order.
+TEST(Simulate, TransfersStartBesideEachOtherAndMoveOneBehindTheOther) {
+  const Cost read{.latency = 0.5, .amounts = Of({{kDiskRead, 1}})};
+  const Simulated simulated =
+      Program({{StreamId::kReadStates, read, {Memory(Access::kWrite, 0)}},
+               {StreamId::kReadStates, read, {Memory(Access::kWrite, 64)}},
+               {StreamId::kHostUpdate, Seconds(1), {Memory(Access::kRead, 0)}},
+               {StreamId::kReadStates, read, {Memory(Access::kWrite, 0)}},
+               {StreamId::kReadStates, read, {Memory(Access::kWrite, 128)}}})
+          .Run();
+  EXPECT_EQ(At(simulated, 0, 0), Times(0, 1.5));
+  EXPECT_EQ(At(simulated, 0, 1), Times(0, 2.5));
+  EXPECT_EQ(At(simulated, 0, 2), Times(1.5, 2.5));
+  EXPECT_EQ(At(simulated, 0, 3), Times(2.5, 4)) << "once the update has read";
+  EXPECT_EQ(At(simulated, 0, 4), Times(2.5, 5)) << "behind the start of the one before it";
+}
+
+TEST(Simulate, TransfersThatStandBehindOthersWaitForThose) {
+  const Operand first = Memory(Access::kWrite, 0), second = Memory(Access::kWrite, 64);
+  const Written use{
+      StreamId::kCompute, Seconds(1), {Memory(Access::kRead, 0), Memory(Access::kRead, 64)}};
+  const Simulated moving = Program({{StreamId::kReadStates, Uses(kDiskRead, 2), {first}},
+                                    {StreamId::kReadStates, Uses(kDiskRead, 3), {second}},
+                                    use})
+                               .Run();
+  EXPECT_EQ(moving.seconds_per_step, 6);
+  EXPECT_EQ(moving.critical.lines[kStatesRead], 5);
+  EXPECT_EQ(moving.busy.lines[kStatesRead], 5);
+  EXPECT_EQ(moving.critical.resources[static_cast<size_t>(kDiskRead)], 5);
+  // The second answers when the first is long over.
+  const Simulated answering =
+      Program({{StreamId::kReadStates, Uses(kDiskRead, 2), {first}},
+               {StreamId::kReadStates, {.latency = 3, .amounts = Of({{kDiskRead, 1}})}, {second}},
+               use})
+          .Run();
+  EXPECT_EQ(answering.seconds_per_step, 5);
+  EXPECT_EQ(answering.critical.lines[kStatesRead], 4);
+  EXPECT_EQ(answering.busy.lines[kStatesRead], 4);
+}
+
+// The update of the step before runs beside forward, and what it writes is waited for.
+TEST(Simulate, CarriedUpdatesRunInTheNextStep) {
+  const Written forward{StreamId::kCompute, Seconds(2), {Memory(Access::kRead, 0)}},
+      backward{StreamId::kCompute, Seconds(3), {Memory(Access::kWrite, 64)}},
+      update{StreamId::kHostUpdate,
+             Seconds(1),
+             {Memory(Access::kReadWrite, 0), Memory(Access::kRead, 64)},
+             Code::kUpdate,
+             /*carried=*/true};
+  const Simulated simulated = Program({forward, backward}, {update, forward, backward}).Run();
+  EXPECT_EQ(At(simulated, 0, 0), Times(0, 2));
+  EXPECT_EQ(At(simulated, 1, 0), Times(5, 6)) << "behind the gradient";
+  EXPECT_EQ(At(simulated, 1, 1), Times(6, 8));
+  EXPECT_EQ(simulated.seconds_per_step, 6);
+}
+
+TEST(Simulate, OnTheCpuNothingIsIssuedWhileKernelsRun) {
+  const auto program = [] {
+    return Program({{StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 0)}, Code::kKernels},
+                    {StreamId::kGather, Seconds(1), {Memory(Access::kWrite, 64)}},
+                    {StreamId::kCompute, Seconds(3), {Memory(Access::kRead, 64)}, Code::kKernels}});
+  };
+  Program on_gpu = program(), on_cpu = program();
+  on_cpu.costs.computes = true;
+  EXPECT_EQ(At(on_gpu.Run(), 0, 1), Times(0, 1));
+  EXPECT_EQ(on_gpu.Run().seconds_per_step, 6);
+  EXPECT_EQ(At(on_cpu.Run(), 0, 1), Times(3, 4));
+  EXPECT_EQ(At(on_cpu.Run(), 0, 2), Times(4, 7));
+  EXPECT_EQ(on_cpu.Run().seconds_per_step, 7);
+}
+
+TEST(Simulate, ACallerThatIsSlowIsWaitedFor) {
+  const Simulated simulated = Program({{StreamId::kCompute, {.caller_seconds = 2, .seconds = 1}},
+                                       {StreamId::kCompute, {.caller_seconds = 2, .seconds = 1}}})
+                                  .Run();
+  EXPECT_EQ(At(simulated, 0, 0), Times(2, 3));
+  EXPECT_EQ(At(simulated, 0, 1), Times(4, 5));
+  EXPECT_EQ(simulated.seconds_per_step, 4);
+  EXPECT_EQ(simulated.busy.lines[kCallerLine], 4);
+  EXPECT_EQ(simulated.critical_line(), kCallerLine);
+}
+
+// The upload waits for nothing but to be issued.
+TEST(Simulate, ACallerIsTwoStepsAheadAtMost) {
+  const std::vector<Written> step = {
+      {StreamId::kUpload, Seconds(0.25)},
+      {StreamId::kCompute, Seconds(1), {Losses(Access::kReadWrite)}, Code::kKernels},
+      {StreamId::kReduce, Seconds(1), {Losses(Access::kRead)}, Code::kExchange}};
+  Program free(step), reporting(step);
+  const Simulated ahead = free.Run();
+  EXPECT_EQ(At(ahead, 1, 0).first, 0.25);
+  EXPECT_EQ(At(ahead, 2, 0).first, 2) << "behind the exchange of the step before the last";
+  EXPECT_EQ(At(ahead, 3, 0).first, 3);
+  EXPECT_EQ(ahead.seconds_per_step, 1);
+  reporting.costs.awaits = true;
+  const Simulated reports = reporting.Run();
+  EXPECT_EQ(At(reports, 1, 0).first, 2);
+  EXPECT_EQ(reports.seconds_per_step, 2);
+}
+
+TEST(Simulate, CostsThatMakeNoSenseAreErrors) {
+  const auto error = [](const Cost& cost, int steps = kSimulatedSteps) {
+    Program program({{StreamId::kCompute, cost}});
+    program.costs.all[kNetwork] = 0;
+    program.costs.all[kPeers] = std::numeric_limits<double>::quiet_NaN();
+    return std::string(program.TrySimulate(steps).status().message());
+  };
+  EXPECT_EQ(error(Seconds(1)), "");
+  EXPECT_EQ(error(Seconds(-1)), "the cost of 'copy' has a time of -1 seconds");
+  EXPECT_EQ(error({.latency = std::numeric_limits<double>::infinity()}),
+            "the cost of 'copy' has a time of inf seconds");
+  EXPECT_EQ(error(Uses(kNetwork, 1)),
+            "the cost of 'copy' takes 1 of 'network', of which there is 0 a second");
+  EXPECT_EQ(error(Uses(kPeers, 1)),
+            "the cost of 'copy' takes 1 of 'peers', of which there is nan a second");
+  EXPECT_EQ(error(Uses(kCores, -1)),
+            "the cost of 'copy' takes -1 of 'cores', of which there is 1 a second");
+  EXPECT_EQ(error(Seconds(1), 3),
+            "a simulation of 3 steps: the steady state needs at least 4, pass more");
+}
+
+TEST(Simulate, WhatHasNoInstructionsTakesNoTime) {
+  EXPECT_EQ(Program(std::vector<Written>()).Run().seconds_per_step, 0);
+}
+
+// Over random models.
+
+// Costs by what instructions do, of a machine that is fast at some things and slow at others.
+class RandomCosts : public Costs {
+ public:
+  explicit RandomCosts(Random& random, double faster = 1) : faster_(faster) {
+    for (int r = 0; r < kResources; ++r)
+      rates_[static_cast<Resource>(r)] =
+          std::pow(10.0, static_cast<double>(random.Between(2, 8))) * faster;
+    rates_[kDevice] = rates_[kCores] = faster;
+    computes_ = random.OneIn(2);
+    awaits_ = random.OneIn(2);
+  }
+  Amounts rates() const override { return rates_; }
+  bool caller_computes() const override { return computes_; }
+  bool caller_awaits_report() const override { return awaits_; }
+
+  Cost Of(const Instruction& instruction) const override {
+    Cost cost;
+    const auto bytes = static_cast<double>(instruction.bytes);
+    Amounts& amounts = cost.amounts;
+    cost.caller_seconds = computes_ ? 0 : 1e-5 / faster_;
+    switch (instruction.code) {
+      case Code::kKernels:
+        if (instruction.scope >= 0) amounts[kDevice] = 0.01 * (1 + instruction.scope % 3);
+        break;
+      case Code::kAllGather:
+      case Code::kReduceScatter:
+      case Code::kAllReduce:
+        amounts[kNetwork] = bytes;
+        amounts[kDevice] = 1e-4;
+        cost.latency = 1e-3 / faster_;
+        break;
+      case Code::kCopy:
+        amounts[instruction.stream == StreamId::kUpload ? kToDevice : kToHost] = bytes;
+        amounts[kHostMemory] = bytes;
+        break;
+      case Code::kRead:
+      case Code::kWrite:
+        amounts[instruction.code == Code::kRead ? kDiskRead : kDiskWrite] = bytes;
+        amounts[kDisk] = bytes;
+        cost.latency = 1e-4 / faster_;
+        break;
+      default:
+        cost.seconds = 1e-4 / faster_;
+        amounts[kCores] = 1e-4;
+        amounts[kHostMemory] = bytes;
+    }
+    return cost;
+  }
+
+ private:
+  const double faster_;
+  Amounts rates_;
+  bool computes_ = false, awaits_ = false;
+};
+
+double Alone(const Cost& cost, const Amounts& rates) {
+  double alone = cost.seconds;
+  for (int r = 0; r < kResources; ++r) {
+    const auto resource = static_cast<Resource>(r);
+    if (cost.amounts[resource] > 0)
+      alone = std::max(alone, cost.amounts[resource] / rates[resource]);
+  }
+  return alone;
+}
+
+// The plan's steps, of which one by one what is issued is known.
+struct Lowered {
+  explicit Lowered(const Plan& plan)
+      : first(Lower(plan, false)),
+        later(Lower(plan, true)),
+        both{&first, &later},
+        cells(both, static_cast<int>(plan.layout.units.size()), plan.decisions.shards) {
+    for (Fragment* fragment : {&first, &later}) DeriveWaits(cells, *fragment);
+  }
+  const Instruction& Of(const SimulatedSpan& span) const {
+    return (span.step == 0 ? first : later).instructions[static_cast<size_t>(span.instruction)];
+  }
+  Fragment first, later;
+  const Fragment* both[2];
+  Cells cells;
+};
+
+constexpr double kRounding = 1e-11;  // of all that was simulated
+
+class SimulatedModels : public ::testing::Test {
+ protected:
+  // Calls `check` with plans and costs.
+  template <class Check>
+  void ForEach(int cases, Check check) {
+    for (int number = 1; number <= Cases(cases); ++number) {
+      const RandomCase random_case(static_cast<uint64_t>(number), /*offloads=*/number % 2 == 0);
+      SCOPED_TRACE(random_case.description());
+      const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      check(*plan, random_case.seed);
+    }
+  }
+};
+
+TEST_F(SimulatedModels, TakeNoLessThanTheirBoundsAndNoMoreThanAllInTurns) {
+  ForEach(100, [](const Plan& plan, uint64_t seed) {
+    Random random(seed);
+    const RandomCosts costs(random);
+    const Amounts rates = costs.rates();
+    const Lowered lowered(plan);
+    const absl::StatusOr<Simulated> simulated =
+        Simulate(lowered.cells, lowered.first, lowered.later, costs);
+    ASSERT_TRUE(simulated.ok()) << simulated.status();
+    const double rounding = simulated->seconds * kRounding, longest = simulated->seconds + rounding;
+    Amounts all;
+    double in_turns = 0;
+    std::array<double, kLines> line_starts = {}, line_ends = {};
+    std::vector<double> ends;  // of what is alone on the machine, by instruction of a step
+    int step = -1;
+    for (const SimulatedSpan& span : simulated->spans) {
+      const Instruction& instruction = lowered.Of(span);
+      const Cost cost = costs.Of(instruction);
+      const double alone = Alone(cost, rates);
+      in_turns += cost.caller_seconds + cost.latency + alone;
+      for (int r = 0; r < kResources; ++r)
+        all[static_cast<Resource>(r)] += cost.amounts[static_cast<Resource>(r)];
+      EXPECT_GE(span.end - span.begin, cost.latency + alone - rounding);
+      if (std::exchange(step, span.step) != span.step) ends.clear();
+      double begin = line_starts[instruction.starts];
+      for (int wait : instruction.waits) begin = std::max(begin, ends[static_cast<size_t>(wait)]);
+      const double end = std::max(begin + cost.latency, line_ends[instruction.ends]) + alone;
+      line_starts[instruction.starts] = instruction.starts == instruction.ends ? end : begin;
+      line_ends[instruction.ends] = end;
+      ends.push_back(end);
+      EXPECT_LE(begin, span.begin + rounding);
+      EXPECT_LE(end, longest);
+    }
+    EXPECT_LE(simulated->seconds, in_turns + rounding);
+    for (int r = 0; r < kResources; ++r) {
+      const auto resource = static_cast<Resource>(r);
+      EXPECT_LE(all[resource] / rates[resource], longest) << Name(resource);
+    }
+    const auto& lines = simulated->critical.lines;
+    EXPECT_NEAR(std::accumulate(lines.begin(), lines.end(), 0.0), simulated->seconds_per_step,
+                rounding);
+    for (int line = 0; line < kLines; ++line)
+      EXPECT_LE(simulated->busy.lines[static_cast<size_t>(line)], longest);
+  });
+}
+
+TEST_F(SimulatedModels, TakeHalfTheTimeOnAMachineTwiceAsFast) {
+  ForEach(60, [](const Plan& plan, uint64_t seed) {
+    Random random(seed), again(seed);
+    const absl::StatusOr<Simulated> once = Simulate(plan, RandomCosts(random)),
+                                    twice = Simulate(plan, RandomCosts(again, 2));
+    ASSERT_TRUE(once.ok() && twice.ok());
+    EXPECT_EQ(once->seconds_per_step, 2 * twice->seconds_per_step);
+    for (size_t i = 0; i < once->spans.size(); ++i) {
+      ASSERT_EQ(once->spans[i].begin, 2 * twice->spans[i].begin);
+      ASSERT_EQ(once->spans[i].end, 2 * twice->spans[i].end);
+    }
+  });
+}
+
+// What is gathered earlier takes a little of the network from a reduction, on which more may wait: of 4,500 cases
+// the worst is slower by 0.2%. (Below the device reads of what is gathered are on streams of others, too; there
+// another visit ahead costs up to 8%.)
+TEST(SimulatedModel, IsNotSlowedByMorePrefetch) {
+  constexpr double kTolerance = 1.005;
+  int faster = 0;
+  for (int number = 1; number <= Cases(40); ++number) {
+    RandomCase random_case(static_cast<uint64_t>(number));
+    SCOPED_TRACE(random_case.description());
+    double before = 0;
+    for (int64_t depth = 0; depth <= 3; ++depth) {
+      random_case.config.ebb.prefetch_depth = depth;
+      const absl::StatusOr<Plan> plan = PlanStep(random_case.inputs());
+      ASSERT_TRUE(plan.ok()) << plan.status();
+      Random random(random_case.seed);
+      const absl::StatusOr<Simulated> simulated = Simulate(*plan, RandomCosts(random));
+      ASSERT_TRUE(simulated.ok()) << simulated.status();
+      const double now = simulated->seconds_per_step;
+      if (depth > 0) {
+        EXPECT_LE(now, before * kTolerance) << depth;
+        faster += now < before * 0.99 ? 1 : 0;
+      }
+      before = now;
+    }
+  }
+  EXPECT_GT(faster, 0);
+}
+
+}  // namespace
+}  // namespace ebb::sharding
