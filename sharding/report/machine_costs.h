@@ -1,0 +1,74 @@
+// What a plan's instructions cost on a machine that is described in figures. Memory and disk: the bytes of their
+// operands. Collectives: the bytes that a rank receives, of which those from its own host come over the link
+// between devices. Rings go through each host once and there are as many as it has ranks of the group:
+//
+//   host 0            host 1             a rank of 4 that lie on 2 hosts receives half of its bytes
+//     rank 0 == rank 1 == rank 2 == rank 3    from the network, the other half from its host
+//
+// Kernels of the trainer's: what they take is given.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/report/costs.h"
+
+namespace ebb::sharding {
+
+// What one rank has of it.
+struct Machine {
+  Amounts rates = {};  // a second; of kDevice: 1
+  int ranks_per_host = 1;
+  // The device's memory is the host's, its kernels run on the cores, and the caller computes.
+  bool device_is_host = false;
+  double core_bytes = 0;  // that a core reads and writes a second in sums, casts and updates
+  // Latencies, in seconds.
+  double issue = 0;            // of the caller, an instruction; none where it computes
+  double collective = 0;       // before bytes flow ...
+  double collective_rank = 0;  // ... and for each rank that they go through
+  double transfer = 0;         // until a disk answers
+};
+
+// Of one visit's scope, all micro-batches of a round: seconds alone, and the caller's to enqueue it.
+struct KernelWork {
+  double forward = 0, backward = 0;
+  double caller_forward = 0, caller_backward = 0;
+};
+
+class MachineCosts : public Costs {
+ public:
+  // `work`: by visit. The plan outlives this. Errors: a machine without a rank or whose cores move nothing, work
+  // that is not of each visit.
+  static absl::StatusOr<MachineCosts> Make(const Plan& plan, const Machine& machine,
+                                           std::span<const KernelWork> work,
+                                           bool caller_awaits_report);
+
+  Cost Of(const Instruction& instruction) const override;
+  Amounts rates() const override { return machine_.rates; }
+  bool caller_computes() const override { return machine_.device_is_host; }
+  bool caller_awaits_report() const override { return awaits_report_; }
+
+ private:
+  MachineCosts(const Plan& plan, const Machine& machine, std::span<const KernelWork> work,
+               bool caller_awaits_report)
+      : plan_(plan),
+        machine_(machine),
+        work_(work.begin(), work.end()),
+        awaits_report_(caller_awaits_report) {}
+  struct Group {
+    int ranks = 1, in_host = 1;
+  };
+  Group GroupOf(Lane lane) const;
+  double AddMemory(const Instruction& instruction, Amounts& amounts) const;
+  void AddCollective(const Instruction& instruction, Cost& cost) const;
+  void AddKernels(const Instruction& instruction, Cost& cost) const;
+
+  const Plan& plan_;
+  const Machine machine_;
+  const std::vector<KernelWork> work_;
+  const bool awaits_report_;
+};
+
+}  // namespace ebb::sharding
