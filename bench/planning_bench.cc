@@ -64,9 +64,9 @@ struct Case {
   }
 };
 
-Case CaseOf(const Shape& shape, int world, Tier tier) {
+Case CaseOf(const Shape& shape, int world, Tier tier, int rounds) {
   Case made{.model = ModelOf(shape), .config = {}, .world = world};
-  made.config.gradient_accumulation_steps = 1;
+  made.config.gradient_accumulation_steps = rounds;
   made.config.compute = DType::kBFloat16;
   made.config.gradient_clipping = 1;
   made.config.zero.stage = 3;
@@ -131,7 +131,7 @@ std::vector<KernelWork> WorkOf(const Plan& plan, int64_t tokens) {
   constexpr double kFlops = 5e14, kLaunches = 1e-4;
   std::vector<KernelWork> work;
   for (const PlannedScope& scope : plan.scopes) {
-    if (scope.backward) continue;
+    if (scope.backward || scope.round > 0) continue;
     const auto elements =
         static_cast<double>(plan.layout.units[static_cast<size_t>(scope.unit)].elements());
     const double forward = 2 * elements * static_cast<double>(tokens) / kFlops;
@@ -145,8 +145,8 @@ std::vector<KernelWork> WorkOf(const Plan& plan, int64_t tokens) {
 
 enum class Part { kAll, kPlan, kLower, kCells, kWaits };
 
-void Simulating(benchmark::State& state, const Shape& shape, int world, Tier tier) {
-  const Case of = CaseOf(shape, world, tier);
+void Simulating(benchmark::State& state, const Shape& shape, int world, Tier tier, int rounds) {
+  const Case of = CaseOf(shape, world, tier, rounds);
   const absl::StatusOr<Plan> plan = PlanStep(of.inputs());
   if (!plan.ok()) {
     state.SkipWithError(plan.status().ToString().c_str());
@@ -159,8 +159,9 @@ void Simulating(benchmark::State& state, const Shape& shape, int world, Tier tie
   state.counters["step_s"] = seconds;
 }
 
-void Planning(benchmark::State& state, const Shape& shape, int world, Tier tier, Part part) {
-  const Case of = CaseOf(shape, world, tier);
+void Planning(benchmark::State& state, const Shape& shape, int world, Tier tier, int rounds,
+              Part part) {
+  const Case of = CaseOf(shape, world, tier, rounds);
   if (const absl::StatusOr<Plan> plan = PlanStep(of.inputs()); !plan.ok()) {
     state.SkipWithError(plan.status().ToString().c_str());
     return;
@@ -191,9 +192,11 @@ void Register() {
     const Shape& shape;
     int world;
     Tier tier;
+    int rounds = 1;
   } kCases[] = {{"70B on 1024 ranks", k70B, 1024, Tier::kDevice},
                 {"70B on 8 ranks, all on NVMe", k70B, 8, Tier::kNvme},
-                {"175B on 1024 ranks", k175B, 1024, Tier::kDevice}};
+                {"175B on 1024 ranks", k175B, 1024, Tier::kDevice},
+                {"175B on 1024 ranks, 32 rounds", k175B, 1024, Tier::kDevice, 32}};
   const std::pair<const char*, Part> kParts[] = {{"plan", Part::kPlan},
                                                  {"lower", Part::kLower},
                                                  {"cells", Part::kCells},
@@ -203,13 +206,16 @@ void Register() {
     for (const auto& [name, part] : kParts) {
       benchmark::RegisterBenchmark(absl::StrCat(each.name, "/", name).c_str(),
                                    [each, part = part](benchmark::State& state) {
-                                     Planning(state, each.shape, each.world, each.tier, part);
+                                     Planning(state, each.shape, each.world, each.tier, each.rounds,
+                                              part);
                                    })
           ->Unit(benchmark::kMillisecond);
     }
-    benchmark::RegisterBenchmark(
-        absl::StrCat(each.name, "/simulate").c_str(),
-        [each](benchmark::State& state) { Simulating(state, each.shape, each.world, each.tier); })
+    benchmark::RegisterBenchmark(absl::StrCat(each.name, "/simulate").c_str(),
+                                 [each](benchmark::State& state) {
+                                   Simulating(state, each.shape, each.world, each.tier,
+                                              each.rounds);
+                                 })
         ->Unit(benchmark::kMillisecond);
   }
 }

@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <array>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/program.h"
 
@@ -88,6 +90,7 @@ class Lowering {
   int64_t Files() const { return is_walk_ ? cells_.of_walks() + 1 : cells_.files(); }
   void AddNorm(int unit, bool last);
 
+  void FindReleases();
   void Kernels(int scope);
   void LossKernels();
   void Operands(const Operation& operation);
@@ -111,6 +114,7 @@ class Lowering {
   const ControlCells cells_;
   Fragment fragment_;
   std::vector<Operand> operands_;
+  std::vector<bool> releases_;  // by scope: its unit's memory, when it closes
 };
 
 Place Lowering::Whole(int unit, bool trainable) const {
@@ -202,16 +206,23 @@ void Lowering::Boundary(int visit, bool gradient, Access access) {
            at.boundary_stride * d_.micro_batches_per_round);
 }
 
+// The last scope that uses a unit as a gather has brought it.
+void Lowering::FindReleases() {
+  releases_.assign(plan_.scopes.size(), false);
+  absl::flat_hash_set<std::pair<int, int>> used_later;  // gather, unit
+  for (size_t s = plan_.scopes.size(); s-- > 0;) {
+    const int gather = plan_.gather_of_scope[s];
+    releases_[s] = gather >= 0 && used_later.emplace(gather, plan_.scopes[s].unit).second;
+  }
+}
+
 // Everything that a scope shows. Debug builds poison what its close releases, which is a write.
 void Lowering::Kernels(int s) {
   const PlannedScope& scope = plan_.scopes[static_cast<size_t>(s)];
   const int unit = scope.unit, visits = static_cast<int>(pools_.visits.size());
-  const int gather = plan_.gather_of_scope[static_cast<size_t>(s)];
-  bool releases = gather >= 0;
-  for (size_t later = static_cast<size_t>(s) + 1; later < plan_.scopes.size() && releases; ++later)
-    releases = plan_.scopes[later].unit != unit || plan_.gather_of_scope[later] != gather;
   for (const bool trainable : {true, false}) {
-    Add(Whole(unit, trainable), d_.compute, releases ? Access::kReadWrite : Access::kRead,
+    Add(Whole(unit, trainable), d_.compute,
+        releases_[static_cast<size_t>(s)] ? Access::kReadWrite : Access::kRead,
         SectionOf(unit, trainable).elements);
   }
   AddControl(Sums(), Access::kReadWrite);
@@ -517,6 +528,7 @@ int Lowering::Finish(Instruction instruction) {
 }
 
 Fragment Lowering::Run() {
+  FindReleases();
   fragment_.instruction_of.assign(plan_.operations.size(), -1);
   std::vector<int> kernels_of_scope(plan_.scopes.size(), -1);
   for (const Moment& moment : plan_.moments) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <functional>
 
 namespace ebb::sharding {
@@ -191,6 +192,10 @@ class Derivation {
   };
 
   void FindTouches(const Instruction& instruction);
+  std::span<const CellTouch> TouchesOf(int index) const {
+    const auto at = static_cast<size_t>(index);
+    return std::span(touches_).subspan(first_touch_[at], first_touch_[at + 1] - first_touch_[at]);
+  }
   void Await(int index);
   void Leave(int index);
 
@@ -199,15 +204,16 @@ class Derivation {
   std::vector<CellState> of_cell_;
   std::vector<Clock> over_;  // by instruction: what is over when it is
   std::array<Clock, kLines> clocks_;
-  std::vector<CellTouch> touches_;
+  std::vector<CellTouch> touches_;  // of all instructions, one behind the other
+  std::vector<size_t> first_touch_ = {0};
   std::vector<CellRange> ranges_;
   std::vector<int> candidates_, waits_;
   std::vector<CellUse> uses_;
 };
 
-// Each cell once. What is carried belongs to the other parity.
+// Of the next instruction, each cell once. What is carried belongs to the other parity.
 void Derivation::FindTouches(const Instruction& instruction) {
-  touches_.clear();
+  const auto first = static_cast<std::ptrdiff_t>(touches_.size());
   for (const Operand& operand : instruction.operands) {
     ranges_.clear();
     cells_.Find(operand, ranges_);
@@ -221,27 +227,29 @@ void Derivation::FindTouches(const Instruction& instruction) {
       }
     }
   }
-  if (instruction.operands.size() == 1) return;
-  std::sort(touches_.begin(), touches_.end(),
-            [](const CellTouch& a, const CellTouch& b) { return a.cell < b.cell; });
-  size_t kept = 0;
-  for (size_t i = 0; i < touches_.size(); ++i) {
-    if (kept > 0 && touches_[kept - 1].cell == touches_[i].cell) {
-      CellTouch& touch = touches_[kept - 1];
-      if (touch.access != touches_[i].access) touch.access = Access::kReadWrite;
-    } else {
-      touches_[kept++] = touches_[i];
+  if (instruction.operands.size() > 1) {
+    std::sort(touches_.begin() + first, touches_.end(),
+              [](const CellTouch& a, const CellTouch& b) { return a.cell < b.cell; });
+    auto kept = touches_.begin() + first;
+    for (auto touch = kept; touch != touches_.end(); ++touch) {
+      if (kept != touches_.begin() + first && (kept - 1)->cell == touch->cell) {
+        if ((kept - 1)->access != touch->access) (kept - 1)->access = Access::kReadWrite;
+      } else {
+        *kept++ = *touch;
+      }
     }
+    touches_.erase(kept, touches_.end());
   }
-  touches_.resize(kept);
+  first_touch_.push_back(touches_.size());
 }
 
 void Derivation::Await(int index) {
   Instruction& instruction = fragment_.instructions[static_cast<size_t>(index)];
   Clock& clock = clocks_[instruction.starts];
   FindTouches(instruction);
+  const std::span<const CellTouch> touches = TouchesOf(index);
   candidates_.clear();
-  for (const CellTouch& touch : touches_) {
+  for (const CellTouch& touch : touches) {
     const CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
     if (cell.writer >= 0) candidates_.push_back(cell.writer);
     if (!Writes(touch.access)) continue;
@@ -263,7 +271,7 @@ void Derivation::Await(int index) {
   // Uses before the fragment: readers on the same line have waited for its last write already.
   uses_.clear();
   const uint32_t line = 1u << instruction.starts;
-  for (const CellTouch& touch : touches_) {
+  for (const CellTouch& touch : touches) {
     CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
     if (cell.writer >= 0) continue;
     const bool writes = Writes(touch.access);
@@ -272,7 +280,7 @@ void Derivation::Await(int index) {
     uses_.push_back({.cell = touch.cell, .writes = writes, .by_parity = touch.by_parity});
   }
   instruction.enters = fragment_.lists->uses.Keep(uses_);
-  for (const CellTouch& touch : touches_) {
+  for (const CellTouch& touch : touches) {
     CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
     if (Writes(touch.access)) {
       cell.writer = index;
@@ -289,10 +297,9 @@ void Derivation::Await(int index) {
 
 void Derivation::Leave(int index) {
   Instruction& instruction = fragment_.instructions[static_cast<size_t>(index)];
-  FindTouches(instruction);
   uses_.clear();
   const uint32_t line = 1u << instruction.ends;
-  for (const CellTouch& touch : touches_) {
+  for (const CellTouch& touch : TouchesOf(index)) {
     CellState& cell = of_cell_[static_cast<size_t>(touch.cell)];
     if (cell.written_later) continue;
     const bool writes = Writes(touch.access);
