@@ -4,12 +4,16 @@
 #include <cstdint>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/report/machine_costs.h"
+#include "ebb/sharding/report/simulate.h"
 #include "ebb/sharding/traffic.h"
 #include "ebb/sharding/waits.h"
 #include "tests/sharding/random_model.h"
@@ -73,6 +77,48 @@ std::string LineOf(const sharding::RandomCase& random) {
   return line;
 }
 
+// A machine on which a step of these models waits for each of its parts somewhere.
+sharding::Machine SmallMachine(bool device_is_host) {
+  using enum sharding::Resource;
+  sharding::Machine machine{.ranks_per_host = 2,
+                            .device_is_host = device_is_host,
+                            .core_bytes = 2e9,
+                            .issue = 1e-6,
+                            .collective = 1e-6,
+                            .collective_rank = 1e-7,
+                            .transfer = 1e-5};
+  for (int r = 0; r < sharding::kResources; ++r)
+    machine.rates[static_cast<sharding::Resource>(r)] = 2e9;
+  machine.rates[kDevice] = 1;
+  machine.rates[kCores] = 4;
+  for (const auto below : {kDiskRead, kDiskWrite, kDisk, kNetwork}) machine.rates[below] /= 2;
+  return machine;
+}
+
+std::string TimesOf(const sharding::RandomCase& random) {
+  std::string line = absl::StrCat("plan-time\t", random.description());
+  const absl::StatusOr<sharding::Plan> plan = sharding::PlanStep(random.inputs());
+  if (!plan.ok()) return absl::StrCat(line, "\t", plan.status().message());
+  constexpr double kSecondsAnElement = 1e-9;
+  std::vector<sharding::KernelWork> work;
+  for (const Visit& visit : random.model.forward) {
+    const size_t unit = static_cast<size_t>(visit.unit);
+    const double forward =
+        kSecondsAnElement * static_cast<double>(plan->layout.units[unit].elements());
+    work.push_back({.forward = forward, .backward = 2 * forward});
+  }
+  for (const bool device_is_host : {false, true}) {
+    const auto costs = sharding::MachineCosts::Make(*plan, SmallMachine(device_is_host), work,
+                                                    /*caller_awaits_report=*/device_is_host);
+    if (!costs.ok()) return absl::StrCat(line, "\t", costs.status().message());
+    const absl::StatusOr<sharding::Simulated> simulated = sharding::Simulate(*plan, *costs);
+    if (!simulated.ok()) return absl::StrCat(line, "\t", simulated.status().message());
+    absl::StrAppend(&line, "\t", device_is_host ? "CPU " : "GPU ",
+                    absl::StrFormat("%.4e", simulated->seconds_per_step));
+  }
+  return line;
+}
+
 }  // namespace
 
 absl::Status WriteDigests(const std::string& path, std::span<const Cell> cells) {
@@ -86,6 +132,8 @@ absl::Status WriteDigests(const std::string& path, std::span<const Cell> cells) 
   }
   for (uint64_t seed = 0; seed < kPlans; ++seed)
     file << LineOf(sharding::RandomCase(seed, /*offloads=*/seed % 2 == 1)) << "\n";
+  for (uint64_t seed = 0; seed < kPlans; ++seed)
+    file << TimesOf(sharding::RandomCase(seed, /*offloads=*/seed % 2 == 1)) << "\n";
   file.close();
   if (!file) return absl::UnavailableError(absl::StrCat(path, " cannot be written"));
   return absl::OkStatus();

@@ -14,8 +14,10 @@ namespace ebb::testing {
 //   cell  DESCRIPTION  state HASH  steps HASH  evaluation HASH
 // and for 400 random models and configs, every other one of which offloads a class:
 //   plan  DESCRIPTION  memory HASH  traffic HASH  communication HASH  operations N  waits N
-// or the error of the plan. The hashes of a cell and the tables of a plan have to be equal on both commits;
-// operations and waits are counts that a rewrite may lower.
+// or the error of the plan, and behind those of the same ones the seconds of a simulated step on a GPU and a CPU:
+//   plan-time  DESCRIPTION  GPU SECONDS  CPU SECONDS
+// The hashes of a cell and the tables of a plan have to be equal on both commits; operations, waits and seconds
+// are what a rewrite may lower.
 absl::Status WriteDigests(const std::string& path, std::span<const Cell> cells);
 
 }  // namespace ebb::testing

@@ -282,6 +282,15 @@ TEST(DigestsTest, AreTheSameOfTheSameCellAndOthersOfAnother) {
   EXPECT_THAT(first, ::testing::StartsWith("cell\tworld 1, "));
   EXPECT_EQ(third, first);
   EXPECT_NE(second.substr(second.find("\tstate ")), first.substr(first.find("\tstate ")));
+  int plans = 0, times = 0;
+  for (std::string line; std::getline(file, line);) {
+    plans += line.starts_with("plan\t") ? 1 : 0;
+    if (!line.starts_with("plan-time\t")) continue;
+    ++times;
+    EXPECT_THAT(line, ::testing::ContainsRegex("\tGPU [0-9.e-]+\tCPU [0-9.e-]+$"));
+  }
+  EXPECT_GT(plans, 0);
+  EXPECT_EQ(times, plans);
   EXPECT_EQ(WriteDigests("/proc/no file", {}).code(), absl::StatusCode::kUnavailable);
 }
 
