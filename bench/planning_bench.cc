@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -154,9 +155,11 @@ void Simulating(benchmark::State& state, const Shape& shape, int world, Tier tie
   }
   const MachineCosts costs = *MachineCosts::Make(*plan, HostOf8(), WorkOf(*plan, shape.context),
                                                  /*caller_awaits_report=*/false);
-  double seconds = 0;
-  for (auto _ : state) seconds = Simulate(*plan, costs)->seconds_per_step;
-  state.counters["step_s"] = seconds;
+  Simulated simulated;
+  for (auto _ : state) simulated = *Simulate(*plan, costs);
+  state.counters["step_s"] = simulated.seconds_per_step;
+  const std::string_view line = NameOfLine(simulated.critical_line());
+  state.SetLabel("waits most for " + std::string(line));
 }
 
 void Planning(benchmark::State& state, const Shape& shape, int world, Tier tier, int rounds,

@@ -109,8 +109,7 @@ void MachineCosts::AddKernels(const Instruction& instruction, Cost& cost) const 
 }
 
 Cost MachineCosts::Of(const Instruction& instruction) const {
-  Cost cost;
-  if (!machine_.device_is_host) cost.caller_seconds = machine_.issue;
+  Cost cost{.caller_seconds = machine_.issue};
   if (instruction.code == Code::kKernels) {
     AddKernels(instruction, cost);
     return cost;

@@ -25,7 +25,7 @@ struct Machine {
   bool device_is_host = false;
   double core_bytes = 0;  // that a core reads and writes a second in sums, casts and updates
   // Latencies, in seconds.
-  double issue = 0;            // of the caller, an instruction; none where it computes
+  double issue = 0;            // of the caller, an instruction
   double collective = 0;       // before bytes flow ...
   double collective_rank = 0;  // ... and for each rank that they go through
   double transfer = 0;         // until a disk answers

@@ -91,6 +91,15 @@ Simulated ResultOf(const StepClock& clock, const Amounts& rates, int steps) {
 
 }  // namespace
 
+std::string_view NameOfLine(int line) {
+  if (line == kCallerLine) return "caller";
+  for (int stream = 0; stream < kStreams; ++stream) {
+    const auto of = static_cast<StreamId>(stream);
+    if (line == LineOf(of) || line == EndOf(of)) return Name(of);
+  }
+  return "";
+}
+
 int Simulated::critical_line() const {
   return static_cast<int>(std::max_element(critical.lines.begin(), critical.lines.end()) -
                           critical.lines.begin());

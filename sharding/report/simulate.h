@@ -10,6 +10,7 @@
 
 #include <array>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,7 @@ struct SimulatedSpan {
 
 // Seconds of a step, by line and by resource. The caller's line is what it does beside waiting and computing.
 inline constexpr int kCallerLine = kLines;
+std::string_view NameOfLine(int line);  // of its stream; "caller"
 struct StepSeconds {
   std::array<double, kLines + 1> lines = {};
   std::array<double, kResources> resources = {};
@@ -42,7 +44,7 @@ struct Simulated {
   StepSeconds critical;
   std::vector<SimulatedSpan> spans;  // as issued
 
-  int critical_line() const;                          // kLines: the caller
+  int critical_line() const;                          // kCallerLine: the caller
   std::optional<Resource> critical_resource() const;  // none where no resource was ever full
 };
 

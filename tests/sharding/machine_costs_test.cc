@@ -150,7 +150,7 @@ TEST_F(MachineCostsTest, OnTheCpuAllIsTheHosts) {
              gather = CostOf(plan, costs, OperationKind::kGather);
   EXPECT_EQ(kernels.amounts[kCores], 2 * 4) << "forward, on all cores";
   EXPECT_EQ(kernels.amounts[kDevice], 0);
-  EXPECT_EQ(kernels.caller_seconds, 0);
+  EXPECT_EQ(kernels.caller_seconds, 0.125) << "and its own time is that of the kernels";
   EXPECT_EQ(gather.amounts[kDeviceMemory], 0);
   EXPECT_EQ(gather.amounts[kHostMemory], 1024 * 2 + 4096 * 2);
   EXPECT_EQ(gather.amounts[kCores], (1024 * 2 + 4096 * 2) / 100.0);

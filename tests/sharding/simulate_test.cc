@@ -329,6 +329,13 @@ TEST(Simulate, CostsThatMakeNoSenseAreErrors) {
             "a simulation of 3 steps: the steady state needs at least 4, pass more");
 }
 
+TEST(Simulate, EachLineHasTheNameOfItsStream) {
+  EXPECT_EQ(NameOfLine(LineOf(StreamId::kCompute)), Name(StreamId::kCompute));
+  EXPECT_EQ(NameOfLine(kStatesRead), Name(StreamId::kReadStates));
+  EXPECT_EQ(NameOfLine(kCallerLine), "caller");
+  for (int line = 0; line <= kCallerLine; ++line) EXPECT_NE(NameOfLine(line), "") << line;
+}
+
 TEST(Simulate, WhatHasNoInstructionsTakesNoTime) {
   EXPECT_EQ(Program(std::vector<Written>()).Run().seconds_per_step, 0);
 }
