@@ -74,6 +74,14 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Exten
   const std::vector<PlannedScope> scopes = ScopesOfStep(model, configured.rounds);
   const Residency residency =
       PlanResidency(scopes, base.elements, base.decisions.kept_whole, base.limits);
+  // A walk that gathers over all ranks, always, gathers in other groups than the beginning of a step.
+  const bool has_own_walk = base.decisions.has_secondary();
+  Residency walk;
+  if (has_own_walk) {
+    ResidencyLimits limits = base.limits;
+    limits.has_secondary = false;
+    walk = PlanResidency(ScopesOfWalk(model), base.elements, base.decisions.kept_whole, limits);
+  }
   const Reduction reduction =
       PlanReduction(scopes, base.layout, configured, static_cast<int>(model.forward.size()),
                     ReduceGroupBytes(config));
@@ -82,6 +90,7 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Exten
                           .decisions = &base.decisions,
                           .scopes = &scopes,
                           .residency = &residency,
+                          .walk = has_own_walk ? &walk : nullptr,
                           .reduction = &reduction,
                           .micro_batches = config.ebb.micro_batches_per_round,
                           .fills_host = extent == Extent::kAll};

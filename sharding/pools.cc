@@ -17,6 +17,10 @@ void LayOutGather(const PoolInputs& in, Pools& pools) {
     blocks[u].bytes =
         PoolAligned(unit.trainable.elements * size) + PoolAligned(unit.frozen.elements * size);
     blocks[u].lifetimes = in.residency->lifetimes[u];
+    if (in.walk == nullptr) continue;
+    const int end_of_step = 2 * static_cast<int>(in.scopes->size()) + 1;
+    for (const Lifetime& life : in.walk->lifetimes[u])
+      blocks[u].lifetimes.push_back({end_of_step + life.begin, end_of_step + life.end});
   }
   Bytes(pools, StateClass::kGather) = Pack(blocks);
   for (size_t u = 0; u < blocks.size(); ++u) {

@@ -96,16 +96,19 @@ void LayOutSlots(const PoolInputs& in, Pools& pools, Bump& device, int64_t slice
     return Place{
         .tier = Tier::kCpu, .pool = StateClass::kStaging, .offset = host.Take(SwapAligned(bytes))};
   };
-  // Reads ahead of gathers.
+  // Reads ahead of gathers: no more slots than a step uses, each as large as a step's or a walk's largest.
   int64_t read_bytes = 0;
   int reads = 0;
-  for (const GatherGroup& group : in.residency->groups) {
-    if (group.from_secondary) continue;
-    int64_t bytes = 0;
-    for (int stay : group.stays)
-      bytes += SwapBytes(pools.homes, in.residency->stays[stay].unit, size);
-    read_bytes = std::max(read_bytes, bytes);
-    reads += bytes > 0 ? 1 : 0;
+  for (const Residency* residency : {in.residency, in.walk}) {
+    if (residency == nullptr) continue;
+    for (const GatherGroup& group : residency->groups) {
+      if (group.from_secondary) continue;
+      int64_t bytes = 0;
+      for (int stay : group.stays)
+        bytes += SwapBytes(pools.homes, residency->stays[stay].unit, size);
+      read_bytes = std::max(read_bytes, bytes);
+      reads += bytes > 0 && residency == in.residency ? 1 : 0;
+    }
   }
   if (reads > 0) {
     const int count = std::min(reads, in.parameter_slots);

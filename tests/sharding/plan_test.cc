@@ -158,6 +158,23 @@ TEST(PlanLaws, NothingIsUsedBeforeItIsThereAndNoTwoLiveThingsOverlap) {
   }
 }
 
+// With secondary shards a step gathers in other groups than a walk does, for which there must be room, too. Found
+// by more cases than the test above has.
+TEST(PlanLaws, AWalkHasRoomForItsOwnGroups) {
+  const RandomCase random_case(458, /*offloads=*/true);
+  const PlanInputs inputs = random_case.inputs();
+  const absl::StatusOr<Plan> step = PlanStep(inputs), walk = PlanWalk(inputs),
+                             drain = PlanDrain(inputs);
+  ASSERT_TRUE(step.ok() && walk.ok() && drain.ok());
+  ASSERT_TRUE(step->decisions.has_secondary());
+  const std::vector<const Plan*> plans = {&*step, &*walk, &*drain};
+  Fragments fragments(plans);
+  Replay replay(inputs, *step, /*rank=*/0, fragments, &*drain);
+  replay.Step(*step);
+  replay.Walk(*walk);
+  ASSERT_EQ(replay.violation(), "") << random_case.description();
+}
+
 // A trainer may leave units out where it keeps the boundaries itself: what waits for their scopes
 // does not stand in for what an update waits for.
 TEST(PlanLaws, UnitsLeftOutAreUpdatedInOrder) {
