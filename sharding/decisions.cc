@@ -219,8 +219,10 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   DecideKeptWhole(inputs, layout, decisions);
 
   const size_t units = layout.units.size();
-  std::vector<int> visits(units, 0);
-  for (const Visit& visit : model.forward) ++visits[static_cast<size_t>(visit.unit)];
+  std::vector<int> visits(units, 0);  // that take its gradients
+  const std::vector<bool> gradients = VisitsWithGradients(model);
+  for (size_t v = 0; v < gradients.size(); ++v)
+    visits[static_cast<size_t>(model.forward[v].unit)] += gradients[v] ? 1 : 0;
   decisions.trainable.resize(units);
   decisions.accumulates.resize(units);
   // A shard in the communication dtype is exact only if the accumulation dtype would hold the same

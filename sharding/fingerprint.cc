@@ -17,8 +17,12 @@ uint64_t Fingerprint(const ModelSpec& model) {
     hasher.Add(unit.name);
     for (ParameterId id : unit.parameters) hasher.Add(static_cast<int64_t>(id));
   }
-  for (const Visit& visit : model.forward)
+  for (const Visit& visit : model.forward) {
     hasher.Add(static_cast<int64_t>(visit.unit)).Add(visit.output_bytes);
+    hasher.Add(visit.forward).Add(visit.backward).Add(visit.gradients);
+  }
+  for (const ScopeEvent& event : model.order)
+    hasher.Add(event.opens).Add(event.backward).Add(event.recompute).Add(event.visit);
   return hasher.Add(model.workspace_bytes).Add(model.workspace_untouched_bytes).hash();
 }
 

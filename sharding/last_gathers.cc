@@ -12,15 +12,17 @@ std::vector<LastGather> FindLastGathers(std::span<const PlannedScope> scopes,
       LastGather& gather = gathers[static_cast<size_t>(stay.unit)];
       gather.stay = i;
       gather.group = static_cast<int>(g);
+      const PlannedScope &first = scopes[static_cast<size_t>(stay.first)],
+                         &last = scopes[static_cast<size_t>(stay.last)];
       gather.may_share =
-          scopes[static_cast<size_t>(stay.first)].backward || stay.last == stay.first + 1;
+          first.kind() != ScopeKind::kForward || last.open_tick == first.close_tick + 1;
     }
   }
   // The last reduction of a unit is the one that makes its gradient final.
   for (const std::vector<int>& group : reduction.groups) {
     for (int s : group) {
       gathers[static_cast<size_t>(scopes[static_cast<size_t>(s)].unit)].updated =
-          CloseTick(group.back());
+          scopes[static_cast<size_t>(group.back())].close_tick;
     }
   }
   return gathers;

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
+#include "absl/container/flat_hash_map.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/program.h"
 
@@ -92,6 +92,7 @@ class Lowering {
 
   void FindReleases();
   void Kernels(int scope);
+  void KernelsOfOpen();
   void LossKernels();
   void Operands(const Operation& operation);
   void Gather(const Part& part);
@@ -114,7 +115,8 @@ class Lowering {
   const ControlCells cells_;
   Fragment fragment_;
   std::vector<Operand> operands_;
-  std::vector<bool> releases_;  // by scope: its unit's memory, when it closes
+  std::vector<bool> releases_;  // by scope: it is the last to close of those that a gather serves
+  std::vector<int> open_;       // scopes, as they opened
 };
 
 Place Lowering::Whole(int unit, bool trainable) const {
@@ -206,14 +208,28 @@ void Lowering::Boundary(int visit, bool gradient, Access access) {
            at.boundary_stride * d_.micro_batches_per_round);
 }
 
-// The last scope that uses a unit as a gather has brought it.
 void Lowering::FindReleases() {
   releases_.assign(plan_.scopes.size(), false);
-  absl::flat_hash_set<std::pair<int, int>> used_later;  // gather, unit
-  for (size_t s = plan_.scopes.size(); s-- > 0;) {
+  absl::flat_hash_map<std::pair<int, int>, size_t> last;  // by gather and unit
+  for (size_t s = 0; s < plan_.scopes.size(); ++s) {
     const int gather = plan_.gather_of_scope[s];
-    releases_[s] = gather >= 0 && used_later.emplace(gather, plan_.scopes[s].unit).second;
+    if (gather < 0) continue;
+    const auto [found, is_new] = last.try_emplace({gather, plan_.scopes[s].unit}, s);
+    if (plan_.scopes[found->second].close_tick < plan_.scopes[s].close_tick) found->second = s;
   }
+  for (const auto& [key, scope] : last) releases_[scope] = true;
+}
+
+// What the trainer runs from a moment until the next: of all scopes that are open meanwhile.
+void Lowering::KernelsOfOpen() {
+  if (open_.empty()) return;
+  for (int open : open_) Kernels(open);
+  const int kernels = Finish({.code = Code::kKernels,
+                              .role = OperationKind::kMark,
+                              .stream = StreamId::kCompute,
+                              .scope = open_.back(),
+                              .goes_on = fragment_.moments.back().kind == Moment::kClose});
+  fragment_.moments.back().kernels = kernels;
 }
 
 // Everything that a scope shows. Debug builds poison what its close releases, which is a write.
@@ -238,7 +254,7 @@ void Lowering::Kernels(int s) {
   }
   if (scope.visit + 1 < visits) Boundary(scope.visit, true, Access::kRead);
   if (scope.visit > 0) Boundary(scope.visit - 1, true, Access::kWrite);
-  if (!d_.trainable[static_cast<size_t>(unit)]) return;
+  if (!scope.gradients) return;
   Add(Gradient(scope.visit), d_.gradient,
       d_.keeps_step_gradients && scope.round > 0 ? Access::kReadWrite : Access::kWrite,
       Trainable(unit).elements);
@@ -530,7 +546,6 @@ int Lowering::Finish(Instruction instruction) {
 Fragment Lowering::Run() {
   FindReleases();
   fragment_.instruction_of.assign(plan_.operations.size(), -1);
-  std::vector<int> kernels_of_scope(plan_.scopes.size(), -1);
   for (const Moment& moment : plan_.moments) {
     const int next = static_cast<int>(fragment_.instructions.size());
     fragment_.moments.push_back(
@@ -548,11 +563,6 @@ Fragment Lowering::Run() {
         continue;
       int& instruction = fragment_.instruction_of[static_cast<size_t>(index)];
       if (operation.kind == OperationKind::kMark) {
-        if (operation.of_update) continue;  // a wait for several, which none needs any more
-        if (!operation.parts.empty()) {     // the end of a scope's kernels
-          instruction = kernels_of_scope[static_cast<size_t>(operation.parts.front().scope)];
-          continue;
-        }
         LossKernels();
       } else {
         Operands(operation);
@@ -570,12 +580,9 @@ Fragment Lowering::Run() {
                   .bytes = operation.bytes,
                   .parts = operation.parts});
     }
-    if (moment.kind != Moment::kOpen) continue;
-    Kernels(moment.scope);
-    kernels_of_scope[static_cast<size_t>(moment.scope)] = Finish({.code = Code::kKernels,
-                                                                  .role = OperationKind::kMark,
-                                                                  .stream = StreamId::kCompute,
-                                                                  .scope = moment.scope});
+    if (moment.kind == Moment::kOpen) open_.push_back(moment.scope);
+    if (moment.kind == Moment::kClose) std::erase(open_, moment.scope);
+    KernelsOfOpen();
   }
   fragment_.lists->operands.Close();
   return std::move(fragment_);

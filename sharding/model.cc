@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/declared_order.h"
 
 namespace ebb {
 namespace {
@@ -196,6 +197,13 @@ ParameterId ModelSpec::Add(UnitId unit, ParameterSpec parameter) {
   return id;
 }
 
+void ModelSpec::AddScope(ScopeEvent scope) {
+  for (const bool opens : {true, false}) {
+    scope.opens = opens;
+    order.push_back(scope);
+  }
+}
+
 int64_t Elements(std::span<const int64_t> shape) {
   int64_t product = 1;
   for (const int64_t dimension : shape) {
@@ -210,7 +218,8 @@ absl::Status Validate(const ModelSpec& model) {
   EBB_RETURN_IF_ERROR(CheckParameters(model));
   EBB_RETURN_IF_ERROR(CheckUnits(model));
   EBB_RETURN_IF_ERROR(CheckForward(model));
-  return CheckBoundaries(model);
+  EBB_RETURN_IF_ERROR(CheckBoundaries(model));
+  return sharding::CheckOrder(model);
 }
 
 }  // namespace ebb

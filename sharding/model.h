@@ -57,10 +57,27 @@ struct UnitSpec {
   std::vector<ParameterId> parameters = {};
 };
 
+// One use of a unit in a round: a forward scope and, from the first trainable visit on, a backward scope.
 struct Visit {
   UnitId unit{};
   int64_t output_bytes =
       0;  // most bytes of the boundary activation per micro-batch; 0: the trainer keeps its own
+  // What of that there is. A head that is computed in its backward has no forward, and a use that needs no
+  // gradient no backward. Of a unit that is used several times in a round one backward may take the gradients of
+  // all, as autograd does that adds them up until then: the others show parameters, and reduce nothing. The one
+  // that takes gradients must be the last scope of its unit in the round.
+  bool forward = true;
+  bool backward = true;
+  bool gradients = true;
+};
+
+// A scope opens or closes. Of a visit's forward, of its backward, or of a recompute of it: a forward scope between
+// the two (Step::Recompute).
+struct ScopeEvent {
+  bool opens = true;
+  bool backward = false;
+  bool recompute = false;
+  int visit = 0;  // index into ModelSpec::forward
 };
 
 struct ModelSpec {
@@ -68,6 +85,30 @@ struct ModelSpec {
   std::vector<UnitSpec> units;
   std::vector<Visit>
       forward;  // the order of forward; backward is its reverse, down to the first trainable visit
+  // For scopes that do not come one after the other in that order: all that opens and closes in a round, as it
+  // happens. Empty: forward says it. What is open together lies apart in memory, and a unit has one address in all
+  // its scopes and rounds.
+  //
+  //   F0( F1 F2 )  B0( B2 B1 )               a root (visit 0) that stays open over its blocks
+  //   F0 F1 F2 F3  R2 R3 B3 B2  R0 R1 B1 B0  segments of two blocks, recomputed in backward
+  //   F0 F1 F2 B2 B1 B0  F3 F4 B4 B3         two walks in one round
+  //
+  //   model.order.push_back({.visit = 0});                           // F0 opens
+  //   model.AddScope({.visit = 1});                                  // F1 opens and closes
+  //   model.order.push_back({.opens = false, .visit = 0});           // F0 closes
+  //   model.AddScope({.recompute = true, .visit = 1});               // R1
+  //   model.AddScope({.backward = true, .visit = 1});                // B1
+  //
+  // A block that is used twice, whose gradients backward adds up, needs no order: forward = {{.unit = block},
+  // {.unit = block, .gradients = false}}, as its first visit comes last in backward.
+  //
+  // What Create refuses, with the event and the unit: a scope that opens twice, closes before it opens or stays
+  // open; a backward that opens before its visit's forward has closed; a recompute that is not between the two, or
+  // that no backward follows; a visit's forward or gradients without their scope; two backwards of one unit that
+  // take gradients, open together; a scope of a trainable unit behind the last backward that takes its gradients,
+  // when the unit may have been updated; and, where boundaries belong to the engine, scopes that are open together
+  // or not in the order of the chain.
+  std::vector<ScopeEvent> order = {};
   int64_t workspace_bytes =
       0;  // the trainer's scratch on the device: planned, counted, served by Engine::workspace()
   // Of the workspace, bytes that the trainer never writes. Where the device's memory is the host's they
@@ -80,6 +121,7 @@ struct ModelSpec {
 
   UnitId AddUnit(std::string name);
   ParameterId Add(UnitId unit, ParameterSpec parameter);
+  void AddScope(ScopeEvent scope);  // to `order`: it opens, and closes
 
   const ParameterSpec& operator[](ParameterId id) const {
     return parameters[static_cast<size_t>(id)];
@@ -93,7 +135,7 @@ int64_t Elements(std::span<const int64_t> shape);
 // What Create refuses, with the name of the unit or parameter at fault: duplicate or empty names, a
 // dimension below 1, a missing initialiser, ids out of range, a parameter in two units or in none,
 // an empty unit, a unit that forward never visits, sizes whose sum overflows 2^53, a boundary
-// missing in the middle of a chain. A model without anything trainable is legal: it can be
+// missing in the middle of a chain, and what ModelSpec::order says. A model without anything trainable is legal: it can be
 // evaluated.
 absl::Status Validate(const ModelSpec& model);
 

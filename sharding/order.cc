@@ -11,29 +11,28 @@ namespace {
 constexpr uint64_t kHashBasis = 0xcbf29ce484222325ull, kHashPrime = 0x100000001b3ull;  // FNV-1a
 
 std::string_view LeftOutBefore() {
-  static const std::string& reason =
-      *new std::string(absl::StrCat("was left out when a later scope was opened, and its gradient "
-                                    "has its place before that: open "
-                                    "scopes in the order that ",
-                                    kOrderDeclaredIn, " declares"));
+  static const std::string& reason = *new std::string(
+      absl::StrCat("was left out when a later scope was opened, and its gradient has its place "
+                   "before that: open scopes in the order of the model, or declare that in which "
+                   "they come (",
+                   kOrderDeclaredIn, ")"));
   return reason;
 }
 
 std::string_view CameBefore() {
-  static const std::string& reason =
-      *new std::string(absl::StrCat("came once more than declared, and its gradient has been "
-                                    "reduced: declare the most visits that "
-                                    "a round may have (",
-                                    kOrderDeclaredIn, ") and leave out the rest"));
+  static const std::string& reason = *new std::string(
+      absl::StrCat("came once more than declared, and its gradient has been reduced: declare the "
+                   "most visits that a round may have (ModelSpec::forward, ",
+                   kOrderDeclaredIn, ") and leave out the rest"));
   return reason;
 }
 
 std::string_view TakenForRound() {
-  static const std::string& reason = *new std::string(absl::StrCat(
-      "follows a Forward that was taken for the start of the next round, before which this "
-      "Backward "
-      "was left out: recompute inside the BackwardScope, which has the parameters too (",
-      kOrderDeclaredIn, " declares what a round has)"));
+  static const std::string& reason = *new std::string(
+      absl::StrCat("follows a Forward that was taken for the start of the next round, before which "
+                   "this Backward was left out: recompute inside the BackwardScope, which has the "
+                   "parameters too, or with Step::Recompute (",
+                   kOrderDeclaredIn, " declares what a round has)"));
   return reason;
 }
 
@@ -63,13 +62,13 @@ void OrderProgress::StartWalk() {
   next_ = 0;
 }
 
-Match OrderProgress::Open(bool backward, int unit) {
-  hash_ = (hash_ ^ static_cast<uint64_t>(unit * 2 + (backward ? 1 : 0))) * kHashPrime;
-  Match match = Find(backward, unit);
+Match OrderProgress::Open(ScopeKind kind, int unit) {
+  hash_ = (hash_ ^ static_cast<uint64_t>(ScopeCode(kind, unit))) * kHashPrime;
+  Match match = Find(kind, unit);
   match.expected = next_;
   if (match.scope >= 0) {
     Take(match.scope);
-  } else if (match.kind == Match::kAgain && !backward && backward_begun_) {
+  } else if (match.kind == Match::kAgain && kind == ScopeKind::kForward && backward_begun_) {
     recomputed_ = true;
   }
   ++open_;
@@ -78,17 +77,18 @@ Match OrderProgress::Open(bool backward, int unit) {
 
 // Rounds that are complete leave the next one's start as what comes next. So what is not in the rest of
 // that one's is asked for again, or starts the round after it.
-Match OrderProgress::Find(bool backward, int unit) {
+Match OrderProgress::Find(ScopeKind kind, int unit) {
+  const bool backward = kind == ScopeKind::kBackward;
   const int n = per_round();
   const int end = std::min(scopes(), (next_ / n + 1) * n);
-  if (const int found = FindFrom(next_, end, backward, unit); found >= 0) {
+  if (const int found = FindFrom(next_, end, kind, unit); found >= 0) {
     const std::string_view reason = backward ? WhyNotInRound(found) : std::string_view();
     if (!reason.empty()) return {.reason = reason};
     return {.kind = found == next_ ? Match::kNext : Match::kAhead, .scope = found};
   }
   if (trainable_ == nullptr) {
     if (open_ > 0 || next_ == 0) return {.kind = Match::kAgain};
-    const int found = FindFrom(0, n, backward, unit);
+    const int found = FindFrom(0, n, kind, unit);
     if (found < 0) return {.kind = Match::kAgain};
     StartWalk();
     return {.kind = Match::kNextRound, .scope = found};
@@ -97,15 +97,15 @@ Match OrderProgress::Find(bool backward, int unit) {
     if (!(*trainable_)[static_cast<size_t>(unit)]) return {.kind = Match::kAgain};
     return {.reason = WhyNoBackward(unit)};
   }
-  if (!MayStartNextRound(unit)) return {.kind = Match::kAgain};
-  const int found = FindFrom(end, end + n, backward, unit);
+  if (kind == ScopeKind::kRecompute || !MayStartNextRound(unit)) return {.kind = Match::kAgain};
+  const int found = FindFrom(end, end + n, kind, unit);
   if (found < 0) return {.kind = Match::kAgain};
   return {.kind = Match::kNextRound, .scope = found};
 }
 
-int OrderProgress::FindFrom(int begin, int end, bool backward, int unit) const {
+int OrderProgress::FindFrom(int begin, int end, ScopeKind kind, int unit) const {
   for (int s = begin; s < end; ++s)
-    if (ScopeOf(s).backward == backward && ScopeOf(s).unit == unit) return s;
+    if (ScopeOf(s).kind() == kind && ScopeOf(s).unit == unit) return s;
   return -1;
 }
 
@@ -116,7 +116,7 @@ bool OrderProgress::MayStartNextRound(int unit) const {
   const int n = per_round(), end = (next_ / n + 1) * n;
   if (!backward_begun_ || next_ % n == 0 || end >= scopes()) return false;
   if (unit == scopes_.front().unit && !recomputed_) return true;
-  return FindFrom(next_, end, /*backward=*/true, unit) < 0;
+  return FindFrom(next_, end, ScopeKind::kBackward, unit) < 0;
 }
 
 std::string_view OrderProgress::WhyNoBackward(int unit) const {
@@ -135,7 +135,8 @@ std::string_view OrderProgress::WhyNotInRound(int scope) const {
   bool missing = false;
   for (int s = std::max(0, begin - n); s < next_; ++s) {
     const PlannedScope& other = ScopeOf(s);
-    if (s >= begin && !other.backward && state(s) != State::kLeftOut) ++forwards;
+    if (s >= begin && other.kind() == ScopeKind::kForward && state(s) != State::kLeftOut)
+      ++forwards;
     missing |= s < begin && other.backward && other.visit == ScopeOf(scope).visit &&
                state(s) == State::kLeftOut;
   }

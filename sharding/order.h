@@ -1,10 +1,14 @@
 // What the next Open of a trainer means. A model declares the order in which scopes come in a round; a
-// trainer may leave some of them out, and may open a forward scope again:
+// trainer may leave some of them out, and may open a forward scope, or a recompute, again:
 //
 //   declared    F0 F1 F2 B2 B1 B0 | F0 F1 F2 ...
 //   opened      F0    F2 B2    B0 | F0 ...            F1 and B1 are left out
 //   opened      F0 F1 F0 F2 B2 B1 B0 | F0 ...         F0 is opened again: it is no scope of the order
+//   opened      F0 F1 F2 B2 R0 B1 B0 | F0 ...         R0 is none of the order either
 //   opened      F0 F1 F2 B2 B0 B1                     refused: B1 was left out when B0 came
+//
+// What counts is in which order scopes open. When they close makes no difference here: those that the model declares
+// to be open together may be.
 //
 // A scope of the order is thus opened once or left out, and those that are opened come in its order. So
 // whatever hangs on a place in the order, as the reduction of a gradient, happens once and there.
@@ -22,7 +26,7 @@
 namespace ebb::sharding {
 
 // Where a trainer declares its order, for sentences that ask for it.
-inline constexpr char kOrderDeclaredIn[] = "ModelSpec::forward";
+inline constexpr char kOrderDeclaredIn[] = "ModelSpec::order";
 
 struct Match {
   enum Kind : uint8_t {
@@ -49,7 +53,7 @@ class OrderProgress {
   // An evaluation's: any number of walks.
   void BeginWalks(std::span<const PlannedScope> walk);
 
-  Match Open(bool backward, int unit);
+  Match Open(ScopeKind kind, int unit);
   void Close(int scope);  // Match::scope, once for each Open
   // The trainer opens nothing more. Returns the first scope that is left out, or their number: none.
   int LeaveOutRest();
@@ -75,8 +79,8 @@ class OrderProgress {
   }
   void Begin(std::span<const PlannedScope> scopes, int rounds);
   void StartWalk();
-  Match Find(bool backward, int unit);
-  int FindFrom(int begin, int end, bool backward, int unit) const;  // -1: none
+  Match Find(ScopeKind kind, int unit);
+  int FindFrom(int begin, int end, ScopeKind kind, int unit) const;  // -1: none
   bool MayStartNextRound(int unit) const;
   std::string_view WhyNoBackward(int unit) const;
   std::string_view WhyNotInRound(int scope) const;

@@ -74,8 +74,9 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Exten
   const std::vector<PlannedScope> scopes = ScopesOfStep(model, configured.rounds);
   const Residency residency =
       PlanResidency(scopes, base.elements, base.decisions.kept_whole, base.limits);
-  // A walk that gathers over all ranks, always, gathers in other groups than the beginning of a step.
-  const bool has_own_walk = base.decisions.has_secondary();
+  // A walk gathers otherwise than the beginning of a step: other scopes follow each other, or all gathers are over
+  // all ranks, so that others come in groups.
+  const bool has_own_walk = !model.order.empty() || base.decisions.has_secondary();
   Residency walk;
   if (has_own_walk) {
     ResidencyLimits limits = base.limits;

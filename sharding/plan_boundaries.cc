@@ -1,5 +1,5 @@
 // Boundary activations that wait below the device for their backward. They leave when the scope that
-// reads them in forward has closed, and come back one scope before the one that needs them.
+// reads them in forward has closed, and come back kBoundaryAhead before the one that needs them.
 #include <algorithm>
 
 #include "ebb/sharding/plan_builder.h"
@@ -31,7 +31,7 @@ void PlanBuilder::MoveBoundary(OperationKind kind, StreamId stream, int visit, c
 
 void PlanBuilder::FindBoundaries() {
   const int visits = static_cast<int>(inputs_.model->forward.size());
-  leaving_.assign(plan_.scopes.size(), {});
+  leaving_.assign(2 * plan_.scopes.size() + 1, {});
   coming_ = reading_ = leaving_;
   if (d_.activation_tier == Tier::kDevice) return;
   for (size_t s = 0; s < plan_.scopes.size(); ++s) {
@@ -39,25 +39,28 @@ void PlanBuilder::FindBoundaries() {
     const std::vector<BoundaryUse> uses = UsesInRound(plan_.scopes, s, visits);
     for (int v = 0; v < visits; ++v) {
       const BoundaryUse& use = uses[static_cast<size_t>(v)];
-      if (!plan_.pools.visits[static_cast<size_t>(v)].leaves || !LeavesDevice(use)) continue;
-      leaving_[static_cast<size_t>(use.reader)].push_back(v);
-      coming_[static_cast<size_t>(use.backward - kBoundaryAhead)].push_back(v);
-      reading_[static_cast<size_t>(use.backward - kBoundaryAhead - 1)].push_back(v);
+      if (!plan_.pools.visits[static_cast<size_t>(v)].leaves || !LeavesDevice(plan_.scopes, use))
+        continue;
+      const int again = plan_.scopes[static_cast<size_t>(use.again)].open_tick;
+      leaving_[static_cast<size_t>(plan_.scopes[static_cast<size_t>(use.reader)].close_tick)]
+          .push_back(v);
+      coming_[static_cast<size_t>(again - kBoundaryAhead)].push_back(v);
+      reading_[static_cast<size_t>(again - 2 * kBoundaryAhead)].push_back(v);
     }
   }
 }
 
-// When scope `s` opens: what its successors need.
-void PlanBuilder::BringBoundaries(int s) {
+// What is needed soon.
+void PlanBuilder::BringBoundaries(int tick) {
   const Pools& pools = plan_.pools;
-  for (int visit : reading_[static_cast<size_t>(s)]) {
+  for (int visit : reading_[static_cast<size_t>(tick)]) {
     if (d_.activation_tier != Tier::kNvme) break;
     const int turn = next_boundary_slot_++;
     boundary_slot_[visit] = turn;
     MoveBoundary(OperationKind::kRead, StreamId::kReadParameters, visit,
                  pools.visits[static_cast<size_t>(visit)].home, pools.boundary_slots.Slot(turn));
   }
-  for (int visit : coming_[static_cast<size_t>(s)]) {
+  for (int visit : coming_[static_cast<size_t>(tick)]) {
     const bool swaps = d_.activation_tier == Tier::kNvme;
     MoveBoundary(OperationKind::kUpload, StreamId::kUpload, visit,
                  swaps ? pools.boundary_slots.Slot(boundary_slot_[visit])
@@ -66,10 +69,10 @@ void PlanBuilder::BringBoundaries(int s) {
   }
 }
 
-// Scope `s` has closed.
-void PlanBuilder::SendBoundaries(int s) {
+// What the scope that has closed was the last to read.
+void PlanBuilder::SendBoundaries(int tick) {
   const Pools& pools = plan_.pools;
-  for (int visit : leaving_[static_cast<size_t>(s)]) {
+  for (int visit : leaving_[static_cast<size_t>(tick)]) {
     const VisitAddresses& addresses = pools.visits[static_cast<size_t>(visit)];
     const bool swaps = d_.activation_tier == Tier::kNvme;
     const int turn = swaps ? next_boundary_slot_++ : 0;

@@ -44,19 +44,22 @@ void PlanBuilder::WalkScopes() {
   FindSharedReads();
   FindBoundaries();
   FindEarlyUpdates();
-  const int scopes = static_cast<int>(plan_.scopes.size());
-  plan_.moments.reserve(static_cast<size_t>(2 * scopes + 2));
+  const std::vector<ScopeTick> ticks = TicksOf(plan_.scopes);
+  plan_.moments.reserve(ticks.size() + 2);
   NewMoment(Moment::kBegin, -1);
   Mark();
   IssueSwaps(plan_.pools.parameter_slots.count);
   ReadAhead();
   IssueGathers(/*tick=*/0);
-  for (int s = 0; s < scopes; ++s) {
+  for (size_t t = 0; t < ticks.size(); ++t) {
     // The rounds to come issue as much as the two that are behind.
     const size_t issued = plan_.operations.size(), rounds = static_cast<size_t>(d_.rounds);
-    if (s == scopes / d_.rounds * 2) plan_.operations.reserve(issued + issued * rounds / 2);
-    Open(s);
-    Close(s);
+    if (t == ticks.size() / rounds * 2) plan_.operations.reserve(issued + issued * rounds / 2);
+    if (ticks[t].opens) {
+      Open(ticks[t].scope);
+    } else {
+      Close(ticks[t].scope);
+    }
   }
 }
 
@@ -96,13 +99,14 @@ void PlanBuilder::Mark() {
 
 void PlanBuilder::Open(int s) {
   NewMoment(Moment::kOpen, s);
-  IssueGathers(OpenTick(s));
-  BringBoundaries(s);
+  IssueGathers(plan_.scopes[static_cast<size_t>(s)].open_tick);
+  BringBoundaries(plan_.scopes[static_cast<size_t>(s)].open_tick);
 }
 
 void PlanBuilder::Close(int s) {
   NewMoment(Moment::kClose, s);
-  SendBoundaries(s);
+  SendBoundaries(plan_.scopes[static_cast<size_t>(s)].close_tick);
+  BringBoundaries(plan_.scopes[static_cast<size_t>(s)].close_tick);
   const int group = reduction_.group_of_scope[s];
   if (group >= 0 && reduction_.groups[group].back() == s) IssueReduction(reduction_.groups[group]);
 }

@@ -1,4 +1,4 @@
-// Writes a plan's moments and operations: walks the scopes in order and issues, at each open and
+// Writes a plan's moments and operations: walks the ticks of a step and issues, at each open and
 // close, what may start there. Implemented in files of one concern each: plan_builder.cc (the
 // walk), plan_gathers.cc, plan_swaps.cc (what gathers take from below the device),
 // plan_boundaries.cc (activations that wait there), plan_reductions.cc, plan_updates.cc (which
@@ -104,8 +104,8 @@ class PlanBuilder {
 
   // plan_boundaries.cc
   void FindBoundaries();
-  void BringBoundaries(int s);
-  void SendBoundaries(int s);
+  void BringBoundaries(int tick);
+  void SendBoundaries(int tick);
   void MoveBoundary(OperationKind kind, StreamId stream, int visit, const Place& from,
                     const Place& to);
   Place BoundaryOnDevice(int visit) const;
@@ -194,8 +194,8 @@ class PlanBuilder {
   std::map<int, SubGroupRoute> ahead_;
   int carried_left_ = 0;
   int next_gradient_slot_ = 0;
-  // Boundaries: by scope the visits whose outputs leave when it closes, are read from the swap file
-  // and come back to the device when it opens; by visit its slot.
+  // Boundaries: by tick the visits whose outputs leave, are read from the swap file and come back to the device;
+  // by visit its slot.
   std::vector<std::vector<int>> leaving_, reading_, coming_;
   std::map<int, int> boundary_slot_;
   int next_boundary_slot_ = 0;

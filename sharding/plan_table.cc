@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -19,7 +20,7 @@ constexpr size_t kUnit = 3, kAfter = 6, kAddress = 8;
 std::string ScopeName(const Plan& plan, int scope) {
   const PlannedScope& s = plan.scopes[scope];
   const std::string round = plan.decisions.rounds > 1 ? absl::StrCat(s.round, ":") : "";
-  return absl::StrCat(round, s.backward ? "B" : "F", s.visit);
+  return absl::StrCat(round, s.backward ? "B" : s.recompute ? "R" : "F", s.visit);
 }
 
 std::string When(const Plan& plan, const Moment& moment) {
@@ -54,13 +55,17 @@ class Waits {
     }
     return {};
   }
-  std::vector<std::string> OfScope(int scope) const {
+  // Of the kernels that begin with a moment; none where nothing is open.
+  struct Kernels {
+    int scope = 0;  // the newest that is open
+    std::vector<std::string> after;
+  };
+  std::optional<Kernels> OfMoment(size_t moment) const {
     const Fragment& fragment = fragments_.front();
-    for (const FragmentMoment& moment : fragment.moments) {
-      if (moment.kind == Moment::kOpen && moment.scope == scope)
-        return Lines(fragment, moment.end - 1);
-    }
-    return {};
+    const int kernels = fragment.moments[moment].kernels;
+    if (kernels < 0) return std::nullopt;
+    return Kernels{fragment.instructions[static_cast<size_t>(kernels)].scope,
+                   Lines(fragment, kernels)};
   }
 
  private:
@@ -178,6 +183,22 @@ constexpr char kLegend[] =
     "last uses,\n"
     "             by earlier steps, of what it touches\n"
     "  address    offset in a pool of the device, or of RAM (cpu), or in the swap file (nvme)\n";
+// Of an order that is declared.
+constexpr char kLegendOfRecompute[] =
+    "             R, in when and after: a recompute of the visit\n";
+constexpr char kLegendOfNested[] =
+    "             use, when a scope closes: the compute stream goes on with what is still open\n";
+
+std::string Legend(const Plan& plan) {
+  std::string legend = kLegend;
+  if (std::any_of(plan.scopes.begin(), plan.scopes.end(),
+                  [](const PlannedScope& scope) { return scope.recompute; }))
+    absl::StrAppend(&legend, kLegendOfRecompute);
+  if (std::any_of(plan.scopes.begin(), plan.scopes.end(),
+                  [](const PlannedScope& scope) { return scope.close_tick > scope.open_tick + 1; }))
+    absl::StrAppend(&legend, kLegendOfNested);
+  return legend;
+}
 
 }  // namespace
 
@@ -208,7 +229,8 @@ std::string PlanTable(const Plan& plan) {
   };
   const std::string stage = absl::StrCat(plan.decisions.stage);
   const Waits waits(plan);
-  for (const Moment& moment : plan.moments) {
+  for (size_t m = 0; m < plan.moments.size(); ++m) {
+    const Moment& moment = plan.moments[m];
     for (int index : moment.operations()) {
       const Operation& operation = plan.operations[index];
       std::vector<std::string> units, addresses;
@@ -221,16 +243,16 @@ std::string PlanTable(const Plan& plan) {
            std::string(stream), "", absl::StrCat(operation.bytes), "-"},
           units, addresses, waits.OfOperation(index));
     }
-    if (moment.kind == Moment::kOpen) {
+    if (const auto kernels = waits.OfMoment(m)) {
       add({"", When(plan, moment), "use", "", stage, "compute", "", "", ""},
-          {plan.unit_names[plan.scopes[moment.scope].unit]}, {}, waits.OfScope(moment.scope));
+          {plan.unit_names[plan.scopes[kernels->scope].unit]}, {}, kernels->after);
     }
   }
   std::array<size_t, 9> widths{};
   for (const Row& row : rows) {
     for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
   }
-  std::string table = absl::StrCat(PlanHeadline(plan), kLegend);
+  std::string table = absl::StrCat(PlanHeadline(plan), Legend(plan));
   for (const Row& row : rows) {
     std::string line;
     for (size_t c = 0; c < row.size(); ++c) {

@@ -52,10 +52,11 @@ void LayOutSecondary(const PoolInputs& in, Pools& pools) {
 void LayOutGradients(const PoolInputs& in, Pools& pools) {
   const Decisions& d = *in.decisions;
   std::vector<PoolBlock> blocks(in.reduction->lifetimes.size());
+  const std::vector<bool> takes_gradients = VisitsWithGradients(*in.model);
   for (size_t v = 0; v < in.model->forward.size(); ++v) {
     const int unit = static_cast<int>(in.model->forward[v].unit);
     const int key = d.keeps_step_gradients ? static_cast<int>(v) : unit;
-    if (GradientIsShard(d, pools.homes, unit)) continue;
+    if (!takes_gradients[v] || GradientIsShard(d, pools.homes, unit)) continue;
     blocks[key].bytes = in.layout->units[unit].trainable.elements * SizeOf(d.gradient);
     blocks[key].lifetimes = in.reduction->lifetimes[key];
   }

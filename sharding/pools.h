@@ -26,7 +26,7 @@ struct PoolInputs {
   const Homes* homes = nullptr;
   const std::vector<PlannedScope>* scopes = nullptr;
   const Residency* residency = nullptr;
-  // Of an evaluation, where its walk is not how a step begins: with secondary shards. Null: it is.
+  // Of an evaluation, where its walk is not how a step begins: with ModelSpec::order, or secondary shards. Null: it is.
   const Residency* walk = nullptr;
   const Reduction* reduction = nullptr;
   int64_t micro_batches = 1;      // of a step of the config

@@ -20,7 +20,7 @@ void LayOutBoundaryHomes(const PoolInputs& in, const std::vector<BoundaryUse>& u
   const int64_t states = file;
   for (size_t v = 0; v < pools.visits.size(); ++v) {
     VisitAddresses& visit = pools.visits[v];
-    visit.leaves = visit.boundary_stride > 0 && LeavesDevice(uses[v]);
+    visit.leaves = visit.boundary_stride > 0 && LeavesDevice(*in.scopes, uses[v]);
     if (!visit.leaves) continue;
     const int64_t bytes =
         SwapAligned(visit.boundary_stride * in.decisions->micro_batches_per_round);
@@ -69,26 +69,28 @@ void LayOutBoundaries(const PoolInputs& in, Pools& pools) {
     const auto extend = [&](std::vector<PoolBlock>& blocks, int visit, bool begins) {
       if (visit < 0 || visit + 1 >= visits) return;
       if (begins) {
-        blocks[visit].lifetimes.push_back({OpenTick(s), CloseTick(s)});
+        blocks[visit].lifetimes.push_back({scope.open_tick, scope.close_tick});
       } else if (!blocks[visit].lifetimes.empty()) {
-        blocks[visit].lifetimes.back().end = CloseTick(s);
+        blocks[visit].lifetimes.back().end = scope.close_tick;
       }
     };
+    const int input = scope.visit - 1;
+    const bool comes_back = scope.visit > 0 && pools.visits[input].leaves &&
+                            scope.kind() != ScopeKind::kForward &&
+                            use_of_round(s)[input].again == s;
+    if (comes_back) {
+      std::vector<Lifetime>& lives = outputs[input].lifetimes;
+      lives.back().end = scopes[use_of_round(s)[input].reader].close_tick + kBoundaryAhead;
+      lives.push_back({scope.open_tick - kBoundaryAhead, scope.close_tick});
+    } else {
+      extend(outputs, input, /*begins=*/false);
+    }
     if (!scope.backward) {
       extend(outputs, scope.visit, /*begins=*/true);
-      extend(outputs, scope.visit - 1, /*begins=*/false);
-    } else {
-      if (scope.visit > 0 && pools.visits[scope.visit - 1].leaves) {
-        std::vector<Lifetime>& lives = outputs[scope.visit - 1].lifetimes;
-        lives.back().end = CloseTick(use_of_round(s)[scope.visit - 1].reader + kBoundaryAhead);
-        lives.push_back({OpenTick(s - kBoundaryAhead), CloseTick(s)});
-      } else {
-        extend(outputs, scope.visit - 1, /*begins=*/false);
-      }
-      if (scope.visit > FirstTrainableVisit(*in.model))
-        extend(gradients, scope.visit - 1, /*begins=*/true);
-      extend(gradients, scope.visit, /*begins=*/false);
+      continue;
     }
+    if (scope.input_gradient) extend(gradients, input, /*begins=*/true);
+    extend(gradients, scope.visit, /*begins=*/false);
   }
   std::vector<PoolBlock> all = outputs;
   all.insert(all.end(), gradients.begin(), gradients.end());

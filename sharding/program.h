@@ -112,8 +112,9 @@ struct Instruction {
   bool awaited = false;           // by a later instruction or fragment: it has an event
   bool divides = false;           // kReduceScatter, kAllReduce: the sum, by the step's divisor
   std::optional<DType> via = {};  // kCast: rounded to this one on the way
-  int scope = -1;                 // kKernels; -1: of none
-  int operation = -1;             // of the plan
+  int scope = -1;                 // kKernels: the newest that is open; -1: of none
+  bool goes_on = false;  // kKernels: of scopes that were open before, behind one that has closed
+  int operation = -1;    // of the plan
   int64_t bytes = 0;
   std::span<const Part> parts = {};
   std::span<const Operand> operands = {};
@@ -126,8 +127,10 @@ struct Instruction {
 struct FragmentMoment {
   Moment::Kind kind{};
   int scope = -1;
-  int begin = 0,
-      end = 0;  // instructions issued now, in their order; kOpen: the scope's kernels are the last
+  int begin = 0, end = 0;  // instructions issued now, in their order
+  // The last of them, where a scope is open from now on: what the trainer runs until the next moment, when it has
+  // ended. Those that stay open over others have one more behind each of these. -1: nothing is open.
+  int kernels = -1;
 };
 
 struct FragmentLists {

@@ -35,8 +35,8 @@ inline bool GradientIsShard(const Decisions& decisions, const Homes& homes, int 
 }
 
 // Neighbouring backward scopes whose slices fit `group_bytes` together; a unit at most once in a
-// group. A gradient keeps its memory until the scope after its group's last has closed, so that its
-// reduction runs beside that scope's backward.
+// group. A gradient keeps its memory for two ticks more than until its group's last scope closes: so its reduction
+// runs beside the backward of the scope after that.
 Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayout& layout,
                         const Decisions& decisions, int visits, int64_t group_bytes);
 

@@ -6,12 +6,14 @@
 namespace ebb::sharding {
 namespace {
 
-// Whether a unit used by scope `from` stays gathered until its next use at scope `to`.
+// Whether a unit stays gathered from one use until the next, by scope `to`.
 // `used[s]`: elements of the units of all scopes up to s.
-bool StaysUntil(std::span<const PlannedScope> scopes, std::span<const int64_t> used, int from,
-                int to, const ResidencyLimits& limits) {
+bool StaysUntil(std::span<const PlannedScope> scopes, std::span<const int64_t> used,
+                const Stay& stay, int to, const ResidencyLimits& limits) {
+  const int from = stay.last;
+  if (stay.end > scopes[to].open_tick) return true;  // a scope of it is open
   if (used[to] - used[from] > limits.reuse_elements) return false;
-  if (to == from + 1) return true;
+  if (stay.end + 1 == scopes[to].open_tick) return true;
   return !limits.reshard_after_forward && scopes[from].round == scopes[to].round &&
          !scopes[from].backward;
 }
@@ -27,8 +29,10 @@ std::vector<Stay> FindStays(std::span<const PlannedScope> scopes, std::span<cons
     const int unit = scopes[s].unit;
     if (kept_whole[unit]) continue;
     const auto found = current.find(unit);
-    if (found != current.end() && StaysUntil(scopes, used, stays[found->second].last, s, limits)) {
-      stays[found->second].last = s;
+    if (found != current.end() && StaysUntil(scopes, used, stays[found->second], s, limits)) {
+      Stay& stay = stays[found->second];
+      stay.last = s;
+      stay.end = std::max(stay.end, scopes[s].close_tick);
       continue;
     }
     const bool from_secondary = limits.has_secondary && found != current.end();
@@ -37,12 +41,16 @@ std::vector<Stay> FindStays(std::span<const PlannedScope> scopes, std::span<cons
       before.fills_secondary = !before.from_secondary;
     }
     current[unit] = stays.size();
-    stays.push_back({.unit = unit, .first = s, .last = s, .from_secondary = from_secondary});
+    stays.push_back({.unit = unit,
+                     .first = s,
+                     .last = s,
+                     .end = scopes[s].close_tick,
+                     .from_secondary = from_secondary});
   }
   return stays;
 }
 
-// Neighbouring stays of one direction of one round, gathered over the same ranks, while they fit the
+// Neighbouring stays of one kind of scopes of one round, gathered over the same ranks, while they fit the
 // limits. A unit joins only if its last stay is over when the group is gathered: both have the same
 // slot.
 std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
@@ -50,7 +58,7 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
                                     const std::vector<Stay>& stays, const ResidencyLimits& limits) {
   const int64_t group_elements = std::min(limits.group_elements, limits.live_elements);
   std::vector<GatherGroup> groups;
-  std::vector<int> last_use(elements.size(), -1);  // of the unit's stay before this one
+  std::vector<int> over(elements.size(), -1);  // by unit: tick at which its stay before this one is
   int64_t grouped = 0, in_slot = 0;
   for (int i = 0; i < static_cast<int>(stays.size()); ++i) {
     const Stay& stay = stays[i];
@@ -63,7 +71,8 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
     if (joins) {
       const int first = stays[groups.back().stays.front()].first;
       joins = scopes[first].round == scopes[stay.first].round &&
-              scopes[first].backward == scopes[stay.first].backward && last_use[stay.unit] < first;
+              scopes[first].kind() == scopes[stay.first].kind() &&
+              over[stay.unit] < scopes[first].open_tick;
     }
     if (!joins) {
       groups.push_back({.stays = {}, .from_secondary = stay.from_secondary});
@@ -73,7 +82,7 @@ std::vector<GatherGroup> FindGroups(std::span<const PlannedScope> scopes,
     groups.back().stays.push_back(i);
     grouped += size;
     in_slot += slot_size;
-    last_use[stay.unit] = stay.last;
+    over[stay.unit] = stay.end;
   }
   return groups;
 }
@@ -86,13 +95,13 @@ class Issuer {
 
   void Run() {
     if (limits_.prefetch_depth > 0) IssueAt(/*tick=*/0, /*current=*/0);
-    for (int s = 0; s < static_cast<int>(scopes_.size()); ++s) IssueAt(OpenTick(s), s);
+    for (int s = 0; s < static_cast<int>(scopes_.size()); ++s) IssueAt(scopes_[s].open_tick, s);
   }
 
  private:
   // What scope `current` needs, then what may be ahead of it.
   void IssueAt(int tick, int current) {
-    std::erase_if(live_, [&](int i) { return residency_.stays[i].last < current; });
+    std::erase_if(live_, [&](int i) { return residency_.stays[i].end < tick; });
     std::vector<GatherGroup>& groups = residency_.groups;
     while (next_ < groups.size() && FirstUse(groups[next_]) <= current) IssueNext(tick);
     while (next_ < groups.size() && MayPrefetch(groups[next_], current)) IssueNext(tick);
@@ -150,7 +159,7 @@ Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const in
   for (const GatherGroup& group : residency.groups) {
     for (int i : group.stays) {
       const Stay& stay = residency.stays[i];
-      residency.lifetimes[stay.unit].push_back({group.issue, CloseTick(stay.last)});
+      residency.lifetimes[stay.unit].push_back({group.issue, stay.end});
     }
   }
   return residency;

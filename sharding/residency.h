@@ -4,7 +4,7 @@
 //   depth 1      open F0   open F1        open F2
 //   gather       F0, F1    F2             F3 ...
 //
-// Here the slots of F0 and F2 may be the same memory.
+// Here the slots of F0 and F2 may be the same memory. A scope that stays open over others keeps its slot for itself.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,11 @@
 
 namespace ebb::sharding {
 
-// Ticks of a step: 0 is its begin; scope s opens at 2s + 1 and closes at 2s + 2.
-constexpr int OpenTick(int scope) {
-  return 2 * scope + 1;
-}
-constexpr int CloseTick(int scope) {
-  return 2 * scope + 2;
-}
-
 // One stay of a unit in its slot, from the gather to the close of the last scope that uses it.
 struct Stay {
   int unit = 0;
-  int first = 0, last = 0;  // scopes
+  int first = 0, last = 0;  // scopes, as they open
+  int end = 0;              // tick at which the last of them to close does
   // With secondary shards: the first of several stays fills them, the others are gathered from them.
   bool fills_secondary = false, from_secondary = false;
 };

@@ -1,30 +1,60 @@
-// The order in which a trainer opens scopes in a step, from the model's declared forward order.
+// The scopes that a trainer opens in a step, from the order of a round that the model declares, and when:
 //
-//   round 0: F0 F1 F2 F3  B3 B2 B1 B0 | round 1: F0 ... B0 | ...     by visit
+//   tick     0       1    2    3    4     5    6    7    8
+//            begin   F0(  F0)  F1(  F1)   B1(  B1)  B0(  B0)
+//   nested   begin   F0(  F1(  F1)  F0)   B0(  B1(  B1)  B0)
 //
-// Backward ends at the first trainable visit.
+// Scopes are numbered as they open.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <vector>
 
+#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/model.h"
 
 namespace ebb::sharding {
 
+enum class ScopeKind : uint8_t { kForward, kBackward, kRecompute };
+constexpr ScopeKind KindOf(bool backward, bool recompute) {
+  return backward ? ScopeKind::kBackward : recompute ? ScopeKind::kRecompute : ScopeKind::kForward;
+}
+
+// A scope's kind and unit as one number, as records and logs of a step have it.
+constexpr int ScopeCode(ScopeKind kind, int unit) {
+  return 3 * unit + static_cast<int>(kind);
+}
+constexpr ScopeKind KindOfCode(int64_t code) {
+  return static_cast<ScopeKind>(code % 3);
+}
+constexpr int UnitOfCode(int64_t code) {
+  return static_cast<int>(code / 3);
+}
+
 struct PlannedScope {
-  bool backward = false;
+  bool backward = false, recompute = false;
   int round = 0;
   int visit = 0;  // index into ModelSpec::forward
   int unit = 0;
-};
+  // Ticks of the step: 0 is its begin, and every opening or closing the next one.
+  int open_tick = 0, close_tick = 0;
+  bool gradients = false;  // backward: takes those of its unit
+  // Backward: the visit before has one, too, which takes the gradient of this one's input.
+  bool input_gradient = false;
 
-// The first visit whose unit has something to train: where backward ends. forward.size() if nothing
-// is trainable.
-int FirstTrainableVisit(const ModelSpec& model);
-bool IsTrainable(const ModelSpec& model, UnitId unit);
+  ScopeKind kind() const { return KindOf(backward, recompute); }
+};
 
 std::vector<PlannedScope> ScopesOfStep(const ModelSpec& model, int rounds);
 // One walk of an evaluation: forward only.
 std::vector<PlannedScope> ScopesOfWalk(const ModelSpec& model);
+
+// What happens at tick 1, 2, ...: a scope opens or closes.
+struct ScopeTick {
+  int scope = 0;
+  bool opens = true;
+};
+std::vector<ScopeTick> TicksOf(std::span<const PlannedScope> scopes);
 
 }  // namespace ebb::sharding

@@ -20,7 +20,7 @@ absl::Status Executor::MayEvaluate() const {
   if (!open_.empty()) {
     const OpenScope& open = open_.front();
     return absl::FailedPreconditionError(
-        absl::StrCat("BeginEvaluation while ", ScopeName(open.backward, open.unit),
+        absl::StrCat("BeginEvaluation while ", ScopeName(open.kind, open.unit),
                      " of a Step of the same engine is open: close that scope first"));
   }
   const sharding::Plan& plan = progress_.run->plan;

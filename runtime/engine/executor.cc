@@ -257,7 +257,7 @@ void Executor::Start() {
   // A walk that ended early has not told what it used last.
   if (progress_.evaluation && progress_.moment > 0) issuer_->EndEarly();
   CollectSpans(&run);
-  progress_.awaited.assign(run.plan.scopes.size(), 0);
+  progress_.awaited.assign(run.plan.moments.size(), 0);
   progress_.moment = 0;
   for (std::vector<uint8_t>& requested : requested_) {
     if (!progress_.evaluation) std::fill(requested.begin(), requested.end(), uint8_t{0});
@@ -471,7 +471,7 @@ void Executor::NoteIfBroken(const Communicator& communicator, std::string_view o
 int Executor::NextCode() const {
   const std::vector<sharding::PlannedScope>& scopes = progress_.run->plan.scopes;
   const size_t next = static_cast<size_t>(progress_.order.next());
-  return next < scopes.size() ? scopes[next].unit * 2 + scopes[next].backward
+  return next < scopes.size() ? sharding::ScopeCode(scopes[next].kind(), scopes[next].unit)
                               : ScopeTrail::kNothing;
 }
 

@@ -99,6 +99,7 @@ class Executor {
   int64_t BeginEvaluation(int micro_batches, const EvaluationOptions& options);
   int rounds(int64_t number) const;
   ForwardScope OpenForward(int64_t number, UnitId unit);
+  ForwardScope OpenRecompute(int64_t number, UnitId unit);
   BackwardScope OpenBackward(int64_t number, UnitId unit);
   float LossScale(int64_t number);
   TensorView DeviceLossScale(int64_t number);
@@ -335,10 +336,11 @@ class Executor {
   // scopes.cc
   OpenScope* Find(int64_t scope);
   const OpenScope* Find(int64_t scope) const;
-  int64_t Open(int64_t number, bool backward, UnitId unit);
+  int64_t Open(int64_t number, sharding::ScopeKind kind, UnitId unit);
   void CloseScope(OpenScope& scope);
   void Advance();
-  int KernelsOfScope(int scope) const;
+  size_t OpeningOf(int scope) const;
+  int VisitOf(int unit, bool backward) const;
   void CompleteGradient(const OpenScope& scope);
   bool ReducesAfter(const OpenScope& scope) const;
   MutableTensorView Boundary(int64_t scope, int micro_batch, int visit, bool gradient, Shown shown);
@@ -350,7 +352,7 @@ class Executor {
   void TakeViewErrors();
 
   // order.cc
-  void FollowOrder(const sharding::Match& match, bool backward, int unit);
+  void FollowOrder(const sharding::Match& match, sharding::ScopeKind kind, int unit);
   void LeaveOutRest();
   void WarnOfOrder(int expected, std::string_view what_came, std::string_view how);
   bool OwnsBoundaries() const;
@@ -396,8 +398,8 @@ class Executor {
   absl::Status Located(const absl::Status& broken) const;
   void NoteIfBroken(const Communicator& communicator, std::string_view operation);
 
-  std::string ScopeName(bool backward, int unit) const {
-    return messages_.ScopeName(backward, unit);
+  std::string ScopeName(sharding::ScopeKind kind, int unit) const {
+    return messages_.ScopeName(kind, unit);
   }
   int NextCode() const;
   void Reset(int64_t number, bool evaluation);

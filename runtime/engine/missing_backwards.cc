@@ -30,13 +30,11 @@ void MissingBackwards::LeftOut(int begin, int end) {
     const sharding::PlannedScope& scope = scopes[static_cast<size_t>(s)];
     const int round_begin = scope.round * per_round, round_end = round_begin + per_round;
     const bool whole_round = s == round_begin && end >= round_end;
-    if (!whole_round &&
-        !(scope.backward && plan_->decisions.trainable[static_cast<size_t>(scope.unit)]))
-      continue;
+    if (!whole_round && !scope.gradients) continue;
     const auto count = [&](int from, int to) {
       return static_cast<int>(std::count_if(scopes.begin() + from, scopes.begin() + to,
                                             [&](const sharding::PlannedScope& other) {
-                                              return other.backward && other.unit == scope.unit;
+                                              return other.gradients && other.unit == scope.unit;
                                             }));
     };
     found_ = true;
@@ -65,11 +63,12 @@ absl::Status MissingBackwards::Error() const {
   return absl::FailedPreconditionError(
       absl::StrCat(scope, " was left out ", where,
                    all ? ""
-                       : absl::StrCat(" ", Times(left_out_), " of the ", declared_, " times that ",
-                                      sharding::kOrderDeclaredIn, " has it"),
+                       : absl::StrCat(" ", Times(left_out_), " of the ", declared_,
+                                      " times that the model has it"),
                    ", so its gradient would ", rounds == 1 && all ? "be zero" : "lack a part",
-                   ": open the scope, which may ask for no gradient, in the order that ",
-                   sharding::kOrderDeclaredIn, " declares", kAllow));
+                   ": open the scope, which may ask for no gradient, in the order of the model "
+                   "(ModelSpec::forward, ",
+                   sharding::kOrderDeclaredIn, ")", kAllow));
 }
 
 }  // namespace ebb

@@ -26,24 +26,27 @@ using sharding::OperationKind;
 using sharding::PlannedScope;
 
 // `match`: of the scope that was opened just now.
-void Executor::FollowOrder(const Match& match, bool backward, int unit) {
+void Executor::FollowOrder(const Match& match, sharding::ScopeKind kind, int unit) {
   if (match.kind == Match::kRefused) {
-    return errors_.Note(absl::FailedPreconditionError(
-        absl::StrCat(ScopeName(backward, unit), " ",
-                     absl::string_view(match.reason.data(), match.reason.size()))));
+    return errors_.Note(absl::FailedPreconditionError(absl::StrCat(
+        ScopeName(kind, unit), " ", absl::string_view(match.reason.data(), match.reason.size()))));
   }
   if (match.kind == Match::kAgain) {
-    return WarnOfOrder(match.expected, ScopeName(backward, unit),
+    return WarnOfOrder(match.expected, ScopeName(kind, unit),
                        "the unit is gathered for this scope alone, and what is in its place again "
                        "behind it");
   }
   if (match.scope == match.expected) return;
   const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
-  // Head and loss fused into the last visit's backward.
-  const bool fused = match.scope == match.expected + 1 && !scopes[match.expected].backward &&
+  // Head and loss fused into the last visit's backward; and what a trainer need not recompute.
+  const bool fused = match.scope == match.expected + 1 &&
+                     scopes[match.expected].kind() == sharding::ScopeKind::kForward &&
                      scopes[match.scope].backward;
-  if (!fused)
-    WarnOfOrder(match.expected, ScopeName(backward, unit),
+  const bool kept = !OwnsBoundaries() &&
+                    std::all_of(scopes.begin() + match.expected, scopes.begin() + match.scope,
+                                [](const PlannedScope& scope) { return scope.recompute; });
+  if (!fused && !kept)
+    WarnOfOrder(match.expected, ScopeName(kind, unit),
                 "what the order has before it is left out of this step");
   if (progress_.evaluation) return;
   progress_.backwards.LeftOut(match.expected, match.scope);
@@ -62,7 +65,7 @@ void Executor::LeaveOutRest() {
 void Executor::WarnOfOrder(int expected, std::string_view what_came, std::string_view how) {
   const std::vector<PlannedScope>& scopes = progress_.run->plan.scopes;
   const std::string next = expected < static_cast<int>(scopes.size())
-                               ? ScopeName(scopes[expected].backward, scopes[expected].unit)
+                               ? ScopeName(scopes[expected].kind(), scopes[expected].unit)
                                : "the end of the step";
   const std::string what =
       absl::StrCat(std::string(what_came), " where the declared order has ", next);
@@ -95,41 +98,39 @@ void Executor::OpenAheadOfHeld(const OpenScope& scope) {
   if (!HasRoom(scope, /*all=*/false)) return;
   // The kernels of scopes ahead of it that are left out wait, too: what they wait for, those behind them on
   // the compute stream do not wait for again.
-  const int kernels = KernelsOfScope(scope.planned);
-  std::vector<int> to_start;
-  for (int index = issued(); index <= kernels; ++index) {
-    const sharding::Instruction& instruction = (*progress_.fragment)[index];
-    if (instruction.code != sharding::Code::kKernels ||
-        (index < kernels && progress_.awaited[instruction.scope]))
-      continue;
-    to_start.push_back(index);
-    for (int wait : instruction.waits) {
+  const std::vector<sharding::FragmentMoment>& moments = progress_.fragment->fragment().moments;
+  std::vector<size_t> to_start;
+  for (size_t moment = progress_.moment; moment <= OpeningOf(scope.planned); ++moment) {
+    const int kernels = moments[moment].kernels;
+    if (kernels < 0 || progress_.awaited[moment]) continue;
+    to_start.push_back(moment);
+    for (int wait : (*progress_.fragment)[kernels].waits) {
       const sharding::Instruction& other = (*progress_.fragment)[wait];
       if (wait < issued() || other.code == sharding::Code::kKernels) continue;
       const bool gathers = other.role == OperationKind::kGather ||
                            other.role == OperationKind::kGatherSecondary ||
                            other.role == OperationKind::kFillSecondary;
       errors_.Note(absl::FailedPreconditionError(
-          absl::StrCat(ScopeName(scope.backward, scope.unit), " while ", HeldScope(),
+          absl::StrCat(ScopeName(scope.kind, scope.unit), " while ", HeldScope(),
                        " is open, behind which the ", std::string(sharding::Name(other.role)),
                        " of what it needs comes: close that scope first",
                        gathers ? ", or raise ebb.prefetch_depth" : "")));
       return issuer_->Fence();
     }
   }
-  for (int index : to_start) {
-    progress_.awaited[(*progress_.fragment)[index].scope] = 1;
-    issuer_->StartKernels(*progress_.fragment, index, TagOf());
+  for (size_t moment : to_start) {
+    progress_.awaited[moment] = 1;
+    issuer_->StartKernels(*progress_.fragment, moments[moment].kernels, TagOf());
   }
 }
 
 // What holds the plan back.
 std::string Executor::HeldScope() const {
   for (const OpenScope& open : open_)
-    if (open.planned < 0) return ScopeName(open.backward, open.unit);
+    if (open.planned < 0) return ScopeName(open.kind, open.unit);
   const sharding::Plan& plan = progress_.run->plan;
   const PlannedScope& scope = plan.scopes[plan.moments[progress_.moment].scope];
-  return ScopeName(scope.backward, scope.unit);
+  return ScopeName(scope.kind(), scope.unit);
 }
 
 // A scope that is none of the plan's. Until it closes the plan stands still.
@@ -137,7 +138,7 @@ void Executor::OpenAgain(OpenScope& scope) {
   const sharding::Plan& plan = progress_.run->plan;
   if (UpdateHasStarted(scope.unit)) {
     errors_.Note(absl::FailedPreconditionError(absl::StrCat(
-        ScopeName(scope.backward, scope.unit),
+        ScopeName(scope.kind, scope.unit),
         " after the unit's update of this step has started, so its parameters are the next step's: "
         "open it before its last Backward, or set ebb.asynchronous_step to late")));
     return issuer_->Fence();
@@ -201,7 +202,7 @@ bool Executor::HasRoom(const OpenScope& scope, bool all) {
   });
   if (other == open_.end()) return true;
   errors_.Note(absl::FailedPreconditionError(absl::StrCat(
-      ScopeName(scope.backward, scope.unit), " while ", ScopeName(other->backward, other->unit),
+      ScopeName(scope.kind, scope.unit), " while ", ScopeName(other->kind, other->unit),
       " is open: the gather pool has room for both only one after the other; close the first, or "
       "raise ebb.prefetch_depth")));
   issuer_->Fence();

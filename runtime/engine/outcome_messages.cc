@@ -11,13 +11,14 @@
 
 namespace ebb {
 
-std::string OutcomeMessages::ScopeName(bool backward, int unit) const {
-  return absl::StrCat(backward ? "Backward" : "Forward", "('",
+std::string OutcomeMessages::ScopeName(sharding::ScopeKind kind, int unit) const {
+  constexpr const char* kCalls[] = {"Forward", "Backward", "Recompute"};
+  return absl::StrCat(kCalls[static_cast<size_t>(kind)], "('",
                       model_.units[static_cast<size_t>(unit)].name, "')");
 }
 
 std::string OutcomeMessages::ScopeName(int64_t code) const {
-  return ScopeName(code % 2 == 1, static_cast<int>(code / 2));
+  return ScopeName(sharding::KindOfCode(code), sharding::UnitOfCode(code));
 }
 
 std::string OutcomeMessages::NonFinite(const Verdict& ranks) const {

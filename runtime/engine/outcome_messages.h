@@ -21,7 +21,7 @@ class OutcomeMessages {
   OutcomeMessages(std::string engine, int rank, const ModelSpec& model)
       : engine_(std::move(engine)), rank_(rank), model_(model) {}
 
-  std::string ScopeName(bool backward, int unit) const;
+  std::string ScopeName(sharding::ScopeKind kind, int unit) const;
   std::string ScopeName(int64_t code) const;  // as a log has it
   std::string Skipped(const Verdict& ranks, const StepReport& report, float next_loss_scale) const;
   absl::Status OtherRates(const Verdict& ranks) const;

@@ -10,6 +10,7 @@ ProfilerRanges::ProfilerRanges(std::span<const std::string> units) : units_(unit
   for (const std::string& unit : units) {
     scopes_.push_back(absl::StrCat("forward ", unit));
     scopes_.push_back(absl::StrCat("backward ", unit));
+    scopes_.push_back(absl::StrCat("recompute ", unit));
   }
   for (int kind = 0; kind < sharding::kOperationKinds; ++kind) {
     const std::string name(sharding::Name(static_cast<sharding::OperationKind>(kind)));
@@ -30,9 +31,9 @@ void ProfilerRanges::End(LinkedFragment&, int, const StepTag&, Stream&) {
   profiler::Pop();
 }
 
-void ProfilerRanges::Open(int64_t scope, bool backward, int unit) {
+void ProfilerRanges::Open(int64_t scope, sharding::ScopeKind kind, int unit) {
   PopClosed();
-  profiler::Push(scopes_[2 * static_cast<size_t>(unit) + (backward ? 1 : 0)].c_str());
+  profiler::Push(scopes_[static_cast<size_t>(sharding::ScopeCode(kind, unit))].c_str());
   open_.push_back({.scope = scope, .thread = std::this_thread::get_id()});
 }
 

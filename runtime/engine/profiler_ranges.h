@@ -24,7 +24,7 @@ class ProfilerRanges : public IssueObserver {
 
   // A scope's range ends when it is closed and all that its thread opened after it are: ranges nest. Of
   // a scope that another thread closes, when its own thread calls next.
-  void Open(int64_t scope, bool backward, int unit);
+  void Open(int64_t scope, sharding::ScopeKind kind, int unit);
   void Close(int64_t scope);
 
  private:
@@ -35,7 +35,7 @@ class ProfilerRanges : public IssueObserver {
   };
   void PopClosed();
 
-  std::vector<std::string> scopes_;        // by unit: forward, backward
+  std::vector<std::string> scopes_;        // by ScopeCode
   std::vector<std::string> instructions_;  // by role: of no unit, of each
   size_t units_ = 0;
   std::vector<OpenRange> open_;

@@ -13,17 +13,23 @@ namespace ebb {
 
 using sharding::Moment;
 using sharding::PlannedScope;
+using sharding::ScopeKind;
 using sharding::Section;
 
 ForwardScope Executor::OpenForward(int64_t number, UnitId unit) {
-  return ForwardScope(this, Open(number, /*backward=*/false, unit), view_errors_.number());
+  return ForwardScope(this, Open(number, ScopeKind::kForward, unit), view_errors_.number());
+}
+ForwardScope Executor::OpenRecompute(int64_t number, UnitId unit) {
+  return ForwardScope(this, Open(number, ScopeKind::kRecompute, unit), view_errors_.number());
 }
 BackwardScope Executor::OpenBackward(int64_t number, UnitId unit) {
-  return BackwardScope(this, Open(number, /*backward=*/true, unit), view_errors_.number());
+  return BackwardScope(this, Open(number, ScopeKind::kBackward, unit), view_errors_.number());
 }
 
-int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
-  if (!IsOpen(number, backward ? "Backward" : "Forward")) return 0;
+int64_t Executor::Open(int64_t number, ScopeKind kind, UnitId id) {
+  constexpr const char* kCalls[] = {"Forward", "Backward", "Recompute"};
+  if (!IsOpen(number, kCalls[static_cast<size_t>(kind)])) return 0;
+  const bool backward = kind == ScopeKind::kBackward;
   TakeViewErrors();
   const int unit = static_cast<int>(id);
   if (unit < 0 || unit >= static_cast<int>(model_.units.size())) {
@@ -34,28 +40,27 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
   }
   if (backward && progress_.reduced) {
     errors_.Note(absl::FailedPreconditionError(absl::StrCat(
-        ScopeName(true, unit), " after Step::Reduce, which has made the gradients final")));
+        ScopeName(kind, unit), " after Step::Reduce, which has made the gradients final")));
     return 0;
   }
-  progress_.log.push_back(int64_t{unit} * 2 + backward);
+  const int code = sharding::ScopeCode(kind, unit);
+  progress_.log.push_back(code);
 
   OpenScope scope{
-      .id = ++last_scope_id_, .unit = unit, .backward = backward, .opened_ns = Timeline::NowNs()};
-  profiler_ranges_->Open(scope.id, backward, unit);
+      .id = ++last_scope_id_, .unit = unit, .kind = kind, .opened_ns = Timeline::NowNs()};
+  profiler_ranges_->Open(scope.id, kind, unit);
   const int expected = NextCode();
-  const sharding::Match match = progress_.order.Open(backward, unit);
+  const sharding::Match match = progress_.order.Open(kind, unit);
   if (progress_.evaluation && match.kind == sharding::Match::kNextRound) Start();
   scope.planned = match.scope;
   scope.round = progress_.order.round();
   if (scope.planned >= 0) {
     scope.visit = progress_.run->plan.scopes[scope.planned].visit;
   } else {
-    for (size_t v = 0; v < model_.forward.size(); ++v) {
-      if (static_cast<int>(model_.forward[v].unit) == unit) scope.visit = static_cast<int>(v);
-    }
+    scope.visit = VisitOf(unit, backward);
   }
-  progress_.trail.Open(unit * 2 + backward, expected, NextCode());
-  FollowOrder(match, backward, unit);
+  progress_.trail.Open(code, expected, NextCode());
+  FollowOrder(match, kind, unit);
   progress_.any_backward |= backward;
   if (match.kind == sharding::Match::kRefused) {
     issuer_->Fence();
@@ -63,7 +68,7 @@ int64_t Executor::Open(int64_t number, bool backward, UnitId id) {
     OpenAgain(scope);
   } else {
     Advance();
-    if (!progress_.awaited[scope.planned]) OpenAheadOfHeld(scope);
+    if (!progress_.awaited[OpeningOf(scope.planned)]) OpenAheadOfHeld(scope);
   }
   if (timeline_ != nullptr && progress_.trace.shown) {
     const int64_t now = Timeline::NowNs();
@@ -101,25 +106,37 @@ void Executor::Advance() {
                                .unit = planned.unit,
                                .visit = planned.visit,
                                .round = planned.round,
-                               .backward = planned.backward};
+                               .kind = planned.kind()};
       if (ReducesAfter(left_out)) CompleteGradient(left_out);
     }
-    if (moment.kind == Moment::kClose)
-      issuer_->EndKernels(*progress_.fragment, KernelsOfScope(moment.scope), TagOf());
+    // What has run since the moment before.
+    const size_t at = progress_.moment - 1;
+    if (at > 0 && moments[at - 1].kernels >= 0)
+      issuer_->EndKernels(*progress_.fragment, moments[at - 1].kernels, TagOf());
     Issue(moment.begin, moment.end);
-    if (moment.kind == Moment::kOpen && !progress_.awaited[moment.scope]) {
-      progress_.awaited[moment.scope] = 1;
-      issuer_->StartKernels(*progress_.fragment, moment.end - 1, TagOf());
-    }
+    if (moment.kernels >= 0 && !std::exchange(progress_.awaited[at], uint8_t{1}))
+      issuer_->StartKernels(*progress_.fragment, moment.kernels, TagOf());
   }
 }
 
-// The last instruction of the moment in which it opens.
-int Executor::KernelsOfScope(int scope) const {
-  return progress_.fragment->fragment()
-             .moments[static_cast<size_t>(sharding::OpenTick(scope))]
-             .end -
-         1;
+// The moment of its opening.
+size_t Executor::OpeningOf(int scope) const {
+  return static_cast<size_t>(progress_.run->plan.scopes[static_cast<size_t>(scope)].open_tick);
+}
+
+// Of a scope that is none of the order's: the unit's last visit, and of a backward one that has a gradient.
+int Executor::VisitOf(int unit, bool backward) const {
+  int found = 0;
+  bool has_gradient = false;
+  for (size_t v = 0; v < model_.forward.size(); ++v) {
+    const Visit& visit = model_.forward[v];
+    if (static_cast<int>(visit.unit) != unit) continue;
+    const bool takes = visit.backward && visit.gradients;
+    if (backward && has_gradient && !takes) continue;
+    has_gradient = takes;
+    found = static_cast<int>(v);
+  }
+  return found;
 }
 
 void Executor::Close(int64_t id) {
@@ -131,7 +148,8 @@ void Executor::CloseScope(OpenScope& scope) {
   const OpenScope closing = scope;
   open_.erase(open_.begin() + (&scope - open_.data()));
   if (timeline_ != nullptr && progress_.trace.shown) {
-    timeline_->Add({.operation = closing.backward ? "backward" : "forward",
+    constexpr const char* kNames[] = {"forward", "backward", "recompute"};
+    timeline_->Add({.operation = kNames[static_cast<size_t>(closing.kind)],
                     .subject = model_.units[closing.unit].name,
                     .track = 0,
                     .begin_ns = closing.opened_ns,
@@ -152,7 +170,7 @@ void Executor::CloseScope(OpenScope& scope) {
 
 bool Executor::ReducesAfter(const OpenScope& scope) const {
   const sharding::Decisions& decisions = progress_.run->plan.decisions;
-  return scope.planned >= 0 && scope.backward && decisions.trainable[scope.unit] &&
+  return scope.planned >= 0 && progress_.run->plan.scopes[scope.planned].gradients &&
          (!decisions.keeps_step_gradients || scope.round == decisions.rounds - 1);
 }
 
@@ -181,10 +199,11 @@ void Executor::PoisonSlot(const OpenScope& scope) {
   for (const OpenScope& other : open_) {
     if (other.unit == scope.unit) return;
   }
-  for (size_t s = static_cast<size_t>(scope.planned) + 1; s < plan.scopes.size(); ++s) {
-    if (plan.scopes[s].unit != scope.unit) continue;
-    if (plan.gather_of_scope[s] == plan.gather_of_scope[scope.planned]) return;  // stays gathered
-    break;
+  for (size_t s = 0; s < plan.scopes.size(); ++s) {
+    if (plan.scopes[s].unit == scope.unit &&
+        plan.gather_of_scope[s] == plan.gather_of_scope[scope.planned] &&
+        plan.scopes[s].close_tick > plan.scopes[scope.planned].close_tick)
+      return;  // stays gathered
   }
   PoisonUnit(scope.unit);
 }
@@ -230,7 +249,7 @@ absl::Status Executor::NotHeld(absl::string_view what, const OpenScope& scope,
                                ParameterId p) const {
   const std::vector<sharding::ParameterLocation>& parameters = plan().layout.parameters;
   const size_t index = static_cast<size_t>(p);
-  const std::string asked = absl::StrCat(" asked of ", ScopeName(scope.backward, scope.unit), ", ");
+  const std::string asked = absl::StrCat(" asked of ", ScopeName(scope.kind, scope.unit), ", ");
   if (index >= parameters.size()) {
     return absl::InvalidArgumentError(absl::StrCat(what, "parameter ", static_cast<int>(p), asked,
                                                    "but the model has ", parameters.size(),
@@ -275,6 +294,14 @@ BackwardScope::Fused Executor::Gradient(int64_t id, ParameterId p, bool zero_fil
                                                    "', which is frozen (trainable = false)")));
     return {};
   }
+  if (scope->planned >= 0 ? !plan.scopes[scope->planned].gradients
+                          : !model_.forward[scope->visit].gradients) {
+    Refuse(absl::InvalidArgumentError(
+        absl::StrCat("the gradient of parameter '", model_.parameters[index].name, "' in ",
+                     ScopeName(scope->kind, scope->unit), ", visit ", scope->visit,
+                     " of forward, which takes no gradients (Visit::gradients is false)")));
+    return {};
+  }
   const Section& section = plan.layout.units[scope->unit].trainable;
   const auto placement =
       std::find_if(section.placements.begin(), section.placements.end(),
@@ -314,9 +341,9 @@ MutableTensorView Executor::Boundary(int64_t id, int micro_batch, int visit, boo
     return {};
   const std::span<const int> served = MicroBatches(id);
   if (std::find(served.begin(), served.end(), micro_batch) == served.end()) {
-    Refuse(absl::InvalidArgumentError(absl::StrCat(
-        "micro-batch ", micro_batch, " asked of ", ScopeName(scope->backward, scope->unit),
-        ", which serves ", served.front(), " to ", served.back())));
+    Refuse(absl::InvalidArgumentError(
+        absl::StrCat("micro-batch ", micro_batch, " asked of ", ScopeName(scope->kind, scope->unit),
+                     ", which serves ", served.front(), " to ", served.back())));
     return {};
   }
   const int index = micro_batch - served.front();
@@ -349,7 +376,11 @@ MutableTensorView Executor::OutputGradient(int64_t id, int micro_batch) {
 }
 MutableTensorView Executor::InputGradient(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
-  if (scope == nullptr || scope->visit <= sharding::FirstTrainableVisit(model_)) return {};
+  if (scope == nullptr) return {};
+  const bool has_one = scope->planned < 0
+                           ? scope->visit > sharding::FirstTrainableVisit(model_)
+                           : progress_.run->plan.scopes[scope->planned].input_gradient;
+  if (!has_one) return {};
   return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/true, Shown::kInputGradient);
 }
 

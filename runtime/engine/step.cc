@@ -34,6 +34,9 @@ ForwardScope Step::Forward(UnitId unit) {
 BackwardScope Step::Backward(UnitId unit) {
   return executor_ == nullptr ? BackwardScope() : executor_->OpenBackward(number_, unit);
 }
+ForwardScope Step::Recompute(UnitId unit) {
+  return executor_ == nullptr ? ForwardScope() : executor_->OpenRecompute(number_, unit);
+}
 float Step::loss_scale() const {
   return executor_ == nullptr ? 1 : executor_->LossScale(number_);
 }

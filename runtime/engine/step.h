@@ -73,10 +73,16 @@ class Step {
   //
   // A Forward of a unit whose visits are over shows it again: it is gathered for that scope alone, which
   // takes its time. A Backward of a trainable unit that comes again, or once a later scope was opened, is an
-  // error. What is not the declared order's next is warned of once; where boundaries belong to the engine
+  // error. Scopes that are open together, backward in another order than the reverse of forward, and forward scopes
+  // in backward are declared (ModelSpec::order). What is not the declared order's next is warned of once; where boundaries belong to the engine
   // it is an error.
   ForwardScope Forward(UnitId unit);
   BackwardScope Backward(UnitId unit);
+  // The next recompute of `unit` that ModelSpec::order declares: a forward scope inside backward, of a visit whose
+  // backward is still to come. Where boundaries belong to the engine it writes its output() again. One that is left
+  // out needs no word, unless they do. One that is not declared, or comes again, shows the unit as such a Forward
+  // does. Inside the unit's own BackwardScope none is needed, which shows parameters and inputs, too.
+  ForwardScope Recompute(UnitId unit);
   // What the loss is to be multiplied with before backward; 1 unless fp16, where it waits for the
   // last step's overflow flag.
   float loss_scale() const;

@@ -20,7 +20,7 @@ struct OpenScope {
   int planned = -1;        // scope of the plan; -1: none of its, which is open again
   bool displaces = false;  // gathered over what the plan has there
   int unit = 0, visit = 0, round = 0;
-  bool backward = false;
+  sharding::ScopeKind kind{};
   int64_t opened_ns = 0;
 };
 
@@ -37,7 +37,7 @@ struct StepProgress {
   LinkedFragment* fragment = nullptr;  // of it
   size_t moment = 0;                   // the next of the plan
   sharding::OrderProgress order;
-  std::vector<uint8_t> awaited;  // by planned scope: its kernels wait for what they need
+  std::vector<uint8_t> awaited;  // by moment: its kernels wait for what they need
   bool any_backward = false, reduced = false;
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
   uint64_t hash = 0;           // of how it was begun

@@ -96,7 +96,7 @@ void MachineCosts::AddCollective(const Instruction& instruction, Cost& cost) con
 }
 
 void MachineCosts::AddKernels(const Instruction& instruction, Cost& cost) const {
-  if (instruction.scope < 0) return;
+  if (instruction.scope < 0 || instruction.goes_on) return;
   const PlannedScope& scope = plan_.scopes[static_cast<size_t>(instruction.scope)];
   const KernelWork& work = work_[static_cast<size_t>(scope.visit)];
   const double seconds = scope.backward ? work.backward : work.forward;

@@ -59,13 +59,13 @@ TEST_F(MissingBackwardsTest, TheFirstInTheOrderOfBackwardIsNamed) {
   EXPECT_THAT(
       After(1, {{5, 2, 0}}),
       AllOf(HasSubstr("Backward('u4') was left out of the step, so its gradient would be zero"),
-            HasSubstr("in the order that ModelSpec::forward declares"),
+            HasSubstr("in the order of the model (ModelSpec::forward, ModelSpec::order)"),
             HasSubstr("StepOptions::may_leave_out"), HasSubstr("\"strict\": false")));
   EXPECT_THAT(After(1, {{5, 4, 2, 0}}), HasSubstr("Backward('u3') was left out of the step"));
   for (const std::vector<int>& backwards : {std::vector{5, 4, 3, 2, 1}, {4, 3, 2, 1, 0}}) {
     EXPECT_THAT(After(1, {backwards}),
                 HasSubstr("Backward('u0') was left out of the step once of the 2 times that "
-                          "ModelSpec::forward has it, so its gradient would lack a part"));
+                          "the model has it, so its gradient would lack a part"));
   }
 }
 

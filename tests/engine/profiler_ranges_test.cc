@@ -48,8 +48,8 @@ class ProfilerRangesTest : public ::testing::Test {
 TEST_F(ProfilerRangesTest, ScopesThatAreClosedInAnotherOrderNestAllTheSame) {
   const std::vector<std::string> units = {"a", "b"};
   ProfilerRanges ranges(units);
-  ranges.Open(1, /*backward=*/false, 0);
-  ranges.Open(2, /*backward=*/true, 1);
+  ranges.Open(1, sharding::ScopeKind::kForward, 0);
+  ranges.Open(2, sharding::ScopeKind::kBackward, 1);
   ranges.Close(1);
   EXPECT_THAT(shown.open, ElementsAre("forward a", "forward a > backward b"));
   ranges.Close(2);
@@ -61,10 +61,10 @@ TEST_F(ProfilerRangesTest, ScopesThatAreClosedInAnotherOrderNestAllTheSame) {
 TEST_F(ProfilerRangesTest, AScopeThatAnotherThreadClosesEndsWithTheNextCallOfItsOwn) {
   const std::vector<std::string> units = {"a"};
   ProfilerRanges ranges(units);
-  ranges.Open(1, /*backward=*/false, 0);
+  ranges.Open(1, sharding::ScopeKind::kForward, 0);
   std::thread([&] { ranges.Close(1); }).join();
   EXPECT_THAT(shown.open, ElementsAre("forward a"));
-  ranges.Open(2, /*backward=*/true, 0);
+  ranges.Open(2, sharding::ScopeKind::kBackward, 0);
   EXPECT_THAT(shown.open, ElementsAre("backward a"));
   ranges.Close(2);
   EXPECT_TRUE(shown.open.empty());

@@ -416,9 +416,14 @@ TEST(StepOutcomeTest, AReportWithinAStepLeavesItsOwnErrorToItsFinish) {
   EXPECT_EQ(report->step, 1);
 }
 
+constexpr int kForwardA = sharding::ScopeCode(sharding::ScopeKind::kForward, 0),
+              kForwardB = sharding::ScopeCode(sharding::ScopeKind::kForward, 1),
+              kBackwardB = sharding::ScopeCode(sharding::ScopeKind::kBackward, 1);
+
 TEST(StepOutcomeTest, NamesTheFirstScopeThatRanksOpenedDifferently) {
   Ranks ranks(3);
-  ranks.Train({.opened = {0, 2, 3}}, /*odd=*/2, {.opened = {0, 3}});
+  ranks.Train({.opened = {kForwardA, kForwardB, kBackwardB}}, /*odd=*/2,
+              {.opened = {kForwardA, kBackwardB}});
   for (int r = 0; r < 3; ++r) {
     EXPECT_THAT(Text(ranks[r].Report().status()),
                 AllOf(HasSubstr("number 2"), HasSubstr("rank 0 opened Forward('b')"),
@@ -431,8 +436,8 @@ TEST(StepOutcomeTest, WhereFinishWaitsOrInEvaluationsTheLogsAreCompared) {
   for (const bool evaluation : {false, true}) {
     Ranks ranks(2);
     for (int r = 0; r < 2; ++r) {
-      ranks.at(r).peers.logs = {{1, 1, 0, 0, 0, 2}, {1, 1, 0, 0, 0, 3}};
-      ranks.Enqueue(r, {.waits = true, .opened = {2 + r}}, evaluation);
+      ranks.at(r).peers.logs = {{1, 1, 0, 0, 0, kForwardB}, {1, 1, 0, 0, 0, kBackwardB}};
+      ranks.Enqueue(r, {.waits = true, .opened = {r == 0 ? kForwardB : kBackwardB}}, evaluation);
     }
     for (int r = 0; r < 2; ++r) {
       const absl::Status status =
@@ -530,14 +535,14 @@ TEST(StepOutcomeTest, AStepWhoseRecordsHaveAllComeStands) {
 TEST(StepOutcomeTest, RanksThatHaveGoneApartSayHow) {
   const std::pair<std::vector<int64_t>, std::vector<std::string>> others[] = {
       {{1, 1, 0, 0, 0}, {"Forward('b')", "rank 1 nothing more"}},
-      {{1, 1, 0, 0, 1, 2}, {"hold_updates", "0 on rank 0, 1 on rank 1"}}};
+      {{1, 1, 0, 0, 1, kForwardB}, {"hold_updates", "0 on rank 0, 1 on rank 1"}}};
   for (const absl::Status& apart : {absl::FailedPreconditionError("collectives do not fit"),
                                     absl::DeadlineExceededError("waited out")}) {
     for (const auto& [other, says] : others) {
       Ranks ranks(2);
       for (int r = 0; r < 2; ++r) {
         ranks.Enqueue(r, {.exchanged = apart});
-        ranks.at(r).peers.logs = {{1, 1, 0, 0, 0, 2}, other};
+        ranks.at(r).peers.logs = {{1, 1, 0, 0, 0, kForwardB}, other};
         EXPECT_TRUE(ranks[r].Finish().ok());
         ranks.at(r).peers.broken = apart;
         EXPECT_THAT(

@@ -1,7 +1,9 @@
 // Trainers that use what the engine allows off the declared order, each against the same trainer without it:
 // the same bits, in masters and moments.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <string>
@@ -33,6 +35,7 @@ class Chain {
   }
 
   const ModelSpec& spec() const { return spec_; }
+  ModelSpec& spec() { return spec_; }
   ParameterId weight(int layer) const { return weights_[static_cast<size_t>(layer)]; }
 
   static Numbers Forward(const Numbers& w, const Numbers& x) {
@@ -247,6 +250,237 @@ TEST_P(TrainersTest, AVaryingDepthLeavesOutWhatItDoesWithout) {
     };
   };
   for (const int rounds : {1, 2}) Compare(rounds, varying(true), varying(false));
+}
+
+// A root's weights are used before its blocks and behind them. Its scope stays open over theirs, as that of a module
+// does. Without that it is opened before them in forward, behind them in backward, and its values are kept.
+TEST_P(TrainersTest, ARootStaysOpenOverItsBlocks) {
+  enum class Root { kApart, kOver, kDeclaredOver };
+  const auto nested = [](Root root) {
+    return [root](World world, const Config& config) -> absl::StatusOr<std::vector<Snapshot>> {
+      const std::vector<int> blocks = {1, 2, 3};
+      Chain chain("u", 4, {0, 1, 2, 3});
+      if (root != Root::kApart) {
+        std::vector<ScopeEvent>& order = chain.spec().order;
+        order.push_back({.visit = 0});
+        for (int block : blocks) chain.spec().AddScope({.visit = block});
+        order.push_back({.opens = false, .visit = 0});
+        order.push_back({.backward = true, .visit = 0});
+        for (size_t b = blocks.size(); b-- > 0;)
+          chain.spec().AddScope({.backward = true, .visit = blocks[b]});
+        order.push_back({.opens = false, .backward = true, .visit = 0});
+      }
+      const bool over = root == Root::kOver;
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), chain.spec(), config));
+      const ParameterId of_root = chain.weight(0);
+      for (int64_t number = 0; number < 4; ++number) {
+        Step step = engine.BeginStep({.hold_updates = number == 3});
+        for (int round = 0; round < step.rounds(); ++round) {
+          ForwardScope forward = step.Forward(UnitId{0});
+          const Numbers kept = Values(forward.parameter(of_root));
+          const auto of_forward = [&] { return over ? Values(forward.parameter(of_root)) : kept; };
+          const Numbers sample = Sample(world.rank(), number, round);
+          std::vector<Numbers> x = {Chain::Forward(of_forward(), sample)};
+          if (!over) forward.Close();
+          for (int block : blocks) {
+            const ForwardScope scope = step.Forward(UnitId{block});
+            x.push_back(Chain::Forward(Values(scope.parameter(chain.weight(block))), x.back()));
+          }
+          const Numbers y = Chain::Forward(of_forward(), x.back());
+          forward.Close();
+          Numbers at_end, dw;
+          BackwardScope backward;
+          // Declared over them, but opened behind them, it would come out of order.
+          if (root != Root::kApart) backward = step.Backward(UnitId{0});
+          Numbers dy =
+              Chain::Backward(root == Root::kApart ? kept : Values(backward.parameter(of_root)),
+                              x.back(), Distance(y, 0.5f), at_end);
+          if (root != Root::kApart) AddTo(backward.gradient(of_root), at_end);
+          for (size_t b = blocks.size(); b-- > 0;) {
+            BackwardScope scope = step.Backward(UnitId{blocks[b]});
+            const ParameterId w = chain.weight(blocks[b]);
+            dy = Chain::Backward(Values(scope.parameter(w)), x[b], dy, dw);
+            AddTo(scope.gradient(w), dw);
+          }
+          if (root == Root::kApart) {
+            backward = step.Backward(UnitId{0});
+            AddTo(backward.gradient(of_root), at_end);
+          }
+          Chain::Backward(Values(backward.parameter(of_root)), sample, dy, dw);
+          AddTo(backward.gradient(of_root), dw);
+        }
+        EBB_RETURN_IF_ERROR(step.Finish());
+        Evaluation evaluation = engine.BeginEvaluation(1);
+        ForwardScope shown = evaluation.Forward(UnitId{0});
+        if (!over) shown.Close();
+        for (int block : blocks) evaluation.Forward(UnitId{block}).Close();
+        shown.Close();
+        EBB_RETURN_IF_ERROR(evaluation.Finish().status());
+      }
+      EBB_ASSIGN_OR_RETURN(Snapshot end, TakeSnapshot(engine, chain.spec()));
+      return std::vector<Snapshot>{std::move(end)};
+    };
+  };
+  Compare(/*rounds=*/2, nested(Root::kOver), nested(Root::kApart));
+  // It may close before its blocks open, too.
+  Compare(/*rounds=*/1, nested(Root::kDeclaredOver), nested(Root::kApart));
+}
+
+// Of two layers at a time only what goes in is kept, and both are computed once more in backward, in scopes of their
+// own. Boundaries are the trainer's, or the engine's, which then keeps those between segments only.
+TEST_P(TrainersTest, SegmentsAreRecomputedInBackward) {
+  const auto checkpointed = [](bool recomputes, bool owns_boundaries) {
+    return [recomputes, owns_boundaries](
+               World world, const Config& given) -> absl::StatusOr<std::vector<Snapshot>> {
+      Chain chain("u", 6, {0, 1, 2, 3, 4, 5});
+      const std::vector<int> segments = {0, 2, 4};
+      Config config = given;
+      if (owns_boundaries) {
+        for (Visit& visit : chain.spec().forward) visit.output_bytes = kWidth * 4;
+        if (given.zero.stage == 2) config.ebb.offload_activations = Tier::kCpu;
+        if (given.optimizer_tier() == Tier::kNvme) config.ebb.offload_activations = Tier::kNvme;
+      }
+      if (recomputes) {
+        for (int layer = 0; layer < 6; ++layer) chain.spec().AddScope({.visit = layer});
+        for (size_t s = segments.size(); s-- > 0;) {
+          for (int layer : {segments[s], segments[s] + 1})
+            chain.spec().AddScope({.recompute = true, .visit = layer});
+          for (int layer : {segments[s] + 1, segments[s]})
+            chain.spec().AddScope({.backward = true, .visit = layer});
+        }
+      }
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), chain.spec(), config));
+      std::vector<Numbers> x(7);  // what goes into each layer, and out of the last
+      const auto forward = [&](ForwardScope scope, int layer) {
+        const size_t at = static_cast<size_t>(layer);
+        const int m = scope.micro_batches().front();
+        const bool passed = owns_boundaries && layer > 0;
+        const Numbers in = passed ? Values(scope.input(m)) : x[at];
+        x[at + 1] = Chain::Forward(Values(scope.parameter(chain.weight(layer))), in);
+        if (!owns_boundaries || layer == 5) return;
+        MutableTensorView out = scope.output(m);
+        std::copy(x[at + 1].begin(), x[at + 1].end(), reinterpret_cast<float*>(out.data));
+        x[at + 1].clear();
+      };
+      for (int64_t number = 0; number < 4; ++number) {
+        Step step = engine.BeginStep();
+        for (int round = 0; round < step.rounds(); ++round) {
+          x[0] = Sample(world.rank(), number, round);
+          for (int layer = 0; layer < 6; ++layer) {
+            forward(step.Forward(UnitId{layer}), layer);
+            if (recomputes && layer % 2 == 1) x[static_cast<size_t>(layer)].clear();
+          }
+          Numbers dy = Distance(x[6], 0.5f);
+          for (int layer = 5; layer >= 0; --layer) {
+            if (recomputes && layer % 2 == 1) {
+              forward(step.Recompute(UnitId{layer - 1}), layer - 1);
+              forward(step.Recompute(UnitId{layer}), layer);
+            }
+            BackwardScope scope = step.Backward(UnitId{layer});
+            const ParameterId w = chain.weight(layer);
+            const int m = scope.micro_batches().front();
+            Numbers in = x[static_cast<size_t>(layer)], dw;
+            if (owns_boundaries && layer > 0) in = Values(scope.input(m));
+            if (owns_boundaries && layer < 5) dy = Values(scope.output_gradient(m));
+            dy = Chain::Backward(Values(scope.parameter(w)), in, dy, dw);
+            AddTo(scope.gradient(w), dw);
+            if (!owns_boundaries || layer == 0) continue;
+            MutableTensorView dx = scope.input_gradient(m);
+            std::copy(dy.begin(), dy.end(), reinterpret_cast<float*>(dx.data));
+          }
+        }
+        EBB_RETURN_IF_ERROR(step.Finish());
+      }
+      EBB_ASSIGN_OR_RETURN(Snapshot end, TakeSnapshot(engine, chain.spec()));
+      return std::vector<Snapshot>{std::move(end)};
+    };
+  };
+  for (const bool owns_boundaries : {false, true})
+    Compare(/*rounds=*/2, checkpointed(true, owns_boundaries),
+            checkpointed(false, owns_boundaries));
+}
+
+// Backward adds up what the uses of a block give, and hands it over in the last of them, as autograd does: the others
+// take no gradient. Without that they do, and it is zero.
+TEST_P(TrainersTest, OneUseOfASharedBlockTakesItsGradients) {
+  const auto shared = [](bool declares) {
+    return [declares](World world, const Config& config) -> absl::StatusOr<std::vector<Snapshot>> {
+      const std::vector<int> visits = {0, 1, 1, 1, 2, 0};
+      Chain chain("u", 3, visits);
+      if (declares)
+        for (size_t v : {2, 3, 5}) chain.spec().forward[v].gradients = false;
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), chain.spec(), config));
+      for (int64_t number = 0; number < 4; ++number) {
+        Step step = engine.BeginStep();
+        for (int round = 0; round < step.rounds(); ++round) {
+          std::vector<Numbers> x = {Sample(world.rank(), number, round)};
+          for (int layer : visits) {
+            const ForwardScope scope = step.Forward(UnitId{layer});
+            x.push_back(Chain::Forward(Values(scope.parameter(chain.weight(layer))), x.back()));
+          }
+          Numbers dy = Distance(x.back(), 0.5f);
+          std::vector<Numbers> sums(3, Numbers(kWidth));
+          for (size_t v = visits.size(); v-- > 0;) {
+            const size_t layer = static_cast<size_t>(visits[v]);
+            const ParameterId w = chain.weight(visits[v]);
+            BackwardScope scope = step.Backward(UnitId{visits[v]});
+            Numbers dw;
+            dy = Chain::Backward(Values(scope.parameter(w)), x[v], dy, dw);
+            for (size_t i = 0; i < dw.size(); ++i) sums[layer][i] += dw[i];
+            if (v < 2 || v == 4) AddTo(scope.gradient(w), sums[layer]);
+          }
+        }
+        EBB_RETURN_IF_ERROR(step.Finish());
+      }
+      EBB_ASSIGN_OR_RETURN(Snapshot end, TakeSnapshot(engine, chain.spec()));
+      return std::vector<Snapshot>{std::move(end)};
+    };
+  };
+  Compare(/*rounds=*/2, shared(true), shared(false));
+}
+
+// What a trainer of such a model may do wrong.
+TEST(DeclaredOrderTest, MistakesNameTheScopeAndWhereTheOrderIsDeclared) {
+  using Mistake = std::function<void(Step&, const Chain&)>;
+  const auto after = [](const Mistake& mistake) {
+    Chain chain("u", 3, {0, 1, 2, 1});
+    chain.spec().forward[3].gradients = false;
+    Setting setting;
+    setting.world = 1;
+    setting.stage = 3;
+    absl::Status finished;
+    const absl::Status run = RunThreads(1, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(Engine engine,
+                           Engine::Create(world, Device::Cpu(1), chain.spec(), ConfigFor(setting)));
+      Step step = engine.BeginStep();
+      for (int layer : {0, 1, 2, 1}) step.Forward(UnitId{layer}).Close();
+      mistake(step, chain);
+      finished = step.Finish();
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(run.ok()) << run;
+    return std::string(finished.message());
+  };
+  using ::testing::AllOf;
+  using ::testing::HasSubstr;
+  EXPECT_THAT(
+      after([](Step& step, const Chain&) {
+        for (int layer : {1, 1, 2}) step.Backward(UnitId{layer}).Close();
+      }),
+      AllOf(HasSubstr("Backward('u2')"), HasSubstr("was left out"), HasSubstr("ModelSpec::order")));
+  EXPECT_THAT(after([](Step& step, const Chain&) {
+                for (int layer : {1, 2, 2}) step.Backward(UnitId{layer}).Close();
+              }),
+              AllOf(HasSubstr("Backward('u2') came once more than declared"),
+                    HasSubstr("ModelSpec::order")));
+  EXPECT_THAT(after([](Step& step, const Chain& chain) {
+                step.Backward(UnitId{1}).gradient(chain.weight(1));
+              }),
+              AllOf(HasSubstr("the gradient of parameter 'u.w1' in Backward('u1'), visit 3"),
+                    HasSubstr("Visit::gradients")));
 }
 
 }  // namespace

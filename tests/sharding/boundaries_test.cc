@@ -9,10 +9,10 @@
 namespace ebb::sharding {
 
 bool operator==(const BoundaryUse& a, const BoundaryUse& b) {
-  return a.writer == b.writer && a.reader == b.reader && a.backward == b.backward;
+  return a.writer == b.writer && a.reader == b.reader && a.again == b.again;
 }
 void PrintTo(const BoundaryUse& use, std::ostream* out) {
-  *out << "F" << use.writer << " F" << use.reader << " B" << use.backward;
+  *out << "F" << use.writer << " F" << use.reader << " again " << use.again;
 }
 
 namespace {
@@ -22,9 +22,9 @@ namespace {
 // What visit v writes, visit v + 1 reads in its forward and in its backward.
 TEST(Boundaries, AreWrittenByAVisitAndReadByTheNext) {
   const ModelSpec model = UnitChain({1, 1, 1, 1});
-  const std::vector<BoundaryUse> expected = {{.writer = 0, .reader = 1, .backward = 6},
-                                             {.writer = 1, .reader = 2, .backward = 5},
-                                             {.writer = 2, .reader = 3, .backward = 4},
+  const std::vector<BoundaryUse> expected = {{.writer = 0, .reader = 1, .again = 6},
+                                             {.writer = 1, .reader = 2, .again = 5},
+                                             {.writer = 2, .reader = 3, .again = 4},
                                              {.writer = 3}};
   EXPECT_EQ(UsesInRound(ScopesOfStep(model, 1), 0, 4), expected);
 }
@@ -32,9 +32,8 @@ TEST(Boundaries, AreWrittenByAVisitAndReadByTheNext) {
 TEST(Boundaries, OfARoundAreItsOwnScopesOnly) {
   const ModelSpec model = UnitChain({1, 1});  // F0 F1 B1 B0 | F0 F1 B1 B0
   const std::vector<PlannedScope> scopes = ScopesOfStep(model, 2);
-  const std::vector<BoundaryUse> first = {{.writer = 0, .reader = 1, .backward = 2}, {.writer = 1}};
-  const std::vector<BoundaryUse> second = {{.writer = 4, .reader = 5, .backward = 6},
-                                           {.writer = 5}};
+  const std::vector<BoundaryUse> first = {{.writer = 0, .reader = 1, .again = 2}, {.writer = 1}};
+  const std::vector<BoundaryUse> second = {{.writer = 4, .reader = 5, .again = 6}, {.writer = 5}};
   EXPECT_EQ(UsesInRound(scopes, 0, 2), first);
   EXPECT_EQ(UsesInRound(scopes, 4, 2), second);
 }
@@ -44,7 +43,7 @@ TEST(Boundaries, BeforeTheFirstTrainableVisitAreNotReadAgain) {
   ModelSpec model = UnitChain({1, 1, 1});
   model.parameters[0].trainable = model.parameters[1].trainable = false;
   const std::vector<BoundaryUse> expected = {
-      {.writer = 0, .reader = 1}, {.writer = 1, .reader = 2, .backward = 3}, {.writer = 2}};
+      {.writer = 0, .reader = 1}, {.writer = 1, .reader = 2, .again = 3}, {.writer = 2}};
   EXPECT_EQ(UsesInRound(ScopesOfStep(model, 1), 0, 3), expected);
 }
 
@@ -53,15 +52,35 @@ TEST(Boundaries, OfAWalkAreReadOnce) {
   EXPECT_EQ(UsesInRound(ScopesOfWalk(UnitChain({1, 1})), 0, 2), expected);
 }
 
+//   scope  0  1  2  3   4  5  6  7  8  9 10 11
+//         F0 F1 F2 F3  R2 R3 B3 B2 R0 R1 B1 B0
+// What a recompute reads comes for it. What one writes anew is not kept from forward.
+TEST(Boundaries, OfSegmentsAreKeptAtTheirStartsOnly) {
+  ModelSpec model = UnitChain({1, 1, 1, 1});
+  for (int v = 0; v < 4; ++v) model.AddScope({.visit = v});
+  for (int begin : {2, 0}) {
+    for (int v : {begin, begin + 1}) model.AddScope({.recompute = true, .visit = v});
+    for (int v : {begin + 1, begin}) model.AddScope({.backward = true, .visit = v});
+  }
+  ASSERT_TRUE(CheckOrder(model).ok()) << CheckOrder(model);
+  const std::vector<BoundaryUse> expected = {{.writer = 0, .reader = 1},
+                                             {.writer = 1, .reader = 2, .again = 4},
+                                             {.writer = 2, .reader = 3},
+                                             {.writer = 3}};
+  EXPECT_EQ(UsesInRound(ScopesOfStep(model, 1), 0, 4), expected);
+}
+
 // It stays for the scope after its reader, 2, and is back in the one before its backward: with
 // backward 4 that is scope 3, which leaves none in which it is away; with backward 5 it is away in 3.
 TEST(Boundaries, LeaveWhereThereIsTimeBetweenGoingAndComing) {
-  EXPECT_FALSE(LeavesDevice({.writer = 0, .reader = 1, .backward = 2}));
-  EXPECT_FALSE(LeavesDevice({.writer = 0, .reader = 1, .backward = 4}));
-  EXPECT_TRUE(LeavesDevice({.writer = 0, .reader = 1, .backward = 5}));
-  EXPECT_FALSE(LeavesDevice({.writer = 0, .reader = 1}));  // nothing reads it again
-  EXPECT_FALSE(LeavesDevice({.writer = 0}));
-  EXPECT_FALSE(LeavesDevice({}));
+  const std::vector<PlannedScope> scopes = ScopesOfStep(UnitChain({1, 1, 1}), 1);
+  const auto leaves = [&](const BoundaryUse& use) { return LeavesDevice(scopes, use); };
+  EXPECT_FALSE(leaves({.writer = 0, .reader = 1, .again = 2}));
+  EXPECT_FALSE(leaves({.writer = 0, .reader = 1, .again = 4}));
+  EXPECT_TRUE(leaves({.writer = 0, .reader = 1, .again = 5}));
+  EXPECT_FALSE(leaves({.writer = 0, .reader = 1}));  // nothing reads it again
+  EXPECT_FALSE(leaves({.writer = 0}));
+  EXPECT_FALSE(leaves({}));
 }
 
 }  // namespace

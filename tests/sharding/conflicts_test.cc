@@ -54,13 +54,13 @@ Pairs GatherConflicts(const Plan& plan) {
 
 // The instructions of a step, of which those before one are issued.
 struct Instructions {
-  explicit Instructions(const Plan& plan) : fragment(Lower(plan, plan.decisions.carries())) {
+  explicit Instructions(const Plan& of) : plan(of), fragment(Lower(of, of.decisions.carries())) {
     const Fragment* const only[] = {&fragment};
     DeriveWaits(Cells(only, static_cast<int>(plan.layout.units.size()), plan.decisions.shards),
                 fragment);
   }
   const FragmentMoment& Opening(int scope) const {
-    return fragment.moments[static_cast<size_t>(OpenTick(scope))];
+    return fragment.moments[static_cast<size_t>(plan.scopes[static_cast<size_t>(scope)].open_tick)];
   }
   bool IsIssued(int operation, int before) const {
     return fragment.instruction_of[static_cast<size_t>(operation)] < before;
@@ -80,6 +80,7 @@ struct Instructions {
     return -1;
   }
 
+  const Plan& plan;
   Fragment fragment;
 };
 

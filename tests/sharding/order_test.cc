@@ -17,9 +17,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 struct Call {
-  enum Kind { kForward, kBackward, kClose } kind{};
+  enum Kind { kForward, kBackward, kRecompute, kClose } kind{};
   int unit = 0;  // kClose: of the open scopes, in the order they were opened
 };
+
+ScopeKind KindOf(const Call& call) {
+  return static_cast<ScopeKind>(call.kind);
+}
 
 struct SmallModel {
   const char* name;
@@ -27,6 +31,7 @@ struct SmallModel {
   std::vector<bool> trainable;  // by unit
   int rounds;                   // 0: walks of an evaluation
   int length;                   // of the sequences that are tried
+  std::vector<ScopeEvent> order = {};
 };
 
 std::vector<PlannedScope> ScopesOf(const SmallModel& model) {
@@ -35,6 +40,8 @@ std::vector<PlannedScope> ScopesOf(const SmallModel& model) {
     spec.parameters[unit].trainable = model.trainable[unit];
   spec.forward.clear();
   for (int unit : model.forward) spec.forward.push_back({.unit = UnitId{unit}});
+  spec.order = model.order;
+  EXPECT_TRUE(Validate(spec).ok()) << Validate(spec);
   return model.rounds == 0 ? ScopesOfWalk(spec) : ScopesOfStep(spec, 1);
 }
 
@@ -44,7 +51,8 @@ class Specification {
  public:
   explicit Specification(const SmallModel& model) : model_(model), order_(ScopesOf(model)) {}
 
-  Match Open(bool backward, int unit) {
+  Match Open(ScopeKind asked, int unit) {
+    const bool backward = asked == ScopeKind::kBackward;
     const int n = std::ssize(order_), rounds = std::max(1, model_.rounds);
     int next = taken_.empty() ? 0 : taken_.back() + 1;
     Match match;
@@ -52,7 +60,10 @@ class Specification {
     ++open_;
     const int round = next / n;  // whose scopes come
     const auto is = [&](int s) {
-      return order_[s % n].backward == backward && order_[s % n].unit == unit;
+      const ScopeKind declared = order_[s % n].backward    ? ScopeKind::kBackward
+                                 : order_[s % n].recompute ? ScopeKind::kRecompute
+                                                           : ScopeKind::kForward;
+      return declared == asked && order_[s % n].unit == unit;
     };
     const auto first = [&](int from, int to) {
       while (from < to && !is(from)) ++from;
@@ -74,7 +85,7 @@ class Specification {
         if (backward && round > 0) {
           // But for a round that has nothing or one Forward where the round before lacks this backward.
           const auto forwards = std::count_if(taken_.begin(), taken_.end(), [&](int t) {
-            return t / n == round && !order_[t % n].backward;
+            return t / n == round && !order_[t % n].backward && !order_[t % n].recompute;
           });
           if ((next == round * n || forwards == 1) && !opened(s - n)) return match;
         }
@@ -94,6 +105,11 @@ class Specification {
     // 3. A gradient has one place. What has no gradient is shown.
     if (backward) {
       if (!model_.trainable[unit]) match.kind = Match::kAgain;
+      return match;
+    }
+    // A recompute is of this round, or none of the order.
+    if (asked == ScopeKind::kRecompute) {
+      match.kind = Match::kAgain;
       return match;
     }
     // 4. A Forward starts the next round if this one's backward has begun, and is over for its unit, or
@@ -136,9 +152,10 @@ std::string Written(const std::vector<Call>& calls) {
   std::string text;
   for (const Call& call : calls)
     absl::StrAppend(&text,
-                    call.kind == Call::kForward    ? " F"
-                    : call.kind == Call::kBackward ? " B"
-                                                   : " close ",
+                    call.kind == Call::kForward     ? " F"
+                    : call.kind == Call::kBackward  ? " B"
+                    : call.kind == Call::kRecompute ? " R"
+                                                    : " close ",
                     call.unit);
   return text;
 }
@@ -165,9 +182,8 @@ class Comparison {
         right.Close();
         if (scope >= 0) closed[static_cast<size_t>(scope)] = true;
       } else {
-        const bool backward = call.kind == Call::kBackward;
-        const Match match = progress_.Open(backward, call.unit);
-        const Match expected = right.Open(backward, call.unit);
+        const Match match = progress_.Open(KindOf(call), call.unit);
+        const Match expected = right.Open(KindOf(call), call.unit);
         ASSERT_EQ(match.kind, expected.kind) << Written(calls);
         ASSERT_EQ(match.scope, expected.scope) << Written(calls);
         ASSERT_EQ(match.expected, expected.expected) << Written(calls);
@@ -214,6 +230,7 @@ class Comparison {
     for (int unit = 0; unit < std::ssize(model_.trainable); ++unit) {
       extend({Call::kForward, unit}, open + 1);
       if (model_.rounds > 0) extend({Call::kBackward, unit}, open + 1);
+      if (!model_.order.empty()) extend({Call::kRecompute, unit}, open + 1);
       if (::testing::Test::HasFatalFailure()) return;
     }
     if (open > 0) extend({Call::kClose, 0}, open - 1);
@@ -227,6 +244,23 @@ class Comparison {
   int sequences_ = 0;
 };
 
+constexpr ScopeEvent F(int visit, bool opens = true) {
+  return {.opens = opens, .visit = visit};
+}
+constexpr ScopeEvent B(int visit, bool opens = true) {
+  return {.opens = opens, .backward = true, .visit = visit};
+}
+constexpr ScopeEvent R(int visit, bool opens = true) {
+  return {.opens = opens, .recompute = true, .visit = visit};
+}
+
+// Each closes before the next opens.
+std::vector<ScopeEvent> InTurn(const std::vector<ScopeEvent>& scopes) {
+  ModelSpec model;
+  for (const ScopeEvent& scope : scopes) model.AddScope(scope);
+  return model.order;
+}
+
 const SmallModel kModels[] = {
     {"OneUnit", {0}, {true}, 1, 8},
     {"OneUnitInThreeRounds", {0}, {true}, 3, 9},
@@ -237,6 +271,20 @@ const SmallModel kModels[] = {
     {"FrozenMiddle", {0, 1, 2}, {true, false, true}, 2, 5},
     {"FrozenStart", {0, 1}, {false, true}, 2, 7},
     {"OneUnitVisitedThreeTimes", {0, 0, 0}, {true}, 2, 9},
+    {"ARootOverItsBlock",
+     {0, 1},
+     {true, true},
+     2,
+     6,
+     {F(0), F(1), F(1, false), F(0, false), B(0), B(1), B(1, false), B(0, false)}},
+    {"ASegment", {0, 1}, {true, true}, 2, 6, InTurn({F(0), F(1), R(0), R(1), B(1), B(0)})},
+    {"TwoWalks",
+     {0, 1, 0, 1},
+     {true, true},
+     1,
+     6,
+     InTurn({F(0), F(1), B(1), B(0), F(2), F(3), B(3), B(2)})},
+    {"BackwardInForwardsOrder", {0, 1}, {true, true}, 2, 6, InTurn({F(0), F(1), B(0), B(1)})},
     {"Walks", {0, 1, 2}, {true, true, true}, 0, 7},
     {"WalksOfTiedEnds", {0, 1, 0}, {true, true}, 0, 8},
 };
@@ -271,7 +319,7 @@ TEST_P(OrderTest, TheDeclaredOrderIsAlwaysWhatComesNext) {
   for (int s = 0; s < rounds * std::ssize(order); ++s) {
     const PlannedScope& scope = order[static_cast<size_t>(s) % order.size()];
     EXPECT_EQ(progress.at_seam(), s > 0 && s % std::ssize(order) == 0);
-    const Match match = progress.Open(scope.backward, scope.unit);
+    const Match match = progress.Open(scope.kind(), scope.unit);
     EXPECT_EQ(match.kind, Match::kNext);
     EXPECT_EQ(match.scope, s);
     EXPECT_EQ(match.expected, s);
@@ -291,7 +339,7 @@ TEST(OrderRefusalTest, SaysWhy) {
     progress.BeginStep(order, model.trainable, model.rounds);
     Match match;
     for (const Call& call : calls) {
-      match = progress.Open(call.kind == Call::kBackward, call.unit);
+      match = progress.Open(KindOf(call), call.unit);
       progress.Close(match.scope);
     }
     EXPECT_EQ(match.kind, Match::kRefused);
@@ -317,7 +365,7 @@ TEST(OrderHashTest, IsOfTheScopesInTheirOrder) {
   const auto hash = [&](const std::vector<Call>& calls) {
     OrderProgress progress;
     progress.BeginStep(order, model.trainable, model.rounds);
-    for (const Call& call : calls) progress.Open(call.kind == Call::kBackward, call.unit);
+    for (const Call& call : calls) progress.Open(KindOf(call), call.unit);
     return progress.hash();
   };
   const std::vector<Call> walk = {{Call::kForward, 0}, {Call::kForward, 1}};
@@ -332,7 +380,7 @@ TEST(OrderRestTest, IsLeftOutAtTheEnd) {
   const std::vector<PlannedScope> order = ScopesOf(model);
   OrderProgress progress;
   progress.BeginStep(order, model.trainable, model.rounds);
-  progress.Close(progress.Open(false, 0).scope);
+  progress.Close(progress.Open(ScopeKind::kForward, 0).scope);
   EXPECT_EQ(progress.LeaveOutRest(), 1);
   EXPECT_EQ(progress.next(), progress.scopes());
   for (int s = 1; s < progress.scopes(); ++s)

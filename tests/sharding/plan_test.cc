@@ -95,9 +95,10 @@ std::vector<int64_t> Flat(const Pools& pools) {
   return flat;
 }
 
-// Every other case has something offloaded.
+// Every other case has something offloaded, every third declares an order.
 RandomCase CaseOf(int number) {
-  return RandomCase(static_cast<uint64_t>((number + 1) / 2), /*offloads=*/number % 2 == 0);
+  return RandomCase(static_cast<uint64_t>((number + 1) / 2), /*offloads=*/number % 2 == 0,
+                    /*orders=*/number % 3 == 0);
 }
 
 struct Variant {
@@ -362,10 +363,17 @@ TEST(PlanLaws, MomentsIssueEveryOperationOnce) {
       ASSERT_EQ(plan.moments.front().kind, Moment::kBegin);
       ASSERT_EQ(plan.moments.back().kind, Moment::kFinish);
       for (int s = 0; s < scopes; ++s) {
-        ASSERT_EQ(plan.moments[2 * s + 1].kind, Moment::kOpen);
-        ASSERT_EQ(plan.moments[2 * s + 2].kind, Moment::kClose);
-        ASSERT_EQ(plan.moments[2 * s + 1].scope, s);
-        ASSERT_EQ(plan.moments[2 * s + 2].scope, s);
+        const PlannedScope& scope = plan.scopes[s];
+        ASSERT_LT(s == 0 ? 0 : plan.scopes[s - 1].open_tick, scope.open_tick);
+        ASSERT_LT(scope.open_tick, scope.close_tick);
+        ASSERT_EQ(plan.moments[scope.open_tick].kind, Moment::kOpen);
+        ASSERT_EQ(plan.moments[scope.close_tick].kind, Moment::kClose);
+        ASSERT_EQ(plan.moments[scope.open_tick].scope, s);
+        ASSERT_EQ(plan.moments[scope.close_tick].scope, s);
+        if (random_case.model.order.empty()) {
+          ASSERT_EQ(scope.open_tick, 2 * s + 1);
+          ASSERT_EQ(scope.close_tick, 2 * s + 2);
+        }
       }
       int issued = 0;
       for (const Moment& moment : plan.moments) {
@@ -399,6 +407,7 @@ TEST(PlanLaws, EveryScopesGradientIsReducedOnceARoundOrOnceAStep) {
         const PlannedScope& scope = plan.scopes[s];
         const bool reduces = scope.backward &&
                              IsTrainable(random_case.model, static_cast<UnitId>(scope.unit)) &&
+                             random_case.model.forward[scope.visit].gradients &&
                              (!at_step || scope.round == plan.decisions.rounds - 1);
         ASSERT_EQ(reductions[s], reduces ? 1 : 0) << "scope " << s;
         ASSERT_EQ(plan.reduce_of_scope[s] >= 0, reduces) << "scope " << s;

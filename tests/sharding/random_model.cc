@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/memory_model.h"
 
@@ -122,7 +123,82 @@ int64_t BytesOn(Tier tier, const Plan& plan) {
   return bytes;
 }
 
-RandomCase::RandomCase(uint64_t seed_value, bool offloads) : seed(seed_value) {
+namespace {
+
+// Flags of visits to units that have several, then a walk or two, each with its backward.
+void ChooseVisits(Random& random, ModelSpec& model) {
+  for (Visit& visit : model.forward) {
+    visit.gradients = !random.OneIn(3);
+    visit.backward = !random.OneIn(6);
+    visit.forward = !random.OneIn(8);
+  }
+}
+
+std::vector<ScopeEvent> RandomEvents(Random& random, const ModelSpec& model) {
+  const int visits = static_cast<int>(model.forward.size());
+  const bool has_boundaries = model.forward.front().output_bytes > 0;
+  std::vector<ScopeEvent> scopes;  // as they open
+  std::vector<int> cuts = {0, visits};
+  if (!has_boundaries && random.OneIn(3))
+    cuts.insert(cuts.begin() + 1, static_cast<int>(random.Between(0, visits)));
+  const int first = FirstTrainableVisit(model);
+  const int64_t segment = random.Between(1, 4), recomputes = random.OneOf<int64_t>({1, 2, 1'000});
+  for (size_t w = 0; w + 1 < cuts.size(); ++w) {
+    for (int v = cuts[w]; v < cuts[w + 1]; ++v)
+      if (model.forward[static_cast<size_t>(v)].forward) scopes.push_back({.visit = v});
+    const size_t backward = scopes.size();
+    for (int end = cuts[w + 1]; end > cuts[w];) {
+      const int begin = std::max(cuts[w], end - static_cast<int>(segment));
+      if (random.OneIn(recomputes)) {
+        for (int v = std::max(begin, first); v < end; ++v)
+          scopes.push_back({.recompute = true, .visit = v});
+      }
+      for (int v = end - 1; v >= std::max(begin, first); --v)
+        if (model.forward[static_cast<size_t>(v)].backward)
+          scopes.push_back({.backward = true, .visit = v});
+      end = begin;
+    }
+    if (!has_boundaries && random.OneIn(4) && scopes.size() > backward + 1) {
+      const int64_t at = random.Between(static_cast<int64_t>(backward), std::ssize(scopes) - 2);
+      std::swap(scopes[static_cast<size_t>(at)], scopes[static_cast<size_t>(at) + 1]);
+    }
+  }
+  std::vector<ScopeEvent> events;
+  for (const ScopeEvent& scope : scopes) {
+    events.push_back(scope);
+    events.push_back(scope);
+    events.back().opens = false;
+  }
+  // Some close later.
+  for (int64_t i = random.OneOf<int64_t>({0, 1, 3}); i > 0 && !has_boundaries && !events.empty();
+       --i) {
+    const auto from = static_cast<size_t>(random.Between(0, std::ssize(events) - 1));
+    if (events[from].opens) continue;
+    const auto to =
+        static_cast<size_t>(random.Between(static_cast<int64_t>(from), std::ssize(events) - 1));
+    std::rotate(events.begin() + static_cast<int64_t>(from),
+                events.begin() + static_cast<int64_t>(from) + 1,
+                events.begin() + static_cast<int64_t>(to) + 1);
+  }
+  return events;
+}
+
+}  // namespace
+
+void DeclareOrder(Random& random, ModelSpec& model) {
+  ModelSpec tried = model;
+  for (int tries = 0; tries < 30; ++tries) {
+    tried.forward = model.forward;
+    if (random.OneIn(2)) ChooseVisits(random, tried);
+    tried.order.clear();
+    if (!random.OneIn(6)) tried.order = RandomEvents(random, tried);
+    if (!CheckOrder(tried).ok()) continue;
+    model = std::move(tried);
+    return;
+  }
+}
+
+RandomCase::RandomCase(uint64_t seed_value, bool offloads, bool orders) : seed(seed_value) {
   Random random(seed);
   world = static_cast<int>(random.Between(1, 8));
   model = RandomModel(random);
@@ -141,6 +217,8 @@ RandomCase::RandomCase(uint64_t seed_value, bool offloads) : seed(seed_value) {
   if (ranks < shards() && shards() % ranks == 0 && !partition.OneIn(3))
     config.zero.hpz_partition_size = ranks;
   TakeNorms();
+  Random order(seed + 2'000'000);
+  if (orders) DeclareOrder(order, model);
   if (offloads) Offload(random);
 }
 
@@ -235,7 +313,15 @@ bool RandomCase::TakesNorms() const {
 
 std::string RandomCase::description() const {
   const auto forward = absl::StrJoin(model.forward, " ", [](std::string* out, const Visit& visit) {
-    absl::StrAppend(out, static_cast<int>(visit.unit));
+    absl::StrAppend(out, static_cast<int>(visit.unit), visit.forward ? "" : "-forward",
+                    visit.backward ? "" : "-backward", visit.gradients ? "" : "-gradients");
+  });
+  const auto order = absl::StrJoin(model.order, " ", [](std::string* out, const ScopeEvent& event) {
+    absl::StrAppend(out, event.opens ? "" : "/",
+                    event.backward    ? "B"
+                    : event.recompute ? "R"
+                                      : "F",
+                    event.visit);
   });
   const auto name = [](auto value) {
     const std::string_view text = Name(value);
@@ -244,7 +330,8 @@ std::string RandomCase::description() const {
   return absl::StrCat(
       "seed ", seed, ": world ", world, " in groups of ", shards(), ", of which ",
       config.zero.hpz_partition_size, " hold secondary shards, stage ", config.zero.stage, ", ",
-      model.units.size(), " units visited ", forward, ", accumulation steps ",
+      model.units.size(), " units visited ", forward,
+      order.empty() ? "" : absl::StrCat(" in the order ", order), ", accumulation steps ",
       config.gradient_accumulation_steps, ", micro-batches per round ",
       config.ebb.micro_batches_per_round, ", reduces at ",
       config.reduces_at_round() ? "round" : "step", ", dtypes ", name(config.compute), " ",

@@ -139,7 +139,9 @@ void Replay::Begin(const Plan& plan, bool walk) {
 }
 
 void Replay::Run() {
+  tick_ = -1;
   for (const FragmentMoment& moment : fragment_->moments) {
+    ++tick_;
     for (int i = moment.begin; i < moment.end; ++i) Issue(i);
     if (!violation_.empty()) return;
   }
@@ -184,11 +186,20 @@ void Replay::Issue(int index) {
                                         walks_ ? "walk before " : "", "step ", steps_);
   if (scope >= 0) {
     const PlannedScope& s = plan_->scopes[static_cast<size_t>(scope)];
-    names_.push_back(absl::StrCat(step, " ", s.round, ":", s.backward ? "B" : "F", s.visit));
-    if (IsLeftOut(s.unit)) {
-      LeaveOut(thing, scope);
-    } else {
-      RunKernels(thing, scope);
+    names_.push_back(absl::StrCat(step, " ", s.round, ":",
+                                  s.backward    ? "B"
+                                  : s.recompute ? "R"
+                                                : "F",
+                                  s.visit));
+    // From this tick to the next, with all that is open then.
+    for (int open = 0; open < static_cast<int>(plan_->scopes.size()); ++open) {
+      const PlannedScope& other = plan_->scopes[static_cast<size_t>(open)];
+      if (other.open_tick > tick_ || tick_ >= other.close_tick) continue;
+      if (IsLeftOut(other.unit)) {
+        if (tick_ + 1 == other.close_tick) LeaveOut(thing, open);
+      } else {
+        RunKernels(thing, open);
+      }
     }
   } else if (instruction.code == Code::kKernels) {
     names_.push_back(absl::StrCat(step, " kernels of no scope"));
@@ -284,15 +295,15 @@ void Replay::RunKernels(int thing, int scope) {
   const PlannedScope& s = plan_->scopes[scope];
   ReadWeights(thing, scope);
   if (!walks_) TouchBoundaries(thing, scope);
-  if (s.backward && plan_->decisions.trainable[s.unit]) WriteGradient(thing, scope);
-  Release(thing, scope);
+  if (s.gradients) WriteGradient(thing, scope);
+  if (tick_ + 1 == s.close_tick) Release(thing, scope);
 }
 
 // The gradient of what is left out is zeros, in the same memory.
 void Replay::LeaveOut(int thing, int scope) {
   const PlannedScope& s = plan_->scopes[scope];
   const Decisions& d = plan_->decisions;
-  if (!s.backward || !d.trainable[s.unit]) return;
+  if (!s.gradients) return;
   if (d.keeps_step_gradients && s.round + 1 < d.rounds) return;
   memory_.Write(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
 }
@@ -301,8 +312,10 @@ void Replay::LeaveOut(int thing, int scope) {
 void Replay::Release(int thing, int scope) {
   const int gather = plan_->gather_of_scope[scope], unit = plan_->scopes[scope].unit;
   if (gather < 0) return;
-  for (int later = scope + 1; later < static_cast<int>(plan_->scopes.size()); ++later) {
-    if (plan_->scopes[later].unit == unit && plan_->gather_of_scope[later] == gather) return;
+  for (size_t other = 0; other < plan_->scopes.size(); ++other) {
+    if (plan_->scopes[other].unit == unit && plan_->gather_of_scope[other] == gather &&
+        plan_->scopes[other].close_tick > tick_ + 1)
+      return;
   }
   memory_.Write(thing, Gathered(unit), {Content::kNothing});
   memory_.Write(thing, GatheredFrozen(unit), {Content::kNothing});
@@ -326,7 +339,7 @@ void Replay::TouchBoundaries(int thing, int scope) {
     if (!s.backward) continue;
     if (s.visit < last)
       memory_.Read(thing, Output(s.visit, m, true), {Content::kOutputGradient, s.visit, walk});
-    if (s.visit > FirstTrainableVisit(*inputs_.model)) {
+    if (s.input_gradient) {
       memory_.Write(thing, Output(s.visit - 1, m, true),
                     {Content::kOutputGradient, s.visit - 1, walk});
     }
@@ -335,7 +348,9 @@ void Replay::TouchBoundaries(int thing, int scope) {
 
 void Replay::WriteGradient(int thing, int scope) {
   const PlannedScope& s = plan_->scopes[scope];
-  if (plan_->decisions.keeps_step_gradients && s.round > 0) {
+  if (tick_ > s.open_tick) {
+    memory_.Read(thing, WholeGradient(scope), GradientOf(Content::kWholeGradient, scope));
+  } else if (plan_->decisions.keeps_step_gradients && s.round > 0) {
     memory_.Read(thing, WholeGradient(scope),
                  {Content::kWholeGradient, s.visit, steps_, s.round - 1});
   }

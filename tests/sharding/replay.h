@@ -157,6 +157,7 @@ class Replay {
   const Plan* plan_;  // the one that runs
   const Plan* const drain_;
   bool walks_ = false;
+  int tick_ = -1;  // of what is issued
   StepOptions options_;
   HappensBefore order_;
   ShadowMemory memory_;

@@ -21,7 +21,17 @@ int64_t Replay::owned(int unit) const {
 int Replay::expected_contributions(int unit) const {
   const Decisions& d = plan_->decisions;
   int visits = 0;
-  for (const Visit& visit : inputs_.model->forward) visits += static_cast<int>(visit.unit) == unit;
+  const std::vector<Visit>& forward = inputs_.model->forward;
+  for (size_t v = 0; v < forward.size(); ++v) {
+    const bool comes =
+        inputs_.model->order.empty()
+            ? forward[v].backward
+            : std::any_of(inputs_.model->order.begin(), inputs_.model->order.end(),
+                          [&](const ScopeEvent& event) {
+                            return event.backward && event.visit == static_cast<int>(v);
+                          });
+    visits += static_cast<int>(forward[v].unit) == unit && comes && forward[v].gradients;
+  }
   return visits * (inputs_.config->reduces_at_round() ? d.rounds : 1);
 }
 
@@ -114,7 +124,7 @@ Range Replay::WholeGradient(int scope) const {
 
 bool Replay::IsShard(int scope) const {
   const PlannedScope& s = plan_->scopes[scope];
-  if (!s.backward || !plan_->decisions.trainable[s.unit]) return false;
+  if (!s.gradients) return false;
   const Range whole = WholeGradient(scope), shard = GradientShard(s.unit, /*whole=*/true);
   return whole.begin == shard.begin && whole.tier == shard.tier;
 }

@@ -27,6 +27,10 @@ std::vector<PlannedScope> Scopes(const std::vector<int>& visits, int rounds) {
     for (int v = count - 1; v >= 0; --v)
       scopes.push_back({.backward = true, .round = round, .visit = v, .unit = visits[v]});
   }
+  for (int s = 0; s < static_cast<int>(scopes.size()); ++s) {
+    scopes[s].open_tick = 2 * s + 1;
+    scopes[s].close_tick = 2 * s + 2;
+  }
   return scopes;
 }
 
@@ -148,9 +152,9 @@ TEST(Residency, AUnitIsGatheredOnceAStayWhenItsLastStayIsOver) {
       for (int i : group.stays) {
         ASSERT_EQ(i, next++);
         const Stay& stay = c.residency.stays[i];
-        ASSERT_LE(group.issue, OpenTick(stay.first));
+        ASSERT_LE(group.issue, c.scopes[stay.first].open_tick);
         ASSERT_GT(group.issue, released[stay.unit]) << "unit " << stay.unit;
-        released[stay.unit] = CloseTick(stay.last);
+        released[stay.unit] = c.scopes[stay.last].close_tick;
       }
     }
     ASSERT_EQ(next, std::ssize(c.residency.stays));
@@ -187,13 +191,13 @@ TEST(Residency, PrefetchGoesExactlyAsFarAsTheBudgets) {
       const int current = std::max(0, (group.issue - 1) / 2);
       ASSERT_TRUE(current == needed || c.MayBeAhead(g, current)) << "group " << g << " is early";
       if (c.limits.prefetch_depth == 0) {
-        ASSERT_EQ(group.issue, OpenTick(needed));
+        ASSERT_EQ(group.issue, c.scopes[needed].open_tick);
         continue;
       }
       if (group.issue == 0) continue;
       // One opening earlier, or at the begin, something was in the way: groups go in order.
       const int before = current == 0 ? 0 : current - 1;
-      const int ticks_before = current == 0 ? 0 : OpenTick(before);
+      const int ticks_before = current == 0 ? 0 : c.scopes[before].open_tick;
       const bool follows = g == 0 || c.residency.groups[g - 1].issue <= ticks_before;
       ASSERT_FALSE(follows && before >= needed) << "group " << g << " is late";
       ASSERT_FALSE(follows && c.MayBeAhead(g, before)) << "group " << g << " is late";
@@ -211,7 +215,7 @@ TEST(Residency, ASlotLivesFromTheGatherToTheCloseOfTheLastScope) {
         const Stay& stay = c.residency.stays[i];
         const Lifetime& life = c.residency.lifetimes[stay.unit].at(seen[stay.unit]++);
         ASSERT_EQ(life.begin, group.issue);
-        ASSERT_EQ(life.end, CloseTick(stay.last));
+        ASSERT_EQ(life.end, c.scopes[stay.last].close_tick);
       }
     }
     for (size_t u = 0; u < seen.size(); ++u) ASSERT_EQ(c.residency.lifetimes[u].size(), seen[u]);

@@ -203,7 +203,7 @@ TEST(DeriveWaits, NineteenOfTwentyAreMissedWhenTheyAreTakenAway) {
   int taken = 0, noticed = 0;
   for (int number = 1; number <= Cases(200); ++number) {
     const RandomCase random_case(static_cast<uint64_t>((number + 1) / 2),
-                                 /*offloads=*/number % 2 == 0);
+                                 /*offloads=*/number % 2 == 0, /*orders=*/number % 3 == 0);
     SCOPED_TRACE(random_case.description());
     const PlanInputs inputs = random_case.inputs();
     absl::StatusOr<Plan> step = PlanStep(inputs), walk = PlanWalk(inputs),

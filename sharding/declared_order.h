@@ -1,0 +1,29 @@
+// The order of a round as a model declares it: ModelSpec::order, or what ModelSpec::forward says without it,
+//
+//   F0 F1 F2 F3  B3 B2 B1 B0     by visit
+//
+// where backward ends at the first trainable visit, and visits may lack one of the two.
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb::sharding {
+
+bool IsTrainable(const ModelSpec& model, UnitId unit);
+// The first visit whose unit has something to train. forward.size() if nothing is trainable.
+int FirstTrainableVisit(const ModelSpec& model);
+
+// All that opens and closes in a round.
+std::vector<ScopeEvent> EventsOfRound(const ModelSpec& model);
+
+// By visit: it has a backward; that takes gradients.
+std::vector<bool> VisitsWithBackward(const ModelSpec& model);
+std::vector<bool> VisitsWithGradients(const ModelSpec& model);
+
+// Of a model that is well-formed otherwise: the rules of ModelSpec::order and of Visit's flags.
+absl::Status CheckOrder(const ModelSpec& model);
+
+}  // namespace ebb::sharding
