@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/program.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 
@@ -50,11 +51,7 @@ class Lowering {
   Fragment Run();
 
  private:
-  const Section& SectionOf(int unit, bool trainable) const {
-    const UnitLayout& layout = plan_.layout.units[static_cast<size_t>(unit)];
-    return trainable ? layout.trainable : layout.frozen;
-  }
-  const Section& Trainable(int unit) const { return SectionOf(unit, true); }
+  const Section& Trainable(int unit) const { return SectionOf(plan_, unit, true); }
   Tier GradientHome(int unit) const {
     return pools_.homes.units[static_cast<size_t>(unit)].gradient;
   }
@@ -64,10 +61,8 @@ class Lowering {
   static Place Staging(int64_t offset) { return OnDevice(StateClass::kStaging, offset); }
 
   // Where things are.
-  Place Whole(int unit, bool trainable) const;
-  Place Slice(int unit, bool trainable) const;
   Place Gradient(int visit) const;
-  Place GradientSlice(int unit) const;
+  Place GradientSlice(int unit) const { return GradientSlicePlace(plan_, unit); }
   Place ReduceSource(const Part& part) const;
   Place Summed(const Part& part) const;
   Place Rounded(const Part& part) const;
@@ -95,7 +90,6 @@ class Lowering {
   void KernelsOfOpen();
   void LossKernels();
   void Operands(const Operation& operation);
-  void Gather(const Part& part);
   void Secondary(const Part& part, bool fills);
   void Accumulate(const Part& part);
   void Moves(const Operation& operation);
@@ -119,33 +113,8 @@ class Lowering {
   std::vector<int> open_;       // scopes, as they opened
 };
 
-Place Lowering::Whole(int unit, bool trainable) const {
-  const UnitAddresses& at = pools_.units[static_cast<size_t>(unit)];
-  if (d_.kept_whole[static_cast<size_t>(unit)])
-    return OnDevice(StateClass::kParameter,
-                    trainable ? at.parameter_trainable : at.parameter_frozen);
-  return OnDevice(StateClass::kGather, trainable ? at.gather_trainable : at.gather_frozen);
-}
-
-// This rank's, where a gather finds it.
-Place Lowering::Slice(int unit, bool trainable) const {
-  if (d_.kept_whole[static_cast<size_t>(unit)] || d_.parameter_tier != Tier::kDevice) {
-    Place place = Whole(unit, trainable);
-    place.per_slice = SectionOf(unit, trainable).shard * SizeOf(d_.compute);
-    return place;
-  }
-  const UnitAddresses& at = pools_.units[static_cast<size_t>(unit)];
-  return OnDevice(StateClass::kParameter, trainable ? at.parameter_trainable : at.parameter_frozen);
-}
-
 Place Lowering::Gradient(int visit) const {
   return OnDevice(StateClass::kGradient, pools_.visits[static_cast<size_t>(visit)].gradient);
-}
-
-Place Lowering::GradientSlice(int unit) const {
-  Place place = pools_.GradientShard(unit);
-  if (d_.stage == 0) place.per_slice = Trainable(unit).shard * SizeOf(d_.shard_dtype(unit));
-  return place;
 }
 
 // What a reduction reads: the whole gradient as backward wrote it, or its cast.
@@ -237,9 +206,9 @@ void Lowering::Kernels(int s) {
   const PlannedScope& scope = plan_.scopes[static_cast<size_t>(s)];
   const int unit = scope.unit, visits = static_cast<int>(pools_.visits.size());
   for (const bool trainable : {true, false}) {
-    Add(Whole(unit, trainable), d_.compute,
+    Add(WholePlace(plan_, unit, trainable), d_.compute,
         releases_[static_cast<size_t>(s)] ? Access::kReadWrite : Access::kRead,
-        SectionOf(unit, trainable).elements);
+        SectionOf(plan_, unit, trainable).elements);
   }
   AddControl(Sums(), Access::kReadWrite);
   if (is_walk_) {
@@ -265,25 +234,16 @@ void Lowering::LossKernels() {
   AddControl(Sums(), Access::kReadWrite);
 }
 
-void Lowering::Gather(const Part& part) {
-  for (const bool trainable : {true, false}) {
-    const Section& section = SectionOf(part.unit, trainable);
-    if (section.shard == 0) continue;
-    Add(Slice(part.unit, trainable), d_.compute, Access::kRead, section.shard);
-    Add(Whole(part.unit, trainable), d_.compute, Access::kWrite, section.elements);
-  }
-}
-
 // This rank's part of a unit just gathered into its secondary shard, or the unit from those of all ranks of a group.
 void Lowering::Secondary(const Part& part, bool fills) {
   for (const bool trainable : {true, false}) {
-    const Section& section = SectionOf(part.unit, trainable);
+    const Section& section = SectionOf(plan_, part.unit, trainable);
     const int64_t count = d_.SecondaryShard(section);
     if (count == 0) continue;
     const UnitAddresses& at = pools_.units[static_cast<size_t>(part.unit)];
     const Place secondary =
         OnDevice(StateClass::kSecondary, trainable ? at.secondary_trainable : at.secondary_frozen);
-    Place whole = Whole(part.unit, trainable);
+    Place whole = WholePlace(plan_, part.unit, trainable);
     if (fills) {
       whole.per_slice = count * SizeOf(d_.compute);
       whole.of_secondary = true;
@@ -387,15 +347,15 @@ void Lowering::Operands(const Operation& operation) {
     const int64_t shard = Trainable(part.unit).shard, elements = Trainable(part.unit).elements;
     switch (operation.kind) {
       case OperationKind::kGather:
-        Gather(part);
+        AddGather(plan_, part.unit, operands_);
         break;
       case OperationKind::kFillSecondary:
       case OperationKind::kGatherSecondary:
         Secondary(part, operation.kind == OperationKind::kFillSecondary);
         break;
       case OperationKind::kRefresh:
-        Add(Slice(part.unit, true), d_.compute, Access::kRead, shard);
-        Add(Whole(part.unit, true), d_.compute, Access::kWrite, elements);
+        Add(SlicePlace(plan_, part.unit, true), d_.compute, Access::kRead, shard);
+        Add(WholePlace(plan_, part.unit, true), d_.compute, Access::kWrite, elements);
         break;
       case OperationKind::kGatherGradient:
         Add(GradientSlice(part.unit), d_.accumulation, Access::kRead, shard);

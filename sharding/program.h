@@ -135,15 +135,18 @@ struct FragmentMoment {
 
 struct FragmentLists {
   Lists<Operand> operands;
+  Lists<Part> parts;
   Lists<int> waits;
   Lists<CellUse> uses;
 };
 
-// A step, a walk, or the updates that a step has carried over, alone.
+// A step, a walk, or the updates that a step has carried over, alone; or a part of what a call for state needs.
 struct Fragment {
   std::vector<Instruction> instructions;
   std::vector<FragmentMoment> moments;
   std::vector<int> instruction_of;  // by operation of the plan; -1: none
+  // Of a call that waits for it: what fails is that call's error, not the step's.
+  bool of_state = false;
   std::shared_ptr<FragmentLists> lists = std::make_shared<FragmentLists>();
 };
 

@@ -176,7 +176,8 @@ absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world, co
                                            bool advises = true);
 
 // The memory table of the fullest rank by that plan. An engine on a GPU has 1 MiB more of staging,
-// through which ranks tell each other what lies in host memory (512 bytes a rank from 2,048 ranks on).
+// through which ranks tell each other what lies in host memory (512 bytes a rank from 2,048 ranks on). On a GPU, or
+// with anything on NVMe, it has 8 MiB more of staging in host memory, through which state is read and written.
 absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
                                                      const Config& config);
 

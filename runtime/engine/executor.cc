@@ -108,7 +108,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
                                       "alive: finish or drop that one first"));
     return number;
   }
-  calls_.Note(HasWritten() ? CallKind::kStepWithWritten : CallKind::kStep);
+  calls_.Note(state_->has_written() ? CallKind::kStepWithWritten : CallKind::kStep);
   // Of all that is by parity, what that of two steps before has used is free then.
   Reset(number, /*evaluation=*/false);
   progress_.trace = {.step = outcome_->finished_steps() + 1};
@@ -129,7 +129,7 @@ int64_t Executor::BeginStep(const StepOptions& options) {
   // Gathers that take copies of masters would not see what was written.
   absl::StatusOr<Runnable*> run = PlanFor(
       progress_.micro_batches / per_round,
-      options.hold_updates || parameters_differ_ ||
+      options.hold_updates || state_->parameters_differ() ||
           (options.rates_at_finish && plan().decisions.timing == sharding::UpdateTiming::kEarly));
   if (run.ok()) {
     progress_.run = *run;
@@ -193,7 +193,7 @@ int64_t Executor::BeginEvaluation(int micro_batches, const EvaluationOptions& op
     }
     SuspendStep();
   }
-  calls_.Note(HasWritten() ? CallKind::kEvaluationWithWritten : CallKind::kEvaluation);
+  calls_.Note(state_->has_written() ? CallKind::kEvaluationWithWritten : CallKind::kEvaluation);
   Reset(number, /*evaluation=*/true);
   if (options.traced) ++traced_evaluations_;
   progress_.trace = {.evaluation = traced_evaluations_, .shown = options.traced};
@@ -361,7 +361,7 @@ absl::Status Executor::Finish(int64_t number, const FinishOptions& options) {
   if (progress_.run->plan.decisions.timing == sharding::UpdateTiming::kOff) issuer_->WaitIdle();
   const absl::Status status = outcome_->Finish();
   if (status.ok()) has_finished_ = true;
-  parameters_differ_ = false;
+  state_->NoteUpdated();
   // Of a step that is not applied they leave everything as it was.
   carries_ = progress_.run->plan.decisions.carries();
   EndProgress();

@@ -15,12 +15,11 @@
 //   evaluation_in_step.cc          an evaluation while a step is open
 //   linking.cc, issuing.cc         the issuer and its fragments; what of them is issued when
 //   tracing.cc                     the timeline
-//   verify_swap.cc                 the swap files before values are shown
+//   verify_swap.cc                 which swap files have checksums
 //   meeting.cc                     what ranks tell each other outside of steps
-//   values.cc, access.cc           initial values; Read, Write and Gather
-//   state_runs.cc                  state wherever it lives
+//   state_calls.cc                 Read, Write, Gather and the copy between engines (state_access.h, parameter_copy.h)
 //   training_state.cc              steps counted and the loss scale, as values that resume a run
-//   suspension.cc, copy.cc         beside other engines
+//   suspension.cc                  beside other engines
 //   pools_for_collectives.cc       memory that NCCL moves without copies
 //   host_touches.cc                what the calling thread touches beside the device, for checks of the order
 #pragma once
@@ -55,9 +54,11 @@
 #include "ebb/runtime/engine/norm_exchange.h"
 #include "ebb/runtime/engine/optimizer_state_names.h"
 #include "ebb/runtime/engine/outcome_messages.h"
+#include "ebb/runtime/engine/parameter_copy.h"
 #include "ebb/runtime/engine/profiler_ranges.h"
 #include "ebb/runtime/engine/record_exchange.h"
 #include "ebb/runtime/engine/runnable.h"
+#include "ebb/runtime/engine/state_access.h"
 #include "ebb/runtime/engine/step_communicators.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_outcome.h"
@@ -78,8 +79,6 @@ namespace ebb {
 
 namespace sharding {
 struct HostRoom;
-struct CopyPlan;
-struct Transfer;
 }  // namespace sharding
 
 struct ChecksumWork;
@@ -121,7 +120,7 @@ class Executor {
   BackwardScope::Fused Gradient(int64_t scope, ParameterId parameter, bool zero_fill);
   void Close(int64_t scope);
 
-  // State (access.cc).
+  // State (state_calls.cc).
   absl::Status Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state);
   absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
@@ -133,7 +132,7 @@ class Executor {
 
   absl::Status Agree(const absl::Status& own, std::string_view about);  // meeting.cc
 
-  // Beside other engines (suspension.cc, copy.cc).
+  // Beside other engines (suspension.cc, state_calls.cc).
   absl::Status Suspend();
   absl::Status Resume();
   absl::Status CopyParametersFrom(Executor& source);
@@ -209,79 +208,19 @@ class Executor {
   absl::Status MakeIssuer();
   absl::StatusOr<LinkedFragment*> Link(Runnable& run, bool carrying);
   void PointAll();  // once the pools have moved
-  std::vector<CollectiveSpan> GatherSpans(int unit) const;
 
-  // values.cc
-  absl::Status FillSlices();
-  struct FillPiece {  // elements [begin, end) of this rank's slice of a section
-    int unit = 0;
-    bool trainable = true;
-    int64_t begin = 0, end = 0;
-  };
-  absl::Status Fill(const FillPiece& piece);
-  bool FillsStates() const;  // some of them with other values than 0
-  absl::Status CastMasters(int unit, int64_t begin, int64_t end);
-  absl::Status SpreadSlices(bool masters, bool parameters, bool states);
-  bool HasWritten() const { return masters_written_ || parameters_written_ || states_written_; }
-  absl::Status SpreadWritten();
-
-  // access.cc
-  struct StateArray {
-    StateClass what{};
-    int unit = 0;
-    bool trainable = true;
-    int state = 0;  // of the optimizer's
-  };
-  // This rank's slice of one parameter: elements [begin, end) of it, the first at `offset` of the
-  // unit's slice. Empty where this rank has none of that class.
-  struct StateSlice {
-    StateArray array;
-    int64_t begin = 0, end = 0, offset = 0;
-    float scale = 1;  // of the values read
-  };
-  absl::StatusOr<StateSlice> FindSlice(ParameterId p, StateClass what,
-                                       std::string_view optimizer_state);
-  absl::Status ForEachPiece(
-      StateClass what, std::string_view optimizer_state,
-      absl::FunctionRef<absl::Status(const Slice&, const StateSlice&, int64_t at)> visit);
-  absl::Status ReadValues(const StateArray& array, int64_t begin, std::span<float> values);
-  absl::Status WriteValues(const StateArray& array, int64_t begin, std::span<const float> values);
-  struct Passing {
-    int from = 0;
-    int to = 0;  // -1: all
-  };
+  // state_calls.cc
+  absl::Status SettleState(StateClass what);
+  float ScaleOf(StateClass what) const;
   // `fits`: what else is checked, of a parameter that there is.
-  absl::Status GatherPieces(ParameterId p, StateClass what, int root,
-                            absl::FunctionRef<absl::Status()> fits, Engine::Sink sink);
-  // Called by those that send or receive.
-  absl::Status PassValues(std::span<float> values, Passing ranks);
-
-  // state_runs.cc
-  enum class Access { kRead, kWrite, kReadWrite };
-  // (data, dtype, first, count): elements [first, first + count) of this rank's slice.
-  using StateVisitor =
-      absl::FunctionRef<absl::Status(std::byte*, DType, int64_t first, int64_t count)>;
-  // Elements [begin, end) of this rank's slice of an array, run by run. kWrite: what is visited is
-  // to be overwritten, all of it.
-  absl::Status VisitState(const StateArray& array, int64_t begin, int64_t end, Access access,
-                          StateVisitor visit);
-  absl::Status VisitPieces(const StateArray& array, int64_t begin, int64_t end, Access access,
-                           StateVisitor visit);
-  absl::Status VisitSplit(const StateArray& array, const sharding::Place& low, int64_t at,
-                          int64_t count, Access access, StateVisitor visit);
-  // The whole reduced shard of a unit, wherever it lives.
-  absl::Status VisitGradient(int unit, Access access, absl::FunctionRef<void(std::byte*)> visit);
-  absl::Status VisitPlace(const sharding::Place& place, int64_t bytes, Access access,
-                          absl::FunctionRef<absl::Status(std::byte*)> visit);
-  absl::Status VisitMemory(std::byte* at, Tier tier, int64_t bytes, Access access,
-                           absl::FunctionRef<absl::Status(std::byte*)> visit);
+  absl::Status Gather(ParameterId p, StateClass what, int root,
+                      absl::FunctionRef<absl::Status()> fits, Engine::Sink sink);
+  absl::Status SpreadWritten();
+  absl::Status CheckCopy(Executor& source) const;
 
   // verify_swap.cc
   absl::Status ChooseVerifySwap();                           // collective
   absl::Status MeasureVerifySwap(const ChecksumWork& work);  // collective
-  absl::Status CheckSwapFiles();
-  absl::Status VerifyPlace(const sharding::Place& place, int64_t bytes);
-  absl::Status VerifyArray(const StateArray& array, int64_t begin = 0, int64_t end = INT64_MAX);
 
   // meeting.cc
   absl::Status Meet(Meeting meeting, int64_t subject, const absl::Status& own);
@@ -300,14 +239,6 @@ class Executor {
   absl::Status Suspended();
   absl::Status MovePools(Storage::Room room);
 
-  // copy.cc
-  struct CopyStaging;
-  absl::Status MakeCopyMirror();
-  absl::Status CheckCopy(Executor& source) const;
-  absl::Status RunCopy(Executor& source, const sharding::CopyPlan& plan, CopyStaging& staging);
-  absl::Status ExchangePieces(Executor& source, std::span<const sharding::Transfer> transfers,
-                              StateArray& verified, CopyStaging& staging);
-
   // issuing.cc
   void Issue(int begin, int end);  // instructions of the fragment that runs
   int issued() const;              // of those, how many have been: in their order
@@ -315,7 +246,6 @@ class Executor {
   void Drain();
   void IssueCarriedLeft();
   absl::Status MayLook() const;
-  void FetchSlice(int unit);
   void AwaitState();
 
   // tracing.cc
@@ -433,14 +363,11 @@ class Executor {
       plans_;  // of steps of other rounds, or that hold their updates
   // The config's own step; a walk of an evaluation; carried updates alone.
   std::unique_ptr<Runnable> own_, walk_, drain_;
-  std::vector<CollectiveSpan> single_gather_;     // of a unit that is gathered alone
-  ThreadTeam alone_{1};                           // for arithmetic within a task of a team
   std::unique_ptr<optim::Kernels> kernels_;       // of the device's streams
   std::unique_ptr<optim::Kernels> host_kernels_;  // of the host's
   std::optional<Storage> storage_;
   bool told_of_copies_ = false;  // the log, that communicators do not take the pools
   std::optional<ControlBlock> control_block_;
-  std::mutex host_access_;  // to the device's memory: copies of several threads take turns
   std::optional<SwapVerifier> swap_verifier_;
 
   UpdateTable update_table_;
@@ -450,9 +377,6 @@ class Executor {
   std::vector<int> micro_batch_numbers_;
   std::vector<DType> boundary_dtypes_;  // by visit
   std::vector<int64_t> boundary_elements_;
-  bool masters_written_ = false, parameters_written_ = false, states_written_ = false;
-  // Parameters were written and are no copies of their masters until an update.
-  bool parameters_differ_ = false;
   bool suspended_ = false;
   bool refused_step_ = false;  // since then, and Report has to say so
   int64_t refusals_ = 0;       // Steps and Evaluations of a suspended engine: numbers below 0
@@ -498,6 +422,7 @@ class Executor {
   std::optional<IssueTracer> tracer_;
   std::unique_ptr<IssueObserver> observer_;
   std::optional<Issuer> issuer_;
+  std::optional<StateAccess> state_;  // between steps
 };
 
 }  // namespace ebb

@@ -65,8 +65,8 @@ absl::Status Executor::Initialise() {
   EBB_RETURN_IF_ERROR(CheckHostMemory());
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeState()));
   EBB_RETURN_IF_ERROR(ShowPools());
-  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), FillSlices()));
-  EBB_RETURN_IF_ERROR(SpreadSlices(/*masters=*/true, /*parameters=*/true, FillsStates()));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), state_->FillSlices()));
+  EBB_RETURN_IF_ERROR(state_->SpreadFilled());
   EBB_RETURN_IF_ERROR(ChooseVerifySwap());
   if (rank_ == 0) {
     for (const std::string& warning : config_.warnings)
@@ -299,6 +299,7 @@ absl::Status Executor::MakeState() {
         return AllocatePool(state, bytes, what);
       },
       storage_));
+  EBB_RETURN_IF_ERROR(storage_->TakeStateStaging());
   // Auto: what is written from here on is summed, until it is known what is not to be.
   const VerifySwap verify = config_.ebb.verify_swap;
   swap_verifier_.emplace(plan(), model_, verify == VerifySwap::kAuto ? VerifySwap::kAll : verify,

@@ -74,6 +74,41 @@ void Issuer::EndKernels(LinkedFragment& run, int index, const StepTag& step) {
   Leave(run, index, step);
 }
 
+// A copy of memory that the device has not locked waits inside the driver for all that is before it on the stream,
+// other ranks' collectives too: so it is enqueued when nothing is.
+void Issuer::StartNow(LinkedFragment& run, std::span<Event> over) {
+  std::vector<sharding::CellRange> ranges;
+  std::vector<sharding::CellUse> uses;
+  for (int index = 0; index < run.size(); ++index) {
+    const Instruction& instruction = run[index];
+    uses.clear();
+    for (const Operand& operand : instruction.operands) {
+      ranges.clear();
+      cells_.Find(operand, ranges);
+      for (const auto& [first, last] : ranges) {
+        for (int cell = first; cell < last; ++cell)
+          uses.push_back({.cell = cell, .writes = sharding::Writes(operand.access)});
+      }
+    }
+    Stream& stream = At(instruction.starts);
+    frontier_.Enter(instruction.starts, uses, /*parity=*/0,
+                    [&](int event) { stream.Wait(*events_[static_cast<size_t>(event)]); });
+    stream.WaitIdle();
+    Work(run, index, StepTag(), stream);
+    At(instruction.ends).Record(over[static_cast<size_t>(index)]);
+  }
+}
+
+absl::Status Issuer::AwaitNow(LinkedFragment& run, std::span<Event> over) {
+  absl::Status first;
+  for (int index = 0; index < run.size(); ++index) {
+    over[static_cast<size_t>(index)].Wait();
+    first.Update(run.error(index));
+    first.Update(At(run[index].ends).status());
+  }
+  return first;
+}
+
 absl::Status Issuer::MakeFence(const Device& device) {
   while (fence_.size() < sharding::kLines) {
     EBB_ASSIGN_OR_RETURN(Event made, device.NewEvent());
@@ -333,14 +368,17 @@ void Issuer::StartTransfers(LinkedFragment& run, int index) {
       continue;
     }
     const std::byte* const data = run.At(index, 2 * i);
-    if (SwapVerifier::SumsWhenMoved(to.place.pool))
+    if (run.fragment().of_state || SwapVerifier::SumsWhenMoved(to.place.pool))
       with_.verifier->NoteWrite(to.place, {data, static_cast<size_t>(from.bytes())});
     with_.storage->File(to.place).StartWrite(transfers[i], to.place.offset, data, from.bytes());
   }
 }
 
 void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
-  if (!std::exchange(run.started(index), uint8_t{0})) return;
+  if (!std::exchange(run.started(index), uint8_t{0})) {
+    run.error(index) = with_.errors->failure();
+    return;
+  }
   const Instruction& instruction = run[index];
   const bool reads = instruction.code == Code::kRead;
   IoTransfer* const transfers = run.transfers(index);
@@ -348,6 +386,11 @@ void Issuer::EndTransfers(LinkedFragment& run, int index, const StepTag& step) {
     const Operand& file = instruction.operands[static_cast<size_t>(reads ? 2 * i : 2 * i + 1)];
     const StateClass state = file.place.pool;
     const absl::Status moved = with_.storage->File(file.place).Wait(transfers[i]);
+    if (run.fragment().of_state) {  // of which no read is of whole extents
+      run.error(index).Update(moved);
+      if (!moved.ok() && !reads) with_.verifier->Forget(file.place, file.bytes());
+      continue;
+    }
     if (moved.ok()) {
       if (reads && SwapVerifier::SumsWhenMoved(state)) {
         with_.verifier->VerifyRead(file.place,

@@ -48,8 +48,9 @@ class Issuer {
     StepErrors* errors = nullptr;
     StepCommunicators* peers = nullptr;
   };
+  // `cells` outlive this.
   Issuer(const Parts& parts, const sharding::Cells& cells, int units)
-      : with_(parts), control_(units), frontier_(cells.count()) {}
+      : with_(parts), cells_(cells), control_(units), frontier_(cells.count()) {}
   absl::Status MakeFence(const Device& device);
 
   sharding::Frontier& frontier() { return frontier_; }
@@ -61,6 +62,11 @@ class Issuer {
   // What the compute stream runs from now on finds what the kernels need; it has run.
   void StartKernels(LinkedFragment& run, int instruction, const StepTag& step);
   void EndKernels(LinkedFragment& run, int instruction, const StepTag& step);
+  // Of a call for state, whose instructions may run at once: starts them behind all that used what they touch.
+  // `over`: an event for each.
+  void StartNow(LinkedFragment& run, std::span<Event> over);
+  // Waits until they are over; the first error.
+  absl::Status AwaitNow(LinkedFragment& run, std::span<Event> over);
   // Every stream comes after all that was issued on any. For what no fragment has.
   void Fence();
   // The fragment has ended early: what comes next waits for all that was issued, as far as it enters anything.
@@ -100,6 +106,7 @@ class Issuer {
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 
   const Parts with_;
+  const sharding::Cells& cells_;
   const sharding::ControlCells control_;
   sharding::Frontier frontier_;
   std::vector<Event> fence_;    // by line

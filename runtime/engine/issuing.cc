@@ -59,27 +59,6 @@ absl::Status Executor::MayLook() const {
       "on NVMe are updated just ahead of their use: ask between steps, or after Step::Reduce");
 }
 
-// A unit's slice from where it lives into its slot, at once.
-void Executor::FetchSlice(int unit) {
-  for (const bool trainable : {true, false}) {
-    const absl::Status verified =
-        VerifyArray({.what = StateClass::kParameter, .unit = unit, .trainable = trainable});
-    if (!verified.ok()) errors_.Fail(verified);
-    const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
-    const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
-    std::byte* const slice = storage_->Slice(unit, trainable);
-    const absl::Status fetched = VisitState(
-        {.what = StateClass::kParameter, .unit = unit, .trainable = trainable}, 0, shard,
-        Access::kRead, [&](std::byte* data, DType dtype, int64_t first, int64_t count) {
-          upload_->WaitIdle();  // a copy of memory that is not locked would, in the driver
-          upload_->Copy(slice + first * SizeOf(dtype), data, count * SizeOf(dtype));
-          upload_->WaitIdle();
-          return absl::OkStatus();
-        });
-    if (!fetched.ok()) errors_.Fail(fetched);
-  }
-}
-
 // Until all state is where it belongs, and nothing reads it there.
 void Executor::AwaitState() {
   Drain();

@@ -52,6 +52,7 @@ absl::StatusOr<std::unique_ptr<LinkedFragment>> LinkedFragment::Link(
   }
   linked->begun_.resize(linked->first_.size());
   linked->started_.resize(linked->first_.size());
+  linked->errors_.resize(linked->first_.size());
   linked->Point(storage);
   return linked;
 }

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/offload/shard_file.h"
 #include "ebb/runtime/comm/communicator.h"
@@ -33,6 +34,7 @@ class LinkedFragment {
 
   const sharding::Plan& plan() const { return *plan_; }
   const sharding::Fragment& fragment() const { return fragment_; }
+  int size() const { return static_cast<int>(fragment_.instructions.size()); }
   const sharding::Instruction& operator[](int instruction) const {
     return fragment_.instructions[static_cast<size_t>(instruction)];
   }
@@ -64,6 +66,8 @@ class LinkedFragment {
   // When it began, for a timeline; whether its transfers were started.
   int64_t& begun(int instruction) { return begun_[static_cast<size_t>(instruction)]; }
   uint8_t& started(int instruction) { return started_[static_cast<size_t>(instruction)]; }
+  // What went wrong in it, of a call for state.
+  absl::Status& error(int instruction) { return errors_[static_cast<size_t>(instruction)]; }
 
  private:
   LinkedFragment(sharding::Fragment fragment, const sharding::Plan& plan)
@@ -80,6 +84,7 @@ class LinkedFragment {
   std::vector<std::unique_ptr<IoTransfer[]>> transfers_;
   std::vector<int64_t> begun_;
   std::vector<uint8_t> started_;
+  std::vector<absl::Status> errors_;
 };
 
 }  // namespace ebb

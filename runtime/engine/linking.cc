@@ -78,6 +78,23 @@ absl::Status Executor::MakeIssuer() {
           .errors = &errors_,
           .peers = &peers_},
       *cells_, static_cast<int>(model_.units.size()));
+  state_.emplace(StateAccess::Parts{.initial = {.model = &model_,
+                                                .config = &config_,
+                                                .own_optimizer = options_.optimizer.has_value()},
+                                    .names = &state_names_,
+                                    .errors = &errors_,
+                                    .gather = &*gather_communicator_,
+                                    .rank = rank_},
+                 StateValues::Parts{.plan = &plan(),
+                                    .config = &config_,
+                                    .device = &device_,
+                                    .team = &compute_.team(),
+                                    .storage = &*storage_,
+                                    .issuer = &*issuer_,
+                                    .verifier = &*swap_verifier_,
+                                    .errors = &errors_,
+                                    .shard = shard_},
+                 Control());
   if (timeline_ != nullptr) {
     tracer_.emplace(*timeline_, device_spans_.get());
     issuer_->Observe(*tracer_);
@@ -115,19 +132,6 @@ void Executor::PointAll() {
   };
   for (const auto* run : {&own_, &walk_, &drain_}) point(**run);
   for (const std::unique_ptr<Runnable>& run : plans_) point(*run);
-}
-
-std::vector<CollectiveSpan> Executor::GatherSpans(int unit) const {
-  std::vector<CollectiveSpan> spans;
-  for (const bool trainable : {true, false}) {
-    const sharding::UnitLayout& layout = plan().layout.units[static_cast<size_t>(unit)];
-    const int64_t shard = trainable ? layout.trainable.shard : layout.frozen.shard;
-    if (shard > 0)
-      spans.push_back({.send = storage_->Slice(unit, trainable),
-                       .receive = storage_->Whole(unit, trainable),
-                       .count = shard});
-  }
-  return spans;
 }
 
 }  // namespace ebb

@@ -212,20 +212,8 @@ bool Executor::HasRoom(const OpenScope& scope, bool all) {
 // From where its slices live, between all that was issued and all that comes.
 void Executor::GatherAlone(int unit) {
   issuer_->Fence();
-  if (plan().decisions.parameter_tier != Tier::kDevice) {
-    issuer_->WaitIdle();
-    FetchSlice(unit);
-  }
-  gather_->WaitIdle();  // of the spans of the one before
-  single_gather_ = GatherSpans(unit);
-  peers_.NoteCollective(*gather_communicator_,
-                        gather_communicator_->AllGather(*gather_, single_gather_, config_.compute),
-                        errors_);
-  Compute(*gather_, [this, unit] {
-    peers_.NoteIfBroken(*gather_communicator_, [&] {
-      return absl::StrCat("gather of unit '", model_.units[static_cast<size_t>(unit)].name, "'");
-    });
-  });
+  if (plan().decisions.parameter_tier != Tier::kDevice) issuer_->WaitIdle();
+  state_->GatherUnit(unit);
   issuer_->Fence();
 }
 

@@ -12,10 +12,9 @@
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/state_pieces.h"
 
 namespace ebb {
-
-using sharding::Section;
 
 namespace {
 
@@ -77,6 +76,18 @@ absl::Status Storage::CreateHostPools(const Config& config) {
     if (!SharesHostMemory()) EBB_RETURN_IF_ERROR(LockForDevice(state, what));
     below_[state] = MemoryLedger::Charge(*ledger_, named, Tier::kCpu, host_bytes_[state]);
   }
+  return absl::OkStatus();
+}
+
+absl::Status Storage::TakeStateStaging() {
+  if (SharesHostMemory() && !HasFiles()) return absl::OkStatus();
+  constexpr char kWhat[] = "the pool in host memory that state passes through";
+  constexpr int kPool = static_cast<int>(kStateStaging.pool);
+  constexpr int64_t kBytes = 2 * sharding::kStateStagingBytes;
+  EBB_ASSIGN_OR_RETURN(host_[kPool], AllocatePinned(kBytes, /*pin=*/false, kWhat));
+  if (!SharesHostMemory()) EBB_RETURN_IF_ERROR(LockForDevice(kPool, kWhat));
+  ledger_->Predict(StateClass::kStaging, Tier::kCpu, kBytes);
+  below_[kPool] = MemoryLedger::Charge(*ledger_, StateClass::kStaging, Tier::kCpu, kBytes);
   return absl::OkStatus();
 }
 
@@ -241,51 +252,8 @@ absl::Status Storage::CheckFiles() const {
   return absl::OkStatus();
 }
 
-std::byte* Storage::Whole(int unit, bool trainable) const {
-  if (plan_->decisions.kept_whole[unit]) {
-    return OnDevice(StateClass::kParameter,
-                    trainable ? Unit(unit).parameter_trainable : Unit(unit).parameter_frozen);
-  }
-  return OnDevice(StateClass::kGather,
-                  trainable ? Unit(unit).gather_trainable : Unit(unit).gather_frozen);
-}
-
-std::byte* Storage::Slice(int unit, bool trainable) const {
-  const Section& section =
-      trainable ? plan_->layout.units[unit].trainable : plan_->layout.units[unit].frozen;
-  const sharding::Decisions& decisions = plan_->decisions;
-  if (decisions.kept_whole[unit] || decisions.parameter_tier != Tier::kDevice)
-    return Whole(unit, trainable) + shard_ * section.shard * SizeOf(decisions.compute);
-  return OnDevice(StateClass::kParameter,
-                  trainable ? Unit(unit).parameter_trainable : Unit(unit).parameter_frozen);
-}
-
-std::byte* Storage::Secondary(int unit, bool trainable) const {
-  return OnDevice(StateClass::kSecondary,
-                  trainable ? Unit(unit).secondary_trainable : Unit(unit).secondary_frozen);
-}
-
-std::byte* Storage::SecondaryPart(int unit, bool trainable) const {
-  const sharding::Decisions& decisions = plan_->decisions;
-  const sharding::UnitLayout& layout = plan_->layout.units[unit];
-  const int64_t part = decisions.SecondaryShard(trainable ? layout.trainable : layout.frozen);
-  return Whole(unit, trainable) +
-         shard_ % decisions.secondary_shards * part * SizeOf(decisions.compute);
-}
-
 std::byte* Storage::Gradient(int visit) const {
   return OnDevice(StateClass::kGradient, plan_->pools.visits[visit].gradient);
-}
-
-std::byte* Storage::ReducedGradient(int unit) const {
-  return At(plan_->pools.GradientShard(unit));
-}
-
-std::byte* Storage::GradientSlice(int unit) const {
-  const sharding::Decisions& decisions = plan_->decisions;
-  const int64_t begin =
-      decisions.stage == 0 ? shard_ * plan_->layout.units[unit].trainable.shard : 0;
-  return ReducedGradient(unit) + begin * SizeOf(decisions.shard_dtype(unit));
 }
 
 std::byte* Storage::Output(int visit, int index_in_round) const {
@@ -306,11 +274,6 @@ std::byte* Storage::EvaluationOutput(int visit, int micro_batch) const {
 
 std::byte* Storage::Staging(int64_t address) const {
   return OnDevice(StateClass::kStaging, address);
-}
-double* Storage::NormScratch(Tier tier) const {
-  return reinterpret_cast<double*>(tier == Tier::kDevice
-                                       ? OnDevice(StateClass::kStaging, plan_->pools.staging_norm)
-                                       : At(plan_->pools.host_norm));
 }
 std::byte* Storage::ExchangeRecords() const {
   return OnDevice(StateClass::kStaging, plan_->pools.staging_exchange);

@@ -25,6 +25,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 
@@ -56,6 +57,12 @@ class Storage {
   // Pointers from before are not valid any more. An error: nothing has moved.
   absl::Status MoveInto(Room room, Stream& stream);
 
+  // Host memory for two runs of state that is asked for (sharding/state_pieces.h), where the host does not reach
+  // all state.
+  static constexpr sharding::Place kStateStaging = {.tier = Tier::kCpu,
+                                                    .pool = StateClass::kWorkspace};
+  absl::Status TakeStateStaging();
+
   // Of the device; empty where the plan has none.
   std::span<std::byte> Pool(StateClass state) const {
     return buffers_[static_cast<int>(state)].span();
@@ -71,23 +78,15 @@ class Storage {
   absl::Status CheckFiles() const;  // ShardFile::CheckUnchanged of each; waits for the disk
 
   // A unit's section: whole in its slot, or whole where the unit is kept whole.
-  std::byte* Whole(int unit, bool trainable) const;
-  // This rank's slice of it there: where a gather finds it, in place unless the slice lives on the
-  // device in a pool of its own.
-  std::byte* Slice(int unit, bool trainable) const;
+  std::byte* Whole(int unit, bool trainable) const {
+    return At(sharding::WholePlace(*plan_, unit, trainable));
+  }
 
-  // This rank's secondary shard of a section, and the part of the whole that it is a copy of.
-  std::byte* Secondary(int unit, bool trainable) const;
-  std::byte* SecondaryPart(int unit, bool trainable) const;
-
-  std::byte* Gradient(int visit) const;        // whole, of Decisions::gradient
-  std::byte* GradientSlice(int unit) const;    // the reduced shard
-  std::byte* ReducedGradient(int unit) const;  // all that this rank updates with
+  std::byte* Gradient(int visit) const;  // whole, of Decisions::gradient
   std::byte* Output(int visit, int index_in_round) const;
   std::byte* OutputGradient(int visit, int index_in_round) const;
   std::byte* EvaluationOutput(int visit, int micro_batch) const;
   std::byte* Staging(int64_t address) const;  // of the staging pool, as the plan has it
-  double* NormScratch(Tier tier) const;       // of gradients that live there
   std::byte* ExchangeRecords() const;         // world records, then this rank's own
   // For an optimizer of the trainer's, where the update runs.
   float* GradientStaging(Tier tier) const;
@@ -98,7 +97,6 @@ class Storage {
   std::byte* OnDevice(StateClass state, int64_t offset) const {
     return buffers_[static_cast<int>(state)].data() + offset;
   }
-  const sharding::UnitAddresses& Unit(int unit) const { return plan_->pools.units[unit]; }
 
   bool IsKept(int state) const {
     return state == static_cast<int>(StateClass::kParameter) ||

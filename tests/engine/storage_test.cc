@@ -92,8 +92,8 @@ class StorageTest : public ::testing::Test {
   // The first bytes of what is kept.
   std::vector<void*> Kept() const {
     const sharding::SubGroup &third = SubGroupOf(3), &fourth = SubGroupOf(4);
-    return {storage_->Slice(0, true), Master(1), storage_->At(third.states),
-            storage_->At(fourth.states.Plus(fourth.states_stride))};
+    return {storage_->At(sharding::SlicePlace(plan_, 0, true)), Master(1),
+            storage_->At(third.states), storage_->At(fourth.states.Plus(fourth.states_stride))};
   }
   const sharding::SubGroup& SubGroupOf(int unit) const {
     const sharding::Homes& homes = plan_.pools.homes;

@@ -1,0 +1,243 @@
+#include "ebb/runtime/engine/state_access.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/sharding/interval.h"
+#include "ebb/sharding/unit_places.h"
+
+namespace ebb {
+
+using sharding::StateArray;
+using sharding::StateRange;
+
+absl::StatusOr<StateAccess::Found> StateAccess::Find(ParameterId p, StateClass what,
+                                                     std::string_view state) const {
+  const sharding::ParameterLocation& location = plan().layout.parameters[static_cast<size_t>(p)];
+  Found found{.array = {.what = what, .unit = location.unit, .trainable = location.trainable}};
+  switch (what) {
+    case StateClass::kMaster:
+      if (!location.trainable) found.array.what = StateClass::kParameter;
+      break;
+    case StateClass::kParameter:
+      break;
+    case StateClass::kGradient:
+      if (!location.trainable) return found;
+      break;
+    case StateClass::kOptimizer: {
+      EBB_ASSIGN_OR_RETURN(const int index, with_.names->IndexOf(model()[p].group, state));
+      if (!location.trainable || index < 0) return found;
+      found.array.state = index;
+      break;
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "state of class '", std::string(Name(what)),
+          "' cannot be read or written; parameter, master, gradient and optimizer can"));
+  }
+  const sharding::Section& section = sharding::SectionOf(plan(), location.unit, location.trainable);
+  for (const sharding::Interval& interval : sharding::IntervalsOf(section, values_.shard())) {
+    if (interval.parameter != p) continue;
+    found.begin = interval.begin;
+    found.end = interval.end;
+    found.offset = interval.offset;
+  }
+  return found;
+}
+
+Slice StateAccess::SliceOf(ParameterId p, int64_t begin, int64_t end) const {
+  return {.parameter = p,
+          .name = model()[p].name,
+          .shape = model()[p].shape,
+          .begin = begin,
+          .end = end};
+}
+
+absl::StatusOr<std::vector<StateAccess::Piece>> StateAccess::PiecesOf(
+    StateClass what, std::string_view state) const {
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < model().parameters.size(); ++i) {
+    const ParameterId p{static_cast<int32_t>(i)};
+    EBB_ASSIGN_OR_RETURN(const Found found, Find(p, what, state));
+    for (int64_t begin = found.begin; begin < found.end; begin += sharding::kRunElements) {
+      const int64_t end = std::min(found.end, begin + sharding::kRunElements);
+      pieces.push_back({.slice = SliceOf(p, begin, end), .range = found.Range(begin, end)});
+    }
+  }
+  return pieces;
+}
+
+absl::Status StateAccess::Read(StateClass what, std::string_view state, float scale, Sink sink) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(what, state));
+  std::vector<float> values;
+  std::optional<StateArray> verified;
+  const auto read = [&](size_t i) -> absl::Status {
+    const auto& [slice, range] = pieces[i];
+    if (verified != range.array) EBB_RETURN_IF_ERROR(values_.Verify({.array = range.array}));
+    verified = range.array;
+    values.resize(static_cast<size_t>(range.count()));
+    const bool goes_on = i + 1 < pieces.size() && pieces[i + 1].range.array == range.array;
+    EBB_RETURN_IF_ERROR(values_.Read(range, values, goes_on ? &pieces[i + 1].range : nullptr));
+    if (scale != 1)
+      for (float& value : values) value *= scale;
+    return sink(slice, values);
+  };
+  absl::Status status;
+  for (size_t i = 0; i < pieces.size() && status.ok(); ++i) status = read(i);
+  status.Update(values_.Await());
+  return status;
+}
+
+void StateAccess::NoteWrite(StateClass what) {
+  const sharding::Decisions& d = plan().decisions;
+  const bool parameters = what == StateClass::kParameter, also_masters = parameters && SharesBits();
+  written_.masters |= what == StateClass::kMaster || also_masters;
+  written_.parameters |= parameters;
+  written_.states |= what == StateClass::kOptimizer;
+  parameters_differ_ |= parameters && d.shares_reads && !d.reads_parameters() && !also_masters;
+}
+
+// fp32 parameters are their own masters, and of split masters they are a part.
+bool StateAccess::SharesBits() const {
+  const sharding::Decisions& d = plan().decisions;
+  return d.compute == DType::kFloat32 || d.split_master;
+}
+
+absl::Status StateAccess::Write(StateClass what, std::string_view state, float scale,
+                                const Initialiser& source) {
+  const sharding::Decisions& d = plan().decisions;
+  EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(what, state));
+  std::vector<float> values;
+  const auto write = [&](const Slice& slice, StateRange range) -> absl::Status {
+    values.resize(static_cast<size_t>(range.count()));
+    EBB_RETURN_IF_ERROR(source(slice, values));
+    if (scale != 1)
+      for (float& value : values) value /= scale;
+    if (what == StateClass::kParameter && SharesBits() && range.array.trainable &&
+        d.writes_parameters()) {
+      range.array.what = StateClass::kMaster;
+      if (d.split_master)
+        for (float& value : values) value = static_cast<float>(BFloat16(value));
+    }
+    return values_.Write(range, values);
+  };
+  absl::Status status;
+  for (size_t i = 0; i < pieces.size() && status.ok(); ++i)
+    status = write(pieces[i].slice, pieces[i].range);
+  status.Update(values_.Await());
+  return status;
+}
+
+absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink sink) {
+  constexpr int64_t kPieceElements = int64_t{1} << 18;
+  EBB_ASSIGN_OR_RETURN(const Found own, Find(p, what, ""));
+  absl::Status read = with_.errors->Tell();  // of the update that was waited for, on this rank
+  if (read.ok() && own.begin != own.end) read = values_.Verify(own.Range(own.begin, own.end));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(lane_, read));
+  const sharding::Section& section =
+      sharding::SectionOf(plan(), own.array.unit, own.array.trainable);
+  const bool receives = root < 0 || root == with_.rank;
+  std::vector<float> values;
+  absl::Status taken;
+  for (int r = 0; r < plan().decisions.shards; ++r) {  // the first shard group has it all
+    const bool sends = with_.rank == r;
+    if (!sends && !receives) continue;
+    for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
+      if (interval.parameter != p) continue;
+      for (int64_t begin = interval.begin; begin < interval.end; begin += kPieceElements) {
+        const int64_t end = std::min(interval.end, begin + kPieceElements);
+        values.resize(static_cast<size_t>(end - begin));
+        // A piece that cannot be read is passed on all the same: the others wait for it.
+        if (sends && read.ok()) read = values_.Read(own.Range(begin, end), values);
+        if (!sends || root != r) EBB_RETURN_IF_ERROR(Pass(values, r, root));
+        if (receives && taken.ok()) taken = sink(SliceOf(p, begin, end), values);
+      }
+    }
+  }
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(lane_, read));
+  return taken;
+}
+
+// Called by those that send or receive. `to`: -1: all.
+absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
+  const auto& [control, stream, mirror] = lane_;
+  const bool sends = with_.rank == from, receives = to < 0 || to == with_.rank;
+  auto* const host = reinterpret_cast<std::byte*>(values.data());
+  const auto bytes = static_cast<int64_t>(values.size_bytes());
+  const int64_t piece = mirror.Fitting(bytes, /*others=*/0);
+  for (int64_t begin = 0; begin < bytes; begin += piece) {
+    const int64_t length = std::min(piece, bytes - begin);
+    std::byte* const data = mirror.Of(host + begin, 0);
+    const CollectiveSpan span{
+        .send = data, .receive = data, .count = length / int64_t{sizeof(float)}};
+    if (sends) mirror.Upload(stream, host + begin, 0, length);
+    EBB_RETURN_IF_ERROR(to < 0  ? control.Broadcast(stream, {&span, 1}, DType::kFloat32, from)
+                        : sends ? control.Send(stream, {&span, 1}, DType::kFloat32, to)
+                                : control.Receive(stream, {&span, 1}, DType::kFloat32, from));
+    if (receives) mirror.Download(stream, 0, length);
+    stream.WaitIdle();
+    if (receives) mirror.Take(host + begin, 0, length);
+  }
+  return absl::OkStatus();
+}
+
+void StateAccess::GatherUnit(int unit) {
+  absl::Status uploaded;
+  for (const bool trainable : {true, false}) {
+    if (plan().decisions.parameter_tier == Tier::kDevice || !uploaded.ok()) break;
+    const StateRange slice{
+        .array = {.what = StateClass::kParameter, .unit = unit, .trainable = trainable},
+        .end = sharding::SectionOf(plan(), unit, trainable).shard};
+    uploaded = values_.Verify(slice);
+    if (uploaded.ok()) uploaded = values_.Upload(slice);
+  }
+  uploaded.Update(values_.Await());
+  uploaded.Update(values_.Leave(sharding::LowerGather(plan(), unit)));
+  with_.errors->Fail(uploaded);
+}
+
+// This rank's slice of the parameters from its masters.
+absl::Status StateAccess::CastMasters(int unit) {
+  const int64_t shard = sharding::SectionOf(plan(), unit, true).shard;
+  std::vector<float> values;
+  for (int64_t begin = 0; begin < shard; begin += sharding::kRunElements) {
+    StateRange range{{.what = StateClass::kMaster, .unit = unit},
+                     begin,
+                     std::min(shard, begin + sharding::kRunElements)};
+    values.resize(static_cast<size_t>(range.count()));
+    EBB_RETURN_IF_ERROR(values_.Read(range, values));
+    range.array.what = StateClass::kParameter;
+    EBB_RETURN_IF_ERROR(values_.Write(range, values));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateAccess::Spread(const sharding::SpreadClasses& classes) {
+  for (int unit = 0; unit < std::ssize(model().units); ++unit) {
+    EBB_RETURN_IF_ERROR(values_.Run(sharding::LowerSpread(plan(), unit, classes)));
+    EBB_RETURN_IF_ERROR(with_.gather->status());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateAccess::SpreadFilled() {
+  return Spread({.masters = true, .parameters = true, .states = with_.initial.OfStates()});
+}
+
+absl::Status StateAccess::SpreadWritten() {
+  const sharding::SpreadClasses written = std::exchange(written_, {});
+  absl::Status cast;  // of this rank; all ranks spread what they have
+  if (written.masters && sharding::CastsMasters(plan().decisions)) {
+    for (int unit = 0; unit < std::ssize(model().units) && cast.ok(); ++unit)
+      cast = CastMasters(unit);
+  }
+  cast.Update(values_.Await());
+  with_.errors->Fail(cast);
+  return Spread(written);
+}
+
+}  // namespace ebb

@@ -1,0 +1,94 @@
+// What a trainer asks of an engine's state between steps: slices read and written, one parameter gathered; and what
+// follows for what ranks keep whole. An engine calls it when nothing of its steps is under way.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/initial_values.h"
+#include "ebb/runtime/engine/optimizer_state_names.h"
+#include "ebb/runtime/engine/state_values.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/state_pieces.h"
+
+namespace ebb {
+
+class StateAccess {
+ public:
+  using Sink = absl::FunctionRef<absl::Status(const Slice&, std::span<const float>)>;
+  struct Parts {  // borrowed
+    InitialValues initial;
+    const OptimizerStateNames* names = nullptr;
+    StepErrors* errors = nullptr;
+    Communicator* gather = nullptr;
+    int rank = 0;
+  };
+  StateAccess(const Parts& parts, const StateValues::Parts& values, const HostLane& lane)
+      : with_(parts), lane_(lane), values_(values) {}
+
+  // Every value is multiplied with `scale` on its way out, and divided by it on its way in.
+  absl::Status Read(StateClass what, std::string_view state, float scale, Sink sink);
+  absl::Status Write(StateClass what, std::string_view state, float scale,
+                     const Initialiser& source);
+  // Said of each Write, also of one that fails, perhaps on this rank only: all ranks spread what they have.
+  void NoteWrite(StateClass what);
+  // Collective, as those below: of a parameter that there is, kMaster or kParameter.
+  absl::Status Gather(ParameterId p, StateClass what, int root, Sink sink);
+
+  // This rank's slices from the parameters' own initialisers. Not collective.
+  absl::Status FillSlices() { return with_.initial.Fill(values_); }
+  // What ranks keep whole from the slices that were filled, or written since it was called last.
+  absl::Status SpreadFilled();
+  absl::Status SpreadWritten();
+  bool has_written() const { return written_.masters || written_.parameters || written_.states; }
+  // Parameters were written and are no copies of their masters until an update.
+  bool parameters_differ() const { return parameters_differ_; }
+  void NoteUpdated() { parameters_differ_ = false; }
+
+  // Between all else that streams do: a unit from where its slices live to where a scope finds it whole. May return
+  // before the all-gather is over.
+  void GatherUnit(int unit);
+
+  // This rank's slice of one parameter: elements [begin, end) of it, the first at `offset` of the unit's slice. Empty
+  // where it has none of that class.
+  struct Found {
+    sharding::StateArray array;
+    int64_t begin = 0, end = 0, offset = 0;
+
+    // Of elements of the parameter.
+    sharding::StateRange Range(int64_t first, int64_t last) const {
+      return {array, offset + first - begin, offset + last - begin};
+    }
+  };
+  absl::StatusOr<Found> Find(ParameterId p, StateClass what, std::string_view state) const;
+  StateValues& values() { return values_; }
+  const sharding::Plan& plan() const { return values_.plan(); }
+  const ModelSpec& model() const { return *with_.initial.model; }
+
+ private:
+  struct Piece {
+    Slice slice;
+    sharding::StateRange range;
+  };
+
+  Slice SliceOf(ParameterId p, int64_t begin, int64_t end) const;
+  absl::StatusOr<std::vector<Piece>> PiecesOf(StateClass what, std::string_view state) const;
+  bool SharesBits() const;
+  absl::Status Pass(std::span<float> values, int from, int to);
+  absl::Status CastMasters(int unit);
+  absl::Status Spread(const sharding::SpreadClasses& classes);
+
+  const Parts with_;
+  const HostLane lane_;
+  StateValues values_;
+  sharding::SpreadClasses written_;
+  bool parameters_differ_ = false;
+};
+
+}  // namespace ebb

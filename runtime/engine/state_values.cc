@@ -1,0 +1,194 @@
+#include "ebb/runtime/engine/state_values.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ebb/optim/cast.h"
+#include "ebb/optim/split_master.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/unit_places.h"
+
+namespace ebb {
+
+using sharding::Place;
+using sharding::StagedRun;
+using sharding::StateRange;
+using sharding::StateRun;
+
+StagedRun StateValues::InSlot(const StateRun& run, size_t slot) const {
+  const auto offset = static_cast<int64_t>(slot) * sharding::kStateStagingBytes;
+  return {run, Storage::kStateStaging.Plus(offset), with_.device->kind() == DeviceKind::kCpu};
+}
+
+absl::Status StateValues::Start(Slot& slot, sharding::Fragment fragment) {
+  slot.read_ahead = {};
+  EBB_RETURN_IF_ERROR(Await(slot));
+  while (slot.over.size() < fragment.instructions.size()) {
+    EBB_ASSIGN_OR_RETURN(Event made, with_.device->NewEvent());
+    slot.over.push_back(std::move(made));
+  }
+  Issuer& issuer = *with_.issuer;
+  EBB_ASSIGN_OR_RETURN(slot.under_way,
+                       LinkedFragment::Link(std::move(fragment), plan(), *with_.device,
+                                            *with_.storage, issuer.frontier(), issuer.events()));
+  issuer.StartNow(*slot.under_way, slot.over);
+  return absl::OkStatus();
+}
+
+absl::Status StateValues::Await(Slot& slot) {
+  if (slot.under_way == nullptr) return absl::OkStatus();
+  absl::Status status = with_.issuer->AwaitNow(*slot.under_way, slot.over);
+  slot.under_way.reset();
+  return status;
+}
+
+absl::Status StateValues::Await() {
+  absl::Status first;
+  for (Slot& slot : slots_) {
+    slot.read_ahead = {};
+    first.Update(Await(slot));
+  }
+  return first;
+}
+
+absl::Status StateValues::Run(sharding::Fragment fragment) {
+  EBB_RETURN_IF_ERROR(Leave(std::move(fragment)));
+  return Await();
+}
+
+absl::Status StateValues::Leave(sharding::Fragment fragment) {
+  absl::Status first = Await();
+  first.Update(Start(slots_[0], std::move(fragment)));
+  return first;
+}
+
+absl::StatusOr<size_t> StateValues::ReadAhead(const StateRun& run) {
+  if (!InSlot(run, 0).is_staged()) return 0;
+  for (size_t slot = 0; slot < slots_.size(); ++slot)
+    if (slots_[slot].read_ahead == run) return slot;
+  const size_t slot = TakeSlot();
+  EBB_RETURN_IF_ERROR(Start(slots_[slot], sharding::LowerStateRead(InSlot(run, slot))));
+  slots_[slot].read_ahead = run;
+  return slot;
+}
+
+absl::StatusOr<size_t> StateValues::Fetch(const StateRun& run) {
+  EBB_ASSIGN_OR_RETURN(const size_t slot, ReadAhead(run));
+  if (!InSlot(run, slot).is_staged()) return slot;
+  slots_[slot].read_ahead = {};
+  EBB_RETURN_IF_ERROR(Await(slots_[slot]));
+  return slot;
+}
+
+absl::Status StateValues::Read(const StateRange& range, std::span<float> values,
+                               const StateRange* next) {
+  std::vector<StateRun> runs = RunsOf(range);
+  const size_t own = runs.size();
+  if (next != nullptr) runs.push_back(RunsOf(*next).front());
+  for (size_t r = 0; r < own; ++r) {
+    const StateRun& run = runs[r];
+    EBB_RETURN_IF_ERROR(ReadAhead(run).status());
+    if (r + 1 < runs.size()) EBB_RETURN_IF_ERROR(ReadAhead(runs[r + 1]).status());
+    EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(run));
+    const StagedRun found = InSlot(run, slot);
+    float* const to = values.data() + (run.begin - range.begin);
+    if (run.is_split()) {
+      optim::Join(team(), At<BFloat16>(found, 0), At<uint16_t>(found, 1), to, run.count());
+    } else {
+      optim::Cast(team(), At<void>(found, 0), run.homes[0].dtype, to, DType::kFloat32, run.count(),
+                  optim::Rounding::kNearest);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Blocks that the run covers in part it may share with the run before, which is on its way.
+absl::Status StateValues::PrepareWrite(const StagedRun& run, Slot& slot) {
+  EBB_RETURN_IF_ERROR(Await(slot));
+  sharding::Fragment edges = sharding::LowerStateEdges(run);
+  if (edges.instructions.empty()) return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(Await());
+  EBB_RETURN_IF_ERROR(Start(slot, std::move(edges)));
+  return Await(slot);
+}
+
+absl::Status StateValues::Write(const StateRange& range, std::span<const float> values) {
+  const bool parameters =
+      range.array.what == StateClass::kParameter || range.array.what == StateClass::kMaster;
+  for (Slot& slot : slots_) slot.read_ahead = {};
+  for (const StateRun& run : RunsOf(range)) {
+    const size_t slot = TakeSlot();
+    const StagedRun found = InSlot(run, slot);
+    if (found.is_staged()) EBB_RETURN_IF_ERROR(PrepareWrite(found, slots_[slot]));
+    const float* const from = values.data() + (run.begin - range.begin);
+    if (run.is_split()) {
+      optim::Split(team(), from, At<BFloat16>(found, 0), At<uint16_t>(found, 1), run.count());
+    } else {
+      optim::Cast(team(), from, DType::kFloat32, At<void>(found, 0), run.homes[0].dtype,
+                  run.count(),
+                  parameters ? optim::Rounding::kParameter : optim::Rounding::kNearest);
+    }
+    if (found.is_staged())
+      EBB_RETURN_IF_ERROR(Start(slots_[slot], sharding::LowerStateWrite(found)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateValues::Upload(const StateRange& range) {
+  for (const StateRun& run : RunsOf(range)) {
+    EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(run));
+    EBB_RETURN_IF_ERROR(
+        Start(slots_[slot], sharding::LowerStateUpload(plan(), range.array, InSlot(run, slot))));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StateValues::VerifyFile(const Place& place, int64_t bytes) {
+  if (place.tier != Tier::kNvme) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(
+      const bool agrees,
+      with_.verifier->VerifyFile(
+          place, bytes, [&](const Place& from, int64_t count, auto show) -> absl::Status {
+            const StateRun run{.end = count,
+                               .homes = {sharding::Operand{.place = from, .count = count}}};
+            EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(run));
+            show(At<std::byte>(InSlot(run, slot), 0));
+            return absl::OkStatus();
+          }));
+  return agrees ? absl::OkStatus() : with_.errors->failure();
+}
+
+absl::Status StateValues::Verify(const StateRange& range) {
+  if (!with_.verifier->FilesAreOurs()) return with_.errors->failure();
+  if (with_.config->ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
+  const sharding::StateArray& array = range.array;
+  const sharding::Decisions& d = plan().decisions;
+  const sharding::UnitHomes& unit = plan().pools.homes.units[static_cast<size_t>(array.unit)];
+  const bool masters = array.what == StateClass::kMaster;
+  const auto verify = [&](const Place& home, DType dtype, int64_t begin, int64_t end) {
+    const int64_t first = std::max(begin, range.begin), last = std::min(end, range.end),
+                  size = SizeOf(dtype);
+    if (first >= last) return absl::OkStatus();
+    return VerifyFile(home.Plus((first - begin) * size), (last - first) * size);
+  };
+  if (array.what == StateClass::kGradient) {
+    return verify(plan().pools.GradientShard(array.unit), d.shard_dtype(array.unit), 0,
+                  sharding::SectionOf(plan(), array.unit, true).shard);
+  }
+  if (array.what == StateClass::kParameter || (masters && d.reads_parameters())) {
+    for (const sharding::ParameterPiece& piece : unit.pieces(array.trainable))
+      EBB_RETURN_IF_ERROR(verify(piece.home, d.compute, piece.begin, piece.end));
+  }
+  if (masters ? d.master_size() == 0 : array.what != StateClass::kOptimizer)
+    return absl::OkStatus();
+  for (int g = 0; g < unit.sub_groups; ++g) {
+    const sharding::SubGroup& group =
+        plan().pools.homes.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
+    if (group.end <= range.begin || range.end <= group.begin) continue;
+    EBB_RETURN_IF_ERROR(
+        VerifyFile(with_.verifier->HomeOf(group, masters ? 0 : 1 + array.state), 1));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace ebb

@@ -1,0 +1,90 @@
+// Ranges of this rank's state as fp32 in host memory, wherever they live. An engine calls it when nothing of its
+// steps is under way.
+//
+//   home --Start--> [ slot 0 ] --cast--> values       what lives on the disk, or on a device whose memory the host does
+//   home --Start--> [ slot 1 ]                        not reach, passes through two slots of host memory: one is used
+//                                                     while the other is filled or emptied
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/config.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/issuer.h"
+#include "ebb/runtime/engine/linked_fragment.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/swap_verifier.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/state_pieces.h"
+
+namespace ebb {
+
+class StateValues {
+ public:
+  struct Parts {  // borrowed
+    const sharding::Plan* plan = nullptr;
+    const Config* config = nullptr;
+    const Device* device = nullptr;
+    ThreadTeam* team = nullptr;
+    Storage* storage = nullptr;
+    Issuer* issuer = nullptr;
+    SwapVerifier* verifier = nullptr;
+    StepErrors* errors = nullptr;
+    int shard = 0;
+  };
+  explicit StateValues(const Parts& parts) : with_(parts) {}
+
+  // `next`: what will be read next, if that is known. Its read, as what is written, may be on its way until Await.
+  absl::Status Read(const sharding::StateRange& range, std::span<float> values,
+                    const sharding::StateRange* next = nullptr);
+  absl::Status Write(const sharding::StateRange& range, std::span<const float> values);
+  // Whether the files hold what was written there, before values of the range are shown.
+  absl::Status Verify(const sharding::StateRange& range);
+  // Parameters, from where they live to this rank's slice on the device. May be on its way until Await.
+  absl::Status Upload(const sharding::StateRange& range);
+  // Instructions of a call for state, behind all of the above: until they are over, or on their way.
+  absl::Status Run(sharding::Fragment fragment);
+  absl::Status Leave(sharding::Fragment fragment);
+  absl::Status Await();
+
+  const sharding::Plan& plan() const { return *with_.plan; }
+  ThreadTeam& team() const { return *with_.team; }
+  int shard() const { return with_.shard; }
+
+ private:
+  struct Slot {
+    std::unique_ptr<LinkedFragment> under_way;
+    std::vector<Event> over;        // by instruction of that
+    sharding::StateRun read_ahead;  // what it will hold, before that is asked for; else nothing
+  };
+
+  std::vector<sharding::StateRun> RunsOf(const sharding::StateRange& range) const {
+    return sharding::RunsOf(*with_.plan, with_.shard, range);
+  }
+  sharding::StagedRun InSlot(const sharding::StateRun& run, size_t slot) const;
+  size_t TakeSlot() { return next_slot_ = 1 - next_slot_; }
+  absl::Status Start(Slot& slot, sharding::Fragment fragment);
+  absl::Status Await(Slot& slot);
+  // In which slot it is, or will be; any where the host finds it at home.
+  absl::StatusOr<size_t> ReadAhead(const sharding::StateRun& run);
+  absl::StatusOr<size_t> Fetch(const sharding::StateRun& run);
+  absl::Status PrepareWrite(const sharding::StagedRun& run, Slot& slot);
+  absl::Status VerifyFile(const sharding::Place& place, int64_t bytes);
+  template <class T>
+  T* At(const sharding::StagedRun& run, size_t part) const {
+    return reinterpret_cast<T*>(with_.storage->At(run.host[part]));
+  }
+
+  const Parts with_;
+  std::array<Slot, 2> slots_;
+  size_t next_slot_ = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,49 @@
+#include "ebb/sharding/unit_places.h"
+
+namespace ebb::sharding {
+
+Place WholePlace(const Plan& plan, int unit, bool trainable) {
+  const UnitAddresses& at = plan.pools.units[static_cast<size_t>(unit)];
+  if (plan.decisions.kept_whole[static_cast<size_t>(unit)])
+    return {.pool = StateClass::kParameter,
+            .offset = trainable ? at.parameter_trainable : at.parameter_frozen};
+  return {.pool = StateClass::kGather,
+          .offset = trainable ? at.gather_trainable : at.gather_frozen};
+}
+
+Place SlicePlace(const Plan& plan, int unit, bool trainable) {
+  const Decisions& d = plan.decisions;
+  if (d.kept_whole[static_cast<size_t>(unit)] || d.parameter_tier != Tier::kDevice) {
+    Place place = WholePlace(plan, unit, trainable);
+    place.per_slice = SectionOf(plan, unit, trainable).shard * SizeOf(d.compute);
+    return place;
+  }
+  const UnitAddresses& at = plan.pools.units[static_cast<size_t>(unit)];
+  return {.pool = StateClass::kParameter,
+          .offset = trainable ? at.parameter_trainable : at.parameter_frozen};
+}
+
+Place GradientSlicePlace(const Plan& plan, int unit) {
+  Place place = plan.pools.GradientShard(unit);
+  if (plan.decisions.stage == 0)
+    place.per_slice = SectionOf(plan, unit, true).shard * SizeOf(plan.decisions.shard_dtype(unit));
+  return place;
+}
+
+void AddGather(const Plan& plan, int unit, std::vector<Operand>& operands) {
+  const DType dtype = plan.decisions.compute;
+  for (const bool trainable : {true, false}) {
+    const Section& section = SectionOf(plan, unit, trainable);
+    if (section.shard == 0) continue;
+    operands.push_back({.place = SlicePlace(plan, unit, trainable),
+                        .dtype = dtype,
+                        .access = Access::kRead,
+                        .count = section.shard});
+    operands.push_back({.place = WholePlace(plan, unit, trainable),
+                        .dtype = dtype,
+                        .access = Access::kWrite,
+                        .count = section.elements});
+  }
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,27 @@
+// Where a unit is on the device while it is used, and where this rank's slices of it are there.
+#pragma once
+
+#include <vector>
+
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/program.h"
+
+namespace ebb::sharding {
+
+// A section whole: in its slot, or where it is kept whole.
+Place WholePlace(const Plan& plan, int unit, bool trainable);
+// This rank's slice of it, where a gather finds it: in place, unless the slice lives on the device in a pool of its
+// own.
+Place SlicePlace(const Plan& plan, int unit, bool trainable);
+// This rank's slice of the reduced gradient.
+Place GradientSlicePlace(const Plan& plan, int unit);
+
+// Operands of an all-gather of the unit.
+void AddGather(const Plan& plan, int unit, std::vector<Operand>& operands);
+
+inline const Section& SectionOf(const Plan& plan, int unit, bool trainable) {
+  const UnitLayout& layout = plan.layout.units[static_cast<size_t>(unit)];
+  return trainable ? layout.trainable : layout.frozen;
+}
+
+}  // namespace ebb::sharding

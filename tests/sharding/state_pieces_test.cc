@@ -1,0 +1,289 @@
+// Where the elements of a rank's slice live, and the instructions that move them: of random plans, against the
+// layout itself.
+#include "ebb/sharding/state_pieces.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ebb/sharding/unit_places.h"
+#include "random_model.h"
+
+namespace ebb::sharding {
+namespace {
+
+constexpr int kPlans = 60;
+constexpr Place kStaging = {.tier = Tier::kCpu, .pool = StateClass::kWorkspace, .offset = 1 << 30};
+
+struct Asked {
+  StateArray array;
+  int64_t shard = 0;
+  std::string name;
+};
+
+// All arrays of a plan whose slices hold anything.
+std::vector<Asked> ArraysOf(const Plan& plan) {
+  const Decisions& d = plan.decisions;
+  std::vector<Asked> arrays;
+  const auto add = [&](const StateArray& array) {
+    const int64_t shard = SectionOf(plan, array.unit, array.trainable).shard;
+    if (shard > 0)
+      arrays.push_back(
+          {array, shard, std::string(Name(array.what)) + " of unit " + std::to_string(array.unit)});
+  };
+  for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
+    add({.what = StateClass::kParameter, .unit = unit, .trainable = false});
+    for (const StateClass what :
+         {StateClass::kParameter, StateClass::kMaster, StateClass::kGradient})
+      add({.what = what, .unit = unit});
+    for (int state = 0; state < d.optimizer_states; ++state)
+      add({.what = StateClass::kOptimizer, .unit = unit, .state = state});
+  }
+  return arrays;
+}
+
+template <class Check>
+void OnPlans(Check check) {
+  for (int i = 0; i < Cases(kPlans); ++i) {
+    const RandomCase random(static_cast<uint64_t>(i), /*offloads=*/i % 3 != 0);
+    SCOPED_TRACE(random.description());
+    const absl::StatusOr<Plan> plan = PlanStep(random.inputs());
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    for (const int shard : {0, plan->decisions.shards - 1}) {
+      for (const Asked& asked : ArraysOf(*plan)) {
+        SCOPED_TRACE(asked.name);
+        check(*plan, shard, asked);
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+std::vector<int64_t> CutsOf(int64_t shard) {
+  std::vector<int64_t> cuts = {0, shard / 3, shard / 2 + 1, shard};
+  for (int64_t& cut : cuts) cut = std::min(cut, shard);
+  std::sort(cuts.begin(), cuts.end());
+  return cuts;
+}
+
+// However an array is cut, each element has one home, and the same.
+TEST(StatePieces, RunsCoverWhatIsAskedForOnceWhicheverTheCut) {
+  OnPlans([](const Plan& plan, int shard, const Asked& asked) {
+    const auto homes_of = [&](int64_t begin, int64_t end) {
+      std::vector<std::tuple<int64_t, Operand, Operand>> homes;
+      int64_t at = begin;
+      for (const StateRun& run : RunsOf(plan, shard, {asked.array, begin, end})) {
+        EXPECT_EQ(run.begin, at);
+        EXPECT_LE(run.count(), kRunElements);
+        EXPECT_EQ(run.homes[0].count, run.count());
+        EXPECT_EQ(run.homes[1].count, run.is_split() ? run.count() : 0);
+        const int64_t stride = std::max<int64_t>(1, run.count() / 7);
+        at = run.end;
+        for (int64_t element = run.begin; element < run.end; element += stride) {
+          Operand homes_at[2];
+          for (int part = 0; part < 2; ++part) {
+            const Operand& home = run.homes[static_cast<size_t>(part)];
+            if (home.count == 0) continue;
+            homes_at[part] = {.place = home.place.Plus((element - run.begin) * SizeOf(home.dtype)),
+                              .dtype = home.dtype};
+          }
+          homes.emplace_back(element, homes_at[0], homes_at[1]);
+        }
+      }
+      EXPECT_EQ(at, end);
+      return homes;
+    };
+    std::map<int64_t, std::pair<Operand, Operand>> whole;
+    for (const auto& [element, first, second] : homes_of(0, asked.shard))
+      whole[element] = {first, second};
+    const std::vector<int64_t> cuts = CutsOf(asked.shard);
+    for (size_t i = 1; i < cuts.size(); ++i) {
+      for (const auto& [element, first, second] : homes_of(cuts[i - 1], cuts[i])) {
+        const auto found = whole.find(element);
+        if (found == whole.end()) continue;
+        EXPECT_EQ(found->second.first, first);
+        EXPECT_EQ(found->second.second, second);
+      }
+    }
+  });
+}
+
+// Homes are within the pools and files that the plan has, of masters together with their other half.
+TEST(StatePieces, HomesAreWithinTheirPools) {
+  OnPlans([](const Plan& plan, int shard, const Asked& asked) {
+    for (const StateRun& run : RunsOf(plan, shard, {asked.array, 0, asked.shard})) {
+      for (const Operand& home : run.homes) {
+        const int pool = static_cast<int>(home.place.pool);
+        const int64_t end = home.place.offset + shard * home.place.per_slice + home.bytes();
+        EXPECT_GE(home.place.offset, 0);
+        if (home.count == 0) continue;
+        if (home.place.tier == Tier::kDevice) {
+          EXPECT_LE(end, plan.pools.bytes[pool]);
+        } else if (home.place.tier == Tier::kCpu) {
+          EXPECT_LE(end, plan.pools.host_bytes[pool]);
+        } else if (home.place.tier == Tier::kNvme) {
+          EXPECT_EQ(home.place.per_slice, 0);
+          EXPECT_GT(plan.pools.file_bytes[pool], 0);
+        }
+      }
+      EXPECT_EQ(run.is_split(),
+                asked.array.what == StateClass::kMaster && plan.decisions.split_master);
+    }
+  });
+}
+
+// Whole blocks of files, within the staging, that hold the values where the host looks for them.
+TEST(StatePieces, WhatIsStagedPassesInWholeBlocks) {
+  int64_t staged = 0, edges = 0;
+  OnPlans([&](const Plan& plan, int shard, const Asked& asked) {
+    const std::vector<int64_t> cuts = CutsOf(asked.shard);
+    for (size_t i = 1; i < cuts.size(); ++i) {
+      for (const StateRun& run : RunsOf(plan, shard, {asked.array, cuts[i - 1], cuts[i]})) {
+        for (const bool reaches_device : {true, false}) {
+          const StagedRun found(run, kStaging, reaches_device);
+          const Fragment read = LowerStateRead(found), write = LowerStateWrite(found);
+          ASSERT_EQ(read.instructions.size(), write.instructions.size());
+          ASSERT_EQ(read.instructions.empty(), !found.is_staged());
+          EXPECT_TRUE(read.of_state && write.of_state);
+          size_t next = 0;
+          for (size_t part = 0; part < 2; ++part) {
+            const Operand& home = run.homes[part];
+            if (home.count == 0) continue;
+            const bool in_file = home.place.tier == Tier::kNvme;
+            EXPECT_EQ(found.staged[part],
+                      in_file || (home.place.tier == Tier::kDevice && !reaches_device));
+            if (!found.staged[part]) {
+              EXPECT_EQ(found.host[part], home.place);
+              continue;
+            }
+            ++staged;
+            const Instruction &reads = read.instructions[next], &writes = write.instructions[next];
+            ++next;
+            EXPECT_EQ(reads.code, in_file ? Code::kRead : Code::kCopy);
+            EXPECT_EQ(writes.code, in_file ? Code::kWrite : Code::kCopy);
+            ASSERT_EQ(reads.operands.size(), 2u);
+            const Operand &from = reads.operands[0], &to = reads.operands[1];
+            EXPECT_EQ(from.access, Access::kRead);
+            EXPECT_EQ(to.access, Access::kWrite);
+            EXPECT_EQ(from.bytes(), to.bytes());
+            const int64_t skipped = home.place.offset - from.place.offset;
+            EXPECT_EQ(found.host[part], to.place.Plus(skipped));
+            EXPECT_GE(skipped, 0);
+            EXPECT_GE(from.bytes(), skipped + home.bytes());
+            EXPECT_GE(to.place.offset, kStaging.offset);
+            EXPECT_LE(to.place.offset + to.bytes(), kStaging.offset + kStateStagingBytes);
+            if (in_file) {
+              EXPECT_EQ(from.place.offset % kSwapAlignment, 0);
+              EXPECT_EQ(to.place.offset % kSwapAlignment, 0);
+              EXPECT_EQ(from.bytes() % kSwapAlignment, 0);
+              EXPECT_LT(from.bytes(), skipped + home.bytes() + kSwapAlignment);
+            } else {
+              EXPECT_EQ(from.bytes(), home.bytes());
+            }
+            EXPECT_EQ(writes.operands[0].place, to.place);
+            EXPECT_EQ(writes.operands[1].place, from.place);
+            EXPECT_EQ(writes.operands[0].access, Access::kRead);
+            EXPECT_EQ(writes.operands[1].access, Access::kWrite);
+          }
+          // The halves of split masters do not share staging.
+          if (found.staged[0] && found.staged[1]) {
+            const Operand &first = read.instructions[0].operands[1],
+                          &second = read.instructions[1].operands[1];
+            EXPECT_LE(first.place.offset + first.bytes(), second.place.offset);
+          }
+          // Of a write, exactly the blocks that it covers in part.
+          int64_t partial = 0, read_before = 0;
+          for (const Operand& home : run.homes) {
+            if (home.count == 0 || home.place.tier != Tier::kNvme) continue;
+            const int64_t begin = home.place.offset, end = begin + home.bytes();
+            const int64_t first = begin / kSwapAlignment, last = (end - 1) / kSwapAlignment;
+            for (int64_t block = first; block <= last;
+                 block += std::max<int64_t>(1, last - first)) {
+              if (block * kSwapAlignment < begin || (block + 1) * kSwapAlignment > end) ++partial;
+            }
+          }
+          for (const Instruction& instruction : LowerStateEdges(found).instructions) {
+            EXPECT_EQ(instruction.code, Code::kRead);
+            for (size_t k = 0; k < instruction.operands.size(); k += 2) {
+              const Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
+              EXPECT_EQ(from.bytes(), kSwapAlignment);
+              ++read_before;
+              const size_t part = run.is_split() && from.place.pool != run.homes[0].place.pool;
+              const Operand& home = run.homes[part];
+              EXPECT_EQ(to.place.offset - found.host[part].offset,
+                        from.place.offset - home.place.offset);
+            }
+          }
+          EXPECT_EQ(read_before, partial);
+          edges += partial;
+        }
+      }
+    }
+  });
+  EXPECT_GT(staged, 0);
+  EXPECT_GT(edges, 0);
+}
+
+// The slot of a run of the most elements is full but for less than a cut, of any dtype, however it lies in its blocks.
+TEST(StatePieces, TheLongestRunFitsItsSlot) {
+  constexpr int64_t kInBlock = kSwapAlignment - 4;
+  const auto fits = [](const StateRun& run) {
+    const Fragment read = LowerStateRead(StagedRun(run, kStaging, true));
+    const Operand& last = read.instructions.back().operands[1];
+    return last.place.offset + last.bytes() <= kStaging.offset + kStateStagingBytes;
+  };
+  const auto at = [](StateClass pool, DType dtype) {
+    return Operand{.place = {.tier = Tier::kNvme, .pool = pool, .offset = kInBlock},
+                   .dtype = dtype,
+                   .count = kRunElements};
+  };
+  EXPECT_TRUE(fits({.end = kRunElements, .homes = {at(StateClass::kMaster, DType::kFloat32)}}));
+  EXPECT_TRUE(fits({.end = kRunElements,
+                    .homes = {at(StateClass::kParameter, DType::kBFloat16),
+                              at(StateClass::kMaster, DType::kBFloat16)}}));
+}
+
+// What ranks keep whole is gathered from slices that lie within it.
+TEST(StatePieces, SpreadsGoFromSlicesToWhatIsKeptWhole) {
+  int gathers = 0;
+  for (int i = 0; i < Cases(kPlans); ++i) {
+    const RandomCase random(static_cast<uint64_t>(i));
+    SCOPED_TRACE(random.description());
+    const Plan plan = PlanStep(random.inputs()).value();
+    const Decisions& d = plan.decisions;
+    for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
+      const int64_t shard = SectionOf(plan, unit, true).shard;
+      const Fragment spread =
+          LowerSpread(plan, unit, {.masters = true, .parameters = true, .states = true});
+      int64_t arrays = 0;
+      for (const Instruction& instruction : spread.instructions) {
+        ++gathers;
+        EXPECT_EQ(instruction.code, Code::kAllGather);
+        EXPECT_EQ(instruction.parts.front().unit, unit);
+        for (size_t k = 0; k < instruction.operands.size(); k += 2) {
+          ++arrays;
+          const Operand &slice = instruction.operands[k], &whole = instruction.operands[k + 1];
+          EXPECT_EQ(slice.dtype, instruction.operands[0].dtype);
+          EXPECT_EQ(slice.place.offset, whole.place.offset);
+          EXPECT_EQ(slice.place.per_slice, slice.bytes());
+          EXPECT_EQ(whole.bytes(), d.shards * slice.bytes());
+        }
+      }
+      const bool kept = d.kept_whole[static_cast<size_t>(unit)];
+      const int sections = (shard > 0) + (SectionOf(plan, unit, false).shard > 0);
+      const int64_t of_states =
+          d.stage == 0 && shard > 0 ? (d.master_size() > 0) + d.optimizer_states : 0;
+      EXPECT_EQ(arrays, of_states + (kept ? sections : 0));
+      EXPECT_TRUE(LowerSpread(plan, unit, {}).instructions.empty());
+    }
+  }
+  EXPECT_GT(gathers, 0);
+}
+
+}  // namespace
+}  // namespace ebb::sharding
