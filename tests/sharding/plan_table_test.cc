@@ -100,6 +100,40 @@ TEST(PlanTable, NamesEachOperationAndEachUseOnce) {
   }
 }
 
+// The root's kernels go on when a block's scope closes.
+TEST(PlanTable, ShowsWhatIsOpenTogetherAndRecomputes) {
+  Config config;
+  config.gradient_accumulation_steps = 1;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.ebb.coalesce_bytes = 0;
+  ModelSpec model = UnitChain({1'024, 1'024, 1'024});
+  const auto lines = [&] {
+    const PlanInputs inputs{.model = &model, .config = &config, .world = 2, .optimizer_states = 2};
+    const absl::StatusOr<Plan> plan = PlanStep(inputs);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    const std::string table = PlanTable(*plan);
+    const std::vector<std::string> all = absl::StrSplit(table, '\n');
+    return all;
+  };
+  EXPECT_EQ(Count(lines(), {"a recompute of the visit"}), 0);
+  EXPECT_EQ(Count(lines(), {"goes on with what is still open"}), 0);
+  for (const bool backward : {false, true}) {
+    model.order.push_back({.backward = backward, .visit = 0});
+    if (backward) model.AddScope({.recompute = true, .visit = 2});
+    for (int visit : {1, 2})
+      model.AddScope({.backward = backward, .visit = backward ? 3 - visit : visit});
+    model.order.push_back({.opens = false, .backward = backward, .visit = 0});
+  }
+  EXPECT_EQ(Count(lines(), {"a recompute of the visit"}), 1);
+  EXPECT_EQ(Count(lines(), {"goes on with what is still open"}), 1);
+  EXPECT_EQ(Count(lines(), {"open R2", "use", "unit2"}), 1);
+  EXPECT_EQ(Count(lines(), {"close F1", "use", "unit0"}), 1);
+  EXPECT_EQ(Count(lines(), {"close F0", "use"}), 0);
+  EXPECT_EQ(Count(lines(), {"close B0", "norm", "unit0"}), 1);
+  EXPECT_EQ(Count(lines(), {"close R2", "reduce"}), 0);
+}
+
 TEST(PlanTable, ABucketHasALineForEachUnitWithItsAddress) {
   const ModelSpec model = UnitChain(std::vector<int64_t>(48, 1'024));
   Config config;

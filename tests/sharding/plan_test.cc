@@ -101,6 +101,37 @@ RandomCase CaseOf(int number) {
                     /*orders=*/number % 3 == 0);
 }
 
+// That the laws are checked on orders of all kinds.
+TEST(RandomOrders, AreOfEveryKind) {
+  int declared = 0, nested = 0, recomputed = 0, walks = 0, without_gradients = 0, one_sided = 0;
+  for (int seed = 1; seed <= 300; ++seed) {
+    const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/false, /*orders=*/true);
+    const ModelSpec& model = random_case.model;
+    ASSERT_TRUE(Validate(model).ok()) << Validate(model) << random_case.description();
+    declared += !model.order.empty();
+    bool nests = false, recomputes = false, walks_again = false, backward_came = false;
+    for (const PlannedScope& scope : ScopesOfStep(model, 1)) {
+      nests |= scope.close_tick > scope.open_tick + 1;
+      recomputes |= scope.recompute;
+      backward_came |= scope.backward;
+      walks_again |= backward_came && scope.kind() == ScopeKind::kForward;
+    }
+    nested += nests;
+    recomputed += recomputes;
+    walks += walks_again;
+    for (const Visit& visit : model.forward) {
+      without_gradients += !visit.gradients;
+      one_sided += !visit.forward || !visit.backward;
+    }
+  }
+  EXPECT_GT(declared, 200);
+  EXPECT_GT(nested, 50);
+  EXPECT_GT(recomputed, 100);
+  EXPECT_GT(walks, 20);
+  EXPECT_GT(without_gradients, 50);
+  EXPECT_GT(one_sided, 50);
+}
+
 struct Variant {
   Plan plan;
   bool walk = false;

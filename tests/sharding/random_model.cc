@@ -125,15 +125,6 @@ int64_t BytesOn(Tier tier, const Plan& plan) {
 
 namespace {
 
-// Flags of visits to units that have several, then a walk or two, each with its backward.
-void ChooseVisits(Random& random, ModelSpec& model) {
-  for (Visit& visit : model.forward) {
-    visit.gradients = !random.OneIn(3);
-    visit.backward = !random.OneIn(6);
-    visit.forward = !random.OneIn(8);
-  }
-}
-
 std::vector<ScopeEvent> RandomEvents(Random& random, const ModelSpec& model) {
   const int visits = static_cast<int>(model.forward.size());
   const bool has_boundaries = model.forward.front().output_bytes > 0;
@@ -169,32 +160,36 @@ std::vector<ScopeEvent> RandomEvents(Random& random, const ModelSpec& model) {
     events.push_back(scope);
     events.back().opens = false;
   }
-  // Some close later.
-  for (int64_t i = random.OneOf<int64_t>({0, 1, 3}); i > 0 && !has_boundaries && !events.empty();
-       --i) {
-    const auto from = static_cast<size_t>(random.Between(0, std::ssize(events) - 1));
-    if (events[from].opens) continue;
-    const auto to =
-        static_cast<size_t>(random.Between(static_cast<int64_t>(from), std::ssize(events) - 1));
-    std::rotate(events.begin() + static_cast<int64_t>(from),
-                events.begin() + static_cast<int64_t>(from) + 1,
-                events.begin() + static_cast<int64_t>(to) + 1);
-  }
   return events;
 }
 
 }  // namespace
 
 void DeclareOrder(Random& random, ModelSpec& model) {
-  ModelSpec tried = model;
-  for (int tries = 0; tries < 30; ++tries) {
-    tried.forward = model.forward;
-    if (random.OneIn(2)) ChooseVisits(random, tried);
-    tried.order.clear();
-    if (!random.OneIn(6)) tried.order = RandomEvents(random, tried);
-    if (!CheckOrder(tried).ok()) continue;
-    model = std::move(tried);
-    return;
+  // What the model does not allow is taken back.
+  const auto change = [&](auto& what, auto value) {
+    const auto before = std::exchange(what, std::move(value));
+    if (!CheckOrder(model).ok()) what = before;
+  };
+  if (random.OneIn(2)) {
+    for (Visit& visit : model.forward) {
+      if (random.OneIn(3)) change(visit.gradients, false);
+      if (random.OneIn(6)) change(visit.backward, false);
+      if (random.OneIn(8)) change(visit.forward, false);
+    }
+  }
+  if (random.OneIn(6)) return;
+  for (int tries = 0; tries < 10 && model.order.empty(); ++tries)
+    change(model.order, RandomEvents(random, model));
+  // Some scopes close later.
+  const int64_t moves = random.OneOf<int64_t>({0, 5, 20});
+  for (int64_t i = 0; i < moves && !model.order.empty(); ++i) {
+    const int64_t last = std::ssize(model.order) - 1, from = random.Between(0, last),
+                  to = std::min(last, from + random.OneOf<int64_t>({1, 3, last}));
+    if (model.order[static_cast<size_t>(from)].opens) continue;
+    std::vector<ScopeEvent> moved = model.order;
+    std::rotate(moved.begin() + from, moved.begin() + from + 1, moved.begin() + to + 1);
+    change(model.order, std::move(moved));
   }
 }
 

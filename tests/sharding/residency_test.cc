@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "random_model.h"
+#include "unit_chain.h"
 
 namespace ebb::sharding {
 namespace {
@@ -247,6 +248,40 @@ TEST(Residency, WithoutReshardingAUnitStaysFromForwardToBackward) {
       PlanResidency(Scopes({0, 1, 2}, 1), elements, std::vector<bool>(3, false),
                     {.prefetch_depth = 0, .reshard_after_forward = false});
   EXPECT_THAT(Told(residency), ElementsAre("0 0-5@1", "1 1-4@3", "2 2-3@5"));
+}
+
+// Scopes of ModelSpec::order.
+
+// F0( F1 F2 F0)  B0( B2 B1 B0): the root stays, as its backward comes next, and the blocks come and go beside it.
+TEST(Residency, AUnitStaysWhileAScopeOfItIsOpen) {
+  ModelSpec model = UnitChain({10, 10, 10});
+  for (const bool backward : {false, true}) {
+    model.order.push_back({.backward = backward, .visit = 0});
+    for (int visit : {1, 2})
+      model.AddScope({.backward = backward, .visit = backward ? 3 - visit : visit});
+    model.order.push_back({.opens = false, .backward = backward, .visit = 0});
+  }
+  const std::vector<PlannedScope> scopes = ScopesOfStep(model, 1);
+  const std::vector<int64_t> elements(3, 10);
+  // No reuse at a distance: what is open stays whatever it costs.
+  const Residency residency = PlanResidency(scopes, elements, std::vector<bool>(3, false),
+                                            {.prefetch_depth = 0, .reuse_elements = 30});
+  EXPECT_THAT(Told(residency), ElementsAre("0 0-3@1", "1 1-1@2", "2 2-2@4", "2 4-4@8", "1 5-5@10"));
+  ASSERT_EQ(residency.lifetimes[0].size(), 1u);
+  EXPECT_EQ(residency.lifetimes[0].front().end, 12) << "the close of its backward";
+}
+
+// F0 F1 F2  R0 R1 R2 B2 B1 B0
+TEST(Residency, ARecomputeGathersAndItsUnitStaysForABackwardThatComesNext) {
+  ModelSpec model = UnitChain({10, 10, 10});
+  for (int visit = 0; visit < 3; ++visit) model.AddScope({.visit = visit});
+  for (int visit = 0; visit < 3; ++visit) model.AddScope({.recompute = true, .visit = visit});
+  for (int visit = 2; visit >= 0; --visit) model.AddScope({.backward = true, .visit = visit});
+  const std::vector<int64_t> elements(3, 10);
+  const Residency residency = PlanResidency(ScopesOfStep(model, 1), elements,
+                                            std::vector<bool>(3, false), {.prefetch_depth = 0});
+  EXPECT_THAT(Told(residency), ElementsAre("0 0-0@1", "1 1-1@3", "2 2-2@5", "0 3-3@7", "1 4-4@9",
+                                           "2 5-6@11", "1 7-7@15", "0 8-8@17"));
 }
 
 // Unit 2's second use in backward comes before the first use of unit 0 there is over.
