@@ -303,7 +303,7 @@ struct Plan {
   std::shared_ptr<const PlanLists> lists;  // of operations and moments; copies of a plan share them
   std::vector<UpdateWork> works;
   std::vector<Narrowing> narrowings;
-  std::vector<Moment> moments;       // kBegin; kOpen and kClose of each scope in turn; kFinish
+  std::vector<Moment> moments;       // kBegin; by tick kOpen or kClose of a scope; kFinish
   std::vector<int> reduce_of_scope;  // the kReduce that takes scope s's gradient; -1: none
   std::vector<int> gather_of_scope;  // the gather whose stay serves scope s; -1: kept whole
   std::vector<std::string> unit_names;

@@ -221,7 +221,8 @@ absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Con
   for (size_t r = 1; r < models.size(); ++r) {
     const int rank = static_cast<int>(r);
     if (models[r] != models[0])
-      return Differs(rank, "model", ": the same parameters in other units, visits or workspace");
+      return Differs(rank, "model",
+                     ": the same parameters in other units, visits, order of scopes or workspace");
     if (plans[r] != plans[0])
       return Differs(rank, "plan", " for the same model and config: another version of Ebb");
   }

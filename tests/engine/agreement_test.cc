@@ -58,6 +58,16 @@ const Difference kDifferences[] = {
     {"Visits",
      [](ModelSpec& model, Config&) { model.forward.pop_back(); },
      {"model of rank", "visits"}},
+    {"VisitWithoutGradients",
+     [](ModelSpec& model, Config&) { model.forward[5].gradients = false; },
+     {"model of rank", "visits"}},
+    {"ScopesThatComeInTheDeclaredOrder",
+     [](ModelSpec& model, Config&) {
+       for (int v = 0; v < kScriptedVisits; ++v) model.AddScope({.visit = v});
+       for (int v = kScriptedVisits - 1; v >= 0; --v)
+         model.AddScope({.backward = true, .visit = v});
+     },
+     {"model of rank", "order"}},
     {"Workspace",
      [](ModelSpec& model, Config&) { model.workspace_bytes = 64; },
      {"model of rank", "workspace"}},
