@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "ebb/sharding/plan.h"
 #include "unit_chain.h"
 
 namespace ebb::sharding {
@@ -81,6 +82,27 @@ TEST(Boundaries, LeaveWhereThereIsTimeBetweenGoingAndComing) {
   EXPECT_FALSE(leaves({.writer = 0, .reader = 1}));  // nothing reads it again
   EXPECT_FALSE(leaves({.writer = 0}));
   EXPECT_FALSE(leaves({}));
+}
+
+// Of 16 visits in turn 15 are live at once, and the first gradient. In segments of 4: the inputs of three segments,
+// the three inside of one, and a gradient.
+TEST(Boundaries, OfSegmentsShareMemory) {
+  constexpr int64_t kBytes = 1'024;
+  Config config;
+  config.gradient_accumulation_steps = 1;
+  ModelSpec model = UnitChain(std::vector<int64_t>(16, 4), kBytes);
+  const auto kept = [&] {
+    const absl::StatusOr<Plan> plan = PlanStep({.model = &model, .config = &config, .world = 1});
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan.ok() ? plan->pools.bytes[static_cast<int>(StateClass::kActivation)] / kBytes : 0;
+  };
+  EXPECT_EQ(kept(), 15 + 1);
+  for (int v = 0; v < 16; ++v) model.AddScope({.visit = v});
+  for (int end = 16; end > 0; end -= 4) {
+    for (int v = end - 4; v < end; ++v) model.AddScope({.recompute = true, .visit = v});
+    for (int v = end - 1; v >= end - 4; --v) model.AddScope({.backward = true, .visit = v});
+  }
+  EXPECT_EQ(kept(), 3 + 3 + 1);
 }
 
 }  // namespace
