@@ -13,81 +13,64 @@ Operand OperandAt(const Place& place, DType dtype, int64_t count, Access access 
   return {.place = place, .dtype = dtype, .access = access, .count = count};
 }
 
-// Runs of at most kRunElements of what is between `begin` and `end` both.
-class Runs {
- public:
-  Runs(int64_t begin, int64_t end) : begin_(begin), end_(end) {}
-
-  // `home_of(element)`: of the elements [first, last), whose homes are each in one place.
-  template <class HomesOf>
-  void Add(int64_t first, int64_t last, HomesOf homes_of) {
-    last = std::min(last, end_);
-    for (int64_t at = std::max(first, begin_); at < last; at += kRunElements) {
-      StateRun run{.begin = at, .end = std::min(last, at + kRunElements)};
-      run.homes = homes_of(at);
-      for (Operand& home : run.homes)
-        if (home.count > 0) home.count = run.count();
-      runs_.push_back(run);
-    }
-  }
-  std::vector<StateRun> Take() { return std::move(runs_); }
-
- private:
-  const int64_t begin_, end_;
-  std::vector<StateRun> runs_;
-};
+// `home`, of whichever elements, of `count` of them from its element `skipped` on.
+Operand Further(Operand home, int64_t skipped, int64_t count) {
+  if (home.count == 0) return home;
+  home.place.offset += skipped * SizeOf(home.dtype);
+  home.count = count;
+  return home;
+}
 
 }  // namespace
 
-std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& range) {
-  const auto& [array, begin, end] = range;
+std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& range,
+                             int64_t elements_max) {
   const Decisions& d = plan.decisions;
+  const StateArray& array = range.array;
   const UnitHomes& unit = plan.pools.homes.units[static_cast<size_t>(array.unit)];
   const bool masters = array.what == StateClass::kMaster;
-  Runs runs(begin, end);
-  const auto parameter = [&](const ParameterPiece& piece, int64_t at) {
-    return OperandAt(piece.home.Plus((at - piece.begin) * SizeOf(d.compute)), d.compute, 1);
+  std::vector<StateRun> runs;
+  // What is asked for of elements [begin, end), whose homes begin with the first of them.
+  const auto add = [&](int64_t begin, int64_t end, const Operand& home, const Operand& low = {}) {
+    end = std::min(end, range.end);
+    for (int64_t at = std::max(begin, range.begin); at < end;) {
+      const int64_t count = std::min(end - at, elements_max);
+      runs.push_back(
+          {at, at + count, {Further(home, at - begin, count), Further(low, at - begin, count)}});
+      at += count;
+    }
   };
+  const int64_t elements = SectionOf(plan, array.unit, array.trainable).shard;
   if (array.what == StateClass::kGradient) {
-    const DType dtype = d.shard_dtype(array.unit);
-    const Place slice = GradientSlicePlace(plan, array.unit);
-    runs.Add(begin, end, [&](int64_t at) {
-      return std::array{OperandAt(slice.Plus(at * SizeOf(dtype)), dtype, 1), Operand()};
-    });
-    return runs.Take();
+    add(0, elements, OperandAt(GradientSlicePlace(plan, array.unit), d.shard_dtype(array.unit), 1));
+    return runs;
   }
   if (array.what == StateClass::kParameter || (masters && d.stochastic_rounding)) {
-    for (const ParameterPiece& piece : unit.pieces(array.trainable)) {
-      runs.Add(piece.begin, piece.end, [&](int64_t at) {
-        return std::array{parameter(piece, at), Operand()};
-      });
-    }
-    return runs.Take();
+    for (const ParameterPiece& piece : unit.pieces(array.trainable))
+      add(piece.begin, piece.end, OperandAt(piece.home, d.compute, 1));
+    return runs;
   }
   // What a rank updates is whole at stage 0, and this its slice of it.
-  const int64_t slice = d.stage == 0 ? shard * SectionOf(plan, array.unit, true).shard : 0;
+  const int64_t slice = d.stage == 0 ? shard * elements : 0;
   for (int g = 0; g < unit.sub_groups; ++g) {
     const SubGroup& group =
         plan.pools.homes.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
-    const int64_t first = group.begin - slice, last = group.end - slice;
-    const Place home =
-        masters ? group.master : group.states.Plus(array.state * group.states_stride);
-    const bool splits = masters && d.split_master;
-    const DType dtype = splits ? DType::kBFloat16 : DType::kFloat32;
-    const auto of_group = [&](int64_t at) {
-      return OperandAt(home.Plus((at - first) * SizeOf(dtype)), dtype, 1);
-    };
-    if (!splits) {
-      runs.Add(first, last, [&](int64_t at) { return std::array{of_group(at), Operand()}; });
+    const int64_t begin = group.begin - slice, end = group.end - slice;
+    if (!masters || !d.split_master) {
+      const Place home =
+          masters ? group.master : group.states.Plus(array.state * group.states_stride);
+      add(begin, end, OperandAt(home, DType::kFloat32, 1));
       continue;
     }
+    const Operand low = OperandAt(group.master, DType::kBFloat16, 1);  // whatever its bits mean
     for (const ParameterPiece& piece : unit.trainable) {
-      runs.Add(std::max(first, piece.begin), std::min(last, piece.end), [&](int64_t at) {
-        return std::array{parameter(piece, at), of_group(at)};
-      });
+      const int64_t first = std::max(begin, piece.begin);
+      add(first, std::min(end, piece.end),
+          Further(OperandAt(piece.home, d.compute, 1), first - piece.begin, 1),
+          Further(low, first - begin, 1));
     }
   }
-  return runs.Take();
+  return runs;
 }
 
 namespace {

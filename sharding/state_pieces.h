@@ -50,7 +50,8 @@ inline constexpr int64_t kRunElements = (kStateStagingBytes - 4 * kSwapAlignment
                                         SizeOf(DType::kFloat32) / kCutElements * kCutElements;
 
 // Of a range, in order; `shard`: which slice is the rank's.
-std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& range);
+std::vector<StateRun> RunsOf(const Plan& plan, int shard, const StateRange& range,
+                             int64_t elements_max = kRunElements);
 // Parameters are copies of masters in another dtype.
 inline bool CastsMasters(const Decisions& decisions) {
   return decisions.writes_parameters() && !decisions.reads_parameters();

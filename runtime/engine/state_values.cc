@@ -6,7 +6,6 @@
 #include "ebb/optim/cast.h"
 #include "ebb/optim/split_master.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 
@@ -158,35 +157,14 @@ absl::Status StateValues::VerifyFile(const Place& place, int64_t bytes) {
   return agrees ? absl::OkStatus() : with_.errors->failure();
 }
 
+// Of an extent that holds any of it, all.
 absl::Status StateValues::Verify(const StateRange& range) {
   if (!with_.verifier->FilesAreOurs()) return with_.errors->failure();
   if (with_.config->ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
-  const sharding::StateArray& array = range.array;
-  const sharding::Decisions& d = plan().decisions;
-  const sharding::UnitHomes& unit = plan().pools.homes.units[static_cast<size_t>(array.unit)];
-  const bool masters = array.what == StateClass::kMaster;
-  const auto verify = [&](const Place& home, DType dtype, int64_t begin, int64_t end) {
-    const int64_t first = std::max(begin, range.begin), last = std::min(end, range.end),
-                  size = SizeOf(dtype);
-    if (first >= last) return absl::OkStatus();
-    return VerifyFile(home.Plus((first - begin) * size), (last - first) * size);
-  };
-  if (array.what == StateClass::kGradient) {
-    return verify(plan().pools.GradientShard(array.unit), d.shard_dtype(array.unit), 0,
-                  sharding::SectionOf(plan(), array.unit, true).shard);
-  }
-  if (array.what == StateClass::kParameter || (masters && d.reads_parameters())) {
-    for (const sharding::ParameterPiece& piece : unit.pieces(array.trainable))
-      EBB_RETURN_IF_ERROR(verify(piece.home, d.compute, piece.begin, piece.end));
-  }
-  if (masters ? d.master_size() == 0 : array.what != StateClass::kOptimizer)
-    return absl::OkStatus();
-  for (int g = 0; g < unit.sub_groups; ++g) {
-    const sharding::SubGroup& group =
-        plan().pools.homes.sub_groups[static_cast<size_t>(unit.first_sub_group + g)];
-    if (group.end <= range.begin || range.end <= group.begin) continue;
-    EBB_RETURN_IF_ERROR(
-        VerifyFile(with_.verifier->HomeOf(group, masters ? 0 : 1 + array.state), 1));
+  for (const StateRun& run :
+       sharding::RunsOf(plan(), with_.shard, range, /*elements_max=*/INT64_MAX)) {
+    for (const sharding::Operand& home : run.homes)
+      EBB_RETURN_IF_ERROR(VerifyFile(home.place, home.bytes()));
   }
   return absl::OkStatus();
 }
