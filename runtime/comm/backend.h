@@ -19,9 +19,9 @@
 
 namespace ebb {
 
-class Bootstrap;
 class CallOrder;
-class SharedWorld;
+class SharedGroup;
+class StoreGroup;
 
 enum class CollectiveKind : uint8_t {
   kAllGather,
@@ -84,6 +84,15 @@ struct CommunicatorOptions {
   }
 };
 
+// What a rank asks for with others: ranks that propose the same colour become a group, ordered by (key, rank). The
+// options and the device are the same on all.
+struct Proposal {
+  CommunicatorOptions options;
+  std::string device = {};  // that the ranks share, for people; empty: no certain one
+  int colour = 0;
+  int key = 0;
+};
+
 class WorldBackend {
  public:
   virtual ~WorldBackend() = default;
@@ -97,6 +106,8 @@ class WorldBackend {
   virtual int ranks_per_host() const = 0;
   virtual absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) = 0;
+  // As World::Split.
+  virtual absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) = 0;
   virtual bool connected_by_nccl() const { return false; }
   // As World::Allocate.
   virtual absl::StatusOr<Buffer> Allocate(const Device& device, int64_t bytes,
@@ -108,10 +119,12 @@ class WorldBackend {
   virtual CallOrder* calls() { return nullptr; }
   // Sends this rank's calls to the ranks that cannot read its memory. Any thread.
   virtual void TellCalls() {}
-  // How ranks with GPUs reach each other beside those. Null: through communicators of this world.
-  virtual std::shared_ptr<Bootstrap> bootstrap() { return nullptr; }
-  // What ranks that are threads of one process share. Null: they are not.
-  virtual std::shared_ptr<SharedWorld> threads() { return nullptr; }
+  // Where ranks with GPUs tell each other what connects those. An error: they cannot.
+  virtual absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() {
+    return absl::UnimplementedError("these ranks cannot be given GPUs");
+  }
+  // Where ranks that are threads of one process form communicators. Null: they are not.
+  virtual SharedGroup* threads() { return nullptr; }
 };
 
 }  // namespace ebb

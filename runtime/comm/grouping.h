@@ -13,15 +13,6 @@
 
 namespace ebb {
 
-// Ranks that propose the same colour become a group, ordered by (key, rank). The options and the
-// device are the same on all.
-struct Proposal {
-  CommunicatorOptions options;
-  std::string device = {};  // that the ranks share, for people; empty: no certain one
-  int colour = 0;
-  int key = 0;
-};
-
 // The groups, by colour, as places in `world_ranks` in the order of their new ranks. The error is
 // the same on every rank.
 absl::StatusOr<std::vector<std::vector<size_t>>> FormGroups(std::span<const int> world_ranks,

@@ -10,7 +10,7 @@
 #include "ebb/runtime/comm/launch/launch.h"
 #include "ebb/runtime/comm/mpi/mpi_world.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
-#include "ebb/runtime/comm/nccl/world_bootstrap.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/shared/device_world.h"
@@ -82,25 +82,34 @@ absl::StatusOr<World> World::On(const Device& device) const {
   if (device.kind() == DeviceKind::kCpu) return *this;
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> sharing, ShareDevice(backend_, device));
   if (sharing != nullptr) return World(std::move(sharing));
-  std::shared_ptr<Bootstrap> bootstrap = backend_->bootstrap();
-  if (bootstrap == nullptr) {
-    EBB_ASSIGN_OR_RETURN(bootstrap, WorldBootstrap::Create(*this));
-  }
-  EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend,
-                       NewNcclWorld(std::move(bootstrap), device));
+  EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> backend, NewNcclWorld(backend_, device));
   return World(std::move(backend));
 }
 
-absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& options) const {
+absl::StatusOr<World> World::Split(int colour, int key, const CommunicatorOptions& options) const {
+  NoteCreation();
+  CommunicatorOptions wanted = options.OfPart("");
+  if (options.name == CommunicatorOptions().name) wanted.name = "part";
+  absl::StatusOr<std::shared_ptr<WorldBackend>> part =
+      backend_->Split({.options = std::move(wanted), .colour = colour, .key = key});
+  if (calls() != nullptr && !part.ok()) calls()->NoteError(/*engine=*/-1);
+  EBB_RETURN_IF_ERROR(part.status());
+  return World(*std::move(part));
+}
+
+void World::NoteCreation() const {
   CallOrder* const order = calls();
-  if (order != nullptr) {
-    if (absl::Status apart = order->Note({.kind = CallKind::kCommunicator}); !apart.ok())
-      backend_->Fail(std::move(apart));
-  }
+  if (order == nullptr) return;
+  if (absl::Status apart = order->Note({.kind = CallKind::kCommunicator}); !apart.ok())
+    backend_->Fail(std::move(apart));
+}
+
+absl::StatusOr<Communicator> World::NewCommunicator(const CommunicatorOptions& options) const {
+  NoteCreation();
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> made = backend_->NewCommunicator(options);
   // What a world never has, all of its ranks lack alike.
-  if (order != nullptr && !made.ok() && !absl::IsUnimplemented(made.status()))
-    order->NoteError(/*engine=*/-1);
+  if (calls() != nullptr && !made.ok() && !absl::IsUnimplemented(made.status()))
+    calls()->NoteError(/*engine=*/-1);
   EBB_RETURN_IF_ERROR(made.status());
   return Communicator(*std::move(made));
 }

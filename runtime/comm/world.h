@@ -44,6 +44,17 @@ class World {
   // Collective: every rank calls it, in the same order, with the same options.
   absl::StatusOr<Communicator> NewCommunicator(const CommunicatorOptions& options = {}) const;
 
+  // Collective: the ranks with the same colour become a world of their own, ordered by (key, rank), for example the ones
+  // that hold the same part of a model which a trainer divides by itself:
+  //
+  //   world      0   1   2   3        tensor parallel in pairs: 0 and 1, 2 and 3
+  //   colour     0   1   0   1        rank % 2: engines and communicators of rank 0's part are between ranks 0 and 2
+  //
+  // Communicators, devices (On) and parts of a part are between its ranks alone, and each part makes its calls in an order
+  // of its own, which is not compared (calls). Ranks that all have devices may split the world of those, too. A rank that
+  // dies or fails ends all parts: they are one job. Of `options` the name, for messages, and the time-out are of this call.
+  absl::StatusOr<World> Split(int colour, int key, const CommunicatorOptions& options = {}) const;
+
   // Collective, as NewCommunicator: returns when all ranks have come here. Of a world that On has not
   // made nothing of it is a device's. So ranks that may be threads with one GPU meet when they have given
   // memory of it back, which waits for the device: on to a collective, which another rank's giving back
@@ -77,15 +88,19 @@ class World {
   // Whether both are handles of the same world.
   friend bool operator==(const World& a, const World& b) { return a.backend_ == b.backend_; }
 
-  // The calls that all ranks make in one order; null in a world of one rank. Lives as long as the world.
+  // The calls that all ranks make in one order; null in a world of one rank and in parts. Lives as long as the world.
   CallOrder* calls() const { return backend_->calls(); }
   // Sends this rank's to the ranks of other hosts: a wait that is not this world's does so. Any thread.
   void TellCalls() const { backend_->TellCalls(); }
 
-  // Every communicator of every rank fails with `why`; none waits for this rank any longer.
+  // Every communicator of every rank, parts included, fails with `why`; none waits for this rank any longer.
   void Fail(absl::Status why) const { backend_->Fail(std::move(why)); }
 
+  const std::shared_ptr<WorldBackend>& backend() const { return backend_; }
+
  private:
+  void NoteCreation() const;
+
   std::shared_ptr<WorldBackend> backend_;
 };
 

@@ -19,7 +19,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/comm/call_order.h"
-#include "ebb/runtime/comm/nccl/world_bootstrap.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/trace/log.h"
@@ -316,14 +316,13 @@ TEST_P(FailureTest, RanksWhoseCallsGoApartBesideTheirWorldAreToldAtOnce) {
     CallOrder* const order = world.calls();
     if (order == nullptr) return absl::UnimplementedError("");
     const int engine = order->AddEngine("policy");  // all know its name before any calls
-    EBB_ASSIGN_OR_RETURN(const std::shared_ptr<WorldBootstrap> beside,
-                         WorldBootstrap::Create(world));
+    EBB_ASSIGN_OR_RETURN(const std::shared_ptr<StoreGroup> beside, world.backend()->bootstrap());
     const auto heard = std::make_shared<std::promise<absl::Status>>();
-    beside->OnFailure([heard](const absl::Status& why) { heard->set_value(why); });
+    beside->store().OnFailure([heard](const absl::Status& why) { heard->set_value(why); });
     const CallKind kind = world.rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;
     if (const absl::Status apart = order->Note({.kind = kind, .engine = engine}); !apart.ok())
       world.Fail(apart);
-    beside->TellCalls();
+    beside->store().TellCalls();
     std::future<absl::Status> failure = heard->get_future();
     if (failure.wait_for(std::chrono::minutes(1)) != std::future_status::ready)
       return absl::DeadlineExceededError("nothing has been heard");
@@ -451,6 +450,39 @@ TEST_P(FailureTest, PartsOfASplitFailWithTheWorld) {
   });
   for (const int rank : {0, 1, 2})
     EXPECT_EQ(Message(seen[static_cast<size_t>(rank)]), "rank 3 failed: broken");
+}
+
+TEST_P(FailureTest, PartsOfAWorldFailWithIt) {
+  for (const bool of_part : {false, true}) {
+    const auto seen = Seen(4, [&](World& world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const World part, world.Split(world.rank() / 2, 0));
+      EBB_ASSIGN_OR_RETURN(Communicator pair, part.NewCommunicator());
+      if (world.rank() == 3) {
+        (of_part ? part : world).Fail(absl::InternalError("broken"));
+        return pair.status();
+      }
+      while (pair.status().ok()) {
+        EBB_RETURN_IF_ERROR(After(GetParam(), pair, [&](Stream& s) { return pair.Barrier(s); }));
+      }
+      EXPECT_EQ(part.NewCommunicator().status(), pair.status());
+      return pair.status();
+    });
+    for (const absl::Status& status : seen) EXPECT_EQ(Message(status), "rank 3 failed: broken");
+  }
+}
+
+TEST_P(FailureTest, ARankThatLeavesAPartIsToldToItsRanksAlone) {
+  const auto seen = Seen(4, [](World& world) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const World part, world.Split(world.rank() / 2, 0));
+    EBB_ASSIGN_OR_RETURN(Communicator pair, part.NewCommunicator({.name = "pair"}));
+    if (world.rank() == 3) return absl::OkStatus();
+    for (int round = 0; round < 5 && pair.status().ok(); ++round) {
+      EBB_RETURN_IF_ERROR(After(GetParam(), pair, [&](Stream& s) { return pair.Barrier(s); }));
+    }
+    return pair.status();
+  });
+  for (const size_t rank : {0, 1, 3}) EXPECT_TRUE(seen[rank].ok()) << seen[rank];
+  EXPECT_THAT(Message(seen[2]), HasSubstr("rank 1 (world rank 3) has left communicator 'pair'"));
 }
 
 TEST_P(FailureTest, PartsOfASplitAreNamed) {

@@ -1,4 +1,4 @@
-// Which ranks share a host, and which ways of numbering them make a grid.
+// Which ranks share a host, and whether hosts are alike.
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 
 #include <gtest/gtest.h>
@@ -15,27 +15,27 @@ Hosts Find(const std::vector<int>& host_of) {
   return FindHosts(host_of);
 }
 
-TEST(FindHosts, RanksNumberedHostByHostMakeAGrid) {
+TEST(FindHosts, RanksNumberedHostByHostAreEven) {
   const Hosts hosts = Find({7, 7, 7, 2, 2, 2});
   EXPECT_EQ(hosts.ranks, (Ranks{{0, 1, 2}, {3, 4, 5}}));
-  EXPECT_TRUE(hosts.is_grid);
+  EXPECT_TRUE(hosts.is_even);
   EXPECT_EQ(hosts.count(), 2);
-  EXPECT_EQ(hosts.width(), 3);
+  EXPECT_EQ(hosts.ranks_per_host(), 3);
 }
 
-TEST(FindHosts, OneHostAndOneRankAHostAreGrids) {
-  EXPECT_TRUE(Find({4, 4, 4}).is_grid);
-  EXPECT_EQ(Find({4, 4, 4}).width(), 3);
-  EXPECT_TRUE(Find({0, 1, 2}).is_grid);
-  EXPECT_EQ(Find({0, 1, 2}).width(), 1);
-  EXPECT_TRUE(Find({0}).is_grid);
+TEST(FindHosts, OneHostAndOneRankAHostAreEven) {
+  EXPECT_TRUE(Find({4, 4, 4}).is_even);
+  EXPECT_EQ(Find({4, 4, 4}).ranks_per_host(), 3);
+  EXPECT_TRUE(Find({0, 1, 2}).is_even);
+  EXPECT_EQ(Find({0, 1, 2}).ranks_per_host(), 1);
+  EXPECT_TRUE(Find({0}).is_even);
 }
 
-TEST(FindHosts, UnevenOrScatteredRanksMakeNone) {
-  EXPECT_FALSE(Find({0, 0, 0, 1}).is_grid);
-  EXPECT_FALSE(Find({0, 1, 0, 1}).is_grid);
+TEST(FindHosts, UnevenOrScatteredRanksAreNot) {
+  EXPECT_FALSE(Find({0, 0, 0, 1}).is_even);
+  EXPECT_FALSE(Find({0, 1, 0, 1}).is_even);
   EXPECT_EQ(Find({0, 1, 0, 1}).ranks, (Ranks{{0, 2}, {1, 3}}));
-  EXPECT_FALSE(Find({0, 1, 1, 0}).is_grid);
+  EXPECT_FALSE(Find({0, 1, 1, 0}).is_even);
 }
 
 TEST(FindHosts, ParticipantsAreOnTheHostsThatTheyName) {

@@ -56,8 +56,10 @@ std::vector<absl::Status> OnThreads(int ranks, const Body& body) {
 // Until a rank hears of a failure.
 class Ear {
  public:
-  explicit Ear(Bootstrap& bootstrap) {
-    bootstrap.OnFailure([said = said_](const absl::Status& why) { said->set_value(why); });
+  explicit Ear(WorldBackend& world) {
+    (*world.bootstrap())->store().OnFailure([said = said_](const absl::Status& why) {
+      said->set_value(why);
+    });
   }
   absl::Status Wait() { return said_->get_future().get(); }
 
@@ -75,7 +77,7 @@ TEST(HostsWorld, EveryRankGetsTheTextsOfAll) {
     for (int round = 0; round < 50; ++round) {
       const std::string mine(static_cast<size_t>(world->rank() * round), 'a');
       EBB_ASSIGN_OR_RETURN(const std::vector<std::string> all,
-                           world->bootstrap()->AllGather(mine, 60));
+                           (*world->bootstrap())->AllGather(mine, 60));
       EXPECT_EQ(all.size(), 4u);
       for (size_t rank = 0; rank < all.size(); ++rank)
         EXPECT_EQ(all[rank].size(), rank * static_cast<size_t>(round));
@@ -98,18 +100,18 @@ TEST(HostsWorld, CommunicatorsForTheCpuAreRefusedOnEveryRank) {
 
 TEST(HostsWorld, RanksWhoseCallsGoApartAllHearOfIt) {
   const auto seen = OnThreads(4, [](const Backend& world) -> absl::Status {
-    Ear ear(*world->bootstrap());
+    Ear ear(*world);
     const int engine = world->calls()->AddEngine("policy");
-    EBB_RETURN_IF_ERROR(world->bootstrap()->AllGather("", 60).status());  // all know its name
-    const CallKind kind = world->rank() == 2 ? CallKind::kEvaluation : CallKind::kStep;
+    EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());  // all know its name
+    const CallKind kind = world->rank() == 3 ? CallKind::kEvaluation : CallKind::kStep;
     const absl::Status apart = world->calls()->Note({.kind = kind, .engine = engine});
     if (!apart.ok()) world->Fail(apart);
-    world->bootstrap()->TellCalls();
+    world->TellCalls();
     return ear.Wait();
   });
   for (const absl::Status& status : seen) {
     EXPECT_THAT(Message(status), HasSubstr("ranks do different things with the engine 'policy': "
-                                           "rank 2 began an evaluation where rank "));
+                                           "rank 3 began an evaluation where rank "));
   }
 }
 
@@ -117,9 +119,9 @@ class OneRank : public ::testing::TestWithParam<int> {};
 
 TEST_P(OneRank, ThatDoesNotComeIsNamedOnAll) {
   const auto seen = OnThreads(3, [](const Backend& world) {
-    Ear ear(*world->bootstrap());
+    Ear ear(*world);
     if (world->rank() == GetParam()) return ear.Wait();
-    return world->bootstrap()->AllGather("", 0.2).status();
+    return (*world->bootstrap())->AllGather("", 0.2).status();
   });
   for (const absl::Status& status : seen) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
@@ -130,10 +132,10 @@ TEST_P(OneRank, ThatDoesNotComeIsNamedOnAll) {
 
 TEST_P(OneRank, ThatFailsTellsAll) {
   const auto seen = OnThreads(3, [](const Backend& world) {
-    Ear ear(*world->bootstrap());
+    Ear ear(*world);
     if (world->rank() == GetParam()) world->Fail(absl::DataLossError("the disk is gone"));
     absl::Status heard = ear.Wait();
-    EXPECT_EQ(world->bootstrap()->AllGather("", 60).status(), heard);
+    EXPECT_EQ((*world->bootstrap())->AllGather("", 60).status(), heard);
     return heard;
   });
   for (const absl::Status& status : seen) {
@@ -148,8 +150,8 @@ TEST_P(OneRank, ThatIsKilledIsNoticedByAll) {
   ebb::testing::Results results;
   ebb::testing::Fork(3, [&](int rank) {
     results.Set(rank, RunRank(name, rank, 3, [](const Backend& world) -> absl::Status {
-                  Ear ear(*world->bootstrap());
-                  EBB_RETURN_IF_ERROR(world->bootstrap()->AllGather("", 60).status());
+                  Ear ear(*world);
+                  EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());
                   if (world->rank() == GetParam()) raise(SIGKILL);
                   return ear.Wait();
                 }));
@@ -165,9 +167,9 @@ TEST_P(OneRank, ThatIsKilledIsNoticedByAll) {
 
 TEST_P(OneRank, ThatLeavesIsAFailureOnlyOfWhatWaitsForIt) {
   const auto seen = OnThreads(3, [](const Backend& world) -> absl::Status {
-    EBB_RETURN_IF_ERROR(world->bootstrap()->AllGather("", 60).status());
+    EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());
     if (world->rank() == GetParam()) return absl::OkStatus();
-    return world->bootstrap()->AllGather("", 60).status();
+    return (*world->bootstrap())->AllGather("", 60).status();
   });
   for (int rank = 0; rank < 3; ++rank) {
     if (rank == GetParam()) continue;
@@ -182,26 +184,58 @@ INSTANTIATE_TEST_SUITE_P(Ranks, OneRank, ::testing::Values(0, 1, 2));
 TEST(HostsWorld, RanksThatAllLeaveHearNothing) {
   std::atomic<int> heard{0};
   const auto seen = OnThreads(3, [&](const Backend& world) {
-    world->bootstrap()->OnFailure([&](const absl::Status&) { ++heard; });
-    return world->bootstrap()->AllGather("", 60).status();
+    (*world->bootstrap())->store().OnFailure([&](const absl::Status&) { ++heard; });
+    return (*world->bootstrap())->AllGather("", 60).status();
   });
   for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(heard, 0);
 }
 
+TEST(HostsWorld, RanksGoOnWithoutRankZero) {
+  std::vector<std::shared_ptr<Store>> stores = *Store::OfThreads(4);
+  std::vector<std::shared_ptr<StoreGroup>> parts(4);
+  std::vector<std::thread> ranks;
+  const auto on_ranks = [&](size_t first, const std::function<void(size_t rank)>& body) {
+    for (size_t rank = first; rank < 4; ++rank) ranks.emplace_back(body, rank);
+    for (std::thread& rank : ranks) rank.join();
+    ranks.clear();
+  };
+  on_ranks(0, [&](size_t rank) {
+    StoreGroup all(stores[rank]);
+    parts[rank] = (*all.Form({.options = {}, .colour = rank == 0 ? 0 : 1})).group;
+  });
+  parts[0].reset();
+  stores[0].reset();
+  on_ranks(1, [&](size_t rank) {
+    const auto all = parts[rank]->AllGather(std::to_string(rank), 60);
+    ASSERT_TRUE(all.ok()) << all.status();
+    EXPECT_EQ(*all, (std::vector<std::string>{"1", "2", "3"}));
+    EXPECT_EQ((*parts[rank]->Form({.options = {}})).group->size(), 3);
+  });
+  // What needs rank 0 learns that it has left.
+  on_ranks(1, [&](size_t rank) {
+    const absl::Status left = StoreGroup(stores[rank]).Form({.options = {.name = "all"}}).status();
+    EXPECT_THAT(Message(left), HasSubstr("rank 0 has left"));
+  });
+  // And one that fails is heard of by the others.
+  Ear ear(*std::make_shared<HostsRank>(parts[1]));
+  stores[3]->Break(absl::DataLossError("the disk is gone"));
+  EXPECT_EQ(ear.Wait(), absl::DataLossError("the disk is gone"));
+}
+
 TEST(HostsWorld, MayEndInWhoeverHearsOfAFailure) {
   const auto seen = OnThreads(2, [](Backend world) -> absl::Status {
-    const std::shared_ptr<Bootstrap> bootstrap = world->bootstrap();
+    const std::shared_ptr<StoreGroup> bootstrap = *world->bootstrap();
     EBB_RETURN_IF_ERROR(bootstrap->AllGather("", 60).status());
     if (world->rank() == 0) {
-      Ear ear(*bootstrap);
+      Ear ear(*world);
       world->Fail(absl::DataLossError("the disk is gone"));
       return ear.Wait();
     }
     std::promise<absl::Status> ended;
     std::future<absl::Status> end = ended.get_future();
     auto last = std::make_shared<Backend>(std::move(world));
-    bootstrap->OnFailure([last, &ended](const absl::Status& why) {
+    bootstrap->store().OnFailure([last, &ended](const absl::Status& why) {
       last->reset();
       ended.set_value(why);
     });

@@ -8,9 +8,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <random>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "backends.h"
@@ -23,19 +26,33 @@
 namespace ebb::testing {
 namespace {
 
-constexpr WaitPoint::Deadline kNever = WaitPoint::kNever;
-
-// Of all processes, for what they tell each other about the tests.
-MpiPort& AllProcesses() {
-  static MpiPort* const port = [] {
-    const auto library = MpiLibrary::Get(60);
-    return MpiPort::Open(**library, MPI_COMM_WORLD, kNever)->release();
-  }();
-  return *port;
+int RankOfAll() {
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  return rank;
+}
+int AllRanks() {
+  int size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  return size;
 }
 
+// What all processes tell each other about the tests.
 std::vector<std::string> Exchange(std::string_view mine) {
-  return *AllProcesses().AllGather(mine, kNever);
+  constexpr size_t kBytes = 2048;
+  std::vector<char> all(kBytes * static_cast<size_t>(AllRanks())), own(kBytes);
+  const std::string packed = Packer().Add(mine.substr(0, kBytes - 8)).Take();
+  std::copy(packed.begin(), packed.end(), own.begin());
+  MPI_Request request = MPI_REQUEST_NULL;
+  MPI_Iallgather(own.data(), kBytes, MPI_CHAR, all.data(), kBytes, MPI_CHAR, MPI_COMM_WORLD,
+                 &request);
+  int complete = 0;  // MPI's own waiting would keep the ranks of a test from the cores
+  for (Backoff backoff; complete == 0; backoff.Pause())
+    MPI_Test(&request, &complete, MPI_STATUS_IGNORE);
+  std::vector<std::string> texts;
+  for (size_t rank = 0; rank < all.size() / kBytes; ++rank)
+    texts.push_back(Unpacker({all.data() + rank * kBytes, kBytes}).Text());
+  return texts;
 }
 
 absl::Status RunRank(MPI_Comm ranks, const std::string& host,
@@ -48,8 +65,8 @@ absl::Status RunRank(MPI_Comm ranks, const std::string& host,
 using HostOf = std::string (*)(int rank);
 
 absl::Status Run(int ranks, HostOf host_of, const std::function<absl::Status(World)>& body) {
-  const int me = AllProcesses().rank();
-  if (ranks > AllProcesses().size())
+  const int me = RankOfAll();
+  if (ranks > AllRanks())
     return absl::InvalidArgumentError("mpirun has not started enough processes");
   MPI_Comm members = MPI_COMM_NULL;
   MPI_Comm_split(MPI_COMM_WORLD, me < ranks ? 0 : MPI_UNDEFINED, me, &members);
@@ -102,7 +119,7 @@ void* MakeShared(size_t bytes, absl::FunctionRef<void(void* at)> construct) {
   static int made = 0;
   const std::string name =
       absl::StrCat("/ebb-test-mpi-", Exchange(absl::StrCat(getpid()))[0], "-", ++made);
-  const bool first = AllProcesses().rank() == 0;
+  const bool first = RankOfAll() == 0;
   void* pages = nullptr;
   const auto map = [&] {
     const int file = shm_open(name.c_str(), O_CREAT | O_RDWR, 0600);

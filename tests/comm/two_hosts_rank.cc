@@ -185,8 +185,8 @@ absl::Status WithoutMpi(int ranks_per_host) {
   EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join(options));
   EBB_ASSIGN_OR_RETURN(const auto world, HostsRank::Form(rank, std::move(rendezvous)));
   std::promise<absl::Status> heard;
-  world->bootstrap()->OnFailure([&](const absl::Status& why) { heard.set_value(why); });
-  EBB_RETURN_IF_ERROR(world->bootstrap()->AllGather("", 60).status());
+  (*world->bootstrap())->store().OnFailure([&](const absl::Status& why) { heard.set_value(why); });
+  EBB_RETURN_IF_ERROR((*world->bootstrap())->AllGather("", 60).status());
   if (rank == size - 1) _exit(0);
   const absl::Status why = heard.get_future().get();
   if (!absl::StrContains(why.message(), absl::StrCat("rank ", size - 1, " (process ")) ||

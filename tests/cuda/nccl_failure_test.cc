@@ -17,6 +17,7 @@
 #include "ebb/runtime/comm/nccl/channel.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/nccl_world.h"
+#include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/device.h"
 #include "stand_in.h"
@@ -500,8 +501,8 @@ TEST_F(NcclFailureTest, WhatNcclCannotDoIsRefusedAtOnce) {
 }
 
 TEST_F(NcclFailureTest, WorldNeedsACudaDevice) {
-  testing::ThreadMeeting meeting(1);
-  EXPECT_EQ(NewNcclWorld(meeting.For(0), Device::Cpu(1)).status().code(),
+  const auto alone = std::make_shared<SharedRank>(ThreadWorld(1).rank(0));
+  EXPECT_EQ(NewNcclWorld(alone, Device::Cpu(1)).status().code(),
             absl::StatusCode::kInvalidArgument);
 }
 

@@ -203,14 +203,13 @@ TEST_F(RegistrationsTest, BuffersStandInForTheWindowsOfALaterNccl) {
   NcclLibrary nccl = **LoadNccl();
   nccl.CommWindowRegister = nullptr;
   nccl.CommWindowDeregister = nullptr;
-  ThreadMeeting meeting(1);
-  const std::shared_ptr<Bootstrap> bootstrap = meeting.For(0);
+  const std::vector<std::shared_ptr<Store>> stores = *Store::OfThreads(1);
   const Device device = *Device::Cuda();
   ncclUniqueId id;
   nccl.GetUniqueId(&id);
   auto communicator = NcclCommunicator::Connect(
-      {.nccl = nccl, .device = device, .failure = SharedFailure::Between(bootstrap), .options = {}},
-      *bootstrap->NewFarewells(/*timeout_seconds=*/1), id, 0, 1);
+      {.nccl = nccl, .device = device, .failures = NcclFailures::Of(stores[0]), .options = {}},
+      "alone", id, 0, 1);
   ASSERT_TRUE(communicator.ok()) << communicator.status();
   const Buffer memory = *device.Allocate(4096, "test");
   const absl::Status registered = (*communicator)->Register(memory.span());

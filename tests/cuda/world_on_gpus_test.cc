@@ -49,7 +49,7 @@ void ExpectTheCpusReductionGroup() {
 class LonelyProcess : public SharedRank {
  public:
   using SharedRank::SharedRank;
-  std::shared_ptr<SharedWorld> threads() override { return nullptr; }
+  SharedGroup* threads() override { return nullptr; }
 };
 
 class ConnectionTest : public ::testing::Test {
@@ -112,6 +112,26 @@ TEST_F(ConnectionTest, RankThatIsAloneNeedsNoNcclWhateverItsWorld) {
   gpus.Fail(absl::DataLossError("a page is missing"));
   EXPECT_EQ(communicator.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(lonely.NewCommunicator().status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(ConnectionTest, PartsOfThreadsThatShareADeviceShareIt) {
+  for (const bool splits_first : {false, true}) {
+    const absl::Status status = RunThreads(4, [&](World world) -> absl::Status {
+      EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+      EBB_ASSIGN_OR_RETURN(const World given, splits_first ? world : world.On(device));
+      EBB_ASSIGN_OR_RETURN(const World part, given.Split(world.rank() % 2, 0));
+      EBB_ASSIGN_OR_RETURN(const World gpus,
+                           splits_first ? part.On(device) : absl::StatusOr<World>(part));
+      EBB_ASSIGN_OR_RETURN(Communicator pair, gpus.NewCommunicator());
+      EXPECT_EQ(pair.size(), 2);
+      EXPECT_EQ(stand_in::Alive().communicators, 0);
+      EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("barrier"));
+      EBB_RETURN_IF_ERROR(pair.Barrier(stream));
+      stream.WaitIdle();
+      return pair.status();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 TEST_F(ConnectionTest, SharingRanksKeepTheCpusDefaultReductionGroup) {
@@ -234,6 +254,44 @@ TEST_F(WorldOnGpusTest, RanksWithoutCommunicatorsForTheCpuMeetThroughRankZero) {
   for (const int rank : {0, 2}) {
     EXPECT_THAT(std::string(seen[static_cast<size_t>(rank)].message()),
                 AllOf(HasSubstr("rank 1"), HasSubstr("a page is missing")));
+  }
+}
+
+// Of threads, and of ranks that only rank 0's connections join; a part that is connected before the other has come.
+TEST_F(WorldOnGpusTest, PartsOfAWorldHaveGpusOfTheirOwn) {
+  for (const bool as_hosts : {false, true}) {
+    for (const bool splits_first : {false, true}) {
+      const std::string name = ebb::testing::NewMeetingName();
+      std::latch first_is_done(1);
+      const absl::Status status = RunThreads(kRanks, [&](World threads) -> absl::Status {
+        const int rank = threads.rank();
+        EBB_ASSIGN_OR_RETURN(const World world,
+                             as_hosts ? MeetAsHosts(rank, name) : absl::StatusOr<World>(threads));
+        EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
+        EBB_ASSIGN_OR_RETURN(const World given, splits_first ? world : world.On(device));
+        EBB_ASSIGN_OR_RETURN(const World part, given.Split(rank == 1 ? 1 : 0, -rank));
+        if (rank == 1) first_is_done.wait();
+        EBB_ASSIGN_OR_RETURN(const World gpus,
+                             splits_first ? part.On(device) : absl::StatusOr<World>(part));
+        EXPECT_EQ(gpus.size(), rank == 1 ? 1 : 2);
+        EXPECT_EQ(gpus.rank(), rank == 0 ? 1 : 0);
+        EBB_ASSIGN_OR_RETURN(Communicator pair, gpus.NewCommunicator());
+        EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("sum"));
+        EBB_ASSIGN_OR_RETURN(Buffer memory, device.Allocate(256, "sum"));
+        const float own = static_cast<float>(rank + 1);
+        float sum = 0;
+        stream.Copy(memory.data(), &own, sizeof(own));
+        const CollectiveSpan span = {.send = memory.data(), .receive = memory.data(), .count = 1};
+        EBB_RETURN_IF_ERROR(pair.AllReduce(stream, {&span, 1}, DType::kFloat32));
+        stream.WaitIdle();
+        stream.Copy(&sum, memory.data(), sizeof(sum));
+        stream.WaitIdle();
+        EXPECT_EQ(sum, rank == 1 ? 2 : 4);
+        if (rank == 0) first_is_done.count_down();
+        return pair.status();
+      });
+      EXPECT_TRUE(status.ok()) << status;
+    }
   }
 }
 

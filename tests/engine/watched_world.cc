@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::testing {
@@ -82,6 +83,11 @@ class WatchedWorld : public WorldBackend {
   void Fail(absl::Status why) override { world_.Fail(std::move(why)); }
   CallOrder* calls() override { return world_.calls(); }
   void TellCalls() override { world_.TellCalls(); }
+
+  absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override {
+    EBB_ASSIGN_OR_RETURN(World part, world_.Split(proposal.colour, proposal.key, proposal.options));
+    return std::make_shared<WatchedWorld>(std::move(part), calls_);
+  }
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {

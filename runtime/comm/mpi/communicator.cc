@@ -1,7 +1,6 @@
 #include "ebb/runtime/comm/mpi/communicator.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -19,82 +18,33 @@ namespace {
 // may have.
 constexpr std::chrono::milliseconds kLeaving{2000}, kLeavingFailed{200};
 
-std::string Pack(const Proposal& proposal) {
-  return Packer()
-      .Add(proposal.options.name)
-      .Add(static_cast<uint64_t>(int64_t{proposal.options.reduction_group}))
-      .Add(std::bit_cast<uint64_t>(proposal.options.timeout_seconds))
-      .Add(static_cast<uint64_t>(int64_t{proposal.colour}))
-      .Add(static_cast<uint64_t>(int64_t{proposal.key}))
-      .Take();
-}
-
-Proposal Unpack(std::string_view text) {
-  Unpacker unpacker(text);
-  Proposal proposal;
-  proposal.options.name = unpacker.Text();
-  proposal.options.reduction_group = static_cast<int>(unpacker.Number());
-  proposal.options.timeout_seconds = std::bit_cast<double>(unpacker.Number());
-  proposal.colour = static_cast<int>(unpacker.Number());
-  proposal.key = static_cast<int>(unpacker.Number());
-  return proposal;
-}
-
-Store::Round RoundOf(const MpiWorld::Parent& parent) {
-  return {.name = absl::StrCat(parent.name, ".", parent.rounds), .members = parent.world_ranks};
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
-    const std::shared_ptr<MpiWorld>& world, MpiWorld::Parent& parent, const Proposal& proposal) {
+    const std::shared_ptr<MpiWorld>& world, StoreGroup& parent, const Proposal& proposal) {
   EBB_RETURN_IF_ERROR(world->status());
-  const CommunicatorOptions& wanted = proposal.options;
-  Store::Round round = RoundOf(parent);
-  ++parent.rounds;
-  round.timeout_seconds = CreationSeconds(wanted);
-  round.notices = wanted.notices;
-  round.what = absl::StrCat("to create communicator '", wanted.name, "'");
-  EBB_ASSIGN_OR_RETURN(const Store::Gathered gathered,
-                       world->store().Gather(round, Pack(proposal)));
-  if (gathered.outcome == Store::Gathered::Outcome::kLate)
-    return LateCreationStatus(wanted, RankNames(gathered.absent));
-  if (gathered.outcome == Store::Gathered::Outcome::kLeft)
-    return LeftBeforeCreationStatus(gathered.absent[0], "its communicator or World was destroyed");
-  std::vector<Proposal> proposals;
-  for (const std::string& text : gathered.texts) proposals.push_back(Unpack(text));
-  EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(parent.world_ranks, proposals));
-  const int id = static_cast<int>(gathered.number);
-  if (MpiWorld::kTags * (gathered.number + 1) > static_cast<uint64_t>(world->port().tag_max())) {
+  EBB_ASSIGN_OR_RETURN(StoreGroup::Formed formed, parent.Form(proposal));
+  const uint64_t number = formed.group->number();
+  if (MpiWorld::kTags * (number + 1) > static_cast<uint64_t>(world->port().tag_max())) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("communicator '", wanted.name, "' is the ", id,
+        absl::StrCat("communicator '", proposal.options.name, "' is the ", number,
                      "th of this world, for which this MPI has no tag (its largest is ",
                      world->port().tag_max(), ")"));
   }
-  for (const std::vector<size_t>& members : groups) {
-    MpiWorld::Parent self;
-    for (const size_t member : members) self.world_ranks.push_back(parent.world_ranks[member]);
-    const auto me = std::find(self.world_ranks.begin(), self.world_ranks.end(), world->rank());
-    if (me == self.world_ranks.end()) continue;
-    const int rank = static_cast<int>(me - self.world_ranks.begin());
-    self.name = absl::StrCat(id, ":", self.world_ranks[0]);
-    return std::unique_ptr<CommunicatorBackend>(
-        new MpiCommunicator(world, id, std::move(self), rank, wanted));
-  }
-  return absl::InternalError("a rank is in none of the groups that it has proposed");
+  return std::unique_ptr<CommunicatorBackend>(
+      new MpiCommunicator(world, std::move(formed.group), proposal.options));
 }
 
-MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiWorld> world, int id, MpiWorld::Parent self,
-                                 int rank, CommunicatorOptions options)
+MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiWorld> world, std::shared_ptr<StoreGroup> group,
+                                 CommunicatorOptions options)
     : TaskCommunicator(options.timeout_seconds),
       world_(std::move(world)),
-      id_(id),
-      self_(std::move(self)),
-      rank_(rank),
+      group_(std::move(group)),
+      rank_(group_->rank()),
       options_(std::move(options)),
-      letters_(new std::byte[3 * sizeof(Letter) * self_.world_ranks.size()]()),
-      pairs_(self_.world_ranks.size()),
-      absent_(self_.world_ranks.size()),
+      announcements_(new std::byte[3 * sizeof(Announcement) * static_cast<size_t>(size())]()),
+      pairs_(static_cast<size_t>(size())),
+      absent_(static_cast<size_t>(size())),
       messages_(*this, size()),
       operations_(rank_, size(), options_.reduction_group, messages_) {
   for (int peer = 0; peer < size(); ++peer) {
@@ -102,34 +52,26 @@ MpiCommunicator::MpiCommunicator(std::shared_ptr<MpiWorld> world, int id, MpiWor
     others_.push_back(peer);
     Expect(peer);
   }
-  world_->Register(self_.name, *this);
+  world_->Register(group_->name(), *this);
 }
 
 MpiCommunicator::~MpiCommunicator() {
   AwaitAllEnded();
   Leave();
-  world_->Forget(self_.name);
+  world_->Forget(group_->name());
 }
 
 void MpiCommunicator::Leave() {
-  world_->store().LeaveRound(RoundOf(self_));
-  const MessageMemory memory(new std::byte[sizeof(Letter)]());
-  auto* const letter = reinterpret_cast<Letter*>(memory.get());
-  letter->has_left = 1;
-  letter->told = world_->told();
-  const absl::Status failure = status();
-  letter->code = static_cast<int32_t>(failure.code());
-  const absl::string_view text =
-      failure.ok() ? "its communicator was destroyed" : failure.message();
-  std::copy_n(text.data(), std::min(text.size(), Letter::kTextBytesMax - 1), letter->text);
-  std::vector<MpiMessage> last(others_.size());
-  for (size_t i = 0; i < others_.size(); ++i) {
-    port().Send(last[i], world_rank(others_[i]), data_tag() - 1, memory, memory.get(),
-                sizeof(Letter));
+  group_->Leave();
+  Packer packer;
+  packer.Add(static_cast<uint64_t>(rank_)).Add(collectives_);
+  for (const int peer : others_) {
+    const uint64_t exchanges = pairs_[static_cast<size_t>(peer)].sent - collectives_;
+    if (exchanges > 0) packer.Add(static_cast<uint64_t>(peer)).Add(exchanges);
   }
+  world_->TellDeparture(group_->name(), size(), packer.Take());
   const auto sent = [&] {
     bool complete = messages_.TestAll();
-    for (MpiMessage& message : last) complete = message.Test() && complete;
     for (Pair& pair : pairs_) {
       for (MpiMessage& message : pair.outgoing) complete = message.Test() && complete;
     }
@@ -137,14 +79,25 @@ void MpiCommunicator::Leave() {
   };
   const WaitPoint::Deadline deadline =
       WaitPoint::Clock::now() + (failed() ? kLeavingFailed : kLeaving);
-  for (Patience patience; !sent() && !port().abandoned() && WaitPoint::Clock::now() < deadline;)
-    patience.Pause();
+  for (Backoff backoff; !sent() && !port().abandoned() && WaitPoint::Clock::now() < deadline;)
+    backoff.Pause();
+}
+
+void MpiCommunicator::HearDeparture(Unpacker& departure) {
+  const uint64_t from = departure.Number();
+  uint64_t sent = departure.Number();
+  while (departure.has_more()) {
+    const uint64_t peer = departure.Number(), exchanges = departure.Number();
+    if (peer == static_cast<uint64_t>(rank_)) sent += exchanges;
+  }
+  if (departure.ok() && from < pairs_.size())
+    pairs_[from].sent_in_all.store(sent, std::memory_order_release);
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Split(int colour, int key,
                                                                             std::string_view name) {
   EBB_RETURN_IF_ERROR(status());
-  return Form(world_, self_, {.options = options_.OfPart(name), .colour = colour, .key = key});
+  return Form(world_, *group_, {.options = options_.OfPart(name), .colour = colour, .key = key});
 }
 
 absl::Status MpiCommunicator::status() const {
@@ -168,7 +121,7 @@ void MpiCommunicator::Fail(const absl::Status& why) {
   if (failed()) return;
   world_->CountFailure();  // before any thread of this rank can act on it
   SetFailed(why);
-  world_->TellFailure(self_.name, why);
+  world_->TellFailure(group_->name(), why);
 }
 
 void MpiCommunicator::FailBehindAnother(const Collective& call) {
@@ -182,13 +135,13 @@ void MpiCommunicator::FailMismatch(int first, const CallSummary& first_call, int
 }
 
 std::string MpiCommunicator::RankName(int rank) const {
-  return ebb::RankName(self_.world_ranks, rank);
+  return ebb::RankName(group_->world_ranks(), rank);
 }
 
 bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> condition,
                             absl::FunctionRef<std::vector<int>()> absent,
                             WaitPoint::Deadline deadline) {
-  Patience patience;
+  Backoff backoff;
   std::optional<WaitNotice> notice, telling;
   for (;;) {
     if (condition()) return true;
@@ -198,9 +151,10 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) {
       const std::vector<int> late = absent();
-      const std::string known = world_->store().CompareCalls(WorldRanksOf(self_.world_ranks, late));
+      const std::string known =
+          world_->store().CompareCalls(WorldRanksOf(group_->world_ranks(), late));
       Fail(LateStatus(options_, RankName(rank_), Summarise(call),
-                      RankNames(self_.world_ranks, late), known));
+                      RankNames(group_->world_ranks(), late), known));
       return false;
     }
     if (!notice.has_value()) {
@@ -213,33 +167,38 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
     if (const std::optional<double> seconds = notice->Take(now)) {
       const std::vector<int> missing = absent();
       const std::string known =
-          world_->store().CompareCalls(WorldRanksOf(self_.world_ranks, missing));
+          world_->store().CompareCalls(WorldRanksOf(group_->world_ranks(), missing));
       if (!failed() && !missing.empty() && SpeaksFor(call.kind, rank_, missing)) {
-        LogWaiting(RankName(rank_), *seconds,
-                   WaitsInCall(options_, Summarise(call), RankNames(self_.world_ranks, missing)),
-                   options_.timeout_seconds, known);
+        LogWaiting(
+            RankName(rank_), *seconds,
+            WaitsInCall(options_, Summarise(call), RankNames(group_->world_ranks(), missing)),
+            options_.timeout_seconds, known);
       }
     }
-    patience.Pause();
+    backoff.Pause();
   }
 }
 
-MpiCommunicator::Letter* MpiCommunicator::LetterOf(int peer, int which) const {
-  return reinterpret_cast<Letter*>(letters_.get()) + 3 * peer + which;
+MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int which) const {
+  return reinterpret_cast<Announcement*>(announcements_.get()) + 3 * peer + which;
 }
 
 void MpiCommunicator::Expect(int peer) {
   Pair& pair = pairs_[static_cast<size_t>(peer)];
   pair.here = false;
-  port().Receive(pair.incoming, world_rank(peer), data_tag() - 1, letters_,
-                 reinterpret_cast<std::byte*>(LetterOf(peer, 0)), sizeof(Letter));
+  port().Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
+                 reinterpret_cast<std::byte*>(AnnouncementOf(peer, 0)), sizeof(Announcement));
 }
 
 bool MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
   const int peer[] = {call.peer};
   const std::span<const int> peers =
       IsPointToPoint(call.kind) ? std::span<const int>(peer) : others();
-  return Meet(call, peers, deadline) && operations_.Run(call, deadline, team);
+  if (!Meet(call, peers, deadline)) return false;
+  // A rank that has given up had announced its call before. Where no elements follow, which others would wait for, all say
+  // once more that they are there.
+  if (Summarise(call).elements == 0) return Meet(call, peers, deadline);
+  return operations_.Run(call, deadline, team);
 }
 
 bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
@@ -251,33 +210,38 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
     Pair& pair = pairs_[static_cast<size_t>(peer)];
     const int which = static_cast<int>(pair.sent++ % 2);
     MpiMessage& outgoing = pair.outgoing[which];
-    // The letter of two meetings ago: the peer has answered it.
+    // That of two meetings ago: the peer has answered it.
     if (!Await(
             call, [&] { return outgoing.Test(); }, absent, deadline))
       return false;
-    Letter* const letter = LetterOf(peer, 1 + which);
-    letter->call = mine;
-    letter->told = world_->told();
-    // The text is of use to a last letter only; its size is every letter's, as MPI checks that what comes fits.
-    port().Send(outgoing, world_rank(peer), data_tag() - 1, letters_,
-                reinterpret_cast<const std::byte*>(letter), offsetof(Letter, text));
+    Announcement* const announced = AnnouncementOf(peer, 1 + which);
+    *announced = {.call = mine, .told = world_->told()};
+    port().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
+                reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
   }
+  if (!IsPointToPoint(call.kind)) ++collectives_;
   const auto look = [&] {
     std::erase_if(absent_, [&](int peer) {
       Pair& pair = pairs_[static_cast<size_t>(peer)];
-      if (!pair.here) {
-        pair.here =
-            pair.incoming.Test() && world_->HasHeard(world_rank(peer), LetterOf(peer, 0)->told);
-        if (pair.here && !Read(mine, peer)) return false;
+      if (pair.here) return true;
+      // Before the look for what it has sent, which may come meanwhile.
+      const uint64_t sent_in_all = pair.sent_in_all.load(std::memory_order_acquire);
+      pair.here =
+          pair.incoming.Test() && world_->HasHeard(world_rank(peer), AnnouncementOf(peer, 0)->told);
+      if (pair.here) {
+        ++pair.received;
+        return Fits(mine, peer);
       }
-      return pair.here;
+      if (pair.received >= sent_in_all)
+        Fail(LeftStatus(options_, RankName(peer), "its communicator was destroyed"));
+      return false;
     });
     return absent_.empty() && !failed();
   };
   if (!Await(call, look, absent, deadline)) return false;
   // Every rank compares with the first, so all that find a difference find the same.
   const auto called = [&](int member) -> const CallSummary& {
-    return member == rank_ ? mine : LetterOf(member, 0)->call;
+    return member == rank_ ? mine : AnnouncementOf(member, 0)->call;
   };
   for (int member = 1; member < size() && !IsPointToPoint(call.kind); ++member) {
     if (called(member).fingerprint == called(0).fingerprint) continue;
@@ -288,22 +252,14 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
   return true;
 }
 
-bool MpiCommunicator::Read(const CallSummary& mine, int peer) {
-  const Letter& letter = *LetterOf(peer, 0);
-  if (letter.has_left != 0) {
-    const std::string text(letter.text, strnlen(letter.text, Letter::kTextBytesMax));
-    Fail(letter.code == 0 ? LeftStatus(options_, RankName(peer), text)
-                          : absl::Status(static_cast<absl::StatusCode>(letter.code), text));
-    return false;
-  }
+bool MpiCommunicator::Fits(const CallSummary& mine, int peer) {
+  const CallSummary& theirs = AnnouncementOf(peer, 0)->call;
   // A rank calls in one order, so of two that want to exchange something and to meet all others the one will never
   // come to the other's.
   const bool exchanges = IsPointToPoint(mine.kind);
-  if (exchanges ? FitForExchange(mine, letter.call) : !IsPointToPoint(letter.call.kind))
-    return true;
+  if (exchanges ? FitForExchange(mine, theirs) : !IsPointToPoint(theirs.kind)) return true;
   const int first = std::min(rank_, peer), second = std::max(rank_, peer);
-  FailMismatch(first, first == rank_ ? mine : letter.call, second,
-               second == rank_ ? mine : letter.call);
+  FailMismatch(first, first == rank_ ? mine : theirs, second, second == rank_ ? mine : theirs);
   return false;
 }
 

@@ -1,9 +1,9 @@
-// One rank's end of a communicator between hosts. All ranks first tell each other, in letters, what they have called, so
-// that a rank that is missing or calls something else is known by name, and nothing moves before; then elements move
-// straight between the ranks, as staged operations. Communicators are formed, and their failures told, through the store.
+// One rank's end of a communicator between hosts. All ranks first send each other what they have called, so that a rank
+// that is missing or calls something else is known by name, and nothing moves before; then elements move straight between
+// the ranks, as staged operations. Communicators are formed, and their failures and departures told, through the store.
 //
-// All communicators of a world share one MPI communicator and differ by tags. A rank that leaves says so in its next
-// letter. MPI has nothing to sleep on that a message wakes: a rank that waits looks again and again (Patience).
+// All communicators of a world share one MPI communicator and differ by tags. MPI has nothing to sleep on that a message
+// wakes: a rank that waits looks again and again (Backoff).
 #pragma once
 
 #include <atomic>
@@ -16,9 +16,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/mpi/messages.h"
 #include "ebb/runtime/comm/mpi/world.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/staged.h"
 #include "ebb/runtime/comm/task_communicator.h"
 
@@ -26,24 +26,24 @@ namespace ebb {
 
 class MpiCommunicator : public TaskCommunicator {
  public:
-  // This rank's end of the communicator that it forms with others of `parent`, in whose order rounds are counted.
+  // This rank's end of the communicator that it forms with others of `parent`.
   static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Form(
-      const std::shared_ptr<MpiWorld>& world, MpiWorld::Parent& parent, const Proposal& proposal);
+      const std::shared_ptr<MpiWorld>& world, StoreGroup& parent, const Proposal& proposal);
 
   // Waits for what was enqueued, then leaves.
   ~MpiCommunicator() override;
 
   int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(self_.world_ranks.size()); }
+  int size() const override { return group_->size(); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Split(int colour, int key,
                                                              std::string_view name) override;
   absl::Status status() const override;
   void Abort(absl::Status why) override;
 
   std::span<const int> others() const { return others_; }
-  int world_rank(int rank) const { return self_.world_ranks[static_cast<size_t>(rank)]; }
+  int world_rank(int rank) const { return group_->world_ranks()[static_cast<size_t>(rank)]; }
   MpiPort& port() { return world_->port(); }
-  int data_tag() const { return MpiWorld::kTags * id_ + 1; }
+  int data_tag() const { return MpiWorld::kTags * static_cast<int>(group_->number()) + 1; }
 
   // Until `condition()`, which looks at messages. False: the communicator has failed, by this call if the ranks that
   // `absent()` names are late.
@@ -51,6 +51,8 @@ class MpiCommunicator : public TaskCommunicator {
              absl::FunctionRef<std::vector<int>()> absent, WaitPoint::Deadline deadline);
   // The first failure stays. Any thread.
   void SetFailed(const absl::Status& why);
+  // What a rank of the world that leaves has packed for its peers. Any thread.
+  void HearDeparture(Unpacker& departure);
 
  protected:
   bool Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) override;
@@ -58,29 +60,27 @@ class MpiCommunicator : public TaskCommunicator {
   void FailBehindAnother(const Collective& call) override;
 
  private:
-  // What a rank says to a peer: its next call, or that it has left, and why.
-  struct Letter {
-    static constexpr size_t kTextBytesMax = 2040;
+  // What a rank sends to a peer: its next call.
+  struct Announcement {
     CallSummary call;
     uint64_t told;  // failures that the sender has told before (MpiWorld)
-    int32_t has_left;
-    int32_t code;  // of the failure that it has left with
-    char text[kTextBytesMax];
   };
-  // The letters between this rank and a peer. The n-th of the one answers the n-th of the other.
+  // The announcements between this rank and a peer. The n-th of the one answers the n-th of the other.
   struct Pair {
     MpiMessage incoming, outgoing[2];
-    uint64_t sent = 0;
+    uint64_t sent = 0, received = 0;
     bool here = false;
+    std::atomic<uint64_t> sent_in_all{kStillHere};  // by a peer that has left
   };
+  static constexpr uint64_t kStillHere = ~uint64_t{0};
 
-  MpiCommunicator(std::shared_ptr<MpiWorld> world, int id, MpiWorld::Parent self, int rank,
+  MpiCommunicator(std::shared_ptr<MpiWorld> world, std::shared_ptr<StoreGroup> group,
                   CommunicatorOptions options);
-  Letter* LetterOf(int peer, int which) const;
+  Announcement* AnnouncementOf(int peer, int which) const;
   void Expect(int peer);
   bool Meet(const Collective& call, std::span<const int> peers, WaitPoint::Deadline deadline);
-  // Whether the letter that has come from `peer` fits this rank's call.
-  bool Read(const CallSummary& mine, int peer);
+  // Whether what `peer` has announced fits this rank's call.
+  bool Fits(const CallSummary& mine, int peer);
   void Fail(const absl::Status& why);
   void FailMismatch(int first, const CallSummary& first_call, int second,
                     const CallSummary& second_call);
@@ -88,14 +88,14 @@ class MpiCommunicator : public TaskCommunicator {
   void Leave();
 
   const std::shared_ptr<MpiWorld> world_;
-  const int id_;
-  MpiWorld::Parent self_;  // of what is split from it
+  const std::shared_ptr<StoreGroup> group_;
   const int rank_;
   const CommunicatorOptions options_;
   std::vector<int> others_;
-  const MessageMemory letters_;  // by peer: the one that comes, two that go
+  const MessageMemory announcements_;  // by peer: the one that comes, two that go
   std::vector<Pair> pairs_;
-  std::vector<int> absent_;  // peers whose letter has not come yet
+  uint64_t collectives_ = 0;  // announced to every peer
+  std::vector<int> absent_;   // peers whose announcement has not come yet
   MpiMessages messages_;
   StagedOperations operations_;
   std::atomic<bool> failed_{false};

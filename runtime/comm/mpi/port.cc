@@ -50,7 +50,7 @@ void SayNotAllHaveCome(MpiLibrary& library, MPI_Comm comm, double seconds) {
 absl::Status AwaitRequest(MpiLibrary& library, MPI_Comm comm, MPI_Request request,
                           const MessageMemory& memory, const char* what,
                           WaitPoint::Deadline deadline) {
-  Patience patience;
+  Backoff backoff;
   WaitNotice notice{NoticeTimes()};
   absl::Status status;
   for (int complete = 0; status.ok();) {
@@ -64,7 +64,7 @@ absl::Status AwaitRequest(MpiLibrary& library, MPI_Comm comm, MPI_Request reques
     } else {
       if (const std::optional<double> seconds = notice.Take())
         SayNotAllHaveCome(library, comm, *seconds);
-      patience.Pause();
+      backoff.Pause();
     }
   }
   const std::scoped_lock lock(library.mutex());
@@ -74,7 +74,7 @@ absl::Status AwaitRequest(MpiLibrary& library, MPI_Comm comm, MPI_Request reques
 
 }  // namespace
 
-void Patience::Pause() {
+void Backoff::Pause() {
   constexpr int kYields = 100;
   constexpr std::chrono::microseconds kShortest{20}, kLongest{1000};
   if (++looks_ <= kYields) {
@@ -89,7 +89,6 @@ MpiMessage& MpiMessage::operator=(MpiMessage&& other) noexcept {
   std::swap(request_, other.request_);
   std::swap(memory_, other.memory_);
   std::swap(is_receive_, other.is_receive_);
-  std::swap(source_, other.source_);
   return *this;
 }
 
@@ -113,12 +112,9 @@ bool MpiMessage::Test() {
   if (port_->abandoned()) return false;
   if (!is_under_way()) return true;
   int complete = 0;
-  MPI_Status status;
-  const int result = MPI_Test(&request_, &complete, &status);
+  const int result = MPI_Test(&request_, &complete, MPI_STATUS_IGNORE);
   port_->NoteLocked("MPI_Test", result);
-  if (result != MPI_SUCCESS || complete == 0) return false;
-  source_ = status.MPI_SOURCE;
-  return true;
+  return result == MPI_SUCCESS && complete != 0;
 }
 
 absl::StatusOr<std::unique_ptr<MpiPort>> MpiPort::Open(MpiLibrary& library, MPI_Comm parent,
@@ -179,32 +175,20 @@ void MpiPort::Receive(MpiMessage& message, int from, int tag, MessageMemory memo
                                     &message.request_));
 }
 
-absl::StatusOr<std::vector<std::string>> MpiPort::AllGather(std::string_view mine,
-                                                            WaitPoint::Deadline deadline) {
-  // The length before the text.
-  const size_t bytes = std::min(mine.size(), kTextBytesMax);
-  constexpr size_t kRow = sizeof(uint32_t) + kTextBytesMax;
-  const MessageMemory memory(new std::byte[kRow * static_cast<size_t>(size_ + 1)]());
-  const auto length = static_cast<uint32_t>(bytes);
-  std::memcpy(memory.get(), &length, sizeof(length));
-  std::copy_n(mine.data(), bytes, reinterpret_cast<char*>(memory.get()) + sizeof(length));
-  std::byte* const all = memory.get() + kRow;
+absl::StatusOr<std::string> MpiPort::Broadcast(std::string_view mine,
+                                               WaitPoint::Deadline deadline) {
+  constexpr size_t kBytes = 2048;
+  const MessageMemory memory(new std::byte[kBytes]());
+  auto* const text = reinterpret_cast<char*>(memory.get());
+  if (rank_ == 0) std::copy_n(mine.data(), std::min(mine.size(), kBytes), text);
   MPI_Request request = MPI_REQUEST_NULL;
   {
     const std::scoped_lock lock(library_.mutex());
     EBB_RETURN_IF_ERROR(MpiLibrary::ToStatus(
-        "MPI_Iallgather",
-        MPI_Iallgather(memory.get(), kRow, MPI_BYTE, all, kRow, MPI_BYTE, comm_, &request)));
+        "MPI_Ibcast", MPI_Ibcast(text, kBytes, MPI_BYTE, /*root=*/0, comm_, &request)));
   }
-  EBB_RETURN_IF_ERROR(AwaitRequest(library_, comm_, request, memory, "MPI_Iallgather", deadline));
-  std::vector<std::string> texts;
-  for (size_t rank = 0; rank < static_cast<size_t>(size_); ++rank) {
-    uint32_t their_length = 0;
-    std::memcpy(&their_length, all + rank * kRow, sizeof(their_length));
-    texts.emplace_back(reinterpret_cast<const char*>(all + rank * kRow + sizeof(their_length)),
-                       std::min<size_t>(their_length, kTextBytesMax));
-  }
-  return texts;
+  EBB_RETURN_IF_ERROR(AwaitRequest(library_, comm_, request, memory, "MPI_Ibcast", deadline));
+  return std::string(text, kBytes);
 }
 
 void MpiPort::NoteLocked(const char* what, int result) {

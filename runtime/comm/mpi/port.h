@@ -39,7 +39,6 @@ class MpiMessage {
   bool is_under_way() const { return request_ != MPI_REQUEST_NULL; }
   // True: nothing is under way any more. Never, once its port has been abandoned.
   bool Test();
-  int source() const { return source_; }  // of a received one
 
  private:
   friend class MpiPort;
@@ -47,14 +46,10 @@ class MpiMessage {
   MPI_Request request_ = MPI_REQUEST_NULL;
   MessageMemory memory_;
   bool is_receive_ = false;
-  int source_ = -1;
 };
 
 class MpiPort {
  public:
-  static constexpr int kAnyRank = MPI_ANY_SOURCE;
-  static constexpr size_t kTextBytesMax = 2048;
-
   // All ranks of `parent` call it.
   static absl::StatusOr<std::unique_ptr<MpiPort>> Open(MpiLibrary& library, MPI_Comm parent,
                                                        WaitPoint::Deadline deadline);
@@ -72,9 +67,8 @@ class MpiPort {
   void Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
                int64_t bytes);
 
-  // Every rank's text, by rank. All ranks call it, before anything else is under way.
-  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine,
-                                                     WaitPoint::Deadline deadline);
+  // Rank 0's text, of at most 2 KiB. All ranks call it, before anything else is under way.
+  absl::StatusOr<std::string> Broadcast(std::string_view mine, WaitPoint::Deadline deadline);
 
   // Nothing is sent, received or asked for any more, and what is under way never ends. For when a rank
   // has died: Open MPI may spin in whatever is called after it could not send to that one.
@@ -104,7 +98,7 @@ class MpiPort {
 
 // Sleeps between looks. MPI has nothing to sleep on that a message wakes, so a thread that waits for one
 // has to look: at once while messages are coming, more and more seldom while they are not.
-class Patience {
+class Backoff {
  public:
   void Pause();
 

@@ -1,9 +1,6 @@
 #include "ebb/runtime/comm/mpi/world.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,9 +10,9 @@
 #include "ebb/runtime/comm/mpi/mpi_world.h"
 #include "ebb/runtime/comm/rendezvous/address.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/machine.h"
 #include "ebb/runtime/trace/log.h"
 
 namespace ebb {
@@ -24,37 +21,8 @@ namespace {
 // All ranks are there when they connect by TCP: a rank that has not come by then cannot.
 constexpr double kConnectSeconds = 30;
 
-// Every rank's text behind its Status; an error on one rank is one on all.
-absl::StatusOr<std::vector<std::string>> Agree(MpiPort& port,
-                                               const absl::StatusOr<std::string>& mine,
-                                               WaitPoint::Deadline deadline) {
-  EBB_ASSIGN_OR_RETURN(
-      std::vector<std::string> all,
-      port.AllGather(Packer().Add(PackStatus(mine.status())).Add(mine.value_or("")).Take(),
-                     deadline));
-  for (std::string& text : all) {
-    Unpacker unpacker(text);
-    EBB_RETURN_IF_ERROR(UnpackStatus(unpacker.Text()));
-    text = unpacker.Text();
-  }
-  return all;
-}
-
-// Makes rank 0 listen: at a name of this host's where all ranks are on it, else at all of its addresses.
-absl::Status Listen(RendezvousOptions& options, bool one_host, WaitPoint::Deadline deadline) {
-  if (one_host) {
-    options.place.name = absl::StrCat("ebb-", getuid(), "-mpi-", getpid());
-    return absl::OkStatus();  // which cannot be taken
-  }
-  options.place.host = AddressesOfThisHost();
-  EBB_ASSIGN_OR_RETURN(Descriptor listener, ebb::Listen({.host = "0.0.0.0", .port = 0, .name = ""},
-                                                        /*one_host=*/false, deadline));
-  options.place.port = PortOf(listener);
-  options.listener = std::make_shared<Descriptor>(std::move(listener));
-  return absl::OkStatus();
-}
-
-// `fits`: why this rank cannot take part.
+// Rank 0 listens at all of its host's addresses, which MPI tells the others. `fits`: why this rank cannot take part, which
+// all learn.
 absl::StatusOr<Rendezvous> Meet(MpiPort& port, const MpiWorldOptions& wanted,
                                 const absl::Status& fits, WaitPoint::Deadline deadline) {
   RendezvousOptions options = {.rank = port.rank(),
@@ -62,27 +30,45 @@ absl::StatusOr<Rendezvous> Meet(MpiPort& port, const MpiWorldOptions& wanted,
                                .launcher = wanted.launcher,
                                .timeout_seconds = std::min(wanted.timeout_seconds, kConnectSeconds),
                                .host_name = wanted.host};
-  absl::StatusOr<std::string> mine = absl::UnknownError("");
-  if (!fits.ok()) mine = fits;
-  if (fits.ok()) mine = absl::StrCat(BootId(), " ", Myself(0, 0, "").network);
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> networks, Agree(port, mine, deadline));
-  const bool one_host = std::count(networks.begin(), networks.end(), networks[0]) == port.size();
-  mine = "";
+  absl::Status listens;
   if (port.rank() == 0) {
-    const absl::Status listens = Listen(options, one_host, deadline);
-    mine = Packer()
-               .Add(options.place.name)
-               .Add(options.place.host)
-               .Add(static_cast<uint64_t>(options.place.port))
-               .Take();
-    if (!listens.ok()) mine = listens;
+    absl::StatusOr<Descriptor> listener =
+        Listen({.host = "0.0.0.0", .port = 0, .name = ""}, /*one_host=*/false, deadline);
+    listens = listener.status();
+    if (listens.ok()) options.listener = std::make_shared<Descriptor>(*std::move(listener));
   }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> told, Agree(port, mine, deadline));
-  Unpacker unpacker(told[0]);
-  options.place.name = unpacker.Text();
+  EBB_ASSIGN_OR_RETURN(
+      const std::string told,
+      port.Broadcast(
+          Packer()
+              .Add(PackStatus(listens))
+              .Add(AddressesOfThisHost())
+              .Add(static_cast<uint64_t>(options.listener ? PortOf(*options.listener) : 0))
+              .Take(),
+          deadline));
+  Unpacker unpacker(told);
+  EBB_RETURN_IF_ERROR(UnpackStatus(unpacker.Text()));
   options.place.host = unpacker.Text();
   options.place.port = static_cast<int>(unpacker.Number());
-  return Rendezvous::Join(options);
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Rendezvous::Join(options));
+  if (!fits.ok()) {
+    rendezvous.Refuse(fits);
+    return fits;
+  }
+  EBB_RETURN_IF_ERROR(rendezvous.AllGather("").status());
+  return rendezvous;
+}
+
+// What another rank has told of it.
+void PassOn(MpiCommunicator& communicator, std::string_view note) {
+  Unpacker unpacker(note);
+  unpacker.Text();
+  unpacker.Number();
+  const bool departs = unpacker.Number() > 0;
+  const std::string text = unpacker.Text();
+  if (!departs) return communicator.SetFailed(UnpackStatus(text));
+  Unpacker departure(text);
+  communicator.HearDeparture(departure);
 }
 
 // Ranks that MPI has let meet, but that share memory.
@@ -169,9 +155,6 @@ absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Hold(std::unique_ptr<MpiPort
 
 MpiWorld::MpiWorld(std::unique_ptr<MpiPort> port) : port_(std::move(port)) {
   heard_.resize(static_cast<size_t>(size()));
-  all_.name = "world";
-  all_.world_ranks.resize(static_cast<size_t>(size()));
-  std::iota(all_.world_ranks.begin(), all_.world_ranks.end(), 0);
   port_->library().WorldBegins();
 }
 
@@ -196,23 +179,50 @@ void MpiWorld::FailHere(const absl::Status& why) {
   if (!status_.ok()) return;
   status_ = why;
   port_->Abandon();
-  for (const auto& [name, communicator] : communicators_) communicator->SetFailed(why);
+  for (const auto& [name, known] : communicators_) {
+    if (known.here != nullptr) known.here->SetFailed(why);
+  }
 }
 
 void MpiWorld::Register(const std::string& name, MpiCommunicator& communicator) {
   const std::scoped_lock lock(mutex_);
-  communicators_[name] = &communicator;
-  if (!status_.ok()) return communicator.SetFailed(status_);
-  if (const auto failed = failures_.extract(name)) communicator.SetFailed(failed.mapped());
+  Known& known = communicators_[name];
+  known.here = &communicator;
+  if (!status_.ok()) communicator.SetFailed(status_);
+  for (const std::string& note : std::exchange(known.early, {})) PassOn(communicator, note);
 }
 
 void MpiWorld::Forget(const std::string& name) {
   const std::scoped_lock lock(mutex_);
-  communicators_.erase(name);
+  const auto known = communicators_.find(name);
+  if (known == communicators_.end()) return;
+  known->second.here = nullptr;
+  known->second.has_left = true;
 }
 
 void MpiWorld::TellFailure(const std::string& name, const absl::Status& why) {
-  store_->Tell(Packer().Add(name).Add(PackStatus(why)).Add(static_cast<uint64_t>(rank())).Take());
+  store_->Tell(Packer()
+                   .Add(name)
+                   .Add(static_cast<uint64_t>(rank()))
+                   .Add(uint64_t{0})
+                   .Add(PackStatus(why))
+                   .Take());
+}
+
+void MpiWorld::TellDeparture(const std::string& name, int size, std::string_view departure) {
+  store_->Tell(Packer()
+                   .Add(name)
+                   .Add(static_cast<uint64_t>(rank()))
+                   .Add(static_cast<uint64_t>(size))
+                   .Add(departure)
+                   .Take());
+  const std::scoped_lock lock(mutex_);
+  Depart(name, size);
+}
+
+// With mutex_ held.
+void MpiWorld::Depart(const std::string& name, int size) {
+  if (++communicators_[name].departed >= size) communicators_.erase(name);
 }
 
 bool MpiWorld::HasHeard(int rank, uint64_t told) const {
@@ -220,28 +230,35 @@ bool MpiWorld::HasHeard(int rank, uint64_t told) const {
     const std::scoped_lock lock(mutex_);
     if (heard_[static_cast<size_t>(rank)] >= told) return true;
   }
-  return store_->HasLeft(0);  // which passes on what the others tell
+  return store_->IsAlone();
 }
 
+// A failure is of no departing ranks.
 void MpiWorld::Hear(std::string_view note) {
   Unpacker unpacker(note);
   const std::string name = unpacker.Text();
-  const absl::Status why = UnpackStatus(unpacker.Text());
   const uint64_t from = unpacker.Number();
+  const int departs_from = static_cast<int>(unpacker.Number());
   if (!unpacker.ok() || from >= heard_.size()) return;
   const std::scoped_lock lock(mutex_);
-  ++heard_[from];
-  const auto found = communicators_.find(name);
-  if (found != communicators_.end()) {
-    found->second->SetFailed(why);
-  } else {
-    failures_.emplace(name, why);
+  if (departs_from == 0) ++heard_[from];
+  Known& known = communicators_[name];
+  if (known.here != nullptr) {
+    PassOn(*known.here, note);
+  } else if (!known.has_left) {
+    known.early.emplace_back(note);
   }
+  if (departs_from > 0) Depart(name, departs_from);
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiRank::NewCommunicator(
     const CommunicatorOptions& options) {
-  return MpiCommunicator::Form(world_, world_->all(), {.options = options});
+  return MpiCommunicator::Form(world_, *group_, {.options = options});
+}
+
+absl::StatusOr<std::shared_ptr<WorldBackend>> MpiRank::Split(const Proposal& proposal) {
+  EBB_ASSIGN_OR_RETURN(StoreGroup::Formed formed, group_->Form(proposal));
+  return std::make_shared<MpiRank>(world_, std::move(formed.group));
 }
 
 void MpiRank::Fail(absl::Status why) {

@@ -4,7 +4,8 @@
 
 namespace ebb {
 
-absl::StatusOr<std::shared_ptr<WorldBackend>> NewNcclWorld(std::shared_ptr<Bootstrap>, Device) {
+absl::StatusOr<std::shared_ptr<WorldBackend>> NewNcclWorld(std::shared_ptr<WorldBackend>,
+                                                           const Device&) {
   return absl::UnimplementedError(
       "this build has no NCCL, which connects ranks on GPUs: configure with -DEBB_NCCL=ON where "
       "nccl.h is installed, or use --device cpu");

@@ -59,8 +59,10 @@ class NcclCommunicator::Calling {
   NcclCommunicator& communicator_;
 };
 
-absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
-    Parts parts, std::unique_ptr<Farewells> farewells, const ncclUniqueId& id, int rank, int size) {
+absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(Parts parts,
+                                                                            std::string name,
+                                                                            const ncclUniqueId& id,
+                                                                            int rank, int size) {
   const auto deadline = DeadlineAfter(parts.options.timeout_seconds);
   const DriverMemory::Measured measured(parts.device);
   EBB_ASSIGN_OR_RETURN(parts.grids, StreamMover::Load(parts.device));
@@ -71,12 +73,12 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Connect(
     return parts.nccl.CommInitRankConfig(&comm, size, id, rank, &config);
   }));
   // From here on a failure of another rank ends the waiting for it.
-  parts.failure->Join(channel);
-  return Finish(std::move(parts), std::move(farewells), channel, deadline);
+  parts.failures->Join(channel);
+  return Finish(std::move(parts), std::move(name), channel, deadline);
 }
 
 absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
-    Parts parts, std::unique_ptr<Farewells> farewells, std::shared_ptr<NcclChannel> channel,
+    Parts parts, std::string name, std::shared_ptr<NcclChannel> channel,
     WaitPoint::Deadline deadline) {
   const absl::Status ready = channel->AwaitReady(deadline);
   if (absl::IsDeadlineExceeded(ready) && ready.message().empty())
@@ -93,7 +95,7 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
   EBB_ASSIGN_OR_RETURN(Buffer barrier, parts.device.Allocate(1, "a communicator's barrier"));
   group.barrier = barrier.data();
   std::unique_ptr<NcclCommunicator> communicator(
-      new NcclCommunicator(std::move(parts), std::move(farewells), std::move(channel),
+      new NcclCommunicator(std::move(parts), std::move(name), std::move(channel),
                            std::move(in_flight), std::move(barrier), group));
   try {
     communicator->watch_ = std::thread([raw = communicator.get()] { raw->Watch(); });
@@ -105,12 +107,12 @@ absl::StatusOr<std::unique_ptr<NcclCommunicator>> NcclCommunicator::Finish(
   return communicator;
 }
 
-NcclCommunicator::NcclCommunicator(Parts parts, std::unique_ptr<Farewells> farewells,
+NcclCommunicator::NcclCommunicator(Parts parts, std::string name,
                                    std::shared_ptr<NcclChannel> channel,
                                    std::unique_ptr<InFlight> in_flight, Buffer barrier,
                                    NcclGroup group)
     : parts_(std::move(parts)),
-      farewells_(std::move(farewells)),
+      name_(std::move(name)),
       channel_(std::move(channel)),
       in_flight_(std::move(in_flight)),
       barrier_(std::move(barrier)),
@@ -130,8 +132,10 @@ NcclCommunicator::~NcclCommunicator() {
 void NcclCommunicator::Leave() {
   if (std::exchange(left_, true)) return;
   while (!in_flight_->empty()) std::this_thread::sleep_for(kPauseUntilEmpty);
-  if (!channel_->failed())
-    farewells_->Say({.rank = RankName(), .calls = calls_.load(std::memory_order_acquire)});
+  if (!channel_->failed()) {
+    parts_.failures->store().Depart(
+        name_, group_.size, {.rank = RankName(), .calls = calls_.load(std::memory_order_acquire)});
+  }
 }
 
 absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
@@ -161,7 +165,7 @@ absl::Status NcclCommunicator::Enqueue(Stream& stream, const Collective& call) {
   }
   if (enqueued.ok() || channel_->failed()) return absl::OkStatus();
   const bool late = absl::IsDeadlineExceeded(enqueued) && enqueued.message().empty();
-  parts_.failure->Report(late ? LateStatus(summary) : Named(enqueued, summary));
+  parts_.failures->Report(late ? LateStatus(summary) : Named(enqueued, summary));
   return absl::OkStatus();
 }
 
@@ -226,7 +230,7 @@ absl::Status NcclCommunicator::Register(std::span<std::byte> memory) {
       absl::StrCat(RankName(), " registering ", memory.size(), " bytes on communicator '",
                    parts_.options.name, "': ", why, "; ebb.register_buffers false does without"));
   // Then the communicator is of no more use.
-  if (late || !channel_->AsynchronousError().ok()) parts_.failure->Report(named);
+  if (late || !channel_->AsynchronousError().ok()) parts_.failures->Report(named);
   return named;
 }
 
@@ -252,7 +256,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
   absl::StatusOr<std::shared_ptr<NcclChannel>> made =
       NcclChannel::Create(parts_.nccl, parts_.device.ordinal());
   if (!made.ok()) {  // the others are about to wait for this rank
-    parts_.failure->Report(RankFailedStatus(parts_.failure->bootstrap().rank(), made.status()));
+    parts_.failures->Report(RankFailedStatus(parts_.failures->store().rank(), made.status()));
     return status();
   }
   const std::shared_ptr<NcclChannel> part = *std::move(made);
@@ -265,22 +269,22 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
     });
     return split.ok() ? result : ncclInternalError;
   });
+  const uint64_t number = splits_++;
   const auto finish = [&]() -> absl::StatusOr<std::unique_ptr<NcclCommunicator>> {
     EBB_RETURN_IF_ERROR(begun);
     EBB_RETURN_IF_ERROR(channel_->AwaitReady(deadline));
-    parts_.failure->Join(part);
-    EBB_ASSIGN_OR_RETURN(std::unique_ptr<Farewells> farewells, farewells_->Split(colour, key));
+    parts_.failures->Join(part);
     Parts parts = parts_;
     parts.options.reduction_group = 0;  // the parent's need not divide the parts
     if (!name.empty()) parts.options.name = name;
-    return Finish(std::move(parts), std::move(farewells), part, deadline);
+    return Finish(std::move(parts), absl::StrCat(name_, ".", number, ":", colour), part, deadline);
   };
   absl::StatusOr<std::unique_ptr<NcclCommunicator>> finished = finish();
   if (finished.ok()) return *std::move(finished);
   absl::Status why = finished.status();
   if (absl::IsDeadlineExceeded(why) && why.message().empty())
     why = LateCreationStatus(parts_.options, kWhoIsLate);
-  parts_.failure->Report(
+  parts_.failures->Report(
       absl::Status(why.code(), absl::StrCat(RankName(), " could not split communicator '",
                                             parts_.options.name, "': ", why.message())));
   channel_->WaitAborted();  // until then NCCL may write to `part`
@@ -288,7 +292,7 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NcclCommunicator::Split(
 }
 
 void NcclCommunicator::Abort(absl::Status why) {
-  parts_.failure->Report(AbortStatus(parts_.options, parts_.failure->bootstrap().rank(), why));
+  parts_.failures->Report(AbortStatus(parts_.options, parts_.failures->store().rank(), why));
 }
 
 void NcclCommunicator::Watch() {
@@ -305,7 +309,7 @@ void NcclCommunicator::Watch() {
       return calling_.load(std::memory_order_acquire) || !in_flight_->empty();
     };
     while (!stopped() && !channel_->failed() && busy()) {
-      if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) parts_.failure->Report(wrong);
+      if (absl::Status wrong = WhatIsWrong(); !wrong.ok()) parts_.failures->Report(wrong);
       SayIfWaiting();
       changed_.Await(stopped, WaitPoint::Clock::now() + period, std::chrono::nanoseconds(0));
     }
@@ -332,21 +336,22 @@ void NcclCommunicator::SayIfWaiting() {
     notice_.reset();
     return;
   }
-  Bootstrap& bootstrap = parts_.failure->bootstrap();
-  CallOrder* const order = bootstrap.calls();
+  Store& store = parts_.failures->store();
+  CallOrder* const order = store.calls();
   if (!notice_.has_value()) {
     notice_.emplace(NoticeTimes{.first_seconds = times.first_seconds - tells_after,
                                 .interval_seconds = times.interval_seconds});
-    bootstrap.TellCalls();
+    store.TellCalls();
   }
   const std::optional<double> more_seconds = notice_->Take();
   if (!more_seconds.has_value()) return;
   std::vector<int> behind;
-  for (int rank = 0; order != nullptr && rank < bootstrap.size(); ++rank) {
+  for (int rank = 0; order != nullptr && rank < static_cast<int>(store.participants().size());
+       ++rank) {
     if (order->IsBehind(rank)) behind.push_back(rank);
   }
   if (order != nullptr) {
-    if (const absl::Status apart = order->Check(); !apart.ok()) parts_.failure->Report(apart);
+    if (const absl::Status apart = order->Check(); !apart.ok()) parts_.failures->Report(apart);
   }
   // Of an exchange, of the first two, of which one may be waited for, and where neither has come.
   const bool speaks =
@@ -358,7 +363,7 @@ void NcclCommunicator::SayIfWaiting() {
 }
 
 absl::Status NcclCommunicator::Deserted() {
-  const std::optional<Farewell> left = farewells_->First();
+  const std::optional<Departure> left = parts_.failures->store().FirstDeparture(name_);
   const uint64_t calls = calls_.load(std::memory_order_acquire);
   if (!left.has_value() || left->calls >= calls) return absl::OkStatus();
   return LeftStatus(parts_.options, left->rank,
@@ -377,7 +382,7 @@ absl::Status NcclCommunicator::Named(const absl::Status& error, const CallSummar
 }
 
 std::string NcclCommunicator::RankName() const {
-  const int world_rank = parts_.failure->bootstrap().rank();
+  const int world_rank = parts_.failures->store().rank();
   if (world_rank == group_.rank) return absl::StrCat("rank ", world_rank);
   return absl::StrCat("rank ", group_.rank, " (world rank ", world_rank, ")");
 }

@@ -3,7 +3,7 @@
 //   enqueuing thread   [ begin | ncclGroup ... | end ]   on the stream, as soon as the host's part is ready
 //   watching thread    asynchronous errors, operations that take too long or wait for a rank that has left
 //
-// Whatever goes wrong ends in SharedFailure, which aborts the world's communicators on all ranks.
+// Whatever goes wrong ends in NcclFailures, which aborts the world's communicators on all ranks.
 #pragma once
 
 #include <array>
@@ -17,14 +17,13 @@
 #include <thread>
 
 #include "ebb/runtime/comm/backend.h"
-#include "ebb/runtime/comm/farewells.h"
 #include "ebb/runtime/comm/nccl/channel.h"
+#include "ebb/runtime/comm/nccl/failures.h"
 #include "ebb/runtime/comm/nccl/in_flight.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/operations.h"
 #include "ebb/runtime/comm/nccl/ordered_sums.h"
 #include "ebb/runtime/comm/nccl/registrations.h"
-#include "ebb/runtime/comm/nccl/shared_failure.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/wait_point.h"
@@ -38,15 +37,15 @@ class NcclCommunicator : public CommunicatorBackend {
   struct Parts {
     const NcclLibrary& nccl;
     Device device;
-    std::shared_ptr<SharedFailure> failure;
+    std::shared_ptr<NcclFailures> failures;
     CommunicatorOptions options;
     std::shared_ptr<const ReduceGrids> grids = nullptr;  // of our kernels; Connect loads them
   };
 
-  // Connects this rank with the others that have the same id.
-  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(
-      Parts parts, std::unique_ptr<Farewells> farewells, const ncclUniqueId& id, int rank,
-      int size);
+  // Connects this rank with the others that have the same id. `name`: which no other communicator of the world has.
+  static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Connect(Parts parts, std::string name,
+                                                                   const ncclUniqueId& id, int rank,
+                                                                   int size);
   // Waits for what was enqueued, then leaves: a rank that calls more than this one has is told.
   ~NcclCommunicator() override;
 
@@ -59,7 +58,7 @@ class NcclCommunicator : public CommunicatorBackend {
   absl::Status Register(std::span<std::byte> memory) override;
   void Deregister() override;
   void Leave() override;
-  absl::Status status() const override { return parts_.failure->status(); }
+  absl::Status status() const override { return parts_.failures->status(); }
   void Abort(absl::Status why) override;
   int64_t bytes_moved() const override { return in_flight_->bytes_moved(); }
 
@@ -67,12 +66,11 @@ class NcclCommunicator : public CommunicatorBackend {
   // While all ranks are needed for what this one calls.
   class Calling;
 
-  NcclCommunicator(Parts parts, std::unique_ptr<Farewells> farewells,
-                   std::shared_ptr<NcclChannel> channel, std::unique_ptr<InFlight> in_flight,
-                   Buffer barrier, NcclGroup group);
+  NcclCommunicator(Parts parts, std::string name, std::shared_ptr<NcclChannel> channel,
+                   std::unique_ptr<InFlight> in_flight, Buffer barrier, NcclGroup group);
   // Of a channel whose creation has begun: waits until it is connected.
   static absl::StatusOr<std::unique_ptr<NcclCommunicator>> Finish(
-      Parts parts, std::unique_ptr<Farewells> farewells, std::shared_ptr<NcclChannel> channel,
+      Parts parts, std::string name, std::shared_ptr<NcclChannel> channel,
       WaitPoint::Deadline deadline);
 
   absl::Status EnqueueNow(Stream& stream, const Collective& call);
@@ -86,7 +84,7 @@ class NcclCommunicator : public CommunicatorBackend {
   std::string RankName() const;
 
   Parts parts_;
-  const std::unique_ptr<Farewells> farewells_;
+  const std::string name_;  // for departures
   const std::shared_ptr<NcclChannel> channel_;
   const std::unique_ptr<InFlight> in_flight_;
   const Buffer barrier_;
@@ -94,6 +92,7 @@ class NcclCommunicator : public CommunicatorBackend {
   std::optional<OrderedSums> ordered_sums_;
   NcclRegistrations registrations_;
   std::atomic<uint64_t> calls_{0};  // of all ranks together
+  uint64_t splits_ = 0;
   uint64_t registering_calls_ = 0;  // of them, since the last Deregister
   std::atomic<bool> calling_{false};
   bool left_ = false;

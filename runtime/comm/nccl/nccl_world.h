@@ -16,14 +16,13 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
-#include "ebb/runtime/comm/nccl/bootstrap.h"
 #include "ebb/runtime/device/device.h"
 
 namespace ebb {
 
-// `device`: this rank's, on which all streams are that operations are enqueued on. kUnimplemented:
+// `ranks`: the same ones, which have a bootstrap. `device`: this rank's, on which all streams are that operations are enqueued on. kUnimplemented:
 // this build has no NCCL. kUnavailable: this machine has none.
-absl::StatusOr<std::shared_ptr<WorldBackend>> NewNcclWorld(std::shared_ptr<Bootstrap> bootstrap,
-                                                           Device device);
+absl::StatusOr<std::shared_ptr<WorldBackend>> NewNcclWorld(std::shared_ptr<WorldBackend> ranks,
+                                                           const Device& device);
 
 }  // namespace ebb

@@ -26,7 +26,8 @@ enum class MessageType : uint16_t {
   kBlob,       // one rank's part of an all-gather
   kBlobs,      // all ranks' parts
   kGoodbye,    // the sender leaves as it should
-  kFarewell,   // for all ranks, that the sender has left a communicator (farewells.h)
+  kLeaves,     // likewise rank 0, which still passes on what others tell
+  kDeparture,  // for all ranks, that the sender has left a communicator (departures.h)
   kNote,       // for all ranks, of what is none of the rendezvous' business
   kCalls,      // for all ranks, the sender's calls (CallOrder)
 };
@@ -53,6 +54,7 @@ class Unpacker {
   explicit Unpacker(std::string_view bytes) : bytes_(bytes) {}
   uint64_t Number();
   std::string Text();
+  bool has_more() const { return ok_ && !bytes_.empty(); }
   bool ok() const { return ok_; }
 
  private:

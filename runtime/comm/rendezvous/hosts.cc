@@ -26,10 +26,10 @@ Hosts FindHosts(std::span<const int> host_of) {
     hosts.ranks[index].push_back(static_cast<int>(rank));
   }
   int next = 0;
-  hosts.is_grid = true;
+  hosts.is_even = true;
   for (const std::vector<int>& ranks : hosts.ranks) {
-    hosts.is_grid = hosts.is_grid && ranks.size() == hosts.ranks[0].size();
-    for (const int rank : ranks) hosts.is_grid = hosts.is_grid && rank == next++;
+    hosts.is_even = hosts.is_even && ranks.size() == hosts.ranks[0].size();
+    for (const int rank : ranks) hosts.is_even = hosts.is_even && rank == next++;
   }
   return hosts;
 }

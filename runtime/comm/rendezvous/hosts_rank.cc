@@ -3,22 +3,35 @@
 #include <utility>
 
 #include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> HostsRank::Form(int rank, Rendezvous rendezvous) {
   EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, Store::Hold(rank, std::move(rendezvous)));
-  return std::make_shared<HostsRank>(std::move(store));
+  return std::make_shared<HostsRank>(std::make_shared<StoreGroup>(std::move(store)));
 }
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> HostsRank::NewCommunicator(
     const CommunicatorOptions&) {
-  return CpuRanksNeedMpi(store_->participants());
+  return CpuRanksNeedMpi(group_->store().participants());
+}
+
+absl::StatusOr<std::shared_ptr<WorldBackend>> HostsRank::Split(const Proposal& proposal) {
+  EBB_ASSIGN_OR_RETURN(StoreGroup::Formed formed, group_->Form(proposal));
+  return std::make_shared<HostsRank>(std::move(formed.group));
 }
 
 void HostsRank::Fail(absl::Status why) {
-  store_->Fail(RankFailedStatus(rank(), why));
+  Store& store = group_->store();
+  store.Fail(RankFailedStatus(store.rank(), why));
+}
+
+// The parts of a world go on by themselves.
+CallOrder* HostsRank::calls() {
+  Store& store = group_->store();
+  return group_->world_ranks().size() == store.participants().size() ? store.calls() : nullptr;
 }
 
 }  // namespace ebb

@@ -7,30 +7,31 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
-#include "ebb/runtime/comm/rendezvous/store.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 
 namespace ebb {
 
 class HostsRank : public WorldBackend {
  public:
   static absl::StatusOr<std::shared_ptr<WorldBackend>> Form(int rank, Rendezvous rendezvous);
-  explicit HostsRank(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  explicit HostsRank(std::shared_ptr<StoreGroup> group) : group_(std::move(group)) {}
 
-  int rank() const override { return store_->rank(); }
-  int size() const override { return store_->size(); }
-  int local_rank() const override { return store_->local_rank(); }
-  int local_size() const override { return store_->local_size(); }
-  int ranks_per_host() const override { return store_->ranks_per_host(); }
+  int rank() const override { return group_->rank(); }
+  int size() const override { return group_->size(); }
+  int local_rank() const override { return group_->local_rank(); }
+  int local_size() const override { return group_->local_size(); }
+  int ranks_per_host() const override { return group_->ranks_per_host(); }
   // kUnimplemented, on every rank and at once.
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
+  absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
   void Fail(absl::Status why) override;
-  CallOrder* calls() override { return store_->calls(); }
-  void TellCalls() override { store_->TellCalls(); }
-  std::shared_ptr<Bootstrap> bootstrap() override { return store_; }
+  CallOrder* calls() override;
+  void TellCalls() override { group_->store().TellCalls(); }
+  absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override { return group_; }
 
  protected:
-  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<StoreGroup> group_;
 };
 
 }  // namespace ebb

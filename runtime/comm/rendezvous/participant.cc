@@ -51,6 +51,7 @@ Participant Myself(int rank, int size, std::string launcher) {
 }
 
 std::string Describe(const Participant& participant) {
+  if (participant.host_name.empty()) return absl::StrCat("rank ", participant.rank);
   return absl::StrCat("rank ", participant.rank, " (process ", participant.pid, " on host '",
                       participant.host_name, "')");
 }

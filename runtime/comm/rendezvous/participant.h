@@ -27,7 +27,7 @@ struct Participant {
 // This process.
 Participant Myself(int rank, int size, std::string launcher);
 
-// "rank 1 (process 4242 on host 'node1')".
+// "rank 1 (process 4242 on host 'node1')", or "rank 1" of a thread.
 std::string Describe(const Participant& participant);
 
 // Begins with the launcher and the build in every version of the protocol, so that a rank of another

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,12 +11,10 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -55,10 +54,10 @@ void Pack(Packer& packer, const Numbers& numbers) {
   for (const int number : numbers) packer.Add(static_cast<uint64_t>(number));
 }
 
-std::vector<int> UnpackRanks(Unpacker& unpacker, int size) {
+std::vector<int> UnpackRanks(Unpacker& unpacker, size_t size) {
   std::vector<int> ranks;
   for (uint64_t left = unpacker.Number(); left > 0 && unpacker.ok(); --left)
-    ranks.push_back(static_cast<int>(unpacker.Number() % static_cast<uint64_t>(size)));
+    ranks.push_back(static_cast<int>(unpacker.Number() % size));
   return ranks;
 }
 
@@ -91,7 +90,40 @@ std::optional<ParentProcess> ParentProcess::Find() {
 
 absl::StatusOr<std::shared_ptr<Store>> Store::Hold(int rank, Rendezvous rendezvous,
                                                    Watched watched) {
-  const std::shared_ptr<Store> store(new Store(rank, std::move(rendezvous), std::move(watched)));
+  const std::vector<Participant> participants = rendezvous.participants();
+  return Start(std::shared_ptr<Store>(
+      new Store(rank, participants, std::move(rendezvous).TakeConnections(), std::move(watched))));
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<Store>>> Store::OfThreads(
+    int size, const std::vector<std::shared_ptr<CallOrder>>& calls) {
+  std::vector<Participant> participants(static_cast<size_t>(size));
+  for (int rank = 0; rank < size; ++rank) participants[static_cast<size_t>(rank)].rank = rank;
+  std::vector<Connection> rank_zeros(participants.size());
+  std::vector<std::vector<Connection>> others(participants.size());
+  for (size_t rank = 1; rank < participants.size(); ++rank) {
+    int ends[2] = {-1, -1};
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) != 0)
+      return absl::ResourceExhaustedError(absl::StrCat("socketpair: ", std::strerror(errno)));
+    rank_zeros[rank] = Connection(Descriptor(ends[0]));
+    others[rank].emplace_back(Descriptor(ends[1]));
+    rank_zeros[rank].Trust();
+    others[rank][0].Trust();
+  }
+  others[0] = std::move(rank_zeros);
+  std::vector<std::shared_ptr<Store>> stores;
+  for (size_t rank = 0; rank < participants.size(); ++rank) {
+    Watched watched;
+    if (!calls.empty()) watched.calls = calls[rank];
+    EBB_ASSIGN_OR_RETURN(
+        stores.emplace_back(),
+        Start(std::shared_ptr<Store>(new Store(static_cast<int>(rank), participants,
+                                               std::move(others[rank]), std::move(watched)))));
+  }
+  return stores;
+}
+
+absl::StatusOr<std::shared_ptr<Store>> Store::Start(std::shared_ptr<Store> store) {
   if (!store->wake_.is_open())
     return absl::ResourceExhaustedError(absl::StrCat("eventfd: ", std::strerror(errno)));
   store->WatchProcesses();
@@ -105,25 +137,19 @@ absl::StatusOr<std::shared_ptr<Store>> Store::Hold(int rank, Rendezvous rendezvo
   return std::shared_ptr<Store>(store.get(), [store](Store*) { store->Stop(); });
 }
 
-Store::Store(int rank, Rendezvous rendezvous, Watched watched)
+Store::Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
+             Watched watched)
     : rank_(rank),
-      participants_(rendezvous.participants()),
-      hosts_(FindHosts(participants_)),
+      participants_(std::move(participants)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       watched_(std::move(watched)),
       processes_(participants_.size()),
-      farewells_(std::make_shared<FarewellNotes>([this](std::string_view note) {
-        const std::scoped_lock lock(mutex_);
-        TellOthers(MessageType::kFarewell, note, rank_);
-      })),
-      calls_(rank, std::vector<CallRecord*>(participants_.size())),
-      connections_(std::move(rendezvous).TakeConnections()),
+      tells_calls_(watched_.calls == nullptr),
+      calls_(tells_calls_
+                 ? std::make_shared<CallOrder>(rank, std::vector<CallRecord*>(participants_.size()))
+                 : watched_.calls),
+      connections_(std::move(connections)),
       has_left_(participants_.size()) {}
-
-int Store::local_rank() const {
-  const std::vector<int>& here = hosts_.With(rank_);
-  return static_cast<int>(std::find(here.begin(), here.end(), rank_) - here.begin());
-}
 
 void Store::WatchProcesses() {
   const Participant& me = participants_[static_cast<size_t>(rank_)];
@@ -136,13 +162,20 @@ void Store::WatchProcesses() {
 }
 
 void Store::Stop() {
+  bool goes_on = false;
   {
     const std::scoped_lock lock(mutex_);
     stopping_ = true;
+    if (rank_ == 0) {
+      Leave(0);
+      TellOthers(MessageType::kLeaves, "", rank_);
+      goes_on = failure_.ok() && HasOthers();
+    }
   }
   Wake(wake_);
-  if (thread_.get_id() == std::this_thread::get_id()) {
-    thread_.detach();  // a listener has ended the world
+  // A listener has ended the world, or the others still need the thread, which keeps all that it uses.
+  if (goes_on || thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
   } else {
     thread_.join();
   }
@@ -150,7 +183,8 @@ void Store::Stop() {
 
 void Store::Run() {
   std::unique_lock lock(mutex_);
-  while (!stopping_) {
+  while (!stopping_ || (rank_ == 0 && failure_.ok() && HasOthers())) {
+    if (stopping_) watched_.launcher.reset();
     if (std::exchange(to_tell_, false)) {
       const std::vector<Heard> listeners = std::exchange(listeners_, {});
       const absl::Status why = failure_;
@@ -186,7 +220,7 @@ void Store::Run() {
       processes_[rank] = Descriptor();
       Died(static_cast<int>(rank), "");
     }
-    if (is_ready(1 + connections_.size() + processes_.size())) {
+    if (watched_.launcher.has_value() && is_ready(1 + connections_.size() + processes_.size())) {
       Broken(absl::UnavailableError(
                  absl::StrCat("the launcher of the ranks, ", watched_.launcher_name, " (process ",
                               watched_.launcher->pid, "), has ended: it was killed or crashed")),
@@ -198,7 +232,7 @@ void Store::Run() {
       const std::vector<std::string> notes = std::exchange(notes_to_hear_, {});
       absl::Status apart;
       lock.unlock();  // of many ranks, comparing takes a while
-      for (const std::string& text : calls) apart.Update(calls_.Hear(text));
+      for (const std::string& text : calls) apart.Update(calls_->Hear(text));
       for (const std::string& note : notes) hear_note_(note);
       lock.lock();
       Broken(std::move(apart), rank_);
@@ -238,9 +272,11 @@ void Store::Understand(int from, Message message) {
   Unpacker unpacker(message.payload);
   if (message.type == MessageType::kRefusal) {
     Broken(UnpackStatus(message.payload), from);
-  } else if (message.type == MessageType::kFarewell) {
+  } else if (message.type == MessageType::kLeaves) {
+    Leave(from);
+  } else if (message.type == MessageType::kDeparture) {
     pass_on();
-    farewells_->Hear(message.payload);
+    departures_.Hear(message.payload);
   } else if (message.type == MessageType::kNote) {
     pass_on();
     if (hear_note_) notes_to_hear_.push_back(std::move(message.payload));
@@ -252,7 +288,7 @@ void Store::Understand(int from, Message message) {
     round.name = unpacker.Text();
     round.what = unpacker.Text();
     round.timeout_seconds = std::bit_cast<double>(unpacker.Number());
-    round.members = UnpackRanks(unpacker, size());
+    round.members = UnpackRanks(unpacker, participants_.size());
     const bool comes = unpacker.Number() != 0;
     std::string text = unpacker.Text();
     if (unpacker.ok()) Collect(from, round, comes, std::move(text));
@@ -261,7 +297,7 @@ void Store::Understand(int from, Message message) {
     Gathered gathered;
     gathered.outcome = static_cast<Gathered::Outcome>(unpacker.Number());
     gathered.number = unpacker.Number();
-    gathered.absent = UnpackRanks(unpacker, size());
+    gathered.absent = UnpackRanks(unpacker, participants_.size());
     for (uint64_t left = unpacker.Number(); left > 0 && unpacker.ok(); --left)
       gathered.texts.push_back(unpacker.Text());
     if (unpacker.ok()) outcomes_[name] = std::move(gathered);
@@ -344,7 +380,7 @@ void Store::LookAtRounds(WaitPoint::Deadline now) {
       const int speaks = round.members[static_cast<size_t>(first - round.texts.begin())];
       LogWaiting(absl::StrCat("rank ", speaks), *seconds,
                  absl::StrCat("for ", RankNames(absent), " ", round.what), round.timeout_seconds,
-                 calls_.Describe(absent));
+                 calls_->Describe(absent));
     }
   }
 }
@@ -377,9 +413,14 @@ void Store::TellOthers(MessageType type, std::string_view payload, int except) {
   }
 }
 
-bool Store::HasLeft(int rank) {
+bool Store::IsAlone() {
   const std::scoped_lock lock(mutex_);
-  return has_left_[static_cast<size_t>(rank)];
+  return !ReachesRankZero();
+}
+
+bool Store::HasOthers() const {
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const Connection& connection) { return connection.is_open(); });
 }
 
 void Store::Tell(std::string_view note) {
@@ -393,17 +434,19 @@ void Store::OnNote(std::function<void(std::string_view note)> hear) {
 }
 
 void Store::TellCalls() {
-  absl::Status apart = calls_.Check(rank_);  // the others are compared as they are heard
+  // The others are compared as they are heard, or by themselves.
+  absl::Status apart = calls_->Check(rank_);
   const std::scoped_lock lock(mutex_);
   Broken(std::move(apart), rank_);
-  TellOthers(MessageType::kCalls, calls_.Pack(), rank_);
+  if (!tells_calls_) return;
+  TellOthers(MessageType::kCalls, calls_->Pack(), rank_);
 }
 
 std::string Store::CompareCalls(std::span<const int> ranks) {
-  absl::Status apart = calls_.Check();
+  absl::Status apart = calls_->Check();
   const std::scoped_lock lock(mutex_);
   Broken(std::move(apart), rank_);
-  return calls_.Describe(ranks);
+  return calls_->Describe(ranks);
 }
 
 absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_view mine) {
@@ -420,7 +463,7 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
     TellOthers(MessageType::kBlob, PackRound(round, /*comes=*/true, mine), rank_);
   }
   const auto is_over = [&] {
-    return outcomes_.contains(round.name) || !failure_.ok() || has_left_[0];
+    return outcomes_.contains(round.name) || !failure_.ok() || !ReachesRankZero();
   };
   while (!is_over() && WaitPoint::Clock::now() < late) {
     if (telling.Take().has_value()) {
@@ -437,12 +480,15 @@ absl::StatusOr<Store::Gathered> Store::Gather(const Round& round, std::string_vi
     }
   }
   const auto gathered = outcomes_.extract(round.name);
-  EBB_RETURN_IF_ERROR(failure_);  // older than what it may have led to
+  // A failure does not undo what all have come to, and is older than another outcome that it may have led to.
+  if (gathered && gathered.mapped().outcome == Gathered::Outcome::kAll) return gathered.mapped();
+  EBB_RETURN_IF_ERROR(failure_);
   if (gathered) return gathered.mapped();
-  return Gathered{.outcome = has_left_[0] ? Gathered::Outcome::kLeft : Gathered::Outcome::kLate,
-                  .number = 0,
-                  .texts = {},
-                  .absent = {0}};
+  return Gathered{
+      .outcome = ReachesRankZero() ? Gathered::Outcome::kLate : Gathered::Outcome::kLeft,
+      .number = 0,
+      .texts = {},
+      .absent = {0}};
 }
 
 void Store::LeaveRound(const Round& round) {
@@ -456,47 +502,25 @@ void Store::LeaveRound(const Round& round) {
   }
 }
 
-absl::StatusOr<std::vector<std::string>> Store::AllGather(std::string_view mine,
-                                                          double timeout_seconds) {
-  Round round = {.name = "",
-                 .members = std::vector<int>(participants_.size()),
-                 .timeout_seconds = timeout_seconds,
-                 .what = "to connect the ranks' GPUs"};
-  std::iota(round.members.begin(), round.members.end(), 0);
-  {
-    const std::scoped_lock lock(mutex_);
-    round.name = absl::StrCat("all ", ++gathered_);
-  }
-  EBB_ASSIGN_OR_RETURN(Gathered gathered, Gather(round, mine));
-  if (gathered.outcome == Gathered::Outcome::kAll) return std::move(gathered.texts);
-  constexpr size_t kNamed = 8;
-  std::vector<std::string> names;
-  for (const int rank : gathered.absent) {
-    if (names.size() < kNamed) names.push_back(Name(rank));
-  }
-  std::string absent = absl::StrJoin(names, ", ");
-  if (gathered.absent.size() > kNamed)
-    absl::StrAppend(&absent, " and ", gathered.absent.size() - kNamed, " more");
-  // An error on one rank is one on all.
-  const std::scoped_lock lock(mutex_);
-  Broken(gathered.outcome == Gathered::Outcome::kLeft
-             ? absl::UnavailableError(
-                   absl::StrCat(absent, " has left: its world was destroyed, or its process ends"))
-             : absl::DeadlineExceededError(absl::StrCat(
-                   "the ranks have waited ", timeout_seconds, " s for ", absent,
-                   ": not there where all ranks tell each other what they need to connect their "
-                   "GPUs")),
-         rank_);
-  return failure_;
-}
-
 void Store::Break(const absl::Status& why) {
   const std::scoped_lock lock(mutex_);
   Broken(why, rank_);
 }
 
 void Store::Fail(const absl::Status& why) {
+  if (participants_[0].host_name.empty()) return Break(why);  // of threads
   Break(absl::Status(why.code(), absl::StrCat(why.message(), " (told by ", Name(rank_), ")")));
+}
+
+absl::Status Store::status() {
+  const std::scoped_lock lock(mutex_);
+  return failure_;
+}
+
+void Store::Depart(const std::string& communicator, int size, const Departure& mine) {
+  const std::string note = departures_.Leave(communicator, size, mine);
+  const std::scoped_lock lock(mutex_);
+  TellOthers(MessageType::kDeparture, note, rank_);
 }
 
 void Store::OnFailure(Heard heard) {

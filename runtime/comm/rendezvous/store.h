@@ -5,6 +5,8 @@
 //   rank 2 ---+--- rank 0  one's connection closes rank 0 tells the others
 //   rank 3 ---+            rank 0's closes         each sees it
 //
+// Rank 0 goes on passing on when it has left itself, until the others have, or its process ends.
+//
 // A thread of its own hears all this at once, whatever the program is waiting for. Processes of this host it also
 // watches by themselves, so that they notice each other's end when rank 0 has left.
 #pragma once
@@ -25,10 +27,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/call_order.h"
-#include "ebb/runtime/comm/farewells.h"
-#include "ebb/runtime/comm/nccl/bootstrap.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
-#include "ebb/runtime/comm/rendezvous/hosts.h"
+#include "ebb/runtime/comm/rendezvous/departures.h"
 #include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/wait_notice.h"
@@ -44,7 +44,7 @@ struct ParentProcess {
   Descriptor process;
 };
 
-class Store : public Bootstrap {
+class Store {
  public:
   using Heard = std::function<void(const absl::Status& why)>;
 
@@ -54,16 +54,17 @@ class Store : public Bootstrap {
     std::string launcher_name;
     // The processes of this host. Says of a rank whose process has ended whether that was in order. Null: not watched.
     std::function<bool(int rank)> ended_in_order;
+    // Of ranks that can read each other's. Null: they tell each other their calls, through the store.
+    std::shared_ptr<CallOrder> calls;
   };
   // Of ranks that have met. When the last that has it lets go, this rank says goodbye.
   static absl::StatusOr<std::shared_ptr<Store>> Hold(int rank, Rendezvous rendezvous,
                                                      Watched watched = {});
+  // Of threads of this process: every rank's. `calls`: as above, by rank, if there are any.
+  static absl::StatusOr<std::vector<std::shared_ptr<Store>>> OfThreads(
+      int size, const std::vector<std::shared_ptr<CallOrder>>& calls = {});
 
-  int rank() const override { return rank_; }
-  int size() const override { return static_cast<int>(participants_.size()); }
-  int local_rank() const override;
-  int local_size() const override { return static_cast<int>(hosts_.With(rank_).size()); }
-  int ranks_per_host() const override { return hosts_.is_grid ? hosts_.width() : size(); }
+  int rank() const { return rank_; }
   const std::vector<Participant>& participants() const { return participants_; }
 
   // Some ranks give each other a text. Each round has a name of its own; all members give the same of it.
@@ -86,24 +87,30 @@ class Store : public Bootstrap {
   // This rank will not come to that round. Waits for no rank.
   void LeaveRound(const Round& round);
 
-  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine,
-                                                     double timeout_seconds) override;
-  void Fail(const absl::Status& why) override;
+  // Tells all other ranks that this one has given up; does not wait for them. The first failure stays. Any thread.
+  void Fail(const absl::Status& why);
   // The same, in just these words.
   void Break(const absl::Status& why);
-  // `heard`: of the first failure, whichever rank's. May be called more than once.
-  void OnFailure(Heard heard) override;
-  absl::StatusOr<std::unique_ptr<Farewells>> NewFarewells(double /*timeout_seconds*/) override {
-    return farewells_->New();
-  }
-  CallOrder* calls() override { return size() > 1 ? &calls_ : nullptr; }
+  absl::Status status();
+  // `heard` is called, on any thread, with the first failure, whichever rank's: at once if that has happened already.
+  void OnFailure(Heard heard);
+  // As WorldBackend's.
+  CallOrder* calls() { return participants_.size() > 1 ? calls_.get() : nullptr; }
   // This rank's calls, to all others. Fails where those that are known have gone apart.
-  void TellCalls() override;
+  void TellCalls();
   // The same of what is known here; else what `ranks` have called last.
   std::string CompareCalls(std::span<const int> ranks);
 
-  // Whether `rank` has ended in order. All that it had told before has been heard then.
-  bool HasLeft(int rank);
+  // Whether nothing is heard of other ranks any more, because rank 0's process has ended in order. All that had been told
+  // before has been heard then.
+  bool IsAlone();
+
+  // This rank leaves a communicator of `size` ranks, which all are told.
+  void Depart(const std::string& communicator, int size, const Departure& mine);
+  // The first that has left it.
+  std::optional<Departure> FirstDeparture(const std::string& communicator) {
+    return departures_.First(communicator);
+  }
 
   // A text for all other ranks, and what hears theirs, on the store's thread; set before any can come.
   void Tell(std::string_view note);
@@ -123,7 +130,9 @@ class Store : public Bootstrap {
     bool answered = false;  // all have been told it
   };
 
-  Store(int rank, Rendezvous rendezvous, Watched watched);
+  Store(int rank, std::vector<Participant> participants, std::vector<Connection> connections,
+        Watched watched);
+  static absl::StatusOr<std::shared_ptr<Store>> Start(std::shared_ptr<Store> store);
   void Stop();
   void Run();
   void WatchProcesses();
@@ -133,6 +142,8 @@ class Store : public Bootstrap {
   std::string Name(int rank) const { return Describe(participants_[static_cast<size_t>(rank)]); }
 
   // With mutex_ held.
+  bool ReachesRankZero() const { return rank_ == 0 || connections_[0].is_open(); }
+  bool HasOthers() const;
   void Understand(int from, Message message);
   void Collect(int from, const Round& round, bool comes, std::string text);
   void Settle(const std::string& name, Collected& round, Gathered::Outcome outcome,
@@ -146,12 +157,12 @@ class Store : public Bootstrap {
 
   const int rank_;
   const std::vector<Participant> participants_;
-  const Hosts hosts_;
   const Descriptor wake_;
   Watched watched_;
   std::vector<Descriptor> processes_;  // by rank, of this host's
-  const std::shared_ptr<FarewellNotes> farewells_;
-  CallOrder calls_;
+  Departures departures_;
+  const bool tells_calls_;
+  const std::shared_ptr<CallOrder> calls_;
   std::vector<pollfd> polled_;              // of the thread
   std::vector<std::string> calls_to_hear_;  // likewise
   std::vector<std::string> notes_to_hear_;
@@ -169,8 +180,7 @@ class Store : public Bootstrap {
   std::map<std::string, Collected> rounds_;  // rank 0's
   uint64_t settled_ = 0;                     // of them
   std::map<std::string, Gathered>
-      outcomes_;           // of rounds that this rank waits for, or is still to come to
-  uint64_t gathered_ = 0;  // calls of AllGather
+      outcomes_;  // of rounds that this rank waits for, or is still to come to
 };
 
 }  // namespace ebb

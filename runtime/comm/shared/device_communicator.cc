@@ -12,8 +12,7 @@
 namespace ebb {
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedDeviceCommunicator::Create(
-    std::shared_ptr<SharedWorld> world, SharedGroup& parent, Proposal proposal,
-    const Device& device) {
+    SharedGroup& parent, Proposal proposal, const Device& device) {
   proposal.device = absl::StrCat("CUDA device ", device.ordinal());
   const Marks mine = std::make_shared<std::vector<Event>>();
   absl::Status prepared;
@@ -27,8 +26,8 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedDeviceCommunicator::C
                        parent.Join(proposal, &mine, [&](int, const void* attached) {
                          marks.push_back(*static_cast<const Marks*>(attached));
                        }));
-  std::unique_ptr<SharedDeviceCommunicator> made(
-      new SharedDeviceCommunicator(std::move(world), std::move(place), std::move(marks), device));
+  std::unique_ptr<SharedDeviceCommunicator> made(new SharedDeviceCommunicator(
+      parent.world().shared_from_this(), std::move(place), std::move(marks), device));
   if (prepared.ok()) {
     absl::StatusOr<std::shared_ptr<const ReduceGrids>> grids = StreamMover::Load(device);
     prepared = grids.status();
@@ -56,8 +55,8 @@ SharedDeviceCommunicator::~SharedDeviceCommunicator() {
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedDeviceCommunicator::Split(
     int colour, int key, std::string_view name) {
-  return Create(world_, group_,
-                {.options = group_.options().OfPart(name), .colour = colour, .key = key}, device_);
+  return Create(group_, {.options = group_.options().OfPart(name), .colour = colour, .key = key},
+                device_);
 }
 
 void SharedDeviceCommunicator::Abort(absl::Status why) {

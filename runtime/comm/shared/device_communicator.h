@@ -30,9 +30,9 @@ namespace ebb {
 class SharedDeviceCommunicator : public CommunicatorBackend {
  public:
   // Of ranks of `parent`. What fails on this rank alone fails it on all.
-  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Create(
-      std::shared_ptr<SharedWorld> world, SharedGroup& parent, Proposal proposal,
-      const Device& device);
+  static absl::StatusOr<std::unique_ptr<CommunicatorBackend>> Create(SharedGroup& parent,
+                                                                     Proposal proposal,
+                                                                     const Device& device);
   // Leaves. What was enqueued runs to its end.
   ~SharedDeviceCommunicator() override;
 

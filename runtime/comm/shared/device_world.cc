@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/ranks_on_device.h"
 #include "ebb/runtime/comm/shared/device_communicator.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -16,33 +16,30 @@
 namespace ebb {
 namespace {
 
-// One rank's handle. It keeps the one it was made from, which says when the rank leaves.
-class SharedDeviceRank : public WorldBackend {
+class SharedDeviceRank : public RanksOnDevice {
  public:
-  SharedDeviceRank(std::shared_ptr<WorldBackend> ranks, std::shared_ptr<SharedWorld> world,
+  // `threads`: the ranks' group, of `ranks` or of a rank that is alone.
+  SharedDeviceRank(std::shared_ptr<WorldBackend> ranks, std::shared_ptr<WorldBackend> threads,
                    const Device& device)
-      : ranks_(std::move(ranks)), world_(std::move(world)), device_(device) {}
-
-  int rank() const override { return ranks_->rank(); }
-  int size() const override { return ranks_->size(); }
-  int local_rank() const override { return ranks_->local_rank(); }
-  int local_size() const override { return ranks_->local_size(); }
-  int ranks_per_host() const override { return ranks_->ranks_per_host(); }
+      : RanksOnDevice(std::move(ranks), device), threads_(std::move(threads)) {}
 
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override {
-    return SharedDeviceCommunicator::Create(world_, world_->all(), {.options = options}, device_);
+    return SharedDeviceCommunicator::Create(*threads_->threads(), {.options = options}, device_);
+  }
+
+  absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override {
+    EBB_ASSIGN_OR_RETURN(std::shared_ptr<WorldBackend> part, threads_->Split(proposal));
+    return std::make_shared<SharedDeviceRank>(part, part, device_);
   }
 
   void Fail(absl::Status why) override {
-    world_->Fail(RankFailedStatus(rank(), why));
-    if (ranks_->threads() != world_) ranks_->Fail(std::move(why));
+    threads_->Fail(why);
+    if (threads_ != ranks_) ranks_->Fail(std::move(why));
   }
 
  private:
-  const std::shared_ptr<WorldBackend> ranks_;
-  const std::shared_ptr<SharedWorld> world_;
-  const Device device_;
+  const std::shared_ptr<WorldBackend> threads_;
 };
 
 bool NcclSharesDevices() {
@@ -68,7 +65,7 @@ absl::StatusOr<bool> AllHave(WorldBackend& world, const Device& device) {
 
 absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldBackend> world,
                                                           const Device& device) {
-  std::shared_ptr<SharedWorld> threads = world->threads();
+  std::shared_ptr<WorldBackend> threads = world->threads() == nullptr ? nullptr : world;
   if (world->size() > 1) {
     if (threads == nullptr || NcclSharesDevices()) return nullptr;
     EBB_ASSIGN_OR_RETURN(const bool shared, AllHave(*world, device));
@@ -79,7 +76,7 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> ShareDevice(std::shared_ptr<WorldB
                                                    device.description(), "; at most ",
                                                    StreamMover::kInputsMax));
   }
-  if (threads == nullptr) threads = ThreadWorld(1).rank(0);
+  if (threads == nullptr) threads = std::make_shared<SharedRank>(ThreadWorld(1).rank(0));
   return std::make_shared<SharedDeviceRank>(std::move(world), std::move(threads), device);
 }
 

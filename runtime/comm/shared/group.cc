@@ -273,7 +273,8 @@ void SharedGroup::AwaitNoReader() {
 absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
     const Proposal& proposal, const void* attached,
     absl::FunctionRef<void(int rank, const void* attached)> see) {
-  const auto half = static_cast<size_t>(formed_++ % 2);
+  const uint64_t number = formed_++;
+  const auto half = static_cast<size_t>(number % 2);
   const CommunicatorOptions& options = proposal.options;
   const WaitPoint::Deadline deadline = DeadlineAfter(CreationSeconds(options));
   Write(proposal, mine().proposals[half]);
@@ -291,6 +292,7 @@ absl::StatusOr<SharedGroup::Place> SharedGroup::Join(
   Place place;
   place.options = proposals[me].options;
   place.options.notices = options.notices;
+  place.path = absl::StrCat(path(), ".", number, ":", proposal.colour);
   place.layout = shared::GroupLayout(static_cast<int>(members.size()));
   for (const size_t member : members) place.world_ranks.push_back(place_.world_ranks[member]);
   place.rank = static_cast<int>(std::find(members.begin(), members.end(), me) - members.begin());

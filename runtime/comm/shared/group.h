@@ -32,6 +32,7 @@ class SharedGroup {
   // A rank's place in a communicator. `offset`: of its memory.
   struct Place {
     CommunicatorOptions options;
+    std::string path;  // which no other has that shares ranks with it
     std::vector<int> world_ranks;
     int rank = 0;
     int64_t offset = 0;
@@ -48,6 +49,8 @@ class SharedGroup {
   int rank() const { return place_.rank; }
   int size() const { return static_cast<int>(place_.world_ranks.size()); }
   int world_rank(int rank) const { return place_.world_ranks[static_cast<size_t>(rank)]; }
+  const std::vector<int>& world_ranks() const { return place_.world_ranks; }
+  const std::string& path() const { return place_.path; }
   const CommunicatorOptions& options() const { return place_.options; }
   SharedWorld& world() const { return world_; }
 

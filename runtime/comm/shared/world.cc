@@ -92,23 +92,27 @@ absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
   CoreShare::SetForProcess(Sharers(participants, rank));
   std::shared_ptr<SharedWorld> world(
       new SharedWorld(rank, ranks, std::move(file), std::move(memory), std::move(heaps)));
-  // The store may live on when the world is gone.
   const auto weak = std::weak_ptr(world);
   Store::Watched watched = {.launcher = std::move(launcher),
                             .launcher_name = std::move(launcher_name),
-                            .ended_in_order = [weak](int ended) {
-                              const auto alive = weak.lock();
-                              return alive == nullptr || alive->place(ended).ended.load() != 0;
-                            }};
+                            .ended_in_order =
+                                [weak](int ended) {
+                                  const auto alive = weak.lock();
+                                  return alive == nullptr || alive->place(ended).ended.load() != 0;
+                                },
+                            .calls = world->calls_};
   EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(rank, std::move(rendezvous), std::move(watched)));
-  world->store_->OnFailure([weak](const absl::Status& why) {
-    if (const auto alive = weak.lock()) alive->SetFailed(why);
-  });
+  world->ListenTo(*world->store_);
   return world;
 }
 
-SharedWorld::SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory)
-    : rank_(rank), size_(size), layout_(size), memory_(std::move(memory)) {
+SharedWorld::SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
+                         std::shared_ptr<ThreadStores> stores)
+    : rank_(rank),
+      size_(size),
+      layout_(size),
+      memory_(std::move(memory)),
+      thread_stores_(std::move(stores)) {
   SetUp();
 }
 
@@ -126,9 +130,12 @@ SharedWorld::SharedWorld(int rank, int size, SharedFile file, Mapping memory,
 void SharedWorld::SetUp() {
   std::vector<CallRecord*> records;
   for (int other = 0; other < size_; ++other) records.push_back(&place(other).calls);
-  calls_ = std::make_unique<CallOrder>(rank_, std::move(records));
+  // The records are in memory that it keeps: a store may use it for longer than there is a world.
+  calls_ = std::shared_ptr<CallOrder>(new CallOrder(rank_, std::move(records)),
+                                      [memory = memory_](CallOrder* calls) { delete calls; });
   SharedGroup::Place all;
   all.options.name = "world";
+  all.path = "world";
   all.world_ranks.resize(static_cast<size_t>(size_));
   all.rank = rank_;
   all.offset = layout_.all;
@@ -181,7 +188,42 @@ void SharedWorld::SetFailed(const absl::Status& why) {
 void SharedWorld::Fail(const absl::Status& why) {
   NoteFailure(rank_);
   SetFailed(why);
-  if (store_ != nullptr) store_->Break(status());
+  std::shared_ptr<Store> store = store_;
+  if (is_threads()) {
+    const std::scoped_lock lock(thread_stores_->mutex);
+    if (thread_stores_->made) store = thread_stores_->stores[static_cast<size_t>(rank_)];
+  }
+  if (store != nullptr) store->Break(status());
+}
+
+void SharedWorld::ListenTo(Store& store) {
+  // The store may live on when the world is gone.
+  store.OnFailure([weak = weak_from_this()](const absl::Status& why) {
+    if (const auto alive = weak.lock()) alive->SetFailed(why);
+  });
+}
+
+absl::StatusOr<std::shared_ptr<Store>> SharedWorld::store() {
+  if (!is_threads()) return store_;
+  std::shared_ptr<Store> mine;
+  std::vector<std::shared_ptr<Store>> of_ranks_that_left;  // whose end waits for their threads
+  {
+    const std::scoped_lock lock(thread_stores_->mutex);
+    std::vector<std::shared_ptr<Store>>& stores = thread_stores_->stores;
+    if (!thread_stores_->made) {
+      EBB_ASSIGN_OR_RETURN(stores, Store::OfThreads(size_, thread_stores_->calls));
+      thread_stores_->made = true;
+      for (size_t rank = 0; rank < stores.size(); ++rank) {
+        if (thread_stores_->has_left[rank])
+          of_ranks_that_left.push_back(std::exchange(stores[rank], nullptr));
+      }
+    }
+    mine = stores[static_cast<size_t>(rank_)];
+  }
+  if (mine == nullptr) return absl::FailedPreconditionError("this rank has left its world");
+  if (!std::exchange(listens_, true)) ListenTo(*mine);
+  if (failed()) mine->Break(status());
+  return mine;
 }
 
 void SharedWorld::NoteFailure(int rank) {
@@ -191,6 +233,12 @@ void SharedWorld::NoteFailure(int rank) {
 }
 
 void SharedWorld::Leave(const std::string& how) {
+  if (is_threads()) {
+    std::shared_ptr<Store> store;  // whose end waits for its thread
+    const std::scoped_lock lock(thread_stores_->mutex);
+    thread_stores_->has_left[static_cast<size_t>(rank_)] = true;
+    if (thread_stores_->made) store.swap(thread_stores_->stores[static_cast<size_t>(rank_)]);
+  }
   const std::scoped_lock lock(groups_mutex_);
   for (SharedGroup* const group : groups_) group->Leave(how);
 }
@@ -209,8 +257,11 @@ ThreadWorld::ThreadWorld(int size) {
   const auto memory = std::make_shared<const Mapping>(NewPages(shared::WorldLayout(size).bytes));
   if (memory->data() == nullptr) throw std::bad_alloc();
   MakeWorld(*memory, size, WaitPoint::Scope::kThreads);
+  const auto stores = std::make_shared<SharedWorld::ThreadStores>();
+  stores->has_left.resize(static_cast<size_t>(size));
   for (int rank = 0; rank < size; ++rank)
-    ranks_.push_back(std::make_shared<SharedWorld>(rank, size, memory));
+    ranks_.push_back(std::make_shared<SharedWorld>(rank, size, memory, stores));
+  for (const auto& rank : ranks_) stores->calls.push_back(rank->shared_calls());
 }
 
 std::vector<int> ThreadWorld::failures() const {
@@ -226,8 +277,22 @@ std::vector<int> ThreadWorld::failures() const {
 
 absl::StatusOr<std::unique_ptr<CommunicatorBackend>> SharedRank::NewCommunicator(
     const CommunicatorOptions& options) {
-  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place, world_->all().Join({.options = options}));
+  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place, group_.Join({.options = options}));
   return std::make_unique<SharedCommunicator>(world_, std::move(place));
+}
+
+absl::StatusOr<std::shared_ptr<WorldBackend>> SharedRank::Split(const Proposal& proposal) {
+  EBB_ASSIGN_OR_RETURN(SharedGroup::Place place, group_.Join(proposal));
+  return std::make_shared<SharedRank>(world_, std::move(place));
+}
+
+absl::StatusOr<std::shared_ptr<StoreGroup>> SharedRank::bootstrap() {
+  if (bootstrap_ == nullptr) {
+    EBB_ASSIGN_OR_RETURN(std::shared_ptr<Store> store, world_->store());
+    bootstrap_ =
+        std::make_shared<StoreGroup>(std::move(store), group_.path(), group_.world_ranks());
+  }
+  return bootstrap_;
 }
 
 void SharedRank::Fail(absl::Status why) {

@@ -19,20 +19,30 @@
 #include "ebb/runtime/comm/call_order.h"
 #include "ebb/runtime/comm/rendezvous/rendezvous.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
+#include "ebb/runtime/comm/rendezvous/store_group.h"
 #include "ebb/runtime/comm/shared/group.h"
 #include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/comm/shared/shared_file.h"
 
 namespace ebb {
 
-class SharedWorld {
+class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
  public:
   // Of processes that have met. kUnimplemented: the ranks are on several hosts, which the message names.
   static absl::StatusOr<std::shared_ptr<SharedWorld>> Form(
       int rank, Rendezvous rendezvous, std::optional<ParentProcess> launcher = std::nullopt,
       std::string launcher_name = "");
+  // The stores of ranks that are threads, which only GPUs need: made with the first that is asked for.
+  struct ThreadStores {
+    std::mutex mutex;
+    bool made = false;
+    std::vector<std::shared_ptr<Store>> stores;  // by rank; null if that rank has left
+    std::vector<bool> has_left;
+    std::vector<std::shared_ptr<CallOrder>> calls;
+  };
   // Of threads, in `memory` (ThreadWorld).
-  SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory);
+  SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memory,
+              std::shared_ptr<ThreadStores> stores);
   ~SharedWorld();
 
   int rank() const { return rank_; }
@@ -42,7 +52,9 @@ class SharedWorld {
   // Where others are formed.
   SharedGroup& all() { return *all_; }
   CallOrder* calls() { return size_ > 1 ? calls_.get() : nullptr; }
-  const std::shared_ptr<Store>& store() const { return store_; }
+  const std::shared_ptr<CallOrder>& shared_calls() const { return calls_; }
+  // Where ranks tell each other what connects their GPUs.
+  absl::StatusOr<std::shared_ptr<Store>> store();
   // Fails, with all communicators, where the ranks' calls have gone apart. Else what is known of the last calls of `ranks`.
   std::string CompareCalls(std::span<const int> ranks);
 
@@ -81,6 +93,7 @@ class SharedWorld {
   SharedWorld(int rank, int size, SharedFile file, Mapping memory, std::vector<Mapping> heaps);
   void SetUp();
   void SetFailed(const absl::Status& why);
+  void ListenTo(Store& store);
   shared::WorldHeader& header() const {
     return *reinterpret_cast<shared::WorldHeader*>(memory_->data());
   }
@@ -90,11 +103,13 @@ class SharedWorld {
   std::optional<SharedFile> file_;
   const std::shared_ptr<const Mapping> memory_;
   const std::vector<Mapping> heaps_;  // by rank; none if not all could be mapped
-  std::unique_ptr<CallOrder> calls_;
+  std::shared_ptr<CallOrder> calls_;
   std::mutex groups_mutex_;
   std::vector<SharedGroup*> groups_;
   std::unique_ptr<SharedGroup> all_;
-  std::shared_ptr<Store> store_;
+  std::shared_ptr<Store> store_;  // of processes
+  const std::shared_ptr<ThreadStores> thread_stores_;
+  bool listens_ = false;  // to that of this thread
 };
 
 // What ranks that are threads share.
@@ -115,27 +130,38 @@ class ThreadWorld {
 // One rank's handle.
 class SharedRank : public WorldBackend {
  public:
-  explicit SharedRank(std::shared_ptr<SharedWorld> world) : world_(std::move(world)) {}
+  explicit SharedRank(std::shared_ptr<SharedWorld> world)
+      : world_(std::move(world)), group_(world_->all()) {}
+  // Of a part of it.
+  SharedRank(std::shared_ptr<SharedWorld> world, SharedGroup::Place part)
+      : world_(std::move(world)),
+        part_(std::make_unique<SharedGroup>(*world_, std::move(part))),
+        group_(*part_) {}
   SharedRank(const std::shared_ptr<ThreadWorld>& threads, int rank)
       : SharedRank(threads->rank(rank)) {}
   // Communicators go on; new ones are not waited for.
-  ~SharedRank() override { world_->all().Leave("its World was destroyed"); }
+  ~SharedRank() override { group_.Leave("its World was destroyed"); }
 
-  int rank() const override { return world_->rank(); }
-  int size() const override { return world_->size(); }
-  int local_rank() const override { return world_->rank(); }
-  int local_size() const override { return world_->size(); }
-  int ranks_per_host() const override { return world_->size(); }
+  int rank() const override { return group_.rank(); }
+  int size() const override { return group_.size(); }
+  int local_rank() const override { return group_.rank(); }
+  int local_size() const override { return group_.size(); }
+  int ranks_per_host() const override { return group_.size(); }
   absl::StatusOr<std::unique_ptr<CommunicatorBackend>> NewCommunicator(
       const CommunicatorOptions& options) override;
+  absl::StatusOr<std::shared_ptr<WorldBackend>> Split(const Proposal& proposal) override;
   void Fail(absl::Status why) override;
-  CallOrder* calls() override { return world_->calls(); }
-  std::shared_ptr<SharedWorld> threads() override {
-    return world_->is_threads() ? world_ : nullptr;
-  }
+  CallOrder* calls() override { return part_ == nullptr ? world_->calls() : nullptr; }
+  absl::StatusOr<std::shared_ptr<StoreGroup>> bootstrap() override;
+  SharedGroup* threads() override { return world_->is_threads() ? &group_ : nullptr; }
 
  protected:
   const std::shared_ptr<SharedWorld> world_;
+
+ private:
+  const std::unique_ptr<SharedGroup> part_;
+  SharedGroup& group_;
+  std::shared_ptr<StoreGroup> bootstrap_;  // once it is needed
 };
 
 }  // namespace ebb

@@ -1,5 +1,5 @@
-// Makes one rank's failure that of all: of every communicator of this rank's world, and through the
-// bootstrap of every other rank's.
+// Makes one rank's failure that of all: of every communicator of this rank's world, and through the store of every other
+// rank's.
 #pragma once
 
 #include <memory>
@@ -7,26 +7,25 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "ebb/runtime/comm/nccl/bootstrap.h"
 #include "ebb/runtime/comm/nccl/channel.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
 
 namespace ebb {
 
-class SharedFailure {
+class NcclFailures {
  public:
-  static std::shared_ptr<SharedFailure> Between(std::shared_ptr<Bootstrap> bootstrap);
+  static std::shared_ptr<NcclFailures> Of(std::shared_ptr<Store> store);
 
   // Fails with the others from now on.
   void Join(const std::shared_ptr<NcclChannel>& channel);
   // `why` is what all ranks will say. The first stays.
   void Report(const absl::Status& why);
-
   absl::Status status() const;
-  Bootstrap& bootstrap() const { return *bootstrap_; }
+  Store& store() const { return *store_; }
 
  private:
-  // What the bootstrap's thread uses when it has heard something. It may be the last to let go of
-  // that, so that does not own the bootstrap, whose end waits for its thread.
+  // What the store's thread uses when it has heard something. It may be the last to let go of that, so that does not own
+  // the store, whose end waits for its thread.
   struct Heard {
     mutable std::mutex mutex;
     absl::Status status;
@@ -35,9 +34,9 @@ class SharedFailure {
     bool FailAll(const absl::Status& why);
   };
 
-  explicit SharedFailure(std::shared_ptr<Bootstrap> bootstrap) : bootstrap_(std::move(bootstrap)) {}
+  explicit NcclFailures(std::shared_ptr<Store> store) : store_(std::move(store)) {}
 
-  const std::shared_ptr<Bootstrap> bootstrap_;
+  const std::shared_ptr<Store> store_;
   const std::shared_ptr<Heard> heard_ = std::make_shared<Heard>();
 };
 

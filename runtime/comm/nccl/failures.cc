@@ -1,19 +1,20 @@
-#include "ebb/runtime/comm/nccl/shared_failure.h"
+#include "ebb/runtime/comm/nccl/failures.h"
 
 #include <utility>
 
 namespace ebb {
 
-std::shared_ptr<SharedFailure> SharedFailure::Between(std::shared_ptr<Bootstrap> bootstrap) {
-  std::shared_ptr<SharedFailure> shared(new SharedFailure(std::move(bootstrap)));
-  // The bootstrap may live on, and hear something, when the world is gone.
-  shared->bootstrap_->OnFailure([weak = std::weak_ptr(shared->heard_)](const absl::Status& why) {
+std::shared_ptr<NcclFailures> NcclFailures::Of(std::shared_ptr<Store> store) {
+  std::shared_ptr<NcclFailures> failures(new NcclFailures(std::move(store)));
+  // The store may live on, and hear something, when the world is gone.
+  const std::weak_ptr<Heard> weak = failures->heard_;
+  failures->store_->OnFailure([weak](const absl::Status& why) {
     if (const auto alive = weak.lock()) alive->FailAll(why);
   });
-  return shared;
+  return failures;
 }
 
-void SharedFailure::Join(const std::shared_ptr<NcclChannel>& channel) {
+void NcclFailures::Join(const std::shared_ptr<NcclChannel>& channel) {
   {
     const std::scoped_lock lock(heard_->mutex);
     if (heard_->status.ok()) {
@@ -25,11 +26,11 @@ void SharedFailure::Join(const std::shared_ptr<NcclChannel>& channel) {
   channel->Fail(status());
 }
 
-void SharedFailure::Report(const absl::Status& why) {
-  if (heard_->FailAll(why)) bootstrap_->Fail(why);
+void NcclFailures::Report(const absl::Status& why) {
+  if (heard_->FailAll(why)) store_->Fail(why);
 }
 
-bool SharedFailure::Heard::FailAll(const absl::Status& why) {
+bool NcclFailures::Heard::FailAll(const absl::Status& why) {
   std::vector<std::shared_ptr<NcclChannel>> failing;
   {
     const std::scoped_lock lock(mutex);
@@ -44,7 +45,7 @@ bool SharedFailure::Heard::FailAll(const absl::Status& why) {
   return true;
 }
 
-absl::Status SharedFailure::status() const {
+absl::Status NcclFailures::status() const {
   const std::scoped_lock lock(heard_->mutex);
   return heard_->status;
 }

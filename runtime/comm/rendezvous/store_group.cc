@@ -1,0 +1,149 @@
+#include "ebb/runtime/comm/rendezvous/store_group.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rendezvous/hosts.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+std::string Pack(const Proposal& proposal, std::string_view text) {
+  return Packer()
+      .Add(proposal.options.name)
+      .Add(static_cast<uint64_t>(int64_t{proposal.options.reduction_group}))
+      .Add(std::bit_cast<uint64_t>(proposal.options.timeout_seconds))
+      .Add(static_cast<uint64_t>(int64_t{proposal.colour}))
+      .Add(static_cast<uint64_t>(int64_t{proposal.key}))
+      .Add(text)
+      .Take();
+}
+
+Proposal Unpack(std::string& packed) {
+  Unpacker unpacker(packed);
+  Proposal proposal;
+  proposal.options.name = unpacker.Text();
+  proposal.options.reduction_group = static_cast<int>(unpacker.Number());
+  proposal.options.timeout_seconds = std::bit_cast<double>(unpacker.Number());
+  proposal.colour = static_cast<int>(unpacker.Number());
+  proposal.key = static_cast<int>(unpacker.Number());
+  packed = unpacker.Text();
+  return proposal;
+}
+
+std::vector<int> AllRanks(const Store& store) {
+  std::vector<int> ranks(store.participants().size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+int PlaceOf(int rank, const std::vector<int>& ranks) {
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+Hosts HostsOf(const StoreGroup& group) {
+  std::vector<Participant> participants;
+  for (const int rank : group.world_ranks())
+    participants.push_back(group.store().participants()[static_cast<size_t>(rank)]);
+  return FindHosts(participants);
+}
+
+}  // namespace
+
+StoreGroup::StoreGroup(std::shared_ptr<Store> store)
+    : StoreGroup(store, "world", AllRanks(*store)) {}
+
+StoreGroup::StoreGroup(std::shared_ptr<Store> store, std::string name, std::vector<int> world_ranks)
+    : store_(std::move(store)),
+      name_(std::move(name)),
+      world_ranks_(std::move(world_ranks)),
+      rank_(PlaceOf(store_->rank(), world_ranks_)) {}
+
+int StoreGroup::local_rank() const {
+  return PlaceOf(rank_, HostsOf(*this).With(rank_));
+}
+
+int StoreGroup::local_size() const {
+  return static_cast<int>(HostsOf(*this).With(rank_).size());
+}
+
+int StoreGroup::ranks_per_host() const {
+  const Hosts hosts = HostsOf(*this);
+  return hosts.is_even ? hosts.ranks_per_host() : size();
+}
+
+Store::Round StoreGroup::NextRound() const {
+  return {.name = absl::StrCat(name_, ".", rounds_), .members = world_ranks_};
+}
+
+absl::StatusOr<std::vector<std::string>> StoreGroup::AllGather(std::string_view mine,
+                                                               double timeout_seconds) {
+  Store::Round round = NextRound();
+  ++rounds_;
+  round.timeout_seconds = timeout_seconds;
+  round.what = "to connect the ranks' GPUs";
+  EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, mine));
+  if (gathered.outcome == Store::Gathered::Outcome::kAll) return std::move(gathered.texts);
+  constexpr size_t kNamed = 8;
+  std::vector<std::string> names;
+  for (const int rank : gathered.absent) {
+    if (names.size() < kNamed)
+      names.push_back(Describe(store_->participants()[static_cast<size_t>(rank)]));
+  }
+  std::string absent = absl::StrJoin(names, ", ");
+  if (gathered.absent.size() > kNamed)
+    absl::StrAppend(&absent, " and ", gathered.absent.size() - kNamed, " more");
+  store_->Break(gathered.outcome == Store::Gathered::Outcome::kLeft
+                    ? absl::UnavailableError(absl::StrCat(
+                          absent, " has left: its world was destroyed, or its process ends"))
+                    : absl::DeadlineExceededError(absl::StrCat(
+                          "the ranks have waited ", timeout_seconds, " s for ", absent,
+                          ": not there where all ranks tell each other what they need to connect "
+                          "their GPUs")));
+  return store_->status();
+}
+
+absl::StatusOr<StoreGroup::Formed> StoreGroup::Form(const Proposal& proposal,
+                                                    std::string_view text) {
+  const CommunicatorOptions& wanted = proposal.options;
+  Store::Round round = NextRound();
+  ++rounds_;
+  round.timeout_seconds = CreationSeconds(wanted);
+  round.notices = wanted.notices;
+  round.what = absl::StrCat("to create communicator '", wanted.name, "'");
+  EBB_ASSIGN_OR_RETURN(Store::Gathered gathered, store_->Gather(round, Pack(proposal, text)));
+  if (gathered.outcome == Store::Gathered::Outcome::kLate)
+    return LateCreationStatus(wanted, RankNames(gathered.absent));
+  if (gathered.outcome == Store::Gathered::Outcome::kLeft)
+    return LeftBeforeCreationStatus(gathered.absent[0], "its communicator or World was destroyed");
+  std::vector<Proposal> proposals;
+  for (std::string& packed : gathered.texts) proposals.push_back(Unpack(packed));
+  EBB_ASSIGN_OR_RETURN(const auto groups, FormGroups(world_ranks_, proposals));
+  for (const std::vector<size_t>& members : groups) {
+    if (std::find(members.begin(), members.end(), static_cast<size_t>(rank_)) == members.end())
+      continue;
+    Formed formed;
+    std::vector<int> ranks;
+    for (const size_t member : members) {
+      ranks.push_back(world_ranks_[member]);
+      formed.texts.push_back(std::move(gathered.texts[member]));
+    }
+    std::string name = absl::StrCat(gathered.number, ":", ranks[0]);
+    formed.group = std::make_shared<StoreGroup>(store_, std::move(name), std::move(ranks));
+    formed.group->number_ = gathered.number;
+    return formed;
+  }
+  return absl::InternalError("a rank is in none of the groups that it has proposed");
+}
+
+void StoreGroup::Leave() {
+  store_->LeaveRound(NextRound());
+}
+
+}  // namespace ebb

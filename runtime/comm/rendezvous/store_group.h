@@ -1,0 +1,62 @@
+// Ranks of a world that do something together through the store: all of them, or a part. They give each other texts,
+// and agree on which of them form a communicator or a smaller part.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/rendezvous/store.h"
+
+namespace ebb {
+
+class StoreGroup {
+ public:
+  // All ranks.
+  explicit StoreGroup(std::shared_ptr<Store> store);
+  // `name`: the same on its ranks, and no other group's that shares ranks with it.
+  StoreGroup(std::shared_ptr<Store> store, std::string name, std::vector<int> world_ranks);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(world_ranks_.size()); }
+  const std::vector<int>& world_ranks() const { return world_ranks_; }
+  const std::string& name() const { return name_; }
+  uint64_t number() const { return number_; }  // of what Form has made: no other group has it
+  Store& store() const { return *store_; }
+  const std::shared_ptr<Store>& shared_store() const { return store_; }
+  // As WorldBackend's.
+  int local_rank() const;
+  int local_size() const;
+  int ranks_per_host() const;
+
+  // What follows is collective: all ranks call it in the same order, one thread a rank.
+
+  // Every rank's text, by rank. Waits at most `timeout_seconds` for ranks that have not come. An error on one rank is one
+  // on all ranks of the world, and names the missing one.
+  absl::StatusOr<std::vector<std::string>> AllGather(std::string_view mine, double timeout_seconds);
+
+  // The group that this rank forms with others that propose the same colour, and what each of its ranks has said with it.
+  struct Formed {
+    std::shared_ptr<StoreGroup> group;
+    std::vector<std::string> texts;  // by rank
+  };
+  absl::StatusOr<Formed> Form(const Proposal& proposal, std::string_view text = {});
+  // This rank forms no others any more. Waits for no rank.
+  void Leave();
+
+ private:
+  Store::Round NextRound() const;
+
+  const std::shared_ptr<Store> store_;
+  const std::string name_;
+  const std::vector<int> world_ranks_;
+  const int rank_;
+  uint64_t number_ = 0;
+  uint64_t rounds_ = 0;
+};
+
+}  // namespace ebb
