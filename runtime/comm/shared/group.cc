@@ -217,14 +217,18 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   if (!AwaitPeer(own.post.summary, deadline,
                  [&] { return came() || is_over() || is_at_a_collective(); }))
     return false;
+  // A receiver that has taken what is sent goes on, and posts what it calls next: what is seen of the peer counts only
+  // where the exchange is not over after that.
+  const bool is_there = came();
+  const bool fits = is_there && FitForExchange(own.post.summary, other.post.summary);
   if (!is_over()) {
     // A rank calls in one order: the peer cannot have gone on to its next meeting, for which it needs this rank, and
     // never comes here.
-    if (!came()) {
+    if (!is_there) {
       FailMismatch(peer, this->call(peer, met + 1).summary, rank(), own.post.summary);
       return false;
     }
-    if (!FitForExchange(own.post.summary, other.post.summary)) {
+    if (!fits) {
       const int first = std::min(rank(), peer), second = std::max(rank(), peer);
       FailMismatch(first, seat(first).post.summary, second, seat(second).post.summary);
       return false;
