@@ -261,8 +261,10 @@ absl::Status Executor::MakeCommunicator(absl::string_view name, std::optional<Co
 
 absl::Status Executor::SplitWorld(absl::string_view name, int group,
                                   std::optional<Communicator>& into) {
-  EBB_ASSIGN_OR_RETURN(Communicator made,
-                       control_->Split(/*colour=*/group, /*key=*/rank_, OptionsOf(name).name));
+  CommunicatorOptions options = OptionsOf(name);
+  options.reduction_group = 0;  // the world's need not divide its parts
+  EBB_ASSIGN_OR_RETURN(const World part, world_.Split(/*colour=*/group, /*key=*/rank_, options));
+  EBB_ASSIGN_OR_RETURN(Communicator made, part.NewCommunicator(options));
   into.emplace(std::move(made));
   return absl::OkStatus();
 }
