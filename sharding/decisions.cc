@@ -100,9 +100,13 @@ void DecideKeptWhole(const PlanInputs& inputs, const ModelLayout& layout, Decisi
   if (all) return;
   int64_t persistent = 0;
   for (size_t u = 0; u < units; ++u) {
+    const UnitSpec& unit = inputs.model->units[u];
+    if (unit.keep_whole) {
+      decisions.kept_whole[u] = true;
+      continue;
+    }
     int64_t elements = 0;
-    for (ParameterId id : inputs.model->units[u].parameters)
-      elements += Elements((*inputs.model)[id].shape);
+    for (ParameterId id : unit.parameters) elements += Elements((*inputs.model)[id].shape);
     if (elements > zero.param_persistence_threshold ||
         persistent + elements > zero.model_persistence_threshold)
       continue;

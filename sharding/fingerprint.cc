@@ -16,6 +16,7 @@ uint64_t Fingerprint(const ModelSpec& model) {
   for (const UnitSpec& unit : model.units) {
     hasher.Add(unit.name);
     for (ParameterId id : unit.parameters) hasher.Add(static_cast<int64_t>(id));
+    hasher.Add(int64_t{unit.keep_whole});
   }
   for (const Visit& visit : model.forward) {
     hasher.Add(static_cast<int64_t>(visit.unit)).Add(visit.output_bytes);

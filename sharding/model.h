@@ -55,6 +55,10 @@ struct ParameterSpec {
 struct UnitSpec {
   std::string name;
   std::vector<ParameterId> parameters = {};
+  // Every rank keeps its parameters whole, on the device, at stage 3, too: for what is used all the time. Small units
+  // are kept so anyway (stage3_param_persistence_threshold, stage3_model_persistence_threshold), which do not count
+  // these.
+  bool keep_whole = false;
 };
 
 // One use of a unit in a round: a forward scope and, from the first trainable visit on, a backward scope.

@@ -83,6 +83,7 @@ std::string_view Name(Code code);
 
 // Communicators, each used from one stream only.
 enum class Lane : uint8_t { kNone, kGather, kSecondary, kReduce, kReplicas, kExchange };
+inline constexpr int kLanes = 6;
 
 // Where things start and end: the streams, and behind them where transfers with files end that started on the
 // stream of the same kind, so that the next ones start while they are on their way.

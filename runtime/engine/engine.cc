@@ -1,11 +1,14 @@
 #include "ebb/runtime/engine/engine.h"
 
 #include <string>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/backend.h"
-#include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/engine/engine_parts.h"
+#include "ebb/runtime/engine/setup.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/offload_ratio.h"
 
@@ -17,97 +20,116 @@ absl::Status MovedFrom() {
 }
 
 // What a call of this rank alone returns: only an engine that has failed lets its ranks go apart.
-absl::Status Local(const Executor& executor, absl::Status status) {
-  return executor.has_failed() ? executor.calls().ReturnedAlone(std::move(status)) : status;
+absl::Status Local(const EngineParts& parts, absl::Status status) {
+  return parts.outcome.errors.has_failed() ? parts.calls.ReturnedAlone(std::move(status)) : status;
 }
+
+// Of a call that has its place between steps.
+absl::Status WhileAlive(std::string_view call, std::string_view what_now) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(std::string(call), " while a Step or Evaluation of the engine is alive",
+                   std::string(what_now)));
+}
+constexpr std::string_view kFinishFirst = ": finish or drop it first";
 
 }  // namespace
 
-Engine::Engine(std::unique_ptr<Executor> executor) : executor_(std::move(executor)) {}
+Engine::Engine(std::unique_ptr<EngineParts> parts) : parts_(std::move(parts)) {}
 Engine::Engine(Engine&&) noexcept = default;
 Engine& Engine::operator=(Engine&&) noexcept = default;
 Engine::~Engine() = default;
 
 absl::StatusOr<Engine> Engine::Create(World world, Device device, ModelSpec model,
                                       const Config& config, EngineOptions options) {
-  absl::StatusOr<std::unique_ptr<Executor>> executor = EngineCalls::Returned(
-      world,
-      Executor::Create(world, std::move(device), std::move(model), config, std::move(options)));
-  EBB_RETURN_IF_ERROR(executor.status());
-  return Engine(*std::move(executor));
+  absl::StatusOr<std::unique_ptr<EngineParts>> parts = EngineCalls::Returned(
+      world, MakeEngine(world, std::move(device), std::move(model), config, std::move(options)));
+  EBB_RETURN_IF_ERROR(parts.status());
+  return Engine(*std::move(parts));
 }
 
 StreamView Engine::compute_stream() const {
-  if (executor_ == nullptr) return {};
-  return executor_->compute_stream();
+  if (parts_ == nullptr) return {};
+  return parts_->streams.compute().view();
 }
 MutableTensorView Engine::workspace() const {
-  if (executor_ == nullptr) return {};
-  return executor_->workspace();
+  if (parts_ == nullptr || parts_->inputs.model.workspace_bytes == 0) return {};
+  if (parts_->call.suspension->suspended()) return {};
+  return parts_->scopes.views->Workspace();
+}
+std::vector<ParameterView> Engine::Views(UnitId unit) const {
+  if (parts_ == nullptr || parts_->call.suspension->suspended()) return {};
+  return parts_->scopes.views->Unit(unit);
 }
 Step Engine::BeginStep(StepOptions options) {
-  if (executor_ == nullptr) return Step();
-  return Step(executor_.get(), executor_->BeginStep(options));
+  if (parts_ == nullptr) return Step();
+  Steps& steps = *parts_->call.steps;
+  return Step(&steps, steps.Begin(options));
 }
 Evaluation Engine::BeginEvaluation(int micro_batches, EvaluationOptions options) {
-  if (executor_ == nullptr) return Evaluation();
-  return Evaluation(executor_.get(), executor_->BeginEvaluation(micro_batches, options));
+  if (parts_ == nullptr) return Evaluation();
+  Steps& steps = *parts_->call.steps;
+  return Evaluation(&steps, steps.BeginEvaluation(micro_batches, options));
 }
 absl::StatusOr<StepReport> Engine::Report() {
-  if (executor_ == nullptr) return MovedFrom();
-  return executor_->Report();
+  if (parts_ == nullptr) return MovedFrom();
+  return parts_->call.steps->Report();
 }
 absl::Status Engine::Read(StateClass what, Sink sink, std::string_view optimizer_state) {
-  if (executor_ == nullptr) return MovedFrom();
-  absl::Status read = executor_->Read(what, sink, optimizer_state);
-  return Local(*executor_, std::move(read));
+  if (parts_ == nullptr) return MovedFrom();
+  return Local(*parts_, parts_->call.state->Read(what, sink, optimizer_state));
 }
 absl::Status Engine::Write(StateClass what, const Initialiser& source,
                            std::string_view optimizer_state) {
-  if (executor_ == nullptr) return MovedFrom();
+  if (parts_ == nullptr) return MovedFrom();
   if (source == nullptr)
     return absl::InvalidArgumentError("Write without a source of values: an empty Initialiser");
-  absl::Status written = executor_->Write(what, source, optimizer_state);
-  return Local(*executor_, std::move(written));
+  return Local(*parts_, parts_->call.state->Write(what, source, optimizer_state));
 }
 absl::Status Engine::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
-  if (executor_ == nullptr) return MovedFrom();
-  return executor_->calls().Returned(executor_->Gather(p, what, whole, root));
+  if (parts_ == nullptr) return MovedFrom();
+  return parts_->calls.Returned(parts_->call.state->Gather(p, what, whole, root));
 }
 absl::Status Engine::Gather(ParameterId p, StateClass what, Sink sink, int root) {
-  if (executor_ == nullptr) return MovedFrom();
-  return executor_->calls().Returned(executor_->Gather(p, what, sink, root));
+  if (parts_ == nullptr) return MovedFrom();
+  return parts_->calls.Returned(parts_->call.state->Gather(p, what, sink, root));
 }
 absl::StatusOr<TrainingState> Engine::training_state() {
-  if (executor_ == nullptr) return MovedFrom();
-  absl::StatusOr<TrainingState> state = executor_->training_state();
-  if (!state.ok()) return Local(*executor_, state.status());
+  if (parts_ == nullptr) return MovedFrom();
+  absl::StatusOr<TrainingState> state = parts_->call.state->training_state();
+  if (!state.ok()) return Local(*parts_, state.status());
   return state;
 }
 absl::Status Engine::SetTrainingState(const TrainingState& state) {
-  if (executor_ == nullptr) return MovedFrom();
-  return executor_->calls().Returned(executor_->SetTrainingState(state));
+  if (parts_ == nullptr) return MovedFrom();
+  return parts_->calls.Returned(parts_->call.state->SetTrainingState(state));
 }
 absl::Status Engine::Agree(const absl::Status& own, std::string_view about) {
-  if (executor_ == nullptr) return MovedFrom();
-  return executor_->calls().Returned(executor_->Agree(own, about));
+  if (parts_ == nullptr) return MovedFrom();
+  if (parts_->scopes.progress.alive)
+    return parts_->calls.Returned(WhileAlive("Agree", kFinishFirst));
+  return parts_->calls.Returned(parts_->call.meetings->Agree(own, about));
 }
 absl::Status Engine::Suspend() {
-  if (executor_ == nullptr) return MovedFrom();
-  return executor_->calls().Returned(executor_->Suspend());
+  if (parts_ == nullptr) return MovedFrom();
+  if (parts_->scopes.progress.alive)
+    return parts_->calls.Returned(WhileAlive("Suspend", kFinishFirst));
+  return parts_->calls.Returned(parts_->call.suspension->Suspend());
 }
 absl::Status Engine::Resume() {
-  if (executor_ == nullptr) return MovedFrom();
-  return executor_->calls().Returned(executor_->Resume());
+  if (parts_ == nullptr) return MovedFrom();
+  if (parts_->scopes.progress.alive) {
+    return parts_->calls.Returned(WhileAlive("Resume", ", which shows that it is not suspended"));
+  }
+  return parts_->calls.Returned(parts_->call.suspension->Resume());
 }
 absl::Status Engine::CopyParametersFrom(Engine& other) {
-  if (executor_ == nullptr || other.executor_ == nullptr) return MovedFrom();
-  return executor_->calls().Returned(executor_->CopyParametersFrom(*other.executor_));
+  if (parts_ == nullptr || other.parts_ == nullptr) return MovedFrom();
+  return parts_->calls.Returned(parts_->call.state->CopyParametersFrom(*other.parts_->call.state));
 }
 std::vector<MemoryRow> Engine::memory() const {
-  if (executor_ == nullptr) return {};
-  std::vector<MemoryRow> rows = executor_->memory();
-  const DriverMemory* const driver = executor_->device().backend().driver_memory();
+  if (parts_ == nullptr) return {};
+  std::vector<MemoryRow> rows = parts_->ledger.Rows();
+  const DriverMemory* const driver = parts_->inputs.device.backend().driver_memory();
   if (driver != nullptr && driver->peak_bytes() > 0) {
     rows.push_back({.state = StateClass::kDriver,
                     .tier = Tier::kDevice,
@@ -117,34 +139,35 @@ std::vector<MemoryRow> Engine::memory() const {
   return rows;
 }
 std::vector<TrafficRow> Engine::traffic() const {
-  if (executor_ == nullptr) return {};
-  return executor_->traffic();
+  if (parts_ == nullptr) return {};
+  return parts_->issue.runner->traffic();
 }
 std::vector<CommunicationRow> Engine::communication() const {
-  if (executor_ == nullptr) return {};
-  return executor_->communication();
+  if (parts_ == nullptr) return {};
+  return parts_->issue.runner->communication();
 }
 const World& Engine::world() const {
-  return executor_->world();
+  return parts_->inputs.given_world;
 }
 const ModelSpec& Engine::model() const {
-  return executor_->model();
+  return parts_->inputs.model;
 }
 std::vector<std::string> Engine::optimizer_states(ParameterId parameter) const {
-  return executor_->optimizer_states(parameter);
+  const ParameterSpec& of = parts_->inputs.model[parameter];
+  return of.trainable ? parts_->updates.state_names.Of(of.group) : std::vector<std::string>();
 }
 const sharding::Plan& Engine::plan() const {
-  return executor_->plan();
+  return parts_->programs.plan();
 }
 const Config& Engine::config() const {
-  return executor_->config();
+  return parts_->inputs.config;
 }
 
 absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world, const Config& config,
                                            bool advises) {
   EBB_RETURN_IF_ERROR(config.Validate());
   EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
-  sharding::PlanInputs inputs = Executor::InputsFor(model, resolved, world, /*own=*/nullptr);
+  sharding::PlanInputs inputs = PlanInputsFor(model, resolved, world, /*own=*/nullptr);
   if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
   if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
     optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);

@@ -69,6 +69,15 @@ struct EngineOptions {
   std::string name = "engine";
 };
 
+// Of Engine::Views.
+struct ParameterView {
+  ParameterId parameter{};
+  TensorView value;
+  std::optional<DType> gradient;  // of what BackwardScope::gradient gives; none: it is frozen
+};
+
+struct EngineParts;
+
 class Engine {
  public:
   // Collective. Checks that model, config and plan agree over the ranks, lays out every pool, and
@@ -83,6 +92,10 @@ class Engine {
   StreamView compute_stream() const;
   // ModelSpec::workspace_bytes of device memory as kInt8; the trainer's between any two calls.
   MutableTensorView workspace() const;
+  // What every scope of a unit shows, known without opening one: a trainer makes its tensors once. Shape, dtype and
+  // the address, which is the same in every scope and step, until Suspend; its elements are the parameter's only
+  // while a scope of the unit is open. Empty: no unit of this model.
+  std::vector<ParameterView> Views(UnitId unit) const;
 
   // Waits for the updates of the step before the last, so two steps are in the queues at most.
   Step BeginStep(StepOptions options = {});
@@ -164,8 +177,8 @@ class Engine {
   const Config& config() const;                         // resolved for this world
 
  private:
-  explicit Engine(std::unique_ptr<Executor> executor);
-  std::unique_ptr<Executor> executor_;
+  explicit Engine(std::unique_ptr<EngineParts> parts);
+  std::unique_ptr<EngineParts> parts_;
 };
 
 // The plan of a step from the model and the config alone: no engine, no device, no disk. Of

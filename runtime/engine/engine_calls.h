@@ -18,6 +18,8 @@ class EngineCalls {
   // Different calls of two ranks fail their world: every rank gets a Status, now or in the
   // collective that it waits in, and no engine of that world goes on.
   void Note(CallKind kind) const;
+  // Of steps, evaluations and other calls of all ranks: the same on each, or their logs show it.
+  int64_t NextNumber() { return ++last_number_; }
   // What a call returns: its errors are noted (CallOrder::NoteError).
   template <class Result>
   Result Returned(Result result) const {
@@ -41,6 +43,7 @@ class EngineCalls {
  private:
   const World world_;
   int engine_ = -1;
+  int64_t last_number_ = 0;
 };
 
 }  // namespace ebb

@@ -1,4 +1,5 @@
-// Whether the host has the memory that Create is about to take.
+#include "ebb/runtime/engine/host_memory.h"
+
 #include <algorithm>
 #include <utility>
 
@@ -7,24 +8,38 @@
 #include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
-#include "ebb/runtime/engine/executor.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/advice.h"
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/fingerprint.h"
 
 namespace ebb {
+namespace {
+
+std::string AdviceFor(const EngineInputs& inputs, const sharding::HostRoom& room) {
+  sharding::MemoryCaps caps{.device = inputs.config.ebb.device_memory, .of_config = false};
+  const int64_t of_pools =
+      room.bytes_of_rank() - sharding::HostRoom::BesidePools(room.bytes_of_rank());
+  if (room.holds_device) {
+    caps.together = of_pools + room.untouched;
+  } else {
+    caps.host = of_pools;
+  }
+  return sharding::Advice(inputs.ForPlan(), caps);
+}
+
+}  // namespace
 
 // All have read what is left before anybody takes of it, and each knows how many take of the same.
-absl::Status Executor::CheckHostMemory() {
+absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
+                             const HostLane& lane) {
   const std::vector<MemoryLimit> limits = ReadMemoryLimits(GetOffloadTestHooks().system_root);
   std::vector<int64_t> identities;
   for (const MemoryLimit& limit : limits) {
     sharding::Hasher hasher;
     identities.push_back(static_cast<int64_t>(hasher.Add(limit.identity).hash()));
   }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
-                       AllLists(Control(), identities));
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, identities));
   std::vector<sharding::HostRoom> rooms;
   std::vector<int64_t> first_ranks;  // under each
   std::vector<std::string> warnings;
@@ -37,37 +52,26 @@ absl::Status Executor::CheckHostMemory() {
                      .ranks = std::count_if(all.begin(), all.end(), is_under),
                      .ram = limits[i].ram,
                      .swap = limits[i].swap,
-                     .holds_device = device_.kind() == DeviceKind::kCpu,
-                     .untouched = model_.workspace_untouched_bytes});
-    std::string warning = sharding::HostRoomWarning(plan().pools, rooms.back());
-    if (first_ranks.back() == rank_ && !warning.empty()) warnings.push_back(std::move(warning));
+                     .holds_device = inputs.device.kind() == DeviceKind::kCpu,
+                     .untouched = inputs.model.workspace_untouched_bytes});
+    std::string warning = sharding::HostRoomWarning(pools, rooms.back());
+    if (first_ranks.back() == inputs.rank() && !warning.empty())
+      warnings.push_back(std::move(warning));
   }
   const auto tightest = std::min_element(
       rooms.begin(), rooms.end(), [](const sharding::HostRoom& a, const sharding::HostRoom& b) {
         return a.bytes_of_rank() < b.bytes_of_rank();
       });
   absl::Status own;
-  if (tightest != rooms.end()) own = sharding::CheckHostRoom(plan().pools, *tightest);
+  if (tightest != rooms.end()) own = sharding::CheckHostRoom(pools, *tightest);
   // One of those that share what is short looks for what would fit, and tells the others.
   const absl::Status agreed = AgreeOnStatus(
-      Control(), own, own.ok() ? 0 : identities[static_cast<size_t>(tightest - rooms.begin())],
-      [&] { return AdviceFor(*tightest); });
+      lane, own, own.ok() ? 0 : identities[static_cast<size_t>(tightest - rooms.begin())],
+      [&] { return AdviceFor(inputs, *tightest); });
   for (const std::string& warning : warnings) {
-    if (agreed.ok()) LogWarning(absl::StrCat(options_.name, ": ", warning));
+    if (agreed.ok()) LogWarning(absl::StrCat(inputs.options.name, ": ", warning));
   }
   return agreed;
-}
-
-std::string Executor::AdviceFor(const sharding::HostRoom& room) const {
-  sharding::MemoryCaps caps{.device = config_.ebb.device_memory, .of_config = false};
-  const int64_t of_pools =
-      room.bytes_of_rank() - sharding::HostRoom::BesidePools(room.bytes_of_rank());
-  if (room.holds_device) {
-    caps.together = of_pools + room.untouched;
-  } else {
-    caps.host = of_pools;
-  }
-  return sharding::Advice(Inputs(), caps);
 }
 
 }  // namespace ebb

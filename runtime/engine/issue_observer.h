@@ -2,6 +2,7 @@
 // check the order of what is enqueued.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "ebb/runtime/device/device.h"
@@ -21,6 +22,10 @@ class IssueObserver {
   virtual void Begin(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) = 0;
   // ... and, where transfers end on another one, `stream` has come to its end.
   virtual void End(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) = 0;
+
+  // That thread is about to touch the control block itself.
+  enum class CallerTouch : uint8_t { kBeginLoss, kBeginRecord, kReadScale };
+  virtual void Touch(CallerTouch, int /*parity*/) {}
 };
 
 // For programs that check the order of what engines enqueue: what is made for each engine from now on. Null, as at

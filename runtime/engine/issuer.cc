@@ -4,17 +4,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/optim/norm.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/sharding/traffic.h"
 
 namespace ebb {
 
-using sharding::Access;
 using sharding::Code;
 using sharding::Instruction;
 using sharding::Operand;
-using sharding::OperationKind;
 
 namespace {
 
@@ -221,8 +218,9 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
         with_.outcome->StartEarlyUpdate();
       [[fallthrough]];
     default:
-      Compute(stream,
-              [this, &run, index, step] { Calculate(run, index, step, At(run[index].starts)); });
+      with_.arithmetic->Enqueue(stream, [this, &run, index, step] {
+        with_.arithmetic->Run(run, index, step, At(run[index].starts));
+      });
   }
 }
 
@@ -243,7 +241,7 @@ void Issuer::Collect(LinkedFragment& run, int index, const StepTag& step, Stream
       status = lane.AllGather(stream, spans, dtype);
   }
   with_.peers->NoteCollective(lane, std::move(status), *with_.errors);
-  Compute(stream, [this, &run, index] {
+  with_.arithmetic->Enqueue(stream, [this, &run, index] {
     const Instruction& of = run[index];
     with_.peers->NoteIfBroken(**with_.lanes[static_cast<size_t>(of.lane)],
                               [&] { return Describe(run, of); });
@@ -264,94 +262,6 @@ void Issuer::Copy(LinkedFragment& run, int index, Stream& stream) {
     const int operand = static_cast<int>(k);
     stream.Copy(run.At(index, operand + 1), run.At(index, operand), from.bytes());
   }
-}
-
-void Issuer::Calculate(LinkedFragment& run, int index, const StepTag& step, Stream& stream) {
-  const Instruction& instruction = run[index];
-  switch (instruction.code) {
-    case Code::kCheckFiles:
-      with_.verifier->FilesAreOurs();
-      return;
-    case Code::kUpdate:
-    case Code::kParameterNorms:
-      return with_.updates->Run(run, index, step, stream);
-    default:
-      break;
-  }
-  for (int part = 0; part < std::ssize(instruction.parts); ++part) {
-    switch (instruction.code) {
-      case Code::kCast:
-        Cast(run, index, 2 * part, stream);
-        break;
-      case Code::kAccumulate:
-        Accumulate(run, index, part, stream);
-        break;
-      case Code::kNorm:
-        Norm(run, index, part, stream);
-        break;
-      default:
-        break;
-    }
-  }
-}
-
-void Issuer::Cast(const LinkedFragment& run, int index, int first, Stream& stream) {
-  const Instruction& instruction = run[index];
-  const Operand &from = instruction.operands[static_cast<size_t>(first)],
-                &to = instruction.operands[static_cast<size_t>(first) + 1];
-  const std::byte* const source = run.At(index, first);
-  std::byte* const destination = run.At(index, first + 1);
-  const bool narrows = instruction.role == OperationKind::kNarrow;
-  if (narrows) {
-    const sharding::Part& part = instruction.parts[static_cast<size_t>(first) / 2];
-    const sharding::Narrowing& of = run.plan().narrowings[static_cast<size_t>(part.work)];
-    with_.verifier->VerifyMasters(of.sub_group, source);
-  }
-  if (instruction.via) {
-    KernelsOf(stream).CastVia(stream, source, from.dtype, *instruction.via, destination, to.dtype,
-                              to.count);
-  } else {
-    KernelsOf(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
-                           narrows ? optim::Rounding::kParameter : optim::Rounding::kNearest);
-  }
-}
-
-namespace {
-
-std::span<double> BlocksAt(std::byte* scratch, int64_t count) {
-  return {reinterpret_cast<double*>(scratch), static_cast<size_t>(optim::NormBlocks(count))};
-}
-
-}  // namespace
-
-void Issuer::Accumulate(const LinkedFragment& run, int index, int part, Stream& stream) {
-  constexpr int kOperands = 4;  // slice, shard, square, scratch
-  const int first = part * kOperands;
-  const std::span<const Operand> operands =
-      run[index].operands.subspan(static_cast<size_t>(first), kOperands);
-  const optim::AccumulateArrays arrays{.source = run.At(index, first),
-                                       .source_dtype = operands[0].dtype,
-                                       .destination = run.At(index, first + 1),
-                                       .destination_dtype = operands[1].dtype,
-                                       .count = operands[1].count,
-                                       .add = sharding::Reads(operands[1].access)};
-  if (operands[2].access == Access::kNone) {
-    KernelsOf(stream).Accumulate(stream, arrays);
-  } else {
-    KernelsOf(stream).AccumulateAndSumSquares(
-        stream, arrays, BlocksAt(run.At(index, first + 3), operands[1].count),
-        &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
-  }
-}
-
-void Issuer::Norm(const LinkedFragment& run, int index, int part, Stream& stream) {
-  constexpr int kOperands = 3;  // shard, square, scratch
-  const int first = part * kOperands;
-  const Operand& shard = run[index].operands[static_cast<size_t>(first)];
-  KernelsOf(stream).SumOfSquares(
-      stream, run.At(index, first), shard.dtype, shard.count,
-      BlocksAt(run.At(index, first + 2), shard.count),
-      &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
 }
 
 void Issuer::StartTransfers(LinkedFragment& run, int index) {

@@ -13,9 +13,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "ebb/optim/kernels.h"
 #include "ebb/runtime/comm/communicator.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/runtime/engine/instruction_arithmetic.h"
 #include "ebb/runtime/engine/issue_observer.h"
 #include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/runtime/engine/moved_bytes.h"
@@ -24,7 +24,6 @@
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_verifier.h"
-#include "ebb/runtime/engine/update_call.h"
 #include "ebb/sharding/frontier.h"
 #include "ebb/sharding/program.h"
 #include "ebb/sharding/waits.h"
@@ -37,12 +36,9 @@ class Issuer {
     std::array<Stream*, sharding::kLines> streams = {};      // null: no instruction runs there
     std::array<std::optional<Communicator>*, 6> lanes = {};  // by sharding::Lane
     Storage* storage = nullptr;
-    optim::Kernels* kernels = nullptr;       // of the device's streams
-    optim::Kernels* host_kernels = nullptr;  // of the host's
-    ControlBlock* control = nullptr;
     Event* started = nullptr;  // ties the streams on which transfers start and end
     SwapVerifier* verifier = nullptr;
-    UpdateCall* updates = nullptr;
+    const InstructionArithmetic* arithmetic = nullptr;
     RecordExchange* exchange = nullptr;
     StepOutcome* outcome = nullptr;
     StepErrors* errors = nullptr;
@@ -56,6 +52,9 @@ class Issuer {
   sharding::Frontier& frontier() { return frontier_; }
   std::vector<Event*>& events() { return events_; }
   void Observe(IssueObserver& observer) { observers_.push_back(&observer); }
+  void Note(IssueObserver::CallerTouch touch, int parity) {
+    for (IssueObserver* observer : observers_) observer->Touch(touch, parity);
+  }
 
   // Instructions [begin, end), whose kernels are left to StartKernels and EndKernels if they are a scope's.
   void Run(LinkedFragment& run, int begin, int end, const StepTag& step, MovedBytes* counted);
@@ -80,28 +79,12 @@ class Issuer {
 
  private:
   Stream& At(sharding::Line line) { return *with_.streams[line]; }
-  optim::Kernels& KernelsOf(const Stream& stream) const {
-    return stream.view().native == nullptr ? *with_.host_kernels : *with_.kernels;
-  }
-  // What calls kernels: at once where those enqueue themselves, else as a task of `stream`.
-  template <class Work>
-  void Compute(Stream& stream, Work work) {
-    if (KernelsOf(stream).enqueues()) {
-      work();
-    } else {
-      stream.Enqueue(work);
-    }
-  }
   void Await(LinkedFragment& run, int instruction, const StepTag& step);
   void Leave(LinkedFragment& run, int instruction, const StepTag& step);
   void Issue(LinkedFragment& run, int instruction, const StepTag& step, MovedBytes* counted);
   void Work(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Collect(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Copy(LinkedFragment& run, int instruction, Stream& stream);
-  void Calculate(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
-  void Cast(const LinkedFragment& run, int instruction, int first, Stream& stream);
-  void Accumulate(const LinkedFragment& run, int instruction, int part, Stream& stream);
-  void Norm(const LinkedFragment& run, int instruction, int part, Stream& stream);
   void StartTransfers(LinkedFragment& run, int instruction);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 

@@ -1,15 +1,23 @@
-// What a config leaves to Create ("auto"): measured once, the same on every rank from then on, and a
-// number in the config that makes another run the same.
+#include "ebb/runtime/engine/measure.h"
+
 #include <algorithm>
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/bucket_measurement.h"
-#include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/engine/checksum_cost.h"
+#include "ebb/runtime/engine/collective_pools.h"
 #include "ebb/runtime/engine/update_rates.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/advice.h"
+#include "ebb/sharding/budget.h"
+#include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/offload_ratio.h"
 
 namespace ebb {
@@ -21,55 +29,58 @@ constexpr std::string_view kRatio = "zero_optimization.offload_optimizer.ratio";
 
 // What the measurements use goes back when all are done: to give it back waits for the device, where a
 // collective of another rank may wait for this one.
-struct Executor::MeasuringScratch {
+struct Measuring::Scratch {
   absl::StatusOr<Buffer> groups = Buffer(), number = Buffer();
   UpdateScratch updates;
 };
 
-void Executor::LogChosen(std::string_view key, std::string_view what) const {
-  if (rank_ != 0) return;
-  LogInfo(absl::StrCat(options_.name, ": \"", std::string(key), "\" auto is ", std::string(what)));
+void Measuring::LogChosen(std::string_view key, std::string_view what) const {
+  if (with_.inputs.rank() != 0) return;
+  LogInfo(absl::StrCat(with_.inputs.options.name, ": \"", std::string(key), "\" auto is ",
+                       std::string(what)));
 }
 
-absl::Status Executor::Measure() {
+absl::Status Measuring::Measure() {
   const Config planned = config_;
-  MeasuringScratch scratch;
+  Scratch scratch;
   if (config_.ebb.measures_coalesce) EBB_RETURN_IF_ERROR(MeasureCoalesce(scratch));
   if (config_.zero.offload_optimizer.measures_ratio) EBB_RETURN_IF_ERROR(MeasureRatio(scratch));
   if (config_.ebb.coalesce_bytes == planned.ebb.coalesce_bytes &&
       config_.zero.offload_optimizer.ratio == planned.zero.offload_optimizer.ratio)
     return absl::OkStatus();
   // A plan that fails does on every rank: all have chosen the same.
-  if (const absl::Status own = MakePlans(); !own.ok()) return AgreeOnPlanned(own);
-  return MakeStreams();  // which have room for what is planned
+  if (const absl::Status own = with_.programs.Plan(); !own.ok()) return AgreeOnPlanned(with_, own);
+  // Streams have room for what is planned.
+  return with_.streams.Make(with_.inputs.device, &plan());
 }
 
 // The size of a group with which gathers are fast on rank 0's links.
-absl::Status Executor::MeasureCoalesce(MeasuringScratch& scratch) {
+absl::Status Measuring::MeasureCoalesce(Scratch& scratch) {
   config_.ebb.measures_coalesce = false;
-  if (!world_.connected_by_nccl()) return absl::OkStatus();
+  if (!with_.inputs.world.connected_by_nccl()) return absl::OkStatus();
   constexpr char kWhat[] = "measuring group sizes";
   // As the pools: what NCCL does for registered memory is what steps will have.
-  scratch.groups = AllocatePool(StateClass::kGather, kBucketBytesMax, kWhat);
-  scratch.number = device_.AllocateShared(sizeof(int64_t), kWhat);
+  scratch.groups = AllocatePool(with_.inputs, StateClass::kGather, kBucketBytesMax, kWhat);
+  scratch.number = with_.inputs.device.AllocateShared(sizeof(int64_t), kWhat);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(
       Control(), scratch.groups.ok() ? scratch.number.status() : scratch.groups.status()));
   if (config_.ebb.register_buffers) {
     const absl::Status any =
-        AgreeOnStatus(Control(), gather_communicator_->Register(scratch.groups->span()));
+        AgreeOnStatus(Control(), with_.communicators.gather().Register(scratch.groups->span()));
     // Then all copy, as they will from the pools, of which that is logged.
-    if (!any.ok()) gather_communicator_->Deregister();
-    EBB_RETURN_IF_ERROR(control_->status());
+    if (!any.ok()) with_.communicators.gather().Deregister();
+    EBB_RETURN_IF_ERROR(with_.communicators.control().status());
   }
   const auto measure = [&]() -> absl::StatusOr<std::vector<int64_t>> {
     EBB_ASSIGN_OR_RETURN(const int64_t mine,
-                         MeasureBucketBytes(*gather_communicator_, *gather_, scratch.groups->span(),
+                         MeasureBucketBytes(with_.communicators.gather(), with_.streams.gather(),
+                                            scratch.groups->span(),
                                             *reinterpret_cast<int64_t*>(scratch.number->data())));
     // Every shard group has measured.
     return AllValues(Control(), mine);
   };
   const absl::StatusOr<std::vector<int64_t>> all = measure();
-  gather_communicator_->Deregister();
+  with_.communicators.gather().Deregister();
   EBB_RETURN_IF_ERROR(all.status());
   config_.ebb.coalesce_bytes = (*all)[0];
   LogChosen("ebb.coalesce", absl::StrCat((*all)[0], " bytes here"));
@@ -78,38 +89,40 @@ absl::Status Executor::MeasureCoalesce(MeasuringScratch& scratch) {
 
 // What ebb.device_memory asks for. On a CPU the same threads update both parts: there it is all that
 // counts.
-void Executor::ChooseRatioByCap() {
+void Measuring::ChooseRatioByCap() {
   OffloadOptimizerConfig& optimizer = config_.zero.offload_optimizer;
   if (!optimizer.measures_ratio) return;
-  optimizer.ratio = sharding::ChooseRatio(Inputs(), /*balanced=*/0, config_.ebb.device_memory);
+  optimizer.ratio =
+      sharding::ChooseRatio(with_.inputs.ForPlan(), /*balanced=*/0, config_.ebb.device_memory);
   const bool offloads = config_.optimizer_tier() != Tier::kDevice;
-  optimizer.measures_ratio = offloads && device_.kind() != DeviceKind::kCpu;
+  optimizer.measures_ratio = offloads && with_.inputs.device.kind() != DeviceKind::kCpu;
   if (offloads && !optimizer.measures_ratio)
     LogChosen(kRatio, absl::StrCat(optimizer.ratio, ", as the same threads update both parts"));
 }
 
 // The balanced one by rank 0's rates, or more where the device lacks memory.
-absl::Status Executor::MeasureRatio(MeasuringScratch& scratch) {
+absl::Status Measuring::MeasureRatio(Scratch& scratch) {
   OffloadOptimizerConfig& optimizer = config_.zero.offload_optimizer;
   EBB_ASSIGN_OR_RETURN(const int64_t device_bytes, DeviceBudget());
   EBB_ASSIGN_OR_RETURN(const double balanced, MeasureBalance(scratch));
   optimizer.measures_ratio = false;
-  optimizer.ratio = sharding::ChooseRatio(Inputs(), balanced, device_bytes);
-  LogChosen(kRatio,
-            absl::StrCat(optimizer.ratio, " here, ",
-                         options_.optimizer ? "as little as fits"
-                                            : absl::StrCat("balanced would be ", balanced),
-                         ": a rank's pools on the device may take ", device_bytes, " bytes"));
+  optimizer.ratio = sharding::ChooseRatio(with_.inputs.ForPlan(), balanced, device_bytes);
+  LogChosen(
+      kRatio,
+      absl::StrCat(optimizer.ratio, " here, ",
+                   with_.inputs.options.optimizer ? "as little as fits"
+                                                  : absl::StrCat("balanced would be ", balanced),
+                   ": a rank's pools on the device may take ", device_bytes, " bytes"));
   return absl::OkStatus();
 }
 
 // Ranks of a host share its memory's bandwidth in training, and perhaps a device, so all of them
 // measure at a time.
-absl::StatusOr<double> Executor::MeasureBalance(MeasuringScratch& scratch) {
+absl::StatusOr<double> Measuring::MeasureBalance(Scratch& scratch) {
   const sharding::Decisions& decisions = plan().decisions;
   const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
   // The time of an optimizer of the trainer's is not known.
-  if (options_.optimizer || groups.empty()) return 0;
+  if (with_.inputs.options.optimizer || groups.empty()) return 0;
   UpdateShape shape{.optimizer = config_.optimizer,
                     .master = decisions.stochastic_rounding ? optim::MasterForm::kParameter
                               : decisions.split_master      ? optim::MasterForm::kSplit
@@ -121,8 +134,8 @@ absl::StatusOr<double> Executor::MeasureBalance(MeasuringScratch& scratch) {
                     .pins_host_memory = config_.zero.offload_optimizer.pin_memory};
   for (const sharding::SubGroup& group : groups) shape.elements += group.count();
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), absl::OkStatus()));  // all are here
-  const absl::StatusOr<sharding::UpdateRates> rates =
-      MeasureUpdateRates(device_, *kernels_, *host_kernels_, shape, scratch.updates);
+  const absl::StatusOr<sharding::UpdateRates> rates = MeasureUpdateRates(
+      with_.inputs.device, *with_.kernels, *with_.host_kernels, shape, scratch.updates);
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), rates.status()));
   constexpr double kParts = 1e6;
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
@@ -132,16 +145,78 @@ absl::StatusOr<double> Executor::MeasureBalance(MeasuringScratch& scratch) {
 
 // What a rank's pools on the device may take. Of what is free a tenth is left to the trainer and to
 // libraries; the rest is for all ranks that use the device.
-absl::StatusOr<int64_t> Executor::DeviceBudget() {
+absl::StatusOr<int64_t> Measuring::DeviceBudget() {
   if (config_.ebb.device_memory) return *config_.ebb.device_memory;
   EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> devices,
-                       AllValues(Control(), static_cast<int64_t>(device_.identity())));
+                       AllValues(Control(), static_cast<int64_t>(with_.inputs.device.identity())));
   const int64_t sharing =
-      std::count(devices.begin(), devices.end(), devices[static_cast<size_t>(rank_)]);
-  EBB_ASSIGN_OR_RETURN(
-      const std::vector<int64_t> all,
-      AllValues(Control(), device_.free_bytes().value_or(INT64_MAX) / 10 * 9 / sharing));
+      std::count(devices.begin(), devices.end(), devices[static_cast<size_t>(with_.inputs.rank())]);
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> all,
+                       AllValues(Control(), with_.inputs.device.free_bytes().value_or(INT64_MAX) /
+                                                10 * 9 / sharing));
   return *std::min_element(all.begin(), all.end());
+}
+
+// What is known of the files stays known, whichever it is.
+absl::Status Measuring::ChooseVerifySwap() {
+  if (!with_.storage->HasFiles()) return absl::OkStatus();
+  VerifySwap& verify = config_.ebb.verify_swap;
+  if (verify == VerifySwap::kAuto) {
+    verify = VerifySwap::kAll;
+    if (const ChecksumWork work = ChecksumWorkOf(plan()); work.summed > 0)
+      EBB_RETURN_IF_ERROR(MeasureVerifySwap(work));
+  }
+  const std::string left = ClassesWithoutChecksum(plan(), verify);
+  if (with_.inputs.rank() == 0 && !left.empty()) {
+    LogInfo(absl::StrCat(with_.inputs.options.name, ": ", left,
+                         " on the disk have no checksum: what another program changes of them in "
+                         "place, or the disk returns wrong, is not noticed (\"ebb.verify_swap\": "
+                         "\"all\" has one for them, too)"));
+  }
+  return absl::OkStatus();
+}
+
+// The same on all ranks: "states" where one of them would get longer by "all".
+absl::Status Measuring::MeasureVerifySwap(const ChecksumWork& work) {
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), absl::OkStatus()));  // all measure at a time
+  const absl::StatusOr<ChecksumRates> rates = MeasureChecksumRates(*with_.storage, plan());
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), rates.status()));
+  constexpr double kParts = 1e6, kMega = 1e6;
+  const int threads =
+      with_.streams.all()[sharding::LineOf(sharding::StreamId::kHostUpdate)]->team().threads();
+  const auto whole = [](double number) { return std::llround(std::min(number, 1e15)); };
+  const int64_t own[] = {whole(std::min(LongerAtMost(work, *rates, threads), 1.0) * kParts),
+                         whole(rates->sum / kMega), whole(rates->parameters / kMega),
+                         whole(rates->states / kMega), threads};
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(Control(), own));
+  const std::vector<int64_t>& worst = *std::max_element(all.begin(), all.end());
+  const double longer = static_cast<double>(worst[0]) / kParts;
+  const bool keeps_all = longer <= kNoLonger;
+  if (!keeps_all) {
+    config_.ebb.verify_swap = VerifySwap::kStates;
+    with_.verifier->VerifyStatesOnly();
+  }
+  std::vector<std::string> disk;
+  if (work.parameters > 0) disk.push_back(absl::StrCat("parameters at ", worst[2], " MB/s"));
+  if (work.states > 0) disk.push_back(absl::StrCat("states at ", worst[3], " MB/s"));
+  LogChosen(
+      "ebb.verify_swap",
+      absl::StrFormat("%s here: with all a step may get %.1f%% longer, and up to %.1f%% counts "
+                      "as no longer (the disk moves %s, one thread of %d sums %d MB/s)",
+                      keeps_all ? "all" : "states", longer * 100, kNoLonger * 100,
+                      absl::StrJoin(disk, " and "), worst[4], worst[1]));
+  return absl::OkStatus();
+}
+
+absl::Status AgreeOnPlanned(EngineParts& parts, const absl::Status& own) {
+  const bool exceeds_cap = absl::IsResourceExhausted(own);
+  const absl::string_view what = own.message();
+  const uint64_t cause = sharding::Hasher().Add({what.data(), what.size()}).hash();
+  return AgreeOnStatus(parts.communicators.Control(parts.streams.reduce()), own,
+                       exceeds_cap ? static_cast<int64_t>(cause) : 0, [&parts] {
+                         return sharding::Advice(parts.inputs.ForPlan(),
+                                                 sharding::CapsOf(parts.inputs.config));
+                       });
 }
 
 }  // namespace ebb

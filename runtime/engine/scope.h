@@ -18,7 +18,7 @@
 
 namespace ebb {
 
-class Executor;
+class OpenScopes;
 
 class Scope {
  public:
@@ -42,13 +42,13 @@ class Scope {
   void Close();
 
  protected:
-  friend class Executor;
-  Scope(Executor* executor, int64_t id, uint32_t engine)
-      : executor_(executor), id_(id), engine_(engine) {}
+  friend class Steps;
+  Scope(OpenScopes* scopes, int64_t id, uint32_t engine)
+      : scopes_(scopes), id_(id), engine_(engine) {}
   // Whether views may be asked for. Else says so, if the scope was open once and its step still is.
   bool IsOpen(const char* asked, const ParameterId* of = nullptr) const;
 
-  Executor* executor_ = nullptr;  // null: closed, or moved from
+  OpenScopes* scopes_ = nullptr;  // null: closed, or moved from
   int64_t id_ = 0;                // of this opening, never used twice
   uint32_t engine_ = 0;           // ViewOrigin::engine
 };
@@ -60,7 +60,7 @@ class ForwardScope : public Scope {
   MutableTensorView output(int micro_batch);
 
  private:
-  friend class Executor;
+  friend class Steps;
   using Scope::Scope;
 };
 
@@ -85,7 +85,7 @@ class BackwardScope : public Scope {
   MutableTensorView input_gradient(int micro_batch);
 
  private:
-  friend class Executor;
+  friend class Steps;
   using Scope::Scope;
 };
 

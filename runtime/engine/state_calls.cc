@@ -1,57 +1,73 @@
-// The calls of an engine for its state: what each of them checks and waits for before StateAccess and ParameterCopy do
-// the work.
+#include "ebb/runtime/engine/state_calls.h"
+
 #include <algorithm>
-#include <utility>
+#include <bit>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
-#include "ebb/runtime/engine/executor.h"
-#include "ebb/sharding/copy_plan.h"
+#include "ebb/runtime/engine/parameter_copy.h"
 #include "ebb/sharding/fingerprint.h"
 
 namespace ebb {
+namespace {
+
+// The same on all ranks that set the same.
+int64_t SubjectOf(const TrainingState& state) {
+  const optim::LossScalerState& scaler = state.loss_scaler;
+  sharding::Hasher hasher;
+  hasher.Add(state.finished_steps).Add(state.applied_steps).Add(state.skipped_steps);
+  hasher.Add(std::bit_cast<int64_t>(scaler.scale));
+  hasher.Add(scaler.clean_steps).Add(scaler.hysteresis_left);
+  return static_cast<int64_t>(hasher.hash());
+}
+
+}  // namespace
 
 // Until pending updates have written state, and nothing reads it. Errors come before what they left behind.
-absl::Status Executor::SettleState(StateClass what) {
-  EBB_RETURN_IF_ERROR(Settle());
-  EBB_RETURN_IF_ERROR(MayLook());
-  if (what == StateClass::kGradient && (!progress_.alive || !progress_.reduced))
+absl::Status StateCalls::Settle(StateClass what) {
+  EBB_RETURN_IF_ERROR(with_.outcome->Settle());
+  EBB_RETURN_IF_ERROR(with_.runner->MayLook());
+  if (what == StateClass::kGradient && (!with_.progress->alive || !with_.progress->reduced))
     return absl::FailedPreconditionError(
         "gradients can be read and written between Step::Reduce and Step::Finish only");
-  AwaitState();
-  return errors_.Tell();
+  with_.runner->AwaitState();
+  return with_.errors->Tell();
 }
 
-float Executor::ScaleOf(StateClass what) const {
-  return what == StateClass::kGradient ? 1.0f / control_block_->loss_scale() : 1;
+float StateCalls::ScaleOf(StateClass what) const {
+  return what == StateClass::kGradient ? 1.0f / with_.control->loss_scale() : 1;
 }
 
-absl::Status Executor::Read(StateClass what, Engine::Sink sink, std::string_view optimizer_state) {
-  EBB_RETURN_IF_ERROR(SettleState(what));
-  EBB_RETURN_IF_ERROR(state_->Read(what, optimizer_state, ScaleOf(what), sink));
-  return errors_.Tell();
+absl::Status StateCalls::Read(StateClass what, Engine::Sink sink,
+                              std::string_view optimizer_state) {
+  EBB_RETURN_IF_ERROR(Settle(what));
+  EBB_RETURN_IF_ERROR(with_.state->Read(what, optimizer_state, ScaleOf(what), sink));
+  return with_.errors->Tell();
 }
 
-absl::Status Executor::Write(StateClass what, const Initialiser& source,
-                             std::string_view optimizer_state) {
-  if (progress_.alive && what != StateClass::kGradient) {
+absl::Status StateCalls::Write(StateClass what, const Initialiser& source,
+                               std::string_view optimizer_state) {
+  if (with_.progress->alive && what != StateClass::kGradient) {
     return absl::FailedPreconditionError(
         "Write while a Step or Evaluation is alive: only gradients can be written then, between "
         "Reduce and Finish");
   }
-  state_->NoteWrite(what);
-  EBB_RETURN_IF_ERROR(SettleState(what));
-  EBB_RETURN_IF_ERROR(state_->Write(what, optimizer_state, ScaleOf(what), source));
-  return errors_.Tell();
+  with_.state->NoteWrite(what);
+  EBB_RETURN_IF_ERROR(Settle(what));
+  EBB_RETURN_IF_ERROR(with_.state->Write(what, optimizer_state, ScaleOf(what), source));
+  return with_.errors->Tell();
 }
 
-absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
+absl::Status StateCalls::Gather(ParameterId p, StateClass what, std::span<float> whole, int root) {
   const auto fits = [&] {
-    const int64_t elements = Elements(model_[p].shape);
-    if ((root >= 0 && root != rank_) || std::ssize(whole) == elements) return absl::OkStatus();
-    return absl::InvalidArgumentError(absl::StrCat("Gather of '", model_[p].name, "' into ",
-                                                   whole.size(), " elements: it has ", elements));
+    const int64_t elements = Elements(with_.inputs->model[p].shape);
+    if ((root >= 0 && root != with_.inputs->rank()) || std::ssize(whole) == elements)
+      return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("Gather of '", with_.inputs->model[p].name,
+                                                   "' into ", whole.size(), " elements: it has ",
+                                                   elements));
   };
   return Gather(p, what, root, fits, [&](const Slice& piece, std::span<const float> values) {
     std::copy(values.begin(), values.end(), whole.begin() + piece.begin);
@@ -59,89 +75,117 @@ absl::Status Executor::Gather(ParameterId p, StateClass what, std::span<float> w
   });
 }
 
-absl::Status Executor::Gather(ParameterId p, StateClass what, Engine::Sink sink, int root) {
+absl::Status StateCalls::Gather(ParameterId p, StateClass what, Engine::Sink sink, int root) {
   return Gather(
       p, what, root, [] { return absl::OkStatus(); }, sink);
 }
 
-absl::Status Executor::Gather(ParameterId p, StateClass what, int root,
-                              absl::FunctionRef<absl::Status()> fits, Engine::Sink sink) {
-  calls_.Note(CallKind::kGather);
-  if (errors_.has_failed()) return Withdraw();
+absl::Status StateCalls::Gather(ParameterId p, StateClass what, int root,
+                                absl::FunctionRef<absl::Status()> fits, Engine::Sink sink) {
+  with_.calls->Note(CallKind::kGather);
+  if (with_.errors->has_failed()) return with_.meetings->Withdraw();
   const auto check = [&]() -> absl::Status {
-    EBB_RETURN_IF_ERROR(Settle());
-    EBB_RETURN_IF_ERROR(MayLook());
-    if (static_cast<size_t>(p) >= model_.parameters.size())
+    EBB_RETURN_IF_ERROR(with_.outcome->Settle());
+    EBB_RETURN_IF_ERROR(with_.runner->MayLook());
+    if (static_cast<size_t>(p) >= with_.inputs->model.parameters.size())
       return absl::InvalidArgumentError(absl::StrCat("Gather of parameter ", static_cast<int>(p),
-                                                     ": the model has ", model_.parameters.size()));
+                                                     ": the model has ",
+                                                     with_.inputs->model.parameters.size()));
     if (what != StateClass::kMaster && what != StateClass::kParameter)
       return absl::InvalidArgumentError("Gather takes kMaster or kParameter");
-    if (root < -1 || root >= size_)
+    if (root < -1 || root >= with_.inputs->size())
       return absl::InvalidArgumentError(
-          absl::StrCat("Gather to root ", root, " in a world of ", size_));
+          absl::StrCat("Gather to root ", root, " in a world of ", with_.inputs->size()));
     return fits();
   };
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), check()));
-  AwaitState();
-  return state_->Gather(p, what, root, sink);
+  with_.runner->AwaitState();
+  return with_.state->Gather(p, what, root, sink);
 }
 
-absl::Status Executor::SpreadWritten() {
-  if (!state_->has_written()) return absl::OkStatus();
-  AwaitState();
-  return state_->SpreadWritten();
+absl::Status StateCalls::SpreadWritten() {
+  if (!with_.state->has_written()) return absl::OkStatus();
+  with_.runner->AwaitState();
+  return with_.state->SpreadWritten();
 }
 
-absl::Status Executor::CheckCopy(Executor& source) const {
-  if (!(source.given_world_ == given_world_)) {
+absl::StatusOr<TrainingState> StateCalls::training_state() {
+  EBB_RETURN_IF_ERROR(with_.outcome->Settle());
+  return with_.outcome->training_state();
+}
+
+absl::Status StateCalls::SetTrainingState(const TrainingState& state) {
+  if (with_.progress->alive) {
     return absl::FailedPreconditionError(
-        absl::StrCat("CopyParametersFrom('", source.options_.name, "') into '", options_.name,
-                     "': the engines are of different worlds; create both with the same World"));
+        "SetTrainingState while a Step or Evaluation of the engine is alive: finish or drop it "
+        "first");
   }
-  if (source.progress_.alive) {
+  with_.calls->Note(CallKind::kSetTrainingState);
+  absl::Status own = with_.outcome->Settle();
+  if (own.ok()) own = Validate(state);
+  // A carried update is of the steps that were counted so far.
+  with_.runner->Drain();
+  with_.streams->WaitIdle();
+  EBB_RETURN_IF_ERROR(with_.meetings->Meet(Meeting::kSetTrainingState, SubjectOf(state), own));
+  with_.outcome->SetTrainingState(state);
+  return absl::OkStatus();
+}
+
+absl::Status StateCalls::CheckCopyInto(const StateCalls& destination) const {
+  const std::string& name = with_.inputs->options.name;
+  if (!(with_.inputs->given_world == destination.with_.inputs->given_world)) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "CopyParametersFrom('", source.options_.name,
+        "CopyParametersFrom('", name, "') into '", destination.with_.inputs->options.name,
+        "': the engines are of different worlds; create both with the same World"));
+  }
+  if (with_.progress->alive) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "CopyParametersFrom('", name,
         "') while a Step or Evaluation of that engine is alive: finish or drop it first"));
   }
-  return source.errors_.Tell();
+  return with_.errors->Tell();
 }
 
-absl::Status Executor::CopyParametersFrom(Executor& source) {
+absl::Status StateCalls::CopyParametersFrom(StateCalls& source) {
+  const std::string& name = with_.inputs->options.name;
   if (&source == this) {
     return absl::InvalidArgumentError(
-        absl::StrCat("CopyParametersFrom of '", options_.name, "' from itself"));
+        absl::StrCat("CopyParametersFrom of '", name, "' from itself"));
   }
-  if (progress_.alive) {
+  if (with_.progress->alive) {
     return absl::FailedPreconditionError(
-        absl::StrCat("CopyParametersFrom into '", options_.name,
+        absl::StrCat("CopyParametersFrom into '", name,
                      "' while a Step or Evaluation of it is alive: finish or drop it first"));
   }
-  calls_.Note(CallKind::kCopy);
-  ParameterCopy copy(*source.state_, *state_, Control(), copy_mirror_, rank_);
-  absl::Status own = Settle();
-  own.Update(source.Settle());
-  if (own.ok()) own = CheckCopy(source);
-  if (own.ok()) own = copy.Prepare(device_, size_, ledger_);
-  const uint64_t from =
-      sharding::Hasher().Add(source.options_.name).Add(sharding::Fingerprint(source.model_)).hash();
-  EBB_RETURN_IF_ERROR(Meet(Meeting::kCopyInto, static_cast<int64_t>(from), own));
-  EBB_RETURN_IF_ERROR(source.Meet(Meeting::kCopyFrom, /*subject=*/0, absl::OkStatus()));
+  with_.calls->Note(CallKind::kCopy);
+  ParameterCopy copy(*source.with_.state, *with_.state, Control(), copy_mirror_,
+                     with_.inputs->rank());
+  absl::Status own = with_.outcome->Settle();
+  own.Update(source.with_.outcome->Settle());
+  if (own.ok()) own = source.CheckCopyInto(*this);
+  if (own.ok()) own = copy.Prepare(with_.inputs->device, with_.inputs->size(), *with_.ledger);
+  const EngineInputs& from = *source.with_.inputs;
+  const uint64_t subject =
+      sharding::Hasher().Add(from.options.name).Add(sharding::Fingerprint(from.model)).hash();
+  EBB_RETURN_IF_ERROR(with_.meetings->Meet(Meeting::kCopyInto, static_cast<int64_t>(subject), own));
+  EBB_RETURN_IF_ERROR(
+      source.with_.meetings->Meet(Meeting::kCopyFrom, /*subject=*/0, absl::OkStatus()));
 
-  AwaitState();
-  source.AwaitState();
+  with_.runner->AwaitState();
+  source.with_.runner->AwaitState();
   absl::Status copied = copy.Run();
-  if (copied.ok()) copied = source.errors_.Tell();
-  state_->NoteWrite(StateClass::kMaster);
-  if (copied.ok() && !suspended_) copied = SpreadWritten();
+  if (copied.ok()) copied = source.with_.errors->Tell();
+  with_.state->NoteWrite(StateClass::kMaster);
+  if (copied.ok() && !with_.suspension->suspended()) copied = SpreadWritten();
   copied = AgreeOnStatus(Control(), copied);
   if (!copied.ok()) {
-    errors_.Fail(absl::Status(
-        copied.code(), absl::StrCat("the engine '", options_.name,
+    with_.errors->Fail(absl::Status(
+        copied.code(), absl::StrCat("the engine '", name,
                                     "' has failed: CopyParametersFrom ended in the middle; reload "
                                     "the model. ",
                                     copied.message())));
   }
-  return errors_.Tell();
+  return with_.errors->Tell();
 }
 
 }  // namespace ebb

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/engine/steps.h"
 
 namespace ebb {
 namespace {
@@ -15,63 +15,66 @@ absl::Status Moved() {
 
 Step& Step::operator=(Step&& other) noexcept {
   if (this == &other) return *this;
-  if (executor_ != nullptr) executor_->Drop(number_);
-  executor_ = std::exchange(other.executor_, nullptr);
+  if (steps_ != nullptr) steps_->Drop(number_);
+  steps_ = std::exchange(other.steps_, nullptr);
   number_ = other.number_;
   return *this;
 }
 
 Step::~Step() {
-  if (executor_ != nullptr) executor_->Drop(number_);
+  if (steps_ != nullptr) steps_->Drop(number_);
 }
 
 int Step::rounds() const {
-  return executor_ == nullptr ? 0 : executor_->rounds(number_);
+  return steps_ == nullptr ? 0 : steps_->rounds(number_);
 }
 ForwardScope Step::Forward(UnitId unit) {
-  return executor_ == nullptr ? ForwardScope() : executor_->OpenForward(number_, unit);
+  return steps_ == nullptr ? ForwardScope()
+                           : steps_->Forward(number_, sharding::ScopeKind::kForward, unit);
 }
 BackwardScope Step::Backward(UnitId unit) {
-  return executor_ == nullptr ? BackwardScope() : executor_->OpenBackward(number_, unit);
+  return steps_ == nullptr ? BackwardScope() : steps_->Backward(number_, unit);
 }
 ForwardScope Step::Recompute(UnitId unit) {
-  return executor_ == nullptr ? ForwardScope() : executor_->OpenRecompute(number_, unit);
+  if (steps_ == nullptr) return ForwardScope();
+  return steps_->Forward(number_, sharding::ScopeKind::kRecompute, unit);
 }
 float Step::loss_scale() const {
-  return executor_ == nullptr ? 1 : executor_->LossScale(number_);
+  return steps_ == nullptr ? 1 : steps_->LossScale(number_);
 }
 TensorView Step::device_loss_scale() const {
-  return executor_ == nullptr ? TensorView{} : executor_->DeviceLossScale(number_);
+  return steps_ == nullptr ? TensorView{} : steps_->DeviceLossScale(number_);
 }
 void Step::AddLoss(TensorView scalar) {
-  if (executor_ != nullptr) executor_->Add(number_, /*sum=*/0, scalar);
+  if (steps_ != nullptr) steps_->Add(number_, /*sum=*/0, scalar);
 }
 absl::Status Step::Reduce() {
-  return executor_ == nullptr ? Moved() : executor_->calls().Returned(executor_->Reduce(number_));
+  return steps_ == nullptr ? Moved() : steps_->calls().Returned(steps_->Reduce(number_));
 }
 absl::Status Step::Finish(const FinishOptions& options) {
-  if (executor_ == nullptr) return Moved();
-  Executor& executor = *std::exchange(executor_, nullptr);
-  return executor.calls().Returned(executor.Finish(number_, options));
+  if (steps_ == nullptr) return Moved();
+  Steps& steps = *std::exchange(steps_, nullptr);
+  return steps.calls().Returned(steps.Finish(number_, options));
 }
 
 Evaluation& Evaluation::operator=(Evaluation&& other) noexcept {
   if (this == &other) return *this;
-  if (executor_ != nullptr) executor_->Drop(number_);
-  executor_ = std::exchange(other.executor_, nullptr);
+  if (steps_ != nullptr) steps_->Drop(number_);
+  steps_ = std::exchange(other.steps_, nullptr);
   number_ = other.number_;
   return *this;
 }
 
 Evaluation::~Evaluation() {
-  if (executor_ != nullptr) executor_->Drop(number_);
+  if (steps_ != nullptr) steps_->Drop(number_);
 }
 
 ForwardScope Evaluation::Forward(UnitId unit) {
-  return executor_ == nullptr ? ForwardScope() : executor_->OpenForward(number_, unit);
+  return steps_ == nullptr ? ForwardScope()
+                           : steps_->Forward(number_, sharding::ScopeKind::kForward, unit);
 }
 void Evaluation::Add(int sum, TensorView scalar) {
-  if (executor_ != nullptr) executor_->Add(number_, sum, scalar);
+  if (steps_ != nullptr) steps_->Add(number_, sum, scalar);
 }
 absl::StatusOr<double> Evaluation::Finish() {
   const absl::StatusOr<Sums> sums = FinishSums();
@@ -79,9 +82,9 @@ absl::StatusOr<double> Evaluation::Finish() {
   return sums->front().mean();
 }
 absl::StatusOr<Evaluation::Sums> Evaluation::FinishSums() {
-  if (executor_ == nullptr) return Moved();
-  Executor& executor = *std::exchange(executor_, nullptr);
-  return executor.calls().Returned(executor.FinishEvaluation(number_));
+  if (steps_ == nullptr) return Moved();
+  Steps& steps = *std::exchange(steps_, nullptr);
+  return steps.calls().Returned(steps.FinishEvaluation(number_));
 }
 
 }  // namespace ebb

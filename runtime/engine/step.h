@@ -57,6 +57,8 @@ struct EvaluationOptions {
 // BeginStep ... rounds of Forward and Backward ... Finish. Destroyed unfinished, it is dropped with
 // its gradients: nothing of it remains, unless updates had started (asynchronous_step early,
 // without hold_updates), which fails the engine.
+class Steps;
+
 class Step {
  public:
   Step() = default;
@@ -73,9 +75,9 @@ class Step {
   //
   // A Forward of a unit whose visits are over shows it again: it is gathered for that scope alone, which
   // takes its time. A Backward of a trainable unit that comes again, or once a later scope was opened, is an
-  // error. Scopes that are open together, backward in another order than the reverse of forward, and forward scopes
-  // in backward are declared (ModelSpec::order). What is not the declared order's next is warned of once; where boundaries belong to the engine
-  // it is an error.
+  // error. Scopes that are open together, backward in another order than the reverse of forward, and forward
+  // scopes in backward are declared (ModelSpec::order). What is not the declared order's next is warned of once;
+  // where boundaries belong to the engine it is an error.
   ForwardScope Forward(UnitId unit);
   BackwardScope Backward(UnitId unit);
   // The next recompute of `unit` that ModelSpec::order declares: a forward scope inside backward, of a visit whose
@@ -107,9 +109,9 @@ class Step {
 
  private:
   friend class Engine;
-  explicit Step(Executor* executor, int64_t number) : executor_(executor), number_(number) {}
+  explicit Step(Steps* steps, int64_t number) : steps_(steps), number_(number) {}
 
-  Executor* executor_ = nullptr;
+  Steps* steps_ = nullptr;
   int64_t number_ = 0;
 };
 
@@ -146,9 +148,9 @@ class Evaluation {
 
  private:
   friend class Engine;
-  explicit Evaluation(Executor* executor, int64_t number) : executor_(executor), number_(number) {}
+  explicit Evaluation(Steps* steps, int64_t number) : steps_(steps), number_(number) {}
 
-  Executor* executor_ = nullptr;
+  Steps* steps_ = nullptr;
   int64_t number_ = 0;
 };
 

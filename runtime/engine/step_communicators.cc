@@ -1,6 +1,7 @@
 #include "ebb/runtime/engine/step_communicators.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "ebb/runtime/engine/agreement.h"
@@ -15,15 +16,14 @@ constexpr double kDifferenceSecondsMin = 2, kDifferenceOfTimeout = 0.05;
 }  // namespace
 
 void StepCommunicators::AwaitConclusion(int parity) {
-  (*with_.concluded)[static_cast<size_t>(parity)].Wait();
+  streams_.concluded(parity).Wait();
   // A failed device is not waited for. It may still write the verdict.
-  if (!with_.device->status().ok()) (*with_.reduce)->WaitIdle();
+  if (!inputs_.device.status().ok()) streams_.reduce().WaitIdle();
 }
 
 void StepCommunicators::AwaitUpdates() {
-  for (std::optional<Stream>* updates : with_.updates) {
-    if (updates->has_value()) (*updates)->WaitIdle();
-  }
+  for (const sharding::StreamId id : {sharding::StreamId::kUpdate, sharding::StreamId::kHostUpdate})
+    if (Stream* const updates = streams_.all()[sharding::LineOf(id)]) updates->WaitIdle();
 }
 
 // The first that was seen, since others fail in its wake.
@@ -32,11 +32,11 @@ absl::Status StepCommunicators::Broken() const {
     const std::lock_guard lock(mutex_);
     if (!broken_.ok()) return broken_;
   }
-  for (const std::optional<Communicator>* communicator : with_.of_steps) {
-    if (!communicator->has_value()) continue;
-    if (absl::Status status = (*communicator)->status(); !status.ok()) return status;
+  for (const std::optional<Communicator>& communicator : communicators_.of_steps()) {
+    if (!communicator.has_value()) continue;
+    if (absl::Status status = communicator->status(); !status.ok()) return status;
   }
-  return with_.device->status();
+  return inputs_.device.status();
 }
 
 std::string StepCommunicators::WhereBroken(const absl::Status& broken) const {
@@ -45,24 +45,24 @@ std::string StepCommunicators::WhereBroken(const absl::Status& broken) const {
 }
 
 void StepCommunicators::Abort(const absl::Status& why) {
-  for (std::optional<Communicator>* communicator : with_.of_steps) {
-    if (communicator->has_value()) (*communicator)->Abort(why);
-  }
+  for (std::optional<Communicator>& communicator : communicators_.of_steps())
+    if (communicator.has_value()) communicator->Abort(why);
 }
 
 absl::StatusOr<std::vector<std::vector<int64_t>>> StepCommunicators::Logs(
     std::span<const int64_t> own, const absl::Status& broken) {
-  Communicator& control = **with_.control;
-  Stream& reduce = **with_.reduce;
+  Communicator& control = communicators_.control();
+  Stream& reduce = streams_.reduce();
   // Ranks that are at work have been woken and come as soon as what they compute has ended. A rank that
   // does not has stalled, or is in a call of another engine.
   std::optional<Watchdog> watchdog;
   if (absl::IsDeadlineExceeded(broken) && control.status().ok()) {
-    watchdog.emplace(control,
-                     std::max(kDifferenceSecondsMin, kDifferenceOfTimeout * with_.timeout_seconds),
-                     broken);
+    watchdog.emplace(
+        control,
+        std::max(kDifferenceSecondsMin, kDifferenceOfTimeout * inputs_.config.ebb.timeout_seconds),
+        broken);
   }
-  auto logs = AllLists({control, reduce, *with_.mirror}, own);
+  auto logs = AllLists(communicators_.Control(reduce), own);
   if (!logs.ok()) return logs;
   // No rank goes on, and perhaps withdraws, before all have the logs.
   if (const absl::Status met = control.Barrier(reduce); !met.ok()) control.Abort(met);
@@ -84,7 +84,7 @@ void StepCommunicators::NoteIfBroken(const Communicator& communicator,
   const absl::Status broken = communicator.status();
   if (broken.ok()) return;
   // NCCL's operations run long after the host was here, and its communicators fail together.
-  std::string at = with_.world->connected_by_nccl() ? "" : where();
+  std::string at = inputs_.world.connected_by_nccl() ? "" : where();
   {
     const std::lock_guard lock(mutex_);
     if (!broken_.ok()) return;

@@ -2,9 +2,7 @@
 // all ranks are told of it.
 #pragma once
 
-#include <array>
 #include <mutex>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,9 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/communicator.h"
-#include "ebb/runtime/comm/world.h"
-#include "ebb/runtime/device/device.h"
-#include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/engine/engine_communicators.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/engine_streams.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_peers.h"
 
@@ -23,26 +21,18 @@ namespace ebb {
 
 class StepCommunicators : public StepPeers {
  public:
-  struct Parts {  // borrowed, and made later than this object
-    std::array<std::optional<Communicator>*, 5> of_steps = {};
-    std::optional<Communicator>* control = nullptr;  // of the world, outside of steps
-    const Device* device = nullptr;
-    const std::vector<Event>* concluded = nullptr;  // by parity
-    std::optional<Stream>* reduce = nullptr;
-    std::array<std::optional<Stream>*, 2> updates = {};
-    DeviceMirror* mirror = nullptr;
-    const World* world = nullptr;
-    double timeout_seconds = 0;
-  };
-  explicit StepCommunicators(const Parts& parts) : with_(parts) {}
+  // What they hold is made later than this object.
+  StepCommunicators(const EngineInputs& inputs, EngineCommunicators& communicators,
+                    EngineStreams& streams)
+      : inputs_(inputs), communicators_(communicators), streams_(streams) {}
 
   void AwaitConclusion(int parity) override;
   void AwaitUpdates() override;
   absl::Status Broken() const override;
-  absl::Status DeviceFailure() const override { return with_.device->status(); }
+  absl::Status DeviceFailure() const override { return inputs_.device.status(); }
   std::string WhereBroken(const absl::Status& broken) const override;
   void Abort(const absl::Status& why) override;
-  void Withdraw(const absl::Status& why) override { (*with_.control)->Abort(why); }
+  void Withdraw(const absl::Status& why) override { communicators_.control().Abort(why); }
   absl::StatusOr<std::vector<std::vector<int64_t>>> Logs(std::span<const int64_t> own,
                                                          const absl::Status& broken) override;
 
@@ -53,10 +43,10 @@ class StepCommunicators : public StepPeers {
   // which operation it is. Only the first failure is kept.
   void NoteIfBroken(const Communicator& communicator, absl::FunctionRef<std::string()> where);
 
-  const std::array<std::optional<Communicator>*, 5>& of_steps() const { return with_.of_steps; }
-
  private:
-  const Parts with_;
+  const EngineInputs& inputs_;
+  EngineCommunicators& communicators_;
+  EngineStreams& streams_;
   mutable std::mutex mutex_;
   absl::Status broken_;
   std::string broken_at_;

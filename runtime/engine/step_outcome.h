@@ -93,6 +93,11 @@ class StepOutcome {
   void Drop();
   // Waits for the verdicts of all finished steps but the last `may_stay_open`.
   void Take(int may_stay_open = 0);
+  // For calls that look at the state, or change it: errors come before what they left behind.
+  absl::Status Settle() {
+    Take();
+    return with_.errors->Tell();
+  }
   // Of the last finished step. Waits for its verdict.
   absl::StatusOr<StepReport> Report();
   // Of a call of all ranks outside of steps: `log` says which, `ranks` is what the records say.

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "ebb/runtime/engine/call_log.h"
 #include "ebb/runtime/engine/missing_backwards.h"
 #include "ebb/runtime/engine/runnable.h"
 #include "ebb/runtime/engine/scope_trail.h"
@@ -40,10 +40,16 @@ struct StepProgress {
   std::vector<uint8_t> awaited;  // by moment: its kernels wait for what they need
   bool any_backward = false, reduced = false;
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
-  uint64_t hash = 0;           // of how it was begun
-  std::vector<int64_t> log;    // how it was begun (kBegunEntries), then scopes opened, as codes
+  CallLog log;
   MissingBackwards backwards;  // of a step
   ScopeTrail trail;            // the same for the ranks' records; of a step
+  std::vector<OpenScope> open;
+
+  // As the declared order has it.
+  const sharding::Plan& plan() const { return run->plan; }
+  OpenScope* Find(int64_t scope);
+  // What the declared order has next, as a log has it.
+  int NextCode() const;
 };
 
 }  // namespace ebb

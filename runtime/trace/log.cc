@@ -12,15 +12,17 @@
 namespace ebb {
 namespace {
 
-struct Surround {
+// Where lines go, as the program has said.
+struct Output {
   std::mutex mutex;
-  std::function<void(const std::function<void()>&)> run;
+  std::function<void(LogLevel, std::string_view)> sink;
+  std::function<void(const std::function<void()>&)> surround;
 };
 
 // Never destroyed, nor is the logger: threads may log while the process exits.
-Surround& TheSurround() {
-  static Surround& surround = *new Surround;
-  return surround;
+Output& TheOutput() {
+  static Output& output = *new Output;
+  return output;
 }
 
 void Log(spdlog::logger& logger, spdlog::level::level_enum level, std::string_view message) {
@@ -28,9 +30,13 @@ void Log(spdlog::logger& logger, spdlog::level::level_enum level, std::string_vi
   const auto write = [&] {
     logger.log(level, spdlog::string_view_t(message.data(), message.size()));
   };
-  Surround& surround = TheSurround();
-  const std::lock_guard lock(surround.mutex);
-  surround.run ? surround.run(write) : write();
+  Output& output = TheOutput();
+  const std::lock_guard lock(output.mutex);
+  if (output.sink) {
+    return output.sink(level == spdlog::level::warn ? LogLevel::kWarning : LogLevel::kInfo,
+                       message);
+  }
+  output.surround ? output.surround(write) : write();
 }
 
 spdlog::logger* MakeLogger() {
@@ -66,9 +72,14 @@ void LogWarning(std::string_view message) {
   Log(Logger(), spdlog::level::warn, message);
 }
 
+void SendLogTo(std::function<void(LogLevel, std::string_view)> sink) {
+  const std::lock_guard lock(TheOutput().mutex);
+  TheOutput().sink = std::move(sink);
+}
+
 void SurroundLogLines(std::function<void(const std::function<void()>&)> surround) {
-  const std::lock_guard lock(TheSurround().mutex);
-  TheSurround().run = std::move(surround);
+  const std::lock_guard lock(TheOutput().mutex);
+  TheOutput().surround = std::move(surround);
 }
 
 }  // namespace ebb

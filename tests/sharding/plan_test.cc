@@ -382,7 +382,7 @@ TEST(PlanLaws, PoolsStayWithinWhatTheConfigGrants) {
   }
 }
 
-// The executor walks moments and issues operations as they come.
+// An engine walks moments and issues operations as they come.
 TEST(PlanLaws, MomentsIssueEveryOperationOnce) {
   for (int number = 1; number <= Cases(600); ++number) {
     const RandomCase random_case = CaseOf(number);

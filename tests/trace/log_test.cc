@@ -66,5 +66,24 @@ TEST(LogDeathTest, ALineIsWrittenByWhatSurroundsItUnlessTheLevelLeavesItOut) {
               ::testing::MatchesRegex("<[^<>]*inside\n>[^<>]*alone\n"));
 }
 
+TEST(LogDeathTest, AProgramsOwnLogTakesTheLinesInsteadOfStandardError) {
+  const auto log_and_exit = [] {
+    setenv("EBB_LOG_LEVEL", "info", 1);
+    std::string taken;
+    SendLogTo([&](LogLevel level, std::string_view message) {
+      taken += std::string(level == LogLevel::kWarning ? "warning:" : "info:");
+      taken += std::string(message) + ";";
+    });
+    LogInfo("first");
+    LogWarning("second");
+    SendLogTo({});
+    std::fputs((taken + "\n").c_str(), stderr);
+    LogInfo("third");
+    std::exit(0);
+  };
+  EXPECT_EXIT(log_and_exit(), ExitedWithCode(0),
+              ::testing::MatchesRegex("info:first;warning:second;\n[^;]*third\n"));
+}
+
 }  // namespace
 }  // namespace ebb

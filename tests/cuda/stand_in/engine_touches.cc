@@ -1,5 +1,5 @@
 // What an engine's host touches of memory that the device reaches, told to the check of the order
-// (order.h): takes the place of runtime/engine/host_touches.cc.
+// (order.h).
 //
 // A transfer with the swap file is noted where it starts and where it ends: who uses its memory next
 // has to wait for the end, and it for all who used it before.
@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "ebb/runtime/device/cuda/cuda_host_stream.h"
-#include "ebb/runtime/engine/executor.h"
+#include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/exchange.h"
 #include "ebb/runtime/engine/issue_observer.h"
 #include "order.h"
 
@@ -74,6 +75,26 @@ class HostTouches : public IssueObserver {
     if (exchanges || instruction.starts != instruction.ends)
       Note(run, index, step, stream, /*reads=*/!exchanges, /*writes=*/true);
   }
+  // By the calling thread.
+  void Touch(CallerTouch what, int parity) override {
+    if (engine_.device->kind() != DeviceKind::kCuda || !IsOrdered(*engine_.device)) return;
+    const ControlBlock& block = *engine_.control;
+    switch (what) {
+      case CallerTouch::kBeginLoss: {
+        const std::span<double> sums = block.sums(parity);
+        const Touched touched[] = {Writes(sums.data(), static_cast<int64_t>(sums.size_bytes()))};
+        return stand_in::NoteHostTouch("the begin of a step", touched);
+      }
+      case CallerTouch::kBeginRecord: {
+        const Touched touched[] = {Writes(&block.own_record(parity), sizeof(ExchangeRecord))};
+        return stand_in::NoteHostTouch("the begin of a rank's record", touched);
+      }
+      case CallerTouch::kReadScale: {
+        const Touched touched[] = {Reads(&block.loss_scale(), sizeof(float))};
+        return stand_in::NoteHostTouch("the host's look at the loss scale", touched);
+      }
+    }
+  }
 
  private:
   static bool IsExchange(const sharding::Instruction& instruction) {
@@ -134,25 +155,5 @@ const bool kIsSet = [] {
 }();
 
 }  // namespace
-
-void Executor::NoteVerdict(VerdictTouch what, int parity) {
-  if (device_.kind() != DeviceKind::kCuda || !IsOrdered(device_)) return;
-  const ControlBlock& block = *control_block_;
-  const auto all = [](auto span) { return Writes(span.data(), span.size_bytes()); };
-  switch (what) {
-    case VerdictTouch::kBeginLoss: {
-      const Touched touched[] = {all(block.sums(parity))};
-      return stand_in::NoteHostTouch("the begin of a step", touched);
-    }
-    case VerdictTouch::kBeginRecord: {
-      const Touched touched[] = {Writes(&block.own_record(parity), sizeof(ExchangeRecord))};
-      return stand_in::NoteHostTouch("the begin of a rank's record", touched);
-    }
-    case VerdictTouch::kReadScale: {
-      const Touched touched[] = {Reads(&block.loss_scale(), sizeof(float))};
-      return stand_in::NoteHostTouch("the host's look at the loss scale", touched);
-    }
-  }
-}
 
 }  // namespace ebb

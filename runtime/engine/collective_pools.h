@@ -1,0 +1,43 @@
+// What communicators are told of the pools: where sums in order meet, and which memory NCCL may move without
+// copies of its own. Once the pools are there and again once they have moved, on all ranks.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/engine_communicators.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/engine_streams.h"
+#include "ebb/runtime/engine/storage.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb {
+
+// Memory for a class of state that communicators may be told of. What no step sends is like any other.
+absl::StatusOr<Buffer> AllocatePool(const EngineInputs& inputs, StateClass state, int64_t bytes,
+                                    std::string_view what);
+
+class CollectivePools {
+ public:
+  CollectivePools(const EngineInputs& inputs, EngineCommunicators& communicators,
+                  EngineStreams& streams)
+      : inputs_(inputs), communicators_(communicators), streams_(streams) {}
+
+  // Collective. Both outlive this, or the next call.
+  absl::Status Show(const Storage& storage, const sharding::Pools& pools);
+  // Before the pools move or go, when no operation is under way.
+  void Deregister();
+
+ private:
+  absl::Status Register(const Storage& storage);
+
+  const EngineInputs& inputs_;
+  EngineCommunicators& communicators_;
+  EngineStreams& streams_;
+  bool told_of_copies_ = false;  // the log, that communicators do not take the pools
+};
+
+}  // namespace ebb

@@ -1,0 +1,103 @@
+#include "ebb/runtime/engine/displaced_units.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/sharding/conflicts.h"
+#include "ebb/sharding/residency.h"
+
+namespace ebb {
+
+void DisplacedUnits::Open(OpenScope& scope) {
+  const sharding::Plan& plan = with_.progress->plan();
+  if (UpdateHasStarted(scope.unit)) {
+    with_.errors->Note(absl::FailedPreconditionError(absl::StrCat(
+        with_.messages->ScopeName(scope.kind, scope.unit),
+        " after the unit's update of this step has started, so its parameters are the next step's: "
+        "open it before its last Backward, or set ebb.asynchronous_step to late")));
+    return with_.issuer->Fence();
+  }
+  if (plan.decisions.kept_whole[scope.unit]) return with_.issuer->Fence();
+  const bool shown = std::any_of(with_.progress->open.begin(), with_.progress->open.end(),
+                                 [&](const OpenScope& other) { return other.unit == scope.unit; });
+  if (shown || IsGathered(scope.unit)) {
+    return with_.issuer->Fence();
+  }
+  if (!HasRoom(scope, /*all=*/true)) return;
+  scope.displaces = true;
+  Gather(scope.unit);
+}
+
+void DisplacedUnits::Close(const OpenScope& scope) {
+  if (scope.displaces) {
+    with_.views->Poison(scope.unit);
+    const sharding::Plan& plan = with_.progress->plan();
+    for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
+      // What another one displaces still, that one brings back.
+      const bool displaced = std::any_of(
+          with_.progress->open.begin(), with_.progress->open.end(), [&](const OpenScope& other) {
+            return other.displaces && sharding::GathersConflict(plan, unit, other.unit);
+          });
+      if (!displaced && sharding::GathersConflict(plan, unit, scope.unit) && IsGathered(unit))
+        Gather(unit);
+    }
+  }
+  with_.issuer->Fence();
+}
+
+// Whether a gather has brought the unit, or brings it, for a scope that is not over.
+bool DisplacedUnits::IsGathered(int unit) const {
+  const sharding::Plan& plan = with_.progress->plan();
+  for (int s = 0; s < with_.progress->order.scopes(); ++s) {
+    const int gather = plan.gather_of_scope[s];
+    if (plan.scopes[s].unit == unit && gather >= 0 &&
+        with_.progress->fragment->fragment().instruction_of[gather] < with_.runner->issued() &&
+        !with_.progress->order.is_over(s))
+      return true;
+  }
+  return false;
+}
+
+// Early ones; those that are carried are the step before's.
+bool DisplacedUnits::UpdateHasStarted(int unit) const {
+  for (int index = 0; index < with_.runner->issued(); ++index) {
+    const sharding::Instruction& instruction = (*with_.progress->fragment)[index];
+    if (instruction.code == sharding::Code::kUpdate && !instruction.carried &&
+        instruction.parts.front().unit == unit)
+      return true;
+  }
+  return false;
+}
+
+// Whether no scope that is open shows what lies where the unit goes: any, or those that displace.
+bool DisplacedUnits::HasRoom(const OpenScope& scope, bool all) {
+  const auto other = std::find_if(
+      with_.progress->open.begin(), with_.progress->open.end(), [&](const OpenScope& open) {
+        return (all || open.displaces) &&
+               sharding::GathersConflict(with_.progress->plan(), scope.unit, open.unit);
+      });
+  if (other == with_.progress->open.end()) return true;
+  with_.errors->Note(absl::FailedPreconditionError(absl::StrCat(
+      with_.messages->ScopeName(scope.kind, scope.unit), " while ",
+      with_.messages->ScopeName(other->kind, other->unit),
+      " is open: the gather pool has room for both only one after the other; close the first, or "
+      "raise ebb.prefetch_depth")));
+  with_.issuer->Fence();
+  return false;
+}
+
+// Between all that was issued and all that comes.
+void DisplacedUnits::Gather(int unit) {
+  with_.issuer->Fence();
+  with_.state->GatherUnit(unit);
+  with_.issuer->Fence();
+}
+
+void DisplacedUnits::GatherAgain() {
+  for (int unit = 0; unit < static_cast<int>(with_.progress->plan().layout.units.size()); ++unit)
+    if (IsGathered(unit)) Gather(unit);
+  with_.issuer->Fence();
+}
+
+}  // namespace ebb

@@ -1,0 +1,75 @@
+#include "ebb/runtime/engine/engine_communicators.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+
+using sharding::Lane;
+
+int EngineCommunicators::ReductionGroup() const {
+  const auto group = static_cast<int>(inputs_.config.ebb.reduction_group);
+  return group == 0 ? inputs_.world.ranks_per_host() : group;
+}
+
+CommunicatorOptions EngineCommunicators::OptionsOf(std::string_view name) const {
+  return {.name = absl::StrCat(inputs_.options.name, " ", std::string(name)),
+          .reduction_group = ReductionGroup(),
+          .timeout_seconds = inputs_.config.ebb.timeout_seconds};
+}
+
+absl::Status EngineCommunicators::MakeControl(MemoryLedger& ledger) {
+  EBB_ASSIGN_OR_RETURN(Communicator control, inputs_.world.NewCommunicator(OptionsOf("control")));
+  control_.emplace(std::move(control));
+  constexpr int64_t kMirrorBytes = int64_t{1} << 20, kOfRankMin = 512;
+  const absl::Status mirrored = mirror_.Allocate(
+      inputs_.device, std::max(kMirrorBytes, (inputs_.size() + 1) * kOfRankMin), ledger);
+  if (!mirrored.ok()) control_->Abort(mirrored);  // the others are about to wait in it
+  return mirrored;
+}
+
+absl::Status EngineCommunicators::Make(std::string_view name, Lane lane) {
+  EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.world.NewCommunicator(OptionsOf(name)));
+  at(lane)->emplace(std::move(made));
+  return absl::OkStatus();
+}
+
+absl::Status EngineCommunicators::Split(std::string_view name, int group, Lane lane) {
+  CommunicatorOptions options = OptionsOf(name);
+  options.reduction_group = 0;  // the world's need not divide its parts
+  EBB_ASSIGN_OR_RETURN(const World part,
+                       inputs_.world.Split(/*colour=*/group, /*key=*/inputs_.rank(), options));
+  EBB_ASSIGN_OR_RETURN(Communicator made, part.NewCommunicator(options));
+  at(lane)->emplace(std::move(made));
+  return absl::OkStatus();
+}
+
+absl::Status EngineCommunicators::MakeGather(const sharding::Decisions& decisions) {
+  if (decisions.replicas() == 1) return Make("gather", Lane::kGather);
+  return Split("gather", inputs_.rank() / decisions.shards, Lane::kGather);
+}
+
+// Gathers of either kind are on one stream; these reach the ranks of one group only.
+absl::Status EngineCommunicators::MakeSecondary(const sharding::Decisions& decisions) {
+  if (!decisions.has_secondary()) return absl::OkStatus();
+  return Split("gather secondary", inputs_.rank() / decisions.secondary_shards, Lane::kSecondary);
+}
+
+absl::Status EngineCommunicators::MakeReduce(const sharding::Decisions& decisions) {
+  if (decisions.replicas() == 1) return Make("reduce", Lane::kReduce);
+  EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / decisions.shards, Lane::kReduce));
+  EBB_RETURN_IF_ERROR(Split("replicas", inputs_.rank() % decisions.shards, Lane::kReplicas));
+  return Make("exchange", Lane::kExchange);
+}
+
+void EngineCommunicators::Leave() {
+  for (std::optional<Communicator>& communicator : lanes_)
+    if (communicator.has_value()) communicator->Leave();
+  if (control_.has_value()) control_->Leave();
+}
+
+}  // namespace ebb

@@ -1,0 +1,67 @@
+// The communicators of an engine: one outside of steps, and for steps one for each lane, so that what is on one
+// does not wait for what is on another.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <optional>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/comm/communicator.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/host_lane.h"
+#include "ebb/runtime/trace/ledger.h"
+#include "ebb/sharding/decisions.h"
+#include "ebb/sharding/program.h"
+
+namespace ebb {
+
+class EngineCommunicators {
+ public:
+  explicit EngineCommunicators(const EngineInputs& inputs) : inputs_(inputs) {}
+
+  // Collective, each of them, and in this order.
+  absl::Status MakeControl(MemoryLedger& ledger);
+  absl::Status MakeGather(const sharding::Decisions& decisions);
+  // Of the ranks that hold a secondary copy.
+  absl::Status MakeSecondary(const sharding::Decisions& decisions);
+  // With replicas: of the shard group, of the ranks that hold the same slice, and of the world.
+  absl::Status MakeReduce(const sharding::Decisions& decisions);
+
+  Communicator& control() { return *control_; }
+  // The control communicator for what lies in host memory; `stream`: the reduce stream.
+  HostLane Control(Stream& stream) { return {*control_, stream, mirror_}; }
+
+  Communicator& gather() { return **at(sharding::Lane::kGather); }
+  Communicator& reduce() { return **at(sharding::Lane::kReduce); }
+  // Null where there is none, or none yet.
+  std::optional<Communicator>* at(sharding::Lane lane) {
+    return &lanes_[static_cast<size_t>(lane)];
+  }
+  // Of all ranks, on the reduce stream: that of reductions where shards are not repeated.
+  std::optional<Communicator>* of_world() {
+    std::optional<Communicator>* const own = at(sharding::Lane::kExchange);
+    return own->has_value() ? own : at(sharding::Lane::kReduce);
+  }
+  // Those that steps use, made or not; the first of them, of Lane::kNone, never is.
+  std::array<std::optional<Communicator>, sharding::kLanes>& of_steps() { return lanes_; }
+
+  CommunicatorOptions OptionsOf(std::string_view name) const;
+  // The configured one, or what is usual: the ranks of a host.
+  int ReductionGroup() const;
+  // Collectives that are on their way end with errors.
+  void Leave();
+
+ private:
+  absl::Status Make(std::string_view name, sharding::Lane lane);
+  absl::Status Split(std::string_view name, int group,
+                     sharding::Lane lane);  // by the ranks' groups
+
+  const EngineInputs& inputs_;
+  std::optional<Communicator> control_;
+  DeviceMirror mirror_;  // of what passes through it
+  std::array<std::optional<Communicator>, sharding::kLanes> lanes_;
+};
+
+}  // namespace ebb

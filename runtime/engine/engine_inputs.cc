@@ -1,0 +1,35 @@
+#include "ebb/runtime/engine/engine_inputs.h"
+
+#include <algorithm>
+
+#include "ebb/optim/update.h"
+
+namespace ebb {
+
+sharding::PlanInputs PlanInputsFor(const ModelSpec& model, const Config& config, int world,
+                                   const OptimizerSpec* own_optimizer) {
+  size_t states = 0;
+  if (own_optimizer != nullptr) {
+    states = own_optimizer->states.size();
+  } else {
+    states = optim::StateNames(config.optimizer).size();
+    for (const auto& [name, group] : config.ebb.parameter_groups) {
+      if (group.optimizer) states = std::max(states, optim::StateNames(*group.optimizer).size());
+    }
+  }
+  return {.model = &model,
+          .config = &config,
+          .world = world,
+          .optimizer_states = static_cast<int>(states),
+          .own_optimizer = own_optimizer != nullptr};
+}
+
+sharding::PlanInputs EngineInputs::ForPlan() const {
+  sharding::PlanInputs inputs = PlanInputsFor(model, config, size(), own_optimizer());
+  inputs.cap_error = sharding::PlanInputs::CapError::kClasses;  // one rank advises (Setup)
+  inputs.sums_depend_on_groups =
+      world.connected_by_nccl() && !config.ebb.deterministic_reduce && size() > 1;
+  return inputs;
+}
+
+}  // namespace ebb

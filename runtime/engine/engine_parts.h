@@ -1,0 +1,111 @@
+// Everything that an engine owns, in the order in which it is made (setup.h) and which the parts borrow from: what is
+// above does not know what is below.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "ebb/optim/kernels.h"
+#include "ebb/runtime/engine/collective_pools.h"
+#include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/displaced_units.h"
+#include "ebb/runtime/engine/engine_calls.h"
+#include "ebb/runtime/engine/engine_communicators.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/engine_streams.h"
+#include "ebb/runtime/engine/fragment_runner.h"
+#include "ebb/runtime/engine/instruction_arithmetic.h"
+#include "ebb/runtime/engine/issue_observer.h"
+#include "ebb/runtime/engine/issuer.h"
+#include "ebb/runtime/engine/norm_exchange.h"
+#include "ebb/runtime/engine/open_scopes.h"
+#include "ebb/runtime/engine/optimizer_state_names.h"
+#include "ebb/runtime/engine/order_notices.h"
+#include "ebb/runtime/engine/outcome_parts.h"
+#include "ebb/runtime/engine/profiler_ranges.h"
+#include "ebb/runtime/engine/programs.h"
+#include "ebb/runtime/engine/rank_meetings.h"
+#include "ebb/runtime/engine/record_exchange.h"
+#include "ebb/runtime/engine/scope_views.h"
+#include "ebb/runtime/engine/state_access.h"
+#include "ebb/runtime/engine/state_calls.h"
+#include "ebb/runtime/engine/step_aside.h"
+#include "ebb/runtime/engine/step_progress.h"
+#include "ebb/runtime/engine/step_timeline.h"
+#include "ebb/runtime/engine/steps.h"
+#include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/suspension.h"
+#include "ebb/runtime/engine/swap_verifier.h"
+#include "ebb/runtime/engine/update_call.h"
+#include "ebb/runtime/engine/update_table.h"
+#include "ebb/runtime/engine/view_errors.h"
+#include "ebb/runtime/trace/ledger.h"
+
+namespace ebb {
+
+// Updates, and what they need of the config and the model.
+struct UpdateParts {
+  UpdateTable table;
+  OptimizerStateNames state_names;
+  std::optional<NormExchange> norms;  // where an optimizer takes norms
+  std::optional<UpdateCall> call;
+  std::optional<InstructionArithmetic> arithmetic;
+};
+
+// What runs plans.
+struct IssueParts {
+  std::optional<ProfilerRanges> ranges;
+  std::unique_ptr<IssueObserver> observer;  // of a check of the order; null: none
+  std::optional<RecordExchange> exchange;
+  std::optional<Issuer> issuer;
+  std::optional<FragmentRunner> runner;
+};
+
+// What is between a trainer's scopes and the plan.
+struct ScopeParts {
+  ViewErrors view_errors;
+  StepProgress progress = {};
+  OrderNotices notices;
+  std::optional<ScopeViews> views = {};
+  std::optional<DisplacedUnits> displaced = {};
+  std::optional<OpenScopes> open = {};
+  std::optional<StepAside> aside = {};
+};
+
+// What a trainer calls.
+struct CallParts {
+  std::optional<RankMeetings> meetings;
+  std::optional<Suspension> suspension;
+  std::optional<StateCalls> state;
+  std::optional<Steps> steps;
+};
+
+struct EngineParts {
+  explicit EngineParts(EngineInputs made_of);
+  ~EngineParts();
+  EngineParts(const EngineParts&) = delete;
+  EngineParts& operator=(const EngineParts&) = delete;
+
+  EngineInputs inputs;
+  EngineCalls calls;
+  MemoryLedger ledger;
+  StepTimeline timeline;
+  EngineCommunicators communicators;
+  CollectivePools collective_pools;
+  Programs programs;
+  std::unique_ptr<optim::Kernels> kernels;       // of the device's streams
+  std::unique_ptr<optim::Kernels> host_kernels;  // of the host's
+  std::optional<Storage> storage;
+  std::optional<ControlBlock> control;
+  OutcomeParts outcome;
+  std::optional<SwapVerifier> verifier;
+  UpdateParts updates;
+  IssueParts issue;
+  std::optional<StateAccess> state;
+  ScopeParts scopes;
+  CallParts call;
+  // They end before what their tasks use.
+  EngineStreams streams;
+};
+
+}  // namespace ebb

@@ -1,0 +1,101 @@
+#include "ebb/runtime/engine/engine_streams.h"
+
+#include <utility>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/awaited_event.h"
+#include "ebb/runtime/device/stream_priority.h"
+#include "ebb/runtime/engine/control_block.h"
+
+namespace ebb {
+
+using sharding::Line;
+using sharding::LineOf;
+using sharding::StreamId;
+
+namespace {
+
+int TasksMax(const sharding::Plan* plan, StreamId id) {
+  size_t tasks = 0;
+  for (size_t i = 0; plan != nullptr && i < plan->operations.size(); ++i) {
+    const sharding::Operation& operation = plan->operations[i];
+    if (operation.stream != id) continue;
+    constexpr size_t kOwn = 5;  // begin, work, end, and what ties both streams of transfers
+    tasks += kOwn + sharding::kLines + operation.moves.size() + operation.parts.size();
+    if (operation.kind == sharding::OperationKind::kFillSecondary)
+      tasks += operation.parts.size();  // a copy each of what is trainable and what is frozen
+  }
+  return kStreamTasksMax + 2 * static_cast<int>(tasks);
+}
+
+}  // namespace
+
+EngineStreams::EngineStreams(const Device& device) {
+  lines_[LineOf(StreamId::kCompute)].emplace(device.CallerStream());
+}
+
+absl::Status EngineStreams::Make(const Device& device, const sharding::Plan* plan) {
+  // The others wait for what gathers and reductions carry.
+  const std::tuple<const char*, StreamId, StreamPriority> streams[] = {
+      {"ebb gather", StreamId::kGather, StreamPriority::kFirst},
+      {"ebb reduce", StreamId::kReduce, StreamPriority::kFirst},
+      {"ebb update", StreamId::kUpdate, StreamPriority::kUsual}};
+  for (const auto& [name, id, priority] : streams) {
+    EBB_ASSIGN_OR_RETURN(Stream made, NewStream(device, name, TasksMax(plan, id), priority));
+    lines_[LineOf(id)].emplace(std::move(made));
+  }
+  EBB_ASSIGN_OR_RETURN(Event started, device.NewEvent());
+  started_.emplace(std::move(started));
+  while (concluded_.size() < ControlBlock::kSlots) {
+    EBB_ASSIGN_OR_RETURN(Event made, NewAwaitedEvent(device));
+    concluded_.push_back(std::move(made));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Plan& plan,
+                                        bool has_files) {
+  if (!plan.decisions.offloads()) return absl::OkStatus();
+  const std::pair<const char*, StreamId> copies[] = {{"ebb upload", StreamId::kUpload},
+                                                     {"ebb download", StreamId::kDownload}};
+  for (const auto& [name, id] : copies) {
+    EBB_ASSIGN_OR_RETURN(Stream made, device.NewStream(name, TasksMax(&plan, id)));
+    lines_[LineOf(id)].emplace(std::move(made));
+  }
+  const std::tuple<const char*, StreamId, Line> on_host[] = {
+      {"ebb host sum", StreamId::kHostSum, LineOf(StreamId::kHostSum)},
+      {"ebb host upd", StreamId::kHostUpdate, LineOf(StreamId::kHostUpdate)},
+      {"ebb read par", StreamId::kReadParameters, LineOf(StreamId::kReadParameters)},
+      {"ebb par read", StreamId::kReadParameters, sharding::kParametersRead},
+      {"ebb read sta", StreamId::kReadStates, LineOf(StreamId::kReadStates)},
+      {"ebb sta read", StreamId::kReadStates, sharding::kStatesRead},
+      {"ebb write", StreamId::kWrite, LineOf(StreamId::kWrite)},
+      {"ebb written", StreamId::kWrite, sharding::kWritten},
+      {"ebb check", StreamId::kCheck, LineOf(StreamId::kCheck)}};
+  for (const auto& [name, id, line] : on_host) {
+    if (id == StreamId::kCheck && !has_files) continue;
+    EBB_ASSIGN_OR_RETURN(Stream made, device.NewHostStream(name, TasksMax(&plan, id)));
+    lines_[line].emplace(std::move(made));
+  }
+  return absl::OkStatus();
+}
+
+std::array<Stream*, sharding::kLines> EngineStreams::all() {
+  std::array<Stream*, sharding::kLines> all = {};
+  for (size_t line = 0; line < lines_.size(); ++line)
+    all[line] = lines_[line] ? &*lines_[line] : nullptr;
+  return all;
+}
+
+int EngineStreams::count() const {
+  int count = -1;
+  for (const std::optional<Stream>& line : lines_) count += line.has_value() ? 1 : 0;
+  return count;
+}
+
+void EngineStreams::WaitIdle() {
+  for (std::optional<Stream>& line : lines_)
+    if (line.has_value()) line->WaitIdle();
+}
+
+}  // namespace ebb

@@ -1,0 +1,51 @@
+// An engine's streams, by line: those on which a plan's instructions start, and those on which transfers with
+// files end.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/device/device.h"
+#include "ebb/runtime/device/event.h"
+#include "ebb/runtime/device/stream.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/program.h"
+
+namespace ebb {
+
+class EngineStreams {
+ public:
+  explicit EngineStreams(const Device& device);
+
+  // Those of every engine, with room for two steps of the plan, so that enqueuing waits for no work. `plan`: null
+  // where there is none, and ranks only agree on that. Again once another plan was chosen.
+  absl::Status Make(const Device& device, const sharding::Plan* plan);
+  // Those of what is offloaded.
+  absl::Status MakeOffload(const Device& device, const sharding::Plan& plan, bool has_files);
+
+  Stream& compute() { return *lines_[sharding::LineOf(sharding::StreamId::kCompute)]; }
+  Stream& gather() { return *lines_[sharding::LineOf(sharding::StreamId::kGather)]; }
+  Stream& reduce() { return *lines_[sharding::LineOf(sharding::StreamId::kReduce)]; }
+  Stream& update() { return *lines_[sharding::LineOf(sharding::StreamId::kUpdate)]; }
+  Stream& upload() { return *lines_[sharding::LineOf(sharding::StreamId::kUpload)]; }
+  Stream& download() { return *lines_[sharding::LineOf(sharding::StreamId::kDownload)]; }
+  // Null where no instruction runs.
+  std::array<Stream*, sharding::kLines> all();
+  Event& started() { return *started_; }  // ties the streams on which transfers start and end
+  const Event& concluded(int parity) const { return concluded_[static_cast<size_t>(parity)]; }
+  std::vector<Event>& concluded() { return concluded_; }
+
+  int count() const;  // but for the compute stream
+  // The caller waits for all that was enqueued.
+  void WaitIdle();
+
+ private:
+  // Those that start transfers before those that end them.
+  std::array<std::optional<Stream>, sharding::kLines> lines_;
+  std::optional<Event> started_;
+  std::vector<Event> concluded_;  // by parity: what the caller waits for when it is two steps ahead
+};
+
+}  // namespace ebb

@@ -1,0 +1,178 @@
+#include "ebb/runtime/engine/fragment_runner.h"
+
+#include <utility>
+
+#include "absl/status/statusor.h"
+
+namespace ebb {
+
+using sharding::Instruction;
+using sharding::OperationKind;
+
+StepTag FragmentRunner::Tag() const {
+  const StepProgress& progress = *with_.progress;
+  return {.trace = progress.trace,
+          .finished = with_.outcome->finished_steps(),
+          .parity = progress.parity,
+          .counts = progress.alive && !progress.evaluation,
+          .divide = static_cast<float>(1.0 / progress.divisor)};
+}
+
+// Other ranks issue what a rank that cannot link it does not.
+void FragmentRunner::Choose(Runnable& run) {
+  StepProgress& progress = *with_.progress;
+  progress.run = &run;
+  absl::StatusOr<LinkedFragment*> linked = with_.programs->Link(run, carries_);
+  if (!linked.ok()) {
+    with_.errors->Fail(linked.status());
+    progress.run = &with_.programs->own();
+    linked = with_.programs->Link(*progress.run, carries_);
+  }
+  progress.fragment = linked.value_or(nullptr);
+  moved_[progress.parity].Reset();
+  counted_[progress.parity] = progress.run;
+  counted_carrying_[progress.parity] = carries_;
+}
+
+void FragmentRunner::ChooseWalk() {
+  with_.progress->run = &with_.programs->walk();
+  with_.progress->fragment = with_.programs->walk().linked[0].get();
+}
+
+void FragmentRunner::ReserveSpans() const {
+  const StepProgress& progress = *with_.progress;
+  with_.timeline->Collect(progress.trace.shown ? &progress.run->plan : nullptr);
+}
+
+void FragmentRunner::Issue(int begin, int end) {
+  const StepProgress& progress = *with_.progress;
+  with_.issuer->Run(*progress.fragment, begin, end, Tag(),
+                    progress.evaluation ? nullptr : &moved_[progress.parity]);
+}
+
+int FragmentRunner::issued() const {
+  const StepProgress& progress = *with_.progress;
+  const std::vector<sharding::FragmentMoment>& moments = progress.fragment->fragment().moments;
+  return progress.moment < moments.size() ? moments[progress.moment].begin : moments.back().end;
+}
+
+size_t FragmentRunner::OpeningOf(int scope) const {
+  return static_cast<size_t>(with_.progress->plan().scopes[static_cast<size_t>(scope)].open_tick);
+}
+
+void FragmentRunner::StartKernels(int instruction) {
+  with_.issuer->StartKernels(*with_.progress->fragment, instruction, Tag());
+}
+
+void FragmentRunner::EndKernels(int instruction) {
+  with_.issuer->EndKernels(*with_.progress->fragment, instruction, Tag());
+}
+
+void FragmentRunner::Drain() {
+  if (!carries_) return;
+  carries_ = false;
+  with_.timeline->Collect(&with_.programs->drain().plan);
+  LinkedFragment& drain = *with_.programs->drain().linked[1];
+  StepTag step = Tag();
+  step.parity = 1 - with_.outcome->last_parity();
+  step.counts = false;
+  with_.issuer->Run(drain, 0, static_cast<int>(drain.fragment().instructions.size()), step,
+                    /*counted=*/nullptr);
+}
+
+// What waits for what is not issued any more is not known then: one after another.
+void FragmentRunner::IssueCarriedLeft() {
+  const StepProgress& progress = *with_.progress;
+  if (!carries_ || progress.evaluation) return;
+  carries_ = false;
+  const int end = static_cast<int>(progress.fragment->fragment().instructions.size());
+  for (int index = issued(); index < end; ++index) {
+    if (!(*progress.fragment)[index].carried) continue;
+    with_.issuer->Fence();
+    Issue(index, index + 1);
+  }
+}
+
+void FragmentRunner::GoOnWithoutCarried() {
+  StepProgress& progress = *with_.progress;
+  if (absl::StatusOr<LinkedFragment*> rest = with_.programs->Link(*progress.run, false);
+      rest.ok()) {
+    progress.fragment = *rest;
+  } else {
+    with_.errors->Fail(rest.status());
+  }
+}
+
+absl::Status FragmentRunner::MayLook() const {
+  if (!carries_ || !with_.progress->alive || with_.progress->evaluation) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "state is asked for in a step that still has updates of the step before to do, as parameters "
+      "on NVMe are updated just ahead of their use: ask between steps, or after Step::Reduce");
+}
+
+void FragmentRunner::AwaitState() {
+  Drain();
+  with_.issuer->WaitIdle();
+}
+
+void FragmentRunner::ReadSlotsAgain() {
+  const sharding::Cells& cells = with_.programs->cells();
+  const std::vector<Instruction>& instructions = with_.progress->fragment->fragment().instructions;
+  std::vector<int> brought_by(static_cast<size_t>(cells.count()),
+                              -1);  // by cell: a read, or a copy of it
+  std::vector<uint8_t> again(instructions.size(), 0);
+  std::vector<sharding::CellRange> ranges;
+  for (int index = 0; index < static_cast<int>(instructions.size()); ++index) {
+    const Instruction& instruction = instructions[static_cast<size_t>(index)];
+    const bool brings = instruction.stream == sharding::StreamId::kReadParameters;
+    for (const sharding::Operand& operand : instruction.operands) {
+      if (operand.place.tier != Tier::kCpu || operand.place.pool == StateClass::kControl) continue;
+      ranges.clear();
+      cells.Find(operand, ranges);
+      for (const auto& [begin, end] : ranges) {
+        for (int cell = begin; cell < end; ++cell) {
+          int& source = brought_by[static_cast<size_t>(cell)];
+          if (sharding::Reads(operand.access) && source >= 0 && index >= issued())
+            again[static_cast<size_t>(source)] = 1;
+          if (sharding::Writes(operand.access)) source = brings && index < issued() ? index : -1;
+        }
+      }
+    }
+  }
+  // Copies of masters are made of what is read with them.
+  for (int index = issued() - 1; index > 0; --index) {
+    if (again[static_cast<size_t>(index)] == 0 ||
+        instructions[static_cast<size_t>(index)].role != OperationKind::kNarrow)
+      continue;
+    for (int read = index - 1; read >= 0; --read) {
+      const Instruction& before = instructions[static_cast<size_t>(read)];
+      if (before.code != sharding::Code::kRead ||
+          before.stream != sharding::StreamId::kReadParameters)
+        continue;
+      const bool masters = before.operands.front().place.pool == StateClass::kMaster;
+      again[static_cast<size_t>(read)] |= masters ? 1 : 0;
+      if (masters) break;
+    }
+  }
+  for (int index = 0; index < issued(); ++index)
+    if (again[static_cast<size_t>(index)] != 0) Issue(index, index + 1);
+  with_.issuer->Fence();
+}
+
+std::vector<CommunicationRow> FragmentRunner::communication() const {
+  const auto parity = static_cast<size_t>(with_.outcome->last_parity());
+  const Runnable* const run = counted_[parity];
+  return sharding::CommunicationRows(
+      [&](OperationKind kind) {
+        return run == nullptr ? 0 : run->bytes_of[static_cast<size_t>(kind)];
+      },
+      [&](OperationKind kind) { return moved_[parity].between_ranks(kind); });
+}
+
+std::vector<TrafficRow> FragmentRunner::traffic() const {
+  const auto parity = static_cast<size_t>(with_.outcome->last_parity());
+  if (!has_finished_) return {};
+  return moved_[parity].Rows(counted_[parity].load()->traffic[counted_carrying_[parity] ? 1 : 0]);
+}
+
+}  // namespace ebb

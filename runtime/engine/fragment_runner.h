@@ -1,0 +1,78 @@
+// Issues the fragment that runs as far as its step has come, and the updates that one step leaves to the next.
+// Counts what a step moves.
+#pragma once
+
+#include <atomic>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/issuer.h"
+#include "ebb/runtime/engine/moved_bytes.h"
+#include "ebb/runtime/engine/programs.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/step_outcome.h"
+#include "ebb/runtime/engine/step_progress.h"
+#include "ebb/runtime/engine/step_timeline.h"
+#include "ebb/sharding/traffic.h"
+
+namespace ebb {
+
+class FragmentRunner {
+ public:
+  struct Parts {  // borrowed
+    StepProgress* progress = nullptr;
+    Programs* programs = nullptr;
+    Issuer* issuer = nullptr;
+    StepOutcome* outcome = nullptr;
+    StepErrors* errors = nullptr;
+    StepTimeline* timeline = nullptr;
+  };
+  explicit FragmentRunner(const Parts& parts) : with_(parts) {}
+
+  // The step that is open runs this one, with the updates that the step before has left. Counts anew.
+  void Choose(Runnable& run);
+  void ChooseWalk();
+  // Spans of the timeline for what the progress says is to run.
+  void ReserveSpans() const;
+
+  void Issue(int begin, int end);  // instructions of the fragment that runs
+  int issued() const;              // of those, how many have been: in their order
+  void StartKernels(int instruction);
+  void EndKernels(int instruction);
+  size_t OpeningOf(int scope) const;  // the moment in which it opens
+
+  // Updates of the last step are still to be done: until this step has finished, or was drained.
+  bool carries() const { return carries_; }
+  void set_carries(bool carries) { carries_ = carries; }
+  // Runs them, for the call that looks first.
+  void Drain();
+  // Of a step that is dropped, or stands still for an evaluation: the updates of the step before have their place
+  // ahead of its gathers.
+  void IssueCarriedLeft();
+  // The rest of the step, whose carried updates are done, in the fragment without them.
+  void GoOnWithoutCarried();
+  // State is not to be looked at between the updates that a step carries.
+  absl::Status MayLook() const;
+  // Until all state is where it belongs, and nothing reads it there.
+  void AwaitState();
+  // What was read for a gather or an update that is still to come, after an evaluation has used the slots.
+  void ReadSlotsAgain();
+
+  // A step has finished, and counts.
+  void NoteFinished() { has_finished_ = true; }
+  // Of the step that finished last. Both count what was issued, so that there is nothing to wait for.
+  std::vector<CommunicationRow> communication() const;
+  std::vector<TrafficRow> traffic() const;
+
+ private:
+  StepTag Tag() const;
+
+  const Parts with_;
+  bool carries_ = false;
+  std::atomic<bool> has_finished_ = false;
+  MovedBytes moved_[2];                           // by parity
+  std::atomic<const Runnable*> counted_[2] = {};  // likewise: what was predicted for it ...
+  std::atomic<bool> counted_carrying_[2] = {};    // ... with updates of the step before
+};
+
+}  // namespace ebb

@@ -1,0 +1,211 @@
+#include "ebb/runtime/engine/open_scopes.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace ebb {
+
+using sharding::Moment;
+using sharding::OperationKind;
+using sharding::PlannedScope;
+using State = sharding::OrderProgress::State;
+
+void OpenScopes::Begin() {
+  StepProgress& progress = *with_.progress;
+  // A walk that ended early has not told what it used last.
+  if (progress.evaluation && progress.moment > 0) with_.issuer->EndEarly();
+  with_.runner->ReserveSpans();
+  progress.awaited.assign(progress.plan().moments.size(), 0);
+  progress.moment = 0;
+  with_.views->Begin(progress.evaluation, progress.micro_batches);
+  Advance();
+}
+
+int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId id) {
+  const bool backward = kind == sharding::ScopeKind::kBackward;
+  StepProgress& progress = *with_.progress;
+  const ModelSpec& model = with_.inputs->model;
+  with_.views->TakeErrors();
+  const int unit = static_cast<int>(id);
+  if (unit < 0 || unit >= static_cast<int>(model.units.size())) {
+    with_.errors->Note(absl::InvalidArgumentError(
+        absl::StrCat("unit ", unit, " is not of this engine's model, which has ",
+                     model.units.size(), " units")));
+    return 0;
+  }
+  if (backward && progress.reduced) {
+    with_.errors->Note(absl::FailedPreconditionError(
+        absl::StrCat(with_.messages->ScopeName(kind, unit),
+                     " after Step::Reduce, which has made the gradients final")));
+    return 0;
+  }
+  const int code = sharding::ScopeCode(kind, unit);
+  progress.log.entries.push_back(code);
+
+  OpenScope scope{.id = ++last_, .unit = unit, .kind = kind, .opened_ns = Timeline::NowNs()};
+  with_.ranges->Open(scope.id, kind, unit);
+  const int expected = progress.NextCode();
+  const sharding::Match match = progress.order.Open(kind, unit);
+  if (progress.evaluation && match.kind == sharding::Match::kNextRound) Begin();
+  scope.planned = match.scope;
+  scope.round = progress.order.round();
+  if (scope.planned >= 0) {
+    scope.visit = progress.plan().scopes[static_cast<size_t>(scope.planned)].visit;
+  } else {
+    scope.visit = VisitOf(unit, backward);
+  }
+  progress.trail.Open(code, expected, progress.NextCode());
+  with_.notices->Opened(match, kind, unit);
+  progress.any_backward |= backward;
+  if (match.kind == sharding::Match::kRefused) {
+    with_.issuer->Fence();
+  } else if (match.kind == sharding::Match::kAgain) {
+    with_.displaced->Open(scope);
+  } else {
+    Advance();
+    if (!progress.awaited[with_.runner->OpeningOf(scope.planned)]) OpenAheadOfHeld(scope);
+  }
+  const int64_t now = Timeline::NowNs();
+  with_.timeline->Add(progress.trace, "wait", model.units[static_cast<size_t>(unit)].name,
+                      scope.opened_ns, now);
+  scope.opened_ns = now;
+  progress.open.push_back(scope);
+  return scope.id;
+}
+
+// Runs the plan's moments in order as far as the trainer has come. A scope left open holds back
+// what comes after its close, and one that is not the plan's everything.
+void OpenScopes::Advance() {
+  StepProgress& progress = *with_.progress;
+  if (std::any_of(progress.open.begin(), progress.open.end(),
+                  [](const OpenScope& scope) { return scope.planned < 0; }))
+    return;
+  const std::vector<sharding::FragmentMoment>& moments = progress.fragment->fragment().moments;
+  const sharding::OrderProgress& order = progress.order;
+  while (progress.moment < moments.size()) {
+    const sharding::FragmentMoment& moment = moments[progress.moment];
+    if (moment.kind == Moment::kFinish) return;  // Finish's own
+    if (moment.kind == Moment::kOpen && !order.has_come(moment.scope)) return;
+    if (moment.kind == Moment::kClose && !order.is_over(moment.scope)) return;
+    ++progress.moment;
+    if (moment.kind == Moment::kClose && order.state(moment.scope) == State::kLeftOut) {
+      const PlannedScope& planned = progress.plan().scopes[static_cast<size_t>(moment.scope)];
+      const OpenScope left_out{.planned = moment.scope,
+                               .unit = planned.unit,
+                               .visit = planned.visit,
+                               .round = planned.round,
+                               .kind = planned.kind()};
+      if (ReducesAfter(left_out)) with_.views->CompleteGradient(left_out);
+    }
+    // What has run since the moment before.
+    const size_t at = progress.moment - 1;
+    if (at > 0 && moments[at - 1].kernels >= 0) with_.runner->EndKernels(moments[at - 1].kernels);
+    with_.runner->Issue(moment.begin, moment.end);
+    if (moment.kernels >= 0 && !std::exchange(progress.awaited[at], uint8_t{1}))
+      with_.runner->StartKernels(moment.kernels);
+  }
+}
+
+void OpenScopes::Close(int64_t id) {
+  if (OpenScope* scope = with_.progress->Find(id)) Close(*scope);
+}
+
+void OpenScopes::Close(OpenScope& scope) {
+  StepProgress& progress = *with_.progress;
+  with_.views->TakeErrors();  // before what this rank adds is updated with
+  const OpenScope closing = scope;
+  progress.open.erase(progress.open.begin() + (&scope - progress.open.data()));
+  constexpr const char* kNames[] = {"forward", "backward", "recompute"};
+  with_.timeline->Add(progress.trace, kNames[static_cast<size_t>(closing.kind)],
+                      with_.inputs->model.units[static_cast<size_t>(closing.unit)].name,
+                      closing.opened_ns, Timeline::NowNs());
+  if (ReducesAfter(closing)) with_.views->CompleteGradient(closing);
+  progress.order.Close(closing.planned);
+  if (closing.planned < 0) {
+    with_.displaced->Close(closing);
+  } else {
+    with_.views->Poison(closing);
+  }
+  Advance();
+  with_.ranges->Close(closing.id);
+}
+
+void OpenScopes::CloseAll() {
+  while (!with_.progress->open.empty()) Close(with_.progress->open.back());
+}
+
+void OpenScopes::LeaveOutRest() {
+  with_.notices->LeaveOutRest();
+  Advance();
+}
+
+bool OpenScopes::ReducesAfter(const OpenScope& scope) const {
+  const sharding::Decisions& decisions = with_.progress->plan().decisions;
+  return scope.planned >= 0 &&
+         with_.progress->plan().scopes[static_cast<size_t>(scope.planned)].gradients &&
+         (!decisions.keeps_step_gradients || scope.round == decisions.rounds - 1);
+}
+
+// The plan's next moment is the close of a scope that is still open, but the trainer opens a later one.
+void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
+  if (!with_.displaced->HasRoom(scope, /*all=*/false)) return;
+  StepProgress& progress = *with_.progress;
+  const LinkedFragment& fragment = *progress.fragment;
+  // The kernels of scopes ahead of it that are left out wait, too: what they wait for, those behind them on
+  // the compute stream do not wait for again.
+  const std::vector<sharding::FragmentMoment>& moments = fragment.fragment().moments;
+  std::vector<size_t> to_start;
+  for (size_t moment = progress.moment; moment <= with_.runner->OpeningOf(scope.planned);
+       ++moment) {
+    const int kernels = moments[moment].kernels;
+    if (kernels < 0 || progress.awaited[moment]) continue;
+    to_start.push_back(moment);
+    for (int wait : fragment[kernels].waits) {
+      const sharding::Instruction& other = fragment[wait];
+      if (wait < with_.runner->issued() || other.code == sharding::Code::kKernels) continue;
+      const bool gathers = other.role == OperationKind::kGather ||
+                           other.role == OperationKind::kGatherSecondary ||
+                           other.role == OperationKind::kFillSecondary;
+      with_.errors->Note(absl::FailedPreconditionError(
+          absl::StrCat(with_.messages->ScopeName(scope.kind, scope.unit), " while ", HeldScope(),
+                       " is open, behind which the ", std::string(sharding::Name(other.role)),
+                       " of what it needs comes: close that scope first",
+                       gathers ? ", or raise ebb.prefetch_depth" : "")));
+      return with_.issuer->Fence();
+    }
+  }
+  for (const size_t moment : to_start) {
+    progress.awaited[moment] = 1;
+    with_.runner->StartKernels(moments[moment].kernels);
+  }
+}
+
+// Of a scope that is none of the order's: the unit's last visit, and of a backward one that has a gradient.
+int OpenScopes::VisitOf(int unit, bool backward) const {
+  const std::vector<Visit>& visits = with_.inputs->model.forward;
+  int found = 0;
+  bool has_gradient = false;
+  for (size_t v = 0; v < visits.size(); ++v) {
+    if (static_cast<int>(visits[v].unit) != unit) continue;
+    const bool takes = visits[v].backward && visits[v].gradients;
+    if (backward && has_gradient && !takes) continue;
+    has_gradient = takes;
+    found = static_cast<int>(v);
+  }
+  return found;
+}
+
+// What holds the plan back.
+std::string OpenScopes::HeldScope() const {
+  const StepProgress& progress = *with_.progress;
+  for (const OpenScope& open : progress.open)
+    if (open.planned < 0) return with_.messages->ScopeName(open.kind, open.unit);
+  const sharding::Plan& plan = progress.plan();
+  const PlannedScope& scope = plan.scopes[static_cast<size_t>(plan.moments[progress.moment].scope)];
+  return with_.messages->ScopeName(scope.kind(), scope.unit);
+}
+
+}  // namespace ebb

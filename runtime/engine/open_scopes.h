@@ -1,0 +1,70 @@
+// Turns the scopes that a trainer opens and closes into the moments of a plan. The same on every rank where a
+// trainer leaves the declared order (sharding/order.h says what each opening means):
+//
+//   left out        its moments run as planned, so that the ranks' collectives stay paired; its gradient is zero
+//   ahead of one    that is still open: it opens if all that its kernels wait for has been issued, as nothing is
+//   held open       issued out of the plan's order
+//   again           DisplacedUnits
+//
+// Where boundary activations belong to the engine all but the second are errors.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "ebb/runtime/engine/displaced_units.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/fragment_runner.h"
+#include "ebb/runtime/engine/issuer.h"
+#include "ebb/runtime/engine/order_notices.h"
+#include "ebb/runtime/engine/outcome_messages.h"
+#include "ebb/runtime/engine/profiler_ranges.h"
+#include "ebb/runtime/engine/scope_views.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/step_progress.h"
+#include "ebb/runtime/engine/step_timeline.h"
+
+namespace ebb {
+
+class OpenScopes {
+ public:
+  struct Parts {  // borrowed
+    const EngineInputs* inputs = nullptr;
+    StepProgress* progress = nullptr;
+    FragmentRunner* runner = nullptr;
+    Issuer* issuer = nullptr;
+    DisplacedUnits* displaced = nullptr;
+    OrderNotices* notices = nullptr;
+    ScopeViews* views = nullptr;
+    StepErrors* errors = nullptr;
+    const OutcomeMessages* messages = nullptr;
+    ProfilerRanges* ranges = nullptr;
+    StepTimeline* timeline = nullptr;
+  };
+  explicit OpenScopes(const Parts& parts) : with_(parts) {}
+
+  // From the plan's first moment: a step, an evaluation, and each of its walks.
+  void Begin();
+  // Of the step or evaluation that is open. Returns the number of this opening; 0: there is no such scope, which is
+  // an error of the step.
+  int64_t Open(sharding::ScopeKind kind, UnitId unit);
+  void Close(int64_t scope);
+  // What the trainer has left open, or left out: the step is complete.
+  void CloseAll();
+  void LeaveOutRest();
+  ScopeViews& views() const { return *with_.views; }
+  int64_t last() const { return last_; }  // by number: the newest that was opened, of all steps
+
+ private:
+  void Close(OpenScope& scope);
+  void Advance();
+  void OpenAheadOfHeld(const OpenScope& scope);
+  std::string HeldScope() const;
+  bool ReducesAfter(const OpenScope& scope) const;
+  int VisitOf(int unit, bool backward) const;
+
+  const Parts with_;
+  int64_t last_ = 0;
+};
+
+}  // namespace ebb

@@ -1,0 +1,84 @@
+#include "ebb/runtime/engine/order_notices.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb {
+
+using sharding::Match;
+using sharding::PlannedScope;
+
+void OrderNotices::Opened(const Match& match, sharding::ScopeKind kind, int unit) {
+  if (match.kind == Match::kRefused) {
+    return errors_.Note(absl::FailedPreconditionError(
+        absl::StrCat(messages_.ScopeName(kind, unit), " ",
+                     absl::string_view(match.reason.data(), match.reason.size()))));
+  }
+  if (match.kind == Match::kAgain) {
+    return Warn(match.expected, messages_.ScopeName(kind, unit),
+                "the unit is gathered for this scope alone, and what is in its place again "
+                "behind it");
+  }
+  if (match.scope == match.expected) return;
+  const std::vector<PlannedScope>& scopes = progress_.plan().scopes;
+  // Head and loss fused into the last visit's backward; and what a trainer need not recompute.
+  const bool fused = match.scope == match.expected + 1 &&
+                     scopes[match.expected].kind() == sharding::ScopeKind::kForward &&
+                     scopes[match.scope].backward;
+  const bool kept = !OwnsBoundaries() &&
+                    std::all_of(scopes.begin() + match.expected, scopes.begin() + match.scope,
+                                [](const PlannedScope& scope) { return scope.recompute; });
+  if (!fused && !kept)
+    Warn(match.expected, messages_.ScopeName(kind, unit),
+         "what the order has before it is left out of this step");
+  if (progress_.evaluation) return;
+  progress_.backwards.LeftOut(match.expected, match.scope);
+  CheckNothingLeftOut();
+}
+
+void OrderNotices::LeaveOutRest() {
+  const int first = progress_.order.LeaveOutRest(), count = progress_.order.scopes();
+  if (first == count) return;
+  progress_.backwards.LeftOut(first, count);
+  CheckNothingLeftOut();
+  if (errors_.Known().ok())
+    Warn(first, "the end of the step", "the rest is left out, with zero gradients");
+}
+
+void OrderNotices::Warn(int expected, std::string_view what_came, std::string_view how) {
+  const std::vector<PlannedScope>& scopes = progress_.plan().scopes;
+  const std::string next = expected < static_cast<int>(scopes.size())
+                               ? messages_.ScopeName(scopes[expected].kind(), scopes[expected].unit)
+                               : "the end of the step";
+  const std::string what =
+      absl::StrCat(std::string(what_came), " where the declared order has ", next);
+  if (OwnsBoundaries()) {
+    errors_.Note(absl::FailedPreconditionError(
+        absl::StrCat(what,
+                     ": boundary activations belong to the engine (Visit::output_bytes), so every "
+                     "visit must come in its order")));
+  } else if (!warned_ && inputs_.rank() == 0) {
+    LogWarning(absl::StrCat(inputs_.options.name, ": ", what, ": ", std::string(how), "; ",
+                            sharding::kOrderDeclaredIn, " declares the order (said once)"));
+  }
+  warned_ = true;
+}
+
+bool OrderNotices::OwnsBoundaries() const {
+  return progress_.plan().pools.bytes[static_cast<int>(StateClass::kActivation)] > 0;
+}
+
+// Before anything is updated with what is incomplete. Where boundaries are the engine's, what is left
+// out is an error in any step.
+void OrderNotices::CheckNothingLeftOut() {
+  if (!inputs_.config.ebb.strict || progress_.options.may_leave_out || OwnsBoundaries()) return;
+  if (absl::Status missing = progress_.backwards.Error(); !missing.ok())
+    errors_.Note(std::move(missing));
+}
+
+}  // namespace ebb

@@ -1,0 +1,84 @@
+#include "ebb/runtime/engine/programs.h"
+
+#include <utility>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/traffic.h"
+
+namespace ebb {
+
+using sharding::Fragment;
+
+absl::Status Programs::Plan() {
+  EBB_ASSIGN_OR_RETURN(sharding::Plan step, sharding::PlanStep(inputs_.ForPlan()));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan walk, sharding::PlanWalk(inputs_.ForPlan()));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan drain, sharding::PlanDrain(inputs_.ForPlan()));
+  for (auto& [plan, run] :
+       {std::pair(&step, &own_), std::pair(&walk, &walk_), std::pair(&drain, &drain_)}) {
+    *run = std::make_unique<Runnable>();
+    (*run)->plan = std::move(*plan);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
+  if (rounds == own_->plan.decisions.rounds && !hold_updates) return own_.get();
+  for (const std::unique_ptr<Runnable>& run : others_) {
+    if (run->plan.decisions.rounds == rounds && run->hold_updates == hold_updates) return run.get();
+  }
+  auto run = std::make_unique<Runnable>();
+  run->hold_updates = hold_updates;
+  EBB_ASSIGN_OR_RETURN(run->plan, sharding::PlanStep(inputs_.ForPlan(), rounds, hold_updates));
+  others_.push_back(std::move(run));
+  return others_.back().get();
+}
+
+absl::Status Programs::CutCells() {
+  EBB_ASSIGN_OR_RETURN(const Runnable* const held,
+                       Of(plan().decisions.rounds, /*hold_updates=*/true));
+  std::vector<Fragment> fragments;
+  for (const Runnable* run :
+       {static_cast<const Runnable*>(own_.get()), held, static_cast<const Runnable*>(walk_.get()),
+        static_cast<const Runnable*>(drain_.get())}) {
+    for (const bool carrying : {false, true})
+      fragments.push_back(sharding::Lower(run->plan, carrying));
+  }
+  std::vector<const Fragment*> all;
+  for (const Fragment& fragment : fragments) all.push_back(&fragment);
+  cells_.emplace(all, static_cast<int>(inputs_.model.units.size()), plan().decisions.shards);
+  return absl::OkStatus();
+}
+
+absl::Status Programs::LinkOwn(Issuer& issuer, const Storage& storage) {
+  issuer_ = &issuer;
+  storage_ = &storage;
+  EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/false).status());
+  if (plan().decisions.carries()) EBB_RETURN_IF_ERROR(Link(*own_, /*carrying=*/true).status());
+  EBB_RETURN_IF_ERROR(Link(*walk_, /*carrying=*/false).status());
+  return Link(*drain_, /*carrying=*/true).status();
+}
+
+absl::StatusOr<LinkedFragment*> Programs::Link(Runnable& run, bool carrying) {
+  std::unique_ptr<LinkedFragment>& linked = run.linked[carrying ? 1 : 0];
+  if (linked != nullptr) return linked.get();
+  for (int kind = 0; kind < sharding::kOperationKinds; ++kind)
+    run.bytes_of[kind] = run.plan.BytesOf(static_cast<sharding::OperationKind>(kind));
+  run.traffic[carrying ? 1 : 0] = sharding::PredictTraffic(run.plan, carrying);
+  Fragment fragment = sharding::Lower(run.plan, carrying);
+  sharding::DeriveWaits(*cells_, fragment);
+  EBB_ASSIGN_OR_RETURN(
+      linked, LinkedFragment::Link(std::move(fragment), run.plan, inputs_.device, *storage_,
+                                   issuer_->frontier(), issuer_->events()));
+  return linked.get();
+}
+
+void Programs::PointAll() {
+  const auto point = [this](const std::unique_ptr<Runnable>& run) {
+    for (const std::unique_ptr<LinkedFragment>& linked : run->linked)
+      if (linked != nullptr) linked->Point(*storage_);
+  };
+  for (const auto* run : {&own_, &walk_, &drain_}) point(*run);
+  for (const std::unique_ptr<Runnable>& run : others_) point(run);
+}
+
+}  // namespace ebb

@@ -1,0 +1,78 @@
+#include "ebb/runtime/engine/rank_meetings.h"
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/exchange.h"
+#include "ebb/sharding/fingerprint.h"
+
+namespace ebb {
+
+// What broke in the communicators of steps, if they did.
+absl::Status RankMeetings::MeetInSteps() {
+  for (int lane = 1; lane < sharding::kLanes; ++lane) {
+    std::optional<Communicator>& communicator =
+        *with_.communicators->at(static_cast<sharding::Lane>(lane));
+    if (!communicator.has_value()) continue;
+    Stream& stream = lane == static_cast<int>(sharding::Lane::kGather) ? with_.streams->gather()
+                                                                       : with_.streams->reduce();
+    with_.peers->NoteCollective(*communicator, communicator->Barrier(stream), *with_.errors);
+    const auto note = [this, &communicator] {
+      with_.peers->NoteIfBroken(*communicator, [] { return std::string(); });
+    };
+    if (stream.view().native != nullptr) {  // the host's streams come to it later
+      note();
+    } else {
+      stream.Enqueue(note);
+    }
+  }
+  with_.streams->gather().WaitIdle();
+  with_.streams->reduce().WaitIdle();
+  return with_.peers->Broken();
+}
+
+absl::Status RankMeetings::Meet(Meeting meeting, int64_t subject, const absl::Status& own) {
+  StepErrors& errors = *with_.errors;
+  log_.Clear();
+  log_.Begin(with_.calls->NextNumber());
+  log_.Begin(static_cast<int64_t>(meeting));
+  log_.Begin(subject);
+  if (errors.has_failed()) {
+    with_.peers->Abort(errors.failure());
+    return Withdraw();
+  }
+  Verdict ranks;
+  absl::Status broken = MeetInSteps();
+  if (broken.ok()) {
+    ExchangeRecord record{.scopes_hash = log_.hash};
+    if (!own.ok()) record.SetError(own);
+    const std::span<ExchangeRecord> records = with_.control->records(0);
+    broken = GatherRecords(with_.communicators->Control(with_.streams->reduce()), record, records);
+    if (broken.ok()) {
+      ranks = Conclude(records);
+    } else {
+      broken = with_.messages->Located(broken, with_.peers->WhereBroken(broken), log_.entries,
+                                       with_.outcome->finished_steps() + 1);
+      errors.Fail(
+          absl::Status(broken.code(), absl::StrCat("the engine has failed: ", broken.message())));
+    }
+  } else if (!absl::IsFailedPrecondition(broken) && !absl::IsDeadlineExceeded(broken)) {
+    // Where shards are repeated others may not have it, and wait for this rank's record.
+    with_.communicators->control().Abort(broken);
+  }
+  const absl::Status agreed = with_.outcome->Agree(log_.entries, ranks);
+  return own.ok() || errors.has_failed() ? agreed : own;
+}
+
+absl::Status RankMeetings::Agree(const absl::Status& own, std::string_view about) {
+  with_.calls->Note(CallKind::kAgree);
+  const absl::Status settled = with_.outcome->Settle();
+  return Meet(Meeting::kAgree, static_cast<int64_t>(sharding::Hasher().Add(about).hash()),
+              settled.ok() ? own : settled);
+}
+
+absl::Status RankMeetings::Withdraw() {
+  with_.peers->Withdraw(with_.errors->failure());
+  return with_.errors->Tell();
+}
+
+}  // namespace ebb

@@ -1,0 +1,404 @@
+#include "ebb/runtime/engine/setup.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/device_queues.h"
+#include "ebb/runtime/engine/host_memory.h"
+#include "ebb/runtime/engine/measure.h"
+#include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/budget.h"
+#include "ebb/sharding/offload_ratio.h"
+
+namespace ebb {
+
+absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device device, ModelSpec model,
+                                                        const Config& config,
+                                                        EngineOptions options) {
+  EBB_RETURN_IF_ERROR(config.Validate());
+  EBB_RETURN_IF_ERROR(Validate(model));
+  EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world.size()));
+  if (options.optimizer) {
+    std::string overruled = sharding::WhatOwnOptimizerOverrules(config);
+    if (!overruled.empty()) resolved.remarks.push_back(std::move(overruled));
+  }
+  if (options.compute.native != nullptr && device.kind() == DeviceKind::kCuda) {
+    EBB_ASSIGN_OR_RETURN(device, Device::Cuda(device.ordinal(), options.compute));
+  }
+  auto parts = std::make_unique<EngineParts>(EngineInputs{.given_world = world,
+                                                          .world = world,
+                                                          .device = std::move(device),
+                                                          .model = std::move(model),
+                                                          .config = std::move(resolved),
+                                                          .options = std::move(options)});
+  EBB_RETURN_IF_ERROR(Setup(*parts).Make());
+  return parts;
+}
+
+absl::Status Setup::Make() {
+  EngineInputs& inputs = with_.inputs;
+  EBB_ASSIGN_OR_RETURN(inputs.world, inputs.given_world.On(inputs.device));
+  EBB_ASSIGN_OR_RETURN(with_.kernels, optim::Kernels::For(inputs.device));
+  EBB_ASSIGN_OR_RETURN(with_.host_kernels, optim::Kernels::For(Device::Cpu(1)));
+  Measuring measuring(with_);
+  absl::Status own = CheckGroups();
+  if (own.ok()) own = CheckOptimizer();
+  if (own.ok()) measuring.ChooseRatioByCap();
+  if (own.ok()) own = with_.programs.Plan();
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeControl(with_.ledger));
+  EBB_RETURN_IF_ERROR(
+      with_.streams.Make(inputs.device, with_.programs.has_plans() ? &plan() : nullptr));
+  EBB_RETURN_IF_ERROR(AgreeOnPlanned(with_, own));
+  EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), inputs.model, inputs.config, plan()));
+  EBB_RETURN_IF_ERROR(AgreeOnInitialValues(Control(), inputs.model));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(plan().decisions));
+  EBB_RETURN_IF_ERROR(measuring.Measure());
+  // Here no rank waits on its device for another, which may be giving back what it has measured with.
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(plan().decisions));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(plan().decisions));
+  EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control()));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeMemory()));
+  EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().pools));
+  EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), with_.state->FillSlices()));
+  EBB_RETURN_IF_ERROR(with_.state->SpreadFilled());
+  EBB_RETURN_IF_ERROR(measuring.ChooseVerifySwap());
+  if (inputs.rank() == 0) LogMade();
+  return absl::OkStatus();
+}
+
+void Setup::LogMade() const {
+  const EngineInputs& inputs = with_.inputs;
+  const std::string& name = inputs.options.name;
+  for (const std::string& warning : inputs.config.warnings)
+    LogWarning(absl::StrCat(name, ": ", warning));
+  const std::string queues =
+      WarnOfFewQueues(StreamsOfDevice(), std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+  if (!queues.empty()) LogWarning(absl::StrCat(name, ": ", queues));
+  for (const std::string& remark : inputs.config.remarks) LogInfo(absl::StrCat(name, ": ", remark));
+  const std::string unused =
+      sharding::WhyNoneIsOffloaded(plan().decisions, plan().pools.homes, inputs.config);
+  if (!unused.empty()) LogWarning(absl::StrCat(name, ": ", unused));
+  const sharding::Decisions& decisions = plan().decisions;
+  const std::string_view timing = sharding::Name(decisions.timing);
+  const std::string cut = decisions.replicas() == 1
+                              ? ""
+                              : absl::StrCat(" cut over groups of ", decisions.shards, " ranks");
+  LogInfo(absl::StrCat(
+      name, ": ", inputs.size(), inputs.size() == 1 ? " rank on " : " ranks on ",
+      inputs.device.description(), ", stage ", decisions.stage, cut, ", reduction group ",
+      decisions.replicas() > 1 ? decisions.shards : with_.communicators.ReductionGroup(),
+      ", reduced once a ", inputs.config.reduces_at_round() ? "round" : "step", ", updates ",
+      std::string(timing), ": ", decisions.timing_reason));
+}
+
+// With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's for
+// each communicator. None of CUDA's on a CPU.
+int Setup::StreamsOfDevice() const {
+  if (with_.inputs.device.kind() != DeviceKind::kCuda) return 0;
+  const bool has_nccl = with_.inputs.world.connected_by_nccl();
+  const auto lanes = std::count_if(
+      with_.communicators.of_steps().begin(), with_.communicators.of_steps().end(),
+      [](const std::optional<Communicator>& communicator) { return communicator.has_value(); });
+  return 2 + with_.streams.count() + (has_nccl ? 1 + static_cast<int>(lanes) : 0);
+}
+
+// A group that the config names and no parameter has is a misspelling.
+absl::Status Setup::CheckGroups() const {
+  for (const auto& [name, group] : with_.inputs.config.ebb.parameter_groups) {
+    const bool used =
+        std::any_of(with_.inputs.model.parameters.begin(), with_.inputs.model.parameters.end(),
+                    [&](const ParameterSpec& parameter) { return parameter.group == name; });
+    if (!used)
+      return absl::InvalidArgumentError(
+          absl::StrCat("ebb.parameter_groups.", name,
+                       ": no parameter of the model is in this group (ParameterSpec::group)"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Setup::CheckOptimizer() const {
+  if (!with_.inputs.options.optimizer) return absl::OkStatus();
+  const auto refuse = [](const std::string& why) {
+    return absl::InvalidArgumentError(absl::StrCat("EngineOptions::optimizer: ", why));
+  };
+  if (with_.inputs.options.optimizer->update == nullptr)
+    return refuse("it has no update function; leave the optimizer out to use the config's");
+  const std::vector<std::string>& states = with_.inputs.options.optimizer->states;
+  for (size_t k = 0; k < states.size(); ++k) {
+    if (states[k].empty())
+      return refuse(absl::StrCat("state ", k, " has no name; Read and Write need one"));
+    if (std::find(states.begin(), states.begin() + static_cast<int64_t>(k), states[k]) !=
+        states.begin() + static_cast<int64_t>(k))
+      return refuse(absl::StrCat("two states named '", states[k], "'; give each its own name"));
+  }
+  for (const auto& [name, group] : with_.inputs.config.ebb.parameter_groups) {
+    if (!group.weight_decay && !group.optimizer) continue;
+    return refuse(absl::StrCat("ebb.parameter_groups.", name, ".",
+                               group.weight_decay ? "weight_decay" : "optimizer",
+                               " is the config's optimizer's, which it replaces; act on "
+                               "UpdateSlice::group instead (lr_factor is in its learning_rate)"));
+  }
+  return absl::OkStatus();
+}
+
+// Pools, files, and all that lives in them or works on them.
+absl::Status Setup::MakeMemory() {
+  EngineInputs& inputs = with_.inputs;
+  const int shard = inputs.rank() % plan().decisions.shards;
+  EBB_RETURN_IF_ERROR(Storage::Create(
+      inputs.device, plan(), inputs.config, shard, inputs.world.local_size(),
+      absl::StrCat(inputs.options.name, "-rank", inputs.rank()), with_.ledger,
+      [&inputs](StateClass state, int64_t bytes, std::string_view what) {
+        return AllocatePool(inputs, state, bytes, what);
+      },
+      with_.storage));
+  EBB_RETURN_IF_ERROR(with_.storage->TakeStateStaging());
+  // Auto: what is written from here on is summed, until it is known what is not to be.
+  const VerifySwap verify = inputs.config.ebb.verify_swap;
+  with_.verifier.emplace(plan(), inputs.model,
+                         verify == VerifySwap::kAuto ? VerifySwap::kAll : verify, *with_.storage,
+                         with_.outcome.errors);
+  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(inputs.device, plan(), with_.storage->HasFiles()));
+  EBB_RETURN_IF_ERROR(with_.timeline.Make(plan()));
+  with_.updates.table = UpdateTable(inputs.model, inputs.config, plan(), shard);
+  with_.updates.state_names =
+      OptimizerStateNames(inputs.model, inputs.config, inputs.own_optimizer());
+  EBB_RETURN_IF_ERROR(ControlBlock::Create(
+      inputs.device, inputs.model.units.size(), static_cast<size_t>(inputs.size()),
+      with_.updates.table.sets().size(), with_.updates.table.runs(), with_.control));
+  if (plan().decisions.has_norms()) {
+    EBB_RETURN_IF_ERROR(NormExchange::Create(inputs.device, plan(), with_.updates.table, shard,
+                                             with_.updates.norms));
+  }
+  with_.control->CopyRuns(with_.streams.update());  // before whatever is updated on that stream
+  MakeOutcome();
+  EBB_RETURN_IF_ERROR(MakeIssuer());
+  MakeScopes();
+  MakeCalls();
+  return absl::OkStatus();
+}
+
+void Setup::MakeOutcome() {
+  OutcomeParts& parts = with_.outcome;
+  const EngineInputs& inputs = with_.inputs;
+  parts.constants.emplace(inputs.config, with_.updates.table, *with_.control,
+                          /*own_optimizer=*/inputs.options.optimizer.has_value());
+  parts.outcome.emplace(
+      StepOutcome::Parts{.config = &inputs.config,
+                         .errors = &parts.errors,
+                         .peers = &parts.peers,
+                         .control = &*with_.control,
+                         .constants = &*parts.constants,
+                         .messages = &parts.messages,
+                         .adds_squares = inputs.rank() < plan().decisions.shards});
+}
+
+// An optimizer of the trainer's enqueues updates on the device.
+bool Setup::OwnOptimizerEnqueues() const {
+  const std::vector<sharding::SubGroup>& groups = plan().pools.homes.sub_groups;
+  return with_.inputs.options.optimizer && with_.kernels->enqueues() &&
+         std::any_of(groups.begin(), groups.end(),
+                     [](const sharding::SubGroup& group) { return group.tier == Tier::kDevice; });
+}
+
+absl::Status Setup::MakeIssuer() {
+  EBB_RETURN_IF_ERROR(with_.programs.CutCells());
+  const EngineInputs& inputs = with_.inputs;
+  EngineCommunicators& communicators = with_.communicators;
+  OutcomeParts& outcome = with_.outcome;
+  IssueParts& parts = with_.issue;
+  NormExchange* const norms = with_.updates.norms ? &*with_.updates.norms : nullptr;
+  using sharding::Lane;
+  parts.exchange.emplace(RecordExchange::Parts{.plan = &plan(),
+                                               .reduce = &with_.streams.reduce(),
+                                               .of_world = &**communicators.of_world(),
+                                               .of_shards = &communicators.reduce(),
+                                               .storage = &*with_.storage,
+                                               .control = &*with_.control,
+                                               .norms = norms,
+                                               .table = &with_.updates.table,
+                                               .constants = &*outcome.constants,
+                                               .outcome = &*outcome.outcome,
+                                               .errors = &outcome.errors,
+                                               .peers = &outcome.peers,
+                                               .concluded = &with_.streams.concluded(),
+                                               .own_enqueues = OwnOptimizerEnqueues()});
+  with_.updates.call.emplace(UpdateCall::Parts{.plan = &plan(),
+                                               .model = &inputs.model,
+                                               .config = &inputs.config,
+                                               .own = inputs.own_optimizer(),
+                                               .table = &with_.updates.table,
+                                               .constants = &*outcome.constants,
+                                               .control = &*with_.control,
+                                               .outcome = &*outcome.outcome,
+                                               .errors = &outcome.errors,
+                                               .verifier = &*with_.verifier,
+                                               .storage = &*with_.storage,
+                                               .device = &inputs.device,
+                                               .kernels = with_.kernels.get(),
+                                               .host_kernels = with_.host_kernels.get(),
+                                               .shard = inputs.rank() % plan().decisions.shards,
+                                               .own_enqueues = OwnOptimizerEnqueues()});
+  with_.updates.arithmetic.emplace(
+      InstructionArithmetic::Parts{.kernels = with_.kernels.get(),
+                                   .host_kernels = with_.host_kernels.get(),
+                                   .control = &*with_.control,
+                                   .verifier = &*with_.verifier,
+                                   .updates = &*with_.updates.call});
+  parts.issuer.emplace(
+      Issuer::Parts{.streams = with_.streams.all(),
+                    .lanes = {nullptr, communicators.at(Lane::kGather),
+                              communicators.at(Lane::kSecondary), communicators.at(Lane::kReduce),
+                              communicators.at(Lane::kReplicas), communicators.of_world()},
+                    .storage = &*with_.storage,
+                    .started = &with_.streams.started(),
+                    .verifier = &*with_.verifier,
+                    .arithmetic = &*with_.updates.arithmetic,
+                    .exchange = &*parts.exchange,
+                    .outcome = &*outcome.outcome,
+                    .errors = &outcome.errors,
+                    .peers = &outcome.peers},
+      with_.programs.cells(), static_cast<int>(inputs.model.units.size()));
+  if (IssueTracer* const tracer = with_.timeline.tracer()) parts.issuer->Observe(*tracer);
+  parts.ranges.emplace(plan().unit_names);
+  parts.issuer->Observe(*parts.ranges);
+  parts.observer = NewIssueObserver(
+      {.device = &inputs.device, .storage = &*with_.storage, .control = &*with_.control});
+  if (parts.observer != nullptr) parts.issuer->Observe(*parts.observer);
+  EBB_RETURN_IF_ERROR(parts.issuer->MakeFence(inputs.device));
+  EBB_RETURN_IF_ERROR(with_.programs.LinkOwn(*parts.issuer, *with_.storage));
+  parts.runner.emplace(FragmentRunner::Parts{.progress = &with_.scopes.progress,
+                                             .programs = &with_.programs,
+                                             .issuer = &*parts.issuer,
+                                             .outcome = &*outcome.outcome,
+                                             .errors = &outcome.errors,
+                                             .timeline = &with_.timeline});
+  with_.state.emplace(
+      StateAccess::Parts{.initial = {.model = &inputs.model,
+                                     .config = &inputs.config,
+                                     .own_optimizer = inputs.options.optimizer.has_value()},
+                         .names = &with_.updates.state_names,
+                         .errors = &outcome.errors,
+                         .gather = &communicators.gather(),
+                         .rank = inputs.rank()},
+      StateValues::Parts{.plan = &plan(),
+                         .config = &inputs.config,
+                         .device = &inputs.device,
+                         .team = &with_.streams.compute().team(),
+                         .storage = &*with_.storage,
+                         .issuer = &*parts.issuer,
+                         .verifier = &*with_.verifier,
+                         .errors = &outcome.errors,
+                         .shard = inputs.rank() % plan().decisions.shards},
+      Control());
+  return absl::OkStatus();
+}
+
+void Setup::MakeScopes() {
+  ScopeParts& parts = with_.scopes;
+  OutcomeParts& outcome = with_.outcome;
+  Issuer& issuer = *with_.issue.issuer;
+  FragmentRunner& runner = *with_.issue.runner;
+  parts.views.emplace(ScopeViews::Parts{.inputs = &with_.inputs,
+                                        .storage = &*with_.storage,
+                                        .compute = &with_.streams.compute(),
+                                        .progress = &parts.progress,
+                                        .errors = &outcome.errors,
+                                        .messages = &outcome.messages,
+                                        .view_errors = &parts.view_errors},
+                      plan());
+  parts.displaced.emplace(DisplacedUnits::Parts{.progress = &parts.progress,
+                                                .runner = &runner,
+                                                .issuer = &issuer,
+                                                .state = &*with_.state,
+                                                .errors = &outcome.errors,
+                                                .messages = &outcome.messages,
+                                                .views = &*parts.views});
+  parts.open.emplace(OpenScopes::Parts{.inputs = &with_.inputs,
+                                       .progress = &parts.progress,
+                                       .runner = &runner,
+                                       .issuer = &issuer,
+                                       .displaced = &*parts.displaced,
+                                       .notices = &parts.notices,
+                                       .views = &*parts.views,
+                                       .errors = &outcome.errors,
+                                       .messages = &outcome.messages,
+                                       .ranges = &*with_.issue.ranges,
+                                       .timeline = &with_.timeline});
+  parts.aside.emplace(StepAside::Parts{.progress = &parts.progress,
+                                       .runner = &runner,
+                                       .scopes = &*parts.open,
+                                       .notices = &parts.notices,
+                                       .displaced = &*parts.displaced,
+                                       .issuer = &issuer,
+                                       .errors = &outcome.errors,
+                                       .messages = &outcome.messages,
+                                       .view_errors = &parts.view_errors});
+}
+
+void Setup::MakeCalls() {
+  CallParts& parts = with_.call;
+  OutcomeParts& outcome = with_.outcome;
+  FragmentRunner& runner = *with_.issue.runner;
+  parts.meetings.emplace(RankMeetings::Parts{.calls = &with_.calls,
+                                             .communicators = &with_.communicators,
+                                             .streams = &with_.streams,
+                                             .control = &*with_.control,
+                                             .peers = &outcome.peers,
+                                             .errors = &outcome.errors,
+                                             .outcome = &*outcome.outcome,
+                                             .messages = &outcome.messages});
+  parts.suspension.emplace(Suspension::Parts{.inputs = &with_.inputs,
+                                             .calls = &with_.calls,
+                                             .communicators = &with_.communicators,
+                                             .streams = &with_.streams,
+                                             .programs = &with_.programs,
+                                             .storage = &*with_.storage,
+                                             .pools = &with_.collective_pools,
+                                             .runner = &runner,
+                                             .meetings = &*parts.meetings,
+                                             .peers = &outcome.peers,
+                                             .errors = &outcome.errors,
+                                             .outcome = &*outcome.outcome});
+  parts.state.emplace(StateCalls::Parts{.inputs = &with_.inputs,
+                                        .calls = &with_.calls,
+                                        .communicators = &with_.communicators,
+                                        .streams = &with_.streams,
+                                        .ledger = &with_.ledger,
+                                        .control = &*with_.control,
+                                        .progress = &with_.scopes.progress,
+                                        .runner = &runner,
+                                        .state = &*with_.state,
+                                        .meetings = &*parts.meetings,
+                                        .suspension = &*parts.suspension,
+                                        .errors = &outcome.errors,
+                                        .outcome = &*outcome.outcome});
+  const bool on_host = with_.streams.compute().view().native == nullptr;
+  parts.steps.emplace(
+      Steps::Parts{.inputs = &with_.inputs,
+                   .calls = &with_.calls,
+                   .programs = &with_.programs,
+                   .progress = &with_.scopes.progress,
+                   .runner = &runner,
+                   .scopes = &*with_.scopes.open,
+                   .aside = &*with_.scopes.aside,
+                   .issuer = &*with_.issue.issuer,
+                   .exchange = &*with_.issue.exchange,
+                   .results = &outcome,
+                   .streams = &with_.streams,
+                   .control = &*with_.control,
+                   .compute_kernels = on_host ? with_.host_kernels.get() : with_.kernels.get(),
+                   .view_errors = &with_.scopes.view_errors,
+                   .state = &*with_.state,
+                   .suspension = &*parts.suspension,
+                   .timeline = &with_.timeline,
+                   .own_optimizer_enqueues = OwnOptimizerEnqueues()});
+}
+
+}  // namespace ebb

@@ -1,0 +1,40 @@
+// Makes an engine: checks what the trainer gave, plans, agrees with the other ranks, measures what the config leaves
+// to it, takes memory, and fills it. Collective; an error of one rank is an error of all.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/engine/engine_parts.h"
+
+namespace ebb {
+
+absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device device, ModelSpec model,
+                                                        const Config& config,
+                                                        EngineOptions options);
+
+class Setup {
+ public:
+  explicit Setup(EngineParts& parts) : with_(parts) {}
+
+  absl::Status Make();
+
+ private:
+  absl::Status CheckGroups() const;
+  absl::Status CheckOptimizer() const;
+  absl::Status MakeMemory();
+  void MakeOutcome();
+  absl::Status MakeIssuer();
+  void MakeScopes();
+  void MakeCalls();
+  bool OwnOptimizerEnqueues() const;
+  int StreamsOfDevice() const;
+  void LogMade() const;
+  const sharding::Plan& plan() const { return with_.programs.plan(); }
+  HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
+
+  EngineParts& with_;
+};
+
+}  // namespace ebb

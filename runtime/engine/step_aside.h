@@ -1,0 +1,54 @@
+// A step that stands still for an evaluation, which may come between its scopes: its progress waits aside, walks
+// run as always, in places where parameters of the step are on their way, and then those are brought again.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/displaced_units.h"
+#include "ebb/runtime/engine/fragment_runner.h"
+#include "ebb/runtime/engine/issuer.h"
+#include "ebb/runtime/engine/open_scopes.h"
+#include "ebb/runtime/engine/order_notices.h"
+#include "ebb/runtime/engine/outcome_messages.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/step_progress.h"
+#include "ebb/runtime/engine/view_errors.h"
+
+namespace ebb {
+
+class StepAside {
+ public:
+  struct Parts {  // borrowed
+    StepProgress* progress = nullptr;
+    FragmentRunner* runner = nullptr;
+    OpenScopes* scopes = nullptr;
+    const OrderNotices* notices = nullptr;
+    DisplacedUnits* displaced = nullptr;
+    Issuer* issuer = nullptr;
+    StepErrors* errors = nullptr;
+    const OutcomeMessages* messages = nullptr;
+    ViewErrors* view_errors = nullptr;
+  };
+  explicit StepAside(const Parts& parts) : with_(parts) {}
+
+  // Whether an evaluation may begin while something is alive.
+  absl::Status MayEvaluate() const;
+  void Suspend();
+  void Resume();
+
+  bool alive() const { return outer_.alive; }
+  bool Is(int64_t number) const { return outer_.alive && outer_.number == number; }
+  const StepProgress& progress() const { return outer_; }
+  // What is asked of the step meanwhile fails it; the first is kept.
+  void Misuse(std::string_view call);
+  const absl::Status& misuse() const { return misuse_; }
+
+ private:
+  const Parts with_;
+  StepProgress outer_;
+  absl::Status misuse_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,62 @@
+// Suspend and Resume: the pools go to the host and come back, on all ranks or on none. Meanwhile no step begins.
+#pragma once
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/collective_pools.h"
+#include "ebb/runtime/engine/engine_communicators.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/engine_streams.h"
+#include "ebb/runtime/engine/fragment_runner.h"
+#include "ebb/runtime/engine/programs.h"
+#include "ebb/runtime/engine/rank_meetings.h"
+#include "ebb/runtime/engine/step_communicators.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/step_outcome.h"
+#include "ebb/runtime/engine/storage.h"
+
+namespace ebb {
+
+class Suspension {
+ public:
+  struct Parts {  // borrowed
+    const EngineInputs* inputs = nullptr;
+    EngineCalls* calls = nullptr;
+    EngineCommunicators* communicators = nullptr;
+    EngineStreams* streams = nullptr;
+    Programs* programs = nullptr;
+    Storage* storage = nullptr;
+    CollectivePools* pools = nullptr;
+    FragmentRunner* runner = nullptr;
+    RankMeetings* meetings = nullptr;
+    StepCommunicators* peers = nullptr;
+    StepErrors* errors = nullptr;
+    StepOutcome* outcome = nullptr;
+  };
+  explicit Suspension(const Parts& parts) : with_(parts) {}
+
+  // Where no step is alive.
+  absl::Status Suspend();
+  absl::Status Resume();
+
+  bool suspended() const { return suspended_; }
+  // The numbers of Steps and Evaluations of a suspended engine, all below 0.
+  int64_t RefuseStep() {
+    has_refused_step_ = true;
+    return --refusals_;
+  }
+  int64_t RefuseEvaluation() { return --refusals_; }
+  bool has_refused_step() const { return has_refused_step_; }  // since it was suspended
+  // What calls of a suspended engine return.
+  absl::Status Error() const;
+
+ private:
+  absl::Status MovePools(Storage::Room room);
+
+  const Parts with_;
+  bool suspended_ = false, has_refused_step_ = false;
+  int64_t refusals_ = 0;
+};
+
+}  // namespace ebb

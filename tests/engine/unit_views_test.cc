@@ -1,0 +1,104 @@
+// What a unit's scopes show is known before one is opened; a unit may be kept whole on request.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/plan.h"
+#include "tests/engine/scripted.h"
+
+namespace ebb::testing {
+namespace {
+
+struct Case {
+  const char* name;
+  Setting setting;
+  DType compute = DType::kFloat32;
+  bool on_nvme = false;
+};
+void PrintTo(const Case& of, std::ostream* out) {
+  *out << of.name;
+}
+
+class UnitViewsTest : public ::testing::TestWithParam<Case> {
+ protected:
+  Config ConfigOf() const {
+    const char* given = std::getenv("TEST_TMPDIR");
+    Config config = ConfigFor(GetParam().setting);
+    if (GetParam().on_nvme) config = OnNvme(config, given == nullptr ? "/tmp" : given);
+    config.compute = GetParam().compute;
+    config.ebb.prefetch_depth = 1;
+    return config;
+  }
+};
+
+void ExpectSame(const TensorView& view, const TensorView& shown) {
+  EXPECT_EQ(view.data, shown.data);
+  EXPECT_EQ(view.dtype, shown.dtype);
+  EXPECT_TRUE(
+      std::equal(view.shape.begin(), view.shape.end(), shown.shape.begin(), shown.shape.end()));
+}
+
+TEST_P(UnitViewsTest, AreThoseOfEveryScopeOfTheUnit) {
+  const ModelSpec model = ScriptedModel();
+  const absl::Status status = RunEngines(
+      GetParam().setting, model, ConfigOf(),
+      [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        std::vector<std::vector<ParameterView>> views;
+        for (int unit = 0; unit < static_cast<int>(model.units.size()); ++unit)
+          views.push_back(engine.Views(UnitId{unit}));
+        EXPECT_TRUE(engine.Views(UnitId{-1}).empty());
+        EXPECT_TRUE(engine.Views(UnitId{99}).empty());
+        for (int number = 0; number < 2; ++number) {
+          Step step = engine.BeginStep();
+          for (int unit : kScriptedUnits) {
+            const ForwardScope scope = step.Forward(UnitId{unit});
+            for (const ParameterView& view : views[static_cast<size_t>(unit)])
+              ExpectSame(view.value, scope.parameter(view.parameter));
+          }
+          for (int visit = kScriptedVisits; visit-- > 0;) {
+            BackwardScope scope = step.Backward(UnitId{kScriptedUnits[visit]});
+            for (const ParameterView& view : views[static_cast<size_t>(kScriptedUnits[visit])]) {
+              ExpectSame(view.value, scope.parameter(view.parameter));
+              EXPECT_EQ(view.gradient.has_value(), model[view.parameter].trainable);
+              if (!view.gradient) continue;
+              EXPECT_EQ(*view.gradient, scope.gradient(view.parameter).dtype);
+            }
+            trainer.Add(scope, visit);
+          }
+          EBB_RETURN_IF_ERROR(step.Finish());
+        }
+        return engine.Report().status();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(UnitViewsTest, AUnitThatIsKeptWholeIsNotGatheredAndTrainsToTheSameBits) {
+  const Setting setting = GetParam().setting;
+  const Script round = [](const ScriptedTrainer& trainer, Step& step) { trainer.Round(step); };
+  ModelSpec model = ScriptedModel();
+  const ScriptRun gathered = RunScript(setting, model, ConfigOf(), round);
+  ASSERT_TRUE(gathered.status.ok()) << gathered.status;
+  model.units[1].keep_whole = true;
+  const absl::StatusOr<sharding::Plan> plan = PredictPlan(model, setting.world, ConfigOf());
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (const sharding::Operation& operation : plan->operations) {
+    if (operation.kind != sharding::OperationKind::kGather) continue;
+    for (const sharding::Part& part : operation.parts) EXPECT_NE(part.unit, 1);
+  }
+  const ScriptRun kept = RunScript(setting, model, ConfigOf(), round);
+  ASSERT_TRUE(kept.status.ok()) << kept.status;
+  EXPECT_EQ(kept.masters, gathered.masters);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Cells, UnitViewsTest,
+    ::testing::Values(Case{"sharded", {.world = 2, .stage = 3}},
+                      Case{"sharded_bf16", {.world = 3, .stage = 3}, DType::kBFloat16},
+                      Case{"replicated", {.world = 2, .stage = 1}},
+                      Case{"on_nvme", {.world = 2, .stage = 3}, DType::kBFloat16, true}),
+    [](const auto& of) { return std::string(of.param.name); });
+
+}  // namespace
+}  // namespace ebb::testing
