@@ -67,6 +67,7 @@ class Frontier {
   // A fragment has ended early, so that its last uses are not known: from now on these events, one of each line,
   // stand for the uses of all cells.
   void SetFloor(std::vector<int> events);
+  std::span<const int> floor() const { return floor_; }
   // Every line is idle: nothing is to be waited for.
   void Clear();
 

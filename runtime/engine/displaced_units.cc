@@ -11,7 +11,7 @@ namespace ebb {
 
 void DisplacedUnits::Open(OpenScope& scope) {
   const sharding::Plan& plan = with_.progress->plan();
-  if (UpdateHasStarted(scope.unit)) {
+  if (with_.runner->UpdateHasStarted(scope.unit)) {
     with_.errors->Note(absl::FailedPreconditionError(absl::StrCat(
         with_.messages->ScopeName(scope.kind, scope.unit),
         " after the unit's update of this step has started, so its parameters are the next step's: "
@@ -59,18 +59,6 @@ bool DisplacedUnits::IsGathered(int unit) const {
   return false;
 }
 
-// Early ones; those that are carried are the step before's.
-bool DisplacedUnits::UpdateHasStarted(int unit) const {
-  for (int index = 0; index < with_.runner->issued(); ++index) {
-    const sharding::Instruction& instruction = (*with_.progress->fragment)[index];
-    if (instruction.code == sharding::Code::kUpdate && !instruction.carried &&
-        instruction.parts.front().unit == unit)
-      return true;
-  }
-  return false;
-}
-
-// Whether no scope that is open shows what lies where the unit goes: any, or those that displace.
 bool DisplacedUnits::HasRoom(const OpenScope& scope, bool all) {
   const auto other = std::find_if(
       with_.progress->open.begin(), with_.progress->open.end(), [&](const OpenScope& open) {

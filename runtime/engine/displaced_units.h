@@ -29,8 +29,6 @@ class DisplacedUnits {
   void Close(const OpenScope& scope);
   // Brings again what the step still uses, wherever it was displaced.
   void GatherAgain();
-  // Whether an update of this step has started; those that are carried are the step before's.
-  bool UpdateHasStarted(int unit) const;
   // Whether no scope that is open shows what lies where the unit goes: any, or those that displace. Says so if not.
   bool HasRoom(const OpenScope& scope, bool all);
 

@@ -1,5 +1,4 @@
-// Everything that an engine owns, in the order in which it is made (setup.h) and which the parts borrow from: what is
-// above does not know what is below.
+// Everything that an engine owns. Parts borrow from each other what setup.cc hands them.
 #pragma once
 
 #include <memory>
@@ -104,7 +103,7 @@ struct EngineParts {
   std::optional<StateAccess> state;
   ScopeParts scopes;
   CallParts call;
-  // They end before what their tasks use.
+  // Declared last, so that they end first: their tasks use what is above.
   EngineStreams streams;
 };
 

@@ -15,7 +15,7 @@
 namespace ebb {
 
 struct ExchangeRecord {
-  double squares = 0;  // of this rank's slices, unscaled by nothing
+  double squares = 0;  // of this rank's slices, scaled as the gradients are
   double loss = 0;     // sum of what was added
   uint64_t scopes_hash = 0;
   uint64_t rates_hash = 0;       // of what the step was given: StepRates, and a gradient scale

@@ -18,7 +18,7 @@ StepTag FragmentRunner::Tag() const {
           .divide = static_cast<float>(1.0 / progress.divisor)};
 }
 
-// Other ranks issue what a rank that cannot link it does not.
+// A rank that cannot link a fragment fails, as the other ranks issue its collectives.
 void FragmentRunner::Choose(Runnable& run) {
   StepProgress& progress = *with_.progress;
   progress.run = &run;
@@ -54,6 +54,16 @@ int FragmentRunner::issued() const {
   const StepProgress& progress = *with_.progress;
   const std::vector<sharding::FragmentMoment>& moments = progress.fragment->fragment().moments;
   return progress.moment < moments.size() ? moments[progress.moment].begin : moments.back().end;
+}
+
+bool FragmentRunner::UpdateHasStarted(int unit) const {
+  for (int index = 0; index < issued(); ++index) {
+    const sharding::Instruction& instruction = (*with_.progress->fragment)[index];
+    if (instruction.code == sharding::Code::kUpdate && !instruction.carried &&
+        instruction.parts.front().unit == unit)
+      return true;
+  }
+  return false;
 }
 
 size_t FragmentRunner::OpeningOf(int scope) const {

@@ -37,6 +37,8 @@ class FragmentRunner {
 
   void Issue(int begin, int end);  // instructions of the fragment that runs
   int issued() const;              // of those, how many have been: in their order
+  // An early update of the unit; those that are carried are the step before's.
+  bool UpdateHasStarted(int unit) const;
   void StartKernels(int instruction);
   void EndKernels(int instruction);
   size_t OpeningOf(int scope) const;  // the moment in which it opens

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/awaited_event.h"
 #include "ebb/sharding/traffic.h"
 
 namespace ebb {
@@ -108,7 +109,7 @@ absl::Status Issuer::AwaitNow(LinkedFragment& run, std::span<Event> over) {
 
 absl::Status Issuer::MakeFence(const Device& device) {
   while (fence_.size() < sharding::kLines) {
-    EBB_ASSIGN_OR_RETURN(Event made, device.NewEvent());
+    EBB_ASSIGN_OR_RETURN(Event made, NewAwaitedEvent(device));
     fence_.push_back(std::move(made));
   }
   for (size_t line = 0; line < sharding::kLines; ++line) {
@@ -119,15 +120,15 @@ absl::Status Issuer::MakeFence(const Device& device) {
 }
 
 void Issuer::Fence() {
-  for (size_t line = 0; line < sharding::kLines; ++line)
-    if (with_.streams[line] != nullptr) with_.streams[line]->Record(fence_[line]);
+  EndEarly();
   for (size_t line = 0; line < sharding::kLines; ++line) {
-    for (size_t other = 0; other < sharding::kLines; ++other) {
-      if (line != other && with_.streams[line] != nullptr && with_.streams[other] != nullptr)
-        with_.streams[line]->Wait(fence_[other]);
+    if (with_.streams[line] == nullptr) continue;
+    for (int event : frontier_.floor()) {
+      const auto number = static_cast<size_t>(event);
+      if (events_[number] != &fence_[line]) with_.streams[line]->Wait(*events_[number]);
+      frontier_.Follow(static_cast<sharding::Line>(line), event);
     }
   }
-  frontier_.Clear();
 }
 
 void Issuer::EndEarly() {
@@ -150,6 +151,7 @@ void Issuer::WaitIdle() {
 }
 
 void Issuer::AwaitParity(int parity) {
+  for (int event : frontier_.floor()) events_[static_cast<size_t>(event)]->Wait();
   for (int64_t pair = control_.sums(); pair < control_.of_walks(); pair += 2) {
     frontier_.ForEachUse(static_cast<int>(pair) + parity,
                          [this](int event) { events_[static_cast<size_t>(event)]->Wait(); });

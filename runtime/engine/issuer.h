@@ -32,9 +32,9 @@ namespace ebb {
 
 class Issuer {
  public:
-  struct Parts {                                             // borrowed
-    std::array<Stream*, sharding::kLines> streams = {};      // null: no instruction runs there
-    std::array<std::optional<Communicator>*, 6> lanes = {};  // by sharding::Lane
+  struct Parts {                                         // borrowed
+    std::array<Stream*, sharding::kLines> streams = {};  // null: no instruction runs there
+    std::array<std::optional<Communicator>*, sharding::kLanes> lanes = {};  // by sharding::Lane
     Storage* storage = nullptr;
     Event* started = nullptr;  // ties the streams on which transfers start and end
     SwapVerifier* verifier = nullptr;

@@ -15,7 +15,7 @@ using State = sharding::OrderProgress::State;
 
 void OpenScopes::Begin() {
   StepProgress& progress = *with_.progress;
-  // A walk that ended early has not told what it used last.
+  // The last uses of a walk that ended early are not known.
   if (progress.evaluation && progress.moment > 0) with_.issuer->EndEarly();
   with_.runner->ReserveSpans();
   progress.awaited.assign(progress.plan().moments.size(), 0);

@@ -15,8 +15,7 @@ absl::Status Programs::Plan() {
   EBB_ASSIGN_OR_RETURN(sharding::Plan drain, sharding::PlanDrain(inputs_.ForPlan()));
   for (auto& [plan, run] :
        {std::pair(&step, &own_), std::pair(&walk, &walk_), std::pair(&drain, &drain_)}) {
-    *run = std::make_unique<Runnable>();
-    (*run)->plan = std::move(*plan);
+    *run = std::make_unique<Runnable>(std::move(*plan));
   }
   return absl::OkStatus();
 }
@@ -26,10 +25,10 @@ absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
   for (const std::unique_ptr<Runnable>& run : others_) {
     if (run->plan.decisions.rounds == rounds && run->hold_updates == hold_updates) return run.get();
   }
-  auto run = std::make_unique<Runnable>();
-  run->hold_updates = hold_updates;
-  EBB_ASSIGN_OR_RETURN(run->plan, sharding::PlanStep(inputs_.ForPlan(), rounds, hold_updates));
-  others_.push_back(std::move(run));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan plan,
+                       sharding::PlanStep(inputs_.ForPlan(), rounds, hold_updates));
+  others_.push_back(std::make_unique<Runnable>(std::move(plan)));
+  others_.back()->hold_updates = hold_updates;
   return others_.back().get();
 }
 
@@ -61,9 +60,6 @@ absl::Status Programs::LinkOwn(Issuer& issuer, const Storage& storage) {
 absl::StatusOr<LinkedFragment*> Programs::Link(Runnable& run, bool carrying) {
   std::unique_ptr<LinkedFragment>& linked = run.linked[carrying ? 1 : 0];
   if (linked != nullptr) return linked.get();
-  for (int kind = 0; kind < sharding::kOperationKinds; ++kind)
-    run.bytes_of[kind] = run.plan.BytesOf(static_cast<sharding::OperationKind>(kind));
-  run.traffic[carrying ? 1 : 0] = sharding::PredictTraffic(run.plan, carrying);
   Fragment fragment = sharding::Lower(run.plan, carrying);
   sharding::DeriveWaits(*cells_, fragment);
   EBB_ASSIGN_OR_RETURN(

@@ -28,7 +28,7 @@ absl::Status StepAside::MayEvaluate() const {
         "evaluation go (Visit::output_bytes): evaluate between rounds, or between steps");
   }
   for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
-    if (!with_.displaced->UpdateHasStarted(unit)) continue;
+    if (!with_.runner->UpdateHasStarted(unit)) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("BeginEvaluation in a Step after the update of unit '", plan.unit_names[unit],
                      "' has started, so parameters of two steps would be shown: evaluate before "
@@ -38,7 +38,7 @@ absl::Status StepAside::MayEvaluate() const {
   return absl::OkStatus();
 }
 
-void StepAside::Suspend() {
+void StepAside::SetAside() {
   with_.scopes->views().TakeErrors();
   // Walks see the finished updates; what the plan has left of them, the step then reads.
   if (with_.runner->carries()) {
@@ -49,7 +49,7 @@ void StepAside::Suspend() {
   std::swap(*with_.progress, outer_);
 }
 
-void StepAside::Resume() {
+void StepAside::BringBack() {
   std::swap(*with_.progress, outer_);
   with_.view_errors->Begin(with_.scopes->last());
   if (!misuse_.ok()) with_.errors->Note(std::exchange(misuse_, absl::OkStatus()));

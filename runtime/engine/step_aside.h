@@ -35,8 +35,8 @@ class StepAside {
 
   // Whether an evaluation may begin while something is alive.
   absl::Status MayEvaluate() const;
-  void Suspend();
-  void Resume();
+  void SetAside();
+  void BringBack();
 
   bool alive() const { return outer_.alive; }
   bool Is(int64_t number) const { return outer_.alive && outer_.number == number; }

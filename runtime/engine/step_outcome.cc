@@ -37,9 +37,13 @@ StepOutcome::~StepOutcome() {
 
 // By the calling thread.
 
-int StepOutcome::Begin(bool evaluation) {
+int StepOutcome::FreeSlot(bool evaluation) {
   Take(/*may_stay_open=*/evaluation ? 0 : 1);
-  const int parity = evaluation ? ControlBlock::kEvaluation : 1 - last_;
+  return evaluation ? ControlBlock::kEvaluation : 1 - last_;
+}
+
+int StepOutcome::Begin(bool evaluation) {
+  const int parity = FreeSlot(evaluation);
   outer_ = open_;
   Slot& slot = slots_[parity];
   slot.state = State::kBegun;

@@ -60,6 +60,8 @@ class StepOutcome {
   // Then a step or an evaluation is open, which may be one within a step: until it is over, the calls
   // below are about the evaluation. Returns its parity, whose slot was free.
   int Begin(bool evaluation);
+  // The first half of that, for what is to be awaited of the slot before Begin writes to it. Returns its parity.
+  int FreeSlot(bool evaluation);
   // An early update of the open step is to be enqueued: its updates have started, unless it is blocked.
   void StartEarlyUpdate();
   // Of what is about to be updated; any thread. An early update has only what is known by now.

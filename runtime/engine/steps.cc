@@ -23,11 +23,10 @@ int64_t Steps::Begin(const StepOptions& options) {
     return number;
   }
   with_.calls->Note(with_.state->has_written() ? CallKind::kStepWithWritten : CallKind::kStep);
-  // Of all that is by parity, what that of two steps before has used is free then.
   Reset(number, /*evaluation=*/false);
   progress.trace = {.step = outcome().finished_steps() + 1};
-  with_.issuer->AwaitParity(progress.parity);
   TakeOptions(options);
+  SpreadWritten();  // which does updates that this step would carry
   if (!progress.plan().decisions.carries()) with_.runner->Drain();
   with_.runner->Choose(*progress.run);
   with_.exchange->Begin(options.learning_rate);
@@ -37,7 +36,7 @@ int64_t Steps::Begin(const StepOptions& options) {
   const auto rounds = static_cast<size_t>(plan.decisions.rounds);
   progress.order.BeginStep(std::span(plan.scopes).first(plan.scopes.size() / rounds),
                            plan.decisions.trainable, plan.decisions.rounds);
-  Start();
+  with_.scopes->Begin();
   progress.trail.next = progress.NextCode();
   return number;
 }
@@ -105,7 +104,7 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
       errors().Note(std::move(may));
       return number;
     }
-    with_.aside->Suspend();
+    with_.aside->SetAside();
   }
   with_.calls->Note(with_.state->has_written() ? CallKind::kEvaluationWithWritten
                                                : CallKind::kEvaluation);
@@ -124,15 +123,19 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
     progress.micro_batches = 1;
   }
   LogBegun();
+  SpreadWritten();
   progress.order.BeginWalks(progress.plan().scopes);
-  Start();
+  with_.scopes->Begin();
   return number;
 }
 
 void Steps::Reset(int64_t number, bool evaluation) {
   StepProgress& progress = *with_.progress;
-  progress.parity = outcome().Begin(evaluation);
+  progress.parity = outcome().FreeSlot(evaluation);
+  // Updates of the step two before may still look at what Begin clears.
+  if (!evaluation) with_.issuer->AwaitParity(progress.parity);
   with_.issuer->Note(IssueObserver::CallerTouch::kBeginLoss, progress.parity);
+  outcome().Begin(evaluation);
   if (evaluation) with_.runner->Drain();
   progress.alive = true;
   progress.evaluation = evaluation;
@@ -161,12 +164,10 @@ void Steps::LogBegun() {
   std::copy_n(log.entries.begin(), kBegunEntries, progress.trail.begun.begin());
 }
 
-void Steps::Start() {
-  if (with_.state->has_written()) {
-    with_.runner->AwaitState();
-    errors().Note(with_.state->SpreadWritten());
-  }
-  with_.scopes->Begin();
+void Steps::SpreadWritten() {
+  if (!with_.state->has_written()) return;
+  with_.runner->AwaitState();
+  errors().Note(with_.state->SpreadWritten());
 }
 
 // While one is alive. What is asked of a step while an evaluation in it is alive fails the step.
@@ -291,7 +292,7 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
   if (decisions.timing == sharding::UpdateTiming::kOff) with_.issuer->WaitIdle();
   const absl::Status status = outcome().Finish();
   if (status.ok()) with_.runner->NoteFinished();
-  with_.state->NoteUpdated();
+  with_.state->NoteUpdated();  // a step that is not applied makes parameters of masters, too
   // Of a step that is not applied they leave everything as it was.
   with_.runner->set_carries(decisions.carries());
   End();
@@ -378,7 +379,7 @@ void Steps::End() {
   with_.progress->open.clear();
   with_.progress->alive = false;
   with_.view_errors->End();
-  if (with_.aside->alive()) with_.aside->Resume();
+  if (with_.aside->alive()) with_.aside->BringBack();
 }
 
 absl::StatusOr<StepReport> Steps::Report() {

@@ -78,7 +78,7 @@ class Steps {
   void TakeOptions(const StepOptions& options);
   absl::Status TakeRates(const FinishOptions& options);
   void LogBegun();
-  void Start();
+  void SpreadWritten();
   void CompleteScopes();
   void IssueFinish();
   void End();
