@@ -57,7 +57,7 @@ absl::Status CollectivePools::Register(const Storage& storage) {
   if (any.ok()) return absl::OkStatus();
   EBB_RETURN_IF_ERROR(communicators_.control().status());
   Deregister();
-  if (inputs_.rank() == 0 && !std::exchange(told_of_copies_, true)) {
+  if (inputs_.rank() == 0 && !std::exchange(logged_copies_, true)) {
     LogInfo(absl::StrCat(inputs_.options.name,
                          ": collectives copy through buffers of NCCL's: ", any.message()));
   }

@@ -37,7 +37,7 @@ class CollectivePools {
   const EngineInputs& inputs_;
   EngineCommunicators& communicators_;
   EngineStreams& streams_;
-  bool told_of_copies_ = false;  // the log, that communicators do not take the pools
+  bool logged_copies_ = false;  // that communicators do not take the pools
 };
 
 }  // namespace ebb

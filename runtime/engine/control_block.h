@@ -6,11 +6,10 @@
 // Two steps may be under way, so what a step's updates, its loss and its exchange need is there by
 // parity. An evaluation, which may come within a step, has sums and records of its own: kEvaluation stands
 // for its parity. The scale is one for all steps: each one's exchange, behind all that reads it, writes the
-// next one's. Who writes is ordered with who reads by events of the streams.
+// next one's. Events of the streams order writes with reads.
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
 

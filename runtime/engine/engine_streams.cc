@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/engine_streams.h"
 
+#include <tuple>
 #include <utility>
 
 #include "ebb/runtime/config/status_macros.h"

@@ -4,8 +4,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "ebb/runtime/engine/scope_trail.h"

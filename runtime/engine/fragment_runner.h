@@ -51,7 +51,7 @@ class FragmentRunner {
   // Of a step that is dropped, or stands still for an evaluation: the updates of the step before have their place
   // ahead of its gathers.
   void IssueCarriedLeft();
-  // The rest of the step, whose carried updates are done, in the fragment without them.
+  // Carried updates are done: the rest of the step in the fragment without them.
   void GoOnWithoutCarried();
   // State is not to be looked at between the updates that a step carries.
   absl::Status MayLook() const;

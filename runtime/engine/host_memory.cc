@@ -30,7 +30,7 @@ std::string AdviceFor(const EngineInputs& inputs, const sharding::HostRoom& room
 
 }  // namespace
 
-// All have read what is left before anybody takes of it, and each knows how many take of the same.
+// All ranks have read what is left before one takes of it, and each knows how many take of the same.
 absl::Status CheckHostMemory(const EngineInputs& inputs, const sharding::Pools& pools,
                              const HostLane& lane) {
   const std::vector<MemoryLimit> limits = ReadMemoryLimits(GetOffloadTestHooks().system_root);

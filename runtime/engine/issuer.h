@@ -4,11 +4,8 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
-#include <functional>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "absl/functional/function_ref.h"

@@ -2,7 +2,6 @@
 // around which StepOutcome does its part, and before LAMB and LARS the norms of parameters.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>

@@ -24,16 +24,14 @@ absl::Status StepAside::MayEvaluate() const {
   if (with_.notices->OwnsBoundaries() && with_.progress->order.next() % of_round != 0) {
     return absl::FailedPreconditionError(
         "BeginEvaluation within a round of a Step, whose boundary activations lie where those of "
-        "an "
-        "evaluation go (Visit::output_bytes): evaluate between rounds, or between steps");
+        "an evaluation go (Visit::output_bytes): evaluate between rounds, or between steps");
   }
   for (int unit = 0; unit < static_cast<int>(plan.layout.units.size()); ++unit) {
     if (!with_.runner->UpdateHasStarted(unit)) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("BeginEvaluation in a Step after the update of unit '", plan.unit_names[unit],
                      "' has started, so parameters of two steps would be shown: evaluate before "
-                     "the last round's "
-                     "first Backward, or set ebb.asynchronous_step to late"));
+                     "the last round's first Backward, or set ebb.asynchronous_step to late"));
   }
   return absl::OkStatus();
 }

@@ -77,8 +77,8 @@ void StepCommunicators::NoteCollective(Communicator& communicator, absl::Status 
   errors.Note(std::move(status));
 }
 
-// The time-out is waited out once: nobody who waits, here or on other ranks, in another of the step's
-// communicators waits for that of its own.
+// The time-out is waited out once: a thread that waits in another of the step's communicators, here or on other
+// ranks, does not wait for that of its own.
 void StepCommunicators::NoteIfBroken(const Communicator& communicator,
                                      absl::FunctionRef<std::string()> where) {
   const absl::Status broken = communicator.status();

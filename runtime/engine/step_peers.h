@@ -27,7 +27,7 @@ class StepPeers {
   virtual std::string WhereBroken(const absl::Status& broken) const = 0;
   // What other ranks are to learn at their next collective of a step.
   virtual void Abort(const absl::Status& why) = 0;
-  // Nobody is to wait any longer for what this rank has to say outside of steps.
+  // No rank is to wait any longer for what this one has to say outside of steps.
   virtual void Withdraw(const absl::Status& why) = 0;
   // Every rank's log of what it began and opened, by rank. Waits for all ranks, or an error. `broken`: why
   // they have to tell each other; OK: nothing has broken.

@@ -71,7 +71,7 @@ class Storage {
   // Not of kNvme, which File() holds.
   std::byte* At(const sharding::Place& place) const;
   // Of kCpu: the device could not lock it, so that a copy between the two may read it when it is
-  // enqueued, or keep who enqueues it waiting for the stream.
+  // enqueued, or hold the calling thread up until the stream comes to it.
   bool CopiesHoldUpHost(const sharding::Place& place) const;
   ShardFile& File(const sharding::Place& place) const;  // of kNvme
   bool HasFiles() const { return parameter_file_ != nullptr || state_file_ != nullptr; }

@@ -1,5 +1,5 @@
-// Whether what is read of the swap files is what was written (ebb.verify_swap). Whoever reads hands over
-// what came, whoever writes what goes; a difference fails the engine. Streams call it in the order that
+// Whether what is read of the swap files is what was written (ebb.verify_swap). A read hands over
+// what came, a write what goes; a difference fails the engine. Streams call it in the order that
 // the plan has; what lies in one place is never read and written at once.
 #pragma once
 
@@ -30,8 +30,8 @@ class SwapVerifier {
   // Before the first step of one that has begun with "all": only masters and states from now on.
   void VerifyStatesOnly();
 
-  // Whether the files are still this run's: who truncates, replaces or links one changes what is in it,
-  // and our own writes may make it as long again. Says no, and fails the engine, where not.
+  // Whether the files are still this run's: another program that truncates, replaces or links one changes
+  // what is in it, and our own writes may make it as long again. Says no, and fails the engine, where not.
   bool FilesAreOurs();
 
   // The states of a sub-group that passes through slots, by its arrays: 0 is the master or its low half,
@@ -58,8 +58,8 @@ class SwapVerifier {
   // Masters that a gather shares with its unit's update. Whether they are what was written, the update finds
   // out before it writes back; where parameters are summed, too, so is what stands for them.
   void VerifyMasters(int sub_group, const std::byte* masters);
-  // `data`: what goes into the file from `place` on. Of an extent that it holds a part of, nobody knows
-  // the sum from then on.
+  // `data`: what goes into the file from `place` on. The sum of an extent that it holds a part of is not
+  // known from then on.
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
   void Forget(const sharding::Place& place, int64_t bytes) { checksums_.Forget(place, bytes); }
 
