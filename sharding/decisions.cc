@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/declared_order.h"
 
 namespace ebb::sharding {
 namespace {

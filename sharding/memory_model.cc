@@ -1,5 +1,7 @@
 #include "ebb/sharding/memory_model.h"
 
+#include "ebb/sharding/state_pieces.h"
+
 namespace ebb::sharding {
 
 int64_t BufferBytes(int64_t pool_bytes) {
@@ -21,6 +23,12 @@ std::vector<MemoryRow> PredictMemory(const Plan& plan) {
   add(Tier::kCpu, plan.pools.host_bytes);
   add(Tier::kNvme, plan.pools.file_bytes);
   return rows;
+}
+
+int64_t StateStagingBytes(const Plan& plan) {
+  int64_t on_nvme = 0;
+  for (const int64_t bytes : plan.pools.file_bytes) on_nvme += bytes;
+  return on_nvme > 0 ? 2 * kStateStagingBytes : 0;
 }
 
 }  // namespace ebb::sharding

@@ -15,4 +15,8 @@ int64_t BufferBytes(int64_t pool_bytes);
 // shards are equal slices.
 std::vector<MemoryRow> PredictMemory(const Plan& plan);
 
+// Of host memory beside that: what state passes through when a call asks for it, where anything is on NVMe. (On a
+// GPU there always is as much.)
+int64_t StateStagingBytes(const Plan& plan);
+
 }  // namespace ebb::sharding

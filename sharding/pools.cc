@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/pool_parts.h"
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "ebb/sharding/declared_order.h"
+
 namespace ebb::sharding {
 namespace {
 

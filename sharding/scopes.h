@@ -11,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/model.h"
 
 namespace ebb::sharding {

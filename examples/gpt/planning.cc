@@ -81,6 +81,8 @@ absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice
   std::array<double, kTiers> held = {};
   for (const MemoryRow& row : sharding::PredictMemory(plan))
     held[static_cast<size_t>(row.tier)] += static_cast<double>(row.predicted_bytes) / kMebi;
+  held[static_cast<size_t>(Tier::kCpu)] +=
+      static_cast<double>(sharding::StateStagingBytes(plan)) / kMebi;
   double of_host = 0, of_nvme = 0, of_ranks = 0;
   for (const TrafficRow& row : sharding::PredictTraffic(plan)) {
     (row.tier == Tier::kNvme ? of_nvme : of_host) +=

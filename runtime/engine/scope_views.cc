@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/reduction.h"
 
 namespace ebb {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/declared_order.h"
 
 namespace ebb {
 

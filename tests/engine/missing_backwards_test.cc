@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ebb/sharding/declared_order.h"
 #include "tests/engine/scripted.h"
 
 namespace ebb::testing {

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/plan.h"
 #include "unit_chain.h"
 
