@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "ebb/sharding/declared_order.h"
 #include "ebb/sharding/pool.h"
 #include "random_model.h"
 #include "replay.h"
