@@ -358,10 +358,12 @@ TEST_F(LaunchedTest, ARankThatStallsIsWaitedForOnlySoLong) {
     EXPECT_EQ(first->Finish(), 1);
     EXPECT_THAT(first->printed(), AllOf(HasSubstr("has waited 1 s for"), HasSubstr("rank 1"),
                                         AnyOf(HasSubstr("block"), HasSubstr("embedding"))));
-    // The wait that came first, and no other in its wake.
+    // The wait that came first, and no other in its wake. It may be that of the run's own exchange of signals, which is
+    // under way beside the engine's.
     std::smatch said;
     const std::string& printed = first->printed();
-    if (std::regex_search(printed, said, std::regex("at the ([a-z -]+)( of unit |:)"))) {
+    if (printed.find("'gpt-stop'") == printed.npos &&
+        std::regex_search(printed, said, std::regex("at the ([a-z -]+)( of unit |:)"))) {
       const bool gathers = said[1] == "gather" || said[1] == "refresh";
       EXPECT_THAT(printed, HasSubstr(gathers ? "'engine gather'" : "'engine reduce'"));
     }
