@@ -183,6 +183,9 @@ void Store::Stop() {
 
 void Store::Run() {
   std::unique_lock lock(mutex_);
+  // What came with the last message of the meeting is no longer there to poll for.
+  for (size_t i = 0; i < connections_.size(); ++i)
+    if (connections_[i].is_open()) Hear(i);
   while (!stopping_ || (rank_ == 0 && failure_.ok() && HasOthers())) {
     if (stopping_) watched_.launcher.reset();
     if (std::exchange(to_tell_, false)) {
