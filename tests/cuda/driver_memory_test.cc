@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
@@ -23,6 +24,17 @@ class DriverMemoryTest : public ::testing::Test {
     std::vector<MemoryRow> rows = engine.memory();
     std::erase_if(rows, [](const MemoryRow& row) { return row.state != StateClass::kDriver; });
     return rows;
+  }
+
+  static void ExpectOneDriverRow(const Engine& engine, const Device& device) {
+    const std::vector<MemoryRow> rows = DriverRows(engine);
+    ASSERT_EQ(rows.size(), 1u);
+    EXPECT_EQ(rows[0].tier, Tier::kDevice);
+    EXPECT_EQ(rows[0].predicted_bytes, 0u);
+    EXPECT_EQ(rows[0].current_bytes, static_cast<uint64_t>(device.driver_bytes()));
+    EXPECT_GE(rows[0].peak_bytes, rows[0].current_bytes);
+    EXPECT_GE(rows[0].current_bytes,
+              static_cast<uint64_t>(stand_in::kContextBytes + stand_in::kCommunicatorBytes));
   }
 };
 
@@ -46,22 +58,18 @@ TEST_F(DriverMemoryTest, IsMeasuredAroundWhatTakesIt) {
   cudaStreamDestroy(stream);
 }
 
-// Ranks that share a GPU see what the other takes at the same time, too.
+// Ranks that share a GPU share what is measured: no rank makes or destroys an engine while another reads.
 TEST_F(DriverMemoryTest, IsARowOfAnEngineOverNccl) {
   const NcclSharesDevice nccl(true);
-  const absl::Status status = RunThreads(2, [](World world) -> absl::Status {
+  std::barrier together(2);
+  const absl::Status status = RunThreads(2, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
-    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, ScriptedModel(),
-                                                       ConfigFor({.world = 2, .stage = 2})));
-    const std::vector<MemoryRow> rows = DriverRows(engine);
-    if (rows.size() != 1) return absl::InternalError("there is no one row");
-    EXPECT_EQ(rows[0].tier, Tier::kDevice);
-    EXPECT_EQ(rows[0].predicted_bytes, 0u);
-    EXPECT_EQ(rows[0].current_bytes, static_cast<uint64_t>(device.driver_bytes()));
-    EXPECT_GE(rows[0].peak_bytes, rows[0].current_bytes);
-    EXPECT_GE(rows[0].current_bytes,
-              static_cast<uint64_t>(stand_in::kContextBytes + stand_in::kCommunicatorBytes));
-    return absl::OkStatus();
+    const absl::StatusOr<Engine> engine =
+        Engine::Create(world, device, ScriptedModel(), ConfigFor({.world = 2, .stage = 2}));
+    together.arrive_and_wait();
+    if (engine.ok()) ExpectOneDriverRow(*engine, device);
+    together.arrive_and_wait();
+    return engine.status();
   });
   EXPECT_TRUE(status.ok()) << status;
 }
