@@ -18,10 +18,11 @@ using shared::GroupSeat;
 using shared::kCalls;
 using shared::kForming;
 
-// An exchange as one word: its number between the two ranks, and the other rank.
+// An exchange as one word: its number between the two ranks, the other rank, and whether this one receives.
+constexpr uint64_t kReceives = 1;
 uint64_t Word(uint64_t number, int peer) {
-  constexpr int kPeerBits = 20;
-  return number << kPeerBits | static_cast<uint64_t>(peer + 1);
+  constexpr int kPeerBits = 21;
+  return number << kPeerBits | static_cast<uint64_t>(peer + 1) << 1;
 }
 
 template <size_t kBytes>
@@ -208,19 +209,22 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
   own.post_meeting = met;
   own.sent.store(0);
   own.taken.store(0);
-  own.posted.store(Word(number, peer), std::memory_order_seq_cst);
+  const bool receives = call.summary.kind == CollectiveKind::kReceive;
+  own.posted.store(Word(number, peer) | (receives ? kReceives : 0), std::memory_order_seq_cst);
   header().posted.fetch_add(1, std::memory_order_seq_cst);
   Wake();
-  const auto came = [&] { return other.posted.load() == Word(number, rank()); };
   const auto is_over = [&] { return own.acknowledged.load() == Word(number, peer); };
   const auto is_at_a_collective = [&] { return other.arrived[kCalls].load() > met; };
+  uint64_t posted = 0;
+  const auto came = [&] {
+    posted = other.posted.load();
+    return (posted & ~kReceives) == Word(number, rank());
+  };
   if (!AwaitPeer(own.post.summary, deadline,
                  [&] { return came() || is_over() || is_at_a_collective(); }))
     return false;
-  // A receiver that has taken what is sent goes on, and posts what it calls next: what is seen of the peer counts only
-  // where the exchange is not over after that.
   const bool is_there = came();
-  const bool fits = is_there && FitForExchange(own.post.summary, other.post.summary);
+  // A receiver that has taken what is sent goes on.
   if (!is_over()) {
     // A rank calls in one order: the peer cannot have gone on to its next meeting, for which it needs this rank, and
     // never comes here.
@@ -228,16 +232,19 @@ bool SharedGroup::Exchange(const GroupSeat::Call& call, WaitPoint::Deadline dead
       FailMismatch(peer, this->call(peer, met + 1).summary, rank(), own.post.summary);
       return false;
     }
-    if (!fits) {
+    // Of a sender and a receiver the receiver compares the calls: the sender's stays until the receiver has ended the
+    // exchange, but not the receiver's, which goes on to its next call.
+    const bool compares = receives || (posted & kReceives) == 0;
+    if (compares && !FitForExchange(own.post.summary, other.post.summary)) {
       const int first = std::min(rank(), peer), second = std::max(rank(), peer);
       FailMismatch(first, seat(first).post.summary, second, seat(second).post.summary);
       return false;
     }
-    if (call.summary.kind == CollectiveKind::kSend) {
-      if (!send() || !AwaitPeer(own.post.summary, deadline, is_over)) return false;
-    } else {
+    if (receives) {
       if (!receive()) return false;
       other.acknowledged.store(Word(number, rank()), std::memory_order_seq_cst);
+    } else if (!send() || !AwaitPeer(own.post.summary, deadline, is_over)) {
+      return false;
     }
   }
   own.posted.store(0, std::memory_order_seq_cst);
@@ -252,7 +259,7 @@ void SharedGroup::FailIfAwaited(const CallSummary& call, uint64_t meeting) {
   for (int peer = 0; peer < size(); ++peer) {
     const uint64_t next = exchanges_[static_cast<size_t>(peer)] + 1;
     // One that has come to the meeting may have gone on already.
-    if (seat(peer).posted.load(std::memory_order_seq_cst) == Word(next, rank()) &&
+    if ((seat(peer).posted.load(std::memory_order_seq_cst) & ~kReceives) == Word(next, rank()) &&
         seat(peer).post_meeting < meeting)
       FailMismatch(rank(), call, peer, seat(peer).post.summary);
   }

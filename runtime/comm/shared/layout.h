@@ -90,7 +90,8 @@ struct alignas(64) GroupSeat {
     int32_t readable;  // others can read the memory that they need of it
   } calls[kSlots];
 
-  // A send or receive that waits for its peer: the number of the exchange between the two, and the peer; 0: none.
+  // A send or receive that waits for its peer: the number of the exchange between the two, the peer, and which of the
+  // two it is; 0: none.
   alignas(64) std::atomic<uint64_t> posted;
   Call post;
   uint64_t post_meeting;               // the last before it
