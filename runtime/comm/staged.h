@@ -10,7 +10,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/row.h"
+#include "ebb/runtime/comm/flat_spans.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/device/wait_point.h"
 
@@ -52,12 +52,12 @@ class StagedOperations {
   bool GatherParts(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   bool Exchange(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team);
   // What has come of `range` in a step, and of this rank's own what is in block `block` of its sent memory.
-  void SumReceived(const Collective& call, const Row& row, RowRange range, int64_t step,
+  void SumReceived(const Collective& call, const FlatSpans& flat, ElementRange range, int64_t step,
                    int64_t block, ThreadTeam& team);
-  // An all-reduced row is cut into one part a rank, none longer than the first.
-  RowRange PartOf(int rank, int64_t elements) const;
-  RowSteps StepsOf(const Row& row, RowRange range, bool same_for_all) const {
-    return {range, channel_.slot_bytes(same_for_all) / row.element_bytes()};
+  // An all-reduced flat is cut into one part a rank, none longer than the first.
+  ElementRange PartOf(int rank, int64_t elements) const;
+  StepRanges StepsOf(const FlatSpans& flat, ElementRange range, bool same_for_all) const {
+    return {range, channel_.slot_bytes(same_for_all) / flat.element_bytes()};
   }
 
   const int rank_, size_, reduction_group_;

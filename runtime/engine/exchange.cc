@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rank_errors.h"
 
 namespace ebb {
 

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "backends.h"
-#include "ebb/runtime/comm/mpi/port.h"
+#include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/mpi/world.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/config/status_macros.h"

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "ebb/runtime/comm/shared/common_file.h"
+#include "ebb/runtime/comm/shared/share_file.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -350,7 +350,7 @@ TEST(Killed, NothingStaysBehindOfAWorldThatIsNotComplete) {
         // Rank 0 with the file made that the others are about to open.
         const auto no_descriptor = rendezvous->AllGather("");
         const auto open = rendezvous->AllGather("not open");
-        const auto file = SharedFile::Create(shared::CommonFileName(*rendezvous));
+        const auto file = SharedFile::Create(shared::SharedFileName(*rendezvous));
         raise(SIGKILL);
       }
       seen.Set(rank, SharedWorld::Form(rank, *std::move(rendezvous)).status());

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"
 
@@ -25,11 +25,11 @@ absl::StatusOr<std::unique_ptr<CommunicatorBackend>> MpiCommunicator::Form(
   EBB_RETURN_IF_ERROR(world->status());
   EBB_ASSIGN_OR_RETURN(StoreGroup::Formed formed, parent.Form(proposal));
   const uint64_t number = formed.group->number();
-  if (MpiWorld::kTags * (number + 1) > static_cast<uint64_t>(world->port().tag_max())) {
+  if (MpiWorld::kTags * (number + 1) > static_cast<uint64_t>(world->endpoint().tag_max())) {
     return absl::ResourceExhaustedError(
         absl::StrCat("communicator '", proposal.options.name, "' is the ", number,
                      "th of this world, for which this MPI has no tag (its largest is ",
-                     world->port().tag_max(), ")"));
+                     world->endpoint().tag_max(), ")"));
   }
   return std::unique_ptr<CommunicatorBackend>(
       new MpiCommunicator(world, std::move(formed.group), proposal.options));
@@ -79,7 +79,7 @@ void MpiCommunicator::Leave() {
   };
   const WaitPoint::Deadline deadline =
       WaitPoint::Clock::now() + (failed() ? kLeavingFailed : kLeaving);
-  for (Backoff backoff; !sent() && !port().abandoned() && WaitPoint::Clock::now() < deadline;)
+  for (Backoff backoff; !sent() && !endpoint().abandoned() && WaitPoint::Clock::now() < deadline;)
     backoff.Pause();
 }
 
@@ -146,7 +146,7 @@ bool MpiCommunicator::Await(const Collective& call, absl::FunctionRef<bool()> co
   for (;;) {
     if (condition()) return true;
     if (failed()) return false;
-    const absl::Status mpi = port().status();
+    const absl::Status mpi = endpoint().status();
     if (!mpi.ok()) world_->Fail(RankFailedStatus(world_->rank(), mpi));
     const WaitPoint::Deadline now = WaitPoint::Clock::now();
     if (now >= deadline) {
@@ -186,8 +186,8 @@ MpiCommunicator::Announcement* MpiCommunicator::AnnouncementOf(int peer, int whi
 void MpiCommunicator::Expect(int peer) {
   Pair& pair = pairs_[static_cast<size_t>(peer)];
   pair.here = false;
-  port().Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
-                 reinterpret_cast<std::byte*>(AnnouncementOf(peer, 0)), sizeof(Announcement));
+  endpoint().Receive(pair.incoming, world_rank(peer), data_tag() - 1, announcements_,
+                     reinterpret_cast<std::byte*>(AnnouncementOf(peer, 0)), sizeof(Announcement));
 }
 
 bool MpiCommunicator::Run(const Collective& call, WaitPoint::Deadline deadline, ThreadTeam& team) {
@@ -216,8 +216,8 @@ bool MpiCommunicator::Meet(const Collective& call, std::span<const int> peers,
       return false;
     Announcement* const announced = AnnouncementOf(peer, 1 + which);
     *announced = {.call = mine, .told = world_->told()};
-    port().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
-                reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
+    endpoint().Send(outgoing, world_rank(peer), data_tag() - 1, announcements_,
+                    reinterpret_cast<const std::byte*>(announced), sizeof(Announcement));
   }
   if (!IsPointToPoint(call.kind)) ++collectives_;
   const auto look = [&] {

@@ -42,7 +42,7 @@ class MpiCommunicator : public TaskCommunicator {
 
   std::span<const int> others() const { return others_; }
   int world_rank(int rank) const { return group_->world_ranks()[static_cast<size_t>(rank)]; }
-  MpiPort& port() { return world_->port(); }
+  MpiEndpoint& endpoint() { return world_->endpoint(); }
   int data_tag() const { return MpiWorld::kTags * static_cast<int>(group_->number()) + 1; }
 
   // Until `condition()`, which looks at messages. False: the communicator has failed, by this call if the ranks that

@@ -60,9 +60,9 @@ void MpiMessages::Expect(const Load& load, int64_t step) {
   for (const int peer : communicator_.others()) {
     const int64_t bytes = load.received_bytes(peer, step);
     if (bytes == 0) continue;
-    communicator_.port().Receive(Message(kSlots, peer, step), communicator_.world_rank(peer),
-                                 communicator_.data_tag(), memory_, Slot(kSlots, peer, step),
-                                 bytes);
+    communicator_.endpoint().Receive(Message(kSlots, peer, step), communicator_.world_rank(peer),
+                                     communicator_.data_tag(), memory_, Slot(kSlots, peer, step),
+                                     bytes);
   }
 }
 
@@ -80,8 +80,8 @@ bool MpiMessages::Send(const Collective& call, const Load& load, int64_t step,
       slot = filled;
       if (load.same_for_all) common = slot;
     }
-    communicator_.port().SendToBeTaken(Message(0, peer, step), communicator_.world_rank(peer),
-                                       communicator_.data_tag(), memory_, slot, bytes);
+    communicator_.endpoint().SendToBeTaken(Message(0, peer, step), communicator_.world_rank(peer),
+                                           communicator_.data_tag(), memory_, slot, bytes);
   }
   return true;
 }

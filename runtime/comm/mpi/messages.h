@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ebb/runtime/comm/mpi/port.h"
+#include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/staged.h"
 
 namespace ebb {

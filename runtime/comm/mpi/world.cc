@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/mpi/communicator.h"
 #include "ebb/runtime/comm/mpi/mpi_world.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/address.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
@@ -23,15 +23,15 @@ constexpr double kConnectSeconds = 30;
 
 // Rank 0 listens at all of its host's addresses, which MPI tells the others. `fits`: why this rank cannot take part, which
 // all learn.
-absl::StatusOr<Rendezvous> Meet(MpiPort& port, const MpiWorldOptions& wanted,
+absl::StatusOr<Rendezvous> Meet(MpiEndpoint& endpoint, const MpiWorldOptions& wanted,
                                 const absl::Status& fits, WaitPoint::Deadline deadline) {
-  RendezvousOptions options = {.rank = port.rank(),
-                               .size = port.size(),
+  RendezvousOptions options = {.rank = endpoint.rank(),
+                               .size = endpoint.size(),
                                .launcher = wanted.launcher,
                                .timeout_seconds = std::min(wanted.timeout_seconds, kConnectSeconds),
                                .host_name = wanted.host};
   absl::Status listens;
-  if (port.rank() == 0) {
+  if (endpoint.rank() == 0) {
     absl::StatusOr<Descriptor> listener =
         Listen({.host = "0.0.0.0", .port = 0, .name = ""}, /*one_host=*/false, deadline);
     listens = listener.status();
@@ -39,7 +39,7 @@ absl::StatusOr<Rendezvous> Meet(MpiPort& port, const MpiWorldOptions& wanted,
   }
   EBB_ASSIGN_OR_RETURN(
       const std::string told,
-      port.Broadcast(
+      endpoint.Broadcast(
           Packer()
               .Add(PackStatus(listens))
               .Add(AddressesOfThisHost())
@@ -95,19 +95,19 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
   const WaitPoint::Deadline deadline = DeadlineAfter(timeout_seconds);
   EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(timeout_seconds));
   const auto form = [&]() -> absl::StatusOr<std::shared_ptr<WorldBackend>> {
-    EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiPort> port,
-                         MpiPort::Open(*library, MPI_COMM_WORLD, deadline));
+    EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiEndpoint> endpoint,
+                         MpiEndpoint::Open(*library, MPI_COMM_WORLD, deadline));
     absl::Status fits;
-    if (port->rank() != launch.rank || port->size() != launch.size) {
-      fits = absl::FailedPreconditionError(
-          absl::StrCat(launch.launcher, " has started this process as rank ", launch.rank, " of ",
-                       launch.size, ", but for MPI it is rank ", port->rank(), " of ", port->size(),
-                       ": start it with the launcher of the MPI that Ebb was built with"));
+    if (endpoint->rank() != launch.rank || endpoint->size() != launch.size) {
+      fits = absl::FailedPreconditionError(absl::StrCat(
+          launch.launcher, " has started this process as rank ", launch.rank, " of ", launch.size,
+          ", but for MPI it is rank ", endpoint->rank(), " of ", endpoint->size(),
+          ": start it with the launcher of the MPI that Ebb was built with"));
     }
     const std::string launcher = absl::StrCat(launch.launcher, ", job ", launch.job);
-    EBB_ASSIGN_OR_RETURN(
-        Rendezvous rendezvous,
-        Meet(*port, {.timeout_seconds = timeout_seconds, .launcher = launcher}, fits, deadline));
+    EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous,
+                         Meet(*endpoint, {.timeout_seconds = timeout_seconds, .launcher = launcher},
+                              fits, deadline));
     const std::vector<Participant>& all = rendezvous.participants();
     if (launch.rank == 0) {
       LogInfo(absl::StrCat(launch.size, " ranks, started by ", launch.launcher,
@@ -122,7 +122,7 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
       return std::make_shared<SharedMemoryRank>(std::move(world), *library);
     }
     EBB_ASSIGN_OR_RETURN(std::shared_ptr<MpiWorld> world,
-                         MpiWorld::Hold(std::move(port), std::move(rendezvous)));
+                         MpiWorld::Hold(std::move(endpoint), std::move(rendezvous)));
     return std::make_shared<MpiRank>(std::move(world));
   };
   absl::StatusOr<std::shared_ptr<WorldBackend>> world = form();
@@ -133,15 +133,15 @@ absl::StatusOr<std::shared_ptr<WorldBackend>> NewMpiWorld(const Launch& launch,
 absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Form(const MpiWorldOptions& options) {
   const WaitPoint::Deadline deadline = DeadlineAfter(options.timeout_seconds);
   EBB_ASSIGN_OR_RETURN(MpiLibrary * library, MpiLibrary::Get(options.timeout_seconds));
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiPort> port,
-                       MpiPort::Open(*library, options.ranks, deadline));
-  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*port, options, absl::OkStatus(), deadline));
-  return Hold(std::move(port), std::move(rendezvous));
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<MpiEndpoint> endpoint,
+                       MpiEndpoint::Open(*library, options.ranks, deadline));
+  EBB_ASSIGN_OR_RETURN(Rendezvous rendezvous, Meet(*endpoint, options, absl::OkStatus(), deadline));
+  return Hold(std::move(endpoint), std::move(rendezvous));
 }
 
-absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Hold(std::unique_ptr<MpiPort> port,
+absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Hold(std::unique_ptr<MpiEndpoint> endpoint,
                                                          Rendezvous rendezvous) {
-  std::shared_ptr<MpiWorld> world(new MpiWorld(std::move(port)));
+  std::shared_ptr<MpiWorld> world(new MpiWorld(std::move(endpoint)));
   EBB_ASSIGN_OR_RETURN(world->store_, Store::Hold(world->rank(), std::move(rendezvous)));
   // The store may live on when the world is gone.
   world->store_->OnNote([weak = std::weak_ptr(world)](std::string_view note) {
@@ -153,14 +153,14 @@ absl::StatusOr<std::shared_ptr<MpiWorld>> MpiWorld::Hold(std::unique_ptr<MpiPort
   return world;
 }
 
-MpiWorld::MpiWorld(std::unique_ptr<MpiPort> port) : port_(std::move(port)) {
+MpiWorld::MpiWorld(std::unique_ptr<MpiEndpoint> endpoint) : endpoint_(std::move(endpoint)) {
   heard_.resize(static_cast<size_t>(size()));
-  port_->library().WorldBegins();
+  endpoint_->library().WorldBegins();
 }
 
 MpiWorld::~MpiWorld() {
   // Also of a rank that has died since: MPI may wait for it in whatever is called next.
-  port_->library().WorldEnds(!status().ok());
+  endpoint_->library().WorldEnds(!status().ok());
 }
 
 absl::Status MpiWorld::status() const {
@@ -178,7 +178,7 @@ void MpiWorld::FailHere(const absl::Status& why) {
   const std::scoped_lock lock(mutex_);
   if (!status_.ok()) return;
   status_ = why;
-  port_->Abandon();
+  endpoint_->Abandon();
   for (const auto& [name, known] : communicators_) {
     if (known.here != nullptr) known.here->SetFailed(why);
   }

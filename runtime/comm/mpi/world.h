@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/comm/backend.h"
-#include "ebb/runtime/comm/mpi/port.h"
+#include "ebb/runtime/comm/mpi/endpoint.h"
 #include "ebb/runtime/comm/rendezvous/hosts_rank.h"
 #include "ebb/runtime/comm/rendezvous/store.h"
 
@@ -34,13 +34,13 @@ class MpiWorld {
   // All ranks call it.
   static absl::StatusOr<std::shared_ptr<MpiWorld>> Form(const MpiWorldOptions& options);
   // Of ranks that have met.
-  static absl::StatusOr<std::shared_ptr<MpiWorld>> Hold(std::unique_ptr<MpiPort> port,
+  static absl::StatusOr<std::shared_ptr<MpiWorld>> Hold(std::unique_ptr<MpiEndpoint> endpoint,
                                                         Rendezvous rendezvous);
   ~MpiWorld();
 
-  int rank() const { return port_->rank(); }
-  int size() const { return port_->size(); }
-  MpiPort& port() { return *port_; }
+  int rank() const { return endpoint_->rank(); }
+  int size() const { return endpoint_->size(); }
+  MpiEndpoint& endpoint() { return *endpoint_; }
   Store& store() { return *store_; }
   const std::shared_ptr<Store>& shared_store() const { return store_; }
 
@@ -68,13 +68,13 @@ class MpiWorld {
     int departed = 0;
   };
 
-  explicit MpiWorld(std::unique_ptr<MpiPort> port);
+  explicit MpiWorld(std::unique_ptr<MpiEndpoint> endpoint);
   // Of what the store hears.
   void FailHere(const absl::Status& why);
   void Hear(std::string_view note);
   void Depart(const std::string& name, int size);
 
-  const std::unique_ptr<MpiPort> port_;
+  const std::unique_ptr<MpiEndpoint> endpoint_;
   std::shared_ptr<Store> store_;
   mutable std::mutex mutex_;
   absl::Status status_;

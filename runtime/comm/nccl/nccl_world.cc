@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/grouping.h"
 #include "ebb/runtime/comm/nccl/communicator.h"
 #include "ebb/runtime/comm/nccl/library.h"
 #include "ebb/runtime/comm/nccl/registrations.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/ranks_on_device.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
 #include "ebb/runtime/comm/rendezvous/store_group.h"

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
 #include "ebb/runtime/config/status_macros.h"
 

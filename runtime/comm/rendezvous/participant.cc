@@ -4,11 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/rendezvous/build.h"
 #include "ebb/runtime/comm/rendezvous/connection.h"
+#include "ebb/runtime/comm/shared/layout.h"
 #include "ebb/runtime/device/machine.h"
 
 namespace ebb {
@@ -32,6 +33,30 @@ std::string Cores() {
     bits.push_back(CPU_ISSET(core, &allowed) ? '1' : '0');
   bits.erase(bits.find_last_of('1') + 1);
   return bits;
+}
+
+// FNV-1a of all that says where in shared memory something lies.
+constexpr uint64_t LayoutNumber() {
+  const uint64_t numbers[] = {sizeof(void*),
+                              sizeof(shared::WorldHeader),
+                              sizeof(shared::RankPlace),
+                              sizeof(shared::GroupHeader),
+                              sizeof(shared::GroupSeat),
+                              sizeof(SharedStatus),
+                              sizeof(shared::Point),
+                              sizeof(CallSummary),
+                              shared::kSlots,
+                              shared::kSlotBytes,
+                              shared::kWaitPoints};
+  uint64_t hash = 14695981039346656037u;
+  for (const uint64_t number : numbers) hash = (hash ^ number) * 1099511628211u;
+  return hash;
+}
+
+// "Ebb 0.1.0 (shared memory 5a0f...)": the version, and a number that differs where the structures that ranks share are
+// of other sizes.
+std::string ThisBuild() {
+  return absl::StrCat("Ebb ", EBB_VERSION, " (shared memory ", absl::Hex(LayoutNumber()), ")");
 }
 
 }  // namespace

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_limit.h"
 

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/comm/collective.h"
-#include "ebb/runtime/comm/complaint.h"
 #include "ebb/runtime/comm/grouping.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {

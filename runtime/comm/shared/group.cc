@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/wait_notice.h"
 #include "ebb/runtime/config/status_macros.h"

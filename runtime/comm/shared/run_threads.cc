@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/shared/world.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/device/cpu/core_share.h"

@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/comm/rendezvous/connection.h"
 
 namespace ebb {
 namespace {
@@ -21,6 +23,18 @@ absl::StatusOr<Descriptor> OpenNamed(std::string_view name, int flags) {
   if (errno == EEXIST) return absl::AlreadyExistsError(message);
   if (errno == ENOENT) return absl::NotFoundError(message);
   return absl::FailedPreconditionError(message);
+}
+
+struct Identity {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  friend bool operator==(const Identity&, const Identity&) = default;
+};
+
+Identity IdentityOf(int file) {
+  struct stat info = {};
+  if (fstat(file, &info) != 0) return {};
+  return {.device = info.st_dev, .inode = info.st_ino};
 }
 
 }  // namespace
@@ -76,5 +90,27 @@ absl::StatusOr<Mapping> SharedFile::Map(int64_t offset, int64_t bytes) const {
   }
   return Mapping(static_cast<std::byte*>(data), static_cast<size_t>(bytes));
 }
+
+namespace shared {
+
+std::string PackFile(int file) {
+  const Identity identity = IdentityOf(file);
+  return Packer().Add(static_cast<uint64_t>(file)).Add(identity.device).Add(identity.inode).Take();
+}
+
+Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int flags) {
+  Unpacker unpacker(packed);
+  const uint64_t number = unpacker.Number();
+  Identity identity;
+  identity.device = unpacker.Number();
+  identity.inode = unpacker.Number();
+  if (!unpacker.ok()) return Descriptor();
+  const std::string path = absl::StrCat("/proc/", owner.pid, "/fd/", number);
+  Descriptor file(open(path.c_str(), flags | O_CLOEXEC));
+  if (!file.is_open() || IdentityOf(file.get()) != identity) return Descriptor();
+  return file;
+}
+
+}  // namespace shared
 
 }  // namespace ebb

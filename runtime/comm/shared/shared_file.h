@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/comm/rendezvous/participant.h"
 #include "ebb/runtime/comm/rendezvous/socket.h"
 
 namespace ebb {
@@ -59,5 +60,18 @@ class SharedFile {
  private:
   Descriptor file_;
 };
+
+// Another process of this host opens a file without a name among the open files of the process that has it. Nothing of
+// the file stays behind, whichever process is killed.
+namespace shared {
+
+// What others have to be told of this process's `file`.
+std::string PackFile(int file);
+
+// The file that `owner` has told of. Not open if it cannot be had: a container hides processes from
+// each other, or `owner`'s process id means another process here.
+Descriptor OpenPeerFile(const Participant& owner, std::string_view packed, int flags);
+
+}  // namespace shared
 
 }  // namespace ebb

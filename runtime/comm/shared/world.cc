@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rank_errors.h"
 #include "ebb/runtime/comm/rendezvous/hosts.h"
-#include "ebb/runtime/comm/shared/common_file.h"
 #include "ebb/runtime/comm/shared/communicator.h"
-#include "ebb/runtime/comm/shared/heaps.h"
+#include "ebb/runtime/comm/shared/peer_memory.h"
+#include "ebb/runtime/comm/shared/share_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
 
@@ -88,10 +88,10 @@ absl::StatusOr<std::shared_ptr<SharedWorld>> SharedWorld::Form(
                          return FillFile(made, ranks);
                        }));
   EBB_ASSIGN_OR_RETURN(Mapping memory, file.Map(0, shared::WorldLayout(ranks).bytes));
-  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> heaps, shared::ShareHeaps(rank, rendezvous));
+  EBB_ASSIGN_OR_RETURN(std::vector<Mapping> peer_memory, shared::MapPeerMemory(rank, rendezvous));
   CoreShare::SetForProcess(Sharers(participants, rank));
   std::shared_ptr<SharedWorld> world(
-      new SharedWorld(rank, ranks, std::move(file), std::move(memory), std::move(heaps)));
+      new SharedWorld(rank, ranks, std::move(file), std::move(memory), std::move(peer_memory)));
   const auto weak = std::weak_ptr(world);
   Store::Watched watched = {.launcher = std::move(launcher),
                             .launcher_name = std::move(launcher_name),
@@ -117,13 +117,13 @@ SharedWorld::SharedWorld(int rank, int size, std::shared_ptr<const Mapping> memo
 }
 
 SharedWorld::SharedWorld(int rank, int size, SharedFile file, Mapping memory,
-                         std::vector<Mapping> heaps)
+                         std::vector<Mapping> peer_memory)
     : rank_(rank),
       size_(size),
       layout_(size),
       file_(std::move(file)),
       memory_(std::make_shared<const Mapping>(std::move(memory))),
-      heaps_(std::move(heaps)) {
+      peer_memory_(std::move(peer_memory)) {
   SetUp();
 }
 

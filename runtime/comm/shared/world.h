@@ -64,9 +64,11 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   void Release(int64_t offset, int64_t bytes);
   // Whether processes can read the large buffers of all others, and what is to be added to an address that `rank` has
   // told of its own, to read there.
-  bool shares_buffers() const { return is_threads() || !heaps_.empty(); }
+  bool shares_buffers() const { return is_threads() || !peer_memory_.empty(); }
   uintptr_t BaseOf(int rank) const {
-    return is_threads() ? 0 : reinterpret_cast<uintptr_t>(heaps_[static_cast<size_t>(rank)].data());
+    return is_threads()
+               ? 0
+               : reinterpret_cast<uintptr_t>(peer_memory_[static_cast<size_t>(rank)].data());
   }
 
   WaitPoint& point(uint32_t which) const {
@@ -90,7 +92,8 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   void Remove(SharedGroup& group);
 
  private:
-  SharedWorld(int rank, int size, SharedFile file, Mapping memory, std::vector<Mapping> heaps);
+  SharedWorld(int rank, int size, SharedFile file, Mapping memory,
+              std::vector<Mapping> peer_memory);
   void SetUp();
   void SetFailed(const absl::Status& why);
   void ListenTo(Store& store);
@@ -102,7 +105,7 @@ class SharedWorld : public std::enable_shared_from_this<SharedWorld> {
   const shared::WorldLayout layout_;
   std::optional<SharedFile> file_;
   const std::shared_ptr<const Mapping> memory_;
-  const std::vector<Mapping> heaps_;  // by rank; none if not all could be mapped
+  const std::vector<Mapping> peer_memory_;  // by rank; none if not all could be mapped
   std::shared_ptr<CallOrder> calls_;
   std::mutex groups_mutex_;
   std::vector<SharedGroup*> groups_;

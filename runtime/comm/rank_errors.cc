@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/complaint.h"
+#include "ebb/runtime/comm/rank_errors.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/mpi/port.h"
+#include "ebb/runtime/comm/mpi/endpoint.h"
 
 #include <algorithm>
 #include <chrono>
@@ -85,7 +85,7 @@ void Backoff::Pause() {
 }
 
 MpiMessage& MpiMessage::operator=(MpiMessage&& other) noexcept {
-  std::swap(port_, other.port_);
+  std::swap(endpoint_, other.endpoint_);
   std::swap(request_, other.request_);
   std::swap(memory_, other.memory_);
   std::swap(is_receive_, other.is_receive_);
@@ -94,9 +94,9 @@ MpiMessage& MpiMessage::operator=(MpiMessage&& other) noexcept {
 
 MpiMessage::~MpiMessage() {
   if (!is_under_way()) return;
-  MpiLibrary& library = port_->library();
+  MpiLibrary& library = endpoint_->library();
   const std::scoped_lock lock(library.mutex());
-  if (port_->abandoned()) {
+  if (endpoint_->abandoned()) {
     library.KeepLocked(std::move(memory_));
     return;
   }
@@ -107,18 +107,18 @@ MpiMessage::~MpiMessage() {
 }
 
 bool MpiMessage::Test() {
-  if (port_ == nullptr) return true;
-  const std::scoped_lock lock(port_->library().mutex());
-  if (port_->abandoned()) return false;
+  if (endpoint_ == nullptr) return true;
+  const std::scoped_lock lock(endpoint_->library().mutex());
+  if (endpoint_->abandoned()) return false;
   if (!is_under_way()) return true;
   int complete = 0;
   const int result = MPI_Test(&request_, &complete, MPI_STATUS_IGNORE);
-  port_->NoteLocked("MPI_Test", result);
+  endpoint_->NoteLocked("MPI_Test", result);
   return result == MPI_SUCCESS && complete != 0;
 }
 
-absl::StatusOr<std::unique_ptr<MpiPort>> MpiPort::Open(MpiLibrary& library, MPI_Comm parent,
-                                                       WaitPoint::Deadline deadline) {
+absl::StatusOr<std::unique_ptr<MpiEndpoint>> MpiEndpoint::Open(MpiLibrary& library, MPI_Comm parent,
+                                                               WaitPoint::Deadline deadline) {
   const MessageMemory memory(new std::byte[sizeof(MPI_Comm)]);
   MPI_Comm* const comm = new (memory.get()) MPI_Comm(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
@@ -128,10 +128,10 @@ absl::StatusOr<std::unique_ptr<MpiPort>> MpiPort::Open(MpiLibrary& library, MPI_
         MpiLibrary::ToStatus("MPI_Comm_idup", MPI_Comm_idup(parent, comm, &request)));
   }
   EBB_RETURN_IF_ERROR(AwaitRequest(library, parent, request, memory, "MPI_Comm_idup", deadline));
-  return std::unique_ptr<MpiPort>(new MpiPort(library, *comm));
+  return std::unique_ptr<MpiEndpoint>(new MpiEndpoint(library, *comm));
 }
 
-MpiPort::MpiPort(MpiLibrary& library, MPI_Comm comm) : library_(library), comm_(comm) {
+MpiEndpoint::MpiEndpoint(MpiLibrary& library, MPI_Comm comm) : library_(library), comm_(comm) {
   const std::scoped_lock lock(library_.mutex());
   NoteLocked("MPI_Comm_set_errhandler", MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN));
   NoteLocked("MPI_Comm_rank", MPI_Comm_rank(comm_, &rank_));
@@ -142,14 +142,14 @@ MpiPort::MpiPort(MpiLibrary& library, MPI_Comm comm) : library_(library), comm_(
   if (found != 0) tag_max_ = *most;
 }
 
-void MpiPort::Begin(MpiMessage& message, MessageMemory memory, bool is_receive) {
-  message.port_ = this;
+void MpiEndpoint::Begin(MpiMessage& message, MessageMemory memory, bool is_receive) {
+  message.endpoint_ = this;
   message.memory_ = std::move(memory);
   message.is_receive_ = is_receive;
 }
 
-void MpiPort::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
-                   const std::byte* data, int64_t bytes) {
+void MpiEndpoint::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
+                       const std::byte* data, int64_t bytes) {
   Begin(message, std::move(memory), /*is_receive=*/false);
   const std::scoped_lock lock(library_.mutex());
   if (abandoned()) return;
@@ -157,8 +157,8 @@ void MpiPort::Send(MpiMessage& message, int to, int tag, MessageMemory memory,
              MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, to, tag, comm_, &message.request_));
 }
 
-void MpiPort::SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory memory,
-                            const std::byte* data, int64_t bytes) {
+void MpiEndpoint::SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory memory,
+                                const std::byte* data, int64_t bytes) {
   Begin(message, std::move(memory), /*is_receive=*/false);
   const std::scoped_lock lock(library_.mutex());
   if (abandoned()) return;
@@ -166,8 +166,8 @@ void MpiPort::SendToBeTaken(MpiMessage& message, int to, int tag, MessageMemory 
                                       &message.request_));
 }
 
-void MpiPort::Receive(MpiMessage& message, int from, int tag, MessageMemory memory, std::byte* data,
-                      int64_t bytes) {
+void MpiEndpoint::Receive(MpiMessage& message, int from, int tag, MessageMemory memory,
+                          std::byte* data, int64_t bytes) {
   Begin(message, std::move(memory), /*is_receive=*/true);
   const std::scoped_lock lock(library_.mutex());
   if (abandoned()) return;
@@ -175,8 +175,8 @@ void MpiPort::Receive(MpiMessage& message, int from, int tag, MessageMemory memo
                                     &message.request_));
 }
 
-absl::StatusOr<std::string> MpiPort::Broadcast(std::string_view mine,
-                                               WaitPoint::Deadline deadline) {
+absl::StatusOr<std::string> MpiEndpoint::Broadcast(std::string_view mine,
+                                                   WaitPoint::Deadline deadline) {
   constexpr size_t kBytes = 2048;
   const MessageMemory memory(new std::byte[kBytes]());
   auto* const text = reinterpret_cast<char*>(memory.get());
@@ -191,13 +191,13 @@ absl::StatusOr<std::string> MpiPort::Broadcast(std::string_view mine,
   return std::string(text, kBytes);
 }
 
-void MpiPort::NoteLocked(const char* what, int result) {
+void MpiEndpoint::NoteLocked(const char* what, int result) {
   if (result == MPI_SUCCESS || failed_.load(std::memory_order_relaxed)) return;
   status_ = MpiLibrary::ToStatus(what, result);
   failed_.store(true, std::memory_order_release);
 }
 
-absl::Status MpiPort::status() const {
+absl::Status MpiEndpoint::status() const {
   if (!failed()) return absl::OkStatus();
   return status_;
 }

@@ -12,6 +12,6 @@ namespace ebb::shared {
 // Installs this process's shared heap and maps, for reading, those of all others, by rank. The same
 // on all ranks: none if one of them cannot, for example because a container hides processes from
 // each other; operations then stage what they send. Every rank calls it.
-absl::StatusOr<std::vector<Mapping>> ShareHeaps(int rank, Rendezvous& rendezvous);
+absl::StatusOr<std::vector<Mapping>> MapPeerMemory(int rank, Rendezvous& rendezvous);
 
 }  // namespace ebb::shared

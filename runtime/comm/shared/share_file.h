@@ -18,6 +18,6 @@ absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous,
                                      absl::FunctionRef<absl::Status(SharedFile& file)> fill);
 
 // That name.
-std::string CommonFileName(const Rendezvous& rendezvous);
+std::string SharedFileName(const Rendezvous& rendezvous);
 
 }  // namespace ebb::shared

@@ -1,4 +1,4 @@
-// The spans of a call as one row of elements, so that it can be cut into steps that know nothing of spans, and the
+// The spans of a call as one sequence of elements, so that it can be cut into steps that know nothing of spans, and the
 // memory behind it.
 //
 //   spans     |  0  | 1 |      2      |
@@ -18,30 +18,30 @@
 
 namespace ebb {
 
-// Elements of a row.
-struct RowRange {
+// Elements of the sequence.
+struct ElementRange {
   int64_t begin = 0, end = 0;
   int64_t count() const { return end - begin; }
 };
 
 // A range as it is moved: `per_step` elements at a time.
-class RowSteps {
+class StepRanges {
  public:
-  RowSteps(RowRange all, int64_t per_step) : all_(all), per_step_(per_step) {}
+  StepRanges(ElementRange all, int64_t per_step) : all_(all), per_step_(per_step) {}
 
   int64_t count() const { return (all_.count() + per_step_ - 1) / per_step_; }
   // Empty behind the last.
-  RowRange operator[](int64_t step) const {
+  ElementRange operator[](int64_t step) const {
     const int64_t begin = std::min(all_.end, all_.begin + step * per_step_);
     return {.begin = begin, .end = std::min(all_.end, begin + per_step_)};
   }
 
  private:
-  RowRange all_;
+  ElementRange all_;
   int64_t per_step_;
 };
 
-class Row {
+class FlatSpans {
  public:
   enum Side : uint8_t { kSend, kReceive };
   // `count` elements of a span from its element `first`, which are at `at` of what is visited.
@@ -52,17 +52,17 @@ class Row {
     int64_t at;
   };
 
-  explicit Row(const Collective& call)
+  explicit FlatSpans(const Collective& call)
       : spans_(call.spans), element_(SizeOf(call.dtype)), bytes_(TotalBytes(call, 1)) {}
 
   int64_t elements() const { return bytes_ / element_; }
-  RowRange all() const { return {.begin = 0, .end = elements()}; }
-  int64_t BytesOf(RowRange range) const { return range.count() * element_; }
+  ElementRange all() const { return {.begin = 0, .end = elements()}; }
+  int64_t BytesOf(ElementRange range) const { return range.count() * element_; }
   int64_t element_bytes() const { return element_; }
 
   // Steps are visited one behind the other mostly, so the look for a range's first span begins where the last ended.
   template <class Visitor>
-  void Visit(RowRange range, Visitor visit) const {
+  void Visit(ElementRange range, Visitor visit) const {
     if (range.begin < before_) span_ = 0, before_ = 0;
     while (span_ < spans_.size() && before_ + spans_[span_].count <= range.begin)
       before_ += spans_[span_++].count;
@@ -86,13 +86,13 @@ class Row {
            (block * piece.span.count + piece.first) * element_;
   }
 
-  void Fill(std::byte* slot, Side side, int64_t block, RowRange range) const {
+  void Fill(std::byte* slot, Side side, int64_t block, ElementRange range) const {
     Visit(range, [&](const Piece& piece) {
       std::memcpy(slot + piece.at * element_, At(piece, side, block),
                   static_cast<size_t>(piece.count * element_));
     });
   }
-  void Drain(const std::byte* slot, int64_t block, RowRange range, ThreadTeam& team) const {
+  void Drain(const std::byte* slot, int64_t block, ElementRange range, ThreadTeam& team) const {
     Visit(range, [&](const Piece& piece) {
       CopyBytes(team, At(piece, kReceive, block), slot + piece.at * element_,
                 piece.count * element_, bytes_);

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/shared/heaps.h"
+#include "ebb/runtime/comm/shared/peer_memory.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/shared/peer_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/shared_heap.h"
 #include "ebb/runtime/trace/log.h"
@@ -17,8 +16,8 @@ namespace ebb::shared {
 namespace {
 
 // Not mapped if the owner has none or this process cannot have it.
-Mapping MapHeap(const Participant& owner, std::string_view told) {
-  Unpacker unpacker(told);
+Mapping MapMemoryOf(const Participant& owner, std::string_view packed) {
+  Unpacker unpacker(packed);
   const auto bytes = static_cast<int64_t>(unpacker.Number());
   const Descriptor file = OpenPeerFile(owner, unpacker.Text(), O_RDONLY);
   if (!unpacker.ok() || bytes == 0 || !file.is_open()) return Mapping();
@@ -31,24 +30,24 @@ Mapping MapHeap(const Participant& owner, std::string_view told) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<Mapping>> ShareHeaps(int rank, Rendezvous& rendezvous) {
+absl::StatusOr<std::vector<Mapping>> MapPeerMemory(int rank, Rendezvous& rendezvous) {
   const SharedHeap* const mine = SharedHeap::Install();
   Packer packer;
   if (mine != nullptr) {
-    packer.Add(static_cast<uint64_t>(mine->bytes())).Add(TellFile(mine->file()));
+    packer.Add(static_cast<uint64_t>(mine->bytes())).Add(PackFile(mine->file()));
   }
-  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> told, rendezvous.AllGather(packer.Take()));
-  std::vector<Mapping> heaps(told.size());
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::string> packed, rendezvous.AllGather(packer.Take()));
+  std::vector<Mapping> memories(packed.size());
   bool all_mapped = true;
-  for (size_t other = 0; other < told.size(); ++other) {
+  for (size_t other = 0; other < packed.size(); ++other) {
     if (static_cast<int>(other) == rank) continue;
-    heaps[other] = MapHeap(rendezvous.participants()[other], told[other]);
-    all_mapped = all_mapped && heaps[other].data() != nullptr;
+    memories[other] = MapMemoryOf(rendezvous.participants()[other], packed[other]);
+    all_mapped = all_mapped && memories[other].data() != nullptr;
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> mapped,
                        rendezvous.AllGather(all_mapped ? "all" : "not all"));
   const auto missing = std::find(mapped.begin(), mapped.end(), "not all");
-  if (missing == mapped.end()) return heaps;
+  if (missing == mapped.end()) return memories;
   if (rank == 0) {
     LogInfo(absl::StrCat("rank ", missing - mapped.begin(),
                          " cannot map the buffers of the other ranks; large operations are staged, "

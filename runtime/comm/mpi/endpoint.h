@@ -25,7 +25,7 @@ namespace ebb {
 
 using MessageMemory = std::shared_ptr<std::byte[]>;
 
-class MpiPort;
+class MpiEndpoint;
 
 // A message under way, which keeps its memory.
 class MpiMessage {
@@ -37,22 +37,22 @@ class MpiMessage {
   ~MpiMessage();
 
   bool is_under_way() const { return request_ != MPI_REQUEST_NULL; }
-  // True: nothing is under way any more. Never, once its port has been abandoned.
+  // True: nothing is under way any more. Never, once its endpoint has been abandoned.
   bool Test();
 
  private:
-  friend class MpiPort;
-  MpiPort* port_ = nullptr;
+  friend class MpiEndpoint;
+  MpiEndpoint* endpoint_ = nullptr;
   MPI_Request request_ = MPI_REQUEST_NULL;
   MessageMemory memory_;
   bool is_receive_ = false;
 };
 
-class MpiPort {
+class MpiEndpoint {
  public:
   // All ranks of `parent` call it.
-  static absl::StatusOr<std::unique_ptr<MpiPort>> Open(MpiLibrary& library, MPI_Comm parent,
-                                                       WaitPoint::Deadline deadline);
+  static absl::StatusOr<std::unique_ptr<MpiEndpoint>> Open(MpiLibrary& library, MPI_Comm parent,
+                                                           WaitPoint::Deadline deadline);
   int rank() const { return rank_; }
   int size() const { return size_; }
   int tag_max() const { return tag_max_; }
@@ -81,7 +81,7 @@ class MpiPort {
 
  private:
   friend class MpiMessage;
-  MpiPort(MpiLibrary& library, MPI_Comm comm);
+  MpiEndpoint(MpiLibrary& library, MPI_Comm comm);
   // What all messages begin with.
   void Begin(MpiMessage& message, MessageMemory memory, bool is_receive);
   void NoteLocked(const char* what, int result);

@@ -1,4 +1,4 @@
-#include "ebb/runtime/comm/shared/common_file.h"
+#include "ebb/runtime/comm/shared/share_file.h"
 
 #include <fcntl.h>
 
@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/comm/shared/peer_file.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb::shared {
@@ -38,7 +37,7 @@ absl::StatusOr<std::optional<SharedFile>> ShareNameless(int rank, Rendezvous& re
     EBB_ASSIGN_OR_RETURN(file, OrRefuse(rendezvous, Filled(*std::move(file), fill)));
   }
   EBB_ASSIGN_OR_RETURN(const std::vector<std::string> told,
-                       rendezvous.AllGather(file.has_value() ? TellFile(file->descriptor()) : ""));
+                       rendezvous.AllGather(file.has_value() ? PackFile(file->descriptor()) : ""));
   if (rank != 0) {
     Descriptor opened = OpenPeerFile(rendezvous.participants()[0], told[0], O_RDWR);
     if (opened.is_open()) file = SharedFile(std::move(opened));
@@ -76,7 +75,7 @@ absl::StatusOr<SharedFile> ShareNamed(int rank, Rendezvous& rendezvous, Fill fil
 
 }  // namespace
 
-std::string CommonFileName(const Rendezvous& rendezvous) {
+std::string SharedFileName(const Rendezvous& rendezvous) {
   return absl::StrCat("ebb-", rendezvous.participants()[0].pid, "-",
                       absl::Hex(rendezvous.nonce(), absl::kZeroPad16));
 }
@@ -84,7 +83,7 @@ std::string CommonFileName(const Rendezvous& rendezvous) {
 absl::StatusOr<SharedFile> ShareFile(int rank, Rendezvous& rendezvous, Fill fill) {
   EBB_ASSIGN_OR_RETURN(std::optional<SharedFile> nameless, ShareNameless(rank, rendezvous, fill));
   if (nameless.has_value()) return *std::move(nameless);
-  const std::string name = CommonFileName(rendezvous);
+  const std::string name = SharedFileName(rendezvous);
   absl::StatusOr<SharedFile> file = ShareNamed(rank, rendezvous, fill, name);
   // On every way, by every rank: the one that made it may have been killed.
   SharedFile::RemoveName(name);
