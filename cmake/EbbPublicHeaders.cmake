@@ -37,6 +37,7 @@ set(ebb_public_headers
   runtime/engine/engine.h
   runtime/engine/optimizer_spec.h
   runtime/engine/scope.h
+  runtime/engine/state_reader.h
   runtime/engine/step.h
   runtime/engine/tensor_view.h
   runtime/engine/training_state.h

@@ -19,9 +19,9 @@ Line EndOf(StreamId stream) {
 
 std::string_view Name(Code code) {
   constexpr std::string_view kNames[] = {
-      "kernels",     "all-gather", "reduce-scatter",  "all-reduce",    "copy", "cast",
-      "accumulate",  "norm",       "parameter norms", "update",        "read", "write",
-      "check files", "prepare",    "exchange",        "exchange norms"};
+      "kernels",     "all-gather",  "reduce-scatter",  "all-reduce", "copy",          "cast",
+      "accumulate",  "norm",        "parameter norms", "update",     "read",          "write",
+      "check files", "read beside", "prepare",         "exchange",   "exchange norms"};
   return kNames[static_cast<size_t>(code)];
 }
 

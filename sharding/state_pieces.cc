@@ -213,6 +213,31 @@ Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const Stage
   return lowering.Take();
 }
 
+Fragment LowerBesideRead(const Plan& plan, int shard, std::span<const int> units) {
+  StateLowering lowering;
+  const auto add = [&](const StateArray& array) {
+    for (const StateRun& run : RunsOf(plan, shard, {.array = array}, INT64_MAX)) {
+      for (Operand home : run.homes) {
+        if (home.count == 0) continue;
+        home.access = Access::kRead;
+        lowering.operands().push_back(home);
+      }
+    }
+  };
+  for (const int unit : units) {
+    add({.what = StateClass::kParameter, .unit = unit, .trainable = false});
+    add({.what = StateClass::kMaster, .unit = unit});
+    for (int state = 0; state < plan.decisions.optimizer_states; ++state)
+      add({.what = StateClass::kOptimizer, .unit = unit, .state = state});
+    lowering.Add({.code = Code::kReadBeside, .role = OperationKind::kDownload}, unit);
+  }
+  Fragment fragment = lowering.Take();
+  for (Instruction& instruction : fragment.instructions)
+    instruction.starts = instruction.ends = kBeside;
+  fragment.of_state = false;
+  return fragment;
+}
+
 Fragment LowerGather(const Plan& plan, int unit) {
   StateLowering lowering;
   AddGather(plan, unit, lowering.operands());

@@ -76,6 +76,9 @@ Fragment LowerStateWrite(const StagedRun& run);
 // From where the host finds the parameters of a run to this rank's slice on the device.
 Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run);
 
+// One instruction for each of these units: all masters, frozen parameters and states of this rank's.
+Fragment LowerBesideRead(const Plan& plan, int shard, std::span<const int> units);
+
 // The unit from all ranks' slices, alone.
 Fragment LowerGather(const Plan& plan, int unit);
 // To what all ranks keep whole of a unit, from their slices of it.

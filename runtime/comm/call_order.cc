@@ -42,7 +42,8 @@ uint32_t HashOf(uint64_t number, int engine) {
 
 bool Meets(CallKind kind) {
   return kind == CallKind::kSuspend || kind == CallKind::kResume || kind == CallKind::kCopy ||
-         kind == CallKind::kSetTrainingState || kind == CallKind::kAgree;
+         kind == CallKind::kSetTrainingState || kind == CallKind::kAgree ||
+         kind == CallKind::kReadBeside;
 }
 
 bool Alike(CallOfWorld one, CallOfWorld other) {
@@ -190,6 +191,8 @@ std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
       return absl::StrCat("called SetTrainingState", of);
     case CallKind::kAgree:
       return absl::StrCat("called Agree", of);
+    case CallKind::kReadBeside:
+      return absl::StrCat("called ReadBeside", of);
   }
   return "made another call";
 }

@@ -42,6 +42,7 @@ enum class CallKind : uint8_t {
   kCopy,
   kSetTrainingState,
   kAgree,
+  kReadBeside,
 };
 
 struct CallOfWorld {

@@ -93,6 +93,12 @@ absl::Status Engine::Gather(ParameterId p, StateClass what, Sink sink, int root)
   if (parts_ == nullptr) return MovedFrom();
   return parts_->calls.Returned(parts_->call.state->Gather(p, what, sink, root));
 }
+absl::StatusOr<std::shared_future<absl::Status>> Engine::ReadBeside(StateReader reader) {
+  if (parts_ == nullptr) return MovedFrom();
+  if (parts_->scopes.progress.alive)
+    return parts_->calls.Returned(WhileAlive("ReadBeside", kFinishFirst));
+  return parts_->calls.Returned(parts_->call.state->ReadBeside(std::move(reader)));
+}
 absl::StatusOr<TrainingState> Engine::training_state() {
   if (parts_ == nullptr) return MovedFrom();
   absl::StatusOr<TrainingState> state = parts_->call.state->training_state();

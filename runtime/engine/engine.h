@@ -22,6 +22,7 @@
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,6 +38,7 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/optimizer_spec.h"
 #include "ebb/runtime/engine/scope.h"
+#include "ebb/runtime/engine/state_reader.h"
 #include "ebb/runtime/engine/step.h"
 #include "ebb/runtime/engine/tensor_view.h"
 #include "ebb/runtime/engine/training_state.h"
@@ -118,6 +120,13 @@ class Engine {
   // BeginEvaluation, whose scopes see them.
   absl::Status Write(StateClass what, const Initialiser& source,
                      std::string_view optimizer_state = "");
+  // This rank's masters, values of frozen parameters and optimizer states, given to `reader` beside the steps that come:
+  // as the last step has left them, each before its next update, which waits for it. Collective, between steps; returns
+  // once it is on its way. Waits for the verdict on the last step, and for the end of the call before. Memory: 4 MiB of
+  // host memory where state lives on NVMe or on a GPU, in memory(); on a GPU 1 MiB of its own, too. What it
+  // returns is ready when all ranks have ended, with the same status on all. Read, Write, Gather,
+  // CopyParametersFrom, SetTrainingState, Suspend and the engine's end wait for it; steps and evaluations do not.
+  absl::StatusOr<std::shared_future<absl::Status>> ReadBeside(StateReader reader);
   // What the run is beside its tensors. Of all finished steps: waits for the verdict on the last one.
   // Local, and the same on every rank.
   absl::StatusOr<TrainingState> training_state();

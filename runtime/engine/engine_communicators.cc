@@ -22,14 +22,25 @@ CommunicatorOptions EngineCommunicators::OptionsOf(std::string_view name) const 
           .timeout_seconds = inputs_.config.ebb.timeout_seconds};
 }
 
-absl::Status EngineCommunicators::MakeControl(MemoryLedger& ledger) {
-  EBB_ASSIGN_OR_RETURN(Communicator control, inputs_.world.NewCommunicator(OptionsOf("control")));
-  control_.emplace(std::move(control));
+absl::Status EngineCommunicators::MakeForHost(std::string_view name, MemoryLedger& ledger,
+                                              std::optional<Communicator>& communicator,
+                                              DeviceMirror& mirror) const {
+  if (communicator.has_value()) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(Communicator made, inputs_.world.NewCommunicator(OptionsOf(name)));
+  communicator.emplace(std::move(made));
   constexpr int64_t kMirrorBytes = int64_t{1} << 20, kOfRankMin = 512;
-  const absl::Status mirrored = mirror_.Allocate(
+  const absl::Status mirrored = mirror.Allocate(
       inputs_.device, std::max(kMirrorBytes, (inputs_.size() + 1) * kOfRankMin), ledger);
-  if (!mirrored.ok()) control_->Abort(mirrored);  // the others are about to wait in it
+  if (!mirrored.ok()) communicator->Abort(mirrored);  // the others are about to wait in it
   return mirrored;
+}
+
+absl::Status EngineCommunicators::MakeControl(MemoryLedger& ledger) {
+  return MakeForHost("control", ledger, control_, mirror_);
+}
+
+absl::Status EngineCommunicators::MakeBeside(MemoryLedger& ledger) {
+  return MakeForHost("beside", ledger, beside_, beside_mirror_);
 }
 
 absl::Status EngineCommunicators::Make(std::string_view name, Lane lane) {
@@ -70,6 +81,7 @@ void EngineCommunicators::Leave() {
   for (std::optional<Communicator>& communicator : lanes_)
     if (communicator.has_value()) communicator->Leave();
   if (control_.has_value()) control_->Leave();
+  if (beside_.has_value()) beside_->Leave();
 }
 
 }  // namespace ebb

@@ -29,6 +29,10 @@ class EngineCommunicators {
   // With replicas: of the shard group, of the ranks that hold the same slice, and of the world.
   absl::Status MakeReduce(const sharding::Decisions& decisions);
 
+  // For state that is read beside steps. Nothing where it is there.
+  absl::Status MakeBeside(MemoryLedger& ledger);
+  HostLane Beside(Stream& stream) { return {*beside_, stream, beside_mirror_}; }
+
   Communicator& control() { return *control_; }
   // The control communicator for what lies in host memory; `stream`: the reduce stream.
   HostLane Control(Stream& stream) { return {*control_, stream, mirror_}; }
@@ -54,6 +58,9 @@ class EngineCommunicators {
   void Leave();
 
  private:
+  // With room for what passes through it.
+  absl::Status MakeForHost(std::string_view name, MemoryLedger& ledger,
+                           std::optional<Communicator>& communicator, DeviceMirror& mirror) const;
   absl::Status Make(std::string_view name, sharding::Lane lane);
   absl::Status Split(std::string_view name, int group,
                      sharding::Lane lane);  // by the ranks' groups
@@ -61,6 +68,8 @@ class EngineCommunicators {
   const EngineInputs& inputs_;
   std::optional<Communicator> control_;
   DeviceMirror mirror_;  // of what passes through it
+  std::optional<Communicator> beside_;
+  DeviceMirror beside_mirror_;
   std::array<std::optional<Communicator>, sharding::kLanes> lanes_;
 };
 

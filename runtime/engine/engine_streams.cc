@@ -81,6 +81,17 @@ absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Pl
   return absl::OkStatus();
 }
 
+absl::Status EngineStreams::MakeBeside(const Device& device, int64_t units) {
+  if (lines_[sharding::kBeside]) return absl::OkStatus();
+  constexpr int kOwn = 4;  // work, its event, and the end
+  EBB_ASSIGN_OR_RETURN(
+      Stream made,
+      device.NewHostStream("ebb beside",
+                           kStreamTasksMax + static_cast<int>(units) * (kOwn + sharding::kLines)));
+  lines_[sharding::kBeside].emplace(std::move(made));
+  return absl::OkStatus();
+}
+
 std::array<Stream*, sharding::kLines> EngineStreams::all() {
   std::array<Stream*, sharding::kLines> all = {};
   for (size_t line = 0; line < lines_.size(); ++line)

@@ -25,6 +25,10 @@ class EngineStreams {
   // Those of what is offloaded.
   absl::Status MakeOffload(const Device& device, const sharding::Plan& plan, bool has_files);
 
+  // That of state which is read beside steps, `units` at once. Nothing where it is there.
+  absl::Status MakeBeside(const Device& device, int64_t units);
+  Stream& beside() { return *lines_[sharding::kBeside]; }
+
   Stream& compute() { return *lines_[sharding::LineOf(sharding::StreamId::kCompute)]; }
   Stream& gather() { return *lines_[sharding::LineOf(sharding::StreamId::kGather)]; }
   Stream& reduce() { return *lines_[sharding::LineOf(sharding::StreamId::kReduce)]; }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -45,6 +46,10 @@ class Issuer {
   Issuer(const Parts& parts, const sharding::Cells& cells, int units)
       : with_(parts), cells_(cells), control_(units), frontier_(cells.count()) {}
   absl::Status MakeFence(const Device& device);
+  // A stream that there was none of so far.
+  void UseStream(sharding::Line line, Stream& stream) { with_.streams[line] = &stream; }
+  // What kReadBeside does, on its stream.
+  void OnBeside(std::function<void(int unit)> read) { read_beside_ = std::move(read); }
 
   sharding::Frontier& frontier() { return frontier_; }
   std::vector<Event*>& events() { return events_; }
@@ -85,7 +90,8 @@ class Issuer {
   void StartTransfers(LinkedFragment& run, int instruction);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 
-  const Parts with_;
+  Parts with_;
+  std::function<void(int unit)> read_beside_;
   const sharding::Cells& cells_;
   const sharding::ControlCells control_;
   sharding::Frontier frontier_;

@@ -25,6 +25,8 @@ std::string DescribeBegun(int64_t begun) {
       return "calls SetTrainingState";
     case Meeting::kAgree:
       return "calls Agree";
+    case Meeting::kReadBeside:
+      return "calls ReadBeside";
   }
   return begun < 0 ? "is in an evaluation" : "is in a step";
 }

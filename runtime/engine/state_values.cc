@@ -14,6 +14,18 @@ using sharding::StagedRun;
 using sharding::StateRange;
 using sharding::StateRun;
 
+void ToFloat(ThreadTeam& team, const StagedRun& run, absl::FunctionRef<std::byte*(const Place&)> at,
+             float* values) {
+  const StateRun& of = run.run;
+  if (of.is_split()) {
+    optim::Join(team, reinterpret_cast<const BFloat16*>(at(run.host[0])),
+                reinterpret_cast<const uint16_t*>(at(run.host[1])), values, of.count());
+  } else {
+    optim::Cast(team, at(run.host[0]), of.homes[0].dtype, values, DType::kFloat32, of.count(),
+                optim::Rounding::kNearest);
+  }
+}
+
 StagedRun StateValues::InSlot(const StateRun& run, size_t slot) const {
   const auto offset = static_cast<int64_t>(slot) * sharding::kStateStagingBytes;
   return {run, Storage::kStateStaging.Plus(offset), with_.device->kind() == DeviceKind::kCpu};
@@ -90,13 +102,9 @@ absl::Status StateValues::Read(const StateRange& range, std::span<float> values,
     if (r + 1 < runs.size()) EBB_RETURN_IF_ERROR(ReadAhead(runs[r + 1]).status());
     EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(run));
     const StagedRun found = InSlot(run, slot);
-    float* const to = values.data() + (run.begin - range.begin);
-    if (run.is_split()) {
-      optim::Join(team(), At<BFloat16>(found, 0), At<uint16_t>(found, 1), to, run.count());
-    } else {
-      optim::Cast(team(), At<void>(found, 0), run.homes[0].dtype, to, DType::kFloat32, run.count(),
-                  optim::Rounding::kNearest);
-    }
+    ToFloat(
+        team(), found, [this](const Place& place) { return with_.storage->At(place); },
+        values.data() + (run.begin - range.begin));
   }
   return absl::OkStatus();
 }

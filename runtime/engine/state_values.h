@@ -12,6 +12,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
@@ -25,6 +26,10 @@
 #include "ebb/sharding/state_pieces.h"
 
 namespace ebb {
+
+// The run's values, of which the host finds each part where `at` says.
+void ToFloat(ThreadTeam& team, const sharding::StagedRun& run,
+             absl::FunctionRef<std::byte*(const sharding::Place&)> at, float* values);
 
 class StateValues {
  public:

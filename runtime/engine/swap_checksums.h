@@ -44,10 +44,19 @@ class SwapChecksums {
 
     // Whether `checksum` is what is known to lie there.
     bool Agrees(uint64_t checksum) const {
-      const uint64_t known = checksum_.load(std::memory_order_relaxed);
+      const uint64_t known = checksum_.load(std::memory_order_acquire);
       return known == kUnknown || known == Known(checksum);
     }
-    void Set(uint64_t checksum) { checksum_.store(Known(checksum), std::memory_order_relaxed); }
+    // Or what was known before that: an update sums what it is still to write.
+    bool AgreesOrDid(uint64_t checksum) const {
+      return Agrees(checksum) || before_.load(std::memory_order_acquire) == Known(checksum);
+    }
+    void Set(uint64_t checksum) {
+      const uint64_t known = checksum_.load(std::memory_order_relaxed);
+      if (known == Known(checksum)) return;
+      before_.store(known, std::memory_order_release);
+      checksum_.store(Known(checksum), std::memory_order_release);
+    }
     void Forget() { checksum_.store(kUnknown, std::memory_order_relaxed); }
     bool is_known() const { return checksum_.load(std::memory_order_relaxed) != kUnknown; }
 
@@ -58,7 +67,8 @@ class SwapChecksums {
           offset(other.offset),
           bytes(other.bytes),
           of_all_only(other.of_all_only),
-          checksum_(other.checksum_.load()) {}
+          checksum_(other.checksum_.load()),
+          before_(other.before_.load()) {}
     Extent& operator=(Extent&& other) noexcept {
       what = other.what;
       unit = other.unit;
@@ -66,6 +76,7 @@ class SwapChecksums {
       bytes = other.bytes;
       of_all_only = other.of_all_only;
       checksum_ = other.checksum_.load();
+      before_ = other.before_.load();
       return *this;
     }
 
@@ -73,7 +84,7 @@ class SwapChecksums {
     static constexpr uint64_t kUnknown = 0;
     static uint64_t Known(uint64_t checksum) { return checksum == kUnknown ? 1 : checksum; }
 
-    std::atomic<uint64_t> checksum_{kUnknown};
+    std::atomic<uint64_t> checksum_{kUnknown}, before_{kUnknown};
   };
 
   // Of files as they are made: zeros, which the optimizer's states begin with.

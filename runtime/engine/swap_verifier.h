@@ -68,7 +68,9 @@ class SwapVerifier {
                                                 absl::FunctionRef<void(const std::byte*)>)>;
   // Of what lies in the file, which is read for it alone: ahead of reads in smaller pieces. False where
   // it differs, which has failed the engine.
-  absl::StatusOr<bool> VerifyFile(const sharding::Place& place, int64_t bytes, Reader read);
+  // `beside_steps`: updates that are to come may have been summed, and not written.
+  absl::StatusOr<bool> VerifyFile(const sharding::Place& place, int64_t bytes, Reader read,
+                                  bool beside_steps = false);
 
  private:
   void FailAt(const SwapChecksums::Extent& extent, const sharding::Place& place);

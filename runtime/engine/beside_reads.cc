@@ -1,0 +1,208 @@
+#include "ebb/runtime/engine/beside_reads.h"
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/sharding/waits.h"
+
+namespace ebb {
+
+using sharding::Place;
+using sharding::StagedRun;
+using sharding::StateRange;
+using sharding::StateRun;
+
+namespace {
+
+// Where a run is staged that the engine's own staging has no part in.
+constexpr Place kStaging = {.tier = Tier::kCpu, .pool = StateClass::kStaging};
+
+}  // namespace
+
+bool BesideReads::is_over() const {
+  return !over_.valid() || over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
+void BesideReads::Await() const {
+  if (over_.valid()) over_.wait();
+}
+
+absl::Status BesideReads::Prepare() {
+  if (read_ != nullptr) return absl::OkStatus();
+  const absl::Status made = MakeRead();
+  absl::Status connected = with_.communicators->MakeBeside(*with_.ledger);
+  return made.ok() ? connected : made;
+}
+
+absl::Status BesideReads::MakeRead() {
+  const Device& device = with_.inputs->device;
+  const bool reaches_device = device.kind() == DeviceKind::kCpu;
+  if (!reaches_device || with_.storage->HasFiles()) {
+    EBB_ASSIGN_OR_RETURN(
+        staging_, device.AllocateShared(sharding::kStateStagingBytes,
+                                        "the memory that state passes through beside steps"));
+    charge_ = MemoryLedger::Charge(*with_.ledger, StateClass::kStaging, Tier::kCpu,
+                                   sharding::kStateStagingBytes);
+  }
+  if (!reaches_device) {
+    EBB_ASSIGN_OR_RETURN(Stream copies, device.NewStream("ebb beside up"));
+    copies_.emplace(std::move(copies));
+  }
+  EBB_ASSIGN_OR_RETURN(Stream agreement, device.NewStream("ebb beside ag"));
+  agreement_.emplace(std::move(agreement));
+  const sharding::Plan& plan = with_.programs->plan();
+  sharding::Fragment fragment =
+      sharding::LowerBesideRead(plan, with_.inputs->rank() % plan.decisions.shards, UnitsInOrder());
+  sharding::DeriveWaits(with_.programs->cells(), fragment);
+  EBB_RETURN_IF_ERROR(with_.streams->MakeBeside(device, std::ssize(fragment.instructions)));
+  with_.issuer->UseStream(sharding::kBeside, with_.streams->beside());
+  with_.issuer->OnBeside([this](int unit) { Read(unit); });
+  EBB_ASSIGN_OR_RETURN(read_,
+                       LinkedFragment::Link(std::move(fragment), plan, device, *with_.storage,
+                                            with_.issuer->frontier(), with_.issuer->events()));
+  return absl::OkStatus();
+}
+
+// In that of the updates; those that have none, last.
+std::vector<int> BesideReads::UnitsInOrder() const {
+  const auto count = static_cast<int>(with_.inputs->model.units.size());
+  std::vector<int> units;
+  std::vector<uint8_t> has(static_cast<size_t>(count), 0);
+  const auto add = [&](int unit) {
+    if (!std::exchange(has[static_cast<size_t>(unit)], uint8_t{1})) units.push_back(unit);
+  };
+  for (const sharding::Operation& operation : with_.programs->plan().operations) {
+    if (operation.kind != sharding::OperationKind::kUpdate) continue;
+    for (const sharding::Part& part : operation.parts) add(part.unit);
+  }
+  for (int unit = 0; unit < count; ++unit) add(unit);
+  return units;
+}
+
+std::shared_future<absl::Status> BesideReads::Start(StateReader reader) {
+  Await();
+  reader_ = std::move(reader);
+  status_ = absl::OkStatus();
+  end_ = {};
+  over_ = end_.get_future().share();
+  read_->Point(*with_.storage);  // pools may have moved
+  if (with_.storage->HasFiles()) {
+    with_.streams->beside().Enqueue([this] {
+      if (!with_.verifier->FilesAreOurs()) status_ = with_.errors->failure();
+    });
+  }
+  with_.issuer->Run(*read_, 0, read_->size(), StepTag(), /*counted=*/nullptr);
+  with_.streams->beside().Enqueue([this] { End(); });
+  return over_;
+}
+
+void BesideReads::Read(int unit) {
+  if (!status_.ok() || reader_.take == nullptr) return;
+  if (with_.errors->has_failed()) {
+    status_ = with_.errors->failure();
+    return;
+  }
+  const ModelSpec& model = with_.inputs->model;
+  for (const ParameterId p : model.units[static_cast<size_t>(unit)].parameters) {
+    if (status_.ok()) status_ = ReadParameter(p, StateClass::kMaster, "");
+    if (!model[p].trainable) continue;
+    for (const std::string& state : with_.names->Of(model[p].group))
+      if (status_.ok()) status_ = ReadParameter(p, StateClass::kOptimizer, state);
+  }
+}
+
+absl::Status BesideReads::ReadParameter(ParameterId p, StateClass what, std::string_view state) {
+  EBB_ASSIGN_OR_RETURN(const StateAccess::Found found, with_.state->Find(p, what, state));
+  if (found.begin == found.end) return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(VerifyFiles(found.Range(found.begin, found.end)));
+  const ParameterSpec& parameter = with_.inputs->model[p];
+  const bool reaches_device = with_.inputs->device.kind() == DeviceKind::kCpu;
+  const sharding::Plan& plan = with_.programs->plan();
+  for (int64_t begin = found.begin; begin < found.end; begin += sharding::kRunElements) {
+    const int64_t end = std::min(found.end, begin + sharding::kRunElements);
+    const StateRange range = found.Range(begin, end);
+    values_.resize(static_cast<size_t>(end - begin));
+    for (const StateRun& run :
+         sharding::RunsOf(plan, with_.inputs->rank() % plan.decisions.shards, range)) {
+      const StagedRun staged(run, kStaging, reaches_device);
+      EBB_RETURN_IF_ERROR(Fetch(staged));
+      ToFloat(
+          team_, staged, [this](const Place& place) { return At(place); },
+          values_.data() + (run.begin - range.begin));
+    }
+    EBB_RETURN_IF_ERROR(reader_.take(what, state,
+                                     {.parameter = p,
+                                      .name = parameter.name,
+                                      .shape = parameter.shape,
+                                      .begin = begin,
+                                      .end = end},
+                                     values_));
+  }
+  return absl::OkStatus();
+}
+
+std::byte* BesideReads::At(const Place& place) const {
+  return place.tier == kStaging.tier && place.pool == kStaging.pool ? staging_.data() + place.offset
+                                                                    : with_.storage->At(place);
+}
+
+absl::Status BesideReads::Fetch(const StagedRun& run) {
+  if (!run.is_staged()) return absl::OkStatus();
+  const sharding::Fragment read = sharding::LowerStateRead(run);
+  for (const sharding::Instruction& instruction : read.instructions) {
+    for (size_t k = 0; k < instruction.operands.size(); k += 2) {
+      const sharding::Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
+      if (instruction.code == sharding::Code::kRead) {
+        ShardFile& file = with_.storage->File(from.place);
+        file.StartRead(transfer_, from.place.offset, At(to.place), to.bytes());
+        EBB_RETURN_IF_ERROR(file.Wait(transfer_));
+      } else {
+        copies_->Copy(At(to.place), At(from.place), from.bytes());
+        copies_->WaitIdle();
+        EBB_RETURN_IF_ERROR(copies_->status());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status BesideReads::VerifyFiles(const StateRange& array) {
+  if (with_.inputs->config.ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
+  const sharding::Plan& plan = with_.programs->plan();
+  const int shard = with_.inputs->rank() % plan.decisions.shards;
+  for (const StateRun& run : sharding::RunsOf(plan, shard, array, /*elements_max=*/INT64_MAX)) {
+    for (const sharding::Operand& home : run.homes) {
+      if (home.place.tier != Tier::kNvme || home.count == 0) continue;
+      const auto read = [&](const Place& from, int64_t count, auto show) -> absl::Status {
+        const StagedRun piece(
+            {.end = count, .homes = {sharding::Operand{.place = from, .count = count}}}, kStaging,
+            /*reaches_device=*/true);
+        EBB_RETURN_IF_ERROR(Fetch(piece));
+        show(At(piece.host[0]));
+        return absl::OkStatus();
+      };
+      EBB_ASSIGN_OR_RETURN(
+          const bool agrees,
+          with_.verifier->VerifyFile(home.place, home.bytes(), read, /*beside_steps=*/true));
+      if (!agrees) return with_.errors->failure();
+    }
+  }
+  return absl::OkStatus();
+}
+
+void BesideReads::End() {
+  if (status_.ok() && with_.errors->has_failed()) status_ = with_.errors->failure();
+  if (status_.ok() && reader_.close != nullptr) status_ = reader_.close();
+  const HostLane lane = with_.communicators->Beside(*agreement_);
+  const absl::Status closed = AgreeOnStatus(lane, status_);
+  const absl::Status committed = reader_.commit != nullptr ? reader_.commit(closed) : closed;
+  const absl::Status over = AgreeOnStatus(lane, closed.ok() ? committed : closed);
+  reader_ = {};
+  end_.set_value(over);
+}
+
+}  // namespace ebb

@@ -1,0 +1,87 @@
+// State that is read beside the steps that come (Engine::ReadBeside): one instruction a unit, in the order of the next
+// step's updates, on a stream of its own. An update waits for the instruction of its own unit only.
+//
+//   beside    | unit 2 | unit 1 | unit 0 | close, agree, commit
+//   updates            | unit 2 | unit 1 | unit 0
+#pragma once
+
+#include <cstddef>
+#include <future>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/offload/shard_file.h"
+#include "ebb/runtime/device/buffer.h"
+#include "ebb/runtime/device/thread_team.h"
+#include "ebb/runtime/engine/engine_communicators.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/engine/engine_streams.h"
+#include "ebb/runtime/engine/issuer.h"
+#include "ebb/runtime/engine/linked_fragment.h"
+#include "ebb/runtime/engine/optimizer_state_names.h"
+#include "ebb/runtime/engine/programs.h"
+#include "ebb/runtime/engine/state_access.h"
+#include "ebb/runtime/engine/state_reader.h"
+#include "ebb/runtime/engine/step_errors.h"
+#include "ebb/runtime/engine/storage.h"
+#include "ebb/runtime/engine/swap_verifier.h"
+#include "ebb/runtime/trace/ledger.h"
+#include "ebb/sharding/state_pieces.h"
+
+namespace ebb {
+
+class BesideReads {
+ public:
+  struct Parts {  // borrowed
+    const EngineInputs* inputs = nullptr;
+    Programs* programs = nullptr;
+    EngineCommunicators* communicators = nullptr;
+    EngineStreams* streams = nullptr;
+    MemoryLedger* ledger = nullptr;
+    const OptimizerStateNames* names = nullptr;
+    const StateAccess* state = nullptr;
+    Storage* storage = nullptr;
+    Issuer* issuer = nullptr;
+    SwapVerifier* verifier = nullptr;
+    StepErrors* errors = nullptr;
+  };
+  explicit BesideReads(const Parts& parts) : with_(parts) {}
+
+  // Memory, a stream and a communicator, with the first read. Collective where there is no error.
+  absl::Status Prepare();
+  // Once updates of the last step have been issued. One at a time.
+  std::shared_future<absl::Status> Start(StateReader reader);
+  // Of the last one; ready if there was none.
+  bool is_over() const;
+  void Await() const;
+
+ private:
+  absl::Status MakeRead();
+  std::vector<int> UnitsInOrder() const;
+  void Read(int unit);
+  absl::Status ReadParameter(ParameterId p, StateClass what, std::string_view state);
+  absl::Status Fetch(const sharding::StagedRun& run);
+  absl::Status VerifyFiles(const sharding::StateRange& array);
+  std::byte* At(const sharding::Place& place) const;
+  void End();
+
+  const Parts with_;
+  std::unique_ptr<LinkedFragment> read_;
+  Buffer staging_;  // of one run, where the host does not reach all state
+  MemoryLedger::Charge charge_;
+  std::optional<Stream> copies_;     // from the device
+  std::optional<Stream> agreement_;  // of the communicator
+  IoTransfer transfer_;
+  ThreadTeam team_{1};
+  // Of the read under way, for its stream alone.
+  StateReader reader_;
+  absl::Status status_;
+  std::vector<float> values_;
+  std::promise<absl::Status> end_;
+  std::shared_future<absl::Status> over_;
+};
+
+}  // namespace ebb

@@ -1,0 +1,28 @@
+// What Engine::ReadBeside gives a rank's state to.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/state.h"
+
+namespace ebb {
+
+// Called on a thread of the engine's, one call after the other. Null where nothing is to be done. They must not call
+// the engine.
+struct StateReader {
+  // At most 4 MiB a call: of one slice of a master (of a frozen parameter its value) or of an optimizer state. Of a
+  // parameter all slices of one array come in order; parameters come unit by unit. Its first error ends the calls.
+  std::function<absl::Status(StateClass what, std::string_view state, const Slice&,
+                             std::span<const float>)>
+      take;
+  // When this rank's take has had all.
+  std::function<absl::Status()> close;
+  // On every rank, with what the ranks have agreed on: OK if all of them have closed. What it returns is agreed on, too.
+  std::function<absl::Status(const absl::Status& closed)> commit;
+};
+
+}  // namespace ebb

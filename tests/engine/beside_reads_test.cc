@@ -1,0 +1,279 @@
+// State that is read beside the steps that come: it is that of the step before, whatever they do meanwhile, and they
+// train to the bits that they have without it.
+#include <gtest/gtest.h>
+
+#include <condition_variable>
+#include <future>
+#include <map>
+#include <mutex>
+#include <ostream>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/snapshot.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+using ReadStatus = std::shared_future<absl::Status>;
+
+// What a rank was given, by class, state and parameter.
+class Given {
+ public:
+  explicit Given(const ModelSpec& model) : model_(model) {}
+
+  void Add(StateClass what, std::string_view state, const Slice& slice,
+           std::span<const float> values) {
+    EXPECT_LE(values.size_bytes(), size_t{4} << 20);
+    EXPECT_EQ(static_cast<int64_t>(values.size()), slice.end - slice.begin);
+    EXPECT_EQ(slice.name, model_[slice.parameter].name);
+    std::vector<float>& all =
+        values_[{what, std::string(state), static_cast<int>(slice.parameter)}];
+    constexpr float kNotGiven = -12345;
+    all.resize(static_cast<size_t>(Elements(slice.shape)), kNotGiven);
+    std::copy(values.begin(), values.end(), all.begin() + slice.begin);
+  }
+  friend bool operator==(const Given& one, const Given& other) {
+    return one.values_ == other.values_;
+  }
+  size_t size() const { return values_.size(); }
+
+ private:
+  const ModelSpec& model_;
+  std::map<std::tuple<StateClass, std::string, int>, std::vector<float>> values_;
+};
+
+// Closed at first.
+class Gate {
+ public:
+  void Open() {
+    const std::scoped_lock lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+  void Pass() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = false;
+};
+
+struct Cell {
+  const char* name;
+  Setting setting;
+  DType compute = DType::kFloat32;
+  Tier states = Tier::kDevice;
+  bool split = false;
+};
+void PrintTo(const Cell& cell, std::ostream* out) {
+  *out << cell.name;
+}
+
+class BesideReadsTest : public ::testing::TestWithParam<Cell> {
+ protected:
+  void Run(const std::function<absl::Status(Engine& engine, ScriptedTrainer& trainer)>& body) {
+    const Cell& cell = GetParam();
+    Config config = ConfigFor(cell.setting);
+    config.compute = cell.compute;
+    config.loss_scale.initial_scale_power = 4;
+    config.ebb.split_master = cell.split;
+    config.gradient_accumulation_steps = 2;
+    if (cell.states == Tier::kNvme) config = OnNvme(config, scratch_.path());
+    if (cell.states == Tier::kCpu) config.zero.offload_optimizer.device = Tier::kCpu;
+    RunOn(cell.setting, model_, config, body);
+  }
+  absl::StatusOr<Given> ReadNow(Engine& engine) const {
+    Given given(model_);
+    for (const auto& [what, state] :
+         {std::pair(StateClass::kMaster, ""), std::pair(StateClass::kOptimizer, "exp_avg"),
+          std::pair(StateClass::kOptimizer, "exp_avg_sq")}) {
+      EBB_RETURN_IF_ERROR(engine.Read(
+          what,
+          [&](const Slice& slice, std::span<const float> values) {
+            given.Add(what, state, slice, values);
+            return absl::OkStatus();
+          },
+          state));
+    }
+    return given;
+  }
+  // Begins with the first value when `gate` is open.
+  static StateReader Into(Given& given, Gate& gate) {
+    return {.take =
+                [&](StateClass what, std::string_view state, const Slice& slice,
+                    std::span<const float> values) {
+                  gate.Pass();
+                  given.Add(what, state, slice, values);
+                  return absl::OkStatus();
+                },
+            .close = nullptr,
+            .commit = nullptr};
+  }
+
+  const ModelSpec model_ = ScriptedModel();
+  Scratch scratch_;
+};
+constexpr DType kHalf = DType::kBFloat16;
+constexpr Timing kEarly = Timing::kEarly, kLate = Timing::kLate, kOff = Timing::kOff;
+INSTANTIATE_TEST_SUITE_P(
+    Cells, BesideReadsTest,
+    ::testing::Values(Cell{"one_rank", {1, 0, kLate}}, Cell{"early", {1, 1, kEarly}},
+                      Cell{"off", {2, 2, kOff}}, Cell{"whole_states", {2, 0, kLate}, kHalf},
+                      Cell{"shards", {3, 3, kEarly}, kHalf},
+                      Cell{"half", {2, 1, kLate}, DType::kFloat16},
+                      Cell{"split", {2, 3, kLate}, kHalf, Tier::kDevice, true},
+                      Cell{"in_ram", {2, 2, kLate}, kHalf, Tier::kCpu},
+                      Cell{"in_ram_early", {1, 3, kEarly}, DType::kFloat32, Tier::kCpu},
+                      Cell{"on_disk", {2, 3, kLate}, kHalf, Tier::kNvme},
+                      Cell{"on_disk_off", {1, 1, kOff}, DType::kFloat32, Tier::kNvme},
+                      Cell{"on_disk_early", {2, 3, kEarly}, DType::kFloat32, Tier::kNvme},
+                      Cell{"on_disk_split", {2, 2, kLate}, kHalf, Tier::kNvme, true}),
+    [](const auto& cell) { return std::string(cell.param.name); });
+
+TEST_P(BesideReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
+  std::vector<Snapshot> expected(static_cast<size_t>(GetParam().setting.world));
+  for (const bool beside : {false, true}) {
+    Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
+      Given given(model_);
+      Gate gate;
+      ReadStatus read;
+      if (beside) {
+        EBB_ASSIGN_OR_RETURN(read, engine.ReadBeside(Into(given, gate)));
+      }
+      trainer.BeginStep(2, nullptr);
+      Step step = engine.BeginStep(kExactStep);
+      for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
+      // Where Finish waits for updates, these wait for what is read.
+      if (GetParam().setting.timing == kOff) gate.Open();
+      const absl::Status finished = step.Finish();
+      gate.Open();
+      EBB_RETURN_IF_ERROR(finished);
+      EBB_RETURN_IF_ERROR(engine.Report().status());
+      for (int number = 3; number < 5; ++number)
+        EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, number));
+      Snapshot& at_end = expected[static_cast<size_t>(trainer.rank())];
+      EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model_));
+      if (!beside) {
+        at_end = std::move(snapshot);
+        return absl::OkStatus();
+      }
+      EBB_RETURN_IF_ERROR(read.get());
+      EXPECT_EQ(snapshot, at_end);
+      return absl::OkStatus();
+    });
+  }
+  // What was given is what a read between the steps gives.
+  std::vector<std::unique_ptr<Given>> now(static_cast<size_t>(GetParam().setting.world));
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
+    EBB_ASSIGN_OR_RETURN(Given given, ReadNow(engine));
+    EXPECT_GT(given.size(), 0u);
+    now[static_cast<size_t>(trainer.rank())] = std::make_unique<Given>(std::move(given));
+    return absl::OkStatus();
+  });
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
+    Given given(model_);
+    Gate gate;
+    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadBeside(Into(given, gate)));
+    trainer.BeginStep(2, nullptr);
+    Step step = engine.BeginStep(kExactStep);
+    for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
+    if (GetParam().setting.timing == kOff) gate.Open();
+    const absl::Status finished = step.Finish();
+    gate.Open();
+    EBB_RETURN_IF_ERROR(finished);
+    EBB_RETURN_IF_ERROR(read.get());
+    EXPECT_TRUE(given == *now[static_cast<size_t>(trainer.rank())]);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(BesideReadsTest, GoOnBesideEvaluationsAndSuspension) {
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+    EBB_ASSIGN_OR_RETURN(const Given now, ReadNow(engine));
+    for (const bool suspends : {false, true}) {
+      Given given(model_);
+      Gate gate;
+      if (suspends) gate.Open();  // as that waits for it
+      EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadBeside(Into(given, gate)));
+      if (suspends) {
+        EBB_RETURN_IF_ERROR(engine.Suspend());
+        EBB_RETURN_IF_ERROR(engine.Resume());
+      }
+      Evaluation evaluation = engine.BeginEvaluation();
+      for (int unit : kScriptedUnits) trainer.Look(evaluation.Forward(UnitId{unit}), unit);
+      EBB_RETURN_IF_ERROR(evaluation.Finish().status());
+      gate.Open();
+      EBB_RETURN_IF_ERROR(read.get());
+      EXPECT_TRUE(given == now);
+    }
+    return TrainStep(engine, trainer, 1);
+  });
+}
+
+TEST_P(BesideReadsTest, AnErrorOfOneRankIsThatOfAll) {
+  const int last = GetParam().setting.world - 1;
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+    bool closed = false;
+    absl::Status agreed;
+    StateReader reader = {.take = [&](StateClass, std::string_view, const Slice&,
+                                      std::span<const float>) -> absl::Status {
+                            return trainer.rank() == last ? absl::DataLossError("the disk is gone")
+                                                          : absl::OkStatus();
+                          },
+                          .close =
+                              [&] {
+                                closed = true;
+                                return absl::OkStatus();
+                              },
+                          .commit =
+                              [&](const absl::Status& status) {
+                                agreed = status;
+                                return absl::OkStatus();
+                              }};
+    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadBeside(std::move(reader)));
+    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 1));
+    EXPECT_EQ(read.get().code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(agreed, read.get());
+    EXPECT_EQ(closed, trainer.rank() != last);
+    if (GetParam().setting.world > 1 && trainer.rank() != last) {
+      EXPECT_NE(read.get().message().find(absl::StrCat("rank ", last)), std::string::npos);
+    }
+    // What one rank cannot commit is no rank's.
+    EBB_ASSIGN_OR_RETURN(
+        const ReadStatus second,
+        engine.ReadBeside({.take = nullptr, .close = nullptr, .commit = [&](const absl::Status&) {
+                             return trainer.rank() == 0 ? absl::UnavailableError("no name")
+                                                        : absl::OkStatus();
+                           }}));
+    EXPECT_EQ(second.get().code(), absl::StatusCode::kUnavailable);
+    return TrainStep(engine, trainer, 2);
+  });
+}
+
+TEST_P(BesideReadsTest, RefuseAnEngineThatIsSuspendedOrInAStep) {
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    {
+      Step step = engine.BeginStep(kExactStep);
+      EXPECT_EQ(engine.ReadBeside({}).status().code(), absl::StatusCode::kFailedPrecondition);
+    }
+    EBB_RETURN_IF_ERROR(engine.Suspend());
+    EXPECT_EQ(engine.ReadBeside({}).status().code(), absl::StatusCode::kFailedPrecondition);
+    EBB_RETURN_IF_ERROR(engine.Resume());
+    return TrainStep(engine, trainer, 0);
+  });
+}
+
+}  // namespace
+}  // namespace ebb::testing
