@@ -51,20 +51,29 @@ void Unlock(void* data, int64_t, int device) {
   if (cudaHostUnregister(data) != cudaSuccess) cudaGetLastError();
 }
 
-// What this process's context took of a device, and others had of it: measured once, when the first
-// CudaDevice made that context. 0: it was there before.
-int64_t ContextBytes(int ordinal, bool was_there) {
-  static std::mutex mutex;
-  static std::map<int, int64_t> bytes;
-  const std::scoped_lock lock(mutex);
-  // A rank that comes second may be here before the rank that has made the context.
-  size_t free_bytes = 0, total_bytes = 0;
-  if (!was_there && !bytes.contains(ordinal) &&
-      cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
-    bytes[ordinal] = static_cast<int64_t>(total_bytes - free_bytes);
-  const auto found = bytes.find(ordinal);
-  return found == bytes.end() ? 0 : found->second;
-}
+// What this process's contexts took of their devices, and others had of them. Ranks of one process that open a device at once make one
+// context, so each holds the lock from the look whether there is one until it is measured: the second finds what the first has measured.
+class ContextBytes {
+ public:
+  explicit ContextBytes(int ordinal) : ordinal_(ordinal), was_there_(HasCudaContext(ordinal)) {}
+
+  // Of the context that is there now. 0: it was there before the first CudaDevice.
+  int64_t Measure() {
+    size_t free_bytes = 0, total_bytes = 0;
+    if (!was_there_ && cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess)
+      measured_.try_emplace(ordinal_, static_cast<int64_t>(total_bytes - free_bytes));
+    const auto found = measured_.find(ordinal_);
+    return found == measured_.end() ? 0 : found->second;
+  }
+
+ private:
+  static inline std::mutex mutex_;
+  static inline std::map<int, int64_t> measured_;  // by ordinal
+
+  const std::scoped_lock<std::mutex> lock_{mutex_};
+  const int ordinal_;
+  const bool was_there_;
+};
 
 // Of an allocation that comes with nothing else to blame.
 absl::Status CheckRequest(const CudaContext& context, int64_t bytes, std::string_view what) {
@@ -104,7 +113,7 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Create(int ordinal, cuda
         absl::StrCat("there is no CUDA device ", ordinal, ": this process sees ", count,
                      ", numbered from 0 (CUDA_VISIBLE_DEVICES decides which)"));
   }
-  const bool had_context = HasCudaContext(ordinal);
+  ContextBytes context_bytes(ordinal);
   const CudaCurrent current(ordinal);
   const std::string name = absl::StrCat("CUDA device ", ordinal);
   EBB_RETURN_IF_ERROR(CudaStatus(current.result(), absl::StrCat("opening ", name)));
@@ -116,7 +125,7 @@ absl::StatusOr<std::shared_ptr<CudaDevice>> CudaDevice::Create(int ordinal, cuda
           ordinal, absl::StrCat(name, " (", static_cast<const char*>(properties.name), ")")),
       IdentityOf(properties)));
   EBB_RETURN_IF_ERROR(device->MakeStreams(compute));
-  device->driver_memory_.Add(ContextBytes(ordinal, had_context));
+  device->driver_memory_.Add(context_bytes.Measure());
   return device;
 }
 
