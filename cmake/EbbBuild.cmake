@@ -47,19 +47,43 @@ function(ebb_library name)
   ebb_precompiled(ebb_${name} libraries)
 endfunction()
 
-# ebb_test(FOLDER_FILE LIBRARIES...): one test program from FILE_test.cc of this folder, its cases known to ctest.
+# ebb_test(NAME [SOURCES...] [LIBRARIES...] [SHARDS n]): one test program, from NAME.cc unless SOURCES says otherwise, with our main.
 function(ebb_test name)
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(arg "" "SHARDS" "SOURCES;LIBRARIES" ${ARGN})
   if(NOT arg_SOURCES)
     set(arg_SOURCES ${name}.cc)
   endif()
-  if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
-  endif()
   add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} ebb_test_main GTest::gmock GTest::gtest)
   ebb_precompiled(${name} tests)
-  gtest_discover_tests(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS ${name} DISCOVERY_TIMEOUT 60)
+  ebb_ctest_entry(${name} ${name} SHARDS "${arg_SHARDS}")
+endfunction()
+
+# ebb_ctest_entry(NAME PROGRAM [SHARDS n] [FILTER filter]): all tests of PROGRAM that FILTER lets through, in one process, or in
+# as many as SHARDS says. `ctest -L "^PROGRAM$"` runs them.
+function(ebb_ctest_entry name program)
+  cmake_parse_arguments(arg "" "SHARDS;FILTER" "" ${ARGN})
+  set(timeout 600)
+  if(EBB_SANITIZE)
+    set(timeout 2400)
+  endif()
+  set(command ${program})
+  if(arg_FILTER)
+    list(APPEND command --gtest_filter=${arg_FILTER})
+  endif()
+  set(properties LABELS ${program} TIMEOUT ${timeout} SKIP_RETURN_CODE 77)
+  if(NOT arg_SHARDS)
+    add_test(NAME ${name} COMMAND ${command})
+    set_tests_properties(${name} PROPERTIES ${properties})
+    return()
+  endif()
+  # Those that take longest start first.
+  math(EXPR last "${arg_SHARDS} - 1")
+  foreach(shard RANGE ${last})
+    add_test(NAME ${name}/${shard} COMMAND ${command})
+    set_tests_properties(${name}/${shard} PROPERTIES ${properties} COST 100
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${shard}")
+  endforeach()
 endfunction()
 
 # ebb_test_objects(NAME SOURCES... LIBRARIES...): objects of several test programs, compiled once. A program has those that

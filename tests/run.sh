@@ -45,4 +45,9 @@ else
   ctest_arguments+=(-L "^($(IFS='|' && echo "${programs[*]}"))\$")
 fi
 export UBSAN_OPTIONS=print_stacktrace=1:${UBSAN_OPTIONS:-}
-ctest --preset "$preset" -j "$(nproc)" --no-tests=error "${ctest_arguments[@]}"
+log=build/$preset/Testing/Temporary/LastTest.log
+rm -f "$log"
+status=0
+ctest --preset "$preset" -j "$(nproc)" --no-tests=error "${ctest_arguments[@]}" || status=$?
+[ ! -e "$log" ] || awk -f tests/summary.awk "$log"
+exit "$status"

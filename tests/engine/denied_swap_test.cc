@@ -27,6 +27,7 @@
 #include "ebb/offload/test_hooks.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
+#include "tests/new_process.h"
 #include "tests/offload/denied.h"
 #include "tests/offload/faulty_queue.h"
 #include "tests/offload/has_once.h"
@@ -54,28 +55,30 @@ absl::StatusOr<std::vector<uint32_t>> Trained(const Config& config) {
 constexpr Refusal kRefusal = {.system_call = SYS_io_uring_setup, .error = EPERM};
 
 TEST(DeniedSwapTest, ThreadsTakeThePlaceOfIoUringAtTheSameBitsAndItIsSaidOnce) {
-  const Scratch scratch;
-  ::testing::internal::CaptureStderr();
-  std::vector<absl::StatusOr<std::vector<uint32_t>>> denied;
-  const bool ran = RunRefused(kRefusal, [&] {
-    for (const Timing timing : kTimings)
-      denied.push_back(Trained(OnNvme(DeviceConfig(timing), scratch.path())));
+  InNewProcess([] {
+    const Scratch scratch;
+    ::testing::internal::CaptureStderr();
+    std::vector<absl::StatusOr<std::vector<uint32_t>>> denied;
+    const bool ran = RunRefused(kRefusal, [&] {
+      for (const Timing timing : kTimings)
+        denied.push_back(Trained(OnNvme(DeviceConfig(timing), scratch.path())));
+    });
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+    for (size_t i = 0; i < denied.size(); ++i) {
+      const Config config = DeviceConfig(kTimings[i]);
+      const auto on_device = Trained(config), allowed = Trained(OnNvme(config, scratch.path()));
+      ASSERT_TRUE(denied[i].ok()) << denied[i].status();
+      ASSERT_TRUE(on_device.ok() && allowed.ok()) << on_device.status() << allowed.status();
+      EXPECT_EQ(*denied[i], *on_device);
+      EXPECT_EQ(*denied[i], *allowed);
+    }
+    // Two ranks, two files each, three engines.
+    EXPECT_THAT(log, HasOnce("Going on with threads"));
+    EXPECT_THAT(log, ::testing::ContainsRegex("io_uring is not available: Operation not permitted|"
+                                              "this build has no io_uring"));
+    EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
   });
-  const std::string log = ::testing::internal::GetCapturedStderr();
-  if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
-  for (size_t i = 0; i < denied.size(); ++i) {
-    const Config config = DeviceConfig(kTimings[i]);
-    const auto on_device = Trained(config), allowed = Trained(OnNvme(config, scratch.path()));
-    ASSERT_TRUE(denied[i].ok()) << denied[i].status();
-    ASSERT_TRUE(on_device.ok() && allowed.ok()) << on_device.status() << allowed.status();
-    EXPECT_EQ(*denied[i], *on_device);
-    EXPECT_EQ(*denied[i], *allowed);
-  }
-  // Two ranks, two files each, three engines.
-  EXPECT_THAT(log, HasOnce("Going on with threads"));
-  EXPECT_THAT(log, ::testing::ContainsRegex("io_uring is not available: Operation not permitted|"
-                                            "this build has no io_uring"));
-  EXPECT_THAT(scratch.Entries(), ::testing::IsEmpty());
 }
 
 TEST(DeniedSwapTest, IoUringThatIsAskedForIsAnErrorOfCreateOnEveryRank) {

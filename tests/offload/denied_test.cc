@@ -31,6 +31,7 @@
 #include "locked_memory.h"
 #include "ordinary_user.h"
 #include "scratch.h"
+#include "tests/new_process.h"
 
 namespace ebb::testing {
 namespace {
@@ -92,17 +93,19 @@ std::optional<Outcome> RoundTripsRefused(Refusal refusal, IoBackend backend = Io
 }
 
 TEST(DeniedTest, IoUringIsReplacedByThreads) {
-  for (const int error : {EPERM, ENOSYS, EACCES}) {
-    const auto outcome = RoundTripsRefused({SYS_io_uring_setup, error});
-    if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
-    EXPECT_THAT(outcome->description, HasSubstr("4 threads"));
-    // Once a process.
-    if (error == EPERM) {
-      EXPECT_THAT(outcome->log, HasOnce("Going on with threads"));
-    } else {
-      EXPECT_THAT(outcome->log, Not(HasSubstr("Going on with threads")));
+  InNewProcess([] {
+    for (const int error : {EPERM, ENOSYS, EACCES}) {
+      const auto outcome = RoundTripsRefused({SYS_io_uring_setup, error});
+      if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
+      EXPECT_THAT(outcome->description, HasSubstr("4 threads"));
+      // Once a process.
+      if (error == EPERM) {
+        EXPECT_THAT(outcome->log, HasOnce("Going on with threads"));
+      } else {
+        EXPECT_THAT(outcome->log, Not(HasSubstr("Going on with threads")));
+      }
     }
-  }
+  });
 }
 
 // A profile that knows io_uring_setup only.
@@ -171,14 +174,16 @@ TEST(DeniedTest, RegistrationIsDoneWithout) {
 }
 
 TEST(DeniedTest, DirectTransfersAreReplacedByThePageCache) {
-  std::string log;
-  for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
-    const auto outcome = RoundTripsRefused({SYS_fcntl, EINVAL, 2, O_DIRECT}, backend);
-    if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
-    EXPECT_THAT(outcome->description, HasSubstr("page cache"));
-    log += outcome->log;
-  }
-  EXPECT_THAT(log, HasOnce("refuses O_DIRECT"));
+  InNewProcess([] {
+    std::string log;
+    for (const IoBackend backend : {IoBackend::kAuto, IoBackend::kThreads}) {
+      const auto outcome = RoundTripsRefused({SYS_fcntl, EINVAL, 2, O_DIRECT}, backend);
+      if (!outcome) GTEST_SKIP() << "no seccomp filter can be set here";
+      EXPECT_THAT(outcome->description, HasSubstr("page cache"));
+      log += outcome->log;
+    }
+    EXPECT_THAT(log, HasOnce("refuses O_DIRECT"));
+  });
 }
 
 TEST(DeniedTest, DirectTransfersThatAreRefusedLateAreReplacedByThePageCache) {
@@ -213,38 +218,41 @@ TEST(DeniedTest, OnMemoryItWorksToo) {
 
 // As on ext2 and over NFS before 4.2; by a seccomp profile.
 TEST(DeniedTest, SpaceThatCannotBeReservedIsWrittenFullOfZeros) {
-  for (const int error : {EOPNOTSUPP, ENOSYS}) {
-    const Scratch scratch;
-    const PinnedMemory memory = Memory(kBytes);
-    ::testing::internal::CaptureStderr();
-    const bool ran = RunRefused({SYS_fallocate, error}, [&] {
-      ShardFile::Options options = OptionsIn(scratch, memory);
-      auto file = ShardFile::Create(options);
-      ASSERT_TRUE(file.ok()) << file.status();
-      for (const std::string& directory : options.directories) {
-        struct stat filled = {};
-        ASSERT_EQ(stat((directory + "/shards").c_str(), &filled), 0);
-        EXPECT_GT(filled.st_size, kBytes / 2);
-        struct statfs disk = {};
-        ASSERT_EQ(statfs(directory.c_str(), &disk), 0);
-        if (disk.f_type == BTRFS_SUPER_MAGIC) continue;  // may compress them
-        EXPECT_GE(filled.st_blocks * 512, filled.st_size);
+  InNewProcess([] {
+    for (const int error : {EOPNOTSUPP, ENOSYS}) {
+      const Scratch scratch;
+      const PinnedMemory memory = Memory(kBytes);
+      ::testing::internal::CaptureStderr();
+      const bool ran = RunRefused({SYS_fallocate, error}, [&] {
+        ShardFile::Options options = OptionsIn(scratch, memory);
+        auto file = ShardFile::Create(options);
+        ASSERT_TRUE(file.ok()) << file.status();
+        for (const std::string& directory : options.directories) {
+          struct stat filled = {};
+          ASSERT_EQ(stat((directory + "/shards").c_str(), &filled), 0);
+          EXPECT_GT(filled.st_size, kBytes / 2);
+          struct statfs disk = {};
+          ASSERT_EQ(statfs(directory.c_str(), &disk), 0);
+          if (disk.f_type == BTRFS_SUPER_MAGIC) continue;  // may compress them
+          EXPECT_GE(filled.st_blocks * 512, filled.st_size);
+        }
+        FillRandomly(memory.buffer.span(), 1);
+        IoTransfer transfer;
+        (*file)->StartRead(transfer, 0, memory.buffer.data(), kBytes);
+        ASSERT_EQ((*file)->Wait(transfer), absl::OkStatus());
+        const std::span<std::byte> data = memory.buffer.span();
+        EXPECT_TRUE(
+            std::all_of(data.begin(), data.end(), [](auto b) { return b == std::byte{0}; }));
+        file->reset();
+        EXPECT_THAT(RoundTrips(options, memory), Not(HasSubstr("wrong")));
+      });
+      const std::string log = ::testing::internal::GetCapturedStderr();
+      if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
+      if (error == EOPNOTSUPP) {
+        EXPECT_THAT(log, HasOnce("is written full of zeros"));  // once a process
       }
-      FillRandomly(memory.buffer.span(), 1);
-      IoTransfer transfer;
-      (*file)->StartRead(transfer, 0, memory.buffer.data(), kBytes);
-      ASSERT_EQ((*file)->Wait(transfer), absl::OkStatus());
-      const std::span<std::byte> data = memory.buffer.span();
-      EXPECT_TRUE(std::all_of(data.begin(), data.end(), [](auto b) { return b == std::byte{0}; }));
-      file->reset();
-      EXPECT_THAT(RoundTrips(options, memory), Not(HasSubstr("wrong")));
-    });
-    const std::string log = ::testing::internal::GetCapturedStderr();
-    if (!ran) GTEST_SKIP() << "no seccomp filter can be set here";
-    if (error == EOPNOTSUPP) {
-      EXPECT_THAT(log, HasOnce("is written full of zeros"));  // once a process
     }
-  }
+  });
 }
 
 TEST(DeniedTest, ADiskThatIsFullBeforeTheZerosEndIsAnErrorOfCreate) {
