@@ -134,15 +134,22 @@ class TrafficWatch {
   int64_t candidate_ = -1;
 };
 
-absl::Status SaveAndSay(const Run& run, Trainer& trainer, History& history, Progress* progress) {
-  EBB_ASSIGN_OR_RETURN(const std::string path, Save(trainer, run));
+void SayEnded(Saves& saves, Progress* progress) {
+  const std::string path = saves.TakeEnded();
+  if (progress != nullptr && !path.empty()) progress->Say(absl::StrCat("saved ", path));
+}
+
+absl::Status Save(Saves& saves, History& history, Progress* progress) {
+  const absl::Status ended = saves.End();
+  SayEnded(saves, progress);
+  EBB_RETURN_IF_ERROR(ended);
+  EBB_RETURN_IF_ERROR(saves.Begin());
   history.saved = history.finished;
-  if (progress != nullptr) progress->Say(absl::StrCat("saved ", path));
   return absl::OkStatus();
 }
 
-absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, History& history,
-                        Progress* progress) {
+absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves& saves,
+                        History& history, Progress* progress) {
   Recorder recorder(trainer, history, progress);
   TrafficWatch traffic(trainer, history, run.options.evaluate_every);
   const auto record = [&](const StepReport& report) {
@@ -164,14 +171,15 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Histor
     const int64_t every = run.options.evaluate_every;
     const bool last = step + 1 == run.options.steps;
     const int64_t save_every = run.options.save_every;
-    const bool saves =
+    const bool is_saved =
         !last && save_every > 0 && (step + 1) % save_every == 0;  // the last one at the end
     const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
     // The tokens per second count from a device that has nothing left to do.
-    if (evaluates || saves || step + 1 == history.warm_up)
+    if (evaluates || is_saved || step + 1 == history.warm_up)
       EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
     traffic.Take(step);
-    if (saves) EBB_RETURN_IF_ERROR(SaveAndSay(run, trainer, history, progress));
+    SayEnded(saves, progress);
+    if (is_saved) EBB_RETURN_IF_ERROR(Save(saves, history, progress));
     if (!evaluates) continue;
     EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
     if (vote.stopped()) stopped_in("evaluation");
@@ -295,11 +303,14 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   history.Begin(resumed, std::max<int64_t>(0, run.options.steps - resumed));
   if (writes_steps)
     history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
-  EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, history, shown));
+  Saves saves(trainer, run);
+  EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, saves, history, shown));
   // Steps that a checkpoint has already are not saved again. An error is returned behind the reports.
   absl::Status saved;
   if (!run.options.save_folder.empty() && history.finished > history.saved)
-    saved = SaveAndSay(run, trainer, history, shown);
+    saved = Save(saves, history, shown);
+  saved.Update(saves.End());
+  SayEnded(saves, shown);
   EBB_ASSIGN_OR_RETURN(const RankUsage usage,
                        FullestRank(world, trainer.engine(), history.traffic));
   std::string digest;

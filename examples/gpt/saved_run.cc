@@ -43,10 +43,24 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
   return finished;
 }
 
-absl::StatusOr<std::string> Save(Trainer& trainer, const Run& run) {
-  return SaveCheckpoint(
-      trainer.engine(), run.options.save_folder,
-      {.keep = static_cast<int>(run.options.keep), .trainer = OwnValues(trainer, run)});
+absl::Status Saves::Begin() {
+  EBB_RETURN_IF_ERROR(End());
+  EBB_ASSIGN_OR_RETURN(SaveTicket ticket, SaveAsync(trainer_.engine(), run_.options.save_folder,
+                                                    {.keep = static_cast<int>(run_.options.keep),
+                                                     .trainer = OwnValues(trainer_, run_)}));
+  ticket_.emplace(std::move(ticket));
+  shown_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status Saves::End() {
+  return ticket_.has_value() ? ticket_->Wait().status() : absl::OkStatus();
+}
+
+std::string Saves::TakeEnded() {
+  if (shown_ || !ticket_.has_value() || !ticket_->Done()) return "";
+  shown_ = true;
+  return ticket_->Wait().value_or("");
 }
 
 }  // namespace ebb::gpt

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/runtime/checkpoint/checkpoint.h"
 #include "run.h"
 #include "trainer.h"
 
@@ -16,7 +18,23 @@ namespace ebb::gpt {
 // nothing is resumed.
 absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run);
 
-// Into the folder of --save. Collective, between steps. The path.
-absl::StatusOr<std::string> Save(Trainer& trainer, const Run& run);
+// Saves into the folder of --save, beside the steps that come.
+class Saves {
+ public:
+  Saves(Trainer& trainer, const Run& run) : trainer_(trainer), run_(run) {}
+
+  // Collective, between steps. First ends the save before.
+  absl::Status Begin();
+  // Collective: waits for the save that is on its way. An error is that of every rank.
+  absl::Status End();
+  // The path of one that has ended well since the last call; empty: none.
+  std::string TakeEnded();
+
+ private:
+  Trainer& trainer_;
+  const Run& run_;
+  std::optional<SaveTicket> ticket_;
+  bool shown_ = false;
+};
 
 }  // namespace ebb::gpt

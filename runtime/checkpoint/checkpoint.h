@@ -2,16 +2,20 @@
 // tier and precision (docs/format.md).
 //
 //   ebb::SaveCheckpoint(engine, "runs/7b", {.keep = 3});                // runs/7b/step-000000300
+//   auto saving = ebb::SaveAsync(engine, "runs/7b", {.keep = 3});       // the same, beside the steps that come
 //   auto loaded = ebb::LoadCheckpoint(engine, "runs/7b");               // the newest whole one
 //
-// Both are collective and belong between steps. An error on any rank is every rank's. All ranks see one file system.
+// All are collective and belong between steps. An error on any rank is every rank's. All ranks see one file system.
 // What was saved before is whole whatever happens: a checkpoint has its name when all of it is on the disk, and an
 // older one is removed after that.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <future>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/engine/engine.h"
@@ -20,13 +24,40 @@ namespace ebb {
 
 struct SaveOptions {
   int keep = 0;  // the newest so many stay in the folder; 0: all
+  // Where the save before this one has not ended on some rank: false makes this one an error (kUnavailable) on all.
+  bool waits = true;
   // The trainer's own named bytes, such as its place in the data. `trainer`: rank 0's count for all ranks.
   // `of_this_rank`: each rank's own, as its random state is; a load at another world has none of them.
   std::map<std::string, std::string> trainer = {}, of_this_rank = {};
 };
 
-// Writes `folder`/step-N, N being the finished steps, and points `folder`/latest to it. Waits until it is on the disk.
-// Memory: 4 MiB a rank beside the header of its file. It has to end within ebb.timeout_seconds. Returns the path.
+// A checkpoint on its way. Any thread; copies are the same. It does not keep the engine: that ends after the save.
+class SaveTicket {
+ public:
+  SaveTicket(std::string path, std::shared_future<absl::Status> over)
+      : path_(std::move(path)), over_(std::move(over)) {}
+
+  // Ended, well or not.
+  bool Done() const { return over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready; }
+  // Its path, once all of it is on the disk and has its name; an error is every rank's.
+  absl::StatusOr<std::string> Wait() const {
+    const absl::Status& status = over_.get();
+    if (!status.ok()) return status;
+    return path_;
+  }
+
+ private:
+  std::string path_;
+  std::shared_future<absl::Status> over_;
+};
+
+// Writes `folder`/step-N, N being the finished steps, and points `folder`/latest to it. Returns when the save is on its
+// way, having waited for the verdict on the last step. The saved step is that one, whatever is trained meanwhile: a
+// unit's next update waits until the unit's state has been read (Engine::ReadBeside). A second save waits for the first, or is refused (SaveOptions::waits).
+// Memory: 8 MiB a rank beside the header of its file. It has to end within ebb.timeout_seconds.
+absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
+                                     const SaveOptions& options = {});
+// The same, until it is on the disk. Returns the path.
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options = {});
 

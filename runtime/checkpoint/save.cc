@@ -1,4 +1,5 @@
-#include <algorithm>
+#include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -15,73 +16,82 @@
 #include "ebb/runtime/checkpoint/state_arrays.h"
 #include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/interval.h"
-#include "ebb/sharding/plan.h"
 
 namespace ebb {
 namespace {
 
-// This rank's slices of one array, in the order in which Engine::Read gives them: of parameters as declared.
-std::vector<StoredTensor> SlicesOf(const Engine& engine, int rank, const StateArrayName& array) {
-  const ModelSpec& model = engine.model();
-  const sharding::ModelLayout& layout = engine.plan().layout;
-  std::vector<StoredTensor> tensors;
-  if (rank / layout.shards > 0) return tensors;  // another shard group has the same
-  for (size_t p = 0; p < model.parameters.size(); ++p) {
-    const ParameterId parameter{static_cast<int32_t>(p)};
-    if (!Keeps(engine, parameter, array)) continue;
-    const sharding::ParameterLocation& location = layout.parameters[p];
-    const sharding::UnitLayout& unit = layout.units[static_cast<size_t>(location.unit)];
-    for (const sharding::Interval& interval : sharding::IntervalsOf(
-             location.trainable ? unit.trainable : unit.frozen, rank % layout.shards)) {
-      if (interval.parameter != parameter) continue;
-      const DType dtype = StoredDType(engine, parameter, array);
-      const int64_t elements = interval.end - interval.begin;
-      tensors.push_back({.name = NameOf(SliceName{.of = ClassOf(engine, parameter, array),
-                                                  .parameter = model[parameter].name,
-                                                  .begin = interval.begin,
-                                                  .end = interval.end}),
+// What one rank writes of a checkpoint, on the engine's thread that gives it the state: it must not ask the engine.
+class Saving {
+ public:
+  Saving(std::string folder, int ranks, Manifest manifest, int keep)
+      : folder_(std::move(folder)), ranks_(ranks), keep_(keep), manifest_(std::move(manifest)) {}
+
+  // Rank 0's part: the folder gets its name.
+  void Name(NewCheckpoint checkpoint) { checkpoint_.emplace(std::move(checkpoint)); }
+  // This rank's file. `slices`: in the order in which they come.
+  absl::Status Open(const Engine& engine, int rank, std::span<const StateSlice> slices,
+                    const std::map<std::string, std::string>& of_this_rank) {
+    std::vector<StoredTensor> tensors;
+    for (const StateSlice& slice : slices) {
+      const StateArrayName array{.what = slice.what, .state = slice.state};
+      const DType dtype = StoredDType(engine, slice.parameter, array);
+      if (slice.what == StateClass::kMaster) master_dtypes_[slice.parameter] = dtype;
+      const int64_t elements = slice.end - slice.begin;
+      tensors.push_back({.name = NameOf(SliceName{.of = ClassOf(engine, slice.parameter, array),
+                                                  .parameter = engine.model()[slice.parameter].name,
+                                                  .begin = slice.begin,
+                                                  .end = slice.end}),
                          .dtype = std::string(SafetensorsName(dtype)),
                          .shape = {elements},
                          .begin = 0,
                          .end = elements * SizeOf(dtype)});
     }
+    std::map<std::string, std::string> metadata;
+    for (const auto& [name, bytes] : of_this_rank) metadata[name] = absl::Base64Escape(bytes);
+    EBB_ASSIGN_OR_RETURN(
+        RankFileWriter file,
+        RankFileWriter::Create(absl::StrCat(folder_, "/", RankFileName(rank, ranks_)),
+                               std::move(tensors), std::move(metadata)));
+    file_.emplace(std::move(file));
+    return absl::OkStatus();
   }
-  return tensors;
-}
 
-absl::Status WriteRankFile(Engine& engine, int rank, const std::string& path,
-                           const SaveOptions& options) {
-  const std::vector<StateArrayName> arrays = ArraysOf(engine);
-  std::vector<StoredTensor> tensors;
-  for (const StateArrayName& array : arrays) {
-    std::vector<StoredTensor> of_array = SlicesOf(engine, rank, array);
-    std::move(of_array.begin(), of_array.end(), std::back_inserter(tensors));
+  absl::Status Take(StateClass what, const Slice& slice, std::span<const float> values) {
+    const DType dtype =
+        what == StateClass::kMaster ? master_dtypes_.at(slice.parameter) : DType::kFloat32;
+    if (dtype == DType::kFloat32) return file_->Append(std::as_bytes(values));
+    narrow_.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
+    optim::Cast(caller_only_, values.data(), DType::kFloat32, narrow_.data(), dtype,
+                static_cast<int64_t>(values.size()), optim::Rounding::kNearest);
+    return file_->Append(narrow_);
   }
-  std::map<std::string, std::string> metadata;
-  for (const auto& [name, bytes] : options.of_this_rank) metadata[name] = absl::Base64Escape(bytes);
-  const bool writes = !tensors.empty();
-  EBB_ASSIGN_OR_RETURN(RankFileWriter file,
-                       RankFileWriter::Create(path, std::move(tensors), std::move(metadata)));
-  ThreadTeam caller_only(1);
-  std::vector<std::byte> narrow;
-  for (const StateArrayName& array : arrays) {
-    if (!writes) break;
-    const auto append = [&](const Slice& slice, std::span<const float> values) {
-      const DType dtype = StoredDType(engine, slice.parameter, array);
-      if (dtype == DType::kFloat32) return file.Append(std::as_bytes(values));
-      narrow.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
-      optim::Cast(caller_only, values.data(), DType::kFloat32, narrow.data(), dtype,
-                  static_cast<int64_t>(values.size()), optim::Rounding::kNearest);
-      return file.Append(narrow);
-    };
-    EBB_RETURN_IF_ERROR(engine.Read(array.what, append, array.state));
+  absl::Status Close() { return file_->Finish(); }
+  // When all ranks have closed theirs, or one of them could not. Rank 0's that is not named goes.
+  absl::Status Commit(const absl::Status& closed) {
+    std::optional<NewCheckpoint> checkpoint = std::exchange(checkpoint_, std::nullopt);
+    if (!checkpoint.has_value() || !closed.ok()) return closed;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      EBB_ASSIGN_OR_RETURN(
+          const Manifest::File file,
+          DescribeRankFile(absl::StrCat(folder_, "/", RankFileName(rank, ranks_))));
+      manifest_.files.push_back(file);
+    }
+    EBB_RETURN_IF_ERROR(ReplaceFile(absl::StrCat(folder_, "/", kManifestName), ToText(manifest_)));
+    return checkpoint->Commit(keep_).status();
   }
-  return file.Finish();
-}
 
-absl::Status WriteManifest(const Engine& engine, int ranks, const std::string& folder,
-                           const TrainingState& state, const SaveOptions& options) {
+ private:
+  const std::string folder_;
+  const int ranks_, keep_;
+  Manifest manifest_;
+  std::optional<NewCheckpoint> checkpoint_;
+  std::optional<RankFileWriter> file_;
+  std::map<ParameterId, DType> master_dtypes_;
+  std::vector<std::byte> narrow_;
+  ThreadTeam caller_only_{1};
+};
+
+Manifest ManifestOf(const Engine& engine, const TrainingState& state, const SaveOptions& options) {
   Manifest manifest{.state = state,
                     .config = engine.config().ToJson(),
                     .parameters = {},
@@ -98,12 +108,7 @@ absl::Status WriteManifest(const Engine& engine, int ranks, const std::string& f
          .dtype = StoredDType(engine, id, {.what = StateClass::kMaster, .state = ""}),
          .states = engine.optimizer_states(id)});
   }
-  for (int rank = 0; rank < ranks; ++rank) {
-    EBB_ASSIGN_OR_RETURN(const Manifest::File file,
-                         DescribeRankFile(absl::StrCat(folder, "/", RankFileName(rank, ranks))));
-    manifest.files.push_back(file);
-  }
-  return ReplaceFile(absl::StrCat(folder, "/", kManifestName), ToText(manifest));
+  return manifest;
 }
 
 // What JSON and the names of slices can hold.
@@ -133,11 +138,18 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
-                                           const SaveOptions& options) {
+absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
+                                     const SaveOptions& options) {
   const int rank = engine.world().rank(), ranks = engine.world().size();
   const absl::StatusOr<TrainingState> state = engine.training_state();
   absl::Status own = state.ok() ? CheckNames(engine, options) : state.status();
+  if (own.ok() && !options.waits && engine.ReadsBeside()) {
+    own = absl::UnavailableError(absl::StrCat("SaveAsync to '", folder, "' at step ",
+                                              state->finished_steps,
+                                              ": the save before it has not ended; wait for its "
+                                              "ticket, or let SaveOptions::waits be true"));
+  }
+  engine.AwaitReadBeside();
   std::optional<NewCheckpoint> checkpoint;  // rank 0's
   if (own.ok() && rank == 0) {
     absl::StatusOr<NewCheckpoint> begun = NewCheckpoint::Begin(folder, state->finished_steps);
@@ -145,16 +157,29 @@ absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& fo
     if (own.ok()) checkpoint.emplace(*std::move(begun));
   }
   EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: begin"));
-  const std::string path = PathOfNewCheckpoint(folder, state->finished_steps);
-  own = WriteRankFile(engine, rank, absl::StrCat(path, "/", RankFileName(rank, ranks)), options);
-  EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: write"));
-  if (rank == 0) {
-    own = WriteManifest(engine, ranks, path, *state, options);
-    if (own.ok()) own = checkpoint->Commit(options.keep).status();
-    checkpoint.reset();
-  }
-  EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: commit"));
-  return absl::StrCat(folder, "/", CheckpointName(state->finished_steps));
+  const auto saving =
+      std::make_shared<Saving>(PathOfNewCheckpoint(folder, state->finished_steps), ranks,
+                               ManifestOf(engine, *state, options), options.keep);
+  if (checkpoint.has_value()) saving->Name(*std::move(checkpoint));
+  const std::vector<StateSlice> slices = engine.StateSlices();
+  own = saving->Open(engine, rank, slices, options.of_this_rank);
+  EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: open"));
+  EBB_ASSIGN_OR_RETURN(
+      std::shared_future<absl::Status> over,
+      engine.ReadBeside(
+          {.take = [saving](
+                       StateClass what, std::string_view, const Slice& slice,
+                       std::span<const float> values) { return saving->Take(what, slice, values); },
+           .close = [saving] { return saving->Close(); },
+           .commit = [saving](const absl::Status& closed) { return saving->Commit(closed); }}));
+  return SaveTicket(absl::StrCat(folder, "/", CheckpointName(state->finished_steps)),
+                    std::move(over));
+}
+
+absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
+                                           const SaveOptions& options) {
+  EBB_ASSIGN_OR_RETURN(const SaveTicket saving, SaveAsync(engine, folder, options));
+  return saving.Wait();
 }
 
 }  // namespace ebb

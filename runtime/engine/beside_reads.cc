@@ -83,9 +83,38 @@ std::vector<int> BesideReads::UnitsInOrder() const {
   return units;
 }
 
+std::vector<StateSlice> BesideReads::SlicesOf(int unit) const {
+  std::vector<StateSlice> slices;
+  const ModelSpec& model = with_.inputs->model;
+  const auto add = [&](ParameterId p, StateClass what, const std::string& state) {
+    const absl::StatusOr<StateAccess::Found> found = with_.state->Find(p, what, state);
+    if (!found.ok() || found->begin == found->end) return;
+    slices.push_back({what, state, p, found->begin, found->end});
+  };
+  for (const ParameterId p : model.units[static_cast<size_t>(unit)].parameters) {
+    add(p, StateClass::kMaster, "");
+    if (!model[p].trainable) continue;
+    for (const std::string& state : with_.names->Of(model[p].group))
+      add(p, StateClass::kOptimizer, state);
+  }
+  return slices;
+}
+
+std::vector<StateSlice> BesideReads::Slices() const {
+  std::vector<StateSlice> slices;
+  if (with_.inputs->rank() >= with_.programs->plan().decisions.shards) return slices;
+  for (const int unit : UnitsInOrder()) {
+    const std::vector<StateSlice> of_unit = SlicesOf(unit);
+    slices.insert(slices.end(), of_unit.begin(), of_unit.end());
+  }
+  return slices;
+}
+
 std::shared_future<absl::Status> BesideReads::Start(StateReader reader) {
   Await();
   reader_ = std::move(reader);
+  // The ranks of the first shard group have all of it.
+  if (with_.inputs->rank() >= with_.programs->plan().decisions.shards) reader_.take = nullptr;
   status_ = absl::OkStatus();
   end_ = {};
   over_ = end_.get_future().share();
@@ -106,18 +135,14 @@ void BesideReads::Read(int unit) {
     status_ = with_.errors->failure();
     return;
   }
-  const ModelSpec& model = with_.inputs->model;
-  for (const ParameterId p : model.units[static_cast<size_t>(unit)].parameters) {
-    if (status_.ok()) status_ = ReadParameter(p, StateClass::kMaster, "");
-    if (!model[p].trainable) continue;
-    for (const std::string& state : with_.names->Of(model[p].group))
-      if (status_.ok()) status_ = ReadParameter(p, StateClass::kOptimizer, state);
-  }
+  for (const StateSlice& slice : SlicesOf(unit))
+    if (status_.ok()) status_ = Read(slice);
 }
 
-absl::Status BesideReads::ReadParameter(ParameterId p, StateClass what, std::string_view state) {
-  EBB_ASSIGN_OR_RETURN(const StateAccess::Found found, with_.state->Find(p, what, state));
-  if (found.begin == found.end) return absl::OkStatus();
+absl::Status BesideReads::Read(const StateSlice& slice) {
+  const ParameterId p = slice.parameter;
+  EBB_ASSIGN_OR_RETURN(const StateAccess::Found found,
+                       with_.state->Find(p, slice.what, slice.state));
   EBB_RETURN_IF_ERROR(VerifyFiles(found.Range(found.begin, found.end)));
   const ParameterSpec& parameter = with_.inputs->model[p];
   const bool reaches_device = with_.inputs->device.kind() == DeviceKind::kCpu;
@@ -134,7 +159,7 @@ absl::Status BesideReads::ReadParameter(ParameterId p, StateClass what, std::str
           team_, staged, [this](const Place& place) { return At(place); },
           values_.data() + (run.begin - range.begin));
     }
-    EBB_RETURN_IF_ERROR(reader_.take(what, state,
+    EBB_RETURN_IF_ERROR(reader_.take(slice.what, slice.state,
                                      {.parameter = p,
                                       .name = parameter.name,
                                       .shape = parameter.shape,

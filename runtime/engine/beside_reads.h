@@ -50,6 +50,8 @@ class BesideReads {
   };
   explicit BesideReads(const Parts& parts) : with_(parts) {}
 
+  // As Engine::StateSlices.
+  std::vector<StateSlice> Slices() const;
   // Memory, a stream and a communicator, with the first read. Collective where there is no error.
   absl::Status Prepare();
   // Once updates of the last step have been issued. One at a time.
@@ -61,8 +63,9 @@ class BesideReads {
  private:
   absl::Status MakeRead();
   std::vector<int> UnitsInOrder() const;
+  std::vector<StateSlice> SlicesOf(int unit) const;
   void Read(int unit);
-  absl::Status ReadParameter(ParameterId p, StateClass what, std::string_view state);
+  absl::Status Read(const StateSlice& slice);
   absl::Status Fetch(const sharding::StagedRun& run);
   absl::Status VerifyFiles(const sharding::StateRange& array);
   std::byte* At(const sharding::Place& place) const;

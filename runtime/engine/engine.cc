@@ -93,11 +93,21 @@ absl::Status Engine::Gather(ParameterId p, StateClass what, Sink sink, int root)
   if (parts_ == nullptr) return MovedFrom();
   return parts_->calls.Returned(parts_->call.state->Gather(p, what, sink, root));
 }
+std::vector<StateSlice> Engine::StateSlices() const {
+  if (parts_ == nullptr) return {};
+  return parts_->call.beside->Slices();
+}
 absl::StatusOr<std::shared_future<absl::Status>> Engine::ReadBeside(StateReader reader) {
   if (parts_ == nullptr) return MovedFrom();
   if (parts_->scopes.progress.alive)
     return parts_->calls.Returned(WhileAlive("ReadBeside", kFinishFirst));
   return parts_->calls.Returned(parts_->call.state->ReadBeside(std::move(reader)));
+}
+bool Engine::ReadsBeside() const {
+  return parts_ != nullptr && !parts_->call.beside->is_over();
+}
+void Engine::AwaitReadBeside() const {
+  if (parts_ != nullptr) parts_->call.beside->Await();
 }
 absl::StatusOr<TrainingState> Engine::training_state() {
   if (parts_ == nullptr) return MovedFrom();

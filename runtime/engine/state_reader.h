@@ -1,8 +1,10 @@
 // What Engine::ReadBeside gives a rank's state to.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -11,11 +13,19 @@
 
 namespace ebb {
 
+// Elements [begin, end) of a parameter: of its master (of a frozen one its value) or of one of its optimizer's states.
+struct StateSlice {
+  StateClass what{};
+  std::string state;  // of kOptimizer
+  ParameterId parameter{};
+  int64_t begin = 0, end = 0;
+};
+
 // Called on a thread of the engine's, one call after the other. Null where nothing is to be done. They must not call
 // the engine.
 struct StateReader {
-  // At most 4 MiB a call: of one slice of a master (of a frozen parameter its value) or of an optimizer state. Of a
-  // parameter all slices of one array come in order; parameters come unit by unit. Its first error ends the calls.
+  // At most 4 MiB a call: of one StateSlice, which come in the order of Engine::StateSlices. Its first error ends the
+  // calls.
   std::function<absl::Status(StateClass what, std::string_view state, const Slice&,
                              std::span<const float>)>
       take;

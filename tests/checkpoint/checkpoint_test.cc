@@ -132,6 +132,46 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
   }
 }
 
+// Whatever is trained while it is written. A second one waits for the first.
+TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
+  for (Way way : kWays) {
+    way.compute = DType::kBFloat16;
+    ParameterValues expected;
+    ASSERT_EQ(Run(way,
+                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                    EBB_ASSIGN_OR_RETURN(const SaveTicket second, SaveAsync(engine, folder_));
+                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 3));
+                    EBB_ASSIGN_OR_RETURN(const SaveTicket third,
+                                         SaveAsync(engine, folder_, {.keep = 2}));
+                    EXPECT_TRUE(second.Done());
+                    EXPECT_EQ(second.Wait().value_or("none"), folder_ + "/step-000000002");
+                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 3, 4));
+                    EXPECT_EQ(third.Wait().value_or("none"), folder_ + "/step-000000003");
+                    EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                                         GatherAll(engine, model.spec(), StateClass::kMaster));
+                    if (rank == 0) expected = std::move(masters);
+                    return absl::OkStatus();
+                  }),
+              absl::OkStatus());
+    for (const int step : {2, 3}) {
+      const std::string path = absl::StrCat(folder_, "/", CheckpointName(step));
+      ASSERT_EQ(Run(way,
+                    [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                      EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                                           LoadCheckpoint(engine, path));
+                      EXPECT_EQ(loaded.state.finished_steps, step);
+                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, 4));
+                      EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
+                                           GatherAll(engine, model.spec(), StateClass::kMaster));
+                      EXPECT_EQ(masters, expected);
+                      return absl::OkStatus();
+                    }),
+                absl::OkStatus());
+    }
+  }
+}
+
 TEST_F(CheckpointTest, AnotherWorldGetsTheExactValues) {
   for (const Way& saver : kWays) {
     Snapshot saved;

@@ -148,6 +148,7 @@ TEST_P(BesideReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
       if (beside) {
         EBB_ASSIGN_OR_RETURN(read, engine.ReadBeside(Into(given, gate)));
       }
+      EXPECT_EQ(engine.ReadsBeside(), beside);
       trainer.BeginStep(2, nullptr);
       Step step = engine.BeginStep(kExactStep);
       for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
@@ -251,6 +252,8 @@ TEST_P(BesideReadsTest, AnErrorOfOneRankIsThatOfAll) {
       EXPECT_NE(read.get().message().find(absl::StrCat("rank ", last)), std::string::npos);
     }
     // What one rank cannot commit is no rank's.
+    engine.AwaitReadBeside();
+    EXPECT_FALSE(engine.ReadsBeside());
     EBB_ASSIGN_OR_RETURN(
         const ReadStatus second,
         engine.ReadBeside({.take = nullptr, .close = nullptr, .commit = [&](const absl::Status&) {
