@@ -33,9 +33,8 @@ void BesideReads::Await() const {
 
 absl::Status BesideReads::Prepare() {
   if (read_ != nullptr) return absl::OkStatus();
-  const absl::Status made = MakeRead();
-  absl::Status connected = with_.communicators->MakeBeside(*with_.ledger);
-  return made.ok() ? connected : made;
+  EBB_RETURN_IF_ERROR(with_.communicators->MakeBeside(*with_.ledger));
+  return MakeRead();
 }
 
 absl::Status BesideReads::MakeRead() {

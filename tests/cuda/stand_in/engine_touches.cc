@@ -47,6 +47,8 @@ const char* NameOf(const sharding::Instruction& instruction) {
       return "the host's cast of masters";
     case Code::kParameterNorms:
       return "the host's norms of parameters";
+    case Code::kReadBeside:
+      return "what the host reads beside steps";
     case Code::kPrepare:
       return "early constants";
     case Code::kExchange:
