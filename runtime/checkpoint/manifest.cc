@@ -11,13 +11,15 @@
 #include "absl/strings/str_format.h"
 #include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/json_text.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "nlohmann/json.hpp"
 
 namespace ebb {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr char kFormat[] = "ebb-checkpoint";
 constexpr std::string_view kChecksumField = "\"checksum\": \"";
@@ -115,7 +117,7 @@ Manifest::Parameter ParseParameter(Fields& fields, const Json& json) {
 }  // namespace
 
 std::string ToText(const Manifest& manifest) {
-  Json json;
+  OrderedJson json;
   json["format"] = kFormat;
   json["version"] = kCheckpointVersion;
   json["checksum"] = kNoChecksum;
@@ -127,13 +129,13 @@ std::string ToText(const Manifest& manifest) {
                              {{"scale", state.loss_scaler.scale},
                               {"clean_steps", state.loss_scaler.clean_steps},
                               {"hysteresis_left", state.loss_scaler.hysteresis_left}}}};
-  Json& trainer = json["trainer"] = Json::object();
+  OrderedJson& trainer = json["trainer"] = Json::object();
   for (const auto& [name, bytes] : manifest.trainer) trainer[name] = absl::Base64Escape(bytes);
-  Json& files = json["files"] = Json::array();
+  OrderedJson& files = json["files"] = Json::array();
   for (size_t rank = 0; rank < manifest.files.size(); ++rank)
     files.push_back({{"bytes", manifest.files[rank].bytes},
                      {"header_checksum", Hex(manifest.files[rank].header_checksum)}});
-  Json& parameters = json["parameters"] = Json::array();
+  OrderedJson& parameters = json["parameters"] = Json::array();
   for (const Manifest::Parameter& parameter : manifest.parameters) {
     parameters.push_back({{"name", parameter.name},
                           {"shape", parameter.shape},
@@ -144,7 +146,7 @@ std::string ToText(const Manifest& manifest) {
   }
   json["config"] = manifest.config;
   std::string text =
-      json.dump(1, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+      json.dump(1, ' ', /*ensure_ascii=*/false, OrderedJson::error_handler_t::replace) + "\n";
   const std::string checksum = Hex(optim::Checksum(std::as_bytes(std::span(text))));
   return text.replace(text.find(kChecksumField) + kChecksumField.size(), checksum.size(), checksum);
 }
@@ -166,14 +168,10 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
       fields.Fail("it has changed since it was written (its checksum is another one)");
   }
   EBB_RETURN_IF_ERROR(fields.status());
-  int levels = 0;
-  const auto shallow = [&](int depth, Json::parse_event_t, Json&) {
-    levels = std::max(levels, depth);
-    return depth <= 8;
-  };
-  const Json json = Json::parse(text, shallow, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object() || levels > 8) fields.Fail("it is no JSON object");
+  const absl::StatusOr<Json> parsed = ParseJsonObject(text, /*levels_max=*/8);
+  if (!parsed.ok()) fields.Fail(absl::StrCat("it ", parsed.status().message()));
   EBB_RETURN_IF_ERROR(fields.status());
+  const Json& json = *parsed;
   if (fields.Text(fields.At(json, "format"), "format") != kFormat) fields.Fail("another format");
   const int64_t version = fields.Count(fields.At(json, "version"), "version");
   if (version != kCheckpointVersion)

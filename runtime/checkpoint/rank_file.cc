@@ -1,9 +1,6 @@
 #include "ebb/runtime/checkpoint/rank_file.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,8 +13,6 @@ namespace ebb {
 namespace {
 
 constexpr size_t kDigits = 16;
-// What the page cache holds of a file that is written: the disk writes one window while the next one fills.
-constexpr int64_t kWindow = 16 << 20;
 
 }  // namespace
 
@@ -37,8 +32,8 @@ absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path) {
 absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
                                                       std::vector<StoredTensor> tensors,
                                                       std::map<std::string, std::string> metadata) {
-  EBB_ASSIGN_OR_RETURN(FileHandle file, CreateFile(path));
-  RankFileWriter writer(std::move(file), std::move(path));
+  EBB_ASSIGN_OR_RETURN(StreamedFile file, StreamedFile::Create(std::move(path)));
+  RankFileWriter writer(std::move(file));
   writer.header_.metadata = std::move(metadata);
   int64_t end = 0;
   for (StoredTensor& tensor : tensors) {
@@ -51,15 +46,15 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
   }
   writer.sums_.resize(tensors.size());
   writer.header_.tensors = std::move(tensors);
-  writer.data_begin_ =
+  const int64_t data_begin =
       static_cast<int64_t>(SafetensorsPrefix(writer.header_, kDataAlignment).size());
-  if (writer.data_begin_ > kSafetensorsHeaderMax) {
+  if (data_begin > kSafetensorsHeaderMax) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("'", writer.path_, "' would need a header of ", writer.data_begin_,
+        absl::StrCat("'", writer.file_.path(), "' would need a header of ", data_begin,
                      " bytes for ", writer.sums_.size(), " tensors; safetensors' limit is ",
                      kSafetensorsHeaderMax, ": train on more ranks"));
   }
-  writer.settled_ = writer.started_ = writer.data_begin_;
+  writer.file_.BeginAt(data_begin);
   writer.block_.reserve(static_cast<size_t>(kCheckedBlock));
   return writer;
 }
@@ -67,7 +62,8 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
 absl::Status RankFileWriter::Append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     if (tensor_ == sums_.size())
-      return absl::InternalError(absl::StrCat("more data than '", path_, "' has tensors for"));
+      return absl::InternalError(
+          absl::StrCat("more data than '", file_.path(), "' has tensors for"));
     const int64_t left = header_.tensors[tensor_].bytes() - of_tensor_;
     const size_t taken = std::min({bytes.size(), static_cast<size_t>(left),
                                    static_cast<size_t>(kCheckedBlock) - block_.size()});
@@ -82,49 +78,24 @@ absl::Status RankFileWriter::Append(std::span<const std::byte> bytes) {
 
 absl::Status RankFileWriter::WriteBlock() {
   sums_[tensor_] += absl::StrFormat("%016x", optim::Checksum(block_));
-  EBB_RETURN_IF_ERROR(WriteAt(file_.get(), path_, data_begin_ + written_, block_));
-  written_ += static_cast<int64_t>(block_.size());
+  EBB_RETURN_IF_ERROR(file_.Append(block_));
   block_.clear();
   if (of_tensor_ == header_.tensors[tensor_].bytes()) {
     ++tensor_;
     of_tensor_ = 0;
   }
-  return data_begin_ + written_ - started_ >= kWindow ? StartWriteback(data_begin_ + written_)
-                                                      : absl::OkStatus();
-}
-
-// So that the disk is at work from the first window on, and little of the file is in memory. An error of the disk is
-// reported to the call that waits for it, and to no sync after that.
-absl::Status RankFileWriter::StartWriteback(int64_t end) {
-  const auto flush = [&](int64_t from, int64_t to, unsigned flags) {
-    const bool done = sync_file_range(file_.get(), from, to - from, flags) == 0;
-    // A file system that has no such call writes when it likes; the sync at the end waits for it.
-    return done || errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP
-               ? absl::OkStatus()
-               : FileError("writing", path_, errno);
-  };
-  EBB_RETURN_IF_ERROR(flush(started_, end, SYNC_FILE_RANGE_WRITE));
-  if (started_ > settled_) {
-    EBB_RETURN_IF_ERROR(
-        flush(settled_, started_,
-              SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER));
-    posix_fadvise(file_.get(), settled_, started_ - settled_, POSIX_FADV_DONTNEED);
-  }
-  settled_ = started_;
-  started_ = end;
   return absl::OkStatus();
 }
 
 absl::Status RankFileWriter::Finish() {
   if (tensor_ != sums_.size())
     return absl::InternalError(
-        absl::StrCat("'", path_, "' lacks data of ", sums_.size() - tensor_, " tensors"));
+        absl::StrCat("'", file_.path(), "' lacks data of ", sums_.size() - tensor_, " tensors"));
   for (size_t i = 0; i < sums_.size(); ++i)
     header_.metadata[header_.tensors[i].name] = std::move(sums_[i]);
   const std::string prefix = SafetensorsPrefix(header_, kDataAlignment);
-  const std::span<const std::byte> bytes = std::as_bytes(std::span(prefix));
-  EBB_RETURN_IF_ERROR(WriteAt(file_.get(), path_, 0, bytes));
-  return SyncFile(file_.get(), path_);
+  EBB_RETURN_IF_ERROR(file_.WriteAt(0, std::as_bytes(std::span(prefix))));
+  return file_.Sync();
 }
 
 }  // namespace ebb

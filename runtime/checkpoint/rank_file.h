@@ -8,13 +8,14 @@
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/offload/file_handle.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
+#include "ebb/runtime/checkpoint/streamed_file.h"
 
 namespace ebb {
 
@@ -46,21 +47,15 @@ class RankFileWriter {
   absl::Status Finish();
 
  private:
-  RankFileWriter(FileHandle file, std::string path)
-      : file_(std::move(file)), path_(std::move(path)) {}
+  explicit RankFileWriter(StreamedFile file) : file_(std::move(file)) {}
   absl::Status WriteBlock();
-  absl::Status StartWriteback(int64_t end);
 
-  FileHandle file_;
-  std::string path_;
+  StreamedFile file_;
   SafetensorsHeader header_;
-  int64_t data_begin_ = 0;
-  std::vector<std::byte> block_;       // of the tensor under way
-  size_t tensor_ = 0;                  // which one that is
-  int64_t of_tensor_ = 0;              // bytes of it that have come
-  int64_t written_ = 0;                // of all data
-  int64_t started_ = 0, settled_ = 0;  // of the file: the disk was told to write, and has written
-  std::vector<std::string> sums_;      // by tensor
+  std::vector<std::byte> block_;   // of the tensor under way
+  size_t tensor_ = 0;              // which one that is
+  int64_t of_tensor_ = 0;          // bytes of it that have come
+  std::vector<std::string> sums_;  // by tensor
 };
 
 }  // namespace ebb

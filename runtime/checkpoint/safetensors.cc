@@ -4,11 +4,11 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/json_text.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -109,21 +109,9 @@ std::optional<DType> DTypeOfSafetensors(std::string_view name) {
 
 absl::StatusOr<SafetensorsHeader> ParseSafetensorsHeader(std::string_view text, int64_t file_bytes,
                                                          std::string_view path) {
-  // Of keys that occur twice a parser keeps the last one in silence. Deep nesting is cut off: three levels have a meaning.
-  std::vector<std::set<std::string>> keys;
-  bool twice = false, deep = false;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.empty())
-      twice |= !keys.back().insert(parsed.get<std::string>()).second;
-    deep |= depth > 4;
-    return depth <= 4;
-  };
-  const Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object()) return Bad(path, "its header is no JSON object");
-  if (deep) return Bad(path, "its header is nested too deeply");
-  if (twice) return Bad(path, "its header has a name twice");
+  const absl::StatusOr<Json> parsed = ParseJsonObject(text, /*levels_max=*/4);
+  if (!parsed.ok()) return Bad(path, absl::StrCat("its header ", parsed.status().message()));
+  const Json& json = *parsed;
 
   SafetensorsHeader header;
   header.data_begin = kLengthBytes + static_cast<int64_t>(text.size());

@@ -16,7 +16,7 @@ foreach(part CMakeLists.txt LICENSE README.md ARCHITECTURE.md cmake docs example
   file(COPY ${SOURCE_DIR}/${part} DESTINATION ${copy}/source)
 endforeach()
 execute_process(
-  COMMAND ${CMAKE_COMMAND} -S ${copy}/source -B ${copy}/build -D EBB_TESTS=OFF -D EBB_BENCH=OFF -D EBB_EXAMPLES=OFF ${OPTIONS}
+  COMMAND ${CMAKE_COMMAND} -S ${copy}/source -B ${copy}/build -D EBB_TESTS=OFF -D EBB_BENCH=OFF -D EBB_EXAMPLES=OFF -D EBB_TOOLS=OFF ${OPTIONS}
   COMMAND_ERROR_IS_FATAL ANY OUTPUT_QUIET)
 foreach(library ${LIBRARIES})
   file(RELATIVE_PATH path ${BUILD_DIR} ${library})

@@ -1,0 +1,19 @@
+// The values and optimizer states of a checkpoint, as tensors.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
+
+namespace ebb {
+
+// `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Every block that is read is
+// checked.
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenCheckpointSource(const std::string& path);
+
+// The trainer's value with this name is the model's config.json, which Hugging Face's loaders want beside the tensors.
+inline constexpr char kModelConfigName[] = "config.json";
+
+}  // namespace ebb

@@ -1,0 +1,90 @@
+#include "ebb/runtime/checkpoint/import_checkpoint.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/checkpoint_source.h"
+#include "ebb/runtime/checkpoint/copy_tensors.h"
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/folder.h"
+#include "ebb/runtime/checkpoint/manifest.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
+#include "ebb/runtime/checkpoint/slice_name.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+// Parameters of the manifest and slices of the file, of which each tensor is one.
+absl::Status Declare(const TensorSource& source, Manifest& manifest,
+                     std::vector<StoredTensor>& slices) {
+  std::map<std::string, size_t> parameter_of;
+  for (const TensorInfo& tensor : source.tensors()) {
+    const auto refuse = [&](std::string_view why) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          Described(tensor), " of '", source.description().path, "' ", std::string(why)));
+    };
+    if (tensor.elements() < 1)
+      return refuse("has no elements, which a parameter of a checkpoint has to have");
+    if (!config::IsUtf8(tensor.name) || tensor.name.empty())
+      return refuse("has a name that is not UTF-8");
+    if (tensor.state.empty()) {
+      parameter_of.emplace(tensor.name, manifest.parameters.size());
+      manifest.parameters.push_back({.name = tensor.name,
+                                     .shape = tensor.shape,
+                                     .trainable = true,
+                                     .group = "",
+                                     .dtype = DType::kFloat32,
+                                     .states = {}});
+    } else {
+      const auto parameter = parameter_of.find(tensor.name);
+      if (parameter == parameter_of.end()) return refuse("is a state of no parameter");
+      manifest.parameters[parameter->second].states.push_back(tensor.state);
+    }
+    const std::string of = tensor.state.empty() ? std::string(kMasterClass) : tensor.state;
+    slices.push_back(
+        {.name = NameOf({.of = of, .parameter = tensor.name, .begin = 0, .end = tensor.elements()}),
+         .dtype = std::string(SafetensorsName(DType::kFloat32)),
+         .shape = {tensor.elements()},
+         .begin = 0,
+         .end = tensor.elements() * SizeOf(DType::kFloat32)});
+  }
+  return slices.empty() ? absl::InvalidArgumentError(
+                              absl::StrCat("'", source.description().path, "' has no parameters"))
+                        : absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ImportCheckpoint(TensorSource& source, const std::string& folder,
+                                             absl::FunctionRef<void(int64_t elements)> progress) {
+  Manifest manifest{.state = source.description().state,
+                    .config = "{}",
+                    .parameters = {},
+                    .files = {},
+                    .trainer = {}};
+  if (!source.description().model_config.empty())
+    manifest.trainer[kModelConfigName] = source.description().model_config;
+  std::vector<StoredTensor> slices;
+  EBB_RETURN_IF_ERROR(Declare(source, manifest, slices));
+  EBB_ASSIGN_OR_RETURN(NewCheckpoint checkpoint,
+                       NewCheckpoint::Begin(folder, manifest.state.finished_steps));
+  const std::string path = absl::StrCat(checkpoint.path(), "/", RankFileName(0, 1));
+  EBB_ASSIGN_OR_RETURN(RankFileWriter file, RankFileWriter::Create(path, std::move(slices), {}));
+  EBB_RETURN_IF_ERROR(ForEachPiece(source, [&](size_t, std::span<const float> values) {
+    const absl::Status written = file.Append(std::as_bytes(values));
+    progress(static_cast<int64_t>(values.size()));
+    return written;
+  }));
+  EBB_RETURN_IF_ERROR(file.Finish());
+  EBB_ASSIGN_OR_RETURN(const Manifest::File described, DescribeRankFile(path));
+  manifest.files.push_back(described);
+  EBB_RETURN_IF_ERROR(
+      ReplaceFile(absl::StrCat(checkpoint.path(), "/", kManifestName), ToText(manifest)));
+  return checkpoint.Commit(/*keep=*/0);
+}
+
+}  // namespace ebb

@@ -1,0 +1,28 @@
+#include "ebb/runtime/checkpoint/json_text.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+namespace ebb {
+
+absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, int levels_max) {
+  using Json = nlohmann::json;
+  std::vector<std::set<std::string>> keys;
+  bool twice = false, deep = false;
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end && !keys.empty()) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.empty())
+      twice |= !keys.back().insert(parsed.get<std::string>()).second;
+    deep |= depth > levels_max;
+    return depth <= levels_max;
+  };
+  Json json = Json::parse(text.begin(), text.end(), watch, /*allow_exceptions=*/false);
+  if (json.is_discarded() || !json.is_object()) return absl::DataLossError("is no JSON object");
+  if (deep) return absl::DataLossError("is nested too deeply");
+  if (twice) return absl::DataLossError("has a name twice");
+  return json;
+}
+
+}  // namespace ebb

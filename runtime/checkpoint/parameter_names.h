@@ -1,0 +1,46 @@
+// The names that other programs give a model's parameters, and their orientation, against those of Ebb's examples.
+//
+//   GPT-2 in Hugging Face's files               examples/gpt
+//   transformer.h.0.attn.c_attn.weight [in, out]   block0.qkv.weight [out, in]     (Conv1D: transposed)
+//   transformer.wte.weight, lm_head.weight         embedding.tokens                (tied: once)
+//
+// All other models, Llama among them, keep the names and the orientation of their files.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
+
+namespace ebb {
+
+enum class ParameterNames : uint8_t {
+  kAuto,  // kGpt2 where all names are of that model, else kSame
+  kSame,
+  kGpt2
+};
+
+// What a tensor is called elsewhere.
+struct NameElsewhere {
+  std::string name;
+  bool transposed = false;
+};
+// Of Ebb's name, Hugging Face's, and the reverse; nothing where GPT-2 has no such parameter.
+std::optional<NameElsewhere> Gpt2NameOutside(std::string_view own);
+std::optional<NameElsewhere> Gpt2NameInside(std::string_view outside);
+
+enum class NameDirection : uint8_t { kInside, kOutside };
+
+// The same tensors under other names, transposed where they have to be. Tensors that are no parameters (GPT-2's causal
+// masks, Llama's rotary frequencies) are left out. A tied head that the files have beside the table has to be equal to
+// it, and is left out. kInvalidArgument: a name that kGpt2 does not know.
+absl::StatusOr<std::unique_ptr<TensorSource>> Renamed(std::unique_ptr<TensorSource> source,
+                                                      ParameterNames names,
+                                                      NameDirection direction);
+
+}  // namespace ebb

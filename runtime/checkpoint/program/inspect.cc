@@ -1,0 +1,92 @@
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "ebb/runtime/checkpoint/copy_tensors.h"
+#include "ebb/runtime/checkpoint/manifest.h"
+#include "ebb/runtime/checkpoint/program/program.h"
+#include "ebb/runtime/checkpoint/program/progress_bar.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+std::string Size(int64_t bytes) {
+  return bytes < 1 << 20 ? absl::StrFormat("%.1f KiB", static_cast<double>(bytes) / 1024)
+                         : absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
+// The files of a checkpoint; nothing of other sources.
+absl::Status PrintFiles(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(absl::StrCat(path, "/", kManifestName), error))
+    return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(path));
+  const TrainingState& state = manifest.state;
+  absl::PrintF("step %d: %d applied, %d skipped\n", state.finished_steps, state.applied_steps,
+               state.skipped_steps);
+  if (!manifest.trainer.empty()) {
+    std::vector<std::string> names;
+    for (const auto& [name, bytes] : manifest.trainer) names.push_back(config::Shortened(name));
+    absl::PrintF("trainer's values: %s\n", absl::StrJoin(names, ", "));
+  }
+  const int ranks = static_cast<int>(manifest.files.size());
+  for (int rank = 0; rank < ranks; ++rank)
+    absl::PrintF("rank %d: %s, %s\n", rank, RankFileName(rank, ranks),
+                 Size(manifest.files[static_cast<size_t>(rank)].bytes));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<int> Inspect(const InspectOptions& options) {
+  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source, OpenTensorSource(options.path));
+  const SourceDescription& about = source->description();
+  absl::PrintF("%s: %s\n", about.path, about.kind);
+  EBB_RETURN_IF_ERROR(PrintFiles(about.path));
+  std::map<std::string, std::vector<std::string>> states;
+  int64_t elements = 0, parameters = 0, all = 0, bytes = 0;
+  for (const TensorInfo& tensor : source->tensors()) {
+    all += tensor.elements();
+    bytes += tensor.elements() * SizeOf(tensor.dtype);
+    if (!tensor.state.empty()) {
+      states[tensor.name].push_back(tensor.state);
+      continue;
+    }
+    elements += tensor.elements();
+    ++parameters;
+  }
+  for (const TensorInfo& tensor : source->tensors()) {
+    if (!tensor.state.empty()) continue;
+    absl::PrintF("  %-40s %-16s %s%s%s%s\n", config::Shortened(tensor.name),
+                 ShapeText(tensor.shape), std::string(Name(tensor.dtype)),
+                 tensor.trainable ? "" : " frozen", states.contains(tensor.name) ? " + " : "",
+                 absl::StrJoin(states[tensor.name], ", "));
+  }
+  for (const std::string& name : about.skipped)
+    absl::PrintF("  %s is no parameter\n", config::Shortened(name));
+  absl::PrintF("%d parameters, %d elements, %s with their states\n", parameters, elements,
+               Size(bytes));
+  if (!options.verify) return kDone;
+  {
+    ProgressBar bar("reading", all);
+    EBB_RETURN_IF_ERROR(ForEachPiece(*source, [&](size_t, std::span<const float> values) {
+      bar.Add(static_cast<int64_t>(values.size()));
+      return absl::OkStatus();
+    }));
+  }
+  absl::PrintF("all values were read%s\n", about.kind.starts_with("checkpoint")
+                                               ? ", and have the checksums that were saved"
+                                               : "");
+  return kDone;
+}
+
+}  // namespace ebb

@@ -1,0 +1,206 @@
+// ebb-checkpoint: looks at checkpoints, compares them, and converts them from and to Hugging Face's safetensors files.
+#include <cstdio>
+#include <exception>
+#include <functional>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/checkpoint/checkpoint_source.h"
+#include "ebb/runtime/checkpoint/copy_tensors.h"
+#include "ebb/runtime/checkpoint/import_checkpoint.h"
+#include "ebb/runtime/checkpoint/parameter_names.h"
+#include "ebb/runtime/checkpoint/program/program.h"
+#include "ebb/runtime/checkpoint/program/progress_bar.h"
+#include "ebb/runtime/checkpoint/safetensors_writer.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/config/value.h"
+#include "ebb/runtime/trace/standard_streams.h"
+
+namespace ebb {
+namespace {
+
+struct ConvertOptions {
+  std::string from, to;
+  DType dtype = DType::kFloat32;
+  int64_t file_bytes_max = 0;
+  ParameterNames names = ParameterNames::kAuto;
+};
+
+int64_t ElementsOf(const TensorSource& source) {
+  int64_t elements = 0;
+  for (const TensorInfo& tensor : source.tensors()) elements += tensor.elements();
+  return elements;
+}
+
+// The values, without the optimizer's states.
+class ValuesAlone : public TensorSource {
+ public:
+  ValuesAlone(std::unique_ptr<TensorSource> source, DType dtype) : source_(std::move(source)) {
+    description_ = source_->description();
+    for (size_t i = 0; i < source_->tensors().size(); ++i) {
+      if (!source_->tensors()[i].state.empty()) continue;
+      from_.push_back(i);
+      tensors_.push_back(source_->tensors()[i]);
+      tensors_.back().dtype = dtype;
+    }
+  }
+  absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) override {
+    return source_->Read(from_[tensor], begin, values);
+  }
+
+ private:
+  const std::unique_ptr<TensorSource> source_;
+  std::vector<size_t> from_;
+};
+
+absl::StatusOr<int> Export(const ConvertOptions& options) {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenTensorSource(options.from));
+  auto values = std::make_unique<ValuesAlone>(std::move(opened), options.dtype);
+  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source,
+                       Renamed(std::move(values), options.names, NameDirection::kOutside));
+  EBB_ASSIGN_OR_RETURN(
+      const std::unique_ptr<SafetensorsWriter> writer,
+      SafetensorsWriter::Create(options.to, source->tensors(), options.file_bytes_max));
+  {
+    ProgressBar bar("exporting", ElementsOf(*source));
+    EBB_RETURN_IF_ERROR(ForEachPiece(*source, [&](size_t, std::span<const float> piece) {
+      bar.Add(static_cast<int64_t>(piece.size()));
+      return writer->Append(piece);
+    }));
+  }
+  const std::string& config = source->description().model_config;
+  if (!config.empty()) EBB_RETURN_IF_ERROR(writer->AddFile(kModelConfigName, config));
+  EBB_RETURN_IF_ERROR(writer->Finish());
+  absl::PrintF("exported %d tensors of %s to %s\n", source->tensors().size(),
+               source->description().path, options.to);
+  if (config.empty())
+    absl::PrintF(
+        "the checkpoint has no %s: put the model's beside the files before Hugging Face's loaders "
+        "read them\n",
+        kModelConfigName);
+  return kDone;
+}
+
+absl::StatusOr<int> Import(const ConvertOptions& options) {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> opened, OpenTensorSource(options.from));
+  EBB_ASSIGN_OR_RETURN(const std::unique_ptr<TensorSource> source,
+                       Renamed(std::move(opened), options.names, NameDirection::kInside));
+  std::string path;
+  {
+    ProgressBar bar("importing", ElementsOf(*source));
+    EBB_ASSIGN_OR_RETURN(
+        path, ImportCheckpoint(*source, options.to, [&](int64_t done) { bar.Add(done); }));
+  }
+  absl::PrintF("imported %d tensors of %s as %s\n", source->tensors().size(),
+               source->description().path, path);
+  for (const std::string& name : source->description().skipped)
+    absl::PrintF("left out: %s, which is no parameter\n", name);
+  return kDone;
+}
+
+constexpr char kFooter[] =
+    "PATH is a checkpoint, a folder of them (the newest whole one is taken), a safetensors file, "
+    "or a folder with\n"
+    "model.safetensors or its index. Memory stays below 256 MiB, however large the model is.\n"
+    "Exit status: 0 done (diff: no difference); 1 data is damaged (diff: they differ); 2 it cannot "
+    "be done as asked.";
+
+int Fail(std::string_view what, int code) {
+  std::fprintf(stderr, "ebb-checkpoint: %.*s\n", static_cast<int>(what.size()), what.data());
+  return code;
+}
+
+int Main(int argc, char** argv) {
+  CLI::App app(
+      "Looks at checkpoints of Ebb, compares them, and converts them from and to Hugging Face's "
+      "files.",
+      "ebb-checkpoint");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "ebb-checkpoint " EBB_VERSION " (Ebb)");
+  app.footer(kFooter);
+  std::function<absl::StatusOr<int>()> command;
+
+  InspectOptions inspected;
+  CLI::App* inspect =
+      app.add_subcommand("inspect", "show step, ranks, tensors and sizes, and check all checksums");
+  inspect->add_option("PATH", inspected.path)->required();
+  inspect->add_flag_callback(
+      "--headers", [&] { inspected.verify = false; }, "headers alone: values are not read");
+  inspect->callback([&] { command = [&] { return Inspect(inspected); }; });
+
+  std::string a, b;
+  CLI::App* diff =
+      app.add_subcommand("diff", "show which tensors of two checkpoints differ, and by how much");
+  diff->add_option("A", a)->required();
+  diff->add_option("B", b)->required();
+  diff->callback([&] { command = [&] { return Diff(a, b); }; });
+
+  ConvertOptions converted;
+  std::string size = "5GB";
+  const std::map<std::string, ParameterNames> names = {{"auto", ParameterNames::kAuto},
+                                                       {"same", ParameterNames::kSame},
+                                                       {"gpt2", ParameterNames::kGpt2}};
+  const std::map<std::string, DType> dtypes = {{"fp32", DType::kFloat32},
+                                               {"bf16", DType::kBFloat16}};
+  const auto add_names = [&](CLI::App* to) {
+    to->add_option_function<std::string>(
+          "--names", [&](const std::string& word) { converted.names = names.at(word); },
+          "same: names stay, as Llama's do; gpt2: Hugging Face's GPT-2 against examples/gpt; "
+          "auto (the default): gpt2 where all names are of it, else same")
+        ->option_text("auto|same|gpt2")
+        ->check(CLI::IsMember({"auto", "same", "gpt2"}));
+  };
+  CLI::App* exported = app.add_subcommand(
+      "export", "write the parameters as safetensors files for Hugging Face's loaders");
+  exported->add_option("PATH", converted.from)->required();
+  exported->add_option("DIR", converted.to, "a new folder")->required();
+  exported
+      ->add_option_function<std::string>(
+          "--dtype", [&](const std::string& word) { converted.dtype = dtypes.at(word); },
+          "of the values (default: fp32)")
+      ->option_text("fp32|bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  exported
+      ->add_option("--file-size", size, "the most of one file, such as 500MB or 5GB (default: 5GB)")
+      ->option_text("SIZE");
+  add_names(exported);
+  exported->callback([&] { command = [&] { return Export(converted); }; });
+
+  CLI::App* imported =
+      app.add_subcommand("import", "write the tensors of other programs as a checkpoint");
+  imported->add_option("PATH", converted.from)->required();
+  imported->add_option("DIR", converted.to, "a folder of checkpoints")->required();
+  add_names(imported);
+  imported->callback([&] { command = [&] { return Import(converted); }; });
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    return Fail(absl::StrCat(error.what(), "\nTry ebb-checkpoint --help."), kCannotBe);
+  }
+  converted.file_bytes_max = config::ToBytes(size).value_or(0);
+  if (converted.file_bytes_max <= 0)
+    return Fail(absl::StrCat("--file-size: is not a size such as 500MB or 5GB: ", size), kCannotBe);
+  const absl::StatusOr<int> code = command();
+  if (!code.ok()) {
+    const auto& message = code.status().message();
+    return Fail({message.data(), message.size()},
+                absl::IsDataLoss(code.status()) ? kDamaged : kCannotBe);
+  }
+  if (std::fflush(stdout) != 0) return Fail("standard output cannot be written", kCannotBe);
+  return *code;
+}
+
+}  // namespace
+}  // namespace ebb
+
+int main(int argc, char** argv) {
+  ebb::OpenMissingStandardStreams();
+  try {
+    return ebb::Main(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return ebb::Fail("memory is not enough for the headers of these files", ebb::kCannotBe);
+  }
+}

@@ -1,0 +1,153 @@
+#include "ebb/runtime/checkpoint/safetensors_writer.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/optim/cast.h"
+#include "ebb/runtime/checkpoint/file_access.h"
+#include "ebb/runtime/checkpoint/safetensors_files.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Hugging Face's loaders refuse files that do not say so.
+const std::map<std::string, std::string> kMetadata = {{"format", "pt"}};
+constexpr int64_t kAlignment = 64;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SafetensorsWriter>> SafetensorsWriter::Create(
+    const std::string& folder, const std::vector<TensorInfo>& tensors, int64_t file_bytes_max) {
+  std::error_code error;
+  fs::path path = fs::absolute(folder, error).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();  // of "DIR/"
+  if (fs::exists(fs::symlink_status(path, error)) && !fs::is_empty(path, error))
+    return absl::AlreadyExistsError(
+        absl::StrCat("'", path.string(), "' is there and not empty: name a new folder"));
+  fs::create_directories(path.parent_path(), error);
+  const std::string written =
+      (path.parent_path() / absl::StrCat(".writing-", path.filename().string())).string();
+  if (mkdir(written.c_str(), 0777) != 0) {
+    if (errno != EEXIST) return FileError("making the folder", written, errno);
+    return absl::AlreadyExistsError(
+        absl::StrCat("'", written, "' is there: another program writes '", path.string(),
+                     "', or was killed in it; remove it in that case"));
+  }
+  std::unique_ptr<SafetensorsWriter> writer(new SafetensorsWriter(path.string(), written));
+  writer->CutIntoFiles(tensors, file_bytes_max);
+  EBB_RETURN_IF_ERROR(writer->NextFile());
+  return writer;
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  std::error_code error;
+  if (!finished_) fs::remove_all(written_, error);
+}
+
+void SafetensorsWriter::CutIntoFiles(const std::vector<TensorInfo>& tensors,
+                                     int64_t file_bytes_max) {
+  int64_t end = 0;
+  files_.emplace_back();
+  for (const TensorInfo& tensor : tensors) {
+    const int64_t bytes = tensor.elements() * SizeOf(tensor.dtype);
+    if (end > 0 && end + bytes > file_bytes_max) {
+      files_.emplace_back();
+      end = 0;
+    }
+    files_.back().header.tensors.push_back({.name = tensor.name,
+                                            .dtype = std::string(SafetensorsName(tensor.dtype)),
+                                            .shape = tensor.shape,
+                                            .begin = end,
+                                            .end = end + bytes});
+    end += bytes;
+  }
+  for (size_t i = 0; i < files_.size(); ++i) {
+    files_[i].name = files_.size() == 1
+                         ? kSafetensorsFile
+                         : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, files_.size());
+    files_[i].header.metadata = kMetadata;
+  }
+}
+
+absl::Status SafetensorsWriter::NextFile() {
+  if (file_) EBB_RETURN_IF_ERROR(file_->Sync());
+  file_.reset();
+  if (next_file_ == files_.size()) return absl::OkStatus();
+  const File& file = files_[next_file_++];
+  EBB_ASSIGN_OR_RETURN(StreamedFile made,
+                       StreamedFile::Create(absl::StrCat(written_, "/", file.name)));
+  file_.emplace(std::move(made));
+  const std::string prefix = SafetensorsPrefix(file.header, kAlignment);
+  if (static_cast<int64_t>(prefix.size()) > kSafetensorsHeaderMax)
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "'", file_->path(), "' would need a header of ", prefix.size(),
+        " bytes; safetensors' limit is ", kSafetensorsHeaderMax, ": write smaller files"));
+  EBB_RETURN_IF_ERROR(file_->Append(std::as_bytes(std::span(prefix))));
+  tensor_ = 0;
+  left_ = file.header.tensors.empty() ? 0 : Elements(file.header.tensors[0].shape);
+  return left_ == 0 && !file.header.tensors.empty() ? NextTensor() : absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::NextTensor() {
+  const std::vector<StoredTensor>& tensors = files_[next_file_ - 1].header.tensors;
+  while (left_ == 0) {
+    if (++tensor_ == tensors.size()) return NextFile();
+    left_ = Elements(tensors[tensor_].shape);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::Append(std::span<const float> values) {
+  const int64_t count = static_cast<int64_t>(values.size());
+  if (!file_ || count > left_)
+    return absl::InternalError(
+        absl::StrCat("more values for '", written_, "' than its tensors have"));
+  const DType dtype = *DTypeOfSafetensors(files_[next_file_ - 1].header.tensors[tensor_].dtype);
+  if (dtype == DType::kFloat32) {
+    EBB_RETURN_IF_ERROR(file_->Append(std::as_bytes(values)));
+  } else {
+    narrow_.resize(values.size() * static_cast<size_t>(SizeOf(dtype)));
+    optim::Cast(caller_only_, values.data(), DType::kFloat32, narrow_.data(), dtype, count,
+                optim::Rounding::kNearest);
+    EBB_RETURN_IF_ERROR(file_->Append(narrow_));
+  }
+  left_ -= count;
+  return left_ == 0 ? NextTensor() : absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::AddFile(const std::string& name, std::string_view text) {
+  EBB_ASSIGN_OR_RETURN(StreamedFile file, StreamedFile::Create(absl::StrCat(written_, "/", name)));
+  EBB_RETURN_IF_ERROR(file.Append(std::as_bytes(std::span(text))));
+  return file.Sync();
+}
+
+absl::Status SafetensorsWriter::Finish() {
+  if (left_ > 0 || next_file_ < files_.size())
+    return absl::InternalError(absl::StrCat("'", written_, "' lacks values"));
+  if (file_) EBB_RETURN_IF_ERROR(NextFile());  // of no tensors
+  if (files_.size() > 1) {
+    std::map<std::string, std::string> file_of_tensor;
+    int64_t bytes = 0;
+    for (const File& file : files_) {
+      for (const StoredTensor& tensor : file.header.tensors)
+        file_of_tensor[tensor.name] = file.name;
+      bytes += file.header.tensors.back().end;
+    }
+    EBB_RETURN_IF_ERROR(AddFile(kSafetensorsIndex, SafetensorsIndexText(file_of_tensor, bytes)));
+  }
+  EBB_RETURN_IF_ERROR(SyncFolder(written_));
+  if (rename(written_.c_str(), folder_.c_str()) != 0) return FileError("naming", folder_, errno);
+  finished_ = true;
+  return SyncFolder(fs::path(folder_).parent_path().string());
+}
+
+}  // namespace ebb

@@ -1,0 +1,63 @@
+// Named tensors of one checkpoint or model, whatever their files: a checkpoint of Ebb, or safetensors files (also sharded
+// ones with an index). Values are read as fp32, any interval of a tensor at a time, so that memory does not depend on
+// the model.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/engine/training_state.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb {
+
+struct TensorInfo {
+  std::string name = {};
+  std::string state = {};  // of the optimizer ("exp_avg"); empty: the parameter's value
+  DType dtype = DType::kFloat32;
+  std::vector<int64_t> shape = {};
+  bool trainable = true;
+
+  int64_t elements() const { return Elements(shape); }
+};
+
+// What tensors belong to.
+struct SourceDescription {
+  std::string kind;          // in words
+  std::string path;          // as it was found
+  TrainingState state = {};  // zeros where the files say nothing
+  std::string model_config;  // of a config.json beside the tensors; empty: there is none
+  std::vector<std::string> skipped = {};  // tensors that no parameter can have, such as int64
+};
+
+class TensorSource {
+ public:
+  virtual ~TensorSource() = default;
+
+  const SourceDescription& description() const { return description_; }
+  // In the order in which they are read quickest.
+  const std::vector<TensorInfo>& tensors() const { return tensors_; }
+  // Elements [begin, begin + values.size()) of tensors()[tensor], in row-major order. From one thread at a time.
+  virtual absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) = 0;
+
+ protected:
+  SourceDescription description_;
+  std::vector<TensorInfo> tensors_;
+};
+
+// What lies at `path`: a checkpoint or a folder of them (the newest whole one), a safetensors file, or a folder
+// with model.safetensors or its index. Headers are read and checked.
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path);
+
+// "[3, 4]"
+std::string ShapeText(const std::vector<int64_t>& shape);
+// "'w'", or "exp_avg of 'w'"
+std::string Described(const TensorInfo& tensor);
+
+}  // namespace ebb

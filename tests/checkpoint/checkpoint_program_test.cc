@@ -1,0 +1,210 @@
+// ebb-checkpoint as a program: exit statuses, what it says of files that cannot be used, and its memory. What other
+// packages read and write: hugging_face_test.py.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/copy_tensors.h"
+#include "ebb/runtime/checkpoint/parameter_names.h"
+#include "ebb/runtime/checkpoint/safetensors.h"
+#include "ebb/runtime/checkpoint/safetensors_files.h"
+#include "ebb/runtime/checkpoint/safetensors_writer.h"
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+struct Ended {
+  int code = 0;
+  std::string printed;  // both streams
+};
+
+class CheckpointProgramTest : public ::testing::Test {
+ protected:
+  CheckpointProgramTest() { fs::create_directories(folder_); }
+  ~CheckpointProgramTest() override { fs::remove_all(folder_); }
+
+  std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
+  static Ended Run(const std::string& arguments, const std::string& before = "") {
+    FILE* pipe = popen(
+        absl::StrCat(before, "'" EBB_CHECKPOINT_PROGRAM "' ", arguments, " 2>&1").c_str(), "r");
+    Ended ended;
+    char bytes[4096];
+    while (const size_t got = std::fread(bytes, 1, sizeof(bytes), pipe))
+      ended.printed.append(bytes, got);
+    const int status = pclose(pipe);
+    ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return ended;
+  }
+  // A file of one fp32 tensor, whose values are a hole.
+  void WriteZeros(const std::string& path, int64_t rows, int64_t columns,
+                  const std::string& name) const {
+    const int64_t bytes = rows * columns * 4;
+    SafetensorsHeader header;
+    header.tensors = {
+        {.name = name, .dtype = "F32", .shape = {rows, columns}, .begin = 0, .end = bytes}};
+    const std::string prefix = SafetensorsPrefix(header, 64);
+    std::ofstream(path, std::ios::binary) << prefix;
+    fs::resize_file(path, prefix.size() + static_cast<size_t>(bytes));
+  }
+  void Write(const std::string& path, const std::string& text) const {
+    std::ofstream(path, std::ios::binary) << text;
+  }
+
+  const std::string folder_ =
+      absl::StrCat(::testing::TempDir(), "/checkpoint_program_",
+                   ::testing::UnitTest::GetInstance()->current_test_info()->name());
+};
+
+TEST_F(CheckpointProgramTest, ConvertsThereAndBackAndSeesOneBit) {
+  WriteZeros(Path("a.safetensors"), 30, 40, "model.layers.0.mlp.up_proj.weight");
+  Ended ended = Run(absl::StrCat("import ", Path("a.safetensors"), " ", Path("runs")));
+  ASSERT_EQ(ended.code, 0) << ended.printed;
+  ended = Run(absl::StrCat("inspect ", Path("runs")));
+  EXPECT_EQ(ended.code, 0) << ended.printed;
+  EXPECT_THAT(ended.printed, HasSubstr("rank 0: rank-00000-of-00001.safetensors"));
+  EXPECT_THAT(ended.printed, HasSubstr("have the checksums that were saved"));
+  EXPECT_EQ(Run(absl::StrCat("export ", Path("runs"), " ", Path("out"))).code, 0);
+  EXPECT_EQ(Run(absl::StrCat("diff ", Path("out"), " ", Path("a.safetensors"))).code, 0);
+  // A folder that is there is left alone.
+  EXPECT_EQ(Run(absl::StrCat("export ", Path("runs"), " ", Path("out"))).code, 2);
+
+  const std::string rank_file = Path("runs/step-000000000/rank-00000-of-00001.safetensors");
+  std::fstream file(rank_file, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(-1, std::ios::end);
+  file.put('\x01');
+  file.close();
+  for (const std::string& command : {absl::StrCat("inspect ", Path("runs")),
+                                     absl::StrCat("export ", Path("runs"), " ", Path("damaged"))}) {
+    ended = Run(command);
+    EXPECT_EQ(ended.code, 1) << ended.printed;
+    EXPECT_THAT(ended.printed, HasSubstr(rank_file));
+  }
+  EXPECT_FALSE(fs::exists(Path("damaged")));
+  EXPECT_TRUE(std::none_of(fs::directory_iterator(folder_), fs::directory_iterator(),
+                           [](const fs::directory_entry& entry) {
+                             return entry.path().filename().string().starts_with(".writing");
+                           }));
+}
+
+TEST_F(CheckpointProgramTest, WhatCannotBeIsNamed) {
+  struct Wrong {
+    std::string arguments, said;
+  };
+  fs::create_directory(Path("nothing"));
+  fs::create_symlink("/etc/passwd", Path("link.safetensors"));
+  fs::create_directory(Path("linked"));
+  Write(Path("outside.safetensors"), "");
+  fs::create_symlink(Path("outside.safetensors"), Path("linked/model.safetensors"));
+  for (const Wrong& wrong : {Wrong{"", "Try ebb-checkpoint --help"},
+                             {"inspect", "PATH is required"},
+                             {"inspect " + Path("absent"), "absent"},
+                             {"inspect " + Path("nothing"), "has no checkpoint of Ebb"},
+                             {"inspect " + Path("link.safetensors"), "a link is there"},
+                             {"inspect " + Path("linked"), "a link is there"},
+                             {"export " + Path("nothing") + " x --file-size 0", "is not a size"},
+                             {"export " + Path("nothing") + " x --dtype int4", "--dtype"}}) {
+    const Ended ended = Run(wrong.arguments);
+    EXPECT_EQ(ended.code, 2) << wrong.arguments << ended.printed;
+    EXPECT_THAT(ended.printed, HasSubstr(wrong.said));
+  }
+  EXPECT_EQ(Run("--help").code, 0);
+  EXPECT_THAT(Run("--help").printed, HasSubstr("Exit status"));
+}
+
+TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
+  const std::string before = R"({"weight_map": {"a": )";
+  for (const char* file :
+       {"\"../model.safetensors\"", "\"/etc/x.safetensors\"", "\"a/b.safetensors\"",
+        "\".safetensors\"", "\"model.bin\"", "7", "\"\"", "\"x\\u0000.safetensors\""}) {
+    const auto index = ParseSafetensorsIndex(absl::StrCat(before, file, "}}"), "index");
+    EXPECT_EQ(index.status().code(), absl::StatusCode::kDataLoss) << file;
+    EXPECT_THAT(std::string(index.status().message()), HasSubstr("not the plain name")) << file;
+  }
+  for (const char* text : {"", "[]", "{}", R"({"weight_map": 1})", R"({"weight_map": {}})",
+                           R"({"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}})"})
+    EXPECT_EQ(ParseSafetensorsIndex(text, "index").status().code(), absl::StatusCode::kDataLoss)
+        << text;
+  // What the index promises and the file lacks.
+  WriteZeros(Path("model-1.safetensors"), 2, 3, "a");
+  Write(Path(kSafetensorsIndex),
+        R"({"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}})");
+  const Ended ended = Run("inspect " + folder_);
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_THAT(ended.printed, HasSubstr("has 1 of the 2 tensors"));
+}
+
+TEST_F(CheckpointProgramTest, MemoryDoesNotDependOnTheModel) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "a sanitizer takes the address space for itself";
+#endif
+  // 192 MiB within 160 of address space, transposed on the way in and out.
+  WriteZeros(Path("large.safetensors"), 6144, 8192, "h.0.mlp.c_fc.weight");
+  const std::string limit = "ulimit -v 163840; ";
+  for (const std::string& command :
+       {absl::StrCat("import ", Path("large.safetensors"), " ", Path("runs")),
+        absl::StrCat("inspect ", Path("runs")),
+        absl::StrCat("export ", Path("runs"), " ", Path("out")),
+        absl::StrCat("diff ", Path("runs"), " ", Path("runs"))}) {
+    const Ended ended = Run(command, limit);
+    EXPECT_EQ(ended.code, 0) << ended.printed;
+  }
+}
+
+class Numbers : public TensorSource {
+ public:
+  Numbers() { tensors_ = {{.name = "h.3.attn.c_attn.weight", .shape = {5, 7}}}; }
+  absl::Status Read(size_t, int64_t begin, std::span<float> values) override {
+    for (size_t i = 0; i < values.size(); ++i)
+      values[i] = static_cast<float>(begin + static_cast<int64_t>(i));
+    return absl::OkStatus();
+  }
+};
+
+TEST(ParameterNamesTest, AnyIntervalOfATransposedMatrixIsRight) {
+  const auto source =
+      Renamed(std::make_unique<Numbers>(), ParameterNames::kAuto, NameDirection::kInside);
+  ASSERT_TRUE(source.ok()) << source.status();
+  ASSERT_EQ((*source)->tensors().size(), 1u);
+  EXPECT_EQ((*source)->tensors()[0].name, "block3.qkv.weight");
+  EXPECT_EQ((*source)->tensors()[0].shape, (std::vector<int64_t>{7, 5}));
+  for (int64_t begin = 0; begin < 35; ++begin) {
+    for (int64_t end = begin + 1; end <= 35; ++end) {
+      std::vector<float> values(static_cast<size_t>(end - begin));
+      ASSERT_TRUE((*source)->Read(0, begin, values).ok());
+      for (int64_t at = begin; at < end; ++at)
+        ASSERT_EQ(values[static_cast<size_t>(at - begin)], static_cast<float>(at % 5 * 7 + at / 5))
+            << begin << " " << end;
+    }
+  }
+  std::vector<float> beyond(2);
+  EXPECT_FALSE((*source)->Read(0, 34, beyond).ok());
+}
+
+TEST(ParameterNamesTest, NamesOfGpt2GoThereAndBack) {
+  for (const char* outside : {"transformer.wte.weight", "transformer.h.0.ln_1.bias",
+                              "transformer.h.11.mlp.c_proj.weight"}) {
+    const auto own = Gpt2NameInside(outside);
+    ASSERT_TRUE(own.has_value()) << outside;
+    const auto back = Gpt2NameOutside(own->name);
+    ASSERT_TRUE(back.has_value()) << own->name;
+    EXPECT_EQ(back->name, outside);
+    EXPECT_EQ(back->transposed, own->transposed);
+  }
+  for (const char* none : {"", "h.x.ln_1.bias", "h..ln_1.bias", "h.01.ln_1.bias", "h.0.ln_1",
+                           "lm_head.weight", "h.#.ln_1.bias"})
+    EXPECT_FALSE(Gpt2NameInside(none).has_value()) << none;
+}
+
+}  // namespace
+}  // namespace ebb
