@@ -1,6 +1,6 @@
 // The project's main correctness test: whatever decides where state lives, when it moves and what
 // runs beside what, the masters, moments, losses and norms are the same bits (DESIGN.md, "Same
-// bits").
+// bits"), and near those of a plain loop in fp64.
 //
 // Always: a pairwise covering array of all settings, the same with secondary shards, 50 random cells (EBB_SEED=n for others), and 12 of
 // early updates on NVMe.
@@ -9,6 +9,8 @@
 // matrix_test --digests=FILE writes what all these cells left behind instead of testing them, so that two
 // commits can be compared (matrix_digests.h).
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -19,9 +21,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/covering_array.h"
+#include "tests/engine/fp64_reference.h"
 #include "tests/engine/matrix_cell.h"
 #include "tests/engine/matrix_digests.h"
 #include "tests/sharding/random_model.h"
@@ -168,6 +172,89 @@ const absl::StatusOr<Outcome>& ReferenceOutcome(const Cell& cell) {
                                  : outcomes.emplace(reference, RunCell(reference)).first->second;
 }
 
+// How far rounding may take a cell from the exact result. The first step's loss and norm: 5 visits and their way back are about 15 roundings
+// u one upon the other, in the coarsest dtype that gradients pass through, so 32 u where they all point one way. Masters and later reports:
+// here no epsilon keeps a small gradient from a whole step, as Adam and LAMB divide it by its size: where gradients of relative error e nearly
+// cancel, a share e of the weights goes the other way and is off by twice the step, which is 2 sqrt(e) of the way of all.
+struct Precision {
+  double first = 0, later = 0;
+};
+Precision PrecisionOf(const Config& config) {
+  double u = 0;
+  for (const DType dtype : {config.compute, config.communication_dtype(), config.accumulation}) {
+    u = std::max(u, dtype == DType::kBFloat16  ? std::ldexp(1, -9)
+                    : dtype == DType::kFloat16 ? std::ldexp(1, -12)
+                                               : std::ldexp(1, -24));
+  }
+  return {.first = 32 * u, .later = 2 * std::sqrt(32 * u)};
+}
+
+// Whether the weights stay near too. Lion's step has one size however small the gradient is, and in 16 bits so have Adam's and LAMB's first
+// ones; masters that are rounded by chance go ways of their own.
+bool FollowsFp64(const Config& config) {
+  const OptimizerType type = config.optimizer.type;
+  const bool divides = type == OptimizerType::kAdamW || type == OptimizerType::kLamb;
+  const bool coarse = PrecisionOf(config).first > 1e-3;
+  return type != OptimizerType::kLion && !config.ebb.stochastic_rounding && !(divides && coarse);
+}
+
+// Where the masters of a model begin, which any engine of it says.
+absl::StatusOr<Fp64Reference::Vectors> FirstMasters(const ToyModel& model, const Config& config) {
+  Config plain;
+  plain.micro_batch_size = 1;
+  plain.compute = config.compute;
+  plain.ebb.stochastic_rounding = config.ebb.stochastic_rounding;
+  plain.ebb.parameter_groups = config.ebb.parameter_groups;
+  EBB_ASSIGN_OR_RETURN(Engine engine,
+                       Engine::Create(World::Single(), Device::Cpu(1), model.spec(), plain));
+  Fp64Reference::Vectors masters;
+  for (const ParameterSpec& parameter : model.spec().parameters)
+    masters.emplace_back(static_cast<size_t>(Elements(parameter.shape)));
+  const auto keep = [&](const Slice& slice, std::span<const float> values) {
+    std::copy(values.begin(), values.end(),
+              masters[static_cast<size_t>(slice.parameter)].begin() + slice.begin);
+    return absl::OkStatus();
+  };
+  EBB_RETURN_IF_ERROR(engine.Read(StateClass::kMaster, keep));
+  return masters;
+}
+
+// Each cell against arithmetic that knows nothing of engines: all cells that agree with each other could be wrong in the same way.
+void ExpectNearFp64(const Cell& cell, const Outcome& outcome) {
+  const Config config = cell.MakeConfig();
+  const ToyModel model(cell.MakeModel());
+  const absl::StatusOr<Fp64Reference::Vectors> first = FirstMasters(model, config);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const Precision precision = PrecisionOf(config);
+  Fp64Reference reference(model, config, *first);
+  std::vector<Fp64Reference::Report> reports;
+  for (int step = 0; step < kMatrixSteps; ++step) {
+    reports.push_back(reference.Step(cell.world(),
+                                     static_cast<int>(config.gradient_accumulation_steps), step,
+                                     /*overflows=*/cell[kChecks] == 1 && step == 1));
+  }
+  for (const Outcome::Step& step : outcome.steps) {
+    EXPECT_EQ(step.applied, cell[kChecks] == 0 || step.number != 1);
+    if (step.number > 0 && !FollowsFp64(config)) continue;
+    const Fp64Reference::Report& expected = reports[static_cast<size_t>(step.number)];
+    const double apart = step.number == 0 ? precision.first : precision.later;
+    EXPECT_NEAR(step.loss, expected.loss, apart * expected.loss) << step.number;
+    if (cell[kChecks] == 0 || !step.applied) continue;
+    EXPECT_NEAR(step.gradient_norm, expected.norm, apart * expected.norm) << step.number;
+  }
+  if (!FollowsFp64(config)) return;
+  double apart = 0, way = 0;
+  size_t at = 0;
+  for (size_t p = 0; p < first->size(); ++p) {
+    for (size_t i = 0; i < (*first)[p].size(); ++i, ++at) {
+      const double expected = reference.weights()[p][i];
+      apart += std::pow(std::bit_cast<float>(outcome.state[0][at]) - expected, 2);
+      way += std::pow(expected - (*first)[p][i], 2);
+    }
+  }
+  EXPECT_LT(std::sqrt(apart / way), precision.later);
+}
+
 class MatrixTest : public ::testing::TestWithParam<Batch> {
  protected:
   // Every engine logs its plan, and that a step was skipped.
@@ -189,6 +276,7 @@ TEST_P(MatrixTest, CellHasTheBitsOfItsReference) {
     const absl::StatusOr<Outcome> outcome = RunCell(cell);
     ASSERT_TRUE(outcome.ok()) << outcome.status();
     ASSERT_EQ(FirstDifference(*outcome, *reference), "");
+    ExpectNearFp64(cell, *outcome);
   }
 }
 

@@ -1,20 +1,18 @@
-// The engine against a plain loop in fp64 that knows nothing of it: its own forward and backward of
-// the toy model's chain y = s tanh(w x + b), its own optimizers from the papers, no shards, no
-// casts, no loss scale.
+// The engine against the plain loop in fp64 of fp64_reference.h, with every optimizer. The matrix test compares its cells with it, too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/fp64_reference.h"
 #include "tests/engine/scripted.h"
 #include "tests/engine/toy_model.h"
 
 namespace ebb::testing {
 namespace {
 
-using Vector = std::vector<double>;
-using Vectors = std::vector<Vector>;  // by parameter
+using Vectors = Fp64Reference::Vectors;
 constexpr int kSteps = 4;
 
 struct Optimizer {
@@ -57,167 +55,6 @@ const Optimizer kOptimizers[] = {
       .weight_decay = 0.01,
       .momentum = 0.9,
       .trust_coefficient = 0.05}},
-};
-
-struct Report {
-  double loss = 0, norm = 0;
-};
-
-class Reference {
- public:
-  Reference(const ToyModel& model, const Config& config, Vectors weights)
-      : model_(model), config_(config), weights_(std::move(weights)) {
-    for (const Vector& values : weights_) zeros_.emplace_back(values.size());
-    momentum_ = variance_ = zeros_;
-    if (config.optimizer.type == OptimizerType::kAdagrad) {
-      for (Vector& sums : variance_)
-        std::fill(sums.begin(), sums.end(), config.optimizer.initial_accumulator_value);
-    }
-  }
-
-  Report Step(int world, int micro_batches, int64_t number) {
-    Vectors gradients = zeros_;
-    Report report;
-    for (int rank = 0; rank < world; ++rank) {
-      for (int m = 0; m < micro_batches; ++m) report.loss += Sample(rank, m, number, gradients);
-    }
-    const double samples = world * micro_batches;
-    report.loss /= samples;
-    double squares = 0;
-    for (Vector& gradient : gradients) {
-      for (double& g : gradient) {
-        g /= samples;
-        squares += g * g;
-      }
-    }
-    report.norm = std::sqrt(squares);
-    // Pascanu, Mikolov, Bengio 2013, algorithm 1.
-    const double clip = std::min(1.0, config_.gradient_clipping / report.norm);
-    ++applied_;
-    for (size_t p = 0; p < weights_.size(); ++p) {
-      if (!model_.spec().parameters[p].trainable) continue;
-      if (TakesNorms(config_.optimizer.type)) {
-        for (double& g : gradients[p]) g *= clip;
-        UpdateWhole(gradients[p], weights_[p], momentum_[p], variance_[p]);
-        continue;
-      }
-      for (size_t i = 0; i < weights_[p].size(); ++i)
-        Update(clip * gradients[p][i], weights_[p][i], momentum_[p][i], variance_[p][i]);
-    }
-    return report;
-  }
-  const Vectors& weights() const { return weights_; }
-
- private:
-  const Vector& Of(ParameterId p) const { return weights_[static_cast<size_t>(p)]; }
-
-  // The loss of one sample; adds its gradients.
-  double Sample(int rank, int micro_batch, int64_t number, Vectors& gradients) const {
-    const size_t n = static_cast<size_t>(model_.width());
-    const int visits = model_.visits();
-    std::vector<Vector> x(static_cast<size_t>(visits) + 1, Vector(n)), t = x;
-    for (size_t i = 0; i < n; ++i) x[0][i] = ToyInput(rank, number, micro_batch, i);
-    for (int v = 0; v < visits; ++v) {
-      const ToyModel::Layer& layer = model_.layer(v);
-      const size_t at = static_cast<size_t>(v);
-      for (size_t o = 0; o < n; ++o) {
-        double sum = layer.bias ? Of(*layer.bias)[o] : 0;
-        for (size_t k = 0; k < n; ++k) sum += Of(layer.weight)[o * n + k] * x[at][k];
-        t[at][o] = std::tanh(sum);
-        x[at + 1][o] = (layer.scale ? Of(*layer.scale)[o] : 1) * t[at][o];
-      }
-    }
-    double loss = 0;
-    Vector dy(n);
-    for (size_t o = 0; o < n; ++o) {
-      const double error = x.back()[o] - ToyTarget(rank, number, o);
-      loss += error * error / static_cast<double>(n);
-      dy[o] = 2 * error / static_cast<double>(n);
-    }
-    for (int v = visits - 1; v >= 0; --v) {
-      const ToyModel::Layer& layer = model_.layer(v);
-      const size_t at = static_cast<size_t>(v);
-      Vector dx(n);
-      for (size_t o = 0; o < n; ++o) {
-        const double scale = layer.scale ? Of(*layer.scale)[o] : 1;
-        const double d = dy[o] * scale * (1 - t[at][o] * t[at][o]);
-        if (layer.bias) gradients[static_cast<size_t>(*layer.bias)][o] += d;
-        for (size_t k = 0; k < n; ++k) {
-          gradients[static_cast<size_t>(layer.weight)][o * n + k] += d * x[at][k];
-          dx[k] += d * Of(layer.weight)[o * n + k];
-        }
-      }
-      dy = dx;
-    }
-    return loss;
-  }
-
-  void Update(double g, double& w, double& m, double& v) const {
-    const OptimizerConfig& o = config_.optimizer;
-    if (o.type == OptimizerType::kSgd) {  // Sutskever et al. 2013, as torch.optim.SGD writes it
-      g += o.weight_decay * w;
-      m = applied_ == 1 ? g : o.momentum * m + g;
-      w -= o.learning_rate * m;
-      return;
-    }
-    if (o.type == OptimizerType::kAdagrad) {  // Duchi, Hazan & Singer 2011, as torch writes it
-      g += o.weight_decay * w;
-      v += g * g;
-      w -= o.learning_rate / (1 + (applied_ - 1) * o.lr_decay) * g / (std::sqrt(v) + o.epsilon);
-      return;
-    }
-    if (o.type == OptimizerType::kRmsprop) {  // Tieleman & Hinton 2012, as torch writes it
-      g += o.weight_decay * w;
-      v = o.alpha * v + (1 - o.alpha) * g * g;
-      m = o.momentum * m + g / (std::sqrt(v) + o.epsilon);
-      w -= o.learning_rate * m;
-      return;
-    }
-    // Kingma & Ba 2015, algorithm 1; Loshchilov & Hutter 2019, algorithm 2, lines 6 and 12.
-    if (o.type == OptimizerType::kAdam) g += o.weight_decay * w;
-    m = o.beta1 * m + (1 - o.beta1) * g;
-    v = o.beta2 * v + (1 - o.beta2) * g * g;
-    const double m_hat = m / (1 - std::pow(o.beta1, applied_));
-    const double v_hat = v / (1 - std::pow(o.beta2, applied_));
-    const double decay = o.type == OptimizerType::kAdamW ? o.weight_decay * w : 0;
-    w -= o.learning_rate * (m_hat / (std::sqrt(v_hat) + o.epsilon) + decay);
-  }
-
-  static double Norm(const Vector& values) {
-    double squares = 0;
-    for (const double value : values) squares += value * value;
-    return std::sqrt(squares);
-  }
-
-  // You et al. 2020, algorithm 2, with DeepSpeed's bounds of the ratio; You et al. 2017, algorithm 1, with the
-  // rate outside of the momentum.
-  void UpdateWhole(const Vector& g, Vector& w, Vector& m, Vector& v) const {
-    const OptimizerConfig& o = config_.optimizer;
-    Vector u(w.size());
-    if (o.type == OptimizerType::kLars) {
-      const double ratio =
-          o.trust_coefficient * Norm(w) / (Norm(g) + o.weight_decay * Norm(w) + o.epsilon);
-      for (size_t i = 0; i < w.size(); ++i) {
-        m[i] = o.momentum * m[i] + ratio * (g[i] + o.weight_decay * w[i]);
-        w[i] -= o.learning_rate * m[i];
-      }
-      return;
-    }
-    for (size_t i = 0; i < w.size(); ++i) {
-      m[i] = o.beta1 * m[i] + (1 - o.beta1) * g[i];
-      v[i] = o.beta2 * v[i] + (1 - o.beta2) * g[i] * g[i];
-      const double m_hat = m[i] / (1 - std::pow(o.beta1, applied_));
-      const double v_hat = v[i] / (1 - std::pow(o.beta2, applied_));
-      u[i] = m_hat / (std::sqrt(v_hat) + o.epsilon) + o.weight_decay * w[i];
-    }
-    const double ratio = std::clamp(Norm(w) / Norm(u), o.min_coefficient, o.max_coefficient);
-    for (size_t i = 0; i < w.size(); ++i) w[i] -= o.learning_rate * ratio * u[i];
-  }
-
-  const ToyModel& model_;
-  Config config_;
-  Vectors weights_, zeros_, momentum_, variance_;
-  int applied_ = 0;
 };
 
 // How far the engine may be from the reference: of the weights, the distance over the length of the
@@ -264,11 +101,11 @@ void Compare(const Setting& setting, const Optimizer& optimizer, int micro_batch
       return wide;
     };
     EBB_ASSIGN_OR_RETURN(const Vectors first, masters());
-    Reference reference(model, config, first);
+    Fp64Reference reference(model, config, first);
     for (int number = 0; number < kSteps; ++number) {
       EBB_RETURN_IF_ERROR(model.Train(engine, trainer.rank(), number));
       EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
-      const Report expected = reference.Step(setting.world, micro_batches, number);
+      const Fp64Reference::Report expected = reference.Step(setting.world, micro_batches, number);
       EXPECT_NEAR(report.loss, expected.loss, tolerance.report * expected.loss) << number;
       EXPECT_NEAR(report.gradient_norm, expected.norm, tolerance.report * expected.norm) << number;
       EXPECT_GT(expected.norm, config.gradient_clipping);
