@@ -16,8 +16,11 @@ if(EBB_CUDA)
     message(FATAL_ERROR "EBB_CUDA is ON, but there is no CUDA toolkit of 12.0 or later with its compiler nvcc: put nvcc on "
                         "PATH, set CUDAToolkit_ROOT, or configure with -DEBB_CUDA=OFF")
   endif()
-  # Machine code from Ampere on, and PTX that later devices compile when they load it.
-  if(NOT CMAKE_CUDA_ARCHITECTURES)
+  # Machine code from Ampere on, and PTX that later devices compile when they load it; of builds for a sanitizer, which looks at the
+  # host's code, PTX alone.
+  if(NOT CMAKE_CUDA_ARCHITECTURES AND EBB_SANITIZE)
+    set(CMAKE_CUDA_ARCHITECTURES 80-virtual)
+  elseif(NOT CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 100-virtual)
   endif()
   if(EBB_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
