@@ -167,6 +167,7 @@ void Lowering::Lower(int index) {
               .via = ViaOf(operation.kind, d_),
               .operation = index,
               .bytes = operation.bytes,
+              .updates = fragment_.lists->updates.Keep(UpdateDetailsOf(plan_, operation)),
               .parts = operation.parts});
 }
 

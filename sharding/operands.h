@@ -47,6 +47,8 @@ void AddOperands(const Operation& operation, OperandWriter& to);
 void AddReductionOperands(const Operation& operation, OperandWriter& to);
 // Of an update, and of what LAMB and LARS know of parameters before it.
 void AddUpdateOperands(const Operation& operation, OperandWriter& to);
+// By part, of those that have some.
+std::vector<UpdateDetail> UpdateDetailsOf(const Plan& plan, const Operation& operation);
 void AddExchangeOperands(OperandWriter& to);
 void AddNormExchangeOperands(OperandWriter& to);
 

@@ -105,6 +105,22 @@ struct CellUse {
   bool by_parity = false;  // `cell` is that of parity 0, its neighbour that of parity 1
 };
 
+// Of an update, the norms before it and copies of masters: what operands do not say, and is the same in every step.
+struct UpdateDetail {
+  int sub_group = 0;
+  int64_t begin = 0, end = 0;  // elements of what a rank updates of the unit
+  int states = 0;              // how many operands behind the parameter
+  bool early = false;          // does not wait for its step's verdict
+  // Not applied: the parameter is made of the master all the same, as what follows carries it home.
+  bool keeps_parameter = false;
+  // Its first element, counted from the unit's first trainable one: plus `per_slice` times the number of the rank's
+  // slice. Random bits of stochastic rounding follow from that and the unit's name.
+  int64_t first = 0, per_slice = 0;
+  uint64_t rounding_unit = 0;
+
+  int64_t count() const { return end - begin; }
+};
+
 struct Instruction {
   Code code{};
   OperationKind role{};  // what it is for: its name in errors, timelines and tables
@@ -120,6 +136,8 @@ struct Instruction {
   bool goes_on = false;  // kKernels: of scopes that were open before, behind one that has closed
   int operation = -1;    // of the plan
   int64_t bytes = 0;
+  std::span<const UpdateDetail> updates =
+      {};  // kUpdate, kParameterNorms, casts of masters: by part
   std::span<const Part> parts = {};
   std::span<const Operand> operands = {};
   std::span<const int> waits = {};       // instructions of this fragment
@@ -138,6 +156,7 @@ struct FragmentMoment {
 };
 
 struct FragmentLists {
+  Lists<UpdateDetail> updates;
   Lists<Operand> operands;
   Lists<Part> parts;
   Lists<int> waits;

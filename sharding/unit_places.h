@@ -23,5 +23,14 @@ inline const Section& SectionOf(const Plan& plan, int unit, bool trainable) {
   const UnitLayout& layout = plan.layout.units[static_cast<size_t>(unit)];
   return trainable ? layout.trainable : layout.frozen;
 }
+// Elements of a unit's trainable section that a rank updates: its slice, or, as each rank of stage 0 updates all, all.
+struct UpdatedElements {
+  int64_t begin = 0, count = 0;
+};
+inline UpdatedElements UpdatedBy(const Plan& plan, int unit, int slice) {
+  const Section& section = SectionOf(plan, unit, true);
+  if (plan.decisions.stage == 0) return {0, section.elements};
+  return {slice * section.shard, section.shard};
+}
 
 }  // namespace ebb::sharding

@@ -1,6 +1,7 @@
 // What updates touch, and what comes before them: norms of parameters, and what ranks tell each other.
 #include <algorithm>
 
+#include "ebb/sharding/fingerprint.h"
 #include "ebb/sharding/norm_records.h"
 #include "ebb/sharding/operands.h"
 #include "ebb/sharding/unit_places.h"
@@ -14,9 +15,9 @@ void AddArrays(const UpdateWork& work, Access access, int states, OperandWriter&
   const int64_t count =
       to.plan().pools.homes.sub_groups[static_cast<size_t>(work.sub_group)].count();
   to.Add(work.gradient, d.shard_dtype(work.unit), Access::kRead, count);
-  // Of fp32 parameters the master is the parameter itself.
-  const int64_t master_bytes = d.writes_parameters() ? d.master_size() : SizeOf(DType::kFloat32);
-  to.AddBytes(work.master, access, count * master_bytes);
+  // Low halves count as 16 bits, whatever they mean; where parameters alone are kept, there is nothing.
+  to.Add(work.master, d.split_master ? DType::kBFloat16 : DType::kFloat32, access,
+         d.stochastic_rounding ? 0 : count);
   const Access of_parameter = !Writes(access)        ? Access::kRead
                               : d.reads_parameters() ? Access::kReadWrite
                                                      : Access::kWrite;
@@ -25,13 +26,16 @@ void AddArrays(const UpdateWork& work, Access access, int states, OperandWriter&
     to.Add(work.states.Plus(k * work.states_stride), DType::kFloat32, access, count);
 }
 
+bool IsEarly(const Operation& operation, const Decisions& d) {
+  return operation.kind == OperationKind::kUpdate && d.timing == UpdateTiming::kEarly &&
+         operation.condition != Condition::kCarrying;
+}
+
 void AddUpdate(const Operation& operation, const UpdateWork& work, OperandWriter& to) {
   const Plan& plan = to.plan();
   const Decisions& d = plan.decisions;
   AddArrays(work, Access::kReadWrite, d.optimizer_states, to);
-  const bool early =
-      d.timing == UpdateTiming::kEarly && operation.condition != Condition::kCarrying;
-  to.AddControl(early ? to.cells().early() : to.cells().constants(), Access::kRead);
+  to.AddControl(IsEarly(operation, d) ? to.cells().early() : to.cells().constants(), Access::kRead);
   if (!d.own_optimizer) return;
   const SubGroup& group = plan.pools.homes.sub_groups[static_cast<size_t>(work.sub_group)];
   const bool on_host = group.tier != Tier::kDevice;
@@ -70,6 +74,31 @@ void AddUpdateOperands(const Operation& operation, OperandWriter& to) {
       AddParameterNorms(operation, part, work, to);
     }
   }
+}
+
+std::vector<UpdateDetail> UpdateDetailsOf(const Plan& plan, const Operation& operation) {
+  const Decisions& d = plan.decisions;
+  std::vector<UpdateDetail> details;
+  for (const Part& part : operation.parts) {
+    const auto work = static_cast<size_t>(part.work), unit = static_cast<size_t>(part.unit);
+    const bool norms = operation.kind == OperationKind::kParameterNorms;
+    if (operation.kind == OperationKind::kNarrow) {
+      details.push_back({.sub_group = plan.narrowings[work].sub_group});
+    } else if (norms || operation.kind == OperationKind::kUpdate) {
+      const UpdateWork& of = plan.works[work];
+      const SubGroup& group = plan.pools.homes.sub_groups[static_cast<size_t>(of.sub_group)];
+      details.push_back({.sub_group = of.sub_group,
+                         .begin = group.begin,
+                         .end = group.end,
+                         .states = norms ? d.norm_states[unit] : d.optimizer_states,
+                         .early = IsEarly(operation, d),
+                         .keeps_parameter = of.passes_slot && !d.reads_parameters(),
+                         .first = group.begin,
+                         .per_slice = d.stage == 0 ? 0 : SectionOf(plan, of.unit, true).shard,
+                         .rounding_unit = Hasher().Add(plan.unit_names[unit]).hash()});
+    }
+  }
+  return details;
 }
 
 void AddExchangeOperands(OperandWriter& to) {

@@ -80,9 +80,9 @@ absl::StatusOr<double> MeasureFile(ShardFile& file, int64_t file_bytes, double& 
 
 }  // namespace
 
-ChecksumWork ChecksumWorkOf(const sharding::Plan& plan) {
-  const ClassBytes all = BytesWithoutChecksum(plan, VerifySwap::kOff),
-                   left = BytesWithoutChecksum(plan, VerifySwap::kStates);
+ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFiles& files) {
+  const ClassBytes all = BytesWithoutChecksum(files, VerifySwap::kOff),
+                   left = BytesWithoutChecksum(files, VerifySwap::kStates);
   ChecksumWork work;
   double summed = 0;
   for (const TrafficRow& row : sharding::PredictTraffic(plan)) {
@@ -95,11 +95,9 @@ ChecksumWork ChecksumWorkOf(const sharding::Plan& plan) {
           static_cast<double>(moved) * static_cast<double>(left[c]) / static_cast<double>(all[c]);
   }
   // Of masters that an early update's visit takes a copy of, before the update sums them.
-  for (const sharding::Narrowing& narrowing : plan.narrowings) {
-    const sharding::SubGroup& group =
-        plan.pools.homes.sub_groups[static_cast<size_t>(narrowing.sub_group)];
-    summed += static_cast<double>(group.count() * plan.decisions.master_size());
-  }
+  for (const sharding::Narrowing& narrowing : plan.narrowings)
+    summed += static_cast<double>(
+        files.sub_groups[static_cast<size_t>(narrowing.sub_group)].front().bytes);
   work.summed = static_cast<int64_t>(summed);
   return work;
 }

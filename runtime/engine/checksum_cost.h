@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/sharding/plan.h"
+#include "ebb/sharding/swap_files.h"
 
 namespace ebb {
 
@@ -21,7 +22,7 @@ struct ChecksumWork {
   int64_t summed = 0;                  // by all, and not by states
   int64_t parameters = 0, states = 0;  // to and from the file of either
 };
-ChecksumWork ChecksumWorkOf(const sharding::Plan& plan);
+ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFiles& files);
 
 // Bytes a second.
 struct ChecksumRates {

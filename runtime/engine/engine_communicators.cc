@@ -59,21 +59,21 @@ absl::Status EngineCommunicators::Split(std::string_view name, int group, Lane l
   return absl::OkStatus();
 }
 
-absl::Status EngineCommunicators::MakeGather(const sharding::Decisions& decisions) {
-  if (decisions.replicas() == 1) return Make("gather", Lane::kGather);
-  return Split("gather", inputs_.rank() / decisions.shards, Lane::kGather);
+absl::Status EngineCommunicators::MakeGather(int shards) {
+  if (shards == inputs_.size()) return Make("gather", Lane::kGather);
+  return Split("gather", inputs_.rank() / shards, Lane::kGather);
 }
 
 // Gathers of either kind are on one stream; these reach the ranks of one group only.
-absl::Status EngineCommunicators::MakeSecondary(const sharding::Decisions& decisions) {
-  if (!decisions.has_secondary()) return absl::OkStatus();
-  return Split("gather secondary", inputs_.rank() / decisions.secondary_shards, Lane::kSecondary);
+absl::Status EngineCommunicators::MakeSecondary(int secondary_shards) {
+  if (secondary_shards == 0) return absl::OkStatus();
+  return Split("gather secondary", inputs_.rank() / secondary_shards, Lane::kSecondary);
 }
 
-absl::Status EngineCommunicators::MakeReduce(const sharding::Decisions& decisions) {
-  if (decisions.replicas() == 1) return Make("reduce", Lane::kReduce);
-  EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / decisions.shards, Lane::kReduce));
-  EBB_RETURN_IF_ERROR(Split("replicas", inputs_.rank() % decisions.shards, Lane::kReplicas));
+absl::Status EngineCommunicators::MakeReduce(int shards) {
+  if (shards == inputs_.size()) return Make("reduce", Lane::kReduce);
+  EBB_RETURN_IF_ERROR(Split("reduce", inputs_.rank() / shards, Lane::kReduce));
+  EBB_RETURN_IF_ERROR(Split("replicas", inputs_.rank() % shards, Lane::kReplicas));
   return Make("exchange", Lane::kExchange);
 }
 

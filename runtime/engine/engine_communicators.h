@@ -12,7 +12,6 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/host_lane.h"
 #include "ebb/runtime/trace/ledger.h"
-#include "ebb/sharding/decisions.h"
 #include "ebb/sharding/program.h"
 
 namespace ebb {
@@ -23,11 +22,12 @@ class EngineCommunicators {
 
   // Collective, each of them, and in this order.
   absl::Status MakeControl(MemoryLedger& ledger);
-  absl::Status MakeGather(const sharding::Decisions& decisions);
+  // `shards`: ranks that each unit is cut over.
+  absl::Status MakeGather(int shards);
   // Of the ranks that hold a secondary copy.
-  absl::Status MakeSecondary(const sharding::Decisions& decisions);
+  absl::Status MakeSecondary(int secondary_shards);
   // With replicas: of the shard group, of the ranks that hold the same slice, and of the world.
-  absl::Status MakeReduce(const sharding::Decisions& decisions);
+  absl::Status MakeReduce(int shards);
 
   // For state that is read beside steps. Nothing where it is there.
   absl::Status MakeBeside(MemoryLedger& ledger);

@@ -22,6 +22,7 @@
 #include "ebb/runtime/engine/optimizer_state_names.h"
 #include "ebb/runtime/engine/order_notices.h"
 #include "ebb/runtime/engine/outcome_parts.h"
+#include "ebb/runtime/engine/own_optimizer.h"
 #include "ebb/runtime/engine/profiler_ranges.h"
 #include "ebb/runtime/engine/programs.h"
 #include "ebb/runtime/engine/rank_meetings.h"
@@ -47,6 +48,7 @@ namespace ebb {
 struct UpdateParts {
   UpdateTable table;
   OptimizerStateNames state_names;
+  std::optional<OwnOptimizer> own;    // of the trainer's
   std::optional<NormExchange> norms;  // where an optimizer takes norms
   std::optional<UpdateCall> call;
   std::optional<InstructionArithmetic> arithmetic;

@@ -50,17 +50,16 @@ void InstructionArithmetic::Cast(const LinkedFragment& run, int index, int first
   const std::byte* const source = run.At(index, first);
   std::byte* const destination = run.At(index, first + 1);
   const bool narrows = instruction.role == OperationKind::kNarrow;
-  if (narrows) {
-    const sharding::Part& part = instruction.parts[static_cast<size_t>(first) / 2];
-    const sharding::Narrowing& of = run.plan().narrowings[static_cast<size_t>(part.work)];
-    with_.verifier->VerifyMasters(of.sub_group, source);
-  }
+  if (narrows)
+    with_.verifier->VerifyMasters(instruction.updates[static_cast<size_t>(first) / 2].sub_group,
+                                  source);
   if (instruction.via) {
-    KernelsOf(stream).CastVia(stream, source, from.dtype, *instruction.via, destination, to.dtype,
-                              to.count);
+    with_.kernels.Of(stream).CastVia(stream, source, from.dtype, *instruction.via, destination,
+                                     to.dtype, to.count);
   } else {
-    KernelsOf(stream).Cast(stream, source, from.dtype, destination, to.dtype, to.count,
-                           narrows ? optim::Rounding::kParameter : optim::Rounding::kNearest);
+    with_.kernels.Of(stream).Cast(
+        stream, source, from.dtype, destination, to.dtype, to.count,
+        narrows ? optim::Rounding::kParameter : optim::Rounding::kNearest);
   }
 }
 
@@ -85,9 +84,9 @@ void InstructionArithmetic::Accumulate(const LinkedFragment& run, int index, int
                                        .count = operands[1].count,
                                        .add = sharding::Reads(operands[1].access)};
   if (operands[2].access == Access::kNone) {
-    KernelsOf(stream).Accumulate(stream, arrays);
+    with_.kernels.Of(stream).Accumulate(stream, arrays);
   } else {
-    KernelsOf(stream).AccumulateAndSumSquares(
+    with_.kernels.Of(stream).AccumulateAndSumSquares(
         stream, arrays, BlocksAt(run.At(index, first + 3), operands[1].count),
         &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));
   }
@@ -98,7 +97,7 @@ void InstructionArithmetic::Norm(const LinkedFragment& run, int index, int part,
   constexpr int kOperands = 3;  // shard, square, scratch
   const int first = part * kOperands;
   const Operand& shard = run[index].operands[static_cast<size_t>(first)];
-  KernelsOf(stream).SumOfSquares(
+  with_.kernels.Of(stream).SumOfSquares(
       stream, run.At(index, first), shard.dtype, shard.count,
       BlocksAt(run.At(index, first + 2), shard.count),
       &with_.control->square(run[index].parts[static_cast<size_t>(part)].unit));

@@ -2,9 +2,9 @@
 // streams, by the host's on the others.
 #pragma once
 
-#include "ebb/optim/kernels.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/kernels_by_stream.h"
 #include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/runtime/engine/step_tag.h"
 #include "ebb/runtime/engine/swap_verifier.h"
@@ -14,9 +14,8 @@ namespace ebb {
 
 class InstructionArithmetic {
  public:
-  struct Parts {                             // borrowed
-    optim::Kernels* kernels = nullptr;       // of the device's streams
-    optim::Kernels* host_kernels = nullptr;  // of the host's
+  struct Parts {  // borrowed
+    KernelsByStream kernels;
     ControlBlock* control = nullptr;
     SwapVerifier* verifier = nullptr;
     UpdateCall* updates = nullptr;
@@ -26,7 +25,7 @@ class InstructionArithmetic {
   // What calls kernels: at once where those enqueue themselves, else as a task of `stream`.
   template <class Work>
   void Enqueue(Stream& stream, Work work) const {
-    if (KernelsOf(stream).enqueues()) {
+    if (with_.kernels.Enqueue(stream)) {
       work();
     } else {
       stream.Enqueue(work);
@@ -36,9 +35,6 @@ class InstructionArithmetic {
   void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
 
  private:
-  optim::Kernels& KernelsOf(const Stream& stream) const {
-    return stream.view().native == nullptr ? *with_.host_kernels : *with_.kernels;
-  }
   void Cast(const LinkedFragment& run, int instruction, int first, Stream& stream) const;
   void Accumulate(const LinkedFragment& run, int instruction, int part, Stream& stream) const;
   void Norm(const LinkedFragment& run, int instruction, int part, Stream& stream) const;

@@ -218,8 +218,7 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
     case Code::kExchangeNorms:
       return with_.exchange->ExchangeNorms(step.parity);
     case Code::kUpdate:
-      if (run.plan().decisions.timing == sharding::UpdateTiming::kEarly && !instruction.carried)
-        with_.outcome->StartEarlyUpdate();
+      if (instruction.updates.front().early) with_.outcome->StartEarlyUpdate();
       [[fallthrough]];
     default:
       with_.arithmetic->Enqueue(stream, [this, &run, index, step] {

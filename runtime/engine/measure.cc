@@ -160,13 +160,14 @@ absl::StatusOr<int64_t> Measuring::DeviceBudget() {
 // What is known of the files stays known, whichever it is.
 absl::Status Measuring::ChooseVerifySwap() {
   if (!with_.storage->HasFiles()) return absl::OkStatus();
+  const sharding::SwapFiles files = sharding::LayOutSwapFiles(plan());
   VerifySwap& verify = config_.ebb.verify_swap;
   if (verify == VerifySwap::kAuto) {
     verify = VerifySwap::kAll;
-    if (const ChecksumWork work = ChecksumWorkOf(plan()); work.summed > 0)
+    if (const ChecksumWork work = ChecksumWorkOf(plan(), files); work.summed > 0)
       EBB_RETURN_IF_ERROR(MeasureVerifySwap(work));
   }
-  const std::string left = ClassesWithoutChecksum(plan(), verify);
+  const std::string left = ClassesWithoutChecksum(files, verify);
   if (with_.inputs.rank() == 0 && !left.empty()) {
     LogInfo(absl::StrCat(with_.inputs.options.name, ": ", left,
                          " on the disk have no checksum: what another program changes of them in "

@@ -57,11 +57,11 @@ absl::Status Setup::Make() {
   EBB_RETURN_IF_ERROR(AgreeOnPlanned(with_, own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), inputs.model, inputs.config, plan()));
   EBB_RETURN_IF_ERROR(AgreeOnInitialValues(Control(), inputs.model));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(plan().decisions));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(decisions().shards));
   EBB_RETURN_IF_ERROR(measuring.Measure());
   // Here no rank waits on its device for another, which may be giving back what it has measured with.
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(plan().decisions));
-  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(plan().decisions));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeSecondary(decisions().secondary_shards));
+  EBB_RETURN_IF_ERROR(with_.communicators.MakeReduce(decisions().shards));
   EBB_RETURN_IF_ERROR(CheckHostMemory(inputs, plan().pools, Control()));
   EBB_RETURN_IF_ERROR(AgreeOnStatus(Control(), MakeMemory()));
   EBB_RETURN_IF_ERROR(with_.collective_pools.Show(*with_.storage, plan().pools));
@@ -82,19 +82,18 @@ void Setup::LogMade() const {
   if (!queues.empty()) LogWarning(absl::StrCat(name, ": ", queues));
   for (const std::string& remark : inputs.config.remarks) LogInfo(absl::StrCat(name, ": ", remark));
   const std::string unused =
-      sharding::WhyNoneIsOffloaded(plan().decisions, plan().pools.homes, inputs.config);
+      sharding::WhyNoneIsOffloaded(decisions(), plan().pools.homes, inputs.config);
   if (!unused.empty()) LogWarning(absl::StrCat(name, ": ", unused));
-  const sharding::Decisions& decisions = plan().decisions;
-  const std::string_view timing = sharding::Name(decisions.timing);
-  const std::string cut = decisions.replicas() == 1
-                              ? ""
-                              : absl::StrCat(" cut over groups of ", decisions.shards, " ranks");
+  const sharding::Decisions& settled = decisions();
+  const std::string_view timing = sharding::Name(settled.timing);
+  const std::string cut =
+      settled.replicas() == 1 ? "" : absl::StrCat(" cut over groups of ", settled.shards, " ranks");
   LogInfo(absl::StrCat(
       name, ": ", inputs.size(), inputs.size() == 1 ? " rank on " : " ranks on ",
-      inputs.device.description(), ", stage ", decisions.stage, cut, ", reduction group ",
-      decisions.replicas() > 1 ? decisions.shards : with_.communicators.ReductionGroup(),
+      inputs.device.description(), ", stage ", settled.stage, cut, ", reduction group ",
+      settled.replicas() > 1 ? settled.shards : with_.communicators.ReductionGroup(),
       ", reduced once a ", inputs.config.reduces_at_round() ? "round" : "step", ", updates ",
-      std::string(timing), ": ", decisions.timing_reason));
+      std::string(timing), ": ", settled.timing_reason));
 }
 
 // With the trainer's, the one that zeroes memory, the crossings of host streams, and one of NCCL's for
@@ -150,7 +149,7 @@ absl::Status Setup::CheckOptimizer() const {
 // Pools, files, and all that lives in them or works on them.
 absl::Status Setup::MakeMemory() {
   EngineInputs& inputs = with_.inputs;
-  const int shard = inputs.rank() % plan().decisions.shards;
+  const int shard = inputs.rank() % decisions().shards;
   EBB_RETURN_IF_ERROR(Storage::Create(
       inputs.device, plan(), inputs.config, shard, inputs.world.local_size(),
       absl::StrCat(inputs.options.name, "-rank", inputs.rank()), with_.ledger,
@@ -161,18 +160,21 @@ absl::Status Setup::MakeMemory() {
   EBB_RETURN_IF_ERROR(with_.storage->TakeStateStaging());
   // Auto: what is written from here on is summed, until it is known what is not to be.
   const VerifySwap verify = inputs.config.ebb.verify_swap;
-  with_.verifier.emplace(plan(), inputs.model,
+  with_.verifier.emplace(sharding::LayOutSwapFiles(plan()), plan().unit_names,
                          verify == VerifySwap::kAuto ? VerifySwap::kAll : verify, *with_.storage,
                          with_.outcome.errors);
   EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(inputs.device, plan(), with_.storage->HasFiles()));
   EBB_RETURN_IF_ERROR(with_.timeline.Make(plan()));
-  with_.updates.table = UpdateTable(inputs.model, inputs.config, plan(), shard);
+  with_.updates.table =
+      UpdateTable(inputs.model, inputs.config, plan(), shard, decisions().stochastic_rounding);
+  if (inputs.own_optimizer() != nullptr)
+    with_.updates.own.emplace(*inputs.own_optimizer(), inputs.model, inputs.config, plan(), shard);
   with_.updates.state_names =
       OptimizerStateNames(inputs.model, inputs.config, inputs.own_optimizer());
   EBB_RETURN_IF_ERROR(ControlBlock::Create(
       inputs.device, inputs.model.units.size(), static_cast<size_t>(inputs.size()),
       with_.updates.table.sets().size(), with_.updates.table.runs(), with_.control));
-  if (plan().decisions.has_norms()) {
+  if (decisions().has_norms()) {
     EBB_RETURN_IF_ERROR(NormExchange::Create(inputs.device, plan(), with_.updates.table, shard,
                                              with_.updates.norms));
   }
@@ -189,14 +191,13 @@ void Setup::MakeOutcome() {
   const EngineInputs& inputs = with_.inputs;
   parts.constants.emplace(inputs.config, with_.updates.table, *with_.control,
                           /*own_optimizer=*/inputs.options.optimizer.has_value());
-  parts.outcome.emplace(
-      StepOutcome::Parts{.config = &inputs.config,
-                         .errors = &parts.errors,
-                         .peers = &parts.peers,
-                         .control = &*with_.control,
-                         .constants = &*parts.constants,
-                         .messages = &parts.messages,
-                         .adds_squares = inputs.rank() < plan().decisions.shards});
+  parts.outcome.emplace(StepOutcome::Parts{.config = &inputs.config,
+                                           .errors = &parts.errors,
+                                           .peers = &parts.peers,
+                                           .control = &*with_.control,
+                                           .constants = &*parts.constants,
+                                           .messages = &parts.messages,
+                                           .adds_squares = inputs.rank() < decisions().shards});
 }
 
 // An optimizer of the trainer's enqueues updates on the device.
@@ -229,28 +230,22 @@ absl::Status Setup::MakeIssuer() {
                                                .peers = &outcome.peers,
                                                .concluded = &with_.streams.concluded(),
                                                .own_enqueues = OwnOptimizerEnqueues()});
-  with_.updates.call.emplace(UpdateCall::Parts{.plan = &plan(),
-                                               .model = &inputs.model,
-                                               .config = &inputs.config,
-                                               .own = inputs.own_optimizer(),
-                                               .table = &with_.updates.table,
-                                               .constants = &*outcome.constants,
-                                               .control = &*with_.control,
-                                               .outcome = &*outcome.outcome,
-                                               .errors = &outcome.errors,
-                                               .verifier = &*with_.verifier,
-                                               .storage = &*with_.storage,
-                                               .device = &inputs.device,
-                                               .kernels = with_.kernels.get(),
-                                               .host_kernels = with_.host_kernels.get(),
-                                               .shard = inputs.rank() % plan().decisions.shards,
-                                               .own_enqueues = OwnOptimizerEnqueues()});
-  with_.updates.arithmetic.emplace(
-      InstructionArithmetic::Parts{.kernels = with_.kernels.get(),
-                                   .host_kernels = with_.host_kernels.get(),
-                                   .control = &*with_.control,
-                                   .verifier = &*with_.verifier,
-                                   .updates = &*with_.updates.call});
+  with_.updates.call.emplace(
+      UpdateCall::Parts{.own = with_.updates.own ? &*with_.updates.own : nullptr,
+                        .table = &with_.updates.table,
+                        .constants = &*outcome.constants,
+                        .control = &*with_.control,
+                        .outcome = &*outcome.outcome,
+                        .errors = &outcome.errors,
+                        .verifier = &*with_.verifier,
+                        .device = &inputs.device,
+                        .kernels = Kernels(),
+                        .slice = inputs.rank() % decisions().shards,
+                        .own_enqueues = OwnOptimizerEnqueues()});
+  with_.updates.arithmetic.emplace(InstructionArithmetic::Parts{.kernels = Kernels(),
+                                                                .control = &*with_.control,
+                                                                .verifier = &*with_.verifier,
+                                                                .updates = &*with_.updates.call});
   parts.issuer.emplace(
       Issuer::Parts{.streams = with_.streams.all(),
                     .lanes = {nullptr, communicators.at(Lane::kGather),
@@ -295,7 +290,7 @@ absl::Status Setup::MakeIssuer() {
                          .issuer = &*parts.issuer,
                          .verifier = &*with_.verifier,
                          .errors = &outcome.errors,
-                         .shard = inputs.rank() % plan().decisions.shards},
+                         .shard = inputs.rank() % decisions().shards},
       Control());
   return absl::OkStatus();
 }
@@ -391,26 +386,24 @@ void Setup::MakeCalls() {
                                         .suspension = &*parts.suspension,
                                         .errors = &outcome.errors,
                                         .outcome = &*outcome.outcome});
-  const bool on_host = with_.streams.compute().view().native == nullptr;
-  parts.steps.emplace(
-      Steps::Parts{.inputs = &with_.inputs,
-                   .calls = &with_.calls,
-                   .programs = &with_.programs,
-                   .progress = &with_.scopes.progress,
-                   .runner = &runner,
-                   .scopes = &*with_.scopes.open,
-                   .aside = &*with_.scopes.aside,
-                   .issuer = &*with_.issue.issuer,
-                   .exchange = &*with_.issue.exchange,
-                   .results = &outcome,
-                   .streams = &with_.streams,
-                   .control = &*with_.control,
-                   .compute_kernels = on_host ? with_.host_kernels.get() : with_.kernels.get(),
-                   .view_errors = &with_.scopes.view_errors,
-                   .state = &*with_.state,
-                   .suspension = &*parts.suspension,
-                   .timeline = &with_.timeline,
-                   .own_optimizer_enqueues = OwnOptimizerEnqueues()});
+  parts.steps.emplace(Steps::Parts{.inputs = &with_.inputs,
+                                   .calls = &with_.calls,
+                                   .programs = &with_.programs,
+                                   .progress = &with_.scopes.progress,
+                                   .runner = &runner,
+                                   .scopes = &*with_.scopes.open,
+                                   .aside = &*with_.scopes.aside,
+                                   .issuer = &*with_.issue.issuer,
+                                   .exchange = &*with_.issue.exchange,
+                                   .results = &outcome,
+                                   .streams = &with_.streams,
+                                   .control = &*with_.control,
+                                   .compute_kernels = &Kernels().Of(with_.streams.compute()),
+                                   .view_errors = &with_.scopes.view_errors,
+                                   .state = &*with_.state,
+                                   .suspension = &*parts.suspension,
+                                   .timeline = &with_.timeline,
+                                   .own_optimizer_enqueues = OwnOptimizerEnqueues()});
 }
 
 }  // namespace ebb

@@ -32,6 +32,8 @@ class Setup {
   int StreamsOfDevice() const;
   void LogMade() const;
   const sharding::Plan& plan() const { return with_.programs.plan(); }
+  const sharding::Decisions& decisions() const { return plan().decisions; }
+  KernelsByStream Kernels() const { return {with_.kernels.get(), with_.host_kernels.get()}; }
   HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
 
   EngineParts& with_;

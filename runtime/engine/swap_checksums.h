@@ -1,15 +1,9 @@
 // What this rank's swap files hold, as checksums: so that what another program has changed, or a disk
-// returns wrongly, ends the training instead of going on with it (ebb.verify_swap).
+// returns wrongly, ends the training instead of going on with it (ebb.verify_swap). With "states" only masters and
+// states have some, and parameters that are masters or half of them.
 //
-//   states file      | master | state 0 | state 1 | master | ...     an extent each, of a sub-group
-//                    | gradients, sub-group by sub-group | ...       likewise, as updates read them
-//                    | boundary | boundary | ...                     of all of a round's micro-batches
-//   parameters file  | sub-group | sub-group | frozen | ...          an extent each
-//
-// With "states" only masters and states have some, and parameters that are masters or half of them.
-//
-// An extent is written in one go by a step, by several of them at once. What is written there in
-// smaller pieces, from outside, makes it unknown until it is written, or but for masters and states
+// An extent (sharding/swap_files.h) is written in one go by a step, by several of them at once. What is written there
+// in smaller pieces, from outside, makes it unknown until it is written, or but for masters and states
 // read, as a whole. Extents may be looked at from several streams, in whichever order the plan has
 // them.
 #pragma once
@@ -22,26 +16,35 @@
 #include <vector>
 
 #include "ebb/runtime/config/config.h"
-#include "ebb/sharding/plan.h"
 #include "ebb/sharding/state.h"
+#include "ebb/sharding/swap_files.h"
 
 namespace ebb {
 
 // By class, of what lies in a rank's files.
 using ClassBytes = std::array<int64_t, kStateClasses>;
 // What has no checksum; with kOff that is all.
-ClassBytes BytesWithoutChecksum(const sharding::Plan& plan, VerifySwap verify);
+ClassBytes BytesWithoutChecksum(const sharding::SwapFiles& files, VerifySwap verify);
 // For people: "gradients and activations", "" where nothing is left out.
-std::string ClassesWithoutChecksum(const sharding::Plan& plan, VerifySwap verify);
+std::string ClassesWithoutChecksum(const sharding::SwapFiles& files, VerifySwap verify);
 
 class SwapChecksums {
  public:
-  struct Extent {
-    StateClass what{};
-    int unit = 0;
-    int64_t offset = 0, bytes = 0;  // without what fills the last block of the disk
-    bool of_all_only = false;       // not with "states"
+  class Extent {
+   public:
+    explicit Extent(const sharding::SwapExtent& of) : of_(of) {}
+    Extent(Extent&& other) noexcept
+        : of_(other.of_), checksum_(other.checksum_.load()), before_(other.before_.load()) {}
+    Extent& operator=(Extent&& other) noexcept {
+      of_ = other.of_;
+      checksum_ = other.checksum_.load();
+      before_ = other.before_.load();
+      return *this;
+    }
 
+    const sharding::SwapExtent& of() const { return of_; }
+    int64_t offset() const { return of_.home.offset; }
+    int64_t bytes() const { return of_.bytes; }
     // Whether `checksum` is what is known to lie there.
     bool Agrees(uint64_t checksum) const {
       const uint64_t known = checksum_.load(std::memory_order_acquire);
@@ -60,35 +63,16 @@ class SwapChecksums {
     void Forget() { checksum_.store(kUnknown, std::memory_order_relaxed); }
     bool is_known() const { return checksum_.load(std::memory_order_relaxed) != kUnknown; }
 
-    Extent() = default;
-    Extent(Extent&& other) noexcept
-        : what(other.what),
-          unit(other.unit),
-          offset(other.offset),
-          bytes(other.bytes),
-          of_all_only(other.of_all_only),
-          checksum_(other.checksum_.load()),
-          before_(other.before_.load()) {}
-    Extent& operator=(Extent&& other) noexcept {
-      what = other.what;
-      unit = other.unit;
-      offset = other.offset;
-      bytes = other.bytes;
-      of_all_only = other.of_all_only;
-      checksum_ = other.checksum_.load();
-      before_ = other.before_.load();
-      return *this;
-    }
-
    private:
     static constexpr uint64_t kUnknown = 0;
     static uint64_t Known(uint64_t checksum) { return checksum == kUnknown ? 1 : checksum; }
 
+    sharding::SwapExtent of_;
     std::atomic<uint64_t> checksum_{kUnknown}, before_{kUnknown};
   };
 
   // Of files as they are made: zeros, which the optimizer's states begin with.
-  SwapChecksums(const sharding::Plan& plan, VerifySwap verify);
+  SwapChecksums(const sharding::SwapFiles& files, VerifySwap verify);
   // What has a sum with "all" alone has none any more; what else is known stays so.
   void KeepStatesOnly();
 
@@ -97,12 +81,9 @@ class SwapChecksums {
   void Forget(const sharding::Place& place, int64_t bytes) {
     for (Extent& extent : In(place, bytes)) extent.Forget();
   }
-  // Of the largest sub-group that is swapped, for scratch.
-  int64_t elements_max() const { return elements_max_; }
 
  private:
   std::vector<Extent> states_, parameters_;  // of either file, by offset
-  int64_t elements_max_ = 0;
 };
 
 }  // namespace ebb

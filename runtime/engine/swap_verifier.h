@@ -5,8 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -15,17 +15,16 @@
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_checksums.h"
-#include "ebb/sharding/model.h"
-#include "ebb/sharding/plan.h"
 #include "ebb/sharding/state.h"
+#include "ebb/sharding/swap_files.h"
 
 namespace ebb {
 
 class SwapVerifier {
  public:
-  // All that is given outlives it. `verify` is not kAuto.
-  SwapVerifier(const sharding::Plan& plan, const ModelSpec& model, VerifySwap verify,
-               Storage& storage, StepErrors& errors);
+  // All that is given but `files` outlives it. `verify` is not kAuto.
+  SwapVerifier(sharding::SwapFiles files, std::span<const std::string> unit_names,
+               VerifySwap verify, Storage& storage, StepErrors& errors);
 
   // Before the first step of one that has begun with "all": only masters and states from now on.
   void VerifyStatesOnly();
@@ -34,20 +33,16 @@ class SwapVerifier {
   // what is in it, and our own writes may make it as long again. Says no, and fails the engine, where not.
   bool FilesAreOurs();
 
-  // The states of a sub-group that passes through slots, by its arrays: 0 is the master or its low half,
-  // 1 + k state k.
-  bool Verifies(const sharding::SubGroup& group) const;
-  sharding::Place HomeOf(const sharding::SubGroup& group, int array) const;
+  // Whether there are sums of a sub-group's arrays, in this order: its master or the low half of it, states.
+  bool Verifies(int sub_group) const;
   // What an update has read. Says no, and fails the engine, where that is not what is known.
-  // `states`: how many were read beside the master; all.
-  bool AgreeStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums,
-                   std::optional<int> states = {});
-  void SetStates(const sharding::SubGroup& group, std::span<const uint64_t> checksums);
+  // `states`: how many were read beside the master.
+  bool AgreeStates(int sub_group, std::span<const uint64_t> checksums, int states);
+  void SetStates(int sub_group, std::span<const uint64_t> checksums);
   // Of what is in the slot, in a pass of its own: where one update does not cover a sub-group, or does
   // not happen. Until the next call, and of one thread at a time, as is scratch().
-  std::span<const uint64_t> SumStates(const sharding::SubGroup& group, const std::byte* master,
-                                      std::span<std::byte* const> states_at, ThreadTeam& team,
-                                      std::optional<int> states = {});
+  std::span<const uint64_t> SumStates(int sub_group, const std::byte* master,
+                                      std::span<std::byte* const> states, ThreadTeam& team);
   // Of updates that sum what they read and write.
   std::span<uint64_t> scratch() { return scratch_; }
 
@@ -74,16 +69,18 @@ class SwapVerifier {
 
  private:
   void FailAt(const SwapChecksums::Extent& extent, const sharding::Place& place);
-  int first_array() const { return plan_.decisions.master_size() > 0 ? 0 : 1; }
+  std::span<const sharding::SwapFiles::Array> ArraysOf(int sub_group) const {
+    return files_.sub_groups[static_cast<size_t>(sub_group)];
+  }
 
-  const sharding::Plan& plan_;
-  const ModelSpec& model_;
+  const sharding::SwapFiles files_;
+  const std::span<const std::string> unit_names_;
   VerifySwap verify_;
   Storage& storage_;
   StepErrors& errors_;
   SwapChecksums checksums_;
   std::vector<uint64_t> scratch_;
-  std::vector<uint64_t> of_states_;  // of a sub-group, by array
+  std::vector<uint64_t> of_arrays_;  // of a sub-group
 };
 
 }  // namespace ebb

@@ -5,49 +5,39 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
-#include "ebb/optim/kernels.h"
-#include "ebb/optim/stochastic_rounding.h"
 #include "ebb/optim/update.h"
-#include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/control_block.h"
+#include "ebb/runtime/engine/kernels_by_stream.h"
 #include "ebb/runtime/engine/linked_fragment.h"
 #include "ebb/runtime/engine/norm_exchange.h"
-#include "ebb/runtime/engine/optimizer_spec.h"
+#include "ebb/runtime/engine/own_optimizer.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/step_outcome.h"
 #include "ebb/runtime/engine/step_scalars.h"
 #include "ebb/runtime/engine/step_tag.h"
-#include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_verifier.h"
 #include "ebb/runtime/engine/update_table.h"
-#include "ebb/sharding/plan.h"
+#include "ebb/sharding/program.h"
 
 namespace ebb {
 
 class UpdateCall {
  public:
-  struct Parts {                           // borrowed
-    const sharding::Plan* plan = nullptr;  // what is the same in all of an engine's plans
-    const ModelSpec* model = nullptr;
-    const Config* config = nullptr;
-    const OptimizerSpec* own = nullptr;  // of the trainer's; null: the config's
+  struct Parts {                        // borrowed
+    const OwnOptimizer* own = nullptr;  // of the trainer's; null: the config's
     const UpdateTable* table = nullptr;
     const StepConstants* constants = nullptr;
     const ControlBlock* control = nullptr;
     const StepOutcome* outcome = nullptr;
     StepErrors* errors = nullptr;
     SwapVerifier* verifier = nullptr;
-    const Storage* storage = nullptr;
     const Device* device = nullptr;
-    optim::Kernels* kernels = nullptr;
-    optim::Kernels* host_kernels = nullptr;
-    int shard = 0;  // which slice of every unit is this rank's
+    KernelsByStream kernels;
+    int slice = 0;  // which of every unit is this rank's
     // An optimizer of the trainer's enqueues on the device: the host has waited for what decides.
     bool own_enqueues = false;
   };
@@ -58,11 +48,11 @@ class UpdateCall {
 
  private:
   // Of one sub-group.
-  struct Arrays {
-    const sharding::SubGroup* group = nullptr;
-    int parity = 0;
-    bool early = false, passes_slot = false;
-    std::byte *gradient = nullptr, *master = nullptr, *parameter = nullptr;
+  struct Work {
+    const sharding::UpdateDetail& detail;
+    int unit = 0, parity = 0;
+    optim::UpdateArrays arrays;
+    std::byte* master = nullptr;  // or its low half
     std::span<std::byte* const> states = {};
   };
   // What of it one rule updates, and with which constants: those of the runs are counted from `first_set`.
@@ -73,23 +63,14 @@ class UpdateCall {
     int64_t first_set = 0;
   };
 
-  optim::Kernels& KernelsOf(const Stream& stream) const {
-    return stream.view().native == nullptr ? *with_.host_kernels : *with_.kernels;
-  }
-  const sharding::Decisions& decisions() const { return with_.plan->decisions; }
-  void Update(const Arrays& of, Stream& stream) const;
-  void Keep(const Arrays& of, Stream& stream) const;
-  absl::Status UpdateByOwn(const Arrays& of, const StepScalars& scalars, Stream& stream) const;
-  void SumNorms(const Arrays& of, std::span<optim::NormSums> sums, bool first,
-                Stream& stream) const;
-  void ForEachPart(const Arrays& of, const Stream& stream,
+  Work WorkOf(const LinkedFragment& run, int instruction, const StepTag& step) const;
+  void Update(const LinkedFragment& run, int instruction, const Work& of, Stream& stream) const;
+  void Keep(const Work& of, Stream& stream) const;
+  void SumNorms(const Work& of, std::span<optim::NormSums> sums, bool first, Stream& stream) const;
+  void ForEachPart(const Work& of, const Stream& stream,
                    absl::FunctionRef<void(const Part&)> visit) const;
-  optim::UpdateArrays ArraysOf(const Arrays& of) const;
-  std::span<const uint64_t> Checksums(const Arrays& of, Stream& stream,
-                                      std::optional<int> states = {}) const;
-  bool UpdatesInOnePass(const sharding::SubGroup& group) const;
-  const UpdateTable::Set& SetOf(const sharding::SubGroup& group) const;
-  optim::RoundingPlace RoundingOf(int unit, int64_t at) const;
+  std::span<const uint64_t> Checksums(const Work& of, Stream& stream) const;
+  bool Agrees(const Work& of, std::span<const uint64_t> checksums) const;
 
   const Parts with_;
 };

@@ -5,8 +5,10 @@
 #include <utility>
 
 #include "ebb/optim/stochastic_rounding.h"
+#include "ebb/optim/update.h"
 #include "ebb/sharding/interval.h"
 #include "ebb/sharding/partition.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 
@@ -14,15 +16,13 @@ static_assert(sharding::kAlignment % optim::kRunMultiple ==
               0);  // parameters begin at such elements
 
 UpdateTable::UpdateTable(const ModelSpec& model, const Config& config, const sharding::Plan& plan,
-                         int shard) {
+                         int slice, bool rounds_stochastically) {
   parts_.resize(model.units.size());
   for (size_t u = 0; u < model.units.size(); ++u) {
-    const sharding::Section& section = plan.layout.units[u].trainable;
-    const bool whole = plan.decisions.stage == 0;
-    const int64_t begin = whole ? 0 : shard * section.shard;
+    const auto [begin, count] = sharding::UpdatedBy(plan, static_cast<int>(u), slice);
     const auto first_run = static_cast<int64_t>(runs_.size());
-    AddRuns(model, config, section, begin, whole ? section.elements : section.shard);
-    AddParts(plan, first_run, begin, parts_[u]);
+    AddRuns(model, config, plan.layout.units[u].trainable, begin, count);
+    AddParts(rounds_stochastically, first_run, begin, parts_[u]);
   }
 }
 
@@ -74,7 +74,7 @@ void UpdateTable::AddRuns(const ModelSpec& model, const Config& config,
 }
 
 // Runs of another rule, and elements of another key of random bits, begin a part.
-void UpdateTable::AddParts(const sharding::Plan& plan, int64_t first_run, int64_t begin,
+void UpdateTable::AddParts(bool rounds_stochastically, int64_t first_run, int64_t begin,
                            std::vector<Part>& parts) const {
   constexpr int64_t kKey = optim::kRoundingKeyElements;
   int64_t at = 0;
@@ -84,9 +84,8 @@ void UpdateTable::AddParts(const sharding::Plan& plan, int64_t first_run, int64_
         optim::UpdateRuleOf(sets_[static_cast<size_t>(own.set)].optimizer);
     while (at < own.end) {
       const int64_t of_key = (begin + at) % kKey;
-      const int64_t end =
-          plan.decisions.stochastic_rounding ? std::min(own.end, at + kKey - of_key) : own.end;
-      const bool new_key = plan.decisions.stochastic_rounding && of_key == 0;
+      const int64_t end = rounds_stochastically ? std::min(own.end, at + kKey - of_key) : own.end;
+      const bool new_key = rounds_stochastically && of_key == 0;
       if (parts.empty() || parts.back().rule != rule || new_key)
         parts.push_back({.begin = at, .rule = rule, .first_run = run});
       parts.back().end = at = end;
@@ -104,6 +103,18 @@ UpdateTable::Runs UpdateTable::RunsIn(const Part& part, int64_t begin, int64_t e
   }
   while (in.count > 1 && end_of(in.first + in.count - 2) >= end) --in.count;
   return in;
+}
+
+const UpdateTable::Set* UpdateTable::OnlySetOf(int unit, int64_t begin, int64_t end,
+                                               int states) const {
+  for (const Part& part : parts(unit)) {
+    if (part.begin > begin || part.end < end || optim::TakesNorms(part.rule)) continue;
+    const Runs in = RunsIn(part, begin, end);
+    const Set& set = sets_[static_cast<size_t>(runs_[static_cast<size_t>(in.first)].set)];
+    const auto own = static_cast<int>(optim::StateNames(set.optimizer).size());
+    return in.count == 1 && own == states ? &set : nullptr;
+  }
+  return nullptr;
 }
 
 }  // namespace ebb

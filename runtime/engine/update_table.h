@@ -47,8 +47,9 @@ class UpdateTable {
   };
 
   UpdateTable() = default;
-  // `shard`: which slice of every unit is this rank's.
-  UpdateTable(const ModelSpec& model, const Config& config, const sharding::Plan& plan, int shard);
+  // `slice`: which of every unit is this rank's. `rounds_stochastically`: parts end with the elements of a key.
+  UpdateTable(const ModelSpec& model, const Config& config, const sharding::Plan& plan, int slice,
+              bool rounds_stochastically);
 
   std::span<const Set> sets() const { return sets_; }
   std::span<const optim::UpdateRun> runs() const { return runs_; }  // of all units
@@ -59,12 +60,15 @@ class UpdateTable {
     int64_t first = 0, count = 0;
   };
   Runs RunsIn(const Part& part, int64_t begin, int64_t end) const;
+  // By which alone elements [begin, end) of a unit's shard are updated, with all of `states` states, so that one pass
+  // over them can take their checksums, too. Null: there is no such set.
+  const Set* OnlySetOf(int unit, int64_t begin, int64_t end, int states) const;
 
  private:
   int64_t SetOf(const Config& config, const ParameterSpec& spec, ParameterId parameter);
   void AddRuns(const ModelSpec& model, const Config& config, const sharding::Section& section,
                int64_t begin, int64_t elements);
-  void AddParts(const sharding::Plan& plan, int64_t first_run, int64_t begin,
+  void AddParts(bool rounds_stochastically, int64_t first_run, int64_t begin,
                 std::vector<Part>& parts) const;
 
   std::vector<Set> sets_;

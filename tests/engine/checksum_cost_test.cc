@@ -66,7 +66,7 @@ TEST(ChecksumCost, SummedBesideStatesIsWhatAStepMovesOfTheOtherClasses) {
       config.compute = DType::kBFloat16;
       if (gradients) config.ebb.offload_gradients = config.ebb.offload_activations = Tier::kNvme;
       const sharding::Plan plan = PlanFor(config);
-      const ChecksumWork work = ChecksumWorkOf(plan);
+      const ChecksumWork work = ChecksumWorkOf(plan, sharding::LayOutSwapFiles(plan));
       const int64_t parameters = MovedOnNvme(plan, StateClass::kParameter),
                     others = MovedOnNvme(plan, StateClass::kGradient) +
                              MovedOnNvme(plan, StateClass::kActivation);
@@ -90,8 +90,11 @@ TEST(ChecksumCost, SplitMastersLeaveFrozenParametersToSum) {
   Config config = OnNvme(ConfigFor({.stage = 3}), "/disk");
   config.compute = DType::kBFloat16;
   config.ebb.split_master = true;
-  EXPECT_EQ(ChecksumWorkOf(PlanFor(config, /*frozen=*/false)).summed, 0);
-  const ChecksumWork work = ChecksumWorkOf(PlanFor(config));
+  const auto work_of = [](const sharding::Plan& plan) {
+    return ChecksumWorkOf(plan, sharding::LayOutSwapFiles(plan));
+  };
+  EXPECT_EQ(work_of(PlanFor(config, /*frozen=*/false)).summed, 0);
+  const ChecksumWork work = work_of(PlanFor(config));
   EXPECT_GT(work.summed, 0);
   EXPECT_LT(work.summed, work.parameters / 10);
 }

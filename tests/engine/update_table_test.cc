@@ -67,7 +67,8 @@ TEST(UpdateTable, HasTheOptionsOfEveryElement) {
     if (!plan.ok()) continue;  // row cuts that cannot be
     ++planned;
     for (int shard = 0; shard < plan->decisions.shards; ++shard) {
-      const UpdateTable table(random_case.model, random_case.config, *plan, shard);
+      const UpdateTable table(random_case.model, random_case.config, *plan, shard,
+                              plan->decisions.stochastic_rounding);
       for (int u = 0; u < static_cast<int>(random_case.model.units.size()); ++u) {
         const sharding::Section& section = plan->layout.units[static_cast<size_t>(u)].trainable;
         const bool whole = plan->decisions.stage == 0;
@@ -115,7 +116,7 @@ TEST(UpdateTable, RunsOfOneRuleAreOnePart) {
       .model = &model, .config = &config, .world = 1, .optimizer_states = 2};
   const auto plan = sharding::PlanStep(inputs);
   ASSERT_TRUE(plan.ok()) << plan.status();
-  const UpdateTable table(model, config, *plan, /*shard=*/0);
+  const UpdateTable table(model, config, *plan, /*slice=*/0, plan->decisions.stochastic_rounding);
   EXPECT_EQ(table.sets().size(), 2u);
   ASSERT_EQ(table.parts(0).size(), 1u);
   const UpdateTable::Part& part = table.parts(0).front();
@@ -147,7 +148,7 @@ TEST(UpdateTable, OfNormsEveryParameterHasASet) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   // Slices of 6,272 elements: parameter 2 is cut.
   for (const int shard : {0, 1}) {
-    const UpdateTable table(model, config, *plan, shard);
+    const UpdateTable table(model, config, *plan, shard, plan->decisions.stochastic_rounding);
     std::vector<int> of;
     for (const UpdateTable::Set& set : table.sets())
       of.push_back(set.parameter ? static_cast<int>(*set.parameter) : -1);

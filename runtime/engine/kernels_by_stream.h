@@ -1,0 +1,20 @@
+// Which kernels a stream takes: the device's on its own streams, the host's on the others.
+#pragma once
+
+#include "ebb/optim/kernels.h"
+#include "ebb/runtime/device/stream.h"
+
+namespace ebb {
+
+struct KernelsByStream {  // borrowed
+  optim::Kernels* device = nullptr;
+  optim::Kernels* host = nullptr;
+
+  optim::Kernels& Of(const Stream& stream) const {
+    return stream.view().native == nullptr ? *host : *device;
+  }
+  // They are enqueued when they are called, and run later.
+  bool Enqueue(const Stream& stream) const { return Of(stream).enqueues(); }
+};
+
+}  // namespace ebb
