@@ -91,8 +91,7 @@ absl::Status InitialValues::Fill(StateValues& state) const {
         };
         if (trainable) EBB_RETURN_IF_ERROR(write(StateClass::kMaster, values));
         if (!states.empty()) EBB_RETURN_IF_ERROR(write(StateClass::kOptimizer, states));
-        if (!trainable || sharding::CastsMasters(state.plan().decisions))
-          EBB_RETURN_IF_ERROR(write(StateClass::kParameter, values));
+        if (!trainable || casts_masters) EBB_RETURN_IF_ERROR(write(StateClass::kParameter, values));
       }
     }
   }

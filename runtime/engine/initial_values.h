@@ -12,6 +12,7 @@ struct InitialValues {
   const ModelSpec* model = nullptr;
   const Config* config = nullptr;
   bool own_optimizer = false;
+  bool casts_masters = false;  // parameters are copies of masters in another dtype
 
   // Some optimizer states begin with other values than 0.
   bool OfStates() const;

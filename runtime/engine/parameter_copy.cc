@@ -12,11 +12,10 @@ using sharding::Transfer;
 // What a device receives lies behind what it sends.
 absl::Status ParameterCopy::Prepare(const Device& device, int ranks, MemoryLedger& ledger) {
   const auto side = [](const StateAccess& of) {
-    const sharding::Decisions& d = of.plan().decisions;
     return sharding::CopySide{.model = &of.model(),
                               .layout = &of.plan().layout,
-                              .compute = d.compute,
-                              .master = d.stochastic_rounding ? d.compute : DType::kFloat32};
+                              .compute = of.compute(),
+                              .master = of.master()};
   };
   EBB_ASSIGN_OR_RETURN(plan_,
                        sharding::PlanCopy(side(source_), side(destination_), ranks, kBytesMax));

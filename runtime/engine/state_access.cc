@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/optim/cast.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/sharding/interval.h"
@@ -93,37 +94,40 @@ absl::Status StateAccess::Read(StateClass what, std::string_view state, float sc
 }
 
 void StateAccess::NoteWrite(StateClass what) {
-  const sharding::Decisions& d = plan().decisions;
-  const bool parameters = what == StateClass::kParameter, also_masters = parameters && SharesBits();
-  written_.masters |= what == StateClass::kMaster || also_masters;
+  const bool parameters = what == StateClass::kParameter;
   written_.parameters |= parameters;
+  written_.masters |= parameters || what == StateClass::kMaster;
   written_.states |= what == StateClass::kOptimizer;
-  parameters_differ_ |= parameters && d.shares_reads && !d.reads_parameters() && !also_masters;
 }
 
-// fp32 parameters are their own masters, and of split masters they are a part.
-bool StateAccess::SharesBits() const {
-  const sharding::Decisions& d = plan().decisions;
-  return d.compute == DType::kFloat32 || d.split_master;
+// A parameter and its master are one value: as the parameter has it, since a master that is another would replace it
+// when a step is skipped, or not, as tiers have it.
+absl::Status StateAccess::WriteParameters(const StateRange& range, std::span<float> values) {
+  if (!range.array.trainable || !with_.has_masters) return values_.Write(range, values);
+  if (with_.compute != DType::kFloat32) {
+    std::vector<std::byte> rounded(values.size() * static_cast<size_t>(SizeOf(with_.compute)));
+    optim::Cast(values_.team(), values.data(), DType::kFloat32, rounded.data(), with_.compute,
+                std::ssize(values), optim::Rounding::kParameter);
+    optim::Cast(values_.team(), rounded.data(), with_.compute, values.data(), DType::kFloat32,
+                std::ssize(values), optim::Rounding::kNearest);
+  }
+  StateRange masters = range;
+  masters.array.what = StateClass::kMaster;
+  EBB_RETURN_IF_ERROR(values_.Write(masters, values));
+  return with_.casts_masters ? values_.Write(range, values) : absl::OkStatus();
 }
 
 absl::Status StateAccess::Write(StateClass what, std::string_view state, float scale,
                                 const Initialiser& source) {
-  const sharding::Decisions& d = plan().decisions;
   EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(what, state));
   std::vector<float> values;
-  const auto write = [&](const Slice& slice, StateRange range) -> absl::Status {
+  const auto write = [&](const Slice& slice, const StateRange& range) -> absl::Status {
     values.resize(static_cast<size_t>(range.count()));
     EBB_RETURN_IF_ERROR(source(slice, values));
     if (scale != 1)
       for (float& value : values) value /= scale;
-    if (what == StateClass::kParameter && SharesBits() && range.array.trainable &&
-        d.writes_parameters()) {
-      range.array.what = StateClass::kMaster;
-      if (d.split_master)
-        for (float& value : values) value = static_cast<float>(BFloat16(value));
-    }
-    return values_.Write(range, values);
+    return what == StateClass::kParameter ? WriteParameters(range, values)
+                                          : values_.Write(range, values);
   };
   absl::Status status;
   for (size_t i = 0; i < pieces.size() && status.ok(); ++i)
@@ -143,7 +147,7 @@ absl::Status StateAccess::Gather(ParameterId p, StateClass what, int root, Sink 
   const bool receives = root < 0 || root == with_.rank;
   std::vector<float> values;
   absl::Status taken;
-  for (int r = 0; r < plan().decisions.shards; ++r) {  // the first shard group has it all
+  for (int r = 0; r < with_.shards; ++r) {  // the first shard group has it all
     const bool sends = with_.rank == r;
     if (!sends && !receives) continue;
     for (const sharding::Interval& interval : sharding::IntervalsOf(section, r)) {
@@ -188,7 +192,7 @@ absl::Status StateAccess::Pass(std::span<float> values, int from, int to) {
 void StateAccess::GatherUnit(int unit) {
   absl::Status uploaded;
   for (const bool trainable : {true, false}) {
-    if (plan().decisions.parameter_tier == Tier::kDevice || !uploaded.ok()) break;
+    if (with_.parameters_on_device || !uploaded.ok()) break;
     const StateRange slice{
         .array = {.what = StateClass::kParameter, .unit = unit, .trainable = trainable},
         .end = sharding::SectionOf(plan(), unit, trainable).shard};
@@ -231,7 +235,7 @@ absl::Status StateAccess::SpreadFilled() {
 absl::Status StateAccess::SpreadWritten() {
   const sharding::SpreadClasses written = std::exchange(written_, {});
   absl::Status cast;  // of this rank; all ranks spread what they have
-  if (written.masters && sharding::CastsMasters(plan().decisions)) {
+  if (written.masters && with_.casts_masters) {
     for (int unit = 0; unit < std::ssize(model().units) && cast.ok(); ++unit)
       cast = CastMasters(unit);
   }

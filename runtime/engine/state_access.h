@@ -27,12 +27,18 @@ class StateAccess {
     const OptimizerStateNames* names = nullptr;
     StepErrors* errors = nullptr;
     Communicator* gather = nullptr;
-    int rank = 0;
+    int rank = 0, shards = 1;
+    // Of parameters, and of what Read shows as their masters.
+    DType compute{}, master{};
+    // Masters are kept beside the parameters, or half of each; parameters are copies of masters in another dtype.
+    bool has_masters = false, casts_masters = false;
+    bool parameters_on_device = true;
   };
   StateAccess(const Parts& parts, const StateValues::Parts& values, const HostLane& lane)
       : with_(parts), lane_(lane), values_(values) {}
 
-  // Every value is multiplied with `scale` on its way out, and divided by it on its way in.
+  // Every value is multiplied with `scale` on its way out, and divided by it on its way in. What is written as a
+  // parameter its master becomes, too.
   absl::Status Read(StateClass what, std::string_view state, float scale, Sink sink);
   absl::Status Write(StateClass what, std::string_view state, float scale,
                      const Initialiser& source);
@@ -47,9 +53,6 @@ class StateAccess {
   absl::Status SpreadFilled();
   absl::Status SpreadWritten();
   bool has_written() const { return written_.masters || written_.parameters || written_.states; }
-  // Parameters were written and are no copies of their masters until an update.
-  bool parameters_differ() const { return parameters_differ_; }
-  void NoteUpdated() { parameters_differ_ = false; }
 
   // Between all else that streams do: a unit from where its slices live to where a scope finds it whole. May return
   // before the all-gather is over.
@@ -68,6 +71,8 @@ class StateAccess {
   };
   absl::StatusOr<Found> Find(ParameterId p, StateClass what, std::string_view state) const;
   StateValues& values() { return values_; }
+  DType compute() const { return with_.compute; }
+  DType master() const { return with_.master; }
   const sharding::Plan& plan() const { return values_.plan(); }
   const ModelSpec& model() const { return *with_.initial.model; }
 
@@ -79,7 +84,7 @@ class StateAccess {
 
   Slice SliceOf(ParameterId p, int64_t begin, int64_t end) const;
   absl::StatusOr<std::vector<Piece>> PiecesOf(StateClass what, std::string_view state) const;
-  bool SharesBits() const;
+  absl::Status WriteParameters(const sharding::StateRange& range, std::span<float> values);
   absl::Status Pass(std::span<float> values, int from, int to);
   absl::Status CastMasters(int unit);
   absl::Status Spread(const sharding::SpreadClasses& classes);
@@ -88,7 +93,6 @@ class StateAccess {
   const HostLane lane_;
   StateValues values_;
   sharding::SpreadClasses written_;
-  bool parameters_differ_ = false;
 };
 
 }  // namespace ebb

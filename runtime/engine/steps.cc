@@ -59,10 +59,8 @@ void Steps::TakeOptions(const StepOptions& options) {
         per_round)));
     progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
-  // Gathers that take copies of masters would not see what was written.
   const bool early = with_.programs->plan().decisions.timing == sharding::UpdateTiming::kEarly;
-  const bool holds = options.hold_updates || with_.state->parameters_differ() ||
-                     (options.rates_at_finish && early);
+  const bool holds = options.hold_updates || (options.rates_at_finish && early);
   absl::StatusOr<Runnable*> run = with_.programs->Of(progress.micro_batches / per_round, holds);
   if (run.ok()) {
     progress.run = *run;
@@ -293,7 +291,6 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
   if (decisions.timing == sharding::UpdateTiming::kOff) with_.issuer->WaitIdle();
   const absl::Status status = outcome().Finish();
   if (status.ok()) with_.runner->NoteFinished();
-  with_.state->NoteUpdated();  // a step that is not applied makes parameters of masters, too
   // Of a step that is not applied they leave everything as it was.
   with_.runner->set_carries(decisions.carries());
   End();

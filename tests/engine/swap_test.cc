@@ -166,14 +166,11 @@ TEST_P(SwapTest, SuspensionsWhileUpdatesAreOnTheirWay) {
 TEST_P(SwapTest, ReadsAndWritesOfEveryClass) {
   // Without masters a value is kept as the cast of parameters makes it.
   const bool rounds = GetParam().without_masters;
-  // Of split masters parameters are a part.
-  const bool alone = !GetParam().split;
   const auto between = [=](Engine& engine, const ModelSpec& spec, int step) -> absl::Status {
     if (step == 1) EBB_RETURN_IF_ERROR(engine.Write(StateClass::kMaster, Normal(0.2f, 11)));
     if (step == 2) {
       EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Normal(0.1f, 12), "exp_avg"));
-      // The next step has parameters that are no copies of their masters.
-      if (alone) EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Normal(0.3f, 10)));
+      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Normal(0.3f, 10)));
     }
     if (step == 3) {
       EBB_RETURN_IF_ERROR(engine.Write(StateClass::kOptimizer, Constant(0.03f), "exp_avg_sq"));
@@ -202,6 +199,32 @@ TEST_P(SwapTest, ReadsAndWritesOfEveryClass) {
     return absl::OkStatus();
   };
   ExpectTheBitsOfTheDevice(between);
+}
+
+// As the master is written with it. Where updates carry parameters home, a step that is skipped makes them of their
+// masters.
+TEST_P(SwapTest, WhatIsWrittenAsAParameterStaysThroughASkippedStep) {
+  for (const Timing timing : kNotEarly) {
+    const Config config = ConfigOf(GetParam(), timing, scratch_.path());
+    const absl::Status status = RunThreads(kWorld, [&](World world) -> absl::Status {
+      ToyModel model = SomeModel();
+      const ModelSpec& spec = model.spec();
+      EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), spec, config));
+      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 0));
+      EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Normal(0.3f, 10)));
+      EBB_ASSIGN_OR_RETURN(const ParameterValues written,
+                           GatherAll(engine, spec, StateClass::kParameter));
+      EBB_RETURN_IF_ERROR(model.Train(engine, world.rank(), 1, {}, /*blow_up=*/true));
+      EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+      EXPECT_FALSE(report.applied);
+      for (const StateClass what : {StateClass::kParameter, StateClass::kMaster}) {
+        EBB_ASSIGN_OR_RETURN(const ParameterValues kept, GatherAll(engine, spec, what));
+        EXPECT_EQ(kept, written) << Name(what);
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(status.ok()) << status;
+  }
 }
 
 // Nobody looks between these steps, so that each has the updates of the one before to do.
