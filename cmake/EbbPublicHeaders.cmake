@@ -12,6 +12,7 @@ set(ebb_public_headers
   optim/update.h
   optim/update_arrays.h
   runtime/checkpoint/checkpoint.h
+  runtime/checkpoint/parameter_files.h
   runtime/comm/backend.h
   runtime/comm/collective.h
   runtime/comm/communicator.h

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/parameter_files.h"
 #include "ebb/runtime/comm/world.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/config/dtype.h"

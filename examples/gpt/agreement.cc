@@ -15,7 +15,7 @@ struct Entry {
   const char* option;
   uint64_t value;
 };
-constexpr size_t kEntries = 17;
+constexpr size_t kEntries = 19;
 using Entries = std::array<Entry, kEntries>;
 
 Entries EntriesOf(const Run& run, const Device& device) {
@@ -33,6 +33,8 @@ Entries EntriesOf(const Run& run, const Device& device) {
           {"--save", sharding::Hasher().Add(o.save_folder).hash()},
           {"--save-every", number(o.save_every)},
           {"--resume", sharding::Hasher().Add(o.resume).hash()},
+          {"--init-from", sharding::Hasher().Add(o.init_from).hash()},
+          {"--export", sharding::Hasher().Add(o.export_folder).hash()},
           {"--evaluate-every", number(o.evaluate_every)},
           {"--sample", number(SampleBytes(o, run.config))},
           {"--prompt", sharding::Hasher().Add(o.prompt).hash()},

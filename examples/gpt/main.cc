@@ -20,6 +20,7 @@
 #include "refusal.h"
 #include "resident.h"
 #include "run.h"
+#include "saved_run.h"
 #include "standard_output.h"
 #include "stop.h"
 #include "text.h"
@@ -143,6 +144,7 @@ int Main(int argc, char** argv) {
   const auto config = ResolveConfig(options);
   if (!config.ok()) return Fail(config.status(), kCannotBe);
   options.ranks = RanksOf(*config);
+  if (const auto status = CheckExport(options); !status.ok()) return Fail(status, kCannotBe);
   const bool launched = *launch && (*launch)->size > 1;
   return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);
 }

@@ -265,6 +265,13 @@ void AddSaving(CLI::App& app, Options& o) {
         "go on from a checkpoint, or from the newest of a folder; latest: of the folder of --save, "
         "and afresh where there is none",
         "");
+  s.Add("--init-from", o.init_from, "PATH",
+        "begin with these parameters: safetensors of Hugging Face's GPT-2, a file or a folder, or "
+        "a checkpoint; not where "
+        "--resume goes on",
+        "");
+  s.Add("--export", o.export_folder, "DIR",
+        "write the parameters at the end for Hugging Face's transformers, into a new folder", "");
 }
 
 void AddPlanning(CLI::App& app, Options& o) {

@@ -60,7 +60,9 @@ struct Options {
   int64_t save_every = 0;   // steps; 0: only at the end
   int64_t keep = 2;         // checkpoints; 0: all
   static constexpr char kLatest[] = "latest";
-  std::string resume;  // a checkpoint, a folder of them, or kLatest
+  std::string resume;         // a checkpoint, a folder of them, or kLatest
+  std::string init_from;      // what initial values are read from; empty: they are drawn
+  std::string export_folder;  // empty: nothing is exported
   std::string losses_file, curve_file, trace_file, summary_file;  // empty: not written
 
   // Nothing is trained: no ranks meet, no text is read, nothing is written.

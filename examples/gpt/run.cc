@@ -289,6 +289,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
                                     StopVote& vote) {
   const bool speaks = world.rank() == 0;
   EBB_ASSIGN_OR_RETURN(const int64_t resumed, Resume(trainer, run));
+  EBB_RETURN_IF_ERROR(InitFrom(trainer, run, resumed));
   EBB_ASSIGN_OR_RETURN(const std::string graphs, trainer.ChooseCudaGraphs());
   const std::string how =
       absl::StrCat(trainer.products(), trainer.products().empty() ? "" : "; ", graphs);
@@ -339,6 +340,10 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
   }
   EBB_RETURN_IF_ERROR(saved);
+  if (!run.options.export_folder.empty() && !vote.stopped()) {
+    EBB_RETURN_IF_ERROR(Export(trainer, run));
+    if (speaks) progress->Say(absl::StrCat("exported ", run.options.export_folder));
+  }
   // After the reports: they are there whatever ends it now.
   const int64_t sample_bytes = SampleBytes(run.options, run.config);
   if (speaks && sample_bytes == 0 && !run.options.sample_bytes) {

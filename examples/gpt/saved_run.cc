@@ -1,19 +1,46 @@
 #include "saved_run.h"
 
+#include <filesystem>
+
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
+#include "nlohmann/json.hpp"
 #include "refusal.h"
 
 namespace ebb::gpt {
 namespace {
 
+// What Hugging Face's loaders have to know of the model.
+std::string ModelConfig(const GptShape& shape) {
+  return nlohmann::json{{"model_type", "gpt2"},
+                        {"architectures", {"GPT2LMHeadModel"}},
+                        {"n_layer", shape.layers},
+                        {"n_head", shape.heads},
+                        {"n_embd", shape.width},
+                        {"n_positions", shape.context},
+                        {"vocab_size", shape.vocabulary},
+                        {"activation_function", "gelu_new"},
+                        {"layer_norm_epsilon", 1e-5},
+                        {"tie_word_embeddings", true},
+                        {"resid_pdrop", 0},
+                        {"embd_pdrop", 0},
+                        {"attn_pdrop", 0},
+                        {"bos_token_id", 0},
+                        {"eos_token_id", 0}}
+             .dump(1) +
+         "\n";
+}
+
+constexpr char kModelConfig[] =
+    "config.json";  // which `ebb-checkpoint export` writes beside the tensors
 constexpr char kText[] = "text fingerprint", kSeed[] = "seed", kTokens[] = "tokens per step";
 
 std::map<std::string, std::string> OwnValues(const Trainer& trainer, const Run& run) {
   return {{kText, absl::StrCat(run.text.fingerprint())},
           {kSeed, absl::StrCat(run.options.seed)},
-          {kTokens, absl::StrCat(trainer.tokens_per_step())}};
+          {kTokens, absl::StrCat(trainer.tokens_per_step())},
+          {kModelConfig, ModelConfig(run.options.shape)}};
 }
 
 }  // namespace
@@ -61,6 +88,31 @@ std::string Saves::TakeEnded() {
   if (shown_ || !ticket_.has_value() || !ticket_->Done()) return "";
   shown_ = true;
   return ticket_->Wait().value_or("");
+}
+
+absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed) {
+  const std::string& path = run.options.init_from;
+  if (path.empty() || resumed > 0) return absl::OkStatus();
+  const absl::Status imported = ImportParameters(trainer.engine(), path);
+  if (imported.ok()) return imported;
+  return RefusalByCode(
+      absl::Status(imported.code(), absl::StrCat("--init-from ", path, ": ", imported.message())));
+}
+
+absl::Status Export(Trainer& trainer, const Run& run) {
+  return ExportParameters(
+      trainer.engine(), run.options.export_folder,
+      {.names = ParameterNames::kGpt2, .files = {{kModelConfig, ModelConfig(run.options.shape)}}});
+}
+
+absl::Status CheckExport(const Options& options) {
+  const std::string& folder = options.export_folder;
+  std::error_code error;
+  if (folder.empty() || !std::filesystem::exists(folder, error) ||
+      std::filesystem::is_empty(folder, error))
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--export ", folder, ": is there and not empty; name a new folder"));
 }
 
 }  // namespace ebb::gpt

@@ -1,4 +1,4 @@
-// --save and --resume: the run as checkpoints of Ebb. A step's batch follows from its number, so the place in the data
+// --save, --resume, --init-from and --export: the run as checkpoints of Ebb. A step's batch follows from its number, so the place in the data
 // is the number of finished steps, and all random numbers follow from the seed.
 #pragma once
 
@@ -36,5 +36,13 @@ class Saves {
   std::optional<SaveTicket> ticket_;
   bool shown_ = false;
 };
+
+// The parameters of --init-from; not in a run that went on from `resumed` steps. Collective.
+absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed);
+
+// The parameters into the folder of --export, for Hugging Face's GPT2LMHeadModel. Collective, between steps.
+absl::Status Export(Trainer& trainer, const Run& run);
+// Before training, what would fail after it.
+absl::Status CheckExport(const Options& options);
 
 }  // namespace ebb::gpt

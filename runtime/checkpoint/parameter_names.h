@@ -15,15 +15,10 @@
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "ebb/runtime/checkpoint/parameter_files.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
 
 namespace ebb {
-
-enum class ParameterNames : uint8_t {
-  kAuto,  // kGpt2 where all names are of that model, else kSame
-  kSame,
-  kGpt2
-};
 
 // What a tensor is called elsewhere.
 struct NameElsewhere {

@@ -1,0 +1,164 @@
+#include "ebb/runtime/checkpoint/parameter_files.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/parameter_names.h"
+#include "ebb/runtime/checkpoint/safetensors_writer.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
+#include "ebb/runtime/config/status_macros.h"
+
+namespace ebb {
+namespace {
+
+bool HasName(const TensorSource& source, const std::string& name) {
+  return std::any_of(source.tensors().begin(), source.tensors().end(),
+                     [&](const TensorInfo& tensor) { return tensor.name == name; });
+}
+
+absl::StatusOr<std::unique_ptr<TensorSource>> OpenFor(const ModelSpec& model,
+                                                      const std::string& path,
+                                                      ParameterNames names) {
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> source, OpenTensorSource(path));
+  if (names == ParameterNames::kAuto && !model.parameters.empty() &&
+      HasName(*source, model.parameters[0].name))
+    names = ParameterNames::kSame;
+  return Renamed(std::move(source), names, NameDirection::kInside);
+}
+
+// By parameter, which tensor has its value.
+absl::StatusOr<std::vector<size_t>> Fit(const ModelSpec& model, const TensorSource& source) {
+  std::map<std::string, size_t> there;
+  for (size_t i = 0; i < source.tensors().size(); ++i)
+    if (source.tensors()[i].state.empty()) there[source.tensors()[i].name] = i;
+  std::vector<std::string> differences;
+  std::vector<size_t> tensor_of;
+  for (const ParameterSpec& parameter : model.parameters) {
+    const auto found = there.find(parameter.name);
+    if (found == there.end()) {
+      differences.push_back(absl::StrCat("it lacks '", parameter.name, "'"));
+      continue;
+    }
+    const std::vector<int64_t>& shape = source.tensors()[found->second].shape;
+    if (shape != parameter.shape) {
+      differences.push_back(absl::StrCat("'", parameter.name, "' has the shape ", ShapeText(shape),
+                                         " there and ", ShapeText(parameter.shape),
+                                         " in the model"));
+    }
+    tensor_of.push_back(found->second);
+    there.erase(found);
+  }
+  for (const auto& [name, tensor] : there)
+    differences.push_back(absl::StrCat("it has '", name, "', which the model lacks"));
+  if (differences.empty()) return tensor_of;
+  constexpr size_t kShown = 5;
+  std::string all = absl::StrCat("'", source.description().path, "' does not fit the model: ");
+  for (size_t i = 0; i < std::min(kShown, differences.size()); ++i)
+    absl::StrAppend(&all, i == 0 ? "" : "; ", differences[i]);
+  if (differences.size() > kShown)
+    absl::StrAppend(&all, "; and ", differences.size() - kShown, " differences more");
+  return absl::FailedPreconditionError(all);
+}
+
+// Rank 0's part: what other ranks do is in the calls of `engine`.
+absl::Status WriteValues(Engine& engine, const std::vector<bool>& transposed,
+                         SafetensorsWriter* writer) {
+  const ModelSpec& model = engine.model();
+  std::vector<float> rows, columns;
+  absl::Status first;
+  for (size_t p = 0; p < model.parameters.size(); ++p) {
+    rows.clear();
+    // After an error the others' calls still have their counterpart.
+    const auto take = [&](const Slice&, std::span<const float> values) -> absl::Status {
+      if (writer == nullptr || !first.ok()) return absl::OkStatus();
+      if (transposed[p]) {
+        rows.insert(rows.end(), values.begin(), values.end());
+      } else {
+        first = writer->Append(values);
+      }
+      return absl::OkStatus();
+    };
+    EBB_RETURN_IF_ERROR(
+        engine.Gather(static_cast<ParameterId>(p), StateClass::kMaster, take, /*root=*/0));
+    if (writer == nullptr || !first.ok() || !transposed[p]) continue;
+    const size_t height = static_cast<size_t>(model.parameters[p].shape[0]),
+                 width = rows.size() / height;
+    columns.resize(rows.size());
+    for (size_t row = 0; row < height; ++row)
+      for (size_t column = 0; column < width; ++column)
+        columns[column * height + row] = rows[row * width + column];
+    first = writer->Append(columns);
+  }
+  return first;
+}
+
+}  // namespace
+
+absl::Status ImportParameters(Engine& engine, const std::string& path,
+                              const ImportOptions& options) {
+  const ModelSpec& model = engine.model();
+  absl::StatusOr<std::unique_ptr<TensorSource>> source = OpenFor(model, path, options.names);
+  std::vector<size_t> tensor_of;
+  absl::Status own = source.status();
+  if (own.ok()) {
+    absl::StatusOr<std::vector<size_t>> fit = Fit(model, **source);
+    own = fit.status();
+    if (fit.ok()) tensor_of = *std::move(fit);
+  }
+  EBB_RETURN_IF_ERROR(engine.Agree(own, absl::StrCat("ImportParameters: ", path)));
+  // After an error nothing more is asked for: each rank spreads the same parameters all the same.
+  const auto give = [&](const Slice& slice, std::span<float> values) -> absl::Status {
+    if (own.ok())
+      own = (*source)->Read(tensor_of[static_cast<size_t>(slice.parameter)], slice.begin, values);
+    return own;
+  };
+  const absl::Status written = engine.Write(StateClass::kMaster, give);
+  return engine.Agree(own.ok() ? written : own, "ImportParameters: values");
+}
+
+absl::Status ExportParameters(Engine& engine, const std::string& folder,
+                              const ExportOptions& options) {
+  const ModelSpec& model = engine.model();
+  const auto gpt2_has = [](const ParameterSpec& parameter) {
+    return Gpt2NameOutside(parameter.name).has_value();
+  };
+  const bool gpt2 = options.names == ParameterNames::kGpt2 ||
+                    (options.names == ParameterNames::kAuto &&
+                     std::all_of(model.parameters.begin(), model.parameters.end(), gpt2_has));
+  std::vector<TensorInfo> tensors;
+  std::vector<bool> transposed;
+  absl::Status own;
+  for (const ParameterSpec& parameter : model.parameters) {
+    tensors.push_back({.name = parameter.name, .dtype = options.dtype, .shape = parameter.shape});
+    transposed.push_back(false);
+    if (!gpt2) continue;
+    const std::optional<NameElsewhere> as = Gpt2NameOutside(parameter.name);
+    if (!as || (as->transposed && parameter.shape.size() != 2)) {
+      own = absl::InvalidArgumentError(
+          absl::StrCat("GPT-2 has no '", parameter.name, "' of such a shape"));
+      break;
+    }
+    tensors.back().name = as->name;
+    transposed.back() = as->transposed;
+    if (as->transposed) std::reverse(tensors.back().shape.begin(), tensors.back().shape.end());
+  }
+  std::unique_ptr<SafetensorsWriter> writer;  // rank 0's
+  if (own.ok() && engine.world().rank() == 0) {
+    auto made = SafetensorsWriter::Create(folder, tensors, options.file_bytes_max);
+    own = made.status();
+    if (made.ok()) writer = *std::move(made);
+  }
+  EBB_RETURN_IF_ERROR(engine.Agree(own, absl::StrCat("ExportParameters: ", folder)));
+  own = WriteValues(engine, transposed, writer.get());
+  if (own.ok() && writer) {
+    for (const auto& [name, text] : options.files)
+      if (own.ok()) own = writer->AddFile(name, text);
+    if (own.ok()) own = writer->Finish();
+  }
+  return engine.Agree(own, "ExportParameters: values");
+}
+
+}  // namespace ebb

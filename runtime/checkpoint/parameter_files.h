@@ -1,0 +1,48 @@
+// Parameters of an engine from and to the files of other programs: safetensors, as Hugging Face's libraries read and
+// write them.
+//
+//   ebb::ImportParameters(engine, "gpt2/model.safetensors");      // a file, a folder with an index, or a checkpoint
+//   ebb::ExportParameters(engine, "exported");                    // exported/model.safetensors
+//
+// Both are collective and belong between steps. An error on any rank is every rank's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/engine/engine.h"
+
+namespace ebb {
+
+enum class ParameterNames : uint8_t {
+  kAuto,  // the engine's own names where the files have them; else kGpt2 where all names are of that model, else kSame
+  kSame,
+  kGpt2  // Hugging Face's GPT-2 against examples/gpt: other names, some matrices transposed, the tied head left out
+};
+
+struct ImportOptions {
+  ParameterNames names = ParameterNames::kAuto;
+};
+
+// Every parameter of the model takes its value there, optimizer states stay. What is missing, left over or of another
+// shape is named, and an error. Each rank reads what it needs.
+absl::Status ImportParameters(Engine& engine, const std::string& path,
+                              const ImportOptions& options = {});
+
+struct ExportOptions {
+  DType dtype = DType::kFloat32;  // or bf16
+  int64_t file_bytes_max = 5'000'000'000;
+  ParameterNames names = ParameterNames::kAuto;
+  std::map<std::string, std::string> files =
+      {};  // small ones beside the tensors, such as config.json, by name
+};
+
+// Masters, and frozen parameters as they are, into a folder that is new or empty. Rank 0 writes; it holds a matrix that
+// is transposed whole, and pieces of all others.
+absl::Status ExportParameters(Engine& engine, const std::string& folder,
+                              const ExportOptions& options = {});
+
+}  // namespace ebb
