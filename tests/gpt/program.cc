@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <utility>
 
@@ -46,6 +47,8 @@ Program::Program(std::vector<std::string> arguments, const Options& options) {
   if (child_ == 0) {
     close(ends[0]);
     for (const char* name : kUnset) unsetenv(name);
+    // What nohup, or a shell's &, has this program ignore the tests send all the same.
+    for (const int asked : {SIGHUP, SIGINT, SIGTERM}) std::signal(asked, SIG_DFL);
     for (const auto& [name, value] : options.environment) setenv(name.c_str(), value.c_str(), 1);
     dup2(ends[1], STDOUT_FILENO);
     dup2(ends[1], STDERR_FILENO);
