@@ -75,7 +75,7 @@ enum class Code : uint8_t {
   kRead,        // file r, memory w
   kWrite,       // memory r, file w
   kCheckFiles,  // flag w
-  kReadBeside,  // masters, parameters and states r, of one unit: for what is saved beside steps
+  kReadAsync,   // masters, parameters and states r, of one unit: for what is saved beside steps
   kPrepare,     // early constants w, scale r
   kExchange,    // records w, squares r, sums r, flag r, constants w, scale rw
   kExchangeNorms,  // sums r, records w, constants rw
@@ -92,7 +92,7 @@ using Line = uint8_t;
 inline constexpr Line kParametersRead = kStreams, kStatesRead = kStreams + 1,
                       kWritten = kStreams + 2;
 // And the one on which state is read beside steps.
-inline constexpr Line kBeside = kStreams + 3;
+inline constexpr Line kAsyncReads = kStreams + 3;
 inline constexpr int kLines = kStreams + 4;
 constexpr Line LineOf(StreamId stream) {
   return static_cast<Line>(stream);

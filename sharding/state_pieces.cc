@@ -213,7 +213,7 @@ Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const Stage
   return lowering.Take();
 }
 
-Fragment LowerBesideRead(const Plan& plan, int shard, std::span<const int> units) {
+Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units) {
   StateLowering lowering;
   const auto add = [&](const StateArray& array) {
     for (const StateRun& run : RunsOf(plan, shard, {.array = array}, INT64_MAX)) {
@@ -229,11 +229,11 @@ Fragment LowerBesideRead(const Plan& plan, int shard, std::span<const int> units
     add({.what = StateClass::kMaster, .unit = unit});
     for (int state = 0; state < plan.decisions.optimizer_states; ++state)
       add({.what = StateClass::kOptimizer, .unit = unit, .state = state});
-    lowering.Add({.code = Code::kReadBeside, .role = OperationKind::kDownload}, unit);
+    lowering.Add({.code = Code::kReadAsync, .role = OperationKind::kDownload}, unit);
   }
   Fragment fragment = lowering.Take();
   for (Instruction& instruction : fragment.instructions)
-    instruction.starts = instruction.ends = kBeside;
+    instruction.starts = instruction.ends = kAsyncReads;
   fragment.of_state = false;
   return fragment;
 }

@@ -77,7 +77,7 @@ Fragment LowerStateWrite(const StagedRun& run);
 Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run);
 
 // One instruction for each of these units: all masters, frozen parameters and states of this rank's.
-Fragment LowerBesideRead(const Plan& plan, int shard, std::span<const int> units);
+Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units);
 
 // The unit from all ranks' slices, alone.
 Fragment LowerGather(const Plan& plan, int unit);

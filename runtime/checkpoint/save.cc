@@ -143,13 +143,13 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
   const int rank = engine.world().rank(), ranks = engine.world().size();
   const absl::StatusOr<TrainingState> state = engine.training_state();
   absl::Status own = state.ok() ? CheckNames(engine, options) : state.status();
-  if (own.ok() && !options.waits && engine.ReadsBeside()) {
+  if (own.ok() && !options.waits && engine.IsReadingAsync()) {
     own = absl::UnavailableError(absl::StrCat("SaveAsync to '", folder, "' at step ",
                                               state->finished_steps,
                                               ": the save before it has not ended; wait for its "
                                               "ticket, or let SaveOptions::waits be true"));
   }
-  engine.AwaitReadBeside();
+  engine.AwaitAsyncRead();
   std::optional<NewCheckpoint> checkpoint;  // rank 0's
   if (own.ok() && rank == 0) {
     absl::StatusOr<NewCheckpoint> begun = NewCheckpoint::Begin(folder, state->finished_steps);
@@ -166,7 +166,7 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
   EBB_RETURN_IF_ERROR(engine.Agree(own, "SaveCheckpoint: open"));
   EBB_ASSIGN_OR_RETURN(
       std::shared_future<absl::Status> over,
-      engine.ReadBeside(
+      engine.ReadAsync(
           {.take = [saving](
                        StateClass what, std::string_view, const Slice& slice,
                        std::span<const float> values) { return saving->Take(what, slice, values); },

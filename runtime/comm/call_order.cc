@@ -43,7 +43,7 @@ uint32_t HashOf(uint64_t number, int engine) {
 bool Meets(CallKind kind) {
   return kind == CallKind::kSuspend || kind == CallKind::kResume || kind == CallKind::kCopy ||
          kind == CallKind::kSetTrainingState || kind == CallKind::kAgree ||
-         kind == CallKind::kReadBeside;
+         kind == CallKind::kReadAsync;
 }
 
 bool Alike(CallOfWorld one, CallOfWorld other) {
@@ -191,8 +191,8 @@ std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
       return absl::StrCat("called SetTrainingState", of);
     case CallKind::kAgree:
       return absl::StrCat("called Agree", of);
-    case CallKind::kReadBeside:
-      return absl::StrCat("called ReadBeside", of);
+    case CallKind::kReadAsync:
+      return absl::StrCat("called ReadAsync", of);
   }
   return "made another call";
 }

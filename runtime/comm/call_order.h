@@ -42,7 +42,7 @@ enum class CallKind : uint8_t {
   kCopy,
   kSetTrainingState,
   kAgree,
-  kReadBeside,
+  kReadAsync,
 };
 
 struct CallOfWorld {

@@ -97,16 +97,16 @@ std::vector<StateSlice> Engine::StateSlices() const {
   if (parts_ == nullptr) return {};
   return parts_->call.beside->Slices();
 }
-absl::StatusOr<std::shared_future<absl::Status>> Engine::ReadBeside(StateReader reader) {
+absl::StatusOr<std::shared_future<absl::Status>> Engine::ReadAsync(StateReader reader) {
   if (parts_ == nullptr) return MovedFrom();
   if (parts_->scopes.progress.alive)
-    return parts_->calls.Returned(WhileAlive("ReadBeside", kFinishFirst));
-  return parts_->calls.Returned(parts_->call.state->ReadBeside(std::move(reader)));
+    return parts_->calls.Returned(WhileAlive("ReadAsync", kFinishFirst));
+  return parts_->calls.Returned(parts_->call.state->ReadAsync(std::move(reader)));
 }
-bool Engine::ReadsBeside() const {
+bool Engine::IsReadingAsync() const {
   return parts_ != nullptr && !parts_->call.beside->is_over();
 }
-void Engine::AwaitReadBeside() const {
+void Engine::AwaitAsyncRead() const {
   if (parts_ != nullptr) parts_->call.beside->Await();
 }
 absl::StatusOr<TrainingState> Engine::training_state() {

@@ -121,7 +121,7 @@ class Engine {
   // kParameter it is rounded to the compute dtype, and the master with it; as kMaster it keeps all bits.
   absl::Status Write(StateClass what, const Initialiser& source,
                      std::string_view optimizer_state = "");
-  // All state of this rank's that a run goes on from, in the order in which ReadBeside gives it. With shard groups
+  // All state of this rank's that a run goes on from, in the order in which ReadAsync gives it. With shard groups
   // (ebb.shard_group) only the ranks of the first have any: the others' is the same.
   std::vector<StateSlice> StateSlices() const;
   // That, given to `reader` beside the steps that come:
@@ -130,10 +130,10 @@ class Engine {
   // host memory where state lives on NVMe or on a GPU, in memory(); on a GPU 1 MiB of its own, too. What it
   // returns is ready when all ranks have ended, with the same status on all. Read, Write, Gather,
   // CopyParametersFrom, SetTrainingState, Suspend and the engine's end wait for it; steps and evaluations do not.
-  absl::StatusOr<std::shared_future<absl::Status>> ReadBeside(StateReader reader);
+  absl::StatusOr<std::shared_future<absl::Status>> ReadAsync(StateReader reader);
   // Of the last such call of this rank's: whether it has not ended; and until it has.
-  bool ReadsBeside() const;
-  void AwaitReadBeside() const;
+  bool IsReadingAsync() const;
+  void AwaitAsyncRead() const;
   // What the run is beside its tensors. Of all finished steps: waits for the verdict on the last one.
   // Local, and the same on every rank.
   absl::StatusOr<TrainingState> training_state();

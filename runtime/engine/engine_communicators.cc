@@ -39,8 +39,8 @@ absl::Status EngineCommunicators::MakeControl(MemoryLedger& ledger) {
   return MakeForHost("control", ledger, control_, mirror_);
 }
 
-absl::Status EngineCommunicators::MakeBeside(MemoryLedger& ledger) {
-  return MakeForHost("beside", ledger, beside_, beside_mirror_);
+absl::Status EngineCommunicators::MakeAsyncReads(MemoryLedger& ledger) {
+  return MakeForHost("async reads", ledger, async_reads_, async_reads_mirror_);
 }
 
 absl::Status EngineCommunicators::Make(std::string_view name, Lane lane) {
@@ -81,7 +81,7 @@ void EngineCommunicators::Leave() {
   for (std::optional<Communicator>& communicator : lanes_)
     if (communicator.has_value()) communicator->Leave();
   if (control_.has_value()) control_->Leave();
-  if (beside_.has_value()) beside_->Leave();
+  if (async_reads_.has_value()) async_reads_->Leave();
 }
 
 }  // namespace ebb

@@ -30,8 +30,8 @@ class EngineCommunicators {
   absl::Status MakeReduce(int shards);
 
   // For state that is read beside steps. Nothing where it is there.
-  absl::Status MakeBeside(MemoryLedger& ledger);
-  HostLane Beside(Stream& stream) { return {*beside_, stream, beside_mirror_}; }
+  absl::Status MakeAsyncReads(MemoryLedger& ledger);
+  HostLane AsyncReads(Stream& stream) { return {*async_reads_, stream, async_reads_mirror_}; }
 
   Communicator& control() { return *control_; }
   // The control communicator for what lies in host memory; `stream`: the reduce stream.
@@ -68,8 +68,8 @@ class EngineCommunicators {
   const EngineInputs& inputs_;
   std::optional<Communicator> control_;
   DeviceMirror mirror_;  // of what passes through it
-  std::optional<Communicator> beside_;
-  DeviceMirror beside_mirror_;
+  std::optional<Communicator> async_reads_;
+  DeviceMirror async_reads_mirror_;
   std::array<std::optional<Communicator>, sharding::kLanes> lanes_;
 };
 

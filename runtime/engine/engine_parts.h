@@ -5,7 +5,7 @@
 #include <optional>
 
 #include "ebb/optim/kernels.h"
-#include "ebb/runtime/engine/beside_reads.h"
+#include "ebb/runtime/engine/async_reads.h"
 #include "ebb/runtime/engine/collective_pools.h"
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/displaced_units.h"
@@ -78,7 +78,7 @@ struct ScopeParts {
 struct CallParts {
   std::optional<RankMeetings> meetings;
   std::optional<Suspension> suspension;
-  std::optional<BesideReads> beside;
+  std::optional<AsyncReads> beside;
   std::optional<StateCalls> state;
   std::optional<Steps> steps;
 };

@@ -81,14 +81,14 @@ absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Pl
   return absl::OkStatus();
 }
 
-absl::Status EngineStreams::MakeBeside(const Device& device, int64_t units) {
-  if (lines_[sharding::kBeside]) return absl::OkStatus();
+absl::Status EngineStreams::MakeAsyncReads(const Device& device, int64_t units) {
+  if (lines_[sharding::kAsyncReads]) return absl::OkStatus();
   constexpr int kOwn = 4;  // work, its event, and the end
   EBB_ASSIGN_OR_RETURN(
       Stream made,
-      device.NewHostStream("ebb beside",
+      device.NewHostStream("ebb async reads",
                            kStreamTasksMax + static_cast<int>(units) * (kOwn + sharding::kLines)));
-  lines_[sharding::kBeside].emplace(std::move(made));
+  lines_[sharding::kAsyncReads].emplace(std::move(made));
   return absl::OkStatus();
 }
 

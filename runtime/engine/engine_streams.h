@@ -26,8 +26,8 @@ class EngineStreams {
   absl::Status MakeOffload(const Device& device, const sharding::Plan& plan, bool has_files);
 
   // That of state which is read beside steps, `units` at once. Nothing where it is there.
-  absl::Status MakeBeside(const Device& device, int64_t units);
-  Stream& beside() { return *lines_[sharding::kBeside]; }
+  absl::Status MakeAsyncReads(const Device& device, int64_t units);
+  Stream& async_reads() { return *lines_[sharding::kAsyncReads]; }
 
   Stream& compute() { return *lines_[sharding::LineOf(sharding::StreamId::kCompute)]; }
   Stream& gather() { return *lines_[sharding::LineOf(sharding::StreamId::kGather)]; }

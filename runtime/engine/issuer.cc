@@ -209,8 +209,8 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
       end.Wait(started);
       return end.Enqueue([this, &run, index, step] { EndTransfers(run, index, step); });
     }
-    case Code::kReadBeside:
-      return stream.Enqueue([this, unit = instruction.parts.front().unit] { read_beside_(unit); });
+    case Code::kReadAsync:
+      return stream.Enqueue([this, unit = instruction.parts.front().unit] { read_async_(unit); });
     case Code::kPrepare:
       return with_.exchange->Prepare(step.parity);
     case Code::kExchange:

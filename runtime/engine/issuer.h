@@ -48,8 +48,8 @@ class Issuer {
   absl::Status MakeFence(const Device& device);
   // A stream that there was none of so far.
   void UseStream(sharding::Line line, Stream& stream) { with_.streams[line] = &stream; }
-  // What kReadBeside does, on its stream.
-  void OnBeside(std::function<void(int unit)> read) { read_beside_ = std::move(read); }
+  // What kReadAsync does, on its stream.
+  void OnReadAsync(std::function<void(int unit)> read) { read_async_ = std::move(read); }
 
   sharding::Frontier& frontier() { return frontier_; }
   std::vector<Event*>& events() { return events_; }
@@ -91,7 +91,7 @@ class Issuer {
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 
   Parts with_;
-  std::function<void(int unit)> read_beside_;
+  std::function<void(int unit)> read_async_;
   const sharding::Cells& cells_;
   const sharding::ControlCells control_;
   sharding::Frontier frontier_;

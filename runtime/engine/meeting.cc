@@ -25,8 +25,8 @@ std::string DescribeBegun(int64_t begun) {
       return "calls SetTrainingState";
     case Meeting::kAgree:
       return "calls Agree";
-    case Meeting::kReadBeside:
-      return "calls ReadBeside";
+    case Meeting::kReadAsync:
+      return "calls ReadAsync";
   }
   return begun < 0 ? "is in an evaluation" : "is in a step";
 }

@@ -15,7 +15,7 @@ enum class Meeting : int64_t {
   kCopyFrom,
   kSetTrainingState,
   kAgree,
-  kReadBeside,
+  kReadAsync,
 };
 
 bool IsMeeting(std::span<const int64_t> log);

@@ -109,16 +109,16 @@ absl::Status StateCalls::SpreadWritten() {
   return with_.state->SpreadWritten();
 }
 
-absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadBeside(StateReader reader) {
-  with_.calls->Note(CallKind::kReadBeside);
+absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateReader reader) {
+  with_.calls->Note(CallKind::kReadAsync);
   if (with_.errors->has_failed()) return with_.meetings->Withdraw();
   absl::Status own = with_.outcome->Settle();
   if (own.ok() && with_.suspension->suspended())
-    own = absl::FailedPreconditionError("ReadBeside of a suspended engine: call Resume first");
+    own = absl::FailedPreconditionError("ReadAsync of a suspended engine: call Resume first");
   with_.beside->Await();
   const absl::Status prepared = with_.beside->Prepare();
   EBB_RETURN_IF_ERROR(
-      with_.meetings->Meet(Meeting::kReadBeside, /*subject=*/0, own.ok() ? prepared : own));
+      with_.meetings->Meet(Meeting::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
   with_.runner->Drain();
   return with_.beside->Start(std::move(reader));
 }

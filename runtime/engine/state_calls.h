@@ -8,7 +8,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/runtime/engine/beside_reads.h"
+#include "ebb/runtime/engine/async_reads.h"
 #include "ebb/runtime/engine/control_block.h"
 #include "ebb/runtime/engine/engine.h"
 #include "ebb/runtime/engine/engine_communicators.h"
@@ -37,7 +37,7 @@ class StateCalls {
     const StepProgress* progress = nullptr;
     FragmentRunner* runner = nullptr;
     StateAccess* state = nullptr;
-    BesideReads* beside = nullptr;
+    AsyncReads* beside = nullptr;
     RankMeetings* meetings = nullptr;
     const Suspension* suspension = nullptr;
     StepErrors* errors = nullptr;
@@ -50,7 +50,7 @@ class StateCalls {
   absl::Status Write(StateClass what, const Initialiser& source, std::string_view optimizer_state);
   absl::Status Gather(ParameterId p, StateClass what, std::span<float> whole, int root);
   absl::Status Gather(ParameterId p, StateClass what, Engine::Sink sink, int root);
-  absl::StatusOr<std::shared_future<absl::Status>> ReadBeside(StateReader reader);
+  absl::StatusOr<std::shared_future<absl::Status>> ReadAsync(StateReader reader);
   absl::StatusOr<TrainingState> training_state();
   absl::Status SetTrainingState(const TrainingState& state);
   absl::Status CopyParametersFrom(StateCalls& source);

@@ -1,4 +1,4 @@
-// What Engine::ReadBeside gives a rank's state to.
+// What Engine::ReadAsync gives a rank's state to.
 #pragma once
 
 #include <cstdint>

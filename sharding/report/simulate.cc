@@ -93,6 +93,7 @@ Simulated ResultOf(const StepClock& clock, const Amounts& rates, int steps) {
 
 std::string_view NameOfLine(int line) {
   if (line == kCallerLine) return "caller";
+  if (line == kAsyncReads) return "async reads";
   for (int stream = 0; stream < kStreams; ++stream) {
     const auto of = static_cast<StreamId>(stream);
     if (line == LineOf(of) || line == EndOf(of)) return Name(of);

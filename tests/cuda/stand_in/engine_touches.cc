@@ -47,7 +47,7 @@ const char* NameOf(const sharding::Instruction& instruction) {
       return "the host's cast of masters";
     case Code::kParameterNorms:
       return "the host's norms of parameters";
-    case Code::kReadBeside:
+    case Code::kReadAsync:
       return "what the host reads beside steps";
     case Code::kPrepare:
       return "early constants";

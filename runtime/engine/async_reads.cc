@@ -1,4 +1,4 @@
-#include "ebb/runtime/engine/beside_reads.h"
+#include "ebb/runtime/engine/async_reads.h"
 
 #include <algorithm>
 #include <chrono>
@@ -23,21 +23,21 @@ constexpr Place kStaging = {.tier = Tier::kCpu, .pool = StateClass::kStaging};
 
 }  // namespace
 
-bool BesideReads::is_over() const {
+bool AsyncReads::is_over() const {
   return !over_.valid() || over_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-void BesideReads::Await() const {
+void AsyncReads::Await() const {
   if (over_.valid()) over_.wait();
 }
 
-absl::Status BesideReads::Prepare() {
+absl::Status AsyncReads::Prepare() {
   if (read_ != nullptr) return absl::OkStatus();
-  EBB_RETURN_IF_ERROR(with_.communicators->MakeBeside(*with_.ledger));
+  EBB_RETURN_IF_ERROR(with_.communicators->MakeAsyncReads(*with_.ledger));
   return MakeRead();
 }
 
-absl::Status BesideReads::MakeRead() {
+absl::Status AsyncReads::MakeRead() {
   const Device& device = with_.inputs->device;
   const bool reaches_device = device.kind() == DeviceKind::kCpu;
   if (!reaches_device || with_.storage->HasFiles()) {
@@ -55,11 +55,11 @@ absl::Status BesideReads::MakeRead() {
   agreement_.emplace(std::move(agreement));
   const sharding::Plan& plan = with_.programs->plan();
   sharding::Fragment fragment =
-      sharding::LowerBesideRead(plan, with_.inputs->rank() % plan.decisions.shards, UnitsInOrder());
+      sharding::LowerAsyncRead(plan, with_.inputs->rank() % plan.decisions.shards, UnitsInOrder());
   sharding::DeriveWaits(with_.programs->cells(), fragment);
-  EBB_RETURN_IF_ERROR(with_.streams->MakeBeside(device, std::ssize(fragment.instructions)));
-  with_.issuer->UseStream(sharding::kBeside, with_.streams->beside());
-  with_.issuer->OnBeside([this](int unit) { Read(unit); });
+  EBB_RETURN_IF_ERROR(with_.streams->MakeAsyncReads(device, std::ssize(fragment.instructions)));
+  with_.issuer->UseStream(sharding::kAsyncReads, with_.streams->async_reads());
+  with_.issuer->OnReadAsync([this](int unit) { Read(unit); });
   EBB_ASSIGN_OR_RETURN(read_,
                        LinkedFragment::Link(std::move(fragment), plan, device, *with_.storage,
                                             with_.issuer->frontier(), with_.issuer->events()));
@@ -67,7 +67,7 @@ absl::Status BesideReads::MakeRead() {
 }
 
 // In that of the updates; those that have none, last.
-std::vector<int> BesideReads::UnitsInOrder() const {
+std::vector<int> AsyncReads::UnitsInOrder() const {
   const auto count = static_cast<int>(with_.inputs->model.units.size());
   std::vector<int> units;
   std::vector<uint8_t> has(static_cast<size_t>(count), 0);
@@ -82,7 +82,7 @@ std::vector<int> BesideReads::UnitsInOrder() const {
   return units;
 }
 
-std::vector<StateSlice> BesideReads::SlicesOf(int unit) const {
+std::vector<StateSlice> AsyncReads::SlicesOf(int unit) const {
   std::vector<StateSlice> slices;
   const ModelSpec& model = with_.inputs->model;
   const auto add = [&](ParameterId p, StateClass what, const std::string& state) {
@@ -99,7 +99,7 @@ std::vector<StateSlice> BesideReads::SlicesOf(int unit) const {
   return slices;
 }
 
-std::vector<StateSlice> BesideReads::Slices() const {
+std::vector<StateSlice> AsyncReads::Slices() const {
   std::vector<StateSlice> slices;
   if (with_.inputs->rank() >= with_.programs->plan().decisions.shards) return slices;
   for (const int unit : UnitsInOrder()) {
@@ -109,7 +109,7 @@ std::vector<StateSlice> BesideReads::Slices() const {
   return slices;
 }
 
-std::shared_future<absl::Status> BesideReads::Start(StateReader reader) {
+std::shared_future<absl::Status> AsyncReads::Start(StateReader reader) {
   Await();
   reader_ = std::move(reader);
   // The ranks of the first shard group have all of it.
@@ -119,16 +119,16 @@ std::shared_future<absl::Status> BesideReads::Start(StateReader reader) {
   over_ = end_.get_future().share();
   read_->Point(*with_.storage);  // pools may have moved
   if (with_.storage->HasFiles()) {
-    with_.streams->beside().Enqueue([this] {
+    with_.streams->async_reads().Enqueue([this] {
       if (!with_.verifier->FilesAreOurs()) status_ = with_.errors->failure();
     });
   }
   with_.issuer->Run(*read_, 0, read_->size(), StepTag(), /*counted=*/nullptr);
-  with_.streams->beside().Enqueue([this] { End(); });
+  with_.streams->async_reads().Enqueue([this] { End(); });
   return over_;
 }
 
-void BesideReads::Read(int unit) {
+void AsyncReads::Read(int unit) {
   if (!status_.ok() || reader_.take == nullptr) return;
   if (with_.errors->has_failed()) {
     status_ = with_.errors->failure();
@@ -138,7 +138,7 @@ void BesideReads::Read(int unit) {
     if (status_.ok()) status_ = Read(slice);
 }
 
-absl::Status BesideReads::Read(const StateSlice& slice) {
+absl::Status AsyncReads::Read(const StateSlice& slice) {
   const ParameterId p = slice.parameter;
   EBB_ASSIGN_OR_RETURN(const StateAccess::Found found,
                        with_.state->Find(p, slice.what, slice.state));
@@ -169,12 +169,12 @@ absl::Status BesideReads::Read(const StateSlice& slice) {
   return absl::OkStatus();
 }
 
-std::byte* BesideReads::At(const Place& place) const {
+std::byte* AsyncReads::At(const Place& place) const {
   return place.tier == kStaging.tier && place.pool == kStaging.pool ? staging_.data() + place.offset
                                                                     : with_.storage->At(place);
 }
 
-absl::Status BesideReads::Fetch(const StagedRun& run) {
+absl::Status AsyncReads::Fetch(const StagedRun& run) {
   if (!run.is_staged()) return absl::OkStatus();
   const sharding::Fragment read = sharding::LowerStateRead(run);
   for (const sharding::Instruction& instruction : read.instructions) {
@@ -194,7 +194,7 @@ absl::Status BesideReads::Fetch(const StagedRun& run) {
   return absl::OkStatus();
 }
 
-absl::Status BesideReads::VerifyFiles(const StateRange& array) {
+absl::Status AsyncReads::VerifyFiles(const StateRange& array) {
   if (with_.inputs->config.ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
   const sharding::Plan& plan = with_.programs->plan();
   const int shard = with_.inputs->rank() % plan.decisions.shards;
@@ -218,10 +218,10 @@ absl::Status BesideReads::VerifyFiles(const StateRange& array) {
   return absl::OkStatus();
 }
 
-void BesideReads::End() {
+void AsyncReads::End() {
   if (status_.ok() && with_.errors->has_failed()) status_ = with_.errors->failure();
   if (status_.ok() && reader_.close != nullptr) status_ = reader_.close();
-  const HostLane lane = with_.communicators->Beside(*agreement_);
+  const HostLane lane = with_.communicators->AsyncReads(*agreement_);
   const absl::Status closed = AgreeOnStatus(lane, status_);
   const absl::Status committed = reader_.commit != nullptr ? reader_.commit(closed) : closed;
   const absl::Status over = AgreeOnStatus(lane, closed.ok() ? committed : closed);

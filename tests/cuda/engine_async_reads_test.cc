@@ -41,7 +41,7 @@ std::ostream& operator<<(std::ostream& out, const Cell& of) {
              << (of.split ? "_split" : "");
 }
 
-class EngineBesideReadsTest : public ::testing::TestWithParam<Cell> {
+class EngineAsyncReadsTest : public ::testing::TestWithParam<Cell> {
  protected:
   static void SetUpTestSuite() { setenv("EBB_LOG_LEVEL", "error", /*overwrite=*/0); }
   void TearDown() override { stand_in::Reset(); }
@@ -81,14 +81,14 @@ class EngineBesideReadsTest : public ::testing::TestWithParam<Cell> {
         if (step + 1 != kReadAfter) continue;
         if (beside) {
           EBB_ASSIGN_OR_RETURN(
-              over, engine.ReadBeside({.take =
-                                           [&](StateClass what, std::string_view state,
-                                               const Slice& slice, std::span<const float> values) {
-                                             Add(read, what, state, slice, values);
-                                             return absl::OkStatus();
-                                           },
-                                       .close = nullptr,
-                                       .commit = nullptr}));
+              over, engine.ReadAsync({.take =
+                                          [&](StateClass what, std::string_view state,
+                                              const Slice& slice, std::span<const float> values) {
+                                            Add(read, what, state, slice, values);
+                                            return absl::OkStatus();
+                                          },
+                                      .close = nullptr,
+                                      .commit = nullptr}));
           continue;
         }
         for (const auto& [what, state] :
@@ -114,14 +114,14 @@ class EngineBesideReadsTest : public ::testing::TestWithParam<Cell> {
 
   Scratch scratch_;
 };
-INSTANTIATE_TEST_SUITE_P(Tiers, EngineBesideReadsTest,
+INSTANTIATE_TEST_SUITE_P(Tiers, EngineAsyncReadsTest,
                          ::testing::Values(Cell{Tier::kDevice}, Cell{Tier::kDevice, true},
                                            Cell{Tier::kDevice, false, true}, Cell{Tier::kCpu},
                                            Cell{Tier::kCpu, true}, Cell{Tier::kNvme},
                                            Cell{Tier::kNvme, true}, Cell{Tier::kNvme, false, true}),
                          ::testing::PrintToStringParamName());
 
-TEST_P(EngineBesideReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
+TEST_P(EngineAsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
   const Trained now = Train(/*beside=*/false), beside = Train(/*beside=*/true);
   EXPECT_FALSE(now.read.empty());
   EXPECT_TRUE(beside.read == now.read);

@@ -76,7 +76,7 @@ void PrintTo(const Cell& cell, std::ostream* out) {
   *out << cell.name;
 }
 
-class BesideReadsTest : public ::testing::TestWithParam<Cell> {
+class AsyncReadsTest : public ::testing::TestWithParam<Cell> {
  protected:
   void Run(const std::function<absl::Status(Engine& engine, ScriptedTrainer& trainer)>& body) {
     const Cell& cell = GetParam();
@@ -123,7 +123,7 @@ class BesideReadsTest : public ::testing::TestWithParam<Cell> {
 constexpr DType kHalf = DType::kBFloat16;
 constexpr Timing kEarly = Timing::kEarly, kLate = Timing::kLate, kOff = Timing::kOff;
 INSTANTIATE_TEST_SUITE_P(
-    Cells, BesideReadsTest,
+    Cells, AsyncReadsTest,
     ::testing::Values(Cell{"one_rank", {1, 0, kLate}}, Cell{"early", {1, 1, kEarly}},
                       Cell{"off", {2, 2, kOff}}, Cell{"whole_states", {2, 0, kLate}, kHalf},
                       Cell{"shards", {3, 3, kEarly}, kHalf},
@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Cell{"on_disk_split", {2, 2, kLate}, kHalf, Tier::kNvme, true}),
     [](const auto& cell) { return std::string(cell.param.name); });
 
-TEST_P(BesideReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
+TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
   std::vector<Snapshot> expected(static_cast<size_t>(GetParam().setting.world));
   for (const bool beside : {false, true}) {
     Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
@@ -146,9 +146,9 @@ TEST_P(BesideReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
       Gate gate;
       ReadStatus read;
       if (beside) {
-        EBB_ASSIGN_OR_RETURN(read, engine.ReadBeside(Into(given, gate)));
+        EBB_ASSIGN_OR_RETURN(read, engine.ReadAsync(Into(given, gate)));
       }
-      EXPECT_EQ(engine.ReadsBeside(), beside);
+      EXPECT_EQ(engine.IsReadingAsync(), beside);
       trainer.BeginStep(2, nullptr);
       Step step = engine.BeginStep(kExactStep);
       for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
@@ -184,7 +184,7 @@ TEST_P(BesideReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
     for (int step = 0; step < 2; ++step) EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, step));
     Given given(model_);
     Gate gate;
-    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadBeside(Into(given, gate)));
+    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate)));
     trainer.BeginStep(2, nullptr);
     Step step = engine.BeginStep(kExactStep);
     for (int round = 0; round < step.rounds(); ++round) trainer.Round(step);
@@ -198,7 +198,7 @@ TEST_P(BesideReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
   });
 }
 
-TEST_P(BesideReadsTest, GoOnBesideEvaluationsAndSuspension) {
+TEST_P(AsyncReadsTest, GoOnBesideEvaluationsAndSuspension) {
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
     EBB_ASSIGN_OR_RETURN(const Given now, ReadNow(engine));
@@ -206,7 +206,7 @@ TEST_P(BesideReadsTest, GoOnBesideEvaluationsAndSuspension) {
       Given given(model_);
       Gate gate;
       if (suspends) gate.Open();  // as that waits for it
-      EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadBeside(Into(given, gate)));
+      EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate)));
       if (suspends) {
         EBB_RETURN_IF_ERROR(engine.Suspend());
         EBB_RETURN_IF_ERROR(engine.Resume());
@@ -222,7 +222,7 @@ TEST_P(BesideReadsTest, GoOnBesideEvaluationsAndSuspension) {
   });
 }
 
-TEST_P(BesideReadsTest, AnErrorOfOneRankIsThatOfAll) {
+TEST_P(AsyncReadsTest, AnErrorOfOneRankIsThatOfAll) {
   const int last = GetParam().setting.world - 1;
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
@@ -243,7 +243,7 @@ TEST_P(BesideReadsTest, AnErrorOfOneRankIsThatOfAll) {
                                 agreed = status;
                                 return absl::OkStatus();
                               }};
-    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadBeside(std::move(reader)));
+    EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(std::move(reader)));
     EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 1));
     EXPECT_EQ(read.get().code(), absl::StatusCode::kDataLoss);
     EXPECT_EQ(agreed, read.get());
@@ -252,27 +252,27 @@ TEST_P(BesideReadsTest, AnErrorOfOneRankIsThatOfAll) {
       EXPECT_NE(read.get().message().find(absl::StrCat("rank ", last)), std::string::npos);
     }
     // What one rank cannot commit is no rank's.
-    engine.AwaitReadBeside();
-    EXPECT_FALSE(engine.ReadsBeside());
+    engine.AwaitAsyncRead();
+    EXPECT_FALSE(engine.IsReadingAsync());
     EBB_ASSIGN_OR_RETURN(
         const ReadStatus second,
-        engine.ReadBeside({.take = nullptr, .close = nullptr, .commit = [&](const absl::Status&) {
-                             return trainer.rank() == 0 ? absl::UnavailableError("no name")
-                                                        : absl::OkStatus();
-                           }}));
+        engine.ReadAsync({.take = nullptr, .close = nullptr, .commit = [&](const absl::Status&) {
+                            return trainer.rank() == 0 ? absl::UnavailableError("no name")
+                                                       : absl::OkStatus();
+                          }}));
     EXPECT_EQ(second.get().code(), absl::StatusCode::kUnavailable);
     return TrainStep(engine, trainer, 2);
   });
 }
 
-TEST_P(BesideReadsTest, RefuseAnEngineThatIsSuspendedOrInAStep) {
+TEST_P(AsyncReadsTest, RefuseAnEngineThatIsSuspendedOrInAStep) {
   Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
     {
       Step step = engine.BeginStep(kExactStep);
-      EXPECT_EQ(engine.ReadBeside({}).status().code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_EQ(engine.ReadAsync({}).status().code(), absl::StatusCode::kFailedPrecondition);
     }
     EBB_RETURN_IF_ERROR(engine.Suspend());
-    EXPECT_EQ(engine.ReadBeside({}).status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(engine.ReadAsync({}).status().code(), absl::StatusCode::kFailedPrecondition);
     EBB_RETURN_IF_ERROR(engine.Resume());
     return TrainStep(engine, trainer, 0);
   });

@@ -1,4 +1,4 @@
-// State that is read beside the steps that come (Engine::ReadBeside): one instruction a unit, in the order of the next
+// State that is read beside the steps that come (Engine::ReadAsync): one instruction a unit, in the order of the next
 // step's updates, on a stream of its own. An update waits for the instruction of its own unit only.
 //
 //   beside    | unit 2 | unit 1 | unit 0 | close, agree, commit
@@ -33,7 +33,7 @@
 
 namespace ebb {
 
-class BesideReads {
+class AsyncReads {
  public:
   struct Parts {  // borrowed
     const EngineInputs* inputs = nullptr;
@@ -48,7 +48,7 @@ class BesideReads {
     SwapVerifier* verifier = nullptr;
     StepErrors* errors = nullptr;
   };
-  explicit BesideReads(const Parts& parts) : with_(parts) {}
+  explicit AsyncReads(const Parts& parts) : with_(parts) {}
 
   // As Engine::StateSlices.
   std::vector<StateSlice> Slices() const;
