@@ -102,7 +102,7 @@ class StateLowering {
     operands_.insert(operands_.end(), {from, to});
   }
   void Add(Instruction instruction, int unit = -1) {
-    if (operands_.empty()) return;
+    if (operands_.empty() && instruction.code != Code::kReadAsync) return;
     instruction.starts = LineOf(instruction.stream);
     instruction.ends = EndOf(instruction.stream);
     instruction.operands = fragment_.lists->operands.Keep(operands_);
@@ -213,22 +213,37 @@ Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const Stage
   return lowering.Take();
 }
 
-Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units) {
+Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units,
+                        bool has_second_places) {
   StateLowering lowering;
+  const auto in_second_place = [&](const Operand& home) {
+    return has_second_places && home.place.tier == Tier::kNvme &&
+           home.place.pool != StateClass::kParameter;
+  };
+  bool of_moved = has_second_places;
   const auto add = [&](const StateArray& array) {
     for (const StateRun& run : RunsOf(plan, shard, {.array = array}, INT64_MAX)) {
       for (Operand home : run.homes) {
-        if (home.count == 0) continue;
+        if (home.count == 0 || in_second_place(home) != of_moved) continue;
         home.access = Access::kRead;
         lowering.operands().push_back(home);
       }
     }
   };
-  for (const int unit : units) {
+  const auto add_unit = [&](int unit) {
     add({.what = StateClass::kParameter, .unit = unit, .trainable = false});
     add({.what = StateClass::kMaster, .unit = unit});
     for (int state = 0; state < plan.decisions.optimizer_states; ++state)
       add({.what = StateClass::kOptimizer, .unit = unit, .state = state});
+  };
+  // Behind this alone are updates of what has a second place.
+  if (of_moved) {
+    for (const int unit : units) add_unit(unit);
+    lowering.Add({.code = Code::kKernels, .role = OperationKind::kMark});
+    of_moved = false;
+  }
+  for (const int unit : units) {
+    add_unit(unit);
     lowering.Add({.code = Code::kReadAsync, .role = OperationKind::kDownload}, unit);
   }
   Fragment fragment = lowering.Take();

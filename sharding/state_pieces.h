@@ -77,7 +77,10 @@ Fragment LowerStateWrite(const StagedRun& run);
 Fragment LowerStateUpload(const Plan& plan, const StateArray& array, const StagedRun& run);
 
 // One instruction for each of these units: all masters, frozen parameters and states of this rank's.
-Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units);
+// `has_second_places`: masters and states on NVMe stay where they are however long the instruction takes. One that comes
+// first, for all units, waits until they are there.
+Fragment LowerAsyncRead(const Plan& plan, int shard, std::span<const int> units,
+                        bool has_second_places);
 
 // The unit from all ranks' slices, alone.
 Fragment LowerGather(const Plan& plan, int unit);

@@ -136,10 +136,9 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
-                                     const SaveOptions& options) {
+// `beside_steps`: some may be trained before its end.
+absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
+                                 const SaveOptions& options, bool beside_steps) {
   const int rank = engine.world().rank(), ranks = engine.world().size();
   const absl::StatusOr<TrainingState> state = engine.training_state();
   absl::Status own = state.ok() ? CheckNames(engine, options) : state.status();
@@ -171,14 +170,23 @@ absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                        StateClass what, std::string_view, const Slice& slice,
                        std::span<const float> values) { return saving->Take(what, slice, values); },
            .close = [saving] { return saving->Close(); },
-           .commit = [saving](const absl::Status& closed) { return saving->Commit(closed); }}));
+           .commit = [saving](const absl::Status& closed) { return saving->Commit(closed); },
+           .beside_steps = beside_steps}));
   return SaveTicket(absl::StrCat(folder, "/", CheckpointName(state->finished_steps)),
                     std::move(over));
 }
 
+}  // namespace
+
+absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
+                                     const SaveOptions& options) {
+  return Begin(engine, folder, options, /*beside_steps=*/true);
+}
+
 absl::StatusOr<std::string> SaveCheckpoint(Engine& engine, const std::string& folder,
                                            const SaveOptions& options) {
-  EBB_ASSIGN_OR_RETURN(const SaveTicket saving, SaveAsync(engine, folder, options));
+  EBB_ASSIGN_OR_RETURN(const SaveTicket saving,
+                       Begin(engine, folder, options, /*beside_steps=*/false));
   return saving.Wait();
 }
 

@@ -5,8 +5,11 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/swap_files.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb {
@@ -31,13 +34,32 @@ void AsyncReads::Await() const {
   if (over_.valid()) over_.wait();
 }
 
-absl::Status AsyncReads::Prepare() {
-  if (read_ != nullptr) return absl::OkStatus();
-  EBB_RETURN_IF_ERROR(with_.communicators->MakeAsyncReads(*with_.ledger));
-  return MakeRead();
+absl::Status AsyncReads::Prepare(bool beside_steps) {
+  if (agreement_ == std::nullopt) {
+    EBB_RETURN_IF_ERROR(with_.communicators->MakeAsyncReads(*with_.ledger));
+    EBB_RETURN_IF_ERROR(MakeStreams());
+  }
+  if (beside_steps && !std::exchange(asked_for_places_, true)) {
+    TakeSecondPlaces();
+    if (with_.storage->second_places() != nullptr) before_ = std::move(read_);
+  }
+  return read_ != nullptr ? absl::OkStatus() : MakeRead();
 }
 
-absl::Status AsyncReads::MakeRead() {
+// Updates that read parameters write these as well, which a step reads in pieces of their own: they wait for the save.
+void AsyncReads::TakeSecondPlaces() {
+  const sharding::Plan& plan = with_.programs->plan();
+  if (plan.decisions.reads_parameters() || !with_.storage->HasFiles()) return;
+  const absl::Status taken = with_.storage->TakeSecondPlaces(sharding::LayOutSwapFiles(plan),
+                                                             with_.inputs->world.local_size());
+  if (taken.ok()) return;
+  LogWarning(absl::StrCat(
+      "Saved beside steps, states on NVMe stay in their place: updates wait until theirs "
+      "are saved. ",
+      taken.message()));
+}
+
+absl::Status AsyncReads::MakeStreams() {
   const Device& device = with_.inputs->device;
   const bool reaches_device = device.kind() == DeviceKind::kCpu;
   if (!reaches_device || with_.storage->HasFiles()) {
@@ -53,11 +75,16 @@ absl::Status AsyncReads::MakeRead() {
   }
   EBB_ASSIGN_OR_RETURN(Stream agreement, device.NewStream("ebb beside ag"));
   agreement_.emplace(std::move(agreement));
+  return with_.streams->MakeAsyncReads(device, std::ssize(with_.inputs->model.units) + 1);
+}
+
+absl::Status AsyncReads::MakeRead() {
+  const Device& device = with_.inputs->device;
   const sharding::Plan& plan = with_.programs->plan();
   sharding::Fragment fragment =
-      sharding::LowerAsyncRead(plan, with_.inputs->rank() % plan.decisions.shards, UnitsInOrder());
+      sharding::LowerAsyncRead(plan, with_.inputs->rank() % plan.decisions.shards, UnitsInOrder(),
+                               /*has_second_places=*/with_.storage->second_places() != nullptr);
   sharding::DeriveWaits(with_.programs->cells(), fragment);
-  EBB_RETURN_IF_ERROR(with_.streams->MakeAsyncReads(device, std::ssize(fragment.instructions)));
   with_.issuer->UseStream(sharding::kAsyncReads, with_.streams->async_reads());
   with_.issuer->OnReadAsync([this](int unit) { Read(unit); });
   EBB_ASSIGN_OR_RETURN(read_,
@@ -118,6 +145,7 @@ std::shared_future<absl::Status> AsyncReads::Start(StateReader reader) {
   end_ = {};
   over_ = end_.get_future().share();
   read_->Point(*with_.storage);  // pools may have moved
+  if (with_.storage->second_places() != nullptr) with_.storage->second_places()->BeginSave();
   if (with_.storage->HasFiles()) {
     with_.streams->async_reads().Enqueue([this] {
       if (!with_.verifier->FilesAreOurs()) status_ = with_.errors->failure();
@@ -181,7 +209,7 @@ absl::Status AsyncReads::Fetch(const StagedRun& run) {
     for (size_t k = 0; k < instruction.operands.size(); k += 2) {
       const sharding::Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
       if (instruction.code == sharding::Code::kRead) {
-        ShardFile& file = with_.storage->File(from.place);
+        ShardFile& file = with_.storage->SavedFile(from.place);
         file.StartRead(transfer_, from.place.offset, At(to.place), to.bytes());
         EBB_RETURN_IF_ERROR(file.Wait(transfer_));
       } else {

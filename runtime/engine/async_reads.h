@@ -53,7 +53,7 @@ class AsyncReads {
   // As Engine::StateSlices.
   std::vector<StateSlice> Slices() const;
   // Memory, a stream and a communicator, with the first read. Collective where there is no error.
-  absl::Status Prepare();
+  absl::Status Prepare(bool beside_steps);
   // Once updates of the last step have been issued. One at a time.
   std::shared_future<absl::Status> Start(StateReader reader);
   // Of the last one; ready if there was none.
@@ -61,7 +61,9 @@ class AsyncReads {
   void Await() const;
 
  private:
+  absl::Status MakeStreams();
   absl::Status MakeRead();
+  void TakeSecondPlaces();
   std::vector<int> UnitsInOrder() const;
   std::vector<StateSlice> SlicesOf(int unit) const;
   void Read(int unit);
@@ -73,6 +75,9 @@ class AsyncReads {
 
   const Parts with_;
   std::unique_ptr<LinkedFragment> read_;
+  std::unique_ptr<LinkedFragment>
+      before_;  // without second places: its events may still be waited for
+  bool asked_for_places_ = false;
   Buffer staging_;  // of one run, where the host does not reach all state
   MemoryLedger::Charge charge_;
   std::optional<Stream> copies_;     // from the device

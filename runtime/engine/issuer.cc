@@ -143,11 +143,19 @@ void Issuer::EndEarly() {
   frontier_.SetFloor(std::move(floor));
 }
 
-// Where transfers start before where they end.
 void Issuer::WaitIdle() {
-  for (Stream* stream : with_.streams)
-    if (stream != nullptr) stream->WaitIdle();
+  WaitForSteps();
+  if (Stream* const reads = with_.streams[sharding::kAsyncReads]; reads != nullptr)
+    reads->WaitIdle();
   frontier_.Clear();
+}
+
+// Where transfers start before where they end. The frontier is kept: updates to come wait for what is being read.
+void Issuer::WaitForSteps() {
+  for (size_t line = 0; line < sharding::kLines; ++line) {
+    if (with_.streams[line] != nullptr && line != sharding::kAsyncReads)
+      with_.streams[line]->WaitIdle();
+  }
 }
 
 void Issuer::AwaitParity(int parity) {
@@ -202,7 +210,9 @@ void Issuer::Work(LinkedFragment& run, int index, const StepTag& step, Stream& s
       return Copy(run, index, stream);
     case Code::kRead:
     case Code::kWrite: {
-      stream.Enqueue([this, &run, index] { StartTransfers(run, index); });
+      const uint32_t save =
+          with_.storage->second_places() != nullptr ? with_.storage->second_places()->save() : 0;
+      stream.Enqueue([this, &run, index, save] { StartTransfers(run, index, save); });
       Stream& end = At(instruction.ends);
       Event& started = *with_.started;
       stream.Record(started);
@@ -267,7 +277,7 @@ void Issuer::Copy(LinkedFragment& run, int index, Stream& stream) {
   }
 }
 
-void Issuer::StartTransfers(LinkedFragment& run, int index) {
+void Issuer::StartTransfers(LinkedFragment& run, int index, uint32_t save) {
   if (with_.errors->has_failed()) return;
   const Instruction& instruction = run[index];
   run.started(index) = 1;
@@ -281,8 +291,12 @@ void Issuer::StartTransfers(LinkedFragment& run, int index) {
       continue;
     }
     const std::byte* const data = run.At(index, 2 * i);
-    if (run.fragment().of_state || SwapVerifier::SumsWhenMoved(to.place.pool))
+    if (run.fragment().of_state || SwapVerifier::SumsWhenMoved(to.place.pool)) {
       with_.verifier->NoteWrite(to.place, {data, static_cast<size_t>(from.bytes())});
+    } else if (with_.storage->second_places() != nullptr &&
+               with_.storage->second_places()->MoveTo(to.place, save)) {
+      with_.verifier->NoteMove(to.place);
+    }
     with_.storage->File(to.place).StartWrite(transfers[i], to.place.offset, data, from.bytes());
   }
 }

@@ -76,8 +76,9 @@ class Issuer {
   void AwaitParity(int parity);
   // The compute stream waits for what decides the loss scale.
   void AwaitScale();
-  // The caller waits for all that was issued.
+  // The caller waits for all that was issued, or for all of steps and evaluations.
   void WaitIdle();
+  void WaitForSteps();
 
  private:
   Stream& At(sharding::Line line) { return *with_.streams[line]; }
@@ -87,7 +88,7 @@ class Issuer {
   void Work(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Collect(LinkedFragment& run, int instruction, const StepTag& step, Stream& stream);
   void Copy(LinkedFragment& run, int instruction, Stream& stream);
-  void StartTransfers(LinkedFragment& run, int instruction);
+  void StartTransfers(LinkedFragment& run, int instruction, uint32_t save);
   void EndTransfers(LinkedFragment& run, int instruction, const StepTag& step);
 
   Parts with_;

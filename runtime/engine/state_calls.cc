@@ -116,7 +116,7 @@ absl::StatusOr<std::shared_future<absl::Status>> StateCalls::ReadAsync(StateRead
   if (own.ok() && with_.suspension->suspended())
     own = absl::FailedPreconditionError("ReadAsync of a suspended engine: call Resume first");
   with_.beside->Await();
-  const absl::Status prepared = with_.beside->Prepare();
+  const absl::Status prepared = with_.beside->Prepare(reader.beside_steps);
   EBB_RETURN_IF_ERROR(
       with_.meetings->Meet(Meeting::kReadAsync, /*subject=*/0, own.ok() ? prepared : own));
   with_.runner->Drain();

@@ -33,6 +33,8 @@ struct StateReader {
   std::function<absl::Status()> close;
   // On every rank, with what the ranks have agreed on: OK if all of them have closed. What it returns is agreed on, too.
   std::function<absl::Status(const absl::Status& closed)> commit;
+  // False: nothing is trained before the end, so that states on NVMe need no second place on the disk.
+  bool beside_steps = true;
 };
 
 }  // namespace ebb

@@ -255,7 +255,7 @@ absl::Status Steps::Reduce(int64_t number) {
   CompleteScopes();
   with_.runner->set_carries(false);
   outcome().Take();  // Read needs this step's scale
-  with_.issuer->WaitIdle();
+  with_.issuer->WaitForSteps();
   progress.reduced = true;
   if (absl::Status broken = with_.results->peers.Broken(); !broken.ok()) {
     errors().Note(with_.results->messages.Located(broken, with_.results->peers.WhereBroken(broken),
@@ -288,7 +288,7 @@ absl::Status Steps::Finish(int64_t number, const FinishOptions& options) {
   IssueFinish();
   // What fails in an update is this step's error then.
   const sharding::Decisions& decisions = progress.plan().decisions;
-  if (decisions.timing == sharding::UpdateTiming::kOff) with_.issuer->WaitIdle();
+  if (decisions.timing == sharding::UpdateTiming::kOff) with_.issuer->WaitForSteps();
   const absl::Status status = outcome().Finish();
   if (status.ok()) with_.runner->NoteFinished();
   // Of a step that is not applied they leave everything as it was.
@@ -368,7 +368,7 @@ void Steps::Drop(int64_t number) {
   with_.scopes->CloseAll();
   with_.scopes->views().TakeErrors();  // gone with the step
   with_.runner->IssueCarriedLeft();
-  with_.issuer->WaitIdle();
+  with_.issuer->WaitForSteps();
   outcome().Drop();
   End();
 }

@@ -1,7 +1,9 @@
 #include "ebb/runtime/engine/storage.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -171,6 +173,7 @@ absl::Status Storage::CreateFiles(const Config& config, int ranks_on_host, std::
     if (const auto& injected = GetOffloadTestHooks().wrap_queue)
       options.wrap_queue = injected(options.directories.front(), what);
     EBB_ASSIGN_OR_RETURN(file, ShardFile::Create(options));
+    if (what == "states") state_options_ = std::move(options);
     return absl::OkStatus();
   };
   const int64_t(&bytes)[kStateClasses] = plan_->pools.file_bytes;
@@ -242,13 +245,56 @@ bool Storage::CopiesHoldUpHost(const sharding::Place& place) const {
 }
 
 ShardFile& Storage::File(const sharding::Place& place) const {
-  return place.pool == StateClass::kParameter ? *parameter_file_ : *state_file_;
+  if (place.pool == StateClass::kParameter) return *parameter_file_;
+  return second_places_ != nullptr ? second_places_->Current(place) : *state_file_;
+}
+
+ShardFile& Storage::SavedFile(const sharding::Place& place) const {
+  const bool has_two = second_places_ != nullptr && place.pool != StateClass::kParameter;
+  return has_two ? second_places_->Saved(place) : File(place);
+}
+
+absl::Status Storage::TakeSecondPlaces(const sharding::SwapFiles& files, int ranks_on_host) {
+  const int64_t bytes = SecondPlaces::BytesOf(files);
+  if (bytes == 0 || second_places_ != nullptr) return absl::OkStatus();
+  // Room for the checkpoint, too, which may be on the same disk.
+  const auto striped = static_cast<int64_t>(state_options_.directories.size());
+  for (const std::string& directory : state_options_.directories) {
+    std::error_code error;
+    const std::filesystem::space_info space = std::filesystem::space(directory, error);
+    const auto needed = static_cast<uintmax_t>(2 * bytes / striped * ranks_on_host);
+    if (error || space.available >= needed) continue;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "'", directory, "' has ", sharding::Megabytes(static_cast<int64_t>(space.available)),
+        " free, of ", sharding::Megabytes(static_cast<int64_t>(needed)),
+        " for second places of masters and states, and for a checkpoint"));
+  }
+  ShardFile::Options options = state_options_;
+  options.name = "saved-states";
+  options.bytes = bytes;
+  if (const auto& injected = GetOffloadTestHooks().wrap_queue)
+    options.wrap_queue = injected(options.directories.front(), options.name);
+  EBB_ASSIGN_OR_RETURN(std::unique_ptr<ShardFile> second, ShardFile::Create(options));
+  int64_t of_class[2] = {};
+  for (const sharding::SwapExtent& extent : files.extents) {
+    if (extent.what == StateClass::kMaster) of_class[0] += sharding::SwapAligned(extent.bytes);
+    if (extent.what == StateClass::kOptimizer) of_class[1] += sharding::SwapAligned(extent.bytes);
+  }
+  for (const StateClass state : {StateClass::kMaster, StateClass::kOptimizer}) {
+    const int64_t held = of_class[state == StateClass::kMaster ? 0 : 1];
+    ledger_->Predict(state, Tier::kNvme, held);
+    in_second_[state == StateClass::kMaster ? 0 : 1] =
+        MemoryLedger::Charge(*ledger_, state, Tier::kNvme, held);
+  }
+  second_places_ = std::make_unique<SecondPlaces>(files, *state_file_, std::move(second));
+  return absl::OkStatus();
 }
 
 absl::Status Storage::CheckFiles() const {
   for (const std::unique_ptr<ShardFile>* file : {&parameter_file_, &state_file_}) {
     if (*file != nullptr) EBB_RETURN_IF_ERROR((*file)->CheckUnchanged());
   }
+  if (second_places_ != nullptr) return second_places_->second().CheckUnchanged();
   return absl::OkStatus();
 }
 

@@ -23,6 +23,7 @@
 #include "ebb/offload/swap_directory.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
+#include "ebb/runtime/engine/second_places.h"
 #include "ebb/runtime/trace/ledger.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/unit_places.h"
@@ -73,7 +74,12 @@ class Storage {
   // Of kCpu: the device could not lock it, so that a copy between the two may read it when it is
   // enqueued, or hold the calling thread up until the stream comes to it.
   bool CopiesHoldUpHost(const sharding::Place& place) const;
-  ShardFile& File(const sharding::Place& place) const;  // of kNvme
+  ShardFile& File(const sharding::Place& place) const;  // of kNvme, where it is now
+  // For masters and states on NVMe that are saved beside steps; once. kResourceExhausted: the disk has no room for them
+  // and for what is saved.
+  absl::Status TakeSecondPlaces(const sharding::SwapFiles& files, int ranks_on_host);
+  ShardFile& SavedFile(const sharding::Place& place) const;  // where the save under way finds it
+  SecondPlaces* second_places() const { return second_places_.get(); }
   bool HasFiles() const { return parameter_file_ != nullptr || state_file_ != nullptr; }
   absl::Status CheckFiles() const;  // ShardFile::CheckUnchanged of each; waits for the disk
 
@@ -127,6 +133,9 @@ class Storage {
   MemoryLedger::Charge below_[2 * kStateClasses];
   std::vector<SwapDirectory> directories_;
   std::unique_ptr<ShardFile> parameter_file_, state_file_;
+  ShardFile::Options state_options_;
+  std::unique_ptr<SecondPlaces> second_places_;
+  MemoryLedger::Charge in_second_[2];
 };
 
 }  // namespace ebb

@@ -8,6 +8,7 @@
 // them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -34,11 +35,15 @@ class SwapChecksums {
    public:
     explicit Extent(const sharding::SwapExtent& of) : of_(of) {}
     Extent(Extent&& other) noexcept
-        : of_(other.of_), checksum_(other.checksum_.load()), before_(other.before_.load()) {}
+        : of_(other.of_),
+          checksum_(other.checksum_.load()),
+          before_(other.before_.load()),
+          saved_{other.saved_[0].load(), other.saved_[1].load()} {}
     Extent& operator=(Extent&& other) noexcept {
       of_ = other.of_;
       checksum_ = other.checksum_.load();
       before_ = other.before_.load();
+      for (size_t i = 0; i < saved_.size(); ++i) saved_[i] = other.saved_[i].load();
       return *this;
     }
 
@@ -46,29 +51,37 @@ class SwapChecksums {
     int64_t offset() const { return of_.home.offset; }
     int64_t bytes() const { return of_.bytes; }
     // Whether `checksum` is what is known to lie there.
-    bool Agrees(uint64_t checksum) const {
-      const uint64_t known = checksum_.load(std::memory_order_acquire);
-      return known == kUnknown || known == Known(checksum);
-    }
-    // Or what was known before that: an update sums what it is still to write.
+    bool Agrees(uint64_t checksum) const { return Agrees(checksum_, checksum); }
+    // Or what was known before that, as an update sums what it is still to write; or when it was left to a save. In
+    // this order, as each comes from the one before it.
     bool AgreesOrDid(uint64_t checksum) const {
-      return Agrees(checksum) || before_.load(std::memory_order_acquire) == Known(checksum);
+      return Agrees(checksum_, checksum) || Agrees(before_, checksum) ||
+             Agrees(saved_[0], checksum) || Agrees(saved_[1], checksum);
     }
     void Set(uint64_t checksum) {
-      const uint64_t known = checksum_.load(std::memory_order_relaxed);
-      if (known == Known(checksum)) return;
-      before_.store(known, std::memory_order_release);
+      before_.store(checksum_.load(std::memory_order_relaxed), std::memory_order_release);
       checksum_.store(Known(checksum), std::memory_order_release);
+    }
+    // What was there until now is left to a save, by an update that writes elsewhere: it has set its sum, or has changed
+    // nothing as the step was skipped.
+    void LeaveToSave() {
+      saved_[0].store(before_.load(std::memory_order_relaxed), std::memory_order_release);
+      saved_[1].store(checksum_.load(std::memory_order_relaxed), std::memory_order_release);
     }
     void Forget() { checksum_.store(kUnknown, std::memory_order_relaxed); }
     bool is_known() const { return checksum_.load(std::memory_order_relaxed) != kUnknown; }
 
    private:
-    static constexpr uint64_t kUnknown = 0;
-    static uint64_t Known(uint64_t checksum) { return checksum == kUnknown ? 1 : checksum; }
+    static constexpr uint64_t kUnknown = 0, kNone = 1;
+    static uint64_t Known(uint64_t checksum) { return std::max(checksum, uint64_t{2}); }
+    static bool Agrees(const std::atomic<uint64_t>& sum, uint64_t checksum) {
+      const uint64_t known = sum.load(std::memory_order_acquire);
+      return known == kUnknown || known == Known(checksum);
+    }
 
     sharding::SwapExtent of_;
-    std::atomic<uint64_t> checksum_{kUnknown}, before_{kUnknown};
+    std::atomic<uint64_t> checksum_{kUnknown}, before_{kNone};
+    std::array<std::atomic<uint64_t>, 2> saved_{kNone, kNone};
   };
 
   // Of files as they are made: zeros, which the optimizer's states begin with.

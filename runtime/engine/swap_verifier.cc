@@ -115,6 +115,10 @@ void SwapVerifier::NoteWrite(const Place& place, std::span<const std::byte> data
   }
 }
 
+void SwapVerifier::NoteMove(const Place& place) {
+  for (Extent& extent : checksums_.In(place, 1)) extent.LeaveToSave();
+}
+
 absl::StatusOr<bool> SwapVerifier::VerifyFile(const Place& place, int64_t bytes, Reader read,
                                               bool beside_steps) {
   constexpr int64_t kRunBlocks = 16;

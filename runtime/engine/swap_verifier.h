@@ -57,6 +57,8 @@ class SwapVerifier {
   // known from then on.
   void NoteWrite(const sharding::Place& place, std::span<const std::byte> data);
   void Forget(const sharding::Place& place, int64_t bytes) { checksums_.Forget(place, bytes); }
+  // An array of masters or states that an update has summed, and writes to its other place (SecondPlaces).
+  void NoteMove(const sharding::Place& place);
 
   // Reads `bytes` of a file from a place on and shows them.
   using Reader = absl::FunctionRef<absl::Status(const sharding::Place&, int64_t bytes,

@@ -2,15 +2,18 @@
 // train to the bits that they have without it.
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <condition_variable>
 #include <future>
 #include <map>
 #include <mutex>
 #include <ostream>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
+#include "ebb/offload/test_hooks.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
 #include "tests/offload/scratch.h"
@@ -196,6 +199,63 @@ TEST_P(AsyncReadsTest, GiveTheLastStepAndChangeNoBitOfTheNextOnes) {
     EXPECT_TRUE(given == *now[static_cast<size_t>(trainer.rank())]);
     return absl::OkStatus();
   });
+}
+
+// Masters and states on NVMe have a second place, so that no update waits until theirs are read. Each save begins where
+// the one before has left them.
+TEST_P(AsyncReadsTest, HoldUpNoStepWhereStatesAreOnTheDisk) {
+  if (GetParam().states != Tier::kNvme || GetParam().split) GTEST_SKIP();
+  std::vector<Snapshot> expected(static_cast<size_t>(GetParam().setting.world));
+  for (const bool beside : {false, true}) {
+    Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+      for (int save = 0; save < 4; ++save) {
+        EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 4 * save));
+        EBB_ASSIGN_OR_RETURN(const Given now, ReadNow(engine));
+        Given given(model_);
+        Gate gate;
+        ReadStatus read;
+        if (beside) {
+          EBB_ASSIGN_OR_RETURN(read, engine.ReadAsync(Into(given, gate)));
+        }
+        for (int step = 1; step < 4; ++step)
+          EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 4 * save + step));
+        gate.Open();
+        if (!beside) continue;
+        EBB_RETURN_IF_ERROR(read.get());
+        EXPECT_TRUE(given == now) << "save " << save;
+      }
+      EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model_));
+      Snapshot& at_end = expected[static_cast<size_t>(trainer.rank())];
+      if (beside) {
+        EXPECT_EQ(snapshot, at_end);
+      } else {
+        at_end = std::move(snapshot);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST_P(AsyncReadsTest, LetUpdatesWaitWhereTheDiskHasNoRoom) {
+  if (GetParam().states != Tier::kNvme || GetParam().split) GTEST_SKIP();
+  GetOffloadTestHooks().reserve = [](std::string_view path) {
+    return path.find("saved-states") != std::string_view::npos ? ENOSPC : 0;
+  };
+  Run([&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, 0));
+    for (int save = 0; save < 2; ++save) {
+      EBB_ASSIGN_OR_RETURN(const Given now, ReadNow(engine));
+      Given given(model_);
+      Gate gate;
+      gate.Open();
+      EBB_ASSIGN_OR_RETURN(const ReadStatus read, engine.ReadAsync(Into(given, gate)));
+      EBB_RETURN_IF_ERROR(TrainStep(engine, trainer, save + 1));
+      EBB_RETURN_IF_ERROR(read.get());
+      EXPECT_TRUE(given == now);
+    }
+    return absl::OkStatus();
+  });
+  GetOffloadTestHooks().reserve = nullptr;
 }
 
 TEST_P(AsyncReadsTest, GoOnBesideEvaluationsAndSuspension) {
