@@ -53,7 +53,9 @@ class SaveTicket {
 
 // Writes `folder`/step-N, N being the finished steps, and points `folder`/latest to it. Returns when the save is on its
 // way, having waited for the verdict on the last step. The saved step is that one, whatever is trained meanwhile: a
-// unit's next update waits until the unit's state has been read (Engine::ReadAsync). A second save waits for the first, or is refused (SaveOptions::waits).
+// unit's next update waits until the unit's state has been read (Engine::ReadAsync). State on NVMe is not waited for:
+// the first save reserves a second place for it on its disk, to which updates write. A second save waits for the first,
+// or is refused (SaveOptions::waits).
 // Memory: 8 MiB a rank beside the header of its file. It has to end within ebb.timeout_seconds.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
