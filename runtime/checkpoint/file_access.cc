@@ -25,6 +25,13 @@ const char* AdviceFor(int error) {
       return "; name a folder that this user may write";
     case EIO:
       return "; the disk may be failing: see the kernel's log (dmesg)";
+    case ENOTDIR:
+      return "; a part of that path is a file, not a folder";
+    case EMFILE:
+    case ENFILE:
+      return "; raise the limit of open files (ulimit -n)";
+    case EFBIG:
+      return "; raise the limit of a file's size (ulimit -f)";
     case ELOOP:
       return "; a link is there, and links are not followed";
     default:

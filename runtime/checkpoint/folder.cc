@@ -70,6 +70,13 @@ absl::Status MakeFolders(const std::filesystem::path& path) {
   return SyncFolder(path.has_parent_path() ? path.parent_path().string() : ".");
 }
 
+// Under another name before it is in pieces: what is left of it then goes with the next save's RemoveRests.
+absl::Status RemoveCheckpoint(const std::string& folder, const std::string& name) {
+  const std::string removing = absl::StrCat(folder, "/", std::string(kRemoving), name);
+  EBB_RETURN_IF_ERROR(Rename(absl::StrCat(folder, "/", name), removing));
+  return Remove(removing);
+}
+
 // What runs that were killed have left.
 absl::Status RemoveRests(const std::string& folder) {
   std::error_code error;
@@ -89,12 +96,18 @@ absl::Status RemoveRests(const std::string& folder) {
 absl::Status RestoreReplaced(const std::string& folder) {
   const std::string replaced = absl::StrCat(folder, "/", kReplaced);
   if (!IsThere(replaced)) return absl::OkStatus();
-  EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(replaced));
-  const std::string named =
-      absl::StrCat(folder, "/", CheckpointName(manifest.state.finished_steps));
-  if (!IsThere(named)) return Rename(replaced, named);
-  EBB_RETURN_IF_ERROR(CheckWhole(named));
-  return Remove(replaced);
+  const auto restore = [&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(replaced));
+    const std::string named =
+        absl::StrCat(folder, "/", CheckpointName(manifest.state.finished_steps));
+    if (!IsThere(named)) return Rename(replaced, named);
+    EBB_RETURN_IF_ERROR(CheckWhole(named));
+    return RemoveCheckpoint(folder, kReplaced);
+  };
+  const absl::Status restored = restore();
+  if (restored.ok()) return restored;
+  return absl::Status(restored.code(), absl::StrCat(restored.message(), "; a killed run has left '",
+                                                    replaced, "': look at it, and move it away"));
 }
 
 }  // namespace
@@ -163,6 +176,18 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& path) {
   return absl::DataLossError(absl::StrCat("no checkpoint in '", path, "' is whole", why));
 }
 
+std::string WholeCheckpointBefore(const std::string& checkpoint) {
+  const std::filesystem::path path(checkpoint);
+  const std::string folder = path.parent_path().string(), own = path.filename().string();
+  const absl::StatusOr<std::vector<std::string>> names = CheckpointsIn(folder);
+  if (!names.ok()) return "";
+  for (const std::string& name : *names) {
+    const std::string older = absl::StrCat(folder, "/", name);
+    if (Newer(own, name) && CheckWhole(older).ok()) return older;
+  }
+  return "";
+}
+
 std::string PathOfNewCheckpoint(const std::string& folder, int64_t step) {
   return absl::StrCat(folder, "/", std::string(kSaving), CheckpointName(step));
 }
@@ -206,7 +231,9 @@ absl::Status NewCheckpoint::Name(const std::string& path) {
     return named;
   }
   EBB_RETURN_IF_ERROR(SyncFolder(folder_));
-  return Remove(replaced);
+  if (const absl::Status removed = RemoveCheckpoint(folder_, kReplaced); !removed.ok())
+    LogWarning(absl::StrCat("an old checkpoint stays: ", removed.message()));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> NewCheckpoint::Commit(int keep) {
@@ -229,15 +256,11 @@ void NewCheckpoint::RemoveOld(const std::string& name, int keep) const {
                         [&](const std::string& other) { return Newer(name, other); });
   int kept = 1;
   for (const std::string& old : *names) {
-    const std::string path = absl::StrCat(folder_, "/", old);
     if (kept < keep) {
-      if (CheckWhole(path).ok()) ++kept;
+      if (CheckWhole(absl::StrCat(folder_, "/", old)).ok()) ++kept;
       continue;  // what is not whole is for its owner to look at
     }
-    // Under another name before it is in pieces.
-    const std::string removing = absl::StrCat(folder_, "/", std::string(kRemoving), old);
-    absl::Status removed = Rename(path, removing);
-    if (removed.ok()) removed = Remove(removing);
+    const absl::Status removed = RemoveCheckpoint(folder_, old);
     if (!removed.ok()) LogWarning(absl::StrCat("an old checkpoint stays: ", removed.message()));
   }
 }

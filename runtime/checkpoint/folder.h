@@ -32,6 +32,8 @@ absl::StatusOr<std::vector<std::string>> CheckpointsIn(const std::string& folder
 absl::StatusOr<std::string> FindCheckpoint(const std::string& path);
 // OK if the checkpoint is whole by that rule.
 absl::Status CheckWhole(const std::string& checkpoint);
+// The newest whole one of an earlier step beside it; empty: there is none.
+std::string WholeCheckpointBefore(const std::string& checkpoint);
 
 // One checkpoint that is being written, by one process: the folder `path()` until Commit gives it its name. Its
 // destructor removes one that was not named.

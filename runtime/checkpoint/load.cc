@@ -104,6 +104,14 @@ absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& optio
   return first;
 }
 
+absl::Status WithWayOut(const absl::Status& damaged, const std::string& checkpoint) {
+  const std::string older = WholeCheckpointBefore(checkpoint);
+  return absl::DataLossError(absl::StrCat(
+      damaged.message(), older.empty()
+                             ? "; there is no older checkpoint beside it"
+                             : absl::StrCat("; name an older checkpoint: '", older, "'")));
+}
+
 }  // namespace
 
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
@@ -143,6 +151,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   if (none) return found.status();
   own = Fill(engine, *stored, options);
   if (absl::IsNotFound(own)) own = absl::DataLossError(own.message());
+  if (absl::IsDataLoss(own)) own = WithWayOut(own, loaded.path);
   EBB_RETURN_IF_ERROR(engine.Agree(own, "LoadCheckpoint: values"));
   if (options.states) EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
   loaded.state = manifest.state;

@@ -148,7 +148,7 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
                                               ": the save before it has not ended; wait for its "
                                               "ticket, or let SaveOptions::waits be true"));
   }
-  engine.AwaitAsyncRead();
+  if (options.waits) engine.AwaitAsyncRead();
   std::optional<NewCheckpoint> checkpoint;  // rank 0's
   if (own.ok() && rank == 0) {
     absl::StatusOr<NewCheckpoint> begun = NewCheckpoint::Begin(folder, state->finished_steps);

@@ -132,8 +132,7 @@ absl::Status StoredValues::ReadBlock(const Piece& piece, int64_t block) {
   if (error != std::errc() || end != digits + kDigits || optim::Checksum(block_) != sum) {
     return absl::DataLossError(absl::StrCat(
         "bytes ", piece.at + first, " to ", piece.at + first + static_cast<int64_t>(block_.size()),
-        " of '", path,
-        "' are not what was saved (their checksum is another one): load an older checkpoint"));
+        " of '", path, "' are not what was saved (their checksum is another one)"));
   }
   block_piece_ = &piece;
   block_number_ = block;

@@ -14,7 +14,7 @@
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "tests/engine/snapshot.h"
-#include "tests/engine/toy_model.h"
+#include "way.h"
 
 namespace ebb::testing {
 namespace {
@@ -22,15 +22,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
-
-// One way to train the toy model.
-struct Way {
-  int world = 1, stage = 0;
-  Tier tier = Tier::kDevice;  // of all that its stage allows
-  DType compute = DType::kFloat32;
-  bool stochastic_rounding = false;
-  int shard_group = 0;
-};
 
 class CheckpointTest : public ::testing::Test {
  protected:
@@ -40,34 +31,6 @@ class CheckpointTest : public ::testing::Test {
     fs::remove_all(folder_);
   }
   ~CheckpointTest() override { fs::remove_all(folder_); }
-
-  static Config ConfigOf(const Way& way) {
-    Config config = ConfigFor({.world = way.world, .stage = way.stage});
-    config.compute = way.compute;
-    config.ebb.reduce_at = ReduceAt::kRound;
-    config.loss_scale.initial_scale_power = 8;
-    config.ebb.stochastic_rounding = way.stochastic_rounding;
-    config.ebb.shard_group = way.shard_group;
-    if (way.stage > 0) config.zero.offload_optimizer.device = way.tier;
-    if (way.stage == 3) config.zero.offload_param.device = way.tier;
-    config.zero.offload_optimizer.nvme_paths =
-        config.zero.offload_param.nvme_paths = {::testing::TempDir()};
-    return config;
-  }
-  static absl::Status Run(const Way& way,
-                          const std::function<absl::Status(Engine&, ToyModel&, int rank)>& body) {
-    return RunThreads(way.world, [&](World world) -> absl::Status {
-      ToyModel model({.groups = true});
-      EBB_ASSIGN_OR_RETURN(Engine engine,
-                           Engine::Create(world, Device::Cpu(1), model.spec(), ConfigOf(way)));
-      return body(engine, model, world.rank());
-    });
-  }
-  static absl::Status Train(Engine& engine, ToyModel& model, int rank, int from, int to) {
-    for (int step = from; step < to; ++step)
-      EBB_RETURN_IF_ERROR(model.Train(engine, rank, step, {}));
-    return absl::OkStatus();
-  }
 
   const std::string folder_;
 };
@@ -90,41 +53,41 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
         return way;
       };
       ParameterValues expected;
-      ASSERT_EQ(Run(way_of({.world = world, .stage = 1}),
-                    [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 4));
-                      EBB_ASSIGN_OR_RETURN(ParameterValues masters,
-                                           GatherAll(engine, model.spec(), StateClass::kMaster));
-                      if (rank == 0) expected = std::move(masters);
-                      return absl::OkStatus();
-                    }),
+      ASSERT_EQ(RunWay(way_of({.world = world, .stage = 1}),
+                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 4));
+                         EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                                              GatherAll(engine, model.spec(), StateClass::kMaster));
+                         if (rank == 0) expected = std::move(masters);
+                         return absl::OkStatus();
+                       }),
                 absl::OkStatus());
       for (const Way& saver : kWays) {
         if (saver.world != world) continue;
-        ASSERT_EQ(Run(way_of(saver),
-                      [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                        EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                        return SaveCheckpoint(engine, folder_).status();
-                      }),
+        ASSERT_EQ(RunWay(way_of(saver),
+                         [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                           EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                           return SaveCheckpoint(engine, folder_).status();
+                         }),
                   absl::OkStatus());
         for (const Way& loader : kWays) {
           if (loader.world != world) continue;
-          ASSERT_EQ(Run(way_of(loader),
-                        [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                          EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                               LoadCheckpoint(engine, folder_));
-                          EXPECT_EQ(loaded.path, folder_ + "/step-000000002");
-                          EXPECT_EQ(loaded.state.finished_steps, 2);
-                          EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
-                          EBB_ASSIGN_OR_RETURN(
-                              const ParameterValues masters,
-                              GatherAll(engine, model.spec(), StateClass::kMaster));
-                          EXPECT_EQ(masters, expected)
-                              << "stage " << saver.stage << " tier " << static_cast<int>(saver.tier)
-                              << " to stage " << loader.stage << " tier "
-                              << static_cast<int>(loader.tier) << " world " << world;
-                          return absl::OkStatus();
-                        }),
+          ASSERT_EQ(RunWay(way_of(loader),
+                           [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                             EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                                                  LoadCheckpoint(engine, folder_));
+                             EXPECT_EQ(loaded.path, folder_ + "/step-000000002");
+                             EXPECT_EQ(loaded.state.finished_steps, 2);
+                             EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
+                             EBB_ASSIGN_OR_RETURN(
+                                 const ParameterValues masters,
+                                 GatherAll(engine, model.spec(), StateClass::kMaster));
+                             EXPECT_EQ(masters, expected)
+                                 << "stage " << saver.stage << " tier "
+                                 << static_cast<int>(saver.tier) << " to stage " << loader.stage
+                                 << " tier " << static_cast<int>(loader.tier) << " world " << world;
+                             return absl::OkStatus();
+                           }),
                     absl::OkStatus());
         }
       }
@@ -137,36 +100,36 @@ TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
   for (Way way : kWays) {
     way.compute = DType::kBFloat16;
     ParameterValues expected;
-    ASSERT_EQ(Run(way,
-                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                    EBB_ASSIGN_OR_RETURN(const SaveTicket second, SaveAsync(engine, folder_));
-                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 3));
-                    EBB_ASSIGN_OR_RETURN(const SaveTicket third,
-                                         SaveAsync(engine, folder_, {.keep = 2}));
-                    EXPECT_TRUE(second.Done());
-                    EXPECT_EQ(second.Wait().value_or("none"), folder_ + "/step-000000002");
-                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 3, 4));
-                    EXPECT_EQ(third.Wait().value_or("none"), folder_ + "/step-000000003");
-                    EBB_ASSIGN_OR_RETURN(ParameterValues masters,
-                                         GatherAll(engine, model.spec(), StateClass::kMaster));
-                    if (rank == 0) expected = std::move(masters);
-                    return absl::OkStatus();
-                  }),
+    ASSERT_EQ(RunWay(way,
+                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                       EBB_ASSIGN_OR_RETURN(const SaveTicket second, SaveAsync(engine, folder_));
+                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 3));
+                       EBB_ASSIGN_OR_RETURN(const SaveTicket third,
+                                            SaveAsync(engine, folder_, {.keep = 2}));
+                       EXPECT_TRUE(second.Done());
+                       EXPECT_EQ(second.Wait().value_or("none"), folder_ + "/step-000000002");
+                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 3, 4));
+                       EXPECT_EQ(third.Wait().value_or("none"), folder_ + "/step-000000003");
+                       EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                                            GatherAll(engine, model.spec(), StateClass::kMaster));
+                       if (rank == 0) expected = std::move(masters);
+                       return absl::OkStatus();
+                     }),
               absl::OkStatus());
     for (const int step : {2, 3}) {
       const std::string path = absl::StrCat(folder_, "/", CheckpointName(step));
-      ASSERT_EQ(Run(way,
-                    [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                      EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                           LoadCheckpoint(engine, path));
-                      EXPECT_EQ(loaded.state.finished_steps, step);
-                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, 4));
-                      EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
-                                           GatherAll(engine, model.spec(), StateClass::kMaster));
-                      EXPECT_EQ(masters, expected);
-                      return absl::OkStatus();
-                    }),
+      ASSERT_EQ(RunWay(way,
+                       [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                         EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                                              LoadCheckpoint(engine, path));
+                         EXPECT_EQ(loaded.state.finished_steps, step);
+                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, 4));
+                         EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
+                                              GatherAll(engine, model.spec(), StateClass::kMaster));
+                         EXPECT_EQ(masters, expected);
+                         return absl::OkStatus();
+                       }),
                 absl::OkStatus());
     }
   }
@@ -175,37 +138,37 @@ TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
 TEST_F(CheckpointTest, AnotherWorldGetsTheExactValues) {
   for (const Way& saver : kWays) {
     Snapshot saved;
-    ASSERT_EQ(Run(saver,
-                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                    EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-                    EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
-                    if (rank == 0) saved = std::move(snapshot);
-                    return absl::OkStatus();
-                  }),
+    ASSERT_EQ(RunWay(saver,
+                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                       EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+                       EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
+                       if (rank == 0) saved = std::move(snapshot);
+                       return absl::OkStatus();
+                     }),
               absl::OkStatus());
     // The states, too, by saving them again from a world of one.
     std::string whole[2];
     for (const int world : {1, 3}) {
-      ASSERT_EQ(Run({.world = world, .stage = 3},
-                    [&](Engine& engine, ToyModel& model, int) -> absl::Status {
-                      EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
-                      EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
-                                           GatherAll(engine, model.spec(), StateClass::kMaster));
-                      EXPECT_EQ(masters, saved.masters);
-                      return SaveCheckpoint(engine, folder_ + "/again").status();
-                    }),
+      ASSERT_EQ(RunWay({.world = world, .stage = 3},
+                       [&](Engine& engine, ToyModel& model, int) -> absl::Status {
+                         EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                         EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
+                                              GatherAll(engine, model.spec(), StateClass::kMaster));
+                         EXPECT_EQ(masters, saved.masters);
+                         return SaveCheckpoint(engine, folder_ + "/again").status();
+                       }),
                 absl::OkStatus());
-      ASSERT_EQ(Run({.world = 1, .stage = 0},
-                    [&](Engine& engine, ToyModel&, int) -> absl::Status {
-                      EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_ + "/again").status());
-                      EBB_ASSIGN_OR_RETURN(const std::string path,
-                                           SaveCheckpoint(engine, folder_ + "/whole"));
-                      std::ifstream file(path + "/rank-00000-of-00001.safetensors",
-                                         std::ios::binary);
-                      whole[world == 3] = std::string(std::istreambuf_iterator<char>(file), {});
-                      return absl::OkStatus();
-                    }),
+      ASSERT_EQ(RunWay({.world = 1, .stage = 0},
+                       [&](Engine& engine, ToyModel&, int) -> absl::Status {
+                         EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_ + "/again").status());
+                         EBB_ASSIGN_OR_RETURN(const std::string path,
+                                              SaveCheckpoint(engine, folder_ + "/whole"));
+                         std::ifstream file(path + "/rank-00000-of-00001.safetensors",
+                                            std::ios::binary);
+                         whole[world == 3] = std::string(std::istreambuf_iterator<char>(file), {});
+                         return absl::OkStatus();
+                       }),
                 absl::OkStatus());
     }
     EXPECT_FALSE(whole[0].empty());
@@ -218,55 +181,55 @@ TEST_F(CheckpointTest, WithoutMastersTheParametersAreKeptAsTheyAre) {
       .world = 2, .stage = 3, .compute = DType::kBFloat16, .stochastic_rounding = true};
   ParameterValues expected;
   for (const bool interrupted : {false, true}) {
-    ASSERT_EQ(Run(way,
-                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                    if (!interrupted) EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
-                    EBB_ASSIGN_OR_RETURN(ParameterValues values,
-                                         GatherAll(engine, model.spec(), StateClass::kParameter));
-                    if (!interrupted && rank == 0) expected = std::move(values);
-                    return interrupted ? SaveCheckpoint(engine, folder_).status()
-                                       : absl::OkStatus();
-                  }),
-              absl::OkStatus());
+    ASSERT_EQ(
+        RunWay(way,
+               [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                 EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                 if (!interrupted) EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
+                 EBB_ASSIGN_OR_RETURN(ParameterValues values,
+                                      GatherAll(engine, model.spec(), StateClass::kParameter));
+                 if (!interrupted && rank == 0) expected = std::move(values);
+                 return interrupted ? SaveCheckpoint(engine, folder_).status() : absl::OkStatus();
+               }),
+        absl::OkStatus());
   }
-  ASSERT_EQ(Run(way,
-                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                  EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
-                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
-                  EBB_ASSIGN_OR_RETURN(const ParameterValues values,
-                                       GatherAll(engine, model.spec(), StateClass::kParameter));
-                  EXPECT_EQ(values, expected);
-                  return absl::OkStatus();
-                }),
+  ASSERT_EQ(RunWay(way,
+                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 4));
+                     EBB_ASSIGN_OR_RETURN(const ParameterValues values,
+                                          GatherAll(engine, model.spec(), StateClass::kParameter));
+                     EXPECT_EQ(values, expected);
+                     return absl::OkStatus();
+                   }),
             absl::OkStatus());
 }
 
 TEST_F(CheckpointTest, TheTrainersOwnBytesComeBack) {
   const std::string bytes("\0\x01\xff", 3);
-  ASSERT_EQ(Run({.world = 2, .stage = 1},
-                [&](Engine& engine, ToyModel&, int rank) {
-                  return SaveCheckpoint(
-                             engine, folder_,
-                             {.trainer = {{"place", rank == 0 ? bytes : "of another rank"}},
-                              .of_this_rank = {{"random", absl::StrCat("rank ", rank)}}})
-                      .status();
-                }),
+  ASSERT_EQ(RunWay({.world = 2, .stage = 1},
+                   [&](Engine& engine, ToyModel&, int rank) {
+                     return SaveCheckpoint(
+                                engine, folder_,
+                                {.trainer = {{"place", rank == 0 ? bytes : "of another rank"}},
+                                 .of_this_rank = {{"random", absl::StrCat("rank ", rank)}}})
+                         .status();
+                   }),
             absl::OkStatus());
   for (const int world : {1, 2}) {
-    ASSERT_EQ(Run({.world = world, .stage = 1},
-                  [&](Engine& engine, ToyModel&, int rank) -> absl::Status {
-                    EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
-                                         LoadCheckpoint(engine, folder_));
-                    EXPECT_EQ(loaded.trainer.at("place"), bytes);
-                    EXPECT_EQ(loaded.ranks, 2);
-                    if (world == 2) {
-                      EXPECT_EQ(loaded.of_this_rank.at("random"), absl::StrCat("rank ", rank));
-                    } else {
-                      EXPECT_TRUE(loaded.of_this_rank.empty());
-                    }
-                    return absl::OkStatus();
-                  }),
+    ASSERT_EQ(RunWay({.world = world, .stage = 1},
+                     [&](Engine& engine, ToyModel&, int rank) -> absl::Status {
+                       EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                                            LoadCheckpoint(engine, folder_));
+                       EXPECT_EQ(loaded.trainer.at("place"), bytes);
+                       EXPECT_EQ(loaded.ranks, 2);
+                       if (world == 2) {
+                         EXPECT_EQ(loaded.of_this_rank.at("random"), absl::StrCat("rank ", rank));
+                       } else {
+                         EXPECT_TRUE(loaded.of_this_rank.empty());
+                       }
+                       return absl::OkStatus();
+                     }),
               absl::OkStatus());
   }
 }
@@ -384,16 +347,17 @@ TEST_F(CheckpointTest, AModelThatDoesNotFitIsNamed) {
 
 TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
   absl::Status statuses[2];
-  ASSERT_EQ(Run({.world = 2, .stage = 3},
-                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                  EBB_RETURN_IF_ERROR(model.Train(engine, rank, 0, {}));
-                  EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-                  EBB_RETURN_IF_ERROR(model.Train(engine, rank, 1, {}));
-                  statuses[rank] =
-                      SaveCheckpoint(engine, rank == 0 ? folder_ : folder_ + "/nowhere").status();
-                  return model.Train(engine, rank, 2, {});
-                }),
-            absl::OkStatus());
+  ASSERT_EQ(
+      RunWay({.world = 2, .stage = 3},
+             [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+               EBB_RETURN_IF_ERROR(model.Train(engine, rank, 0, {}));
+               EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+               EBB_RETURN_IF_ERROR(model.Train(engine, rank, 1, {}));
+               statuses[rank] =
+                   SaveCheckpoint(engine, rank == 0 ? folder_ : folder_ + "/nowhere").status();
+               return model.Train(engine, rank, 2, {});
+             }),
+      absl::OkStatus());
   for (const absl::Status& status : statuses)
     EXPECT_THAT(std::string(status.message()), HasSubstr("nowhere/.saving-step-000000002"));
   const auto left = CheckpointsIn(folder_);

@@ -1,0 +1,266 @@
+// Each call on a file that a save makes fails once, and each is once the one from which on all fail. The error is every
+// rank's and names the file; the checkpoint before is whole, the next save succeeds, and training has the bits of a run
+// in which nothing failed. Likewise for a load.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "save_fault_fixture.h"
+#include "tests/offload/ordinary_user.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+namespace fs = std::filesystem;
+
+// The first call of each save that has not failed in one before.
+class FailingCalls {
+ public:
+  enum class How { kOnce, kFromThenOn };
+  // `exchanges`: the file system can exchange two names.
+  FailingCalls(std::string folder, How how, bool exchanges = true)
+      : how_(how),
+        exchanges_(exchanges),
+        watch_(std::move(folder), [this](const FileCall& call) { return Answer(call); }) {}
+
+  void Begin() {
+    const std::scoped_lock lock(mutex_);
+    armed_ = true;
+    names_ = {};
+    failed_.reset();
+  }
+  struct Failed {
+    std::string name;  // of the call
+    FileCall call;
+  };
+  // Which one it was; nothing: all have.
+  std::optional<Failed> End() {
+    const std::scoped_lock lock(mutex_);
+    armed_ = false;
+    return failed_;
+  }
+  size_t count() const { return all_.size(); }
+
+ private:
+  int Answer(const FileCall& call) {
+    const std::scoped_lock lock(mutex_);
+    const int well = std::string_view(call.name) == "fsync" ? FileCalls::kNothing : 0;
+    if (!exchanges_ && std::string_view(call.name) == "renameat2") return EINVAL;
+    if (!armed_) return well;
+    const std::string name = names_.Next(call);
+    if (failed_.has_value()) return how_ == How::kFromThenOn ? ErrorOf(call) : well;
+    if (!all_.insert(name).second) return well;
+    failed_ = {.name = name, .call = call};
+    return ErrorOf(call);
+  }
+
+  const How how_;
+  const bool exchanges_;
+  std::mutex mutex_;
+  bool armed_ = false;
+  CallNames names_;
+  std::set<std::string> all_;
+  std::optional<Failed> failed_;
+  FileCalls watch_;
+};
+
+struct Sweep {
+  const char* name;
+  Way way;
+  FailingCalls::How how = FailingCalls::How::kOnce;
+  bool beside_steps = false;
+  bool replaces = false;  // one of the same step, where names cannot be exchanged
+};
+class EachCallOfASaveTest : public SaveFaultTest, public ::testing::WithParamInterface<Sweep> {};
+INSTANTIATE_TEST_SUITE_P(
+    Sweeps, EachCallOfASaveTest,
+    ::testing::Values(
+        Sweep{"fails_once", {.world = 2, .stage = 3}},
+        Sweep{"fails_once_beside_steps", {.world = 2, .stage = 2}, FailingCalls::How::kOnce, true},
+        Sweep{"fails_for_good", {.world = 2, .stage = 1}, FailingCalls::How::kFromThenOn},
+        Sweep{"fails_for_good_beside_steps_on_disk",
+              {.world = 1, .stage = 3, .tier = Tier::kNvme, .compute = DType::kBFloat16},
+              FailingCalls::How::kFromThenOn,
+              true},
+        Sweep{"fails_once_and_replaces", {.world = 1}, FailingCalls::How::kOnce, false, true},
+        Sweep{"fails_for_good_and_replaces",
+              {.world = 1},
+              FailingCalls::How::kFromThenOn,
+              false,
+              true}),
+    [](const auto& sweep) { return std::string(sweep.param.name); });
+
+TEST_P(EachCallOfASaveTest, FailsAndTheRunGoesOn) {
+  const Sweep& sweep = GetParam();
+  FailingCalls calls(folder_, sweep.how, !sweep.replaces);
+  std::atomic<bool> over = false;
+  int steps = 0;
+  std::vector<absl::Status> seen(static_cast<size_t>(sweep.way.world));
+  const auto expect_handled = [&](const FailingCalls::Failed& failed, int whole) {
+    SCOPED_TRACE(failed.name);
+    const bool saved = seen[0].ok();
+    for (const absl::Status& status : seen) {
+      EXPECT_EQ(status.ok(), saved) << status;
+      if (saved) continue;
+      // Where all calls fail from then on, another rank's may come first.
+      const std::string at = folder_ + "/" + failed.call.path;
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(sweep.how == FailingCalls::How::kOnce ? fs::path(at).filename().string()
+                                                                  : folder_));
+      EXPECT_THAT(std::string(status.message()),
+                  AnyOf(HasSubstr("free space there"), HasSubstr("the disk may be failing")));
+    }
+    if (!sweep.replaces) {
+      EXPECT_EQ(ReadAll(At(whole)), absl::OkStatus());
+    }
+    EXPECT_EQ(ReadAll(folder_), absl::OkStatus());
+    // An error that comes after the new one has its name leaves two whole ones.
+    if (saved) {
+      EXPECT_EQ(FindCheckpoint(folder_).value_or(""), At(whole + !sweep.replaces));
+    }
+  };
+  ASSERT_EQ(RunWay(
+                sweep.way,
+                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                  int step = 0;
+                  while (!over) {
+                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
+                    const int whole = ++step;
+                    EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_, {.keep = 2}).status());
+                    EXPECT_THAT(rank == 0 ? Rests(folder_) : std::vector<std::string>(), IsEmpty());
+                    if (!sweep.replaces) {
+                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
+                      ++step;
+                    }
+                    if (rank == 0) calls.Begin();
+                    absl::StatusOr<SaveTicket> saving = SaveAsync(engine, folder_, {.keep = 2});
+                    if (sweep.beside_steps) {
+                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
+                      ++step;
+                    }
+                    seen[static_cast<size_t>(rank)] =
+                        saving.ok() ? saving->Wait().status() : saving.status();
+                    EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "all have seen it"));
+                    if (rank == 0) {
+                      const auto failed = calls.End();
+                      if (failed) expect_handled(*failed, whole);
+                      over = !failed || HasFailure();
+                      steps = step;
+                    }
+                    EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "rank 0 has looked"));
+                  }
+                  return absl::OkStatus();
+                },
+                kSmall),
+            absl::OkStatus());
+  EXPECT_GT(calls.count(), 30u);
+  RecordProperty("calls", static_cast<int>(calls.count()));
+  ExpectResumes(sweep.way, steps + 1);
+}
+
+TEST_F(SaveFaultTest, EachCallOfALoadFailsAndTheNextLoadHasTheValues) {
+  const Way way = {.world = 2, .stage = 3};
+  FailingCalls calls(folder_, FailingCalls::How::kOnce);
+  std::atomic<bool> over = false;
+  ParameterValues saved;
+  absl::Status seen[2];
+  ASSERT_EQ(
+      RunWay(
+          way,
+          [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+            EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
+            EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+            EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
+            EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+            EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                                 GatherAll(engine, model.spec(), StateClass::kMaster));
+            if (rank == 0) saved = std::move(masters);
+            while (!over) {
+              if (rank == 0) calls.Begin();
+              EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "rank 0 has begun"));
+              seen[rank] = LoadCheckpoint(engine, folder_).status();
+              EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "all have seen it"));
+              if (rank == 0) {
+                const auto failed = calls.End();
+                over = !failed || HasFailure();
+                SCOPED_TRACE(failed ? failed->name : "nothing");
+                EXPECT_EQ(seen[0].ok(), seen[1].ok()) << seen[0] << seen[1];
+                for (const absl::Status& status : seen)
+                  EXPECT_THAT(status.ok() ? folder_ : std::string(status.message()),
+                              HasSubstr(folder_));
+              }
+              EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "nothing fails any more"));
+              EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded, LoadCheckpoint(engine, folder_));
+              EXPECT_EQ(loaded.path, At(2));
+              EBB_ASSIGN_OR_RETURN(masters, GatherAll(engine, model.spec(), StateClass::kMaster));
+              EXPECT_EQ(masters, saved);
+            }
+            return absl::OkStatus();
+          },
+          kSmall),
+      absl::OkStatus());
+  EXPECT_GT(calls.count(), 20u);
+}
+
+TEST_F(SaveFaultTest, WhatIsReadAndWrittenInPartsIsWhole) {
+  const FileCalls calls(folder_, [](const FileCall& call) {
+    const std::string_view name = call.name;
+    return name == "pread" || name == "pwrite" ? FileCalls::kHalf : 0;
+  });
+  const Way way = {.world = 2, .stage = 2};
+  ASSERT_EQ(RunWay(
+                way,
+                [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                  EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                  return SaveCheckpoint(engine, folder_).status();
+                },
+                kSmall),
+            absl::OkStatus());
+  ExpectResumes(way, 3);
+}
+
+TEST_F(SaveFaultTest, AFolderThatCannotBeIsNamedWithWhatToDo) {
+  const auto save = [&](bool as_root) {
+    absl::Status status;
+    EXPECT_EQ(RunWay(
+                  {.world = 1},
+                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                    if (!as_root && geteuid() == 0 && !ReachFilesAsOrdinaryUser())
+                      return absl::UnimplementedError("root cannot become an ordinary user here");
+                    EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 1));
+                    status = SaveCheckpoint(engine, folder_ + "/a/b").status();
+                    return Train(engine, model, rank, 1, 2);
+                  },
+                  kSmall),
+              absl::OkStatus());
+    return std::string(status.message());
+  };
+  fs::create_directory(folder_);
+  {
+    std::FILE* const file = std::fopen((folder_ + "/a").c_str(), "w");
+    std::fclose(file);
+  }
+  EXPECT_THAT(save(true), AllOf(HasSubstr(folder_ + "/a"), HasSubstr("is a file, not a folder")));
+  fs::remove(folder_ + "/a");
+  if (geteuid() == 0 && WhyNotOrdinaryUser().has_value()) GTEST_SKIP() << *WhyNotOrdinaryUser();
+  fs::permissions(folder_, fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read |
+                               fs::perms::others_exec);
+  EXPECT_THAT(save(false), AllOf(HasSubstr(folder_ + "/a"), HasSubstr("this user may write")));
+  fs::permissions(folder_, fs::perms::all);
+}
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,59 @@
+// Ways to train the toy model, for tests of checkpoints: any of them can save what any other one loads.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "ebb/runtime/config/status_macros.h"
+#include "tests/engine/scripted.h"
+#include "tests/engine/toy_model.h"
+
+namespace ebb::testing {
+
+struct Way {
+  int world = 1, stage = 0;
+  Tier tier = Tier::kDevice;  // of all that its stage allows
+  DType compute = DType::kFloat32;
+  bool stochastic_rounding = false;
+  int shard_group = 0;
+};
+
+// Its swap files are in the folder for temporary files.
+inline Config ConfigOf(const Way& way) {
+  Config config = ConfigFor({.world = way.world, .stage = way.stage});
+  config.compute = way.compute;
+  config.ebb.reduce_at = ReduceAt::kRound;
+  config.loss_scale.initial_scale_power = 8;
+  config.ebb.stochastic_rounding = way.stochastic_rounding;
+  config.ebb.shard_group = way.shard_group;
+  if (way.stage > 0) config.zero.offload_optimizer.device = way.tier;
+  if (way.stage == 3) config.zero.offload_param.device = way.tier;
+  config.zero.offload_optimizer.nvme_paths =
+      config.zero.offload_param.nvme_paths = {::testing::TempDir()};
+  return config;
+}
+
+// An engine and the model of it on each rank.
+using WayBody = std::function<absl::Status(Engine& engine, ToyModel& model, int rank)>;
+
+inline absl::Status RunRank(World world, const Way& way, const WayBody& body,
+                            ToyOptions options = {.groups = true}) {
+  ToyModel model(options);
+  EBB_ASSIGN_OR_RETURN(Engine engine,
+                       Engine::Create(world, Device::Cpu(1), model.spec(), ConfigOf(way)));
+  return body(engine, model, world.rank());
+}
+inline absl::Status RunWay(const Way& way, const WayBody& body,
+                           ToyOptions options = {.groups = true}) {
+  return RunThreads(way.world, [&](World world) { return RunRank(world, way, body, options); });
+}
+
+// Steps [from, to).
+inline absl::Status Train(Engine& engine, ToyModel& model, int rank, int from, int to) {
+  for (int step = from; step < to; ++step) EBB_RETURN_IF_ERROR(model.Train(engine, rank, step, {}));
+  return absl::OkStatus();
+}
+
+}  // namespace ebb::testing
