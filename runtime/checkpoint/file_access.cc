@@ -47,6 +47,11 @@ absl::Status FileError(std::string_view action, std::string_view path, int error
   return absl::Status(status.code(), absl::StrCat(status.message(), AdviceFor(error)));
 }
 
+bool IsThere(const std::string& path) {
+  struct stat what = {};
+  return lstat(path.c_str(), &what) == 0;
+}
+
 absl::StatusOr<FileHandle> OpenToRead(const std::string& path) {
   // A pipe would wait for its writer.
   FileHandle file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));

@@ -17,6 +17,8 @@ namespace ebb {
 // What the system says (errno) of an action on a file, and what to do.
 absl::Status FileError(std::string_view action, std::string_view path, int error);
 
+// Whether the name is taken, by whatever it is, a link too.
+bool IsThere(const std::string& path);
 // Of an existing regular file; a link, a device or a pipe is an error.
 absl::StatusOr<FileHandle> OpenToRead(const std::string& path);
 // A new file. One that is there already is another process's, and an error.

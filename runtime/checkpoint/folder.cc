@@ -39,11 +39,6 @@ bool Newer(const std::string& a, const std::string& b) {
   return a.size() != b.size() ? a.size() > b.size() : a > b;
 }
 
-bool IsThere(const std::string& path) {
-  struct stat what = {};
-  return lstat(path.c_str(), &what) == 0;
-}
-
 absl::Status Remove(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);

@@ -32,7 +32,8 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
     if (!config::IsUtf8(tensor.name) || tensor.name.empty())
       return refuse("has a name that is not UTF-8");
     if (tensor.state.empty()) {
-      parameter_of.emplace(tensor.name, manifest.parameters.size());
+      if (!parameter_of.emplace(tensor.name, manifest.parameters.size()).second)
+        return refuse("is there twice");
       manifest.parameters.push_back({.name = tensor.name,
                                      .shape = tensor.shape,
                                      .trainable = true,
@@ -42,6 +43,9 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
     } else {
       const auto parameter = parameter_of.find(tensor.name);
       if (parameter == parameter_of.end()) return refuse("is a state of no parameter");
+      if (!config::IsUtf8(tensor.state) || tensor.state.find('/') != std::string::npos ||
+          tensor.state == kMasterClass || tensor.state == kParameterClass)
+        return refuse("has a name that a checkpoint uses itself, or cannot hold");
       manifest.parameters[parameter->second].states.push_back(tensor.state);
     }
     const std::string of = tensor.state.empty() ? std::string(kMasterClass) : tensor.state;

@@ -93,7 +93,9 @@ class RenamedSource : public TensorSource {
     from_.push_back({.tensor = tensor, .transposed = as.transposed});
   }
 
-  void Skip(const std::string& name) { description_.skipped.push_back(name); }
+  void LeaveOut(const std::string& name) {
+    description_.left_out.push_back({.name = name, .why = "no parameter"});
+  }
 
   absl::Status Read(size_t tensor, int64_t begin, std::span<float> values) override {
     const From& from = from_[tensor];
@@ -185,7 +187,7 @@ absl::StatusOr<std::unique_ptr<TensorSource>> Renamed(std::unique_ptr<TensorSour
   for (size_t i = 0; i < tensors.size(); ++i) {
     const TensorInfo& tensor = tensors[i];
     if (direction == NameDirection::kInside && IsBuffer(tensor.name)) {
-      renamed->Skip(tensor.name);
+      renamed->LeaveOut(tensor.name);
       continue;
     }
     if (gpt2 && is_head(tensor) && tensor.state.empty()) {

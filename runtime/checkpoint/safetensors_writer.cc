@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/checkpoint/safetensors_files.h"
+#include "ebb/runtime/checkpoint/model_files.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {

@@ -8,18 +8,27 @@
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/checkpoint/checkpoint_source.h"
 #include "ebb/runtime/checkpoint/file_access.h"
-#include "ebb/runtime/checkpoint/safetensors_files.h"
+#include "ebb/runtime/checkpoint/model_files.h"
+#include "ebb/runtime/checkpoint/universal_folder.h"
 
 namespace ebb {
 
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path) {
   struct stat what = {};
   if (stat(path.c_str(), &what) != 0) return FileError("opening", path, errno);
-  if (!S_ISDIR(what.st_mode) || HasSafetensors(path)) return OpenSafetensors(path);
+  if (!S_ISDIR(what.st_mode) || HasModelFiles(path)) return OpenModelFiles(path);
+  if (HasUniversalFolder(path)) return OpenUniversalFolder(path);
+  if (LooksLikeDeepSpeed(path)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", path,
+        "' is a checkpoint of DeepSpeed as a run saves it, which is not read: convert it "
+        "with deepspeed/checkpoint/ds_to_universal.py, and name the folder that it makes"));
+  }
   auto checkpoint = OpenCheckpointSource(path);
   if (!absl::IsNotFound(checkpoint.status())) return checkpoint;
   return absl::NotFoundError(absl::StrCat("'", path, "' has no checkpoint of Ebb (step-*), no ",
-                                          kSafetensorsFile, " and no ", kSafetensorsIndex));
+                                          kSafetensorsFile,
+                                          ", no pytorch_model.bin, and no index of either"));
 }
 
 std::string ShapeText(const std::vector<int64_t>& shape) {

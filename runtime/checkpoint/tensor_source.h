@@ -1,5 +1,5 @@
-// Named tensors of one checkpoint or model, whatever their files: a checkpoint of Ebb, or safetensors files (also sharded
-// ones with an index). Values are read as fp32, any interval of a tensor at a time, so that memory does not depend on
+// Named tensors of one checkpoint or model, whatever their files: a checkpoint of Ebb, safetensors files or torch's (also
+// sharded ones with an index), or a universal checkpoint of DeepSpeed. Values are read as fp32, any interval of a tensor at a time, so that memory does not depend on
 // the model.
 #pragma once
 
@@ -27,13 +27,19 @@ struct TensorInfo {
   int64_t elements() const { return Elements(shape); }
 };
 
+// A tensor of the files that is not among those of the source.
+struct LeftOutTensor {
+  std::string name;
+  std::string why;  // to stand behind "is "
+};
+
 // What tensors belong to.
 struct SourceDescription {
-  std::string kind;          // in words
-  std::string path;          // as it was found
-  TrainingState state = {};  // zeros where the files say nothing
-  std::string model_config;  // of a config.json beside the tensors; empty: there is none
-  std::vector<std::string> skipped = {};  // tensors that no parameter can have, such as int64
+  std::string kind = {};          // in words
+  std::string path = {};          // as it was found
+  TrainingState state = {};       // zeros where the files say nothing
+  std::string model_config = {};  // of a config.json beside the tensors; empty: there is none
+  std::vector<LeftOutTensor> left_out = {};
 };
 
 class TensorSource {
@@ -51,8 +57,8 @@ class TensorSource {
   std::vector<TensorInfo> tensors_;
 };
 
-// What lies at `path`: a checkpoint or a folder of them (the newest whole one), a safetensors file, or a folder
-// with model.safetensors or its index. Headers are read and checked.
+// What lies at `path`: a checkpoint or a folder of them (the newest whole one), a file of model_files.h or a folder of
+// them, or a universal checkpoint. Headers are read and checked.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenTensorSource(const std::string& path);
 
 // "[3, 4]"

@@ -13,9 +13,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/copy_tensors.h"
+#include "ebb/runtime/checkpoint/model_files.h"
 #include "ebb/runtime/checkpoint/parameter_names.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
-#include "ebb/runtime/checkpoint/safetensors_files.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
 
 namespace ebb {
@@ -127,13 +127,14 @@ TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {
   for (const char* file :
        {"\"../model.safetensors\"", "\"/etc/x.safetensors\"", "\"a/b.safetensors\"",
         "\".safetensors\"", "\"model.bin\"", "7", "\"\"", "\"x\\u0000.safetensors\""}) {
-    const auto index = ParseSafetensorsIndex(absl::StrCat(before, file, "}}"), "index");
+    const auto index = ParseModelIndex(absl::StrCat(before, file, "}}"), "index", ".safetensors");
     EXPECT_EQ(index.status().code(), absl::StatusCode::kDataLoss) << file;
     EXPECT_THAT(std::string(index.status().message()), HasSubstr("not the plain name")) << file;
   }
   for (const char* text : {"", "[]", "{}", R"({"weight_map": 1})", R"({"weight_map": {}})",
                            R"({"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}})"})
-    EXPECT_EQ(ParseSafetensorsIndex(text, "index").status().code(), absl::StatusCode::kDataLoss)
+    EXPECT_EQ(ParseModelIndex(text, "index", ".safetensors").status().code(),
+              absl::StatusCode::kDataLoss)
         << text;
   // What the index promises and the file lacks.
   WriteZeros(Path("model-1.safetensors"), 2, 3, "a");

@@ -66,13 +66,14 @@ absl::StatusOr<int> Inspect(const InspectOptions& options) {
   }
   for (const TensorInfo& tensor : source->tensors()) {
     if (!tensor.state.empty()) continue;
-    absl::PrintF("  %-40s %-16s %s%s%s%s\n", config::Shortened(tensor.name),
-                 ShapeText(tensor.shape), std::string(Name(tensor.dtype)),
-                 tensor.trainable ? "" : " frozen", states.contains(tensor.name) ? " + " : "",
-                 absl::StrJoin(states[tensor.name], ", "));
+    const auto kept = states.find(tensor.name);
+    absl::PrintF(
+        "  %-40s %-16s %s%s%s\n", config::Shortened(tensor.name), ShapeText(tensor.shape),
+        std::string(Name(tensor.dtype)), tensor.trainable ? "" : " frozen",
+        kept == states.end() ? "" : absl::StrCat(" + ", absl::StrJoin(kept->second, ", ")));
   }
-  for (const std::string& name : about.skipped)
-    absl::PrintF("  %s is no parameter\n", config::Shortened(name));
+  for (const LeftOutTensor& tensor : about.left_out)
+    absl::PrintF("  %s is %s\n", config::Shortened(tensor.name), tensor.why);
   absl::PrintF("%d parameters, %d elements, %s with their states\n", parameters, elements,
                Size(bytes));
   if (!options.verify) return kDone;

@@ -13,6 +13,7 @@
 #include "ebb/runtime/checkpoint/program/program.h"
 #include "ebb/runtime/checkpoint/program/progress_bar.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"
+#include "ebb/runtime/config/message.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/config/value.h"
 #include "ebb/runtime/trace/standard_streams.h"
@@ -94,15 +95,17 @@ absl::StatusOr<int> Import(const ConvertOptions& options) {
   }
   absl::PrintF("imported %d tensors of %s as %s\n", source->tensors().size(),
                source->description().path, path);
-  for (const std::string& name : source->description().skipped)
-    absl::PrintF("left out: %s, which is no parameter\n", name);
+  for (const LeftOutTensor& tensor : source->description().left_out)
+    absl::PrintF("left out: %s, which is %s\n", config::Shortened(tensor.name), tensor.why);
   return kDone;
 }
 
 constexpr char kFooter[] =
-    "PATH is a checkpoint, a folder of them (the newest whole one is taken), a safetensors file, "
-    "or a folder with\n"
-    "model.safetensors or its index. Memory stays below 256 MiB, however large the model is.\n"
+    "PATH is a checkpoint, a folder of them (the newest whole one is taken), a safetensors file or "
+    "one of torch.save,\n"
+    "a folder with model.safetensors, pytorch_model.bin or the index of either, or a universal "
+    "checkpoint of DeepSpeed.\n"
+    "Nothing of a pickle is executed. Memory stays below 256 MiB, however large the model is.\n"
     "Exit status: 0 done (diff: no difference); 1 data is damaged (diff: they differ); 2 it cannot "
     "be done as asked.";
 

@@ -1,0 +1,174 @@
+"""ebb-checkpoint against what torch itself writes: pytorch_model.bin, and folders laid out as DeepSpeed's ds_to_universal.py
+lays them out, for stages 1 and 2 and for stage 3.
+
+    universal_folder_test.py EBB_CHECKPOINT
+"""
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import OrderedDict
+from pathlib import Path
+
+try:
+    import torch
+except ImportError as error:
+    print(f"Skipped: {error}; install torch for the first python3 of PATH")
+    sys.exit(77)
+
+tool = os.path.abspath(sys.argv[1])
+STEPS = 3
+
+
+def run(*arguments, code=0):
+    done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def stored(runs):
+    """The tensors of a checkpoint of one rank by class and parameter: bytes of fp32, by docs/format.md alone."""
+    (path,) = runs.glob("step-*/rank-00000-of-00001.safetensors")
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__")
+    found = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        found[name.rpartition("@")[0]] = data[8 + length + begin:8 + length + end]
+    return found
+
+
+def bytes_of(tensor):
+    return tensor.detach().float().contiguous().flatten().numpy().tobytes()
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(20, 8)
+        self.up = torch.nn.Linear(8, 12)
+        self.down = torch.nn.Linear(12, 8)
+        self.frozen = torch.nn.Linear(8, 8).requires_grad_(False)
+        self.head = torch.nn.Linear(8, 20, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("mask", torch.ones(3, 3, dtype=torch.bool))
+
+    def forward(self, x):
+        return self.head(self.frozen(self.down(torch.relu(self.up(self.embedding(x))))))
+
+
+def trained():
+    torch.manual_seed(1)
+    model = Model()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    for _ in range(STEPS):
+        x = torch.randint(0, 20, (2, 5))
+        torch.nn.functional.cross_entropy(model(x).view(-1, 20), x.view(-1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+class Namespace:
+    """Of the program that saved, as Megatron's arguments are."""
+
+    def __init__(self):
+        self.lr = 1e-2
+
+
+def write_universal(folder, model, optimizer, stage3):
+    shapes = OrderedDict()
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        shapes[name] = parameter.shape
+        state = optimizer.state[parameter]
+        where = folder / "zero" / name
+        where.mkdir(parents=True)
+        for file, tensor in (("fp32", parameter.detach()), ("exp_avg", state["exp_avg"]), ("exp_avg_sq", state["exp_avg_sq"])):
+            torch.save(tensor.flatten() if stage3 else {"cat_dim": 0, "param": tensor}, where / f"{file}.pt")
+        if not stage3:
+            torch.save(state["step"], where / "step.pt")
+    module = model.state_dict()
+    facts = {"module": module, "buffer_names": ["mask"], "param_shapes": [shapes], "frozen_param_shapes": None,
+             "frozen_param_fragments": None, "shared_params": {"head.weight": "embedding.weight"}, "global_steps": STEPS,
+             "skipped_steps": 0, "args": Namespace(), "random": torch.get_rng_state(), "ds_version": "0.19.8"}
+    frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad}
+    if stage3:
+        facts["module"] = OrderedDict((name, value.new_empty(0)) for name, value in module.items())
+        facts["frozen_param_shapes"] = OrderedDict((name, p.shape) for name, p in frozen.items())
+        facts["frozen_param_fragments"] = OrderedDict((name, p.detach().flatten()) for name, p in frozen.items())
+        torch.save({"optimizer_state_dict": {"state": {0: {"step": torch.tensor(float(STEPS))}}, "param_groups": []}},
+                   folder / "zero" / "optimizer_state.pt")
+    else:
+        # What has no optimizer state, as newer versions of ds_to_universal.py write it.
+        for name, value in module.items():
+            if not (folder / "zero" / name).exists():
+                (folder / "zero" / name).mkdir()
+                torch.save({"param": value.float()}, folder / "zero" / name / "fp32.pt")
+    torch.save(facts, folder / ("zero_pp_rank_0_mp_rank_00_model_states.pt" if stage3 else "mp_rank_00_model_states.pt"))
+
+
+with tempfile.TemporaryDirectory() as made:
+    folder = Path(made)
+    model, optimizer = trained()
+    expected = {}
+    for name, parameter in model.named_parameters():
+        expected[f"master/{name}"] = bytes_of(parameter)
+        for state in ("exp_avg", "exp_avg_sq") if parameter.requires_grad else ():
+            expected[f"{state}/{name}"] = bytes_of(optimizer.state[parameter][state])
+
+    for stage3 in (False, True):
+        universal, runs = folder / f"universal-{stage3}", folder / f"runs-{stage3}"
+        write_universal(universal, model, optimizer, stage3)
+        said = run("import", universal, runs)
+        if not stage3:
+            assert "left out: mask, which is a buffer" in said and "left out: head.weight, which is tied" in said, said
+        assert stored(runs) == expected
+        assert f"step {STEPS}: {STEPS} applied, 0 skipped" in run("inspect", runs)
+    run("diff", folder / "runs-False", folder / "runs-True")
+
+    # A folder that is named, and one that was not converted.
+    (folder / "latest_universal").write_text("universal-False")
+    run("diff", folder, folder / "runs-False")
+    plain = folder / "plain"
+    plain.mkdir()
+    torch.save({}, plain / "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    assert "ds_to_universal.py" in run("import", plain, folder / "none", code=2)
+
+    # What runs code in torch.load does not run here.
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {folder}/executed",)
+
+    weight = folder / "universal-False" / "zero" / "up.weight" / "fp32.pt"
+    torch.save({"param": Evil()}, weight)
+    assert "system" in run("inspect", folder / "universal-False", code=2)
+    states = folder / "universal-True" / "zero_pp_rank_0_mp_rank_00_model_states.pt"
+    facts = torch.load(states, weights_only=False)
+    torch.save(dict(facts, args=Evil()), states)
+    run("diff", folder / "universal-True", folder / "runs-True")
+    assert not (folder / "executed").exists()
+
+    # Files of torch.save alone.
+    single, odd = folder / "pytorch_model.bin", folder / "odd.pt"
+    torch.save(model.state_dict(), single)
+    run("import", single, folder / "single")
+    assert stored(folder / "single")["master/up.weight"] == bytes_of(model.up.weight)
+    torch.save({"half": torch.randn(5).half(), "bf16": torch.nn.Parameter(torch.randn(2, 3).bfloat16()), "scalar": torch.tensor(3.5),
+                "view": torch.arange(10.)[3:5], "long": torch.arange(3), "empty": torch.zeros(0, 4)}, odd)
+    shown = run("inspect", odd)
+    assert "long is no parameter" in shown and "fp16" in shown and "bf16" in shown, shown
+    for protocol in (2, 3, 4, 5):
+        torch.save({"a": torch.arange(3.)}, odd, pickle_protocol=protocol)
+        run("inspect", odd)
+    for wrong, said in (({"a": torch.zeros(3, 4).t()}, "row-major"), (model, "Model"), ({"a": 3}, "no tensor with a name")):
+        torch.save(wrong, odd)
+        assert said in run("inspect", odd, code=2), said
+    torch.save(model.state_dict(), odd, _use_new_zipfile_serialization=False)
+    assert "before 1.6" in run("inspect", odd, code=2)
+print("imported and compared")
