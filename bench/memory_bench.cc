@@ -7,8 +7,8 @@
 // predicted_MiB: of the engine's table, a rank, of what is in memory. measured_MiB: growth of the peak
 // resident set, a rank. The time is that of making the engine and of three steps.
 //
-// PlanOfRounds: units of little memory and steps of many rounds, so that what is measured beside the
-// table is what the engine keeps of plans: operation_bytes, for each operation of the step's.
+// PlanOfRounds: units of little memory, so that what is measured beside the table is what the engine keeps of plans:
+// operation_bytes, for each operation of the plan. The rounds of a step make no difference.
 #include <benchmark/benchmark.h>
 #include <sys/wait.h>
 #include <unistd.h>

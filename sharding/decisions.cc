@@ -1,6 +1,7 @@
 #include "ebb/sharding/decisions.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -165,9 +166,6 @@ absl::Status CheckDTypes(const PlanInputs& inputs, const Decisions& decisions) {
 
 }  // namespace
 
-// The plan lists every operation of a step.
-constexpr int kRoundsMax = 4096;
-
 absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& layout, int rounds,
                                  bool hold_updates) {
   const Config& config = *inputs.config;
@@ -179,21 +177,26 @@ absl::StatusOr<Decisions> Decide(const PlanInputs& inputs, const ModelLayout& la
   if (decisions.stage == 3 && config.zero.hpz_partition_size > 1)
     decisions.secondary_shards = static_cast<int>(config.zero.hpz_partition_size);
   decisions.micro_batches_per_round = config.ebb.micro_batches_per_round;
-  const int configured =
-      static_cast<int>(config.gradient_accumulation_steps / config.ebb.micro_batches_per_round);
-  decisions.rounds = rounds == 0 ? configured : rounds;
-  if (std::max(decisions.rounds, configured) > kRoundsMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a step of ", std::max(decisions.rounds, configured), " rounds; at most ", kRoundsMax,
-        " are planned: raise ebb.micro_batches_per_round, or train_micro_batch_size_per_gpu"));
+  const int64_t all_rounds =
+      config.gradient_accumulation_steps / config.ebb.micro_batches_per_round;
+  const int64_t events =
+      static_cast<int64_t>(model.order.empty() ? 4 * model.forward.size() : model.order.size());
+  if (all_rounds > std::numeric_limits<int>::max() / (events + 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a step of ", all_rounds, " rounds; at most ",
+                     std::numeric_limits<int>::max() / (events + 1),
+                     " are counted: raise ebb.micro_batches_per_round, or "
+                     "train_micro_batch_size_per_gpu"));
   }
+  const int configured = static_cast<int>(all_rounds);
+  decisions.rounds = rounds == 0 ? configured : rounds;
   if (decisions.rounds > 1 && configured == 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a step of ", decisions.rounds,
-        " rounds, but the pools were laid out for one: gradient_accumulation_steps is ",
-        config.gradient_accumulation_steps, " and ebb.micro_batches_per_round ",
-        config.ebb.micro_batches_per_round,
-        "; raise gradient_accumulation_steps to the most that a step will have"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a step of several rounds, but the pools were laid out for one: "
+                     "gradient_accumulation_steps is ",
+                     config.gradient_accumulation_steps, " and ebb.micro_batches_per_round ",
+                     config.ebb.micro_batches_per_round,
+                     "; raise gradient_accumulation_steps to the most that a step will have"));
   }
   decisions.compute = config.compute;
   decisions.communication = config.communication_dtype();

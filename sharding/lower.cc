@@ -129,7 +129,14 @@ class Lowering {
 
 Fragment Lowering::Run() {
   fragment_.instruction_of.assign(plan_.operations.size(), -1);
+  fragment_.again = plan_.step_rounds - d_.rounds;
+  int round = 0;
   for (const Moment& moment : plan_.moments) {
+    if (moment.kind == Moment::kOpen && d_.rounds == kPlannedRounds &&
+        plan_.scopes[static_cast<size_t>(moment.scope)].round > round) {
+      ++round;
+      fragment_.seams.push_back(static_cast<int>(fragment_.instructions.size()));
+    }
     BeginMoment(moment);
     for (int index : moment.operations()) Lower(index);
     if (moment.kind == Moment::kOpen) open_.push_back(moment.scope);

@@ -8,6 +8,8 @@
 namespace ebb::sharding {
 namespace {
 
+// The round that runs, those beside it, and one more, so that what is over moves once in two rounds.
+constexpr int kRoundsKept = 4;
 constexpr uint64_t kHashBasis = 0xcbf29ce484222325ull, kHashPrime = 0x100000001b3ull;  // FNV-1a
 
 std::string_view LeftOutBefore() {
@@ -51,7 +53,11 @@ void OrderProgress::BeginWalks(std::span<const PlannedScope> walk) {
 
 void OrderProgress::Begin(std::span<const PlannedScope> scopes, int rounds) {
   scopes_ = scopes;
-  states_.assign(scopes.size() * static_cast<size_t>(rounds), State::kToCome);
+  rounds_ = rounds;
+  states_.assign(scopes.size() * static_cast<size_t>(std::min(rounds, kRoundsKept)),
+                 State::kToCome);
+  first_round_ = released_round_ = 0;
+  left_out_from_ = rounds * per_round();
   next_ = round_ = open_ = 0;
   backward_begun_ = recomputed_ = false;
   hash_ = kHashBasis;
@@ -59,6 +65,7 @@ void OrderProgress::Begin(std::span<const PlannedScope> scopes, int rounds) {
 
 void OrderProgress::StartWalk() {
   std::fill(states_.begin(), states_.end(), State::kToCome);
+  left_out_from_ = per_round();
   next_ = 0;
 }
 
@@ -145,13 +152,29 @@ std::string_view OrderProgress::WhyNotInRound(int scope) const {
 }
 
 void OrderProgress::LeaveOut(int end) {
-  std::fill(states_.begin() + next_, states_.begin() + end, State::kLeftOut);
+  for (int scope = next_; scope < end; ++scope) Set(scope, State::kLeftOut);
   next_ = end;
 }
 
+// The rounds before it are looked back on as far as the one before it, and as far as they are not released.
+void OrderProgress::MakeRoom(int scope) {
+  const int round = scope / per_round(), kept = std::max(0, std::min(round - 1, released_round_));
+  if (kept > first_round_ && round - first_round_ >= kRoundsKept) {
+    const auto over = static_cast<size_t>(
+        std::min(std::ssize(states_), std::ptrdiff_t{kept - first_round_} * per_round()));
+    std::fill(std::move(states_.begin() + static_cast<std::ptrdiff_t>(over), states_.end(),
+                        states_.begin()),
+              states_.end(), State::kToCome);
+    first_round_ = kept;
+  }
+  const auto needed = static_cast<size_t>((round + 1 - first_round_) * per_round());
+  if (states_.size() < needed) states_.resize(needed, State::kToCome);
+}
+
 void OrderProgress::Take(int scope) {
+  MakeRoom(scope);
   LeaveOut(scope);
-  states_[static_cast<size_t>(scope)] = State::kOpen;
+  Set(scope, State::kOpen);
   next_ = scope + 1;
   if (const int round = scope / per_round(); round != round_) {
     round_ = round;
@@ -161,13 +184,14 @@ void OrderProgress::Take(int scope) {
 }
 
 void OrderProgress::Close(int scope) {
-  if (scope >= 0) states_[static_cast<size_t>(scope)] = State::kClosed;
+  if (scope >= 0) Set(scope, State::kClosed);
   --open_;
 }
 
 int OrderProgress::LeaveOutRest() {
   const int first = next_;
-  LeaveOut(scopes());
+  left_out_from_ = next_;
+  next_ = scopes();
   return first;
 }
 

@@ -16,7 +16,9 @@
 // Pure: nothing but the calls counts. Reset in place, so that a step allocates nothing.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -58,12 +60,20 @@ class OrderProgress {
   // The trainer opens nothing more. Returns the first scope that is left out, or their number: none.
   int LeaveOutRest();
 
-  State state(int scope) const { return states_[static_cast<size_t>(scope)]; }
+  // Of scopes of rounds that Release gave back: kClosed.
+  State state(int scope) const {
+    if (scope >= left_out_from_) return State::kLeftOut;
+    const int at = scope - first_round_ * per_round();
+    if (at < 0) return State::kClosed;
+    return at < std::ssize(states_) ? states_[static_cast<size_t>(at)] : State::kToCome;
+  }
   bool has_come(int scope) const { return state(scope) != State::kToCome; }
   bool is_over(int scope) const {
     return state(scope) == State::kClosed || state(scope) == State::kLeftOut;
   }
-  int scopes() const { return static_cast<int>(states_.size()); }
+  // Nothing asks any more for the state of scopes of rounds before this one, so that they take no memory.
+  void Release(int round) { released_round_ = round; }
+  int scopes() const { return rounds_ * per_round(); }
   int next() const { return next_; }    // what the order has next; scopes(): nothing
   int round() const { return round_; }  // of the newest scope
   // Between rounds, with nothing open: an evaluation may come.
@@ -85,11 +95,18 @@ class OrderProgress {
   std::string_view WhyNoBackward(int unit) const;
   std::string_view WhyNotInRound(int scope) const;
   void LeaveOut(int end);
+  void MakeRoom(int scope);
+  void Set(int scope, State state) {
+    states_[static_cast<size_t>(scope - first_round_ * per_round())] = state;
+  }
   void Take(int scope);
 
   std::span<const PlannedScope> scopes_;
   const std::vector<bool>* trainable_ = nullptr;  // null: walks
+  // Of the rounds from `first_round_` on that have begun, or are in the room that there is.
   std::vector<State> states_;
+  int rounds_ = 1, first_round_ = 0, released_round_ = 0;
+  int left_out_from_ = 0;  // scopes() where nothing is at the end
   int next_ = 0, round_ = 0;
   int open_ = 0;  // scopes of any kind
   // Of the round of `round_`: a Backward came; behind it, a Forward that is none of the order.

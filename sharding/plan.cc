@@ -16,10 +16,6 @@
 namespace ebb::sharding {
 namespace {
 
-// Pools are laid out for at most this many rounds: after the first, every round repeats the one
-// before it.
-constexpr int kPoolRoundsMax = 3;
-
 ResidencyLimits LimitsOf(const Config& config, const ModelLayout& layout, const Decisions& d) {
   const bool reads = config.parameter_tier() == Tier::kNvme;
   return {.prefetch_depth = config.zero.overlap_comm ? config.ebb.prefetch_depth : 0,
@@ -58,6 +54,10 @@ absl::StatusOr<Basis> DecideBasis(const PlanInputs& inputs, int rounds, bool hol
   return base;
 }
 
+int RoundsOf(const Config& config) {
+  return static_cast<int>(config.gradient_accumulation_steps / config.ebb.micro_batches_per_round);
+}
+
 // Addresses come from the config's own step, so that every variant of it has the same.
 enum class Extent {
   kAll,       // with what fills the host
@@ -69,8 +69,7 @@ absl::StatusOr<Pools> PoolsOf(const Basis& base, const PlanInputs& inputs, Exten
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
   Decisions configured = base.decisions;
-  configured.rounds = static_cast<int>(std::min<int64_t>(
-      config.gradient_accumulation_steps / config.ebb.micro_batches_per_round, kPoolRoundsMax));
+  configured.rounds = std::min(RoundsOf(config), kPlannedRounds);
   const std::vector<PlannedScope> scopes = ScopesOfStep(model, configured.rounds);
   const Residency residency =
       PlanResidency(scopes, base.elements, base.decisions.kept_whole, base.limits);
@@ -115,6 +114,7 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const Config& config = *inputs.config;
   EBB_ASSIGN_OR_RETURN(Basis base, DecideBasis(inputs, rounds, hold_updates));
   Plan plan;
+  plan.step_rounds = rounds;
   EBB_ASSIGN_OR_RETURN(plan.pools, PoolsOf(base, inputs, Extent::kAll));
   EBB_RETURN_IF_ERROR(Check(plan.pools, inputs));
   plan.layout = std::move(base.layout);
@@ -148,6 +148,15 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
 }  // namespace
 
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_updates) {
+  const int of_step = rounds == 0 ? RoundsOf(*inputs.config) : rounds;
+  EBB_ASSIGN_OR_RETURN(Plan plan,
+                       Build(inputs, std::min(of_step, kPlannedRounds), hold_updates, Kind::kStep));
+  plan.step_rounds = of_step;
+  plan.hash = Hasher().Add(static_cast<int64_t>(plan.hash)).Add(of_step).hash();
+  return plan;
+}
+
+absl::StatusOr<Plan> PlanUnrolledStep(const PlanInputs& inputs, int rounds, bool hold_updates) {
   return Build(inputs, rounds, hold_updates, Kind::kStep);
 }
 
@@ -179,7 +188,8 @@ absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {
 }
 
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs) {
-  return Build(inputs, 0, /*hold_updates=*/true, Kind::kDrain);
+  return Build(inputs, std::min(RoundsOf(*inputs.config), kPlannedRounds), /*hold_updates=*/true,
+               Kind::kDrain);
 }
 
 int64_t Plan::OwnBytes() const {
@@ -189,12 +199,22 @@ int64_t Plan::OwnBytes() const {
          lists->parts.bytes() + lists->moves.bytes();
 }
 
-int64_t Plan::BytesOf(OperationKind kind) const {
-  int64_t bytes = 0;
-  for (const Operation& operation : operations) {
-    if (operation.kind == kind) bytes += operation.bytes;
-  }
-  return bytes;
+std::span<const Operation> Plan::MiddleRound() const {
+  if (decisions.rounds != kPlannedRounds || scopes.empty()) return {};
+  const size_t ticks = 2 * scopes.size() / kPlannedRounds;
+  const auto begin = static_cast<size_t>(moments[1 + ticks].begin),
+             end = static_cast<size_t>(moments[1 + 2 * ticks].begin);
+  return std::span(operations).subspan(begin, end - begin);
+}
+
+int64_t Plan::BytesOf(OperationKind kind, int rounds) const {
+  const auto sum = [kind](std::span<const Operation> of) {
+    int64_t bytes = 0;
+    for (const Operation& operation : of) bytes += operation.kind == kind ? operation.bytes : 0;
+    return bytes;
+  };
+  const int again = (rounds == 0 ? step_rounds : rounds) - decisions.rounds;
+  return sum(operations) + again * sum(MiddleRound());
 }
 
 }  // namespace ebb::sharding

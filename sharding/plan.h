@@ -8,7 +8,8 @@
 //   - every visit's gradient is reduced exactly once;
 //   - the bytes of all ranks' operations are what ring collectives move.
 //
-// A plan is the same on every rank.
+// A plan is the same on every rank. It has three rounds at most: that in the middle stands for all of a longer
+// step but the first and the last, as each finds what the one before it leaves and leaves the same.
 #pragma once
 
 #include <algorithm>
@@ -226,7 +227,7 @@ struct Decisions {
     return section.elements / secondary_shards;
   }
   int stage = 0;
-  int rounds = 1;
+  int rounds = 1;  // that are planned
   int64_t micro_batches_per_round = 1;
   DType compute{}, communication{}, accumulation{};
   bool reduce_at_round = true;  // as resolved; with one round the two are the same
@@ -294,8 +295,12 @@ struct Decisions {
   DType shard_dtype(int unit) const { return accumulates[unit] ? accumulation : communication; }
 };
 
+inline constexpr int kPlannedRounds = 3;
+
 struct Plan {
   Decisions decisions;
+  int step_rounds =
+      1;  // of the step: those between the first and the last are the planned one again
   ModelLayout layout;
   Pools pools;
   std::vector<PlannedScope> scopes;
@@ -309,7 +314,10 @@ struct Plan {
   std::vector<std::string> unit_names;
   uint64_t hash = 0;  // of all of the above that ranks must agree on
 
-  int64_t BytesOf(OperationKind kind) const;
+  // Operations of the round that a longer step has again.
+  std::span<const Operation> MiddleRound() const;
+  // In a step of this many rounds, where the plan is one of it; 0: step_rounds.
+  int64_t BytesOf(OperationKind kind, int rounds = 0) const;
   // What the plan itself takes in RAM.
   int64_t OwnBytes() const;
 };
@@ -335,6 +343,9 @@ struct PlanInputs {
 // Finish. Every variant has the same pools. Errors: the model's or the config's, and rounds that
 // the config's pools do not hold; kResourceExhausted is a cap of the config's, and nothing else.
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds = 0, bool hold_updates = false);
+// The same with every round planned, which shows what the middle one stands for.
+absl::StatusOr<Plan> PlanUnrolledStep(const PlanInputs& inputs, int rounds,
+                                      bool hold_updates = false);
 // One walk of an evaluation: its moments are of forward scopes only, and kFinish.
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs);
 // The updates that a step carries into the next one, alone: for whoever looks at the state first.

@@ -48,19 +48,24 @@ void PlanBuilder::WalkScopes() {
   plan_.moments.reserve(ticks.size() + 2);
   NewMoment(Moment::kBegin, -1);
   Mark();
-  IssueSwaps(plan_.pools.parameter_slots.count);
+  IssueSwaps();
   ReadAhead();
   IssueGathers(/*tick=*/0);
-  for (size_t t = 0; t < ticks.size(); ++t) {
-    // The rounds to come issue as much as the two that are behind.
-    const size_t issued = plan_.operations.size(), rounds = static_cast<size_t>(d_.rounds);
-    if (t == ticks.size() / rounds * 2) plan_.operations.reserve(issued + issued * rounds / 2);
-    if (ticks[t].opens) {
-      Open(ticks[t].scope);
+  for (const ScopeTick& tick : ticks) {
+    if (plan_.scopes[static_cast<size_t>(tick.scope)].round > round_) BeginRound();
+    if (tick.opens) {
+      Open(tick.scope);
     } else {
-      Close(ticks[t].scope);
+      Close(tick.scope);
     }
   }
+}
+
+// Slots begin anew in every round, so that all in the middle are the same.
+void PlanBuilder::BeginRound() {
+  ++round_;
+  if (!Repeats()) return;
+  next_gradient_slot_ = next_boundary_slot_ = 0;
 }
 
 void PlanBuilder::Prepare() {

@@ -62,6 +62,9 @@ class PlanBuilder {
   int Issue(const OperationDraft& operation);  // in the newest moment; returns its index
   void Mark();
   void WalkScopes();
+  void BeginRound();
+  bool Repeats() const { return d_.rounds >= kPlannedRounds; }  // a round in the middle
+  int TicksOfRound() const { return 2 * static_cast<int>(plan_.scopes.size()) / d_.rounds; }
   void Open(int s);
   void Close(int s);
   void IssueExchange();
@@ -81,7 +84,10 @@ class PlanBuilder {
   // plan_swaps.cc
   // One group of gathers with something to read from the swap file, in the slot of its turn.
   struct Swap {
-    int group = 0;             // of Residency::groups
+    int group = 0;  // of Residency::groups
+    int round = 0;
+    int number = 0;            // of the slot, not counting how many there are
+    int after = -1;            // turn that has the slot before it; -1: none
     std::vector<int> updated;  // units whose carried update brings the parameters of this turn
     // Units whose last gather this is, and whose updates find there what it has brought; units whose
     // updates have to be issued before this turn may be read.
@@ -91,12 +97,13 @@ class PlanBuilder {
   void FindSharedReads();
   void ShareParameters(int unit, const LastGather& gather);
   void ShareMasters(int unit, const std::vector<LastGather>& gathers, std::vector<int>& users);
+  int FirstNotReadAhead() const;
   bool MayRead(int turn) const;
   std::vector<std::pair<int64_t, int64_t>> NotNarrowed(int turn, int unit, bool trainable,
                                                        const ParameterPiece& piece) const;
   void ReadSharedMasters(int turn);
   void NarrowSharedMasters(int turn);
-  void IssueSwaps(int turns);  // as far as that many turns, and as updates have left slots
+  void IssueSwaps();  // as far as gathers and updates have left slots
   void IssueRead(int turn, bool carried);
   bool IsCarried(int unit) const;
   void UploadParameters(const GatherGroup& group, int group_index);
@@ -182,7 +189,8 @@ class PlanBuilder {
   bool carries_ = false;   // updates of the step before, which a walk does not
   std::vector<Swap> swaps_;
   std::vector<int> swap_of_group_;  // turn; -1: nothing to read
-  int next_swap_ = 0, swaps_wanted_ = 0, next_master_slot_ = 0;
+  int next_swap_ = 0, uploaded_swaps_ = 0, next_master_slot_ = 0;
+  int round_ = 0;  // of the newest moment
   // By unit: the turn whose read its update shares. By sub-group: its masters' turn in
   // Pools::master_slots. -1: none.
   std::vector<int> shared_turn_, master_turn_;

@@ -183,7 +183,7 @@ void PlanBuilder::IssueReduction(const std::vector<int>& group) {
   if (GathersGradients() && !d_.holds && !complete.empty()) IssueGradientGather(complete);
   for (int unit : complete)
     if (d_.timing == UpdateTiming::kEarly && !IsCarried(unit)) IssueUpdate(unit);
-  IssueSwaps(swaps_wanted_);  // into what updates have left
+  IssueSwaps();  // into what updates have left
 }
 
 // What the trainer has left in the shards, in the order of the reductions. Those on NVMe pass through their slots.

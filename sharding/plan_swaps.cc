@@ -35,6 +35,7 @@ bool PlanBuilder::IsCarried(int unit) const {
 void PlanBuilder::FindSwaps() {
   const int64_t size = SizeOf(d_.compute);
   std::vector<bool> visited(plan_.layout.units.size(), false);
+  std::vector<int> users(static_cast<size_t>(plan_.pools.parameter_slots.count), -1);  // turns
   for (size_t g = 0; g < residency_.groups.size(); ++g) {
     Swap swap{.group = static_cast<int>(g), .updated = {}};
     int64_t bytes = 0;
@@ -45,15 +46,25 @@ void PlanBuilder::FindSwaps() {
       if (!visited[unit] && IsCarried(unit)) swap.updated.push_back(unit);
       visited[unit] = true;
     }
-    swap_of_group_.push_back(bytes > 0 ? static_cast<int>(swaps_.size()) : -1);
-    if (bytes > 0) swaps_.push_back(std::move(swap));
+    const int turn = static_cast<int>(swaps_.size());
+    swap_of_group_.push_back(bytes > 0 ? turn : -1);
+    if (bytes == 0) continue;
+    const Stay& first = residency_.stays[static_cast<size_t>(residency_.groups[g].stays.front())];
+    swap.round = plan_.scopes[static_cast<size_t>(first.first)].round;
+    const bool begins = turn == 0 || (Repeats() && swaps_.back().round < swap.round);
+    if (!begins) swap.number = swaps_.back().number + 1;
+    int& user = users[static_cast<size_t>(swap.number % plan_.pools.parameter_slots.count)];
+    swap.after = std::exchange(user, turn);
+    swaps_.push_back(std::move(swap));
   }
 }
 
 // Where in the slot of `turn` element `at` of a unit's slice lies.
 Place PlanBuilder::InSlot(int turn, int unit, bool trainable, int64_t at) const {
   const int64_t size = SizeOf(d_.compute);
-  Place place = plan_.pools.parameter_slots.Slot(turn);
+  const SlotRing& slots = plan_.pools.parameter_slots;
+  const bool drains = swaps_.empty();  // a unit in each slot
+  Place place = slots.Slot(drains ? turn : swaps_[static_cast<size_t>(turn)].number);
   const auto skip = [&](int other, bool of_trainable) {
     for (const ParameterPiece& piece :
          plan_.pools.homes.units[static_cast<size_t>(other)].pieces(of_trainable)) {
@@ -66,7 +77,7 @@ Place PlanBuilder::InSlot(int turn, int unit, bool trainable, int64_t at) const 
     }
     return false;
   };
-  if (swaps_.empty()) {  // a drain: a unit in each slot
+  if (drains) {
     skip(unit, trainable);
     return place;
   }
@@ -78,10 +89,8 @@ Place PlanBuilder::InSlot(int turn, int unit, bool trainable, int64_t at) const 
   return place;
 }
 
-void PlanBuilder::IssueSwaps(int turns) {
-  const int end = std::min(turns, static_cast<int>(swaps_.size()));
-  swaps_wanted_ = std::max(swaps_wanted_, end);
-  for (; next_swap_ < end && MayRead(next_swap_); ++next_swap_) {
+void PlanBuilder::IssueSwaps() {
+  for (; next_swap_ < static_cast<int>(swaps_.size()) && MayRead(next_swap_); ++next_swap_) {
     const int turn = next_swap_;
     ReadSharedMasters(turn);
     IssueRead(turn, /*carried=*/false);
@@ -157,7 +166,8 @@ void PlanBuilder::FindSharedReads() {
   const std::vector<LastGather> gathers = FindLastGathers(
       plan_.scopes, residency_, reduction_, static_cast<int>(plan_.layout.units.size()));
   std::vector<int> users(static_cast<size_t>(plan_.pools.master_slots.count), -1);
-  for (const Swap& swap : swaps_) {
+  for (size_t turn = static_cast<size_t>(FirstNotReadAhead()); turn < swaps_.size(); ++turn) {
+    const Swap& swap = swaps_[turn];
     for (int i : residency_.groups[static_cast<size_t>(swap.group)].stays) {
       const int unit = residency_.stays[i].unit;
       const LastGather& gather = gathers[static_cast<size_t>(unit)];
@@ -171,6 +181,21 @@ void PlanBuilder::FindSharedReads() {
       }
     }
   }
+}
+
+// Of the turns of the last round, which a round in the middle does not read: it reads the same whatever follows.
+int PlanBuilder::FirstNotReadAhead() const {
+  if (!Repeats()) return 0;
+  const int last_round = d_.rounds - 1;
+  const int seam = TicksOfRound() * last_round;
+  int turn = 0, ahead = plan_.pools.parameter_slots.count;
+  for (const Swap& swap : swaps_) {
+    const bool is_last = swap.round == last_round;
+    if (is_last && residency_.groups[static_cast<size_t>(swap.group)].issue <= seam) ++ahead;
+    if (is_last && swap.number >= ahead) break;
+    ++turn;
+  }
+  return turn;
 }
 
 void PlanBuilder::ShareParameters(int unit, const LastGather& gather) {
@@ -214,7 +239,9 @@ void PlanBuilder::ShareMasters(int unit, const std::vector<LastGather>& gathers,
 }
 
 bool PlanBuilder::MayRead(int turn) const {
-  const std::vector<int>& behind = swaps_[static_cast<size_t>(turn)].behind;
+  const Swap& swap = swaps_[static_cast<size_t>(turn)];
+  if (swap.after >= uploaded_swaps_ || swap.round > round_ + 1) return false;
+  const std::vector<int>& behind = swap.behind;
   return std::all_of(behind.begin(), behind.end(),
                      [&](int unit) { return updated_[static_cast<size_t>(unit)] != 0; });
 }
@@ -272,7 +299,7 @@ void PlanBuilder::UploadParameters(const GatherGroup& group, int group_index) {
   OperationDraft upload{.kind = OperationKind::kUpload, .stream = StreamId::kUpload, .parts = {}};
   const int64_t size = SizeOf(d_.compute);
   const int turn = swap_of_group_[static_cast<size_t>(group_index)];
-  if (turn >= 0) IssueSwaps(turn + 1);
+  if (turn >= 0) IssueSwaps();
   for (int i : group.stays) {
     const int unit = residency_.stays[i].unit;
     const size_t moves = upload.moves.size();
@@ -300,7 +327,9 @@ void PlanBuilder::UploadParameters(const GatherGroup& group, int group_index) {
   }
   if (upload.moves.empty()) return;
   Issue(upload);
-  if (turn >= 0) IssueSwaps(turn + 1 + plan_.pools.parameter_slots.count);
+  if (turn < 0) return;
+  uploaded_swaps_ = turn + 1;
+  IssueSwaps();
 }
 
 }  // namespace ebb::sharding

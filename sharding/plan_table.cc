@@ -44,7 +44,10 @@ class Waits {
     for (const bool carrying : {true, false}) fragments_.push_back(Lower(plan, carrying));
     const Fragment* const both[] = {&fragments_[0], &fragments_[1]};
     const Cells cells(both, static_cast<int>(plan.layout.units.size()), plan.decisions.shards);
-    for (Fragment& fragment : fragments_) DeriveWaits(cells, fragment);
+    for (Fragment& fragment : fragments_) {
+      fragment.seams.clear();  // the rounds are shown one behind the other
+      DeriveWaits(cells, fragment);
+    }
   }
 
   // As many on a line as fit.
@@ -206,7 +209,7 @@ std::string PlanHeadline(const Plan& plan) {
   const std::string_view timing = Name(plan.decisions.timing);
   return absl::StrFormat(
       "Plan of a step: %d ranks, stage %d, %d rounds of %d micro-batches, updates %s (%s)\n",
-      plan.decisions.world, plan.decisions.stage, plan.decisions.rounds,
+      plan.decisions.world, plan.decisions.stage, plan.step_rounds,
       plan.decisions.micro_batches_per_round, absl::string_view(timing.data(), timing.size()),
       plan.decisions.timing_reason);
 }

@@ -168,6 +168,10 @@ struct Fragment {
   std::vector<Instruction> instructions;
   std::vector<FragmentMoment> moments;
   std::vector<int> instruction_of;  // by operation of the plan; -1: none
+  // Instructions that the second and the third of three rounds begin with. The second may run any number of times,
+  // so that nothing waits across these but through the frontier.
+  std::vector<int> seams;
+  int again = 0;  // how often more than once the plan's step runs the second
   // Of a call that waits for it: what fails is that call's error, not the step's.
   bool of_state = false;
   std::shared_ptr<FragmentLists> lists = std::make_shared<FragmentLists>();

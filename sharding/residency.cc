@@ -1,6 +1,7 @@
 #include "ebb/sharding/residency.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 
 namespace ebb::sharding {
@@ -93,9 +94,27 @@ class Issuer {
          Residency& residency, const ResidencyLimits& limits)
       : scopes_(scopes), elements_(elements), residency_(residency), limits_(limits) {}
 
-  void Run() {
+  // `ahead_max`: groups of a round that are issued in the round before it.
+  void Run(int ahead_max) {
+    ahead_max_ = ahead_max;
+    next_ = 0;
+    live_.clear();
     if (limits_.prefetch_depth > 0) IssueAt(/*tick=*/0, /*current=*/0);
     for (int s = 0; s < static_cast<int>(scopes_.size()); ++s) IssueAt(scopes_[s].open_tick, s);
+  }
+  // By round: how many of its groups were issued in the round before it.
+  std::vector<int> Ahead() const {
+    std::vector<int> ahead(static_cast<size_t>(scopes_.back().round) + 1, 0);
+    std::vector<int> begins(ahead.size(), 0);  // ticks
+    for (size_t s = 1; s < scopes_.size(); ++s) {
+      if (scopes_[s].round > scopes_[s - 1].round)
+        begins[static_cast<size_t>(scopes_[s].round)] = scopes_[s].open_tick;
+    }
+    for (const GatherGroup& group : residency_.groups) {
+      const auto round = static_cast<size_t>(RoundOf(group));
+      ahead[round] += group.issue < begins[round] ? 1 : 0;
+    }
+    return ahead;
   }
 
  private:
@@ -113,11 +132,24 @@ class Issuer {
     live_.insert(live_.end(), group.stays.begin(), group.stays.end());
   }
 
+  int RoundOf(const GatherGroup& group) const {
+    return scopes_[static_cast<size_t>(FirstUse(group))].round;
+  }
+  // Of those of its round.
+  int NumberInRound(size_t group) const {
+    int number = 0;
+    while (group > 0 && RoundOf(residency_.groups[group - 1]) == RoundOf(residency_.groups[group]))
+      --group, ++number;
+    return number;
+  }
+
   int FirstUse(const GatherGroup& group) const {
     return residency_.stays[group.stays.front()].first;
   }
 
   bool MayPrefetch(const GatherGroup& group, int current) const {
+    const int rounds_ahead = RoundOf(group) - scopes_[static_cast<size_t>(current)].round;
+    if (rounds_ahead > 1 || (rounds_ahead == 1 && NumberInRound(next_) >= ahead_max_)) return false;
     int64_t units_ahead = 0, elements_ahead = 0, live = 0;
     for (int i : live_) {
       const Stay& stay = residency_.stays[i];
@@ -143,6 +175,7 @@ class Issuer {
   std::span<const int64_t> elements_;
   Residency& residency_;
   const ResidencyLimits& limits_;
+  int ahead_max_ = 0;
   size_t next_ = 0;        // the first group not issued yet
   std::vector<int> live_;  // stays issued and not over
 };
@@ -154,7 +187,16 @@ Residency PlanResidency(std::span<const PlannedScope> scopes, std::span<const in
   Residency residency;
   residency.stays = FindStays(scopes, elements, kept_whole, limits);
   residency.groups = FindGroups(scopes, elements, residency.stays, limits);
-  Issuer(scopes, elements, residency, limits).Run();
+  // Each round in the middle finds as much issued ahead as it leaves: then all of them are the same.
+  Issuer issuer(scopes, elements, residency, limits);
+  int ahead_max = std::numeric_limits<int>::max();
+  issuer.Run(ahead_max);
+  while (!scopes.empty() && scopes.back().round > 1) {
+    const std::vector<int> ahead = issuer.Ahead();
+    if (ahead[1] == ahead[2]) break;
+    ahead_max = std::min(ahead[1], ahead[2]);
+    issuer.Run(ahead_max);
+  }
   residency.lifetimes.resize(elements.size());
   for (const GatherGroup& group : residency.groups) {
     for (int i : group.stays) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <tuple>
 
 namespace ebb::sharding {
@@ -14,19 +15,23 @@ TrafficRow RowOf(const Move& move) {
           .predicted_bytes = static_cast<uint64_t>(move.bytes)};
 }
 
-std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying) {
+std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying, int rounds) {
   std::map<std::tuple<StateClass, Tier, Direction>, TrafficRow> rows;
-  for (const Operation& operation : plan.operations) {
-    if (operation.condition == (carrying ? Condition::kNotCarrying : Condition::kCarrying))
-      continue;
-    for (const Move& move : operation.moves) {
-      const TrafficRow of_move = RowOf(move);
-      TrafficRow& row = rows[{of_move.state, of_move.tier, of_move.direction}];
-      const uint64_t before = row.predicted_bytes;
-      row = of_move;
-      row.predicted_bytes += before;
+  const auto add = [&](std::span<const Operation> operations, int times) {
+    for (const Operation& operation : operations) {
+      if (operation.condition == (carrying ? Condition::kNotCarrying : Condition::kCarrying))
+        continue;
+      for (const Move& move : operation.moves) {
+        const TrafficRow of_move = RowOf(move);
+        TrafficRow& row = rows[{of_move.state, of_move.tier, of_move.direction}];
+        const uint64_t before = row.predicted_bytes;
+        row = of_move;
+        row.predicted_bytes = before + static_cast<uint64_t>(times) * of_move.predicted_bytes;
+      }
     }
-  }
+  };
+  add(plan.operations, 1);
+  add(plan.MiddleRound(), (rounds == 0 ? plan.step_rounds : rounds) - plan.decisions.rounds);
   std::vector<TrafficRow> table;
   for (const auto& [key, row] : rows) table.push_back(row);
   return table;

@@ -17,7 +17,8 @@ TrafficRow RowOf(const Move& move);
 // A step in steady state: with the updates that the step before carried into it, if the plan carries
 // any; `carrying` false: the first step, or one after a look at the state. Rows in the order of
 // class, tier, direction; none of what does not move.
-std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying = true);
+// `rounds`: of the step, where the plan is one of it; 0: its own.
+std::vector<TrafficRow> PredictTraffic(const Plan& plan, bool carrying = true, int rounds = 0);
 
 // What a step's collectives move. `predicted` and `moved` are asked for the bytes of one kind of
 // operation.

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <limits>
 
 namespace ebb::sharding {
 namespace {
@@ -115,6 +116,9 @@ Cells::Cells(std::span<const Fragment* const> fragments, int units, int slices)
   }
   count_ = static_cast<int>(control_.count());
   for (auto& [key, pool] : pools_) {
+    // What no fragment touches, others may: steps of other rounds use other slots.
+    pool.cuts.push_back(0);
+    pool.cuts.push_back(std::numeric_limits<int64_t>::max());
     SortUnique(pool.cuts);
     pool.slices.assign(pool.cuts.size(), -1);
     for (size_t s = 0; s < pool.sliced.size(); ++s) {
@@ -167,9 +171,12 @@ namespace {
 class Derivation {
  public:
   Derivation(const Cells& cells, Fragment& fragment)
-      : cells_(cells), fragment_(fragment), of_cell_(static_cast<size_t>(cells.count())) {}
+      : cells_(cells),
+        fragment_(fragment),
+        of_cell_(static_cast<size_t>(cells.count())),
+        over_(fragment.instructions.size()) {}
 
-  void Run();
+  void Run(int begin, int end);  // instructions, of which nothing before them is known
 
  private:
   using Clock = std::array<int, kLines>;  // by line: the last instruction that is over; -1: none
@@ -193,7 +200,7 @@ class Derivation {
 
   void FindTouches(const Instruction& instruction);
   std::span<const CellTouch> TouchesOf(int index) const {
-    const auto at = static_cast<size_t>(index);
+    const auto at = static_cast<size_t>(index - first_);
     return std::span(touches_).subspan(first_touch_[at], first_touch_[at + 1] - first_touch_[at]);
   }
   void Await(int index);
@@ -204,8 +211,9 @@ class Derivation {
   std::vector<CellState> of_cell_;
   std::vector<Clock> over_;  // by instruction: what is over when it is
   std::array<Clock, kLines> clocks_;
-  std::vector<CellTouch> touches_;  // of all instructions, one behind the other
-  std::vector<size_t> first_touch_ = {0};
+  std::vector<CellTouch> touches_;   // of all instructions, one behind the other
+  std::vector<size_t> first_touch_;  // by instruction from the first on
+  int first_ = 0;
   std::vector<CellRange> ranges_;
   std::vector<int> candidates_, waits_;
   std::vector<CellUse> uses_;
@@ -315,18 +323,26 @@ void Derivation::Leave(int index) {
   instruction.awaited |= !uses_.empty();
 }
 
-void Derivation::Run() {
-  const int count = static_cast<int>(fragment_.instructions.size());
-  over_.resize(static_cast<size_t>(count));
+void Derivation::Run(int begin, int end) {
+  std::fill(of_cell_.begin(), of_cell_.end(), CellState());
   clocks_.fill(None());
-  for (int index = 0; index < count; ++index) Await(index);
-  for (int index = count - 1; index >= 0; --index) Leave(index);
+  touches_.clear();
+  first_touch_.assign(1, 0);
+  first_ = begin;
+  for (int index = begin; index < end; ++index) Await(index);
+  for (int index = end - 1; index >= begin; --index) Leave(index);
 }
 
 }  // namespace
 
 void DeriveWaits(const Cells& cells, Fragment& fragment) {
-  Derivation(cells, fragment).Run();
+  Derivation derivation(cells, fragment);
+  int begin = 0;
+  for (int seam : fragment.seams) {
+    derivation.Run(begin, seam);
+    begin = seam;
+  }
+  derivation.Run(begin, static_cast<int>(fragment.instructions.size()));
 }
 
 }  // namespace ebb::sharding

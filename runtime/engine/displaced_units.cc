@@ -48,12 +48,16 @@ void DisplacedUnits::Close(const OpenScope& scope) {
 
 // Whether a gather has brought the unit, or brings it, for a scope that is not over.
 bool DisplacedUnits::IsGathered(int unit) const {
-  const sharding::Plan& plan = with_.progress->plan();
-  for (int s = 0; s < with_.progress->order.scopes(); ++s) {
+  const StepProgress& progress = *with_.progress;
+  const sharding::Plan& plan = progress.plan();
+  // The planned rounds as if those in the middle that are over had been one.
+  const int round = progress.RoundOf(progress.moment),
+            before = (round - progress.RoundInPlan(round)) * progress.scopes_of_round();
+  for (int s = 0; s < static_cast<int>(plan.scopes.size()); ++s) {
     const int gather = plan.gather_of_scope[s];
     if (plan.scopes[s].unit == unit && gather >= 0 &&
-        with_.progress->fragment->fragment().instruction_of[gather] < with_.runner->issued() &&
-        !with_.progress->order.is_over(s))
+        progress.fragment->fragment().instruction_of[gather] < with_.runner->issued() &&
+        !progress.order.is_over(before + s))
       return true;
   }
   return false;

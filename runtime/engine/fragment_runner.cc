@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/fragment_runner.h"
 
+#include <iterator>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -32,6 +33,7 @@ void FragmentRunner::Choose(Runnable& run) {
   moved_[progress.parity].Reset();
   counted_[progress.parity] = progress.run;
   counted_carrying_[progress.parity] = carries_;
+  counted_rounds_[progress.parity] = progress.rounds;
 }
 
 void FragmentRunner::ChooseWalk() {
@@ -41,7 +43,11 @@ void FragmentRunner::ChooseWalk() {
 
 void FragmentRunner::ReserveSpans() const {
   const StepProgress& progress = *with_.progress;
-  with_.timeline->Collect(progress.trace.shown ? &progress.run->plan : nullptr);
+  const sharding::Plan& plan = progress.plan();
+  const int64_t operations =
+      std::ssize(plan.operations) +
+      (progress.rounds - plan.decisions.rounds) * std::ssize(plan.MiddleRound());
+  with_.timeline->Collect(progress.trace.shown ? operations : 0);
 }
 
 void FragmentRunner::Issue(int begin, int end) {
@@ -52,8 +58,8 @@ void FragmentRunner::Issue(int begin, int end) {
 
 int FragmentRunner::issued() const {
   const StepProgress& progress = *with_.progress;
-  const std::vector<sharding::FragmentMoment>& moments = progress.fragment->fragment().moments;
-  return progress.moment < moments.size() ? moments[progress.moment].begin : moments.back().end;
+  return progress.moment < progress.moments() ? progress.MomentOf(progress.moment).begin
+                                              : progress.fragment->fragment().moments.back().end;
 }
 
 bool FragmentRunner::UpdateHasStarted(int unit) const {
@@ -64,10 +70,6 @@ bool FragmentRunner::UpdateHasStarted(int unit) const {
       return true;
   }
   return false;
-}
-
-size_t FragmentRunner::OpeningOf(int scope) const {
-  return static_cast<size_t>(with_.progress->plan().scopes[static_cast<size_t>(scope)].open_tick);
 }
 
 void FragmentRunner::StartKernels(int instruction) {
@@ -81,7 +83,7 @@ void FragmentRunner::EndKernels(int instruction) {
 void FragmentRunner::Drain() {
   if (!carries_) return;
   carries_ = false;
-  with_.timeline->Collect(&with_.programs->drain().plan);
+  with_.timeline->Collect(std::ssize(with_.programs->drain().plan.operations));
   LinkedFragment& drain = *with_.programs->drain().linked[1];
   StepTag step = Tag();
   step.parity = 1 - with_.outcome->last_parity();
@@ -174,7 +176,7 @@ std::vector<CommunicationRow> FragmentRunner::communication() const {
   const Runnable* const run = counted_[parity];
   return sharding::CommunicationRows(
       [&](OperationKind kind) {
-        return run == nullptr ? 0 : run->bytes_of[static_cast<size_t>(kind)];
+        return run == nullptr ? 0 : run->BytesOf(kind, counted_rounds_[parity]);
       },
       [&](OperationKind kind) { return moved_[parity].between_ranks(kind); });
 }
@@ -182,7 +184,8 @@ std::vector<CommunicationRow> FragmentRunner::communication() const {
 std::vector<TrafficRow> FragmentRunner::traffic() const {
   const auto parity = static_cast<size_t>(with_.outcome->last_parity());
   if (!has_finished_) return {};
-  return moved_[parity].Rows(counted_[parity].load()->traffic[counted_carrying_[parity] ? 1 : 0]);
+  return moved_[parity].Rows(
+      counted_[parity].load()->Traffic(counted_carrying_[parity], counted_rounds_[parity]));
 }
 
 }  // namespace ebb

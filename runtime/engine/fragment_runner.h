@@ -36,12 +36,12 @@ class FragmentRunner {
   void ReserveSpans() const;
 
   void Issue(int begin, int end);  // instructions of the fragment that runs
-  int issued() const;              // of those, how many have been: in their order
+  // Of those, how many have been, in their order: as if the rounds in the middle that are over had been one.
+  int issued() const;
   // An early update of the unit; those that are carried are the step before's.
   bool UpdateHasStarted(int unit) const;
   void StartKernels(int instruction);
   void EndKernels(int instruction);
-  size_t OpeningOf(int scope) const;  // the moment in which it opens
 
   // Updates of the last step are still to be done: until this step has finished, or was drained.
   bool carries() const { return carries_; }
@@ -74,7 +74,8 @@ class FragmentRunner {
   std::atomic<bool> has_finished_ = false;
   MovedBytes moved_[2];                           // by parity
   std::atomic<const Runnable*> counted_[2] = {};  // likewise: what was predicted for it ...
-  std::atomic<bool> counted_carrying_[2] = {};    // ... with updates of the step before
+  std::atomic<bool> counted_carrying_[2] = {};    // ... with updates of the step before ...
+  std::atomic<int> counted_rounds_[2] = {};       // ... and as many rounds
 };
 
 }  // namespace ebb

@@ -18,27 +18,31 @@ std::string Times(int count) {
 
 }  // namespace
 
-void MissingBackwards::Begin(const sharding::Plan& plan) {
+void MissingBackwards::Begin(const sharding::Plan& plan, int rounds) {
   plan_ = &plan;
+  rounds_ = rounds;
   found_ = false;
 }
 
 void MissingBackwards::LeftOut(int begin, int end) {
-  const std::span<const sharding::PlannedScope> scopes = plan_->scopes;
-  const int per_round = static_cast<int>(scopes.size()) / plan_->decisions.rounds;
+  const int per_round = static_cast<int>(plan_->scopes.size()) / plan_->decisions.rounds;
+  const std::span<const sharding::PlannedScope> scopes =
+      std::span(plan_->scopes).first(static_cast<size_t>(per_round));
   for (int s = begin; s < end && !found_; ++s) {
-    const sharding::PlannedScope& scope = scopes[static_cast<size_t>(s)];
-    const int round_begin = scope.round * per_round, round_end = round_begin + per_round;
+    const sharding::PlannedScope& scope = scopes[static_cast<size_t>(s % per_round)];
+    const int round = s / per_round, round_begin = round * per_round,
+              round_end = round_begin + per_round;
     const bool whole_round = s == round_begin && end >= round_end;
     if (!whole_round && !scope.gradients) continue;
     const auto count = [&](int from, int to) {
-      return static_cast<int>(std::count_if(scopes.begin() + from, scopes.begin() + to,
+      return static_cast<int>(std::count_if(scopes.begin() + from - round_begin,
+                                            scopes.begin() + to - round_begin,
                                             [&](const sharding::PlannedScope& other) {
                                               return other.gradients && other.unit == scope.unit;
                                             }));
     };
     found_ = true;
-    round_ = scope.round;
+    round_ = round;
     unit_ = whole_round ? -1 : scope.unit;
     left_out_ = count(s, std::min(end, round_end));
     declared_ = count(round_begin, round_end);
@@ -47,7 +51,7 @@ void MissingBackwards::LeftOut(int begin, int end) {
 
 absl::Status MissingBackwards::Error() const {
   if (!found_) return absl::OkStatus();
-  const int rounds = plan_->decisions.rounds;
+  const int rounds = rounds_;
   if (unit_ < 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "the step ended after ", round_, " of its ", rounds,

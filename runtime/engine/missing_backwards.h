@@ -9,15 +9,16 @@ namespace ebb {
 
 class MissingBackwards {
  public:
-  // A step of this plan begins. The plan outlives the step.
-  void Begin(const sharding::Plan& plan);
-  // Scopes [begin, end) of the plan are left out. In their order, call by call.
+  // A step of this plan begins, of this many rounds. The plan outlives the step.
+  void Begin(const sharding::Plan& plan, int rounds);
+  // Scopes [begin, end) of the step are left out. In their order, call by call.
   void LeftOut(int begin, int end);
   // The first backward that is missing; OK if none is.
   absl::Status Error() const;
 
  private:
   const sharding::Plan* plan_ = nullptr;
+  int rounds_ = 1;
   // The first that is missing: a round from 0; unit -1: the whole of it. How often the unit's backward was
   // left out by then, of how many times.
   bool found_ = false;

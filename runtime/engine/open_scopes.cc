@@ -18,8 +18,7 @@ void OpenScopes::Begin() {
   // The last uses of a walk that ended early are not known.
   if (progress.evaluation && progress.moment > 0) with_.issuer->EndEarly();
   with_.runner->ReserveSpans();
-  progress.awaited.assign(progress.plan().moments.size(), 0);
-  progress.moment = 0;
+  progress.moment = progress.awaited = 0;
   with_.views->Begin(progress.evaluation, progress.micro_batches);
   Advance();
 }
@@ -53,7 +52,7 @@ int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId id) {
   scope.planned = match.scope;
   scope.round = progress.order.round();
   if (scope.planned >= 0) {
-    scope.visit = progress.plan().scopes[static_cast<size_t>(scope.planned)].visit;
+    scope.visit = progress.PlannedScopeOf(scope.planned).visit;
   } else {
     scope.visit = VisitOf(unit, backward);
   }
@@ -66,7 +65,7 @@ int64_t OpenScopes::Open(sharding::ScopeKind kind, UnitId id) {
     with_.displaced->Open(scope);
   } else {
     Advance();
-    if (!progress.awaited[with_.runner->OpeningOf(scope.planned)]) OpenAheadOfHeld(scope);
+    if (progress.awaited <= progress.OpeningOf(scope.planned)) OpenAheadOfHeld(scope);
   }
   const int64_t now = Timeline::NowNs();
   with_.timeline->Add(progress.trace, "wait", model.units[static_cast<size_t>(unit)].name,
@@ -83,29 +82,33 @@ void OpenScopes::Advance() {
   if (std::any_of(progress.open.begin(), progress.open.end(),
                   [](const OpenScope& scope) { return scope.planned < 0; }))
     return;
-  const std::vector<sharding::FragmentMoment>& moments = progress.fragment->fragment().moments;
-  const sharding::OrderProgress& order = progress.order;
-  while (progress.moment < moments.size()) {
-    const sharding::FragmentMoment& moment = moments[progress.moment];
+  sharding::OrderProgress& order = progress.order;
+  while (progress.moment < progress.moments()) {
+    const size_t at = progress.moment;
+    const sharding::FragmentMoment& moment = progress.MomentOf(at);
     if (moment.kind == Moment::kFinish) return;  // Finish's own
-    if (moment.kind == Moment::kOpen && !order.has_come(moment.scope)) return;
-    if (moment.kind == Moment::kClose && !order.is_over(moment.scope)) return;
+    const int scope = moment.kind == Moment::kBegin ? -1 : progress.ScopeOf(at);
+    if (moment.kind == Moment::kOpen && !order.has_come(scope)) return;
+    if (moment.kind == Moment::kClose && !order.is_over(scope)) return;
     ++progress.moment;
-    if (moment.kind == Moment::kClose && order.state(moment.scope) == State::kLeftOut) {
-      const PlannedScope& planned = progress.plan().scopes[static_cast<size_t>(moment.scope)];
-      const OpenScope left_out{.planned = moment.scope,
+    if (moment.kind == Moment::kClose && order.state(scope) == State::kLeftOut) {
+      const PlannedScope& planned = progress.PlannedScopeOf(scope);
+      const OpenScope left_out{.planned = scope,
                                .unit = planned.unit,
                                .visit = planned.visit,
-                               .round = planned.round,
+                               .round = progress.RoundOf(at),
                                .kind = planned.kind()};
       if (ReducesAfter(left_out)) with_.views->CompleteGradient(left_out);
     }
     // What has run since the moment before.
-    const size_t at = progress.moment - 1;
-    if (at > 0 && moments[at - 1].kernels >= 0) with_.runner->EndKernels(moments[at - 1].kernels);
+    const int before = at > 0 ? progress.MomentOf(at - 1).kernels : -1;
+    if (before >= 0) with_.runner->EndKernels(before);
     with_.runner->Issue(moment.begin, moment.end);
-    if (moment.kernels >= 0 && !std::exchange(progress.awaited[at], uint8_t{1}))
-      with_.runner->StartKernels(moment.kernels);
+    if (progress.awaited <= at) {
+      progress.awaited = at + 1;
+      if (moment.kernels >= 0) with_.runner->StartKernels(moment.kernels);
+    }
+    if (moment.kind == Moment::kOpen) order.Release(progress.RoundOf(at));
   }
 }
 
@@ -144,43 +147,70 @@ void OpenScopes::LeaveOutRest() {
 
 bool OpenScopes::ReducesAfter(const OpenScope& scope) const {
   const sharding::Decisions& decisions = with_.progress->plan().decisions;
-  return scope.planned >= 0 &&
-         with_.progress->plan().scopes[static_cast<size_t>(scope.planned)].gradients &&
-         (!decisions.keeps_step_gradients || scope.round == decisions.rounds - 1);
+  return scope.planned >= 0 && with_.progress->PlannedScopeOf(scope.planned).gradients &&
+         (!decisions.keeps_step_gradients || scope.round == with_.progress->rounds - 1);
 }
 
 // The plan's next moment is the close of a scope that is still open, but the trainer opens a later one.
 void OpenScopes::OpenAheadOfHeld(const OpenScope& scope) {
   if (!with_.displaced->HasRoom(scope, /*all=*/false)) return;
   StepProgress& progress = *with_.progress;
-  const LinkedFragment& fragment = *progress.fragment;
   // The kernels of scopes ahead of it that are left out wait, too: what they wait for, those behind them on
   // the compute stream do not wait for again.
-  const std::vector<sharding::FragmentMoment>& moments = fragment.fragment().moments;
-  std::vector<size_t> to_start;
-  for (size_t moment = progress.moment; moment <= with_.runner->OpeningOf(scope.planned);
-       ++moment) {
-    const int kernels = moments[moment].kernels;
-    if (kernels < 0 || progress.awaited[moment]) continue;
-    to_start.push_back(moment);
-    for (int wait : fragment[kernels].waits) {
-      const sharding::Instruction& other = fragment[wait];
-      if (wait < with_.runner->issued() || other.code == sharding::Code::kKernels) continue;
-      const bool gathers = other.role == OperationKind::kGather ||
-                           other.role == OperationKind::kGatherSecondary ||
-                           other.role == OperationKind::kFillSecondary;
-      with_.errors->Note(absl::FailedPreconditionError(
-          absl::StrCat(with_.messages->ScopeName(scope.kind, scope.unit), " while ", HeldScope(),
-                       " is open, behind which the ", std::string(sharding::Name(other.role)),
-                       " of what it needs comes: close that scope first",
-                       gathers ? ", or raise ebb.prefetch_depth" : "")));
-      return with_.issuer->Fence();
+  const size_t begin = std::max(progress.moment, progress.awaited),
+               end = progress.OpeningOf(scope.planned) + 1;
+  for (size_t moment = begin; moment < end; ++moment) {
+    const sharding::Instruction* const missing = FindNotIssued(moment);
+    if (missing == nullptr) continue;
+    const bool gathers = missing->role == OperationKind::kGather ||
+                         missing->role == OperationKind::kGatherSecondary ||
+                         missing->role == OperationKind::kFillSecondary;
+    with_.errors->Note(absl::FailedPreconditionError(
+        absl::StrCat(with_.messages->ScopeName(scope.kind, scope.unit), " while ", HeldScope(),
+                     " is open, behind which the ", std::string(sharding::Name(missing->role)),
+                     " of what it needs comes: close that scope first",
+                     gathers ? ", or raise ebb.prefetch_depth" : "")));
+    return with_.issuer->Fence();
+  }
+  for (size_t moment = begin; moment < end; ++moment) {
+    const int kernels = progress.MomentOf(moment).kernels;
+    if (kernels >= 0) with_.runner->StartKernels(kernels);
+  }
+  progress.awaited = end;
+}
+
+// Something that the kernels of a moment wait for and that was not issued yet. Other kernels come before them on their
+// stream.
+const sharding::Instruction* OpenScopes::FindNotIssued(size_t moment) const {
+  using sharding::Instruction;
+  const StepProgress& progress = *with_.progress;
+  const int index = progress.MomentOf(moment).kernels;
+  if (index < 0) return nullptr;
+  const LinkedFragment& fragment = *progress.fragment;
+  const Instruction& kernels = fragment[index];
+  const auto is_kernels = [](const Instruction& other) {
+    return other.code == sharding::Code::kKernels;
+  };
+  const std::vector<int>& seams = fragment.fragment().seams;
+  // One stretch between seams is issued as a whole before the next one, which may be the same again.
+  const int round = progress.RoundOf(progress.moment), of_moment = progress.RoundOf(moment);
+  const bool is_behind_seam = !seams.empty() && of_moment > round;
+  for (const int wait : kernels.waits) {
+    if ((is_behind_seam || wait >= with_.runner->issued()) && !is_kernels(fragment[wait]))
+      return &fragment[wait];
+  }
+  if (!is_behind_seam) return nullptr;
+  const auto planned = static_cast<size_t>(progress.RoundInPlan(round));
+  const int end = planned < seams.size() ? seams[planned] : fragment.size();
+  for (int other = with_.runner->issued(); other < end; ++other) {
+    if (is_kernels(fragment[other])) continue;
+    if (of_moment > round + 1) return &fragment[other];
+    for (const sharding::CellUse& use : kernels.enters) {
+      for (const sharding::CellUse& last : fragment[other].leaves)
+        if (use.cell == last.cell && (use.writes || last.writes)) return &fragment[other];
     }
   }
-  for (const size_t moment : to_start) {
-    progress.awaited[moment] = 1;
-    with_.runner->StartKernels(moments[moment].kernels);
-  }
+  return nullptr;
 }
 
 // Of a scope that is none of the order's: the unit's last visit, and of a backward one that has a gradient.
@@ -203,8 +233,7 @@ std::string OpenScopes::HeldScope() const {
   const StepProgress& progress = *with_.progress;
   for (const OpenScope& open : progress.open)
     if (open.planned < 0) return with_.messages->ScopeName(open.kind, open.unit);
-  const sharding::Plan& plan = progress.plan();
-  const PlannedScope& scope = plan.scopes[static_cast<size_t>(plan.moments[progress.moment].scope)];
+  const PlannedScope& scope = progress.PlannedScopeOf(progress.ScopeOf(progress.moment));
   return with_.messages->ScopeName(scope.kind(), scope.unit);
 }
 

@@ -59,6 +59,7 @@ class OpenScopes {
   void Close(OpenScope& scope);
   void Advance();
   void OpenAheadOfHeld(const OpenScope& scope);
+  const sharding::Instruction* FindNotIssued(size_t moment) const;
   std::string HeldScope() const;
   bool ReducesAfter(const OpenScope& scope) const;
   int VisitOf(int unit, bool backward) const;

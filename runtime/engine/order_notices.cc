@@ -25,14 +25,15 @@ void OrderNotices::Opened(const Match& match, sharding::ScopeKind kind, int unit
                 "behind it");
   }
   if (match.scope == match.expected) return;
-  const std::vector<PlannedScope>& scopes = progress_.plan().scopes;
+  const auto at = [this](int scope) -> const PlannedScope& {
+    return progress_.PlannedScopeOf(scope);
+  };
   // Head and loss fused into the last visit's backward; and what a trainer need not recompute.
   const bool fused = match.scope == match.expected + 1 &&
-                     scopes[match.expected].kind() == sharding::ScopeKind::kForward &&
-                     scopes[match.scope].backward;
-  const bool kept = !OwnsBoundaries() &&
-                    std::all_of(scopes.begin() + match.expected, scopes.begin() + match.scope,
-                                [](const PlannedScope& scope) { return scope.recompute; });
+                     at(match.expected).kind() == sharding::ScopeKind::kForward &&
+                     at(match.scope).backward;
+  bool kept = !OwnsBoundaries();
+  for (int scope = match.expected; kept && scope < match.scope; ++scope) kept = at(scope).recompute;
   if (!fused && !kept)
     Warn(match.expected, messages_.ScopeName(kind, unit),
          "what the order has before it is left out of this step");
@@ -51,10 +52,11 @@ void OrderNotices::LeaveOutRest() {
 }
 
 void OrderNotices::Warn(int expected, std::string_view what_came, std::string_view how) {
-  const std::vector<PlannedScope>& scopes = progress_.plan().scopes;
-  const std::string next = expected < static_cast<int>(scopes.size())
-                               ? messages_.ScopeName(scopes[expected].kind(), scopes[expected].unit)
-                               : "the end of the step";
+  std::string next = "the end of the step";
+  if (expected < progress_.order.scopes()) {
+    const PlannedScope& scope = progress_.PlannedScopeOf(expected);
+    next = messages_.ScopeName(scope.kind(), scope.unit);
+  }
   const std::string what =
       absl::StrCat(std::string(what_came), " where the declared order has ", next);
   if (OwnsBoundaries()) {

@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/programs.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ebb/runtime/config/status_macros.h"
@@ -21,12 +22,14 @@ absl::Status Programs::Plan() {
 }
 
 absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
-  if (rounds == own_->plan.decisions.rounds && !hold_updates) return own_.get();
+  const int planned = std::min(rounds, sharding::kPlannedRounds);
+  if (planned == own_->plan.decisions.rounds && !hold_updates) return own_.get();
   for (const std::unique_ptr<Runnable>& run : others_) {
-    if (run->plan.decisions.rounds == rounds && run->hold_updates == hold_updates) return run.get();
+    if (run->plan.decisions.rounds == planned && run->hold_updates == hold_updates)
+      return run.get();
   }
   EBB_ASSIGN_OR_RETURN(sharding::Plan plan,
-                       sharding::PlanStep(inputs_.ForPlan(), rounds, hold_updates));
+                       sharding::PlanStep(inputs_.ForPlan(), planned, hold_updates));
   others_.push_back(std::make_unique<Runnable>(std::move(plan)));
   others_.back()->hold_updates = hold_updates;
   return others_.back().get();

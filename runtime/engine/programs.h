@@ -27,7 +27,7 @@ class Programs {
   Runnable& drain() const { return *drain_; }  // carried updates alone
   // What is the same in all plans: layout, decisions, pools.
   const sharding::Plan& plan() const { return own_->plan; }
-  // A step of this many rounds; planned, once.
+  // A step of this many rounds; planned once for all of more than two.
   absl::StatusOr<Runnable*> Of(int rounds, bool hold_updates);
 
   // Cuts memory into cells, by what the config's own plans touch: those of more rounds touch the same.

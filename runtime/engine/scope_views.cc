@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -19,6 +20,9 @@ ScopeViews::ScopeViews(const Parts& parts, const sharding::Plan& plan) : with_(p
   const sharding::Decisions& decisions = plan.decisions;
   const size_t visits = model.forward.size();
   requested_.resize(decisions.keeps_step_gradients ? visits : model.units.size());
+  round_numbers_.resize(2);
+  for (RoundNumbers& numbers : round_numbers_)
+    numbers.numbers.resize(static_cast<size_t>(decisions.micro_batches_per_round));
   for (size_t v = 0; v < visits; ++v) {
     const size_t unit = static_cast<size_t>(model.forward[v].unit);
     requested_[decisions.keeps_step_gradients ? v : unit].resize(
@@ -32,8 +36,9 @@ ScopeViews::ScopeViews(const Parts& parts, const sharding::Plan& plan) : with_(p
 void ScopeViews::Begin(bool evaluation, int micro_batches) {
   for (std::vector<uint8_t>& requested : requested_)
     if (!evaluation) std::fill(requested.begin(), requested.end(), uint8_t{0});
-  while (static_cast<int>(micro_batch_numbers_.size()) < micro_batches)
-    micro_batch_numbers_.push_back(static_cast<int>(micro_batch_numbers_.size()));
+  if (!evaluation) return;
+  while (static_cast<int>(walk_numbers_.size()) < micro_batches)
+    walk_numbers_.push_back(static_cast<int>(walk_numbers_.size()));
 }
 
 // Parameters.
@@ -114,7 +119,7 @@ std::vector<uint8_t>& ScopeViews::RequestedOf(const OpenScope& scope) {
 
 bool ScopeViews::TakesGradients(const OpenScope& scope) const {
   return scope.planned >= 0
-             ? with_.progress->plan().scopes[static_cast<size_t>(scope.planned)].gradients
+             ? with_.progress->PlannedScopeOf(scope.planned).gradients
              : with_.inputs->model.forward[static_cast<size_t>(scope.visit)].gradients;
 }
 
@@ -176,15 +181,28 @@ void ScopeViews::CompleteGradient(const OpenScope& scope) {
 
 // Boundaries.
 
-std::span<const int> ScopeViews::MicroBatches(int64_t id) const {
+std::span<const int> ScopeViews::MicroBatches(int64_t id) {
   const OpenScope* scope = Find(id);
   if (scope == nullptr) return {};
   const StepProgress& progress = *with_.progress;
   if (progress.evaluation)
-    return std::span(micro_batch_numbers_).first(static_cast<size_t>(progress.micro_batches));
-  const size_t per_round = static_cast<size_t>(plan_.decisions.micro_batches_per_round);
-  return std::span(micro_batch_numbers_)
-      .subspan(static_cast<size_t>(scope->round) * per_round, per_round);
+    return std::span(walk_numbers_).first(static_cast<size_t>(progress.micro_batches));
+  RoundNumbers* of_round = nullptr;
+  for (RoundNumbers& known : round_numbers_) {
+    if (known.round == scope->round) return known.numbers;
+    const bool is_shown =
+        std::any_of(progress.open.begin(), progress.open.end(),
+                    [&](const OpenScope& open) { return open.round == known.round; });
+    if (!is_shown) of_round = &known;
+  }
+  if (of_round == nullptr) {
+    of_round = &round_numbers_.emplace_back();
+    of_round->numbers.resize(static_cast<size_t>(plan_.decisions.micro_batches_per_round));
+  }
+  of_round->round = scope->round;
+  std::iota(of_round->numbers.begin(), of_round->numbers.end(),
+            scope->round * static_cast<int>(of_round->numbers.size()));
+  return of_round->numbers;
 }
 
 // What visit `visit` wrote as its output, or the gradient of that.
@@ -232,10 +250,9 @@ MutableTensorView ScopeViews::OutputGradient(int64_t id, int micro_batch) {
 MutableTensorView ScopeViews::InputGradient(int64_t id, int micro_batch) {
   const OpenScope* scope = Find(id);
   if (scope == nullptr) return {};
-  const bool has_one =
-      scope->planned < 0
-          ? scope->visit > sharding::FirstTrainableVisit(with_.inputs->model)
-          : with_.progress->plan().scopes[static_cast<size_t>(scope->planned)].input_gradient;
+  const bool has_one = scope->planned < 0
+                           ? scope->visit > sharding::FirstTrainableVisit(with_.inputs->model)
+                           : with_.progress->PlannedScopeOf(scope->planned).input_gradient;
   if (!has_one) return {};
   return Boundary(id, micro_batch, scope->visit - 1, /*gradient=*/true, Shown::kInputGradient);
 }
@@ -259,7 +276,7 @@ void ScopeViews::Poison(const OpenScope& closed) {
   for (const OpenScope& other : with_.progress->open) {
     if (other.unit == closed.unit) return;
   }
-  const size_t planned = static_cast<size_t>(closed.planned);
+  const auto planned = static_cast<size_t>(with_.progress->ScopeInPlan(closed.planned));
   for (size_t s = 0; s < plan.scopes.size(); ++s) {
     if (plan.scopes[s].unit == closed.unit &&
         plan.gather_of_scope[s] == plan.gather_of_scope[planned] &&

@@ -35,7 +35,7 @@ class ScopeViews {
 
   TensorView Parameter(int64_t scope, ParameterId parameter);
   BackwardScope::Fused Gradient(int64_t scope, ParameterId parameter, bool zero_fill);
-  std::span<const int> MicroBatches(int64_t scope) const;
+  std::span<const int> MicroBatches(int64_t scope);
   MutableTensorView Input(int64_t scope, int micro_batch);
   MutableTensorView Output(int64_t scope, int micro_batch);
   MutableTensorView OutputGradient(int64_t scope, int micro_batch);
@@ -68,7 +68,13 @@ class ScopeViews {
   const Parts with_;
   const sharding::Plan& plan_;                   // what is the same in all of an engine's plans
   std::vector<std::vector<uint8_t>> requested_;  // by gradient key, by placement: gradient written
-  std::vector<int> micro_batch_numbers_;
+  std::vector<int> walk_numbers_;                // of micro-batches
+  // The same of rounds that a scope that is open was asked for.
+  struct RoundNumbers {
+    int round = -1;
+    std::vector<int> numbers;
+  };
+  std::vector<RoundNumbers> round_numbers_;
   std::vector<DType> boundary_dtypes_;  // by visit
   std::vector<int64_t> boundary_elements_;
 };

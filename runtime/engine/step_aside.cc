@@ -20,8 +20,8 @@ absl::Status StepAside::MayEvaluate() const {
                      " of a Step of the same engine is open: close that scope first"));
   }
   const sharding::Plan& plan = with_.progress->plan();
-  const int of_round = static_cast<int>(plan.scopes.size()) / plan.decisions.rounds;
-  if (with_.notices->OwnsBoundaries() && with_.progress->order.next() % of_round != 0) {
+  if (with_.notices->OwnsBoundaries() &&
+      with_.progress->order.next() % with_.progress->scopes_of_round() != 0) {
     return absl::FailedPreconditionError(
         "BeginEvaluation within a round of a Step, whose boundary activations lie where those of "
         "an evaluation go (Visit::output_bytes): evaluate between rounds, or between steps");

@@ -11,10 +11,41 @@ OpenScope* StepProgress::Find(int64_t id) {
 }
 
 int StepProgress::NextCode() const {
-  const std::vector<sharding::PlannedScope>& scopes = plan().scopes;
-  const size_t next = static_cast<size_t>(order.next());
-  return next < scopes.size() ? sharding::ScopeCode(scopes[next].kind(), scopes[next].unit)
-                              : ScopeTrail::kNothing;
+  if (order.next() >= order.scopes()) return ScopeTrail::kNothing;
+  const sharding::PlannedScope& scope = PlannedScopeOf(order.next());
+  return sharding::ScopeCode(scope.kind(), scope.unit);
+}
+
+int StepProgress::RoundInPlan(int round) const {
+  const int planned = plan().decisions.rounds;
+  return round + 1 == rounds ? planned - 1 : std::min(round, std::max(planned - 2, 0));
+}
+
+int StepProgress::RoundOf(size_t at) const {
+  if (at == 0) return 0;
+  return std::min(static_cast<int>((at - 1) / moments_of_round()), rounds - 1);
+}
+
+size_t StepProgress::MomentInPlan(size_t at) const {
+  if (at == 0) return 0;
+  const int round = RoundOf(at);
+  return at - static_cast<size_t>(round - RoundInPlan(round)) * moments_of_round();
+}
+
+int StepProgress::ScopeOf(size_t at) const {
+  const int round = RoundOf(at);
+  return MomentOf(at).scope + (round - RoundInPlan(round)) * scopes_of_round();
+}
+
+size_t StepProgress::OpeningOf(int scope) const {
+  const int of_round = scopes_of_round();
+  const auto in_round = plan().scopes[static_cast<size_t>(scope % of_round)].open_tick;
+  return static_cast<size_t>(scope / of_round) * moments_of_round() + static_cast<size_t>(in_round);
+}
+
+int StepProgress::ScopeInPlan(int scope) const {
+  const int of_round = scopes_of_round(), round = scope / of_round;
+  return scope - (round - RoundInPlan(round)) * of_round;
 }
 
 }  // namespace ebb

@@ -1,4 +1,8 @@
-// How far the step or evaluation that is alive has come, and which scopes are open.
+// How far the step or evaluation that is alive has come, and which scopes are open. Moments and scopes are counted
+// over all rounds of the step. The plan has those of three at most:
+//
+//   round of the step   0 1 2 3 4 5
+//   of the plan         0 1 1 1 1 2
 #pragma once
 
 #include <cstddef>
@@ -33,11 +37,12 @@ struct StepProgress {
   StepOptions options;
   int micro_batches = 0;
   double divisor = 1, gradient_scale = 1;
+  int rounds = 1;
   Runnable* run = nullptr;
   LinkedFragment* fragment = nullptr;  // of it
-  size_t moment = 0;                   // the next of the plan
+  size_t moment = 0;                   // the next
   sharding::OrderProgress order;
-  std::vector<uint8_t> awaited;  // by moment: its kernels wait for what they need
+  size_t awaited = 0;  // moments from the first on whose kernels wait for what they need
   bool any_backward = false, reduced = false;
   Evaluation::Sums sums = {};  // the counts; values come from the device. The loss is the first
   CallLog log;
@@ -47,9 +52,29 @@ struct StepProgress {
 
   // As the declared order has it.
   const sharding::Plan& plan() const { return run->plan; }
+  size_t moments() const { return moments_of_round() * static_cast<size_t>(rounds) + 2; }
+  // Of the round that a moment is in; the begin is in the first, the end in the last.
+  int RoundOf(size_t at) const;
+  const sharding::FragmentMoment& MomentOf(size_t at) const {
+    return fragment->fragment().moments[MomentInPlan(at)];
+  }
+  int ScopeOf(size_t at) const;       // of the step, which opens or closes in it
+  size_t OpeningOf(int scope) const;  // the moment
+  int ScopeInPlan(int scope) const;   // index into the plan's
+  const sharding::PlannedScope& PlannedScopeOf(int scope) const {
+    return plan().scopes[static_cast<size_t>(ScopeInPlan(scope))];
+  }
+  int scopes_of_round() const {
+    return static_cast<int>(plan().scopes.size()) / plan().decisions.rounds;
+  }
+  int RoundInPlan(int round) const;
   OpenScope* Find(int64_t scope);
   // What the declared order has next, as a log has it.
   int NextCode() const;
+
+ private:
+  size_t MomentInPlan(size_t at) const;
+  size_t moments_of_round() const { return 2 * static_cast<size_t>(scopes_of_round()); }
 };
 
 }  // namespace ebb

@@ -38,11 +38,11 @@ void StepTimeline::Add(const TraceLabel& step, const char* operation, std::strin
 
 // A device that has no room for more events has failed by now, or will say so elsewhere: a timeline is
 // no reason to fail.
-void StepTimeline::Collect(const sharding::Plan* next) {
+void StepTimeline::Collect(int64_t next) {
   if (device_spans_ == nullptr) return;
   device_spans_->Collect();
-  if (next == nullptr) return;
-  const absl::Status reserved = device_spans_->Reserve(static_cast<int>(next->operations.size()));
+  if (next == 0) return;
+  const absl::Status reserved = device_spans_->Reserve(static_cast<int>(next));
   if (!reserved.ok()) {
     LogWarning(absl::StrCat("operations are missing from the timeline: ", reserved.message()));
   }
@@ -50,7 +50,7 @@ void StepTimeline::Collect(const sharding::Plan* next) {
 
 void StepTimeline::Write() {
   if (timeline_ == nullptr) return;
-  Collect(/*next=*/nullptr);
+  Collect(/*next=*/0);
   const std::string& path = inputs_.config.ebb.trace;
   if (absl::Status written = timeline_->AppendTo(path); !written.ok()) {
     LogWarning(absl::StrCat("the timeline was not written: ", written.message()));

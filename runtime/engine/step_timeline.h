@@ -2,6 +2,7 @@
 // for its streams, and by tasks of the streams elsewhere.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -24,8 +25,8 @@ class StepTimeline {
   IssueTracer* tracer() { return tracer_ ? &*tracer_ : nullptr; }
   void Add(const TraceLabel& step, const char* operation, std::string_view subject,
            int64_t begin_ns, int64_t end_ns);
-  // Takes the spans that have ended. `next`: what is to run and be shown, with spans of its own; null: nothing.
-  void Collect(const sharding::Plan* next);
+  // Takes the spans that have ended. `next`: operations that are to run and be shown, with spans of their own.
+  void Collect(int64_t next);
   // Appends all to the file. Once every stream is idle.
   void Write();
 

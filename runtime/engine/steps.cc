@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -33,10 +34,10 @@ int64_t Steps::Begin(const StepOptions& options) {
   with_.exchange->Begin(options.learning_rate);
   LogBegun();
   const sharding::Plan& plan = progress.plan();
-  progress.backwards.Begin(plan);
-  const auto rounds = static_cast<size_t>(plan.decisions.rounds);
-  progress.order.BeginStep(std::span(plan.scopes).first(plan.scopes.size() / rounds),
-                           plan.decisions.trainable, plan.decisions.rounds);
+  progress.backwards.Begin(plan, progress.rounds);
+  progress.order.BeginStep(
+      std::span(plan.scopes).first(static_cast<size_t>(progress.scopes_of_round())),
+      plan.decisions.trainable, progress.rounds);
   with_.scopes->Begin();
   progress.trail.next = progress.NextCode();
   return number;
@@ -61,13 +62,21 @@ void Steps::TakeOptions(const StepOptions& options) {
   }
   const bool early = with_.programs->plan().decisions.timing == sharding::UpdateTiming::kEarly;
   const bool holds = options.hold_updates || (options.rates_at_finish && early);
+  if (const int most = std::numeric_limits<int>::max() / (2 * progress.scopes_of_round() + 1);
+      progress.micro_batches / per_round > most) {
+    errors().Note(absl::InvalidArgumentError(
+        absl::StrCat("a step of ", progress.micro_batches / per_round, " rounds; at most ", most,
+                     " are counted: begin it with fewer micro-batches")));
+    progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
+  }
   absl::StatusOr<Runnable*> run = with_.programs->Of(progress.micro_batches / per_round, holds);
   if (run.ok()) {
     progress.run = *run;
   } else {
     errors().Note(run.status());
-    progress.micro_batches = progress.plan().decisions.rounds * per_round;
+    progress.micro_batches = static_cast<int>(config.gradient_accumulation_steps);
   }
+  progress.rounds = progress.micro_batches / per_round;
   progress.divisor = options.gradient_divisor;
   if (options.gradient_divisor == 0)
     progress.divisor = static_cast<double>(with_.inputs->size()) * progress.micro_batches;
@@ -123,6 +132,7 @@ int64_t Steps::BeginEvaluation(int micro_batches, const EvaluationOptions& optio
   }
   LogBegun();
   SpreadWritten();
+  progress.rounds = 1;
   progress.order.BeginWalks(progress.plan().scopes);
   with_.scopes->Begin();
   return number;
@@ -178,7 +188,7 @@ bool Steps::IsOpen(int64_t number, std::string_view call) {
 
 int Steps::rounds(int64_t number) const {
   for (const StepProgress* progress : {&std::as_const(*with_.progress), &with_.aside->progress()})
-    if (progress->alive && progress->number == number) return progress->plan().decisions.rounds;
+    if (progress->alive && progress->number == number) return progress->rounds;
   return 0;
 }
 
@@ -352,7 +362,7 @@ absl::StatusOr<Evaluation::Sums> Steps::FinishEvaluation(int64_t number) {
   }
   with_.calls->Note(CallKind::kFinishEvaluation);
   CompleteScopes();
-  const bool early = progress.moment + 1 < progress.fragment->fragment().moments.size();
+  const bool early = progress.moment + 1 < progress.moments();
   IssueFinish();
   with_.streams->reduce().WaitIdle();
   if (early) with_.issuer->EndEarly();
@@ -382,7 +392,7 @@ void Steps::End() {
 
 absl::StatusOr<StepReport> Steps::Report() {
   absl::StatusOr<StepReport> report = outcome().Report();
-  with_.timeline->Collect(/*next=*/nullptr);
+  with_.timeline->Collect(/*next=*/0);
   if (with_.suspension->has_refused_step() && !errors().has_failed())
     return with_.suspension->Error();
   // Where there is only no report yet, nothing has gone wrong.

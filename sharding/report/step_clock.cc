@@ -87,7 +87,7 @@ void StepClock::BeginStep() {
 
 void StepClock::Issue() {
   const FragmentCosts& of = Of(caller_.step);
-  const auto index = static_cast<size_t>(caller_.next),
+  const auto index = static_cast<size_t>(of.At(caller_.next)),
              parity = static_cast<size_t>(caller_.step % 2);
   if (of.costs[index].caller_seconds > 0 && !std::exchange(caller_.took_time, true)) {
     caller_.busy_until = now_ + of.costs[index].caller_seconds;
@@ -101,8 +101,9 @@ void StepClock::Issue() {
       {.step = caller_.step, .instruction = static_cast<int>(index), .begin_cause = caller_.cause});
   progress_.emplace_back();
   for (int wait : instruction.waits) {
-    frontier_.Follow(instruction.starts, of.events[static_cast<size_t>(wait)][parity]);
-    Await(number, first_.back() + wait);
+    const int event = of.events[static_cast<size_t>(wait)][parity];
+    frontier_.Follow(instruction.starts, event);
+    Await(number, newest_[static_cast<size_t>(event)]);
   }
   frontier_.Enter(instruction.starts, instruction.enters, static_cast<int>(parity),
                   [&](int event) { Await(number, newest_[static_cast<size_t>(event)]); });
@@ -258,7 +259,7 @@ void StepClock::Advance(double to) {
 
 absl::Status StepClock::Run() {
   size_t count = 0;
-  for (int step = 0; step < steps_; ++step) count += Of(step).costs.size();
+  for (int step = 0; step < steps_; ++step) count += static_cast<size_t>(Of(step).count());
   clocked_.reserve(count);
   progress_.reserve(count);
   for (Settle();; Settle()) {

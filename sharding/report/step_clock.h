@@ -69,7 +69,17 @@ class StepClock {
     const Fragment* fragment = nullptr;
     std::vector<MachineCost> costs;
     std::vector<std::array<int, 2>> events;  // by instruction and parity
-    int count() const { return static_cast<int>(costs.size()); }
+    int again() const {  // instructions that rounds in the middle run more than once
+      return fragment->again > 0 ? fragment->again * middle() : 0;
+    }
+    int middle() const { return fragment->seams[1] - fragment->seams[0]; }
+    int count() const { return static_cast<int>(costs.size()) + again(); }
+    // The instruction that a step issues as this one of count().
+    int At(int number) const {
+      if (again() == 0 || number < fragment->seams[1]) return number;
+      if (number >= fragment->seams[1] + again()) return number - again();
+      return fragment->seams[0] + (number - fragment->seams[0]) % middle();
+    }
   };
   // kReady: its latency is over, what is before it on its line may not be.
   enum class State : uint8_t { kIssued, kStarted, kReady, kMoving, kOver };
@@ -94,7 +104,7 @@ class StepClock {
   };
 
   struct Caller {
-    int step = 0, next = kNone;  // instruction; kNone: it has not begun the step
+    int step = 0, next = kNone;  // of FragmentCosts::count(); kNone: it has not begun the step
     bool took_time = false;      // for the next one
     bool reports = false;
     double busy_until = 0;

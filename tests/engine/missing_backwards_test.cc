@@ -31,18 +31,18 @@ class MissingBackwardsTest : public ::testing::Test {
   // those of `backwards`.
   std::string After(int rounds, const std::vector<std::vector<int>>& backwards) {
     const sharding::Plan plan = PlanOf(rounds, model_);
-    missing_.Begin(plan);
+    missing_.Begin(plan, plan.step_rounds);
+    const int of_round = static_cast<int>(plan.scopes.size()) / plan.decisions.rounds;
     int next = 0;
-    for (int s = 0; s < static_cast<int>(plan.scopes.size()); ++s) {
-      const sharding::PlannedScope& scope = plan.scopes[static_cast<size_t>(s)];
-      if (scope.round >= static_cast<int>(backwards.size())) break;
-      const std::vector<int>& visits = backwards[static_cast<size_t>(scope.round)];
+    for (int s = 0; s < static_cast<int>(backwards.size()) * of_round; ++s) {
+      const sharding::PlannedScope& scope = plan.scopes[static_cast<size_t>(s % of_round)];
+      const std::vector<int>& visits = backwards[static_cast<size_t>(s / of_round)];
       if (scope.backward && std::find(visits.begin(), visits.end(), scope.visit) == visits.end())
         continue;
       missing_.LeftOut(next, s);
       next = s + 1;
     }
-    missing_.LeftOut(next, static_cast<int>(plan.scopes.size()));
+    missing_.LeftOut(next, rounds * of_round);
     return std::string(missing_.Error().message());
   }
 
@@ -91,14 +91,14 @@ TEST_F(MissingBackwardsTest, RoundsThatNeverBeganAreCounted) {
 // What is left out comes no more, so it is known before the updates that follow.
 TEST_F(MissingBackwardsTest, IsKnownAtOnce) {
   const sharding::Plan plan = PlanOf(2, model_);
-  missing_.Begin(plan);
+  missing_.Begin(plan, plan.step_rounds);
   missing_.LeftOut(9, 10);  // of u2, which is frozen
   EXPECT_TRUE(missing_.Error().ok());
   missing_.LeftOut(10, 11);
   EXPECT_THAT(std::string(missing_.Error().message()), HasSubstr("Backward('u1')"));
   missing_.LeftOut(11, 12);
   EXPECT_THAT(std::string(missing_.Error().message()), HasSubstr("Backward('u1')"));
-  missing_.Begin(plan);
+  missing_.Begin(plan, plan.step_rounds);
   EXPECT_TRUE(missing_.Error().ok());
 }
 
@@ -108,7 +108,7 @@ TEST_F(MissingBackwardsTest, UnitsBeforeTheFirstTrainableVisitAreNotMissed) {
   for (ParameterId id : model.units[0].parameters)
     model.parameters[static_cast<size_t>(id)].trainable = false;
   const sharding::Plan plan = PlanOf(1, model);
-  missing_.Begin(plan);
+  missing_.Begin(plan, plan.step_rounds);
   missing_.LeftOut(0, 6);  // every Forward
   EXPECT_TRUE(missing_.Error().ok()) << missing_.Error();
 }

@@ -50,12 +50,13 @@ struct Case {
   int Gathers(int unit) const {
     int gathers = 0, last = -1;
     int64_t since = 0;
-    for (int s = 0; s < std::ssize(plan.scopes); ++s) {
-      const PlannedScope& scope = plan.scopes[s];
+    const std::vector<PlannedScope> scopes = ScopesOfStep(random_case.model, plan.step_rounds);
+    for (int s = 0; s < std::ssize(scopes); ++s) {
+      const PlannedScope& scope = scopes[s];
       since += plan.layout.units[scope.unit].elements();
       if (scope.unit != unit) continue;
       const bool waits = last >= 0 && !config().ebb.reshard_after_forward &&
-                         !plan.scopes[last].backward && plan.scopes[last].round == scope.round;
+                         !scopes[last].backward && scopes[last].round == scope.round;
       const bool stays =
           last >= 0 && (last + 1 == s || waits) && since <= config().zero.max_reuse_distance;
       gathers += !stays;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <ostream>
+#include <span>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -62,12 +63,17 @@ Table Formula(const Plan& plan, bool carrying) {
   const Decisions& d = plan.decisions;
   const int64_t size = SizeOf(d.compute);
   std::vector<int> gathers(plan.layout.units.size()), contributions(plan.layout.units.size());
-  for (const Operation& operation : plan.operations) {
-    for (const Part& part : operation.parts) {
-      if (operation.kind == OperationKind::kGather) ++gathers[static_cast<size_t>(part.unit)];
-      if (operation.kind == OperationKind::kReduce) ++contributions[static_cast<size_t>(part.unit)];
+  const auto add_uses = [&](std::span<const Operation> operations, int times) {
+    for (const Operation& operation : operations) {
+      for (const Part& part : operation.parts) {
+        const auto unit = static_cast<size_t>(part.unit);
+        if (operation.kind == OperationKind::kGather) gathers[unit] += times;
+        if (operation.kind == OperationKind::kReduce) contributions[unit] += times;
+      }
     }
-  }
+  };
+  add_uses(plan.operations, 1);
+  add_uses(plan.MiddleRound(), plan.step_rounds - d.rounds);
   for (size_t u = 0; u < plan.layout.units.size(); ++u) {
     const UnitHomes& unit = plan.pools.homes.units[u];
     for (const bool trainable : {true, false}) {
@@ -95,9 +101,9 @@ Table Formula(const Plan& plan, bool carrying) {
     if (!visit.leaves) continue;
     const int64_t bytes = visit.boundary_stride * d.micro_batches_per_round;
     for (const Direction direction : {kUp, kDown}) {
-      add(kActivation, Tier::kCpu, direction, d.rounds * bytes);
+      add(kActivation, Tier::kCpu, direction, plan.step_rounds * bytes);
       if (d.activation_tier == Tier::kNvme)
-        add(kActivation, Tier::kNvme, direction, d.rounds * SwapAligned(bytes));
+        add(kActivation, Tier::kNvme, direction, plan.step_rounds * SwapAligned(bytes));
     }
   }
   // Gathers that take copies of masters, which are read for the update.
