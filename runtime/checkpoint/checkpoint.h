@@ -77,6 +77,8 @@ struct LoadedCheckpoint {
   std::map<std::string, std::string> trainer, of_this_rank;
   std::string config;  // of the run that saved, JSON
   int ranks = 0;       // likewise
+  int64_t bytes_read =
+      0;  // values that this rank read, in whole checked blocks of at most 4 MiB; headers are not counted
 };
 
 // `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Each rank reads the bytes that it

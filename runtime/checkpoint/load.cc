@@ -158,6 +158,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   loaded.trainer = std::move(manifest.trainer);
   loaded.config = std::move(manifest.config);
   loaded.ranks = static_cast<int>(manifest.files.size());
+  loaded.bytes_read = stored->bytes_read();
   if (loaded.ranks == engine.world().size()) loaded.of_this_rank = stored->of_this_rank();
   return loaded;
 }

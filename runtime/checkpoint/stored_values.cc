@@ -126,6 +126,7 @@ absl::Status StoredValues::ReadBlock(const Piece& piece, int64_t block) {
                 bytes = (piece.end - piece.begin) * SizeOf(piece.dtype);
   block_.resize(static_cast<size_t>(std::min(kCheckedBlock, bytes - first)));
   EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, piece.at + first, block_));
+  bytes_read_ += static_cast<int64_t>(block_.size());
   const char* const digits = piece.sums.data() + static_cast<size_t>(block) * kDigits;
   uint64_t sum = 0;
   const auto [end, error] = std::from_chars(digits, digits + kDigits, sum, 16);

@@ -30,6 +30,8 @@ class StoredValues {
   // Elements [begin, begin + values.size()). From one thread at a time.
   absl::Status Read(const std::string& of, const std::string& parameter, int64_t begin,
                     std::span<float> values);
+  // By Read so far, in whole blocks.
+  int64_t bytes_read() const { return bytes_read_; }
   // What that rank of the run that saved has named in its file: SaveOptions::of_this_rank.
   const std::map<std::string, std::string>& of_this_rank() const { return of_this_rank_; }
 
@@ -59,6 +61,7 @@ class StoredValues {
   const Piece* block_piece_ = nullptr;  // whose block is in block_
   int64_t block_number_ = 0;
   std::vector<std::byte> block_;
+  int64_t bytes_read_ = 0;
 };
 
 }  // namespace ebb

@@ -18,16 +18,31 @@ struct Way {
   DType compute = DType::kFloat32;
   bool stochastic_rounding = false;
   int shard_group = 0;
+  Timing timing = Timing::kLate;  // of updates; kEarly neither clips nor looks for overflows
+  int64_t prefetch_depth = 1, coalesce_bytes = 0;
+  int hpz = 1;  // zero_hpz_partition_size
+  int micro_batches = 1;
+  bool warms_up = false;  // the learning rate rises until after the last step of a test
 };
 
 // Its swap files are in the folder for temporary files.
 inline Config ConfigOf(const Way& way) {
-  Config config = ConfigFor({.world = way.world, .stage = way.stage});
+  Config config = ConfigFor({.world = way.world, .stage = way.stage, .timing = way.timing});
   config.compute = way.compute;
   config.ebb.reduce_at = ReduceAt::kRound;
   config.loss_scale.initial_scale_power = 8;
   config.ebb.stochastic_rounding = way.stochastic_rounding;
   config.ebb.shard_group = way.shard_group;
+  config.ebb.prefetch_depth = way.prefetch_depth;
+  config.ebb.coalesce_bytes = way.coalesce_bytes;
+  config.zero.hpz_partition_size = way.hpz;
+  config.gradient_accumulation_steps = way.micro_batches;
+  if (way.warms_up) {
+    config.scheduler.type = SchedulerType::kWarmup;
+    config.scheduler.warmup_max_lr = 0.01;
+    config.scheduler.warmup_num_steps = 10;
+  }
+  config.zero.offload_param.max_in_cpu = 0;
   if (way.stage > 0) config.zero.offload_optimizer.device = way.tier;
   if (way.stage == 3) config.zero.offload_param.device = way.tier;
   config.zero.offload_optimizer.nvme_paths =
@@ -50,7 +65,7 @@ inline absl::Status RunWay(const Way& way, const WayBody& body,
   return RunThreads(way.world, [&](World world) { return RunRank(world, way, body, options); });
 }
 
-// Steps [from, to).
+// Steps [from, to), each of so many micro-batches as the engine was created for.
 inline absl::Status Train(Engine& engine, ToyModel& model, int rank, int from, int to) {
   for (int step = from; step < to; ++step) EBB_RETURN_IF_ERROR(model.Train(engine, rank, step, {}));
   return absl::OkStatus();

@@ -1,0 +1,152 @@
+// What four ranks have saved arrives at any number of ranks, at any stage, tier and shard group: masters and states to
+// the bit, each rank having read no more than the blocks that its values lie in.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
+#include "way.h"
+
+namespace ebb::testing {
+namespace {
+
+class ReadBlocksTest : public ::testing::Test {
+ protected:
+  ReadBlocksTest() : folder_(absl::StrCat(::testing::TempDir(), "resharding-", getpid())) {
+    std::filesystem::remove_all(folder_);
+  }
+  ~ReadBlocksTest() override { std::filesystem::remove_all(folder_); }
+
+  const std::string folder_;
+};
+class ReshardingTest : public ReadBlocksTest, public ::testing::WithParamInterface<Way> {};
+constexpr DType kHalf = DType::kBFloat16;
+INSTANTIATE_TEST_SUITE_P(
+    Savers, ReshardingTest,
+    ::testing::Values(Way{.world = 4, .stage = 3}, Way{.world = 4, .stage = 1, .compute = kHalf},
+                      Way{.world = 4, .stage = 3, .tier = Tier::kCpu, .compute = DType::kFloat16},
+                      Way{.world = 4, .stage = 3, .tier = Tier::kNvme, .compute = kHalf},
+                      Way{.world = 4, .stage = 3, .compute = kHalf, .stochastic_rounding = true},
+                      Way{.world = 4, .stage = 3, .compute = kHalf, .shard_group = 2}));
+
+// Of all ranks, whole: by class or state and parameter.
+class WholeState {
+ public:
+  absl::Status Add(Engine& engine) {
+    for (const char* const state : {"", "exp_avg", "exp_avg_sq"}) {
+      EBB_RETURN_IF_ERROR(engine.Read(
+          *state == 0 ? StateClass::kMaster : StateClass::kOptimizer,
+          [&](const Slice& slice, std::span<const float> values) {
+            const std::scoped_lock lock(mutex_);
+            std::vector<float>& all = values_[absl::StrCat(state, " of ", slice.name)];
+            all.resize(static_cast<size_t>(Elements(slice.shape)), kMissing);
+            std::copy(values.begin(), values.end(), all.begin() + slice.begin);
+            return absl::OkStatus();
+          },
+          state));
+    }
+    return absl::OkStatus();
+  }
+  const std::map<std::string, std::vector<float>>& values() const { return values_; }
+
+ private:
+  static constexpr float kMissing = -12345;
+  std::mutex mutex_;
+  std::map<std::string, std::vector<float>> values_;
+};
+
+TEST_P(ReshardingTest, GivesEachWorldTheExactMastersAndStates) {
+  const Way& saver = GetParam();
+  WholeState saved;
+  ASSERT_EQ(RunWay(saver,
+                   [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                     EBB_RETURN_IF_ERROR(saved.Add(engine));
+                     return SaveCheckpoint(engine, folder_).status();
+                   }),
+            absl::OkStatus());
+  ASSERT_GT(saved.values().size(), 12u);
+  const Way kLoaders[] = {{.world = 1, .stage = 0},
+                          {.world = 1, .stage = 3, .tier = Tier::kNvme},
+                          {.world = 2, .stage = 1, .tier = Tier::kCpu},
+                          {.world = 2, .stage = 3, .tier = Tier::kNvme},
+                          {.world = 3, .stage = 2},
+                          {.world = 4, .stage = 3, .shard_group = 2},
+                          {.world = 4, .stage = 3, .hpz = 2},
+                          {.world = 8, .stage = 3, .tier = Tier::kCpu}};
+  for (Way loader : kLoaders) {
+    SCOPED_TRACE(absl::StrCat("world ", loader.world, " stage ", loader.stage));
+    loader.compute = saver.compute;
+    loader.stochastic_rounding = saver.stochastic_rounding;
+    WholeState loaded;
+    ASSERT_EQ(RunWay(loader,
+                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                       EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                       EBB_RETURN_IF_ERROR(loaded.Add(engine));
+                       return Train(engine, model, rank, 2, 3);
+                     }),
+              absl::OkStatus());
+    EXPECT_EQ(loaded.values(), saved.values());
+  }
+}
+
+// With parameters of several blocks.
+TEST_F(ReadBlocksTest, EachRankReadsTheBlocksOfItsOwnValuesOnce) {
+  constexpr ToyOptions kLarge = {.layers = 1, .width = 1800, .tied = false, .frozen = false};
+  const auto place = [](const StateSlice& slice) {
+    return std::pair(slice.state, static_cast<int>(slice.parameter));
+  };
+  std::mutex mutex;
+  std::map<std::pair<std::string, int>, std::vector<StateSlice>> stored;
+  ASSERT_EQ(RunWay(
+                {.world = 4, .stage = 1},
+                [&](Engine& engine, ToyModel&, int) -> absl::Status {
+                  {
+                    const std::scoped_lock lock(mutex);
+                    for (const StateSlice& slice : engine.StateSlices())
+                      stored[place(slice)].push_back(slice);
+                  }
+                  return SaveCheckpoint(engine, folder_).status();
+                },
+                kLarge),
+            absl::OkStatus());
+  for (const int world : {1, 2, 3, 8}) {
+    SCOPED_TRACE(absl::StrCat("world ", world));
+    ASSERT_EQ(RunWay(
+                  {.world = world, .stage = 3},
+                  [&](Engine& engine, ToyModel&, int) -> absl::Status {
+                    int64_t needed = 0, blocks = 0;
+                    for (const StateSlice& own : engine.StateSlices()) {
+                      needed += (own.end - own.begin) * SizeOf(DType::kFloat32);
+                      for (const StateSlice& piece : stored.at(place(own))) {
+                        const int64_t bytes = (piece.end - piece.begin) * SizeOf(DType::kFloat32),
+                                      from = std::max<int64_t>(own.begin - piece.begin, 0) *
+                                             SizeOf(DType::kFloat32),
+                                      to = std::min(
+                                          (own.end - piece.begin) * SizeOf(DType::kFloat32), bytes);
+                        if (from >= to) continue;
+                        blocks += std::min(CheckedBlocks(to) * kCheckedBlock, bytes) -
+                                  from / kCheckedBlock * kCheckedBlock;
+                      }
+                    }
+                    EBB_ASSIGN_OR_RETURN(const LoadedCheckpoint loaded,
+                                         LoadCheckpoint(engine, folder_));
+                    EXPECT_GE(loaded.bytes_read, needed);
+                    EXPECT_EQ(loaded.bytes_read, blocks);
+                    return absl::OkStatus();
+                  },
+                  kLarge),
+              absl::OkStatus());
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
