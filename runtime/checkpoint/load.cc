@@ -104,6 +104,20 @@ absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& optio
   return first;
 }
 
+// A run that goes on with the exact values may still sum or round in another way than the one that saved.
+void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
+  const absl::StatusOr<Config> saved = Config::FromJson(loaded.config);
+  if (!saved.ok() || loaded.config == "{}") return;  // another version's, or an import
+  std::vector<std::string> others;
+  if (saved->compute != now.compute) others.push_back("dtype");
+  if (now.gradient_accumulation_steps > 1 && saved->reduces_at_round() != now.reduces_at_round())
+    others.push_back("ebb.reduce_at");
+  if (others.empty()) return;
+  LogWarning(absl::StrCat("the run that saved '", loaded.path, "' had another ",
+                          absl::StrJoin(others, " and "),
+                          ": what follows has not the bits of one run"));
+}
+
 absl::Status WithWayOut(const absl::Status& damaged, const std::string& checkpoint) {
   const std::string older = WholeCheckpointBefore(checkpoint);
   return absl::DataLossError(absl::StrCat(
@@ -159,6 +173,7 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   loaded.config = std::move(manifest.config);
   loaded.ranks = static_cast<int>(manifest.files.size());
   loaded.bytes_read = stored->bytes_read();
+  if (options.states && engine.world().rank() == 0) WarnOfOtherBits(engine.config(), loaded);
   if (loaded.ranks == engine.world().size()) loaded.of_this_rank = stored->of_this_rank();
   return loaded;
 }

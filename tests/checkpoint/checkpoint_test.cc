@@ -1,5 +1,5 @@
-// A run that is saved and loaded goes on with the same bits, at any stage and tier of its world; at another world each
-// rank gets the exact values of its slices. What has changed on the disk is named.
+// A run that is saved and loaded goes on with the same bits, at any stage and tier of its world, whatever happens beside the
+// save. What has changed on the disk is named. Other worlds: resharding_test.cc.
 #include "ebb/runtime/checkpoint/checkpoint.h"
 
 #include <gmock/gmock.h>
@@ -7,13 +7,14 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/config/status_macros.h"
-#include "tests/engine/snapshot.h"
+#include "ebb/runtime/trace/log.h"
 #include "way.h"
 
 namespace ebb::testing {
@@ -21,6 +22,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 namespace fs = std::filesystem;
 
 class CheckpointTest : public ::testing::Test {
@@ -42,6 +44,7 @@ const Way kWays[] = {{.world = 1, .stage = 0},
                      {.world = 2, .stage = 3},
                      {.world = 2, .stage = 3, .tier = Tier::kCpu},
                      {.world = 2, .stage = 3, .tier = Tier::kNvme},
+                     {.world = 2, .stage = 3, .prefetch_depth = 3, .coalesce_bytes = 1 << 20},
                      {.world = 3, .stage = 3},
                      {.world = 4, .stage = 3, .shard_group = 2}};
 
@@ -135,44 +138,55 @@ TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
   }
 }
 
-TEST_F(CheckpointTest, AnotherWorldGetsTheExactValues) {
-  for (const Way& saver : kWays) {
-    Snapshot saved;
-    ASSERT_EQ(RunWay(saver,
-                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
-                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
-                       EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
-                       EBB_ASSIGN_OR_RETURN(Snapshot snapshot, TakeSnapshot(engine, model.spec()));
-                       if (rank == 0) saved = std::move(snapshot);
-                       return absl::OkStatus();
-                     }),
-              absl::OkStatus());
-    // The states, too, by saving them again from a world of one.
-    std::string whole[2];
-    for (const int world : {1, 3}) {
-      ASSERT_EQ(RunWay({.world = world, .stage = 3},
-                       [&](Engine& engine, ToyModel& model, int) -> absl::Status {
-                         EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
-                         EBB_ASSIGN_OR_RETURN(const ParameterValues masters,
-                                              GatherAll(engine, model.spec(), StateClass::kMaster));
-                         EXPECT_EQ(masters, saved.masters);
-                         return SaveCheckpoint(engine, folder_ + "/again").status();
-                       }),
-                absl::OkStatus());
-      ASSERT_EQ(RunWay({.world = 1, .stage = 0},
-                       [&](Engine& engine, ToyModel&, int) -> absl::Status {
-                         EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_ + "/again").status());
-                         EBB_ASSIGN_OR_RETURN(const std::string path,
-                                              SaveCheckpoint(engine, folder_ + "/whole"));
-                         std::ifstream file(path + "/rank-00000-of-00001.safetensors",
-                                            std::ios::binary);
-                         whole[world == 3] = std::string(std::istreambuf_iterator<char>(file), {});
-                         return absl::OkStatus();
-                       }),
-                absl::OkStatus());
+// Nothing that happens beside a save changes what is saved, nor a bit of the run that saves.
+TEST_F(CheckpointTest, EvaluationsAccumulationAndSuspensionBesideASaveChangeNothing) {
+  const Way kBeside[] = {
+      {.world = 2, .stage = 3, .timing = Timing::kEarly},
+      {.world = 2, .stage = 1, .tier = Tier::kCpu, .timing = Timing::kOff, .micro_batches = 2},
+      {.world = 2,
+       .stage = 3,
+       .tier = Tier::kNvme,
+       .compute = DType::kBFloat16,
+       .micro_batches = 2,
+       .warms_up = true},
+      {.world = 1, .stage = 3, .tier = Tier::kNvme, .timing = Timing::kEarly, .warms_up = true},
+      {.world = 2, .stage = 0, .compute = DType::kFloat16, .warms_up = true}};
+  for (const Way& way : kBeside) {
+    SCOPED_TRACE(absl::StrCat("stage ", way.stage, " tier ", static_cast<int>(way.tier)));
+    fs::remove_all(folder_);
+    ParameterValues expected;
+    enum { kUnbroken, kSaves, kResumed };
+    for (const int run : {kUnbroken, kSaves, kResumed}) {
+      ASSERT_EQ(
+          RunWay(way,
+                 [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                   std::optional<SaveTicket> saving;
+                   if (run == kResumed) {
+                     EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                   } else {
+                     EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
+                   }
+                   if (run == kSaves) {
+                     EBB_ASSIGN_OR_RETURN(saving, SaveAsync(engine, folder_));
+                     EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank, way.micro_batches).status());
+                   }
+                   EBB_RETURN_IF_ERROR(Train(engine, model, rank, 2, 3));
+                   if (run == kSaves) {
+                     EBB_RETURN_IF_ERROR(engine.Suspend());
+                     EBB_RETURN_IF_ERROR(engine.Resume());
+                     EBB_RETURN_IF_ERROR(model.Evaluate(engine, rank, way.micro_batches).status());
+                   }
+                   EBB_RETURN_IF_ERROR(Train(engine, model, rank, 3, 5));
+                   if (run == kSaves) EBB_RETURN_IF_ERROR(saving->Wait().status());
+                   EBB_ASSIGN_OR_RETURN(ParameterValues masters,
+                                        GatherAll(engine, model.spec(), StateClass::kMaster));
+                   if (rank != 0) return absl::OkStatus();
+                   if (run == kUnbroken) expected = masters;
+                   EXPECT_EQ(masters, expected) << (run == kSaves ? "saves" : "resumed");
+                   return absl::OkStatus();
+                 }),
+          absl::OkStatus());
     }
-    EXPECT_FALSE(whole[0].empty());
-    EXPECT_EQ(whole[0], whole[1]);
   }
 }
 
@@ -205,6 +219,34 @@ TEST_F(CheckpointTest, WithoutMastersTheParametersAreKeptAsTheyAre) {
             absl::OkStatus());
 }
 
+TEST_F(CheckpointTest, WhatGivesOtherBitsThanTheSavedRunsIsAWarning) {
+  const Way saver = {.world = 2,
+                     .stage = 1,
+                     .compute = DType::kBFloat16,
+                     .timing = Timing::kOff,
+                     .micro_batches = 2};
+  ASSERT_EQ(RunWay(saver, [&](Engine& engine, ToyModel&,
+                              int) { return SaveCheckpoint(engine, folder_).status(); }),
+            absl::OkStatus());
+  const auto warned = [&](const Way& loader) {
+    std::string warnings;
+    SendLogTo([&](LogLevel level, std::string_view line) {
+      if (level == LogLevel::kWarning) warnings += line;
+    });
+    EXPECT_EQ(RunWay(loader, [&](Engine& engine, ToyModel&,
+                                 int) { return LoadCheckpoint(engine, folder_).status(); }),
+              absl::OkStatus());
+    SendLogTo({});
+    return warnings;
+  };
+  EXPECT_THAT(warned(saver), Not(HasSubstr("had another")));
+  Way other = saver;
+  other.reduce_at = ReduceAt::kStep;
+  EXPECT_THAT(warned(other), HasSubstr("had another ebb.reduce_at"));
+  other.compute = DType::kFloat32;
+  EXPECT_THAT(warned(other), HasSubstr("had another dtype and ebb.reduce_at"));
+}
+
 TEST_F(CheckpointTest, TheTrainersOwnBytesComeBack) {
   const std::string bytes("\0\x01\xff", 3);
   ASSERT_EQ(RunWay({.world = 2, .stage = 1},
@@ -232,6 +274,14 @@ TEST_F(CheckpointTest, TheTrainersOwnBytesComeBack) {
                      }),
               absl::OkStatus());
   }
+}
+
+void FlipBit(const std::string& path, int64_t at) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(at);
+  const char byte = static_cast<char>(file.get() ^ 4);
+  file.seekp(at);
+  file.put(byte);
 }
 
 // What a load says on every rank, after `change` of the files.
@@ -263,13 +313,6 @@ absl::Status LoadAfter(const std::string& folder,
 
 TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
   const ModelSpec model = ToyModel({.groups = true}).spec();
-  const auto flip = [](const std::string& path, int64_t at) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    file.seekg(at);
-    const char byte = static_cast<char>(file.get() ^ 4);
-    file.seekp(at);
-    file.put(byte);
-  };
   const std::string name = "rank-00001-of-00002.safetensors";
   struct Change {
     const char* what;
@@ -279,15 +322,15 @@ TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
   const Change kChanges[] = {
       {"nothing", [](const std::string&) {}, {}},
       {"a bit of the data",
-       [&](const std::string& at) { flip(at + "/" + name, 4096 + 100); },
+       [&](const std::string& at) { FlipBit(at + "/" + name, 4096 + 100); },
        {"rank-00001", "checksum"}},
       {"the last byte",
        [&](const std::string& at) {
-         flip(at + "/" + name, static_cast<int64_t>(fs::file_size(at + "/" + name)) - 1);
+         FlipBit(at + "/" + name, static_cast<int64_t>(fs::file_size(at + "/" + name)) - 1);
        },
        {"rank-00001", "checksum"}},
       {"a bit of the header",
-       [&](const std::string& at) { flip(at + "/" + name, 200); },
+       [&](const std::string& at) { FlipBit(at + "/" + name, 200); },
        {"rank-00001"}},
       {"a cut file",
        [&](const std::string& at) { fs::resize_file(at + "/" + name, 5000); },
@@ -312,7 +355,7 @@ TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
        },
        {"rank-0000"}},
       {"a bit of the manifest",
-       [&](const std::string& at) { flip(at + "/manifest.json", 300); },
+       [&](const std::string& at) { FlipBit(at + "/manifest.json", 300); },
        {"manifest.json"}},
   };
   for (const Change& change : kChanges) {
@@ -322,6 +365,51 @@ TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
     EXPECT_EQ(status.ok(), change.said.empty()) << status;
     for (const char* said : change.said)
       EXPECT_THAT(std::string(status.message()), HasSubstr(said));
+  }
+}
+
+// Damage that a header or a name shows gives way to the checkpoint before; changed data is an error, which names that
+// one.
+TEST_F(CheckpointTest, WhereTheNewestIsDamagedTheOlderOneIsTakenOrNamed) {
+  const std::string file = "/rank-00001-of-00002.safetensors";
+  const struct {
+    const char* what;
+    std::function<void(const std::string& newest)> damage;
+    bool in_data = false;
+  } kDamages[] = {
+      {"data", [&](const std::string& at) { FlipBit(at + file, 4096 + 100); }, true},
+      {"header", [&](const std::string& at) { FlipBit(at + file, 200); }},
+      {"manifest", [&](const std::string& at) { FlipBit(at + "/manifest.json", 300); }},
+      {"no manifest", [&](const std::string& at) { fs::remove(at + "/manifest.json"); }},
+      {"cut", [&](const std::string& at) { fs::resize_file(at + file, 5000); }},
+      {"missing", [&](const std::string& at) { fs::remove(at + file); }},
+      {"no folder", [&](const std::string& at) { fs::remove_all(at); }}};
+  for (const auto& damage : kDamages) {
+    SCOPED_TRACE(damage.what);
+    fs::remove_all(folder_);
+    const std::string older = folder_ + "/step-000000001";
+    ASSERT_EQ(RunWay({.world = 2, .stage = 3},
+                     [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                       for (int step : {0, 1}) {
+                         EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
+                         EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_).status());
+                       }
+                       if (rank == 0) damage.damage(folder_ + "/step-000000002");
+                       EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus(), "damaged"));
+                       const auto loaded = LoadCheckpoint(engine, folder_);
+                       EXPECT_EQ(loaded.ok(), !damage.in_data) << loaded.status();
+                       if (loaded.ok()) {
+                         EXPECT_EQ(loaded->path, older);
+                       } else {
+                         EXPECT_THAT(
+                             std::string(loaded.status().message()),
+                             HasSubstr(absl::StrCat("name an older checkpoint: '", older, "'")));
+                         EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, older).status());
+                       }
+                       EBB_RETURN_IF_ERROR(Train(engine, model, rank, 1, 2));
+                       return SaveCheckpoint(engine, folder_).status();
+                     }),
+              absl::OkStatus());
   }
 }
 

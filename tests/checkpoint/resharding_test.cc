@@ -1,4 +1,4 @@
-// What four ranks have saved arrives at any number of ranks, at any stage, tier and shard group: masters and states to
+// What three or four ranks have saved arrives at any number of ranks, at any stage, tier and shard group: masters and states to
 // the bit, each rank having read no more than the blocks that its values lie in.
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -31,7 +31,8 @@ class ReshardingTest : public ReadBlocksTest, public ::testing::WithParamInterfa
 constexpr DType kHalf = DType::kBFloat16;
 INSTANTIATE_TEST_SUITE_P(
     Savers, ReshardingTest,
-    ::testing::Values(Way{.world = 4, .stage = 3}, Way{.world = 4, .stage = 1, .compute = kHalf},
+    ::testing::Values(Way{.world = 3, .stage = 2}, Way{.world = 4, .stage = 3},
+                      Way{.world = 4, .stage = 1, .compute = kHalf},
                       Way{.world = 4, .stage = 3, .tier = Tier::kCpu, .compute = DType::kFloat16},
                       Way{.world = 4, .stage = 3, .tier = Tier::kNvme, .compute = kHalf},
                       Way{.world = 4, .stage = 3, .compute = kHalf, .stochastic_rounding = true},

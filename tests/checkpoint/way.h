@@ -22,6 +22,7 @@ struct Way {
   int64_t prefetch_depth = 1, coalesce_bytes = 0;
   int hpz = 1;  // zero_hpz_partition_size
   int micro_batches = 1;
+  ReduceAt reduce_at = ReduceAt::kRound;
   bool warms_up = false;  // the learning rate rises until after the last step of a test
 };
 
@@ -29,7 +30,7 @@ struct Way {
 inline Config ConfigOf(const Way& way) {
   Config config = ConfigFor({.world = way.world, .stage = way.stage, .timing = way.timing});
   config.compute = way.compute;
-  config.ebb.reduce_at = ReduceAt::kRound;
+  config.ebb.reduce_at = way.reduce_at;
   config.loss_scale.initial_scale_power = 8;
   config.ebb.stochastic_rounding = way.stochastic_rounding;
   config.ebb.shard_group = way.shard_group;
