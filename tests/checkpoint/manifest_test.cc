@@ -55,6 +55,18 @@ TEST(ManifestTest, OneChangedBitIsNoticedWhereverItIs) {
   }
 }
 
+// So that a reader by docs/format.md alone can check itself.
+TEST(ManifestTest, ChecksumsAreThoseOfTheFormatsDescription) {
+  const auto checksum = [](const std::string& text) {
+    return optim::Checksum(std::as_bytes(std::span(text)));
+  };
+  std::string many(100'000, '\0');
+  for (size_t i = 0; i < many.size(); ++i) many[i] = static_cast<char>(i % 251);
+  EXPECT_EQ(checksum(""), 0u);
+  EXPECT_EQ(checksum("abc"), 0xb0e1a7afb88d9efcu);
+  EXPECT_EQ(checksum(many), 0x8f0d79940f2caa31u);
+}
+
 TEST(ManifestTest, ACutOneIsNoticed) {
   const std::string text = ToText(Example());
   for (size_t bytes = 0; bytes + 1 < text.size(); ++bytes)
