@@ -7,11 +7,8 @@
 // Files and index may come from anywhere. Names of files must be plain ones, of files in that folder and no links.
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/checkpoint/tensor_source.h"
@@ -26,12 +23,5 @@ bool HasModelFiles(const std::string& folder);
 // A safetensors file, one of torch.save, or such a folder, in which safetensors files come first. Tensors that are neither
 // fp32, bf16 nor fp16 are skipped.
 absl::StatusOr<std::unique_ptr<TensorSource>> OpenModelFiles(const std::string& path);
-
-// The file of each tensor, each with that ending of its name (".safetensors"). Untrusted text; `path` is for messages.
-absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::string& text,
-                                                                   const std::string& path,
-                                                                   std::string_view ending);
-std::string SafetensorsIndexText(const std::map<std::string, std::string>& file_of_tensor,
-                                 int64_t tensor_bytes);
 
 }  // namespace ebb

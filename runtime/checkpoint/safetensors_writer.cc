@@ -12,6 +12,7 @@
 #include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/checkpoint/model_files.h"
+#include "ebb/runtime/checkpoint/model_index.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {

@@ -76,6 +76,11 @@ TorchFile::TorchFile(std::string path, FileHandle file, std::map<std::string, Zi
 
 absl::StatusOr<TorchFile> TorchFile::Open(const std::string& path, TorchGlobals globals) {
   EBB_ASSIGN_OR_RETURN(FileHandle file, OpenToRead(path));
+  return Read(std::move(file), path, globals);
+}
+
+absl::StatusOr<TorchFile> TorchFile::Read(FileHandle file, const std::string& path,
+                                          TorchGlobals globals) {
   if (FirstBytes(file.get(), path, kOldBegin.size()) == kOldBegin) {
     return absl::InvalidArgumentError(
         absl::StrCat("'", path,

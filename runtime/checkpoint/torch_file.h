@@ -41,6 +41,9 @@ class TorchFile {
   // Reads the directory and the pickle. kInvalidArgument: the file has what is not read, which the message names.
   // kDataLoss: it is damaged.
   static absl::StatusOr<TorchFile> Open(const std::string& path, TorchGlobals globals);
+  // Of an open file; `path` is for messages.
+  static absl::StatusOr<TorchFile> Read(FileHandle file, const std::string& path,
+                                        TorchGlobals globals);
   TorchFile(TorchFile&&) = default;
 
   const std::string& path() const { return path_; }

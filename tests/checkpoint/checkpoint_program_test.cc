@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/checkpoint/copy_tensors.h"
 #include "ebb/runtime/checkpoint/model_files.h"
+#include "ebb/runtime/checkpoint/model_index.h"
 #include "ebb/runtime/checkpoint/parameter_names.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/checkpoint/safetensors_writer.h"

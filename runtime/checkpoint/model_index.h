@@ -1,0 +1,23 @@
+// The index of a model that lies in several files: {"metadata": {...}, "weight_map": {TENSOR: FILE, ...}}. It may come from
+// anywhere.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace ebb {
+
+inline constexpr int64_t kIndexBytesMax = 100'000'000;
+
+// The file of each tensor, each with that ending of its name (".safetensors"). Untrusted text; `path` is for messages.
+absl::StatusOr<std::map<std::string, std::string>> ParseModelIndex(const std::string& text,
+                                                                   const std::string& path,
+                                                                   std::string_view ending);
+std::string SafetensorsIndexText(const std::map<std::string, std::string>& file_of_tensor,
+                                 int64_t tensor_bytes);
+
+}  // namespace ebb
