@@ -25,7 +25,9 @@ struct GroupRates {
 };
 
 struct StepOptions {
-  int micro_batches = 0;  // 0: gradient_accumulation_steps of the config
+  // A multiple of ebb.micro_batches_per_round: any, where the config's steps have more than one round. 0: the config's
+  // gradient_accumulation_steps.
+  int micro_batches = 0;
   double gradient_divisor =
       0;  // global. 0: world * micro_batches; else, for example, the tokens of all ranks
   // Instead of the schedule's and of the groups' own; a group's lr_factor scales it.

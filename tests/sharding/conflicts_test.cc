@@ -56,6 +56,8 @@ Pairs GatherConflicts(const Plan& plan) {
 struct Instructions {
   explicit Instructions(const Plan& of) : plan(of), fragment(Lower(of, of.decisions.carries())) {
     const Fragment* const only[] = {&fragment};
+    fragment.seams
+        .clear();  // rounds one behind the other, so that all that is waited for is a wait
     DeriveWaits(Cells(only, static_cast<int>(plan.layout.units.size()), plan.decisions.shards),
                 fragment);
   }

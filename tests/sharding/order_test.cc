@@ -387,5 +387,34 @@ TEST(OrderRestTest, IsLeftOutAtTheEnd) {
     EXPECT_EQ(progress.state(s), OrderProgress::State::kLeftOut);
 }
 
+// What is over is forgotten, so that the rounds of a step take no memory.
+TEST(OrderProgress, RoundsThatAreReleasedAreClosed) {
+  using State = OrderProgress::State;
+  constexpr int kRounds = 64;
+  const ModelSpec model = UnitChain({64, 64});
+  const std::vector<PlannedScope> round = ScopesOfStep(model, 1);
+  const std::vector<bool> trainable(2, true);
+  OrderProgress progress;
+  progress.BeginStep(round, trainable, kRounds);
+  const int of_round = static_cast<int>(round.size());
+  const int opened = 40 * of_round + 1;
+  for (int s = 0; s < opened; ++s) {
+    const PlannedScope& scope = round[static_cast<size_t>(s % of_round)];
+    const Match match = progress.Open(scope.kind(), scope.unit);
+    ASSERT_EQ(match.scope, s);
+    progress.Release(s / of_round);
+    if (s + 1 < opened) progress.Close(s);
+  }
+  for (int s = 0; s < progress.scopes(); ++s) {
+    const State expected = s + 1 < opened    ? State::kClosed
+                           : s + 1 == opened ? State::kOpen
+                                             : State::kToCome;
+    ASSERT_EQ(progress.state(s), expected) << s;
+  }
+  progress.Close(opened - 1);
+  EXPECT_EQ(progress.LeaveOutRest(), opened);
+  for (int s = opened; s < progress.scopes(); ++s) ASSERT_EQ(progress.state(s), State::kLeftOut);
+}
+
 }  // namespace
 }  // namespace ebb::sharding

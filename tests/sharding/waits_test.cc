@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <utility>
 #include <vector>
 
 #include "random_model.h"
@@ -36,8 +37,9 @@ Operand Control(Access access, int64_t cell) {
 
 constexpr int kUnits = 2, kSlices = 4;
 
-Fragment FragmentOf(std::initializer_list<Written> instructions) {
+Fragment FragmentOf(std::initializer_list<Written> instructions, std::vector<int> seams = {}) {
   Fragment fragment;
+  fragment.seams = std::move(seams);
   for (const Written& each : instructions) {
     Instruction instruction{.code = Code::kCopy,
                             .role = OperationKind::kUpload,
@@ -107,6 +109,22 @@ TEST(DeriveWaits, SectionsThatShareMemoryConflictWhole) {
   EXPECT_EQ(WaitsOf(fragment, 1), Waits{0});
 }
 
+// A step of other rounds uses slots that no fragment has which memory was cut by.
+TEST(Cells, WhatNoFragmentTouchesHasCells) {
+  const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 64, 64)}}});
+  const Fragment* const only[] = {&fragment};
+  const Cells cells(only, kUnits, kSlices);
+  std::vector<CellRange> touched, before, behind;
+  cells.Find(OnDevice(Access::kRead, 64, 64), touched);
+  cells.Find(OnDevice(Access::kRead, 0, 32), before);
+  cells.Find(OnDevice(Access::kRead, 4096, 32), behind);
+  ASSERT_EQ(touched.size(), 1u);
+  ASSERT_EQ(before.size(), 1u);
+  ASSERT_EQ(behind.size(), 1u);
+  EXPECT_EQ(before[0].second, touched[0].first);
+  EXPECT_EQ(touched[0].second, behind[0].first);
+}
+
 TEST(DeriveWaits, WhatIsCarriedBelongsToTheOtherParity) {
   const int64_t constants = ControlCells(kUnits).constants();
   const Fragment fragment =
@@ -156,6 +174,19 @@ TEST(Frontier, TheFirstUsesOfAFragmentWaitForTheLastOfThoseBeforeIt) {
   EXPECT_EQ(runs.Run(fragment, 1)[0], (Waits{2, 1})) << "both that read";
   runs.Clear();
   EXPECT_EQ(runs.Run(fragment, 0)[0], Waits{});
+}
+
+// So what is between two seams may run again.
+TEST(Frontier, WaitsGoThroughItAtSeamsToo) {
+  const Fragment fragment = FragmentOf({{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                                        {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}},
+                                        {StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                                        {StreamId::kCompute, {OnDevice(Access::kRead, 0, 64)}}},
+                                       /*seams=*/{2});
+  EXPECT_EQ(WaitsOf(fragment, 1), Waits{0});
+  EXPECT_EQ(WaitsOf(fragment, 2), Waits{});
+  EXPECT_EQ(WaitsOf(fragment, 3), Waits{2});
+  EXPECT_EQ(Runs().Run(fragment, 0)[2], Waits{1});
 }
 
 TEST(Frontier, NothingIsWaitedForTwice) {
