@@ -144,6 +144,7 @@ int Main(int argc, char** argv) {
   const auto config = ResolveConfig(options);
   if (!config.ok()) return Fail(config.status(), kCannotBe);
   options.ranks = RanksOf(*config);
+  if (const auto status = CheckSave(options); !status.ok()) return Fail(status, kCannotBe);
   if (const auto status = CheckExport(options); !status.ok()) return Fail(status, kCannotBe);
   const bool launched = *launch && (*launch)->size > 1;
   return launched ? RunRankOfLauncher(options, *config) : RunRanksAsThreads(options, *config);

@@ -105,6 +105,17 @@ absl::Status Export(Trainer& trainer, const Run& run) {
       {.names = ParameterNames::kGpt2, .files = {{kModelConfig, ModelConfig(run.options.shape)}}});
 }
 
+absl::Status CheckSave(const Options& options) {
+  std::error_code error;
+  if (options.save_folder.empty() || !options.resume.empty() ||
+      !std::filesystem::exists(options.save_folder + "/latest", error))
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--save ", options.save_folder,
+                   ": has checkpoints of another run, which this one would remove; go on from them "
+                   "(--resume latest), or name another folder"));
+}
+
 absl::Status CheckExport(const Options& options) {
   const std::string& folder = options.export_folder;
   std::error_code error;

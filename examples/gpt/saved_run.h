@@ -42,6 +42,8 @@ absl::Status InitFrom(Trainer& trainer, const Run& run, int64_t resumed);
 
 // The parameters into the folder of --export, for Hugging Face's GPT2LMHeadModel. Collective, between steps.
 absl::Status Export(Trainer& trainer, const Run& run);
+// Before training: a run that begins afresh may not save where another one has.
+absl::Status CheckSave(const Options& options);
 // Before training, what would fail after it.
 absl::Status CheckExport(const Options& options);
 

@@ -1,7 +1,10 @@
 // --save and --resume: a run that was stopped, or killed, goes on to the bits of one that was not.
 #include <signal.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -96,6 +99,72 @@ TEST_F(SavedRunTest, ACheckpointIsResumedByItsOwnName) {
   }
 }
 
+// Each way to train what two ranks train saves, and two other ones go on from the middle.
+TEST_F(SavedRunTest, AnotherLauncherStageAndTierResumesBitForBit) {
+  struct Way {
+    std::string launcher;
+    std::vector<std::string> options;
+  };
+  const std::string disk = files_.Path("disk");
+  fs::create_directories(disk);
+  std::vector<Way> ways = {
+      {"threads", {"--stage", "3", "--offload-param", "nvme", "--offload-optimizer", "nvme"}},
+      {"torchrun", {"--stage", "2", "--offload-optimizer", "cpu"}},
+      {"srun", {"--stage", "3", "--offload-optimizer", "nvme"}}};
+  if (std::system("mpirun --version > /dev/null 2>&1") == 0)
+    ways.push_back({"mpirun", {"--stage", "1"}});
+  const auto digest = [&](const Way& way, const std::vector<std::string>& more) {
+    std::vector<std::string> options = {
+        "--data",      data_,     "--steps", "6",         "--sample",
+        "0",           "--dtype", "bf16",    "--summary", files_.Path("s.json"),
+        "--nvme-path", disk};
+    options.insert(options.end(), way.options.begin(), way.options.end());
+    options.insert(options.end(), more.begin(), more.end());
+    if (way.launcher == "threads") options.insert(options.end(), {"--ranks", "2"});
+    std::vector<std::unique_ptr<Program>> ranks;
+    const bool one_command = way.launcher == "threads" || way.launcher == "mpirun";
+    for (int rank = 0; rank < (one_command ? 1 : 2); ++rank) {
+      Program::Options start;
+      const std::string number = std::to_string(rank);
+      if (way.launcher == "mpirun") {
+        start.before = {"mpirun", "--oversubscribe", "-n", "2"};
+        start.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
+                             {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+      }
+      if (way.launcher == "torchrun")
+        start.environment = {{"RANK", number},
+                             {"WORLD_SIZE", "2"},
+                             {"LOCAL_RANK", number},
+                             {"MASTER_ADDR", "127.0.0.1"},
+                             {"MASTER_PORT", std::to_string(20000 + getpid() % 10000)}};
+      if (way.launcher == "srun")
+        start.environment = {{"SLURM_PROCID", number},
+                             {"SLURM_NTASKS", "2"},
+                             {"SLURM_STEP_NUM_TASKS", "2"},
+                             {"SLURM_LOCALID", number},
+                             {"SLURM_JOB_ID", std::to_string(getpid())},
+                             {"SLURM_STEP_ID", "0"},
+                             {"SLURM_NNODES", "1"},
+                             {"SLURM_STEP_NODELIST", "localhost"}};
+      ranks.push_back(std::make_unique<Program>(Tiny(options), start));
+    }
+    for (const auto& rank : ranks) EXPECT_EQ(rank->Finish(), 0) << rank->printed();
+    return Digest();
+  };
+  const std::string expected = digest(ways[0], {});
+  for (size_t saver = 0; saver < ways.size(); ++saver) {
+    SCOPED_TRACE("saved by " + ways[saver].launcher);
+    const std::string saves = saves_ + std::to_string(saver);
+    EXPECT_EQ(digest(ways[saver], {"--save", saves, "--save-every", "2", "--keep", "0"}), expected);
+    for (const size_t after : {1, 2}) {
+      const Way& loader = ways[(saver + after) % ways.size()];
+      EXPECT_EQ(digest(loader, {"--resume", saves + "/step-00000000" + std::to_string(2 * after)}),
+                expected)
+          << "resumed by " << loader.launcher;
+    }
+  }
+}
+
 TEST_F(SavedRunTest, WhatCannotBeResumedIsRefused) {
   const auto refused = [&](std::vector<std::string> more) {
     Program program(Command(std::move(more)));
@@ -107,6 +176,7 @@ TEST_F(SavedRunTest, WhatCannotBeResumedIsRefused) {
   EXPECT_THAT(refused({"--resume", files_.Path("nothing")}), HasSubstr(files_.Path("nothing")));
   Program saver(Command({"--save", saves_}, "2"));
   ASSERT_EQ(saver.Finish(), 0) << saver.printed();
+  EXPECT_THAT(refused({"--save", saves_}), HasSubstr("of another run"));
   EXPECT_THAT(refused({"--resume", saves_, "--layers", "3"}), HasSubstr("it lacks the parameter"));
 }
 
