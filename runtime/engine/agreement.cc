@@ -229,10 +229,10 @@ absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Con
   return absl::OkStatus();
 }
 
-absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model) {
-  std::vector<int64_t> hashes;
+absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, bool of_rank_0) {
+  std::vector<int64_t> hashes = {of_rank_0};
   absl::Status own;
-  for (size_t p = 0; p < model.parameters.size(); ++p) {
+  for (size_t p = 0; p < model.parameters.size() && !of_rank_0; ++p) {
     const ParameterSpec& parameter = model.parameters[p];
     float first[4] = {};
     const int64_t count = std::min<int64_t>(std::ssize(first), Elements(parameter.shape));
@@ -254,8 +254,11 @@ absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model) 
   EBB_RETURN_IF_ERROR(AgreeOnStatus(lane, own));
   EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all, AllLists(lane, hashes));
   if (const Place at = FirstDifference(all); at.rank > 0) {
+    if (at.index == 0) {
+      return Differs(at.rank, "EngineOptions::initial_values_of_rank_0", "");
+    }
     return Differs(at.rank, "initial value",
-                   absl::StrCat(" of parameter '", model.parameters[at.index].name,
+                   absl::StrCat(" of parameter '", model.parameters[at.index - 1].name,
                                 "': an initialiser must be the same function on every rank, also "
                                 "its seed"));
   }

@@ -43,7 +43,8 @@ absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Con
                          const sharding::Plan& plan);
 
 // Refuses ranks whose initialisers differ, by the first values of every parameter: a seed made from
-// the rank is the usual mistake.
-absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model);
+// the rank is the usual mistake. `of_rank_0`: EngineOptions::initial_values_of_rank_0, of which all that matters is that
+// it is the same.
+absl::Status AgreeOnInitialValues(const HostLane& lane, const ModelSpec& model, bool of_rank_0);
 
 }  // namespace ebb

@@ -69,6 +69,11 @@ struct EngineOptions {
   // In logs, timelines, reports, and of swap directories: with anything on NVMe letters, digits, '_',
   // '.' and '-', some 200 at most, else Create is kInvalidArgument.
   std::string name = "engine";
+  // The values of all ranks are those that rank 0's initialisers give: for values that are drawn in turn, or that one
+  // rank alone has. Only rank 0's are called, one at a time, each parameter's elements in order, unit by unit, in each
+  // unit its trainable parameters first. Create then takes as long as rank 0 takes for the whole model, and a broadcast
+  // of it. The same on every rank.
+  bool initial_values_of_rank_0 = false;
 };
 
 // Of Engine::Views.

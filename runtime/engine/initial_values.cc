@@ -17,32 +17,41 @@
 namespace ebb {
 namespace {
 
-// Those of one interval.
-absl::Status Ask(const ParameterSpec& parameter, const sharding::Interval& interval,
-                 std::span<float> values) {
-  Slice slice{.parameter = interval.parameter,
-              .name = parameter.name,
-              .shape = parameter.shape,
-              .begin = interval.begin,
-              .end = interval.end};
-  const auto named = [&](const absl::Status& status) {
-    return absl::Status(
-        status.code(), absl::StrCat("initial values of parameter '", parameter.name, "', elements ",
-                                    slice.begin, " to ", slice.end, ": ", status.message()));
-  };
-  if (absl::Status status = parameter.init(slice, values); !status.ok()) return named(status);
+absl::Status Ask(const ParameterSpec& parameter, const Slice& slice, std::span<float> values) {
+  const absl::Status status = parameter.init(slice, values);
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("initial values of parameter '", parameter.name, "', elements ",
+                                   slice.begin, " to ", slice.end, ": ", status.message()));
+}
+
+Slice SliceOf(const ParameterSpec& parameter, const sharding::Interval& interval) {
+  return {.parameter = interval.parameter,
+          .name = parameter.name,
+          .shape = parameter.shape,
+          .begin = interval.begin,
+          .end = interval.end};
+}
+
+// Those of one interval, from an initialiser that is a pure function of name and index.
+absl::Status AskTwice(const ParameterSpec& parameter, const sharding::Interval& interval,
+                      std::span<float> values) {
+  Slice slice = SliceOf(parameter, interval);
+  EBB_RETURN_IF_ERROR(Ask(parameter, slice, values));
   if (!kPoisonReleased || values.size() < 2) return absl::OkStatus();
   // A hidden state, such as a random generator, gives other values when the same elements are
   // asked for in another cut.
   std::vector<float> again(std::min<size_t>(values.size() / 2 + 1, 4096));
   slice.begin = interval.end - std::ssize(again);
-  if (absl::Status status = parameter.init(slice, again); !status.ok()) return named(status);
+  EBB_RETURN_IF_ERROR(Ask(parameter, slice, again));
   const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
   if (std::equal(again.begin(), again.end(), values.end() - std::ssize(again), same))
     return absl::OkStatus();
-  return named(absl::InvalidArgumentError(
-      "asked twice, in different cuts, the initialiser gave different values; it must be a "
-      "pure function of name and index"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "initial values of parameter '", parameter.name, "', elements ", slice.begin, " to ",
+      slice.end,
+      ": asked twice, in different cuts, the initialiser gave different values; it must be a pure "
+      "function of name and index, or EngineOptions::initial_values_of_rank_0 be set"));
 }
 
 }  // namespace
@@ -68,7 +77,8 @@ absl::Status InitialValues::Fill(StateValues& state) const {
         const ParameterSpec& parameter = (*model)[interval.parameter];
         const auto at = static_cast<size_t>(from + interval.offset),
                    count = static_cast<size_t>(interval.end - interval.begin);
-        const absl::Status asked = Ask(parameter, interval, std::span(values).subspan(at, count));
+        const absl::Status asked =
+            AskTwice(parameter, interval, std::span(values).subspan(at, count));
         if (!states.empty())
           std::fill_n(&states[at], count, InitialState(*config, parameter.group));
         const std::lock_guard lock(mutex);
@@ -85,17 +95,67 @@ absl::Status InitialValues::Fill(StateValues& state) const {
         values.assign(static_cast<size_t>(end - begin), 0);
         states.assign(trainable && of_states ? values.size() : 0, 0);
         EBB_RETURN_IF_ERROR(fill(section, state.shard() * section.shard + begin));
-        const auto write = [&](StateClass what, std::span<const float> from) {
-          return state.Write({{.what = what, .unit = unit, .trainable = trainable}, begin, end},
-                             from);
-        };
-        if (trainable) EBB_RETURN_IF_ERROR(write(StateClass::kMaster, values));
-        if (!states.empty()) EBB_RETURN_IF_ERROR(write(StateClass::kOptimizer, states));
-        if (!trainable || casts_masters) EBB_RETURN_IF_ERROR(write(StateClass::kParameter, values));
+        EBB_RETURN_IF_ERROR(Store(state, unit, trainable, begin, values, states));
       }
     }
   }
   return state.Await();
+}
+
+absl::Status InitialValues::Store(StateValues& state, int unit, bool trainable, int64_t begin,
+                                  std::span<const float> values,
+                                  std::span<const float> states) const {
+  const auto write = [&](StateClass what, std::span<const float> from) {
+    return state.Write(
+        {{.what = what, .unit = unit, .trainable = trainable}, begin, begin + std::ssize(from)},
+        from);
+  };
+  if (trainable) EBB_RETURN_IF_ERROR(write(StateClass::kMaster, values));
+  if (!states.empty()) EBB_RETURN_IF_ERROR(write(StateClass::kOptimizer, states));
+  if (trainable && !casts_masters) return absl::OkStatus();
+  return write(StateClass::kParameter, values);
+}
+
+absl::Status InitialValues::AskInTurn(const sharding::Section& section, int64_t begin,
+                                      std::span<float> values) const {
+  for (const sharding::Interval& interval :
+       sharding::IntervalsIn(section, begin, begin + std::ssize(values))) {
+    const ParameterSpec& parameter = (*model)[interval.parameter];
+    EBB_RETURN_IF_ERROR(Ask(parameter, SliceOf(parameter, interval),
+                            values.subspan(static_cast<size_t>(interval.offset),
+                                           static_cast<size_t>(interval.end - interval.begin))));
+  }
+  return absl::OkStatus();
+}
+
+// A rank that has an error broadcasts and receives on: the others wait for every piece.
+absl::Status InitialValues::FillAsRank0(StateValues& state, bool is_rank_0,
+                                        Broadcast broadcast) const {
+  absl::Status own;
+  std::vector<float> values, states;
+  for (int unit = 0; unit < static_cast<int>(model->units.size()); ++unit) {
+    for (const bool trainable : {true, false}) {
+      const sharding::Section& section = sharding::SectionOf(state.plan(), unit, trainable);
+      for (int64_t begin = 0, end = 0; begin < section.elements; begin = end) {
+        const int64_t slice = begin / section.shard;
+        end = std::min((slice + 1) * section.shard, begin + sharding::kRunElements);
+        values.assign(static_cast<size_t>(end - begin), 0);
+        if (is_rank_0 && own.ok()) own = AskInTurn(section, begin, values);
+        EBB_RETURN_IF_ERROR(broadcast(values));
+        if (slice != state.shard() || !own.ok()) continue;
+        states.assign(trainable && OfStates() ? values.size() : 0, 0);
+        if (!states.empty()) {
+          for (const sharding::Interval& interval : sharding::IntervalsIn(section, begin, end))
+            std::fill_n(&states[static_cast<size_t>(interval.offset)],
+                        interval.end - interval.begin,
+                        InitialState(*config, (*model)[interval.parameter].group));
+        }
+        own = Store(state, unit, trainable, begin - slice * section.shard, values, states);
+      }
+    }
+  }
+  own.Update(state.Await());
+  return own;
 }
 
 }  // namespace ebb

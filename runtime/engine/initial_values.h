@@ -1,10 +1,15 @@
 // The values that a model begins with, from its initialisers into the slices of this rank.
 #pragma once
 
+#include <cstdint>
+#include <span>
+
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/engine/state_values.h"
 #include "ebb/sharding/model.h"
+#include "ebb/sharding/partition.h"
 
 namespace ebb {
 
@@ -13,10 +18,22 @@ struct InitialValues {
   const Config* config = nullptr;
   bool own_optimizer = false;
   bool casts_masters = false;  // parameters are copies of masters in another dtype
+  bool of_rank_0 = false;      // EngineOptions::initial_values_of_rank_0
 
   // Some optimizer states begin with other values than 0.
   bool OfStates() const;
+  // From this rank's initialisers.
   absl::Status Fill(StateValues& state) const;
+  // Collective: from rank 0's. `broadcast` makes values those of rank 0, and is called as often on every rank.
+  using Broadcast = absl::FunctionRef<absl::Status(std::span<float>)>;
+  absl::Status FillAsRank0(StateValues& state, bool is_rank_0, Broadcast broadcast) const;
+
+ private:
+  absl::Status AskInTurn(const sharding::Section& section, int64_t begin,
+                         std::span<float> values) const;
+  // Values from element `begin` of this rank's slice on; `states`: of the optimizer's, none where they begin with 0.
+  absl::Status Store(StateValues& state, int unit, bool trainable, int64_t begin,
+                     std::span<const float> values, std::span<const float> states) const;
 };
 
 }  // namespace ebb

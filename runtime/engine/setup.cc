@@ -56,7 +56,8 @@ absl::Status Setup::Make() {
       with_.streams.Make(inputs.device, with_.programs.has_plans() ? &plan() : nullptr));
   EBB_RETURN_IF_ERROR(AgreeOnPlanned(with_, own));
   EBB_RETURN_IF_ERROR(AgreeOnPlan(Control(), inputs.model, inputs.config, plan()));
-  EBB_RETURN_IF_ERROR(AgreeOnInitialValues(Control(), inputs.model));
+  EBB_RETURN_IF_ERROR(
+      AgreeOnInitialValues(Control(), inputs.model, inputs.options.initial_values_of_rank_0));
   EBB_RETURN_IF_ERROR(with_.communicators.MakeGather(decisions().shards));
   EBB_RETURN_IF_ERROR(measuring.Measure());
   // Here no rank waits on its device for another, which may be giving back what it has measured with.
@@ -279,7 +280,8 @@ absl::Status Setup::MakeIssuer() {
           .initial = {.model = &inputs.model,
                       .config = &inputs.config,
                       .own_optimizer = inputs.options.optimizer.has_value(),
-                      .casts_masters = sharding::CastsMasters(decisions())},
+                      .casts_masters = sharding::CastsMasters(decisions()),
+                      .of_rank_0 = inputs.options.initial_values_of_rank_0},
           .names = &with_.updates.state_names,
           .errors = &outcome.errors,
           .gather = &communicators.gather(),

@@ -228,6 +228,13 @@ absl::Status StateAccess::Spread(const sharding::SpreadClasses& classes) {
   return absl::OkStatus();
 }
 
+absl::Status StateAccess::FillSlices() {
+  if (!with_.initial.of_rank_0) return with_.initial.Fill(values_);
+  return with_.initial.FillAsRank0(
+      values_, /*is_rank_0=*/with_.rank == 0,
+      [this](std::span<float> values) { return Pass(values, /*from=*/0, /*to=*/-1); });
+}
+
 absl::Status StateAccess::SpreadFilled() {
   return Spread({.masters = true, .parameters = true, .states = with_.initial.OfStates()});
 }

@@ -47,8 +47,8 @@ class StateAccess {
   // Collective, as those below: of a parameter that there is, kMaster or kParameter.
   absl::Status Gather(ParameterId p, StateClass what, int root, Sink sink);
 
-  // This rank's slices from the parameters' own initialisers. Not collective.
-  absl::Status FillSlices() { return with_.initial.Fill(values_); }
+  // This rank's slices from the parameters' own initialisers; collective where those of rank 0 count for all.
+  absl::Status FillSlices();
   // What ranks keep whole from the slices that were filled, or written since it was called last.
   absl::Status SpreadFilled();
   absl::Status SpreadWritten();
