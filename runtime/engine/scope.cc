@@ -1,5 +1,6 @@
 #include "ebb/runtime/engine/scope.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ebb/runtime/engine/open_scopes.h"
@@ -49,6 +50,21 @@ MutableTensorView BackwardScope::gradient(ParameterId p) {
 BackwardScope::Fused BackwardScope::fused_gradient(ParameterId p) {
   return IsOpen("fused_gradient()", &p) ? scopes_->views().Gradient(id_, p, /*zero_fill=*/false)
                                         : Fused{};
+}
+
+void BackwardScope::gradients(std::span<const ParameterId> of, std::span<MutableTensorView> into) {
+  std::fill(into.begin(), into.end(), MutableTensorView{});
+  if (!IsOpen("gradients()")) return;
+  scopes_->views().Gradients(
+      id_, of, into.size(), /*zero_fill=*/true,
+      [into](size_t i, const Fused& gradient) { into[i] = gradient.tensor; });
+}
+
+void BackwardScope::fused_gradients(std::span<const ParameterId> of, std::span<Fused> into) {
+  std::fill(into.begin(), into.end(), Fused{});
+  if (!IsOpen("fused_gradients()")) return;
+  scopes_->views().Gradients(id_, of, into.size(), /*zero_fill=*/false,
+                             [into](size_t i, const Fused& gradient) { into[i] = gradient; });
 }
 
 TensorView BackwardScope::output_gradient(int micro_batch) const {

@@ -79,6 +79,10 @@ class BackwardScope : public Scope {
   // Write beta * tensor + g. beta is 0 at the first request, and the contents then are undefined:
   // for GEMM, which saves the zero-fill and a read.
   Fused fused_gradient(ParameterId p);
+  // The same of several parameters of the unit in one call, in the order of `of`; `into` is as long. Gradients that
+  // lie side by side are zero-filled in one go.
+  void gradients(std::span<const ParameterId> of, std::span<MutableTensorView> into);
+  void fused_gradients(std::span<const ParameterId> of, std::span<Fused> into);
   // The gradient of what this visit's forward wrote; empty in the last visit.
   TensorView output_gradient(int micro_batch) const;
   // Written once; the next backward reads it. Empty in the first visit of backward.

@@ -161,6 +161,32 @@ BackwardScope::Fused ScopeViews::Gradient(int64_t id, ParameterId p, bool zero_f
           .beta = first ? 0.0f : 1.0f};
 }
 
+void ScopeViews::Gradients(int64_t id, std::span<const ParameterId> of, size_t room, bool zero_fill,
+                           absl::FunctionRef<void(size_t, const BackwardScope::Fused&)> show) {
+  if (room != of.size()) {
+    return Refuse(absl::InvalidArgumentError(
+        absl::StrCat("the gradients of ", of.size(), " parameters were asked for, with ", room,
+                     " views to hold them; give a view for each")));
+  }
+  std::byte *begin = nullptr, *end = nullptr;  // to be zeroed
+  for (size_t i = 0; i < of.size(); ++i) {
+    const BackwardScope::Fused gradient = Gradient(id, of[i], /*zero_fill=*/false);
+    show(i, gradient);
+    if (!zero_fill || gradient.tensor.data == nullptr || gradient.beta != 0) continue;
+    auto* const first = static_cast<std::byte*>(gradient.tensor.data);
+    const int64_t size = SizeOf(gradient.tensor.dtype);
+    // What is less than the alignment is padding, and no other parameter.
+    const bool is_neighbour =
+        begin != nullptr && first >= end && first - end < sharding::kAlignment * size;
+    if (!is_neighbour) {
+      if (begin != nullptr) with_.compute->Zero(begin, end - begin);
+      begin = first;
+    }
+    end = first + gradient.tensor.size() * size;
+  }
+  if (begin != nullptr) with_.compute->Zero(begin, end - begin);
+}
+
 void ScopeViews::CompleteGradient(const OpenScope& scope) {
   const Section& section = plan_.layout.units[static_cast<size_t>(scope.unit)].trainable;
   const int64_t size = SizeOf(plan_.decisions.gradient);

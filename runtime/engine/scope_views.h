@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/runtime/device/stream.h"
 #include "ebb/runtime/engine/engine.h"
@@ -35,6 +36,9 @@ class ScopeViews {
 
   TensorView Parameter(int64_t scope, ParameterId parameter);
   BackwardScope::Fused Gradient(int64_t scope, ParameterId parameter, bool zero_fill);
+  // Of several, shown one by one, which are as many as there is room for.
+  void Gradients(int64_t scope, std::span<const ParameterId> of, size_t room, bool zero_fill,
+                 absl::FunctionRef<void(size_t, const BackwardScope::Fused&)> show);
   std::span<const int> MicroBatches(int64_t scope);
   MutableTensorView Input(int64_t scope, int micro_batch);
   MutableTensorView Output(int64_t scope, int micro_batch);
