@@ -60,6 +60,9 @@ std::vector<ParameterView> Engine::Views(UnitId unit) const {
   if (parts_ == nullptr || parts_->call.suspension->suspended()) return {};
   return parts_->scopes.views->Unit(unit);
 }
+std::shared_ptr<void> Engine::HoldMemory() {
+  return parts_ == nullptr ? nullptr : parts_->storage->Hold();
+}
 Step Engine::BeginStep(StepOptions options) {
   if (parts_ == nullptr) return Step();
   Steps& steps = *parts_->call.steps;

@@ -103,6 +103,11 @@ class Engine {
   // the address, which is the same in every scope and step, until Suspend; its elements are the parameter's only
   // while a scope of the unit is open. Empty: no unit of this model.
   std::vector<ParameterView> Views(UnitId unit) const;
+  // Memory of the device to which Views, scopes and workspace() have led stays where it is for as long as what this
+  // returns lives, also when the engine has ended: for tensors that lie over it and outlive it. What is in it is then
+  // undefined, and the shapes of views are gone. Meanwhile Suspend gives none of it back. Whichever thread lets go of it last gives it back, which on a
+  // GPU waits for the device. Null: the engine was moved from.
+  std::shared_ptr<void> HoldMemory();
 
   // Waits for the updates of the step before the last, so two steps are in the queues at most.
   Step BeginStep(StepOptions options = {});

@@ -61,6 +61,22 @@ absl::Status Storage::Create(const Device& device, const sharding::Plan& plan, c
   return made;
 }
 
+Storage::~Storage() {
+  for (Buffer& buffer : buffers_) GiveBack(std::move(buffer));
+}
+
+std::shared_ptr<void> Storage::Hold() {
+  std::shared_ptr<Held> held = held_.lock();
+  if (held == nullptr) held_ = held = std::make_shared<Held>();
+  return held;
+}
+
+// To those that hold it, if there are any.
+void Storage::GiveBack(Buffer buffer) {
+  if (buffer.data() == nullptr) return;
+  if (const std::shared_ptr<Held> held = held_.lock()) held->buffers.push_back(std::move(buffer));
+}
+
 absl::Status Storage::CreateHostPools(const Config& config) {
   const bool pins_parameters = config.zero.offload_param.pin_memory,
              pins_states = config.zero.offload_optimizer.pin_memory;
@@ -226,7 +242,7 @@ absl::Status Storage::MoveInto(Room room, Stream& stream) {
   stream.WaitIdle();
   EBB_RETURN_IF_ERROR(stream.status());
   for (int state = 0; state < kStateClasses; ++state) {
-    buffers_[state] = std::exchange(room.buffers_[state], Buffer());
+    GiveBack(std::exchange(buffers_[state], std::exchange(room.buffers_[state], Buffer())));
     charges_[state] = std::exchange(room.charges_[state], MemoryLedger::Charge());
   }
   return absl::OkStatus();

@@ -58,6 +58,13 @@ class Storage {
   // Pointers from before are not valid any more. An error: nothing has moved.
   absl::Status MoveInto(Room room, Stream& stream);
 
+  Storage() = default;
+  Storage(Storage&&) = default;
+  ~Storage();
+
+  // What keeps memory of the device: as Engine::HoldMemory.
+  std::shared_ptr<void> Hold();
+
   // Host memory for two runs of state that is asked for (sharding/state_pieces.h), where the host does not reach
   // all state.
   static constexpr sharding::Place kStateStaging = {.tier = Tier::kCpu,
@@ -100,6 +107,12 @@ class Storage {
   std::byte* Workspace() const;
 
  private:
+  // Pools that the engine has no use for any more.
+  struct Held {
+    std::vector<Buffer> buffers;
+  };
+  void GiveBack(Buffer buffer);
+
   std::byte* OnDevice(StateClass state, int64_t offset) const {
     return buffers_[static_cast<int>(state)].data() + offset;
   }
@@ -120,6 +133,7 @@ class Storage {
   int64_t bytes_[kStateClasses] = {};
   Buffer buffers_[kStateClasses];
   MemoryLedger::Charge charges_[kStateClasses];
+  std::weak_ptr<Held> held_;
 
   absl::Status CreateHostPools(const Config& config);
   absl::Status LockForDevice(int state, std::string_view what);

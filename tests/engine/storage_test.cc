@@ -170,6 +170,31 @@ TEST_F(StorageTest, RoomThatIsNotMovedIntoIsGivenBack) {
   EXPECT_EQ(FarDevice::held, all);
 }
 
+TEST_F(StorageTest, WhatIsHeldIsGivenBackWhenTheLastHolderLetsGo) {
+  const int64_t all = FarDevice::held;
+  std::shared_ptr<void> held = storage_->Hold();
+  std::shared_ptr<void> other = storage_->Hold();
+  std::byte* const gradient = storage_->Gradient(0);
+  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kCpu), stream_).ok());
+  EXPECT_EQ(FarDevice::held, all);
+  std::memset(gradient, 1, 64);
+  EXPECT_TRUE(storage_->MoveInto(RoomIn(Tier::kDevice), stream_).ok());
+  EXPECT_EQ(FarDevice::held, 2 * all);
+  storage_.reset();
+  EXPECT_EQ(FarDevice::held, 2 * all);
+  std::memset(gradient, 2, 64);
+  held.reset();
+  EXPECT_EQ(FarDevice::held, 2 * all);
+  other.reset();
+  EXPECT_EQ(FarDevice::held, 0);
+}
+
+TEST_F(StorageTest, WhatIsNotHeldAnyMoreIsGivenBackAtOnce) {
+  storage_->Hold().reset();
+  storage_.reset();
+  EXPECT_EQ(FarDevice::held, 0);
+}
+
 // Of an engine on the CPU, whose pools in host memory are this process's own.
 TEST(HostPoolsTest, AreLockedIfTheyAreToldToBeAndNotOtherwise) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

@@ -1,7 +1,11 @@
 // What a unit's scopes show is known before one is opened; a unit may be kept whole on request.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "ebb/runtime/config/status_macros.h"
@@ -72,6 +76,107 @@ TEST_P(UnitViewsTest, AreThoseOfEveryScopeOfTheUnit) {
         return engine.Report().status();
       });
   EXPECT_TRUE(status.ok()) << status;
+}
+
+// In one call as one by one: the same places, and zero when first asked for.
+TEST_P(UnitViewsTest, GradientsOfAUnitInOneCallAreThoseOfOneByOne) {
+  const ModelSpec model = ScriptedModel();
+  const absl::Status status = RunEngines(
+      GetParam().setting, model, ConfigOf(),
+      [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        for (int number = 0; number < 2; ++number) {
+          Step step = engine.BeginStep();
+          trainer.ForwardAll(step);
+          for (int visit = kScriptedVisits; visit-- > 0;) {
+            const UnitId unit{kScriptedUnits[visit]};
+            BackwardScope scope = step.Backward(unit);
+            std::vector<ParameterId> of;
+            for (const ParameterId p : model[unit].parameters)
+              if (model[p].trainable) of.push_back(p);
+            std::vector<BackwardScope::Fused> fused(of.size());
+            std::vector<MutableTensorView> views(of.size());
+            const bool one_first = visit % 2 == 0 && !of.empty();
+            if (one_first)
+              WithNumbers(scope.gradient(of[0]), [](auto values) {
+                values[0] = typename decltype(values)::value_type(1.0f);
+              });
+            if (number == 0) {
+              scope.gradients(of, views);
+            } else {
+              scope.fused_gradients(of, fused);
+            }
+            for (size_t i = 0; i < of.size(); ++i) {
+              const bool was_asked_for = i == 0 && one_first;
+              if (number == 1) {
+                EXPECT_EQ(fused[i].beta, was_asked_for ? 1 : 0);
+                views[i] = fused[i].tensor;
+              } else {
+                WithNumbers(views[i], [&](auto values) {
+                  for (size_t k = 0; k < values.size(); ++k)
+                    EXPECT_EQ(static_cast<float>(values[k]), was_asked_for && k == 0 ? 1 : 0);
+                });
+              }
+              ExpectSame(views[i], scope.gradient(of[i]));
+              WithNumbers(views[i], [](auto values) {
+                std::ranges::fill(values, typename decltype(values)::value_type(0.0f));
+              });
+            }
+          }
+          EBB_RETURN_IF_ERROR(FinishAndReport(engine, step));
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+TEST_P(UnitViewsTest, GradientsWithoutAViewForEachAreRefused) {
+  const ModelSpec model = ScriptedModel();
+  const absl::Status status = RunEngines(
+      GetParam().setting, model, ConfigOf(),
+      [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        Step step = engine.BeginStep();
+        trainer.ForwardAll(step);
+        MutableTensorView views[3];
+        {
+          BackwardScope scope = step.Backward(UnitId{kScriptedUnits[kScriptedVisits - 1]});
+          const ParameterId one[] = {model.units[0].parameters[0]};
+          scope.gradients(one, views);
+          EXPECT_EQ(views[0].size(), 0);
+        }
+        const absl::Status refused = FinishAndReport(engine, step);
+        EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+        EXPECT_NE(refused.message().find("give a view for each"), absl::string_view::npos);
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
+}
+
+// A tensor over the engine's memory may outlive it.
+TEST_P(UnitViewsTest, MemoryThatIsHeldOutlivesTheEngine) {
+  const ModelSpec model = ScriptedModel();
+  struct Held {
+    std::shared_ptr<void> memory;
+    std::vector<std::span<std::byte>> tensors = {};
+  };
+  std::vector<Held> held(static_cast<size_t>(GetParam().setting.world));
+  const absl::Status status =
+      RunEngines(GetParam().setting, model, ConfigOf(),
+                 [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                   Held& of_rank = held[static_cast<size_t>(trainer.rank())];
+                   of_rank.memory = engine.HoldMemory();
+                   for (const ParameterView& view : engine.Views(UnitId{0})) {
+                     auto* const data = static_cast<std::byte*>(const_cast<void*>(view.value.data));
+                     of_rank.tensors.emplace_back(
+                         data, static_cast<size_t>(view.value.size() * SizeOf(view.value.dtype)));
+                   }
+                   return absl::OkStatus();
+                 });
+  EXPECT_TRUE(status.ok()) << status;
+  for (const Held& of_rank : held) {
+    EXPECT_FALSE(of_rank.tensors.empty());
+    for (const std::span<std::byte> tensor : of_rank.tensors)
+      std::ranges::fill(tensor, std::byte{1});
+  }
 }
 
 TEST_P(UnitViewsTest, AUnitThatIsKeptWholeIsNotGatheredAndTrainsToTheSameBits) {
