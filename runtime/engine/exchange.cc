@@ -77,7 +77,12 @@ Evaluation::Sums SumsOf(std::span<const ExchangeRecord> records) {
   return all;
 }
 
-Verdict Conclude(std::span<const ExchangeRecord> records) {
+bool IsEarlier(int unit, int other, std::span<const int> backwards) {
+  if (backwards.empty()) return unit < other;
+  return backwards[static_cast<size_t>(unit)] < backwards[static_cast<size_t>(other)];
+}
+
+Verdict Conclude(std::span<const ExchangeRecord> records, std::span<const int> backwards) {
   Verdict verdict;
   verdict.known = records.front().known;
   verdict.returned = true;
@@ -93,9 +98,12 @@ Verdict Conclude(std::span<const ExchangeRecord> records) {
     if (record.rates_hash != records.front().rates_hash && verdict.other_rates < 0)
       verdict.other_rates = static_cast<int>(rank);
     verdict.scopes_differ |= record.scopes_hash != records.front().scopes_hash;
-    if (record.non_finite_unit >= 0 && verdict.non_finite_rank < 0) {
+    if (record.non_finite_unit >= 0 &&
+        (verdict.non_finite_rank < 0 ||
+         IsEarlier(record.non_finite_unit, verdict.non_finite_unit, backwards))) {
       verdict.non_finite_rank = static_cast<int>(rank);
       verdict.non_finite_unit = record.non_finite_unit;
+      verdict.non_finite_parameter = record.non_finite_parameter;
     }
     if (record.failed != 0 && verdict.error.ok())
       verdict.error = record.Error(static_cast<int>(rank));

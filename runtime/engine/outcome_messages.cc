@@ -22,9 +22,14 @@ std::string OutcomeMessages::ScopeName(int64_t code) const {
 }
 
 std::string OutcomeMessages::NonFinite(const Verdict& ranks) const {
-  return absl::StrCat("a non-finite gradient in unit '",
-                      model_.units[static_cast<size_t>(ranks.non_finite_unit)].name, "' of rank ",
-                      ranks.non_finite_rank);
+  const int parameter = ranks.non_finite_parameter;
+  return absl::StrCat(
+      "a non-finite gradient in unit '",
+      model_.units[static_cast<size_t>(ranks.non_finite_unit)].name, "'",
+      parameter < 0 ? ""
+                    : absl::StrCat(", parameter '",
+                                   model_.parameters[static_cast<size_t>(parameter)].name, "',"),
+      " of rank ", ranks.non_finite_rank);
 }
 
 std::string OutcomeMessages::Skipped(const Verdict& ranks, const StepReport& report,

@@ -1,13 +1,35 @@
 #include "ebb/runtime/engine/record_exchange.h"
 
+#include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 
 #include "ebb/optim/update_constants.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/sharding/interval.h"
+#include "ebb/sharding/state_pieces.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 
 using sharding::OperationKind;
+
+namespace {
+
+// Of `count` numbers; none: `count`.
+int64_t FirstNonFinite(const std::byte* data, DType dtype, int64_t count) {
+  const auto first = [&]<class T>(const T* numbers) {
+    return std::find_if(numbers, numbers + count,
+                        [](T number) { return !std::isfinite(static_cast<float>(number)); }) -
+           numbers;
+  };
+  if (dtype == DType::kBFloat16) return first(reinterpret_cast<const BFloat16*>(data));
+  if (dtype == DType::kFloat16) return first(reinterpret_cast<const Float16*>(data));
+  return first(reinterpret_cast<const float*>(data));
+}
+
+}  // namespace
 
 // The last Finish has waited for the verdict of the step before where the host enqueues what needs it.
 void RecordExchange::Prepare(int parity) {
@@ -21,7 +43,10 @@ void RecordExchange::Prepare(int parity) {
 
 void RecordExchange::Exchange(int parity) {
   Stream& reduce = *with_.reduce;
-  reduce.Enqueue([this, parity] { with_.outcome->Seal(parity); });
+  reduce.Enqueue([this, parity] {
+    with_.outcome->Seal(parity);
+    NameNonFinite(parity);
+  });
   const auto own = static_cast<int64_t>(sizeof(ExchangeRecord)),
              all = own * with_.plan->decisions.world;
   std::byte* const records = with_.storage->ExchangeRecords();
@@ -39,6 +64,30 @@ void RecordExchange::Exchange(int parity) {
   });
   const bool is_step = parity != ControlBlock::kEvaluation;
   if (is_step) with_.control->CopyConstants(reduce, parity, /*early=*/false);
+}
+
+// Where updates wait for this exchange the shard is as it was when its squares were summed. What the host does not
+// reach is not read for it.
+void RecordExchange::NameNonFinite(int parity) const {
+  ExchangeRecord& record = with_.control->own_record(parity);
+  if (record.non_finite_unit < 0 || with_.plan->decisions.timing == sharding::UpdateTiming::kEarly)
+    return;
+  const int unit = record.non_finite_unit;
+  const sharding::Section& section = sharding::SectionOf(*with_.plan, unit, /*trainable=*/true);
+  for (const sharding::StateRun& run : sharding::RunsOf(
+           *with_.plan, with_.shard,
+           {.array = {.what = StateClass::kGradient, .unit = unit}, .end = section.shard})) {
+    const sharding::Operand& home = run.homes[0];
+    const bool reaches =
+        home.place.tier == Tier::kCpu || (home.place.tier == Tier::kDevice && with_.reaches_device);
+    if (!reaches) continue;
+    const int64_t at = FirstNonFinite(with_.storage->At(home.place), home.dtype, run.count());
+    if (at == run.count()) continue;
+    const int64_t element = with_.shard * section.shard + run.begin + at;
+    for (const sharding::Interval& interval : sharding::IntervalsIn(section, element, element + 1))
+      record.non_finite_parameter = static_cast<int32_t>(interval.parameter);
+    return;
+  }
 }
 
 void RecordExchange::RecordConclusion(int parity) {

@@ -36,7 +36,9 @@ class RecordExchange {
     StepErrors* errors = nullptr;
     StepCommunicators* peers = nullptr;
     std::vector<Event>* concluded = nullptr;  // by parity
-    bool own_enqueues = false;                // see UpdateCall
+    bool reaches_device = false;  // the host does: it looks for what is wrong with a gradient there
+    int shard = 0;                // which slice of every unit is this rank's
+    bool own_enqueues = false;    // see UpdateCall
   };
   explicit RecordExchange(const Parts& parts) : with_(parts) {}
 
@@ -51,6 +53,7 @@ class RecordExchange {
   void RecordConclusion(int parity);
 
  private:
+  void NameNonFinite(int parity) const;
   std::span<optim::NormSums> SumsOn(bool device) const;
   void ConcludeNorms(int parity);
 

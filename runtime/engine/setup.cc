@@ -17,6 +17,19 @@
 #include "ebb/sharding/offload_ratio.h"
 
 namespace ebb {
+namespace {
+
+// By unit: which of the plan's scopes is its last backward.
+std::vector<int> LastBackwards(const sharding::Plan& plan) {
+  std::vector<int> last(plan.unit_names.size(), 0);
+  for (int s = 0; s < static_cast<int>(plan.scopes.size()); ++s) {
+    const sharding::PlannedScope& scope = plan.scopes[static_cast<size_t>(s)];
+    if (scope.backward) last[static_cast<size_t>(scope.unit)] = s;
+  }
+  return last;
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device device, ModelSpec model,
                                                         const Config& config,
@@ -198,7 +211,8 @@ void Setup::MakeOutcome() {
                                            .control = &*with_.control,
                                            .constants = &*parts.constants,
                                            .messages = &parts.messages,
-                                           .adds_squares = inputs.rank() < decisions().shards});
+                                           .adds_squares = inputs.rank() < decisions().shards,
+                                           .backwards = LastBackwards(plan())});
 }
 
 // An optimizer of the trainer's enqueues updates on the device.
@@ -217,20 +231,23 @@ absl::Status Setup::MakeIssuer() {
   IssueParts& parts = with_.issue;
   NormExchange* const norms = with_.updates.norms ? &*with_.updates.norms : nullptr;
   using sharding::Lane;
-  parts.exchange.emplace(RecordExchange::Parts{.plan = &plan(),
-                                               .reduce = &with_.streams.reduce(),
-                                               .of_world = &**communicators.of_world(),
-                                               .of_shards = &communicators.reduce(),
-                                               .storage = &*with_.storage,
-                                               .control = &*with_.control,
-                                               .norms = norms,
-                                               .table = &with_.updates.table,
-                                               .constants = &*outcome.constants,
-                                               .outcome = &*outcome.outcome,
-                                               .errors = &outcome.errors,
-                                               .peers = &outcome.peers,
-                                               .concluded = &with_.streams.concluded(),
-                                               .own_enqueues = OwnOptimizerEnqueues()});
+  parts.exchange.emplace(
+      RecordExchange::Parts{.plan = &plan(),
+                            .reduce = &with_.streams.reduce(),
+                            .of_world = &**communicators.of_world(),
+                            .of_shards = &communicators.reduce(),
+                            .storage = &*with_.storage,
+                            .control = &*with_.control,
+                            .norms = norms,
+                            .table = &with_.updates.table,
+                            .constants = &*outcome.constants,
+                            .outcome = &*outcome.outcome,
+                            .errors = &outcome.errors,
+                            .peers = &outcome.peers,
+                            .concluded = &with_.streams.concluded(),
+                            .reaches_device = inputs.device.kind() == DeviceKind::kCpu,
+                            .shard = inputs.rank() % decisions().shards,
+                            .own_enqueues = OwnOptimizerEnqueues()});
   with_.updates.call.emplace(
       UpdateCall::Parts{.own = with_.updates.own ? &*with_.updates.own : nullptr,
                         .table = &with_.updates.table,

@@ -289,8 +289,10 @@ void StepOutcome::Seal(int parity) {
   }
   const std::span<const double> squares = with_.control->squares();  // frozen units have none
   for (size_t u = 0; u < squares.size() && !slot.evaluation; ++u) {
-    if (!std::isfinite(squares[u]) && record.non_finite_unit < 0)
-      record.non_finite_unit = static_cast<int32_t>(u);
+    const auto unit = static_cast<int32_t>(u);
+    if (!std::isfinite(squares[u]) &&
+        (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, with_.backwards)))
+      record.non_finite_unit = unit;
     if (with_.adds_squares) record.squares += squares[u];
   }
   const absl::Status broken = with_.peers->Broken();
@@ -315,7 +317,7 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
     return record.exchange == slot.terms.exchange;
   });
   if (exchanged.ok() || slot.complete) {
-    slot.ranks = ebb::Conclude(records);
+    slot.ranks = ebb::Conclude(records, with_.backwards);
     if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
   } else {
     slot.ranks = {};

@@ -49,6 +49,7 @@ class StepOutcome {
     OutcomeMessages* messages = nullptr;
     // False on a rank whose shards another rank has, too: they count once.
     bool adds_squares = true;
+    std::vector<int> backwards = {};  // as ebb::Conclude
   };
   explicit StepOutcome(const Parts& parts);
   // Logs the error of a last step that no call has returned.

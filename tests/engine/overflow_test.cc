@@ -94,6 +94,9 @@ TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankWhereChecksAreOff) {
       config.compute = dtype;
       config.ebb.check_overflow = false;
       const bool early = setting.timing == Timing::kEarly;
+      const std::string named =
+          "non-finite gradient in unit 'u3'" +
+          (early ? "" : ", parameter '" + model.parameters[5].name + "', of rank ");
       const absl::Status status = RunEngines(
           setting, model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
             const absl::StatusOr<ParameterValues> before =
@@ -102,9 +105,8 @@ TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankWhereChecksAreOff) {
             Step step = engine.BeginStep();
             RoundWith(trainer, step, kNotNumbers[0], culprit());
             const absl::Status wrong = FinishAndReport(engine, step);
-            EXPECT_THAT(std::string(wrong.message()),
-                        AllOf(HasSubstr("non-finite gradient in unit 'u3'"), HasSubstr("of rank "),
-                              HasSubstr("ebb.check_overflow")));
+            EXPECT_THAT(std::string(wrong.message()), AllOf(HasSubstr(named), HasSubstr("of rank "),
+                                                            HasSubstr("ebb.check_overflow")));
             EXPECT_EQ(engine.Report().status(), wrong);
             const absl::StatusOr<ParameterValues> after =
                 GatherAll(engine, model, StateClass::kMaster);
@@ -123,6 +125,35 @@ TEST_P(OverflowTest, IsAnErrorThatNamesUnitAndRankWhereChecksAreOff) {
       EXPECT_TRUE(status.ok()) << status;
     }
   }
+}
+
+// What is wrong in backward is wrong in all units that come behind it.
+TEST_P(OverflowTest, OfSeveralUnitsTheOneWhoseBackwardCameFirstIsNamed) {
+  const ModelSpec model = ScriptedModel();
+  Config config = ConfigFor(GetParam());
+  config.ebb.check_overflow = false;
+  const absl::Status status = RunEngines(
+      GetParam(), model, config, [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+        trainer.BeginStep(0, nullptr);
+        Step step = engine.BeginStep();
+        trainer.ForwardAll(step);
+        for (int visit = kScriptedVisits; visit-- > 0;) {
+          const UnitId unit{kScriptedUnits[visit]};
+          BackwardScope scope = step.Backward(unit);
+          trainer.Add(scope, visit);
+          if (visit > 3) continue;
+          for (const ParameterId p : model[unit].parameters) {
+            if (!model[p].trainable) continue;
+            const std::vector<float> values(static_cast<size_t>(Elements(model[p].shape)),
+                                            kNotNumbers[0]);
+            AddTo(scope.gradient(p), values);
+          }
+        }
+        EXPECT_THAT(std::string(FinishAndReport(engine, step).message()),
+                    HasSubstr("non-finite gradient in unit 'u3', parameter '"));
+        return absl::OkStatus();
+      });
+  EXPECT_TRUE(status.ok()) << status;
 }
 
 // The loss is only reported: what counts is whether the gradients are numbers.
