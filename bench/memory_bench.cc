@@ -64,7 +64,7 @@ absl::Status Train(World world, const Config& config, int64_t rows, int64_t& pre
   }
   if (absl::Status status = engine->Report().status(); !status.ok()) return status;
   if (world.rank() == 0) {
-    operations = static_cast<int64_t>(engine->plan().operations.size());
+    operations = static_cast<int64_t>(engine->program().plan().operations.size());
     for (const MemoryRow& row : engine->memory())
       if (row.tier != Tier::kNvme) predicted += static_cast<int64_t>(row.predicted_bytes);
   }

@@ -276,7 +276,7 @@ absl::Status Compare(World world, const std::string& directory, bool early, doub
                        Engine::Create(world, device, model.spec, ConfigFor(early, "")));
   EBB_ASSIGN_OR_RETURN(Engine on_disk,
                        Engine::Create(world, device, model.spec, ConfigFor(early, directory)));
-  const std::vector<Bytes> phases = TrafficOf(on_disk.plan());
+  const std::vector<Bytes> phases = TrafficOf(on_disk.program().plan());
   const Bytes all{.read = phases[0].read + phases[1].read,
                   .written = phases[0].written + phases[1].written};
   const int64_t most = std::max(all.read, all.written);

@@ -1,7 +1,7 @@
 # The public headers: what a project that links Ebb may include, what is installed, and what must compile alone
 # (tests/headers). The rule: a header is public if and only if it is in this list, and a public header includes no
 # internal one, nor any of CUDA, NCCL, MPI or liburing. Public is what ebb/ebb.h includes, what brings a backend, and what
-# shows the plan or computes as the engine does. All other headers may change without notice.
+# computes as the engine does. All other headers may change without notice.
 set(ebb_public_headers
   ebb.h
   optim/cast.h
@@ -37,6 +37,7 @@ set(ebb_public_headers
   runtime/device/thread_team.h
   runtime/engine/engine.h
   runtime/engine/optimizer_spec.h
+  runtime/engine/program.h
   runtime/engine/scope.h
   runtime/engine/state_reader.h
   runtime/engine/step.h
@@ -45,16 +46,5 @@ set(ebb_public_headers
   runtime/trace/ledger.h
   runtime/trace/log.h
   runtime/trace/timeline.h
-  sharding/homes.h
-  sharding/interval.h
-  sharding/layout.h
-  sharding/memory_model.h
   sharding/model.h
-  sharding/partition.h
-  sharding/place.h
-  sharding/plan.h
-  sharding/plan_table.h
-  sharding/scopes.h
-  sharding/slots.h
-  sharding/state.h
-  sharding/traffic.h)
+  sharding/state.h)

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 
 namespace ebb::sharding {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/operands.h"
-#include "ebb/sharding/program.h"
 #include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/program.h"
 
 namespace ebb::sharding {
 

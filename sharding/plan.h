@@ -1,6 +1,6 @@
 // The plan of a step, as data: for each scope that the trainer opens or closes, which operations
 // are issued, on which stream, how many bytes they move, and where everything lies. What each comes
-// after follows from that (program.h). The engine executes it, the memory model adds it up, tests check its laws without running
+// after follows from that (instructions.h). The engine executes it, the memory model adds it up, tests check its laws without running
 // anything:
 //   - nothing is used before it is there, and no two live things overlap in a pool;
 //   - a unit has one gathered address, in forward, backward and every step; so has the gradient of

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "ebb/sharding/homes.h"
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/program.h"
 
 namespace ebb::sharding {
 

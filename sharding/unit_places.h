@@ -3,8 +3,8 @@
 
 #include <vector>
 
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/program.h"
 
 namespace ebb::sharding {
 

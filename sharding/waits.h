@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 
 namespace ebb::sharding {
 

@@ -9,10 +9,7 @@
 #include "configuration.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cpu/core_share.h"
-#include "ebb/runtime/engine/engine.h"
-#include "ebb/sharding/memory_model.h"
-#include "ebb/sharding/plan_table.h"
-#include "ebb/sharding/traffic.h"
+#include "ebb/runtime/engine/program.h"
 #include "mebibytes.h"
 #include "ops/cuda/cuda_ops.h"
 #include "summary.h"
@@ -42,9 +39,9 @@ std::string Title(const Options& options, const Workload& work, const Config& co
   return title;
 }
 
-std::string CommunicationTable(const sharding::Plan& plan) {
+std::string CommunicationTable(const Program& program) {
   std::string table = absl::StrFormat("%-16s %14s\n", "operation", "predicted MiB");
-  for (const CommunicationRow& row : sharding::PredictCommunication(plan)) {
+  for (const CommunicationRow& row : program.communication()) {
     absl::StrAppendFormat(&table, "%-16s %14.2f\n", std::string(row.operation),
                           static_cast<double>(row.predicted_bytes) / kMebi);
   }
@@ -76,19 +73,19 @@ absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice
   config.zero.offload_optimizer.device = choice.states;
   EBB_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(options.ranks));
   EBB_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, resolved, ProcessorOf(options)));
-  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan,
-                       PredictPlan(work.spec, options.ranks, resolved, advises));
+  EBB_ASSIGN_OR_RETURN(const Program program,
+                       PredictProgram(work.spec, options.ranks, resolved, advises));
   std::array<double, kTiers> held = {};
-  for (const MemoryRow& row : sharding::PredictMemory(plan))
+  for (const MemoryRow& row : program.memory())
     held[static_cast<size_t>(row.tier)] += static_cast<double>(row.predicted_bytes) / kMebi;
   held[static_cast<size_t>(Tier::kCpu)] +=
-      static_cast<double>(sharding::StateStagingBytes(plan)) / kMebi;
+      static_cast<double>(program.state_staging_bytes()) / kMebi;
   double of_host = 0, of_nvme = 0, of_ranks = 0;
-  for (const TrafficRow& row : sharding::PredictTraffic(plan)) {
+  for (const TrafficRow& row : program.traffic()) {
     (row.tier == Tier::kNvme ? of_nvme : of_host) +=
         static_cast<double>(row.predicted_bytes) / kMebi;
   }
-  for (const CommunicationRow& row : sharding::PredictCommunication(plan))
+  for (const CommunicationRow& row : program.communication())
     of_ranks += static_cast<double>(row.predicted_bytes) / kMebi;
   return absl::StrFormat("%12.1f %12.1f %12.1f   %12.1f %12.1f %12.1f",
                          held[static_cast<size_t>(Tier::kDevice)],
@@ -131,18 +128,19 @@ absl::StatusOr<std::string> PredictionText(const Options& options, const Config&
 
 }  // namespace
 
-std::string PlanText(const sharding::Plan& plan, const Config& config, int64_t parameters,
+std::string PlanText(const Program& program, const Config& config, int64_t parameters,
                      ShowPlan what) {
-  std::string text = absl::StrCat("Memory of a rank\n",
-                                  MemoryTable(sharding::PredictMemory(plan), /*counted=*/false));
-  const std::vector<TrafficRow> traffic = sharding::PredictTraffic(plan);
+  std::string text =
+      absl::StrCat("Memory of a rank\n", MemoryTable(program.memory(), /*counted=*/false));
+  const std::vector<TrafficRow> traffic = program.traffic();
   absl::StrAppend(&text, "\nTraffic of a step between the tiers of a rank\n",
                   traffic.empty() ? "none: all state is on the device\n"
-                                  : TrafficTable(traffic, config, parameters / plan.layout.shards,
+                                  : TrafficTable(traffic, config, parameters / program.shards(),
                                                  /*counted=*/false));
-  absl::StrAppend(&text, "\nCommunication of a rank in a step\n", CommunicationTable(plan), "\n");
-  if (what == ShowPlan::kOperations) return absl::StrCat(text, sharding::PlanTable(plan));
-  return absl::StrCat(text, sharding::PlanHeadline(plan), plan.operations.size(),
+  absl::StrAppend(&text, "\nCommunication of a rank in a step\n", CommunicationTable(program),
+                  "\n");
+  if (what == ShowPlan::kOperations) return absl::StrCat(text, program.table());
+  return absl::StrCat(text, program.headline(), program.operations(),
                       " operations, which --show-plan=operations lists\n");
 }
 
@@ -151,9 +149,9 @@ absl::StatusOr<std::string> PlanningText(Options options) {
   options.ranks = RanksOf(config);
   if (options.predict) return PredictionText(options, config);
   EBB_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, config, ProcessorOf(options)));
-  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan, PredictPlan(work.spec, options.ranks, config));
+  EBB_ASSIGN_OR_RETURN(const Program program, PredictProgram(work.spec, options.ranks, config));
   return absl::StrCat(Title(options, work, config), "stage ", config.zero.stage, "\n\n",
-                      PlanText(plan, config, ParametersOf(work.spec), options.show_plan));
+                      PlanText(program, config, ParametersOf(work.spec), options.show_plan));
 }
 
 }  // namespace ebb::gpt

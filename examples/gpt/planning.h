@@ -6,13 +6,13 @@
 
 #include "absl/status/statusor.h"
 #include "ebb/runtime/config/config.h"
-#include "ebb/sharding/plan.h"
+#include "ebb/runtime/engine/program.h"
 #include "options.h"
 
 namespace ebb::gpt {
 
 // Memory of a rank; what a step moves between tiers and between ranks; the operations, where asked for.
-std::string PlanText(const sharding::Plan& plan, const Config& config, int64_t parameters,
+std::string PlanText(const ebb::Program& program, const Config& config, int64_t parameters,
                      ShowPlan what);
 
 // What `options` ask to be printed instead of training.

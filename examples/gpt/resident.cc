@@ -1,7 +1,6 @@
 #include "resident.h"
 
 #include "ebb/runtime/trace/resident_set.h"
-#include "ebb/sharding/plan.h"
 
 namespace ebb::gpt {
 
@@ -10,7 +9,7 @@ ResidentMemory::ResidentMemory() {
 }
 
 void ResidentMemory::Add(const Engine& engine, DeviceKind device) {
-  int64_t bytes = engine.plan().OwnBytes();
+  int64_t bytes = engine.program().own_bytes();
   for (const MemoryRow& row : engine.memory()) {
     if (row.tier == Tier::kCpu || (row.tier == Tier::kDevice && device == DeviceKind::kCpu))
       bytes += static_cast<int64_t>(row.predicted_bytes);

@@ -209,8 +209,8 @@ Summary SummaryOf(const Run& run, Trainer& trainer, RankUsage usage, std::string
           .parameters = ParametersOf(trainer.model()),
           .ranks = run.options.ranks,
           .usage = std::move(usage),
-          .plan_operations = std::ssize(engine.plan().operations),
-          .plan_bytes = engine.plan().OwnBytes(),
+          .plan_operations = engine.program().operations(),
+          .plan_bytes = engine.program().own_bytes(),
           .resident = run.resident.Row(),
           .graphs = trainer.graphs(),
           .products = trainer.product_letters(),
@@ -329,7 +329,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     EBB_RETURN_IF_ERROR(WriteReports(run, trainer, history, summary));
     progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
     if (!usage.traffic.empty()) {
-      const int64_t own = ParametersOf(trainer.model()) / trainer.engine().plan().layout.shards;
+      const int64_t own = ParametersOf(trainer.model()) / trainer.engine().program().shards();
       progress->Say(
           (history.traffic_is_steady
                ? "Traffic of a step\n"
@@ -387,7 +387,7 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
   run.resident.Add(trainer->engine(), trainer->device().kind());  // rank 0's digest comes after all
   if (speaks && run.options.show_plan != ShowPlan::kNo) {
     const Engine& engine = trainer->engine();
-    Print(absl::StrCat(PlanText(engine.plan(), engine.config(), ParametersOf(trainer->model()),
+    Print(absl::StrCat(PlanText(engine.program(), engine.config(), ParametersOf(trainer->model()),
                                 run.options.show_plan),
                        "\n"));
   }

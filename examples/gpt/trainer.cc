@@ -7,7 +7,6 @@
 #include "agreement.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
-#include "ebb/sharding/plan.h"
 #include "launch_times.h"
 #include "scope_access.h"
 #include "warm_up.h"
@@ -41,7 +40,7 @@ absl::Status Trainer::MakeEngine(const Config& config) {
                        Batches::Create(device_, work_.micro_batches, rows, workspace.first(cut)));
   EBB_ASSIGN_OR_RETURN(layers_,
                        Layers::Create(device_, work_.gpt, work_.layers, workspace.subspan(cut)));
-  EBB_RETURN_IF_ERROR(layers_->Prepare(engine_->plan().decisions.gradient));
+  EBB_RETURN_IF_ERROR(layers_->Prepare(engine_->program().gradient()));
   return absl::OkStatus();
 }
 
@@ -55,8 +54,8 @@ absl::Status Trainer::SettleProducts() {
   const bool measures = options_.products == kMeasuredProducts;
   const bool given = !measures && options_.products != kDefaultProducts;
   const auto pass = [&](const ProductChoice& choice) -> absl::StatusOr<std::string> {
-    absl::StatusOr<std::string> letters = WarmUp(
-        device_, work_.gpt, work_.layers, engine_->plan().decisions.gradient, choice, *layers_);
+    absl::StatusOr<std::string> letters =
+        WarmUp(device_, work_.gpt, work_.layers, engine_->program().gradient(), choice, *layers_);
     if (letters.ok() || !absl::IsResourceExhausted(letters.status())) return letters;
     // Another rank may compute by these letters: one that cannot try them may not compute otherwise.
     if (!choice.letters.empty()) {
@@ -99,8 +98,8 @@ absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
   bool on = options_.cuda_graphs == CudaGraphs::kOn;
   std::string why;
   if (options_.cuda_graphs == CudaGraphs::kAuto) {
-    const auto times = MeasureLaunches(device_, work_.gpt, work_.layers,
-                                       engine_->plan().decisions.gradient, *layers_);
+    const auto times =
+        MeasureLaunches(device_, work_.gpt, work_.layers, engine_->program().gradient(), *layers_);
     EBB_RETURN_IF_ERROR(layers_->status());
     EBB_RETURN_IF_ERROR(device_.status());
     // The measurement's memory has been given back.

@@ -9,8 +9,6 @@
 #include "ebb/runtime/device/backend.h"
 #include "ebb/runtime/engine/engine_parts.h"
 #include "ebb/runtime/engine/setup.h"
-#include "ebb/sharding/memory_model.h"
-#include "ebb/sharding/offload_ratio.h"
 
 namespace ebb {
 namespace {
@@ -175,28 +173,11 @@ std::vector<std::string> Engine::optimizer_states(ParameterId parameter) const {
   const ParameterSpec& of = parts_->inputs.model[parameter];
   return of.trainable ? parts_->updates.state_names.Of(of.group) : std::vector<std::string>();
 }
-const sharding::Plan& Engine::plan() const {
-  return parts_->programs.plan();
+const Program& Engine::program() const {
+  return *parts_->program;
 }
 const Config& Engine::config() const {
   return parts_->inputs.config;
-}
-
-absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world, const Config& config,
-                                           bool advises) {
-  EBB_RETURN_IF_ERROR(config.Validate());
-  EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
-  sharding::PlanInputs inputs = PlanInputsFor(model, resolved, world, /*own=*/nullptr);
-  if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
-  if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
-    optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
-  return sharding::PlanStep(inputs);
-}
-
-absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
-                                                     const Config& config) {
-  EBB_ASSIGN_OR_RETURN(const sharding::Plan plan, PredictPlan(model, world, config));
-  return sharding::PredictMemory(plan);
 }
 
 }  // namespace ebb

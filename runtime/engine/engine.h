@@ -1,5 +1,5 @@
 // The engine keeps a model's parameters, gradients and optimizer states in shards over the ranks
-// and moves them so that each scope finds what it needs. It executes a plan (ebb/sharding/plan.h)
+// and moves them so that each scope finds what it needs. It executes a program (program.h)
 // computed at Create, also where a trainer leaves out scopes of the declared order, and gathers a unit that
 // it opens again.
 //
@@ -14,7 +14,7 @@
 // same scopes in the same order, which a hash checks with every step. On a GPU, work on a scope's views
 // goes on compute_stream() or is joined to it before the scope closes; on the CPU the calling
 // thread is the compute stream. The engine outlives its scopes, Steps and Evaluations. One that was
-// moved from refuses everything; it has no plan() and no config().
+// moved from refuses everything; it has no program() and no config().
 //
 // Several engines of one World: their calls, too, are ordered, and the same on every rank, since each
 // call enqueues its collectives before it returns, and so all of a rank's are in the order of its
@@ -37,6 +37,7 @@
 #include "ebb/runtime/config/config.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/engine/optimizer_spec.h"
+#include "ebb/runtime/engine/program.h"
 #include "ebb/runtime/engine/scope.h"
 #include "ebb/runtime/engine/state_reader.h"
 #include "ebb/runtime/engine/step.h"
@@ -46,10 +47,6 @@
 #include "ebb/sharding/state.h"
 
 namespace ebb {
-
-namespace sharding {
-struct Plan;
-}
 
 struct StepReport {
   int64_t step = 0;           // finished steps, this one included
@@ -199,25 +196,12 @@ class Engine {
   std::vector<TrafficRow> traffic()
       const;  // of the last finished step: nothing while all state is on the device
   std::vector<CommunicationRow> communication() const;  // of the last finished step
-  const sharding::Plan& plan() const;                   // of a step with the config's micro-batches
+  const Program& program() const;                       // as long as the engine lives
   const Config& config() const;                         // resolved for this world
 
  private:
   explicit Engine(std::unique_ptr<EngineParts> parts);
   std::unique_ptr<EngineParts> parts_;
 };
-
-// The plan of a step from the model and the config alone: no engine, no device, no disk. Of
-// offload_optimizer.ratio "auto" it has what ebb.device_memory asks for, as an engine on the
-// CPU does; one on a GPU may offload more. Not advises: the error of a cap says what is needed, without
-// the classes and what would fit, which takes longer to find than the plan.
-absl::StatusOr<sharding::Plan> PredictPlan(const ModelSpec& model, int world, const Config& config,
-                                           bool advises = true);
-
-// The memory table of the fullest rank by that plan. An engine on a GPU has 1 MiB more of staging,
-// through which ranks tell each other what lies in host memory (512 bytes a rank from 2,048 ranks on). On a GPU, or
-// with anything on NVMe, it has 8 MiB more of staging in host memory, through which state is read and written.
-absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
-                                                     const Config& config);
 
 }  // namespace ebb

@@ -12,7 +12,7 @@
 #include "ebb/runtime/engine/engine_inputs.h"
 #include "ebb/runtime/engine/host_lane.h"
 #include "ebb/runtime/trace/ledger.h"
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 
 namespace ebb {
 

@@ -24,6 +24,7 @@
 #include "ebb/runtime/engine/outcome_parts.h"
 #include "ebb/runtime/engine/own_optimizer.h"
 #include "ebb/runtime/engine/profiler_ranges.h"
+#include "ebb/runtime/engine/program.h"
 #include "ebb/runtime/engine/programs.h"
 #include "ebb/runtime/engine/rank_meetings.h"
 #include "ebb/runtime/engine/record_exchange.h"
@@ -96,6 +97,7 @@ struct EngineParts {
   EngineCommunicators communicators;
   CollectivePools collective_pools;
   Programs programs;
+  std::optional<Program> program;                // what of it is public
   std::unique_ptr<optim::Kernels> kernels;       // of the device's streams
   std::unique_ptr<optim::Kernels> host_kernels;  // of the host's
   std::optional<Storage> storage;

@@ -10,8 +10,8 @@
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/device/stream.h"
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/plan.h"
-#include "ebb/sharding/program.h"
 
 namespace ebb {
 

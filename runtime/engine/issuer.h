@@ -23,7 +23,7 @@
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/runtime/engine/swap_verifier.h"
 #include "ebb/sharding/frontier.h"
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb {

@@ -19,7 +19,7 @@
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/engine/storage.h"
 #include "ebb/sharding/frontier.h"
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 
 namespace ebb {
 

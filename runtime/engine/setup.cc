@@ -51,6 +51,8 @@ absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device devi
                                                           .config = std::move(resolved),
                                                           .options = std::move(options)});
   EBB_RETURN_IF_ERROR(Setup(*parts).Make());
+  parts->program.emplace(
+      std::shared_ptr<const sharding::Plan>(std::shared_ptr<void>(), &parts->programs.plan()));
   return parts;
 }
 

@@ -21,7 +21,7 @@
 #include "ebb/runtime/engine/step_tag.h"
 #include "ebb/runtime/engine/swap_verifier.h"
 #include "ebb/runtime/engine/update_table.h"
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 
 namespace ebb {
 
@@ -43,7 +43,7 @@ class UpdateCall {
   };
   explicit UpdateCall(const Parts& parts) : with_(parts) {}
 
-  // kUpdate and kParameterNorms, whose operands are those of program.h.
+  // kUpdate and kParameterNorms, whose operands are those of instructions.h.
   void Run(const LinkedFragment& run, int instruction, const StepTag& step, Stream& stream) const;
 
  private:

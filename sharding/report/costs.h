@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 
 namespace ebb::sharding {
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/report/costs.h"
 #include "ebb/sharding/waits.h"
 

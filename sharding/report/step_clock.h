@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "ebb/sharding/frontier.h"
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/report/costs.h"
 #include "ebb/sharding/report/shared_rates.h"
 #include "ebb/sharding/waits.h"

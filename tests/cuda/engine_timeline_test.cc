@@ -77,7 +77,7 @@ TEST_P(TimelineOfGpuTest, ShowsEachOfTwoOpenStepsInItsOrder) {
   const absl::Status status = RunThreads(kRanks, [&](World world) -> absl::Status {
     EBB_ASSIGN_OR_RETURN(const Device device, Device::Cuda());
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, device, model, config));
-    if (world.rank() == 0) plan = engine.plan();
+    if (world.rank() == 0) plan = engine.program().plan();
     const int waits = stand_in::HostWaits();
     stand_in::HoldUntilHostWaits(static_cast<cudaStream_t>(engine.compute_stream().native));
     for (int64_t step = 1; step <= kSteps; ++step) {

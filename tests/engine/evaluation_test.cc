@@ -261,7 +261,7 @@ TEST_P(EvaluationTest, WithEngineOwnedBoundariesKeepsToOrderAndMicroBatches) {
   const ModelSpec model = ScriptedModel(/*boundary_bytes=*/40);
   Config config = ConfigFor(GetParam());
   RunOn(GetParam(), model, config, [&](Engine& engine, ScriptedTrainer& trainer) {
-    const int most = static_cast<int>(engine.plan().pools.evaluation_micro_batches);
+    const int most = static_cast<int>(engine.program().plan().pools.evaluation_micro_batches);
     EXPECT_GE(most, 1);
     const absl::Status many = engine.BeginEvaluation(most + 1).Finish().status();
     EXPECT_EQ(many.code(), absl::StatusCode::kInvalidArgument);

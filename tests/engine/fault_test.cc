@@ -136,7 +136,7 @@ Outcome RunWithFault(const Setting& setting, int64_t step_of_fault, int64_t numb
     if (is_culprit && step_of_fault == kInCreate) outcome.calls = calls->calls;
     if (!engine.ok()) return result = engine.status();
     ScriptedTrainer trainer(model, world.rank());
-    if (is_culprit) outcome.plan = engine->plan();
+    if (is_culprit) outcome.plan = engine->program().plan();
     for (int64_t s = 0; s < kFaultyStep + 3 && result.ok(); ++s) {
       if (s == step_of_fault) arm();
       const int64_t before = calls->calls;

@@ -111,7 +111,7 @@ absl::StatusOr<Measured> Train(const Case& c, const std::string& disk) {
   const absl::Status status = RunThreads(c.ranks, [&](World world) -> absl::Status {
     auto engine = Engine::Create(world, Device::Cpu(1), model, config);
     if (!engine.ok()) return engine.status();
-    predicted += engine->plan().OwnBytes();
+    predicted += engine->program().plan().OwnBytes();
     for (const MemoryRow& row : engine->memory())
       if (row.tier != Tier::kNvme) predicted += static_cast<int64_t>(row.predicted_bytes);
     created = ReadResidentSet()->peak_bytes;

@@ -66,7 +66,7 @@ void ExpectEveryOperation(const Setting& setting, Config config, const std::stri
   const absl::Status status =
       RunEngines(setting, ScriptedModel(), config,
                  [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
-                   if (trainer.rank() == 0) plan = engine.plan();
+                   if (trainer.rank() == 0) plan = engine.program().plan();
                    for (int s = 0; s < kSteps; ++s) {
                      trainer.BeginStep(s, nullptr);
                      Step step = engine.BeginStep();
@@ -296,7 +296,7 @@ TEST(OffloadedTimeline, ReadsUpdatesAndWritesOverlapEachOtherAndCompute) {
           Engine::Create(world, Device::Cpu(), model, config,
                          {.optimizer = OptimizerSpec{.states = {"momentum"}, .update = update}});
       if (!engine.ok()) return engine.status();
-      for (const sharding::Operation& operation : engine->plan().operations) {
+      for (const sharding::Operation& operation : engine->program().plan().operations) {
         if (!operation.of_update || operation.moves.empty()) continue;
         const bool write = operation.kind == sharding::OperationKind::kWrite;
         if (!write && operation.kind != sharding::OperationKind::kRead) continue;

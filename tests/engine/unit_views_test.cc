@@ -186,9 +186,9 @@ TEST_P(UnitViewsTest, AUnitThatIsKeptWholeIsNotGatheredAndTrainsToTheSameBits) {
   const ScriptRun gathered = RunScript(setting, model, ConfigOf(), round);
   ASSERT_TRUE(gathered.status.ok()) << gathered.status;
   model.units[1].keep_whole = true;
-  const absl::StatusOr<sharding::Plan> plan = PredictPlan(model, setting.world, ConfigOf());
-  ASSERT_TRUE(plan.ok()) << plan.status();
-  for (const sharding::Operation& operation : plan->operations) {
+  const absl::StatusOr<Program> program = PredictProgram(model, setting.world, ConfigOf());
+  ASSERT_TRUE(program.ok()) << program.status();
+  for (const sharding::Operation& operation : program->plan().operations) {
     if (operation.kind != sharding::OperationKind::kGather) continue;
     for (const sharding::Part& part : operation.parts) EXPECT_NE(part.unit, 1);
   }

@@ -165,7 +165,7 @@ inline Trained Train(const Cell& cell, const Config& config, int before, int ste
         const auto bits = MasterBits(*engine, model.spec());
         if (!bits.ok()) return bits.status();
         engine->traffic();
-        if (world.rank() + 1 == cell.world) tamper(path, engine->plan());
+        if (world.rank() + 1 == cell.world) tamper(path, engine->program().plan());
         const auto again = MasterBits(*engine, model.spec());  // a barrier
         (void)again;
       }

@@ -369,7 +369,7 @@ TEST(VerifySwap, GradientsAreVerifiedForWhoReadsThemOffThePlan) {
       absl::StatusOr<Engine> engine =
           Engine::Create(world, Device::Cpu(/*threads=*/1), model.spec(), config);
       if (!engine.ok()) return engine.status();
-      const int64_t gradient = engine->plan().pools.units[0].gradient_shard + 1;
+      const int64_t gradient = engine->program().plan().pools.units[0].gradient_shard + 1;
       Step step = engine->BeginStep({.hold_updates = true});
       for (int v = 0; v < model.visits(); ++v) model.Forward(step, v, 0, 0);
       for (int v = model.visits(); v-- > 0;) model.Backward(step, v, 0, 0);

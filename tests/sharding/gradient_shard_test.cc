@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/memory_model.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/pool.h"
-#include "ebb/sharding/program.h"
 #include "ebb/sharding/reduction.h"
 #include "random_model.h"
 #include "unit_chain.h"

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "ebb/sharding/instructions.h"
 #include "ebb/sharding/plan.h"
 #include "ebb/sharding/plan_table.h"
-#include "ebb/sharding/program.h"
 #include "ebb/sharding/traffic.h"
 #include "random_model.h"
 #include "unit_chain.h"

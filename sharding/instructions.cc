@@ -1,4 +1,4 @@
-#include "ebb/sharding/program.h"
+#include "ebb/sharding/instructions.h"
 
 #include <string_view>
 

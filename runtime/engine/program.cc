@@ -1,0 +1,62 @@
+#include "ebb/runtime/engine/program.h"
+
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/offload_ratio.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/plan_table.h"
+#include "ebb/sharding/traffic.h"
+
+namespace ebb {
+
+int Program::shards() const {
+  return plan_->layout.shards;
+}
+DType Program::gradient() const {
+  return plan_->decisions.gradient;
+}
+int64_t Program::operations() const {
+  return std::ssize(plan_->operations);
+}
+int64_t Program::own_bytes() const {
+  return plan_->OwnBytes();
+}
+std::vector<MemoryRow> Program::memory() const {
+  return sharding::PredictMemory(*plan_);
+}
+std::vector<TrafficRow> Program::traffic() const {
+  return sharding::PredictTraffic(*plan_);
+}
+std::vector<CommunicationRow> Program::communication() const {
+  return sharding::PredictCommunication(*plan_);
+}
+int64_t Program::state_staging_bytes() const {
+  return sharding::StateStagingBytes(*plan_);
+}
+std::string Program::headline() const {
+  return sharding::PlanHeadline(*plan_);
+}
+std::string Program::table() const {
+  return sharding::PlanTable(*plan_);
+}
+
+absl::StatusOr<Program> PredictProgram(const ModelSpec& model, int world, const Config& config,
+                                       bool advises) {
+  EBB_RETURN_IF_ERROR(config.Validate());
+  EBB_ASSIGN_OR_RETURN(Config resolved, config.ForWorld(world));
+  sharding::PlanInputs inputs = PlanInputsFor(model, resolved, world, /*own=*/nullptr);
+  if (!advises) inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
+  if (OffloadOptimizerConfig& optimizer = resolved.zero.offload_optimizer; optimizer.measures_ratio)
+    optimizer.ratio = sharding::ChooseRatio(inputs, /*balanced=*/0, resolved.ebb.device_memory);
+  EBB_ASSIGN_OR_RETURN(sharding::Plan plan, sharding::PlanStep(inputs));
+  return Program(std::make_shared<const sharding::Plan>(std::move(plan)));
+}
+
+absl::StatusOr<std::vector<MemoryRow>> PredictMemory(const ModelSpec& model, int world,
+                                                     const Config& config) {
+  EBB_ASSIGN_OR_RETURN(const Program program, PredictProgram(model, world, config));
+  return program.memory();
+}
+
+}  // namespace ebb
