@@ -1,9 +1,11 @@
 # The public headers: what a project that links Ebb may include, what is installed, and what must compile alone
-# (tests/headers). The rule: a header is public if and only if it is in this list, and a public header includes no
-# internal one, nor any of CUDA, NCCL, MPI or liburing. Public is what ebb/ebb.h includes, what brings a backend, and what
-# computes as the engine does. All other headers may change without notice.
+# (tests/headers). The rule: a header is public if and only if it is in these lists, and a public header includes no
+# internal one, nor any of NCCL, MPI or liburing, nor of CUDA but in the second list. Public is what ebb/ebb.h includes,
+# what brings a backend, what computes as the engine does, and what a trainer's own program may use as Ebb does:
+# examples/gpt, which includes nothing else (tests/headers), is one. All other headers may change without notice.
 set(ebb_public_headers
   ebb.h
+  offload/memory_limits.h
   optim/cast.h
   optim/checksum.h
   optim/loss_scaler.h
@@ -17,23 +19,27 @@ set(ebb_public_headers
   runtime/comm/collective.h
   runtime/comm/communicator.h
   runtime/comm/launch/launch.h
-  runtime/kernels/reduce.h
+  runtime/comm/of_rank.h
   runtime/comm/rendezvous/meeting_place.h
   runtime/comm/world.h
+  runtime/config/bytes.h
   runtime/config/config.h
   runtime/config/dtype.h
   runtime/config/io_backend.h
   runtime/config/keys.h
   runtime/config/name_view.h
   runtime/config/tier.h
+  runtime/device/awaited_event.h
   runtime/device/backend.h
   runtime/device/buffer.h
   runtime/device/device.h
   runtime/device/driver_memory.h
   runtime/device/event.h
+  runtime/device/opened_library.h
   runtime/device/span_clock.h
   runtime/device/stream.h
   runtime/device/stream_priority.h
+  runtime/device/thread_limit.h
   runtime/device/thread_team.h
   runtime/engine/engine.h
   runtime/engine/optimizer_spec.h
@@ -43,8 +49,25 @@ set(ebb_public_headers
   runtime/engine/step.h
   runtime/engine/tensor_view.h
   runtime/engine/training_state.h
+  runtime/kernels/reduce.h
   runtime/trace/ledger.h
   runtime/trace/log.h
+  runtime/trace/resident_set.h
+  runtime/trace/standard_streams.h
   runtime/trace/timeline.h
   sharding/model.h
   sharding/state.h)
+
+# For a trainer's own code on a GPU, of builds with CUDA: they include CUDA's headers, or are of use with them only.
+set(ebb_public_cuda_headers
+  runtime/device/cuda/captured_graph.h
+  runtime/device/cuda/current_device.h
+  runtime/device/cuda/error.h
+  runtime/device/cuda/kernel_launch.h
+  runtime/device/cuda/kernel_thread.h
+  runtime/device/cuda/matrix_thread.h
+  runtime/device/cuda/number_bits.h
+  runtime/device/cuda/numbers.h)
+if(EBB_CUDA)
+  list(APPEND ebb_public_headers ${ebb_public_cuda_headers})
+endif()

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "configuration.h"
-#include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/fingerprint.h"
+#include "hasher.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -30,15 +30,15 @@ Entries EntriesOf(const Run& run, const Device& device) {
           {"--data (the bytes of the files)", run.text.fingerprint()},
           {"--seed", o.seed},
           {"--steps", number(o.steps)},
-          {"--save", sharding::Hasher().Add(o.save_folder).hash()},
+          {"--save", Hasher().Add(o.save_folder).hash()},
           {"--save-every", number(o.save_every)},
-          {"--resume", sharding::Hasher().Add(o.resume).hash()},
-          {"--init-from", sharding::Hasher().Add(o.init_from).hash()},
-          {"--export", sharding::Hasher().Add(o.export_folder).hash()},
+          {"--resume", Hasher().Add(o.resume).hash()},
+          {"--init-from", Hasher().Add(o.init_from).hash()},
+          {"--export", Hasher().Add(o.export_folder).hash()},
           {"--evaluate-every", number(o.evaluate_every)},
           {"--sample", number(SampleBytes(o, run.config))},
-          {"--prompt", sharding::Hasher().Add(o.prompt).hash()},
-          {"--products", sharding::Hasher().Add(o.products).hash()},
+          {"--prompt", Hasher().Add(o.prompt).hash()},
+          {"--products", Hasher().Add(o.products).hash()},
           {"--summary (given or not)", !o.summary_file.empty()},
           {"--device (as it was found)", static_cast<uint64_t>(device.kind())}};
 }
@@ -50,14 +50,14 @@ absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device
   std::array<uint64_t, kEntries> values;
   for (size_t i = 0; i < kEntries; ++i) values[i] = own[i].value;
   std::vector<std::array<uint64_t, kEntries>> all(static_cast<size_t>(world.size()));
-  EBB_ASSIGN_OR_RETURN(Communicator communicator,
+  GPT_ASSIGN_OR_RETURN(Communicator communicator,
                        world.NewCommunicator({.name = "gpt-agreement",
                                               .timeout_seconds = run.config.ebb.timeout_seconds}));
   Stream stream = Device::Cpu(1).CallerStream();
   const CollectiveSpan span = {
       .send = values.data(), .receive = all.data(), .count = sizeof(values)};
-  EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
-  EBB_RETURN_IF_ERROR(communicator.status());
+  GPT_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+  GPT_RETURN_IF_ERROR(communicator.status());
   for (size_t i = 0; i < kEntries; ++i) {
     for (size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank][i] == all[0][i]) continue;
@@ -71,20 +71,20 @@ absl::Status AgreeOnRun(const World& world, const Run& run, const Device& device
 
 absl::StatusOr<std::string> TextOfFirst(const World& world, const std::string& text,
                                         double timeout_seconds) {
-  EBB_ASSIGN_OR_RETURN(
+  GPT_ASSIGN_OR_RETURN(
       Communicator communicator,
       world.NewCommunicator({.name = "gpt-text", .timeout_seconds = timeout_seconds}));
   Stream stream = Device::Cpu(1).CallerStream();
   const auto broadcast = [&](void* data, int64_t count) -> absl::Status {
     const CollectiveSpan span = {.send = data, .receive = data, .count = count};
-    EBB_RETURN_IF_ERROR(communicator.Broadcast(stream, {&span, 1}, DType::kInt8, /*root=*/0));
+    GPT_RETURN_IF_ERROR(communicator.Broadcast(stream, {&span, 1}, DType::kInt8, /*root=*/0));
     return communicator.status();
   };
   int64_t size = static_cast<int64_t>(text.size());
-  EBB_RETURN_IF_ERROR(broadcast(&size, sizeof(size)));
+  GPT_RETURN_IF_ERROR(broadcast(&size, sizeof(size)));
   std::string first = text;
   first.resize(static_cast<size_t>(size));
-  if (size > 0) EBB_RETURN_IF_ERROR(broadcast(first.data(), size));
+  if (size > 0) GPT_RETURN_IF_ERROR(broadcast(first.data(), size));
   return first;
 }
 

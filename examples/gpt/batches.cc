@@ -1,7 +1,7 @@
 #include "batches.h"
 
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/awaited_event.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -27,10 +27,10 @@ int64_t Batches::DeviceBytes(int64_t count, int64_t rows) {
 absl::StatusOr<Batches> Batches::Create(const Device& device, int64_t count, int64_t rows,
                                         std::span<std::byte> memory) {
   Batches batches(device, rows, memory);
-  EBB_ASSIGN_OR_RETURN(batches.host_,
+  GPT_ASSIGN_OR_RETURN(batches.host_,
                        device.AllocateShared(DeviceBytes(2 * count, rows), "two steps' tokens"));
   for (int64_t i = 0; i < 2 * count; ++i) {
-    EBB_ASSIGN_OR_RETURN(Event event, NewAwaitedEvent(device));
+    GPT_ASSIGN_OR_RETURN(Event event, NewAwaitedEvent(device));
     batches.copied_.push_back(std::move(event));
   }
   batches.turns_.resize(static_cast<size_t>(count));

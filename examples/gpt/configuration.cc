@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "ebb/runtime/config/name_view.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -198,7 +198,7 @@ absl::StatusOr<Config> OverriddenConfig(const Options& options) {
   } else {
     config = Config::FromFile(options.config_file, Reading(options));
   }
-  if (config.ok()) EBB_RETURN_IF_ERROR(CheckRates(options, *config));
+  if (config.ok()) GPT_RETURN_IF_ERROR(CheckRates(options, *config));
   if (!config.ok() && options.nvme_paths.empty() && LacksFolder(config.status()))
     return WithFolder(config.status());
   return config;
@@ -210,10 +210,10 @@ int64_t SampleBytes(const Options& options, const Config& config) {
 }
 
 absl::StatusOr<Config> ResolveConfig(const Options& options) {
-  EBB_ASSIGN_OR_RETURN(Config config, OverriddenConfig(options));
+  GPT_ASSIGN_OR_RETURN(Config config, OverriddenConfig(options));
   const int stage = config.zero.stage;
-  EBB_RETURN_IF_ERROR(CheckTier("--offload-param", options.offload_param, stage, 3));
-  EBB_RETURN_IF_ERROR(CheckTier("--offload-optimizer", options.offload_optimizer, stage, 1));
+  GPT_RETURN_IF_ERROR(CheckTier("--offload-param", options.offload_param, stage, 3));
+  GPT_RETURN_IF_ERROR(CheckTier("--offload-optimizer", options.offload_optimizer, stage, 1));
   const int fitting = options.ranks_given ? options.ranks : config.FittingWorld(options.ranks);
   const bool fits = fitting <= kRanksMax;
   if (fits && fitting != options.ranks) {

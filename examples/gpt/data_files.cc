@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 
@@ -14,7 +14,7 @@ size_t DataFiles::Add(const TextFile& file) {
 }
 
 absl::Status DataFiles::ReadAt(size_t file, int64_t begin, std::span<uint8_t> bytes) {
-  EBB_ASSIGN_OR_RETURN(const std::shared_ptr<const TextFile> opened, Get(file));
+  GPT_ASSIGN_OR_RETURN(const std::shared_ptr<const TextFile> opened, Get(file));
   return opened->ReadAt(begin, bytes);
 }
 
@@ -31,7 +31,7 @@ absl::StatusOr<std::shared_ptr<const TextFile>> DataFiles::Get(size_t number) {
   if (std::shared_ptr<const TextFile> open = Find(number)) return open;
   // Without the lock: where the folder is slow, only this thread waits for it.
   const Known& known = known_[number];
-  EBB_ASSIGN_OR_RETURN(TextFile file, TextFile::Open(known.path));
+  GPT_ASSIGN_OR_RETURN(TextFile file, TextFile::Open(known.path));
   if (file.version() != known.version) {
     return absl::DataLossError(absl::StrCat("--data ", known.path,
                                             ": was replaced or changed since it had ",

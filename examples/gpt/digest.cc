@@ -6,7 +6,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/string_view.h"
-#include "ebb/runtime/config/status_macros.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 
@@ -50,7 +50,7 @@ absl::StatusOr<std::string> DigestOf(Engine& engine, const ModelSpec& model, int
   for (size_t i = 0; i < model.parameters.size(); ++i) {
     const ParameterSpec& parameter = model.parameters[i];
     if (rank == 0) digest.Begin(parameter.name, parameter.shape);
-    EBB_RETURN_IF_ERROR(
+    GPT_RETURN_IF_ERROR(
         engine.Gather(static_cast<ParameterId>(i), StateClass::kMaster, add, /*root=*/0));
   }
   return rank == 0 ? digest.Finish() : std::string();

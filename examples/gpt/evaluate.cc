@@ -7,8 +7,8 @@
 #include <random>
 #include <utility>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "scope_access.h"
+#include "status_macros.h"
 #include "trainer.h"
 
 namespace ebb::gpt {
@@ -78,7 +78,7 @@ absl::StatusOr<std::optional<double>> Trainer::Evaluate(StopVote& vote) {
     ForwardScope head = WalkToHead(evaluation, batch);
     evaluation.AddLoss(Scalar(layers_->HeadLoss(ScopeParameters{head}, batch, head.input(0).data)));
   }
-  EBB_RETURN_IF_ERROR(status());
+  GPT_RETURN_IF_ERROR(status());
   return evaluation.Finish();
 }
 
@@ -101,8 +101,8 @@ absl::StatusOr<std::string> Trainer::Sample(const std::string& prompt, int64_t b
     text.push_back(
         Draw(layers_->LastLogits(ScopeParameters{head}, batch, head.input(0).data), random));
   }
-  EBB_RETURN_IF_ERROR(status());
-  EBB_RETURN_IF_ERROR(evaluation.Finish().status());
+  GPT_RETURN_IF_ERROR(status());
+  GPT_RETURN_IF_ERROR(evaluation.Finish().status());
   return text;
 }
 

@@ -7,8 +7,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "pass_buffers.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -42,7 +42,7 @@ std::string LaunchTimes::Text() const {
 absl::StatusOr<LaunchTimes> MeasureLaunches(const Device& device, const Gpt& gpt,
                                             const Layers::Options& options, DType gradient,
                                             Layers& layers) {
-  EBB_ASSIGN_OR_RETURN(const Buffer memory,
+  GPT_ASSIGN_OR_RETURN(const Buffer memory,
                        device.Allocate(PassBuffers(gpt.shape, options, gradient, nullptr).bytes,
                                        "measuring launches"));
   const PassBuffers buffers(gpt.shape, options, gradient, memory.data());
@@ -69,7 +69,7 @@ absl::StatusOr<LaunchTimes> MeasureLaunches(const Device& device, const Gpt& gpt
   const GraphUse graphs = layers.graphs();
   wait();
   layers.KeepGraphs(0);
-  EBB_RETURN_IF_ERROR(layers.status());
+  GPT_RETURN_IF_ERROR(layers.status());
   if (!graphs.given_up.empty()) return absl::UnavailableError(graphs.given_up);
   return times;
 }

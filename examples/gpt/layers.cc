@@ -1,7 +1,7 @@
 #include "layers.h"
 
-#include "ebb/runtime/config/status_macros.h"
 #include "layers_space.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 
@@ -19,11 +19,11 @@ absl::StatusOr<std::unique_ptr<Layers>> Layers::Create(const Device& device, con
   std::unique_ptr<Layers> layers(new Layers(device, gpt, options));
   layers->space_ = std::make_unique<Space>(device, gpt.shape, options, workspace.data());
   const Space& space = *layers->space_;
-  EBB_ASSIGN_OR_RETURN(layers->own_ops_,
+  GPT_ASSIGN_OR_RETURN(layers->own_ops_,
                        NewOps(device, options.compute, Space::Limits(gpt.shape, options),
                               {space.ops_scratch, static_cast<size_t>(space.ops_scratch_bytes)}));
   layers->ops_ = layers->own_ops_.get();
-  EBB_ASSIGN_OR_RETURN(layers->host_logits_,
+  GPT_ASSIGN_OR_RETURN(layers->host_logits_,
                        device.AllocateShared(gpt.shape.vocabulary * int64_t{sizeof(float)},
                                              "logits to sample from"));
   return layers;

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "configuration.h"
-#include "ebb/runtime/comm/rank_errors.h"
+#include "ebb/runtime/comm/of_rank.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "options.h"
 #include "out_of_memory.h"

@@ -7,8 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "configuration.h"
-#include "ebb/runtime/config/message.h"
-#include "ebb/runtime/config/value.h"
+#include "ebb/runtime/config/bytes.h"
+#include "nlohmann/json.hpp"
 
 namespace ebb::gpt {
 namespace {
@@ -76,9 +76,17 @@ CLI::Validator Products() {
   });
 }
 
+bool IsUtf8(const std::string& text) {
+  try {
+    return !nlohmann::json(text).dump().empty();
+  } catch (const nlohmann::json::type_error&) {
+    return false;
+  }
+}
+
 CLI::Validator Size() {
   return Check([](std::string& text) -> std::string {
-    if (config::ToBytes(text).value_or(0) > 0) return "";
+    if (ParseBytes(text).value_or(0) > 0) return "";
     return absl::StrCat("is not a size such as 64MiB, 1.5GiB or 200MB: ", text);
   });
 }
@@ -88,8 +96,7 @@ CLI::Validator Folder() {
   return Check([](std::string& path) -> std::string {
     if (path.empty() || path[0] == '-') return "is no folder: '" + path + "'";
     // The configuration, which reports show, is JSON.
-    if (!config::IsUtf8(path))
-      return "is not in UTF-8: '" + path + "'; give a folder whose name is";
+    if (!IsUtf8(path)) return "is not in UTF-8: '" + path + "'; give a folder whose name is";
     return "";
   });
 }
@@ -152,7 +159,7 @@ class Section {
 };
 
 std::function<void(const std::string&)> Bytes(std::optional<int64_t>& into) {
-  return [&into](const std::string& text) { into = config::ToBytes(text); };
+  return [&into](const std::string& text) { into = ParseBytes(text); };
 }
 
 void AddTraining(CLI::App& app, Options& o) {

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 absl::StatusOr<OutputFile> OutputFile::Open(std::string_view flag, const std::string& path) {
@@ -90,7 +90,7 @@ absl::Status OutputFile::Write(std::string_view contents) {
 
 absl::Status OutputFile::Replace(std::string_view contents) const {
   if (is_direct_) return absl::OkStatus();
-  EBB_ASSIGN_OR_RETURN(OutputFile again, Open(flag_, path_));
+  GPT_ASSIGN_OR_RETURN(OutputFile again, Open(flag_, path_));
   return again.Write(contents);
 }
 

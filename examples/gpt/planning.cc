@@ -1,5 +1,7 @@
 #include "planning.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -7,11 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "configuration.h"
-#include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cpu/core_share.h"
 #include "ebb/runtime/engine/program.h"
 #include "mebibytes.h"
 #include "ops/cuda/cuda_ops.h"
+#include "status_macros.h"
 #include "summary.h"
 #include "traffic.h"
 #include "workload.h"
@@ -19,10 +20,17 @@
 namespace ebb::gpt {
 namespace {
 
+// Of this machine, that this process may use.
+int Cores() {
+  cpu_set_t allowed;
+  return sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? std::max(1, CPU_COUNT(&allowed))
+                                                              : 1;
+}
+
 // Where the ranks would compute; for a GPU also where there is none.
 Processor ProcessorOf(const Options& options) {
   if (options.device == "cuda") return Processor(DeviceKind::kCuda, 1);
-  const int share = std::max(1, CoreShare::Cores() / options.ranks);
+  const int share = std::max(1, Cores() / options.ranks);
   return Processor(DeviceKind::kCpu, options.threads > 0 ? options.threads : share);
 }
 
@@ -71,9 +79,9 @@ absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice
   config.zero.stage = choice.stage;
   config.zero.offload_param.device = choice.parameters;
   config.zero.offload_optimizer.device = choice.states;
-  EBB_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(options.ranks));
-  EBB_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, resolved, ProcessorOf(options)));
-  EBB_ASSIGN_OR_RETURN(const Program program,
+  GPT_ASSIGN_OR_RETURN(const Config resolved, config.ForWorld(options.ranks));
+  GPT_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, resolved, ProcessorOf(options)));
+  GPT_ASSIGN_OR_RETURN(const Program program,
                        PredictProgram(work.spec, options.ranks, resolved, advises));
   std::array<double, kTiers> held = {};
   for (const MemoryRow& row : program.memory())
@@ -94,8 +102,8 @@ absl::StatusOr<std::string> Figures(const Options& options, const Choice& choice
 }
 
 absl::StatusOr<std::string> PredictionText(const Options& options, const Config& resolved) {
-  EBB_ASSIGN_OR_RETURN(const Config config, OverriddenConfig(options));
-  EBB_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, resolved, ProcessorOf(options)));
+  GPT_ASSIGN_OR_RETURN(const Config config, OverriddenConfig(options));
+  GPT_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, resolved, ProcessorOf(options)));
   const Choice asked = {config.zero.stage, config.parameter_tier(), config.optimizer_tier()};
   std::string text = Title(options, work, resolved);
   absl::StrAppendFormat(
@@ -145,11 +153,11 @@ std::string PlanText(const Program& program, const Config& config, int64_t param
 }
 
 absl::StatusOr<std::string> PlanningText(Options options) {
-  EBB_ASSIGN_OR_RETURN(const Config config, ResolveConfig(options));
+  GPT_ASSIGN_OR_RETURN(const Config config, ResolveConfig(options));
   options.ranks = RanksOf(config);
   if (options.predict) return PredictionText(options, config);
-  EBB_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, config, ProcessorOf(options)));
-  EBB_ASSIGN_OR_RETURN(const Program program, PredictProgram(work.spec, options.ranks, config));
+  GPT_ASSIGN_OR_RETURN(const Workload work, WorkloadOf(options, config, ProcessorOf(options)));
+  GPT_ASSIGN_OR_RETURN(const Program program, PredictProgram(work.spec, options.ranks, config));
   return absl::StrCat(Title(options, work, config), "stage ", config.zero.stage, "\n\n",
                       PlanText(program, config, ParametersOf(work.spec), options.show_plan));
 }

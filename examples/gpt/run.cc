@@ -12,7 +12,6 @@
 #include "agreement.h"
 #include "configuration.h"
 #include "digest.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/runtime/trace/timeline.h"
 #include "history.h"
@@ -22,6 +21,7 @@
 #include "refusal.h"
 #include "saved_run.h"
 #include "standard_output.h"
+#include "status_macros.h"
 #include "stop.h"
 #include "summary.h"
 #include "traffic.h"
@@ -60,7 +60,7 @@ std::string Headline(Trainer& trainer, const Run& run, const std::string& graphs
 }
 
 absl::Status EvaluateInto(History& history, Trainer& trainer, StopVote& vote, Progress* progress) {
-  EBB_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate(vote));
+  GPT_ASSIGN_OR_RETURN(const std::optional<double> loss, trainer.Evaluate(vote));
   if (!loss) return absl::OkStatus();
   history.held_out.push_back({.step = history.finished, .loss = *loss});
   if (progress != nullptr) {
@@ -142,8 +142,8 @@ void SayEnded(Saves& saves, Progress* progress) {
 absl::Status Save(Saves& saves, History& history, Progress* progress) {
   const absl::Status ended = saves.End();
   SayEnded(saves, progress);
-  EBB_RETURN_IF_ERROR(ended);
-  EBB_RETURN_IF_ERROR(saves.Begin());
+  GPT_RETURN_IF_ERROR(ended);
+  GPT_RETURN_IF_ERROR(saves.Begin());
   history.saved = history.finished;
   return absl::OkStatus();
 }
@@ -163,9 +163,9 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
     const absl::Status voted = vote.Decide();
     if (vote.stopped()) break;
     if (!trainer.owes_report()) recorder.StartClock();
-    EBB_RETURN_IF_ERROR(trainer.Step(step, record));
+    GPT_RETURN_IF_ERROR(trainer.Step(step, record));
     if (!voted.ok()) {  // of a lost rank the engine has more to say
-      EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
+      GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
       return voted;
     }
     const int64_t every = run.options.evaluate_every;
@@ -176,15 +176,15 @@ absl::Status TrainSteps(const Run& run, Trainer& trainer, StopVote& vote, Saves&
     const bool evaluates = last || (every > 0 && (step + 1) % every == 0);
     // The tokens per second count from a device that has nothing left to do.
     if (evaluates || is_saved || step + 1 == history.warm_up)
-      EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
+      GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
     traffic.Take(step);
     SayEnded(saves, progress);
-    if (is_saved) EBB_RETURN_IF_ERROR(Save(saves, history, progress));
+    if (is_saved) GPT_RETURN_IF_ERROR(Save(saves, history, progress));
     if (!evaluates) continue;
-    EBB_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
+    GPT_RETURN_IF_ERROR(EvaluateInto(history, trainer, vote, progress));
     if (vote.stopped()) stopped_in("evaluation");
   }
-  EBB_RETURN_IF_ERROR(trainer.AwaitReport(record));
+  GPT_RETURN_IF_ERROR(trainer.AwaitReport(record));
   traffic.Decide();
   if (vote.stopped() && !history.stopped) stopped_in("training");
   return absl::OkStatus();
@@ -219,10 +219,10 @@ Summary SummaryOf(const Run& run, Trainer& trainer, RankUsage usage, std::string
 
 absl::Status WriteReports(const Run& run, Trainer& trainer, const History& history,
                           const Summary& summary) {
-  if (run.reports.losses) EBB_RETURN_IF_ERROR(run.reports.losses->Write(LossesCsv(history)));
+  if (run.reports.losses) GPT_RETURN_IF_ERROR(run.reports.losses->Write(LossesCsv(history)));
   if (run.reports.curve) {
     const CurveTitle title = TitleOf(run, trainer, trainer.engine().config());
-    EBB_RETURN_IF_ERROR(run.reports.curve->Write(CurveSvg(history, title)));
+    GPT_RETURN_IF_ERROR(run.reports.curve->Write(CurveSvg(history, title)));
   }
   if (!run.reports.summary) return absl::OkStatus();
   return run.reports.summary->Write(SummaryJson(summary, history));
@@ -288,9 +288,9 @@ namespace {
 absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer& trainer,
                                     StopVote& vote) {
   const bool speaks = world.rank() == 0;
-  EBB_ASSIGN_OR_RETURN(const int64_t resumed, Resume(trainer, run));
-  EBB_RETURN_IF_ERROR(InitFrom(trainer, run, resumed));
-  EBB_ASSIGN_OR_RETURN(const std::string graphs, trainer.ChooseCudaGraphs());
+  GPT_ASSIGN_OR_RETURN(const int64_t resumed, Resume(trainer, run));
+  GPT_RETURN_IF_ERROR(InitFrom(trainer, run, resumed));
+  GPT_ASSIGN_OR_RETURN(const std::string graphs, trainer.ChooseCudaGraphs());
   const std::string how =
       absl::StrCat(trainer.products(), trainer.products().empty() ? "" : "; ", graphs);
   std::optional<Progress> progress;
@@ -305,18 +305,18 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   if (writes_steps)
     history.steps.reserve(static_cast<size_t>(std::min<int64_t>(run.options.steps, 1 << 16)));
   Saves saves(trainer, run);
-  EBB_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, saves, history, shown));
+  GPT_RETURN_IF_ERROR(TrainSteps(run, trainer, vote, saves, history, shown));
   // Steps that a checkpoint has already are not saved again. An error is returned behind the reports.
   absl::Status saved;
   if (!run.options.save_folder.empty() && history.finished > history.saved)
     saved = Save(saves, history, shown);
   saved.Update(saves.End());
   SayEnded(saves, shown);
-  EBB_ASSIGN_OR_RETURN(const RankUsage usage,
+  GPT_ASSIGN_OR_RETURN(const RankUsage usage,
                        FullestRank(world, trainer.engine(), history.traffic));
   std::string digest;
   if (!run.options.summary_file.empty()) {
-    EBB_ASSIGN_OR_RETURN(digest, DigestOf(trainer.engine(), trainer.model(), world.rank()));
+    GPT_ASSIGN_OR_RETURN(digest, DigestOf(trainer.engine(), trainer.model(), world.rank()));
   }
   const Summary summary = SummaryOf(run, trainer, usage, std::move(digest));
   if (speaks) {
@@ -326,7 +326,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
                           history.stopped->during == "training" ? "training" : "the evaluation",
                           history.finished, run.options.steps));
     }
-    EBB_RETURN_IF_ERROR(WriteReports(run, trainer, history, summary));
+    GPT_RETURN_IF_ERROR(WriteReports(run, trainer, history, summary));
     progress->Say("\nMemory of the fullest rank\n" + MemoryTable(usage.memory));
     if (!usage.traffic.empty()) {
       const int64_t own = ParametersOf(trainer.model()) / trainer.engine().program().shards();
@@ -339,9 +339,9 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
     }
     progress->Say(absl::StrFormat("%.0f tokens/s", history.TokensPerSecond()));
   }
-  EBB_RETURN_IF_ERROR(saved);
+  GPT_RETURN_IF_ERROR(saved);
   if (!run.options.export_folder.empty() && !vote.stopped()) {
-    EBB_RETURN_IF_ERROR(Export(trainer, run));
+    GPT_RETURN_IF_ERROR(Export(trainer, run));
     if (speaks) progress->Say(absl::StrCat("exported ", run.options.export_folder));
   }
   // After the reports: they are there whatever ends it now.
@@ -352,7 +352,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
         "--sample N generates N bytes");
   }
   if (vote.stopped() || run.options.steps == 0 || sample_bytes == 0) return vote.stopped();
-  EBB_ASSIGN_OR_RETURN(const std::string sample,
+  GPT_ASSIGN_OR_RETURN(const std::string sample,
                        trainer.Sample(run.options.prompt, sample_bytes, vote));
   if (speaks) progress->Say("\nSample\n" + Printable(sample));
   if (!vote.stopped() || !speaks) return vote.stopped();
@@ -361,7 +361,7 @@ absl::StatusOr<bool> TrainAndReport(const World& world, const Run& run, Trainer&
   progress->Say(absl::StrFormat("Stopped by %s in the sample, after %d of %d bytes",
                                 history.stopped->by, written, sample_bytes));
   if (run.reports.summary)
-    EBB_RETURN_IF_ERROR(run.reports.summary->Replace(SummaryJson(summary, history)));
+    GPT_RETURN_IF_ERROR(run.reports.summary->Replace(SummaryJson(summary, history)));
   return true;
 }
 
@@ -379,7 +379,7 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
   if (speaks && device.device.kind() == DeviceKind::kCpu &&
       run.options.products != kMeasuredProducts)
     LogWarning("--products has no meaning on the CPU, which computes all products in one way");
-  EBB_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
+  GPT_RETURN_IF_ERROR(AgreeOnRun(world, run, device.device));
   absl::StatusOr<std::unique_ptr<Trainer>> made =
       Trainer::Create(world, std::move(device.device), run.options, run.config, run.text);
   if (!made.ok()) return RefusalByCode(made.status());
@@ -391,22 +391,22 @@ absl::StatusOr<bool> RunRankWithMemory(const World& world, const Run& run) {
                                 run.options.show_plan),
                        "\n"));
   }
-  EBB_ASSIGN_OR_RETURN(StopVote vote,
+  GPT_ASSIGN_OR_RETURN(StopVote vote,
                        StopVote::Create(world, Device::Cpu(), run.config.ebb.timeout_seconds));
   // A Status of its own, which the other ranks hear of before the vote ends: that waits for the votes
   // that are cast.
   absl::StatusOr<bool> stopped =
       OrOutOfMemory([&] { return TrainAndReport(world, run, *trainer, vote); });
   if (!stopped.ok()) world.Fail(stopped.status());
-  EBB_RETURN_IF_ERROR(stopped.status());
+  GPT_RETURN_IF_ERROR(stopped.status());
   if (vote.output_failed()) {
     const absl::Status met = vote.Meet();  // rank 0 has written its reports
     // Its own error first: who has met earlier may have left with what follows from it.
-    EBB_RETURN_IF_ERROR(OutputError());
-    EBB_RETURN_IF_ERROR(met);
+    GPT_RETURN_IF_ERROR(OutputError());
+    GPT_RETURN_IF_ERROR(met);
     return absl::UnavailableError("rank 0 cannot write to its standard output any more");
   }
-  if (speaks) EBB_RETURN_IF_ERROR(OutputError());  // of what came after the last vote
+  if (speaks) GPT_RETURN_IF_ERROR(OutputError());  // of what came after the last vote
   return stopped;
 }
 

@@ -3,10 +3,10 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 #include "nlohmann/json.hpp"
 #include "refusal.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -71,8 +71,8 @@ absl::StatusOr<int64_t> Resume(Trainer& trainer, const Run& run) {
 }
 
 absl::Status Saves::Begin() {
-  EBB_RETURN_IF_ERROR(End());
-  EBB_ASSIGN_OR_RETURN(SaveTicket ticket, SaveAsync(trainer_.engine(), run_.options.save_folder,
+  GPT_RETURN_IF_ERROR(End());
+  GPT_ASSIGN_OR_RETURN(SaveTicket ticket, SaveAsync(trainer_.engine(), run_.options.save_folder,
                                                     {.keep = static_cast<int>(run_.options.keep),
                                                      .trainer = OwnValues(trainer_, run_)}));
   ticket_.emplace(std::move(ticket));

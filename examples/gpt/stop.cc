@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "standard_output.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -64,10 +64,10 @@ StopVote::~StopVote() = default;
 
 absl::StatusOr<StopVote> StopVote::Create(const World& world, const Device& device,
                                           double timeout_seconds) {
-  EBB_ASSIGN_OR_RETURN(
+  GPT_ASSIGN_OR_RETURN(
       Communicator communicator,
       world.NewCommunicator({.name = "gpt-stop", .timeout_seconds = timeout_seconds}));
-  EBB_ASSIGN_OR_RETURN(Stream stream, device.NewStream("gpt-stop"));
+  GPT_ASSIGN_OR_RETURN(Stream stream, device.NewStream("gpt-stop"));
   return StopVote(std::make_unique<State>(world, std::move(communicator), std::move(stream)));
 }
 
@@ -99,7 +99,7 @@ std::string StopVote::stopped_by() const {
 }
 
 absl::Status StopVote::Meet() {
-  EBB_RETURN_IF_ERROR(state_->communicator.Barrier(state_->stream));
+  GPT_RETURN_IF_ERROR(state_->communicator.Barrier(state_->stream));
   state_->stream.WaitIdle();
   return state_->communicator.status();
 }

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "mebibytes.h"
 #include "nlohmann/json.hpp"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -50,15 +50,15 @@ absl::StatusOr<RankUsage> FullestRank(const World& world, Engine& engine,
   }
 
   std::vector<UsageBytes> all(static_cast<size_t>(world.size()));
-  EBB_ASSIGN_OR_RETURN(
+  GPT_ASSIGN_OR_RETURN(
       Communicator communicator,
       world.NewCommunicator(
           {.name = "summary", .timeout_seconds = engine.config().ebb.timeout_seconds}));
   Stream stream = Device::Cpu().CallerStream();
   const CollectiveSpan span = {.send = &mine, .receive = all.data(), .count = sizeof(UsageBytes)};
-  EBB_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
+  GPT_RETURN_IF_ERROR(communicator.AllGather(stream, {&span, 1}, DType::kInt8));
   stream.WaitIdle();
-  EBB_RETURN_IF_ERROR(communicator.status());
+  GPT_RETURN_IF_ERROR(communicator.status());
 
   const auto less = [](const UsageBytes& a, const UsageBytes& b) { return PeakOf(a) < PeakOf(b); };
   const UsageBytes& fullest = *std::max_element(all.begin(), all.end(), less);

@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/memory_limits.h"
-#include "ebb/runtime/config/status_macros.h"
-#include "ebb/sharding/fingerprint.h"
+#include "hasher.h"
+#include "status_macros.h"
 #include "text_file.h"
 
 namespace ebb::gpt {
@@ -66,7 +66,7 @@ int64_t Text::held_bytes() const {
 }
 
 absl::Status Text::Append(const std::string& path) {
-  EBB_ASSIGN_OR_RETURN(TextFile file, TextFile::Open(path));
+  GPT_ASSIGN_OR_RETURN(TextFile file, TextFile::Open(path));
   const int64_t size = file.size();
   // A pipe has no size, and cannot be opened again.
   if (size > 0 && (size > kFileHeldMax || held_bytes() + size > kFilesHeldMax)) {
@@ -77,7 +77,7 @@ absl::Status Text::Append(const std::string& path) {
   if (parts_.empty() || parts_.back().file)
     parts_.push_back({.begin = size_, .size = 0, .file = {}, .bytes = {}});
   Part& part = parts_.back();
-  EBB_RETURN_IF_ERROR(file.ReadToEnd(std::max(size, PipeMax()), part.bytes));
+  GPT_RETURN_IF_ERROR(file.ReadToEnd(std::max(size, PipeMax()), part.bytes));
   if (std::ssize(part.bytes) == part.size)
     return absl::InvalidArgumentError(absl::StrCat("--data ", path, ": is empty"));
   size_ += std::ssize(part.bytes) - part.size;
@@ -93,13 +93,13 @@ absl::Status Text::Finish(int64_t context) {
                      ": training and held-out text need ", context + 1, " each"));
   }
   held_out_begin_ = size_ - held_out;
-  sharding::Hasher hasher;
+  Hasher hasher;
   hasher.Add(size_);
   std::vector<uint8_t> piece(static_cast<size_t>(std::min(kPiece, size_)));
   const int64_t step = std::max(kPiece, size_ / (kFingerprinted / kPiece));
   for (int64_t begin = 0; begin < size_; begin += step) {
     const auto bytes = std::span(piece).first(static_cast<size_t>(std::min(kPiece, size_ - begin)));
-    EBB_RETURN_IF_ERROR(Read(begin, bytes));
+    GPT_RETURN_IF_ERROR(Read(begin, bytes));
     hasher.Add({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   }
   fingerprint_ = hasher.hash();
@@ -108,7 +108,7 @@ absl::Status Text::Finish(int64_t context) {
 
 absl::StatusOr<Text> Text::Load(std::span<const std::string> paths, int64_t context) {
   Text text;
-  for (const std::string& path : paths) EBB_RETURN_IF_ERROR(text.Append(path));
+  for (const std::string& path : paths) GPT_RETURN_IF_ERROR(text.Append(path));
   const absl::Status finished = text.Finish(context);
   if (absl::IsInvalidArgument(finished)) {
     return absl::InvalidArgumentError(
@@ -116,7 +116,7 @@ absl::StatusOr<Text> Text::Load(std::span<const std::string> paths, int64_t cont
                      paths.size() > 1 ? absl::StrCat(" and ", paths.size() - 1, " more") : "", ": ",
                      finished.message()));
   }
-  EBB_RETURN_IF_ERROR(finished);
+  GPT_RETURN_IF_ERROR(finished);
   return text;
 }
 
@@ -124,7 +124,7 @@ absl::StatusOr<Text> Text::FromBytes(std::vector<uint8_t> bytes, int64_t context
   Text text;
   text.size_ = std::ssize(bytes);
   text.parts_.push_back({.begin = 0, .size = text.size_, .file = {}, .bytes = std::move(bytes)});
-  EBB_RETURN_IF_ERROR(text.Finish(context));
+  GPT_RETURN_IF_ERROR(text.Finish(context));
   return text;
 }
 
@@ -148,7 +148,7 @@ absl::Status Text::Read(int64_t begin, std::span<uint8_t> bytes) const {
     const int64_t count = std::min(part->size - from, std::ssize(bytes));
     const auto now = bytes.first(static_cast<size_t>(count));
     if (part->file) {
-      EBB_RETURN_IF_ERROR(files_->ReadAt(*part->file, from, now));
+      GPT_RETURN_IF_ERROR(files_->ReadAt(*part->file, from, now));
     } else {
       std::copy_n(part->bytes.begin() + from, count, now.begin());
     }

@@ -5,10 +5,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "agreement.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 #include "launch_times.h"
 #include "scope_access.h"
+#include "status_macros.h"
 #include "warm_up.h"
 
 namespace ebb::gpt {
@@ -24,23 +24,23 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(World world, Device dev
                                                          const Options& options,
                                                          const Config& config, const Text& text) {
   std::unique_ptr<Trainer> trainer(new Trainer(std::move(world), std::move(device), options, text));
-  EBB_RETURN_IF_ERROR(trainer->MakeEngine(config));
-  if (trainer->device_.kind() == DeviceKind::kCuda) EBB_RETURN_IF_ERROR(trainer->SettleProducts());
+  GPT_RETURN_IF_ERROR(trainer->MakeEngine(config));
+  if (trainer->device_.kind() == DeviceKind::kCuda) GPT_RETURN_IF_ERROR(trainer->SettleProducts());
   return trainer;
 }
 
 absl::Status Trainer::MakeEngine(const Config& config) {
-  EBB_ASSIGN_OR_RETURN(work_, WorkloadOf(options_, config, device_));
-  EBB_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, work_.spec, config));
+  GPT_ASSIGN_OR_RETURN(work_, WorkloadOf(options_, config, device_));
+  GPT_ASSIGN_OR_RETURN(engine_, Engine::Create(world_, device_, work_.spec, config));
   const std::span workspace(static_cast<std::byte*>(engine_->workspace().data),
                             static_cast<size_t>(work_.spec.workspace_bytes));
   const auto cut = static_cast<size_t>(work_.batches_bytes);
   const int64_t rows = work_.sequences * options_.shape.context;
-  EBB_ASSIGN_OR_RETURN(batches_,
+  GPT_ASSIGN_OR_RETURN(batches_,
                        Batches::Create(device_, work_.micro_batches, rows, workspace.first(cut)));
-  EBB_ASSIGN_OR_RETURN(layers_,
+  GPT_ASSIGN_OR_RETURN(layers_,
                        Layers::Create(device_, work_.gpt, work_.layers, workspace.subspan(cut)));
-  EBB_RETURN_IF_ERROR(layers_->Prepare(engine_->program().gradient()));
+  GPT_RETURN_IF_ERROR(layers_->Prepare(engine_->program().gradient()));
   return absl::OkStatus();
 }
 
@@ -50,7 +50,7 @@ absl::Status Trainer::SettleProducts() {
   const auto meet = [&](const char* name) {
     return world_.MeetOnHost({.name = name, .timeout_seconds = timeout});
   };
-  EBB_RETURN_IF_ERROR(meet("engines made"));
+  GPT_RETURN_IF_ERROR(meet("engines made"));
   const bool measures = options_.products == kMeasuredProducts;
   const bool given = !measures && options_.products != kDefaultProducts;
   const auto pass = [&](const ProductChoice& choice) -> absl::StatusOr<std::string> {
@@ -72,12 +72,12 @@ absl::Status Trainer::SettleProducts() {
   std::string letters = given ? options_.products : "";
   if (measures) {
     if (world_.rank() == 0) {
-      EBB_ASSIGN_OR_RETURN(letters, pass({.measures = true, .letters = ""}));
+      GPT_ASSIGN_OR_RETURN(letters, pass({.measures = true, .letters = ""}));
     }
-    EBB_ASSIGN_OR_RETURN(letters, TextOfFirst(world_, letters, timeout));
+    GPT_ASSIGN_OR_RETURN(letters, TextOfFirst(world_, letters, timeout));
   }
   if (!measures || world_.rank() != 0) {
-    EBB_ASSIGN_OR_RETURN(const std::string used, pass({.measures = false, .letters = letters}));
+    GPT_ASSIGN_OR_RETURN(const std::string used, pass({.measures = false, .letters = letters}));
     if (given && !used.empty() && used.size() != letters.size()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--products ", letters, " has ", letters.size(), " letters, and this model has ",
@@ -100,10 +100,10 @@ absl::StatusOr<std::string> Trainer::ChooseCudaGraphs() {
   if (options_.cuda_graphs == CudaGraphs::kAuto) {
     const auto times =
         MeasureLaunches(device_, work_.gpt, work_.layers, engine_->program().gradient(), *layers_);
-    EBB_RETURN_IF_ERROR(layers_->status());
-    EBB_RETURN_IF_ERROR(device_.status());
+    GPT_RETURN_IF_ERROR(layers_->status());
+    GPT_RETURN_IF_ERROR(device_.status());
     // The measurement's memory has been given back.
-    EBB_RETURN_IF_ERROR(world_.MeetOnHost(
+    GPT_RETURN_IF_ERROR(world_.MeetOnHost(
         {.name = "launches measured", .timeout_seconds = engine_->config().ebb.timeout_seconds}));
     on = times.ok() && times->GraphsPay();
     why = absl::StrCat(" (", times.ok() ? times->Text() : times.status().message(), ")");
@@ -187,19 +187,19 @@ absl::Status Trainer::Step(int64_t step_number, Reported reported) {
   ebb::Step step = engine_->BeginStep();
   for (int round = 0; round < step.rounds(); ++round) RunRound(step, step_number);
   // What Finish enqueues is little: the device has all of this step to do meanwhile.
-  EBB_RETURN_IF_ERROR(AwaitReport(reported));
+  GPT_RETURN_IF_ERROR(AwaitReport(reported));
   if (absl::Status failed = status(); !failed.ok()) {
     return absl::Status(failed.code(),
                         absl::StrCat("in step ", step_number + 1, ": ", failed.message()));
   }
-  EBB_RETURN_IF_ERROR(step.Finish());
+  GPT_RETURN_IF_ERROR(step.Finish());
   owes_report_ = true;
   return absl::OkStatus();
 }
 
 absl::Status Trainer::AwaitReport(Reported reported) {
   if (!std::exchange(owes_report_, false)) return absl::OkStatus();
-  EBB_ASSIGN_OR_RETURN(const StepReport report, engine_->Report());
+  GPT_ASSIGN_OR_RETURN(const StepReport report, engine_->Report());
   reported(report);
   return absl::OkStatus();
 }

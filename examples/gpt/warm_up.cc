@@ -1,14 +1,14 @@
 #include "warm_up.h"
 
-#include "ebb/runtime/config/status_macros.h"
 #include "pass_buffers.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 
 absl::StatusOr<std::string> WarmUp(const Device& device, const Gpt& gpt,
                                    const Layers::Options& options, DType gradient,
                                    const ProductChoice& choice, Layers& layers) {
-  EBB_ASSIGN_OR_RETURN(
+  GPT_ASSIGN_OR_RETURN(
       const Buffer memory,
       device.Allocate(PassBuffers(gpt.shape, options, gradient, nullptr).bytes, "a first pass"));
   const PassBuffers buffers(gpt.shape, options, gradient, memory.data());
@@ -35,8 +35,8 @@ absl::StatusOr<std::string> WarmUp(const Device& device, const Gpt& gpt,
   stream.WaitIdle();
   std::string letters = layers.product_letters();
   layers.ChooseProducts({});
-  EBB_RETURN_IF_ERROR(layers.status());
-  EBB_RETURN_IF_ERROR(device.status());
+  GPT_RETURN_IF_ERROR(layers.status());
+  GPT_RETURN_IF_ERROR(device.status());
   return letters;
 }
 

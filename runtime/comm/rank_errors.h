@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "ebb/runtime/comm/backend.h"
 #include "ebb/runtime/comm/collective.h"
+#include "ebb/runtime/comm/of_rank.h"
 
 namespace ebb {
 
@@ -48,10 +49,5 @@ absl::Status MismatchStatus(const CommunicatorOptions& options, std::string_view
 absl::Status AbortStatus(const CommunicatorOptions& options, int world_rank,
                          const absl::Status& why);
 absl::Status RankFailedStatus(int world_rank, const absl::Status& why);
-
-// An error under the name of its rank: "rank 1: ...". A rank passes on what others have told it: what
-// begins with its rank's name ("rank 2: ...", "rank 2 failed: ...") or says of several ranks how they
-// differ ("ranks ...") is left as it is, also by the two above. Payloads are kept.
-absl::Status OfRank(int world_rank, const absl::Status& why);
 
 }  // namespace ebb

@@ -39,8 +39,7 @@ std::string Shown(const Json& value);
 
 // An integer, also one written as 5e8; nothing if it has a fraction or does not fit 64 bits.
 std::optional<int64_t> ToInteger(const Json& value);
-// Bytes: an integer, or text such as "1.5GiB" (powers of 1024) or "4MB" (powers of 1000), rounded
-// down.
+// An integer, or text of ParseBytes.
 std::optional<int64_t> ToBytes(const Json& value);
 // Every spelling that ToDType takes, each also after "torch.".
 struct DTypeSpellings {

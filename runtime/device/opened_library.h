@@ -3,8 +3,8 @@
 // program has already is used (two in a process disturb each other), else the one that the dynamic
 // linker finds; either is refused if its version is not one that Ebb was written for.
 //
-//   EBB_ASSIGN_OR_RETURN(const OpenedLibrary library, OpenedLibrary::Open(wanted));
-//   EBB_RETURN_IF_ERROR(library.Find("ncclCommSplit", nccl.CommSplit));
+//   const absl::StatusOr<OpenedLibrary> library = OpenedLibrary::Open(wanted);
+//   absl::Status found = library->Find("ncclCommSplit", nccl.CommSplit);
 //
 // What is opened stays so until the process ends: nobody knows when its last thread has left it. All
 // errors are kUnavailable.

@@ -17,15 +17,6 @@ bool HasCudaContext(int ordinal) {
   return get_state != nullptr && get_state(ordinal, &flags, &active) == CUDA_SUCCESS && active != 0;
 }
 
-CudaCurrent::CudaCurrent(int ordinal) : ordinal_(ordinal), outer_(ordinal) {
-  if (cudaGetDevice(&outer_) != cudaSuccess) outer_ = ordinal;
-  if (outer_ != ordinal) result_ = cudaSetDevice(ordinal);
-}
-
-CudaCurrent::~CudaCurrent() {
-  if (outer_ != ordinal_ && HasCudaContext(outer_)) cudaSetDevice(outer_);
-}
-
 void FreeHostMemory(void* data, int64_t, int device) {
   const CudaCurrent current(device);
   if (cudaFreeHost(data) != cudaSuccess)

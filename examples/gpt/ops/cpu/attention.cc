@@ -4,7 +4,7 @@
 #include <cmath>
 #include <utility>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "status_macros.h"
 
 namespace ebb::gpt::cpu {
 namespace {
@@ -109,8 +109,8 @@ absl::Status Attention::Prepare(const AttentionArrays& x) {
   const Products products = ProductsOf(x.width, x.heads);
   for (int64_t row = 0; row < x.tokens; row += kQueryRows) {
     const int64_t rows = std::min(kQueryRows, x.tokens - row), columns = row + rows;
-    EBB_RETURN_IF_ERROR(gemm_.Prepare(products.Scores(rows, columns)));
-    EBB_RETURN_IF_ERROR(gemm_.Prepare(products.Output(rows, columns)));
+    GPT_RETURN_IF_ERROR(gemm_.Prepare(products.Scores(rows, columns)));
+    GPT_RETURN_IF_ERROR(gemm_.Prepare(products.Output(rows, columns)));
   }
   return absl::OkStatus();
 }
@@ -125,7 +125,7 @@ absl::Status Attention::Prepare(const AttentionBackwardArrays& x) {
           products.ValueGradients(rows, columns, accumulates),
           products.KeyGradients(rows, columns, accumulates),
           products.QueryGradients(rows, columns)})
-      EBB_RETURN_IF_ERROR(gemm_.Prepare(shape));
+      GPT_RETURN_IF_ERROR(gemm_.Prepare(shape));
   }
   return absl::OkStatus();
 }

@@ -6,12 +6,12 @@
 #include <numeric>
 #include <vector>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ops/cpu/attention.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/matmul.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -70,7 +70,7 @@ class CpuOps final : public Ops {
   absl::Status Prepare(absl::FunctionRef<void(Ops&)> calls) override {
     Preparation preparation(matmul_, attention_);
     calls(preparation);
-    EBB_RETURN_IF_ERROR(preparation.status());
+    GPT_RETURN_IF_ERROR(preparation.status());
     std::mutex mutex;
     absl::Status threads;
     team_.Run(team_.threads(), 1, [&](int64_t, int64_t) {

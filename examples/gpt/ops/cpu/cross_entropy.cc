@@ -3,8 +3,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "ebb/optim/simd_targets.h"
-#include "hwy/foreach_target.h"  // after simd_targets.h, before highway.h
+#include "cpu_targets.h"
+#include "hwy/foreach_target.h"  // after cpu_targets.h, before highway.h
 #include "hwy/highway.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/softmax-inl.h"

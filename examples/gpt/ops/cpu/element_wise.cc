@@ -1,6 +1,6 @@
 #include <type_traits>
 
-#include "ebb/optim/simd_targets.h"
+#include "cpu_targets.h"
 #include "ops/cpu/kernels.h"
 
 #undef HWY_TARGET_INCLUDE

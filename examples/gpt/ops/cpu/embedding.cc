@@ -2,8 +2,8 @@
 #define HWY_TARGET_INCLUDE "ops/cpu/embedding.cc"
 #include <type_traits>
 
-#include "ebb/optim/simd_targets.h"
-#include "hwy/foreach_target.h"  // after simd_targets.h, before highway.h
+#include "cpu_targets.h"
+#include "hwy/foreach_target.h"  // after cpu_targets.h, before highway.h
 #include "hwy/highway.h"
 #include "ops/cpu/kernels.h"
 #include "ops/cpu/vector-inl.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ebb/runtime/config/status_macros.h"
+#include "status_macros.h"
 
 namespace ebb::gpt::cpu {
 namespace {
@@ -53,7 +53,7 @@ absl::Status Matmul::Prepare(const MatmulArrays& x) {
         for (const bool accumulate : {false, true}) {
           const bool comes = accumulate ? x.k > kDepthMax : depth == std::min(kDepthMax, x.k);
           if (rows == 0 || columns == 0 || depth == 0 || !comes) continue;
-          EBB_RETURN_IF_ERROR(PrepareGemm(BlockShape(x, rows, columns, depth, accumulate)));
+          GPT_RETURN_IF_ERROR(PrepareGemm(BlockShape(x, rows, columns, depth, accumulate)));
         }
       }
     }
@@ -112,7 +112,7 @@ absl::Status Matmul::PrepareGemm(GemmShape whole) {
   for (const int64_t rows : {std::min(part, whole.m), last}) {
     if (rows == 0) continue;
     whole.m = rows;
-    EBB_RETURN_IF_ERROR(gemm_.Prepare(whole));
+    GPT_RETURN_IF_ERROR(gemm_.Prepare(whole));
   }
   return absl::OkStatus();
 }

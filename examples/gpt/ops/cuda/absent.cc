@@ -13,7 +13,9 @@ int64_t CudaScratchBytes(DType, const OpsLimits&) {
 
 absl::StatusOr<std::unique_ptr<Ops>> NewCudaOps(const Device&, DType, const OpsLimits&,
                                                 std::span<std::byte>) {
-  return absl::UnimplementedError("this build of gpt has no CUDA: configure it with -DEBB_CUDA=ON");
+  return absl::UnimplementedError(
+      "this build of gpt has no CUDA: configure it with -DEBB_CUDA=ON, or by itself with "
+      "-DGPT_CUDA=ON");
 }
 
 }  // namespace ebb::gpt

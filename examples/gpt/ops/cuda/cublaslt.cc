@@ -1,8 +1,8 @@
 #include "ops/cuda/cublaslt.h"
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/opened_library.h"
+#include "status_macros.h"
 
 namespace ebb::gpt::cuda {
 namespace {
@@ -17,7 +17,7 @@ LibraryVersion AskVersion(void* get_version) {
 }  // namespace
 
 absl::StatusOr<CublasLt> OpenCublasLt() {
-  EBB_ASSIGN_OR_RETURN(
+  GPT_ASSIGN_OR_RETURN(
       const OpenedLibrary library,
       OpenedLibrary::Open({.name = "cuBLASLt",
                            .file = absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR),
@@ -27,20 +27,20 @@ absl::StatusOr<CublasLt> OpenCublasLt() {
                            .version_function = "cublasLtGetVersion",
                            .version = &AskVersion}));
   CublasLt lt;
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtCreate", lt.Create));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtDestroy", lt.Destroy));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtGetStatusString", lt.GetStatusString));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescCreate", lt.MatmulDescCreate));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescDestroy", lt.MatmulDescDestroy));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescSetAttribute", lt.MatmulDescSetAttribute));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatrixLayoutCreate", lt.MatrixLayoutCreate));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatrixLayoutDestroy", lt.MatrixLayoutDestroy));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulPreferenceCreate", lt.MatmulPreferenceCreate));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulPreferenceDestroy", lt.MatmulPreferenceDestroy));
-  EBB_RETURN_IF_ERROR(
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtCreate", lt.Create));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtDestroy", lt.Destroy));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtGetStatusString", lt.GetStatusString));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescCreate", lt.MatmulDescCreate));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescDestroy", lt.MatmulDescDestroy));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulDescSetAttribute", lt.MatmulDescSetAttribute));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatrixLayoutCreate", lt.MatrixLayoutCreate));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatrixLayoutDestroy", lt.MatrixLayoutDestroy));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulPreferenceCreate", lt.MatmulPreferenceCreate));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulPreferenceDestroy", lt.MatmulPreferenceDestroy));
+  GPT_RETURN_IF_ERROR(
       library.Find("cublasLtMatmulPreferenceSetAttribute", lt.MatmulPreferenceSetAttribute));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmulAlgoGetHeuristic", lt.MatmulAlgoGetHeuristic));
-  EBB_RETURN_IF_ERROR(library.Find("cublasLtMatmul", lt.Matmul));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmulAlgoGetHeuristic", lt.MatmulAlgoGetHeuristic));
+  GPT_RETURN_IF_ERROR(library.Find("cublasLtMatmul", lt.Matmul));
   return lt;
 }
 

@@ -6,8 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
-#include "ebb/runtime/device/cuda/context.h"
+#include "ebb/runtime/device/cuda/current_device.h"
 #include "ebb/runtime/device/cuda/error.h"
 #include "ebb/runtime/device/driver_memory.h"
 #include "ops/cuda/attention.h"
@@ -19,6 +18,7 @@
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/plain_product.h"
 #include "ops/cuda/store.h"
+#include "status_macros.h"
 
 namespace ebb::gpt {
 namespace {
@@ -155,7 +155,7 @@ int64_t CudaScratchBytes(DType compute, const OpsLimits& limits) {
 absl::StatusOr<std::unique_ptr<Ops>> NewCudaOps(const Device& device, DType compute,
                                                 const OpsLimits& limits,
                                                 std::span<std::byte> scratch) {
-  EBB_RETURN_IF_ERROR(device.status());
+  GPT_RETURN_IF_ERROR(device.status());
   const ScratchOf sizes(compute, limits);
   if (static_cast<int64_t>(scratch.size()) < sizes.all()) {
     return absl::InvalidArgumentError(absl::StrCat("the ops were given ", scratch.size(),
@@ -163,9 +163,9 @@ absl::StatusOr<std::unique_ptr<Ops>> NewCudaOps(const Device& device, DType comp
   }
   const CudaCurrent current(device.ordinal());
   const DriverMemory::Measured measured(device);
-  EBB_RETURN_IF_ERROR(CudaStatus(
+  GPT_RETURN_IF_ERROR(CudaStatus(
       LoadKernels(compute), absl::StrCat("loading gpt's kernels onto ", device.description())));
-  EBB_ASSIGN_OR_RETURN(
+  GPT_ASSIGN_OR_RETURN(
       std::unique_ptr<cuda::Matmul> matmul,
       cuda::Matmul::Create(compute, scratch.first(static_cast<size_t>(sizes.matmul))));
   return std::make_unique<CudaOps>(device, compute, scratch, std::move(matmul));

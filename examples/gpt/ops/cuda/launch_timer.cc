@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/error.h"
+#include "status_macros.h"
 
 namespace ebb::gpt::cuda {
 namespace {
@@ -18,7 +18,7 @@ absl::StatusOr<LaunchTimer> LaunchTimer::Create(cudaStream_t stream) {
   LaunchTimer timer(stream);
   for (Event* event : {&timer.begin_, &timer.end_}) {
     cudaEvent_t made = nullptr;
-    EBB_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&made, cudaEventDefault),
+    GPT_RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&made, cudaEventDefault),
                                    "creating an event that measures"));
     event->reset(made);
   }
@@ -26,16 +26,16 @@ absl::StatusOr<LaunchTimer> LaunchTimer::Create(cudaStream_t stream) {
 }
 
 absl::StatusOr<float> LaunchTimer::Milliseconds(absl::FunctionRef<absl::Status()> enqueue) {
-  EBB_RETURN_IF_ERROR(enqueue());
+  GPT_RETURN_IF_ERROR(enqueue());
   float least = std::numeric_limits<float>::infinity();
   for (int i = 0; i < kRepetitions; ++i) {
     cudaError_t result = cudaEventRecord(begin_.get(), stream_);
-    for (int n = 0; n < kLaunches; ++n) EBB_RETURN_IF_ERROR(enqueue());
+    for (int n = 0; n < kLaunches; ++n) GPT_RETURN_IF_ERROR(enqueue());
     if (result == cudaSuccess) result = cudaEventRecord(end_.get(), stream_);
     if (result == cudaSuccess) result = cudaEventSynchronize(end_.get());
     float took = 0;
     if (result == cudaSuccess) result = cudaEventElapsedTime(&took, begin_.get(), end_.get());
-    EBB_RETURN_IF_ERROR(CudaStatus(result, "timing a product"));
+    GPT_RETURN_IF_ERROR(CudaStatus(result, "timing a product"));
     least = std::min(least, took / kLaunches);
   }
   return least;

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 #include "ops/cuda/element_wise.h"
 #include "ops/cuda/launch_timer.h"
@@ -15,6 +14,7 @@
 #include "ops/cuda/product.h"
 #include "ops/cuda/product_ways.h"
 #include "ops/cuda/store.h"
+#include "status_macros.h"
 
 namespace ebb::gpt::cuda {
 namespace {
@@ -41,7 +41,7 @@ class FusedMatmul final : public Matmul {
     const ProductPlans::Key key = ProductPlans::KeyOf(fused ? *fused : Plain(x));
     auto way = ways_.find(key);
     if (way == ways_.end()) {
-      EBB_ASSIGN_OR_RETURN(const ProductWay chosen, NewWay(stream, x, fused));
+      GPT_ASSIGN_OR_RETURN(const ProductWay chosen, NewWay(stream, x, fused));
       letters_.push_back(chosen.letter());
       way = ways_.emplace(key, chosen).first;
     }
@@ -103,22 +103,22 @@ class FusedMatmul final : public Matmul {
   absl::StatusOr<ProductWay> Fastest(const ProductWay& by_default, cudaStream_t stream,
                                      const MatmulArrays& x, const std::optional<Product>& fused) {
     constexpr float kWorthIt = 0.97f;
-    EBB_ASSIGN_OR_RETURN(LaunchTimer timer, LaunchTimer::Create(stream));
+    GPT_ASSIGN_OR_RETURN(LaunchTimer timer, LaunchTimer::Create(stream));
     const auto time = [&](const ProductWay& way) {
       return timer.Milliseconds([&] { return RunAs(way, stream, x, fused); });
     };
     ProductWay best = by_default;
-    EBB_ASSIGN_OR_RETURN(const float usual, time(by_default));
+    GPT_ASSIGN_OR_RETURN(const float usual, time(by_default));
     float least = usual * kWorthIt;
     for (const bool fuses : {false, true}) {
       if (fuses && !fused) continue;
       MatmulArrays alone = x;
       if (x.before_gelu != nullptr) alone.c.data = x.before_gelu;
-      EBB_ASSIGN_OR_RETURN(const int answers, plans_.Answers(fuses ? *fused : Plain(alone)));
+      GPT_ASSIGN_OR_RETURN(const int answers, plans_.Answers(fuses ? *fused : Plain(alone)));
       for (int answer = 0; answer < answers; ++answer) {
         const ProductWay way = {.fused = fuses, .answer = answer};
         if (way == by_default) continue;
-        EBB_ASSIGN_OR_RETURN(const float took, time(way));
+        GPT_ASSIGN_OR_RETURN(const float took, time(way));
         if (took >= least) continue;
         best = way;
         least = took;
@@ -131,7 +131,7 @@ class FusedMatmul final : public Matmul {
   absl::Status RunAs(const ProductWay& way, cudaStream_t stream, const MatmulArrays& x,
                      const std::optional<Product>& fused) {
     if (way.fused && fused) {
-      EBB_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, *fused, way.answer));
+      GPT_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, *fused, way.answer));
       if (ran) return AfterFused(stream, x, fused->fused);
     }
     return RunApart(stream, x, way.fused ? 0 : way.answer);
@@ -140,7 +140,7 @@ class FusedMatmul final : public Matmul {
   // What goes with a product and cuBLASLt never fuses, or has not fused this time.
   absl::Status AfterFused(cudaStream_t stream, const MatmulArrays& x, Fused done) {
     if (x.gelu_input != nullptr) {
-      EBB_RETURN_IF_ERROR(
+      GPT_RETURN_IF_ERROR(
           Launched(LaunchGelu(stream, compute_, x.gelu_input, x.gelu_output, x.m * x.n), "a GELU"));
     }
     return x.a_sums.data == nullptr || done == Fused::kASums ? absl::OkStatus() : SumA(stream, x);
@@ -150,15 +150,15 @@ class FusedMatmul final : public Matmul {
   absl::Status RunApart(cudaStream_t stream, const MatmulArrays& x, int answer) {
     MatmulArrays plain = x;
     if (x.before_gelu != nullptr) plain.c.data = x.before_gelu;
-    EBB_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, Plain(plain), answer));
-    if (!ran) EBB_RETURN_IF_ERROR(RunThroughFloat32(stream, plain));
+    GPT_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, Plain(plain), answer));
+    if (!ran) GPT_RETURN_IF_ERROR(RunThroughFloat32(stream, plain));
     const int64_t count = x.m * x.n;
     if (x.before_gelu != nullptr) {
-      EBB_RETURN_IF_ERROR(
+      GPT_RETURN_IF_ERROR(
           Launched(LaunchGelu(stream, compute_, x.before_gelu, x.c.data, count), "a GELU"));
     }
     if (x.gelu_input != nullptr) {
-      EBB_RETURN_IF_ERROR(Launched(
+      GPT_RETURN_IF_ERROR(Launched(
           LaunchGeluBackward(stream, compute_, x.gelu_input, x.gelu_output, x.c.data, count),
           "a GELU's backward"));
     }
@@ -208,11 +208,11 @@ class FusedMatmul final : public Matmul {
       product.c = piece;
       product.a = static_cast<const std::byte*>(x.a) +
                   (x.a_transposed ? row : row * x.k) * SizeOf(compute_);
-      EBB_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, product, /*answer=*/0));
-      if (!ran) EBB_RETURN_IF_ERROR(RunPlain(stream, product));
+      GPT_ASSIGN_OR_RETURN(const bool ran, plans_.TryRun(stream, product, /*answer=*/0));
+      if (!ran) GPT_RETURN_IF_ERROR(RunPlain(stream, product));
       Target target = x.c;
       target.data = static_cast<std::byte*>(x.c.data) + row * x.n * SizeOf(x.c.dtype);
-      EBB_RETURN_IF_ERROR(
+      GPT_RETURN_IF_ERROR(
           Launched(LaunchStore(stream, piece, rows, x.n, x.bias, compute_, target), "a store"));
     }
     if (x.added == nullptr) return absl::OkStatus();
@@ -245,7 +245,7 @@ int64_t Matmul::ScratchBytes(DType, const OpsLimits& limits) {
 
 absl::StatusOr<std::unique_ptr<Matmul>> Matmul::Create(DType compute,
                                                        std::span<std::byte> scratch) {
-  EBB_ASSIGN_OR_RETURN(ProductPlans plans, ProductPlans::Create(scratch.first(kWorkspaceBytes)));
+  GPT_ASSIGN_OR_RETURN(ProductPlans plans, ProductPlans::Create(scratch.first(kWorkspaceBytes)));
   return std::make_unique<FusedMatmul>(compute, std::move(plans), scratch.subspan(kWorkspaceBytes));
 }
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "ebb/runtime/config/status_macros.h"
 #include "ops/cuda/product_ways.h"
+#include "status_macros.h"
 
 namespace ebb::gpt::cuda {
 namespace {
@@ -81,10 +81,10 @@ absl::StatusOr<ProductPlans> ProductPlans::Create(std::span<std::byte> workspace
     return absl::InvalidArgumentError(absl::StrCat(
         "cuBLASLt's workspace has to begin at a multiple of ", kWorkspaceAlignment, " bytes"));
   }
-  EBB_ASSIGN_OR_RETURN(const CublasLt* const library, LoadCublasLt());
+  GPT_ASSIGN_OR_RETURN(const CublasLt* const library, LoadCublasLt());
   ProductPlans plans(*library, workspace);
   cublasLtHandle_t handle = nullptr;
-  EBB_RETURN_IF_ERROR(CublasStatus(*library, library->Create(&handle), "cublasLtCreate"));
+  GPT_RETURN_IF_ERROR(CublasStatus(*library, library->Create(&handle), "cublasLtCreate"));
   plans.handle_.reset(handle);
   return plans;
 }
@@ -113,17 +113,17 @@ absl::StatusOr<ProductPlans::Plan*> ProductPlans::Find(const Product& product) {
   const Key key = KeyOf(product);
   const auto found = plans_.find(key);
   if (found != plans_.end()) return found->second.get();
-  EBB_ASSIGN_OR_RETURN(std::unique_ptr<Plan> made, Make(key, product));
+  GPT_ASSIGN_OR_RETURN(std::unique_ptr<Plan> made, Make(key, product));
   return plans_.emplace(key, std::move(made)).first->second.get();
 }
 
 absl::StatusOr<int> ProductPlans::Answers(const Product& product) {
-  EBB_ASSIGN_OR_RETURN(const Plan* const plan, Find(product));
+  GPT_ASSIGN_OR_RETURN(const Plan* const plan, Find(product));
   return plan == nullptr ? 0 : static_cast<int>(plan->algorithms.size());
 }
 
 absl::StatusOr<bool> ProductPlans::TryRun(cudaStream_t stream, const Product& x, int answer) {
-  EBB_ASSIGN_OR_RETURN(Plan* const plan, Find(x));
+  GPT_ASSIGN_OR_RETURN(Plan* const plan, Find(x));
   if (plan == nullptr) return false;
   const size_t count = plan->algorithms.size(), first = static_cast<size_t>(answer);
   for (size_t i = 0; i < count; ++i) {
@@ -134,7 +134,7 @@ absl::StatusOr<bool> ProductPlans::TryRun(cudaStream_t stream, const Product& x,
       algorithm.refused = true;
       continue;
     }
-    EBB_RETURN_IF_ERROR(CublasStatus(
+    GPT_RETURN_IF_ERROR(CublasStatus(
         *library_, result, absl::StrCat("launching a product of ", x.m, " x ", x.n, " x ", x.k)));
     algorithm.launched = true;
     return true;
@@ -208,7 +208,7 @@ absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
          key.adds ? key.added_alignment : key.c_alignment);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.c_alignment);
-  EBB_RETURN_IF_ERROR(CublasStatus(
+  GPT_RETURN_IF_ERROR(CublasStatus(
       lt, result, absl::StrCat("describing a product of ", key.m, " x ", key.n, " x ", key.k)));
 
   cublasLtMatmulHeuristicResult_t best[ProductWay::kAnswersMax] = {};
@@ -217,7 +217,7 @@ absl::StatusOr<std::unique_ptr<ProductPlans::Plan>> ProductPlans::Make(
                                      plan->a.get(), plan->c.get(), plan->c.get(), native,
                                      ProductWay::kAnswersMax, best, &found);
   if (IsRefusal(result) || (result == CUBLAS_STATUS_SUCCESS && found == 0)) return nullptr;
-  EBB_RETURN_IF_ERROR(CublasStatus(
+  GPT_RETURN_IF_ERROR(CublasStatus(
       lt, result,
       absl::StrCat("finding an algorithm for a product of ", key.m, " x ", key.n, " x ", key.k)));
   for (int i = 0; i < found; ++i) {
