@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/error.h"
-#include "ebb/runtime/device/cuda/order_notes.h"
+#include "ebb/runtime/device/cuda/order_observer.h"
 
 namespace ebb {
 
@@ -38,7 +38,7 @@ void CudaEvent::SetPlace(const Place& place) {
 void CudaEvent::HostWait() const {
   if (const Place last = place(); last.on_host()) {
     last.host.Await();
-    order_notes::HostPassed(last.host);
+    if (OrderObserver* const observer = OrderObserver::Current()) observer->HostPassed(last.host);
     return;
   }
   if (context_->failed()) return;
@@ -49,7 +49,7 @@ void CudaEvent::HostWait() const {
 bool CudaEvent::Passed() const {
   if (const Place last = place(); last.on_host()) {
     if (!last.host.Passed()) return false;
-    order_notes::HostPassed(last.host);
+    if (OrderObserver* const observer = OrderObserver::Current()) observer->HostPassed(last.host);
     return true;
   }
   if (context_->failed()) return true;

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/cuda_event.h"
-#include "ebb/runtime/device/cuda/order_notes.h"
+#include "ebb/runtime/device/cuda/order_observer.h"
 #include "ebb/runtime/device/wait_point.h"
 
 namespace ebb {
@@ -43,12 +43,14 @@ CudaHostStream::~CudaHostStream() {
 }
 
 void CudaHostStream::Copy(void* destination, const void* source, int64_t bytes) {
-  order_notes::HostCopy(crossing_.get(), destination, source, bytes);
+  if (OrderObserver* const observer = OrderObserver::Current())
+    observer->HostCopy(crossing_.get(), destination, source, bytes);
   thread_->Copy(destination, source, bytes);
 }
 
 void CudaHostStream::Zero(void* destination, int64_t bytes) {
-  order_notes::HostCopy(crossing_.get(), destination, nullptr, bytes);
+  if (OrderObserver* const observer = OrderObserver::Current())
+    observer->HostCopy(crossing_.get(), destination, nullptr, bytes);
   thread_->Zero(destination, bytes);
 }
 
@@ -56,7 +58,8 @@ void CudaHostStream::Wait(const EventBackend& event) {
   const auto& awaited = static_cast<const CudaEvent&>(event);
   const CudaEvent::Place place = awaited.place();
   if (place.on_host()) {
-    order_notes::WaitForHost(crossing_.get(), place.host);
+    if (OrderObserver* const observer = OrderObserver::Current())
+      observer->WaitForHost(crossing_.get(), place.host);
     thread_->WaitFor(place.host);
   } else if (place.recorded && !context_->failed()) {
     WaitForDevice(awaited.native());
@@ -80,15 +83,17 @@ void CudaHostStream::AwaitCrossing(int64_t ticket) {
 
 void CudaHostStream::Record(EventBackend& event) {
   const CpuEvent::Place place = thread_->EnqueuePlace();
-  order_notes::HostRecord(crossing_.get(), place);
+  if (OrderObserver* const observer = OrderObserver::Current())
+    observer->HostRecord(crossing_.get(), place);
   static_cast<CudaEvent&>(event).SetPlace({.recorded = true, .host = place});
 }
 
 void CudaHostStream::WaitIdle() {
   const CpuEvent::Place place = thread_->EnqueuePlace();
-  order_notes::HostRecord(crossing_.get(), place);
+  if (OrderObserver* const observer = OrderObserver::Current())
+    observer->HostRecord(crossing_.get(), place);
   place.Await();
-  order_notes::HostPassed(place);
+  if (OrderObserver* const observer = OrderObserver::Current()) observer->HostPassed(place);
 }
 
 }  // namespace ebb

@@ -35,7 +35,7 @@ class CudaHostStream : public StreamBackend {
   StreamView view() const override { return {}; }
   absl::Status status() const override { return context_->status(); }
 
-  // What stands for this stream where order is noted (order_notes.h).
+  // What stands for this stream where order is noted (order_observer.h).
   cudaStream_t crossing() const { return crossing_.get(); }
 
  private:

@@ -6,7 +6,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/cuda/cuda_event.h"
 #include "ebb/runtime/device/cuda/error.h"
-#include "ebb/runtime/device/cuda/order_notes.h"
+#include "ebb/runtime/device/cuda/order_observer.h"
 
 namespace ebb {
 namespace {
@@ -94,7 +94,8 @@ void CudaStream::Wait(const EventBackend& event) {
     Check(cudaStreamWaitEvent(stream_.get(), awaited.native(), 0), "cudaStreamWaitEvent");
     return;
   }
-  order_notes::WaitForHost(stream_.get(), place.host);
+  if (OrderObserver* const observer = OrderObserver::Current())
+    observer->WaitForHost(stream_.get(), place.host);
   if (place.host.Passed()) return;
   Check(context_->host_order().EnqueueWait(stream_.get(), place.host), "cuStreamWaitValue64");
 }

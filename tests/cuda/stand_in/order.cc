@@ -6,7 +6,7 @@
 #include <mutex>
 #include <utility>
 
-#include "ebb/runtime/device/cuda/order_notes.h"
+#include "ebb/runtime/device/cuda/order_observer.h"
 #include "graph.h"
 
 namespace ebb::stand_in {
@@ -122,10 +122,6 @@ std::atomic<bool> watching{false};
 
 }  // namespace
 
-void WatchOrder() {
-  watching = true;
-}
-
 bool WatchesOrder() {
   return watching;
 }
@@ -184,12 +180,6 @@ void NotePassed(cudaEvent_t event) {
   Join(HostClock(), All().events[event]);
 }
 
-}  // namespace ebb::stand_in
-
-namespace ebb::order_notes {
-
-using namespace stand_in;  // the file's own
-
 namespace {
 
 Clock KnownAt(const CpuEvent::Place& place) {
@@ -198,40 +188,40 @@ Clock KnownAt(const CpuEvent::Place& place) {
   return record == records.end() ? Clock() : record->second;
 }
 
+class HostStreams : public OrderObserver {
+ public:
+  void HostRecord(cudaStream_t crossing, const CpuEvent::Place& place) override {
+    constexpr size_t kKept = 1024;
+    const std::scoped_lock lock(All().mutex);
+    Stream& of = Of(crossing);
+    Join(of.clock, HostClock());
+    std::map<int64_t, Clock>& records = All().host_streams[place.progress];
+    records[place.ticket] = of.clock;
+    if (records.size() > kKept) records.erase(records.begin());
+  }
+  void WaitForHost(cudaStream_t waiter, const CpuEvent::Place& place) override {
+    const std::scoped_lock lock(All().mutex);
+    Join(Of(waiter).clock, KnownAt(place));
+  }
+  void HostPassed(const CpuEvent::Place& place) override {
+    const std::scoped_lock lock(All().mutex);
+    Join(HostClock(), KnownAt(place));
+  }
+  void HostCopy(cudaStream_t crossing, const void* destination, const void* source,
+                int64_t bytes) override {
+    const Touched touched[] = {Reads(source, source == nullptr ? 0 : bytes),
+                               Writes(destination, bytes)};
+    NoteTouch(crossing, source == nullptr ? "zeroing by the host" : "a copy by the host", touched);
+  }
+};
+
 }  // namespace
 
-void HostRecord(cudaStream_t crossing, const CpuEvent::Place& place) {
-  if (!watching) return;
-  constexpr size_t kKept = 1024;
-  const std::scoped_lock lock(All().mutex);
-  stand_in::Stream& of = Of(crossing);
-  Join(of.clock, HostClock());
-  std::map<int64_t, Clock>& records = All().host_streams[place.progress];
-  records[place.ticket] = of.clock;
-  if (records.size() > kKept) records.erase(records.begin());
+void WatchOrder() {
+  static HostStreams host_streams;
+  OrderObserver::Current() = &host_streams;
+  watching = true;
 }
-
-void WaitForHost(cudaStream_t waiter, const CpuEvent::Place& place) {
-  if (!watching) return;
-  const std::scoped_lock lock(All().mutex);
-  Join(Of(waiter).clock, KnownAt(place));
-}
-
-void HostPassed(const CpuEvent::Place& place) {
-  if (!watching) return;
-  const std::scoped_lock lock(All().mutex);
-  Join(HostClock(), KnownAt(place));
-}
-
-void HostCopy(cudaStream_t crossing, const void* destination, const void* source, int64_t bytes) {
-  const Touched touched[] = {Reads(source, source == nullptr ? 0 : bytes),
-                             Writes(destination, bytes)};
-  NoteTouch(crossing, source == nullptr ? "zeroing by the host" : "a copy by the host", touched);
-}
-
-}  // namespace ebb::order_notes
-
-namespace ebb::stand_in {
 
 void Forget(cudaStream_t stream) {
   const std::scoped_lock lock(All().mutex);

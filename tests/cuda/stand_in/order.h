@@ -4,7 +4,7 @@
 // be on one stream, or tied by events or by waits of one host thread (vector clocks: Mattern,
 // "Virtual time and global states of distributed systems", 1989).
 //
-// A host stream is one of these streams: its crossing (runtime/device/cuda/order_notes.h). What its
+// A host stream is one of these streams: its crossing (runtime/device/cuda/order_observer.h). What its
 // tasks touch, and host functions and the calling thread, is seen as far as it is told: what host
 // streams copy, and what an engine computes and moves there (engine_touches.cc). Not seen: what the
 // calling thread reads and writes of an engine's state outside of steps.
