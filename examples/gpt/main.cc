@@ -2,6 +2,8 @@
 // srun, the processes that these have started. Exit codes: 0; 1 if training failed; 2 for what the
 // command line, the configuration or the launcher asked that cannot be, also for lack of memory; 130 if a
 // signal ended it.
+#include <execinfo.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -158,6 +160,10 @@ int main(int argc, char** argv) {
   ebb::OpenMissingStandardStreams();
   // Before there are threads, and before the driver starts: docs/ranks.md, "Queues of a GPU".
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+  // The C library opens libgcc when an exception first passes one of its own functions, as std::bad_alloc does in a
+  // library that calls pthread_once, and aborts where it lacks memory for that. A stack trace opens it, too.
+  void* caller = nullptr;
+  backtrace(&caller, 1);
   const auto code =
       ebb::gpt::OrOutOfMemory([&]() -> absl::StatusOr<int> { return ebb::gpt::Main(argc, argv); });
   return code.ok() ? *code : ebb::gpt::Fail(code.status(), ebb::gpt::kCannotBe);

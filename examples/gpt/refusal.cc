@@ -2,6 +2,7 @@
 
 #include "absl/strings/cord.h"
 #include "ebb/runtime/device/thread_limit.h"
+#include "ops/no_memory.h"
 
 namespace ebb::gpt {
 namespace {
@@ -27,7 +28,7 @@ absl::Status RefusalByCode(absl::Status error) {
 }
 
 bool IsRefusal(const absl::Status& error) {
-  return error.GetPayload(kMark).has_value() || IsNoThread(error);
+  return error.GetPayload(kMark).has_value() || IsNoThread(error) || IsNoMemory(error);
 }
 
 }  // namespace ebb::gpt

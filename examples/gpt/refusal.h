@@ -10,7 +10,7 @@ namespace ebb::gpt {
 // a device), and as it is if a rank was lost or a device failed.
 absl::Status RefusalByCode(absl::Status error);
 
-// Those that are marked, and at any time that the machine grants no thread.
+// Those that are marked, and at any time that the machine grants no thread or has no memory.
 bool IsRefusal(const absl::Status& error);
 
 }  // namespace ebb::gpt

@@ -97,7 +97,7 @@ TEST_F(PlanningTest, PredictsWhatTrainingHolds) {
 }
 
 TEST_F(PlanningTest, PredictsWhereCapsRefuseAndRefusesWhatNothingHolds) {
-  Program capped(Tiny({"--predict", "--device-memory", "1100KiB"}));
+  Program capped(Tiny({"--predict", "--dtype", "fp32", "--device-memory", "1140KiB"}));
   EXPECT_EQ(capped.Finish(), 0) << capped.printed();
   EXPECT_THAT(capped.printed(),
               testing::ContainsRegex("0      device      device    ebb.device_memory is "

@@ -128,7 +128,7 @@ TEST_F(ProgramTest, WhatAllRanksRefuseIsPutDownToNone) {
 
 // Lines are broken elsewhere there.
 TEST_F(ProgramTest, TheExampleOfACapInTheDocumentsIsWhatItSays) {
-  Program program({"--device", "cpu", "--device-memory", "64MiB"});
+  Program program({"--device", "cpu", "--dtype", "fp32", "--device-memory", "64MiB"});
   EXPECT_EQ(program.Finish(), 2) << program.printed();
   std::ostringstream page;
   page << std::ifstream(EBB_DOCS "/offload.md").rdbuf();
@@ -180,11 +180,11 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
     std::vector<std::string> said;
   };
   for (const Case& c :
-       {Case{{"--device-memory", "2MiB", "--nvme-path", disk},
-             {"ebb.device_memory is 2.0 MiB", "optimizer ",
+       {Case{{"--device-memory", "3.5MiB", "--nvme-path", disk},
+             {"ebb.device_memory is 3.5 MiB", "optimizer ",
               "{\"zero_optimization\": {\"offload_optimizer\": {\"device\": \"cpu\"}}} would fit "
               "("}},
-        {{"--device-memory", "1.75MiB", "--offload-optimizer", "nvme", "--nvme-path", disk},
+        {{"--device-memory", "2.25MiB", "--offload-optimizer", "nvme", "--nvme-path", disk},
          {"workspace ", "\"offload_param\": {\"device\": \"cpu\"", " would fit ("}},
         {{"--host-memory", "512KiB", "--offload-optimizer", "cpu", "--nvme-path", disk},
          {"ebb.host_memory is 0.5 MiB", "optimizer ",
@@ -192,8 +192,9 @@ TEST_F(ProgramTest, WhatExceedsACapIsRefusedWithTheClassesAndTheChange) {
         {{"--device-memory", "20KiB", "--nvme-path", disk},
          {"ebb.device_memory is 20.0 KiB", "no setting fits; the least, ", "smaller units"}}}) {
     std::vector<std::string> arguments = c.arguments;
-    arguments.insert(arguments.end(), {"--data", data_, "--steps", "1", "--layers", "4", "--width",
-                                       "64", "--heads", "2", "--context", "16"});
+    arguments.insert(arguments.end(),
+                     {"--data", data_, "--steps", "1", "--dtype", "fp32", "--layers", "4",
+                      "--width", "64", "--heads", "2", "--context", "16"});
     Program program(Tiny(arguments));
     EXPECT_EQ(program.Finish(), 2) << program.printed();
     for (const std::string& said : c.said) EXPECT_THAT(program.printed(), HasSubstr(said));
@@ -225,12 +226,15 @@ TEST_F(ProgramTest, WhatACapAdvisesTrainsTheSameNumbersOrSaysThatItDoesNot) {
     };
     train(given, 0);
     const auto free = nlohmann::json::parse(files_.Read("s.json"));
-    int64_t needed = 0;
-    for (const auto& row : free["memory"])
-      if (row["tier"] == "device") needed += row["predicted_bytes"].get<int64_t>();
-    for (const int percent : {98, 95, 90, 85, 80}) {
+    // The workspace is what it is, and larger on processors that do not multiply bf16.
+    int64_t needed = 0, workspace = 0;
+    for (const auto& row : free["memory"]) {
+      if (row["tier"] != "device") continue;
+      (row["class"] == "workspace" ? workspace : needed) += row["predicted_bytes"].get<int64_t>();
+    }
+    for (const int percent : {90, 70, 50, 35, 30}) {
       nlohmann::json config = given;
-      config["ebb"]["device_memory"] = needed * percent / 100;
+      config["ebb"]["device_memory"] = workspace + needed * percent / 100;
       const std::string said = train(config, 2);
       SCOPED_TRACE(config.dump() + said);
       const size_t begin = said.find('{'), end = said.find(" would fit");

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace ebb::gpt {
@@ -13,6 +14,12 @@ inline absl::Status NoMemoryFor(std::string_view what) {
   return absl::ResourceExhaustedError(absl::StrCat(
       "no memory is left for ", absl::string_view(what.data(), what.size()),
       ": free some, raise the limit (ulimit -v), or use fewer ranks or a smaller model"));
+}
+
+// Also where an engine has put before it where that was.
+inline bool IsNoMemory(const absl::Status& error) {
+  return error.code() == absl::StatusCode::kResourceExhausted &&
+         absl::StrContains(error.message(), "no memory is left for ");
 }
 
 }  // namespace ebb::gpt
