@@ -324,7 +324,7 @@ class PickleParser {
     if (bytes.size() > sizeof(int64_t)) return PushText(Kind::kBytes, bytes);
     const bool negative = !bytes.empty() && (static_cast<uint8_t>(bytes.back()) & 0x80) != 0;
     uint64_t number = negative ? ~uint64_t{0} : 0;
-    std::memcpy(&number, bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(&number, bytes.data(), bytes.size());
     Push({.kind = Kind::kInt, .integer = static_cast<int64_t>(number)});
   }
 

@@ -144,6 +144,7 @@ TEST_F(TorchFileTest, WhatIsNoTensorFileIsRefusedAndNamed) {
         {"N)R", kDataLoss, "calls what is no function"},
         {"X\xff\xff\xff\x7f", kDataLoss, "is cut"},
         {"cos", kDataLoss, "is cut"},
+        {"\x8a\x60", kDataLoss, "is cut"},
         {std::string("\x80\x09N"), kDataLoss, "protocol 9"},
         // More values than a reader should hold.
         {std::string(static_cast<size_t>(kPickleValuesMax) + 1, 'N'), kInvalidArgument,
