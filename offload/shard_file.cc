@@ -1,16 +1,14 @@
 #include "ebb/offload/shard_file.h"
 
 #include <algorithm>
-#include <cassert>
 #include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "ebb/offload/io_queue.h"
+#include "ebb/offload/file_transfers.h"
 #include "ebb/offload/private_file.h"
 #include "ebb/offload/stripes.h"
-#include "ebb/offload/transfers.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/log.h"
 
@@ -55,13 +53,6 @@ void SayBuffered(const std::string& path) {
   });
 }
 
-void SayThreads(const absl::Status& why) {
-  static std::once_flag said;
-  std::call_once(said, [&] {
-    LogWarning(absl::StrCat(why.message(), ". Going on with threads that read and write"));
-  });
-}
-
 // All of them or none: what is striped moves alike.
 absl::StatusOr<bool> SetDirect(std::vector<PrivateFile>& files) {
   for (PrivateFile& file : files) {
@@ -84,52 +75,12 @@ struct ShardFile::State {
     for (const PrivateFile& file : files) paths.push_back(file.path());
     return paths;
   }
-  absl::Status MakeQueue(const Options& options);
 
   // In the order in which they outlive each other.
   std::vector<PrivateFile> files;
   const Stripes stripes;
-  bool direct = false;
-  std::unique_ptr<Transfers> transfers;
-  IoBackend backend = IoBackend::kThreads;
-  std::unique_ptr<IoQueue> queue;
+  std::unique_ptr<FileTransfers> transfers;
 };
-
-absl::Status ShardFile::State::MakeQueue(const Options& options) {
-  std::vector<int> descriptors;
-  for (const PrivateFile& file : files) descriptors.push_back(file.descriptor());
-  IoQueueOptions queue_options;
-  queue_options.files = descriptors;
-  queue_options.memory = options.memory;
-  queue_options.depth = options.aio.queue_depth * static_cast<int>(files.size());
-  queue_options.threads = options.aio.threads;
-  queue_options.single_submit = options.aio.single_submit;
-  transfers = std::make_unique<Transfers>(stripes, Paths(), options.aio.block_bytes,
-                                          queue_options.depth, direct);
-  const auto make = [&](IoListener& listener) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
-    backend = IoBackend::kThreads;
-    if (options.backend == IoBackend::kThreads) return MakeThreadQueue(queue_options, listener);
-    auto uring = MakeUringQueue(queue_options, listener);
-    if (absl::IsUnavailable(uring.status()) && options.backend == IoBackend::kAuto) {
-      SayThreads(uring.status());
-      return MakeThreadQueue(queue_options, listener);
-    }
-    if (absl::IsUnavailable(uring.status())) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          uring.status().message(), "; ebb.io_backend \"auto\" goes on with threads there"));
-    }
-    backend = IoBackend::kUring;
-    return uring;
-  };
-  EBB_ASSIGN_OR_RETURN(
-      queue, options.wrap_queue ? options.wrap_queue(*transfers, make) : make(*transfers));
-  transfers->Use(queue.get());
-  return absl::OkStatus();
-}
-
-IoTransfer::~IoTransfer() {
-  if (!done()) transfers_->Wait(*this);
-}
 
 absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& options) {
   EBB_RETURN_IF_ERROR(Check(options));
@@ -147,51 +98,35 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& opti
     files.push_back(std::move(file));
   }
   auto state = std::make_unique<State>(std::move(files), stripes);
-  EBB_ASSIGN_OR_RETURN(state->direct, SetDirect(state->files));
-  EBB_RETURN_IF_ERROR(state->MakeQueue(options));
+  EBB_ASSIGN_OR_RETURN(const bool direct, SetDirect(state->files));
+  std::vector<int> descriptors;
+  for (const PrivateFile& file : state->files) descriptors.push_back(file.descriptor());
+  EBB_ASSIGN_OR_RETURN(state->transfers,
+                       FileTransfers::Create(stripes, {.files = std::move(descriptors),
+                                                       .paths = state->Paths(),
+                                                       .direct = direct,
+                                                       .aio = options.aio,
+                                                       .backend = options.backend,
+                                                       .memory = options.memory,
+                                                       .wrap_queue = options.wrap_queue}));
   return std::unique_ptr<ShardFile>(new ShardFile(std::move(state)));
 }
 
 ShardFile::ShardFile(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
-ShardFile::~ShardFile() {
-  state_->transfers->WaitAll();
-}
+ShardFile::~ShardFile() = default;
 
 void ShardFile::StartRead(IoTransfer& transfer, int64_t offset, std::byte* data, int64_t bytes) {
-  Start(transfer, false, offset, data, bytes);
+  state_->transfers->Start(transfer, false, offset, data, bytes);
 }
 
 void ShardFile::StartWrite(IoTransfer& transfer, int64_t offset, const std::byte* data,
                            int64_t bytes) {
-  Start(transfer, true, offset, const_cast<std::byte*>(data), bytes);
-}
-
-void ShardFile::Start(IoTransfer& transfer, bool write, int64_t offset, std::byte* data,
-                      int64_t bytes) {
-  assert(transfer.done());
-  transfer.write_ = write;
-  transfer.offset_ = offset;
-  transfer.data_ = data;
-  transfer.bytes_ = bytes;
-  transfer.status_ = absl::OkStatus();
-  if (offset < 0 || bytes < 0 || offset > state_->stripes.bytes() - bytes) {
-    transfer.status_ = absl::OutOfRangeError(
-        absl::StrCat(bytes, " bytes at offset ", offset, " of '", state_->files[0].path(),
-                     "', which has ", state_->stripes.bytes()));
-  } else if (!Aligned(offset) || !Aligned(bytes) ||
-             reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
-    transfer.status_ = absl::InvalidArgumentError(
-        absl::StrCat(bytes, " bytes at offset ", offset, " of '", state_->files[0].path(),
-                     "': offset, length and address have to be multiples of ", kAlignment));
-  } else if (bytes > 0) {
-    state_->transfers->Start(transfer);
-  }
+  state_->transfers->Start(transfer, true, offset, const_cast<std::byte*>(data), bytes);
 }
 
 absl::Status ShardFile::Wait(IoTransfer& transfer) {
-  if (!transfer.done()) transfer.transfers_->Wait(transfer);
-  return transfer.status_;
+  return state_->transfers->Wait(transfer);
 }
 
 int64_t ShardFile::bytes_read() const {
@@ -201,10 +136,10 @@ int64_t ShardFile::bytes_written() const {
   return state_->transfers->bytes_written();
 }
 IoBackend ShardFile::backend() const {
-  return state_->backend;
+  return state_->transfers->backend();
 }
 std::string ShardFile::description() const {
-  return absl::StrCat(state_->queue->description(), state_->direct ? ", O_DIRECT" : ", page cache");
+  return state_->transfers->description();
 }
 
 std::string ShardFile::paths() const {

@@ -48,7 +48,7 @@ class IoTransfer {
   bool done() const { return !under_way_.load(std::memory_order_acquire); }
 
  private:
-  friend class ShardFile;
+  friend class FileTransfers;
   friend class Transfers;
 
   Transfers* transfers_ = nullptr;
@@ -117,7 +117,6 @@ class ShardFile {
  private:
   struct State;
   explicit ShardFile(std::unique_ptr<State> state);
-  void Start(IoTransfer& transfer, bool write, int64_t offset, std::byte* data, int64_t bytes);
 
   std::unique_ptr<State> state_;
 };

@@ -1,9 +1,11 @@
-// How a file is striped over several: unit by unit, in turns.
+// How a file is striped over several: unit by unit, in turns. Or several are one, end to end.
 //
-//   file 0: | 0 | 2 | 4 |     file 1: | 1 | 3 | 5 |
+//   file 0: | 0 | 2 | 4 |     file 1: | 1 | 3 | 5 |      joined: | file 0 | file 1 |
 #pragma once
 
 #include <cstdint>
+#include <span>
+#include <vector>
 
 namespace ebb {
 
@@ -12,11 +14,13 @@ class Stripes {
   struct Place {
     int file = 0;
     int64_t offset = 0;  // in that file
-    int64_t bytes = 0;   // from there to the end of the unit; one file: of everything
+    int64_t bytes = 0;   // from there to the end of the unit; one file, or joined: of the file
   };
 
   // The unit: at least 1 MiB, in whole blocks.
   Stripes(int files, int64_t bytes, int64_t block_bytes);
+  // Files of these sizes, whole blocks.
+  static Stripes Joined(std::span<const int64_t> sizes);
 
   Place PlaceOf(int64_t offset) const;
   int64_t FileBytes(int file) const;
@@ -26,6 +30,7 @@ class Stripes {
   int64_t files_;
   int64_t bytes_;
   int64_t unit_bytes_;
+  std::vector<int64_t> ends_;  // of joined files
 };
 
 }  // namespace ebb

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -34,6 +35,21 @@ TEST(StripesTest, EveryByteHasOnePlaceAndEveryFileIsFull) {
       }
     }
   }
+}
+
+TEST(StripesTest, JoinedFilesLieEndToEnd) {
+  const int64_t sizes[] = {8192, 0, 4096};
+  const Stripes joined = Stripes::Joined(sizes);
+  EXPECT_EQ(joined.bytes(), 12288);
+  for (const auto& [offset, file, in_file, bytes] :
+       {std::array<int64_t, 4>{0, 0, 0, 8192}, {4096, 0, 4096, 4096}, {8192, 2, 0, 4096}}) {
+    const Stripes::Place place = joined.PlaceOf(offset);
+    EXPECT_EQ(place.file, file) << offset;
+    EXPECT_EQ(place.offset, in_file) << offset;
+    EXPECT_EQ(place.bytes, bytes) << offset;
+  }
+  EXPECT_EQ(joined.FileBytes(1), 0);
+  EXPECT_EQ(joined.FileBytes(2), 4096);
 }
 
 TEST(StripesTest, PlacesWithinAUnitFollowEachOther) {

@@ -1,0 +1,62 @@
+// Transfers between memory and files that are open: through io_uring, or through a few threads where that is denied or
+// not asked for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/offload/shard_file.h"
+#include "ebb/offload/stripes.h"
+
+namespace ebb {
+
+class FileTransfers {
+ public:
+  struct Options {
+    std::vector<int> files = {};  // open descriptors, borrowed; each is one of the stripes' files
+    std::vector<std::string> paths = {};
+    bool direct = false;  // all of them were opened with O_DIRECT
+    AioOptions aio = {};
+    IoBackend backend = IoBackend::kAuto;
+    std::vector<std::span<std::byte>> memory = {};  // as ShardFile::Options has them, both
+    std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(IoListener&,
+                                                           const ShardFile::Options::MakeQueue&)>
+        wrap_queue = {};
+  };
+
+  // kFailedPrecondition: IoBackend::kUring where there is none.
+  static absl::StatusOr<std::unique_ptr<FileTransfers>> Create(const Stripes& stripes,
+                                                               const Options& options);
+  // Waits for what is under way.
+  ~FileTransfers();
+
+  // As ShardFile's StartRead, StartWrite and Wait. Offsets are the stripes'.
+  void Start(IoTransfer& transfer, bool write, int64_t offset, std::byte* data, int64_t bytes);
+  absl::Status Wait(IoTransfer& transfer);
+
+  int64_t bytes_read() const;
+  int64_t bytes_written() const;
+  IoBackend backend() const { return backend_; }
+  std::string description() const;
+
+ private:
+  explicit FileTransfers(const Stripes& stripes, const Options& options);
+  absl::Status MakeQueue(const Options& options);
+
+  const Stripes stripes_;
+  const std::string first_path_;
+  const bool direct_;
+  // In the order in which they outlive each other.
+  std::unique_ptr<Transfers> transfers_;
+  IoBackend backend_ = IoBackend::kThreads;
+  std::unique_ptr<IoQueue> queue_;
+};
+
+}  // namespace ebb
