@@ -70,5 +70,30 @@ uint64_t Checksum(ThreadTeam& team, std::span<const std::byte> bytes, std::span<
   return ChecksumFromBlocks(used, count);
 }
 
+void RunningChecksum::Append(std::span<const std::byte> bytes) {
+  bytes_ += static_cast<int64_t>(bytes.size());
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min(bytes.size(), kChecksumBlock - rest_.size()));
+    bytes = bytes.subspan(part.size());
+    if (part.size() == kChecksumBlock) {
+      blocks_.push_back(ChecksumOfBlock(part));
+      continue;
+    }
+    rest_.insert(rest_.end(), part.begin(), part.end());
+    if (rest_.size() < kChecksumBlock) continue;
+    blocks_.push_back(ChecksumOfBlock(rest_));
+    rest_.clear();
+  }
+}
+
+uint64_t RunningChecksum::Take() {
+  if (!rest_.empty()) blocks_.push_back(ChecksumOfBlock(rest_));
+  const uint64_t sum = ChecksumFromBlocks(blocks_, bytes_);
+  rest_.clear();
+  blocks_.clear();
+  bytes_ = 0;
+  return sum;
+}
+
 }  // namespace ebb::optim
 #endif  // HWY_ONCE

@@ -19,6 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "ebb/runtime/device/thread_team.h"
 
@@ -36,5 +37,18 @@ uint64_t Checksum(ThreadTeam& team, std::span<const std::byte> bytes, std::span<
 // Its parts: the sum of one block, whole but for the last, and the checksum from all sums.
 uint64_t ChecksumOfBlock(std::span<const std::byte> block);
 uint64_t ChecksumFromBlocks(std::span<const uint64_t> blocks, int64_t bytes);
+
+// The checksum of bytes that come in pieces. Pieces of whole blocks are summed where they lie.
+class RunningChecksum {
+ public:
+  void Append(std::span<const std::byte> bytes);
+  // Of all that came since the last call.
+  uint64_t Take();
+
+ private:
+  std::vector<uint64_t> blocks_;
+  std::vector<std::byte> rest_;  // of a block
+  int64_t bytes_ = 0;
+};
 
 }  // namespace ebb::optim

@@ -80,6 +80,22 @@ TEST(ChecksumTest, EveryTargetAndTeamGivesTheSame) {
 }
 
 // What is written into files stays what it is.
+TEST(ChecksumTest, PiecesOfAnySizeGiveThatOfTheWhole) {
+  std::mt19937 random(7);
+  RunningChecksum running;
+  for (const size_t size : kSizes) {
+    const std::vector<std::byte> bytes = RandomBytes(size, size);
+    for (const size_t most : {size_t{1000}, size_t{65536}, size_t{200'000}}) {
+      for (size_t at = 0; at < size;) {
+        const size_t piece = std::min(size - at, 1 + random() % most);
+        running.Append(std::span(bytes).subspan(at, piece));
+        at += piece;
+      }
+      EXPECT_EQ(running.Take(), Checksum(bytes)) << size << " bytes, pieces up to " << most;
+    }
+  }
+}
+
 TEST(ChecksumTest, OfKnownBytes) {
   EXPECT_EQ(Checksum({}), 0u);
   std::vector<std::byte> bytes(100'000);
