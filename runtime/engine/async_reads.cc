@@ -10,6 +10,7 @@
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/swap_files.h"
+#include "ebb/sharding/unit_places.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb {
@@ -64,10 +65,10 @@ absl::Status AsyncReads::MakeStreams() {
   const bool reaches_device = device.kind() == DeviceKind::kCpu;
   if (!reaches_device || with_.storage->HasFiles()) {
     EBB_ASSIGN_OR_RETURN(
-        staging_, device.AllocateShared(sharding::kStateStagingBytes,
+        staging_, device.AllocateShared(kSlots * sharding::kStateStagingBytes,
                                         "the memory that state passes through beside steps"));
-    charge_ = MemoryLedger::Charge(*with_.ledger, StateClass::kStaging, Tier::kCpu,
-                                   sharding::kStateStagingBytes);
+    charge_ =
+        MemoryLedger::Charge(*with_.ledger, StateClass::kStaging, Tier::kCpu, staging_.bytes());
   }
   if (!reaches_device) {
     EBB_ASSIGN_OR_RETURN(Stream copies, device.NewStream("ebb beside up"));
@@ -109,36 +110,55 @@ std::vector<int> AsyncReads::UnitsInOrder() const {
   return units;
 }
 
-std::vector<StateSlice> AsyncReads::SlicesOf(int unit) const {
-  std::vector<StateSlice> slices;
+// Masters and frozen parameters, then one state after the other: as they lie in files.
+std::vector<AsyncReads::Array> AsyncReads::ArraysOf(int unit) const {
+  std::vector<Array> arrays;
   const ModelSpec& model = with_.inputs->model;
   const auto add = [&](ParameterId p, StateClass what, const std::string& state) {
     const absl::StatusOr<StateAccess::Found> found = with_.state->Find(p, what, state);
     if (!found.ok() || found->begin == found->end) return;
-    slices.push_back({what, state, p, found->begin, found->end});
+    auto array = std::find_if(arrays.begin(), arrays.end(), [&](const Array& other) {
+      return other.range.array == found->array;
+    });
+    if (array == arrays.end()) {
+      const int64_t end =
+          sharding::SectionOf(with_.programs->plan(), unit, found->array.trainable).shard;
+      array = arrays.insert(array, {.range = {.array = found->array, .end = end}, .parts = {}});
+    }
+    array->parts.push_back({{what, state, p, found->begin, found->end}, found->offset});
   };
-  for (const ParameterId p : model.units[static_cast<size_t>(unit)].parameters) {
-    add(p, StateClass::kMaster, "");
-    if (!model[p].trainable) continue;
-    for (const std::string& state : with_.names->Of(model[p].group))
-      add(p, StateClass::kOptimizer, state);
+  const std::vector<ParameterId>& parameters = model.units[static_cast<size_t>(unit)].parameters;
+  for (const ParameterId p : parameters) add(p, StateClass::kMaster, "");
+  bool more = true;
+  for (size_t index = 0; std::exchange(more, false); ++index) {
+    for (const ParameterId p : parameters) {
+      const auto& names = with_.names->Of(model[p].group);
+      if (!model[p].trainable || index >= names.size()) continue;
+      add(p, StateClass::kOptimizer, names[index]);
+      more = true;
+    }
   }
-  return slices;
+  for (Array& array : arrays) {
+    std::sort(array.parts.begin(), array.parts.end(),
+              [](const Array::Part& a, const Array::Part& b) { return a.offset < b.offset; });
+  }
+  return arrays;
 }
 
 std::vector<StateSlice> AsyncReads::Slices() const {
   std::vector<StateSlice> slices;
   if (with_.inputs->rank() >= with_.programs->plan().decisions.shards) return slices;
-  for (const int unit : UnitsInOrder()) {
-    const std::vector<StateSlice> of_unit = SlicesOf(unit);
-    slices.insert(slices.end(), of_unit.begin(), of_unit.end());
-  }
+  for (const int unit : UnitsInOrder())
+    for (const Array& array : ArraysOf(unit))
+      for (const Array::Part& part : array.parts) slices.push_back(part.slice);
   return slices;
 }
 
 std::shared_future<absl::Status> AsyncReads::Start(StateReader reader) {
   Await();
   reader_ = std::move(reader);
+  reader_charge_ =
+      MemoryLedger::Charge(*with_.ledger, StateClass::kStaging, Tier::kCpu, reader_.host_bytes);
   // The ranks of the first shard group have all of it.
   if (with_.inputs->rank() >= with_.programs->plan().decisions.shards) reader_.take = nullptr;
   status_ = absl::OkStatus();
@@ -162,37 +182,70 @@ void AsyncReads::Read(int unit) {
     status_ = with_.errors->failure();
     return;
   }
-  for (const StateSlice& slice : SlicesOf(unit))
-    if (status_.ok()) status_ = Read(slice);
+  for (const Array& array : ArraysOf(unit))
+    if (status_.ok()) status_ = Read(array);
 }
 
-absl::Status AsyncReads::Read(const StateSlice& slice) {
-  const ParameterId p = slice.parameter;
-  EBB_ASSIGN_OR_RETURN(const StateAccess::Found found,
-                       with_.state->Find(p, slice.what, slice.state));
-  EBB_RETURN_IF_ERROR(VerifyFiles(found.Range(found.begin, found.end)));
-  const ParameterSpec& parameter = with_.inputs->model[p];
-  const bool reaches_device = with_.inputs->device.kind() == DeviceKind::kCpu;
+absl::Status AsyncReads::Read(const Array& array) {
   const sharding::Plan& plan = with_.programs->plan();
-  for (int64_t begin = found.begin; begin < found.end; begin += sharding::kRunElements) {
-    const int64_t end = std::min(found.end, begin + sharding::kRunElements);
-    const StateRange range = found.Range(begin, end);
-    values_.resize(static_cast<size_t>(end - begin));
-    for (const StateRun& run :
-         sharding::RunsOf(plan, with_.inputs->rank() % plan.decisions.shards, range)) {
-      const StagedRun staged(run, kStaging, reaches_device);
-      EBB_RETURN_IF_ERROR(Fetch(staged));
-      ToFloat(
-          team_, staged, [this](const Place& place) { return At(place); },
-          values_.data() + (run.begin - range.begin));
+  const bool verifies = with_.inputs->config.ebb.verify_swap != VerifySwap::kOff;
+  // A rank's slice is then a part of what was summed as a whole.
+  if (verifies && plan.decisions.stage == 0) EBB_RETURN_IF_ERROR(VerifyFiles(array.range));
+  const std::vector<StateRun> runs =
+      sharding::RunsOf(plan, with_.inputs->rank() % plan.decisions.shards, array.range);
+  std::array<SwapVerifier::Pieces, 2> pieces;
+  size_t started = 0;
+  const auto read = [&](size_t r) -> absl::Status {
+    for (; started < std::min(r + kSlots, runs.size()); ++started)
+      Start(InSlot(runs[started], started % kSlots), slots_[started % kSlots]);
+    const StagedRun run = InSlot(runs[r], r % kSlots);
+    EBB_RETURN_IF_ERROR(Await(slots_[r % kSlots]));
+    for (size_t k = 0; verifies && k < pieces.size(); ++k) {
+      const sharding::Operand& home = run.run.homes[k];
+      if (home.place.tier != Tier::kNvme || home.count == 0) continue;
+      const std::span<const std::byte> bytes(At(run.host[k]), static_cast<size_t>(home.bytes()));
+      if (!with_.verifier->VerifyPiece(pieces[k], home.place, bytes))
+        return with_.errors->failure();
     }
-    EBB_RETURN_IF_ERROR(reader_.take(slice.what, slice.state,
-                                     {.parameter = p,
-                                      .name = parameter.name,
-                                      .shape = parameter.shape,
-                                      .begin = begin,
-                                      .end = end},
-                                     values_));
+    return Give(array, runs[r], ValuesOf(run));
+  };
+  absl::Status status;
+  for (size_t r = 0; r < runs.size() && status.ok(); ++r) status = read(r);
+  for (Slot& slot : slots_) status.Update(Await(slot));
+  return status;
+}
+
+StagedRun AsyncReads::InSlot(const StateRun& run, size_t slot) const {
+  return {run, kStaging.Plus(static_cast<int64_t>(slot) * sharding::kStateStagingBytes),
+          with_.inputs->device.kind() == DeviceKind::kCpu};
+}
+
+std::span<const float> AsyncReads::ValuesOf(const StagedRun& run) {
+  const auto count = static_cast<size_t>(run.run.count());
+  if (!run.run.is_split() && run.run.homes[0].dtype == DType::kFloat32)
+    return {reinterpret_cast<const float*>(At(run.host[0])), count};
+  values_.resize(count);
+  ToFloat(
+      team_, run, [this](const Place& place) { return At(place); }, values_.data());
+  return values_;
+}
+
+// Each parameter's part of the run.
+absl::Status AsyncReads::Give(const Array& array, const StateRun& run,
+                              std::span<const float> values) {
+  for (const auto& [slice, offset] : array.parts) {
+    const int64_t begin = std::max(run.begin, offset),
+                  end = std::min(run.end, offset + slice.end - slice.begin);
+    if (begin >= end) continue;
+    const ParameterSpec& parameter = with_.inputs->model[slice.parameter];
+    EBB_RETURN_IF_ERROR(reader_.take(
+        slice.what, slice.state,
+        {.parameter = slice.parameter,
+         .name = parameter.name,
+         .shape = parameter.shape,
+         .begin = slice.begin + begin - offset,
+         .end = slice.begin + end - offset},
+        values.subspan(static_cast<size_t>(begin - run.begin), static_cast<size_t>(end - begin))));
   }
   return absl::OkStatus();
 }
@@ -202,28 +255,39 @@ std::byte* AsyncReads::At(const Place& place) const {
                                                                     : with_.storage->At(place);
 }
 
-absl::Status AsyncReads::Fetch(const StagedRun& run) {
-  if (!run.is_staged()) return absl::OkStatus();
+void AsyncReads::Start(const StagedRun& run, Slot& slot) {
+  if (!run.is_staged()) return;
+  size_t next = 0;
   const sharding::Fragment read = sharding::LowerStateRead(run);
   for (const sharding::Instruction& instruction : read.instructions) {
     for (size_t k = 0; k < instruction.operands.size(); k += 2) {
       const sharding::Operand &from = instruction.operands[k], &to = instruction.operands[k + 1];
       if (instruction.code == sharding::Code::kRead) {
-        ShardFile& file = with_.storage->SavedFile(from.place);
-        file.StartRead(transfer_, from.place.offset, At(to.place), to.bytes());
-        EBB_RETURN_IF_ERROR(file.Wait(transfer_));
+        slot.files[next] = &with_.storage->SavedFile(from.place);
+        slot.files[next]->StartRead(slot.transfers[next], from.place.offset, At(to.place),
+                                    to.bytes());
+        ++next;
       } else {
         copies_->Copy(At(to.place), At(from.place), from.bytes());
-        copies_->WaitIdle();
-        EBB_RETURN_IF_ERROR(copies_->status());
       }
     }
   }
-  return absl::OkStatus();
 }
 
+absl::Status AsyncReads::Await(Slot& slot) {
+  absl::Status first;
+  for (size_t k = 0; k < slot.files.size(); ++k)
+    if (ShardFile* const file = std::exchange(slot.files[k], nullptr))
+      first.Update(file->Wait(slot.transfers[k]));
+  if (copies_.has_value()) {
+    copies_->WaitIdle();
+    first.Update(copies_->status());
+  }
+  return first;
+}
+
+// Ahead of reads that show parts of what was summed as a whole.
 absl::Status AsyncReads::VerifyFiles(const StateRange& array) {
-  if (with_.inputs->config.ebb.verify_swap == VerifySwap::kOff) return absl::OkStatus();
   const sharding::Plan& plan = with_.programs->plan();
   const int shard = with_.inputs->rank() % plan.decisions.shards;
   for (const StateRun& run : sharding::RunsOf(plan, shard, array, /*elements_max=*/INT64_MAX)) {
@@ -233,7 +297,8 @@ absl::Status AsyncReads::VerifyFiles(const StateRange& array) {
         const StagedRun piece(
             {.end = count, .homes = {sharding::Operand{.place = from, .count = count}}}, kStaging,
             /*reaches_device=*/true);
-        EBB_RETURN_IF_ERROR(Fetch(piece));
+        Start(piece, slots_[0]);
+        EBB_RETURN_IF_ERROR(Await(slots_[0]));
         show(At(piece.host[0]));
         return absl::OkStatus();
       };
@@ -254,6 +319,7 @@ void AsyncReads::End() {
   const absl::Status committed = reader_.commit != nullptr ? reader_.commit(closed) : closed;
   const absl::Status over = AgreeOnStatus(lane, closed.ok() ? committed : closed);
   reader_ = {};
+  reader_charge_ = {};
   end_.set_value(over);
 }
 

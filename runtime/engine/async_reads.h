@@ -5,10 +5,12 @@
 //   updates            | unit 2 | unit 1 | unit 0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <future>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -61,14 +63,34 @@ class AsyncReads {
   void Await() const;
 
  private:
+  // An array of a unit: this rank's slice of it, and the parameters' parts of that, in their order.
+  struct Array {
+    struct Part {
+      StateSlice slice;
+      int64_t offset = 0;  // of slice.begin, in elements of the array
+    };
+    sharding::StateRange range;
+    std::vector<Part> parts;
+  };
+  // One run on its way to the staging, while those before it are given.
+  struct Slot {
+    std::array<IoTransfer, 2> transfers;
+    std::array<ShardFile*, 2> files = {};  // of those under way
+  };
+
   absl::Status MakeStreams();
   absl::Status MakeRead();
   void TakeSecondPlaces();
   std::vector<int> UnitsInOrder() const;
-  std::vector<StateSlice> SlicesOf(int unit) const;
+  std::vector<Array> ArraysOf(int unit) const;
   void Read(int unit);
-  absl::Status Read(const StateSlice& slice);
-  absl::Status Fetch(const sharding::StagedRun& run);
+  absl::Status Read(const Array& array);
+  sharding::StagedRun InSlot(const sharding::StateRun& run, size_t slot) const;
+  void Start(const sharding::StagedRun& run, Slot& slot);
+  absl::Status Await(Slot& slot);
+  std::span<const float> ValuesOf(const sharding::StagedRun& run);
+  absl::Status Give(const Array& array, const sharding::StateRun& run,
+                    std::span<const float> values);
   absl::Status VerifyFiles(const sharding::StateRange& array);
   std::byte* At(const sharding::Place& place) const;
   void End();
@@ -78,11 +100,12 @@ class AsyncReads {
   std::unique_ptr<LinkedFragment>
       before_;  // without second places: its events may still be waited for
   bool asked_for_places_ = false;
-  Buffer staging_;  // of one run, where the host does not reach all state
-  MemoryLedger::Charge charge_;
+  static constexpr size_t kSlots = 4;
+  Buffer staging_;  // of as many runs, where the host does not reach all state
+  MemoryLedger::Charge charge_, reader_charge_;
   std::optional<Stream> copies_;     // from the device
   std::optional<Stream> agreement_;  // of the communicator
-  IoTransfer transfer_;
+  std::array<Slot, kSlots> slots_;
   ThreadTeam team_{1};
   // Of the read under way, for its stream alone.
   StateReader reader_;

@@ -133,7 +133,7 @@ class Engine {
   std::vector<StateSlice> StateSlices() const;
   // That, given to `reader` beside the steps that come:
   // as the last step has left them, each before its next update, which waits for it. Collective, between steps; returns
-  // once it is on its way. Waits for the verdict on the last step, and for the end of the call before. Memory: 4 MiB of
+  // once it is on its way. Waits for the verdict on the last step, and for the end of the call before. Memory: 16 MiB of
   // host memory where state lives on NVMe or on a GPU, in memory(); on a GPU 1 MiB of its own, too. What it
   // returns is ready when all ranks have ended, with the same status on all. Read, Write, Gather,
   // CopyParametersFrom, SetTrainingState, Suspend and the engine's end wait for it; steps and evaluations do not.

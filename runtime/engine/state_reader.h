@@ -35,6 +35,8 @@ struct StateReader {
   std::function<absl::Status(const absl::Status& closed)> commit;
   // False: nothing is trained before the end, so that states on NVMe need no second place on the disk.
   bool beside_steps = true;
+  // What they take of host memory meanwhile, for memory().
+  int64_t host_bytes = 0;
 };
 
 }  // namespace ebb

@@ -119,6 +119,30 @@ void SwapVerifier::NoteMove(const Place& place) {
   for (Extent& extent : checksums_.In(place, 1)) extent.LeaveToSave();
 }
 
+bool SwapVerifier::VerifyPiece(Pieces& pieces, const Place& place,
+                               std::span<const std::byte> data) {
+  const int64_t end = place.offset + std::ssize(data);
+  if (pieces.next != place) pieces.from_start = false;
+  for (const Extent& extent : checksums_.In(place, std::ssize(data))) {
+    if (!extent.is_known()) continue;
+    const int64_t from = std::max(extent.offset(), place.offset),
+                  of_extent = extent.offset() + extent.bytes(), to = std::min(of_extent, end);
+    if (from == extent.offset()) {
+      pieces.sum = {};
+      pieces.from_start = true;
+    }
+    pieces.sum.Append(
+        data.subspan(static_cast<size_t>(from - place.offset), static_cast<size_t>(to - from)));
+    if (to < of_extent) continue;
+    if (std::exchange(pieces.from_start, false) && !extent.AgreesOrDid(pieces.sum.Take())) {
+      FailAt(extent, place);
+      return false;
+    }
+  }
+  pieces.next = place.Plus(std::ssize(data));
+  return true;
+}
+
 absl::StatusOr<bool> SwapVerifier::VerifyFile(const Place& place, int64_t bytes, Reader read,
                                               bool beside_steps) {
   constexpr int64_t kRunBlocks = 16;

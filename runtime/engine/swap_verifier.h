@@ -11,6 +11,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "ebb/optim/checksum.h"
 #include "ebb/runtime/device/thread_team.h"
 #include "ebb/runtime/engine/step_errors.h"
 #include "ebb/runtime/engine/storage.h"
@@ -59,6 +60,16 @@ class SwapVerifier {
   void Forget(const sharding::Place& place, int64_t bytes) { checksums_.Forget(place, bytes); }
   // An array of masters or states that an update has summed, and writes to its other place (SecondPlaces).
   void NoteMove(const sharding::Place& place);
+
+  // What an asynchronous read has of the disk, piece by piece, each from where the one before it ended.
+  struct Pieces {
+    sharding::Place next;
+    bool from_start = false;  // of the extent that is summed
+    optim::RunningChecksum sum;
+  };
+  // Of each extent that ends in the piece and that began in one of these. False where one differs, which has failed the
+  // engine. Updates that are to come may have been summed, and not written.
+  bool VerifyPiece(Pieces& pieces, const sharding::Place& place, std::span<const std::byte> data);
 
   // Reads `bytes` of a file from a place on and shows them.
   using Reader = absl::FunctionRef<absl::Status(const sharding::Place&, int64_t bytes,

@@ -103,11 +103,11 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheStatesEndsTheTraining) {
   }
 }
 
-// Nor is it shown, or copied to another engine.
+// Nor is it shown, copied to another engine, or saved beside steps.
 TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
   const Cell& cell = GetParam();
-  for (const bool copies : {false, true}) {
-    SCOPED_TRACE(copies ? "copied" : "gathered");
+  for (const std::string_view way : {"gathered", "copied", "read beside steps"}) {
+    SCOPED_TRACE(way);
     setenv("EBB_IO_URING", cell.threads ? "0" : "1", /*overwrite=*/1);
     std::string file;
     std::vector<absl::Status> found(static_cast<size_t>(cell.world));
@@ -131,8 +131,15 @@ TEST_P(VerifySwapTest, AFlippedBitOfTheMastersIsFoundByWhoLooks) {
       absl::StatusOr<Engine> other =
           Engine::Create(world, Device::Cpu(1), model.spec(), on_device, {.name = "other"});
       if (!other.ok()) return other.status();
-      found[static_cast<size_t>(world.rank())] =
-          copies ? other->CopyParametersFrom(*engine) : MasterBits(*engine, model.spec()).status();
+      absl::Status& seen = found[static_cast<size_t>(world.rank())];
+      if (way == "gathered") seen = MasterBits(*engine, model.spec()).status();
+      if (way == "copied") seen = other->CopyParametersFrom(*engine);
+      if (way == "read beside steps") {
+        const auto take = [](auto...) { return absl::OkStatus(); };
+        const auto read = engine->ReadAsync({.take = take, .close = nullptr, .commit = nullptr});
+        if (!read.ok()) return read.status();
+        seen = read->get();
+      }
       return absl::OkStatus();
     });
     EXPECT_TRUE(status.ok()) << status;
