@@ -56,7 +56,7 @@ class SaveTicket {
 // unit's next update waits until the unit's state has been read (Engine::ReadAsync). State on NVMe is not waited for:
 // the first save reserves a second place for it on its disk, to which updates write. A second save waits for the first,
 // or is refused (SaveOptions::waits).
-// Memory: 8 MiB a rank beside the header of its file. It has to end within ebb.timeout_seconds.
+// Memory: 32 MiB a rank beside the header of its file, in memory() while it lasts. It has to end within ebb.timeout_seconds.
 absl::StatusOr<SaveTicket> SaveAsync(Engine& engine, const std::string& folder,
                                      const SaveOptions& options = {});
 // The same, until it is on the disk. Returns the path.
@@ -82,7 +82,7 @@ struct LoadedCheckpoint {
 };
 
 // `path`: a checkpoint, or a folder of them, of which the newest whole one is taken. Each rank reads the bytes that it
-// needs. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
+// needs, with 32 MiB of host memory. kNotFound: there is none. kDataLoss: none is whole. Of an engine that a failed load leaves behind, the values are undefined: load again,
 // or create it anew.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::string& path,
                                                 const LoadOptions& options = {});

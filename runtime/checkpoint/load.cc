@@ -15,6 +15,9 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/engine/update_table.h"
 #include "ebb/runtime/trace/log.h"
+#include "ebb/sharding/interval.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/unit_places.h"
 
 namespace ebb {
 namespace {
@@ -83,18 +86,50 @@ absl::Status InitialValues(const Engine& engine, const StateArrayName& array, co
   return absl::OkStatus();
 }
 
+// A parameter may be frozen here and was trained there, and the reverse.
+std::string StoredClassOf(const Engine& engine, const StoredValues& stored, ParameterId parameter,
+                          const StateArrayName& array) {
+  const std::string of = ClassOf(engine, parameter, array);
+  if (array.what != StateClass::kMaster || stored.Has(of, engine.model()[parameter].name))
+    return of;
+  return std::string(of == kMasterClass ? kParameterClass : kMasterClass);
+}
+
+// What Fill asks for.
+absl::Status ReadAheadForFill(const Engine& engine, std::span<const StateArrayName> arrays,
+                              StoredValues& stored) {
+  const sharding::Plan& plan = engine.program().plan();
+  const int shard = engine.world().rank() % plan.decisions.shards;
+  std::vector<StoredValues::Interval> intervals;
+  for (const StateArrayName& array : arrays) {
+    for (size_t p = 0; p < engine.model().parameters.size(); ++p) {
+      const ParameterId id{static_cast<int32_t>(p)};
+      const sharding::ParameterLocation& location = plan.layout.parameters[p];
+      if (!Keeps(engine, id, array)) continue;
+      const sharding::Section& section =
+          sharding::SectionOf(plan, location.unit, location.trainable);
+      for (const sharding::Interval& interval : sharding::IntervalsOf(section, shard))
+        if (interval.parameter == id)
+          intervals.push_back({.of = StoredClassOf(engine, stored, id, array),
+                               .parameter = engine.model()[id].name,
+                               .begin = interval.begin,
+                               .end = interval.end});
+    }
+  }
+  return stored.Expect(intervals, engine.config().ebb.io_backend);
+}
+
 // After an error each array is written to all the same, by nothing: ranks then spread the same ones.
 absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& options) {
-  absl::Status first;
-  for (const StateArrayName& array : ArraysOf(engine)) {
-    if (array.what == StateClass::kOptimizer && !options.states) continue;
+  std::vector<StateArrayName> arrays = ArraysOf(engine);
+  if (!options.states)
+    std::erase_if(arrays, [](const auto& array) { return array.what == StateClass::kOptimizer; });
+  absl::Status first = ReadAheadForFill(engine, arrays, stored);
+  for (const StateArrayName& array : arrays) {
     const auto give = [&](const Slice& slice, std::span<float> values) -> absl::Status {
       if (!first.ok()) return first;
       const std::string name(slice.name);
-      std::string of = ClassOf(engine, slice.parameter, array);
-      // A parameter may be frozen here and was trained there, and the reverse.
-      if (array.what == StateClass::kMaster && !stored.Has(of, name))
-        of = std::string(of == kMasterClass ? kParameterClass : kMasterClass);
+      const std::string of = StoredClassOf(engine, stored, slice.parameter, array);
       if (!stored.Has(of, name)) return InitialValues(engine, array, slice, values);
       return stored.Read(of, name, slice.begin, values);
     };

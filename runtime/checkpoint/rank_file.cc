@@ -31,8 +31,9 @@ absl::StatusOr<Manifest::File> DescribeRankFile(const std::string& path) {
 
 absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
                                                       std::vector<StoredTensor> tensors,
-                                                      std::map<std::string, std::string> metadata) {
-  EBB_ASSIGN_OR_RETURN(StreamedFile file, StreamedFile::Create(std::move(path)));
+                                                      std::map<std::string, std::string> metadata,
+                                                      IoBackend backend) {
+  EBB_ASSIGN_OR_RETURN(StreamedFile file, StreamedFile::Create(std::move(path), backend));
   RankFileWriter writer(std::move(file));
   writer.header_.metadata = std::move(metadata);
   int64_t end = 0;
@@ -54,33 +55,27 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
                      " bytes for ", writer.sums_.size(), " tensors; safetensors' limit is ",
                      kSafetensorsHeaderMax, ": train on more ranks"));
   }
-  writer.file_.BeginAt(data_begin);
-  writer.block_.reserve(static_cast<size_t>(kCheckedBlock));
+  EBB_RETURN_IF_ERROR(writer.file_.Reserve(data_begin, data_begin + end));
   return writer;
 }
 
+// By blocks of the checksum, which are copied while they are in the cache.
 absl::Status RankFileWriter::Append(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     if (tensor_ == sums_.size())
       return absl::InternalError(
           absl::StrCat("more data than '", file_.path(), "' has tensors for"));
-    const int64_t left = header_.tensors[tensor_].bytes() - of_tensor_;
-    const size_t taken = std::min({bytes.size(), static_cast<size_t>(left),
-                                   static_cast<size_t>(kCheckedBlock) - block_.size()});
-    block_.insert(block_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(taken));
-    bytes = bytes.subspan(taken);
-    of_tensor_ += static_cast<int64_t>(taken);
-    if (static_cast<int64_t>(taken) == left || static_cast<int64_t>(block_.size()) == kCheckedBlock)
-      EBB_RETURN_IF_ERROR(WriteBlock());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RankFileWriter::WriteBlock() {
-  sums_[tensor_] += absl::StrFormat("%016x", optim::Checksum(block_));
-  EBB_RETURN_IF_ERROR(file_.Append(block_));
-  block_.clear();
-  if (of_tensor_ == header_.tensors[tensor_].bytes()) {
+    const int64_t of_tensor = header_.tensors[tensor_].bytes();
+    const int64_t taken = std::min({std::ssize(bytes), of_tensor - of_tensor_,
+                                    optim::kChecksumBlock - of_tensor_ % optim::kChecksumBlock});
+    const std::span<const std::byte> block = bytes.first(static_cast<size_t>(taken));
+    bytes = bytes.subspan(block.size());
+    sum_.Append(block);
+    EBB_RETURN_IF_ERROR(file_.Append(block));
+    of_tensor_ += taken;
+    if (of_tensor_ == of_tensor || of_tensor_ % kCheckedBlock == 0)
+      sums_[tensor_] += absl::StrFormat("%016x", sum_.Take());
+    if (of_tensor_ < of_tensor) continue;
     ++tensor_;
     of_tensor_ = 0;
   }

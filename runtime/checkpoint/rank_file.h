@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "ebb/optim/checksum.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/checkpoint/streamed_file.h"
@@ -38,7 +39,8 @@ class RankFileWriter {
   // `tensors`: in the order in which their data comes; their offsets are set here.
   // `metadata`: what else the file says; no name of a tensor among it.
   static absl::StatusOr<RankFileWriter> Create(std::string path, std::vector<StoredTensor> tensors,
-                                               std::map<std::string, std::string> metadata);
+                                               std::map<std::string, std::string> metadata,
+                                               IoBackend backend = IoBackend::kAuto);
   RankFileWriter(RankFileWriter&&) = default;
 
   // The next bytes. One call is of one tensor; a tensor may take several.
@@ -48,13 +50,12 @@ class RankFileWriter {
 
  private:
   explicit RankFileWriter(StreamedFile file) : file_(std::move(file)) {}
-  absl::Status WriteBlock();
 
   StreamedFile file_;
   SafetensorsHeader header_;
-  std::vector<std::byte> block_;   // of the tensor under way
-  size_t tensor_ = 0;              // which one that is
+  size_t tensor_ = 0;              // the one under way
   int64_t of_tensor_ = 0;          // bytes of it that have come
+  optim::RunningChecksum sum_;     // of its block under way
   std::vector<std::string> sums_;  // by tensor
 };
 

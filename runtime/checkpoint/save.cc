@@ -51,7 +51,8 @@ class Saving {
     EBB_ASSIGN_OR_RETURN(
         RankFileWriter file,
         RankFileWriter::Create(absl::StrCat(folder_, "/", RankFileName(rank, ranks_)),
-                               std::move(tensors), std::move(metadata)));
+                               std::move(tensors), std::move(metadata),
+                               engine.config().ebb.io_backend));
     file_.emplace(std::move(file));
     return absl::OkStatus();
   }
@@ -171,7 +172,8 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
                        std::span<const float> values) { return saving->Take(what, slice, values); },
            .close = [saving] { return saving->Close(); },
            .commit = [saving](const absl::Status& closed) { return saving->Commit(closed); },
-           .beside_steps = beside_steps}));
+           .beside_steps = beside_steps,
+           .host_bytes = StreamedFile::kMemoryBytes}));
   return SaveTicket(absl::StrCat(folder, "/", CheckpointName(state->finished_steps)),
                     std::move(over));
 }

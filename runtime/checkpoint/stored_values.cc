@@ -113,31 +113,79 @@ bool StoredValues::Has(const std::string& of, const std::string& parameter) cons
   return pieces_.contains({of, parameter});
 }
 
-absl::Status StoredValues::ReadBlock(const Piece& piece, int64_t block) {
-  if (block_piece_ == &piece && block_number_ == block) return absl::OkStatus();
-  block_piece_ = nullptr;
-  const std::string path = PathOf(piece.rank);
-  if (open_rank_ != piece.rank) {
-    open_rank_ = -1;
-    EBB_ASSIGN_OR_RETURN(file_, OpenToRead(path));
-    open_rank_ = piece.rank;
+absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend backend) {
+  // Each is open meanwhile.
+  constexpr size_t kFilesMax = 128;
+  std::vector<ReadAhead::Range> ranges;
+  std::map<int, int> file_of_rank;
+  std::vector<std::string> paths;
+  expected_.clear();
+  taken_ = 0;
+  for (const Interval& interval : intervals) {
+    const auto found = pieces_.find({interval.of, interval.parameter});
+    if (found == pieces_.end()) continue;
+    for (const Piece& piece : found->second) {
+      const int64_t begin = std::max(interval.begin, piece.begin),
+                    end = std::min(interval.end, piece.end);
+      if (begin >= end) continue;
+      const auto [file, added] =
+          file_of_rank.emplace(piece.rank, static_cast<int>(file_of_rank.size()));
+      if (added) paths.push_back(PathOf(piece.rank));
+      const int64_t per_block = kCheckedBlock / SizeOf(piece.dtype);
+      for (int64_t number = (begin - piece.begin) / per_block;
+           number * per_block < end - piece.begin; ++number) {
+        const Block block{&piece, number};
+        if (!expected_.empty() && expected_.back() == block) continue;
+        expected_.push_back(block);
+        ranges.push_back(
+            {.file = file->second, .at = piece.at + block.first(), .bytes = block.bytes()});
+      }
+    }
   }
-  const int64_t first = block * kCheckedBlock,
-                bytes = (piece.end - piece.begin) * SizeOf(piece.dtype);
-  block_.resize(static_cast<size_t>(std::min(kCheckedBlock, bytes - first)));
-  EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, piece.at + first, block_));
-  bytes_read_ += static_cast<int64_t>(block_.size());
-  const char* const digits = piece.sums.data() + static_cast<size_t>(block) * kDigits;
+  ahead_.reset();
+  if (ranges.empty() || paths.size() > kFilesMax) {
+    expected_.clear();
+    return absl::OkStatus();
+  }
+  EBB_ASSIGN_OR_RETURN(ahead_, ReadAhead::Open(paths, std::move(ranges), backend));
+  return absl::OkStatus();
+}
+
+absl::Status StoredValues::Fetch(const Block& block) {
+  if (block_ == block) return absl::OkStatus();
+  block_ = {};
+  if (taken_ < expected_.size() && expected_[taken_] == block) {
+    ++taken_;
+    EBB_ASSIGN_OR_RETURN(values_, ahead_->Next());
+  } else {
+    const int rank = block.piece->rank;
+    const std::string path = PathOf(rank);
+    if (open_rank_ != rank) {
+      open_rank_ = -1;
+      EBB_ASSIGN_OR_RETURN(file_, OpenToRead(path));
+      open_rank_ = rank;
+    }
+    unexpected_.resize(static_cast<size_t>(block.bytes()));
+    EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, block.piece->at + block.first(), unexpected_));
+    values_ = unexpected_;
+  }
+  EBB_RETURN_IF_ERROR(Check(block));
+  block_ = block;
+  bytes_read_ += block.bytes();
+  return absl::OkStatus();
+}
+
+absl::Status StoredValues::Check(const Block& block) const {
+  const Piece& piece = *block.piece;
+  const char* const digits = piece.sums.data() + static_cast<size_t>(block.number) * kDigits;
   uint64_t sum = 0;
   const auto [end, error] = std::from_chars(digits, digits + kDigits, sum, 16);
-  if (error != std::errc() || end != digits + kDigits || optim::Checksum(block_) != sum) {
-    return absl::DataLossError(absl::StrCat(
-        "bytes ", piece.at + first, " to ", piece.at + first + static_cast<int64_t>(block_.size()),
-        " of '", path, "' are not what was saved (their checksum is another one)"));
-  }
-  block_piece_ = &piece;
-  block_number_ = block;
-  return absl::OkStatus();
+  if (error == std::errc() && end == digits + kDigits && optim::Checksum(values_) == sum)
+    return absl::OkStatus();
+  const int64_t first = piece.at + block.first();
+  return absl::DataLossError(
+      absl::StrCat("bytes ", first, " to ", first + block.bytes(), " of '", PathOf(piece.rank),
+                   "' are not what was saved (their checksum is another one)"));
 }
 
 absl::Status StoredValues::Read(const std::string& of, const std::string& parameter, int64_t begin,
@@ -156,11 +204,11 @@ absl::Status StoredValues::Read(const std::string& of, const std::string& parame
           absl::StrCat("values beyond the end of ", Described(of, parameter)));
     const int64_t size = SizeOf(piece->dtype), per_block = kCheckedBlock / size;
     const int64_t block = (begin - piece->begin) / per_block;
-    EBB_RETURN_IF_ERROR(ReadBlock(*piece, block));
+    EBB_RETURN_IF_ERROR(Fetch({&*piece, block}));
     const int64_t in_block = begin - piece->begin - block * per_block;
     const int64_t count = std::min<int64_t>(static_cast<int64_t>(values.size()),
-                                            static_cast<int64_t>(block_.size()) / size - in_block);
-    optim::Cast(caller_only, block_.data() + in_block * size, piece->dtype, values.data(),
+                                            std::ssize(values_) / size - in_block);
+    optim::Cast(caller_only, values_.data() + in_block * size, piece->dtype, values.data(),
                 DType::kFloat32, count, optim::Rounding::kNearest);
     values = values.subspan(static_cast<size_t>(count));
     begin += count;

@@ -2,9 +2,11 @@
 // fp32, from the files that hold it. Reads no more than the blocks that it needs and checks each against its checksum.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,7 +16,10 @@
 #include "absl/status/statusor.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/runtime/checkpoint/manifest.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
+#include "ebb/runtime/checkpoint/read_ahead.h"
 #include "ebb/runtime/config/dtype.h"
+#include "ebb/runtime/config/io_backend.h"
 
 namespace ebb {
 
@@ -27,6 +32,13 @@ class StoredValues {
   StoredValues(StoredValues&&) = default;
 
   bool Has(const std::string& of, const std::string& parameter) const;
+  // What Read will be asked for, in this order: it is read ahead, with ReadAhead::kMemoryBytes of host memory. What
+  // else is asked for is read when it is.
+  struct Interval {
+    std::string of, parameter;
+    int64_t begin = 0, end = 0;  // elements
+  };
+  absl::Status Expect(std::span<const Interval> intervals, IoBackend backend);
   // Elements [begin, begin + values.size()). From one thread at a time.
   absl::Status Read(const std::string& of, const std::string& parameter, int64_t begin,
                     std::span<float> values);
@@ -42,25 +54,39 @@ class StoredValues {
     int64_t at = 0;              // byte of the file
     DType dtype{};
     std::string sums;  // of its blocks
+
+    int64_t bytes() const { return (end - begin) * SizeOf(dtype); }
   };
   using Key = std::pair<std::string, std::string>;  // class, parameter
 
   StoredValues() = default;
   absl::Status AddFile(int rank, bool own);
   absl::Status CheckCoverage(const Manifest& manifest) const;
-  // Into block_.
-  absl::Status ReadBlock(const Piece& piece, int64_t block);
   std::string PathOf(int rank) const;
 
   std::string folder_;
   int ranks_ = 0;
   std::map<Key, std::vector<Piece>> pieces_;  // each list in the order of its elements
   std::map<std::string, std::string> of_this_rank_;
-  FileHandle file_;  // the one that was read last
+  struct Block {
+    const Piece* piece = nullptr;
+    int64_t number = 0;
+    friend bool operator==(const Block&, const Block&) = default;
+
+    int64_t first() const { return number * kCheckedBlock; }  // byte of the piece
+    int64_t bytes() const { return std::min(kCheckedBlock, piece->bytes() - first()); }
+  };
+  absl::Status Fetch(const Block& block);
+  absl::Status Check(const Block& block) const;
+
+  FileHandle file_;  // the one that was read last, where that was not expected
   int open_rank_ = -1;
-  const Piece* block_piece_ = nullptr;  // whose block is in block_
-  int64_t block_number_ = 0;
-  std::vector<std::byte> block_;
+  std::vector<std::byte> unexpected_;
+  std::unique_ptr<ReadAhead> ahead_;
+  std::vector<Block> expected_;  // of which the first `taken_` have come
+  size_t taken_ = 0;
+  Block block_;                        // the one that was read last
+  std::span<const std::byte> values_;  // of it
   int64_t bytes_read_ = 0;
 };
 

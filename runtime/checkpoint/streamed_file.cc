@@ -1,58 +1,159 @@
 #include "ebb/runtime/checkpoint/streamed_file.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cassert>
 #include <cerrno>
+#include <cstring>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/file_handle.h"
+#include "ebb/offload/file_transfers.h"
+#include "ebb/offload/pinned_memory.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/config/status_macros.h"
 
 namespace ebb {
 namespace {
 
-// What the page cache holds of the file: the disk writes one window while the next one fills.
-constexpr int64_t kWindow = 16 << 20;
+constexpr int64_t kSlotBytes = 4 << 20;
+constexpr int64_t kSlots = StreamedFile::kMemoryBytes / kSlotBytes;
 
 }  // namespace
 
-absl::StatusOr<StreamedFile> StreamedFile::Create(std::string path) {
+struct StreamedFile::State {
+  struct Slot {
+    PinnedMemory memory;
+    IoTransfer transfer;
+  };
+
+  State(FileHandle handle, std::string name, IoBackend with)
+      : file(std::move(handle)), path(std::move(name)), backend(with) {}
+
+  // The slot that is filled. The disk has what was in it before.
+  absl::StatusOr<std::byte*> Filling();
+  absl::Status StartSlot();
+  absl::Status StartTransfers(std::byte* block);
+  // Until the disk has all full slots; later writes go through the page cache.
+  absl::Status Settle();
+
+  FileHandle file;
+  const std::string path;
+  const IoBackend backend;
+  int64_t end = 0;            // of what was appended
+  int64_t filled = 0;         // bytes of the slot that is being filled
+  int64_t bytes = INT64_MAX;  // of the file, where that is known
+  size_t slot = 0;            // which one that is
+  std::array<Slot, kSlots> slots;
+  std::unique_ptr<FileTransfers> transfers;  // goes before the slots; null: no slot was full yet
+};
+
+StreamedFile::StreamedFile(std::unique_ptr<State> state) : state_(std::move(state)) {}
+StreamedFile::StreamedFile(StreamedFile&&) noexcept = default;
+StreamedFile::~StreamedFile() = default;
+
+absl::StatusOr<StreamedFile> StreamedFile::Create(std::string path, IoBackend backend) {
   EBB_ASSIGN_OR_RETURN(FileHandle file, CreateFile(path));
-  return StreamedFile(std::move(file), std::move(path));
+  return StreamedFile(std::make_unique<State>(std::move(file), std::move(path), backend));
+}
+
+const std::string& StreamedFile::path() const {
+  return state_->path;
+}
+
+absl::Status StreamedFile::Reserve(int64_t begin, int64_t end) {
+  assert(begin % kDiskAlignment == 0 && state_->end == 0);
+  state_->end = begin;
+  state_->bytes = end;
+  int result = 0;
+  do {
+    result = end > 0 ? fallocate(state_->file.get(), 0, 0, end) : 0;
+  } while (result != 0 && errno == EINTR);
+  // A file system that cannot reserve takes the space as it is written.
+  if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return absl::OkStatus();
+  return FileError(absl::StrCat("reserving ", end, " bytes for"), state_->path, errno);
+}
+
+absl::StatusOr<std::byte*> StreamedFile::State::Filling() {
+  Slot& filling = slots[slot];
+  if (filling.memory.buffer.data() == nullptr) {
+    EBB_ASSIGN_OR_RETURN(filling.memory, AllocatePinned(kSlotBytes, /*pin=*/false, path));
+  }
+  if (transfers != nullptr && filled == 0) EBB_RETURN_IF_ERROR(transfers->Wait(filling.transfer));
+  return filling.memory.buffer.data();
 }
 
 absl::Status StreamedFile::Append(std::span<const std::byte> bytes) {
-  EBB_RETURN_IF_ERROR(WriteAt(end_, bytes));
-  end_ += static_cast<int64_t>(bytes.size());
-  return end_ - started_ >= kWindow ? StartWriteback() : absl::OkStatus();
-}
-
-absl::Status StreamedFile::WriteAt(int64_t byte, std::span<const std::byte> bytes) {
-  return ebb::WriteAt(file_.get(), path_, byte, bytes);
-}
-
-// An error of the disk is reported to the call that waits for it, and to no sync after that.
-absl::Status StreamedFile::StartWriteback() {
-  const auto flush = [&](int64_t from, int64_t to, unsigned flags) {
-    const bool done = sync_file_range(file_.get(), from, to - from, flags) == 0;
-    // A file system that has no such call writes when it likes; the sync at the end waits for it.
-    return done || errno == ENOSYS || errno == EINVAL || errno == EOPNOTSUPP
-               ? absl::OkStatus()
-               : FileError("writing", path_, errno);
-  };
-  EBB_RETURN_IF_ERROR(flush(started_, end_, SYNC_FILE_RANGE_WRITE));
-  if (started_ > settled_) {
-    EBB_RETURN_IF_ERROR(
-        flush(settled_, started_,
-              SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER));
-    posix_fadvise(file_.get(), settled_, started_ - settled_, POSIX_FADV_DONTNEED);
+  while (!bytes.empty()) {
+    EBB_ASSIGN_OR_RETURN(std::byte* const slot, state_->Filling());
+    const size_t taken = std::min(bytes.size(), static_cast<size_t>(kSlotBytes - state_->filled));
+    std::memcpy(slot + state_->filled, bytes.data(), taken);
+    bytes = bytes.subspan(taken);
+    state_->filled += static_cast<int64_t>(taken);
+    state_->end += static_cast<int64_t>(taken);
+    if (state_->filled == kSlotBytes) EBB_RETURN_IF_ERROR(state_->StartSlot());
   }
-  settled_ = started_;
-  started_ = end_;
   return absl::OkStatus();
 }
 
+absl::Status StreamedFile::State::StartSlot() {
+  std::byte* const data = slots[slot].memory.buffer.data();
+  if (transfers == nullptr) EBB_RETURN_IF_ERROR(StartTransfers(data));
+  transfers->Start(slots[slot].transfer, /*write=*/true, end - kSlotBytes, data, kSlotBytes);
+  slot = (slot + 1) % slots.size();
+  filled = 0;
+  return absl::OkStatus();
+}
+
+// `block`: the first that will be written, which shows whether the file system takes it past the page cache.
+absl::Status StreamedFile::State::StartTransfers(std::byte* block) {
+  bool direct = fcntl(file.get(), F_SETFL, O_DIRECT) == 0;
+  if (direct && pwrite(file.get(), block, kDiskAlignment, end - kSlotBytes) < 0) {
+    if (errno != EINVAL && errno != EOPNOTSUPP) return FileError("writing", path, errno);
+    direct = false;
+    fcntl(file.get(), F_SETFL, 0);
+  }
+  const int64_t whole = (std::max(bytes, end) / kDiskAlignment) * kDiskAlignment;
+  EBB_ASSIGN_OR_RETURN(
+      transfers,
+      FileTransfers::Create(
+          Stripes(/*files=*/1, whole, AioOptions().block_bytes),
+          {.files = {file.get()}, .paths = {path}, .direct = direct, .backend = backend}));
+  return absl::OkStatus();
+}
+
+absl::Status StreamedFile::State::Settle() {
+  if (transfers != nullptr) {
+    const int64_t whole = filled / kDiskAlignment * kDiskAlignment;
+    std::byte* const data = slots[slot].memory.buffer.data();
+    if (whole > 0)
+      transfers->Start(slots[slot].transfer, /*write=*/true, end - filled, data, whole);
+    absl::Status first;
+    for (Slot& other : slots) first.Update(transfers->Wait(other.transfer));
+    transfers.reset();
+    EBB_RETURN_IF_ERROR(first);
+    fcntl(file.get(), F_SETFL, 0);
+    if (whole > 0) std::memmove(data, data + whole, static_cast<size_t>(filled - whole));
+    filled -= whole;
+  }
+  if (filled == 0) return absl::OkStatus();
+  const std::span<const std::byte> rest(slots[slot].memory.buffer.data(),
+                                        static_cast<size_t>(filled));
+  return ebb::WriteAt(file.get(), path, end - std::exchange(filled, 0), rest);
+}
+
+absl::Status StreamedFile::WriteAt(int64_t byte, std::span<const std::byte> bytes) {
+  EBB_RETURN_IF_ERROR(state_->Settle());
+  return ebb::WriteAt(state_->file.get(), state_->path, byte, bytes);
+}
+
 absl::Status StreamedFile::Sync() {
-  return SyncFile(file_.get(), path_);
+  EBB_RETURN_IF_ERROR(state_->Settle());
+  return SyncFile(state_->file.get(), state_->path);
 }
 
 }  // namespace ebb

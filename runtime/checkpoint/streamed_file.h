@@ -1,42 +1,47 @@
-// A new file that is written from its beginning to its end. The disk is at work from the first window on, and little of
-// the file is in the page cache.
+// A new file that is written from its beginning to its end, past the page cache where the file system allows that:
+//
+//   Append --copy--> | slot | slot | slot | ... |  each 4 MiB; a full one is on its way to the disk while the next fills
+//
+// The first and the last bytes of the file, and all of a small one, go through the page cache.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "ebb/offload/file_handle.h"
+#include "ebb/runtime/config/io_backend.h"
 
 namespace ebb {
 
 class StreamedFile {
  public:
-  static absl::StatusOr<StreamedFile> Create(std::string path);
-  StreamedFile(StreamedFile&&) = default;
+  // What one takes of host memory at most, from the first Append to the end of Sync.
+  static constexpr int64_t kMemoryBytes = int64_t{32} << 20;
 
-  const std::string& path() const { return path_; }
-  // The next byte that Append writes. Before the first one.
-  void BeginAt(int64_t byte) { settled_ = started_ = end_ = byte; }
+  static absl::StatusOr<StreamedFile> Create(std::string path,
+                                             IoBackend backend = IoBackend::kAuto);
+  StreamedFile(StreamedFile&&) noexcept;
+  ~StreamedFile();
+
+  const std::string& path() const;
+  // Before the first Append: it writes from byte `begin` on, a multiple of kDiskAlignment, and the file ends at `end`.
+  // Takes the space on the disk now, where the file system can.
+  absl::Status Reserve(int64_t begin, int64_t end);
   absl::Status Append(std::span<const std::byte> bytes);
-  // What stands before the place where Append began, or over what it wrote.
+  // What stands before the place where Append began. After the last Append.
   absl::Status WriteAt(int64_t byte, std::span<const std::byte> bytes);
-  // Returns when all of it is on the disk.
+  // Returns when all of it is on the disk. The last call.
   absl::Status Sync();
 
  private:
-  StreamedFile(FileHandle file, std::string path)
-      : file_(std::move(file)), path_(std::move(path)) {}
-  absl::Status StartWriteback();
+  struct State;
+  explicit StreamedFile(std::unique_ptr<State> state);
 
-  FileHandle file_;
-  std::string path_;
-  int64_t end_ = 0;
-  int64_t started_ = 0, settled_ = 0;  // the disk was told to write, and has written
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace ebb

@@ -1,0 +1,46 @@
+// Ranges of files in an order that is known beforehand, read ahead and past the page cache where the file system allows
+// that:
+//
+//   | range | range | range | ... |  one is shown, those behind it are on their way from the disk
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/io_backend.h"
+
+namespace ebb {
+
+class ReadAhead {
+ public:
+  struct Range {
+    int file = 0;  // of the paths
+    int64_t at = 0, bytes = 0;
+  };
+  static constexpr int64_t kRangeMax = int64_t{4} << 20;
+  // What it takes of host memory at most.
+  static constexpr int64_t kMemoryBytes = int64_t{32} << 20;
+
+  // Opens all files; each of them has a range.
+  static absl::StatusOr<std::unique_ptr<ReadAhead>> Open(const std::vector<std::string>& paths,
+                                                         std::vector<Range> ranges,
+                                                         IoBackend backend);
+  ~ReadAhead();
+
+  // The next one, until the next call.
+  absl::StatusOr<std::span<const std::byte>> Next();
+
+ private:
+  struct State;
+  explicit ReadAhead(std::unique_ptr<State> state);
+
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace ebb
