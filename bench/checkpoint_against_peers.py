@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""A save and a load of the same states, in turns: Ebb's, torch.distributed.checkpoint's, DeepSpeed's, and a bare loop's.
+
+    bench/checkpoint_against_peers.py FOLDER --python PYTHON_WITH_TORCH [--units 13] [--elements 8388608] [--rounds 5]
+
+One rank; fp32 masters and two states of Adam's a parameter, in RAM. A save ends when its files are synced; a load begins
+with them dropped from the page cache. "disk" writes and reads as many bytes with O_DIRECT in the same folder
+(checkpoint_bench). The order of programs turns; the table has medians, and medians of the ratios within a round.
+Without DeepSpeed in that Python its rows are left out, with a line that says so.
+"""
+
+import argparse
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import os
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Program:
+    def __init__(self, command):
+        self.process = subprocess.Popen([str(word) for word in command], text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                        env={"DS_ACCELERATOR": "cpu"} | os.environ)
+
+    def answer(self):
+        while line := self.process.stdout.readline():
+            if line.strip() == "ready" or line[:1].isdigit():
+                return line.strip()
+        sys.exit(f"{' '.join(self.process.args)} has failed")
+
+    def ask(self, what):
+        self.process.stdin.write(what + "\n")
+        self.process.stdin.flush()
+        return float(self.answer())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--bench", default=HERE.parent / "build/release/bin/checkpoint_bench")
+    parser.add_argument("--python", required=True, help="one that has torch, and deepspeed if it is to be compared")
+    parser.add_argument("--units", type=int, default=13)
+    parser.add_argument("--elements", type=int, default=8 << 20, help="of a unit")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    folder = args.folder / "checkpoint-peers"
+    shape = [args.units, args.elements]
+    peers = {"torch.distributed.checkpoint": ["torch", folder / "torch", *shape],
+             "the same, 2 threads": ["torch", folder / "torch2", *shape, 2],
+             "DeepSpeed": ["deepspeed", folder / "deepspeed", *shape]}
+    if subprocess.run([args.python, "-c", "import deepspeed"], capture_output=True, env={"DS_ACCELERATOR": "cpu"} | os.environ).returncode:
+        del peers["DeepSpeed"]
+        print("this Python has no deepspeed: its rows are left out")
+    print("load before: " + " ".join(f"{value:.1f}" for value in os.getloadavg()))
+    programs = {name: Program([args.python, HERE / "peers/checkpoints.py", *command]) for name, command in peers.items()}
+    for program in programs.values():
+        program.answer()
+    ebb = Program([args.bench, args.folder, "commands", "--units", args.units, "--elements", args.elements])
+    names = ["Ebb", *peers, "disk"]
+    seconds = {name: {"save": [], "load": []} for name in names}
+    for turn in range(1 + args.rounds):
+        for what, of_disk in [("save", "write"), ("load", "read")]:
+            for name in names[turn % len(names):] + names[:turn % len(names)]:
+                took = (ebb.ask(of_disk) if name == "disk" else ebb.ask(what) if name == "Ebb" else programs[name].ask(what))
+                if turn > 0:
+                    seconds[name][what].append(took)
+    for program in [ebb, *programs.values()]:
+        program.close()
+    shutil.rmtree(folder)
+    gigabytes = 12 * args.units * args.elements / 1e9
+    print(f"{gigabytes:.2f} GB of states\n| | save, s | GB/s | Ebb's rate over it | load, s | GB/s | Ebb's rate over it |\n"
+          "|---|---|---|---|---|---|---|")
+    for name in names:
+        cells = [name]
+        for what in ["save", "load"]:
+            median = statistics.median(seconds[name][what])
+            ratio = statistics.median(theirs / ours for ours, theirs in zip(seconds["Ebb"][what], seconds[name][what]))
+            cells += [f"{median:.2f}", f"{gigabytes / median:.2f}", f"{ratio:.2f}"]
+        print("| " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

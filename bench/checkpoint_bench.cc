@@ -1,0 +1,399 @@
+// Checkpoints against the disk, and beside training:
+//
+//   build/release/bin/checkpoint_bench DIRECTORY [disk|ram|nvme|commands] [--units 13] [--elements 8388608]
+//                                      [--turns 7] [--compute 1000] [--threads 1] [--early]
+//
+// disk: SaveCheckpoint and LoadCheckpoint of one rank with states in RAM (12 bytes a parameter), in turns with a bare
+//   loop (raw_disk.h: O_DIRECT, 1 MiB, 32 deep) that writes and reads as many bytes in the same folder. Both ways to
+//   write end with what syncs the file; files are dropped from the page cache before they are read.
+// ram, nvme: steps while SaveAsync is under way against steps without, in turns: how long SaveAsync blocks, how
+//   much longer steps are, and how much more memory the process has. nvme has all state on DIRECTORY's disk.
+//   --compute: milliseconds that the kernels of a step take; they keep one core busy. Updates come behind backward
+//   (clipping), so that training has one core of its threads; --early has them beside it.
+// commands: for each line of the input ("save", "load", "write", "read"), a line with seconds: for
+//   checkpoint_against_peers.py.
+//
+// DIRECTORY needs room for three times the states.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/ebb.h"
+#include "ebb/offload/file_handle.h"
+#include "ebb/offload/pinned_memory.h"
+#include "ebb/offload/reserve_space.h"
+#include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/trace/standard_streams.h"
+#include "io_bench_candidate.h"
+#include "raw_disk.h"
+
+namespace ebb::bench {
+namespace {
+
+constexpr int64_t kBlock = int64_t{1} << 20;
+constexpr int kDepth = 32;
+constexpr int64_t kBytesOfElement = 12;  // master and two states of Adam's
+
+using Clock = std::chrono::steady_clock;
+double Since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+struct Arguments {
+  std::string directory, what = "disk";
+  int units = 13, turns = 7, threads = 1;
+  int64_t elements = int64_t{8} << 20;  // of a unit
+  double compute_ms = 1000;
+  bool early = false;
+
+  int64_t bytes() const { return units * elements * kBytesOfElement; }
+};
+
+// A new folder in another, removed with all that is in it.
+class Folder {
+ public:
+  static absl::StatusOr<Folder> Create(const std::string& parent) {
+    std::string path = absl::StrCat(parent, "/checkpoint-bench-XXXXXX");
+    if (mkdtemp(path.data()) == nullptr) return absl::ErrnoToStatus(errno, path);
+    return Folder(std::move(path));
+  }
+  Folder(Folder&& other) noexcept : path_(std::exchange(other.path_, "")) {}
+  ~Folder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit Folder(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+// Bytes that a bare loop writes and reads in a file of its own.
+class BareFile {
+ public:
+  static absl::StatusOr<BareFile> Create(const std::string& directory, int64_t bytes) {
+    BareFile bare;
+    EBB_ASSIGN_OR_RETURN(Folder own, Folder::Create(directory));
+    bare.folder_.emplace(std::move(own));
+    const std::string path = absl::StrCat(bare.folder_->path(), "/bytes");
+    bare.file_ = FileHandle(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+    if (!bare.file_.is_open()) return absl::ErrnoToStatus(errno, path);
+    bare.bytes_ = (bytes + kBlock - 1) / kBlock * kBlock;
+    if (const int error = WaitReserved(bare.file_.get(), bare.bytes_, path))
+      return absl::ErrnoToStatus(error, path);
+    if (fcntl(bare.file_.get(), F_SETFL, O_DIRECT) != 0)
+      return absl::FailedPreconditionError(absl::StrCat("'", directory, "' refuses O_DIRECT"));
+    bare.descriptors_ = {bare.file_.get()};
+    EBB_ASSIGN_OR_RETURN(bare.memory_, AllocatePinned(kBlock * kDepth, /*pin=*/true, "buffers"));
+    const RawDiskOptions options{.files = bare.descriptors_,
+                                 .bytes = bare.bytes_,
+                                 .block_bytes = kBlock,
+                                 .depth = kDepth,
+                                 .memory = bare.memory_.buffer.span()};
+    bare.disk_ = RawUring(options);
+    if (bare.disk_ == nullptr) bare.disk_ = RawThreads(options);
+    EBB_RETURN_IF_ERROR(
+        bare.Write().status());  // the first write also changes the file system's records
+    return bare;
+  }
+  absl::StatusOr<double> Write() {
+    const auto begin = Clock::now();
+    EBB_RETURN_IF_ERROR(disk_->Move(0, bytes_));
+    if (fsync(file_.get()) != 0) return absl::ErrnoToStatus(errno, "fsync");
+    return Since(begin);
+  }
+  absl::StatusOr<double> Read() {
+    const auto begin = Clock::now();
+    EBB_RETURN_IF_ERROR(disk_->Move(bytes_, 0));
+    return Since(begin);
+  }
+
+ private:
+  std::optional<Folder> folder_;
+  FileHandle file_;
+  std::vector<int> descriptors_;
+  int64_t bytes_ = 0;
+  PinnedMemory memory_;
+  std::unique_ptr<RawDisk> disk_;
+};
+
+absl::Status DropFromPageCache(const std::string& folder) {
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file()) continue;
+    const FileHandle file(open(entry.path().c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file.is_open() || posix_fadvise(file.get(), 0, 0, POSIX_FADV_DONTNEED) != 0)
+      return absl::ErrnoToStatus(errno, entry.path().string());
+  }
+  return absl::OkStatus();
+}
+
+// MiB that the process has at most since this was made.
+class PeakMemory {
+ public:
+  PeakMemory() {
+    std::ofstream("/proc/self/clear_refs") << "5";
+    before_ = Peak();
+  }
+  double Added() const { return Peak() - before_; }
+
+ private:
+  static double Peak() {
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("VmHWM:")) return std::stod(line.substr(6)) / 1024;
+    return 0;
+  }
+  double before_ = 0;
+};
+
+class Bench {
+ public:
+  static absl::StatusOr<Bench> Create(World world, const Arguments& arguments) {
+    ModelSpec model;
+    std::vector<ParameterId> weights;
+    for (int u = 0; u < arguments.units; ++u) {
+      const UnitId unit = model.AddUnit(absl::StrCat("unit", u));
+      weights.push_back(model.Add(unit, {.name = absl::StrCat("w", u),
+                                         .shape = {2048, arguments.elements / 2048},
+                                         .init = Constant(static_cast<float>(u + 1))}));
+      model.forward.push_back({.unit = unit});
+    }
+    Config config;
+    config.micro_batch_size = 1;
+    config.compute = DType::kBFloat16;
+    config.zero.stage = 3;
+    config.zero.param_persistence_threshold = 0;
+    config.gradient_clipping = arguments.early ? 0 : 1;
+    config.ebb.check_overflow = !arguments.early;
+    config.zero.offload_optimizer = {.device = Tier::kCpu};
+    if (arguments.what == "nvme") {
+      config.aio.queue_depth = 32;
+      config.zero.offload_param = {
+          .device = Tier::kNvme, .nvme_paths = {arguments.directory}, .max_in_cpu = 0};
+      config.zero.offload_optimizer = {.device = Tier::kNvme, .nvme_paths = {arguments.directory}};
+    }
+    EBB_ASSIGN_OR_RETURN(Folder folder, Folder::Create(arguments.directory));
+    EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(arguments.threads),
+                                                       std::move(model), config));
+    Bench bench(arguments, std::move(folder), std::move(engine), std::move(weights));
+    EBB_RETURN_IF_ERROR(bench.Step().status());
+    return bench;
+  }
+
+  absl::StatusOr<double> Save() {
+    engine_.traffic();  // has waited for the updates
+    const auto begin = Clock::now();
+    EBB_RETURN_IF_ERROR(SaveCheckpoint(engine_, folder_.path(), {.keep = 1}).status());
+    return Since(begin);
+  }
+  absl::StatusOr<double> Load() {
+    EBB_RETURN_IF_ERROR(DropFromPageCache(folder_.path()));
+    const auto begin = Clock::now();
+    EBB_RETURN_IF_ERROR(LoadCheckpoint(engine_, folder_.path()).status());
+    // Until the first unit can be computed with.
+    Evaluation evaluation = engine_.BeginEvaluation();
+    evaluation.Forward(UnitId{0}).Close();
+    const double seconds = Since(begin);
+    for (int u = 1; u < arguments_.units; ++u) evaluation.Forward(UnitId{u}).Close();
+    EBB_RETURN_IF_ERROR(evaluation.Finish().status());
+    return seconds;
+  }
+
+  // Until the next may begin.
+  absl::StatusOr<double> Step() {
+    const auto begin = Clock::now();
+    const double compute = arguments_.compute_ms / 1e3 / 3 / arguments_.units;
+    ebb::Step step = engine_.BeginStep();
+    for (int u = 0; u < arguments_.units; ++u) {
+      const ForwardScope scope = step.Forward(UnitId{u});
+      Compute(compute);
+    }
+    for (int u = arguments_.units; u-- > 0;) {
+      BackwardScope scope = step.Backward(UnitId{u});
+      const MutableTensorView gradient = scope.gradient(weights_[static_cast<size_t>(u)]);
+      std::ranges::fill(gradient.as<BFloat16>(), BFloat16(0x1p-10f));
+      Compute(2 * compute);
+    }
+    EBB_RETURN_IF_ERROR(step.Finish());
+    EBB_RETURN_IF_ERROR(engine_.Report().status());
+    return Since(begin);
+  }
+
+  absl::Status CompareDisk();
+  absl::Status CompareSteps();
+  absl::Status Obey();
+
+ private:
+  Bench(const Arguments& arguments, Folder folder, Engine engine, std::vector<ParameterId> weights)
+      : arguments_(arguments),
+        folder_(std::move(folder)),
+        engine_(std::move(engine)),
+        weights_(std::move(weights)) {}
+
+  static void Compute(double seconds) {
+    const auto begin = Clock::now();
+    while (Since(begin) < seconds) continue;
+  }
+
+  Arguments arguments_;
+  Folder folder_;
+  Engine engine_;
+  std::vector<ParameterId> weights_;
+};
+
+absl::Status Bench::CompareDisk() {
+  EBB_ASSIGN_OR_RETURN(BareFile bare, BareFile::Create(arguments_.directory, arguments_.bytes()));
+  EBB_RETURN_IF_ERROR(Save().status());
+  std::vector<double> save, write, save_ratio, load, read, load_ratio;
+  for (int turn = 0; turn < arguments_.turns; ++turn) {
+    // A disk's own rate changes within seconds: it is taken before and after.
+    EBB_ASSIGN_OR_RETURN(double before, bare.Write());
+    EBB_ASSIGN_OR_RETURN(save.emplace_back(), Save());
+    EBB_ASSIGN_OR_RETURN(double after, bare.Write());
+    write.push_back((before + after) / 2);
+    save_ratio.push_back(write.back() / save.back());
+    EBB_ASSIGN_OR_RETURN(before, bare.Read());
+    EBB_ASSIGN_OR_RETURN(load.emplace_back(), Load());
+    EBB_ASSIGN_OR_RETURN(after, bare.Read());
+    read.push_back((before + after) / 2);
+    load_ratio.push_back(read.back() / load.back());
+  }
+  const double gigabytes = static_cast<double>(arguments_.bytes()) / 1e9;
+  const auto row = [&](const char* what, const std::vector<double>& own,
+                       const std::vector<double>& disk, const std::vector<double>& ratio) {
+    std::printf("| %s | %.2f | %.2f | %.2f | %.2f to %.2f |\n", what, gigabytes / Median(own),
+                gigabytes / Median(disk), Median(ratio), std::ranges::min(ratio),
+                std::ranges::max(ratio));
+  };
+  std::printf(
+      "%.2f GB, %d turns\n| | GB/s | bare disk | ratio | of turns |\n|---|---|---|---|---|\n",
+      gigabytes, arguments_.turns);
+  row("save", save, write, save_ratio);
+  row("load", load, read, load_ratio);
+  return absl::OkStatus();
+}
+
+absl::Status Bench::CompareSteps() {
+  std::vector<double> alone, beside, ratios, blocked, lasted, added;
+  size_t steps = 0;
+  for (int turn = 0; turn <= arguments_.turns; ++turn) {
+    EBB_RETURN_IF_ERROR(Step().status());
+    std::vector<double> of_save;
+    const PeakMemory peak;
+    const auto begin = Clock::now();
+    EBB_ASSIGN_OR_RETURN(const SaveTicket ticket, SaveAsync(engine_, folder_.path(), {.keep = 1}));
+    const double block = Since(begin);
+    while (!ticket.Done()) {
+      EBB_ASSIGN_OR_RETURN(of_save.emplace_back(), Step());
+    }
+    EBB_RETURN_IF_ERROR(ticket.Wait().status());
+    const double last = Since(begin), more = peak.Added();
+    double before = 0, with = 0;
+    EBB_RETURN_IF_ERROR(Step().status());
+    for (size_t i = 0; i < of_save.size(); ++i) {
+      EBB_ASSIGN_OR_RETURN(const double step, Step());
+      before += step / static_cast<double>(of_save.size());
+      with += of_save[i] / static_cast<double>(of_save.size());
+    }
+    if (turn == 0) continue;  // makes streams, communicators and memory
+    alone.push_back(before);
+    beside.push_back(with);
+    ratios.push_back(with / before);
+    blocked.push_back(block);
+    lasted.push_back(last);
+    added.push_back(more);
+    steps += of_save.size();
+  }
+  // What one core copies in the time of a unit.
+  std::vector<char> from(static_cast<size_t>(arguments_.elements * kBytesOfElement), 1), to(from);
+  const auto begin = Clock::now();
+  std::memcpy(to.data(), from.data(), from.size());
+  const double copy = Since(begin);
+  std::printf(
+      "%s, %s updates, kernels %.0f ms, %d thread(s), %.2f GB, %d saves over %zu steps:\n"
+      "  step %.1f ms alone, %.1f while it is saved: %.3f (of turns %.3f to %.3f)\n"
+      "  SaveAsync blocks %.2f ms (at most %.2f); a copy of a unit takes %.1f ms; a save lasts "
+      "%.2f s to the end of a "
+      "step\n"
+      "  memory: %.1f MiB more (at most %.1f)\n",
+      arguments_.what.c_str(), arguments_.early ? "early" : "late", arguments_.compute_ms,
+      arguments_.threads, static_cast<double>(arguments_.bytes()) / 1e9, arguments_.turns, steps,
+      Median(alone) * 1e3, Median(beside) * 1e3, Median(ratios), std::ranges::min(ratios),
+      std::ranges::max(ratios), Median(blocked) * 1e3, std::ranges::max(blocked) * 1e3, copy * 1e3,
+      Median(lasted), Median(added), std::ranges::max(added));
+  for (const MemoryRow& row : engine_.memory())
+    if (row.state == StateClass::kStaging)
+      std::printf("  the memory table has %.1f MiB of staging in %s\n",
+                  static_cast<double>(row.peak_bytes) / 0x1p20,
+                  std::string(Name(row.tier)).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Bench::Obey() {
+  EBB_ASSIGN_OR_RETURN(BareFile bare, BareFile::Create(arguments_.directory, arguments_.bytes()));
+  for (std::string line; std::getline(std::cin, line);) {
+    absl::StatusOr<double> seconds = absl::InvalidArgumentError(line);
+    if (line == "save") seconds = Save();
+    if (line == "load") seconds = Load();
+    if (line == "write") seconds = bare.Write();
+    if (line == "read") seconds = bare.Read();
+    EBB_RETURN_IF_ERROR(seconds.status());
+    std::printf("%.6f\n", *seconds);
+    std::fflush(stdout);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(World world, const Arguments& arguments) {
+  EBB_ASSIGN_OR_RETURN(Bench bench, Bench::Create(world, arguments));
+  if (arguments.what == "commands") return bench.Obey();
+  return arguments.what == "disk" ? bench.CompareDisk() : bench.CompareSteps();
+}
+
+}  // namespace
+}  // namespace ebb::bench
+
+int main(int argc, char** argv) {
+  ebb::OpenMissingStandardStreams();
+  ebb::bench::Arguments arguments;
+  CLI::App app("Checkpoints against the disk, and beside training");
+  app.add_option("directory", arguments.directory, "where checkpoints go")->required();
+  app.add_option("what", arguments.what, "")
+      ->check(CLI::IsMember({"disk", "ram", "nvme", "commands"}));
+  app.add_option("--units", arguments.units, "of the model")->check(CLI::Range(1, 10000));
+  app.add_option("--elements", arguments.elements, "of a unit, a multiple of 2048")
+      ->check(CLI::Range(int64_t{2048}, int64_t{1} << 32));
+  app.add_option("--turns", arguments.turns, "")->check(CLI::Range(1, 1000));
+  app.add_option("--compute", arguments.compute_ms, "milliseconds of a step's kernels");
+  app.add_option("--threads", arguments.threads, "of the rank")->check(CLI::Range(1, 1024));
+  app.add_flag("--early", arguments.early, "updates beside backward");
+  CLI11_PARSE(app, argc, argv);
+  if (arguments.what == "disk" || arguments.what == "commands") arguments.compute_ms = 0;
+  setenv("EBB_LOG_LEVEL", "warn", /*overwrite=*/0);
+  const absl::Status status =
+      ebb::RunThreads(1, [&](ebb::World world) { return ebb::bench::Run(world, arguments); });
+  if (status.ok()) return 0;
+  std::cerr << "checkpoint_bench: " << status.message() << '\n';
+  return 1;
+}
