@@ -55,7 +55,7 @@ absl::StatusOr<RankFileWriter> RankFileWriter::Create(std::string path,
                      " bytes for ", writer.sums_.size(), " tensors; safetensors' limit is ",
                      kSafetensorsHeaderMax, ": train on more ranks"));
   }
-  EBB_RETURN_IF_ERROR(writer.file_.Reserve(data_begin, data_begin + end));
+  writer.file_.Expect(data_begin, data_begin + end);
   return writer;
 }
 

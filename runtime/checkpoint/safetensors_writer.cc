@@ -93,7 +93,7 @@ absl::Status SafetensorsWriter::NextFile() {
         "'", file_->path(), "' would need a header of ", prefix.size(),
         " bytes; safetensors' limit is ", kSafetensorsHeaderMax, ": write smaller files"));
   const int64_t data = file.header.tensors.empty() ? 0 : file.header.tensors.back().end;
-  EBB_RETURN_IF_ERROR(file_->Reserve(0, static_cast<int64_t>(prefix.size()) + data));
+  file_->Expect(0, static_cast<int64_t>(prefix.size()) + data);
   EBB_RETURN_IF_ERROR(file_->Append(std::as_bytes(std::span(prefix))));
   tensor_ = 0;
   left_ = file.header.tensors.empty() ? 0 : Elements(file.header.tensors[0].shape);

@@ -16,6 +16,8 @@
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/copy.h"
+#include "ebb/runtime/device/thread_team.h"
 
 namespace ebb {
 namespace {
@@ -36,6 +38,7 @@ struct StreamedFile::State {
 
   // The slot that is filled. The disk has what was in it before.
   absl::StatusOr<std::byte*> Filling();
+  absl::Status Reserve();
   absl::Status StartSlot();
   absl::Status StartTransfers(std::byte* block);
   // Until the disk has all full slots; later writes go through the page cache.
@@ -48,6 +51,8 @@ struct StreamedFile::State {
   int64_t filled = 0;         // bytes of the slot that is being filled
   int64_t bytes = INT64_MAX;  // of the file, where that is known
   size_t slot = 0;            // which one that is
+  bool reserved = false;
+  ThreadTeam caller_only{1};
   std::array<Slot, kSlots> slots;
   std::unique_ptr<FileTransfers> transfers;  // goes before the slots; null: no slot was full yet
 };
@@ -65,17 +70,21 @@ const std::string& StreamedFile::path() const {
   return state_->path;
 }
 
-absl::Status StreamedFile::Reserve(int64_t begin, int64_t end) {
+void StreamedFile::Expect(int64_t begin, int64_t end) {
   assert(begin % kDiskAlignment == 0 && state_->end == 0);
   state_->end = begin;
   state_->bytes = end;
+}
+
+absl::Status StreamedFile::State::Reserve() {
+  if (std::exchange(reserved, true) || bytes == INT64_MAX) return absl::OkStatus();
   int result = 0;
   do {
-    result = end > 0 ? fallocate(state_->file.get(), 0, 0, end) : 0;
+    result = fallocate(file.get(), 0, 0, bytes);
   } while (result != 0 && errno == EINTR);
   // A file system that cannot reserve takes the space as it is written.
   if (result == 0 || errno == EOPNOTSUPP || errno == ENOSYS) return absl::OkStatus();
-  return FileError(absl::StrCat("reserving ", end, " bytes for"), state_->path, errno);
+  return FileError(absl::StrCat("reserving ", bytes, " bytes for"), path, errno);
 }
 
 absl::StatusOr<std::byte*> StreamedFile::State::Filling() {
@@ -88,10 +97,12 @@ absl::StatusOr<std::byte*> StreamedFile::State::Filling() {
 }
 
 absl::Status StreamedFile::Append(std::span<const std::byte> bytes) {
+  if (!bytes.empty()) EBB_RETURN_IF_ERROR(state_->Reserve());
   while (!bytes.empty()) {
     EBB_ASSIGN_OR_RETURN(std::byte* const slot, state_->Filling());
     const size_t taken = std::min(bytes.size(), static_cast<size_t>(kSlotBytes - state_->filled));
-    std::memcpy(slot + state_->filled, bytes.data(), taken);
+    CopyBytes(state_->caller_only, slot + state_->filled, bytes.data(), static_cast<int64_t>(taken),
+              /*together_bytes=*/kMemoryBytes);
     bytes = bytes.subspan(taken);
     state_->filled += static_cast<int64_t>(taken);
     state_->end += static_cast<int64_t>(taken);

@@ -29,8 +29,8 @@ class StreamedFile {
 
   const std::string& path() const;
   // Before the first Append: it writes from byte `begin` on, a multiple of kDiskAlignment, and the file ends at `end`.
-  // Takes the space on the disk now, where the file system can.
-  absl::Status Reserve(int64_t begin, int64_t end);
+  void Expect(int64_t begin, int64_t end);
+  // The first call takes the space on the disk, where the file system can.
   absl::Status Append(std::span<const std::byte> bytes);
   // What stands before the place where Append began. After the last Append.
   absl::Status WriteAt(int64_t byte, std::span<const std::byte> bytes);

@@ -79,7 +79,7 @@ FileCalls::~FileCalls() {
 
 int ErrorOf(const FileCall& call) {
   const std::string_view name = call.name;
-  return name == "pwrite" || name == "mkdir" ? ENOSPC : EIO;
+  return name == "pwrite" || name == "fallocate" || name == "mkdir" ? ENOSPC : EIO;
 }
 
 }  // namespace ebb::testing
@@ -151,11 +151,11 @@ int fsync(int file) {
   if (ebb::testing::Fails(answer)) return -1;
   return answer == ebb::testing::FileCalls::kNothing ? 0 : next(file);
 }
-int sync_file_range(int file, off64_t from, off64_t bytes, unsigned flags) {
-  EBB_NEXT(sync_file_range);
-  return ebb::testing::Fails(ebb::testing::AnswerTo("sync_file_range", file))
+int fallocate(int file, int mode, off_t from, off_t bytes) {
+  EBB_NEXT(fallocate);
+  return ebb::testing::Fails(ebb::testing::AnswerTo("fallocate", file))
              ? -1
-             : next(file, from, bytes, flags);
+             : next(file, mode, from, bytes);
 }
 ssize_t pread(int file, void* into, size_t bytes, off_t at) {
   EBB_NEXT(pread);
