@@ -1,11 +1,13 @@
-// Ranges of files in an order that is known beforehand, read ahead and past the page cache where the file system allows
-// that:
+// Ranges of files in an order that is known beforehand, read ahead, past the page cache where the file system allows
+// that, and checked by a thread of their own:
 //
-//   | range | range | range | ... |  one is shown, those behind it are on their way from the disk
+//   | range | range | range | range | ... |
+//     shown  checked          on their way from the disk
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,9 +29,12 @@ class ReadAhead {
   // What it takes of host memory at most.
   static constexpr int64_t kMemoryBytes = int64_t{32} << 20;
 
+  // Of each range, in order, before it is shown; an error is shown in its place.
+  using Check = std::function<absl::Status(size_t range, std::span<const std::byte> bytes)>;
+
   // Opens all files; each of them has a range.
   static absl::StatusOr<std::unique_ptr<ReadAhead>> Open(const std::vector<std::string>& paths,
-                                                         std::vector<Range> ranges,
+                                                         std::vector<Range> ranges, Check check,
                                                          IoBackend backend);
   ~ReadAhead();
 

@@ -119,6 +119,7 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
   std::vector<ReadAhead::Range> ranges;
   std::map<int, int> file_of_rank;
   std::vector<std::string> paths;
+  ahead_.reset();
   expected_.clear();
   taken_ = 0;
   for (const Interval& interval : intervals) {
@@ -142,12 +143,16 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
       }
     }
   }
-  ahead_.reset();
   if (ranges.empty() || paths.size() > kFilesMax) {
     expected_.clear();
     return absl::OkStatus();
   }
-  EBB_ASSIGN_OR_RETURN(ahead_, ReadAhead::Open(paths, std::move(ranges), backend));
+  EBB_ASSIGN_OR_RETURN(ahead_, ReadAhead::Open(
+                                   paths, std::move(ranges),
+                                   [this](size_t range, std::span<const std::byte> bytes) {
+                                     return Check(expected_[range], bytes);
+                                   },
+                                   backend));
   return absl::OkStatus();
 }
 
@@ -168,19 +173,19 @@ absl::Status StoredValues::Fetch(const Block& block) {
     unexpected_.resize(static_cast<size_t>(block.bytes()));
     EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, block.piece->at + block.first(), unexpected_));
     values_ = unexpected_;
+    EBB_RETURN_IF_ERROR(Check(block, values_));
   }
-  EBB_RETURN_IF_ERROR(Check(block));
   block_ = block;
   bytes_read_ += block.bytes();
   return absl::OkStatus();
 }
 
-absl::Status StoredValues::Check(const Block& block) const {
+absl::Status StoredValues::Check(const Block& block, std::span<const std::byte> bytes) const {
   const Piece& piece = *block.piece;
   const char* const digits = piece.sums.data() + static_cast<size_t>(block.number) * kDigits;
   uint64_t sum = 0;
   const auto [end, error] = std::from_chars(digits, digits + kDigits, sum, 16);
-  if (error == std::errc() && end == digits + kDigits && optim::Checksum(values_) == sum)
+  if (error == std::errc() && end == digits + kDigits && optim::Checksum(bytes) == sum)
     return absl::OkStatus();
   const int64_t first = piece.at + block.first();
   return absl::DataLossError(

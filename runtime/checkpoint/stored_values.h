@@ -33,7 +33,7 @@ class StoredValues {
 
   bool Has(const std::string& of, const std::string& parameter) const;
   // What Read will be asked for, in this order: it is read ahead, with ReadAhead::kMemoryBytes of host memory. What
-  // else is asked for is read when it is.
+  // else is asked for is read when it is. Not moved from then on.
   struct Interval {
     std::string of, parameter;
     int64_t begin = 0, end = 0;  // elements
@@ -77,17 +77,17 @@ class StoredValues {
     int64_t bytes() const { return std::min(kCheckedBlock, piece->bytes() - first()); }
   };
   absl::Status Fetch(const Block& block);
-  absl::Status Check(const Block& block) const;
+  absl::Status Check(const Block& block, std::span<const std::byte> bytes) const;
 
   FileHandle file_;  // the one that was read last, where that was not expected
   int open_rank_ = -1;
   std::vector<std::byte> unexpected_;
-  std::unique_ptr<ReadAhead> ahead_;
   std::vector<Block> expected_;  // of which the first `taken_` have come
   size_t taken_ = 0;
   Block block_;                        // the one that was read last
   std::span<const std::byte> values_;  // of it
   int64_t bytes_read_ = 0;
+  std::unique_ptr<ReadAhead> ahead_;  // its thread looks at the above
 };
 
 }  // namespace ebb

@@ -122,6 +122,10 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
   EBB_ASSIGN_OR_RETURN(const std::vector<Piece> pieces, PiecesOf(what, state));
   std::vector<float> values;
   const auto write = [&](const Slice& slice, const StateRange& range) -> absl::Status {
+    // Parameters are rounded on their way.
+    float* const in_place =
+        scale == 1 && what != StateClass::kParameter ? values_.InPlace(range) : nullptr;
+    if (in_place != nullptr) return source(slice, {in_place, static_cast<size_t>(range.count())});
     values.resize(static_cast<size_t>(range.count()));
     EBB_RETURN_IF_ERROR(source(slice, values));
     if (scale != 1)

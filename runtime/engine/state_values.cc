@@ -141,6 +141,14 @@ absl::Status StateValues::Write(const StateRange& range, std::span<const float> 
   return absl::OkStatus();
 }
 
+float* StateValues::InPlace(const StateRange& range) const {
+  const std::vector<StateRun> runs = RunsOf(range);
+  if (runs.size() != 1 || runs[0].is_split() || runs[0].homes[0].dtype != DType::kFloat32)
+    return nullptr;
+  const StagedRun run = InSlot(runs[0], 0);
+  return run.is_staged() ? nullptr : At<float>(run, 0);
+}
+
 absl::Status StateValues::Upload(const StateRange& range) {
   for (const StateRun& run : RunsOf(range)) {
     EBB_ASSIGN_OR_RETURN(const size_t slot, Fetch(run));

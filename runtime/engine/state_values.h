@@ -50,6 +50,8 @@ class StateValues {
   absl::Status Read(const sharding::StateRange& range, std::span<float> values,
                     const sharding::StateRange* next = nullptr);
   absl::Status Write(const sharding::StateRange& range, std::span<const float> values);
+  // Where the range's values lie as fp32 that the host reaches, all together; null: not so.
+  float* InPlace(const sharding::StateRange& range) const;
   // Whether the files hold what was written there, before values of the range are shown.
   absl::Status Verify(const sharding::StateRange& range);
   // Parameters, from where they live to this rank's slice on the device. May be on its way until Await.

@@ -42,7 +42,7 @@ class StreamedFileTest : public ::testing::TestWithParam<Way> {
   void Write(const std::string& path, int64_t begin, std::span<const std::byte> data) {
     auto file = StreamedFile::Create(path, GetParam().backend);
     ASSERT_TRUE(file.ok()) << file.status();
-    ASSERT_TRUE(file->Reserve(begin, begin + std::ssize(data)).ok());
+    file->Expect(begin, begin + std::ssize(data));
     std::mt19937 random(static_cast<unsigned>(data.size()));
     while (!data.empty()) {
       const size_t piece = std::min<size_t>(data.size(), 1 + random() % (3 << 20));
@@ -104,10 +104,21 @@ TEST_P(StreamedFileTest, IsReadAheadInAnyOrder) {
         i % 3 == 0 ? most : 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(most));
     ranges.push_back({.file = file, .at = at, .bytes = bytes});
   }
-  auto ahead = ReadAhead::Open(paths, ranges, GetParam().backend);
+  size_t checked = 0;
+  const auto check = [&](size_t range, std::span<const std::byte> bytes) -> absl::Status {
+    EXPECT_EQ(range, checked++);
+    EXPECT_EQ(std::ssize(bytes), ranges[range].bytes);
+    return range == 50 ? absl::DataLossError("the fiftieth") : absl::OkStatus();
+  };
+  auto ahead = ReadAhead::Open(paths, ranges, check, GetParam().backend);
   ASSERT_TRUE(ahead.ok()) << ahead.status();
-  for (const auto& [file, at, bytes] : ranges) {
+  for (size_t range = 0; range < ranges.size(); ++range) {
+    const auto& [file, at, bytes] = ranges[range];
     const auto shown = (*ahead)->Next();
+    if (range == 50) {
+      EXPECT_EQ(shown.status().message(), "the fiftieth");
+      continue;
+    }
     ASSERT_TRUE(shown.ok()) << shown.status();
     EXPECT_TRUE(std::ranges::equal(
         *shown, std::span(data[static_cast<size_t>(file)])
@@ -120,7 +131,7 @@ TEST_P(StreamedFileTest, AnErrorOfAReadNamesTheFile) {
   auto ahead = ReadAhead::Open(
       {Path("short")},
       {{.file = 0, .at = 0, .bytes = kSlot}, {.file = 0, .at = 2 * kSlot - 10, .bytes = 20}},
-      GetParam().backend);
+      [](auto...) { return absl::OkStatus(); }, GetParam().backend);
   ASSERT_TRUE(ahead.ok()) << ahead.status();
   EXPECT_TRUE((*ahead)->Next().ok());
   const absl::Status cut = (*ahead)->Next().status();
@@ -137,7 +148,8 @@ TEST_P(StreamedFileTest, SpaceThatIsNotThereIsAnErrorBeforeAByteIsWritten) {
   const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   auto file = StreamedFile::Create(Path("large"), GetParam().backend);
-  const absl::Status reserved = file->Reserve(0, 2 << 20);
+  file->Expect(0, 2 << 20);
+  const absl::Status reserved = file->Append(Bytes(1));
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, ignored);
   EXPECT_FALSE(reserved.ok());
