@@ -1,5 +1,5 @@
 # What every target of the tree shares: the language, the warnings, the sanitizers, where binaries land, and the one
-# spelling of includes ("ebb/sharding/layout.h"), made of links so that it is the same here and installed.
+# spelling of includes ("ebb/sharding/layout.h"), made of the links in cmake/include so that it is the same here and installed.
 #
 # Flags belong to this folder and those below it, not to what libraries hand on: a project that links Ebb, installed or as
 # a subdirectory, gets the include folder and C++20 from it and keeps its own warnings.
@@ -10,12 +10,7 @@ set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 
-set(EBB_INCLUDE_DIR ${PROJECT_BINARY_DIR}/include)
-file(MAKE_DIRECTORY ${EBB_INCLUDE_DIR}/ebb)
-foreach(folder runtime sharding offload optim)
-  file(CREATE_LINK ${PROJECT_SOURCE_DIR}/${folder} ${EBB_INCLUDE_DIR}/ebb/${folder} SYMBOLIC)
-endforeach()
-file(CREATE_LINK ${PROJECT_SOURCE_DIR}/runtime/ebb.h ${EBB_INCLUDE_DIR}/ebb/ebb.h SYMBOLIC)
+set(EBB_INCLUDE_DIR ${PROJECT_SOURCE_DIR}/cmake/include)
 
 find_program(EBB_CCACHE ccache)
 if(EBB_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)

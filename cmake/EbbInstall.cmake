@@ -84,7 +84,7 @@ install(
         ${PROJECT_SOURCE_DIR}/cmake/Findhwy.cmake ${PROJECT_SOURCE_DIR}/cmake/Findliburing.cmake
   DESTINATION ${ebb_package_dir} COMPONENT development)
 install(FILES ${ebb_generated_dir}/ebb.pc DESTINATION ${ebb_pc_dir} COMPONENT development)
-# The include folder of the build is made of links into the tree: what they lead to is installed.
+# The include folder is made of links into the tree: what they lead to is installed.
 foreach(header ${ebb_public_headers})
   cmake_path(GET header PARENT_PATH folder)
   file(REAL_PATH ${EBB_INCLUDE_DIR}/ebb/${header} file)
