@@ -31,4 +31,25 @@ bool LeavesDevice(const std::vector<PlannedScope>& scopes, const BoundaryUse& us
   return comes > left + 2;
 }
 
+BoundaryTicks TicksOfBoundaries(const std::vector<PlannedScope>& scopes,
+                                const std::vector<bool>& leaves) {
+  const std::vector<std::vector<int>> none(2 * scopes.size() + 1);
+  BoundaryTicks ticks{.leaving = none, .reading = none, .coming = none};
+  const auto visits = static_cast<int>(leaves.size());
+  for (size_t s = 0; s < scopes.size(); ++s) {
+    if (s > 0 && scopes[s].round == scopes[s - 1].round) continue;
+    const std::vector<BoundaryUse> uses = UsesInRound(scopes, s, visits);
+    for (int v = 0; v < visits; ++v) {
+      const BoundaryUse& use = uses[static_cast<size_t>(v)];
+      if (!leaves[static_cast<size_t>(v)] || !LeavesDevice(scopes, use)) continue;
+      const int left = scopes[static_cast<size_t>(use.reader)].close_tick,
+                again = scopes[static_cast<size_t>(use.again)].open_tick;
+      ticks.leaving[static_cast<size_t>(left)].push_back(v);
+      ticks.coming[static_cast<size_t>(again - kBoundaryAhead)].push_back(v);
+      ticks.reading[static_cast<size_t>(again - 2 * kBoundaryAhead)].push_back(v);
+    }
+  }
+  return ticks;
+}
+
 }  // namespace ebb::sharding

@@ -29,4 +29,12 @@ std::vector<BoundaryUse> UsesInRound(const std::vector<PlannedScope>& scopes, si
 // Whether it is worth its way: its memory is another's meanwhile.
 bool LeavesDevice(const std::vector<PlannedScope>& scopes, const BoundaryUse& use);
 
+// By tick, the visits whose outputs leave the device, are read from the swap file (where they live there) and come
+// back. `leaves`: by visit, whether it may.
+struct BoundaryTicks {
+  std::vector<std::vector<int>> leaving, reading, coming;
+};
+BoundaryTicks TicksOfBoundaries(const std::vector<PlannedScope>& scopes,
+                                const std::vector<bool>& leaves);
+
 }  // namespace ebb::sharding

@@ -33,7 +33,8 @@ void AddPlace(Hasher& hasher, const Place& place) {
   hasher.Add(static_cast<int64_t>(place.tier))
       .Add(static_cast<int64_t>(place.pool))
       .Add(place.offset)
-      .Add(place.per_slice);
+      .Add(place.per_slice)
+      .Add(place.of_secondary);
 }
 
 }  // namespace
@@ -47,16 +48,11 @@ uint64_t Fingerprint(const Plan& plan) {
         .Add(operation.bytes);
     for (const Part& part : operation.parts)
       hasher.Add(part.unit).Add(part.scope).Add(part.first).Add(part.last);
-    for (const Move& move : operation.moves) {
-      AddPlace(hasher, move.from);
-      AddPlace(hasher, move.to);
-      hasher.Add(move.bytes);
+    for (const Operand& operand : operation.operands) {
+      AddPlace(hasher, operand.place);
+      hasher.Add(static_cast<int64_t>(operand.access)).Add(operand.bytes());
     }
-  }
-  for (const Narrowing& narrowing : plan.narrowings) {
-    hasher.Add(narrowing.unit).Add(narrowing.sub_group);
-    AddPlace(hasher, narrowing.master);
-    AddPlace(hasher, narrowing.parameter);
+    for (const UpdateDetail& update : operation.updates) hasher.Add(update.sub_group);
   }
   for (const Moment& moment : plan.moments) {
     hasher.Add(moment.kind).Add(moment.scope);

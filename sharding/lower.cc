@@ -7,74 +7,41 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "ebb/sharding/instructions.h"
-#include "ebb/sharding/operands.h"
+#include "ebb/sharding/operand_writer.h"
 #include "ebb/sharding/unit_places.h"
 
 namespace ebb::sharding {
 namespace {
 
-Code CodeOf(OperationKind kind) {
-  switch (kind) {
-    case OperationKind::kMark:
-      return Code::kKernels;
-    case OperationKind::kGather:
-    case OperationKind::kGatherSecondary:
-    case OperationKind::kGatherGradient:
-    case OperationKind::kRefresh:
-      return Code::kAllGather;
-    case OperationKind::kFillSecondary:
-    case OperationKind::kUpload:
-    case OperationKind::kDownload:
-      return Code::kCopy;
-    case OperationKind::kCast:
-    case OperationKind::kRound:
-    case OperationKind::kNarrow:
-      return Code::kCast;
-    case OperationKind::kReduce:
-      return Code::kReduceScatter;
-    case OperationKind::kAllReduce:
-      return Code::kAllReduce;
-    case OperationKind::kAccumulate:
-      return Code::kAccumulate;
-    case OperationKind::kNorm:
-      return Code::kNorm;
-    case OperationKind::kExchange:
-      return Code::kExchange;
-    case OperationKind::kParameterNorms:
-      return Code::kParameterNorms;
-    case OperationKind::kExchangeNorms:
-      return Code::kExchangeNorms;
-    case OperationKind::kUpdate:
-      return Code::kUpdate;
-    case OperationKind::kRead:
-      return Code::kRead;
-    case OperationKind::kWrite:
-      return Code::kWrite;
-    case OperationKind::kCheck:
-      return Code::kCheckFiles;
-  }
-  return Code::kKernels;
-}
-
-Lane LaneOf(OperationKind kind) {
-  switch (kind) {
-    case OperationKind::kGather:
-    case OperationKind::kRefresh:
-      return Lane::kGather;
-    case OperationKind::kGatherSecondary:
-      return Lane::kSecondary;
-    case OperationKind::kReduce:
-    case OperationKind::kGatherGradient:
-    case OperationKind::kExchangeNorms:
-      return Lane::kReduce;
-    case OperationKind::kAllReduce:
-      return Lane::kReplicas;
-    case OperationKind::kExchange:
-      return Lane::kExchange;
-    default:
-      return Lane::kNone;
-  }
-}
+// What runs for an operation, and over which communicator.
+struct Runs {
+  Code code{};
+  Lane lane = Lane::kNone;
+};
+constexpr Runs kRuns[kOperationKinds] = {
+    {Code::kKernels},                       // kMark
+    {Code::kAllGather, Lane::kGather},      // kGather
+    {Code::kCopy},                          // kFillSecondary
+    {Code::kAllGather, Lane::kSecondary},   // kGatherSecondary
+    {Code::kCast},                          // kCast
+    {Code::kReduceScatter, Lane::kReduce},  // kReduce
+    {Code::kAllReduce, Lane::kReplicas},    // kAllReduce
+    {Code::kCast},                          // kRound
+    {Code::kAccumulate},                    // kAccumulate
+    {Code::kNorm},                          // kNorm
+    {Code::kAllGather, Lane::kReduce},      // kGatherGradient
+    {Code::kExchange, Lane::kExchange},     // kExchange
+    {Code::kParameterNorms},                // kParameterNorms
+    {Code::kExchangeNorms, Lane::kReduce},  // kExchangeNorms
+    {Code::kUpdate},                        // kUpdate
+    {Code::kAllGather, Lane::kGather},      // kRefresh
+    {Code::kRead},                          // kRead
+    {Code::kCopy},                          // kUpload
+    {Code::kCopy},                          // kDownload
+    {Code::kWrite},                         // kWrite
+    {Code::kCast},                          // kNarrow
+    {Code::kCheckFiles},                    // kCheck
+};
 
 // With replicas what is sent is fp32, and holds what was rounded to the communication dtype, so that the sums are
 // those of a world without them.
@@ -116,7 +83,9 @@ class Lowering {
   void KernelsOfOpen();
   void Kernels(int scope);
   void Boundary(int visit, bool gradient, Access access);
-  int Finish(Instruction instruction);
+  // With the operands that were written.
+  int AppendWritten(Instruction instruction);
+  int Append(Instruction instruction);
 
   const Plan& plan_;
   const Decisions& d_;
@@ -144,6 +113,7 @@ Fragment Lowering::Run() {
     KernelsOfOpen();
   }
   fragment_.lists->operands.Close();
+  fragment_.lists_of_plan = plan_.lists;
   return std::move(fragment_);
 }
 
@@ -156,37 +126,39 @@ void Lowering::BeginMoment(const Moment& moment) {
   if (!prepares) return;
   operands_.AddControl(operands_.cells().early(), Access::kWrite);
   operands_.AddControl(operands_.cells().scale, Access::kRead);
-  Finish({.code = Code::kPrepare, .role = OperationKind::kExchange, .stream = StreamId::kReduce});
+  AppendWritten(
+      {.code = Code::kPrepare, .role = OperationKind::kExchange, .stream = StreamId::kReduce});
 }
 
 void Lowering::Lower(int index) {
   const Operation& operation = plan_.operations[static_cast<size_t>(index)];
   if (operation.condition == (carrying_ ? Condition::kNotCarrying : Condition::kCarrying)) return;
-  AddOperands(operation, operands_);
+  const Runs& runs = kRuns[static_cast<size_t>(operation.kind)];
   fragment_.instruction_of[static_cast<size_t>(index)] =
-      Finish({.code = CodeOf(operation.kind),
+      Append({.code = runs.code,
               .role = operation.kind,
               .stream = operation.stream,
-              .lane = LaneOf(operation.kind),
+              .lane = runs.lane,
               .carried = operation.condition == Condition::kCarrying,
               .divides = operation.kind == OperationKind::kAllReduce ||
                          (operation.kind == OperationKind::kReduce && d_.replicas() == 1),
               .via = ViaOf(operation.kind, d_),
               .operation = index,
               .bytes = operation.bytes,
-              .updates = fragment_.lists->updates.Keep(UpdateDetailsOf(plan_, operation)),
-              .parts = operation.parts});
+              .updates = operation.updates,
+              .parts = operation.parts,
+              .operands = operation.operands});
 }
 
 // What the trainer runs from a moment until the next: of all scopes that are open meanwhile.
 void Lowering::KernelsOfOpen() {
   if (open_.empty()) return;
   for (int open : open_) Kernels(open);
-  const int kernels = Finish({.code = Code::kKernels,
-                              .role = OperationKind::kMark,
-                              .stream = StreamId::kCompute,
-                              .scope = open_.back(),
-                              .goes_on = fragment_.moments.back().kind == Moment::kClose});
+  const int kernels = AppendWritten({.code = Code::kKernels,
+                                     .role = OperationKind::kMark,
+                                     .stream = StreamId::kCompute,
+                                     .scope = open_.back(),
+                                     .goes_on = fragment_.moments.back().kind == Moment::kClose});
   fragment_.moments.back().kernels = kernels;
 }
 
@@ -226,13 +198,21 @@ void Lowering::Boundary(int visit, bool gradient, Access access) {
       at.boundary_stride * d_.micro_batches_per_round);
 }
 
-int Lowering::Finish(Instruction instruction) {
+int Lowering::AppendWritten(Instruction instruction) {
+  instruction.operands = fragment_.lists->operands.KeepOnce(operands_.operands());
+  operands_.operands().clear();
+  return Append(instruction);
+}
+
+int Lowering::Append(Instruction instruction) {
   instruction.starts = LineOf(instruction.stream);
   instruction.ends = EndOf(instruction.stream);
   if (instruction.role == OperationKind::kNarrow) instruction.starts = instruction.ends;
-  instruction.by_parity = operands_.by_parity();
-  instruction.operands = fragment_.lists->operands.KeepOnce(operands_.operands());
-  operands_.operands().clear();
+  instruction.by_parity = std::any_of(
+      instruction.operands.begin(), instruction.operands.end(), [&](const Operand& operand) {
+        return operand.place.pool == StateClass::kControl && operand.access != Access::kNone &&
+               operands_.cells().by_parity(operand.place.offset);
+      });
   fragment_.instructions.push_back(instruction);
   return fragment_.moments.back().end++;
 }

@@ -1,55 +1,70 @@
-// Which memory each of the plan's operations touches, as operands of its instruction.
+// What an instruction touches: places in pools and files, and how many elements of which dtype are read or written
+// there.
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <utility>
 
-#include "ebb/sharding/instructions.h"
-#include "ebb/sharding/plan.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/sharding/place.h"
 
 namespace ebb::sharding {
 
-inline Place DevicePlace(StateClass pool, int64_t offset, int64_t per_slice = 0) {
-  return {.tier = Tier::kDevice, .pool = pool, .offset = offset, .per_slice = per_slice};
+enum class Access : uint8_t { kNone, kRead, kWrite, kReadWrite };
+constexpr bool Reads(Access access) {
+  return access == Access::kRead || access == Access::kReadWrite;
 }
-inline Place StagingPlace(int64_t offset) {
-  return DevicePlace(StateClass::kStaging, offset);
+constexpr bool Writes(Access access) {
+  return access == Access::kWrite || access == Access::kReadWrite;
 }
 
-// Of one instruction after the other.
-class OperandWriter {
- public:
-  explicit OperandWriter(const Plan& plan);
+// Bytes in a pool or file. kNone: the instruction has no such operand.
+struct Operand {
+  Place place = {};
+  DType dtype = DType::kInt8;
+  Access access = Access::kNone;
+  int64_t count = 0;  // elements
 
-  const Plan& plan() const { return plan_; }
-  const ControlCells& cells() const { return cells_; }
-  bool is_walk() const { return is_walk_; }
-  int64_t sums() const { return is_walk_ ? cells_.of_walks() : cells_.sums(); }
-  int64_t files() const { return is_walk_ ? cells_.of_walks() + 1 : cells_.files(); }
-
-  void Add(const Place& place, DType dtype, Access access, int64_t count);
-  void AddBytes(const Place& place, Access access, int64_t bytes);
-  void AddControl(int64_t cell, Access access, int64_t count = 1);
-
-  std::vector<Operand>& operands() { return operands_; }
-  // Whether any of them is there by parity.
-  bool by_parity() const;
-
- private:
-  const Plan& plan_;
-  const bool is_walk_;
-  const ControlCells cells_;
-  std::vector<Operand> operands_;
+  int64_t bytes() const { return count * SizeOf(dtype); }
+  friend bool operator==(const Operand&, const Operand&) = default;
+  template <class H>
+  friend H AbslHashValue(H hash, const Operand& operand) {
+    return H::combine(std::move(hash), operand.place, operand.dtype, operand.access, operand.count);
+  }
 };
 
-void AddOperands(const Operation& operation, OperandWriter& to);
-// Of those that reduce gradients and sum and square what is left of them.
-void AddReductionOperands(const Operation& operation, OperandWriter& to);
-// Of an update, and of what LAMB and LARS know of parameters before it.
-void AddUpdateOperands(const Operation& operation, OperandWriter& to);
-// By part, of those that have some.
-std::vector<UpdateDetail> UpdateDetailsOf(const Plan& plan, const Operation& operation);
-void AddExchangeOperands(OperandWriter& to);
-void AddNormExchangeOperands(OperandWriter& to);
+// What the host and the streams tell each other in a step, as operands of Tier::kCpu and StateClass::kControl:
+// offsets count cells, not bytes. Of what is there by parity, for two steps under way, a pair lies side by side: that
+// of the instruction's own step first.
+struct ControlCells {
+  explicit ControlCells(int units) : squares(0), scale((units + 1) / 2 * 2) {}
+  int64_t squares;                                 // by unit: of its gradient's shard
+  int64_t scale;                                   // of the loss; how many steps were applied
+  int64_t sums() const { return scale + 2; }       // pair: losses
+  int64_t constants() const { return scale + 4; }  // pair: of updates that wait for the verdict
+  int64_t early() const { return scale + 6; }      // pair: of updates that do not
+  int64_t files() const { return scale + 8; }  // pair: whether the swap files are still this run's
+  int64_t of_walks() const {
+    return scale + 10;
+  }  // an evaluation's sums, and what became of the files
+  int64_t count() const { return scale + 12; }
+  bool by_parity(int64_t cell) const { return cell >= sums() && cell < of_walks(); }
+};
+
+// Of an update, the norms before it and copies of masters: what operands do not say, and is the same in every step.
+struct UpdateDetail {
+  int sub_group = 0;
+  int64_t begin = 0, end = 0;  // elements of what a rank updates of the unit
+  int states = 0;              // how many operands behind the parameter
+  bool early = false;          // does not wait for its step's verdict
+  // Not applied: the parameter is made of the master all the same, as what follows carries it home.
+  bool keeps_parameter = false;
+  // Its first element, counted from the unit's first trainable one: plus `per_slice` times the number of the rank's
+  // slice. Random bits of stochastic rounding follow from that and the unit's name.
+  int64_t first = 0, per_slice = 0;
+  uint64_t rounding_unit = 0;
+
+  int64_t count() const { return end - begin; }
+};
 
 }  // namespace ebb::sharding

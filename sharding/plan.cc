@@ -10,7 +10,7 @@
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/decisions.h"
 #include "ebb/sharding/fingerprint.h"
-#include "ebb/sharding/plan_builder.h"
+#include "ebb/sharding/lower_tiers.h"
 #include "ebb/sharding/pools.h"
 
 namespace ebb::sharding {
@@ -107,9 +107,7 @@ absl::Status Check(const Pools& pools, const PlanInputs& inputs) {
                       absl::StrCat(status.message(), "; ", Advice(inputs, CapsOf(*inputs.config))));
 }
 
-enum class Kind { kStep, kWalk, kDrain };
-
-absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updates, Kind kind) {
+absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updates, PlanKind kind) {
   const ModelSpec& model = *inputs.model;
   const Config& config = *inputs.config;
   EBB_ASSIGN_OR_RETURN(Basis base, DecideBasis(inputs, rounds, hold_updates));
@@ -123,24 +121,21 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
   const Decisions& d = plan.decisions;
   const int visits = static_cast<int>(model.forward.size());
 
-  if (kind != Kind::kDrain)
-    plan.scopes = kind == Kind::kWalk ? ScopesOfWalk(model) : ScopesOfStep(model, d.rounds);
+  if (kind != PlanKind::kDrain)
+    plan.scopes = kind == PlanKind::kWalk ? ScopesOfWalk(model) : ScopesOfStep(model, d.rounds);
   // Evaluations come when they like, and leave to steps what those have filled.
-  if (kind == Kind::kWalk) base.limits.has_secondary = false;
+  if (kind == PlanKind::kWalk) base.limits.has_secondary = false;
   const Residency residency = PlanResidency(plan.scopes, base.elements, d.kept_whole, base.limits);
   const Reduction reduction =
       PlanReduction(plan.scopes, plan.layout, d, visits, ReduceGroupBytes(config));
-  PlanBuilder builder(inputs, residency, reduction, plan);
-  switch (kind) {
-    case Kind::kStep:
-      builder.BuildStep();
-      break;
-    case Kind::kWalk:
-      builder.BuildWalk();
-      break;
-    case Kind::kDrain:
-      builder.BuildDrain();
-  }
+  const PassInputs in{.kind = kind,
+                      .model = model,
+                      .plan = plan,
+                      .residency = residency,
+                      .reduction = reduction,
+                      .group_elements = base.limits.group_elements};
+  const ReadTurns turns = PlanReadTurns(in);
+  LowerTiers(in, turns, PlanLogical(in, turns)).Finish(plan);
   plan.hash = Fingerprint(plan);
   return plan;
 }
@@ -149,15 +144,15 @@ absl::StatusOr<Plan> Build(const PlanInputs& inputs, int rounds, bool hold_updat
 
 absl::StatusOr<Plan> PlanStep(const PlanInputs& inputs, int rounds, bool hold_updates) {
   const int of_step = rounds == 0 ? RoundsOf(*inputs.config) : rounds;
-  EBB_ASSIGN_OR_RETURN(Plan plan,
-                       Build(inputs, std::min(of_step, kPlannedRounds), hold_updates, Kind::kStep));
+  EBB_ASSIGN_OR_RETURN(
+      Plan plan, Build(inputs, std::min(of_step, kPlannedRounds), hold_updates, PlanKind::kStep));
   plan.step_rounds = of_step;
   plan.hash = Hasher().Add(static_cast<int64_t>(plan.hash)).Add(of_step).hash();
   return plan;
 }
 
 absl::StatusOr<Plan> PlanUnrolledStep(const PlanInputs& inputs, int rounds, bool hold_updates) {
-  return Build(inputs, rounds, hold_updates, Kind::kStep);
+  return Build(inputs, rounds, hold_updates, PlanKind::kStep);
 }
 
 absl::StatusOr<Pools> PlanPools(const PlanInputs& inputs) {
@@ -184,19 +179,19 @@ std::string Advice(const PlanInputs& inputs, const MemoryCaps& caps) {
 }
 
 absl::StatusOr<Plan> PlanWalk(const PlanInputs& inputs) {
-  return Build(inputs, 1, /*hold_updates=*/true, Kind::kWalk);
+  return Build(inputs, 1, /*hold_updates=*/true, PlanKind::kWalk);
 }
 
 absl::StatusOr<Plan> PlanDrain(const PlanInputs& inputs) {
   return Build(inputs, std::min(RoundsOf(*inputs.config), kPlannedRounds), /*hold_updates=*/true,
-               Kind::kDrain);
+               PlanKind::kDrain);
 }
 
 int64_t Plan::OwnBytes() const {
   const auto held = [](const auto& list) { return list.capacity() * sizeof(list.front()); };
-  return static_cast<int64_t>(held(operations) + held(moments) + held(scopes) + held(works) +
-                              held(narrowings) + held(reduce_of_scope) + held(gather_of_scope)) +
-         lists->parts.bytes() + lists->moves.bytes();
+  return static_cast<int64_t>(held(operations) + held(moments) + held(scopes) +
+                              held(reduce_of_scope) + held(gather_of_scope)) +
+         lists->bytes();
 }
 
 std::span<const Operation> Plan::MiddleRound() const {

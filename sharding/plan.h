@@ -27,6 +27,7 @@
 #include "ebb/sharding/homes.h"
 #include "ebb/sharding/layout.h"
 #include "ebb/sharding/model.h"
+#include "ebb/sharding/operands.h"
 #include "ebb/sharding/place.h"
 #include "ebb/sharding/scopes.h"
 #include "ebb/sharding/slots.h"
@@ -87,38 +88,12 @@ struct Part {
   // kAccumulate: the shard's first contribution of the step, which overwrites. kParameterNorms: the first
   // of its stream, likewise.
   bool first = false;
-  bool last = false;       // kAccumulate, kNorm: the gradient is final
-  int64_t staged = 0;      // where in the staging pool a bucket's cast of this unit lies
-  int64_t rounded = 0;     // likewise, kRound's slice
-  int gradient_slot = -1;  // kAccumulate, kNorm: turn of the slot, where the shard lives on NVMe
-  int64_t landed = -1;     // likewise in Pools::landing, where the shard is in host memory
-  int work =
-      -1;  // kParameterNorms, kUpdate: index into Plan::works; kNarrow: into Plan::narrowings
+  bool last = false;  // kAccumulate, kNorm: the gradient is final
   friend bool operator==(const Part&, const Part&) = default;
   template <class H>
   friend H AbslHashValue(H hash, const Part& part) {
-    return H::combine(std::move(hash), part.unit, part.scope, part.first, part.last, part.staged,
-                      part.rounded, part.gradient_slot, part.landed, part.work);
+    return H::combine(std::move(hash), part.unit, part.scope, part.first, part.last);
   }
-};
-
-// One update of a sub-group, or its norms: where it finds and leaves everything. What does not live where the
-// update runs is in a slot there.
-struct UpdateWork {
-  int unit = 0, sub_group = 0;
-  Place gradient;
-  Place master, states;  // as SubGroup has them
-  int64_t states_stride = 0;
-  // The parameters beside the master, written by the update; where they are a part of it, or all of
-  // it, they are read too.
-  bool writes_parameter = false, passes_slot = false;
-  Place parameter;
-};
-
-// Masters of a sub-group that an early update and the gather before it share: the gather's copy of them.
-struct Narrowing {
-  int unit = 0, sub_group = 0;
-  Place master, parameter;
 };
 
 // Whether an operation runs depends on whether updates of the step before are still to be done.
@@ -132,7 +107,10 @@ struct Operation {
   bool of_update = false;  // an update, or what it needs or leaves to be moved
   int64_t bytes = 0;  // collectives: received from or sent to other ranks; else read and written
   std::span<const Part> parts;  // units of a bucket
-  std::span<const Move> moves;  // kRead, kUpload, kDownload, kWrite
+  std::span<const Operand>
+      operands;                 // all that it touches, in the order of its code (instructions.h)
+  std::span<const Move> moves;  // kRead, kUpload, kDownload, kWrite: the same by class of state
+  std::span<const UpdateDetail> updates;  // kUpdate, kParameterNorms, kNarrow: by sub-group
 };
 
 struct Moment {
@@ -226,6 +204,11 @@ struct Decisions {
   int64_t SecondaryShard(const Section& section) const {
     return section.elements / secondary_shards;
   }
+  // Bytes that one rank receives when `shard` elements of every rank of a shard group become whole, or sends when
+  // they are summed.
+  int64_t RingBytes(int64_t shard, DType dtype) const {
+    return (shards - 1) * shard * SizeOf(dtype);
+  }
   int stage = 0;
   int rounds = 1;  // that are planned
   int64_t micro_batches_per_round = 1;
@@ -306,11 +289,9 @@ struct Plan {
   std::vector<PlannedScope> scopes;
   std::vector<Operation> operations;
   std::shared_ptr<const PlanLists> lists;  // of operations and moments; copies of a plan share them
-  std::vector<UpdateWork> works;
-  std::vector<Narrowing> narrowings;
-  std::vector<Moment> moments;       // kBegin; by tick kOpen or kClose of a scope; kFinish
-  std::vector<int> reduce_of_scope;  // the kReduce that takes scope s's gradient; -1: none
-  std::vector<int> gather_of_scope;  // the gather whose stay serves scope s; -1: kept whole
+  std::vector<Moment> moments;             // kBegin; by tick kOpen or kClose of a scope; kFinish
+  std::vector<int> reduce_of_scope;        // the kReduce that takes scope s's gradient; -1: none
+  std::vector<int> gather_of_scope;        // the gather whose stay serves scope s; -1: kept whole
   std::vector<std::string> unit_names;
   uint64_t hash = 0;  // of all of the above that ranks must agree on
 

@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "ebb/sharding/pool.h"
 #include "ebb/sharding/waits.h"
 
 namespace ebb::sharding {
@@ -98,16 +97,6 @@ class Waits {
   std::vector<Fragment> fragments_;
 };
 
-// Part `p` of a bucket, whose parts lie end to end in the staging pool.
-int64_t Staged(const Plan& plan, const Operation& operation, size_t p, bool slices, DType dtype) {
-  int64_t offset = 0;
-  for (size_t before = 0; before < p; ++before) {
-    const Section& section = plan.layout.units[operation.parts[before].unit].trainable;
-    offset += PoolAligned((slices ? section.shard : section.elements) * SizeOf(dtype));
-  }
-  return offset;
-}
-
 // The pool's name, with its tier unless that is the device, and the offset there.
 std::string Address(const Place& place) {
   const std::string_view tier = Name(place.tier), pool = Name(place.pool);
@@ -117,61 +106,28 @@ std::string Address(const Place& place) {
   return absl::StrFormat("%s+0x%x", where, place.offset);
 }
 
+// Of part `p`: what a reduction or norm reads, else what the operation leaves there; of an update, the master.
 std::string Address(const Plan& plan, const Operation& operation, size_t p) {
-  const Decisions& decisions = plan.decisions;
-  const Part& part = operation.parts[p];
-  const UnitAddresses& unit = plan.pools.units[part.unit];
-  const auto at = [](std::string_view pool, int64_t offset) {
-    return absl::StrFormat("%s+0x%x", absl::string_view(pool.data(), pool.size()), offset);
-  };
-  const auto cast = [&] {
-    return at("staging", plan.pools.staging_cast +
-                             Staged(plan, operation, p, /*slices=*/false, decisions.reduced()));
-  };
-  const auto whole_gradient = [&] {
-    return at("gradient", plan.pools.visits[plan.scopes[part.scope].visit].gradient);
-  };
+  const UnitAddresses& unit = plan.pools.units[operation.parts[p].unit];
   switch (operation.kind) {
-    case OperationKind::kMark:
-    case OperationKind::kExchange:
-    case OperationKind::kExchangeNorms:
-    case OperationKind::kCheck:
-      return "-";
     case OperationKind::kGather:
     case OperationKind::kGatherSecondary:
-      return at("gather", unit.gather_trainable);
+      return Address({.pool = StateClass::kGather, .offset = unit.gather_trainable});
     case OperationKind::kFillSecondary:
-      return at("secondary", unit.secondary_trainable);
-    case OperationKind::kCast:
-      return cast();
-    case OperationKind::kReduce:
-      return whole_gradient();
-    case OperationKind::kAllReduce:
-      return decisions.casts() ? cast() : whole_gradient();
-    case OperationKind::kRound:
-      if (!decisions.accumulates[part.unit]) return at("gradient", unit.gradient_shard);
-      return at("staging", plan.pools.staging_rounded + Staged(plan, operation, p, /*slices=*/true,
-                                                               decisions.communication));
-    case OperationKind::kAccumulate:
-    case OperationKind::kNorm:
-    case OperationKind::kGatherGradient:
-      return at("gradient", unit.gradient_shard);
-    case OperationKind::kParameterNorms:
-    case OperationKind::kUpdate: {
-      const Place& master = plan.works[part.work].master;
-      return Address(master);
-    }
+      return Address({.pool = StateClass::kSecondary, .offset = unit.secondary_trainable});
     case OperationKind::kRead:
     case OperationKind::kUpload:
     case OperationKind::kDownload:
     case OperationKind::kWrite:
       return Address(operation.moves.front().to);
-    case OperationKind::kNarrow:
-      return Address(plan.narrowings[static_cast<size_t>(part.work)].parameter);
-    case OperationKind::kRefresh:
-      return at("parameter", unit.parameter_trainable);
+    default: {
+      const bool reads = operation.kind == OperationKind::kReduce ||
+                         operation.kind == OperationKind::kAllReduce ||
+                         operation.kind == OperationKind::kNorm;
+      const size_t each = operation.operands.size() / operation.parts.size();
+      return Address(operation.operands[p * each + (reads ? 0 : 1)].place);
+    }
   }
-  return "-";
 }
 
 // Of the columns, a line each.

@@ -6,8 +6,11 @@ namespace ebb::sharding {
 
 Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayout& layout,
                         const Decisions& decisions, int visits, int64_t group_bytes) {
-  Reduction reduction{
-      .groups = {}, .group_of_scope = std::vector<int>(scopes.size(), -1), .lifetimes = {}};
+  Reduction reduction{.groups = {},
+                      .group_of_scope = std::vector<int>(scopes.size(), -1),
+                      .is_first = std::vector<bool>(scopes.size(), false),
+                      .is_last = std::vector<bool>(scopes.size(), false),
+                      .lifetimes = {}};
   int64_t grouped = 0;
   bool sealed = false;  // the newest group
   const auto has_unit = [&](int unit) {
@@ -39,6 +42,16 @@ Reduction PlanReduction(const std::vector<PlannedScope>& scopes, const ModelLayo
     reduction.group_of_scope[s] = static_cast<int>(reduction.groups.size()) - 1;
     grouped += bytes;
   }
+  std::vector<int> last(layout.units.size(), -1);  // contribution so far
+  for (const std::vector<int>& group : reduction.groups) {
+    for (int s : group) {
+      int& before = last[scopes[s].unit];
+      reduction.is_first[s] = before < 0;
+      before = s;
+    }
+  }
+  for (int s : last)
+    if (s >= 0) reduction.is_last[s] = true;
 
   const int end_of_step = 2 * static_cast<int>(scopes.size());
   reduction.lifetimes.resize(decisions.keeps_step_gradients ? visits : layout.units.size());

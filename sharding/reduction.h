@@ -15,6 +15,8 @@ struct Reduction {
   std::vector<std::vector<int>>
       groups;  // scopes in the order they close; issued when the last one closes
   std::vector<int> group_of_scope;  // -1: nothing is reduced after this scope
+  // By scope that is reduced: whether it is the step's first, or last, contribution to its unit's gradient.
+  std::vector<bool> is_first, is_last;
   // Whole gradients by key: the unit (reduce_at round) or the visit (reduce_at step). See
   // GradientKey.
   std::vector<std::vector<Lifetime>> lifetimes;

@@ -16,6 +16,19 @@ struct SlotRing {
   Place Slot(int turn) const { return first.Plus(turn % count * bytes); }
 };
 
+// Gives out the slots of a ring, one behind the other.
+class SlotTurns {
+ public:
+  explicit SlotTurns(const SlotRing& ring) : ring_(ring) {}
+  Place Next() { return ring_.Slot(next_++); }
+  // From the first one on, as every round does that is the same as the one before.
+  void Restart() { next_ = 0; }
+
+ private:
+  const SlotRing& ring_;
+  int next_ = 0;
+};
+
 // What one sub-group has in a slot while it is updated: offsets in the slot, -1 for what always
 // lives where the update runs.
 struct WorkSlots {

@@ -95,9 +95,12 @@ ChecksumWork ChecksumWorkOf(const sharding::Plan& plan, const sharding::SwapFile
           static_cast<double>(moved) * static_cast<double>(left[c]) / static_cast<double>(all[c]);
   }
   // Of masters that an early update's visit takes a copy of, before the update sums them.
-  for (const sharding::Narrowing& narrowing : plan.narrowings)
-    summed += static_cast<double>(
-        files.sub_groups[static_cast<size_t>(narrowing.sub_group)].front().bytes);
+  for (const sharding::Operation& operation : plan.operations) {
+    if (operation.kind != sharding::OperationKind::kNarrow) continue;
+    for (const sharding::UpdateDetail& of : operation.updates)
+      summed +=
+          static_cast<double>(files.sub_groups[static_cast<size_t>(of.sub_group)].front().bytes);
+  }
   work.summed = static_cast<int64_t>(summed);
   return work;
 }

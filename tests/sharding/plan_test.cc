@@ -265,8 +265,11 @@ TEST(PlanLaws, AsManyUnitsShareReadsAsThereAreSlotsFor) {
       Replay replay(inputs, *plan, /*rank=*/0, fragments, &*drain);
       for (int step = 0; step < 3; ++step) replay.Step(*plan);
       ASSERT_EQ(replay.violation(), "");
-      ASSERT_GE(plan->narrowings.size(), shared);
-      shared = plan->narrowings.size();
+      size_t copied = 0;
+      for (const Operation& operation : plan->operations)
+        if (operation.kind == OperationKind::kNarrow) copied += operation.updates.size();
+      ASSERT_GE(copied, shared);
+      shared = copied;
       if (sub_groups < 4) {
         ASSERT_EQ(shared, 0u);
       }
@@ -460,7 +463,8 @@ TEST(PlanLaws, EverySubGroupIsUpdatedOnceAndRefreshedWhereItsUnitIsKeptWholeInSl
       std::vector<int> updates(sub_groups.size()), refreshes(plan.layout.units.size());
       for (const Operation* operation : Running(plan, /*carrying=*/carries)) {
         for (const Part& part : operation->parts) {
-          if (operation->kind == OperationKind::kUpdate) ++updates[plan.works[part.work].sub_group];
+          if (operation->kind == OperationKind::kUpdate)
+            ++updates[operation->updates.front().sub_group];
           if (operation->kind == OperationKind::kRefresh) ++refreshes[part.unit];
         }
       }
@@ -522,8 +526,8 @@ TEST(PlanLaws, EachKindOfOperationHasItsStream) {
         if (operation.kind != OperationKind::kUpdate &&
             operation.kind != OperationKind::kParameterNorms)
           continue;
-        const SubGroup& group = variant.plan.pools.homes.sub_groups[static_cast<size_t>(
-            variant.plan.works[static_cast<size_t>(operation.parts.front().work)].sub_group)];
+        const SubGroup& group =
+            variant.plan.pools.homes.sub_groups[operation.updates.front().sub_group];
         ASSERT_EQ(operation.stream, group.tier == Tier::kDevice ? kUpdate : kHostUpdate);
       }
     }

@@ -497,7 +497,7 @@ void Replay::Accumulate(int thing, const Operation& operation) {
                                        : LandedSlice(*reduction, parts[i]),
                  GradientOf(Content::kReducedSlice, part.scope));
     if (part.first != (so_far == 0)) Fail(absl::StrCat("unit ", unit, ": wrong first"));
-    const Range shard = SummedShard(part);
+    const Range shard = SummedShard(operation, part);
     if (!part.first) memory_.Read(thing, shard, {Content::kGradientShard, unit, steps_, so_far});
     memory_.Write(thing, shard, {Content::kGradientShard, unit, steps_, ++so_far});
     const bool is_last = so_far == expected_contributions(unit) && !plan_->decisions.holds;
@@ -518,7 +518,7 @@ void Replay::Norm(int thing, const Operation& operation) {
   }
   for (const Part& part : operation.parts) {
     if (!part.first || !part.last) Fail(absl::StrCat("unit ", part.unit, ": wrong first or last"));
-    memory_.Read(thing, SummedShard(part),
+    memory_.Read(thing, SummedShard(operation, part),
                  {Content::kGradientShard, part.unit, steps_, expected_contributions(part.unit)});
     memory_.Write(thing, NormScratch(home), {Content::kNorm});
   }

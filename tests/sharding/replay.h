@@ -86,7 +86,7 @@ class Replay {
   void ParameterNorms(int thing, const Operation& operation);
   void ExchangeNorms(int thing);
   void Narrow(int thing, const Operation& operation);
-  void KeepParameters(int thing, const UpdateWork& work);
+  void KeepParameters(int thing, const Operation& update);
   void UseStaging(int thing, int unit, Tier here);
   void Move(int thing, const Operation& operation);
   void Land(int thing, const Operation& operation);
@@ -136,7 +136,7 @@ class Replay {
   std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier home) const;
   std::vector<size_t> PartsThat(const Operation& reduction, bool accumulate, Tier home,
                                 const Operation& operation) const;
-  Range SummedShard(const Part& part) const;
+  Range SummedShard(const Operation& operation, const Part& part) const;
   bool HasTheParts(const Operation& operation, const Operation& reduction,
                    const std::vector<size_t>& parts);
   Range OwnSliceOf(const Range& whole) const;

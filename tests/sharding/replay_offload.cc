@@ -1,10 +1,27 @@
 // Updates sub-group by sub-group, and moves between tiers.
 #include <algorithm>
+#include <span>
 
 #include "absl/strings/str_cat.h"
 #include "replay.h"
 
 namespace ebb::sharding {
+namespace {
+
+// Of an update, or of norms before it: where it finds and leaves everything of one sub-group.
+struct UpdateWork {
+  explicit UpdateWork(const Operation& operation)
+      : sub_group(operation.updates.front().sub_group),
+        gradient(operation.operands[0].place),
+        master(operation.operands[1].place),
+        parameter(operation.operands[2].place),
+        states(operation.operands.subspan(3)) {}
+  int sub_group;
+  Place gradient, master, parameter;
+  std::span<const Operand> states;
+};
+
+}  // namespace
 
 void Replay::Update(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
@@ -12,17 +29,17 @@ void Replay::Update(int thing, const Operation& operation) {
   // A carried update belongs to the step before, which has been counted.
   const int step = steps_ - (carried ? 1 : 0), from = version_ - (carried ? 1 : 0), to = from + 1;
   for (const Part& part : operation.parts) {
-    const UpdateWork& work = plan_->works[part.work];
+    const UpdateWork work(operation);
     const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
     const int u = part.unit;
-    if (work.unit != u || group.unit != u) Fail("an update's work is another unit's");
+    if (group.unit != u) Fail("an update's sub-group is another unit's");
     memory_.Read(thing,
                  d.timing != UpdateTiming::kEarly || carried ? Constants(step) : EarlyConstants(),
                  {Content::kExchanged, step});
     if (d.has_norms() && (norms_exchanged_ < 0 || !order_.Before(norms_exchanged_, thing)))
       Fail("an update may come before the norms of parameters");
     if (!carried && options_.overflows) {
-      KeepParameters(thing, work);
+      KeepParameters(thing, operation);
       continue;
     }
     int& version = sub_group_versions_[work.sub_group];
@@ -54,7 +71,7 @@ void Replay::Update(int thing, const Operation& operation) {
       memory_.Write(thing, master, ParameterOf(u, to, group.begin));
     }
     for (int i = 0; i < inputs_.optimizer_states; ++i) {
-      const Range state = RangeOf(work.states.Plus(i * work.states_stride), group.count() * 4);
+      const Range state = RangeOf(work.states[i].place, group.count() * 4);
       memory_.Read(thing, state, {Content::kOptimizerState, u, from, i, group.begin * 4});
       memory_.Write(thing, state, {Content::kOptimizerState, u, to, i, group.begin * 4});
     }
@@ -67,10 +84,10 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
   memory_.Read(thing, Constants(steps_), {Content::kExchanged, steps_});
   for (const Part& part : operation.parts) {
-    const UpdateWork& work = plan_->works[part.work];
+    const UpdateWork work(operation);
     const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
     const int u = part.unit;
-    if (work.unit != u || group.unit != u) Fail("the norms' work is another unit's");
+    if (group.unit != u) Fail("the norms' sub-group is another unit's");
     if (norms_taken_[work.sub_group] >= 0) Fail("norms of a sub-group are taken twice");
     norms_taken_[work.sub_group] = thing;
     const bool on_host = group.tier != Tier::kDevice;
@@ -97,7 +114,7 @@ void Replay::ParameterNorms(int thing, const Operation& operation) {
                    ParameterOf(u, version_, group.begin));
     }
     for (int i = 0; i < d.norm_states[u]; ++i) {
-      memory_.Read(thing, RangeOf(work.states.Plus(i * work.states_stride), group.count() * 4),
+      memory_.Read(thing, RangeOf(work.states[i].place, group.count() * 4),
                    {Content::kOptimizerState, u, version_, i, group.begin * 4});
     }
   }
@@ -125,27 +142,28 @@ void Replay::ExchangeNorms(int thing) {
 void Replay::Narrow(int thing, const Operation& operation) {
   const Decisions& d = plan_->decisions;
   if (d.reads_parameters()) Fail("a copy of masters that are parameters, or halves of them");
-  for (const Part& part : operation.parts) {
-    const Narrowing& narrowing = plan_->narrowings[part.work];
-    const SubGroup& group = plan_->pools.homes.sub_groups[narrowing.sub_group];
-    if (narrowing.unit != part.unit || group.unit != part.unit)
-      Fail("a copy's masters are another unit's");
-    memory_.Read(thing, RangeOf(narrowing.master, group.count() * 4),
-                 {Content::kMaster, part.unit, version_, 0, group.begin * 4});
-    memory_.Write(thing, RangeOf(narrowing.parameter, group.count() * SizeOf(d.compute)),
-                  ParameterOf(part.unit, version_, group.begin));
+  for (size_t i = 0; i < operation.parts.size(); ++i) {
+    const int unit = operation.parts[i].unit;
+    const SubGroup& group = plan_->pools.homes.sub_groups[operation.updates[i].sub_group];
+    if (group.unit != unit) Fail("a copy's masters are another unit's");
+    memory_.Read(thing, RangeOf(operation.operands[2 * i].place, group.count() * 4),
+                 {Content::kMaster, unit, version_, 0, group.begin * 4});
+    memory_.Write(thing,
+                  RangeOf(operation.operands[2 * i + 1].place, group.count() * SizeOf(d.compute)),
+                  ParameterOf(unit, version_, group.begin));
   }
 }
 
 // What follows an update that did not happen carries its parameters home all the same.
-void Replay::KeepParameters(int thing, const UpdateWork& work) {
+void Replay::KeepParameters(int thing, const Operation& update) {
   const Decisions& d = plan_->decisions;
+  const UpdateWork work(update);
   const SubGroup& group = plan_->pools.homes.sub_groups[work.sub_group];
-  if (!work.passes_slot || d.reads_parameters()) return;
+  if (d.reads_parameters() || !update.updates.front().keeps_parameter) return;
   memory_.Read(thing, RangeOf(work.master, group.count() * 4),
-               {Content::kMaster, work.unit, version_, 0, group.begin * 4});
+               {Content::kMaster, group.unit, version_, 0, group.begin * 4});
   memory_.Write(thing, RangeOf(work.parameter, group.count() * SizeOf(d.compute)),
-                ParameterOf(work.unit, version_, group.begin));
+                ParameterOf(group.unit, version_, group.begin));
 }
 
 // Of an optimizer of the trainer's: one parameter's slice in fp32.

@@ -197,11 +197,12 @@ std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulat
 }
 
 // Where a reduced shard is while it is summed.
-Range Replay::SummedShard(const Part& part) const {
+Range Replay::SummedShard(const Operation& operation, const Part& part) const {
   if (GradientHome(part.unit) != Tier::kNvme) return GradientShard(part.unit, /*whole=*/false);
   const int64_t size = SizeOf(plan_->decisions.shard_dtype(part.unit));
-  return RangeOf(plan_->pools.gradient_slots.Slot(part.gradient_slot),
-                 trainable(part.unit).shard * size);
+  // Behind the slice that is added to it.
+  const Operand& shard = operation.operands[operation.kind == OperationKind::kAccumulate ? 1 : 0];
+  return RangeOf(shard.place, trainable(part.unit).shard * size);
 }
 
 std::vector<size_t> Replay::PartsThat(const Operation& reduction, bool accumulate,

@@ -107,9 +107,12 @@ Table Formula(const Plan& plan, bool carrying) {
     }
   }
   // Gathers that take copies of masters, which are read for the update.
-  for (const Narrowing& narrowing : plan.narrowings) {
-    const SubGroup& group = plan.pools.homes.sub_groups[static_cast<size_t>(narrowing.sub_group)];
-    table[{kParameter, Tier::kNvme, kUp}] -= SwapAligned(group.count() * size);
+  for (const Operation& operation : plan.operations) {
+    if (operation.kind != OperationKind::kNarrow) continue;
+    for (const UpdateDetail& of : operation.updates) {
+      const SubGroup& group = plan.pools.homes.sub_groups[static_cast<size_t>(of.sub_group)];
+      table[{kParameter, Tier::kNvme, kUp}] -= SwapAligned(group.count() * size);
+    }
   }
   // Updates that find in the slot what the unit's last gather has read.
   if (d.reads_parameters() && d.timing == UpdateTiming::kEarly) {

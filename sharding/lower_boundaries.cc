@@ -1,0 +1,46 @@
+#include "ebb/sharding/lower_boundaries.h"
+
+namespace ebb::sharding {
+
+Place BoundaryLowering::OnDevice(int visit) const {
+  return DevicePlace(StateClass::kActivation,
+                     in_.plan.pools.visits[static_cast<size_t>(visit)].output);
+}
+
+const Place& BoundaryLowering::Home(int visit) const {
+  return in_.plan.pools.visits[static_cast<size_t>(visit)].home;
+}
+
+void BoundaryLowering::Move(OperationKind kind, StreamId stream, int visit, const Place& from,
+                            const Place& to) {
+  const bool of_file = kind == OperationKind::kRead || kind == OperationKind::kWrite;
+  int64_t bytes = in_.plan.pools.visits[static_cast<size_t>(visit)].boundary_stride *
+                  in_.plan.decisions.micro_batches_per_round;
+  if (of_file) bytes = SwapAligned(bytes);
+  const int unit = static_cast<int>(in_.model.forward[static_cast<size_t>(visit)].unit);
+  writer_.Issue(
+      {.kind = kind,
+       .stream = stream,
+       .parts = {{.unit = unit}},
+       .bytes = bytes,
+       .moves = {{.state = StateClass::kActivation, .from = from, .to = to, .bytes = bytes}}});
+}
+
+void BoundaryLowering::Send(int visit) {
+  const Place below = swaps() ? slots_.Next() : Home(visit);
+  Move(OperationKind::kDownload, StreamId::kDownload, visit, OnDevice(visit), below);
+  if (swaps()) Move(OperationKind::kWrite, StreamId::kWrite, visit, below, Home(visit));
+}
+
+void BoundaryLowering::Read(int visit) {
+  const Place slot = slots_.Next();
+  read_[visit] = slot;
+  Move(OperationKind::kRead, StreamId::kReadParameters, visit, Home(visit), slot);
+}
+
+void BoundaryLowering::Bring(int visit) {
+  Move(OperationKind::kUpload, StreamId::kUpload, visit, swaps() ? read_.at(visit) : Home(visit),
+       OnDevice(visit));
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,221 @@
+#include "ebb/sharding/lower_gathers.h"
+
+#include "ebb/sharding/unit_places.h"
+
+namespace ebb::sharding {
+
+void GatherLowering::Read(int turn) {
+  const ReadTurn& read = turns_.turns[static_cast<size_t>(turn)];
+  const bool reads_masters = !d_.reads_parameters() && !read.shared.empty();
+  if (reads_masters) ReadMasters(read);
+  ReadParameters(turn, /*carried=*/false);
+  if (reads_masters) NarrowMasters(read);
+  if (!read.updated.empty()) ReadParameters(turn, /*carried=*/true);
+}
+
+std::vector<int> GatherLowering::SharedSubGroups(int unit) const {
+  const UnitHomes& homes = in_.plan.pools.homes.units[static_cast<size_t>(unit)];
+  std::vector<int> shared;
+  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g)
+    if (turns_.shares_masters(g)) shared.push_back(g);
+  return shared;
+}
+
+void GatherLowering::ReadMasters(const ReadTurn& turn) {
+  const Pools& pools = in_.plan.pools;
+  OperationDraft read{
+      .kind = OperationKind::kRead, .stream = StreamId::kReadParameters, .of_update = true};
+  for (int unit : turn.shared) {
+    read.parts.push_back({.unit = unit});
+    for (int g : SharedSubGroups(unit)) {
+      const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(g)];
+      const int64_t bytes = SwapAligned(group.count() * d_.master_size());
+      read.moves.push_back(
+          {.state = StateClass::kMaster,
+           .from = group.master,
+           .to = pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(g)]),
+           .bytes = bytes});
+      read.bytes += bytes;
+    }
+  }
+  writer_.Issue(read);
+}
+
+// On the stream of the reads, where their ends are.
+void GatherLowering::NarrowMasters(const ReadTurn& turn) {
+  const Pools& pools = in_.plan.pools;
+  OperationDraft narrow{.kind = OperationKind::kNarrow, .stream = StreamId::kReadParameters};
+  for (int unit : turn.shared) {
+    for (int g : SharedSubGroups(unit)) {
+      const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(g)];
+      narrow.parts.push_back({.unit = unit});
+      narrow.updates.push_back({.sub_group = g});
+      writer_.operands().Add(pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(g)]),
+                             DType::kFloat32, Access::kRead, group.count());
+      writer_.operands().Add(InSlot(in_.plan, turn, unit, true, group.begin), d_.compute,
+                             Access::kWrite, group.count());
+      narrow.bytes += group.count() * (d_.master_size() + SizeOf(d_.compute));
+    }
+  }
+  writer_.Issue(narrow);
+}
+
+void GatherLowering::ReadParameters(int turn, bool carried) {
+  const ReadTurn& of = turns_.turns[static_cast<size_t>(turn)];
+  OperationDraft read{.kind = OperationKind::kRead,
+                      .stream = StreamId::kReadParameters,
+                      .condition = carried ? Condition::kNotCarrying : Condition::kAlways};
+  const int64_t size = SizeOf(d_.compute);
+  for (int unit : of.units) {
+    const bool is_updated =
+        std::find(of.updated.begin(), of.updated.end(), unit) != of.updated.end();
+    const size_t moves = read.moves.size();
+    for (const bool trainable : {true, false}) {
+      if (carried != (is_updated && trainable)) continue;
+      for (const ParameterPiece& piece :
+           in_.plan.pools.homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
+        if (piece.home.tier != Tier::kNvme) continue;
+        for (const auto& [begin, end] : NotNarrowed(turn, unit, trainable, piece)) {
+          const int64_t bytes = SwapAligned((end - begin) * size);
+          read.moves.push_back({.state = StateClass::kParameter,
+                                .from = piece.home.Plus((begin - piece.begin) * size),
+                                .to = InSlot(in_.plan, of, unit, trainable, begin),
+                                .bytes = bytes});
+          read.bytes += bytes;
+        }
+      }
+    }
+    if (read.moves.size() > moves) read.parts.push_back({.unit = unit});
+  }
+  if (read.moves.empty()) return;
+  read.of_update = d_.reads_parameters() && !of.shared.empty() && !carried;
+  writer_.Issue(read);
+}
+
+// What a read brings of a piece: all but the sub-groups whose masters are read instead.
+GatherLowering::Ranges GatherLowering::NotNarrowed(int turn, int unit, bool trainable,
+                                                   const ParameterPiece& piece) const {
+  const bool narrows = trainable && !d_.reads_parameters() &&
+                       !turns_.carried[static_cast<size_t>(unit)] &&
+                       turns_.of_update[static_cast<size_t>(unit)] == turn;
+  if (!narrows) return {{piece.begin, piece.end}};
+  Ranges ranges;
+  const UnitHomes& homes = in_.plan.pools.homes.units[static_cast<size_t>(unit)];
+  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+    const SubGroup& group = in_.plan.pools.homes.sub_groups[static_cast<size_t>(g)];
+    if (group.begin < piece.begin || group.begin >= piece.end || turns_.shares_masters(g)) continue;
+    if (!ranges.empty() && ranges.back().second == group.begin) {
+      ranges.back().second = group.end;
+    } else {
+      ranges.emplace_back(group.begin, group.end);
+    }
+  }
+  return ranges;
+}
+
+void GatherLowering::Upload(int index) {
+  OperationDraft upload{.kind = OperationKind::kUpload, .stream = StreamId::kUpload};
+  const int64_t size = SizeOf(d_.compute);
+  const int turn = turns_.of_group[static_cast<size_t>(index)];
+  for (int i : in_.residency.groups[static_cast<size_t>(index)].stays) {
+    const int unit = in_.residency.stays[static_cast<size_t>(i)].unit;
+    const size_t moves = upload.moves.size();
+    for (const bool trainable : {true, false}) {
+      const Place slice = SlicePlace(in_.plan, unit, trainable);
+      for (const ParameterPiece& piece :
+           in_.plan.pools.homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
+        if (piece.home.tier == Tier::kDevice) continue;
+        upload.moves.push_back(
+            {.state = StateClass::kParameter,
+             .from = piece.home.tier == Tier::kCpu
+                         ? piece.home
+                         : InSlot(in_.plan, turns_.turns[static_cast<size_t>(turn)], unit,
+                                  trainable, piece.begin),
+             .to = slice.Plus(piece.begin * size),
+             .bytes = piece.count() * size});
+        upload.bytes += piece.count() * size;
+      }
+    }
+    if (upload.moves.size() > moves) upload.parts.push_back({.unit = unit});
+  }
+  if (!upload.moves.empty()) writer_.Issue(upload);
+}
+
+void GatherLowering::Gather(int index) {
+  const GatherGroup& group = in_.residency.groups[static_cast<size_t>(index)];
+  OperationDraft gather{
+      .kind = group.from_secondary ? OperationKind::kGatherSecondary : OperationKind::kGather,
+      .stream = StreamId::kGather};
+  for (int i : group.stays) {
+    const Stay& stay = in_.residency.stays[static_cast<size_t>(i)];
+    const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(stay.unit)];
+    gather.parts.push_back({.unit = stay.unit, .scope = stay.first});
+    if (group.from_secondary) {
+      const int64_t part = d_.SecondaryShard(unit.trainable) + d_.SecondaryShard(unit.frozen);
+      gather.bytes += (d_.secondary_shards - 1) * part * SizeOf(d_.compute);
+      AddSecondary(stay.unit, /*fills=*/false);
+    } else {
+      gather.bytes += d_.RingBytes(unit.shard(), d_.compute);
+      AddGather(in_.plan, stay.unit, writer_.operands().operands());
+    }
+  }
+  const int gathered = writer_.Issue(gather);
+  for (int i : group.stays) {
+    const Stay& stay = in_.residency.stays[static_cast<size_t>(i)];
+    for (int s = stay.first; s <= stay.last; ++s)
+      if (in_.plan.scopes[static_cast<size_t>(s)].unit == stay.unit) writer_.Gathers(s, gathered);
+  }
+  Fill(group);
+}
+
+void GatherLowering::Fill(const GatherGroup& group) {
+  OperationDraft fill{.kind = OperationKind::kFillSecondary, .stream = StreamId::kGather};
+  for (int i : group.stays) {
+    const Stay& stay = in_.residency.stays[static_cast<size_t>(i)];
+    if (!stay.fills_secondary) continue;
+    const UnitLayout& unit = in_.plan.layout.units[static_cast<size_t>(stay.unit)];
+    fill.parts.push_back({.unit = stay.unit, .scope = stay.first});
+    fill.bytes += 2 * (d_.SecondaryShard(unit.trainable) + d_.SecondaryShard(unit.frozen)) *
+                  SizeOf(d_.compute);
+    AddSecondary(stay.unit, /*fills=*/true);
+  }
+  if (!fill.parts.empty()) writer_.Issue(fill);
+}
+
+// This rank's part of a unit just gathered into its secondary shard, or the unit from those of all ranks of a group.
+void GatherLowering::AddSecondary(int unit, bool fills) {
+  const UnitAddresses& at = in_.plan.pools.units[static_cast<size_t>(unit)];
+  for (const bool trainable : {true, false}) {
+    const Section& section = SectionOf(in_.plan, unit, trainable);
+    const int64_t count = d_.SecondaryShard(section);
+    if (count == 0) continue;
+    const Place secondary = DevicePlace(StateClass::kSecondary,
+                                        trainable ? at.secondary_trainable : at.secondary_frozen);
+    Place whole = WholePlace(in_.plan, unit, trainable);
+    if (fills) {
+      whole.per_slice = count * SizeOf(d_.compute);
+      whole.of_secondary = true;
+      writer_.operands().Add(whole, d_.compute, Access::kRead, count);
+      writer_.operands().Add(secondary, d_.compute, Access::kWrite, count);
+    } else {
+      writer_.operands().Add(secondary, d_.compute, Access::kRead, count);
+      writer_.operands().Add(whole, d_.compute, Access::kWrite, section.elements);
+    }
+  }
+}
+
+void GatherLowering::Refresh(const std::vector<int>& units) {
+  OperationDraft refresh{.kind = OperationKind::kRefresh, .stream = StreamId::kGather};
+  for (int unit : units) {
+    const Section& section = SectionOf(in_.plan, unit, true);
+    refresh.parts.push_back({.unit = unit});
+    refresh.bytes += d_.RingBytes(section.shard, d_.compute);
+    writer_.operands().Add(SlicePlace(in_.plan, unit, true), d_.compute, Access::kRead,
+                           section.shard);
+    writer_.operands().Add(WholePlace(in_.plan, unit, true), d_.compute, Access::kWrite,
+                           section.elements);
+  }
+  writer_.Issue(refresh);
+}
+
+}  // namespace ebb::sharding

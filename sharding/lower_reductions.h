@@ -1,0 +1,75 @@
+// Reductions as operations: a bucket of gradients becomes slices of sums, which end up in the shards. On the reduce
+// stream, in order: the cast to the dtype that is sent, the reduce-scatter, with replicas the all-reduce between
+// shard groups and the rounding of its sums, what is done with the slices (summed into the shard, or
+// their norm taken where they are the shard), and at stage 0 the gather that makes complete gradients
+// whole again. Slices whose shards live in host memory go there first, and are summed there; those on NVMe are summed
+// one at a time, in a slot.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "ebb/sharding/plan_writer.h"
+#include "ebb/sharding/slots.h"
+
+namespace ebb::sharding {
+
+class ReductionLowering {
+ public:
+  ReductionLowering(const PassInputs& in, PlanWriter& writer)
+      : in_(in),
+        d_(in.plan.decisions),
+        writer_(writer),
+        to_(writer.operands()),
+        slots_(in.plan.pools.gradient_slots) {}
+
+  void BeginRound() { slots_.Restart(); }
+  void Reduce(int group);
+  // Of a step that holds its gradients until Finish: of what the trainer has left in the shards.
+  void HeldNorms(const std::vector<int>& units);
+  void GatherGradients(const std::vector<int>& units);
+
+ private:
+  // A scope's gradient on its way, or a unit's whose norm alone is taken.
+  struct Gradient {
+    Part part;
+    const Section& section;
+    Tier home{};  // of its shard
+    bool accumulates = false;
+    Place whole = {}, source = {};  // as backward leaves it; as it is sent
+    // This rank's slice of the sum, in the dtype that is sent, and in the communication dtype; and, where the shard is
+    // in host memory, what is added to it there.
+    Place summed = {}, rounded = {}, landed = {};
+    Place shard = {};  // where its sums are made: the shard, or the slot that this passes through
+
+    bool lands() const { return home != Tier::kDevice && accumulates; }
+  };
+  using Gradients = std::vector<Gradient>;
+  Gradient OfUnit(const Part& part) const;
+  Gradients OfGroup(const std::vector<int>& group) const;
+  Gradients Those(bool accumulate, Tier home, const Gradients& gradients) const;
+
+  // One operation of all of them; `add` writes the operands of each and returns its bytes.
+  int Issue(OperationKind kind, StreamId stream, std::span<const Gradient> gradients,
+            absl::FunctionRef<int64_t(const Gradient&)> add);
+  int64_t AddAccumulate(const Gradient& gradient);
+  int64_t AddNorm(const Gradient& gradient);
+  void AddSquares(const Gradient& gradient, bool last);
+  // What is done with reduced slices whose shards live in `home`.
+  void Sum(Tier home, const Gradients& gradients);
+  void Land(const Gradients& gradients);
+  void SumInSlot(Gradient gradient);
+  void Move(OperationKind kind, StreamId stream, const Gradient& gradient, const Place& from,
+            const Place& to, int64_t bytes);
+  int64_t StoredBytes(const Gradient& gradient) const;
+
+  const PassInputs& in_;
+  const Decisions& d_;
+  PlanWriter& writer_;
+  OperandWriter& to_;
+  SlotTurns slots_;
+};
+
+}  // namespace ebb::sharding

@@ -1,0 +1,308 @@
+#include "ebb/sharding/lower_updates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ebb/sharding/fingerprint.h"
+#include "ebb/sharding/norm_records.h"
+#include "ebb/sharding/unit_places.h"
+
+namespace ebb::sharding {
+
+UpdateLowering::UpdateLowering(const PassInputs& in, const ReadTurns& turns, PlanWriter& writer)
+    : in_(in),
+      turns_(turns),
+      d_(in.plan.decisions),
+      writer_(writer),
+      to_(writer.operands()),
+      host_slots_(in.plan.pools.host_work.ring),
+      device_slots_(in.plan.pools.device_work.ring) {}
+
+void UpdateLowering::ReadStates(int sub_group) {
+  const int unit = in_.plan.pools.homes.sub_groups[static_cast<size_t>(sub_group)].unit;
+  const bool carried = turns_.carried[static_cast<size_t>(unit)];
+  const int turn =
+      carried || d_.reads_parameters() ? turns_.of_update[static_cast<size_t>(unit)] : -1;
+  Route route = RouteOf(sub_group, turn);
+  route.carried = carried;
+  TakeSlots(turn, route);
+  Read(d_.optimizer_states, route);
+  read_.emplace(sub_group, route);
+}
+
+void UpdateLowering::Update(int sub_group) {
+  Route route = read_.extract(sub_group).mapped();
+  Bring(route);
+  AddArrays(route, Access::kReadWrite, d_.optimizer_states, d_.writes_parameters());
+  const UpdateDetail detail = DetailOf(route, d_.optimizer_states);
+  to_.AddControl(detail.early ? to_.cells().early() : to_.cells().constants(), Access::kRead);
+  if (d_.own_optimizer) AddOwnStaging(route);
+  const int64_t states = 2 * d_.state_bytes() + SizeOf(d_.shard_dtype(route.unit));
+  const int64_t parameter =
+      (d_.writes_parameters() ? SizeOf(d_.compute) : 0) * (d_.reads_parameters() ? 2 : 1);
+  writer_.Issue({.kind = OperationKind::kUpdate,
+                 .stream = route.stream(),
+                 .parts = {{.unit = route.unit}},
+                 .bytes = GroupOf(route).count() * (states + parameter),
+                 .condition = route.carried ? Condition::kCarrying : Condition::kAlways,
+                 .of_update = true,
+                 .updates = {detail}});
+  TakeHome(route);
+}
+
+void UpdateLowering::TakeNorms(int sub_group) {
+  Route route = RouteOf(sub_group, /*turn=*/-1);
+  const int states_read = d_.norm_states[static_cast<size_t>(route.unit)];
+  // Read where it is the master or a half of it, and never written.
+  route.moves_parameter = route.moves_parameter && d_.reads_parameters();
+  TakeSlots(/*turn=*/-1, route);
+  Read(states_read, route);
+  Bring(route);
+  const bool is_first = !std::exchange(norms_begun_[route.on_host ? 1 : 0], true);
+  AddArrays(route, Access::kRead, states_read, d_.reads_parameters());
+  to_.AddBytes(NormSums(route.on_host), is_first ? Access::kWrite : Access::kReadWrite,
+               LayOutNormRecords(in_.plan.layout, d_).sums * kNormSumsBytes);
+  to_.AddControl(to_.cells().constants(), Access::kRead);
+  const int64_t states = d_.master_size() + 4 * states_read,
+                parameter = d_.reads_parameters() ? SizeOf(d_.compute) : 0;
+  writer_.Issue(
+      {.kind = OperationKind::kParameterNorms,
+       .stream = route.stream(),
+       .parts = {{.unit = route.unit, .first = is_first}},
+       .bytes = GroupOf(route).count() * (states + SizeOf(d_.shard_dtype(route.unit)) + parameter),
+       .of_update = true,
+       .updates = {DetailOf(route, states_read)}});
+}
+
+void UpdateLowering::ExchangeNorms() {
+  const NormRecords records = LayOutNormRecords(in_.plan.layout, d_);
+  for (const bool on_host : {false, true}) {
+    const auto& groups = in_.plan.pools.homes.sub_groups;
+    const bool any = std::any_of(groups.begin(), groups.end(), [&](const SubGroup& group) {
+      return (group.tier != Tier::kDevice) == on_host &&
+             d_.norm_states[static_cast<size_t>(group.unit)] >= 0;
+    });
+    to_.AddBytes(NormSums(on_host), Access::kRead, any ? records.sums * kNormSumsBytes : 0);
+  }
+  to_.AddBytes(StagingPlace(in_.plan.pools.staging_norm_records), Access::kWrite,
+               records.exchanged ? (d_.shards + 1) * records.bytes() : 0);
+  to_.AddControl(to_.cells().constants(), Access::kReadWrite);
+  writer_.Issue({.kind = OperationKind::kExchangeNorms,
+                 .stream = StreamId::kReduce,
+                 .bytes = records.exchanged ? (d_.shards - 1) * records.bytes() : 0});
+}
+
+UpdateLowering::Route UpdateLowering::RouteOf(int sub_group, int turn) const {
+  const Pools& pools = in_.plan.pools;
+  const SubGroup& group = pools.homes.sub_groups[static_cast<size_t>(sub_group)];
+  const UnitHomes& unit = pools.homes.units[static_cast<size_t>(group.unit)];
+  Route route{.unit = group.unit,
+              .sub_group = sub_group,
+              .on_host = group.tier != Tier::kDevice,
+              .swaps = group.tier == Tier::kNvme};
+  route.moves_gradient = unit.gradient != route.here();
+  route.gradient =
+      pools.GradientShard(group.unit).Plus(group.begin * SizeOf(d_.shard_dtype(group.unit)));
+  route.master = group.master;
+  route.states = group.states;
+  route.states_stride = group.states_stride;
+  if (!d_.writes_parameters()) return route;
+  const ParameterPiece& piece = PieceOf(unit.trainable, d_.stage == 0 ? 0 : group.begin);
+  route.parameter_home = piece.home.Plus((group.begin - piece.begin) * SizeOf(d_.compute));
+  if (d_.stage == 0) route.parameter_home.per_slice = 0;  // updates the whole
+  route.parameter = route.parameter_home;
+  route.moves_parameter = route.parameter_home.tier != route.here();
+  route.in_parameter_slot =
+      route.moves_parameter && route.parameter_home.tier == Tier::kNvme && turn >= 0;
+  return route;
+}
+
+void UpdateLowering::TakeSlots(int turn, Route& route) {
+  const WorkSlots& host = in_.plan.pools.host_work;
+  // Parameters on NVMe pass through host memory also if the update runs on the device.
+  const bool parameter_in_host = route.moves_parameter && !route.in_parameter_slot &&
+                                 (route.on_host || route.parameter_home.tier == Tier::kNvme);
+  const bool gradient_in_host =
+      route.on_host ? route.moves_gradient : route.gradient.tier == Tier::kNvme;
+  if (route.swaps || gradient_in_host || parameter_in_host) route.host_slot = host_slots_.Next();
+  if (!route.on_host && (route.moves_gradient || route.moves_parameter))
+    route.device_slot = device_slots_.Next();
+  route.host_parameter = route.in_parameter_slot
+                             ? InSlot(in_.plan, turns_.turns[static_cast<size_t>(turn)], route.unit,
+                                      true, GroupOf(route).begin)
+                             : route.host_slot.Plus(host.parameter);
+  if (!route.swaps) return;
+  if (turns_.shares_masters(route.sub_group)) {
+    route.master =
+        in_.plan.pools.master_slots.Slot(turns_.master_slot[static_cast<size_t>(route.sub_group)]);
+  } else if (d_.master_size() > 0) {
+    route.master = route.host_slot.Plus(host.master);
+  }
+  route.states = route.host_slot.Plus(host.states);
+  route.states_stride = host.states_stride;
+}
+
+void UpdateLowering::Read(int states, const Route& route) {
+  const SubGroup& group = GroupOf(route);
+  std::vector<sharding::Move> reads;
+  if (route.swaps && d_.master_size() > 0 && !turns_.shares_masters(route.sub_group)) {
+    reads.push_back({.state = StateClass::kMaster,
+                     .from = group.master,
+                     .to = route.master,
+                     .bytes = SwapAligned(group.count() * d_.master_size())});
+  }
+  for (int k = 0; route.swaps && k < states; ++k) {
+    reads.push_back({.state = StateClass::kOptimizer,
+                     .from = group.states.Plus(k * group.states_stride),
+                     .to = route.states.Plus(k * route.states_stride),
+                     .bytes = group.states_stride});
+  }
+  const bool is_there = route.in_parameter_slot && !route.carried;
+  if (route.moves_parameter && d_.reads_parameters() && !is_there &&
+      route.parameter_home.tier == Tier::kNvme) {
+    reads.push_back({.state = StateClass::kParameter,
+                     .from = route.parameter_home,
+                     .to = route.host_parameter,
+                     .bytes = SwapAligned(group.count() * SizeOf(d_.compute))});
+  }
+  if (!reads.empty()) Move(route, OperationKind::kRead, StreamId::kReadStates, std::move(reads));
+}
+
+void UpdateLowering::Bring(Route& route) {
+  BringGradient(route);
+  BringParameter(route);
+}
+
+void UpdateLowering::BringGradient(Route& route) {
+  const int64_t bytes = GroupOf(route).count() * SizeOf(d_.shard_dtype(route.unit));
+  if (route.gradient.tier == Tier::kNvme) {
+    const Place in_host = route.host_slot.Plus(in_.plan.pools.host_work.gradient);
+    Move(route, OperationKind::kRead, StreamId::kReadStates,
+         {{.state = StateClass::kGradient,
+           .from = route.gradient,
+           .to = in_host,
+           .bytes = SwapAligned(bytes)}});
+    route.gradient = in_host;
+  }
+  if (!route.moves_gradient || route.gradient.tier == route.here()) return;
+  const WorkSlots& slots = route.on_host ? in_.plan.pools.host_work : in_.plan.pools.device_work;
+  const Place to = route.slot().Plus(slots.gradient);
+  Copy(route, route.on_host,
+       {.state = StateClass::kGradient, .from = route.gradient, .to = to, .bytes = bytes});
+  route.gradient = to;
+}
+
+void UpdateLowering::BringParameter(Route& route) {
+  if (!route.moves_parameter) return;
+  const WorkSlots& slots = route.on_host ? in_.plan.pools.host_work : in_.plan.pools.device_work;
+  const bool of_file = route.parameter_home.tier == Tier::kNvme;
+  route.parameter =
+      route.on_host && of_file ? route.host_parameter : route.slot().Plus(slots.parameter);
+  // What is there is needed as the master or half of it, and from the swap file has come already.
+  if (!d_.reads_parameters() || (route.on_host && of_file)) return;
+  Copy(route, route.on_host,
+       {.state = StateClass::kParameter,
+        .from = of_file ? route.host_parameter : route.parameter_home,
+        .to = route.parameter,
+        .bytes = GroupOf(route).count() * SizeOf(d_.compute)});
+}
+
+// What the update wrote goes home.
+void UpdateLowering::TakeHome(const Route& route) {
+  const SubGroup& group = GroupOf(route);
+  const Place& home = route.parameter_home;
+  const int64_t parameter_bytes = group.count() * SizeOf(d_.compute);
+  if (route.moves_parameter && (!route.on_host || home.tier == Tier::kDevice)) {
+    Copy(route, /*to_host=*/!route.on_host,
+         {.state = StateClass::kParameter,
+          .from = route.parameter,
+          .to = home.tier == Tier::kNvme ? route.host_parameter : home,
+          .bytes = parameter_bytes});
+  }
+  std::vector<sharding::Move> writes;
+  if (route.swaps && d_.master_size() > 0) {
+    writes.push_back({.state = StateClass::kMaster,
+                      .from = route.master,
+                      .to = group.master,
+                      .bytes = SwapAligned(group.count() * d_.master_size())});
+  }
+  for (int k = 0; route.swaps && k < d_.optimizer_states; ++k) {
+    writes.push_back({.state = StateClass::kOptimizer,
+                      .from = route.states.Plus(k * route.states_stride),
+                      .to = group.states.Plus(k * group.states_stride),
+                      .bytes = group.states_stride});
+  }
+  if (route.moves_parameter && home.tier == Tier::kNvme) {
+    writes.push_back({.state = StateClass::kParameter,
+                      .from = route.host_parameter,
+                      .to = home,
+                      .bytes = SwapAligned(parameter_bytes)});
+  }
+  if (!writes.empty()) Move(route, OperationKind::kWrite, StreamId::kWrite, std::move(writes));
+}
+
+void UpdateLowering::Move(const Route& route, OperationKind kind, StreamId stream,
+                          std::vector<sharding::Move> moves) {
+  OperationDraft operation{.kind = kind,
+                           .stream = stream,
+                           .parts = {{.unit = route.unit}},
+                           .moves = std::move(moves),
+                           .condition = route.carried ? Condition::kCarrying : Condition::kAlways,
+                           .of_update = true};
+  for (const sharding::Move& move : operation.moves) operation.bytes += move.bytes;
+  writer_.Issue(operation);
+}
+
+void UpdateLowering::Copy(const Route& route, bool to_host, const sharding::Move& move) {
+  Move(route, to_host ? OperationKind::kDownload : OperationKind::kUpload,
+       to_host ? StreamId::kDownload : StreamId::kUpload, {move});
+}
+
+// gradient, master, parameter, states.
+void UpdateLowering::AddArrays(const Route& route, Access access, int states, bool has_parameter) {
+  const int64_t count = GroupOf(route).count();
+  to_.Add(route.gradient, d_.shard_dtype(route.unit), Access::kRead, count);
+  // Low halves count as 16 bits, whatever they mean; where parameters alone are kept, there is nothing.
+  to_.Add(route.master, d_.split_master ? DType::kBFloat16 : DType::kFloat32, access,
+          d_.stochastic_rounding ? 0 : count);
+  const Access of_parameter = !Writes(access)         ? Access::kRead
+                              : d_.reads_parameters() ? Access::kReadWrite
+                                                      : Access::kWrite;
+  to_.Add(route.parameter, d_.compute, of_parameter, has_parameter ? count : 0);
+  for (int k = 0; k < states; ++k)
+    to_.Add(route.states.Plus(k * route.states_stride), DType::kFloat32, access, count);
+}
+
+// Of an optimizer of the trainer's: one part of a parameter in fp32.
+void UpdateLowering::AddOwnStaging(const Route& route) {
+  const Pools& pools = in_.plan.pools;
+  int64_t longest = 0;
+  for (const Placement& placement : SectionOf(in_.plan, route.unit, true).placements)
+    longest = std::max(longest, std::min(placement.elements, GroupOf(route).count()));
+  to_.Add(route.on_host ? pools.host_gradient : StagingPlace(pools.staging_gradient),
+          DType::kFloat32, Access::kWrite, longest);
+  if (!d_.reads_parameters()) return;
+  to_.Add(route.on_host ? pools.host_master : StagingPlace(pools.staging_master), DType::kFloat32,
+          Access::kWrite, longest);
+}
+
+UpdateDetail UpdateLowering::DetailOf(const Route& route, int states) const {
+  const SubGroup& group = GroupOf(route);
+  return {
+      .sub_group = route.sub_group,
+      .begin = group.begin,
+      .end = group.end,
+      .states = states,
+      .early = d_.timing == UpdateTiming::kEarly && !route.carried,
+      .keeps_parameter = route.moves_parameter && !d_.reads_parameters(),
+      .first = group.begin,
+      .per_slice = d_.stage == 0 ? 0 : SectionOf(in_.plan, route.unit, true).shard,
+      .rounding_unit = Hasher().Add(in_.plan.unit_names[static_cast<size_t>(route.unit)]).hash()};
+}
+
+Place UpdateLowering::NormSums(bool on_host) const {
+  const Pools& pools = in_.plan.pools;
+  return on_host ? pools.host_norm_sums : StagingPlace(pools.staging_norm_sums);
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,40 @@
+// The operands of one instruction after the other, of a plan's step or walk.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ebb/sharding/operands.h"
+#include "ebb/sharding/plan.h"
+
+namespace ebb::sharding {
+
+inline Place DevicePlace(StateClass pool, int64_t offset, int64_t per_slice = 0) {
+  return {.tier = Tier::kDevice, .pool = pool, .offset = offset, .per_slice = per_slice};
+}
+inline Place StagingPlace(int64_t offset) {
+  return DevicePlace(StateClass::kStaging, offset);
+}
+
+class OperandWriter {
+ public:
+  explicit OperandWriter(const Plan& plan);
+
+  const ControlCells& cells() const { return cells_; }
+  bool is_walk() const { return is_walk_; }
+  int64_t sums() const { return is_walk_ ? cells_.of_walks() : cells_.sums(); }
+  int64_t files() const { return is_walk_ ? cells_.of_walks() + 1 : cells_.files(); }
+
+  void Add(const Place& place, DType dtype, Access access, int64_t count);
+  void AddBytes(const Place& place, Access access, int64_t bytes);
+  void AddControl(int64_t cell, Access access, int64_t count = 1);
+
+  std::vector<Operand>& operands() { return operands_; }
+
+ private:
+  const bool is_walk_;
+  const ControlCells cells_;
+  std::vector<Operand> operands_;
+};
+
+}  // namespace ebb::sharding

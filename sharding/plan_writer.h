@@ -1,0 +1,61 @@
+// What the lowering passes write: the operations of a plan, moment by moment, each with its operands.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "ebb/sharding/lists.h"
+#include "ebb/sharding/operand_writer.h"
+#include "ebb/sharding/passes.h"
+
+namespace ebb::sharding {
+
+// What the spans of a plan's operations point into.
+struct PlanLists {
+  Lists<Part> parts;
+  Lists<Operand> operands;
+  Lists<Move> moves;
+  Lists<UpdateDetail> updates;
+
+  void Close();
+  int64_t bytes() const;
+};
+
+// An operation whose lists may still grow.
+struct OperationDraft {
+  OperationKind kind{};
+  StreamId stream{};
+  std::vector<Part> parts = {};
+  int64_t bytes = 0;
+  std::vector<Move> moves = {};
+  Condition condition = Condition::kAlways;
+  bool of_update = false;
+  std::vector<UpdateDetail> updates = {};
+};
+
+class PlanWriter {
+ public:
+  explicit PlanWriter(const Plan& plan);
+
+  void BeginMoment(Moment::Kind kind, int scope);
+  // Of the operation that is issued next, beside its moves'.
+  OperandWriter& operands() { return operands_; }
+  // In the newest moment; returns its index.
+  int Issue(const OperationDraft& operation);
+  // These serve the scope: its gather, and the reduction of its gradient.
+  void Gathers(int scope, int operation);
+  void Reduces(int scope, int operation);
+
+  // Into the plan.
+  void Finish(Plan& plan) &&;
+
+ private:
+  OperandWriter operands_;
+  std::vector<Operation> operations_;
+  std::vector<Moment> moments_;
+  std::shared_ptr<PlanLists> lists_ = std::make_shared<PlanLists>();
+  std::vector<int> gather_of_scope_, reduce_of_scope_;
+};
+
+}  // namespace ebb::sharding

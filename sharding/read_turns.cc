@@ -1,0 +1,204 @@
+#include "ebb/sharding/read_turns.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ebb/sharding/last_gathers.h"
+
+namespace ebb::sharding {
+namespace {
+
+class TurnPlanner {
+ public:
+  explicit TurnPlanner(const PassInputs& in)
+      : in_(in), d_(in.plan.decisions), pools_(in.plan.pools) {}
+
+  ReadTurns Run();
+
+ private:
+  bool LivesOnNvme(int unit) const;
+  void OfDrain();
+  void OfGathers();
+  void Share();
+  void ShareParameters(int unit, const LastGather& gather);
+  void ShareMasters(int unit, const std::vector<LastGather>& gathers);
+  size_t FirstNotReadAhead() const;
+
+  const PassInputs& in_;
+  const Decisions& d_;
+  const Pools& pools_;
+  ReadTurns planned_;
+  // By slot of Pools::master_slots, the unit that has it so far; the turn that is next.
+  std::vector<int> master_users_;
+  int next_master_slot_ = 0;
+};
+
+bool TurnPlanner::LivesOnNvme(int unit) const {
+  const auto& pieces = pools_.homes.units[static_cast<size_t>(unit)].trainable;
+  return std::any_of(pieces.begin(), pieces.end(),
+                     [](const ParameterPiece& piece) { return piece.home.tier == Tier::kNvme; });
+}
+
+ReadTurns TurnPlanner::Run() {
+  const int units = static_cast<int>(in_.plan.layout.units.size());
+  planned_.of_update.assign(static_cast<size_t>(units), -1);
+  planned_.master_slot.assign(pools_.homes.sub_groups.size(), -1);
+  for (int unit = 0; unit < units; ++unit) {
+    planned_.carried.push_back(in_.kind != PlanKind::kWalk &&
+                               d_.carried[static_cast<size_t>(unit)] && LivesOnNvme(unit));
+  }
+  if (in_.kind == PlanKind::kDrain) {
+    OfDrain();
+  } else {
+    OfGathers();
+    Share();
+  }
+  return std::move(planned_);
+}
+
+void TurnPlanner::OfDrain() {
+  for (const Visit& visit : in_.model.forward) {
+    const auto unit = static_cast<size_t>(visit.unit);
+    if (!planned_.carried[unit] || planned_.of_update[unit] >= 0) continue;
+    const int turn = static_cast<int>(planned_.turns.size());
+    planned_.of_update[unit] = turn;
+    planned_.turns.push_back(
+        {.units = {static_cast<int>(unit)}, .number = turn, .updated = {static_cast<int>(unit)}});
+  }
+}
+
+void TurnPlanner::OfGathers() {
+  std::vector<bool> visited(in_.plan.layout.units.size(), false);
+  std::vector<int> users(static_cast<size_t>(pools_.parameter_slots.count), -1);  // turns
+  for (const GatherGroup& group : in_.residency.groups) {
+    ReadTurn turn{.units = {}, .issue = group.issue, .updated = {}};
+    int64_t bytes = 0;
+    for (int i : group.stays) {
+      if (group.from_secondary) break;  // which lies on the device
+      const int unit = in_.residency.stays[static_cast<size_t>(i)].unit;
+      turn.units.push_back(unit);
+      bytes += SwapBytes(pools_.homes, unit, SizeOf(d_.compute));
+      if (!visited[static_cast<size_t>(unit)] && planned_.carried[static_cast<size_t>(unit)])
+        turn.updated.push_back(unit);
+      visited[static_cast<size_t>(unit)] = true;
+    }
+    const int index = static_cast<int>(planned_.turns.size());
+    planned_.of_group.push_back(bytes > 0 ? index : -1);
+    if (bytes == 0) continue;
+    for (int unit : turn.updated) planned_.of_update[static_cast<size_t>(unit)] = index;
+    const Stay& first = in_.residency.stays[static_cast<size_t>(group.stays.front())];
+    turn.round = in_.plan.scopes[static_cast<size_t>(first.first)].round;
+    const bool begins =
+        index == 0 || (in_.repeats_round() && planned_.turns.back().round < turn.round);
+    if (!begins) turn.number = planned_.turns.back().number + 1;
+    int& user = users[static_cast<size_t>(turn.number % pools_.parameter_slots.count)];
+    turn.after = std::exchange(user, index);
+    planned_.turns.push_back(std::move(turn));
+  }
+}
+
+// Which units' last gathers share a read with their updates, as far as slots allow: what is there
+// until an update has used it must be free when somebody else needs the slot at the latest, in the
+// order in which operations are issued.
+void TurnPlanner::Share() {
+  if (in_.kind != PlanKind::kStep || !d_.shares_reads || d_.timing != UpdateTiming::kEarly) return;
+  const std::vector<LastGather> gathers =
+      FindLastGathers(in_.plan.scopes, in_.residency, in_.reduction,
+                      static_cast<int>(in_.plan.layout.units.size()));
+  master_users_.assign(static_cast<size_t>(pools_.master_slots.count), -1);
+  for (size_t turn = FirstNotReadAhead(); turn < planned_.turns.size(); ++turn) {
+    for (int unit : planned_.turns[turn].units) {
+      const LastGather& gather = gathers[static_cast<size_t>(unit)];
+      if (planned_.of_group[static_cast<size_t>(gather.group)] != static_cast<int>(turn) ||
+          !gather.may_share || !d_.trainable[static_cast<size_t>(unit)] ||
+          planned_.carried[static_cast<size_t>(unit)] || !LivesOnNvme(unit))
+        continue;
+      if (d_.reads_parameters()) {
+        ShareParameters(unit, gather);
+      } else {
+        ShareMasters(unit, gathers);
+      }
+    }
+  }
+}
+
+// Of the turns of the last round, which a round in the middle does not read: it reads the same whatever follows.
+size_t TurnPlanner::FirstNotReadAhead() const {
+  if (!in_.repeats_round()) return 0;
+  const int last_round = d_.rounds - 1;
+  const int seam = 2 * static_cast<int>(in_.plan.scopes.size()) / d_.rounds * last_round;
+  size_t turn = 0;
+  int ahead = pools_.parameter_slots.count;
+  for (const ReadTurn& each : planned_.turns) {
+    const bool is_last = each.round == last_round;
+    if (is_last && each.issue <= seam) ++ahead;
+    if (is_last && each.number >= ahead) break;
+    ++turn;
+  }
+  return turn;
+}
+
+void TurnPlanner::ShareParameters(int unit, const LastGather& gather) {
+  const int turn = planned_.of_group[static_cast<size_t>(gather.group)];
+  const auto next = static_cast<size_t>(turn + pools_.parameter_slots.count);
+  if (next < planned_.turns.size()) {
+    if (planned_.turns[next].issue <= gather.updated) return;
+    planned_.turns[next].behind.push_back(unit);
+  }
+  planned_.of_update[static_cast<size_t>(unit)] = turn;
+  planned_.turns[static_cast<size_t>(turn)].shared.push_back(unit);
+}
+
+void TurnPlanner::ShareMasters(int unit, const std::vector<LastGather>& gathers) {
+  const LastGather& gather = gathers[static_cast<size_t>(unit)];
+  const int turn = planned_.of_group[static_cast<size_t>(gather.group)];
+  ReadTurn& read = planned_.turns[static_cast<size_t>(turn)];
+  const UnitHomes& homes = pools_.homes.units[static_cast<size_t>(unit)];
+  std::vector<int> groups, behind;
+  for (int g = homes.first_sub_group; g < homes.first_sub_group + homes.sub_groups; ++g) {
+    if (SharesMasters(d_, pools_.homes, pools_.homes.sub_groups[static_cast<size_t>(g)]))
+      groups.push_back(g);
+  }
+  if (groups.empty() || groups.size() > master_users_.size()) return;
+  const auto user_of = [&](size_t slot) -> int& {
+    return master_users_[slot % master_users_.size()];
+  };
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const int user = user_of(static_cast<size_t>(next_master_slot_) + i);
+    if (user < 0) continue;
+    if (read.issue <= gathers[static_cast<size_t>(user)].updated) return;
+    behind.push_back(user);
+  }
+  for (int g : groups) {
+    user_of(static_cast<size_t>(next_master_slot_)) = unit;
+    planned_.master_slot[static_cast<size_t>(g)] = next_master_slot_++;
+  }
+  planned_.of_update[static_cast<size_t>(unit)] = turn;
+  read.shared.push_back(unit);
+  read.behind.insert(read.behind.end(), behind.begin(), behind.end());
+}
+
+}  // namespace
+
+ReadTurns PlanReadTurns(const PassInputs& in) {
+  return TurnPlanner(in).Run();
+}
+
+Place InSlot(const Plan& plan, const ReadTurn& turn, int unit, bool trainable, int64_t at) {
+  const int64_t size = SizeOf(plan.decisions.compute);
+  Place place = plan.pools.parameter_slots.Slot(turn.number);
+  for (int other : turn.units) {
+    for (const bool of_trainable : {true, false}) {
+      for (const ParameterPiece& piece :
+           plan.pools.homes.units[static_cast<size_t>(other)].pieces(of_trainable)) {
+        if (piece.home.tier != Tier::kNvme) continue;
+        if (other == unit && of_trainable == trainable)
+          return place.Plus((at - piece.begin) * size);
+        place.offset += SwapAligned(piece.count() * size);
+      }
+    }
+  }
+  return place;
+}
+
+}  // namespace ebb::sharding

@@ -1,0 +1,68 @@
+// The passes of one plan, one after the other, each on what those before it have made.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "ebb/sharding/lower_tiers.h"
+
+namespace ebb::sharding {
+
+// Not to be moved: the passes refer to each other.
+struct PassesOf {
+  explicit PassesOf(const PlanInputs& inputs, PlanKind kind = PlanKind::kStep)
+      : plan(Planned(inputs, kind)),
+        residency(PlanResidency(
+            plan.scopes, Elements(plan), plan.decisions.kept_whole,
+            {.has_secondary = plan.decisions.has_secondary() && kind == PlanKind::kStep})),
+        reduction(PlanReduction(plan.scopes, plan.layout, plan.decisions,
+                                static_cast<int>(inputs.model->forward.size()),
+                                /*group_bytes=*/0)),
+        in{.kind = kind,
+           .model = *inputs.model,
+           .plan = plan,
+           .residency = residency,
+           .reduction = reduction},
+        turns(PlanReadTurns(in)),
+        logical(PlanLogical(in, turns)) {}
+  PassesOf(const PassesOf&) = delete;
+
+  // Of all moments, in their order.
+  std::vector<LogicalOp> Operations() const {
+    std::vector<LogicalOp> all;
+    for (const LogicalMoment& moment : logical)
+      all.insert(all.end(), moment.operations.begin(), moment.operations.end());
+    return all;
+  }
+  // The plan with what these passes have written.
+  Plan Lowered() const {
+    Plan lowered = plan;
+    LowerTiers(in, turns, logical).Finish(lowered);
+    return lowered;
+  }
+
+  const Plan plan;            // with a residency and buckets of its own, whose pools fit these
+  const Residency residency;  // each unit alone, one ahead
+  const Reduction reduction;  // each alone
+  const PassInputs in;
+  const ReadTurns turns;
+  const std::vector<LogicalMoment> logical;
+
+ private:
+  static Plan Planned(const PlanInputs& inputs, PlanKind kind) {
+    absl::StatusOr<Plan> plan = kind == PlanKind::kStep   ? PlanStep(inputs)
+                                : kind == PlanKind::kWalk ? PlanWalk(inputs)
+                                                          : PlanDrain(inputs);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  }
+  static std::vector<int64_t> Elements(const Plan& plan) {
+    std::vector<int64_t> elements;
+    for (const UnitLayout& unit : plan.layout.units) elements.push_back(unit.elements());
+    return elements;
+  }
+};
+
+}  // namespace ebb::sharding

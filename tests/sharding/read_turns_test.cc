@@ -1,0 +1,166 @@
+#include "ebb/sharding/read_turns.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "passes_of.h"
+#include "random_model.h"
+#include "unit_chain.h"
+
+namespace ebb::sharding {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::Gt;
+using ::testing::IsEmpty;
+
+constexpr int kUnits = 6;
+
+ModelSpec Chain() {
+  return UnitChain(std::vector<int64_t>(kUnits, 50'000));
+}
+
+// All on NVMe, with two slots for parameters.
+Config OnNvme(bool early) {
+  Config config;
+  config.compute = DType::kBFloat16;
+  config.gradient_accumulation_steps = 1;
+  config.gradient_clipping = early ? 0 : 1;
+  config.ebb.check_overflow = !early;
+  config.zero.stage = 3;
+  config.zero.param_persistence_threshold = 0;
+  config.zero.offload_param.device = config.zero.offload_optimizer.device = Tier::kNvme;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.zero.offload_param.buffer_count = 2;
+  return config;
+}
+
+PlanInputs InputsOf(const ModelSpec& model, const Config& config) {
+  return {.model = &model, .config = &config, .world = 1, .optimizer_states = 2};
+}
+
+TEST(ReadTurns, TakeSlotsInTurnAndKnowWhoseTheyWere) {
+  for (int seed = 1; seed <= Cases(200); ++seed) {
+    const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
+    SCOPED_TRACE(random_case.description());
+    for (const PlanKind kind : {PlanKind::kStep, PlanKind::kWalk}) {
+      const PassesOf passes(random_case.inputs(), kind);
+      const int slots = passes.plan.pools.parameter_slots.count;
+      std::map<int, int> users;  // by slot
+      for (size_t t = 0; t < passes.turns.turns.size(); ++t) {
+        const ReadTurn& turn = passes.turns.turns[t];
+        const auto user = users.find(turn.number % slots);
+        ASSERT_EQ(turn.after, user == users.end() ? -1 : user->second);
+        users[turn.number % slots] = static_cast<int>(t);
+      }
+    }
+  }
+}
+
+TEST(ReadTurns, PiecesLieBesideEachOtherInTheirSlot) {
+  for (int seed = 1; seed <= Cases(200); ++seed) {
+    const RandomCase random_case(static_cast<uint64_t>(seed), /*offloads=*/true);
+    SCOPED_TRACE(random_case.description());
+    const PassesOf passes(random_case.inputs());
+    const Plan& plan = passes.plan;
+    for (const ReadTurn& turn : passes.turns.turns) {
+      std::vector<std::pair<int64_t, int64_t>> pieces;
+      for (int unit : turn.units) {
+        for (const bool trainable : {true, false}) {
+          for (const ParameterPiece& piece :
+               plan.pools.homes.units[static_cast<size_t>(unit)].pieces(trainable)) {
+            if (piece.home.tier != Tier::kNvme) continue;
+            const int64_t at = InSlot(plan, turn, unit, trainable, piece.begin).offset;
+            pieces.emplace_back(at, at + piece.count() * SizeOf(plan.decisions.compute));
+            const int64_t last = InSlot(plan, turn, unit, trainable, piece.end - 1).offset;
+            ASSERT_EQ(last, pieces.back().second - SizeOf(plan.decisions.compute));
+          }
+        }
+      }
+      std::sort(pieces.begin(), pieces.end());
+      const SlotRing& slots = plan.pools.parameter_slots;
+      int64_t end = slots.Slot(turn.number).offset;
+      for (const auto& [from, to] : pieces) {
+        ASSERT_GE(from, end);
+        end = to;
+      }
+      ASSERT_LE(end, slots.Slot(turn.number).offset + slots.bytes);
+    }
+  }
+}
+
+TEST(ReadTurns, FirstVisitsTakeWhatLateUpdatesLeave) {
+  const ModelSpec model = Chain();
+  const Config config = OnNvme(/*early=*/false);
+  const PassesOf passes(InputsOf(model, config));
+  ASSERT_THAT(passes.turns.turns.size(), Gt(kUnits));
+  for (size_t t = 0; t < passes.turns.turns.size(); ++t) {
+    const ReadTurn& turn = passes.turns.turns[t];
+    if (t < kUnits) {
+      EXPECT_EQ(turn.updated, turn.units);
+      EXPECT_EQ(passes.turns.of_update[static_cast<size_t>(turn.units.front())],
+                static_cast<int>(t));
+    } else {
+      EXPECT_THAT(turn.updated, IsEmpty());
+    }
+    EXPECT_THAT(turn.shared, IsEmpty());
+  }
+}
+
+TEST(ReadTurns, ADrainHasOneForEachCarriedUpdate) {
+  const ModelSpec model = Chain();
+  const Config config = OnNvme(/*early=*/false);
+  const PassesOf drain(InputsOf(model, config), PlanKind::kDrain);
+  std::vector<int> updated;
+  for (const ReadTurn& turn : drain.turns.turns)
+    updated.insert(updated.end(), turn.updated.begin(), turn.updated.end());
+  EXPECT_THAT(updated, ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+TEST(ReadTurns, AWalkCarriesAndSharesNothing) {
+  const ModelSpec model = Chain();
+  const Config config = OnNvme(/*early=*/true);
+  const PassesOf walk(InputsOf(model, config), PlanKind::kWalk);
+  EXPECT_EQ(walk.turns.turns.size(), static_cast<size_t>(kUnits));
+  for (const ReadTurn& turn : walk.turns.turns) {
+    EXPECT_THAT(turn.updated, IsEmpty());
+    EXPECT_THAT(turn.shared, IsEmpty());
+  }
+}
+
+// What a shared read has brought stays until its update: who needs the slot comes behind that update.
+TEST(ReadTurns, EarlyUpdatesShareTheLastReadOfTheirUnit) {
+  for (const bool split : {false, true}) {
+    const ModelSpec model = Chain();
+    Config config = OnNvme(/*early=*/true);
+    config.ebb.split_master = split;
+    const PassesOf passes(InputsOf(model, config));
+    std::vector<size_t> last(kUnits);
+    for (size_t t = 0; t < passes.turns.turns.size(); ++t)
+      for (int unit : passes.turns.turns[t].units) last[static_cast<size_t>(unit)] = t;
+    int shared = 0;
+    for (size_t t = 0; t < passes.turns.turns.size(); ++t) {
+      for (int unit : passes.turns.turns[t].shared) {
+        ++shared;
+        EXPECT_EQ(last[static_cast<size_t>(unit)], t);
+        EXPECT_FALSE(passes.turns.carried[static_cast<size_t>(unit)]);
+        EXPECT_EQ(passes.turns.of_update[static_cast<size_t>(unit)], static_cast<int>(t));
+        const SubGroup& group = passes.plan.pools.homes.sub_groups[static_cast<size_t>(
+            passes.plan.pools.homes.units[static_cast<size_t>(unit)].first_sub_group)];
+        EXPECT_EQ(passes.turns.shares_masters(
+                      passes.plan.pools.homes.units[static_cast<size_t>(unit)].first_sub_group),
+                  !split && SharesMasters(passes.plan.decisions, passes.plan.pools.homes, group));
+      }
+    }
+    EXPECT_GT(shared, 0) << split;
+  }
+}
+
+}  // namespace
+}  // namespace ebb::sharding
