@@ -48,23 +48,41 @@ absl::StatusOr<PrivateFile> PrivateFile::Create(std::string path, int64_t bytes,
       open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, S_IRUSR | S_IWUSR));
   if (!handle.is_open()) return IoError(absl::StrCat("cannot create '", path, "'"), errno);
   PrivateFile file(std::move(handle), std::move(path));
-  EBB_RETURN_IF_ERROR(file.Reserve(bytes + static_cast<int64_t>(kBlockBytes), whole_need));
-  file.data_bytes_ = bytes;
+  EBB_RETURN_IF_ERROR(file.Reserve(0, bytes + int64_t{kBlockBytes}, whole_need));
   file.stamp_ = RandomStamp();
-  if (const int error = file.WriteStamp(sizeof(file.stamp_))) {
-    return TransferError(true, file.path_, bytes, int64_t{sizeof(file.stamp_)}, error);
-  }
-  if (fstat(file.descriptor(), &file.made_) != 0) {
-    return IoError(absl::StrCat("cannot look at '", file.path_, "'"), errno);
-  }
+  EBB_RETURN_IF_ERROR(file.Stamp(bytes, sizeof(file.stamp_)));
   return file;
+}
+
+// The stamp's block becomes data. What is written there may go past the page cache.
+absl::Status PrivateFile::Extend(int64_t bytes, std::string_view whole_need) {
+  const int64_t before = data_bytes_;
+  if (bytes <= before) return absl::OkStatus();
+  absl::Status extended =
+      Reserve(before + int64_t{kBlockBytes}, bytes + int64_t{kBlockBytes}, whole_need);
+  if (extended.ok()) extended = Stamp(bytes, kBlockBytes);
+  if (extended.ok()) return extended;
+  data_bytes_ = before;
+  if (ftruncate(descriptor(), before + int64_t{kBlockBytes}) != 0)
+    return IoError(absl::StrCat("cannot cut '", path_, "'"), errno);
+  return extended;
+}
+
+// Behind so many bytes of data, with which the file is as it is to stay.
+absl::Status PrivateFile::Stamp(int64_t data_bytes, size_t bytes) {
+  data_bytes_ = data_bytes;
+  if (const int error = WriteStamp(bytes))
+    return TransferError(true, path_, data_bytes, static_cast<int64_t>(bytes), error);
+  if (fstat(descriptor(), &made_) != 0)
+    return IoError(absl::StrCat("cannot look at '", path_, "'"), errno);
+  return absl::OkStatus();
 }
 
 PrivateFile::~PrivateFile() {
   if (handle_.is_open()) unlink(path_.c_str());
 }
 
-absl::Status PrivateFile::Reserve(int64_t bytes, std::string_view whole_need) {
+absl::Status PrivateFile::Reserve(int64_t from, int64_t bytes, std::string_view whole_need) {
   const auto failed = [&](int error) {
     const bool full = (error == ENOSPC || error == EDQUOT) && !whole_need.empty();
     return IoError(
@@ -84,8 +102,8 @@ absl::Status PrivateFile::Reserve(int64_t bytes, std::string_view whole_need) {
     return failed(EFBIG);
   }
   // First, as trying would fill the disk for a moment.
-  if (FreeBytes(descriptor()) < bytes) return failed(ENOSPC);
-  if (const int error = WaitReserved(descriptor(), bytes, path_)) return failed(error);
+  if (FreeBytes(descriptor()) < bytes - from) return failed(ENOSPC);
+  if (const int error = WaitReserved(descriptor(), bytes, path_, from)) return failed(error);
   return absl::OkStatus();
 }
 

@@ -26,6 +26,9 @@ class PrivateFile {
   // `whole_need`: said where the disk is full.
   static absl::StatusOr<PrivateFile> Create(std::string path, int64_t bytes,
                                             std::string_view whole_need = {});
+  // At least so many bytes of data from now on: what is there stays, and what is added is not zeros. No transfer is
+  // under way. An error: as long as it was.
+  absl::Status Extend(int64_t bytes, std::string_view whole_need);
   PrivateFile(PrivateFile&&) = default;
   PrivateFile& operator=(PrivateFile&&) = delete;
   ~PrivateFile();
@@ -44,7 +47,8 @@ class PrivateFile {
  private:
   PrivateFile(FileHandle handle, std::string path)
       : handle_(std::move(handle)), path_(std::move(path)) {}
-  absl::Status Reserve(int64_t bytes, std::string_view whole_need);
+  absl::Status Reserve(int64_t from, int64_t bytes, std::string_view whole_need);
+  absl::Status Stamp(int64_t data_bytes, size_t bytes);
   // Of the last block its first `bytes`. Its errno, or 0.
   int WriteStamp(size_t bytes) const;
   absl::Status CheckStamp() const;

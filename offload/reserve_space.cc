@@ -61,12 +61,12 @@ int WriteZeros(int descriptor, int64_t offset, int64_t bytes, bool syncs) {
   return 0;
 }
 
-int Fill(int descriptor, int64_t bytes, const std::string& path) {
+int Fill(int descriptor, int64_t from, int64_t bytes, const std::string& path) {
   static std::once_flag said_filling, said_not_kept;
   Say(said_filling, path,
       "cannot reserve space: each swap file is written full of zeros before it is used");
   auto said_at = Clock::now();
-  for (int64_t offset = 0; offset < bytes;) {
+  for (int64_t offset = from; offset < bytes;) {
     const int64_t part = std::min(kWriteBytes, bytes - offset);
     const bool syncs = offset + part == bytes || (offset + part) % kSyncBytes == 0;
     if (const int error = WriteZeros(descriptor, offset, part, syncs)) return error;
@@ -92,10 +92,10 @@ int Fill(int descriptor, int64_t bytes, const std::string& path) {
 
 }  // namespace
 
-int WaitReserved(int descriptor, int64_t bytes, const std::string& path) {
+int WaitReserved(int descriptor, int64_t bytes, const std::string& path, int64_t from) {
   int result;
   do {
-    result = fallocate(descriptor, 0, 0, bytes);
+    result = fallocate(descriptor, 0, from, bytes - from);
   } while (result != 0 && errno == EINTR);
   if (result == 0) {
     static std::once_flag said;
@@ -109,7 +109,7 @@ int WaitReserved(int descriptor, int64_t bytes, const std::string& path) {
   }
   // By the file system; by the kernel, or what stands in for one.
   if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-  return Fill(descriptor, bytes, path);
+  return Fill(descriptor, from, bytes, path);
 }
 
 }  // namespace ebb

@@ -22,6 +22,10 @@ bool Aligned(int64_t bytes) {
   return bytes % ShardFile::kAlignment == 0;
 }
 
+int64_t AlignedUp(int64_t bytes) {
+  return (bytes + ShardFile::kAlignment - 1) / ShardFile::kAlignment * ShardFile::kAlignment;
+}
+
 absl::Status Check(const ShardFile::Options& options) {
   const AioOptions& aio = options.aio;
   if (options.directories.empty()) {
@@ -68,7 +72,25 @@ absl::StatusOr<bool> SetDirect(std::vector<PrivateFile>& files) {
 }  // namespace
 
 struct ShardFile::State {
-  State(std::vector<PrivateFile> made, const Stripes& cut) : files(std::move(made)), stripes(cut) {}
+  State(std::vector<PrivateFile> made, const Options& as, int64_t bytes)
+      : files(std::move(made)), options(as), stripes(StripesOf(as, bytes)) {}
+
+  static Stripes StripesOf(const Options& options, int64_t bytes) {
+    return {static_cast<int>(options.directories.size()), bytes, options.aio.block_bytes};
+  }
+  absl::Status MakeTransfers() {
+    std::vector<int> descriptors;
+    for (const PrivateFile& file : files) descriptors.push_back(file.descriptor());
+    EBB_ASSIGN_OR_RETURN(transfers,
+                         FileTransfers::Create(stripes, {.files = std::move(descriptors),
+                                                         .paths = Paths(),
+                                                         .direct = direct,
+                                                         .aio = options.aio,
+                                                         .backend = options.backend,
+                                                         .memory = options.memory,
+                                                         .wrap_queue = options.wrap_queue}));
+    return absl::OkStatus();
+  }
 
   std::vector<std::string> Paths() const {
     std::vector<std::string> paths;
@@ -78,15 +100,17 @@ struct ShardFile::State {
 
   // In the order in which they outlive each other.
   std::vector<PrivateFile> files;
-  const Stripes stripes;
+  Options options;
+  Stripes stripes;
+  bool direct = false;
   std::unique_ptr<FileTransfers> transfers;
 };
 
 absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& options) {
   EBB_RETURN_IF_ERROR(Check(options));
   const auto count = static_cast<int>(options.directories.size());
-  const int64_t bytes = (options.bytes + kAlignment - 1) / kAlignment * kAlignment;
-  const Stripes stripes(count, bytes, options.aio.block_bytes);
+  const int64_t bytes = AlignedUp(options.bytes);
+  const Stripes stripes = State::StripesOf(options, bytes);
   std::vector<PrivateFile> files;
   files.reserve(options.directories.size());
   for (int i = 0; i < count; ++i) {
@@ -97,19 +121,31 @@ absl::StatusOr<std::unique_ptr<ShardFile>> ShardFile::Create(const Options& opti
             stripes.FileBytes(i), options.whole_need));
     files.push_back(std::move(file));
   }
-  auto state = std::make_unique<State>(std::move(files), stripes);
-  EBB_ASSIGN_OR_RETURN(const bool direct, SetDirect(state->files));
-  std::vector<int> descriptors;
-  for (const PrivateFile& file : state->files) descriptors.push_back(file.descriptor());
-  EBB_ASSIGN_OR_RETURN(state->transfers,
-                       FileTransfers::Create(stripes, {.files = std::move(descriptors),
-                                                       .paths = state->Paths(),
-                                                       .direct = direct,
-                                                       .aio = options.aio,
-                                                       .backend = options.backend,
-                                                       .memory = options.memory,
-                                                       .wrap_queue = options.wrap_queue}));
+  auto state = std::make_unique<State>(std::move(files), options, bytes);
+  EBB_ASSIGN_OR_RETURN(state->direct, SetDirect(state->files));
+  EBB_RETURN_IF_ERROR(state->MakeTransfers());
   return std::unique_ptr<ShardFile>(new ShardFile(std::move(state)));
+}
+
+absl::Status ShardFile::Reopen(int64_t bytes, std::vector<std::span<std::byte>> memory) {
+  const auto is_same = [](std::span<std::byte> one, std::span<std::byte> other) {
+    return one.data() == other.data() && one.size() == other.size();
+  };
+  const std::vector<std::span<std::byte>>& before = state_->options.memory;
+  if (state_->transfers != nullptr && AlignedUp(bytes) <= state_->stripes.bytes() &&
+      std::equal(before.begin(), before.end(), memory.begin(), memory.end(), is_same))
+    return absl::OkStatus();
+  state_->transfers.reset();
+  const Stripes longer = State::StripesOf(state_->options, AlignedUp(bytes));
+  if (longer.bytes() > state_->stripes.bytes()) {
+    for (size_t i = 0; i < state_->files.size(); ++i) {
+      EBB_RETURN_IF_ERROR(state_->files[i].Extend(longer.FileBytes(static_cast<int>(i)),
+                                                  state_->options.whole_need));
+    }
+    state_->stripes = longer;
+  }
+  state_->options.memory = std::move(memory);
+  return state_->MakeTransfers();
 }
 
 ShardFile::ShardFile(std::unique_ptr<State> state) : state_(std::move(state)) {}

@@ -91,6 +91,10 @@ class ShardFile {
   // Waits for what is under way, and removes the file.
   ~ShardFile();
 
+  // Between transfers: at least `bytes` long from now on, with what is in it, and with other memory registered. An
+  // error: there are no transfers any more, but for those of a call that succeeds later.
+  absl::Status Reopen(int64_t bytes, std::vector<std::span<std::byte>> memory);
+
   // Start and return, from any thread: what is in flight is bounded, what has been started waits in
   // line. A transfer is started again only when it is over. What is wrong with one, Wait returns.
   // Those that share bytes have no order: the caller waits between them.

@@ -86,6 +86,7 @@ class HostFit {
   HostFit(const PoolInputs& inputs, const Config& config)
       : budget_(config.ebb.host_memory.value_or(INT64_MAX)),
         inputs_(inputs),
+        given_(inputs.homes),
         sub_group_least_(SubGroupElementsLeast(Updated(inputs))),
         limits_{.sub_group_elements = std::max(SubGroupLimit(inputs, config), sub_group_least_),
                 .parameters_in_cpu = config.zero.offload_param.max_in_cpu,
@@ -128,6 +129,7 @@ class HostFit {
   }
 
   Pools LayOut() {
+    if (given_ != nullptr) return LayOutPools(inputs_);
     const Homes homes = DecideHomes(*inputs_.decisions, *inputs_.layout, limits_);
     inputs_.homes = &homes;
     return LayOutPools(inputs_);
@@ -205,6 +207,7 @@ class HostFit {
 
   int64_t budget_;
   PoolInputs inputs_;
+  const Homes* given_;
   int64_t sub_group_least_;
   HomeLimits limits_;
 };

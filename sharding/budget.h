@@ -22,7 +22,7 @@ inline constexpr int64_t kSubGroupsMax = int64_t{1} << 16;
 // Of so many elements, each sub-group's at least.
 int64_t SubGroupElementsLeast(int64_t elements);
 
-// Homes, parameter_slots and gather_slot_bytes of `inputs` are chosen here: all states in RAM if
+// Homes, if `inputs` has none, parameter_slots and gather_slot_bytes of `inputs` are chosen here: all states in RAM if
 // ebb.host_memory has room for them, else (with fills_host) as many as it has room for beside staging,
 // which is the smallest there is where even that is too much (CheckBudget).
 absl::StatusOr<Pools> LayOutNearBudget(const PoolInputs& inputs, const Config& config);

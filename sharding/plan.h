@@ -311,6 +311,8 @@ struct PlanInputs {
   int world = 1;
   int optimizer_states = 0;
   bool own_optimizer = false;
+  // Where state lives that is there already; null: it is decided.
+  const Homes* homes = nullptr;
   // How much the error of a cap says: what is needed; which class needs how much, too; and what would
   // fit, which takes longer to find than the plan.
   enum class CapError : uint8_t { kNeed, kClasses, kAdvice };

@@ -23,7 +23,7 @@ struct PoolInputs {
   const ModelSpec* model = nullptr;
   const ModelLayout* layout = nullptr;
   const Decisions* decisions = nullptr;
-  const Homes* homes = nullptr;
+  const Homes* homes = nullptr;  // null: decided near the budget
   const std::vector<PlannedScope>* scopes = nullptr;
   const Residency* residency = nullptr;
   // Of an evaluation, where its walk is not how a step begins: with ModelSpec::order, or secondary shards. Null: it is.

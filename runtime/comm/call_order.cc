@@ -43,7 +43,7 @@ uint32_t HashOf(uint64_t number, int engine) {
 bool Meets(CallKind kind) {
   return kind == CallKind::kSuspend || kind == CallKind::kResume || kind == CallKind::kCopy ||
          kind == CallKind::kSetTrainingState || kind == CallKind::kAgree ||
-         kind == CallKind::kReadAsync;
+         kind == CallKind::kReadAsync || kind == CallKind::kReorder;
 }
 
 bool Alike(CallOfWorld one, CallOfWorld other) {
@@ -193,6 +193,8 @@ std::string CallOrder::Past(CallOfWorld call, bool with_engine) const {
       return absl::StrCat("called Agree", of);
     case CallKind::kReadAsync:
       return absl::StrCat("called ReadAsync", of);
+    case CallKind::kReorder:
+      return absl::StrCat("called Reorder", of);
   }
   return "made another call";
 }

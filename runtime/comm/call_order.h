@@ -43,6 +43,7 @@ enum class CallKind : uint8_t {
   kSetTrainingState,
   kAgree,
   kReadAsync,
+  kReorder,
 };
 
 struct CallOfWorld {

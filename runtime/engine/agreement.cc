@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "ebb/runtime/comm/rank_errors.h"
@@ -225,6 +226,86 @@ absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Con
                      ": the same parameters in other units, visits, order of scopes or workspace");
     if (plans[r] != plans[0])
       return Differs(rank, "plan", " for the same model and config: another version of Ebb");
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+// A visit is two numbers, an event of ModelSpec::order one: `Describe` undoes it, of any rank.
+class OrderNumbers {
+ public:
+  static std::vector<int64_t> Of(const ModelSpec& model) {
+    std::vector<int64_t> numbers = {std::ssize(model.forward)};
+    for (const Visit& visit : model.forward) {
+      numbers.push_back(8 * static_cast<int64_t>(visit.unit) + (visit.forward ? 1 : 0) +
+                        (visit.backward ? 2 : 0) + (visit.gradients ? 4 : 0));
+      numbers.push_back(visit.output_bytes);
+    }
+    for (const ScopeEvent& event : model.order) {
+      numbers.push_back(8 * int64_t{event.visit} + (event.opens ? 1 : 0) +
+                        (event.backward ? 2 : 0) + (event.recompute ? 4 : 0));
+    }
+    return numbers;
+  }
+
+  OrderNumbers(const ModelSpec& model, std::span<const int64_t> numbers)
+      : model_(model), numbers_(numbers) {}
+
+  // What number `index` is of.
+  std::string Place(size_t index) const {
+    if (index == 0) return "the number of visits";
+    if (index > visits() * 2) return absl::StrCat("event ", index - 1 - 2 * visits());
+    return absl::StrCat("visit ", (index - 1) / 2);
+  }
+  std::string Describe(size_t index) const {
+    if (index >= numbers_.size()) return "the end";
+    const int64_t number = numbers_[index];
+    if (index == 0) return absl::StrCat(number);
+    if (index > visits() * 2) {
+      const int64_t unit = numbers_[static_cast<size_t>(1 + 2 * (number / 8))] / 8;
+      return absl::StrCat((number & 2) != 0   ? "Backward"
+                          : (number & 4) != 0 ? "Recompute"
+                                              : "Forward",
+                          " of unit '", NameOf(unit), "' ", (number & 1) != 0 ? "opens" : "closes");
+    }
+    if (index % 2 == 0) return absl::StrCat(number, " bytes of output");
+    std::vector<const char*> parts;
+    if ((number & 1) == 0) parts.push_back("no forward");
+    if ((number & 2) == 0) parts.push_back("no backward");
+    if ((number & 4) == 0) parts.push_back("no gradients");
+    return absl::StrCat("unit '", NameOf(number / 8), "'", parts.empty() ? "" : " with ",
+                        absl::StrJoin(parts, " and "));
+  }
+
+ private:
+  size_t visits() const { return static_cast<size_t>(numbers_.front()); }
+  const std::string& NameOf(int64_t unit) const {
+    return model_.units[static_cast<size_t>(unit)].name;
+  }
+
+  const ModelSpec& model_;
+  std::span<const int64_t> numbers_;
+};
+
+}  // namespace
+
+absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model,
+                          const sharding::Plan& plan) {
+  EBB_ASSIGN_OR_RETURN(const std::vector<std::vector<int64_t>> all,
+                       AllLists(lane, OrderNumbers::Of(model)));
+  if (const Place at = FirstDifference(all); at.rank > 0) {
+    const OrderNumbers first(model, all.front()), other(model, all[static_cast<size_t>(at.rank)]);
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Reorder: the order of rank ", at.rank, " differs from rank 0's: first at ",
+        first.Place(at.index), ", ", first.Describe(at.index), " on rank 0 and ",
+        other.Describe(at.index), " on rank ", at.rank, "; every rank must ask for the same"));
+  }
+  EBB_ASSIGN_OR_RETURN(const std::vector<int64_t> plans,
+                       AllValues(lane, static_cast<int64_t>(plan.hash)));
+  for (size_t r = 1; r < plans.size(); ++r) {
+    if (plans[r] != plans[0])
+      return Differs(static_cast<int>(r), "plan", " for the same order: another version of Ebb");
   }
   return absl::OkStatus();
 }

@@ -42,6 +42,9 @@ absl::Status AgreeOnStatus(const HostLane& lane, const absl::Status& own, int64_
 absl::Status AgreeOnPlan(const HostLane& lane, const ModelSpec& model, const Config& config,
                          const sharding::Plan& plan);
 
+// Refuses ranks that ask for different orders of the same units, and names the first difference.
+absl::Status AgreeOnOrder(const HostLane& lane, const ModelSpec& model, const sharding::Plan& plan);
+
 // Refuses ranks whose initialisers differ, by the first values of every parameter: a seed made from
 // the rank is the usual mistake. `of_rank_0`: EngineOptions::initial_values_of_rank_0, of which all that matters is that
 // it is the same.

@@ -58,6 +58,11 @@ class AsyncReads {
   absl::Status Prepare(bool beside_steps);
   // Once updates of the last step have been issued. One at a time.
   std::shared_future<absl::Status> Start(StateReader reader);
+  // Another plan has come, and none is under way.
+  void FollowPlan() {
+    read_.reset();
+    before_.reset();
+  }
   // Of the last one; ready if there was none.
   bool is_over() const;
   void Await() const;

@@ -8,6 +8,7 @@
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/device/backend.h"
 #include "ebb/runtime/engine/engine_parts.h"
+#include "ebb/runtime/engine/reorder.h"
 #include "ebb/runtime/engine/setup.h"
 
 namespace ebb {
@@ -138,6 +139,12 @@ absl::Status Engine::Resume() {
     return parts_->calls.Returned(WhileAlive("Resume", ", which shows that it is not suspended"));
   }
   return parts_->calls.Returned(parts_->call.suspension->Resume());
+}
+absl::Status Engine::Reorder(std::vector<Visit> forward, std::vector<ScopeEvent> order) {
+  if (parts_ == nullptr) return MovedFrom();
+  if (parts_->scopes.progress.alive)
+    return parts_->calls.Returned(WhileAlive("Reorder", kFinishFirst));
+  return parts_->calls.Returned(ebb::Reorder(*parts_).To(std::move(forward), std::move(order)));
 }
 absl::Status Engine::CopyParametersFrom(Engine& other) {
   if (parts_ == nullptr || other.parts_ == nullptr) return MovedFrom();

@@ -97,13 +97,13 @@ class Engine {
   // ModelSpec::workspace_bytes of device memory as kInt8; the trainer's between any two calls.
   MutableTensorView workspace() const;
   // What every scope of a unit shows, known without opening one: a trainer makes its tensors once. Shape, dtype and
-  // the address, which is the same in every scope and step, until Suspend; its elements are the parameter's only
+  // the address, which is the same in every scope and step, until Suspend or Reorder; its elements are the parameter's only
   // while a scope of the unit is open. Empty: no unit of this model.
   std::vector<ParameterView> Views(UnitId unit) const;
   // Memory of the device to which Views, scopes and workspace() have led stays where it is for as long as what this
   // returns lives, also when the engine has ended: for tensors that lie over it and outlive it. What is in it is then
-  // undefined, and the shapes of views are gone. Meanwhile Suspend gives none of it back. Whichever thread lets go of it last gives it back, which on a
-  // GPU waits for the device. Null: the engine was moved from.
+  // undefined, and the shapes of views are gone. Meanwhile Suspend and Reorder give none of it back. Whichever thread
+  // lets go of it last gives it back, which on a GPU waits for the device. Null: the engine was moved from.
   std::shared_ptr<void> HoldMemory();
 
   // Waits for the updates of the step before the last, so two steps are in the queues at most.
@@ -171,6 +171,21 @@ class Engine {
   absl::Status Suspend();
   absl::Status Resume();
 
+  // Collective, between steps: other visits and another order (ModelSpec::forward and ModelSpec::order) of the same units
+  // and parameters. Parameters, masters and optimizer states stay where they are; everything then goes on bit for bit as
+  // in an engine that was created with this order and given the same state. program(), model(), memory() and, once a
+  // step has finished, traffic() and communication() are of the new order; Report is still of the last step. Scopes'
+  // views and workspace() may be at other addresses. Waits for pending updates and for the end of a ReadAsync; what comes
+  // next of either follows the new order, as does StateSlices.
+  //
+  // Pools that the new order has otherwise are given back before its own are taken, so that there is never more memory
+  // than either order needs, but for what HoldMemory keeps. Masters and states stay in the tier that they are in, which
+  // leaves staging what ebb.host_memory left it. An error on any rank is every rank's, and the engine is as it was,
+  // unless it says that it has failed: orders that differ over the ranks, in a sentence that names the first
+  // difference; what Create refuses of an order; a step that is alive, or a suspended engine; memory or space on the
+  // disk that is not there. Other threads ask nothing of the engine meanwhile.
+  absl::Status Reorder(std::vector<Visit> forward, std::vector<ScopeEvent> order = {});
+
   // Collective. Every parameter of this engine takes the value of the one of the same name and shape
   // in `other`, of the same World: the master where it is trainable there, else the parameter. Any
   // stage, shard group, dtype, on either side trainable or frozen, either side suspended. Masters are
@@ -184,7 +199,7 @@ class Engine {
   absl::Status CopyParametersFrom(Engine& other);
 
   // Collective, between steps: OK if every rank passes OK and the same `about`. Else this rank's own error, or that of
-  // the first rank that has one, in 450 bytes of its message.
+  // the first rank that has one, in 440 bytes of its message.
   absl::Status Agree(const absl::Status& own, std::string_view about = "");
 
   // Any thread.

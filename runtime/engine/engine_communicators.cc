@@ -77,6 +77,11 @@ absl::Status EngineCommunicators::MakeReduce(int shards) {
   return Make("exchange", Lane::kExchange);
 }
 
+absl::Status EngineCommunicators::MeetBehindFreedMemory() const {
+  return inputs_.world.connected_by_nccl() ? inputs_.given_world.MeetOnHost(OptionsOf("moved"))
+                                           : absl::OkStatus();
+}
+
 void EngineCommunicators::Leave() {
   for (std::optional<Communicator>& communicator : lanes_)
     if (communicator.has_value()) communicator->Leave();

@@ -51,6 +51,10 @@ class EngineCommunicators {
   // Those that steps use, made or not; the first of them, of Lane::kNone, never is.
   std::array<std::optional<Communicator>, sharding::kLanes>& of_steps() { return lanes_; }
 
+  // Ranks have given memory of the device back, which waits for it, so that no rank may wait there for another: before
+  // what comes next on it. Collective.
+  absl::Status MeetBehindFreedMemory() const;
+
   CommunicatorOptions OptionsOf(std::string_view name) const;
   // The configured one, or what is usual: the ranks of a host.
   int ReductionGroup() const;

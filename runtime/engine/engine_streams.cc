@@ -35,18 +35,31 @@ EngineStreams::EngineStreams(const Device& device) {
   lines_[LineOf(StreamId::kCompute)].emplace(device.CallerStream());
 }
 
+absl::Status EngineStreams::MakeLine(Line line, int tasks, Made make) {
+  if (lines_[line].has_value() && tasks_[line] >= tasks) return absl::OkStatus();
+  EBB_ASSIGN_OR_RETURN(Stream made, make(tasks));
+  lines_[line].emplace(std::move(made));
+  tasks_[line] = tasks;
+  return absl::OkStatus();
+}
+
 absl::Status EngineStreams::Make(const Device& device, const sharding::Plan* plan) {
   // The others wait for what gathers and reductions carry.
   const std::tuple<const char*, StreamId, StreamPriority> streams[] = {
       {"ebb gather", StreamId::kGather, StreamPriority::kFirst},
       {"ebb reduce", StreamId::kReduce, StreamPriority::kFirst},
       {"ebb update", StreamId::kUpdate, StreamPriority::kUsual}};
-  for (const auto& [name, id, priority] : streams) {
-    EBB_ASSIGN_OR_RETURN(Stream made, NewStream(device, name, TasksMax(plan, id), priority));
-    lines_[LineOf(id)].emplace(std::move(made));
+  for (const auto& stream : streams) {
+    const auto make = [&](int tasks) {
+      return NewStream(device, std::get<0>(stream), tasks, std::get<2>(stream));
+    };
+    const StreamId id = std::get<1>(stream);
+    EBB_RETURN_IF_ERROR(MakeLine(LineOf(id), TasksMax(plan, id), make));
   }
-  EBB_ASSIGN_OR_RETURN(Event started, device.NewEvent());
-  started_.emplace(std::move(started));
+  if (!started_.has_value()) {
+    EBB_ASSIGN_OR_RETURN(Event started, device.NewEvent());
+    started_.emplace(std::move(started));
+  }
   while (concluded_.size() < ControlBlock::kSlots) {
     EBB_ASSIGN_OR_RETURN(Event made, NewAwaitedEvent(device));
     concluded_.push_back(std::move(made));
@@ -59,9 +72,9 @@ absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Pl
   if (!plan.decisions.offloads()) return absl::OkStatus();
   const std::pair<const char*, StreamId> copies[] = {{"ebb upload", StreamId::kUpload},
                                                      {"ebb download", StreamId::kDownload}};
-  for (const auto& [name, id] : copies) {
-    EBB_ASSIGN_OR_RETURN(Stream made, device.NewStream(name, TasksMax(&plan, id)));
-    lines_[LineOf(id)].emplace(std::move(made));
+  for (const auto& copy : copies) {
+    const auto make = [&](int tasks) { return device.NewStream(copy.first, tasks); };
+    EBB_RETURN_IF_ERROR(MakeLine(LineOf(copy.second), TasksMax(&plan, copy.second), make));
   }
   const std::tuple<const char*, StreamId, Line> on_host[] = {
       {"ebb host sum", StreamId::kHostSum, LineOf(StreamId::kHostSum)},
@@ -73,10 +86,11 @@ absl::Status EngineStreams::MakeOffload(const Device& device, const sharding::Pl
       {"ebb write", StreamId::kWrite, LineOf(StreamId::kWrite)},
       {"ebb written", StreamId::kWrite, sharding::kWritten},
       {"ebb check", StreamId::kCheck, LineOf(StreamId::kCheck)}};
-  for (const auto& [name, id, line] : on_host) {
+  for (const auto& stream : on_host) {
+    const StreamId id = std::get<1>(stream);
     if (id == StreamId::kCheck && !has_files) continue;
-    EBB_ASSIGN_OR_RETURN(Stream made, device.NewHostStream(name, TasksMax(&plan, id)));
-    lines_[line].emplace(std::move(made));
+    const auto make = [&](int tasks) { return device.NewHostStream(std::get<0>(stream), tasks); };
+    EBB_RETURN_IF_ERROR(MakeLine(std::get<2>(stream), TasksMax(&plan, id), make));
   }
   return absl::OkStatus();
 }

@@ -6,7 +6,9 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "ebb/runtime/device/device.h"
 #include "ebb/runtime/device/event.h"
 #include "ebb/runtime/device/stream.h"
@@ -20,7 +22,8 @@ class EngineStreams {
   explicit EngineStreams(const Device& device);
 
   // Those of every engine, with room for two steps of the plan, so that enqueuing waits for no work. `plan`: null
-  // where there is none, and ranks only agree on that. Again once another plan was chosen.
+  // where there is none, and ranks only agree on that. Again once another plan was chosen, as the next: what has no room
+  // for it is made anew, at its address. Of streams that are idle.
   absl::Status Make(const Device& device, const sharding::Plan* plan);
   // Those of what is offloaded.
   absl::Status MakeOffload(const Device& device, const sharding::Plan& plan, bool has_files);
@@ -46,8 +49,12 @@ class EngineStreams {
   void WaitIdle();
 
  private:
+  using Made = absl::FunctionRef<absl::StatusOr<Stream>(int tasks)>;
+  absl::Status MakeLine(sharding::Line line, int tasks, Made make);
+
   // Those that start transfers before those that end them.
   std::array<std::optional<Stream>, sharding::kLines> lines_;
+  std::array<int, sharding::kLines> tasks_ = {};  // of each, the most that it has room for
   std::optional<Event> started_;
   std::vector<Event> concluded_;  // by parity: what the caller waits for when it is two steps ahead
 };

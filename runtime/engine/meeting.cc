@@ -27,6 +27,8 @@ std::string DescribeBegun(int64_t begun) {
       return "calls Agree";
     case Meeting::kReadAsync:
       return "calls ReadAsync";
+    case Meeting::kReorder:
+      return "calls Reorder";
   }
   return begun < 0 ? "is in an evaluation" : "is in a step";
 }

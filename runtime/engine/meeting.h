@@ -16,6 +16,7 @@ enum class Meeting : int64_t {
   kSetTrainingState,
   kAgree,
   kReadAsync,
+  kReorder,
 };
 
 bool IsMeeting(std::span<const int64_t> log);

@@ -10,15 +10,35 @@ namespace ebb {
 
 using sharding::Fragment;
 
+sharding::PlanInputs Programs::PlanInputs() const {
+  sharding::PlanInputs inputs = inputs_.ForPlan();
+  if (homes_) inputs.homes = &*homes_;
+  return inputs;
+}
+
 absl::Status Programs::Plan() {
-  EBB_ASSIGN_OR_RETURN(sharding::Plan step, sharding::PlanStep(inputs_.ForPlan()));
-  EBB_ASSIGN_OR_RETURN(sharding::Plan walk, sharding::PlanWalk(inputs_.ForPlan()));
-  EBB_ASSIGN_OR_RETURN(sharding::Plan drain, sharding::PlanDrain(inputs_.ForPlan()));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan step, sharding::PlanStep(PlanInputs()));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan walk, sharding::PlanWalk(PlanInputs()));
+  EBB_ASSIGN_OR_RETURN(sharding::Plan drain, sharding::PlanDrain(PlanInputs()));
   for (auto& [plan, run] :
        {std::pair(&step, &own_), std::pair(&walk, &walk_), std::pair(&drain, &drain_)}) {
     *run = std::make_unique<Runnable>(std::move(*plan));
   }
   return absl::OkStatus();
+}
+
+void Programs::Swap(Programs& other) {
+  const auto swap = [](Runnable& mine, Runnable& theirs) {
+    std::swap(mine, theirs);
+    for (std::unique_ptr<LinkedFragment>& linked : mine.linked) linked.reset();
+    for (std::unique_ptr<LinkedFragment>& linked : theirs.linked) linked.reset();
+  };
+  swap(*own_, *other.own_);
+  swap(*walk_, *other.walk_);
+  swap(*drain_, *other.drain_);
+  others_.clear();
+  other.others_.clear();
+  homes_.swap(other.homes_);
 }
 
 absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
@@ -29,7 +49,7 @@ absl::StatusOr<Runnable*> Programs::Of(int rounds, bool hold_updates) {
       return run.get();
   }
   EBB_ASSIGN_OR_RETURN(sharding::Plan plan,
-                       sharding::PlanStep(inputs_.ForPlan(), planned, hold_updates));
+                       sharding::PlanStep(PlanInputs(), planned, hold_updates));
   others_.push_back(std::make_unique<Runnable>(std::move(plan)));
   others_.back()->hold_updates = hold_updates;
   return others_.back().get();

@@ -21,6 +21,10 @@ class Programs {
 
   // The config's own. Again once the config has changed.
   absl::Status Plan();
+  // Of plans to come: state lives where it is, whatever their order is.
+  void KeepHomes(const sharding::Homes& homes) { homes_ = homes; }
+  // Each takes the other's plans, at the addresses where its own were, to be linked anew.
+  void Swap(Programs& other);
   bool has_plans() const { return own_ != nullptr; }
   Runnable& own() const { return *own_; }      // the config's own step
   Runnable& walk() const { return *walk_; }    // a walk of an evaluation
@@ -40,7 +44,10 @@ class Programs {
   void PointAll();  // once the pools have moved
 
  private:
+  sharding::PlanInputs PlanInputs() const;
+
   const EngineInputs& inputs_;
+  std::optional<sharding::Homes> homes_;  // nothing: as the inputs decide
   std::unique_ptr<Runnable> own_, walk_, drain_;
   std::vector<std::unique_ptr<Runnable>> others_;  // of other rounds, or that hold their updates
   std::optional<sharding::Cells> cells_;

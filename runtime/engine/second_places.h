@@ -42,7 +42,7 @@ class SecondPlaces {
   // Where the newest save finds it, whatever was written since that began.
   ShardFile& Saved(const sharding::Place& place) const;
 
-  const ShardFile& second() const { return *second_; }
+  ShardFile& second() const { return *second_; }
 
  private:
   // The number of the save that moved it last, and above that whether it is in the second place.

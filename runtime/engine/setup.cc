@@ -11,26 +11,13 @@
 #include "ebb/runtime/engine/agreement.h"
 #include "ebb/runtime/engine/device_queues.h"
 #include "ebb/runtime/engine/host_memory.h"
+#include "ebb/runtime/engine/link_plan.h"
 #include "ebb/runtime/engine/measure.h"
 #include "ebb/runtime/trace/log.h"
 #include "ebb/sharding/budget.h"
 #include "ebb/sharding/offload_ratio.h"
 
 namespace ebb {
-namespace {
-
-// By unit: which of the plan's scopes is its last backward.
-std::vector<int> LastBackwards(const sharding::Plan& plan) {
-  std::vector<int> last(plan.unit_names.size(), 0);
-  for (int s = 0; s < static_cast<int>(plan.scopes.size()); ++s) {
-    const sharding::PlannedScope& scope = plan.scopes[static_cast<size_t>(s)];
-    if (scope.backward) last[static_cast<size_t>(scope.unit)] = s;
-  }
-  return last;
-}
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<EngineParts>> MakeEngine(World world, Device device, ModelSpec model,
                                                         const Config& config,
                                                         EngineOptions options) {
@@ -213,8 +200,7 @@ void Setup::MakeOutcome() {
                                            .control = &*with_.control,
                                            .constants = &*parts.constants,
                                            .messages = &parts.messages,
-                                           .adds_squares = inputs.rank() < decisions().shards,
-                                           .backwards = LastBackwards(plan())});
+                                           .adds_squares = inputs.rank() < decisions().shards});
 }
 
 // An optimizer of the trainer's enqueues updates on the device.
@@ -226,13 +212,11 @@ bool Setup::OwnOptimizerEnqueues() const {
 }
 
 absl::Status Setup::MakeIssuer() {
-  EBB_RETURN_IF_ERROR(with_.programs.CutCells());
   const EngineInputs& inputs = with_.inputs;
   EngineCommunicators& communicators = with_.communicators;
   OutcomeParts& outcome = with_.outcome;
   IssueParts& parts = with_.issue;
   NormExchange* const norms = with_.updates.norms ? &*with_.updates.norms : nullptr;
-  using sharding::Lane;
   parts.exchange.emplace(
       RecordExchange::Parts{.plan = &plan(),
                             .reduce = &with_.streams.reduce(),
@@ -266,34 +250,10 @@ absl::Status Setup::MakeIssuer() {
                                                                 .control = &*with_.control,
                                                                 .verifier = &*with_.verifier,
                                                                 .updates = &*with_.updates.call});
-  parts.issuer.emplace(
-      Issuer::Parts{.streams = with_.streams.all(),
-                    .lanes = {nullptr, communicators.at(Lane::kGather),
-                              communicators.at(Lane::kSecondary), communicators.at(Lane::kReduce),
-                              communicators.at(Lane::kReplicas), communicators.of_world()},
-                    .storage = &*with_.storage,
-                    .started = &with_.streams.started(),
-                    .verifier = &*with_.verifier,
-                    .arithmetic = &*with_.updates.arithmetic,
-                    .exchange = &*parts.exchange,
-                    .outcome = &*outcome.outcome,
-                    .errors = &outcome.errors,
-                    .peers = &outcome.peers},
-      with_.programs.cells(), static_cast<int>(inputs.model.units.size()));
-  if (IssueTracer* const tracer = with_.timeline.tracer()) parts.issuer->Observe(*tracer);
   parts.ranges.emplace(plan().unit_names);
-  parts.issuer->Observe(*parts.ranges);
   parts.observer = NewIssueObserver(
       {.device = &inputs.device, .storage = &*with_.storage, .control = &*with_.control});
-  if (parts.observer != nullptr) parts.issuer->Observe(*parts.observer);
-  EBB_RETURN_IF_ERROR(parts.issuer->MakeFence(inputs.device));
-  EBB_RETURN_IF_ERROR(with_.programs.LinkOwn(*parts.issuer, *with_.storage));
-  parts.runner.emplace(FragmentRunner::Parts{.progress = &with_.scopes.progress,
-                                             .programs = &with_.programs,
-                                             .issuer = &*parts.issuer,
-                                             .outcome = &*outcome.outcome,
-                                             .errors = &outcome.errors,
-                                             .timeline = &with_.timeline});
+  EBB_RETURN_IF_ERROR(LinkPlan(with_));
   with_.state.emplace(
       StateAccess::Parts{
           .initial = {.model = &inputs.model,
@@ -329,14 +289,6 @@ void Setup::MakeScopes() {
   OutcomeParts& outcome = with_.outcome;
   Issuer& issuer = *with_.issue.issuer;
   FragmentRunner& runner = *with_.issue.runner;
-  parts.views.emplace(ScopeViews::Parts{.inputs = &with_.inputs,
-                                        .storage = &*with_.storage,
-                                        .compute = &with_.streams.compute(),
-                                        .progress = &parts.progress,
-                                        .errors = &outcome.errors,
-                                        .messages = &outcome.messages,
-                                        .view_errors = &parts.view_errors},
-                      plan());
   parts.displaced.emplace(DisplacedUnits::Parts{.progress = &parts.progress,
                                                 .runner = &runner,
                                                 .issuer = &issuer,

@@ -291,7 +291,7 @@ void StepOutcome::Seal(int parity) {
   for (size_t u = 0; u < squares.size() && !slot.evaluation; ++u) {
     const auto unit = static_cast<int32_t>(u);
     if (!std::isfinite(squares[u]) &&
-        (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, with_.backwards)))
+        (record.non_finite_unit < 0 || IsEarlier(unit, record.non_finite_unit, backwards_)))
       record.non_finite_unit = unit;
     if (with_.adds_squares) record.squares += squares[u];
   }
@@ -317,7 +317,7 @@ void StepOutcome::Conclude(int parity, const absl::Status& exchanged) {
     return record.exchange == slot.terms.exchange;
   });
   if (exchanged.ok() || slot.complete) {
-    slot.ranks = ebb::Conclude(records, with_.backwards);
+    slot.ranks = ebb::Conclude(records, backwards_);
     if (slot.evaluation && slot.ranks.error.ok()) slot.sums = SumsOf(records);
   } else {
     slot.ranks = {};

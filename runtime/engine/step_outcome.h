@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,9 +50,10 @@ class StepOutcome {
     OutcomeMessages* messages = nullptr;
     // False on a rank whose shards another rank has, too: they count once.
     bool adds_squares = true;
-    std::vector<int> backwards = {};  // as ebb::Conclude
   };
   explicit StepOutcome(const Parts& parts);
+  // The order of steps to come, while none is under way. `backwards`: as ebb::Conclude.
+  void FollowOrder(std::vector<int> backwards) { backwards_ = std::move(backwards); }
   // Logs the error of a last step that no call has returned.
   ~StepOutcome();
   StepOutcome(const StepOutcome&) = delete;
@@ -143,6 +145,7 @@ class StepOutcome {
   absl::Status AgreedError(const Slot& slot, int parity);
 
   const Parts with_;
+  std::vector<int> backwards_;
   Standing standing_;
   Slot slots_[ControlBlock::kSlots];  // by parity
   std::optional<int> open_;           // the parity of the open step or evaluation

@@ -40,18 +40,14 @@ absl::Status Storage::Create(const Device& device, const sharding::Plan& plan, c
   Storage& storage = into.emplace(Storage());
   storage.device_ = &device;
   storage.plan_ = &plan;
+  storage.config_ = &config;
   storage.ledger_ = &ledger;
   storage.allocate_ = std::move(allocate);
   storage.shard_ = shard;
   EBB_RETURN_IF_ERROR(CheckName(plan, name));
-  for (const MemoryRow& row : sharding::PredictMemory(plan)) {
-    const int64_t bytes = static_cast<int64_t>(row.predicted_bytes);
-    if (row.tier == Tier::kDevice) storage.bytes_[static_cast<int>(row.state)] = bytes;
-    if (row.tier == Tier::kCpu) storage.host_bytes_[static_cast<int>(row.state)] = bytes;
-    ledger.Predict(row.state, row.tier, bytes);
-  }
-  EBB_RETURN_IF_ERROR(storage.CreateHostPools(config));
-  EBB_RETURN_IF_ERROR(storage.CreateFiles(config, ranks_on_host, name));
+  storage.TakeBytes();
+  EBB_RETURN_IF_ERROR(storage.CreateHostPools());
+  EBB_RETURN_IF_ERROR(storage.CreateFiles(ranks_on_host, name));
   Room room;
   absl::Status made = storage.MakeRoom(Tier::kDevice, room);
   for (int state = 0; state < kStateClasses; ++state) {
@@ -77,23 +73,95 @@ void Storage::GiveBack(Buffer buffer) {
   if (const std::shared_ptr<Held> held = held_.lock()) held->buffers.push_back(std::move(buffer));
 }
 
-absl::Status Storage::CreateHostPools(const Config& config) {
-  const bool pins_parameters = config.zero.offload_param.pin_memory,
-             pins_states = config.zero.offload_optimizer.pin_memory;
-  for (int state = 0; state < kStateClasses; ++state) {
-    if (host_bytes_[state] == 0) continue;
-    const StateClass named = static_cast<StateClass>(state);
-    const bool is_staging = named == StateClass::kStaging;
-    const bool pins = is_staging                        ? pins_parameters || pins_states
-                      : named == StateClass::kParameter ? pins_parameters
-                                                        : pins_states;
-    const std::string what = absl::StrCat("the ", std::string(Name(named)), " pool in host memory");
-    // A device that has memory of its own locks the pools itself, whatever `pin_memory` is.
-    EBB_ASSIGN_OR_RETURN(host_[state],
-                         AllocatePinned(host_bytes_[state], pins && SharesHostMemory(), what));
-    if (!SharesHostMemory()) EBB_RETURN_IF_ERROR(LockForDevice(state, what));
-    below_[state] = MemoryLedger::Charge(*ledger_, named, Tier::kCpu, host_bytes_[state]);
+void Storage::TakeBytes() {
+  int64_t bytes[kStateClasses][kTiers] = {};
+  for (const MemoryRow& row : sharding::PredictMemory(*plan_)) {
+    bytes[static_cast<int>(row.state)][static_cast<int>(row.tier)] =
+        static_cast<int64_t>(row.predicted_bytes);
   }
+  for (int state = 0; state < kStateClasses; ++state) {
+    bytes_[state] = bytes[state][static_cast<int>(Tier::kDevice)];
+    host_bytes_[state] = bytes[state][static_cast<int>(Tier::kCpu)];
+    for (int tier = 0; tier < kTiers; ++tier) {
+      const int64_t before = std::exchange(predicted_[state][tier], bytes[state][tier]);
+      ledger_->Predict(static_cast<StateClass>(state), static_cast<Tier>(tier),
+                       bytes[state][tier] - before);
+    }
+  }
+}
+
+absl::Status Storage::CreateHostPools() {
+  for (int state = 0; state < kStateClasses; ++state) {
+    const StateClass named = static_cast<StateClass>(state);
+    if (host_bytes_[state] > 0) EBB_RETURN_IF_ERROR(CreateHostPool(named));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Storage::CreateHostPool(StateClass named) {
+  const bool pins_parameters = config_->zero.offload_param.pin_memory,
+             pins_states = config_->zero.offload_optimizer.pin_memory;
+  const bool pins = named == StateClass::kStaging     ? pins_parameters || pins_states
+                    : named == StateClass::kParameter ? pins_parameters
+                                                      : pins_states;
+  const int state = static_cast<int>(named);
+  const std::string what = absl::StrCat("the ", std::string(Name(named)), " pool in host memory");
+  // A device that has memory of its own locks the pools itself, whatever `pin_memory` is.
+  EBB_ASSIGN_OR_RETURN(host_[state],
+                       AllocatePinned(host_bytes_[state], pins && SharesHostMemory(), what));
+  if (!SharesHostMemory()) EBB_RETURN_IF_ERROR(LockForDevice(state, what));
+  below_[state] = MemoryLedger::Charge(*ledger_, named, Tier::kCpu, host_bytes_[state]);
+  return absl::OkStatus();
+}
+
+absl::Status Storage::FollowPlan() {
+  TakeBytes();
+  if (state_file_ == nullptr && StateFileBytes() > 0) {
+    return absl::InvalidArgumentError(
+        "with Visit::output_bytes boundary activations would be on NVMe, where the engine was "
+        "created without a file for them: create it with visits that have them");
+  }
+  constexpr int kStaging = static_cast<int>(StateClass::kStaging);
+  if (host_[kStaging].buffer.bytes() != host_bytes_[kStaging]) {
+    // None of it is registered when it goes.
+    for (const std::unique_ptr<ShardFile>* file : {&parameter_file_, &state_file_})
+      if (*file != nullptr) EBB_RETURN_IF_ERROR((*file)->Reopen(/*bytes=*/0, {}));
+    if (second_places_ != nullptr)
+      EBB_RETURN_IF_ERROR(second_places_->second().Reopen(/*bytes=*/0, {}));
+  }
+  for (int state = 0; state < kStateClasses; ++state) {
+    if (IsKept(state)) continue;
+    if (buffers_[state].bytes() != bytes_[state]) {
+      charges_[state] = {};
+      GiveBack(std::exchange(buffers_[state], Buffer()));
+    }
+    if (static_cast<StateClass>(state) != kStateStaging.pool &&
+        host_[state].buffer.bytes() != host_bytes_[state]) {
+      below_[state] = {};
+      locked_[state] = {};
+      host_[state] = {};
+    }
+  }
+  for (int state = 0; state < kStateClasses; ++state) {
+    const StateClass named = static_cast<StateClass>(state);
+    if (buffers_[state].bytes() != bytes_[state]) {
+      EBB_ASSIGN_OR_RETURN(buffers_[state], allocate_(named, bytes_[state],
+                                                      absl::StrCat("the ", std::string(Name(named)),
+                                                                   " pool of another order")));
+      charges_[state] = MemoryLedger::Charge(*ledger_, named, Tier::kDevice, bytes_[state]);
+    }
+    if (host_bytes_[state] > 0 && host_[state].buffer.bytes() != host_bytes_[state])
+      EBB_RETURN_IF_ERROR(CreateHostPool(named));
+  }
+  const std::vector<std::span<std::byte>> registered = RegisteredWithFiles();
+  if (parameter_file_ != nullptr)
+    EBB_RETURN_IF_ERROR(parameter_file_->Reopen(/*bytes=*/0, registered));
+  if (state_file_ != nullptr)
+    EBB_RETURN_IF_ERROR(state_file_->Reopen(StateFileBytes(), registered));
+  if (second_places_ != nullptr)
+    EBB_RETURN_IF_ERROR(second_places_->second().Reopen(/*bytes=*/0, registered));
+  state_options_.memory = registered;
+  ChargeFiles();
   return absl::OkStatus();
 }
 
@@ -160,12 +228,32 @@ std::string NeedOnNvme(const sharding::Plan& plan, const Config& config, int ran
 
 }  // namespace
 
-absl::Status Storage::CreateFiles(const Config& config, int ranks_on_host, std::string_view name) {
+std::vector<std::span<std::byte>> Storage::RegisteredWithFiles() const {
+  const Buffer& staging = host_[static_cast<int>(StateClass::kStaging)].buffer;
+  return staging.data() == nullptr ? std::vector<std::span<std::byte>>()
+                                   : std::vector{staging.span()};
+}
+
+int64_t Storage::StateFileBytes() const {
+  int64_t bytes = 0;
+  for (int state = 0; state < kStateClasses; ++state)
+    if (static_cast<StateClass>(state) != StateClass::kParameter)
+      bytes += plan_->pools.file_bytes[state];
+  return bytes;
+}
+
+void Storage::ChargeFiles() {
+  for (int state = 0; state < kStateClasses; ++state) {
+    below_[kStateClasses + state] =
+        MemoryLedger::Charge(*ledger_, static_cast<StateClass>(state), Tier::kNvme,
+                             sharding::BufferBytes(plan_->pools.file_bytes[state]));
+  }
+}
+
+absl::Status Storage::CreateFiles(int ranks_on_host, std::string_view name) {
+  const Config& config = *config_;
   const std::string need = NeedOnNvme(*plan_, config, ranks_on_host);
-  std::vector<std::span<std::byte>> registered;
-  if (const Buffer& staging = host_[static_cast<int>(StateClass::kStaging)].buffer;
-      staging.data() != nullptr)
-    registered.push_back(staging.span());
+  const std::vector<std::span<std::byte>> registered = RegisteredWithFiles();
   const auto create = [&](const std::vector<std::string>& paths, std::string_view what,
                           int64_t bytes, std::unique_ptr<ShardFile>& file) -> absl::Status {
     if (bytes == 0) return absl::OkStatus();
@@ -192,18 +280,11 @@ absl::Status Storage::CreateFiles(const Config& config, int ranks_on_host, std::
     if (what == "states") state_options_ = std::move(options);
     return absl::OkStatus();
   };
-  const int64_t(&bytes)[kStateClasses] = plan_->pools.file_bytes;
-  const int64_t parameters = bytes[static_cast<int>(StateClass::kParameter)];
-  int64_t states = 0;
-  for (int state = 0; state < kStateClasses; ++state) {
-    const StateClass named = static_cast<StateClass>(state);
-    if (named != StateClass::kParameter) states += bytes[state];
-    below_[kStateClasses + state] =
-        MemoryLedger::Charge(*ledger_, named, Tier::kNvme, sharding::BufferBytes(bytes[state]));
-  }
-  EBB_RETURN_IF_ERROR(
-      create(config.zero.offload_param.nvme_paths, "parameters", parameters, parameter_file_));
-  return create(config.zero.offload_optimizer.nvme_paths, "states", states, state_file_);
+  ChargeFiles();
+  EBB_RETURN_IF_ERROR(create(config.zero.offload_param.nvme_paths, "parameters",
+                             plan_->pools.file_bytes[static_cast<int>(StateClass::kParameter)],
+                             parameter_file_));
+  return create(config.zero.offload_optimizer.nvme_paths, "states", StateFileBytes(), state_file_);
 }
 
 absl::Status Storage::MakeRoom(Tier tier, Room& room) const {

@@ -45,6 +45,11 @@ class Storage {
                              int shard, int ranks_on_host, std::string_view name,
                              MemoryLedger& ledger, Allocate allocate, std::optional<Storage>& into);
 
+  // Once the plan has become another one of the same parameters, masters and states, where no step is alive: all else
+  // is as that plan has it. Pools that change go before others are taken. An error: what could not be taken is missing,
+  // until a call succeeds.
+  absl::Status FollowPlan();
+
   // Memory for a move to the other place, taken before anything moves, as it may not be there.
   class Room {
     friend class Storage;
@@ -126,18 +131,26 @@ class Storage {
 
   const Device* device_ = nullptr;
   const sharding::Plan* plan_ = nullptr;
+  const Config* config_ = nullptr;
   MemoryLedger* ledger_ = nullptr;
   Allocate allocate_;
   int shard_ = 0;
   bool host_predicted_ = false;
   int64_t bytes_[kStateClasses] = {};
+  int64_t predicted_[kStateClasses][kTiers] = {};
   Buffer buffers_[kStateClasses];
   MemoryLedger::Charge charges_[kStateClasses];
   std::weak_ptr<Held> held_;
 
-  absl::Status CreateHostPools(const Config& config);
+  // Bytes of each class on a tier, as the plan has them now, in the ledger, too.
+  void TakeBytes();
+  absl::Status CreateHostPools();
+  absl::Status CreateHostPool(StateClass state);
   absl::Status LockForDevice(int state, std::string_view what);
-  absl::Status CreateFiles(const Config& config, int ranks_on_host, std::string_view name);
+  absl::Status CreateFiles(int ranks_on_host, std::string_view name);
+  std::vector<std::span<std::byte>> RegisteredWithFiles() const;
+  int64_t StateFileBytes() const;
+  void ChargeFiles();
 
   // Below the device. Directories go after the files in them, files after their transfers.
   int64_t host_bytes_[kStateClasses] = {};

@@ -18,12 +18,8 @@ absl::Status Suspension::Error() const {
 // good: its pools are elsewhere by then.
 absl::Status Suspension::MovePools(Storage::Room room) {
   absl::Status moved = with_.storage->MoveInto(std::move(room), with_.streams->gather());
-  if (with_.inputs->world.connected_by_nccl()) {
-    // Memory has been given back. Those that failed come, too.
-    const absl::Status met =
-        with_.inputs->given_world.MeetOnHost(with_.communicators->OptionsOf("moved"));
-    if (moved.ok()) moved = met;
-  }
+  const absl::Status met = with_.communicators->MeetBehindFreedMemory();  // those that failed, too
+  if (moved.ok()) moved = met;
   if (!moved.ok()) with_.errors->Fail(moved);
   return moved;
 }

@@ -41,6 +41,8 @@ class Suspension {
   absl::Status Resume();
 
   bool suspended() const { return suspended_; }
+  // The engine has failed, and lost its pools: no scope leads to where they have been.
+  void LosePools() { suspended_ = true; }
   // The numbers of Steps and Evaluations of a suspended engine, all below 0.
   int64_t RefuseStep() {
     has_refused_step_ = true;

@@ -70,6 +70,16 @@ SwapChecksums::SwapChecksums(const SwapFiles& files, VerifySwap verify) {
   std::sort(parameters_.begin(), parameters_.end(), by_offset);
 }
 
+void SwapChecksums::KeepOf(SwapChecksums& before) {
+  for (std::vector<Extent>* extents : {&states_, &parameters_}) {
+    for (Extent& extent : *extents) {
+      const sharding::SwapExtent of = extent.of();
+      if (of.what == StateClass::kGradient || of.what == StateClass::kActivation) continue;
+      for (Extent& known : before.In(of.home, of.bytes)) extent = std::move(known);
+    }
+  }
+}
+
 void SwapChecksums::KeepStatesOnly() {
   for (std::vector<Extent>* extents : {&states_, &parameters_})
     std::erase_if(*extents, [](const Extent& extent) { return !extent.of().is_state; });

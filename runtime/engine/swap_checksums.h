@@ -86,6 +86,8 @@ class SwapChecksums {
 
   // Of files as they are made: zeros, which the optimizer's states begin with.
   SwapChecksums(const sharding::SwapFiles& files, VerifySwap verify);
+  // Of files that go on as others: what is known of parameters, masters and states, which lie where they did.
+  void KeepOf(SwapChecksums& before);
   // What has a sum with "all" alone has none any more; what else is known stays so.
   void KeepStatesOnly();
 

@@ -23,6 +23,14 @@ SwapVerifier::SwapVerifier(sharding::SwapFiles files, std::span<const std::strin
       checksums_(files_, verify),
       scratch_(static_cast<size_t>(optim::UpdateChecksumScratch(files_.sub_group_elements_max))) {}
 
+void SwapVerifier::FollowPlan(sharding::SwapFiles files, std::span<const std::string> unit_names) {
+  files_ = std::move(files);
+  unit_names_ = unit_names;
+  SwapChecksums made(files_, verify_);
+  made.KeepOf(checksums_);
+  checksums_ = std::move(made);
+}
+
 void SwapVerifier::VerifyStatesOnly() {
   verify_ = VerifySwap::kStates;
   checksums_.KeepStatesOnly();

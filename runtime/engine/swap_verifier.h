@@ -27,6 +27,9 @@ class SwapVerifier {
   SwapVerifier(sharding::SwapFiles files, std::span<const std::string> unit_names,
                VerifySwap verify, Storage& storage, StepErrors& errors);
 
+  // The files of another plan, in which parameters, masters and states lie where they did. Between steps.
+  void FollowPlan(sharding::SwapFiles files, std::span<const std::string> unit_names);
+
   // Before the first step of one that has begun with "all": only masters and states from now on.
   void VerifyStatesOnly();
 
@@ -86,8 +89,8 @@ class SwapVerifier {
     return files_.sub_groups[static_cast<size_t>(sub_group)];
   }
 
-  const sharding::SwapFiles files_;
-  const std::span<const std::string> unit_names_;
+  sharding::SwapFiles files_;
+  std::span<const std::string> unit_names_;
   VerifySwap verify_;
   Storage& storage_;
   StepErrors& errors_;

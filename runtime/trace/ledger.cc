@@ -52,7 +52,6 @@ void MemoryLedger::Charge::GiveBack() {
 }
 
 void MemoryLedger::Predict(StateClass state, Tier tier, int64_t bytes) {
-  assert(bytes >= 0);
   cells_->At(state, tier).predicted.fetch_add(bytes, std::memory_order_relaxed);
 }
 

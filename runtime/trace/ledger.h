@@ -34,7 +34,8 @@ class MemoryLedger {
   ~MemoryLedger();
   // Rows with a prediction or a peak, by class, then tier. Any thread.
   std::vector<MemoryRow> Rows() const;
-  void Predict(StateClass state, Tier tier, int64_t bytes);  // adds to the prediction
+  // Adds to the prediction; below 0: takes from it.
+  void Predict(StateClass state, Tier tier, int64_t bytes);
 
  private:
   friend class Charge;

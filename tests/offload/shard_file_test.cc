@@ -87,6 +87,28 @@ TEST_P(ShardFileTest, ReadsWhatWasWritten) {
   }
 }
 
+TEST_P(ShardFileTest, ReopenedItHasWhatWasInItAndMayBeLonger) {
+  constexpr int64_t kBefore = 3 * kMiB + 8192, kAfter = 9 * kMiB + 4096;
+  const auto file = Make(Options(kBefore));
+  if (file == nullptr) return;
+  const PinnedMemory written = Memory(kAfter), read = Memory(kAfter);
+  FillRandomly(written.buffer.span(), 7);
+  ASSERT_EQ(Write(*file, 0, written.buffer.span().first(kBefore)), absl::OkStatus());
+  for (const int64_t bytes : {int64_t{0}, kAfter, kBefore}) {
+    SCOPED_TRACE(bytes);
+    const absl::Status reopened = file->Reopen(bytes, {read.buffer.span()});
+    if (IsForLackOfMemlock(Options(kBefore), reopened)) GTEST_SKIP() << reopened;
+    ASSERT_EQ(reopened, absl::OkStatus());
+    ASSERT_EQ(Read(*file, 0, read.buffer.span().first(kBefore)), absl::OkStatus());
+    EXPECT_TRUE(Same(written.buffer.span().first(kBefore), read.buffer.span().first(kBefore)));
+    EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+  }
+  ASSERT_EQ(Write(*file, 0, written.buffer.span()), absl::OkStatus());
+  ASSERT_EQ(Read(*file, 0, read.buffer.span()), absl::OkStatus());
+  EXPECT_TRUE(Same(written.buffer.span(), read.buffer.span()));
+  EXPECT_EQ(file->CheckUnchanged(), absl::OkStatus());
+}
+
 TEST_P(ShardFileTest, BlocksOfAnySizeMoveTheSame) {
   constexpr int64_t kBytes = 5 * kMiB + 8192;
   const PinnedMemory written = Memory(kBytes), read = Memory(kBytes);

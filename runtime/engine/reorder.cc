@@ -1,0 +1,78 @@
+#include "ebb/runtime/engine/reorder.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/agreement.h"
+#include "ebb/runtime/engine/link_plan.h"
+#include "ebb/sharding/swap_files.h"
+
+namespace ebb {
+
+absl::Status Reorder::To(std::vector<Visit> forward, std::vector<ScopeEvent> order) {
+  with_.calls.Note(CallKind::kReorder);
+  absl::Status own = with_.outcome.outcome->Settle();
+  if (own.ok() && with_.call.suspension->suspended())
+    own = absl::FailedPreconditionError("Reorder of a suspended engine: call Resume first");
+  // Updates that were carried over are the old plan's.
+  with_.issue.runner->AwaitState();
+  own.Update(with_.state->values().Await());
+  ModelSpec& model = with_.inputs.model;
+  const auto swap = [&] {
+    model.forward.swap(forward);
+    model.order.swap(order);
+  };
+  swap();
+  if (own.ok()) own = Plan();
+  absl::Status changed = with_.call.meetings->Meet(Meeting::kReorder, /*subject=*/0, own);
+  if (changed.ok()) changed = AgreeOnOrder(Control(), model, next_.plan());
+  if (changed.ok()) changed = Change();
+  if (!changed.ok()) swap();
+  return changed;
+}
+
+absl::Status Reorder::Plan() {
+  EBB_RETURN_IF_ERROR(Validate(with_.inputs.model));
+  next_.KeepHomes(with_.programs.plan().pools.homes);
+  return next_.Plan();
+}
+
+// An engine that has neither order's pools has failed for good.
+absl::Status Reorder::Change() {
+  with_.collective_pools.Deregister();
+  with_.programs.Swap(next_);
+  const absl::Status followed = AgreeOnStatus(Control(), FollowPlan());
+  if (!followed.ok()) {
+    with_.programs.Swap(next_);
+    if (const absl::Status back = AgreeOnStatus(Control(), FollowPlan()); !back.ok()) {
+      with_.call.suspension->LosePools();
+      with_.outcome.errors.Fail(absl::Status(
+          back.code(), absl::StrCat("the engine has failed: Reorder has lost its pools; make it "
+                                    "anew. ",
+                                    back.message())));
+      return with_.outcome.errors.Tell();
+    }
+  }
+  absl::Status shown = with_.communicators.MeetBehindFreedMemory();
+  if (shown.ok()) shown = with_.collective_pools.Show(*with_.storage, with_.programs.plan().pools);
+  if (shown.ok()) return followed;
+  with_.outcome.errors.Fail(
+      absl::Status(shown.code(), absl::StrCat("the engine has failed: ", shown.message())));
+  return with_.outcome.errors.Tell();
+}
+
+absl::Status Reorder::FollowPlan() {
+  const sharding::Plan& plan = with_.programs.plan();
+  const Device& device = with_.inputs.device;
+  EBB_RETURN_IF_ERROR(with_.storage->FollowPlan());
+  with_.verifier->FollowPlan(sharding::LayOutSwapFiles(plan), plan.unit_names);
+  EBB_RETURN_IF_ERROR(with_.streams.Make(device, &plan));
+  EBB_RETURN_IF_ERROR(with_.streams.MakeOffload(device, plan, with_.storage->HasFiles()));
+  with_.call.beside->FollowPlan();
+  with_.scopes.progress.run = nullptr;
+  with_.scopes.progress.fragment = nullptr;
+  return LinkPlan(with_);
+}
+
+}  // namespace ebb

@@ -1,0 +1,35 @@
+// Another order of scopes for the units and parameters that an engine has (Engine::Reorder): parameters, masters and
+// states stay where they are, and all else is planned, laid out and linked again. On all ranks or on none.
+//
+//   agree that all ask for it, in the same order          nothing has changed
+//   the old plan's pools go, the new plan's are taken     an error on any rank: the other way round
+//   link
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "ebb/runtime/engine/engine_parts.h"
+#include "ebb/sharding/model.h"
+
+namespace ebb {
+
+class Reorder {
+ public:
+  explicit Reorder(EngineParts& parts) : with_(parts), next_(parts.inputs) {}
+
+  // Where no step is alive.
+  absl::Status To(std::vector<Visit> forward, std::vector<ScopeEvent> order);
+
+ private:
+  absl::Status Plan();
+  absl::Status Change();
+  // Everything but the model goes by what the programs have now.
+  absl::Status FollowPlan();
+  HostLane Control() const { return with_.communicators.Control(with_.streams.reduce()); }
+
+  EngineParts& with_;
+  Programs next_;
+};
+
+}  // namespace ebb

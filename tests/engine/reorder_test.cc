@@ -1,0 +1,581 @@
+// Another order of scopes for an engine that has trained: it goes on with the bits, the memory and the traffic of an
+// engine that was created with that order and given the same state.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <future>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/offload/test_hooks.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/declared_order.h"
+#include "tests/engine/snapshot.h"
+#include "tests/offload/scratch.h"
+
+namespace ebb::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int64_t kBoundaryBytes = 48 * sizeof(float);
+
+// The scripted model in another order. `of`: which of its visits each visit is.
+struct Order {
+  const char* name;
+  std::vector<int> of;
+  ModelSpec model;
+
+  int unit(int visit) const { return kScriptedUnits[of[static_cast<size_t>(visit)]]; }
+};
+
+Order OrderOf(const char* name, std::vector<int> of, int64_t boundary_bytes = 0) {
+  Order order{.name = name, .of = std::move(of), .model = ScriptedModel()};
+  order.model.forward.clear();
+  for (const int visit : order.of)
+    order.model.forward.push_back(
+        {.unit = UnitId{kScriptedUnits[visit]}, .output_bytes = boundary_bytes});
+  order.model.forward.back().output_bytes = 0;
+  return order;
+}
+
+Order AsScripted(int64_t boundary_bytes = 0) {
+  return OrderOf("as scripted", {0, 1, 2, 3, 4, 5}, boundary_bytes);
+}
+
+Order Shuffled(int64_t boundary_bytes = 0) {
+  return OrderOf("shuffled", {3, 5, 2, 4, 0, 1}, boundary_bytes);
+}
+
+// The first visit stays open over the others, and each of these is recomputed.
+Order Nested() {
+  Order order = OrderOf("nested", {0, 4, 3, 2, 1});
+  ModelSpec& model = order.model;
+  model.order.push_back({.visit = 0});
+  for (const int v : {1, 2, 3, 4}) model.AddScope({.visit = v});
+  model.order.push_back({.opens = false, .visit = 0});
+  model.order.push_back({.backward = true, .visit = 0});
+  for (const int v : {4, 3, 2, 1}) {
+    model.AddScope({.recompute = true, .visit = v});
+    model.AddScope({.backward = true, .visit = v});
+  }
+  model.order.push_back({.opens = false, .backward = true, .visit = 0});
+  return order;
+}
+
+// More uses of a unit, so that its reduced gradients are summed, and one whose gradients another takes.
+Order Repeated() {
+  Order order = OrderOf("repeated", {1, 0, 2, 4, 3, 1, 4, 5});
+  order.model.forward[6].gradients = false;
+  return order;
+}
+
+void TrainRound(const Order& order, const ScriptedTrainer& trainer, Step& step) {
+  std::map<std::pair<int, int>, std::variant<ForwardScope, BackwardScope>> open;
+  const std::vector<bool> gradients = sharding::VisitsWithGradients(order.model);
+  for (const ScopeEvent& event : sharding::EventsOfRound(order.model)) {
+    const std::pair key(event.visit, event.backward ? 1 : event.recompute ? 2 : 0);
+    if (!event.opens) {
+      open.erase(key);
+      continue;
+    }
+    const int unit = order.unit(event.visit);
+    if (!event.backward) {
+      ForwardScope scope =
+          event.recompute ? step.Recompute(UnitId{unit}) : step.Forward(UnitId{unit});
+      trainer.Look(scope, unit);
+      open.emplace(key, std::move(scope));
+      continue;
+    }
+    BackwardScope scope = step.Backward(UnitId{unit});
+    trainer.Look(scope, unit);
+    if (gradients[static_cast<size_t>(event.visit)])
+      trainer.Add(scope, order.of[static_cast<size_t>(event.visit)]);
+    open.emplace(key, std::move(scope));
+  }
+}
+
+// Its updates may be carried over.
+absl::Status Train(Engine& engine, const Order& order, ScriptedTrainer& trainer, int64_t number,
+                   const ParameterValues* shown = nullptr) {
+  trainer.BeginStep(number, shown);
+  Step step = engine.BeginStep(kExactStep);
+  for (int round = 0; round < step.rounds(); ++round) TrainRound(order, trainer, step);
+  return step.Finish();
+}
+
+absl::Status Evaluate(Engine& engine, const Order& order, const ScriptedTrainer& trainer) {
+  Evaluation evaluation = engine.BeginEvaluation();
+  for (size_t v = 0; v < order.of.size(); ++v) {
+    const int unit = order.unit(static_cast<int>(v));
+    trainer.Look(evaluation.Forward(UnitId{unit}), unit);
+  }
+  return evaluation.Finish().status();
+}
+
+// What a rank goes on from.
+struct Saved {
+  std::vector<std::pair<std::string, ParameterValues>> arrays;  // the masters; states by name
+  TrainingState training;
+};
+
+absl::StatusOr<Saved> Save(Engine& engine, const ModelSpec& model) {
+  Saved saved;
+  for (const char* name : {"", "exp_avg", "exp_avg_sq"}) {
+    const StateClass what = *name == '\0' ? StateClass::kMaster : StateClass::kOptimizer;
+    EBB_ASSIGN_OR_RETURN(ParameterValues values, ReadSlices(engine, model, what, name));
+    saved.arrays.emplace_back(name, std::move(values));
+  }
+  EBB_ASSIGN_OR_RETURN(saved.training, engine.training_state());
+  return saved;
+}
+
+absl::Status Load(Engine& engine, const Saved& saved) {
+  for (const auto& [name, values] : saved.arrays) {
+    const auto source = [&values](const Slice& slice, std::span<float> into) {
+      const std::vector<float>& of = values[static_cast<size_t>(slice.parameter)];
+      std::copy(of.begin() + slice.begin, of.begin() + slice.end, into.begin());
+      return absl::OkStatus();
+    };
+    const StateClass what = name.empty() ? StateClass::kMaster : StateClass::kOptimizer;
+    EBB_RETURN_IF_ERROR(engine.Write(what, source, name));
+  }
+  return engine.SetTrainingState(saved.training);
+}
+
+// What a rank has in the end, as text, so that a test names what differs.
+struct Ended {
+  Snapshot snapshot;
+  std::string report, bytes;
+};
+
+std::string Rows(Engine& engine) {
+  std::string text;
+  for (const MemoryRow& row : engine.memory()) {
+    // The pools that state passes through are there from the first call for state on.
+    EXPECT_EQ(row.predicted_bytes, row.current_bytes)
+        << Name(row.state) << " on " << Name(row.tier);
+    absl::StrAppend(&text, std::string(Name(row.state)), " ", std::string(Name(row.tier)), " ",
+                    row.predicted_bytes, "\n");
+  }
+  for (const TrafficRow& row : engine.traffic())
+    absl::StrAppend(&text, std::string(Name(row.state)), " ", std::string(Name(row.tier)), " ",
+                    static_cast<int>(row.direction), " ", row.predicted_bytes, " ", row.bytes,
+                    "\n");
+  for (const CommunicationRow& row : engine.communication())
+    absl::StrAppend(&text, std::string(row.operation), " ", row.predicted_bytes, " ", row.bytes,
+                    "\n");
+  return text;
+}
+
+absl::StatusOr<Ended> End(Engine& engine, const ModelSpec& model) {
+  Ended ended;
+  EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+  ended.report = absl::StrCat(report.step, " ", report.applied, " ", report.gradient_norm);
+  ended.bytes = Rows(engine);
+  EBB_ASSIGN_OR_RETURN(ended.snapshot, TakeSnapshot(engine, model));
+  return ended;
+}
+
+absl::Status Reorder(Engine& engine, const Order& order) {
+  return engine.Reorder(order.model.forward, order.model.order);
+}
+
+struct Cell {
+  Setting setting;
+  Tier tier = Tier::kDevice;
+};
+std::string NameOfCell(const ::testing::TestParamInfo<Cell>& info) {
+  return absl::StrCat("World", info.param.setting.world, "Stage", info.param.setting.stage,
+                      std::string(Name(info.param.tier)));
+}
+std::vector<Cell> Cells() {
+  std::vector<Cell> cells;
+  for (const Tier tier : {Tier::kDevice, Tier::kCpu, Tier::kNvme})
+    for (const Setting& setting : WorldsAndStages({1, 2}))
+      if (tier == Tier::kDevice || setting.stage > 0) cells.push_back({setting, tier});
+  return cells;
+}
+
+class ReorderTest : public ::testing::TestWithParam<Cell> {
+ protected:
+  Config ConfigOf(Setting setting) const {
+    Config config = ConfigFor(setting);
+    if (GetParam().tier != Tier::kDevice) config = OnNvme(config, scratch_.path());
+    if (GetParam().tier == Tier::kCpu) {
+      if (setting.stage == 3) config.zero.offload_param.device = Tier::kCpu;
+      config.zero.offload_optimizer.device = Tier::kCpu;
+    }
+    config.ebb.verify_swap = VerifySwap::kAll;
+    return config;
+  }
+
+  Scratch scratch_;
+};
+INSTANTIATE_TEST_SUITE_P(Cells, ReorderTest, ::testing::ValuesIn(Cells()), NameOfCell);
+
+// By rank. `make`: what an engine has done before the last two steps, which are in the new order.
+std::vector<Ended> EndOf(const Setting& setting, const Config& config, const Order& created,
+                         const Order& order,
+                         const std::function<absl::Status(Engine&, ScriptedTrainer&)>& make) {
+  std::vector<Ended> ended(static_cast<size_t>(setting.world));
+  RunOn(setting, created.model, config,
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          EBB_RETURN_IF_ERROR(make(engine, trainer));
+          EBB_RETURN_IF_ERROR(Evaluate(engine, order, trainer));
+          for (const int64_t number : {2, 3}) {
+            EBB_ASSIGN_OR_RETURN(const ParameterValues shown,
+                                 GatherAll(engine, order.model, StateClass::kParameter));
+            EBB_RETURN_IF_ERROR(Train(engine, order, trainer, number, &shown));
+          }
+          EBB_ASSIGN_OR_RETURN(ended[static_cast<size_t>(trainer.rank())],
+                               End(engine, order.model));
+          return absl::OkStatus();
+        });
+  return ended;
+}
+
+TEST_P(ReorderTest, GoesOnAsAnEngineThatWasCreatedSo) {
+  int at = 0;
+  for (const Order& order : {Shuffled(), Nested(), Repeated()}) {
+    Setting setting = GetParam().setting;
+    setting.timing = kTimings[(at + setting.stage) % 3];
+    Config config = ConfigOf(setting);
+    config.gradient_accumulation_steps = 1 + at % 2;
+    config.ebb.prefetch_depth = at;
+    ++at;
+    SCOPED_TRACE(::testing::Message() << setting << ", " << order.name);
+    const Order before = AsScripted();
+    std::vector<Saved> saved(static_cast<size_t>(setting.world));
+    RunOn(setting, before.model, config,
+          [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+            for (const int64_t number : {0, 1})
+              EBB_RETURN_IF_ERROR(Train(engine, before, trainer, number));
+            EBB_ASSIGN_OR_RETURN(saved[static_cast<size_t>(trainer.rank())],
+                                 Save(engine, before.model));
+            return absl::OkStatus();
+          });
+    const std::vector<Ended> created =
+        EndOf(setting, config, order, order, [&](Engine& engine, ScriptedTrainer& trainer) {
+          return Load(engine, saved[static_cast<size_t>(trainer.rank())]);
+        });
+    // What the second step has left to the third is done on the way.
+    const std::vector<Ended> reordered =
+        EndOf(setting, config, before, order,
+              [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                for (const int64_t number : {0, 1})
+                  EBB_RETURN_IF_ERROR(Train(engine, before, trainer, number));
+                EBB_RETURN_IF_ERROR(Reorder(engine, order));
+                EBB_ASSIGN_OR_RETURN(const StepReport report, engine.Report());
+                EXPECT_EQ(report.step, 2);
+                return absl::OkStatus();
+              });
+    for (size_t rank = 0; rank < created.size(); ++rank) {
+      EXPECT_TRUE(created[rank].snapshot == reordered[rank].snapshot) << "rank " << rank;
+      EXPECT_EQ(created[rank].report, reordered[rank].report);
+      EXPECT_EQ(created[rank].bytes, reordered[rank].bytes);
+    }
+  }
+}
+
+TEST_P(ReorderTest, ThereAndBackIsAsIfNothingHadBeen) {
+  const Setting setting = GetParam().setting;
+  const Config config = ConfigOf(setting);
+  const Order order = AsScripted();
+  const auto run = [&](bool reorders) {
+    return EndOf(setting, config, order, order,
+                 [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                   for (const int64_t number : {0, 1})
+                     EBB_RETURN_IF_ERROR(Train(engine, order, trainer, number));
+                   if (!reorders) return absl::OkStatus();
+                   EBB_RETURN_IF_ERROR(Reorder(engine, Nested()));
+                   EBB_RETURN_IF_ERROR(Reorder(engine, Repeated()));
+                   return Reorder(engine, order);
+                 });
+  };
+  const std::vector<Ended> right = run(false), there_and_back = run(true);
+  for (size_t rank = 0; rank < right.size(); ++rank) {
+    EXPECT_TRUE(right[rank].snapshot == there_and_back[rank].snapshot) << "rank " << rank;
+    EXPECT_EQ(right[rank].report, there_and_back[rank].report);
+    EXPECT_EQ(right[rank].bytes, there_and_back[rank].bytes);
+  }
+}
+
+// None of them changes anything: the next step is what it would have been.
+TEST_P(ReorderTest, AnOrderThatIsRefusedLeavesTheEngineAsItWas) {
+  const Setting setting = GetParam().setting;
+  const Config config = ConfigOf(setting);
+  const Order order = AsScripted();
+  const auto refused = [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+    const auto expect = [](const absl::Status& status, absl::StatusCode code,
+                           std::string_view why) {
+      EXPECT_EQ(status.code(), code) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(why)));
+    };
+    std::vector<Visit> missing = order.model.forward;
+    missing.erase(missing.begin() + 3);
+    expect(engine.Reorder(missing), absl::StatusCode::kInvalidArgument, "u3");
+    // Of one rank alone, whose error all get.
+    Order wrong = Nested();
+    if (trainer.rank() == setting.world - 1) wrong.model.order.pop_back();
+    expect(Reorder(engine, wrong), absl::StatusCode::kInvalidArgument, "u0");
+    if (setting.world > 1) {
+      expect(Reorder(engine, trainer.rank() == 0 ? Shuffled() : order),
+             absl::StatusCode::kFailedPrecondition,
+             "Reorder: the order of rank 1 differs from rank 0's: first at visit 0, unit 'u3' on "
+             "rank 0 and unit 'u0' on rank 1");
+      expect(Reorder(engine, trainer.rank() == 0 ? Shuffled() : Nested()),
+             absl::StatusCode::kFailedPrecondition,
+             "first at the number of visits, 6 on rank 0 and 5 on rank 1");
+    }
+    return absl::OkStatus();
+  };
+  const auto run = [&](bool asks) {
+    return EndOf(setting, config, order, order,
+                 [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                   for (const int64_t number : {0, 1})
+                     EBB_RETURN_IF_ERROR(Train(engine, order, trainer, number));
+                   return asks ? refused(engine, trainer) : absl::OkStatus();
+                 });
+  };
+  const std::vector<Ended> right = run(false), asked = run(true);
+  for (size_t rank = 0; rank < right.size(); ++rank) {
+    EXPECT_TRUE(right[rank].snapshot == asked[rank].snapshot) << "rank " << rank;
+    EXPECT_EQ(right[rank].report, asked[rank].report);
+    EXPECT_EQ(right[rank].bytes, asked[rank].bytes);
+  }
+}
+
+constexpr Setting kTwoRanks{.world = 2, .stage = 3};
+
+TEST(ReorderCallTest, OrdersThatDifferInAnEventSaySo) {
+  const Order order = Nested();
+  RunOn(kTwoRanks, order.model, ConfigFor(kTwoRanks),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          std::vector<ScopeEvent> events = order.model.order;
+          if (trainer.rank() == 1) {  // the recompute of visit 4 is left out
+            events.erase(events.begin() + 11, events.begin() + 13);
+          }
+          const absl::Status status = engine.Reorder(order.model.forward, events);
+          EXPECT_THAT(std::string(status.message()),
+                      HasSubstr("first at event 11, Recompute of unit 'u1' opens on rank 0 and "
+                                "Backward of unit 'u1' opens on rank 1"));
+          return Train(engine, order, trainer, 0);
+        });
+}
+
+TEST(ReorderCallTest, BelongsBetweenSteps) {
+  RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          const auto expect_refused = [&](std::string_view why) {
+            const absl::Status status = Reorder(engine, Shuffled());
+            EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+            EXPECT_THAT(std::string(status.message()), HasSubstr(std::string(why)));
+          };
+          trainer.BeginStep(0, nullptr);
+          Step step = engine.BeginStep(kExactStep);
+          expect_refused("Reorder while a Step or Evaluation of the engine is alive");
+          trainer.Round(step);
+          EBB_RETURN_IF_ERROR(FinishAndReport(engine, step));
+          EBB_RETURN_IF_ERROR(engine.Suspend());
+          expect_refused("Reorder of a suspended engine: call Resume first");
+          EBB_RETURN_IF_ERROR(engine.Resume());
+          return TrainStep(engine, trainer, 1);
+        });
+}
+
+TEST(ReorderCallTest, RanksThatCallAnotherThingAreTold) {
+  const absl::Status status =
+      RunEngines(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
+                 [&](Engine& engine, ScriptedTrainer& trainer) {
+                   return trainer.rank() == 0 ? Reorder(engine, Shuffled()) : engine.Suspend();
+                 });
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("rank 0 calls Reorder, rank 1 calls Suspend"));
+}
+
+TEST(ReorderCallTest, WhatWasWrittenBeforeItIsSeenAfterIt) {
+  RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          EBB_RETURN_IF_ERROR(engine.Write(StateClass::kParameter, Constant(2.5f)));
+          const Order order = Shuffled();
+          EBB_RETURN_IF_ERROR(Reorder(engine, order));
+          ParameterValues shown;
+          for (const ParameterSpec& parameter : order.model.parameters)
+            shown.emplace_back(static_cast<size_t>(Elements(parameter.shape)), 2.5f);
+          return Train(engine, order, trainer, 0, &shown);
+        });
+}
+
+TEST(ReorderCallTest, HeldMemoryStaysAndViewsAreOfTheNewPools) {
+  RunOn(kTwoRanks, ScriptedModel(), ConfigFor(kTwoRanks),
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          const std::shared_ptr<void> held = engine.HoldMemory();
+          const std::vector<ParameterView> before = engine.Views(UnitId{0});
+          EBB_RETURN_IF_ERROR(Reorder(engine, Nested()));
+          for (const ParameterView& view : before) {  // still memory
+            volatile const float* const first = static_cast<const float*>(view.value.data);
+            [[maybe_unused]] const float read = *first;
+          }
+          const std::vector<ParameterView> after = engine.Views(UnitId{0});
+          trainer.BeginStep(0, nullptr);
+          Step step = engine.BeginStep(kExactStep);
+          const ForwardScope scope = step.Forward(UnitId{0});
+          for (const ParameterView& view : after)
+            EXPECT_EQ(scope.parameter(view.parameter).data, view.value.data);
+          return absl::OkStatus();
+        });
+}
+
+// Boundaries and gradients that live on the disk behind the states, where more of them comes to the file.
+class ReorderOnDiskTest : public ::testing::Test {
+ protected:
+  ReorderOnDiskTest() : config_(OnNvme(ConfigFor(kTwoRanks), scratch_.path())) {
+    config_.ebb.offload_activations = config_.ebb.offload_gradients = Tier::kNvme;
+    config_.ebb.verify_swap = VerifySwap::kAll;
+  }
+  ~ReorderOnDiskTest() override { GetOffloadTestHooks() = {}; }
+
+  Scratch scratch_;
+  Config config_;
+};
+
+TEST_F(ReorderOnDiskTest, FilesGrow) {
+  const Order small = AsScripted(kBoundaryBytes), large = Shuffled(4096 * kBoundaryBytes);
+  const auto run = [&](bool reorders) {
+    return EndOf(kTwoRanks, config_, reorders ? small : large, large,
+                 [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                   for (const int64_t number : {0, 1})
+                     EBB_RETURN_IF_ERROR(Train(engine, reorders ? small : large, trainer, number));
+                   return reorders ? Reorder(engine, large) : absl::OkStatus();
+                 });
+  };
+  const std::vector<Ended> created = run(false), reordered = run(true);
+  for (size_t rank = 0; rank < created.size(); ++rank) {
+    EXPECT_TRUE(created[rank].snapshot == reordered[rank].snapshot) << "rank " << rank;
+    EXPECT_EQ(created[rank].bytes, reordered[rank].bytes);
+  }
+}
+
+TEST_F(ReorderOnDiskTest, ADiskThatIsFullLeavesTheEngineAsItWas) {
+  const Order small = AsScripted(kBoundaryBytes);
+  const auto run = [&](bool asks) {
+    return EndOf(kTwoRanks, config_, small, small,
+                 [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                   for (const int64_t number : {0, 1})
+                     EBB_RETURN_IF_ERROR(Train(engine, small, trainer, number));
+                   if (!asks) return absl::OkStatus();
+                   EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus()));
+                   if (trainer.rank() == 1)
+                     GetOffloadTestHooks().reserve = [](std::string_view path) {
+                       return path.find("rank1") != std::string_view::npos ? ENOSPC : 0;
+                     };
+                   EBB_RETURN_IF_ERROR(engine.Agree(absl::OkStatus()));
+                   const absl::Status full = Reorder(engine, Shuffled(4096 * kBoundaryBytes));
+                   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+                   EXPECT_THAT(std::string(full.message()), HasSubstr("cannot reserve"));
+                   return absl::OkStatus();
+                 });
+  };
+  const std::vector<Ended> right = run(false), asked = run(true);
+  for (size_t rank = 0; rank < right.size(); ++rank) {
+    EXPECT_TRUE(right[rank].snapshot == asked[rank].snapshot) << "rank " << rank;
+    EXPECT_EQ(right[rank].bytes, asked[rank].bytes);
+  }
+}
+
+TEST_F(ReorderOnDiskTest, ReadsBesideStepsEndBeforeItAndGoOnBehindIt) {
+  const Order before = AsScripted(kBoundaryBytes), order = Shuffled(kBoundaryBytes);
+  RunOn(kTwoRanks, before.model, config_,
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          using Values = std::map<std::pair<std::string, int>, std::vector<float>>;
+          const auto read = [&](Values& values) {
+            StateReader reader;
+            reader.take = [&values](StateClass what, std::string_view state, const Slice& slice,
+                                    std::span<const float> of) {
+              std::vector<float>& all =
+                  values[{absl::StrCat(static_cast<int>(what), std::string(state)),
+                          static_cast<int>(slice.parameter)}];
+              all.insert(all.end(), of.begin(), of.end());
+              return absl::OkStatus();
+            };
+            return engine.ReadAsync(std::move(reader));
+          };
+          EBB_RETURN_IF_ERROR(Train(engine, before, trainer, 0));
+          Values first, second;
+          EBB_ASSIGN_OR_RETURN(const std::shared_future<absl::Status> first_over, read(first));
+          EBB_RETURN_IF_ERROR(Reorder(engine, order));
+          EXPECT_FALSE(engine.IsReadingAsync());
+          EBB_RETURN_IF_ERROR(first_over.get());
+          EXPECT_EQ(engine.StateSlices().front().parameter, order.model[UnitId{3}].parameters[0]);
+          EBB_ASSIGN_OR_RETURN(const std::shared_future<absl::Status> second_over, read(second));
+          EBB_RETURN_IF_ERROR(Train(engine, order, trainer, 1));
+          EBB_RETURN_IF_ERROR(second_over.get());
+          EXPECT_EQ(first, second);
+          return engine.Report().status();
+        });
+}
+
+// ZeRO++'s hpZ, and shards that are repeated over groups of ranks.
+TEST(ReorderOfFourRanksTest, GoesOnAsAnEngineThatWasCreatedSo) {
+  for (const bool secondary : {false, true}) {
+    const Setting setting{.world = 4, .stage = 3};
+    Config config = ConfigFor(setting);
+    if (secondary) config.zero.hpz_partition_size = 2;
+    if (!secondary) config.ebb.shard_group = 2;
+    config.ebb.deterministic_reduce = true;
+    config.gradient_accumulation_steps = 2;
+    const Order before = AsScripted();
+    for (const Order& order : {Shuffled(), Repeated()}) {
+      const auto run = [&](bool reorders) {
+        const Order& created = reorders ? before : order;
+        return EndOf(setting, config, created, order,
+                     [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+                       EBB_RETURN_IF_ERROR(Evaluate(engine, created, trainer));
+                       return reorders ? Reorder(engine, order) : absl::OkStatus();
+                     });
+      };
+      const std::vector<Ended> right = run(false), reordered = run(true);
+      for (size_t rank = 0; rank < right.size(); ++rank) {
+        EXPECT_TRUE(right[rank].snapshot == reordered[rank].snapshot) << order.name;
+        EXPECT_EQ(right[rank].bytes, reordered[rank].bytes) << order.name;
+      }
+    }
+  }
+}
+
+// What states have filled of ebb.host_memory stays there: other slots have what is left.
+TEST(ReorderOnDiskBudgetTest, StatesStayInTheHostMemoryThatTheyHave) {
+  Scratch scratch;
+  const Setting setting{.world = 2, .stage = 3, .timing = Timing::kEarly};
+  Config config = OnNvme(ConfigFor(setting), scratch.path());
+  config.ebb.host_memory = 256 << 10;
+  const Order before = AsScripted(), order = Shuffled();
+  RunOn(setting, before.model, config,
+        [&](Engine& engine, ScriptedTrainer& trainer) -> absl::Status {
+          EBB_RETURN_IF_ERROR(Train(engine, before, trainer, 0));
+          const auto on_host = [&] {
+            uint64_t bytes = 0;
+            for (const MemoryRow& row : engine.memory())
+              if (row.tier == Tier::kCpu && row.state == StateClass::kOptimizer)
+                bytes = row.current_bytes;
+            return bytes;
+          };
+          const uint64_t states = on_host();
+          EBB_RETURN_IF_ERROR(Reorder(engine, order));
+          EXPECT_EQ(on_host(), states);
+          return Train(engine, order, trainer, 1);
+        });
+}
+
+}  // namespace
+}  // namespace ebb::testing
