@@ -1,0 +1,154 @@
+// What every function of ebb.h is made of: handles that are checked, structs that may be older or newer than this library,
+// and one way out for errors, which become a code and a text of the calling thread.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/ebb.h"
+#include "ebb/runtime/c/ebb.h"
+#include "ebb/runtime/checkpoint/tensor_source.h"
+#include "ebb/runtime/config/status_macros.h"
+
+struct ebb_world {
+  ebb::World world;
+};
+struct ebb_model {
+  ebb::ModelSpec spec;
+  struct Files {  // of one path; Read is called by one thread at a time
+    std::unique_ptr<ebb::TensorSource> source;
+    std::map<std::string, size_t> tensor_of_name;
+    std::mutex mutex;
+  };
+  std::map<std::string, std::shared_ptr<Files>> files;  // by path
+};
+struct ebb_engine {
+  std::optional<ebb::Engine> engine;
+  std::shared_ptr<void> memory;  // of an engine that was closed
+  std::optional<ebb::Step> step;
+  std::optional<ebb::Evaluation> evaluation;
+  using Scope = std::variant<ebb::ForwardScope, ebb::BackwardScope>;
+  struct OpenScope {
+    int64_t id = 0;
+    ebb::UnitId unit{};
+    Scope scope;
+  };
+  std::vector<OpenScope> scopes;
+  int64_t last_scope = 0;
+  std::vector<ebb::SaveTicket> tickets;
+  std::string trainer, of_this_rank;  // that the last ebb_load has found
+};
+
+namespace ebb::c {
+
+void SetError(absl::Status status);
+
+// Runs `body`, which returns a Status, as the inside of a function of ebb.h.
+template <class Body>
+int32_t Call(Body&& body) noexcept {
+  absl::Status status;
+  try {
+    status = body();
+  } catch (const std::bad_alloc&) {
+    status = absl::ResourceExhaustedError("the host is out of memory");
+  } catch (const std::exception& exception) {
+    status = absl::InternalError(exception.what());
+  }
+  const int32_t code = static_cast<int32_t>(status.raw_code());
+  if (code != 0) SetError(std::move(status));
+  return code;
+}
+// The same of one that returns an id.
+template <class Body>
+int32_t CallForId(Body&& body) noexcept {
+  int32_t id = -1;
+  const int32_t code = Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(id, body());
+    return absl::OkStatus();
+  });
+  return code == 0 ? id : -1;
+}
+
+// The handles that were given out and not taken back.
+class Handles {
+ public:
+  void Add(const void* handle);
+  bool Remove(const void* handle);
+  bool Has(const void* handle) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::unordered_set<const void*> live_;
+};
+Handles& Worlds();
+Handles& Models();
+Handles& Engines();
+
+absl::Status CheckHandle(const Handles& handles, const void* handle, std::string_view kind);
+// The engine behind a handle, unless it was closed.
+absl::StatusOr<Engine*> Live(ebb_engine* handle);
+absl::StatusOr<ebb_engine*> LiveHandle(ebb_engine* handle);
+
+// Copies what the caller's struct and this library's have in common. What a newer caller has behind it must be 0.
+template <class T>
+absl::StatusOr<T> Taken(const T* given, T defaults, std::string_view what) {
+  if (given == nullptr) return defaults;
+  const uint32_t size = given->struct_size;
+  if (size < sizeof(uint32_t) || size > 4096) {
+    return absl::InvalidArgumentError(absl::StrCat("struct_size of ", std::string(what), " is ",
+                                                   size, ": set it to the sizeof of the struct"));
+  }
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(given);
+  if (size > sizeof(T) &&
+      std::any_of(bytes + sizeof(T), bytes + size, [](unsigned char byte) { return byte != 0; })) {
+    return absl::UnimplementedError(absl::StrCat(
+        std::string(what), " has fields that this library does not know, and they are set"));
+  }
+  std::memcpy(&defaults, given, std::min<size_t>(size, sizeof(T)));
+  return defaults;
+}
+template <class T>
+absl::Status Give(T value, T* to, std::string_view what) {
+  if (to == nullptr || to->struct_size < sizeof(uint32_t)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(what), " is null, or its struct_size is not set"));
+  }
+  value.struct_size = to->struct_size;
+  std::memcpy(to, &value, std::min<size_t>(to->struct_size, sizeof(T)));
+  return absl::OkStatus();
+}
+
+absl::Status GiveText(std::string_view text, char* to, size_t capacity, size_t* needed);
+template <class Row>
+absl::Status GiveRows(const std::vector<Row>& rows, Row* to, int32_t capacity, int32_t* count) {
+  if (count == nullptr || capacity < 0 || (capacity > 0 && to == nullptr))
+    return absl::InvalidArgumentError("rows need room for their number, and for themselves");
+  *count = static_cast<int32_t>(rows.size());
+  std::copy_n(rows.begin(), std::min<size_t>(rows.size(), static_cast<size_t>(capacity)), to);
+  return absl::OkStatus();
+}
+inline std::string TextOr(const char* text, const char* otherwise) {
+  return text == nullptr ? otherwise : text;
+}
+
+absl::StatusOr<Config> ReadConfig(const char* json);
+std::vector<ebb_memory_row> RowsOf(const std::vector<MemoryRow>& rows);
+
+}  // namespace ebb::c

@@ -1,0 +1,226 @@
+// The model as data, and what follows from it alone.
+#include "ebb/runtime/c/handles.h"
+#include "ebb/runtime/engine/program.h"
+
+namespace ebb::c {
+namespace {
+
+template <class Number>
+void Widen(const void* from, int64_t begin, std::span<float> values) {
+  const Number* const numbers = static_cast<const Number*>(from) + begin;
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(numbers[i]);
+}
+
+absl::StatusOr<Initialiser> FromMemory(const ebb_parameter& parameter) {
+  if (parameter.source_dtype < EBB_FP32 || parameter.source_dtype > EBB_FP16) {
+    return absl::InvalidArgumentError(absl::StrCat("source_dtype is ", parameter.source_dtype,
+                                                   ": values are EBB_FP32, EBB_BF16 or EBB_FP16"));
+  }
+  return Initialiser([source = parameter.source, dtype = parameter.source_dtype](
+                         const Slice& slice, std::span<float> values) {
+    switch (dtype) {
+      case EBB_BF16:
+        Widen<BFloat16>(source, slice.begin, values);
+        break;
+      case EBB_FP16:
+        Widen<Float16>(source, slice.begin, values);
+        break;
+      default:
+        Widen<float>(source, slice.begin, values);
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<Initialiser> FromFile(ebb_model& model, const ebb_parameter& parameter,
+                                     const std::vector<int64_t>& shape) {
+  std::shared_ptr<ebb_model::Files>& files = model.files[parameter.file];
+  if (files == nullptr) {
+    EBB_ASSIGN_OR_RETURN(std::unique_ptr<TensorSource> source, OpenTensorSource(parameter.file));
+    auto opened = std::make_shared<ebb_model::Files>();
+    for (size_t i = 0; i < source->tensors().size(); ++i)
+      if (source->tensors()[i].state.empty()) opened->tensor_of_name[source->tensors()[i].name] = i;
+    opened->source = std::move(source);
+    files = std::move(opened);
+  }
+  const std::string name = TextOr(parameter.tensor, parameter.name);
+  const auto found = files->tensor_of_name.find(name);
+  if (found == files->tensor_of_name.end())
+    return absl::NotFoundError(absl::StrCat("'", parameter.file, "' has no tensor '", name, "'"));
+  const TensorInfo& tensor = files->source->tensors()[found->second];
+  if (tensor.shape != shape) {
+    return absl::InvalidArgumentError(absl::StrCat("'", name, "' of '", parameter.file,
+                                                   "' has the shape ", ShapeText(tensor.shape),
+                                                   ", and the parameter ", ShapeText(shape)));
+  }
+  return Initialiser([files, index = found->second](const Slice& slice, std::span<float> values) {
+    const std::lock_guard lock(files->mutex);
+    return files->source->Read(index, slice.begin, values);
+  });
+}
+
+absl::StatusOr<Initialiser> ValuesOf(ebb_model& model, const ebb_parameter& parameter,
+                                     const std::vector<int64_t>& shape) {
+  const int sources =
+      (parameter.source != nullptr) + (parameter.file != nullptr) + (parameter.fill != nullptr);
+  if (sources > 1) return absl::InvalidArgumentError("of source, file and fill one is to be given");
+  if (parameter.source != nullptr) return FromMemory(parameter);
+  if (parameter.file != nullptr) return FromFile(model, parameter, shape);
+  if (parameter.fill == nullptr)
+    return Initialiser();  // enough to predict; the engine asks for one
+  return Initialiser([fill = parameter.fill, user = parameter.user](const Slice& slice,
+                                                                    std::span<float> values) {
+    if (fill(user, static_cast<int32_t>(slice.parameter), slice.begin, slice.end, values.data()) !=
+        0)
+      return absl::AbortedError(absl::StrCat("fill has failed for ", slice.name));
+    return absl::OkStatus();
+  });
+}
+
+absl::StatusOr<Program> Predict(const ebb_model* model, int32_t world, const char* json) {
+  EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+  EBB_ASSIGN_OR_RETURN(const Config config, ReadConfig(json));
+  ModelSpec spec = model->spec;
+  for (ParameterSpec& parameter : spec.parameters)
+    if (parameter.init == nullptr) parameter.init = Constant(0);
+  return PredictProgram(spec, world, config);
+}
+
+}  // namespace
+
+std::vector<ebb_memory_row> RowsOf(const std::vector<MemoryRow>& rows) {
+  std::vector<ebb_memory_row> given;
+  for (const MemoryRow& row : rows) {
+    given.push_back({.state = static_cast<int32_t>(row.state),
+                     .tier = static_cast<int32_t>(row.tier),
+                     .predicted = row.predicted_bytes,
+                     .current = row.current_bytes,
+                     .peak = row.peak_bytes});
+  }
+  return given;
+}
+
+}  // namespace ebb::c
+
+using ebb::c::Call;
+using ebb::c::CallForId;
+using ebb::c::CheckHandle;
+using ebb::c::Models;
+
+ebb_model* ebb_model_create(void) {
+  ebb_model* model = nullptr;
+  Call([&] {
+    model = new ebb_model;
+    Models().Add(model);
+    return absl::OkStatus();
+  });
+  return model;
+}
+
+void ebb_model_destroy(ebb_model* model) {
+  Call([&] {
+    if (Models().Remove(model)) delete model;
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_model_add_unit(ebb_model* model, const char* name, int32_t keep_whole) {
+  return CallForId([&]() -> absl::StatusOr<int32_t> {
+    EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+    if (name == nullptr) return absl::InvalidArgumentError("the unit has no name");
+    const ebb::UnitId id = model->spec.AddUnit(name);
+    model->spec.units.back().keep_whole = keep_whole != 0;
+    return static_cast<int32_t>(id);
+  });
+}
+
+int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parameter* given) {
+  return CallForId([&]() -> absl::StatusOr<int32_t> {
+    EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+    if (given == nullptr) return absl::InvalidArgumentError("the parameter is null");
+    ebb_parameter defaults = {};
+    defaults.trainable = 1;
+    EBB_ASSIGN_OR_RETURN(const ebb_parameter parameter,
+                         ebb::c::Taken(given, defaults, "ebb_parameter"));
+    if (parameter.name == nullptr) return absl::InvalidArgumentError("the parameter has no name");
+    if (unit < 0 || unit >= static_cast<int32_t>(model->spec.units.size())) {
+      return absl::InvalidArgumentError(absl::StrCat(parameter.name, " is to be of unit ", unit,
+                                                     ", and the model has ",
+                                                     model->spec.units.size()));
+    }
+    constexpr int32_t kDimensionsMax = 64;
+    if (parameter.dimensions < 0 || parameter.dimensions > kDimensionsMax ||
+        (parameter.dimensions > 0 && parameter.shape == nullptr)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(parameter.name, " has ", parameter.dimensions, " dimensions, or no shape"));
+    }
+    std::vector<int64_t> shape;
+    if (parameter.dimensions > 0)
+      shape.assign(parameter.shape, parameter.shape + parameter.dimensions);
+    auto values = ebb::c::ValuesOf(*model, parameter, shape);
+    if (!values.ok()) {
+      return absl::Status(values.status().code(),
+                          absl::StrCat(parameter.name, ": ", values.status().message()));
+    }
+    return static_cast<int32_t>(
+        model->spec.Add(ebb::UnitId{unit}, {.name = parameter.name,
+                                            .shape = std::move(shape),
+                                            .init = *std::move(values),
+                                            .trainable = parameter.trainable != 0,
+                                            .group = ebb::c::TextOr(parameter.group, "")}));
+  });
+}
+
+int32_t ebb_model_add_visit(ebb_model* model, const ebb_visit* given) {
+  return CallForId([&]() -> absl::StatusOr<int32_t> {
+    EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+    if (given == nullptr) return absl::InvalidArgumentError("the visit is null");
+    EBB_ASSIGN_OR_RETURN(
+        const ebb_visit visit,
+        ebb::c::Taken(given,
+                      {.struct_size = 0, .unit = 0, .forward = 1, .backward = 1, .gradients = 1},
+                      "ebb_visit"));
+    model->spec.forward.push_back({.unit = ebb::UnitId{visit.unit},
+                                   .forward = visit.forward != 0,
+                                   .backward = visit.backward != 0,
+                                   .gradients = visit.gradients != 0});
+    return static_cast<int32_t>(model->spec.forward.size()) - 1;
+  });
+}
+
+int32_t ebb_model_set_order(ebb_model* model, const ebb_event* events, int32_t count) {
+  return Call([&]() -> absl::Status {
+    EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
+    if (count < 0 || (count > 0 && events == nullptr))
+      return absl::InvalidArgumentError(absl::StrCat("an order of ", count, " events"));
+    std::vector<ebb::ScopeEvent> order;
+    for (int32_t i = 0; i < count; ++i) {
+      if (events[i].kind < EBB_FORWARD || events[i].kind > EBB_RECOMPUTE) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("event ", i, " is of kind ", events[i].kind));
+      }
+      order.push_back({.opens = events[i].opens != 0,
+                       .backward = events[i].kind == EBB_BACKWARD,
+                       .recompute = events[i].kind == EBB_RECOMPUTE,
+                       .visit = events[i].visit});
+    }
+    model->spec.order = std::move(order);
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_plan(const ebb_model* model, int32_t world, const char* json, char* text,
+                 size_t capacity, size_t* needed) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const ebb::Program program, ebb::c::Predict(model, world, json));
+    return ebb::c::GiveText(program.table(), text, capacity, needed);
+  });
+}
+
+int32_t ebb_predict_memory(const ebb_model* model, int32_t world, const char* json,
+                           ebb_memory_row* rows, int32_t capacity, int32_t* count) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const ebb::Program program, ebb::c::Predict(model, world, json));
+    return ebb::c::GiveRows(ebb::c::RowsOf(program.memory()), rows, capacity, count);
+  });
+}

@@ -1,0 +1,260 @@
+// Steps, evaluations and scopes.
+#include <cmath>
+
+#include "ebb/runtime/c/handles.h"
+
+namespace ebb::c {
+namespace {
+
+// No rate is NaN, which stands for "not given".
+std::optional<double> Given(double value) {
+  return std::isnan(value) ? std::nullopt : std::optional(value);
+}
+
+absl::StatusOr<std::vector<GroupRates>> RatesOf(const ebb_group_options* groups, int32_t count) {
+  if (count < 0 || (count > 0 && groups == nullptr))
+    return absl::InvalidArgumentError(absl::StrCat("options of ", count, " groups"));
+  std::vector<GroupRates> rates;
+  const auto* at = reinterpret_cast<const unsigned char*>(groups);
+  for (int32_t i = 0; i < count; ++i) {  // as far apart as the caller's struct is long
+    const auto* const given = reinterpret_cast<const ebb_group_options*>(at);
+    EBB_ASSIGN_OR_RETURN(
+        const ebb_group_options group,
+        Taken(given,
+              {.struct_size = 0, .group = nullptr, .learning_rate = NAN, .weight_decay = NAN},
+              "ebb_group_options"));
+    rates.push_back({.group = TextOr(group.group, ""),
+                     .learning_rate = Given(group.learning_rate),
+                     .weight_decay = Given(group.weight_decay)});
+    at += given->struct_size;
+  }
+  return rates;
+}
+
+absl::StatusOr<ebb_engine*> WithStep(ebb_engine* handle) {
+  EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, LiveHandle(handle));
+  if (!engine->step) return absl::FailedPreconditionError("no step is open: ebb_step_begin");
+  return engine;
+}
+
+ebb_engine::OpenScope* Find(ebb_engine& engine, int64_t id) {
+  const auto found = std::find_if(engine.scopes.begin(), engine.scopes.end(),
+                                  [&](const auto& scope) { return scope.id == id; });
+  return found == engine.scopes.end() ? nullptr : &*found;
+}
+
+absl::Status NoScope(int64_t id) {
+  return absl::InvalidArgumentError(absl::StrCat("scope ", id, " is not open"));
+}
+
+}  // namespace
+}  // namespace ebb::c
+
+using ebb::c::Call;
+
+int32_t ebb_step_begin(ebb_engine* handle, const ebb_step_options* given) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+    if (engine->step) return absl::FailedPreconditionError("a step is open: finish or drop it");
+    ebb_step_options defaults = {};
+    defaults.learning_rate = NAN;
+    EBB_ASSIGN_OR_RETURN(const ebb_step_options options,
+                         ebb::c::Taken(given, defaults, "ebb_step_options"));
+    ebb::StepOptions with;
+    with.micro_batches = options.micro_batches;
+    with.gradient_divisor = options.gradient_divisor;
+    with.learning_rate = ebb::c::Given(options.learning_rate);
+    EBB_ASSIGN_OR_RETURN(with.rates, ebb::c::RatesOf(options.groups, options.group_count));
+    with.rates_at_finish = options.rates_at_finish != 0;
+    with.hold_updates = options.hold_updates != 0;
+    with.may_leave_out = options.may_leave_out != 0;
+    engine->step = engine->engine->BeginStep(std::move(with));
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_scope_open(ebb_engine* handle, int32_t kind, int32_t unit, int64_t* scope) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+    if (scope == nullptr) return absl::InvalidArgumentError("there is no room for the scope");
+    const size_t units = engine->engine->model().units.size();
+    if (unit < 0 || static_cast<size_t>(unit) >= units) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("unit ", unit, " is not of the model, which has ", units));
+    }
+    const ebb::UnitId id{unit};
+    ebb_engine::Scope opened;
+    if (engine->evaluation) {
+      if (kind != EBB_FORWARD)
+        return absl::FailedPreconditionError(
+            "an evaluation is open, which has forward scopes only");
+      opened = engine->evaluation->Forward(id);
+    } else if (!engine->step) {
+      return absl::FailedPreconditionError(
+          "neither a step nor an evaluation is open: ebb_step_begin, ebb_evaluation_begin");
+    } else if (kind == EBB_FORWARD) {
+      opened = engine->step->Forward(id);
+    } else if (kind == EBB_BACKWARD) {
+      opened = engine->step->Backward(id);
+    } else if (kind == EBB_RECOMPUTE) {
+      opened = engine->step->Recompute(id);
+    } else {
+      return absl::InvalidArgumentError(absl::StrCat("a scope of kind ", kind));
+    }
+    *scope = ++engine->last_scope;
+    engine->scopes.push_back({*scope, id, std::move(opened)});
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_scope_close(ebb_engine* handle, int64_t scope) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+    ebb_engine::OpenScope* const open = ebb::c::Find(*engine, scope);
+    if (open == nullptr) return ebb::c::NoScope(scope);
+    std::visit([](auto& closes) { closes.Close(); }, open->scope);
+    engine->scopes.erase(engine->scopes.begin() + (open - engine->scopes.data()));
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_scope_gradients(ebb_engine* handle, int64_t scope, const int32_t* parameters,
+                            int32_t count, ebb_gradient* gradients) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::WithStep(handle));
+    ebb_engine::OpenScope* const open = ebb::c::Find(*engine, scope);
+    if (open == nullptr) return ebb::c::NoScope(scope);
+    auto* const backward = std::get_if<ebb::BackwardScope>(&open->scope);
+    if (backward == nullptr)
+      return absl::FailedPreconditionError("gradients of a scope that is no backward");
+    if (count < 0 || (count > 0 && (parameters == nullptr || gradients == nullptr)))
+      return absl::InvalidArgumentError(absl::StrCat("gradients of ", count, " parameters"));
+    const ebb::ModelSpec& model = engine->engine->model();
+    const std::vector<ebb::ParameterId>& own = model[open->unit].parameters;
+    std::vector<ebb::ParameterId> of;
+    for (int32_t i = 0; i < count; ++i) {
+      const ebb::ParameterId id{parameters[i]};
+      if (std::find(own.begin(), own.end(), id) == own.end()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "parameter ", parameters[i], " is not of unit '", model[open->unit].name, "'"));
+      }
+      if (!model[id].trainable)
+        return absl::InvalidArgumentError(absl::StrCat("'", model[id].name, "' is frozen"));
+      of.push_back(id);
+    }
+    std::vector<ebb::BackwardScope::Fused> fused(of.size());
+    backward->fused_gradients(of, fused);
+    for (size_t i = 0; i < of.size(); ++i) {
+      const ebb::MutableTensorView& view = fused[i].tensor;
+      if (view.data == nullptr) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("the backward of '", model[open->unit].name,
+                         "' shows no gradients: the error of the step says why"));
+      }
+      gradients[i] = {.data = view.data,
+                      .elements = view.size(),
+                      .dtype = static_cast<int32_t>(view.dtype),
+                      .first = fused[i].beta == 0};
+    }
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_add_loss(ebb_engine* handle, const void* device_scalar) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+    if (device_scalar == nullptr) return absl::InvalidArgumentError("the loss is null");
+    const ebb::TensorView loss = {.data = device_scalar};
+    if (engine->evaluation) {
+      engine->evaluation->AddLoss(loss);
+    } else if (engine->step) {
+      engine->step->AddLoss(loss);
+    } else {
+      return absl::FailedPreconditionError("neither a step nor an evaluation is open");
+    }
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_step_loss_scale(ebb_engine* handle, float* host, const void** device) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::WithStep(handle));
+    if (host != nullptr) *host = engine->step->loss_scale();
+    if (device != nullptr) *device = engine->step->device_loss_scale().data;
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_step_reduce(ebb_engine* handle) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::WithStep(handle));
+    engine->scopes.clear();
+    return engine->step->Reduce();
+  });
+}
+
+int32_t ebb_step_finish(ebb_engine* handle, const ebb_finish_options* given) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::WithStep(handle));
+    EBB_ASSIGN_OR_RETURN(const ebb_finish_options options,
+                         ebb::c::Taken(given, ebb_finish_options{}, "ebb_finish_options"));
+    ebb::FinishOptions with;
+    EBB_ASSIGN_OR_RETURN(with.rates, ebb::c::RatesOf(options.groups, options.group_count));
+    if (options.gradient_scale != 0) with.gradient_scale = options.gradient_scale;
+    engine->scopes.clear();
+    absl::Status status = engine->step->Finish(with);
+    engine->step.reset();
+    return status;
+  });
+}
+
+int32_t ebb_step_drop(ebb_engine* handle) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+    engine->scopes.clear();
+    engine->evaluation.reset();
+    engine->step.reset();
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_step_report(ebb_engine* handle, ebb_report* report) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb::Engine* const engine, ebb::c::Live(handle));
+    EBB_ASSIGN_OR_RETURN(const ebb::StepReport of, engine->Report());
+    return ebb::c::Give({.struct_size = 0,
+                         .applied = of.applied,
+                         .step = of.step,
+                         .skipped_steps = of.skipped_steps,
+                         .loss = of.loss,
+                         .gradient_norm = of.gradient_norm,
+                         .loss_scale = of.loss_scale,
+                         .learning_rate = of.learning_rate},
+                        report, "ebb_report");
+  });
+}
+
+int32_t ebb_evaluation_begin(ebb_engine* handle) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+    if (engine->evaluation)
+      return absl::FailedPreconditionError("an evaluation is open: ebb_evaluation_finish");
+    engine->evaluation = engine->engine->BeginEvaluation();
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_evaluation_finish(ebb_engine* handle, double* loss) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(ebb_engine* const engine, ebb::c::LiveHandle(handle));
+    if (!engine->evaluation) return absl::FailedPreconditionError("no evaluation is open");
+    std::erase_if(engine->scopes, [](const ebb_engine::OpenScope& scope) {
+      return std::holds_alternative<ebb::ForwardScope>(scope.scope);
+    });
+    absl::StatusOr<double> mean = engine->evaluation->Finish();
+    engine->evaluation.reset();
+    EBB_RETURN_IF_ERROR(mean.status());
+    if (loss != nullptr) *loss = *mean;
+    return absl::OkStatus();
+  });
+}

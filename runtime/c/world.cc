@@ -1,0 +1,149 @@
+// The library itself, and the world.
+#include "ebb/runtime/c/handles.h"
+#include "ebb/runtime/trace/log.h"
+
+namespace ebb::c {
+namespace {
+
+thread_local std::string last_error;
+
+}  // namespace
+
+void SetError(absl::Status status) {
+  last_error = std::string(status.message().data(), status.message().size());
+}
+
+void Handles::Add(const void* handle) {
+  const std::lock_guard lock(mutex_);
+  live_.insert(handle);
+}
+bool Handles::Remove(const void* handle) {
+  const std::lock_guard lock(mutex_);
+  return live_.erase(handle) > 0;
+}
+bool Handles::Has(const void* handle) const {
+  const std::lock_guard lock(mutex_);
+  return live_.contains(handle);
+}
+
+// Never destroyed: a thread of the caller's may still ask while the process ends.
+Handles& Worlds() {
+  static Handles& handles = *new Handles;
+  return handles;
+}
+Handles& Models() {
+  static Handles& handles = *new Handles;
+  return handles;
+}
+Handles& Engines() {
+  static Handles& handles = *new Handles;
+  return handles;
+}
+
+absl::Status CheckHandle(const Handles& handles, const void* handle, std::string_view kind) {
+  if (handle == nullptr)
+    return absl::InvalidArgumentError(absl::StrCat("the ", std::string(kind), " is null"));
+  if (!handles.Has(handle)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the handle is of no ", std::string(kind), ", or of one that was destroyed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GiveText(std::string_view text, char* to, size_t capacity, size_t* needed) {
+  if (needed != nullptr) *needed = text.size() + 1;
+  if (to == nullptr && capacity == 0 && needed != nullptr) return absl::OkStatus();
+  if (to == nullptr) return absl::InvalidArgumentError("there is no room for the text");
+  if (capacity <= text.size()) {
+    if (capacity > 0) to[0] = 0;
+    return absl::OutOfRangeError(
+        absl::StrCat("the text has ", text.size() + 1, " bytes, and there is room for ", capacity));
+  }
+  std::memcpy(to, text.data(), text.size());
+  to[text.size()] = 0;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Config> ReadConfig(const char* json) {
+  if (json == nullptr) return absl::InvalidArgumentError("the configuration is null");
+  return Config::FromJson(json);
+}
+
+}  // namespace ebb::c
+
+using ebb::c::Call;
+
+uint32_t ebb_abi(void) {
+  return EBB_ABI;
+}
+const char* ebb_version(void) {
+  return EBB_VERSION;
+}
+const char* ebb_error(void) {
+  return ebb::c::last_error.c_str();
+}
+
+void ebb_log_to(ebb_log log, void* user) {
+  Call([&] {
+    if (log == nullptr) {
+      ebb::SendLogTo({});
+      return absl::OkStatus();
+    }
+    ebb::SendLogTo([log, user](ebb::LogLevel level, std::string_view message) {
+      log(user, level == ebb::LogLevel::kWarning ? EBB_LOG_WARNING : EBB_LOG_INFO,
+          std::string(message).c_str());
+    });
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_config_resolve(const char* json, int32_t world, char* text, size_t capacity,
+                           size_t* needed) {
+  return Call([&]() -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const ebb::Config config, ebb::c::ReadConfig(json));
+    EBB_ASSIGN_OR_RETURN(const ebb::Config resolved, config.ForWorld(world));
+    return ebb::c::GiveText(resolved.ToJson(), text, capacity, needed);
+  });
+}
+
+int32_t ebb_world_open(const ebb_world_options* given, ebb_world** world) {
+  return Call([&]() -> absl::Status {
+    if (world == nullptr) return absl::InvalidArgumentError("there is no room for the world");
+    EBB_ASSIGN_OR_RETURN(const ebb_world_options options,
+                         ebb::c::Taken(given, ebb_world_options{}, "ebb_world_options"));
+    ebb::WorldOptions with;
+    if (options.timeout_seconds != 0) with.timeout_seconds = options.timeout_seconds;
+    EBB_ASSIGN_OR_RETURN(ebb::World opened, ebb::World::FromEnvironment(with));
+    *world = new ebb_world{std::move(opened)};
+    ebb::c::Worlds().Add(*world);
+    return absl::OkStatus();
+  });
+}
+
+void ebb_world_close(ebb_world* world) {
+  Call([&] {
+    if (ebb::c::Worlds().Remove(world)) delete world;
+    return absl::OkStatus();
+  });
+}
+
+int32_t ebb_world_describe(const ebb_world* world, ebb_world_facts* facts) {
+  return Call([&]() -> absl::Status {
+    EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Worlds(), world, "world"));
+    const ebb::World& of = world->world;
+    return ebb::c::Give({.struct_size = 0,
+                         .rank = of.rank(),
+                         .size = of.size(),
+                         .local_rank = of.local_rank(),
+                         .local_size = of.local_size()},
+                        facts, "ebb_world_facts");
+  });
+}
+
+int32_t ebb_world_fail(ebb_world* world, const char* why) {
+  return Call([&]() -> absl::Status {
+    EBB_RETURN_IF_ERROR(ebb::c::CheckHandle(ebb::c::Worlds(), world, "world"));
+    world->world.Fail(absl::AbortedError(ebb::c::TextOr(why, "a rank has given up")));
+    return absl::OkStatus();
+  });
+}

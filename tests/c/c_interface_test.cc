@@ -1,0 +1,342 @@
+// The C interface as a caller of another language meets it: mistakes end in a code and a text, memory outlives the engine.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/c/ebb.h"
+
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr char kConfig[] =
+    R"({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 0,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+        "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0}})";
+
+template <class T>
+T Sized() {
+  T made{};
+  made.struct_size = sizeof(T);
+  return made;
+}
+
+class CInterface : public ::testing::Test {
+ protected:
+  void SetUp() override { ASSERT_EQ(ebb_world_open(nullptr, &world_), EBB_OK) << ebb_error(); }
+  void TearDown() override {
+    ebb_engine_destroy(engine_);
+    ebb_model_destroy(model_);
+    ebb_world_close(world_);
+  }
+
+  // `units` of one weight each, 4 elements that count from 0, visited in turn.
+  void MakeModel(int units) {
+    model_ = ebb_model_create();
+    for (int u = 0; u < units; ++u) {
+      const std::string name = "unit" + std::to_string(u), weight = "w" + std::to_string(u);
+      ASSERT_EQ(ebb_model_add_unit(model_, name.c_str(), 0), u);
+      const int64_t shape[] = {2, 2};
+      auto parameter = Sized<ebb_parameter>();
+      parameter.trainable = 1;
+      parameter.name = weight.c_str();
+      parameter.shape = shape;
+      parameter.dimensions = 2;
+      parameter.source = values_;
+      ASSERT_EQ(ebb_model_add_parameter(model_, u, &parameter), u) << ebb_error();
+      ebb_visit visit = {sizeof visit, u, 1, 1, 1};
+      ASSERT_EQ(ebb_model_add_visit(model_, &visit), u);
+    }
+  }
+  void MakeEngine(int units) {
+    MakeModel(units);
+    ASSERT_EQ(ebb_engine_create(world_, model_, kConfig, nullptr, &engine_), EBB_OK) << ebb_error();
+  }
+  // Every gradient is 1.
+  void Backward(int unit) {
+    int64_t scope = 0;
+    ASSERT_EQ(ebb_scope_open(engine_, EBB_BACKWARD, unit, &scope), EBB_OK) << ebb_error();
+    ebb_gradient gradient;
+    ASSERT_EQ(ebb_scope_gradients(engine_, scope, &unit, 1, &gradient), EBB_OK) << ebb_error();
+    ASSERT_EQ(gradient.elements, 4);
+    EXPECT_EQ(gradient.first, 1);
+    std::fill_n(static_cast<float*>(gradient.data), 4, 1.0f);
+    ASSERT_EQ(ebb_scope_close(engine_, scope), EBB_OK);
+  }
+  void Forward(int unit) {
+    int64_t scope = 0;
+    ASSERT_EQ(ebb_scope_open(engine_, EBB_FORWARD, unit, &scope), EBB_OK) << ebb_error();
+    ASSERT_EQ(ebb_scope_close(engine_, scope), EBB_OK);
+  }
+  std::vector<float> Gathered(int parameter) {
+    std::vector<float> whole;
+    const ebb_sink append = [](void* user, int32_t, int64_t begin, int64_t end,
+                               const float* values) -> int32_t {
+      auto& to = *static_cast<std::vector<float>*>(user);
+      to.insert(to.end(), values, values + (end - begin));
+      return 0;
+    };
+    EXPECT_EQ(ebb_gather(engine_, parameter, EBB_MASTER, -1, append, &whole), EBB_OK)
+        << ebb_error();
+    return whole;
+  }
+
+  float values_[4] = {0, 1, 2, 3};
+  ebb_world* world_ = nullptr;
+  ebb_model* model_ = nullptr;
+  ebb_engine* engine_ = nullptr;
+};
+
+TEST_F(CInterface, AStepUpdatesEveryParameter) {
+  MakeEngine(2);
+  std::fill_n(values_, 4, -1.0f);  // read while the engine was made, and no more
+  ASSERT_EQ(ebb_step_begin(engine_, nullptr), EBB_OK);
+  for (int unit : {0, 1}) Forward(unit);
+  const float loss = 7;
+  ASSERT_EQ(ebb_add_loss(engine_, &loss), EBB_OK);
+  for (int unit : {1, 0}) Backward(unit);
+  ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
+  auto report = Sized<ebb_report>();
+  ASSERT_EQ(ebb_step_report(engine_, &report), EBB_OK) << ebb_error();
+  EXPECT_EQ(report.applied, 1);
+  EXPECT_EQ(report.step, 1);
+  EXPECT_EQ(report.loss, 7);
+  EXPECT_NEAR(report.gradient_norm, std::sqrt(8.0), 1e-6);
+  for (int parameter : {0, 1})
+    EXPECT_EQ(Gathered(parameter), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
+}
+
+TEST_F(CInterface, RatesAreGivenForOneStep) {
+  MakeEngine(1);
+  auto rates = Sized<ebb_group_options>();
+  rates.learning_rate = 2;
+  rates.weight_decay = NAN;
+  auto options = Sized<ebb_step_options>();
+  options.learning_rate = NAN;
+  options.groups = &rates;
+  options.group_count = 1;
+  ASSERT_EQ(ebb_step_begin(engine_, &options), EBB_OK) << ebb_error();
+  Forward(0);
+  Backward(0);
+  ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
+  EXPECT_EQ(Gathered(0), (std::vector<float>{-2, -1, 0, 1}));
+}
+
+TEST_F(CInterface, ADroppedStepLeavesNothing) {
+  MakeEngine(2);
+  ASSERT_EQ(ebb_step_begin(engine_, nullptr), EBB_OK);
+  Forward(0);
+  Forward(1);
+  Backward(1);
+  EXPECT_EQ(ebb_step_begin(engine_, nullptr), EBB_FAILED_PRECONDITION);
+  ASSERT_EQ(ebb_step_drop(engine_), EBB_OK);
+  EXPECT_EQ(Gathered(1), (std::vector<float>{0, 1, 2, 3}));
+}
+
+TEST_F(CInterface, AnEvaluationHasTheMeanOfItsLosses) {
+  MakeEngine(1);
+  ASSERT_EQ(ebb_evaluation_begin(engine_), EBB_OK);
+  int64_t scope = 0;
+  EXPECT_EQ(ebb_scope_open(engine_, EBB_BACKWARD, 0, &scope), EBB_FAILED_PRECONDITION);
+  for (const float loss : {1.0f, 3.0f}) {
+    Forward(0);
+    ASSERT_EQ(ebb_add_loss(engine_, &loss), EBB_OK);
+  }
+  double mean = 0;
+  ASSERT_EQ(ebb_evaluation_finish(engine_, &mean), EBB_OK) << ebb_error();
+  EXPECT_EQ(mean, 2);
+}
+
+TEST_F(CInterface, ADeclaredOrderMayNestScopes) {
+  MakeModel(2);
+  const ebb_event events[] = {{1, EBB_FORWARD, 0},  {1, EBB_FORWARD, 1},  {0, EBB_FORWARD, 1},
+                              {0, EBB_FORWARD, 0},  {1, EBB_BACKWARD, 0}, {1, EBB_BACKWARD, 1},
+                              {0, EBB_BACKWARD, 1}, {0, EBB_BACKWARD, 0}};
+  ASSERT_EQ(ebb_model_set_order(model_, events, 8), EBB_OK);
+  ASSERT_EQ(ebb_engine_create(world_, model_, kConfig, nullptr, &engine_), EBB_OK) << ebb_error();
+  const ebb_event wrong[] = {{1, 7, 0}};
+  EXPECT_EQ(ebb_model_set_order(model_, wrong, 1), EBB_INVALID_ARGUMENT);
+}
+
+TEST_F(CInterface, MemoryOutlivesAClosedEngine) {
+  MakeEngine(1);
+  ebb_view view;
+  int32_t count = 0;
+  ASSERT_EQ(ebb_engine_views(engine_, 0, &view, 1, &count), EBB_OK) << ebb_error();
+  EXPECT_EQ(count, 1);
+  EXPECT_EQ(view.elements, 4);
+  EXPECT_EQ(view.dtype, EBB_FP32);
+  EXPECT_EQ(view.gradient_dtype, EBB_FP32);
+  ASSERT_EQ(ebb_engine_close(engine_), EBB_OK) << ebb_error();
+  ASSERT_EQ(ebb_engine_close(engine_), EBB_OK);
+  std::fill_n(static_cast<float*>(view.data), 4, 5.0f);
+  EXPECT_EQ(ebb_step_begin(engine_, nullptr), EBB_FAILED_PRECONDITION);
+  EXPECT_THAT(ebb_error(), HasSubstr("closed"));
+}
+
+TEST_F(CInterface, StateIsWrittenAndReadBack) {
+  MakeEngine(2);
+  const ebb_fill fill = [](void*, int32_t parameter, int64_t begin, int64_t end,
+                           float* values) -> int32_t {
+    for (int64_t i = begin; i < end; ++i)
+      values[i - begin] = static_cast<float>(100 * parameter + static_cast<int>(i));
+    return 0;
+  };
+  ASSERT_EQ(ebb_write(engine_, EBB_MASTER, nullptr, fill, nullptr), EBB_OK) << ebb_error();
+  EXPECT_EQ(Gathered(1), (std::vector<float>{100, 101, 102, 103}));
+  const ebb_sink refuse = [](void*, int32_t, int64_t, int64_t, const float*) { return 1; };
+  EXPECT_EQ(ebb_read(engine_, EBB_MASTER, nullptr, refuse, nullptr), EBB_ABORTED);
+  EXPECT_THAT(ebb_error(), HasSubstr("w0"));
+  EXPECT_EQ(ebb_read(engine_, EBB_STAGING, nullptr, refuse, nullptr), EBB_INVALID_ARGUMENT);
+}
+
+TEST_F(CInterface, ACheckpointKeepsTheCallersBytes) {
+  MakeEngine(1);
+  const std::string folder = ::testing::TempDir() + "c_interface_checkpoint";
+  std::filesystem::remove_all(folder);
+  auto options = Sized<ebb_save_options>();
+  options.trainer = "place 17";
+  options.trainer_bytes = 8;
+  int64_t ticket = 0;
+  ASSERT_EQ(ebb_save(engine_, folder.c_str(), &options, &ticket), EBB_OK) << ebb_error();
+  ASSERT_EQ(ebb_save_wait(engine_, ticket, nullptr), EBB_OK) << ebb_error();
+  EXPECT_EQ(ebb_save_wait(engine_, ticket + 1, nullptr), EBB_INVALID_ARGUMENT);
+  auto loaded = Sized<ebb_loaded>();
+  ASSERT_EQ(ebb_load(engine_, folder.c_str(), &loaded), EBB_OK) << ebb_error();
+  EXPECT_EQ(loaded.ranks, 1);
+  EXPECT_EQ(std::string(static_cast<const char*>(loaded.trainer),
+                        static_cast<size_t>(loaded.trainer_bytes)),
+            "place 17");
+  EXPECT_EQ(ebb_load(engine_, (folder + "/none").c_str(), nullptr), EBB_NOT_FOUND);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(CInterface, TheModelAloneIsPlanned) {
+  MakeModel(3);
+  size_t needed = 0;
+  ASSERT_EQ(ebb_plan(model_, 4, kConfig, nullptr, 0, &needed), EBB_OK) << ebb_error();
+  std::string text(needed, '?');
+  ASSERT_EQ(ebb_plan(model_, 4, kConfig, text.data(), needed - 1, nullptr), EBB_OUT_OF_RANGE);
+  ASSERT_EQ(ebb_plan(model_, 4, kConfig, text.data(), needed, nullptr), EBB_OK);
+  EXPECT_THAT(text, HasSubstr("4 ranks"));
+  int32_t count = 0;
+  ASSERT_EQ(ebb_predict_memory(model_, 4, kConfig, nullptr, 0, &count), EBB_OK);
+  std::vector<ebb_memory_row> rows(static_cast<size_t>(count));
+  ASSERT_EQ(ebb_predict_memory(model_, 4, kConfig, rows.data(), count, &count), EBB_OK);
+  EXPECT_GT(
+      std::accumulate(rows.begin(), rows.end(), uint64_t{0},
+                      [](uint64_t sum, const ebb_memory_row& row) { return sum + row.predicted; }),
+      0u);
+  ASSERT_EQ(ebb_config_resolve(kConfig, 4, nullptr, 0, &needed), EBB_OK);
+  EXPECT_EQ(ebb_plan(model_, 4, "{", nullptr, 0, &needed), EBB_INVALID_ARGUMENT);
+  EXPECT_EQ(ebb_plan(model_, 4, nullptr, nullptr, 0, &needed), EBB_INVALID_ARGUMENT);
+}
+
+TEST_F(CInterface, ParametersThatCannotBeAreRefusedByName) {
+  model_ = ebb_model_create();
+  ebb_model_add_unit(model_, "unit", 0);
+  auto parameter = Sized<ebb_parameter>();
+  EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
+  EXPECT_THAT(ebb_error(), HasSubstr("no name"));
+  parameter.name = "w";
+  EXPECT_EQ(ebb_model_add_parameter(model_, 5, &parameter), -1);
+  EXPECT_THAT(ebb_error(), HasSubstr("w is to be of unit 5"));
+  parameter.dimensions = 2;
+  EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
+  parameter.dimensions = 0;
+  parameter.source = values_;
+  parameter.source_dtype = EBB_INT8;
+  EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
+  EXPECT_THAT(ebb_error(), HasSubstr("source_dtype"));
+  parameter.source = nullptr;
+  parameter.file = "/nowhere/model.safetensors";
+  EXPECT_EQ(ebb_model_add_parameter(model_, 0, &parameter), -1);
+  EXPECT_THAT(ebb_error(), HasSubstr("/nowhere"));
+  ebb_engine* none = nullptr;
+  EXPECT_NE(ebb_engine_create(world_, model_, kConfig, nullptr, &none), EBB_OK);
+  EXPECT_EQ(none, nullptr);
+}
+
+TEST_F(CInterface, StructsMayBeOlderAndNotNewer) {
+  struct Newer {
+    ebb_world_options known;
+    uint64_t unknown;
+  } newer = {{sizeof(Newer), 0}, 0};
+  ebb_world* world = nullptr;
+  ASSERT_EQ(ebb_world_open(&newer.known, &world), EBB_OK) << ebb_error();
+  ebb_world_close(world);
+  newer.unknown = 1;
+  EXPECT_EQ(ebb_world_open(&newer.known, &world), EBB_UNIMPLEMENTED);
+  ebb_world_options unset = {};
+  EXPECT_EQ(ebb_world_open(&unset, &world), EBB_INVALID_ARGUMENT);
+  EXPECT_THAT(ebb_error(), HasSubstr("struct_size"));
+  // An older caller's report ends before what was added.
+  ebb_world_facts facts = {offsetof(ebb_world_facts, local_rank), -1, -1, -1, -1};
+  ASSERT_EQ(ebb_world_describe(world_, &facts), EBB_OK);
+  EXPECT_EQ(facts.size, 1);
+  EXPECT_EQ(facts.local_size, -1);
+}
+
+TEST_F(CInterface, HandlesThatAreNullStrayOrGoneAreErrors) {
+  MakeEngine(1);
+  auto* const stray = reinterpret_cast<ebb_engine*>(world_);
+  ebb_engine* const gone = engine_;
+  ebb_engine_destroy(engine_);
+  engine_ = nullptr;
+  int64_t number = 0;
+  int32_t count = 0;
+  for (ebb_engine* engine : {static_cast<ebb_engine*>(nullptr), stray, gone}) {
+    EXPECT_EQ(ebb_engine_close(engine), EBB_INVALID_ARGUMENT);
+    EXPECT_EQ(ebb_step_begin(engine, nullptr), EBB_INVALID_ARGUMENT);
+    EXPECT_EQ(ebb_scope_open(engine, EBB_FORWARD, 0, &number), EBB_INVALID_ARGUMENT);
+    EXPECT_EQ(ebb_step_finish(engine, nullptr), EBB_INVALID_ARGUMENT);
+    EXPECT_EQ(ebb_memory(engine, nullptr, 0, &count), EBB_INVALID_ARGUMENT);
+    EXPECT_EQ(ebb_load(engine, "x", nullptr), EBB_INVALID_ARGUMENT);
+    EXPECT_NE(std::string(ebb_error()), "");
+    ebb_engine_destroy(engine);
+  }
+  EXPECT_EQ(ebb_model_add_unit(nullptr, "unit", 0), -1);
+  EXPECT_EQ(ebb_world_describe(nullptr, nullptr), EBB_INVALID_ARGUMENT);
+  ebb_world_close(nullptr);
+  ebb_model_destroy(nullptr);
+}
+
+TEST_F(CInterface, ScopesThatAreWrongAreErrors) {
+  MakeEngine(1);
+  int64_t scope = 0;
+  EXPECT_EQ(ebb_scope_open(engine_, EBB_FORWARD, 0, &scope), EBB_FAILED_PRECONDITION);
+  ASSERT_EQ(ebb_step_begin(engine_, nullptr), EBB_OK);
+  EXPECT_EQ(ebb_scope_open(engine_, EBB_FORWARD, 9, &scope), EBB_INVALID_ARGUMENT);
+  EXPECT_EQ(ebb_scope_open(engine_, 9, 0, &scope), EBB_INVALID_ARGUMENT);
+  EXPECT_EQ(ebb_scope_open(engine_, EBB_FORWARD, 0, nullptr), EBB_INVALID_ARGUMENT);
+  EXPECT_EQ(ebb_scope_close(engine_, 77), EBB_INVALID_ARGUMENT);
+  ASSERT_EQ(ebb_scope_open(engine_, EBB_FORWARD, 0, &scope), EBB_OK);
+  ebb_gradient gradient;
+  const int32_t parameter = 0, foreign = 3;
+  EXPECT_EQ(ebb_scope_gradients(engine_, scope, &parameter, 1, &gradient), EBB_FAILED_PRECONDITION);
+  ASSERT_EQ(ebb_scope_close(engine_, scope), EBB_OK);
+  EXPECT_EQ(ebb_scope_close(engine_, scope), EBB_INVALID_ARGUMENT);
+  ASSERT_EQ(ebb_scope_open(engine_, EBB_BACKWARD, 0, &scope), EBB_OK);
+  EXPECT_EQ(ebb_scope_gradients(engine_, scope, &foreign, 1, &gradient), EBB_INVALID_ARGUMENT);
+  EXPECT_EQ(ebb_scope_gradients(engine_, scope, &parameter, -1, &gradient), EBB_INVALID_ARGUMENT);
+  ASSERT_EQ(ebb_step_drop(engine_), EBB_OK);
+  EXPECT_EQ(ebb_step_finish(engine_, nullptr), EBB_FAILED_PRECONDITION);
+}
+
+TEST_F(CInterface, TheLogGoesToTheCaller) {
+  std::string lines;
+  ebb_log_to(
+      [](void* user, int32_t, const char* line) { *static_cast<std::string*>(user) += line; },
+      &lines);
+  MakeEngine(1);
+  ebb_log_to(nullptr, nullptr);
+  EXPECT_THAT(lines, HasSubstr("1 rank on CPU"));
+}
+
+}  // namespace
