@@ -3,31 +3,20 @@ gives the same logits in them. Random weights; nothing is downloaded.
 
     hugging_face_test.py EBB_CHECKPOINT
 """
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-try:
-    import torch
-    import transformers
-    from safetensors import safe_open
-    from safetensors.torch import load_file, save_file
-except ImportError as error:
-    print(f"Skipped: {error}; install torch, transformers and safetensors for the first python3 of PATH")
-    sys.exit(77)
+from program_under_test import require, run
 
-tool = os.path.abspath(sys.argv[1])
+require("torch", "transformers", "safetensors")
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
-
-
-def run(*arguments, code=0):
-    done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
 
 
 def gpt2():

@@ -6,26 +6,16 @@ lays them out, for stages 1 and 2 and for stage 3.
 import json
 import os
 import struct
-import subprocess
-import sys
 import tempfile
 from collections import OrderedDict
 from pathlib import Path
 
-try:
-    import torch
-except ImportError as error:
-    print(f"Skipped: {error}; install torch for the first python3 of PATH")
-    sys.exit(77)
+from program_under_test import require, run
 
-tool = os.path.abspath(sys.argv[1])
+require("torch")
+import torch
+
 STEPS = 3
-
-
-def run(*arguments, code=0):
-    done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True)
-    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
 
 
 def stored(runs):

@@ -1,0 +1,27 @@
+"""What the tests of ebb-checkpoint against other packages have in common: the program, run, and packages that may not be there.
+
+    NAME_test.py EBB_CHECKPOINT
+"""
+import importlib
+import os
+import subprocess
+import sys
+
+tool = os.path.abspath(sys.argv[1])
+
+
+def require(*packages):
+    """Skips the test (exit status 77) where the Python that runs it lacks one."""
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            print(f"Skipped: {error}; install {', '.join(packages)} for the first python3 of PATH")
+            sys.exit(77)
+
+
+def run(*arguments, code=0):
+    """What it printed, on both streams."""
+    done = subprocess.run([tool, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == code, f"{arguments}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stdout + done.stderr
