@@ -105,6 +105,16 @@ absl::Status RestoreReplaced(const std::string& folder) {
                                                     replaced, "': look at it, and move it away"));
 }
 
+// What is damaged, or names no run, may be.
+absl::Status MayBeReplaced(const std::string& checkpoint, const std::string& run) {
+  const absl::StatusOr<Manifest> manifest = ReadManifest(checkpoint);
+  if (!manifest.ok() || manifest->run.empty() || manifest->run == run) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("'", checkpoint,
+                   "' is of another run, and stays: give each run a folder of its own, or move "
+                   "that checkpoint away"));
+}
+
 }  // namespace
 
 std::string CheckpointName(int64_t step) {
@@ -187,13 +197,15 @@ std::string PathOfNewCheckpoint(const std::string& folder, int64_t step) {
   return absl::StrCat(folder, "/", std::string(kSaving), CheckpointName(step));
 }
 
-NewCheckpoint::NewCheckpoint(std::string folder, int64_t step, FileHandle lock)
+NewCheckpoint::NewCheckpoint(std::string folder, int64_t step, std::string run, FileHandle lock)
     : folder_(std::move(folder)),
       step_(step),
+      run_(std::move(run)),
       path_(PathOfNewCheckpoint(folder_, step)),
       lock_(std::move(lock)) {}
 
-absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder, int64_t step) {
+absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder, int64_t step,
+                                                   const std::string& run) {
   EBB_RETURN_IF_ERROR(MakeFolders(folder));
   const std::string path = absl::StrCat(folder, "/", kLock);
   FileHandle lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
@@ -204,8 +216,9 @@ absl::StatusOr<NewCheckpoint> NewCheckpoint::Begin(const std::string& folder, in
         absl::StrCat("another run is saving to '", folder, "' ('", path,
                      "' is locked): give each run a folder of its own"));
   }
-  NewCheckpoint checkpoint(folder, step, std::move(lock));
+  NewCheckpoint checkpoint(folder, step, run, std::move(lock));
   EBB_RETURN_IF_ERROR(RestoreReplaced(folder));
+  EBB_RETURN_IF_ERROR(MayBeReplaced(absl::StrCat(folder, "/", CheckpointName(step)), run));
   EBB_RETURN_IF_ERROR(RemoveRests(folder));
   if (mkdir(checkpoint.path_.c_str(), 0777) != 0)
     return FileError("making the folder", checkpoint.path_, errno);
@@ -251,6 +264,8 @@ void NewCheckpoint::RemoveOld(const std::string& name, int keep) const {
                         [&](const std::string& other) { return Newer(name, other); });
   int kept = 1;
   for (const std::string& old : *names) {
+    const absl::StatusOr<Manifest> manifest = ReadManifest(absl::StrCat(folder_, "/", old));
+    if (!manifest.ok() || manifest->run != run_) continue;
     if (kept < keep) {
       if (CheckWhole(absl::StrCat(folder_, "/", old)).ok()) ++kept;
       continue;  // what is not whole is for its owner to look at

@@ -39,23 +39,27 @@ std::string WholeCheckpointBefore(const std::string& checkpoint);
 // destructor removes one that was not named.
 class NewCheckpoint {
  public:
-  // Makes `folder` where it is not there. kFailedPrecondition: another run writes to it.
-  static absl::StatusOr<NewCheckpoint> Begin(const std::string& folder, int64_t step);
+  // Makes `folder` where it is not there. kFailedPrecondition: another run writes to it, or has a checkpoint of this
+  // step there. `run`: as Manifest::run.
+  static absl::StatusOr<NewCheckpoint> Begin(const std::string& folder, int64_t step,
+                                             const std::string& run = "");
   NewCheckpoint(NewCheckpoint&&) = default;
   ~NewCheckpoint();
 
   const std::string& path() const { return path_; }
   // When all files are on the disk: gives it its name in the place of one of the same step, points `latest` to it,
-  // and keeps the `keep` whole ones that were saved last (0: all). What cannot be removed is a warning.
+  // and keeps the `keep` whole ones of this run that were saved last (0: all), with all of other runs. What cannot be
+  // removed is a warning.
   absl::StatusOr<std::string> Commit(int keep);
 
  private:
-  NewCheckpoint(std::string folder, int64_t step, FileHandle lock);
+  NewCheckpoint(std::string folder, int64_t step, std::string run, FileHandle lock);
   absl::Status Name(const std::string& path);
   void RemoveOld(const std::string& name, int keep) const;
 
   std::string folder_;
   int64_t step_ = 0;
+  std::string run_;
   std::string path_;
   FileHandle lock_;
 };

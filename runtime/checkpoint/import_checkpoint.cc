@@ -66,6 +66,7 @@ absl::Status Declare(const TensorSource& source, Manifest& manifest,
 absl::StatusOr<std::string> ImportCheckpoint(TensorSource& source, const std::string& folder,
                                              absl::FunctionRef<void(int64_t elements)> progress) {
   Manifest manifest{.state = source.description().state,
+                    .run = {},
                     .config = "{}",
                     .parameters = {},
                     .files = {},

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/config_differences.h"
 #include "ebb/runtime/checkpoint/folder.h"
 #include "ebb/runtime/checkpoint/manifest.h"
 #include "ebb/runtime/checkpoint/slice_name.h"
@@ -139,17 +140,15 @@ absl::Status Fill(Engine& engine, StoredValues& stored, const LoadOptions& optio
   return first;
 }
 
-// A run that goes on with the exact values may still sum or round in another way than the one that saved.
+// A run that goes on with the exact values may still be trained, summed or rounded in another way than the one that
+// saved.
 void WarnOfOtherBits(const Config& now, const LoadedCheckpoint& loaded) {
   const absl::StatusOr<Config> saved = Config::FromJson(loaded.config);
   if (!saved.ok() || loaded.config == "{}") return;  // another version's, or an import
-  std::vector<std::string> others;
-  if (saved->compute != now.compute) others.push_back("dtype");
-  if (now.gradient_accumulation_steps > 1 && saved->reduces_at_round() != now.reduces_at_round())
-    others.push_back("ebb.reduce_at");
+  const std::vector<std::string> others = ConfigDifferences(*saved, now);
   if (others.empty()) return;
   LogWarning(absl::StrCat("the run that saved '", loaded.path, "' had another ",
-                          absl::StrJoin(others, " and "),
+                          absl::StrJoin(others, ", "),
                           ": what follows has not the bits of one run"));
 }
 
@@ -202,7 +201,10 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(Engine& engine, const std::strin
   if (absl::IsNotFound(own)) own = absl::DataLossError(own.message());
   if (absl::IsDataLoss(own)) own = WithWayOut(own, loaded.path);
   EBB_RETURN_IF_ERROR(engine.Agree(own, "LoadCheckpoint: values"));
-  if (options.states) EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
+  if (options.states) {
+    EBB_RETURN_IF_ERROR(engine.SetTrainingState(manifest.state));
+    engine.SetRun(std::move(manifest.run));
+  }
   loaded.state = manifest.state;
   loaded.trainer = std::move(manifest.trainer);
   loaded.config = std::move(manifest.config);

@@ -121,6 +121,7 @@ std::string ToText(const Manifest& manifest) {
   json["format"] = kFormat;
   json["version"] = kCheckpointVersion;
   json["checksum"] = kNoChecksum;
+  if (!manifest.run.empty()) json["run"] = manifest.run;
   const TrainingState& state = manifest.state;
   json["training_state"] = {{"finished_steps", state.finished_steps},
                             {"applied_steps", state.applied_steps},
@@ -193,6 +194,7 @@ absl::StatusOr<Manifest> ParseManifest(const std::string& text, const std::strin
   if (fields.status().ok())
     if (const absl::Status valid = Validate(manifest.state); !valid.ok())
       fields.Fail(valid.ToString());
+  if (json.contains("run")) manifest.run = fields.Text(json["run"], "run");
   const Json& trainer = fields.At(json, "trainer");
   if (!trainer.is_object()) fields.Fail("\"trainer\" is no object");
   for (const auto& [name, bytes] : trainer.items()) {

@@ -34,7 +34,8 @@ struct Manifest {
   };
 
   TrainingState state;
-  std::string config;  // the resolved one, JSON
+  std::string run = {};     // Engine::run; empty: of a version before, or of an import
+  std::string config = {};  // the resolved one, JSON
   std::vector<Parameter> parameters;
   std::vector<File> files;
   std::map<std::string, std::string> trainer;  // its own named bytes, rank 0's for all ranks

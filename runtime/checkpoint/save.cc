@@ -1,11 +1,13 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "ebb/optim/cast.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
 #include "ebb/runtime/checkpoint/file_access.h"
@@ -94,6 +96,7 @@ class Saving {
 
 Manifest ManifestOf(const Engine& engine, const TrainingState& state, const SaveOptions& options) {
   Manifest manifest{.state = state,
+                    .run = engine.run(),
                     .config = engine.config().ToJson(),
                     .parameters = {},
                     .files = {},
@@ -137,6 +140,11 @@ absl::Status CheckNames(const Engine& engine, const SaveOptions& options) {
   return absl::OkStatus();
 }
 
+std::string NewRunName() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x", random(), random());
+}
+
 // `beside_steps`: some may be trained before its end.
 absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
                                  const SaveOptions& options, bool beside_steps) {
@@ -152,7 +160,9 @@ absl::StatusOr<SaveTicket> Begin(Engine& engine, const std::string& folder,
   if (options.waits) engine.AwaitAsyncRead();
   std::optional<NewCheckpoint> checkpoint;  // rank 0's
   if (own.ok() && rank == 0) {
-    absl::StatusOr<NewCheckpoint> begun = NewCheckpoint::Begin(folder, state->finished_steps);
+    if (engine.run().empty()) engine.SetRun(NewRunName());
+    absl::StatusOr<NewCheckpoint> begun =
+        NewCheckpoint::Begin(folder, state->finished_steps, engine.run());
     own = begun.status();
     if (own.ok()) checkpoint.emplace(*std::move(begun));
   }

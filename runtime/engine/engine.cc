@@ -117,6 +117,12 @@ absl::StatusOr<TrainingState> Engine::training_state() {
   if (!state.ok()) return Local(*parts_, state.status());
   return state;
 }
+std::string Engine::run() const {
+  return parts_ == nullptr ? "" : parts_->run;
+}
+void Engine::SetRun(std::string run) {
+  if (parts_ != nullptr) parts_->run = std::move(run);
+}
 absl::Status Engine::SetTrainingState(const TrainingState& state) {
   if (parts_ == nullptr) return MovedFrom();
   return parts_->calls.Returned(parts_->call.state->SetTrainingState(state));

@@ -148,6 +148,10 @@ class Engine {
   // has finished there is no Report. Collective, between steps. It waits for pending updates. An error
   // on any rank, or states that differ, is every rank's error and nothing is set.
   absl::Status SetTrainingState(const TrainingState& state);
+  // Which run this is, so that a save removes no other run's checkpoints: empty until SaveCheckpoint draws a name, or
+  // LoadCheckpoint takes that of the run that goes on. This rank's; rank 0's counts.
+  std::string run() const;
+  void SetRun(std::string run);
 
   // Collective: one parameter's kMaster or kParameter whole, as fp32. root -1: on every rank; else
   // `whole` may be empty elsewhere.

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "ebb/optim/kernels.h"
 #include "ebb/runtime/engine/async_reads.h"
@@ -91,6 +92,7 @@ struct EngineParts {
   EngineParts& operator=(const EngineParts&) = delete;
 
   EngineInputs inputs;
+  std::string run;
   EngineCalls calls;
   MemoryLedger ledger;
   StepTimeline timeline;

@@ -21,6 +21,7 @@ namespace ebb::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 namespace fs = std::filesystem;
@@ -67,6 +68,7 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
                 absl::OkStatus());
       for (const Way& saver : kWays) {
         if (saver.world != world) continue;
+        fs::remove_all(folder_);
         ASSERT_EQ(RunWay(way_of(saver),
                          [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
                            EBB_RETURN_IF_ERROR(Train(engine, model, rank, 0, 2));
@@ -102,6 +104,7 @@ TEST_F(CheckpointTest, ResumesBitForBitAtAnyStageAndTierOfItsWorld) {
 TEST_F(CheckpointTest, OneThatIsWrittenBesideStepsIsThatOfItsStep) {
   for (Way way : kWays) {
     way.compute = DType::kBFloat16;
+    fs::remove_all(folder_);
     ParameterValues expected;
     ASSERT_EQ(RunWay(way,
                      [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
@@ -244,7 +247,37 @@ TEST_F(CheckpointTest, WhatGivesOtherBitsThanTheSavedRunsIsAWarning) {
   other.reduce_at = ReduceAt::kStep;
   EXPECT_THAT(warned(other), HasSubstr("had another ebb.reduce_at"));
   other.compute = DType::kFloat32;
-  EXPECT_THAT(warned(other), HasSubstr("had another dtype and ebb.reduce_at"));
+  EXPECT_THAT(warned(other), HasSubstr("had another dtype, ebb.reduce_at:"));
+  // Where state lives decides nothing; the learning rate does.
+  other = saver;
+  other.stage = 3;
+  other.tier = Tier::kCpu;
+  EXPECT_THAT(warned(other), Not(HasSubstr("had another")));
+  other.warms_up = true;
+  EXPECT_THAT(warned(other), AllOf(HasSubstr("had another scheduler.params.warmup_max_lr, "),
+                                   HasSubstr(", scheduler.type:")));
+}
+
+TEST_F(CheckpointTest, ARunThatGoesOnRemovesItsOwnOldOnesAlone) {
+  const auto run = [&](int from, int to, bool resumes) {
+    return RunWay({.world = 2, .stage = 3},
+                  [&](Engine& engine, ToyModel& model, int rank) -> absl::Status {
+                    if (resumes) EBB_RETURN_IF_ERROR(LoadCheckpoint(engine, folder_).status());
+                    for (int step = from; step < to; ++step) {
+                      EBB_RETURN_IF_ERROR(Train(engine, model, rank, step, step + 1));
+                      if (step + 1 < to && !resumes) continue;
+                      EBB_RETURN_IF_ERROR(SaveCheckpoint(engine, folder_, {.keep = 1}).status());
+                    }
+                    return absl::OkStatus();
+                  });
+  };
+  ASSERT_EQ(run(0, 1, /*resumes=*/false), absl::OkStatus());  // step 1 of a run
+  ASSERT_EQ(run(0, 3, /*resumes=*/false), absl::OkStatus());  // step 3 of another one
+  EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000003", "step-000000001"));
+  ASSERT_EQ(run(3, 5, /*resumes=*/true), absl::OkStatus());  // which goes on
+  EXPECT_THAT(*CheckpointsIn(folder_), ElementsAre("step-000000005", "step-000000001"));
+  const absl::Status same_step = run(0, 5, /*resumes=*/false);
+  EXPECT_THAT(std::string(same_step.message()), HasSubstr("is of another run"));
 }
 
 TEST_F(CheckpointTest, TheTrainersOwnBytesComeBack) {
@@ -289,6 +322,7 @@ absl::Status LoadAfter(const std::string& folder,
                        const std::function<void(const std::string& checkpoint)>& change,
                        const ModelSpec& model, const LoadOptions& options = {}) {
   const Way way = {.world = 2, .stage = 3};
+  fs::remove_all(folder);
   const absl::Status saved = RunThreads(2, [&](World world) -> absl::Status {
     ToyModel toy({.groups = true});
     EBB_ASSIGN_OR_RETURN(Engine engine, Engine::Create(world, Device::Cpu(1), toy.spec(),
@@ -360,7 +394,6 @@ TEST_F(CheckpointTest, WhatHasChangedOnTheDiskIsNamedOnEveryRank) {
   };
   for (const Change& change : kChanges) {
     SCOPED_TRACE(change.what);
-    fs::remove_all(folder_);
     const absl::Status status = LoadAfter(folder_, change.run, model);
     EXPECT_EQ(status.ok(), change.said.empty()) << status;
     for (const char* said : change.said)
@@ -450,7 +483,7 @@ TEST_F(CheckpointTest, AnErrorOfOneRankIsEveryRanksAndTheOlderOneStays) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("nowhere/.saving-step-000000002"));
   const auto left = CheckpointsIn(folder_);
   ASSERT_TRUE(left.ok()) << left.status();
-  EXPECT_THAT(*left, ::testing::ElementsAre("step-000000001"));
+  EXPECT_THAT(*left, ElementsAre("step-000000001"));
   EXPECT_FALSE(fs::exists(folder_ + "/.saving-step-000000002"));
 }
 

@@ -29,8 +29,8 @@ class FolderTest : public ::testing::Test {
   ~FolderTest() override { fs::remove_all(folder_); }
 
   // A checkpoint of one rank and no parameters.
-  absl::Status Save(int64_t step, int keep = 0) {
-    auto checkpoint = NewCheckpoint::Begin(folder_, step);
+  absl::Status Save(int64_t step, int keep = 0, const std::string& run = "") {
+    auto checkpoint = NewCheckpoint::Begin(folder_, step, run);
     if (!checkpoint.ok()) return checkpoint.status();
     const std::string file = checkpoint->path() + "/" + RankFileName(0, 1);
     auto writer = RankFileWriter::Create(file, {}, {});
@@ -38,6 +38,7 @@ class FolderTest : public ::testing::Test {
     if (absl::Status finished = writer->Finish(); !finished.ok()) return finished;
     Manifest manifest;
     manifest.state = {.finished_steps = step, .applied_steps = step};
+    manifest.run = run;
     manifest.files = {*DescribeRankFile(file)};
     if (absl::Status written =
             ReplaceFile(checkpoint->path() + "/" + kManifestName, ToText(manifest));
@@ -94,6 +95,32 @@ TEST_F(FolderTest, WhatWasSavedLastIsKeptAndWhatIsNotWholeDoesNotCount) {
   ASSERT_EQ(Save(8, /*keep=*/2), absl::OkStatus());
   EXPECT_THAT(*CheckpointsIn(folder_),
               ElementsAre("step-000000008", "step-000000007", "step-000000006"));
+}
+
+TEST_F(FolderTest, RunsThatSaveInTurnsKeepTheirOwn) {
+  ASSERT_EQ(Save(1), absl::OkStatus());  // of a version that named no run
+  for (const int64_t step : {10, 20, 30}) {
+    ASSERT_EQ(Save(step, /*keep=*/1, "a"), absl::OkStatus());
+    ASSERT_EQ(Save(step + 1, /*keep=*/2, "b"), absl::OkStatus());
+  }
+  EXPECT_THAT(*CheckpointsIn(folder_),
+              ElementsAre("step-000000031", "step-000000030", "step-000000021", "step-000000001"));
+}
+
+TEST_F(FolderTest, AnotherRunsCheckpointIsNotReplaced) {
+  ASSERT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
+  for (const char* run : {"b", ""}) {
+    const absl::Status refused = Save(7, /*keep=*/1, run);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr("'" + At("step-000000007") + "' is of another run"));
+  }
+  EXPECT_EQ(Found(), "step-000000007");
+  EXPECT_EQ(Rests(), 0);
+  EXPECT_EQ(Save(7, /*keep=*/0, "a"), absl::OkStatus());
+  // Nothing is lost with one that cannot be loaded.
+  fs::remove(At("step-000000007/manifest.json"));
+  EXPECT_EQ(Save(7, /*keep=*/0, "b"), absl::OkStatus());
 }
 
 TEST_F(FolderTest, AnotherOfTheSameStepTakesItsPlace) {

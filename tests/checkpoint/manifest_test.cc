@@ -19,6 +19,7 @@ Manifest Example() {
                     .applied_steps = 10,
                     .skipped_steps = 2,
                     .loss_scaler = {.scale = 1024.5, .clean_steps = 3, .hysteresis_left = 1}},
+          .run = "0123456789abcdef",
           .config = "{\"a\": \"\\u00e9\"}",
           .parameters = {{.name = "w \"\xc3\xa9\"",
                           .shape = {3, 4},
@@ -41,6 +42,16 @@ TEST(ManifestTest, WhatIsWrittenIsRead) {
   const auto read = ParseManifest(ToText(Example()), "manifest.json");
   ASSERT_TRUE(read.ok()) << read.status();
   EXPECT_EQ(*read, Example());
+}
+
+TEST(ManifestTest, OneThatNamesNoRunIsRead) {
+  Manifest older = Example();
+  older.run.clear();
+  const std::string text = ToText(older);
+  EXPECT_EQ(text.find("\"run\""), std::string::npos);
+  const auto read = ParseManifest(text, "manifest.json");
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, older);
 }
 
 TEST(ManifestTest, OneChangedBitIsNoticedWhereverItIs) {

@@ -1,0 +1,16 @@
+// Which keys of two runs' configurations differ, of those that decide what is trained: not where state lives, how it
+// moves, or what is logged.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "ebb/runtime/config/config.h"
+
+namespace ebb {
+
+// "optimizer.params.lr", in the order of the JSON's names, "dtype" and "ebb.reduce_at" first. A dtype's own keys are
+// compared where both have that dtype.
+std::vector<std::string> ConfigDifferences(const Config& a, const Config& b);
+
+}  // namespace ebb
