@@ -2,7 +2,9 @@
 // packages read and write: hugging_face_test.py.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <pty.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
@@ -119,8 +121,46 @@ TEST_F(CheckpointProgramTest, WhatCannotBeIsNamed) {
     EXPECT_EQ(ended.code, 2) << wrong.arguments << ended.printed;
     EXPECT_THAT(ended.printed, HasSubstr(wrong.said));
   }
-  EXPECT_EQ(Run("--help").code, 0);
-  EXPECT_THAT(Run("--help").printed, HasSubstr("Exit status"));
+}
+
+TEST_F(CheckpointProgramTest, HelpOfEachCommandHasExamples) {
+  const Ended help = Run("--help");
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(help.printed, HasSubstr("Exit status"));
+  for (const std::string command : {"inspect", "diff", "export", "import"}) {
+    EXPECT_THAT(help.printed, HasSubstr(command));
+    const Ended of_command = Run(command + " --help");
+    EXPECT_EQ(of_command.code, 0);
+    EXPECT_THAT(of_command.printed, HasSubstr("Examples:\n  ebb-checkpoint " + command));
+    EXPECT_THAT(of_command.printed, HasSubstr("a checkpoint, a folder of them"));
+  }
+}
+
+// On a terminal alone, and gone at the end.
+TEST_F(CheckpointProgramTest, ATerminalShowsHowFarItIs) {
+  WriteZeros(Path("a.safetensors"), 30, 40, "w");
+  const std::string inspect = "inspect " + Path("a.safetensors");
+  EXPECT_EQ(Run(inspect).printed.find('\r'), std::string::npos);
+
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    execl(EBB_CHECKPOINT_PROGRAM, "ebb-checkpoint", "inspect", Path("a.safetensors").c_str(),
+          nullptr);
+    _exit(127);
+  }
+  std::string shown;
+  char bytes[4096];
+  // The end of the program is an error (EIO) of its terminal.
+  for (ssize_t got; (got = read(terminal, bytes, sizeof(bytes))) > 0;)
+    shown.append(bytes, static_cast<size_t>(got));
+  close(terminal);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0) << shown;
+  EXPECT_THAT(shown, HasSubstr("\rreading [########################################] 100%"));
+  EXPECT_THAT(shown, HasSubstr("\r\x1b[Kall values were read"));
 }
 
 TEST_F(CheckpointProgramTest, AnIndexNamesFilesBesideItAndNoOthers) {

@@ -100,11 +100,14 @@ absl::StatusOr<int> Import(const ConvertOptions& options) {
   return kDone;
 }
 
+constexpr char kPathHelp[] =
+    "a checkpoint, a folder of them, a safetensors file ... (ebb-checkpoint --help)";
 constexpr char kFooter[] =
     "PATH is a checkpoint, a folder of them (the newest whole one is taken), a safetensors file or "
     "one of torch.save,\n"
     "a folder with model.safetensors, pytorch_model.bin or the index of either, or a universal "
     "checkpoint of DeepSpeed.\n"
+    "ebb-checkpoint COMMAND --help shows a command's options, with examples.\n"
     "Nothing of a pickle is executed. Memory stays below 256 MiB, however large the model is.\n"
     "Exit status: 0 done (diff: no difference); 1 data is damaged (diff: they differ); 2 it cannot "
     "be done as asked.";
@@ -127,7 +130,11 @@ int Main(int argc, char** argv) {
   InspectOptions inspected;
   CLI::App* inspect =
       app.add_subcommand("inspect", "show step, ranks, tensors and sizes, and check all checksums");
-  inspect->add_option("PATH", inspected.path)->required();
+  inspect->footer(
+      "Examples:\n"
+      "  ebb-checkpoint inspect runs/a                      the newest checkpoint of a folder\n"
+      "  ebb-checkpoint inspect runs/a/step-000000400 --headers");
+  inspect->add_option("PATH", inspected.path, kPathHelp)->required();
   inspect->add_flag_callback(
       "--headers", [&] { inspected.verify = false; }, "headers alone: values are not read");
   inspect->callback([&] { command = [&] { return Inspect(inspected); }; });
@@ -135,8 +142,13 @@ int Main(int argc, char** argv) {
   std::string a, b;
   CLI::App* diff =
       app.add_subcommand("diff", "show which tensors of two checkpoints differ, and by how much");
-  diff->add_option("A", a)->required();
-  diff->add_option("B", b)->required();
+  diff->footer(
+      "Examples:\n"
+      "  ebb-checkpoint diff runs/a runs/b\n"
+      "  ebb-checkpoint diff runs/a exported                a checkpoint and what was exported of "
+      "it");
+  diff->add_option("A", a, kPathHelp)->required();
+  diff->add_option("B", b, "likewise")->required();
   diff->callback([&] { command = [&] { return Diff(a, b); }; });
 
   ConvertOptions converted;
@@ -156,7 +168,12 @@ int Main(int argc, char** argv) {
   };
   CLI::App* exported = app.add_subcommand(
       "export", "write the parameters as safetensors files for Hugging Face's loaders");
-  exported->add_option("PATH", converted.from)->required();
+  exported->footer(
+      "Examples:\n"
+      "  ebb-checkpoint export runs/a exported              "
+      "GPT2LMHeadModel.from_pretrained(\"exported\")\n"
+      "  ebb-checkpoint export runs/a exported --dtype bf16 --file-size 2GB");
+  exported->add_option("PATH", converted.from, kPathHelp)->required();
   exported->add_option("DIR", converted.to, "a new folder")->required();
   exported
       ->add_option_function<std::string>(
@@ -172,7 +189,12 @@ int Main(int argc, char** argv) {
 
   CLI::App* imported =
       app.add_subcommand("import", "write the tensors of other programs as a checkpoint");
-  imported->add_option("PATH", converted.from)->required();
+  imported->footer(
+      "Examples:\n"
+      "  ebb-checkpoint import gpt2-folder runs/imported    what save_pretrained has written\n"
+      "  ebb-checkpoint import run/universal runs/imported  what DeepSpeed's ds_to_universal.py "
+      "has written");
+  imported->add_option("PATH", converted.from, kPathHelp)->required();
   imported->add_option("DIR", converted.to, "a folder of checkpoints")->required();
   add_names(imported);
   imported->callback([&] { command = [&] { return Import(converted); }; });
