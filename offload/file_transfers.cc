@@ -47,7 +47,8 @@ absl::Status FileTransfers::MakeQueue(const Options& options) {
       .memory = options.memory,
       .depth = options.aio.queue_depth * static_cast<int>(options.files.size()),
       .threads = options.aio.threads,
-      .single_submit = options.aio.single_submit};
+      .single_submit = options.aio.single_submit,
+      .own_thread = options.own_thread};
   const auto make = [&](IoListener& listener) -> absl::StatusOr<std::unique_ptr<IoQueue>> {
     backend_ = IoBackend::kThreads;
     if (options.backend == IoBackend::kThreads) return MakeThreadQueue(queue_options, listener);

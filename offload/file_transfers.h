@@ -25,6 +25,8 @@ class FileTransfers {
     bool direct = false;  // all of them were opened with O_DIRECT
     AioOptions aio = {};
     IoBackend backend = IoBackend::kAuto;
+    // False: one thread at a time starts transfers and waits for them, and does the ring's work while it waits.
+    bool own_thread = true;
     std::vector<std::span<std::byte>> memory = {};  // as ShardFile::Options has them, both
     std::function<absl::StatusOr<std::unique_ptr<IoQueue>>(IoListener&,
                                                            const ShardFile::Options::MakeQueue&)>

@@ -30,7 +30,7 @@ struct IoCompletion {
 
 class IoListener {
  public:
-  // On a thread of the queue; may submit again.
+  // On a thread of the queue, or on that which drives it; may submit again.
   virtual void Completed(std::span<const IoCompletion> completions) = 0;
   // On the same thread, when what Completed has submitted is with the system: now waiting threads may be
   // woken. A woken thread may take the processor from this one, and the disk would stand still
@@ -47,6 +47,9 @@ class IoQueue {
   virtual ~IoQueue() = default;
   // From any thread, any number at once. Does not wait for the disk.
   virtual void Submit(std::span<IoRequest* const> requests) = 0;
+  // Of a queue without a thread (IoQueueOptions::own_thread): waits until some requests are over, of which there is
+  // one at least, and tells the listener. False: the queue has threads, which do so.
+  virtual bool Drive() { return false; }
   virtual std::string description() const = 0;
 };
 
@@ -56,6 +59,9 @@ struct IoQueueOptions {
   int depth = 32;                                // requests that are in flight at most
   int threads = 1;                               // of the thread backend, at least
   bool single_submit = false;                    // one system call for each request
+  // False: who waits for a request does the ring's work meanwhile (Drive), so that no thread has to be woken. Submit and
+  // Drive are then called by one thread at a time. Threads that read and write are there all the same.
+  bool own_thread = true;
   int ring_entries = 0;  // of the submission queue; 0: as deep, and else only in tests
 };
 

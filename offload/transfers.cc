@@ -46,11 +46,16 @@ void Transfers::Start(IoTransfer& transfer) {
 }
 
 void Transfers::Wait(const IoTransfer& transfer) {
-  changed_.Await([&] { return transfer.done(); });
+  Await([&] { return transfer.done(); });
 }
 
 void Transfers::WaitAll() {
-  changed_.Await([&] { return under_way_.load(std::memory_order_acquire) == 0; });
+  Await([&] { return under_way_.load(std::memory_order_acquire) == 0; });
+}
+
+void Transfers::Await(absl::FunctionRef<bool()> over) {
+  while (!over() && queue_->Drive()) continue;
+  changed_.Await(over);
 }
 
 void Transfers::Pump() {

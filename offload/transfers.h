@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "ebb/offload/io_queue.h"
 #include "ebb/offload/refusals.h"
@@ -56,6 +57,7 @@ class Transfers final : public IoListener {
   static constexpr size_t kBatchMax = 64;
   using Batch = std::array<IoRequest*, kBatchMax>;
 
+  void Await(absl::FunctionRef<bool()> over);
   size_t Cut(Batch& batch);
   void CutBlock(IoTransfer& transfer, Request& request);
   void Pump();

@@ -1,7 +1,7 @@
 // The disk through io_uring. One thread owns the ring: it alone submits and reaps, so the rings
 // need no lock, the kernel's completion work interrupts no compute thread, and a thread that has
 // started transfers may end. Others hand it requests and wake it, if it sleeps, through an eventfd
-// that the ring itself reads:
+// that the ring itself reads (where the queue has no thread, Submit and Drive take the same path):
 //
 //   Submit -> added_ -> [Fill: SQEs] -> one system call: submit and wait -> [Reap: CQEs] -> Completed
 //
@@ -66,6 +66,10 @@ class UringQueue final : public IoQueue {
           absl::StrCat("no eventfd for io_uring: ", std::strerror(errno)));
     }
     std::promise<absl::Status> set_up;
+    if (!options.own_thread) {
+      EBB_RETURN_IF_ERROR(queue->SetUp(options));
+      return queue;
+    }
     EBB_ASSIGN_OR_RETURN(queue->thread_,
                          StartIoThread("ebb-io-uring", [q = queue.get(), &options, &set_up] {
                            const absl::Status status = q->SetUp(options);
@@ -92,6 +96,15 @@ class UringQueue final : public IoQueue {
   }
 
   void Submit(std::span<IoRequest* const> requests) override {
+    if (!own_thread_) {
+      for (IoRequest* request : requests) waiting_.Push(*request);
+      if (std::exchange(driven_, true))
+        return;  // from Completed: the caller of that hands them over
+      Fill();
+      Enter(0);
+      driven_ = false;
+      return;
+    }
     bool wake = false;
     {
       const std::lock_guard lock(mutex_);
@@ -99,6 +112,21 @@ class UringQueue final : public IoQueue {
       wake = std::exchange(asleep_, false);
     }
     if (wake) Wake();
+  }
+
+  bool Drive() override {
+    if (own_thread_) return false;
+    driven_ = true;
+    Fill();
+    Enter(unannounced_ ? 0 : 1);
+    Reap();
+    if (std::exchange(unannounced_, false)) {
+      Fill();
+      Enter(0);
+      listener_.Announce();
+    }
+    driven_ = false;
+    return true;
   }
 
   std::string description() const override {
@@ -109,7 +137,8 @@ class UringQueue final : public IoQueue {
   UringQueue(const IoQueueOptions& options, IoListener& listener)
       : listener_(listener),
         files_(options.files.begin(), options.files.end()),
-        single_submit_(options.single_submit) {}
+        single_submit_(options.single_submit),
+        own_thread_(options.own_thread) {}
 
   // On the thread that owns the ring, which the kernel may then take for the only one.
   absl::Status SetUp(const IoQueueOptions& options) {
@@ -132,8 +161,10 @@ class UringQueue final : public IoQueue {
 
   int MakeRing(unsigned entries) {
     const std::lock_guard lock(rings_mutex);
-    const int error = io_uring_queue_init(entries, &ring_,
-                                          IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
+    // Whoever drives a ring without a thread may change.
+    const unsigned flags = own_thread_ ? IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN
+                                       : IORING_SETUP_COOP_TASKRUN;
+    const int error = io_uring_queue_init(entries, &ring_, flags);
     if (error != -EINVAL) return error;
     return io_uring_queue_init(entries, &ring_, 0);  // before Linux 6.1
   }
@@ -230,7 +261,7 @@ class UringQueue final : public IoQueue {
   }
 
   void Fill() {
-    if (!listening_ && !stop_seen_) {
+    if (own_thread_ && !listening_ && !stop_seen_) {
       if (io_uring_sqe* const sqe = NextEntry()) {
         io_uring_prep_read(sqe, wake_fd_.get(), &wakes_, sizeof(wakes_), 0);
         io_uring_sqe_set_data(sqe, nullptr);
@@ -356,6 +387,7 @@ class UringQueue final : public IoQueue {
   IoListener& listener_;
   const std::vector<int> files_;
   const bool single_submit_;
+  const bool own_thread_;
   bool files_registered_ = false;
   std::vector<iovec> buffers_;  // registered, by address
   io_uring ring_ = {};
@@ -367,8 +399,9 @@ class UringQueue final : public IoQueue {
   bool asleep_ = false;  // or about to sleep: to be woken
   bool stopping_ = false;
 
-  // The ring's thread alone:
+  // The ring's thread alone, or that which drives it:
   IoRequestList waiting_;
+  bool driven_ = false;
   unsigned in_flight_ = 0;
   bool listening_ = false;  // a read of the eventfd is under way
   bool stop_seen_ = false;

@@ -7,15 +7,11 @@
 #include <array>
 #include <cassert>
 #include <cerrno>
-#include <condition_variable>
-#include <mutex>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "ebb/offload/file_handle.h"
 #include "ebb/offload/file_transfers.h"
-#include "ebb/offload/io_thread.h"
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/runtime/checkpoint/file_access.h"
 #include "ebb/runtime/config/status_macros.h"
@@ -41,18 +37,7 @@ struct OpenFile {
 }  // namespace
 
 struct ReadAhead::State {
-  ~State() {
-    if (!checking.joinable()) return;
-    {
-      const std::lock_guard lock(mutex);
-      stopping = true;
-    }
-    changed.notify_all();
-    checking.join();
-  }
-
   absl::StatusOr<bool> SetDirect();
-  void CheckAll();
   void Start(size_t range);
   absl::StatusOr<std::span<const std::byte>> Show(size_t range);
   std::byte* SlotOf(size_t range) const {
@@ -65,26 +50,18 @@ struct ReadAhead::State {
   PinnedMemory memory;
   std::array<IoTransfer, kSlots> slots;
   std::unique_ptr<FileTransfers> transfers;  // goes before the slots
-
-  Check check;
-  std::thread checking;
-  std::mutex mutex;  // of all below
-  std::condition_variable changed;
-  bool stopping = false;
-  size_t started = 0, checked = 0;  // ranges
-  std::array<absl::StatusOr<std::span<const std::byte>>, kSlots> found;
 };
 
 ReadAhead::ReadAhead(std::unique_ptr<State> state) : state_(std::move(state)) {}
 ReadAhead::~ReadAhead() = default;
 
 absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std::string>& paths,
-                                                           std::vector<Range> ranges, Check check,
+                                                           std::vector<Range> ranges,
                                                            IoBackend backend) {
   auto state = std::make_unique<State>();
   state->ranges = std::move(ranges);
-  constexpr int kDepth = 32;  // blocks of a MiB: what the slots hold
-  FileTransfers::Options options{.backend = backend};
+  constexpr int kDepth = 16;  // blocks of a MiB: what the slots hold
+  FileTransfers::Options options{.backend = backend, .own_thread = false};
   options.aio.queue_depth = std::max(kDepth / static_cast<int>(paths.size()), 1);
   std::vector<int64_t> sizes;
   int64_t start = 0;
@@ -102,11 +79,8 @@ absl::StatusOr<std::unique_ptr<ReadAhead>> ReadAhead::Open(const std::vector<std
                        AllocatePinned(kSlots * kSlotBytes, /*pin=*/false, "a checkpoint's blocks"));
   EBB_ASSIGN_OR_RETURN(options.direct, state->SetDirect());
   EBB_ASSIGN_OR_RETURN(state->transfers, FileTransfers::Create(Stripes::Joined(sizes), options));
-  state->check = std::move(check);
-  state->started = std::min<size_t>(kSlots, state->ranges.size());
-  for (size_t range = 0; range < state->started; ++range) state->Start(range);
-  EBB_ASSIGN_OR_RETURN(state->checking,
-                       StartIoThread("ebb-read-ahead", [s = state.get()] { s->CheckAll(); }));
+  for (size_t range = 0; range < std::min<size_t>(kSlots, state->ranges.size()); ++range)
+    state->Start(range);
   return std::unique_ptr<ReadAhead>(new ReadAhead(std::move(state)));
 }
 
@@ -151,40 +125,13 @@ absl::StatusOr<std::span<const std::byte>> ReadAhead::State::Show(size_t range) 
   return std::span<const std::byte>(data, static_cast<size_t>(of.bytes));
 }
 
-void ReadAhead::State::CheckAll() {
-  for (size_t range = 0; range < ranges.size(); ++range) {
-    {
-      std::unique_lock lock(mutex);
-      changed.wait(lock, [&] { return stopping || range < started; });
-      if (stopping) return;
-    }
-    absl::StatusOr<std::span<const std::byte>> bytes = Show(range);
-    if (bytes.ok()) {
-      if (absl::Status status = check(range, *bytes); !status.ok()) bytes = std::move(status);
-    }
-    {
-      const std::lock_guard lock(mutex);
-      found[range % kSlots] = std::move(bytes);
-      checked = range + 1;
-    }
-    changed.notify_all();
-  }
-}
-
 absl::StatusOr<std::span<const std::byte>> ReadAhead::Next() {
   State& state = *state_;
   assert(state.next < state.ranges.size());
   const size_t range = state.next++;
   // The one before it is shown no more.
-  const bool starts = range > 0 && range - 1 + kSlots < state.ranges.size();
-  if (starts) state.Start(range - 1 + kSlots);
-  std::unique_lock lock(state.mutex);
-  if (starts) {
-    ++state.started;
-    state.changed.notify_all();
-  }
-  state.changed.wait(lock, [&] { return state.checked > range; });
-  return state.found[range % kSlots];
+  if (range > 0 && range - 1 + kSlots < state.ranges.size()) state.Start(range - 1 + kSlots);
+  return state.Show(range);
 }
 
 }  // namespace ebb

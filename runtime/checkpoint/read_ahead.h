@@ -1,13 +1,15 @@
 // Ranges of files in an order that is known beforehand, read ahead, past the page cache where the file system allows
-// that, and checked by a thread of their own:
+// that:
 //
-//   | range | range | range | range | ... |
-//     shown  checked          on their way from the disk
+//   | range | range | range | range |
+//     shown   on their way from the disk
+//
+// From one thread at a time, which does the ring's work while it waits. Few ranges are under way, so that what the disk
+// has just brought is still in the processor's cache when it is looked at.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -27,14 +29,11 @@ class ReadAhead {
   };
   static constexpr int64_t kRangeMax = int64_t{4} << 20;
   // What it takes of host memory at most.
-  static constexpr int64_t kMemoryBytes = int64_t{32} << 20;
-
-  // Of each range, in order, before it is shown; an error is shown in its place.
-  using Check = std::function<absl::Status(size_t range, std::span<const std::byte> bytes)>;
+  static constexpr int64_t kMemoryBytes = int64_t{17} << 20;
 
   // Opens all files; each of them has a range.
   static absl::StatusOr<std::unique_ptr<ReadAhead>> Open(const std::vector<std::string>& paths,
-                                                         std::vector<Range> ranges, Check check,
+                                                         std::vector<Range> ranges,
                                                          IoBackend backend);
   ~ReadAhead();
 

@@ -12,6 +12,7 @@
 #include "ebb/runtime/checkpoint/safetensors.h"
 #include "ebb/runtime/checkpoint/slice_name.h"
 #include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/device/cpu/copy.h"
 #include "ebb/sharding/model.h"
 
 namespace ebb {
@@ -147,12 +148,7 @@ absl::Status StoredValues::Expect(std::span<const Interval> intervals, IoBackend
     expected_.clear();
     return absl::OkStatus();
   }
-  EBB_ASSIGN_OR_RETURN(ahead_, ReadAhead::Open(
-                                   paths, std::move(ranges),
-                                   [this](size_t range, std::span<const std::byte> bytes) {
-                                     return Check(expected_[range], bytes);
-                                   },
-                                   backend));
+  EBB_ASSIGN_OR_RETURN(ahead_, ReadAhead::Open(paths, std::move(ranges), backend));
   return absl::OkStatus();
 }
 
@@ -173,8 +169,8 @@ absl::Status StoredValues::Fetch(const Block& block) {
     unexpected_.resize(static_cast<size_t>(block.bytes()));
     EBB_RETURN_IF_ERROR(ReadAt(file_.get(), path, block.piece->at + block.first(), unexpected_));
     values_ = unexpected_;
-    EBB_RETURN_IF_ERROR(Check(block, values_));
   }
+  EBB_RETURN_IF_ERROR(Check(block, values_));
   block_ = block;
   bytes_read_ += block.bytes();
   return absl::OkStatus();
@@ -213,8 +209,14 @@ absl::Status StoredValues::Read(const std::string& of, const std::string& parame
     const int64_t in_block = begin - piece->begin - block * per_block;
     const int64_t count = std::min<int64_t>(static_cast<int64_t>(values.size()),
                                             std::ssize(values_) / size - in_block);
-    optim::Cast(caller_only, values_.data() + in_block * size, piece->dtype, values.data(),
-                DType::kFloat32, count, optim::Rounding::kNearest);
+    const std::byte* const from = values_.data() + in_block * size;
+    if (piece->dtype == DType::kFloat32) {
+      // Past the caches: most of what is loaded is not looked at soon.
+      CopyBytes(caller_only, values.data(), from, count * size, ReadAhead::kMemoryBytes);
+    } else {
+      optim::Cast(caller_only, from, piece->dtype, values.data(), DType::kFloat32, count,
+                  optim::Rounding::kNearest);
+    }
     values = values.subspan(static_cast<size_t>(count));
     begin += count;
     if (begin == piece->end) ++piece;

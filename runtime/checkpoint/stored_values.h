@@ -33,7 +33,7 @@ class StoredValues {
 
   bool Has(const std::string& of, const std::string& parameter) const;
   // What Read will be asked for, in this order: it is read ahead, with ReadAhead::kMemoryBytes of host memory. What
-  // else is asked for is read when it is. Not moved from then on.
+  // else is asked for is read when it is.
   struct Interval {
     std::string of, parameter;
     int64_t begin = 0, end = 0;  // elements
@@ -87,7 +87,7 @@ class StoredValues {
   Block block_;                        // the one that was read last
   std::span<const std::byte> values_;  // of it
   int64_t bytes_read_ = 0;
-  std::unique_ptr<ReadAhead> ahead_;  // its thread looks at the above
+  std::unique_ptr<ReadAhead> ahead_;
 };
 
 }  // namespace ebb

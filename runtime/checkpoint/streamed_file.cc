@@ -129,11 +129,13 @@ absl::Status StreamedFile::State::StartTransfers(std::byte* block) {
     fcntl(file.get(), F_SETFL, 0);
   }
   const int64_t whole = (std::max(bytes, end) / kDiskAlignment) * kDiskAlignment;
-  EBB_ASSIGN_OR_RETURN(
-      transfers,
-      FileTransfers::Create(
-          Stripes(/*files=*/1, whole, AioOptions().block_bytes),
-          {.files = {file.get()}, .paths = {path}, .direct = direct, .backend = backend}));
+  EBB_ASSIGN_OR_RETURN(transfers,
+                       FileTransfers::Create(Stripes(/*files=*/1, whole, AioOptions().block_bytes),
+                                             {.files = {file.get()},
+                                              .paths = {path},
+                                              .direct = direct,
+                                              .backend = backend,
+                                              .own_thread = false}));
   return absl::OkStatus();
 }
 
