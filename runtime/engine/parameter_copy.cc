@@ -86,7 +86,9 @@ absl::StatusOr<int64_t> ParameterCopy::Pack(std::span<const Transfer> transfers)
 absl::Status ParameterCopy::Write(const Transfer& transfer, int64_t begin) {
   EBB_ASSIGN_OR_RETURN(const StateAccess::Found to,
                        destination_.Find(transfer.destination, StateClass::kMaster, ""));
-  return destination_.values().Write(to.Range(begin, begin + std::ssize(values_)), values_);
+  const sharding::StateRange range = to.Range(begin, begin + std::ssize(values_));
+  EBB_RETURN_IF_ERROR(destination_.values().Write(range, values_));
+  return destination_.CastMasters(range, values_);
 }
 
 // One message for each pair of ranks.

@@ -125,17 +125,29 @@ absl::Status StateAccess::Write(StateClass what, std::string_view state, float s
     // Parameters are rounded on their way.
     float* const in_place =
         scale == 1 && what != StateClass::kParameter ? values_.InPlace(range) : nullptr;
-    if (in_place != nullptr) return source(slice, {in_place, static_cast<size_t>(range.count())});
+    if (in_place != nullptr) {
+      const std::span<float> own(in_place, static_cast<size_t>(range.count()));
+      EBB_RETURN_IF_ERROR(source(slice, own));
+      return CastMasters(range, own);
+    }
     values.resize(static_cast<size_t>(range.count()));
     EBB_RETURN_IF_ERROR(source(slice, values));
     if (scale != 1)
       for (float& value : values) value /= scale;
-    return what == StateClass::kParameter ? WriteParameters(range, values)
-                                          : values_.Write(range, values);
+    if (what == StateClass::kParameter) return WriteParameters(range, values);
+    EBB_RETURN_IF_ERROR(values_.Write(range, values));
+    return CastMasters(range, values);
   };
   absl::Status status;
-  for (size_t i = 0; i < pieces.size() && status.ok(); ++i)
-    status = write(pieces[i].slice, pieces[i].range);
+  for (const auto& [slice, range] : pieces) {
+    // Cut where sub-groups end, so that each part lies together and can be written in place.
+    for (const sharding::StateRun& run : sharding::RunsOf(plan(), values_.shard(), range)) {
+      const int64_t begin = slice.begin + run.begin - range.begin;
+      if (status.ok())
+        status = write(SliceOf(slice.parameter, begin, begin + run.count()),
+                       {range.array, run.begin, run.end});
+    }
+  }
   status.Update(values_.Await());
   return status;
 }
@@ -208,20 +220,10 @@ void StateAccess::GatherUnit(int unit) {
   with_.errors->Fail(uploaded);
 }
 
-// This rank's slice of the parameters from its masters.
-absl::Status StateAccess::CastMasters(int unit) {
-  const int64_t shard = sharding::SectionOf(plan(), unit, true).shard;
-  std::vector<float> values;
-  for (int64_t begin = 0; begin < shard; begin += sharding::kRunElements) {
-    StateRange range{{.what = StateClass::kMaster, .unit = unit},
-                     begin,
-                     std::min(shard, begin + sharding::kRunElements)};
-    values.resize(static_cast<size_t>(range.count()));
-    EBB_RETURN_IF_ERROR(values_.Read(range, values));
-    range.array.what = StateClass::kParameter;
-    EBB_RETURN_IF_ERROR(values_.Write(range, values));
-  }
-  return absl::OkStatus();
+absl::Status StateAccess::CastMasters(StateRange range, std::span<const float> masters) {
+  if (!with_.casts_masters || range.array.what != StateClass::kMaster) return absl::OkStatus();
+  range.array.what = StateClass::kParameter;
+  return values_.Write(range, masters);
 }
 
 absl::Status StateAccess::Spread(const sharding::SpreadClasses& classes) {
@@ -245,13 +247,7 @@ absl::Status StateAccess::SpreadFilled() {
 
 absl::Status StateAccess::SpreadWritten() {
   const sharding::SpreadClasses written = std::exchange(written_, {});
-  absl::Status cast;  // of this rank; all ranks spread what they have
-  if (written.masters && with_.casts_masters) {
-    for (int unit = 0; unit < std::ssize(model().units) && cast.ok(); ++unit)
-      cast = CastMasters(unit);
-  }
-  cast.Update(values_.Await());
-  with_.errors->Fail(cast);
+  with_.errors->Fail(values_.Await());  // of this rank; all ranks spread what they have
   return Spread(written);
 }
 

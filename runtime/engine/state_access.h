@@ -70,6 +70,8 @@ class StateAccess {
     }
   };
   absl::StatusOr<Found> Find(ParameterId p, StateClass what, std::string_view state) const;
+  // To this rank's parameters, where they are copies of the masters that were written: while these are in the cache.
+  absl::Status CastMasters(sharding::StateRange range, std::span<const float> masters);
   StateValues& values() { return values_; }
   DType compute() const { return with_.compute; }
   DType master() const { return with_.master; }
@@ -86,7 +88,6 @@ class StateAccess {
   absl::StatusOr<std::vector<Piece>> PiecesOf(StateClass what, std::string_view state) const;
   absl::Status WriteParameters(const sharding::StateRange& range, std::span<float> values);
   absl::Status Pass(std::span<float> values, int from, int to);
-  absl::Status CastMasters(int unit);
   absl::Status Spread(const sharding::SpreadClasses& classes);
 
   const Parts with_;
