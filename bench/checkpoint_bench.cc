@@ -4,8 +4,9 @@
 //                                      [--turns 7] [--compute 1000] [--threads 1] [--early]
 //
 // disk: SaveCheckpoint and LoadCheckpoint of one rank with states in RAM (12 bytes a parameter), in turns with a bare
-//   loop (raw_disk.h: O_DIRECT, 1 MiB, 32 deep) that writes and reads as many bytes in the same folder. Both ways to
-//   write end with what syncs the file; files are dropped from the page cache before they are read.
+//   loop (raw_disk.h: O_DIRECT, 1 MiB, 32 deep) that writes as many bytes to a new file in the same folder, and reads
+//   the file that is loaded. Both ways to write end with what syncs the file; files are dropped from the page cache
+//   before they are read.
 // ram, nvme: steps while SaveAsync is under way against steps without, in turns: how long SaveAsync blocks, how
 //   much longer steps are, and how much more memory the process has. nvme has all state on DIRECTORY's disk.
 //   --compute: milliseconds that the kernels of a step take; they keep one core busy. Updates come behind backward
@@ -23,6 +24,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -42,6 +44,8 @@
 #include "ebb/offload/pinned_memory.h"
 #include "ebb/offload/reserve_space.h"
 #include "ebb/runtime/checkpoint/checkpoint.h"
+#include "ebb/runtime/checkpoint/folder.h"
+#include "ebb/runtime/checkpoint/rank_file.h"
 #include "ebb/runtime/config/status_macros.h"
 #include "ebb/runtime/trace/standard_streams.h"
 #include "io_bench_candidate.h"
@@ -89,54 +93,75 @@ class Folder {
   std::string path_;
 };
 
-// Bytes that a bare loop writes and reads in a file of its own.
-class BareFile {
+// What a bare loop writes and reads: O_DIRECT, 1 MiB, 32 deep, from locked huge pages.
+class BareDisk {
  public:
-  static absl::StatusOr<BareFile> Create(const std::string& directory, int64_t bytes) {
-    BareFile bare;
+  static absl::StatusOr<BareDisk> Create(const std::string& directory, int64_t bytes) {
+    BareDisk bare;
     EBB_ASSIGN_OR_RETURN(Folder own, Folder::Create(directory));
     bare.folder_.emplace(std::move(own));
-    const std::string path = absl::StrCat(bare.folder_->path(), "/bytes");
-    bare.file_ = FileHandle(open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-    if (!bare.file_.is_open()) return absl::ErrnoToStatus(errno, path);
     bare.bytes_ = (bytes + kBlock - 1) / kBlock * kBlock;
-    if (const int error = WaitReserved(bare.file_.get(), bare.bytes_, path))
-      return absl::ErrnoToStatus(error, path);
-    if (fcntl(bare.file_.get(), F_SETFL, O_DIRECT) != 0)
-      return absl::FailedPreconditionError(absl::StrCat("'", directory, "' refuses O_DIRECT"));
-    bare.descriptors_ = {bare.file_.get()};
     EBB_ASSIGN_OR_RETURN(bare.memory_, AllocatePinned(kBlock * kDepth, /*pin=*/true, "buffers"));
-    const RawDiskOptions options{.files = bare.descriptors_,
-                                 .bytes = bare.bytes_,
-                                 .block_bytes = kBlock,
-                                 .depth = kDepth,
-                                 .memory = bare.memory_.buffer.span()};
-    bare.disk_ = RawUring(options);
-    if (bare.disk_ == nullptr) bare.disk_ = RawThreads(options);
-    EBB_RETURN_IF_ERROR(
-        bare.Write().status());  // the first write also changes the file system's records
     return bare;
   }
-  absl::StatusOr<double> Write() {
-    const auto begin = Clock::now();
-    EBB_RETURN_IF_ERROR(disk_->Move(0, bytes_));
-    if (fsync(file_.get()) != 0) return absl::ErrnoToStatus(errno, "fsync");
-    return Since(begin);
+  std::string path() const { return absl::StrCat(folder_->path(), "/bytes"); }
+
+  // As a checkpoint is written: a new file, its space taken, its bytes, and all of it on the disk. A disk that is told
+  // what files are removed (discard) writes a new file slower than one that is there.
+  absl::StatusOr<double> WriteNew() {
+    std::filesystem::remove(path());
+    return Write(O_CREAT | O_EXCL);
   }
-  absl::StatusOr<double> Read() {
+  absl::StatusOr<double> Overwrite() { return Write(0); }
+  // Of a file all whole blocks.
+  absl::StatusOr<double> Read(const std::string& path) {
     const auto begin = Clock::now();
-    EBB_RETURN_IF_ERROR(disk_->Move(bytes_, 0));
+    EBB_ASSIGN_OR_RETURN(const FileHandle file, Open(path, O_RDONLY));
+    const auto size = static_cast<int64_t>(std::filesystem::file_size(path));
+    EBB_RETURN_IF_ERROR(Move(file, size / kDiskAlignment * kDiskAlignment, /*write=*/false));
     return Since(begin);
   }
 
  private:
+  absl::StatusOr<double> Write(int flags) {
+    const auto begin = Clock::now();
+    EBB_ASSIGN_OR_RETURN(const FileHandle file, Open(path(), O_RDWR | flags));
+    if (flags != 0) {
+      if (const int error = WaitReserved(file.get(), bytes_, path()))
+        return absl::ErrnoToStatus(error, path());
+    }
+    EBB_RETURN_IF_ERROR(Move(file, bytes_, /*write=*/true));
+    if (fsync(file.get()) != 0) return absl::ErrnoToStatus(errno, "fsync");
+    return Since(begin);
+  }
+  static absl::StatusOr<FileHandle> Open(const std::string& path, int flags) {
+    FileHandle file(open(path.c_str(), flags | O_DIRECT | O_CLOEXEC, 0600));
+    if (!file.is_open()) return absl::ErrnoToStatus(errno, path);
+    return file;
+  }
+  absl::Status Move(const FileHandle& file, int64_t bytes, bool write) {
+    const int descriptor = file.get();
+    const RawDiskOptions options{.files = {&descriptor, 1},
+                                 .bytes = bytes,
+                                 .block_bytes = kBlock,
+                                 .depth = kDepth,
+                                 .memory = memory_.buffer.span()};
+    std::unique_ptr<RawDisk> disk = RawUring(options);
+    if (disk == nullptr) disk = RawThreads(options);
+    return write ? disk->Move(0, bytes) : disk->Move(bytes, 0);
+  }
+
   std::optional<Folder> folder_;
-  FileHandle file_;
-  std::vector<int> descriptors_;
   int64_t bytes_ = 0;
   PinnedMemory memory_;
-  std::unique_ptr<RawDisk> disk_;
 };
+
+// Of this process, kernel included, but for the kernel's own threads.
+double CpuSeconds() {
+  timespec time = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) / 1e9;
+}
 
 absl::Status DropFromPageCache(const std::string& folder) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
@@ -254,6 +279,10 @@ class Bench {
         engine_(std::move(engine)),
         weights_(std::move(weights)) {}
 
+  std::string RankFile() const {
+    return absl::StrCat(*FindCheckpoint(folder_.path()), "/", RankFileName(0, 1));
+  }
+
   static void Compute(double seconds) {
     const auto begin = Clock::now();
     while (Since(begin) < seconds) continue;
@@ -266,34 +295,47 @@ class Bench {
 };
 
 absl::Status Bench::CompareDisk() {
-  EBB_ASSIGN_OR_RETURN(BareFile bare, BareFile::Create(arguments_.directory, arguments_.bytes()));
+  EBB_ASSIGN_OR_RETURN(BareDisk bare, BareDisk::Create(arguments_.directory, arguments_.bytes()));
   EBB_RETURN_IF_ERROR(Save().status());
-  std::vector<double> save, write, save_ratio, load, read, load_ratio;
-  for (int turn = 0; turn < arguments_.turns; ++turn) {
-    // A disk's own rate changes within seconds: it is taken before and after.
-    EBB_ASSIGN_OR_RETURN(double before, bare.Write());
-    EBB_ASSIGN_OR_RETURN(save.emplace_back(), Save());
-    EBB_ASSIGN_OR_RETURN(double after, bare.Write());
-    write.push_back((before + after) / 2);
-    save_ratio.push_back(write.back() / save.back());
-    EBB_ASSIGN_OR_RETURN(before, bare.Read());
-    EBB_ASSIGN_OR_RETURN(load.emplace_back(), Load());
-    EBB_ASSIGN_OR_RETURN(after, bare.Read());
-    read.push_back((before + after) / 2);
-    load_ratio.push_back(read.back() / load.back());
+  EBB_RETURN_IF_ERROR(bare.WriteNew().status());
+  struct Row {
+    const char* what = "";
+    std::vector<double> own = {}, disk = {}, ratios = {}, cpu = {};
+  };
+  Row save{.what = "save"}, load{.what = "load"};
+  std::vector<double> over;
+  // A disk's own rate changes within seconds: it is taken before and after.
+  const auto turn = [&](Row& row, auto disk, auto own) -> absl::Status {
+    EBB_ASSIGN_OR_RETURN(const double before, disk());
+    const double cpu = CpuSeconds();
+    EBB_ASSIGN_OR_RETURN(row.own.emplace_back(), own());
+    row.cpu.push_back(CpuSeconds() - cpu);
+    EBB_ASSIGN_OR_RETURN(const double after, disk());
+    row.disk.push_back((before + after) / 2);
+    row.ratios.push_back(row.disk.back() / row.own.back());
+    return absl::OkStatus();
+  };
+  for (int i = 0; i < arguments_.turns; ++i) {
+    EBB_RETURN_IF_ERROR(turn(
+        save, [&] { return bare.WriteNew(); }, [&] { return Save(); }));
+    EBB_ASSIGN_OR_RETURN(over.emplace_back(), bare.Overwrite());
+    // The very bytes that are loaded.
+    EBB_RETURN_IF_ERROR(turn(
+        load, [&] { return bare.Read(RankFile()); }, [&] { return Load(); }));
   }
   const double gigabytes = static_cast<double>(arguments_.bytes()) / 1e9;
-  const auto row = [&](const char* what, const std::vector<double>& own,
-                       const std::vector<double>& disk, const std::vector<double>& ratio) {
-    std::printf("| %s | %.2f | %.2f | %.2f | %.2f to %.2f |\n", what, gigabytes / Median(own),
-                gigabytes / Median(disk), Median(ratio), std::ranges::min(ratio),
-                std::ranges::max(ratio));
-  };
   std::printf(
-      "%.2f GB, %d turns\n| | GB/s | bare disk | ratio | of turns |\n|---|---|---|---|---|\n",
+      "%.2f GB, %d turns\n| | GB/s | bare disk | ratio | of turns | CPU s per GB "
+      "|\n|---|---|---|---|---|---|\n",
       gigabytes, arguments_.turns);
-  row("save", save, write, save_ratio);
-  row("load", load, read, load_ratio);
+  for (const Row& row : {save, load}) {
+    std::printf("| %s | %.2f | %.2f | %.2f | %.2f to %.2f | %.3f |\n", row.what,
+                gigabytes / Median(row.own), gigabytes / Median(row.disk), Median(row.ratios),
+                std::ranges::min(row.ratios), std::ranges::max(row.ratios),
+                Median(row.cpu) / gigabytes);
+  }
+  std::printf("(the bare disk writes over a file that is there at %.2f GB/s)\n",
+              gigabytes / Median(over));
   return absl::OkStatus();
 }
 
@@ -354,13 +396,13 @@ absl::Status Bench::CompareSteps() {
 }
 
 absl::Status Bench::Obey() {
-  EBB_ASSIGN_OR_RETURN(BareFile bare, BareFile::Create(arguments_.directory, arguments_.bytes()));
+  EBB_ASSIGN_OR_RETURN(BareDisk bare, BareDisk::Create(arguments_.directory, arguments_.bytes()));
   for (std::string line; std::getline(std::cin, line);) {
     absl::StatusOr<double> seconds = absl::InvalidArgumentError(line);
     if (line == "save") seconds = Save();
     if (line == "load") seconds = Load();
-    if (line == "write") seconds = bare.Write();
-    if (line == "read") seconds = bare.Read();
+    if (line == "write") seconds = bare.WriteNew();
+    if (line == "read") seconds = bare.Read(bare.path());
     EBB_RETURN_IF_ERROR(seconds.status());
     std::printf("%.6f\n", *seconds);
     std::fflush(stdout);
