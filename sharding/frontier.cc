@@ -9,6 +9,7 @@ Frontier::Frontier(int cells) : cells_(static_cast<size_t>(cells)) {}
 
 int Frontier::AddEvent(Line line) {
   events_.push_back({.line = line});
+  not_over_.reserve(events_.capacity());  // each at most once
   return static_cast<int>(events_.size()) - 1;
 }
 
@@ -31,7 +32,28 @@ void Frontier::Issue(Line starts, Line ends, int event) {
   if (event < 0) return;
   Recorded& of = events_[static_cast<size_t>(event)];
   of.number = number;
+  of.order = ++recorded_;
   of.clock = clock;
+}
+
+std::span<const int> Frontier::FindNotOver(Line line, std::span<const CellUse> uses, int parity) {
+  not_over_.clear();
+  ++search_;
+  const auto add = [&](int event) {
+    if (event < 0 || Covers(line, event)) return;
+    if (std::exchange(events_[static_cast<size_t>(event)].search, search_) != search_)
+      not_over_.push_back(event);
+  };
+  if (!uses.empty()) std::for_each(floor_.begin(), floor_.end(), add);
+  for (const CellUse& use : uses) {
+    const Cell& cell = cells_[static_cast<size_t>(At(use, parity))];
+    add(cell.writer);
+    if (use.writes) std::for_each(cell.readers.begin(), cell.readers.end(), add);
+  }
+  std::sort(not_over_.begin(), not_over_.end(), [this](int a, int b) {
+    return events_[static_cast<size_t>(a)].order > events_[static_cast<size_t>(b)].order;
+  });
+  return not_over_;
 }
 
 void Frontier::Leave(std::span<const CellUse> uses, int parity, int event) {

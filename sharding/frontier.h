@@ -26,23 +26,10 @@ class Frontier {
   // Calls `wait(event)` for each event that a thing which starts on `line` and uses the cells so has to wait for.
   template <class Wait>
   void Enter(Line line, std::span<const CellUse> uses, int parity, Wait wait) {
-    for (int event : uses.empty() ? std::span<const int>() : std::span<const int>(floor_)) {
+    for (int event : FindNotOver(line, uses, parity)) {
       if (Covers(line, event)) continue;
       wait(event);
       Follow(line, event);
-    }
-    for (const CellUse& use : uses) {
-      const Cell& cell = cells_[static_cast<size_t>(At(use, parity))];
-      if (cell.writer >= 0 && !Covers(line, cell.writer)) {
-        wait(cell.writer);
-        Follow(line, cell.writer);
-      }
-      if (!use.writes) continue;
-      for (int reader : cell.readers) {
-        if (reader < 0 || Covers(line, reader)) continue;
-        wait(reader);
-        Follow(line, reader);
-      }
     }
   }
   // Calls `visit(event)` for each last use of the cell.
@@ -80,6 +67,8 @@ class Frontier {
   struct Recorded {
     Line line = 0;
     int64_t number = 0;  // of the thing, on its line; 0: not recorded yet
+    int64_t order = 0;   // among the things of all lines
+    int64_t search = 0;  // the last that found it
     Clock clock = {};
   };
   static constexpr std::array<int, kLines> None() {
@@ -87,6 +76,8 @@ class Frontier {
     none.fill(-1);
     return none;
   }
+  // Newest first, as one may cover older ones.
+  std::span<const int> FindNotOver(Line line, std::span<const CellUse> uses, int parity);
   static int At(const CellUse& use, int parity) {
     return use.by_parity ? use.cell ^ parity : use.cell;
   }
@@ -96,6 +87,8 @@ class Frontier {
   std::vector<int> floor_;
   std::array<Clock, kLines> clocks_ = {};
   std::array<int64_t, kLines> issued_ = {};
+  int64_t recorded_ = 0, search_ = 0;
+  std::vector<int> not_over_;  // of FindNotOver
 };
 
 }  // namespace ebb::sharding

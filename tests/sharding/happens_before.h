@@ -26,6 +26,10 @@ class HappensBefore {
     if (first == kStart) return true;
     return first != then && things_[then].starts[things_[first].line] >= first;
   }
+  // Whether it is certain to be over when whatever comes next on `line` starts.
+  bool IsOver(int thing, Line line) const {
+    return thing == kStart || lines_[line][things_[thing].line] >= thing;
+  }
   Line line(int thing) const { return things_[thing].line; }
 
  private:

@@ -198,6 +198,21 @@ TEST(Frontier, NothingIsWaitedForTwice) {
   EXPECT_EQ(runs.Run(read, 0)[0], Waits{}) << "the stream is behind the write already";
 }
 
+TEST(Frontier, AUseThatCameBehindOthersStandsForThem) {
+  const Fragment before = FragmentOf(
+                     {{StreamId::kUpload, {OnDevice(Access::kWrite, 0, 64)}},
+                      {StreamId::kGather,
+                       {OnDevice(Access::kRead, 0, 64), OnDevice(Access::kWrite, 64, 64)}}}),
+                 after = FragmentOf({{StreamId::kCompute, {OnDevice(Access::kRead, 0, 128)}}});
+  const Fragment* const both[] = {&before, &after};
+  const Cells cells(both, kUnits, kSlices);
+  Fragment first = before, second = after;
+  for (Fragment* fragment : {&first, &second}) DeriveWaits(cells, *fragment);
+  Runs runs;
+  runs.Run(first, 0);
+  EXPECT_EQ(runs.Run(second, 0)[0], Waits{1}) << "the gather has waited for the upload";
+}
+
 TEST(Frontier, StepsOfOneParityMeetAgain) {
   const int64_t constants = ControlCells(kUnits).constants();
   const Fragment fragment = FragmentOf({{StreamId::kReduce, {Control(Access::kWrite, constants)}},

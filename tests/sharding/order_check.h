@@ -1,0 +1,101 @@
+// Issues fragments as an engine does, one behind the other, as one rank sees them, and checks the order alone: of
+// two instructions that touch the same bytes of that rank, one of them writing, the second starts when the first is
+// over. Nothing here knows of cells. Bytes are those of the operands at this rank's slice, and what is over is a
+// matter of vector clocks. Any one wait can be left out, to see whether it is missed.
+#pragma once
+
+#include <array>
+#include <compare>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ebb/sharding/frontier.h"
+#include "ebb/sharding/instructions.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/waits.h"
+#include "happens_before.h"
+
+namespace ebb::sharding {
+
+// What instructions of some fragments touch on one rank, in stretches of bytes that no operand cuts. Instructions
+// are numbered over all fragments, which outlive this.
+class RankTouches {
+ public:
+  struct Touch {
+    int begin = 0, end = 0;  // stretches
+    bool writes = false;
+    bool by_parity = false;  // one stretch, whose neighbour is the other parity's
+  };
+  RankTouches(std::span<const Fragment* const> fragments, const Decisions& decisions, int rank);
+
+  std::span<const Touch> Of(int instruction) const {
+    const auto at = static_cast<size_t>(instruction);
+    return std::span(touches_).subspan(first_touch_[at], first_touch_[at + 1] - first_touch_[at]);
+  }
+  int stretches() const { return stretches_; }
+
+ private:
+  std::vector<Touch> touches_;  // by instruction, one behind the other
+  std::vector<size_t> first_touch_ = {0};
+  int stretches_ = 0;
+};
+
+// As the instruction `waiting` makes it: for one of its own fragment, or through the frontier.
+struct TakenWait {
+  int waiting = 0, awaited = 0;
+  bool through_frontier = false;
+  friend auto operator<=>(const TakenWait&, const TakenWait&) = default;
+};
+
+class OrderCheck {
+ public:
+  // `without`: the wait that is left out each time; the frontier takes it for made. All but that outlive this.
+  OrderCheck(std::span<const Fragment* const> fragments, const Cells& cells,
+             const RankTouches& touches, std::optional<TakenWait> without = std::nullopt);
+
+  // Instructions of the fragment with this number, in its step of this parity.
+  void Run(int fragment, int begin, int end, int parity);
+  // What the instruction touches, wherever it has its place otherwise: between two fences.
+  void RunAlone(int fragment, int instruction);
+  // As Issuer has them: all streams come behind all that was issued; the host does, and so what it issues next.
+  void Fence();
+  void EndEarly();
+  void WaitForSteps() { Join(); }
+  void WaitIdle();
+
+  // The first; empty while there is none.
+  const std::string& complaint() const { return complaint_; }
+  // Those that made a difference when they came: a fence, or the host, may have waited already.
+  const std::set<TakenWait>& waits() const { return waits_; }
+
+ private:
+  struct Stretch {
+    int writer = HappensBefore::kStart;
+    std::array<int, kLines> readers;  // the last one on each line since it was written
+  };
+  void Add(int fragment, int index, int parity);
+  void TouchAll(int thing, int instruction, Line line, int parity, bool carried);
+  std::array<int, kLines> AddToAll(std::span<const int> after);
+  void Join();
+  void Complain(int thing, int other);
+
+  const std::span<const Fragment* const> fragments_;
+  const RankTouches& touches_;
+  const std::optional<TakenWait> without_;
+  std::vector<int> first_;  // by fragment: the number of its first instruction
+  HappensBefore order_;
+  Frontier frontier_;
+  std::vector<std::array<int, 2>> events_;    // by instruction and parity; -1: none
+  std::vector<int> floor_;                    // by line: the event of a fence
+  std::vector<int> instruction_of_event_;     // -1: a fence's
+  std::vector<int> thing_of_event_, things_;  // the last; by event, by instruction
+  std::vector<int> instruction_of_thing_;
+  std::vector<Stretch> stretches_;
+  std::set<TakenWait> waits_;
+  std::string complaint_;
+};
+
+}  // namespace ebb::sharding

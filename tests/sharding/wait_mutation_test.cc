@@ -1,0 +1,289 @@
+// Waits over whatever sequence of steps, evaluations and looks at the state an engine may run: they are enough, and
+// none is too many. Whichever is left out is missed on the first or on the last rank, but for those that are there
+// for ranks in between, or as a slice counts as those of all ranks (waits.h).
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "order_check.h"
+#include "random_model.h"
+
+namespace ebb::sharding {
+namespace {
+
+// Of one engine: its steps of one, two and more rounds, held or not, its walk and its drain, each with and without
+// updates of the step before.
+class EnginePrograms {
+ public:
+  explicit EnginePrograms(const RandomCase& random_case) {
+    const PlanInputs inputs = random_case.inputs();
+    own_rounds_ = static_cast<int>(random_case.config.gradient_accumulation_steps /
+                                   random_case.config.ebb.micro_batches_per_round);
+    std::vector<Plan> cutting;  // those by which an engine cuts memory into cells
+    cutting.push_back(*PlanStep(inputs));
+    cutting.push_back(*PlanStep(inputs, /*rounds=*/0, /*hold_updates=*/true));
+    cutting.push_back(*PlanWalk(inputs));
+    cutting.push_back(*PlanDrain(inputs));
+    decisions_ = cutting.front().decisions;
+    walk_ = Add(std::move(cutting[2]));
+    drain_ = Add(std::move(cutting[3]));
+    for (size_t i = 0; i < 2; ++i) steps_[{decisions_.rounds, i == 1}] = Add(std::move(cutting[i]));
+    std::vector<const Fragment*> all;
+    for (const Fragment& fragment : fragments_) all.push_back(&fragment);
+    cells_.emplace(all, static_cast<int>(random_case.model.units.size()), decisions_.shards);
+    for (const int rounds : {1, 2, 3}) {
+      for (const bool holds : {false, true}) {
+        if (own_rounds_ > 1 && !steps_.contains({rounds, holds}))
+          steps_[{rounds, holds}] = Add(*PlanStep(inputs, rounds, holds));
+      }
+    }
+    for (Fragment& fragment : fragments_) {
+      DeriveWaits(*cells_, fragment);
+      pointers_.push_back(&fragment);
+    }
+  }
+
+  std::span<const Fragment* const> fragments() const { return pointers_; }
+  const Fragment& operator[](int fragment) const {
+    return *pointers_[static_cast<size_t>(fragment)];
+  }
+  const Decisions& decisions() const { return decisions_; }
+  const Cells& cells() const { return *cells_; }
+  int own_rounds() const { return own_rounds_; }
+  // By number; the same with updates of the step before is the next one.
+  int walk() const { return walk_; }
+  int drain() const { return drain_ + 1; }
+  int Step(int rounds, bool holds) const {
+    return steps_.at({std::min(rounds, kPlannedRounds), holds});
+  }
+
+ private:
+  int Add(Plan plan) {
+    const Plan& kept = plans_.emplace_back(std::move(plan));
+    for (const bool carrying : {false, true}) fragments_.push_back(Lower(kept, carrying));
+    return static_cast<int>(fragments_.size()) - 2;
+  }
+
+  int own_rounds_ = 1;
+  std::deque<Plan> plans_;
+  std::deque<Fragment> fragments_;
+  std::vector<const Fragment*> pointers_;
+  std::map<std::pair<int, bool>, int> steps_;  // by planned rounds, and whether it holds
+  int walk_ = 0, drain_ = 0;
+  Decisions decisions_;
+  std::optional<Cells> cells_;
+};
+
+// What a trainer does with an engine, by chance, and what the engine then issues. A seed is the same sequence.
+class RandomTrainer {
+ public:
+  RandomTrainer(const EnginePrograms& programs, uint64_t seed, OrderCheck& check)
+      : programs_(programs), random_(seed), check_(check) {}
+
+  void Run(int calls) {
+    for (int i = 0; i < calls && check_.complaint().empty(); ++i) {
+      if (random_.OneIn(6)) {
+        Evaluate();
+      } else if (random_.OneIn(8)) {  // somebody looks at the state
+        Drain();
+        check_.WaitIdle();
+      } else {
+        Step();
+      }
+    }
+  }
+
+ private:
+  static constexpr int kSome =
+      24;  // scopes: of so many one is opened again, or the last of a dropped step
+
+  void Step() {
+    const int rounds = programs_.own_rounds() == 1 ? 1 : random_.OneOf({1, 2, 3, 5});
+    const bool holds = random_.OneIn(3),
+               drops = (holds || programs_.decisions().timing != UpdateTiming::kEarly) &&
+                       random_.OneIn(4);
+    if (!programs_.decisions().carries()) Drain();
+    fragment_ = programs_.Step(rounds, holds) + (carries_ ? 1 : 0);
+    const auto moments = [this]() -> const std::vector<FragmentMoment>& {
+      return programs_[fragment_].moments;
+    };
+    const size_t planned = static_cast<size_t>(std::min(rounds, kPlannedRounds)),
+                 of_round = (moments().size() - 2) / planned;
+    Issue(moments().front());
+    for (int round = 0; round < rounds; ++round) {
+      const size_t of_plan =
+          round + 1 == rounds ? planned - 1 : std::min<size_t>(round, planned - 2);
+      for (size_t m = 0; m < of_round; ++m) {
+        const size_t at = 1 + of_plan * of_round + m;
+        if (m == 0 && round > 0 && random_.OneIn(3)) EvaluateAtSeam(moments()[at].begin);
+        if (drops && random_.OneIn(kSome)) return Drop(moments()[at].begin);
+        Issue(moments()[at]);
+        if (random_.OneIn(kSome)) OpenAgain();
+      }
+    }
+    if (drops) return Drop(moments().back().begin);
+    Issue(moments().back());
+    carries_ = programs_.decisions().carries();
+    parity_ = 1 - parity_;
+  }
+  void Issue(const FragmentMoment& moment) {
+    check_.Run(fragment_, moment.begin, moment.end, parity_);
+  }
+
+  // The step's parity is free again.
+  void Drop(int issued) {
+    IssueCarriedLeft(issued);
+    check_.WaitForSteps();
+  }
+  void IssueCarriedLeft(int issued) {
+    if (!std::exchange(carries_, false)) return;
+    const std::vector<Instruction>& all = programs_[fragment_].instructions;
+    for (int index = issued; index < std::ssize(all); ++index) {
+      if (!all[static_cast<size_t>(index)].carried) continue;
+      check_.Fence();
+      check_.Run(fragment_, index, index + 1, parity_);
+    }
+  }
+  // Those of the last step, whose parity is the other one.
+  void Drain() {
+    if (!std::exchange(carries_, false)) return;
+    const int size = static_cast<int>(programs_[programs_.drain()].instructions.size());
+    check_.Run(programs_.drain(), 0, size, parity_);
+  }
+
+  void Evaluate() {
+    Drain();
+    Walk();
+  }
+  void Walk() {
+    const std::vector<FragmentMoment>& moments = programs_[programs_.walk()].moments;
+    for (size_t m = 0; m < moments.size(); ++m) {
+      check_.Run(programs_.walk(), moments[m].begin, moments[m].end, /*parity=*/0);
+      if (m + 2 < moments.size() && random_.OneIn(kSome)) {
+        const FragmentMoment& finish = moments.back();
+        check_.Run(programs_.walk(), finish.begin, finish.end, /*parity=*/0);
+        return check_.EndEarly();
+      }
+    }
+  }
+  void EvaluateAtSeam(int issued) {
+    IssueCarriedLeft(issued);
+    fragment_ -= fragment_ % 2;  // the rest of it without them
+    check_.WaitForSteps();
+    Walk();
+    check_.WaitForSteps();
+    ShowSomeUnit();
+    check_.Fence();
+  }
+  // A scope that is none of the order's: its unit is gathered, and where it closes what was there before.
+  void OpenAgain() {
+    ShowSomeUnit();
+    ShowSomeUnit();
+    check_.Fence();
+  }
+  void ShowSomeUnit() {
+    std::vector<int> gathers;
+    const std::vector<Instruction>& all = programs_[programs_.walk()].instructions;
+    for (int index = 0; index < std::ssize(all); ++index)
+      if (all[static_cast<size_t>(index)].code == Code::kAllGather) gathers.push_back(index);
+    check_.Fence();
+    if (gathers.empty()) return;
+    const auto chosen = static_cast<size_t>(random_.Between(0, std::ssize(gathers) - 1));
+    check_.RunAlone(programs_.walk(), gathers[chosen]);
+    check_.Fence();
+  }
+
+  const EnginePrograms& programs_;
+  Random random_;
+  OrderCheck& check_;
+  int fragment_ = 0;  // that the step runs
+  int parity_ = 0;    // of the next step
+  bool carries_ = false;
+};
+
+constexpr int kCalls = 8;
+
+RandomCase CaseOf(int number) {
+  return RandomCase(static_cast<uint64_t>((number + 1) / 2), /*offloads=*/number % 2 == 0,
+                    /*orders=*/number % 3 == 0);
+}
+
+TEST(DerivedWaits, AreEnoughOverWhateverAnEngineIsAskedFor) {
+  for (int number = 1; number <= Cases(300); ++number) {
+    const RandomCase random_case = CaseOf(number);
+    SCOPED_TRACE(random_case.description());
+    const EnginePrograms programs(random_case);
+    for (const int rank : {0, random_case.world - 1}) {
+      const RankTouches touches(programs.fragments(), programs.decisions(), rank);
+      OrderCheck check(programs.fragments(), programs.cells(), touches);
+      RandomTrainer(programs, random_case.seed, check).Run(2 * kCalls);
+      ASSERT_EQ(check.complaint(), "");
+    }
+  }
+}
+
+TEST(DerivedWaits, NineteenOfTwentyAreMissedOnTheFirstOrTheLastRank) {
+  constexpr int64_t kTries = 4;  // of each kind
+  struct Count {
+    int taken = 0, missed = 0, missed_in_between = 0;
+  };
+  std::array<Count, 2> counts;  // within a fragment, through the frontier
+  for (int number = 1; number <= Cases(120); ++number) {
+    const RandomCase random_case = CaseOf(number);
+    SCOPED_TRACE(random_case.description());
+    const EnginePrograms programs(random_case);
+    std::vector<RankTouches> touches;  // of each slice
+    for (int rank = 0; rank < random_case.shards(); ++rank)
+      touches.emplace_back(programs.fragments(), programs.decisions(), rank);
+    const auto run = [&](size_t slice, std::optional<TakenWait> without) {
+      OrderCheck check(programs.fragments(), programs.cells(), touches[slice], without);
+      RandomTrainer(programs, random_case.seed, check).Run(kCalls);
+      return check;
+    };
+    const OrderCheck all = run(0, std::nullopt);
+    ASSERT_EQ(all.complaint(), "");
+    std::array<std::vector<TakenWait>, 2> waits;
+    for (const TakenWait& wait : all.waits()) waits[wait.through_frontier ? 1 : 0].push_back(wait);
+    Random random(random_case.seed);
+    for (size_t kind : {0, 1}) {
+      for (int64_t tries = std::min(kTries, std::ssize(waits[kind])); tries > 0; --tries) {
+        const auto at = static_cast<size_t>(random.Between(0, std::ssize(waits[kind]) - 1));
+        const TakenWait wait = std::exchange(waits[kind][at], waits[kind].back());
+        waits[kind].pop_back();
+        const auto is_missed = [&](size_t slice) { return !run(slice, wait).complaint().empty(); };
+        ++counts[kind].taken;
+        if (is_missed(0) || is_missed(touches.size() - 1)) {
+          ++counts[kind].missed;
+          continue;
+        }
+        bool in_between = false;
+        for (size_t slice = 1; slice + 1 < touches.size() && !in_between; ++slice)
+          in_between = is_missed(slice);
+        counts[kind].missed_in_between += in_between ? 1 : 0;
+      }
+    }
+  }
+  const char* const kKinds[] = {"within a fragment", "through the frontier"};
+  for (size_t kind : {0, 1}) {
+    const Count& count = counts[kind];
+    std::printf(
+        "waits %s: %d left out, %d missed on the first or the last rank, %d on others, "
+        "%d on none\n",
+        kKinds[kind], count.taken, count.missed, count.missed_in_between,
+        count.taken - count.missed - count.missed_in_between);
+    EXPECT_GE(count.missed, count.taken * 95 / 100) << kKinds[kind];
+  }
+}
+
+}  // namespace
+}  // namespace ebb::sharding
