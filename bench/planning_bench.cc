@@ -79,7 +79,7 @@ Case CaseOf(const Shape& shape, int world, Tier tier, int rounds) {
   return made;
 }
 
-// As Executor::MakeIssuer has them.
+// The plans whose fragments an engine cuts memory into cells by (Programs::CutCells).
 struct Planned {
   Plan step, held, walk, drain;
   std::vector<Fragment> fragments;

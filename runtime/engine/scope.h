@@ -1,13 +1,12 @@
 // A scope is the only way to touch a parameter: it is open from just before a unit's forward or
 // backward until just after.
 //
-// Move-only, default-constructible, any number open at once whose parameters are gathered by then, or on
-// their way (ebb.prefetch_depth); another one is an error that says which scope to close first. Opening
-// never fails: views lead into pools laid out at Create. On the CPU, opening waits for the data; on
-// a GPU it only orders the compute stream. After a failure contents are undefined, the first Status
-// sticks, no update passes it, and Step::Finish and Engine::Report return it. Close() is
-// idempotent; the destructor calls it. After the step has finished its scopes are dead: every view
-// is empty.
+// Move-only, default-constructible. Scopes may be open together where ModelSpec::order says so, or where the
+// parameters are gathered by then or on their way (ebb.prefetch_depth); another one is an error of the step that
+// says which scope to close first. Opening never fails: views lead into pools laid out at Create. On the CPU,
+// opening waits for the data; on a GPU it only orders the compute stream. After a failure contents are undefined,
+// the first Status sticks, no update passes it, and Step::Finish and Engine::Report return it. Close() is
+// idempotent; the destructor calls it. After the step has finished its scopes are dead: every view is empty.
 #pragma once
 
 #include <cstdint>
