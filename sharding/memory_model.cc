@@ -9,7 +9,7 @@ int64_t BufferBytes(int64_t pool_bytes) {
   return (pool_bytes + kPage - 1) / kPage * kPage;
 }
 
-std::vector<MemoryRow> PredictMemory(const Plan& plan) {
+std::vector<MemoryRow> PredictMemory(const Pools& pools) {
   std::vector<MemoryRow> rows;
   const auto add = [&](Tier tier, const int64_t(&bytes)[kStateClasses]) {
     for (int c = 0; c < kStateClasses; ++c) {
@@ -19,10 +19,14 @@ std::vector<MemoryRow> PredictMemory(const Plan& plan) {
                       .predicted_bytes = static_cast<uint64_t>(BufferBytes(bytes[c]))});
     }
   };
-  add(Tier::kDevice, plan.pools.bytes);
-  add(Tier::kCpu, plan.pools.host_bytes);
-  add(Tier::kNvme, plan.pools.file_bytes);
+  add(Tier::kDevice, pools.bytes);
+  add(Tier::kCpu, pools.host_bytes);
+  add(Tier::kNvme, pools.file_bytes);
   return rows;
+}
+
+std::vector<MemoryRow> PredictMemory(const Plan& plan) {
+  return PredictMemory(plan.pools);
 }
 
 int64_t StateStagingBytes(const Plan& plan) {

@@ -14,6 +14,7 @@ int64_t BufferBytes(int64_t pool_bytes);
 // One row for each class that the plan uses, predicted_bytes filled in. Every rank's is the same:
 // shards are equal slices.
 std::vector<MemoryRow> PredictMemory(const Plan& plan);
+std::vector<MemoryRow> PredictMemory(const Pools& pools);
 
 // Of host memory beside that: what state passes through when a call asks for it, where anything is on NVMe. (On a
 // GPU there always is as much.)
