@@ -1,0 +1,285 @@
+#include "ebb/runtime/planner/answer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/engine/engine_inputs.h"
+#include "ebb/runtime/trace/timeline.h"
+#include "ebb/sharding/memory_model.h"
+#include "ebb/sharding/plan.h"
+#include "ebb/sharding/report/alive.h"
+#include "ebb/sharding/state_pieces.h"
+
+namespace ebb::planner {
+namespace {
+
+using sharding::Fragment;
+using sharding::PlannedScope;
+using sharding::Resource;
+
+constexpr auto kWorkspace = static_cast<size_t>(StateClass::kWorkspace);
+
+// What the trainer keeps in its workspace at a moment: of every block between its forward and its backward.
+class KeptBlocks {
+ public:
+  KeptBlocks(const Activations& activations, const Pass& pass, int blocks)
+      : scratch_(activations.scratch + activations.batch),
+        of_block_(blocks == 0 ? 0 : activations.kept / (pass.recompute ? 1 : blocks)),
+        recompute_(pass.recompute),
+        kept_(activations.kept) {}
+  int64_t At(const PlannedScope& scope, bool is_block) {
+    if (is_block && !recompute_) kept_now_ += scope.backward ? 0 : of_block_;
+    const int64_t now = std::min(kept_, recompute_ ? (is_block ? of_block_ : 0) : kept_now_);
+    if (is_block && !recompute_ && scope.backward) kept_now_ -= of_block_;
+    return scratch_ + now;
+  }
+
+ private:
+  const int64_t scratch_, of_block_;
+  const bool recompute_;
+  const int64_t kept_;
+  int64_t kept_now_ = 0;
+};
+
+Peak PeakOf(const sharding::Plan& plan, const Fragment& fragment, const Question& question,
+            const Pass& pass, const Activations& activations) {
+  const std::vector<ModelVisit>& visits = question.model.visits;
+  const auto blocks = static_cast<int>(
+      std::count_if(visits.begin(), visits.end(), [](const ModelVisit& v) { return v.is_block; }));
+  KeptBlocks kept(activations, pass, blocks);
+  const std::vector<sharding::ClassBytes> alive = sharding::AliveBytes(fragment, Tier::kDevice);
+  Peak peak{.moment = "the begin of a step"};
+  int64_t workspace = activations.scratch + activations.batch;
+  std::string moment = peak.moment;
+  for (size_t i = 0; i < alive.size(); ++i) {
+    const sharding::Instruction& instruction = fragment.instructions[i];
+    if (instruction.code == sharding::Code::kKernels && instruction.scope >= 0 &&
+        !instruction.goes_on) {
+      const PlannedScope& scope = plan.scopes[static_cast<size_t>(instruction.scope)];
+      workspace = kept.At(scope, visits[static_cast<size_t>(scope.visit)].is_block);
+      moment = absl::StrCat(scope.backward ? "backward" : "forward", " of ",
+                            plan.unit_names[static_cast<size_t>(scope.unit)]);
+    }
+    int64_t bytes = workspace;
+    for (const int64_t of_class : alive[i]) bytes += of_class;
+    if (bytes <= peak.bytes) continue;
+    peak = {.moment = moment, .bytes = bytes, .classes = {}};
+    std::copy(alive[i].begin(), alive[i].end(), peak.classes.begin());
+    peak.classes[kWorkspace] = workspace;
+  }
+  return peak;
+}
+
+// What an engine would be made with.
+struct Resolved {
+  Config config;
+  Pass pass;
+  ModelSpec spec;
+  sharding::PlanInputs Inputs(int ranks) const {
+    sharding::PlanInputs inputs = PlanInputsFor(spec, config, ranks, /*own=*/nullptr);
+    inputs.cap_error = sharding::PlanInputs::CapError::kNeed;
+    return inputs;
+  }
+};
+
+absl::StatusOr<Resolved> Resolve(const Question& question, const Answer& answer) {
+  EBB_RETURN_IF_ERROR(answer.config.Validate());
+  Resolved resolved{.config = {}, .pass = question.pass, .spec = {}};
+  EBB_ASSIGN_OR_RETURN(resolved.config, answer.config.ForWorld(question.ranks));
+  Pass& pass = resolved.pass;
+  pass.recompute = answer.choice.recompute;
+  pass.sequences = resolved.config.micro_batch_size;
+  pass.micro_batches = resolved.config.gradient_accumulation_steps;
+  pass.micro_batches_per_round = resolved.config.ebb.micro_batches_per_round;
+  pass.compute = resolved.config.compute;
+  EBB_ASSIGN_OR_RETURN(resolved.spec, SpecOf(question.model, pass));
+  return resolved;
+}
+
+// A step as the engine would run it, on the machine.
+struct PlannedStep {
+  sharding::Plan plan;
+  Fragment first, later;
+  sharding::Simulated simulated;
+  sharding::Amounts rates;
+};
+
+absl::StatusOr<PlannedStep> StepOf(const Question& question, const Resolved& resolved) {
+  PlannedStep step;
+  EBB_ASSIGN_OR_RETURN(step.plan, sharding::PlanStep(resolved.Inputs(question.ranks)));
+  const Machine& machine = question.machine;
+  const std::vector<sharding::KernelWork> work =
+      WorkOf(question.model, resolved.pass, machine.flops_of_rank(question.ranks),
+             machine.launch_us * 1e-6);
+  EBB_ASSIGN_OR_RETURN(
+      const sharding::MachineCosts costs,
+      sharding::MachineCosts::Make(step.plan, machine.ForSimulation(question.ranks), work,
+                                   /*caller_awaits_report=*/false));
+  step.first = sharding::Lower(step.plan, /*carrying=*/false);
+  step.later = sharding::Lower(step.plan, /*carrying=*/true);
+  const Fragment* const both[] = {&step.first, &step.later};
+  const sharding::Cells cells(both, static_cast<int>(step.plan.layout.units.size()),
+                              step.plan.decisions.shards);
+  for (Fragment* fragment : {&step.first, &step.later}) sharding::DeriveWaits(cells, *fragment);
+  EBB_ASSIGN_OR_RETURN(step.simulated, sharding::Simulate(cells, step.first, step.later, costs));
+  step.rates = costs.rates();
+  return step;
+}
+
+absl::Status AddTime(const Question& question, const Resolved& resolved, Depth depth,
+                     Answer& answer) {
+  EBB_ASSIGN_OR_RETURN(PlannedStep step, StepOf(question, resolved));
+  const Pass& pass = resolved.pass;
+  answer.memory = sharding::PredictMemory(step.plan);
+  StepTime time;
+  for (int r = 0; r < sharding::kResources; ++r) {
+    const auto resource = static_cast<Resource>(r);
+    time.moved[resource] =
+        step.simulated.busy.resources[static_cast<size_t>(r)] * step.rates[resource];
+  }
+  const double seconds = step.simulated.seconds_per_step,
+               micro_batches = static_cast<double>(pass.micro_batches);
+  if (seconds > 0) {
+    time.tokens_per_second =
+        question.ranks * micro_batches * static_cast<double>(pass.tokens()) / seconds;
+    time.flops_per_second = micro_batches * FlopsOf(question.model, pass) / seconds;
+  }
+  if (depth == Depth::kTimeAndPeak)
+    answer.peak = PeakOf(step.plan, step.later, question, pass, answer.activations);
+  time.simulated = std::move(step.simulated);
+  time.simulated.spans.clear();
+  answer.time = std::move(time);
+  return absl::OkStatus();
+}
+
+void SumUp(const Machine& machine, int ranks, Answer& answer) {
+  answer.held = {};
+  for (const MemoryRow& row : answer.memory)
+    answer.held[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.predicted_bytes);
+  auto& [device, ram, disk] = answer.held;
+  // What state passes through when a call asks for it.
+  if (!machine.is_cpu || disk > 0) ram += 2 * sharding::kStateStagingBytes;
+  answer.room = {machine.device_room(ranks), machine.ram_room(ranks), machine.disk_room(ranks)};
+  if (machine.is_cpu) answer.room[1] = std::max<int64_t>(0, answer.room[0] - device);
+}
+
+absl::Status Fill(const Question& question, Depth depth, Answer& answer) {
+  EBB_ASSIGN_OR_RETURN(const Resolved resolved, Resolve(question, answer));
+  EBB_ASSIGN_OR_RETURN(answer.activations, ActivationsOf(question.model, resolved.pass));
+  EBB_ASSIGN_OR_RETURN(const sharding::Pools pools,
+                       sharding::PlanPools(resolved.Inputs(question.ranks)));
+  answer.memory = sharding::PredictMemory(pools);
+  SumUp(question.machine, question.ranks, answer);
+  if (depth == Depth::kMemory || !answer.fits()) return absl::OkStatus();
+  EBB_RETURN_IF_ERROR(AddTime(question, resolved, depth, answer));
+  SumUp(question.machine, question.ranks, answer);
+  return absl::OkStatus();
+}
+
+std::string NameOf(const sharding::Plan& plan, const sharding::Instruction& instruction) {
+  if (instruction.code != sharding::Code::kKernels) return std::string(Name(instruction.role));
+  if (instruction.scope < 0) return "kernels";
+  return plan.scopes[static_cast<size_t>(instruction.scope)].backward ? "backward" : "forward";
+}
+
+std::string_view UnitOf(const sharding::Plan& plan, const sharding::Instruction& instruction) {
+  int unit = -1;
+  if (!instruction.parts.empty()) unit = instruction.parts.front().unit;
+  if (instruction.scope >= 0) unit = plan.scopes[static_cast<size_t>(instruction.scope)].unit;
+  return unit < 0 ? std::string_view() : plan.unit_names[static_cast<size_t>(unit)];
+}
+
+}  // namespace
+
+Choice ChoiceOf(const Config& config, bool recompute) {
+  return {.stage = config.zero.stage,
+          .parameters = config.parameter_tier(),
+          .states = config.optimizer_tier(),
+          .boundaries = config.activation_tier(),
+          .recompute = recompute};
+}
+
+Config Question::With(const Choice& choice) const {
+  Config changed = config;
+  changed.zero.stage = choice.stage;
+  changed.zero.offload_param.device = choice.parameters;
+  changed.zero.offload_optimizer.device = choice.states;
+  if (choice.boundaries != changed.activation_tier())
+    changed.ebb.offload_activations = choice.boundaries;
+  std::vector<std::string>& parameters = changed.zero.offload_param.nvme_paths;
+  std::vector<std::string>& others = changed.zero.offload_optimizer.nvme_paths;
+  if (choice.parameters == Tier::kNvme && parameters.empty())
+    parameters = others.empty() ? std::vector<std::string>{kNvmeFolder} : others;
+  if (choice.states == Tier::kNvme && others.empty())
+    others = parameters.empty() ? std::vector<std::string>{kNvmeFolder} : parameters;
+  return changed;
+}
+
+bool Answer::fits() const {
+  if (!refused.ok()) return false;
+  for (size_t tier = 0; tier < held.size(); ++tier) {
+    if (held[tier] > room[tier]) return false;
+  }
+  return true;
+}
+
+std::string Answer::lacks() const {
+  if (!refused.ok()) return std::string(refused.message());
+  constexpr const char* kOn[] = {"on the device", "in RAM", "on NVMe"};
+  std::string text;
+  for (size_t tier = 0; tier < held.size(); ++tier) {
+    if (held[tier] <= room[tier]) continue;
+    constexpr double kGiB = 1 << 30;
+    absl::StrAppendFormat(&text, "%s%.1f of %.1f GiB %s", text.empty() ? "needs " : ", ",
+                          static_cast<double>(held[tier]) / kGiB,
+                          static_cast<double>(room[tier]) / kGiB, kOn[tier]);
+  }
+  return text;
+}
+
+Answer AnswerFor(const Question& question, const Config& config, bool recompute, Depth depth) {
+  Answer answer{.choice = ChoiceOf(config, recompute), .config = config};
+  answer.refused = Fill(question, depth, answer);
+  return answer;
+}
+
+Answer AnswerFor(const Question& question, const Choice& choice, Depth depth) {
+  return AnswerFor(question, question.With(choice), choice.recompute, depth);
+}
+
+double DiskBytesWrittenADay(const Answer& answer, const Machine& machine, int ranks) {
+  constexpr double kDay = 86400;
+  if (!answer.time || answer.time->simulated.seconds_per_step <= 0) return 0;
+  return answer.time->moved[Resource::kDiskWrite] * machine.ranks_per_host(ranks) * kDay /
+         answer.time->simulated.seconds_per_step;
+}
+
+absl::Status WriteTrace(const Question& question, const Answer& answer, const std::string& path) {
+  EBB_ASSIGN_OR_RETURN(const Resolved resolved, Resolve(question, answer));
+  EBB_ASSIGN_OR_RETURN(const PlannedStep step, StepOf(question, resolved));
+  Timeline timeline({.name = "ebb-plan", .spans_max = std::ssize(step.simulated.spans) + 1});
+  for (int line = 0; line < sharding::kLines; ++line)
+    timeline.AddTrack(std::string(sharding::NameOfLine(line)));
+  std::set<std::string> names;  // which spans borrow
+  for (const sharding::SimulatedSpan& span : step.simulated.spans) {
+    const Fragment& fragment = span.step == 0 ? step.first : step.later;
+    const sharding::Instruction& instruction =
+        fragment.instructions[static_cast<size_t>(span.instruction)];
+    timeline.Add({.operation = names.insert(NameOf(step.plan, instruction)).first->c_str(),
+                  .subject = UnitOf(step.plan, instruction),
+                  .track = instruction.ends,
+                  .begin_ns = std::llround(span.begin * 1e9),
+                  .end_ns = std::llround(span.end * 1e9),
+                  .step = span.step + 1,
+                  .bytes = instruction.bytes});
+  }
+  EBB_RETURN_IF_ERROR(Timeline::Create(path));
+  return timeline.AppendTo(path);
+}
+
+}  // namespace ebb::planner

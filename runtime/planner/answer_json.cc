@@ -1,0 +1,196 @@
+#include "ebb/runtime/planner/answer_json.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/planner/answer_table.h"
+#include "nlohmann/json.hpp"
+
+namespace ebb::planner {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using sharding::Resource;
+
+std::string Text(std::string_view text) {
+  return std::string(text);
+}
+
+Json JsonOf(const Choice& choice) {
+  return {{"stage", choice.stage},
+          {"parameters", Text(Name(choice.parameters))},
+          {"states", Text(Name(choice.states))},
+          {"boundaries", Text(Name(choice.boundaries))},
+          {"recompute", choice.recompute}};
+}
+
+Json SecondsOf(const sharding::StepSeconds& of) {
+  Json json = {{"streams", Json::object()}, {"resources", Json::object()}};
+  for (int line = 0; line <= sharding::kCallerLine; ++line) {
+    const double seconds = of.lines[static_cast<size_t>(line)];
+    if (seconds > 0) json["streams"][Text(sharding::NameOfLine(line))] = seconds;
+  }
+  for (int r = 0; r < sharding::kResources; ++r) {
+    const double seconds = of.resources[static_cast<size_t>(r)];
+    if (seconds > 0) json["resources"][Text(Name(static_cast<Resource>(r)))] = seconds;
+  }
+  return json;
+}
+
+Json TiersOf(const TierBytes& bytes) {
+  Json json;
+  for (int tier = 0; tier < kTiers; ++tier)
+    json[Text(Name(static_cast<Tier>(tier)))] = bytes[static_cast<size_t>(tier)];
+  return json;
+}
+
+Json JsonOf(const Question& question, const Answer& answer) {
+  Json json = JsonOf(answer.choice);
+  json["fits"] = answer.fits();
+  if (!answer.refused.ok()) {
+    json["refused"] = std::string(answer.refused.message());
+    return json;
+  }
+  json["bytes"] = TiersOf(answer.held);
+  json["room"] = TiersOf(answer.room);
+  for (const MemoryRow& row : answer.memory)
+    json["classes"][Text(Name(row.tier))][Text(Name(row.state))] = row.predicted_bytes;
+  if (answer.peak) {
+    json["peak"] = {{"moment", answer.peak->moment}, {"bytes", answer.peak->bytes}};
+    for (int c = 0; c < kStateClasses; ++c) {
+      if (const int64_t bytes = answer.peak->classes[static_cast<size_t>(c)]; bytes > 0)
+        json["peak"]["classes"][Text(Name(static_cast<StateClass>(c)))] = bytes;
+    }
+  }
+  if (!answer.time) return json;
+  const StepTime& time = *answer.time;
+  json["step_seconds"] = time.simulated.seconds_per_step;
+  json["tokens_per_second"] = time.tokens_per_second;
+  json["flops_per_second_of_rank"] = time.flops_per_second;
+  json["critical"] = SecondsOf(time.simulated.critical);
+  json["busy"] = SecondsOf(time.simulated.busy);
+  for (const Resource link : {Resource::kPeers, Resource::kNetwork, Resource::kToDevice,
+                              Resource::kToHost, Resource::kDiskRead, Resource::kDiskWrite})
+    json["moved_bytes"][Text(Name(link))] = time.moved[link];
+  json["disk_bytes_written_a_day_of_host"] =
+      DiskBytesWrittenADay(answer, question.machine, question.ranks);
+  return json;
+}
+
+Json JsonOf(const std::optional<Change>& change) {
+  if (!change) return nullptr;
+  return {{"change", change->what}, {"tokens_per_second", change->tokens_per_second}};
+}
+
+constexpr const char* kColours[kStateClasses] = {"#4e79a7", "#a0cbe8", "#e15759",
+                                                 "#59a14f", "#f28e2b", "#edc948",
+                                                 "#bab0ac", "#9c755f", "#b07aa1"};
+
+std::string Escaped(std::string_view text) {
+  std::string escaped;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        escaped += "&amp;";
+        break;
+      case '<':
+        escaped += "&lt;";
+        break;
+      case '>':
+        escaped += "&gt;";
+        break;
+      default:
+        escaped += c;
+    }
+  }
+  return escaped;
+}
+
+}  // namespace
+
+std::string AnswersAsJson(const Question& question, std::span<const Answer> answers,
+                          const Advised& advised) {
+  Json json = {{"model",
+                {{"name", question.model.name},
+                 {"parameters", question.model.parameters()},
+                 {"units", question.model.units.size()}}},
+               {"machine", Json::parse(ToJson(question.machine))},
+               {"ranks", question.ranks},
+               {"context", question.pass.context},
+               {"micro_batch_size", question.config.micro_batch_size},
+               {"micro_batches", question.config.gradient_accumulation_steps}};
+  json["machine"]["name"] = question.machine.name;
+  json["answers"] = Json::array();
+  for (const Answer& answer : answers) json["answers"].push_back(JsonOf(question, answer));
+  json["chosen"] = nullptr;
+  if (advised.chosen != nullptr) {
+    json["chosen"] = JsonOf(question, *advised.chosen);
+    json["config"] = Json::parse(advised.chosen->config.ToJson());
+  }
+  json["best_change"] = JsonOf(advised.change);
+  json["best_purchase"] = JsonOf(advised.purchase);
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+std::string AnswersAsSvg(const Question& question, std::span<const Answer* const> answers) {
+  constexpr int kLeft = 330, kWide = 560, kRow = 22, kTop = 70;
+  constexpr double kGiB = 1 << 30;
+  const char* const names[] = {question.machine.is_cpu ? "CPU" : "GPU", "RAM", "NVMe"};
+  std::string rows;
+  int y = kTop;
+  for (size_t tier = 0; tier < kTiers; ++tier) {
+    double most = 0, room = 0;
+    for (const Answer* answer : answers) {
+      most = std::max(most, static_cast<double>(answer->held[tier]));
+      room = static_cast<double>(answer->room[tier]);
+    }
+    if (most == 0) continue;
+    const double scale = kWide / std::max(most, std::min(room, 2 * most));
+    absl::StrAppendFormat(&rows,
+                          "<text x=\"10\" y=\"%d\" font-weight=\"bold\">%s of a rank</text>\n",
+                          y + 15, names[tier]);
+    y += kRow;
+    const int first = y;
+    for (const Answer* answer : answers) {
+      if (answer->held[tier] == 0) continue;
+      absl::StrAppendFormat(&rows, "<text x=\"20\" y=\"%d\">%s</text>\n", y + 15,
+                            Escaped(WordsOf(answer->choice)));
+      double x = kLeft;
+      for (const MemoryRow& row : answer->memory) {
+        if (static_cast<size_t>(row.tier) != tier) continue;
+        const double wide = scale * static_cast<double>(row.predicted_bytes);
+        absl::StrAppendFormat(
+            &rows, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"/>\n", x,
+            y + 2, wide, kRow - 4, kColours[static_cast<size_t>(row.state)]);
+        x += wide;
+      }
+      absl::StrAppendFormat(&rows, "<text x=\"%.1f\" y=\"%d\">%.1f</text>\n", x + 4, y + 15,
+                            static_cast<double>(answer->held[tier]) / kGiB);
+      y += kRow;
+    }
+    if (const double x = kLeft + scale * room; x <= kLeft + kWide + 1)
+      absl::StrAppendFormat(&rows,
+                            "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" stroke=\"black\" "
+                            "stroke-dasharray=\"4\"/>\n",
+                            x, x, first - 4, y);
+    y += kRow / 2;
+  }
+  std::string legend;
+  for (int c = 0; c < kStateClasses; ++c) {
+    absl::StrAppendFormat(&legend,
+                          "<rect x=\"%d\" y=\"40\" width=\"12\" height=\"12\" fill=\"%s\"/>"
+                          "<text x=\"%d\" y=\"51\">%s</text>\n",
+                          10 + c * 104, kColours[c], 26 + c * 104,
+                          std::string(Name(static_cast<StateClass>(c))));
+  }
+  return absl::StrFormat(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
+      "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%%\" height=\"100%%\" "
+      "fill=\"white\"/>\n<text x=\"10\" y=\"22\" font-size=\"14\">%s GiB; dashed: what there is"
+      "</text>\n%s%s</svg>\n",
+      kLeft + kWide + 70, y + 10, Escaped(TitleOf(question)), legend, rows);
+}
+
+}  // namespace ebb::planner

@@ -1,0 +1,288 @@
+#include "ebb/runtime/planner/answer_table.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/planner/peers.h"
+
+namespace ebb::planner {
+namespace {
+
+using sharding::Resource;
+
+constexpr double kGiB = 1 << 30;
+constexpr size_t kColumns = 100, kBar = 60;
+constexpr const char* kTierNames[] = {"GPU", "RAM", "NVMe"};
+// A letter of a bar for each class.
+constexpr char kLetters[] = "pmgoatkSw";
+
+double GiB(int64_t bytes) {
+  return static_cast<double>(bytes) / kGiB;
+}
+
+// 1234567 as "1,234,567".
+std::string Grouped(double number) {
+  const std::string digits = absl::StrFormat("%.0f", number);
+  std::string grouped;
+  for (size_t at = 0; at < digits.size(); ++at) {
+    if (at > 0 && (digits.size() - at) % 3 == 0) grouped += ',';
+    grouped += digits[at];
+  }
+  return grouped;
+}
+
+const char* DeviceName(const Machine& machine) {
+  return machine.is_cpu ? "CPU" : kTierNames[0];
+}
+
+// What the step waits for most, and how much of it.
+std::string WaitsFor(const StepTime& time) {
+  const auto& lines = time.simulated.critical.lines;
+  double all = 0;
+  for (const double seconds : lines) all += seconds;
+  const int line = time.simulated.critical_line();
+  if (all <= 0) return "";
+  const std::string_view name = sharding::NameOfLine(line);
+  return absl::StrFormat("%s %.0f%%", absl::string_view(name.data(), name.size()),
+                         100 * lines[static_cast<size_t>(line)] / all);
+}
+
+std::string Recomputes(const Choice& choice) {
+  if (!choice.recompute) return choice.boundaries == Tier::kDevice ? "no" : "no, RAM";
+  return choice.boundaries == Tier::kDevice ? "yes"
+         : choice.boundaries == Tier::kCpu  ? "yes, RAM"
+                                            : "yes, NVMe";
+}
+
+std::string_view PlaceName(Tier tier) {
+  constexpr std::string_view kNames[] = {"device", "RAM", "NVMe"};
+  return kNames[static_cast<int>(tier)];
+}
+
+std::string LineOf(const Question& question, const Answer& answer, bool marked) {
+  const Choice& choice = answer.choice;
+  std::string line = absl::StrFormat("%s %d     %-10s %-7s %-9s ", marked ? "*" : " ", choice.stage,
+                                     std::string(PlaceName(choice.parameters)),
+                                     std::string(PlaceName(choice.states)), Recomputes(choice));
+  if (!answer.refused.ok()) {
+    const absl::string_view message = answer.refused.message();
+    return line + config::Shortened({message.data(), message.size()}, kColumns - line.size() - 4);
+  }
+  for (const int64_t held : answer.held) absl::StrAppendFormat(&line, "%8.1f ", GiB(held));
+  if (answer.time) {
+    absl::StrAppendFormat(&line, "%7.3g %9s  %s", answer.time->simulated.seconds_per_step,
+                          Grouped(answer.time->tokens_per_second), WaitsFor(*answer.time));
+    return line;
+  }
+  const char* separator = "too much: ";
+  for (size_t tier = 0; tier < answer.held.size(); ++tier) {
+    if (answer.held[tier] <= answer.room[tier]) continue;
+    absl::StrAppend(&line, separator, tier == 0 ? DeviceName(question.machine) : kTierNames[tier]);
+    separator = ", ";
+  }
+  return line;
+}
+
+// Letters of its classes for what is held of the room, dots for what is left.
+std::string BarOf(const Answer& answer, Tier tier) {
+  const auto of = static_cast<size_t>(tier);
+  const double whole = static_cast<double>(std::max(answer.room[of], answer.held[of]));
+  std::string bar;
+  double until = 0;
+  for (const MemoryRow& row : answer.memory) {
+    if (row.tier != tier) continue;
+    until += static_cast<double>(row.predicted_bytes);
+    const auto end = static_cast<size_t>(std::llround(kBar * until / whole));
+    if (end > bar.size()) bar.resize(std::min(end, kBar), kLetters[static_cast<size_t>(row.state)]);
+  }
+  bar.resize(kBar, '.');
+  return bar;
+}
+
+std::string MemoryText(const Question& question, const Answer& answer) {
+  std::string text = absl::StrFormat("Memory of a rank, GiB\n  %-13s %9s %9s %9s\n", "",
+                                     DeviceName(question.machine), kTierNames[1], kTierNames[2]);
+  for (int c = 0; c < kStateClasses; ++c) {
+    TierBytes bytes = {};
+    for (const MemoryRow& row : answer.memory) {
+      if (static_cast<int>(row.state) == c)
+        bytes[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.predicted_bytes);
+    }
+    if (bytes == TierBytes{}) continue;
+    absl::StrAppendFormat(&text, "  %c %-11s", kLetters[c],
+                          std::string(Name(static_cast<StateClass>(c))));
+    for (const int64_t each : bytes) {
+      if (each == 0) {
+        absl::StrAppendFormat(&text, " %9s", "-");
+      } else {
+        absl::StrAppendFormat(&text, " %9.2f", GiB(each));
+      }
+    }
+    text += "\n";
+  }
+  for (size_t tier = 0; tier < answer.held.size(); ++tier) {
+    if (answer.held[tier] == 0) continue;
+    absl::StrAppendFormat(&text, "  %-5s|%s| %.1f of %.1f GiB\n",
+                          tier == 0 ? DeviceName(question.machine) : kTierNames[tier],
+                          BarOf(answer, static_cast<Tier>(tier)), GiB(answer.held[tier]),
+                          GiB(answer.room[tier]));
+  }
+  return text;
+}
+
+// Classes with most of it.
+std::string PeakText(const Peak& peak) {
+  std::vector<std::pair<int64_t, int>> classes;
+  for (int c = 0; c < kStateClasses; ++c) {
+    if (peak.classes[static_cast<size_t>(c)] > 0)
+      classes.emplace_back(peak.classes[static_cast<size_t>(c)], c);
+  }
+  std::sort(classes.rbegin(), classes.rend());
+  std::string text =
+      absl::StrFormat("Most is in use in the %s: %.2f GiB\n ", peak.moment, GiB(peak.bytes));
+  for (const auto& [bytes, c] : classes)
+    absl::StrAppendFormat(&text, " %s %.2f,", std::string(Name(static_cast<StateClass>(c))),
+                          GiB(bytes));
+  text.back() = '\n';
+  return text;
+}
+
+std::string StepText(const Question& question, const Answer& answer) {
+  const StepTime& time = *answer.time;
+  const double seconds = time.simulated.seconds_per_step;
+  std::string text = absl::StrFormat(
+      "A step takes %.3g s: %s tokens a second, %.3g TFLOPS a rank (%.0f%% of what it sustains)\n",
+      seconds, Grouped(time.tokens_per_second), time.flops_per_second / 1e12,
+      100 * time.flops_per_second / question.machine.flops_of_rank(question.ranks));
+  std::vector<std::pair<double, int>> lines;
+  for (int line = 0; line <= sharding::kCallerLine; ++line) {
+    const double on = time.simulated.critical.lines[static_cast<size_t>(line)];
+    if (on > 0.002 * seconds) lines.emplace_back(on, line);
+  }
+  std::sort(lines.rbegin(), lines.rend());
+  if (lines.size() > 5) lines.resize(5);
+  absl::StrAppend(&text, "  its critical path:");
+  const char* separator = " ";
+  for (const auto& [on, line] : lines) {
+    absl::StrAppendFormat(&text, "%s%s %.3g s", separator, std::string(sharding::NameOfLine(line)),
+                          on);
+    separator = ", ";
+  }
+  text += "\nMoved a step by a rank, GB\n";
+  constexpr std::pair<Resource, const char*> kLinks[] = {
+      {Resource::kPeers, "GPU link"},     {Resource::kNetwork, "network"},
+      {Resource::kToDevice, "PCIe up"},   {Resource::kToHost, "PCIe down"},
+      {Resource::kDiskRead, "disk read"}, {Resource::kDiskWrite, "disk write"}};
+  separator = "  ";
+  for (const auto& [resource, name] : kLinks) {
+    if (time.moved[resource] <= 0) continue;
+    absl::StrAppendFormat(&text, "%s%s %.3g", separator, name, time.moved[resource] / 1e9);
+    separator = ", ";
+  }
+  text += separator[0] == ' ' ? "  nothing\n" : "\n";
+  const double wear = DiskBytesWrittenADay(answer, question.machine, question.ranks);
+  if (wear > 0)
+    absl::StrAppendFormat(&text, "A host's disks take %.3g TB a day, %.2g times what they hold\n",
+                          wear / 1e12, wear / question.machine.disk);
+  return text;
+}
+
+std::string PeersText(const Question& question, const Answer& answer) {
+  const PeerModel model{.parameters = question.model.parameters(),
+                        .largest_unit = question.model.largest_unit(),
+                        .ranks = question.ranks,
+                        .ranks_per_host = question.machine.ranks_per_host(question.ranks)};
+  const bool states = answer.choice.states != Tier::kDevice;
+  const DeepSpeedEstimate estimate =
+      answer.choice.stage == 3
+          ? DeepSpeedStage3(model, states, answer.choice.parameters != Tier::kDevice)
+          : DeepSpeedStage2(model, states);
+  std::string text = "Others, without activations\n ";
+  if (answer.choice.stage >= 2)
+    absl::StrAppendFormat(&text,
+                          " DeepSpeed's estimator %.1f GiB a GPU and %.1f GiB of a host's RAM,",
+                          estimate.gpu / kGiB, estimate.host_ram / kGiB);
+  absl::StrAppendFormat(&text, " FSDP2 %.1f GiB a GPU\n", Fsdp2(model) / kGiB);
+  return text;
+}
+
+}  // namespace
+
+std::string WordsOf(const Choice& choice) {
+  std::string text = absl::StrCat("stage ", choice.stage);
+  const auto add = [&](const char* what, Tier tier) {
+    if (tier == Tier::kDevice) return;
+    absl::StrAppend(&text, ", ", what, tier == Tier::kCpu ? " in RAM" : " on NVMe");
+  };
+  add("parameters", choice.parameters);
+  add("states", choice.states);
+  add("boundary activations", choice.boundaries);
+  if (choice.recompute) text += ", blocks recomputed";
+  return text;
+}
+
+std::string TitleOf(const Question& question) {
+  const int64_t sequences = std::max<int64_t>(1, question.config.micro_batch_size),
+                micro_batches = std::max<int64_t>(1, question.config.gradient_accumulation_steps);
+  const auto parameters = static_cast<double>(question.model.parameters());
+  const bool is_small = parameters < 1e9;
+  return absl::StrFormat(
+      "%s: %.4g %s parameters, %s; %d %s on %s\n"
+      "a step of a rank: %d x %d sequences of %d tokens\n",
+      config::Shortened(question.model.name, 40), parameters / (is_small ? 1e6 : 1e9),
+      is_small ? "M" : "B", std::string(Name(question.config.compute)), question.ranks,
+      question.ranks == 1 ? "rank" : "ranks", config::Shortened(question.machine.name, 20),
+      micro_batches, sequences, question.pass.context);
+}
+
+std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool all) {
+  std::vector<const Answer*> shown;
+  const auto better = [](const Answer& a, const Answer& b) {
+    if (a.time && b.time) return a.time->tokens_per_second > b.time->tokens_per_second;
+    if (a.time || b.time) return a.time.has_value();
+    return a.held[0] < b.held[0];
+  };
+  for (const Answer& answer : answers) {
+    const Choice& c = answer.choice;
+    if (!all && !shown.empty()) {
+      const Choice& last = shown.back()->choice;
+      if (last.stage == c.stage && last.parameters == c.parameters && last.states == c.states) {
+        if (better(answer, *shown.back())) shown.back() = &answer;
+        continue;
+      }
+    }
+    shown.push_back(&answer);
+  }
+  return shown;
+}
+
+std::string AnswerTable(const Question& question, std::span<const Answer> answers,
+                        const Choice* marked, bool all) {
+  std::string text =
+      absl::StrFormat("  %-5s %-10s %-7s %-9s %8s %8s %8s %7s %9s  %s\n", "stage", "parameters",
+                      "states", "recompute", absl::StrCat(DeviceName(question.machine), " GiB"),
+                      "RAM GiB", "NVMe GiB", "step s", "tokens/s", "waits for");
+  for (const Answer* answer : ShownAnswers(answers, all)) {
+    const bool has_mark = marked != nullptr && answer->choice == *marked;
+    absl::StrAppend(&text, LineOf(question, *answer, has_mark), "\n");
+  }
+  return text;
+}
+
+std::string AnswerText(const Question& question, const Answer& answer) {
+  if (!answer.refused.ok()) return absl::StrCat(std::string(answer.refused.message()), "\n");
+  std::string text = MemoryText(question, answer);
+  if (answer.peak) text += PeakText(*answer.peak);
+  if (answer.time) text += StepText(question, answer);
+  if (!answer.fits()) absl::StrAppend(&text, "It does not fit: it ", answer.lacks(), "\n");
+  if (!question.machine.is_cpu) text += PeersText(question, answer);
+  return text;
+}
+
+}  // namespace ebb::planner

@@ -1,0 +1,26 @@
+// Answers as text of at most 100 columns.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "ebb/runtime/planner/answer.h"
+#include "ebb/runtime/planner/search.h"
+
+namespace ebb::planner {
+
+// A line for each stage and place of parameters and states: with or without recomputing, whichever is faster, or with
+// `all` each. `marked`: gets a star.
+std::string AnswerTable(const Question& question, std::span<const Answer> answers,
+                        const Choice* marked, bool all);
+
+// Memory by class and tier, with bars; the peak; the step, what it waits for and moves.
+std::string AnswerText(const Question& question, const Answer& answer);
+
+std::string TitleOf(const Question& question);
+std::string WordsOf(const Choice& choice);  // "stage 3, states in RAM, recompute"
+
+// Of those that AnswerTable has a line for.
+std::vector<const Answer*> ShownAnswers(std::span<const Answer> answers, bool all);
+
+}  // namespace ebb::planner

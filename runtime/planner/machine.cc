@@ -1,0 +1,275 @@
+#include "ebb/runtime/planner/machine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/document.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/nearest.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/sharding/budget.h"
+
+namespace ebb::planner {
+namespace {
+
+using config::Json;
+using sharding::Resource;
+
+enum class Kind { kNumber, kWhole, kBytes };
+struct Key {
+  const char* name;
+  double Machine::*of;
+  Kind kind = Kind::kNumber;
+  double least = 0;
+  bool required = false;
+};
+constexpr double kMost = 1e15;
+constexpr Key kKeys[] = {
+    {"gpus", &Machine::gpus, Kind::kWhole, 1, true},
+    {"gpu_memory", &Machine::gpu_memory, Kind::kBytes},
+    {"gpu_reserved", &Machine::gpu_reserved, Kind::kBytes},
+    {"gpu_teraflops", &Machine::gpu_teraflops, Kind::kNumber, 1e-6, true},
+    {"gpu_memory_gb_s", &Machine::gpu_memory_gb_s},
+    {"link_gb_s", &Machine::link_gb_s},
+    {"pcie_gb_s", &Machine::pcie_gb_s},
+    {"network_gb_s", &Machine::network_gb_s},
+    {"ram", &Machine::ram, Kind::kBytes, 1 << 20, true},
+    {"ram_gb_s", &Machine::ram_gb_s, Kind::kNumber, 1e-3, true},
+    {"cores", &Machine::cores, Kind::kWhole, 1, true},
+    {"core_gb_s", &Machine::core_gb_s, Kind::kNumber, 1e-3},
+    {"disk", &Machine::disk, Kind::kBytes},
+    {"disk_read_gb_s", &Machine::disk_read_gb_s},
+    {"disk_write_gb_s", &Machine::disk_write_gb_s},
+    {"disk_both_gb_s", &Machine::disk_both_gb_s},
+    {"launch_us", &Machine::launch_us},
+    {"collective_us", &Machine::collective_us},
+    {"collective_rank_us", &Machine::collective_rank_us},
+    {"disk_us", &Machine::disk_us},
+};
+constexpr char kDevice[] = "device";  // "gpu" or "cpu"
+
+constexpr double kGiB = 1 << 30, kTiB = kGiB * 1024;
+
+// What is sustained: of teraflops about what published runs of dense models reach in all their kernels (H100 400,
+// A100 170, 4090 120); of links 80% of the wire, as nccl-tests measures it; of disks DeepNVMe's figures (4 drives of
+// generation 5 beside the H100, of generation 4 beside the A100), of a desktop one drive's.
+const std::vector<Machine>& Named() {
+  static const auto* const all = [] {
+    Machine h100{.name = "8xh100",
+                 .gpus = 8,
+                 .gpu_memory = 79.6 * kGiB,
+                 .gpu_reserved = 2 * kGiB,
+                 .gpu_teraflops = 400,
+                 .gpu_memory_gb_s = 3000,
+                 .link_gb_s = 360,
+                 .pcie_gb_s = 55,
+                 .network_gb_s = 400,
+                 .ram = 2 * kTiB,
+                 .ram_gb_s = 480,
+                 .cores = 112,
+                 .disk = 28e12,
+                 .disk_read_gb_s = 27,
+                 .disk_write_gb_s = 11,
+                 .disk_both_gb_s = 27};
+    Machine h200 = h100;
+    h200.name = "8xh200";
+    h200.gpu_memory = 140.4 * kGiB;
+    h200.gpu_memory_gb_s = 4300;
+    Machine a100 = h100;
+    a100.name = "8xa100";
+    a100.gpu_memory = 79.3 * kGiB;
+    a100.gpu_teraflops = 170;
+    a100.gpu_memory_gb_s = 1750;
+    a100.link_gb_s = 235;
+    a100.pcie_gb_s = 25;
+    a100.network_gb_s = 200;
+    a100.ram_gb_s = 300;
+    a100.disk_read_gb_s = 10;
+    a100.disk_write_gb_s = 5;
+    a100.disk_both_gb_s = 10;
+    Machine desktop{.name = "rtx4090-64gb",
+                    .gpus = 1,
+                    .gpu_memory = 23.6 * kGiB,
+                    .gpu_reserved = 1 * kGiB,
+                    .gpu_teraflops = 120,
+                    .gpu_memory_gb_s = 900,
+                    .pcie_gb_s = 25,
+                    .ram = 62 * kGiB,
+                    .ram_gb_s = 60,
+                    .cores = 16,
+                    .disk = 2e12,
+                    .disk_read_gb_s = 6.5,
+                    .disk_write_gb_s = 4,
+                    .disk_both_gb_s = 6.5};
+    return new std::vector<Machine>{h100, h200, a100, desktop};
+  }();
+  return *all;
+}
+
+std::string KeyWords() {
+  std::string words = kDevice;
+  for (const Key& key : kKeys) absl::StrAppend(&words, "|", key.name);
+  return words;
+}
+
+absl::Status Put(const Key& key, const Json& value, Machine& machine) {
+  double number = 0;
+  if (key.kind == Kind::kBytes) {
+    const auto bytes = config::ToBytes(value);
+    if (!bytes)
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", key.name, "\" is no size such as \"80GiB\": ", config::Shown(value)));
+    number = static_cast<double>(*bytes);
+  } else {
+    if (!value.is_number())
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", key.name, "\" is no number: ", config::Shown(value)));
+    number = value.get<double>();
+  }
+  if (!(number >= key.least && number <= kMost) ||
+      (key.kind == Kind::kWhole && number != std::floor(number)))
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", key.name, "\" is ", config::Shown(value), ": allowed are ",
+        key.kind == Kind::kWhole ? "whole numbers " : "", "from ", key.least, " to ", kMost));
+  machine.*key.of = number;
+  return absl::OkStatus();
+}
+
+// What is needed of one kind of machine alone.
+absl::Status CheckTogether(const Machine& machine, const std::set<std::string>& given) {
+  for (const Key& key : kKeys) {
+    if (key.required && !given.contains(key.name))
+      return absl::InvalidArgumentError(absl::StrCat("\"", key.name, "\" is missing"));
+  }
+  const auto needs = [](double figure, const char* name, const char* why) {
+    if (figure > 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("\"", name, "\" is missing: ", why));
+  };
+  if (!machine.is_cpu) {
+    EBB_RETURN_IF_ERROR(needs(machine.gpu_memory, "gpu_memory", "the device is a GPU"));
+    EBB_RETURN_IF_ERROR(needs(machine.gpu_memory_gb_s, "gpu_memory_gb_s", "the device is a GPU"));
+    EBB_RETURN_IF_ERROR(needs(machine.pcie_gb_s, "pcie_gb_s", "the device is a GPU"));
+    if (machine.gpus > 1)
+      EBB_RETURN_IF_ERROR(needs(machine.link_gb_s, "link_gb_s", "there are several GPUs"));
+  }
+  if (machine.disk > 0) {
+    EBB_RETURN_IF_ERROR(needs(machine.disk_read_gb_s, "disk_read_gb_s", "there is a disk"));
+    EBB_RETURN_IF_ERROR(needs(machine.disk_write_gb_s, "disk_write_gb_s", "there is a disk"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+int Machine::ranks_per_host(int ranks) const {
+  return std::max(1, std::min(ranks, static_cast<int>(std::min(gpus, 1e6))));
+}
+double Machine::flops_of_rank(int ranks) const {
+  return 1e12 * gpu_teraflops * (is_cpu ? rank_share(ranks) : 1);
+}
+int64_t Machine::device_room(int ranks) const {
+  if (is_cpu) return ram_room(ranks);
+  return static_cast<int64_t>(std::max(0.0, gpu_memory - gpu_reserved));
+}
+int64_t Machine::ram_room(int ranks) const {
+  const auto share = static_cast<int64_t>(ram * rank_share(ranks));
+  return share - sharding::HostRoom::BesidePools(share);
+}
+int64_t Machine::disk_room(int ranks) const {
+  return static_cast<int64_t>(disk * rank_share(ranks));
+}
+
+sharding::Machine Machine::ForSimulation(int ranks) const {
+  constexpr double kGiga = 1e9, kMicro = 1e-6;
+  const double share = rank_share(ranks);
+  sharding::Machine machine{.ranks_per_host = ranks_per_host(ranks),
+                            .device_is_host = is_cpu,
+                            .core_bytes = core_gb_s * kGiga,
+                            .issue = launch_us * kMicro,
+                            .collective = collective_us * kMicro,
+                            .collective_rank = collective_rank_us * kMicro,
+                            .transfer = disk_us * kMicro};
+  // Ranks on a CPU reach each other through its RAM.
+  const double link = is_cpu && link_gb_s == 0 ? ram_gb_s * share : link_gb_s;
+  const double disk_both =
+      disk_both_gb_s > 0 ? disk_both_gb_s : std::max(disk_read_gb_s, disk_write_gb_s);
+  const std::pair<Resource, double> kRates[] = {
+      {Resource::kDevice, 1},
+      {Resource::kDeviceMemory, gpu_memory_gb_s * kGiga},
+      {Resource::kCores, cores * share},
+      {Resource::kHostMemory, ram_gb_s * kGiga * share},
+      {Resource::kToDevice, pcie_gb_s * kGiga},
+      {Resource::kToHost, pcie_gb_s * kGiga},
+      {Resource::kPeers, link * kGiga},
+      {Resource::kNetwork, network_gb_s * kGiga * share},
+      {Resource::kDiskRead, disk_read_gb_s * kGiga * share},
+      {Resource::kDiskWrite, disk_write_gb_s * kGiga * share},
+      {Resource::kDisk, disk_both * kGiga * share}};
+  for (const auto& [resource, rate] : kRates) machine.rates[resource] = rate;
+  return machine;
+}
+
+std::string MachineNames() {
+  std::string words;
+  for (const Machine& machine : Named())
+    absl::StrAppend(&words, words.empty() ? "" : "|", machine.name);
+  return words;
+}
+
+absl::StatusOr<Machine> MachineOfName(std::string_view name) {
+  for (const Machine& machine : Named()) {
+    if (machine.name == name) return machine;
+  }
+  const std::string nearest = config::NearestWord(MachineNames() + "|here", name);
+  return absl::NotFoundError(absl::StrCat("no file and no machine is called ", config::Quoted(name),
+                                          nearest.empty() ? "" : "; did you mean ", nearest,
+                                          "; --list shows all"));
+}
+
+absl::StatusOr<Machine> MachineOfJson(std::string_view text, std::string name) {
+  EBB_ASSIGN_OR_RETURN(const config::Document document, config::ParseDocument(text));
+  EBB_RETURN_IF_ERROR(document.problems.status());
+  Machine machine{.name = std::move(name)};
+  std::set<std::string> given;
+  for (const auto& [word, value] : document.root.items()) {
+    if (word == kDevice) {
+      if (value != "gpu" && value != "cpu")
+        return absl::InvalidArgumentError(absl::StrCat("\"device\" is ", config::Shown(value),
+                                                       ": it must be \"gpu\" or \"cpu\""));
+      machine.is_cpu = value == "cpu";
+      continue;
+    }
+    const Key* const key = std::find_if(std::begin(kKeys), std::end(kKeys),
+                                        [&](const Key& each) { return word == each.name; });
+    if (key == std::end(kKeys)) {
+      const std::string nearest = config::NearestWord(KeyWords(), word);
+      return absl::InvalidArgumentError(
+          absl::StrCat(config::Quoted(word), " is no key of a machine",
+                       nearest.empty() ? "" : absl::StrCat("; did you mean \"", nearest, "\"")));
+    }
+    EBB_RETURN_IF_ERROR(Put(*key, value, machine));
+    given.insert(word);
+  }
+  EBB_RETURN_IF_ERROR(CheckTogether(machine, given));
+  return machine;
+}
+
+std::string ToJson(const Machine& machine) {
+  Json json = {{kDevice, machine.is_cpu ? "cpu" : "gpu"}};
+  for (const Key& key : kKeys) {
+    const double figure = machine.*key.of;
+    if (key.kind == Kind::kBytes || figure == std::floor(figure)) {
+      json[key.name] = static_cast<int64_t>(figure);
+    } else {
+      json[key.name] = figure;
+    }
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace ebb::planner

@@ -1,0 +1,52 @@
+// A machine in figures: those of one host and its GPUs, as a JSON file has them. All rates are what is reached, not
+// what is on the box: gpu_teraflops is what a trainer's kernels sustain, attention and norms with the products.
+//
+//   {"gpus": 8, "gpu_memory": "79.6GiB", "gpu_teraflops": 400, "gpu_memory_gb_s": 3000, "link_gb_s": 360, ...}
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+#include "ebb/sharding/report/machine_costs.h"
+
+namespace ebb::planner {
+
+struct Machine {
+  std::string name = "";
+  bool is_cpu = false;  // ranks compute on the host's cores, in its RAM
+  // Bytes, gigabytes (10^9) a second and microseconds, as the keys say.
+  double gpus = 1;  // of a host: as many ranks
+  double gpu_memory = 0,
+         gpu_reserved = 0;   // reserved: the driver's, NCCL's, and what is fragmented
+  double gpu_teraflops = 0;  // of all ranks of the host, where is_cpu
+  double gpu_memory_gb_s = 0;
+  double link_gb_s = 0;     // of one GPU, to and from others of the host
+  double pcie_gb_s = 0;     // of one GPU, each way
+  double network_gb_s = 0;  // of the host; 0: it is alone
+  double ram = 0, ram_gb_s = 0;
+  double cores = 1, core_gb_s = 8;
+  double disk = 0, disk_read_gb_s = 0, disk_write_gb_s = 0, disk_both_gb_s = 0;  // 0: none
+  double launch_us = 5, collective_us = 20, collective_rank_us = 1, disk_us = 100;
+
+  int ranks_per_host(int ranks) const;
+  double rank_share(int ranks) const { return 1.0 / ranks_per_host(ranks); }
+  double flops_of_rank(int ranks) const;
+  // Bytes of a rank's pools. On a CPU there is no device memory beside RAM.
+  int64_t device_room(int ranks) const;
+  int64_t ram_room(int ranks) const;  // without what the rest of the process takes
+  int64_t disk_room(int ranks) const;
+
+  sharding::Machine ForSimulation(int ranks) const;
+};
+
+// "8xh100|8xa100|...".
+std::string MachineNames();
+// kNotFound names the nearest.
+absl::StatusOr<Machine> MachineOfName(std::string_view name);
+// The text may come from anywhere. Errors: unknown keys, with the nearest; what is missing; figures out of range.
+absl::StatusOr<Machine> MachineOfJson(std::string_view text, std::string name);
+std::string ToJson(const Machine& machine);
+
+}  // namespace ebb::planner

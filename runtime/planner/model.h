@@ -1,0 +1,80 @@
+// A model as the planner knows it: the tensors of each unit, what a token costs in each visit of one, and what a
+// visit's forward keeps for its backward. It comes from a shape (model_shape.h) or from the headers of safetensors
+// files (model_of_tensors.h).
+//
+//   embedding -> block 0 -> ... -> block n - 1 -> head       the head may be the embedding's table, visited again
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/config/dtype.h"
+#include "ebb/sharding/model.h"
+#include "ebb/sharding/report/machine_costs.h"
+
+namespace ebb::planner {
+
+struct ModelTensor {
+  std::string name;
+  std::vector<int64_t> shape;
+};
+struct ModelUnit {
+  std::string name;
+  std::vector<ModelTensor> tensors = {};
+};
+
+// Of one token.
+struct ModelVisit {
+  int unit = 0;
+  bool is_block = false;  // what recomputing computes again
+  // Multiplications with parameters in forward; and those of attention for each position of the context.
+  double products = 0, products_a_position = 0;
+  // What forward keeps: elements of the compute dtype, and bytes of other numbers. Where attention is not fused, also
+  // so many elements for each position of the context.
+  int64_t kept = 0, kept_bytes = 0, kept_a_position = 0;
+  // Elements in use while it computes, in memory that all visits share.
+  int64_t scratch = 0, scratch_a_position = 0;
+};
+
+struct Model {
+  std::string name = "";
+  int64_t width = 0, vocabulary = 0,
+          context = 0;  // context: the longest that it is made for; 0: not known
+  std::vector<ModelUnit> units = {};
+  std::vector<ModelVisit> visits = {};
+
+  int64_t parameters() const;
+  int64_t largest_unit() const;  // elements
+};
+
+// How a rank goes over it.
+struct Pass {
+  int64_t sequences = 1, context = 1;  // of a micro-batch
+  int64_t micro_batches = 1;           // of a step
+  int64_t micro_batches_per_round = 1;
+  bool recompute = false;       // a block's forward is computed again in its backward
+  bool fused_attention = true;  // scores are never in memory
+  bool whole_logits = false;    // else in chunks that fit in a block's scratch
+  int64_t own_activations =
+      -1;  // bytes that a trainer declares instead of what is modelled; -1: none
+  DType compute = DType::kBFloat16;
+
+  int64_t tokens() const { return sequences * context; }
+};
+
+// As an engine gets it: boundaries between visits are the engine's, all else that activations need is the workspace.
+// Errors: of the model, and sizes beyond 2^53.
+absl::StatusOr<ModelSpec> SpecOf(const Model& model, const Pass& pass);
+
+// Floating-point operations of one micro-batch on a rank, without those that recomputing adds: backward has twice
+// those of forward.
+double FlopsOf(const Model& model, const Pass& pass);
+
+// By visit, of a round, on a rank that computes so many operations a second. `launch`: the caller's seconds for one
+// kernel.
+std::vector<sharding::KernelWork> WorkOf(const Model& model, const Pass& pass, double flops,
+                                         double launch);
+
+}  // namespace ebb::planner

@@ -1,0 +1,27 @@
+// A model from the names and shapes of its tensors, as the headers of safetensors files have them: no value is read.
+//
+//   model.embed_tokens.weight                  unit "before"   what comes before the first numbered block
+//   model.layers.0.self_attn.q_proj.weight     unit "layers.0"
+//   model.layers.0.mlp.up_proj.weight          unit "layers.0"
+//   lm_head.weight                             unit "after"
+//
+// What a token costs and what forward keeps is not in a header. Each matrix counts as one product of each token, whose
+// output is kept; of experts that is too much, so a mixture of experts is better asked for by its config.json.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/planner/model.h"
+
+namespace ebb::planner {
+
+// kInvalidArgument: nothing that can be trained is there, or sizes are impossible.
+absl::StatusOr<Model> ModelOfTensors(std::vector<ModelTensor> tensors, std::string name);
+
+// Errors name the file.
+absl::StatusOr<Model> ModelOfSafetensors(std::span<const std::string> paths);
+
+}  // namespace ebb::planner

@@ -1,0 +1,346 @@
+#include "ebb/runtime/planner/program/arguments.h"
+
+#include <fstream>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/config/bytes.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/config/nearest.h"
+#include "ebb/runtime/config/status_macros.h"
+#include "ebb/runtime/planner/here.h"
+#include "ebb/runtime/planner/hugging_face_config.h"
+#include "ebb/runtime/planner/model_of_tensors.h"
+
+namespace ebb::planner {
+namespace {
+
+constexpr int64_t kContextDefault = 4096;  // of models that are made for longer ones
+constexpr int kRanksMax = 1 << 20;
+constexpr int64_t kBatchMax = 1 << 20;
+
+// As it is given.
+struct Given {
+  std::string model, config_json, machine, config, activations, nvme_path;
+  std::vector<std::string> safetensors;
+  ModelShape shape;
+  int64_t batch = 0, micro_batches = 0, context = 0;
+  int ranks = 0, stage = -1;
+  std::string offload_param, offload_optimizer, offload_activations, dtype, largest;
+  bool recompute = false, unfused = false, whole_logits = false, list = false, all = false,
+       json = false, show_machine = false;
+  std::string write_file, trace_file, svg_file;
+};
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  constexpr std::streamsize kBytesMax = 1 << 20;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrCat(path, ": the file cannot be read"));
+  std::string text(static_cast<size_t>(kBytesMax) + 1, '\0');
+  file.read(text.data(), kBytesMax + 1);
+  if (file.bad()) return absl::InvalidArgumentError(absl::StrCat(path, ": it is no file"));
+  text.resize(static_cast<size_t>(file.gcount()));
+  if (std::ssize(text) > kBytesMax)
+    return absl::InvalidArgumentError(absl::StrCat(path, ": more than 1 MiB is no description"));
+  return text;
+}
+
+absl::Status Of(const std::string& path, const absl::Status& status) {
+  return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
+}
+
+absl::StatusOr<Machine> MachineOf(const Given& given) {
+  if (given.machine == "here") return MeasureHere(given.nvme_path.empty() ? "." : given.nvme_path);
+  absl::StatusOr<std::string> text = ReadFile(given.machine);
+  if (absl::IsNotFound(text.status())) return MachineOfName(given.machine);
+  if (!text.ok()) return text.status();
+  absl::StatusOr<Machine> machine = MachineOfJson(*text, given.machine);
+  if (!machine.ok()) return Of(given.machine, machine.status());
+  return machine;
+}
+
+// Sizes that are given beside a name or a file replace its own.
+absl::StatusOr<ModelShape> WithSizes(ModelShape shape, const ModelShape& given) {
+  const ModelShape before = shape;
+  for (int64_t ModelShape::*const size :
+       {&ModelShape::layers, &ModelShape::width, &ModelShape::heads, &ModelShape::key_value_heads,
+        &ModelShape::head_width, &ModelShape::feed_forward, &ModelShape::vocabulary}) {
+    if (given.*size > 0) shape.*size = given.*size;
+  }
+  // What followed from another width or other heads follows anew.
+  if (given.head_width == 0 && (given.width > 0 || given.heads > 0)) shape.head_width = 0;
+  if (given.key_value_heads == 0 && given.heads > 0) shape.key_value_heads = 0;
+  if (given.feed_forward == 0 && given.width > 0) shape.feed_forward = 0;
+  if (given.experts > 1) shape.experts = given.experts;
+  if (given.experts_of_token > 1) shape.experts_of_token = given.experts_of_token;
+  if (shape.layers != before.layers || shape.width != before.width) shape.name += ", other sizes";
+  return Complete(std::move(shape));
+}
+
+absl::StatusOr<Model> ModelOf(const Given& given) {
+  if (!given.safetensors.empty()) return ModelOfSafetensors(given.safetensors);
+  ModelShape shape{.name = "a gated transformer", .vocabulary = 32000, .context = 1 << 20};
+  if (!given.config_json.empty()) {
+    EBB_ASSIGN_OR_RETURN(const std::string text, ReadFile(given.config_json));
+    absl::StatusOr<ModelShape> read = ShapeOfConfigJson(text, given.config_json);
+    if (!read.ok()) return Of(given.config_json, read.status());
+    shape = *std::move(read);
+  } else if (!given.model.empty()) {
+    EBB_ASSIGN_OR_RETURN(shape, ShapeOfName(given.model));
+  }
+  EBB_ASSIGN_OR_RETURN(shape, WithSizes(std::move(shape), given.shape));
+  return ModelOf(shape);
+}
+
+absl::StatusOr<Tier> TierOf(const std::string& flag, const std::string& word) {
+  const std::map<std::string, Tier> kWords = {
+      {"none", Tier::kDevice}, {"cpu", Tier::kCpu}, {"nvme", Tier::kNvme}};
+  const auto found = kWords.find(word);
+  if (found != kWords.end()) return found->second;
+  return absl::InvalidArgumentError(absl::StrCat(flag, " is ", config::Quoted(word),
+                                                 ": did you mean ",
+                                                 config::NearestWord("none|cpu|nvme", word)));
+}
+
+// Of no file: gathers ahead of a unit, as large as it is.
+absl::StatusOr<Config> ConfigOf(const Given& given, const Model& model) {
+  Config config;
+  if (!given.config.empty()) {
+    ReadOptions options;
+    options.trainer = {.micro_batch_size = std::max<int64_t>(1, given.batch),
+                       .gradient_accumulation_steps = std::max<int64_t>(1, given.micro_batches),
+                       .total_steps = 100'000,
+                       .warmup_steps = 1000,
+                       .learning_rate = 1e-4,
+                       .weight_decay = 0,
+                       .gradient_clipping = 1,
+                       .compute = DType::kBFloat16};
+    absl::StatusOr<Config> read = Config::FromFile(given.config, options);
+    if (!read.ok()) return Of(given.config, read.status());
+    config = *std::move(read);
+    if (given.batch > 0 || given.micro_batches > 0) config.train_batch_size = 0;
+    if (given.batch > 0) config.micro_batch_size = given.batch;
+    if (given.micro_batches > 0) config.gradient_accumulation_steps = given.micro_batches;
+  } else {
+    config.compute = DType::kBFloat16;
+    config.micro_batch_size = std::max<int64_t>(1, given.batch);
+    config.gradient_accumulation_steps = std::max<int64_t>(1, given.micro_batches);
+    config.optimizer.learning_rate = 1e-4;
+    config.zero.offload_param.max_in_cpu = 0;  // on NVMe is on NVMe
+    config.zero.prefetch_bucket_size =
+        std::max(config.zero.prefetch_bucket_size, 2 * model.largest_unit());
+    config.zero.max_live_parameters =
+        std::max(config.zero.max_live_parameters, 4 * model.largest_unit());
+  }
+  if (!given.dtype.empty()) {
+    const std::map<std::string, DType> kWords = {
+        {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
+    if (!kWords.contains(given.dtype))
+      return absl::InvalidArgumentError(
+          absl::StrCat("--dtype is ", config::Quoted(given.dtype), ": did you mean ",
+                       config::NearestWord("bf16|fp16|fp32", given.dtype)));
+    config.compute = kWords.at(given.dtype);
+  }
+  return config;
+}
+
+absl::StatusOr<Arguments> ArgumentsOf(const Given& given) {
+  Arguments arguments{.all = given.all,
+                      .json = given.json,
+                      .write_file = given.write_file,
+                      .trace_file = given.trace_file,
+                      .svg_file = given.svg_file};
+  Question& question = arguments.question;
+  const bool has_sizes = given.shape.layers > 0;
+  if (given.model.empty() && given.config_json.empty() && given.safetensors.empty() && !has_sizes)
+    return absl::InvalidArgumentError(
+        "no model: give --model NAME, --config-json FILE, --safetensors FILE or --layers, --width "
+        "and "
+        "--heads");
+  EBB_ASSIGN_OR_RETURN(question.model, ModelOf(given));
+  EBB_ASSIGN_OR_RETURN(question.machine, MachineOf(given));
+  question.ranks = given.ranks > 0 ? given.ranks : question.machine.ranks_per_host(kRanksMax);
+  if (question.ranks > question.machine.gpus && question.machine.network_gb_s <= 0)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--ranks ", question.ranks, ": ", question.machine.name, " has ",
+                     question.machine.gpus, " and no network_gb_s for more hosts than one"));
+  if (question.machine.is_cpu)
+    question.machine.gpus = std::max<double>(question.machine.gpus, question.ranks);
+  EBB_ASSIGN_OR_RETURN(question.config, ConfigOf(given, question.model));
+  if (!given.nvme_path.empty()) {
+    question.config.zero.offload_param.nvme_paths = {given.nvme_path};
+    question.config.zero.offload_optimizer.nvme_paths = {given.nvme_path};
+  }
+  Pass& pass = question.pass;
+  const int64_t longest = question.model.context;
+  pass.context = given.context > 0 ? given.context
+                 : longest > 0     ? std::min(longest, kContextDefault)
+                                   : kContextDefault;
+  pass.fused_attention = !given.unfused;
+  pass.whole_logits = given.whole_logits;
+  if (!given.activations.empty()) {
+    const auto bytes = ParseBytes(given.activations);
+    if (!bytes)
+      return absl::InvalidArgumentError(
+          absl::StrCat("--activations: no size such as 4GiB: ", config::Quoted(given.activations)));
+    pass.own_activations = *bytes;
+  }
+  // Small enough that no product of sizes leaves 64 bits.
+  if (question.config.micro_batch_size > kBatchMax ||
+      question.config.gradient_accumulation_steps > kBatchMax)
+    return absl::InvalidArgumentError(absl::StrCat("a batch of more than ", kBatchMax));
+  const bool asks = !given.config.empty() || given.stage >= 0 || given.recompute ||
+                    !given.offload_param.empty() || !given.offload_optimizer.empty() ||
+                    !given.offload_activations.empty();
+  if (asks) {
+    arguments.asked = ChoiceOf(question.config, given.recompute);
+    Choice& choice = *arguments.asked;
+    if (given.stage >= 0) choice.stage = given.stage;
+    const auto put = [](const char* flag, const std::string& word, Tier& tier) {
+      if (word.empty()) return absl::OkStatus();
+      EBB_ASSIGN_OR_RETURN(tier, TierOf(flag, word));
+      return absl::OkStatus();
+    };
+    EBB_RETURN_IF_ERROR(put("--offload-param", given.offload_param, choice.parameters));
+    EBB_RETURN_IF_ERROR(put("--offload-optimizer", given.offload_optimizer, choice.states));
+    EBB_RETURN_IF_ERROR(put("--offload-activations", given.offload_activations, choice.boundaries));
+  }
+  if (!given.largest.empty()) {
+    const std::map<std::string, Quantity> kWords = {
+        {"model", Quantity::kModel}, {"batch", Quantity::kBatch}, {"context", Quantity::kContext}};
+    if (!kWords.contains(given.largest))
+      return absl::InvalidArgumentError(
+          absl::StrCat("--largest is ", config::Quoted(given.largest), ": did you mean ",
+                       config::NearestWord("model|batch|context", given.largest)));
+    arguments.largest = kWords.at(given.largest);
+  }
+  return arguments;
+}
+
+void AddOptions(CLI::App& app, Given& given) {
+  app.add_option("--model", given.model, "a model that is known by name; --list shows all")
+      ->option_text("NAME");
+  app.add_option("--config-json", given.config_json, "Hugging Face's config.json of a model")
+      ->option_text("FILE");
+  app.add_option("--safetensors", given.safetensors, "files of a model, of which headers are read")
+      ->option_text("FILE...");
+  const auto size = [&](const char* flag, int64_t& to, const char* what) {
+    app.add_option(flag, to, what)->option_text("N")->check(CLI::PositiveNumber);
+  };
+  size("--layers", given.shape.layers,
+       "sizes of a gated transformer, or other ones than the model's");
+  size("--width", given.shape.width, "");
+  size("--heads", given.shape.heads, "");
+  size("--key-value-heads", given.shape.key_value_heads, "");
+  size("--feed-forward", given.shape.feed_forward, "");
+  size("--vocabulary", given.shape.vocabulary, "");
+  size("--experts", given.shape.experts, "");
+  size("--experts-of-token", given.shape.experts_of_token, "");
+  size("--context", given.context, "tokens of a sequence (default: the model's, at most 4096)");
+  size("--batch", given.batch, "sequences of a micro-batch on a rank (default: 1)");
+  size("--micro-batches", given.micro_batches, "of a step on a rank (default: 1)");
+  app.add_option("--ranks", given.ranks, "GPUs in all (default: those of one machine)")
+      ->option_text("N")
+      ->check(CLI::Range(1, kRanksMax));
+  app.add_option("--machine", given.machine,
+                 "a name, a JSON file, or here: measured now (default: 8xh100)")
+      ->option_text("NAME|FILE|here");
+  app.add_option("--nvme-path", given.nvme_path, "folder of offloaded state")->option_text("DIR");
+  app.add_option("--config,--deepspeed", given.config, "ask about this DeepSpeed or Ebb JSON file")
+      ->option_text("FILE");
+  app.add_option("--stage", given.stage, "ask about one configuration: its stage")
+      ->check(CLI::Range(0, 3));
+  app.add_option("--offload-param", given.offload_param)->option_text("none|cpu|nvme");
+  app.add_option("--offload-optimizer", given.offload_optimizer)->option_text("none|cpu|nvme");
+  app.add_option("--offload-activations", given.offload_activations)->option_text("none|cpu|nvme");
+  app.add_flag("--recompute", given.recompute, "blocks are computed again in backward");
+  app.add_option("--dtype", given.dtype, "what is computed in (default: bf16)")
+      ->option_text("bf16|fp16|fp32");
+  app.add_flag("--unfused-attention", given.unfused, "scores of attention are kept");
+  app.add_flag("--whole-logits", given.whole_logits, "the head holds all logits of a micro-batch");
+  app.add_option("--activations", given.activations,
+                 "what the trainer says that its activations take")
+      ->option_text("SIZE");
+  app.add_option("--largest", given.largest, "find the largest that fits in any configuration")
+      ->option_text("model|batch|context");
+  app.add_flag("--all", given.all, "a line for each configuration");
+  app.add_flag("--json", given.json, "everything as JSON");
+  app.add_option("--write", given.write_file, "write the configuration as DeepSpeed's JSON")
+      ->option_text("FILE");
+  app.add_option("--trace", given.trace_file, "write its steps for ui.perfetto.dev")
+      ->option_text("FILE");
+  app.add_option("--svg", given.svg_file, "write a picture of the memory")->option_text("FILE");
+  app.add_flag("--list", given.list, "show the names of models and machines");
+  app.add_flag("--show-machine", given.show_machine, "print the machine's figures as JSON");
+}
+
+std::string ListText() {
+  std::string text = "models\n";
+  for (const ModelShape& shape : NamedShapes()) {
+    const Model model = ModelOf(shape);
+    absl::StrAppendFormat(&text, "  %-16s %8.2f B parameters, context %d\n", shape.name,
+                          static_cast<double>(model.parameters()) / 1e9, shape.context);
+  }
+  std::string names = MachineNames();
+  for (char& c : names) {
+    if (c == '|') c = ' ';
+  }
+  return absl::StrCat(text, "machines\n  ", names, " here\n");
+}
+
+// One line, whatever the parser says; of an unknown flag the nearest one.
+std::string Complaint(const CLI::App& app, const std::string& what, int argc, char** argv) {
+  std::string words;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames())
+      absl::StrAppend(&words, words.empty() ? "--" : "|--", name);
+  }
+  for (int i = 1; i < argc; ++i) {
+    std::string word = argv[i];
+    word = word.substr(0, word.find('='));
+    if (!word.starts_with("--") || ("|" + words + "|").find("|" + word + "|") != std::string::npos)
+      continue;
+    const std::string nearest = config::NearestWord(words, word);
+    return absl::StrCat(config::Quoted(word), " is no flag",
+                        nearest.empty() ? "" : "; did you mean ", nearest);
+  }
+  return config::Shortened(what.substr(0, what.find('\n')));
+}
+
+}  // namespace
+
+CommandLine ParseCommandLine(int argc, char** argv) {
+  Given given;
+  given.machine = "8xh100";
+  CLI::App app(
+      "Says what training a model takes: memory of every tier, what is moved, how long a step is, "
+      "and which "
+      "configuration is fastest of those that fit.",
+      "ebb-plan");
+  app.set_version_flag("--version", "ebb-plan " EBB_VERSION " (Ebb)");
+  AddOptions(app, given);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() != 0)
+      return {.text = Complaint(app, error.what(), argc, argv), .exit_code = 2};
+    return {.text = dynamic_cast<const CLI::CallForHelp*>(&error) != nullptr
+                        ? app.help()
+                        : absl::StrCat(error.what(), "\n")};
+  }
+  if (given.list) return {.text = ListText()};
+  if (given.show_machine) {
+    const absl::StatusOr<Machine> machine = MachineOf(given);
+    if (!machine.ok()) return {.text = std::string(machine.status().message()), .exit_code = 2};
+    return {.text = ToJson(*machine)};
+  }
+  absl::StatusOr<Arguments> arguments = ArgumentsOf(given);
+  if (!arguments.ok()) return {.text = std::string(arguments.status().message()), .exit_code = 2};
+  return {.arguments = *std::move(arguments)};
+}
+
+}  // namespace ebb::planner

@@ -1,0 +1,29 @@
+// The command line of ebb-plan, as the question that it asks.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "ebb/runtime/planner/search.h"
+
+namespace ebb::planner {
+
+struct Arguments {
+  Question question = {};
+  std::optional<Choice> asked =
+      {};  // one configuration, by a file or by flags; none: all are looked at for the fastest
+  std::optional<Quantity> largest = {};
+  bool all = false, json = false;
+  std::string write_file = "", trace_file = "", svg_file = "";  // "": not written
+};
+
+// Either arguments, or a text to print and the code to exit with: 0 after --help and --list, 2 for a wrong command line.
+struct CommandLine {
+  std::optional<Arguments> arguments = {};
+  std::string text = "";
+  int exit_code = 0;
+};
+CommandLine ParseCommandLine(int argc, char** argv);
+
+}  // namespace ebb::planner

@@ -1,0 +1,163 @@
+// ebb-plan: what training a model takes on a machine, before anything is rented.
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/config/message.h"
+#include "ebb/runtime/planner/answer_json.h"
+#include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/program/arguments.h"
+#include "ebb/runtime/planner/search.h"
+#include "ebb/runtime/trace/standard_streams.h"
+
+namespace ebb::planner {
+namespace {
+
+constexpr int kWrong = 2;
+
+int Fail(std::string_view what) {
+  std::fprintf(stderr, "ebb-plan: %.*s\n", static_cast<int>(what.size()), what.data());
+  return kWrong;
+}
+
+bool WriteFile(const std::string& path, const std::string& text) {
+  std::FILE* const file = std::fopen(path.c_str(), "w");
+  if (file == nullptr) return false;
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  return std::fclose(file) == 0 && written;
+}
+
+// "1.31 times as fast", or of what did not fit its tokens a second.
+std::string Told(const Change& change, const Answer& from) {
+  if (!from.time || from.time->tokens_per_second <= 0)
+    return absl::StrFormat("%s, which fits with %.0f tokens a second", change.what,
+                           change.tokens_per_second);
+  return absl::StrFormat("%s, %.2f times as fast", change.what,
+                         change.tokens_per_second / from.time->tokens_per_second);
+}
+
+std::string ChangesText(const Advised& advised) {
+  std::string text;
+  if (advised.change)
+    absl::StrAppend(
+        &text, "The one change that helps most: ", Told(*advised.change, *advised.chosen), "\n");
+  if (!advised.change) text += "No one setting makes it faster by more than 0.5%\n";
+  if (advised.purchase)
+    absl::StrAppend(&text, "Of the machine: ", Told(*advised.purchase, *advised.chosen), "\n");
+  return text;
+}
+
+std::string LargestText(const Arguments& arguments, const Largest& found) {
+  constexpr const char* kWhat[] = {"layers", "sequences a micro-batch", "tokens a sequence"};
+  const char* const what = kWhat[static_cast<int>(*arguments.largest)];
+  if (found.most == 0)
+    return absl::StrCat("not even one of its ", what, " fits in any configuration\n");
+  std::string text = absl::StrCat("at most ", found.most, " ", what);
+  if (*arguments.largest == Quantity::kModel)
+    absl::StrAppendFormat(&text, ", %.4g B parameters",
+                          static_cast<double>(found.question.model.parameters()) / 1e9);
+  return absl::StrCat(text, "\n", WordsOf(found.answer.choice), "\n\n",
+                      AnswerText(found.question, found.answer));
+}
+
+// Files that were asked for, of the configuration that was chosen.
+int WriteFiles(const Arguments& arguments, const Question& question,
+               std::span<const Answer* const> shown, const Answer* chosen) {
+  if (!arguments.svg_file.empty() && !WriteFile(arguments.svg_file, AnswersAsSvg(question, shown)))
+    return Fail(absl::StrCat(arguments.svg_file, ": it cannot be written"));
+  if (arguments.write_file.empty() && arguments.trace_file.empty()) return 0;
+  if (chosen == nullptr) return Fail("nothing fits, so there is no configuration to write");
+  if (!arguments.write_file.empty() &&
+      !WriteFile(arguments.write_file, chosen->config.ToJson() + "\n"))
+    return Fail(absl::StrCat(arguments.write_file, ": it cannot be written"));
+  if (arguments.trace_file.empty()) return 0;
+  const absl::Status traced = WriteTrace(question, *chosen, arguments.trace_file);
+  return traced.ok() ? 0 : Fail(std::string(traced.message()));
+}
+
+int AnswerLargest(const Arguments& arguments) {
+  const absl::StatusOr<Largest> found = FindLargest(arguments.question, *arguments.largest);
+  if (!found.ok()) return Fail(std::string(found.status().message()));
+  const Answer* const chosen = found->most > 0 ? &found->answer : nullptr;
+  if (arguments.json) {
+    const Advised advised{.chosen = chosen};
+    std::fputs(
+        AnswersAsJson(found->question, {chosen, chosen == nullptr ? 0u : 1u}, advised).c_str(),
+        stdout);
+  } else {
+    std::fputs((TitleOf(found->question) + LargestText(arguments, *found)).c_str(), stdout);
+  }
+  return WriteFiles(arguments, found->question, {&chosen, chosen == nullptr ? 0u : 1u}, chosen);
+}
+
+int AnswerQuestion(const Arguments& arguments) {
+  const Question& question = arguments.question;
+  const std::vector<Answer> answers = AnswerAll(question);
+  const Answer* const fastest = Fastest(answers);
+  // Once more, with the peak.
+  std::optional<Answer> chosen;
+  if (arguments.asked) {
+    const bool as_it_is = *arguments.asked == ChoiceOf(question.config, arguments.asked->recompute);
+    chosen = AnswerFor(question, as_it_is ? question.config : question.With(*arguments.asked),
+                       arguments.asked->recompute, Depth::kTimeAndPeak);
+  } else if (fastest != nullptr) {
+    chosen = AnswerFor(question, fastest->choice, Depth::kTimeAndPeak);
+  }
+  Advised advised{.chosen = chosen ? &*chosen : nullptr};
+  if (chosen) {
+    advised.change = BestChange(question, answers, *chosen);
+    advised.purchase = BestPurchase(question, *chosen);
+  }
+  if (arguments.json) {
+    std::fputs(AnswersAsJson(question, answers, advised).c_str(), stdout);
+  } else {
+    std::string text = TitleOf(question) + "\n";
+    const Choice* const marked = arguments.asked      ? &*arguments.asked
+                                 : fastest != nullptr ? &fastest->choice
+                                                      : nullptr;
+    text += AnswerTable(question, answers, marked, arguments.all);
+    if (chosen) {
+      absl::StrAppend(&text, "\n* ", arguments.asked ? "as asked: " : "the fastest that fits: ",
+                      WordsOf(chosen->choice), "\n\n", AnswerText(question, *chosen),
+                      ChangesText(advised));
+      if (arguments.asked && fastest != nullptr && !(fastest->choice == chosen->choice))
+        absl::StrAppend(&text, "The fastest that fits: ", WordsOf(fastest->choice), "\n");
+    } else {
+      text +=
+          "\nnothing fits: take more ranks, a smaller batch or context, or a machine with more "
+          "RAM or disks\n";
+    }
+    std::fputs(text.c_str(), stdout);
+  }
+  const std::vector<const Answer*> shown = ShownAnswers(answers, arguments.all);
+  return WriteFiles(arguments, question, shown, advised.chosen);
+}
+
+int Main(int argc, char** argv) {
+  const CommandLine line = ParseCommandLine(argc, argv);
+  if (line.exit_code != 0) return Fail(line.text);
+  if (!line.arguments) {
+    std::fputs(line.text.c_str(), stdout);
+    return 0;
+  }
+  const int code =
+      line.arguments->largest ? AnswerLargest(*line.arguments) : AnswerQuestion(*line.arguments);
+  if (code == 0 && std::fflush(stdout) != 0) return Fail("standard output cannot be written");
+  return code;
+}
+
+}  // namespace
+}  // namespace ebb::planner
+
+int main(int argc, char** argv) {
+  ebb::OpenMissingStandardStreams();
+  try {
+    return ebb::planner::Main(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return ebb::planner::Fail("memory is not enough to plan a model of that size");
+  }
+}

@@ -1,0 +1,228 @@
+// Answers against what others publish and against gpt's own plan; and searches over them.
+#include "ebb/runtime/planner/answer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "ebb/runtime/planner/answer_json.h"
+#include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/model_shape.h"
+#include "ebb/runtime/planner/peers.h"
+#include "ebb/runtime/planner/search.h"
+#include "nlohmann/json.hpp"
+
+namespace ebb::planner {
+namespace {
+
+using ::testing::HasSubstr;
+
+Question QuestionOf(const char* model, const char* machine, int ranks) {
+  Question question{.model = ModelOf(*ShapeOfName(model)),
+                    .machine = *MachineOfName(machine),
+                    .ranks = ranks,
+                    .config = {},
+                    .pass = {.context = 2048}};
+  Config& config = question.config;
+  config.compute = DType::kBFloat16;
+  config.micro_batch_size = 1;
+  config.gradient_accumulation_steps = 1;
+  config.zero.offload_param.max_in_cpu = 0;
+  config.zero.prefetch_bucket_size = 2 * question.model.largest_unit();
+  config.zero.max_live_parameters = 4 * question.model.largest_unit();
+  return question;
+}
+
+double StateGB(const Answer& answer, Tier tier) {
+  double bytes = 0;
+  for (const MemoryRow& row : answer.memory) {
+    if (row.tier == tier &&
+        (row.state == StateClass::kParameter || row.state == StateClass::kMaster ||
+         row.state == StateClass::kGradient || row.state == StateClass::kOptimizer))
+      bytes += static_cast<double>(row.predicted_bytes);
+  }
+  return bytes / 1e9;
+}
+
+// Table 1 of ZeRO's paper, 7.5 B parameters on 64 ranks: 120, 31.4, 16.6 and 1.9 GB, with gradients in 16 bits.
+TEST(Anchors, ZeroTable1) {
+  constexpr double kPublished[] = {120, 31.4, 16.6, 1.9};
+  const auto table = ZeroTable({.parameters = 7'500'000'000, .largest_unit = 0, .ranks = 64});
+  for (int stage = 0; stage <= 3; ++stage)
+    EXPECT_NEAR(table[static_cast<size_t>(stage)] / 1e9, kPublished[stage], 0.05) << stage;
+
+  Question question = QuestionOf("gpt2", "8xh100", 64);
+  question.model = ModelOf(*Complete({.name = "7.5B",
+                                      .layers = 36,
+                                      .width = 4096,
+                                      .heads = 32,
+                                      .feed_forward = 4 * 4096,
+                                      .vocabulary = 62'000,
+                                      .context = 1024,
+                                      .gated = false,
+                                      .tied_head = true}));
+  question.config.accumulation = DType::kBFloat16;
+  const double billions = static_cast<double>(question.model.parameters()) / 1e9;
+  ASSERT_NEAR(billions, 7.5, 0.01);
+  // Beside the table: gradients of units in use until they are reduced.
+  const double unit = 2 * static_cast<double>(question.model.largest_unit()) / 1e9;
+  for (int stage = 0; stage <= 3; ++stage) {
+    // At stage 1 of one micro-batch Ebb holds less than the table: gradients go as they are reduced.
+    question.config.gradient_accumulation_steps = stage == 1 ? 2 : 1;
+    const Answer answer = AnswerFor(question, {.stage = stage}, Depth::kMemory);
+    ASSERT_TRUE(answer.refused.ok()) << answer.refused;
+    const double states = StateGB(answer, Tier::kDevice);
+    EXPECT_GT(states, 0.99 * kPublished[stage]) << stage;
+    EXPECT_LT(states, 1.01 * kPublished[stage] + 3 * unit) << stage;
+  }
+}
+
+// deepspeed.runtime.zero.stage3.estimate_zero3_model_states_mem_needs of P = 2.851e9, L = 32e6 on 8 GPUs: 0.12 GiB of
+// the largest layer and 5.97 GiB of states a GPU.
+TEST(Anchors, DeepSpeedsEstimatorOf3B) {
+  const PeerModel model{
+      .parameters = 2'851'000'000, .largest_unit = 32'000'000, .ranks = 8, .ranks_per_host = 8};
+  constexpr double kGiB = 1 << 30;
+  EXPECT_NEAR(DeepSpeedStage3(model, false, false).gpu / kGiB, 0.12 + 5.97, 0.01);
+  EXPECT_NEAR(DeepSpeedStage3(model, true, true).gpu / kGiB, 0.12, 0.005);
+  EXPECT_NEAR(DeepSpeedStage3(model, true, true).host_ram / kGiB, 71.7, 0.1);
+  EXPECT_NEAR(DeepSpeedStage2(model, false).gpu / kGiB, 5.31 + 5.97, 0.01);
+}
+
+TEST(Anchors, ABatchOfFsdpsPaperFitsItsGpus) {
+  // 175 B on 128 A100 of 80 GB, batches 1 and 2 of 2,048 tokens (arXiv 2304.11277): it ran, with blocks recomputed.
+  Question question = QuestionOf("gpt3-175b", "8xa100", 128);
+  for (const int batch : {1, 2}) {
+    question.config.micro_batch_size = batch;
+    const Answer answer = AnswerFor(question, {.stage = 3, .recompute = true}, Depth::kMemory);
+    EXPECT_TRUE(answer.fits()) << answer.lacks();
+  }
+  EXPECT_FALSE(AnswerFor(question, {.stage = 2, .recompute = true}, Depth::kMemory).fits());
+}
+
+TEST(Search, TheFastestThatFitsIsProposedAndItsFileLoads) {
+  const Question question = QuestionOf("llama-2-7b", "8xh100", 8);
+  const std::vector<Answer> answers = AnswerAll(question);
+  const Answer* const best = Fastest(answers);
+  ASSERT_NE(best, nullptr);
+  for (const Answer& answer : answers) {
+    if (answer.time) {
+      EXPECT_LE(answer.time->tokens_per_second, 1.005 * best->time->tokens_per_second);
+    }
+  }
+  const absl::StatusOr<Config> loaded = Config::FromJson(best->config.ToJson());
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  EXPECT_EQ(ChoiceOf(*loaded, best->choice.recompute), best->choice);
+}
+
+TEST(Search, WhatIsOnNvmeIsThereAndMovesOverTheDisk) {
+  const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
+  const Answer answer = AnswerFor(
+      question, {.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme, .recompute = true},
+      Depth::kTimeAndPeak);
+  ASSERT_TRUE(answer.fits()) << answer.lacks();
+  const double parameters = static_cast<double>(question.model.parameters());
+  EXPECT_NEAR(static_cast<double>(answer.held[2]), 14 * parameters, 0.02 * 14 * parameters);
+  ASSERT_TRUE(answer.time);
+  // Masters and two states, each read and written once; parameters written once.
+  EXPECT_GT(answer.time->moved[sharding::Resource::kDiskWrite], 13 * parameters);
+  EXPECT_LT(answer.time->moved[sharding::Resource::kDiskWrite], 15 * parameters);
+  EXPECT_GT(DiskBytesWrittenADay(answer, question.machine, 1), 0);
+  ASSERT_TRUE(answer.peak);
+  EXPECT_LE(answer.peak->bytes, answer.held[0]);
+  EXPECT_THAT(answer.peak->moment, HasSubstr("backward"));
+  EXPECT_THAT(WordsOf(answer.choice),
+              "stage 3, parameters on NVMe, states on NVMe, blocks recomputed");
+}
+
+TEST(Search, OneChangeMakesItFitOrFaster) {
+  const Question question = QuestionOf("llama-2-7b", "8xh100", 8);
+  const std::vector<Answer> answers = AnswerAll(question);
+  const Answer too_large = AnswerFor(question, {.stage = 0}, Depth::kTime);
+  ASSERT_FALSE(too_large.fits());
+  EXPECT_THAT(too_large.lacks(), HasSubstr("on the device"));
+  const std::optional<Change> fits = BestChange(question, answers, too_large);
+  ASSERT_TRUE(fits);
+  EXPECT_THAT(fits->what, HasSubstr("stage"));
+  const Answer slow =
+      AnswerFor(question, {.stage = 3, .states = Tier::kCpu, .recompute = true}, Depth::kTime);
+  const std::optional<Change> faster = BestChange(question, answers, slow);
+  ASSERT_TRUE(faster);
+  EXPECT_GT(faster->tokens_per_second, slow.time->tokens_per_second);
+}
+
+TEST(Search, TwiceWhatAStepWaitsForMakesItFaster) {
+  const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
+  const Answer answer = AnswerFor(
+      question, {.stage = 3, .parameters = Tier::kNvme, .states = Tier::kNvme, .recompute = true},
+      Depth::kTime);
+  const std::optional<Change> purchase = BestPurchase(question, answer);
+  ASSERT_TRUE(purchase);
+  EXPECT_THAT(purchase->what, HasSubstr("disks"));
+  EXPECT_GT(purchase->tokens_per_second, 1.2 * answer.time->tokens_per_second);
+}
+
+TEST(Search, OneMoreThanTheLargestFitsNowhere) {
+  const Question question = QuestionOf("gpt2-xl", "rtx4090-64gb", 1);
+  const absl::StatusOr<Largest> batch = FindLargest(question, Quantity::kBatch);
+  ASSERT_TRUE(batch.ok()) << batch.status();
+  ASSERT_GT(batch->most, 1);
+  EXPECT_TRUE(batch->answer.fits());
+  Question more = question;
+  more.config.micro_batch_size = batch->most + 1;
+  for (const Choice& choice : Choices(more))
+    EXPECT_FALSE(AnswerFor(more, choice, Depth::kMemory).fits()) << WordsOf(choice);
+
+  const absl::StatusOr<Largest> context = FindLargest(question, Quantity::kContext);
+  ASSERT_TRUE(context.ok()) << context.status();
+  EXPECT_GE(context->most, 2048 * batch->most / 2);
+}
+
+TEST(Search, TheLargestModelHasMoreBlocksThanOneThatFits) {
+  const Question question = QuestionOf("llama-2-7b", "rtx4090-64gb", 1);
+  const absl::StatusOr<Largest> model = FindLargest(question, Quantity::kModel);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_GT(model->most, 32);
+  EXPECT_EQ(model->question.model.units.size(), static_cast<size_t>(model->most) + 2);
+  EXPECT_TRUE(model->answer.fits());
+}
+
+TEST(AnswerTable, HasAtMostAHundredColumns) {
+  for (const char* machine : {"8xh100", "rtx4090-64gb"}) {
+    for (const char* model : {"gpt2", "llama-2-7b"}) {
+      const Question question = QuestionOf(model, machine, 8 / (machine[0] == 'r' ? 8 : 1));
+      const std::vector<Answer> answers = AnswerAll(question);
+      std::string text = TitleOf(question) + AnswerTable(question, answers, nullptr, /*all=*/true);
+      const Answer* const best = Fastest(answers);
+      ASSERT_NE(best, nullptr);
+      text += AnswerText(question, AnswerFor(question, best->choice, Depth::kTimeAndPeak));
+      size_t begin = 0;
+      while (begin < text.size()) {
+        const size_t end = text.find('\n', begin);
+        EXPECT_LE(end - begin, 100u) << text.substr(begin, end - begin);
+        begin = end + 1;
+      }
+    }
+  }
+}
+
+TEST(AnswerJson, HasEveryAnswerAndTheChosenConfiguration) {
+  const Question question = QuestionOf("gpt2", "rtx4090-64gb", 1);
+  const std::vector<Answer> answers = AnswerAll(question);
+  const Answer* const best = Fastest(answers);
+  ASSERT_NE(best, nullptr);
+  const auto json = nlohmann::json::parse(AnswersAsJson(question, answers, {.chosen = best}));
+  EXPECT_EQ(json["answers"].size(), answers.size());
+  EXPECT_EQ(json["chosen"]["stage"], best->choice.stage);
+  EXPECT_GT(json["chosen"]["step_seconds"], 0);
+  EXPECT_TRUE(Config::FromJson(json["config"].dump()).ok());
+  const std::vector<const Answer*> shown = ShownAnswers(answers, false);
+  const std::string svg = AnswersAsSvg(question, shown);
+  EXPECT_THAT(svg, HasSubstr("<svg"));
+  EXPECT_THAT(svg, HasSubstr("stage 3"));
+}
+
+}  // namespace
+}  // namespace ebb::planner

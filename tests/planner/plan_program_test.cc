@@ -1,0 +1,145 @@
+// ebb-plan as a program: what it prints and writes, and how it refuses what makes no sense.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "ebb/runtime/config/config.h"
+#include "nlohmann/json.hpp"
+
+namespace ebb {
+namespace {
+
+using ::testing::HasSubstr;
+namespace fs = std::filesystem;
+
+struct Ended {
+  int code = 0;
+  std::string printed;  // both streams
+};
+
+class PlanProgramTest : public ::testing::Test {
+ protected:
+  PlanProgramTest() { fs::create_directories(folder_); }
+  ~PlanProgramTest() override { fs::remove_all(folder_); }
+
+  std::string Path(const std::string& name) const { return absl::StrCat(folder_, "/", name); }
+  std::string Write(const std::string& name, const std::string& text) const {
+    std::ofstream(Path(name), std::ios::binary) << text;
+    return Path(name);
+  }
+  static std::string Read(const std::string& path) {
+    std::ostringstream text;
+    text << std::ifstream(path, std::ios::binary).rdbuf();
+    return text.str();
+  }
+  static Ended Run(const std::string& arguments) {
+    FILE* pipe = popen(absl::StrCat("'" EBB_PLAN_PROGRAM "' ", arguments, " 2>&1").c_str(), "r");
+    Ended ended;
+    char bytes[4096];
+    while (const size_t got = std::fread(bytes, 1, sizeof(bytes), pipe))
+      ended.printed.append(bytes, got);
+    const int status = pclose(pipe);
+    ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return ended;
+  }
+  // One line, exit status 2.
+  static void ExpectRefused(const std::string& arguments, const std::string& what) {
+    const Ended ended = Run(arguments);
+    EXPECT_EQ(ended.code, 2) << arguments;
+    EXPECT_EQ(std::count(ended.printed.begin(), ended.printed.end(), '\n'), 1) << ended.printed;
+    EXPECT_THAT(ended.printed, HasSubstr(what)) << arguments;
+  }
+
+  const std::string folder_ = absl::StrCat(testing::TempDir(), "/plan_program_", getpid());
+};
+
+TEST_F(PlanProgramTest, WrongWordsAreToldTheNearest) {
+  ExpectRefused("--modle gpt2", "did you mean --model");
+  ExpectRefused("--model gtp2", "did you mean gpt2");
+  ExpectRefused("--model gpt2 --machine 8xh10", "did you mean 8xh100");
+  ExpectRefused("--model gpt2 --largest modl", "did you mean model");
+  ExpectRefused("--model gpt2 --stage 3 --offload-param nvm", "did you mean nvme");
+  ExpectRefused("--model gpt2 --dtype bf61", "did you mean bf16");
+}
+
+TEST_F(PlanProgramTest, ImpossibleQuestionsAreRefused) {
+  ExpectRefused("", "no model");
+  ExpectRefused("--layers 4", "width is 0");
+  ExpectRefused("--layers 4 --width 65 --heads 4", "not a multiple");
+  ExpectRefused("--model gpt2 --ranks 0", "ranks");
+  ExpectRefused("--model gpt2 --ranks 2 --machine rtx4090-64gb", "network_gb_s");
+  ExpectRefused("--model gpt2 --batch 99999999999999999999", "batch");
+  ExpectRefused("--model gpt2 --stage 4", "stage");
+  ExpectRefused("--model gpt2 --config " + Path("absent.json"), "absent.json");
+  ExpectRefused("--config-json " + Path("absent.json"), "absent.json");
+  ExpectRefused("--config-json " + Write("c.json", "{\"hidden_size\": 1e99}"), "c.json");
+  ExpectRefused("--safetensors " + Write("s.safetensors", std::string(8, '\xff')), "s.safetensors");
+  ExpectRefused("--model gpt2 --machine " + Write("m.json", "{\"gpu\": 1}"),
+                "did you mean \"gpus\"");
+  ExpectRefused("--model gpt2 --machine " + Write("big.json", std::string(2 << 20, ' ')), "1 MiB");
+  ExpectRefused("--model gpt2 --config " + folder_, folder_);
+}
+
+TEST_F(PlanProgramTest, WritesAConfigurationThatEbbLoadsAndAFileForPerfetto) {
+  const Ended ended = Run("--model gpt2-xl --machine rtx4090-64gb --write " + Path("w.json") +
+                          " --trace " + Path("t.json") + " --svg " + Path("p.svg"));
+  ASSERT_EQ(ended.code, 0) << ended.printed;
+  EXPECT_THAT(ended.printed, HasSubstr("the fastest that fits"));
+  const absl::StatusOr<Config> config = Config::FromFile(Path("w.json"));
+  ASSERT_TRUE(config.ok()) << config.status();
+  const auto events = nlohmann::json::parse(Read(Path("t.json")));
+  EXPECT_GT(events.size(), 100u);
+  EXPECT_THAT(Read(Path("p.svg")), HasSubstr("</svg>"));
+  // What was written is a question of its own.
+  const Ended again = Run("--model gpt2-xl --machine rtx4090-64gb --config " + Path("w.json"));
+  EXPECT_EQ(again.code, 0) << again.printed;
+  EXPECT_THAT(again.printed, HasSubstr("as asked"));
+}
+
+TEST_F(PlanProgramTest, AnswersAboutADeepSpeedFile) {
+  const std::string file = Write("ds.json", R"({
+    "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+    "bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3,
+    "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": "auto"}})");
+  const Ended ended = Run("--model llama-3-8b --deepspeed " + file + " --json");
+  ASSERT_EQ(ended.code, 0) << ended.printed;
+  const auto json = nlohmann::json::parse(ended.printed);
+  EXPECT_EQ(json["chosen"]["stage"], 3);
+  EXPECT_EQ(json["chosen"]["states"], "cpu");
+  EXPECT_TRUE(json["chosen"]["fits"]);
+  EXPECT_GT(json["chosen"]["moved_bytes"]["copies to the host"], 0)
+      << json["chosen"]["moved_bytes"];
+}
+
+TEST_F(PlanProgramTest, FindsTheLargest) {
+  const Ended ended = Run("--model gpt2 --machine rtx4090-64gb --largest batch");
+  ASSERT_EQ(ended.code, 0) << ended.printed;
+  EXPECT_THAT(ended.printed, HasSubstr("sequences a micro-batch"));
+}
+
+TEST_F(PlanProgramTest, ListsWhatItKnows) {
+  const Ended ended = Run("--list");
+  EXPECT_EQ(ended.code, 0);
+  for (const char* word : {"mixtral-8x7b", "qwen2.5-7b", "8xa100", "here"})
+    EXPECT_THAT(ended.printed, HasSubstr(word));
+  EXPECT_EQ(Run("--help").code, 0);
+}
+
+TEST_F(PlanProgramTest, AMachineThatIsShownIsAMachine) {
+  const Ended shown = Run("--machine 8xa100 --show-machine");
+  ASSERT_EQ(shown.code, 0) << shown.printed;
+  const Ended ended = Run("--model gpt2 --machine " + Write("a100.json", shown.printed));
+  EXPECT_EQ(ended.code, 0) << ended.printed;
+}
+
+}  // namespace
+}  // namespace ebb
