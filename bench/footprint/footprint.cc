@@ -1,0 +1,225 @@
+// The memory-footprint benchmark: trains a few steps of a model at stages 0 to 3, with parameters and states on the
+// device, in RAM and on NVMe, at worlds 1, 2 and 4, and prints measured against predicted, by class and tier, and
+// what the system counted.
+//
+//   build/release/bin/footprint --model gpt2 --disk FOLDER --csv FILE --json FILE --svg FILE
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "ebb/runtime/planner/answer_json.h"
+#include "ebb/runtime/planner/answer_table.h"
+#include "ebb/runtime/planner/model_shape.h"
+#include "ebb/runtime/planner/search.h"
+#include "measured_run.h"
+#include "nlohmann/json.hpp"
+
+namespace ebb::bench {
+namespace {
+
+using planner::Choice;
+using planner::Question;
+
+constexpr double kMiB = 1 << 20;
+
+struct Options {
+  std::string model = "gpt2", disk = ".", csv, json, svg;
+  planner::ModelShape shape;
+  int64_t batch = 1, context = 128;
+  std::vector<int> worlds = {1, 2, 4}, stages = {0, 1, 2, 3};
+  int steps = 3;
+};
+
+// Of the classes, the difference from what was predicted that is largest; percent.
+double WorstClass(const MeasuredRun& run) {
+  double worst = 0;
+  for (const MemoryRow& row : run.rows) {
+    if (row.predicted_bytes == 0) continue;
+    const double difference =
+        100 * (static_cast<double>(row.peak_bytes) / static_cast<double>(row.predicted_bytes) - 1);
+    if (std::abs(difference) > std::abs(worst)) worst = difference;
+  }
+  return worst;
+}
+
+double MiB(const MeasuredRun& run, Tier tier, uint64_t MemoryRow::*bytes) {
+  double sum = 0;
+  for (const MemoryRow& row : run.rows)
+    sum += row.tier == tier ? static_cast<double>(row.*bytes) : 0;
+  return sum / kMiB;
+}
+
+double SystemDifference(const MeasuredRun& run) {
+  return 100 *
+         (static_cast<double>(run.resident) / static_cast<double>(run.predicted_resident) - 1);
+}
+
+void PrintHeader() {
+  absl::PrintF(
+      "MiB of a rank, counted by the engine and by the system (growth of the peak resident set)\n\n"
+      "%5s %-34s %9s %9s %9s %7s %9s %7s\n",
+      "ranks", "", "device", "RAM", "NVMe", "worst", "system", "");
+}
+
+void Print(const MeasuredRun& run) {
+  absl::PrintF("%5d %-34s %9.1f %9.1f %9.1f %+6.2f%% %9.1f %+6.1f%%\n", run.world,
+               planner::WordsOf(run.choice), MiB(run, Tier::kDevice, &MemoryRow::peak_bytes),
+               MiB(run, Tier::kCpu, &MemoryRow::peak_bytes),
+               MiB(run, Tier::kNvme, &MemoryRow::peak_bytes), WorstClass(run),
+               static_cast<double>(run.resident) / kMiB, SystemDifference(run));
+  std::fflush(stdout);
+}
+
+std::string Csv(const std::vector<MeasuredRun>& runs) {
+  std::string text = "ranks,stage,parameters,states,tier,class,predicted,measured\n";
+  const auto word = [](std::string_view name) { return std::string(name); };
+  for (const MeasuredRun& run : runs) {
+    const std::string start =
+        absl::StrCat(run.world, ",", run.choice.stage, ",", word(Name(run.choice.parameters)), ",",
+                     word(Name(run.choice.states)), ",");
+    for (const MemoryRow& row : run.rows)
+      absl::StrAppend(&text, start, word(Name(row.tier)), ",", word(Name(row.state)), ",",
+                      row.predicted_bytes, ",", row.peak_bytes, "\n");
+    absl::StrAppend(&text, start, "system,resident,", run.predicted_resident, ",", run.resident,
+                    "\n");
+  }
+  return text;
+}
+
+std::string Json(const Question& question, const std::vector<MeasuredRun>& runs) {
+  nlohmann::ordered_json json = {{"model", question.model.name},
+                                 {"parameters", question.model.parameters()},
+                                 {"context", question.pass.context},
+                                 {"batch", question.config.micro_batch_size}};
+  const auto word = [](std::string_view name) { return std::string(name); };
+  for (const MeasuredRun& run : runs) {
+    nlohmann::ordered_json each = {{"ranks", run.world},
+                                   {"stage", run.choice.stage},
+                                   {"parameters", word(Name(run.choice.parameters))},
+                                   {"states", word(Name(run.choice.states))},
+                                   {"system_bytes", run.resident},
+                                   {"predicted_system_bytes", run.predicted_resident}};
+    for (const MemoryRow& row : run.rows)
+      each["tiers"][word(Name(row.tier))][word(Name(row.state))] = {
+          {"predicted", row.predicted_bytes}, {"measured", row.peak_bytes}};
+    json["runs"].push_back(each);
+  }
+  return json.dump(2) + "\n";
+}
+
+// The picture that ebb-plan draws, of measured bytes.
+std::string Svg(const Question& question, const std::vector<MeasuredRun>& runs) {
+  std::vector<planner::Answer> answers;
+  for (const MeasuredRun& run : runs) {
+    planner::Answer answer{.choice = run.choice, .config = {}};
+    for (MemoryRow row : run.rows) {
+      row.predicted_bytes = row.peak_bytes;
+      answer.memory.push_back(row);
+      answer.held[static_cast<size_t>(row.tier)] += static_cast<int64_t>(row.peak_bytes);
+    }
+    answers.push_back(answer);
+  }
+  std::vector<const planner::Answer*> shown;
+  for (const planner::Answer& answer : answers) shown.push_back(&answer);
+  return planner::AnswersAsSvg(question, shown);
+}
+
+bool Write(const std::string& path, const std::string& text) {
+  if (path.empty()) return true;
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  if (file.flush()) return true;
+  std::fprintf(stderr, "footprint: %s: it cannot be written\n", path.c_str());
+  return false;
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "footprint: %s\n", std::string(status.message()).c_str());
+  return 2;
+}
+
+// Every tier of parameters and states that a stage may have; activations are the same in all.
+std::vector<Choice> ChoicesOf(const Question& question, const Options& options) {
+  std::vector<Choice> choices;
+  for (const Choice& choice : planner::Choices(question)) {
+    const bool has_stage = std::find(options.stages.begin(), options.stages.end(), choice.stage) !=
+                           options.stages.end();
+    if (!choice.recompute && has_stage) choices.push_back(choice);
+  }
+  return choices;
+}
+
+int Run(const Options& options) {
+  absl::StatusOr<planner::ModelShape> shape = planner::ShapeOfName(options.model);
+  if (options.shape.layers > 0) shape = planner::Complete(options.shape);
+  if (!shape.ok()) return Fail(shape.status());
+  Question question{.model = planner::ModelOf(*shape),
+                    .machine = *planner::MachineOfName("8xh100"),  // has every tier
+                    .ranks = 1,
+                    .config = {},
+                    .pass = {.context = options.context}};
+  Config& config = question.config;
+  config.compute = DType::kBFloat16;
+  config.micro_batch_size = options.batch;
+  config.gradient_accumulation_steps = 1;
+  config.zero.offload_param.max_in_cpu = 0;
+  std::vector<MeasuredRun> runs;
+  absl::PrintF("%s, %.1f M parameters, %d x %d tokens, %d steps\n", question.model.name,
+               static_cast<double>(question.model.parameters()) / 1e6, options.batch,
+               options.context, options.steps);
+  PrintHeader();
+  for (const int world : options.worlds) {
+    question.ranks = world;
+    for (const Choice& choice : ChoicesOf(question, options)) {
+      absl::StatusOr<MeasuredRun> run = Measure(question, choice, options.disk, options.steps);
+      if (!run.ok()) return Fail(run.status());
+      Print(*run);
+      runs.push_back(*std::move(run));
+    }
+  }
+  double worst = 0, worst_system = 0;
+  for (const MeasuredRun& run : runs) {
+    worst = std::max(worst, std::abs(WorstClass(run)));
+    if (static_cast<double>(run.predicted_resident) >= 500 * kMiB)
+      worst_system = std::max(worst_system, std::abs(SystemDifference(run)));
+  }
+  absl::PrintF(
+      "\nmost difference of a class: %.3f%%; of what the system counts, from 500 MiB on: %.1f%%\n",
+      worst, worst_system);
+  const bool written = Write(options.csv, Csv(runs)) && Write(options.json, Json(question, runs)) &&
+                       Write(options.svg, Svg(question, runs));
+  return written ? 0 : 2;
+}
+
+}  // namespace
+}  // namespace ebb::bench
+
+int main(int argc, char** argv) {
+  ebb::bench::Options options;
+  CLI::App app("Memory of training a model: measured against predicted.", "footprint");
+  app.add_option("--model", options.model, "as of ebb-plan (default: gpt2)");
+  app.add_option("--layers", options.shape.layers, "a gated transformer of these sizes instead");
+  app.add_option("--width", options.shape.width);
+  app.add_option("--heads", options.shape.heads);
+  app.add_option("--vocabulary", options.shape.vocabulary);
+  app.add_option("--batch", options.batch, "sequences (default: 1)")->check(CLI::Range(1, 1 << 20));
+  app.add_option("--context", options.context, "tokens of one (default: 128)")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--worlds", options.worlds, "ranks (default: 1 2 4)")->check(CLI::Range(1, 64));
+  app.add_option("--stages", options.stages, "(default: 0 1 2 3)")->check(CLI::Range(0, 3));
+  app.add_option("--steps", options.steps, "of each run (default: 3)")->check(CLI::Range(2, 1000));
+  app.add_option("--disk", options.disk, "folder of what is on NVMe (default: this one)");
+  app.add_option("--csv", options.csv, "a row for each class")->option_text("FILE");
+  app.add_option("--json", options.json)->option_text("FILE");
+  app.add_option("--svg", options.svg, "stacked bars")->option_text("FILE");
+  CLI11_PARSE(app, argc, argv);
+  options.shape.name = "a gated transformer";
+  options.shape.context = options.context;
+  return ebb::bench::Run(options);
+}
