@@ -1,0 +1,65 @@
+"""Ebb shards a torch.nn.Module: parameters, gradients and optimizer states over ranks, in RAM or on NVMe.
+
+    engine = ebb.initialize(model, "ds_config.json")
+    loss = criterion(model(x), y)
+    engine.backward(loss)
+    engine.step()
+
+docs/python.md says the rest."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Callable, Iterator
+
+try:
+    import torch
+except ModuleNotFoundError as missing:
+    raise ImportError("ebb needs torch, which it does not install, as its build is yours to choose: pip install torch") from missing
+
+from . import _library
+from ._library import Error
+from .engine import (
+    CommunicationRow, Engine, MemoryRow, Report, TrafficRow, World, initialize, plan, predict_memory, world,
+)
+from .optimizer import Optimizer
+
+__version__ = _library.library.ebb_version().decode()
+__all__ = [
+    "CommunicationRow", "Engine", "Error", "MemoryRow", "Optimizer", "Report", "TrafficRow", "World", "empty_parameters", "initialize",
+    "log_to", "plan", "predict_memory", "world",
+]
+
+_log = None
+
+
+def log_to(sink: Callable[[str, str], None] | None) -> None:
+    """The library's log goes to `sink`("info" or "warning", line) and not to standard error; None: to standard error. The sink is
+    called by threads of the engine, and does not call it."""
+    global _log
+    if sink is None:
+        _library.library.ebb_log_to(_library.LOG(), None)
+        _log = None
+        return
+    made = _library.LOG(lambda user, level, message: sink("warning" if level else "info", message.decode(errors="replace")))
+    _library.library.ebb_log_to(made, None)
+    _log = made
+
+
+@contextlib.contextmanager
+def empty_parameters() -> Iterator[None]:
+    """Modules that are made within have parameters on the meta device, which take no memory, and real buffers: for
+    initialize(weights=)."""
+    register = torch.nn.Module.register_parameter
+
+    def register_empty(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            empty = torch.nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+            module._parameters[name] = empty
+
+    torch.nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]

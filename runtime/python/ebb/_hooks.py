@@ -1,0 +1,309 @@
+"""From autograd to scopes: hooks on the modules of units say when a unit's forward and backward begin and end.
+
+  forward   opens at the first module of the unit; closes behind a block, when the next unit opens, at the model's end, or
+            when backward starts
+  backward  opens before the first node of the unit runs: a hook on the nodes that made its outputs, or, where the loss
+            was computed from something else, the first tensor that is unpacked of those that its forward has saved; closes
+            when the next unit's opens, or at the end of backward
+
+The end needs no node: autograd runs ready nodes by descending sequence number and accumulates parameters at once, so when
+the hook of the unit below fires, all gradients of the unit above are there."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, Iterator, Protocol
+
+import torch
+import torch.utils.checkpoint
+from torch import nn
+
+from ._library import BACKWARD, FORWARD, RECOMPUTE, Error
+from ._units import Unit
+
+_graph_task = torch._C._current_graph_task_id
+_sequence_number = torch.autograd._get_sequence_nr
+_top_saved_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_engine = torch.autograd.Variable._execution_engine
+
+
+class Visit:
+    """One use of a unit in a round: a forward, and the backward that belongs to it."""
+
+    __slots__ = ("unit", "number", "round", "first_node")
+
+    def __init__(self, unit: Unit, number: int, round_number: int):
+        self.unit = unit
+        self.number = number  # of this unit's uses in the round
+        self.round = round_number
+        self.first_node = _sequence_number()
+
+
+class Scopes(Protocol):
+    """What the walk opens and closes: those of an engine, or a record of them."""
+
+    def begin(self, trains: bool) -> None: ...
+    def open(self, kind: int, visit: Visit) -> Any: ...
+    def close(self, kind: int, visit: Visit, scope: Any) -> None: ...
+    def backward_begins(self) -> None: ...
+    def backward_ends(self) -> None: ...
+
+
+class _Open:
+    __slots__ = ("visit", "scope")
+
+    def __init__(self, visit: Visit, scope: Any):
+        self.visit = visit
+        self.scope = scope
+
+
+class Walk:
+    """Where a model is in its forwards and backwards."""
+
+    def __init__(self, model: nn.Module, units: list[Unit], scopes: Scopes):
+        self.model = model
+        self.scopes = scopes
+        self.units = units
+        self.residents = [unit for unit in units if unit.keep_whole]
+        self.forward: _Open | None = None
+        self.backward: _Open | None = None
+        self.again: _Open | None = None  # a recompute
+        self.round = 0
+        self.in_round = False  # a forward with gradients has come, and its backward has not ended
+        self.ending = False
+        self.counts = [0] * len(units)
+        self.pending: list[list[Visit]] = [[] for _ in units]
+        self.resident_visits: list[Visit] = []
+        # Whose saved tensors are watched: all at first; later those whose backward began with one of them.
+        self.watch_saved = {unit.index for unit in units if not unit.keep_whole}
+        self.saved_began: set[int] = set()
+        self.saved_hooks: Any = None  # those that are pushed now
+        self.handles: list[Any] = []
+
+    # Hooks.
+
+    def attach(self) -> None:
+        for unit in self.units:
+            alone = len(unit.modules) == 1
+            for module in unit.modules:
+                self.handles.append(module.register_forward_pre_hook(functools.partial(self._before, unit), prepend=True, with_kwargs=True))
+                self.handles.append(
+                    module.register_forward_hook(functools.partial(self._after, unit, alone), always_call=True, with_kwargs=True)
+                )
+        self.handles.append(self.model.register_forward_hook(self._model_ends, always_call=True))
+
+    def detach(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+    def _before(self, unit: Unit, module: nn.Module, arguments: Any, keywords: Any) -> None:
+        if _graph_task() != -1:
+            self._recompute(unit)
+            return
+        if self.forward is not None and self.forward.visit.unit is unit:
+            return
+        if self.backward is not None:
+            raise Error(f"'{unit.name}' runs forward, and the backward before it ended with an error: call drop() to go on")
+        self.settle()
+        trains = torch.is_grad_enabled()
+        in_step = trains or self.in_round or _under_reentrant_checkpoint()
+        self._begin(in_step)
+        visit = Visit(unit, self.counts[unit.index], self.round)
+        self.forward = _Open(visit, self.scopes.open(FORWARD, visit))
+        if in_step:
+            self.counts[unit.index] += 1
+            self.pending[unit.index].append(visit)
+        if trains and unit.index in self.watch_saved and len(unit.modules) == 1 and _top_saved_hooks(True) is None:
+            hooks = torch.autograd.graph.saved_tensors_hooks(_kept, functools.partial(self._unpacked, visit))
+            hooks.__enter__()
+            self.saved_hooks = hooks
+
+    def _after(self, unit: Unit, alone: bool, module: nn.Module, arguments: Any, keywords: Any, output: Any) -> None:
+        if _graph_task() != -1:
+            if alone and self.again is not None and self.again.visit.unit is unit:
+                self._close_recompute()
+            return
+        self._pop_saved_hooks()
+        open_here = self.forward
+        if open_here is None or open_here.visit.unit is not unit:
+            return
+        if torch.is_grad_enabled():
+            self._watch(open_here.visit, output)
+        if alone:
+            self._close_forward()
+
+    def _model_ends(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if _graph_task() == -1:
+            self._close_forward()
+
+    # Forward.
+
+    def _begin(self, in_step: bool) -> None:
+        self.scopes.begin(in_step)
+        if in_step and not self.in_round:
+            self.in_round = True
+            for unit in self.residents:
+                visit = Visit(unit, 0, self.round)
+                scope = self.scopes.open(FORWARD, visit)
+                self.scopes.close(FORWARD, visit, scope)
+                self.resident_visits.append(visit)
+
+    def _watch(self, visit: Visit, output: Any) -> None:
+        for tensor in tensors_in(output):
+            self._watch_node(visit, tensor.grad_fn)
+            # In-place operations on a view replace its node, and keep its base's.
+            if tensor._is_view() and tensor._base is not None:
+                self._watch_node(visit, tensor._base.grad_fn)
+
+    def _watch_node(self, visit: Visit, node: Any) -> None:
+        # One that is older passes through: it belongs to the unit that made it.
+        if node is not None and node._sequence_nr() >= visit.first_node:
+            node.register_prehook(functools.partial(self._reached, visit))
+
+    def _pop_saved_hooks(self) -> None:
+        hooks, self.saved_hooks = self.saved_hooks, None
+        if hooks is not None:
+            hooks.__exit__(None, None, None)
+
+    def _close_forward(self) -> None:
+        opened, self.forward = self.forward, None
+        if opened is not None:
+            self.scopes.close(FORWARD, opened.visit, opened.scope)
+
+    # Backward.
+
+    def _reached(self, visit: Visit, gradients: Any) -> None:
+        if self.backward is None or self.backward.visit is not visit:
+            self._backward_begins(visit)
+
+    def _unpacked(self, visit: Visit, saved: torch.Tensor) -> torch.Tensor:
+        if _graph_task() != -1 and (self.backward is None or self.backward.visit is not visit):
+            self.saved_began.add(visit.unit.index)
+            self._backward_begins(visit)
+        return saved
+
+    def _backward_begins(self, visit: Visit) -> None:
+        if visit.round != self.round:
+            raise Error(f"backward through a forward of '{visit.unit.name}' whose step, or whose backward, is over")
+        if torch.is_grad_enabled() and not self._in_checkpoint():
+            raise Error(f"backward of '{visit.unit.name}' with create_graph=True: second derivatives are not supported", "UNIMPLEMENTED")
+        self.settle()
+        self._close_recompute()
+        if not self.ending:
+            self.scopes.backward_begins()
+            self.ending = True
+            _engine.queue_callback(self._backward_ends)
+        self._close_backward()
+        if visit in self.pending[visit.unit.index]:
+            self.pending[visit.unit.index].remove(visit)
+        self.backward = _Open(visit, self.scopes.open(BACKWARD, visit))
+
+    def _close_backward(self) -> None:
+        opened, self.backward = self.backward, None
+        if opened is not None:
+            self.scopes.close(BACKWARD, opened.visit, opened.scope)
+
+    def _backward_ends(self) -> None:
+        self.ending = False
+        self._close_recompute()
+        self._close_backward()
+        for visit in self.resident_visits:
+            if visit.unit.parameters[0].requires_grad:
+                self.scopes.close(BACKWARD, visit, self.scopes.open(BACKWARD, visit))
+        self._new_round()
+        self.scopes.backward_ends()
+
+    def _new_round(self) -> None:
+        self.round += 1
+        self.in_round = False
+        self.resident_visits = []
+        self.counts = [0] * len(self.units)
+        self.pending = [[] for _ in self.units]
+
+    # Forwards that checkpointing repeats within backward.
+
+    @staticmethod
+    def _in_checkpoint() -> bool:
+        node = torch._C._current_autograd_node()
+        return node is not None and node.name().startswith("CheckpointFunction")
+
+    def _recompute(self, unit: Unit) -> None:
+        if self.backward is not None and self.backward.visit.unit is unit and not self._is_new_reentrant(unit):
+            self._close_recompute()
+            return
+        if self.again is not None and self.again.visit.unit is unit:
+            return
+        self._close_recompute()
+        pending = self.pending[unit.index]
+        if not pending:
+            raise Error(f"'{unit.name}' is computed again in backward, and no backward of it is to come")
+        if self._in_checkpoint():  # a reentrant one: the backward of what it computes follows at once
+            self._backward_begins(pending[-1])
+            return
+        self.again = _Open(pending[-1], self.scopes.open(RECOMPUTE, pending[-1]))
+
+    def _is_new_reentrant(self, unit: Unit) -> bool:
+        """A block that is used several times, each under a reentrant checkpoint."""
+        return self._in_checkpoint() and bool(self.pending[unit.index])
+
+    def _close_recompute(self) -> None:
+        opened, self.again = self.again, None
+        if opened is not None:
+            self.scopes.close(RECOMPUTE, opened.visit, opened.scope)
+
+    # From outside.
+
+    def settle(self) -> None:
+        """Closes the forward that is open."""
+        self._pop_saved_hooks()
+        self._close_forward()
+
+    def forget(self) -> None:
+        """What was open is gone: a step was dropped, or has ended."""
+        self._pop_saved_hooks()
+        self.forward = self.backward = self.again = None
+        self.ending = False
+        self._new_round()
+
+    def watch_less(self) -> None:
+        """Saved tensors of units whose backward has never begun with one are watched no longer."""
+        self.watch_saved &= self.saved_began
+
+
+_CHECKPOINT = torch.utils.checkpoint.CheckpointFunction.forward.__code__
+
+
+def _under_reentrant_checkpoint() -> bool:
+    """Its forward runs with gradients off, and is a forward of the step all the same."""
+    frame = sys._getframe(1)
+    for _ in range(60):
+        if frame is None:
+            return False
+        if frame.f_code is _CHECKPOINT:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _kept(saved: torch.Tensor) -> torch.Tensor:
+    return saved
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors with a node in tuples, lists, dicts, dataclasses and other objects with attributes."""
+    if isinstance(value, torch.Tensor):
+        if value.grad_fn is not None:
+            yield value
+    elif isinstance(value, (list, tuple, set)):
+        for item in value:
+            yield from tensors_in(item, depth + 1)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, depth + 1)
+    elif depth < 4 and not isinstance(value, (str, bytes, int, float, type(None), nn.Module, type)):
+        attributes = getattr(value, "__dict__", None)
+        if attributes:
+            for item in attributes.values():
+                yield from tensors_in(item, depth + 1)

@@ -1,0 +1,126 @@
+"""A torch module as the engine's model: units, parameters with their initial values, and the order of visits."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+from ctypes import byref, c_int32, c_int64
+from pathlib import Path
+from typing import Any, Mapping, Union
+
+import torch
+from torch import nn
+
+from . import _library
+from ._library import Error, check, check_id, library
+from ._order import Order
+from ._tensors import NUMBER_OF_DTYPE
+from ._units import Unit
+
+Config = Union[str, Path, Mapping[str, Any]]
+
+
+def config_text(config: Config) -> str:
+    """A file's text, or a dict as JSON. `config` is a path, or text that begins with a brace."""
+    if isinstance(config, Mapping):
+        return json.dumps(config)
+    text = str(config)
+    return text if text.lstrip().startswith("{") else Path(text).read_text()
+
+
+def resolved(text: str, world: int) -> dict[str, Any]:
+    return json.loads(_library.text_of(library.ebb_config_resolve, text.encode(), world))
+
+
+def group_function(groups: Mapping[str, str] | None):
+    """`groups`: patterns of re.search by the name of a group; the first that fits a parameter's name counts."""
+    patterns = [(group, re.compile(pattern)) for group, pattern in (groups or {}).items()]
+    return lambda name: next((group for group, pattern in patterns if pattern.search(name)), "")
+
+
+class Files:
+    """Which tensor of safetensors files has a parameter's values: that of its name, or of another name of the same parameter."""
+
+    def __init__(self, path: str, model: nn.Module):
+        self.path = path
+        self.names = self._names(Path(path))
+        self.aliases: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self.aliases.setdefault(id(parameter), []).append(name)
+
+    def of(self, parameter: nn.Parameter) -> str:
+        aliases = self.aliases[id(parameter)]
+        found = next((name for name in aliases if name in self.names), None)
+        if found is None:
+            raise Error(f"'{self.path}' has no tensor '{aliases[0]}'", "NOT_FOUND")
+        return found
+
+    @staticmethod
+    def _names(path: Path) -> set[str]:
+        if path.is_dir():
+            index = path / "model.safetensors.index.json"
+            if index.exists():
+                return set(json.loads(index.read_text())["weight_map"])
+            path = path / "model.safetensors"
+        if not path.exists():
+            raise Error(f"there is no '{path}'", "NOT_FOUND")
+        with path.open("rb") as file:
+            return set(json.loads(file.read(int.from_bytes(file.read(8), "little")))) - {"__metadata__"}
+
+
+class Model:
+    """The handle of an ebb_model, and what its values are read from while an engine is made."""
+
+    def __init__(self, units: list[Unit], order: Order, group_of, files: Files | None = None, has_values: bool = True):
+        self.handle = library.ebb_model_create()
+        self.kept: list[Any] = []
+        self.first_id: list[int] = []
+        for unit in units:
+            check_id(library.ebb_model_add_unit(self.handle, unit.name.encode(), unit.keep_whole))
+            ids = [self._add(unit, name, one, group_of, files, has_values) for name, one in zip(unit.names, unit.parameters)]
+            self.first_id.append(ids[0])
+        for visit in order.visits:
+            given = _library.Visit(unit=visit.unit, forward=visit.forward, backward=visit.backward, gradients=visit.gradients)
+            check_id(library.ebb_model_add_visit(self.handle, byref(given)))
+        if order.events:
+            events = (_library.Event * len(order.events))(*[_library.Event(*event) for event in order.events])
+            check(library.ebb_model_set_order(self.handle, events, len(events)))
+
+    def __del__(self) -> None:
+        library.ebb_model_destroy(self.handle)
+
+    def _add(self, unit: Unit, name: str, parameter: nn.Parameter, group_of, files: Files | None, has_values: bool) -> int:
+        shape = (c_int64 * max(parameter.dim(), 1))(*parameter.shape)
+        given = _library.Parameter(
+            trainable=parameter.requires_grad, name=name.encode(), group=group_of(name).encode(), shape=shape, dimensions=parameter.dim()
+        )
+        if files is not None:
+            given.file, given.tensor = files.path.encode(), files.of(parameter).encode()
+        elif has_values:
+            if parameter.is_meta:
+                raise Error(f"parameter '{name}' is on the meta device: give initialize the folder of its values, weights=", "INVALID_ARGUMENT")
+            values = parameter.detach().to("cpu")
+            if values.dtype not in NUMBER_OF_DTYPE:
+                values = values.float()
+            values = values.contiguous()
+            given.source, given.source_dtype = values.data_ptr(), NUMBER_OF_DTYPE[values.dtype]
+            self.kept.append(values)
+        self.kept.append(shape)
+        return check_id(library.ebb_model_add_parameter(self.handle, unit.index, byref(given)))
+
+    def plan(self, config: str, world: int) -> str:
+        return _library.text_of(library.ebb_plan, self.handle, world, config.encode())
+
+    def predict_memory(self, config: str, world: int) -> list:
+        return _library.rows_of(_library.MemoryRow, library.ebb_predict_memory, self.handle, world, config.encode())
+
+
+class Views:
+    """Addresses and dtypes of a unit's parameters."""
+
+    def __init__(self, handle: int, unit: Unit):
+        count = c_int32()
+        rows = (_library.View * len(unit.parameters))()
+        check(library.ebb_engine_views(handle, unit.index, rows, len(rows), byref(count)))
+        self.rows = list(rows)

@@ -1,0 +1,211 @@
+"""The order of a round: which units are visited when, in forward and in backward.
+
+It is seen in one forward and backward of fake tensors, which have shapes and no values, under the same hooks that training
+has; else it is the order in which the model registers its modules."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterator
+
+import torch
+from torch import nn
+
+from ._hooks import Visit, Walk
+from ._library import BACKWARD, FORWARD
+from ._units import Unit, owners, registration_order
+
+
+@dataclass
+class Declared:
+    unit: int
+    forward: bool = True
+    backward: bool = True
+    gradients: bool = True
+
+
+@dataclass
+class Order:
+    visits: list[Declared]
+    events: list[tuple[int, int, int]] = field(default_factory=list)  # opens, kind, visit; none: the visits in turn
+    seen: bool = False  # else it is that of registration
+
+    def taking_visits(self, units: int) -> list[int]:
+        """By unit, which of its visits takes gradients: autograd hands them over once, in the last backward."""
+        taking, counts = [0] * units, [0] * units
+        for visit in self.visits:
+            if visit.gradients and visit.backward:
+                taking[visit.unit] = counts[visit.unit]
+            counts[visit.unit] += 1
+        return taking
+
+
+def of_registration(model: nn.Module, units: list[Unit]) -> Order:
+    visits = [Declared(index) for index in registration_order(model, units)]
+    first = set()
+    for visit in visits:  # backward comes to the first visit last
+        visit.gradients = visit.unit not in first
+        first.add(visit.unit)
+    return Order(visits)
+
+
+class _Record:
+    """The scopes that a walk opens and closes, where no engine is."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}  # by the id of a visit, which is kept
+        self.visits: list[Visit] = []
+        self.events: list[tuple[int, int, int]] = []
+
+    def begin(self, trains: bool) -> None:
+        pass
+
+    def backward_begins(self) -> None:
+        pass
+
+    def backward_ends(self) -> None:
+        pass
+
+    def open(self, kind: int, visit: Visit) -> None:
+        if id(visit) not in self.numbers:
+            self.numbers[id(visit)] = len(self.visits)
+            self.visits.append(visit)
+        self.events.append((1, kind, self.numbers[id(visit)]))
+
+    def close(self, kind: int, visit: Visit, scope: Any) -> None:
+        self.events.append((0, kind, self.numbers[id(visit)]))
+
+    def order(self) -> Order:
+        has_backward = {visit for opens, kind, visit in self.events if opens and kind == BACKWARD}
+        visits = [Declared(visit.unit.index, backward=number in has_backward, gradients=False) for number, visit in enumerate(self.visits)]
+        if not has_backward:
+            return of_visits([visit.unit.index for visit in self.visits])
+        last: dict[int, int] = {}
+        for opens, kind, visit in self.events:
+            if opens and kind == BACKWARD:
+                last[visits[visit].unit] = visit
+        for number in last.values():
+            visits[number].gradients = True
+        for number, visit in enumerate(visits):
+            # Its output was thrown away. What a step leaves out is declared all the same.
+            if visit.unit not in last and _is_trainable(self.visits[number].unit):
+                last[visit.unit] = number
+                visit.backward = visit.gradients = True
+                below = (i for i, (_, kind, other) in enumerate(self.events) if kind == BACKWARD and other < number)
+                at = next(below, len(self.events))
+                self.events[at:at] = [(1, BACKWARD, number), (0, BACKWARD, number)]
+        return Order(visits, [] if self.events == _in_turn(visits) else self.events, seen=True)
+
+
+def _is_trainable(unit: Unit) -> bool:
+    return any(parameter.requires_grad for parameter in unit.parameters)
+
+
+def of_visits(units: list[int]) -> Order:
+    first: set[int] = set()
+    visits = []
+    for unit in units:
+        visits.append(Declared(unit, gradients=unit not in first))
+        first.add(unit)
+    return Order(visits, seen=True)
+
+
+def _in_turn(visits: list[Declared]) -> list[tuple[int, int, int]]:
+    events = [(opens, FORWARD, number) for number in range(len(visits)) for opens in (1, 0)]
+    backward = [number for number in reversed(range(len(visits))) if visits[number].backward]
+    return events + [(opens, BACKWARD, number) for number in backward for opens in (1, 0)]
+
+
+def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.device) -> Order:
+    """`example`: a batch (a tensor, a tuple of arguments, a dict of keywords), or a function of the model that returns the
+    loss. Raises what the model raises for fake tensors."""
+    record = _run(model, units, example, device)
+    visited = {visit.unit.index for visit in record.visits}
+    never = [unit for unit in units if unit.index not in visited and not unit.keep_whole]
+    if never:  # modules that are not called, but whose inner ones are
+        for unit in never:
+            unit.modules = [owner for module in unit.modules for owner in owners(module)]
+        record = _run(model, units, example, device)
+        visited = {visit.unit.index for visit in record.visits}
+    order = record.order()
+    left_out = [unit for unit in units if unit.index not in visited]
+    if not order.events:
+        order.visits = [Declared(unit.index) for unit in left_out] + order.visits
+        return order
+    at = next(i for i, event in enumerate(order.events) if event[1] == BACKWARD)
+    for unit in left_out:  # the engine asks for a visit of each
+        number, trains = len(order.visits), _is_trainable(unit)
+        order.visits.append(Declared(unit.index, backward=trains, gradients=trains))
+        backward = [(1, BACKWARD, number), (0, BACKWARD, number)] if trains else []
+        order.events[at:at] = [(1, FORWARD, number), (0, FORWARD, number), *backward]
+        at += 2
+    return order
+
+
+def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device) -> _Record:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    record = _Record()
+    walk = Walk(model, units, record)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.random.fork_rng(devices=[]), fake, _faked(model, fake, device):
+        walk.attach()
+        try:
+            with torch.enable_grad():
+                loss = loss_of(call(model, example, lambda tensor: fake.from_tensor(tensor)))
+                if loss is not None:
+                    loss.backward()
+        finally:
+            walk.detach()
+            walk.settle()
+    return record
+
+
+def call(model: nn.Module, example: Any, change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
+    from torch.utils._pytree import tree_map
+
+    if callable(example) and not isinstance(example, torch.Tensor):
+        return example(model)
+    changed = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, example)
+    if isinstance(changed, dict):
+        return model(**changed)
+    if isinstance(changed, (tuple, list)):
+        return model(*changed)
+    return model(changed)
+
+
+def loss_of(output: Any) -> torch.Tensor | None:
+    """Something to begin a backward with: the output's loss, or the sum of all that needs a gradient."""
+    loss = getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        return loss.sum()
+    from ._hooks import tensors_in
+
+    parts = [tensor.float().sum() for tensor in tensors_in(output) if tensor.requires_grad and tensor.is_floating_point()]
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+@contextlib.contextmanager
+def _faked(model: nn.Module, fake: Any, device: torch.device) -> Iterator[None]:
+    """Parameters and buffers of the model as fake tensors, the same one wherever it is the same."""
+    fakes: dict[int, torch.Tensor] = {}
+    places: list[tuple[dict, str, Any]] = []
+
+    def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in fakes:
+            made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            fakes[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+        return fakes[id(tensor)]
+
+    try:
+        for module in model.modules():
+            for table in (module._parameters, module._buffers):
+                for name, tensor in list(table.items()):
+                    if tensor is not None:
+                        places.append((table, name, tensor))
+                        table[name] = stand_in(tensor)
+        yield
+    finally:
+        for table, name, tensor in places:
+            table[name] = tensor

@@ -1,0 +1,169 @@
+"""Steps, evaluations and scopes of one engine, as a walk through its model opens and closes them."""
+
+from __future__ import annotations
+
+import math
+from ctypes import byref, c_double, c_float, c_int32, c_int64
+from typing import Callable
+
+import torch
+
+from . import _library
+from ._hooks import Visit
+from ._library import BACKWARD, Error, check, library
+from ._tensors import DTYPES, Memory, Slots, over
+from ._units import Unit
+
+Rates = list[tuple[str, float, float]]  # group, learning rate, weight decay; NaN: the configuration's
+
+
+class Steps:
+    def __init__(self, memory: Memory, units: list[Unit], slots: list[Slots], first_id: list[int], taking: list[int],
+                 device: torch.device, is_half: bool, rates: Callable[[], Rates]):
+        self.memory = memory
+        self.units = units
+        self.slots = slots
+        self.first_id = first_id  # by unit: the engine's number of its first parameter
+        self.taking = taking  # by unit: which visit of a round takes gradients
+        self.device = device
+        self.is_half = is_half
+        self.rates = rates
+        self.in_step = False
+        self.in_evaluation = False
+        self.is_scaled = False  # engine.backward() has multiplied the loss
+        self.given: Rates = []
+        self._scope = c_int64()
+        self._gradients: dict[tuple[int, int, int], torch.Tensor] = {}
+
+    # Of _hooks.Scopes.
+
+    def begin(self, trains: bool) -> None:
+        if trains:
+            self.finish_evaluation()
+            if not self.in_step:
+                self._begin_step()
+        elif not self.in_evaluation:
+            check(library.ebb_evaluation_begin(self.memory.handle))
+            self.in_evaluation = True
+
+    def open(self, kind: int, visit: Visit) -> int:
+        index = visit.unit.index
+        code = library.ebb_scope_open(self.memory.handle, kind, index, byref(self._scope))
+        if code:
+            self._fail(visit.unit, code)
+        self.slots[index].show()
+        return self._scope.value
+
+    def close(self, kind: int, visit: Visit, scope: int) -> None:
+        index = visit.unit.index
+        if kind == BACKWARD and (self.taking[index] == visit.number or visit.unit.keep_whole):
+            self._take_gradients(visit.unit, scope)
+        self.slots[index].hide()
+        check(library.ebb_scope_close(self.memory.handle, scope))
+
+    def backward_begins(self) -> None:
+        if self.is_half and not self.is_scaled:
+            raise Error("with fp16 the loss has to be scaled: engine.backward(loss) instead of loss.backward()")
+
+    def backward_ends(self) -> None:
+        self.is_scaled = False
+        for unit in self.units:
+            for name, parameter in zip(unit.names, unit.parameters):
+                if parameter.grad is not None:
+                    self.clear_gradients()
+                    raise Error(
+                        f"the gradient of '{name}' came outside of the backward of its unit '{unit.name}': the parameter is used by a "
+                        "module that is not in the unit, or its unit was used more often than the order says. Name it in resident=, "
+                        "make those modules one unit (units=), or give initialize an example, which shows the order"
+                    )
+
+    # Steps.
+
+    def finish(self, scale: float) -> None:
+        self.finish_evaluation()
+        rates = self.rates()
+        options = _library.FinishOptions(gradient_scale=scale)
+        keep = None
+        if rates != self.given:
+            keep = _group_options(rates)
+            options.groups, options.group_count = keep, len(rates)
+        self.in_step = False
+        check(library.ebb_step_finish(self.memory.handle, byref(options)))
+
+    def drop(self) -> None:
+        self.in_step = self.in_evaluation = self.is_scaled = False
+        check(library.ebb_step_drop(self.memory.handle))
+        for slots in self.slots:
+            slots.hide()
+        self.clear_gradients()
+
+    def finish_evaluation(self) -> float:
+        loss = c_double()
+        if self.in_evaluation:
+            self.in_evaluation = False
+            check(library.ebb_evaluation_finish(self.memory.handle, byref(loss)))
+        return loss.value
+
+    def loss_scale(self) -> float:
+        scale = c_float()
+        check(library.ebb_step_loss_scale(self.memory.handle, byref(scale), None))
+        return scale.value
+
+    def add_loss(self, loss: torch.Tensor) -> None:
+        check(library.ebb_add_loss(self.memory.handle, loss.detach().float().contiguous().data_ptr()))
+
+    def clear_gradients(self) -> None:
+        for unit in self.units:
+            for parameter in unit.parameters:
+                parameter.grad = None
+
+    def _begin_step(self) -> None:
+        self.given = self.rates()
+        options = _library.StepOptions(may_leave_out=1, learning_rate=math.nan)
+        keep = None
+        if self.given:
+            keep = _group_options(self.given)
+            options.groups, options.group_count = keep, len(self.given)
+        check(library.ebb_step_begin(self.memory.handle, byref(options)))
+        self.in_step = True
+
+    def _take_gradients(self, unit: Unit, scope: int) -> None:
+        ready = [(i, parameter) for i, parameter in enumerate(unit.parameters) if parameter.grad is not None]
+        if not ready:
+            return
+        count, first = len(ready), self.first_id[unit.index]
+        ids = (c_int32 * count)(*[first + i for i, _ in ready])
+        views = (_library.Gradient * count)()
+        code = library.ebb_scope_gradients(self.memory.handle, scope, ids, count, views)
+        if code:
+            self._fail(unit, code)
+        for (i, parameter), view in zip(ready, views):
+            key = (first + i, view.data, view.dtype)
+            into = self._gradients.get(key)
+            if into is None:
+                into = over(self.memory, view.data, parameter.shape, DTYPES[view.dtype], self.device)
+                self._gradients[key] = into
+            gradient = parameter.grad
+            if gradient.layout != torch.strided:
+                gradient = gradient.to_dense()
+            if view.first:
+                into.copy_(gradient)
+            else:
+                into.add_(gradient)
+            parameter.grad = None
+
+    def _fail(self, unit: Unit, code: int) -> None:
+        """The step's own error says more than a scope's."""
+        text = library.ebb_error().decode(errors="replace")
+        if self.in_step:
+            self.in_step = False
+            if library.ebb_step_finish(self.memory.handle, None):
+                text = library.ebb_error().decode(errors="replace")
+            self.clear_gradients()
+        raise Error(f"'{unit.name}': {text}", _library.CODES[code])
+
+
+def _group_options(rates: Rates):
+    return (_library.GroupOptions * len(rates))(
+        *[_library.GroupOptions(group=name.encode(), learning_rate=rate, weight_decay=decay) for name, rate, decay in rates]
+    )

@@ -1,0 +1,85 @@
+"""initialize(check=True): an operator that reads a parameter outside of its unit is an error that names parameter, operator and
+line, where it would be NaN otherwise."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+
+from ._library import Error
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+# Of properties, which ask for shapes and flags, those that lead to the values.
+_VIEWS = {"T", "mT", "H", "mH", "real"}
+_HARMLESS = {"size", "dim", "numel", "stride", "is_floating_point", "is_complex", "register_hook", "requires_grad_", "element_size",
+             "is_contiguous", "data_ptr", "__repr__", "__hash__", "type", "storage_offset", "__len__", "detach", "empty_like", "zeros_like",
+             "ones_like", "new_empty", "new_zeros", "is_same_size", "__get__", "__set__", "__delete__"}
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, hidden: dict[int, str]):
+        super().__init__()
+        self.hidden = hidden  # by the id of a parameter its name, while it is hidden
+
+    def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        name = getattr(function, "__name__", str(function))
+        of = getattr(getattr(function, "__self__", None), "__name__", "")
+        if name not in _HARMLESS or (name == "__get__" and of in _VIEWS):
+            for value in tree_flatten((arguments, keywords or {}))[0]:
+                if isinstance(value, nn.Parameter) and id(value) in self.hidden:
+                    where = next((frame for frame in reversed(traceback.extract_stack()[:-1]) if "/torch/" not in frame.filename), None)
+                    raise Error(
+                        f"'{self.hidden[id(value)]}' is read by {of + '.' if name == '__get__' else ''}{name} outside of its unit"
+                        + (f", at {where.filename}:{where.lineno}" if where else "")
+                        + ": name it in resident=, or make the modules that use it one unit (units=)"
+                    )
+        return function(*arguments, **(keywords or {}))
+
+
+class _Attached:
+    def __init__(self, handles: list[Any]):
+        self.handles = handles
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def attach(engine: "Engine") -> _Attached:
+    """The mode is on while the model runs forward."""
+    hidden = {id(parameter): name for unit in engine.units if not unit.keep_whole for name, parameter in zip(unit.names, unit.parameters)}
+    for slots in engine._slots:
+        if slots.keep_whole:
+            continue
+
+        def show(of=slots, shown=slots.show) -> None:
+            shown()
+            for parameter in of.parameters:
+                hidden.pop(id(parameter), None)
+
+        def hide(of=slots, concealed=slots.hide) -> None:
+            concealed()
+            for parameter in of.parameters:
+                hidden[id(parameter)] = parameter._ebb_name
+
+        slots.show, slots.hide = show, hide  # type: ignore[method-assign]
+    modes: list[_Mode] = []
+
+    def enter(module: nn.Module, arguments: Any) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            modes.append(_Mode(hidden))
+            modes[-1].__enter__()
+
+    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+        if modes and torch._C._current_graph_task_id() == -1:
+            modes.pop().__exit__(None, None, None)
+
+    model = engine.model
+    return _Attached([model.register_forward_pre_hook(enter, prepend=True), model.register_forward_hook(leave, always_call=True)])

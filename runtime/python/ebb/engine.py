@@ -1,0 +1,545 @@
+"""The engine of a torch module: what a training loop calls."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import sys
+import weakref
+from ctypes import byref, c_void_p
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
+
+import torch
+from torch import nn
+
+from . import _library, checks, saving
+from ._hooks import Walk
+from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
+from ._model import Config, Files, Model, Views, config_text, group_function, resolved
+from ._order import Order, observe, of_registration
+from ._steps import Steps
+from ._tensors import DTYPES, Memory, Slots, current_stream, over
+from ._units import Unit, UnitsArgument, divide
+from .optimizer import Optimizer, groups_of, refuse_other_optimizers
+
+log = logging.getLogger("ebb")
+
+
+class Report(NamedTuple):
+    """The last step. `loss`: the mean over micro-batches and ranks of what engine.backward() was given. `gradient_norm`: global L2
+    over all ranks, before clipping. `applied` is False where an overflow skipped it; `step` counts it all the same."""
+
+    step: int
+    applied: bool
+    skipped_steps: int
+    loss: float
+    gradient_norm: float
+    loss_scale: float
+    learning_rate: float
+
+
+class MemoryRow(NamedTuple):
+    """Bytes of this rank: `state` is "parameter", "master", "gradient", ...; `tier` "device", "cpu" or "nvme"."""
+
+    state: str
+    tier: str
+    predicted: int
+    current: int
+    peak: int
+
+
+class TrafficRow(NamedTuple):
+    """Bytes that the last step has moved between a tier and the one above it."""
+
+    state: str
+    tier: str
+    direction: str
+    predicted: int
+    bytes: int
+
+
+class CommunicationRow(NamedTuple):
+    """Bytes that the last step's collectives of one kind have moved from or to other ranks."""
+
+    operation: str
+    predicted: int
+    bytes: int
+
+
+class World(NamedTuple):
+    """Which rank this is, and how many there are; on this host, and in all."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+
+_world: tuple[int, World] | None = None
+_engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
+
+
+def _open_world() -> tuple[int, World]:
+    global _world
+    if _world is None:
+        handle = c_void_p()
+        check(library.ebb_world_open(None, byref(handle)))
+        facts = _library.WorldFacts()
+        check(library.ebb_world_describe(handle, byref(facts)))
+        _world = (handle.value, World(facts.rank, facts.size, facts.local_rank, facts.local_size))
+        atexit.register(_close_all)
+        refuse_other_optimizers()
+    return _world
+
+
+def world() -> World:
+    """As torchrun, mpirun or srun has started this process; without a launcher one rank. Waits until all ranks are there."""
+    return _open_world()[1]
+
+
+def _close_all() -> None:
+    """At exit. Other ranks hear of an exception that ends this one."""
+    if _world is None:
+        return
+    error = getattr(sys, "last_value", None)
+    if error is not None and _world[1].size > 1:
+        library.ebb_world_fail(_world[0], f"rank {_world[1].rank} has ended: {error}".encode()[:400])
+    for engine in list(_engines):
+        engine._memory.close()
+
+
+def initialize(
+    model: nn.Module,
+    config: Config,
+    *,
+    units: UnitsArgument = None,
+    example: Any = None,
+    resident: Iterable[str] = (),
+    groups: Mapping[str, str] | None = None,
+    weights: str | os.PathLike | None = None,
+    values_of_rank_0: bool = False,
+    device: str | None = None,
+    threads: int = 0,
+    name: str = "engine",
+    check: bool = False,
+) -> "Engine":
+    """Shards `model` over the ranks and returns its engine. Collective: every rank calls it with the same model and config.
+
+    config: DeepSpeed's JSON as a path or a dict; keys of Ebb's own are under "ebb" (docs/configuration.md).
+    units: which modules are gathered as one: modules, class names or paths, or a function of (path, module); by default the
+        children of ModuleLists and Sequentials, and what lies between them.
+    example: a batch (a tensor, a tuple of arguments or a dict of keywords), or a function of the model that returns the loss.
+        One forward and backward of fake tensors shows the order in which units are visited; without it that of registration is
+        taken, which is right for a chain.
+    resident: names or patterns of parameters that are kept whole on every rank, for those that are used outside of their module.
+    groups: by the name of a group of "ebb.parameter_groups" a pattern (re.search) of parameters' names.
+    weights: a safetensors file, or a folder of Hugging Face's, from which every rank reads its own slices: for a model whose
+        parameters are on the meta device (`ebb.empty_parameters()`).
+    values_of_rank_0: other ranks take rank 0's initial values. Else ranks whose values differ get an error with the parameter's name.
+    device: "cpu", "cuda", "cuda:1". Default: where the parameters are.
+    threads: of updates and reductions on the CPU; 0: the cores over the ranks of the host.
+    check: a parameter that is read outside of its unit is an error that names it, instead of NaN.
+
+    The parameters are the engine's from here on: they show their values while their unit runs, and NaN of the true shape else.
+    engine.gather(name) and model.state_dict() read them at any time. Raises ebb.Error."""
+    return Engine(model, config, units, example, resident, groups, weights, values_of_rank_0, device, threads, name, check)
+
+
+def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
+    divided = divide(model, units, resident)
+    order = _order_of(model, divided, example, torch.device("cpu"))
+    return Model(divided, order, group_function(None), has_values=False), config_text(config)
+
+
+def predict_memory(
+    model: nn.Module, config: Config, world: int, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = ()
+) -> list[MemoryRow]:
+    """What the fullest of `world` ranks will hold, in bytes by class and tier. From a live model or one on the meta device; needs
+    no ranks, no device and no disk. Activations are torch's, and not in it."""
+    described, text = _described(model, config, world, units, example, resident)
+    return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in described.predict_memory(text, world)]
+
+
+def plan(
+    model: nn.Module, config: Config, world: int, *, units: UnitsArgument = None, example: Any = None, resident: Iterable[str] = ()
+) -> str:
+    """All operations of a step of a rank, as a table for people."""
+    described, text = _described(model, config, world, units, example, resident)
+    return described.plan(text, world)
+
+
+def _order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.device) -> Order:
+    if example is None:
+        return of_registration(model, units)
+    try:
+        return observe(model, units, example, device)
+    except Error:
+        raise
+    except Exception as error:  # what a model may raise for tensors without values
+        log.warning(
+            "the order of visits is that of registration, as the model does not run with fake tensors: %s: %s", type(error).__name__, error
+        )
+        return of_registration(model, units)
+
+
+class Engine:
+    """Made by initialize(). Calls are made by every rank in the same order, by one thread at a time."""
+
+    def __init__(self, model, config, units, example, resident, groups, weights, values_of_rank_0, device, threads, name, checks_reads):
+        handle, self.world = _open_world()
+        self.process = os.getpid()
+        self.model = model
+        _refuse(model)
+        text = config_text(config)
+        self.config = resolved(text, self.world.size)
+        self.accumulation = int(self.config.get("gradient_accumulation_steps", 1))
+        self.device = torch.device(device) if device is not None else _device_of(model)
+        self.units = divide(model, units, resident)
+        _move_compilation(self.units)
+        self.order = _order_of(model, self.units, example, self.device)
+        group_of = group_function(groups)
+        files = Files(os.fspath(weights), model) if weights is not None else None
+        described = Model(self.units, self.order, group_of, files)
+        options = _library.EngineOptions(
+            threads=threads, device=str(self.device).encode(), name=name.encode(), compute_stream=current_stream(self.device),
+            initial_values_of_rank_0=values_of_rank_0,
+        )
+        made = c_void_p()
+        check(library.ebb_engine_create(handle, described.handle, text.encode(), byref(options), byref(made)))
+        self._memory = Memory(made.value)
+        self._ids: dict[str, int] = {}
+        self._parameters: dict[str, nn.Parameter] = {}
+        for unit, first in zip(self.units, described.first_id):
+            for i, (parameter_name, parameter) in enumerate(zip(unit.names, unit.parameters)):
+                self._ids[parameter_name] = first + i
+                self._parameters[parameter_name] = parameter
+        first_id = described.first_id
+        del described
+        self._renew_meta_parameters()
+        self._aliases = {alias: name for alias, name in self._names_of_aliases()}
+        self._slots = [Slots(unit.parameters, unit.keep_whole) for unit in self.units]
+        self._place()
+        half = torch.float16 in {view.dtype for slots in self._slots for view in slots.views}
+        trainable = [(name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad]
+        self.optimizer = Optimizer(groups_of(trainable, group_of, self.config), self.step) if trainable else None
+        taking = self.order.taking_visits(len(self.units))
+        rates = self.optimizer.rates if self.optimizer is not None else list
+        self._steps = Steps(self._memory, self.units, self._slots, first_id, taking, self.device, half, rates)
+        self._walk = Walk(model, self.units, self._steps)
+        self._walk.attach()
+        self._finished = 0
+        self._micro_batches = 0
+        self._handles = saving.attach(self)
+        if checks_reads:
+            self._handles.append(checks.attach(self))
+        for parameter_name, parameter in self._parameters.items():
+            parameter._ebb_name = parameter_name
+        model.__dict__["_ebb_engine"] = weakref.ref(self)
+        _engines.add(self)
+
+    # One step.
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """The backward of one micro-batch. `loss`: a scalar, the mean over this rank's samples; it is counted for report().loss, and
+        with fp16 multiplied by the loss scale. Gradients are averaged over ranks and micro-batches: do not divide it.
+
+        Without fp16 loss.backward() does the same, and report().loss is 0 then."""
+        self._check()
+        if loss.numel() != 1:
+            raise Error(f"the loss has the shape {list(loss.shape)}: backward takes a scalar", "INVALID_ARGUMENT")
+        if not self._steps.in_step:
+            raise Error("backward() of a loss that comes from no forward of the model with gradients since the last step()")
+        self._walk.settle()
+        self._steps.finish_evaluation()
+        self._steps.add_loss(loss)
+        scaled = loss * self._steps.loss_scale() if self._steps.is_half else loss
+        self._steps.is_scaled = True
+        scaled.backward()
+
+    def step(self, now: bool = False) -> bool:
+        """Ends a micro-batch. The last of gradient_accumulation_steps ends the step, which is then updated; returns whether it did.
+
+        now: ends the step with the micro-batches that it has, and their mean; for the uneven end of an epoch. It is an error where
+        updates are early ("ebb.asynchronous_step").
+
+        An error of any rank is raised on every rank, here or by report(); the step is then dropped."""
+        self._check()
+        if self._walk.backward is not None:
+            raise Error("step() after a backward that ended with an error: call drop() to go on")
+        self._walk.settle()
+        if not self._steps.in_step:
+            raise Error("step() without a forward of the model with gradients since the last one")
+        self._micro_batches += 1
+        if self._micro_batches < self.accumulation and not now:
+            return False
+        scale = self.accumulation / self._micro_batches
+        self._micro_batches = 0
+        try:
+            self._steps.finish(scale)
+        finally:
+            self._walk.forget()
+        self._finished += 1
+        if self._finished == 2:
+            self._walk.watch_less()
+        return True
+
+    def drop(self) -> None:
+        """Forgets the step that is open, with its gradients: after an exception, to go on with the next one."""
+        self._check()
+        self._micro_batches = 0
+        self._walk.forget()
+        self._steps.drop()
+
+    def report(self) -> Report:
+        """Of the last finished step. Waits for it, and raises its error if it had one."""
+        self._check()
+        row = _library.StepReport()
+        check(library.ebb_step_report(self._memory.handle, byref(row)))
+        return Report(row.step, bool(row.applied), row.skipped_steps, row.loss, row.gradient_norm, row.loss_scale, row.learning_rate)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first group. Setting it sets that of all groups, from the next step on."""
+        return self.param_groups[0]["lr"]
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = rate
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As torch's optimizers have them: "lr", "weight_decay", "params", and "group", the name in the configuration."""
+        return self.optimizer.param_groups if self.optimizer is not None else []
+
+    # State.
+
+    def gather(self, name: str, rank: int = -1, master: bool = False) -> torch.Tensor | None:
+        """Collective: the parameter's whole value on the CPU, in its dtype, or with `master` the fp32 value that is updated. On
+        `rank` alone, and None elsewhere; -1: on every rank."""
+        self._between_forwards()
+        name = self._named(name)
+        shape = self._parameters[name].shape
+        here = rank in (-1, self.world.rank)
+        whole = torch.empty(shape, dtype=torch.float32) if here else None
+        address = whole.data_ptr() if here else 0
+
+        def piece(values: Any, begin: int, end: int) -> None:
+            ctypes.memmove(address + 4 * begin, values, 4 * (end - begin))
+
+        self.gather_pieces(name, piece, rank)
+        return whole if master or whole is None else whole.to(self._parameters[name].dtype)
+
+    def gather_pieces(self, name: str, piece: Callable[[Any, int, int], None], rank: int) -> None:
+        """Collective: `piece`(pointer to fp32 values, begin, end) for at most 1 MiB at a time, in order, on `rank`, or with -1 on all."""
+        failures: list[BaseException] = []
+
+        def sink(user, parameter, begin, end, values) -> int:
+            try:
+                piece(values, begin, end)
+            except BaseException as error:
+                failures.append(error)
+                return 1
+            return 0
+
+        code = library.ebb_gather(self._memory.handle, self._ids[name], MASTER, rank, _library.SINK(sink), None)
+        if failures:
+            raise failures[0]
+        check(code)
+
+    def state_dict(self, rank: int = -1) -> dict[str, torch.Tensor]:
+        """Collective: all that model.state_dict() has, parameters gathered to the CPU of `rank`, or with -1 of every rank. Other
+        ranks get an empty dict."""
+        self._between_forwards()
+        return saving.state_dict(self, rank)
+
+    def load_state_dict(self, values: Mapping[str, torch.Tensor], strict: bool = True) -> None:
+        """Collective: every rank gives the same values, by the names of model.state_dict(). Optimizer states stay."""
+        self._between_forwards()
+        saving.load_state_dict(self, values, strict)
+
+    def write(self, name: str, value: torch.Tensor) -> None:
+        """Collective: one parameter takes `value`, which has its shape. The other parameters of this rank are read and written again,
+        so for many at once load_state_dict is the way."""
+        self._between_forwards()
+        saving.write(self, {self._named(name): value})
+
+    def save(self, folder: str | os.PathLike, *, keep: int = 0, trainer: bytes = b"", of_this_rank: bytes = b"") -> None:
+        """Collective: a checkpoint `folder`/step-N of the whole run, which load() takes at any number of ranks, stage and tier. The
+        newest `keep` stay; 0: all. `trainer`: the caller's own bytes, of which rank 0's count; `of_this_rank`: each rank's."""
+        self._between_steps("save")
+        options = _library.SaveOptions(
+            keep=keep, trainer=trainer, trainer_bytes=len(trainer), of_this_rank=of_this_rank, of_this_rank_bytes=len(of_this_rank)
+        )
+        check(library.ebb_save(self._memory.handle, os.fspath(folder).encode(), byref(options), None))
+
+    def load(self, path: str | os.PathLike) -> tuple[int, bytes, bytes]:
+        """Collective: a checkpoint, or the newest whole one of a folder. Returns the finished steps, and what save() was given as
+        `trainer` and, at the same number of ranks, `of_this_rank`."""
+        self._between_steps("load")
+        found = _library.Loaded()
+        check(library.ebb_load(self._memory.handle, os.fspath(path).encode(), byref(found)))
+        return (
+            found.step,
+            ctypes.string_at(found.trainer, found.trainer_bytes),
+            ctypes.string_at(found.of_this_rank, found.of_this_rank_bytes),
+        )
+
+    def save_pretrained(
+        self, folder: str | os.PathLike, *, trainable_only: bool = False, dtype: torch.dtype | None = None, file_bytes: int = 5_000_000_000
+    ) -> None:
+        """Collective: the model as safetensors files of at most `file_bytes` and their index, with the config.json of transformers or
+        peft where the model has one. Rank 0 writes; no rank holds the model. `trainable_only`: a peft model's adapter, under
+        peft's names. `dtype`: default that of the parameters."""
+        self._between_forwards()
+        saving.save_pretrained(self, Path(folder), trainable_only, dtype, file_bytes)
+
+    def copy_parameters_from(self, other: "Engine") -> None:
+        """Collective: every parameter takes the value of the one of the same name and shape there."""
+        self._between_steps("copy_parameters_from")
+        other._between_steps("copy_parameters_from")
+        check(library.ebb_engine_copy_parameters(self._memory.handle, other._memory.handle))
+
+    # Memory.
+
+    def memory(self) -> list[MemoryRow]:
+        """Bytes of this rank, predicted, current and at their peak. Activations and buffers are torch's, and not in it."""
+        rows = _library.rows_of(_library.MemoryRow, library.ebb_memory, self._memory.handle)
+        return [MemoryRow(STATES[row.state], TIERS[row.tier], row.predicted, row.current, row.peak) for row in rows]
+
+    def traffic(self) -> list[TrafficRow]:
+        """Of the last finished step; nothing while all state is on the device."""
+        rows = _library.rows_of(_library.TrafficRow, library.ebb_traffic, self._memory.handle)
+        return [TrafficRow(STATES[row.state], TIERS[row.tier], DIRECTIONS[row.direction], row.predicted, row.bytes) for row in rows]
+
+    def communication(self) -> list[CommunicationRow]:
+        """Of the last finished step."""
+        rows = _library.rows_of(_library.CommunicationRow, library.ebb_communication, self._memory.handle)
+        return [CommunicationRow(row.operation.decode(), row.predicted, row.bytes) for row in rows]
+
+    def suspend(self) -> None:
+        """Collective, between steps: gives the device's memory back and keeps state on the host, until resume(). Meanwhile
+        parameters show NaN; state can be read and written."""
+        self._between_steps("suspend")
+        for slots in self._slots:
+            slots.conceal()
+            slots.views = []
+        self._steps._gradients.clear()
+        check(library.ebb_engine_suspend(self._memory.handle, 1))
+
+    def resume(self) -> None:
+        """Collective: the reverse. Everything goes on bit for bit."""
+        self._between_steps("resume")
+        check(library.ebb_engine_suspend(self._memory.handle, 0))
+        self._place()
+
+    def close(self) -> None:
+        """Ends threads and files, and takes the hooks off the model. Parameters show NaN from then on; tensors over the engine's
+        memory stay readable."""
+        if self._memory.closed:
+            return
+        self._walk.forget()
+        self._walk.detach()
+        for handle in self._handles:
+            handle.remove()
+        self._memory.close()
+        for slots in self._slots:
+            slots.conceal()
+        for parameter in self._parameters.values():
+            parameter._ebb_name = None
+        self.model.__dict__.pop("_ebb_engine", None)
+        _engines.discard(self)
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    # Inside.
+
+    def _check(self) -> None:
+        if self._memory.closed:
+            raise Error("the engine was closed")
+        if os.getpid() != self.process:
+            raise Error("this process was forked from the engine's, and has none of its threads: call the engine in the parent")
+
+    def _between_forwards(self) -> None:
+        self._check()
+        self._walk.settle()
+        self._steps.finish_evaluation()
+
+    def _between_steps(self, call: str) -> None:
+        self._between_forwards()
+        if self._steps.in_step:
+            raise Error(f"{call}() within a step: call it behind step(), or drop() the step")
+
+    def _named(self, name: str) -> str:
+        found = self._aliases.get(name)
+        if found is None:
+            raise Error(f"the model has no parameter '{name}'", "NOT_FOUND")
+        return found
+
+    def _names_of_aliases(self) -> Iterable[tuple[str, str]]:
+        names = {id(parameter): name for name, parameter in self._parameters.items()}
+        for alias, parameter in self.model.named_parameters(remove_duplicate=False):
+            yield alias, names[id(parameter)]
+
+    def _place(self) -> None:
+        for unit, slots in zip(self.units, self._slots):
+            rows = Views(self._memory.handle, unit).rows
+            slots.place([
+                over(self._memory, row.data, parameter.shape, DTYPES[row.dtype], self.device) for row, parameter in zip(rows, unit.parameters)
+            ])
+
+    def _renew_meta_parameters(self) -> None:
+        """A parameter on the meta device takes no other memory: it is replaced wherever it is."""
+        renewed: dict[int, nn.Parameter] = {}
+        for module in self.model.modules():
+            for key, parameter in module._parameters.items():
+                if parameter is None or not parameter.is_meta:
+                    continue
+                if id(parameter) not in renewed:
+                    made = torch.full((), float("nan"), dtype=parameter.dtype, device=self.device).expand(parameter.shape)
+                    renewed[id(parameter)] = nn.Parameter(made, requires_grad=parameter.requires_grad)
+                module._parameters[key] = renewed[id(parameter)]
+        for unit in self.units:
+            unit.parameters = [renewed.get(id(parameter), parameter) for parameter in unit.parameters]
+            self._parameters.update(zip(unit.names, unit.parameters))
+        for name, buffer in self.model.named_buffers():
+            if buffer.is_meta:
+                raise Error(f"buffer '{name}' is on the meta device: make the model under ebb.empty_parameters(), which leaves buffers real")
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    kinds = {parameter.device for parameter in model.parameters() if not parameter.is_meta}
+    if len(kinds) > 1:
+        raise Error(f"the parameters are on several devices, {', '.join(sorted(map(str, kinds)))}: say which, device=", "INVALID_ARGUMENT")
+    return kinds.pop() if kinds else torch.device("cpu")
+
+
+def _refuse(model: nn.Module) -> None:
+    """What cannot be sharded, by name."""
+    engine = model.__dict__.get("_ebb_engine")
+    if engine is not None and engine() is not None:
+        raise Error(f"{type(model).__name__} has an engine: close() it first", "ALREADY_EXISTS")
+    for path, module in model.named_modules():
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "FullyShardedDataParallel") or kind.startswith("FSDP"):
+            raise Error(f"'{path or kind}' is wrapped in {kind}: give initialize the plain module", "UNIMPLEMENTED")
+        if hasattr(module, "_hf_hook"):
+            raise Error(f"'{path or kind}' has hooks of accelerate, which move parameters: remove them first", "UNIMPLEMENTED")
+        if isinstance(module, torch.jit.ScriptModule):
+            raise Error(f"'{path or kind}' is a script of torch.jit", "UNIMPLEMENTED")
+
+
+def _move_compilation(units: Sequence[Unit]) -> None:
+    """module.compile() compiles hooks along: what is compiled is moved to the forward, so that hooks stay outside."""
+    for unit in units:
+        for module in unit.modules:
+            if getattr(module, "_compiled_call_impl", None) is not None:
+                module._compiled_call_impl = None
+                module.forward = torch.compile(module.forward)

@@ -1,0 +1,78 @@
+"""What torch's schedulers see of the engine's optimizer: groups with a learning rate and a weight decay."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+import torch
+from torch import nn
+
+from ._library import Error
+
+
+class Optimizer(torch.optim.Optimizer):
+    """`param_groups[i]["lr"]` and `["weight_decay"]` count for the next step once they were changed; until then the JSON's do.
+    State is the engine's."""
+
+    def __init__(self, groups: list[dict[str, Any]], step: Callable[[], bool]):
+        super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0})
+        self._step = step
+        self._of_json = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
+        self._is_driven = False
+
+    def step(self, closure: None = None) -> bool:  # type: ignore[override]
+        if closure is not None:
+            raise Error("step(closure) is not supported", "UNIMPLEMENTED")
+        return self._step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: the engine takes gradients as they come."""
+
+    def rates(self) -> list[tuple[str, float, float]]:
+        now = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
+        if not self._is_driven and now == self._of_json:
+            return []
+        self._is_driven = True
+        return [
+            (group["group"], float(lr), float(decay) if decay != was else math.nan)
+            for group, (lr, decay), (_, was) in zip(self.param_groups, now, self._of_json)
+        ]
+
+
+def groups_of(parameters: list[tuple[str, nn.Parameter]], group_of: Callable[[str], str], config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The groups of Optimizer, by the resolved configuration."""
+    top = config.get("optimizer", {}).get("params", {})
+    stated = config.get("ebb", {}).get("parameter_groups", {})
+    members: dict[str, list[nn.Parameter]] = {}
+    for name, parameter in parameters:
+        members.setdefault(group_of(name), []).append(parameter)
+    groups = []
+    for group, of in members.items():
+        options = stated.get(group, {})
+        own = options.get("optimizer", {}).get("params", top)
+        groups.append({
+            "params": of, "group": group,
+            "lr": own.get("lr", 1e-3) * options.get("lr_factor", 1.0),
+            "weight_decay": options.get("weight_decay", own.get("weight_decay", 0.0)),
+        })
+    return groups
+
+
+def refuse_other_optimizers() -> None:
+    """An optimizer that was made over the engine's parameters would train nothing. Its step raises."""
+
+    def before_step(optimizer: torch.optim.Optimizer, arguments: Any, keywords: Any) -> None:
+        if isinstance(optimizer, Optimizer):
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if getattr(parameter, "_ebb_name", None) is not None:
+                    raise Error(
+                        f"{type(optimizer).__name__}.step(): '{parameter._ebb_name}' is updated by the engine, whose optimizer the "
+                        "configuration says: call engine.step(), and give schedulers engine.optimizer"
+                    )
+
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    register_optimizer_step_pre_hook(before_step)

@@ -1,0 +1,281 @@
+"""State out of an engine and into it: state dicts, and safetensors files as Hugging Face's libraries write them."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
+
+import torch
+from torch import nn
+
+from . import _library
+from ._library import MASTER, Error, check, library
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+_FORMAT_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}
+
+
+class _Removal:
+    def __init__(self, undo: Any):
+        self.remove = undo
+
+
+def attach(engine: "Engine") -> list[Any]:
+    """model.state_dict() gathers, model.load_state_dict() spreads, and copies of the model say why there are none."""
+    model, handles = engine.model, []
+    for module in model.modules():
+        if any(parameter is not None for parameter in module._parameters.values()):
+            handles.append(module.register_state_dict_post_hook(_gathered(engine)))
+
+    def load(values: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        return load_state_dict(engine, values, strict)
+
+    def refuse(*arguments: Any) -> Any:
+        raise Error(
+            f"{type(model).__name__} is sharded: its parameters are on several ranks, so it cannot be copied or pickled. "
+            "engine.state_dict() has its values, and save_pretrained() writes them"
+        )
+
+    attributes = {"load_state_dict": load, "__deepcopy__": refuse, "__reduce_ex__": refuse}
+    model.__dict__.update(attributes)
+    handles.append(_Removal(lambda: [model.__dict__.pop(name, None) for name in attributes]))
+    return handles
+
+
+def _gathered(engine: "Engine"):
+    def hook(module: nn.Module, values: dict[str, Any], prefix: str, metadata: Any) -> None:
+        for key, parameter in module._parameters.items():
+            if parameter is not None and prefix + key in values:
+                values[prefix + key] = engine.gather(parameter._ebb_name)
+
+    return hook
+
+
+def _keys(engine: "Engine") -> Iterator[tuple[str, torch.Tensor]]:
+    """As model.state_dict() has them, with no parameter gathered."""
+    for path, module in engine.model.named_modules(remove_duplicate=False):
+        prefix = path + "." if path else ""
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                yield prefix + key, parameter
+        for key, buffer in module._buffers.items():
+            if buffer is not None and key not in module._non_persistent_buffers_set:
+                yield prefix + key, buffer
+
+
+def state_dict(engine: "Engine", rank: int) -> dict[str, torch.Tensor]:
+    values: dict[str, torch.Tensor] = {}
+    gathered: dict[str, torch.Tensor | None] = {}
+    for key, tensor in _keys(engine):
+        if isinstance(tensor, nn.Parameter):
+            name = tensor._ebb_name
+            if name not in gathered:
+                gathered[name] = engine.gather(name, rank)
+            tensor = gathered[name]
+        if rank in (-1, engine.world.rank):
+            values[key] = tensor.detach().cpu()
+    return values
+
+
+def load_state_dict(engine: "Engine", values: Mapping[str, torch.Tensor], strict: bool = True) -> Any:
+    engine._between_forwards()
+    known = dict(_keys(engine))
+    missing = [key for key in known if key not in values]
+    unexpected = [key for key in values if key not in known]
+    if strict and (missing or unexpected):
+        raise Error(f"load_state_dict: missing {missing[:5]}, not of the model {unexpected[:5]}", "INVALID_ARGUMENT")
+    of_parameters = {}
+    for key, tensor in known.items():
+        if key not in values:
+            continue
+        if isinstance(tensor, nn.Parameter):
+            of_parameters[tensor._ebb_name] = values[key]
+        else:
+            tensor.copy_(values[key])
+    write(engine, of_parameters)
+    from torch.nn.modules.module import _IncompatibleKeys
+
+    return _IncompatibleKeys(missing, unexpected)
+
+
+def write(engine: "Engine", values: Mapping[str, torch.Tensor]) -> None:
+    """Parameters take new values, as fp32 masters. What is not named keeps its own: it is read and written again."""
+    if engine._steps.in_step:
+        raise Error("parameters are written between steps: behind step(), or after drop()")
+    given: dict[int, torch.Tensor] = {}
+    for name, value in values.items():
+        shape = engine._parameters[name].shape
+        if value.shape != shape:
+            raise Error(f"'{name}' has the shape {list(shape)}, and was given {list(value.shape)}", "INVALID_ARGUMENT")
+        given[engine._ids[name]] = value.detach().to("cpu", torch.float32).contiguous()
+    own: dict[tuple[int, int, int], Any] = {}
+    if len(given) < len(engine._ids):
+        def keep(user, parameter, begin, end, numbers) -> int:
+            if parameter not in given:
+                own[parameter, begin, end] = ctypes.string_at(numbers, 4 * (end - begin))
+            return 0
+
+        check(library.ebb_read(engine._memory.handle, MASTER, None, _library.SINK(keep), None))
+    pieces: dict[int, list[tuple[int, int, bytes]]] = {}
+    for (parameter, begin, end), numbers in own.items():
+        pieces.setdefault(parameter, []).append((begin, end, numbers))
+
+    def fill(user, parameter, begin, end, numbers) -> int:
+        address = ctypes.addressof(numbers.contents)
+        if parameter in given:
+            ctypes.memmove(address, given[parameter].data_ptr() + 4 * begin, 4 * (end - begin))
+            return 0
+        done = 0
+        for first, last, values in pieces.get(parameter, ()):
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                ctypes.memmove(address + 4 * (low - begin), values[4 * (low - first) : 4 * (high - first)], 4 * (high - low))
+                done += high - low
+        return 0 if done == end - begin else 1
+
+    check(library.ebb_write(engine._memory.handle, MASTER, None, _library.FILL(fill), None))
+
+
+# Files.
+
+
+def save_pretrained(engine: "Engine", folder: Path, trainable_only: bool, dtype: torch.dtype | None, file_bytes: int) -> None:
+    model = engine.model
+    adapter = getattr(model, "active_adapter", None) if hasattr(model, "peft_config") else None
+    tensors: list[tuple[str, torch.Tensor]] = []
+    seen: set[int] = set()
+    for key, tensor in _keys(engine):
+        is_parameter = isinstance(tensor, nn.Parameter)
+        if id(tensor) in seen or (trainable_only and not (is_parameter and tensor.requires_grad)):
+            continue
+        seen.add(id(tensor))
+        tensors.append((_adapter_name(key, adapter) if trainable_only and adapter else key, tensor))
+    if not tensors:
+        raise Error("save_pretrained: nothing is trainable", "INVALID_ARGUMENT")
+    writes = engine.world.rank == 0
+    stem = "adapter_model" if trainable_only and adapter else "model"
+    writer = _Writer(folder, stem, tensors, dtype, file_bytes) if writes else None
+    failure: BaseException | None = None
+    for key, tensor in tensors:
+        # After an error the calls of other ranks still have their counterpart.
+        piece = None
+        if writes and failure is None:
+            try:
+                piece = writer.begin(key)
+            except OSError as error:
+                failure = error
+
+        def take(values: Any, begin: int, end: int) -> None:
+            nonlocal failure
+            if piece is not None and failure is None:
+                numbers = torch.frombuffer((ctypes.c_float * (end - begin)).from_address(ctypes.addressof(values.contents)), dtype=torch.float32)
+                try:
+                    piece(numbers)
+                except OSError as error:
+                    failure = error
+
+        if isinstance(tensor, nn.Parameter):
+            engine.gather_pieces(tensor._ebb_name, take, rank=0)
+        elif piece is not None:
+            piece(tensor.detach().cpu().contiguous().view(-1))
+    if failure is not None:
+        raise failure
+    if writes:
+        writer.finish()
+        if trainable_only and adapter:
+            configuration = copy.copy(model.peft_config[adapter])
+            configuration.inference_mode = True
+            configuration.save_pretrained(str(folder))
+        else:
+            for name in ("config", "generation_config"):
+                described = getattr(model, name, None)
+                if hasattr(described, "save_pretrained"):
+                    described.save_pretrained(str(folder))
+
+
+def _adapter_name(key: str, adapter: str) -> str:
+    key = key.replace(f".modules_to_save.{adapter}.", ".")
+    return re.sub(rf"\.{re.escape(adapter)}(\.|$)", r"\1", key)
+
+
+class _Writer:
+    """`folder`/`stem`.safetensors, or parts of it and their index. The files have their names when all of them are written."""
+
+    def __init__(self, folder: Path, stem: str, tensors: list[tuple[str, torch.Tensor]], dtype: torch.dtype | None, file_bytes: int):
+        self.folder = folder
+        self.types: dict[str, torch.dtype] = {}
+        parts: list[list[tuple[str, torch.Tensor]]] = [[]]
+        sizes = [0]
+        for key, tensor in tensors:
+            kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            self.types[key] = kind
+            size = tensor.numel() * kind.itemsize
+            if parts[-1] and sizes[-1] + size > file_bytes:
+                parts.append([])
+                sizes.append(0)
+            parts[-1].append((key, tensor))
+            sizes[-1] += size
+        self.index: dict[str, Any] | None = None
+        if len(parts) == 1:
+            names = [f"{stem}.safetensors"]
+        else:
+            names = [f"{stem}-{i + 1:05}-of-{len(parts):05}.safetensors" for i in range(len(parts))]
+            weight_map = {key: name for name, part in zip(names, parts) for key, _ in part}
+            self.index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
+        self.stem = stem
+        self.part_of = {key: i for i, part in enumerate(parts) for key, _ in part}
+        self.parts, self.names = parts, names
+        self.at = -1
+        self.file: Any = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def begin(self, key: str) -> Any:
+        if self.part_of[key] != self.at:
+            self._close()
+            self.at = self.part_of[key]
+            self.file = open(self._unfinished(self.names[self.at]), "wb")
+            self._write_header(self.parts[self.at])
+        kind = self.types[key]
+
+        def piece(values: torch.Tensor) -> None:
+            self.file.write(values.to(kind).contiguous().view(torch.uint8).numpy().tobytes())
+
+        return piece
+
+    def _write_header(self, part: list[tuple[str, torch.Tensor]]) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for key, tensor in part:
+            size = tensor.numel() * self.types[key].itemsize
+            header[key] = {"dtype": _FORMAT_NAMES[self.types[key]], "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self.file.write(len(text).to_bytes(8, "little") + text)
+
+    def _unfinished(self, name: str) -> Path:
+        return self.folder / f".{name}.part"
+
+    def _close(self) -> None:
+        if self.file is not None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            self.file = None
+
+    def finish(self) -> None:
+        self._close()
+        for name in self.names:
+            os.replace(self._unfinished(name), self.folder / name)
+        if self.index is not None:
+            (self.folder / f"{self.stem}.safetensors.index.json").write_text(json.dumps(self.index, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,551 @@
+"""What goes wrong elsewhere when a module is sharded by hooks: each ends in torch's numbers, or in an error that names the module."""
+
+import copy
+import pickle
+from dataclasses import dataclass
+
+import pytest
+import torch
+import training
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from training import compare, config, llama, mlp, squared_error, token_batches, vector_batches
+
+import ebb
+
+
+class Blocks(nn.Module):
+    """A chain of three blocks; what happens between them is given."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        torch.manual_seed(2)
+        self.blocks = nn.ModuleList([nn.Linear(width, width) for _ in range(3)])
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.head(x)
+
+
+class InPlaceOnAView(Blocks):
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x).view(2, 2, 4)
+            x.add_(1).tanh_()
+            x = x.view(2, 8)
+        return self.head(x)
+
+
+class CachedIntermediate(Blocks):
+    """The loss is computed from what a block has kept, not from its output."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x):
+            self.kept = torch.sin(self.a(x))
+            return self.b(self.kept)
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block() for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks[:2]:
+            x = block(x)
+        self.blocks[2](x)
+        return self.blocks[2].kept.sum(-1, keepdim=True) + 0 * self.head(x.detach())
+
+
+class UsedTwice(Blocks):
+    def forward(self, x):
+        for block in (*self.blocks, self.blocks[0]):
+            x = torch.tanh(block(x))
+        return self.head(x)
+
+
+class Checkpointed(Blocks):
+    reentrant = False
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        for block in self.blocks:
+            x = torch.tanh(checkpoint(block, x, use_reentrant=self.reentrant))
+        return self.head(x)
+
+
+class CheckpointedReentrant(Checkpointed):
+    reentrant = True
+
+
+class CheckpointOverTwo(Blocks):
+    def forward(self, x):
+        x = checkpoint(lambda y: self.blocks[1](torch.tanh(self.blocks[0](y))), x, use_reentrant=False)
+        return self.head(torch.tanh(self.blocks[2](x)))
+
+
+class EarlyStopped(Blocks):
+    """The recompute ends by an exception behind the last tensor that backward needs."""
+
+    def forward(self, x):
+        def two(y):
+            y = torch.tanh(self.blocks[0](y))
+            return self.blocks[1](y) + 1
+
+        return self.head(torch.tanh(self.blocks[2](checkpoint(two, x, use_reentrant=False))))
+
+
+class FrozenMiddle(Checkpointed):
+    def __init__(self):
+        super().__init__()
+        self.blocks[1].requires_grad_(False)
+
+
+class FrozenFirst(Blocks):
+    def __init__(self):
+        super().__init__()
+        self.blocks[0].requires_grad_(False)
+
+
+class LeftOut(Blocks):
+    """A block whose output is thrown away."""
+
+    def forward(self, x):
+        x = torch.tanh(self.blocks[0](x))
+        self.blocks[1](x)
+        return self.head(torch.tanh(self.blocks[2](x)))
+
+
+class Containers(Blocks):
+    @dataclass
+    class Output:
+        value: torch.Tensor
+        extra: dict
+
+    class Slots:
+        __slots__ = ("value",)
+
+    class Block(nn.Linear):
+        def __init__(self, kind):
+            super().__init__(8, 8)
+            self.kind = kind
+
+        def forward(self, x):
+            y = torch.tanh(super().forward(x))
+            if self.kind == "dataclass":
+                return Containers.Output(None, {"deep": [(y,)]})
+            if self.kind == "slots":
+                made = Containers.Slots()
+                made.value = y
+                return made
+            return {"y": y}
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block(kind) for kind in ("dataclass", "slots", "dict")])
+
+    def forward(self, x):
+        x = self.blocks[0](x).extra["deep"][0][0]
+        x = self.blocks[1](x).value
+        return self.head(self.blocks[2](x)["y"])
+
+
+class PassedThrough(nn.Module):
+    """Something that the first block makes goes through the others, as T5's bias does."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x, bias=None):
+            if bias is None:
+                bias = self.b(x)
+            return torch.tanh(self.a(x) + bias), bias
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.blocks = nn.ModuleList([self.Block() for _ in range(3)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        bias = None
+        for block in self.blocks:
+            x, bias = block(x, bias)
+        return self.head(x + bias)
+
+
+class Resident(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.scale = nn.Parameter(torch.rand(8))
+        self.blocks = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x)) * self.scale
+        return self.head(x)
+
+
+class ListsOfLists(nn.Module):
+    """Blocks that are lists, of which nobody calls the list."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.ModuleList([nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)]) for _ in range(2)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for a, b in self.layers:
+            x = torch.tanh(b(torch.tanh(a(x))))
+        return self.head(x)
+
+
+class OtherMethod(Blocks):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def features(self, x):
+            return torch.tanh(self.a(x))
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([self.Block() for _ in range(2)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block.features(x)
+        return self.head(x)
+
+
+class MixtureOfExperts(nn.Module):
+    """Each rank's samples take other experts."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = nn.Linear(8, 4)
+            self.experts = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+        def forward(self, x):
+            weights = self.router(x).softmax(-1)
+            chosen = weights.argmax(-1)
+            return torch.stack([self.experts[int(c)](row) * weights[i, c] for i, (row, c) in enumerate(zip(x, chosen))])
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.blocks = nn.ModuleList([self.Block() for _ in range(2)])
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+RIGHT = [Blocks, InPlaceOnAView, CachedIntermediate, UsedTwice, Checkpointed, CheckpointedReentrant, CheckpointOverTwo, EarlyStopped, FrozenMiddle,
+         FrozenFirst, LeftOut, Containers, PassedThrough, Resident, ListsOfLists, OtherMethod, MixtureOfExperts]
+
+
+def _right(kind, registered):
+    batches = vector_batches(4, 2)
+    optimizer = training.SGD if kind in (CachedIntermediate, LeftOut, MixtureOfExperts, PassedThrough) else training.ADAMW  # torch leaves out what has no gradient
+    compare(kind, batches, squared_error, optimizer=optimizer, example=None if registered else (batches[0][0][0],))
+
+
+@pytest.mark.parametrize("kind", RIGHT, ids=lambda kind: kind.__name__)
+def test_numbers_are_those_of_torch(two, kind):
+    two.run(_right, kind, False)
+
+
+@pytest.mark.parametrize("kind", [Blocks, InPlaceOnAView, CachedIntermediate, Checkpointed, EarlyStopped, Containers, Resident])
+def test_without_an_example_too(two, kind):
+    two.run(_right, kind, True)
+
+
+def _two_walks():
+    """Two forwards for one backward: a function of the model shows the order."""
+    batches = vector_batches(3, 2)
+
+    def loss_of(model, batch):
+        x, y = batch
+        return (model(x) - y).square().mean() + (model(-x) + y).square().mean()
+
+    compare(Checkpointed, batches, loss_of, example=lambda model: loss_of(model, (torch.zeros(2, 8), torch.zeros(2, 1))))
+
+
+def test_two_forwards_for_one_backward(two):
+    two.run(_two_walks)
+
+
+def refused(action, text, code=None):
+    with pytest.raises(ebb.Error, match=text) as caught:
+        action()
+    assert code is None or caught.value.code == code
+
+
+def _two_walks_undeclared():
+    batch = vector_batches(1, 2)[0][0]
+    model = Blocks()
+    engine = ebb.initialize(model, config())
+    loss = squared_error(model, batch) + squared_error(model, batch)
+
+    def run():
+        engine.backward(loss)
+        engine.step()
+        engine.report()
+
+    refused(run, "blocks|head")
+    engine.drop()
+    engine.backward(squared_error(model, batch)), engine.step()
+    assert engine.report().applied
+    engine.close()
+
+
+def test_an_order_that_was_not_declared_is_an_error_that_names_the_module(two):
+    two.run(_two_walks_undeclared)
+
+
+class External(Blocks):
+    """A parameter that is used outside of its module."""
+
+    def forward(self, x):
+        return super().forward(x) + self.blocks[0].bias.sum()
+
+
+def _external():
+    batches = vector_batches(3, 2)
+    compare(External, batches, squared_error, resident=["blocks.0.bias"], example=(batches[0][0][0],))
+    model = External()
+    engine = ebb.initialize(model, config(), check=True)
+    refused(lambda: model(batches[0][0][0]), r"'blocks.0.bias' is read by sum outside of its unit, at .*pitfalls_test.py")
+    engine.drop()
+    engine.close()
+    model = External()
+    engine = ebb.initialize(model, config())
+    assert model(batches[0][0][0]).isnan().all()
+    engine.drop()
+    engine.close()
+
+
+def test_a_parameter_outside_of_its_module(two):
+    two.run(_external)
+
+
+def _shapes():
+    model, plain = llama(), llama()
+    engine = ebb.initialize(model, config())
+    for (name, ours), (other, theirs) in zip(model.named_parameters(), plain.named_parameters()):
+        assert name == other and ours.shape == theirs.shape and ours.stride() != () and ours.isnan().all()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, plain.state_dict()[name])
+    refused(lambda: copy.deepcopy(model), "sharded")
+    refused(lambda: pickle.dumps(model), "sharded")
+    with pytest.raises(RuntimeError):
+        model.lm_head.weight.data.copy_(plain.lm_head.weight)
+    changed = {name: value + 1 for name, value in plain.state_dict().items()}
+    model.load_state_dict(changed)
+    for name, value in engine.state_dict().items():
+        assert torch.equal(value, changed[name])
+    refused(lambda: ebb.initialize(model, config()), "close", "ALREADY_EXISTS")
+    engine.close()
+    copy.deepcopy(model)
+
+
+def test_shapes_are_true_and_state_dicts_whole(two):
+    two.run(_shapes)
+
+
+def _optimizer_made_before():
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    engine = ebb.initialize(model, config())
+    x, y = vector_batches(1, 2)[0][engine.world.rank]
+    loss = (model(x) - y).square().mean()
+    engine.backward(loss)
+    refused(optimizer.step, "AdamW.step.*'0.weight' is updated by the engine")
+    engine.step()
+    engine.close()
+
+
+def test_an_optimizer_that_was_made_before_raises(two):
+    two.run(_optimizer_made_before)
+
+
+def _child_first():
+    """No module is the root: a child may be called by itself, first."""
+    model, plain = Blocks(), Blocks()
+    engine = ebb.initialize(model, config())
+    x = torch.ones(2, 8)
+    with torch.no_grad():
+        assert torch.equal(model.blocks[1](x), plain.blocks[1](x))
+        assert torch.equal(model(x), plain(x))
+    engine.close()
+
+
+def test_a_child_is_called_first(two):
+    two.run(_child_first)
+
+
+def _generate_differently():
+    """Ranks that run forward a different number of times."""
+    model = llama().eval()
+    engine = ebb.initialize(model, config(ebb={"timeout_seconds": 20}))
+    ids = token_batches(1, 1)[0][0]["input_ids"]
+    with torch.no_grad():
+        for _ in range(1 + engine.world.rank):
+            model(ids)
+    try:
+        engine.state_dict()
+    except ebb.Error as error:
+        return str(error)
+    finally:
+        engine.close()
+    return ""
+
+
+def test_ranks_that_differ_get_an_error(two):
+    texts = two.run(_generate_differently)
+    assert any(texts), texts
+    two.stop()
+
+
+def _compiled():
+    batches = vector_batches(3, 2)
+
+    def make():
+        model = Blocks()
+        for block in model.blocks:
+            block.compile(backend="eager")
+        return model
+
+    compare(make, batches, squared_error)
+
+
+def test_compiled_blocks(two):
+    two.run(_compiled)
+
+
+def _hooks_of_others():
+    """What a pre-hook of the user's sees is there."""
+    model = Blocks()
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda module, x: seen.append(module.weight.isnan().any().item()))
+    engine = ebb.initialize(model, config())
+    with torch.no_grad():
+        model(torch.ones(2, 8))
+    assert seen == [False]
+    engine.close()
+    model._hf_hook = object()
+    refused(lambda: ebb.initialize(model, config()), "accelerate", "UNIMPLEMENTED")
+
+
+def test_hooks_of_others(two):
+    two.run(_hooks_of_others)
+
+
+def _refusals():
+    x, y = vector_batches(1, 1)[0][0]
+    model = mlp()
+    engine = ebb.initialize(model, config(fp16={"enabled": True}))
+    loss = (model(x.half()) - y).square().mean()
+    refused(loss.backward, "engine.backward")
+    engine.drop()
+    engine.close()
+
+    model = mlp()
+    engine = ebb.initialize(model, config())
+    refused(lambda: engine.step(), "without a forward")
+    refused(lambda: engine.backward(torch.ones((), requires_grad=True)), "comes from no forward")
+    loss = (model(x) - y).square().mean()
+    refused(lambda: torch.autograd.grad(loss, list(model.parameters()), create_graph=True), "create_graph")
+    engine.drop()
+    loss = (model(x) - y).square().mean()
+    engine.backward(loss)
+    engine.step()
+    refused(lambda: engine.gather("nothing"), "no parameter 'nothing'", "NOT_FOUND")
+    engine.close()
+    refused(engine.step, "closed")
+
+
+def test_what_is_refused_says_so(two):
+    two.run(_refusals)
+
+
+def _after_exceptions():
+    """An error in forward, in backward, and in the loop: drop(), and go on as if it had not been."""
+    batches = vector_batches(3, 2)
+    plain = Blocks()
+    expected = training.with_torch(plain, batches, squared_error)
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            raise ValueError("in backward")
+
+    model = Blocks()
+    engine = ebb.initialize(model, config())
+    losses = []
+    for of_step in batches:
+        x, y = of_step[engine.world.rank]
+        fails = model.blocks[1].register_forward_pre_hook(lambda module, arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(x)
+        fails.remove()
+        engine.drop()
+        with pytest.raises(ValueError, match="in backward"):
+            hidden = torch.tanh(Fails.apply(torch.tanh(model.blocks[0](x))))
+            engine.backward(model.head(model.blocks[1](hidden)).sum())
+        refused(engine.step, "drop")
+        engine.drop()
+        engine.backward(squared_error(model, (x, y)))
+        engine.step()
+        losses.append(engine.report().loss)
+    engine.close()
+    for ours, theirs in zip(losses, expected):
+        assert abs(ours - theirs) < 2e-6
+
+
+def test_after_exceptions_drop_goes_on(two):
+    two.run(_after_exceptions)
+
+
+def _count_forwards():
+    """Saved-tensor hooks around a unit must not turn recomputation off."""
+    counts = [0]
+
+    class Counted(nn.Linear):
+        def forward(self, x):
+            counts[0] += 1
+            return super().forward(x)
+
+    model = Blocks()
+    model.blocks = nn.ModuleList([Counted(8, 8) for _ in range(3)])
+    model.forward = lambda x: Checkpointed.forward(model, x)
+    model.__class__.reentrant = False
+    engine = ebb.initialize(model, config())
+    x, y = vector_batches(1, 1)[0][0]
+    for _ in range(4):
+        engine.backward((model(x) - y).square().mean())
+        engine.step()
+    engine.close()
+    assert counts[0] == 4 * 2 * 3
+
+
+def test_checkpointing_computes_forward_twice(two):
+    two.run(_count_forwards)

@@ -1,0 +1,87 @@
+"""Two ranks that stay: processes which run a function at a time, all of them the same, so that torch is imported once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import traceback
+from typing import Any, Callable
+
+TIMEOUT = 300  # seconds of one function; a rank that hangs is a failure
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def _serve(rank: int, size: int, port: int, pipe: Any) -> None:
+    os.environ.update(
+        RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port), OMP_NUM_THREADS="1", EBB_LOG_LEVEL=os.environ.get("EBB_LOG_LEVEL", "err"),
+    )
+    import torch
+
+    torch.set_num_threads(1)
+    while True:
+        call = pipe.recv()
+        if call is None:
+            return
+        function, arguments, keywords = call
+        try:
+            pipe.send((True, function(*arguments, **keywords)))
+        except BaseException:
+            import ebb.engine
+
+            text = traceback.format_exc()
+            for engine in list(ebb.engine._engines):
+                engine.close()
+            pipe.send((False, text))
+
+
+class Ranks:
+    def __init__(self, size: int):
+        self.size = size
+        self.processes: list[Any] = []
+
+    def run(self, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
+        """What `function` returns on each rank. The first rank's exception is raised, and the processes are begun anew."""
+        if not self.processes:
+            self._start()
+        for pipe in self.pipes:
+            pipe.send((function, arguments, keywords))
+        results, failures = [], []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(TIMEOUT if not failures else 20):
+                failures.append(f"rank {rank} did not answer")
+                continue
+            try:
+                ok, value = pipe.recv()
+            except EOFError:
+                ok, value = False, f"rank {rank} has died, exit code {self.processes[rank].exitcode}"
+            results.append(value) if ok else failures.append(f"rank {rank}: {value}")
+        if failures:
+            self.stop()
+            raise AssertionError("\n".join(failures))
+        return results
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        port = _free_port()
+        self.pipes = []
+        for rank in range(self.size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.size, port, there), daemon=True)
+            process.start()
+            there.close()
+            self.processes.append(process)
+            self.pipes.append(here)
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        self.processes = []
