@@ -18,6 +18,13 @@ add_test_packages() {
   fi
 }
 
+# For the Python package: an environment of one's own needs ensurepip, which Debian keeps apart.
+add_python_packages() {
+  if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+    ebb_packages+=(python3 python3-venv)
+  fi
+}
+
 install_packages() {
   local missing=()
   local package

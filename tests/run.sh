@@ -2,7 +2,9 @@
 # Installs what is missing, builds, and runs the tests.
 #
 #   tests/run.sh [release|cuda|asan|tsan] [--full] [--program NAME]... [-- argument of ctest...]
+#   tests/run.sh python [--torch VERSION] [argument of pytest...]
 #
+# python: builds the wheel and runs tests/python in an environment of its own, with the newest torch or the one given.
 # release: optimised, with CUDA and NCCL where they are found. cuda: the same, and an error where they are not. asan, tsan: debug builds
 # with the address and undefined-behaviour, or the thread sanitizer. --full: the product of
 # the bitwise matrix' main axes (the others are drawn) and many more random cases, instead of a covering selection.
@@ -11,6 +13,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source cmake/packages.sh
 
+if [ "${1:-}" = python ]; then
+  shift
+  exec tests/python/run.sh "$@"
+fi
 preset=release
 ctest_arguments=()
 programs=()
@@ -28,7 +34,7 @@ while [ $# -gt 0 ]; do
       break
       ;;
     *)
-      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|cuda|asan|tsan] [--full] [--program NAME]... [-- argument of ctest...]" >&2
+      echo "tests/run.sh: '$1' is not an option; usage: tests/run.sh [release|cuda|asan|tsan] [--full] [--program NAME]... [-- argument of ctest...], or tests/run.sh python" >&2
       exit 2
       ;;
   esac

@@ -186,8 +186,13 @@ int32_t ebb_engine_create(ebb_world*, const ebb_model*, const char* json, const 
  * the engine; all other calls are errors from here on. */
 int32_t ebb_engine_close(ebb_engine*);
 void ebb_engine_destroy(ebb_engine*);
-/* The unit's parameters in the order in which they were added. Addresses hold until ebb_engine_suspend. */
+/* The unit's parameters in the order in which they were added. Addresses hold until ebb_engine_suspend
+ * or ebb_engine_reorder. */
 int32_t ebb_engine_views(ebb_engine*, int32_t unit, ebb_view*, int32_t capacity, int32_t* count);
+/* Collective, between steps: what ebb_model_add_visit and ebb_model_set_order would have said. No events: the visits in turn.
+ * Views are to be asked for again. */
+int32_t ebb_engine_reorder(ebb_engine*, const ebb_visit*, int32_t visits, const ebb_event*,
+                           int32_t events);
 int32_t ebb_engine_suspend(
     ebb_engine*,
     int32_t suspended); /* collective: gives the device's memory back; 0: takes it again */

@@ -148,6 +148,8 @@ inline std::string TextOr(const char* text, const char* otherwise) {
   return text == nullptr ? otherwise : text;
 }
 
+absl::StatusOr<Visit> VisitOf(const ebb_visit* given);
+absl::StatusOr<std::vector<ScopeEvent>> OrderOf(const ebb_event* events, int32_t count);
 absl::StatusOr<Config> ReadConfig(const char* json);
 std::vector<ebb_memory_row> RowsOf(const std::vector<MemoryRow>& rows);
 

@@ -88,6 +88,33 @@ absl::StatusOr<Program> Predict(const ebb_model* model, int32_t world, const cha
 
 }  // namespace
 
+absl::StatusOr<Visit> VisitOf(const ebb_visit* given) {
+  if (given == nullptr) return absl::InvalidArgumentError("the visit is null");
+  EBB_ASSIGN_OR_RETURN(
+      const ebb_visit visit,
+      Taken(given, {.struct_size = 0, .unit = 0, .forward = 1, .backward = 1, .gradients = 1},
+            "ebb_visit"));
+  return Visit{.unit = UnitId{visit.unit},
+               .forward = visit.forward != 0,
+               .backward = visit.backward != 0,
+               .gradients = visit.gradients != 0};
+}
+
+absl::StatusOr<std::vector<ScopeEvent>> OrderOf(const ebb_event* events, int32_t count) {
+  if (count < 0 || (count > 0 && events == nullptr))
+    return absl::InvalidArgumentError(absl::StrCat("an order of ", count, " events"));
+  std::vector<ScopeEvent> order;
+  for (int32_t i = 0; i < count; ++i) {
+    if (events[i].kind < EBB_FORWARD || events[i].kind > EBB_RECOMPUTE)
+      return absl::InvalidArgumentError(absl::StrCat("event ", i, " is of kind ", events[i].kind));
+    order.push_back({.opens = events[i].opens != 0,
+                     .backward = events[i].kind == EBB_BACKWARD,
+                     .recompute = events[i].kind == EBB_RECOMPUTE,
+                     .visit = events[i].visit});
+  }
+  return order;
+}
+
 std::vector<ebb_memory_row> RowsOf(const std::vector<MemoryRow>& rows) {
   std::vector<ebb_memory_row> given;
   for (const MemoryRow& row : rows) {
@@ -174,16 +201,8 @@ int32_t ebb_model_add_parameter(ebb_model* model, int32_t unit, const ebb_parame
 int32_t ebb_model_add_visit(ebb_model* model, const ebb_visit* given) {
   return CallForId([&]() -> absl::StatusOr<int32_t> {
     EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
-    if (given == nullptr) return absl::InvalidArgumentError("the visit is null");
-    EBB_ASSIGN_OR_RETURN(
-        const ebb_visit visit,
-        ebb::c::Taken(given,
-                      {.struct_size = 0, .unit = 0, .forward = 1, .backward = 1, .gradients = 1},
-                      "ebb_visit"));
-    model->spec.forward.push_back({.unit = ebb::UnitId{visit.unit},
-                                   .forward = visit.forward != 0,
-                                   .backward = visit.backward != 0,
-                                   .gradients = visit.gradients != 0});
+    EBB_ASSIGN_OR_RETURN(const ebb::Visit visit, ebb::c::VisitOf(given));
+    model->spec.forward.push_back(visit);
     return static_cast<int32_t>(model->spec.forward.size()) - 1;
   });
 }
@@ -191,20 +210,7 @@ int32_t ebb_model_add_visit(ebb_model* model, const ebb_visit* given) {
 int32_t ebb_model_set_order(ebb_model* model, const ebb_event* events, int32_t count) {
   return Call([&]() -> absl::Status {
     EBB_RETURN_IF_ERROR(CheckHandle(Models(), model, "model"));
-    if (count < 0 || (count > 0 && events == nullptr))
-      return absl::InvalidArgumentError(absl::StrCat("an order of ", count, " events"));
-    std::vector<ebb::ScopeEvent> order;
-    for (int32_t i = 0; i < count; ++i) {
-      if (events[i].kind < EBB_FORWARD || events[i].kind > EBB_RECOMPUTE) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("event ", i, " is of kind ", events[i].kind));
-      }
-      order.push_back({.opens = events[i].opens != 0,
-                       .backward = events[i].kind == EBB_BACKWARD,
-                       .recompute = events[i].kind == EBB_RECOMPUTE,
-                       .visit = events[i].visit});
-    }
-    model->spec.order = std::move(order);
+    EBB_ASSIGN_OR_RETURN(model->spec.order, ebb::c::OrderOf(events, count));
     return absl::OkStatus();
   });
 }

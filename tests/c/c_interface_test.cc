@@ -164,6 +164,19 @@ TEST_F(CInterface, ADeclaredOrderMayNestScopes) {
   EXPECT_EQ(ebb_model_set_order(model_, wrong, 1), EBB_INVALID_ARGUMENT);
 }
 
+TEST_F(CInterface, AnEngineTakesAnotherOrder) {
+  MakeEngine(2);
+  const ebb_visit visits[] = {{sizeof(ebb_visit), 1, 1, 1, 1}, {sizeof(ebb_visit), 0, 1, 1, 1}};
+  ASSERT_EQ(ebb_engine_reorder(engine_, visits, 2, nullptr, 0), EBB_OK) << ebb_error();
+  ASSERT_EQ(ebb_step_begin(engine_, nullptr), EBB_OK);
+  for (int unit : {1, 0}) Forward(unit);
+  for (int unit : {0, 1}) Backward(unit);
+  EXPECT_EQ(ebb_engine_reorder(engine_, visits, 2, nullptr, 0), EBB_FAILED_PRECONDITION);
+  ASSERT_EQ(ebb_step_finish(engine_, nullptr), EBB_OK) << ebb_error();
+  EXPECT_EQ(Gathered(0), (std::vector<float>{-0.5f, 0.5f, 1.5f, 2.5f}));
+  EXPECT_EQ(ebb_engine_reorder(engine_, visits, 1, nullptr, 0), EBB_INVALID_ARGUMENT);
+}
+
 TEST_F(CInterface, MemoryOutlivesAClosedEngine) {
   MakeEngine(1);
   ebb_view view;

@@ -80,12 +80,10 @@ class Model:
             check_id(library.ebb_model_add_unit(self.handle, unit.name.encode(), unit.keep_whole))
             ids = [self._add(unit, name, one, group_of, files, has_values) for name, one in zip(unit.names, unit.parameters)]
             self.first_id.append(ids[0])
-        for visit in order.visits:
-            given = _library.Visit(unit=visit.unit, forward=visit.forward, backward=visit.backward, gradients=visit.gradients)
-            check_id(library.ebb_model_add_visit(self.handle, byref(given)))
-        if order.events:
-            events = (_library.Event * len(order.events))(*[_library.Event(*event) for event in order.events])
-            check(library.ebb_model_set_order(self.handle, events, len(events)))
+        visits, events = structs_of(order)
+        for visit in visits:
+            check_id(library.ebb_model_add_visit(self.handle, byref(visit)))
+        check(library.ebb_model_set_order(self.handle, events, len(events)))
 
     def __del__(self) -> None:
         library.ebb_model_destroy(self.handle)
@@ -114,6 +112,12 @@ class Model:
 
     def predict_memory(self, config: str, world: int) -> list:
         return _library.rows_of(_library.MemoryRow, library.ebb_predict_memory, self.handle, world, config.encode())
+
+
+def structs_of(order: Order) -> tuple[Any, Any]:
+    visits = [_library.Visit(unit=visit.unit, forward=visit.forward, backward=visit.backward, gradients=visit.gradients) for visit in order.visits]
+    events = [_library.Event(*event) for event in order.events]
+    return (_library.Visit * len(visits))(*visits), (_library.Event * len(events))(*events)
 
 
 class Views:

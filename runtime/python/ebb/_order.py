@@ -18,6 +18,14 @@ from ._units import Unit, owners, registration_order
 
 
 @dataclass
+class Call:
+    """What a model was called with."""
+
+    arguments: tuple
+    keywords: dict
+
+
+@dataclass
 class Declared:
     unit: int
     forward: bool = True
@@ -167,6 +175,10 @@ def call(model: nn.Module, example: Any, change: Callable[[torch.Tensor], torch.
 
     if callable(example) and not isinstance(example, torch.Tensor):
         return example(model)
+    if isinstance(example, Call):
+        example = [list(example.arguments), dict(example.keywords)]
+        arguments, keywords = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, example)
+        return model(*arguments, **keywords)
     changed = tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, example)
     if isinstance(changed, dict):
         return model(**changed)

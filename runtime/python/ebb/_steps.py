@@ -117,6 +117,9 @@ class Steps:
             for parameter in unit.parameters:
                 parameter.grad = None
 
+    def forget_addresses(self) -> None:
+        self._gradients.clear()
+
     def _begin_step(self) -> None:
         self.given = self.rates()
         options = _library.StepOptions(may_leave_out=1, learning_rate=math.nan)

@@ -18,8 +18,8 @@ from torch import nn
 from . import _library, checks, saving
 from ._hooks import Walk
 from ._library import DIRECTIONS, MASTER, STATES, TIERS, Error, check, library
-from ._model import Config, Files, Model, Views, config_text, group_function, resolved
-from ._order import Order, observe, of_registration
+from ._model import Config, Files, Model, Views, config_text, group_function, resolved, structs_of
+from ._order import Call, Order, observe, of_registration
 from ._steps import Steps
 from ._tensors import DTYPES, Memory, Slots, current_stream, over
 from ._units import Unit, UnitsArgument, divide
@@ -132,8 +132,8 @@ def initialize(
     units: which modules are gathered as one: modules, class names or paths, or a function of (path, module); by default the
         children of ModuleLists and Sequentials, and what lies between them.
     example: a batch (a tensor, a tuple of arguments or a dict of keywords), or a function of the model that returns the loss.
-        One forward and backward of fake tensors shows the order in which units are visited; without it that of registration is
-        taken, which is right for a chain.
+        One forward and backward of fake tensors shows the order in which units are visited. Without it the first batch shows
+        that. A loop that calls the model several times for one backward gives a function.
     resident: names or patterns of parameters that are kept whole on every rank, for those that are used outside of their module.
     groups: by the name of a group of "ebb.parameter_groups" a pattern (re.search) of parameters' names.
     weights: a safetensors file, or a folder of Hugging Face's, from which every rank reads its own slices: for a model whose
@@ -232,7 +232,9 @@ class Engine:
         self._walk.attach()
         self._finished = 0
         self._micro_batches = 0
+        self._is_order_known = example is not None
         self._handles = saving.attach(self)
+        self._handles.append(model.register_forward_pre_hook(self._see_first_batch, prepend=True, with_kwargs=True))
         if checks_reads:
             self._handles.append(checks.attach(self))
         for parameter_name, parameter in self._parameters.items():
@@ -403,6 +405,12 @@ class Engine:
         other._between_steps("copy_parameters_from")
         check(library.ebb_engine_copy_parameters(self._memory.handle, other._memory.handle))
 
+    def reorder(self, example: Any) -> None:
+        """Collective, between steps: the order of visits that `example` shows, as initialize() takes it. For a loop that
+        changes how it calls the model."""
+        self._between_steps("reorder")
+        self._adopt(self._observed(example))
+
     # Memory.
 
     def memory(self) -> list[MemoryRow]:
@@ -427,7 +435,7 @@ class Engine:
         for slots in self._slots:
             slots.conceal()
             slots.views = []
-        self._steps._gradients.clear()
+        self._steps.forget_addresses()
         check(library.ebb_engine_suspend(self._memory.handle, 1))
 
     def resume(self) -> None:
@@ -482,6 +490,31 @@ class Engine:
         if found is None:
             raise Error(f"the model has no parameter '{name}'", "NOT_FOUND")
         return found
+
+    def _see_first_batch(self, module: nn.Module, arguments: tuple, keywords: dict) -> None:
+        if self._is_order_known or not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1 or self._steps.in_step:
+            return
+        self._is_order_known = True
+        order = self._observed(Call(arguments, keywords))
+        if order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
+            self._between_steps("reorder")
+            self._adopt(order)
+
+    def _observed(self, example: Any) -> Order:
+        self._walk.settle()
+        self._walk.detach()
+        try:
+            return _order_of(self.model, self.units, example, self.device)
+        finally:
+            self._walk.attach()
+
+    def _adopt(self, order: Order) -> None:
+        visits, events = structs_of(order)
+        check(library.ebb_engine_reorder(self._memory.handle, visits, len(visits), events, len(events)))
+        self.order = order
+        self._steps.taking = order.taking_visits(len(self.units))
+        self._steps.forget_addresses()
+        self._place()
 
     def _names_of_aliases(self) -> Iterable[tuple[str, str]]:
         names = {id(parameter): name for name, parameter in self._parameters.items()}

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds and installs the Python package into a virtual environment, and trains a small Llama of
+# transformers on 2 ranks with parameters and optimizer states on the disk, its losses beside plain torch's.
+#
+#   examples/python/quickstart.sh
+#
+# Debian 12, Ubuntu 24.04; needs the network the first time. The environment is build/python/torch-newest.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source cmake/packages.sh
+
+add_python_packages
+install_packages
+environment=build/python/torch-newest
+[ -x "$environment/bin/python" ] || python3 -m venv "$environment"
+"$environment/bin/python" -m pip install --quiet torch numpy transformers
+"$environment/bin/python" -m pip install --quiet .
+OMP_NUM_THREADS=1 "$environment/bin/torchrun" --nproc-per-node 2 examples/python/loop.py --steps 20 --beside-torch
