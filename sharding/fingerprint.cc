@@ -29,12 +29,10 @@ uint64_t Fingerprint(const ModelSpec& model) {
 
 namespace {
 
-void AddPlace(Hasher& hasher, const Place& place) {
-  hasher.Add(static_cast<int64_t>(place.tier))
-      .Add(static_cast<int64_t>(place.pool))
-      .Add(place.offset)
-      .Add(place.per_slice)
-      .Add(place.of_secondary);
+void AddPlace(Hasher& hasher, const Place& place, Access access = Access::kNone) {
+  const int which = (static_cast<int>(place.tier) * 16 + static_cast<int>(place.pool)) * 8 +
+                    static_cast<int>(access) * 2 + (place.of_secondary ? 1 : 0);
+  hasher.Add(which).Add(place.offset).Add(place.per_slice);
 }
 
 }  // namespace
@@ -49,8 +47,8 @@ uint64_t Fingerprint(const Plan& plan) {
     for (const Part& part : operation.parts)
       hasher.Add(part.unit).Add(part.scope).Add(part.first).Add(part.last);
     for (const Operand& operand : operation.operands) {
-      AddPlace(hasher, operand.place);
-      hasher.Add(static_cast<int64_t>(operand.access)).Add(operand.bytes());
+      AddPlace(hasher, operand.place, operand.access);
+      hasher.Add(operand.bytes());
     }
     for (const UpdateDetail& update : operation.updates) hasher.Add(update.sub_group);
   }

@@ -99,7 +99,7 @@ struct FragmentMoment {
   int kernels = -1;
 };
 
-// Beside those of the plan, which what comes of its operations has.
+// Of what no operation of a plan stands for; the others are in Fragment::lists_of_plan.
 struct FragmentLists {
   Lists<Operand> operands;
   Lists<Part> parts;

@@ -1,5 +1,5 @@
-// The operations of a plan: each of the logical ones, as what it takes on the tiers where things live. Slots are given
-// out here, by turns; that none is needed before it is free was the logical order's concern.
+// The operations of a plan: each of the logical ones becomes those that it takes on the tiers where things live. Slots
+// are given out here, one behind the other; the logical order has seen to it that each is free by then.
 #pragma once
 
 #include <span>
@@ -9,6 +9,7 @@
 
 namespace ebb::sharding {
 
+// PlanWriter::Finish puts what this has written into the plan.
 PlanWriter LowerTiers(const PassInputs& in, const ReadTurns& turns,
                       std::span<const LogicalMoment> moments);
 

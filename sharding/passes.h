@@ -4,6 +4,9 @@
 //   PlanReadTurns                  what gathers read from the swap file, and in which slot it waits for them
 //   PlanLogical                    in which order all is issued: gather this group, update that sub-group
 //   LowerTiers                     each of these as operations, with what passes through slots between tiers
+//   Lower, DeriveWaits             the operations that run, as instructions; what each of those waits for
+//
+// Each is a pure function of the model and of what those before it have made.
 #pragma once
 
 #include <cstdint>

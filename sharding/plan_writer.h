@@ -43,11 +43,11 @@ class PlanWriter {
   OperandWriter& operands() { return operands_; }
   // In the newest moment; returns its index.
   int Issue(const OperationDraft& operation);
-  // These serve the scope: its gather, and the reduction of its gradient.
+  // The gather that serves the scope, and the reduction that takes its gradient.
   void Gathers(int scope, int operation);
   void Reduces(int scope, int operation);
 
-  // Into the plan.
+  // Moves all of it into the plan.
   void Finish(Plan& plan) &&;
 
  private:

@@ -20,9 +20,8 @@
 namespace ebb::sharding {
 
 struct ReadTurn {
-  std::vector<int> units;  // of one group of gathers, in the order in which they lie in the slot
-  int issue = 0;           // tick at which they are gathered
-  int round = 0;
+  std::vector<int> units;    // of one group of gathers, in the order in which they lie in the slot
+  int issue = 0, round = 0;  // tick and round of those gathers
   int number = 0;            // of the slot, not counting how many there are
   int after = -1;            // turn that has the slot before it; -1: none
   std::vector<int> updated;  // units whose carried update brings the parameters of this turn
@@ -35,11 +34,12 @@ struct ReadTurns {
   std::vector<ReadTurn> turns;  // in the order in which they are read
   std::vector<int> of_group;    // by group of gathers: its turn; -1: nothing to read
   // By unit: whether its update is carried from the step before; the turn in whose slot a carried update
-  // leaves the parameters, or whose read another one shares (-1: none).
+  // leaves the parameters, or whose read another update shares (-1: none).
   std::vector<bool> carried;
   std::vector<int> of_update;
-  std::vector<int>
-      master_slot;  // by sub-group: turn in Pools::master_slots, where its masters' read is shared; -1
+  // By sub-group: the turn in Pools::master_slots of masters that are read for a gather and the update. -1: they
+  // are not.
+  std::vector<int> master_slot;
 
   bool shares_masters(int sub_group) const {
     return master_slot[static_cast<size_t>(sub_group)] >= 0;
