@@ -117,3 +117,17 @@ def test_the_model_is_as_before():
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Outside(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x):
+        return (self.blocks[1](self.blocks[0](x)) + self.blocks[0].bias).sum()
+
+
+def test_what_is_used_outside_of_its_module_is_seen():
+    order, _ = order_of(Outside(), torch.zeros(2, 4))
+    assert order.outside == ["blocks.0.bias"]

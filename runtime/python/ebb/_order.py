@@ -1,7 +1,8 @@
 """The order of a round: which units are visited when, in forward and in backward.
 
-It is seen in one forward and backward of fake tensors, which have shapes and no values, under the same hooks that training
-has; else it is the order in which the model registers its modules."""
+It is seen in one forward and backward under the same hooks that training has: of fake tensors, which have shapes and no
+values, or, where a model does not run with them and is whole yet, of its own. Else it is the order in which the model registers
+its modules."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from torch import nn
 
 from ._hooks import Visit, Walk
 from ._library import BACKWARD, FORWARD
+from .checks import Watch
 from ._units import Unit, owners, registration_order
 
 
@@ -38,6 +40,7 @@ class Order:
     visits: list[Declared]
     events: list[tuple[int, int, int]] = field(default_factory=list)  # opens, kind, visit; none: the visits in turn
     seen: bool = False  # else it is that of registration
+    outside: list[str] = field(default_factory=list)  # parameters that were used outside of their unit
 
     def taking_visits(self, units: int) -> list[int]:
         """By unit, which of its visits takes gradients: autograd hands them over once, in the last backward."""
@@ -65,6 +68,16 @@ class _Record:
         self.numbers: dict[int, int] = {}  # by the id of a visit, which is kept
         self.visits: list[Visit] = []
         self.events: list[tuple[int, int, int]] = []
+        self.fakes: dict[int, torch.Tensor] = {}  # by the id of a parameter
+        self.hidden: dict[int, str] = {}  # names, by the id of the fake, of those whose unit is not open
+        self.outside: dict[str, None] = {}  # names that were used nevertheless
+
+    def hide(self, unit: Unit) -> None:
+        if not unit.keep_whole:
+            self.hidden.update({id(self.fakes[id(one)]): name for name, one in zip(unit.names, unit.parameters)})
+
+    def read(self, name: str, what: str) -> None:
+        self.outside[name] = None
 
     def begin(self, trains: bool) -> None:
         pass
@@ -80,9 +93,23 @@ class _Record:
             self.numbers[id(visit)] = len(self.visits)
             self.visits.append(visit)
         self.events.append((1, kind, self.numbers[id(visit)]))
+        for parameter in visit.unit.parameters:
+            self.hidden.pop(id(self.fakes[id(parameter)]), None)
 
     def close(self, kind: int, visit: Visit, scope: Any) -> None:
         self.events.append((0, kind, self.numbers[id(visit)]))
+        if kind == BACKWARD:
+            for parameter in visit.unit.parameters:
+                self.fakes[id(parameter)].grad = None
+        self.hide(visit.unit)
+
+    def used_outside(self, units: list[Unit]) -> list[str]:
+        """Whose values were read, or whose gradients came, while their unit was not open."""
+        for unit in units:
+            for name, parameter in zip(unit.names, unit.parameters):
+                if self.fakes[id(parameter)].grad is not None:
+                    self.outside[name] = None
+        return list(self.outside)
 
     def order(self) -> Order:
         has_backward = {visit for opens, kind, visit in self.events if opens and kind == BACKWARD}
@@ -125,18 +152,19 @@ def _in_turn(visits: list[Declared]) -> list[tuple[int, int, int]]:
     return events + [(opens, BACKWARD, number) for number in backward for opens in (1, 0)]
 
 
-def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.device) -> Order:
+def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fake: bool = True) -> Order:
     """`example`: a batch (a tensor, a tuple of arguments, a dict of keywords), or a function of the model that returns the
-    loss. Raises what the model raises for fake tensors."""
-    record = _run(model, units, example, device)
+    loss. Raises what the model raises."""
+    record, outside = _run(model, units, example, device, fake)
     visited = {visit.unit.index for visit in record.visits}
     never = [unit for unit in units if unit.index not in visited and not unit.keep_whole]
     if never:  # modules that are not called, but whose inner ones are
         for unit in never:
             unit.modules = [owner for module in unit.modules for owner in owners(module)]
-        record = _run(model, units, example, device)
+        record, outside = _run(model, units, example, device, fake)
         visited = {visit.unit.index for visit in record.visits}
     order = record.order()
+    order.outside = outside
     left_out = [unit for unit in units if unit.index not in visited]
     if not order.events:
         order.visits = [Declared(unit.index) for unit in left_out] + order.visits
@@ -151,23 +179,26 @@ def observe(model: nn.Module, units: list[Unit], example: Any, device: torch.dev
     return order
 
 
-def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device) -> _Record:
+def _run(model: nn.Module, units: list[Unit], example: Any, device: torch.device, fake: bool) -> tuple[_Record, list[str]]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     record = _Record()
     walk = Walk(model, units, record)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.random.fork_rng(devices=[]), fake, _faked(model, fake, device):
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else contextlib.nullcontext()
+    change = mode.from_tensor if fake else (lambda tensor: tensor)
+    with torch.random.fork_rng(devices=[]), mode, _faked(model, device) if fake else _kept(model) as record.fakes:
+        for unit in units:
+            record.hide(unit)
         walk.attach()
         try:
-            with torch.enable_grad():
-                loss = loss_of(call(model, example, lambda tensor: fake.from_tensor(tensor)))
+            with torch.enable_grad(), Watch(record.hidden, record.read):
+                loss = loss_of(call(model, example, change))
                 if loss is not None:
                     loss.backward()
         finally:
             walk.detach()
             walk.settle()
-    return record
+        return record, record.used_outside(units)
 
 
 def call(model: nn.Module, example: Any, change: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor) -> Any:
@@ -199,7 +230,7 @@ def loss_of(output: Any) -> torch.Tensor | None:
 
 
 @contextlib.contextmanager
-def _faked(model: nn.Module, fake: Any, device: torch.device) -> Iterator[None]:
+def _faked(model: nn.Module, device: torch.device) -> Iterator[dict[int, torch.Tensor]]:
     """Parameters and buffers of the model as fake tensors, the same one wherever it is the same."""
     fakes: dict[int, torch.Tensor] = {}
     places: list[tuple[dict, str, Any]] = []
@@ -217,7 +248,21 @@ def _faked(model: nn.Module, fake: Any, device: torch.device) -> Iterator[None]:
                     if tensor is not None:
                         places.append((table, name, tensor))
                         table[name] = stand_in(tensor)
-        yield
+        yield fakes
     finally:
         for table, name, tensor in places:
             table[name] = tensor
+
+
+@contextlib.contextmanager
+def _kept(model: nn.Module) -> Iterator[dict[int, torch.Tensor]]:
+    """The model as it is, which stays as it was: buffers have their values again, and parameters no gradients."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield {id(parameter): parameter for parameter in model.parameters()}
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for parameter in model.parameters():
+            parameter.grad = None

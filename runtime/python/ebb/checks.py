@@ -4,7 +4,7 @@ line, where it would be NaN otherwise."""
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 import torch
 from torch import nn
@@ -23,10 +23,13 @@ _HARMLESS = {"size", "dim", "numel", "stride", "is_floating_point", "is_complex"
              "ones_like", "new_empty", "new_zeros", "is_same_size", "__get__", "__set__", "__delete__"}
 
 
-class _Mode(TorchFunctionMode):
-    def __init__(self, hidden: dict[int, str]):
+class Watch(TorchFunctionMode):
+    """While it is on, `read`(name, what) is called for each operator that reads a parameter of `hidden`."""
+
+    def __init__(self, hidden: dict[int, str], read: Callable[[str, str], None]):
         super().__init__()
         self.hidden = hidden  # by the id of a parameter its name, while it is hidden
+        self.read = read
 
     def __torch_function__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         name = getattr(function, "__name__", str(function))
@@ -34,13 +37,21 @@ class _Mode(TorchFunctionMode):
         if name not in _HARMLESS or (name == "__get__" and of in _VIEWS):
             for value in tree_flatten((arguments, keywords or {}))[0]:
                 if isinstance(value, nn.Parameter) and id(value) in self.hidden:
-                    where = next((frame for frame in reversed(traceback.extract_stack()[:-1]) if "/torch/" not in frame.filename), None)
-                    raise Error(
-                        f"'{self.hidden[id(value)]}' is read by {of + '.' if name == '__get__' else ''}{name} outside of its unit"
-                        + (f", at {where.filename}:{where.lineno}" if where else "")
-                        + ": name it in resident=, or make the modules that use it one unit (units=)"
-                    )
+                    self.read(self.hidden[id(value)], of if name == "__get__" else name)
         return function(*arguments, **(keywords or {}))
+
+
+def _refuse(parameter: str, what: str) -> None:
+    where = next((frame for frame in reversed(traceback.extract_stack()) if not _is_inner(frame.filename)), None)
+    raise Error(
+        f"'{parameter}' is read by {what} outside of its unit"
+        + (f", at {where.filename}:{where.lineno}" if where else "")
+        + ": name it in resident=, or make the modules that use it one unit (units=)"
+    )
+
+
+def _is_inner(path: str) -> bool:
+    return "/torch/" in path or path == __file__
 
 
 class _Attached:
@@ -70,11 +81,11 @@ def attach(engine: "Engine") -> _Attached:
                 hidden[id(parameter)] = parameter._ebb_name
 
         slots.show, slots.hide = show, hide  # type: ignore[method-assign]
-    modes: list[_Mode] = []
+    modes: list[Watch] = []
 
     def enter(module: nn.Module, arguments: Any) -> None:
         if torch._C._current_graph_task_id() == -1:
-            modes.append(_Mode(hidden))
+            modes.append(Watch(hidden, _refuse))
             modes[-1].__enter__()
 
     def leave(module: nn.Module, arguments: Any, output: Any) -> None:

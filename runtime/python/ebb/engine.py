@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import logging
 import os
+import re
 import sys
 import weakref
 from ctypes import byref, c_void_p
@@ -132,8 +133,9 @@ def initialize(
     units: which modules are gathered as one: modules, class names or paths, or a function of (path, module); by default the
         children of ModuleLists and Sequentials, and what lies between them.
     example: a batch (a tensor, a tuple of arguments or a dict of keywords), or a function of the model that returns the loss.
-        One forward and backward of fake tensors shows the order in which units are visited. Without it the first batch shows
-        that. A loop that calls the model several times for one backward gives a function.
+        One forward and backward of fake tensors, or of the model's own where it does not run with them, shows the order in
+        which units are visited, and what is used outside of its unit, which is kept whole. Without it the first batch shows the
+        order. A loop that calls the model several times for one backward gives a function.
     resident: names or patterns of parameters that are kept whole on every rank, for those that are used outside of their module.
     groups: by the name of a group of "ebb.parameter_groups" a pattern (re.search) of parameters' names.
     weights: a safetensors file, or a folder of Hugging Face's, from which every rank reads its own slices: for a model whose
@@ -149,8 +151,7 @@ def initialize(
 
 
 def _described(model: nn.Module, config: Config, world: int, units: UnitsArgument, example: Any, resident: Iterable[str]) -> tuple[Model, str]:
-    divided = divide(model, units, resident)
-    order = _order_of(model, divided, example, torch.device("cpu"))
+    divided, order = _units_and_order(model, units, example, resident, torch.device("cpu"))
     return Model(divided, order, group_function(None), has_values=False), config_text(config)
 
 
@@ -171,18 +172,36 @@ def plan(
     return described.plan(text, world)
 
 
-def _order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.device) -> Order:
+def _order_of(model: nn.Module, units: list[Unit], example: Any, device: torch.device, is_whole: bool = True) -> Order:
+    """`is_whole`: the parameters are not the engine's yet."""
     if example is None:
         return of_registration(model, units)
-    try:
-        return observe(model, units, example, device)
-    except Error:
-        raise
-    except Exception as error:  # what a model may raise for tensors without values
-        log.warning(
-            "the order of visits is that of registration, as the model does not run with fake tensors: %s: %s", type(error).__name__, error
-        )
-        return of_registration(model, units)
+    is_whole = is_whole and not any(parameter.is_meta for parameter in model.parameters())
+    for fake in (True, False) if is_whole else (True,):
+        try:
+            return observe(model, units, example, device, fake)
+        except Error:
+            raise
+        except Exception as error:  # what a model may raise for tensors without values
+            failure = error
+    log.warning(
+        "the order of visits is that of registration, as the model does not run with fake tensors: %s: %s", type(failure).__name__, failure
+    )
+    return of_registration(model, units)
+
+
+def _units_and_order(
+    model: nn.Module, units: UnitsArgument, example: Any, resident: Iterable[str], device: torch.device
+) -> tuple[list[Unit], Order]:
+    """What `example` shows to be used outside of its unit is made resident."""
+    kept = list(resident)
+    divided = divide(model, units, kept)
+    order = _order_of(model, divided, example, device)
+    if order.outside:
+        log.info("kept whole, as they are used outside of their module: %s", ", ".join(order.outside))
+        divided = divide(model, units, kept + [re.escape(name) for name in order.outside])
+        order = _order_of(model, divided, example, device)
+    return divided, order
 
 
 class Engine:
@@ -197,9 +216,8 @@ class Engine:
         self.config = resolved(text, self.world.size)
         self.accumulation = int(self.config.get("gradient_accumulation_steps", 1))
         self.device = torch.device(device) if device is not None else _device_of(model)
-        self.units = divide(model, units, resident)
+        self.units, self.order = _units_and_order(model, units, example, resident, self.device)
         _move_compilation(self.units)
-        self.order = _order_of(model, self.units, example, self.device)
         group_of = group_function(groups)
         files = Files(os.fspath(weights), model) if weights is not None else None
         described = Model(self.units, self.order, group_of, files)
@@ -496,6 +514,8 @@ class Engine:
             return
         self._is_order_known = True
         order = self._observed(Call(arguments, keywords))
+        if order.outside:
+            raise Error(f"'{order.outside[0]}' is used outside of its module: name it in resident=, or give initialize this batch, example=")
         if order.seen and (order.visits, order.events) != (self.order.visits, self.order.events):
             self._between_steps("reorder")
             self._adopt(order)
@@ -504,7 +524,7 @@ class Engine:
         self._walk.settle()
         self._walk.detach()
         try:
-            return _order_of(self.model, self.units, example, self.device)
+            return _order_of(self.model, self.units, example, self.device, is_whole=False)
         finally:
             self._walk.attach()
 

@@ -1,0 +1,85 @@
+"""Architectures of transformers with random weights against plain torch: two ranks, stage 3, SGD."""
+
+import pytest
+import torch
+import training
+from training import compare, config
+
+WIDTH, INNER, HEADS, LAYERS, VOCABULARY = 32, 64, 4, 3, 96
+_DECODER = dict(vocab_size=VOCABULARY, hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+                num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+_ENCODER = dict(hidden_size=WIDTH, intermediate_size=INNER, num_hidden_layers=LAYERS, num_attention_heads=HEADS, hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0)
+_TEXT = dict(_ENCODER, vocab_size=VOCABULARY, max_position_embeddings=32, pad_token_id=0)
+_IMAGE = dict(_ENCODER, image_size=16, patch_size=8)
+_PAIR = dict(vocab_size=VOCABULARY, d_model=WIDTH, encoder_layers=2, decoder_layers=2, encoder_attention_heads=HEADS, decoder_attention_heads=HEADS,
+             encoder_ffn_dim=INNER, decoder_ffn_dim=INNER, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, pad_token_id=0,
+             bos_token_id=1, eos_token_id=2, decoder_start_token_id=2)
+
+# Model, configuration, its options, what a batch is.
+ARCHITECTURES = {
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", dict(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=32,
+             n_inner=INNER, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=1, eos_token_id=2), "tokens"),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", _DECODER, "tokens"),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", dict(_DECODER, tie_word_embeddings=True), "tokens"),
+    "qwen3_moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", dict(_DECODER, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=INNER,
+                  head_dim=8), "tokens"),
+    "mixtral": ("MixtralForCausalLM", "MixtralConfig", dict(_DECODER, num_local_experts=4, num_experts_per_tok=2), "tokens"),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", dict(_DECODER, head_dim=8), "tokens"),
+    "opt": ("OPTForCausalLM", "OPTConfig", dict(vocab_size=VOCABULARY, hidden_size=WIDTH, word_embed_proj_dim=WIDTH, ffn_dim=INNER,
+            num_hidden_layers=LAYERS, num_attention_heads=HEADS, max_position_embeddings=32, dropout=0.0, pad_token_id=0, bos_token_id=1,
+            eos_token_id=2), "tokens"),
+    "bert": ("BertForSequenceClassification", "BertConfig", _TEXT, "classes"),
+    "albert": ("AlbertForSequenceClassification", "AlbertConfig", dict(_TEXT, embedding_size=16, classifier_dropout_prob=0.0, bos_token_id=1, eos_token_id=2), "classes"),
+    "deberta_v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config", dict(_TEXT, relative_attention=True, pos_att_type=["c2p", "p2c"]),
+                   "classes"),
+    "t5": ("T5ForConditionalGeneration", "T5Config", dict(vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=INNER, num_layers=2, num_heads=HEADS,
+           dropout_rate=0.0, pad_token_id=0, decoder_start_token_id=0), "tokens"),
+    "bart": ("BartForConditionalGeneration", "BartConfig", dict(_PAIR, max_position_embeddings=32, forced_eos_token_id=2), "tokens"),
+    "vit": ("ViTForImageClassification", "ViTConfig", _IMAGE, "images"),
+    "clip": ("CLIPModel", "CLIPConfig", dict(projection_dim=WIDTH, text_config=dict(_TEXT, attention_dropout=0.0, bos_token_id=1, eos_token_id=2),
+             vision_config=dict(_IMAGE, attention_dropout=0.0)), "pairs"),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", dict(_PAIR, num_mel_bins=8, max_source_positions=20, max_target_positions=32),
+                "sounds"),
+    "mamba": ("MambaForCausalLM", "MambaConfig", dict(vocab_size=VOCABULARY, hidden_size=WIDTH, state_size=8, num_hidden_layers=LAYERS,
+              pad_token_id=0, bos_token_id=1, eos_token_id=2), "tokens"),
+}
+
+
+def batches_of(kind, steps, each):
+    generator = torch.Generator().manual_seed(5)
+    ids = lambda: torch.randint(3, VOCABULARY, (2, 12), generator=generator)
+    image = lambda: torch.randn(2, 3, 16, 16, generator=generator)
+
+    def batch():
+        if kind == "tokens":
+            one = ids()
+            return {"input_ids": one, "labels": one}
+        if kind == "classes":
+            return {"input_ids": ids(), "labels": torch.tensor([0, 1])}
+        if kind == "images":
+            return {"pixel_values": image(), "labels": torch.tensor([0, 1])}
+        if kind == "pairs":
+            return {"input_ids": ids(), "pixel_values": image(), "return_loss": True}
+        return {"input_features": torch.randn(2, 8, 40, generator=generator), "labels": ids()}
+
+    return [[batch() for _ in range(each)] for _ in range(steps)]
+
+
+def _train(name, shown):
+    import transformers
+
+    model, settings, options, kind = ARCHITECTURES[name]
+
+    def make():
+        torch.manual_seed(1)
+        return getattr(transformers, model)(getattr(transformers, settings)(**options))
+
+    batches = batches_of(kind, 3, 2)
+    compare(make, batches, optimizer=training.SGD, settings=config(optimizer=training.SGD, ebb={"timeout_seconds": 100}),
+            example=batches[0][0] if shown else None)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_of_transformers(two, name):
+    two.run(_train, name, name in ("llama", "t5", "deberta_v2"))
